@@ -1,0 +1,2 @@
+//! The `pushgate` command.
+fn main() {}
