@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// The few primitives that differ between a GPU (nvcc, NVRTC) and a CPU (any
+// C++17 compiler with the GNU __atomic built-ins). Everything else of the device code is one
+// source. Self-contained on purpose: NVRTC has no standard headers, and a page
+// of PTX compiles in milliseconds where libcu++ takes seconds.
+#ifndef PUSHGATE_ARCH_CUH
+#define PUSHGATE_ARCH_CUH
+
+#include "pushgate/abi.h"
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define PUSHGATE_GPU 1
+#define PUSHGATE_DEVICE __device__ __forceinline__
+#define PUSHGATE_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define PUSHGATE_GPU 0
+#define PUSHGATE_DEVICE inline
+#define PUSHGATE_HOST_DEVICE inline
+#include <sched.h>
+#include <time.h>
+#endif
+
+namespace pushgate {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = pushgate_u32;
+using u64 = pushgate_u64;
+
+// Memory order of one access; system scope unless the name says device.
+enum class order { relaxed, acquire, release };
+
+struct alignas(16) u64x2 {
+	u64 x, y;
+};
+
+#if PUSHGATE_GPU
+// ------------------------------------------------------------------ on a GPU
+
+PUSHGATE_DEVICE u32 thread_index() { return threadIdx.x; }
+PUSHGATE_DEVICE u32 block_size() { return blockDim.x; }
+PUSHGATE_DEVICE u32 block_index() { return blockIdx.x; }
+PUSHGATE_DEVICE u32 grid_size() { return gridDim.x; }
+
+PUSHGATE_DEVICE void block_barrier() { __syncthreads(); }
+
+// Lanes of this warp that exist: the last warp of a block may be short.
+PUSHGATE_DEVICE u32 warp_mask()
+{
+	u32 left = blockDim.x - (threadIdx.x & ~31u);
+	return left >= 32 ? 0xffffffffu : (1u << left) - 1;
+}
+PUSHGATE_DEVICE void warp_barrier() { __syncwarp(warp_mask()); }
+PUSHGATE_DEVICE u64 warp_broadcast(u64 v) { return __shfl_sync(warp_mask(), v, 0); }
+
+// Thread 0's value, to every thread of the block. Both barriers are needed: the
+// first shows the value, the second keeps the next call from overwriting it.
+PUSHGATE_DEVICE u64 block_broadcast(u64 v)
+{
+	__shared__ u64 slot;
+	if (threadIdx.x == 0)
+		slot = v;
+	__syncthreads();
+	u64 r = slot;
+	__syncthreads();
+	return r;
+}
+
+// Dynamic shared memory of the launch.
+PUSHGATE_DEVICE void *shared_memory()
+{
+	extern __shared__ u64x2 pushgate_dynamic_shared[];
+	return pushgate_dynamic_shared;
+}
+
+template <order O> PUSHGATE_DEVICE u64 load(const u64 *p)
+{
+	u64 v;
+	if (O == order::acquire)
+		asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+	else
+		asm volatile("ld.relaxed.sys.global.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+	return v;
+}
+
+template <order O> PUSHGATE_DEVICE void store(u64 *p, u64 v)
+{
+	if (O == order::release)
+		asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+	else
+		asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+// Two neighbouring words, each an atomic of its own; 16-byte aligned.
+PUSHGATE_DEVICE u64x2 load_pair(const u64 *p)
+{
+	u64x2 v;
+	asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(p) : "memory");
+	return v;
+}
+PUSHGATE_DEVICE void store_pair(u64 *p, u64 x, u64 y)
+{
+	asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(x), "l"(y) : "memory");
+}
+
+// Words that only threads of this device share.
+template <order O> PUSHGATE_DEVICE u64 load_device(const u64 *p)
+{
+	u64 v;
+	if (O == order::acquire)
+		asm volatile("ld.acquire.gpu.global.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+	else
+		asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+	return v;
+}
+template <order O> PUSHGATE_DEVICE void store_device(u64 *p, u64 v)
+{
+	if (O == order::release)
+		asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+	else
+		asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+// Relaxed; returns what was there.
+PUSHGATE_DEVICE u64 compare_and_swap(u64 *p, u64 expected, u64 desired)
+{
+	u64 v;
+	asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+		     : "=l"(v)
+		     : "l"(p), "l"(expected), "l"(desired)
+		     : "memory");
+	return v;
+}
+
+// 16 bytes of payload, weak: ordered by whoever publishes them.
+PUSHGATE_DEVICE u64x2 load_payload(const u64x2 *p)
+{
+	u64x2 v;
+	asm volatile("ld.global.v2.b64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(p));
+	return v;
+}
+PUSHGATE_DEVICE void store_payload(u64x2 *p, u64x2 v)
+{
+	asm volatile("st.global.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(v.x), "l"(v.y) : "memory");
+}
+
+// Nanoseconds of a clock that all blocks share.
+PUSHGATE_DEVICE u64 clock_ns()
+{
+	u64 t;
+	asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+	return t;
+}
+
+// Between two looks at a word. Never yields the first few thousand looks: each
+// is a round trip over PCIe already.
+struct backoff {
+	u32 n = 0;
+	PUSHGATE_DEVICE void wait()
+	{
+		if (++n > 4096)
+			__nanosleep(500);
+	}
+};
+
+PUSHGATE_DEVICE void ring(const pushgate_qp &) {} // a GPU cannot wake a CPU through host memory
+
+#define PUSHGATE_KERNEL(name, Params) extern "C" __global__ void __launch_bounds__(1024) name(const Params p)
+
+#else
+// ------------------------------------------------------------------ on a CPU
+// Each CUDA thread is an OS thread; the executor owns these structures
+// (gpu-kernels/src/cpu.rs mirrors them) and enters each thread through the
+// kernel's C entry point.
+
+struct cpu_barrier {
+	u32 arrived;
+	u32 generation;
+	u64 slot; // broadcast value
+};
+
+struct cpu_block {
+	u32 index;	     // blockIdx.x
+	u32 grid;	     // gridDim.x
+	u32 size;	     // blockDim.x
+	u32 pad;
+	void *shared;	     // dynamic shared memory
+	cpu_barrier barrier; // of the block
+	cpu_barrier warps[32];
+};
+
+struct cpu_thread {
+	cpu_block *block;
+	u64 index; // threadIdx.x
+};
+
+inline thread_local cpu_thread self;
+
+// There may be more threads than cores: look a few times, then yield, then
+// sleep, so that whoever is waited for gets to run.
+struct backoff {
+	u32 n = 0;
+	void wait()
+	{
+		++n;
+		if (n < 16)
+			return;
+		if (n < 400) {
+			sched_yield();
+		} else {
+			timespec t = {0, 50000};
+			nanosleep(&t, nullptr);
+		}
+	}
+};
+
+inline u32 thread_index() { return (u32)self.index; }
+inline u32 block_size() { return self.block->size; }
+inline u32 block_index() { return self.block->index; }
+inline u32 grid_size() { return self.block->grid; }
+
+// Sense by generation: the last to arrive releases all that the others wrote
+// before (acq_rel on the counter, release on the generation).
+inline void cpu_wait(cpu_barrier &b, u32 n)
+{
+	u32 generation = __atomic_load_n(&b.generation, __ATOMIC_ACQUIRE);
+	if (__atomic_add_fetch(&b.arrived, 1, __ATOMIC_ACQ_REL) == n) {
+		__atomic_store_n(&b.arrived, 0, __ATOMIC_RELAXED);
+		__atomic_store_n(&b.generation, generation + 1, __ATOMIC_RELEASE);
+		return;
+	}
+	backoff pause;
+	while (__atomic_load_n(&b.generation, __ATOMIC_ACQUIRE) == generation)
+		pause.wait();
+}
+inline u64 cpu_broadcast(cpu_barrier &b, u32 n, bool first, u64 v)
+{
+	if (n == 1)
+		return v;
+	if (first)
+		__atomic_store_n(&b.slot, v, __ATOMIC_RELAXED);
+	cpu_wait(b, n);
+	u64 r = __atomic_load_n(&b.slot, __ATOMIC_RELAXED);
+	cpu_wait(b, n);
+	return r;
+}
+inline u32 warp_width()
+{
+	u32 left = self.block->size - (thread_index() & ~31u);
+	return left < 32 ? left : 32;
+}
+
+inline void block_barrier() { cpu_wait(self.block->barrier, self.block->size); }
+inline void warp_barrier() { cpu_wait(self.block->warps[thread_index() / 32], warp_width()); }
+inline u64 warp_broadcast(u64 v)
+{
+	return cpu_broadcast(self.block->warps[thread_index() / 32], warp_width(), thread_index() % 32 == 0, v);
+}
+inline u64 block_broadcast(u64 v)
+{
+	return cpu_broadcast(self.block->barrier, self.block->size, thread_index() == 0, v);
+}
+inline void *shared_memory() { return self.block->shared; }
+
+template <order O> inline u64 load(const u64 *p)
+{
+	return __atomic_load_n(p, O == order::acquire ? __ATOMIC_ACQUIRE : __ATOMIC_RELAXED);
+}
+template <order O> inline void store(u64 *p, u64 v)
+{
+	__atomic_store_n(p, v, O == order::release ? __ATOMIC_RELEASE : __ATOMIC_RELAXED);
+}
+inline u64x2 load_pair(const u64 *p) { return {load<order::relaxed>(p), load<order::relaxed>(p + 1)}; }
+inline void store_pair(u64 *p, u64 x, u64 y)
+{
+	store<order::relaxed>(p, x);
+	store<order::relaxed>(p + 1, y);
+}
+template <order O> inline u64 load_device(const u64 *p) { return load<O>(p); }
+template <order O> inline void store_device(u64 *p, u64 v) { store<O>(p, v); }
+inline u64 compare_and_swap(u64 *p, u64 expected, u64 desired)
+{
+	__atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	return expected;
+}
+inline u64x2 load_payload(const u64x2 *p) { return *p; }
+inline void store_payload(u64x2 *p, u64x2 v) { *p = v; }
+
+inline u64 clock_ns()
+{
+	timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (u64)t.tv_sec * 1000000000ull + (u64)t.tv_nsec;
+}
+
+// The doorbell of a window that can wake the engine. The fence stands between
+// our publication and the look at the flag, the engine's between its flag and
+// its last look at the ring (ring.rs, Sleep): one of the two sees the other, so
+// no wake-up is lost. An atomic exchange would do the same and cost the same.
+inline void ring(const pushgate_qp &qp)
+{
+	if (!qp.doorbell)
+		return;
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	if (__atomic_load_n(reinterpret_cast<const u64 *>(qp.sleeping), __ATOMIC_RELAXED))
+		reinterpret_cast<void (*)(u64)>(qp.doorbell)(qp.doorbell_arg);
+}
+
+// A kernel takes one struct by value. Its C entry point is what the executor
+// calls on each thread; NAME_params_size lets it check the struct's size.
+#define PUSHGATE_EXPORT extern "C" __attribute__((visibility("default")))
+#define PUSHGATE_KERNEL(name, Params)                                                   \
+	static void name##_body(const Params &p);                                       \
+	PUSHGATE_EXPORT pushgate::u32 name##_params_size() { return sizeof(Params); }    \
+	PUSHGATE_EXPORT void name(const pushgate::cpu_thread *t, const void *raw)        \
+	{                                                                               \
+		pushgate::self = *t;                                                    \
+		name##_body(*static_cast<const Params *>(raw));                         \
+	}                                                                               \
+	static void name##_body(const Params &p)
+
+#endif
+
+} // namespace pushgate
+
+#endif // PUSHGATE_ARCH_CUH
