@@ -93,7 +93,7 @@ pub struct Record {
     pub tag: u32,
     /// Window: offset in units. Region: lkey.
     pub place: u32,
-    /// Region: offset in bytes.
+    /// Region: offset in bytes. Window: units held, at least what `length` needs.
     pub place_offset: u64,
     /// PUT: the peer's region.
     pub rkey: u32,
@@ -145,15 +145,13 @@ impl Record {
     /// True if payload room of the window belongs to this record.
     #[inline(always)]
     pub const fn in_window(&self) -> bool {
-        matches!(self.opcode, Opcode::Send | Opcode::Put)
-            && self.flags & (Self::INLINE | Self::REGION) == 0
-            || matches!(self.opcode, Opcode::Nop)
+        !matches!(self.opcode, Opcode::Signal) && self.flags & (Self::INLINE | Self::REGION) == 0
     }
 
-    /// Units of the window that this record occupies, padding not counted.
+    /// Units of the window that this record holds, padding not counted.
     #[inline(always)]
     pub const fn units(&self) -> u32 {
-        if self.in_window() { self.length.div_ceil(abi::PUSHGATE_UNIT) } else { 0 }
+        if self.in_window() { self.place_offset as u32 } else { 0 }
     }
 
     /// Packs the record's fields; inline payload is set by [`set_inline`].
@@ -301,8 +299,7 @@ mod tests {
         let src: Vec<u8> = (0..40).map(|i| 255 - i as u8).collect();
         for (op, max) in [(Opcode::Send, 40), (Opcode::Put, 16)] {
             for n in 0..=max {
-                let mut w =
-                    Record { flags: Record::INLINE, length: n as u32, ..Record::new(op) }.encode(7);
+                let mut w = Record { flags: Record::INLINE, length: n as u32, ..Record::new(op) }.encode(7);
                 set_inline(&mut w, op, &src[..n]);
                 assert!(w.iter().all(|w| w >> 56 == 7), "laps untouched");
                 assert_eq!(&inline(&w, op)[..n], &src[..n]);

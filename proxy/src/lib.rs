@@ -1,1 +1,31 @@
-//! Placeholder.
+//! Staging ring, gate, session, engine and queue pairs: the proxy of pushgate.
+//!
+//! `staging`, `gate` and `session` are pure state machines; `ring` holds the few
+//! atomics that two parties touch; `endpoint` joins them for one queue pair and
+//! `engine` drives the endpoints. docs/architecture.md tells the whole path.
+
+pub mod ring;
+
+// Under loom the ring alone is built: loom's atomics are no words of a mapping.
+#[cfg(not(loom))]
+pub mod counters;
+#[cfg(not(loom))]
+pub mod endpoint;
+#[cfg(not(loom))]
+pub mod engine;
+#[cfg(not(loom))]
+pub mod gate;
+#[cfg(not(loom))]
+pub mod idle;
+#[cfg(not(loom))]
+pub mod memory;
+#[cfg(not(loom))]
+pub mod mover;
+#[cfg(not(loom))]
+pub mod qp;
+#[cfg(not(loom))]
+pub mod region;
+#[cfg(not(loom))]
+pub mod session;
+#[cfg(not(loom))]
+pub mod staging;

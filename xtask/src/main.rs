@@ -1,2 +1,123 @@
-//! Build and test tasks.
-fn main() {}
+//! Build and test tasks: `cargo xtask help`.
+
+mod bindings;
+mod cuda;
+mod gpu;
+mod layout;
+mod process;
+mod runner;
+mod steps;
+mod system;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::{env, fs};
+
+use anyhow::{Context, Result};
+use clap::builder::PossibleValuesParser;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Build and test tasks of pushgate", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run the tests: every step that this machine can run, then a summary.
+    Test {
+        /// A skip is a failure too, unless its reason begins with "no GPU".
+        #[arg(long)]
+        strict: bool,
+        /// Also run the steps that take longer than a quarter of an hour.
+        #[arg(long)]
+        full: bool,
+        /// Run these steps only, in the order of the table.
+        #[arg(long, value_name = "STEP,...", value_delimiter = ',',
+              value_parser = PossibleValuesParser::new(steps::names()))]
+        only: Vec<String>,
+        /// Show the steps and their budgets, and run nothing.
+        #[arg(long)]
+        list: bool,
+    },
+    /// Write driver-shim/src/abi.rs from abi.h (needs libclang and rustfmt).
+    Bindings {
+        /// Write nothing; fail if the committed file differs.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Say what to run on a GPU host, or gather what runs there.
+    Gpu {
+        /// Build the release binaries, device code included, into one folder.
+        #[arg(long)]
+        bundle: bool,
+        /// Folder of the bundle [default: gpu-bundle in the target folder].
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+        /// Integration tests to bundle besides, by name.
+        #[arg(long, value_name = "TEST,...", value_delimiter = ',')]
+        tests: Vec<String>,
+    },
+    /// Print the path of a CUDA 13 nvcc (for PUSHGATE_NVCC), fetching it if there is none.
+    Nvcc,
+}
+
+/// Where things lie.
+pub struct Paths {
+    /// The repository.
+    pub root: PathBuf,
+    /// Cargo's target folder; whatever a task makes goes below it.
+    pub target: PathBuf,
+}
+
+impl Paths {
+    fn find() -> Result<Paths> {
+        // Cargo sets the variable for what it runs; the other is for a binary started by hand.
+        let manifest = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+        let root = PathBuf::from(manifest).parent().context("xtask lies in no workspace")?.to_path_buf();
+        let target = match env::var_os("CARGO_TARGET_DIR") {
+            // Absolute: steps run in the repository root, the caller maybe elsewhere.
+            Some(dir) if !dir.is_empty() => env::current_dir()?.join(dir),
+            _ => root.join("target"),
+        };
+        Ok(Paths { root, target })
+    }
+
+    /// A folder of our own below the target folder, made if it is not there.
+    pub fn scratch(&self, name: &str) -> Result<PathBuf> {
+        let dir = self.target.join("xtask").join(name);
+        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        Ok(dir)
+    }
+}
+
+fn main() -> ExitCode {
+    run(Cli::parse()).unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(cli: Cli) -> Result<ExitCode> {
+    let paths = Paths::find()?;
+    process::catch_signals();
+    match cli.task {
+        Task::Test { list: true, .. } => {
+            runner::list();
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Test { strict, full, only, .. } => runner::test(paths, &runner::Options { strict, full, only }),
+        Task::Bindings { check } => bindings::run(&paths, check, None).map(|()| ExitCode::SUCCESS),
+        Task::Gpu { bundle: false, .. } => {
+            gpu::explain();
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Gpu { out, tests, .. } => gpu::bundle(&paths, out, &tests).map(|()| ExitCode::SUCCESS),
+        Task::Nvcc => {
+            println!("{}", cuda::toolkit(&paths, None)?.nvcc.display());
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}

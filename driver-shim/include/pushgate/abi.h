@@ -75,7 +75,7 @@ typedef uint64_t pushgate_u64;
  * `id` is the wr_id in a WQE and the sequence number in link and receive
  * records. `length` is in bytes.
  *
- *   not INLINE        w5 31:0 offset in the window, in units
+ *   not INLINE        w5 31:0 offset in the window, w6 31:0 room held there, units
  *   REGION            w5 31:0 lkey, w6 55:0 offset in that region, in bytes
  *   PUT               w2 31:0 rkey, 55:32 signal; w3 55:0 offset in the peer's
  *                     region, bytes; w4 55:0 signal value (WITH_SIGNAL)
@@ -84,7 +84,7 @@ typedef uint64_t pushgate_u64;
  *                     w2 byte i (0..4) the top byte of d[i]
  *   PUT, INLINE       two payload words d0, d1: w5, w6 hold their low 56 bits,
  *                     w7 byte i (0..1) the top byte of d[i]
- *   NOP               length: payload bytes that the slot gives back
+ *   NOP               w5, w6: the room that the slot gives back
  */
 #define PUSHGATE_LAP_SHIFT 56
 #define PUSHGATE_LAP_MASK 0xff00000000000000ull

@@ -1,0 +1,145 @@
+//! A doorbell between threads and processes of one host.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::OFlags;
+
+/// An eventfd, non-blocking and closed on exec. Rings that nobody has taken
+/// add up to one. All calls may be made from any thread.
+#[derive(Debug)]
+pub struct EventFd(OwnedFd);
+
+impl EventFd {
+    /// A new one, not rung.
+    pub fn new() -> io::Result<EventFd> {
+        Ok(EventFd(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?))
+    }
+
+    /// Takes over one that another process made, and makes it non-blocking.
+    ///
+    /// Anything but an eventfd is `InvalidInput`: a write into a pipe could raise
+    /// SIGPIPE, and one into a file could take its time. The non-blocking mode is
+    /// shared with the peer, who could take it back: ring or drain a peer's
+    /// eventfd only where a thread of that peer's alone may come to wait.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<EventFd> {
+        let target = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        if target.as_os_str() != "anon_inode:[eventfd]" {
+            let text = format!("descriptor is {}, not an eventfd", target.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        rustix::fs::fcntl_setfl(&fd, rustix::fs::fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
+        Ok(EventFd(fd))
+    }
+
+    /// Another handle of the same eventfd.
+    pub fn try_clone(&self) -> io::Result<EventFd> {
+        Ok(EventFd(self.0.try_clone()?))
+    }
+
+    /// Wakes whoever waits, or the next one who will.
+    pub fn ring(&self) {
+        // A full counter (EAGAIN) has been rung already; nothing else can fail.
+        let _ = rustix::io::retry_on_intr(|| rustix::io::write(&self.0, &1u64.to_ne_bytes()));
+    }
+
+    /// Takes all rings so far; true if there were any.
+    pub fn drain(&self) -> bool {
+        rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut [0u8; 8])).is_ok()
+    }
+
+    /// Waits for a ring and takes it; false once `timeout` has passed without
+    /// one. `None` waits for ever.
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        let deadline = deadline(timeout);
+        // Another thread may take the ring between poll and drain.
+        while poll_until(&self.0, PollFlags::IN, deadline)? {
+            if self.drain() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// When a wait that begins now ends; `None`: never.
+pub(crate) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|t| Instant::now().checked_add(t))
+}
+
+/// Waits until `fd` is ready (or broken, which the next call on it will tell);
+/// false once the deadline has passed.
+pub(crate) fn poll_until(fd: impl AsFd, flags: PollFlags, deadline: Option<Instant>) -> io::Result<bool> {
+    loop {
+        let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        // What no timespec can hold is as good as for ever.
+        let timeout = left.and_then(|t| Timespec::try_from(t).ok());
+        match poll(&mut [PollFd::new(&fd, flags)], timeout.as_ref()) {
+            Ok(n) => return Ok(n > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    const LONG: Option<Duration> = Some(Duration::from_secs(30));
+
+    #[test]
+    fn rings_add_up_to_one() {
+        let bell = EventFd::new().unwrap();
+        assert!(!bell.drain());
+        bell.ring();
+        bell.ring();
+        assert!(bell.wait(LONG).unwrap());
+        assert!(!bell.drain());
+        assert!(!bell.wait(Some(Duration::ZERO)).unwrap());
+    }
+
+    #[test]
+    fn a_full_counter_neither_blocks_nor_is_lost() {
+        let bell = EventFd::new().unwrap();
+        rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        bell.ring();
+        assert!(bell.drain());
+        assert!(!bell.drain());
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_deadline() {
+        let begin = Instant::now();
+        assert!(!EventFd::new().unwrap().wait(Some(Duration::from_secs(1))).unwrap());
+        assert!(begin.elapsed() >= Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_clone_wakes_another_thread() {
+        let bell = EventFd::new().unwrap();
+        let other = EventFd::from_fd(bell.try_clone().unwrap().0).unwrap();
+        let waiter = thread::spawn(move || other.wait(LONG).unwrap());
+        bell.ring();
+        assert!(waiter.join().unwrap());
+    }
+
+    #[test]
+    fn a_peers_eventfd_is_made_non_blocking_and_anything_else_refused() {
+        let bell = EventFd::from_fd(eventfd(0, EventfdFlags::CLOEXEC).unwrap()).unwrap();
+        assert!(!bell.drain());
+        let (_read, write) = rustix::pipe::pipe().unwrap();
+        let error = EventFd::from_fd(write).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("pipe"), "{error}");
+    }
+}

@@ -1,0 +1,635 @@
+//! Memory that several processes share: the `memory` window, and the work,
+//! control and link segments.
+//!
+//! It lies in a memfd whose size is sealed, so that no holder of the descriptor
+//! can truncate it and turn the others' accesses into SIGBUS.
+//!
+//! Nothing here makes a `&[u8]` or `&mut [u8]` over shared memory: other
+//! processes and devices write it at any time. Words are atomics, bytes are
+//! behind a raw pointer.
+
+use std::ffi::{c_int, c_long, c_uint, c_ulong};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create,
+};
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+
+use crate::ShimError;
+use crate::abi::PUSHGATE_PAGE;
+use crate::window::Window;
+
+/// The one size of huge page that we ask for.
+const HUGE_PAGE: usize = 2 << 20;
+/// `f_type` of hugetlbfs, which huge memfds belong to.
+const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
+/// What errors call memory that came from elsewhere.
+const PEERS: &str = "a peer's memory";
+
+/// Whether memory is to lie in 2 MiB pages (hugetlb).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HugePages {
+    /// If the size is a multiple of 2 MiB and pages are free; else normal pages,
+    /// with a request for transparent huge ones.
+    #[default]
+    Try,
+    /// Normal pages. The choice for memory that another process is to write:
+    /// see [`SharedMemory::from_fd`].
+    Never,
+    /// Or fail.
+    Require,
+}
+
+/// What [`SharedMemory::builder`] gives.
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `create`"]
+pub struct SharedMemoryBuilder {
+    name: String,
+    bytes: usize,
+    huge_pages: HugePages,
+    numa_node: Option<u32>,
+}
+
+impl SharedMemoryBuilder {
+    /// Whether to use 2 MiB pages; [`HugePages::Try`] if not called.
+    pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
+        self.huge_pages = huge_pages;
+        self
+    }
+
+    /// The NUMA node to prefer; when it is full, pages come from elsewhere.
+    pub fn numa_node(mut self, node: Option<u32>) -> Self {
+        self.numa_node = node;
+        self
+    }
+
+    /// Makes the memory: zeroed, every page present, its size sealed.
+    pub fn create(self) -> Result<SharedMemory, ShimError> {
+        let fits = self.bytes.is_multiple_of(HUGE_PAGE);
+        let refuse = |allowed| Err(ShimError::Size { name: self.name.clone(), bytes: self.bytes, allowed });
+        match self.huge_pages {
+            _ if self.bytes == 0 => refuse("1 byte or more"),
+            HugePages::Require if !fits => refuse("a multiple of 2 MiB, or normal pages"),
+            HugePages::Require => self.make(true),
+            HugePages::Try if fits => self.make(true).or_else(|_| self.make(false)),
+            HugePages::Try | HugePages::Never => self.make(false),
+        }
+    }
+
+    fn make(&self, huge: bool) -> Result<SharedMemory, ShimError> {
+        let failed = |call, remedy| {
+            move |source: io::Error| match huge {
+                true => ShimError::HugePages { name: self.name.clone(), bytes: self.bytes, call, source },
+                false => system(&self.name, self.bytes, call, remedy)(source),
+            }
+        };
+        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        if huge {
+            flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        }
+        let fd = memfd_create(&*self.name, flags)
+            .map_err(io::Error::from)
+            .map_err(failed("memfd_create", "raise the limit of open files"))?;
+        ftruncate(&fd, self.bytes as u64)
+            .map_err(io::Error::from)
+            .map_err(failed("ftruncate", "ask for less memory"))?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
+            .map_err(io::Error::from)
+            .map_err(failed("F_ADD_SEALS", "the kernel must allow sealing"))?;
+        // Mapped without MAP_NORESERVE: where huge pages are short, this fails,
+        // and not some access later.
+        let map = MmapOptions::new()
+            .len(self.bytes)
+            .map_raw(&fd)
+            .map_err(failed("mmap", "raise the limit of address space or ask for less memory"))?;
+        if let Some(node) = self.numa_node {
+            prefer_node(&map, node).map_err(|source| ShimError::Numa {
+                name: self.name.clone(),
+                node,
+                source,
+            })?;
+        }
+        if self.huge_pages == HugePages::Try && !huge {
+            // SAFETY: the range is the mapping that `map` owns, and the advice changes no
+            // byte of it. Kernels without transparent huge pages refuse: no harm.
+            let _ = unsafe { madvise(map.as_mut_ptr().cast(), map.len(), Advice::LinuxHugepage) };
+        }
+        match populate(&map, Advice::LinuxPopulateWrite) {
+            // An old kernel. The memory is new and nobody else has it; huge pages that
+            // cannot be had would end in SIGBUS here, so those are not tried.
+            Err(Errno::INVAL) if !huge => touch(&map),
+            other => other
+                .map_err(io::Error::from)
+                .map_err(failed("MADV_POPULATE_WRITE", "raise the memory limit or ask for less memory"))?,
+        }
+        Ok(SharedMemory { map, fd, huge })
+    }
+}
+
+/// Memory that this process may write, and others with it.
+///
+/// Mapping and descriptor live as long as the value; address and length never
+/// change. It may be used from any thread.
+#[derive(Debug)]
+pub struct SharedMemory {
+    map: MmapRaw,
+    fd: OwnedFd,
+    huge: bool,
+}
+
+// It is never empty.
+#[allow(clippy::len_without_is_empty)]
+impl SharedMemory {
+    /// New memory of `bytes`; `name` is what /proc/PID/maps and errors call it.
+    pub fn builder(name: impl Into<String>, bytes: usize) -> SharedMemoryBuilder {
+        SharedMemoryBuilder { name: name.into(), bytes, huge_pages: HugePages::Try, numa_node: None }
+    }
+
+    /// Maps writable what a peer handed us, if it has `expected_len` bytes and its
+    /// size is sealed.
+    ///
+    /// Huge pages are refused: a peer may punch holes into memory that we both
+    /// write, and a hole that no free huge page can fill again is a SIGBUS.
+    pub fn from_fd(fd: OwnedFd, expected_len: usize) -> Result<SharedMemory, ShimError> {
+        if check_peer(&fd, expected_len)?.huge {
+            return Err(ShimError::PeerHugePages);
+        }
+        let map = MmapOptions::new().len(expected_len).map_raw(&fd).map_err(system(
+            PEERS,
+            expected_len,
+            "mmap",
+            "the peer must hand over a descriptor open for writing, not sealed against writers",
+        ))?;
+        populate_peers(&map, Advice::LinuxPopulateWrite, false)?;
+        Ok(SharedMemory { map, fd, huge: false })
+    }
+
+    /// From now on nobody can map the memory writable or change it through the
+    /// descriptor; mappings that exist stay as they are. Done before a window or
+    /// a segment is handed to those who shall only read it. For good.
+    pub fn seal_against_writers(&self) -> Result<(), ShimError> {
+        fcntl_add_seals(&self.fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL).map_err(io::Error::from).map_err(
+            system(
+                "shared memory",
+                self.len(),
+                "F_ADD_SEALS",
+                "it may be sealed already, or be a peer's; F_SEAL_FUTURE_WRITE needs Linux 5.1",
+            ),
+        )
+    }
+
+    /// Where it is mapped, page aligned, writable.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        base(&self.map)
+    }
+
+    /// Bytes; never 0.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// What another process maps to share it.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// True if it lies in hugetlb pages of 2 MiB. Transparent huge pages are the
+    /// kernel's affair and do not count.
+    pub fn huge_pages(&self) -> bool {
+        self.huge
+    }
+
+    /// `n` words that begin `offset` bytes into the memory.
+    ///
+    /// # Panics
+    /// If `offset` is no multiple of 8 or the words do not lie within the memory.
+    pub fn words(&self, offset: usize, n: usize) -> &[AtomicU64] {
+        check_words(self.len(), offset, n);
+        // SAFETY: `check_words` keeps the words inside the mapping and aligned (the
+        // mapping is page aligned), and the mapping is readable, writable, and lives as
+        // long as `self`, whom the slice borrows. Its pages cannot go away: the size was
+        // sealed against shrinking before it was mapped. Other processes and devices do
+        // write these words at any time, but every 64-bit pattern is a valid u64, and this
+        // process reaches them as atomics only, here and through raw pointers.
+        unsafe { std::slice::from_raw_parts(base(&self.map).as_ptr().add(offset).cast(), n) }
+    }
+}
+
+impl Window for SharedMemory {
+    fn kind(&self) -> &'static str {
+        "memory"
+    }
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn as_ptr(&self) -> NonNull<u8> {
+        self.as_ptr()
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.fd()
+    }
+
+    fn huge_pages(&self) -> bool {
+        self.huge
+    }
+}
+
+/// Memory of a peer that this process only reads.
+///
+/// Mapping and descriptor live as long as the value; address and length never
+/// change. It may be used from any thread.
+#[derive(Debug)]
+pub struct ReadOnlyMemory {
+    map: MmapRaw,
+    fd: OwnedFd,
+}
+
+// It is never empty.
+#[allow(clippy::len_without_is_empty)]
+impl ReadOnlyMemory {
+    /// Maps read-only what a peer handed us, if it has `expected_len` bytes and
+    /// its size is sealed. In huge pages it must be sealed against writers too,
+    /// for otherwise the peer could punch a hole that ends in SIGBUS.
+    ///
+    /// The peer goes on writing it: everything read from it is hostile.
+    pub fn from_fd(fd: OwnedFd, expected_len: usize) -> Result<ReadOnlyMemory, ShimError> {
+        let peer = check_peer(&fd, expected_len)?;
+        if peer.huge && !peer.seals.intersects(SealFlags::FUTURE_WRITE | SealFlags::WRITE) {
+            return Err(ShimError::PeerSeals {
+                missing: "F_SEAL_FUTURE_WRITE",
+                remedy: "memory in huge pages is handed over after seal_against_writers",
+            });
+        }
+        let map = MmapOptions::new().len(expected_len).map_raw_read_only(&fd).map_err(system(
+            PEERS,
+            expected_len,
+            "mmap",
+            "the peer must hand over a descriptor open for reading; huge pages must be free",
+        ))?;
+        populate_peers(&map, Advice::LinuxPopulateRead, peer.huge)?;
+        Ok(ReadOnlyMemory { map, fd })
+    }
+
+    /// Where it is mapped, page aligned. Writing behind it is SIGSEGV.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        base(&self.map)
+    }
+
+    /// Bytes; never 0.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// The descriptor that the peer handed over.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// `n` words that begin `offset` bytes into the memory.
+    ///
+    /// # Panics
+    /// If `offset` is no multiple of 8 or the words do not lie within the memory.
+    ///
+    /// # Safety
+    /// The words may only be loaded: the pages are read-only, and a store or a
+    /// read-modify-write, even one that would change nothing, is undefined. Rust
+    /// promises relaxed loads on such pages; an acquire is a relaxed load with
+    /// `fence(Acquire)` behind it.
+    pub unsafe fn words(&self, offset: usize, n: usize) -> &[AtomicU64] {
+        check_words(self.len(), offset, n);
+        // SAFETY: `check_words` keeps the words inside the mapping and aligned (the
+        // mapping is page aligned), and the mapping is readable and lives as long as
+        // `self`, whom the slice borrows. Its pages cannot go away: the size was sealed
+        // against shrinking before it was mapped. The peer writes these words at any time,
+        // but every 64-bit pattern is a valid u64 and this process loads them as atomics
+        // only. That nobody stores through the slice is our caller's promise.
+        unsafe { std::slice::from_raw_parts(base(&self.map).as_ptr().add(offset).cast(), n) }
+    }
+}
+
+fn system<'a>(
+    name: &'a str,
+    bytes: usize,
+    call: &'static str,
+    remedy: &'static str,
+) -> impl FnOnce(io::Error) -> ShimError + 'a {
+    move |source| ShimError::System { name: name.into(), bytes, call, source, remedy }
+}
+
+fn base(map: &MmapRaw) -> NonNull<u8> {
+    NonNull::new(map.as_mut_ptr()).expect("mmap gives no null pointer")
+}
+
+fn check_words(len: usize, offset: usize, n: usize) {
+    let end = n.checked_mul(8).and_then(|bytes| bytes.checked_add(offset));
+    assert!(
+        offset.is_multiple_of(8) && end.is_some_and(|end| end <= len),
+        "{n} words at byte {offset} of a memory of {len} bytes"
+    );
+}
+
+struct Peer {
+    seals: SealFlags,
+    huge: bool,
+}
+
+fn check_peer(fd: &OwnedFd, expected: usize) -> Result<Peer, ShimError> {
+    // Seals first: once they are seen, the size that is seen next is final. What
+    // cannot be sealed at all (a file, a socket) has no seals.
+    let seals = fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
+    if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+        return Err(ShimError::PeerSeals {
+            missing: "F_SEAL_SHRINK or F_SEAL_GROW",
+            remedy: "hand over a memfd whose size is sealed",
+        });
+    }
+    let failed = |call| {
+        move |e: Errno| {
+            system(PEERS, expected, call, "the peer must hand over a memfd that is open for reading")(
+                e.into(),
+            )
+        }
+    };
+    let found = fstat(fd).map_err(failed("fstat"))?.st_size as u64;
+    if found != expected as u64 || expected == 0 {
+        return Err(ShimError::PeerSize { found, expected });
+    }
+    let huge = fstatfs(fd).map_err(failed("fstatfs"))?.f_type as u32 == HUGETLBFS_MAGIC;
+    Ok(Peer { seals, huge })
+}
+
+/// Makes every page present, for reading or writing; `EINVAL` before Linux 5.14.
+fn populate(map: &MmapRaw, advice: Advice) -> rustix::io::Result<()> {
+    // SAFETY: the range is the mapping that `map` owns, and populating it changes no
+    // byte of it: pages that are missing appear as zeroes, as they would when touched.
+    rustix::io::retry_on_intr(|| unsafe { madvise(map.as_mut_ptr().cast(), map.len(), advice) })
+}
+
+fn populate_peers(map: &MmapRaw, advice: Advice, huge: bool) -> Result<(), ShimError> {
+    match populate(map, advice) {
+        // An old kernel: normal pages come when they are touched.
+        Err(Errno::INVAL) if !huge => Ok(()),
+        other => other.map_err(io::Error::from).map_err(system(
+            PEERS,
+            map.len(),
+            "MADV_POPULATE",
+            "raise the memory limit, or use less or normal pages",
+        )),
+    }
+}
+
+/// Writes to every page. Only for new memory that nobody else has.
+fn touch(map: &MmapRaw) {
+    for offset in (0..map.len() & !7).step_by(PUSHGATE_PAGE as usize) {
+        // SAFETY: `offset` lies inside the mapping with at least 8 bytes behind it, is
+        // aligned, and the mapping is writable and owned by `map`; nobody else has the
+        // descriptor yet, and an atomic would be right even if somebody had.
+        let word = unsafe { &*base(map).as_ptr().add(offset).cast::<AtomicU64>() };
+        word.store(0, Ordering::Relaxed);
+    }
+}
+
+// std links the C library anyway; rustix has no mbind.
+unsafe extern "C" {
+    fn syscall(number: c_long, ...) -> c_long;
+}
+
+#[cfg(target_arch = "x86_64")]
+const SYS_MBIND: c_long = 237;
+/// The generic table, which aarch64 and riscv64 use.
+#[cfg(not(target_arch = "x86_64"))]
+const SYS_MBIND: c_long = 235;
+/// `MPOL_PREFERRED` and not `MPOL_BIND`: a node that is full costs speed, and
+/// does not call the OOM killer while other nodes are free.
+const MPOL_PREFERRED: c_int = 1;
+/// The most that any kernel is built for.
+const MAX_NODES: usize = 1024;
+
+fn prefer_node(map: &MmapRaw, node: u32) -> io::Result<()> {
+    let mut mask = [0u64; MAX_NODES / 64];
+    let word = mask.get_mut(node as usize / 64).ok_or(io::ErrorKind::InvalidInput)?;
+    *word = 1 << (node % 64);
+    // SAFETY: mbind(addr, len, mode, nodemask, maxnode, flags) reads `mask`, which has
+    // MAX_NODES bits (the kernel takes one off `maxnode`) and outlives the call, and sets
+    // the policy of the range that `map` owns; no byte of it changes. Every argument has
+    // the width of the C prototype's.
+    let rc = unsafe {
+        syscall(
+            SYS_MBIND,
+            map.as_mut_ptr(),
+            map.len() as c_ulong,
+            MPOL_PREFERRED,
+            mask.as_ptr(),
+            MAX_NODES as c_ulong + 1,
+            0 as c_uint,
+        )
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{FallocateFlags, fallocate};
+    use rustix::mm::{MprotectFlags, mprotect};
+
+    const SIZE: usize = 3 * 4096;
+
+    fn memory() -> SharedMemory {
+        SharedMemory::builder("test", SIZE).create().unwrap()
+    }
+
+    fn handed(memory: &SharedMemory) -> OwnedFd {
+        memory.fd().try_clone_to_owned().unwrap()
+    }
+
+    fn memfd(bytes: usize, seals: SealFlags) -> OwnedFd {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, bytes as u64).unwrap();
+        fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    }
+
+    /// Loads a word of a read-only memory.
+    fn load(memory: &ReadOnlyMemory, offset: usize) -> u64 {
+        // SAFETY: only loaded.
+        let words = unsafe { memory.words(offset, 1) };
+        words[0].load(Ordering::Relaxed)
+    }
+
+    fn shared_between_threads<T: Send + Sync>(_: &T) {}
+
+    #[test]
+    fn a_writer_and_a_reader_see_one_memory() {
+        let memory = memory();
+        assert_eq!(memory.len(), SIZE);
+        assert_eq!(memory.as_ptr().as_ptr() as usize % 4096, 0);
+        let reader = ReadOnlyMemory::from_fd(handed(&memory), SIZE).unwrap();
+        let writer = SharedMemory::from_fd(handed(&memory), SIZE).unwrap();
+        shared_between_threads(&reader);
+        shared_between_threads(&writer);
+        assert_eq!(load(&reader, SIZE - 8), 0);
+        memory.words(SIZE - 16, 2)[1].store(7, Ordering::Relaxed);
+        writer.words(8, 1)[0].store(9, Ordering::Relaxed);
+        assert_eq!(load(&reader, SIZE - 8), 7);
+        assert_eq!(memory.words(0, 2)[1].load(Ordering::Relaxed), 9);
+        assert_eq!(memory.words(SIZE, 0).len(), 0);
+    }
+
+    #[test]
+    fn it_is_a_window() {
+        let memory = memory();
+        let window: &dyn Window = &memory;
+        assert_eq!((window.kind(), window.len(), window.io_memory()), ("memory", SIZE, false));
+        assert_eq!(window.as_ptr(), memory.as_ptr());
+        assert_eq!(fstat(window.fd()).unwrap().st_size as usize, SIZE);
+    }
+
+    #[test]
+    fn nobody_can_write_after_the_seal_but_who_could_before() {
+        let memory = memory();
+        let early = SharedMemory::from_fd(handed(&memory), SIZE).unwrap();
+        memory.seal_against_writers().unwrap();
+
+        let fd = handed(&memory);
+        assert!(MmapOptions::new().len(SIZE).map_raw(&fd).is_err());
+        assert!(matches!(
+            SharedMemory::from_fd(handed(&memory), SIZE),
+            Err(ShimError::System { call: "mmap", .. })
+        ));
+        assert_eq!(rustix::io::pwrite(&fd, b"x", 0), Err(Errno::PERM));
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        assert_eq!(fallocate(&fd, punch, 0, 4096), Err(Errno::PERM));
+        assert_eq!(fcntl_add_seals(&fd, SealFlags::WRITE), Err(Errno::PERM));
+        assert!(matches!(memory.seal_against_writers(), Err(ShimError::System { .. })));
+
+        let reader = ReadOnlyMemory::from_fd(fd, SIZE).unwrap();
+        // SAFETY: the range is the mapping that `reader` owns; the call must fail, and
+        // would only add a permission if it did not.
+        let more = unsafe {
+            mprotect(reader.as_ptr().as_ptr().cast(), SIZE, MprotectFlags::READ | MprotectFlags::WRITE)
+        };
+        assert_eq!(more, Err(Errno::ACCESS));
+        memory.words(0, 1)[0].store(1, Ordering::Relaxed);
+        assert_eq!(load(&reader, 0), 1);
+        early.words(0, 1)[0].store(2, Ordering::Relaxed);
+        assert_eq!(load(&reader, 0), 2);
+    }
+
+    #[test]
+    fn the_size_is_final() {
+        let memory = memory();
+        for size in [0, SIZE - 4096, SIZE + 4096] {
+            assert_eq!(ftruncate(memory.fd(), size as u64), Err(Errno::PERM));
+        }
+    }
+
+    #[test]
+    fn what_a_peer_could_truncate_is_refused() {
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let length = file.metadata().unwrap().len() as usize;
+        for (fd, length) in [
+            (memfd(SIZE, SealFlags::empty()), SIZE),
+            (memfd(SIZE, SealFlags::GROW), SIZE),
+            (memfd(SIZE, SealFlags::SHRINK), SIZE),
+            (file.into(), length),
+        ] {
+            let again = fd.try_clone().unwrap();
+            assert!(matches!(ReadOnlyMemory::from_fd(fd, length), Err(ShimError::PeerSeals { .. })));
+            assert!(matches!(SharedMemory::from_fd(again, length), Err(ShimError::PeerSeals { .. })));
+        }
+    }
+
+    #[test]
+    fn a_wrong_size_is_refused() {
+        for (bytes, expected) in [(SIZE, SIZE - 1), (SIZE, SIZE + 4096), (SIZE, 0), (0, 0)] {
+            let fd = memfd(bytes, SealFlags::SHRINK | SealFlags::GROW);
+            let again = fd.try_clone().unwrap();
+            let error = ReadOnlyMemory::from_fd(fd, expected).unwrap_err();
+            assert!(matches!(error, ShimError::PeerSize { .. }), "{error}");
+            assert!(error.to_string().contains(&format!("{bytes} bytes")), "{error}");
+            assert!(matches!(SharedMemory::from_fd(again, expected), Err(ShimError::PeerSize { .. })));
+        }
+    }
+
+    #[test]
+    fn words_outside_or_askew_panic() {
+        let memory = memory();
+        for (offset, n) in
+            [(4, 1), (SIZE - 8, 2), (SIZE + 8, 0), (0, usize::MAX / 8 + 1), (usize::MAX - 7, 1)]
+        {
+            let call = std::panic::AssertUnwindSafe(|| memory.words(offset, n).len());
+            assert!(std::panic::catch_unwind(call).is_err(), "{n} words at {offset}");
+        }
+    }
+
+    #[test]
+    fn huge_pages_are_used_where_there_are_any() {
+        let size = 2 * HUGE_PAGE;
+        let make = |huge| SharedMemory::builder("huge", size).huge_pages(huge).create();
+        let tried = make(HugePages::Try).unwrap();
+        tried.words(size - 8, 1)[0].store(1, Ordering::Relaxed);
+        assert!(!make(HugePages::Never).unwrap().huge_pages());
+        match make(HugePages::Require) {
+            Err(error) => {
+                assert!(matches!(error, ShimError::HugePages { .. }), "{error}");
+                assert!(error.to_string().contains("nr_hugepages"), "{error}");
+            }
+            Ok(memory) => {
+                assert!(memory.huge_pages());
+                assert!(matches!(
+                    SharedMemory::from_fd(handed(&memory), size),
+                    Err(ShimError::PeerHugePages)
+                ));
+                assert!(matches!(
+                    ReadOnlyMemory::from_fd(handed(&memory), size),
+                    Err(ShimError::PeerSeals { .. })
+                ));
+                memory.seal_against_writers().unwrap();
+                let reader = ReadOnlyMemory::from_fd(handed(&memory), size).unwrap();
+                memory.words(size - 8, 1)[0].store(5, Ordering::Relaxed);
+                assert_eq!(load(&reader, size - 8), 5);
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_refused() {
+        let make = |bytes, huge| SharedMemory::builder("odd", bytes).huge_pages(huge).create();
+        assert!(matches!(make(0, HugePages::Try), Err(ShimError::Size { bytes: 0, .. })));
+        assert!(matches!(make(4096, HugePages::Require), Err(ShimError::Size { bytes: 4096, .. })));
+        assert!(matches!(make(1 << 60, HugePages::Never), Err(ShimError::System { .. })));
+        assert_eq!(make(12, HugePages::Never).unwrap().len(), 12);
+    }
+
+    #[test]
+    fn touching_reaches_every_page_and_no_further() {
+        for bytes in [4, 8, 4096, 4100, SIZE] {
+            let memory = SharedMemory::builder("touch", bytes).create().unwrap();
+            touch(&memory.map);
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_not_there_is_named() {
+        let make = |node| SharedMemory::builder("near", SIZE).numa_node(Some(node)).create();
+        // A sandbox may forbid mbind altogether.
+        if let Err(error) = make(0) {
+            assert!(matches!(error, ShimError::Numa { node: 0, .. }), "{error}");
+        }
+        for node in [1023, 1024, u32::MAX] {
+            let error = make(node).unwrap_err();
+            assert!(matches!(error, ShimError::Numa { .. }), "{error}");
+            assert!(error.to_string().contains(&format!("node {node}")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,857 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// The device API: what a kernel needs of libibverbs, over a window that it may
+// only write and control words that it may only read. docs/device-api.md is its
+// manual; docs/protocol.md argues each ordering under the name it has here.
+//
+// Every call takes a scope: pushgate::thread (the default), pushgate::warp or
+// pushgate::block. All threads of the scope call it, with the same arguments,
+// and all get the same status. Waits end with success or a status (P7).
+#ifndef PUSHGATE_DEVICE_CUH
+#define PUSHGATE_DEVICE_CUH
+
+#include "pushgate/arch.cuh"
+
+// Orderings by name, so that a litmus test can weaken one at a time.
+#ifndef PUSHGATE_ORDER_PUBLISH // payload before WQE
+#define PUSHGATE_ORDER_PUBLISH order::release
+#endif
+#ifndef PUSHGATE_ORDER_RECORD // receive record before the payload that it names
+#define PUSHGATE_ORDER_RECORD order::acquire
+#endif
+#ifndef PUSHGATE_ORDER_CONSUMED // reads of a payload before its place is given back
+#define PUSHGATE_ORDER_CONSUMED order::release
+#endif
+#ifndef PUSHGATE_ORDER_CREDIT // credit before stores into the room that it gives
+#define PUSHGATE_ORDER_CREDIT order::acquire
+#endif
+#ifndef PUSHGATE_ORDER_CREDIT_SHARE // the same, handed from thread to thread: writer
+#define PUSHGATE_ORDER_CREDIT_SHARE order::release
+#endif
+#ifndef PUSHGATE_ORDER_CREDIT_TAKE // ... and reader
+#define PUSHGATE_ORDER_CREDIT_TAKE order::acquire
+#endif
+#ifndef PUSHGATE_ORDER_SIGNAL // signal before the data that it announces
+#define PUSHGATE_ORDER_SIGNAL order::acquire
+#endif
+#ifndef PUSHGATE_ORDER_COMPLETION // CQE, delivered count: before a source region is reused
+#define PUSHGATE_ORDER_COMPLETION order::acquire
+#endif
+
+namespace pushgate {
+
+enum class status : u32 {
+	ok = PUSHGATE_OK,
+	again = PUSHGATE_AGAIN, // non-blocking forms: no credit, nothing was taken
+	peer_lost = PUSHGATE_PEER_LOST,
+	aborted = PUSHGATE_ABORTED,
+	timed_out = PUSHGATE_TIMED_OUT,
+	refused = PUSHGATE_REFUSED,
+	stuck = PUSHGATE_STUCK,
+	overrun = PUSHGATE_OVERRUN,
+	invalid = PUSHGATE_INVALID, // arguments that can never succeed here
+};
+
+// ------------------------------------------------------------------- scopes
+struct thread {
+	static PUSHGATE_DEVICE u32 rank() { return 0; }
+	static PUSHGATE_DEVICE u32 size() { return 1; }
+	static PUSHGATE_DEVICE void sync() {}
+	static PUSHGATE_DEVICE u64 broadcast(u64 v) { return v; }
+};
+struct warp {
+	static PUSHGATE_DEVICE u32 rank() { return thread_index() % 32; }
+	static PUSHGATE_DEVICE u32 size()
+	{
+		u32 left = block_size() - (thread_index() & ~31u);
+		return left < 32 ? left : 32;
+	}
+	static PUSHGATE_DEVICE void sync() { warp_barrier(); }
+	static PUSHGATE_DEVICE u64 broadcast(u64 v) { return warp_broadcast(v); }
+};
+struct block {
+	static PUSHGATE_DEVICE u32 rank() { return thread_index(); }
+	static PUSHGATE_DEVICE u32 size() { return block_size(); }
+	static PUSHGATE_DEVICE void sync() { block_barrier(); }
+	static PUSHGATE_DEVICE u64 broadcast(u64 v) { return block_broadcast(v); }
+};
+
+// ------------------------------------------------------------------- copying
+// Loads `16` bytes at any alignment; bytes from `limit` on read as zero.
+PUSHGATE_DEVICE u64x2 load_any(const u8 *src, u64 limit)
+{
+	u64x2 v = {0, 0};
+	if (limit > 16)
+		limit = 16;
+	for (u32 i = 0; i < 16; i++)
+		if (i < limit)
+			(i < 8 ? v.x : v.y) |= (u64)src[i] << (i % 8 * 8);
+	return v;
+}
+
+// Copies `bytes` to 16-byte aligned room that is whole units long: the last
+// store may write padding. `lanes` threads take part, this one being `lane`.
+// Four loads are in flight before the first store, which is what hides the
+// latency of reading across a bus.
+PUSHGATE_DEVICE void push_payload(void *dst, const void *src, u64 bytes, u32 lane, u32 lanes)
+{
+	u64x2 *d = static_cast<u64x2 *>(dst);
+	u64 whole = bytes / 16;
+	u64 i = lane;
+	if ((reinterpret_cast<unsigned long long>(src) & 15) == 0) {
+		const u64x2 *s = static_cast<const u64x2 *>(src);
+		for (; i + 3ull * lanes < whole; i += 4ull * lanes) {
+			u64x2 a = load_payload(s + i), b = load_payload(s + i + lanes);
+			u64x2 c = load_payload(s + i + 2ull * lanes), e = load_payload(s + i + 3ull * lanes);
+			store_payload(d + i, a);
+			store_payload(d + i + lanes, b);
+			store_payload(d + i + 2ull * lanes, c);
+			store_payload(d + i + 3ull * lanes, e);
+		}
+		for (; i < whole; i += lanes)
+			store_payload(d + i, load_payload(s + i));
+	} else {
+		for (; i < whole; i += lanes)
+			store_payload(d + i, load_any(static_cast<const u8 *>(src) + i * 16, 16));
+	}
+	if (bytes % 16 && whole % lanes == lane)
+		store_payload(d + whole, load_any(static_cast<const u8 *>(src) + whole * 16, bytes % 16));
+}
+
+// Copies out of a received message (or anything else) to ordinary memory, byte exact.
+PUSHGATE_DEVICE void pull_payload(void *dst, const void *src, u64 bytes, u32 lane, u32 lanes)
+{
+	u64 whole = 0;
+	if (((reinterpret_cast<unsigned long long>(dst) | reinterpret_cast<unsigned long long>(src)) & 15) == 0) {
+		whole = bytes / 16;
+		push_payload(dst, src, whole * 16, lane, lanes);
+	}
+	for (u64 i = whole * 16 + lane; i < bytes; i += lanes)
+		static_cast<u8 *>(dst)[i] = static_cast<const u8 *>(src)[i];
+}
+
+// -------------------------------------------------------------- work requests
+enum class opcode : u32 {
+	nop = PUSHGATE_OP_NOP,
+	send = PUSHGATE_OP_SEND,
+	put = PUSHGATE_OP_PUT,
+	signal = PUSHGATE_OP_SIGNAL,
+};
+
+// In the manner of ibv_send_wr. Fields that the opcode does not use are ignored.
+struct send_wr {
+	pushgate::opcode opcode = opcode::nop;
+	bool signaled = false;	       // a CQE when the message is retired
+	bool with_signal = false;      // put: signal behind the data
+	bool from_region = false;      // payload is sent from a region of ours, not pushed
+	u32 wr_id = 0;
+	u32 tag = 0;		       // send
+	u32 length = 0;		       // bytes
+	const void *payload = nullptr; // device address; null: room only (see batch)
+	u32 lkey = 0;		       // from_region
+	u64 local_offset = 0;	       // from_region, bytes
+	u32 rkey = 0;		       // put: region of the peer
+	u64 remote_offset = 0;	       // put: bytes
+	u32 signal = 0;		       // put with_signal, signal: index
+	u64 value = 0;		       // ... and new value, at most PUSHGATE_SIGNAL_MAX
+
+	PUSHGATE_DEVICE bool inlined() const
+	{
+		if (from_region || !payload)
+			return false;
+		return (opcode == pushgate::opcode::send && length <= PUSHGATE_INLINE_SEND) ||
+		       (opcode == pushgate::opcode::put && length <= PUSHGATE_INLINE_PUT);
+	}
+	PUSHGATE_DEVICE u32 units() const
+	{
+		if (from_region || inlined() || opcode == pushgate::opcode::signal)
+			return 0;
+		return (length + PUSHGATE_UNIT - 1) >> PUSHGATE_UNIT_LOG;
+	}
+};
+
+// A completion, in the manner of ibv_wc.
+struct wc {
+	u32 wr_id;
+	pushgate::opcode opcode;
+	pushgate::status status;
+	u32 length;
+};
+
+// A received message. `data` stays valid until its release.
+struct message {
+	u32 length;
+	u32 tag;
+	const void *data;   // in the peer's window or the landing ring; null: inline, or in a posted buffer
+	u64 words[5];	    // inline payload
+	bool is_inline;
+	bool in_buffer;	    // in the buffer that post_recv named
+};
+
+// ----------------------------------------------------------------- queue pair
+// A thread's view of a queue pair: the addresses and what it has cached of the
+// cursors. Cheap to make; threads of one scope each have one and use it alike.
+// Sending: any number of threads at once. Receiving and posting receives: one
+// scope at a time, which keeps the cursor in registers and stores it in close().
+class queue_pair {
+    public:
+	PUSHGATE_DEVICE explicit queue_pair(const pushgate_qp &qp) : q(qp)
+	{
+		const pushgate_qp_state *s = state();
+		guess = load_device<order::relaxed>(&s->reserved);
+		credit = load_device<PUSHGATE_ORDER_CREDIT_TAKE>(&s->credit);
+		rx = load_device<order::relaxed>(&s->rx_head);
+		released = load_device<order::relaxed>(&s->rx_released);
+	}
+
+	// Stores the receive cursor for the next kernel. One thread calls it.
+	PUSHGATE_DEVICE void close()
+	{
+		store_device<order::relaxed>(&state()->rx_head, rx);
+		store_device<order::relaxed>(&state()->rx_released, released);
+	}
+
+	PUSHGATE_DEVICE pushgate_qp_state *state() const { return reinterpret_cast<pushgate_qp_state *>(q.state); }
+	PUSHGATE_DEVICE u32 ring_units() const { return 1u << q.window_log; }
+
+	pushgate_qp q;
+	u64 guess;    // reservation word as last seen
+	u64 credit;   // credit word as last seen
+	u64 rx;	      // receive records taken
+	u64 released; // receive records given back
+
+	// Looks at the status word; `ok` while the queue pair works.
+	PUSHGATE_DEVICE status health() const
+	{
+		u64 s = load<order::relaxed>(reinterpret_cast<const u64 *>(q.credit) + 1);
+		return static_cast<status>(s & 0xff);
+	}
+
+	// Waits until `ready()` or an end. Looks at status and clock now and then
+	// only: both cost more than the word that is waited for.
+	template <class F> PUSHGATE_DEVICE status wait(F ready)
+	{
+		backoff pause;
+		u64 start = 0;
+		for (u32 n = 1;; n++) {
+			if (ready())
+				return status::ok;
+			if (n % 64 == 0) {
+				status s = health();
+				if (s != status::ok)
+					return ready() ? status::ok : s;
+				u64 now = clock_ns();
+				if (!start)
+					start = now;
+				else if (now - start > q.limit_ns)
+					return status::timed_out;
+			}
+			pause.wait();
+		}
+	}
+};
+
+// Where a batch stands: what one compare-and-swap took.
+struct reservation {
+	u32 slot; // cursor of the first WQE, 24 bits
+	u32 unit; // place of the first payload in the ring, units
+};
+
+namespace detail {
+
+constexpr u64 cursor_mask = PUSHGATE_CURSOR_MASK;
+
+PUSHGATE_DEVICE u32 slots_of(u64 word) { return (u32)(word >> PUSHGATE_CURSOR_BITS & cursor_mask); }
+PUSHGATE_DEVICE u32 units_of(u64 word) { return (u32)(word & cursor_mask); }
+
+// Units that `n` payloads of `each` units take from position `pos` of a ring:
+// a payload that does not fit before the ring's end begins at its start, and
+// what is skipped counts. The proxy computes the same (staging.rs).
+PUSHGATE_DEVICE u32 span(u32 pos, u32 ring, u32 n, u32 each)
+{
+	if (each == 0)
+		return 0;
+	u32 left = ring - pos, fit = left / each;
+	return fit >= n ? n * each : left + (n - fit) * each;
+}
+
+// The i-th payload's place, by the same rule.
+PUSHGATE_DEVICE u32 place(u32 pos, u32 ring, u32 i, u32 each)
+{
+	if (each == 0)
+		return 0;
+	u32 fit = (ring - pos) / each;
+	return i < fit ? pos + i * each : (i - fit) * each;
+}
+
+// Enough credit for `slots` and `units` more?
+PUSHGATE_DEVICE bool fits(const pushgate_qp &q, u64 cursor, u64 credit, u32 slots, u32 units)
+{
+	u32 used_slots = (slots_of(cursor) - slots_of(credit)) & cursor_mask;
+	u32 used_units = (units_of(cursor) - units_of(credit)) & cursor_mask;
+	return used_slots + slots <= 1u << q.slots_log && used_units + units <= 1u << q.window_log;
+}
+
+PUSHGATE_DEVICE u64 lap_bits(u32 cursor, u32 log)
+{
+	return (u64)(((cursor >> log) + 1) & 0xff) << PUSHGATE_LAP_SHIFT;
+}
+
+// One try, by the leader of a scope: `n` slots with `each` units of payload and
+// `cqes` slots of the CQ, all or nothing. On success `r` says where. If the
+// payload can only be placed once the ring's end has been skipped *and* both do
+// not fit at once, `*skip` gets the units to skip and nothing is taken.
+PUSHGATE_DEVICE status try_take(queue_pair &qp, u32 n, u32 each, u32 cqes, reservation &r, u32 *skip)
+{
+	const pushgate_qp &q = qp.q;
+	u32 ring = qp.ring_units();
+	*skip = 0;
+	if (n == 0 || n > 1u << q.slots_log || (u64)n * each > ring || cqes > 1u << q.cq_log)
+		return status::invalid;
+	u64 cursor = qp.guess;
+	for (;;) {
+		u32 pos = units_of(cursor) & (ring - 1);
+		u32 units = span(pos, ring, n, each);
+		if (units > ring) {
+			*skip = ring - pos;
+			qp.guess = cursor;
+			return status::again;
+		}
+		if (!fits(q, cursor, qp.credit, n, units)) {
+			// What other threads have seen, then the word itself.
+			qp.credit = load_device<PUSHGATE_ORDER_CREDIT_TAKE>(&qp.state()->credit);
+			if (!fits(q, cursor, qp.credit, n, units)) {
+				qp.credit = load<PUSHGATE_ORDER_CREDIT>(reinterpret_cast<const u64 *>(q.credit));
+				store_device<PUSHGATE_ORDER_CREDIT_SHARE>(&qp.state()->credit, qp.credit);
+				if (!fits(q, cursor, qp.credit, n, units)) {
+					// The cursor may be old as well; only a fresh one proves "full".
+					u64 fresh = load_device<order::relaxed>(&qp.state()->reserved);
+					if (fresh == cursor) {
+						qp.guess = cursor;
+						return status::again;
+					}
+					cursor = fresh;
+					continue;
+				}
+			}
+		}
+		if (cqes) {
+			u64 head = load_device<order::relaxed>(&qp.state()->cq_head);
+			u32 used = (u32)((cursor >> PUSHGATE_CQ_CURSOR_SHIFT) - head) & PUSHGATE_CQ_CURSOR_MASK;
+			if (used + cqes > 1u << q.cq_log) {
+				u64 fresh = load_device<order::relaxed>(&qp.state()->reserved);
+				if (fresh == cursor) {
+					qp.guess = cursor;
+					return status::again;
+				}
+				cursor = fresh;
+				continue;
+			}
+		}
+		u64 next = ((cursor >> PUSHGATE_CQ_CURSOR_SHIFT) + cqes) << PUSHGATE_CQ_CURSOR_SHIFT |
+			   (u64)((slots_of(cursor) + n) & cursor_mask) << PUSHGATE_CURSOR_BITS |
+			   ((units_of(cursor) + units) & cursor_mask);
+		u64 seen = compare_and_swap(&qp.state()->reserved, cursor, next);
+		if (seen == cursor) {
+			qp.guess = next;
+			r.slot = slots_of(cursor);
+			r.unit = pos;
+			return status::ok;
+		}
+		cursor = seen;
+	}
+}
+
+PUSHGATE_DEVICE u64 *slot_words(const pushgate_qp &q, u32 slot)
+{
+	u64 index = slot & ((1u << q.slots_log) - 1);
+	return reinterpret_cast<u64 *>(q.wqes) + index * PUSHGATE_RECORD_WORDS;
+}
+
+// Packs a work request; `units` of the window from `unit` on belong to it.
+PUSHGATE_DEVICE void pack(const send_wr &wr, u32 unit, u32 units, u64 lap, u64 (&w)[8])
+{
+	bool in = units == 0 && wr.inlined();
+	u64 flags = (in ? PUSHGATE_F_INLINE : 0) | (wr.from_region ? PUSHGATE_F_REGION : 0) |
+		    (wr.signaled ? PUSHGATE_F_SIGNALED : 0) |
+		    (wr.with_signal && wr.opcode == opcode::put ? PUSHGATE_F_WITH_SIGNAL : 0);
+	w[0] = (u64)wr.opcode << PUSHGATE_OPCODE_SHIFT | flags << PUSHGATE_FLAGS_SHIFT |
+	       (u64)(wr.wr_id >> PUSHGATE_ID_LOW_BITS) << PUSHGATE_ID_HIGH_SHIFT |
+	       (wr.opcode == opcode::signal ? 0 : wr.length);
+	w[1] = (u64)(wr.wr_id & 0xffffff) << PUSHGATE_ID_LOW_SHIFT | wr.tag;
+	w[2] = (u64)wr.signal << PUSHGATE_SIGNAL_SHIFT | wr.rkey;
+	w[3] = wr.remote_offset & PUSHGATE_DATA_MASK;
+	w[4] = wr.value & PUSHGATE_DATA_MASK;
+	w[5] = wr.from_region ? wr.lkey : unit;
+	w[6] = wr.from_region ? wr.local_offset & PUSHGATE_DATA_MASK : units;
+	w[7] = 0;
+	if (in) {
+		const u8 *src = static_cast<const u8 *>(wr.payload);
+		bool send = wr.opcode == opcode::send;
+		u64 d[5] = {0, 0, 0, 0, 0};
+		if ((reinterpret_cast<unsigned long long>(src) & 7) == 0 && wr.length % 8 == 0) {
+#if PUSHGATE_GPU
+#pragma unroll
+#endif
+			for (u32 i = 0; i < 5; i++)
+				if (i * 8 < wr.length)
+					d[i] = reinterpret_cast<const u64 *>(src)[i];
+		} else {
+#if PUSHGATE_GPU
+#pragma unroll
+#endif
+			for (u32 i = 0; i < 40; i++)
+				if (i < wr.length)
+					d[i / 8] |= (u64)src[i] << (i % 8 * 8);
+		}
+		u64 tops = 0;
+		if (send) {
+#if PUSHGATE_GPU
+#pragma unroll
+#endif
+			for (u32 i = 0; i < 5; i++) {
+				w[3 + i] = d[i] & PUSHGATE_DATA_MASK;
+				tops |= d[i] >> 56 << (8 * i);
+			}
+			w[2] = tops;
+		} else {
+			for (u32 i = 0; i < 2; i++) {
+				w[5 + i] = d[i] & PUSHGATE_DATA_MASK;
+				tops |= d[i] >> 56 << (8 * i);
+			}
+			w[7] = tops;
+		}
+	}
+	for (u32 i = 0; i < 8; i++)
+		w[i] = (w[i] & PUSHGATE_DATA_MASK) | lap;
+}
+
+} // namespace detail
+
+// ---------------------------------------------------------------------- batch
+// `n` messages of equal payload length, reserved by one compare-and-swap and
+// published by one release store: the first WQE's first word is written last,
+// and the proxy looks at no later slot before it. Whoever began a batch must
+// set every message and publish, or cancel.
+//
+//   batch<block> b(qp);
+//   if (b.begin(n, bytes) == status::ok) {
+//       ... fill b.payload(i) ...
+//       b.set(i, wr);   // each i once, by any one thread of the scope
+//       b.publish();    // all threads
+//   }
+template <class S> class batch {
+    public:
+	PUSHGATE_DEVICE explicit batch(queue_pair &qp) : qp(qp) {}
+
+	// Waits for credit. `signaled`: each message also takes a CQ slot.
+	PUSHGATE_DEVICE status begin(u32 n, u32 bytes, bool signaled = false) { return take(n, bytes, signaled, true); }
+	// Does not wait: `again` means that nothing was taken.
+	PUSHGATE_DEVICE status try_begin(u32 n, u32 bytes, bool signaled = false)
+	{
+		return take(n, bytes, signaled, false);
+	}
+
+	// Room for message `i`'s payload in the window, 64-byte aligned. Store only:
+	// a window is never read by the device.
+	PUSHGATE_DEVICE void *payload(u32 i) const
+	{
+		return reinterpret_cast<u8 *>(qp.q.window) + ((u64)unit_of(i) << PUSHGATE_UNIT_LOG);
+	}
+
+	// Writes WQE `i`. wr.length may be less than was reserved; what wr.payload
+	// points at is not copied here unless it goes inline, which takes bytes == 0.
+	PUSHGATE_DEVICE void set(u32 i, const send_wr &wr)
+	{
+		u32 slot = (r.slot + i) & detail::cursor_mask;
+		u64 w[8];
+		detail::pack(wr, unit_of(i), each, detail::lap_bits(slot, qp.q.slots_log), w);
+		u64 *p = detail::slot_words(qp.q, slot);
+		store_pair(p + 2, w[2], w[3]);
+		store_pair(p + 4, w[4], w[5]);
+		store_pair(p + 6, w[6], w[7]);
+		if (i == 0) {
+			store<order::relaxed>(p + 1, w[1]);
+			first = w[0];
+		} else {
+			store_pair(p, w[0], w[1]);
+		}
+	}
+
+	// One release for the whole batch (P3, PUBLISH). Messages that carry all
+	// they have in their WQE need none: each word proves itself by its lap.
+	PUSHGATE_DEVICE void publish(bool inline_only = false)
+	{
+		S::sync();
+		if (first) {
+			u64 *p = detail::slot_words(qp.q, r.slot);
+			if (inline_only)
+				store<order::relaxed>(p, first);
+			else
+				store<PUSHGATE_ORDER_PUBLISH>(p, first);
+			first = 0;
+			ring(qp.q);
+		}
+	}
+
+	// Gives everything back as NOPs.
+	PUSHGATE_DEVICE void cancel()
+	{
+		if (S::rank() == 0)
+			for (u32 i = 0; i < n; i++)
+				set(i, send_wr());
+		publish(true);
+	}
+
+	PUSHGATE_DEVICE u32 slot(u32 i) const { return (r.slot + i) & detail::cursor_mask; }
+
+    private:
+	PUSHGATE_DEVICE u32 unit_of(u32 i) const { return detail::place(r.unit, qp.ring_units(), i, each); }
+
+	PUSHGATE_DEVICE status take(u32 count, u32 bytes, bool signaled, bool wait)
+	{
+		n = count;
+		each = (bytes + PUSHGATE_UNIT - 1) >> PUSHGATE_UNIT_LOG;
+		first = 0;
+		u64 packed = 0;
+		if (S::rank() == 0) {
+			status s = lead(count, signaled ? count : 0, wait);
+			packed = (u64)s << 56 | (u64)r.slot << 24 | r.unit;
+		}
+		packed = S::broadcast(packed);
+		r.slot = (u32)(packed >> 24 & detail::cursor_mask);
+		r.unit = (u32)(packed & detail::cursor_mask);
+		return static_cast<status>(packed >> 56);
+	}
+
+	PUSHGATE_DEVICE status lead(u32 count, u32 cqes, bool wait)
+	{
+		r = reservation{0, 0};
+		status s = attempt(count, cqes);
+		if (s != status::again || !wait)
+			return s;
+		status end = qp.wait([&] { return (s = attempt(count, cqes)) != status::again; });
+		return end == status::ok ? s : end;
+	}
+
+	// A payload over half the ring may find its room split by the ring's end;
+	// then the end is given away as a NOP of its own first.
+	PUSHGATE_DEVICE status attempt(u32 count, u32 cqes)
+	{
+		u32 skip;
+		status s = detail::try_take(qp, count, each, cqes, r, &skip);
+		if (s == status::again && skip) {
+			reservation gap;
+			u32 none;
+			if (detail::try_take(qp, 1, skip, 0, gap, &none) != status::ok)
+				return status::again;
+			// Others may have moved the cursor meanwhile: whatever was taken is
+			// given back, and the next attempt looks again.
+			u64 w[8];
+			detail::pack(send_wr(), gap.unit, skip, detail::lap_bits(gap.slot, qp.q.slots_log), w);
+			u64 *p = detail::slot_words(qp.q, gap.slot);
+			for (u32 i = 8; i-- > 0;)
+				store<order::relaxed>(p + i, w[i]);
+			ring(qp.q);
+		}
+		return s;
+	}
+
+	queue_pair &qp;
+	reservation r = {0, 0};
+	u32 n = 0;
+	u32 each = 0;
+	u64 first = 0; // the first WQE's first word, in the thread that set it
+};
+
+// ------------------------------------------------------------------ post, poll
+namespace detail {
+
+template <class S> PUSHGATE_DEVICE status post(queue_pair &qp, const send_wr &wr, bool wait)
+{
+	if (wr.length > PUSHGATE_MAX_MESSAGE || wr.value > PUSHGATE_SIGNAL_MAX)
+		return status::invalid;
+	batch<S> b(qp);
+	u32 units = wr.units();
+	u32 room = units << PUSHGATE_UNIT_LOG;
+	status s = wait ? b.begin(1, room, wr.signaled) : b.try_begin(1, room, wr.signaled);
+	if (s != status::ok)
+		return s;
+	if (units)
+		push_payload(b.payload(0), wr.payload, wr.length, S::rank(), S::size());
+	if (S::rank() == 0)
+		b.set(0, wr);
+	b.publish(units == 0 && !wr.from_region);
+	return status::ok;
+}
+
+} // namespace detail
+
+// Pushes the payload and posts the work request; waits for credit.
+template <class S = thread> PUSHGATE_DEVICE status post_send(queue_pair &qp, const send_wr &wr)
+{
+	return detail::post<S>(qp, wr, true);
+}
+// The same without waiting: `again` means that nothing was taken.
+template <class S = thread> PUSHGATE_DEVICE status try_post_send(queue_pair &qp, const send_wr &wr)
+{
+	return detail::post<S>(qp, wr, false);
+}
+
+// Takes one completion, if there is one. Any number of threads at once.
+template <class S = thread> PUSHGATE_DEVICE bool poll_cq(queue_pair &qp, wc &c)
+{
+	u64 w0 = 0, w1 = 0;
+	if (S::rank() == 0) {
+		u64 head = load_device<order::relaxed>(&qp.state()->cq_head);
+		for (;;) {
+			const u64 *p = reinterpret_cast<const u64 *>(qp.q.cq) +
+				       (head & ((1ull << qp.q.cq_log) - 1)) * PUSHGATE_CQE_WORDS;
+			u64 lap = ((head >> qp.q.cq_log) + 1) & 0xff;
+			w1 = load<order::relaxed>(p + 1);
+			w0 = load<PUSHGATE_ORDER_COMPLETION>(p);
+			if (w0 >> PUSHGATE_LAP_SHIFT != lap || w1 >> PUSHGATE_LAP_SHIFT != lap) {
+				w0 = 0;
+				break;
+			}
+			// The slot is not written again before the head has moved on.
+			u64 seen = compare_and_swap(&qp.state()->cq_head, head, head + 1);
+			if (seen == head)
+				break;
+			head = seen;
+		}
+	}
+	w0 = S::broadcast(w0);
+	w1 = S::broadcast(w1);
+	c.wr_id = (u32)w0;
+	c.opcode = static_cast<opcode>(w0 >> PUSHGATE_CQE_OPCODE_SHIFT & 0xff);
+	c.status = static_cast<status>(w0 >> PUSHGATE_CQE_STATUS_SHIFT & 0xff);
+	c.length = (u32)w1;
+	return c.opcode != static_cast<opcode>(0);
+}
+
+// One-sided: into region `rkey` of the peer, `offset` bytes from its start.
+template <class S = thread>
+PUSHGATE_DEVICE status put(queue_pair &qp, u32 rkey, u64 offset, const void *src, u32 bytes)
+{
+	send_wr wr;
+	wr.opcode = opcode::put;
+	wr.rkey = rkey;
+	wr.remote_offset = offset;
+	wr.payload = src;
+	wr.length = bytes;
+	return post_send<S>(qp, wr);
+}
+
+// The same, and when the data is there, signal `index` of the peer becomes `value`.
+template <class S = thread>
+PUSHGATE_DEVICE status put_signal(queue_pair &qp, u32 rkey, u64 offset, const void *src, u32 bytes, u32 index,
+				  u64 value)
+{
+	send_wr wr;
+	wr.opcode = opcode::put;
+	wr.with_signal = true;
+	wr.rkey = rkey;
+	wr.remote_offset = offset;
+	wr.payload = src;
+	wr.length = bytes;
+	wr.signal = index;
+	wr.value = value;
+	return post_send<S>(qp, wr);
+}
+
+// A signal alone; it comes after everything posted before it.
+template <class S = thread> PUSHGATE_DEVICE status signal(queue_pair &qp, u32 index, u64 value)
+{
+	send_wr wr;
+	wr.opcode = opcode::signal;
+	wr.signal = index;
+	wr.value = value;
+	return post_send<S>(qp, wr);
+}
+
+// Two-sided: takes a receive of the peer.
+template <class S = thread> PUSHGATE_DEVICE status send(queue_pair &qp, const void *src, u32 bytes, u32 tag = 0)
+{
+	send_wr wr;
+	wr.opcode = opcode::send;
+	wr.payload = src;
+	wr.length = bytes;
+	wr.tag = tag;
+	return post_send<S>(qp, wr);
+}
+
+// Waits until our signal `index` is at least `value`.
+template <class S = thread> PUSHGATE_DEVICE status wait_signal(queue_pair &qp, u32 index, u64 value)
+{
+	u64 s = (u64)status::invalid;
+	if (S::rank() == 0 && index < qp.q.n_signals) {
+		const u64 *p = reinterpret_cast<const u64 *>(qp.q.signals) + index;
+		s = (u64)qp.wait([&] { return load<PUSHGATE_ORDER_SIGNAL>(p) >= value; });
+	}
+	return static_cast<status>(S::broadcast(s));
+}
+
+// Waits until the peer has all that was posted to this queue pair before.
+template <class S = thread> PUSHGATE_DEVICE status flush(queue_pair &qp)
+{
+	u64 s = 0;
+	if (S::rank() == 0) {
+		u32 target = detail::slots_of(load_device<order::relaxed>(&qp.state()->reserved));
+		const u64 *p = reinterpret_cast<const u64 *>(qp.q.delivered);
+		s = (u64)qp.wait([&] {
+			u32 have = (u32)load<PUSHGATE_ORDER_COMPLETION>(p);
+			return ((have - target) & detail::cursor_mask) < (detail::cursor_mask + 1) / 2;
+		});
+	}
+	return static_cast<status>(S::broadcast(s));
+}
+
+// --------------------------------------------------------------------- receive
+namespace detail {
+
+// Looks at the receive record `cursor`; fills `m` if it is there. One thread.
+PUSHGATE_DEVICE bool look(queue_pair &qp, u64 cursor, message &m)
+{
+	const pushgate_qp &q = qp.q;
+	const u64 *p = reinterpret_cast<const u64 *>(q.rx) + (cursor & ((1ull << q.rx_log) - 1)) * PUSHGATE_RECORD_WORDS;
+	// The acquire comes last, so that no load waits for it: one round trip over
+	// the bus, not two. Laps tell if the others were too early.
+	u64x2 c = load_pair(p + 2), d = load_pair(p + 4), e = load_pair(p + 6);
+	u64 w1 = load<order::relaxed>(p + 1);
+	u64 w0 = load<PUSHGATE_ORDER_RECORD>(p);
+	u64 lap = lap_bits((u32)cursor, q.rx_log);
+	u64 wrong = ((w0 ^ lap) | (w1 ^ lap) | (c.x ^ lap) | (c.y ^ lap) | (d.x ^ lap) | (d.y ^ lap) | (e.x ^ lap) |
+		     (e.y ^ lap)) >> PUSHGATE_LAP_SHIFT;
+	if (wrong)
+		return false;
+	u32 flags = (u32)(w0 >> PUSHGATE_FLAGS_SHIFT) & 0xff;
+	m.length = (u32)w0;
+	m.tag = (u32)w1;
+	m.is_inline = flags & PUSHGATE_F_INLINE;
+	m.in_buffer = flags & PUSHGATE_F_BUFFER;
+	m.data = nullptr;
+	if (m.is_inline) {
+		u64 tops = c.x, w[5] = {c.y, d.x, d.y, e.x, e.y};
+		for (u32 i = 0; i < 5; i++)
+			m.words[i] = (w[i] & PUSHGATE_DATA_MASK) | (tops >> (8 * i) & 0xff) << 56;
+	} else if (!m.in_buffer) {
+		u64 base = flags & PUSHGATE_F_LANDING ? q.landing : q.peer_window;
+		m.data = reinterpret_cast<const void *>(base + ((d.y & 0xffffffff) << PUSHGATE_UNIT_LOG));
+	}
+	return true;
+}
+
+// Hands a message from the leader to its scope.
+template <class S> PUSHGATE_DEVICE void share(message &m)
+{
+	u64 head = S::broadcast((u64)m.length << 32 | m.tag);
+	u64 where = S::broadcast(m.is_inline ? 1 : m.in_buffer ? 2 : reinterpret_cast<unsigned long long>(m.data));
+	m.length = (u32)(head >> 32);
+	m.tag = (u32)head;
+	m.is_inline = where == 1;
+	m.in_buffer = where == 2;
+	m.data = where <= 2 ? nullptr : reinterpret_cast<const void *>(where);
+	if (m.is_inline)
+		for (u32 i = 0; i < 5; i++)
+			m.words[i] = S::broadcast(m.words[i]);
+}
+
+template <class S> PUSHGATE_DEVICE status receive(queue_pair &qp, message &m, bool wait)
+{
+	u64 s = 0;
+	if (S::rank() == 0) {
+		if (wait)
+			s = (u64)qp.wait([&] { return look(qp, qp.rx, m); });
+		else if (!look(qp, qp.rx, m))
+			s = qp.health() == status::ok ? (u64)status::again : (u64)qp.health();
+	}
+	s = S::broadcast(s);
+	if (s == 0) {
+		if (S::size() > 1)
+			share<S>(m);
+		qp.rx++;
+	}
+	return static_cast<status>(s);
+}
+
+} // namespace detail
+
+// Waits for the next message.
+template <class S = thread> PUSHGATE_DEVICE status recv(queue_pair &qp, message &m)
+{
+	return detail::receive<S>(qp, m, true);
+}
+// The same without waiting.
+template <class S = thread> PUSHGATE_DEVICE status try_recv(queue_pair &qp, message &m)
+{
+	return detail::receive<S>(qp, m, false);
+}
+
+// Receives S::size() messages at once, each thread of the scope its own, which
+// is how small messages are taken fastest. Unlike elsewhere each thread gets a
+// status of its own; a scope that goes on after one of them failed waits in vain,
+// but not for ever.
+template <class S = warp> PUSHGATE_DEVICE status recv_each(queue_pair &qp, message &m)
+{
+	u64 mine = qp.rx + S::rank();
+	qp.rx += S::size();
+	return qp.wait([&] { return detail::look(qp, mine, m); });
+}
+
+// Gives back the `count` oldest messages not yet given back: their places may
+// be written again from now on. All threads of the scope are done with them.
+// `inline_only`: none of them had a place (the words were copied by recv).
+template <class S = thread> PUSHGATE_DEVICE void release(queue_pair &qp, u32 count = 1, bool inline_only = false)
+{
+	S::sync();
+	qp.released += count;
+	if (S::rank() == 0) {
+		u64 *p = reinterpret_cast<u64 *>(qp.q.consumed);
+		if (inline_only)
+			store<order::relaxed>(p, qp.released);
+		else
+			store<PUSHGATE_ORDER_CONSUMED>(p, qp.released);
+		ring(qp.q);
+	}
+}
+
+// Copies a received message to `dst` (at least m.length bytes).
+template <class S = thread> PUSHGATE_DEVICE void copy_out(void *dst, const message &m)
+{
+	if (m.is_inline) {
+		for (u32 i = S::rank(); i < m.length; i += S::size())
+			static_cast<u8 *>(dst)[i] = (u8)(m.words[i / 8] >> (i % 8 * 8));
+	} else if (m.data) {
+		pull_payload(dst, m.data, m.length, S::rank(), S::size());
+	}
+}
+
+// Names a buffer for a receive: the next message whose turn it is lands there.
+// Only on queue pairs made with posted receives.
+template <class S = thread>
+PUSHGATE_DEVICE status post_recv(queue_pair &qp, u32 lkey, u64 offset, u32 length, u32 tag = PUSHGATE_ANY_TAG)
+{
+	u64 s = 0;
+	if (S::rank() == 0) {
+		pushgate_qp_state *state = qp.state();
+		u64 posted = load_device<order::relaxed>(&state->rx_posted);
+		u64 given = qp.released;
+		if (posted - given >= 1ull << qp.q.rx_log) {
+			s = (u64)status::again;
+		} else {
+			u64 *p = reinterpret_cast<u64 *>(qp.q.receives) +
+				 (posted & ((1ull << qp.q.rx_log) - 1)) * PUSHGATE_RECV_WORDS;
+			u64 lap = detail::lap_bits((u32)posted, qp.q.rx_log);
+			store_pair(p + 2, length | lap, tag | lap);
+			store_pair(p, lkey | lap, (offset & PUSHGATE_DATA_MASK) | lap);
+			store_device<order::relaxed>(&state->rx_posted, posted + 1);
+			ring(qp.q);
+		}
+	}
+	return static_cast<status>(S::broadcast(s));
+}
+
+} // namespace pushgate
+
+#endif // PUSHGATE_DEVICE_CUH

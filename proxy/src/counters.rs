@@ -1,0 +1,76 @@
+//! What can be counted, is: plain numbers that the engine copies out now and then.
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counts of one queue pair or, added up, of an engine. They only grow.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[non_exhaustive]
+        pub struct Counters { $($(#[$doc])* pub $name: u64,)* }
+
+        impl std::ops::AddAssign for Counters {
+            fn add_assign(&mut self, other: Self) { $(self.$name += other.$name;)* }
+        }
+
+        impl std::ops::Sub for Counters {
+            type Output = Self;
+            fn sub(self, other: Self) -> Self { Counters { $($name: self.$name - other.$name,)* } }
+        }
+
+        impl Counters {
+            /// Each count with its name.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Messages released to the queue pair.
+    released,
+    /// Payload of those, bytes.
+    released_bytes,
+    /// Messages retired: the peer has them and their place is free again.
+    retired,
+    /// Messages delivered here, to this side's device.
+    delivered,
+    /// Payload of those, bytes.
+    delivered_bytes,
+    /// NOPs.
+    nops,
+    /// Payloads that the proxy copied.
+    copies,
+    /// Bytes of those.
+    copied_bytes,
+    /// Of the copies, those made because a slow reader held too much in place.
+    copied_out,
+    /// The gate had no free send-queue slot.
+    stall_send_queue,
+    /// The gate had no free CQ slot.
+    stall_completion_queue,
+    /// The gate had no receive of the peer.
+    stall_receive,
+    /// The gate had too many bytes in flight.
+    stall_bytes,
+    /// Receiver-not-ready answers of the transport. P4: stays 0.
+    rnr,
+    /// Messages posted that the peer could not take. P4: stays 0.
+    dropped,
+    /// WQEs and records refused.
+    refused,
+    /// Slots reserved and never published.
+    stuck,
+    /// Doorbells rung at a peer's engine.
+    rings,
+    /// Times that the engine slept.
+    sleeps,
+}
+
+impl Counters {
+    /// All stalls of the gate together.
+    pub fn credit_stalls(&self) -> u64 {
+        self.stall_send_queue + self.stall_completion_queue + self.stall_receive + self.stall_bytes
+    }
+}

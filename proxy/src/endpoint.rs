@@ -1,0 +1,989 @@
+//! One queue pair as the engine drives it: takes WQEs out of the work segment,
+//! asks the gate, posts, retires; takes in what the peer sent, puts it where it
+//! belongs and tells the device. All state that decides anything is private.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::record::{self, Malformed, Opcode, Record, Words as RecordWords, lap_of};
+use pushgate_driver_shim::segment::{Geometry, HeaderError, Segment, check_header};
+
+use crate::counters::Counters;
+use crate::gate::{Gate, Need, Stall};
+use crate::memory::Words;
+use crate::mover::{Move, Mover};
+use crate::qp::local::LocalQp;
+use crate::qp::{Inbound, PeerCounts, QueuePair};
+use crate::region::{RegionMemory, Regions, Stretch};
+use crate::ring::{self, Look};
+use crate::session::{Session, Status, count_word};
+use crate::staging::Staging;
+
+/// Records that one pass takes in each direction before the engine looks at
+/// its other queue pairs.
+const BATCH: u32 = 64;
+
+/// The memory of one queue pair, as its program hands it to an engine. Every
+/// segment's header is checked before anything else is read.
+pub struct QpMemory {
+    /// Work segment: the device writes, we read.
+    pub work: Arc<ReadOnlyMemory>,
+    /// Control segment: we write, the device reads.
+    pub control: Arc<SharedMemory>,
+    /// Our link segment.
+    pub link: Arc<SharedMemory>,
+    /// The peer's link segment.
+    pub peer_link: Arc<ReadOnlyMemory>,
+    /// The peer's window.
+    pub peer_window: Arc<ReadOnlyMemory>,
+    /// Wakes the peer's engine, where it can be woken.
+    pub peer_bell: Option<EventFd>,
+}
+
+/// What else an endpoint is told.
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
+pub struct QpOptions {
+    /// The peer's rank.
+    pub peer: u32,
+    /// Messages land in buffers that receives name, not where they lie.
+    pub posted_receives: bool,
+    /// A slot reserved and not published while later ones are complete ends the
+    /// queue pair after this, nanoseconds.
+    pub stuck_ns: u64,
+    /// Of each message, in this share of the peer's window (in 256ths), a slow
+    /// reader may hold before further ones are copied out.
+    pub in_place_share: u8,
+    /// Receive credits ignored; for tests alone.
+    pub ungated: bool,
+    /// Seed of the regions' tags.
+    pub key_seed: u32,
+}
+
+/// Why a queue pair could not be taken in.
+#[derive(Debug, thiserror::Error)]
+pub enum EndpointError {
+    /// A segment's header is wrong.
+    #[error("{segment} segment: {source}")]
+    Header {
+        /// Which.
+        segment: &'static str,
+        /// What is wrong with it.
+        source: HeaderError,
+    },
+    /// Two segments of one side disagree.
+    #[error("{segment} segment says {found:?}, the control segment {expected:?}")]
+    Disagree {
+        /// Which.
+        segment: &'static str,
+        /// Its geometry.
+        found: Box<Geometry>,
+        /// The control segment's.
+        expected: Box<Geometry>,
+    },
+    /// The peer's window is smaller than its geometry says.
+    #[error("the peer's window has {found} bytes, its geometry says {expected}")]
+    Window {
+        /// Bytes mapped.
+        found: usize,
+        /// Bytes that there should be.
+        expected: usize,
+    },
+    /// `ungated` in a build without it.
+    #[error("this build cannot switch the gate's receive credit off")]
+    Ungated,
+}
+
+/// A receive that the device posted.
+#[derive(Clone, Copy)]
+struct Buffer {
+    key: u32,
+    offset: u64,
+    length: u32,
+    tag: u32,
+}
+
+/// A delivered message whose place is still in use by the device.
+#[derive(Clone, Copy)]
+struct Held {
+    /// Its receive record.
+    rx: u64,
+    /// Its sequence number.
+    sequence: u64,
+    /// Units that it holds, padding of the landing ring included.
+    units: u64,
+}
+
+/// An inbound message whose bytes are being moved.
+struct Moving {
+    movement: Move,
+    record: Record,
+    /// Where it will be, for a SEND.
+    landed: Landed,
+}
+
+#[derive(Clone, Copy)]
+enum Landed {
+    Region,
+    Buffer,
+    Landing { unit: u64, taken: u64 },
+}
+
+/// Words of the control line.
+const CREDIT: usize = 0;
+const STATUS: usize = 1;
+const DELIVERED: usize = 2;
+
+/// See the module's text.
+pub struct Endpoint {
+    geometry: Geometry,
+    peer_geometry: Geometry,
+    options: QpOptions,
+    // The producer's side.
+    wqes: Words,
+    control_line: Words,
+    sleeping: Words,
+    cq: Words,
+    cq_head: u64,
+    staging: Staging,
+    gate: Gate,
+    session: Session,
+    qp: Box<dyn QueuePair>,
+    /// Read and checked, but without a permit yet.
+    pending: Option<(Record, RecordWords)>,
+    stalled: bool,
+    credit: u64,
+    delivered_slots: u64,
+    // The receiver's side.
+    signals: Words,
+    rx: Words,
+    rx_head: u64,
+    consumed: Words,
+    consumed_seen: u64,
+    receives: Words,
+    receives_taken: u64,
+    buffers: VecDeque<Buffer>,
+    in_place: VecDeque<Held>,
+    in_place_units: u64,
+    landing: usize,
+    landing_held: VecDeque<Held>,
+    landing_head: u64,
+    landing_tail: u64,
+    moving: Option<Moving>,
+    /// Inline payload on its way to device memory.
+    inline: Box<[u8; abi::PUSHGATE_INLINE_SEND as usize]>,
+    acknowledged: PeerCounts,
+    regions: Regions,
+    counters: Counters,
+    _control: Arc<SharedMemory>,
+}
+
+fn header(
+    words: &[AtomicU64],
+    kind: Segment,
+    name: &'static str,
+    len: usize,
+) -> Result<Geometry, EndpointError> {
+    check_header(words, kind, len).map_err(|source| EndpointError::Header { segment: name, source })
+}
+
+impl Endpoint {
+    /// A queue pair over the `local` transport.
+    pub fn local(memory: QpMemory, options: QpOptions) -> Result<Self, EndpointError> {
+        let geometry = header(memory.control.words(0, 8), Segment::Control, "control", memory.control.len())?;
+        let page = abi::PUSHGATE_PAGE as usize;
+        let check = |mem: &Arc<ReadOnlyMemory>, kind, name| {
+            header(&Words::readable(mem, 0, 8.min(mem.len().min(page) / 8)), kind, name, mem.len())
+        };
+        let work = check(&memory.work, Segment::Work, "work")?;
+        let link = header(memory.link.words(0, 8), Segment::Link, "link", memory.link.len())?;
+        for (segment, found) in [("work", work), ("link", link)] {
+            if found != geometry {
+                return Err(EndpointError::Disagree {
+                    segment,
+                    found: Box::new(found),
+                    expected: Box::new(geometry),
+                });
+            }
+        }
+        let peer_geometry = check(&memory.peer_link, Segment::Link, "peer's link")?;
+        if memory.peer_window.len() < peer_geometry.window_bytes() {
+            return Err(EndpointError::Window {
+                found: memory.peer_window.len(),
+                expected: peer_geometry.window_bytes(),
+            });
+        }
+        let qp = LocalQp::new(
+            &memory.link,
+            &geometry,
+            &memory.peer_link,
+            &peer_geometry,
+            memory.peer_window,
+            memory.peer_bell,
+        );
+        Self::new(memory.work, memory.control, geometry, peer_geometry, Box::new(qp), options)
+    }
+
+    /// A queue pair over any transport; both geometries are checked.
+    pub fn new(
+        work: Arc<ReadOnlyMemory>,
+        control: Arc<SharedMemory>,
+        geometry: Geometry,
+        peer_geometry: Geometry,
+        qp: Box<dyn QueuePair>,
+        options: QpOptions,
+    ) -> Result<Self, EndpointError> {
+        let limits = qp.limits();
+        let gate = if options.ungated {
+            #[cfg(feature = "test-ungated")]
+            {
+                Gate::without_receive_credit(limits)
+            }
+            #[cfg(not(feature = "test-ungated"))]
+            return Err(EndpointError::Ungated);
+        } else {
+            Gate::new(limits)
+        };
+        let g = &geometry;
+        let receives = (abi::PUSHGATE_RECV_WORDS as usize) << g.rx_log;
+        let held = 1usize << g.rx_log;
+        Ok(Endpoint {
+            wqes: Words::readable(&work, abi::PUSHGATE_WORK_RING as usize, 8 << g.slots_log),
+            consumed: Words::readable(&work, abi::PUSHGATE_WORK_CONSUMED as usize, 1),
+            receives: Words::readable(&work, g.work_receives_offset(), receives),
+            control_line: Words::writable(&control, abi::PUSHGATE_CTL_CREDIT as usize, 3),
+            sleeping: Words::writable(&control, abi::PUSHGATE_CTL_SLEEPING as usize, 1),
+            signals: Words::writable(&control, abi::PUSHGATE_CTL_SIGNALS as usize, g.signals as usize),
+            cq: Words::writable(&control, g.control_cq_offset(), 2 << g.cq_log),
+            rx: Words::writable(&control, g.control_rx_offset(), 8 << g.rx_log),
+            landing: control.as_ptr().as_ptr() as usize + g.control_landing_offset(),
+            staging: Staging::new(g.slots_log, g.window_log),
+            gate,
+            session: Session::new(0),
+            qp,
+            pending: None,
+            stalled: false,
+            credit: 0,
+            delivered_slots: 0,
+            cq_head: 0,
+            rx_head: 0,
+            consumed_seen: 0,
+            receives_taken: 0,
+            buffers: VecDeque::with_capacity(if options.posted_receives { held } else { 0 }),
+            in_place: VecDeque::with_capacity(held),
+            in_place_units: 0,
+            landing_held: VecDeque::with_capacity(held),
+            landing_head: 0,
+            landing_tail: 0,
+            moving: None,
+            inline: Box::new([0; abi::PUSHGATE_INLINE_SEND as usize]),
+            acknowledged: PeerCounts::default(),
+            regions: Regions::new(options.key_seed),
+            counters: Counters::default(),
+            geometry,
+            peer_geometry,
+            options,
+            _control: control,
+        })
+    }
+
+    /// Rank of this side.
+    pub fn rank(&self) -> u32 {
+        self.geometry.rank
+    }
+
+    /// Rank of the other side.
+    pub fn peer(&self) -> u32 {
+        self.options.peer
+    }
+
+    /// Counts so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Registers memory that WQEs of this side and records of the peer may name.
+    pub fn add_region(&mut self, memory: RegionMemory, bytes: u64) -> Option<u32> {
+        self.regions.add(memory, bytes)
+    }
+
+    /// The reverse. False if the key names none, or bytes are being moved.
+    pub fn remove_region(&mut self, key: u32) -> bool {
+        self.moving.is_none() && self.regions.remove(key)
+    }
+
+    /// One pass: whatever can be done now, at most [`BATCH`] records each way.
+    /// True if anything was.
+    #[inline]
+    pub fn poll(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        if self.session.status().is_some() {
+            return false;
+        }
+        let mut work = self.receive(mover);
+        work |= self.acknowledge();
+        work |= self.progress();
+        work |= self.transmit();
+        if work && self.qp.notify() {
+            self.counters.rings += 1;
+        }
+        work
+    }
+
+    /// True if a pass would find work; changes nothing. For the last look
+    /// before sleeping.
+    pub fn has_work(&self) -> bool {
+        if self.session.status().is_some() {
+            return false;
+        }
+        let counts = self.qp.peer_counts();
+        let count = |word: u64| word & abi::PUSHGATE_COUNT_MASK;
+        let (sent, received) = (self.staging.messages(), self.session.received());
+        (self.pending.is_none()
+            && self.staging.has_room()
+            && !matches!(ring::look(&self.wqes, self.staging.head(), self.staging.slots_log()), Look::Empty))
+            || self.qp.has_inbound()
+            || self.moving.is_some()
+            || ring::observe(&self.consumed[0]) != self.consumed_seen
+            || (self.options.posted_receives && self.next_buffer().is_some())
+            || Status::from_word(self.qp.peer_status()).is_some()
+            || (received < sent && count(counts.received) > received)
+            || (self.staging.outstanding() > 0 && count(counts.released) > self.session.released())
+            || (self.pending.is_some() && count(counts.granted) > self.gate.granted())
+    }
+
+    /// The words that tell others that this engine sleeps.
+    pub fn sleeping(&self) -> impl Iterator<Item = &AtomicU64> {
+        [Some(&self.sleeping[0]), self.qp.sleeping()].into_iter().flatten()
+    }
+
+    /// Now and then, with the time: looks for a slot that is never published,
+    /// and for the peer's end.
+    pub fn tick(&mut self, now: u64) {
+        if self.session.status().is_some() {
+            return;
+        }
+        if let Some(status) = Status::from_word(self.qp.peer_status()) {
+            self.fail(Status { rank: Some(self.options.peer), ..status });
+            return;
+        }
+        let hole = self.pending.is_none() && self.hole();
+        if self.staging.stuck(hole, now, self.options.stuck_ns) {
+            self.counters.stuck += 1;
+            let detail = self.staging.head() as u32;
+            tracing::warn!(rank = self.rank(), slot = detail, "a WQE slot was reserved and never published");
+            self.fail(Status { detail, ..Status::new(abi::PUSHGATE_STUCK) });
+        }
+    }
+
+    /// True if a later slot is written while the head is not.
+    fn hole(&self) -> bool {
+        let (head, log) = (self.staging.head(), self.staging.slots_log());
+        let room = (1 << log) - self.staging.outstanding();
+        !ring::touched(&self.wqes, head, log) && (1..room).any(|i| ring::touched(&self.wqes, head + i, log))
+            || ring::touched(&self.wqes, head, log)
+                && matches!(ring::look(&self.wqes, head, log), Look::Empty)
+    }
+
+    /// Ends the queue pair: the device's waits end with `status`, messages that
+    /// were not retired complete with it, the peer is told.
+    pub fn fail(&mut self, status: Status) {
+        if !self.session.fail(status) {
+            return;
+        }
+        self.control_line[STATUS].store(status.word(), Ordering::Release);
+        // The peer names the culprit itself if it is another rank; else us.
+        let told = Status { rank: status.rank.or(Some(self.rank())), ..status };
+        self.qp.set_status(told.word());
+        let (cq, head, log) = (&self.cq, &mut self.cq_head, self.geometry.cq_log);
+        self.staging.retire(u64::MAX, |c| {
+            complete(cq, head, log, c.wr_id, c.opcode, status.code, c.length);
+        });
+        if let Some((record, _)) = self.pending.take()
+            && record.has(Record::SIGNALED)
+        {
+            complete(cq, head, log, record.id, record.opcode as u8, status.code, record.length);
+        }
+        self.qp.notify();
+    }
+
+    /// Finishes a copy under way, so that its region can go.
+    pub fn settle(&mut self, mover: &mut Option<Box<dyn Mover>>) {
+        while self.moving.is_some() && self.advance(mover) == Some(false) {
+            std::thread::yield_now();
+        }
+        self.acknowledge();
+    }
+
+    /// The engine stops. Whoever still waits here is told; the peer only if it
+    /// still has something to wait for, for a peer that is done need not hear
+    /// that we left first.
+    pub fn close(&mut self) {
+        let word = Status::new(abi::PUSHGATE_ABORTED).word();
+        if self.session.status().is_none() {
+            self.control_line[STATUS].store(word, Ordering::Release);
+            if self.staging.outstanding() > 0 || self.pending.is_some() {
+                self.fail(Status::new(abi::PUSHGATE_ABORTED));
+            }
+        }
+    }
+
+    /// How it ended, if it has.
+    pub fn status(&self) -> Option<Status> {
+        self.session.status()
+    }
+
+    // ------------------------------------------------------------- producer
+
+    #[inline]
+    fn transmit(&mut self) -> bool {
+        let mut n = 0;
+        while n < BATCH {
+            let (record, words) = match self.pending.take() {
+                Some(p) => p,
+                None => {
+                    if !self.staging.has_room() {
+                        break;
+                    }
+                    match ring::look(&self.wqes, self.staging.head(), self.staging.slots_log()) {
+                        Look::Empty => break,
+                        Look::Torn => {
+                            self.refuse(None, &Malformed::Lap);
+                            return true;
+                        }
+                        Look::Ready(words) => match Record::decode(&words) {
+                            Ok(record) => match self.check(&record) {
+                                Ok(()) => (record, words),
+                                Err(e) => {
+                                    self.refuse(Some(&record), &*e);
+                                    return true;
+                                }
+                            },
+                            Err(e) => {
+                                self.refuse(None, &e);
+                                return true;
+                            }
+                        },
+                    }
+                }
+            };
+            if record.opcode == Opcode::Nop {
+                self.staging.release(&record);
+                self.counters.nops += 1;
+                n += 1;
+                continue;
+            }
+            let need = Need { bytes: record.length, receive: record.opcode == Opcode::Send };
+            let sequence = self.staging.messages();
+            let qp = &mut self.qp;
+            let posted =
+                self.gate.reserve(need).map(|permit| qp.post_send(permit, sequence, &record, &words));
+            match posted {
+                Ok(Ok(())) => self.stalled = false,
+                Ok(Err(status)) => {
+                    self.pending = Some((record, words));
+                    self.fail(status);
+                    return true;
+                }
+                Err(stall) => {
+                    self.pending = Some((record, words));
+                    // Once for each message, not for each look.
+                    if !std::mem::replace(&mut self.stalled, true) {
+                        *match stall {
+                            Stall::SendQueue => &mut self.counters.stall_send_queue,
+                            Stall::CompletionQueue => &mut self.counters.stall_completion_queue,
+                            Stall::Receive => &mut self.counters.stall_receive,
+                            Stall::Bytes => &mut self.counters.stall_bytes,
+                        } += 1;
+                    }
+                    break;
+                }
+            }
+            self.staging.release(&record);
+            self.counters.released += 1;
+            self.counters.released_bytes += record.length as u64;
+            n += 1;
+        }
+        n != 0
+    }
+
+    /// What the codec could not check: place, source region, signal. The peer
+    /// checks what only it knows: rkey and bounds.
+    #[inline]
+    fn check(&self, r: &Record) -> Result<(), Box<dyn std::error::Error>> {
+        self.staging.check(r)?;
+        if r.has(Record::REGION) {
+            self.regions.resolve(r.place, r.place_offset, r.length)?;
+        }
+        if (r.opcode == Opcode::Signal || r.has(Record::WITH_SIGNAL))
+            && r.signal >= self.peer_geometry.signals
+        {
+            return Err(format!("signal {} of {}", r.signal, self.peer_geometry.signals).into());
+        }
+        if r.opcode == Opcode::Send && r.length == 0 && !r.has(Record::INLINE) && r.units() > 0 {
+            return Err("an empty message that holds room".into());
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn refuse(&mut self, record: Option<&Record>, why: &dyn std::fmt::Display) {
+        self.counters.refused += 1;
+        let slot = self.staging.head();
+        tracing::warn!(rank = self.rank(), peer = self.peer(), slot, "WQE refused: {why}");
+        let status =
+            Status { rank: Some(self.rank()), detail: slot as u32, ..Status::new(abi::PUSHGATE_REFUSED) };
+        if let Some(r) = record
+            && r.has(Record::SIGNALED)
+        {
+            complete(
+                &self.cq,
+                &mut self.cq_head,
+                self.geometry.cq_log,
+                r.id,
+                r.opcode as u8,
+                status.code,
+                r.length,
+            );
+        }
+        self.fail(status);
+    }
+
+    /// Takes in the peer's counts; gives back what they free.
+    #[inline]
+    fn progress(&mut self) -> bool {
+        let counts = self.qp.peer_counts();
+        let sent = self.staging.messages();
+        let (released, received) = match self.session.peer_counts(sent, counts.released, counts.received) {
+            Ok(c) => c,
+            Err(e) => {
+                self.violated(&e);
+                return true;
+            }
+        };
+        let mut work = false;
+        if (counts.granted >> abi::PUSHGATE_COUNT_BITS) as u16 == self.session.epoch() {
+            match self.gate.grant(counts.granted & abi::PUSHGATE_COUNT_MASK) {
+                Ok(new) => work |= new,
+                Err(e) => {
+                    self.violated(&e);
+                    return true;
+                }
+            }
+        }
+        let completed = self.qp.poll_send(received);
+        if completed > 0 {
+            self.gate.complete(completed);
+        }
+        if self.staging.outstanding() > 0 {
+            let (cq, head, log) = (&self.cq, &mut self.cq_head, self.geometry.cq_log);
+            let ok = abi::PUSHGATE_OK as u8;
+            let retired = self.staging.retire(released, |c| {
+                complete(cq, head, log, c.wr_id, c.opcode, ok, c.length);
+            });
+            if retired.messages > 0 {
+                self.gate.retire(retired.bytes);
+                self.counters.retired += retired.messages;
+            }
+            let credit = self.staging.credit_word();
+            if credit != self.credit {
+                self.credit = credit;
+                // CREDIT: the peer's last read of the place, seen through its
+                // count, before the device may write there again.
+                ring::advance(&self.control_line[CREDIT], credit);
+                work = true;
+            }
+        }
+        let delivered = self.staging.deliver(received);
+        if delivered != self.delivered_slots {
+            self.delivered_slots = delivered;
+            ring::advance(&self.control_line[DELIVERED], delivered);
+            work = true;
+        }
+        work
+    }
+
+    #[cold]
+    fn violated(&mut self, why: &dyn std::fmt::Display) {
+        self.counters.refused += 1;
+        tracing::warn!(rank = self.rank(), peer = self.peer(), "the peer broke the protocol: {why}");
+        self.fail(Status { rank: Some(self.options.peer), ..Status::new(abi::PUSHGATE_REFUSED) });
+    }
+
+    // ------------------------------------------------------------- receiver
+
+    #[inline]
+    fn receive(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        let mut work = self.reap();
+        let mut n = 0;
+        while n < BATCH {
+            if self.moving.is_some() {
+                match self.advance(mover) {
+                    Some(true) => work = true,
+                    // A slice of a host copy is work, a device's copy is waited for.
+                    Some(false) => {
+                        return work
+                            | matches!(&self.moving, Some(m) if matches!(m.movement, Move::Host { .. }));
+                    }
+                    None => return true,
+                }
+            }
+            let words = match self.qp.poll_recv() {
+                Inbound::Empty => break,
+                Inbound::Record(words) => words,
+                Inbound::Torn => {
+                    self.overrun(&Malformed::Lap);
+                    return true;
+                }
+            };
+            n += 1;
+            let record = match Record::decode(&words) {
+                Ok(r) if r.opcode != Opcode::Nop => r,
+                Ok(_) => {
+                    self.violated(&"a NOP on the link");
+                    return true;
+                }
+                Err(e) => {
+                    self.violated(&e);
+                    return true;
+                }
+            };
+            if let Err(e) = self.session.accept(record.id) {
+                self.overrun(&e);
+                return true;
+            }
+            if let Err(why) = self.deliver(&record, &words, mover) {
+                match why {
+                    Why::Overrun(e) => self.overrun(&*e),
+                    Why::Violated(e) => self.violated(&*e),
+                }
+                return true;
+            }
+        }
+        work || n != 0
+    }
+
+    /// The receiver's check of P4 caught something.
+    #[cold]
+    fn overrun(&mut self, why: &dyn std::fmt::Display) {
+        self.counters.dropped += 1;
+        tracing::error!(rank = self.rank(), peer = self.peer(), "overrun: {why}");
+        let detail = self.session.inbound() as u32;
+        self.fail(Status { rank: Some(self.options.peer), detail, ..Status::new(abi::PUSHGATE_OVERRUN) });
+    }
+
+    /// Takes in what the device gave back and posted.
+    #[inline]
+    fn reap(&mut self) -> bool {
+        let mut work = false;
+        // CONSUMED: the device's reads of the places before they are given back.
+        let consumed = ring::observe(&self.consumed[0]);
+        if consumed != self.consumed_seen {
+            if consumed < self.consumed_seen || consumed > self.rx_head {
+                let delivered = self.rx_head;
+                self.violated(&format_args!("{consumed} receive records released of {delivered}"));
+                return true;
+            }
+            self.consumed_seen = consumed;
+            while self.in_place.front().is_some_and(|h| h.rx < consumed) {
+                self.in_place_units -= self.in_place.pop_front().expect("it is there").units;
+            }
+            while self.landing_held.front().is_some_and(|h| h.rx < consumed) {
+                self.landing_tail += self.landing_held.pop_front().expect("it is there").units;
+            }
+            work = true;
+        }
+        if self.options.posted_receives {
+            while let Some(buffer) = self.next_buffer() {
+                self.buffers.push_back(buffer);
+                self.receives_taken += 1;
+                work = true;
+            }
+        }
+        work
+    }
+
+    /// The next posted receive, if it is complete. At most as many ahead of
+    /// what the device released as the ring has slots.
+    fn next_buffer(&self) -> Option<Buffer> {
+        let log = self.geometry.rx_log;
+        if self.receives_taken - self.consumed_seen >= 1 << log {
+            return None;
+        }
+        let n = abi::PUSHGATE_RECV_WORDS as usize;
+        let first = (self.receives_taken & ((1 << log) - 1)) as usize * n;
+        let lap = lap_of(self.receives_taken, log);
+        let mut w = [0u64; abi::PUSHGATE_RECV_WORDS as usize];
+        for (i, w) in w.iter_mut().enumerate() {
+            *w = self.receives[first + i].load(Ordering::Relaxed);
+            if (*w >> abi::PUSHGATE_LAP_SHIFT) as u8 != lap {
+                return None;
+            }
+        }
+        Some(Buffer {
+            key: w[0] as u32,
+            offset: w[1] & abi::PUSHGATE_DATA_MASK,
+            length: w[2] as u32,
+            tag: w[3] as u32,
+        })
+    }
+
+    /// Puts one inbound message where it belongs, or begins to.
+    #[inline]
+    fn deliver(
+        &mut self,
+        r: &Record,
+        words: &RecordWords,
+        mover: &mut Option<Box<dyn Mover>>,
+    ) -> Result<(), Why> {
+        match r.opcode {
+            Opcode::Send => {
+                if self.rx_head - self.consumed_seen >= 1 << self.geometry.rx_log {
+                    return Err(Why::Overrun("no receive was granted for this message".into()));
+                }
+                if self.options.posted_receives {
+                    return self.deliver_to_buffer(r, words, mover);
+                }
+                if r.has(Record::INLINE) {
+                    ring::publish(&self.rx, self.rx_head, self.geometry.rx_log, words);
+                    self.delivered(r);
+                    self.rx_head += 1;
+                    return Ok(());
+                }
+                self.deliver_placed(r, mover)
+            }
+            Opcode::Put => {
+                let dst = self.regions.resolve(r.rkey, r.remote_offset, r.length).map_err(violation)?;
+                let src = self.source(r, words).map_err(Why::Violated)?;
+                if r.has(Record::WITH_SIGNAL) && r.signal >= self.geometry.signals {
+                    return Err(Why::Violated("signal out of range".into()));
+                }
+                self.begin(*r, Landed::Region, src, dst, mover)
+            }
+            Opcode::Signal => {
+                if r.signal >= self.geometry.signals {
+                    return Err(Why::Violated("signal out of range".into()));
+                }
+                self.signal(r);
+                self.delivered(r);
+                Ok(())
+            }
+            Opcode::Nop => unreachable!("refused before"),
+        }
+    }
+
+    /// A SEND whose payload lies in the peer's window or region: handed over in
+    /// place, or copied to the landing ring.
+    fn deliver_placed(&mut self, r: &Record, mover: &mut Option<Box<dyn Mover>>) -> Result<(), Why> {
+        let src = self.source(r, &[0; 8]).map_err(Why::Violated)?;
+        let units = r.length.div_ceil(abi::PUSHGATE_UNIT) as u64;
+        let ring = 1u64 << self.geometry.landing_log;
+        let bound = (self.options.in_place_share as u64) << self.peer_geometry.window_log >> 8;
+        let readable = self.qp.in_place() && !r.has(Record::REGION);
+        let pos = self.landing_head & (ring - 1);
+        let skip = if pos + units > ring { ring - pos } else { 0 };
+        let fits = self.landing_head + skip + units - self.landing_tail <= ring;
+        // Nothing held: in place whatever its size, for it costs the sender
+        // nothing that it does not cost already.
+        let slow = self.in_place_units > 0 && self.in_place_units + units > bound;
+        if readable && !(slow && fits) {
+            let w = Record { flags: 0, ..*r }.encode(0);
+            ring::publish(&self.rx, self.rx_head, self.geometry.rx_log, &w);
+            self.in_place.push_back(Held {
+                rx: self.rx_head,
+                sequence: self.session.inbound() - 1,
+                units: r.units() as u64,
+            });
+            self.in_place_units += r.units() as u64;
+            self.delivered(r);
+            self.rx_head += 1;
+            return Ok(());
+        }
+        if !fits {
+            let size = ring << abi::PUSHGATE_UNIT_LOG;
+            return Err(Why::Violated(
+                format!("{} bytes do not fit the landing ring of {size} bytes", r.length).into(),
+            ));
+        }
+        let unit = (self.landing_head + skip) & (ring - 1);
+        self.landing_head += skip + units;
+        self.counters.copied_out += 1;
+        let dst = Stretch::Host(self.landing + ((unit as usize) << abi::PUSHGATE_UNIT_LOG));
+        self.begin(*r, Landed::Landing { unit, taken: skip + units }, src, dst, mover)
+    }
+
+    fn deliver_to_buffer(
+        &mut self,
+        r: &Record,
+        words: &RecordWords,
+        mover: &mut Option<Box<dyn Mover>>,
+    ) -> Result<(), Why> {
+        let Some(b) = self.buffers.pop_front() else {
+            return Err(Why::Overrun("no receive was posted for this message".into()));
+        };
+        if b.tag != abi::PUSHGATE_ANY_TAG && b.tag != r.tag {
+            return Err(Why::Violated(format!("tag {} arrived where {} was posted", r.tag, b.tag).into()));
+        }
+        if b.length < r.length {
+            return Err(Why::Violated(
+                format!("{} bytes arrived for a buffer of {}", r.length, b.length).into(),
+            ));
+        }
+        let dst = self.regions.resolve(b.key, b.offset, r.length).map_err(violation)?;
+        let src = self.source(r, words).map_err(Why::Violated)?;
+        self.begin(*r, Landed::Buffer, src, dst, mover)
+    }
+
+    /// Host address of an inbound payload.
+    fn source(&mut self, r: &Record, words: &RecordWords) -> Result<usize, Box<dyn std::error::Error>> {
+        if r.has(Record::INLINE) {
+            *self.inline = record::inline(words, r.opcode);
+            return Ok(self.inline.as_ptr() as usize);
+        }
+        if r.has(Record::REGION) {
+            return Err("this queue pair does not send from regions".into());
+        }
+        if (r.units() as u64) * (abi::PUSHGATE_UNIT as u64) < r.length as u64 {
+            return Err(format!("{} bytes in {} units", r.length, r.units()).into());
+        }
+        self.qp
+            .payload(r.place, r.units())
+            .ok_or_else(|| format!("unit {} and {} more leave the peer's window", r.place, r.units()).into())
+    }
+
+    /// Begins to move; small host copies end at once.
+    fn begin(
+        &mut self,
+        record: Record,
+        landed: Landed,
+        src: usize,
+        dst: Stretch,
+        mover: &mut Option<Box<dyn Mover>>,
+    ) -> Result<(), Why> {
+        let movement =
+            Move::start(src, dst, record.length as usize, mover.as_deref_mut()).map_err(violation)?;
+        self.moving = Some(Moving { movement, record, landed });
+        self.advance(mover);
+        Ok(())
+    }
+
+    /// Moves the bytes of `moving` on. True when the message was delivered,
+    /// `None` if the queue pair failed.
+    fn advance(&mut self, mover: &mut Option<Box<dyn Mover>>) -> Option<bool> {
+        let Some(mut m) = self.moving.take() else { return Some(true) };
+        // SAFETY: the destination was resolved in a registered region (which is
+        // not removed while `moving` is set) or in our landing ring, the source
+        // in the peer's window, both mapped as long as this endpoint lives; they
+        // are different mappings. The peer or its device may write the source
+        // meanwhile only against P1, which spoils its own message.
+        match unsafe { m.movement.advance(mover.as_deref_mut()) } {
+            Ok(true) => {}
+            Ok(false) => {
+                self.moving = Some(m);
+                return Some(false);
+            }
+            Err(e) => {
+                tracing::error!(rank = self.rank(), "{e}");
+                self.fail(Status { rank: Some(self.rank()), ..Status::new(abi::PUSHGATE_ABORTED) });
+                return None;
+            }
+        }
+        let r = &m.record;
+        self.counters.copies += 1;
+        self.counters.copied_bytes += r.length as u64;
+        let flags = match m.landed {
+            Landed::Region => {
+                // P3: data, then signal.
+                if r.has(Record::WITH_SIGNAL) {
+                    self.signal(r);
+                }
+                self.delivered(r);
+                return Some(true);
+            }
+            Landed::Buffer => Record::BUFFER,
+            Landed::Landing { .. } => Record::LANDING,
+        };
+        let mut w = Record { flags, ..*r };
+        if let Landed::Landing { unit, taken } = m.landed {
+            w.place = unit as u32;
+            self.landing_held.push_back(Held {
+                rx: self.rx_head,
+                sequence: self.session.inbound() - 1,
+                units: taken,
+            });
+        }
+        ring::publish(&self.rx, self.rx_head, self.geometry.rx_log, &w.encode(0));
+        self.delivered(r);
+        self.rx_head += 1;
+        Some(true)
+    }
+
+    #[inline(always)]
+    fn delivered(&mut self, r: &Record) {
+        self.counters.delivered += 1;
+        self.counters.delivered_bytes += r.length as u64;
+    }
+
+    /// Signals only grow, so that writing one twice is harmless.
+    #[inline]
+    fn signal(&mut self, r: &Record) {
+        let word = &self.signals[r.signal as usize];
+        if word.load(Ordering::Relaxed) < r.signal_value {
+            // SIGNAL: the data before it.
+            ring::advance(word, r.signal_value);
+        }
+    }
+
+    /// Publishes our counts, once a pass.
+    #[inline]
+    fn acknowledge(&mut self) -> bool {
+        let received = self.session.inbound() - self.moving.is_some() as u64;
+        let released = self.in_place.front().map_or(received, |h| h.sequence);
+        let granted = if self.options.posted_receives {
+            self.receives_taken
+        } else {
+            self.consumed_seen + (1 << self.geometry.rx_log)
+        };
+        let epoch = self.session.epoch();
+        let counts = PeerCounts {
+            released: count_word(epoch, released),
+            received: count_word(epoch, received),
+            granted: count_word(epoch, granted),
+        };
+        if counts == self.acknowledged || self.session.status().is_some() {
+            return false;
+        }
+        self.acknowledged = counts;
+        self.qp.acknowledge(counts);
+        true
+    }
+}
+
+enum Why {
+    Overrun(Box<dyn std::error::Error>),
+    Violated(Box<dyn std::error::Error>),
+}
+
+fn violation(e: impl std::error::Error + 'static) -> Why {
+    Why::Violated(Box::new(e))
+}
+
+/// Writes a CQE. Its slot was reserved by the producer together with the WQE
+/// slot; one that lied about that overwrites its own completions.
+#[inline]
+fn complete(cq: &[AtomicU64], head: &mut u64, log: u32, wr_id: u32, opcode: u8, status: u8, length: u32) {
+    let first = (*head & ((1 << log) - 1)) as usize * abi::PUSHGATE_CQE_WORDS as usize;
+    let lap = (lap_of(*head, log) as u64) << abi::PUSHGATE_LAP_SHIFT;
+    *head += 1;
+    cq[first + 1].store(length as u64 | lap, Ordering::Relaxed);
+    // COMPLETION: all of it, and what it stands for, before its first word.
+    cq[first].store(
+        (status as u64) << abi::PUSHGATE_CQE_STATUS_SHIFT
+            | (opcode as u64) << abi::PUSHGATE_CQE_OPCODE_SHIFT
+            | wr_id as u64
+            | lap,
+        Ordering::Release,
+    );
+}

@@ -1,0 +1,323 @@
+//! The loop that drives the endpoints: one thread, in the program that links it
+//! or in `pushgate proxy`. Commands reach it over a channel; nothing else is
+//! shared with it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pushgate_driver_shim::eventfd::EventFd;
+
+use crate::counters::Counters;
+use crate::endpoint::Endpoint;
+use crate::idle::{Idle, Step, Wake};
+use crate::mover::Mover;
+use crate::region::RegionMemory;
+use crate::ring;
+use crate::session::Status;
+
+/// A queue pair of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct QpId(pub u32);
+
+/// How an engine runs.
+#[derive(Default)]
+pub struct EngineOptions {
+    /// Core to pin it to.
+    pub cpu: Option<usize>,
+    /// There is a core to spare for spinning.
+    pub alone: bool,
+    /// Copies into device memory.
+    pub mover: Option<Box<dyn Mover>>,
+}
+
+/// The engine has ended, or refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// Its thread is gone.
+    #[error("the proxy's engine has ended")]
+    Gone,
+    /// The thread could not be started.
+    #[error("starting the proxy's engine: {0}")]
+    Start(#[source] std::io::Error),
+    /// No such queue pair.
+    #[error("queue pair {0} is not one of this engine's")]
+    NoQp(u32),
+    /// [`crate::region::MAX_REGIONS`] are registered.
+    #[error("a queue pair holds at most {} regions", crate::region::MAX_REGIONS)]
+    TooManyRegions,
+    /// A proxy of another process said no, or cannot be reached.
+    #[error("proxy: {0}")]
+    Remote(String),
+}
+
+enum Command {
+    AddQp(Box<Endpoint>, Wake, Sender<QpId>),
+    RemoveQp(QpId, Sender<Option<Counters>>),
+    AddRegion(QpId, RegionMemory, u64, Sender<Result<u32, EngineError>>),
+    RemoveRegion(QpId, u32, Sender<bool>),
+    Fail(Option<QpId>, Status, Sender<()>),
+    Status(QpId, Sender<Option<Option<Status>>>),
+    Counters(Sender<Counters>),
+    Stop,
+}
+
+/// A running engine. Dropping it stops the thread; queue pairs still there end
+/// with *aborted*. Handles may be used from any thread.
+pub struct Engine {
+    commands: Sender<Command>,
+    pending: Arc<AtomicBool>,
+    bell: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Starts an engine. `bell` is its doorbell: producers and peers that find
+    /// it asleep ring there.
+    pub fn start(bell: EventFd, options: EngineOptions) -> Result<Self, EngineError> {
+        let (commands, inbox) = channel();
+        let pending = Arc::new(AtomicBool::new(false));
+        let bell = Arc::new(bell);
+        let state = Loop {
+            inbox,
+            pending: pending.clone(),
+            bell: bell.clone(),
+            mover: options.mover,
+            alone: options.alone,
+            idle: Idle::new(Wake::Doorbell, options.alone),
+            endpoints: Vec::new(),
+            next: 0,
+            gone: Counters::default(),
+            sleeps: 0,
+            start: Instant::now(),
+        };
+        let cpu = options.cpu;
+        let thread = std::thread::Builder::new()
+            .name("pushgate-proxy".into())
+            .spawn(move || {
+                if let Some(cpu) = cpu {
+                    pin(cpu);
+                }
+                // Timed steps are as short as asked for, not 50 us longer.
+                let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
+                state.run()
+            })
+            .map_err(EngineError::Start)?;
+        Ok(Engine { commands, pending, bell, thread: Some(thread) })
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, EngineError> {
+        let (reply, answer) = channel();
+        self.send(command(reply))?;
+        answer.recv().map_err(|_| EngineError::Gone)
+    }
+
+    fn send(&self, command: Command) -> Result<(), EngineError> {
+        self.commands.send(command).map_err(|_| EngineError::Gone)?;
+        self.pending.store(true, Ordering::Release);
+        self.bell.ring();
+        Ok(())
+    }
+
+    /// Takes in a queue pair. `wake` says how its producer can wake the engine.
+    pub fn add_qp(&self, endpoint: Endpoint, wake: Wake) -> Result<QpId, EngineError> {
+        self.ask(|reply| Command::AddQp(Box::new(endpoint), wake, reply))
+    }
+
+    /// Drops a queue pair and its mappings; returns its last counts.
+    pub fn remove_qp(&self, qp: QpId) -> Result<Counters, EngineError> {
+        self.ask(|reply| Command::RemoveQp(qp, reply))?.ok_or(EngineError::NoQp(qp.0))
+    }
+
+    /// Registers a region with a queue pair; returns its key (lkey and rkey).
+    ///
+    /// # Safety
+    /// The memory stays mapped, writable for its length, and free of Rust
+    /// references, until it is removed or the queue pair is.
+    pub unsafe fn add_region(&self, qp: QpId, memory: RegionMemory, bytes: u64) -> Result<u32, EngineError> {
+        self.ask(|reply| Command::AddRegion(qp, memory, bytes, reply))?
+    }
+
+    /// Removes a region; false if the key names none. Waits for a copy under way.
+    pub fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
+        self.ask(|reply| Command::RemoveRegion(qp, key, reply))
+    }
+
+    /// Ends one queue pair, or all of them, with a status.
+    pub fn fail(&self, qp: Option<QpId>, status: Status) -> Result<(), EngineError> {
+        self.ask(|reply| Command::Fail(qp, status, reply))
+    }
+
+    /// How a queue pair ended, if it has.
+    pub fn status(&self, qp: QpId) -> Result<Option<Status>, EngineError> {
+        self.ask(|reply| Command::Status(qp, reply))?.ok_or(EngineError::NoQp(qp.0))
+    }
+
+    /// Counts of all its queue pairs, those already removed included.
+    pub fn counters(&self) -> Result<Counters, EngineError> {
+        self.ask(Command::Counters)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let _ = self.send(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            // A panic there was printed by its hook; here it would only abort.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Loop {
+    inbox: Receiver<Command>,
+    pending: Arc<AtomicBool>,
+    bell: Arc<EventFd>,
+    mover: Option<Box<dyn Mover>>,
+    alone: bool,
+    idle: Idle,
+    endpoints: Vec<(QpId, Box<Endpoint>)>,
+    next: u32,
+    gone: Counters,
+    sleeps: u64,
+    start: Instant,
+}
+
+/// Passes between two looks at the clock while there is work.
+const BUSY_TICK: u32 = 4096;
+
+impl Loop {
+    fn run(mut self) {
+        let mut passes = 0u32;
+        loop {
+            if self.pending.load(Ordering::Relaxed) && !self.commands() {
+                return;
+            }
+            let mut work = false;
+            for (_, endpoint) in &mut self.endpoints {
+                work |= endpoint.poll(&mut self.mover);
+            }
+            passes = passes.wrapping_add(1);
+            if work {
+                self.idle.busy();
+                if !passes.is_multiple_of(BUSY_TICK) {
+                    continue;
+                }
+            }
+            let now = self.start.elapsed().as_nanos() as u64;
+            for (_, endpoint) in &mut self.endpoints {
+                endpoint.tick(now);
+            }
+            if work {
+                continue;
+            }
+            match self.idle.idle(now) {
+                Step::Spin => std::hint::spin_loop(),
+                Step::Yield => std::thread::yield_now(),
+                Step::Sleep(step) => {
+                    self.sleeps += 1;
+                    std::thread::sleep(step);
+                }
+                Step::Block(limit) => self.block(limit),
+            }
+        }
+    }
+
+    fn block(&mut self, limit: Duration) {
+        let flags: Vec<_> = self.endpoints.iter().flat_map(|(_, e)| e.sleeping()).collect();
+        let work =
+            || self.pending.load(Ordering::Relaxed) || self.endpoints.iter().any(|(_, e)| e.has_work());
+        if ring::may_sleep(&flags, work) {
+            // A failing wait would spin; there is nothing else to do about it.
+            if self.bell.wait(Some(limit)).is_err() {
+                std::thread::yield_now();
+            }
+            ring::awake(&flags);
+            drop(flags);
+            self.sleeps += 1;
+        }
+    }
+
+    fn find(&mut self, qp: QpId) -> Option<&mut Endpoint> {
+        self.endpoints.iter_mut().find(|(id, _)| *id == qp).map(|(_, e)| &mut **e)
+    }
+
+    /// Answers whose asker has gone are dropped. False: stop.
+    fn commands(&mut self) -> bool {
+        self.pending.store(false, Ordering::Relaxed);
+        while let Ok(command) = self.inbox.try_recv() {
+            match command {
+                Command::AddQp(endpoint, wake, reply) => {
+                    let id = QpId(self.next);
+                    self.next += 1;
+                    self.endpoints.push((id, endpoint));
+                    // One that must be polled keeps the whole engine polling.
+                    if wake == Wake::Polled || self.endpoints.len() == 1 {
+                        self.idle.set_wake(wake, self.alone);
+                    }
+                    let _ = reply.send(id);
+                }
+                Command::RemoveQp(qp, reply) => {
+                    let at = self.endpoints.iter().position(|(id, _)| *id == qp);
+                    let counters = at.map(|i| self.endpoints.remove(i).1.counters());
+                    self.gone += counters.unwrap_or_default();
+                    let _ = reply.send(counters);
+                }
+                Command::AddRegion(qp, memory, bytes, reply) => {
+                    let answer = match self.find(qp) {
+                        Some(e) => e.add_region(memory, bytes).ok_or(EngineError::TooManyRegions),
+                        None => Err(EngineError::NoQp(qp.0)),
+                    };
+                    let _ = reply.send(answer);
+                }
+                Command::RemoveRegion(qp, key, reply) => {
+                    let mut mover = self.mover.take();
+                    let answer = self.find(qp).is_some_and(|e| {
+                        e.settle(&mut mover);
+                        e.remove_region(key)
+                    });
+                    self.mover = mover;
+                    let _ = reply.send(answer);
+                }
+                Command::Fail(qp, status, reply) => {
+                    for (id, endpoint) in &mut self.endpoints {
+                        if qp.is_none_or(|qp| qp == *id) {
+                            endpoint.fail(status);
+                        }
+                    }
+                    let _ = reply.send(());
+                }
+                Command::Status(qp, reply) => {
+                    let _ = reply.send(self.find(qp).map(|e| e.status()));
+                }
+                Command::Counters(reply) => {
+                    let mut sum = self.gone;
+                    for (_, endpoint) in &self.endpoints {
+                        sum += endpoint.counters();
+                    }
+                    sum.sleeps = self.sleeps;
+                    let _ = reply.send(sum);
+                }
+                Command::Stop => {
+                    for (_, endpoint) in &mut self.endpoints {
+                        endpoint.close();
+                    }
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
+
+/// Pins the calling thread. Not being allowed to is no error: it runs elsewhere.
+fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    if let Err(e) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!(cpu, "the proxy's thread stays unpinned: {e}");
+    }
+}

@@ -1,0 +1,288 @@
+//! The gate: a message may be posted to the queue pair only with a permit, and
+//! a permit is made only when everything that the message will consume is
+//! there: a send-queue slot, a completion-queue slot, a receive of the peer
+//! where the operation consumes one, bytes in flight. All of them or none (P4).
+//!
+//! Pure state: no I/O, no clock, no threads. One gate serves one queue pair and
+//! belongs to one engine thread, so its counts are plain cells.
+
+use std::cell::Cell;
+
+/// What a queue pair can hold at once. From the transport, at set-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Work requests that the send queue holds.
+    pub send_slots: u32,
+    /// Completions that the completion queue holds. Every work request costs
+    /// one, signalled or not: on an error the unsignalled ones complete too.
+    pub cq_slots: u32,
+    /// Receives that the peer can have posted at once.
+    pub receives: u32,
+    /// Payload bytes posted and not yet retired.
+    pub bytes: u64,
+}
+
+/// What a message needs besides its send-queue and CQ slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// Payload, bytes.
+    pub bytes: u32,
+    /// It consumes a receive of the peer.
+    pub receive: bool,
+}
+
+/// What was missing. The first that is, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stall {
+    /// No free slot in the send queue.
+    SendQueue,
+    /// No free slot in the completion queue.
+    CompletionQueue,
+    /// The peer has granted no further receive.
+    Receive,
+    /// Too many bytes in flight.
+    Bytes,
+}
+
+/// What came of a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GrantError {
+    /// More receives than the peer said it would ever have.
+    #[error("granted {granted} receives with {used} used, but the peer has only {limit}")]
+    TooMany {
+        /// Cumulative grant.
+        granted: u64,
+        /// Receives consumed so far.
+        used: u64,
+        /// Receives that the peer has in all.
+        limit: u32,
+    },
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Gate {
+    limits: Limits,
+    send_free: Cell<u32>,
+    cq_free: Cell<u32>,
+    bytes: Cell<u64>,
+    granted: Cell<u64>,
+    consumed: Cell<u64>,
+    ungated: bool,
+}
+
+/// The right to post one message. Posting consumes it; dropped instead, it
+/// returns what it held.
+#[derive(Debug)]
+#[must_use = "a permit that is dropped returns its credits"]
+pub struct Permit<'g> {
+    gate: &'g Gate,
+    need: Need,
+}
+
+impl Gate {
+    /// A gate with nothing in flight and no receive granted.
+    pub fn new(limits: Limits) -> Self {
+        Gate {
+            limits,
+            send_free: Cell::new(limits.send_slots),
+            cq_free: Cell::new(limits.cq_slots),
+            bytes: Cell::new(0),
+            granted: Cell::new(0),
+            consumed: Cell::new(0),
+            ungated: false,
+        }
+    }
+
+    /// A gate that ignores receive credits, to prove that the receiver notices.
+    #[cfg(feature = "test-ungated")]
+    pub fn without_receive_credit(limits: Limits) -> Self {
+        Gate { ungated: true, ..Gate::new(limits) }
+    }
+
+    /// Takes all that `need` asks for, or nothing and says what is missing.
+    ///
+    /// A message longer than [`Limits::bytes`] passes when nothing else is in
+    /// flight: the limit bounds the pipeline, not the message.
+    #[inline]
+    pub fn reserve(&self, need: Need) -> Result<Permit<'_>, Stall> {
+        let stall = if self.send_free.get() == 0 {
+            Stall::SendQueue
+        } else if self.cq_free.get() == 0 {
+            Stall::CompletionQueue
+        } else if need.receive && self.consumed.get() >= self.granted.get() && !self.ungated {
+            Stall::Receive
+        } else if self.bytes.get() > 0 && self.bytes.get() + need.bytes as u64 > self.limits.bytes {
+            Stall::Bytes
+        } else {
+            self.send_free.set(self.send_free.get() - 1);
+            self.cq_free.set(self.cq_free.get() - 1);
+            self.consumed.set(self.consumed.get() + need.receive as u64);
+            self.bytes.set(self.bytes.get() + need.bytes as u64);
+            return Ok(Permit { gate: self, need });
+        };
+        Err(stall)
+    }
+
+    /// The peer's cumulative grant. An old or repeated one changes nothing, and
+    /// since the count is cumulative there can be no gap. Returns whether it was new.
+    #[inline]
+    pub fn grant(&self, granted: u64) -> Result<bool, GrantError> {
+        if granted <= self.granted.get() {
+            return Ok(false);
+        }
+        let used = self.consumed.get();
+        if granted.saturating_sub(used) > self.limits.receives as u64 && !self.ungated {
+            return Err(GrantError::TooMany { granted, used, limit: self.limits.receives });
+        }
+        self.granted.set(granted);
+        Ok(true)
+    }
+
+    /// `n` work requests completed: their send-queue and CQ slots are free again.
+    ///
+    /// # Panics
+    /// If more complete than were posted: the transport counted wrong.
+    #[inline]
+    pub fn complete(&self, n: u32) {
+        let send = self.send_free.get() + n;
+        assert!(send <= self.limits.send_slots, "{n} completions are more than were posted");
+        self.send_free.set(send);
+        self.cq_free.set(self.cq_free.get() + n);
+    }
+
+    /// `bytes` of payload were retired.
+    #[inline]
+    pub fn retire(&self, bytes: u64) {
+        self.bytes.set(self.bytes.get().checked_sub(bytes).expect("retired bytes were posted"));
+    }
+
+    /// Work requests posted and not completed.
+    pub fn in_flight(&self) -> u32 {
+        self.limits.send_slots - self.send_free.get()
+    }
+
+    /// The peer's cumulative grant, as last taken in.
+    pub fn granted(&self) -> u64 {
+        self.granted.get()
+    }
+
+    /// Receives that may still be consumed.
+    pub fn receives_left(&self) -> u64 {
+        self.granted.get().saturating_sub(self.consumed.get())
+    }
+}
+
+impl Permit<'_> {
+    /// The message was handed to the transport; what it held comes back by
+    /// [`Gate::complete`], [`Gate::retire`] and [`Gate::grant`]. For queue pairs.
+    #[inline]
+    pub(crate) fn post(self) {
+        std::mem::forget(self);
+    }
+
+    /// What it was made for.
+    pub fn need(&self) -> Need {
+        self.need
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        self.gate.complete(1);
+        self.gate.retire(self.need.bytes as u64);
+        self.gate.consumed.set(self.gate.consumed.get() - self.need.receive as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LIMITS: Limits = Limits { send_slots: 4, cq_slots: 3, receives: 5, bytes: 1000 };
+
+    #[test]
+    fn p4_what_is_missing_is_named_and_nothing_is_taken() {
+        let gate = Gate::new(LIMITS);
+        assert_eq!(gate.reserve(Need { bytes: 1, receive: true }).unwrap_err(), Stall::Receive);
+        assert_eq!(gate.in_flight(), 0);
+        gate.grant(1).unwrap();
+        gate.reserve(Need { bytes: 600, receive: true }).unwrap().post();
+        assert_eq!(gate.reserve(Need { bytes: 401, receive: false }).unwrap_err(), Stall::Bytes);
+        gate.reserve(Need { bytes: 1, receive: false }).unwrap().post();
+        gate.reserve(Need { bytes: 1, receive: false }).unwrap().post();
+        assert_eq!(gate.reserve(Need { bytes: 0, receive: false }).unwrap_err(), Stall::CompletionQueue);
+    }
+
+    #[test]
+    fn p4_a_permit_not_posted_returns_what_it_held() {
+        let gate = Gate::new(LIMITS);
+        gate.grant(1).unwrap();
+        drop(gate.reserve(Need { bytes: 1000, receive: true }).unwrap());
+        gate.reserve(Need { bytes: 1000, receive: true }).unwrap().post();
+        assert_eq!(gate.reserve(Need { bytes: 0, receive: true }).unwrap_err(), Stall::Receive);
+    }
+
+    #[test]
+    fn p4_old_grants_are_harmless_and_impossible_ones_refused() {
+        let gate = Gate::new(LIMITS);
+        assert_eq!(gate.grant(3), Ok(true));
+        assert_eq!(gate.grant(3), Ok(false));
+        assert_eq!(gate.grant(1), Ok(false));
+        assert_eq!(gate.receives_left(), 3);
+        assert_eq!(gate.grant(6), Err(GrantError::TooMany { granted: 6, used: 0, limit: 5 }));
+    }
+
+    #[test]
+    fn a_message_over_the_byte_limit_passes_alone() {
+        let gate = Gate::new(LIMITS);
+        gate.reserve(Need { bytes: 5000, receive: false }).unwrap().post();
+        assert_eq!(gate.reserve(Need { bytes: 1, receive: false }).map(|_| ()), Err(Stall::Bytes));
+        gate.complete(1);
+        gate.retire(5000);
+        gate.reserve(Need { bytes: 1, receive: false }).unwrap().post();
+    }
+
+    proptest! {
+        /// Against a model that keeps the plain counts: whatever the order of
+        /// events, a permit exists exactly when every count allows it.
+        #[test]
+        fn p4_permits_exactly_when_all_credits_are_there(
+            events in prop::collection::vec((0u8..5, 0u32..700), 1..200)
+        ) {
+            let gate = Gate::new(LIMITS);
+            let (mut flying, mut landed, mut granted, mut used) = (Vec::new(), Vec::new(), 0u64, 0u64);
+            for (kind, bytes) in events {
+                let in_flight: u64 = flying.iter().chain(&landed).map(|b| *b as u64).sum();
+                match kind {
+                    0 | 1 => {
+                        let receive = kind == 1;
+                        let allowed = flying.len() < 3
+                            && (!receive || used < granted)
+                            && (in_flight + bytes as u64 <= LIMITS.bytes || in_flight == 0);
+                        match gate.reserve(Need { bytes, receive }) {
+                            Ok(permit) => {
+                                prop_assert!(allowed);
+                                permit.post();
+                                flying.push(bytes);
+                                used += receive as u64;
+                            }
+                            Err(_) => prop_assert!(!allowed),
+                        }
+                    }
+                    2 if !flying.is_empty() => {
+                        landed.push(flying.remove(0));
+                        gate.complete(1);
+                    }
+                    3 if !landed.is_empty() => gate.retire(landed.remove(0) as u64),
+                    4 => {
+                        granted = (used + bytes as u64 % 6).max(granted);
+                        gate.grant(granted).unwrap();
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The few atomics of the shared rings. Everything that two parties touch at
+//! once goes through here, so that loom can try the interleavings.
+//!
+//! A ring slot is eight words, each with the lap number of the pass that wrote
+//! it. The writer stores words 1 to 7 relaxed and word 0 with release; the
+//! reader acquires it and then copies the rest once. So word 0 orders what
+//! lies outside of the record (its payload) before it, and the laps prove the
+//! record whole even if a device's stores arrive in any order (P2, P3).
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{Words, lap_of, with_lap};
+
+/// What a look at a slot found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Not written yet, or only in part.
+    Empty,
+    /// Complete; this is the private copy.
+    Ready(Words),
+    /// A word carries a lap that is neither this one nor the last.
+    Torn,
+}
+
+/// The slot of `ring` (records of eight words) that `cursor` means.
+#[inline(always)]
+fn slot(ring: &[AtomicU64], cursor: u64, log: u32) -> &[AtomicU64] {
+    let first = ((cursor & ((1 << log) - 1)) as usize) * abi::PUSHGATE_RECORD_WORDS as usize;
+    &ring[first..first + abi::PUSHGATE_RECORD_WORDS as usize]
+}
+
+/// Looks at the slot of `cursor` in a ring of `1 << log` records.
+#[inline(always)]
+pub fn look(ring: &[AtomicU64], cursor: u64, log: u32) -> Look {
+    let slot = slot(ring, cursor, log);
+    let lap = lap_of(cursor, log);
+    let w0 = slot[0].load(Ordering::Relaxed);
+    if (w0 >> abi::PUSHGATE_LAP_SHIFT) as u8 != lap {
+        return classify((w0 >> abi::PUSHGATE_LAP_SHIFT) as u8, lap);
+    }
+    // PUBLISH (docs/protocol.md): pairs with the producer's release of word 0,
+    // and so orders our reads of words 1 to 7 and of the payload after its
+    // stores. A fence and not an acquire load, because the ring may be mapped
+    // read-only, where Rust promises relaxed loads alone.
+    fence(Ordering::Acquire);
+    // Each word once, into memory that nobody else can write.
+    let mut words = [w0, 0, 0, 0, 0, 0, 0, 0];
+    let mut wrong = 0;
+    for i in 1..8 {
+        words[i] = slot[i].load(Ordering::Relaxed);
+        wrong |= words[i] ^ w0;
+    }
+    if wrong >> abi::PUSHGATE_LAP_SHIFT == 0 {
+        return Look::Ready(words);
+    }
+    for w in &words[1..] {
+        let found = (w >> abi::PUSHGATE_LAP_SHIFT) as u8;
+        if found != lap && classify(found, lap) == Look::Torn {
+            return Look::Torn;
+        }
+    }
+    Look::Empty
+}
+
+#[cold]
+#[inline(never)]
+fn classify(found: u8, lap: u8) -> Look {
+    if found == lap.wrapping_sub(1) { Look::Empty } else { Look::Torn }
+}
+
+/// True if word 0 of `cursor`'s slot carries its lap: something was published
+/// there, whole or not. For finding what lies behind a hole.
+pub fn touched(ring: &[AtomicU64], cursor: u64, log: u32) -> bool {
+    (slot(ring, cursor, log)[0].load(Ordering::Relaxed) >> abi::PUSHGATE_LAP_SHIFT) as u8
+        == lap_of(cursor, log)
+}
+
+/// Writes a record into the slot of `cursor`, its laps replaced by this ring's.
+/// The caller holds credit for the slot: its reader is done with the last lap.
+#[inline(always)]
+pub fn publish(ring: &[AtomicU64], cursor: u64, log: u32, words: &Words) {
+    let slot = slot(ring, cursor, log);
+    let words = with_lap(words, lap_of(cursor, log));
+    for i in 1..8 {
+        slot[i].store(words[i], Ordering::Relaxed);
+    }
+    // Everything before (payload moved by us, words 1 to 7) before word 0.
+    slot[0].store(words[0], Ordering::Release);
+}
+
+/// A cumulative word: written by one side, read by the other.
+#[inline(always)]
+pub fn advance(word: &AtomicU64, value: u64) {
+    // What the count covers (our reads of a place, a completion) before it.
+    word.store(value, Ordering::Release);
+}
+
+/// Reads a cumulative word.
+#[inline(always)]
+pub fn observe(word: &AtomicU64) -> u64 {
+    // Pairs with `advance` and with the device's release of CONSUMED; a fence
+    // for the same reason as in `look`.
+    let value = word.load(Ordering::Relaxed);
+    fence(Ordering::Acquire);
+    value
+}
+
+/// The sleeper's half of the doorbell: announce the sleep, then look once more.
+/// If `work` still finds nothing, the sleeper may wait for its eventfd; whoever
+/// publishes after that look sees the flag and rings.
+///
+/// Each side stores, fences, loads the other's word (Dekker): the two
+/// sequentially consistent fences are ordered, so at least one of the two loads
+/// sees the other's store, and no wake-up is lost.
+pub fn may_sleep(flags: &[&AtomicU64], mut work: impl FnMut() -> bool) -> bool {
+    for flag in flags {
+        flag.store(1, Ordering::Relaxed);
+    }
+    fence(Ordering::SeqCst);
+    if work() {
+        awake(flags);
+        return false;
+    }
+    true
+}
+
+/// The sleeper woke.
+pub fn awake(flags: &[&AtomicU64]) {
+    for flag in flags {
+        flag.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The waker's half: called after publishing. True if the sleeper must be rung.
+#[inline(always)]
+pub fn must_ring(flag: &AtomicU64) -> bool {
+    fence(Ordering::SeqCst);
+    flag.load(Ordering::Relaxed) != 0
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use pushgate_driver_shim::record::{Opcode, Record};
+
+    fn ring(log: u32) -> Vec<AtomicU64> {
+        (0..8usize << log).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    #[test]
+    fn p2_a_slot_is_empty_until_all_its_words_are_there() {
+        let ring = ring(2);
+        let words = Record { id: 9, length: 5, ..Record::new(Opcode::Put) }.encode(1);
+        for i in 0..8 {
+            assert_eq!(look(&ring, 2, 2), Look::Empty, "with {i} words");
+            // From the last word to the first, then the other way below.
+            ring[16 + 7 - i].store(words[7 - i], Ordering::Relaxed);
+        }
+        assert_eq!(look(&ring, 2, 2), Look::Ready(words));
+        assert_eq!(look(&ring, 6, 2), Look::Empty, "the next lap is not there yet");
+        for (i, w) in with_lap(&words, 2).iter().enumerate() {
+            ring[16 + i].store(*w, Ordering::Relaxed);
+            assert_eq!(look(&ring, 6, 2) == Look::Empty, i < 7);
+        }
+    }
+
+    #[test]
+    fn p2_a_word_of_any_other_lap_is_refused() {
+        let ring = ring(0);
+        publish(&ring, 0, 0, &Record::new(Opcode::Nop).encode(0));
+        for i in 0..8 {
+            let right = ring[i].load(Ordering::Relaxed);
+            for lap in [2u64, 3, 0x80, 0xff] {
+                ring[i].store(lap << 56, Ordering::Relaxed);
+                assert_eq!(look(&ring, 0, 0), Look::Torn, "word {i}, lap {lap}");
+            }
+            ring[i].store(right, Ordering::Relaxed);
+        }
+        assert!(matches!(look(&ring, 0, 0), Look::Ready(_)));
+    }
+
+    #[test]
+    fn p2_laps_wrap() {
+        let ring = ring(1);
+        for cursor in 0..2000 {
+            assert_eq!(look(&ring, cursor, 1), Look::Empty);
+            publish(&ring, cursor, 1, &Record { id: cursor as u32, ..Record::new(Opcode::Send) }.encode(0));
+            let Look::Ready(w) = look(&ring, cursor, 1) else { panic!("cursor {cursor}") };
+            assert_eq!(Record::decode(&w).unwrap().id, cursor as u32);
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+    use pushgate_driver_shim::record::{Opcode, Record};
+
+    fn words(n: usize) -> Arc<Vec<AtomicU64>> {
+        Arc::new((0..n).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// A producer of three records over a ring of two, held back by a credit
+    /// word; the payload is a relaxed word beside the ring, rewritten as soon as
+    /// the credit allows. The reader must see each record whole, in order, with
+    /// its own payload.
+    #[test]
+    fn p1_p2_p3_records_payload_and_credit() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let (ring, side) = (words(8), words(2)); // side: payload, credit
+            let (ring2, side2) = (ring.clone(), side.clone());
+            let producer = thread::spawn(move || {
+                for cursor in 0..2u64 {
+                    while cursor >= 1 + observe(&side2[1]) {
+                        thread::yield_now();
+                    }
+                    side2[0].store(100 + cursor, Ordering::Relaxed);
+                    publish(
+                        &ring2,
+                        cursor,
+                        0,
+                        &Record { id: cursor as u32, ..Record::new(Opcode::Put) }.encode(0),
+                    );
+                }
+            });
+            for cursor in 0..2u64 {
+                let w = loop {
+                    match look(&ring, cursor, 0) {
+                        Look::Ready(w) => break w,
+                        Look::Torn => panic!("torn"),
+                        Look::Empty => thread::yield_now(),
+                    }
+                };
+                assert_eq!(Record::decode(&w).unwrap().id as u64, cursor);
+                assert_eq!(side[0].load(Ordering::Relaxed), 100 + cursor);
+                advance(&side[1], cursor + 1);
+            }
+            producer.join().unwrap();
+        });
+    }
+
+    /// However publication and falling asleep interleave, either the sleeper
+    /// sees the work or the waker sees the flag.
+    #[test]
+    fn no_wake_up_is_lost() {
+        loom::model(|| {
+            let w = words(2); // work, sleeping
+            let w2 = w.clone();
+            let waker = thread::spawn(move || {
+                w2[0].store(1, Ordering::Release);
+                must_ring(&w2[1])
+            });
+            let slept = may_sleep(&[&w[1]], || w[0].load(Ordering::Relaxed) != 0);
+            let rung = waker.join().unwrap();
+            assert!(!slept || rung, "asleep with work and nobody rang");
+        });
+    }
+}

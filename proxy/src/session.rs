@@ -1,0 +1,194 @@
+//! What two ends of a queue pair know of each other: sequence numbers, the
+//! cumulative counts of the peer, and how it ended. Pure state.
+
+use pushgate_driver_shim::abi;
+
+/// Packs an epoch and a cumulative count into one word, so that both are seen
+/// together.
+#[inline(always)]
+pub const fn count_word(epoch: u16, count: u64) -> u64 {
+    (epoch as u64) << abi::PUSHGATE_COUNT_BITS | count & abi::PUSHGATE_COUNT_MASK
+}
+
+/// A status word: status, the rank that it names, a detail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// `PUSHGATE_*`, not OK.
+    pub code: u8,
+    /// Rank that it names, if any.
+    pub rank: Option<u32>,
+    /// Slot or sequence number at fault, low 32 bits.
+    pub detail: u32,
+}
+
+impl Status {
+    /// Without rank and detail.
+    pub const fn new(code: u32) -> Self {
+        Status { code: code as u8, rank: None, detail: 0 }
+    }
+
+    /// The word as devices read it.
+    pub const fn word(self) -> u64 {
+        let rank = match self.rank {
+            Some(r) => r & abi::PUSHGATE_NO_RANK,
+            None => abi::PUSHGATE_NO_RANK,
+        };
+        self.code as u64
+            | (rank as u64) << abi::PUSHGATE_STATUS_RANK_SHIFT
+            | (self.detail as u64) << abi::PUSHGATE_STATUS_DETAIL_SHIFT
+    }
+
+    /// Reads a status word; `None` if it says OK.
+    pub const fn from_word(word: u64) -> Option<Self> {
+        if word as u8 == abi::PUSHGATE_OK as u8 {
+            return None;
+        }
+        let rank = (word >> abi::PUSHGATE_STATUS_RANK_SHIFT) as u32 & abi::PUSHGATE_NO_RANK;
+        Some(Status {
+            code: word as u8,
+            rank: if rank == abi::PUSHGATE_NO_RANK { None } else { Some(rank) },
+            detail: (word >> abi::PUSHGATE_STATUS_DETAIL_SHIFT) as u32,
+        })
+    }
+}
+
+/// The peer broke the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// A count that covers messages never sent, or more released than received.
+    #[error("the peer counts {counted} messages of {sent}")]
+    Count {
+        /// What it says it has.
+        counted: u64,
+        /// What there was.
+        sent: u64,
+    },
+    /// Not the next sequence number: a slot was overwritten or skipped.
+    #[error("sequence number {found}, expected {expected}")]
+    Sequence {
+        /// In the record.
+        found: u32,
+        /// Should have been.
+        expected: u32,
+    },
+}
+
+/// Sequence numbers and counts of one queue pair's two directions.
+#[derive(Debug, Clone, Default)]
+pub struct Session {
+    epoch: u16,
+    received: u64,
+    released: u64,
+    inbound: u64,
+    status: Option<Status>,
+}
+
+impl Session {
+    /// A session in `epoch`, with nothing sent or received.
+    pub fn new(epoch: u16) -> Self {
+        Session { epoch, ..Default::default() }
+    }
+
+    /// The epoch that counts must carry to mean anything.
+    pub fn epoch(&self) -> u16 {
+        self.epoch
+    }
+
+    /// Takes in the peer's cumulative counts, read from its words in this
+    /// order. A word of another epoch or an old count changes nothing. Returns
+    /// the counts that hold now.
+    #[inline]
+    pub fn peer_counts(&mut self, sent: u64, released: u64, received: u64) -> Result<(u64, u64), Violation> {
+        let count = |word: u64, old: u64| {
+            if (word >> abi::PUSHGATE_COUNT_BITS) as u16 == self.epoch {
+                (word & abi::PUSHGATE_COUNT_MASK).max(old)
+            } else {
+                old
+            }
+        };
+        let released = count(released, self.released);
+        // Released is read first, so it can only lag: the peer writes received first.
+        let received = count(received, self.received).max(released);
+        if received > sent {
+            return Err(Violation::Count { counted: received, sent });
+        }
+        (self.released, self.received) = (released, received);
+        Ok((released, received))
+    }
+
+    /// Messages of ours that the peer has.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Messages of ours whose place the peer no longer needs.
+    pub fn released(&self) -> u64 {
+        self.released
+    }
+
+    /// Checks an inbound record's sequence number (the low 32 bits travel) and
+    /// expects the next.
+    #[inline(always)]
+    pub fn accept(&mut self, sequence: u32) -> Result<(), Violation> {
+        if sequence != self.inbound as u32 {
+            return Err(Violation::Sequence { found: sequence, expected: self.inbound as u32 });
+        }
+        self.inbound += 1;
+        Ok(())
+    }
+
+    /// Inbound messages accepted so far.
+    #[inline(always)]
+    pub fn inbound(&self) -> u64 {
+        self.inbound
+    }
+
+    /// How it ended, if it has.
+    #[inline(always)]
+    pub fn status(&self) -> Option<Status> {
+        self.status
+    }
+
+    /// Ends the session. The first cause stays. True if it was this one.
+    pub fn fail(&mut self, status: Status) -> bool {
+        let first = self.status.is_none();
+        self.status.get_or_insert(status);
+        first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p7_status_words_name_the_rank() {
+        let s = Status { code: abi::PUSHGATE_PEER_LOST as u8, rank: Some(3), detail: 77 };
+        assert_eq!(Status::from_word(s.word()), Some(s));
+        assert_eq!(Status::from_word(Status::new(4).word()), Some(Status::new(4)));
+        assert_eq!(Status::from_word(0), None);
+    }
+
+    #[test]
+    fn p5_counts_of_another_epoch_or_from_the_past_change_nothing() {
+        let mut s = Session::new(2);
+        assert_eq!(s.peer_counts(9, count_word(2, 3), count_word(2, 5)), Ok((3, 5)));
+        assert_eq!(s.peer_counts(9, count_word(1, 9), count_word(3, 9)), Ok((3, 5)));
+        assert_eq!(s.peer_counts(9, count_word(2, 1), count_word(2, 2)), Ok((3, 5)));
+    }
+
+    #[test]
+    fn p8_a_peer_cannot_acknowledge_what_was_not_sent() {
+        let mut s = Session::new(0);
+        assert_eq!(s.peer_counts(4, 0, 5), Err(Violation::Count { counted: 5, sent: 4 }));
+        assert_eq!(s.peer_counts(4, 5, 0), Err(Violation::Count { counted: 5, sent: 4 }));
+    }
+
+    #[test]
+    fn p4_sequence_numbers_catch_an_overrun() {
+        let mut s = Session::new(0);
+        assert_eq!(s.accept(0), Ok(()));
+        assert_eq!(s.accept(17), Err(Violation::Sequence { found: 17, expected: 1 }));
+        assert_eq!(s.accept(1), Ok(()));
+    }
+}

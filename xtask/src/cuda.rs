@@ -1,0 +1,198 @@
+//! A CUDA 13 compiler: the one that is installed, else NVIDIA's wheels in a virtual environment of
+//! our own. And the check that every kernel compiles.
+
+use std::ffi::OsString;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use std::{env, thread};
+
+use anyhow::{Context, Result, bail};
+
+use crate::Paths;
+use crate::process::{self, Deadline};
+use crate::system::{self, Need};
+
+/// The last CUDA that drivers of the 580 branch run; each package is versioned by itself.
+const WHEELS: [&str; 6] = [
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+    "nvidia-cuda-nvrtc==13.0.88",
+];
+
+/// A100, H100 and H200, B200.
+const ARCHITECTURES: [&str; 3] = ["80", "90", "100"];
+
+/// Folders that hold device code, from the repository root.
+const KERNELS: [&str; 2] = ["gpu-kernels/kernels", "examples"];
+const INCLUDES: [&str; 2] = ["gpu-kernels/include", "driver-shim/include"];
+
+/// A CUDA 13 toolkit.
+pub struct Toolkit {
+    /// The compiler.
+    pub nvcc: PathBuf,
+    /// The folder with libnvrtc.so.13, if it has one.
+    pub nvrtc: Option<PathBuf>,
+}
+
+impl Toolkit {
+    fn at(nvcc: PathBuf) -> Toolkit {
+        let home = nvcc.parent().and_then(Path::parent).map(Path::to_path_buf).unwrap_or_default();
+        let folders = ["lib64", "lib"].map(|name| home.join(name));
+        let nvrtc = folders.into_iter().find(|folder| folder.join("libnvrtc.so.13").exists());
+        Toolkit { nvcc, nvrtc }
+    }
+}
+
+/// The toolkit to use, fetched if there is none.
+pub fn toolkit(paths: &Paths, deadline: Deadline) -> Result<Toolkit> {
+    if let Some(toolkit) = present(paths) {
+        return Ok(toolkit);
+    }
+    if let Some(reason) = system::unmet(&[Need::Python]) {
+        bail!(
+            "no CUDA 13 nvcc in PUSHGATE_NVCC, CUDA_HOME, /usr/local/cuda or PATH, and fetching one {reason}"
+        );
+    }
+    fetch(paths, deadline)
+}
+
+/// The toolkit to use, if one is installed or has been fetched before.
+pub fn present(paths: &Paths) -> Option<Toolkit> {
+    installed().or_else(|| fetched(&venv(paths)))
+}
+
+/// The places where the build looks for nvcc too, in its order. Other versions are passed over.
+fn installed() -> Option<Toolkit> {
+    let named = env::var_os("PUSHGATE_NVCC").map(PathBuf::from);
+    let home = env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin"));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders =
+        home.into_iter().chain([PathBuf::from("/usr/local/cuda/bin")]).chain(env::split_paths(&path));
+    let nvcc = named.into_iter().chain(folders.map(|dir| dir.join("nvcc"))).find(|nvcc| is_cuda_13(nvcc))?;
+    // A link in /usr/bin says nothing about where the libraries lie.
+    Some(Toolkit::at(fs::canonicalize(&nvcc).unwrap_or(nvcc)))
+}
+
+fn is_cuda_13(nvcc: &Path) -> bool {
+    if !nvcc.is_file() {
+        return false;
+    }
+    let output = Command::new(nvcc).arg("--version").output();
+    output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("release 13."))
+}
+
+fn venv(paths: &Paths) -> PathBuf {
+    paths.target.join("cuda")
+}
+
+/// Written last, so a virtual environment without it is unfinished or of other versions.
+fn stamp(venv: &Path) -> PathBuf {
+    venv.join("pushgate-wheels.txt")
+}
+
+fn fetched(venv: &Path) -> Option<Toolkit> {
+    if fs::read_to_string(stamp(venv)).ok()? != WHEELS.join("\n") {
+        return None;
+    }
+    let pythons = fs::read_dir(venv.join("lib")).ok()?.flatten();
+    let mut places = pythons.map(|python| python.path().join("site-packages/nvidia/cu13/bin/nvcc"));
+    places.find(|nvcc| nvcc.is_file()).map(Toolkit::at)
+}
+
+fn fetch(paths: &Paths, deadline: Deadline) -> Result<Toolkit> {
+    let venv = venv(paths);
+    fs::create_dir_all(&paths.target)?;
+    // Two tasks at once would empty the folder under each other.
+    let path = paths.target.join("cuda.lock");
+    let lock = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    while let Err(TryLockError::WouldBlock) = lock.try_lock() {
+        if process::interrupted() || deadline.is_some_and(|d| Instant::now() >= d) {
+            bail!("another task holds {}", path.display());
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    if let Some(toolkit) = fetched(&venv) {
+        return Ok(toolkit);
+    }
+    // On stderr: `nvcc` prints a path to stdout and nothing else.
+    eprintln!("Fetching CUDA 13.0's compiler into {} (once; about 200 MB)", venv.display());
+    let mut make = process::command("python3", &paths.root);
+    make.args(["-m", "venv", "--clear"]).arg(&venv);
+    process::run_quietly(make, deadline)?;
+    let mut install = process::command(venv.join("bin/python"), &paths.root);
+    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
+    install.args(["--no-deps", "--only-binary", ":all:"]).args(WHEELS);
+    process::run_quietly(install, deadline)?;
+    fs::write(stamp(&venv), WHEELS.join("\n"))?;
+    fetched(&venv).with_context(|| format!("the wheels left no nvcc in {}", venv.display()))
+}
+
+/// Every .cu file, from the repository root.
+fn sources(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut sources = Vec::new();
+    for folder in KERNELS {
+        let entries = fs::read_dir(root.join(folder)).with_context(|| format!("cannot read {folder}"))?;
+        for entry in entries {
+            let name = entry?.file_name();
+            if Path::new(&name).extension().is_some_and(|extension| extension == "cu") {
+                sources.push(Path::new(folder).join(name));
+            }
+        }
+    }
+    sources.sort();
+    if sources.is_empty() {
+        bail!("no .cu file in {}", KERNELS.join(" or "));
+    }
+    Ok(sources)
+}
+
+/// Compiles every kernel for the CPU executor, warnings being errors.
+pub fn compile_for_cpu(paths: &Paths, deadline: Deadline) -> Result<()> {
+    let out = paths.scratch("kernels")?;
+    let compile = |source: &PathBuf| {
+        let mut command = process::command("g++", &paths.root);
+        // Optimised, as the executor does it: some warnings come from no other pass. `#pragma unroll`
+        // is for nvcc.
+        command.args(["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]);
+        command.args(["-c", "-x", "c++"]);
+        command.args(includes()).arg(source).arg("-o").arg(object(&out, source, "o"));
+        command
+    };
+    process::run_all(sources(&paths.root)?.iter().map(compile).collect(), 2, deadline)
+}
+
+/// Compiles every kernel for the GPUs that we support, warnings being errors.
+pub fn compile_for_gpu(paths: &Paths, toolkit: &Toolkit, deadline: Deadline) -> Result<()> {
+    let out = paths.scratch("kernels")?;
+    let compile = |source: &PathBuf| {
+        let mut command = process::command(&toolkit.nvcc, &paths.root);
+        command.args(["-ccbin", "g++", "-std=c++17", "-Werror", "all-warnings", "-fatbin"]);
+        for n in ARCHITECTURES {
+            command.arg(format!("-gencode=arch=compute_{n},code=sm_{n}"));
+        }
+        command.args(includes()).arg(source).arg("-o").arg(object(&out, source, "fatbin"));
+        command
+    };
+    process::run_all(sources(&paths.root)?.iter().map(compile).collect(), 2, deadline)
+}
+
+fn includes() -> impl Iterator<Item = String> {
+    INCLUDES.iter().map(|folder| format!("-I{folder}"))
+}
+
+/// Two folders may hold files of one name.
+fn object(out: &Path, source: &Path, extension: &str) -> PathBuf {
+    let folders = source.parent().into_iter().flat_map(Path::iter);
+    let mut name = OsString::new();
+    for part in folders {
+        name.push(part);
+        name.push("-");
+    }
+    name.push(source.file_name().unwrap_or_default());
+    out.join(name).with_extension(extension)
+}

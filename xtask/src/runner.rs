@@ -1,0 +1,185 @@
+//! Runs the steps one after the other and tells how it went.
+
+use std::fs;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::process;
+use crate::steps::{Bench, Outcome, STEPS, Step};
+use crate::{Paths, system};
+
+/// What the command line asks for.
+pub struct Options {
+    /// Skips are failures, those for want of a GPU aside.
+    pub strict: bool,
+    /// The long steps too.
+    pub full: bool,
+    /// Nothing but these; empty: all.
+    pub only: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    Failed,
+    Skipped,
+}
+
+/// A line of the summary, and what stands below it.
+struct Row {
+    name: &'static str,
+    verdict: Verdict,
+    seconds: f64,
+    budget: u64,
+    notes: Vec<String>,
+}
+
+/// Shows the table of steps.
+pub fn list() {
+    for step in STEPS {
+        let full = if step.full { "with --full: " } else { "" };
+        println!("{:<11} {:>4} s  {full}{}", step.name, step.budget, step.about);
+    }
+}
+
+/// Runs the steps that the options name. Exit status 1 if any failed.
+pub fn test(paths: Paths, options: &Options) -> Result<ExitCode> {
+    paths.scratch("")?;
+    let mut bench = Bench { paths, deadline: None, skips: Vec::new() };
+    let named = |step: &&Step| options.only.iter().any(|name| name == step.name);
+    let by_default = |step: &&Step| options.only.is_empty() && (options.full || !step.full);
+    let mut rows = Vec::new();
+    for step in STEPS.iter().filter(|step| named(step) || by_default(step)) {
+        rows.push(run(step, &mut bench, options.strict)?);
+    }
+    let failed = summary(&rows);
+    Ok(match (process::interrupted(), failed) {
+        (true, _) => ExitCode::from(130),
+        (false, 0) => ExitCode::SUCCESS,
+        (false, _) => ExitCode::FAILURE,
+    })
+}
+
+fn run(step: &Step, bench: &mut Bench, strict: bool) -> Result<Row> {
+    println!("\n==== {}: {}", step.name, step.about);
+    let log = bench.skip_log();
+    fs::write(&log, "").with_context(|| format!("cannot write {}", log.display()))?;
+    bench.skips.clear();
+    let start = Instant::now();
+    bench.deadline = Some(start + Duration::from_secs(2 * step.budget));
+    let result = if process::interrupted() {
+        Ok(Outcome::Skipped("interrupted".into()))
+    } else if let Some(reason) = system::unmet(step.needs) {
+        Ok(Outcome::Skipped(reason))
+    } else {
+        (step.run)(bench)
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    bench.skips.extend(counted(&fs::read_to_string(&log).unwrap_or_default()));
+    let (verdict, notes) = judge(result, &bench.skips, strict);
+    let mut row = Row { name: step.name, verdict, seconds, budget: step.budget, notes };
+    if seconds > step.budget as f64 {
+        row.notes.push(format!("over budget (killed at {} s)", 2 * step.budget));
+    }
+    for note in &row.notes {
+        println!("{}: {note}", step.name);
+    }
+    println!("---- {}: {} in {seconds:.1} s", step.name, row.verdict.name());
+    Ok(row)
+}
+
+/// What the summary says of a step that ended so and left these parts out.
+fn judge(result: Result<Outcome>, skips: &[String], strict: bool) -> (Verdict, Vec<String>) {
+    let forbidden = |reason: &str| strict && !reason.starts_with("no GPU");
+    let mut notes = Vec::new();
+    let mut verdict = match result {
+        Ok(Outcome::Passed) => Verdict::Passed,
+        Ok(Outcome::Skipped(reason)) => {
+            let verdict = if forbidden(&reason) { Verdict::Failed } else { Verdict::Skipped };
+            notes.push(format!("skipped: {reason}"));
+            verdict
+        }
+        Err(error) => {
+            notes.push(format!("failed: {error:#}"));
+            Verdict::Failed
+        }
+    };
+    for reason in skips {
+        notes.push(format!("skipped in part: {reason}"));
+        if forbidden(reason) {
+            verdict = Verdict::Failed;
+        }
+    }
+    (verdict, notes)
+}
+
+/// The reasons in a log of skips, each once, in the order in which they came.
+fn counted(log: &str) -> Vec<String> {
+    let mut reasons: Vec<(&str, usize)> = Vec::new();
+    for line in log.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let reason = line.strip_prefix("SKIPPED:").unwrap_or(line).trim();
+        match reasons.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, count)) => *count += 1,
+            None => reasons.push((reason, 1)),
+        }
+    }
+    let show = |(reason, count): (&str, usize)| match count {
+        1 => reason.to_string(),
+        n => format!("{reason} ({n} times)"),
+    };
+    reasons.into_iter().map(show).collect()
+}
+
+/// Prints the table; returns how many steps failed.
+fn summary(rows: &[Row]) -> usize {
+    println!("\n==== summary");
+    println!("{:<11} {:<8} {:>8} {:>7}", "step", "", "seconds", "budget");
+    for row in rows {
+        println!("{:<11} {:<8} {:>8.1} {:>7}", row.name, row.verdict.name(), row.seconds, row.budget);
+        for note in &row.notes {
+            println!("  {}", note.replace('\n', "\n  "));
+        }
+    }
+    let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
+    let (passed, failed) = (count(Verdict::Passed), count(Verdict::Failed));
+    println!("{passed} passed, {failed} failed, {} skipped", count(Verdict::Skipped));
+    failed
+}
+
+impl Verdict {
+    fn name(self) -> &'static str {
+        match self {
+            Verdict::Passed => "passed",
+            Verdict::Failed => "failed",
+            Verdict::Skipped => "skipped",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn under_strict_only_a_missing_gpu_is_an_excuse() {
+        let verdict = |outcome: Outcome, skip: &[&str], strict| {
+            let skips: Vec<String> = skip.iter().map(|s| s.to_string()).collect();
+            judge(Ok(outcome), &skips, strict).0
+        };
+        let skipped = |reason: &str| Outcome::Skipped(reason.into());
+        assert_eq!(verdict(Outcome::Passed, &["no GPU: cuInit", "x"], false), Verdict::Passed);
+        assert_eq!(verdict(Outcome::Passed, &["no GPU: cuInit"], true), Verdict::Passed);
+        assert_eq!(verdict(Outcome::Passed, &["no GPU: cuInit", "no RDMA"], true), Verdict::Failed);
+        assert_eq!(verdict(skipped("no GPU"), &[], true), Verdict::Skipped);
+        assert_eq!(verdict(skipped("needs g++"), &[], false), Verdict::Skipped);
+        assert_eq!(verdict(skipped("needs g++"), &[], true), Verdict::Failed);
+    }
+
+    #[test]
+    fn a_reason_is_listed_once() {
+        let log = "SKIPPED: no GPU: a\nSKIPPED: b\n\nSKIPPED: no GPU: a\n";
+        assert_eq!(counted(log), ["no GPU: a (2 times)", "b"]);
+    }
+}

@@ -1,0 +1,290 @@
+//! The steps of `cargo xtask test`: what each is called, may take, needs and does.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::process::{self, Deadline};
+use crate::system::{self, Need};
+use crate::{Paths, bindings, cuda, layout};
+
+/// One step of the table.
+pub struct Step {
+    /// What `--only` and the summary call it.
+    pub name: &'static str,
+    /// Seconds that it may take on two cores, with nothing built or fetched before.
+    pub budget: u64,
+    /// Runs with `--full` only.
+    pub full: bool,
+    /// Without these it is skipped.
+    pub needs: &'static [Need],
+    /// What it does, for `--list`.
+    pub about: &'static str,
+    /// Does it.
+    pub run: fn(&mut Bench) -> Result<Outcome>,
+}
+
+/// What a step that did not fail ended with.
+pub enum Outcome {
+    /// It did all that it should.
+    Passed,
+    /// It did nothing, for this reason.
+    Skipped(String),
+}
+
+/// What a step works with.
+pub struct Bench {
+    /// Where things lie.
+    pub paths: Paths,
+    /// When the step is killed.
+    pub deadline: Deadline,
+    /// Parts of the step that were left out, and why.
+    pub skips: Vec<String>,
+}
+
+/// All steps, in the order in which they run. Without `--full` the budgets add up to less than a
+/// quarter of an hour.
+pub const STEPS: &[Step] = &[
+    Step {
+        name: "system",
+        budget: 60,
+        full: false,
+        needs: &[],
+        about: "what the other steps need; installs it when run as root",
+        run: |bench| {
+            let missing = system::install(&bench.paths.root, bench.deadline)?;
+            Ok(missing.map_or(Outcome::Passed, Outcome::Skipped))
+        },
+    },
+    Step {
+        name: "format",
+        budget: 10,
+        full: false,
+        needs: &[Need::Rustfmt],
+        about: "rustfmt finds nothing to change",
+        run: |bench| bench.cargo(&["fmt", "--all", "--", "--check"]),
+    },
+    Step {
+        name: "clippy",
+        budget: 70,
+        full: false,
+        needs: &[Need::Clippy, Need::Cxx],
+        about: "clippy finds nothing to say",
+        run: |bench| bench.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    },
+    Step {
+        name: "docs",
+        budget: 40,
+        full: false,
+        needs: &[Need::Cxx],
+        about: "the documentation builds without a warning",
+        run: |bench| {
+            bench.cargo_with(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
+        },
+    },
+    Step {
+        name: "bindings",
+        budget: 90,
+        full: false,
+        needs: &[Need::Libclang, Need::Rustfmt],
+        about: "abi.rs is what bindgen makes of abi.h",
+        run: |bench| passed(bindings::run(&bench.paths, true, bench.deadline)),
+    },
+    Step {
+        name: "abi-layout",
+        budget: 10,
+        full: false,
+        needs: &[Need::Cxx],
+        about: "C, C++ and Rust see the same sizes, offsets and constants",
+        run: |bench| passed(layout::check(&bench.paths, bench.deadline)),
+    },
+    Step {
+        name: "kernels",
+        budget: 110,
+        full: false,
+        needs: &[Need::Cxx],
+        about: "all device code compiles for sm_80, sm_90, sm_100 and the CPU; fetches nvcc once",
+        run: kernels,
+    },
+    Step {
+        name: "tests",
+        budget: 240,
+        full: false,
+        needs: &[Need::Cxx],
+        about: "all unit and integration tests",
+        run: |bench| bench.cargo(&["test", "--workspace", "--release"]),
+    },
+    Step {
+        name: "loom",
+        budget: 90,
+        full: false,
+        needs: &[],
+        about: "the shared rings under every interleaving",
+        run: loom,
+    },
+    Step {
+        name: "tsan",
+        budget: 90,
+        full: false,
+        needs: &[Need::Cxx],
+        about: "device code and engine under ThreadSanitizer",
+        run: tsan,
+    },
+    Step {
+        name: "example",
+        budget: 60,
+        full: false,
+        needs: &[Need::Cxx],
+        about: "the allreduce demonstration on 4 CPU ranks, with the proxy as thread and as process",
+        run: |bench| {
+            allreduce(bench, 4, "1M,16M", &[])?;
+            allreduce(bench, 4, "1M,16M", &["--proxy", "process"])
+        },
+    },
+    Step {
+        name: "properties",
+        budget: 900,
+        full: true,
+        needs: &[],
+        about: "the proxy's property tests with 20,000 cases each",
+        run: |bench| {
+            let arguments = ["test", "--release", "--package", "pushgate-proxy"];
+            bench.cargo_with(&arguments, &[("PROPTEST_CASES", "20000")])
+        },
+    },
+    Step {
+        name: "example-8",
+        budget: 120,
+        full: true,
+        needs: &[Need::Cxx],
+        about: "the demonstration on 8 CPU ranks",
+        run: |bench| allreduce(bench, 8, "1M,16M", &[]),
+    },
+];
+
+/// The names of all steps.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    STEPS.iter().map(|step| step.name)
+}
+
+fn passed(result: Result<()>) -> Result<Outcome> {
+    result.map(|()| Outcome::Passed)
+}
+
+impl Bench {
+    fn cargo(&mut self, arguments: &[&str]) -> Result<Outcome> {
+        self.cargo_with(arguments, &[])
+    }
+
+    fn cargo_with(&mut self, arguments: &[&str], variables: &[(&str, &str)]) -> Result<Outcome> {
+        let mut command = self.command();
+        command.args(arguments).envs(variables.iter().copied());
+        passed(process::run(command, self.deadline))
+    }
+
+    /// Cargo, with the variables that tests read.
+    fn command(&self) -> Command {
+        let mut command = process::cargo(&self.paths.root);
+        command.env("PUSHGATE_SKIP_LOG", self.skip_log());
+        // A toolkit that is there: its NVRTC is what the tests that need one load.
+        if std::env::var_os("PUSHGATE_NVRTC_DIR").is_none()
+            && let Some(nvrtc) = cuda::present(&self.paths).and_then(|toolkit| toolkit.nvrtc)
+        {
+            command.env("PUSHGATE_NVRTC_DIR", nvrtc);
+        }
+        command
+    }
+
+    /// The file to which tests append a line `SKIPPED: reason` for whatever they leave out:
+    /// libtest shows nothing of what a passing test prints.
+    pub fn skip_log(&self) -> std::path::PathBuf {
+        self.paths.target.join("xtask").join("skips.txt")
+    }
+}
+
+fn kernels(bench: &mut Bench) -> Result<Outcome> {
+    cuda::compile_for_cpu(&bench.paths, bench.deadline)?;
+    if cuda::present(&bench.paths).is_none()
+        && let Some(reason) = system::unmet(&[Need::Python])
+    {
+        bench
+            .skips
+            .push(format!("nothing compiled for a GPU: no CUDA 13 nvcc here, and fetching it {reason}"));
+        return Ok(Outcome::Passed);
+    }
+    let toolkit = cuda::toolkit(&bench.paths, bench.deadline)?;
+    passed(cuda::compile_for_gpu(&bench.paths, &toolkit, bench.deadline))
+}
+
+fn loom(bench: &mut Bench) -> Result<Outcome> {
+    let mut command = bench.command();
+    // Other flags, so other artifacts: a target folder of their own keeps both sets.
+    command
+        .env("RUSTFLAGS", "--cfg loom")
+        .arg("test")
+        .arg("--target-dir")
+        .arg(bench.paths.target.join("loom"));
+    command.args(["--release", "--package", "pushgate-proxy", "--lib", "ring"]);
+    let output = process::capture(command, true, bench.deadline)?;
+    ensure!(!output.contains("running 0 tests"), "pushgate-proxy has no test named after ring");
+    Ok(Outcome::Passed)
+}
+
+fn tsan(bench: &mut Bench) -> Result<Outcome> {
+    ensure!(bench.paths.root.join("tests/tests/tsan.rs").exists(), "tests/tests/tsan.rs is not there");
+    bench.cargo(&["test", "--release", "--package", "pushgate-tests", "--test", "tsan"])
+}
+
+fn allreduce(bench: &mut Bench, ranks: u32, sizes: &str, more: &[&str]) -> Result<Outcome> {
+    if more.contains(&"process") {
+        // The command that the proxy process runs is not what `--example` builds.
+        bench.cargo(&["build", "--release", "--package", "pushgate", "--bin", "pushgate"])?;
+    }
+    let mut command = bench.command();
+    command.args(["run", "--release", "--package", "pushgate", "--example", "allreduce", "--"]);
+    command.args(["--ranks", &ranks.to_string(), "--size", sizes, "--device", "cpu", "--iters", "2"]);
+    command.arg("--json").args(more);
+    let output = process::capture(command, true, bench.deadline)?;
+    check_result(output.lines().last().unwrap_or_default())?;
+    Ok(Outcome::Passed)
+}
+
+/// The demonstration's last line: right sums, and nothing lost on the way.
+fn check_result(line: &str) -> Result<()> {
+    let result: serde_json::Value =
+        serde_json::from_str(line).with_context(|| format!("the last line is no JSON object: {line:?}"))?;
+    let right: [(&str, serde_json::Value); 3] =
+        [("verified", true.into()), ("dropped", 0.into()), ("rnr", 0.into())];
+    for (key, wanted) in right {
+        match result.get(key) {
+            Some(value) if *value == wanted => (),
+            Some(value) => bail!("the demonstration says {key} = {value}, not {wanted}"),
+            None => bail!("the demonstration says nothing of {key}: {line}"),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_budgets_fit_into_a_quarter_of_an_hour() {
+        assert!(STEPS.iter().filter(|step| !step.full).map(|step| step.budget).sum::<u64>() < 15 * 60);
+    }
+
+    #[test]
+    fn the_demonstrations_result_is_checked() {
+        check_result(r#"{"verified": true, "dropped": 0, "rnr": 0, "gbps": 1.5}"#).unwrap();
+        for bad in [
+            "",
+            "[]",
+            r#"{"verified": true, "dropped": 0}"#,
+            r#"{"verified": false, "dropped": 0, "rnr": 0}"#,
+            r#"{"verified": true, "dropped": 1, "rnr": 0}"#,
+        ] {
+            check_result(bad).unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! What the steps need from the system, and how to get it on Debian and Ubuntu.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::Result;
+
+use crate::process::{self, Deadline};
+
+/// Something that a step needs and that cargo can't fetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A C and a C++ compiler: device code for the CPU executor, the layout check, nvcc's host side.
+    Cxx,
+    /// Python with its venv module: where nvcc is installed.
+    Python,
+    /// libclang, any version: bindgen.
+    Libclang,
+    /// The rustfmt component.
+    Rustfmt,
+    /// The clippy component.
+    Clippy,
+}
+
+/// All of them, in the order in which they are reported.
+pub const ALL: [Need; 5] = [Need::Cxx, Need::Python, Need::Libclang, Need::Rustfmt, Need::Clippy];
+
+impl Need {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Need::Cxx => "cc and g++",
+            Need::Python => "python3 with venv",
+            Need::Libclang => "libclang",
+            Need::Rustfmt => "rustfmt",
+            Need::Clippy => "clippy",
+        }
+    }
+
+    /// Looks whether it is there.
+    pub fn is_met(self) -> bool {
+        match self {
+            Need::Cxx => succeeds("cc", &["--version"]) && succeeds("g++", &["--version"]),
+            // Without Debian's python3-venv the module venv is there, but ensurepip is not.
+            Need::Python => succeeds("python3", &["-c", "import venv, ensurepip"]),
+            Need::Libclang => has_libclang(),
+            Need::Rustfmt => succeeds("rustfmt", &["--version"]),
+            Need::Clippy => succeeds("cargo-clippy", &["--version"]),
+        }
+    }
+
+    fn source(self) -> Source {
+        match self {
+            Need::Cxx => Source::Apt(&["g++"]),
+            Need::Python => Source::Apt(&["python3", "python3-venv"]),
+            Need::Libclang => Source::Apt(&["libclang-dev"]),
+            Need::Rustfmt => Source::Rustup("rustfmt"),
+            Need::Clippy => Source::Rustup("clippy"),
+        }
+    }
+}
+
+enum Source {
+    Apt(&'static [&'static str]),
+    Rustup(&'static str),
+}
+
+/// Why a step can't run, with the remedy; `None` if all its needs are met.
+pub fn unmet(needs: &[Need]) -> Option<String> {
+    let missing = missing(needs);
+    if missing.is_empty() {
+        return None;
+    }
+    let names: Vec<_> = missing.iter().map(|need| need.name()).collect();
+    Some(format!("needs {}; run: {}", names.join(", "), remedy(&missing)))
+}
+
+/// Installs what is missing: packages when run as root, components where there is rustup. Returns
+/// what is missing still, with the remedy.
+pub fn install(root: &Path, deadline: Deadline) -> Result<Option<String>> {
+    let missing = missing(&ALL);
+    for need in ALL {
+        println!("{}: {}", need.name(), if missing.contains(&need) { "missing" } else { "found" });
+    }
+    let packages = packages(&missing);
+    let may_install = rustix::process::geteuid().is_root() && succeeds("apt-get", &["--version"]);
+    if !packages.is_empty() && may_install {
+        let apt = |arguments: &[&str]| {
+            let mut command = process::command("apt-get", root);
+            command.env("DEBIAN_FRONTEND", "noninteractive").args(arguments);
+            process::run(command, deadline)
+        };
+        apt(&["update"])?;
+        apt(&[&["install", "-y", "--no-install-recommends"], packages.as_slice()].concat())?;
+    }
+    let components = components(&missing);
+    if !components.is_empty() && succeeds("rustup", &["--version"]) {
+        let mut command = process::command("rustup", root);
+        command.args(["component", "add"]).args(&components);
+        process::run(command, deadline)?;
+    }
+    Ok(unmet(&ALL))
+}
+
+fn missing(needs: &[Need]) -> Vec<Need> {
+    needs.iter().copied().filter(|need| !need.is_met()).collect()
+}
+
+fn packages(missing: &[Need]) -> Vec<&'static str> {
+    let apt = |need: &Need| match need.source() {
+        Source::Apt(packages) => packages,
+        Source::Rustup(_) => &[],
+    };
+    missing.iter().flat_map(apt).copied().collect()
+}
+
+fn components(missing: &[Need]) -> Vec<&'static str> {
+    let rustup = |need: &Need| match need.source() {
+        Source::Apt(_) => None,
+        Source::Rustup(component) => Some(component),
+    };
+    missing.iter().filter_map(rustup).collect()
+}
+
+/// The commands that install what is missing.
+fn remedy(missing: &[Need]) -> String {
+    let mut commands = Vec::new();
+    let packages = packages(missing);
+    if !packages.is_empty() {
+        let install = "sudo apt-get install -y --no-install-recommends";
+        commands.push(format!("sudo apt-get update && {install} {}", packages.join(" ")));
+    }
+    let components = components(missing);
+    if !components.is_empty() {
+        commands.push(format!("rustup component add {}", components.join(" ")));
+    }
+    commands.join(" && ")
+}
+
+/// The same places where bindgen looks: LIBCLANG_PATH, the loader's cache, LLVM's own folders.
+fn has_libclang() -> bool {
+    if std::env::var_os("LIBCLANG_PATH").is_some() {
+        return true;
+    }
+    let is_libclang = |name: &str| {
+        (name.starts_with("libclang.so") || name.starts_with("libclang-"))
+            && name.contains(".so")
+            && !name.starts_with("libclang-cpp")
+    };
+    // Off a user's PATH on Debian.
+    let cache = ["ldconfig", "/sbin/ldconfig"].iter().find_map(|ldconfig| {
+        let output = Command::new(ldconfig).arg("-p").output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    });
+    if cache.is_some_and(|text| text.lines().any(|line| is_libclang(line.trim()))) {
+        return true;
+    }
+    let folders = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    let llvm = folders.filter(|folder| folder.file_name().to_string_lossy().starts_with("llvm-"));
+    llvm.filter_map(|folder| fs::read_dir(folder.path().join("lib")).ok())
+        .flat_map(|files| files.flatten())
+        .any(|file| is_libclang(&file.file_name().to_string_lossy()))
+}
+
+fn succeeds(program: &str, arguments: &[&str]) -> bool {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
