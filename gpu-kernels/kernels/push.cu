@@ -1,21 +1,81 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// A bare store kernel: the ceiling for anything that pushes. No window, no credit, no WQE.
-#include "pushgate/arch.cuh"
+//
+// Pushing into a window, and its ceiling: the same stores without window,
+// credit or WQE.
+#include "pushgate/device.cuh"
 
 using namespace pushgate;
 
 struct bare_store_params {
 	u64 dst;
-	u64 bytes;  // of the buffer, a multiple of 16
-	u64 rounds; // how often it is written
+	u64 bytes;  // of one round of one block, a multiple of 16
+	u64 stride; // from block to block
+	u64 rounds;
 };
 
 PUSHGATE_KERNEL(bare_store, bare_store_params)
 {
-	u64x2 *dst = reinterpret_cast<u64x2 *>(p.dst);
-	u64 n = p.bytes / 16, first = (u64)block_index() * block_size() + thread_index();
-	u64 step = (u64)grid_size() * block_size();
+	u64x2 *dst = reinterpret_cast<u64x2 *>(p.dst + block_index() * p.stride);
+	u64 n = p.bytes / 16, lanes = block_size();
 	for (u64 r = 0; r < p.rounds; r++)
-		for (u64 i = first; i < n; i += step)
+		for (u64 i = thread_index(); i < n; i += lanes)
 			store_payload(dst + i, u64x2{r, i});
+}
+
+struct push_params {
+	u64 qps;    // pushgate_qp[n_qps]; block b sends over the (b % n_qps)-th
+	u64 result; // u64 for each block: status
+	u64 bytes;  // of a message
+	u64 rounds; // messages of a block
+	u32 n_qps;
+	u32 pad;
+};
+
+// Each block pushes `rounds` messages, all blocks of a queue pair at once.
+PUSHGATE_KERNEL(push_window, push_params)
+{
+	queue_pair qp(reinterpret_cast<const pushgate_qp *>(p.qps)[block_index() % p.n_qps]);
+	batch<block> b(qp);
+	status s = status::ok;
+	for (u64 r = 0; r < p.rounds; r++) {
+		s = b.begin(1, (u32)p.bytes);
+		if (s != status::ok)
+			break;
+		u64x2 *dst = static_cast<u64x2 *>(b.payload(0));
+		u64 n = p.bytes / 16, lanes = block_size();
+		for (u64 i = thread_index(); i < n; i += lanes)
+			store_payload(dst + i, u64x2{r, i});
+		if (thread_index() == 0) {
+			send_wr wr;
+			wr.opcode = opcode::send;
+			wr.length = (u32)p.bytes;
+			b.set(0, wr);
+		}
+		b.publish();
+	}
+	if (thread_index() == 0)
+		reinterpret_cast<u64 *>(p.result)[block_index()] = (u64)s;
+}
+
+struct sink_params {
+	u64 qps;    // pushgate_qp[grid]
+	u64 result; // u64 for each block: status
+	u64 count;  // messages of each queue pair
+};
+
+// One block for each queue pair takes its messages and gives them back unread.
+PUSHGATE_KERNEL(sink, sink_params)
+{
+	if (thread_index() != 0)
+		return;
+	queue_pair qp(reinterpret_cast<const pushgate_qp *>(p.qps)[block_index()]);
+	message m;
+	status s = status::ok;
+	for (u64 i = 0; i < p.count && s == status::ok; i++) {
+		s = recv(qp, m);
+		if (s == status::ok)
+			release(qp);
+	}
+	qp.close();
+	reinterpret_cast<u64 *>(p.result)[block_index()] = (u64)s;
 }

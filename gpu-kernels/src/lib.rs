@@ -1,1 +1,26 @@
-//! Placeholder.
+//! Device code, what runs it, and what moves bytes with a GPU.
+//!
+//! The kernels (`kernels/*.cu` over `include/pushgate/*.cuh`) are one source for
+//! a GPU and for a CPU; [`Executor`] is what loads and launches them on either.
+
+mod build_support;
+mod cpu;
+mod cuda;
+mod embedded;
+mod executor;
+mod module;
+mod mover;
+
+pub use cpu::CpuExecutor;
+pub use cuda::{CudaExecutor, CudaInfo, probe};
+pub use executor::{
+    Access, Available, DeviceBuffer, DeviceChoice, DeviceError, Executor, Launch, LoadedModule, Registration,
+    Result, Running, Stream, WaitOutcome, available_executors, choose, choose_at,
+};
+pub use module::Source;
+pub use mover::{CopyTicket, CudaCopy};
+
+/// Names of the kernels that are compiled in ([`Executor::load_embedded`]).
+pub fn embedded_kernels() -> Vec<String> {
+    embedded::kernel_names()
+}

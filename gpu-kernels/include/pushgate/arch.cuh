@@ -67,6 +67,26 @@ PUSHGATE_DEVICE u64 block_broadcast(u64 v)
 	return r;
 }
 
+// Any one of the values that are not 0, to every thread; 0 if there is none.
+PUSHGATE_DEVICE u32 block_any(u32 v)
+{
+	__shared__ u32 slot;
+	if (threadIdx.x == 0)
+		slot = 0;
+	__syncthreads();
+	if (v)
+		slot = v;
+	__syncthreads();
+	u32 r = slot;
+	__syncthreads();
+	return r;
+}
+PUSHGATE_DEVICE u32 warp_any(u32 v)
+{
+	u32 who = __ballot_sync(warp_mask(), v != 0);
+	return who ? __shfl_sync(warp_mask(), v, __ffs(who) - 1) : 0;
+}
+
 // Dynamic shared memory of the launch.
 PUSHGATE_DEVICE void *shared_memory()
 {
@@ -165,7 +185,11 @@ struct backoff {
 
 PUSHGATE_DEVICE void ring(const pushgate_qp &) {} // a GPU cannot wake a CPU through host memory
 
-#define PUSHGATE_KERNEL(name, Params) extern "C" __global__ void __launch_bounds__(1024) name(const Params p)
+// A kernel takes one struct by value. The bound lets ptxas use all registers
+// that a block of that many threads can have.
+#define PUSHGATE_KERNEL_BOUND(name, Params, threads) \
+	extern "C" __global__ void __launch_bounds__(threads, 1) name([[maybe_unused]] const Params p)
+#define PUSHGATE_KERNEL(name, Params) PUSHGATE_KERNEL_BOUND(name, Params, 1024)
 
 #else
 // ------------------------------------------------------------------ on a CPU
@@ -244,6 +268,21 @@ inline u64 cpu_broadcast(cpu_barrier &b, u32 n, bool first, u64 v)
 	cpu_wait(b, n);
 	return r;
 }
+// Any one of the values that are not 0, to all; 0 if there is none.
+inline u32 cpu_any(cpu_barrier &b, u32 n, bool first, u32 v)
+{
+	if (n == 1)
+		return v;
+	if (first)
+		__atomic_store_n(&b.slot, 0, __ATOMIC_RELAXED);
+	cpu_wait(b, n);
+	if (v)
+		__atomic_store_n(&b.slot, v, __ATOMIC_RELAXED);
+	cpu_wait(b, n);
+	u32 r = (u32)__atomic_load_n(&b.slot, __ATOMIC_RELAXED);
+	cpu_wait(b, n);
+	return r;
+}
 inline u32 warp_width()
 {
 	u32 left = self.block->size - (thread_index() & ~31u);
@@ -259,6 +298,14 @@ inline u64 warp_broadcast(u64 v)
 inline u64 block_broadcast(u64 v)
 {
 	return cpu_broadcast(self.block->barrier, self.block->size, thread_index() == 0, v);
+}
+inline u32 block_any(u32 v)
+{
+	return cpu_any(self.block->barrier, self.block->size, thread_index() == 0, v);
+}
+inline u32 warp_any(u32 v)
+{
+	return cpu_any(self.block->warps[thread_index() / 32], warp_width(), thread_index() % 32 == 0, v);
 }
 inline void *shared_memory() { return self.block->shared; }
 
@@ -317,7 +364,8 @@ inline void ring(const pushgate_qp &qp)
 		pushgate::self = *t;                                                    \
 		name##_body(*static_cast<const Params *>(raw));                         \
 	}                                                                               \
-	static void name##_body(const Params &p)
+	static void name##_body([[maybe_unused]] const Params &p)
+#define PUSHGATE_KERNEL_BOUND(name, Params, threads) PUSHGATE_KERNEL(name, Params)
 
 #endif
 

@@ -58,6 +58,7 @@ struct thread {
 	static PUSHGATE_DEVICE u32 size() { return 1; }
 	static PUSHGATE_DEVICE void sync() {}
 	static PUSHGATE_DEVICE u64 broadcast(u64 v) { return v; }
+	static PUSHGATE_DEVICE u32 any(u32 v) { return v; }
 };
 struct warp {
 	static PUSHGATE_DEVICE u32 rank() { return thread_index() % 32; }
@@ -68,12 +69,14 @@ struct warp {
 	}
 	static PUSHGATE_DEVICE void sync() { warp_barrier(); }
 	static PUSHGATE_DEVICE u64 broadcast(u64 v) { return warp_broadcast(v); }
+	static PUSHGATE_DEVICE u32 any(u32 v) { return warp_any(v); }
 };
 struct block {
 	static PUSHGATE_DEVICE u32 rank() { return thread_index(); }
 	static PUSHGATE_DEVICE u32 size() { return block_size(); }
 	static PUSHGATE_DEVICE void sync() { block_barrier(); }
 	static PUSHGATE_DEVICE u64 broadcast(u64 v) { return block_broadcast(v); }
+	static PUSHGATE_DEVICE u32 any(u32 v) { return block_any(v); }
 };
 
 // ------------------------------------------------------------------- copying
@@ -788,15 +791,16 @@ template <class S = thread> PUSHGATE_DEVICE status try_recv(queue_pair &qp, mess
 	return detail::receive<S>(qp, m, false);
 }
 
-// Receives S::size() messages at once, each thread of the scope its own, which
-// is how small messages are taken fastest. Unlike elsewhere each thread gets a
-// status of its own; a scope that goes on after one of them failed waits in vain,
-// but not for ever.
+// Receives S::size() messages at once, each thread of the scope its own: how
+// small messages are taken fastest. `ok` only if all of them came.
 template <class S = warp> PUSHGATE_DEVICE status recv_each(queue_pair &qp, message &m)
 {
 	u64 mine = qp.rx + S::rank();
-	qp.rx += S::size();
-	return qp.wait([&] { return detail::look(qp, mine, m); });
+	status s = qp.wait([&] { return detail::look(qp, mine, m); });
+	s = static_cast<status>(S::any((u32)s));
+	if (s == status::ok)
+		qp.rx += S::size();
+	return s;
 }
 
 // Gives back the `count` oldest messages not yet given back: their places may

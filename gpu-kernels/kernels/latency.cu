@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// Ping-pong through the proxy, and its floor: a bare flag (and payload) that a
+// CPU thread relays.
+#include "pushgate/device.cuh"
+
+using namespace pushgate;
+
+// Reads what arrived, so that its cost is in the figure; returns a checksum.
+PUSHGATE_DEVICE u64 read_payload(const void *data, u64 bytes)
+{
+	u64 sum = 0;
+	const u64x2 *src = static_cast<const u64x2 *>(data);
+	for (u64 i = thread_index(); i < bytes / 16; i += block_size()) {
+		u64x2 v = load_payload(src + i);
+		sum += v.x ^ v.y;
+	}
+	return sum;
+}
+
+PUSHGATE_DEVICE void fill(void *data, u64 bytes, u64 v)
+{
+	u64x2 *dst = static_cast<u64x2 *>(data);
+	for (u64 i = thread_index(); i < bytes / 16; i += block_size())
+		store_payload(dst + i, u64x2{v, i});
+}
+
+struct pingpong_params {
+	u64 qps;    // pushgate_qp[grid]: each block's own end
+	u64 result; // u64[4] for each block: status, nanoseconds, wrong messages, checksum
+	u64 bytes;  // 8 to 40: inline; more: a multiple of 16, in the window
+	u64 warmup;
+	u64 rounds;
+	u32 first; // role of block 0: 0 sends first, 1 answers
+	u32 pad;
+};
+
+PUSHGATE_KERNEL(pingpong, pingpong_params)
+{
+	queue_pair qp(reinterpret_cast<const pushgate_qp *>(p.qps)[block_index()]);
+	u64 *result = reinterpret_cast<u64 *>(p.result) + 4 * block_index();
+	bool answers = (p.first + block_index()) % 2;
+	bool in = p.bytes <= PUSHGATE_INLINE_SEND;
+	u64 start = 0, wrong = 0, sum = 0;
+	status s = status::ok;
+	for (u64 r = 0; r < p.warmup + p.rounds && s == status::ok; r++) {
+		if (r == p.warmup)
+			start = clock_ns();
+		for (u32 half = 0; half < 2 && s == status::ok; half++) {
+			if ((half == 1) == answers) {
+				if (in) {
+					u64 v[5] = {r, r, r, r, r};
+					s = send<block>(qp, v, (u32)p.bytes);
+				} else {
+					batch<block> b(qp);
+					s = b.begin(1, (u32)p.bytes);
+					if (s != status::ok)
+						break;
+					fill(b.payload(0), p.bytes, r);
+					if (thread_index() == 0) {
+						send_wr wr;
+						wr.opcode = opcode::send;
+						wr.length = (u32)p.bytes;
+						b.set(0, wr);
+					}
+					b.publish();
+				}
+			} else {
+				message m;
+				s = recv<block>(qp, m);
+				if (s != status::ok)
+					break;
+				if (in) {
+					wrong += m.words[0] != r || m.length != p.bytes;
+				} else {
+					sum += read_payload(m.data, p.bytes);
+					// The last words too: they must have come before the record.
+					const u64 *last = reinterpret_cast<const u64 *>(static_cast<const u8 *>(m.data) + p.bytes - 16);
+					if (thread_index() == 0)
+						wrong += last[0] != r;
+				}
+				release<block>(qp, 1, in);
+			}
+		}
+	}
+	if (thread_index() == 0) {
+		result[0] = (u64)s;
+		result[1] = clock_ns() - start;
+		result[2] = wrong;
+		qp.close();
+	}
+	if (sum == 0x5eed5eed5eed5eedull) // keeps the reads
+		result[3] = sum;
+}
+
+struct relay_params {
+	u64 out;    // u64 for each block: the flag it writes
+	u64 in;	    // u64 for each block: the flag it waits for
+	u64 stride; // bytes between two blocks' flags
+	u64 payload_out; // for each block, p.bytes apart; 0 bytes: none
+	u64 payload_in;
+	u64 result; // u64[4] for each block: as above
+	u64 bytes;
+	u64 warmup;
+	u64 rounds;
+	u64 limit_ns;
+};
+
+PUSHGATE_KERNEL(bare_relay, relay_params)
+{
+	u64 *out = reinterpret_cast<u64 *>(p.out + block_index() * p.stride);
+	const u64 *in = reinterpret_cast<const u64 *>(p.in + block_index() * p.stride);
+	void *payload = reinterpret_cast<u8 *>(p.payload_out) + block_index() * p.bytes;
+	const void *arrived = reinterpret_cast<const u8 *>(p.payload_in) + block_index() * p.bytes;
+	u64 *result = reinterpret_cast<u64 *>(p.result) + 4 * block_index();
+	u64 start = 0, sum = 0, began = clock_ns(), failed = 0;
+	for (u64 r = 0; r < p.warmup + p.rounds && !failed; r++) {
+		if (r == p.warmup)
+			start = clock_ns();
+		for (u32 half = 0; half < 2 && !failed; half++) {
+			if (half == block_index()) {
+				if (p.bytes) {
+					fill(payload, p.bytes, r);
+					block_barrier();
+				}
+				if (thread_index() == 0) {
+					if (p.bytes)
+						store<order::release>(out, r + 1);
+					else
+						store<order::relaxed>(out, r + 1);
+				}
+			} else {
+				if (thread_index() == 0) {
+					backoff pause;
+					for (u32 n = 1; load<order::acquire>(in) != r + 1; n++) {
+						if (n % 64 == 0 && clock_ns() - began > p.limit_ns) {
+							failed = 1;
+							break;
+						}
+						pause.wait();
+					}
+				}
+				failed = block_broadcast(failed);
+				if (p.bytes)
+					sum += read_payload(arrived, p.bytes);
+			}
+		}
+	}
+	if (thread_index() == 0) {
+		result[0] = failed ? (u64)status::timed_out : 0;
+		result[1] = clock_ns() - start;
+	}
+	if (sum == 0x5eed5eed5eed5eedull)
+		result[3] = sum;
+}

@@ -1,0 +1,807 @@
+//! The executor on this CPU: each CUDA thread is an OS thread that enters the
+//! kernel's C entry point (arch.cuh).
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::mem::{offset_of, size_of};
+use std::path::Path;
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use libloading::Library;
+
+use crate::embedded::{self, CPU_KERNELS, CpuEntry};
+use crate::executor::{
+    Access, BufferMemory, DeviceBuffer, DeviceError, Executor, Launch, LoadedModule, Registration, Result,
+    Running, RunningKernel, Stream, WaitOutcome,
+};
+use crate::module::{Cache, Compiler, Key, Source, list, run_compiler};
+
+// ---------------------------------------------- arch.cuh's structures, mirrored
+
+/// `cpu_barrier`. Only kernels touch it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct CpuBarrier {
+    arrived: u32,
+    generation: u32,
+    slot: u64,
+}
+
+/// `cpu_block`.
+#[repr(C)]
+pub struct CpuBlock {
+    index: u32,
+    grid: u32,
+    size: u32,
+    pad: u32,
+    shared: *mut c_void,
+    barrier: CpuBarrier,
+    warps: [CpuBarrier; 32],
+}
+
+/// `cpu_thread`.
+#[repr(C)]
+pub struct CpuThread {
+    block: *mut CpuBlock,
+    index: u64,
+}
+
+// build.rs asserts the same numbers about the C++ side.
+const _: () = {
+    assert!(size_of::<CpuBarrier>() == 16 && offset_of!(CpuBarrier, generation) == 4);
+    assert!(offset_of!(CpuBarrier, slot) == 8);
+    assert!(size_of::<CpuBlock>() == 552 && offset_of!(CpuBlock, grid) == 4);
+    assert!(offset_of!(CpuBlock, size) == 8 && offset_of!(CpuBlock, shared) == 16);
+    assert!(offset_of!(CpuBlock, barrier) == 24 && offset_of!(CpuBlock, warps) == 40);
+    assert!(size_of::<CpuThread>() == 16 && offset_of!(CpuThread, index) == 8);
+};
+
+/// A kernel's stack: they are leaf code with a few words of state.
+const STACK_BYTES: usize = 256 << 10;
+/// Threads of one launch; more would only wear out the scheduler.
+const MAX_THREADS: u64 = 32_768;
+/// What a GPU gives at most is 227 KiB; the same order here.
+const MAX_SHARED: u32 = 256 << 10;
+/// As a GPU's allocator aligns, and pages for whoever wants to register them.
+const ALIGN: usize = 4096;
+
+/// A panic in another thread can't leave these locks' data half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs kernels on this CPU.
+#[derive(Debug, Default)]
+pub struct CpuExecutor(());
+
+impl CpuExecutor {
+    /// The executor; there is nothing to open.
+    pub fn new() -> Self {
+        Self(())
+    }
+
+    fn load_with(source: &Source, cache: &Cache, compiler: &Compiler) -> Result<Arc<dyn LoadedModule>> {
+        // Hidden by default, so that two modules of one process never share the
+        // inline variables of the headers.
+        const FLAGS: &[&str] =
+            &["-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-unknown-pragmas"];
+        let mut key = Key::new("cpu");
+        compiler.add_to(&mut key);
+        for flag in FLAGS {
+            key.add(flag.as_bytes());
+        }
+        source.add_to(&mut key);
+        let path = cache.get(&key, "so", |out| {
+            let headers = cache.headers()?;
+            let file = cache.source_file(source)?;
+            let mut command = compiler.command();
+            command.args(FLAGS).arg("-I").arg(headers);
+            if let Some(dir) = source.dir() {
+                command.arg("-iquote").arg(dir);
+            }
+            command.args(["-x", "c++"]).arg(file.path()).arg("-o").arg(out);
+            run_compiler(source, command)
+        })?;
+        let library = open(&path)?;
+        Ok(Arc::new(CpuModule {
+            name: source.name().to_owned(),
+            code: Code::Library(library, source.kernels()),
+        }))
+    }
+}
+
+fn open(path: &Path) -> Result<Library> {
+    // SAFETY: the file lies in a folder that only this user can write, and was
+    // made from a source whose kernels this user asked to run: what its
+    // constructors do is as much theirs as what the kernels do. dlopen defaults
+    // to RTLD_LOCAL here, so its symbols replace none of ours.
+    unsafe { Library::new(path) }.map_err(|error| DeviceError::Load {
+        module: path.display().to_string(),
+        reason: with_source(&error),
+    })
+}
+
+/// libloading's own message leaves out what dlopen said.
+pub(crate) fn with_source(error: &libloading::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+enum Code {
+    Embedded,
+    /// With the names that the source's text has, for messages.
+    Library(Library, Vec<String>),
+}
+
+struct CpuModule {
+    name: String,
+    code: Code,
+}
+
+impl CpuModule {
+    fn unknown(&self, kernel: &str) -> DeviceError {
+        DeviceError::UnknownKernel {
+            kernel: kernel.to_owned(),
+            module: self.name.clone(),
+            known: list(&self.kernels()),
+        }
+    }
+
+    /// The entry point and the size of its parameters.
+    fn find(&self, kernel: &str) -> Result<(CpuEntry, u32)> {
+        match &self.code {
+            Code::Embedded => CPU_KERNELS
+                .iter()
+                .find(|known| known.name == kernel)
+                .map(|known| (known.entry, (known.params_size)()))
+                .ok_or_else(|| self.unknown(kernel)),
+            Code::Library(library, _) => {
+                let size_name = format!("{kernel}_params_size");
+                // SAFETY: a NAME with a NAME_params_size beside it comes from
+                // PUSHGATE_KERNEL, which gives both these very types; a source
+                // that fakes the pair has asked for what it gets. The pointers
+                // are used while the module is alive: a launch keeps it.
+                let found = unsafe {
+                    let size = library.get::<extern "C" fn() -> u32>(size_name.as_bytes());
+                    let entry = library.get::<CpuEntry>(kernel.as_bytes());
+                    size.and_then(|size| Ok((*entry?, *size)))
+                };
+                let (entry, size) = found.map_err(|_| self.unknown(kernel))?;
+                Ok((entry, size()))
+            }
+        }
+    }
+}
+
+impl LoadedModule for CpuModule {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kernels(&self) -> Vec<String> {
+        match &self.code {
+            Code::Embedded => embedded::kernel_names(),
+            Code::Library(_, names) => names.clone(),
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Executor for CpuExecutor {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn describe(&self) -> String {
+        let cores = thread::available_parallelism().map_or(1, |n| n.get());
+        format!("{cores} CPU core(s), one OS thread for each GPU thread")
+    }
+
+    fn device_index(&self) -> u32 {
+        0
+    }
+
+    fn load_embedded(&self) -> Result<Arc<dyn LoadedModule>> {
+        static EMBEDDED: OnceLock<Arc<CpuModule>> = OnceLock::new();
+        let module = EMBEDDED
+            .get_or_init(|| Arc::new(CpuModule { name: "embedded".to_owned(), code: Code::Embedded }));
+        Ok(module.clone())
+    }
+
+    fn load_source(&self, source: &Source) -> Result<Arc<dyn LoadedModule>> {
+        Self::load_with(source, &Cache::open()?, &Compiler::cxx()?)
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
+        let heap = Heap::new(bytes, ALIGN)?;
+        Ok(DeviceBuffer { addr: heap.ptr.as_ptr() as u64, len: bytes, memory: Box::new(heap) })
+    }
+
+    fn register(&self, ptr: NonNull<u8>, len: usize, _: Access, _: bool) -> Result<Registration> {
+        Ok(Registration { device_addr: ptr.as_ptr() as u64, len, _guard: Box::new(()) })
+    }
+
+    fn stream(&self) -> Result<Stream> {
+        Ok(Stream(Arc::new(CpuStream::default())))
+    }
+
+    unsafe fn launch(
+        &self,
+        stream: &Stream,
+        module: &Arc<dyn LoadedModule>,
+        kernel: &str,
+        launch: Launch,
+        params: &[u8],
+    ) -> Result<Running> {
+        let queue = stream
+            .0
+            .downcast_ref::<CpuStream>()
+            .ok_or(DeviceError::Foreign { handle: "stream", executor: "cpu" })?;
+        let (entry, size) = cpu_module(module)?.find(kernel)?;
+        if params.len() != size as usize {
+            return Err(DeviceError::ParamsSize {
+                kernel: kernel.to_owned(),
+                given: params.len(),
+                expected: size as usize,
+            });
+        }
+        launch.check(kernel, MAX_SHARED)?;
+        let wanted = u64::from(launch.grid) * u64::from(launch.block);
+        if wanted > MAX_THREADS {
+            return Err(DeviceError::Launch {
+                kernel: kernel.to_owned(),
+                what: "grid x block",
+                value: wanted,
+                allowed: format!("1 to {MAX_THREADS} threads on the device `cpu`"),
+            });
+        }
+
+        let mut last = lock(&queue.last);
+        let job = Arc::new(Job::new(module.clone(), entry, launch, params, last.clone())?);
+        // SAFETY: `find` gave the entry point of this kernel, its parameters have
+        // the size it asked for, and the caller answers for what they point to.
+        let handles = unsafe { start(&job, kernel, launch) }?;
+        *last = Some(job.end.clone());
+        Ok(Running(Box::new(CpuRunning { job, handles: Mutex::new(handles) })))
+    }
+
+    fn max_resident_blocks(
+        &self,
+        module: &Arc<dyn LoadedModule>,
+        kernel: &str,
+        block: u32,
+        shared_bytes: u32,
+    ) -> Result<u32> {
+        cpu_module(module)?.find(kernel)?;
+        Launch::new(1, block).shared_bytes(shared_bytes).check(kernel, MAX_SHARED)?;
+        // The OS takes turns among them all.
+        Ok(u32::MAX)
+    }
+}
+
+fn cpu_module(module: &Arc<dyn LoadedModule>) -> Result<&CpuModule> {
+    module.as_any().downcast_ref().ok_or(DeviceError::Foreign { handle: "module", executor: "cpu" })
+}
+
+// --------------------------------------------------------------------- memory
+
+struct Heap {
+    ptr: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: plain memory that nothing thread-bound refers to; `read` and `write`
+// go through atomics.
+unsafe impl Send for Heap {}
+// SAFETY: as above.
+unsafe impl Sync for Heap {}
+
+impl Heap {
+    fn new(bytes: usize, align: usize) -> Result<Self> {
+        // At least a word, so that an empty buffer has an address too.
+        let layout = bytes
+            .checked_next_multiple_of(16)
+            .and_then(|bytes| Layout::from_size_align(bytes.max(16), align).ok())
+            .ok_or(DeviceError::OutOfMemory { bytes })?;
+        // SAFETY: the size is not zero.
+        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(DeviceError::OutOfMemory { bytes })?;
+        Ok(Self { ptr, layout })
+    }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout; a kernel that still used
+        // it would break the promise made at its launch.
+        unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+    }
+}
+
+// A kernel may run at the same time: whole aligned words are copied as relaxed
+// atomics, as arch.cuh's accesses are, so that nobody sees half a word.
+impl BufferMemory for Heap {
+    fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        debug_assert!(offset + from.len() <= self.layout.size());
+        let (head, rest) = from.split_at(from.len().min(offset.wrapping_neg() % 8));
+        let (words, tail) = rest.as_chunks::<8>();
+        let at = |offset: usize| self.ptr.as_ptr().wrapping_add(offset);
+        // SAFETY: DeviceBuffer has checked that the range lies in the buffer,
+        // which lives as long as self and is only accessed through raw pointers
+        // and atomics. `base` + 8i is a multiple of 8 in a block aligned to more.
+        unsafe {
+            for (i, byte) in head.iter().enumerate() {
+                AtomicU8::from_ptr(at(offset + i)).store(*byte, Ordering::Relaxed);
+            }
+            let base = offset + head.len();
+            for (i, word) in words.iter().enumerate() {
+                AtomicU64::from_ptr(at(base + 8 * i).cast())
+                    .store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+            }
+            let base = base + 8 * words.len();
+            for (i, byte) in tail.iter().enumerate() {
+                AtomicU8::from_ptr(at(base + i)).store(*byte, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        debug_assert!(offset + to.len() <= self.layout.size());
+        let (head, rest) = to.split_at_mut(to.len().min(offset.wrapping_neg() % 8));
+        let (words, tail) = rest.as_chunks_mut::<8>();
+        let at = |offset: usize| self.ptr.as_ptr().wrapping_add(offset);
+        // SAFETY: as in `write`.
+        unsafe {
+            for (i, byte) in head.iter_mut().enumerate() {
+                *byte = AtomicU8::from_ptr(at(offset + i)).load(Ordering::Relaxed);
+            }
+            let base = offset + head.len();
+            for (i, word) in words.iter_mut().enumerate() {
+                *word = AtomicU64::from_ptr(at(base + 8 * i).cast()).load(Ordering::Relaxed).to_ne_bytes();
+            }
+            let base = base + 8 * words.len();
+            for (i, byte) in tail.iter_mut().enumerate() {
+                *byte = AtomicU8::from_ptr(at(base + i)).load(Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+}
+
+// ------------------------------------------------------------------- launches
+
+/// The end of the launch before is what the next one waits for.
+#[derive(Default)]
+struct CpuStream {
+    last: Mutex<Option<Arc<End>>>,
+}
+
+/// When a launch began and ended.
+#[derive(Default)]
+struct End {
+    times: Mutex<(Option<Instant>, Option<Instant>)>,
+    ended: Condvar,
+}
+
+impl End {
+    fn begin(&self) {
+        lock(&self.times).0.get_or_insert_with(Instant::now);
+    }
+
+    fn finish(&self) {
+        lock(&self.times).1 = Some(Instant::now());
+        self.ended.notify_all();
+    }
+
+    fn is_done(&self) -> bool {
+        lock(&self.times).1.is_some()
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> WaitOutcome {
+        let times = lock(&self.times);
+        let running = |times: &mut (Option<Instant>, Option<Instant>)| times.1.is_none();
+        match timeout {
+            None => {
+                drop(self.ended.wait_while(times, running).unwrap_or_else(PoisonError::into_inner));
+                WaitOutcome::Done
+            }
+            Some(timeout) => {
+                let waited = self.ended.wait_timeout_while(times, timeout, running);
+                let (times, _) = waited.unwrap_or_else(PoisonError::into_inner);
+                if times.1.is_some() { WaitOutcome::Done } else { WaitOutcome::TimedOut }
+            }
+        }
+    }
+
+    fn elapsed(&self) -> Option<Duration> {
+        let times = lock(&self.times);
+        Some(times.1?.duration_since(times.0?))
+    }
+}
+
+/// Whether the threads may enter the kernel: blocks wait for each other, so none
+/// may start before all of them exist.
+#[derive(Clone, Copy, PartialEq)]
+enum Gate {
+    Closed,
+    Open,
+    Cancelled,
+}
+
+/// Everything that the threads of one launch share.
+struct Job {
+    entry: CpuEntry,
+    /// The parameters, aligned for any struct.
+    params: Vec<u128>,
+    blocks: Vec<UnsafeCell<CpuBlock>>,
+    /// What `CpuBlock::shared` points to.
+    _shared: Vec<Heap>,
+    /// Keeps the code mapped.
+    _module: Arc<dyn LoadedModule>,
+    before: Option<Arc<End>>,
+    gate: Mutex<Gate>,
+    opened: Condvar,
+    left: AtomicUsize,
+    end: Arc<End>,
+}
+
+// SAFETY: the raw pointers are into heap blocks that the job owns. After it is
+// made, Rust reads `params` and takes addresses of `blocks` only; what lies
+// behind those is accessed by the kernel alone, with atomics.
+unsafe impl Send for Job {}
+// SAFETY: as above.
+unsafe impl Sync for Job {}
+
+impl Job {
+    fn new(
+        module: Arc<dyn LoadedModule>,
+        entry: CpuEntry,
+        launch: Launch,
+        params: &[u8],
+        before: Option<Arc<End>>,
+    ) -> Result<Self> {
+        let mut copy: Vec<u128> = params
+            .chunks(16)
+            .map(|chunk| {
+                let mut bytes = [0; 16];
+                bytes[..chunk.len()].copy_from_slice(chunk);
+                u128::from_ne_bytes(bytes)
+            })
+            .collect();
+        copy.push(0); // an address even where there are no parameters
+        let shared: Vec<Heap> = if launch.shared_bytes == 0 {
+            Vec::new()
+        } else {
+            (0..launch.grid).map(|_| Heap::new(launch.shared_bytes as usize, 128)).collect::<Result<_>>()?
+        };
+        let blocks = (0..launch.grid)
+            .map(|index| {
+                UnsafeCell::new(CpuBlock {
+                    index,
+                    grid: launch.grid,
+                    size: launch.block,
+                    pad: 0,
+                    shared: shared.get(index as usize).map_or(null_mut(), |heap| heap.ptr.as_ptr().cast()),
+                    barrier: CpuBarrier::default(),
+                    warps: [CpuBarrier::default(); 32],
+                })
+            })
+            .collect();
+        Ok(Self {
+            entry,
+            params: copy,
+            blocks,
+            _shared: shared,
+            _module: module,
+            before,
+            gate: Mutex::new(Gate::Closed),
+            opened: Condvar::new(),
+            left: AtomicUsize::new(launch.grid as usize * launch.block as usize),
+            end: Arc::default(),
+        })
+    }
+
+    fn set_gate(&self, gate: Gate) {
+        *lock(&self.gate) = gate;
+        self.opened.notify_all();
+    }
+
+    /// One thread's life.
+    ///
+    /// # Safety
+    /// `entry` takes what `params` holds, and the launch's caller answers for it.
+    unsafe fn run(&self, block: usize, index: u32) {
+        let gate = self
+            .opened
+            .wait_while(lock(&self.gate), |gate| *gate == Gate::Closed)
+            .map_or_else(|poisoned| *poisoned.into_inner(), |gate| *gate);
+        if gate == Gate::Cancelled {
+            return;
+        }
+        if let Some(before) = &self.before {
+            let _ = before.wait(None);
+        }
+        self.end.begin();
+        let thread = CpuThread { block: self.blocks[block].get(), index: index.into() };
+        // SAFETY: `thread` and its block live until the call returns (the job is
+        // borrowed), the parameters are aligned to 16 and as large as the kernel
+        // asked for; the rest is the caller's promise.
+        unsafe { (self.entry)(&thread, self.params.as_ptr().cast()) };
+        // AcqRel: who sees zero has seen what every thread wrote, and passes it
+        // on through End's lock.
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.end.finish();
+        }
+    }
+}
+
+/// Starts all threads of a job, or none.
+///
+/// # Safety
+/// As [`Job::run`].
+unsafe fn start(job: &Arc<Job>, kernel: &str, launch: Launch) -> Result<Vec<JoinHandle<()>>> {
+    let wanted = u64::from(launch.grid) * u64::from(launch.block);
+    let mut handles = Vec::with_capacity(wanted as usize);
+    for block in 0..launch.grid {
+        for index in 0..launch.block {
+            let shared = job.clone();
+            let spawned = thread::Builder::new()
+                .name(format!("gpu-{block}-{index}"))
+                .stack_size(STACK_BYTES)
+                // SAFETY: passed on to our caller.
+                .spawn(move || unsafe { shared.run(block as usize, index) });
+            match spawned {
+                Ok(handle) => handles.push(handle),
+                Err(source) => {
+                    let started = handles.len() as u64;
+                    job.set_gate(Gate::Cancelled);
+                    join(handles);
+                    return Err(DeviceError::Threads { kernel: kernel.to_owned(), wanted, started, source });
+                }
+            }
+        }
+    }
+    job.set_gate(Gate::Open);
+    Ok(handles)
+}
+
+fn join(handles: Vec<JoinHandle<()>>) {
+    for handle in handles {
+        // The thread runs C code and our few lines; a panic in these is printed
+        // by its hook, and there is no more to do about it here.
+        let _ = handle.join();
+    }
+}
+
+struct CpuRunning {
+    job: Arc<Job>,
+    handles: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl RunningKernel for CpuRunning {
+    fn wait(&self, timeout: Option<Duration>) -> Result<WaitOutcome> {
+        let outcome = self.job.end.wait(timeout);
+        if outcome == WaitOutcome::Done {
+            join(std::mem::take(&mut *lock(&self.handles)));
+        }
+        Ok(outcome)
+    }
+
+    fn is_done(&self) -> Result<bool> {
+        Ok(self.job.end.is_done())
+    }
+
+    fn elapsed(&self) -> Result<Option<Duration>> {
+        Ok(self.job.end.elapsed())
+    }
+}
+
+impl Drop for CpuRunning {
+    fn drop(&mut self) {
+        join(std::mem::take(&mut *lock(&self.handles)));
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::module::tests::Folder;
+
+    fn words(values: &[u64]) -> Vec<u8> {
+        values.iter().flat_map(|value| value.to_ne_bytes()).collect()
+    }
+
+    const FILL: &str = r#"
+#include "pushgate/arch.cuh"
+using namespace pushgate;
+struct fill_params { u64 dst; u64 value; };
+PUSHGATE_KERNEL(fill, fill_params)
+{
+	// By way of shared memory and both barriers, so that these are used too.
+	u64 *shared = (u64 *)shared_memory();
+	shared[thread_index()] = p.value;
+	block_barrier();
+	u64 mine = shared[(thread_index() + 1) % block_size()];
+	u64 first = warp_broadcast(thread_index());
+	u64 block = block_broadcast(block_index());
+	((u64 *)p.dst)[block_index() * block_size() + thread_index()] = mine + first * 1000 + block * 1000000;
+}
+"#;
+
+    #[test]
+    fn bare_store_fills_the_memory() {
+        let executor = CpuExecutor::new();
+        let module = executor.load_embedded().unwrap();
+        let buffer = executor.alloc(64 << 10).unwrap();
+        assert_eq!(buffer.addr() % 4096, 0);
+        let stream = executor.stream().unwrap();
+        let params = words(&[buffer.addr(), 64 << 10, 3]);
+        // SAFETY: the buffer outlives the launch and is as long as the kernel is told.
+        let running =
+            unsafe { executor.launch(&stream, &module, "bare_store", Launch::new(4, 64), &params) }.unwrap();
+        assert_eq!(running.wait(None).unwrap(), WaitOutcome::Done);
+        assert!(running.is_done().unwrap() && running.elapsed().unwrap().is_some());
+        let mut bytes = vec![0; 64 << 10];
+        buffer.copy_to_host(&mut bytes).unwrap();
+        for (i, pair) in bytes.as_chunks::<16>().0.iter().enumerate() {
+            assert_eq!(pair[..8], 2u64.to_ne_bytes());
+            assert_eq!(pair[8..], (i as u64).to_ne_bytes());
+        }
+    }
+
+    #[test]
+    fn bad_launches_are_refused_by_name_and_value() {
+        let executor = CpuExecutor::new();
+        let module = executor.load_embedded().unwrap();
+        let stream = executor.stream().unwrap();
+        let error = |kernel, launch, params: &[u8]| {
+            // SAFETY: none of these reaches the kernel.
+            unsafe { executor.launch(&stream, &module, kernel, launch, params) }.unwrap_err().to_string()
+        };
+        let good = Launch::new(1, 1);
+        assert!(error("bare_store", good, &[0; 23]).contains("takes 24 bytes of parameters, not 23"));
+        let unknown = error("bear_store", good, &[0; 24]);
+        assert!(unknown.contains("`bear_store`") && unknown.contains("bare_store"), "{unknown}");
+        assert!(error("bare_store", Launch::new(1, 1025), &[0; 24]).contains("block = 1025"));
+        assert!(error("bare_store", Launch::new(0, 1), &[0; 24]).contains("grid = 0"));
+        assert!(error("bare_store", Launch::new(1000, 1000), &[0; 24]).contains("1000000"));
+        assert_eq!(executor.max_resident_blocks(&module, "bare_store", 64, 0).unwrap(), u32::MAX);
+    }
+
+    #[test]
+    fn copies_keep_to_the_buffer_and_to_odd_ends() {
+        let buffer = CpuExecutor::new().alloc(100).unwrap();
+        let from: Vec<u8> = (0..50).collect();
+        buffer.copy_from_host_at(3, &from).unwrap();
+        let mut to = vec![9; 54];
+        buffer.copy_to_host_at(1, &mut to).unwrap();
+        assert_eq!(to[..2], [0, 0]);
+        assert_eq!(to[2..52], from);
+        assert_eq!(to[52..], [0, 0]);
+        let error = buffer.copy_from_host_at(51, &from).unwrap_err().to_string();
+        assert!(error.contains("50 bytes at offset 51 do not fit into 100"), "{error}");
+        assert!(buffer.copy_from_host_at(usize::MAX, &from).is_err());
+    }
+
+    /// A compiler that counts how often it compiles.
+    fn counting_compiler(folder: &Folder) -> Compiler {
+        let script = folder.0.join("counting");
+        let log = folder.0.join("log");
+        let text = format!(
+            "#!/bin/sh\ncase \"$*\" in --version) ;; *) echo >>{} ;; esac\nexec c++ \"$@\"\n",
+            log.display()
+        );
+        fs::write(&script, text).unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).unwrap();
+        Compiler::new(vec!["/bin/sh".into(), script.into()]).unwrap()
+    }
+
+    #[test]
+    fn a_users_source_is_compiled_once_and_runs() {
+        let folder = Folder::new("user");
+        let compiler = counting_compiler(&folder);
+        let cache = Cache::at(folder.0.join("cache")).unwrap();
+        let compiled = || fs::read_to_string(folder.0.join("log")).map_or(0, |log| log.lines().count());
+
+        let source = Source::text("fill.cu", FILL);
+        let executor = CpuExecutor::new();
+        drop(CpuExecutor::load_with(&source, &cache, &compiler).unwrap());
+        assert_eq!(compiled(), 1);
+        let module = CpuExecutor::load_with(&source, &cache, &compiler).unwrap();
+        assert_eq!(compiled(), 1, "the second load is from the cache");
+        assert_eq!(module.kernels(), ["fill"]);
+
+        let (grid, block) = (4u64, 70u64); // the last warp is short
+        let buffer = executor.alloc((grid * block * 8) as usize).unwrap();
+        let stream = executor.stream().unwrap();
+        let launch = Launch::new(grid as u32, block as u32).shared_bytes(block as u32 * 8).cooperating();
+        // Two on one stream: the second starts when the first has ended.
+        let runs: Vec<Running> = [5, 7]
+            .iter()
+            .map(|value| {
+                // SAFETY: the buffer has a word for each thread and outlives both.
+                unsafe { executor.launch(&stream, &module, "fill", launch, &words(&[buffer.addr(), *value])) }
+                    .unwrap()
+            })
+            .collect();
+        drop(module); // the launches keep the code
+        for run in runs {
+            assert_eq!(run.wait(Some(Duration::from_secs(60))).unwrap(), WaitOutcome::Done);
+        }
+        let mut bytes = vec![0; buffer.len()];
+        buffer.copy_to_host(&mut bytes).unwrap();
+        for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
+            let i = i as u64;
+            assert_eq!(u64::from_ne_bytes(*word), 7 + (i % block / 32 * 32) * 1000 + i / block * 1_000_000);
+        }
+    }
+
+    #[test]
+    fn a_compile_error_cites_the_users_line() {
+        let folder = Folder::new("error");
+        let cache = Cache::at(folder.0.join("cache")).unwrap();
+        let source = Source::text("wrong.cu", "int fine;\nint wrong = nonsense;\n");
+        let compiler = Compiler::cxx().unwrap();
+        let error = CpuExecutor::load_with(&source, &cache, &compiler).unwrap_err().to_string();
+        assert!(error.contains("wrong.cu does not compile"), "{error}");
+        assert!(error.contains("wrong.cu:2") && error.contains("nonsense"), "{error}");
+    }
+
+    /// Waits for a word to become other than 0.
+    pub(crate) const GATE: &str = r#"
+#include "pushgate/arch.cuh"
+using namespace pushgate;
+struct gate_params { u64 word; };
+PUSHGATE_KERNEL(gate, gate_params)
+{
+	backoff pause;
+	while (!load<order::acquire>((const u64 *)p.word))
+		pause.wait();
+}
+"#;
+
+    #[test]
+    fn a_wait_ends_in_time_and_streams_run_side_by_side() {
+        let folder = Folder::new("wait");
+        let cache = Cache::at(folder.0.join("cache")).unwrap();
+        let module =
+            CpuExecutor::load_with(&Source::text("gate.cu", GATE), &cache, &Compiler::cxx().unwrap())
+                .unwrap();
+        let executor = CpuExecutor::new();
+        let word = executor.alloc(8).unwrap();
+        let (one, two) = (executor.stream().unwrap(), executor.stream().unwrap());
+        let launch = |stream: &Stream, buffer: &DeviceBuffer| {
+            // SAFETY: the buffer has the word and outlives the launch.
+            unsafe {
+                executor.launch(stream, &module, "gate", Launch::new(1, 2), &words(&[buffer.addr()])).unwrap()
+            }
+        };
+        let open = executor.alloc(8).unwrap();
+        open.copy_from_host(&1u64.to_ne_bytes()).unwrap();
+
+        let stuck = launch(&one, &word);
+        assert_eq!(stuck.wait(Some(Duration::from_millis(20))).unwrap(), WaitOutcome::TimedOut);
+        let behind = launch(&one, &open);
+        let beside = launch(&two, &open);
+        assert_eq!(beside.wait(Some(Duration::from_secs(60))).unwrap(), WaitOutcome::Done);
+        assert!(!stuck.is_done().unwrap() && !behind.is_done().unwrap());
+        assert!(behind.elapsed().unwrap().is_none());
+        word.copy_from_host(&1u64.to_ne_bytes()).unwrap();
+        drop(behind); // joins, and so does the one it waits for end
+        assert!(stuck.is_done().unwrap());
+    }
+}

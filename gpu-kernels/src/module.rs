@@ -1,0 +1,397 @@
+//! A user's source, and the cache of what was compiled from it.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder};
+use std::hash::{BuildHasher, RandomState};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::build_support::kernel_names;
+use crate::embedded::HEADERS;
+use crate::executor::{DeviceError, Result};
+
+/// A `.cu` of a user's own, over the device API: `#include "pushgate/device.cuh"`
+/// and one `PUSHGATE_KERNEL(name, params)` or more.
+#[derive(Clone, Debug)]
+pub struct Source {
+    name: String,
+    text: String,
+    /// Where its own `#include "..."` are looked for.
+    dir: Option<PathBuf>,
+}
+
+impl Source {
+    /// A source held in memory; errors call it `name`.
+    pub fn text(name: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { name: name.into(), text: text.into(), dir: None }
+    }
+
+    /// A source file, read now. Its own quoted includes are found beside it.
+    pub fn path(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let io = |source| DeviceError::Io { what: "read the source", path: path.to_owned(), source };
+        let text = fs::read_to_string(path).map_err(io)?;
+        let whole = path.canonicalize().map_err(io)?;
+        Ok(Self { name: path.display().to_string(), text, dir: whole.parent().map(Path::to_owned) })
+    }
+
+    /// What errors call it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn body(&self) -> &str {
+        &self.text
+    }
+
+    pub(crate) fn dir(&self) -> Option<&Path> {
+        self.dir.as_deref()
+    }
+
+    /// The kernels that its text names.
+    pub fn kernels(&self) -> Vec<String> {
+        kernel_names(&self.text)
+    }
+
+    /// Feeds a key everything that the compiled form depends on: the text, the
+    /// headers of the device API, and the user's own headers, however deep.
+    pub(crate) fn add_to(&self, key: &mut Key) {
+        key.add(self.name.as_bytes());
+        key.add(self.text.as_bytes());
+        for (name, text) in HEADERS {
+            key.add(name.as_bytes());
+            key.add(text.as_bytes());
+        }
+        if let Some(dir) = &self.dir {
+            key.add(dir.as_os_str().as_encoded_bytes());
+            add_includes(key, dir, dir, &self.text, &mut HashSet::new());
+        }
+    }
+}
+
+/// `root` is where the source lies, `dir` where the including file lies: the
+/// compilers look in both.
+fn add_includes(key: &mut Key, root: &Path, dir: &Path, text: &str, seen: &mut HashSet<PathBuf>) {
+    for line in text.lines() {
+        let Some(rest) = line.trim_start().strip_prefix('#') else { continue };
+        let Some(rest) = rest.trim_start().strip_prefix("include") else { continue };
+        let Some(name) = rest.trim_start().strip_prefix('"').and_then(|rest| rest.split('"').next()) else {
+            continue;
+        };
+        for path in [dir.join(name), root.join(name)] {
+            if !seen.insert(path.clone()) {
+                continue;
+            }
+            let Ok(text) = fs::read_to_string(&path) else { continue };
+            key.add(path.as_os_str().as_encoded_bytes());
+            key.add(text.as_bytes());
+            add_includes(key, root, path.parent().unwrap_or(root), &text, seen);
+        }
+    }
+}
+
+/// Names a compiled form by all that went into it: FNV-1a over 128 bits. The
+/// cache is private to its user, so nobody is there to forge a collision.
+pub(crate) struct Key(u128);
+
+impl Key {
+    pub(crate) fn new(kind: &str) -> Self {
+        let mut key = Self(0x6c62272e07bb014262b821756295c58d);
+        key.add(kind.as_bytes());
+        key
+    }
+
+    /// Adds one part; its length keeps ("ab", "c") and ("a", "bc") apart.
+    pub(crate) fn add(&mut self, part: &[u8]) {
+        for byte in (part.len() as u64).to_le_bytes().iter().chain(part) {
+            self.0 = (self.0 ^ u128::from(*byte)).wrapping_mul(0x0000000001000000000000000000013b);
+        }
+    }
+
+    fn hex(&self) -> String {
+        format!("{:032x}", self.0)
+    }
+}
+
+/// A folder of compiled modules that only this user can write: what lies there
+/// is loaded and run.
+pub(crate) struct Cache {
+    dir: PathBuf,
+}
+
+impl Cache {
+    /// `$XDG_CACHE_HOME/pushgate` or `~/.cache/pushgate`; where neither can be
+    /// had privately, a folder of this process under the temporary folder.
+    pub(crate) fn open() -> Result<Self> {
+        let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
+        let home = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+        if let Some(dir) = home.map(|home| home.join("pushgate")) {
+            match Self::at(dir) {
+                Ok(cache) => return Ok(cache),
+                Err(error) => tracing::debug!("no lasting cache of compiled modules: {error}"),
+            }
+        }
+        static PRIVATE: OnceLock<PathBuf> = OnceLock::new();
+        let dir = PRIVATE.get_or_init(|| {
+            let random = RandomState::new().hash_one(std::process::id());
+            std::env::temp_dir().join(format!("pushgate-{}-{random:016x}", std::process::id()))
+        });
+        Self::at(dir.clone())
+    }
+
+    /// The cache at `dir`, made if it is not there.
+    pub(crate) fn at(dir: PathBuf) -> Result<Self> {
+        let io = |source| DeviceError::Io {
+            what: "use as a cache of compiled modules",
+            path: dir.clone(),
+            source,
+        };
+        DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(io)?;
+        let found = fs::symlink_metadata(&dir).map_err(io)?;
+        let ours = found.uid() == rustix::process::geteuid().as_raw();
+        if !found.is_dir() || !ours || found.mode() & 0o022 != 0 {
+            let reason = "it must be a folder of this user that no other can write (chmod 700)";
+            return Err(io(std::io::Error::new(std::io::ErrorKind::PermissionDenied, reason)));
+        }
+        Ok(Self { dir })
+    }
+
+    /// The file for `key`; `compile` is called to write it where it is not there
+    /// yet. Two who compile the same at once both succeed: a whole file is
+    /// renamed into its place.
+    pub(crate) fn get(
+        &self,
+        key: &Key,
+        extension: &str,
+        compile: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<PathBuf> {
+        let path = self.dir.join(format!("{}.{extension}", key.hex()));
+        if path.is_file() {
+            return Ok(path);
+        }
+        let temporary = self.temporary(extension);
+        let written = compile(&temporary).and_then(|()| {
+            fs::rename(&temporary, &path).map_err(|source| DeviceError::Io {
+                what: "put a compiled module into its place",
+                path: path.clone(),
+                source,
+            })
+        });
+        if written.is_err() {
+            // It may not be there at all; the error that counts is the first.
+            let _ = fs::remove_file(&temporary);
+        }
+        written.map(|()| path)
+    }
+
+    /// A name that no other thread or process takes.
+    pub(crate) fn temporary(&self, extension: &str) -> PathBuf {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let random = RandomState::new().hash_one(n);
+        self.dir.join(format!("tmp-{}-{n}-{random:016x}.{extension}", std::process::id()))
+    }
+
+    /// The folder to name with `-I`: the headers of the device API, written once.
+    pub(crate) fn headers(&self) -> Result<PathBuf> {
+        let mut key = Key::new("headers");
+        for (name, text) in HEADERS {
+            key.add(name.as_bytes());
+            key.add(text.as_bytes());
+        }
+        let dir = self.dir.join(format!("headers-{}", key.hex()));
+        let inner = dir.join("pushgate");
+        let io = |what, path: &Path, source| DeviceError::Io { what, path: path.to_owned(), source };
+        DirBuilder::new().recursive(true).mode(0o700).create(&inner).map_err(|e| io("make", &inner, e))?;
+        for (name, text) in HEADERS {
+            let path = dir.join(name);
+            if path.is_file() {
+                continue;
+            }
+            let temporary = self.temporary("h");
+            fs::write(&temporary, text).map_err(|e| io("write a header", &temporary, e))?;
+            fs::rename(&temporary, &path).map_err(|e| io("put a header into its place", &path, e))?;
+        }
+        Ok(dir)
+    }
+
+    /// Writes the source for a command-line compiler, which cites the name that
+    /// the user knows; removed when the guard goes.
+    pub(crate) fn source_file(&self, source: &Source) -> Result<Temporary> {
+        let path = self.temporary("cu");
+        let text = format!("#line 1 {:?}\n{}", source.name(), source.body());
+        fs::write(&path, text).map_err(|e| DeviceError::Io {
+            what: "write the source",
+            path: path.clone(),
+            source: e,
+        })?;
+        Ok(Temporary(path))
+    }
+}
+
+/// A file that is removed on drop.
+pub(crate) struct Temporary(PathBuf);
+
+impl Temporary {
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Runs a compiler; what it prints becomes the error.
+pub(crate) fn run_compiler(source: &Source, mut command: Command) -> Result<()> {
+    let compiler = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|e| DeviceError::Io {
+        what: "start the compiler",
+        path: PathBuf::from(command.get_program()),
+        source: e,
+    })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let mut text = String::from_utf8_lossy(&output.stderr).into_owned();
+    text += &String::from_utf8_lossy(&output.stdout);
+    if text.trim().is_empty() {
+        text = format!("({} without a word)", output.status);
+    }
+    Err(DeviceError::Compile { source_name: source.name().to_owned(), compiler, output: text })
+}
+
+/// A command with what it prints for `--version`, which goes into the key.
+#[derive(Clone, Debug)]
+pub(crate) struct Compiler {
+    words: Vec<OsString>,
+    version: String,
+}
+
+impl Compiler {
+    /// `words`: the program and its first arguments (`ccache g++`).
+    pub(crate) fn new(words: Vec<OsString>) -> Option<Self> {
+        let (program, arguments) = words.split_first()?;
+        let output = Command::new(program).args(arguments).arg("--version").output().ok()?;
+        if !output.status.success() {
+            return None;
+        }
+        let version = String::from_utf8_lossy(&output.stdout).into_owned();
+        Some(Self { words, version })
+    }
+
+    /// `$CXX`, else the first of c++, g++, clang++ that runs. Asked once.
+    pub(crate) fn cxx() -> Result<Self> {
+        static FOUND: OnceLock<std::result::Result<Compiler, String>> = OnceLock::new();
+        let found = FOUND.get_or_init(|| {
+            let split = |text: OsString| -> Vec<OsString> {
+                text.to_string_lossy().split_whitespace().map(OsString::from).collect()
+            };
+            let named: Option<Vec<OsString>> =
+                std::env::var_os("CXX").map(split).filter(|words| !words.is_empty());
+            let candidates = match named {
+                // Who names a compiler wants no other.
+                Some(words) => vec![words],
+                None => ["c++", "g++", "clang++"].map(|name| vec![name.into()]).to_vec(),
+            };
+            let tried: Vec<String> = candidates
+                .iter()
+                .map(|words| words.join(" ".as_ref()).to_string_lossy().into_owned())
+                .collect();
+            candidates.into_iter().find_map(Compiler::new).ok_or_else(|| tried.join(", "))
+        });
+        found.clone().map_err(|tried| DeviceError::NoCompiler { tried })
+    }
+
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.words[0]);
+        command.args(&self.words[1..]);
+        command
+    }
+
+    pub(crate) fn add_to(&self, key: &mut Key) {
+        for word in &self.words {
+            key.add(word.as_encoded_bytes());
+        }
+        key.add(self.version.as_bytes());
+    }
+}
+
+/// "a, b, c", or that there are none.
+pub(crate) fn list(names: &[String]) -> String {
+    if names.is_empty() { "(none)".to_owned() } else { names.join(", ") }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A folder of its own, removed at the end.
+    pub(crate) struct Folder(pub(crate) PathBuf);
+
+    impl Folder {
+        pub(crate) fn new(name: &str) -> Self {
+            let random = RandomState::new().hash_one(name);
+            let dir = std::env::temp_dir().join(format!("pushgate-test-{name}-{random:016x}"));
+            DirBuilder::new().mode(0o700).create(&dir).unwrap();
+            Self(dir)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn key_of(source: &Source) -> String {
+        let mut key = Key::new("test");
+        source.add_to(&mut key);
+        key.hex()
+    }
+
+    #[test]
+    fn kernels_are_found_in_a_text() {
+        let text = "PUSHGATE_KERNEL(b, P)\n#define X(n) PUSHGATE_KERNEL(n, P)\n// kernels: c a\nPUSHGATE_KERNEL(n##_x, P)";
+        assert_eq!(kernel_names(text), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn a_changed_header_changes_the_key() {
+        let folder = Folder::new("key");
+        fs::write(folder.0.join("k.cu"), "#include \"a.h\"\n").unwrap();
+        fs::write(folder.0.join("a.h"), "# include \"b.h\"\n").unwrap();
+        fs::write(folder.0.join("b.h"), "1").unwrap();
+        let before = key_of(&Source::path(folder.0.join("k.cu")).unwrap());
+        assert_eq!(before, key_of(&Source::path(folder.0.join("k.cu")).unwrap()));
+        fs::write(folder.0.join("b.h"), "2").unwrap();
+        assert_ne!(before, key_of(&Source::path(folder.0.join("k.cu")).unwrap()));
+    }
+
+    #[test]
+    fn a_cache_that_others_can_write_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = Folder::new("perm");
+        fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = Cache::at(folder.0.clone()).err().unwrap().to_string();
+        assert!(error.contains("chmod 700"), "{error}");
+    }
+
+    #[test]
+    fn a_failed_compile_leaves_nothing() {
+        let folder = Folder::new("leave");
+        let cache = Cache::at(folder.0.clone()).unwrap();
+        let failed = cache.get(&Key::new("x"), "so", |path| {
+            fs::write(path, "half").unwrap();
+            Err(DeviceError::NoCompiler { tried: String::new() })
+        });
+        assert!(failed.is_err());
+        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 0);
+    }
+}
