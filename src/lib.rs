@@ -1,1 +1,62 @@
-//! pushgate.
+//! GPU-initiated networking that pushes: kernels write their payload into a
+//! window with posted stores, and a proxy releases it to the queue pair only
+//! once nothing can stop it.
+//!
+//! A program opens a [`Context`] (one device, one engine), joins a [`Comm`], makes
+//! [`QueuePair`]s and launches kernels that use them through the device API
+//! (`pushgate/device.cuh`, docs/device-api.md):
+//!
+//! ```no_run
+//! use pushgate::{Comm, Context, QpConfig};
+//! # fn main() -> pushgate::Result<()> {
+//! let context = Context::builder().build()?;
+//! let ranks = Comm::local(&context, 2)?;
+//! println!("{}", context.why());
+//! # let _ = (ranks, QpConfig::default());
+//! # Ok(())
+//! # }
+//! ```
+//! `examples/custom_kernel.rs` is a whole program; docs/architecture.md tells how
+//! it works inside.
+
+mod comm;
+mod context;
+mod error;
+mod mesh;
+mod qp;
+pub mod settings;
+
+pub use comm::{Comm, MAX_RANKS};
+pub use context::{Context, ContextBuilder, Module, Shared};
+pub use error::{Error, Result, status_name};
+pub use pushgate_driver_shim::abi;
+pub use pushgate_gpu_kernels::{
+    Available, DeviceBuffer, DeviceChoice, DeviceError, Launch, Running, Source, Stream, WaitOutcome,
+    available_executors, probe as probe_cuda,
+};
+pub use pushgate_proxy::counters::Counters;
+pub use qp::{QpConfig, QueuePair, RegionKey, upload_descriptors};
+pub use settings::Settings;
+/// For the derives on parameter structs of kernels.
+pub use zerocopy;
+
+pub mod proxy {
+    //! The engine as a process of its own: what `pushgate proxy` runs.
+
+    use std::path::Path;
+
+    use pushgate_driver_shim::eventfd::EventFd;
+    use pushgate_proxy::server::{ServerOptions, bind, serve};
+
+    use crate::error::{Error, Result};
+
+    /// Serves programs at `socket` (a path, or @ and an abstract name), each by an
+    /// engine of its own, until `stop` is rung.
+    pub fn run(socket: &Path, stop: EventFd) -> Result<()> {
+        let failed = |e| Error::io(format!("proxy at {}", socket.display()))(e);
+        let (listener, _file) = bind(socket).map_err(failed)?;
+        serve(listener, ServerOptions::new(stop)).map_err(failed)
+    }
+
+    pub use pushgate_driver_shim::eventfd::EventFd as Stop;
+}

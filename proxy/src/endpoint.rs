@@ -325,7 +325,10 @@ impl Endpoint {
         let mut work = self.receive(mover);
         work |= self.acknowledge();
         work |= self.progress();
-        work |= self.transmit();
+        // What was just ended posts nothing more: nobody would complete it.
+        if self.session.status().is_none() {
+            work |= self.transmit();
+        }
         if work && self.qp.notify() {
             self.counters.rings += 1;
         }
@@ -535,25 +538,17 @@ impl Endpoint {
         tracing::warn!(rank = self.rank(), peer = self.peer(), slot, "WQE refused: {why}");
         let status =
             Status { rank: Some(self.rank()), detail: slot as u32, ..Status::new(abi::PUSHGATE_REFUSED) };
-        if let Some(r) = record
-            && r.has(Record::SIGNALED)
-        {
-            complete(
-                &self.cq,
-                &mut self.cq_head,
-                self.geometry.cq_log,
-                r.id,
-                r.opcode as u8,
-                status.code,
-                r.length,
-            );
-        }
+        // Its completion comes behind those of the messages before it.
+        self.pending = record.map(|r| (*r, [0; 8]));
         self.fail(status);
     }
 
     /// Takes in the peer's counts; gives back what they free.
     #[inline]
     fn progress(&mut self) -> bool {
+        if self.session.status().is_some() {
+            return false;
+        }
         let counts = self.qp.peer_counts();
         let sent = self.staging.messages();
         let (released, received) = match self.session.peer_counts(sent, counts.released, counts.received) {
@@ -618,7 +613,9 @@ impl Endpoint {
     fn receive(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         let mut work = self.reap();
         let mut n = 0;
-        while n < BATCH {
+        // Nothing is delivered behind a message that was not: a copy that failed,
+        // a count that cannot be.
+        while n < BATCH && self.session.status().is_none() {
             if self.moving.is_some() {
                 match self.advance(mover) {
                     Some(true) => work = true,

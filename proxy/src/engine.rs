@@ -247,7 +247,9 @@ impl Loop {
 
     /// Answers whose asker has gone are dropped. False: stop.
     fn commands(&mut self) -> bool {
-        self.pending.store(false, Ordering::Relaxed);
+        // A swap and not a store: whoever sent before the flag that it takes is seen
+        // below, and a flag set after it stays.
+        self.pending.swap(false, Ordering::Acquire);
         while let Ok(command) = self.inbox.try_recv() {
             match command {
                 Command::AddQp(endpoint, wake, reply) => {

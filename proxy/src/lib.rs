@@ -22,10 +22,18 @@ pub mod memory;
 #[cfg(not(loom))]
 pub mod mover;
 #[cfg(not(loom))]
+pub mod proxy;
+#[cfg(not(loom))]
 pub mod qp;
 #[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
+pub mod remote;
+#[cfg(not(loom))]
+pub mod server;
+#[cfg(not(loom))]
 pub mod session;
 #[cfg(not(loom))]
 pub mod staging;
+#[cfg(not(loom))]
+pub mod wire;

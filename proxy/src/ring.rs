@@ -198,6 +198,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
+    use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::thread;
     use pushgate_driver_shim::record::{Opcode, Record};
@@ -206,23 +207,34 @@ mod loom_tests {
         Arc::new((0..n).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// A producer of three records over a ring of two, held back by a credit
-    /// word; the payload is a relaxed word beside the ring, rewritten as soon as
-    /// the credit allows. The reader must see each record whole, in order, with
-    /// its own payload.
+    /// Payload beside the ring. A plain cell and not an atomic: loom reports a
+    /// read and a write of it that nothing orders, and so also the one that no
+    /// interleaving of its own shows, a read of the place that runs after the
+    /// credit for it was given.
+    struct Payload(UnsafeCell<u64>);
+
+    // SAFETY: who may touch it is what the test below is about; loom checks each
+    // access against all others.
+    unsafe impl Sync for Payload {}
+
+    /// A producer of two records over a ring of one, held back by a credit word;
+    /// the payload is rewritten as soon as the credit allows. The reader must see
+    /// each record whole, in order, with its own payload.
     #[test]
     fn p1_p2_p3_records_payload_and_credit() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
-            let (ring, side) = (words(8), words(2)); // side: payload, credit
-            let (ring2, side2) = (ring.clone(), side.clone());
+            let (ring, credit) = (words(8), words(1));
+            let payload = Arc::new(Payload(UnsafeCell::new(0)));
+            let (ring2, credit2, payload2) = (ring.clone(), credit.clone(), payload.clone());
             let producer = thread::spawn(move || {
                 for cursor in 0..2u64 {
-                    while cursor >= 1 + observe(&side2[1]) {
+                    while cursor >= 1 + observe(&credit2[0]) {
                         thread::yield_now();
                     }
-                    side2[0].store(100 + cursor, Ordering::Relaxed);
+                    // SAFETY: the credit says that the reader is done with it.
+                    payload2.0.with_mut(|p| unsafe { *p = 100 + cursor });
                     publish(
                         &ring2,
                         cursor,
@@ -240,8 +252,9 @@ mod loom_tests {
                     }
                 };
                 assert_eq!(Record::decode(&w).unwrap().id as u64, cursor);
-                assert_eq!(side[0].load(Ordering::Relaxed), 100 + cursor);
-                advance(&side[1], cursor + 1);
+                // SAFETY: the record says that it is written; no credit was given yet.
+                assert_eq!(payload.0.with(|p| unsafe { *p }), 100 + cursor);
+                advance(&credit[0], cursor + 1);
             }
             producer.join().unwrap();
         });

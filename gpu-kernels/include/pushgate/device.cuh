@@ -183,12 +183,12 @@ struct wc {
 
 // A received message. `data` stays valid until its release.
 struct message {
-	u32 length;
-	u32 tag;
-	const void *data;   // in the peer's window or the landing ring; null: inline, or in a posted buffer
-	u64 words[5];	    // inline payload
-	bool is_inline;
-	bool in_buffer;	    // in the buffer that post_recv named
+	u32 length = 0;
+	u32 tag = 0;
+	const void *data = nullptr; // in the peer's window or the landing ring; null: inline, or in a posted buffer
+	u64 words[5] = {0, 0, 0, 0, 0}; // inline payload
+	bool is_inline = false;
+	bool in_buffer = false; // in the buffer that post_recv named
 };
 
 // ----------------------------------------------------------------- queue pair

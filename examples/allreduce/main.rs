@@ -1,0 +1,356 @@
+//! Allreduce through window, staging ring, gate and queue pair.
+
+//!
+//! Starts the ranks, each a process of its own on the CPU, one process for each
+//! GPU otherwise, and prints what they measured in the manner of nccl-tests.
+//! Uses the public API alone.
+
+#![allow(missing_docs)] // a program, not a library
+
+mod data;
+mod rank;
+
+use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow};
+use clap::{Arg, ArgAction, ArgMatches};
+use data::{Dtype, Op};
+use pushgate::settings::{DeviceChoice, ProxyPlace, parse_size};
+use pushgate::{Comm, Context, Error, MAX_RANKS, Settings};
+use rank::{Line, Report};
+use rustix::process::{Pid, Signal};
+
+/// What the command line asks for, checked.
+pub struct Options {
+    pub ranks: u32,
+    pub sizes: Vec<u64>,
+    pub iters: u32,
+    pub warmup: u32,
+    pub dtype: Dtype,
+    pub op: Op,
+    pub channels: Option<u32>,
+    pub block: Option<u32>,
+    pub push_lanes: Option<u32>,
+    pub slice: Option<u64>,
+    pub in_place: bool,
+    pub json: bool,
+    pub settings: Settings,
+}
+
+/// How a child knows which part it plays: `proxy`, or `INDEX/OF/JOB`.
+const ROLE: &str = "_PUSHGATE_ROLE";
+
+fn command() -> clap::Command {
+    let arg = |name: &'static str, value: &'static str, default: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).default_value(default).help(help)
+    };
+    let option = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("N").help(help);
+    let mut command = clap::Command::new("allreduce")
+        .about("Allreduce around a ring of ranks, pushed through windows and released by the gate")
+        .arg(arg("ranks", "N", "4", "Ranks"))
+        .arg(arg("size", "BYTES,...", "16M", "Bytes a rank (1024-based); a list runs one after the other"))
+        .arg(arg("iters", "N", "5", "Iterations measured, each checked"))
+        .arg(arg("warmup", "N", "1", "Iterations before, checked too"))
+        .arg(arg("dtype", "TYPE", "f32", "f32, f64, f16, bf16, i32 or i64"))
+        .arg(arg("op", "OP", "sum", "sum, max, min or prod"))
+        .arg(option("channels", "Queue pairs to a peer [default: 1 on the CPU, 16 shared by a GPU's ranks]"))
+        .arg(option("block", "Threads of a block [default: 1 on the CPU, 512 on a GPU]"))
+        .arg(option("push-lanes", "Threads of a block that store into the window [default: 128 on a GPU]"))
+        .arg(option("slice", "Bytes of a message [default: an eighth of the window, at most 128K]"))
+        .arg(Arg::new("in-place").long("in-place").action(ArgAction::SetTrue).help("Output over input"))
+        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("One JSON object a line"));
+    for key in Settings::KEYS {
+        let help = format!("{} ({}) [default: {}]", key.help.trim(), key.allowed, key.default);
+        command = command.arg(Arg::new(key.flag()).long(key.flag()).value_name("VALUE").help(help));
+    }
+    command
+}
+
+fn wrong(name: &str, value: impl ToString, allowed: impl ToString) -> Error {
+    Error::Config { name: name.into(), value: value.to_string(), allowed: allowed.to_string() }
+}
+
+fn options(m: &ArgMatches) -> Result<Options, Error> {
+    let text = |name: &str| m.get_one::<String>(name).map(String::as_str);
+    let number = |name: &str, min: u32, max: u32| -> Result<Option<u32>, Error> {
+        let Some(v) = text(name) else { return Ok(None) };
+        match v.parse() {
+            Ok(n) if (min..=max).contains(&n) => Ok(Some(n)),
+            _ => Err(wrong(name, v, format!("{min} to {max}"))),
+        }
+    };
+    let mut settings = Settings::load()?;
+    for key in Settings::KEYS {
+        if let Some(v) = text(&key.flag()) {
+            settings.set(key.name, v)?;
+        }
+    }
+    let dtype = text("dtype").expect("has a default");
+    let dtype = Dtype::parse(dtype).ok_or_else(|| wrong("dtype", dtype, Dtype::ALL))?;
+    let op = text("op").expect("has a default");
+    let op = Op::parse(op).ok_or_else(|| wrong("op", op, Op::ALL))?;
+    let allowed = format!("whole {} elements, at most 64G, as in 4096, 16M or 1K,1M", dtype.name());
+    let mut sizes = Vec::new();
+    for s in text("size").expect("has a default").split(',') {
+        let bytes = parse_size(s).filter(|b| *b > 0 && *b <= 64 << 30 && b % dtype.size() as u64 == 0);
+        sizes.push(bytes.ok_or_else(|| wrong("size", s, &allowed))?);
+    }
+    let slice = match text("slice") {
+        None => None,
+        Some(s) => {
+            let window = settings.window_size;
+            let slice = parse_size(s).filter(|b| *b >= 16 && b.is_multiple_of(16) && *b <= window);
+            let allowed = format!("a multiple of 16, at most the window's {window}");
+            Some(slice.ok_or_else(|| wrong("slice", s, allowed))?)
+        }
+    };
+    Ok(Options {
+        ranks: number("ranks", 1, MAX_RANKS)?.expect("has a default"),
+        sizes,
+        iters: number("iters", 1, 1_000_000)?.expect("has a default"),
+        warmup: number("warmup", 0, 1_000_000)?.expect("has a default"),
+        dtype,
+        op,
+        channels: number("channels", 1, 64)?,
+        block: number("block", 1, 512)?,
+        push_lanes: number("push-lanes", 1, 512)?,
+        slice,
+        in_place: m.get_flag("in-place"),
+        json: m.get_flag("json"),
+        settings,
+    })
+}
+
+fn main() -> ExitCode {
+    let filter = std::env::var("PUSHGATE_LOG").unwrap_or_else(|_| "error".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let matches = command().get_matches();
+    let options = match options(&matches) {
+        Ok(o) => o,
+        Err(e) => {
+            eprintln!("allreduce: {e}");
+            return ExitCode::from(2);
+        }
+    };
+    let role = std::env::var(ROLE).ok();
+    let done = match role.as_deref() {
+        None => parent(&options),
+        Some("proxy") => proxy(&options).map(|()| ExitCode::SUCCESS),
+        Some(role) => child(&options, role).map(|()| ExitCode::SUCCESS),
+    };
+    match done {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("allreduce: {e:#}");
+            let config = matches!(e.downcast_ref(), Some(Error::Config { .. }));
+            ExitCode::from(if config { 2 } else { 1 })
+        }
+    }
+}
+
+// ------------------------------------------------------------------ children
+
+/// Ends with the parent, whatever ends it.
+fn follow_parent() -> Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    Ok(())
+}
+
+fn proxy(o: &Options) -> Result<()> {
+    follow_parent()?;
+    // It ends with the parent.
+    Ok(pushgate::proxy::run(&o.settings.proxy_socket, pushgate::proxy::Stop::new()?)?)
+}
+
+/// Ranks of this process: on the CPU one, on a GPU all that share it.
+fn child(o: &Options, role: &str) -> Result<()> {
+    follow_parent()?;
+    let mut parts = role.splitn(3, '/');
+    let mut next = || parts.next().ok_or_else(|| anyhow!("{ROLE} is {role}, allowed is INDEX/OF/JOB"));
+    let (index, of, job) = (next()?.parse::<u32>()?, next()?.parse::<u32>()?, next()?.to_owned());
+    let context = Context::builder()
+        .settings(o.settings.clone())
+        .device_index(index)
+        .share(index as usize, of as usize)
+        .build()?;
+    let here: Vec<u32> = (0..o.ranks).filter(|r| r % of == index).collect();
+    let report = |r: Report| {
+        let mut line = serde_json::to_vec(&r).expect("a report is plain data");
+        line.push(b'\n');
+        // A parent that is gone has killed us.
+        let _ = std::io::stdout().lock().write_all(&line);
+    };
+    if let [one] = here[..] {
+        let comm = Comm::connect(&context, &job, one, o.ranks)?;
+        return rank::run(o, &comm, 1, &report);
+    }
+    let count = here.len() as u32;
+    std::thread::scope(|s| {
+        let (context, report, job) = (&context, &report, &job);
+        let ranks: Vec<_> = here
+            .iter()
+            .map(|r| {
+                s.spawn(move || {
+                    let comm = Comm::connect(context, job, *r, o.ranks)?;
+                    rank::run(o, &comm, count, report)
+                })
+            })
+            .collect();
+        let ended: Vec<_> = ranks.into_iter().map(|r| r.join().map_err(|_| anyhow!("a rank panicked"))?).collect();
+        ended.into_iter().collect::<Result<Vec<()>>>().map(|_| ())
+    })
+}
+
+// -------------------------------------------------------------------- parent
+
+/// Processes: one a rank on the CPU, one a GPU otherwise.
+fn processes(o: &Options) -> Result<u32> {
+    match (o.settings.device, pushgate::probe_cuda()) {
+        (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, Err(_)) => Ok(o.ranks),
+        (_, Ok(info)) => Ok(o.ranks.min(info.devices)),
+        (DeviceChoice::Cuda, Err(why)) => Err(wrong("device", "cuda", format!("auto or cpu here ({why})")).into()),
+    }
+}
+
+fn spawn(role: &str, stdout: Stdio) -> Result<Child> {
+    Command::new(std::env::current_exe().context("finding this program")?)
+        .args(std::env::args_os().skip(1))
+        .env(ROLE, role)
+        .stdin(Stdio::null())
+        .stdout(stdout)
+        .spawn()
+        .context("starting a rank")
+}
+
+/// Ends what it started, whatever happens.
+struct Children(Vec<Child>);
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        for c in &mut self.0 {
+            let _ = c.kill();
+            let _ = c.wait();
+        }
+    }
+}
+
+fn parent(o: &Options) -> Result<ExitCode> {
+    let of = processes(o)?;
+    let job = format!("allreduce-{}", std::process::id());
+    let mut service = Children(Vec::new());
+    if o.settings.proxy == ProxyPlace::Process {
+        service.0.push(spawn("proxy", Stdio::null())?);
+    }
+    let (sender, reports) = channel();
+    let mut children = Children(Vec::new());
+    for index in 0..of {
+        let mut child = spawn(&format!("{index}/{of}/{job}"), Stdio::piped())?;
+        let stdout = child.stdout.take().expect("it is piped");
+        let sender = sender.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if let Ok(r) = serde_json::from_str::<Report>(&line) {
+                    let _ = sender.send(r);
+                }
+            }
+        });
+        children.0.push(child);
+    }
+    drop(sender);
+
+    let total = (o.warmup + o.iters) as u64 * o.sizes.len() as u64;
+    let bar = if std::io::stderr().is_terminal() && !o.json {
+        indicatif::ProgressBar::new(total)
+            .with_style(indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len} iterations {elapsed}")?)
+    } else {
+        indicatif::ProgressBar::hidden()
+    };
+    let mut lines = 0;
+    let mut failed: Option<Instant> = None;
+    let mut code = ExitCode::SUCCESS;
+    loop {
+        match reports.recv_timeout(Duration::from_millis(20)) {
+            Ok(Report::Why(why)) if !o.json => bar.suspend(|| header(&why)),
+            Ok(Report::Why(_)) => {}
+            Ok(Report::Step) => bar.inc(1),
+            Ok(Report::Line(line)) => {
+                lines += 1;
+                bar.suspend(|| print(o, &line))?;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            // All pipes are closed: the children have ended or are about to.
+            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(Duration::from_millis(5)),
+        }
+        let mut running = 0;
+        for (index, child) in children.0.iter_mut().enumerate() {
+            match child.try_wait()? {
+                None => running += 1,
+                Some(status) if status.success() => {}
+                Some(status) => {
+                    if failed.is_none() {
+                        let how = match status.signal() {
+                            Some(s) => format!("was killed by signal {s}"),
+                            None => format!("ended with {}", status.code().unwrap_or(-1)),
+                        };
+                        let who = if of == o.ranks { format!("rank {index}") } else { format!("process {index}") };
+                        bar.suspend(|| eprintln!("allreduce: {who} (pid {}) {how}", child.id()));
+                        failed = Some(Instant::now());
+                    }
+                    code = ExitCode::from(if status.code() == Some(2) { 2 } else { 1 });
+                }
+            }
+        }
+        if running == 0 {
+            break;
+        }
+        // The others end by themselves with a status; this is for one that can't.
+        if failed.is_some_and(|t| t.elapsed() > Duration::from_secs(10)) {
+            for child in &children.0 {
+                if let Some(pid) = Pid::from_raw(child.id() as i32) {
+                    let _ = rustix::process::kill_process(pid, Signal::KILL);
+                }
+            }
+        }
+    }
+    for report in reports.iter() {
+        if let Report::Line(line) = report {
+            lines += 1;
+            print(o, &line)?;
+        }
+    }
+    bar.finish_and_clear();
+    if failed.is_none() && lines != o.sizes.len() {
+        return Err(anyhow!("{lines} of {} sizes were reported", o.sizes.len()));
+    }
+    Ok(code)
+}
+
+fn header(why: &str) {
+    println!("# {why}");
+    println!(
+        "#{:>11} {:>12} {:>6} {:>5} {:>12} {:>9} {:>9} {:>9} {:>7} {:>8}",
+        "size", "count", "type", "op", "time", "algbw", "busbw", "best", "#wrong", "stalls"
+    );
+    println!(
+        "#{:>11} {:>12} {:>6} {:>5} {:>12} {:>9} {:>9} {:>9} {:>7} {:>8}",
+        "(B)", "(elements)", "", "", "(us)", "(GB/s)", "(GB/s)", "(GB/s)", "", ""
+    );
+}
+
+fn print(o: &Options, l: &Line) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if o.json {
+        writeln!(out, "{}", serde_json::to_string(l)?)?;
+    } else {
+        writeln!(
+            out,
+            " {:>11} {:>12} {:>6} {:>5} {:>12.1} {:>9.2} {:>9.2} {:>9.2} {:>7} {:>8}",
+            l.bytes, l.count, l.dtype, l.op, l.time_us, l.algbw_gbs, l.busbw_gbs, l.best_busbw_gbs, l.wrong, l.credit_stalls
+        )?;
+    }
+    Ok(out.flush()?)
+}

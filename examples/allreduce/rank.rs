@@ -1,0 +1,258 @@
+//! What one rank does: queue pairs around the ring, then for every size and
+//! iteration fill, launch, wait, check.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use pushgate::zerocopy::{Immutable, IntoBytes};
+use pushgate::{Comm, Counters, Launch, Module, QpConfig, WaitOutcome, status_name, upload_descriptors};
+use serde::{Deserialize, Serialize};
+
+use crate::Options;
+use crate::data::{self};
+
+/// `struct allreduce_params` of the kernel.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Params {
+    send_qps: u64,
+    recv_qps: u64,
+    input: u64,
+    output: u64,
+    count: u64,
+    slice: u64,
+    progress: u64,
+    result: u64,
+    rank: u32,
+    ranks: u32,
+    channels: u32,
+    op: u32,
+    push_lanes: u32,
+    pad: u32,
+}
+
+/// One line of `--json`.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Line {
+    pub ranks: u32,
+    pub bytes: u64,
+    pub count: u64,
+    pub dtype: String,
+    pub op: String,
+    pub device: String,
+    pub window: String,
+    pub qp: String,
+    pub proxy: String,
+    pub channels: u32,
+    pub in_place: bool,
+    pub iters: u32,
+    pub verified: bool,
+    pub wrong: u64,
+    pub dropped: u64,
+    pub rnr: u64,
+    pub refused: u64,
+    pub copies: u64,
+    pub credit_stalls: u64,
+    /// Mean of the iterations, each the slowest rank's kernel.
+    pub time_us: f64,
+    pub algbw_gbs: f64,
+    pub busbw_gbs: f64,
+    /// The fastest iteration.
+    pub best_us: f64,
+    pub best_busbw_gbs: f64,
+}
+
+/// What a rank reports to the parent, one JSON object a line.
+#[derive(Serialize, Deserialize)]
+pub enum Report {
+    /// Which executor, and why; from rank 0.
+    Why(String),
+    /// An iteration is done; from rank 0.
+    Step,
+    /// A size is done; from rank 0.
+    Line(Box<Line>),
+}
+
+/// What ranks tell each other about an iteration.
+#[derive(Serialize, Deserialize)]
+struct Outcome {
+    time_us: f64,
+    wrong: u64,
+}
+
+/// How wide the kernel is.
+struct Shape {
+    channels: u32,
+    block: u32,
+    push_lanes: u32,
+    slice: u64,
+}
+
+fn shape(o: &Options, comm: &Comm, ranks_here: u32) -> Shape {
+    let cuda = comm.context().device() == "cuda";
+    let channels = o.channels.unwrap_or(if !cuda { 1 } else { (16 / ranks_here).max(1) });
+    let window = comm.context().settings().window_size;
+    Shape {
+        channels,
+        block: o.block.unwrap_or(if cuda { 512 } else { 1 }),
+        push_lanes: o.push_lanes.unwrap_or(if cuda { 128 } else { u32::MAX }),
+        slice: o.slice.unwrap_or((window / 8).clamp(64, 128 << 10)).min(window),
+    }
+}
+
+/// Runs one rank to the end. `ranks_here`: ranks that share this process and device.
+pub fn run(o: &Options, comm: &Comm, ranks_here: u32, report: &(dyn Fn(Report) + Sync)) -> Result<()> {
+    let context = comm.context();
+    let (rank, n) = (comm.rank(), comm.size());
+    let shape = shape(o, comm, ranks_here);
+    let module = Module::embedded(context);
+    let kernel = format!("allreduce_{}", o.dtype.name());
+    if rank == 0 {
+        report(Report::Why(context.why().to_owned()));
+    }
+
+    // Edge r goes from rank r to the next; each of its channels is a queue pair.
+    let edge = |from: u32, peer: u32| (0..shape.channels).map(move |c| (peer, from * shape.channels + c));
+    let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
+    let ends: Vec<_> = if n == 1 { vec![] } else { edge(rank, next).chain(edge(previous, previous)).collect() };
+    let qps = comm.queue_pairs(&ends, QpConfig::default())?;
+    let (to_next, from_previous) = qps.split_at(qps.len() / 2);
+    let send_qps = upload_descriptors(context, to_next)?;
+    let recv_qps = upload_descriptors(context, from_previous)?;
+
+    let most = o.sizes.iter().copied().max().expect("at least one size") as usize;
+    let input = context.alloc(most)?;
+    let output = if o.in_place { None } else { Some(context.alloc(most)?) };
+    let steps = (o.warmup + o.iters) as usize * o.sizes.len();
+    // A set of counters for each launch, so that none must be cleared between them.
+    let progress = context.alloc(steps * shape.channels as usize * 8)?;
+    let results = context.alloc(steps * shape.channels as usize * 16)?;
+    let stream = context.stream()?;
+    let threads = (std::thread::available_parallelism().map_or(1, |n| n.get()) / ranks_here as usize).max(1);
+    let timeout = context.settings().timeout;
+    let mut host = vec![0u8; most];
+    let mut step = 0;
+
+    for &bytes in &o.sizes {
+        let host = &mut host[..bytes as usize];
+        let before = context.counters()?;
+        let mut times = Vec::new();
+        let mut wrong_in_all = 0;
+        for i in 0..o.warmup + o.iters {
+            let seed = (step as u64 + 1) << 8 ^ bytes;
+            data::fill(host, o.dtype, seed, rank, o.op, threads);
+            input.copy_from_host(host)?;
+            let result_at = step * shape.channels as usize * 16;
+            let params = Params {
+                send_qps: send_qps.addr(),
+                recv_qps: recv_qps.addr(),
+                input: input.addr(),
+                output: output.as_ref().unwrap_or(&input).addr(),
+                count: bytes / o.dtype.size() as u64,
+                slice: shape.slice,
+                progress: progress.addr() + (step * shape.channels as usize * 8) as u64,
+                result: results.addr() + result_at as u64,
+                rank,
+                ranks: n,
+                channels: shape.channels,
+                op: o.op.code(),
+                push_lanes: shape.push_lanes,
+                pad: 0,
+            };
+            comm.barrier()?;
+            let launch = Launch::new(2 * shape.channels, shape.block).cooperating();
+            // SAFETY: all addresses are of buffers and queue pairs that live to the
+            // end of this function, and the kernel is waited for below.
+            let running = unsafe { context.launch(&stream, &module, &kernel, launch, &params)? };
+            // The kernel's own waits end first; this is for one that can't end.
+            match running.wait(Some(timeout * 2 + Duration::from_secs(10)))? {
+                WaitOutcome::Done => {}
+                WaitOutcome::TimedOut => bail!("rank {rank}: the kernel did not end"),
+            }
+            let mut codes = vec![0u8; shape.channels as usize * 16];
+            results.copy_to_host_at(result_at, &mut codes)?;
+            for (block, code) in codes.chunks_exact(8).enumerate() {
+                let code = u64::from_le_bytes(code.try_into()?);
+                if code != 0 {
+                    comm.check()?;
+                    for qp in &qps {
+                        qp.check()?;
+                    }
+                    bail!("rank {rank}: block {block} ended with: {}", status_name(code));
+                }
+            }
+            let time = running.elapsed()?.expect("it has ended");
+            output.as_ref().unwrap_or(&input).copy_to_host_at(0, host)?;
+            let (wrong, first) = data::check(host, o.dtype, seed, n, o.op, threads);
+            if let Some(w) = first {
+                eprintln!(
+                    "rank {rank}: {bytes} bytes, iteration {i}: {wrong} wrong elements, the first is {}: {} instead of {}",
+                    w.index, w.got, w.expected
+                );
+            }
+            let mine = Outcome { time_us: time.as_secs_f64() * 1e6, wrong: wrong as u64 };
+            let all = comm.all_gather(&serde_json::to_vec(&mine)?)?;
+            let all: Vec<Outcome> = all.iter().map(|o| serde_json::from_slice(o)).collect::<Result<_, _>>()?;
+            wrong_in_all += all.iter().map(|o| o.wrong).sum::<u64>();
+            if i >= o.warmup {
+                times.push(all.iter().map(|o| o.time_us).fold(0.0, f64::max));
+            }
+            step += 1;
+            if rank == 0 {
+                report(Report::Step);
+            }
+        }
+        // Ranks of one process share an engine, whose counts are all of theirs.
+        let mine = if rank < ranks_here || ranks_here == 1 { context.counters()? - before } else { Counters::default() };
+        let all = comm.all_gather(&serde_json::to_vec(&mine)?)?;
+        let mut sum = Counters::default();
+        for counters in &all {
+            sum += serde_json::from_slice(counters)?;
+        }
+        if rank == 0 {
+            report(Report::Line(Box::new(line(o, comm, &shape, bytes, &times, wrong_in_all, sum))));
+        }
+        if wrong_in_all > 0 {
+            bail!("{wrong_in_all} wrong elements");
+        }
+    }
+    // Nobody leaves while another still drains.
+    comm.barrier()?;
+    Ok(())
+}
+
+fn line(o: &Options, comm: &Comm, shape: &Shape, bytes: u64, times: &[f64], wrong: u64, sum: Counters) -> Line {
+    let context = comm.context();
+    let n = comm.size();
+    let mean = times.iter().sum::<f64>() / times.len() as f64;
+    let best = times.iter().copied().fold(f64::INFINITY, f64::min);
+    // nccl-tests, doc/PERFORMANCE.md: what a rank's link carries, 2(n-1)/n of the size.
+    let bus = 2.0 * (n - 1) as f64 / n as f64;
+    let gbs = |us: f64| bytes as f64 / us / 1e3;
+    Line {
+        ranks: n,
+        bytes,
+        count: bytes / o.dtype.size() as u64,
+        dtype: o.dtype.name().into(),
+        op: o.op.name().into(),
+        device: context.device().into(),
+        window: "memory".into(),
+        qp: "local".into(),
+        proxy: context.proxy_place().into(),
+        channels: shape.channels,
+        in_place: o.in_place,
+        iters: o.iters,
+        verified: wrong == 0,
+        wrong,
+        dropped: sum.dropped,
+        rnr: sum.rnr,
+        refused: sum.refused,
+        copies: sum.copies,
+        credit_stalls: sum.credit_stalls(),
+        time_us: mean,
+        algbw_gbs: gbs(mean),
+        busbw_gbs: gbs(mean) * bus,
+        best_us: best,
+        best_busbw_gbs: gbs(best) * bus,
+    }
+}

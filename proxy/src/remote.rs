@@ -1,0 +1,257 @@
+//! An engine in another process, `pushgate proxy`, handled like one of this
+//! process. Who starts that process is no affair of this module.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::memory::SharedMemory;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::counters::Counters;
+use crate::endpoint::QpOptions;
+use crate::engine::{EngineError, QpId};
+use crate::idle::Wake;
+use crate::proxy::QpFds;
+use crate::session::Status;
+use crate::wire::{self, Answer, Reply, Request, TIMEOUT};
+
+/// The engine that a proxy process runs for this program, and for it alone.
+///
+/// Calls may be made from any thread; one at a time is under way. Each ends with
+/// an answer or, after at most [`TIMEOUT`] (longer by a second for each 2 GiB to
+/// be mapped), with [`EngineError::Remote`]; from then on all do, for what the
+/// proxy has done by then is not known. Dropping it ends the engine as dropping
+/// an [`Engine`](crate::engine::Engine) does.
+#[derive(Debug)]
+pub struct RemoteEngine {
+    stream: UnixStream,
+    /// Why it was lost; held while a request is under way.
+    cause: Mutex<Option<String>>,
+    lost: AtomicBool,
+}
+
+fn remote(why: impl Into<String>) -> EngineError {
+    EngineError::Remote(why.into())
+}
+
+impl RemoteEngine {
+    /// Connects to the proxy that listens at `path` (`@name`: an abstract socket)
+    /// and has it start an engine. `bell` is that engine's doorbell; `name` is
+    /// what the proxy's log calls this program.
+    ///
+    /// A proxy of another user is refused, root's aside, for it is about to see
+    /// this program's memory. Root may use a user's whose path it names.
+    pub fn connect(path: &Path, bell: &EventFd, name: &str) -> Result<Self, EngineError> {
+        let at = path.display();
+        let stream = wire::dial(path, Instant::now() + TIMEOUT).map_err(|e| match e.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                remote(format!("no proxy listens at {at} ({e}): start `pushgate proxy`"))
+            }
+            ErrorKind::WouldBlock => remote(format!("the proxy at {at} takes no connection; is it stopped?")),
+            _ => remote(format!("connecting to {at}: {e}")),
+        })?;
+        let theirs = wire::peer_cred(&stream).map_err(|e| remote(format!("SO_PEERCRED of {at}: {e}")))?.uid;
+        let ours = rustix::process::geteuid().as_raw();
+        let named = ours == 0 && wire::abstract_name(path).is_none();
+        if theirs != ours && theirs != 0 && !named {
+            return Err(remote(format!(
+                "the proxy at {at} is user {theirs}'s, this program is user {ours}'s: name the socket of a \
+                 proxy of your own"
+            )));
+        }
+        Self::over(stream, bell, name)
+    }
+
+    /// The same over a connection that is there already.
+    pub fn over(stream: UnixStream, bell: &EventFd, name: &str) -> Result<Self, EngineError> {
+        let engine = RemoteEngine { stream, cause: Mutex::new(None), lost: AtomicBool::new(false) };
+        let hello = Request::Hello { version: wire::VERSION, name: name.into() };
+        match engine.ask(&hello, &[bell.as_fd()])? {
+            Answer::Welcome { version: wire::VERSION } => Ok(engine),
+            Answer::Welcome { version } => Err(engine.lose(format!(
+                "it speaks version {version}, this program {}: both must be of one release",
+                wire::VERSION
+            ))),
+            other => Err(engine.unexpected(&other)),
+        }
+    }
+
+    /// Takes in a queue pair over the `local` transport. `wake` says how its
+    /// producer can wake the engine. See [`QpFds`] for what the memory must be.
+    pub fn add_qp(&self, memory: &QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError> {
+        let m = memory;
+        let mut fds = vec![m.work.fd(), m.control.fd(), m.link.fd(), m.peer_link.fd(), m.peer_window.fd()];
+        fds.extend(m.peer_bell.as_ref().map(|b| b.as_fd()));
+        let bytes = [m.work.len(), m.control.len(), m.link.len(), m.peer_link.len(), m.peer_window.len()];
+        let request = Request::AddQp { options, wake, peer_bell: m.peer_bell.is_some() };
+        match self.ask_within(&request, &fds, limit(bytes.iter().sum()))? {
+            Answer::Qp(qp) => Ok(qp),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Registers all of a shared memory with a queue pair; returns its key. The
+    /// proxy holds the memory until the region is removed.
+    pub fn add_region(&self, qp: QpId, memory: &SharedMemory) -> Result<u32, EngineError> {
+        let request = Request::AddRegion { qp, bytes: memory.len() as u64 };
+        match self.ask_within(&request, &[memory.fd()], limit(memory.len()))? {
+            Answer::Key(key) => Ok(key),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Removes a region; false if the key names none. Waits for a copy under way.
+    pub fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
+        match self.ask(&Request::RemoveRegion { qp, key }, &[])? {
+            Answer::Removed(removed) => Ok(removed),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Drops a queue pair and its mappings; returns its last counts.
+    pub fn remove_qp(&self, qp: QpId) -> Result<Counters, EngineError> {
+        match self.ask(&Request::RemoveQp { qp }, &[])? {
+            Answer::Counters(counters) => Ok(counters),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Ends one queue pair, or all of this program's, with a status.
+    pub fn fail(&self, qp: Option<QpId>, status: Status) -> Result<(), EngineError> {
+        match self.ask(&Request::Fail { qp, status: status.word() }, &[])? {
+            Answer::Done => Ok(()),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// How a queue pair ended, if it has.
+    pub fn status(&self, qp: QpId) -> Result<Option<Status>, EngineError> {
+        match self.ask(&Request::Status { qp }, &[])? {
+            Answer::Status(word) => Ok(word.and_then(Status::from_word)),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Counts of all of this program's queue pairs, those removed included.
+    pub fn counters(&self) -> Result<Counters, EngineError> {
+        match self.ask(&Request::Counters, &[])? {
+            Answer::Counters(counters) => Ok(counters),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// True once the proxy has died, or hung up. Cheap enough to ask now and then.
+    ///
+    /// Nothing else tells: control words stay as the proxy left them, so whoever
+    /// waits for one ends that wait when this says so.
+    pub fn lost(&self) -> bool {
+        if self.lost.load(Ordering::Relaxed) {
+            return true;
+        }
+        let ends = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
+        let mut fds = [PollFd::new(&self.stream, ends)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut fds, Some(&now)), Ok(n) if n > 0 && fds[0].revents().intersects(ends))
+    }
+
+    /// The connection, for a monitor to poll for `POLLRDHUP` and `POLLHUP`. To
+    /// read or write it is to lose it.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Answer, EngineError> {
+        self.ask_within(request, fds, TIMEOUT)
+    }
+
+    fn ask_within(
+        &self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+        limit: Duration,
+    ) -> Result<Answer, EngineError> {
+        let mut cause = self.cause();
+        if let Some(why) = &*cause {
+            return Err(remote(format!("lost earlier ({why}): start it again and make new queue pairs")));
+        }
+        match exchange(&self.stream, request, fds, limit) {
+            Ok(reply) => Ok(reply?),
+            Err(e) => {
+                let why = match e.kind() {
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                        format!("no answer within {} s; is it stopped?", limit.as_secs())
+                    }
+                    ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+                        "it closed the connection; its log may say why".into()
+                    }
+                    _ => e.to_string(),
+                };
+                Err(self.set_lost(&mut cause, why))
+            }
+        }
+    }
+
+    fn unexpected(&self, answer: &Answer) -> EngineError {
+        self.lose(format!("an answer to something else: {answer:?}"))
+    }
+
+    fn lose(&self, why: String) -> EngineError {
+        self.set_lost(&mut self.cause(), why)
+    }
+
+    fn set_lost(&self, cause: &mut Option<String>, why: String) -> EngineError {
+        self.lost.store(true, Ordering::Relaxed);
+        // Nobody knows where the next frame begins.
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        remote(cause.get_or_insert(why).clone())
+    }
+
+    fn cause(&self) -> MutexGuard<'_, Option<String>> {
+        // Nothing in it can be half done.
+        self.cause.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for RemoteEngine {
+    fn drop(&mut self) {
+        // Without it the peers would be told that this program was lost. An answer
+        // means that nothing here is mapped there any more.
+        if !self.lost() {
+            let _ = self.ask(&Request::Bye, &[]);
+        }
+    }
+}
+
+/// How long the proxy may take to map so much.
+fn limit(bytes: usize) -> Duration {
+    TIMEOUT + Duration::from_secs(bytes as u64 >> 31)
+}
+
+fn exchange(
+    stream: &UnixStream,
+    request: &Request,
+    fds: &[BorrowedFd<'_>],
+    limit: Duration,
+) -> io::Result<Reply> {
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(limit))?;
+    match wire::send(stream, request, fds) {
+        Ok(()) => {}
+        // It may have hung up with a sentence that is still to be read.
+        Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+            return wire::recv(stream).map(|(reply, _)| reply).map_err(|_| e);
+        }
+        Err(e) => return Err(e),
+    }
+    let (reply, fds) = wire::recv(stream)?;
+    if !fds.is_empty() {
+        return Err(io::Error::new(ErrorKind::InvalidData, "an answer with descriptors"));
+    }
+    Ok(reply)
+}

@@ -1,0 +1,702 @@
+//! `pushgate proxy`: engines for programs of other processes, reached over a
+//! Unix socket.
+//!
+//! Each program has a connection, a thread that answers it, and **an engine of
+//! its own**. That costs a thread for each program and buys that they are shut
+//! off from one another by construction (P8): a queue pair or a region is looked
+//! up in the program's engine alone, so no number names another's; a program
+//! that floods its rings, or whose WQEs make its engine work, takes time from
+//! its own thread, which the kernel's scheduler bounds; an engine that fails
+//! takes down the queue pairs of one program; and when the connection ends,
+//! everything that it brought goes by dropping one engine. Two programs share
+//! what they agreed on themselves, a link and a window, read-only for the other.
+//!
+//! What a program hands over is checked where it comes in: memory must be of a
+//! sealed size (else truncating it would be a SIGBUS here) and is counted
+//! against [`ServerOptions`]' limits; a doorbell must be an eventfd. An eventfd
+//! can still be made blocking and filled by whoever holds it, so that ringing it
+//! would wait for ever: the accepting thread looks for such bells and takes their
+//! rings, and the queue pair that brought one ends.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::segment::{Geometry, Segment};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, SealFlags, fcntl_get_seals, flock, fstat};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use rustix::process::{Resource, getrlimit};
+
+use crate::endpoint::{Endpoint, QpMemory, QpOptions};
+use crate::engine::{Engine, EngineOptions, QpId};
+use crate::idle::Wake;
+use crate::proxy::first_page;
+use crate::region::{MAX_REGIONS, RegionMemory};
+use crate::session::Status;
+use crate::wire::{self, Answer, QP_FDS, Refusal, Reply, Request, TIMEOUT};
+
+/// How a server runs, and what one program may take of it.
+#[derive(Debug)]
+pub struct ServerOptions {
+    /// Programs at once.
+    pub max_clients: usize,
+    /// Queue pairs of a program.
+    pub max_qps: usize,
+    /// Regions of a program, all of its queue pairs together.
+    pub max_regions: usize,
+    /// Bytes of a program's memory that are mapped here. What the program has
+    /// not touched yet is allocated by mapping it, on this process's account.
+    pub max_bytes: u64,
+    /// Cores for the engines, one after the other; none: wherever there is room.
+    pub cpus: Vec<usize>,
+    /// The engines have cores to spare for spinning.
+    pub alone: bool,
+    /// Ringing it ends the server. The server leaves it rung.
+    pub stop: EventFd,
+}
+
+impl ServerOptions {
+    /// 64 programs, each with 64 queue pairs, 256 regions and 16 GiB; nothing
+    /// pinned.
+    pub fn new(stop: EventFd) -> Self {
+        ServerOptions {
+            max_clients: 64,
+            max_qps: 64,
+            max_regions: 256,
+            max_bytes: 16 << 30,
+            cpus: Vec::new(),
+            alone: false,
+            stop,
+        }
+    }
+
+    /// Descriptors that the server holds if every program takes all it may. With
+    /// a lower limit of open files, a greedy program is felt by the others: raise
+    /// `RLIMIT_NOFILE` to this before [`serve`].
+    pub fn descriptors(&self) -> usize {
+        // A queue pair: five of memory, a bell, and our handle of that. Besides the
+        // connection, its bell and our handle, a request's are held for a moment.
+        let client = 3 + wire::MAX_FDS + self.max_qps * (QP_FDS + 2) + self.max_regions;
+        64 + self.max_clients * client
+    }
+}
+
+/// How often bells are looked at that a program may have made blocking.
+const WATCH: Duration = Duration::from_millis(100);
+/// How long `serve` waits at its end for its programs' threads.
+const GRACE: Duration = Duration::from_secs(10);
+/// Characters of a program's name.
+const MAX_NAME: usize = 64;
+
+/// The largest segments that the ABI knows: nothing larger is mapped.
+const LARGEST: Geometry = Geometry {
+    window_log: abi::PUSHGATE_MAX_UNITS_LOG,
+    slots_log: abi::PUSHGATE_MAX_SLOTS_LOG,
+    cq_log: abi::PUSHGATE_MAX_CQ_LOG,
+    rx_log: abi::PUSHGATE_MAX_RX_LOG,
+    link_log: abi::PUSHGATE_MAX_SLOTS_LOG,
+    landing_log: abi::PUSHGATE_MAX_UNITS_LOG,
+    signals: abi::PUSHGATE_MAX_SIGNALS,
+    rank: 0,
+};
+
+/// What [`Request::AddQp`] brings, in order, and how large it may be.
+const MEMORY: [(&str, usize); QP_FDS] = [
+    ("work segment", LARGEST.bytes(Segment::Work)),
+    ("control segment", LARGEST.bytes(Segment::Control)),
+    ("link segment", LARGEST.bytes(Segment::Link)),
+    ("peer's link segment", LARGEST.bytes(Segment::Link)),
+    ("peer's window", LARGEST.window_bytes()),
+];
+
+// ------------------------------------------------------------------ accepting
+
+/// Serves programs until `options.stop` is rung: each connection of this user
+/// or root gets an engine of its own. When it returns, all engines have ended
+/// and their queue pairs with *aborted*.
+///
+/// Errors are the listener's own; nothing that a program does is one.
+pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let (need, have) = (options.descriptors() as u64, getrlimit(Resource::Nofile).current);
+    if have.is_some_and(|have| have < need) {
+        tracing::warn!(need, have, "the limit of open files is low: a greedy program is felt by the others");
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    let server = Arc::new(Server { options, bells: Mutex::default() });
+    let mut clients: Vec<JoinHandle<()>> = Vec::new();
+    let mut number = 0u64;
+    tracing::info!("the proxy serves");
+    let result = loop {
+        let watch = (!clients.is_empty()).then_some(WATCH);
+        match server.wait(&listener, watch) {
+            Err(e) => break Err(e),
+            Ok(Event::Stop) => break Ok(()),
+            Ok(Event::Nothing) => {
+                server.unblock();
+                reap(&mut clients);
+                continue;
+            }
+            Ok(Event::Ready) => {}
+        }
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(e) if accept_again(&e) => {
+                // Where it does not pass at once (no descriptors), do not spin on it.
+                if e.kind() != ErrorKind::WouldBlock {
+                    tracing::warn!("accepting a program: {e}");
+                    std::thread::sleep(WATCH);
+                }
+                continue;
+            }
+            Err(e) => break Err(e),
+        };
+        reap(&mut clients);
+        server.unblock();
+        number += 1;
+        match admit(&server, &stream, uid, clients.len(), number) {
+            Ok(start) => match start(stream) {
+                Ok(client) => clients.push(client),
+                Err(e) => tracing::warn!(client = number, "starting its thread: {e}"),
+            },
+            Err(why) => refuse(&stream, number, why),
+        }
+    };
+    // Stopped or broken: the programs' threads wait for the same bell.
+    server.options.stop.ring();
+    let begin = Instant::now();
+    while !clients.is_empty() && begin.elapsed() < GRACE {
+        server.unblock();
+        reap(&mut clients);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    if !clients.is_empty() {
+        tracing::error!(left = clients.len(), "programs' threads did not end");
+    }
+    tracing::info!("the proxy has ended");
+    result
+}
+
+type Spawn = Box<dyn FnOnce(UnixStream) -> io::Result<JoinHandle<()>>>;
+
+/// Whether this connection may be a program. What comes back starts its thread.
+fn admit(
+    server: &Arc<Server>,
+    stream: &UnixStream,
+    uid: u32,
+    clients: usize,
+    number: u64,
+) -> Result<Spawn, String> {
+    let cred = wire::peer_cred(stream).map_err(|e| format!("SO_PEERCRED: {e}"))?;
+    if cred.uid != uid && cred.uid != 0 {
+        return Err(format!(
+            "this proxy is user {uid}'s, the program user {}'s: start a proxy as that user",
+            cred.uid
+        ));
+    }
+    let most = server.options.max_clients;
+    if clients >= most {
+        return Err(format!("{clients} programs are connected, which is the limit: end one, or raise it"));
+    }
+    tracing::debug!(client = number, cred.pid, cred.uid, cred.gid, "connected");
+    let server = server.clone();
+    Ok(Box::new(move |stream| {
+        let name = format!("pushgate-{number}");
+        std::thread::Builder::new().name(name).spawn(move || attend(&server, &stream, number))
+    }))
+}
+
+fn refuse(stream: &UnixStream, number: u64, why: String) {
+    tracing::warn!(client = number, "refused: {why}");
+    // The socket is new and empty: this does not wait.
+    let _ = stream.set_write_timeout(Some(WATCH));
+    let _ = wire::send(stream, &Reply::Err(Refusal::Why(why)), &[]);
+}
+
+/// Takes away the threads that have ended.
+fn reap(clients: &mut Vec<JoinHandle<()>>) {
+    for client in clients.extract_if(.., |c| c.is_finished()) {
+        if client.join().is_err() {
+            tracing::error!("a program's thread panicked; the others go on");
+        }
+    }
+}
+
+/// Errors of `accept` that say nothing about the listener.
+fn accept_again(e: &io::Error) -> bool {
+    [
+        Errno::AGAIN,
+        Errno::INTR,
+        Errno::CONNABORTED,
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::NOBUFS,
+        Errno::NOMEM,
+        Errno::PERM,
+    ]
+    .iter()
+    .any(|errno| e.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+enum Event {
+    Stop,
+    Ready,
+    Nothing,
+}
+
+/// What all threads of a server share.
+struct Server {
+    options: ServerOptions,
+    bells: Mutex<Vec<Weak<Bell>>>,
+}
+
+/// Our handle of a doorbell that a program made.
+struct Bell {
+    bell: EventFd,
+    /// It was found full, which no honest ringing ever makes it.
+    full: AtomicBool,
+}
+
+impl Server {
+    /// Waits for `fd` to be readable, or closed.
+    fn wait(&self, fd: impl AsFd, timeout: Option<Duration>) -> io::Result<Event> {
+        let timeout = timeout.map(|t| Timespec::try_from(t).expect("a short time"));
+        let mut fds = [PollFd::new(&self.options.stop, PollFlags::IN), PollFd::new(&fd, PollFlags::IN)];
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        Ok(match fds.map(|fd| fd.revents().is_empty()) {
+            [false, _] => Event::Stop,
+            [true, false] => Event::Ready,
+            [true, true] => Event::Nothing,
+        })
+    }
+
+    fn watch(&self, bell: EventFd) -> Arc<Bell> {
+        let bell = Arc::new(Bell { bell, full: AtomicBool::new(false) });
+        self.bells.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&bell));
+        bell
+    }
+
+    /// Frees whoever waits to ring a bell that was filled to stop them.
+    fn unblock(&self) {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.bells.lock().unwrap_or_else(PoisonError::into_inner).retain(|bell| {
+            let Some(bell) = bell.upgrade() else { return false };
+            if let Ok(0) = poll(&mut [PollFd::new(&bell.bell, PollFlags::OUT)], Some(&now)) {
+                bell.full.store(true, Ordering::Relaxed);
+                let mut rings = [0; 8];
+                // Not `drain`: the mode that keeps that from waiting is what was changed.
+                // -1: an eventfd has no position.
+                let at = u64::MAX;
+                let _ = preadv2(&bell.bell, &mut [IoSliceMut::new(&mut rings)], at, ReadWriteFlags::NOWAIT);
+            }
+            true
+        });
+    }
+}
+
+// ---------------------------------------------------------------- one program
+
+/// How a program's connection ended.
+enum End {
+    Bye,
+    Stopped,
+    Lost(String),
+}
+
+/// The thread of one program.
+fn attend(server: &Server, stream: &UnixStream, number: u64) {
+    let mut client = match greet(server, stream, number) {
+        Ok(client) => client,
+        Err(why) => return tracing::info!(client = number, "left without an engine: {why}"),
+    };
+    // Whatever state a panic leaves in the client, all that follows is dropping it.
+    let end = catch_unwind(AssertUnwindSafe(|| client.answer(stream)))
+        .unwrap_or_else(|_| End::Lost("a panic, which is a bug of the proxy".into()));
+    let ends = |code| client.engine.fail(None, Status::new(code));
+    match &end {
+        End::Bye => tracing::info!(client = number, "done"),
+        End::Stopped => {
+            let _ = ends(abi::PUSHGATE_ABORTED);
+        }
+        End::Lost(why) => {
+            // Its peers wait for it, and nobody else can tell them (P7).
+            let _ = ends(abi::PUSHGATE_PEER_LOST);
+            tracing::warn!(client = number, "lost: {why}");
+        }
+    }
+    drop(client);
+    if let End::Bye = end {
+        let _ = wire::send(stream, &Reply::Ok(Answer::Done), &[]);
+    }
+}
+
+/// Takes the Hello and starts the engine.
+fn greet<'a>(server: &'a Server, stream: &UnixStream, number: u64) -> Result<Client<'a>, String> {
+    let io = |e: io::Error| e.to_string();
+    stream.set_read_timeout(Some(TIMEOUT)).map_err(io)?;
+    stream.set_write_timeout(Some(TIMEOUT)).map_err(io)?;
+    let begun = match wire::recv(stream) {
+        Ok((request, fds)) => begin(server, request, fds, number),
+        Err(e) if e.kind() == ErrorKind::InvalidData => Err(e.to_string()),
+        Err(e) => return Err(e.to_string()),
+    };
+    let (reply, client) = match begun {
+        Ok(client) => (Ok(Answer::Welcome { version: wire::VERSION }), Ok(client)),
+        Err(why) => (Err(Refusal::Why(why.clone())), Err(why)),
+    };
+    wire::send(stream, &reply, &[]).map_err(io)?;
+    client
+}
+
+fn begin(server: &Server, request: Request, fds: Vec<OwnedFd>, number: u64) -> Result<Client<'_>, String> {
+    let Request::Hello { version, name } = request else {
+        return Err("the first request must be Hello".into());
+    };
+    if version != wire::VERSION {
+        return Err(format!(
+            "the program speaks version {version}, this proxy {}: both must be of one release",
+            wire::VERSION
+        ));
+    }
+    let [bell] = exactly(fds, "Hello", "the engine's doorbell")?;
+    let bell = EventFd::from_fd(bell).map_err(|e| format!("doorbell: {e}"))?;
+    let watched = server.watch(bell.try_clone().map_err(|e| format!("doorbell: {e}"))?);
+    let cpus = &server.options.cpus;
+    let cpu = (!cpus.is_empty()).then(|| cpus[number as usize % cpus.len()]);
+    let options = EngineOptions { cpu, alone: server.options.alone, mover: None };
+    let engine = Engine::start(bell, options).map_err(|e| e.to_string())?;
+    let name: String = name.chars().take(MAX_NAME).collect();
+    tracing::info!(client = number, ?name, "an engine was started");
+    Ok(Client { engine, server, qps: HashMap::new(), bytes: 0, regions: 0, _bell: watched })
+}
+
+/// One program, with all that it brought. Dropping it ends its engine.
+struct Client<'a> {
+    // Before the bells: while it ends, these are watched.
+    engine: Engine,
+    server: &'a Server,
+    qps: HashMap<QpId, Qp>,
+    /// Mapped, regions included.
+    bytes: u64,
+    regions: usize,
+    _bell: Arc<Bell>,
+}
+
+struct Qp {
+    bytes: u64,
+    /// Sizes by key.
+    regions: HashMap<u32, u64>,
+    bell: Option<Arc<Bell>>,
+    peer: u32,
+}
+
+impl Client<'_> {
+    fn answer(&mut self, stream: &UnixStream) -> End {
+        loop {
+            let bells = self.qps.values().any(|qp| qp.bell.is_some());
+            match self.server.wait(stream, bells.then_some(WATCH)) {
+                Err(e) => return End::Lost(e.to_string()),
+                Ok(Event::Stop) => return End::Stopped,
+                Ok(Event::Nothing) => {
+                    self.check_bells();
+                    continue;
+                }
+                Ok(Event::Ready) => {}
+            }
+            self.check_bells();
+            let (request, fds) = match wire::recv(stream) {
+                Ok(message) => message,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
+                Err(e) => {
+                    let why = e.to_string();
+                    if e.kind() == ErrorKind::InvalidData {
+                        let _ = wire::send(stream, &Reply::Err(Refusal::Why(why.clone())), &[]);
+                    }
+                    return End::Lost(why);
+                }
+            };
+            if let Request::Bye = request {
+                return End::Bye;
+            }
+            let reply = self.request(request, fds);
+            if let Err(e) = wire::send(stream, &reply, &[]) {
+                return End::Lost(format!("it does not take its answers: {e}"));
+            }
+            if let Err(Refusal::Gone) = reply {
+                return End::Lost("its engine has ended".into());
+            }
+        }
+    }
+
+    /// Ends the queue pairs whose peer's bell was filled.
+    fn check_bells(&self) {
+        for (id, qp) in &self.qps {
+            if qp.bell.as_ref().is_some_and(|b| b.full.swap(false, Ordering::Relaxed)) {
+                tracing::warn!(qp = id.0, peer = qp.peer, "the peer's bell was filled to stop its ringer");
+                let status = Status { rank: Some(qp.peer), ..Status::new(abi::PUSHGATE_REFUSED) };
+                let _ = self.engine.fail(Some(*id), status);
+            }
+        }
+    }
+
+    fn request(&mut self, request: Request, fds: Vec<OwnedFd>) -> Reply {
+        match request {
+            Request::AddQp { options, wake, peer_bell } => self.add_qp(options, wake, peer_bell, fds),
+            Request::AddRegion { qp, bytes } => self.add_region(qp, bytes, fds),
+            _ if !fds.is_empty() => Err(Refusal::Why(format!("{} descriptors where none belong", fds.len()))),
+            Request::RemoveRegion { qp, key } => {
+                let entry = self.qps.get_mut(&qp).ok_or(Refusal::NoQp(qp.0))?;
+                let removed = self.engine.remove_region(qp, key)?;
+                if removed && let Some(bytes) = entry.regions.remove(&key) {
+                    self.bytes -= bytes;
+                    self.regions -= 1;
+                }
+                Ok(Answer::Removed(removed))
+            }
+            Request::RemoveQp { qp } => {
+                let counters = self.engine.remove_qp(qp)?;
+                if let Some(gone) = self.qps.remove(&qp) {
+                    self.bytes -= gone.bytes + gone.regions.values().sum::<u64>();
+                    self.regions -= gone.regions.len();
+                }
+                Ok(Answer::Counters(counters))
+            }
+            Request::Fail { qp, status } => {
+                let status = Status::from_word(status)
+                    .ok_or_else(|| Refusal::Why("a queue pair cannot be failed with status 0, OK".into()))?;
+                if let Some(qp) = qp
+                    && !self.qps.contains_key(&qp)
+                {
+                    return Err(Refusal::NoQp(qp.0));
+                }
+                self.engine.fail(qp, status)?;
+                Ok(Answer::Done)
+            }
+            Request::Status { qp } => Ok(Answer::Status(self.engine.status(qp)?.map(Status::word))),
+            Request::Counters => Ok(Answer::Counters(self.engine.counters()?)),
+            Request::Hello { .. } => Err(Refusal::Why("Hello was said before".into())),
+            Request::Bye => unreachable!("it ends the connection before"),
+        }
+    }
+
+    fn add_qp(&mut self, options: QpOptions, wake: Wake, peer_bell: bool, mut fds: Vec<OwnedFd>) -> Reply {
+        let most = self.server.options.max_qps;
+        if self.qps.len() >= most {
+            return Err(Refusal::Why(format!("the program has {most} queue pairs, which is the limit")));
+        }
+        let bell = if peer_bell && fds.len() == QP_FDS + 1 { fds.pop() } else { None };
+        if peer_bell != bell.is_some() {
+            let n = fds.len();
+            return Err(Refusal::Why(format!(
+                "AddQp with the peer's bell brings 6 descriptors, here are {n}"
+            )));
+        }
+        let fds: [OwnedFd; QP_FDS] =
+            exactly(fds, "AddQp", "those of its memory, and a bell only if it says so")
+                .map_err(Refusal::Why)?;
+        let mut sizes = [0; QP_FDS];
+        for ((size, fd), (name, largest)) in sizes.iter_mut().zip(&fds).zip(MEMORY) {
+            *size = memory_size(fd).map_err(|why| Refusal::Why(format!("{name}: {why}")))?;
+            if *size > largest {
+                return Err(Refusal::Why(format!("{name}: {size} bytes, the largest has {largest}")));
+            }
+        }
+        first_page("control", sizes[1])?;
+        first_page("link", sizes[2])?;
+        let bytes = self.room_for(sizes.iter().map(|s| *s as u64).sum())?;
+        let bell = match bell.map(EventFd::from_fd).transpose() {
+            Ok(bell) => bell,
+            Err(e) => return Err(Refusal::Why(format!("peer's bell: {e}"))),
+        };
+        let watched = match bell.as_ref().map(EventFd::try_clone).transpose() {
+            Ok(bell) => bell.map(|b| self.server.watch(b)),
+            Err(e) => return Err(Refusal::Why(format!("peer's bell: {e}"))),
+        };
+        let [work, control, link, peer_link, peer_window] = fds;
+        let why = |i: usize| move |e| Refusal::Why(format!("{}: {e}", MEMORY[i].0));
+        let readable = |fd, i: usize| ReadOnlyMemory::from_fd(fd, sizes[i]).map(Arc::new).map_err(why(i));
+        let writable = |fd, i: usize| SharedMemory::from_fd(fd, sizes[i]).map(Arc::new).map_err(why(i));
+        let memory = QpMemory {
+            work: readable(work, 0)?,
+            control: writable(control, 1)?,
+            link: writable(link, 2)?,
+            peer_link: readable(peer_link, 3)?,
+            peer_window: readable(peer_window, 4)?,
+            peer_bell: bell,
+        };
+        let endpoint = Endpoint::local(memory, options).map_err(|e| Refusal::Why(e.to_string()))?;
+        let id = self.engine.add_qp(endpoint, wake)?;
+        self.bytes += bytes;
+        self.qps.insert(id, Qp { bytes, regions: HashMap::new(), bell: watched, peer: options.peer });
+        Ok(Answer::Qp(id))
+    }
+
+    fn add_region(&mut self, qp: QpId, bytes: u64, fds: Vec<OwnedFd>) -> Reply {
+        let entry = self.qps.get(&qp).ok_or(Refusal::NoQp(qp.0))?;
+        let most = self.server.options.max_regions;
+        if self.regions >= most {
+            return Err(Refusal::Why(format!("the program has {most} regions, which is the limit")));
+        }
+        if entry.regions.len() >= MAX_REGIONS {
+            return Err(Refusal::TooManyRegions);
+        }
+        let [fd] = exactly(fds, "AddRegion", "that of the memory").map_err(Refusal::Why)?;
+        let size = memory_size(&fd).map_err(|why| Refusal::Why(format!("region: {why}")))?;
+        if size as u64 != bytes {
+            return Err(Refusal::Why(format!("region: {bytes} bytes were named, its memory has {size}")));
+        }
+        let bytes = self.room_for(bytes)?;
+        let memory = SharedMemory::from_fd(fd, size).map_err(|e| Refusal::Why(format!("region: {e}")))?;
+        let memory = Arc::new(memory);
+        let address = memory.as_ptr().as_ptr() as usize;
+        let region = RegionMemory::Host { address, keep: Some(memory) };
+        // SAFETY: the mapping is writable for `bytes`, which cannot shrink, nobody here
+        // has a reference to it, and `keep` holds it as long as it is registered.
+        let key = unsafe { self.engine.add_region(qp, region, bytes)? };
+        self.bytes += bytes;
+        self.regions += 1;
+        self.qps.get_mut(&qp).expect("found above").regions.insert(key, bytes);
+        Ok(Answer::Key(key))
+    }
+
+    /// `bytes`, if that much more may be mapped.
+    fn room_for(&self, bytes: u64) -> Result<u64, Refusal> {
+        let most = self.server.options.max_bytes;
+        if self.bytes.checked_add(bytes).is_some_and(|sum| sum <= most) {
+            return Ok(bytes);
+        }
+        Err(Refusal::Why(format!(
+            "{bytes} more bytes, with the {} that the program has mapped here, are over the limit of {most}",
+            self.bytes
+        )))
+    }
+}
+
+fn exactly<const N: usize>(fds: Vec<OwnedFd>, request: &str, what: &str) -> Result<[OwnedFd; N], String> {
+    fds.try_into()
+        .map_err(|fds: Vec<_>| format!("{request} brings {N} descriptors ({what}), here are {}", fds.len()))
+}
+
+/// Size of memory that a program hands over; it is final.
+fn memory_size(fd: &OwnedFd) -> Result<usize, String> {
+    // Seals first. What has none is no memory: asking a file of some file systems
+    // for its size could take as long as the program likes.
+    let seals =
+        fcntl_get_seals(fd).map_err(|e| format!("descriptor is no memory that can be sealed ({e})"))?;
+    if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+        return Err("its size is not sealed: hand over a memfd with F_SEAL_SHRINK and F_SEAL_GROW".into());
+    }
+    let size = fstat(fd).map_err(|e| format!("fstat: {e}"))?.st_size;
+    usize::try_from(size).map_err(|_| format!("{size} bytes"))
+}
+
+// ------------------------------------------------------------------ the socket
+
+/// Removes the socket's file when it is dropped, if it still is the one that
+/// [`bind`] made.
+#[derive(Debug)]
+pub struct SocketFile(Option<(PathBuf, FileId)>);
+
+/// Device, inode, and ctime, for inodes are used again.
+type FileId = (u64, u64, i64, i64);
+
+fn file_id(path: &Path) -> io::Result<FileId> {
+    fs::symlink_metadata(path).map(|m| (m.dev(), m.ino(), m.ctime(), m.ctime_nsec()))
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Some((path, id)) = &self.0
+            && file_id(path).is_ok_and(|found| found == *id)
+        {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Listens at `path`, or for `@name` at an abstract socket, which any user can
+/// reach (and is refused later) and any user can take first.
+///
+/// The directory of a path must be private (mode 0700, this user's); one that is
+/// not there is made. The socket of a proxy that died is replaced; one that lives
+/// is an `AddrInUse`.
+pub fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+    let at = path.display();
+    let live = || {
+        let text = format!("a proxy listens at {at} already: use that one, end it, or name another socket");
+        io::Error::new(ErrorKind::AddrInUse, text)
+    };
+    if let Some(name) = wire::abstract_name(path) {
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?).map_err(|e| {
+            if e.kind() == ErrorKind::AddrInUse { live() } else { told(e, format_args!("binding {at}")) }
+        })?;
+        return Ok((listener, SocketFile(None)));
+    }
+    let dir = match path.parent() {
+        Some(dir) if dir.as_os_str().is_empty() => Path::new("."),
+        Some(dir) => dir,
+        None => return Err(io::Error::new(ErrorKind::InvalidInput, format!("{at} names no socket"))),
+    };
+    match fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(e) if e.kind() != ErrorKind::AlreadyExists => {
+            return Err(told(e, format_args!("making {}", dir.display())));
+        }
+        _ => {}
+    }
+    let handle = fs::File::open(dir).map_err(|e| told(e, format_args!("opening {}", dir.display())))?;
+    let meta = handle.metadata()?;
+    let uid = rustix::process::geteuid().as_raw();
+    if !meta.is_dir() || meta.uid() != uid || meta.mode() & 0o077 != 0 {
+        let text = format!(
+            "{} must be a directory of user {uid} with mode 0700 (it is user {}'s, mode {:o}), for whoever \
+             reaches the socket there can hand the proxy work: chmod it, or name another",
+            dir.display(),
+            meta.uid(),
+            meta.mode() & 0o7777
+        );
+        return Err(io::Error::new(ErrorKind::PermissionDenied, text));
+    }
+    // Two that start at once must not take each other's new socket for a dead one.
+    flock(&handle, FlockOperation::LockExclusive)?;
+    match fs::symlink_metadata(path) {
+        Ok(meta) if !meta.file_type().is_socket() => {
+            let text = format!("{at} is there and no socket: name another path");
+            return Err(io::Error::new(ErrorKind::AlreadyExists, text));
+        }
+        Ok(_) => match wire::dial(path, Instant::now()) {
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
+                tracing::info!("removing the socket of a proxy that is gone: {at}");
+                fs::remove_file(path).map_err(|e| told(e, format_args!("removing {at}")))?;
+            }
+            // A queue that is full is somebody's too.
+            Ok(_) => return Err(live()),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return Err(live()),
+            Err(e) => return Err(told(e, format_args!("looking whether a proxy listens at {at}"))),
+        },
+        Err(e) if e.kind() == ErrorKind::NotFound => {}
+        Err(e) => return Err(told(e, format_args!("looking at {at}"))),
+    }
+    let listener = UnixListener::bind(path).map_err(|e| told(e, format_args!("binding {at}")))?;
+    Ok((listener, SocketFile(Some((path.to_path_buf(), file_id(path)?)))))
+}
+
+fn told(e: io::Error, what: std::fmt::Arguments<'_>) -> io::Error {
+    io::Error::new(e.kind(), format!("{what}: {e}"))
+}

@@ -1,0 +1,263 @@
+//! What a program and `pushgate proxy` say to each other: one request, one
+//! reply, JSON in the frames of [`pushgate_driver_shim::fdpass`]. Payload and
+//! WQEs never come this way; they lie in the memory whose descriptors do.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pushgate_driver_shim::fdpass;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::counters::Counters;
+use crate::endpoint::QpOptions;
+use crate::engine::{EngineError, QpId};
+use crate::idle::Wake;
+
+/// Version of this language. A program and its proxy must speak the same one.
+pub const VERSION: u32 = 1;
+
+/// Longest frame, bytes of JSON.
+pub const MAX_FRAME: usize = 64 << 10;
+
+/// Most descriptors of a frame: those of [`Request::AddQp`] with a peer's bell.
+pub const MAX_FDS: usize = QP_FDS + 1;
+
+/// Descriptors of [`Request::AddQp`], the peer's bell aside.
+pub const QP_FDS: usize = 5;
+
+/// How long either side waits for the other to begin or finish a frame.
+pub const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A program's request. The first one, and it alone, is `Hello`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// Descriptor: the doorbell of the engine that is to be started.
+    Hello {
+        /// [`VERSION`] of the program.
+        version: u32,
+        /// What logs call the program.
+        #[serde(default)]
+        name: String,
+    },
+    /// Descriptors: work, control, link, the peer's link, the peer's window, and
+    /// the peer's bell if there is one.
+    AddQp {
+        /// See [`QpOptions`].
+        options: QpOptions,
+        /// How the producer can wake the engine.
+        #[serde(with = "WakeDef")]
+        wake: Wake,
+        /// A sixth descriptor wakes the peer's engine.
+        peer_bell: bool,
+    },
+    /// Descriptor: shared memory, all of which becomes a region.
+    AddRegion {
+        /// Queue pair that may name it.
+        qp: QpId,
+        /// Size of the memory.
+        bytes: u64,
+    },
+    /// The reverse.
+    RemoveRegion {
+        /// Its queue pair.
+        qp: QpId,
+        /// What `AddRegion` answered.
+        key: u32,
+    },
+    /// Drops a queue pair, its regions and all mappings.
+    RemoveQp {
+        /// Which.
+        qp: QpId,
+    },
+    /// Ends queue pairs with a status.
+    Fail {
+        /// Which; all of the program's if none is named.
+        qp: Option<QpId>,
+        /// A status word.
+        status: u64,
+    },
+    /// How a queue pair ended.
+    Status {
+        /// Which.
+        qp: QpId,
+    },
+    /// Counts of the program's queue pairs.
+    Counters,
+    /// The program is done. Answered when its mappings are gone.
+    Bye,
+}
+
+/// What a request brought.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// To `Hello`.
+    Welcome {
+        /// [`VERSION`] of the proxy.
+        version: u32,
+    },
+    /// To `AddQp`.
+    Qp(QpId),
+    /// To `AddRegion`.
+    Key(u32),
+    /// To `RemoveRegion`: false if the key named none.
+    Removed(bool),
+    /// To `RemoveQp` and `Counters`.
+    Counters(Counters),
+    /// To `Status`: a status word, if it has ended.
+    Status(Option<u64>),
+    /// To `Fail` and `Bye`.
+    Done,
+}
+
+/// Why a request was not carried out.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Refusal {
+    /// The program's engine has ended.
+    Gone,
+    /// No such queue pair.
+    NoQp(u32),
+    /// The queue pair's table is full.
+    TooManyRegions,
+    /// Anything else, in a sentence.
+    Why(String),
+}
+
+/// What comes back for a [`Request`].
+pub type Reply = Result<Answer, Refusal>;
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Wake")]
+enum WakeDef {
+    Doorbell,
+    Polled,
+}
+
+impl From<EngineError> for Refusal {
+    fn from(e: EngineError) -> Self {
+        match e {
+            EngineError::Gone => Refusal::Gone,
+            EngineError::NoQp(qp) => Refusal::NoQp(qp),
+            EngineError::TooManyRegions => Refusal::TooManyRegions,
+            EngineError::Remote(why) => Refusal::Why(why),
+            other => Refusal::Why(other.to_string()),
+        }
+    }
+}
+
+impl From<Refusal> for EngineError {
+    fn from(r: Refusal) -> Self {
+        match r {
+            Refusal::Gone => EngineError::Gone,
+            Refusal::NoQp(qp) => EngineError::NoQp(qp),
+            Refusal::TooManyRegions => EngineError::TooManyRegions,
+            Refusal::Why(why) => EngineError::Remote(why),
+        }
+    }
+}
+
+/// Sends one request or reply.
+pub fn send<T: Serialize>(stream: &UnixStream, message: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    fdpass::send_message(stream, &serde_json::to_vec(message)?, fds)
+}
+
+/// Receives one. `InvalidData` if it is none, `UnexpectedEof` if the other side
+/// closed.
+pub fn recv<T: DeserializeOwned>(stream: &UnixStream) -> io::Result<(T, Vec<OwnedFd>)> {
+    let (bytes, fds) = fdpass::recv_message(stream, MAX_FRAME, MAX_FDS)?;
+    let message = serde_json::from_slice(&bytes)
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not a message: {e}")))?;
+    Ok((message, fds))
+}
+
+/// The name behind a leading `@`, of a socket that is no file.
+pub(crate) fn abstract_name(path: &Path) -> Option<&[u8]> {
+    path.as_os_str().as_bytes().strip_prefix(b"@")
+}
+
+/// Connects to the socket at `path` (`@name`: an abstract one). A proxy whose
+/// queue of new connections is full is waited for until `deadline`, then
+/// `WouldBlock`; a plain `connect` could wait for ever.
+pub(crate) fn dial(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
+    let address = match abstract_name(path) {
+        Some(name) => SocketAddrUnix::new_abstract_name(name)?,
+        None => SocketAddrUnix::new(path)?,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    loop {
+        match connect(&socket, &address) {
+            Ok(()) => return Ok(socket.into()),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// Who is at the other end of a Unix socket.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct PeerCred {
+    /// 0 if the process lies outside our PID namespace.
+    pub(crate) pid: c_int,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+// rustix's `socket_peercred` has a PID that cannot be 0, which is what the
+// kernel gives for a process of another PID namespace: a container that shares
+// the socket. std links the C library anyway.
+unsafe extern "C" {
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut u32) -> c_int;
+}
+
+const SOL_SOCKET: c_int = 1;
+const SO_PEERCRED: c_int = 17;
+
+/// `SO_PEERCRED`: as the peer was when it connected, or when it listened.
+pub(crate) fn peer_cred(stream: &UnixStream) -> io::Result<PeerCred> {
+    let mut cred = PeerCred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut length = size_of::<PeerCred>() as u32;
+    // SAFETY: the kernel writes at most `length` bytes of a struct ucred (three
+    // 32-bit integers, any pattern of which is a valid `PeerCred`) behind the
+    // pointer, and the length; both outlive the call, and the descriptor is open.
+    let rc = unsafe {
+        getsockopt(
+            stream.as_fd().as_raw_fd(),
+            SOL_SOCKET,
+            SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut length,
+        )
+    };
+    if rc == 0 { Ok(cred) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_hello_is_still_understood_as_one() {
+        // Whatever a later version adds or drops, its number can be refused by name.
+        for text in [r#"{"Hello":{"version":7,"name":"x","more":[1]}}"#, r#"{"Hello":{"version":7}}"#] {
+            let Ok(Request::Hello { version: 7, .. }) = serde_json::from_str(text) else { panic!("{text}") };
+        }
+    }
+
+    #[test]
+    fn peers_are_known_by_uid() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let cred = peer_cred(&a).unwrap();
+        assert_eq!(cred.uid, rustix::process::geteuid().as_raw());
+        assert_eq!(cred.pid, std::process::id() as i32);
+    }
+}

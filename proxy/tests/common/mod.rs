@@ -1,0 +1,525 @@
+//! Two endpoints in one process with a program's device on each side, in plain
+//! Rust: what `device.cuh` does, one thread at a time.
+
+#![allow(dead_code)] // Each test file uses its own part.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::record::{Opcode, Record, Words, lap_of, set_inline};
+use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
+use pushgate_proxy::endpoint::{Endpoint, QpMemory, QpOptions};
+use pushgate_proxy::mover::Mover;
+use pushgate_proxy::region::RegionMemory;
+use pushgate_proxy::ring;
+use pushgate_proxy::session::Status;
+
+pub const UNIT: usize = abi::PUSHGATE_UNIT as usize;
+const PAGE: usize = abi::PUSHGATE_PAGE as usize;
+const MASK: u64 = abi::PUSHGATE_CURSOR_MASK as u64;
+/// What nobody may write over.
+const CANARY: u8 = 0xc5;
+
+pub const GEOMETRY: Geometry = Geometry {
+    window_log: 5,
+    slots_log: 4,
+    cq_log: 4,
+    rx_log: 3,
+    link_log: 4,
+    landing_log: 5,
+    signals: 4,
+    rank: 0,
+};
+
+pub fn options(peer: u32) -> QpOptions {
+    QpOptions {
+        peer,
+        posted_receives: false,
+        stuck_ns: 1_000_000,
+        in_place_share: 128,
+        ungated: false,
+        key_seed: 7 + peer,
+    }
+}
+
+/// Bytes that tell which message they are of.
+pub fn pattern(seed: u64, bytes: &mut [u8]) {
+    for (i, b) in bytes.iter_mut().enumerate() {
+        *b = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(i as u32 & 63) >> 7) as u8 ^ i as u8;
+    }
+}
+
+/// What one side's program allocates, and the handles it gives to engines.
+pub struct Memory {
+    pub geometry: Geometry,
+    pub work: Arc<SharedMemory>,
+    pub control: Arc<SharedMemory>,
+    pub link: Arc<SharedMemory>,
+    pub window: Arc<SharedMemory>,
+    pub work_read: Arc<ReadOnlyMemory>,
+    pub link_read: Arc<ReadOnlyMemory>,
+    pub window_read: Arc<ReadOnlyMemory>,
+}
+
+fn shared(name: &str, bytes: usize) -> Arc<SharedMemory> {
+    Arc::new(SharedMemory::builder(name, bytes).huge_pages(HugePages::Never).create().unwrap())
+}
+
+fn read_only(memory: &SharedMemory) -> Arc<ReadOnlyMemory> {
+    let fd = memory.fd().try_clone_to_owned().unwrap();
+    Arc::new(ReadOnlyMemory::from_fd(fd, memory.len()).unwrap())
+}
+
+impl Memory {
+    pub fn new(geometry: Geometry) -> Arc<Self> {
+        let work = shared("work", geometry.work_bytes());
+        let control = shared("control", geometry.control_bytes());
+        let link = shared("link", geometry.link_bytes());
+        let window = shared("window", geometry.window_bytes());
+        let memory = Memory {
+            geometry,
+            work_read: read_only(&work),
+            link_read: read_only(&link),
+            window_read: read_only(&window),
+            work,
+            control,
+            link,
+            window,
+        };
+        memory.reset();
+        Arc::new(memory)
+    }
+
+    /// As new: zeroes, headers, and a canary in every byte of the control and
+    /// link segments that has no meaning, and behind the window.
+    pub fn reset(&self) {
+        for m in [&self.work, &self.control, &self.link, &self.window] {
+            m.words(0, m.len() / 8).iter().for_each(|w| w.store(0, Ordering::Relaxed));
+        }
+        write_header(&self.work, Segment::Work, &self.geometry).unwrap();
+        write_header(&self.control, Segment::Control, &self.geometry).unwrap();
+        write_header(&self.link, Segment::Link, &self.geometry).unwrap();
+        for (m, gap) in self.gaps() {
+            m.words(gap.start, gap.len() / 8)
+                .iter()
+                .for_each(|w| w.store(u64::from_ne_bytes([CANARY; 8]), Ordering::Relaxed));
+        }
+    }
+
+    fn gaps(&self) -> Vec<(&SharedMemory, Range<usize>)> {
+        let g = &self.geometry;
+        let line = abi::PUSHGATE_CTL_SLEEPING as usize;
+        let signals = abi::PUSHGATE_CTL_SIGNALS as usize;
+        let (cq, rx, landing) = (g.control_cq_offset(), g.control_rx_offset(), g.control_landing_offset());
+        let c = &*self.control;
+        let l = &*self.link;
+        let w = &*self.window;
+        vec![
+            (c, 56..64),
+            (c, abi::PUSHGATE_CTL_DELIVERED as usize + 8..line),
+            (c, line + 8..PAGE),
+            (c, signals + g.signals as usize * 8..cq),
+            (c, cq + (16 << g.cq_log)..rx),
+            (c, rx + (64 << g.rx_log)..landing),
+            (c, landing + (UNIT << g.landing_log)..c.len()),
+            (l, 56..64),
+            (l, abi::PUSHGATE_LINK_STATUS as usize + 8..abi::PUSHGATE_LINK_SLEEPING as usize),
+            (l, abi::PUSHGATE_LINK_SLEEPING as usize + 8..PAGE),
+            (l, abi::PUSHGATE_LINK_RING as usize + (64 << g.link_log)..l.len()),
+            (w, UNIT << g.window_log..w.len()),
+        ]
+    }
+
+    /// Nothing but the words that mean something was written.
+    pub fn check_gaps(&self) {
+        for (m, gap) in self.gaps() {
+            for (i, w) in m.words(gap.start, gap.len() / 8).iter().enumerate() {
+                let found = w.load(Ordering::Relaxed);
+                assert_eq!(found, u64::from_ne_bytes([CANARY; 8]), "byte {} of {gap:?}", i * 8);
+            }
+        }
+        use pushgate_driver_shim::segment::check_header;
+        for (m, kind) in [(&self.control, Segment::Control), (&self.link, Segment::Link)] {
+            assert_eq!(check_header(m.words(0, 8), kind, m.len()), Ok(self.geometry));
+        }
+    }
+
+    /// What an engine gets for a queue pair from here to `peer`.
+    pub fn joined(&self, peer: &Memory, peer_bell: Option<EventFd>) -> QpMemory {
+        QpMemory {
+            work: self.work_read.clone(),
+            control: self.control.clone(),
+            link: self.link.clone(),
+            peer_link: peer.link_read.clone(),
+            peer_window: peer.window_read.clone(),
+            peer_bell,
+        }
+    }
+}
+
+/// Memory to register, with a canary on either side.
+pub struct Region {
+    memory: Arc<SharedMemory>,
+    pub bytes: usize,
+}
+
+impl Region {
+    /// Not aligned to anything, as a program's own memory may be.
+    const OFFSET: usize = PAGE + 27;
+
+    pub fn new(bytes: usize) -> Self {
+        let memory = shared("region", (Self::OFFSET + bytes + PAGE).next_multiple_of(PAGE));
+        let region = Region { memory, bytes };
+        region.reset();
+        region
+    }
+
+    pub fn reset(&self) {
+        let p = self.memory.as_ptr().as_ptr();
+        // SAFETY: both stretches lie in the mapping, which this process may write;
+        // no reference into it exists.
+        unsafe {
+            p.write_bytes(CANARY, self.memory.len());
+            p.add(Self::OFFSET).write_bytes(0, self.bytes);
+        }
+    }
+
+    pub fn memory(&self) -> RegionMemory {
+        let address = self.memory.as_ptr().as_ptr() as usize + Self::OFFSET;
+        RegionMemory::Host { address, keep: Some(self.memory.clone()) }
+    }
+
+    fn copy(&self, range: Range<usize>) -> Vec<u8> {
+        assert!(range.end <= self.memory.len());
+        let mut bytes = vec![0; range.len()];
+        // SAFETY: checked above; `bytes` is as long as the range and another memory.
+        unsafe {
+            let p = self.memory.as_ptr().as_ptr().add(range.start);
+            std::ptr::copy_nonoverlapping(p, bytes.as_mut_ptr(), bytes.len());
+        }
+        bytes
+    }
+
+    pub fn read(&self, offset: usize, length: usize) -> Vec<u8> {
+        assert!(offset + length <= self.bytes);
+        self.copy(Self::OFFSET + offset..Self::OFFSET + offset + length)
+    }
+
+    pub fn check_guards(&self) {
+        let end = Self::OFFSET + self.bytes;
+        for range in [0..Self::OFFSET, end..self.memory.len()] {
+            assert!(self.copy(range).iter().all(|b| *b == CANARY), "a byte outside of the region was written");
+        }
+    }
+}
+
+/// A completion as the device sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cqe {
+    pub wr_id: u32,
+    pub opcode: u8,
+    pub status: u8,
+    pub length: u32,
+}
+
+/// A received message; its payload stays where it is until the release.
+#[derive(Clone, Copy, Debug)]
+pub struct Message {
+    pub length: u32,
+    pub tag: u32,
+    pub flags: u8,
+    place: usize,
+    inline: [u8; abi::PUSHGATE_INLINE_SEND as usize],
+}
+
+/// A program's device on one side of a queue pair.
+pub struct Device {
+    pub own: Arc<Memory>,
+    pub peer: Arc<Memory>,
+    /// The engine's doorbell, where it has one.
+    pub bell: Option<EventFd>,
+    pub slots: u64,
+    pub units: u64,
+    cqes: u64,
+    cq_head: u64,
+    pub rx_head: u64,
+    pub released: u64,
+    posted: u64,
+}
+
+impl Device {
+    pub fn new(own: &Arc<Memory>, peer: &Arc<Memory>) -> Self {
+        Device {
+            own: own.clone(),
+            peer: peer.clone(),
+            bell: None,
+            slots: 0,
+            units: 0,
+            cqes: 0,
+            cq_head: 0,
+            rx_head: 0,
+            released: 0,
+            posted: 0,
+        }
+    }
+
+    fn control(&self, offset: u32) -> &AtomicU64 {
+        &self.own.control.words(offset as usize, 1)[0]
+    }
+
+    pub fn wqe_ring(&self) -> &[AtomicU64] {
+        self.own.work.words(abi::PUSHGATE_WORK_RING as usize, 8 << self.own.geometry.slots_log)
+    }
+
+    pub fn wake(&self) {
+        if let Some(bell) = &self.bell
+            && ring::must_ring(self.control(abi::PUSHGATE_CTL_SLEEPING))
+        {
+            bell.ring();
+        }
+    }
+
+    fn fits(&self, units: u64) -> bool {
+        let (g, credit) = (&self.own.geometry, ring::observe(self.control(abi::PUSHGATE_CTL_CREDIT)));
+        let slots = self.slots.wrapping_sub(credit >> abi::PUSHGATE_CURSOR_BITS) & MASK;
+        let used = self.units.wrapping_sub(credit & MASK) & MASK;
+        slots < 1 << g.slots_log && used + units <= 1 << g.window_log
+    }
+
+    /// Takes a slot and `units` of the window, or nothing: `try_take` of the
+    /// device API for one message. Gives the slot and the place.
+    pub fn take(&mut self, units: u64, signaled: bool) -> Option<(u64, u64)> {
+        let ring = 1u64 << self.own.geometry.window_log;
+        let pos = self.units & (ring - 1);
+        let span = if pos + units > ring { ring - pos + units } else { units };
+        if units > 0 && span > ring {
+            if self.fits(ring - pos) {
+                let nop = Record { place: pos as u32, place_offset: ring - pos, ..Record::new(Opcode::Nop) };
+                let slot = self.slots;
+                (self.slots, self.units) = (slot + 1, self.units + ring - pos);
+                self.publish(slot, &nop.encode(0));
+            }
+            return None;
+        }
+        if !self.fits(span) || signaled && self.cqes - self.cq_head >= 1 << self.own.geometry.cq_log {
+            return None;
+        }
+        let slot = self.slots;
+        (self.slots, self.units) = (slot + 1, self.units + span);
+        self.cqes += signaled as u64;
+        Some((slot, if span > units || units == 0 { 0 } else { pos }))
+    }
+
+    pub fn publish(&self, slot: u64, words: &Words) {
+        ring::publish(self.wqe_ring(), slot, self.own.geometry.slots_log, words);
+        self.wake();
+    }
+
+    pub fn store_window(&self, unit: u64, bytes: &[u8]) {
+        let at = unit as usize * UNIT;
+        assert!(at + bytes.len() <= UNIT << self.own.geometry.window_log);
+        // SAFETY: it lies in the window, which is mapped writable; a device's stores
+        // race with nothing but what P1 rules out.
+        unsafe {
+            let p = self.own.window.as_ptr().as_ptr().add(at);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), p, bytes.len());
+        }
+    }
+
+    /// Pushes the payload and posts the work request. False: no credit.
+    pub fn post(&mut self, record: Record, payload: &[u8]) -> bool {
+        let record = Record { length: payload.len() as u32, ..record };
+        let units = if record.in_window() { payload.len().div_ceil(UNIT) as u64 } else { 0 };
+        let Some((slot, place)) = self.take(units, record.has(Record::SIGNALED)) else { return false };
+        let mut words = match record.in_window() {
+            true => Record { place: place as u32, place_offset: units, ..record }.encode(0),
+            false => record.encode(0),
+        };
+        if record.has(Record::INLINE) {
+            set_inline(&mut words, record.opcode, payload);
+        } else if units > 0 {
+            self.store_window(place, payload);
+        }
+        self.publish(slot, &words);
+        true
+    }
+
+    pub fn poll_cq(&mut self) -> Option<Cqe> {
+        let log = self.own.geometry.cq_log;
+        let at = self.own.geometry.control_cq_offset() + (self.cq_head as usize & ((1 << log) - 1)) * 16;
+        let [w0, w1] = [0, 1].map(|i| ring::observe(&self.own.control.words(at, 2)[i]));
+        let lap = lap_of(self.cq_head, log);
+        if [w0, w1].iter().any(|w| (w >> abi::PUSHGATE_LAP_SHIFT) as u8 != lap) {
+            return None;
+        }
+        self.cq_head += 1;
+        Some(Cqe {
+            wr_id: w0 as u32,
+            opcode: (w0 >> abi::PUSHGATE_CQE_OPCODE_SHIFT) as u8,
+            status: (w0 >> abi::PUSHGATE_CQE_STATUS_SHIFT) as u8,
+            length: w1 as u32,
+        })
+    }
+
+    pub fn try_recv(&mut self) -> Option<Message> {
+        let g = &self.own.geometry;
+        let rx = self.own.control.words(g.control_rx_offset(), 8 << g.rx_log);
+        let ring::Look::Ready(words) = ring::look(rx, self.rx_head, g.rx_log) else { return None };
+        self.rx_head += 1;
+        let flags = (words[0] >> abi::PUSHGATE_FLAGS_SHIFT) as u8;
+        Some(Message {
+            length: words[0] as u32,
+            tag: words[1] as u32,
+            flags,
+            place: words[5] as u32 as usize * UNIT,
+            inline: pushgate_driver_shim::record::inline(&words, Opcode::Send),
+        })
+    }
+
+    /// Copies a message's payload out, wherever it lies. Not for posted buffers.
+    pub fn read(&self, m: &Message, out: &mut [u8]) {
+        let out = &mut out[..m.length as usize];
+        assert_eq!(m.flags & Record::BUFFER, 0);
+        if m.flags & Record::INLINE != 0 {
+            out.copy_from_slice(&m.inline[..out.len()]);
+            return;
+        }
+        let (memory, base, ring) = if m.flags & Record::LANDING != 0 {
+            let g = &self.own.geometry;
+            (&self.own.control, g.control_landing_offset(), UNIT << g.landing_log)
+        } else {
+            (&self.peer.window, 0, UNIT << self.peer.geometry.window_log)
+        };
+        assert!(m.place + out.len() <= ring, "{m:?} leaves its ring");
+        // SAFETY: it lies in the mapping; until the release nobody writes there (P1),
+        // which is what the caller's comparison is about.
+        unsafe {
+            let p = memory.as_ptr().as_ptr().add(base + m.place);
+            std::ptr::copy_nonoverlapping(p, out.as_mut_ptr(), out.len());
+        }
+    }
+
+    pub fn consumed(&self) -> &AtomicU64 {
+        &self.own.work.words(abi::PUSHGATE_WORK_CONSUMED as usize, 1)[0]
+    }
+
+    pub fn release(&mut self, count: u64) {
+        self.released += count;
+        ring::advance(self.consumed(), self.released);
+        self.wake();
+    }
+
+    /// The words of the next posted receive's slot.
+    pub fn receive_slot(&self) -> &[AtomicU64] {
+        let g = &self.own.geometry;
+        let at = (self.posted as usize & ((1 << g.rx_log) - 1)) * 4;
+        &self.own.work.words(g.work_receives_offset(), 4 << g.rx_log)[at..at + 4]
+    }
+
+    pub fn post_recv(&mut self, key: u32, offset: u64, length: u32, tag: u32) {
+        let lap = (lap_of(self.posted, self.own.geometry.rx_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
+        let words = [length as u64, tag as u64, key as u64, offset & abi::PUSHGATE_DATA_MASK];
+        for (i, w) in [2, 3, 0, 1].into_iter().zip(words) {
+            self.receive_slot()[i].store(w | lap, Ordering::Release);
+        }
+        self.posted += 1;
+        self.wake();
+    }
+
+    pub fn status(&self) -> Option<Status> {
+        Status::from_word(ring::observe(self.control(abi::PUSHGATE_CTL_STATUS)))
+    }
+
+    pub fn delivered(&self) -> u64 {
+        ring::observe(self.control(abi::PUSHGATE_CTL_DELIVERED))
+    }
+
+    pub fn signal(&self, i: u32) -> u64 {
+        ring::observe(self.control(abi::PUSHGATE_CTL_SIGNALS + i * 8))
+    }
+}
+
+/// Both sides of a queue pair, each with its own engine state and device.
+pub struct Pair {
+    pub ends: [Endpoint; 2],
+    pub devices: [Device; 2],
+    pub mover: Option<Box<dyn Mover>>,
+    now: u64,
+}
+
+impl Pair {
+    pub fn new(geometry: Geometry, options: [QpOptions; 2]) -> Self {
+        let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..geometry }));
+        Pair {
+            ends: [
+                Endpoint::local(m[0].joined(&m[1], None), options[0]).unwrap(),
+                Endpoint::local(m[1].joined(&m[0], None), options[1]).unwrap(),
+            ],
+            devices: [Device::new(&m[0], &m[1]), Device::new(&m[1], &m[0])],
+            mover: None,
+            now: 0,
+        }
+    }
+
+    pub fn default() -> Self {
+        Pair::new(GEOMETRY, [options(1), options(0)])
+    }
+
+    pub fn poll(&mut self, end: usize) -> bool {
+        self.ends[end].poll(&mut self.mover)
+    }
+
+    /// Polls both until neither finds work; no time passes.
+    pub fn settle(&mut self) {
+        for _ in 0..10_000 {
+            if !(self.poll(0) | self.poll(1)) {
+                if self.ends.iter().any(|e| e.status().is_some()) {
+                    self.tick(self.now);
+                }
+                for end in &self.ends {
+                    assert!(!end.has_work(), "an engine would never sleep");
+                }
+                return;
+            }
+        }
+        panic!("the endpoints find work for ever");
+    }
+
+    /// What an engine does once in a while, for both.
+    pub fn tick(&mut self, now: u64) {
+        self.now = now;
+        self.ends.iter_mut().for_each(|e| e.tick(now));
+    }
+
+    pub fn codes(&self) -> [Option<u32>; 2] {
+        [0, 1].map(|i| {
+            let (device, end) = (self.devices[i].status(), self.ends[i].status());
+            assert_eq!(device.map(|s| s.code), end.map(|s| s.code), "side {i}");
+            device.map(|s| s.code as u32)
+        })
+    }
+
+    /// P4 at both ends.
+    pub fn assert_clean(&self) {
+        for (i, end) in self.ends.iter().enumerate() {
+            let c = end.counters();
+            assert_eq!((c.dropped, c.rnr, c.refused, c.stuck), (0, 0, 0, 0), "side {i}");
+            assert_eq!(self.devices[i].status(), None, "side {i}");
+            self.devices[i].own.check_gaps();
+        }
+    }
+}
+
+/// A message of five words or less, in the WQE.
+pub fn inline_send(wr_id: u32) -> Record {
+    Record { flags: Record::INLINE, id: wr_id, tag: wr_id, ..Record::new(Opcode::Send) }
+}
+
+/// One whose payload lies in the window.
+pub fn window_send(wr_id: u32) -> Record {
+    Record { id: wr_id, tag: wr_id, ..Record::new(Opcode::Send) }
+}

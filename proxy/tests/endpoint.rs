@@ -1,0 +1,1177 @@
+//! Two endpoints joined by the `local` queue pair, a device on each side, one
+//! thread, virtual time. Tests bear the names of the promises.
+
+mod common;
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use common::*;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{Opcode, Record, lap_of, set_inline};
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_proxy::endpoint::{Endpoint, QpOptions};
+use pushgate_proxy::mover::{MoveError, Mover};
+use pushgate_proxy::region::RegionMemory;
+use pushgate_proxy::ring;
+use pushgate_proxy::session::{Status, count_word};
+
+const OVERRUN: Option<u32> = Some(abi::PUSHGATE_OVERRUN);
+const REFUSED: Option<u32> = Some(abi::PUSHGATE_REFUSED);
+const ABORTED: Option<u32> = Some(abi::PUSHGATE_ABORTED);
+const STUCK: Option<u32> = Some(abi::PUSHGATE_STUCK);
+
+fn bytes(seed: u64, length: usize) -> Vec<u8> {
+    let mut b = vec![0; length];
+    pattern(seed, &mut b);
+    b
+}
+
+/// Receives one message, checks tag and content, and gives it back.
+fn take(device: &mut Device, tag: u32, content: &[u8]) {
+    let m = device.try_recv().unwrap_or_else(|| panic!("message {tag} is not there"));
+    let mut found = vec![0; m.length as usize];
+    device.read(&m, &mut found);
+    assert_eq!((m.tag, &found[..]), (tag, content));
+    device.release(1);
+}
+
+// ------------------------------------------------------------ random traffic
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Inline,
+    Window,
+    Put,
+    PutInline,
+    Signal,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Planned {
+    kind: Kind,
+    length: usize,
+    signaled: bool,
+}
+
+impl Planned {
+    fn is_send(&self) -> bool {
+        matches!(self.kind, Kind::Inline | Kind::Window)
+    }
+}
+
+fn planned(largest: usize) -> impl Strategy<Value = Planned> {
+    let kind = prop_oneof![
+        3 => Just(Kind::Inline),
+        4 => Just(Kind::Window),
+        2 => Just(Kind::Put),
+        1 => Just(Kind::PutInline),
+        1 => Just(Kind::Signal),
+    ];
+    (kind, any::<u32>(), any::<bool>()).prop_map(move |(kind, r, signaled)| {
+        let length = match kind {
+            Kind::Inline => r as usize % 41,
+            Kind::PutInline => r as usize % 17,
+            Kind::Signal => 0,
+            // Often whole units or the whole ring, else anything.
+            _ => match r % 4 {
+                0 => largest,
+                1 => r as usize / 4 % (largest / UNIT + 1) * UNIT,
+                _ => r as usize / 4 % (largest + 1),
+            },
+        };
+        Planned { kind, length, signaled }
+    })
+}
+
+fn geometry() -> impl Strategy<Value = Geometry> {
+    (0u32..5, 1u32..5, 0u32..4, 1u32..4, 1u32..5, 0u32..6).prop_map(|(w, s, c, r, l, landing)| Geometry {
+        window_log: w,
+        slots_log: s,
+        cq_log: c,
+        rx_log: r,
+        link_log: l,
+        landing_log: landing,
+        signals: 3,
+        rank: 0,
+    })
+}
+
+/// One direction: what is to be sent, and how far both devices are.
+struct Flow {
+    from: usize,
+    plan: Vec<Planned>,
+    /// Where each put lands in the receiver's region.
+    offsets: Vec<usize>,
+    region: Region,
+    rkey: u32,
+    posted: usize,
+    nops: u64,
+    completed: usize,
+    received: usize,
+    seen: usize,
+    held: Vec<(Message, usize)>,
+}
+
+impl Flow {
+    fn new(pair: &mut Pair, from: usize, plan: Vec<Planned>) -> Self {
+        let mut end = 0;
+        let offsets = plan
+            .iter()
+            .map(|p| {
+                let at = end;
+                end += p.length;
+                at
+            })
+            .collect();
+        let region = Region::new(end.max(1));
+        let rkey = pair.ends[1 - from].add_region(region.memory(), region.bytes as u64).unwrap();
+        Flow {
+            from,
+            plan,
+            offsets,
+            region,
+            rkey,
+            posted: 0,
+            nops: 0,
+            completed: 0,
+            received: 0,
+            seen: 0,
+            held: Vec::new(),
+        }
+    }
+
+    fn content(&self, i: usize) -> Vec<u8> {
+        bytes((self.from as u64) << 32 | i as u64, self.plan[i].length)
+    }
+
+    fn post(&mut self, device: &mut Device) {
+        let i = self.posted;
+        let Some(p) = self.plan.get(i) else { return };
+        let id = i as u32;
+        let flags = if p.signaled { Record::SIGNALED } else { 0 };
+        let put = Record {
+            flags: flags | Record::WITH_SIGNAL,
+            id,
+            rkey: self.rkey,
+            remote_offset: self.offsets[i] as u64,
+            signal: id % 3,
+            signal_value: i as u64 + 1,
+            ..Record::new(Opcode::Put)
+        };
+        let record = match p.kind {
+            Kind::Inline => Record { flags: flags | Record::INLINE, ..inline_send(id) },
+            Kind::Window => Record { flags, ..window_send(id) },
+            Kind::Put => put,
+            Kind::PutInline => Record { flags: put.flags | Record::INLINE, ..put },
+            Kind::Signal => Record { opcode: Opcode::Signal, flags, ..put },
+        };
+        self.posted += device.post(record, &self.content(i)) as usize;
+    }
+
+    /// What a kernel does that reserved and then has nothing to say.
+    fn nop(&mut self, device: &mut Device, units: u64) {
+        if let Some((slot, place)) = device.take(units, false) {
+            let nop = Record { place: place as u32, place_offset: units, ..Record::new(Opcode::Nop) };
+            device.publish(slot, &nop.encode(0));
+            self.nops += 1;
+        }
+    }
+
+    fn poll_cq(&mut self, device: &mut Device) {
+        while let Some(c) = device.poll_cq() {
+            let next = (self.completed..self.plan.len()).find(|i| self.plan[*i].signaled);
+            let i = next.expect("a completion too many");
+            assert_eq!((c.wr_id, c.status as u32), (i as u32, abi::PUSHGATE_OK), "P5: once, in order");
+            assert_eq!(c.length as usize, self.plan[i].length);
+            self.completed = i + 1;
+        }
+    }
+
+    fn recv(&mut self, device: &mut Device) {
+        let Some(m) = device.try_recv() else { return };
+        let i = (self.received..self.plan.len()).find(|i| self.plan[*i].is_send()).expect("one too many");
+        assert!(i < self.posted);
+        assert_eq!((m.tag, m.length as usize), (i as u32, self.plan[i].length), "P6: once, in order");
+        self.received = i + 1;
+        self.held.push((m, i));
+        self.check_held(device, 0..self.held.len());
+    }
+
+    /// P1: what a reader holds stays what it was.
+    fn check_held(&self, device: &Device, which: std::ops::Range<usize>) {
+        for (m, i) in &self.held[which] {
+            let mut found = vec![0; m.length as usize];
+            device.read(m, &mut found);
+            assert_eq!(found, self.content(*i), "message {i}");
+        }
+    }
+
+    fn release(&mut self, device: &mut Device, count: usize) {
+        let count = count.min(self.held.len());
+        if count > 0 {
+            self.check_held(device, 0..count);
+            self.held.drain(..count);
+            device.release(count as u64);
+        }
+    }
+
+    /// P3: whoever sees a signal sees the data before it.
+    fn look_at_signals(&mut self, device: &Device) {
+        for i in self.seen..self.plan.len() {
+            if self.plan[i].is_send() {
+                continue;
+            }
+            let value = device.signal(i as u32 % 3);
+            assert!(value <= self.posted as u64, "a signal that nobody sent");
+            if value <= i as u64 {
+                break;
+            }
+            let p = self.plan[i];
+            assert_eq!(self.region.read(self.offsets[i], p.length), self.content(i), "P3: put {i}");
+            self.seen = i + 1;
+        }
+    }
+
+    /// P4: no message was released for which the receiver had not granted a
+    /// receive.
+    fn check_credits(&self, pair: &Pair, rx_log: u32) {
+        let released = pair.ends[self.from].counters().released as usize;
+        let sends = self.plan[..released].iter().filter(|p| p.is_send()).count() as u64;
+        assert!(sends <= pair.devices[1 - self.from].released + (1 << rx_log), "P4: {sends} sends released");
+    }
+
+    fn done(&self) -> bool {
+        let open = |from: usize, what: fn(&Planned) -> bool| self.plan[from..].iter().any(what);
+        self.posted == self.plan.len()
+            && self.held.is_empty()
+            && !open(self.completed, |p| p.signaled)
+            && !open(self.received, Planned::is_send)
+            && !open(self.seen, |p| !p.is_send())
+    }
+}
+
+proptest! {
+    #![proptest_config(Config::with_cases(300))]
+
+    #[test]
+    fn p1_p3_p4_p5_p6_any_schedule_delivers_everything_once_in_order(
+        (geometry, plans) in geometry().prop_flat_map(|g| {
+            let plan = || prop::collection::vec(planned(UNIT << g.window_log), 0..60);
+            (Just(g), [plan(), plan()])
+        }),
+        share in any::<u8>(),
+        steps in prop::collection::vec((0u8..20, any::<u8>()), 0..400),
+    ) {
+        let with = |peer| QpOptions { in_place_share: share, ..options(peer) };
+        let mut pair = Pair::new(geometry, [with(1), with(0)]);
+        let [a, b] = plans;
+        let mut flows = [Flow::new(&mut pair, 0, a), Flow::new(&mut pair, 1, b)];
+        let mut now = 0;
+        let mut step = |pair: &mut Pair, flows: &mut [Flow; 2], kind: u8, r: u8| {
+            let flow = &mut flows[(kind & 1) as usize];
+            let (from, to) = (flow.from, 1 - flow.from);
+            match kind >> 1 {
+                0 | 1 => (0..r % 8).for_each(|_| flow.post(&mut pair.devices[from])),
+                2 | 3 => _ = pair.poll(from),
+                4 => flow.recv(&mut pair.devices[to]),
+                5 => (0..r % 8).for_each(|_| flow.recv(&mut pair.devices[to])),
+                6 => flow.release(&mut pair.devices[to], r as usize % 4),
+                7 => flow.poll_cq(&mut pair.devices[from]),
+                8 => flow.nop(&mut pair.devices[from], r as u64 % ((1 << geometry.window_log) + 1)),
+                _ => {
+                    now += r as u64 * 1_000_000;
+                    pair.tick(now);
+                }
+            }
+            for flow in flows {
+                flow.look_at_signals(&pair.devices[1 - flow.from]);
+                flow.check_credits(pair, geometry.rx_log);
+            }
+        };
+        for (kind, r) in steps {
+            step(&mut pair, &mut flows, kind, r);
+        }
+        let mut rounds = 0;
+        while !flows.iter().all(Flow::done) {
+            for kind in [0, 1, 4, 5, 10, 11, 12, 13, 14, 15] {
+                step(&mut pair, &mut flows, kind, 3);
+            }
+            rounds += 1;
+            prop_assert!(rounds < 10_000, "it stands still");
+        }
+        pair.settle();
+        pair.assert_clean();
+        for f in &flows {
+            let (sender, receiver) = (pair.ends[f.from].counters(), pair.ends[1 - f.from].counters());
+            let (n, sum) = (f.plan.len() as u64, f.plan.iter().map(|p| p.length as u64).sum::<u64>());
+            prop_assert_eq!((sender.released, sender.retired, receiver.delivered), (n, n, n));
+            prop_assert_eq!((sender.released_bytes, receiver.delivered_bytes), (sum, sum));
+            prop_assert!(sender.nops >= f.nops);
+            prop_assert_eq!(pair.devices[f.from].delivered(), pair.devices[f.from].slots);
+            f.region.check_guards();
+        }
+    }
+}
+
+// -------------------------------------------------------- P4: credits, overrun
+
+#[test]
+fn p4_a_receiver_that_takes_nothing_stalls_the_sender_and_loses_nothing() {
+    let mut pair = Pair::default();
+    let receives = 1 << GEOMETRY.rx_log;
+    pair.settle(); // The grants arrive.
+    let (mut sent, mut now) = (0u32, 0);
+    let post = |pair: &mut Pair, sent: &mut u32| {
+        while pair.devices[0].post(inline_send(*sent), &bytes(*sent as u64, 9)) {
+            *sent += 1;
+        }
+    };
+    // For long: minutes of virtual time, and more messages than there is room for.
+    for _ in 0..1000 {
+        post(&mut pair, &mut sent);
+        pair.settle();
+        now += 1_000_000_000;
+        pair.tick(now);
+    }
+    let c = pair.ends[0].counters();
+    assert_eq!(c.released, receives);
+    assert_eq!(c.stall_receive, 1, "one message waits: counted once, not at each look");
+    assert_eq!(c.credit_stalls(), 1);
+    assert_eq!(sent as u64, receives + (1 << GEOMETRY.slots_log), "what waits fills the WQE ring");
+    pair.assert_clean();
+
+    for tag in 0..200 {
+        take(&mut pair.devices[1], tag, &bytes(tag as u64, 9));
+        pair.settle();
+        post(&mut pair, &mut sent);
+        pair.settle();
+    }
+    let c = pair.ends[0].counters();
+    assert!(c.stall_receive > 100 && c.stall_receive <= sent as u64, "{c:?}");
+    pair.assert_clean();
+}
+
+#[test]
+fn p4_a_message_that_needs_no_receive_waits_behind_one_that_does() {
+    let mut pair = Pair::default();
+    for i in 0..=1 << GEOMETRY.rx_log {
+        assert!(pair.devices[0].post(inline_send(i), b"x"));
+    }
+    let signal = Record { signal: 1, signal_value: 5, ..Record::new(Opcode::Signal) };
+    assert!(pair.devices[0].post(signal, b""));
+    pair.settle();
+    assert_eq!(pair.devices[1].signal(1), 0, "it would have overtaken");
+    take(&mut pair.devices[1], 0, b"x");
+    pair.settle();
+    assert_eq!(pair.devices[1].signal(1), 5);
+    pair.assert_clean();
+}
+
+#[test]
+fn p4_a_full_link_ring_stalls_on_the_send_queue() {
+    let mut pair = Pair::new(Geometry { link_log: 1, ..GEOMETRY }, [options(1), options(0)]);
+    for i in 0..5 {
+        assert!(pair.devices[0].post(inline_send(i), b"x"));
+    }
+    pair.poll(1); // Grants receives.
+    (0..10).for_each(|_| _ = pair.poll(0));
+    let c = pair.ends[0].counters();
+    assert_eq!((c.released, c.stall_send_queue, c.credit_stalls()), (2, 1, 1));
+    pair.settle();
+    (0..5).for_each(|i| take(&mut pair.devices[1], i, b"x"));
+    pair.assert_clean();
+}
+
+#[test]
+fn p4_a_sender_without_credit_is_an_overrun_that_both_sides_see() {
+    let ungated = QpOptions { ungated: true, ..options(1) };
+    let mut pair = Pair::new(GEOMETRY, [ungated, options(0)]);
+    let receives = 1 << GEOMETRY.rx_log;
+    for i in 0..=receives {
+        let record = Record { flags: Record::INLINE | Record::SIGNALED, ..inline_send(i) };
+        assert!(pair.devices[0].post(record, b"flood"));
+    }
+    (0..2).for_each(|i| _ = pair.poll(i));
+    assert_eq!(pair.codes(), [None, OVERRUN]);
+    let status = pair.devices[1].status().unwrap();
+    assert_eq!((status.rank, status.detail), (Some(0), receives + 1), "it names the sender and the message");
+    pair.tick(1);
+    assert_eq!(pair.codes(), [OVERRUN, OVERRUN]);
+    let c = pair.ends[1].counters();
+    assert_eq!((c.dropped, c.delivered), (1, receives as u64));
+    // Nothing that the receiver holds was overwritten.
+    (0..receives).for_each(|i| take(&mut pair.devices[1], i, b"flood"));
+    assert!(pair.devices[1].try_recv().is_none());
+}
+
+#[test]
+fn p4_an_ungated_sender_with_a_quick_reader_is_no_overrun() {
+    let ungated = QpOptions { ungated: true, ..options(1) };
+    let mut pair = Pair::new(GEOMETRY, [ungated, options(0)]);
+    for i in 0..100 {
+        assert!(pair.devices[0].post(inline_send(i), b"x"));
+        pair.settle();
+        take(&mut pair.devices[1], i, b"x");
+        pair.settle();
+    }
+    pair.assert_clean();
+}
+
+#[test]
+fn p4_a_skipped_sequence_number_is_an_overrun() {
+    let mut pair = Pair::default();
+    let link = pair.devices[0].own.link.clone();
+    let ring_words = link.words(abi::PUSHGATE_LINK_RING as usize, 8 << GEOMETRY.link_log);
+    for (slot, sequence) in [0, 1, 3].into_iter().enumerate() {
+        let words = Record { tag: sequence, ..inline_send(sequence) }.encode(0);
+        ring::publish(ring_words, slot as u64, GEOMETRY.link_log, &words);
+    }
+    pair.poll(1);
+    assert_eq!(pair.devices[1].status().map(|s| s.code as u32), OVERRUN);
+    let c = pair.ends[1].counters();
+    assert_eq!((c.delivered, c.dropped), (2, 1));
+    take(&mut pair.devices[1], 0, b"");
+    take(&mut pair.devices[1], 1, b"");
+    assert!(pair.devices[1].try_recv().is_none(), "nothing behind the gap is shown");
+    pair.tick(1);
+    assert_eq!(pair.codes(), [OVERRUN, OVERRUN]);
+}
+
+#[test]
+fn p4_an_overwritten_link_slot_is_an_overrun() {
+    let mut pair = Pair::default();
+    let link = pair.devices[0].own.link.clone();
+    let ring_words = link.words(abi::PUSHGATE_LINK_RING as usize, 8 << GEOMETRY.link_log);
+    // The second lap came before the first was read.
+    ring::publish(ring_words, 1 << GEOMETRY.link_log, GEOMETRY.link_log, &inline_send(16).encode(0));
+    pair.poll(1);
+    pair.tick(1);
+    assert_eq!(pair.codes(), [OVERRUN, OVERRUN]);
+    assert_eq!(pair.ends[1].counters().dropped, 1);
+}
+
+// ------------------------------------------------------- slow readers, landing
+
+#[test]
+fn p5_a_slow_reader_is_copied_out_so_that_the_sender_goes_on() {
+    // A quarter of the window of 32 units may be held in place: 8 units.
+    let share = QpOptions { in_place_share: 64, ..options(0) };
+    let mut pair = Pair::new(GEOMETRY, [options(1), share]);
+    let content = |i: u32| bytes(i as u64, 4 * UNIT - i as usize);
+    for i in 0..8 {
+        assert!(pair.devices[0].post(window_send(i), &content(i)), "message {i}");
+        pair.settle();
+    }
+    let c = pair.ends[1].counters();
+    assert_eq!((c.copied_out, c.copies, c.delivered), (6, 6, 8), "two in place, then copies");
+    // The first eight messages fill the window: what is copied out is not given
+    // back before what is held in place in front of it (P5).
+    assert_eq!(pair.ends[0].counters().retired, 0);
+    assert!(!pair.devices[0].post(window_send(8), &content(8)));
+    for i in 0..2 {
+        take(&mut pair.devices[1], i, &content(i));
+    }
+    pair.settle();
+    assert_eq!(pair.ends[0].counters().retired, 8, "the reader still has six, in its landing ring");
+    for i in 8..10 {
+        assert!(pair.devices[0].post(window_send(i), &content(i)));
+    }
+    pair.settle();
+    (2..10).for_each(|i| take(&mut pair.devices[1], i, &content(i)));
+    pair.settle();
+    assert_eq!(pair.ends[0].counters().retired, 10);
+    pair.assert_clean();
+}
+
+#[test]
+fn p5_a_place_is_given_back_only_when_its_reader_is_done() {
+    let mut pair = Pair::default();
+    let whole = UNIT << GEOMETRY.window_log;
+    assert!(pair.devices[0].post(window_send(0), &bytes(1, whole)));
+    pair.settle();
+    assert_eq!(pair.devices[0].delivered(), 1, "the peer has it");
+    assert!(!pair.devices[0].post(window_send(1), &bytes(2, 1)), "but reads it yet");
+    take(&mut pair.devices[1], 0, &bytes(1, whole));
+    assert!(!pair.devices[0].post(window_send(1), &bytes(2, 1)), "not before the engines know");
+    pair.settle();
+    assert!(pair.devices[0].post(window_send(1), &bytes(2, 1)));
+    pair.assert_clean();
+}
+
+// --------------------------------------------------------------- posted receives
+
+fn with_receives(bytes: usize) -> (Pair, Region, u32) {
+    let receiver = QpOptions { posted_receives: true, ..options(0) };
+    let mut pair = Pair::new(GEOMETRY, [options(1), receiver]);
+    let region = Region::new(bytes);
+    let key = pair.ends[1].add_region(region.memory(), bytes as u64).unwrap();
+    (pair, region, key)
+}
+
+#[test]
+fn p3_p4_messages_land_in_the_buffers_that_receives_name() {
+    let (mut pair, region, key) = with_receives(1000);
+    let post = |pair: &mut Pair, i: u32| match i % 2 {
+        0 => assert!(pair.devices[0].post(inline_send(i), &bytes(i as u64, 17))),
+        _ => assert!(pair.devices[0].post(window_send(i), &bytes(i as u64, 90))),
+    };
+    for i in 0..100 {
+        post(&mut pair, i);
+        pair.settle();
+        assert!(pair.devices[1].try_recv().is_none(), "nothing arrives before a receive is posted");
+        let tag = if i % 3 == 0 { i } else { abi::PUSHGATE_ANY_TAG };
+        pair.devices[1].post_recv(key, 7 * i as u64, 100, tag);
+        pair.settle();
+        let m = pair.devices[1].try_recv().expect("it landed");
+        let length = m.length as usize;
+        assert_eq!((m.tag, m.flags & Record::BUFFER), (i, Record::BUFFER));
+        assert_eq!(region.read(7 * i as usize, length), bytes(i as u64, length));
+        pair.devices[1].release(1);
+        pair.settle();
+    }
+    assert_eq!(pair.ends[0].counters().stall_receive, 100);
+    pair.assert_clean();
+    region.check_guards();
+}
+
+#[test]
+fn p4_posted_receives_are_taken_in_order_and_no_more_than_the_ring_holds() {
+    let (mut pair, region, key) = with_receives(800);
+    (0..8).for_each(|i| pair.devices[1].post_recv(key, i * 100, 100, abi::PUSHGATE_ANY_TAG));
+    (0..9).for_each(|i| assert!(pair.devices[0].post(inline_send(i), &bytes(i as u64, 30))));
+    pair.settle();
+    assert_eq!(pair.ends[1].counters().delivered, 8);
+    for i in 0..8 {
+        let m = pair.devices[1].try_recv().unwrap();
+        assert_eq!((m.tag, region.read(i * 100, 30)), (i as u32, bytes(i as u64, 30)));
+    }
+    pair.assert_clean();
+}
+
+#[test]
+fn p7_receives_that_do_not_fit_end_both_sides_with_a_status() {
+    let cases: [(&str, fn(u32) -> (u32, u64, u32, u32)); 4] = [
+        ("another tag", |key| (key, 0, 100, 6)),
+        ("too small a buffer", |key| (key, 0, 29, 5)),
+        ("a buffer that leaves its region", |key| (key, 171, 30, 5)),
+        ("no such region", |key| (key ^ 0x8000_0000, 0, 100, 5)),
+    ];
+    for (what, receive) in cases {
+        let (mut pair, region, key) = with_receives(200);
+        let (key, offset, length, tag) = receive(key);
+        pair.devices[1].post_recv(key, offset, length, tag);
+        let record = Record { flags: Record::INLINE | Record::SIGNALED, ..inline_send(5) };
+        assert!(pair.devices[0].post(record, &bytes(5, 30)));
+        pair.settle();
+        pair.tick(1);
+        assert_eq!(pair.codes(), [REFUSED, REFUSED], "{what}");
+        assert!(pair.devices[1].try_recv().is_none(), "{what}");
+        let cqe = pair.devices[0].poll_cq().unwrap();
+        assert_eq!((cqe.wr_id, Some(cqe.status as u32)), (5, REFUSED), "{what}");
+        assert_eq!(region.read(0, 200), vec![0; 200], "{what}");
+        region.check_guards();
+    }
+}
+
+// --------------------------------------------------------------- P2: torn, stuck
+
+#[test]
+fn p2_a_slot_that_is_never_published_is_stuck_after_the_limit() {
+    let mut pair = Pair::default();
+    let limit = options(0).stuck_ns;
+    // A hole with nothing behind it is a kernel at work, however long it takes.
+    let (slot, place) = pair.devices[0].take(1, false).unwrap();
+    assert_eq!((slot, place), (0, 0));
+    pair.settle();
+    [0, limit, 10 * limit].map(|now| pair.tick(now));
+    assert_eq!(pair.codes(), [None, None]);
+
+    let record = Record { flags: Record::INLINE | Record::SIGNALED, ..inline_send(1) };
+    assert!(pair.devices[0].post(record, b"later"));
+    let begin = 20 * limit;
+    for now in [begin, begin + limit / 2, begin + limit - 1] {
+        pair.settle();
+        pair.tick(now);
+        assert_eq!(pair.codes(), [None, None], "before the limit");
+    }
+    pair.tick(begin + limit);
+    assert_eq!(pair.codes(), [STUCK, STUCK]);
+    let (a, b) = (pair.devices[0].status().unwrap(), pair.devices[1].status().unwrap());
+    assert_eq!((a.detail, b.rank), (0, Some(0)), "the slot, and whose it is");
+    assert_eq!(pair.ends[0].counters().stuck, 1);
+    assert!(pair.devices[1].try_recv().is_none(), "nothing overtook the hole");
+}
+
+#[test]
+fn p2_a_hole_that_is_filled_in_time_is_nothing() {
+    let mut pair = Pair::default();
+    let limit = options(0).stuck_ns;
+    for i in 0..40u32 {
+        // Each time another slot is late, and at every look there is one.
+        let (slot, _) = pair.devices[0].take(0, false).unwrap();
+        assert!(pair.devices[0].post(inline_send(2 * i + 1), b"b"));
+        pair.settle();
+        pair.tick(i as u64 * limit / 2);
+        let mut words = Record { length: 1, ..inline_send(2 * i) }.encode(0);
+        set_inline(&mut words, Opcode::Send, b"a");
+        pair.devices[0].publish(slot, &words);
+        pair.settle();
+        take(&mut pair.devices[1], 2 * i, b"a");
+        take(&mut pair.devices[1], 2 * i + 1, b"b");
+        pair.settle();
+    }
+    pair.assert_clean();
+}
+
+#[test]
+fn p2_a_half_written_slot_is_not_taken_and_stuck_if_it_stays_so() {
+    let mut pair = Pair::default();
+    let (slot, _) = pair.devices[0].take(0, false).unwrap();
+    let words = Record { length: 0, ..inline_send(0) }.encode(lap_of(slot, GEOMETRY.slots_log));
+    for (w, value) in pair.devices[0].wqe_ring()[..7].iter().zip(words) {
+        w.store(value, Ordering::Relaxed);
+    }
+    pair.settle();
+    pair.tick(0);
+    assert_eq!((pair.codes(), pair.ends[0].counters().released), ([None, None], 0));
+    pair.tick(options(0).stuck_ns);
+    assert_eq!(pair.codes(), [STUCK, STUCK]);
+}
+
+#[test]
+fn p2_a_word_of_another_lap_is_refused() {
+    for word in 0..8 {
+        let mut pair = Pair::default();
+        assert!(pair.devices[0].post(inline_send(0), b"x"));
+        pair.devices[0].wqe_ring()[word].fetch_add(1 << abi::PUSHGATE_LAP_SHIFT, Ordering::Relaxed);
+        pair.settle();
+        pair.tick(1);
+        assert_eq!(pair.codes(), [REFUSED, REFUSED], "word {word}");
+        let c = pair.ends[0].counters();
+        assert_eq!((c.refused, c.released), (1, 0));
+    }
+}
+
+// ------------------------------------------------------------------ P3: movers
+
+/// A device memory that only this can reach; a copy is done when told so.
+#[derive(Default)]
+struct DeviceMemory {
+    bytes: Vec<u8>,
+    copies: Vec<(u64, usize, usize)>,
+    allowed: usize,
+    fail: bool,
+}
+
+#[derive(Clone, Default)]
+struct SlowMover(Arc<Mutex<DeviceMemory>>);
+
+const DEVICE: u64 = 0x7000_0000_0000;
+
+impl Mover for SlowMover {
+    fn start(&mut self, dst: u64, src: usize, length: usize) -> Result<u64, MoveError> {
+        let mut m = self.0.lock().unwrap();
+        m.copies.push((dst - DEVICE, src, length));
+        Ok(m.copies.len() as u64 - 1)
+    }
+
+    fn done(&mut self, ticket: u64) -> Result<bool, MoveError> {
+        let m = &mut *self.0.lock().unwrap();
+        let (dst, src, length) = m.copies[ticket as usize];
+        if m.fail {
+            return Err(MoveError { length, reason: "the device is gone".into() });
+        }
+        if ticket as usize >= m.allowed {
+            return Ok(false);
+        }
+        // SAFETY: the endpoint keeps the source valid until this says that it is done.
+        let src = unsafe { std::slice::from_raw_parts(src as *const u8, length) };
+        m.bytes[dst as usize..][..length].copy_from_slice(src);
+        Ok(true)
+    }
+}
+
+fn with_mover() -> (Pair, SlowMover, u32) {
+    let mut pair = Pair::default();
+    let mover = SlowMover::default();
+    mover.0.lock().unwrap().bytes = vec![0; 4096];
+    pair.mover = Some(Box::new(mover.clone()));
+    let key = pair.ends[1].add_region(RegionMemory::Device { address: DEVICE }, 4096).unwrap();
+    (pair, mover, key)
+}
+
+fn put(rkey: u32, offset: u64, signal: u32, value: u64) -> Record {
+    Record {
+        flags: Record::WITH_SIGNAL | Record::SIGNALED,
+        rkey,
+        remote_offset: offset,
+        signal,
+        signal_value: value,
+        ..Record::new(Opcode::Put)
+    }
+}
+
+#[test]
+fn p3_p5_signal_count_and_what_follows_wait_for_the_devices_copy() {
+    let (mut pair, mover, key) = with_mover();
+    assert!(pair.devices[0].post(put(key, 100, 0, 1), &bytes(1, 300)));
+    assert!(pair.devices[0].post(Record { flags: Record::INLINE | Record::WITH_SIGNAL, ..put(key, 500, 1, 2) }, &bytes(2, 16)));
+    assert!(pair.devices[0].post(inline_send(3), b"behind"));
+    for _ in 0..50 {
+        (0..2).for_each(|i| _ = pair.poll(i));
+    }
+    assert_eq!(mover.0.lock().unwrap().copies.len(), 1);
+    assert_eq!((pair.devices[1].signal(0), pair.devices[0].delivered()), (0, 0));
+    assert!(pair.devices[0].poll_cq().is_none());
+    assert!(!pair.ends[1].remove_region(key), "not while its bytes are being moved");
+
+    mover.0.lock().unwrap().allowed = 1;
+    (0..4).for_each(|i| _ = pair.poll(i % 2));
+    assert_eq!((pair.devices[1].signal(0), pair.devices[1].signal(1)), (1, 0));
+    assert_eq!(mover.0.lock().unwrap().bytes[100..400], bytes(1, 300));
+    assert!(pair.devices[1].try_recv().is_none());
+    mover.0.lock().unwrap().allowed = 2;
+    pair.settle();
+    assert_eq!(mover.0.lock().unwrap().bytes[500..516], bytes(2, 16));
+    assert_eq!(pair.devices[1].signal(1), 2);
+    take(&mut pair.devices[1], 3, b"behind");
+    assert_eq!(pair.devices[0].poll_cq().map(|c| c.status), Some(0));
+    pair.assert_clean();
+}
+
+#[test]
+fn p3_p7_nothing_is_delivered_behind_a_copy_that_failed() {
+    let (mut pair, mover, key) = with_mover();
+    mover.0.lock().unwrap().fail = true;
+    assert!(pair.devices[0].post(put(key, 0, 0, 1), &bytes(1, 300)));
+    let signal = Record { signal: 1, signal_value: 1, ..Record::new(Opcode::Signal) };
+    assert!(pair.devices[0].post(signal, b""));
+    assert!(pair.devices[0].post(inline_send(2), b"behind"));
+    pair.settle();
+    assert_eq!([0, 1].map(|i| pair.devices[1].signal(i)), [0, 0]);
+    assert!(pair.devices[1].try_recv().is_none());
+    pair.tick(1);
+    assert_eq!(pair.codes(), [ABORTED, ABORTED]);
+    assert_eq!(pair.devices[0].poll_cq().map(|c| c.status as u32), ABORTED);
+}
+
+// --------------------------------------------------------------- P7: the end
+
+#[test]
+fn p7_an_end_reaches_the_peer_and_every_signaled_wqe_completes_once() {
+    for limit in [0, 3, 100] {
+        let mut pair = Pair::default();
+        let rx = 1 << GEOMETRY.rx_log;
+        // Some are retired, some are at the peer, one waits for a receive.
+        for i in 0..rx + 3 {
+            let record = Record { flags: Record::SIGNALED | Record::INLINE, ..inline_send(i) };
+            assert!(pair.devices[0].post(record, b"x"));
+            if i < limit {
+                pair.settle();
+            }
+        }
+        if limit > 0 {
+            assert!(pair.ends[0].counters().retired > 0);
+        }
+        let done = pair.ends[0].counters().retired as u32;
+        // With the one that waits for a receive, if the engine came that far.
+        let taken = pair.ends[0].counters().released as u32 + (limit == 100) as u32;
+        let lost = Status { rank: Some(7), detail: 9, ..Status::new(abi::PUSHGATE_PEER_LOST) };
+        pair.ends[0].fail(lost);
+        assert_eq!(pair.devices[0].status(), Some(lost));
+        pair.settle();
+        pair.tick(1);
+        let told = pair.devices[1].status().expect("the peer is told");
+        assert_eq!((told.code, told.detail), (lost.code, 9));
+        // A second cause changes nothing.
+        pair.ends.each_mut().map(|e| e.fail(Status::new(abi::PUSHGATE_ABORTED)));
+        pair.settle();
+        pair.tick(2);
+        assert_eq!(pair.devices[0].status(), Some(lost));
+        let mut seen = Vec::new();
+        while let Some(c) = pair.devices[0].poll_cq() {
+            let expected = if c.wr_id < done { abi::PUSHGATE_OK } else { abi::PUSHGATE_PEER_LOST };
+            assert_eq!(c.status as u32, expected, "{c:?}");
+            seen.push(c.wr_id);
+        }
+        // Those that the engine never took have the status word alone.
+        assert!(seen.iter().copied().eq(0..seen.len() as u32), "{seen:?}");
+        assert_eq!(seen.len() as u32, taken, "{done} done, {limit}");
+    }
+}
+
+#[test]
+fn p7_a_refused_wqe_completes_behind_those_before_it_and_nothing_after_it_goes_out() {
+    let mut pair = Pair::default();
+    pair.settle();
+    let signaled = |i| Record { flags: Record::SIGNALED | Record::INLINE, ..inline_send(i) };
+    for i in 0..2 {
+        assert!(pair.devices[0].post(signaled(i), b"x"));
+    }
+    let wrong = Record { flags: Record::SIGNALED, id: 2, signal: 4, ..Record::new(Opcode::Signal) };
+    assert!(pair.devices[0].post(wrong, b""));
+    assert!(pair.devices[0].post(signaled(3), b"x"));
+    pair.poll(0);
+    pair.tick(1);
+    pair.settle();
+    assert_eq!(pair.codes(), [REFUSED, REFUSED]);
+    let status = pair.devices[0].status().unwrap();
+    assert_eq!((status.rank, status.detail), (Some(0), 2), "rank and slot at fault");
+    let cqes: Vec<_> = std::iter::from_fn(|| pair.devices[0].poll_cq()).map(|c| (c.wr_id, c.status)).collect();
+    let code = abi::PUSHGATE_REFUSED as u8;
+    assert_eq!(cqes, [(0, code), (1, code), (2, code)]);
+    assert_eq!(pair.ends[0].counters().released, 2);
+}
+
+#[test]
+fn p7_nothing_is_posted_in_the_pass_that_failed() {
+    let mut pair = Pair::default();
+    pair.settle();
+    assert!(pair.devices[0].post(Record { flags: Record::INLINE | Record::SIGNALED, ..inline_send(0) }, b"x"));
+    // The device of side 0 gives back what it never had.
+    pair.devices[0].release(1);
+    pair.poll(0);
+    assert_eq!(pair.devices[0].status().map(|s| s.code as u32), REFUSED);
+    assert_eq!(pair.ends[0].counters().released, 0);
+    pair.tick(1);
+    pair.poll(1);
+    assert!(pair.devices[1].try_recv().is_none());
+}
+
+#[test]
+fn p7_closing_tells_the_peer_only_if_it_waits_for_something() {
+    let mut pair = Pair::default();
+    pair.ends[0].close();
+    pair.tick(1);
+    assert_eq!(pair.devices.each_ref().map(|d| d.status().map(|s| s.code as u32)), [ABORTED, None]);
+
+    let mut pair = Pair::default();
+    assert!(pair.devices[0].post(window_send(0), b"x"));
+    pair.settle();
+    pair.ends[0].close();
+    pair.tick(1);
+    assert_eq!(pair.codes(), [ABORTED, ABORTED]);
+}
+
+// ------------------------------------------------------------- P8: wrong input
+
+#[test]
+fn p8_a_put_outside_of_a_region_is_refused_and_hurts_nobody_else() {
+    let mut bystander = Pair::default();
+    let cases: [(&str, fn(u32) -> (u32, u64, usize)); 6] = [
+        ("a byte too far", |key| (key, 1, 200)),
+        ("far outside", |key| (key, 1 << 40, 1)),
+        ("an offset that would wrap", |key| (key, abi::PUSHGATE_DATA_MASK as u64, 200)),
+        ("another tag", |key| (key ^ 1 << 31, 0, 8)),
+        ("another index", |key| (key + 1, 0, 8)),
+        ("no key at all", |_| (0, 0, 8)),
+    ];
+    for (n, (what, wrong)) in cases.into_iter().enumerate() {
+        for inline in [false, true] {
+            let mut pair = Pair::default();
+            let region = Region::new(200);
+            let key = pair.ends[1].add_region(region.memory(), 200).unwrap();
+            assert!(pair.devices[0].post(put(key, 0, 0, 1), &bytes(9, 200)));
+            let (rkey, offset, length) = wrong(key);
+            let length = if inline { length.min(16) } else { length };
+            let flags = Record::SIGNALED | Record::WITH_SIGNAL | if inline { Record::INLINE } else { 0 };
+            // A byte too far is one only with all 200 of them.
+            let offset = if inline && n == 0 { 200 - 15 } else { offset };
+            assert!(pair.devices[0].post(Record { flags, ..put(rkey, offset, 1, 1) }, &bytes(1, length)));
+            pair.settle();
+            pair.tick(1);
+            assert_eq!(pair.codes(), [REFUSED, REFUSED], "{what}");
+            assert_eq!(pair.ends[1].counters().refused, 1, "{what}");
+            assert_eq!((pair.devices[1].signal(0), pair.devices[1].signal(1)), (1, 0), "{what}");
+            assert_eq!(region.read(0, 200), bytes(9, 200), "{what}");
+            let last = std::iter::from_fn(|| pair.devices[0].poll_cq()).last().unwrap();
+            assert_eq!(Some(last.status as u32), REFUSED, "{what}");
+            region.check_guards();
+            pair.devices[1].own.check_gaps();
+
+            let tag = 2 * n as u32 + inline as u32;
+            assert!(bystander.devices[0].post(inline_send(tag), b"well"));
+            bystander.settle();
+            take(&mut bystander.devices[1], tag, b"well");
+            bystander.settle();
+        }
+    }
+    bystander.assert_clean();
+}
+
+#[test]
+fn p8_a_removed_region_is_refused() {
+    let mut pair = Pair::default();
+    let region = Region::new(64);
+    let key = pair.ends[1].add_region(region.memory(), 64).unwrap();
+    assert!(pair.ends[1].remove_region(key) && !pair.ends[1].remove_region(key));
+    assert!(pair.devices[0].post(put(key, 0, 0, 1), &bytes(1, 64)));
+    pair.settle();
+    pair.tick(1);
+    assert_eq!(pair.codes(), [REFUSED, REFUSED]);
+    assert_eq!(region.read(0, 64), [0; 64]);
+}
+
+/// A mover that checks what it is asked and copies nothing.
+struct Watch {
+    region: u64,
+    window: std::ops::Range<usize>,
+    polls: u64,
+}
+
+impl Mover for Watch {
+    fn start(&mut self, dst: u64, src: usize, length: usize) -> Result<u64, MoveError> {
+        let end = dst.checked_add(length as u64).expect("the address wraps");
+        assert!(dst >= DEVICE && end <= DEVICE + self.region, "{length} bytes to {dst:#x}");
+        let inside = self.window.contains(&src) && src + length <= self.window.end;
+        assert!(inside || length <= abi::PUSHGATE_INLINE_SEND as usize, "{length} bytes from {src:#x}");
+        Ok(0)
+    }
+
+    fn done(&mut self, _: u64) -> Result<bool, MoveError> {
+        self.polls += 1;
+        match self.polls % 17 {
+            0 => Err(MoveError { length: 0, reason: "now and then one fails".into() }),
+            n => Ok(n % 2 == 0),
+        }
+    }
+}
+
+const HOSTILE: Geometry = Geometry {
+    window_log: 3,
+    slots_log: 2,
+    cq_log: 1,
+    rx_log: 2,
+    link_log: 3,
+    landing_log: 2,
+    signals: 3,
+    rank: 0,
+};
+
+const REGION: usize = 150;
+
+/// One endpoint between a program and a peer that write what they like.
+struct Victim {
+    own: Arc<Memory>,
+    peer: Arc<Memory>,
+    region: Region,
+}
+
+/// How a case ended, and how far it came.
+#[derive(Default)]
+struct Outcome {
+    ended: bool,
+    delivered: u64,
+    released: u64,
+    copied: u64,
+}
+
+/// One of the values in `likely`, or now and then anything.
+fn pick(r: u64, likely: &[u64]) -> u64 {
+    if r.is_multiple_of(100) { r / 100 } else { likely[(r >> 8) as usize % likely.len()] }
+}
+
+impl Victim {
+    fn new() -> Self {
+        let own = Memory::new(HOSTILE);
+        let peer = Memory::new(Geometry { rank: 1, window_log: 2, ..HOSTILE });
+        Victim { own, peer, region: Region::new(REGION) }
+    }
+
+    /// A record that might be right, of what is right or nearly so.
+    fn record(w: &[u64; 10], id: u32, keys: &[u64], place: u64, units: u64) -> Record {
+        let opcode = [Opcode::Send, Opcode::Send, Opcode::Put, Opcode::Put, Opcode::Signal, Opcode::Nop]
+            [w[1] as usize % 6];
+        let all = [0, 0, 0, 0, Record::INLINE, Record::INLINE, Record::INLINE, Record::REGION];
+        let mut flags = all[(w[1] >> 8) as usize % 8];
+        if opcode == Opcode::Put && w[1] >> 16 & 1 == 0 {
+            flags |= Record::WITH_SIGNAL;
+        }
+        if matches!(opcode, Opcode::Signal | Opcode::Nop) {
+            flags = 0;
+        }
+        if w[1] >> 17 & 1 == 0 {
+            flags |= Record::SIGNALED;
+        }
+        let inline = flags & Record::INLINE != 0;
+        let most = if inline { if opcode == Opcode::Send { 40 } else { 16 } } else { units * UNIT as u64 };
+        let length = match opcode {
+            Opcode::Signal => 0,
+            _ => pick(w[2], &[0, 1, most / 2, most / 2, most.saturating_sub(1), most, most, most, most + 1]),
+        };
+        let region = flags & Record::REGION != 0;
+        Record {
+            opcode,
+            flags,
+            id,
+            length: length as u32,
+            tag: pick(w[3], &[1, 1, 1, 2]) as u32,
+            place: if region { pick(w[4], keys) } else { pick(w[4], &[place, place, place, place, place, place, place + 1]) } as u32,
+            place_offset: if region { pick(w[5], &[0, 1]) } else { pick(w[5], &[units, units, units, units, units, units, units + 1]) },
+            rkey: pick(w[6], keys) as u32,
+            remote_offset: pick(w[7], &[0, 0, 1, 1, 10, 20, 20, REGION as u64 / 2, REGION as u64, 1 << 55]),
+            signal: pick(w[8], &[0, 1, 2, 0, 1, 2, 0, 1, 2, 3]) as u32,
+            signal_value: w[9],
+        }
+    }
+
+    /// Stores a record, now and then with a word or a lap that is wrong.
+    fn store(ring_words: &[AtomicU64], slot: u64, log: u32, record: &Record, r: u64) {
+        ring::publish(ring_words, slot, log, &record.encode(0));
+        let word = &ring_words[(slot as usize & ((1 << log) - 1)) * 8 + (r >> 4) as usize % 8];
+        let lap = (lap_of(slot, log) as u64) << abi::PUSHGATE_LAP_SHIFT;
+        match r % 100 {
+            0 => word.store(r.rotate_right(13), Ordering::Relaxed),
+            1 => word.store(r.rotate_right(13) & abi::PUSHGATE_DATA_MASK | lap, Ordering::Relaxed),
+            2 => _ = word.fetch_xor(1 << (r >> 7 & 63), Ordering::Relaxed),
+            _ => {}
+        }
+    }
+
+    fn run(&self, posted_receives: bool, share: u8, steps: &[[u64; 10]]) -> Outcome {
+        self.own.reset();
+        self.peer.reset();
+        self.region.reset();
+        // What lies behind the peer's ring in its last page must never be read.
+        let options = QpOptions { posted_receives, in_place_share: share, ..options(1) };
+        let mut end = Endpoint::local(self.own.joined(&self.peer, None), options).unwrap();
+        let host = end.add_region(self.region.memory(), REGION as u64).unwrap() as u64;
+        let device = end.add_region(RegionMemory::Device { address: DEVICE }, REGION as u64).unwrap() as u64;
+        let keys = [host, host, host, device, device, device, device, host + 1];
+        let window = self.peer.window_read.as_ptr().as_ptr() as usize;
+        let window = window..window + (UNIT << self.peer.geometry.window_log);
+        let mut mover: Option<Box<dyn Mover>> =
+            Some(Box::new(Watch { region: REGION as u64, window, polls: 1 }));
+
+        let mut program = Device::new(&self.own, &self.peer);
+        let link = self.peer.link.words(abi::PUSHGATE_LINK_RING as usize, 8 << HOSTILE.link_log);
+        let line = self.peer.link.words(abi::PUSHGATE_LINK_RECEIVED as usize, 4);
+        let (mut sequence, mut now) = (0u64, 0u64);
+        for w in steps {
+            let r = w[0] >> 8;
+            match w[0] % 16 {
+                0..4 => {
+                    let units = w[2] >> 32 & 3;
+                    if let Some((slot, place)) = program.take(units, false) {
+                        let record = Self::record(w, slot as u32, &keys, place, units);
+                        Self::store(program.wqe_ring(), slot, HOSTILE.slots_log, &record, r);
+                    }
+                }
+                4..8 => {
+                    let id = pick(r, &[sequence; 6]) as u32;
+                    let units = w[2] >> 32 & 3;
+                    let mut record = Self::record(w, id, &keys, (w[2] >> 40) % (5 - units), units);
+                    // What no peer may do at all, or not now, is done now and then.
+                    let full = program.rx_head.wrapping_sub(program.consumed().load(Ordering::Relaxed)) >= 3;
+                    if w[3] >> 48 & 15 != 0 {
+                        record.flags &= !Record::REGION;
+                        if record.opcode == Opcode::Nop || record.opcode == Opcode::Send && full {
+                            let flags = record.flags & Record::SIGNALED;
+                            record = Record { opcode: Opcode::Signal, length: 0, flags, ..record };
+                        }
+                    }
+                    if record.in_window() {
+                        record.place_offset = record.place_offset.max((record.length as u64).div_ceil(64));
+                    }
+                    Self::store(link, sequence, HOSTILE.link_log, &record, w[9] >> 3);
+                    sequence += 1;
+                }
+                8 => {
+                    let true_count = program.rx_head;
+                    let count = pick(r, &[true_count, true_count, true_count, true_count, true_count, true_count, true_count, true_count + 1]);
+                    program.consumed().store(count, Ordering::Relaxed);
+                }
+                9 | 10 => {
+                    let released = end.counters().released;
+                    let granted = program.slots + 4;
+                    let count = match r % 3 {
+                        2 => pick(r >> 4, &[granted / 2, granted.min(released + 4), granted.min(released + 4)]),
+                        _ => pick(r >> 4, &[released, released, released, released, released, released, released / 2, released + 1]),
+                    };
+                    let epoch = if w[1].is_multiple_of(16) { w[1] as u16 } else { 0 };
+                    line[(r % 3) as usize].store(count_word(epoch, count), Ordering::Relaxed);
+                }
+                11 => {
+                    let field = |i: usize, likely: &[u64]| pick(w[i], likely);
+                    let (key, offset) = (field(1, &keys) as u32, field(2, &[0, 0, 0, 10, 22, REGION as u64]));
+                    program.post_recv(key, offset, field(3, &[0, 64, 64, 64, 128, 300]) as u32, field(4, &[1, u64::MAX, u64::MAX, u64::MAX]) as u32);
+                    if r % 16 == 0 {
+                        program.receive_slot()[(r >> 4) as usize % 4].store(w[5], Ordering::Relaxed);
+                    }
+                }
+                12 => {
+                    now += r % 2_000_000;
+                    end.tick(now);
+                }
+                13 if r % 8 == 0 => line[3].store(w[1], Ordering::Relaxed),
+                14 if r % 16 == 0 => _ = end.remove_region(host as u32),
+                _ => {}
+            }
+            end.has_work();
+            end.poll(&mut mover);
+            while program.try_recv().is_some() {}
+        }
+        (0..4).for_each(|_| _ = end.poll(&mut mover));
+        end.tick(now + 1);
+        end.tick(now + 10_000_000);
+        self.own.check_gaps();
+        self.peer.check_gaps();
+        self.region.check_guards();
+        // A run of canaries in the region can only have come from behind the window.
+        let found = self.region.read(0, REGION);
+        assert!(!found.windows(16).any(|w| w == [0xc5; 16]), "bytes from outside of the window");
+        assert_eq!(program.status().map(|s| s.word()), end.status().map(|s| s.word()));
+        let c = end.counters();
+        Outcome {
+            ended: end.status().is_some(),
+            delivered: c.delivered,
+            released: c.released,
+            copied: c.copied_bytes,
+        }
+    }
+}
+
+/// Random programs and random peers: nothing outside of what was registered is
+/// touched, nothing panics, and another queue pair in the same loop delivers
+/// everything as ever.
+#[test]
+fn p8_whatever_they_write_nothing_else_is_touched_or_stopped() {
+    let victim = Victim::new();
+    let bystander = RefCell::new((Pair::default(), 0u32));
+    let sum = RefCell::new((0, Outcome::default(), 0));
+    let config = Config { cases: 2500, failure_persistence: None, ..Config::default() };
+    let steps = prop::collection::vec(any::<[u64; 10]>(), 1..60);
+    let outcome = TestRunner::new(config).run(&(any::<bool>(), any::<u8>(), steps), |(receives, share, steps)| {
+        let outcome = victim.run(receives, share, &steps);
+        let (pair, tag) = &mut *bystander.borrow_mut();
+        for _ in 0..3 {
+            let content = bytes(*tag as u64, *tag as usize % 500);
+            assert!(pair.devices[0].post(window_send(*tag), &content));
+            pair.settle();
+            take(&mut pair.devices[1], *tag, &content);
+            pair.settle();
+            *tag += 1;
+        }
+        let mut sum = sum.borrow_mut();
+        sum.0 += 1;
+        sum.1.delivered += outcome.delivered;
+        sum.1.released += outcome.released;
+        sum.1.copied += outcome.copied;
+        sum.2 += outcome.ended as u32;
+        Ok(())
+    });
+    outcome.unwrap();
+    bystander.borrow().0.assert_clean();
+    let (cases, all, ended) = sum.into_inner();
+    println!(
+        "{cases} cases, {ended} ended with a status; {} released, {} delivered, {} bytes copied",
+        all.released, all.delivered, all.copied
+    );
+    // Not all of it was refused at the door.
+    assert!(cases >= 2000 && ended > 500 && ended < cases);
+    assert!(all.released > 500 && all.delivered > 1000 && all.copied > 1000);
+}

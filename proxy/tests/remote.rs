@@ -1,0 +1,944 @@
+//! The engine as a process of its own: two programs over one server, and what a
+//! broken or hostile program can do to it, which must be nothing.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::fdpass::send_message;
+use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::record::{Opcode, Record, inline, lap_of, set_inline};
+use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
+use pushgate_proxy::endpoint::QpOptions;
+use pushgate_proxy::engine::{Engine, EngineError, EngineOptions, QpId};
+use pushgate_proxy::idle::Wake;
+use pushgate_proxy::proxy::{Proxy, QpFds};
+use pushgate_proxy::remote::RemoteEngine;
+use pushgate_proxy::ring::{self, Look};
+use pushgate_proxy::server::{ServerOptions, bind, serve};
+use pushgate_proxy::session::Status;
+use pushgate_proxy::wire::{self, Answer, Refusal, Reply, Request};
+use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
+
+/// For what ought to happen at once.
+const LONG: Duration = Duration::from_secs(30);
+
+/// Descriptors are counted, and engines want a core: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < LONG, "{what}: not within {LONG:?}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+// -------------------------------------------------------------------- a server
+
+struct TestServer {
+    path: PathBuf,
+    stop: EventFd,
+    thread: Option<JoinHandle<std::io::Result<()>>>,
+}
+
+fn server_with(set: impl FnOnce(&mut ServerOptions)) -> TestServer {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path = PathBuf::from(format!("@pushgate-test-{}-{n}", std::process::id()));
+    let (listener, _file) = bind(&path).unwrap();
+    let stop = EventFd::new().unwrap();
+    let mut options = ServerOptions::new(stop.try_clone().unwrap());
+    set(&mut options);
+    TestServer { path, stop, thread: Some(std::thread::spawn(move || serve(listener, options))) }
+}
+
+fn server() -> TestServer {
+    server_with(|_| {})
+}
+
+impl TestServer {
+    fn program(&self, name: &str) -> Program {
+        let bell = EventFd::new().unwrap();
+        let proxy = RemoteEngine::connect(&self.path, &bell, name).unwrap();
+        Program { bell, proxy }
+    }
+
+    fn dial(&self) -> UnixStream {
+        let name = self.path.to_str().unwrap().strip_prefix('@').unwrap();
+        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_write_timeout(Some(LONG)).unwrap();
+        stream
+    }
+
+    /// A connection past its Hello, to say what `RemoteEngine` would not.
+    fn raw(&self) -> UnixStream {
+        let stream = self.dial();
+        let hello = Request::Hello { version: wire::VERSION, name: "raw".into() };
+        let bell = EventFd::new().unwrap();
+        wire::send(&stream, &hello, &[bell.as_fd()]).unwrap();
+        assert!(matches!(answer(&stream), Ok(Answer::Welcome { version: wire::VERSION })));
+        stream
+    }
+
+    fn end(&mut self) -> std::io::Result<()> {
+        self.stop.ring();
+        self.thread.take().unwrap().join().unwrap()
+    }
+
+    /// Two new programs and a message between them.
+    fn still_works(&self) {
+        let (a, b) = (self.program("good a"), self.program("good b"));
+        let mut pair = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+        pair.a_to_b(3);
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        if self.thread.is_some() && !std::thread::panicking() {
+            self.end().unwrap();
+        }
+    }
+}
+
+struct Program {
+    bell: EventFd,
+    proxy: RemoteEngine,
+}
+
+fn answer(stream: &UnixStream) -> Reply {
+    wire::recv(stream).unwrap().0
+}
+
+fn sentence(reply: Reply) -> String {
+    match reply {
+        Err(Refusal::Why(why)) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn remote_sentence<T: std::fmt::Debug>(result: Result<T, EngineError>) -> String {
+    match result {
+        Err(EngineError::Remote(why)) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+// ----------------------------------------------------------------- queue pairs
+
+fn geometry(rank: u32) -> Geometry {
+    Geometry {
+        window_log: 6,
+        slots_log: 3,
+        cq_log: 3,
+        rx_log: 3,
+        link_log: 3,
+        landing_log: 6,
+        signals: 8,
+        rank,
+    }
+}
+
+fn options(peer: u32) -> QpOptions {
+    QpOptions {
+        peer,
+        posted_receives: false,
+        stuck_ns: 60_000_000_000,
+        in_place_share: 128,
+        ungated: false,
+        key_seed: peer + 1,
+    }
+}
+
+/// One end's memory, and the cursors that its device would have.
+struct Side {
+    window: Arc<SharedMemory>,
+    work: Arc<SharedMemory>,
+    control: Arc<SharedMemory>,
+    link: Arc<SharedMemory>,
+    g: Geometry,
+    sent: u64,
+    taken: u64,
+}
+
+impl Side {
+    fn new(rank: u32) -> Self {
+        let g = geometry(rank);
+        let memory = |name: &str, bytes| {
+            Arc::new(SharedMemory::builder(name, bytes).huge_pages(HugePages::Never).create().unwrap())
+        };
+        let segment = |name, kind| {
+            let memory = memory(name, g.bytes(kind));
+            write_header(&memory, kind, &g).unwrap();
+            memory
+        };
+        Side {
+            window: memory("window", g.window_bytes()),
+            work: segment("work", Segment::Work),
+            control: segment("control", Segment::Control),
+            link: segment("link", Segment::Link),
+            g,
+            sent: 0,
+            taken: 0,
+        }
+    }
+
+    fn fds(&self, peer: &Side, peer_bell: Option<EventFd>) -> QpFds {
+        let read = |m: &SharedMemory| {
+            Arc::new(ReadOnlyMemory::from_fd(m.fd().try_clone_to_owned().unwrap(), m.len()).unwrap())
+        };
+        QpFds {
+            work: self.work.clone(),
+            control: self.control.clone(),
+            link: self.link.clone(),
+            peer_link: read(&peer.link),
+            peer_window: read(&peer.window),
+            peer_bell,
+        }
+    }
+
+    fn post(&mut self, record: Record, payload: &[u8], bell: &EventFd) {
+        let mut words = record.encode(0);
+        if record.has(Record::INLINE) {
+            set_inline(&mut words, record.opcode, payload);
+        }
+        let ring = self.work.words(abi::PUSHGATE_WORK_RING as usize, 8 << self.g.slots_log);
+        ring::publish(ring, self.sent, self.g.slots_log, &words);
+        self.sent += 1;
+        if ring::must_ring(&self.control.words(abi::PUSHGATE_CTL_SLEEPING as usize, 1)[0]) {
+            bell.ring();
+        }
+    }
+
+    /// Waits until slot `n` and all before it were given back.
+    fn retired(&self) {
+        let credit = &self.control.words(abi::PUSHGATE_CTL_CREDIT as usize, 1)[0];
+        let mask = abi::PUSHGATE_CURSOR_MASK as u64;
+        let slots = self.sent & mask;
+        until("credit", || ring::observe(credit) >> abi::PUSHGATE_CURSOR_BITS & mask == slots);
+    }
+
+    fn receive(&mut self) -> (Record, [u8; 40]) {
+        let ring = self.control.words(self.g.control_rx_offset(), 8 << self.g.rx_log);
+        let mut found = None;
+        until("a message", || match ring::look(ring, self.taken, self.g.rx_log) {
+            Look::Ready(words) => {
+                found = Some(words);
+                true
+            }
+            Look::Empty => self.status().is_some(),
+            Look::Torn => panic!("torn"),
+        });
+        let words = found.unwrap_or_else(|| panic!("ended: {:?}", self.status()));
+        let record = Record::decode(&words).unwrap_or_else(|e| panic!("{e}"));
+        (record, inline(&words, record.opcode))
+    }
+
+    fn release(&mut self, bell: &EventFd) {
+        self.taken += 1;
+        ring::advance(&self.work.words(abi::PUSHGATE_WORK_CONSUMED as usize, 1)[0], self.taken);
+        if ring::must_ring(&self.control.words(abi::PUSHGATE_CTL_SLEEPING as usize, 1)[0]) {
+            bell.ring();
+        }
+    }
+
+    fn status(&self) -> Option<Status> {
+        Status::from_word(ring::observe(&self.control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0]))
+    }
+
+    fn ends_with(&self, code: u32) -> Status {
+        until("a status", || self.status().is_some());
+        let status = self.status().unwrap();
+        assert_eq!(status.code as u32, code, "{status:?}");
+        status
+    }
+}
+
+/// Both ends of a queue pair: rank 0 in `a`'s engine, rank 1 in `b`'s.
+struct Pair<'a> {
+    a: Side,
+    b: Side,
+    a_qp: QpId,
+    b_qp: QpId,
+    a_bell: &'a EventFd,
+    b_bell: &'a EventFd,
+}
+
+impl<'a> Pair<'a> {
+    fn new(a: &dyn Proxy, a_bell: &'a EventFd, b: &dyn Proxy, b_bell: &'a EventFd) -> Self {
+        let (x, y) = (Side::new(0), Side::new(1));
+        let bell = |b: &EventFd| Some(b.try_clone().unwrap());
+        let a_qp = a.add_qp(x.fds(&y, bell(b_bell)), options(1), Wake::Doorbell).unwrap();
+        let b_qp = b.add_qp(y.fds(&x, bell(a_bell)), options(0), Wake::Doorbell).unwrap();
+        Pair { a: x, b: y, a_qp, b_qp, a_bell, b_bell }
+    }
+
+    fn a_to_b(&mut self, n: u32) {
+        Self::messages(&mut self.a, self.a_bell, &mut self.b, self.b_bell, n);
+    }
+
+    fn b_to_a(&mut self, n: u32) {
+        Self::messages(&mut self.b, self.b_bell, &mut self.a, self.a_bell, n);
+    }
+
+    fn messages(from: &mut Side, from_bell: &EventFd, to: &mut Side, to_bell: &EventFd, n: u32) {
+        for tag in 0..n {
+            let payload: Vec<u8> = (0..40).map(|i| (tag * 3 + i) as u8).collect();
+            let record =
+                Record { flags: Record::INLINE, length: 40, tag, id: tag, ..Record::new(Opcode::Send) };
+            from.post(record, &payload, from_bell);
+            let (got, bytes) = to.receive();
+            assert_eq!((got.opcode, got.tag, got.length), (Opcode::Send, tag, 40));
+            assert_eq!(bytes[..], payload[..]);
+            to.release(to_bell);
+        }
+        from.retired();
+    }
+}
+
+// ----------------------------------------------------------------------- tests
+
+#[test]
+fn messages_cross_the_engines_of_two_programs() {
+    let _one = alone();
+    let server = server();
+    let (a, b) = (server.program("a"), server.program("b"));
+    let (pa, pb): (&dyn Proxy, &dyn Proxy) = (&a.proxy, &b.proxy);
+    assert_eq!(pa.place(), "process");
+    let mut pair = Pair::new(pa, &a.bell, pb, &b.bell);
+    pair.a_to_b(100);
+    pair.b_to_a(100);
+
+    // From where it lies: the receiver reads the sender's window.
+    let sent: Vec<u64> = (0..16).map(|i| 0x1111 * i).collect();
+    for (word, value) in pair.a.window.words(0, 16).iter().zip(&sent) {
+        word.store(*value, Ordering::Relaxed);
+    }
+    let record = Record { length: 128, place: 0, place_offset: 2, tag: 77, ..Record::new(Opcode::Send) };
+    pair.a.post(record, &[], &a.bell);
+    let (got, _) = pair.b.receive();
+    assert_eq!((got.tag, got.place, got.length, got.flags), (77, 0, 128, 0));
+    pair.b.release(&b.bell);
+    pair.a.retired();
+
+    // A put into a region, its signal, and its completion.
+    let region = SharedMemory::builder("region", 4096).huge_pages(HugePages::Never).create().unwrap();
+    let region = Arc::new(region);
+    let rkey = pb.add_shared_region(pair.b_qp, &region).unwrap();
+    let record = Record {
+        flags: Record::WITH_SIGNAL | Record::SIGNALED,
+        length: 128,
+        place: 2,
+        place_offset: 2,
+        rkey,
+        remote_offset: 512,
+        signal: 5,
+        signal_value: 9,
+        id: 4242,
+        ..Record::new(Opcode::Put)
+    };
+    for (word, value) in pair.a.window.words(128, 16).iter().zip(&sent) {
+        word.store(value + 1, Ordering::Relaxed);
+    }
+    pair.a.post(record, &[], &a.bell);
+    let signal = &pair.b.control.words(abi::PUSHGATE_CTL_SIGNALS as usize + 5 * 8, 1)[0];
+    until("the signal", || ring::observe(signal) == 9);
+    for (word, value) in region.words(512, 16).iter().zip(&sent) {
+        assert_eq!(word.load(Ordering::Relaxed), value + 1);
+    }
+    let cqe = &pair.a.control.words(pair.a.g.control_cq_offset(), 2)[0];
+    until("the CQE", || ring::observe(cqe) >> 56 == lap_of(0, pair.a.g.cq_log) as u64);
+    assert_eq!(cqe.load(Ordering::Relaxed) as u32, 4242);
+    assert!(pb.remove_region(pair.b_qp, rkey).unwrap());
+    assert!(!pb.remove_region(pair.b_qp, rkey).unwrap());
+
+    assert_eq!(pb.status(pair.b_qp).unwrap(), None);
+    let counters = pb.counters().unwrap();
+    assert_eq!((counters.delivered, counters.released), (102, 100));
+    let last = pa.remove_qp(pair.a_qp).unwrap();
+    assert_eq!(last.retired, 102);
+    assert!(matches!(pa.status(pair.a_qp), Err(EngineError::NoQp(_))));
+    assert!(matches!(pa.remove_qp(QpId(99)), Err(EngineError::NoQp(99))));
+    let status = Status { code: abi::PUSHGATE_TIMED_OUT as u8, rank: Some(3), detail: 8 };
+    pb.fail(Some(pair.b_qp), status).unwrap();
+    assert_eq!(pb.status(pair.b_qp).unwrap(), Some(status));
+    assert_eq!(pair.b.status(), Some(status));
+}
+
+#[test]
+fn a_thread_and_a_process_are_peers_all_the_same() {
+    let _one = alone();
+    let server = server();
+    let b = server.program("b");
+    let bell = EventFd::new().unwrap();
+    let engine = Engine::start(bell.try_clone().unwrap(), EngineOptions::default()).unwrap();
+    let (pa, pb): (&dyn Proxy, &dyn Proxy) = (&engine, &b.proxy);
+    assert_eq!((pa.place(), pb.place()), ("thread", "process"));
+    let mut pair = Pair::new(pa, &bell, pb, &b.bell);
+    pair.a_to_b(50);
+    pair.b_to_a(50);
+
+    let mut mine = vec![0u64; 64];
+    let address = mine.as_mut_ptr() as usize;
+    // SAFETY: nothing is sent there, and the region goes before the vector does.
+    let key = unsafe { pa.add_host_region(pair.a_qp, address, 512, None) }.unwrap();
+    assert!(pa.remove_region(pair.a_qp, key).unwrap());
+    // SAFETY: refused, so nothing is registered.
+    let refused = unsafe {
+        [pb.add_host_region(pair.b_qp, address, 512, None), pb.add_device_region(pair.b_qp, 0x1000, 512)]
+    };
+    for refused in refused {
+        let why = remote_sentence(refused);
+        assert!(why.contains("shared memory") && why.contains("proxy = thread"), "{why}");
+    }
+    pair.a_to_b(3);
+}
+
+#[test]
+fn p8_a_program_that_dies_disturbs_its_peers_alone() {
+    let _one = alone();
+    let server = server();
+    let (a, b, c) = (server.program("a"), server.program("b"), server.program("c"));
+    let mut with_dying = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+    let mut other = Pair::new(&b.proxy, &b.bell, &c.proxy, &c.bell);
+    with_dying.a_to_b(5);
+    other.a_to_b(5);
+    // As if it were killed: no Bye.
+    rustix::net::shutdown(a.proxy.fd(), rustix::net::Shutdown::Both).unwrap();
+    // P7: its peer is told who was lost, though it was waiting for nothing yet.
+    let status = with_dying.b.ends_with(abi::PUSHGATE_PEER_LOST);
+    assert_eq!(status.rank, Some(0));
+    until("lost", || a.proxy.lost());
+    assert!(remote_sentence(a.proxy.counters()).contains("closed"));
+    assert!(remote_sentence(a.proxy.counters()).contains("lost earlier"));
+    other.a_to_b(20);
+    other.b_to_a(20);
+    assert!(!b.proxy.lost() && !c.proxy.lost());
+    assert_eq!(b.proxy.status(other.a_qp).unwrap(), None);
+    server.still_works();
+}
+
+#[test]
+fn a_program_that_says_bye_is_not_lost_to_its_peers() {
+    let _one = alone();
+    let server = server();
+    let (a, b) = (server.program("a"), server.program("b"));
+    let mut pair = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+    pair.a_to_b(5);
+    let Program { proxy, .. } = a;
+    drop(proxy);
+    // Bye is answered when the engine has ended.
+    pair.a.ends_with(abi::PUSHGATE_ABORTED);
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(b.proxy.status(pair.b_qp).unwrap(), None);
+}
+
+#[test]
+fn p7_a_server_that_stops_ends_all_waits() {
+    let _one = alone();
+    let mut server = server();
+    let (a, b) = (server.program("a"), server.program("b"));
+    let mut pair = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+    pair.a_to_b(5);
+    assert!(!a.proxy.lost());
+    server.end().unwrap();
+    pair.a.ends_with(abi::PUSHGATE_ABORTED);
+    pair.b.ends_with(abi::PUSHGATE_ABORTED);
+    assert!(a.proxy.lost() && b.proxy.lost());
+    assert!(remote_sentence(b.proxy.remove_qp(pair.b_qp)).contains("closed"));
+    let why = remote_sentence(RemoteEngine::connect(&server.path, &a.bell, "late"));
+    assert!(why.contains("pushgate proxy"), "{why}");
+}
+
+#[test]
+fn p7_a_proxy_that_does_not_answer_is_an_error() {
+    let _one = alone();
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let begin = Instant::now();
+    let why = remote_sentence(RemoteEngine::over(ours, &EventFd::new().unwrap(), "x"));
+    assert!(why.contains("no answer within 5 s"), "{why}");
+    assert!(begin.elapsed() >= wire::TIMEOUT && begin.elapsed() < LONG);
+}
+
+#[test]
+fn another_version_is_refused_with_a_sentence() {
+    let _one = alone();
+    let server = server();
+    let stream = server.dial();
+    let bell = EventFd::new().unwrap();
+    let hello = Request::Hello { version: wire::VERSION + 1, name: "newer".into() };
+    wire::send(&stream, &hello, &[bell.as_fd()]).unwrap();
+    let why = sentence(answer(&stream));
+    assert!(why.contains("version 2") && why.contains("this proxy 1"), "{why}");
+    assert_eq!(wire::recv::<Reply>(&stream).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    wire::send(&theirs, &Reply::Ok(Answer::Welcome { version: 9 }), &[]).unwrap();
+    let why = remote_sentence(RemoteEngine::over(ours, &bell, "older"));
+    assert!(why.contains("version 9"), "{why}");
+    server.still_works();
+}
+
+#[test]
+fn p8_frames_that_are_none_end_their_program_alone() {
+    let _one = alone();
+    let server = server();
+    let (a, b) = (server.program("a"), server.program("b"));
+    let mut pair = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+    let frames: [&[u8]; 8] = [
+        b"",
+        b"\0",
+        b"\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"\x01\0\0\0\0\0\0\0",
+        b"\x02\0\0\0\0\0\0\0{}",
+        b"\x09\0\0\0\0\0\0\0\"Counters",
+        b"\x04\0\0\0\x01\0\0\0null",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ];
+    for frame in frames {
+        for stream in [server.dial(), server.raw()] {
+            let _ = (&stream).write_all(frame);
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            // A sentence perhaps, then the end.
+            while wire::recv::<Reply>(&stream).is_ok() {}
+        }
+        pair.a_to_b(2);
+    }
+    // A whole frame of another tongue is answered before the end.
+    let stream = server.raw();
+    send_message(&stream, b"[1,2,3", &[]).unwrap();
+    assert!(sentence(answer(&stream)).contains("not a message"));
+    assert_eq!(wire::recv::<Reply>(&stream).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+    let stream = server.raw();
+    send_message(&stream, "[".repeat(60_000).as_bytes(), &[]).unwrap();
+    assert!(sentence(answer(&stream)).contains("not a message"));
+    // Order: Hello, and once.
+    let stream = server.dial();
+    wire::send(&stream, &Request::Counters, &[]).unwrap();
+    assert!(sentence(answer(&stream)).contains("must be Hello"));
+    let stream = server.raw();
+    let hello = Request::Hello { version: wire::VERSION, name: String::new() };
+    wire::send(&stream, &hello, &[]).unwrap();
+    assert!(sentence(answer(&stream)).contains("said before"));
+    server.still_works();
+    pair.a_to_b(2);
+}
+
+fn ask(stream: &UnixStream, request: &Request, fds: &[BorrowedFd<'_>]) -> Reply {
+    wire::send(stream, request, fds).unwrap();
+    answer(stream)
+}
+
+fn unsealed(bytes: usize) -> OwnedFd {
+    let fd = memfd_create("unsealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&fd, bytes as u64).unwrap();
+    fd
+}
+
+fn sealed(bytes: usize) -> SharedMemory {
+    SharedMemory::builder("sealed", bytes).huge_pages(HugePages::Never).create().unwrap()
+}
+
+#[test]
+fn p8_descriptors_that_are_wrong_are_refused_by_name() {
+    let _one = alone();
+    let server = server();
+    let (mine, peer) = (Side::new(0), Side::new(1));
+    let good = [mine.work.fd(), mine.control.fd(), mine.link.fd(), peer.link.fd(), peer.window.fd()];
+    let add = |peer_bell| Request::AddQp { options: options(1), wake: Wake::Doorbell, peer_bell };
+    let stream = server.raw();
+    let bell = EventFd::new().unwrap();
+
+    // Counts.
+    for n in 0..5 {
+        for peer_bell in [false, true] {
+            sentence(ask(&stream, &add(peer_bell), &good[..n]));
+        }
+    }
+    let six = [good[0], good[1], good[2], good[3], good[4], bell.as_fd()];
+    assert!(sentence(ask(&stream, &add(false), &six)).contains("5 descriptors"));
+    assert!(sentence(ask(&stream, &add(true), &good)).contains("6 descriptors"));
+    assert!(sentence(ask(&stream, &Request::Counters, &[bell.as_fd()])).contains("none belong"));
+
+    // Kinds.
+    let (pipe_read, pipe_write) = rustix::pipe::pipe().unwrap();
+    let file = fs::File::open("/proc/self/exe").unwrap();
+    let (unsealed, small, page, large) = (unsealed(1 << 20), sealed(100), sealed(4096), sealed(1 << 20));
+    let bad = [
+        pipe_read.as_fd(),
+        pipe_write.as_fd(),
+        file.as_fd(),
+        bell.as_fd(),
+        stream.as_fd(),
+        unsealed.as_fd(),
+        small.fd(),
+        page.fd(),
+        large.fd(),
+    ];
+    for (i, name) in ["work", "control", "link", "peer's link", "peer's window"].iter().enumerate() {
+        for (j, fd) in bad.iter().enumerate() {
+            // A window has no header: a page is one, and so is more.
+            if i == 4 && j >= 7 {
+                continue;
+            }
+            let mut fds = good;
+            fds[i] = *fd;
+            let why = sentence(ask(&stream, &add(false), &fds));
+            assert!(why.contains(name), "{name}, {j}: {why}");
+        }
+    }
+    for fd in [pipe_write.as_fd(), large.fd(), stream.as_fd()] {
+        let why = sentence(ask(&stream, &add(true), &[good[0], good[1], good[2], good[3], good[4], fd]));
+        assert!(why.contains("bell") && why.contains("not an eventfd"), "{why}");
+    }
+    // Segments in each other's place, one of another geometry, one that cannot be written.
+    let why = sentence(ask(&stream, &add(false), &[good[1], good[0], good[2], good[3], good[4]]));
+    assert!(why.contains("kind"), "{why}");
+    let other = SharedMemory::builder("work", Geometry { slots_log: 9, ..geometry(0) }.work_bytes())
+        .huge_pages(HugePages::Never)
+        .create()
+        .unwrap();
+    write_header(&other, Segment::Work, &Geometry { slots_log: 9, ..geometry(0) }).unwrap();
+    let why = sentence(ask(&stream, &add(false), &[other.fd(), good[1], good[2], good[3], good[4]]));
+    assert!(why.contains("work segment says"), "{why}");
+    mine.link.words(0, 1)[0].store(7, Ordering::Relaxed);
+    let why = sentence(ask(&stream, &add(false), &good));
+    assert!(why.contains("link segment") && why.contains("PUSHGATE"), "{why}");
+    mine.link.words(0, 1)[0].store(abi::PUSHGATE_MAGIC, Ordering::Relaxed);
+    let readers = Side::new(0);
+    readers.control.seal_against_writers().unwrap();
+    let why =
+        sentence(ask(&stream, &add(false), &[good[0], readers.control.fd(), good[2], good[3], good[4]]));
+    assert!(why.contains("control segment") && why.contains("sealed against writers"), "{why}");
+
+    // After all that the same connection takes what is right.
+    let Ok(Answer::Qp(qp)) = ask(&stream, &add(true), &six) else { panic!("refused") };
+    // Regions: kinds, sizes, queue pairs, keys.
+    for fd in [pipe_read.as_fd(), file.as_fd(), unsealed.as_fd()] {
+        sentence(ask(&stream, &Request::AddRegion { qp, bytes: 1 << 20 }, &[fd]));
+    }
+    for bytes in [0, 1, 99, 101, 4096, u64::MAX] {
+        sentence(ask(&stream, &Request::AddRegion { qp, bytes }, &[small.fd()]));
+    }
+    sentence(ask(&stream, &Request::AddRegion { qp, bytes: 100 }, &[]));
+    let nobodys = Request::AddRegion { qp: QpId(77), bytes: 100 };
+    assert!(matches!(ask(&stream, &nobodys, &[small.fd()]), Err(Refusal::NoQp(77))));
+    let Ok(Answer::Key(key)) = ask(&stream, &Request::AddRegion { qp, bytes: 100 }, &[small.fd()]) else {
+        panic!("refused")
+    };
+    let wrong = ask(&stream, &Request::RemoveRegion { qp, key: key ^ 1 }, &[]);
+    assert!(matches!(wrong, Ok(Answer::Removed(false))));
+    assert!(matches!(ask(&stream, &Request::RemoveRegion { qp, key }, &[]), Ok(Answer::Removed(true))));
+    assert!(sentence(ask(&stream, &Request::Fail { qp: None, status: 0 }, &[])).contains("status 0"));
+    let nobodys = Request::Fail { qp: Some(QpId(5)), status: 4 };
+    assert!(matches!(ask(&stream, &nobodys, &[]), Err(Refusal::NoQp(5))));
+
+    // Hello's own descriptor.
+    let hello = Request::Hello { version: wire::VERSION, name: "x".into() };
+    for fds in [&[][..], &[pipe_write.as_fd()], &[small.fd()], &[bell.as_fd(), bell.as_fd()]] {
+        sentence(ask(&server.dial(), &hello, fds));
+    }
+    server.still_works();
+}
+
+/// xorshift64*.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % n
+    }
+}
+
+#[test]
+fn p8_ten_thousand_random_frames_do_nothing() {
+    let _one = alone();
+    let server = server();
+    let (a, b) = (server.program("a"), server.program("b"));
+    let mut pair = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+    let seeds = [
+        serde_json::to_string(&Request::AddQp { options: options(1), wake: Wake::Polled, peer_bell: true }),
+        serde_json::to_string(&Request::AddRegion { qp: QpId(0), bytes: 4096 }),
+        serde_json::to_string(&Request::RemoveRegion { qp: QpId(0), key: 12 }),
+        serde_json::to_string(&Request::RemoveQp { qp: QpId(0) }),
+        serde_json::to_string(&Request::Fail { qp: Some(QpId(1)), status: 0xffff_ff02 }),
+        serde_json::to_string(&Request::Status { qp: QpId(0) }),
+        serde_json::to_string(&Request::Counters),
+        serde_json::to_string(&Request::Hello { version: 1, name: "again".into() }),
+    ]
+    .map(|s| s.unwrap().into_bytes());
+    let side = Side::new(0);
+    let (bell, small, (pipe, _pipe)) = (EventFd::new().unwrap(), sealed(4096), rustix::pipe::pipe().unwrap());
+    let any = [
+        side.work.fd(),
+        side.control.fd(),
+        side.link.fd(),
+        side.link.fd(),
+        side.window.fd(),
+        bell.as_fd(),
+        small.fd(),
+        pipe.as_fd(),
+    ];
+    let mut random = Random(0x1234_5678_9abc_def1);
+    let mut stream = server.raw();
+    let mut answered = 0;
+    for n in 0..10_000 {
+        let mut bytes = seeds[random.below(seeds.len())].clone();
+        for _ in 0..random.below(4) {
+            let at = random.below(bytes.len());
+            match random.below(5) {
+                // Digits mostly: numbers that are wrong pass the parser.
+                0 | 1 if bytes.iter().any(u8::is_ascii_digit) => {
+                    let digits: Vec<_> = (0..bytes.len()).filter(|i| bytes[*i].is_ascii_digit()).collect();
+                    bytes[digits[random.below(digits.len())]] = b'0' + random.below(10) as u8;
+                }
+                2 => bytes[at] = random.below(256) as u8,
+                3 => bytes.truncate(at.max(1)),
+                _ => {
+                    let other = &seeds[random.below(seeds.len())];
+                    bytes.splice(at..at, other[..random.below(other.len())].iter().copied());
+                }
+            }
+        }
+        // In order often enough that a queue pair is taken in now and then.
+        let first = if random.below(2) == 0 { 0 } else { random.below(any.len()) };
+        let fds = &any[first..(first + random.below(7)).min(any.len())];
+        let sent = send_message(&stream, &bytes, fds);
+        if sent.is_err() || wire::recv::<Reply>(&stream).is_err() {
+            stream = server.raw();
+        } else {
+            answered += 1;
+        }
+        if n % 1000 == 0 {
+            pair.a_to_b(3);
+            pair.b_to_a(3);
+        }
+    }
+    assert!(answered > 1000, "{answered} answered");
+    server.still_works();
+}
+
+#[test]
+fn limits_are_kept_and_named() {
+    let _one = alone();
+    let g = geometry(0);
+    let qp_bytes = (g.work_bytes() + g.control_bytes() + 2 * g.link_bytes() + g.window_bytes()) as u64;
+    let server = server_with(|o| {
+        o.max_clients = 3;
+        o.max_qps = 2;
+        o.max_regions = 2;
+        o.max_bytes = 2 * qp_bytes + 8192;
+    });
+    let (a, b) = (server.program("a"), server.program("b"));
+    let first = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+    let mut second = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+    let third = || {
+        let (x, y) = (Side::new(0), Side::new(1));
+        a.proxy.add_qp(&x.fds(&y, None), options(1), Wake::Doorbell)
+    };
+    let why = remote_sentence(third());
+    assert!(why.contains("2 queue pairs") && why.contains("limit"), "{why}");
+
+    let (page, two) = (sealed(4096), sealed(12288));
+    let why = remote_sentence(a.proxy.add_region(first.a_qp, &two));
+    assert!(why.contains("12288") && why.contains("limit"), "{why}");
+    let key = a.proxy.add_region(first.a_qp, &page).unwrap();
+    a.proxy.add_region(second.a_qp, &page).unwrap();
+    let why = remote_sentence(a.proxy.add_region(first.a_qp, &page));
+    assert!(why.contains("2 regions"), "{why}");
+    // What is given back can be taken again: a region, then a queue pair.
+    assert!(a.proxy.remove_region(first.a_qp, key).unwrap());
+    a.proxy.add_region(first.a_qp, &page).unwrap();
+    a.proxy.remove_qp(first.a_qp).unwrap();
+    third().unwrap();
+    a.proxy.add_region(second.a_qp, &page).unwrap();
+
+    let c = server.program("c");
+    let bell = EventFd::new().unwrap();
+    let why = remote_sentence(RemoteEngine::connect(&server.path, &bell, "d"));
+    assert!(why.contains("3 programs") && why.contains("limit"), "{why}");
+    drop(c);
+    until("room for another", || RemoteEngine::connect(&server.path, &bell, "d").is_ok());
+    second.a_to_b(3);
+}
+
+fn descriptors() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn mappings() -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|l| l.contains("/memfd:")).count()
+}
+
+#[test]
+fn nothing_is_left_of_a_program_that_is_gone() {
+    let _one = alone();
+    let before = (descriptors(), mappings());
+    {
+        let server = server();
+        server.still_works();
+        let idle = (descriptors(), mappings());
+        for round in 0..20 {
+            let (a, b) = (server.program("a"), server.program("b"));
+            let mut pair = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+            pair.a_to_b(2);
+            let page = sealed(4096);
+            a.proxy.add_region(pair.a_qp, &page).unwrap();
+            let rejected = Side::new(3);
+            rejected.link.words(0, 1)[0].store(0, Ordering::Relaxed);
+            let bell = EventFd::new().unwrap();
+            let fds = rejected.fds(&pair.b, Some(bell));
+            remote_sentence(a.proxy.add_qp(&fds, options(1), Wake::Doorbell));
+            if round % 2 == 0 {
+                rustix::net::shutdown(a.proxy.fd(), rustix::net::Shutdown::Both).unwrap();
+            }
+            let stream = server.raw();
+            let _ = send_message(&stream, b"{", &[page.fd()]);
+        }
+        until("programs gone", || (descriptors(), mappings()) == idle);
+    }
+    until("server gone", || (descriptors(), mappings()) == before);
+}
+
+#[test]
+fn p8_a_bell_that_blocks_stops_one_queue_pair() {
+    let _one = alone();
+    let server = server();
+    let (a, b, c) = (server.program("a"), server.program("b"), server.program("c"));
+    let mut evil = Side::new(1);
+    let victim = Side::new(0);
+    let trap = EventFd::new().unwrap();
+    let fds = victim.fds(&evil, Some(trap.try_clone().unwrap()));
+    let qp = a.proxy.add_qp(&fds, options(1), Wake::Doorbell).unwrap();
+    let mut good = Pair::new(&a.proxy, &a.bell, &c.proxy, &c.bell);
+    good.a_to_b(3);
+    // The peer says that it sleeps, and whoever rings it shall wait for ever.
+    fcntl_setfl(&trap, fcntl_getfl(&trap).unwrap() & !OFlags::NONBLOCK).unwrap();
+    rustix::io::write(&trap, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    evil.link.words(abi::PUSHGATE_LINK_SLEEPING as usize, 1)[0].store(1, Ordering::Relaxed);
+    let mut victim = victim;
+    let record = Record { flags: Record::INLINE, length: 1, ..Record::new(Opcode::Send) };
+    // A receive is granted, so that there is something to ring for.
+    ring::advance(&evil.link.words(abi::PUSHGATE_LINK_GRANTED as usize, 1)[0], 8);
+    victim.post(record, &[1], &a.bell);
+    assert_eq!(victim.ends_with(abi::PUSHGATE_REFUSED).rank, Some(1));
+    good.a_to_b(20);
+    good.b_to_a(20);
+    assert!(a.proxy.status(qp).unwrap().is_some());
+    evil.sent = 0;
+    drop(b);
+}
+
+#[test]
+fn another_user_is_refused_with_a_sentence() {
+    let _one = alone();
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not root: cannot become another user");
+        return;
+    }
+    let server = server();
+    let path = server.path.clone();
+    let nobody = || {
+        let uid = rustix::process::Uid::from_raw(65534);
+        // Of this thread alone, which ends with it.
+        rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+    };
+    let why = std::thread::scope(|s| {
+        let late = s.spawn(|| {
+            nobody();
+            let bell = EventFd::new().unwrap();
+            remote_sentence(RemoteEngine::connect(&path, &bell, "nobody"))
+        });
+        late.join().unwrap()
+    });
+    assert!(why.contains("user 0's") && why.contains("65534"), "{why}");
+    // The other way round: an abstract name that another user took first.
+    let name = format!("pushgate-squat-{}", std::process::id());
+    let squat = std::thread::scope(|s| {
+        let squatter = s.spawn(|| {
+            nobody();
+            UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap()
+        });
+        squatter.join().unwrap()
+    });
+    let at = PathBuf::from(format!("@{name}"));
+    let why = remote_sentence(RemoteEngine::connect(&at, &EventFd::new().unwrap(), "root"));
+    assert!(why.contains("65534"), "{why}");
+    drop(squat);
+    server.still_works();
+}
+
+#[test]
+fn a_socket_has_one_proxy_and_a_private_directory() {
+    let _one = alone();
+    let base = std::env::temp_dir().join(format!("pushgate-bind-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&base);
+    fs::DirBuilder::new().mode(0o700).create(&base).unwrap();
+    let mode = |dir: &Path| fs::metadata(dir).unwrap().permissions().mode() & 0o7777;
+
+    let path = base.join("made").join("proxy.sock");
+    let (listener, file) = bind(&path).unwrap();
+    assert_eq!(mode(path.parent().unwrap()), 0o700);
+    let error = bind(&path).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AddrInUse);
+    assert!(error.to_string().contains("already"), "{error}");
+    // One that died leaves its socket, and is replaced.
+    drop(listener);
+    let (_listener, newer) = bind(&path).unwrap();
+    drop(file);
+    assert!(path.exists(), "an older proxy's end leaves the newer's socket alone");
+    drop(newer);
+    assert!(!path.exists());
+
+    let other = base.join("file");
+    fs::write(&other, "precious").unwrap();
+    assert_eq!(bind(&other).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert_eq!(fs::read(&other).unwrap(), b"precious");
+    let open = base.join("open");
+    fs::DirBuilder::new().mode(0o700).create(&open).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o750)).unwrap();
+    let error = bind(&open.join("s")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    assert!(error.to_string().contains("0700"), "{error}");
+    let error = bind(&base.join("x".repeat(200))).unwrap_err();
+    assert!(error.to_string().contains("xxx"), "{error}");
+
+    let name = PathBuf::from(format!("@pushgate-one-{}", std::process::id()));
+    let held = bind(&name).unwrap();
+    assert_eq!(bind(&name).unwrap_err().kind(), ErrorKind::AddrInUse);
+    drop(held);
+    bind(&name).unwrap();
+
+    // All the way through a path.
+    let (listener, file) = bind(&path).unwrap();
+    let stop = EventFd::new().unwrap();
+    let options = ServerOptions::new(stop.try_clone().unwrap());
+    let server = std::thread::spawn(move || serve(listener, options));
+    let bell = EventFd::new().unwrap();
+    let proxy = RemoteEngine::connect(&path, &bell, "by path").unwrap();
+    assert_eq!(proxy.counters().unwrap().released, 0);
+    assert_eq!(bind(&path).unwrap_err().kind(), ErrorKind::AddrInUse);
+    stop.ring();
+    server.join().unwrap().unwrap();
+    drop(file);
+    fs::remove_dir_all(&base).unwrap();
+}

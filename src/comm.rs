@@ -1,0 +1,162 @@
+//! A communicator: the ranks of a job, and the queue pairs between them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_proxy::engine::QpId;
+use pushgate_proxy::session::Status;
+
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+use crate::qp::{Half, QpConfig, QueuePair};
+
+/// Labels of the mesh: collectives, then queue pairs by their own label.
+const GATHER: u32 = 1;
+const QP_BASE: u32 = 16;
+
+/// Ranks that a communicator may have.
+pub const MAX_RANKS: u32 = 256;
+
+/// What must be told when a rank is lost: the queue pairs of this communicator.
+type Members = Arc<Mutex<HashMap<QpId, Weak<SharedMemory>>>>;
+
+/// One rank's view of a job. Calls may be made from any thread; a collective
+/// ([`Comm::barrier`], [`Comm::all_gather`]) by one thread of every rank at once.
+pub struct Comm {
+    // Dropped first: its thread uses `members`.
+    mesh: Mesh,
+    members: Members,
+    context: Context,
+}
+
+impl Comm {
+    /// `size` ranks of this process on one context.
+    pub fn local(context: &Context, size: u32) -> Result<Vec<Comm>> {
+        check_size(size)?;
+        let meshes = Mesh::local(size, context.settings().timeout)?;
+        meshes.into_iter().map(|mesh| Comm::new(context.clone(), mesh)).collect()
+    }
+
+    /// Rank `rank` of `size`, the others being processes of this host that were
+    /// given the same `job`, a name that no other job of this host has.
+    pub fn connect(context: &Context, job: &str, rank: u32, size: u32) -> Result<Comm> {
+        check_size(size)?;
+        if rank >= size {
+            return Err(Error::config("rank", rank, format!("0 to {}", size - 1)));
+        }
+        Comm::new(context.clone(), Mesh::connect(job, rank, size, context.settings().timeout)?)
+    }
+
+    fn new(context: Context, mut mesh: Mesh) -> Result<Comm> {
+        let members = Members::default();
+        let (told, proxy) = (members.clone(), context.inner.proxy.clone());
+        mesh.listen(Box::new(move |rank| {
+            let status = Status { rank: Some(rank), ..Status::new(abi::PUSHGATE_PEER_LOST) };
+            let all: Vec<_> = told.lock().unwrap_or_else(|e| e.into_inner()).iter().map(|(q, c)| (*q, c.clone())).collect();
+            for (qp, control) in all {
+                // The engine tells the device. If the engine is gone, we do.
+                if proxy.fail(Some(qp), status).is_err()
+                    && let Some(control) = control.upgrade()
+                {
+                    tell(&control, status);
+                }
+            }
+        }))?;
+        Ok(Comm { mesh, members, context })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.mesh.rank
+    }
+
+    /// Ranks in all.
+    pub fn size(&self) -> u32 {
+        self.mesh.size
+    }
+
+    /// The device and engine that it uses.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Makes a queue pair with `peer`, which calls this too, with the same label
+    /// (below 2^24) and its own rank's sizes. Different queue pairs of two ranks
+    /// have different labels. Returns when both know each other.
+    pub fn queue_pair(&self, peer: u32, label: u32, config: QpConfig) -> Result<QueuePair> {
+        Ok(self.queue_pairs(&[(peer, label)], config)?.pop().expect("one was asked for"))
+    }
+
+    /// Several at once: all offers go out before the first answer is waited for,
+    /// so rings and meshes of queue pairs come up whatever the order.
+    pub fn queue_pairs(&self, ends: &[(u32, u32)], config: QpConfig) -> Result<Vec<QueuePair>> {
+        let mut halves = Vec::with_capacity(ends.len());
+        for &(peer, label) in ends {
+            if peer >= self.size() || peer == self.rank() {
+                return Err(Error::config("peer", peer, format!("another rank of 0 to {}", self.size() - 1)));
+            }
+            if label >= 1 << 24 {
+                return Err(Error::config("label", label, "0 to 16777215"));
+            }
+            let half = Half::new(&self.context, self.rank(), config)?;
+            half.offer(&self.mesh, peer, QP_BASE + label, &self.context.inner.bell)?;
+            halves.push((peer, label, half));
+        }
+        let mut qps = Vec::with_capacity(ends.len());
+        for (peer, label, half) in halves {
+            let offer = self.mesh.recv(peer, QP_BASE + label)?;
+            let qp = half.join(&self.context, peer, offer)?;
+            let mut members = self.members.lock().unwrap_or_else(|e| e.into_inner());
+            members.retain(|_, control| control.strong_count() > 0);
+            members.insert(qp.id(), Arc::downgrade(qp.control()));
+            qps.push(qp);
+        }
+        // A rank lost meanwhile has told only those that were members then.
+        match self.mesh.lost() {
+            Some(rank) => Err(Error::PeerLost { rank }),
+            None => Ok(qps),
+        }
+    }
+
+    /// Every rank's bytes, in the order of ranks. A collective.
+    pub fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let others = || (0..self.size()).filter(|r| *r != self.rank());
+        for rank in others() {
+            self.mesh.send(rank, GATHER, bytes, &[])?;
+        }
+        let mut all = vec![Vec::new(); self.size() as usize];
+        all[self.rank() as usize] = bytes.to_vec();
+        for rank in others() {
+            all[rank as usize] = self.mesh.recv(rank, GATHER)?.0;
+        }
+        Ok(all)
+    }
+
+    /// Returns when every rank has called it. A collective.
+    pub fn barrier(&self) -> Result<()> {
+        self.all_gather(&[]).map(|_| ())
+    }
+
+    /// `Err` once a rank has been lost.
+    pub fn check(&self) -> Result<()> {
+        self.mesh.lost().map_or(Ok(()), |rank| Err(Error::PeerLost { rank }))
+    }
+}
+
+fn check_size(size: u32) -> Result<()> {
+    if size == 0 || size > MAX_RANKS {
+        return Err(Error::config("ranks", size, format!("1 to {MAX_RANKS}")));
+    }
+    Ok(())
+}
+
+/// Writes a status where devices look, in place of an engine that is gone.
+pub(crate) fn tell(control: &SharedMemory, status: Status) {
+    use std::sync::atomic::Ordering;
+    let word = &control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0];
+    // The first cause stays.
+    let _ = word.compare_exchange(0, status.word(), Ordering::Release, Ordering::Relaxed);
+}

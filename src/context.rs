@@ -1,0 +1,324 @@
+//! A context: one device, one engine, and the settings for both.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::memory::{HugePages, SharedMemory};
+use pushgate_gpu_kernels::{
+    Access, CudaCopy, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Source, Stream,
+    choose_at,
+};
+use pushgate_proxy::counters::Counters;
+use pushgate_proxy::engine::{Engine, EngineOptions};
+use pushgate_proxy::idle::Wake;
+use pushgate_proxy::mover::{MoveError, Mover};
+use pushgate_proxy::proxy::Proxy;
+use pushgate_proxy::remote::RemoteEngine;
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::error::{Error, Result};
+use crate::settings::{AutoOr, ProxyPlace, Settings};
+
+/// Makes a [`Context`].
+#[derive(Clone, Debug, Default)]
+pub struct ContextBuilder {
+    settings: Option<Settings>,
+    device_index: u32,
+    engine_index: usize,
+    engines: usize,
+}
+
+impl ContextBuilder {
+    /// Settings other than [`Settings::load`]'s.
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = Some(settings);
+        self
+    }
+
+    /// Which GPU, from 0. Without effect on the CPU.
+    pub fn device_index(mut self, index: u32) -> Self {
+        self.device_index = index;
+        self
+    }
+
+    /// This is the `index`-th of `of` contexts of this host, so that each pins its
+    /// proxy's thread to a core of its own. Default: the only one.
+    pub fn share(mut self, index: usize, of: usize) -> Self {
+        (self.engine_index, self.engines) = (index, of);
+        self
+    }
+
+    /// Opens the device and starts the engine (or joins the proxy process).
+    pub fn build(self) -> Result<Context> {
+        let settings = match self.settings {
+            Some(s) => s,
+            None => Settings::load()?,
+        };
+        let (executor, why) = choose_at(settings.device, self.device_index)?;
+        tracing::info!("{why}");
+        let embedded = executor.load_embedded()?;
+        let bell = EventFd::new().map_err(Error::io("eventfd"))?;
+        let wake = if executor.name() == "cpu" { Wake::Doorbell } else { Wake::Polled };
+        let proxy: Arc<dyn Proxy> = match settings.proxy {
+            ProxyPlace::Thread => {
+                let (cpu, alone) = core(settings.proxy_cpu, self.engine_index, self.engines.max(1));
+                let mover = match executor.as_cuda() {
+                    Some(cuda) => {
+                        Some(Box::new(GpuMover { copy: CudaCopy::new(cuda)?, tickets: Vec::new() }) as Box<dyn Mover>)
+                    }
+                    None => None,
+                };
+                let bell = bell.try_clone().map_err(Error::io("eventfd"))?;
+                Arc::new(Engine::start(bell, EngineOptions { cpu, alone, mover })?)
+            }
+            ProxyPlace::Process => {
+                let bell = bell.try_clone().map_err(Error::io("eventfd"))?;
+                Arc::new(RemoteEngine::connect(&settings.proxy_socket, &bell, "pushgate")?)
+            }
+        };
+        Ok(Context { inner: Arc::new(Inner { settings, executor, why, embedded, proxy, bell, wake }) })
+    }
+}
+
+/// A device with its engine. Cheap to clone; may be used from any thread.
+#[derive(Clone)]
+pub struct Context {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) settings: Settings,
+    pub(crate) executor: Arc<dyn Executor>,
+    why: String,
+    embedded: Arc<dyn LoadedModule>,
+    pub(crate) proxy: Arc<dyn Proxy>,
+    pub(crate) bell: EventFd,
+    pub(crate) wake: Wake,
+}
+
+/// Kernels that were loaded.
+#[derive(Clone)]
+pub struct Module(pub(crate) Arc<dyn LoadedModule>);
+
+impl Module {
+    /// A user's own kernels, from a `.cu` that includes "pushgate/device.cuh":
+    /// compiled for this context's device (NVRTC or nvcc for a GPU, the C++
+    /// compiler for the CPU) and cached. Load modules before the first kernel
+    /// that waits for another.
+    pub fn from_source(context: &Context, source: &Source) -> Result<Self> {
+        Ok(Module(context.inner.executor.load_source(source)?))
+    }
+
+    /// The kernels of this library (`gpu-kernels/kernels`).
+    pub fn embedded(context: &Context) -> Self {
+        Module(context.inner.embedded.clone())
+    }
+
+    /// Names of its kernels.
+    pub fn kernels(&self) -> Vec<String> {
+        self.0.kernels()
+    }
+}
+
+impl Context {
+    /// Options for a new context.
+    pub fn builder() -> ContextBuilder {
+        ContextBuilder::default()
+    }
+
+    /// A sentence: which executor was taken and why.
+    pub fn why(&self) -> &str {
+        &self.inner.why
+    }
+
+    /// "cpu" or "cuda".
+    pub fn device(&self) -> &'static str {
+        self.inner.executor.name()
+    }
+
+    /// The device in words.
+    pub fn describe(&self) -> String {
+        self.inner.executor.describe()
+    }
+
+    /// What it was made with.
+    pub fn settings(&self) -> &Settings {
+        &self.inner.settings
+    }
+
+    /// "thread" or "process": where its engine runs.
+    pub fn proxy_place(&self) -> &'static str {
+        self.inner.proxy.place()
+    }
+
+    /// Zeroed device memory, freed on drop.
+    pub fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
+        Ok(self.inner.executor.alloc(bytes)?)
+    }
+
+    /// Device memory that holds `data`.
+    pub fn upload(&self, data: &(impl IntoBytes + Immutable + ?Sized)) -> Result<DeviceBuffer> {
+        let bytes = data.as_bytes();
+        let buffer = self.alloc(bytes.len().max(1))?;
+        buffer.copy_from_host(bytes)?;
+        Ok(buffer)
+    }
+
+    /// A stream: launches on one run one after the other.
+    pub fn stream(&self) -> Result<Stream> {
+        Ok(self.inner.executor.stream()?)
+    }
+
+    /// Starts a kernel with one struct of parameters. Returns at once.
+    ///
+    /// # Safety
+    /// The addresses among the parameters are valid for what the kernel does with
+    /// them until it has ended, and no other access races with it but through
+    /// the device API.
+    pub unsafe fn launch(
+        &self,
+        stream: &Stream,
+        module: &Module,
+        kernel: &str,
+        launch: Launch,
+        params: &(impl IntoBytes + Immutable),
+    ) -> Result<Running> {
+        // SAFETY: the caller's promise, passed on.
+        Ok(unsafe { self.inner.executor.launch(stream, &module.0, kernel, launch, params.as_bytes())? })
+    }
+
+    /// Blocks of a kernel that can be resident at once.
+    pub fn max_resident_blocks(&self, module: &Module, kernel: &str, block: u32, shared: u32) -> Result<u32> {
+        Ok(self.inner.executor.max_resident_blocks(&module.0, kernel, block, shared)?)
+    }
+
+    /// Host memory that device and host share, for benches and hand-written
+    /// protocols beside queue pairs.
+    pub fn shared(&self, name: &str, bytes: usize) -> Result<Shared> {
+        let memory = Arc::new(self.memory(name, bytes, false)?);
+        let registration = self.register(memory.as_ptr(), memory.len(), Access::ReadWrite)?;
+        Ok(Shared { _registration: registration, memory })
+    }
+
+    /// Counts of this context's engine.
+    pub fn counters(&self) -> Result<Counters> {
+        Ok(self.inner.proxy.counters()?)
+    }
+
+    pub(crate) fn memory(&self, name: &str, bytes: usize, window: bool) -> Result<SharedMemory> {
+        let settings = &self.inner.settings;
+        let huge = if window { settings.huge_pages } else { HugePages::Never };
+        let make = |node| SharedMemory::builder(name, bytes).huge_pages(huge).numa_node(node).create();
+        Ok(match settings.numa_node {
+            AutoOr::Is(node) => make(Some(node as u32))?,
+            AutoOr::None => make(None)?,
+            AutoOr::Auto => match self.inner.executor.as_cuda().and_then(|c| numa_node_of(c.pci_bus_id())) {
+                // Found by ourselves: where the sandbox forbids it, do without.
+                Some(node) => make(Some(node)).or_else(|_| make(None))?,
+                None => make(None)?,
+            },
+        })
+    }
+
+    pub(crate) fn register(&self, ptr: NonNull<u8>, len: usize, access: Access) -> Result<Registration> {
+        Ok(self.inner.executor.register(ptr, len, access, false)?)
+    }
+}
+
+/// Memory from [`Context::shared`].
+pub struct Shared {
+    // Dropped first: unregistered before it is unmapped.
+    _registration: Registration,
+    memory: Arc<SharedMemory>,
+}
+
+impl Shared {
+    /// Its address for kernels.
+    pub fn device_addr(&self) -> u64 {
+        self._registration.device_addr()
+    }
+
+    /// Its bytes.
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Never true.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Its first byte, for raw access.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.memory.as_ptr()
+    }
+
+    /// `n` words from byte `offset`, as atomics.
+    ///
+    /// # Panics
+    /// If they do not lie within it.
+    pub fn words(&self, offset: usize, n: usize) -> &[std::sync::atomic::AtomicU64] {
+        self.memory.words(offset, n)
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+}
+
+/// The copy engine as the proxy's [`Mover`].
+struct GpuMover {
+    copy: CudaCopy,
+    tickets: Vec<Option<pushgate_gpu_kernels::CopyTicket>>,
+}
+
+impl Mover for GpuMover {
+    fn start(&mut self, dst: u64, src: usize, length: usize) -> Result<u64, MoveError> {
+        // SAFETY: the engine resolved both stretches in registered regions and in a
+        // window that stay valid until the copy is done.
+        let ticket = unsafe { self.copy.start(dst, src as *const u8, length) }
+            .map_err(|e| MoveError { length, reason: e.to_string() })?;
+        let free = self.tickets.iter().position(Option::is_none);
+        let at = free.unwrap_or_else(|| {
+            self.tickets.push(None);
+            self.tickets.len() - 1
+        });
+        self.tickets[at] = Some(ticket);
+        Ok(at as u64)
+    }
+
+    fn done(&mut self, ticket: u64) -> Result<bool, MoveError> {
+        let slot = &mut self.tickets[ticket as usize];
+        let ended = match slot {
+            Some(t) => self.copy.done(t).map_err(|e| MoveError { length: 0, reason: e.to_string() })?,
+            None => true,
+        };
+        if ended {
+            *slot = None;
+        }
+        Ok(ended)
+    }
+}
+
+/// NUMA node of a PCI function, if the kernel knows it.
+fn numa_node_of(bus_id: &str) -> Option<u32> {
+    let path = format!("/sys/bus/pci/devices/{}/numa_node", bus_id.to_lowercase());
+    std::fs::read_to_string(path).ok()?.trim().parse::<i32>().ok()?.try_into().ok()
+}
+
+/// Core for an engine, and whether it may spin there: engines take the last
+/// cores, one each, where every engine leaves at least three to the rest.
+fn core(setting: AutoOr<usize>, index: usize, engines: usize) -> (Option<usize>, bool) {
+    let allowed: Vec<usize> = match rustix::thread::sched_getaffinity(None) {
+        Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU).filter(|c| set.is_set(*c)).collect(),
+        Err(_) => Vec::new(),
+    };
+    let alone = allowed.len() >= 4 * engines;
+    let cpu = match setting {
+        AutoOr::Is(cpu) => Some(cpu),
+        AutoOr::None => None,
+        AutoOr::Auto => alone.then(|| allowed[allowed.len() - 1 - index % allowed.len()]),
+    };
+    (cpu, alone)
+}

@@ -1,0 +1,140 @@
+//! What can go wrong, for callers.
+
+use pushgate_driver_shim::{ShimError, abi};
+use pushgate_gpu_kernels::DeviceError;
+use pushgate_proxy::endpoint::EndpointError;
+use pushgate_proxy::engine::EngineError;
+use pushgate_proxy::session::Status;
+
+/// The result of most calls here.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Every error names the thing, the value and the remedy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting or argument that is not allowed.
+    #[error("{name} is {value}, allowed is {allowed}")]
+    Config {
+        /// The setting's name, as a flag or argument.
+        name: String,
+        /// What it was.
+        value: String,
+        /// What it may be.
+        allowed: String,
+    },
+    /// A rank is gone: its process ended, or its proxy did.
+    #[error("rank {rank} is lost: its process or its proxy ended")]
+    PeerLost {
+        /// Which.
+        rank: u32,
+    },
+    /// Something that a rank named was refused.
+    #[error("a request of rank {rank} was refused (slot {slot}); its log says why")]
+    Refused {
+        /// Whose.
+        rank: u32,
+        /// Low 32 bits of the slot or message.
+        slot: u32,
+    },
+    /// A wait took longer than its limit.
+    #[error("{what} timed out after {after:?}; raise `timeout` if that is too short")]
+    TimedOut {
+        /// What was waited for.
+        what: String,
+        /// The limit.
+        after: std::time::Duration,
+    },
+    /// The communicator or queue pair was aborted.
+    #[error("aborted by rank {rank}")]
+    Aborted {
+        /// By whom.
+        rank: u32,
+    },
+    /// A WQE slot was reserved and never published.
+    #[error("slot {slot} of rank {rank} was reserved and never published: a kernel began a batch and ended")]
+    Stuck {
+        /// Whose.
+        rank: u32,
+        /// Which.
+        slot: u32,
+    },
+    /// A message arrived for which there was no room: a fault of the sender's proxy.
+    #[error("rank {rank} sent what was not granted (message {message})")]
+    Overrun {
+        /// The sender.
+        rank: u32,
+        /// Low 32 bits of its sequence number.
+        message: u32,
+    },
+    /// The device or its compiler said no.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// Memory, sockets, files.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Shared memory could not be made or was not what a peer said it is.
+    #[error(transparent)]
+    Memory(#[from] ShimError),
+    /// The proxy's engine.
+    #[error(transparent)]
+    Proxy(#[from] EngineError),
+    /// The proxy's view of a queue pair.
+    #[error(transparent)]
+    QueuePair(#[from] EndpointError),
+    /// Two ends that do not fit together.
+    #[error("rank {rank}: {reason}")]
+    Mismatch {
+        /// The other end.
+        rank: u32,
+        /// What does not fit.
+        reason: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn config(name: &str, value: impl ToString, allowed: impl ToString) -> Self {
+        Error::Config { name: name.into(), value: value.to_string(), allowed: allowed.to_string() }
+    }
+
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.into();
+        move |source| Error::Io { what, source }
+    }
+
+    /// What a queue pair's status word means; `here` is this side's rank.
+    pub fn from_status(status: Status, here: u32) -> Self {
+        let rank = status.rank.unwrap_or(here);
+        match status.code as u32 {
+            abi::PUSHGATE_PEER_LOST => Error::PeerLost { rank },
+            abi::PUSHGATE_TIMED_OUT => {
+                Error::TimedOut { what: "a wait on the device".into(), after: std::time::Duration::ZERO }
+            }
+            abi::PUSHGATE_REFUSED => Error::Refused { rank, slot: status.detail },
+            abi::PUSHGATE_STUCK => Error::Stuck { rank, slot: status.detail },
+            abi::PUSHGATE_OVERRUN => Error::Overrun { rank, message: status.detail },
+            _ => Error::Aborted { rank },
+        }
+    }
+}
+
+/// The name of a status code that a kernel reported (`pushgate::status`).
+pub fn status_name(code: u64) -> &'static str {
+    match code as u32 {
+        abi::PUSHGATE_OK => "ok",
+        abi::PUSHGATE_AGAIN => "again",
+        abi::PUSHGATE_PEER_LOST => "peer lost",
+        abi::PUSHGATE_ABORTED => "aborted",
+        abi::PUSHGATE_TIMED_OUT => "timed out",
+        abi::PUSHGATE_REFUSED => "refused",
+        abi::PUSHGATE_STUCK => "stuck",
+        abi::PUSHGATE_OVERRUN => "overrun",
+        abi::PUSHGATE_INVALID => "invalid",
+        _ => "unknown",
+    }
+}
