@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
@@ -369,7 +369,8 @@ impl Endpoint {
             return;
         }
         if let Some(status) = Status::from_word(self.qp.peer_status()) {
-            self.fail(Status { rank: Some(self.options.peer), ..status });
+            // It names the culprit, which may be a third rank.
+            self.fail(Status { rank: status.rank.or(Some(self.options.peer)), ..status });
             return;
         }
         let hole = self.pending.is_none() && self.hole();
@@ -712,13 +713,14 @@ impl Endpoint {
         let n = abi::PUSHGATE_RECV_WORDS as usize;
         let first = (self.receives_taken & ((1 << log) - 1)) as usize * n;
         let lap = lap_of(self.receives_taken, log);
-        let mut w = [0u64; abi::PUSHGATE_RECV_WORDS as usize];
-        for (i, w) in w.iter_mut().enumerate() {
-            *w = self.receives[first + i].load(Ordering::Relaxed);
-            if (*w >> abi::PUSHGATE_LAP_SHIFT) as u8 != lap {
-                return None;
-            }
-        }
+        let word = |i: usize| {
+            let w = self.receives[first + i].load(Ordering::Relaxed);
+            ((w >> abi::PUSHGATE_LAP_SHIFT) as u8 == lap).then_some(w)
+        };
+        let w0 = word(0)?;
+        // RECEIVE: the device's use of the buffer before ours.
+        fence(Ordering::Acquire);
+        let w = [w0, word(1)?, word(2)?, word(3)?];
         Some(Buffer {
             key: w[0] as u32,
             offset: w[1] & abi::PUSHGATE_DATA_MASK,

@@ -934,7 +934,7 @@ impl Mover for Watch {
 
     fn done(&mut self, _: u64) -> Result<bool, MoveError> {
         self.polls += 1;
-        match self.polls % 17 {
+        match self.polls % 97 {
             0 => Err(MoveError { length: 0, reason: "now and then one fails".into() }),
             n => Ok(n % 2 == 0),
         }
@@ -970,9 +970,14 @@ struct Outcome {
     copied: u64,
 }
 
-/// One of the values in `likely`, or now and then anything.
-fn pick(r: u64, likely: &[u64]) -> u64 {
-    if r.is_multiple_of(100) { r / 100 } else { likely[(r >> 8) as usize % likely.len()] }
+/// One of the values, the last of them seldom; now and then anything at all.
+fn pick(r: u64, values: &[u64]) -> u64 {
+    let last = values.len() - 1;
+    match r % 100 {
+        0 => r / 100,
+        1..4 => values[last],
+        _ => values[(r >> 8) as usize % last],
+    }
 }
 
 impl Victim {
@@ -999,9 +1004,10 @@ impl Victim {
         }
         let inline = flags & Record::INLINE != 0;
         let most = if inline { if opcode == Opcode::Send { 40 } else { 16 } } else { units * UNIT as u64 };
+        let most = if opcode == Opcode::Put { most.min(128) } else { most };
         let length = match opcode {
             Opcode::Signal => 0,
-            _ => pick(w[2], &[0, 1, most / 2, most / 2, most.saturating_sub(1), most, most, most, most + 1]),
+            _ => pick(w[2], &[0, 1, most / 2, most.saturating_sub(1), most, most + 1]),
         };
         let region = flags & Record::REGION != 0;
         Record {
@@ -1009,12 +1015,12 @@ impl Victim {
             flags,
             id,
             length: length as u32,
-            tag: pick(w[3], &[1, 1, 1, 2]) as u32,
-            place: if region { pick(w[4], keys) } else { pick(w[4], &[place, place, place, place, place, place, place + 1]) } as u32,
-            place_offset: if region { pick(w[5], &[0, 1]) } else { pick(w[5], &[units, units, units, units, units, units, units + 1]) },
+            tag: pick(w[3], &[1, 2]) as u32,
+            place: if region { pick(w[4], keys) } else { pick(w[4], &[place, place + 1]) } as u32,
+            place_offset: if region { pick(w[5], &[0, 1]) } else { pick(w[5], &[units, units + 1]) },
             rkey: pick(w[6], keys) as u32,
-            remote_offset: pick(w[7], &[0, 0, 1, 1, 10, 20, 20, REGION as u64 / 2, REGION as u64, 1 << 55]),
-            signal: pick(w[8], &[0, 1, 2, 0, 1, 2, 0, 1, 2, 3]) as u32,
+            remote_offset: pick(w[7], &[0, 1, 10, 22, REGION as u64 - 16, 1 << 55]),
+            signal: pick(w[8], &[0, 1, 2, 3]) as u32,
             signal_value: w[9],
         }
     }
@@ -1041,7 +1047,7 @@ impl Victim {
         let mut end = Endpoint::local(self.own.joined(&self.peer, None), options).unwrap();
         let host = end.add_region(self.region.memory(), REGION as u64).unwrap() as u64;
         let device = end.add_region(RegionMemory::Device { address: DEVICE }, REGION as u64).unwrap() as u64;
-        let keys = [host, host, host, device, device, device, device, host + 1];
+        let keys = [host, device, host + 1];
         let window = self.peer.window_read.as_ptr().as_ptr() as usize;
         let window = window..window + (UNIT << self.peer.geometry.window_log);
         let mut mover: Option<Box<dyn Mover>> =
@@ -1050,23 +1056,26 @@ impl Victim {
         let mut program = Device::new(&self.own, &self.peer);
         let link = self.peer.link.words(abi::PUSHGATE_LINK_RING as usize, 8 << HOSTILE.link_log);
         let line = self.peer.link.words(abi::PUSHGATE_LINK_RECEIVED as usize, 4);
-        let (mut sequence, mut now) = (0u64, 0u64);
+        let (mut sequence, mut now, mut sends, mut receives) = (0u64, 0u64, 0u32, 0u32);
         for w in steps {
             let r = w[0] >> 8;
             match w[0] % 16 {
                 0..4 => {
                     let units = w[2] >> 32 & 3;
+                    let like = Self::record(w, 0, &keys, 0, units);
+                    let units = if like.in_window() { units } else { 0 };
                     if let Some((slot, place)) = program.take(units, false) {
                         let record = Self::record(w, slot as u32, &keys, place, units);
                         Self::store(program.wqe_ring(), slot, HOSTILE.slots_log, &record, r);
                     }
                 }
                 4..8 => {
-                    let id = pick(r, &[sequence; 6]) as u32;
+                    let id = pick(r, &[sequence, sequence + 1]) as u32;
                     let units = w[2] >> 32 & 3;
                     let mut record = Self::record(w, id, &keys, (w[2] >> 40) % (5 - units), units);
                     // What no peer may do at all, or not now, is done now and then.
-                    let full = program.rx_head.wrapping_sub(program.consumed().load(Ordering::Relaxed)) >= 3;
+                    let held = program.rx_head.wrapping_sub(program.consumed().load(Ordering::Relaxed));
+                    let full = held >= 3 || posted_receives && sends >= receives;
                     if w[3] >> 48 & 15 != 0 {
                         record.flags &= !Record::REGION;
                         if record.opcode == Opcode::Nop || record.opcode == Opcode::Send && full {
@@ -1074,32 +1083,31 @@ impl Victim {
                             record = Record { opcode: Opcode::Signal, length: 0, flags, ..record };
                         }
                     }
-                    if record.in_window() {
-                        record.place_offset = record.place_offset.max((record.length as u64).div_ceil(64));
-                    }
+                    sends += (record.opcode == Opcode::Send) as u32;
                     Self::store(link, sequence, HOSTILE.link_log, &record, w[9] >> 3);
                     sequence += 1;
                 }
                 8 => {
                     let true_count = program.rx_head;
-                    let count = pick(r, &[true_count, true_count, true_count, true_count, true_count, true_count, true_count, true_count + 1]);
+                    let count = pick(r, &[true_count, true_count + 1]);
                     program.consumed().store(count, Ordering::Relaxed);
                 }
                 9 | 10 => {
                     let released = end.counters().released;
                     let granted = program.slots + 4;
                     let count = match r % 3 {
-                        2 => pick(r >> 4, &[granted / 2, granted.min(released + 4), granted.min(released + 4)]),
-                        _ => pick(r >> 4, &[released, released, released, released, released, released, released / 2, released + 1]),
+                        2 => pick(r >> 4, &[2, 4, granted]),
+                        _ => pick(r >> 4, &[released / 2, released, released, released, released + 1]),
                     };
                     let epoch = if w[1].is_multiple_of(16) { w[1] as u16 } else { 0 };
                     line[(r % 3) as usize].store(count_word(epoch, count), Ordering::Relaxed);
                 }
-                11 => {
+                11 | 15 => {
+                    receives += 1;
                     let field = |i: usize, likely: &[u64]| pick(w[i], likely);
-                    let (key, offset) = (field(1, &keys) as u32, field(2, &[0, 0, 0, 10, 22, REGION as u64]));
-                    program.post_recv(key, offset, field(3, &[0, 64, 64, 64, 128, 300]) as u32, field(4, &[1, u64::MAX, u64::MAX, u64::MAX]) as u32);
-                    if r % 16 == 0 {
+                    let (key, offset) = (field(1, &keys) as u32, field(2, &[0, 10, 22, REGION as u64]));
+                    program.post_recv(key, offset, field(3, &[64, 128, 30]) as u32, field(4, &[u64::MAX, u64::MAX, 1]) as u32);
+                    if r.is_multiple_of(64) {
                         program.receive_slot()[(r >> 4) as usize % 4].store(w[5], Ordering::Relaxed);
                     }
                 }
@@ -1107,7 +1115,7 @@ impl Victim {
                     now += r % 2_000_000;
                     end.tick(now);
                 }
-                13 if r % 8 == 0 => line[3].store(w[1], Ordering::Relaxed),
+                13 if r % 32 == 0 => line[3].store(w[1], Ordering::Relaxed),
                 14 if r % 16 == 0 => _ = end.remove_region(host as u32),
                 _ => {}
             }
@@ -1143,7 +1151,7 @@ fn p8_whatever_they_write_nothing_else_is_touched_or_stopped() {
     let victim = Victim::new();
     let bystander = RefCell::new((Pair::default(), 0u32));
     let sum = RefCell::new((0, Outcome::default(), 0));
-    let config = Config { cases: 2500, failure_persistence: None, ..Config::default() };
+    let config = Config { cases: 4000, failure_persistence: None, ..Config::default() };
     let steps = prop::collection::vec(any::<[u64; 10]>(), 1..60);
     let outcome = TestRunner::new(config).run(&(any::<bool>(), any::<u8>(), steps), |(receives, share, steps)| {
         let outcome = victim.run(receives, share, &steps);

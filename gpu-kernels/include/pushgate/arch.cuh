@@ -156,7 +156,7 @@ PUSHGATE_DEVICE u64 compare_and_swap(u64 *p, u64 expected, u64 desired)
 PUSHGATE_DEVICE u64x2 load_payload(const u64x2 *p)
 {
 	u64x2 v;
-	asm volatile("ld.global.v2.b64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(p));
+	asm volatile("ld.global.v2.b64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(p) : "memory");
 	return v;
 }
 PUSHGATE_DEVICE void store_payload(u64x2 *p, u64x2 v)

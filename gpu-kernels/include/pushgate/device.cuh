@@ -31,6 +31,9 @@
 #ifndef PUSHGATE_ORDER_CREDIT_TAKE // ... and reader
 #define PUSHGATE_ORDER_CREDIT_TAKE order::acquire
 #endif
+#ifndef PUSHGATE_ORDER_RECEIVE // our use of a buffer before it is posted for a receive
+#define PUSHGATE_ORDER_RECEIVE order::release
+#endif
 #ifndef PUSHGATE_ORDER_SIGNAL // signal before the data that it announces
 #define PUSHGATE_ORDER_SIGNAL order::acquire
 #endif
@@ -222,11 +225,13 @@ class queue_pair {
 	u64 credit;   // credit word as last seen
 	u64 rx;	      // receive records taken
 	u64 released; // receive records given back
+	bool placed = false; // something given back here had a place
 
 	// Looks at the status word; `ok` while the queue pair works.
 	PUSHGATE_DEVICE status health() const
 	{
-		u64 s = load<order::relaxed>(reinterpret_cast<const u64 *>(q.credit) + 1);
+		// Acquire: what was delivered before the end is seen by the last look.
+		u64 s = load<order::acquire>(reinterpret_cast<const u64 *>(q.credit) + 1);
 		return static_cast<status>(s & 0xff);
 	}
 
@@ -324,8 +329,12 @@ PUSHGATE_DEVICE status try_take(queue_pair &qp, u32 n, u32 each, u32 cqes, reser
 			// What other threads have seen, then the word itself.
 			qp.credit = load_device<PUSHGATE_ORDER_CREDIT_TAKE>(&qp.state()->credit);
 			if (!fits(q, cursor, qp.credit, n, units)) {
+				u64 shared = qp.credit;
 				qp.credit = load<PUSHGATE_ORDER_CREDIT>(reinterpret_cast<const u64 *>(q.credit));
-				store_device<PUSHGATE_ORDER_CREDIT_SHARE>(&qp.state()->credit, qp.credit);
+				// Forward only, in modular order: a slow thread must not put an
+				// older credit over a newer one.
+				if (((slots_of(qp.credit) - slots_of(shared)) & cursor_mask) <= 1u << q.slots_log)
+					store_device<PUSHGATE_ORDER_CREDIT_SHARE>(&qp.state()->credit, qp.credit);
 				if (!fits(q, cursor, qp.credit, n, units)) {
 					// The cursor may be old as well; only a fresh one proves "full".
 					u64 fresh = load_device<order::relaxed>(&qp.state()->reserved);
@@ -362,6 +371,9 @@ PUSHGATE_DEVICE status try_take(queue_pair &qp, u32 n, u32 each, u32 cqes, reser
 			return status::ok;
 		}
 		cursor = seen;
+		// A credit from long ago means nothing beside a fresh cursor: both are
+		// modulo 2^24. What others have shared is at most a ring behind it.
+		qp.credit = load_device<PUSHGATE_ORDER_CREDIT_TAKE>(&qp.state()->credit);
 	}
 }
 
@@ -497,13 +509,14 @@ template <class S> class batch {
 		}
 	}
 
-	// Gives everything back as NOPs.
+	// Gives everything back as NOPs. Released like any other: the room may have
+	// been stored to, and its next owner must come after those stores.
 	PUSHGATE_DEVICE void cancel()
 	{
 		if (S::rank() == 0)
 			for (u32 i = 0; i < n; i++)
 				set(i, send_wr());
-		publish(true);
+		publish();
 	}
 
 	PUSHGATE_DEVICE u32 slot(u32 i) const { return (r.slot + i) & detail::cursor_mask; }
@@ -551,7 +564,8 @@ template <class S> class batch {
 			// Others may have moved the cursor meanwhile: whatever was taken is
 			// given back, and the next attempt looks again.
 			u64 w[8];
-			detail::pack(send_wr(), gap.unit, skip, detail::lap_bits(gap.slot, qp.q.slots_log), w);
+			u32 unit = detail::place(gap.unit, qp.ring_units(), 0, skip);
+			detail::pack(send_wr(), unit, skip, detail::lap_bits(gap.slot, qp.q.slots_log), w);
 			u64 *p = detail::slot_words(qp.q, gap.slot);
 			for (u32 i = 8; i-- > 0;)
 				store<order::relaxed>(p + i, w[i]);
@@ -698,6 +712,7 @@ template <class S = thread> PUSHGATE_DEVICE status wait_signal(queue_pair &qp, u
 // Waits until the peer has all that was posted to this queue pair before.
 template <class S = thread> PUSHGATE_DEVICE status flush(queue_pair &qp)
 {
+	S::sync(); // what the other threads of the scope posted counts too
 	u64 s = 0;
 	if (S::rank() == 0) {
 		u32 target = detail::slots_of(load_device<order::relaxed>(&qp.state()->reserved));
@@ -810,9 +825,12 @@ template <class S = thread> PUSHGATE_DEVICE void release(queue_pair &qp, u32 cou
 {
 	S::sync();
 	qp.released += count;
+	// A relaxed store would hide an earlier release from whoever sees only the
+	// newer count.
+	qp.placed |= !inline_only;
 	if (S::rank() == 0) {
 		u64 *p = reinterpret_cast<u64 *>(qp.q.consumed);
-		if (inline_only)
+		if (!qp.placed)
 			store<order::relaxed>(p, qp.released);
 		else
 			store<PUSHGATE_ORDER_CONSUMED>(p, qp.released);
@@ -836,6 +854,7 @@ template <class S = thread> PUSHGATE_DEVICE void copy_out(void *dst, const messa
 template <class S = thread>
 PUSHGATE_DEVICE status post_recv(queue_pair &qp, u32 lkey, u64 offset, u32 length, u32 tag = PUSHGATE_ANY_TAG)
 {
+	S::sync(); // all threads are done with the buffer
 	u64 s = 0;
 	if (S::rank() == 0) {
 		pushgate_qp_state *state = qp.state();
@@ -848,7 +867,8 @@ PUSHGATE_DEVICE status post_recv(queue_pair &qp, u32 lkey, u64 offset, u32 lengt
 				 (posted & ((1ull << qp.q.rx_log) - 1)) * PUSHGATE_RECV_WORDS;
 			u64 lap = detail::lap_bits((u32)posted, qp.q.rx_log);
 			store_pair(p + 2, length | lap, tag | lap);
-			store_pair(p, lkey | lap, (offset & PUSHGATE_DATA_MASK) | lap);
+			store<order::relaxed>(p + 1, (offset & PUSHGATE_DATA_MASK) | lap);
+			store<PUSHGATE_ORDER_RECEIVE>(p, lkey | lap);
 			store_device<order::relaxed>(&state->rx_posted, posted + 1);
 			ring(qp.q);
 		}

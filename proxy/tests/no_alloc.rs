@@ -1,0 +1,121 @@
+//! In steady state the engine's passes allocate nothing.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use common::*;
+use pushgate_driver_shim::record::{Opcode, Record};
+
+struct Counting;
+
+thread_local! {
+    /// Allocations of this thread, so that the test harness does not count.
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    // A thread that ends may free and allocate after its variables are gone.
+    let _ = COUNT.try_with(|c| c.set(c.get() + 1));
+}
+
+// SAFETY: all of it is the system's allocator; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(p, layout) }
+    }
+
+    unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: as above.
+        unsafe { System.realloc(p, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const PAYLOAD: usize = 700;
+
+/// All kinds of message there are, with a reader that holds some of them back.
+fn traffic(pair: &mut Pair, rkey: u32, begin: u32, messages: u32) {
+    let payload = [7u8; PAYLOAD];
+    let mut out = [0u8; PAYLOAD];
+    let (mut posted, mut held, mut cqes) = (begin, 0, 0);
+    while posted < begin + messages {
+        for _ in 0..4 {
+            let id = posted;
+            let put = Record {
+                flags: Record::WITH_SIGNAL,
+                id,
+                rkey,
+                remote_offset: id as u64 % 100,
+                signal: id % 4,
+                signal_value: id as u64,
+                ..Record::new(Opcode::Put)
+            };
+            let sent = match id % 5 {
+                0 => pair.devices[0].post(inline_send(id), &payload[..40]),
+                1 => pair.devices[0].post(put, &payload[..id as usize % PAYLOAD]),
+                2 => pair.devices[0].post(Record { opcode: Opcode::Signal, flags: 0, ..put }, &[]),
+                3 => {
+                    let record = Record { flags: Record::SIGNALED, ..window_send(id) };
+                    pair.devices[0].post(record, &payload[..id as usize % PAYLOAD])
+                }
+                _ => pair.devices[0].post(window_send(id), &payload[..id as usize % PAYLOAD]),
+            };
+            posted += sent as u32;
+        }
+        (0..2).for_each(|end| _ = pair.poll(end));
+        pair.tick(posted as u64);
+        while let Some(m) = pair.devices[1].try_recv() {
+            pair.devices[1].read(&m, &mut out);
+            held += 1;
+        }
+        if held > 4 || posted.is_multiple_of(3) {
+            pair.devices[1].release(held);
+            held = 0;
+        }
+        while pair.devices[0].poll_cq().is_some() {
+            cqes += 1;
+        }
+    }
+    pair.settle();
+    pair.devices[1].release(held);
+    pair.settle();
+    while let Some(m) = pair.devices[1].try_recv() {
+        pair.devices[1].read(&m, &mut out);
+        pair.devices[1].release(1);
+        pair.settle();
+    }
+    while pair.devices[0].poll_cq().is_some() {
+        cqes += 1;
+    }
+    assert!(cqes >= messages / 5);
+}
+
+#[test]
+fn no_pass_allocates_in_steady_state() {
+    let mut pair = Pair::default();
+    let region = Region::new(1000);
+    let rkey = pair.ends[1].add_region(region.memory(), 1000).unwrap();
+    traffic(&mut pair, rkey, 0, 2000);
+    let before = COUNT.get();
+    traffic(&mut pair, rkey, 2000, 100_000);
+    let allocations = COUNT.get() - before;
+    assert_eq!(allocations, 0, "in 100 000 messages");
+    assert_eq!(pair.ends[1].counters().delivered, 102_000);
+    assert!(pair.ends[1].counters().copied_out > 100, "the landing ring was part of it");
+    pair.assert_clean();
+    // And the counter counts.
+    drop(std::hint::black_box(Box::new(1)));
+    assert_eq!(COUNT.get() - before, 1);
+}
