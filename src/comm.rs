@@ -8,7 +8,7 @@ use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::session::Status;
 
-use crate::context::Context;
+use crate::context::{Context, tell};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::qp::{Half, QpConfig, QueuePair};
@@ -61,7 +61,7 @@ impl Comm {
                 if proxy.fail(Some(qp), status).is_err()
                     && let Some(control) = control.upgrade()
                 {
-                    tell(&control, status);
+                    tell(&control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0], status);
                 }
             }
         }))?;
@@ -140,6 +140,17 @@ impl Comm {
         self.all_gather(&[]).map(|_| ())
     }
 
+    /// Ends all queue pairs of this rank with *aborted*, here and at their peers.
+    /// For a rank that gives up: without it the others would wait to their limits.
+    pub fn abort(&self) {
+        let status = Status { rank: Some(self.rank()), ..Status::new(abi::PUSHGATE_ABORTED) };
+        let members = self.members.lock().unwrap_or_else(|e| e.into_inner());
+        for qp in members.keys() {
+            // An engine that is gone has told them already.
+            let _ = self.context.inner.proxy.fail(Some(*qp), status);
+        }
+    }
+
     /// `Err` once a rank has been lost.
     pub fn check(&self) -> Result<()> {
         self.mesh.lost().map_or(Ok(()), |rank| Err(Error::PeerLost { rank }))
@@ -151,12 +162,4 @@ fn check_size(size: u32) -> Result<()> {
         return Err(Error::config("ranks", size, format!("1 to {MAX_RANKS}")));
     }
     Ok(())
-}
-
-/// Writes a status where devices look, in place of an engine that is gone.
-pub(crate) fn tell(control: &SharedMemory, status: Status) {
-    use std::sync::atomic::Ordering;
-    let word = &control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0];
-    // The first cause stays.
-    let _ = word.compare_exchange(0, status.word(), Ordering::Release, Ordering::Relaxed);
 }

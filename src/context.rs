@@ -1,8 +1,12 @@
 //! A context: one device, one engine, and the settings for both.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
 
+use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_gpu_kernels::{
@@ -15,6 +19,8 @@ use pushgate_proxy::idle::Wake;
 use pushgate_proxy::mover::{MoveError, Mover};
 use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::remote::RemoteEngine;
+use pushgate_proxy::session::Status;
+use rustix::event::{PollFd, PollFlags, poll};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::error::{Error, Result};
@@ -60,6 +66,8 @@ impl ContextBuilder {
         let embedded = executor.load_embedded()?;
         let bell = EventFd::new().map_err(Error::io("eventfd"))?;
         let wake = if executor.name() == "cpu" { Wake::Doorbell } else { Wake::Polled };
+        let members = Members::default();
+        let mut watch = None;
         let proxy: Arc<dyn Proxy> = match settings.proxy {
             ProxyPlace::Thread => {
                 let (cpu, alone) = core(settings.proxy_cpu, self.engine_index, self.engines.max(1));
@@ -73,11 +81,13 @@ impl ContextBuilder {
                 Arc::new(Engine::start(bell, EngineOptions { cpu, alone, mover })?)
             }
             ProxyPlace::Process => {
-                let bell = bell.try_clone().map_err(Error::io("eventfd"))?;
-                Arc::new(RemoteEngine::connect(&settings.proxy_socket, &bell, "pushgate")?)
+                let remote = RemoteEngine::connect(&settings.proxy_socket, &bell, "pushgate")?;
+                watch = Some(Watch::start(remote.fd(), members.clone())?);
+                Arc::new(remote)
             }
         };
-        Ok(Context { inner: Arc::new(Inner { settings, executor, why, embedded, proxy, bell, wake }) })
+        let inner = Inner { _watch: watch, members, settings, executor, why, embedded, proxy, bell, wake };
+        Ok(Context { inner: Arc::new(inner) })
     }
 }
 
@@ -88,6 +98,9 @@ pub struct Context {
 }
 
 pub(crate) struct Inner {
+    // Dropped first: its thread tells `members`.
+    _watch: Option<Watch>,
+    pub(crate) members: Members,
     pub(crate) settings: Settings,
     pub(crate) executor: Arc<dyn Executor>,
     why: String,
@@ -265,6 +278,70 @@ impl Shared {
     pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
     }
+}
+
+/// What must hear of it when the proxy's process is gone: of each queue pair the
+/// segments where devices and peers look, and its rank.
+pub(crate) type Members = Arc<Mutex<Vec<(Weak<SharedMemory>, Weak<SharedMemory>, u32)>>>;
+
+/// Notices that the proxy's process is gone, and speaks for it (P7).
+pub(crate) struct Watch {
+    stop: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    fn start(proxy: BorrowedFd<'_>, members: Members) -> Result<Self> {
+        let proxy = proxy.try_clone_to_owned().map_err(Error::io("the proxy's socket"))?;
+        let stop = Arc::new(EventFd::new().map_err(Error::io("eventfd"))?);
+        let stopped = stop.clone();
+        let thread = std::thread::Builder::new()
+            .name("pushgate-watch".into())
+            .spawn(move || {
+                loop {
+                    // Its end alone: what it says is for whoever asked it something.
+                    let mut fds = [
+                        PollFd::new(&proxy, PollFlags::RDHUP | PollFlags::HUP),
+                        PollFd::from_borrowed_fd(stopped.as_fd(), PollFlags::IN),
+                    ];
+                    if poll(&mut fds, None).is_err() {
+                        continue;
+                    }
+                    if !fds[1].revents().is_empty() {
+                        return;
+                    }
+                    if !fds[0].revents().is_empty() {
+                        break;
+                    }
+                }
+                tracing::error!("the proxy's process is gone");
+                for (control, link, rank) in members.lock().unwrap_or_else(|e| e.into_inner()).drain(..) {
+                    let status = Status { rank: Some(rank), ..Status::new(abi::PUSHGATE_PEER_LOST) };
+                    for (segment, at) in [(control, abi::PUSHGATE_CTL_STATUS), (link, abi::PUSHGATE_LINK_STATUS)] {
+                        if let Some(memory) = segment.upgrade() {
+                            tell(&memory.words(at as usize, 1)[0], status);
+                        }
+                    }
+                }
+            })
+            .map_err(Error::io("starting the watch of the proxy"))?;
+        Ok(Watch { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Writes a status where others look, in place of an engine that is gone. The
+/// first cause stays.
+pub(crate) fn tell(word: &AtomicU64, status: Status) {
+    let _ = word.compare_exchange(0, status.word(), Ordering::Release, Ordering::Relaxed);
 }
 
 /// The copy engine as the proxy's [`Mover`].

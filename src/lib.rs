@@ -53,10 +53,20 @@ pub mod proxy {
     /// Serves programs at `socket` (a path, or @ and an abstract name), each by an
     /// engine of its own, until `stop` is rung.
     pub fn run(socket: &Path, stop: EventFd) -> Result<()> {
+        raise_open_files();
         let failed = |e| Error::io(format!("proxy at {}", socket.display()))(e);
         let (listener, _file) = bind(socket).map_err(failed)?;
         serve(listener, ServerOptions::new(stop)).map_err(failed)
     }
 
     pub use pushgate_driver_shim::eventfd::EventFd as Stop;
+
+    /// Raises this process's limit of open files as far as it may: a queue pair
+    /// holds about ten descriptors. For programs with many; the library leaves
+    /// the limit alone.
+    pub fn raise_open_files() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    }
 }

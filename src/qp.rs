@@ -174,6 +174,8 @@ impl Half {
             stuck_ns: settings.stuck.as_nanos() as u64,
             // A quarter of the sender's window stays free for its next messages.
             in_place_share: 192,
+            // Long beside any kernel that works, short beside one that computes.
+            slow_ns: 20_000_000,
             ungated: false,
             key_seed: std::process::id().wrapping_mul(2654435761) ^ peer,
         };
@@ -189,6 +191,11 @@ impl Half {
         let id = proxy.add_qp(fds, options, context.inner.wake)?;
         // The engine has its own writable mapping now, wherever it runs.
         self.link.seal_against_writers()?;
+        {
+            let mut members = context.inner.members.lock().unwrap_or_else(|e| e.into_inner());
+            members.retain(|(control, ..)| control.strong_count() > 0);
+            members.push((Arc::downgrade(&self.control), Arc::downgrade(&self.link), self.geometry.rank));
+        }
 
         let g = &self.geometry;
         let register = |m: &SharedMemory| context.register(m.as_ptr(), m.len(), Access::ReadWrite);

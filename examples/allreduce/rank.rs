@@ -80,6 +80,18 @@ struct Outcome {
     wrong: u64,
 }
 
+/// A rank that leaves early ends its queue pairs first, so that no other waits
+/// for it. Declared after them, and so dropped before.
+struct GiveUp<'a>(Option<&'a Comm>);
+
+impl Drop for GiveUp<'_> {
+    fn drop(&mut self) {
+        if let Some(comm) = self.0 {
+            comm.abort();
+        }
+    }
+}
+
 /// How wide the kernel is.
 struct Shape {
     channels: u32,
@@ -116,6 +128,7 @@ pub fn run(o: &Options, comm: &Comm, ranks_here: u32, report: &(dyn Fn(Report) +
     let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
     let ends: Vec<_> = if n == 1 { vec![] } else { edge(rank, next).chain(edge(previous, previous)).collect() };
     let qps = comm.queue_pairs(&ends, QpConfig::default())?;
+    let mut give_up = GiveUp(Some(comm));
     let (to_next, from_previous) = qps.split_at(qps.len() / 2);
     let send_qps = upload_descriptors(context, to_next)?;
     let recv_qps = upload_descriptors(context, from_previous)?;
@@ -218,6 +231,7 @@ pub fn run(o: &Options, comm: &Comm, ranks_here: u32, report: &(dyn Fn(Report) +
     }
     // Nobody leaves while another still drains.
     comm.barrier()?;
+    give_up.0 = None;
     Ok(())
 }
 

@@ -97,8 +97,7 @@ struct relay_params {
 	u64 out;    // u64 for each block: the flag it writes
 	u64 in;	    // u64 for each block: the flag it waits for
 	u64 stride; // bytes between two blocks' flags
-	u64 payload_out; // for each block, p.bytes apart; 0 bytes: none
-	u64 payload_in;
+	u64 payload; // for each block, p.bytes apart; 0 bytes: none
 	u64 result; // u64[4] for each block: as above
 	u64 bytes;
 	u64 warmup;
@@ -110,8 +109,8 @@ PUSHGATE_KERNEL(bare_relay, relay_params)
 {
 	u64 *out = reinterpret_cast<u64 *>(p.out + block_index() * p.stride);
 	const u64 *in = reinterpret_cast<const u64 *>(p.in + block_index() * p.stride);
-	void *payload = reinterpret_cast<u8 *>(p.payload_out) + block_index() * p.bytes;
-	const void *arrived = reinterpret_cast<const u8 *>(p.payload_in) + block_index() * p.bytes;
+	void *payload = reinterpret_cast<u8 *>(p.payload) + block_index() * p.bytes;
+	const void *arrived = reinterpret_cast<const u8 *>(p.payload) + (1 - block_index()) * p.bytes;
 	u64 *result = reinterpret_cast<u64 *>(p.result) + 4 * block_index();
 	u64 start = 0, sum = 0, began = clock_ns(), failed = 0;
 	for (u64 r = 0; r < p.warmup + p.rounds && !failed; r++) {

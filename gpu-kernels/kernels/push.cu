@@ -79,3 +79,37 @@ PUSHGATE_KERNEL(sink, sink_params)
 	qp.close();
 	reinterpret_cast<u64 *>(p.result)[block_index()] = (u64)s;
 }
+
+struct hand_over_params {
+	u64 qp;	    // pushgate_qp
+	u64 result; // u64: status
+	u64 bytes;  // of a message
+	u64 count;
+	u32 rkey; // 0: a send, which the peer takes in place
+	u32 pad;
+};
+
+// Posts what lies in the window already, and waits until the peer has it: the
+// queue pair's own part of a transfer. One thread.
+PUSHGATE_KERNEL(hand_over, hand_over_params)
+{
+	if (thread_index() != 0)
+		return;
+	queue_pair qp(*reinterpret_cast<const pushgate_qp *>(p.qp));
+	status s = status::ok;
+	for (u64 i = 0; i < p.count && s == status::ok; i++) {
+		batch<thread> b(qp);
+		s = b.begin(1, (u32)p.bytes);
+		if (s != status::ok)
+			break;
+		send_wr wr;
+		wr.opcode = p.rkey ? opcode::put : opcode::send;
+		wr.rkey = p.rkey;
+		wr.length = (u32)p.bytes;
+		b.set(0, wr);
+		b.publish();
+	}
+	if (s == status::ok)
+		s = flush(qp);
+	*reinterpret_cast<u64 *>(p.result) = (u64)s;
+}

@@ -649,7 +649,8 @@ PUSHGATE_KERNEL(fill, fill_params)
         let buffer = executor.alloc(64 << 10).unwrap();
         assert_eq!(buffer.addr() % 4096, 0);
         let stream = executor.stream().unwrap();
-        let params = words(&[buffer.addr(), 64 << 10, 3]);
+        // Four blocks, a quarter each, three rounds.
+        let params = words(&[buffer.addr(), 16 << 10, 16 << 10, 3]);
         // SAFETY: the buffer outlives the launch and is as long as the kernel is told.
         let running =
             unsafe { executor.launch(&stream, &module, "bare_store", Launch::new(4, 64), &params) }.unwrap();
@@ -659,7 +660,7 @@ PUSHGATE_KERNEL(fill, fill_params)
         buffer.copy_to_host(&mut bytes).unwrap();
         for (i, pair) in bytes.as_chunks::<16>().0.iter().enumerate() {
             assert_eq!(pair[..8], 2u64.to_ne_bytes());
-            assert_eq!(pair[8..], (i as u64).to_ne_bytes());
+            assert_eq!(pair[8..], (i as u64 % 1024).to_ne_bytes());
         }
     }
 
@@ -673,12 +674,12 @@ PUSHGATE_KERNEL(fill, fill_params)
             unsafe { executor.launch(&stream, &module, kernel, launch, params) }.unwrap_err().to_string()
         };
         let good = Launch::new(1, 1);
-        assert!(error("bare_store", good, &[0; 23]).contains("takes 24 bytes of parameters, not 23"));
-        let unknown = error("bear_store", good, &[0; 24]);
+        assert!(error("bare_store", good, &[0; 31]).contains("takes 32 bytes of parameters, not 31"));
+        let unknown = error("bear_store", good, &[0; 32]);
         assert!(unknown.contains("`bear_store`") && unknown.contains("bare_store"), "{unknown}");
-        assert!(error("bare_store", Launch::new(1, 1025), &[0; 24]).contains("block = 1025"));
-        assert!(error("bare_store", Launch::new(0, 1), &[0; 24]).contains("grid = 0"));
-        assert!(error("bare_store", Launch::new(1000, 1000), &[0; 24]).contains("1000000"));
+        assert!(error("bare_store", Launch::new(1, 1025), &[0; 32]).contains("block = 1025"));
+        assert!(error("bare_store", Launch::new(0, 1), &[0; 32]).contains("grid = 0"));
+        assert!(error("bare_store", Launch::new(1000, 1000), &[0; 32]).contains("1000000"));
         assert_eq!(executor.max_resident_blocks(&module, "bare_store", 64, 0).unwrap(), u32::MAX);
     }
 

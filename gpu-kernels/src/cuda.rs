@@ -1313,7 +1313,7 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         let device = executor.alloc(64 << 10).unwrap();
         let stream = executor.stream().unwrap();
         for (addr, buffer) in [(seen.device_addr(), &host), (device.addr(), &device)] {
-            let params = words(&[addr, 64 << 10, 3]);
+            let params = words(&[addr, 16 << 10, 16 << 10, 3]);
             // SAFETY: both buffers are as long as the kernel is told and outlive it.
             let run =
                 unsafe { executor.launch(&stream, &embedded, "bare_store", Launch::new(4, 64), &params) };
@@ -1321,13 +1321,13 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
             let mut bytes = vec![0; 64 << 10];
             buffer.copy_to_host(&mut bytes).unwrap();
             for (i, pair) in bytes.as_chunks::<16>().0.iter().enumerate() {
-                assert_eq!(pair[..], words(&[2, i as u64]));
+                assert_eq!(pair[..], words(&[2, i as u64 % 1024]));
             }
         }
         // SAFETY: refused before it runs.
         let short =
-            unsafe { executor.launch(&stream, &embedded, "bare_store", Launch::new(4, 64), &[0; 23]) };
-        assert!(matches!(short, Err(DeviceError::ParamsSize { expected: 24, given: 23, .. })), "{short:?}");
+            unsafe { executor.launch(&stream, &embedded, "bare_store", Launch::new(4, 64), &[0; 31]) };
+        assert!(matches!(short, Err(DeviceError::ParamsSize { expected: 32, given: 31, .. })), "{short:?}");
 
         // A mapping that is read-only, as a peer's window is.
         let file = rustix::fs::memfd_create("pushgate-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();

@@ -57,6 +57,10 @@ pub struct QpOptions {
     /// Of each message, in this share of the peer's window (in 256ths), a slow
     /// reader may hold before further ones are copied out.
     pub in_place_share: u8,
+    /// A reader that gives nothing back for this long while it holds messages is
+    /// slow, nanoseconds: what it holds beyond its share is copied out. A reader
+    /// that keeps up is never copied for.
+    pub slow_ns: u64,
     /// Receive credits ignored; for tests alone.
     pub ungated: bool,
     /// Seed of the regions' tags.
@@ -168,6 +172,9 @@ pub struct Endpoint {
     buffers: VecDeque<Buffer>,
     in_place: VecDeque<Held>,
     in_place_units: u64,
+    /// What `consumed_seen` was, and when it last changed, by the clock of `tick`.
+    progress: (u64, u64),
+    slow: bool,
     landing: usize,
     landing_held: VecDeque<Held>,
     landing_head: u64,
@@ -275,6 +282,9 @@ impl Endpoint {
             buffers: VecDeque::with_capacity(if options.posted_receives { held } else { 0 }),
             in_place: VecDeque::with_capacity(held),
             in_place_units: 0,
+            // No count yet: the first tick begins the time.
+            progress: (u64::MAX, 0),
+            slow: options.slow_ns == 0,
             landing_held: VecDeque::with_capacity(held),
             landing_head: 0,
             landing_tail: 0,
@@ -373,6 +383,10 @@ impl Endpoint {
             self.fail(Status { rank: status.rank.or(Some(self.options.peer)), ..status });
             return;
         }
+        if self.in_place.is_empty() || self.consumed_seen != self.progress.0 {
+            self.progress = (self.consumed_seen, now);
+        }
+        self.slow = now - self.progress.1 >= self.options.slow_ns;
         let hole = self.pending.is_none() && self.hole();
         if self.staging.stuck(hole, now, self.options.stuck_ns) {
             self.counters.stuck += 1;
@@ -786,8 +800,8 @@ impl Endpoint {
         let fits = self.landing_head + skip + units - self.landing_tail <= ring;
         // Nothing held: in place whatever its size, for it costs the sender
         // nothing that it does not cost already.
-        let slow = self.in_place_units > 0 && self.in_place_units + units > bound;
-        if readable && !(slow && fits) {
+        let much = self.in_place_units > 0 && self.in_place_units + units > bound;
+        if readable && !(much && self.slow && fits) {
             let w = Record { flags: 0, ..*r }.encode(0);
             ring::publish(&self.rx, self.rx_head, self.geometry.rx_log, &w);
             self.in_place.push_back(Held {

@@ -264,7 +264,12 @@ impl Loop {
                 }
                 Command::RemoveQp(qp, reply) => {
                     let at = self.endpoints.iter().position(|(id, _)| *id == qp);
-                    let counters = at.map(|i| self.endpoints.remove(i).1.counters());
+                    let counters = at.map(|i| {
+                        let (_, mut endpoint) = self.endpoints.remove(i);
+                        // A device may be reading mappings that go with it.
+                        endpoint.settle(&mut self.mover);
+                        endpoint.counters()
+                    });
                     self.gone += counters.unwrap_or_default();
                     let _ = reply.send(counters);
                 }

@@ -18,6 +18,8 @@ pub mod gate;
 #[cfg(not(loom))]
 pub mod idle;
 #[cfg(not(loom))]
+pub mod measure;
+#[cfg(not(loom))]
 pub mod memory;
 #[cfg(not(loom))]
 pub mod mover;

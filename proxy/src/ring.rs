@@ -260,6 +260,32 @@ mod loom_tests {
         });
     }
 
+    /// A device's stores of a WQE without payload may arrive in any order, word 0
+    /// first in the worst of them: the laps alone prove it whole.
+    #[test]
+    fn p2_words_that_arrive_in_the_wrong_order() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let ring = words(8);
+            let ring2 = ring.clone();
+            let record = Record { id: 0x1234_5678, tag: 9, rkey: 8, ..Record::new(Opcode::Put) }.encode(1);
+            let producer = thread::spawn(move || {
+                for i in 0..8 {
+                    ring2[i].store(record[i], Ordering::Relaxed);
+                }
+            });
+            for _ in 0..2 {
+                match look(&ring, 0, 0) {
+                    Look::Ready(w) => assert_eq!(w, record),
+                    Look::Torn => panic!("torn"),
+                    Look::Empty => thread::yield_now(),
+                }
+            }
+            producer.join().unwrap();
+        });
+    }
+
     /// However publication and falling asleep interleave, either the sleeper
     /// sees the work or the waker sees the flag.
     #[test]

@@ -378,10 +378,7 @@ mod tests {
             if r.in_window() {
                 let limit = r.units() * UNIT;
                 let length = limit + 1;
-                assert_eq!(
-                    staging.check(&Record { length, ..r }),
-                    Err(Malformed::Length { length, limit })
-                );
+                assert_eq!(staging.check(&Record { length, ..r }), Err(Malformed::Length { length, limit }));
                 let much = Record { place_offset: self.ring as u64 + 1, ..r };
                 assert!(matches!(staging.check(&much), Err(Malformed::Length { .. })));
             }
@@ -415,7 +412,8 @@ mod tests {
             assert_eq!(seen, expected, "P5: completions in order, each once");
             self.retired = to;
             let units = self.slots[..to].last().map_or(self.first_units, |s| s.units);
-            let word = (self.first + to as u64 & MASK) << abi::PUSHGATE_CURSOR_BITS | units & MASK;
+            let slots = (self.first + to as u64) & MASK;
+            let word = slots << abi::PUSHGATE_CURSOR_BITS | units & MASK;
             assert_eq!(staging.credit_word(), word);
             assert_eq!(staging.outstanding(), (self.taken - self.retired) as u64);
         }
@@ -461,7 +459,8 @@ mod tests {
                         // None, one, half a ring and one more, a whole ring, any.
                         let sizes = [0, 1, ring / 2 + 1, ring, (r >> 8) % (ring + 1), (r >> 8) % (ring + 1)];
                         let each = sizes[(r >> 2) as usize % 6].min(ring);
-                        let n = if each > 0 { (r >> 5) % (ring / each) + 1 } else { 1 + (r >> 5) % 3 };
+                        let most = ring.checked_div(each).unwrap_or(3);
+                        let n = 1 + (r >> 5) % most;
                         let n = n.min(1 << slots_log);
                         let length = each * UNIT - if each > 0 { (r >> 16) % UNIT } else { 0 };
                         model.post(n, each, Record { flags: signaled, length, ..Record::new(op) });

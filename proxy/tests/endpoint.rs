@@ -488,6 +488,39 @@ fn p5_a_slow_reader_is_copied_out_so_that_the_sender_goes_on() {
 }
 
 #[test]
+fn p5_nothing_is_copied_out_for_a_reader_that_keeps_up() {
+    let hasty = QpOptions { in_place_share: 64, slow_ns: 1000, ..options(0) };
+    let mut pair = Pair::new(GEOMETRY, [options(1), hasty]);
+    let content = |i: u32| bytes(i as u64, 4 * UNIT);
+    let mut posted = 0;
+    for i in 0..50u64 {
+        // It holds far more than its share, but gives back all the time.
+        while pair.devices[0].post(window_send(posted), &content(posted)) {
+            posted += 1;
+        }
+        pair.settle();
+        pair.tick(1_000_000 + i * 900);
+        take(&mut pair.devices[1], i as u32, &content(i as u32));
+        pair.settle();
+    }
+    assert_eq!(pair.ends[1].counters().copied_out, 0);
+    // Now it stops.
+    pair.tick(1_000_000 + 50 * 900);
+    pair.tick(1_000_000 + 51 * 900);
+    pair.tick(1_000_000 + 52 * 900);
+    while pair.devices[0].post(window_send(posted), &content(posted)) {
+        posted += 1;
+    }
+    pair.settle();
+    assert!(pair.ends[1].counters().copied_out > 0);
+    for i in 50..posted {
+        take(&mut pair.devices[1], i, &content(i));
+        pair.settle();
+    }
+    pair.assert_clean();
+}
+
+#[test]
 fn p5_a_place_is_given_back_only_when_its_reader_is_done() {
     let mut pair = Pair::default();
     let whole = UNIT << GEOMETRY.window_log;
@@ -554,7 +587,9 @@ fn p4_posted_receives_are_taken_in_order_and_no_more_than_the_ring_holds() {
 
 #[test]
 fn p7_receives_that_do_not_fit_end_both_sides_with_a_status() {
-    let cases: [(&str, fn(u32) -> (u32, u64, u32, u32)); 4] = [
+    // What was posted, made of the right key: key, offset, length, tag.
+    type Receive = fn(u32) -> (u32, u64, u32, u32);
+    let cases: [(&str, Receive); 4] = [
         ("another tag", |key| (key, 0, 100, 6)),
         ("too small a buffer", |key| (key, 0, 29, 5)),
         ("a buffer that leaves its region", |key| (key, 171, 30, 5)),
@@ -587,7 +622,7 @@ fn p2_a_slot_that_is_never_published_is_stuck_after_the_limit() {
     let (slot, place) = pair.devices[0].take(1, false).unwrap();
     assert_eq!((slot, place), (0, 0));
     pair.settle();
-    [0, limit, 10 * limit].map(|now| pair.tick(now));
+    [0, limit, 10 * limit].into_iter().for_each(|now| pair.tick(now));
     assert_eq!(pair.codes(), [None, None]);
 
     let record = Record { flags: Record::INLINE | Record::SIGNALED, ..inline_send(1) };
@@ -719,7 +754,12 @@ fn put(rkey: u32, offset: u64, signal: u32, value: u64) -> Record {
 fn p3_p5_signal_count_and_what_follows_wait_for_the_devices_copy() {
     let (mut pair, mover, key) = with_mover();
     assert!(pair.devices[0].post(put(key, 100, 0, 1), &bytes(1, 300)));
-    assert!(pair.devices[0].post(Record { flags: Record::INLINE | Record::WITH_SIGNAL, ..put(key, 500, 1, 2) }, &bytes(2, 16)));
+    assert!(
+        pair.devices[0].post(
+            Record { flags: Record::INLINE | Record::WITH_SIGNAL, ..put(key, 500, 1, 2) },
+            &bytes(2, 16)
+        )
+    );
     assert!(pair.devices[0].post(inline_send(3), b"behind"));
     for _ in 0..50 {
         (0..2).for_each(|i| _ = pair.poll(i));
@@ -788,7 +828,7 @@ fn p7_an_end_reaches_the_peer_and_every_signaled_wqe_completes_once() {
         let told = pair.devices[1].status().expect("the peer is told");
         assert_eq!((told.code, told.detail), (lost.code, 9));
         // A second cause changes nothing.
-        pair.ends.each_mut().map(|e| e.fail(Status::new(abi::PUSHGATE_ABORTED)));
+        pair.ends.iter_mut().for_each(|e| e.fail(Status::new(abi::PUSHGATE_ABORTED)));
         pair.settle();
         pair.tick(2);
         assert_eq!(pair.devices[0].status(), Some(lost));
@@ -821,7 +861,8 @@ fn p7_a_refused_wqe_completes_behind_those_before_it_and_nothing_after_it_goes_o
     assert_eq!(pair.codes(), [REFUSED, REFUSED]);
     let status = pair.devices[0].status().unwrap();
     assert_eq!((status.rank, status.detail), (Some(0), 2), "rank and slot at fault");
-    let cqes: Vec<_> = std::iter::from_fn(|| pair.devices[0].poll_cq()).map(|c| (c.wr_id, c.status)).collect();
+    let cqes: Vec<_> =
+        std::iter::from_fn(|| pair.devices[0].poll_cq()).map(|c| (c.wr_id, c.status)).collect();
     let code = abi::PUSHGATE_REFUSED as u8;
     assert_eq!(cqes, [(0, code), (1, code), (2, code)]);
     assert_eq!(pair.ends[0].counters().released, 2);
@@ -831,7 +872,9 @@ fn p7_a_refused_wqe_completes_behind_those_before_it_and_nothing_after_it_goes_o
 fn p7_nothing_is_posted_in_the_pass_that_failed() {
     let mut pair = Pair::default();
     pair.settle();
-    assert!(pair.devices[0].post(Record { flags: Record::INLINE | Record::SIGNALED, ..inline_send(0) }, b"x"));
+    assert!(
+        pair.devices[0].post(Record { flags: Record::INLINE | Record::SIGNALED, ..inline_send(0) }, b"x")
+    );
     // The device of side 0 gives back what it never had.
     pair.devices[0].release(1);
     pair.poll(0);
@@ -862,10 +905,12 @@ fn p7_closing_tells_the_peer_only_if_it_waits_for_something() {
 #[test]
 fn p8_a_put_outside_of_a_region_is_refused_and_hurts_nobody_else() {
     let mut bystander = Pair::default();
-    let cases: [(&str, fn(u32) -> (u32, u64, usize)); 6] = [
+    // What was asked for, made of the right key: key, offset, length.
+    type Wrong = fn(u32) -> (u32, u64, usize);
+    let cases: [(&str, Wrong); 6] = [
         ("a byte too far", |key| (key, 1, 200)),
         ("far outside", |key| (key, 1 << 40, 1)),
-        ("an offset that would wrap", |key| (key, abi::PUSHGATE_DATA_MASK as u64, 200)),
+        ("an offset that would wrap", |key| (key, abi::PUSHGATE_DATA_MASK, 200)),
         ("another tag", |key| (key ^ 1 << 31, 0, 8)),
         ("another index", |key| (key + 1, 0, 8)),
         ("no key at all", |_| (0, 0, 8)),
@@ -1042,7 +1087,6 @@ impl Victim {
         self.own.reset();
         self.peer.reset();
         self.region.reset();
-        // What lies behind the peer's ring in its last page must never be read.
         let options = QpOptions { posted_receives, in_place_share: share, ..options(1) };
         let mut end = Endpoint::local(self.own.joined(&self.peer, None), options).unwrap();
         let host = end.add_region(self.region.memory(), REGION as u64).unwrap() as u64;
@@ -1106,7 +1150,12 @@ impl Victim {
                     receives += 1;
                     let field = |i: usize, likely: &[u64]| pick(w[i], likely);
                     let (key, offset) = (field(1, &keys) as u32, field(2, &[0, 10, 22, REGION as u64]));
-                    program.post_recv(key, offset, field(3, &[64, 128, 30]) as u32, field(4, &[u64::MAX, u64::MAX, 1]) as u32);
+                    program.post_recv(
+                        key,
+                        offset,
+                        field(3, &[64, 128, 30]) as u32,
+                        field(4, &[u64::MAX, u64::MAX, 1]) as u32,
+                    );
                     if r.is_multiple_of(64) {
                         program.receive_slot()[(r >> 4) as usize % 4].store(w[5], Ordering::Relaxed);
                     }
@@ -1153,25 +1202,26 @@ fn p8_whatever_they_write_nothing_else_is_touched_or_stopped() {
     let sum = RefCell::new((0, Outcome::default(), 0));
     let config = Config { cases: 4000, failure_persistence: None, ..Config::default() };
     let steps = prop::collection::vec(any::<[u64; 10]>(), 1..60);
-    let outcome = TestRunner::new(config).run(&(any::<bool>(), any::<u8>(), steps), |(receives, share, steps)| {
-        let outcome = victim.run(receives, share, &steps);
-        let (pair, tag) = &mut *bystander.borrow_mut();
-        for _ in 0..3 {
-            let content = bytes(*tag as u64, *tag as usize % 500);
-            assert!(pair.devices[0].post(window_send(*tag), &content));
-            pair.settle();
-            take(&mut pair.devices[1], *tag, &content);
-            pair.settle();
-            *tag += 1;
-        }
-        let mut sum = sum.borrow_mut();
-        sum.0 += 1;
-        sum.1.delivered += outcome.delivered;
-        sum.1.released += outcome.released;
-        sum.1.copied += outcome.copied;
-        sum.2 += outcome.ended as u32;
-        Ok(())
-    });
+    let outcome =
+        TestRunner::new(config).run(&(any::<bool>(), any::<u8>(), steps), |(receives, share, steps)| {
+            let outcome = victim.run(receives, share, &steps);
+            let (pair, tag) = &mut *bystander.borrow_mut();
+            for _ in 0..3 {
+                let content = bytes(*tag as u64, *tag as usize % 500);
+                assert!(pair.devices[0].post(window_send(*tag), &content));
+                pair.settle();
+                take(&mut pair.devices[1], *tag, &content);
+                pair.settle();
+                *tag += 1;
+            }
+            let mut sum = sum.borrow_mut();
+            sum.0 += 1;
+            sum.1.delivered += outcome.delivered;
+            sum.1.released += outcome.released;
+            sum.1.copied += outcome.copied;
+            sum.2 += outcome.ended as u32;
+            Ok(())
+        });
     outcome.unwrap();
     bystander.borrow().0.assert_clean();
     let (cases, all, ended) = sum.into_inner();

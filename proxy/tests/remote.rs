@@ -160,6 +160,7 @@ fn options(peer: u32) -> QpOptions {
         posted_receives: false,
         stuck_ns: 60_000_000_000,
         in_place_share: 128,
+        slow_ns: 0,
         ungated: false,
         key_seed: peer + 1,
     }

@@ -41,6 +41,7 @@ pub fn options(peer: u32) -> QpOptions {
         posted_receives: false,
         stuck_ns: 1_000_000,
         in_place_share: 128,
+        slow_ns: 0,
         ungated: false,
         key_seed: 7 + peer,
     }
@@ -212,7 +213,10 @@ impl Region {
     pub fn check_guards(&self) {
         let end = Self::OFFSET + self.bytes;
         for range in [0..Self::OFFSET, end..self.memory.len()] {
-            assert!(self.copy(range).iter().all(|b| *b == CANARY), "a byte outside of the region was written");
+            assert!(
+                self.copy(range).iter().all(|b| *b == CANARY),
+                "a byte outside of the region was written"
+            );
         }
     }
 }

@@ -1,2 +1,0 @@
-//! The `pushgate` command.
-fn main() {}

@@ -1,0 +1,190 @@
+//! Benches. Each measures its ceiling in the same run, by the same clock, and
+//! prints both and the ratio: figures of two runs on shared machines say little.
+
+mod latency;
+mod local;
+mod push;
+mod rate;
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use pushgate::settings::parse_size;
+use pushgate::{Comm, Context, DeviceBuffer, Error, QpConfig, QueuePair, Running, Settings, WaitOutcome, status_name};
+use serde_json::json;
+
+pub fn command(settings: impl Fn(Command) -> Command) -> Command {
+    let bench = |name: &'static str, about: &'static str, bytes: &'static str| {
+        let c = Command::new(name)
+            .about(about)
+            .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("One JSON object a measurement"))
+            .arg(Arg::new("runs").long("runs").value_name("N").default_value("5").help("Runs; the best counts"))
+            .arg(Arg::new("seconds").long("seconds").value_name("S").default_value("0.3").help("Aim of one run"));
+        settings(if bytes.is_empty() {
+            c
+        } else {
+            c.arg(
+                Arg::new("bytes")
+                    .long("bytes")
+                    .value_name("BYTES,...")
+                    .default_value(bytes)
+                    .help("Sizes of a message (1024-based)"),
+            )
+        })
+    };
+    let number = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("N").help(help);
+    Command::new("bench")
+        .about("Measures this host, each figure beside its ceiling")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(
+            bench("push", "Stores into the window, with credit and WQEs; ceiling: the same stores alone", "256K,1M")
+                .arg(number("blocks", "Blocks [default: 4 on a GPU, 1 on the CPU]"))
+                .arg(number("threads", "Threads of a block [default: 1024 on a GPU, 1 on the CPU]")),
+        )
+        .subcommand(bench(
+            "latency",
+            "One way from device to device through the proxy; ceiling: a bare flag relayed by a CPU thread",
+            "8,64,1K,4K,64K",
+        ))
+        .subcommand(bench("rate", "Inline messages a second; ceiling: bare records without flow control", ""))
+        .subcommand(bench("local", "The queue pair alone; ceiling: memcpy", "4K,64K,1M"))
+        .subcommand(bench("gate", "Staging ring and gate alone, on one core", ""))
+}
+
+/// What a bench is asked for.
+pub struct Bench {
+    pub settings: Settings,
+    pub json: bool,
+    pub runs: u32,
+    pub seconds: f64,
+    pub bytes: Vec<u64>,
+    pub blocks: Option<u32>,
+    pub threads: Option<u32>,
+}
+
+pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Error>) -> Result<()> {
+    let (name, m) = m.subcommand().expect("clap requires one");
+    let wrong = |name: &str, value: &str, allowed: &str| Error::Config {
+        name: name.into(),
+        value: value.into(),
+        allowed: allowed.into(),
+    };
+    let number = |name: &str, max: u32| -> Result<Option<u32>, Error> {
+        // Not every bench has every option.
+        let Ok(Some(v)) = m.try_get_one::<String>(name) else { return Ok(None) };
+        match v.parse() {
+            Ok(n) if (1..=max).contains(&n) => Ok(Some(n)),
+            _ => Err(wrong(name, v, &format!("1 to {max}"))),
+        }
+    };
+    let mut bytes = Vec::new();
+    if let Ok(Some(list)) = m.try_get_one::<String>("bytes") {
+        for s in list.split(',') {
+            let n = parse_size(s).filter(|n| (8..=256 << 20).contains(n) && (*n <= 40 || n % 16 == 0) && n % 8 == 0);
+            bytes.push(n.ok_or_else(|| wrong("bytes", s, "8 to 40 in steps of 8, or a multiple of 16 up to 256M"))?);
+        }
+    }
+    let seconds = m.get_one::<String>("seconds").expect("has a default");
+    let bench = Bench {
+        settings: settings(m)?,
+        json: m.get_flag("json"),
+        runs: number("runs", 1000)?.expect("has a default"),
+        seconds: seconds
+            .parse()
+            .ok()
+            .filter(|s| (0.001..=60.0).contains(s))
+            .ok_or_else(|| wrong("seconds", seconds, "0.001 to 60"))?,
+        bytes,
+        blocks: number("blocks", 4096)?,
+        threads: number("threads", 1024)?,
+    };
+    match name {
+        "push" => push::run(&bench),
+        "latency" => latency::run(&bench),
+        "rate" => rate::run(&bench),
+        "local" => local::run(&bench),
+        _ => gate(&bench),
+    }
+}
+
+fn gate(b: &Bench) -> Result<()> {
+    let mut best = f64::INFINITY;
+    let mut batches = 10_000;
+    for run in 0..=b.runs {
+        let (n, time) = pushgate_proxy::measure::releases(batches);
+        let ns = time.as_nanos() as f64 / n as f64;
+        if run == 0 {
+            // Warm-up; sets how many make up the time asked for.
+            batches = ((b.seconds * 1e9 / ns / 64.0) as u64).max(1);
+        } else {
+            best = best.min(ns);
+        }
+    }
+    b.print("gate", 8, 1e3 / best, None, "million releases/s", "cpu", "staging ring and gate, one core");
+    Ok(())
+}
+
+impl Bench {
+    /// Two ranks of this process over one engine, with a queue pair between them.
+    pub fn pair(&self, context: &Context, config: QpConfig) -> Result<Pair> {
+        let mut comms = Comm::local(context, 2)?;
+        let (right, left) = (comms.pop().expect("two"), comms.pop().expect("two"));
+        let (a, b) = std::thread::scope(|s| {
+            let other = s.spawn(|| right.queue_pair(0, 0, config));
+            (left.queue_pair(1, 0, config), other.join().expect("no panic in set-up"))
+        });
+        Ok(Pair { ends: [a?, b?], _comms: [left, right] })
+    }
+
+    /// One measurement: a line of the table or of JSON.
+    #[allow(clippy::too_many_arguments)]
+    pub fn print(&self, bench: &str, bytes: u64, value: f64, ceiling: Option<f64>, unit: &str, device: &str, note: &str) {
+        let ratio = ceiling.map(|c| value / c);
+        if self.json {
+            let line = json!({
+                "bench": bench, "bytes": bytes, "value": value, "ceiling": ceiling, "ratio": ratio, "unit": unit,
+                "device": device, "note": note, "runs": self.runs,
+            });
+            println!("{line}");
+        } else {
+            let ceiling = match (ceiling, ratio) {
+                (Some(c), Some(r)) => format!("ceiling {c:>9.3}  ratio {r:>6.3}"),
+                _ => String::new(),
+            };
+            println!("{bench:<8} {bytes:>9} B  {value:>9.3} {unit:<18} {ceiling}  {device}: {note}");
+        }
+    }
+}
+
+/// Two ends of one queue pair, and the ranks that hold them.
+pub struct Pair {
+    pub ends: [QueuePair; 2],
+    _comms: [Comm; 2],
+}
+
+impl Pair {
+    /// After a kernel said that something was wrong: the cause, if a queue pair knows it.
+    pub fn expect_ok(&self, what: &str, results: &DeviceBuffer, codes: usize) -> Result<Vec<u64>> {
+        let mut bytes = vec![0; results.len()];
+        results.copy_to_host(&mut bytes)?;
+        let words: Vec<u64> =
+            bytes.chunks_exact(8).map(|c| u64::from_le_bytes(c.try_into().expect("eight bytes"))).collect();
+        if let Some(code) = words[..codes].iter().find(|c| **c != 0) {
+            for qp in &self.ends {
+                qp.check()?;
+            }
+            bail!("{what} ended with: {}", status_name(*code));
+        }
+        Ok(words)
+    }
+}
+
+/// Waits for a kernel; its own waits end first.
+pub fn finish(b: &Bench, running: &Running) -> Result<Duration> {
+    match running.wait(Some(b.settings.timeout * 2 + Duration::from_secs(30)))? {
+        WaitOutcome::Done => Ok(running.elapsed()?.expect("it has ended")),
+        WaitOutcome::TimedOut => bail!("a kernel did not end"),
+    }
+}
