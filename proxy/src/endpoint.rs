@@ -175,6 +175,7 @@ pub struct Endpoint {
     /// What `consumed_seen` was, and when it last changed, by the clock of `tick`.
     progress: (u64, u64),
     slow: bool,
+    next_scan: u64,
     landing: usize,
     landing_held: VecDeque<Held>,
     landing_head: u64,
@@ -285,6 +286,7 @@ impl Endpoint {
             // No count yet: the first tick begins the time.
             progress: (u64::MAX, 0),
             slow: options.slow_ns == 0,
+            next_scan: 0,
             landing_held: VecDeque::with_capacity(held),
             landing_head: 0,
             landing_tail: 0,
@@ -387,6 +389,11 @@ impl Endpoint {
             self.progress = (self.consumed_seen, now);
         }
         self.slow = now - self.progress.1 >= self.options.slow_ns;
+        // A look at the whole ring, so only a few times within the limit.
+        if now < self.next_scan {
+            return;
+        }
+        self.next_scan = now + self.options.stuck_ns / 8;
         let hole = self.pending.is_none() && self.hole();
         if self.staging.stuck(hole, now, self.options.stuck_ns) {
             self.counters.stuck += 1;

@@ -186,8 +186,9 @@ struct Loop {
     start: Instant,
 }
 
-/// Passes between two looks at the clock while there is work.
+/// Passes between two looks at the clock while there is work, and without.
 const BUSY_TICK: u32 = 4096;
+const IDLE_TICK: u32 = 32;
 
 impl Loop {
     fn run(mut self) {
@@ -203,9 +204,13 @@ impl Loop {
             passes = passes.wrapping_add(1);
             if work {
                 self.idle.busy();
-                if !passes.is_multiple_of(BUSY_TICK) {
-                    continue;
-                }
+            }
+            // While it spins, the clock would cost more than the passes. In every
+            // other step of idling a pass is worth a look at it.
+            let spins = work || self.idle.spins();
+            if spins && !passes.is_multiple_of(if work { BUSY_TICK } else { IDLE_TICK }) {
+                std::hint::spin_loop();
+                continue;
             }
             let now = self.start.elapsed().as_nanos() as u64;
             for (_, endpoint) in &mut self.endpoints {

@@ -37,6 +37,7 @@ pub struct Idle {
     wake: Wake,
     spin: u64,
     since: Option<u64>,
+    spinning: bool,
 }
 
 /// Timed step in the first idle second: with the timer's own slack it stays
@@ -55,7 +56,7 @@ impl Idle {
             (Wake::Doorbell, true) => 20 * US,
             (Wake::Doorbell, false) => 2 * US,
         };
-        Idle { wake, spin, since: None }
+        Idle { wake, spin, since: None, spinning: true }
     }
 
     /// A queue pair was added that can be woken only so.
@@ -67,13 +68,21 @@ impl Idle {
     #[inline(always)]
     pub fn busy(&mut self) {
         self.since = None;
+        self.spinning = true;
+    }
+
+    /// True until [`Idle::idle`] answers anything but [`Step::Spin`].
+    #[inline(always)]
+    pub fn spins(&self) -> bool {
+        self.spinning
     }
 
     /// A pass at time `now` (nanoseconds, monotonic) found none.
     pub fn idle(&mut self, now: u64) -> Step {
         let idle = now - *self.since.get_or_insert(now);
+        self.spinning = idle < self.spin;
         match self.wake {
-            _ if idle < self.spin => Step::Spin,
+            _ if self.spinning => Step::Spin,
             Wake::Doorbell if idle < self.spin + 50 * US => Step::Yield,
             Wake::Doorbell => Step::Block(Duration::from_millis(100)),
             Wake::Polled if idle < self.spin + 100 * US => Step::Yield,

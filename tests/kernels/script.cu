@@ -9,7 +9,7 @@ using namespace pushgate;
 
 // The numbers are device_api.rs's.
 enum class call : u32 {
-	post = 0,	  // opcode a, payload b, length c, tag or wr_id: see below
+	post = 0,	  // opcode a, payload b, length c, tag d, and the fields by their names
 	recv = 1,	  // copied to a, which has room for b; flags
 	release = 2,	  // a messages
 	wait_signal = 3,  // signal a, value b
@@ -21,6 +21,7 @@ enum class call : u32 {
 	consumed = 9,	  // a, as the count of messages given back
 	batch = 10,	  // a messages of b bytes, the first tag c, payload from d; flags
 	fill = 11,	  // like post, until `again` was all that came for 30 ms
+	copy = 12,	  // to a, from b, c bytes
 };
 
 constexpr u64 f_try = 1, f_signaled = 2, f_region = 4, f_with_signal = 8, f_cancel = 16;
@@ -180,6 +181,9 @@ template <class S> PUSHGATE_DEVICE outcome perform(queue_pair &qp, const step &t
 			store<order::release>(reinterpret_cast<u64 *>(qp.q.consumed), t.a);
 			ring(qp.q);
 		}
+		break;
+	case call::copy:
+		pull_payload(reinterpret_cast<void *>(t.a), reinterpret_cast<const void *>(t.b), t.c, S::rank(), S::size());
 		break;
 	case call::batch: s = send_batch<S>(qp, t); break;
 	case call::fill: {
