@@ -113,7 +113,7 @@ impl Error {
         match status.code as u32 {
             abi::PUSHGATE_PEER_LOST => Error::PeerLost { rank },
             abi::PUSHGATE_TIMED_OUT => {
-                Error::TimedOut { what: "a wait on the device".into(), after: std::time::Duration::ZERO }
+                Error::TimedOut { what: format!("a wait of rank {rank}"), after: std::time::Duration::ZERO }
             }
             abi::PUSHGATE_REFUSED => Error::Refused { rank, slot: status.detail },
             abi::PUSHGATE_STUCK => Error::Stuck { rank, slot: status.detail },

@@ -295,10 +295,10 @@ fn read(mut peers: Vec<(u32, Arc<UnixStream>)>, inbox: &Inbox, stop: &EventFd, o
 
 /// Only processes of our own user (or root) may be ranks of our job.
 fn check_owner(stream: &UnixStream, rank: u32) -> Result<()> {
-    let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|e| Error::io("peer's user")(e.into()))?;
-    let own = rustix::process::geteuid();
-    if peer.uid != own && !peer.uid.is_root() {
-        let reason = format!("runs as user {}, this rank as {}", peer.uid.as_raw(), own.as_raw());
+    let peer = pushgate_proxy::wire::peer_cred(stream).map_err(Error::io("peer's user"))?;
+    let own = rustix::process::geteuid().as_raw();
+    if peer.uid != own && peer.uid != 0 {
+        let reason = format!("runs as user {}, this rank as {own}", peer.uid);
         return Err(Error::Mismatch { rank, reason });
     }
     Ok(())

@@ -64,7 +64,6 @@ pub const PUSHGATE_SEG_CONTROL: u32 = 3;
 pub const PUSHGATE_SEG_LINK: u32 = 4;
 pub const PUSHGATE_PAGE: u32 = 4096;
 pub const PUSHGATE_WORK_CONSUMED: u32 = 64;
-pub const PUSHGATE_WORK_RECEIVES: u32 = 128;
 pub const PUSHGATE_WORK_RING: u32 = 4096;
 pub const PUSHGATE_CTL_CREDIT: u32 = 64;
 pub const PUSHGATE_CTL_STATUS: u32 = 72;

@@ -177,7 +177,7 @@ impl Record {
     /// Unpacks and checks what can be checked without knowing the queue pair:
     /// opcode, flags, inline length, largest message. Laps were checked by
     /// whoever copied the words out of the ring.
-    #[inline]
+    #[inline(always)]
     pub fn decode(w: &Words) -> Result<Self, Malformed> {
         let op = (w[0] >> abi::PUSHGATE_OPCODE_SHIFT) as u8;
         let flags = (w[0] >> abi::PUSHGATE_FLAGS_SHIFT) as u8;

@@ -35,7 +35,10 @@ struct pingpong_params {
 	u32 pad;
 };
 
-PUSHGATE_KERNEL(pingpong, pingpong_params)
+// Room for the next message is reserved before the wait for the last one, and a
+// message is given back after the answer is on its way: neither belongs between
+// what arrives and what leaves.
+template <class S> PUSHGATE_DEVICE void bounce(const pingpong_params &p)
 {
 	queue_pair qp(reinterpret_cast<const pushgate_qp *>(p.qps)[block_index()]);
 	u64 *result = reinterpret_cast<u64 *>(p.result) + 4 * block_index();
@@ -46,44 +49,53 @@ PUSHGATE_KERNEL(pingpong, pingpong_params)
 	for (u64 r = 0; r < p.warmup + p.rounds && s == status::ok; r++) {
 		if (r == p.warmup)
 			start = clock_ns();
-		for (u32 half = 0; half < 2 && s == status::ok; half++) {
-			if ((half == 1) == answers) {
-				if (in) {
-					u64 v[5] = {r, r, r, r, r};
-					s = send<block>(qp, v, (u32)p.bytes);
-				} else {
-					batch<block> b(qp);
-					s = b.begin(1, (u32)p.bytes);
-					if (s != status::ok)
-						break;
-					fill(b.payload(0), p.bytes, r);
-					if (thread_index() == 0) {
-						send_wr wr;
-						wr.opcode = opcode::send;
-						wr.length = (u32)p.bytes;
-						b.set(0, wr);
-					}
-					b.publish();
-				}
+		batch<S> b(qp);
+		s = b.begin(1, in ? 0 : (u32)p.bytes);
+		if (s != status::ok)
+			break;
+		// Round 0 of the side that begins has nothing to give back yet.
+		bool holds = false;
+		if (answers || r > 0) {
+			u64 expected = answers ? r : r - 1;
+			message m;
+			s = recv<S>(qp, m);
+			if (s != status::ok) {
+				b.cancel();
+				break;
+			}
+			holds = true;
+			if (in) {
+				wrong += m.words[0] != expected || m.length != p.bytes;
 			} else {
-				message m;
-				s = recv<block>(qp, m);
-				if (s != status::ok)
-					break;
-				if (in) {
-					wrong += m.words[0] != r || m.length != p.bytes;
-				} else {
-					sum += read_payload(m.data, p.bytes);
-					// The last words too: they must have come before the record.
-					const u64 *last = reinterpret_cast<const u64 *>(static_cast<const u8 *>(m.data) + p.bytes - 16);
-					if (thread_index() == 0)
-						wrong += last[0] != r;
-				}
-				release<block>(qp, 1, in);
+				sum += read_payload(m.data, p.bytes);
+				// The last word too: it must have come before the record.
+				const u64 *last = reinterpret_cast<const u64 *>(static_cast<const u8 *>(m.data) + p.bytes - 16);
+				if (S::rank() == 0)
+					wrong += last[0] != expected;
 			}
 		}
+		u64 v[5] = {r, r, r, r, r};
+		if (!in)
+			fill(b.payload(0), p.bytes, r);
+		if (S::rank() == 0) {
+			send_wr wr;
+			wr.opcode = opcode::send;
+			wr.payload = in ? v : nullptr;
+			wr.length = (u32)p.bytes;
+			b.set(0, wr);
+		}
+		b.publish(in);
+		if (holds)
+			release<S>(qp, 1, in);
 	}
-	if (thread_index() == 0) {
+	// The last answer.
+	if (!answers && s == status::ok) {
+		message m;
+		s = recv<S>(qp, m);
+		if (s == status::ok)
+			release<S>(qp, 1, in);
+	}
+	if (S::rank() == 0) {
 		result[0] = (u64)s;
 		result[1] = clock_ns() - start;
 		result[2] = wrong;
@@ -91,6 +103,14 @@ PUSHGATE_KERNEL(pingpong, pingpong_params)
 	}
 	if (sum == 0x5eed5eed5eed5eedull) // keeps the reads
 		result[3] = sum;
+}
+
+PUSHGATE_KERNEL(pingpong, pingpong_params)
+{
+	if (block_size() == 1)
+		bounce<thread>(p);
+	else
+		bounce<block>(p);
 }
 
 struct relay_params {

@@ -9,17 +9,18 @@ using namespace pushgate;
 struct bare_store_params {
 	u64 dst;
 	u64 bytes;  // of one round of one block, a multiple of 16
-	u64 stride; // from block to block
+	u64 places; // rounds go to this many places in turn, those of all blocks side by side
 	u64 rounds;
 };
 
 PUSHGATE_KERNEL(bare_store, bare_store_params)
 {
-	u64x2 *dst = reinterpret_cast<u64x2 *>(p.dst + block_index() * p.stride);
 	u64 n = p.bytes / 16, lanes = block_size();
-	for (u64 r = 0; r < p.rounds; r++)
+	for (u64 r = 0; r < p.rounds; r++) {
+		u64x2 *dst = reinterpret_cast<u64x2 *>(p.dst + (r % p.places * grid_size() + block_index()) * p.bytes);
 		for (u64 i = thread_index(); i < n; i += lanes)
 			store_payload(dst + i, u64x2{r, i});
+	}
 }
 
 struct push_params {

@@ -650,7 +650,7 @@ PUSHGATE_KERNEL(fill, fill_params)
         assert_eq!(buffer.addr() % 4096, 0);
         let stream = executor.stream().unwrap();
         // Four blocks, a quarter each, three rounds.
-        let params = words(&[buffer.addr(), 16 << 10, 16 << 10, 3]);
+        let params = words(&[buffer.addr(), 16 << 10, 1, 3]);
         // SAFETY: the buffer outlives the launch and is as long as the kernel is told.
         let running =
             unsafe { executor.launch(&stream, &module, "bare_store", Launch::new(4, 64), &params) }.unwrap();

@@ -1313,7 +1313,7 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         let device = executor.alloc(64 << 10).unwrap();
         let stream = executor.stream().unwrap();
         for (addr, buffer) in [(seen.device_addr(), &host), (device.addr(), &device)] {
-            let params = words(&[addr, 16 << 10, 16 << 10, 3]);
+            let params = words(&[addr, 16 << 10, 1, 3]);
             // SAFETY: both buffers are as long as the kernel is told and outlive it.
             let run =
                 unsafe { executor.launch(&stream, &embedded, "bare_store", Launch::new(4, 64), &params) };

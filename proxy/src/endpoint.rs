@@ -19,7 +19,7 @@ use crate::mover::{Move, Mover};
 use crate::qp::local::LocalQp;
 use crate::qp::{Inbound, PeerCounts, QueuePair};
 use crate::region::{RegionMemory, Regions, Stretch};
-use crate::ring::{self, Look};
+use crate::ring::{self, Found, Look};
 use crate::session::{Session, Status, count_word};
 use crate::staging::Staging;
 
@@ -54,8 +54,8 @@ pub struct QpOptions {
     /// A slot reserved and not published while later ones are complete ends the
     /// queue pair after this, nanoseconds.
     pub stuck_ns: u64,
-    /// Of each message, in this share of the peer's window (in 256ths), a slow
-    /// reader may hold before further ones are copied out.
+    /// Share of the peer's window, in 256ths, that a slow reader may hold in
+    /// place; what comes on top is copied out.
     pub in_place_share: u8,
     /// A reader that gives nothing back for this long while it holds messages is
     /// slow, nanoseconds: what it holds beyond its share is copied out. A reader
@@ -156,8 +156,10 @@ pub struct Endpoint {
     gate: Gate,
     session: Session,
     qp: Box<dyn QueuePair>,
-    /// Read and checked, but without a permit yet.
-    pending: Option<(Record, RecordWords)>,
+    /// The WQE at the ring's head, our private copy.
+    wqe: RecordWords,
+    /// It is there and was checked, but has no permit yet.
+    pending: bool,
     stalled: bool,
     credit: u64,
     delivered_slots: u64,
@@ -272,7 +274,8 @@ impl Endpoint {
             gate,
             session: Session::new(0),
             qp,
-            pending: None,
+            wqe: [0; 8],
+            pending: false,
             stalled: false,
             credit: 0,
             delivered_slots: 0,
@@ -356,7 +359,7 @@ impl Endpoint {
         let counts = self.qp.peer_counts();
         let count = |word: u64| word & abi::PUSHGATE_COUNT_MASK;
         let (sent, received) = (self.staging.messages(), self.session.received());
-        (self.pending.is_none()
+        (!self.pending
             && self.staging.has_room()
             && !matches!(ring::look(&self.wqes, self.staging.head(), self.staging.slots_log()), Look::Empty))
             || self.qp.has_inbound()
@@ -366,7 +369,7 @@ impl Endpoint {
             || Status::from_word(self.qp.peer_status()).is_some()
             || (received < sent && count(counts.received) > received)
             || (self.staging.outstanding() > 0 && count(counts.released) > self.session.released())
-            || (self.pending.is_some() && count(counts.granted) > self.gate.granted())
+            || (self.pending && count(counts.granted) > self.gate.granted())
     }
 
     /// The words that tell others that this engine sleeps.
@@ -394,7 +397,7 @@ impl Endpoint {
             return;
         }
         self.next_scan = now + self.options.stuck_ns / 8;
-        let hole = self.pending.is_none() && self.hole();
+        let hole = !self.pending && self.hole();
         if self.staging.stuck(hole, now, self.options.stuck_ns) {
             self.counters.stuck += 1;
             let detail = self.staging.head() as u32;
@@ -426,10 +429,16 @@ impl Endpoint {
         self.staging.retire(u64::MAX, |c| {
             complete(cq, head, log, c.wr_id, c.opcode, status.code, c.length);
         });
-        if let Some((record, _)) = self.pending.take()
-            && record.has(Record::SIGNALED)
-        {
-            complete(cq, head, log, record.id, record.opcode as u8, status.code, record.length);
+        // What was published and not yet released completes as well, so that a
+        // device that polls its CQ gets an answer to each.
+        let (first, slots) = (self.staging.head(), 1 << self.staging.slots_log());
+        for slot in first..first + slots {
+            let Look::Ready(words) = ring::look(&self.wqes, slot, self.staging.slots_log()) else { break };
+            if let Ok(r) = Record::decode(&words)
+                && r.has(Record::SIGNALED)
+            {
+                complete(cq, head, log, r.id, r.opcode as u8, status.code, r.length);
+            }
         }
         self.qp.notify();
     }
@@ -449,7 +458,7 @@ impl Endpoint {
         let word = Status::new(abi::PUSHGATE_ABORTED).word();
         if self.session.status().is_none() {
             self.control_line[STATUS].store(word, Ordering::Release);
-            if self.staging.outstanding() > 0 || self.pending.is_some() {
+            if self.staging.outstanding() > 0 || self.pending {
                 self.fail(Status::new(abi::PUSHGATE_ABORTED));
             }
         }
@@ -466,34 +475,33 @@ impl Endpoint {
     fn transmit(&mut self) -> bool {
         let mut n = 0;
         while n < BATCH {
-            let (record, words) = match self.pending.take() {
-                Some(p) => p,
-                None => {
-                    if !self.staging.has_room() {
-                        break;
-                    }
-                    match ring::look(&self.wqes, self.staging.head(), self.staging.slots_log()) {
-                        Look::Empty => break,
-                        Look::Torn => {
-                            self.refuse(None, &Malformed::Lap);
-                            return true;
-                        }
-                        Look::Ready(words) => match Record::decode(&words) {
-                            Ok(record) => match self.check(&record) {
-                                Ok(()) => (record, words),
-                                Err(e) => {
-                                    self.refuse(Some(&record), &*e);
-                                    return true;
-                                }
-                            },
-                            Err(e) => {
-                                self.refuse(None, &e);
-                                return true;
-                            }
-                        },
+            let new = !self.pending;
+            if new {
+                if !self.staging.has_room() {
+                    break;
+                }
+                let (head, log) = (self.staging.head(), self.staging.slots_log());
+                match ring::look_into(&self.wqes, head, log, &mut self.wqe) {
+                    Found::Empty => break,
+                    Found::Ready => {}
+                    Found::Torn => {
+                        self.refuse(&Malformed::Lap);
+                        return true;
                     }
                 }
+            }
+            // A pending one is decoded again: that is cheaper than to keep it.
+            let record = match Record::decode(&self.wqe) {
+                Ok(record) => record,
+                Err(e) => {
+                    self.refuse(&e);
+                    return true;
+                }
             };
+            if new && let Err(e) = self.check(&record) {
+                self.refuse(&*e);
+                return true;
+            }
             if record.opcode == Opcode::Nop {
                 self.staging.release(&record);
                 self.counters.nops += 1;
@@ -503,17 +511,16 @@ impl Endpoint {
             let need = Need { bytes: record.length, receive: record.opcode == Opcode::Send };
             let sequence = self.staging.messages();
             let qp = &mut self.qp;
-            let posted =
-                self.gate.reserve(need).map(|permit| qp.post_send(permit, sequence, &record, &words));
+            let wqe = &self.wqe;
+            let posted = self.gate.reserve(need).map(|permit| qp.post_send(permit, sequence, &record, wqe));
             match posted {
-                Ok(Ok(())) => self.stalled = false,
+                Ok(Ok(())) => (self.pending, self.stalled) = (false, false),
                 Ok(Err(status)) => {
-                    self.pending = Some((record, words));
                     self.fail(status);
                     return true;
                 }
                 Err(stall) => {
-                    self.pending = Some((record, words));
+                    self.pending = true;
                     // Once for each message, not for each look.
                     if !std::mem::replace(&mut self.stalled, true) {
                         *match stall {
@@ -540,6 +547,9 @@ impl Endpoint {
     fn check(&self, r: &Record) -> Result<(), Box<dyn std::error::Error>> {
         self.staging.check(r)?;
         if r.has(Record::REGION) {
+            if !self.qp.sends_from_regions() {
+                return Err(format!("the queue pair `{}` does not send from regions", self.qp.name()).into());
+            }
             self.regions.resolve(r.place, r.place_offset, r.length)?;
         }
         if (r.opcode == Opcode::Signal || r.has(Record::WITH_SIGNAL))
@@ -547,21 +557,16 @@ impl Endpoint {
         {
             return Err(format!("signal {} of {}", r.signal, self.peer_geometry.signals).into());
         }
-        if r.opcode == Opcode::Send && r.length == 0 && !r.has(Record::INLINE) && r.units() > 0 {
-            return Err("an empty message that holds room".into());
-        }
         Ok(())
     }
 
     #[cold]
-    fn refuse(&mut self, record: Option<&Record>, why: &dyn std::fmt::Display) {
+    fn refuse(&mut self, why: &dyn std::fmt::Display) {
         self.counters.refused += 1;
         let slot = self.staging.head();
         tracing::warn!(rank = self.rank(), peer = self.peer(), slot, "WQE refused: {why}");
         let status =
             Status { rank: Some(self.rank()), detail: slot as u32, ..Status::new(abi::PUSHGATE_REFUSED) };
-        // Its completion comes behind those of the messages before it.
-        self.pending = record.map(|r| (*r, [0; 8]));
         self.fail(status);
     }
 
@@ -649,9 +654,10 @@ impl Endpoint {
                     None => return true,
                 }
             }
-            let words = match self.qp.poll_recv() {
+            let mut words = [0; 8];
+            match self.qp.poll_recv(&mut words) {
                 Inbound::Empty => break,
-                Inbound::Record(words) => words,
+                Inbound::Record => {}
                 Inbound::Torn => {
                     self.overrun(&Malformed::Lap);
                     return true;

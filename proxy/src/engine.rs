@@ -273,6 +273,7 @@ impl Loop {
                         let (_, mut endpoint) = self.endpoints.remove(i);
                         // A device may be reading mappings that go with it.
                         endpoint.settle(&mut self.mover);
+                        endpoint.close();
                         endpoint.counters()
                     });
                     self.gone += counters.unwrap_or_default();

@@ -9,12 +9,12 @@ use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Opcode, Record, Words};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
-use pushgate_driver_shim::{abi, record};
+use pushgate_driver_shim::abi;
 
 use crate::endpoint::{Endpoint, QpMemory, QpOptions};
 use crate::gate::{Gate, Limits, Need};
 use crate::memory;
-use crate::ring::{self, Look};
+use crate::ring::{self, Found};
 use crate::staging::Staging;
 
 /// Messages between two looks at the peer's counts, as in the engine.
@@ -124,21 +124,22 @@ pub fn messages(batches: u64) -> Result<(u64, Duration), Box<dyn std::error::Err
     let wqes = memory::Words::writable(&sides[0].0[1], abi::PUSHGATE_WORK_RING as usize, 8 << log);
     let rx = memory::Words::writable(&sides[1].0[2], geometry(1).control_rx_offset(), 8 << log);
     let consumed = memory::Words::writable(&sides[1].0[1], abi::PUSHGATE_WORK_CONSUMED as usize, 1);
-    let mut words: Words = Record { flags: Record::INLINE, length: 8, ..Record::new(Opcode::Send) }.encode(0);
+    let template: Words = Record { flags: Record::INLINE, length: 8, ..Record::new(Opcode::Send) }.encode(0);
+    let mut words = template;
     let (mut posted, mut taken) = (0u64, 0u64);
     let start = Instant::now();
     while taken < batches * BATCH {
         for _ in 0..BATCH.min(batches * BATCH - posted) {
-            record::set_inline(&mut words, Opcode::Send, &posted.to_le_bytes());
-            ring::publish(&wqes, posted, log, &words);
+            // Inline payload below 2^56 is word 3 alone.
+            let [w0, w1, w2, _, w4, w5, w6, w7] = template;
+            ring::publish(&wqes, posted, log, &[w0, w1, w2, posted, w4, w5, w6, w7]);
             posted += 1;
         }
         sender.poll(&mut None);
         receiver.poll(&mut None);
-        while let Look::Ready(got) = ring::look(&rx, taken, log) {
-            let inline = record::inline(&got, Opcode::Send);
-            if inline[..8] != taken.to_le_bytes() {
-                return Err(format!("message {taken} holds {:?}", &inline[..8]).into());
+        while ring::look_into(&rx, taken, log, &mut words) == Found::Ready {
+            if words[3] & abi::PUSHGATE_DATA_MASK != taken {
+                return Err(format!("message {taken} holds {:#x}", words[3]).into());
             }
             taken += 1;
         }

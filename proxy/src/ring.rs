@@ -13,7 +13,7 @@ pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{Words, lap_of, with_lap};
+use pushgate_driver_shim::record::{Words, lap_of};
 
 /// What a look at a slot found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,9 +33,24 @@ fn slot(ring: &[AtomicU64], cursor: u64, log: u32) -> &[AtomicU64] {
     &ring[first..first + abi::PUSHGATE_RECORD_WORDS as usize]
 }
 
-/// Looks at the slot of `cursor` in a ring of `1 << log` records.
+/// What [`look_into`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Not written yet, or only in part.
+    Empty,
+    /// Complete, and copied.
+    Ready,
+    /// A word carries a lap that is neither this one nor the last.
+    Torn,
+}
+
+/// Looks at the slot of `cursor` in a ring of `1 << log` records and, if it is
+/// complete, copies it to `words`. On any other answer `words` holds nothing of use.
+///
+/// Into the caller's place and not by value: the eight words are stored one by
+/// one, and a copy of them by wider loads right after would wait for the stores.
 #[inline(always)]
-pub fn look(ring: &[AtomicU64], cursor: u64, log: u32) -> Look {
+pub fn look_into(ring: &[AtomicU64], cursor: u64, log: u32, words: &mut Words) -> Found {
     let slot = slot(ring, cursor, log);
     let lap = lap_of(cursor, log);
     let w0 = slot[0].load(Ordering::Relaxed);
@@ -48,28 +63,39 @@ pub fn look(ring: &[AtomicU64], cursor: u64, log: u32) -> Look {
     // read-only, where Rust promises relaxed loads alone.
     fence(Ordering::Acquire);
     // Each word once, into memory that nobody else can write.
-    let mut words = [w0, 0, 0, 0, 0, 0, 0, 0];
+    words[0] = w0;
     let mut wrong = 0;
     for i in 1..8 {
-        words[i] = slot[i].load(Ordering::Relaxed);
-        wrong |= words[i] ^ w0;
+        let w = slot[i].load(Ordering::Relaxed);
+        words[i] = w;
+        wrong |= w ^ w0;
     }
     if wrong >> abi::PUSHGATE_LAP_SHIFT == 0 {
-        return Look::Ready(words);
+        return Found::Ready;
     }
     for w in &words[1..] {
         let found = (w >> abi::PUSHGATE_LAP_SHIFT) as u8;
-        if found != lap && classify(found, lap) == Look::Torn {
-            return Look::Torn;
+        if found != lap && classify(found, lap) == Found::Torn {
+            return Found::Torn;
         }
     }
-    Look::Empty
+    Found::Empty
+}
+
+/// [`look_into`] by value, for where a few nanoseconds do not matter.
+pub fn look(ring: &[AtomicU64], cursor: u64, log: u32) -> Look {
+    let mut words = [0; abi::PUSHGATE_RECORD_WORDS as usize];
+    match look_into(ring, cursor, log, &mut words) {
+        Found::Empty => Look::Empty,
+        Found::Ready => Look::Ready(words),
+        Found::Torn => Look::Torn,
+    }
 }
 
 #[cold]
 #[inline(never)]
-fn classify(found: u8, lap: u8) -> Look {
-    if found == lap.wrapping_sub(1) { Look::Empty } else { Look::Torn }
+fn classify(found: u8, lap: u8) -> Found {
+    if found == lap.wrapping_sub(1) { Found::Empty } else { Found::Torn }
 }
 
 /// True if word 0 of `cursor`'s slot carries its lap: something was published
@@ -84,12 +110,12 @@ pub fn touched(ring: &[AtomicU64], cursor: u64, log: u32) -> bool {
 #[inline(always)]
 pub fn publish(ring: &[AtomicU64], cursor: u64, log: u32, words: &Words) {
     let slot = slot(ring, cursor, log);
-    let words = with_lap(words, lap_of(cursor, log));
+    let lap = (lap_of(cursor, log) as u64) << abi::PUSHGATE_LAP_SHIFT;
     for i in 1..8 {
-        slot[i].store(words[i], Ordering::Relaxed);
+        slot[i].store(words[i] & abi::PUSHGATE_DATA_MASK | lap, Ordering::Relaxed);
     }
     // Everything before (payload moved by us, words 1 to 7) before word 0.
-    slot[0].store(words[0], Ordering::Release);
+    slot[0].store(words[0] & abi::PUSHGATE_DATA_MASK | lap, Ordering::Release);
 }
 
 /// A cumulative word: written by one side, read by the other.
@@ -145,7 +171,7 @@ pub fn must_ring(flag: &AtomicU64) -> bool {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use pushgate_driver_shim::record::{Opcode, Record};
+    use pushgate_driver_shim::record::{Opcode, Record, with_lap};
 
     fn ring(log: u32) -> Vec<AtomicU64> {
         (0..8usize << log).map(|_| AtomicU64::new(0)).collect()

@@ -205,11 +205,13 @@ pub(crate) fn dial(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
 /// Who is at the other end of a Unix socket.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct PeerCred {
+pub struct PeerCred {
     /// 0 if the process lies outside our PID namespace.
-    pub(crate) pid: c_int,
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
+    pub pid: c_int,
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
 }
 
 // rustix's `socket_peercred` has a PID that cannot be 0, which is what the
@@ -223,7 +225,7 @@ const SOL_SOCKET: c_int = 1;
 const SO_PEERCRED: c_int = 17;
 
 /// `SO_PEERCRED`: as the peer was when it connected, or when it listened.
-pub(crate) fn peer_cred(stream: &UnixStream) -> io::Result<PeerCred> {
+pub fn peer_cred(stream: &UnixStream) -> io::Result<PeerCred> {
     let mut cred = PeerCred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<PeerCred>() as u32;
     // SAFETY: the kernel writes at most `length` bytes of a struct ucred (three

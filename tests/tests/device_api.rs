@@ -572,7 +572,7 @@ fn p4_what_a_slow_reader_holds_too_long_is_copied_out() {
         all_ok(&sender.end());
         assert!(read(&to, 40000) == data[..40000]);
         let c = rig.counters();
-        assert!(c.copied_out >= 1, "{c:?}");
+        eprintln!("{got:?}");assert!(c.copied_out >= 1, "{c:?}");
         assert_eq!((c.dropped, c.refused), (0, 0));
     });
 }
@@ -752,7 +752,7 @@ fn p5_many_threads_post_and_poll_and_each_completion_comes_once() {
 #[test]
 fn p1_p6_many_blocks_push_into_one_queue_pair() {
     on_every_device(|device| {
-        let rig = Rig::new(device, &[("timeout","50000")]);
+        let rig = Rig::new(device, &[("timeout","8000")]);
         let pair = rig.pair(QpConfig { slots: Some(64), receives: Some(32), ..window(16384) });
         const MOST: u64 = 150;
         for (kernel, producers, each) in
@@ -770,7 +770,7 @@ fn p1_p6_many_blocks_push_into_one_queue_pair() {
             let sink = Launch::new(1, threads).cooperating();
             let sink = pair[1].launch(&rig.crowd, "crowd_sink", sink, params(&pair[1], &taken));
             let push = pair[0].launch(&rig.crowd, kernel, rig.crowd(), params(&pair[0], &result));
-            let t0=Instant::now(); finish(&push);eprintln!("{kernel} push {:?}",t0.elapsed());
+            let t0=Instant::now(); while !push.is_done().unwrap() {std::thread::sleep(Duration::from_millis(500)); let st=read_words(pair[0].qp.device_state(),20);eprintln!("{:?} reserved {} {} credit {} {} {:?}",t0.elapsed(),st[0]>>24&0xffffff,st[0]&0xffffff,st[16]>>24&0xffffff,st[16]&0xffffff,rig.counters());} finish(&push);eprintln!("{kernel} push {:?}",t0.elapsed());let st=read_words(pair[0].qp.device_state(),20);eprintln!("reserved slots {} units {} cq {} shared credit slots {} units {} cq_head {} next {:?}",st[0]>>24&0xffffff,st[0]&0xffffff,st[0]>>48,st[16]>>24&0xffffff,st[16]&0xffffff,st[17],read_words(&next,producers as usize));
             finish(&sink);eprintln!("sink {:?} {:?} {:?} {:?}",t0.elapsed(),read_words(&taken,3),rig.counters(),[pair[0].qp.check(),pair[1].qp.check()]);
             assert_eq!(status_name(read_words(&result, 1)[0]), "ok", "{kernel}");
             let t = read_words(&taken, 3);

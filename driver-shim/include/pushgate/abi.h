@@ -203,14 +203,13 @@ struct pushgate_header {
 
 /* Work segment, written by the device, read by the engine. */
 #define PUSHGATE_WORK_CONSUMED 64   /* receive records released, cumulative */
-#define PUSHGATE_WORK_RECEIVES 128  /* receives posted, cumulative (informative) */
 #define PUSHGATE_WORK_RING PUSHGATE_PAGE /* WQEs, then posted receives */
 
 /* Control segment, written by the engine, read by the device. One line holds
  * all that a waiting device thread has to look at. */
 #define PUSHGATE_CTL_CREDIT 64
 #define PUSHGATE_CTL_STATUS 72
-#define PUSHGATE_CTL_DELIVERED 80 /* messages that the peer has, cumulative */
+#define PUSHGATE_CTL_DELIVERED 80 /* WQE slots whose messages the peer has, cumulative */
 #define PUSHGATE_CTL_SLEEPING 128 /* not 0: the engine sleeps, ring the doorbell */
 #define PUSHGATE_CTL_SIGNALS PUSHGATE_PAGE /* then CQ, receive ring, landing ring,
 					      each from the next page on */
@@ -246,7 +245,7 @@ struct pushgate_qp {
 	pushgate_u64 receives;	  /* posted receives, this side writes */
 	pushgate_u64 consumed;	  /* word: receive records released */
 	pushgate_u64 credit;	  /* word: credit; status is the word after it */
-	pushgate_u64 delivered;	  /* word: messages that the peer has */
+	pushgate_u64 delivered;	  /* word: slots whose messages the peer has */
 	pushgate_u64 sleeping;	  /* word: the engine sleeps (CPU executor) */
 	pushgate_u64 signals;	  /* words that the peer's signals arrive in */
 	pushgate_u64 cq;	  /* CQEs */

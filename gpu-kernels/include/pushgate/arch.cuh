@@ -141,11 +141,17 @@ template <order O> PUSHGATE_DEVICE void store_device(u64 *p, u64 v)
 	else
 		asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-// Relaxed; returns what was there.
-PUSHGATE_DEVICE u64 compare_and_swap(u64 *p, u64 expected, u64 desired)
+// Returns what was there.
+template <order O = order::relaxed> PUSHGATE_DEVICE u64 compare_and_swap(u64 *p, u64 expected, u64 desired)
 {
 	u64 v;
-	asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+	if (O == order::release)
+		asm volatile("atom.release.gpu.global.cas.b64 %0, [%1], %2, %3;"
+			     : "=l"(v)
+			     : "l"(p), "l"(expected), "l"(desired)
+			     : "memory");
+	else
+		asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
 		     : "=l"(v)
 		     : "l"(p), "l"(expected), "l"(desired)
 		     : "memory");
@@ -325,9 +331,10 @@ inline void store_pair(u64 *p, u64 x, u64 y)
 }
 template <order O> inline u64 load_device(const u64 *p) { return load<O>(p); }
 template <order O> inline void store_device(u64 *p, u64 v) { store<O>(p, v); }
-inline u64 compare_and_swap(u64 *p, u64 expected, u64 desired)
+template <order O = order::relaxed> inline u64 compare_and_swap(u64 *p, u64 expected, u64 desired)
 {
-	__atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	__atomic_compare_exchange_n(p, &expected, desired, false,
+				    O == order::release ? __ATOMIC_RELEASE : __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 	return expected;
 }
 inline u64x2 load_payload(const u64x2 *p) { return *p; }

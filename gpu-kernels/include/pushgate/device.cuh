@@ -331,10 +331,9 @@ PUSHGATE_DEVICE status try_take(queue_pair &qp, u32 n, u32 each, u32 cqes, reser
 			if (!fits(q, cursor, qp.credit, n, units)) {
 				u64 shared = qp.credit;
 				qp.credit = load<PUSHGATE_ORDER_CREDIT>(reinterpret_cast<const u64 *>(q.credit));
-				// Forward only, in modular order: a slow thread must not put an
-				// older credit over a newer one.
-				if (((slots_of(qp.credit) - slots_of(shared)) & cursor_mask) <= 1u << q.slots_log)
-					store_device<PUSHGATE_ORDER_CREDIT_SHARE>(&qp.state()->credit, qp.credit);
+				// A slow thread must not put an older credit over a newer one;
+				// whoever loses has nothing to add.
+				compare_and_swap<PUSHGATE_ORDER_CREDIT_SHARE>(&qp.state()->credit, shared, qp.credit);
 				if (!fits(q, cursor, qp.credit, n, units)) {
 					// The cursor may be old as well; only a fresh one proves "full".
 					u64 fresh = load_device<order::relaxed>(&qp.state()->reserved);
@@ -544,8 +543,12 @@ template <class S> class batch {
 	{
 		r = reservation{0, 0};
 		status s = attempt(count, cqes);
-		if (s != status::again || !wait)
+		if (s != status::again)
 			return s;
+		if (!wait) {
+			status end = qp.health();
+			return end == status::ok ? s : end;
+		}
 		status end = qp.wait([&] { return (s = attempt(count, cqes)) != status::again; });
 		return end == status::ok ? s : end;
 	}
@@ -586,7 +589,8 @@ namespace detail {
 
 template <class S> PUSHGATE_DEVICE status post(queue_pair &qp, const send_wr &wr, bool wait)
 {
-	if (wr.length > PUSHGATE_MAX_MESSAGE || wr.value > PUSHGATE_SIGNAL_MAX)
+	if (wr.length > PUSHGATE_MAX_MESSAGE || (wr.value | wr.remote_offset | wr.local_offset) > PUSHGATE_SIGNAL_MAX ||
+	    wr.signal >= PUSHGATE_MAX_SIGNALS)
 		return status::invalid;
 	batch<S> b(qp);
 	u32 units = wr.units();
@@ -781,8 +785,11 @@ template <class S> PUSHGATE_DEVICE status receive(queue_pair &qp, message &m, bo
 	if (S::rank() == 0) {
 		if (wait)
 			s = (u64)qp.wait([&] { return look(qp, qp.rx, m); });
-		else if (!look(qp, qp.rx, m))
-			s = qp.health() == status::ok ? (u64)status::again : (u64)qp.health();
+		else if (!look(qp, qp.rx, m)) {
+			s = (u64)qp.health();
+			// What arrived before the end is still taken.
+			s = s == 0 ? (u64)status::again : look(qp, qp.rx, m) ? 0 : s;
+		}
 	}
 	s = S::broadcast(s);
 	if (s == 0) {

@@ -110,9 +110,9 @@ impl QueuePair for LocalQp {
         // receiver checks (P4); whether the producer wants a CQE is not its business.
         const ID: u64 = 0xff << abi::PUSHGATE_ID_HIGH_SHIFT
             | (abi::PUSHGATE_F_SIGNALED as u64) << abi::PUSHGATE_FLAGS_SHIFT;
-        let mut w = *words;
-        w[0] = w[0] & !ID | (sequence >> abi::PUSHGATE_ID_LOW_BITS & 0xff) << abi::PUSHGATE_ID_HIGH_SHIFT;
-        w[1] = w[1] & 0xffff_ffff | (sequence & 0xff_ffff) << abi::PUSHGATE_ID_LOW_SHIFT;
+        let w0 = words[0] & !ID | (sequence >> abi::PUSHGATE_ID_LOW_BITS & 0xff) << abi::PUSHGATE_ID_HIGH_SHIFT;
+        let w1 = words[1] & 0xffff_ffff | (sequence & 0xff_ffff) << abi::PUSHGATE_ID_LOW_SHIFT;
+        let w = [w0, w1, words[2], words[3], words[4], words[5], words[6], words[7]];
         ring::publish(&self.out_ring, self.sent, self.out_log, &w);
         self.sent += 1;
         self.dirty = true;
@@ -144,13 +144,13 @@ impl QueuePair for LocalQp {
     }
 
     #[inline]
-    fn poll_recv(&mut self) -> Inbound {
-        match ring::look(&self.in_ring, self.inbound, self.in_log) {
-            ring::Look::Empty => Inbound::Empty,
-            ring::Look::Torn => Inbound::Torn,
-            ring::Look::Ready(words) => {
+    fn poll_recv(&mut self, words: &mut RecordWords) -> Inbound {
+        match ring::look_into(&self.in_ring, self.inbound, self.in_log, words) {
+            ring::Found::Empty => Inbound::Empty,
+            ring::Found::Torn => Inbound::Torn,
+            ring::Found::Ready => {
                 self.inbound += 1;
-                Inbound::Record(words)
+                Inbound::Record
             }
         }
     }
@@ -167,6 +167,11 @@ impl QueuePair for LocalQp {
 
     fn in_place(&self) -> bool {
         true
+    }
+
+    /// The peer maps our window, not our regions.
+    fn sends_from_regions(&self) -> bool {
+        false
     }
 
     #[inline]

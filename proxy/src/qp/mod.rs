@@ -13,8 +13,8 @@ use crate::session::Status;
 pub enum Inbound {
     /// Nothing.
     Empty,
-    /// The next record; its `id` is a sequence number.
-    Record(Words),
+    /// The next record was copied out; its `id` is a sequence number.
+    Record,
     /// The slot holds what no sender of this session could have written.
     Torn,
 }
@@ -59,8 +59,8 @@ pub trait QueuePair: Send {
     /// The peer's status word.
     fn peer_status(&self) -> u64;
 
-    /// Takes the next inbound record.
-    fn poll_recv(&mut self) -> Inbound;
+    /// Takes the next inbound record, if there is one, into `words`.
+    fn poll_recv(&mut self, words: &mut Words) -> Inbound;
 
     /// True if [`QueuePair::poll_recv`] would find one; takes nothing.
     fn has_inbound(&self) -> bool;
@@ -71,6 +71,9 @@ pub trait QueuePair: Send {
 
     /// True if the receiving device can read inbound payload where it lies.
     fn in_place(&self) -> bool;
+
+    /// True if payload can lie in a region that the WQE names.
+    fn sends_from_regions(&self) -> bool;
 
     /// Publishes our counts to the peer: words of epoch and count.
     fn acknowledge(&mut self, counts: PeerCounts);

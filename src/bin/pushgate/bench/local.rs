@@ -82,9 +82,10 @@ pub fn run(b: &Bench) -> Result<()> {
             }
             start.elapsed().as_secs_f64()
         };
-        let warm = copy(100) / 100.0;
-        let count = ((b.seconds / warm) as u64).clamp(16, 1 << 22);
-        hand_over(count / 4 + 1, rkey)?;
+        copy(100);
+        let warm = hand_over(64, rkey)?.0.max(hand_over(64, 0)?.0) / 64.0;
+        let count = ((b.seconds / warm) as u64).clamp(64, 1 << 22);
+        hand_over(count, rkey)?;
         let (mut put, mut placed, mut ceiling) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
         let mut copied = 0;
         for _ in 0..b.runs {

@@ -39,7 +39,7 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(
-            bench("push", "Stores into the window, with credit and WQEs; ceiling: the same stores alone", "256K,1M")
+            bench("push", "Stores into the window, with credit and WQEs; ceiling: the same stores alone", "256K,1M,4M")
                 .arg(number("blocks", "Blocks [default: 4 on a GPU, 1 on the CPU]"))
                 .arg(number("threads", "Threads of a block [default: 1024 on a GPU, 1 on the CPU]")),
         )

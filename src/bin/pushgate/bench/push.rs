@@ -11,7 +11,7 @@ use super::{Bench, finish};
 struct BareParams {
     dst: u64,
     bytes: u64,
-    stride: u64,
+    places: u64,
     rounds: u64,
 }
 
@@ -44,7 +44,8 @@ pub fn run(b: &Bench) -> Result<()> {
     for &bytes in &b.bytes {
         // Room for two messages of each block at least, so that a block fills one
         // while another is retired.
-        let window = (2 * blocks as u64 * bytes).next_power_of_two().max(16 << 20).min(512 << 20);
+        let window = (2 * blocks as u64 * bytes).next_power_of_two().clamp(64 << 10, 512 << 20);
+        let places = window / (blocks as u64 * bytes);
         let config = QpConfig { window_size: Some(window), ..QpConfig::default() };
         let pair = b.pair(&context, config)?;
         let plain = context.shared("bench-push", window as usize)?;
@@ -53,7 +54,7 @@ pub fn run(b: &Bench) -> Result<()> {
         let result = context.alloc(blocks as usize * 8)?;
         let sunk = context.alloc(8)?;
         let bare = |rounds: u64| -> Result<f64> {
-            let params = BareParams { dst: plain.device_addr(), bytes, stride: bytes, rounds };
+            let params = BareParams { dst: plain.device_addr(), bytes, places, rounds };
             // SAFETY: the buffer holds what all blocks write and outlives the kernel.
             let running =
                 unsafe { context.launch(&pushing, &module, "bare_store", Launch::new(blocks, threads), &params)? };

@@ -1,0 +1,401 @@
+//! The examples as programs: what they print, what they exit with, and what is
+//! left when a part of them dies.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pushgate::Settings;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// One group of processes at a time: there may be few cores.
+static ONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The example's program, built with this test's profile if it is not there.
+fn program(name: &str) -> PathBuf {
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _one = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let this = std::env::current_exe().unwrap();
+    let profile = this.parent().and_then(Path::parent).expect("…/PROFILE/deps/this");
+    let path = profile.join("examples").join(name);
+    if !path.is_file() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.current_dir(root).args(["build", "--package", "pushgate", "--example", name]);
+        cargo.arg("--target-dir").arg(profile.parent().unwrap());
+        if profile.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let built = cargo.output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    }
+    path
+}
+
+/// A program that runs, in an environment without settings.
+struct Run {
+    child: Child,
+    output: [Option<JoinHandle<String>>; 2],
+    start: Instant,
+}
+
+#[derive(Debug)]
+struct Ended {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+    took: Duration,
+}
+
+fn collect(mut from: impl Read + Send + 'static) -> Option<JoinHandle<String>> {
+    Some(std::thread::spawn(move || {
+        let mut text = String::new();
+        from.read_to_string(&mut text).unwrap();
+        text
+    }))
+}
+
+impl Run {
+    fn start(name: &str, args: &[&str], env: &[(&str, &str)]) -> Run {
+        let mut command = Command::new(program(name));
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        for key in Settings::KEYS {
+            command.env_remove(key.variable());
+        }
+        command.env_remove("PUSHGATE_CONFIG").env_remove("PUSHGATE_LOG").envs(env.iter().copied());
+        let start = Instant::now();
+        let mut child = command.spawn().unwrap();
+        let output = [collect(child.stdout.take().unwrap()), collect(child.stderr.take().unwrap())];
+        Run { child, output, start }
+    }
+
+    /// Waits for its end; the output is complete when the last process that has
+    /// it is gone.
+    fn end(mut self, limit: Duration) -> Ended {
+        let deadline = self.start + limit;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "it did not end within {limit:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let took = self.start.elapsed();
+        let [stdout, stderr] = self.output.each_mut().map(|o| o.take().unwrap().join().unwrap());
+        Ended { code: status.code(), stdout, stderr, took }
+    }
+
+    /// Its child processes, by role.
+    fn parts(&self) -> Vec<(u32, String)> {
+        let mut parts = Vec::new();
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+            if parent_of(pid) == Some(self.child.id())
+                && let Some(role) = role_of(pid)
+            {
+                parts.push((pid, role));
+            }
+        }
+        parts
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // A test that failed leaves nothing; the parts follow their parent.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may hold anything but ends at the last parenthesis.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    (fields.next()? != "Z").then_some(())?;
+    fields.next()?.parse().ok()
+}
+
+fn role_of(pid: u32) -> Option<String> {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let role = environment.split(|b| *b == 0).find_map(|v| v.strip_prefix(b"_PUSHGATE_ROLE="))?;
+    String::from_utf8(role.to_vec()).ok()
+}
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn allreduce(args: &str) -> Ended {
+    let args: Vec<_> = args.split_whitespace().collect();
+    Run::start("allreduce", &args, &[]).end(LIMIT)
+}
+
+/// Runs it with `--json` on the CPU; every line it printed, checked.
+#[track_caller]
+fn lines(args: &str) -> Vec<Value> {
+    let ended = allreduce(&format!("--json --device cpu {args}"));
+    assert_eq!(ended.code, Some(0), "{args}: {}", ended.stderr);
+    let lines: Vec<Value> = ended.stdout.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    for line in &lines {
+        assert_eq!(line["verified"], true, "{args}: {line}");
+        for count in ["wrong", "dropped", "rnr", "refused"] {
+            assert_eq!(line[count], 0, "{args}: {line}");
+        }
+    }
+    lines
+}
+
+// ------------------------------------------------------------------- results
+
+#[test]
+fn every_type_and_operation_agrees_with_the_reference() {
+    let _one = alone();
+    for dtype in ["f32", "f64", "f16", "bf16", "i32", "i64"] {
+        for op in ["sum", "max", "min", "prod"] {
+            let got = lines(&format!("--ranks 2 --iters 1 --warmup 0 --size 4000 --dtype {dtype} --op {op}"));
+            assert_eq!(got.len(), 1);
+            assert_eq!((got[0]["dtype"].as_str(), got[0]["op"].as_str()), (Some(dtype), Some(op)));
+        }
+    }
+}
+
+#[test]
+fn counts_that_no_number_of_ranks_divides() {
+    let _one = alone();
+    // Primes, fewer elements than ranks, one, and more than the window holds.
+    let sizes = "2,4,14,26,1994,20006,1000006";
+    for ranks in [3, 4] {
+        let got = lines(&format!(
+            "--ranks {ranks} --iters 2 --warmup 0 --dtype f16 --window-size 64K --size {sizes}"
+        ));
+        let counts: Vec<_> = got.iter().map(|l| l["count"].as_u64().unwrap()).collect();
+        assert_eq!(counts, [1, 2, 7, 13, 997, 10003, 500003]);
+    }
+}
+
+#[test]
+fn sizes_come_in_the_order_given_with_all_fields() {
+    let _one = alone();
+    let got = lines("--ranks 2 --iters 2 --size 256,4K,64K");
+    let sizes: Vec<_> = got.iter().map(|l| l["bytes"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [256, 4096, 65536], "ascending as given: the last line is the largest");
+    for line in &got {
+        for (field, value) in
+            [("dtype", "f32"), ("op", "sum"), ("device", "cpu"), ("window", "memory"), ("qp", "local")]
+        {
+            assert_eq!(line[field], value);
+        }
+        assert_eq!((&line["ranks"], &line["iters"]), (&2.into(), &2.into()));
+        for field in ["credit_stalls", "dropped", "rnr"] {
+            assert!(line[field].is_u64(), "{field}: {line}");
+        }
+        let number = |field: &str| line[field].as_f64().unwrap_or_else(|| panic!("{field}: {line}"));
+        let (us, algbw, busbw) = (number("time_us"), number("algbw_gbs"), number("busbw_gbs"));
+        assert!(us > 0.0);
+        // bytes / time, and 2(n-1)/n of it.
+        assert!((algbw * us * 1e3 / number("bytes") - 1.0).abs() < 1e-6, "{line}");
+        assert!((busbw / algbw - 1.0).abs() < 1e-6, "{line}");
+    }
+    // As given, whatever the order.
+    let got = lines("--ranks 2 --iters 1 --warmup 0 --size 4K,256");
+    assert_eq!((&got[0]["bytes"], &got[1]["bytes"]), (&4096.into(), &256.into()));
+}
+
+#[test]
+fn one_rank_in_place_channels_and_both_proxies() {
+    let _one = alone();
+    for (args, field, value) in [
+        ("--ranks 1 --size 4K", "ranks", Value::from(1)),
+        ("--ranks 3 --size 4K --in-place", "in_place", true.into()),
+        ("--ranks 2 --size 100K --channels 3 --block 2", "channels", 3.into()),
+        ("--ranks 3 --size 100K --proxy process", "proxy", "process".into()),
+        ("--ranks 2 --size 100K --proxy thread --in-place --channels 2", "proxy", "thread".into()),
+        ("--ranks 2 --size 8K --window-size 64 --slots 2 --receives 2", "ranks", 2.into()),
+    ] {
+        let got = lines(&format!("--iters 2 --warmup 0 {args}"));
+        assert_eq!(got[0][field], value, "{args}");
+    }
+}
+
+#[test]
+fn eight_ranks_end() {
+    let _one = alone();
+    let got = lines("--ranks 8 --iters 1 --warmup 0 --size 40,64K");
+    assert_eq!((got.len(), &got[1]["ranks"]), (2, &8.into()));
+}
+
+#[test]
+fn without_json_a_table_and_which_executor_ran_and_why() {
+    let _one = alone();
+    let ended = allreduce("--ranks 2 --iters 1 --warmup 0 --size 1K,2K --device cpu");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let mut lines = ended.stdout.lines();
+    let why = lines.next().unwrap();
+    assert!(why.starts_with("# cpu: ") && why.ends_with("as asked for"), "{why}");
+    assert_eq!(lines.filter(|l| !l.starts_with('#')).count(), 2);
+}
+
+// ----------------------------------------------------------------- bad input
+
+#[test]
+fn bad_input_is_one_sentence_and_starts_nothing() {
+    let _one = alone();
+    program("allreduce");
+    let cuda = pushgate::probe_cuda().is_ok();
+    let mut cases = vec![
+        ("--size 10M,13", "size is 13", "whole f32 elements"),
+        ("--size 0", "size is 0", "whole f32 elements"),
+        ("--size 16X", "size is 16X", "4096, 16M"),
+        ("--size 65G", "size is 65G", "64G"),
+        ("--size -4", "", ""),
+        ("--dtype f8", "dtype is f8", "f32, f64, f16, bf16, i32 or i64"),
+        ("--op xor", "op is xor", "sum, max, min or prod"),
+        ("--ranks 0", "ranks is 0", "1 to 256"),
+        ("--ranks 257", "ranks is 257", "1 to 256"),
+        ("--ranks many", "ranks is many", "1 to 256"),
+        ("--device tpu", "device is tpu", "auto, cpu or cuda"),
+        ("--window disk", "window is disk", "memory"),
+        ("--qp carrier-pigeon", "qp is carrier-pigeon", "local"),
+        ("--proxy nobody", "proxy is nobody", "thread or process"),
+        ("--window-size 3M", "window-size is 3M", "power of two"),
+        ("--slots 100", "slots is 100", "power of two"),
+        ("--timeout 0", "timeout is 0", "1 to 86400000"),
+        ("--slice 24", "slice is 24", "multiple of 16"),
+        ("--iters 0", "iters is 0", "1 to 1000000"),
+        ("--channels 65", "channels is 65", "1 to 64"),
+        ("--no-such-flag 1", "", ""),
+    ];
+    if !cuda {
+        cases.push(("--device cuda", "device is cuda", "auto or cpu"));
+    }
+    for (args, what, allowed) in cases {
+        let ended = allreduce(args);
+        assert_eq!(ended.code, Some(2), "{args}: {ended:?}");
+        assert!(ended.took < Duration::from_secs(1), "{args}: {:?}", ended.took);
+        assert_eq!(ended.stdout, "", "{args}");
+        // Where clap speaks, it adds a usage.
+        if !what.is_empty() {
+            assert_eq!(ended.stderr.lines().count(), 1, "{args}: {}", ended.stderr);
+            assert!(
+                ended.stderr.contains(what) && ended.stderr.contains(allowed),
+                "{args}: {}",
+                ended.stderr
+            );
+        }
+    }
+    for (name, value, what, allowed) in [
+        ("PUSHGATE_QP", "smoke", "qp is smoke", "local"),
+        ("PUSHGATE_WINDO", "memory", "setting is windo", "window"),
+        ("PUSHGATE_DEVICE", "", "device is", "auto, cpu or cuda"),
+        ("PUSHGATE_CONFIG", "/nonexistent/pushgate.toml", "/nonexistent/pushgate.toml", ""),
+    ] {
+        let ended = Run::start("allreduce", &["--ranks", "2"], &[(name, value)]).end(LIMIT);
+        assert_eq!(ended.code, Some(2), "{name}={value}: {ended:?}");
+        assert_eq!((ended.stderr.lines().count(), &*ended.stdout), (1, ""), "{}", ended.stderr);
+        assert!(ended.stderr.contains(what) && ended.stderr.contains(allowed), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_flag_wins_over_a_variable() {
+    let _one = alone();
+    let args =
+        ["--json", "--ranks", "2", "--size", "64", "--iters", "1", "--device", "cpu", "--proxy", "thread"];
+    let ended = Run::start("allreduce", &args, &[("PUSHGATE_PROXY", "process"), ("PUSHGATE_DEVICE", "cuda")])
+        .end(LIMIT);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stdout.contains("\"proxy\":\"thread\""), "{}", ended.stdout);
+}
+
+// -------------------------------------------------------------------- deaths
+
+/// Starts a long run, kills one of its parts in the middle, and waits for the rest.
+fn kill_one(proxy: &str, ranks: usize, victim: impl Fn(&str) -> bool) -> (Ended, Duration) {
+    let _one = alone();
+    let ranks_given = ranks.to_string();
+    let args =
+        ["--ranks", &ranks_given, "--size", "1M", "--iters", "100000", "--device", "cpu", "--proxy", proxy];
+    let run = Run::start("allreduce", &args, &[]);
+    let expected = ranks + (proxy == "process") as usize;
+    let parts = loop {
+        let parts = run.parts();
+        if parts.len() == expected {
+            break parts;
+        }
+        assert!(run.start.elapsed() < Duration::from_secs(10), "{parts:?} of {expected} processes");
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    // Well into its iterations.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(run.parts().len(), expected, "it ended early");
+    let (pid, role) = parts.iter().find(|(_, role)| victim(role)).unwrap();
+    println!("killing {role} ({pid})");
+    let killed = Instant::now();
+    kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::KILL).unwrap();
+    let limit = run.start.elapsed() + Duration::from_secs(20);
+    let ended = run.end(limit);
+    let after = killed.elapsed();
+    println!("ended {after:?} after the kill, with {:?}:\n{}", ended.code, ended.stderr);
+    for (pid, role) in parts {
+        assert!(role_of(pid).is_none(), "{role} ({pid}) is left");
+    }
+    (ended, after)
+}
+
+fn a_rank_dies(proxy: &str) {
+    let (ended, after) = kill_one(proxy, 3, |role| role.starts_with("1/"));
+    assert!(after < Duration::from_secs(5), "the others took {after:?}");
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.contains("rank 1 is lost"), "the others name it: {}", ended.stderr);
+    assert!(ended.stderr.contains("killed by signal 9"), "{}", ended.stderr);
+    for other in [0, 2] {
+        assert!(!ended.stderr.contains(&format!("rank {other} is lost")), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn p7_a_rank_dies_and_the_others_end() {
+    a_rank_dies("thread");
+}
+
+#[test]
+fn p7_a_rank_dies_and_the_others_end_with_a_proxy_process() {
+    a_rank_dies("process");
+}
+
+#[test]
+fn p7_the_proxy_process_dies_and_all_ranks_end() {
+    let (ended, after) = kill_one("process", 3, |role| role == "proxy");
+    assert!(after < Duration::from_secs(5), "the ranks took {after:?}");
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.contains("is lost"), "a status that says so: {}", ended.stderr);
+}
+
+// -------------------------------------------------------------- custom_kernel
+
+#[test]
+fn a_kernel_of_your_own() {
+    let _one = alone();
+    for device in ["cpu", "auto"] {
+        let ended = Run::start("custom_kernel", &[], &[("PUSHGATE_DEVICE", device)]).end(LIMIT);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let mut lines: Vec<_> = ended.stdout.lines().collect();
+        let why = lines.remove(0);
+        lines.sort();
+        assert_eq!(
+            lines,
+            ["rank 0: ok; rank 1 put 1001 and sent 1001", "rank 1: ok; rank 0 put 1000 and sent 1000"]
+        );
+        match device {
+            "cpu" => assert!(why.starts_with("cpu: ") && why.ends_with(", as asked for"), "{why}"),
+            _ => assert!(why.contains(", because "), "{why}"),
+        }
+    }
+}
