@@ -102,7 +102,7 @@ impl Comm {
                 return Err(Error::config("label", label, "0 to 16777215"));
             }
             let half = Half::new(&self.context, self.rank(), config)?;
-            half.offer(&self.mesh, peer, QP_BASE + label, &self.context.inner.bell)?;
+            half.offer(&self.mesh, peer, QP_BASE + label, &self.context.inner.bell, self.context.inner.wake)?;
             halves.push((peer, label, half));
         }
         let mut qps = Vec::with_capacity(ends.len());

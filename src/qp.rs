@@ -12,6 +12,7 @@ use pushgate_driver_shim::segment::{Geometry, Segment, check_header, write_heade
 use pushgate_gpu_kernels::{Access, DeviceBuffer, Registration};
 use pushgate_proxy::endpoint::QpOptions;
 use pushgate_proxy::engine::QpId;
+use pushgate_proxy::idle::Wake;
 use pushgate_proxy::proxy::QpFds;
 use pushgate_proxy::session::Status;
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,8 @@ struct Offer {
     link: usize,
     window: usize,
     posted_receives: bool,
+    /// Its engine sleeps and must be rung; else it polls.
+    rings: bool,
 }
 
 /// Our half of a queue pair, before the other end is known.
@@ -127,12 +130,13 @@ impl Half {
         })
     }
 
-    pub(crate) fn offer(&self, mesh: &Mesh, peer: u32, label: u32, bell: &EventFd) -> Result<()> {
+    pub(crate) fn offer(&self, mesh: &Mesh, peer: u32, label: u32, bell: &EventFd, wake: Wake) -> Result<()> {
         let offer = Offer {
             abi: abi::PUSHGATE_ABI_VERSION,
             link: self.link.len(),
             window: self.window.len(),
             posted_receives: self.config.posted_receives,
+            rings: wake == Wake::Doorbell,
         };
         let bytes = serde_json::to_vec(&offer).expect("an offer is plain data");
         mesh.send(peer, label, &bytes, &[self.link.fd(), self.window.fd(), bell.as_fd()])
@@ -185,7 +189,8 @@ impl Half {
             link: self.link.clone(),
             peer_link: peer_link.clone(),
             peer_window: peer_window.clone(),
-            peer_bell: Some(bell),
+            // Without one, every pass saves the fence that looks if it sleeps.
+            peer_bell: offer.rings.then_some(bell),
         };
         let proxy = &context.inner.proxy;
         let id = proxy.add_qp(fds, options, context.inner.wake)?;

@@ -11,6 +11,9 @@ mod data;
 mod rank;
 
 use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -227,6 +230,26 @@ fn spawn(role: &str, stdout: Stdio) -> Result<Child> {
         .context("starting a rank")
 }
 
+/// Returns when the proxy takes connections, for a rank that comes first is refused.
+fn wait_for_proxy(o: &Options, proxy: &mut Child) -> Result<()> {
+    let socket = &o.settings.proxy_socket;
+    let address = match socket.as_os_str().as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(socket)?,
+    };
+    let start = Instant::now();
+    while UnixStream::connect_addr(&address).is_err() {
+        if let Some(status) = proxy.try_wait()? {
+            return Err(anyhow!("the proxy at {} did not start: {status}", socket.display()));
+        }
+        if start.elapsed() > o.settings.timeout {
+            return Err(anyhow!("the proxy at {} does not listen", socket.display()));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
 /// Ends what it started, whatever happens.
 struct Children(Vec<Child>);
 
@@ -245,6 +268,7 @@ fn parent(o: &Options) -> Result<ExitCode> {
     let mut service = Children(Vec::new());
     if o.settings.proxy == ProxyPlace::Process {
         service.0.push(spawn("proxy", Stdio::null())?);
+        wait_for_proxy(o, &mut service.0[0])?;
     }
     let (sender, reports) = channel();
     let mut children = Children(Vec::new());

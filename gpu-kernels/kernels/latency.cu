@@ -6,16 +6,17 @@
 
 using namespace pushgate;
 
-// Reads what arrived, so that its cost is in the figure; returns a checksum.
-PUSHGATE_DEVICE u64 read_payload(const void *data, u64 bytes)
+// Reads what arrived, so that its cost is in the figure, and counts what is not
+// `expected`; every thread its share.
+PUSHGATE_DEVICE u64 wrong_words(const void *data, u64 bytes, u64 expected)
 {
-	u64 sum = 0;
+	u64 wrong = 0;
 	const u64x2 *src = static_cast<const u64x2 *>(data);
 	for (u64 i = thread_index(); i < bytes / 16; i += block_size()) {
 		u64x2 v = load_payload(src + i);
-		sum += v.x ^ v.y;
+		wrong += v.x != expected || v.y != i;
 	}
-	return sum;
+	return wrong;
 }
 
 PUSHGATE_DEVICE void fill(void *data, u64 bytes, u64 v)
@@ -27,7 +28,7 @@ PUSHGATE_DEVICE void fill(void *data, u64 bytes, u64 v)
 
 struct pingpong_params {
 	u64 qps;    // pushgate_qp[grid]: each block's own end
-	u64 result; // u64[4] for each block: status, nanoseconds, wrong messages, checksum
+	u64 result; // u64[3] for each block: status, nanoseconds, wrong words or messages
 	u64 bytes;  // 8 to 40: inline; more: a multiple of 16, in the window
 	u64 warmup;
 	u64 rounds;
@@ -35,16 +36,28 @@ struct pingpong_params {
 	u32 pad;
 };
 
-// Room for the next message is reserved before the wait for the last one, and a
-// message is given back after the answer is on its way: neither belongs between
-// what arrives and what leaves.
+// Wrong words of all threads of the block, in thread 0.
+PUSHGATE_DEVICE u64 sum_of_block(u64 v)
+{
+	u64 sum = 0;
+	for (u32 t = 0; t < block_size(); t++) {
+		// One thread after the other, by way of thread 0: the end of a run.
+		u64 one = block_any(thread_index() == t ? (u32)(v > 0xffffffffu ? 0xffffffffu : v) : 0);
+		sum += one;
+	}
+	return sum;
+}
+
+// What can be done before a message arrives is: room is reserved and the WQE set
+// up to its first word. What can wait until the answer is on its way does: the
+// message is given back then. Neither belongs between what arrives and what leaves.
 template <class S> PUSHGATE_DEVICE void bounce(const pingpong_params &p)
 {
 	queue_pair qp(reinterpret_cast<const pushgate_qp *>(p.qps)[block_index()]);
-	u64 *result = reinterpret_cast<u64 *>(p.result) + 4 * block_index();
+	u64 *result = reinterpret_cast<u64 *>(p.result) + 3 * block_index();
 	bool answers = (p.first + block_index()) % 2;
 	bool in = p.bytes <= PUSHGATE_INLINE_SEND;
-	u64 start = 0, wrong = 0, sum = 0;
+	u64 start = 0, wrong = 0;
 	status s = status::ok;
 	for (u64 r = 0; r < p.warmup + p.rounds && s == status::ok; r++) {
 		if (r == p.warmup)
@@ -53,30 +66,7 @@ template <class S> PUSHGATE_DEVICE void bounce(const pingpong_params &p)
 		s = b.begin(1, in ? 0 : (u32)p.bytes);
 		if (s != status::ok)
 			break;
-		// Round 0 of the side that begins has nothing to give back yet.
-		bool holds = false;
-		if (answers || r > 0) {
-			u64 expected = answers ? r : r - 1;
-			message m;
-			s = recv<S>(qp, m);
-			if (s != status::ok) {
-				b.cancel();
-				break;
-			}
-			holds = true;
-			if (in) {
-				wrong += m.words[0] != expected || m.length != p.bytes;
-			} else {
-				sum += read_payload(m.data, p.bytes);
-				// The last word too: it must have come before the record.
-				const u64 *last = reinterpret_cast<const u64 *>(static_cast<const u8 *>(m.data) + p.bytes - 16);
-				if (S::rank() == 0)
-					wrong += last[0] != expected;
-			}
-		}
 		u64 v[5] = {r, r, r, r, r};
-		if (!in)
-			fill(b.payload(0), p.bytes, r);
 		if (S::rank() == 0) {
 			send_wr wr;
 			wr.opcode = opcode::send;
@@ -84,9 +74,26 @@ template <class S> PUSHGATE_DEVICE void bounce(const pingpong_params &p)
 			wr.length = (u32)p.bytes;
 			b.set(0, wr);
 		}
+		// Round 0 of the side that begins has nothing to wait for.
+		bool holds = answers || r > 0;
+		message m;
+		if (holds) {
+			s = recv<S>(qp, m);
+			if (s != status::ok) {
+				b.cancel();
+				break;
+			}
+			if (!in)
+				wrong += wrong_words(m.data, p.bytes, answers ? r : r - 1);
+		}
+		if (!in)
+			fill(b.payload(0), p.bytes, r);
 		b.publish(in);
-		if (holds)
+		if (holds) {
+			if (in)
+				wrong += m.words[0] != (answers ? r : r - 1) || m.length != p.bytes;
 			release<S>(qp, 1, in);
+		}
 	}
 	// The last answer.
 	if (!answers && s == status::ok) {
@@ -95,14 +102,15 @@ template <class S> PUSHGATE_DEVICE void bounce(const pingpong_params &p)
 		if (s == status::ok)
 			release<S>(qp, 1, in);
 	}
+	u64 end = clock_ns();
+	if (!in)
+		wrong = sum_of_block(wrong);
 	if (S::rank() == 0) {
 		result[0] = (u64)s;
-		result[1] = clock_ns() - start;
+		result[1] = end - start;
 		result[2] = wrong;
 		qp.close();
 	}
-	if (sum == 0x5eed5eed5eed5eedull) // keeps the reads
-		result[3] = sum;
 }
 
 PUSHGATE_KERNEL(pingpong, pingpong_params)
@@ -118,7 +126,7 @@ struct relay_params {
 	u64 in;	    // u64 for each block: the flag it waits for
 	u64 stride; // bytes between two blocks' flags
 	u64 payload; // for each block, p.bytes apart; 0 bytes: none
-	u64 result; // u64[4] for each block: as above
+	u64 result; // u64[3] for each block: as above
 	u64 bytes;
 	u64 warmup;
 	u64 rounds;
@@ -131,8 +139,8 @@ PUSHGATE_KERNEL(bare_relay, relay_params)
 	const u64 *in = reinterpret_cast<const u64 *>(p.in + block_index() * p.stride);
 	void *payload = reinterpret_cast<u8 *>(p.payload) + block_index() * p.bytes;
 	const void *arrived = reinterpret_cast<const u8 *>(p.payload) + (1 - block_index()) * p.bytes;
-	u64 *result = reinterpret_cast<u64 *>(p.result) + 4 * block_index();
-	u64 start = 0, sum = 0, began = clock_ns(), failed = 0;
+	u64 *result = reinterpret_cast<u64 *>(p.result) + 3 * block_index();
+	u64 start = 0, wrong = 0, began = clock_ns(), failed = 0;
 	for (u64 r = 0; r < p.warmup + p.rounds && !failed; r++) {
 		if (r == p.warmup)
 			start = clock_ns();
@@ -161,14 +169,15 @@ PUSHGATE_KERNEL(bare_relay, relay_params)
 				}
 				failed = block_broadcast(failed);
 				if (p.bytes)
-					sum += read_payload(arrived, p.bytes);
+					wrong += wrong_words(arrived, p.bytes, r);
 			}
 		}
 	}
+	u64 end = clock_ns();
+	wrong = sum_of_block(wrong);
 	if (thread_index() == 0) {
 		result[0] = failed ? (u64)status::timed_out : 0;
-		result[1] = clock_ns() - start;
+		result[1] = end - start;
+		result[2] = wrong;
 	}
-	if (sum == 0x5eed5eed5eed5eedull)
-		result[3] = sum;
 }

@@ -629,9 +629,16 @@ impl Endpoint {
 
     #[cold]
     fn violated(&mut self, why: &dyn std::fmt::Display) {
+        self.blame(self.options.peer, why);
+    }
+
+    /// Refuses what a side's device or engine wrote, and names that side.
+    #[cold]
+    fn blame(&mut self, culprit: u32, why: &dyn std::fmt::Display) {
         self.counters.refused += 1;
-        tracing::warn!(rank = self.rank(), peer = self.peer(), "the peer broke the protocol: {why}");
-        self.fail(Status { rank: Some(self.options.peer), ..Status::new(abi::PUSHGATE_REFUSED) });
+        let (rank, peer) = (self.rank(), self.peer());
+        tracing::warn!(rank, peer, "rank {culprit} broke the protocol: {why}");
+        self.fail(Status { rank: Some(culprit), ..Status::new(abi::PUSHGATE_REFUSED) });
     }
 
     // ------------------------------------------------------------- receiver
@@ -708,7 +715,8 @@ impl Endpoint {
         if consumed != self.consumed_seen {
             if consumed < self.consumed_seen || consumed > self.rx_head {
                 let delivered = self.rx_head;
-                self.violated(&format_args!("{consumed} receive records released of {delivered}"));
+                let why = format_args!("{consumed} receive records released of {delivered}");
+                self.blame(self.rank(), &why);
                 return true;
             }
             self.consumed_seen = consumed;

@@ -20,11 +20,10 @@ static ONE: Mutex<()> = Mutex::new(());
 
 fn on_every_device(test: impl Fn(DeviceChoice)) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    
+
     test(DeviceChoice::Cpu);
     match pushgate::probe_cuda() {
         Ok(_) => {
-            
             test(DeviceChoice::Cuda);
         }
         Err(why) => {
@@ -47,7 +46,7 @@ impl Rig {
     fn new(device: DeviceChoice, with: &[(&str, &str)]) -> Rig {
         let mut settings = Settings::default();
         settings.device = device;
-        settings.timeout = Duration::from_secs(20);
+        settings.timeout = Duration::from_secs(45);
         for (name, value) in with {
             settings.set(name, value).unwrap();
         }
@@ -310,7 +309,7 @@ impl Step {
         Step { flags: self.flags | TRY, ..self }
     }
 
-    fn from_region(self, lkey: u32, local: u64) -> Step {
+    fn out_of_region(self, lkey: u32, local: u64) -> Step {
         Step { lkey: lkey.into(), local, flags: self.flags | REGION, ..self }
     }
 
@@ -517,7 +516,7 @@ fn p4_a_slow_receiver_stalls_the_gate_and_loses_nothing() {
         let data = noise(64 << 10, 3);
         let from = rig.upload(&data);
         let to = rig.zeroed(64 << 10);
-        let size = |i: u64| if i % 2 == 0 { 24 } else { 1000 };
+        let size = |i: u64| if i.is_multiple_of(2) { 24 } else { 1000 };
         let sends: Vec<_> = (0..60).map(|i| Step::send(from.addr() + i * 1000, size(i), i as u32)).collect();
         let sender = pair[0].start(THREAD, &sends);
         std::thread::sleep(Duration::from_millis(300));
@@ -554,11 +553,14 @@ fn p4_what_a_slow_reader_holds_too_long_is_copied_out() {
         let pair = rig.pair(window(4096));
         let data = noise(64 << 10, 4);
         let (from, to) = (rig.upload(&data), rig.zeroed(64 << 10));
-        let sends: Vec<_> = (0..40).map(|i| Step::send(from.addr() + i * 1000, 1000, i as u32)).collect();
+        let mut sends: Vec<_> = (0..40).map(|i| Step::send(from.addr() + i * 1000, 1000, i as u32)).collect();
+        // Time to be called slow, between the third and the fourth: an engine that
+        // sleeps looks at its clock ten times a second.
+        sends.insert(3, Step::poll(Duration::from_millis(300)));
         let sender = pair[0].start(THREAD, &sends);
         // Three are read late, in place: three quarters of the window.
         let mut receives: Vec<_> = (0..3).map(|i| Step::recv(to.addr() + i * 1000, 1000)).collect();
-        receives.push(Step::poll(Duration::from_millis(100)));
+        receives.push(Step::poll(Duration::from_millis(600)));
         for i in 3..40 {
             receives.push(Step::release(1));
             receives.push(Step::recv(to.addr() + i * 1000, 1000));
@@ -569,10 +571,14 @@ fn p4_what_a_slow_reader_holds_too_long_is_copied_out() {
             got.iter().enumerate().all(|(i, o)| o.status == if i == 3 { "again" } else { "ok" }),
             "{got:?}"
         );
-        all_ok(&sender.end());
+        let sent = sender.end();
+        assert!(
+            sent.iter().enumerate().all(|(i, o)| o.status == if i == 3 { "again" } else { "ok" }),
+            "{sent:?}"
+        );
         assert!(read(&to, 40000) == data[..40000]);
         let c = rig.counters();
-        eprintln!("{got:?}");assert!(c.copied_out >= 1, "{c:?}");
+        assert!(c.copied_out >= 1, "{c:?}");
         assert_eq!((c.dropped, c.refused), (0, 0));
     });
 }
@@ -752,7 +758,7 @@ fn p5_many_threads_post_and_poll_and_each_completion_comes_once() {
 #[test]
 fn p1_p6_many_blocks_push_into_one_queue_pair() {
     on_every_device(|device| {
-        let rig = Rig::new(device, &[("timeout","8000")]);
+        let rig = Rig::new(device, &[]);
         let pair = rig.pair(QpConfig { slots: Some(64), receives: Some(32), ..window(16384) });
         const MOST: u64 = 150;
         for (kernel, producers, each) in
@@ -766,12 +772,12 @@ fn p1_p6_many_blocks_push_into_one_queue_pair() {
                 [qp, scratch.addr(), next.addr(), result.addr(), producers, each, MOST]
             };
             // On the CPU every thread more is one to switch to at each message.
-            let threads = if rig.cpu() { 2 } else { 64 };
+            let threads = if rig.cpu() { 1 } else { 64 };
             let sink = Launch::new(1, threads).cooperating();
             let sink = pair[1].launch(&rig.crowd, "crowd_sink", sink, params(&pair[1], &taken));
             let push = pair[0].launch(&rig.crowd, kernel, rig.crowd(), params(&pair[0], &result));
-            let t0=Instant::now(); while !push.is_done().unwrap() {std::thread::sleep(Duration::from_millis(500)); let st=read_words(pair[0].qp.device_state(),20);eprintln!("{:?} reserved {} {} credit {} {} {:?}",t0.elapsed(),st[0]>>24&0xffffff,st[0]&0xffffff,st[16]>>24&0xffffff,st[16]&0xffffff,rig.counters());} finish(&push);eprintln!("{kernel} push {:?}",t0.elapsed());let st=read_words(pair[0].qp.device_state(),20);eprintln!("reserved slots {} units {} cq {} shared credit slots {} units {} cq_head {} next {:?}",st[0]>>24&0xffffff,st[0]&0xffffff,st[0]>>48,st[16]>>24&0xffffff,st[16]&0xffffff,st[17],read_words(&next,producers as usize));
-            finish(&sink);eprintln!("sink {:?} {:?} {:?} {:?}",t0.elapsed(),read_words(&taken,3),rig.counters(),[pair[0].qp.check(),pair[1].qp.check()]);
+            finish(&push);
+            finish(&sink);
             assert_eq!(status_name(read_words(&result, 1)[0]), "ok", "{kernel}");
             let t = read_words(&taken, 3);
             assert_eq!((status_name(t[0]), t[1], t[2]), ("ok", producers * each, 0), "{kernel}");
@@ -923,7 +929,7 @@ fn p8_a_send_from_a_region_is_refused_where_it_cannot_be_read() {
         let lkey = pair[0].qp.register_shared(&shared).unwrap();
         let receiver = pair[1].start(THREAD, &[Step::recv(0, 0)]);
         let sent =
-            pair[0].run(THREAD, &[Step::send(0, 100, 0).from_region(lkey, 0), Step::wait_signal(0, 1)]);
+            pair[0].run(THREAD, &[Step::send(0, 100, 0).out_of_region(lkey, 0), Step::wait_signal(0, 1)]);
         assert_eq!((sent[0].status, sent[1].status), ("ok", "refused"));
         assert_eq!(receiver.end()[0].status, "refused");
         assert_eq!((pair[0].refused(), pair[1].refused()), (0, 0), "both name the sender");

@@ -329,7 +329,10 @@ fn kill_one(proxy: &str, ranks: usize, victim: impl Fn(&str) -> bool) -> (Ended,
         if parts.len() == expected {
             break parts;
         }
-        assert!(run.start.elapsed() < Duration::from_secs(10), "{parts:?} of {expected} processes");
+        if run.start.elapsed() > Duration::from_secs(10) {
+            let ended = run.end(Duration::from_secs(40));
+            panic!("{parts:?} of {expected} processes: {}", ended.stderr);
+        }
         std::thread::sleep(Duration::from_millis(10));
     };
     // Well into its iterations.
@@ -354,7 +357,6 @@ fn a_rank_dies(proxy: &str) {
     assert!(after < Duration::from_secs(5), "the others took {after:?}");
     assert_eq!(ended.code, Some(1));
     assert!(ended.stderr.contains("rank 1 is lost"), "the others name it: {}", ended.stderr);
-    assert!(ended.stderr.contains("killed by signal 9"), "{}", ended.stderr);
     for other in [0, 2] {
         assert!(!ended.stderr.contains(&format!("rank {other} is lost")), "{}", ended.stderr);
     }

@@ -50,7 +50,7 @@ pub fn run(b: &Bench) -> Result<()> {
         let window = (4 * bytes).next_power_of_two().max(64 << 10);
         let pair = b.pair(&context, QpConfig { window_size: Some(window), ..QpConfig::default() })?;
         let qps = upload_descriptors(&context, &pair.ends)?;
-        let result = context.alloc(64)?;
+        let result = context.alloc(48)?;
         let through = |rounds: u64| -> Result<f64> {
             let params = PingPongParams {
                 qps: qps.addr(),
@@ -65,7 +65,7 @@ pub fn run(b: &Bench) -> Result<()> {
             let running = unsafe { context.launch(&stream, &module, "pingpong", shape, &params)? };
             finish(b, &running)?;
             let words = pair.expect_ok("ping-pong", &result, 1)?;
-            ensure!(words[4] == 0 && words[2] == 0 && words[6] == 0, "wrong messages: {words:?}");
+            ensure!(words[3] == 0 && words[2] == 0 && words[5] == 0, "wrong words or messages: {words:?}");
             Ok(words[1] as f64 / 1e3 / rounds as f64 / 2.0)
         };
         // out0, out1, in0, in1, then the two payloads.
@@ -119,6 +119,7 @@ pub fn run(b: &Bench) -> Result<()> {
                 time
             })?;
             let words = pair.expect_ok("bare relay", &result, 1)?;
+            ensure!(words[3] == 0 && words[2] == 0 && words[5] == 0, "wrong words: {words:?}");
             Ok(words[1] as f64 / 1e3 / rounds as f64 / 2.0)
         };
         let warm = through(200)?;
