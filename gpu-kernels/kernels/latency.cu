@@ -117,6 +117,8 @@ PUSHGATE_KERNEL(pingpong, pingpong_params)
 {
 	if (block_size() == 1)
 		bounce<thread>(p);
+	else if (block_size() <= 32)
+		bounce<warp>(p);
 	else
 		bounce<block>(p);
 }

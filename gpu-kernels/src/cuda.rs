@@ -27,6 +27,7 @@ use cudarc::driver::sys::{
 
 pub use self::guard::{CudaInfo, probe};
 use self::guard::{Driver, NOT_READY, SUCCESS};
+use crate::build_support::kernel_names;
 use crate::embedded::{self, FATBINS, SOURCES};
 use crate::executor::{
     Access, BufferMemory, DeviceBuffer, DeviceError, Executor, Launch, LoadedModule, Registration, Result,
@@ -308,7 +309,9 @@ struct Function {
 struct CudaModule {
     name: String,
     context: Arc<Context>,
-    modules: Vec<Raw<CUmodule>>,
+    /// Each with the kernels of its source, where they are known: asking a module
+    /// for another's kernel is an error in the eyes of compute-sanitizer.
+    modules: Vec<(Raw<CUmodule>, Option<Vec<String>>)>,
     embedded: bool,
     functions: Mutex<HashMap<String, Arc<Function>>>,
 }
@@ -344,7 +347,8 @@ impl CudaModule {
             context.check("cuModuleLoadData", code, || {
                 format!("loading {image_name} ({} bytes)", image.len())
             })?;
-            module.modules.push(Raw(raw));
+            let source = SOURCES.iter().find(|(name, _)| embedded && image_name.starts_with(name));
+            module.modules.push((Raw(raw), source.map(|(_, text)| kernel_names(text))));
         }
         for kernel in known {
             match module.find(kernel) {
@@ -374,7 +378,10 @@ impl CudaModule {
         };
         let Ok(c_name) = CString::new(kernel) else { return Err(unknown(&functions)) };
         let driver = self.context.driver;
-        for module in &self.modules {
+        for (module, names) in &self.modules {
+            if names.as_ref().is_some_and(|names| !names.iter().any(|name| name == kernel)) {
+                continue;
+            }
             let mut raw = null_mut();
             // SAFETY: a valid module and a C string; writes one handle.
             let code = unsafe { (driver.cuModuleGetFunction)(&mut raw, module.0, c_name.as_ptr()) };
@@ -410,15 +417,11 @@ impl CudaModule {
 
     fn params_size(&self, function: CUfunction) -> Option<u32> {
         let ask = self.context.driver.cuFuncGetParamInfo?;
-        let (mut end, mut offset, mut size) = (0, 0, 0);
-        for index in 0.. {
-            // SAFETY: a valid function; writes two sizes, or fails past the end.
-            if unsafe { ask(function, index, &mut offset, &mut size) } != SUCCESS {
-                break;
-            }
-            end = offset + size;
-        }
-        u32::try_from(end).ok()
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: a valid function; writes two sizes, or fails. A kernel here takes
+        // one struct; to ask for a second parameter would be an error.
+        let code = unsafe { ask(function, 0, &mut offset, &mut size) };
+        (code == SUCCESS).then(|| u32::try_from(offset + size).ok())?
     }
 
     /// How many blocks of this shape the idle device holds. The context is current.
@@ -475,7 +478,7 @@ impl LoadedModule for CudaModule {
 impl Drop for CudaModule {
     fn drop(&mut self) {
         let Ok(_current) = self.context.current() else { return };
-        for module in &self.modules {
+        for (module, _) in &self.modules {
             // SAFETY: loaded by us; each launch of its kernels held an Arc of us
             // until it had ended.
             let code = unsafe { (self.context.driver.cuModuleUnload)(module.0) };

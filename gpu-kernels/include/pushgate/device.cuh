@@ -57,6 +57,7 @@ enum class status : u32 {
 
 // ------------------------------------------------------------------- scopes
 struct thread {
+	static constexpr bool one_warp = false;
 	static PUSHGATE_DEVICE u32 rank() { return 0; }
 	static PUSHGATE_DEVICE u32 size() { return 1; }
 	static PUSHGATE_DEVICE void sync() {}
@@ -64,6 +65,7 @@ struct thread {
 	static PUSHGATE_DEVICE u32 any(u32 v) { return v; }
 };
 struct warp {
+	static constexpr bool one_warp = true; // all its threads run in one
 	static PUSHGATE_DEVICE u32 rank() { return thread_index() % 32; }
 	static PUSHGATE_DEVICE u32 size()
 	{
@@ -75,6 +77,7 @@ struct warp {
 	static PUSHGATE_DEVICE u32 any(u32 v) { return warp_any(v); }
 };
 struct block {
+	static constexpr bool one_warp = false;
 	static PUSHGATE_DEVICE u32 rank() { return thread_index(); }
 	static PUSHGATE_DEVICE u32 size() { return block_size(); }
 	static PUSHGATE_DEVICE void sync() { block_barrier(); }
@@ -236,8 +239,9 @@ class queue_pair {
 	}
 
 	// Waits until `ready()` or an end. Looks at status and clock now and then
-	// only: both cost more than the word that is waited for.
-	template <class F> PUSHGATE_DEVICE status wait(F ready)
+	// only: both cost more than the word that is waited for. `together`: all
+	// lanes of the warp wait, and must leave as one.
+	template <class F> PUSHGATE_DEVICE status wait(F ready, bool together = false)
 	{
 		backoff pause;
 		u64 start = 0;
@@ -245,14 +249,16 @@ class queue_pair {
 			if (ready())
 				return status::ok;
 			if (n % 64 == 0) {
-				status s = health();
-				if (s != status::ok)
-					return ready() ? status::ok : s;
+				u64 s = (u64)health();
 				u64 now = clock_ns();
 				if (!start)
 					start = now;
-				else if (now - start > q.limit_ns)
-					return status::timed_out;
+				else if (s == 0 && now - start > q.limit_ns)
+					s = (u64)status::timed_out;
+				if (together)
+					s = warp_broadcast(s);
+				if (s != 0)
+					return ready() ? status::ok : static_cast<status>(s);
 			}
 			pause.wait();
 		}
@@ -629,8 +635,9 @@ template <class S = thread> PUSHGATE_DEVICE bool poll_cq(queue_pair &qp, wc &c)
 			const u64 *p = reinterpret_cast<const u64 *>(qp.q.cq) +
 				       (head & ((1ull << qp.q.cq_log) - 1)) * PUSHGATE_CQE_WORDS;
 			u64 lap = ((head >> qp.q.cq_log) + 1) & 0xff;
-			w1 = load<order::relaxed>(p + 1);
+			// Both in one go would need an acquire of its own behind them.
 			w0 = load<PUSHGATE_ORDER_COMPLETION>(p);
+			w1 = w0 >> PUSHGATE_LAP_SHIFT == lap ? load<order::relaxed>(p + 1) : 0;
 			if (w0 >> PUSHGATE_LAP_SHIFT != lap || w1 >> PUSHGATE_LAP_SHIFT != lap) {
 				w0 = 0;
 				break;
@@ -732,37 +739,72 @@ template <class S = thread> PUSHGATE_DEVICE status flush(queue_pair &qp)
 // --------------------------------------------------------------------- receive
 namespace detail {
 
-// Looks at the receive record `cursor`; fills `m` if it is there. One thread.
-PUSHGATE_DEVICE bool look(queue_pair &qp, u64 cursor, message &m)
+PUSHGATE_DEVICE const u64 *receive_record(const pushgate_qp &q, u64 cursor)
 {
-	const pushgate_qp &q = qp.q;
-	const u64 *p = reinterpret_cast<const u64 *>(q.rx) + (cursor & ((1ull << q.rx_log) - 1)) * PUSHGATE_RECORD_WORDS;
-	// The acquire comes last, so that no load waits for it: one round trip over
-	// the bus, not two. Laps tell if the others were too early.
-	u64x2 c = load_pair(p + 2), d = load_pair(p + 4), e = load_pair(p + 6);
-	u64 w1 = load<order::relaxed>(p + 1);
-	u64 w0 = load<PUSHGATE_ORDER_RECORD>(p);
-	u64 lap = lap_bits((u32)cursor, q.rx_log);
-	u64 wrong = ((w0 ^ lap) | (w1 ^ lap) | (c.x ^ lap) | (c.y ^ lap) | (d.x ^ lap) | (d.y ^ lap) | (e.x ^ lap) |
-		     (e.y ^ lap)) >> PUSHGATE_LAP_SHIFT;
-	if (wrong)
+	return reinterpret_cast<const u64 *>(q.rx) + (cursor & ((1ull << q.rx_log) - 1)) * PUSHGATE_RECORD_WORDS;
+}
+
+// Fills `m` if all eight words carry the lap.
+PUSHGATE_DEVICE bool unpack(const pushgate_qp &q, const u64 (&w)[8], u64 lap, message &m)
+{
+	u64 wrong = 0;
+	for (u32 i = 0; i < 8; i++)
+		wrong |= w[i] ^ lap;
+	if (wrong >> PUSHGATE_LAP_SHIFT)
 		return false;
-	u32 flags = (u32)(w0 >> PUSHGATE_FLAGS_SHIFT) & 0xff;
-	m.length = (u32)w0;
-	m.tag = (u32)w1;
+	u32 flags = (u32)(w[0] >> PUSHGATE_FLAGS_SHIFT) & 0xff;
+	m.length = (u32)w[0];
+	m.tag = (u32)w[1];
 	m.is_inline = flags & PUSHGATE_F_INLINE;
 	m.in_buffer = flags & PUSHGATE_F_BUFFER;
 	m.data = nullptr;
 	if (m.is_inline) {
-		u64 tops = c.x, w[5] = {c.y, d.x, d.y, e.x, e.y};
 		for (u32 i = 0; i < 5; i++)
-			m.words[i] = (w[i] & PUSHGATE_DATA_MASK) | (tops >> (8 * i) & 0xff) << 56;
+			m.words[i] = (w[3 + i] & PUSHGATE_DATA_MASK) | (w[2] >> (8 * i) & 0xff) << 56;
 	} else if (!m.in_buffer) {
 		u64 base = flags & PUSHGATE_F_LANDING ? q.landing : q.peer_window;
-		m.data = reinterpret_cast<const void *>(base + ((d.y & 0xffffffff) << PUSHGATE_UNIT_LOG));
+		m.data = reinterpret_cast<const void *>(base + ((w[5] & 0xffffffff) << PUSHGATE_UNIT_LOG));
 	}
 	return true;
 }
+
+// Looks at the receive record `cursor`; fills `m` if it is there. One thread,
+// which on a GPU pays a round trip over the bus for each of the loads: they are
+// strong, and strong loads of one thread wait for each other. Word 0 is looked
+// at first, so that only a record that is there costs them all.
+PUSHGATE_DEVICE bool look(queue_pair &qp, u64 cursor, message &m)
+{
+	const u64 *p = receive_record(qp.q, cursor);
+	u64 lap = lap_bits((u32)cursor, qp.q.rx_log);
+	u64 w[8];
+	w[0] = load<PUSHGATE_ORDER_RECORD>(p);
+	if ((w[0] ^ lap) >> PUSHGATE_LAP_SHIFT)
+		return false;
+	u64x2 c = load_pair(p + 2), d = load_pair(p + 4), e = load_pair(p + 6);
+	w[1] = load<order::relaxed>(p + 1);
+	w[2] = c.x, w[3] = c.y, w[4] = d.x, w[5] = d.y, w[6] = e.x, w[7] = e.y;
+	return unpack(qp.q, w, lap, m);
+}
+
+#if PUSHGATE_GPU
+// The same by a whole warp, eight of whose lanes take a word each: one access,
+// one round trip, 3 us less than a thread needs. All lanes get `m`.
+PUSHGATE_DEVICE bool look_together(queue_pair &qp, u64 cursor, message &m)
+{
+	u32 lane = thread_index() % 32, mask = warp_mask();
+	u64 lap = lap_bits((u32)cursor, qp.q.rx_log);
+	u64 mine = lane < 8 ? load<PUSHGATE_ORDER_RECORD>(receive_record(qp.q, cursor) + lane) : lap;
+	if (!__all_sync(mask, (mine ^ lap) >> PUSHGATE_LAP_SHIFT == 0))
+		return false;
+	u64 w[8];
+#pragma unroll
+	for (u32 i = 0; i < 8; i++)
+		w[i] = __shfl_sync(mask, mine, i);
+	return unpack(qp.q, w, lap, m);
+}
+#else
+inline bool look_together(queue_pair &qp, u64 cursor, message &m) { return look(qp, cursor, m); }
+#endif
 
 // Hands a message from the leader to its scope.
 template <class S> PUSHGATE_DEVICE void share(message &m)
@@ -781,22 +823,29 @@ template <class S> PUSHGATE_DEVICE void share(message &m)
 
 template <class S> PUSHGATE_DEVICE status receive(queue_pair &qp, message &m, bool wait)
 {
+	// On a GPU the scope's first warp looks together, if it has lanes enough.
+	bool together = PUSHGATE_GPU && S::size() >= 8;
 	u64 s = 0;
-	if (S::rank() == 0) {
-		if (wait)
-			s = (u64)qp.wait([&] { return look(qp, qp.rx, m); });
-		else if (!look(qp, qp.rx, m)) {
+	if (together ? S::rank() < 32 : S::rank() == 0) {
+		auto ready = [&] { return together ? look_together(qp, qp.rx, m) : look(qp, qp.rx, m); };
+		if (wait) {
+			s = (u64)qp.wait(ready, together);
+		} else if (!ready()) {
 			s = (u64)qp.health();
+			if (together)
+				s = warp_broadcast(s);
 			// What arrived before the end is still taken.
-			s = s == 0 ? (u64)status::again : look(qp, qp.rx, m) ? 0 : s;
+			s = s == 0 ? (u64)status::again : ready() ? 0 : s;
 		}
 	}
-	s = S::broadcast(s);
-	if (s == 0) {
-		if (S::size() > 1)
+	// A warp that looked together has it all already.
+	if (!(together && S::one_warp)) {
+		s = S::broadcast(s);
+		if (s == 0 && S::size() > 1)
 			share<S>(m);
-		qp.rx++;
 	}
+	if (s == 0)
+		qp.rx++;
 	return static_cast<status>(s);
 }
 
