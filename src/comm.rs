@@ -55,7 +55,8 @@ impl Comm {
         let (told, proxy) = (members.clone(), context.inner.proxy.clone());
         mesh.listen(Box::new(move |rank| {
             let status = Status { rank: Some(rank), ..Status::new(abi::PUSHGATE_PEER_LOST) };
-            let all: Vec<_> = told.lock().unwrap_or_else(|e| e.into_inner()).iter().map(|(q, c)| (*q, c.clone())).collect();
+            let all: Vec<_> =
+                told.lock().unwrap_or_else(|e| e.into_inner()).iter().map(|(q, c)| (*q, c.clone())).collect();
             for (qp, control) in all {
                 // The engine tells the device. If the engine is gone, we do.
                 if proxy.fail(Some(qp), status).is_err()

@@ -73,7 +73,8 @@ impl ContextBuilder {
                 let (cpu, alone) = core(settings.proxy_cpu, self.engine_index, self.engines.max(1));
                 let mover = match executor.as_cuda() {
                     Some(cuda) => {
-                        Some(Box::new(GpuMover { copy: CudaCopy::new(cuda)?, tickets: Vec::new() }) as Box<dyn Mover>)
+                        Some(Box::new(GpuMover { copy: CudaCopy::new(cuda)?, tickets: Vec::new() })
+                            as Box<dyn Mover>)
                     }
                     None => None,
                 };
@@ -317,7 +318,9 @@ impl Watch {
                 tracing::error!("the proxy's process is gone");
                 for (control, link, rank) in members.lock().unwrap_or_else(|e| e.into_inner()).drain(..) {
                     let status = Status { rank: Some(rank), ..Status::new(abi::PUSHGATE_PEER_LOST) };
-                    for (segment, at) in [(control, abi::PUSHGATE_CTL_STATUS), (link, abi::PUSHGATE_LINK_STATUS)] {
+                    for (segment, at) in
+                        [(control, abi::PUSHGATE_CTL_STATUS), (link, abi::PUSHGATE_LINK_STATUS)]
+                    {
                         if let Some(memory) = segment.upgrade() {
                             tell(&memory.words(at as usize, 1)[0], status);
                         }

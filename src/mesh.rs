@@ -70,12 +70,9 @@ impl Mesh {
     pub(crate) fn local(size: u32, timeout: Duration) -> Result<Vec<Mesh>> {
         let mut streams: Vec<Vec<Option<UnixStream>>> =
             (0..size).map(|_| (0..size).map(|_| None).collect()).collect();
-        for a in 0..size as usize {
-            for b in a + 1..size as usize {
-                let (x, y) = UnixStream::pair().map_err(Error::io("socket pair between ranks"))?;
-                streams[a][b] = Some(x);
-                streams[b][a] = Some(y);
-            }
+        for (a, b) in (0..size as usize).flat_map(|a| (a + 1..size as usize).map(move |b| (a, b))) {
+            let (x, y) = UnixStream::pair().map_err(Error::io("socket pair between ranks"))?;
+            (streams[a][b], streams[b][a]) = (Some(x), Some(y));
         }
         streams.into_iter().enumerate().map(|(rank, s)| Mesh::new(rank as u32, s, timeout)).collect()
     }
@@ -104,9 +101,11 @@ impl Mesh {
             let stream = loop {
                 match UnixStream::connect_addr(&address(lower)?) {
                     Ok(s) => break s,
-                    Err(e) if Instant::now() >= deadline => {
-                        let _ = e;
-                        return Err(Error::TimedOut { what: format!("waiting for rank {lower}"), after: timeout });
+                    Err(_) if Instant::now() >= deadline => {
+                        return Err(Error::TimedOut {
+                            what: format!("waiting for rank {lower}"),
+                            after: timeout,
+                        });
                     }
                     // It has not begun to listen, or its backlog is full.
                     Err(_) => std::thread::sleep(Duration::from_millis(5)),
@@ -165,7 +164,9 @@ impl Mesh {
             if let Some(s) = &stream {
                 // Within a frame a peer is quick, or something is wrong with it.
                 let limit = Some(timeout);
-                s.set_read_timeout(limit).and_then(|()| s.set_write_timeout(limit)).map_err(Error::io("socket"))?;
+                s.set_read_timeout(limit)
+                    .and_then(|()| s.set_write_timeout(limit))
+                    .map_err(Error::io("socket"))?;
             }
             peers.push(stream.map(Arc::new));
         }
@@ -221,7 +222,10 @@ impl Mesh {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Error::TimedOut { what: format!("a message from rank {from}"), after: self.timeout });
+                return Err(Error::TimedOut {
+                    what: format!("a message from rank {from}"),
+                    after: self.timeout,
+                });
             }
             state = self.inbox.arrived.wait_timeout(state, left).unwrap_or_else(|e| e.into_inner()).0;
         }
@@ -250,7 +254,8 @@ impl Drop for Mesh {
 
 fn read(mut peers: Vec<(u32, Arc<UnixStream>)>, inbox: &Inbox, stop: &EventFd, on_lost: OnLost) {
     loop {
-        let mut fds: Vec<_> = peers.iter().map(|(_, s)| PollFd::from_borrowed_fd(s.as_fd(), PollFlags::IN)).collect();
+        let mut fds: Vec<_> =
+            peers.iter().map(|(_, s)| PollFd::from_borrowed_fd(s.as_fd(), PollFlags::IN)).collect();
         fds.push(PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN));
         if poll(&mut fds, None).is_err() {
             continue;

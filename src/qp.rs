@@ -144,8 +144,8 @@ impl Half {
 
     pub(crate) fn join(self, context: &Context, peer: u32, (bytes, fds): Frame) -> Result<QueuePair> {
         let mismatch = |reason: String| Error::Mismatch { rank: peer, reason };
-        let offer: Offer =
-            serde_json::from_slice(&bytes).map_err(|e| mismatch(format!("its offer of a queue pair: {e}")))?;
+        let offer: Offer = serde_json::from_slice(&bytes)
+            .map_err(|e| mismatch(format!("its offer of a queue pair: {e}")))?;
         if offer.abi != abi::PUSHGATE_ABI_VERSION {
             return Err(mismatch(format!(
                 "it speaks ABI version {}, this is {}; run the same build on both",

@@ -209,7 +209,13 @@ fn fill_as<T: Element>(bytes: &mut [u8], seed: u64, rank: u32, op: Op, threads: 
     });
 }
 
-fn check_as<T: Element>(bytes: &mut [u8], seed: u64, ranks: u32, op: Op, threads: usize) -> (usize, Option<Wrong>) {
+fn check_as<T: Element>(
+    bytes: &mut [u8],
+    seed: u64,
+    ranks: u32,
+    op: Op,
+    threads: usize,
+) -> (usize, Option<Wrong>) {
     let size = size_of::<T>();
     let parts = parallel(bytes, size, threads, |first, part| {
         let (mut wrong, mut found) = (0, None);
@@ -259,6 +265,13 @@ pub fn fill(bytes: &mut [u8], dtype: Dtype, seed: u64, rank: u32, op: Op, thread
 }
 
 /// Checks a result: wrong elements, and the first of them.
-pub fn check(bytes: &mut [u8], dtype: Dtype, seed: u64, ranks: u32, op: Op, threads: usize) -> (usize, Option<Wrong>) {
+pub fn check(
+    bytes: &mut [u8],
+    dtype: Dtype,
+    seed: u64,
+    ranks: u32,
+    op: Op,
+    threads: usize,
+) -> (usize, Option<Wrong>) {
     by_type!(dtype, check_as(bytes, seed, ranks, op, threads))
 }

@@ -51,7 +51,8 @@ fn command() -> clap::Command {
     let arg = |name: &'static str, value: &'static str, default: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name(value).default_value(default).help(help)
     };
-    let option = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("N").help(help);
+    let option =
+        |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("N").help(help);
     let mut command = clap::Command::new("allreduce")
         .about("Allreduce around a ring of ranks, pushed through windows and released by the gate")
         .arg(arg("ranks", "N", "4", "Ranks"))
@@ -62,8 +63,8 @@ fn command() -> clap::Command {
         .arg(arg("op", "OP", "sum", "sum, max, min or prod"))
         .arg(option("channels", "Queue pairs to a peer [default: 1 on the CPU, 16 shared by a GPU's ranks]"))
         .arg(option("block", "Threads of a block [default: 1 on the CPU, 512 on a GPU]"))
-        .arg(option("push-lanes", "Threads of a block that store into the window [default: 128 on a GPU]"))
-        .arg(option("slice", "Bytes of a message [default: an eighth of the window, at most 128K]"))
+        .arg(option("push-lanes", "Threads of a block that store into the window [default: 64 on a GPU]"))
+        .arg(option("slice", "Bytes of a message [default: a quarter of the window, at most 256K]"))
         .arg(Arg::new("in-place").long("in-place").action(ArgAction::SetTrue).help("Output over input"))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("One JSON object a line"));
     for key in Settings::KEYS {
@@ -132,7 +133,7 @@ fn main() -> ExitCode {
     let filter = std::env::var("PUSHGATE_LOG").unwrap_or_else(|_| "error".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let matches = command().get_matches();
-    let options = match options(&matches) {
+    let mut options = match options(&matches) {
         Ok(o) => o,
         Err(e) => {
             eprintln!("allreduce: {e}");
@@ -141,14 +142,15 @@ fn main() -> ExitCode {
     };
     let role = std::env::var(ROLE).ok();
     let done = match role.as_deref() {
-        None => parent(&options),
+        None => parent(&mut options),
         Some("proxy") => proxy(&options).map(|()| ExitCode::SUCCESS),
         Some(role) => child(&options, role).map(|()| ExitCode::SUCCESS),
     };
     match done {
         Ok(code) => code,
         Err(e) => {
-            eprintln!("allreduce: {e:#}");
+            // One write: several ranks share this stream.
+            let _ = std::io::stderr().write_all(format!("allreduce: {e:#}\n").as_bytes());
             let config = matches!(e.downcast_ref(), Some(Error::Config { .. }));
             ExitCode::from(if config { 2 } else { 1 })
         }
@@ -204,7 +206,8 @@ fn child(o: &Options, role: &str) -> Result<()> {
                 })
             })
             .collect();
-        let ended: Vec<_> = ranks.into_iter().map(|r| r.join().map_err(|_| anyhow!("a rank panicked"))?).collect();
+        let ended: Vec<_> =
+            ranks.into_iter().map(|r| r.join().map_err(|_| anyhow!("a rank panicked"))?).collect();
         ended.into_iter().collect::<Result<Vec<()>>>().map(|_| ())
     })
 }
@@ -216,14 +219,17 @@ fn processes(o: &Options) -> Result<u32> {
     match (o.settings.device, pushgate::probe_cuda()) {
         (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, Err(_)) => Ok(o.ranks),
         (_, Ok(info)) => Ok(o.ranks.min(info.devices)),
-        (DeviceChoice::Cuda, Err(why)) => Err(wrong("device", "cuda", format!("auto or cpu here ({why})")).into()),
+        (DeviceChoice::Cuda, Err(why)) => {
+            Err(wrong("device", "cuda", format!("auto or cpu here ({why})")).into())
+        }
     }
 }
 
-fn spawn(role: &str, stdout: Stdio) -> Result<Child> {
+fn spawn(o: &Options, role: &str, stdout: Stdio) -> Result<Child> {
     Command::new(std::env::current_exe().context("finding this program")?)
         .args(std::env::args_os().skip(1))
         .env(ROLE, role)
+        .env("PUSHGATE_PROXY_SOCKET", &o.settings.proxy_socket)
         .stdin(Stdio::null())
         .stdout(stdout)
         .spawn()
@@ -262,18 +268,23 @@ impl Drop for Children {
     }
 }
 
-fn parent(o: &Options) -> Result<ExitCode> {
+fn parent(o: &mut Options) -> Result<ExitCode> {
     let of = processes(o)?;
     let job = format!("allreduce-{}", std::process::id());
     let mut service = Children(Vec::new());
-    if o.settings.proxy == ProxyPlace::Process {
-        service.0.push(spawn("proxy", Stdio::null())?);
+    // A socket that was named belongs to a proxy that runs already; without one
+    // this job has a proxy of its own.
+    if o.settings.proxy == ProxyPlace::Process && o.settings.proxy_socket == Settings::default().proxy_socket
+    {
+        o.settings.proxy_socket = format!("@pushgate-{job}").into();
+        service.0.push(spawn(o, "proxy", Stdio::null())?);
         wait_for_proxy(o, &mut service.0[0])?;
     }
+    let o = &*o;
     let (sender, reports) = channel();
     let mut children = Children(Vec::new());
     for index in 0..of {
-        let mut child = spawn(&format!("{index}/{of}/{job}"), Stdio::piped())?;
+        let mut child = spawn(o, &format!("{index}/{of}/{job}"), Stdio::piped())?;
         let stdout = child.stdout.take().expect("it is piped");
         let sender = sender.clone();
         std::thread::spawn(move || {
@@ -297,6 +308,7 @@ fn parent(o: &Options) -> Result<ExitCode> {
     let mut lines = 0;
     let mut failed: Option<Instant> = None;
     let mut code = ExitCode::SUCCESS;
+    let mut told = vec![false; of as usize];
     loop {
         match reports.recv_timeout(Duration::from_millis(20)) {
             Ok(Report::Why(why)) if !o.json => bar.suspend(|| header(&why)),
@@ -316,15 +328,18 @@ fn parent(o: &Options) -> Result<ExitCode> {
                 None => running += 1,
                 Some(status) if status.success() => {}
                 Some(status) => {
-                    if failed.is_none() {
-                        let how = match status.signal() {
-                            Some(s) => format!("was killed by signal {s}"),
-                            None => format!("ended with {}", status.code().unwrap_or(-1)),
-                        };
-                        let who = if of == o.ranks { format!("rank {index}") } else { format!("process {index}") };
-                        bar.suspend(|| eprintln!("allreduce: {who} (pid {}) {how}", child.id()));
-                        failed = Some(Instant::now());
+                    // Those that end with a code say why themselves.
+                    if let Some(signal) = status.signal()
+                        && !told[index]
+                    {
+                        told[index] = true;
+                        let who =
+                            if of == o.ranks { format!("rank {index}") } else { format!("process {index}") };
+                        bar.suspend(|| {
+                            eprintln!("allreduce: {who} (pid {}) was killed by signal {signal}", child.id())
+                        });
                     }
+                    failed.get_or_insert_with(Instant::now);
                     code = ExitCode::from(if status.code() == Some(2) { 2 } else { 1 });
                 }
             }
@@ -374,7 +389,16 @@ fn print(o: &Options, l: &Line) -> Result<()> {
         writeln!(
             out,
             " {:>11} {:>12} {:>6} {:>5} {:>12.1} {:>9.2} {:>9.2} {:>9.2} {:>7} {:>8}",
-            l.bytes, l.count, l.dtype, l.op, l.time_us, l.algbw_gbs, l.busbw_gbs, l.best_busbw_gbs, l.wrong, l.credit_stalls
+            l.bytes,
+            l.count,
+            l.dtype,
+            l.op,
+            l.time_us,
+            l.algbw_gbs,
+            l.busbw_gbs,
+            l.best_busbw_gbs,
+            l.wrong,
+            l.credit_stalls
         )?;
     }
     Ok(out.flush()?)

@@ -107,8 +107,8 @@ fn shape(o: &Options, comm: &Comm, ranks_here: u32) -> Shape {
     Shape {
         channels,
         block: o.block.unwrap_or(if cuda { 512 } else { 1 }),
-        push_lanes: o.push_lanes.unwrap_or(if cuda { 128 } else { u32::MAX }),
-        slice: o.slice.unwrap_or((window / 8).clamp(64, 128 << 10)).min(window),
+        push_lanes: o.push_lanes.unwrap_or(if cuda { 64 } else { u32::MAX }),
+        slice: o.slice.unwrap_or((window / 4).clamp(64, 256 << 10)).min(window),
     }
 }
 
@@ -126,7 +126,8 @@ pub fn run(o: &Options, comm: &Comm, ranks_here: u32, report: &(dyn Fn(Report) +
     // Edge r goes from rank r to the next; each of its channels is a queue pair.
     let edge = |from: u32, peer: u32| (0..shape.channels).map(move |c| (peer, from * shape.channels + c));
     let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
-    let ends: Vec<_> = if n == 1 { vec![] } else { edge(rank, next).chain(edge(previous, previous)).collect() };
+    let ends: Vec<_> =
+        if n == 1 { vec![] } else { edge(rank, next).chain(edge(previous, previous)).collect() };
     let qps = comm.queue_pairs(&ends, QpConfig::default())?;
     let mut give_up = GiveUp(Some(comm));
     let (to_next, from_previous) = qps.split_at(qps.len() / 2);
@@ -205,7 +206,8 @@ pub fn run(o: &Options, comm: &Comm, ranks_here: u32, report: &(dyn Fn(Report) +
             }
             let mine = Outcome { time_us: time.as_secs_f64() * 1e6, wrong: wrong as u64 };
             let all = comm.all_gather(&serde_json::to_vec(&mine)?)?;
-            let all: Vec<Outcome> = all.iter().map(|o| serde_json::from_slice(o)).collect::<Result<_, _>>()?;
+            let all: Vec<Outcome> =
+                all.iter().map(|o| serde_json::from_slice(o)).collect::<Result<_, _>>()?;
             wrong_in_all += all.iter().map(|o| o.wrong).sum::<u64>();
             if i >= o.warmup {
                 times.push(all.iter().map(|o| o.time_us).fold(0.0, f64::max));
@@ -216,7 +218,11 @@ pub fn run(o: &Options, comm: &Comm, ranks_here: u32, report: &(dyn Fn(Report) +
             }
         }
         // Ranks of one process share an engine, whose counts are all of theirs.
-        let mine = if rank < ranks_here || ranks_here == 1 { context.counters()? - before } else { Counters::default() };
+        let mine = if rank < ranks_here || ranks_here == 1 {
+            context.counters()? - before
+        } else {
+            Counters::default()
+        };
         let all = comm.all_gather(&serde_json::to_vec(&mine)?)?;
         let mut sum = Counters::default();
         for counters in &all {
@@ -235,7 +241,15 @@ pub fn run(o: &Options, comm: &Comm, ranks_here: u32, report: &(dyn Fn(Report) +
     Ok(())
 }
 
-fn line(o: &Options, comm: &Comm, shape: &Shape, bytes: u64, times: &[f64], wrong: u64, sum: Counters) -> Line {
+fn line(
+    o: &Options,
+    comm: &Comm,
+    shape: &Shape,
+    bytes: u64,
+    times: &[f64],
+    wrong: u64,
+    sum: Counters,
+) -> Line {
     let context = comm.context();
     let n = comm.size();
     let mean = times.iter().sum::<f64>() / times.len() as f64;

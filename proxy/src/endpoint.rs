@@ -690,6 +690,7 @@ impl Endpoint {
                 match why {
                     Why::Overrun(e) => self.overrun(&*e),
                     Why::Violated(e) => self.violated(&*e),
+                    Why::Own(e) => self.blame(self.geometry.rank, &*e),
                 }
                 return true;
             }
@@ -865,7 +866,7 @@ impl Endpoint {
                 format!("{} bytes arrived for a buffer of {}", r.length, b.length).into(),
             ));
         }
-        let dst = self.regions.resolve(b.key, b.offset, r.length).map_err(violation)?;
+        let dst = self.regions.resolve(b.key, b.offset, r.length).map_err(|e| Why::Own(Box::new(e)))?;
         let src = self.source(r, words).map_err(Why::Violated)?;
         self.begin(*r, Landed::Buffer, src, dst, mover)
     }
@@ -998,6 +999,8 @@ impl Endpoint {
 enum Why {
     Overrun(Box<dyn std::error::Error>),
     Violated(Box<dyn std::error::Error>),
+    /// This side's own device named what it may not.
+    Own(Box<dyn std::error::Error>),
 }
 
 fn violation(e: impl std::error::Error + 'static) -> Why {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::ShimError;
+use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Opcode, Record, Words};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
-use pushgate_driver_shim::abi;
 
 use crate::endpoint::{Endpoint, QpMemory, QpOptions};
 use crate::gate::{Gate, Limits, Need};
@@ -56,7 +56,8 @@ impl Side {
     fn new(geometry: &Geometry) -> Result<Self, ShimError> {
         let make = |kind: Option<Segment>| -> Result<_, ShimError> {
             let bytes = kind.map_or(geometry.window_bytes(), |k| geometry.bytes(k));
-            let memory = SharedMemory::builder("pushgate-measure", bytes).huge_pages(HugePages::Never).create()?;
+            let memory =
+                SharedMemory::builder("pushgate-measure", bytes).huge_pages(HugePages::Never).create()?;
             if let Some(kind) = kind {
                 write_header(&memory, kind, geometry)?;
             }

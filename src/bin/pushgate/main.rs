@@ -23,9 +23,15 @@ fn command() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(settings(Command::new("proxy").about("Serves programs of this user that run with proxy = process")))
-        .subcommand(settings(Command::new("config").about("Prints every setting: its value, default and what is allowed")))
-        .subcommand(settings(Command::new("devices").about("Says which executors there are, and why not the others")))
+        .subcommand(settings(
+            Command::new("proxy").about("Serves programs of this user that run with proxy = process"),
+        ))
+        .subcommand(settings(
+            Command::new("config").about("Prints every setting: its value, default and what is allowed"),
+        ))
+        .subcommand(settings(
+            Command::new("devices").about("Says which executors there are, and why not the others"),
+        ))
         .subcommand(bench::command(settings))
 }
 
@@ -85,7 +91,14 @@ fn proxy(settings: &Settings) -> Result<()> {
 fn config(m: &ArgMatches) {
     println!("{:<14} {:<26} {:<18} {:<46} help", "setting", "variable", "default", "allowed");
     for key in Settings::KEYS {
-        println!("{:<14} {:<26} {:<18} {:<46} {}", key.flag(), key.variable(), key.default, key.allowed, key.help.trim());
+        println!(
+            "{:<14} {:<26} {:<18} {:<46} {}",
+            key.flag(),
+            key.variable(),
+            key.default,
+            key.allowed,
+            key.help.trim()
+        );
     }
     if let Ok(s) = settings(m) {
         println!("\nin force: {s:#?}");

@@ -100,10 +100,10 @@ pub fn run(b: &Bench) -> Result<()> {
                     let mut idle = 0u32;
                     while !stop.load(Ordering::Relaxed) {
                         idle += 1;
-                        for i in 0..2 {
+                        for (i, last) in last.iter_mut().enumerate() {
                             let seen = flag(i).load(Ordering::Acquire);
-                            if seen != last[i] {
-                                last[i] = seen;
+                            if seen != *last {
+                                *last = seen;
                                 flag(2 + (1 - i)).store(seen, Ordering::Release);
                                 idle = 0;
                             }
@@ -134,7 +134,8 @@ pub fn run(b: &Bench) -> Result<()> {
             ceiling = ceiling.min(bare(rounds)?);
             value = value.min(through(rounds)?);
         }
-        let note = format!("{}, {threads} threads, {rounds} rounds", if inline { "inline" } else { "window" });
+        let note =
+            format!("{}, {threads} threads, {rounds} rounds", if inline { "inline" } else { "window" });
         b.print("latency", bytes, value, Some(ceiling), "us one way", context.device(), &note);
     }
     Ok(())

@@ -48,8 +48,8 @@ pub fn run(b: &Bench) -> Result<()> {
             let params =
                 HandOverParams { qp: sender.addr(), result: result.addr(), bytes, count, rkey, pad: 0 };
             let sink = SinkParams { qps: receiver.addr(), result: sunk.addr(), count };
-            // SAFETY: buffers and queue pairs outlive both kernels.
             let taking = match rkey {
+                // SAFETY: buffers and queue pairs outlive both kernels.
                 0 => Some(unsafe { context.launch(&sinking, &module, "sink", one, &sink)? }),
                 _ => None,
             };

@@ -11,16 +11,35 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::settings::parse_size;
-use pushgate::{Comm, Context, DeviceBuffer, Error, QpConfig, QueuePair, Running, Settings, WaitOutcome, status_name};
+use pushgate::{
+    Comm, Context, DeviceBuffer, Error, QpConfig, QueuePair, Running, Settings, WaitOutcome, status_name,
+};
 use serde_json::json;
 
 pub fn command(settings: impl Fn(Command) -> Command) -> Command {
     let bench = |name: &'static str, about: &'static str, bytes: &'static str| {
         let c = Command::new(name)
             .about(about)
-            .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("One JSON object a measurement"))
-            .arg(Arg::new("runs").long("runs").value_name("N").default_value("5").help("Runs; the best counts"))
-            .arg(Arg::new("seconds").long("seconds").value_name("S").default_value("0.3").help("Aim of one run"));
+            .arg(
+                Arg::new("json")
+                    .long("json")
+                    .action(ArgAction::SetTrue)
+                    .help("One JSON object a measurement"),
+            )
+            .arg(
+                Arg::new("runs")
+                    .long("runs")
+                    .value_name("N")
+                    .default_value("5")
+                    .help("Runs; the best counts"),
+            )
+            .arg(
+                Arg::new("seconds")
+                    .long("seconds")
+                    .value_name("S")
+                    .default_value("0.3")
+                    .help("Aim of one run"),
+            );
         settings(if bytes.is_empty() {
             c
         } else {
@@ -33,15 +52,20 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
             )
         })
     };
-    let number = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("N").help(help);
+    let number =
+        |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("N").help(help);
     Command::new("bench")
         .about("Measures this host, each figure beside its ceiling")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(
-            bench("push", "Stores into the window, with credit and WQEs; ceiling: the same stores alone", "256K,1M,4M")
-                .arg(number("blocks", "Blocks [default: 4 on a GPU, 1 on the CPU]"))
-                .arg(number("threads", "Threads of a block [default: 1024 on a GPU, 1 on the CPU]")),
+            bench(
+                "push",
+                "Stores into the window, with credit and WQEs; ceiling: the same stores alone",
+                "256K,1M,4M",
+            )
+            .arg(number("blocks", "Blocks [default: 4 on a GPU, 1 on the CPU]"))
+            .arg(number("threads", "Threads of a block [default: 1024 on a GPU, 1 on the CPU]")),
         )
         .subcommand(bench(
             "latency",
@@ -82,8 +106,11 @@ pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Er
     let mut bytes = Vec::new();
     if let Ok(Some(list)) = m.try_get_one::<String>("bytes") {
         for s in list.split(',') {
-            let n = parse_size(s).filter(|n| (8..=256 << 20).contains(n) && (*n <= 40 || n % 16 == 0) && n % 8 == 0);
-            bytes.push(n.ok_or_else(|| wrong("bytes", s, "8 to 40 in steps of 8, or a multiple of 16 up to 256M"))?);
+            let n = parse_size(s)
+                .filter(|n| (8..=256 << 20).contains(n) && (*n <= 40 || n % 16 == 0) && n % 8 == 0);
+            bytes.push(
+                n.ok_or_else(|| wrong("bytes", s, "8 to 40 in steps of 8, or a multiple of 16 up to 256M"))?,
+            );
         }
     }
     let seconds = m.get_one::<String>("seconds").expect("has a default");
@@ -149,7 +176,16 @@ impl Bench {
 
     /// One measurement: a line of the table or of JSON.
     #[allow(clippy::too_many_arguments)]
-    pub fn print(&self, bench: &str, bytes: u64, value: f64, ceiling: Option<f64>, unit: &str, device: &str, note: &str) {
+    pub fn print(
+        &self,
+        bench: &str,
+        bytes: u64,
+        value: f64,
+        ceiling: Option<f64>,
+        unit: &str,
+        device: &str,
+        note: &str,
+    ) {
         let ratio = ceiling.map(|c| value / c);
         if self.json {
             let line = json!({

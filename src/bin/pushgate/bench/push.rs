@@ -56,14 +56,16 @@ pub fn run(b: &Bench) -> Result<()> {
         let bare = |rounds: u64| -> Result<f64> {
             let params = BareParams { dst: plain.device_addr(), bytes, places, rounds };
             // SAFETY: the buffer holds what all blocks write and outlives the kernel.
-            let running =
-                unsafe { context.launch(&pushing, &module, "bare_store", Launch::new(blocks, threads), &params)? };
+            let running = unsafe {
+                context.launch(&pushing, &module, "bare_store", Launch::new(blocks, threads), &params)?
+            };
             Ok((blocks as u64 * bytes * rounds) as f64 / finish(b, &running)?.as_secs_f64() / 1e9)
         };
         let push = |rounds: u64| -> Result<f64> {
             let count = blocks as u64 * rounds;
             let sink = SinkParams { qps: receiver.addr(), result: sunk.addr(), count };
-            let params = PushParams { qps: sender.addr(), result: result.addr(), bytes, rounds, n_qps: 1, pad: 0 };
+            let params =
+                PushParams { qps: sender.addr(), result: result.addr(), bytes, rounds, n_qps: 1, pad: 0 };
             let shape = Launch::new(blocks, threads).cooperating();
             // SAFETY: buffers and queue pairs outlive both kernels.
             let (taking, running) = unsafe {
@@ -86,7 +88,8 @@ pub fn run(b: &Bench) -> Result<()> {
             ceiling = ceiling.max(bare(rounds)?);
             value = value.max(push(rounds)?);
         }
-        let note = format!("{blocks} blocks x {threads}, window {}K, {rounds} messages a block", window >> 10);
+        let note =
+            format!("{blocks} blocks x {threads}, window {}K, {rounds} messages a block", window >> 10);
         b.print("push", bytes, value, Some(ceiling), "GB/s", context.device(), &note);
     }
     Ok(())

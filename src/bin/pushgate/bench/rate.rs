@@ -62,8 +62,13 @@ pub fn run(b: &Bench) -> Result<()> {
             // Cleared anew: the kernel adds to it.
             let sunk = context.alloc(24)?;
             let sink = SinkParams { qp: receiver.addr(), result: sunk.addr(), count: total };
-            let params =
-                RateParams { qp: sender.addr(), result: result.addr(), count: each, single: single as u32, pad: 0 };
+            let params = RateParams {
+                qp: sender.addr(),
+                result: result.addr(),
+                count: each,
+                single: single as u32,
+                pad: 0,
+            };
             // SAFETY: buffers and queue pairs outlive both kernels.
             let (taking, running) = unsafe {
                 let sink_shape = Launch::new(1, sink_threads).cooperating();
