@@ -183,3 +183,37 @@ PUSHGATE_KERNEL(bare_relay, relay_params)
 		result[2] = wrong;
 	}
 }
+
+struct idle_probe_params {
+	u64 qp;	    // pushgate_qp
+	u64 result; // u64[3]: status, sum and maximum of the round trips in nanoseconds
+	u64 rounds;
+	u64 gap_ns; // silence before each message
+};
+
+// After a silence, how long does the proxy take? From the message to the word
+// that says that the peer has it. One thread.
+PUSHGATE_KERNEL(idle_probe, idle_probe_params)
+{
+	if (thread_index() != 0)
+		return;
+	queue_pair qp(*reinterpret_cast<const pushgate_qp *>(p.qp));
+	u64 *result = reinterpret_cast<u64 *>(p.result);
+	u64 sum = 0, most = 0;
+	status s = status::ok;
+	for (u64 r = 0; r < p.rounds && s == status::ok; r++) {
+		backoff pause;
+		for (u64 start = clock_ns(); clock_ns() - start < p.gap_ns;)
+			pause.wait();
+		u64 start = clock_ns();
+		s = signal(qp, 0, r + 1);
+		if (s == status::ok)
+			s = flush(qp);
+		u64 took = clock_ns() - start;
+		sum += took;
+		most = took > most ? took : most;
+	}
+	result[0] = (u64)s;
+	result[1] = sum;
+	result[2] = most;
+}

@@ -1,6 +1,7 @@
 //! Benches. Each measures its ceiling in the same run, by the same clock, and
 //! prints both and the ratio: figures of two runs on shared machines say little.
 
+mod idle;
 mod latency;
 mod local;
 mod push;
@@ -74,6 +75,7 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
         ))
         .subcommand(bench("rate", "Inline messages a second; ceiling: bare records without flow control", ""))
         .subcommand(bench("local", "The queue pair alone; ceiling: memcpy", "4K,64K,1M"))
+        .subcommand(bench("idle", "What an idle engine costs, and adds to the message that ends it", ""))
         .subcommand(bench("gate", "Staging ring and gate alone, on one core", ""))
 }
 
@@ -132,6 +134,7 @@ pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Er
         "latency" => latency::run(&bench),
         "rate" => rate::run(&bench),
         "local" => local::run(&bench),
+        "idle" => idle::run(&bench),
         _ => gate(&bench),
     }
 }
