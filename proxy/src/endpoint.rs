@@ -330,7 +330,7 @@ impl Endpoint {
         self.moving.is_none() && self.regions.remove(key)
     }
 
-    /// One pass: whatever can be done now, at most [`BATCH`] records each way.
+    /// One pass: whatever can be done now, at most 64 records each way.
     /// True if anything was.
     #[inline]
     pub fn poll(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
@@ -396,7 +396,6 @@ impl Endpoint {
         if now < self.next_scan {
             return;
         }
-        self.next_scan = now + self.options.stuck_ns / 8;
         let hole = !self.pending && self.hole();
         if self.staging.stuck(hole, now, self.options.stuck_ns) {
             self.counters.stuck += 1;
@@ -404,6 +403,9 @@ impl Endpoint {
             tracing::warn!(rank = self.rank(), slot = detail, "a WQE slot was reserved and never published");
             self.fail(Status { detail, ..Status::new(abi::PUSHGATE_STUCK) });
         }
+        let limit = self.options.stuck_ns;
+        let soon = now.saturating_add(limit / 8);
+        self.next_scan = self.staging.stuck_at(limit).map_or(soon, |at| at.min(soon));
     }
 
     /// True if a later slot is written while the head is not.

@@ -227,6 +227,11 @@ impl Staging {
         self.hole = hole.then_some((self.head, since));
         hole && now - since >= limit
     }
+
+    /// When [`Staging::stuck`] would say so, if the hole that it last saw stays.
+    pub fn stuck_at(&self, limit: u64) -> Option<u64> {
+        self.hole.map(|(_, since)| since.saturating_add(limit))
+    }
 }
 
 #[cfg(test)]

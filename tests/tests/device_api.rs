@@ -830,7 +830,7 @@ fn batches_go_out_whole_and_cancelled_ones_not_at_all() {
         // Three messages of 1000 bytes and their padding do not divide it.
         let pair = rig.pair(QpConfig { slots: Some(16), ..window(8192) });
         let data = noise(3000, 6);
-        let (from, to) = (rig.upload(&data), rig.zeroed(3000));
+        let (from, to, spare) = (rig.upload(&data), rig.zeroed(3000), rig.zeroed(8000));
         for scope in [THREAD, SCOPES[1], SCOPES[3]] {
             let before = rig.counters();
             let (mut sends, mut receives, mut tags) = (Vec::new(), Vec::new(), Vec::new());
@@ -838,7 +838,9 @@ fn batches_go_out_whole_and_cancelled_ones_not_at_all() {
                 let batch = Step::batch(3, 1000, r * 3, from.addr());
                 match r % 4 {
                     1 => sends.push(batch.cancelled()),
-                    2 => sends.extend([Step::nop(), Step::batch(5, 1600, 0, from.addr()).cancelled(), batch]),
+                    2 => {
+                        sends.extend([Step::nop(), Step::batch(5, 1600, 0, spare.addr()).cancelled(), batch])
+                    }
                     3 => sends.push(Step::nop()),
                     _ => sends.push(batch),
                 }
