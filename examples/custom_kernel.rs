@@ -77,6 +77,10 @@ fn rank(comm: &Comm, module: &Module) -> Result<()> {
         [0, 8, 16].map(|i| u64::from_ne_bytes(bytes[i..i + 8].try_into().expect("eight")));
     // If the queue pair ended, its cause says more than the kernel's status.
     qp.check()?;
+    if status != 0 {
+        eprintln!("rank {me}: the kernel ended with: {}", status_name(status));
+        std::process::exit(1);
+    }
     println!("rank {me}: {}; rank {peer} put {put} and sent {sent}", status_name(status));
     // Nobody leaves while the other still needs it.
     comm.barrier()

@@ -115,7 +115,7 @@ impl Mesh {
             send_message(&stream, &hello(lower), &[]).map_err(Error::io(format!("greeting rank {lower}")))?;
             streams[lower as usize] = Some(stream);
         }
-        for _ in rank + 1..size {
+        while streams[rank as usize + 1..].iter().any(Option::is_none) {
             let stream = loop {
                 match listener.accept() {
                     Ok((s, _)) => break s,
@@ -134,7 +134,13 @@ impl Mesh {
                     Err(e) => return Err(Error::io("accepting a rank")(e)),
                 }
             };
-            stream.set_read_timeout(Some(timeout)).map_err(Error::io("rendezvous socket"))?;
+            // The name is public: whoever is not ours is shown the door unheard.
+            if let Err(e) = check_owner(&stream, rank) {
+                tracing::warn!(rank, "a stranger at the rendezvous: {e}");
+                continue;
+            }
+            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            stream.set_read_timeout(Some(left)).map_err(Error::io("rendezvous socket"))?;
             let (bytes, _) = recv_message(&stream, 64, 0).map_err(Error::io("greeting of a rank"))?;
             let words: Vec<u32> = bytes
                 .chunks_exact(4)
@@ -152,7 +158,7 @@ impl Mesh {
                     ),
                 });
             }
-            check_owner(&stream, from)?;
+            // A rank that was started anew takes the place of its former self.
             streams[from as usize] = Some(stream);
         }
         Mesh::new(rank, streams, timeout)
@@ -280,8 +286,12 @@ fn read(mut peers: Vec<(u32, Arc<UnixStream>)>, inbox: &Inbox, stop: &EventFd, o
                         None
                     }
                 }
-                // An end, or something that no rank of ours would send.
-                _ => Some(End::Lost),
+                Err(e) => {
+                    tracing::warn!(rank, "a rank's socket: {e}");
+                    Some(End::Lost)
+                }
+                // Something that no rank of ours would send.
+                Ok(_) => Some(End::Lost),
             };
             if let Some(end) = end {
                 state.ends.insert(rank, end);

@@ -71,6 +71,23 @@ pub struct QueuePair {
     context: Context,
 }
 
+/// Takes a queue pair out of its engine unless it was `done`.
+struct Joined<'a> {
+    context: &'a Context,
+    id: QpId,
+    done: bool,
+}
+
+impl Drop for Joined<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            let proxy = &self.context.inner.proxy;
+            let _ = proxy.fail(Some(self.id), Status::new(abi::PUSHGATE_ABORTED));
+            let _ = proxy.remove_qp(self.id);
+        }
+    }
+}
+
 /// A region's key: lkey and rkey in one.
 pub type RegionKey = u32;
 
@@ -163,7 +180,7 @@ impl Half {
         let peer_link = Arc::new(ReadOnlyMemory::from_fd(link, offer.link)?);
         let peer_window = Arc::new(ReadOnlyMemory::from_fd(window, offer.window)?);
         // SAFETY: `check_header` only loads.
-        let words = unsafe { peer_link.words(0, 8) };
+        let words = unsafe { peer_link.words(0, 8.min(peer_link.len() / 8)) };
         let theirs = check_header(words, Segment::Link, peer_link.len())
             .map_err(|e| mismatch(format!("its link segment: {e}")))?;
         if theirs.rank != peer {
@@ -194,6 +211,8 @@ impl Half {
         };
         let proxy = &context.inner.proxy;
         let id = proxy.add_qp(fds, options, context.inner.wake)?;
+        // Until it belongs to a `QueuePair`, an error takes it out again and tells the peer.
+        let mut joined = Joined { context, id, done: false };
         // The engine has its own writable mapping now, wherever it runs.
         self.link.seal_against_writers()?;
         {
@@ -243,6 +262,7 @@ impl Half {
             peer,
             pad: 0,
         };
+        joined.done = true;
         Ok(QueuePair {
             descriptor,
             _registrations: registrations,

@@ -19,7 +19,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::{Arg, ArgAction, ArgMatches};
 use data::{Dtype, Op};
 use pushgate::settings::{DeviceChoice, ProxyPlace, parse_size};
@@ -41,11 +41,15 @@ pub struct Options {
     pub slice: Option<u64>,
     pub in_place: bool,
     pub json: bool,
+    /// The socket of a proxy that runs already was given.
+    pub socket_named: bool,
     pub settings: Settings,
 }
 
 /// How a child knows which part it plays: `proxy`, or `INDEX/OF/JOB`.
 const ROLE: &str = "_PUSHGATE_ROLE";
+/// ... and whose child it is.
+const PARENT: &str = "_PUSHGATE_PARENT";
 
 fn command() -> clap::Command {
     let arg = |name: &'static str, value: &'static str, default: &'static str, help: &'static str| {
@@ -113,6 +117,8 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
         }
     };
     Ok(Options {
+        socket_named: settings.proxy_socket != Settings::default().proxy_socket
+            || text("proxy-socket").is_some(),
         ranks: number("ranks", 1, MAX_RANKS)?.expect("has a default"),
         sizes,
         iters: number("iters", 1, 1_000_000)?.expect("has a default"),
@@ -162,6 +168,11 @@ fn main() -> ExitCode {
 /// Ends with the parent, whatever ends it.
 fn follow_parent() -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    // It may have ended before that.
+    let parent = std::env::var(PARENT).ok().and_then(|p| p.parse().ok());
+    if rustix::process::getppid().map(|p| p.as_raw_nonzero().get()) != parent {
+        bail!("the program that started this rank has ended");
+    }
     Ok(())
 }
 
@@ -192,9 +203,9 @@ fn child(o: &Options, role: &str) -> Result<()> {
     };
     if let [one] = here[..] {
         let comm = Comm::connect(&context, &job, one, o.ranks)?;
-        return rank::run(o, &comm, 1, &report);
+        return rank::run(o, &comm, 1, true, &report);
     }
-    let count = here.len() as u32;
+    let (count, first) = (here.len() as u32, here[0]);
     std::thread::scope(|s| {
         let (context, report, job) = (&context, &report, &job);
         let ranks: Vec<_> = here
@@ -202,7 +213,7 @@ fn child(o: &Options, role: &str) -> Result<()> {
             .map(|r| {
                 s.spawn(move || {
                     let comm = Comm::connect(context, job, *r, o.ranks)?;
-                    rank::run(o, &comm, count, report)
+                    rank::run(o, &comm, count, *r == first, report)
                 })
             })
             .collect();
@@ -229,6 +240,7 @@ fn spawn(o: &Options, role: &str, stdout: Stdio) -> Result<Child> {
     Command::new(std::env::current_exe().context("finding this program")?)
         .args(std::env::args_os().skip(1))
         .env(ROLE, role)
+        .env(PARENT, std::process::id().to_string())
         .env("PUSHGATE_PROXY_SOCKET", &o.settings.proxy_socket)
         .stdin(Stdio::null())
         .stdout(stdout)

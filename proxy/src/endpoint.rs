@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
@@ -385,7 +386,7 @@ impl Endpoint {
         }
         if let Some(status) = Status::from_word(self.qp.peer_status()) {
             // It names the culprit, which may be a third rank.
-            self.fail(Status { rank: status.rank.or(Some(self.options.peer)), ..status });
+            self.fail(Status { rank: status.rank.or(Some(self.options.peer)), ..status.checked() });
             return;
         }
         if self.in_place.is_empty() || self.consumed_seen != self.progress.0 {
@@ -423,7 +424,6 @@ impl Endpoint {
         if !self.session.fail(status) {
             return;
         }
-        self.control_line[STATUS].store(status.word(), Ordering::Release);
         // The peer names the culprit itself if it is another rank; else us.
         let told = Status { rank: status.rank.or(Some(self.rank())), ..status };
         self.qp.set_status(told.word());
@@ -442,15 +442,24 @@ impl Endpoint {
                 complete(cq, head, log, r.id, r.opcode as u8, status.code, r.length);
             }
         }
+        // After the completions: who sees the end and looks at the CQ once more
+        // finds them all.
+        self.control_line[STATUS].store(status.word(), Ordering::Release);
         self.qp.notify();
     }
 
-    /// Finishes a copy under way, so that its region can go.
-    pub fn settle(&mut self, mover: &mut Option<Box<dyn Mover>>) {
+    /// Finishes a copy under way, so that its memory can go. False if a device
+    /// does not end it within `limit`: then the memory must stay.
+    pub fn settle(&mut self, mover: &mut Option<Box<dyn Mover>>, limit: Duration) -> bool {
+        let start = Instant::now();
         while self.moving.is_some() && self.advance(mover) == Some(false) {
+            if start.elapsed() > limit {
+                return false;
+            }
             std::thread::yield_now();
         }
         self.acknowledge();
+        true
     }
 
     /// The engine stops. Whoever still waits here is told; the peer only if it
@@ -899,8 +908,8 @@ impl Endpoint {
         dst: Stretch,
         mover: &mut Option<Box<dyn Mover>>,
     ) -> Result<(), Why> {
-        let movement =
-            Move::start(src, dst, record.length as usize, mover.as_deref_mut()).map_err(violation)?;
+        let movement = Move::start(src, dst, record.length as usize, mover.as_deref_mut())
+            .map_err(|e| Why::Own(Box::new(e)))?;
         self.moving = Some(Moving { movement, record, landed });
         self.advance(mover);
         Ok(())

@@ -186,6 +186,18 @@ struct Loop {
     start: Instant,
 }
 
+/// However the thread ends, by a panic too, whoever waits is told.
+impl Drop for Loop {
+    fn drop(&mut self) {
+        for (_, endpoint) in &mut self.endpoints {
+            endpoint.close();
+        }
+    }
+}
+
+/// How long a queue pair that goes waits for a copy of its own.
+const SETTLE: Duration = Duration::from_secs(2);
+
 /// Passes between two looks at the clock while there is work, and without.
 const BUSY_TICK: u32 = 4096;
 const IDLE_TICK: u32 = 32;
@@ -272,9 +284,17 @@ impl Loop {
                     let counters = at.map(|i| {
                         let (_, mut endpoint) = self.endpoints.remove(i);
                         // A device may be reading mappings that go with it.
-                        endpoint.settle(&mut self.mover);
+                        let settled = endpoint.settle(&mut self.mover, SETTLE);
                         endpoint.close();
-                        endpoint.counters()
+                        let counters = endpoint.counters();
+                        if !settled {
+                            tracing::error!(
+                                rank = endpoint.rank(),
+                                "a device's copy does not end; its memory stays"
+                            );
+                            std::mem::forget(endpoint);
+                        }
+                        counters
                     });
                     self.gone += counters.unwrap_or_default();
                     let _ = reply.send(counters);
@@ -288,10 +308,8 @@ impl Loop {
                 }
                 Command::RemoveRegion(qp, key, reply) => {
                     let mut mover = self.mover.take();
-                    let answer = self.find(qp).is_some_and(|e| {
-                        e.settle(&mut mover);
-                        e.remove_region(key)
-                    });
+                    let answer =
+                        self.find(qp).is_some_and(|e| e.settle(&mut mover, SETTLE) && e.remove_region(key));
                     self.mover = mover;
                     let _ = reply.send(answer);
                 }
@@ -314,12 +332,7 @@ impl Loop {
                     sum.sleeps = self.sleeps;
                     let _ = reply.send(sum);
                 }
-                Command::Stop => {
-                    for (_, endpoint) in &mut self.endpoints {
-                        endpoint.close();
-                    }
-                    return false;
-                }
+                Command::Stop => return false,
             }
         }
         true
@@ -328,6 +341,10 @@ impl Loop {
 
 /// Pins the calling thread. Not being allowed to is no error: it runs elsewhere.
 fn pin(cpu: usize) {
+    if cpu >= rustix::thread::CpuSet::MAX_CPU {
+        tracing::warn!(cpu, "no such core; the proxy's thread stays unpinned");
+        return;
+    }
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
     if let Err(e) = rustix::thread::sched_setaffinity(None, &set) {

@@ -480,7 +480,8 @@ impl Client<'_> {
             }
             Request::Fail { qp, status } => {
                 let status = Status::from_word(status)
-                    .ok_or_else(|| Refusal::Why("a queue pair cannot be failed with status 0, OK".into()))?;
+                    .ok_or_else(|| Refusal::Why("a queue pair cannot be failed with status 0, OK".into()))?
+                    .checked();
                 if let Some(qp) = qp
                     && !self.qps.contains_key(&qp)
                 {

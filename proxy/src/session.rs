@@ -27,6 +27,15 @@ impl Status {
         Status { code: code as u8, rank: None, detail: 0 }
     }
 
+    /// The same with a code that ends a queue pair: *aborted* in place of any
+    /// that no end has. For words that came from outside.
+    pub const fn checked(self) -> Self {
+        match self.code as u32 {
+            abi::PUSHGATE_PEER_LOST..=abi::PUSHGATE_OVERRUN => self,
+            _ => Status { code: abi::PUSHGATE_ABORTED as u8, ..self },
+        }
+    }
+
     /// The word as devices read it.
     pub const fn word(self) -> u64 {
         let rank = match self.rank {

@@ -52,7 +52,14 @@ PUSHGATE_DEVICE u32 warp_mask()
 	return left >= 32 ? 0xffffffffu : (1u << left) - 1;
 }
 PUSHGATE_DEVICE void warp_barrier() { __syncwarp(warp_mask()); }
-PUSHGATE_DEVICE u64 warp_broadcast(u64 v) { return __shfl_sync(warp_mask(), v, 0); }
+// The barrier orders memory among the lanes, which a shuffle alone does not: what
+// lane 0 acquired holds for all.
+PUSHGATE_DEVICE u64 warp_broadcast(u64 v)
+{
+	u32 mask = warp_mask();
+	__syncwarp(mask);
+	return __shfl_sync(mask, v, 0);
+}
 
 // Thread 0's value, to every thread of the block. Both barriers are needed: the
 // first shows the value, the second keeps the next call from overwriting it.
@@ -349,7 +356,7 @@ inline u64 clock_ns()
 
 // The doorbell of a window that can wake the engine. The fence stands between
 // our publication and the look at the flag, the engine's between its flag and
-// its last look at the ring (ring.rs, Sleep): one of the two sees the other, so
+// its last look at the ring (ring.rs, may_sleep): one of the two sees the other, so
 // no wake-up is lost. An atomic exchange would do the same and cost the same.
 inline void ring(const pushgate_qp &qp)
 {

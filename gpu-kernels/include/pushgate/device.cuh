@@ -796,6 +796,7 @@ PUSHGATE_DEVICE bool look_together(queue_pair &qp, u64 cursor, message &m)
 	u64 mine = lane < 8 ? load<PUSHGATE_ORDER_RECORD>(receive_record(qp.q, cursor) + lane) : lap;
 	if (!__all_sync(mask, (mine ^ lap) >> PUSHGATE_LAP_SHIFT == 0))
 		return false;
+	__syncwarp(mask); // what lane 0 acquired with word 0 holds for all lanes
 	u64 w[8];
 #pragma unroll
 	for (u32 i = 0; i < 8; i++)

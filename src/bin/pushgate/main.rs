@@ -58,6 +58,7 @@ fn main() -> ExitCode {
                 settings(m).map(|_| ()).map_err(Into::into)
             }
             "devices" => {
+                settings(m)?;
                 for a in pushgate::available_executors() {
                     match a.state {
                         Ok(what) => println!("{}: {what}", a.name),

@@ -52,7 +52,7 @@ pub fn run(b: &Bench) -> Result<()> {
             (true, false) => 256,
         };
         let shape = Launch::new(2, threads).cooperating();
-        let window = (4 * bytes).next_power_of_two().max(64 << 10);
+        let window = b.window((4 * bytes).max(64 << 10), bytes)?;
         let pair = b.pair(&context, QpConfig { window_size: Some(window), ..QpConfig::default() })?;
         let qps = upload_descriptors(&context, &pair.ends)?;
         let result = context.alloc(48)?;

@@ -33,7 +33,7 @@ pub fn run(b: &Bench) -> Result<()> {
     let module = Module::embedded(&context);
     let (sending, sinking) = (context.stream()?, context.stream()?);
     for &bytes in &b.bytes {
-        let window = (4 * bytes).next_power_of_two();
+        let window = b.window(4 * bytes, bytes)?;
         let pair = b.pair(&context, QpConfig { window_size: Some(window), ..QpConfig::default() })?;
         let sender = upload_descriptors(&context, [&pair.ends[0]])?;
         let receiver = upload_descriptors(&context, [&pair.ends[1]])?;
@@ -68,7 +68,7 @@ pub fn run(b: &Bench) -> Result<()> {
         let copy = |count: u64| -> f64 {
             let start = Instant::now();
             for i in 0..count {
-                let from = (i * bytes) % window;
+                let from = i % (window / bytes) * bytes;
                 // SAFETY: both are mapped and this long, no one else uses them, and
                 // they do not overlap.
                 unsafe {

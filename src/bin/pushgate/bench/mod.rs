@@ -166,6 +166,16 @@ fn gate(b: &Bench) -> Result<()> {
 }
 
 impl Bench {
+    /// A window of about `wanted` bytes that holds at least `least`.
+    pub fn window(&self, wanted: u64, least: u64) -> Result<u64> {
+        const MOST: u64 = 512 << 20;
+        if least > MOST {
+            let allowed = format!("what fits a window of {MOST} bytes, all blocks together");
+            return Err(Error::Config { name: "bytes".into(), value: least.to_string(), allowed }.into());
+        }
+        Ok(wanted.next_power_of_two().clamp(64, MOST))
+    }
+
     /// Two ranks of this process over one engine, with a queue pair between them.
     pub fn pair(&self, context: &Context, config: QpConfig) -> Result<Pair> {
         let mut comms = Comm::local(context, 2)?;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use pushgate::zerocopy::{Immutable, IntoBytes};
-use pushgate::{Context, Launch, Module, QpConfig, upload_descriptors};
+use pushgate::{Context, Error, Launch, Module, QpConfig, upload_descriptors};
 
 use super::{Bench, finish};
 
@@ -44,7 +44,11 @@ pub fn run(b: &Bench) -> Result<()> {
     for &bytes in &b.bytes {
         // Room for two messages of each block at least, so that a block fills one
         // while another is retired.
-        let window = (2 * blocks as u64 * bytes).next_power_of_two().clamp(64 << 10, 512 << 20);
+        if bytes % 16 != 0 {
+            let allowed = "a multiple of 16: what a thread stores at once".into();
+            return Err(Error::Config { name: "bytes".into(), value: bytes.to_string(), allowed }.into());
+        }
+        let window = b.window((2 * blocks as u64 * bytes).max(64 << 10), blocks as u64 * bytes)?;
         let places = window / (blocks as u64 * bytes);
         let config = QpConfig { window_size: Some(window), ..QpConfig::default() };
         let pair = b.pair(&context, config)?;
