@@ -60,7 +60,7 @@ fn command() -> clap::Command {
     let mut command = clap::Command::new("allreduce")
         .about("Allreduce around a ring of ranks, pushed through windows and released by the gate")
         .arg(arg("ranks", "N", "4", "Ranks"))
-        .arg(arg("size", "BYTES,...", "16M", "Bytes a rank (1024-based); a list runs one after the other"))
+        .arg(arg("size", "BYTES,...", "16M", "Bytes a rank (1024-based); a list runs from small to large"))
         .arg(arg("iters", "N", "5", "Iterations measured, each checked"))
         .arg(arg("warmup", "N", "1", "Iterations before, checked too"))
         .arg(arg("dtype", "TYPE", "f32", "f32, f64, f16, bf16, i32 or i64"))
@@ -107,6 +107,8 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
         let bytes = parse_size(s).filter(|b| *b > 0 && *b <= 64 << 30 && b % dtype.size() as u64 == 0);
         sizes.push(bytes.ok_or_else(|| wrong("size", s, &allowed))?);
     }
+    // The last line is the largest size, whatever the order they came in.
+    sizes.sort_unstable();
     let slice = match text("slice") {
         None => None,
         Some(s) => {

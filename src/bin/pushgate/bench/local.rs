@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use pushgate::zerocopy::{Immutable, IntoBytes};
 use pushgate::{Context, Launch, Module, QpConfig, upload_descriptors};
 
-use super::{Bench, finish};
+use super::{Bench, SinkParams, finish};
 
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
@@ -18,14 +18,6 @@ struct HandOverParams {
     count: u64,
     rkey: u32,
     pad: u32,
-}
-
-#[derive(IntoBytes, Immutable)]
-#[repr(C)]
-struct SinkParams {
-    qps: u64,
-    result: u64,
-    count: u64,
 }
 
 pub fn run(b: &Bench) -> Result<()> {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::settings::parse_size;
+use pushgate::zerocopy::{Immutable, IntoBytes};
 use pushgate::{
     Comm, Context, DeviceBuffer, Error, QpConfig, QueuePair, Running, Settings, WaitOutcome, status_name,
 };
@@ -214,6 +215,15 @@ impl Bench {
             println!("{bench:<8} {bytes:>9} B  {value:>9.3} {unit:<18} {ceiling}  {device}: {note}");
         }
     }
+}
+
+/// `struct sink_params`: who takes messages and gives them back unread.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+pub struct SinkParams {
+    pub qps: u64,
+    pub result: u64,
+    pub count: u64,
 }
 
 /// Two ends of one queue pair, and the ranks that hold them.

@@ -4,7 +4,7 @@ use anyhow::Result;
 use pushgate::zerocopy::{Immutable, IntoBytes};
 use pushgate::{Context, Error, Launch, Module, QpConfig, upload_descriptors};
 
-use super::{Bench, finish};
+use super::{Bench, SinkParams, finish};
 
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
@@ -24,14 +24,6 @@ struct PushParams {
     rounds: u64,
     n_qps: u32,
     pad: u32,
-}
-
-#[derive(IntoBytes, Immutable)]
-#[repr(C)]
-struct SinkParams {
-    qps: u64,
-    result: u64,
-    count: u64,
 }
 
 pub fn run(b: &Bench) -> Result<()> {
