@@ -181,7 +181,7 @@ fn counts_that_no_number_of_ranks_divides() {
 }
 
 #[test]
-fn sizes_come_in_the_order_given_with_all_fields() {
+fn sizes_come_from_small_to_large_with_all_fields() {
     let _one = alone();
     let got = lines("--ranks 2 --iters 2 --size 256,4K,64K");
     let sizes: Vec<_> = got.iter().map(|l| l["bytes"].as_u64().unwrap()).collect();
@@ -203,9 +203,9 @@ fn sizes_come_in_the_order_given_with_all_fields() {
         assert!((algbw * us * 1e3 / number("bytes") - 1.0).abs() < 1e-6, "{line}");
         assert!((busbw / algbw - 1.0).abs() < 1e-6, "{line}");
     }
-    // As given, whatever the order.
+    // The last line is the largest, whatever the order given.
     let got = lines("--ranks 2 --iters 1 --warmup 0 --size 4K,256");
-    assert_eq!((&got[0]["bytes"], &got[1]["bytes"]), (&4096.into(), &256.into()));
+    assert_eq!((&got[0]["bytes"], &got[1]["bytes"]), (&256.into(), &4096.into()));
 }
 
 #[test]
