@@ -61,7 +61,7 @@ pub struct QueuePair {
     // Fields drop in this order: out of the engine (Drop), unregister, unmap.
     descriptor: abi::pushgate_qp,
     _registrations: Vec<Registration>,
-    state: DeviceBuffer,
+    _state: DeviceBuffer,
     _doorbell: EventFd,
     id: QpId,
     peer: u32,
@@ -266,7 +266,7 @@ impl Half {
         Ok(QueuePair {
             descriptor,
             _registrations: registrations,
-            state,
+            _state: state,
             _doorbell: doorbell,
             id,
             peer,
@@ -343,11 +343,6 @@ impl QueuePair {
     /// For whoever notices that the engine is gone and must speak for it.
     pub(crate) fn control(&self) -> &Arc<SharedMemory> {
         &self.control
-    }
-
-    /// Device memory with what kernels keep between launches; for tests.
-    pub fn device_state(&self) -> &DeviceBuffer {
-        &self.state
     }
 }
 

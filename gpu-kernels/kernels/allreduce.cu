@@ -149,7 +149,7 @@ template <op O, class T> PUSHGATE_DEVICE u64x2 apply16(u64x2 a, u64x2 b)
 	return x.v;
 }
 
-// dst[i] = O(own[i], arrived[i]); dst may be own. Eight loads over the bus are
+// dst[i] = O(own[i], arrived[i]); dst may be own. Four loads over the bus are
 // in flight a thread: what hides its latency. `bytes` is whole elements.
 template <op O, class T>
 PUSHGATE_DEVICE void reduce_slice(void *dst, const void *own, const void *arrived, u64 bytes)

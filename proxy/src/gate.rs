@@ -180,11 +180,6 @@ impl Permit<'_> {
     pub(crate) fn post(self) {
         std::mem::forget(self);
     }
-
-    /// What it was made for.
-    pub fn need(&self) -> Need {
-        self.need
-    }
 }
 
 impl Drop for Permit<'_> {

@@ -179,6 +179,16 @@ mod tests {
     }
 
     #[test]
+    fn p8_a_status_from_outside_always_ends() {
+        for code in 0..=u8::MAX {
+            let s = Status { code, rank: Some(2), detail: 5 }.checked();
+            let ends = (abi::PUSHGATE_PEER_LOST..=abi::PUSHGATE_OVERRUN).contains(&(code as u32));
+            assert_eq!(s.code as u32, if ends { code as u32 } else { abi::PUSHGATE_ABORTED });
+            assert_eq!((s.rank, s.detail), (Some(2), 5));
+        }
+    }
+
+    #[test]
     fn p5_counts_of_another_epoch_or_from_the_past_change_nothing() {
         let mut s = Session::new(2);
         assert_eq!(s.peer_counts(9, count_word(2, 3), count_word(2, 5)), Ok((3, 5)));

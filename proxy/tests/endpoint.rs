@@ -700,6 +700,7 @@ struct DeviceMemory {
     copies: Vec<(u64, usize, usize)>,
     allowed: usize,
     fail: bool,
+    refuse: bool,
 }
 
 #[derive(Clone, Default)]
@@ -710,6 +711,9 @@ const DEVICE: u64 = 0x7000_0000_0000;
 impl Mover for SlowMover {
     fn start(&mut self, dst: u64, src: usize, length: usize) -> Result<u64, MoveError> {
         let mut m = self.0.lock().unwrap();
+        if m.refuse {
+            return Err(MoveError { length, reason: "no room for another copy".into() });
+        }
         m.copies.push((dst - DEVICE, src, length));
         Ok(m.copies.len() as u64 - 1)
     }
@@ -797,6 +801,18 @@ fn p3_p7_nothing_is_delivered_behind_a_copy_that_failed() {
     pair.tick(1);
     assert_eq!(pair.codes(), [ABORTED, ABORTED]);
     assert_eq!(pair.devices[0].poll_cq().map(|c| c.status as u32), ABORTED);
+}
+
+#[test]
+fn p7_a_copy_that_cannot_begin_is_laid_to_the_side_whose_device_it_is() {
+    let (mut pair, mover, key) = with_mover();
+    mover.0.lock().unwrap().refuse = true;
+    assert!(pair.devices[0].post(put(key, 0, 0, 1), &bytes(1, 300)));
+    pair.settle();
+    pair.tick(1);
+    assert_eq!(pair.codes(), [REFUSED, REFUSED]);
+    assert_eq!([0, 1].map(|i| pair.devices[i].status().unwrap().rank), [Some(1), Some(1)]);
+    assert_eq!(pair.devices[1].signal(0), 0);
 }
 
 // --------------------------------------------------------------- P7: the end
