@@ -1,18 +1,19 @@
-//! driver-shim/src/abi.rs, generated from abi.h. The result depends on neither libclang's version
-//! nor the caller's rustfmt settings, so it can be compared byte for byte.
+//! The files that bindgen makes: driver-shim/src/abi.rs from abi.h, and the bindings of libibverbs
+//! from its verbs.h. The result depends on neither libclang's version nor the caller's rustfmt
+//! settings, so it can be compared byte for byte.
 
 #[cfg(not(feature = "bindings"))]
 use crate::process;
 use crate::{Paths, process::Deadline};
 use anyhow::Result;
+use std::fs;
+use std::path::PathBuf;
 
-/// The committed file, from the repository root.
-#[cfg(feature = "bindings")]
-const RUST: &str = "driver-shim/src/abi.rs";
-#[cfg(feature = "bindings")]
-const HEADER: &str = "driver-shim/include/pushgate/abi.h";
+/// The rdma-core whose verbs.h the committed bindings are made from: Debian 12's. Another one has
+/// other declarations, so there is nothing to compare with.
+const RDMA_CORE: &str = "44";
 
-/// Writes the file, or with `check` compares it. This xtask has no bindgen; the one that runs it
+/// Writes the files, or with `check` compares them. This xtask has no bindgen; the one that runs it
 /// here is built into a target folder of its own, so that neither evicts the other.
 #[cfg(not(feature = "bindings"))]
 pub fn run(paths: &Paths, check: bool, deadline: Deadline) -> Result<()> {
@@ -25,53 +26,234 @@ pub fn run(paths: &Paths, check: bool, deadline: Deadline) -> Result<()> {
     process::run(command, deadline)
 }
 
-/// Writes the file, or with `check` compares it.
+/// Writes the files, or with `check` compares them.
 #[cfg(feature = "bindings")]
 pub fn run(paths: &Paths, check: bool, _: Deadline) -> Result<()> {
-    use anyhow::{Context, bail};
-    use std::fs;
+    made::one(paths, check, &made::ABI)?;
+    match without_verbs() {
+        Some(reason) => println!("SKIPPED: {reason}"),
+        None => made::one(paths, check, &made::VERBS)?,
+    }
+    Ok(())
+}
 
-    let made = generate(paths)?;
-    let path = paths.root.join(RUST);
-    if !check {
-        return fs::write(&path, made).with_context(|| format!("cannot write {}", path.display()));
-    }
-    let committed = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    if committed == made {
-        println!("{RUST} is what {HEADER} says");
-        return Ok(());
-    }
-    let line = committed.lines().zip(made.lines()).take_while(|(a, b)| a == b).count();
-    let of = |text: &str| text.lines().nth(line).unwrap_or("(the end)").to_string();
-    bail!(
-        "{RUST} is not what {HEADER} says; line {}:\n  committed  {}\n  generated  {}\nrun: cargo xtask bindings",
-        line + 1,
-        of(&committed),
-        of(&made)
-    );
+/// Why the bindings of libibverbs can't be made here, with the remedy; `None`: they can.
+pub fn without_verbs() -> Option<String> {
+    let found = match installed() {
+        None => "its headers are not installed here".to_string(),
+        Some(version) if of_rdma_core(&version) == Some(RDMA_CORE) => return None,
+        Some(version) => format!("here is libibverbs {version}"),
+    };
+    Some(format!(
+        "the bindings of libibverbs are made from rdma-core {RDMA_CORE}, and {found}; \
+         on Debian 12 run: sudo apt-get install -y --no-install-recommends libibverbs-dev"
+    ))
+}
+
+/// The version of the installed headers. They don't say it themselves, but the description for
+/// pkg-config that is packaged with them does; read as text, it needs no pkg-config.
+fn installed() -> Option<String> {
+    let below = fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
+    let folders = ["/usr/lib", "/usr/lib64"].map(PathBuf::from).into_iter().chain(below);
+    let texts = folders.map(|folder| fs::read_to_string(folder.join("pkgconfig/libibverbs.pc")));
+    let text = texts.flatten().next()?;
+    Some(text.lines().find_map(|line| line.strip_prefix("Version:"))?.trim().to_string())
+}
+
+/// rdma-core's own version in that of the library: 44 in 1.14.44.0.
+fn of_rdma_core(version: &str) -> Option<&str> {
+    version.split('.').nth(2)
 }
 
 #[cfg(feature = "bindings")]
-fn generate(paths: &Paths) -> Result<String> {
-    use anyhow::Context;
+mod made {
+    use super::*;
+    use anyhow::{Context, bail};
+    use bindgen::Builder;
 
-    let bindings = bindgen::builder()
-        .header(paths.root.join(HEADER).to_str().context("the repository's path is not UTF-8")?)
-        .use_core()
-        .merge_extern_blocks(true)
-        .allowlist_file(r".*/pushgate/abi\.h")
-        .derive_default(true)
-        .rust_target(bindgen::RustTarget::stable(85, 0).map_err(|e| anyhow::anyhow!("{e}"))?)
-        .rust_edition(bindgen::RustEdition::Edition2024)
-        .disable_header_comment()
-        .raw_line("// Generated from include/pushgate/abi.h by `cargo xtask bindings`; do not edit.")
-        .clang_args(["-x", "c"])
-        .formatter(bindgen::Formatter::Rustfmt)
-        .rustfmt_configuration_file(Some(paths.root.join("rustfmt.toml")))
-        .generate()
-        .context("bindgen failed")?;
-    // Not to_string(): that one leaves the text unformatted when rustfmt fails.
-    let mut text = Vec::new();
-    bindings.write(Box::new(&mut text)).context("cannot format the bindings with rustfmt")?;
-    String::from_utf8(text).context("the bindings are not UTF-8")
+    /// A committed file.
+    pub struct Made {
+        /// From the repository root, as is `header` if it is ours.
+        rust: &'static str,
+        header: &'static str,
+        builder: fn(&Paths, &Made) -> Result<Builder>,
+    }
+
+    pub const ABI: Made = Made {
+        rust: "driver-shim/src/abi.rs",
+        header: "driver-shim/include/pushgate/abi.h",
+        builder: |paths, made| {
+            Ok(bindgen::builder()
+                .header(paths.root.join(made.header).to_str().context("the repository's path is not UTF-8")?)
+                .allowlist_file(r".*/pushgate/abi\.h")
+                .raw_line("// Generated from include/pushgate/abi.h by `cargo xtask bindings`; do not edit."))
+        },
+    };
+
+    pub const VERBS: Made = Made {
+        rust: "proxy/rdma-core-sys/src/bindings.rs",
+        header: "infiniband/verbs.h",
+        builder: |_, made| {
+            let mut builder = bindgen::builder()
+                .header_contents("verbs-wrapper.h", &format!("#include <{}>\n", made.header))
+                // Nothing is linked: each function is looked up, and one that an older library
+                // lacks is an Err in its field.
+                .dynamic_library_name("Verbs")
+                .dynamic_link_require_all(false)
+                // A library newer than these headers may return a value that they don't name. As a
+                // Rust enum that would be undefined behaviour.
+                .default_enum_style(bindgen::EnumVariation::NewType { is_bitfield: false, is_global: false })
+                .layout_tests(true)
+                // glibc's insides, which are not for us: the crate has them as bytes.
+                .blocklist_type("_*pthread_.*|__atomic_wide_counter.*")
+                .raw_line(format!(
+                    "// Generated from <{}> of rdma-core {RDMA_CORE} by `cargo xtask bindings`; do not edit.",
+                    made.header
+                ))
+                .raw_line("")
+                .raw_line("use crate::{pthread_cond_t, pthread_mutex_t};");
+            for function in FUNCTIONS {
+                builder = builder.allowlist_function(function);
+            }
+            for name in TYPES {
+                builder = builder.allowlist_type(name);
+            }
+            for name in FLAGS {
+                builder = builder.allowlist_type(name).bitfield_enum(name);
+            }
+            for name in OPAQUE {
+                builder = builder.opaque_type(name);
+            }
+            Ok(builder)
+        },
+    };
+
+    /// What is called. The crate requires all but those that it says are optional; a test of its
+    /// own finds one that is neither.
+    const FUNCTIONS: &[&str] = &[
+        "_ibv_query_gid_ex",
+        "ibv_ack_async_event",
+        "ibv_ack_cq_events",
+        "ibv_alloc_pd",
+        "ibv_close_device",
+        "ibv_create_comp_channel",
+        "ibv_create_cq",
+        "ibv_create_qp",
+        "ibv_dealloc_pd",
+        "ibv_dereg_mr",
+        "ibv_destroy_comp_channel",
+        "ibv_destroy_cq",
+        "ibv_destroy_qp",
+        "ibv_event_type_str",
+        "ibv_fork_init",
+        "ibv_free_device_list",
+        "ibv_get_async_event",
+        "ibv_get_cq_event",
+        "ibv_get_device_guid",
+        "ibv_get_device_list",
+        "ibv_get_device_name",
+        "ibv_modify_qp",
+        "ibv_node_type_str",
+        "ibv_open_device",
+        "ibv_port_state_str",
+        "ibv_query_device",
+        "ibv_query_gid",
+        "ibv_query_pkey",
+        "ibv_query_port",
+        "ibv_query_qp",
+        "ibv_reg_dmabuf_mr",
+        "ibv_reg_mr",
+        "ibv_reg_mr_iova2",
+        "ibv_wc_status_str",
+    ];
+
+    /// What the signatures above don't mention.
+    const TYPES: &[&str] = &["verbs_context", "ibv_gid_type", "ibv_rate"];
+
+    /// Enums whose values are or'ed.
+    const FLAGS: &[&str] = &[
+        "ib_uverbs_access_flags",
+        "ibv_access_flags",
+        "ibv_device_cap_flags",
+        "ibv_dm_mask",
+        "ibv_port_cap_flags",
+        "ibv_qp_attr_mask",
+        "ibv_send_flags",
+        "ibv_wc_flags",
+    ];
+
+    /// Only ever pointed to, so nobody needs their fields.
+    const OPAQUE: &[&str] = &[
+        "ibv_.*counter.*",
+        "ibv_cq_ex",
+        "ibv_cq_init_attr_ex",
+        "ibv_flow.*",
+        "ibv_modify_cq_attr",
+        "ibv_mw.*",
+        "ibv_ops_wr",
+        "ibv_parent_domain_init_attr",
+        "ibv_qp_init_attr_ex",
+        "ibv_qp_open_attr",
+        "ibv_qp_rate_limit_attr",
+        "ibv_rwq.*",
+        "ibv_srq.*",
+        "ibv_td.*",
+        "ibv_values_ex",
+        "ibv_wq.*",
+        "ibv_xrcd.*",
+    ];
+
+    pub fn one(paths: &Paths, check: bool, made: &Made) -> Result<()> {
+        let Made { rust, header, .. } = made;
+        let text = generate(paths, made)?;
+        let path = paths.root.join(rust);
+        if !check {
+            return fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()));
+        }
+        let committed =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        if committed == text {
+            println!("{rust} is what {header} says");
+            return Ok(());
+        }
+        let line = committed.lines().zip(text.lines()).take_while(|(a, b)| a == b).count();
+        let of = |text: &str| text.lines().nth(line).unwrap_or("(the end)").to_string();
+        bail!(
+            "{rust} is not what {header} says; line {}:\n  committed  {}\n  generated  {}\nrun: cargo xtask bindings",
+            line + 1,
+            of(&committed),
+            of(&text)
+        );
+    }
+
+    fn generate(paths: &Paths, made: &Made) -> Result<String> {
+        let bindings = (made.builder)(paths, made)?
+            .use_core()
+            .merge_extern_blocks(true)
+            .derive_default(true)
+            .rust_target(bindgen::RustTarget::stable(85, 0).map_err(|e| anyhow::anyhow!("{e}"))?)
+            .rust_edition(bindgen::RustEdition::Edition2024)
+            .disable_header_comment()
+            .clang_args(["-x", "c"])
+            .formatter(bindgen::Formatter::Rustfmt)
+            .rustfmt_configuration_file(Some(paths.root.join("rustfmt.toml")))
+            .generate()
+            .context("bindgen failed")?;
+        // Not to_string(): that one leaves the text unformatted when rustfmt fails.
+        let mut text = Vec::new();
+        bindings.write(Box::new(&mut text)).context("cannot format the bindings with rustfmt")?;
+        String::from_utf8(text).context("the bindings are not UTF-8")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_rdma_core_is_in_that_of_the_library() {
+        assert_eq!(of_rdma_core("1.14.44.0"), Some("44"));
+        assert_eq!(of_rdma_core("1.14.50.0"), Some("50"));
+        assert_eq!(of_rdma_core("44"), None);
+    }
 }

@@ -42,9 +42,9 @@ enum Task {
         #[arg(long)]
         list: bool,
     },
-    /// Write driver-shim/src/abi.rs from abi.h (needs libclang and rustfmt).
+    /// Write abi.rs from abi.h and the bindings of libibverbs from verbs.h (needs libclang and rustfmt).
     Bindings {
-        /// Write nothing; fail if the committed file differs.
+        /// Write nothing; fail if a committed file differs.
         #[arg(long)]
         check: bool,
     },

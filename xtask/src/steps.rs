@@ -87,8 +87,11 @@ pub const STEPS: &[Step] = &[
         budget: 90,
         full: false,
         needs: &[Need::Libclang, Need::Rustfmt],
-        about: "abi.rs is what bindgen makes of abi.h",
-        run: |bench| passed(bindings::run(&bench.paths, true, bench.deadline)),
+        about: "abi.rs is what bindgen makes of abi.h, and the verbs bindings what it makes of verbs.h",
+        run: |bench| {
+            bench.skips.extend(bindings::without_verbs());
+            passed(bindings::run(&bench.paths, true, bench.deadline))
+        },
     },
     Step {
         name: "abi-layout",

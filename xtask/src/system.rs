@@ -17,6 +17,8 @@ pub enum Need {
     Python,
     /// libclang, any version: bindgen.
     Libclang,
+    /// The headers of libibverbs, and with them the library: its bindings and their tests.
+    Verbs,
     /// The rustfmt component.
     Rustfmt,
     /// The clippy component.
@@ -24,7 +26,8 @@ pub enum Need {
 }
 
 /// All of them, in the order in which they are reported.
-pub const ALL: [Need; 5] = [Need::Cxx, Need::Python, Need::Libclang, Need::Rustfmt, Need::Clippy];
+pub const ALL: [Need; 6] =
+    [Need::Cxx, Need::Python, Need::Libclang, Need::Verbs, Need::Rustfmt, Need::Clippy];
 
 impl Need {
     /// Its name in messages.
@@ -33,6 +36,7 @@ impl Need {
             Need::Cxx => "cc and g++",
             Need::Python => "python3 with venv",
             Need::Libclang => "libclang",
+            Need::Verbs => "libibverbs with headers",
             Need::Rustfmt => "rustfmt",
             Need::Clippy => "clippy",
         }
@@ -45,6 +49,7 @@ impl Need {
             // Without Debian's python3-venv the module venv is there, but ensurepip is not.
             Need::Python => succeeds("python3", &["-c", "import venv, ensurepip"]),
             Need::Libclang => has_libclang(),
+            Need::Verbs => Path::new("/usr/include/infiniband/verbs.h").exists(),
             Need::Rustfmt => succeeds("rustfmt", &["--version"]),
             Need::Clippy => succeeds("cargo-clippy", &["--version"]),
         }
@@ -55,6 +60,7 @@ impl Need {
             Need::Cxx => Source::Apt(&["g++"]),
             Need::Python => Source::Apt(&["python3", "python3-venv"]),
             Need::Libclang => Source::Apt(&["libclang-dev"]),
+            Need::Verbs => Source::Apt(&["libibverbs-dev"]),
             Need::Rustfmt => Source::Rustup("rustfmt"),
             Need::Clippy => Source::Rustup("clippy"),
         }

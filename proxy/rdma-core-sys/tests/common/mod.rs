@@ -1,0 +1,28 @@
+//! Shared objects made by the system's compiler.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Why C can't be compiled here, with or without libibverbs' headers; `None`: it can.
+pub fn missing(headers: bool) -> Option<&'static str> {
+    if !Command::new("cc").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        Some("no C compiler (cc)")
+    } else if headers && !Path::new("/usr/include/infiniband/verbs.h").exists() {
+        Some("no headers of libibverbs (package libibverbs-dev)")
+    } else {
+        None
+    }
+}
+
+/// Compiles a C text to a shared object of that name, which links no libibverbs.
+pub fn shared_object(name: &str, text: &str, options: &[&str]) -> PathBuf {
+    let object = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::create_dir_all(object.parent().unwrap()).unwrap();
+    let source = object.with_extension("c");
+    std::fs::write(&source, text).unwrap();
+    let mut command = Command::new("cc");
+    command.args(["-std=gnu11", "-Wall", "-Werror", "-O1", "-shared", "-fPIC"]).args(options);
+    let output = command.arg(&source).arg("-o").arg(&object).output().unwrap();
+    assert!(output.status.success(), "cc: {}", String::from_utf8_lossy(&output.stderr));
+    object
+}
