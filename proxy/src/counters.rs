@@ -44,6 +44,8 @@ counters! {
     copies,
     /// Bytes of those.
     copied_bytes,
+    /// PUTs whose payload the transport wrote to its region itself.
+    placed,
     /// Of the copies, those made because a slow reader held too much in place.
     copied_out,
     /// The gate had no free send-queue slot.

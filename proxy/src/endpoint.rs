@@ -3,6 +3,7 @@
 //! belongs and tells the device. All state that decides anything is private.
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -323,12 +324,24 @@ impl Endpoint {
 
     /// Registers memory that WQEs of this side and records of the peer may name.
     pub fn add_region(&mut self, memory: RegionMemory, bytes: u64) -> Option<u32> {
-        self.regions.add(memory, bytes)
+        let key = self.regions.add(memory.clone(), bytes)?;
+        self.qp.add_region(key, &memory, bytes);
+        Some(key)
+    }
+
+    /// True once the peer's engine knows of all regions that it may write itself,
+    /// or never will.
+    pub fn regions_told(&self) -> bool {
+        self.session.status().is_some() || self.qp.regions_told()
     }
 
     /// The reverse. False if the key names none, or bytes are being moved.
     pub fn remove_region(&mut self, key: u32) -> bool {
-        self.moving.is_none() && self.regions.remove(key)
+        let removed = self.moving.is_none() && self.regions.remove(key);
+        if removed {
+            self.qp.remove_region(key);
+        }
+        removed
     }
 
     /// One pass: whatever can be done now, at most 64 records each way.
@@ -345,8 +358,9 @@ impl Endpoint {
         if self.session.status().is_none() {
             work |= self.transmit();
         }
-        if work && self.qp.notify() {
-            self.counters.rings += 1;
+        match self.qp.notify() {
+            Ok(rang) => self.counters.rings += rang as u64,
+            Err(status) => self.broke(status),
         }
         work
     }
@@ -392,6 +406,10 @@ impl Endpoint {
         if self.in_place.is_empty() || self.consumed_seen != self.progress.0 {
             self.progress = (self.consumed_seen, now);
         }
+        if let Some(status) = self.qp.check(now) {
+            self.broke(status);
+            return;
+        }
         self.slow = now - self.progress.1 >= self.options.slow_ns;
         // A look at the whole ring, so only a few times within the limit.
         if now < self.next_scan {
@@ -416,6 +434,14 @@ impl Endpoint {
         !ring::touched(&self.wqes, head, log) && (1..room).any(|i| ring::touched(&self.wqes, head + i, log))
             || ring::touched(&self.wqes, head, log)
                 && matches!(ring::look(&self.wqes, head, log), Look::Empty)
+    }
+
+    /// The transport failed.
+    #[cold]
+    fn broke(&mut self, status: Status) {
+        let rnr = (abi::PUSHGATE_LINK_DOWN as u8, abi::PUSHGATE_DOWN_RNR);
+        self.counters.rnr += ((status.code, status.detail) == rnr) as u64;
+        self.fail(status);
     }
 
     /// Ends the queue pair: the device's waits end with `status`, messages that
@@ -445,7 +471,8 @@ impl Endpoint {
         // After the completions: who sees the end and looks at the CQ once more
         // finds them all.
         self.control_line[STATUS].store(status.word(), Ordering::Release);
-        self.qp.notify();
+        // If that fails too, the peer hears of it otherwise, or at its limit.
+        let _ = self.qp.notify();
     }
 
     /// Finishes a copy under way, so that its memory can go. False if a device
@@ -471,8 +498,28 @@ impl Endpoint {
             self.control_line[STATUS].store(word, Ordering::Release);
             if self.staging.outstanding() > 0 || self.pending {
                 self.fail(Status::new(abi::PUSHGATE_ABORTED));
+            } else {
+                self.qp.leave();
+                let _ = self.qp.notify();
             }
         }
+    }
+
+    /// What [`QueuePair::prepare_sleep`] says.
+    pub fn prepare_sleep(&mut self) -> bool {
+        self.session.status().is_none() && self.qp.prepare_sleep()
+    }
+
+    /// Descriptors that wake a sleeping engine, besides its doorbell.
+    pub fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        if self.session.status().is_none() {
+            self.qp.wakes(fds);
+        }
+    }
+
+    /// The engine woke.
+    pub fn woken(&mut self) {
+        self.qp.woken();
     }
 
     /// How it ended, if it has.
@@ -527,7 +574,7 @@ impl Endpoint {
             match posted {
                 Ok(Ok(())) => (self.pending, self.stalled) = (false, false),
                 Ok(Err(status)) => {
-                    self.fail(status);
+                    self.broke(status);
                     return true;
                 }
                 Err(stall) => {
@@ -558,10 +605,12 @@ impl Endpoint {
     fn check(&self, r: &Record) -> Result<(), Box<dyn std::error::Error>> {
         self.staging.check(r)?;
         if r.has(Record::REGION) {
-            if !self.qp.sends_from_regions() {
-                return Err(format!("the queue pair `{}` does not send from regions", self.qp.name()).into());
-            }
             self.regions.resolve(r.place, r.place_offset, r.length)?;
+            if let Err(why) = self.qp.takes_region(r) {
+                return Err(
+                    format!("a payload in a region, on queue pair `{}`: {why}", self.qp.name()).into()
+                );
+            }
         }
         if (r.opcode == Opcode::Signal || r.has(Record::WITH_SIGNAL))
             && r.signal >= self.peer_geometry.signals
@@ -606,9 +655,13 @@ impl Endpoint {
                 }
             }
         }
-        let completed = self.qp.poll_send(received);
-        if completed > 0 {
-            self.gate.complete(completed);
+        match self.qp.poll_send(received) {
+            Ok(0) => {}
+            Ok(completed) => self.gate.complete(completed),
+            Err(status) => {
+                self.broke(status);
+                return true;
+            }
         }
         if self.staging.outstanding() > 0 {
             let (cq, head, log) = (&self.cq, &mut self.cq_head, self.geometry.cq_log);
@@ -673,9 +726,10 @@ impl Endpoint {
                 }
             }
             let mut words = [0; 8];
-            match self.qp.poll_recv(&mut words) {
+            let found = self.qp.poll_recv(&mut words);
+            match found {
                 Inbound::Empty => break,
-                Inbound::Record => {}
+                Inbound::Record | Inbound::Placed => {}
                 Inbound::Torn => {
                     self.overrun(&Malformed::Lap);
                     return true;
@@ -697,7 +751,8 @@ impl Endpoint {
                 self.overrun(&e);
                 return true;
             }
-            if let Err(why) = self.deliver(&record, &words, mover) {
+            let placed = found == Inbound::Placed;
+            if let Err(why) = self.deliver(&record, &words, placed, mover) {
                 match why {
                     Why::Overrun(e) => self.overrun(&*e),
                     Why::Violated(e) => self.violated(&*e),
@@ -782,8 +837,12 @@ impl Endpoint {
         &mut self,
         r: &Record,
         words: &RecordWords,
+        placed: bool,
         mover: &mut Option<Box<dyn Mover>>,
     ) -> Result<(), Why> {
+        if placed && r.opcode != Opcode::Put {
+            return Err(Why::Violated("only the payload of a PUT comes alone".into()));
+        }
         match r.opcode {
             Opcode::Send => {
                 if self.rx_head - self.consumed_seen >= 1 << self.geometry.rx_log {
@@ -802,10 +861,13 @@ impl Endpoint {
             }
             Opcode::Put => {
                 let dst = self.regions.resolve(r.rkey, r.remote_offset, r.length).map_err(violation)?;
-                let src = self.source(r, words).map_err(Why::Violated)?;
                 if r.has(Record::WITH_SIGNAL) && r.signal >= self.geometry.signals {
                     return Err(Why::Violated("signal out of range".into()));
                 }
+                if placed {
+                    return self.deliver_placed_put(r, dst, mover);
+                }
+                let src = self.source(r, words).map_err(Why::Violated)?;
                 self.begin(*r, Landed::Region, src, dst, mover)
             }
             Opcode::Signal => {
@@ -818,6 +880,28 @@ impl Endpoint {
             }
             Opcode::Nop => unreachable!("refused before"),
         }
+    }
+
+    /// A PUT whose payload the transport has written to its region.
+    fn deliver_placed_put(
+        &mut self,
+        r: &Record,
+        dst: Stretch,
+        mover: &mut Option<Box<dyn Mover>>,
+    ) -> Result<(), Why> {
+        if let Stretch::Device(_) = dst {
+            // P3: an RDMA device's writes to another device are not ordered with ours to
+            // host memory.
+            let no_mover = || Why::Own("no mover to flush the device's memory with".into());
+            let mover = mover.as_deref_mut().ok_or_else(no_mover)?;
+            mover.flush().map_err(|e| Why::Own(Box::new(e)))?;
+        }
+        self.counters.placed += 1;
+        if r.has(Record::WITH_SIGNAL) {
+            self.signal(r);
+        }
+        self.delivered(r);
+        Ok(())
     }
 
     /// A SEND whose payload lies in the peer's window or region: handed over in

@@ -2,6 +2,7 @@
 //! or in `pushgate proxy`. Commands reach it over a channel; nothing else is
 //! shared with it.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -9,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::eventfd::EventFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
@@ -54,6 +56,9 @@ pub enum EngineError {
     Remote(String),
 }
 
+/// A region's queue pair and key, and who waits for it.
+type Telling = (QpId, u32, Sender<Result<u32, EngineError>>);
+
 enum Command {
     AddQp(Box<Endpoint>, Wake, Sender<QpId>),
     RemoveQp(QpId, Sender<Option<Counters>>),
@@ -93,6 +98,7 @@ impl Engine {
             gone: Counters::default(),
             sleeps: 0,
             start: Instant::now(),
+            telling: Vec::new(),
         };
         let cpu = options.cpu;
         let thread = std::thread::Builder::new()
@@ -184,6 +190,8 @@ struct Loop {
     gone: Counters,
     sleeps: u64,
     start: Instant,
+    /// Regions that were added, and who waits until the peer knows.
+    telling: Vec<Telling>,
 }
 
 /// However the thread ends, by a panic too, whoever waits is told.
@@ -197,6 +205,10 @@ impl Drop for Loop {
 
 /// How long a queue pair that goes waits for a copy of its own.
 const SETTLE: Duration = Duration::from_secs(2);
+
+/// How long it blocks at most where a peer can wake it only as long as receives
+/// that are set aside for that last.
+const QUIET: Duration = Duration::from_millis(10);
 
 /// Passes between two looks at the clock while there is work, and without.
 const BUSY_TICK: u32 = 4096;
@@ -212,6 +224,10 @@ impl Loop {
             let mut work = false;
             for (_, endpoint) in &mut self.endpoints {
                 work |= endpoint.poll(&mut self.mover);
+            }
+            if !self.telling.is_empty() {
+                work = true;
+                self.tell();
             }
             passes = passes.wrapping_add(1);
             if work {
@@ -244,18 +260,41 @@ impl Loop {
     }
 
     fn block(&mut self, limit: Duration) {
+        // What arrives after this wakes us.
+        if self.endpoints.iter_mut().fold(false, |any, (_, e)| e.prepare_sleep() | any) {
+            return;
+        }
         let flags: Vec<_> = self.endpoints.iter().flat_map(|(_, e)| e.sleeping()).collect();
         let work =
             || self.pending.load(Ordering::Relaxed) || self.endpoints.iter().any(|(_, e)| e.has_work());
         if ring::may_sleep(&flags, work) {
+            let mut fds = vec![self.bell.as_fd()];
+            self.endpoints.iter().for_each(|(_, e)| e.wakes(&mut fds));
+            let limit = if fds.len() > 1 { limit.min(QUIET) } else { limit };
             // A failing wait would spin; there is nothing else to do about it.
-            if self.bell.wait(Some(limit)).is_err() {
+            if wait(&fds, limit).is_err() {
                 std::thread::yield_now();
             }
+            drop(fds);
+            self.bell.drain();
             ring::awake(&flags);
             drop(flags);
+            self.endpoints.iter_mut().for_each(|(_, e)| e.woken());
             self.sleeps += 1;
         }
+    }
+
+    /// Answers those who wait until the peer knows of their regions.
+    #[cold]
+    fn tell(&mut self) {
+        let endpoints = &self.endpoints;
+        self.telling.retain(|(qp, key, reply)| {
+            let told = endpoints.iter().find(|(id, _)| id == qp).is_none_or(|(_, e)| e.regions_told());
+            if told {
+                let _ = reply.send(Ok(*key));
+            }
+            !told
+        });
     }
 
     fn find(&mut self, qp: QpId) -> Option<&mut Endpoint> {
@@ -304,7 +343,11 @@ impl Loop {
                         Some(e) => e.add_region(memory, bytes).ok_or(EngineError::TooManyRegions),
                         None => Err(EngineError::NoQp(qp.0)),
                     };
-                    let _ = reply.send(answer);
+                    match answer {
+                        // The peer may use the key as soon as our program has it.
+                        Ok(key) => self.telling.push((qp, key, reply)),
+                        Err(_) => _ = reply.send(answer),
+                    }
                 }
                 Command::RemoveRegion(qp, key, reply) => {
                     let mut mover = self.mover.take();
@@ -337,6 +380,13 @@ impl Loop {
         }
         true
     }
+}
+
+/// Until one of the descriptors is readable or `limit` has passed.
+fn wait(fds: &[BorrowedFd<'_>], limit: Duration) -> rustix::io::Result<usize> {
+    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+    poll(&mut fds, Some(&limit))
 }
 
 /// Pins the calling thread. Not being allowed to is no error: it runs elsewhere.

@@ -16,6 +16,13 @@ pub trait Mover: Send {
     /// True once the copy is complete *and visible to the device*: a signal
     /// written after this may be taken for "the data is there" (P3).
     fn done(&mut self, ticket: u64) -> Result<bool, MoveError>;
+
+    /// Makes what an RDMA device has written into the device's memory visible to
+    /// the device (P3). Called before the signal that announces it.
+    fn flush(&mut self) -> Result<(), MoveError> {
+        let reason = "this mover can't flush what an RDMA device wrote".into();
+        Err(MoveError { length: 0, reason })
+    }
 }
 
 /// A copy could not be made.

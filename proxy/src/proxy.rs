@@ -132,7 +132,7 @@ impl Proxy for Engine {
 
     unsafe fn add_device_region(&self, qp: QpId, address: u64, bytes: u64) -> Result<u32, EngineError> {
         // SAFETY: our caller promises the same.
-        unsafe { self.add_region(qp, RegionMemory::Device { address }, bytes) }
+        unsafe { self.add_region(qp, RegionMemory::Device { address, exported: None }, bytes) }
     }
 
     fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {

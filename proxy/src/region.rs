@@ -2,6 +2,9 @@
 //! an index and a tag that is hard to guess by accident; whatever a WQE or a
 //! peer's record names is looked up here before a byte moves (P8).
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
 use crate::memory::Keep;
 
 /// Where a region lies.
@@ -18,6 +21,9 @@ pub enum RegionMemory {
     Device {
         /// First byte, as the device and its mover name it.
         address: u64,
+        /// A dma-buf of it and where in that it begins, if its driver exports it:
+        /// for RDMA devices that can write there themselves.
+        exported: Option<(Arc<OwnedFd>, u64)>,
     },
 }
 
@@ -110,7 +116,7 @@ impl Regions {
         }
         Ok(match memory {
             RegionMemory::Host { address, .. } => Stretch::Host(address + offset as usize),
-            RegionMemory::Device { address } => Stretch::Device(address + offset),
+            RegionMemory::Device { address, .. } => Stretch::Device(address + offset),
         })
     }
 }
@@ -124,7 +130,7 @@ mod tests {
         let mut r = Regions::new(7);
         let host = || RegionMemory::Host { address: 0x1000, keep: None };
         let a = r.add(host(), 100).unwrap();
-        let b = r.add(RegionMemory::Device { address: 0x8000 }, 50).unwrap();
+        let b = r.add(RegionMemory::Device { address: 0x8000, exported: None }, 50).unwrap();
         assert_eq!(r.resolve(a, 60, 40), Ok(Stretch::Host(0x1000 + 60)));
         assert_eq!(r.resolve(b, 50, 0), Ok(Stretch::Device(0x8000 + 50)));
         for (key, offset, length) in

@@ -51,8 +51,13 @@ pub enum Found {
 /// one, and a copy of them by wider loads right after would wait for the stores.
 #[inline(always)]
 pub fn look_into(ring: &[AtomicU64], cursor: u64, log: u32, words: &mut Words) -> Found {
-    let slot = slot(ring, cursor, log);
-    let lap = lap_of(cursor, log);
+    look_at(slot(ring, cursor, log), lap_of(cursor, log), words)
+}
+
+/// The same for a slot that was found already, by the lap that is due.
+#[inline(always)]
+pub(crate) fn look_at(slot: &[AtomicU64], lap: u8, words: &mut Words) -> Found {
+    let slot = &slot[..abi::PUSHGATE_RECORD_WORDS as usize];
     let w0 = slot[0].load(Ordering::Relaxed);
     if (w0 >> abi::PUSHGATE_LAP_SHIFT) as u8 != lap {
         return classify((w0 >> abi::PUSHGATE_LAP_SHIFT) as u8, lap);

@@ -31,7 +31,7 @@ impl Status {
     /// that no end has. For words that came from outside.
     pub const fn checked(self) -> Self {
         match self.code as u32 {
-            abi::PUSHGATE_PEER_LOST..=abi::PUSHGATE_OVERRUN => self,
+            abi::PUSHGATE_PEER_LOST..=abi::PUSHGATE_OVERRUN | abi::PUSHGATE_LINK_DOWN => self,
             _ => Status { code: abi::PUSHGATE_ABORTED as u8, ..self },
         }
     }
@@ -182,7 +182,8 @@ mod tests {
     fn p8_a_status_from_outside_always_ends() {
         for code in 0..=u8::MAX {
             let s = Status { code, rank: Some(2), detail: 5 }.checked();
-            let ends = (abi::PUSHGATE_PEER_LOST..=abi::PUSHGATE_OVERRUN).contains(&(code as u32));
+            let ends = (abi::PUSHGATE_PEER_LOST..=abi::PUSHGATE_OVERRUN).contains(&(code as u32))
+                || code as u32 == abi::PUSHGATE_LINK_DOWN;
             assert_eq!(s.code as u32, if ends { code as u32 } else { abi::PUSHGATE_ABORTED });
             assert_eq!((s.rank, s.detail), (Some(2), 5));
         }

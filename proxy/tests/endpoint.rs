@@ -1,4 +1,4 @@
-//! Two endpoints joined by the `local` queue pair, a device on each side, one
+//! Two endpoints joined by a queue pair (see `common`), a device on each side, one
 //! thread, virtual time. Tests bear the names of the promises.
 
 mod common;
@@ -424,11 +424,9 @@ fn p4_an_ungated_sender_with_a_quick_reader_is_no_overrun() {
 #[test]
 fn p4_a_skipped_sequence_number_is_an_overrun() {
     let mut pair = Pair::default();
-    let link = pair.devices[0].own.link.clone();
-    let ring_words = link.words(abi::PUSHGATE_LINK_RING as usize, 8 << GEOMETRY.link_log);
+    pair.poll(1); // Grants receives.
     for (slot, sequence) in [0, 1, 3].into_iter().enumerate() {
-        let words = Record { tag: sequence, ..inline_send(sequence) }.encode(0);
-        ring::publish(ring_words, slot as u64, GEOMETRY.link_log, &words);
+        pair.forge(0, slot as u64, &inline_send(sequence));
     }
     pair.poll(1);
     assert_eq!(pair.devices[1].status().map(|s| s.code as u32), OVERRUN);
@@ -444,10 +442,8 @@ fn p4_a_skipped_sequence_number_is_an_overrun() {
 #[test]
 fn p4_an_overwritten_link_slot_is_an_overrun() {
     let mut pair = Pair::default();
-    let link = pair.devices[0].own.link.clone();
-    let ring_words = link.words(abi::PUSHGATE_LINK_RING as usize, 8 << GEOMETRY.link_log);
     // The second lap came before the first was read.
-    ring::publish(ring_words, 1 << GEOMETRY.link_log, GEOMETRY.link_log, &inline_send(16).encode(0));
+    pair.forge(0, 1 << GEOMETRY.link_log, &inline_send(16));
     pair.poll(1);
     pair.tick(1);
     assert_eq!(pair.codes(), [OVERRUN, OVERRUN]);
@@ -739,7 +735,8 @@ fn with_mover() -> (Pair, SlowMover, u32) {
     let mover = SlowMover::default();
     mover.0.lock().unwrap().bytes = vec![0; 4096];
     pair.mover = Some(Box::new(mover.clone()));
-    let key = pair.ends[1].add_region(RegionMemory::Device { address: DEVICE }, 4096).unwrap();
+    let key =
+        pair.ends[1].add_region(RegionMemory::Device { address: DEVICE, exported: None }, 4096).unwrap();
     (pair, mover, key)
 }
 
@@ -1103,7 +1100,9 @@ impl Victim {
         let options = QpOptions { posted_receives, in_place_share: share, ..options(1) };
         let mut end = Endpoint::local(self.own.joined(&self.peer, None), options).unwrap();
         let host = end.add_region(self.region.memory(), REGION as u64).unwrap() as u64;
-        let device = end.add_region(RegionMemory::Device { address: DEVICE }, REGION as u64).unwrap() as u64;
+        let device = end
+            .add_region(RegionMemory::Device { address: DEVICE, exported: None }, REGION as u64)
+            .unwrap() as u64;
         let keys = [host, device, host + 1];
         let window = self.peer.window_read.as_ptr().as_ptr() as usize;
         let window = window..window + (UNIT << self.peer.geometry.window_log);

@@ -149,6 +149,16 @@ typedef uint64_t pushgate_u64;
 #define PUSHGATE_OVERRUN 7
 /* An argument of a device call that can never succeed (longer than the window). */
 #define PUSHGATE_INVALID 8
+/* The queue pair's device, port, address or path failed; detail says which. */
+#define PUSHGATE_LINK_DOWN 9
+/* Details of PUSHGATE_LINK_DOWN. */
+#define PUSHGATE_DOWN_PORT 1	 /* the port is down */
+#define PUSHGATE_DOWN_ADDRESS 2	 /* the address behind its GID was removed */
+#define PUSHGATE_DOWN_DEVICE 3	 /* the device or its network interface was removed */
+#define PUSHGATE_DOWN_RETRY 4	 /* the peer does not answer */
+#define PUSHGATE_DOWN_RNR 5	 /* the peer had no receive posted (P4: never with a gate) */
+#define PUSHGATE_DOWN_ACCESS 6	 /* the peer's device refused access to its memory */
+#define PUSHGATE_DOWN_WC 256	 /* plus the status of a work completion: any other error */
 /*
  * A status word: 7:0 status, 31:8 rank it names (PUSHGATE_NO_RANK: none),
  * 63:32 detail (the low 32 bits of the slot or sequence number at fault).

@@ -122,10 +122,10 @@ impl QueuePair for LocalQp {
     }
 
     #[inline]
-    fn poll_send(&mut self, received: u64) -> u32 {
+    fn poll_send(&mut self, received: u64) -> Result<u32, Status> {
         let n = received - self.completed;
         self.completed = received;
-        n as u32
+        Ok(n as u32)
     }
 
     #[inline]
@@ -170,9 +170,8 @@ impl QueuePair for LocalQp {
         true
     }
 
-    /// The peer maps our window, not our regions.
-    fn sends_from_regions(&self) -> bool {
-        false
+    fn takes_region(&self, _: &Record) -> Result<(), &'static str> {
+        Err("the peer maps our window, not our regions")
     }
 
     #[inline]
@@ -190,17 +189,17 @@ impl QueuePair for LocalQp {
     }
 
     #[inline]
-    fn notify(&mut self) -> bool {
+    fn notify(&mut self) -> Result<bool, Status> {
         if !std::mem::take(&mut self.dirty) {
-            return false;
+            return Ok(false);
         }
-        match &self.bell {
+        Ok(match &self.bell {
             Some(bell) if ring::must_ring(&self.in_sleeping[0]) => {
                 bell.ring();
                 true
             }
             _ => false,
-        }
+        })
     }
 
     fn sleeping(&self) -> Option<&AtomicU64> {

@@ -2,10 +2,15 @@
 //! this folder knows a transport.
 
 pub mod local;
+pub mod verbs;
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::record::{Record, Words};
 
 use crate::gate::{Limits, Permit};
+use crate::region::RegionMemory;
 use crate::session::Status;
 
 /// What [`QueuePair::poll_recv`] found.
@@ -15,6 +20,8 @@ pub enum Inbound {
     Empty,
     /// The next record was copied out; its `id` is a sequence number.
     Record,
+    /// The same, of a PUT whose payload lies in its region already.
+    Placed,
     /// The slot holds what no sender of this session could have written.
     Torn,
 }
@@ -33,7 +40,7 @@ pub struct PeerCounts {
 /// A reliable, ordered connection to one peer. Belongs to one engine thread;
 /// no call blocks.
 pub trait QueuePair: Send {
-    /// "local", later "verbs", "tcp".
+    /// "local" or "verbs".
     fn name(&self) -> &'static str;
 
     /// What the gate must keep to.
@@ -51,7 +58,7 @@ pub trait QueuePair: Send {
 
     /// Work requests completed since the last call; `received` is the peer's
     /// count, for transports that have no completions of their own.
-    fn poll_send(&mut self, received: u64) -> u32;
+    fn poll_send(&mut self, received: u64) -> Result<u32, Status>;
 
     /// The peer's counts, as last seen.
     fn peer_counts(&self) -> PeerCounts;
@@ -72,8 +79,20 @@ pub trait QueuePair: Send {
     /// True if the receiving device can read inbound payload where it lies.
     fn in_place(&self) -> bool;
 
-    /// True if payload can lie in a region that the WQE names.
-    fn sends_from_regions(&self) -> bool;
+    /// Whether a message may be sent whose payload lies in a region of this side,
+    /// and if not, why.
+    fn takes_region(&self, record: &Record) -> Result<(), &'static str>;
+
+    /// A region was added that the peer may write: `key` is its rkey.
+    fn add_region(&mut self, _key: u32, _memory: &RegionMemory, _bytes: u64) {}
+
+    /// ... and removed.
+    fn remove_region(&mut self, _key: u32) {}
+
+    /// True once the peer knows of all regions.
+    fn regions_told(&self) -> bool {
+        true
+    }
 
     /// Publishes our counts to the peer: words of epoch and count.
     fn acknowledge(&mut self, counts: PeerCounts);
@@ -81,10 +100,30 @@ pub trait QueuePair: Send {
     /// Publishes how we ended.
     fn set_status(&mut self, word: u64);
 
-    /// Called once after a pass that posted or acknowledged. True if it rang
-    /// the peer awake.
-    fn notify(&mut self) -> bool;
+    /// This side ends in order: the peer need not expect more of it.
+    fn leave(&mut self) {}
+
+    /// Called at the end of each pass: what was posted or acknowledged goes out.
+    /// True if that rang the peer awake.
+    fn notify(&mut self) -> Result<bool, Status>;
+
+    /// Now and then, with the time: whether the transport itself has failed.
+    fn check(&mut self, _now: u64) -> Option<Status> {
+        None
+    }
 
     /// The word that tells the peer that this engine sleeps.
-    fn sleeping(&self) -> Option<&std::sync::atomic::AtomicU64>;
+    fn sleeping(&self) -> Option<&AtomicU64>;
+
+    /// The engine is about to sleep: what arrives from now on wakes it. True if
+    /// something arrived already.
+    fn prepare_sleep(&mut self) -> bool {
+        false
+    }
+
+    /// Descriptors that become readable when something arrives.
+    fn wakes<'a>(&'a self, _fds: &mut Vec<BorrowedFd<'a>>) {}
+
+    /// The engine woke.
+    fn woken(&mut self) {}
 }

@@ -1,7 +1,12 @@
 //! Two endpoints in one process with a program's device on each side, in plain
 //! Rust: what `device.cuh` does, one thread at a time.
+//!
+//! The transport is `local`, or what `PUSHGATE_TEST_QP` says: `verbs` or
+//! `verbs-no-imm`, on the RDMA device that `PUSHGATE_TEST_IB_DEV` names.
 
 #![allow(dead_code)] // Each test file uses its own part.
+
+pub mod rdma;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -253,11 +258,14 @@ pub struct Device {
     pub rx_head: u64,
     pub released: u64,
     posted: u64,
+    /// Where inbound payload lies: the peer's window, or the mirror of it.
+    pub inbound: Arc<SharedMemory>,
 }
 
 impl Device {
     pub fn new(own: &Arc<Memory>, peer: &Arc<Memory>) -> Self {
         Device {
+            inbound: peer.window.clone(),
             own: own.clone(),
             peer: peer.clone(),
             bell: None,
@@ -396,7 +404,7 @@ impl Device {
             let g = &self.own.geometry;
             (&self.own.control, g.control_landing_offset(), UNIT << g.landing_log)
         } else {
-            (&self.peer.window, 0, UNIT << self.peer.geometry.window_log)
+            (&self.inbound, 0, UNIT << self.peer.geometry.window_log)
         };
         assert!(m.place + out.len() <= ring, "{m:?} leaves its ring");
         // SAFETY: it lies in the mapping; until the release nobody writes there (P1),
@@ -453,19 +461,40 @@ pub struct Pair {
     pub devices: [Device; 2],
     pub mover: Option<Box<dyn Mover>>,
     now: u64,
+    wires: Option<[rdma::Wire; 2]>,
 }
 
 impl Pair {
     pub fn new(geometry: Geometry, options: [QpOptions; 2]) -> Self {
         let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..geometry }));
-        Pair {
-            ends: [
+        let mut devices = [Device::new(&m[0], &m[1]), Device::new(&m[1], &m[0])];
+        let (ends, wires) = if rdma::chosen() {
+            let wires = rdma::connect([&m[0], &m[1]]);
+            for (device, wire) in devices.iter_mut().zip(&wires) {
+                device.inbound = wire.mirror.clone();
+            }
+            ([0, 1].map(|i| wires[i].endpoint(&m[i], options[i])), Some(wires))
+        } else {
+            let ends = [
                 Endpoint::local(m[0].joined(&m[1], None), options[0]).unwrap(),
                 Endpoint::local(m[1].joined(&m[0], None), options[1]).unwrap(),
-            ],
-            devices: [Device::new(&m[0], &m[1]), Device::new(&m[1], &m[0])],
-            mover: None,
-            now: 0,
+            ];
+            (ends, None)
+        };
+        Pair { ends, devices, mover: None, now: 0, wires }
+    }
+
+    /// Writes a record into the slot of the other side's link where `cursor` comes,
+    /// as a rogue engine of side `from` could.
+    pub fn forge(&self, from: usize, cursor: u64, record: &Record) {
+        let log = self.devices[from].own.geometry.link_log;
+        match &self.wires {
+            Some(wires) => wires[from].forge_record(cursor, log, &record.encode(lap_of(cursor, log))),
+            None => {
+                let link = &self.devices[from].own.link;
+                let slots = link.words(abi::PUSHGATE_LINK_RING as usize, 8 << log);
+                ring::publish(slots, cursor, log, &record.encode(0));
+            }
         }
     }
 

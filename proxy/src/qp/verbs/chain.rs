@@ -1,0 +1,122 @@
+//! Work requests on their way: written one behind the other, posted as one
+//! chain, and counted until they are done.
+
+use pushgate_rdma_core_sys as sys;
+
+use super::objects::Rc;
+
+/// Work requests chained into one post, at most.
+pub(super) const CHAIN: usize = 2 * 64;
+
+/// An address at the peer, with its key.
+#[derive(Clone, Copy)]
+pub(super) struct Remote {
+    pub(super) address: u64,
+    pub(super) key: u32,
+}
+
+/// A stretch of registered memory of ours.
+#[derive(Clone, Copy)]
+pub(super) struct Source {
+    pub(super) address: u64,
+    pub(super) bytes: u32,
+    pub(super) key: u32,
+}
+
+/// See the module's text.
+pub(super) struct Chain {
+    requests: Vec<sys::ibv_send_wr>,
+    sources: Vec<sys::ibv_sge>,
+    inline: u32,
+    /// Work requests written so far. The number of each is its `wr_id`.
+    pub(super) written: u64,
+    /// Those known to be done: completions come in order, and the last speaks for all.
+    pub(super) done: u64,
+    signaled: u64,
+    /// A completion is asked for at least once in so many.
+    interval: u64,
+}
+
+// SAFETY: the pointers in the requests point into the vectors beside them, and
+// are made anew before each post.
+unsafe impl Send for Chain {}
+
+impl Chain {
+    /// For a queue pair that carries `inline` bytes in a work request.
+    pub(super) fn new(inline: u32, interval: u64) -> Self {
+        Chain {
+            requests: Vec::with_capacity(CHAIN),
+            sources: Vec::with_capacity(CHAIN),
+            inline,
+            written: 0,
+            done: 0,
+            signaled: 0,
+            interval,
+        }
+    }
+
+    /// Asks for a completion of every work request from now on.
+    pub(super) fn signal_all(&mut self) {
+        self.interval = 1;
+    }
+
+    /// True if so many more fit before it must be posted.
+    pub(super) fn has_room(&self, n: usize) -> bool {
+        self.requests.len() + n <= CHAIN
+    }
+
+    /// An RDMA WRITE. `signal` asks for a completion, which otherwise is asked for
+    /// now and then.
+    #[inline]
+    pub(super) fn write(&mut self, from: Source, to: Remote, imm: Option<u32>, signal: bool) {
+        assert!(self.requests.len() < CHAIN, "the chain is posted before it is full");
+        self.written += 1;
+        // SAFETY: plain data, for which zeroes are "nothing".
+        let mut wr: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
+        wr.wr_id = self.written;
+        wr.num_sge = 1;
+        wr.opcode = match imm {
+            Some(_) => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
+            None => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
+        };
+        wr.__bindgen_anon_1.imm_data = imm.unwrap_or(0).to_be();
+        if from.bytes <= self.inline {
+            wr.send_flags |= sys::ibv_send_flags::IBV_SEND_INLINE.0;
+        }
+        if signal || self.written - self.signaled >= self.interval {
+            wr.send_flags |= sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+            self.signaled = self.written;
+        }
+        wr.wr.rdma.remote_addr = to.address;
+        wr.wr.rdma.rkey = to.key;
+        self.requests.push(wr);
+        self.sources.push(sys::ibv_sge { addr: from.address, length: from.bytes, lkey: from.key });
+    }
+
+    /// Posts what was written.
+    ///
+    /// # Safety
+    /// The sources are registered with the queue pair's domain, stay so until they
+    /// are done, and do not change before.
+    #[inline]
+    pub(super) unsafe fn post(&mut self, rc: &Rc) -> std::io::Result<()> {
+        if self.requests.is_empty() {
+            return Ok(());
+        }
+        let (requests, sources) = (self.requests.as_mut_ptr(), self.sources.as_mut_ptr());
+        for i in 0..self.requests.len() {
+            // SAFETY: `i` and, where it is used, `i + 1` lie in the vectors, which do not
+            // move before the call below is over.
+            unsafe {
+                let last = i + 1 == self.requests.len();
+                (*requests.add(i)).sg_list = sources.add(i);
+                (*requests.add(i)).next = if last { std::ptr::null_mut() } else { requests.add(i + 1) };
+            }
+        }
+        // SAFETY: the chain was linked above; the rest is the caller's promise.
+        let posted = unsafe { rc.post_send(requests) };
+        self.requests.clear();
+        self.sources.clear();
+        posted
+    }
+}

@@ -1,0 +1,300 @@
+//! An RDMA device and its port: opening it, its addresses, and how one learns
+//! that it is in trouble.
+
+use std::ffi::CStr;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pushgate_driver_shim::abi;
+use pushgate_rdma_core_sys as sys;
+
+use super::VerbsError;
+use super::gid::{Gid, GidEntry, GidType};
+
+/// An open device with one of its ports. Shared by the queue pairs of a process.
+pub struct Device {
+    pub(super) verbs: &'static sys::Verbs,
+    context: NonNull<sys::ibv_context>,
+    name: String,
+    port: u8,
+    pub(super) port_state: PortState,
+    pub(super) limits: DeviceLimits,
+    /// Asynchronous events taken so far. Whoever sees it move looks what is wrong.
+    events: AtomicU64,
+}
+
+// SAFETY: libibverbs' calls on a context are thread-safe (verbs(7)).
+unsafe impl Send for Device {}
+// SAFETY: as above; what is mutable of ours is atomic.
+unsafe impl Sync for Device {}
+
+/// What a port said of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PortState {
+    pub(super) active: bool,
+    pub(super) mtu: u32,
+    pub(super) lid: u16,
+    pub(super) ethernet: bool,
+    /// Longest message, bytes.
+    pub(super) message: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceLimits {
+    pub(super) queue: u32,
+    pub(super) cq: u32,
+}
+
+/// Bytes of an `ibv_mtu`: 256 for 1, 512 for 2, up to 4096 for 5.
+pub(super) const fn mtu_bytes(code: u32) -> u32 {
+    128 << code
+}
+
+pub(super) fn non_blocking(fd: BorrowedFd<'_>) -> Result<(), VerbsError> {
+    rustix::fs::fcntl_getfl(fd)
+        .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK))
+        .map_err(|e| VerbsError::Call {
+            what: "a descriptor of the RDMA device".into(),
+            error: e.into(),
+            remedy: String::new(),
+        })
+}
+
+fn library() -> Result<&'static sys::Verbs, VerbsError> {
+    sys::open().map_err(|e| VerbsError::Library(e.to_string()))
+}
+
+/// The devices of this host with libibverbs' handles; freed by the guard.
+struct List {
+    verbs: &'static sys::Verbs,
+    devices: *mut *mut sys::ibv_device,
+    count: usize,
+}
+
+impl List {
+    fn get() -> Result<Self, VerbsError> {
+        let verbs = library()?;
+        let mut count = 0;
+        // SAFETY: `count` is ours.
+        let devices = unsafe { verbs.ibv_get_device_list(&mut count) };
+        if devices.is_null() {
+            let error = std::io::Error::last_os_error();
+            // What the library says where the kernel has no RDMA at all.
+            let none = matches!(error.raw_os_error(), Some(38) | Some(2) | Some(95));
+            return match none {
+                true => Ok(List { verbs, devices, count: 0 }),
+                false => Err(VerbsError::Call {
+                    what: "listing RDMA devices".into(),
+                    error,
+                    remedy: String::new(),
+                }),
+            };
+        }
+        Ok(List { verbs, devices, count: count.max(0) as usize })
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (*mut sys::ibv_device, String)> + '_ {
+        (0..self.count).map(|i| {
+            // SAFETY: the list holds `count` devices until it is freed.
+            let device = unsafe { *self.devices.add(i) };
+            // SAFETY: the name belongs to the device and ends with a zero.
+            let name = unsafe { CStr::from_ptr(self.verbs.ibv_get_device_name(device)) };
+            (device, name.to_string_lossy().into_owned())
+        })
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        if !self.devices.is_null() {
+            // SAFETY: from `ibv_get_device_list`; what was opened keeps its own reference.
+            unsafe { self.verbs.ibv_free_device_list(self.devices) };
+        }
+    }
+}
+
+impl Device {
+    /// Names of this host's RDMA devices.
+    pub fn list() -> Result<Vec<String>, VerbsError> {
+        Ok(List::get()?.iter().map(|(_, name)| name).collect())
+    }
+
+    /// Opens a device by its name, or the first whose port is active.
+    pub fn open(name: Option<&str>, port: u8) -> Result<Arc<Self>, VerbsError> {
+        let list = List::get()?;
+        let names = || list.iter().map(|(_, n)| n).collect::<Vec<_>>();
+        let mut down = None;
+        for (device, found) in list.iter() {
+            if name.is_some_and(|n| n != found) {
+                continue;
+            }
+            match Self::open_one(list.verbs, device, found, port) {
+                Ok(d) if d.port_state.active => return Ok(Arc::new(d)),
+                Ok(d) => _ = down.get_or_insert(VerbsError::PortDown { device: d.name.clone(), port }),
+                Err(e) => _ = down.get_or_insert(e),
+            }
+        }
+        Err(down.unwrap_or_else(|| VerbsError::NoDevice { name: name.map(Into::into), found: names() }))
+    }
+
+    fn open_one(
+        verbs: &'static sys::Verbs,
+        device: *mut sys::ibv_device,
+        name: String,
+        port: u8,
+    ) -> Result<Self, VerbsError> {
+        let call = |what: String| {
+            let remedy = "; is /dev/infiniband there and may this user open it?".into();
+            VerbsError::Call { what, error: std::io::Error::last_os_error(), remedy }
+        };
+        // SAFETY: the device is of a list that the caller holds.
+        let context = unsafe { verbs.ibv_open_device(device) };
+        let context = NonNull::new(context).ok_or_else(|| call(format!("opening RDMA device {name}")))?;
+        // From here on its drop closes it.
+        let mut d = Device {
+            verbs,
+            context,
+            name,
+            port,
+            port_state: PortState { active: false, mtu: 256, lid: 0, ethernet: true, message: 0 },
+            limits: DeviceLimits { queue: 0, cq: 0 },
+            events: AtomicU64::new(0),
+        };
+        // SAFETY: plain data.
+        let mut attributes: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open, the place ours.
+        if unsafe { verbs.ibv_query_device(d.raw(), &mut attributes) } != 0 {
+            return Err(call(format!("querying RDMA device {}", d.name)));
+        }
+        if port == 0 || port > attributes.phys_port_cnt {
+            return Err(VerbsError::NoPort { device: d.name.clone(), port, ports: attributes.phys_port_cnt });
+        }
+        d.limits =
+            DeviceLimits { queue: attributes.max_qp_wr.max(0) as u32, cq: attributes.max_cqe.max(0) as u32 };
+        d.port_state = d.query_port()?;
+        non_blocking(d.async_fd())?;
+        Ok(d)
+    }
+
+    pub(super) fn raw(&self) -> *mut sys::ibv_context {
+        self.context.as_ptr()
+    }
+
+    /// As `ibv_devices` shows it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The port, from 1.
+    pub fn port(&self) -> u8 {
+        self.port
+    }
+
+    fn query_port(&self) -> Result<PortState, VerbsError> {
+        // SAFETY: plain data.
+        let mut a: sys::ibv_port_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open, the place ours.
+        let r = unsafe { sys::ibv_query_port(self.verbs, self.raw(), self.port, &mut a) };
+        if r != 0 {
+            return Err(VerbsError::Call {
+                what: format!("querying port {} of {}", self.port, self.name),
+                error: std::io::Error::from_raw_os_error(r.abs()),
+                remedy: String::new(),
+            });
+        }
+        Ok(PortState {
+            active: a.state == sys::ibv_port_state::IBV_PORT_ACTIVE,
+            mtu: mtu_bytes(a.active_mtu.0),
+            lid: a.lid,
+            ethernet: a.link_layer == sys::IBV_LINK_LAYER_ETHERNET,
+            message: a.max_msg_sz,
+        })
+    }
+
+    fn sysfs(&self) -> PathBuf {
+        format!("/sys/class/infiniband/{}/ports/{}", self.name, self.port).into()
+    }
+
+    /// The entries of the port's table that hold an address.
+    pub fn gids(&self) -> Vec<GidEntry> {
+        let base = self.sysfs();
+        let mut all = Vec::new();
+        for file in std::fs::read_dir(base.join("gids")).into_iter().flatten().flatten() {
+            let Some(index) = file.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+            let Some(gid) = self.gid(index) else { continue };
+            let read = |what: &str| {
+                let path = base.join("gid_attrs").join(what).join(index.to_string());
+                std::fs::read_to_string(path).ok().map(|s| s.trim().to_owned())
+            };
+            let kind = match read("types").as_deref() {
+                Some("RoCE v2") => GidType::RoceV2,
+                _ => GidType::IbOrRoceV1,
+            };
+            all.push(GidEntry { index, gid, kind, netdev: read("ndevs").filter(|n| !n.is_empty()) });
+        }
+        all.sort_by_key(|e| e.index);
+        all
+    }
+
+    /// The address at an index, if there is one.
+    pub(super) fn gid(&self, index: u32) -> Option<Gid> {
+        let text = std::fs::read_to_string(self.sysfs().join("gids").join(index.to_string())).ok()?;
+        let ip: std::net::Ipv6Addr = text.trim().parse().ok()?;
+        let empty = ip.octets()[8..].iter().all(|b| *b == 0);
+        (!empty).then_some(Gid(ip.octets()))
+    }
+
+    /// Readable when an asynchronous event waits.
+    pub(super) fn async_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: open as long as the context is.
+        unsafe { BorrowedFd::borrow_raw(self.context.as_ref().async_fd) }
+    }
+
+    /// Takes the asynchronous events that wait, whichever queue pair they are of,
+    /// and returns how many there have been. Does not block.
+    pub(super) fn poll_events(&self) -> u64 {
+        loop {
+            // SAFETY: plain data.
+            let mut event: sys::ibv_async_event = unsafe { std::mem::zeroed() };
+            // SAFETY: the context is open, its descriptor does not block, the place is ours.
+            if unsafe { self.verbs.ibv_get_async_event(self.raw(), &mut event) } != 0 {
+                return self.events.load(Ordering::Acquire);
+            }
+            // SAFETY: the library's own text for any value.
+            let text = unsafe { CStr::from_ptr(self.verbs.ibv_event_type_str(event.event_type)) };
+            tracing::warn!(device = self.name, port = self.port, "RDMA event: {}", text.to_string_lossy());
+            // SAFETY: taken above, acknowledged once.
+            unsafe { self.verbs.ibv_ack_async_event(&mut event) };
+            self.events.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// What is wrong with the way that a queue pair takes out of this host:
+    /// `PUSHGATE_DOWN_*`, the farthest-reaching first.
+    pub(super) fn diagnose(&self, entry: &GidEntry) -> Option<u32> {
+        let there = |path: &str| std::path::Path::new(path).exists();
+        if !there(&format!("/sys/class/infiniband/{}", self.name)) {
+            return Some(abi::PUSHGATE_DOWN_DEVICE);
+        }
+        if entry.netdev.as_ref().is_some_and(|n| !there(&format!("/sys/class/net/{n}"))) {
+            return Some(abi::PUSHGATE_DOWN_DEVICE);
+        }
+        match self.query_port() {
+            Ok(p) if p.active => {}
+            Ok(_) => return Some(abi::PUSHGATE_DOWN_PORT),
+            Err(_) => return Some(abi::PUSHGATE_DOWN_DEVICE),
+        }
+        (self.port_state.ethernet && self.gid(entry.index) != Some(entry.gid))
+            .then_some(abi::PUSHGATE_DOWN_ADDRESS)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: opened by `open_one`; everything made from it holds this device.
+        unsafe { self.verbs.ibv_close_device(self.raw()) };
+    }
+}

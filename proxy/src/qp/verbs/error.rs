@@ -1,0 +1,114 @@
+//! What can go wrong before there is a queue pair.
+
+use pushgate_driver_shim::ShimError;
+
+use super::gid::Gid;
+
+/// Why there is no RDMA queue pair.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VerbsError {
+    /// libibverbs is not there, or not whole.
+    #[error("{0}")]
+    Library(String),
+    /// The host has no such device.
+    #[error(
+        "RDMA device {} is not there; this host has {}",
+        name.as_deref().unwrap_or("(any with an active port)"),
+        if found.is_empty() { "none".into() } else { found.join(", ") }
+    )]
+    NoDevice {
+        /// What was asked for.
+        name: Option<String>,
+        /// What there is.
+        found: Vec<String>,
+    },
+    /// The device has no such port.
+    #[error("ib-port is {port}, but {device} has ports 1 to {ports}")]
+    NoPort {
+        /// Its name.
+        device: String,
+        /// Asked for.
+        port: u8,
+        /// How many there are.
+        ports: u8,
+    },
+    /// The port is not active.
+    #[error("port {port} of {device} is down; bring its network interface up (ip link set ... up)")]
+    PortDown {
+        /// Its name.
+        device: String,
+        /// The port.
+        port: u8,
+    },
+    /// No address to send from.
+    #[error(
+        "port {port} of {device} has no {}; it has {found:?}: give its network interface an IP address, or set \
+         gid-index",
+        match index { Some(i) => format!("address at gid-index {i}"), None => "address".into() }
+    )]
+    NoGid {
+        /// Its name.
+        device: String,
+        /// The port.
+        port: u8,
+        /// Asked for.
+        index: Option<u32>,
+        /// What there is.
+        found: Vec<(u32, Gid)>,
+    },
+    /// A message could be longer than the device sends.
+    #[error("window-size is {bytes}, but {device} sends at most {message} bytes in one message")]
+    Window {
+        /// Of the window.
+        bytes: u64,
+        /// Its name.
+        device: String,
+        /// Its limit.
+        message: u32,
+    },
+    /// The device's queues are too short.
+    #[error(
+        "{receives} receives are more than {device} can have (queues of {queue}, CQs of {cq}); set receives lower"
+    )]
+    Queues {
+        /// Its name.
+        device: String,
+        /// Asked for, with what is set aside.
+        receives: u32,
+        /// Longest queue.
+        queue: u32,
+        /// Longest CQ.
+        cq: u32,
+    },
+    /// The installed libibverbs lacks something.
+    #[error("the installed libibverbs has no {name}, needed on {device}")]
+    Missing {
+        /// The symbol.
+        name: &'static str,
+        /// The device.
+        device: String,
+    },
+    /// A call failed.
+    #[error("{what}: {error}{remedy}")]
+    Call {
+        /// What was tried.
+        what: String,
+        /// What came of it.
+        #[source]
+        error: std::io::Error,
+        /// What to do, if known; begins with a semicolon.
+        remedy: String,
+    },
+    /// Memory for the peer to write could not be made.
+    #[error(transparent)]
+    Memory(#[from] ShimError),
+    /// The other end does not fit.
+    #[error("rank {rank}: {why}")]
+    Peer {
+        /// Whose offer it is.
+        rank: u32,
+        /// What is wrong with it.
+        why: String,
+    },
+}

@@ -1,0 +1,121 @@
+//! The addresses of an RDMA port, and which of them a queue pair takes: pure
+//! choice over what sysfs says.
+
+use std::net::Ipv6Addr;
+
+/// An address as the wire has it: an IPv6 address, IPv4 ones mapped into it.
+#[derive(Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Gid(pub [u8; 16]);
+
+impl std::fmt::Display for Gid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ip = Ipv6Addr::from(self.0);
+        match ip.to_ipv4_mapped() {
+            Some(v4) => v4.fmt(f),
+            None => ip.fmt(f),
+        }
+    }
+}
+
+impl std::fmt::Debug for Gid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// How packets that carry an address look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GidType {
+    /// InfiniBand, or RoCE v1 on Ethernet: not routed over IP.
+    IbOrRoceV1,
+    /// Over UDP.
+    RoceV2,
+}
+
+/// The kind of IP address that hosts reach each other by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// One entry of a port's table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// Place in the table.
+    pub index: u32,
+    /// The address.
+    pub gid: Gid,
+    /// What packets look like.
+    pub kind: GidType,
+    /// The network interface behind it, if any.
+    pub netdev: Option<String>,
+}
+
+impl GidEntry {
+    fn family(&self) -> Family {
+        match Ipv6Addr::from(self.gid.0).to_ipv4_mapped() {
+            Some(_) => Family::V4,
+            None => Family::V6,
+        }
+    }
+
+    fn link_local(&self) -> bool {
+        self.gid.0[0] == 0xfe && self.gid.0[1] & 0xc0 == 0x80
+    }
+}
+
+/// RoCE v2 before all else, for v1 is not routed; then the family that the hosts
+/// use for each other; then an address that reaches beyond the link; IPv4 before
+/// IPv6, for that is what RoCE networks are set up with; then the first.
+pub fn choose(entries: &[GidEntry], family: Option<Family>) -> Option<&GidEntry> {
+    entries.iter().min_by_key(|e| {
+        (
+            e.kind != GidType::RoceV2,
+            family.is_some_and(|f| f != e.family()),
+            e.link_local(),
+            e.family() != Family::V4,
+            e.index,
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(index: u32, ip: &str, kind: GidType) -> GidEntry {
+        let ip = match ip.parse().unwrap() {
+            std::net::IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            std::net::IpAddr::V6(v6) => v6,
+        };
+        GidEntry { index, gid: Gid(ip.octets()), kind, netdev: None }
+    }
+
+    #[test]
+    fn roce_v2_and_the_hosts_own_family_come_first() {
+        use GidType::*;
+        let table = [
+            entry(0, "fe80::1", IbOrRoceV1),
+            entry(1, "fe80::1", RoceV2),
+            entry(2, "10.1.2.3", IbOrRoceV1),
+            entry(3, "10.1.2.3", RoceV2),
+            entry(5, "2001:db8::7", RoceV2),
+        ];
+        let index = |entries, family| choose(entries, family).map(|e| e.index);
+        assert_eq!(index(&table, None), Some(3));
+        assert_eq!(index(&table, Some(Family::V4)), Some(3));
+        assert_eq!(index(&table, Some(Family::V6)), Some(5));
+        assert_eq!(index(&table[..4], Some(Family::V6)), Some(1), "v2 counts more than the family");
+        assert_eq!(index(&table[..1], Some(Family::V4)), Some(0), "InfiniBand has nothing else");
+        assert_eq!(index(&[], None), None);
+    }
+
+    #[test]
+    fn addresses_are_shown_as_their_family_writes_them() {
+        assert_eq!(entry(0, "10.1.2.3", GidType::RoceV2).gid.to_string(), "10.1.2.3");
+        assert_eq!(entry(0, "fe80::1", GidType::RoceV2).gid.to_string(), "fe80::1");
+    }
+}

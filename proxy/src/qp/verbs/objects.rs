@@ -1,0 +1,365 @@
+//! libibverbs' objects with an owner each. Each keeps alive what it was made
+//! from, so that they go in the order that the library wants.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use pushgate_rdma_core_sys as sys;
+
+use super::VerbsError;
+use super::device::Device;
+
+fn failed(what: &str, remedy: &str) -> VerbsError {
+    let error = std::io::Error::last_os_error();
+    VerbsError::Call { what: what.into(), error, remedy: remedy.into() }
+}
+
+/// A protection domain: what is registered in one can't be reached through a
+/// queue pair of another. Each of our queue pairs has its own (P8).
+pub(super) struct Pd {
+    pub(super) device: Arc<Device>,
+    pub(super) raw: NonNull<sys::ibv_pd>,
+}
+
+// SAFETY: libibverbs' calls on its objects are thread-safe (rdma-core, "Thread
+// Safe" of verbs(7)); nothing here is tied to the thread that made it.
+unsafe impl Send for Pd {}
+// SAFETY: as above.
+unsafe impl Sync for Pd {}
+
+impl Pd {
+    pub(super) fn new(device: &Arc<Device>) -> Result<Arc<Self>, VerbsError> {
+        // SAFETY: the context is open as long as `device` lives.
+        let raw = unsafe { device.verbs.ibv_alloc_pd(device.raw()) };
+        let raw = NonNull::new(raw).ok_or_else(|| failed("a protection domain", ""))?;
+        Ok(Arc::new(Pd { device: device.clone(), raw }))
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, and nothing refers to it any more: regions and
+        // queue pairs hold this.
+        unsafe { self.device.verbs.ibv_dealloc_pd(self.raw.as_ptr()) };
+    }
+}
+
+/// A registered stretch of memory.
+pub(super) struct Mr {
+    pd: Arc<Pd>,
+    raw: NonNull<sys::ibv_mr>,
+    pub(super) lkey: u32,
+    pub(super) rkey: u32,
+}
+
+// SAFETY: as for `Pd`.
+unsafe impl Send for Mr {}
+
+/// Remote writes need local ones.
+pub(super) const REMOTE_WRITE: u32 =
+    sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+/// For what is only sent from.
+pub(super) const SEND_ONLY: u32 = 0;
+
+impl Mr {
+    /// Registers `bytes` from `address`. Never with relaxed ordering: data, record
+    /// and signal are written one behind the other, and seen so (P3).
+    ///
+    /// # Safety
+    /// The memory stays mapped while this lives, and nobody holds Rust references
+    /// to what a peer may write.
+    pub(super) unsafe fn new(
+        pd: &Arc<Pd>,
+        what: &str,
+        address: usize,
+        bytes: usize,
+        access: u32,
+    ) -> Result<Self, VerbsError> {
+        // SAFETY: the caller's promise.
+        let raw = unsafe {
+            sys::ibv_reg_mr(pd.device.verbs, pd.raw.as_ptr(), address as *mut _, bytes, access as _)
+        };
+        Self::made(pd, raw, || {
+            failed(
+                &format!("registering {bytes} bytes of {what} with {}", pd.device.name()),
+                "; raise the limit of locked memory (ulimit -l unlimited) if it says out of memory",
+            )
+        })
+    }
+
+    /// Registers device memory that its driver exported.
+    ///
+    /// # Safety
+    /// As for [`Mr::new`], of the device's memory at `address`.
+    pub(super) unsafe fn dmabuf(
+        pd: &Arc<Pd>,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        bytes: usize,
+        address: u64,
+        access: u32,
+    ) -> Result<Self, VerbsError> {
+        use std::os::fd::AsRawFd;
+        let verbs = pd.device.verbs;
+        if verbs.ibv_reg_dmabuf_mr.is_err() {
+            let name = "ibv_reg_dmabuf_mr (rdma-core 34 or later)";
+            return Err(VerbsError::Missing { name, device: pd.device.name().into() });
+        }
+        // SAFETY: the symbol is there; the descriptor is open during the call, the
+        // rest is the caller's promise.
+        let raw = unsafe {
+            verbs.ibv_reg_dmabuf_mr(pd.raw.as_ptr(), offset, bytes, address, fd.as_raw_fd(), access as _)
+        };
+        Self::made(pd, raw, || {
+            failed(&format!("registering {bytes} bytes of device memory with {}", pd.device.name()), "")
+        })
+    }
+
+    fn made(
+        pd: &Arc<Pd>,
+        raw: *mut sys::ibv_mr,
+        error: impl FnOnce() -> VerbsError,
+    ) -> Result<Self, VerbsError> {
+        let raw = NonNull::new(raw).ok_or_else(error)?;
+        // SAFETY: just made; the library never changes its keys.
+        let (lkey, rkey) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
+        Ok(Mr { pd: pd.clone(), raw, lkey, rkey })
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // SAFETY: made above and owned alone.
+        unsafe { self.pd.device.verbs.ibv_dereg_mr(self.raw.as_ptr()) };
+    }
+}
+
+/// A completion channel: a descriptor that becomes readable when an armed CQ
+/// has something.
+pub(super) struct Channel {
+    device: Arc<Device>,
+    raw: NonNull<sys::ibv_comp_channel>,
+}
+
+// SAFETY: as for `Pd`.
+unsafe impl Send for Channel {}
+
+impl Channel {
+    pub(super) fn new(device: &Arc<Device>) -> Result<Self, VerbsError> {
+        // SAFETY: the context is open as long as `device` lives.
+        let raw = unsafe { device.verbs.ibv_create_comp_channel(device.raw()) };
+        let raw = NonNull::new(raw).ok_or_else(|| failed("a completion channel", ""))?;
+        let channel = Channel { device: device.clone(), raw };
+        super::device::non_blocking(channel.as_fd())?;
+        Ok(channel)
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel's descriptor is open until it is destroyed.
+        unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().fd) }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`; its CQ, which owns it, is gone.
+        unsafe { self.device.verbs.ibv_destroy_comp_channel(self.raw.as_ptr()) };
+    }
+}
+
+/// A completion queue, with its channel if it can wake somebody.
+pub(super) struct Cq {
+    device: Arc<Device>,
+    raw: NonNull<sys::ibv_cq>,
+    // Dropped after the CQ was destroyed, see `drop`.
+    channel: Option<Channel>,
+    /// Events taken from the channel and not acknowledged yet.
+    unacknowledged: u32,
+}
+
+// SAFETY: as for `Pd`.
+unsafe impl Send for Cq {}
+
+impl Cq {
+    pub(super) fn new(device: &Arc<Device>, entries: u32, events: bool) -> Result<Self, VerbsError> {
+        let channel = if events { Some(Channel::new(device)?) } else { None };
+        let raw_channel = channel.as_ref().map_or(std::ptr::null_mut(), |c| c.raw.as_ptr());
+        // SAFETY: context and channel are alive; vector 0 always exists.
+        let raw = unsafe {
+            device.verbs.ibv_create_cq(device.raw(), entries as _, std::ptr::null_mut(), raw_channel, 0)
+        };
+        let raw = NonNull::new(raw).ok_or_else(|| {
+            failed(&format!("a completion queue of {entries} entries on {}", device.name()), "")
+        })?;
+        Ok(Cq { device: device.clone(), raw, channel, unacknowledged: 0 })
+    }
+
+    /// Takes completions, as many as there are and `out` holds.
+    #[inline]
+    pub(super) fn poll(&self, out: &mut [sys::ibv_wc]) -> Result<usize, std::io::Error> {
+        // SAFETY: the CQ is alive; `out` is written for at most its length.
+        let n = unsafe { sys::ibv_poll_cq(self.raw.as_ptr(), out.len() as _, out.as_mut_ptr()) };
+        if n < 0 { Err(std::io::Error::from_raw_os_error(-n)) } else { Ok(n as usize) }
+    }
+
+    /// Asks for an event at the next completion. What completed before must be
+    /// polled for once more.
+    pub(super) fn arm(&self) -> bool {
+        // SAFETY: the CQ is alive.
+        self.channel.is_some() && unsafe { sys::ibv_req_notify_cq(self.raw.as_ptr(), 0) } == 0
+    }
+
+    pub(super) fn channel(&self) -> Option<BorrowedFd<'_>> {
+        self.channel.as_ref().map(|c| c.as_fd())
+    }
+
+    /// Takes all events that the channel holds.
+    pub(super) fn drain(&mut self) {
+        let Some(channel) = &self.channel else { return };
+        loop {
+            let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+            // SAFETY: the channel is alive and does not block; both places are ours.
+            let r =
+                unsafe { self.device.verbs.ibv_get_cq_event(channel.raw.as_ptr(), &mut cq, &mut context) };
+            if r != 0 {
+                break;
+            }
+            self.unacknowledged += 1;
+        }
+        // Acknowledging takes a lock: seldom, and all at once (ibv_get_cq_event(3)).
+        if self.unacknowledged >= 64 {
+            self.acknowledge();
+        }
+    }
+
+    fn acknowledge(&mut self) {
+        if self.unacknowledged > 0 {
+            // SAFETY: the CQ is alive and gave so many events.
+            unsafe { self.device.verbs.ibv_ack_cq_events(self.raw.as_ptr(), self.unacknowledged) };
+            self.unacknowledged = 0;
+        }
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        // It would wait for events that were taken and not acknowledged.
+        self.acknowledge();
+        // SAFETY: its queue pair, which owns it, is gone; the channel goes after it.
+        unsafe { self.device.verbs.ibv_destroy_cq(self.raw.as_ptr()) };
+    }
+}
+
+/// A reliable connected queue pair with one CQ for both directions.
+pub(super) struct Rc {
+    pub(super) pd: Arc<Pd>,
+    raw: NonNull<sys::ibv_qp>,
+    pub(super) cq: Cq,
+    /// Bytes that a work request may carry inline.
+    pub(super) inline: u32,
+    pub(super) number: u32,
+}
+
+// SAFETY: as for `Pd`.
+unsafe impl Send for Rc {}
+
+impl Rc {
+    /// Queues of `send` and `receive` work requests; `inline` is what is wished for.
+    pub(super) fn new(
+        pd: &Arc<Pd>,
+        cq: Cq,
+        send: u32,
+        receive: u32,
+        inline: u32,
+    ) -> Result<Self, VerbsError> {
+        let attempt = |inline: u32| {
+            // SAFETY: plain data, for which zeroes are "nothing".
+            let mut init: sys::ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+            init.send_cq = cq.raw.as_ptr();
+            init.recv_cq = cq.raw.as_ptr();
+            init.cap.max_send_wr = send;
+            init.cap.max_recv_wr = receive;
+            init.cap.max_send_sge = 1;
+            init.cap.max_recv_sge = 1;
+            init.cap.max_inline_data = inline;
+            init.qp_type = sys::ibv_qp_type::IBV_QPT_RC;
+            // SAFETY: domain and CQ are alive.
+            let raw = unsafe { pd.device.verbs.ibv_create_qp(pd.raw.as_ptr(), &mut init) };
+            NonNull::new(raw).map(|raw| (raw, init.cap.max_inline_data))
+        };
+        // A device that can't send so much inline refuses; then without.
+        let made = attempt(inline).or_else(|| attempt(0));
+        let (raw, inline) = made.ok_or_else(|| {
+            let name = pd.device.name();
+            failed(
+                &format!("a queue pair of {send} sends and {receive} receives on {name}"),
+                "; try fewer slots",
+            )
+        })?;
+        // SAFETY: just made.
+        let number = unsafe { raw.as_ref().qp_num };
+        Ok(Rc { pd: pd.clone(), raw, cq, inline, number })
+    }
+
+    /// Moves it on. `what` names the step in errors.
+    pub(super) fn modify(
+        &self,
+        what: &str,
+        mut attributes: sys::ibv_qp_attr,
+        mask: u32,
+    ) -> Result<(), VerbsError> {
+        // SAFETY: the queue pair is alive; the attributes are ours.
+        let r = unsafe { self.pd.device.verbs.ibv_modify_qp(self.raw.as_ptr(), &mut attributes, mask as _) };
+        if r == 0 {
+            return Ok(());
+        }
+        Err(VerbsError::Call {
+            what: what.into(),
+            error: std::io::Error::from_raw_os_error(r.abs()),
+            remedy: String::new(),
+        })
+    }
+
+    /// Posts a chain of work requests.
+    ///
+    /// # Safety
+    /// `chain` points to requests linked to a null pointer. What they name is
+    /// registered and stays so, and unchanged where it is not inline, until they
+    /// have completed.
+    #[inline]
+    pub(super) unsafe fn post_send(&self, chain: *mut sys::ibv_send_wr) -> std::io::Result<()> {
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair is alive; the rest is the caller's promise.
+        match unsafe { sys::ibv_post_send(self.raw.as_ptr(), chain, &mut bad) } {
+            0 => Ok(()),
+            e => Err(std::io::Error::from_raw_os_error(e.abs())),
+        }
+    }
+
+    /// Posts `n` receives without memory: what arrives is written by the peer, a
+    /// receive is only consumed by its immediate data.
+    pub(super) fn post_receives(&self, n: u32) -> Result<(), std::io::Error> {
+        for _ in 0..n {
+            // SAFETY: plain data; no scatter list.
+            let mut wr: sys::ibv_recv_wr = unsafe { std::mem::zeroed() };
+            wr.wr_id = super::RECEIVE;
+            let mut bad = std::ptr::null_mut();
+            // SAFETY: the queue pair is alive; the request is copied by the call.
+            match unsafe { sys::ibv_post_recv(self.raw.as_ptr(), &mut wr, &mut bad) } {
+                0 => {}
+                e => return Err(std::io::Error::from_raw_os_error(e.abs())),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Rc {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`; destroyed before its CQ, which is a field.
+        unsafe { self.pd.device.verbs.ibv_destroy_qp(self.raw.as_ptr()) };
+    }
+}

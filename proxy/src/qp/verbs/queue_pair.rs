@@ -1,0 +1,833 @@
+//! The queue pair itself, as the endpoint drives it.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::record::{Opcode, Record, Words as RecordWords, lap_of};
+use pushgate_rdma_core_sys as sys;
+
+use super::chain::{Chain, Remote, Source};
+use super::gid::GidEntry;
+use super::objects::{Mr, REMOTE_WRITE, Rc};
+use super::setup::{Accepted, InboxLayout, Places, REGION_WORDS};
+use super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, slot_bytes};
+use super::{CONTROL_WRS, NOTIFIES, RECEIVE};
+use crate::gate::{Limits, Permit};
+use crate::memory::Words;
+use crate::qp::{Inbound, PeerCounts, QueuePair};
+use crate::region::{MAX_REGIONS, RegionMemory};
+use crate::ring::{self, Found};
+use crate::session::{Status, count_word};
+
+/// Immediate data that only wakes. Without it: 31 bits of a SEND's sequence number.
+const NOTIFY: u32 = 1 << 31;
+/// Completions taken in one go.
+const COMPLETIONS: usize = 32;
+/// Words of the line.
+const RECEIVED: usize = 0;
+const RELEASED: usize = 1;
+const GRANTED: usize = 2;
+const NOTIFIED: usize = 3;
+const LEFT: usize = 4;
+const STATUS: usize = 5;
+const NOT_STATUS: usize = 6;
+const LINE_WORDS: usize = 8;
+
+/// Flags of a record on this wire, taken off before anybody else sees it.
+const SHORT_FLAG: u64 = 0x80 << abi::PUSHGATE_FLAGS_SHIFT;
+const PLACED_FLAG: u64 = 0x40 << abi::PUSHGATE_FLAGS_SHIFT;
+
+/// Second word of a region's entry: memory of a device.
+const OF_DEVICE: u64 = 1 << 32;
+
+/// Between two looks at a port that says nothing, nanoseconds.
+const LOOK: u64 = 500_000_000;
+/// A port that goes down may be the first sign of a device that goes: so long
+/// the worst is waited for, nanoseconds.
+const SETTLE: u64 = 300_000_000;
+/// How long an end that leaves waits until its last words are out.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// A region of ours that the peer may know.
+struct OwnRegion {
+    address: u64,
+    mr: Mr,
+}
+
+/// A queue pair over RDMA; see the text of the folder's module.
+pub struct VerbsQp {
+    // The queue pair goes before what it uses, registrations before their memory.
+    rc: Rc,
+    window_mr: Mr,
+    outbox_mr: Mr,
+    _mirror_mr: Mr,
+    _inbox_mr: Mr,
+    regions: HashMap<u32, OwnRegion>,
+    window: Arc<SharedMemory>,
+    outbox: Words,
+    outbox_address: u64,
+    mirror: Arc<SharedMemory>,
+    mirror_units: u64,
+    inbox: Words,
+    inbox_layout: InboxLayout,
+    peer_layout: InboxLayout,
+    peer_places: Places,
+    gid: GidEntry,
+    rank: u32,
+    peer: u32,
+    imm: bool,
+    events: bool,
+    peer_events: bool,
+    out_log: u32,
+    in_log: u32,
+    limits: Limits,
+
+    chain: Chain,
+    /// For each message in flight, the number of its last work request.
+    last_wr: Box<[u64]>,
+    sent: u64,
+    /// Messages that are done, and those reported.
+    messages_done: u64,
+    completed: u64,
+
+    /// The next message to come, and how many SENDs' immediate data came.
+    inbound: u64,
+    announced: u64,
+    /// Immediate data that only woke: taken here, sent from here.
+    notified: u64,
+    notified_told: u64,
+    notifies_sent: u64,
+    receives_posted: u64,
+
+    counts: PeerCounts,
+    status: u64,
+    left: bool,
+    line_dirty: bool,
+    line_wr: u64,
+    last_line: bool,
+    publish: VecDeque<(usize, [u64; REGION_WORDS])>,
+    publish_wr: u64,
+
+    failed: Option<Status>,
+    /// The peer left in order, and we have nothing more to tell it.
+    deserted: bool,
+    news: u64,
+    next_look: u64,
+    suspect: Option<(u32, u64)>,
+}
+
+impl VerbsQp {
+    pub(super) fn new(a: Accepted, places: Places) -> Self {
+        let (out_log, in_log) = (a.link_log(), a.peer_link_log);
+        let (gid, events) = (a.gid().clone(), a.events());
+        let rank = a.geometry().rank;
+        let half = a.half;
+        let slots = 1u32 << out_log;
+        let (inbox_layout, peer_layout) = (InboxLayout::new(in_log), InboxLayout::new(out_log));
+        VerbsQp {
+            window_mr: half.window_mr,
+            outbox_mr: half.outbox_mr,
+            _mirror_mr: a.mirror_mr,
+            _inbox_mr: a.inbox_mr,
+            regions: HashMap::new(),
+            outbox: Words::writable(&half.outbox, 0, half.outbox.len() / 8),
+            outbox_address: half.outbox.as_ptr().as_ptr() as u64,
+            window: half.window,
+            mirror_units: 1 << a.peer_geometry.window_log,
+            mirror: a.mirror,
+            inbox: Words::writable(&a.inbox, 0, inbox_layout.bytes / 8),
+            inbox_layout,
+            peer_layout,
+            peer_places: places,
+            gid,
+            rank,
+            peer: a.peer,
+            imm: a.imm,
+            events,
+            peer_events: a.peer_events,
+            out_log,
+            in_log,
+            limits: Limits {
+                send_slots: slots,
+                // The CQ was made with one for every work request of each message.
+                cq_slots: slots,
+                receives: 1 << a.peer_geometry.rx_log,
+                // Nothing is in flight but what the window holds.
+                bytes: u64::MAX / 2,
+            },
+            // A quarter of the queue: enough is free while the answer is on its way.
+            chain: Chain::new(half.rc.inline, (slots as u64 / 2).max(1)),
+            last_wr: vec![0; slots as usize].into(),
+            sent: 0,
+            messages_done: 0,
+            completed: 0,
+            inbound: 0,
+            announced: 0,
+            notified: 0,
+            notified_told: 0,
+            notifies_sent: 0,
+            receives_posted: NOTIFIES as u64,
+            counts: PeerCounts::default(),
+            status: 0,
+            left: false,
+            line_dirty: false,
+            line_wr: 0,
+            last_line: false,
+            publish: VecDeque::with_capacity(16),
+            publish_wr: 0,
+            failed: None,
+            deserted: false,
+            news: 0,
+            next_look: 0,
+            suspect: None,
+            rc: half.rc,
+        }
+    }
+
+    /// Asks for a completion of every work request. For tests that wait for each.
+    pub fn signal_all(&mut self) {
+        self.chain.signal_all();
+    }
+
+    /// True if every work request is known to be done. For tests.
+    pub fn is_quiet(&mut self) -> bool {
+        self.poll_cq();
+        self.chain.done == self.chain.written || self.failed.is_some()
+    }
+
+    /// Both ends agreed on immediate data.
+    pub fn immediate(&self) -> bool {
+        self.imm
+    }
+
+    /// Completions can wake this end's engine.
+    pub fn can_wake(&self) -> bool {
+        self.events
+    }
+
+    /// Writes anything anywhere into the peer's inbox, with any immediate data, as no
+    /// sender of ours would. At most 32 words.
+    #[cfg(feature = "test-ungated")]
+    pub fn forge(&mut self, byte: usize, words: &[u64], imm: Option<u32>) -> Result<(), Status> {
+        const AT: usize = 64;
+        for (word, value) in self.outbox[AT..AT + SLOT_WORDS].iter().zip(words) {
+            word.store(*value, Ordering::Relaxed);
+        }
+        self.chain.write(self.outbox(AT, words.len() * 8), self.at_inbox(byte), imm, true);
+        self.flush()
+    }
+
+    // ---------------------------------------------------------------- posting
+
+    /// Posts the chain.
+    fn flush(&mut self) -> Result<(), Status> {
+        // SAFETY: each names the window, a region, or the outbox, all registered for as
+        // long as this queue pair; a slot of the outbox is written again only when
+        // its message is done, a place of the window when the peer has released it.
+        let posted = unsafe { self.chain.post(&self.rc) };
+        posted.map_err(|e| {
+            tracing::error!(rank = self.rank, peer = self.peer, "posting to the RDMA queue pair: {e}");
+            self.down(abi::PUSHGATE_DOWN_WC)
+        })
+    }
+
+    /// A stretch of the outbox, from a word on.
+    #[inline]
+    fn outbox(&self, word: usize, bytes: usize) -> Source {
+        let address = self.outbox_address + word as u64 * 8;
+        Source { address, bytes: bytes as u32, key: self.outbox_mr.lkey }
+    }
+
+    /// A stretch of the peer's inbox, from a byte on.
+    #[inline]
+    fn at_inbox(&self, byte: usize) -> Remote {
+        Remote { address: self.peer_places.inbox + byte as u64, key: self.peer_places.inbox_key }
+    }
+
+    /// Immediate data that only wakes, if the peer may sleep and a receive is left for it.
+    #[inline]
+    fn notify_imm(&mut self) -> Option<u32> {
+        if !self.peer_events {
+            return None;
+        }
+        let taken = ring::observe(&self.inbox[NOTIFIED]) & abi::PUSHGATE_COUNT_MASK;
+        // A peer that counts more than were sent gets none: plain writes still arrive.
+        if taken > self.notifies_sent || self.notifies_sent - taken >= NOTIFIES as u64 {
+            return None;
+        }
+        self.notifies_sent += 1;
+        Some(NOTIFY)
+    }
+
+    /// Writes the line: counts, whether we leave, how we ended.
+    fn write_line(&mut self, at: usize) {
+        let line = [
+            self.counts.received,
+            self.counts.released,
+            self.counts.granted,
+            count_word(0, self.notified),
+            self.left as u64,
+            self.status,
+            !self.status,
+            0,
+        ];
+        self.notified_told = self.notified;
+        for (word, value) in self.outbox[at * LINE_WORDS..].iter().zip(line) {
+            word.store(value, Ordering::Relaxed);
+        }
+        let imm = self.notify_imm();
+        self.chain.write(self.outbox(at * LINE_WORDS, LINE_WORDS * 8), self.at_inbox(0), imm, true);
+    }
+
+    /// Control writes that are due. Their slots are set aside: one of each kind is
+    /// in the send queue at a time.
+    fn control(&mut self) {
+        if self.deserted {
+            return;
+        }
+        if self.last_line {
+            self.last_line = false;
+            self.write_line(1);
+        } else if self.line_dirty && self.line_wr <= self.chain.done {
+            self.line_dirty = false;
+            self.write_line(0);
+            self.line_wr = self.chain.written;
+        }
+        if self.publish_wr <= self.chain.done
+            && let Some((index, entry)) = self.publish.pop_front()
+        {
+            const AT: usize = 2 * LINE_WORDS;
+            for (word, value) in self.outbox[AT..].iter().zip(entry) {
+                word.store(value, Ordering::Relaxed);
+            }
+            let bytes = REGION_WORDS * 8;
+            let to = self.at_inbox(self.peer_layout.regions + index * bytes);
+            self.chain.write(self.outbox(AT, bytes), to, None, true);
+            self.publish_wr = self.chain.written;
+        }
+    }
+
+    /// Where a PUT can go without a stop, if the peer told of such a region. What
+    /// it says is only believed as far as it hurts itself.
+    fn direct(&self, r: &Record) -> Option<(Remote, bool)> {
+        let index = r.rkey as usize & (MAX_REGIONS - 1);
+        let first = self.inbox_layout.regions / 8 + index * REGION_WORDS;
+        let [id, address, bytes, key] = [0, 1, 2, 3].map(|i| ring::observe(&self.inbox[first + i]));
+        let known = r.rkey != 0 && id as u32 == r.rkey && (key >> 32) as u32 == r.rkey;
+        let inside = r.remote_offset.checked_add(r.length as u64).is_some_and(|end| end <= bytes);
+        (known && inside).then(|| {
+            let to = Remote { address: address.wrapping_add(r.remote_offset), key: key as u32 };
+            (to, id & OF_DEVICE != 0)
+        })
+    }
+
+    // ------------------------------------------------------------- completing
+
+    /// Takes completions. True if there were any.
+    fn poll_cq(&mut self) -> bool {
+        // SAFETY: plain data.
+        let mut found: [sys::ibv_wc; COMPLETIONS] = unsafe { std::mem::zeroed() };
+        let mut any = false;
+        loop {
+            let n = match self.rc.cq.poll(&mut found) {
+                Ok(n) => n,
+                Err(e) => {
+                    tracing::error!(rank = self.rank, peer = self.peer, "polling the CQ: {e}");
+                    self.fault(abi::PUSHGATE_DOWN_DEVICE);
+                    return true;
+                }
+            };
+            any |= n > 0;
+            for wc in &found[..n] {
+                if wc.status != sys::ibv_wc_status::IBV_WC_SUCCESS {
+                    self.broken(wc);
+                } else if wc.wr_id == RECEIVE {
+                    // SAFETY: a receive without memory completes by immediate data alone.
+                    self.arrived(u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data }));
+                } else {
+                    self.chain.done = self.chain.done.max(wc.wr_id);
+                }
+            }
+            if n < COMPLETIONS {
+                break;
+            }
+        }
+        if any {
+            let mask = self.last_wr.len() as u64 - 1;
+            while self.messages_done < self.sent
+                && self.last_wr[(self.messages_done & mask) as usize] <= self.chain.done
+            {
+                self.messages_done += 1;
+            }
+            // What the completions announce was written before them.
+            fence(Ordering::Acquire);
+        }
+        any
+    }
+
+    /// Immediate data arrived, and with it a receive was consumed.
+    fn arrived(&mut self, imm: u32) {
+        if imm & NOTIFY != 0 {
+            self.notified += 1;
+            self.post_receives();
+            // The peer gets its receives back soon enough, and not a line for each.
+            self.line_dirty |= self.notified - self.notified_told >= NOTIFIES as u64 / 2;
+            return;
+        }
+        let ahead = imm.wrapping_sub(self.inbound as u32) & !NOTIFY;
+        if ahead < 1 << 30 {
+            self.announced = self.announced.max(self.inbound + ahead as u64 + 1);
+        }
+    }
+
+    /// As many receives as were granted, and those set aside.
+    fn post_receives(&mut self) {
+        if !self.imm {
+            return;
+        }
+        let granted = self.counts.granted & abi::PUSHGATE_COUNT_MASK;
+        let due = granted + NOTIFIES as u64 + self.notified;
+        let missing = due.saturating_sub(self.receives_posted);
+        self.receives_posted += missing;
+        if let Err(e) = self.rc.post_receives(missing as u32) {
+            tracing::error!(rank = self.rank, peer = self.peer, "posting receives: {e}");
+            self.fault(abi::PUSHGATE_DOWN_WC);
+        }
+    }
+
+    /// A work request failed.
+    #[cold]
+    fn broken(&mut self, wc: &sys::ibv_wc) {
+        if self.failed.is_some() || self.deserted {
+            return;
+        }
+        use sys::ibv_wc_status as s;
+        let detail = match wc.status {
+            s::IBV_WC_RETRY_EXC_ERR => abi::PUSHGATE_DOWN_RETRY,
+            s::IBV_WC_RNR_RETRY_EXC_ERR => abi::PUSHGATE_DOWN_RNR,
+            s::IBV_WC_REM_ACCESS_ERR => abi::PUSHGATE_DOWN_ACCESS,
+            other => abi::PUSHGATE_DOWN_WC + other.0,
+        };
+        // Who said that it leaves takes nothing more, and need not.
+        if self.peer_left() && self.sent == self.counts_of_peer() {
+            self.deserted = true;
+            return;
+        }
+        // SAFETY: the library's own text for any value.
+        let text = unsafe { std::ffi::CStr::from_ptr(self.rc.pd.device.verbs.ibv_wc_status_str(wc.status)) };
+        let device = self.rc.pd.device.name();
+        tracing::error!(
+            rank = self.rank,
+            peer = self.peer,
+            device,
+            "RDMA work request failed: {}",
+            text.to_string_lossy()
+        );
+        // Its own end may be the cause of a packet that nobody answers.
+        let own = self.rc.pd.device.diagnose(&self.gid);
+        self.fault(own.unwrap_or(detail));
+    }
+
+    /// Messages that the peer says it has.
+    fn counts_of_peer(&self) -> u64 {
+        ring::observe(&self.inbox[RECEIVED]) & abi::PUSHGATE_COUNT_MASK
+    }
+
+    fn peer_left(&self) -> bool {
+        ring::observe(&self.inbox[LEFT]) != 0
+    }
+
+    fn down(&self, detail: u32) -> Status {
+        let own = matches!(
+            detail,
+            abi::PUSHGATE_DOWN_PORT | abi::PUSHGATE_DOWN_ADDRESS | abi::PUSHGATE_DOWN_DEVICE
+        );
+        let rank = if own { self.rank } else { self.peer };
+        Status { rank: Some(rank), detail, ..Status::new(abi::PUSHGATE_LINK_DOWN) }
+    }
+
+    fn fault(&mut self, detail: u32) {
+        let status = self.down(detail);
+        self.failed.get_or_insert(status);
+    }
+
+    fn healthy(&self) -> Result<(), Status> {
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    /// The slot where the next message comes.
+    fn next_slot(&self) -> &[AtomicU64] {
+        let at =
+            self.inbox_layout.slots / 8 + (self.inbound as usize & ((1 << self.in_log) - 1)) * SLOT_WORDS;
+        &self.inbox[at..at + SLOT_WORDS]
+    }
+
+    /// Looks at the next slot; copies its record.
+    #[inline]
+    fn look(&self, words: &mut RecordWords) -> Found {
+        let found = ring::look_at(self.next_slot(), lap_of(self.inbound, self.in_log), words);
+        if found != Found::Ready {
+            return found;
+        }
+        // P4: a SEND has a receive of this queue pair, or it is not there.
+        let opcode = (words[0] >> abi::PUSHGATE_OPCODE_SHIFT) as u8;
+        if self.imm && opcode == Opcode::Send as u8 && self.announced <= self.inbound {
+            return Found::Empty;
+        }
+        found
+    }
+
+    /// Puts a short payload into the mirror, where it would lie had it come alone.
+    /// False: not all of it is there yet.
+    fn unpack(&self, words: &RecordWords) -> bool {
+        let (length, unit, units) = (words[0] as u32, words[5] as u32, words[6] as u32);
+        // Anything else is no short payload; whoever takes the record checks the same.
+        if length as usize > SHORT || length > units.saturating_mul(abi::PUSHGATE_UNIT) {
+            return true;
+        }
+        let Some(to) = self.payload(unit, units) else { return true };
+        let mut payload = [0; SHORT];
+        let payload = &mut payload[..length as usize];
+        if !slot::unpack(self.next_slot(), payload, self.inbound, self.in_log) {
+            return false;
+        }
+        // SAFETY: `payload` says that so many units lie in the mirror, which is mapped
+        // writable; the peer's writes there could only spoil its own message (P1).
+        unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), to as *mut u8, payload.len()) };
+        slot::clear(self.next_slot(), length as usize);
+        true
+    }
+}
+
+impl QueuePair for VerbsQp {
+    fn name(&self) -> &'static str {
+        "verbs"
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    #[inline]
+    fn post_send(
+        &mut self,
+        permit: Permit<'_>,
+        sequence: u64,
+        r: &Record,
+        words: &RecordWords,
+    ) -> Result<(), Status> {
+        self.healthy()?;
+        if self.deserted {
+            return Err(Status { rank: Some(self.peer), ..Status::new(abi::PUSHGATE_PEER_LOST) });
+        }
+        // Control writes come behind the messages of a pass.
+        if !self.chain.has_room(2 + CONTROL_WRS as usize) {
+            self.flush()?;
+        }
+        let index = sequence as usize & (self.last_wr.len() - 1);
+        let first = abi::PUSHGATE_PAGE as usize / 8 + index * SLOT_WORDS;
+        let (mut flags, mut bytes) = (0, slot_bytes(0));
+        if r.opcode != Opcode::Signal && !r.has(Record::INLINE) && r.length > 0 {
+            let offset = (r.place as u64) << abi::PUSHGATE_UNIT_LOG;
+            let from = if r.has(Record::REGION) {
+                let region = self.regions.get(&r.place).ok_or(Status::new(abi::PUSHGATE_REFUSED))?;
+                let address = region.address + r.place_offset;
+                Source { address, bytes: r.length, key: region.mr.lkey }
+            } else {
+                let address = self.window.as_ptr().as_ptr() as u64 + offset;
+                Source { address, bytes: r.length, key: self.window_mr.lkey }
+            };
+            let direct = if r.opcode == Opcode::Put { self.direct(r) } else { None };
+            let short = r.length as usize <= SHORT && !r.has(Record::REGION);
+            if let Some((to, of_device)) = direct
+                && (!short || of_device)
+            {
+                flags = PLACED_FLAG;
+                self.chain.write(from, to, None, false);
+            } else if short {
+                flags = SHORT_FLAG;
+                bytes = slot_bytes(r.length as usize);
+                let mut payload = [0; SHORT];
+                let payload = &mut payload[..r.length as usize];
+                // SAFETY: the engine checked that it lies in the window, which is mapped; a
+                // device that writes there now breaks P1 and spoils its own message.
+                unsafe {
+                    let from = from.address as *const u8;
+                    std::ptr::copy_nonoverlapping(from, payload.as_mut_ptr(), payload.len());
+                }
+                slot::pack(&self.outbox[first..first + SLOT_WORDS], payload, sequence, self.out_log);
+            } else if r.has(Record::REGION) {
+                // `takes_region` said yes: the peer took it back meanwhile.
+                return Err(Status { rank: Some(self.rank), ..Status::new(abi::PUSHGATE_REFUSED) });
+            } else {
+                let places = &self.peer_places;
+                let to = Remote { address: places.mirror + offset, key: places.mirror_key };
+                self.chain.write(from, to, None, false);
+            }
+        }
+        // The producer's wr_id gives way to the sequence number, which the receiver
+        // checks (P4); what concerns only this side is left out.
+        const OWN: u64 = 0xff << abi::PUSHGATE_ID_HIGH_SHIFT
+            | ((abi::PUSHGATE_F_SIGNALED | abi::PUSHGATE_F_REGION) as u64) << abi::PUSHGATE_FLAGS_SHIFT;
+        let lap = (lap_of(sequence, self.out_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
+        let mut w = *words;
+        w[0] = w[0] & !OWN
+            | flags
+            | (sequence >> abi::PUSHGATE_ID_LOW_BITS & 0xff) << abi::PUSHGATE_ID_HIGH_SHIFT;
+        w[1] = w[1] & 0xffff_ffff | (sequence & 0xff_ffff) << abi::PUSHGATE_ID_LOW_SHIFT;
+        if r.has(Record::REGION) {
+            (w[5], w[6]) = (0, 0);
+        }
+        for (word, value) in self.outbox[first..].iter().zip(w) {
+            word.store(value & abi::PUSHGATE_DATA_MASK | lap, Ordering::Relaxed);
+        }
+        let imm = if r.opcode == Opcode::Send && self.imm {
+            Some(sequence as u32 & !NOTIFY)
+        } else {
+            self.notify_imm()
+        };
+        let slot = (sequence & ((1 << self.out_log) - 1)) as usize * SLOT_BYTES;
+        let to = self.at_inbox(self.peer_layout.slots + slot);
+        self.chain.write(self.outbox(first, bytes), to, imm, false);
+        self.last_wr[index] = self.chain.written;
+        self.sent += 1;
+        permit.post();
+        Ok(())
+    }
+
+    #[inline]
+    fn poll_send(&mut self, received: u64) -> Result<u32, Status> {
+        if self.messages_done < self.sent
+            || self.line_wr > self.chain.done
+            || self.publish_wr > self.chain.done
+        {
+            self.poll_cq();
+        }
+        self.healthy()?;
+        // A slot of the peer's inbox is free when the peer has taken its message, one
+        // of our send queue when that has completed.
+        let completed = self.messages_done.min(received);
+        let n = completed - self.completed;
+        self.completed = completed;
+        Ok(n as u32)
+    }
+
+    #[inline]
+    fn peer_counts(&self) -> PeerCounts {
+        // Released before received: then it can only lag behind it.
+        let released = ring::observe(&self.inbox[RELEASED]);
+        PeerCounts {
+            released,
+            received: ring::observe(&self.inbox[RECEIVED]),
+            granted: ring::observe(&self.inbox[GRANTED]),
+        }
+    }
+
+    fn peer_status(&self) -> u64 {
+        let word = ring::observe(&self.inbox[STATUS]);
+        // Its complement follows it: a word of which a part has come is none yet.
+        if ring::observe(&self.inbox[NOT_STATUS]) == !word { word } else { 0 }
+    }
+
+    #[inline]
+    fn poll_recv(&mut self, words: &mut RecordWords) -> Inbound {
+        let mut found = self.look(words);
+        if found == Found::Empty && self.imm {
+            if !self.poll_cq() {
+                return Inbound::Empty;
+            }
+            found = self.look(words);
+        }
+        match found {
+            Found::Empty => return Inbound::Empty,
+            Found::Torn => return Inbound::Torn,
+            Found::Ready => {}
+        }
+        let placed = words[0] & PLACED_FLAG != 0;
+        if words[0] & SHORT_FLAG != 0 && !self.unpack(words) {
+            return Inbound::Empty;
+        }
+        words[0] &= !(SHORT_FLAG | PLACED_FLAG);
+        self.inbound += 1;
+        if placed { Inbound::Placed } else { Inbound::Record }
+    }
+
+    fn has_inbound(&self) -> bool {
+        self.look(&mut [0; 8]) != Found::Empty
+    }
+
+    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
+        let end = unit as u64 + units as u64;
+        (end <= self.mirror_units)
+            .then(|| self.mirror.as_ptr().as_ptr() as usize + ((unit as usize) << abi::PUSHGATE_UNIT_LOG))
+    }
+
+    fn in_place(&self) -> bool {
+        true
+    }
+
+    fn takes_region(&self, r: &Record) -> Result<(), &'static str> {
+        if r.opcode != Opcode::Put {
+            return Err("a SEND goes out of the window; PUT takes regions");
+        }
+        if !self.regions.contains_key(&r.place) {
+            return Err("the source region is not registered with the RDMA device");
+        }
+        match self.direct(r) {
+            Some(_) => Ok(()),
+            None => Err("the peer has no such region that its RDMA device can write, or not so long"),
+        }
+    }
+
+    fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
+        let pd = &self.rc.pd;
+        let made = match memory {
+            RegionMemory::Host { address, .. } => {
+                // SAFETY: whoever adds a region promises that it stays mapped and free of
+                // references until it is removed, which drops this.
+                unsafe { Mr::new(pd, "a region", *address, bytes as usize, REMOTE_WRITE) }
+                    .map(|mr| (*address as u64, 0, mr))
+            }
+            RegionMemory::Device { address, exported: Some((fd, offset)) } => {
+                // SAFETY: as above, of the device's memory.
+                unsafe { Mr::dmabuf(pd, fd.as_fd(), *offset, bytes as usize, *address, REMOTE_WRITE) }
+                    .map(|mr| (*address, OF_DEVICE, mr))
+            }
+            // A copy engine brings it there.
+            RegionMemory::Device { exported: None, .. } => return,
+        };
+        match made {
+            Ok((address, of_device, mr)) => {
+                let id = key as u64;
+                let entry = [id | of_device, address, bytes, id << 32 | mr.rkey as u64];
+                self.regions.insert(key, OwnRegion { address, mr });
+                self.publish.push_back((key as usize & (MAX_REGIONS - 1), entry));
+            }
+            // Payload for it lands in the mirror and is moved from there.
+            Err(e) => tracing::info!(rank = self.rank, peer = self.peer, "{e}: its payload will be copied"),
+        }
+    }
+
+    fn remove_region(&mut self, key: u32) {
+        if self.regions.remove(&key).is_some() {
+            self.publish.push_back((key as usize & (MAX_REGIONS - 1), [0; REGION_WORDS]));
+        }
+    }
+
+    fn regions_told(&self) -> bool {
+        self.publish.is_empty() && self.publish_wr <= self.chain.done
+    }
+
+    #[inline]
+    fn acknowledge(&mut self, counts: PeerCounts) {
+        self.counts = counts;
+        // A receive is there before the peer hears of it.
+        self.post_receives();
+        self.line_dirty = true;
+    }
+
+    fn set_status(&mut self, word: u64) {
+        self.status = word;
+        self.last_line = true;
+    }
+
+    fn leave(&mut self) {
+        if !self.left && !self.peer_left() && self.failed.is_none() {
+            self.left = true;
+            self.last_line = true;
+        }
+    }
+
+    #[inline]
+    fn notify(&mut self) -> Result<bool, Status> {
+        if self.line_dirty || self.last_line || !self.publish.is_empty() {
+            self.control();
+        }
+        self.flush()?;
+        Ok(false)
+    }
+
+    fn sleeping(&self) -> Option<&AtomicU64> {
+        None
+    }
+
+    fn check(&mut self, now: u64) -> Option<Status> {
+        if self.failed.is_some() || self.deserted {
+            return self.failed;
+        }
+        let device = &self.rc.pd.device;
+        let news = device.poll_events();
+        if news == self.news && now < self.next_look {
+            return None;
+        }
+        (self.news, self.next_look) = (news, now + LOOK);
+        match (device.diagnose(&self.gid), self.suspect) {
+            (None, _) => self.suspect = None,
+            (Some(cause), None) => {
+                self.suspect = Some((cause, now));
+                self.next_look = now + SETTLE;
+            }
+            (Some(cause), Some((_, since))) if now - since >= SETTLE => {
+                tracing::error!(
+                    rank = self.rank,
+                    peer = self.peer,
+                    device = device.name(),
+                    port = device.port(),
+                    address = %self.gid.gid,
+                    netdev = self.gid.netdev,
+                    "the RDMA link is down: {}",
+                    match cause {
+                        abi::PUSHGATE_DOWN_PORT => "the port is not active",
+                        abi::PUSHGATE_DOWN_ADDRESS => "the address was removed",
+                        _ => "the device or its network interface was removed",
+                    }
+                );
+                self.fault(cause);
+            }
+            (Some(_), Some((_, since))) => self.next_look = since + SETTLE,
+        }
+        self.failed
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        if !self.events {
+            return false;
+        }
+        // What completes after this wakes; what completed before is looked for now.
+        !self.rc.cq.arm() || self.poll_cq()
+    }
+
+    fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        if self.events {
+            fds.extend(self.rc.cq.channel());
+            fds.push(self.rc.pd.device.async_fd());
+        }
+    }
+
+    fn woken(&mut self) {
+        if self.events {
+            self.rc.cq.drain();
+        }
+    }
+}
+
+impl Drop for VerbsQp {
+    /// Waits a moment until the last words are out: what the queue pair has not
+    /// sent when it goes is lost.
+    fn drop(&mut self) {
+        let start = std::time::Instant::now();
+        let mut turn = 0;
+        while !self.is_quiet() && !self.deserted && !self.peer_left() && start.elapsed() < LINGER {
+            turn += 1;
+            match turn {
+                0..100 => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_micros(100)),
+            }
+        }
+    }
+}

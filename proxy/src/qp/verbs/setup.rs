@@ -1,0 +1,478 @@
+//! How two ends become a queue pair. Each tells the other three things, out of
+//! band: an [`Offer`] (who it is, what it can, its queue pair's number and
+//! address), then [`Places`] (where the peer may write), and that is all: who
+//! has sent its places is ready to receive.
+
+use std::sync::Arc;
+
+use pushgate_driver_shim::ShimError;
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_rdma_core_sys as sys;
+use serde::{Deserialize, Serialize};
+
+use super::device::{Device, mtu_bytes};
+use super::gid::{Family, Gid, GidEntry, GidType, choose};
+use super::objects::{Cq, Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
+use super::slot::{SHORT, SLOT_BYTES, slot_bytes};
+use super::{CONTROL_WRS, NOTIFIES, VerbsError, VerbsQp};
+use crate::region::MAX_REGIONS;
+
+/// Version of offers, places and of what crosses the wire. Other versions are refused.
+pub const WIRE_VERSION: u32 = 1;
+
+/// How a queue pair is brought up. `None` means: choose.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Device by name.
+    pub device: Option<String>,
+    /// Its port, from 1.
+    pub port: u8,
+    /// Place in the port's table of addresses.
+    pub gid_index: Option<u32>,
+    /// The kind of address by which the hosts reach each other, if known.
+    pub family: Option<Family>,
+    /// Path MTU, bytes; at most the port's and the peer's.
+    pub mtu: Option<u32>,
+    /// Of the IP header or GRH.
+    pub traffic_class: u8,
+    /// 0 to 15.
+    pub service_level: u8,
+    /// 4.096 us times 2 to the power of this, until a packet is sent again.
+    pub ack_timeout: u8,
+    /// Times that it is sent again, 0 to 7.
+    pub retry_count: u8,
+    /// A SEND carries immediate data and consumes a receive of the peer's queue
+    /// pair. Only if both ends say so.
+    pub imm: bool,
+    /// Completions can wake this end.
+    pub events: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            device: None,
+            port: 1,
+            gid_index: None,
+            family: None,
+            mtu: None,
+            traffic_class: 0,
+            service_level: 0,
+            ack_timeout: 14,
+            retry_count: 7,
+            imm: true,
+            events: false,
+        }
+    }
+}
+
+/// The first message.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Offer {
+    version: u32,
+    abi: u32,
+    rank: u32,
+    rings: [u32; 7],
+    link_log: u32,
+    qp: u32,
+    psn: u32,
+    lid: u16,
+    ethernet: bool,
+    gid: Gid,
+    roce_v2: bool,
+    mtu: u32,
+    imm: bool,
+    events: bool,
+}
+
+/// The second: memory of this end that the peer may write, and nothing else.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Places {
+    /// A copy of the peer's window.
+    pub(super) mirror: u64,
+    pub(super) mirror_key: u32,
+    /// Line, slots, table of regions.
+    pub(super) inbox: u64,
+    pub(super) inbox_key: u32,
+}
+
+/// Where everything lies in an inbox.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InboxLayout {
+    pub(super) slots: usize,
+    pub(super) regions: usize,
+    pub(super) bytes: usize,
+}
+
+/// Words of an entry of the table of regions.
+pub(super) const REGION_WORDS: usize = 4;
+
+impl InboxLayout {
+    pub(super) fn new(link_log: u32) -> Self {
+        let page = abi::PUSHGATE_PAGE as usize;
+        let regions = (page + (SLOT_BYTES << link_log)).next_multiple_of(page);
+        InboxLayout { slots: page, regions, bytes: regions + MAX_REGIONS * REGION_WORDS * 8 }
+    }
+}
+
+/// Makes memory: a name and bytes.
+pub type Allocate<'a> = dyn FnMut(&str, usize) -> Result<SharedMemory, ShimError> + 'a;
+
+/// This end, before the other is known.
+pub struct Half {
+    config: Config,
+    geometry: Geometry,
+    link_log: u32,
+    gid: GidEntry,
+    psn: u32,
+    pub(super) rc: Rc,
+    pub(super) window_mr: Mr,
+    pub(super) outbox_mr: Mr,
+    pub(super) window: Arc<SharedMemory>,
+    pub(super) outbox: Arc<SharedMemory>,
+}
+
+/// This end, once it knows what the peer offers: ready to receive.
+pub struct Accepted {
+    pub(super) half: Half,
+    pub(super) peer: u32,
+    pub(super) peer_geometry: Geometry,
+    pub(super) peer_link_log: u32,
+    pub(super) peer_events: bool,
+    pub(super) imm: bool,
+    pub(super) mirror_mr: Mr,
+    pub(super) inbox_mr: Mr,
+    pub(super) mirror: Arc<SharedMemory>,
+    pub(super) inbox: Arc<SharedMemory>,
+}
+
+/// Work requests that the send queue of `1 << log` messages holds: a payload and
+/// a record each, and what is set aside for control writes.
+const fn send_queue(log: u32) -> u32 {
+    (2 << log) + CONTROL_WRS
+}
+
+impl Half {
+    /// Registers the window and makes the queue pair. `window` is this end's payload
+    /// ring; the geometry is checked.
+    pub fn new(
+        device: &Arc<Device>,
+        config: &Config,
+        geometry: Geometry,
+        window: Arc<SharedMemory>,
+        allocate: &mut Allocate<'_>,
+    ) -> Result<Self, VerbsError> {
+        geometry.validate().map_err(|e| VerbsError::Memory(e.into()))?;
+        let (bytes, message) = (64u64 << geometry.window_log, device.port_state.message);
+        if bytes > message as u64 {
+            return Err(VerbsError::Window { bytes, device: device.name().into(), message });
+        }
+        let gids = device.gids();
+        let gid = match config.gid_index {
+            Some(index) => gids.iter().find(|e| e.index == index),
+            None => choose(&gids, config.family),
+        };
+        let Some(gid) = gid.cloned() else {
+            return Err(VerbsError::NoGid {
+                device: device.name().into(),
+                port: device.port(),
+                index: config.gid_index,
+                found: gids.iter().map(|e| (e.index, e.gid)).collect(),
+            });
+        };
+        let receives = if config.imm { (1 << geometry.rx_log) + NOTIFIES } else { 1 };
+        // As many messages as the link ring has slots, if the device has queues so long.
+        let fits = |log: u32| {
+            let (send, l) = (send_queue(log), device.limits);
+            send <= l.queue && receives <= l.queue && send + receives <= l.cq
+        };
+        let link_log =
+            (1..=geometry.link_log).rev().find(|log| fits(*log)).ok_or_else(|| VerbsError::Queues {
+                device: device.name().into(),
+                receives,
+                queue: device.limits.queue,
+                cq: device.limits.cq,
+            })?;
+        let send = send_queue(link_log);
+        let pd = Pd::new(device)?;
+        // A CQ slot for every work request: on an error those complete too that did
+        // not ask for it.
+        let cq = Cq::new(device, send + receives, config.events && config.imm)?;
+        let rc = Rc::new(&pd, cq, send, receives, slot_bytes(SHORT) as u32)?;
+        let outbox = Arc::new(allocate("outbox", InboxLayout::new(link_log).regions)?);
+        // SAFETY: both mappings are kept beside their registrations; a device only reads them.
+        let [window_mr, outbox_mr] = unsafe {
+            let register = |what: &str, m: &SharedMemory| {
+                Mr::new(&pd, what, m.as_ptr().as_ptr() as usize, m.len(), SEND_ONLY)
+            };
+            [register("window", &window)?, register("records", &outbox)?]
+        };
+        let half = Half {
+            config: config.clone(),
+            geometry,
+            link_log,
+            gid,
+            psn: random() & 0xff_ffff,
+            rc,
+            window_mr,
+            outbox_mr,
+            window,
+            outbox,
+        };
+        half.initialise()?;
+        Ok(half)
+    }
+
+    fn device(&self) -> &Arc<Device> {
+        &self.rc.pd.device
+    }
+
+    fn initialise(&self) -> Result<(), VerbsError> {
+        use sys::ibv_qp_attr_mask as m;
+        let mut a = attributes(sys::ibv_qp_state::IBV_QPS_INIT);
+        a.pkey_index = 0;
+        a.port_num = self.device().port();
+        a.qp_access_flags = sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 as _;
+        let mask = m::IBV_QP_STATE.0 | m::IBV_QP_PKEY_INDEX.0 | m::IBV_QP_PORT.0 | m::IBV_QP_ACCESS_FLAGS.0;
+        self.rc.modify("moving the queue pair to INIT", a, mask)
+    }
+
+    /// The address that packets carry as their source.
+    pub fn gid(&self) -> &GidEntry {
+        &self.gid
+    }
+
+    /// What the peer is told.
+    pub fn offer(&self) -> Offer {
+        let g = &self.geometry;
+        let port = &self.device().port_state;
+        Offer {
+            version: WIRE_VERSION,
+            abi: abi::PUSHGATE_ABI_VERSION,
+            rank: g.rank,
+            rings: [g.window_log, g.slots_log, g.cq_log, g.rx_log, g.link_log, g.landing_log, g.signals],
+            link_log: self.link_log,
+            qp: self.rc.number,
+            psn: self.psn,
+            lid: port.lid,
+            ethernet: port.ethernet,
+            gid: self.gid.gid,
+            roce_v2: self.gid.kind == GidType::RoceV2,
+            mtu: self.config.mtu.unwrap_or(port.mtu).min(port.mtu),
+            imm: self.config.imm,
+            events: self.config.events,
+        }
+    }
+
+    /// Takes the peer's offer: checks it, makes the memory that the peer may write,
+    /// and is ready to receive. `peer` is the rank that it should come from.
+    pub fn accept(
+        self,
+        peer: u32,
+        offer: &Offer,
+        allocate: &mut Allocate<'_>,
+    ) -> Result<Accepted, VerbsError> {
+        let refused = |why: String| Err(VerbsError::Peer { rank: peer, why });
+        if (offer.version, offer.abi) != (WIRE_VERSION, abi::PUSHGATE_ABI_VERSION) {
+            return refused(format!(
+                "it speaks version {} (ABI {}) of the RDMA wire protocol, this is {WIRE_VERSION} (ABI {}); \
+                 run the same build on both",
+                offer.version,
+                offer.abi,
+                abi::PUSHGATE_ABI_VERSION
+            ));
+        }
+        if offer.rank != peer {
+            return refused(format!("it says that it is rank {}", offer.rank));
+        }
+        let [window_log, slots_log, cq_log, rx_log, link_log, landing_log, signals] = offer.rings;
+        let peer_geometry =
+            Geometry { window_log, slots_log, cq_log, rx_log, link_log, landing_log, signals, rank: peer };
+        if let Err(e) = peer_geometry.validate() {
+            return refused(format!("its rings: {e}"));
+        }
+        if offer.link_log < 1 || offer.link_log > link_log {
+            return refused(format!("its link_log is {}, allowed is 1 to {link_log}", offer.link_log));
+        }
+        let (ours, device) = (self.offer(), self.device().clone());
+        if offer.ethernet != ours.ethernet {
+            let layer = |e: bool| if e { "Ethernet" } else { "InfiniBand" };
+            let (theirs, own) = (layer(offer.ethernet), layer(ours.ethernet));
+            return refused(format!("its port is {theirs}, ours ({}) is {own}", device.name()));
+        }
+        if offer.roce_v2 != ours.roce_v2 {
+            let kind = |v2: bool| if v2 { "RoCE v2" } else { "IB or RoCE v1" };
+            return refused(format!(
+                "its address {} is {}, ours {} is {}; set gid-index on one of the two",
+                offer.gid,
+                kind(offer.roce_v2),
+                ours.gid,
+                kind(ours.roce_v2)
+            ));
+        }
+        let Some(mtu) = (1..=5).find(|code| mtu_bytes(*code) == offer.mtu.min(ours.mtu)) else {
+            return refused(format!("its MTU is {}, allowed is 256, 512, 1024, 2048 or 4096", offer.mtu));
+        };
+        let imm = offer.imm && self.config.imm;
+
+        let mirror = Arc::new(allocate("mirror", peer_geometry.window_bytes())?);
+        let layout = InboxLayout::new(offer.link_log);
+        let inbox = Arc::new(allocate("inbox", layout.bytes)?);
+        let pd = self.rc.pd.clone();
+        // SAFETY: both mappings are kept beside their registrations. The peer may write
+        // them at any time: they are read as atomics, or moved as bytes that are
+        // never interpreted.
+        let [mirror_mr, inbox_mr] = unsafe {
+            let register = |what: &str, m: &SharedMemory| {
+                Mr::new(&pd, what, m.as_ptr().as_ptr() as usize, m.len(), REMOTE_WRITE)
+            };
+            [register("mirror", &mirror)?, register("inbox", &inbox)?]
+        };
+        if imm {
+            self.rc.post_receives(NOTIFIES).map_err(|error| VerbsError::Call {
+                what: "posting receives".into(),
+                error,
+                remedy: String::new(),
+            })?;
+        }
+        self.ready_to_receive(offer, mtu)?;
+        Ok(Accepted {
+            peer,
+            peer_geometry,
+            peer_link_log: offer.link_log,
+            // Nobody is woken by what has no immediate data.
+            peer_events: offer.events && imm,
+            imm,
+            mirror_mr,
+            inbox_mr,
+            mirror,
+            inbox,
+            half: self,
+        })
+    }
+
+    fn ready_to_receive(&self, offer: &Offer, mtu: u32) -> Result<(), VerbsError> {
+        use sys::ibv_qp_attr_mask as m;
+        let c = &self.config;
+        let mut a = attributes(sys::ibv_qp_state::IBV_QPS_RTR);
+        a.path_mtu = sys::ibv_mtu(mtu);
+        a.dest_qp_num = offer.qp & 0xff_ffff;
+        a.rq_psn = offer.psn & 0xff_ffff;
+        // Nobody reads from us; but not every driver takes 0.
+        a.max_dest_rd_atomic = 1;
+        // Never needed; 0.64 ms, should a peer without a gate be there.
+        a.min_rnr_timer = 12;
+        a.ah_attr.is_global = self.device().port_state.ethernet as u8;
+        a.ah_attr.grh.dgid.raw = offer.gid.0;
+        a.ah_attr.grh.sgid_index = self.gid.index as u8;
+        a.ah_attr.grh.hop_limit = 64;
+        a.ah_attr.grh.traffic_class = c.traffic_class;
+        a.ah_attr.dlid = offer.lid;
+        a.ah_attr.sl = c.service_level;
+        a.ah_attr.port_num = self.device().port();
+        let mask = m::IBV_QP_STATE.0
+            | m::IBV_QP_AV.0
+            | m::IBV_QP_PATH_MTU.0
+            | m::IBV_QP_DEST_QPN.0
+            | m::IBV_QP_RQ_PSN.0
+            | m::IBV_QP_MAX_DEST_RD_ATOMIC.0
+            | m::IBV_QP_MIN_RNR_TIMER.0;
+        let what = format!("moving the queue pair to RTR (from {} to {})", self.gid.gid, offer.gid);
+        self.rc.modify(&what, a, mask)
+    }
+
+    fn ready_to_send(&self) -> Result<(), VerbsError> {
+        use sys::ibv_qp_attr_mask as m;
+        let mut a = attributes(sys::ibv_qp_state::IBV_QPS_RTS);
+        a.timeout = self.config.ack_timeout;
+        a.retry_cnt = self.config.retry_count;
+        // P4: the first RNR NAK is an error. With a gate there is none.
+        a.rnr_retry = 0;
+        a.sq_psn = self.psn;
+        a.max_rd_atomic = 1;
+        let mask = m::IBV_QP_STATE.0
+            | m::IBV_QP_TIMEOUT.0
+            | m::IBV_QP_RETRY_CNT.0
+            | m::IBV_QP_RNR_RETRY.0
+            | m::IBV_QP_SQ_PSN.0
+            | m::IBV_QP_MAX_QP_RD_ATOMIC.0;
+        self.rc.modify("moving the queue pair to RTS", a, mask)
+    }
+}
+
+impl Accepted {
+    /// What the peer is told: it may write now.
+    pub fn places(&self) -> Places {
+        let address = |m: &SharedMemory| m.as_ptr().as_ptr() as u64;
+        Places {
+            mirror: address(&self.mirror),
+            mirror_key: self.mirror_mr.rkey,
+            inbox: address(&self.inbox),
+            inbox_key: self.inbox_mr.rkey,
+        }
+    }
+
+    /// The copy of the peer's window, where its payload arrives.
+    pub fn mirror(&self) -> &Arc<SharedMemory> {
+        &self.mirror
+    }
+
+    /// Where its records arrive. For tests that play a peer.
+    pub fn inbox(&self) -> &Arc<SharedMemory> {
+        &self.inbox
+    }
+
+    /// The peer's rings, checked.
+    pub fn peer_geometry(&self) -> Geometry {
+        self.peer_geometry
+    }
+
+    /// Ready to send.
+    pub fn join(self, places: Places) -> Result<VerbsQp, VerbsError> {
+        self.half.ready_to_send()?;
+        let h = &self.half;
+        tracing::debug!(
+            peer = self.peer,
+            device = h.device().name(),
+            from = %h.gid.gid,
+            netdev = h.gid.netdev,
+            imm = self.imm,
+            inline = h.rc.inline,
+            "RDMA queue pair {} is ready",
+            h.rc.number
+        );
+        Ok(VerbsQp::new(self, places))
+    }
+
+    pub(super) fn gid(&self) -> &GidEntry {
+        &self.half.gid
+    }
+
+    pub(super) fn geometry(&self) -> &Geometry {
+        &self.half.geometry
+    }
+
+    pub(super) fn link_log(&self) -> u32 {
+        self.half.link_log
+    }
+
+    pub(super) fn events(&self) -> bool {
+        self.half.config.events && self.imm
+    }
+}
+
+fn attributes(state: sys::ibv_qp_state) -> sys::ibv_qp_attr {
+    // SAFETY: plain data; the mask says which fields count.
+    let mut a: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
+    a.qp_state = state;
+    a
+}
+
+/// A first packet number that a packet of an earlier queue pair does not have by
+/// accident. From the seed of the standard library's hash maps.
+fn random() -> u32 {
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish() as u32
+}

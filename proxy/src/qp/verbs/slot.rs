@@ -1,0 +1,108 @@
+//! What lies in a slot of an inbox: the record, and behind it a short payload,
+//! so that both cross in one RDMA WRITE.
+//!
+//! Nothing orders the bytes of one WRITE among themselves. So the payload is
+//! cut into words of 56 bits, and each carries a lap number, as the record's
+//! words do: what is there proves itself, in whatever order it arrives.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pushgate_driver_shim::abi;
+
+/// Words of a slot.
+pub(super) const SLOT_WORDS: usize = 32;
+/// Bytes of a slot.
+pub(super) const SLOT_BYTES: usize = SLOT_WORDS * 8;
+const RECORD_WORDS: usize = abi::PUSHGATE_RECORD_WORDS as usize;
+/// Payload bytes of a word.
+const CARRIED: usize = 7;
+/// Longest payload that rides along. With its record it makes 216 bytes, which
+/// devices send inline (mlx5 and rxe take more, perftest asks for 220).
+pub(super) const SHORT: usize = 128;
+
+/// Bytes of a slot that a payload of `length` takes, the record included.
+pub(super) const fn slot_bytes(length: usize) -> usize {
+    (RECORD_WORDS + length.div_ceil(CARRIED)) * 8
+}
+
+const _: () = assert!(slot_bytes(SHORT) <= SLOT_BYTES);
+
+/// The lap of a payload word. Never 0: the reader clears what it has taken, so
+/// that a word of long ago can't be taken for a new one when laps come round.
+/// (The record's words need no clearing: each pass writes all of them.)
+const fn payload_lap(cursor: u64, log: u32) -> u64 {
+    ((cursor >> log) % 255 + 1) << abi::PUSHGATE_LAP_SHIFT
+}
+
+/// Packs `payload` behind the record of `slot`.
+pub(super) fn pack(slot: &[AtomicU64], payload: &[u8], cursor: u64, log: u32) {
+    let lap = payload_lap(cursor, log);
+    for (word, bytes) in slot[RECORD_WORDS..].iter().zip(payload.chunks(CARRIED)) {
+        let mut w = [0; 8];
+        w[..bytes.len()].copy_from_slice(bytes);
+        word.store(u64::from_le_bytes(w) | lap, Ordering::Relaxed);
+    }
+}
+
+/// The reverse. False if not all of it is there yet. `payload` is at most
+/// [`SHORT`] long.
+pub(super) fn unpack(slot: &[AtomicU64], payload: &mut [u8], cursor: u64, log: u32) -> bool {
+    let lap = payload_lap(cursor, log);
+    for (word, bytes) in slot[RECORD_WORDS..].iter().zip(payload.chunks_mut(CARRIED)) {
+        let w = word.load(Ordering::Relaxed) ^ lap;
+        if w >> abi::PUSHGATE_LAP_SHIFT != 0 {
+            return false;
+        }
+        bytes.copy_from_slice(&w.to_le_bytes()[..bytes.len()]);
+    }
+    true
+}
+
+/// Clears what [`unpack`] took. Before the peer hears that the slot is free.
+pub(super) fn clear(slot: &[AtomicU64], length: usize) {
+    for word in &slot[RECORD_WORDS..RECORD_WORDS + length.div_ceil(CARRIED)] {
+        word.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared() -> Vec<AtomicU64> {
+        (0..SLOT_WORDS).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    #[test]
+    fn p2_a_short_payload_is_whole_or_not_there() {
+        for length in 0..=SHORT {
+            let payload: Vec<u8> = (0..length).map(|i| (i as u8).wrapping_mul(37) ^ 0xff).collect();
+            let packed = shared();
+            pack(&packed, &payload, 5, 2);
+            let slot = shared();
+            let words = length.div_ceil(CARRIED);
+            let mut found = vec![0; length];
+            // The last word first.
+            for i in (0..words).rev() {
+                assert!(!unpack(&slot, &mut found, 5, 2), "{i} words of {length} bytes are missing");
+                slot[RECORD_WORDS + i]
+                    .swap(packed[RECORD_WORDS + i].load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            assert!(unpack(&slot, &mut found, 5, 2));
+            assert_eq!(found, payload);
+            if length > 0 {
+                assert!(!unpack(&slot, &mut found, 9, 2), "not of another lap");
+            }
+            clear(&slot, length);
+            assert!(slot.iter().all(|w| w.load(Ordering::Relaxed) == 0));
+        }
+    }
+
+    #[test]
+    fn p2_cleared_words_never_look_new() {
+        let slot = shared();
+        for lap in 0..2000 {
+            assert!(!unpack(&slot, &mut [0; 1], lap << 3, 3));
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The same pair of endpoints over RDMA: both ends on one device, each work
+//! request waited for, so that a pass of one end is there when the other looks.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::memory::{HugePages, SharedMemory};
+use pushgate_driver_shim::record::{Opcode, Record, Words};
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_proxy::endpoint::{Endpoint, QpOptions};
+use pushgate_proxy::gate::{Limits, Permit};
+use pushgate_proxy::qp::verbs::{Config, Device, Half, VerbsQp};
+use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair};
+use pushgate_proxy::region::RegionMemory;
+use pushgate_proxy::session::Status;
+
+use super::Memory;
+
+/// A loaded soft-RoCE in a virtual machine takes its time; a lost packet more.
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn mode() -> &'static str {
+    static MODE: OnceLock<String> = OnceLock::new();
+    MODE.get_or_init(|| {
+        let mode = std::env::var("PUSHGATE_TEST_QP").unwrap_or_else(|_| "local".into());
+        assert!(
+            ["local", "verbs", "verbs-no-imm"].contains(&mode.as_str()),
+            "PUSHGATE_TEST_QP is {mode}, allowed is local, verbs or verbs-no-imm"
+        );
+        mode
+    })
+}
+
+/// True if the suite runs over RDMA.
+pub fn chosen() -> bool {
+    mode() != "local"
+}
+
+/// True if SENDs carry immediate data.
+pub fn imm() -> bool {
+    mode() == "verbs"
+}
+
+pub fn device() -> Arc<Device> {
+    static DEVICE: OnceLock<Arc<Device>> = OnceLock::new();
+    let open = || Device::open(std::env::var("PUSHGATE_TEST_IB_DEV").ok().as_deref(), 1).unwrap();
+    DEVICE.get_or_init(open).clone()
+}
+
+fn allocate(name: &str, bytes: usize) -> Result<SharedMemory, pushgate_driver_shim::ShimError> {
+    SharedMemory::builder(name, bytes).huge_pages(HugePages::Never).create()
+}
+
+/// One end of an RDMA queue pair.
+#[derive(Clone)]
+pub struct Wire {
+    pub qp: Arc<Mutex<VerbsQp>>,
+    pub mirror: Arc<SharedMemory>,
+    peer_geometry: Geometry,
+}
+
+/// Both ends, ready. `memory` is of the two sides.
+pub fn connect(memory: [&Memory; 2]) -> [Wire; 2] {
+    connect_with(memory, &Config { imm: imm(), ..Config::default() })
+}
+
+pub fn connect_with(memory: [&Memory; 2], config: &Config) -> [Wire; 2] {
+    let device = device();
+    let half = |m: &Memory| Half::new(&device, config, m.geometry, m.window.clone(), &mut allocate).unwrap();
+    let (a, b) = (half(memory[0]), half(memory[1]));
+    let (from_a, from_b) = (a.offer(), b.offer());
+    let a = a.accept(memory[1].geometry.rank, &from_b, &mut allocate).unwrap();
+    let b = b.accept(memory[0].geometry.rank, &from_a, &mut allocate).unwrap();
+    let (at_a, at_b) = (a.places(), b.places());
+    [(a, at_b), (b, at_a)].map(|(end, places)| {
+        let (mirror, peer_geometry) = (end.mirror().clone(), end.peer_geometry());
+        let mut qp = end.join(places).unwrap();
+        qp.signal_all();
+        Wire { qp: Arc::new(Mutex::new(qp)), mirror, peer_geometry }
+    })
+}
+
+impl Wire {
+    pub fn endpoint(&self, memory: &Memory, options: QpOptions) -> Endpoint {
+        Endpoint::new(
+            memory.work_read.clone(),
+            memory.control.clone(),
+            memory.geometry,
+            self.peer_geometry,
+            Box::new(Settled(self.qp.clone())),
+            options,
+        )
+        .unwrap()
+    }
+
+    /// Writes `words` at byte `at` of the peer's inbox.
+    pub fn forge(&self, at: usize, words: &[u64], imm: Option<u32>) {
+        let mut qp = self.qp.lock().unwrap();
+        if qp.forge(at, words, imm).is_ok() {
+            wait(&mut qp);
+        }
+    }
+
+    /// A record in the slot of `cursor`, announced as such a record would be.
+    pub fn forge_record(&self, cursor: u64, log: u32, words: &Words) {
+        let slot = abi::PUSHGATE_PAGE as usize + (cursor as usize & ((1 << log) - 1)) * 256;
+        let send = (words[0] >> abi::PUSHGATE_OPCODE_SHIFT) as u8 == Opcode::Send as u8;
+        self.forge(slot, words, (send && imm()).then_some(cursor as u32));
+    }
+}
+
+fn wait(qp: &mut VerbsQp) {
+    let start = Instant::now();
+    while !qp.is_quiet() {
+        assert!(start.elapsed() < LIMIT, "the RDMA queue pair does not come to rest");
+        std::thread::yield_now();
+    }
+}
+
+/// A queue pair that has done everything when a pass is over.
+struct Settled(Arc<Mutex<VerbsQp>>);
+
+impl Settled {
+    fn qp(&self) -> MutexGuard<'_, VerbsQp> {
+        self.0.lock().unwrap()
+    }
+}
+
+impl QueuePair for Settled {
+    fn name(&self) -> &'static str {
+        self.qp().name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.qp().limits()
+    }
+
+    fn post_send(&mut self, p: Permit<'_>, sequence: u64, r: &Record, words: &Words) -> Result<(), Status> {
+        self.qp().post_send(p, sequence, r, words)
+    }
+
+    fn poll_send(&mut self, received: u64) -> Result<u32, Status> {
+        self.qp().poll_send(received)
+    }
+
+    fn peer_counts(&self) -> PeerCounts {
+        self.qp().peer_counts()
+    }
+
+    fn peer_status(&self) -> u64 {
+        self.qp().peer_status()
+    }
+
+    fn poll_recv(&mut self, words: &mut Words) -> Inbound {
+        self.qp().poll_recv(words)
+    }
+
+    fn has_inbound(&self) -> bool {
+        self.qp().has_inbound()
+    }
+
+    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
+        self.qp().payload(unit, units)
+    }
+
+    fn in_place(&self) -> bool {
+        self.qp().in_place()
+    }
+
+    fn takes_region(&self, record: &Record) -> Result<(), &'static str> {
+        self.qp().takes_region(record)
+    }
+
+    fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
+        self.qp().add_region(key, memory, bytes);
+    }
+
+    fn remove_region(&mut self, key: u32) {
+        self.qp().remove_region(key);
+    }
+
+    fn regions_told(&self) -> bool {
+        self.qp().regions_told()
+    }
+
+    fn acknowledge(&mut self, counts: PeerCounts) {
+        self.qp().acknowledge(counts);
+    }
+
+    fn set_status(&mut self, word: u64) {
+        self.qp().set_status(word);
+    }
+
+    fn leave(&mut self) {
+        self.qp().leave();
+    }
+
+    fn notify(&mut self) -> Result<bool, Status> {
+        let mut qp = self.qp();
+        let rang = qp.notify()?;
+        wait(&mut qp);
+        Ok(rang)
+    }
+
+    fn check(&mut self, now: u64) -> Option<Status> {
+        self.qp().check(now)
+    }
+
+    fn sleeping(&self) -> Option<&AtomicU64> {
+        None
+    }
+}
