@@ -73,7 +73,11 @@ fn command() -> clap::Command {
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("One JSON object a line"));
     for key in Settings::KEYS {
         let help = format!("{} ({}) [default: {}]", key.help.trim(), key.allowed, key.default);
-        command = command.arg(Arg::new(key.flag()).long(key.flag()).value_name("VALUE").help(help));
+        let mut arg = Arg::new(key.flag()).long(key.flag()).value_name("VALUE").help(help);
+        if key.is_switch() {
+            arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
+        }
+        command = command.arg(arg);
     }
     command
 }
