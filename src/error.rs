@@ -26,8 +26,8 @@ pub enum Error {
         /// What it may be.
         allowed: String,
     },
-    /// A rank is gone: its process ended, or its proxy did.
-    #[error("rank {rank} is lost: its process or its proxy ended")]
+    /// A rank is gone: its process or its proxy ended, or its host can't be reached.
+    #[error("rank {rank} is lost: its process or its proxy ended, or its host is out of reach")]
     PeerLost {
         /// Which.
         rank: u32,
