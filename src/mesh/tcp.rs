@@ -736,7 +736,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_hold_up_nobody() {
+    fn p8_strangers_hold_up_nobody() {
         let (place, first) = rank0("127.0.0.1:0", 2);
         let start = Instant::now();
         let mut huge = MAGIC.to_vec();
@@ -762,7 +762,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_know_each_other_by_the_token() {
+    fn p8_ranks_know_each_other_by_the_token() {
         let (place, first) = rank0("127.0.0.1:0", 3);
         let second = join(&place, 1, 3);
         let third = raw(&place, &envelope(&hello(2, 3)));
