@@ -40,14 +40,22 @@ impl Comm {
         meshes.into_iter().map(|mesh| Comm::new(context.clone(), mesh)).collect()
     }
 
-    /// Rank `rank` of `size`, the others being processes of this host that were
-    /// given the same `job`, a name that no other job of this host has.
+    /// Rank `rank` of `size`, the others being processes that were given the same
+    /// `job`. Without the setting `rendezvous` all are on this host, and no other
+    /// job of this host has that name. With it they may be on any, and no other
+    /// job has that rendezvous.
     pub fn connect(context: &Context, job: &str, rank: u32, size: u32) -> Result<Comm> {
         check_size(size)?;
         if rank >= size {
             return Err(Error::config("rank", rank, format!("0 to {}", size - 1)));
         }
-        Comm::new(context.clone(), Mesh::connect(job, rank, size, context.settings().timeout)?)
+        let s = context.settings();
+        s.check()?;
+        let mesh = match s.rendezvous.as_str() {
+            "none" => Mesh::connect(job, rank, size, s.timeout)?,
+            place => Mesh::connect_tcp(job, rank, size, place, &s.host, s.timeout)?,
+        };
+        Comm::new(context.clone(), mesh)
     }
 
     fn new(context: Context, mut mesh: Mesh) -> Result<Comm> {

@@ -6,6 +6,9 @@ use pushgate_proxy::endpoint::EndpointError;
 use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::session::Status;
 
+/// Status code of a queue pair whose transport failed; the detail is the cause.
+const LINK_DOWN: u32 = 9;
+
 /// The result of most calls here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -23,8 +26,8 @@ pub enum Error {
         /// What it may be.
         allowed: String,
     },
-    /// A rank is gone: its process ended, or its proxy did.
-    #[error("rank {rank} is lost: its process or its proxy ended")]
+    /// A rank is gone: its process or its proxy ended, or its host can't be reached.
+    #[error("rank {rank} is lost: its process or its proxy ended, or its host is out of reach")]
     PeerLost {
         /// Which.
         rank: u32,
@@ -66,6 +69,14 @@ pub enum Error {
         rank: u32,
         /// Low 32 bits of its sequence number.
         message: u32,
+    },
+    /// The transport to a rank failed under a queue pair.
+    #[error("the RDMA link to rank {rank} failed: {cause}")]
+    Transport {
+        /// The other end.
+        rank: u32,
+        /// What happened.
+        cause: String,
     },
     /// The device or its compiler said no.
     #[error(transparent)]
@@ -118,8 +129,23 @@ impl Error {
             abi::PUSHGATE_REFUSED => Error::Refused { rank, slot: status.detail },
             abi::PUSHGATE_STUCK => Error::Stuck { rank, slot: status.detail },
             abi::PUSHGATE_OVERRUN => Error::Overrun { rank, message: status.detail },
+            LINK_DOWN => Error::Transport { rank, cause: link_cause(status.detail) },
             _ => Error::Aborted { rank },
         }
+    }
+}
+
+/// The detail of a *link down* status in words.
+fn link_cause(detail: u32) -> String {
+    match detail {
+        1 => "the port is down".into(),
+        2 => "the address behind its GID was removed".into(),
+        3 => "the device or its network interface was removed".into(),
+        4 => "the peer does not answer (retries exceeded)".into(),
+        5 => "the peer had no receive posted (RNR)".into(),
+        6 => "the peer refused access to its memory".into(),
+        n if n >= 256 => format!("work completion status {}", n - 256),
+        n => format!("cause {n}"),
     }
 }
 
@@ -135,6 +161,25 @@ pub fn status_name(code: u64) -> &'static str {
         abi::PUSHGATE_STUCK => "stuck",
         abi::PUSHGATE_OVERRUN => "overrun",
         abi::PUSHGATE_INVALID => "invalid",
+        LINK_DOWN => "link down",
         _ => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_is_down_says_why() {
+        let said = |detail| {
+            let status = Status { rank: Some(3), detail, ..Status::new(LINK_DOWN) };
+            Error::from_status(status, 0).to_string()
+        };
+        assert_eq!(said(1), "the RDMA link to rank 3 failed: the port is down");
+        assert_eq!(said(4), "the RDMA link to rank 3 failed: the peer does not answer (retries exceeded)");
+        assert_eq!(said(256 + 12), "the RDMA link to rank 3 failed: work completion status 12");
+        assert_eq!(said(77), "the RDMA link to rank 3 failed: cause 77");
+        assert_eq!(status_name(LINK_DOWN as u64), "link down");
     }
 }

@@ -2,6 +2,8 @@
 //! and a key `window_size` in the TOML file mean the same, because all three are
 //! made from one table. Flags win over variables, variables over the file.
 
+use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,6 +26,28 @@ pub enum WindowKind {
 pub enum QpKind {
     /// Between ranks of one host.
     Local,
+    /// RDMA: InfiniBand, RoCE or soft-RoCE, between ranks anywhere.
+    Verbs,
+}
+
+impl fmt::Display for QpKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            QpKind::Local => "local",
+            QpKind::Verbs => "verbs",
+        })
+    }
+}
+
+/// How an engine hears of completions of an RDMA device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CqEvents {
+    /// Choose: events where the engine may sleep.
+    Auto,
+    /// Look again and again.
+    Poll,
+    /// Be woken.
+    Event,
 }
 
 /// Where the proxy's engine runs.
@@ -68,6 +92,7 @@ macro_rules! settings {
                 help: concat!($($doc),+),
                 default: $default,
                 allowed: $allowed,
+                kind: stringify!($type),
             },)+];
 
             /// Sets one by its name, with `-` or `_` alike. An unknown name and a
@@ -101,12 +126,19 @@ pub struct Key {
     pub default: &'static str,
     /// What is allowed.
     pub allowed: &'static str,
+    kind: &'static str,
 }
 
 impl Key {
     /// As a flag, without the dashes.
     pub fn flag(&self) -> String {
         self.name.replace('_', "-")
+    }
+
+    /// It is true or false: the flag may stand alone for true, and takes a value
+    /// only with `=`.
+    pub fn is_switch(&self) -> bool {
+        self.kind == "bool"
     }
 
     /// As an environment variable.
@@ -121,7 +153,7 @@ settings! {
     /// Where the payload lands
     window: WindowKind = "memory", parse_window, "memory";
     /// Transport of the queue pairs
-    qp: QpKind = "local", parse_qp, "local";
+    qp: QpKind = "local", parse_qp, "local or verbs";
     /// Where the proxy runs: a thread of this process, or a `pushgate proxy` process
     proxy: ProxyPlace = "thread", parse_proxy, "thread or process";
     /// Socket of the proxy process; a leading @ means an abstract name
@@ -144,6 +176,30 @@ settings! {
     timeout: Duration = "30000", parse_ms, "1 to 86400000";
     /// A WQE slot reserved and not published for this long ends its queue pair, milliseconds
     stuck: Duration = "2000", parse_ms, "1 to 86400000";
+    /// Where ranks of several hosts meet: rank 0 listens there; none: all ranks are on this host
+    rendezvous: String = "none", parse_rendezvous, "none or HOST:PORT ([ADDRESS]:PORT for IPv6)";
+    /// Address at which this rank listens to others; auto is the one that reaches the rendezvous
+    host: String = "auto", parse_host, "auto or an IP address of this host";
+    /// RDMA device; auto is the first with an active port
+    ib_dev: String = "auto", parse_device_name, "auto or a device's name, as in rxe0 or mlx5_0";
+    /// Port of the RDMA device
+    ib_port: u32 = "1", parse_port, "1 to 255";
+    /// Entry of the port's GID table; auto takes RoCE v2 first
+    gid_index: AutoOr<usize> = "auto", parse_gid_index, "auto or 0 to 255";
+    /// Path MTU, bytes; auto is the port's
+    ib_mtu: AutoOr<usize> = "auto", parse_mtu, "auto, 256, 512, 1024, 2048 or 4096";
+    /// Traffic class of RDMA packets (RoCE: DSCP and ECN)
+    traffic_class: u32 = "0", parse_byte, "0 to 255";
+    /// Service level of RDMA packets
+    service_level: u32 = "0", parse_service_level, "0 to 15";
+    /// An RDMA packet is sent again after 4.096 us times 2 to the power of this
+    ack_timeout: u32 = "14", parse_ack_timeout, "1 to 31";
+    /// Times that an RDMA packet is sent again before the link counts as down
+    retry_count: u32 = "7", parse_retry_count, "0 to 7";
+    /// RDMA without immediate data
+    no_imm: bool = "false", parse_bool, "true or false";
+    /// How the engine hears of RDMA completions; auto: events where it may sleep
+    cq_events: CqEvents = "auto", parse_cq_events, "auto, poll or event";
 }
 
 fn parse_device(s: &str) -> Option<DeviceChoice> {
@@ -160,7 +216,11 @@ fn parse_window(s: &str) -> Option<WindowKind> {
 }
 
 fn parse_qp(s: &str) -> Option<QpKind> {
-    (s == "local").then_some(QpKind::Local)
+    Some(match s {
+        "local" => QpKind::Local,
+        "verbs" => QpKind::Verbs,
+        _ => return None,
+    })
 }
 
 fn parse_proxy(s: &str) -> Option<ProxyPlace> {
@@ -206,6 +266,86 @@ fn parse_huge(s: &str) -> Option<HugePages> {
 
 fn parse_ms(s: &str) -> Option<Duration> {
     s.parse().ok().filter(|n| (1..=86_400_000).contains(n)).map(Duration::from_millis)
+}
+
+fn parse_rendezvous(s: &str) -> Option<String> {
+    if s != "none" {
+        let (host, port) = s.rsplit_once(':')?;
+        in_range(port, 1, 65535)?;
+        // An IPv6 address without brackets can't be told from its port.
+        let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+        match bare {
+            Some(address) => drop(address.parse::<std::net::Ipv6Addr>().ok()?),
+            None if host.is_empty() || host.contains([':', '[', ']', '/', ' ']) => return None,
+            None => {}
+        }
+    }
+    Some(s.into())
+}
+
+fn parse_host(s: &str) -> Option<String> {
+    // One that stands for all addresses is of no use to those who are told it.
+    (s == "auto" || s.parse().is_ok_and(|a: IpAddr| !a.is_unspecified())).then(|| s.into())
+}
+
+fn parse_device_name(s: &str) -> Option<String> {
+    // It becomes part of a path in sysfs, and the kernel's limit is 63 bytes.
+    let allowed = |b: u8| b.is_ascii_graphic() && b != b'/';
+    ((1..=63).contains(&s.len()) && s.bytes().all(allowed) && !s.starts_with('.')).then(|| s.into())
+}
+
+fn in_range(s: &str, min: u32, max: u32) -> Option<u32> {
+    s.bytes().all(|b| b.is_ascii_digit()).then_some(())?;
+    s.parse().ok().filter(|n| (min..=max).contains(n))
+}
+
+fn parse_port(s: &str) -> Option<u32> {
+    in_range(s, 1, 255)
+}
+
+fn parse_byte(s: &str) -> Option<u32> {
+    in_range(s, 0, 255)
+}
+
+fn parse_service_level(s: &str) -> Option<u32> {
+    in_range(s, 0, 15)
+}
+
+fn parse_ack_timeout(s: &str) -> Option<u32> {
+    in_range(s, 1, 31)
+}
+
+fn parse_retry_count(s: &str) -> Option<u32> {
+    in_range(s, 0, 7)
+}
+
+fn parse_gid_index(s: &str) -> Option<AutoOr<usize>> {
+    if s == "auto" { Some(AutoOr::Auto) } else { in_range(s, 0, 255).map(|n| AutoOr::Is(n as usize)) }
+}
+
+fn parse_mtu(s: &str) -> Option<AutoOr<usize>> {
+    Some(match s {
+        "auto" => AutoOr::Auto,
+        "256" | "512" | "1024" | "2048" | "4096" => AutoOr::Is(s.parse().ok()?),
+        _ => return None,
+    })
+}
+
+fn parse_bool(s: &str) -> Option<bool> {
+    Some(match s {
+        "true" | "1" => true,
+        "false" | "0" => false,
+        _ => return None,
+    })
+}
+
+fn parse_cq_events(s: &str) -> Option<CqEvents> {
+    Some(match s {
+        "auto" => CqEvents::Auto,
+        "poll" => CqEvents::Poll,
+        "event" => CqEvents::Event,
+        _ => return None,
+    })
 }
 
 /// A size in bytes: a whole number with K, M or G behind it (1024-based), or none.
@@ -256,9 +396,21 @@ impl Settings {
             let value = match value {
                 toml::Value::String(s) => s,
                 toml::Value::Integer(i) => i.to_string(),
-                other => return Err(Error::config(&name, other, "a string or a whole number")),
+                toml::Value::Boolean(b) => b.to_string(),
+                other => {
+                    return Err(Error::config(&name, other, "a string, a whole number, true or false"));
+                }
             };
             self.set(&name, &value)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses settings that are each allowed but do not go together.
+    pub fn check(&self) -> Result<()> {
+        if self.rendezvous != "none" && self.qp == QpKind::Local {
+            let allowed = "none with qp = local (ranks of several hosts need qp = verbs)";
+            return Err(Error::config("rendezvous", &self.rendezvous, allowed));
         }
         Ok(())
     }
@@ -284,7 +436,7 @@ mod tests {
     fn wrong_settings_are_named_with_what_is_allowed() {
         let mut s = Settings::default();
         let e = s.set("qp", "carrier-pigeon").unwrap_err().to_string();
-        assert_eq!(e, "qp is carrier-pigeon, allowed is local");
+        assert_eq!(e, "qp is carrier-pigeon, allowed is local or verbs");
         let e = s.set("windo", "memory").unwrap_err().to_string();
         assert!(e.starts_with("setting is windo, allowed is device, window, qp"), "{e}");
         for (name, value) in [("window-size", "3M"), ("slots", "100"), ("timeout", "0"), ("timeout", "-1")] {
@@ -293,6 +445,66 @@ mod tests {
         assert!(s.apply_toml("qp = [1]", "t").is_err());
         assert!(s.apply_toml("qp =", "t").is_err());
         assert_eq!(s, Settings::default());
+    }
+
+    #[test]
+    fn values_of_every_kind() {
+        let mut s = Settings::default();
+        let good = [
+            ("rendezvous", "none node0:7000 10.0.0.1:1 [2001:db8::1]:65535"),
+            ("host", "auto 10.0.0.1 2001:db8::1 127.0.0.1"),
+            ("ib-dev", "auto rxe0 mlx5_0"),
+            ("ib-port", "1 255"),
+            ("gid-index", "auto 0 255"),
+            ("ib-mtu", "auto 256 512 1024 2048 4096"),
+            ("traffic-class", "0 255"),
+            ("service-level", "0 15"),
+            ("ack-timeout", "1 31"),
+            ("retry-count", "0 7"),
+            ("no-imm", "true false 1 0"),
+            ("cq-events", "auto poll event"),
+        ];
+        for (name, value) in good.iter().flat_map(|(n, all)| all.split(' ').map(move |v| (n, v))) {
+            s.set(name, value).unwrap();
+        }
+        let bad = [
+            (
+                "rendezvous",
+                "node0 :7000 node0: node0:0 node0:65536 2001:db8::1:7000 [node0]:1 http://node0:1 node0:+1",
+            ),
+            ("host", "none node0 0.0.0.0 :: 10.0.0.1:7000"),
+            ("ib-dev", "../x a/b . ."),
+            ("ib-port", "0 256 auto +1"),
+            ("gid-index", "none 256 -1"),
+            ("ib-mtu", "none 0 1500 8192"),
+            ("traffic-class", "256 -1"),
+            ("service-level", "16"),
+            ("ack-timeout", "0 32"),
+            ("retry-count", "8"),
+            ("no-imm", "yes TRUE 2"),
+            ("cq-events", "none events"),
+        ];
+        for (name, value) in bad.iter().flat_map(|(n, all)| all.split(' ').map(move |v| (n, v))) {
+            assert!(s.set(name, value).is_err(), "{name} {value}");
+        }
+        for (name, _) in good {
+            assert!(s.set(name, "").is_err(), "{name}");
+        }
+        s.apply_toml("no_imm = true\nib_port = 2\nib_mtu = 1024\ngid_index = 3", "test").unwrap();
+        assert_eq!((s.no_imm, s.ib_port, s.ib_mtu, s.gid_index), (true, 2, AutoOr::Is(1024), AutoOr::Is(3)));
+        let switches: Vec<_> = Settings::KEYS.iter().filter(|k| k.is_switch()).map(|k| k.name).collect();
+        assert_eq!(switches, ["no_imm"]);
+    }
+
+    #[test]
+    fn local_queue_pairs_do_not_go_with_a_rendezvous() {
+        let mut s = Settings::default();
+        s.check().unwrap();
+        s.set("rendezvous", "node0:7000").unwrap();
+        let e = s.check().unwrap_err().to_string();
+        assert!(e.starts_with("rendezvous is node0:7000, allowed is none with qp = local"), "{e}");
+        s.set("qp", "verbs").unwrap();
+        s.check().unwrap();
     }
 
     #[test]

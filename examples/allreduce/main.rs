@@ -1,16 +1,18 @@
 //! Allreduce through window, staging ring, gate and queue pair.
-
 //!
 //! Starts the ranks, each a process of its own on the CPU, one process for each
 //! GPU otherwise, and prints what they measured in the manner of nccl-tests.
+//! On several hosts it is started once on each, with `--nodes` and `--node`.
 //! Uses the public API alone.
 
 #![allow(missing_docs)] // a program, not a library
 
 mod data;
 mod rank;
+mod rnr;
 
 use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::ops::Range;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
@@ -30,6 +32,13 @@ use rustix::process::{Pid, Signal};
 /// What the command line asks for, checked.
 pub struct Options {
     pub ranks: u32,
+    pub nodes: u32,
+    pub node: u32,
+    /// Ranks of this node.
+    pub share: Range<u32>,
+    pub job: String,
+    /// Odd ranks start each iteration this much later.
+    pub late: Duration,
     pub sizes: Vec<u64>,
     pub iters: u32,
     pub warmup: u32,
@@ -59,7 +68,14 @@ fn command() -> clap::Command {
         |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("N").help(help);
     let mut command = clap::Command::new("allreduce")
         .about("Allreduce around a ring of ranks, pushed through windows and released by the gate")
-        .arg(arg("ranks", "N", "4", "Ranks"))
+        .arg(arg("ranks", "N", "4", "Ranks, on all nodes together"))
+        .arg(arg("nodes", "N", "1", "Hosts that this is started on, with --rendezvous at that of node 0"))
+        .arg(arg("node", "I", "0", "Which of them this is; node 0 prints the results"))
+        .arg(
+            Arg::new("job").long("job").value_name("NAME").help(
+                "Name of the job, the same on all nodes [default: allreduce, on one node with its pid]",
+            ),
+        )
         .arg(arg("size", "BYTES,...", "16M", "Bytes a rank (1024-based); a list runs from small to large"))
         .arg(arg("iters", "N", "5", "Iterations measured, each checked"))
         .arg(arg("warmup", "N", "1", "Iterations before, checked too"))
@@ -69,11 +85,16 @@ fn command() -> clap::Command {
         .arg(option("block", "Threads of a block [default: 1 on the CPU, 512 on a GPU]"))
         .arg(option("push-lanes", "Threads of a block that store into the window [default: 64 on a GPU]"))
         .arg(option("slice", "Bytes of a message [default: a quarter of the window, at most 256K]"))
+        .arg(arg("late-ms", "N", "0", "Odd ranks start each iteration this much later, milliseconds"))
         .arg(Arg::new("in-place").long("in-place").action(ArgAction::SetTrue).help("Output over input"))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("One JSON object a line"));
     for key in Settings::KEYS {
         let help = format!("{} ({}) [default: {}]", key.help.trim(), key.allowed, key.default);
-        command = command.arg(Arg::new(key.flag()).long(key.flag()).value_name("VALUE").help(help));
+        let mut arg = Arg::new(key.flag()).long(key.flag()).value_name("VALUE").help(help);
+        if key.is_switch() {
+            arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
+        }
+        command = command.arg(arg);
     }
     command
 }
@@ -118,10 +139,31 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
             Some(slice.ok_or_else(|| wrong("slice", s, allowed))?)
         }
     };
+    let ranks = number("ranks", 1, MAX_RANKS)?.expect("has a default");
+    let nodes = number("nodes", 1, ranks)?.expect("has a default");
+    let node = number("node", 0, nodes - 1)?.expect("has a default");
+    if nodes > 1 && settings.rendezvous == "none" {
+        let allowed = format!("HOST:PORT of node 0 with nodes = {nodes}");
+        return Err(wrong("rendezvous", "none", allowed));
+    }
+    settings.check()?;
+    let job = match text("job") {
+        Some(job) if job.is_empty() || job.len() > 80 => {
+            return Err(wrong("job", job, "a name of 1 to 80 bytes"));
+        }
+        Some(job) => job.into(),
+        None if nodes > 1 => "allreduce".into(),
+        None => format!("allreduce-{}", std::process::id()),
+    };
     Ok(Options {
+        nodes,
+        node,
+        share: share(ranks, nodes, node),
+        job,
+        late: Duration::from_millis(number("late-ms", 0, 60_000)?.expect("has a default").into()),
         socket_named: settings.proxy_socket != Settings::default().proxy_socket
             || text("proxy-socket").is_some(),
-        ranks: number("ranks", 1, MAX_RANKS)?.expect("has a default"),
+        ranks,
         sizes,
         iters: number("iters", 1, 1_000_000)?.expect("has a default"),
         warmup: number("warmup", 0, 1_000_000)?.expect("has a default"),
@@ -135,6 +177,12 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
         json: m.get_flag("json"),
         settings,
     })
+}
+
+/// Ranks of a node: as many as of any other, or one more on the first nodes.
+fn share(ranks: u32, nodes: u32, node: u32) -> Range<u32> {
+    let begin = |node: u32| node * (ranks / nodes) + node.min(ranks % nodes);
+    begin(node)..begin(node + 1)
 }
 
 fn main() -> ExitCode {
@@ -196,7 +244,7 @@ fn child(o: &Options, role: &str) -> Result<()> {
         .device_index(index)
         .share(index as usize, of as usize)
         .build()?;
-    let here: Vec<u32> = (0..o.ranks).filter(|r| r % of == index).collect();
+    let here: Vec<u32> = o.share.clone().filter(|r| (r - o.share.start) % of == index).collect();
     let report = |r: Report| {
         let mut line = serde_json::to_vec(&r).expect("a report is plain data");
         line.push(b'\n');
@@ -229,9 +277,10 @@ fn child(o: &Options, role: &str) -> Result<()> {
 
 /// Processes: one a rank on the CPU, one a GPU otherwise.
 fn processes(o: &Options) -> Result<u32> {
+    let ranks = o.share.len() as u32;
     match (o.settings.device, pushgate::probe_cuda()) {
-        (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, Err(_)) => Ok(o.ranks),
-        (_, Ok(info)) => Ok(o.ranks.min(info.devices)),
+        (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, Err(_)) => Ok(ranks),
+        (_, Ok(info)) => Ok(ranks.min(info.devices)),
         (DeviceChoice::Cuda, Err(why)) => {
             Err(wrong("device", "cuda", format!("auto or cpu here ({why})")).into())
         }
@@ -284,13 +333,12 @@ impl Drop for Children {
 
 fn parent(o: &mut Options) -> Result<ExitCode> {
     let of = processes(o)?;
-    let job = format!("allreduce-{}", std::process::id());
     let mut service = Children(Vec::new());
     // A socket that was named belongs to a proxy that runs already; without one
     // this job has a proxy of its own.
     if o.settings.proxy == ProxyPlace::Process && o.settings.proxy_socket == Settings::default().proxy_socket
     {
-        o.settings.proxy_socket = format!("@pushgate-{job}").into();
+        o.settings.proxy_socket = format!("@pushgate-allreduce-{}", std::process::id()).into();
         service.0.push(spawn(o, "proxy", Stdio::null())?);
         wait_for_proxy(o, &mut service.0[0])?;
     }
@@ -298,7 +346,7 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
     let (sender, reports) = channel();
     let mut children = Children(Vec::new());
     for index in 0..of {
-        let mut child = spawn(o, &format!("{index}/{of}/{job}"), Stdio::piped())?;
+        let mut child = spawn(o, &format!("{index}/{of}/{}", o.job), Stdio::piped())?;
         let stdout = child.stdout.take().expect("it is piped");
         let sender = sender.clone();
         std::thread::spawn(move || {
@@ -313,7 +361,7 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
     drop(sender);
 
     let total = (o.warmup + o.iters) as u64 * o.sizes.len() as u64;
-    let bar = if std::io::stderr().is_terminal() && !o.json {
+    let bar = if std::io::stderr().is_terminal() && !o.json && o.node == 0 {
         indicatif::ProgressBar::new(total)
             .with_style(indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len} iterations {elapsed}")?)
     } else {
@@ -347,8 +395,11 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
                         && !told[index]
                     {
                         told[index] = true;
-                        let who =
-                            if of == o.ranks { format!("rank {index}") } else { format!("process {index}") };
+                        let who = if of as usize == o.share.len() {
+                            format!("rank {}", o.share.start as usize + index)
+                        } else {
+                            format!("process {index}")
+                        };
                         bar.suspend(|| {
                             eprintln!("allreduce: {who} (pid {}) was killed by signal {signal}", child.id())
                         });
@@ -377,7 +428,18 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
         }
     }
     bar.finish_and_clear();
-    if failed.is_none() && lines != o.sizes.len() {
+    if failed.is_some() {
+        return Ok(code);
+    }
+    if o.node > 0 {
+        // Rank 0's node has the results.
+        let (first, last) = (o.share.start, o.share.end - 1);
+        match first == last {
+            _ if o.json => {}
+            true => println!("# node {}: its rank {first} is done", o.node),
+            false => println!("# node {}: its ranks {first} to {last} are done", o.node),
+        }
+    } else if lines != o.sizes.len() {
         return Err(anyhow!("{lines} of {} sizes were reported", o.sizes.len()));
     }
     Ok(code)

@@ -4,12 +4,14 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use pushgate::settings::QpKind;
 use pushgate::zerocopy::{Immutable, IntoBytes};
 use pushgate::{Comm, Counters, Launch, Module, QpConfig, WaitOutcome, status_name, upload_descriptors};
 use serde::{Deserialize, Serialize};
 
 use crate::Options;
 use crate::data::{self};
+use crate::rnr::Rnr;
 
 /// `struct allreduce_params` of the kernel.
 #[derive(IntoBytes, Immutable)]
@@ -49,7 +51,8 @@ pub struct Line {
     pub verified: bool,
     pub wrong: u64,
     pub dropped: u64,
-    pub rnr: u64,
+    /// Receiver-not-ready answers; none where they can't be counted.
+    pub rnr: Option<u64>,
     pub refused: u64,
     pub copies: u64,
     pub credit_stalls: u64,
@@ -78,6 +81,13 @@ pub enum Report {
 struct Outcome {
     time_us: f64,
     wrong: u64,
+}
+
+/// What ranks tell each other about a size.
+#[derive(Serialize, Deserialize)]
+struct Counted {
+    engine: Counters,
+    rnr: Option<u64>,
 }
 
 /// A rank that leaves early ends its queue pairs first, so that no other waits
@@ -153,6 +163,11 @@ pub fn run(
     let timeout = context.settings().timeout;
     let mut host = vec![0u8; most];
     let mut step = 0;
+    // One rank of a host counts for its port. Said once: then there is no count to the end.
+    let verbs = context.settings().qp == QpKind::Verbs;
+    let unknown = |why: String| eprintln!("allreduce: rank {rank} can't count RNR: {why}");
+    let counts_rnr = verbs && rank == o.share.start;
+    let mut port = if counts_rnr { Rnr::open(context.settings()).map_err(unknown).ok() } else { None };
 
     for &bytes in &o.sizes {
         let host = &mut host[..bytes as usize];
@@ -181,6 +196,9 @@ pub fn run(
                 pad: 0,
             };
             comm.barrier()?;
+            if rank % 2 == 1 {
+                std::thread::sleep(o.late);
+            }
             let launch = Launch::new(2 * shape.channels, shape.block).cooperating();
             // SAFETY: all addresses are of buffers and queue pairs that live to the
             // end of this function, and the kernel is waited for below.
@@ -228,11 +246,24 @@ pub fn run(
                 report(Report::Step);
             }
         }
-        let mine = if counts { context.counters()? - before } else { Counters::default() };
-        let all = comm.all_gather(&serde_json::to_vec(&mine)?)?;
-        let mut sum = Counters::default();
-        for counters in &all {
-            sum += serde_json::from_slice(counters)?;
+        // All ranks have gathered the last outcome: their messages are through.
+        let rnr = match &mut port {
+            Some(p) => p.increase().map_err(unknown).ok(),
+            None => (!counts_rnr).then_some(0),
+        };
+        if rnr.is_none() {
+            port = None;
+        }
+        let engine = if counts { context.counters()? - before } else { Counters::default() };
+        let all = comm.all_gather(&serde_json::to_vec(&Counted { engine, rnr })?)?;
+        let all: Vec<Counted> = all.iter().map(|c| serde_json::from_slice(c)).collect::<Result<_, _>>()?;
+        let mut sum = Counted { engine: Counters::default(), rnr: all.iter().map(|c| c.rnr).sum() };
+        for counted in all {
+            sum.engine += counted.engine;
+        }
+        if !verbs {
+            // There is no such answer on `local`, and so the engine counts none.
+            sum.rnr = Some(sum.engine.rnr);
         }
         if rank == 0 {
             report(Report::Line(Box::new(line(o, comm, &shape, bytes, &times, wrong_in_all, sum))));
@@ -254,7 +285,7 @@ fn line(
     bytes: u64,
     times: &[f64],
     wrong: u64,
-    sum: Counters,
+    sum: Counted,
 ) -> Line {
     let context = comm.context();
     let n = comm.size();
@@ -271,18 +302,18 @@ fn line(
         op: o.op.name().into(),
         device: context.device().into(),
         window: "memory".into(),
-        qp: "local".into(),
+        qp: context.settings().qp.to_string(),
         proxy: context.proxy_place().into(),
         channels: shape.channels,
         in_place: o.in_place,
         iters: o.iters,
         verified: wrong == 0,
         wrong,
-        dropped: sum.dropped,
+        dropped: sum.engine.dropped,
         rnr: sum.rnr,
-        refused: sum.refused,
-        copies: sum.copies,
-        credit_stalls: sum.credit_stalls(),
+        refused: sum.engine.refused,
+        copies: sum.engine.copies,
+        credit_stalls: sum.engine.credit_stalls(),
         time_us: mean,
         algbw_gbs: gbs(mean),
         busbw_gbs: gbs(mean) * bus,

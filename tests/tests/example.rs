@@ -12,6 +12,11 @@ use pushgate::Settings;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+// Its own tests run here: an example's do not run by themselves.
+#[allow(dead_code)]
+#[path = "../../examples/allreduce/rnr.rs"]
+mod rnr;
+
 /// One group of processes at a time: there may be few cores.
 static ONE: Mutex<()> = Mutex::new(());
 
@@ -218,6 +223,8 @@ fn one_rank_in_place_channels_and_both_proxies() {
         ("--ranks 3 --size 100K --proxy process", "proxy", "process".into()),
         ("--ranks 2 --size 100K --proxy thread --in-place --channels 2", "proxy", "thread".into()),
         ("--ranks 2 --size 8K --window-size 64 --slots 2 --receives 2", "ranks", 2.into()),
+        ("--ranks 3 --size 8K --late-ms 5 --no-imm --nodes 1", "ranks", 3.into()),
+        ("--ranks 2 --size 8K --no-imm=false --job named", "rnr", 0.into()),
     ] {
         let got = lines(&format!("--iters 2 --warmup 0 {args}"));
         assert_eq!(got[0][field], value, "{args}");
@@ -262,7 +269,7 @@ fn bad_input_is_one_sentence_and_starts_nothing() {
         ("--ranks many", "ranks is many", "1 to 256"),
         ("--device tpu", "device is tpu", "auto, cpu or cuda"),
         ("--window disk", "window is disk", "memory"),
-        ("--qp carrier-pigeon", "qp is carrier-pigeon", "local"),
+        ("--qp carrier-pigeon", "qp is carrier-pigeon", "local or verbs"),
         ("--proxy nobody", "proxy is nobody", "thread or process"),
         ("--window-size 3M", "window-size is 3M", "power of two"),
         ("--slots 100", "slots is 100", "power of two"),
@@ -270,7 +277,18 @@ fn bad_input_is_one_sentence_and_starts_nothing() {
         ("--slice 24", "slice is 24", "multiple of 16"),
         ("--iters 0", "iters is 0", "1 to 1000000"),
         ("--channels 65", "channels is 65", "1 to 64"),
-        ("--no-such-flag 1", "", ""),
+        ("--late-ms 60001", "late-ms is 60001", "0 to 60000"),
+        ("--no-imm=maybe", "no-imm is maybe", "true or false"),
+        ("--no-imm true", "", ""),
+        ("--ib-mtu 1500", "ib-mtu is 1500", "auto, 256, 512, 1024, 2048 or 4096"),
+        ("--rendezvous 7000", "rendezvous is 7000", "none or HOST:PORT"),
+        ("--rendezvous 127.0.0.1:7000", "rendezvous is 127.0.0.1:7000", "allowed is none with qp = local"),
+        ("--nodes 2", "rendezvous is none", "HOST:PORT of node 0 with nodes = 2"),
+        ("--nodes 2 --qp verbs", "rendezvous is none", "HOST:PORT of node 0 with nodes = 2"),
+        ("--nodes 2 --rendezvous 127.0.0.1:7000", "rendezvous is 127.0.0.1:7000", "none with qp = local"),
+        ("--nodes 5", "nodes is 5", "1 to 4"),
+        ("--nodes 2 --node 2", "node is 2", "0 to 1"),
+        ("--node 1", "node is 1", "0 to 0"),
     ];
     if !cuda {
         cases.push(("--device cuda", "device is cuda", "auto or cpu"));
@@ -291,7 +309,8 @@ fn bad_input_is_one_sentence_and_starts_nothing() {
         }
     }
     for (name, value, what, allowed) in [
-        ("PUSHGATE_QP", "smoke", "qp is smoke", "local"),
+        ("PUSHGATE_QP", "smoke", "qp is smoke", "local or verbs"),
+        ("PUSHGATE_NO_IMM", "maybe", "no-imm is maybe", "true or false"),
         ("PUSHGATE_WINDO", "memory", "setting is windo", "window"),
         ("PUSHGATE_DEVICE", "", "device is", "auto, cpu or cuda"),
         ("PUSHGATE_CONFIG", "/nonexistent/pushgate.toml", "/nonexistent/pushgate.toml", ""),

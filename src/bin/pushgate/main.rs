@@ -14,7 +14,11 @@ fn command() -> Command {
     let settings = |mut c: Command| {
         for key in Settings::KEYS {
             let help = format!("{} ({}) [default: {}]", key.help.trim(), key.allowed, key.default);
-            c = c.arg(Arg::new(key.flag()).long(key.flag()).value_name("VALUE").help(help));
+            let mut arg = Arg::new(key.flag()).long(key.flag()).value_name("VALUE").help(help);
+            if key.is_switch() {
+                arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
+            }
+            c = c.arg(arg);
         }
         c
     };
@@ -90,10 +94,10 @@ fn proxy(settings: &Settings) -> Result<()> {
 }
 
 fn config(m: &ArgMatches) {
-    println!("{:<14} {:<26} {:<18} {:<46} help", "setting", "variable", "default", "allowed");
+    println!("{:<14} {:<26} {:<18} {:<48} help", "setting", "variable", "default", "allowed");
     for key in Settings::KEYS {
         println!(
-            "{:<14} {:<26} {:<18} {:<46} {}",
+            "{:<14} {:<26} {:<18} {:<48} {}",
             key.flag(),
             key.variable(),
             key.default,

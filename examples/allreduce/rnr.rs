@@ -1,0 +1,98 @@
+//! Receiver-not-ready answers as the RDMA port counts them: what the transport
+//! saw, whatever our own counters say.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pushgate::Settings;
+
+/// Those that a driver has. mlx5 has the last two, soft-RoCE the others.
+const COUNTERS: [&str; 5] =
+    ["send_rnr_err", "rcvd_rnr_err", "retry_rnr_exceeded_err", "rnr_nak_retry_err", "out_of_buffer"];
+
+/// The counters of a port, and what they were when last looked at.
+pub struct Rnr {
+    files: Vec<PathBuf>,
+    lifespan: Duration,
+    last: u64,
+}
+
+impl Rnr {
+    /// Of the port that queue pairs use. The error is a sentence.
+    pub fn open(settings: &Settings) -> Result<Self, String> {
+        Rnr::open_at(Path::new("/sys/class/infiniband"), &settings.ib_dev, settings.ib_port)
+    }
+
+    fn open_at(class: &Path, device: &str, port: u32) -> Result<Self, String> {
+        let port_of = |device: &Path| device.join("ports").join(port.to_string());
+        let device = if device == "auto" {
+            let entries = class.read_dir().map_err(|e| format!("{}: {e}", class.display()))?;
+            let mut all: Vec<_> = entries.flatten().map(|e| e.path()).collect();
+            all.sort();
+            let active = |d: &PathBuf| {
+                std::fs::read_to_string(port_of(d).join("state")).is_ok_and(|s| s.contains("ACTIVE"))
+            };
+            all.into_iter()
+                .find(active)
+                .ok_or_else(|| format!("no device in {} has an active port {port}", class.display()))?
+        } else {
+            class.join(device)
+        };
+        let folder = port_of(&device).join("hw_counters");
+        let files: Vec<_> = COUNTERS.iter().map(|c| folder.join(c)).filter(|f| f.is_file()).collect();
+        if files.is_empty() {
+            return Err(format!("{} has none of {}", folder.display(), COUNTERS.join(", ")));
+        }
+        // For this many milliseconds the kernel answers with what it read before.
+        let lifespan = std::fs::read_to_string(folder.join("lifespan")).ok();
+        let lifespan = lifespan.and_then(|s| s.trim().parse().ok()).unwrap_or(10).min(1000);
+        let mut rnr = Rnr { files, lifespan: Duration::from_millis(lifespan + 1), last: 0 };
+        rnr.increase()?;
+        Ok(rnr)
+    }
+
+    /// How far they grew since it was asked before, or since they were opened.
+    pub fn increase(&mut self) -> Result<u64, String> {
+        std::thread::sleep(self.lifespan);
+        let mut sum = 0u64;
+        for file in &self.files {
+            let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+            let count = text.trim().parse::<u64>().map_err(|e| format!("{}: {e}", file.display()))?;
+            sum = sum.wrapping_add(count);
+        }
+        Ok(sum.wrapping_sub(std::mem::replace(&mut self.last, sum)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rnr_is_what_the_ports_counters_grew_by() {
+        let class = std::env::temp_dir().join(format!("pushgate-rnr-{}", std::process::id()));
+        let put = |path: &str, text: &str| {
+            let path = class.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put("a0/ports/1/state", "1: DOWN\n");
+        put("rxe0/ports/1/state", "4: ACTIVE\n");
+        put("rxe0/ports/1/hw_counters/lifespan", "1\n");
+        put("rxe0/ports/1/hw_counters/rcvd_rnr_err", "5\n");
+        put("rxe0/ports/1/hw_counters/send_rnr_err", "7\n");
+        put("rxe0/ports/1/hw_counters/sent_pkts", "99\n");
+        let mut rnr = Rnr::open_at(&class, "auto", 1).unwrap();
+        assert_eq!(rnr.increase(), Ok(0), "what was there before does not count");
+        put("rxe0/ports/1/hw_counters/rcvd_rnr_err", "8\n");
+        put("rxe0/ports/1/hw_counters/send_rnr_err", "9\n");
+        assert_eq!((rnr.increase(), rnr.increase()), (Ok(5), Ok(0)));
+        Rnr::open_at(&class, "rxe0", 1).unwrap();
+        for (device, port, why) in [("auto", 2, "active port 2"), ("a0", 1, "has none of send_rnr_err")] {
+            let e = Rnr::open_at(&class, device, port).err().unwrap();
+            assert!(e.contains(why), "{e}");
+        }
+        std::fs::remove_dir_all(&class).unwrap();
+        assert!(rnr.increase().is_err() && Rnr::open_at(&class, "auto", 1).is_err());
+    }
+}

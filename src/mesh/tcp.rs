@@ -1,0 +1,919 @@
+//! Ranks of several hosts. Rank 0 listens at the rendezvous. Every other rank
+//! connects to it, says who it is and where it listens itself, and is told, once
+//! all are there, where the others listen. Then each connects to all lower
+//! ranks; its connection to rank 0 is the one that it has.
+//!
+//! The port is open to whoever reaches it. So a greeting has a limit in bytes
+//! and in time, all greetings are heard side by side, and one that is wrong
+//! costs its sender the connection and nobody else anything. It is no
+//! protection against those who want in: docs/operations.md.
+
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Read};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use pushgate_driver_shim::abi;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
+use serde::{Deserialize, Serialize};
+
+use super::{MAX_BYTES, timespec};
+use crate::error::{Error, Result};
+
+/// First in every greeting and answer. With the version and the length behind
+/// it, and the refusal, it stays the same in all versions, so that any two can
+/// tell each other that they do not fit.
+const MAGIC: [u8; 8] = *b"PUSHGATE";
+/// Version of everything that goes over these connections.
+const VERSION: u32 = 1;
+/// Magic, version, length of what follows.
+const HEADER: usize = 16;
+const MAX_GREETING: usize = 1024;
+const MAX_ANSWER: usize = 1 << 16;
+/// A rank that has connected says who it is within this.
+const GREETING: Duration = Duration::from_secs(5);
+/// Connections that may be about to greet, besides one of every rank.
+const STRANGERS: usize = 64;
+/// A name that fits into a greeting, however it is escaped, and into a socket's.
+const MAX_JOB: usize = 80;
+
+/// Who connects, and to whom.
+#[derive(Serialize, Deserialize)]
+struct Hello {
+    abi: u32,
+    job: String,
+    size: u32,
+    rank: u32,
+    to: u32,
+    /// To rank 0: where this rank listens.
+    listens: Option<SocketAddr>,
+    /// To any other: what rank 0 gave to this job's ranks alone.
+    token: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Answer {
+    /// From rank 0: where ranks 1, 2, ... listen.
+    Table {
+        token: String,
+        addresses: Vec<SocketAddr>,
+    },
+    Welcome,
+    Refused(String),
+}
+
+// -------------------------------------------------------------------- frames
+
+/// Bytes that are still coming in: a peer that stops in the middle holds up
+/// nobody else.
+pub(super) struct Incoming {
+    bytes: Vec<u8>,
+    want: usize,
+}
+
+impl Incoming {
+    /// A frame is its length, 32 bits, little endian, and as many bytes.
+    pub(super) fn frame() -> Self {
+        Incoming { bytes: Vec::new(), want: 4 }
+    }
+
+    fn envelope() -> Self {
+        Incoming { bytes: Vec::new(), want: HEADER }
+    }
+
+    /// Takes what is there, never more than is wanted. True when all is there.
+    fn fill(&mut self, stream: &TcpStream) -> io::Result<bool> {
+        // Memory follows what came, not what was announced.
+        let mut chunk = [0; 16 << 10];
+        let most = (self.want - self.bytes.len()).min(chunk.len());
+        match recv(stream, &mut chunk[..most], RecvFlags::DONTWAIT) {
+            Ok((_, 0)) if self.bytes.is_empty() => {
+                Err(io::Error::new(ErrorKind::UnexpectedEof, "peer closed the connection"))
+            }
+            Ok((_, 0)) => {
+                let text =
+                    format!("peer closed within a frame, after {} of {} bytes", self.bytes.len(), self.want);
+                Err(io::Error::new(ErrorKind::ConnectionReset, text))
+            }
+            Ok((_, n)) => {
+                self.bytes.extend_from_slice(&chunk[..n]);
+                Ok(self.bytes.len() == self.want)
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn word(&self, at: usize) -> u32 {
+        u32::from_le_bytes(self.bytes[at..at + 4].try_into().expect("four bytes"))
+    }
+}
+
+/// A frame, or none if it is not complete yet.
+pub(super) fn recv_frame(stream: &TcpStream, incoming: &mut Incoming) -> io::Result<Option<Vec<u8>>> {
+    while incoming.fill(stream)? {
+        let length = incoming.word(0) as usize;
+        if length > MAX_BYTES {
+            let text = format!("frame of {length} bytes, at most {MAX_BYTES} allowed here");
+            return Err(io::Error::new(ErrorKind::InvalidData, text));
+        }
+        if incoming.bytes.len() == 4 + length {
+            let all = std::mem::replace(incoming, Incoming::frame()).bytes;
+            return Ok(Some(all[4..].to_vec()));
+        }
+        incoming.want = 4 + length;
+    }
+    Ok(None)
+}
+
+/// Sends a frame; the stream's write timeout is a limit on all of it.
+pub(super) fn send_frame(stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
+    if bytes.len() > MAX_BYTES {
+        let text = format!("frame of {} bytes, at most {MAX_BYTES}", bytes.len());
+        return Err(io::Error::new(ErrorKind::InvalidInput, text));
+    }
+    let limit = stream.write_timeout()?.unwrap_or(GREETING);
+    let mut frame = Vec::with_capacity(4 + bytes.len());
+    frame.extend((bytes.len() as u32).to_le_bytes());
+    frame.extend_from_slice(bytes);
+    send_all(stream, &frame, Instant::now() + limit).inspect_err(|_| {
+        // What comes next would be taken for the rest of this frame.
+        let _ = stream.shutdown(Shutdown::Both);
+    })
+}
+
+fn send_all(stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        // NOSIGNAL: a host program in C may have left SIGPIPE deadly.
+        match send(stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                if !wait(&mut [PollFd::new(stream, PollFlags::OUT)], deadline) {
+                    let text = format!("the peer did not take a frame, {} bytes left", bytes.len());
+                    return Err(io::Error::new(ErrorKind::TimedOut, text));
+                }
+            }
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Closes in a way that lets what we sent last arrive: with something unread the
+/// kernel would send a reset, and throw away what it has not sent yet.
+pub(super) fn close(stream: &TcpStream) {
+    let _ = stream.shutdown(Shutdown::Write);
+    let mut chunk = [0; 16 << 10];
+    for _ in 0..1024 {
+        match recv(stream, &mut chunk[..], RecvFlags::DONTWAIT) {
+            Ok((_, n)) if n > 0 => {}
+            _ => return,
+        }
+    }
+}
+
+/// Waits for any of `fds`. False when time is up.
+fn wait(fds: &mut [PollFd<'_>], until: Instant) -> bool {
+    let left = until.saturating_duration_since(Instant::now());
+    // An interrupted wait is one that has to look again.
+    !left.is_zero() && poll(fds, Some(&timespec(left))) != Ok(0)
+}
+
+fn envelope(body: &impl Serialize) -> Vec<u8> {
+    let body = serde_json::to_vec(body).expect("plain data");
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend((body.len() as u32).to_le_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+/// Version and body of a greeting or an answer, once it is complete.
+fn open(
+    stream: &TcpStream,
+    incoming: &mut Incoming,
+    max: usize,
+) -> std::result::Result<Option<(u32, Vec<u8>)>, String> {
+    loop {
+        let full = incoming.fill(stream).map_err(|e| e.to_string())?;
+        let begun = incoming.bytes.len().min(MAGIC.len());
+        if incoming.bytes[..begun] != MAGIC[..begun] {
+            return Err("it does not speak pushgate's protocol".into());
+        }
+        if !full {
+            return Ok(None);
+        }
+        let length = incoming.word(12) as usize;
+        if length > max {
+            return Err(format!("a greeting or answer of {length} bytes, at most {max} allowed"));
+        }
+        if incoming.bytes.len() == HEADER + length {
+            return Ok(Some((incoming.word(8), incoming.bytes.split_off(HEADER))));
+        }
+        incoming.want = HEADER + length;
+    }
+}
+
+fn answer(stream: &TcpStream, answer: &Answer) -> io::Result<()> {
+    send_all(stream, &envelope(answer), Instant::now() + GREETING)
+}
+
+/// What somebody else wrote, as part of one line of ours.
+fn plain(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(1000).collect()
+}
+
+/// A host that is gone is noticed in about ten seconds, idle or not.
+fn tune(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(4))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(2))?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    sockopt::set_tcp_user_timeout(stream, 10_000)?;
+    Ok(())
+}
+
+// ---------------------------------------------------------------- rendezvous
+
+/// Rank 0's socket.
+pub(super) fn listen_at(rendezvous: &str) -> Result<TcpListener> {
+    TcpListener::bind(rendezvous).map_err(|e| match e.kind() {
+        ErrorKind::AddrInUse => Error::io(format!(
+            "listening as rank 0 at {rendezvous}: another program or job has that port, choose another for \
+             `rendezvous`"
+        ))(e),
+        _ => Error::config(
+            "rendezvous",
+            rendezvous,
+            format!("an address and port of the host where rank 0 runs ({e})"),
+        ),
+    })
+}
+
+/// A connection that has not said yet who it is.
+struct Greeting {
+    from: SocketAddr,
+    stream: TcpStream,
+    incoming: Incoming,
+    until: Instant,
+}
+
+/// A rank on its way to the others.
+pub(super) struct Me<'a> {
+    job: &'a str,
+    rank: u32,
+    size: u32,
+    timeout: Duration,
+    deadline: Instant,
+}
+
+type Streams = Vec<Option<TcpStream>>;
+
+impl<'a> Me<'a> {
+    pub(super) fn new(job: &'a str, rank: u32, size: u32, timeout: Duration) -> Result<Self> {
+        if job.len() > MAX_JOB {
+            return Err(Error::config("job", job, format!("a name of at most {MAX_JOB} bytes")));
+        }
+        Ok(Me { job, rank, size, timeout, deadline: Instant::now() + timeout })
+    }
+
+    /// Rank 0: waits for all others and tells them of each other.
+    pub(super) fn gather(&self, listener: &TcpListener) -> Result<Streams> {
+        let places = self.accept(listener, None)?;
+        let mut random = [0; 16];
+        std::fs::File::open("/dev/urandom")
+            .and_then(|mut f| f.read_exact(&mut random))
+            .map_err(Error::io("a token for the job from /dev/urandom"))?;
+        let token = random.iter().map(|b| format!("{b:02x}")).collect();
+        let addresses = places.iter().flatten().map(|(hello, _)| hello.listens.expect("checked")).collect();
+        self.settle(places, &Answer::Table { token, addresses })
+    }
+
+    /// Any other: meets rank 0, then connects to lower ranks and is connected to
+    /// by higher ones.
+    pub(super) fn join(&self, rendezvous: &str, host: &str) -> Result<Streams> {
+        let mut streams: Streams = (0..self.size).map(|_| None).collect();
+        let first = self.dial(0, rendezvous)?;
+        let ip = match host {
+            "auto" => first.local_addr().map_err(Error::io("local address"))?.ip(),
+            given => given.parse::<IpAddr>().map_err(|e| bad_host(given, e))?,
+        };
+        let listener = TcpListener::bind((ip, 0)).map_err(|e| bad_host(&ip.to_string(), e))?;
+        let listens = listener.local_addr().map_err(Error::io("local address"))?;
+        let (token, addresses) = match self.greet(&first, 0, rendezvous, Some(listens), None)? {
+            Answer::Table { token, addresses } if addresses.len() == self.size as usize - 1 => {
+                (token, addresses)
+            }
+            _ => return Err(mismatch(0, format!("{rendezvous} answered without the table of ranks"))),
+        };
+        streams[0] = Some(first);
+        for lower in 1..self.rank {
+            let place = addresses[lower as usize - 1].to_string();
+            let stream = self.dial(lower, &place)?;
+            self.greet(&stream, lower, &place, None, Some(token.clone()))?;
+            streams[lower as usize] = Some(stream);
+        }
+        // No circle: all wait for rank 1 first, which waits for none, then for rank 2, ...
+        let higher = self.settle(self.accept(&listener, Some(&token))?, &Answer::Welcome)?;
+        for (place, stream) in streams.iter_mut().zip(higher) {
+            *place = place.take().or(stream);
+        }
+        Ok(streams)
+    }
+
+    /// Connects to a rank, however long it takes until that listens.
+    fn dial(&self, rank: u32, place: &str) -> Result<TcpStream> {
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let attempt = || -> io::Result<TcpStream> {
+                let mut failed = io::Error::new(ErrorKind::NotFound, "the name has no address");
+                for address in place.to_socket_addrs()? {
+                    // One address that swallows packets must not cost the others their turn.
+                    let left = self.deadline.saturating_duration_since(Instant::now());
+                    let limit = left.clamp(Duration::from_millis(1), Duration::from_secs(3));
+                    match TcpStream::connect_timeout(&address, limit) {
+                        // Where nobody listens, the kernel may connect a socket of this
+                        // host to itself.
+                        Ok(s) if s.local_addr()? == s.peer_addr()? => {}
+                        Ok(s) => return tune(&s).map(|()| s),
+                        Err(e) => failed = e,
+                    }
+                }
+                Err(failed)
+            };
+            match attempt() {
+                Ok(stream) => return Ok(stream),
+                Err(e) if Instant::now() >= self.deadline => {
+                    let what = format!("connecting to rank {rank} at {place} ({e})");
+                    return Err(Error::TimedOut { what, after: self.timeout });
+                }
+                Err(_) => std::thread::sleep(pause),
+            }
+            pause = (pause * 2).min(Duration::from_millis(200));
+        }
+    }
+
+    /// Says who we are, and returns what the other says to that.
+    fn greet(
+        &self,
+        stream: &TcpStream,
+        to: u32,
+        place: &str,
+        listens: Option<SocketAddr>,
+        token: Option<String>,
+    ) -> Result<Answer> {
+        let (job, size, rank) = (self.job.into(), self.size, self.rank);
+        let hello = Hello { abi: abi::PUSHGATE_ABI_VERSION, job, size, rank, to, listens, token };
+        send_all(stream, &envelope(&hello), self.deadline)
+            .map_err(Error::io(format!("greeting rank {to} at {place}")))?;
+        let mut incoming = Incoming::envelope();
+        let (version, body) = loop {
+            match open(stream, &mut incoming, MAX_ANSWER) {
+                Ok(Some(all)) => break all,
+                Ok(None) => {
+                    if !wait(&mut [PollFd::new(stream, PollFlags::IN)], self.deadline) {
+                        let what = format!("waiting for an answer of rank {to} at {place}");
+                        return Err(Error::TimedOut { what, after: self.timeout });
+                    }
+                }
+                Err(why) => {
+                    let remedy = "its log says why, if it is ours; else look at `rendezvous`";
+                    return Err(mismatch(to, format!("no answer at {place}: {why}; {remedy}")));
+                }
+            }
+        };
+        match serde_json::from_slice(&body) {
+            Ok(Answer::Refused(why)) => {
+                Err(mismatch(to, format!("refused rank {} at {place}: {}", self.rank, plain(&why))))
+            }
+            Ok(answer) if version == VERSION => Ok(answer),
+            _ => Err(mismatch(
+                to,
+                format!(
+                    "its wire version is {version}, allowed is {VERSION}: run one release of pushgate on all \
+                     hosts"
+                ),
+            )),
+        }
+    }
+
+    /// Waits until all higher ranks have greeted. They are not answered yet.
+    fn accept(&self, listener: &TcpListener, token: Option<&str>) -> Result<Vec<Option<(Hello, TcpStream)>>> {
+        listener.set_nonblocking(true).map_err(Error::io("rendezvous socket"))?;
+        let mut places: Vec<Option<(Hello, TcpStream)>> = (0..self.size).map(|_| None).collect();
+        let mut greetings: Vec<Greeting> = Vec::new();
+        let mut last_refused = String::new();
+        loop {
+            let missing: Vec<_> = (self.rank + 1..self.size)
+                .filter(|r| places[*r as usize].is_none())
+                .map(|r| r.to_string())
+                .collect();
+            if missing.is_empty() {
+                return Ok(places);
+            }
+            let now = Instant::now();
+            if now >= self.deadline {
+                let missing = missing.join(", ");
+                let why = format!("rank {missing} did not come within {:?}", self.timeout);
+                for (_, stream) in places.iter().flatten() {
+                    self.refuse(stream, &why);
+                }
+                let what = format!("waiting for rank {missing}{last_refused}");
+                return Err(Error::TimedOut { what, after: self.timeout });
+            }
+            greetings.retain(|g| {
+                if g.until <= now {
+                    tracing::warn!(rank = self.rank, from = %g.from, "a stranger that says nothing");
+                }
+                g.until > now
+            });
+            let until = greetings.iter().map(|g| g.until).fold(self.deadline, Instant::min);
+            let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+            fds.extend(greetings.iter().map(|g| PollFd::new(&g.stream, PollFlags::IN)));
+            let settled: Vec<_> = (0..places.len()).filter(|i| places[*i].is_some()).collect();
+            fds.extend(
+                settled
+                    .iter()
+                    .filter_map(|i| places[*i].as_ref())
+                    .map(|(_, s)| PollFd::new(s, PollFlags::IN)),
+            );
+            if !wait(&mut fds, until) {
+                continue;
+            }
+            let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
+            drop(fds);
+            let (to_greetings, to_settled) = ready[1..].split_at(greetings.len());
+            // A rank that waits for its answer has nothing to say: it has gone, and
+            // may come back.
+            for (i, _) in settled.into_iter().zip(to_settled).filter(|(_, ready)| **ready) {
+                tracing::warn!(rank = self.rank, "rank {i} left before all were there");
+                places[i] = None;
+            }
+            // In the order in which they came, for the first of two alike is taken.
+            let mut i = 0;
+            for ready in to_greetings {
+                let g = &mut greetings[i];
+                let heard = if *ready { open(&g.stream, &mut g.incoming, MAX_GREETING) } else { Ok(None) };
+                if matches!(heard, Ok(None)) {
+                    i += 1;
+                    continue;
+                }
+                let g = greetings.remove(i);
+                let (version, body) = match heard {
+                    Ok(all) => all.expect("handled above"),
+                    // Not ours: whatever it is, an answer would tell it nothing.
+                    Err(why) => {
+                        tracing::warn!(rank = self.rank, from = %g.from, "a stranger: {why}");
+                        continue;
+                    }
+                };
+                match self.check(version, &body, token, &places) {
+                    Ok(hello) => {
+                        let rank = hello.rank as usize;
+                        places[rank] = Some((hello, g.stream));
+                    }
+                    Err(why) => {
+                        tracing::warn!(rank = self.rank, from = %g.from, "refused: {why}");
+                        self.refuse(&g.stream, &why);
+                        last_refused = format!(" (the last that was refused, {}: {why})", g.from);
+                    }
+                }
+            }
+            if ready[0] {
+                match listener.accept() {
+                    Ok((stream, from)) => {
+                        // The oldest is the least likely to be one of ours.
+                        if greetings.len() >= self.size as usize + STRANGERS {
+                            greetings.remove(0);
+                        }
+                        // Else it is gone already.
+                        if tune(&stream).is_ok() {
+                            let until = Instant::now() + GREETING;
+                            greetings.push(Greeting { from, stream, incoming: Incoming::envelope(), until });
+                        }
+                    }
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+                    Err(e) => {
+                        tracing::warn!(rank = self.rank, "accepting a rank: {e}");
+                        // No more descriptors, perhaps: some will be free again.
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Is it one of ours? If not: what is wrong, what is allowed, what to do.
+    fn check(
+        &self,
+        version: u32,
+        body: &[u8],
+        token: Option<&str>,
+        places: &[Option<(Hello, TcpStream)>],
+    ) -> std::result::Result<Hello, String> {
+        let differs = |what: &str, its: &dyn Display, allowed: &dyn Display, remedy: &str| {
+            Err(format!("its {what} is {its}, allowed is {allowed}: {remedy}"))
+        };
+        let release = "run one release of pushgate on all hosts";
+        if version != VERSION {
+            return differs("wire version", &version, &VERSION, release);
+        }
+        let hello: Hello = serde_json::from_slice(body)
+            .map_err(|e| format!("its greeting: {}: {release}", plain(&e.to_string())))?;
+        if hello.abi != abi::PUSHGATE_ABI_VERSION {
+            return differs("ABI version", &hello.abi, &abi::PUSHGATE_ABI_VERSION, release);
+        }
+        if hello.job != self.job {
+            let remedy = "give all ranks of a job its name, and every job a rendezvous of its own";
+            return differs("job", &plain(&hello.job), &self.job, remedy);
+        }
+        if hello.size != self.size {
+            return differs("size", &hello.size, &self.size, "give all ranks the same number of ranks");
+        }
+        if hello.rank <= self.rank || hello.rank >= self.size || hello.to != self.rank {
+            let allowed = format!("{} to {}", self.rank + 1, self.size - 1);
+            let remedy = format!("this is rank {}, give every rank a number of its own", self.rank);
+            return differs("rank", &hello.rank, &allowed, &remedy);
+        }
+        if places[hello.rank as usize].is_some() {
+            let remedy = "is it running twice? Give every rank a number of its own";
+            return differs("rank", &hello.rank, &"one that is not there yet", remedy);
+        }
+        match token {
+            None if hello.listens.is_none() => Err(format!("its greeting names no address: {release}")),
+            Some(token) if hello.token.as_deref() != Some(token) => {
+                Err("its token is not that of this job: rank 0 of this job did not send it".into())
+            }
+            _ => Ok(hello),
+        }
+    }
+
+    fn refuse(&self, stream: &TcpStream, why: &str) {
+        // It hears that, or finds the connection closed.
+        let _ = answer(stream, &Answer::Refused(why.into()));
+        close(stream);
+    }
+
+    fn settle(&self, places: Vec<Option<(Hello, TcpStream)>>, what: &Answer) -> Result<Streams> {
+        let mut streams: Streams = Vec::with_capacity(places.len());
+        for place in places {
+            if let Some((hello, stream)) = &place {
+                answer(stream, what).map_err(|e| match Errno::from_io_error(&e) {
+                    Some(Errno::PIPE | Errno::CONNRESET) => Error::PeerLost { rank: hello.rank },
+                    _ => Error::io(format!("answering rank {}", hello.rank))(e),
+                })?;
+            }
+            streams.push(place.map(|(_, stream)| stream));
+        }
+        Ok(streams)
+    }
+}
+
+fn mismatch(rank: u32, reason: String) -> Error {
+    Error::Mismatch { rank, reason }
+}
+
+fn bad_host(host: &str, why: impl Display) -> Error {
+    Error::config("host", host, format!("auto or an IP address of this host ({why})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::mpsc::{Receiver, channel};
+    use std::thread::{self, JoinHandle};
+
+    use rustix::net::sockopt::set_socket_linger;
+
+    use super::*;
+    use crate::mesh::{Mesh, Stream};
+
+    const LIMIT: Duration = Duration::from_secs(20);
+    const SOON: Duration = Duration::from_secs(1);
+
+    fn me(rank: u32, size: u32) -> Me<'static> {
+        Me::new("red", rank, size, LIMIT).unwrap()
+    }
+
+    fn mesh(rank: u32, streams: Streams) -> (Mesh, Receiver<u32>) {
+        let mut mesh = Mesh::new(rank, streams, Stream::Tcp, LIMIT).unwrap();
+        let (sender, lost) = channel();
+        mesh.listen(Box::new(move |rank| sender.send(rank).unwrap())).unwrap();
+        (mesh, lost)
+    }
+
+    /// Rank 0 at a port of its own.
+    fn rank0(at: &str, size: u32) -> (String, JoinHandle<Result<Streams>>) {
+        let listener = TcpListener::bind(at).unwrap();
+        let place = listener.local_addr().unwrap().to_string();
+        (place, thread::spawn(move || me(0, size).gather(&listener)))
+    }
+
+    fn join(place: &str, rank: u32, size: u32) -> JoinHandle<Result<Streams>> {
+        let place = place.to_owned();
+        thread::spawn(move || me(rank, size).join(&place, "auto"))
+    }
+
+    fn hello(rank: u32, size: u32) -> Hello {
+        Hello {
+            abi: abi::PUSHGATE_ABI_VERSION,
+            job: "red".into(),
+            size,
+            rank,
+            to: 0,
+            listens: Some("127.0.0.1:1".parse().unwrap()),
+            token: None,
+        }
+    }
+
+    /// A client made by hand.
+    fn raw(place: &str, bytes: &[u8]) -> TcpStream {
+        let mut stream = TcpStream::connect(place).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream
+    }
+
+    fn hear(stream: &TcpStream) -> Answer {
+        let mut incoming = Incoming::envelope();
+        loop {
+            assert!(wait(&mut [PollFd::new(stream, PollFlags::IN)], Instant::now() + LIMIT));
+            if let Some((_, body)) = open(stream, &mut incoming, MAX_ANSWER).unwrap() {
+                return serde_json::from_slice(&body).unwrap();
+            }
+        }
+    }
+
+    #[track_caller]
+    fn refused(place: &str, bytes: &[u8], expected: &[&str]) {
+        let Answer::Refused(why) = hear(&raw(place, bytes)) else { panic!("taken in: {expected:?}") };
+        assert!(expected.iter().all(|e| why.contains(e)), "{why}");
+    }
+
+    fn ranks(at: &str, size: u32) -> Vec<(Mesh, Receiver<u32>)> {
+        let (place, first) = rank0(at, size);
+        let mut all = vec![first];
+        all.extend((1..size).map(|r| join(&place, r, size)));
+        all.into_iter().zip(0..).map(|(t, rank)| mesh(rank, t.join().unwrap().unwrap())).collect()
+    }
+
+    #[test]
+    fn four_ranks_exchange() {
+        let mut places = vec!["127.0.0.1:0"];
+        // Not every machine has it.
+        places.extend(TcpListener::bind("[::1]:0").is_ok().then_some("[::1]:0"));
+        for at in places {
+            let all = ranks(at, 4);
+            // Longer than a socket holds, so that frames come in pieces.
+            let payload = |from: u32, to: u32| vec![(16 * from + to) as u8; 3 << 20];
+            thread::scope(|s| {
+                for (mesh, _) in &all {
+                    s.spawn(move || {
+                        let others = || (0..4).filter(|r| *r != mesh.rank);
+                        for to in others() {
+                            mesh.send(to, 7, &payload(mesh.rank, to), &[]).unwrap();
+                            mesh.send(to, 8, &[], &[]).unwrap();
+                        }
+                        for from in others() {
+                            assert!(mesh.recv(from, 8).unwrap().0.is_empty());
+                            assert!(mesh.recv(from, 7).unwrap().0 == payload(from, mesh.rank));
+                        }
+                    });
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn ranks_that_do_not_fit_are_told_why_and_the_others_meet() {
+        let (place, first) = rank0("127.0.0.1:0", 3);
+        let changed = |change: fn(&mut Hello)| {
+            let mut h = hello(1, 3);
+            change(&mut h);
+            envelope(&h)
+        };
+        let version = |bytes: &[u8]| {
+            let mut bytes = bytes.to_vec();
+            bytes[8] = 9;
+            bytes
+        };
+        let good = envelope(&hello(1, 3));
+        refused(&place, &version(&good), &["wire version is 9, allowed is 1", "one release"]);
+        // One whose version has another greeting altogether.
+        let mut other = version(&good)[..12].to_vec();
+        other.extend([3, 0, 0, 0, 1, 2, 3]);
+        refused(&place, &other, &["wire version is 9"]);
+        refused(&place, &changed(|h| h.abi = 77), &["ABI version is 77, allowed is", "one release"]);
+        refused(
+            &place,
+            &changed(|h| h.job = "bl\u{1b}ue".into()),
+            &["job is blue, allowed is red", "give all"],
+        );
+        refused(&place, &changed(|h| h.size = 5), &["size is 5, allowed is 3", "number of ranks"]);
+        refused(&place, &changed(|h| h.rank = 0), &["rank is 0, allowed is 1 to 2"]);
+        refused(&place, &changed(|h| h.rank = 3), &["rank is 3, allowed is 1 to 2"]);
+        refused(&place, &changed(|h| h.listens = None), &["no address"]);
+        // The refused one's own error says it too.
+        let e = me(1, 4).join(&place, "auto").unwrap_err().to_string();
+        assert!(
+            e.starts_with(&format!("rank 0: refused rank 1 at {place}: its size is 4, allowed is 3")),
+            "{e}"
+        );
+
+        let early = raw(&place, &good);
+        refused(&place, &good, &["rank is 1, allowed is one that is not there yet", "running twice"]);
+        // It is gone, and comes back.
+        drop(early);
+        let others = [join(&place, 1, 3), join(&place, 2, 3)];
+        first.join().unwrap().unwrap();
+        for other in others {
+            other.join().unwrap().unwrap();
+        }
+    }
+
+    #[test]
+    fn p8_strangers_hold_up_nobody() {
+        let (place, first) = rank0("127.0.0.1:0", 2);
+        let start = Instant::now();
+        let mut huge = MAGIC.to_vec();
+        huge.extend([1, 0, 0, 0, 255, 255, 255, 255]);
+        let _open: Vec<_> = [
+            &b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"[..],
+            &[0; 4096],
+            &[],
+            // Slow: one that begins well and stops there.
+            b"PUSH",
+            &envelope(&hello(1, 2))[..40],
+            &huge,
+        ]
+        .map(|bytes| raw(&place, bytes))
+        .into();
+        for _ in 0..2 * STRANGERS {
+            drop(raw(&place, b"x"));
+        }
+        let second = join(&place, 1, 2);
+        first.join().unwrap().unwrap();
+        second.join().unwrap().unwrap();
+        assert!(start.elapsed() < GREETING / 2, "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn p8_ranks_know_each_other_by_the_token() {
+        let (place, first) = rank0("127.0.0.1:0", 3);
+        let second = join(&place, 1, 3);
+        let third = raw(&place, &envelope(&hello(2, 3)));
+        let Answer::Table { token, addresses } = hear(&third) else { panic!("no table") };
+        assert_eq!((token.len(), addresses.len()), (32, 2));
+        let to_second = |token: Option<String>| envelope(&Hello { to: 1, token, ..hello(2, 3) });
+        let at = addresses[0].to_string();
+        refused(&at, &to_second(None), &["token is not that of this job"]);
+        refused(&at, &to_second(Some("0".repeat(32))), &["token is not that of this job"]);
+        let taken = raw(&at, &to_second(Some(token)));
+        assert!(matches!(hear(&taken), Answer::Welcome));
+        assert!(first.join().unwrap().is_ok() && second.join().unwrap().is_ok());
+    }
+
+    /// Rank 0's mesh of `size`, and ranks 1, 2, ... made by hand.
+    fn by_hand(size: u32) -> (Mesh, Receiver<u32>, Vec<TcpStream>) {
+        let (place, first) = rank0("127.0.0.1:0", size);
+        let others: Vec<_> = (1..size).map(|r| raw(&place, &envelope(&hello(r, size)))).collect();
+        let (mesh, lost) = mesh(0, first.join().unwrap().unwrap());
+        for other in &others {
+            assert!(matches!(hear(other), Answer::Table { .. }));
+        }
+        (mesh, lost, others)
+    }
+
+    #[test]
+    fn p7_p8_a_frame_that_is_wrong_loses_its_rank() {
+        for bytes in [&(MAX_BYTES as u32 + 1).to_le_bytes()[..], &[255; 8], &[3, 0, 0, 0, 1, 2, 3], &[0; 4]] {
+            let (mesh, lost, mut others) = by_hand(3);
+            // One that stops in the middle of a frame keeps nobody from being heard.
+            others[0].write_all(&[9, 0, 0, 0, 5]).unwrap();
+            others[1].write_all(bytes).unwrap();
+            assert_eq!(lost.recv_timeout(SOON), Ok(2));
+            assert!(matches!(mesh.recv(1, 5), Err(Error::PeerLost { rank: 2 })));
+            assert_eq!(mesh.lost(), Some(2));
+            // What was cut off is not taken for whole.
+            others.remove(0);
+            assert_eq!(lost.recv_timeout(SOON), Ok(1));
+        }
+    }
+
+    #[test]
+    fn p7_a_rank_that_dies_is_lost_and_one_that_leaves_is_not() {
+        let mut all = ranks("127.0.0.1:0", 3);
+        // As when its process dies: the sockets close, nothing is said.
+        let (mut dead, _) = all.pop().unwrap();
+        for stream in dead.peers.drain(..).flatten() {
+            let Stream::Tcp(s) = &*stream else { panic!("not TCP") };
+            s.shutdown(Shutdown::Both).unwrap();
+        }
+        for (mesh, lost) in &all {
+            assert_eq!(lost.recv_timeout(SOON), Ok(2));
+            assert!(matches!(mesh.recv(2, 5), Err(Error::PeerLost { rank: 2 })));
+        }
+
+        let mut all = ranks("127.0.0.1:0", 2);
+        let ((one, lost), (other, _)) = (all.remove(0), all.remove(0));
+        // Unread at the other end when it leaves.
+        one.send(1, 5, &[1; 1 << 20], &[]).unwrap();
+        other.send(0, 6, b"last words", &[]).unwrap();
+        drop(other);
+        assert_eq!(one.recv(1, 6).unwrap().0, b"last words");
+        assert!(matches!(one.recv(1, 6), Err(Error::PeerLost { rank: 1 })), "it will not say more");
+        assert!(lost.recv_timeout(SOON / 2).is_err());
+        assert_eq!(one.lost(), None);
+    }
+
+    #[test]
+    fn a_farewell_counts_though_a_reset_follows() {
+        let (mesh, lost, mut others) = by_hand(2);
+        others[0].write_all(&[4, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        set_socket_linger(&others[0], Some(Duration::ZERO)).unwrap();
+        others.clear();
+        assert!(lost.recv_timeout(SOON / 2).is_err());
+        assert!(matches!(mesh.recv(1, 5), Err(Error::PeerLost { rank: 1 })));
+        assert_eq!(mesh.lost(), None);
+    }
+
+    #[test]
+    fn descriptors_stay_on_their_host() {
+        let all = ranks("127.0.0.1:0", 2);
+        let stdin = std::io::stdin();
+        let e = all[0].0.send(1, 5, b"x", &[std::os::fd::AsFd::as_fd(&stdin)]).unwrap_err().to_string();
+        assert_eq!(
+            e,
+            "rank 1: descriptors can't cross hosts: qp=local needs ranks of one host, use qp=verbs"
+        );
+        all[0].0.send(1, 5, b"y", &[]).unwrap();
+        assert_eq!(all[1].0.recv(0, 5).unwrap().0, b"y");
+    }
+
+    #[test]
+    fn p7_nobody_waits_for_ever() {
+        let limit = Duration::from_millis(300);
+        let short = |rank, size| Me::new("red", rank, size, limit).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = listener.local_addr().unwrap().to_string();
+        let wrong = envelope(&hello(1, 5));
+        thread::scope(|s| {
+            let first = s.spawn(|| short(0, 3).gather(&listener).unwrap_err().to_string());
+            refused(&place, &wrong, &["size is 5"]);
+            let waits = raw(&place, &envelope(&hello(1, 3)));
+            let Answer::Refused(why) = hear(&waits) else { panic!("taken in") };
+            assert!(why.starts_with("rank 2 did not come within"), "{why}");
+            let e = first.join().unwrap();
+            assert!(e.starts_with("waiting for rank 2 (the last that was refused"), "{e}");
+            assert!(e.contains("size is 5") && e.contains("timed out after 300ms"), "{e}");
+        });
+        // It listens and never answers; then it does not listen.
+        let e = short(1, 2).join(&place, "auto").unwrap_err().to_string();
+        assert!(e.starts_with(&format!("waiting for an answer of rank 0 at {place} timed out")), "{e}");
+        drop(listener);
+        let e = short(1, 2).join(&place, "auto").unwrap_err().to_string();
+        assert!(e.starts_with(&format!("connecting to rank 0 at {place} (Connection refused")), "{e}");
+    }
+
+    #[test]
+    fn addresses_of_other_hosts_are_refused_by_name() {
+        // 192.0.2.0/24 is for documents: nobody has it.
+        let e = listen_at("192.0.2.1:7000").unwrap_err().to_string();
+        assert!(
+            e.starts_with("rendezvous is 192.0.2.1:7000, allowed is an address and port of the host"),
+            "{e}"
+        );
+        let (place, _first) = rank0("127.0.0.1:0", 2);
+        let e = me(1, 2).join(&place, "192.0.2.1").unwrap_err().to_string();
+        assert!(e.starts_with("host is 192.0.2.1, allowed is auto or an IP address of this host"), "{e}");
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let e = listen_at(&taken.local_addr().unwrap().to_string()).unwrap_err().to_string();
+        assert!(e.contains("another program or job has that port"), "{e}");
+        let long = "x".repeat(MAX_JOB + 1);
+        assert!(Me::new(&long, 0, 2, LIMIT).err().unwrap().to_string().starts_with("job is xxx"));
+        me(1, 2).join(&place, "127.0.0.1").unwrap();
+    }
+
+    #[test]
+    fn something_else_at_the_rendezvous_is_named() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = listener.local_addr().unwrap().to_string();
+        for (says, expected) in [
+            (&b"SSH-2.0-OpenSSH\r\n"[..], "does not speak pushgate's protocol"),
+            (b"", "closed the connection"),
+        ] {
+            let error = join(&place, 1, 2);
+            let (mut s, _) = listener.accept().unwrap();
+            // A greeting left unread would turn the end into a reset.
+            s.read_exact(&mut [0; HEADER]).unwrap();
+            s.write_all(says).unwrap();
+            s.shutdown(Shutdown::Write).unwrap();
+            let e = error.join().unwrap().unwrap_err().to_string();
+            assert!(e.starts_with(&format!("rank 0: no answer at {place}: ")) && e.contains(expected), "{e}");
+        }
+    }
+}
