@@ -110,14 +110,16 @@ impl Comm {
             if label >= 1 << 24 {
                 return Err(Error::config("label", label, "0 to 16777215"));
             }
-            let half = Half::new(&self.context, self.rank(), config)?;
-            half.offer(&self.mesh, peer, QP_BASE + label, &self.context.inner.bell, self.context.inner.wake)?;
-            halves.push((peer, label, half));
+            let label = QP_BASE + label;
+            halves.push((peer, label, Half::offer(&self.context, &self.mesh, peer, label, config)?));
+        }
+        let mut accepted = Vec::with_capacity(ends.len());
+        for (peer, label, half) in halves {
+            accepted.push((peer, label, half.accept(&self.context, &self.mesh, peer, label)?));
         }
         let mut qps = Vec::with_capacity(ends.len());
-        for (peer, label, half) in halves {
-            let offer = self.mesh.recv(peer, QP_BASE + label)?;
-            let qp = half.join(&self.context, peer, offer)?;
+        for (peer, label, end) in accepted {
+            let qp = end.join(&self.context, &self.mesh, peer, label)?;
             let mut members = self.members.lock().unwrap_or_else(|e| e.into_inner());
             members.retain(|_, control| control.strong_count() > 0);
             members.insert(qp.id(), Arc::downgrade(qp.control()));

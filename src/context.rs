@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
+use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
@@ -18,6 +19,7 @@ use pushgate_proxy::engine::{Engine, EngineOptions};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::mover::{MoveError, Mover};
 use pushgate_proxy::proxy::Proxy;
+use pushgate_proxy::qp::verbs::Device;
 use pushgate_proxy::remote::RemoteEngine;
 use pushgate_proxy::session::Status;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -87,7 +89,9 @@ impl ContextBuilder {
                 Arc::new(remote)
             }
         };
-        let inner = Inner { _watch: watch, members, settings, executor, why, embedded, proxy, bell, wake };
+        let rdma = Mutex::default();
+        let inner =
+            Inner { _watch: watch, members, rdma, settings, executor, why, embedded, proxy, bell, wake };
         Ok(Context { inner: Arc::new(inner) })
     }
 }
@@ -102,6 +106,7 @@ pub(crate) struct Inner {
     // Dropped first: its thread tells `members`.
     _watch: Option<Watch>,
     pub(crate) members: Members,
+    rdma: Mutex<Option<Arc<Device>>>,
     pub(crate) settings: Settings,
     pub(crate) executor: Arc<dyn Executor>,
     why: String,
@@ -220,7 +225,25 @@ impl Context {
         Ok(self.inner.proxy.counters()?)
     }
 
+    /// The RDMA device of the settings, opened once.
+    pub(crate) fn rdma(&self) -> Result<Arc<Device>> {
+        let mut rdma = self.inner.rdma.lock().unwrap_or_else(|e| e.into_inner());
+        Ok(match &*rdma {
+            Some(device) => device.clone(),
+            None => rdma.insert(crate::qp::open_rdma(&self.inner.settings)?).clone(),
+        })
+    }
+
     pub(crate) fn memory(&self, name: &str, bytes: usize, window: bool) -> Result<SharedMemory> {
+        Ok(self.try_memory(name, bytes, window)?)
+    }
+
+    pub(crate) fn try_memory(
+        &self,
+        name: &str,
+        bytes: usize,
+        window: bool,
+    ) -> Result<SharedMemory, ShimError> {
         let settings = &self.inner.settings;
         let huge = if window { settings.huge_pages } else { HugePages::Never };
         let make = |node| SharedMemory::builder(name, bytes).huge_pages(huge).numa_node(node).create();

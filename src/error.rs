@@ -4,10 +4,8 @@ use pushgate_driver_shim::{ShimError, abi};
 use pushgate_gpu_kernels::DeviceError;
 use pushgate_proxy::endpoint::EndpointError;
 use pushgate_proxy::engine::EngineError;
+use pushgate_proxy::qp::verbs::VerbsError;
 use pushgate_proxy::session::Status;
-
-/// Status code of a queue pair whose transport failed; the detail is the cause.
-const LINK_DOWN: u32 = 9;
 
 /// The result of most calls here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -71,9 +69,9 @@ pub enum Error {
         message: u32,
     },
     /// The transport to a rank failed under a queue pair.
-    #[error("the RDMA link to rank {rank} failed: {cause}")]
+    #[error("the RDMA link of rank {rank} failed: {cause}")]
     Transport {
-        /// The other end.
+        /// Whose end it is: this rank's own, or the peer's.
         rank: u32,
         /// What happened.
         cause: String,
@@ -98,6 +96,9 @@ pub enum Error {
     /// The proxy's view of a queue pair.
     #[error(transparent)]
     QueuePair(#[from] EndpointError),
+    /// An RDMA device, or what it was asked for.
+    #[error(transparent)]
+    Rdma(VerbsError),
     /// Two ends that do not fit together.
     #[error("rank {rank}: {reason}")]
     Mismatch {
@@ -129,7 +130,7 @@ impl Error {
             abi::PUSHGATE_REFUSED => Error::Refused { rank, slot: status.detail },
             abi::PUSHGATE_STUCK => Error::Stuck { rank, slot: status.detail },
             abi::PUSHGATE_OVERRUN => Error::Overrun { rank, message: status.detail },
-            LINK_DOWN => Error::Transport { rank, cause: link_cause(status.detail) },
+            abi::PUSHGATE_LINK_DOWN => Error::Transport { rank, cause: link_cause(status.detail) },
             _ => Error::Aborted { rank },
         }
     }
@@ -138,13 +139,15 @@ impl Error {
 /// The detail of a *link down* status in words.
 fn link_cause(detail: u32) -> String {
     match detail {
-        1 => "the port is down".into(),
-        2 => "the address behind its GID was removed".into(),
-        3 => "the device or its network interface was removed".into(),
-        4 => "the peer does not answer (retries exceeded)".into(),
-        5 => "the peer had no receive posted (RNR)".into(),
-        6 => "the peer refused access to its memory".into(),
-        n if n >= 256 => format!("work completion status {}", n - 256),
+        abi::PUSHGATE_DOWN_PORT => "its port is down".into(),
+        abi::PUSHGATE_DOWN_ADDRESS => "its address was removed".into(),
+        abi::PUSHGATE_DOWN_DEVICE => "its device or network interface was removed".into(),
+        abi::PUSHGATE_DOWN_RETRY => "it does not answer (retries exceeded)".into(),
+        abi::PUSHGATE_DOWN_RNR => "it had no receive posted (RNR)".into(),
+        abi::PUSHGATE_DOWN_ACCESS => "it refused access to its memory".into(),
+        n if n >= abi::PUSHGATE_DOWN_WC => {
+            format!("work completion status {}", n - abi::PUSHGATE_DOWN_WC)
+        }
         n => format!("cause {n}"),
     }
 }
@@ -161,7 +164,7 @@ pub fn status_name(code: u64) -> &'static str {
         abi::PUSHGATE_STUCK => "stuck",
         abi::PUSHGATE_OVERRUN => "overrun",
         abi::PUSHGATE_INVALID => "invalid",
-        LINK_DOWN => "link down",
+        abi::PUSHGATE_LINK_DOWN => "link down",
         _ => "unknown",
     }
 }
@@ -173,13 +176,13 @@ mod tests {
     #[test]
     fn a_link_that_is_down_says_why() {
         let said = |detail| {
-            let status = Status { rank: Some(3), detail, ..Status::new(LINK_DOWN) };
+            let status = Status { rank: Some(3), detail, ..Status::new(abi::PUSHGATE_LINK_DOWN) };
             Error::from_status(status, 0).to_string()
         };
-        assert_eq!(said(1), "the RDMA link to rank 3 failed: the port is down");
-        assert_eq!(said(4), "the RDMA link to rank 3 failed: the peer does not answer (retries exceeded)");
-        assert_eq!(said(256 + 12), "the RDMA link to rank 3 failed: work completion status 12");
-        assert_eq!(said(77), "the RDMA link to rank 3 failed: cause 77");
-        assert_eq!(status_name(LINK_DOWN as u64), "link down");
+        assert_eq!(said(1), "the RDMA link of rank 3 failed: its port is down");
+        assert_eq!(said(4), "the RDMA link of rank 3 failed: it does not answer (retries exceeded)");
+        assert_eq!(said(256 + 12), "the RDMA link of rank 3 failed: work completion status 12");
+        assert_eq!(said(77), "the RDMA link of rank 3 failed: cause 77");
+        assert_eq!(status_name(abi::PUSHGATE_LINK_DOWN as u64), "link down");
     }
 }

@@ -412,6 +412,9 @@ impl Settings {
             let allowed = "none with qp = local (ranks of several hosts need qp = verbs)";
             return Err(Error::config("rendezvous", &self.rendezvous, allowed));
         }
+        if self.qp == QpKind::Verbs && self.proxy == ProxyPlace::Process {
+            return Err(Error::config("proxy", "process", "thread with qp = verbs"));
+        }
         Ok(())
     }
 }

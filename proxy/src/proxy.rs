@@ -44,6 +44,10 @@ pub trait Proxy: Send + Sync {
     /// producer can wake the engine.
     fn add_qp(&self, fds: QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError>;
 
+    /// Takes in a queue pair over any other transport. Only for an engine of this
+    /// process.
+    fn add_endpoint(&self, endpoint: Endpoint, wake: Wake) -> Result<QpId, EngineError>;
+
     /// Registers all of a shared memory with a queue pair; returns its key (lkey
     /// and rkey). The engine keeps the memory until the region is removed.
     fn add_shared_region(&self, qp: QpId, memory: &Arc<SharedMemory>) -> Result<u32, EngineError>;
@@ -110,6 +114,10 @@ impl Proxy for Engine {
         self.add_qp(endpoint, wake)
     }
 
+    fn add_endpoint(&self, endpoint: Endpoint, wake: Wake) -> Result<QpId, EngineError> {
+        self.add_qp(endpoint, wake)
+    }
+
     fn add_shared_region(&self, qp: QpId, memory: &Arc<SharedMemory>) -> Result<u32, EngineError> {
         let address = memory.as_ptr().as_ptr() as usize;
         let region = RegionMemory::Host { address, keep: Some(memory.clone()) };
@@ -172,6 +180,12 @@ pub(crate) fn first_page(name: &str, bytes: usize) -> Result<(), EngineError> {
 impl Proxy for RemoteEngine {
     fn add_qp(&self, fds: QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError> {
         self.add_qp(&fds, options, wake)
+    }
+
+    fn add_endpoint(&self, _: Endpoint, _: Wake) -> Result<QpId, EngineError> {
+        let why =
+            "a proxy process has local queue pairs only: run the engine in this process (proxy = thread)";
+        Err(EngineError::Remote(why.into()))
     }
 
     fn add_shared_region(&self, qp: QpId, memory: &Arc<SharedMemory>) -> Result<u32, EngineError> {

@@ -11,7 +11,7 @@ mod unix;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex};
@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fdpass::{recv_message, send_message};
+use pushgate_proxy::qp::verbs::gid::Family;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
@@ -220,6 +221,18 @@ impl Mesh {
                 });
             }
             state = self.inbox.arrived.wait_timeout(state, left).unwrap_or_else(|e| e.into_inner()).0;
+        }
+    }
+
+    /// The kind of address by which the hosts reach each other, if they do so at all.
+    pub(crate) fn family(&self) -> Option<Family> {
+        let stream = self.peers.iter().flatten().next()?;
+        match &**stream {
+            Stream::Unix(_) => None,
+            Stream::Tcp(s) => Some(match s.peer_addr().ok()?.ip().to_canonical() {
+                IpAddr::V4(_) => Family::V4,
+                IpAddr::V6(_) => Family::V6,
+            }),
         }
     }
 

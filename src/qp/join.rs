@@ -1,0 +1,169 @@
+//! How a queue pair comes about: this end's memory and its offer, the other end's
+//! offer, then both are handed to the engine. What is offered is the transport's.
+
+use std::sync::Arc;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
+use pushgate_proxy::endpoint::QpOptions;
+use pushgate_proxy::engine::QpId;
+
+use super::local::LocalHalf;
+use super::verbs::{VerbsAccepted, VerbsHalf};
+use super::{QpConfig, QueuePair};
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::mesh::{Frame, Mesh};
+use crate::settings::QpKind;
+
+/// What this end has of its own, whatever the transport.
+pub(super) struct Own {
+    pub(super) geometry: Geometry,
+    pub(super) config: QpConfig,
+    pub(super) window: Arc<SharedMemory>,
+    pub(super) work: Arc<SharedMemory>,
+    pub(super) control: Arc<SharedMemory>,
+}
+
+/// Where inbound payload lies.
+pub(super) enum Inbound {
+    /// Where its sender's device put it.
+    Window(Arc<ReadOnlyMemory>),
+    /// Where its sender's transport put it.
+    Mirror(Arc<SharedMemory>),
+}
+
+/// A queue pair that an engine drives, with what its device needs mapped.
+pub(super) struct Joined {
+    pub(super) id: QpId,
+    pub(super) own: Own,
+    pub(super) inbound: Inbound,
+    pub(super) peer_geometry: Geometry,
+}
+
+enum Link {
+    Local(LocalHalf),
+    Verbs(Box<VerbsHalf>),
+}
+
+/// Our half of a queue pair, before the other end is known.
+pub(crate) struct Half {
+    own: Own,
+    link: Link,
+}
+
+/// The same, when the other end's offer is here.
+pub(crate) struct Accepted {
+    own: Own,
+    link: AcceptedLink,
+}
+
+enum AcceptedLink {
+    Local(LocalHalf, Frame),
+    Verbs(Box<VerbsAccepted>),
+}
+
+fn log2(name: &str, value: u64) -> Result<u32> {
+    if !value.is_power_of_two() {
+        return Err(Error::config(name, value, "a power of two"));
+    }
+    Ok(value.trailing_zeros())
+}
+
+impl Own {
+    fn new(context: &Context, rank: u32, config: QpConfig) -> Result<Self> {
+        let s = context.settings();
+        let window = config.window_size.unwrap_or(s.window_size);
+        if window < abi::PUSHGATE_UNIT as u64 {
+            return Err(Error::config("window-size", window, "64 or more"));
+        }
+        let slots_log = log2("slots", config.slots.unwrap_or(s.slots))?;
+        let window_log = log2("window-size", window)? - abi::PUSHGATE_UNIT_LOG;
+        let geometry = Geometry {
+            window_log,
+            slots_log,
+            cq_log: slots_log.min(abi::PUSHGATE_MAX_CQ_LOG),
+            rx_log: log2("receives", config.receives.unwrap_or(s.receives))?,
+            link_log: slots_log,
+            landing_log: window_log,
+            signals: s.signals as u32,
+            rank,
+        };
+        geometry.validate().map_err(|e| Error::Memory(e.into()))?;
+        let window = context.memory(&format!("pushgate-window-{rank}"), geometry.window_bytes(), true)?;
+        // Mapped here; from now on whoever is handed it can only read.
+        window.seal_against_writers()?;
+        Ok(Own {
+            work: segment(context, &geometry, Segment::Work)?,
+            control: segment(context, &geometry, Segment::Control)?,
+            geometry,
+            config,
+            window: Arc::new(window),
+        })
+    }
+
+    /// What the engine is told besides.
+    pub(super) fn options(&self, context: &Context, peer: u32) -> QpOptions {
+        QpOptions {
+            peer,
+            posted_receives: self.config.posted_receives,
+            stuck_ns: context.settings().stuck.as_nanos() as u64,
+            // A quarter of the sender's window stays free for its next messages.
+            in_place_share: 192,
+            // Long beside any kernel that works, short beside one that computes.
+            slow_ns: 20_000_000,
+            ungated: false,
+            key_seed: std::process::id().wrapping_mul(2654435761) ^ peer,
+        }
+    }
+}
+
+/// A segment with its header.
+pub(super) fn segment(context: &Context, geometry: &Geometry, kind: Segment) -> Result<Arc<SharedMemory>> {
+    let memory =
+        context.memory(&format!("pushgate-{kind}-{}", geometry.rank), geometry.bytes(kind), false)?;
+    write_header(&memory, kind, geometry)?;
+    Ok(Arc::new(memory))
+}
+
+impl Half {
+    /// Makes this end and tells `peer` of it.
+    pub(crate) fn offer(
+        context: &Context,
+        mesh: &Mesh,
+        peer: u32,
+        label: u32,
+        config: QpConfig,
+    ) -> Result<Self> {
+        let own = Own::new(context, mesh.rank, config)?;
+        let link = match context.settings().qp {
+            QpKind::Local => Link::Local(LocalHalf::offer(context, mesh, peer, label, &own)?),
+            QpKind::Verbs => Link::Verbs(Box::new(VerbsHalf::offer(context, mesh, peer, label, &own)?)),
+        };
+        Ok(Half { own, link })
+    }
+
+    /// Takes the peer's offer.
+    pub(crate) fn accept(self, context: &Context, mesh: &Mesh, peer: u32, label: u32) -> Result<Accepted> {
+        let offer = mesh.recv(peer, label)?;
+        let link = match self.link {
+            Link::Local(half) => AcceptedLink::Local(half, offer),
+            Link::Verbs(half) => {
+                AcceptedLink::Verbs(Box::new(half.accept(context, mesh, peer, label, &offer.0)?))
+            }
+        };
+        Ok(Accepted { own: self.own, link })
+    }
+}
+
+impl Accepted {
+    /// Hands both ends to the engine.
+    pub(crate) fn join(self, context: &Context, mesh: &Mesh, peer: u32, label: u32) -> Result<QueuePair> {
+        let joined = match self.link {
+            AcceptedLink::Local(half, offer) => half.join(context, peer, self.own, offer)?,
+            AcceptedLink::Verbs(end) => end.join(context, peer, self.own, &mesh.recv(peer, label)?.0)?,
+        };
+        QueuePair::new(context, peer, joined)
+    }
+}

@@ -1,0 +1,231 @@
+//! A queue pair as the program has it: its memory, its registrations with the
+//! device, and the structure that kernels get.
+
+mod join;
+mod local;
+mod verbs;
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_gpu_kernels::{Access, DeviceBuffer, Registration};
+use pushgate_proxy::engine::QpId;
+use pushgate_proxy::session::Status;
+
+use crate::context::{Context, Shared};
+use crate::error::{Error, Result};
+
+pub(crate) use join::Half;
+use join::{Inbound, Joined, Own};
+pub(crate) use verbs::open as open_rdma;
+
+/// Sizes of a queue pair, where they differ from the settings'.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QpConfig {
+    /// Payload ring, bytes: a power of two of at least 64.
+    pub window_size: Option<u64>,
+    /// WQE slots: a power of two.
+    pub slots: Option<u64>,
+    /// Receives: a power of two.
+    pub receives: Option<u64>,
+    /// Messages land in buffers that `post_recv` names.
+    pub posted_receives: bool,
+}
+
+/// A reliable, ordered connection between two ranks' devices. Dropping it takes
+/// it out of the engine; kernels that use it must have ended.
+pub struct QueuePair {
+    // Fields drop in this order: out of the engine (Drop), unregister, unmap.
+    descriptor: abi::pushgate_qp,
+    _registrations: Vec<Registration>,
+    _state: DeviceBuffer,
+    _doorbell: EventFd,
+    id: QpId,
+    peer: u32,
+    rank: u32,
+    control: Arc<SharedMemory>,
+    _memory: Joined,
+    context: Context,
+}
+
+/// A region's key: lkey and rkey in one.
+pub type RegionKey = u32;
+
+/// Registers of the CPU executor's doorbell: the descriptor of the engine's eventfd.
+extern "C" fn ring(fd: u64) {
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: the descriptor is kept open by the queue pair whose structure names
+    // it, and kernels that use that structure end before it is dropped. A full
+    // counter gives EAGAIN: then the engine is awake already.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd as i32) };
+    let _ = rustix::io::write(fd, &one);
+}
+
+/// Takes a queue pair out of its engine unless it was `done`.
+struct Undo<'a> {
+    context: &'a Context,
+    id: QpId,
+    done: bool,
+}
+
+impl Drop for Undo<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            let proxy = &self.context.inner.proxy;
+            let _ = proxy.fail(Some(self.id), Status::new(abi::PUSHGATE_ABORTED));
+            let _ = proxy.remove_qp(self.id);
+        }
+    }
+}
+
+impl QueuePair {
+    /// Of what both ends joined: registers its memory with the device.
+    fn new(context: &Context, peer: u32, joined: Joined) -> Result<QueuePair> {
+        // Until it belongs to a `QueuePair`, an error takes it out again and tells the peer.
+        let mut undo = Undo { context, id: joined.id, done: false };
+        let settings = context.settings();
+        let Own { geometry: g, window, work, control, .. } = &joined.own;
+        let register = |m: &SharedMemory| context.register(m.as_ptr(), m.len(), Access::ReadWrite);
+        let inbound = match &joined.inbound {
+            Inbound::Window(window) => context.register(window.as_ptr(), window.len(), Access::ReadOnly)?,
+            Inbound::Mirror(mirror) => register(mirror)?,
+        };
+        let registrations = vec![register(window)?, register(work)?, register(control)?, inbound];
+        let [window, work, control_at, inbound] =
+            [0, 1, 2, 3].map(|i: usize| Registration::device_addr(&registrations[i]));
+        let state = context.alloc(size_of::<abi::pushgate_qp_state>())?;
+        let doorbell = context.inner.bell.try_clone().map_err(Error::io("eventfd"))?;
+        let rings = context.device() == "cpu";
+        let descriptor = abi::pushgate_qp {
+            window,
+            wqes: work + abi::PUSHGATE_WORK_RING as u64,
+            receives: work + g.work_receives_offset() as u64,
+            consumed: work + abi::PUSHGATE_WORK_CONSUMED as u64,
+            credit: control_at + abi::PUSHGATE_CTL_CREDIT as u64,
+            delivered: control_at + abi::PUSHGATE_CTL_DELIVERED as u64,
+            sleeping: control_at + abi::PUSHGATE_CTL_SLEEPING as u64,
+            signals: control_at + abi::PUSHGATE_CTL_SIGNALS as u64,
+            cq: control_at + g.control_cq_offset() as u64,
+            rx: control_at + g.control_rx_offset() as u64,
+            landing: control_at + g.control_landing_offset() as u64,
+            peer_window: inbound,
+            state: state.addr(),
+            doorbell: if rings { ring as extern "C" fn(u64) as usize as u64 } else { 0 },
+            doorbell_arg: doorbell.as_fd().as_raw_fd() as u64,
+            limit_ns: settings.timeout.as_nanos() as u64,
+            window_log: g.window_log,
+            slots_log: g.slots_log,
+            cq_log: g.cq_log,
+            rx_log: g.rx_log,
+            landing_log: g.landing_log,
+            peer_window_log: joined.peer_geometry.window_log,
+            n_signals: g.signals,
+            rank: g.rank,
+            peer,
+            pad: 0,
+        };
+        undo.done = true;
+        Ok(QueuePair {
+            descriptor,
+            _registrations: registrations,
+            _state: state,
+            _doorbell: doorbell,
+            id: joined.id,
+            peer,
+            rank: g.rank,
+            control: control.clone(),
+            _memory: joined,
+            context: context.clone(),
+        })
+    }
+
+    /// The structure that kernels get; pass an array of them in device memory
+    /// ([`upload_descriptors`]).
+    pub fn descriptor(&self) -> abi::pushgate_qp {
+        self.descriptor
+    }
+
+    /// The other end.
+    pub fn peer(&self) -> u32 {
+        self.peer
+    }
+
+    /// Largest message: what the window holds.
+    pub fn max_message(&self) -> u64 {
+        (abi::PUSHGATE_UNIT as u64) << self.descriptor.window_log
+    }
+
+    /// Lets the peer put into shared memory, and WQEs of this side name it.
+    pub fn register_shared(&self, memory: &Shared) -> Result<RegionKey> {
+        Ok(self.context.inner.proxy.add_shared_region(self.id, memory.memory())?)
+    }
+
+    /// Lets the peer put into device memory. With the engine in this process only.
+    ///
+    /// # Safety
+    /// The buffer outlives the queue pair or [`QueuePair::deregister`].
+    pub unsafe fn register_buffer(&self, buffer: &DeviceBuffer) -> Result<RegionKey> {
+        let (proxy, bytes) = (&self.context.inner.proxy, buffer.len() as u64);
+        if self.context.device() == "cpu" {
+            // SAFETY: the CPU executor's device addresses are host addresses; the
+            // caller keeps the buffer, and nobody holds references into it.
+            return Ok(unsafe { proxy.add_host_region(self.id, buffer.addr() as usize, bytes, None)? });
+        }
+        // SAFETY: the caller keeps the buffer.
+        Ok(unsafe { proxy.add_device_region(self.id, buffer.addr(), bytes)? })
+    }
+
+    /// Takes a registration back.
+    pub fn deregister(&self, key: RegionKey) -> Result<bool> {
+        Ok(self.context.inner.proxy.remove_region(self.id, key)?)
+    }
+
+    /// `Err` with the cause if the queue pair has ended.
+    pub fn check(&self) -> Result<()> {
+        // The word that devices read; it says the same wherever the engine runs.
+        let word = self.control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0].load(Ordering::Acquire);
+        match Status::from_word(word) {
+            None => Ok(()),
+            Some(status) => Err(Error::from_status(status, self.rank)),
+        }
+    }
+
+    /// Ends it: waits here and at the peer end with *aborted*.
+    pub fn abort(&self) -> Result<()> {
+        Ok(self.context.inner.proxy.fail(Some(self.id), Status::new(abi::PUSHGATE_ABORTED))?)
+    }
+
+    /// The engine's number for it.
+    pub(crate) fn id(&self) -> QpId {
+        self.id
+    }
+
+    /// For whoever notices that the engine is gone and must speak for it.
+    pub(crate) fn control(&self) -> &Arc<SharedMemory> {
+        &self.control
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // An engine that is gone has dropped it already.
+        let _ = self.context.inner.proxy.remove_qp(self.id);
+    }
+}
+
+/// The structures of several queue pairs, side by side in device memory.
+pub fn upload_descriptors<'a>(
+    context: &Context,
+    qps: impl IntoIterator<Item = &'a QueuePair>,
+) -> Result<DeviceBuffer> {
+    let all: Vec<_> = qps.into_iter().map(|q| q.descriptor()).collect();
+    // SAFETY: `pushgate_qp` is plain integers without padding (16 u64, 10 u32), so
+    // all its bytes are initialised; the slice covers the vector exactly.
+    let bytes = unsafe { std::slice::from_raw_parts(all.as_ptr().cast::<u8>(), size_of_val(all.as_slice())) };
+    const { assert!(size_of::<abi::pushgate_qp>() == 16 * 8 + 10 * 4) };
+    context.upload(bytes)
+}

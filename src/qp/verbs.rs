@@ -1,0 +1,126 @@
+//! Joining two ranks over RDMA: offers, then the places where each may write.
+
+use std::sync::Arc;
+
+use pushgate_driver_shim::ShimError;
+use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_proxy::endpoint::Endpoint;
+use pushgate_proxy::idle::Wake;
+use pushgate_proxy::qp::verbs::{Accepted, Config, Device, Half, Offer, VerbsError};
+use serde::Serialize;
+
+use super::join::{Inbound, Joined, Own};
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+use crate::settings::{AutoOr, CqEvents, Settings};
+
+impl From<VerbsError> for Error {
+    fn from(e: VerbsError) -> Self {
+        match e {
+            VerbsError::Peer { rank, why } => Error::Mismatch { rank, reason: why },
+            other => Error::Rdma(other),
+        }
+    }
+}
+
+/// The settings' device, opened.
+pub(crate) fn open(settings: &Settings) -> Result<Arc<Device>> {
+    Ok(Device::open(name(settings).as_deref(), settings.ib_port as u8)?)
+}
+
+fn name(settings: &Settings) -> Option<String> {
+    (settings.ib_dev != "auto").then(|| settings.ib_dev.clone())
+}
+
+fn config(context: &Context, mesh: &Mesh) -> Result<Config> {
+    let s = context.settings();
+    let number = |v: AutoOr<usize>| match v {
+        AutoOr::Is(n) => Some(n as u32),
+        _ => None,
+    };
+    // An engine whose kernels can't wake it polls; then so can completions.
+    let sleeps = context.inner.wake == Wake::Doorbell;
+    if s.cq_events == CqEvents::Event && !sleeps {
+        let allowed = "auto or poll with device = cuda: a GPU's kernels can't wake the proxy";
+        return Err(Error::config("cq-events", "event", allowed));
+    }
+    Ok(Config {
+        device: name(s),
+        port: s.ib_port as u8,
+        gid_index: number(s.gid_index),
+        family: mesh.family(),
+        mtu: number(s.ib_mtu),
+        traffic_class: s.traffic_class as u8,
+        service_level: s.service_level as u8,
+        ack_timeout: s.ack_timeout as u8,
+        retry_count: s.retry_count as u8,
+        imm: !s.no_imm,
+        events: sleeps && s.cq_events != CqEvents::Poll,
+    })
+}
+
+fn send(mesh: &Mesh, peer: u32, label: u32, what: &impl Serialize) -> Result<()> {
+    mesh.send(peer, label, &serde_json::to_vec(what).expect("it is plain data"), &[])
+}
+
+fn parse<T: serde::de::DeserializeOwned>(peer: u32, bytes: &[u8]) -> Result<T> {
+    serde_json::from_slice(bytes).map_err(|e| {
+        let reason = format!("its offer of a queue pair: {e}; is its qp = verbs too, and the same build?");
+        Error::Mismatch { rank: peer, reason }
+    })
+}
+
+/// Memory for the transport; the device reads the mirror.
+fn allocator(context: &Context) -> impl FnMut(&str, usize) -> Result<SharedMemory, ShimError> {
+    move |name, bytes| context.try_memory(&format!("pushgate-{name}"), bytes, name == "mirror")
+}
+
+/// What this transport needs of ours.
+pub(super) struct VerbsHalf(Half);
+
+/// The same, ready to receive.
+pub(super) struct VerbsAccepted(Accepted);
+
+impl VerbsHalf {
+    pub(super) fn offer(context: &Context, mesh: &Mesh, peer: u32, label: u32, own: &Own) -> Result<Self> {
+        let device = context.rdma()?;
+        let config = config(context, mesh)?;
+        let half = Half::new(&device, &config, own.geometry, own.window.clone(), &mut allocator(context))?;
+        send(mesh, peer, label, &half.offer())?;
+        Ok(VerbsHalf(half))
+    }
+
+    pub(super) fn accept(
+        self,
+        context: &Context,
+        mesh: &Mesh,
+        peer: u32,
+        label: u32,
+        offer: &[u8],
+    ) -> Result<VerbsAccepted> {
+        let offer: Offer = parse(peer, offer)?;
+        let accepted = self.0.accept(peer, &offer, &mut allocator(context))?;
+        send(mesh, peer, label, &accepted.places())?;
+        Ok(VerbsAccepted(accepted))
+    }
+}
+
+impl VerbsAccepted {
+    pub(super) fn join(self, context: &Context, peer: u32, own: Own, places: &[u8]) -> Result<Joined> {
+        let mirror = self.0.mirror().clone();
+        let peer_geometry = self.0.peer_geometry();
+        let qp = self.0.join(parse(peer, places)?)?;
+        // Where completions can't wake it, the engine must poll.
+        let wake = if qp.can_wake() { Wake::Doorbell } else { Wake::Polled };
+        // The engine only reads it: a mapping of its own that can do nothing else.
+        let work = own.work.fd().try_clone_to_owned().map_err(Error::io("work segment"))?;
+        let work = Arc::new(ReadOnlyMemory::from_fd(work, own.work.len())?);
+        let options = own.options(context, peer);
+        let endpoint =
+            Endpoint::new(work, own.control.clone(), own.geometry, peer_geometry, Box::new(qp), options)
+                .map_err(|e| Error::Mismatch { rank: peer, reason: e.to_string() })?;
+        let id = context.inner.proxy.add_endpoint(endpoint, wake)?;
+        Ok(Joined { id, own, inbound: Inbound::Mirror(mirror), peer_geometry })
+    }
+}
