@@ -34,9 +34,8 @@ pub fn bundle(paths: &Paths, out: Option<PathBuf>, tests: &[String]) -> Result<(
         None => paths.target.join("gpu-bundle"),
     };
     let nvcc = cuda::toolkit(paths, None)?.nvcc;
-    let build = |arguments: &[&str]| {
-        programs::build(paths, arguments, &[("PUSHGATE_NVCC", nvcc.as_os_str())], None)
-    };
+    let build =
+        |arguments: &[&str]| programs::build(paths, arguments, &[("PUSHGATE_NVCC", nvcc.as_os_str())], None);
     let mut programs = build(&[
         "build",
         "--package=pushgate",

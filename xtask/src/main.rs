@@ -100,7 +100,7 @@ impl Paths {
 fn main() -> ExitCode {
     run(Cli::parse()).unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
-        ExitCode::FAILURE
+        if process::interrupted() { ExitCode::from(130) } else { ExitCode::FAILURE }
     })
 }
 

@@ -72,7 +72,9 @@ impl Need {
             Need::Qemu => succeeds("qemu-system-x86_64", &["--version"]),
             Need::Busybox => static_busybox().is_some(),
             Need::RdmaTools => {
-                ["ip", "rdma", "tc", "ibv_devinfo", "ib_write_bw"].iter().all(|name| find_program(name).is_some())
+                ["ip", "rdma", "tc", "ibv_devinfo", "ib_write_bw"]
+                    .iter()
+                    .all(|name| find_program(name).is_some())
                     && Path::new("/etc/libibverbs.d/rxe.driver").exists()
             }
             Need::Kmod => find_program("depmod").is_some(),

@@ -111,6 +111,9 @@ fn wait(guests: &mut [Guest], job: &Job, start: Instant) -> Result<()> {
     }
     let mut failed = None;
     loop {
+        if process::interrupted() {
+            bail!("interrupted");
+        }
         for guest in guests.iter_mut().filter(|guest| guest.code.is_none()) {
             if guest.qemu.poll(None)?.is_some() {
                 let code = guest.ended()?;
@@ -149,7 +152,9 @@ impl Guest {
         if let Some(cable) = &cable {
             command.arg("-netdev").arg(format!("socket,id=cable,fd={}", cable.as_raw_fd()));
             let address = format!("52:54:00:00:00:0{number}");
-            command.arg("-device").arg(format!("virtio-net-pci,netdev=cable,mac={address},host_mtu=4200,romfile="));
+            command
+                .arg("-device")
+                .arg(format!("virtio-net-pci,netdev=cable,mac={address},host_mtu=4200,romfile="));
             process::inherit(&mut command, cable.as_fd());
         }
         process::die_with_us(&mut command);
@@ -192,10 +197,21 @@ impl Guest {
         if lines.is_empty() {
             return "; its console is empty".into();
         }
-        let last = &lines[lines.len().saturating_sub(LAST_LINES)..];
         let file = self.folder.join("console.log");
-        format!("; its console ({}) ends with:\n  {}", file.display(), last.join("\n  "))
+        format!("; its console ({}) says:\n  {}", file.display(), telling(&lines).join("\n  "))
     }
+}
+
+/// Those lines of a console that tell most: from the first word of a crash on, or the last ones.
+fn telling<'a>(lines: &'a [&'a str]) -> &'a [&'a str] {
+    let is_crash = |line: &&str| {
+        ["BUG: ", "Oops", "general protection", "Kernel panic", "pushgate-vm:"]
+            .iter()
+            .any(|w| line.contains(w))
+    };
+    let last = lines.len().saturating_sub(LAST_LINES);
+    let from = lines.iter().position(is_crash).map_or(last, |at| at.min(last));
+    &lines[from..lines.len().min(from + 2 * LAST_LINES)]
 }
 
 /// Copies a guest's output to ours, line by line where it has a prefix. The receiver hears when it ends.
@@ -330,6 +346,16 @@ fn run_folder(paths: &Paths) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_crash_is_shown_from_its_start() {
+        let mut lines = vec!["usual"; 100];
+        assert_eq!(telling(&lines).len(), LAST_LINES);
+        lines[50] = "[    6.2] BUG: kernel NULL pointer dereference";
+        assert!(telling(&lines)[0].contains("BUG"));
+        assert_eq!(telling(&lines).len(), 2 * LAST_LINES);
+        assert!(telling(&[]).is_empty());
+    }
 
     #[test]
     fn a_comma_in_a_path_is_no_end_of_an_option() {

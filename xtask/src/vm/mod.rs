@@ -16,11 +16,11 @@ use anyhow::{Context, Result, bail};
 
 use self::guest::{Ended, Job};
 use self::suites::{SUITES, Suite};
+use crate::Paths;
 use crate::process::{self, Deadline};
 use crate::programs::{self, Kind, Program};
 use crate::steps::{Bench, Outcome};
 use crate::system::{self, Need};
-use crate::{Paths, cuda};
 
 /// What the virtual machine needs.
 pub const NEEDS: &[Need] = &[Need::Qemu, Need::Busybox, Need::RdmaTools, Need::Kmod];
@@ -96,7 +96,9 @@ pub fn step(bench: &mut Bench) -> Result<Outcome> {
     let kernel = kernel::get(&bench.paths, bench.deadline)?;
     let chosen: Vec<_> = SUITES.iter().filter(|suite| suite.default).collect();
     let report = run_suites(&bench.paths, &kernel, &chosen, None, MEMORY, bench.deadline)?;
-    bench.skips.extend(report.skips.iter().map(|line| line.trim_start_matches("SKIPPED:").trim().to_string()));
+    bench
+        .skips
+        .extend(report.skips.iter().map(|line| line.trim_start_matches("SKIPPED:").trim().to_string()));
     if report.code != 0 {
         bail!("{}", report.failures.join("; "));
     }
@@ -208,9 +210,6 @@ fn build(paths: &Paths, suites: &[&Suite], deadline: Deadline) -> Result<String>
     let release = paths.target.join("release");
     let mut settings = format!("export PUSHGATE_BIN_DIR={}\n", process::quote(release.as_os_str()));
     let mut done: Vec<&[&str]> = Vec::new();
-    // The variable that steps give cargo: with another value it would build anew.
-    let nvrtc = cuda::present(paths).and_then(|toolkit| toolkit.nvrtc);
-    let variables: Vec<_> = nvrtc.iter().map(|dir| ("PUSHGATE_NVRTC_DIR", dir.as_os_str())).collect();
     for call in suites.iter().flat_map(|suite| suite.build) {
         if done.contains(call) {
             continue;
@@ -221,7 +220,7 @@ fn build(paths: &Paths, suites: &[&Suite], deadline: Deadline) -> Result<String>
             arguments.push("--no-run");
         }
         println!("$ cargo {} --release", arguments.join(" "));
-        for program in programs::build(paths, &arguments, &variables, deadline)? {
+        for program in programs::build(paths, &arguments, &[], deadline)? {
             settings.push_str(&variable(&program));
         }
     }
@@ -277,8 +276,7 @@ mod tests {
 
     #[test]
     fn a_programs_variable_is_a_shells() {
-        let program =
-            Program { name: "my-test".into(), path: "/a b/my-test-1".into(), kind: Kind::Test };
+        let program = Program { name: "my-test".into(), path: "/a b/my-test-1".into(), kind: Kind::Test };
         assert_eq!(variable(&program), "export TEST_MY_TEST='/a b/my-test-1'\n");
     }
 
