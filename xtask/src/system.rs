@@ -27,7 +27,7 @@ pub enum Need {
     Busybox,
     /// What makes and tests RDMA devices, in the guest.
     RdmaTools,
-    /// Programs for kernel modules.
+    /// Programs for kernels and their modules.
     Kmod,
 }
 
@@ -56,7 +56,7 @@ impl Need {
             Need::Qemu => "qemu-system-x86_64",
             Need::Busybox => "a static busybox",
             Need::RdmaTools => "rdma, ibv_devinfo, perftest and the soft-RoCE library",
-            Need::Kmod => "depmod",
+            Need::Kmod => "depmod and xz",
         }
     }
 
@@ -77,7 +77,7 @@ impl Need {
                     .all(|name| find_program(name).is_some())
                     && Path::new("/etc/libibverbs.d/rxe.driver").exists()
             }
-            Need::Kmod => find_program("depmod").is_some(),
+            Need::Kmod => ["depmod", "modprobe", "xz"].iter().all(|name| find_program(name).is_some()),
         }
     }
 
@@ -91,7 +91,7 @@ impl Need {
             Need::Qemu => Source::Apt(&["qemu-system-x86"]),
             Need::Busybox => Source::Apt(&["busybox-static"]),
             Need::RdmaTools => Source::Apt(&["iproute2", "ibverbs-providers", "ibverbs-utils", "perftest"]),
-            Need::Kmod => Source::Apt(&["kmod"]),
+            Need::Kmod => Source::Apt(&["kmod", "xz-utils"]),
         }
     }
 }

@@ -16,8 +16,8 @@ use super::kernel::{self, Kernel};
 use crate::process::{self, Deadline, Running};
 use crate::{Paths, system, vm::initramfs::Archive};
 
-/// What a machine may take to come up: ten times what it takes on two idle cores.
-pub const BOOT: Duration = Duration::from_secs(60);
+/// What a machine may take to come up: more than ten times what it takes on two idle cores.
+pub const BOOT: Duration = Duration::from_secs(90);
 /// What the other machine gets to end once one has failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// How much of a console's end is shown where things went wrong.
@@ -299,7 +299,7 @@ fn initramfs(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Vec<u8>> {
     let (root, target) = (paths.root.canonicalize()?, paths.target.canonicalize()?);
     let programs = kernel::cargo_bin();
     let settings = [
-        ("ROOT", paths.root.as_path()),
+        ("ROOT", root.as_path()),
         ("TARGET", target.as_path()),
         ("KERNEL_DIR", kernel.dir.as_path()),
         ("CARGO_BIN", programs.as_path()),
@@ -307,7 +307,7 @@ fn initramfs(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Vec<u8>> {
     ];
     let line = |(name, value): &(&str, &Path)| format!("{name}={}\n", process::quote(value.as_os_str()));
     archive.file("vm/settings", settings.iter().map(line).collect::<String>().as_bytes());
-    let visible: Vec<_> = [root, target].iter().map(|path| format!("{}\n", path.display())).collect();
+    let visible: Vec<_> = [&root, &target].iter().map(|path| format!("{}\n", path.display())).collect();
     archive.file("vm/visible", visible.concat().as_bytes());
     // The kernel starts it by this name, and with no variable of ours.
     let modprobe = format!(
