@@ -257,7 +257,7 @@ fn qemu(number: u8, kernel: &Kernel, job: &Job, run: &Path) -> Result<Command> {
     // An oops ends the machine, so that no test passes over one.
     let words = "console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off rcupdate.rcu_expedited=1";
     // Variables without a dot go into the environment of the first program.
-    command.arg("-append").arg(format!("{words} PUSHGATE_GUEST={number}"));
+    command.arg("-append").arg(format!("{words} VM_GUEST={number}"));
     command.arg("-chardev").arg(option("file,id=console,path=", &folder.join("console.log")));
     command.args(["-serial", "chardev:console"]);
     // What the job writes, apart from the kernel's messages and with no terminal in between.

@@ -247,7 +247,7 @@ kernel/e/other.ko: kernel/d/base.ko
         image[0x24c..0x250].copy_from_slice(&14_u32.to_le_bytes());
         image[1040..1054].copy_from_slice(b"\xfd7zXZ\0packSIZE");
         assert_eq!(payload(&image).unwrap(), b"\xfd7zXZ\0pack");
-        payload(&image[..1050]).unwrap_err();
+        payload(&image[..1049]).unwrap_err();
         payload(&[0; 2048]).unwrap_err();
         payload(&[]).unwrap_err();
     }

@@ -1,10 +1,10 @@
-# What the scripts of suites may use. PUSHGATE_SUITE names the one that runs.
+# What the scripts of suites may use. VM_SUITE names the one that runs.
 
 # Waits until the other guest has come to the same point; fails if it has ended the suite already.
 together() {
-    : >"/run/both/$PUSHGATE_SUITE.$1.$PUSHGATE_GUEST"
-    until [ -e "/run/both/$PUSHGATE_SUITE.$1.$((3 - PUSHGATE_GUEST))" ]; do
-        if [ -e "/run/share/$((3 - PUSHGATE_GUEST))/suite-$PUSHGATE_SUITE" ]; then
+    : >"/run/both/$VM_SUITE.$1.$VM_GUEST"
+    until [ -e "/run/both/$VM_SUITE.$1.$((3 - VM_GUEST))" ]; do
+        if [ -e "/run/share/$((3 - VM_GUEST))/suite-$VM_SUITE" ]; then
             echo "the other guest has ended before it came to: $1" >&2
             return 1
         fi

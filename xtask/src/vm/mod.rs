@@ -208,7 +208,7 @@ fn first_failure(codes: &[u8]) -> u8 {
 /// Builds what the suites need; returns the shell variables that say where it is.
 fn build(paths: &Paths, suites: &[&Suite], deadline: Deadline) -> Result<String> {
     let release = paths.target.join("release");
-    let mut settings = format!("export PUSHGATE_BIN_DIR={}\n", process::quote(release.as_os_str()));
+    let mut settings = format!("export BIN_DIR={}\n", process::quote(release.as_os_str()));
     let mut done: Vec<&[&str]> = Vec::new();
     for call in suites.iter().flat_map(|suite| suite.build) {
         if done.contains(call) {
@@ -244,7 +244,7 @@ fn suites_script(suites: &[&Suite], settings: &str) -> String {
         r#"
 first=0
 suite() {
-    export PUSHGATE_SUITE=$1
+    export VM_SUITE=$1
     echo "==== $1"
     read -r start _ </proc/uptime
     timeout -k 5 "$2" /bin/sh -eu "/run/vm/suite-$1"
@@ -252,7 +252,7 @@ suite() {
     read -r end _ </proc/uptime
     [ "$first" != 0 ] || first=$code
     seconds=$(awk "BEGIN { print $end - $start }")
-    result=/run/share/$PUSHGATE_GUEST/suite-$1
+    result=/run/share/$VM_GUEST/suite-$1
     echo "$code $seconds" >"$result.part"
     mv "$result.part" "$result"
 }

@@ -2,11 +2,11 @@
 # devices, runs the job with its output on the virtio port, and powers off.
 . /run/vm/settings
 export PATH="$CARGO_BIN:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-export HOME=/root LANG=C.UTF-8 RUST_BACKTRACE=1 PUSHGATE_GUEST
+export HOME=/root LANG=C.UTF-8 RUST_BACKTRACE=1 VM_GUEST
 export PUSHGATE_SKIP_LOG=/run/out/skips.txt
 # Other modules of the same kernel, whether a person or the kernel asks for them.
 export MODPROBE_OPTIONS="-d $KERNEL_DIR"
-share=/run/share/$PUSHGATE_GUEST
+share=/run/share/$VM_GUEST
 
 off() {
     /run/vm/busybox poweroff -f
@@ -39,7 +39,7 @@ mkdir -p /run/out /run/both
 mount --bind "$share/out" /run/out || fail "no /run/out"
 mount --bind /run/share/both /run/both || fail "no /run/both"
 echo /run/vm/modprobe >/proc/sys/kernel/modprobe
-echo "guest$PUSHGATE_GUEST" >/proc/sys/kernel/hostname
+echo "guest$VM_GUEST" >/proc/sys/kernel/hostname
 ulimit -l unlimited
 ulimit -n 65536
 
@@ -49,13 +49,13 @@ dummy d1 10.9.1.1/24
 rxe rxe0 d0
 rxe rxe1 d1
 if [ "$GUESTS" = 2 ]; then
-    export PUSHGATE_GUEST_IP=10.9.9.$PUSHGATE_GUEST PUSHGATE_PEER_IP=10.9.9.$((3 - PUSHGATE_GUEST))
-    ip link set eth0 name n0 mtu 4200 && ip address add "$PUSHGATE_GUEST_IP/24" dev n0 && ip link set n0 up ||
+    export VM_GUEST_IP=10.9.9.$VM_GUEST VM_PEER_IP=10.9.9.$((3 - VM_GUEST))
+    ip link set eth0 name n0 mtu 4200 && ip address add "$VM_GUEST_IP/24" dev n0 && ip link set n0 up ||
         fail "no link n0"
     rxe rxen0 n0
     # Until both are there: the host gives up where it takes too long.
-    : >"/run/both/.up.$PUSHGATE_GUEST"
-    until [ -e "/run/both/.up.$((3 - PUSHGATE_GUEST))" ]; do sleep 0.05; done
+    : >"/run/both/.up.$VM_GUEST"
+    until [ -e "/run/both/.up.$((3 - VM_GUEST))" ]; do sleep 0.05; done
 fi
 
 port=

@@ -19,10 +19,11 @@ pub struct Suite {
     /// two guests it runs in both. Results go to /run/out. It finds
     ///
     /// * the functions of lib.sh;
-    /// * `PUSHGATE_BIN_DIR`, cargo's release folder;
+    /// * `BIN_DIR`, cargo's release folder;
     /// * a variable for each program built: `BIN_x`, `EXAMPLE_x` and `TEST_x` (an integration test,
     ///   or the unit tests of crate x), in capitals with underscores for dashes;
-    /// * `PUSHGATE_GUEST`, 1 or 2, and with two guests `PUSHGATE_GUEST_IP`, `PUSHGATE_PEER_IP`.
+    /// * `VM_GUEST`, 1 or 2, and with two guests `VM_GUEST_IP`, `VM_PEER_IP`. (The names that begin
+    ///   with PUSHGATE are settings, and the library refuses those that it does not know.)
     pub script: &'static str,
 }
 
@@ -55,14 +56,14 @@ wait $!
         build: &[],
         script: r#"
 rdma link show rxen0/1 | grep 'state ACTIVE'
-if [ "$PUSHGATE_GUEST" = 1 ]; then
+if [ "$VM_GUEST" = 1 ]; then
     ib_send_bw -d rxen0 -x 1 -s 65536 -n 200 -F &
     listening 18515
     together server
     wait $!
 else
     together server
-    ib_send_bw -d rxen0 -x 1 -s 65536 -n 200 -F "$PUSHGATE_PEER_IP" >/run/out/client.txt 2>&1
+    ib_send_bw -d rxen0 -x 1 -s 65536 -n 200 -F "$VM_PEER_IP" >/run/out/client.txt 2>&1
 fi
 "#,
     },
