@@ -2,11 +2,12 @@
 //! command runs more of them; the bundle is for a host without a Rust toolchain.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::process;
+use crate::programs::{self, Kind};
 use crate::{Paths, cuda};
 
 /// Prints what to run.
@@ -33,51 +34,28 @@ pub fn bundle(paths: &Paths, out: Option<PathBuf>, tests: &[String]) -> Result<(
         None => paths.target.join("gpu-bundle"),
     };
     let nvcc = cuda::toolkit(paths, None)?.nvcc;
-    let mut programs = build(
-        paths,
-        &nvcc,
-        &["build", "--package=pushgate", "--bin=pushgate", "--example=allreduce", "--example=custom_kernel"],
-    )?;
+    let build =
+        |arguments: &[&str]| programs::build(paths, arguments, &[("PUSHGATE_NVCC", nvcc.as_os_str())], None);
+    let mut programs = build(&[
+        "build",
+        "--package=pushgate",
+        "--bin=pushgate",
+        "--example=allreduce",
+        "--example=custom_kernel",
+    ])?;
     if !tests.is_empty() {
         let wanted: Vec<_> = tests.iter().map(|name| format!("--test={name}")).collect();
         let mut arguments = vec!["test", "--no-run", "--package=pushgate-tests"];
         arguments.extend(wanted.iter().map(String::as_str));
-        programs.extend(build(paths, &nvcc, &arguments)?);
+        programs.extend(build(&arguments)?);
     }
     fs::create_dir_all(out.join("tests")).with_context(|| format!("cannot make {}", out.display()))?;
     for program in programs {
-        let to = if program.is_test { out.join("tests") } else { out.clone() }.join(&program.name);
+        let to = if program.kind == Kind::Test { out.join("tests") } else { out.clone() }.join(&program.name);
         let mut strip = process::command("strip", &paths.root);
         strip.arg("-o").arg(&to).arg(&program.path);
         process::run_quietly(strip, None)?;
         println!("{}", to.display());
     }
     Ok(())
-}
-
-struct Program {
-    name: String,
-    path: PathBuf,
-    is_test: bool,
-}
-
-/// The programs that cargo says it has built, its own targets' only.
-fn build(paths: &Paths, nvcc: &Path, arguments: &[&str]) -> Result<Vec<Program>> {
-    let mut command = process::cargo(&paths.root);
-    command.args(arguments).args(["--release", "--message-format=json-render-diagnostics"]);
-    command.env("PUSHGATE_NVCC", nvcc);
-    let output = process::capture(command, false, None)?;
-    let mut programs = Vec::new();
-    for line in output.lines() {
-        let message: serde_json::Value = serde_json::from_str(line).context("cargo's output is no JSON")?;
-        if let (Some(path), Some(name)) = (message["executable"].as_str(), message["target"]["name"].as_str())
-        {
-            let is_test = message["target"]["kind"][0] == "test";
-            programs.push(Program { name: name.into(), path: path.into(), is_test });
-        }
-    }
-    if programs.is_empty() {
-        bail!("cargo has built no program");
-    }
-    Ok(programs)
 }

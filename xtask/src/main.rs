@@ -5,9 +5,11 @@ mod cuda;
 mod gpu;
 mod layout;
 mod process;
+mod programs;
 mod runner;
 mod steps;
 mod system;
+mod vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -60,6 +62,8 @@ enum Task {
         #[arg(long, value_name = "TEST,...", value_delimiter = ',')]
         tests: Vec<String>,
     },
+    /// Run a command or suites in a virtual machine that has RDMA devices in software.
+    Vm(vm::Options),
     /// Print the path of a CUDA 13 nvcc (for PUSHGATE_NVCC), fetching it if there is none.
     Nvcc,
 }
@@ -96,7 +100,7 @@ impl Paths {
 fn main() -> ExitCode {
     run(Cli::parse()).unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
-        ExitCode::FAILURE
+        if process::interrupted() { ExitCode::from(130) } else { ExitCode::FAILURE }
     })
 }
 
@@ -115,6 +119,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Task::Gpu { out, tests, .. } => gpu::bundle(&paths, out, &tests).map(|()| ExitCode::SUCCESS),
+        Task::Vm(options) => vm::run(&paths, &options),
         Task::Nvcc => {
             println!("{}", cuda::toolkit(&paths, None)?.nvcc.display());
             Ok(ExitCode::SUCCESS)

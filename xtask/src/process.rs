@@ -3,9 +3,10 @@
 
 use std::ffi::{OsStr, c_int};
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -18,9 +19,9 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 pub type Deadline = Option<Instant>;
 
 /// How often a running command is looked at.
-const TICK: Duration = Duration::from_millis(20);
+pub const TICK: Duration = Duration::from_millis(20);
 /// What a command gets to clean up between SIGTERM and SIGKILL.
-const GRACE: Duration = Duration::from_secs(2);
+pub const GRACE: Duration = Duration::from_secs(2);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -43,6 +44,32 @@ pub fn catch_signals() {
 /// Whether one of those signals came.
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// Has a command killed when we die, even by SIGKILL. Only for the main thread: the kernel watches
+/// the thread that started the child.
+pub fn die_with_us(command: &mut Command) {
+    let us = rustix::process::getpid();
+    let ask = move || {
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        // We may have died before it asked.
+        if rustix::process::getppid() == Some(us) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+    };
+    // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
+    unsafe { command.pre_exec(ask) };
+}
+
+/// Lets a command inherit a descriptor that is otherwise closed in what we start. It must be open
+/// until the command has started.
+pub fn inherit(command: &mut Command, descriptor: BorrowedFd) {
+    let number = descriptor.as_raw_fd();
+    let keep = move || {
+        // SAFETY: the caller keeps it open until the command has started.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+        Ok(rustix::io::fcntl_setfd(descriptor, rustix::io::FdFlags::empty())?)
+    };
+    // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+    unsafe { command.pre_exec(keep) };
 }
 
 /// A command that runs in `dir`.
@@ -135,14 +162,15 @@ pub fn run_all(commands: Vec<Command>, at_once: usize, deadline: Deadline) -> Re
 }
 
 /// A child and its process group. Dropped, it ends both.
-struct Running {
+pub struct Running {
     child: Child,
     name: String,
     reaped: bool,
 }
 
 impl Running {
-    fn start(mut command: Command) -> Result<Running> {
+    /// Starts it, with nothing on stdin.
+    pub fn start(mut command: Command) -> Result<Running> {
         if interrupted() {
             bail!("interrupted");
         }
@@ -153,8 +181,13 @@ impl Running {
         Ok(Running { child, name, reaped: false })
     }
 
+    /// What it writes to stdout, where that is piped. The first call gets it.
+    pub fn stdout(&mut self) -> Option<ChildStdout> {
+        self.child.stdout.take()
+    }
+
     /// The exit status if it has ended; an error if it has run too long or we are interrupted.
-    fn poll(&mut self, deadline: Deadline) -> Result<Option<ExitStatus>> {
+    pub fn poll(&mut self, deadline: Deadline) -> Result<Option<ExitStatus>> {
         if self.ended() {
             return Ok(Some(self.reap()?));
         }
@@ -199,7 +232,11 @@ impl Running {
         Ok(self.child.wait()?)
     }
 
-    fn end(&mut self) {
+    /// Ends it with its group, unless that is done.
+    pub fn end(&mut self) {
+        if self.reaped {
+            return;
+        }
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::TERM);
         let until = Instant::now() + GRACE;
         while !self.ended() && Instant::now() < until {
@@ -211,9 +248,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if !self.reaped {
-            self.end();
-        }
+        self.end();
     }
 }
 
@@ -237,7 +272,8 @@ fn show(command: &Command) {
     println!("{}", words(command));
 }
 
-fn quote(word: &OsStr) -> String {
+/// A word as a shell wants it.
+pub fn quote(word: &OsStr) -> String {
     let word = word.to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./,:@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

@@ -1,7 +1,7 @@
 //! What the steps need from the system, and how to get it on Debian and Ubuntu.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::Result;
@@ -23,11 +23,29 @@ pub enum Need {
     Rustfmt,
     /// The clippy component.
     Clippy,
+    /// A machine in software.
+    Qemu,
+    /// A shell that needs no library: the guest's first programs.
+    Busybox,
+    /// What makes and tests RDMA devices, in the guest.
+    RdmaTools,
+    /// Programs for kernels and their modules.
+    Kmod,
 }
 
 /// All of them, in the order in which they are reported.
-pub const ALL: [Need; 6] =
-    [Need::Cxx, Need::Python, Need::Libclang, Need::Verbs, Need::Rustfmt, Need::Clippy];
+pub const ALL: [Need; 10] = [
+    Need::Cxx,
+    Need::Python,
+    Need::Libclang,
+    Need::Verbs,
+    Need::Rustfmt,
+    Need::Clippy,
+    Need::Qemu,
+    Need::Busybox,
+    Need::RdmaTools,
+    Need::Kmod,
+];
 
 impl Need {
     /// Its name in messages.
@@ -39,6 +57,10 @@ impl Need {
             Need::Verbs => "libibverbs with headers",
             Need::Rustfmt => "rustfmt",
             Need::Clippy => "clippy",
+            Need::Qemu => "qemu-system-x86_64",
+            Need::Busybox => "a static busybox",
+            Need::RdmaTools => "rdma, ibv_devinfo, perftest and the soft-RoCE library",
+            Need::Kmod => "depmod and xz",
         }
     }
 
@@ -52,6 +74,15 @@ impl Need {
             Need::Verbs => Path::new("/usr/include/infiniband/verbs.h").exists(),
             Need::Rustfmt => succeeds("rustfmt", &["--version"]),
             Need::Clippy => succeeds("cargo-clippy", &["--version"]),
+            Need::Qemu => succeeds("qemu-system-x86_64", &["--version"]),
+            Need::Busybox => static_busybox().is_some(),
+            Need::RdmaTools => {
+                ["ip", "rdma", "tc", "ibv_devinfo", "ib_write_bw"]
+                    .iter()
+                    .all(|name| find_program(name).is_some())
+                    && Path::new("/etc/libibverbs.d/rxe.driver").exists()
+            }
+            Need::Kmod => ["depmod", "modprobe", "xz"].iter().all(|name| find_program(name).is_some()),
         }
     }
 
@@ -63,6 +94,10 @@ impl Need {
             Need::Verbs => Source::Apt(&["libibverbs-dev"]),
             Need::Rustfmt => Source::Rustup("rustfmt"),
             Need::Clippy => Source::Rustup("clippy"),
+            Need::Qemu => Source::Apt(&["qemu-system-x86"]),
+            Need::Busybox => Source::Apt(&["busybox-static"]),
+            Need::RdmaTools => Source::Apt(&["iproute2", "ibverbs-providers", "ibverbs-utils", "perftest"]),
+            Need::Kmod => Source::Apt(&["kmod", "xz-utils"]),
         }
     }
 }
@@ -167,6 +202,23 @@ fn has_libclang() -> bool {
     llvm.filter_map(|folder| fs::read_dir(folder.path().join("lib")).ok())
         .flat_map(|files| files.flatten())
         .any(|file| is_libclang(&file.file_name().to_string_lossy()))
+}
+
+/// A program, also where a user's PATH does not lead.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let more = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(more).map(|dir| dir.join(name)).find(|file| file.is_file())
+}
+
+/// A busybox that needs no library. Debian's package busybox has another one in the same place.
+pub fn static_busybox() -> Option<PathBuf> {
+    let file = find_program("busybox")?;
+    let bytes = fs::read(&file).ok()?;
+    // A program that needs libraries names the loader in its first page.
+    let start = &bytes[..bytes.len().min(4096)];
+    let is_dynamic = start.windows(6).any(|window| window == b"/ld-li");
+    (!is_dynamic).then_some(file)
 }
 
 fn succeeds(program: &str, arguments: &[&str]) -> bool {

@@ -1,0 +1,84 @@
+//! Programs that cargo builds, and where they are.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+use crate::Paths;
+use crate::process::{self, Deadline};
+
+/// What sort of target a program is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A command.
+    Bin,
+    /// An example.
+    Example,
+    /// An integration test, or the unit tests of a crate.
+    Test,
+}
+
+/// A program that was built.
+pub struct Program {
+    /// Its target's name.
+    pub name: String,
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it was made of.
+    pub kind: Kind,
+}
+
+/// Has cargo build for release; returns the programs that it was asked for.
+pub fn build(
+    paths: &Paths,
+    arguments: &[&str],
+    variables: &[(&str, &OsStr)],
+    deadline: Deadline,
+) -> Result<Vec<Program>> {
+    let mut command = process::cargo(&paths.root);
+    command.args(arguments).args(["--release", "--message-format=json-render-diagnostics"]);
+    command.envs(variables.iter().copied());
+    let programs = programs(&process::capture(command, false, deadline)?)?;
+    if programs.is_empty() {
+        bail!("cargo has built no program");
+    }
+    Ok(programs)
+}
+
+/// The programs in cargo's messages.
+fn programs(messages: &str) -> Result<Vec<Program>> {
+    let mut programs = Vec::new();
+    for line in messages.lines() {
+        let message: serde_json::Value = serde_json::from_str(line).context("cargo's output is no JSON")?;
+        if let (Some(path), Some(name)) = (message["executable"].as_str(), message["target"]["name"].as_str())
+        {
+            let kind = if message["profile"]["test"] == true {
+                Kind::Test
+            } else if message["target"]["kind"][0] == "example" {
+                Kind::Example
+            } else {
+                Kind::Bin
+            };
+            programs.push(Program { name: name.into(), path: path.into(), kind });
+        }
+    }
+    Ok(programs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargos_messages_name_the_programs() {
+        let messages = r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"a"},"profile":{"test":false},"executable":null}
+{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"a"},"profile":{"test":true},"executable":"/t/a-1"}
+{"reason":"compiler-artifact","target":{"kind":["example"],"name":"b"},"profile":{"test":false},"executable":"/t/b"}
+{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"c"},"profile":{"test":false},"executable":"/t/c"}
+{"reason":"build-finished","success":true}"#;
+        let found = programs(messages).unwrap();
+        let found: Vec<_> = found.iter().map(|p| (p.name.as_str(), p.kind)).collect();
+        assert_eq!(found, [("a", Kind::Test), ("b", Kind::Example), ("c", Kind::Bin)]);
+    }
+}

@@ -1,0 +1,364 @@
+//! The machines: what QEMU is told, and what becomes of them.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use std::{fs, io, thread};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use super::kernel::{self, Kernel};
+use crate::process::{self, Deadline, Running};
+use crate::{Paths, system, vm::initramfs::Archive};
+
+/// What a machine may take to come up: more than ten times what it takes on two idle cores.
+pub const BOOT: Duration = Duration::from_secs(90);
+/// What the other machine gets to end once one has failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(10);
+/// How much of a console's end is shown where things went wrong.
+const LAST_LINES: usize = 15;
+
+/// Modules that every guest has, with their options. Those that they need are found out.
+const MODULES: &[(&str, &str)] = &[
+    ("virtio_pci", ""),
+    ("virtio_console", ""),
+    ("virtio_net", ""),
+    ("9pnet_virtio", ""),
+    ("9p", ""),
+    // Without a crc32 transform no soft-RoCE device can be made.
+    ("crc32_generic", ""),
+    ("crc32_pclmul", ""),
+    ("crc32c_generic", ""),
+    ("ib_uverbs", ""),
+    ("rdma_ucm", ""),
+    ("rdma_rxe", ""),
+    // No device of its own: links are made by name.
+    ("dummy", "numdummies=0"),
+];
+
+/// What runs in the guests.
+pub struct Job {
+    /// A shell script.
+    pub script: String,
+    /// Files beside it in /run/vm, by name.
+    pub files: Vec<(String, String)>,
+    /// 1 or 2.
+    pub guests: u8,
+    /// Memory of each, in MiB.
+    pub memory: u32,
+    /// What it may take, boot and all.
+    pub limit: Duration,
+    /// What cuts it short besides.
+    pub deadline: Deadline,
+}
+
+/// How a job ended.
+pub struct Ended {
+    /// The exit status of each guest's script.
+    pub codes: Vec<u8>,
+    /// The folder of the run: below it `1/out` and `2/out` are what the guests left in /run/out.
+    pub folder: PathBuf,
+}
+
+/// A machine that runs.
+struct Guest {
+    number: u8,
+    qemu: Running,
+    folder: PathBuf,
+    output_ended: mpsc::Receiver<()>,
+    code: Option<u8>,
+}
+
+/// Boots the guests, runs the job in them with its output on ours, and returns once they are off.
+pub fn run(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Ended> {
+    let start = Instant::now();
+    let folder = run_folder(paths)?;
+    let initrd = folder.join("initrd");
+    fs::write(&initrd, initramfs(paths, kernel, job)?)?;
+    let mut cables = match job.guests {
+        1 => [None, None],
+        _ => {
+            let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+            [Some(a), Some(b)]
+        }
+    };
+    let mut guests = Vec::new();
+    for number in 1..=job.guests {
+        let cable = cables[usize::from(number) - 1].take();
+        guests.push(Guest::start(number, kernel, job, &folder, cable)?);
+    }
+    let result = wait(&mut guests, job, start);
+    for guest in &mut guests {
+        // A guest that was cut short is ended first: its output ends with it.
+        if result.is_err() {
+            guest.qemu.end();
+        }
+        let _ = guest.output_ended.recv_timeout(process::GRACE);
+    }
+    let code = |guest: &Guest| guest.code.expect("wait returns once all have ended");
+    result.map(|()| Ended { codes: guests.iter().map(code).collect(), folder })
+}
+
+fn wait(guests: &mut [Guest], job: &Job, start: Instant) -> Result<()> {
+    let mut until = start + job.limit;
+    if let Some(deadline) = job.deadline {
+        until = until.min(deadline);
+    }
+    let mut failed = None;
+    loop {
+        if process::interrupted() {
+            bail!("interrupted");
+        }
+        for guest in guests.iter_mut().filter(|guest| guest.code.is_none()) {
+            if guest.qemu.poll(None)?.is_some() {
+                let code = guest.ended()?;
+                guest.code = Some(code);
+                if code != 0 && failed.is_none() {
+                    failed = Some((guest.number, code));
+                    until = until.min(Instant::now() + AFTER_FAILURE);
+                }
+            }
+        }
+        let Some(slow) = guests.iter().find(|guest| guest.code.is_none()) else { return Ok(()) };
+        if let Some(down) = guests.iter().find(|guest| guest.code.is_none() && !guest.is_up())
+            && start.elapsed() > BOOT.min(job.limit)
+        {
+            bail!("{} did not come up in {} s{}", down.name(), start.elapsed().as_secs(), down.console());
+        }
+        if Instant::now() >= until {
+            let after = start.elapsed().as_secs();
+            match failed {
+                Some((number, code)) => bail!(
+                    "guest {number} ended with exit code {code}, and guest {} was still running {} s later",
+                    slow.number,
+                    AFTER_FAILURE.as_secs()
+                ),
+                None => bail!("killed at the time limit: {} still ran after {after} s", slow.name()),
+            }
+        }
+        thread::sleep(process::TICK);
+    }
+}
+
+impl Guest {
+    fn start(number: u8, kernel: &Kernel, job: &Job, run: &Path, cable: Option<OwnedFd>) -> Result<Guest> {
+        let folder = run.join(number.to_string());
+        let mut command = qemu(number, kernel, job, run)?;
+        if let Some(cable) = &cable {
+            command.arg("-netdev").arg(format!("socket,id=cable,fd={}", cable.as_raw_fd()));
+            let address = format!("52:54:00:00:00:0{number}");
+            command
+                .arg("-device")
+                .arg(format!("virtio-net-pci,netdev=cable,mac={address},host_mtu=4200,romfile="));
+            process::inherit(&mut command, cable.as_fd());
+        }
+        process::die_with_us(&mut command);
+        command.stdout(Stdio::piped()).stderr(fs::File::create(folder.join("qemu.log"))?);
+        let mut qemu = Running::start(command)?;
+        let pipe = qemu.stdout().context("no pipe")?;
+        let prefix = if job.guests > 1 { format!("[{number}] ") } else { String::new() };
+        Ok(Guest { number, qemu, folder, output_ended: pass_on(pipe, prefix), code: None })
+    }
+
+    fn name(&self) -> String {
+        format!("the virtual machine (guest {})", self.number)
+    }
+
+    fn is_up(&self) -> bool {
+        self.folder.join("started").exists()
+    }
+
+    /// The script's exit status, once the machine is off.
+    fn ended(&self) -> Result<u8> {
+        if let Ok(code) = fs::read_to_string(self.folder.join("status")) {
+            return code.trim().parse().with_context(|| format!("a guest's exit status is {code:?}"));
+        }
+        let what = if self.is_up() { "went down while its command ran" } else { "did not come up" };
+        let log = fs::read_to_string(self.folder.join("qemu.log")).unwrap_or_default();
+        let qemu = if log.trim().is_empty() { String::new() } else { format!("\nQEMU says: {}", log.trim()) };
+        let panic = if self.console_text().contains("Kernel panic") { ": a kernel panic" } else { "" };
+        Err(anyhow!("{} {what}{panic}{qemu}{}", self.name(), self.console()))
+    }
+
+    fn console_text(&self) -> String {
+        let bytes = fs::read(self.folder.join("console.log")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The console's end, for an error message.
+    fn console(&self) -> String {
+        let text = self.console_text();
+        let lines: Vec<_> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+        if lines.is_empty() {
+            return "; its console is empty".into();
+        }
+        let file = self.folder.join("console.log");
+        format!("; its console ({}) says:\n  {}", file.display(), telling(&lines).join("\n  "))
+    }
+}
+
+/// Those lines of a console that tell most: from the first word of a crash on, or the last ones.
+fn telling<'a>(lines: &'a [&'a str]) -> &'a [&'a str] {
+    let is_crash = |line: &&str| {
+        ["BUG: ", "Oops", "general protection", "Kernel panic", "pushgate-vm:"]
+            .iter()
+            .any(|w| line.contains(w))
+    };
+    let last = lines.len().saturating_sub(LAST_LINES);
+    let from = lines.iter().position(is_crash).map_or(last, |at| at.min(last));
+    &lines[from..lines.len().min(from + 2 * LAST_LINES)]
+}
+
+/// Copies a guest's output to ours, line by line where it has a prefix. The receiver hears when it ends.
+fn pass_on(mut pipe: ChildStdout, prefix: String) -> mpsc::Receiver<()> {
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        let write = |bytes: &[u8]| {
+            let mut out = io::stdout().lock();
+            // Where nobody reads any more the job goes on all the same.
+            let _ = out.write_all(bytes).and_then(|()| out.flush());
+        };
+        if prefix.is_empty() {
+            let mut buffer = [0; 8192];
+            while let Ok(n @ 1..) = pipe.read(&mut buffer) {
+                write(&buffer[..n]);
+            }
+        } else {
+            let mut reader = BufReader::new(pipe);
+            let mut line = prefix.clone().into_bytes();
+            while let Ok(1..) = reader.read_until(b'\n', &mut line) {
+                if !line.ends_with(b"\n") {
+                    line.push(b'\n');
+                }
+                write(&line);
+                line.truncate(prefix.len());
+            }
+        }
+        let _ = done.send(());
+    });
+    is_done
+}
+
+fn qemu(number: u8, kernel: &Kernel, job: &Job, run: &Path) -> Result<Command> {
+    let folder = run.join(number.to_string());
+    fs::create_dir_all(folder.join("out"))?;
+    fs::create_dir_all(run.join("both"))?;
+    let mut command = process::command("qemu-system-x86_64", run);
+    command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+    // By name: a KVM that is there may be one under which no stock kernel boots.
+    command.args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"]);
+    command.arg("-m").arg(job.memory.to_string());
+    command.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(run.join("initrd"));
+    // An oops ends the machine, so that no test passes over one.
+    let words = "console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off rcupdate.rcu_expedited=1";
+    // Variables without a dot go into the environment of the first program.
+    command.arg("-append").arg(format!("{words} VM_GUEST={number}"));
+    command.arg("-chardev").arg(option("file,id=console,path=", &folder.join("console.log")));
+    command.args(["-serial", "chardev:console"]);
+    // What the job writes, apart from the kernel's messages and with no terminal in between.
+    command.args(["-device", "virtio-serial-pci", "-chardev", "file,id=output,path=/dev/stdout"]);
+    command.args(["-device", "virtserialport,chardev=output,name=output"]);
+    let share = "multidevs=remap,security_model=none";
+    command.arg("-virtfs").arg(format!("local,path=/,mount_tag=root,readonly=on,{share}"));
+    let shared = option(&format!("local,mount_tag=share,{share},path="), run);
+    command.arg("-virtfs").arg(shared);
+    Ok(command)
+}
+
+/// An option of QEMU's that ends in a path: a comma in it stands twice.
+fn option(start: &str, path: &Path) -> OsString {
+    format!("{start}{}", path.display().to_string().replace(',', ",,")).into()
+}
+
+fn initramfs(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Vec<u8>> {
+    let busybox = system::static_busybox().context("no static busybox")?;
+    let mut archive = Archive::default();
+    archive.folder("bin");
+    archive.file("bin/busybox", &fs::read(busybox)?);
+    archive.file("init", include_bytes!("init.sh"));
+    archive.folder("vm");
+    archive.file("vm/stage2.sh", include_bytes!("stage2.sh"));
+    archive.file("vm/lib.sh", include_bytes!("lib.sh"));
+
+    archive.folder("vm/modules");
+    let names: Vec<_> = MODULES.iter().map(|(name, _)| *name).collect();
+    let mut list = String::new();
+    for file in kernel.modules(&names)? {
+        let name = kernel::module_name(&file.to_string_lossy());
+        archive.file(&format!("vm/modules/{name}"), &kernel::read_module(&file)?);
+        let options = MODULES.iter().find(|(known, _)| *known == name).map_or("", |(_, options)| options);
+        list.push_str(&format!("{name} {options}\n"));
+    }
+    archive.file("vm/modules/list", list.as_bytes());
+
+    let (root, target) = (paths.root.canonicalize()?, paths.target.canonicalize()?);
+    let programs = kernel::cargo_bin();
+    let settings = [
+        ("ROOT", root.as_path()),
+        ("TARGET", target.as_path()),
+        ("KERNEL_DIR", kernel.dir.as_path()),
+        ("CARGO_BIN", programs.as_path()),
+        ("GUESTS", Path::new(if job.guests == 1 { "1" } else { "2" })),
+    ];
+    let line = |(name, value): &(&str, &Path)| format!("{name}={}\n", process::quote(value.as_os_str()));
+    archive.file("vm/settings", settings.iter().map(line).collect::<String>().as_bytes());
+    let visible: Vec<_> = [&root, &target].iter().map(|path| format!("{}\n", path.display())).collect();
+    archive.file("vm/visible", visible.concat().as_bytes());
+    // The kernel starts it by this name, and with no variable of ours.
+    let modprobe = format!(
+        "#!/bin/sh\nexec {} -d {} \"$@\"\n",
+        system::find_program("modprobe").context("no modprobe")?.display(),
+        process::quote(kernel.dir.as_os_str())
+    );
+    archive.file("vm/modprobe", modprobe.as_bytes());
+
+    archive.file("vm/job", job.script.as_bytes());
+    for (name, content) in &job.files {
+        ensure!(!name.contains('/'), "{name} is no name of a file");
+        archive.file(&format!("vm/{name}"), content.as_bytes());
+    }
+    Ok(archive.finish())
+}
+
+/// A new folder for this run. Those of runs that are over go, so that the last one's logs stay.
+fn run_folder(paths: &Paths) -> Result<PathBuf> {
+    let all = paths.scratch("vm")?;
+    for file in fs::read_dir(&all)?.flatten() {
+        let name = file.file_name().to_string_lossy().into_owned();
+        let owner = ["run-", "part-"].iter().find_map(|start| name.strip_prefix(start));
+        if let Some(owner) = owner.and_then(|rest| rest.split('-').next())
+            && !Path::new("/proc").join(owner).exists()
+        {
+            let _ = fs::remove_dir_all(file.path());
+        }
+    }
+    let new = (1..).map(|count| all.join(format!("run-{}-{count}", std::process::id())));
+    let folder = new.into_iter().find(|folder| !folder.exists()).expect("numbers do not end");
+    fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder.canonicalize()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crash_is_shown_from_its_start() {
+        let mut lines = vec!["usual"; 100];
+        assert_eq!(telling(&lines).len(), LAST_LINES);
+        lines[50] = "[    6.2] BUG: kernel NULL pointer dereference";
+        assert!(telling(&lines)[0].contains("BUG"));
+        assert_eq!(telling(&lines).len(), 2 * LAST_LINES);
+        assert!(telling(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_comma_in_a_path_is_no_end_of_an_option() {
+        assert_eq!(option("file,path=", Path::new("/a,b")), "file,path=/a,,b");
+    }
+}

@@ -1,0 +1,262 @@
+//! The guest's kernel: Debian's package, fetched by apt and unpacked below the target folder.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::Paths;
+use crate::process::{self, Deadline};
+use crate::system;
+
+/// An unpacked kernel package.
+pub struct Kernel {
+    /// Where it is unpacked.
+    pub dir: PathBuf,
+    /// Its release, as in /lib/modules.
+    pub release: String,
+    /// What each module needs, as depmod found out: path to paths, below the modules' folder.
+    dependencies: HashMap<String, Vec<String>>,
+}
+
+/// Why no kernel can be fetched on this system; `None` if it is a Debian 12.
+pub fn unavailable() -> Option<String> {
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let has = |wanted: &str| release.lines().any(|line| line.replace('"', "") == wanted);
+    let is_fit = has("ID=debian") && has("VERSION_ID=12") && cfg!(target_arch = "x86_64");
+    (!is_fit).then(|| "the virtual machine's kernel is Debian 12's for amd64, fetched by apt".into())
+}
+
+/// The newest kernel that apt knows, from the cache if it is there. An older one of the cache serves
+/// where apt can't help.
+pub fn get(paths: &Paths, deadline: Deadline) -> Result<Kernel> {
+    // The guest knows it by that name.
+    let cache = paths.scratch("vm")?.canonicalize()?;
+    let release = match fetch(&cache, deadline) {
+        Ok(release) => release,
+        Err(error) => {
+            let old = newest_cached(&cache).with_context(|| format!("no kernel for the guest: {error:#}"))?;
+            println!("no newer kernel than {old}: {error:#}");
+            old
+        }
+    };
+    let dir = folder(&cache, &release);
+    let text = fs::read_to_string(dir.join("lib/modules").join(&release).join("modules.dep"))?;
+    Ok(Kernel { dependencies: parse_dependencies(&text)?, dir, release })
+}
+
+impl Kernel {
+    /// The kernel itself.
+    pub fn image(&self) -> PathBuf {
+        self.dir.join("boot").join(format!("vmlinux-{}", self.release))
+    }
+
+    /// The files of the named modules and of all that they need, in an order in which they load.
+    pub fn modules(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
+        let folder = self.dir.join("lib/modules").join(&self.release);
+        let builtin = fs::read_to_string(folder.join("modules.builtin")).unwrap_or_default();
+        let builtin: Vec<_> = builtin.lines().map(module_name).collect();
+        let files = closure(&self.dependencies, &builtin, names)?;
+        Ok(files.iter().map(|file| folder.join(file)).collect())
+    }
+}
+
+/// The content of a module, unpacked.
+pub fn read_module(file: &Path) -> Result<Vec<u8>> {
+    if file.extension() != Some(OsStr::new("xz")) {
+        return fs::read(file).with_context(|| format!("cannot read {}", file.display()));
+    }
+    let output = Command::new("xz").arg("-dc").arg(file).output().context("cannot start xz")?;
+    ensure!(output.status.success(), "xz cannot unpack {}", file.display());
+    Ok(output.stdout)
+}
+
+/// The name of the module in a file: dashes are underscores.
+pub fn module_name(file: &str) -> String {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    name.split('.').next().unwrap_or(name).replace('-', "_")
+}
+
+fn folder(cache: &Path, release: &str) -> PathBuf {
+    cache.join(format!("kernel-{release}"))
+}
+
+/// Sees to it that the newest kernel is in the cache; returns its release.
+fn fetch(cache: &Path, deadline: Deadline) -> Result<String> {
+    // apt may know of no kernel before the first update, or of one that is gone from the archive.
+    let first = newest_known().and_then(|release| unpacked(cache, release, deadline));
+    if first.is_ok() || !rustix::process::geteuid().is_root() {
+        return first;
+    }
+    let mut update = process::command("apt-get", cache);
+    update.arg("update");
+    process::run(update, deadline)?;
+    unpacked(cache, newest_known()?, deadline)
+}
+
+/// The release of the newest kernel in apt's lists.
+fn newest_known() -> Result<String> {
+    let output = Command::new("apt-cache").args(["depends", "linux-image-amd64"]).output();
+    let output = output.context("cannot start apt-cache")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let package = text.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
+    Ok(package.context("apt knows no package linux-image-amd64; run: sudo apt-get update")?.into())
+}
+
+fn newest_cached(cache: &Path) -> Option<String> {
+    let name = |file: fs::DirEntry| Some(file.file_name().to_str()?.strip_prefix("kernel-")?.to_string());
+    // 6.1.0-9 is older than 6.1.0-10.
+    let numbers = |release: &String| -> Vec<u32> {
+        release.split(['.', '-']).map(|number| number.parse().unwrap_or(0)).collect()
+    };
+    fs::read_dir(cache).ok()?.flatten().filter_map(name).max_by_key(numbers)
+}
+
+/// Fetches and unpacks a kernel unless that is done already.
+fn unpacked(cache: &Path, release: String, deadline: Deadline) -> Result<String> {
+    let dir = folder(cache, &release);
+    if dir.exists() {
+        return Ok(release);
+    }
+    // Under another name until it is whole. Of two who do this at once the first to finish wins.
+    let part = cache.join(format!("part-{}", std::process::id()));
+    let result = fetch_into(&part, &release, deadline);
+    if result.is_ok() && fs::rename(part.join("tree"), &dir).is_err() && !dir.exists() {
+        bail!("cannot make {}", dir.display());
+    }
+    let _ = fs::remove_dir_all(&part);
+    result.map(|()| release)
+}
+
+fn fetch_into(part: &Path, release: &str, deadline: Deadline) -> Result<()> {
+    let tree = part.join("tree");
+    fs::create_dir_all(&tree).with_context(|| format!("cannot make {}", tree.display()))?;
+    let mut download = process::command("apt-get", part);
+    // As root apt downloads as another user, who may not write here, and says so.
+    if rustix::process::geteuid().is_root() {
+        download.args(["-o", "APT::Sandbox::User=root"]);
+    }
+    download.arg("download").arg(format!("linux-image-{release}"));
+    process::run(download, deadline)?;
+    let mut files = fs::read_dir(part)?.flatten().map(|file| file.path());
+    let package = files.find(|path| path.extension() == Some(OsStr::new("deb")));
+    let mut unpack = process::command("dpkg-deb", part);
+    unpack.arg("-x").arg(package.context("apt-get has downloaded nothing")?).arg(&tree);
+    process::run(unpack, deadline)?;
+    // Unpacked here once, for the guest takes 6 s to do it at every boot. QEMU boots it as it is (PVH).
+    let boot = tree.join("boot");
+    let packed = part.join("kernel.xz");
+    fs::write(&packed, payload(&fs::read(boot.join(format!("vmlinuz-{release}")))?)?)?;
+    let mut unpack = process::command("xz", part);
+    unpack.arg("-dc").arg(&packed).stdout(fs::File::create(boot.join(format!("vmlinux-{release}")))?);
+    process::run(unpack, deadline)?;
+    // Debian's package leaves that to the installation. It writes the aliases besides, by which the
+    // kernel asks for modules.
+    let mut depmod = process::command(system::find_program("depmod").context("no depmod")?, part);
+    depmod.arg("-b").arg(&tree).arg(release);
+    process::run(depmod, deadline)
+}
+
+/// The compressed kernel in an image: where it is says the header of the boot protocol.
+fn payload(image: &[u8]) -> Result<&[u8]> {
+    let number = |at: usize| {
+        let bytes = image.get(at..at + 4)?;
+        Some(u32::from_le_bytes(bytes.try_into().ok()?) as usize)
+    };
+    ensure!(image.get(0x202..0x206) == Some(b"HdrS"), "the kernel's image has no header");
+    // Sectors of the part in real mode, less the first; then offset and length behind them. The last
+    // four bytes are the unpacked length.
+    let start = (usize::from(image[0x1f1]) + 1) * 512;
+    let find = || image.get(start + number(0x248)?..)?.get(..number(0x24c)?.checked_sub(4)?);
+    let payload = find().context("the kernel's image is cut short")?;
+    ensure!(payload.starts_with(b"\xfd7zXZ\0"), "the kernel is not compressed with xz");
+    Ok(payload)
+}
+
+fn parse_dependencies(text: &str) -> Result<HashMap<String, Vec<String>>> {
+    let parse = |line: &str| {
+        let (file, needs) = line.split_once(':')?;
+        Some((file.to_string(), needs.split_whitespace().map(str::to_string).collect()))
+    };
+    text.lines().map(|line| parse(line).with_context(|| format!("modules.dep has a line {line:?}"))).collect()
+}
+
+/// The named modules and all that they need, each once and after what it needs.
+fn closure(
+    dependencies: &HashMap<String, Vec<String>>,
+    builtin: &[String],
+    names: &[&str],
+) -> Result<Vec<String>> {
+    fn add(file: &str, dependencies: &HashMap<String, Vec<String>>, order: &mut Vec<String>) {
+        if order.iter().any(|known| known == file) {
+            return;
+        }
+        for needed in dependencies.get(file).into_iter().flatten() {
+            add(needed, dependencies, order);
+        }
+        order.push(file.to_string());
+    }
+    let files: HashMap<_, _> = dependencies.keys().map(|file| (module_name(file), file)).collect();
+    let mut order = Vec::new();
+    for name in names {
+        match files.get(&module_name(name)) {
+            Some(file) => add(file, dependencies, &mut order),
+            None if builtin.contains(&module_name(name)) => (),
+            None => bail!("the kernel has no module {name}"),
+        }
+    }
+    Ok(order)
+}
+
+/// Cargo's programs of the user who runs us.
+pub fn cargo_bin() -> PathBuf {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    home.unwrap_or_else(|| Path::new(&env::var_os("HOME").unwrap_or_default()).join(".cargo")).join("bin")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODULES: &str = "\
+kernel/a/rdma_rxe.ko.xz: kernel/b/ib-core.ko kernel/c/tunnel.ko
+kernel/b/ib-core.ko: kernel/d/base.ko
+kernel/c/tunnel.ko:
+kernel/d/base.ko:
+kernel/e/other.ko: kernel/d/base.ko
+";
+
+    #[test]
+    fn what_a_module_needs_comes_before_it() {
+        let dependencies = parse_dependencies(MODULES).unwrap();
+        let builtin = ["ipv6".to_string()];
+        let order = closure(&dependencies, &builtin, &["rdma-rxe", "ib_core", "ipv6"]).unwrap();
+        let order: Vec<_> = order.iter().map(|file| module_name(file)).collect();
+        assert_eq!(order, ["base", "ib_core", "tunnel", "rdma_rxe"]);
+    }
+
+    #[test]
+    fn the_payload_is_where_the_header_says() {
+        let mut image = vec![0; 2048];
+        image[0x1f1] = 1;
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x248..0x24c].copy_from_slice(&16_u32.to_le_bytes());
+        image[0x24c..0x250].copy_from_slice(&14_u32.to_le_bytes());
+        image[1040..1054].copy_from_slice(b"\xfd7zXZ\0packSIZE");
+        assert_eq!(payload(&image).unwrap(), b"\xfd7zXZ\0pack");
+        payload(&image[..1049]).unwrap_err();
+        payload(&[0; 2048]).unwrap_err();
+        payload(&[]).unwrap_err();
+    }
+
+    #[test]
+    fn a_module_that_is_not_there_is_named() {
+        let dependencies = parse_dependencies(MODULES).unwrap();
+        let error = closure(&dependencies, &[], &["siw"]).unwrap_err().to_string();
+        assert!(error.contains("siw"), "{error}");
+        parse_dependencies("no colon").unwrap_err();
+    }
+}

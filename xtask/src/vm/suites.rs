@@ -1,0 +1,110 @@
+//! The suites that run in the virtual machine.
+
+/// One suite of the table.
+pub struct Suite {
+    /// What `--suite` calls it. Lower case and dashes.
+    pub name: &'static str,
+    /// How many machines it runs in: 1 or 2.
+    pub guests: u8,
+    /// Seconds that its script may take in the guest.
+    pub limit: u64,
+    /// Whether the step `vm` of `cargo xtask test` runs it.
+    pub default: bool,
+    /// What it shows, for `--list`.
+    pub about: &'static str,
+    /// What must be built on the host first: calls of cargo, `build` or `test`, to which `--release`
+    /// (and `--no-run`) is added.
+    pub build: &'static [&'static [&'static str]],
+    /// Run in the guest as root by `/bin/sh -eu`, in the repository's root, which is read-only. With
+    /// two guests it runs in both. Results go to /run/out. It finds
+    ///
+    /// * the functions of lib.sh;
+    /// * `BIN_DIR`, cargo's release folder;
+    /// * a variable for each program built: `BIN_x`, `EXAMPLE_x` and `TEST_x` (an integration test,
+    ///   or the unit tests of crate x), in capitals with underscores for dashes;
+    /// * `VM_GUEST`, 1 or 2, and with two guests `VM_GUEST_IP`, `VM_PEER_IP`. (The names that begin
+    ///   with PUSHGATE are settings, and the library refuses those that it does not know.)
+    pub script: &'static str,
+}
+
+/// All suites, in the order in which they run.
+pub const SUITES: &[Suite] = &[
+    Suite {
+        name: "rdma-smoke",
+        guests: 1,
+        limit: 60,
+        default: true,
+        about: "a soft-RoCE device is active and carries writes between two processes",
+        build: &[],
+        script: r#"
+rdma link show rxe0/1 | grep 'state ACTIVE'
+ibv_devinfo -d rxe0 | tee /run/out/devinfo.txt
+grep -q 'active_mtu:.*4096' /run/out/devinfo.txt
+ls /dev/infiniband/rdma_cm /dev/infiniband/uverbs0
+ib_write_bw -d rxe0 -x 1 -s 65536 -n 200 -F >/run/out/server.txt 2>&1 &
+listening 18515
+ib_write_bw -d rxe0 -x 1 -s 65536 -n 200 -F 10.9.0.1
+wait $!
+"#,
+    },
+    Suite {
+        name: "rdma-smoke-pair",
+        guests: 2,
+        limit: 90,
+        default: false,
+        about: "the same between two machines, by sends over UDP",
+        build: &[],
+        script: r#"
+rdma link show rxen0/1 | grep 'state ACTIVE'
+if [ "$VM_GUEST" = 1 ]; then
+    ib_send_bw -d rxen0 -x 1 -s 65536 -n 200 -F &
+    listening 18515
+    together server
+    wait $!
+else
+    together server
+    ib_send_bw -d rxen0 -x 1 -s 65536 -n 200 -F "$VM_PEER_IP" >/run/out/client.txt 2>&1
+fi
+"#,
+    },
+];
+
+/// The names of all suites.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    SUITES.iter().map(|suite| suite.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steps::STEPS;
+
+    #[test]
+    fn names_are_unique_and_plain() {
+        let mut sorted: Vec<_> = names().collect();
+        sorted.sort();
+        sorted.dedup();
+        assert_eq!(sorted.len(), SUITES.len());
+        // They become names of files and stand in scripts.
+        assert!(sorted.iter().all(|n| n.chars().all(|c| c.is_ascii_lowercase() || c == '-')));
+    }
+
+    #[test]
+    fn every_suite_can_run() {
+        for suite in SUITES {
+            assert!((1..=2).contains(&suite.guests), "{}", suite.name);
+            assert!(!suite.default || suite.guests == 1, "{}: the step boots one machine", suite.name);
+            let is_known = |call: &&[&str]| matches!(call[0], "build" | "test");
+            assert!(suite.build.iter().all(is_known), "{}", suite.name);
+        }
+    }
+
+    #[test]
+    fn limits_fit_into_the_step() {
+        let budget = STEPS.iter().find(|step| step.name == "vm").unwrap().budget;
+        let limits = SUITES.iter().filter(|suite| suite.default).map(|suite| suite.limit);
+        assert!(limits.clone().all(|limit| limit < budget));
+        // It is killed at twice its budget.
+        assert!(limits.sum::<u64>() + super::super::guest::BOOT.as_secs() < 2 * budget);
+    }
+}
