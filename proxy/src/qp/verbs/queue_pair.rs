@@ -87,6 +87,7 @@ pub struct VerbsQp {
     in_log: u32,
     limits: Limits,
 
+    completions: Box<[sys::ibv_wc; COMPLETIONS]>,
     chain: Chain,
     /// For each message in flight, the number of its last work request.
     last_wr: Box<[u64]>,
@@ -160,6 +161,7 @@ impl VerbsQp {
                 // Nothing is in flight but what the window holds.
                 bytes: u64::MAX / 2,
             },
+            completions: Box::new([sys::ibv_wc::default(); COMPLETIONS]),
             // A quarter of the queue: enough is free while the answer is on its way.
             chain: Chain::new(half.rc.inline, (slots as u64 / 2).max(1)),
             last_wr: vec![0; slots as usize].into(),
@@ -330,11 +332,9 @@ impl VerbsQp {
 
     /// Takes completions. True if there were any.
     fn poll_cq(&mut self) -> bool {
-        // SAFETY: plain data.
-        let mut found: [sys::ibv_wc; COMPLETIONS] = unsafe { std::mem::zeroed() };
         let mut any = false;
         loop {
-            let n = match self.rc.cq.poll(&mut found) {
+            let n = match self.rc.cq.poll(&mut self.completions[..]) {
                 Ok(n) => n,
                 Err(e) => {
                     tracing::error!(rank = self.rank, peer = self.peer, "polling the CQ: {e}");
@@ -343,9 +343,10 @@ impl VerbsQp {
                 }
             };
             any |= n > 0;
-            for wc in &found[..n] {
+            for i in 0..n {
+                let wc = self.completions[i];
                 if wc.status != sys::ibv_wc_status::IBV_WC_SUCCESS {
-                    self.broken(wc);
+                    self.broken(&wc);
                 } else if wc.wr_id == RECEIVE {
                     // SAFETY: a receive without memory completes by immediate data alone.
                     self.arrived(u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data }));
