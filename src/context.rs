@@ -402,6 +402,10 @@ impl Mover for GpuMover {
         }
         Ok(ended)
     }
+
+    fn flush(&mut self) -> Result<(), MoveError> {
+        self.copy.flush_rdma_writes().map_err(|e| MoveError { length: 0, reason: e.to_string() })
+    }
 }
 
 /// NUMA node of a PCI function, if the kernel knows it.

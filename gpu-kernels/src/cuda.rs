@@ -8,6 +8,7 @@
 
 mod compile;
 mod guard;
+mod rdma;
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -27,11 +28,12 @@ use cudarc::driver::sys::{
 
 pub use self::guard::{CudaInfo, probe};
 use self::guard::{Driver, NOT_READY, SUCCESS};
+use self::rdma::Rdma;
 use crate::build_support::kernel_names;
 use crate::embedded::{self, FATBINS, SOURCES};
 use crate::executor::{
-    Access, BufferMemory, DeviceBuffer, DeviceError, Executor, Launch, LoadedModule, Registration, Result,
-    Running, RunningKernel, Stream, WaitOutcome,
+    Access, BufferMemory, DeviceBuffer, DeviceError, DmaBuf, Executor, Launch, LoadedModule, Registration,
+    Result, Running, RunningKernel, Stream, WaitOutcome,
 };
 use crate::module::{Cache, Source, list};
 
@@ -74,6 +76,7 @@ pub(crate) struct Context {
     processors: u32,
     max_shared: u32,
     read_only: bool,
+    rdma: Rdma,
     /// For the copies and fills of buffers.
     copies: Raw<CUstream>,
     ledger: Mutex<Ledger>,
@@ -155,6 +158,7 @@ impl Context {
         let processors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let max_shared = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let read_only = attribute(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)? != 0;
+        let rdma = Rdma::ask(driver, |which| attribute(which).unwrap_or(0));
 
         let mut context = null_mut();
         // SAFETY: writes one handle; released in `drop`.
@@ -172,6 +176,7 @@ impl Context {
             processors,
             max_shared,
             read_only,
+            rdma,
             copies: Raw(null_mut()),
             ledger: Mutex::default(),
         };
@@ -583,6 +588,10 @@ impl BufferMemory for CudaBuffer {
         };
         self.context.check("cuMemcpyDtoHAsync", code, doing)?;
         self.context.finish_copies(doing)
+    }
+
+    fn export(&self, bytes: usize) -> Result<Option<DmaBuf>> {
+        self.context.export(self.addr, bytes)
     }
 }
 
@@ -1103,6 +1112,11 @@ impl CopyStream {
         Ok(CopyMark(mark))
     }
 
+    /// See [`Context::flush_rdma_writes`].
+    pub(crate) fn flush_rdma_writes(&self) -> Result<()> {
+        self.0.context.flush_rdma_writes()
+    }
+
     pub(crate) fn passed(&self, mark: &CopyMark) -> Result<bool> {
         let context = &self.0.context;
         let _current = context.current()?;
@@ -1136,15 +1150,16 @@ mod tests {
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 static __thread int depth;
-static int registered, live;
+static int registered, live, flushed;
 #define IN if (depth < 1) { fprintf(stderr, "%s: no context\n", __func__); abort(); }
 int stub_depth(void) { return depth; }
 int stub_live(void) { return live + registered; }
 int cuDeviceGet(int *d, int i) { *d = i; return 0; }
 int cuDeviceGetName(char *s, int n, int d) { strcpy(s, "Stub"); return 0; }
 int cuDeviceGetPCIBusId(char *s, int n, int d) { strcpy(s, "0000:01:00.0"); return 0; }
-int cuDeviceGetAttribute(int *v, int a, int d) { *v = a == 75 ? 9 : a == 76 ? 0 : a == 16 ? 4 : a == 97 ? 232448 : 0; return 0; }
+int cuDeviceGetAttribute(int *v, int a, int d) { *v = a == 75 ? 9 : a == 76 ? 0 : a == 16 ? 4 : a == 97 ? 232448 : a == 117 || a == 124 ? 1 : 0; return 0; }
 int cuDevicePrimaryCtxRetain(void **c, int d) { *c = (void *)8; live++; return 0; }
 int cuDevicePrimaryCtxRelease_v2(int d) { live--; return 0; }
 int cuCtxPushCurrent_v2(void *c) { depth++; return 0; }
@@ -1169,6 +1184,9 @@ int cuEventElapsedTime(float *t, void *a, void *b) { IN *t = 1.5f; return 0; }
 int cuModuleLoadData(void **m, const void *i) { IN *m = malloc(1); live++; return (size_t)i % 16; }
 int cuModuleUnload(void *m) { IN free(m); live--; return 0; }
 int cuModuleGetFunction(void **f, void *m, const char *n) { IN *f = (void *)16; return strcmp(n, "poke") ? 500 : 0; }
+int cuMemGetHandleForAddressRange(int *fd, size_t p, size_t n, int t, unsigned long long f) { IN *fd = t == 1 && !f && p % 4096 == 0 && n % 4096 == 0 ? dup(0) : -1; return *fd < 0; }
+int cuFlushGPUDirectRDMAWrites(int t, int s) { IN flushed++; return t != 0 || s != 100; }
+int stub_flushed(void) { return flushed; }
 int cuFuncSetAttribute(void *f, int a, int v) { IN return a == 8 && v <= 232448 ? 0 : 1; }
 int cuFuncGetAttribute(int *v, int a, void *f) { IN return 0; }
 int cuFuncGetParamInfo(void *f, size_t i, size_t *o, size_t *n) { IN *o = 0; *n = 16; return i ? 1 : 0; }
@@ -1268,14 +1286,19 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         while !copies.done(&ticket).unwrap() {}
         assert_eq!(read(), 0x0707070707070707);
 
+        // A dma-buf for RDMA devices, whose writes this driver must be asked to flush.
+        let exported = word.export().unwrap().unwrap();
+        assert_eq!(exported.offset, word.addr() % rustix::param::page_size() as u64);
+        copies.flush_rdma_writes().unwrap();
+
         drop((six, one, two, ticket, copies, module, word, second, executor));
         // SAFETY: the stub's own functions, as it defines them.
-        let (depth, live) = unsafe {
+        let (depth, live, flushed) = unsafe {
             let library = libloading::Library::new("libcuda.so.1").unwrap();
             let ask = |name: &str| library.get::<extern "C" fn() -> i32>(name.as_bytes()).unwrap()();
-            (ask("stub_depth"), ask("stub_live"))
+            (ask("stub_depth"), ask("stub_live"), ask("stub_flushed"))
         };
-        println!("CHILD depth {depth} live {live}");
+        println!("CHILD depth {depth} live {live} flushed {flushed}");
     }
 
     impl CudaExecutor {
@@ -1370,6 +1393,10 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         }
         buffer.copy_to_host(&mut bytes[..16]).unwrap();
         assert_eq!(bytes[..16], words(&[2, 4])); // the fifth pair of bare_store
+        // A flush waits for no kernel.
+        let (flushed, took) = rdma::tests::timed_flush(&executor);
+        println!("flush beside a kernel: {flushed:?}, {took:?}");
+        assert!(took < Duration::from_secs(1));
         drop(buffer);
         assert!(!waiting.is_done().unwrap());
         host.copy_from_host(&1u64.to_ne_bytes()).unwrap();
@@ -1383,6 +1410,6 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         let folder = Folder::new("driver");
         stub(&folder, &format!("{DRIVER}{}", stub_source(0, 13000, 1, DRIVER)));
         let text = run_child("cuda::tests::child", &folder.0);
-        assert!(text.contains("CHILD depth 0 live 0"), "{text}");
+        assert!(text.contains("CHILD depth 0 live 0 flushed 1"), "{text}");
     }
 }

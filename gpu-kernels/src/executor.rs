@@ -5,6 +5,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -384,6 +385,20 @@ pub(crate) trait BufferMemory: Send + Sync {
     fn write(&self, offset: usize, from: &[u8]) -> Result<()>;
     /// Copies from the device. The caller has checked the range.
     fn read(&self, offset: usize, to: &mut [u8]) -> Result<()>;
+    /// See [`DeviceBuffer::export`].
+    fn export(&self, _bytes: usize) -> Result<Option<DmaBuf>> {
+        Ok(None)
+    }
+}
+
+/// Device memory as other devices' drivers take it ([`DeviceBuffer::export`]).
+#[derive(Debug)]
+pub struct DmaBuf {
+    /// The dma-buf: the pages that the buffer touches, so that more than the
+    /// buffer may lie in it.
+    pub fd: OwnedFd,
+    /// Where the buffer begins in it.
+    pub offset: u64,
 }
 
 /// Device memory; freed on drop.
@@ -429,6 +444,14 @@ impl DeviceBuffer {
     pub fn copy_to_host_at(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         self.check("copy from a device buffer", offset, to.len())?;
         self.memory.read(offset, to)
+    }
+
+    /// A dma-buf of the buffer, for an RDMA device that is to write there. `None`
+    /// if this device gives none, or if nothing could make such writes visible to
+    /// its kernels in time. Let it, and what was registered with it, go before the
+    /// buffer.
+    pub fn export(&self) -> Result<Option<DmaBuf>> {
+        self.memory.export(self.len)
     }
 
     fn check(&self, what: &'static str, offset: usize, len: usize) -> Result<()> {

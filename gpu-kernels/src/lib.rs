@@ -14,8 +14,8 @@ mod mover;
 pub use cpu::CpuExecutor;
 pub use cuda::{CudaExecutor, CudaInfo, probe};
 pub use executor::{
-    Access, Available, DeviceBuffer, DeviceChoice, DeviceError, Executor, Launch, LoadedModule, Registration,
-    Result, Running, Stream, WaitOutcome, available_executors, choose, choose_at,
+    Access, Available, DeviceBuffer, DeviceChoice, DeviceError, DmaBuf, Executor, Launch, LoadedModule,
+    Registration, Result, Running, Stream, WaitOutcome, available_executors, choose, choose_at,
 };
 pub use module::Source;
 pub use mover::{CopyTicket, CudaCopy};

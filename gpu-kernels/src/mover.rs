@@ -44,6 +44,14 @@ impl CudaCopy {
         Ok(CopyTicket { mark })
     }
 
+    /// Makes what an RDMA device has written into the GPU's memory visible to its
+    /// kernels, those that run among them: for a signal that is written after this
+    /// and announces such data (P3). May be called by any thread, whatever context
+    /// is current there.
+    pub fn flush_rdma_writes(&self) -> Result<()> {
+        self.stream.flush_rdma_writes()
+    }
+
     /// Whether the copy, and every one started before it, is complete in GPU
     /// memory. Never blocks.
     pub fn done(&self, ticket: &CopyTicket) -> Result<bool> {

@@ -11,7 +11,7 @@ use crate::endpoint::{Endpoint, QpMemory, QpOptions};
 use crate::engine::{Engine, EngineError, QpId};
 use crate::idle::Wake;
 use crate::memory::Keep;
-use crate::region::RegionMemory;
+use crate::region::{Exported, RegionMemory};
 use crate::remote::RemoteEngine;
 use crate::session::Status;
 
@@ -66,12 +66,18 @@ pub trait Proxy: Send + Sync {
     ) -> Result<u32, EngineError>;
 
     /// Registers memory of a device that the engine's mover reaches. Only for an
-    /// engine of this process.
+    /// engine of this process. What is `exported` an RDMA device may write itself.
     ///
     /// # Safety
     /// The `bytes` at device address `address` stay allocated until the region or
-    /// the queue pair is removed.
-    unsafe fn add_device_region(&self, qp: QpId, address: u64, bytes: u64) -> Result<u32, EngineError>;
+    /// the queue pair is removed. `exported` is of just them.
+    unsafe fn add_device_region(
+        &self,
+        qp: QpId,
+        address: u64,
+        bytes: u64,
+        exported: Option<Exported>,
+    ) -> Result<u32, EngineError>;
 
     /// Removes a region; false if the key names none. Waits for a copy under way.
     fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError>;
@@ -138,9 +144,15 @@ impl Proxy for Engine {
         unsafe { self.add_region(qp, RegionMemory::Host { address, keep }, bytes) }
     }
 
-    unsafe fn add_device_region(&self, qp: QpId, address: u64, bytes: u64) -> Result<u32, EngineError> {
+    unsafe fn add_device_region(
+        &self,
+        qp: QpId,
+        address: u64,
+        bytes: u64,
+        exported: Option<Exported>,
+    ) -> Result<u32, EngineError> {
         // SAFETY: our caller promises the same.
-        unsafe { self.add_region(qp, RegionMemory::Device { address, exported: None }, bytes) }
+        unsafe { self.add_region(qp, RegionMemory::Device { address, exported }, bytes) }
     }
 
     fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
@@ -205,7 +217,13 @@ impl Proxy for RemoteEngine {
         )))
     }
 
-    unsafe fn add_device_region(&self, _: QpId, address: u64, bytes: u64) -> Result<u32, EngineError> {
+    unsafe fn add_device_region(
+        &self,
+        _: QpId,
+        address: u64,
+        bytes: u64,
+        _: Option<Exported>,
+    ) -> Result<u32, EngineError> {
         Err(EngineError::Remote(format!(
             "{bytes} bytes at device address {address:#x} are reached by a mover of this process alone: \
              allocate the region as shared memory, or run the engine in this process (proxy = thread)"

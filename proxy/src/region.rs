@@ -7,6 +7,9 @@ use std::sync::Arc;
 
 use crate::memory::Keep;
 
+/// A dma-buf, and where in it a region begins.
+pub type Exported = (Arc<OwnedFd>, u64);
+
 /// Where a region lies.
 #[derive(Clone)]
 pub enum RegionMemory {
@@ -21,9 +24,9 @@ pub enum RegionMemory {
     Device {
         /// First byte, as the device and its mover name it.
         address: u64,
-        /// A dma-buf of it and where in that it begins, if its driver exports it:
-        /// for RDMA devices that can write there themselves.
-        exported: Option<(Arc<OwnedFd>, u64)>,
+        /// Set if its driver exports it: for RDMA devices that can write there
+        /// themselves.
+        exported: Option<Exported>,
     },
 }
 

@@ -401,7 +401,10 @@ fn a_thread_and_a_process_are_peers_all_the_same() {
     assert!(pa.remove_region(pair.a_qp, key).unwrap());
     // SAFETY: refused, so nothing is registered.
     let refused = unsafe {
-        [pb.add_host_region(pair.b_qp, address, 512, None), pb.add_device_region(pair.b_qp, 0x1000, 512)]
+        [
+            pb.add_host_region(pair.b_qp, address, 512, None),
+            pb.add_device_region(pair.b_qp, 0x1000, 512, None),
+        ]
     };
     for refused in refused {
         let why = remote_sentence(refused);

@@ -14,10 +14,12 @@ use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_gpu_kernels::{Access, DeviceBuffer, Registration};
 use pushgate_proxy::engine::QpId;
+use pushgate_proxy::region::Exported;
 use pushgate_proxy::session::Status;
 
 use crate::context::{Context, Shared};
 use crate::error::{Error, Result};
+use crate::settings::QpKind;
 
 pub(crate) use join::Half;
 use join::{Inbound, Joined, Own};
@@ -165,6 +167,9 @@ impl QueuePair {
     }
 
     /// Lets the peer put into device memory. With the engine in this process only.
+    /// Between RDMA devices the peer's writes there directly where the GPU and both
+    /// of them allow it; elsewhere the payload comes to host memory, and the
+    /// GPU's copy engine fetches it.
     ///
     /// # Safety
     /// The buffer outlives the queue pair or [`QueuePair::deregister`].
@@ -175,8 +180,24 @@ impl QueuePair {
             // caller keeps the buffer, and nobody holds references into it.
             return Ok(unsafe { proxy.add_host_region(self.id, buffer.addr() as usize, bytes, None)? });
         }
-        // SAFETY: the caller keeps the buffer.
-        Ok(unsafe { proxy.add_device_region(self.id, buffer.addr(), bytes)? })
+        let exported = match self.context.settings().qp {
+            QpKind::Verbs => self.export(buffer),
+            QpKind::Local => None,
+        };
+        // SAFETY: the caller keeps the buffer; the export is of all of it.
+        Ok(unsafe { proxy.add_device_region(self.id, buffer.addr(), bytes, exported)? })
+    }
+
+    /// What an RDMA device needs to write into a buffer. Without it there is the
+    /// copy engine, so that an error is no reason to refuse the buffer.
+    fn export(&self, buffer: &DeviceBuffer) -> Option<Exported> {
+        match buffer.export() {
+            Ok(dma_buf) => dma_buf.map(|d| (Arc::new(d.fd), d.offset)),
+            Err(e) => {
+                tracing::warn!(rank = self.rank, peer = self.peer, "{e}: payload for it will be copied");
+                None
+            }
+        }
     }
 
     /// Takes a registration back.

@@ -7,14 +7,15 @@
 //! numbers. Each signature is checked against cudarc's at compile time.
 #![allow(non_snake_case)] // the driver's own names
 
-use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::fmt;
 use std::ptr::null;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute,
-    CUmodule, CUresult, CUstream,
+    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUflushGPUDirectRDMAWritesScope,
+    CUflushGPUDirectRDMAWritesTarget, CUfunction, CUfunction_attribute, CUmemRangeHandleType, CUmodule,
+    CUresult, CUstream,
 };
 use libloading::Library;
 
@@ -125,10 +126,14 @@ driver! {
     // 12.8 and later, of the same type.
     older:
     fn cuEventElapsedTime = cuEventElapsedTime_v2(*mut f32, CUevent, CUevent);
-    // 12.4 and later.
     optional:
+    // 12.4 and later.
     fn cuFuncLoad(CUfunction);
     fn cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
+    // Only for RDMA devices that write into the GPU's memory: what stands in for
+    // a driver elsewhere need not have them.
+    fn cuMemGetHandleForAddressRange(*mut c_void, CUdeviceptr, usize, CUmemRangeHandleType, c_ulonglong);
+    fn cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope);
 }
 
 /// # Safety

@@ -179,6 +179,20 @@ impl Device {
         Ok(d)
     }
 
+    /// Of a test's library and context.
+    #[cfg(test)]
+    pub(super) fn mock(verbs: &'static sys::Verbs, context: NonNull<sys::ibv_context>) -> Self {
+        Device {
+            verbs,
+            context,
+            name: "mock0".into(),
+            port: 1,
+            port_state: PortState { active: true, mtu: 4096, lid: 0, ethernet: true, message: 1 << 30 },
+            limits: DeviceLimits { queue: 1024, cq: 1024 },
+            events: AtomicU64::new(0),
+        }
+    }
+
     pub(super) fn raw(&self) -> *mut sys::ibv_context {
         self.context.as_ptr()
     }

@@ -89,6 +89,22 @@ pub enum VerbsError {
         /// The device.
         device: String,
     },
+    /// The device has no memory of its own, or too little.
+    #[error(
+        "{device} {}: use window = memory",
+        match most {
+            0 => "has no memory of its own (max_dm_size 0)".into(),
+            _ => format!("gives at most {most} bytes of its own memory (max_dm_size), and {bytes} were asked for"),
+        }
+    )]
+    NicMemory {
+        /// Its name.
+        device: String,
+        /// Asked for.
+        bytes: usize,
+        /// What there is in one piece.
+        most: u64,
+    },
     /// A call failed.
     #[error("{what}: {error}{remedy}")]
     Call {

@@ -116,7 +116,8 @@ impl Mr {
         })
     }
 
-    fn made(
+    /// Of what the library gave for the domain: a region, or null for an error.
+    pub(super) fn made(
         pd: &Arc<Pd>,
         raw: *mut sys::ibv_mr,
         error: impl FnOnce() -> VerbsError,

@@ -1,0 +1,223 @@
+//! What lets an RDMA device write into the GPU's memory, and when its kernels
+//! may read that (P3, data before signal).
+
+use std::ffi::c_int;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use cudarc::driver::sys::{
+    CUGPUDirectRDMAWritesOrdering_enum as Ordering, CUdevice_attribute_enum as Attribute,
+    CUflushGPUDirectRDMAWritesOptions_enum as Options, CUflushGPUDirectRDMAWritesScope_enum as Scope,
+    CUflushGPUDirectRDMAWritesTarget_enum as Target, CUmemRangeHandleType_enum as HandleType,
+};
+
+use super::Context;
+use super::guard::Driver;
+use crate::executor::{DeviceError, DmaBuf, Result};
+
+/// What the driver says of a GPU's memory and other devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Rdma {
+    /// CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, and the call is there.
+    dma_buf: bool,
+    /// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING.
+    ordering: u32,
+    /// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS; 0 without the call.
+    options: u32,
+}
+
+/// What stands between an RDMA device's write and a kernel that reads it after
+/// our signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Visibility {
+    /// Nothing: the GPU sees such writes in order by itself.
+    Ordered,
+    /// A flush.
+    Flush,
+    /// Nothing that we could do.
+    Never,
+}
+
+impl Rdma {
+    pub(super) fn ask(driver: &Driver, attribute: impl Fn(Attribute) -> u32) -> Self {
+        let dma_buf = attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED) != 0;
+        let options = attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS);
+        Rdma {
+            dma_buf: dma_buf && driver.cuMemGetHandleForAddressRange.is_some(),
+            ordering: attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING),
+            options: if driver.cuFlushGPUDirectRDMAWrites.is_some() { options } else { 0 },
+        }
+    }
+
+    /// The decision on P3, made here alone. CUDA Driver API, "Event Management",
+    /// cuFlushGPUDirectRDMAWrites: the call blocks until remote writes are visible
+    /// to the scope, and "can be safely omitted" where the scope lies within
+    /// WRITES_ORDERING, by comparing the numbers. Our scope is the owner: the
+    /// kernels of the GPU that has the memory. FLUSH_WRITES_OPTIONS says by its bit
+    /// HOST if the call is supported.
+    ///
+    /// The same page leaves to the user GPUs whose memory is reached by several
+    /// paths at once (CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE). We export by
+    /// the one default path.
+    fn visibility(&self) -> Visibility {
+        if self.ordering >= Ordering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as u32 {
+            Visibility::Ordered
+        } else if self.options & Options::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as u32 != 0 {
+            Visibility::Flush
+        } else {
+            Visibility::Never
+        }
+    }
+}
+
+/// The pages that `bytes` from `addr` touch, and where in them those begin.
+fn pages(addr: u64, bytes: usize, page: u64) -> (u64, usize, u64) {
+    let start = addr & !(page - 1);
+    let end = (addr + bytes as u64).next_multiple_of(page);
+    (start, (end - start) as usize, addr - start)
+}
+
+impl Context {
+    /// See [`crate::DeviceBuffer::export`].
+    pub(super) fn export(&self, addr: u64, bytes: usize) -> Result<Option<DmaBuf>> {
+        let Some(export) = self.driver.cuMemGetHandleForAddressRange.filter(|_| self.rdma.dma_buf) else {
+            return Ok(None);
+        };
+        // Better copied than seen too early.
+        if bytes == 0 || self.rdma.visibility() == Visibility::Never {
+            return Ok(None);
+        }
+        let _current = self.current()?;
+        let (start, length, offset) = pages(addr, bytes, rustix::param::page_size() as u64);
+        let mut fd: c_int = -1;
+        let kind = HandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+        // SAFETY: for this type of handle the driver writes one int. It checks the
+        // range against its own allocations.
+        let code = unsafe { export((&raw mut fd).cast(), start, length, kind, 0) };
+        let doing = || format!("exporting {length} bytes at {start:#x} as a dma-buf");
+        self.check("cuMemGetHandleForAddressRange", code, doing)?;
+        // SAFETY: a new descriptor, which the driver leaves to us.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // The GPU's memory is not for whatever program we may start.
+        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).map_err(|e| DeviceError::Io {
+            what: "closing on exec",
+            path: "a dma-buf".into(),
+            source: e.into(),
+        })?;
+        Ok(Some(DmaBuf { fd, offset }))
+    }
+
+    /// Makes what RDMA devices have written into this GPU's memory visible to its
+    /// kernels.
+    pub(super) fn flush_rdma_writes(&self) -> Result<()> {
+        match self.rdma.visibility() {
+            Visibility::Ordered => Ok(()),
+            Visibility::Flush => self.flush_by_call(),
+            // Never exported, so that nobody has written.
+            Visibility::Never => Err(self.cannot_flush()),
+        }
+    }
+
+    fn flush_by_call(&self) -> Result<()> {
+        let flush = self.driver.cuFlushGPUDirectRDMAWrites.ok_or_else(|| self.cannot_flush())?;
+        // The target is whatever context is current, and on an engine's thread that
+        // is none.
+        let _current = self.current()?;
+        // SAFETY: takes two numbers; the context that it is about is current.
+        let code = unsafe {
+            flush(
+                Target::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+                Scope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
+            )
+        };
+        self.check("cuFlushGPUDirectRDMAWrites", code, || "making RDMA writes visible".to_owned())
+    }
+
+    fn cannot_flush(&self) -> DeviceError {
+        DeviceError::UnfitDevice {
+            index: self.index,
+            name: self.name.clone(),
+            what: "it neither orders nor flushes what RDMA devices write".to_owned(),
+            remedy: "register shared memory in place of a buffer",
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::{CudaCopy, CudaExecutor, Executor};
+
+    #[test]
+    fn p3_memory_is_ordered_or_flushed_or_not_exported() {
+        let of = |ordering, options| Rdma { dma_buf: true, ordering, options }.visibility();
+        assert_eq!(of(200, 0), Visibility::Ordered);
+        assert_eq!(of(100, 1), Visibility::Ordered);
+        assert_eq!(of(0, 1), Visibility::Flush);
+        assert_eq!(of(0, 3), Visibility::Flush);
+        // By operations on a stream alone: not at the engine's bidding.
+        assert_eq!(of(0, 2), Visibility::Never);
+        assert_eq!(of(0, 0), Visibility::Never);
+    }
+
+    #[test]
+    fn an_export_is_of_whole_pages_around_the_buffer() {
+        assert_eq!(pages(0x20_0000, 4096, 4096), (0x20_0000, 4096, 0));
+        assert_eq!(pages(0x20_0200, 1, 4096), (0x20_0000, 4096, 0x200));
+        assert_eq!(pages(0x20_0e00, 0x400, 4096), (0x20_0000, 8192, 0xe00));
+        assert_eq!(pages(0x20_0e00, 1 << 30, 65536), (0x20_0000, (1 << 30) + 65536, 0xe00));
+    }
+
+    /// How long the driver's own flush takes, whether or not it is needed here.
+    pub(in super::super) fn timed_flush(executor: &CudaExecutor) -> (Result<()>, Duration) {
+        let start = Instant::now();
+        (executor.context().flush_by_call(), start.elapsed())
+    }
+
+    /// Needs a GPU.
+    #[test]
+    fn on_a_gpu_buffers_are_exported_and_writes_flushed() {
+        const NAME: &str = "on_a_gpu_buffers_are_exported_and_writes_flushed";
+        let executor = match CudaExecutor::new(0) {
+            Err(DeviceError::CudaUnavailable { reason }) => return println!("SKIPPED: {NAME}: {reason}"),
+            opened => opened.unwrap(),
+        };
+        let rdma = executor.context().rdma;
+        println!("{}: {rdma:?}: {:?}", executor.describe(), rdma.visibility());
+        let copies = CudaCopy::new(&executor).unwrap();
+        println!("flush as the engine asks for it: {:?}", copies.flush_rdma_writes());
+        assert_eq!(copies.flush_rdma_writes().is_ok(), rdma.visibility() != Visibility::Never);
+        for _ in 0..3 {
+            println!("flush by the driver: {:?}", timed_flush(&executor));
+        }
+        // From a thread without a context, and beside another's.
+        let elsewhere = std::thread::scope(|s| s.spawn(|| timed_flush(&executor)).join().unwrap());
+        println!("flush by the driver on a new thread: {elsewhere:?}");
+
+        // Small ones share a page of the driver's own and begin anywhere in it.
+        let sizes = [1, 64, 100, 4096, 4097, 65536, 1 << 20, (2 << 20) + 5, 64 << 20];
+        let buffers: Vec<_> = sizes.iter().map(|size| executor.alloc(*size).unwrap()).collect();
+        for buffer in &buffers {
+            let dma_buf = match buffer.export() {
+                Ok(None) => {
+                    assert!(!rdma.dma_buf || rdma.visibility() == Visibility::Never);
+                    return println!("SKIPPED: {NAME}: this GPU's memory is not exported");
+                }
+                exported => exported.unwrap().unwrap(),
+            };
+            use std::os::fd::AsRawFd;
+            let link = std::fs::read_link(format!("/proc/self/fd/{}", dma_buf.fd.as_raw_fd()));
+            let size = rustix::fs::seek(&dma_buf.fd, rustix::fs::SeekFrom::End(0));
+            println!("{buffer:?}: offset {:#x}, {size:?} bytes, {link:?}", dma_buf.offset);
+            assert_eq!(dma_buf.offset, buffer.addr() % rustix::param::page_size() as u64);
+            // A sandbox may hide what a descriptor is.
+            if let Ok(size) = size {
+                assert!(size >= dma_buf.offset + buffer.len() as u64);
+            }
+            let flags = rustix::io::fcntl_getfd(&dma_buf.fd).unwrap();
+            assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+        }
+        assert!(executor.alloc(0).unwrap().export().unwrap().is_none());
+    }
+}

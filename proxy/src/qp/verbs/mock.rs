@@ -1,0 +1,192 @@
+//! An RDMA device of the tests: a context whose operations note how they are
+//! called. What it lacks is missing in its library too.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+use pushgate_rdma_core_sys::*;
+
+use super::device::Device;
+
+pub(super) const LKEY: u32 = 0x11;
+pub(super) const RKEY: u32 = 0x22;
+
+type Call = (&'static str, Vec<u64>);
+
+thread_local! {
+    /// What was called since `take`. Each test has a thread of its own.
+    static CALLS: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) };
+    /// The call that fails.
+    static REFUSED: Cell<&'static str> = const { Cell::new("") };
+    /// The device's memory.
+    static MEMORY: RefCell<[u8; 4096]> = const { RefCell::new([0; 4096]) };
+}
+
+/// The calls since the last time, with what of their arguments matters.
+pub(super) fn take() -> Vec<Call> {
+    CALLS.take()
+}
+
+/// From now on this one fails.
+pub(super) fn refuse(name: &'static str) {
+    REFUSED.set(name);
+}
+
+fn note<T>(name: &'static str, arguments: &[u64], made: *mut T) -> *mut T {
+    CALLS.with_borrow_mut(|calls| calls.push((name, arguments.into())));
+    if REFUSED.get() == name { null_mut() } else { made }
+}
+
+fn noted(name: &'static str) -> c_int {
+    note(name, &[], null_mut::<c_void>());
+    0
+}
+
+/// What belongs to a context. Never freed: a test's device may outlive its mock.
+#[repr(C)]
+#[derive(Default)]
+struct Objects {
+    table: verbs_context,
+    pd: ibv_pd,
+    dm: ibv_dm,
+    mr: ibv_mr,
+    max_dm_size: u64,
+}
+
+fn objects(context: *mut ibv_context) -> *mut Objects {
+    // SAFETY: every context here is that of an `Objects`, which is never freed.
+    unsafe {
+        context.byte_sub(std::mem::offset_of!(Objects, table) + std::mem::offset_of!(verbs_context, context))
+    }
+    .cast()
+}
+
+unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    // SAFETY: see `objects`.
+    note("alloc_pd", &[], unsafe { &raw mut (*objects(context)).pd })
+}
+
+unsafe extern "C" fn dealloc_pd(_: *mut ibv_pd) -> c_int {
+    noted("dealloc_pd")
+}
+
+unsafe extern "C" fn dereg_mr(_: *mut ibv_mr) -> c_int {
+    noted("dereg_mr")
+}
+
+unsafe extern "C" fn close_device(_: *mut ibv_context) -> c_int {
+    noted("close_device")
+}
+
+unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the domain is a mock's, see `objects`.
+    let mr = unsafe { &raw mut (*objects((*pd).context)).mr };
+    note("reg_dmabuf_mr", &[offset, length as u64, iova, fd as u64, access as u64], mr)
+}
+
+unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    _: *const ibv_query_device_ex_input,
+    attributes: *mut ibv_device_attr_ex,
+    _: usize,
+) -> c_int {
+    // SAFETY: see `objects`; the caller passes attributes.
+    unsafe { (*attributes).max_dm_size = (*objects(context)).max_dm_size };
+    noted("query_device_ex")
+}
+
+unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
+    // SAFETY: see `objects`; the caller passes attributes.
+    let (asked, dm) = unsafe { (*attr, &raw mut (*objects(context)).dm) };
+    note("alloc_dm", &[asked.length as u64, asked.log_align_req as u64], dm)
+}
+
+unsafe extern "C" fn free_dm(_: *mut ibv_dm) -> c_int {
+    noted("free_dm")
+}
+
+unsafe extern "C" fn reg_dm_mr(
+    pd: *mut ibv_pd,
+    _: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+    access: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: the domain is a mock's, see `objects`.
+    let mr = unsafe { &raw mut (*objects((*pd).context)).mr };
+    note("reg_dm_mr", &[offset, length as u64, access as u64], mr)
+}
+
+unsafe extern "C" fn to_dm(_: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
+    note("memcpy_to_dm", &[offset, length as u64], null_mut::<c_void>());
+    // SAFETY: the caller's memory, of that length.
+    let from = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), length) };
+    MEMORY.with_borrow_mut(|m| m[offset as usize..][..length].copy_from_slice(from));
+    0
+}
+
+unsafe extern "C" fn from_dm(to: *mut c_void, _: *mut ibv_dm, offset: u64, length: usize) -> c_int {
+    note("memcpy_from_dm", &[offset, length as u64], null_mut::<c_void>());
+    // SAFETY: the caller's memory, of that length, initialised.
+    let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), length) };
+    MEMORY.with_borrow(|m| to.copy_from_slice(&m[offset as usize..][..length]));
+    0
+}
+
+/// A device and its library.
+pub(super) struct Mock {
+    pub(super) device: Arc<Device>,
+}
+
+impl Mock {
+    /// With so much memory of its own.
+    pub(super) fn new(max_dm_size: u64) -> Self {
+        Self::with(max_dm_size, true)
+    }
+
+    /// Of a library that knows no dma-bufs.
+    pub(super) fn old() -> Self {
+        Self::with(0, false)
+    }
+
+    fn with(max_dm_size: u64, dma_bufs: bool) -> Self {
+        let it: &'static mut Objects = Box::leak(Box::default());
+        let context = &raw mut it.table.context;
+        it.max_dm_size = max_dm_size;
+        it.mr = ibv_mr { lkey: LKEY, rkey: RKEY, ..Default::default() };
+        it.pd.context = context;
+        it.dm.context = context;
+        it.dm.memcpy_to_dm = Some(to_dm);
+        it.dm.memcpy_from_dm = Some(from_dm);
+        it.table.sz = size_of::<verbs_context>();
+        // How a context says that it has the table of extended operations.
+        it.table.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
+        it.table.query_device_ex = Some(query_device_ex);
+        it.table.alloc_dm = Some(alloc_dm);
+        it.table.free_dm = Some(free_dm);
+        it.table.reg_dm_mr = Some(reg_dm_mr);
+
+        // This program itself has no function of libibverbs, so each is missing
+        // until it is set here.
+        // SAFETY: nothing is loaded; functions are set with the types of the fields.
+        let mut verbs = unsafe { Verbs::from_library(libloading::os::unix::Library::this()) }.unwrap();
+        verbs.ibv_alloc_pd = Ok(alloc_pd);
+        verbs.ibv_dealloc_pd = Ok(dealloc_pd);
+        verbs.ibv_dereg_mr = Ok(dereg_mr);
+        verbs.ibv_close_device = Ok(close_device);
+        if dma_bufs {
+            verbs.ibv_reg_dmabuf_mr = Ok(reg_dmabuf_mr);
+        }
+        let context = NonNull::new(context).expect("the address of a field");
+        Mock { device: Arc::new(Device::mock(Box::leak(Box::new(verbs)), context)) }
+    }
+}
