@@ -1,0 +1,207 @@
+//! Payload that an RDMA device has written into another device's memory: the
+//! signal for it waits for a flush (P3). The transport here only says that a
+//! payload is in its place.
+
+mod common;
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use common::{Device, GEOMETRY, Memory, options};
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{Opcode, Record, Words};
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_proxy::endpoint::Endpoint;
+use pushgate_proxy::gate::{Limits, Permit};
+use pushgate_proxy::mover::{MoveError, Mover};
+use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair};
+use pushgate_proxy::region::RegionMemory;
+use pushgate_proxy::session::Status;
+
+const DEVICE: u64 = 0x7000_0000_0000;
+
+type Records = Arc<Mutex<VecDeque<Record>>>;
+
+/// Hands out records as if their payload had been placed.
+struct Placing(Records);
+
+impl QueuePair for Placing {
+    fn name(&self) -> &'static str {
+        "placing"
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { send_slots: 4, cq_slots: 4, receives: 4, bytes: 1 << 20 }
+    }
+
+    fn post_send(&mut self, _: Permit<'_>, _: u64, _: &Record, _: &Words) -> Result<(), Status> {
+        unreachable!("nothing is sent here")
+    }
+
+    fn poll_send(&mut self, _: u64) -> Result<u32, Status> {
+        Ok(0)
+    }
+
+    fn peer_counts(&self) -> PeerCounts {
+        PeerCounts::default()
+    }
+
+    fn peer_status(&self) -> u64 {
+        0
+    }
+
+    fn poll_recv(&mut self, words: &mut Words) -> Inbound {
+        let Some(record) = self.0.lock().unwrap().pop_front() else { return Inbound::Empty };
+        *words = record.encode(0);
+        Inbound::Placed
+    }
+
+    fn has_inbound(&self) -> bool {
+        !self.0.lock().unwrap().is_empty()
+    }
+
+    fn payload(&self, _: u32, _: u32) -> Option<usize> {
+        None
+    }
+
+    fn in_place(&self) -> bool {
+        true
+    }
+
+    fn takes_region(&self, _: &Record) -> Result<(), &'static str> {
+        Err("not here")
+    }
+
+    fn acknowledge(&mut self, _: PeerCounts) {}
+
+    fn set_status(&mut self, _: u64) {}
+
+    fn notify(&mut self) -> Result<bool, Status> {
+        Ok(false)
+    }
+
+    fn sleeping(&self) -> Option<&AtomicU64> {
+        None
+    }
+}
+
+/// Notes what the device sees of the signal when it flushes.
+struct Flushing {
+    device: Device,
+    seen: Arc<Mutex<Vec<u64>>>,
+    fails: bool,
+}
+
+impl Mover for Flushing {
+    fn start(&mut self, _: u64, _: usize, _: usize) -> Result<u64, MoveError> {
+        unreachable!("it is in its place")
+    }
+
+    fn done(&mut self, _: u64) -> Result<bool, MoveError> {
+        unreachable!("nothing was started")
+    }
+
+    fn flush(&mut self) -> Result<(), MoveError> {
+        self.seen.lock().unwrap().push(self.device.signal(1));
+        match self.fails {
+            true => Err(MoveError { length: 0, reason: "the device is gone".into() }),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A mover that says nothing of RDMA devices.
+struct Plain;
+
+impl Mover for Plain {
+    fn start(&mut self, _: u64, _: usize, _: usize) -> Result<u64, MoveError> {
+        unreachable!("it is in its place")
+    }
+
+    fn done(&mut self, _: u64) -> Result<bool, MoveError> {
+        unreachable!("nothing was started")
+    }
+}
+
+struct Setting {
+    end: Endpoint,
+    device: Device,
+    records: Records,
+    mine: Arc<Memory>,
+    peer: Arc<Memory>,
+}
+
+impl Setting {
+    fn new() -> Self {
+        let mine = Memory::new(GEOMETRY);
+        let peer = Memory::new(Geometry { rank: 1, ..GEOMETRY });
+        let records = Records::default();
+        let end = Endpoint::new(
+            mine.work_read.clone(),
+            mine.control.clone(),
+            mine.geometry,
+            peer.geometry,
+            Box::new(Placing(records.clone())),
+            options(1),
+        )
+        .unwrap();
+        let device = Device::new(&mine, &peer);
+        Setting { end, device, records, mine, peer }
+    }
+
+    fn comes(&self, id: u32, rkey: u32, value: u64) {
+        let record = Record {
+            id,
+            flags: Record::WITH_SIGNAL,
+            length: 300,
+            rkey,
+            remote_offset: 100,
+            signal: 1,
+            signal_value: value,
+            ..Record::new(Opcode::Put)
+        };
+        self.records.lock().unwrap().push_back(record);
+    }
+}
+
+#[test]
+fn p3_a_signal_waits_until_what_an_rdma_device_wrote_is_flushed() {
+    let mut s = Setting::new();
+    let device = s.end.add_region(RegionMemory::Device { address: DEVICE, exported: None }, 4096).unwrap();
+    let region = common::Region::new(4096);
+    let host = s.end.add_region(region.memory(), 4096).unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let mover = Flushing { device: Device::new(&s.mine, &s.peer), seen: seen.clone(), fails: false };
+    let mut mover: Option<Box<dyn Mover>> = Some(Box::new(mover));
+    s.comes(0, device, 1);
+    s.comes(1, device, 2);
+    // Host memory: the transport's own order is enough.
+    s.comes(2, host, 3);
+    s.end.poll(&mut mover);
+    assert_eq!(*seen.lock().unwrap(), [0, 1], "each before its signal");
+    assert_eq!((s.device.signal(1), s.end.counters().placed), (3, 3));
+    assert_eq!(s.end.status(), None);
+}
+
+#[test]
+fn p3_without_a_flush_there_is_no_signal() {
+    let failing = |s: &Setting| -> Option<Box<dyn Mover>> {
+        let device = Device::new(&s.mine, &s.peer);
+        Some(Box::new(Flushing { device, seen: Arc::default(), fails: true }))
+    };
+    for which in 0..3 {
+        let mut s = Setting::new();
+        let key = s.end.add_region(RegionMemory::Device { address: DEVICE, exported: None }, 4096).unwrap();
+        let mut mover = match which {
+            0 => failing(&s),
+            1 => Some(Box::new(Plain) as Box<dyn Mover>),
+            _ => None,
+        };
+        s.comes(0, key, 1);
+        s.comes(1, key, 1);
+        s.end.poll(&mut mover);
+        assert_eq!((s.device.signal(1), s.end.counters().placed), (0, 0));
+        assert_eq!(s.end.status().map(|s| (s.code as u32, s.rank)), Some((abi::PUSHGATE_REFUSED, Some(0))));
+    }
+}
