@@ -78,19 +78,19 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
         .subcommand(bench("rate", "Inline messages a second; ceiling: bare records without flow control", ""))
         .subcommand(bench("local", "The queue pair alone; ceiling: memcpy", "4K,64K,1M"))
         .subcommand(
-            bench("rdma", "The verbs queue pair alone, both ends here over one device; beside it: perftest", "")
-                .arg(
-                    Arg::new("mode")
-                        .value_parser(["bw", "lat"])
-                        .help("One way, or to and fro [default: both]"),
-                )
-                .arg(
-                    Arg::new("size")
-                        .long("size")
-                        .value_name("BYTES")
-                        .help("Size of a message (1024-based) [default: 64K for bw, 64 for lat]"),
-                )
-                .arg(number("depth", "Messages that the window holds [default: 16]")),
+            bench(
+                "rdma",
+                "The verbs queue pair alone, both ends here over one device; beside it: perftest",
+                "",
+            )
+            .arg(Arg::new("mode").value_parser(["bw", "lat"]).help("One way, or to and fro [default: both]"))
+            .arg(
+                Arg::new("size")
+                    .long("size")
+                    .value_name("BYTES")
+                    .help("Size of a message (1024-based) [default: 64K for bw, 64 for lat]"),
+            )
+            .arg(number("depth", "Messages that the window holds [default: 16]")),
         )
         .subcommand(bench("idle", "What an idle engine costs, and adds to the message that ends it", ""))
         .subcommand(bench("gate", "Staging ring and gate alone, on one core", ""))
