@@ -32,7 +32,8 @@ pub(super) struct Chain {
     pub(super) written: u64,
     /// Those known to be done: completions come in order, and the last speaks for all.
     pub(super) done: u64,
-    signaled: u64,
+    /// The last that asks for a completion.
+    pub(super) signaled: u64,
     /// A completion is asked for at least once in so many.
     interval: u64,
 }

@@ -16,7 +16,7 @@
 //! | inbox | written by the peer |
 //! | --- | --- |
 //! | 0 | line: received, released, granted, notified, left, status, its complement |
-//! | 4096 | slots of 256 bytes: a record, a short payload |
+//! | 4096 | slots of 256 bytes: a record, received, released, granted, a short payload |
 //! | next page | regions that we may write: 32 bytes each |
 
 mod chain;

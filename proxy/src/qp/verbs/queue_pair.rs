@@ -28,7 +28,7 @@ use crate::session::{Status, count_word};
 const NOTIFY: u32 = 1 << 31;
 /// Completions taken in one go.
 const COMPLETIONS: usize = 32;
-/// Words of the line.
+/// Words of the line. A message's slot has the first three as well.
 const RECEIVED: usize = 0;
 const RELEASED: usize = 1;
 const GRANTED: usize = 2;
@@ -107,6 +107,8 @@ pub struct VerbsQp {
     receives_posted: u64,
 
     counts: PeerCounts,
+    /// The peer has not been told them yet, neither by a message nor by the line.
+    counts_due: bool,
     status: u64,
     left: bool,
     line_dirty: bool,
@@ -176,6 +178,7 @@ impl VerbsQp {
             notifies_sent: 0,
             receives_posted: NOTIFIES as u64,
             counts: PeerCounts::default(),
+            counts_due: false,
             status: 0,
             left: false,
             line_dirty: false,
@@ -280,6 +283,7 @@ impl VerbsQp {
             0,
         ];
         self.notified_told = self.notified;
+        self.counts_due = false;
         for (word, value) in self.outbox[at * LINE_WORDS..].iter().zip(line) {
             word.store(value, Ordering::Relaxed);
         }
@@ -296,7 +300,7 @@ impl VerbsQp {
         if self.last_line {
             self.last_line = false;
             self.write_line(1);
-        } else if self.line_dirty && self.line_wr <= self.chain.done {
+        } else if (self.line_dirty || self.counts_due) && self.line_wr <= self.chain.done {
             self.line_dirty = false;
             self.write_line(0);
             self.line_wr = self.chain.written;
@@ -437,7 +441,7 @@ impl VerbsQp {
 
     /// Messages that the peer says it has.
     fn counts_of_peer(&self) -> u64 {
-        ring::observe(&self.inbox[RECEIVED]) & abi::PUSHGATE_COUNT_MASK
+        self.peer_counts().received & abi::PUSHGATE_COUNT_MASK
     }
 
     fn peer_left(&self) -> bool {
@@ -462,11 +466,16 @@ impl VerbsQp {
         self.failed.map_or(Ok(()), Err)
     }
 
+    /// The slot where the message of `cursor` comes.
+    #[inline]
+    fn slot(&self, cursor: u64) -> &[AtomicU64] {
+        let at = self.inbox_layout.slots / 8 + (cursor as usize & ((1 << self.in_log) - 1)) * SLOT_WORDS;
+        &self.inbox[at..at + SLOT_WORDS]
+    }
+
     /// The slot where the next message comes.
     fn next_slot(&self) -> &[AtomicU64] {
-        let at =
-            self.inbox_layout.slots / 8 + (self.inbound as usize & ((1 << self.in_log) - 1)) * SLOT_WORDS;
-        &self.inbox[at..at + SLOT_WORDS]
+        self.slot(self.inbound)
     }
 
     /// Looks at the next slot; copies its record.
@@ -588,6 +597,13 @@ impl QueuePair for VerbsQp {
         for (word, value) in self.outbox[first..].iter().zip(w) {
             word.store(value & abi::PUSHGATE_DATA_MASK | lap, Ordering::Relaxed);
         }
+        // Counts ride along: a write, a packet and its answer less than by the line. Always,
+        // for the peer may look at them only once for several messages.
+        let counts = [self.counts.received, self.counts.released, self.counts.granted];
+        for (word, value) in self.outbox[first..][slot::COUNTS].iter().zip(counts) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.counts_due = false;
         let imm = if r.opcode == Opcode::Send && self.imm {
             Some(sequence as u32 & !NOTIFY)
         } else {
@@ -604,10 +620,8 @@ impl QueuePair for VerbsQp {
 
     #[inline]
     fn poll_send(&mut self, received: u64) -> Result<u32, Status> {
-        if self.messages_done < self.sent
-            || self.line_wr > self.chain.done
-            || self.publish_wr > self.chain.done
-        {
+        // Without one asked for none is due. (`check` finds that of a failure.)
+        if self.chain.done < self.chain.signaled {
             self.poll_cq();
         }
         self.healthy()?;
@@ -621,13 +635,16 @@ impl QueuePair for VerbsQp {
 
     #[inline]
     fn peer_counts(&self) -> PeerCounts {
+        // By its line, or by its last message: that slot holds until we let go of it, and then
+        // a later message's, whose counts are later too.
+        let slot = &self.slot(self.inbound.wrapping_sub(1))[slot::COUNTS];
+        let count = |at: usize| {
+            let (line, slot) = (ring::observe(&self.inbox[at]), ring::observe(&slot[at]));
+            if slot & abi::PUSHGATE_COUNT_MASK > line & abi::PUSHGATE_COUNT_MASK { slot } else { line }
+        };
         // Released before received: then it can only lag behind it.
-        let released = ring::observe(&self.inbox[RELEASED]);
-        PeerCounts {
-            released,
-            received: ring::observe(&self.inbox[RECEIVED]),
-            granted: ring::observe(&self.inbox[GRANTED]),
-        }
+        let released = count(RELEASED);
+        PeerCounts { released, received: count(RECEIVED), granted: count(GRANTED) }
     }
 
     fn peer_status(&self) -> u64 {
@@ -730,7 +747,7 @@ impl QueuePair for VerbsQp {
         self.counts = counts;
         // A receive is there before the peer hears of it.
         self.post_receives();
-        self.line_dirty = true;
+        self.counts_due = true;
     }
 
     fn set_status(&mut self, word: u64) {
@@ -747,7 +764,7 @@ impl QueuePair for VerbsQp {
 
     #[inline]
     fn notify(&mut self) -> Result<bool, Status> {
-        if self.line_dirty || self.last_line || !self.publish.is_empty() {
+        if self.line_dirty || self.counts_due || self.last_line || !self.publish.is_empty() {
             self.control();
         }
         self.flush()?;
@@ -761,6 +778,10 @@ impl QueuePair for VerbsQp {
     fn check(&mut self, now: u64) -> Option<Status> {
         if self.failed.is_some() || self.deserted {
             return self.failed;
+        }
+        if self.chain.done < self.chain.written {
+            // A work request that failed completes though nobody asked.
+            self.poll_cq();
         }
         let device = &self.rc.pd.device;
         let news = device.poll_events();

@@ -1,9 +1,11 @@
-//! What lies in a slot of an inbox: the record, and behind it a short payload,
-//! so that both cross in one RDMA WRITE.
+//! What lies in a slot of an inbox: the record, the sender's counts, and behind
+//! them a short payload, so that all cross in one RDMA WRITE.
 //!
 //! Nothing orders the bytes of one WRITE among themselves. So the payload is
 //! cut into words of 56 bits, and each carries a lap number, as the record's
-//! words do: what is there proves itself, in whatever order it arrives.
+//! words do: what is there proves itself, in whatever order it arrives. The
+//! counts only grow, so that one of long ago does no harm, and the reader looks
+//! at them again until the next message comes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,15 +16,19 @@ pub(super) const SLOT_WORDS: usize = 32;
 /// Bytes of a slot.
 pub(super) const SLOT_BYTES: usize = SLOT_WORDS * 8;
 const RECORD_WORDS: usize = abi::PUSHGATE_RECORD_WORDS as usize;
+/// Words of the counts, which follow the record: received, released, granted.
+pub(super) const COUNTS: std::ops::Range<usize> = RECORD_WORDS..PAYLOAD;
+/// First word of a short payload.
+const PAYLOAD: usize = RECORD_WORDS + 3;
 /// Payload bytes of a word.
 const CARRIED: usize = 7;
-/// Longest payload that rides along. With its record it makes 216 bytes, which
-/// devices send inline (mlx5 and rxe take more, perftest asks for 220).
+/// Longest payload that rides along. With record and counts it makes 240 bytes,
+/// which devices send inline (mlx5 and rxe take more).
 pub(super) const SHORT: usize = 128;
 
-/// Bytes of a slot that a payload of `length` takes, the record included.
+/// Bytes of a slot that a payload of `length` takes, record and counts included.
 pub(super) const fn slot_bytes(length: usize) -> usize {
-    (RECORD_WORDS + length.div_ceil(CARRIED)) * 8
+    (PAYLOAD + length.div_ceil(CARRIED)) * 8
 }
 
 const _: () = assert!(slot_bytes(SHORT) <= SLOT_BYTES);
@@ -37,10 +43,17 @@ const fn payload_lap(cursor: u64, log: u32) -> u64 {
 /// Packs `payload` behind the record of `slot`.
 pub(super) fn pack(slot: &[AtomicU64], payload: &[u8], cursor: u64, log: u32) {
     let lap = payload_lap(cursor, log);
-    for (word, bytes) in slot[RECORD_WORDS..].iter().zip(payload.chunks(CARRIED)) {
+    let store = |word: &AtomicU64, bytes: &[u8]| {
         let mut w = [0; 8];
         w[..bytes.len()].copy_from_slice(bytes);
         word.store(u64::from_le_bytes(w) | lap, Ordering::Relaxed);
+    };
+    let mut words = slot[PAYLOAD..].iter();
+    // Whole words apart: their length is known, and no copy is a call.
+    let (whole, rest) = payload.as_chunks::<CARRIED>();
+    whole.iter().zip(&mut words).for_each(|(bytes, word)| store(word, bytes));
+    if !rest.is_empty() {
+        store(words.next().expect("a slot holds the longest payload"), rest);
     }
 }
 
@@ -48,19 +61,20 @@ pub(super) fn pack(slot: &[AtomicU64], payload: &[u8], cursor: u64, log: u32) {
 /// [`SHORT`] long.
 pub(super) fn unpack(slot: &[AtomicU64], payload: &mut [u8], cursor: u64, log: u32) -> bool {
     let lap = payload_lap(cursor, log);
-    for (word, bytes) in slot[RECORD_WORDS..].iter().zip(payload.chunks_mut(CARRIED)) {
+    let load = |word: &AtomicU64, bytes: &mut [u8]| {
         let w = word.load(Ordering::Relaxed) ^ lap;
-        if w >> abi::PUSHGATE_LAP_SHIFT != 0 {
-            return false;
-        }
         bytes.copy_from_slice(&w.to_le_bytes()[..bytes.len()]);
-    }
-    true
+        w >> abi::PUSHGATE_LAP_SHIFT == 0
+    };
+    let mut words = slot[PAYLOAD..].iter();
+    let (whole, rest) = payload.as_chunks_mut::<CARRIED>();
+    whole.iter_mut().zip(&mut words).all(|(bytes, word)| load(word, bytes))
+        && (rest.is_empty() || load(words.next().expect("a slot holds the longest payload"), rest))
 }
 
 /// Clears what [`unpack`] took. Before the peer hears that the slot is free.
 pub(super) fn clear(slot: &[AtomicU64], length: usize) {
-    for word in &slot[RECORD_WORDS..RECORD_WORDS + length.div_ceil(CARRIED)] {
+    for word in &slot[PAYLOAD..PAYLOAD + length.div_ceil(CARRIED)] {
         word.store(0, Ordering::Relaxed);
     }
 }
@@ -85,8 +99,7 @@ mod tests {
             // The last word first.
             for i in (0..words).rev() {
                 assert!(!unpack(&slot, &mut found, 5, 2), "{i} words of {length} bytes are missing");
-                slot[RECORD_WORDS + i]
-                    .swap(packed[RECORD_WORDS + i].load(Ordering::Relaxed), Ordering::Relaxed);
+                slot[PAYLOAD + i].swap(packed[PAYLOAD + i].load(Ordering::Relaxed), Ordering::Relaxed);
             }
             assert!(unpack(&slot, &mut found, 5, 2));
             assert_eq!(found, payload);

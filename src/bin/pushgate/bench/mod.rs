@@ -6,6 +6,7 @@ mod latency;
 mod local;
 mod push;
 mod rate;
+mod rdma;
 
 use std::time::Duration;
 
@@ -76,6 +77,21 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
         ))
         .subcommand(bench("rate", "Inline messages a second; ceiling: bare records without flow control", ""))
         .subcommand(bench("local", "The queue pair alone; ceiling: memcpy", "4K,64K,1M"))
+        .subcommand(
+            bench(
+                "rdma",
+                "The verbs queue pair alone, both ends here over one device; beside it: perftest",
+                "",
+            )
+            .arg(Arg::new("mode").value_parser(["bw", "lat"]).help("One way, or to and fro [default: both]"))
+            .arg(
+                Arg::new("size")
+                    .long("size")
+                    .value_name("BYTES")
+                    .help("Size of a message (1024-based) [default: 64K for bw, 64 for lat]"),
+            )
+            .arg(number("depth", "Messages that the window holds [default: 16]")),
+        )
         .subcommand(bench("idle", "What an idle engine costs, and adds to the message that ends it", ""))
         .subcommand(bench("gate", "Staging ring and gate alone, on one core", ""))
 }
@@ -136,6 +152,18 @@ pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Er
         "rate" => rate::run(&bench),
         "local" => local::run(&bench),
         "idle" => idle::run(&bench),
+        "rdma" => {
+            let size = match m.get_one::<String>("size") {
+                None => None,
+                Some(v) => Some(
+                    parse_size(v)
+                        .filter(|n| (8..=256 << 20).contains(n) && n % 8 == 0)
+                        .ok_or_else(|| wrong("size", v, "8 to 256M in steps of 8"))?,
+                ),
+            };
+            let mode = m.get_one::<String>("mode").cloned();
+            rdma::run(&bench, &rdma::Options { mode, size, depth: number("depth", 4096)? })
+        }
         _ => gate(&bench),
     }
 }
