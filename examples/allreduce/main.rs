@@ -32,7 +32,6 @@ use rustix::process::{Pid, Signal};
 /// What the command line asks for, checked.
 pub struct Options {
     pub ranks: u32,
-    pub nodes: u32,
     pub node: u32,
     /// Ranks of this node.
     pub share: Range<u32>,
@@ -50,8 +49,6 @@ pub struct Options {
     pub slice: Option<u64>,
     pub in_place: bool,
     pub json: bool,
-    /// The socket of a proxy that runs already was given.
-    pub socket_named: bool,
     pub settings: Settings,
 }
 
@@ -156,13 +153,10 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
         None => format!("allreduce-{}", std::process::id()),
     };
     Ok(Options {
-        nodes,
         node,
         share: share(ranks, nodes, node),
         job,
         late: Duration::from_millis(number("late-ms", 0, 60_000)?.expect("has a default").into()),
-        socket_named: settings.proxy_socket != Settings::default().proxy_socket
-            || text("proxy-socket").is_some(),
         ranks,
         sizes,
         iters: number("iters", 1, 1_000_000)?.expect("has a default"),
@@ -185,7 +179,8 @@ fn share(ranks: u32, nodes: u32, node: u32) -> Range<u32> {
     begin(node)..begin(node + 1)
 }
 
-fn main() -> ExitCode {
+/// Public for allreduce-ungated, of which this is a module.
+pub fn main() -> ExitCode {
     let filter = std::env::var("PUSHGATE_LOG").unwrap_or_else(|_| "error".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let matches = command().get_matches();

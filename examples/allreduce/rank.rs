@@ -9,9 +9,9 @@ use pushgate::zerocopy::{Immutable, IntoBytes};
 use pushgate::{Comm, Counters, Launch, Module, QpConfig, WaitOutcome, status_name, upload_descriptors};
 use serde::{Deserialize, Serialize};
 
-use crate::Options;
-use crate::data::{self};
-use crate::rnr::Rnr;
+use super::Options;
+use super::data;
+use super::rnr::Rnr;
 
 /// `struct allreduce_params` of the kernel.
 #[derive(IntoBytes, Immutable)]
