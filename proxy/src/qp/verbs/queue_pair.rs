@@ -50,8 +50,9 @@ const LOOK: u64 = 500_000_000;
 /// A port that goes down may be the first sign of a device that goes: so long
 /// the worst is waited for, nanoseconds.
 const SETTLE: u64 = 300_000_000;
-/// How long an end that leaves waits until its last words are out.
-const LINGER: Duration = Duration::from_secs(1);
+/// How long an end that leaves waits until its last words are out: some packets
+/// may be sent again (67 ms each, as the settings stand).
+const LINGER: Duration = Duration::from_millis(250);
 
 /// A region of ours that the peer may know.
 struct OwnRegion {
@@ -821,9 +822,10 @@ impl Drop for VerbsQp {
     /// Waits a moment until the last words are out: what the queue pair has not
     /// sent when it goes is lost.
     fn drop(&mut self) {
+        let gone = [abi::PUSHGATE_PEER_LOST, abi::PUSHGATE_LINK_DOWN].contains(&(self.status as u8 as u32));
         let start = std::time::Instant::now();
         let mut turn = 0;
-        while !self.is_quiet() && !self.deserted && !self.peer_left() && start.elapsed() < LINGER {
+        while !(gone || self.deserted || self.peer_left() || self.is_quiet()) && start.elapsed() < LINGER {
             turn += 1;
             match turn {
                 0..100 => std::thread::yield_now(),

@@ -87,6 +87,56 @@ pub struct Offer {
     events: bool,
 }
 
+/// What both ends keep to.
+#[derive(Debug)]
+struct Agreed {
+    peer_geometry: Geometry,
+    /// As an `ibv_mtu`.
+    mtu: u32,
+    imm: bool,
+}
+
+impl Offer {
+    /// Checks a peer's offer against `ours`; a sentence if they don't go together.
+    fn check(&self, ours: &Offer, peer: u32) -> Result<Agreed, String> {
+        if (self.version, self.abi) != (ours.version, ours.abi) {
+            return Err(format!(
+                "it speaks version {} (ABI {}) of the RDMA wire protocol, this is {} (ABI {}); run the same \
+                 build on both",
+                self.version, self.abi, ours.version, ours.abi
+            ));
+        }
+        if self.rank != peer {
+            return Err(format!("it says that it is rank {}", self.rank));
+        }
+        let [window_log, slots_log, cq_log, rx_log, link_log, landing_log, signals] = self.rings;
+        let peer_geometry =
+            Geometry { window_log, slots_log, cq_log, rx_log, link_log, landing_log, signals, rank: peer };
+        peer_geometry.validate().map_err(|e| format!("its rings: {e}"))?;
+        if self.link_log < 1 || self.link_log > link_log {
+            return Err(format!("its inbox has 2^{} slots, allowed is 2^1 to 2^{link_log}", self.link_log));
+        }
+        if self.ethernet != ours.ethernet {
+            let layer = |e: bool| if e { "Ethernet" } else { "InfiniBand" };
+            return Err(format!("its port is {}, ours is {}", layer(self.ethernet), layer(ours.ethernet)));
+        }
+        if self.roce_v2 != ours.roce_v2 {
+            let kind = |v2: bool| if v2 { "RoCE v2" } else { "IB or RoCE v1" };
+            return Err(format!(
+                "its address {} is {}, ours {} is {}; set gid-index on one of the two",
+                self.gid,
+                kind(self.roce_v2),
+                ours.gid,
+                kind(ours.roce_v2)
+            ));
+        }
+        let mtu = (1..=5).find(|code| mtu_bytes(*code) == self.mtu.min(ours.mtu));
+        let mtu =
+            mtu.ok_or_else(|| format!("its MTU is {}, allowed is 256, 512, 1024, 2048 or 4096", self.mtu))?;
+        Ok(Agreed { peer_geometry, mtu, imm: self.imm && ours.imm })
+    }
+}
+
 /// The second: memory of this end that the peer may write, and nothing else.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Places {
@@ -274,49 +324,8 @@ impl Half {
         offer: &Offer,
         allocate: &mut Allocate<'_>,
     ) -> Result<Accepted, VerbsError> {
-        let refused = |why: String| Err(VerbsError::Peer { rank: peer, why });
-        if (offer.version, offer.abi) != (WIRE_VERSION, abi::PUSHGATE_ABI_VERSION) {
-            return refused(format!(
-                "it speaks version {} (ABI {}) of the RDMA wire protocol, this is {WIRE_VERSION} (ABI {}); \
-                 run the same build on both",
-                offer.version,
-                offer.abi,
-                abi::PUSHGATE_ABI_VERSION
-            ));
-        }
-        if offer.rank != peer {
-            return refused(format!("it says that it is rank {}", offer.rank));
-        }
-        let [window_log, slots_log, cq_log, rx_log, link_log, landing_log, signals] = offer.rings;
-        let peer_geometry =
-            Geometry { window_log, slots_log, cq_log, rx_log, link_log, landing_log, signals, rank: peer };
-        if let Err(e) = peer_geometry.validate() {
-            return refused(format!("its rings: {e}"));
-        }
-        if offer.link_log < 1 || offer.link_log > link_log {
-            return refused(format!("its link_log is {}, allowed is 1 to {link_log}", offer.link_log));
-        }
-        let (ours, device) = (self.offer(), self.device().clone());
-        if offer.ethernet != ours.ethernet {
-            let layer = |e: bool| if e { "Ethernet" } else { "InfiniBand" };
-            let (theirs, own) = (layer(offer.ethernet), layer(ours.ethernet));
-            return refused(format!("its port is {theirs}, ours ({}) is {own}", device.name()));
-        }
-        if offer.roce_v2 != ours.roce_v2 {
-            let kind = |v2: bool| if v2 { "RoCE v2" } else { "IB or RoCE v1" };
-            return refused(format!(
-                "its address {} is {}, ours {} is {}; set gid-index on one of the two",
-                offer.gid,
-                kind(offer.roce_v2),
-                ours.gid,
-                kind(ours.roce_v2)
-            ));
-        }
-        let Some(mtu) = (1..=5).find(|code| mtu_bytes(*code) == offer.mtu.min(ours.mtu)) else {
-            return refused(format!("its MTU is {}, allowed is 256, 512, 1024, 2048 or 4096", offer.mtu));
-        };
-        let imm = offer.imm && self.config.imm;
-
+        let Agreed { peer_geometry, mtu, imm } =
+            offer.check(&self.offer(), peer).map_err(|why| VerbsError::Peer { rank: peer, why })?;
         let mirror = Arc::new(allocate("mirror", peer_geometry.window_bytes())?);
         let layout = InboxLayout::new(offer.link_log);
         let inbox = Arc::new(allocate("inbox", layout.bytes)?);
@@ -475,4 +484,59 @@ fn attributes(state: sys::ibv_qp_state) -> sys::ibv_qp_attr {
 fn random() -> u32 {
     use std::hash::{BuildHasher, Hasher};
     std::hash::RandomState::new().build_hasher().finish() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(rank: u32) -> Offer {
+        Offer {
+            version: WIRE_VERSION,
+            abi: abi::PUSHGATE_ABI_VERSION,
+            rank,
+            rings: [14, 10, 10, 10, 10, 14, 64],
+            link_log: 9,
+            qp: 17,
+            psn: 3,
+            lid: 0,
+            ethernet: true,
+            gid: Gid([0; 16]),
+            roce_v2: true,
+            mtu: 4096,
+            imm: true,
+            events: false,
+        }
+    }
+
+    #[test]
+    fn two_ends_agree_on_the_least_that_both_have() {
+        let agreed = Offer { mtu: 1024, imm: false, ..offer(1) }.check(&offer(0), 1).unwrap();
+        assert_eq!((mtu_bytes(agreed.mtu), agreed.imm), (1024, false));
+        assert_eq!((agreed.peer_geometry.rank, agreed.peer_geometry.window_log), (1, 14));
+        let agreed = offer(1).check(&offer(0), 1).unwrap();
+        assert_eq!((mtu_bytes(agreed.mtu), agreed.imm), (4096, true));
+    }
+
+    #[test]
+    fn p8_an_offer_that_does_not_fit_is_refused_with_a_sentence() {
+        let good = || offer(1);
+        let wrong: [(Offer, &str); 9] = [
+            (Offer { version: WIRE_VERSION + 1, ..good() }, "run the same build"),
+            (Offer { abi: 77, ..good() }, "ABI 77"),
+            (Offer { rank: 2, ..good() }, "says that it is rank 2"),
+            (Offer { rings: [24, 10, 10, 10, 10, 14, 64], ..good() }, "window_log is 24"),
+            (Offer { link_log: 11, ..good() }, "2^11 slots"),
+            (Offer { link_log: 0, ..good() }, "2^0 slots"),
+            (Offer { ethernet: false, ..good() }, "its port is InfiniBand, ours is Ethernet"),
+            (Offer { roce_v2: false, ..good() }, "set gid-index"),
+            (Offer { mtu: 100, ..good() }, "its MTU is 100"),
+        ];
+        for (offer_, said) in wrong {
+            let why = offer_.check(&offer(0), 1).unwrap_err();
+            assert!(why.contains(said), "{why:?} says nothing of {said:?}");
+        }
+        // Anything else that a peer may send is no offer at all.
+        assert!(serde_json::from_str::<Offer>("{\"version\": 1}").is_err());
+    }
 }
