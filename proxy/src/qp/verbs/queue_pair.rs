@@ -121,6 +121,8 @@ pub struct VerbsQp {
     news: u64,
     next_look: u64,
     suspect: Option<(u32, u64)>,
+    /// The cause by a work request, until it is clear that this host has no worse.
+    broke: Option<u32>,
 }
 
 impl VerbsQp {
@@ -188,6 +190,7 @@ impl VerbsQp {
             news: 0,
             next_look: 0,
             suspect: None,
+            broke: None,
             rc: half.rc,
         }
     }
@@ -200,7 +203,7 @@ impl VerbsQp {
     /// True if every work request is known to be done. For tests.
     pub fn is_quiet(&mut self) -> bool {
         self.poll_cq();
-        self.chain.done == self.chain.written || self.failed.is_some()
+        self.chain.done == self.chain.written || self.failed.is_some() || self.broke.is_some()
     }
 
     /// Both ends agreed on immediate data.
@@ -405,7 +408,7 @@ impl VerbsQp {
     /// A work request failed.
     #[cold]
     fn broken(&mut self, wc: &sys::ibv_wc) {
-        if self.failed.is_some() || self.deserted {
+        if self.failed.is_some() || self.broke.is_some() || self.deserted {
             return;
         }
         use sys::ibv_wc_status as s;
@@ -430,9 +433,13 @@ impl VerbsQp {
             "RDMA work request failed: {}",
             text.to_string_lossy()
         );
-        // Its own end may be the cause of a packet that nobody answers.
-        let own = self.rc.pd.device.diagnose(&self.gid);
-        self.fault(own.unwrap_or(detail));
+        match detail {
+            // The peer's answer: there is no doubt.
+            abi::PUSHGATE_DOWN_RNR | abi::PUSHGATE_DOWN_ACCESS => self.fault(detail),
+            // This host's own end may be the cause of a packet that does not go out, or that
+            // nobody answers, and the port may say so a moment later.
+            _ => (self.broke, self.next_look) = (Some(detail), 0),
+        }
     }
 
     /// Messages that the peer says it has.
@@ -768,7 +775,7 @@ impl QueuePair for VerbsQp {
             return None;
         }
         (self.news, self.next_look) = (news, now + LOOK);
-        match (device.diagnose(&self.gid), self.suspect) {
+        match (device.diagnose(&self.gid).or(self.broke), self.suspect) {
             (None, _) => self.suspect = None,
             (Some(cause), None) => {
                 self.suspect = Some((cause, now));
@@ -786,7 +793,8 @@ impl QueuePair for VerbsQp {
                     match cause {
                         abi::PUSHGATE_DOWN_PORT => "the port is not active",
                         abi::PUSHGATE_DOWN_ADDRESS => "the address was removed",
-                        _ => "the device or its network interface was removed",
+                        abi::PUSHGATE_DOWN_DEVICE => "the device or its network interface was removed",
+                        _ => "a work request failed, and nothing is wrong at this end",
                     }
                 );
                 self.fault(cause);
