@@ -27,12 +27,15 @@ pub struct Suite {
     pub script: &'static str,
 }
 
+const ALLREDUCE: &[&str] = &["build", "--example", "allreduce"];
+const UNGATED: &[&str] = &["build", "--example", "allreduce-ungated", "--features", "test-ungated"];
+
 /// All suites, in the order in which they run.
 pub const SUITES: &[Suite] = &[
     Suite {
         name: "rdma-smoke",
         guests: 1,
-        limit: 60,
+        limit: 45,
         default: true,
         about: "a soft-RoCE device is active and carries writes between two processes",
         build: &[],
@@ -46,6 +49,33 @@ listening 18515
 ib_write_bw -d rxe0 -x 1 -s 65536 -n 200 -F 10.9.0.1
 wait $!
 "#,
+    },
+    Suite {
+        name: "verbs-endpoint",
+        guests: 1,
+        limit: 90,
+        default: true,
+        about: "the suite of queue pairs over RDMA, with immediate data and without",
+        build: &[&["test", "--package", "pushgate-proxy", "--test", "endpoint"]],
+        script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_endpoint.sh")),
+    },
+    Suite {
+        name: "verbs",
+        guests: 1,
+        limit: 150,
+        default: true,
+        about: "the demonstration over RDMA is right and sees no RNR; senders without credit do",
+        build: &[ALLREDUCE, UNGATED],
+        script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs.sh")),
+    },
+    Suite {
+        name: "verbs-faults",
+        guests: 1,
+        limit: 90,
+        default: true,
+        about: "links, addresses, devices and ranks that go during a run; wrong devices; no libibverbs",
+        build: &[ALLREDUCE],
+        script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_faults.sh")),
     },
     Suite {
         name: "rdma-smoke-pair",
