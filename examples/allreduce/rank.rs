@@ -137,7 +137,7 @@ fn agree(o: &Options, shape: &Shape, comm: &Comm) -> Result<()> {
     let all = comm.all_gather(&serde_json::to_vec(&mine)?)?;
     for (rank, bytes) in all.iter().enumerate() {
         let theirs: Vec<(String, String)> = serde_json::from_slice(bytes)?;
-        for ((name, mine), (_, theirs)) in mine.iter().zip(&theirs).filter(|(m, t)| m.1 != t.1) {
+        if let Some(((name, mine), (_, theirs))) = mine.iter().zip(&theirs).find(|(m, t)| m.1 != t.1) {
             bail!(
                 "--{name} is {theirs} at rank {rank}, and {mine} at rank {}: give all nodes the same",
                 comm.rank()

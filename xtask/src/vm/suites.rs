@@ -53,7 +53,7 @@ wait $!
     Suite {
         name: "verbs-endpoint",
         guests: 1,
-        limit: 90,
+        limit: 110,
         default: true,
         about: "the suite of queue pairs over RDMA, with immediate data and without",
         build: &[&["test", "--package", "pushgate-proxy", "--test", "endpoint"]],
@@ -62,7 +62,7 @@ wait $!
     Suite {
         name: "verbs",
         guests: 1,
-        limit: 150,
+        limit: 140,
         default: true,
         about: "the demonstration over RDMA is right and sees no RNR; senders without credit do",
         build: &[ALLREDUCE, UNGATED],
