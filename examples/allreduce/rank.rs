@@ -122,6 +122,31 @@ fn shape(o: &Options, comm: &Comm, ranks_here: u32) -> Shape {
     }
 }
 
+/// Nodes that were started differently would wait for messages that nobody sends.
+fn agree(o: &Options, shape: &Shape, comm: &Comm) -> Result<()> {
+    let sizes: Vec<_> = o.sizes.iter().map(u64::to_string).collect();
+    let mine = [
+        ("size", sizes.join(",")),
+        ("iters", o.iters.to_string()),
+        ("warmup", o.warmup.to_string()),
+        ("dtype", o.dtype.name().into()),
+        ("op", o.op.name().into()),
+        ("channels", shape.channels.to_string()),
+        ("slice", shape.slice.to_string()),
+    ];
+    let all = comm.all_gather(&serde_json::to_vec(&mine)?)?;
+    for (rank, bytes) in all.iter().enumerate() {
+        let theirs: Vec<(String, String)> = serde_json::from_slice(bytes)?;
+        if let Some(((name, mine), (_, theirs))) = mine.iter().zip(&theirs).find(|(m, t)| m.1 != t.1) {
+            bail!(
+                "--{name} is {theirs} at rank {rank}, and {mine} at rank {}: give all nodes the same",
+                comm.rank()
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Runs one rank to the end. `ranks_here`: ranks that share this process, device
 /// and engine; one of them `counts` for all.
 pub fn run(
@@ -134,6 +159,7 @@ pub fn run(
     let context = comm.context();
     let (rank, n) = (comm.rank(), comm.size());
     let shape = shape(o, comm, ranks_here);
+    agree(o, &shape, comm)?;
     let module = Module::embedded(context);
     let kernel = format!("allreduce_{}", o.dtype.name());
     if rank == 0 {

@@ -32,6 +32,9 @@ const BYE: u32 = 0;
 const MAX_BYTES: usize = 1 << 24;
 const MAX_FDS: usize = 16;
 
+/// How long the cause of a rank's leaving may come after its farewell.
+const GRACE: Duration = Duration::from_millis(250);
+
 /// A message: its bytes and descriptors.
 pub(crate) type Frame = (Vec<u8>, Vec<OwnedFd>);
 
@@ -206,14 +209,24 @@ impl Mesh {
     pub(crate) fn recv(&self, from: u32, label: u32) -> Result<Frame> {
         let deadline = Instant::now() + self.timeout;
         let mut state = self.inbox.state.lock().unwrap_or_else(|e| e.into_inner());
+        let mut left_in_order = None;
         loop {
             if let Some(frame) = state.frames.get_mut(&(from, label)).and_then(VecDeque::pop_front) {
                 return Ok(frame);
             }
-            if let Some(rank) = state.lost.or(state.ends.contains_key(&from).then_some(from)) {
+            if let Some(rank) = state.lost {
                 return Err(Error::PeerLost { rank });
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let now = Instant::now();
+            let mut left = deadline.saturating_duration_since(now);
+            if state.ends.contains_key(&from) {
+                // It may have left because another rank died, whose end is not here yet.
+                let until = *left_in_order.get_or_insert(now + GRACE);
+                if now >= until {
+                    return Err(Error::PeerLost { rank: from });
+                }
+                left = left.min(until - now);
+            }
             if left.is_zero() {
                 return Err(Error::TimedOut {
                     what: format!("a message from rank {from}"),

@@ -150,7 +150,15 @@ pub const STEPS: &[Step] = &[
         full: false,
         needs: vm::NEEDS,
         about: "suites in a virtual machine with soft-RoCE devices; fetches its kernel once",
-        run: vm::step,
+        run: |bench| vm::step(bench, 1),
+    },
+    Step {
+        name: "vm-pair",
+        budget: 180,
+        full: true,
+        needs: vm::NEEDS,
+        about: "suites in two virtual machines that are joined by a cable",
+        run: |bench| vm::step(bench, 2),
     },
     Step {
         name: "properties",

@@ -1,5 +1,24 @@
 # What the scripts of suites may use. VM_SUITE names the one that runs.
 
+# A link that leads nowhere, for RDMA within this guest: its name, its address.
+dummy() {
+    ip link add "$1" mtu 4200 type dummy && ip address add "$2" dev "$1" && ip link set "$1" up
+}
+
+# A soft-RoCE device over a link, once its address shows as a GID.
+rxe() {
+    rdma link add "$1" type rxe netdev "$2" || return 1
+    tries=0
+    until grep -q '[1-9a-f]' "/sys/class/infiniband/$1/ports/1/gids/1" 2>/dev/null; do
+        tries=$((tries + 1))
+        if [ "$tries" -gt 100 ]; then
+            echo "$1 has got no GID of the address of $2" >&2
+            return 1
+        fi
+        sleep 0.05
+    done
+}
+
 # Waits until the other guest has come to the same point; fails if it has ended the suite already.
 together() {
     : >"/run/both/$VM_SUITE.$1.$VM_GUEST"

@@ -88,13 +88,13 @@ pub fn run(paths: &Paths, options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(first_failure(&ended.codes)))
 }
 
-/// The step of `cargo xtask test`: the suites that are on by default, in one boot.
-pub fn step(bench: &mut Bench) -> Result<Outcome> {
+/// A step of `cargo xtask test`: the suites for so many machines that are on by default, in one boot.
+pub fn step(bench: &mut Bench, guests: u8) -> Result<Outcome> {
     if let Some(reason) = kernel::unavailable() {
         return Ok(Outcome::Skipped(reason));
     }
     let kernel = kernel::get(&bench.paths, bench.deadline)?;
-    let chosen: Vec<_> = SUITES.iter().filter(|suite| suite.default).collect();
+    let chosen: Vec<_> = SUITES.iter().filter(|suite| suite.default && suite.guests == guests).collect();
     let report = run_suites(&bench.paths, &kernel, &chosen, None, MEMORY, bench.deadline)?;
     bench
         .skips

@@ -1,6 +1,7 @@
 # The guest's first program once the host's root file system is /: makes the network and the RDMA
 # devices, runs the job with its output on the virtio port, and powers off.
 . /run/vm/settings
+. /run/vm/lib.sh
 export PATH="$CARGO_BIN:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 export HOME=/root LANG=C.UTF-8 RUST_BACKTRACE=1 VM_GUEST
 export PUSHGATE_SKIP_LOG=/run/out/skips.txt
@@ -17,24 +18,6 @@ fail() {
     off
 }
 
-# A soft-RoCE device over a link, once its address shows as a GID.
-rxe() {
-    rdma link add "$1" type rxe netdev "$2" || fail "no soft-RoCE device over $2"
-    gid=/sys/class/infiniband/$1/ports/1/gids/1
-    tries=0
-    until grep -q '[1-9a-f]' "$gid" 2>/dev/null; do
-        tries=$((tries + 1))
-        [ "$tries" -lt 100 ] || fail "$1 has got no GID of the address of $2"
-        sleep 0.05
-    done
-}
-
-# A link that leads nowhere, for RDMA within this guest.
-dummy() {
-    ip link add "$1" mtu 4200 type dummy && ip address add "$2" dev "$1" && ip link set "$1" up ||
-        fail "no link $1"
-}
-
 mkdir -p /run/out /run/both
 mount --bind "$share/out" /run/out || fail "no /run/out"
 mount --bind /run/share/both /run/both || fail "no /run/both"
@@ -44,15 +27,13 @@ ulimit -l unlimited
 ulimit -n 65536
 
 ip link set lo up
-dummy d0 10.9.0.1/24
-dummy d1 10.9.1.1/24
-rxe rxe0 d0
-rxe rxe1 d1
+dummy d0 10.9.0.1/24 && rxe rxe0 d0 || fail "no soft-RoCE device rxe0"
+dummy d1 10.9.1.1/24 && rxe rxe1 d1 || fail "no soft-RoCE device rxe1"
 if [ "$GUESTS" = 2 ]; then
     export VM_GUEST_IP=10.9.9.$VM_GUEST VM_PEER_IP=10.9.9.$((3 - VM_GUEST))
     ip link set eth0 name n0 mtu 4200 && ip address add "$VM_GUEST_IP/24" dev n0 && ip link set n0 up ||
         fail "no link n0"
-    rxe rxen0 n0
+    rxe rxen0 n0 || fail "no soft-RoCE device rxen0"
     # Until both are there: the host gives up where it takes too long.
     : >"/run/both/.up.$VM_GUEST"
     until [ -e "/run/both/.up.$((3 - VM_GUEST))" ]; do sleep 0.05; done

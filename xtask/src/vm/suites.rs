@@ -8,7 +8,7 @@ pub struct Suite {
     pub guests: u8,
     /// Seconds that its script may take in the guest.
     pub limit: u64,
-    /// Whether the step `vm` of `cargo xtask test` runs it.
+    /// Whether `cargo xtask test` runs it: with one machine in the step `vm`, with two in `vm-pair`.
     pub default: bool,
     /// What it shows, for `--list`.
     pub about: &'static str,
@@ -27,12 +27,15 @@ pub struct Suite {
     pub script: &'static str,
 }
 
+const ALLREDUCE: &[&str] = &["build", "--example", "allreduce"];
+const UNGATED: &[&str] = &["build", "--example", "allreduce-ungated", "--features", "test-ungated"];
+
 /// All suites, in the order in which they run.
 pub const SUITES: &[Suite] = &[
     Suite {
         name: "rdma-smoke",
         guests: 1,
-        limit: 60,
+        limit: 45,
         default: true,
         about: "a soft-RoCE device is active and carries writes between two processes",
         build: &[],
@@ -48,10 +51,37 @@ wait $!
 "#,
     },
     Suite {
+        name: "verbs-endpoint",
+        guests: 1,
+        limit: 110,
+        default: true,
+        about: "the suite of queue pairs over RDMA, with immediate data and without",
+        build: &[&["test", "--package", "pushgate-proxy", "--test", "endpoint"]],
+        script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_endpoint.sh")),
+    },
+    Suite {
+        name: "verbs",
+        guests: 1,
+        limit: 140,
+        default: true,
+        about: "the demonstration over RDMA is right and sees no RNR; senders without credit do",
+        build: &[ALLREDUCE, UNGATED],
+        script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs.sh")),
+    },
+    Suite {
+        name: "verbs-faults",
+        guests: 1,
+        limit: 90,
+        default: true,
+        about: "links, addresses, devices and ranks that go during a run; wrong devices; no libibverbs",
+        build: &[ALLREDUCE],
+        script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_faults.sh")),
+    },
+    Suite {
         name: "rdma-smoke-pair",
         guests: 2,
         limit: 90,
-        default: false,
+        default: true,
         about: "the same between two machines, by sends over UDP",
         build: &[],
         script: r#"
@@ -74,74 +104,16 @@ fi
         default: false,
         about: "the verbs queue pair beside perftest, in turns: bandwidth and latency",
         build: &[&["build", "-p", "pushgate", "--bin", "pushgate"]],
-        script: r#"
-# Each end has a core of its own, as the threads of ours have: two that poll must not share one.
-# perftest's own figures, in MiB/s and in ticks of the processor's clock: what it makes microseconds
-# with, it guesses anew each time.
-theirs() {
-    what=$1
-    shift
-    taskset -c 1 "$@" >/run/out/server.txt 2>&1 &
-    listening 18515
-    taskset -c 0 "$@" 10.9.0.1 >/run/out/client.txt 2>&1 || { cat /run/out/client.txt; exit 1; }
-    wait $!
-    awk -v what="$what" '$1 + 0 > 0 && NF >= 5 {
-        print what, what == "ib_write_bw" ? $4 * 1.048576 : $5
-    }' /run/out/client.txt >>/run/out/figures.txt
-}
-ours() {
-    what=$1
-    shift
-    "$BIN_PUSHGATE" bench rdma --ib-dev rxe0 --gid-index 1 --runs 1 "$@" >/run/out/ours.txt
-    cat /run/out/ours.txt
-    awk -v what="$what" '{ print what, $5 } /clock/ { print "clock", $(NF - 1) }' \
-        /run/out/ours.txt >>/run/out/figures.txt
-}
-# About as long as ours: who polls for longer on a busy host loses its cores for a while.
-options="-d rxe0 -x 1 -m 4096 -F"
-for turn in 1 2 3 4 5; do
-    theirs ib_write_bw ib_write_bw $options -s 65536 -n 600 -t 16
-    ours bw bw --size 64K --depth 16 --seconds 0.6
-    theirs ib_send_lat ib_send_lat $options -s 64 -n 5000 -C
-    ours lat lat --size 64 --seconds 0.15
-    theirs ib_write_lat ib_write_lat $options -s 64 -n 5000 -C
-    ours lat-no-imm lat --size 64 --no-imm --seconds 0.15
-    # As many bytes as ours sends for 64: record and counts are in the same packet.
-    theirs ib_send_lat_168 ib_send_lat $options -s 168 -n 5000 -C
-    theirs ib_write_lat_168 ib_write_lat $options -s 168 -n 5000 -C
-done
-awk '
-    { values[$1, ++n[$1]] = $2 }
-    function median(what,    i, j, swap, count) {
-        count = n[what]
-        if (count < 5) { print "only " count + 0 " figures of " what; failed = 1; return 1 }
-        for (i = 1; i < count; i++)
-            for (j = i + 1; j <= count; j++)
-                if (values[what, j] < values[what, i]) {
-                    swap = values[what, i]; values[what, i] = values[what, j]; values[what, j] = swap
-                }
-        return values[what, int((count + 1) / 2)]
-    }
-    # `median` has sorted them.
-    function best(what, most) { return values[what, most ? n[what] : 1] }
-    function row(title, mine, their, unit, most, aim,    m, t) {
-        m = median(mine); t = median(their) / unit
-        printf "%-40s %8.2f %8.2f %6.3f   ", title, m, t, m / t
-        m = best(mine, most); t = best(their, most) / unit
-        printf "%8.2f %8.2f %6.3f   %s\n", m, t, m / t, aim
-    }
-    END {
-        mhz = median("clock")
-        printf "%-40s %8s %8s %6s   %8s %8s %6s   aim\n", "5 runs: median, then best",
-            "ours", "perftest", "ratio", "ours", "perftest", "ratio"
-        row("64 KiB, MB/s: ib_write_bw", "bw", "ib_write_bw", 1, 1, ">= 0.95")
-        row("64 B, us one way: ib_send_lat", "lat", "ib_send_lat", mhz, 0, "<= 1.5")
-        row("64 B, no imm: ib_write_lat", "lat-no-imm", "ib_write_lat", mhz, 0, "<= 1.2")
-        row("64 B beside ib_send_lat of 168", "lat", "ib_send_lat_168", mhz, 0, "")
-        row("64 B, no imm, ib_write_lat of 168", "lat-no-imm", "ib_write_lat_168", mhz, 0, "")
-        exit failed
-    }' /run/out/figures.txt
-"#,
+        script: include_str!("suites/verbs_bench.sh"),
+    },
+    Suite {
+        name: "verbs-pair",
+        guests: 2,
+        limit: 170,
+        default: true,
+        about: "the demonstration over two machines: right, no RNR; strangers, mismatches, a bad cable",
+        build: &[ALLREDUCE],
+        script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_pair.sh")),
     },
 ];
 
@@ -169,18 +141,20 @@ mod tests {
     fn every_suite_can_run() {
         for suite in SUITES {
             assert!((1..=2).contains(&suite.guests), "{}", suite.name);
-            assert!(!suite.default || suite.guests == 1, "{}: the step boots one machine", suite.name);
             let is_known = |call: &&[&str]| matches!(call[0], "build" | "test");
             assert!(suite.build.iter().all(is_known), "{}", suite.name);
         }
     }
 
     #[test]
-    fn limits_fit_into_the_step() {
-        let budget = STEPS.iter().find(|step| step.name == "vm").unwrap().budget;
-        let limits = SUITES.iter().filter(|suite| suite.default).map(|suite| suite.limit);
-        assert!(limits.clone().all(|limit| limit < budget));
-        // It is killed at twice its budget.
-        assert!(limits.sum::<u64>() + super::super::guest::BOOT.as_secs() < 2 * budget);
+    fn limits_fit_into_the_steps() {
+        for (name, guests) in [("vm", 1), ("vm-pair", 2)] {
+            let budget = STEPS.iter().find(|step| step.name == name).unwrap().budget;
+            let suites = SUITES.iter().filter(|suite| suite.default && suite.guests == guests);
+            let limits = suites.map(|suite| suite.limit);
+            assert!(limits.clone().all(|limit| limit < budget));
+            // It is killed at twice its budget.
+            assert!(limits.sum::<u64>() + super::super::guest::BOOT.as_secs() < 2 * budget, "{name}");
+        }
     }
 }

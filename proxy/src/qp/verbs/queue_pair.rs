@@ -45,6 +45,8 @@ const PLACED_FLAG: u64 = 0x40 << abi::PUSHGATE_FLAGS_SHIFT;
 /// Second word of a region's entry: memory of a device.
 const OF_DEVICE: u64 = 1 << 32;
 
+/// Between two looks for asynchronous events, each a system call, nanoseconds.
+const EVENTS: u64 = 10_000_000;
 /// Between two looks at a port that says nothing, nanoseconds.
 const LOOK: u64 = 500_000_000;
 /// A port that goes down may be the first sign of a device that goes: so long
@@ -121,8 +123,11 @@ pub struct VerbsQp {
     /// The peer left in order, and we have nothing more to tell it.
     deserted: bool,
     news: u64,
+    next_events: u64,
     next_look: u64,
     suspect: Option<(u32, u64)>,
+    /// The cause by a work request, until it is clear that this host has no worse.
+    broke: Option<u32>,
 }
 
 impl VerbsQp {
@@ -189,8 +194,10 @@ impl VerbsQp {
             failed: None,
             deserted: false,
             news: 0,
+            next_events: 0,
             next_look: 0,
             suspect: None,
+            broke: None,
             rc: half.rc,
         }
     }
@@ -203,7 +210,7 @@ impl VerbsQp {
     /// True if every work request is known to be done. For tests.
     pub fn is_quiet(&mut self) -> bool {
         self.poll_cq();
-        self.chain.done == self.chain.written || self.failed.is_some()
+        self.chain.done == self.chain.written || self.failed.is_some() || self.broke.is_some()
     }
 
     /// Both ends agreed on immediate data.
@@ -409,7 +416,7 @@ impl VerbsQp {
     /// A work request failed.
     #[cold]
     fn broken(&mut self, wc: &sys::ibv_wc) {
-        if self.failed.is_some() || self.deserted {
+        if self.failed.is_some() || self.broke.is_some() || self.deserted {
             return;
         }
         use sys::ibv_wc_status as s;
@@ -434,9 +441,13 @@ impl VerbsQp {
             "RDMA work request failed: {}",
             text.to_string_lossy()
         );
-        // Its own end may be the cause of a packet that nobody answers.
-        let own = self.rc.pd.device.diagnose(&self.gid);
-        self.fault(own.unwrap_or(detail));
+        match detail {
+            // The peer's answer: there is no doubt.
+            abi::PUSHGATE_DOWN_RNR | abi::PUSHGATE_DOWN_ACCESS => self.fault(detail),
+            // This host's own end may be the cause of a packet that does not go out, or that
+            // nobody answers, and the port may say so a moment later.
+            _ => (self.broke, self.next_look) = (Some(detail), 0),
+        }
     }
 
     /// Messages that the peer says it has.
@@ -783,13 +794,17 @@ impl QueuePair for VerbsQp {
             // A work request that failed completes though nobody asked.
             self.poll_cq();
         }
+        if now < self.next_events {
+            return None;
+        }
+        self.next_events = now + EVENTS;
         let device = &self.rc.pd.device;
         let news = device.poll_events();
         if news == self.news && now < self.next_look {
             return None;
         }
         (self.news, self.next_look) = (news, now + LOOK);
-        match (device.diagnose(&self.gid), self.suspect) {
+        match (device.diagnose(&self.gid).or(self.broke), self.suspect) {
             (None, _) => self.suspect = None,
             (Some(cause), None) => {
                 self.suspect = Some((cause, now));
@@ -807,7 +822,8 @@ impl QueuePair for VerbsQp {
                     match cause {
                         abi::PUSHGATE_DOWN_PORT => "the port is not active",
                         abi::PUSHGATE_DOWN_ADDRESS => "the address was removed",
-                        _ => "the device or its network interface was removed",
+                        abi::PUSHGATE_DOWN_DEVICE => "the device or its network interface was removed",
+                        _ => "a work request failed, and nothing is wrong at this end",
                     }
                 );
                 self.fault(cause);

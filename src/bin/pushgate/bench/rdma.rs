@@ -397,7 +397,7 @@ impl Watch<'_> {
                 Step::Sleep(_) | Step::Block(_) => std::thread::sleep(NAP),
             }
         }
-        if self.turns % LOOK != 0 {
+        if !self.turns.is_multiple_of(LOOK) {
             std::hint::spin_loop();
             return Ok(());
         }

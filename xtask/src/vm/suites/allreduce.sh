@@ -1,0 +1,61 @@
+# What the suites that run the demonstration share. Every run has a limit, so that a hang fails the
+# suite where it is.
+export NO_COLOR=1
+
+fail() {
+    echo "FAILED: $*" >&2
+    exit 1
+}
+
+# Hundredths of a second.
+now() {
+    read -r up _ </proc/uptime
+    echo "${up%.*}${up#*.}"
+}
+
+counter() {
+    cat "/sys/class/infiniband/$1/ports/1/hw_counters/$2"
+}
+
+# What the device counted of receivers that were not ready: answers sent, heard, and given up after.
+# Read here, for the demonstration's own count may be wrong.
+rnr() {
+    # For 10 ms the kernel answers with what it read before.
+    sleep 0.05
+    echo "$(counter "$1" send_rnr_err) $(counter "$1" rcvd_rnr_err) $(counter "$1" retry_rnr_exceeded_err)"
+}
+
+# run SECONDS PROGRAM ARGUMENT...: sets code; what it said is in /tmp/out and /tmp/err.
+run() {
+    begin=$(now)
+    code=0
+    timeout -k 2 "$@" >/tmp/out 2>/tmp/err || code=$?
+    echo "-- exit code $code in $(($(now) - begin))0 ms: ${2##*/} ${*#"$1 $2 "}"
+    cat /tmp/out /tmp/err
+    [ "$code" != 124 ] && [ "$code" != 137 ] || fail "it still ran after $1 s"
+    ! grep -q panicked /tmp/err || fail "a panic"
+}
+
+says() {
+    grep -qF -e "$1" /tmp/err || fail "it does not say: $1"
+}
+
+# The last line of the demonstration: right sums, nothing dropped, no RNR by its own count.
+verified() {
+    [ "$code" = 0 ] || fail "exit code $code"
+    for word in '"verified":true,' '"dropped":0,' '"rnr":0,' '"qp":"verbs",'; do
+        tail -n 1 /tmp/out | grep -qF "$word" || fail "its last line has no $word"
+    done
+}
+
+# right DEVICE ARGUMENT...: the demonstration is right, and the device counted no RNR.
+right() {
+    before=$(rnr "$1")
+    run 60 "$EXAMPLE_ALLREDUCE" --json --device cpu --qp verbs --ib-dev "$@"
+    verified
+    [ "$(rnr "$1")" = "$before" ] || fail "RNR counters of $1 went from $before to $(rnr "$1")"
+}
+
+stalled() {
+    ! tail -n 1 /tmp/out | grep -qF '"credit_stalls":0,' || fail "no sender ever waited for credit"
+}

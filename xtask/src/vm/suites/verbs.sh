@@ -1,0 +1,50 @@
+for imm in --no-imm=false --no-imm; do
+    right rxe0 --ranks 4 --size 4M --iters 1 "$imm"
+    # Receivers that post late, and then one receive at a time as good as.
+    right rxe0 --ranks 4 --size 128K --iters 1 "$imm" --receives 2 --slice 4K --late-ms 30
+    stalled
+done
+
+# The proof that these checks can fail: the same with senders that ignore credit.
+late="--json --device cpu --qp verbs --ib-dev rxe0 --ranks 4 --iters 1 --receives 2 --slice 4K --late-ms 30"
+ungated() {
+    before=$(rnr rxe0)
+    # Words are arguments.
+    run 30 "$EXAMPLE_ALLREDUCE_UNGATED" $late "$@"
+    after=$(rnr rxe0)
+}
+
+# That build is right as long as nobody tells it.
+ungated --size 128K
+verified
+[ "$before" = "$after" ] || fail "RNR in the build that can ignore credit: $before, then $after"
+
+# A sender may happen to come late enough: it gets three turns.
+breaks() {
+    imm=$1
+    for turn in 1 2 3; do
+        # 64 messages a step: more than its receives and the 16 that are set aside to wake it.
+        _PUSHGATE_UNGATED=1 PUSHGATE_LOG=warn ungated --size 1M "$imm"
+        if [ "$code" = 0 ]; then
+            [ "$before" = "$after" ] || fail "all is right, it says, and RNR went from $before to $after"
+            continue
+        fi
+        case $imm in
+            # Then there are no receives to miss, and the receiver alone can know.
+            --no-imm)
+                [ "$before" = "$after" ] || fail "RNR without immediate data: $before, then $after"
+                says 'overrun: no receive was granted'
+                says 'sent what was not granted'
+                ;;
+            # The receiver may have noticed before its receives were used up.
+            *)
+                [ "$before" != "$after" ] && grep -q 'RNR retry counter exceeded' /tmp/err &&
+                    grep -qF 'it had no receive posted (RNR)' /tmp/err || continue
+                ;;
+        esac
+        return 0
+    done
+    fail "senders without credit broke nothing ($imm)"
+}
+breaks --no-imm=false
+breaks --no-imm

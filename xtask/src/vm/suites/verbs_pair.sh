@@ -1,0 +1,93 @@
+node=$((VM_GUEST - 1))
+# Four seconds until a packet is sent again. The default, 67 ms, passes here without any loss, and
+# soft-RoCE does not survive every retransmission.
+patience=20
+
+# What the transport had to send again or got twice.
+again() {
+    sleep 0.05
+    echo $(($(counter rxen0 duplicate_request) + $(counter rxen0 out_of_seq_request) + $(counter rxen0 completer_retry_err)))
+}
+
+# The demonstration over both guests, two ranks in each.
+start() {
+    before=$(rnr rxen0)
+    run 60 "$EXAMPLE_ALLREDUCE" --json --device cpu --qp verbs --ib-dev rxen0 --ack-timeout "$patience" \
+        --ranks 4 --nodes 2 --node "$node" --rendezvous 10.9.9.1:7000 "$@"
+}
+
+# Node 0 has the result, both have an exit code and a device that counts.
+right_here() {
+    [ "$node" = 1 ] || verified
+    [ "$code" = 0 ] || fail "exit code $code"
+    [ "$(rnr rxen0)" = "$before" ] || fail "RNR counters went from $before to $(rnr rxen0)"
+}
+
+for imm in --no-imm=false --no-imm; do
+    together "four$imm"
+    start --size 4M --iters 1 --warmup 0 "$imm"
+    right_here
+    together "late$imm"
+    start --size 128K --iters 1 --warmup 0 "$imm" --receives 2 --slice 4K --late-ms 30
+    right_here
+    [ "$node" = 1 ] || stalled
+done
+
+# Nodes that were told different things.
+together sizes
+start --size "${VM_GUEST}M"
+[ "$code" = 1 ] || fail "exit code $code"
+says '--size is'
+says 'give all nodes the same'
+
+
+# Strangers at the rendezvous before the ranks come: one that talks, one that says nothing. They stay.
+together strangers
+if [ "$node" = 1 ]; then
+    strangers=
+    for words in 'GET / HTTP/1.1' ''; do
+        rm -f /tmp/connected
+        timeout 60 bash -c '
+            until exec 3<>/dev/tcp/10.9.9.1/7000; do sleep 0.1; done
+            printf "$0" >&3
+            : >/tmp/connected
+            exec sleep 60' "$words" 2>/dev/null &
+        strangers="$strangers $!"
+        trap 'kill $strangers' EXIT
+        until [ -e /tmp/connected ]; do
+            kill -0 $! || fail "no stranger got through"
+            sleep 0.05
+        done
+    done
+fi
+start --size 64K --iters 1
+right_here
+
+# A bad cable. Packets are lost and pass each other: soft-RoCE must send again, and if it gives up, the
+# run ends with a status. What it says is verified must be right.
+together cable
+tc qdisc add dev n0 root netem loss 1% delay 2ms 2ms reorder 25%
+together bad-cable
+patience=14
+sent_again=$(again)
+right=0
+for turn in 1 2 3; do
+    for imm in --no-imm=false --no-imm; do
+        together "bad-cable$turn$imm"
+        start --size 64K --iters 2 "$imm" --timeout 10000
+        [ "$(rnr rxen0)" = "$before" ] || fail "RNR counters went from $before to $(rnr rxen0)"
+        ! grep -q 'wrong elements' /tmp/err || fail "wrong sums"
+        case $code in
+            0) ;;
+            1) grep -qE 'the RDMA link of rank|timed out|is lost|aborted' /tmp/err || fail "no status" ;;
+            *) fail "exit code $code" ;;
+        esac
+        echo "$code" >"/run/both/$turn$imm.code.$VM_GUEST"
+        together "after$turn$imm"
+        # Both must come to the same here, or they would part.
+        grep -qv '^0$' "/run/both/$turn$imm".code.* || right=$((right + 1))
+    done
+    [ "$right" = 0 ] || break
+done
+[ "$right" != 0 ] || fail "no run got through a bad cable"
+[ "$(again)" -gt "$sent_again" ] || fail "nothing was sent again: was the cable bad?"
