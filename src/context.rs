@@ -9,7 +9,8 @@ use std::thread::JoinHandle;
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
-use pushgate_driver_shim::memory::{HugePages, SharedMemory};
+use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::window::Window;
 use pushgate_gpu_kernels::{
     Access, CudaCopy, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Source, Stream,
     choose_at,
@@ -26,7 +27,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::error::{Error, Result};
-use crate::settings::{AutoOr, ProxyPlace, Settings};
+use crate::settings::{AutoOr, ProxyPlace, Settings, WindowKind};
 
 /// Makes a [`Context`].
 #[derive(Clone, Debug, Default)]
@@ -216,7 +217,7 @@ impl Context {
     /// protocols beside queue pairs.
     pub fn shared(&self, name: &str, bytes: usize) -> Result<Shared> {
         let memory = Arc::new(self.memory(name, bytes, false)?);
-        let registration = self.register(memory.as_ptr(), memory.len(), Access::ReadWrite)?;
+        let registration = self.register(&*memory, Access::ReadWrite)?;
         Ok(Shared { _registration: registration, memory })
     }
 
@@ -258,8 +259,26 @@ impl Context {
         })
     }
 
-    pub(crate) fn register(&self, ptr: NonNull<u8>, len: usize, access: Access) -> Result<Registration> {
-        Ok(self.inner.executor.register(ptr, len, access, false)?)
+    /// Memory for payload, from the provider that the settings name.
+    pub(crate) fn window(&self, name: &str, bytes: usize) -> Result<Arc<dyn Window>> {
+        match self.inner.settings.window {
+            WindowKind::Memory => {
+                let window = self.memory(name, bytes, true)?;
+                // Mapped here; from now on whoever is handed it can only read.
+                window.seal_against_writers()?;
+                Ok(Arc::new(window))
+            }
+        }
+    }
+
+    /// Gives memory of this process to the device.
+    pub(crate) fn register(&self, memory: &dyn Window, access: Access) -> Result<Registration> {
+        Ok(self.inner.executor.register(memory.as_ptr(), memory.len(), access, memory.io_memory())?)
+    }
+
+    /// Lets the device read another process's memory.
+    pub(crate) fn register_read_only(&self, memory: &ReadOnlyMemory) -> Result<Registration> {
+        Ok(self.inner.executor.register(memory.as_ptr(), memory.len(), Access::ReadOnly, false)?)
     }
 }
 

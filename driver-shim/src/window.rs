@@ -1,7 +1,7 @@
 //! A window: the memory that a device pushes payload into and that a queue pair
 //! sends it from.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 /// A payload window, whoever provides it.
@@ -38,5 +38,11 @@ pub trait Window: Send + Sync {
     /// and uncached, and a GPU must register it as IOMEMORY.
     fn io_memory(&self) -> bool {
         false
+    }
+
+    /// A dma-buf of it, for RDMA devices that can't register the mapping itself.
+    /// `None` where there is none, or no need for one.
+    fn export(&self) -> Option<OwnedFd> {
+        None
     }
 }

@@ -46,6 +46,10 @@ counters! {
     copied_bytes,
     /// PUTs whose payload the transport wrote to its region itself.
     placed,
+    /// Payloads copied on the sender's side, for the transport can't send from the window.
+    bounced,
+    /// Bytes of those.
+    bounced_bytes,
     /// Of the copies, those made because a slow reader held too much in place.
     copied_out,
     /// The gate had no free send-queue slot.

@@ -22,7 +22,7 @@ use crate::qp::local::LocalQp;
 use crate::qp::{Inbound, PeerCounts, QueuePair};
 use crate::region::{RegionMemory, Regions, Stretch};
 use crate::ring::{self, Found, Look};
-use crate::session::{Session, Status, count_word};
+use crate::session::{Session, Status, count_of, count_word};
 use crate::staging::Staging;
 
 /// Records that one pass takes in each direction before the engine looks at
@@ -319,7 +319,8 @@ impl Endpoint {
 
     /// Counts so far.
     pub fn counters(&self) -> Counters {
-        self.counters
+        let (bounced, bounced_bytes) = self.qp.bounced();
+        Counters { bounced, bounced_bytes, ..self.counters }
     }
 
     /// Registers memory that WQEs of this side and records of the peer may name.
@@ -337,11 +338,12 @@ impl Endpoint {
 
     /// The reverse. False if the key names none, or bytes are being moved.
     pub fn remove_region(&mut self, key: u32) -> bool {
-        let removed = self.moving.is_none() && self.regions.remove(key);
-        if removed {
-            self.qp.remove_region(key);
+        if self.moving.is_some() {
+            return false;
         }
-        removed
+        // The transport first: it may have the memory registered.
+        self.qp.remove_region(key);
+        self.regions.remove(key)
     }
 
     /// One pass: whatever can be done now, at most 64 records each way.
@@ -372,7 +374,7 @@ impl Endpoint {
             return false;
         }
         let counts = self.qp.peer_counts();
-        let count = |word: u64| word & abi::PUSHGATE_COUNT_MASK;
+        let count = |word: u64| count_of(word, self.session.epoch()).unwrap_or(0);
         let (sent, received) = (self.staging.messages(), self.session.received());
         (!self.pending
             && self.staging.has_room()
@@ -646,8 +648,8 @@ impl Endpoint {
             }
         };
         let mut work = false;
-        if (counts.granted >> abi::PUSHGATE_COUNT_BITS) as u16 == self.session.epoch() {
-            match self.gate.grant(counts.granted & abi::PUSHGATE_COUNT_MASK) {
+        if let Some(granted) = count_of(counts.granted, self.session.epoch()) {
+            match self.gate.grant(granted) {
                 Ok(new) => work |= new,
                 Err(e) => {
                     self.violated(&e);
@@ -889,6 +891,9 @@ impl Endpoint {
         dst: Stretch,
         mover: &mut Option<Box<dyn Mover>>,
     ) -> Result<(), Why> {
+        if !self.qp.offers(r.rkey) {
+            return Err(Why::Violated("it wrote to a region that was not offered to its device".into()));
+        }
         if let Stretch::Device(_) = dst {
             // P3: an RDMA device's writes to another device are not ordered with ours to
             // host memory.

@@ -10,6 +10,16 @@ pub const fn count_word(epoch: u16, count: u64) -> u64 {
     (epoch as u64) << abi::PUSHGATE_COUNT_BITS | count & abi::PUSHGATE_COUNT_MASK
 }
 
+/// The count of a word, if it is of `epoch`.
+#[inline(always)]
+pub const fn count_of(word: u64, epoch: u16) -> Option<u64> {
+    if (word >> abi::PUSHGATE_COUNT_BITS) as u16 == epoch {
+        Some(word & abi::PUSHGATE_COUNT_MASK)
+    } else {
+        None
+    }
+}
+
 /// A status word: status, the rank that it names, a detail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
@@ -108,13 +118,7 @@ impl Session {
     /// the counts that hold now.
     #[inline]
     pub fn peer_counts(&mut self, sent: u64, released: u64, received: u64) -> Result<(u64, u64), Violation> {
-        let count = |word: u64, old: u64| {
-            if (word >> abi::PUSHGATE_COUNT_BITS) as u16 == self.epoch {
-                (word & abi::PUSHGATE_COUNT_MASK).max(old)
-            } else {
-                old
-            }
-        };
+        let count = |word: u64, old: u64| count_of(word, self.epoch).map_or(old, |n| n.max(old));
         let released = count(released, self.released);
         // Released is read first, so it can only lag: the peer writes received first.
         let received = count(received, self.received).max(released);

@@ -81,6 +81,10 @@ impl QueuePair for Placing {
         Ok(false)
     }
 
+    fn offers(&self, _: u32) -> bool {
+        true
+    }
+
     fn sleeping(&self) -> Option<&AtomicU64> {
         None
     }

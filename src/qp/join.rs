@@ -6,6 +6,7 @@ use std::sync::Arc;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
+use pushgate_driver_shim::window::Window;
 use pushgate_proxy::endpoint::QpOptions;
 use pushgate_proxy::engine::QpId;
 
@@ -21,7 +22,7 @@ use crate::settings::QpKind;
 pub(super) struct Own {
     pub(super) geometry: Geometry,
     pub(super) config: QpConfig,
-    pub(super) window: Arc<SharedMemory>,
+    pub(super) window: Arc<dyn Window>,
     pub(super) work: Arc<SharedMemory>,
     pub(super) control: Arc<SharedMemory>,
 }
@@ -91,15 +92,12 @@ impl Own {
             rank,
         };
         geometry.validate().map_err(|e| Error::Memory(e.into()))?;
-        let window = context.memory(&format!("pushgate-window-{rank}"), geometry.window_bytes(), true)?;
-        // Mapped here; from now on whoever is handed it can only read.
-        window.seal_against_writers()?;
         Ok(Own {
             work: segment(context, &geometry, Segment::Work)?,
             control: segment(context, &geometry, Segment::Control)?,
+            window: context.window(&format!("pushgate-window-{rank}"), geometry.window_bytes())?,
             geometry,
             config,
-            window: Arc::new(window),
         })
     }
 

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::window::Window;
 use pushgate_gpu_kernels::{Access, DeviceBuffer, Registration};
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::region::Exported;
@@ -91,12 +92,12 @@ impl QueuePair {
         let mut undo = Undo { context, id: joined.id, done: false };
         let settings = context.settings();
         let Own { geometry: g, window, work, control, .. } = &joined.own;
-        let register = |m: &SharedMemory| context.register(m.as_ptr(), m.len(), Access::ReadWrite);
+        let register = |m: &dyn Window| context.register(m, Access::ReadWrite);
         let inbound = match &joined.inbound {
-            Inbound::Window(window) => context.register(window.as_ptr(), window.len(), Access::ReadOnly)?,
-            Inbound::Mirror(mirror) => register(mirror)?,
+            Inbound::Window(window) => context.register_read_only(window)?,
+            Inbound::Mirror(mirror) => register(&**mirror)?,
         };
-        let registrations = vec![register(window)?, register(work)?, register(control)?, inbound];
+        let registrations = vec![register(&**window)?, register(&**work)?, register(&**control)?, inbound];
         let [window, work, control_at, inbound] =
             [0, 1, 2, 3].map(|i: usize| Registration::device_addr(&registrations[i]));
         let state = context.alloc(size_of::<abi::pushgate_qp_state>())?;

@@ -45,6 +45,10 @@ fn config(context: &Context, mesh: &Mesh) -> Result<Config> {
         let allowed = "auto or poll with device = cuda: a GPU's kernels can't wake the proxy";
         return Err(Error::config("cq-events", "event", allowed));
     }
+    if s.cq_events == CqEvents::Event && s.no_imm {
+        let allowed = "auto or poll with no-imm: without immediate data nothing announces a message";
+        return Err(Error::config("cq-events", "event", allowed));
+    }
     Ok(Config {
         device: name(s),
         port: s.ib_port as u8,

@@ -33,7 +33,7 @@ enum Task {
         /// A skip is a failure too, unless its reason begins with "no GPU".
         #[arg(long)]
         strict: bool,
-        /// Also run the steps that take longer than a quarter of an hour.
+        /// Also run the steps that take longer than all others together may.
         #[arg(long)]
         full: bool,
         /// Run these steps only, in the order of the table.

@@ -89,7 +89,12 @@ pub trait QueuePair: Send {
     /// ... and removed.
     fn remove_region(&mut self, _key: u32) {}
 
-    /// True once the peer knows of all regions.
+    /// True if the peer was told that its device may write that region.
+    fn offers(&self, _key: u32) -> bool {
+        false
+    }
+
+    /// True once the peer knows of all regions, or never will.
     fn regions_told(&self) -> bool {
         true
     }
@@ -110,6 +115,12 @@ pub trait QueuePair: Send {
     /// Now and then, with the time: whether the transport itself has failed.
     fn check(&mut self, _now: u64) -> Option<Status> {
         None
+    }
+
+    /// Payloads that were copied on this side because the transport could not send
+    /// them from the window, and their bytes.
+    fn bounced(&self) -> (u64, u64) {
+        (0, 0)
     }
 
     /// The word that tells the peer that this engine sleeps.

@@ -181,6 +181,10 @@ impl QueuePair for Settled {
         self.qp().remove_region(key);
     }
 
+    fn offers(&self, key: u32) -> bool {
+        self.qp().offers(key)
+    }
+
     fn regions_told(&self) -> bool {
         self.qp().regions_told()
     }

@@ -53,7 +53,7 @@ wait $!
     Suite {
         name: "verbs-endpoint",
         guests: 1,
-        limit: 110,
+        limit: 100,
         default: true,
         about: "the suite of queue pairs over RDMA, with immediate data and without",
         build: &[&["test", "--package", "pushgate-proxy", "--test", "endpoint"]],
@@ -62,7 +62,7 @@ wait $!
     Suite {
         name: "verbs",
         guests: 1,
-        limit: 140,
+        limit: 120,
         default: true,
         about: "the demonstration over RDMA is right and sees no RNR; senders without credit do",
         build: &[ALLREDUCE, UNGATED],
@@ -80,7 +80,7 @@ wait $!
     Suite {
         name: "rdma-smoke-pair",
         guests: 2,
-        limit: 90,
+        limit: 40,
         default: true,
         about: "the same between two machines, by sends over UDP",
         build: &[],
@@ -109,7 +109,7 @@ fi
     Suite {
         name: "verbs-pair",
         guests: 2,
-        limit: 170,
+        limit: 125,
         default: true,
         about: "the demonstration over two machines: right, no RNR; strangers, mismatches, a bad cable",
         build: &[ALLREDUCE],

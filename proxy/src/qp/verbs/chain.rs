@@ -94,6 +94,12 @@ impl Chain {
         self.sources.push(sys::ibv_sge { addr: from.address, length: from.bytes, lkey: from.key });
     }
 
+    /// Drops what was written and not posted: the queue pair is in an error state.
+    pub(super) fn forget(&mut self) {
+        self.requests.clear();
+        self.sources.clear();
+    }
+
     /// Posts what was written.
     ///
     /// # Safety

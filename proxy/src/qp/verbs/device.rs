@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use pushgate_driver_shim::abi;
 use pushgate_rdma_core_sys as sys;
@@ -24,6 +24,8 @@ pub struct Device {
     pub(super) limits: DeviceLimits,
     /// Asynchronous events taken so far. Whoever sees it move looks what is wrong.
     events: AtomicU64,
+    /// One of them said that the device is lost.
+    fatal: AtomicBool,
 }
 
 // SAFETY: libibverbs' calls on a context are thread-safe (verbs(7)).
@@ -61,6 +63,10 @@ pub(super) fn non_blocking(fd: BorrowedFd<'_>) -> Result<(), VerbsError> {
             error: e.into(),
             remedy: String::new(),
         })
+}
+
+fn exists(path: &str) -> bool {
+    std::path::Path::new(path).exists()
 }
 
 fn library() -> Result<&'static sys::Verbs, VerbsError> {
@@ -162,6 +168,7 @@ impl Device {
             port_state: PortState { active: false, mtu: 256, lid: 0, ethernet: true, message: 0 },
             limits: DeviceLimits { queue: 0, cq: 0 },
             events: AtomicU64::new(0),
+            fatal: AtomicBool::new(false),
         };
         // SAFETY: plain data.
         let mut attributes: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
@@ -190,6 +197,7 @@ impl Device {
             port_state: PortState { active: true, mtu: 4096, lid: 0, ethernet: true, message: 1 << 30 },
             limits: DeviceLimits { queue: 1024, cq: 1024 },
             events: AtomicU64::new(0),
+            fatal: AtomicBool::new(false),
         }
     }
 
@@ -238,7 +246,7 @@ impl Device {
         let mut all = Vec::new();
         for file in std::fs::read_dir(base.join("gids")).into_iter().flatten().flatten() {
             let Some(index) = file.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
-            let Some(gid) = self.gid(index) else { continue };
+            let Ok(Some(gid)) = self.gid(index) else { continue };
             let read = |what: &str| {
                 let path = base.join("gid_attrs").join(what).join(index.to_string());
                 std::fs::read_to_string(path).ok().map(|s| s.trim().to_owned())
@@ -247,18 +255,24 @@ impl Device {
                 Some("RoCE v2") => GidType::RoceV2,
                 _ => GidType::IbOrRoceV1,
             };
-            all.push(GidEntry { index, gid, kind, netdev: read("ndevs").filter(|n| !n.is_empty()) });
+            // One of another network namespace is not seen here, and so not missed later.
+            let netdev = read("ndevs").filter(|n| !n.is_empty() && exists(&format!("/sys/class/net/{n}")));
+            all.push(GidEntry { index, gid, kind, netdev });
         }
         all.sort_by_key(|e| e.index);
         all
     }
 
     /// The address at an index, if there is one.
-    pub(super) fn gid(&self, index: u32) -> Option<Gid> {
-        let text = std::fs::read_to_string(self.sysfs().join("gids").join(index.to_string())).ok()?;
-        let ip: std::net::Ipv6Addr = text.trim().parse().ok()?;
+    fn gid(&self, index: u32) -> std::io::Result<Option<Gid>> {
+        let text = match std::fs::read_to_string(self.sysfs().join("gids").join(index.to_string())) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let Ok(ip) = text.trim().parse::<std::net::Ipv6Addr>() else { return Ok(None) };
         let empty = ip.octets()[8..].iter().all(|b| *b == 0);
-        (!empty).then_some(Gid(ip.octets()))
+        Ok((!empty).then_some(Gid(ip.octets())))
     }
 
     /// Readable when an asynchronous event waits.
@@ -279,21 +293,32 @@ impl Device {
             }
             // SAFETY: the library's own text for any value.
             let text = unsafe { CStr::from_ptr(self.verbs.ibv_event_type_str(event.event_type)) };
-            tracing::warn!(device = self.name, port = self.port, "RDMA event: {}", text.to_string_lossy());
+            // A packet came before the queue pair was ready to send: all is well.
+            let usual = event.event_type == sys::ibv_event_type::IBV_EVENT_COMM_EST;
+            if !usual {
+                tracing::warn!(
+                    device = self.name,
+                    port = self.port,
+                    "RDMA event: {}",
+                    text.to_string_lossy()
+                );
+            }
+            if event.event_type == sys::ibv_event_type::IBV_EVENT_DEVICE_FATAL {
+                self.fatal.store(true, Ordering::Release);
+            }
             // SAFETY: taken above, acknowledged once.
             unsafe { self.verbs.ibv_ack_async_event(&mut event) };
-            self.events.fetch_add(1, Ordering::AcqRel);
+            self.events.fetch_add(!usual as u64, Ordering::AcqRel);
         }
     }
 
     /// What is wrong with the way that a queue pair takes out of this host:
     /// `PUSHGATE_DOWN_*`, the farthest-reaching first.
     pub(super) fn diagnose(&self, entry: &GidEntry) -> Option<u32> {
-        let there = |path: &str| std::path::Path::new(path).exists();
-        if !there(&format!("/sys/class/infiniband/{}", self.name)) {
+        if self.fatal.load(Ordering::Acquire) || !exists(&format!("/sys/class/infiniband/{}", self.name)) {
             return Some(abi::PUSHGATE_DOWN_DEVICE);
         }
-        if entry.netdev.as_ref().is_some_and(|n| !there(&format!("/sys/class/net/{n}"))) {
+        if entry.netdev.as_ref().is_some_and(|n| !exists(&format!("/sys/class/net/{n}"))) {
             return Some(abi::PUSHGATE_DOWN_DEVICE);
         }
         match self.query_port() {
@@ -301,8 +326,9 @@ impl Device {
             Ok(_) => return Some(abi::PUSHGATE_DOWN_PORT),
             Err(_) => return Some(abi::PUSHGATE_DOWN_DEVICE),
         }
-        (self.port_state.ethernet && self.gid(entry.index) != Some(entry.gid))
-            .then_some(abi::PUSHGATE_DOWN_ADDRESS)
+        // Who can't look knows nothing.
+        let gone = self.gid(entry.index).is_ok_and(|found| found != Some(entry.gid));
+        (self.port_state.ethernet && gone).then_some(abi::PUSHGATE_DOWN_ADDRESS)
     }
 }
 

@@ -29,6 +29,7 @@ mod mock;
 mod nic;
 mod objects;
 mod queue_pair;
+mod sending;
 mod setup;
 mod slot;
 

@@ -268,13 +268,14 @@ pub(super) struct Rc {
 unsafe impl Send for Rc {}
 
 impl Rc {
-    /// Queues of `send` and `receive` work requests; `inline` is what is wished for.
+    /// Queues of `send` and `receive` work requests; `inline` is what is wished for, the
+    /// most first.
     pub(super) fn new(
         pd: &Arc<Pd>,
         cq: Cq,
         send: u32,
         receive: u32,
-        inline: u32,
+        inline: &[u32],
     ) -> Result<Self, VerbsError> {
         let attempt = |inline: u32| {
             // SAFETY: plain data, for which zeroes are "nothing".
@@ -291,8 +292,8 @@ impl Rc {
             let raw = unsafe { pd.device.verbs.ibv_create_qp(pd.raw.as_ptr(), &mut init) };
             NonNull::new(raw).map(|raw| (raw, init.cap.max_inline_data))
         };
-        // A device that can't send so much inline refuses; then without.
-        let made = attempt(inline).or_else(|| attempt(0));
+        // A device that can't send so much inline refuses; then less, and at last none.
+        let made = inline.iter().find_map(|bytes| attempt(*bytes));
         let (raw, inline) = made.ok_or_else(|| {
             let name = pd.device.name();
             failed(
@@ -322,6 +323,17 @@ impl Rc {
             error: std::io::Error::from_raw_os_error(r.abs()),
             remedy: String::new(),
         })
+    }
+
+    /// True if it has ended: it sends and receives nothing more.
+    pub(super) fn is_in_error(&self) -> bool {
+        let (mut attributes, mut init) = (sys::ibv_qp_attr::default(), sys::ibv_qp_init_attr::default());
+        let mask = sys::ibv_qp_attr_mask::IBV_QP_STATE.0;
+        // SAFETY: the queue pair is alive; both places are ours.
+        let r = unsafe {
+            self.pd.device.verbs.ibv_query_qp(self.raw.as_ptr(), &mut attributes, mask as _, &mut init)
+        };
+        r == 0 && attributes.qp_state == sys::ibv_qp_state::IBV_QPS_ERR
     }
 
     /// Posts a chain of work requests.

@@ -14,6 +14,7 @@ use pushgate_rdma_core_sys as sys;
 use super::chain::{Chain, Remote, Source};
 use super::gid::GidEntry;
 use super::objects::{Mr, REMOTE_WRITE, Rc};
+use super::sending::Sending;
 use super::setup::{Accepted, InboxLayout, Places, REGION_WORDS};
 use super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, slot_bytes};
 use super::{CONTROL_WRS, NOTIFIES, RECEIVE};
@@ -22,12 +23,13 @@ use crate::memory::Words;
 use crate::qp::{Inbound, PeerCounts, QueuePair};
 use crate::region::{MAX_REGIONS, RegionMemory};
 use crate::ring::{self, Found};
-use crate::session::{Status, count_word};
+use crate::session::{self, Status, count_word};
 
 /// Immediate data that only wakes. Without it: 31 bits of a SEND's sequence number.
 const NOTIFY: u32 = 1 << 31;
-/// Completions taken in one go.
+/// Completions taken in one go, and how often before others have their turn.
 const COMPLETIONS: usize = 32;
+const ROUNDS: u32 = 4;
 /// Words of the line. A message's slot has the first three as well.
 const RECEIVED: usize = 0;
 const RELEASED: usize = 1;
@@ -52,9 +54,9 @@ const LOOK: u64 = 500_000_000;
 /// A port that goes down may be the first sign of a device that goes: so long
 /// the worst is waited for, nanoseconds.
 const SETTLE: u64 = 300_000_000;
-/// How long an end that leaves waits until its last words are out: some packets
-/// may be sent again (67 ms each, as the settings stand).
-const LINGER: Duration = Duration::from_millis(250);
+/// How long an end that leaves waits until its last words are out: three times a
+/// packet may be sent again, within these bounds, for the engine waits with it.
+const LINGER: std::ops::Range<Duration> = Duration::from_millis(250)..Duration::from_secs(1);
 
 /// A region of ours that the peer may know.
 struct OwnRegion {
@@ -66,12 +68,11 @@ struct OwnRegion {
 pub struct VerbsQp {
     // The queue pair goes before what it uses, registrations before their memory.
     rc: Rc,
-    window_mr: Mr,
+    window: Sending,
     outbox_mr: Mr,
     _mirror_mr: Mr,
     _inbox_mr: Mr,
     regions: HashMap<u32, OwnRegion>,
-    window: Arc<SharedMemory>,
     outbox: Words,
     outbox_address: u64,
     mirror: Arc<SharedMemory>,
@@ -83,6 +84,7 @@ pub struct VerbsQp {
     gid: GidEntry,
     rank: u32,
     peer: u32,
+    linger: Duration,
     imm: bool,
     events: bool,
     peer_events: bool,
@@ -123,6 +125,8 @@ pub struct VerbsQp {
     /// The peer left in order, and we have nothing more to tell it.
     deserted: bool,
     news: u64,
+    /// Something completed outside of a pass.
+    fresh: bool,
     next_events: u64,
     next_look: u64,
     suspect: Option<(u32, u64)>,
@@ -136,17 +140,18 @@ impl VerbsQp {
         let (gid, events) = (a.gid().clone(), a.events());
         let rank = a.geometry().rank;
         let half = a.half;
+        let timeout = Duration::from_nanos(4096 << half.ack_timeout());
+        let linger = (3 * timeout).clamp(LINGER.start, LINGER.end);
         let slots = 1u32 << out_log;
         let (inbox_layout, peer_layout) = (InboxLayout::new(in_log), InboxLayout::new(out_log));
         VerbsQp {
-            window_mr: half.window_mr,
+            window: half.window,
             outbox_mr: half.outbox_mr,
             _mirror_mr: a.mirror_mr,
             _inbox_mr: a.inbox_mr,
             regions: HashMap::new(),
             outbox: Words::writable(&half.outbox, 0, half.outbox.len() / 8),
             outbox_address: half.outbox.as_ptr().as_ptr() as u64,
-            window: half.window,
             mirror_units: 1 << a.peer_geometry.window_log,
             mirror: a.mirror,
             inbox: Words::writable(&a.inbox, 0, inbox_layout.bytes / 8),
@@ -156,6 +161,7 @@ impl VerbsQp {
             gid,
             rank,
             peer: a.peer,
+            linger,
             imm: a.imm,
             events,
             peer_events: a.peer_events,
@@ -194,6 +200,7 @@ impl VerbsQp {
             failed: None,
             deserted: false,
             news: 0,
+            fresh: false,
             next_events: 0,
             next_look: 0,
             suspect: None,
@@ -239,14 +246,25 @@ impl VerbsQp {
 
     /// Posts the chain.
     fn flush(&mut self) -> Result<(), Status> {
+        if self.broke.is_some() {
+            self.chain.forget();
+            return self.healthy();
+        }
         // SAFETY: each names the window, a region, or the outbox, all registered for as
         // long as this queue pair; a slot of the outbox is written again only when
         // its message is done, a place of the window when the peer has released it.
-        let posted = unsafe { self.chain.post(&self.rc) };
-        posted.map_err(|e| {
-            tracing::error!(rank = self.rank, peer = self.peer, "posting to the RDMA queue pair: {e}");
-            self.down(abi::PUSHGATE_DOWN_WC)
-        })
+        if let Err(e) = unsafe { self.chain.post(&self.rc) } {
+            self.refused("posting to the RDMA queue pair", &e);
+        }
+        self.healthy()
+    }
+
+    /// The device took no request. The port may say why a moment later.
+    #[cold]
+    fn refused(&mut self, what: &str, e: &std::io::Error) {
+        tracing::error!(rank = self.rank, peer = self.peer, "{what}: {e}");
+        self.broke.get_or_insert(abi::PUSHGATE_DOWN_WC);
+        (self.next_events, self.next_look) = (0, 0);
     }
 
     /// A stretch of the outbox, from a word on.
@@ -259,6 +277,7 @@ impl VerbsQp {
     /// A stretch of the peer's inbox, from a byte on.
     #[inline]
     fn at_inbox(&self, byte: usize) -> Remote {
+        // `Accepted::join` saw that it does not wrap.
         Remote { address: self.peer_places.inbox + byte as u64, key: self.peer_places.inbox_key }
     }
 
@@ -326,12 +345,53 @@ impl VerbsQp {
         }
     }
 
+    /// Writes a message's payload to where it belongs, or packs it behind its record,
+    /// whose slot begins at word `first` of the outbox. Returns the record's flags
+    /// and the bytes of the slot.
+    #[inline]
+    fn post_payload(&mut self, sequence: u64, first: usize, r: &Record) -> Result<(u64, usize), Status> {
+        let record = slot_bytes(0);
+        if r.opcode == Opcode::Signal || r.has(Record::INLINE) || r.length == 0 {
+            return Ok((0, record));
+        }
+        let offset = (r.place as u64) << abi::PUSHGATE_UNIT_LOG;
+        let direct = if r.opcode == Opcode::Put { self.direct(r) } else { None };
+        if r.has(Record::REGION) {
+            // `takes_region` said yes to both, or one was taken back meanwhile.
+            let (Some(region), Some((to, _))) = (self.regions.get(&r.place), direct) else {
+                return Err(Status { rank: Some(self.rank), ..Status::new(abi::PUSHGATE_REFUSED) });
+            };
+            let address = region.address + r.place_offset;
+            self.chain.write(Source { address, bytes: r.length, key: region.mr.lkey }, to, None, false);
+            return Ok((PLACED_FLAG, record));
+        }
+        let short = r.length as usize <= SHORT;
+        if let Some((to, of_device)) = direct
+            && (!short || of_device)
+        {
+            self.chain.write(self.window.source(offset, r.length), to, None, false);
+            return Ok((PLACED_FLAG, record));
+        }
+        if short {
+            let mut payload = [0; SHORT];
+            let payload = &mut payload[..r.length as usize];
+            self.window.read(offset, payload);
+            slot::pack(&self.outbox[first..first + SLOT_WORDS], payload, sequence, self.out_log);
+            return Ok((SHORT_FLAG, slot_bytes(payload.len())));
+        }
+        let places = &self.peer_places;
+        let to = Remote { address: places.mirror + offset, key: places.mirror_key };
+        self.chain.write(self.window.source(offset, r.length), to, None, false);
+        Ok((0, record))
+    }
+
     /// Where a PUT can go without a stop, if the peer told of such a region. What
     /// it says is only believed as far as it hurts itself.
     fn direct(&self, r: &Record) -> Option<(Remote, bool)> {
         let index = r.rkey as usize & (MAX_REGIONS - 1);
         let first = self.inbox_layout.regions / 8 + index * REGION_WORDS;
-        let [id, address, bytes, key] = [0, 1, 2, 3].map(|i| ring::observe(&self.inbox[first + i]));
+        // Bytes may arrive in ascending order: with the last word of an entry the first is there.
+        let [key, bytes, address, id] = [3, 2, 1, 0].map(|i| ring::observe(&self.inbox[first + i]));
         let known = r.rkey != 0 && id as u32 == r.rkey && (key >> 32) as u32 == r.rkey;
         let inside = r.remote_offset.checked_add(r.length as u64).is_some_and(|end| end <= bytes);
         (known && inside).then(|| {
@@ -345,7 +405,8 @@ impl VerbsQp {
     /// Takes completions. True if there were any.
     fn poll_cq(&mut self) -> bool {
         let mut any = false;
-        loop {
+        // A bound, for a peer may send what wakes as fast as we take it (P8).
+        for _ in 0..ROUNDS {
             let n = match self.rc.cq.poll(&mut self.completions[..]) {
                 Ok(n) => n,
                 Err(e) => {
@@ -360,7 +421,16 @@ impl VerbsQp {
                 if wc.status != sys::ibv_wc_status::IBV_WC_SUCCESS {
                     self.broken(&wc);
                 } else if wc.wr_id == RECEIVE {
-                    // SAFETY: a receive without memory completes by immediate data alone.
+                    if wc.wc_flags & sys::ibv_wc_flags::IBV_WC_WITH_IMM.0 == 0 {
+                        tracing::error!(
+                            rank = self.rank,
+                            peer = self.peer,
+                            "a receive without immediate data"
+                        );
+                        self.fault(abi::PUSHGATE_DOWN_WC);
+                        return true;
+                    }
+                    // SAFETY: the flag says that this member of the union was set.
                     self.arrived(u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data }));
                 } else {
                     self.chain.done = self.chain.done.max(wc.wr_id);
@@ -408,8 +478,7 @@ impl VerbsQp {
         let missing = due.saturating_sub(self.receives_posted);
         self.receives_posted += missing;
         if let Err(e) = self.rc.post_receives(missing as u32) {
-            tracing::error!(rank = self.rank, peer = self.peer, "posting receives: {e}");
-            self.fault(abi::PUSHGATE_DOWN_WC);
+            self.refused("posting receives", &e);
         }
     }
 
@@ -446,13 +515,13 @@ impl VerbsQp {
             abi::PUSHGATE_DOWN_RNR | abi::PUSHGATE_DOWN_ACCESS => self.fault(detail),
             // This host's own end may be the cause of a packet that does not go out, or that
             // nobody answers, and the port may say so a moment later.
-            _ => (self.broke, self.next_look) = (Some(detail), 0),
+            _ => (self.broke, self.next_events, self.next_look) = (Some(detail), 0, 0),
         }
     }
 
     /// Messages that the peer says it has.
     fn counts_of_peer(&self) -> u64 {
-        self.peer_counts().received & abi::PUSHGATE_COUNT_MASK
+        session::count_of(self.peer_counts().received, 0).unwrap_or(0)
     }
 
     fn peer_left(&self) -> bool {
@@ -460,11 +529,8 @@ impl VerbsQp {
     }
 
     fn down(&self, detail: u32) -> Status {
-        let own = matches!(
-            detail,
-            abi::PUSHGATE_DOWN_PORT | abi::PUSHGATE_DOWN_ADDRESS | abi::PUSHGATE_DOWN_DEVICE
-        );
-        let rank = if own { self.rank } else { self.peer };
+        use abi::{PUSHGATE_DOWN_ACCESS as ACCESS, PUSHGATE_DOWN_RETRY as RETRY, PUSHGATE_DOWN_RNR as RNR};
+        let rank = if [RETRY, RNR, ACCESS].contains(&detail) { self.peer } else { self.rank };
         Status { rank: Some(rank), detail, ..Status::new(abi::PUSHGATE_LINK_DOWN) }
     }
 
@@ -553,45 +619,7 @@ impl QueuePair for VerbsQp {
         }
         let index = sequence as usize & (self.last_wr.len() - 1);
         let first = abi::PUSHGATE_PAGE as usize / 8 + index * SLOT_WORDS;
-        let (mut flags, mut bytes) = (0, slot_bytes(0));
-        if r.opcode != Opcode::Signal && !r.has(Record::INLINE) && r.length > 0 {
-            let offset = (r.place as u64) << abi::PUSHGATE_UNIT_LOG;
-            let from = if r.has(Record::REGION) {
-                let region = self.regions.get(&r.place).ok_or(Status::new(abi::PUSHGATE_REFUSED))?;
-                let address = region.address + r.place_offset;
-                Source { address, bytes: r.length, key: region.mr.lkey }
-            } else {
-                let address = self.window.as_ptr().as_ptr() as u64 + offset;
-                Source { address, bytes: r.length, key: self.window_mr.lkey }
-            };
-            let direct = if r.opcode == Opcode::Put { self.direct(r) } else { None };
-            let short = r.length as usize <= SHORT && !r.has(Record::REGION);
-            if let Some((to, of_device)) = direct
-                && (!short || of_device)
-            {
-                flags = PLACED_FLAG;
-                self.chain.write(from, to, None, false);
-            } else if short {
-                flags = SHORT_FLAG;
-                bytes = slot_bytes(r.length as usize);
-                let mut payload = [0; SHORT];
-                let payload = &mut payload[..r.length as usize];
-                // SAFETY: the engine checked that it lies in the window, which is mapped; a
-                // device that writes there now breaks P1 and spoils its own message.
-                unsafe {
-                    let from = from.address as *const u8;
-                    std::ptr::copy_nonoverlapping(from, payload.as_mut_ptr(), payload.len());
-                }
-                slot::pack(&self.outbox[first..first + SLOT_WORDS], payload, sequence, self.out_log);
-            } else if r.has(Record::REGION) {
-                // `takes_region` said yes: the peer took it back meanwhile.
-                return Err(Status { rank: Some(self.rank), ..Status::new(abi::PUSHGATE_REFUSED) });
-            } else {
-                let places = &self.peer_places;
-                let to = Remote { address: places.mirror + offset, key: places.mirror_key };
-                self.chain.write(from, to, None, false);
-            }
-        }
+        let (flags, bytes) = self.post_payload(sequence, first, r)?;
         // The producer's wr_id gives way to the sequence number, which the receiver
         // checks (P4); what concerns only this side is left out.
         const OWN: u64 = 0xff << abi::PUSHGATE_ID_HIGH_SHIFT
@@ -651,7 +679,9 @@ impl QueuePair for VerbsQp {
         let slot = &self.slot(self.inbound.wrapping_sub(1))[slot::COUNTS];
         let count = |at: usize| {
             let (line, slot) = (ring::observe(&self.inbox[at]), ring::observe(&slot[at]));
-            if slot & abi::PUSHGATE_COUNT_MASK > line & abi::PUSHGATE_COUNT_MASK { slot } else { line }
+            // A word of another epoch counts nothing, however much it says.
+            let counted = |word: u64| session::count_of(word, 0).unwrap_or(0);
+            if counted(slot) > counted(line) { slot } else { line }
         };
         // Released before received: then it can only lag behind it.
         let released = count(RELEASED);
@@ -749,8 +779,16 @@ impl QueuePair for VerbsQp {
         }
     }
 
+    fn offers(&self, key: u32) -> bool {
+        self.regions.contains_key(&key)
+    }
+
     fn regions_told(&self) -> bool {
-        self.publish.is_empty() && self.publish_wr <= self.chain.done
+        // Who is gone needs no answer.
+        self.deserted
+            || self.failed.is_some()
+            || self.broke.is_some()
+            || self.publish.is_empty() && self.publish_wr <= self.chain.done
     }
 
     #[inline]
@@ -782,6 +820,10 @@ impl QueuePair for VerbsQp {
         Ok(false)
     }
 
+    fn bounced(&self) -> (u64, u64) {
+        self.window.bounced
+    }
+
     fn sleeping(&self) -> Option<&AtomicU64> {
         None
     }
@@ -792,7 +834,7 @@ impl QueuePair for VerbsQp {
         }
         if self.chain.done < self.chain.written {
             // A work request that failed completes though nobody asked.
-            self.poll_cq();
+            self.fresh |= self.poll_cq();
         }
         if now < self.next_events {
             return None;
@@ -802,6 +844,11 @@ impl QueuePair for VerbsQp {
         let news = device.poll_events();
         if news == self.news && now < self.next_look {
             return None;
+        }
+        if news != self.news && self.broke.is_none() && self.rc.is_in_error() {
+            // A responder learns of its end so, and not by a completion.
+            tracing::error!(rank = self.rank, peer = self.peer, "the RDMA queue pair is in an error state");
+            self.broke = Some(abi::PUSHGATE_DOWN_WC);
         }
         (self.news, self.next_look) = (news, now + LOOK);
         match (device.diagnose(&self.gid).or(self.broke), self.suspect) {
@@ -834,15 +881,16 @@ impl QueuePair for VerbsQp {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        if !self.events {
+        if !self.events || self.deserted {
             return false;
         }
-        // What completes after this wakes; what completed before is looked for now.
-        !self.rc.cq.arm() || self.poll_cq()
+        // What completes after this wakes; what completed before is looked for now, or was
+        // taken since the last pass.
+        std::mem::take(&mut self.fresh) || !self.rc.cq.arm() || self.poll_cq()
     }
 
     fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
-        if self.events {
+        if self.events && !self.deserted {
             fds.extend(self.rc.cq.channel());
             fds.push(self.rc.pd.device.async_fd());
         }
@@ -851,6 +899,7 @@ impl QueuePair for VerbsQp {
     fn woken(&mut self) {
         if self.events {
             self.rc.cq.drain();
+            self.rc.pd.device.poll_events();
         }
     }
 }
@@ -862,7 +911,9 @@ impl Drop for VerbsQp {
         let gone = [abi::PUSHGATE_PEER_LOST, abi::PUSHGATE_LINK_DOWN].contains(&(self.status as u8 as u32));
         let start = std::time::Instant::now();
         let mut turn = 0;
-        while !(gone || self.deserted || self.peer_left() || self.is_quiet()) && start.elapsed() < LINGER {
+        // A peer that has ended too does not answer any more.
+        let heard = |qp: &Self| gone || qp.deserted || qp.peer_left() || qp.peer_status() != 0;
+        while !(heard(self) || self.is_quiet()) && start.elapsed() < self.linger {
             turn += 1;
             match turn {
                 0..100 => std::thread::yield_now(),

@@ -9,12 +9,14 @@ use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::segment::Geometry;
+use pushgate_driver_shim::window::Window;
 use pushgate_rdma_core_sys as sys;
 use serde::{Deserialize, Serialize};
 
 use super::device::{Device, mtu_bytes};
 use super::gid::{Family, Gid, GidEntry, GidType, choose};
 use super::objects::{Cq, Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
+use super::sending::Sending;
 use super::slot::{SHORT, SLOT_BYTES, slot_bytes};
 use super::{CONTROL_WRS, NOTIFIES, VerbsError, VerbsQp};
 use crate::region::MAX_REGIONS;
@@ -148,6 +150,19 @@ pub struct Places {
     pub(super) inbox_key: u32,
 }
 
+impl Places {
+    /// That no address which this end will write to wraps. What lies there is the
+    /// peer's business, and its RDMA device's.
+    fn check(&self, geometry: &Geometry, link_log: u32) -> Result<(), String> {
+        let inbox = InboxLayout::new(link_log).bytes;
+        let ends = [(self.mirror, geometry.window_bytes()), (self.inbox, inbox)];
+        match ends.iter().find(|(address, bytes)| address.checked_add(*bytes as u64).is_none()) {
+            None => Ok(()),
+            Some((address, bytes)) => Err(format!("{bytes} bytes at {address:#x} are no place")),
+        }
+    }
+}
+
 /// Where everything lies in an inbox.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InboxLayout {
@@ -178,9 +193,8 @@ pub struct Half {
     gid: GidEntry,
     psn: u32,
     pub(super) rc: Rc,
-    pub(super) window_mr: Mr,
+    pub(super) window: Sending,
     pub(super) outbox_mr: Mr,
-    pub(super) window: Arc<SharedMemory>,
     pub(super) outbox: Arc<SharedMemory>,
 }
 
@@ -211,7 +225,7 @@ impl Half {
         device: &Arc<Device>,
         config: &Config,
         geometry: Geometry,
-        window: Arc<SharedMemory>,
+        window: Arc<dyn Window>,
         allocate: &mut Allocate<'_>,
     ) -> Result<Self, VerbsError> {
         geometry.validate().map_err(|e| VerbsError::Memory(e.into()))?;
@@ -250,15 +264,14 @@ impl Half {
         // A CQ slot for every work request: on an error those complete too that did
         // not ask for it.
         let cq = Cq::new(device, send + receives, config.events && config.imm)?;
-        let rc = Rc::new(&pd, cq, send, receives, slot_bytes(SHORT) as u32)?;
+        // All that is ever sent inline, then a record with 64 bytes, a record, the line.
+        let inline = [slot_bytes(SHORT), slot_bytes(64), slot_bytes(0), 64, 0].map(|n| n as u32);
+        let rc = Rc::new(&pd, cq, send, receives, &inline)?;
         let outbox = Arc::new(allocate("outbox", InboxLayout::new(link_log).regions)?);
-        // SAFETY: both mappings are kept beside their registrations; a device only reads them.
-        let [window_mr, outbox_mr] = unsafe {
-            let register = |what: &str, m: &SharedMemory| {
-                Mr::new(&pd, what, m.as_ptr().as_ptr() as usize, m.len(), SEND_ONLY)
-            };
-            [register("window", &window)?, register("records", &outbox)?]
-        };
+        let window = Sending::new(&pd, window, allocate)?;
+        // SAFETY: the mapping is kept beside its registration; a device only reads it.
+        let outbox_mr =
+            unsafe { Mr::new(&pd, "records", outbox.as_ptr().as_ptr() as usize, outbox.len(), SEND_ONLY)? };
         let half = Half {
             config: config.clone(),
             geometry,
@@ -266,9 +279,8 @@ impl Half {
             gid,
             psn: random() & 0xff_ffff,
             rc,
-            window_mr,
-            outbox_mr,
             window,
+            outbox_mr,
             outbox,
         };
         half.initialise()?;
@@ -277,6 +289,11 @@ impl Half {
 
     fn device(&self) -> &Arc<Device> {
         &self.rc.pd.device
+    }
+
+    /// As in [`Config`], within what the wire has room for.
+    pub(super) fn ack_timeout(&self) -> u8 {
+        self.config.ack_timeout.min(31)
     }
 
     fn initialise(&self) -> Result<(), VerbsError> {
@@ -440,6 +457,9 @@ impl Accepted {
 
     /// Ready to send.
     pub fn join(self, places: Places) -> Result<VerbsQp, VerbsError> {
+        places
+            .check(&self.half.geometry, self.half.link_log)
+            .map_err(|why| VerbsError::Peer { rank: self.peer, why })?;
         self.half.ready_to_send()?;
         let h = &self.half;
         tracing::debug!(
@@ -535,6 +555,12 @@ mod tests {
         for (offer_, said) in wrong {
             let why = offer_.check(&offer(0), 1).unwrap_err();
             assert!(why.contains(said), "{why:?} says nothing of {said:?}");
+        }
+        let geometry = Geometry { rank: 0, ..offer(0).check(&offer(1), 0).unwrap().peer_geometry };
+        let places = |mirror, inbox| Places { mirror, mirror_key: 1, inbox, inbox_key: 2 };
+        places(1 << 40, 1 << 41).check(&geometry, 9).unwrap();
+        for wrong in [places(u64::MAX, 0), places(0, u64::MAX - 4096)] {
+            assert!(wrong.check(&geometry, 9).unwrap_err().contains("are no place"));
         }
         // Anything else that a peer may send is no offer at all.
         assert!(serde_json::from_str::<Offer>("{\"version\": 1}").is_err());

@@ -1,0 +1,146 @@
+//! The window as the RDMA device sends from it: where it lies, if the device can
+//! register that, else out of a copy in ordinary memory.
+
+use std::sync::Arc;
+
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::window::Window;
+
+use super::VerbsError;
+use super::chain::Source;
+use super::objects::{Mr, Pd, SEND_ONLY};
+use super::setup::Allocate;
+
+/// See the module's text.
+pub(super) struct Sending {
+    // A registration goes before its memory.
+    mr: Mr,
+    /// What is registered, if not the window itself.
+    shadow: Option<SharedMemory>,
+    window: Arc<dyn Window>,
+    /// Payloads that went through the copy, and their bytes.
+    pub(super) bounced: (u64, u64),
+}
+
+impl Sending {
+    pub(super) fn new(
+        pd: &Arc<Pd>,
+        window: Arc<dyn Window>,
+        allocate: &mut Allocate<'_>,
+    ) -> Result<Self, VerbsError> {
+        let (address, bytes) = (window.as_ptr().as_ptr() as usize, window.len());
+        let with = |mr, shadow, window| Sending { mr, shadow, window, bounced: (0, 0) };
+        if !window.io_memory() {
+            // SAFETY: the mapping is kept beside its registration; a device only reads it.
+            let mr = unsafe { Mr::new(pd, "window", address, bytes, SEND_ONLY)? };
+            return Ok(with(mr, None, window));
+        }
+        if let Some(fd) = window.export() {
+            use std::os::fd::AsFd;
+            // SAFETY: as above, of the memory behind the dma-buf.
+            match unsafe { Mr::dmabuf(pd, fd.as_fd(), 0, bytes, address as u64, SEND_ONLY) } {
+                Ok(mr) => return Ok(with(mr, None, window)),
+                Err(e) => tracing::info!("{e}: payload goes through a copy in host memory"),
+            }
+        }
+        let shadow = allocate("shadow", bytes)?;
+        // SAFETY: as above.
+        let mr =
+            unsafe { Mr::new(pd, "the window's copy", shadow.as_ptr().as_ptr() as usize, bytes, SEND_ONLY)? };
+        Ok(with(mr, Some(shadow), window))
+    }
+
+    /// Where `bytes` at byte `offset` of the window are sent from. The engine checked
+    /// that they lie in it.
+    #[inline]
+    pub(super) fn source(&mut self, offset: u64, bytes: u32) -> Source {
+        let key = self.mr.lkey;
+        let Some(shadow) = &self.shadow else {
+            return Source { address: self.window.as_ptr().as_ptr() as u64 + offset, bytes, key };
+        };
+        let (offset, length) = (offset as usize, bytes as usize);
+        assert!(offset + length <= self.window.len().min(shadow.len()));
+        self.bounced.0 += 1;
+        self.bounced.1 += bytes as u64;
+        // SAFETY: both stretches lie in their mappings, see above. The place in the copy is
+        // free as long as the place in the window is this message's (P1); a device
+        // that writes there now spoils its own message.
+        let to = unsafe {
+            let from = self.window.as_ptr().as_ptr().add(offset);
+            let to = shadow.as_ptr().as_ptr().add(offset);
+            stream(from, to, length);
+            to
+        };
+        Source { address: to as u64, bytes, key }
+    }
+
+    /// Copies `out.len()` bytes at byte `offset` of the window out.
+    #[inline]
+    pub(super) fn read(&self, offset: u64, out: &mut [u8]) {
+        assert!(offset as usize + out.len() <= self.window.len());
+        // SAFETY: they lie in the window, which is mapped; a device that writes there now
+        // breaks P1 and spoils its own message.
+        unsafe {
+            let from = self.window.as_ptr().as_ptr().add(offset as usize);
+            std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
+        }
+    }
+}
+
+/// Copies out of a device's memory, which the CPU has mapped write-combining: such
+/// reads are uncached, but streaming loads fetch a line at a time (Intel SDM 1,
+/// 12.10.3). `from` and `to` begin at whole units, so both are aligned.
+///
+/// # Safety
+/// Both are valid for `length` bytes and do not overlap.
+unsafe fn stream(from: *const u8, to: *mut u8, length: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if std::is_x86_feature_detected!("sse4.1") {
+        // SAFETY: the feature is there; the rest is the caller's promise.
+        return unsafe { stream_sse(from, to, length) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, length) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "sse4.1")]
+unsafe fn stream_sse(from: *const u8, to: *mut u8, length: usize) {
+    use std::arch::x86_64::{__m128i, _mm_mfence, _mm_store_si128, _mm_stream_load_si128};
+    debug_assert!((from as usize | to as usize).is_multiple_of(64));
+    // Streaming loads are ordered with nothing: not before what told us of the payload.
+    _mm_mfence();
+    let whole = length / 64;
+    for line in 0..whole {
+        for part in 0..4 {
+            let at = line * 64 + part * 16;
+            // SAFETY: `at + 16` is within `length`; both are aligned to 16 bytes.
+            unsafe {
+                let v = _mm_stream_load_si128(from.add(at) as *const __m128i);
+                _mm_store_si128(to.add(at) as *mut __m128i, v);
+            }
+        }
+    }
+    let done = whole * 64;
+    // SAFETY: what is left of the caller's stretches.
+    unsafe { std::ptr::copy_nonoverlapping(from.add(done), to.add(done), length - done) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streaming_copies_every_byte_and_no_other() {
+        #[repr(align(64))]
+        struct Line([u8; 512]);
+        let from = Line(std::array::from_fn(|i| i as u8 ^ 0x5a));
+        for length in [0, 1, 15, 16, 63, 64, 65, 127, 128, 300, 448] {
+            let mut to = Line([0xcc; 512]);
+            // SAFETY: both hold 512 bytes.
+            unsafe { stream(from.0.as_ptr(), to.0.as_mut_ptr(), length) };
+            assert_eq!(to.0[..length], from.0[..length]);
+            assert!(to.0[length..].iter().all(|b| *b == 0xcc), "{length}");
+        }
+    }
+}
