@@ -1,5 +1,7 @@
 //! The suites that run in the virtual machine.
 
+use super::ivshmem::{Device, Memory};
+
 /// One suite of the table.
 pub struct Suite {
     /// What `--suite` calls it. Lower case and dashes.
@@ -15,6 +17,10 @@ pub struct Suite {
     /// What must be built on the host first: calls of cargo, `build` or `test`, to which `--release`
     /// (and `--no-run`) is added.
     pub build: &'static [&'static [&'static str]],
+    /// PCI functions that the guest has besides.
+    pub devices: &'static [Device],
+    /// Whether it loads our kernel module: `KMOD_DIR` is where its files are then.
+    pub module: bool,
     /// Run in the guest as root by `/bin/sh -eu`, in the repository's root, which is read-only. With
     /// two guests it runs in both. Results go to /run/out. It finds
     ///
@@ -36,6 +42,8 @@ pub const SUITES: &[Suite] = &[
         default: true,
         about: "a soft-RoCE device is active and carries writes between two processes",
         build: &[],
+        devices: &[],
+        module: false,
         script: r#"
 rdma link show rxe0/1 | grep 'state ACTIVE'
 ibv_devinfo -d rxe0 | tee /run/out/devinfo.txt
@@ -54,6 +62,8 @@ wait $!
         default: false,
         about: "the same between two machines, by sends over UDP",
         build: &[],
+        devices: &[],
+        module: false,
         script: r#"
 rdma link show rxen0/1 | grep 'state ACTIVE'
 if [ "$VM_GUEST" = 1 ]; then
@@ -67,6 +77,34 @@ else
 fi
 "#,
     },
+    Suite {
+        name: "driver",
+        guests: 1,
+        limit: 240,
+        default: false,
+        about: "the kernel module on ivshmem functions: slices, staging, doorbells, hostile calls",
+        build: &[&["test", "--package", "pushgate-tests", "--test", "driver"]],
+        devices: IVSHMEM,
+        module: true,
+        script: r#"
+status=0
+"$TEST_DRIVER" --test-threads 1 --nocapture || status=$?
+dmesg >/run/out/dmesg.txt
+if grep -E 'WARNING|BUG|Oops|Call Trace|refcount|leak|general protection|Bad page|Bad rss|x86/PAT.*(conflict|err)' /run/out/dmesg.txt; then
+    echo "the kernel has something to say" >&2
+    status=1
+fi
+exit "$status"
+"#,
+    },
+];
+
+/// Four functions for the driver: two with memory of their own, and two peers that share one memory and ring each other.
+const IVSHMEM: &[Device] = &[
+    Device { slot: 0x10, memory: Memory::Own(4) },
+    Device { slot: 0x11, memory: Memory::Own(4) },
+    Device { slot: 0x12, memory: Memory::Shared },
+    Device { slot: 0x13, memory: Memory::Shared },
 ];
 
 /// The names of all suites.
