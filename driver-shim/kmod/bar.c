@@ -12,8 +12,8 @@
  * alone would not do: it goes before the files. What this cannot see is a GPU
  * file that the process handed to another one that lives on.
  *
- * The list is the module's and by physical address, so that it also holds when
- * the function is unbound and bound again.
+ * There is one list for the module, by physical address, so that all this also
+ * holds when a function is unbound and bound again.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -39,10 +39,9 @@ struct pg_mapper {
 	bool waited;		/* for its mmap calls, in pg_unmap_function */
 };
 
-/* Inside function->lock, outside slice->lock. */
-static DEFINE_MUTEX(pg_retired_lock);
-static LIST_HEAD(pg_retired);
-static atomic_t pg_slices = ATOMIC_INIT(0);
+/* Every slice, retired or not. Inside function->lock, outside slice->lock. */
+static DEFINE_MUTEX(pg_slices_lock);
+static LIST_HEAD(pg_slices);
 
 static void pg_reap(struct work_struct *work);
 static DECLARE_DELAYED_WORK(pg_reap_work, pg_reap);
@@ -68,11 +67,13 @@ static bool pg_mapper_lives(const struct pg_mapper *mapper)
 	return lives;
 }
 
-/* Whether one who may still reach the retired slice is not the caller. */
+/* Whether somebody has the slice, or one who may still reach it is not the caller. */
 static bool pg_is_kept_from_us(struct pg_slice *slice)
 {
 	struct pg_mapper *mapper;
 
+	if (slice->function)
+		return true;
 	list_for_each_entry(mapper, &slice->mappers, node) {
 		if (mapper->mm == current->mm && mapper->process == task_tgid(current))
 			continue;
@@ -97,32 +98,36 @@ static void pg_slice_free(struct pg_slice *slice)
 {
 	struct pg_mapper *mapper, *next;
 
+	list_del(&slice->node);
 	list_for_each_entry_safe(mapper, next, &slice->mappers, node) {
 		mmdrop(mapper->mm);
 		put_pid(mapper->process);
 		kfree(mapper);
 	}
 	kfree(slice);
-	atomic_dec(&pg_slices);
 }
 
 /* Frees those retired slices that nobody can reach any more. */
 static void pg_reap(struct work_struct *work)
 {
 	struct pg_slice *slice, *next;
+	bool again = false;
 
-	mutex_lock(&pg_retired_lock);
-	list_for_each_entry_safe(slice, next, &pg_retired, node) {
-		if (!pg_is_mapped_by_nobody(slice))
+	mutex_lock(&pg_slices_lock);
+	list_for_each_entry_safe(slice, next, &pg_slices, node) {
+		if (slice->function)
 			continue;
-		list_del(&slice->node);
+		if (!pg_is_mapped_by_nobody(slice)) {
+			again = true;
+			continue;
+		}
 		pg_slice_free(slice);
 		/* pg_bar_exit waits for this work, so the code stays until it is done. */
 		module_put(THIS_MODULE);
 	}
-	if (!list_empty(&pg_retired))
+	if (again)
 		schedule_delayed_work(&pg_reap_work, PG_REAP_EVERY);
-	mutex_unlock(&pg_retired_lock);
+	mutex_unlock(&pg_slices_lock);
 }
 
 void pg_bar_exit(void)
@@ -140,20 +145,16 @@ static void pg_slice_retire(struct kref *refs)
 	struct pg_slice *slice = container_of(refs, struct pg_slice, refs);
 	struct pg_function *fn = slice->function;
 
-	/* Both locks, so that no one who allocates finds it on neither list. */
-	mutex_lock(&fn->lock);
-	mutex_lock(&pg_retired_lock);
+	mutex_lock(&pg_slices_lock);
 	if (pg_is_mapped_by_nobody(slice)) {
-		list_del(&slice->node);
 		pg_slice_free(slice);
 	} else {
+		slice->function = NULL;
 		/* The file or dma-buf that goes now still holds the module. */
 		__module_get(THIS_MODULE);
-		list_move(&slice->node, &pg_retired);
 		mod_delayed_work(system_wq, &pg_reap_work, PG_REAP_EVERY / 20);
 	}
-	mutex_unlock(&pg_retired_lock);
-	mutex_unlock(&fn->lock);
+	mutex_unlock(&pg_slices_lock);
 	pg_function_put(fn);
 }
 
@@ -171,16 +172,10 @@ static bool pg_overlaps(u64 a, u64 a_end, u64 b, u64 b_end)
 static u64 pg_obstacle(struct pg_function *fn, u64 at, u64 end)
 {
 	struct pg_slice *slice;
-	u64 from;
 
 	if (fn->hole_end && pg_overlaps(at, end, fn->hole, fn->hole_end))
 		return fn->hole_end;
-	list_for_each_entry(slice, &fn->slices, node) {
-		from = slice->start - fn->window;
-		if (pg_overlaps(at, end, from, from + slice->bytes))
-			return from + slice->bytes;
-	}
-	list_for_each_entry(slice, &pg_retired, node) {
+	list_for_each_entry(slice, &pg_slices, node) {
 		if (pg_overlaps(fn->window + at, fn->window + end, slice->start,
 				slice->start + slice->bytes) &&
 		    pg_is_kept_from_us(slice))
@@ -200,19 +195,19 @@ static int pg_slice_place(struct pg_function *fn, struct pg_slice *slice, u64 al
 		err = -ENODEV;
 		goto unlock;
 	}
-	mutex_lock(&pg_retired_lock);
+	mutex_lock(&pg_slices_lock);
 	/* No sum here overflows: a window is far below 2^63, and so is align. */
 	while (at <= fn->window_bytes && slice->bytes <= fn->window_bytes - at) {
 		next = pg_obstacle(fn, at, at + slice->bytes);
 		if (!next) {
 			slice->start = fn->window + at;
-			list_add(&slice->node, &fn->slices);
+			list_add(&slice->node, &pg_slices);
 			err = 0;
 			break;
 		}
 		at = ALIGN(next, align);
 	}
-	mutex_unlock(&pg_retired_lock);
+	mutex_unlock(&pg_slices_lock);
 unlock:
 	mutex_unlock(&fn->lock);
 	return err;
@@ -285,7 +280,6 @@ long pg_slice_alloc(struct pg_file *file, void __user *argument)
 		return err;
 	}
 	pg_function_get(fn);
-	atomic_inc(&pg_slices);
 
 	err = pg_slice_zero(slice);
 	if (!err) {
@@ -425,20 +419,25 @@ static struct mm_struct *pg_next_mm(struct pg_function *fn)
 	struct pg_mapper *mapper;
 	struct pg_slice *slice;
 
-	mutex_lock(&fn->lock);
-	list_for_each_entry(slice, &fn->slices, node) {
+	mutex_lock(&pg_slices_lock);
+	list_for_each_entry(slice, &pg_slices, node) {
+		if (slice->function != fn)
+			continue;
+		mutex_lock(&slice->lock);
 		list_for_each_entry(mapper, &slice->mappers, node) {
 			if (mapper->waited)
 				continue;
 			mapper->waited = true;
 			if (mmget_not_zero(mapper->mm)) {
 				mm = mapper->mm;
-				goto unlock;
+				break;
 			}
 		}
+		mutex_unlock(&slice->lock);
+		if (mm)
+			break;
 	}
-unlock:
-	mutex_unlock(&fn->lock);
+	mutex_unlock(&pg_slices_lock);
 	return mm;
 }
 
@@ -469,30 +468,27 @@ void pg_unmap_function(struct pg_function *fn)
 
 void pg_bar_show(struct seq_file *out)
 {
+	int count = 0, retired = 0;
 	struct pg_slice *slice;
-	u64 bytes = 0;
-	int count = 0;
 
-	mutex_lock(&pg_retired_lock);
-	list_for_each_entry(slice, &pg_retired, node) {
-		bytes += slice->bytes;
+	mutex_lock(&pg_slices_lock);
+	list_for_each_entry(slice, &pg_slices, node) {
 		count++;
+		retired += !slice->function;
+		seq_printf(out, "  slice at %pa bytes %llu mappings %d%s\n", &slice->start, slice->bytes,
+			   atomic_read(&slice->mappings), slice->function ? "" : " retired");
 	}
-	mutex_unlock(&pg_retired_lock);
-	seq_printf(out, "slices %d\nretired %d\nretired_bytes %llu\n", atomic_read(&pg_slices), count, bytes);
+	mutex_unlock(&pg_slices_lock);
+	seq_printf(out, "slices %d\nretired %d\n", count, retired);
 }
 
 void pg_function_show(struct seq_file *out, struct pg_function *fn)
 {
-	struct pg_slice *slice;
 	struct pg_file *file;
 
 	mutex_lock(&fn->lock);
 	seq_printf(out, "function pushgate%d %s window %llu vectors %u\n", fn->minor - 1,
 		   fn->gone ? "gone" : pci_name(fn->pdev), fn->window_bytes, fn->nvectors);
-	list_for_each_entry(slice, &fn->slices, node)
-		seq_printf(out, "  slice at %llu bytes %llu mappings %d\n", slice->start - fn->window,
-			   slice->bytes, atomic_read(&slice->mappings));
 	list_for_each_entry(file, &fn->files, node)
 		seq_printf(out, "  file rings %llu wakes %llu\n", file->bell.rings, file->bell.wakes);
 	mutex_unlock(&fn->lock);

@@ -42,13 +42,12 @@ struct pg_function {
 	int bars;		/* those requested, as a mask */
 
 	/*
-	 * Of `gone`, `files` and `slices`. Taken inside mmap_lock (in mmap), so
+	 * Of `gone` and `files`. Taken inside mmap_lock (in mmap), so
 	 * nothing that may fault runs under it.
 	 */
 	struct mutex lock;
 	bool gone;
 	struct list_head files;
-	struct list_head slices;
 
 	phys_addr_t window;
 	u64 window_bytes;
@@ -70,8 +69,8 @@ struct pg_function {
  */
 struct pg_slice {
 	struct kref refs;
-	struct pg_function *function;
-	struct list_head node;	/* function->slices, later the retired list */
+	struct pg_function *function;	/* NULL once retired */
+	struct list_head node;	/* pg_slices */
 	phys_addr_t start;
 	u64 bytes;
 	atomic_t mappings;

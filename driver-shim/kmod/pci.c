@@ -125,7 +125,6 @@ static int pg_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	kref_init(&fn->refs);
 	mutex_init(&fn->lock);
 	INIT_LIST_HEAD(&fn->files);
-	INIT_LIST_HEAD(&fn->slices);
 	fn->pdev = pdev;
 	fn->node = dev_to_node(&pdev->dev);
 

@@ -18,9 +18,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use std::thread;
 
 use anyhow::{Context, Result};
 use rustix::event::{EventfdFlags, eventfd};
@@ -74,11 +74,14 @@ impl Device {
         if let Memory::Own(mib) = self.memory {
             let start = format!("memory-backend-file,id=memory{slot},share=on,size={mib}M,mem-path=");
             list.extend(["-object".into(), option(&start, &self.file(run))]);
-            list.extend(["-device".into(), format!("ivshmem-plain,memdev=memory{slot},addr={slot}").into()]);
+            list.extend([
+                "-device".into(),
+                format!("ivshmem-plain,memdev=memory{slot},addr={slot:x}").into(),
+            ]);
         } else {
             let start = format!("socket,id=peer{slot},path=");
             list.extend(["-chardev".into(), option(&start, &run.join(SOCKET))]);
-            let device = format!("ivshmem-doorbell,chardev=peer{slot},vectors={VECTORS},addr={slot}");
+            let device = format!("ivshmem-doorbell,chardev=peer{slot},vectors={VECTORS},addr={slot:x}");
             list.extend(["-device".into(), device.into()]);
         }
         Ok(list)

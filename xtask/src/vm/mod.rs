@@ -17,11 +17,11 @@ use anyhow::{Context, Result, bail};
 
 use self::guest::{Ended, Job};
 use self::suites::{SUITES, Suite};
-use crate::{Paths, kmod};
 use crate::process::{self, Deadline};
 use crate::programs::{self, Kind, Program};
 use crate::steps::{Bench, Outcome};
 use crate::system::{self, Need};
+use crate::{Paths, kmod};
 
 /// What the virtual machine needs.
 pub const NEEDS: &[Need] = &[Need::Qemu, Need::Busybox, Need::RdmaTools, Need::Kmod];
