@@ -94,16 +94,20 @@ static bool pg_is_mapped_by_nobody(struct pg_slice *slice)
 	return true;
 }
 
+static void pg_mapper_free(struct pg_mapper *mapper)
+{
+	mmdrop(mapper->mm);
+	put_pid(mapper->process);
+	kfree(mapper);
+}
+
 static void pg_slice_free(struct pg_slice *slice)
 {
 	struct pg_mapper *mapper, *next;
 
 	list_del(&slice->node);
-	list_for_each_entry_safe(mapper, next, &slice->mappers, node) {
-		mmdrop(mapper->mm);
-		put_pid(mapper->process);
-		kfree(mapper);
-	}
+	list_for_each_entry_safe(mapper, next, &slice->mappers, node)
+		pg_mapper_free(mapper);
 	kfree(slice);
 }
 
@@ -130,6 +134,66 @@ static void pg_reap(struct work_struct *work)
 	mutex_unlock(&pg_slices_lock);
 }
 
+static struct pg_mapper *pg_mapper_find(struct pg_slice *slice, struct mm_struct *mm, struct pid *process)
+{
+	struct pg_mapper *mapper;
+
+	list_for_each_entry(mapper, &slice->mappers, node) {
+		if (mapper->mm == mm && mapper->process == process)
+			return mapper;
+	}
+	return NULL;
+}
+
+static bool pg_contains(const struct pg_slice *outer, const struct pg_slice *inner)
+{
+	return outer->start <= inner->start && inner->start + inner->bytes <= outer->start + outer->bytes;
+}
+
+/*
+ * A process that takes and gives back in a loop must not make the list longer
+ * each time. So a slice takes over what retired ones within it are kept for...
+ */
+static void pg_absorb(struct pg_slice *slice)
+{
+	struct pg_slice *old, *next_old;
+	struct pg_mapper *mapper, *next;
+
+	list_for_each_entry_safe(old, next_old, &pg_slices, node) {
+		if (old->function || !pg_contains(slice, old))
+			continue;
+		list_for_each_entry_safe(mapper, next, &old->mappers, node) {
+			if (!pg_mapper_find(slice, mapper->mm, mapper->process))
+				list_move(&mapper->node, &slice->mappers);
+		}
+		pg_slice_free(old);
+		module_put(THIS_MODULE);
+	}
+}
+
+/* ...and one that retires within another that is kept for the same processes is not listed. */
+static bool pg_is_covered(struct pg_slice *slice)
+{
+	struct pg_mapper *mapper;
+	struct pg_slice *other;
+	bool covered;
+
+	list_for_each_entry(other, &pg_slices, node) {
+		if (other->function || !pg_contains(other, slice))
+			continue;
+		covered = true;
+		list_for_each_entry(mapper, &slice->mappers, node) {
+			if (!pg_mapper_find(other, mapper->mm, mapper->process)) {
+				covered = false;
+				break;
+			}
+		}
+		if (covered)
+			return true;
+	}
+	return false;
+}
+
 void pg_bar_exit(void)
 {
 	cancel_delayed_work_sync(&pg_reap_work);
@@ -146,7 +210,7 @@ static void pg_slice_retire(struct kref *refs)
 	struct pg_function *fn = slice->function;
 
 	mutex_lock(&pg_slices_lock);
-	if (pg_is_mapped_by_nobody(slice)) {
+	if (pg_is_mapped_by_nobody(slice) || pg_is_covered(slice)) {
 		pg_slice_free(slice);
 	} else {
 		slice->function = NULL;
@@ -201,6 +265,8 @@ static int pg_slice_place(struct pg_function *fn, struct pg_slice *slice, u64 al
 		next = pg_obstacle(fn, at, at + slice->bytes);
 		if (!next) {
 			slice->start = fn->window + at;
+			/* What is retired there is kept for the caller alone. */
+			pg_absorb(slice);
 			list_add(&slice->node, &pg_slices);
 			err = 0;
 			break;
@@ -274,12 +340,13 @@ long pg_slice_alloc(struct pg_file *file, void __user *argument)
 	INIT_LIST_HEAD(&slice->mappers);
 	slice->function = fn;
 	slice->bytes = alloc.bytes;
+	pg_function_get(fn);
 	err = pg_slice_place(fn, slice, alloc.align);
 	if (err) {
+		pg_function_put(fn);
 		kfree(slice);
 		return err;
 	}
-	pg_function_get(fn);
 
 	err = pg_slice_zero(slice);
 	if (!err) {
@@ -302,10 +369,8 @@ static int pg_slice_track(struct pg_slice *slice)
 	int err = 0;
 
 	mutex_lock(&slice->lock);
-	list_for_each_entry(mapper, &slice->mappers, node) {
-		if (mapper->mm == current->mm && mapper->process == task_tgid(current))
-			goto unlock;
-	}
+	if (pg_mapper_find(slice, current->mm, task_tgid(current)))
+		goto unlock;
 	mapper = kzalloc(sizeof(*mapper), GFP_KERNEL_ACCOUNT);
 	if (!mapper) {
 		err = -ENOMEM;
@@ -356,6 +421,7 @@ static const struct vm_operations_struct pg_vma_ops = {
 static int pg_map(struct pg_slice *slice, struct vm_area_struct *vma, phys_addr_t start, pgprot_t prot)
 {
 	struct pg_function *fn = slice->function;
+	unsigned long at;
 	int err;
 
 	if (vma->vm_flags & VM_EXEC)
@@ -372,9 +438,17 @@ static int pg_map(struct pg_slice *slice, struct vm_area_struct *vma, phys_addr_
 	vm_flags_clear(vma, VM_MAYEXEC);
 	vma->vm_page_prot = prot;
 	vma->vm_private_data = slice;
-	/* Whole and now: a GPU's driver looks the frames up and takes no fault. */
-	err = io_remap_pfn_range(vma, vma->vm_start, start >> PAGE_SHIFT,
-				 vma->vm_end - vma->vm_start, prot);
+	/*
+	 * Whole and now: a GPU's driver looks the frames up and takes no fault.
+	 * Page by page and not by io_remap_pfn_range, which gives the same
+	 * entries: on x86 that one marks a whole mapping VM_PAT, and when
+	 * unmap_mapping_range then meets a munmap, untrack_pfn finds no entry
+	 * and warns. What is cached how, pg_probe has reserved.
+	 */
+	for (at = vma->vm_start; at < vma->vm_end && !err; at += PAGE_SIZE, start += PAGE_SIZE) {
+		if (vmf_insert_pfn_prot(vma, at, start >> PAGE_SHIFT, prot) != VM_FAULT_NOPAGE)
+			err = -ENOMEM;
+	}
 	if (err)
 		goto unlock;
 	vma->vm_ops = &pg_vma_ops;
@@ -410,6 +484,53 @@ int pg_doorbell_mmap(struct pg_file *file, struct vm_area_struct *vma)
 	if (!slice->function->doorbell_page)
 		return -ENXIO;
 	return pg_map(slice, vma, slice->function->doorbell_page, pgprot_noncached(vma->vm_page_prot));
+}
+
+/* The parts of the window on either side of the doorbell's page, the second maybe empty. */
+static void pg_window_part(struct pg_function *fn, int part, resource_size_t *start, resource_size_t *bytes)
+{
+	u64 from = part ? fn->hole_end : 0;
+	u64 to = part || !fn->hole_end ? fn->window_bytes : fn->hole;
+
+	if (part && !fn->hole_end)
+		from = to;
+	*start = fn->window + from;
+	*bytes = to - from;
+}
+
+/* The processor is to know the window as write-combined before anybody maps a page of it. */
+int pg_window_reserve(struct pg_function *fn)
+{
+	resource_size_t start, bytes;
+	int err, part;
+
+	for (part = 0; part < 2; part++) {
+		pg_window_part(fn, part, &start, &bytes);
+		err = bytes ? arch_io_reserve_memtype_wc(start, bytes) : 0;
+		if (err)
+			goto undo;
+	}
+	return 0;
+
+undo:
+	if (part) {
+		pg_window_part(fn, 0, &start, &bytes);
+		if (bytes)
+			arch_io_free_memtype_wc(start, bytes);
+	}
+	return err;
+}
+
+void pg_window_release(struct pg_function *fn)
+{
+	resource_size_t start, bytes;
+	int part;
+
+	for (part = 0; part < 2; part++) {
+		pg_window_part(fn, part, &start, &bytes);
+		if (bytes)
+			arch_io_free_memtype_wc(start, bytes);
+	}
 }
 
 /* An address space whose mmap calls have not been waited for yet; by mmget. */

@@ -127,6 +127,8 @@ int pg_doorbell_mmap(struct pg_file *file, struct vm_area_struct *vma);
 void pg_slice_get(struct pg_slice *slice);
 void pg_slice_put(struct pg_slice *slice);
 void pg_unmap_function(struct pg_function *fn);
+int pg_window_reserve(struct pg_function *fn);
+void pg_window_release(struct pg_function *fn);
 void pg_bar_show(struct seq_file *out);
 void pg_function_show(struct seq_file *out, struct pg_function *fn);
 

@@ -144,10 +144,15 @@ static int pg_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 		if (err)
 			goto release;
 	}
+	err = pg_window_reserve(fn);
+	if (err) {
+		pci_err(pdev, "the window cannot be write-combined: has somebody else mapped it?\n");
+		goto unmap;
+	}
 	pci_set_master(pdev);
 	err = pg_vectors_init(fn);
 	if (err)
-		goto unmap;
+		goto no_master;
 	pci_set_drvdata(pdev, fn);
 	err = pg_publish(fn);
 	if (err)
@@ -158,8 +163,10 @@ static int pg_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 
 no_vectors:
 	pg_vectors_exit(fn);
-unmap:
+no_master:
 	pci_clear_master(pdev);
+	pg_window_release(fn);
+unmap:
 	if (fn->doorbell)
 		iounmap(fn->doorbell);
 release:
@@ -191,6 +198,7 @@ static void pg_remove(struct pci_dev *pdev)
 	pg_unmap_function(fn);
 	pg_vectors_exit(fn);
 	pci_clear_master(pdev);
+	pg_window_release(fn);
 	if (doorbell)
 		iounmap(doorbell);
 	pci_release_selected_regions(pdev, fn->bars);

@@ -78,9 +78,8 @@ static int pg_area_fill(struct pg_area *area, int node)
 
 		while (order && (1UL << order) > area->npages - done)
 			order--;
-		/* A large piece is worth a try, not a search. */
-		if (order)
-			gfp |= __GFP_NORETRY;
+		/* A large piece is worth a try, not a search; a page no process's life. */
+		gfp |= order ? __GFP_NORETRY : __GFP_RETRY_MAYFAIL;
 		page = alloc_pages_node(node, gfp, order);
 		if (!page && order) {
 			order--;

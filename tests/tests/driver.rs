@@ -80,6 +80,11 @@ fn alone() -> Option<MutexGuard<'static, ()>> {
         load(&[]);
     }
     quiet();
+    // A test before may have loaded it with options of its own.
+    if fs::read_to_string("/sys/module/pushgate/parameters/doorbell_bar").unwrap().trim() != "-1" {
+        assert!(module("rmmod", &["pushgate"]));
+        load(&[]);
+    }
     Some(guard)
 }
 
@@ -526,6 +531,30 @@ fn slices_are_apart_and_zero() {
     }
 }
 
+/// How the processor caches what is mapped of BAR 2 of a function, each way once.
+fn caching(slot: u8) -> Vec<String> {
+    let resource = fs::read_to_string(format!("{}/resource", sysfs(slot))).unwrap();
+    let mut words = resource.lines().nth(2).unwrap().split(' ').map(number);
+    let bar = words.next().unwrap()..=words.next().unwrap();
+    let list = fs::read_to_string("/sys/kernel/debug/x86/pat_memtype_list").unwrap();
+    let mut found = Vec::new();
+    for line in list.lines() {
+        // "PAT: [mem 0x...-0x...] write-combining"
+        let Some((range, how)) = line.strip_prefix("PAT: [mem ").and_then(|rest| rest.split_once("] "))
+        else {
+            continue;
+        };
+        if bar.contains(&number(range.split('-').next().unwrap())) && !found.contains(&how.to_string()) {
+            found.push(how.to_string());
+        }
+    }
+    found
+}
+
+fn number(hexadecimal: &str) -> u64 {
+    u64::from_str_radix(hexadecimal.trim_start_matches("0x"), 16).unwrap()
+}
+
 unsafe extern "C" {
     fn fork() -> c_int;
     fn waitpid(pid: c_int, status: *mut c_int, options: c_int) -> c_int;
@@ -583,6 +612,7 @@ fn a_slices_mapping_stays_whole_and_its_processs_own() {
         let twice = rustix::mm::mremap(at.cast(), 0, 16 * PAGE, MremapFlags::MAYMOVE);
         assert!(twice.is_err(), "{twice:?}");
     }
+    assert_eq!(caching(0x10), ["write-combining"]);
     fill(&map, PATTERN);
     assert_eq!(other_than(&map, PATTERN), None);
     // A second mapping of a part shows the same.
@@ -601,6 +631,20 @@ fn a_slices_mapping_stays_whole_and_its_processs_own() {
     let whole = function(0);
     let map = whole.slice(WINDOW, 0).unwrap().map().unwrap();
     assert_eq!(other_than(&map, 0), None);
+}
+
+#[test]
+fn taking_and_giving_back_in_a_loop_leaves_little() {
+    let Some(_guard) = alone() else { return };
+    for round in 0..400 {
+        let pages = if round % 2 == 0 { round % 97 } else { 200 - round % 89 };
+        let device = function(1);
+        let map = device.slice((1 + pages) * PAGE, 0).unwrap().map().unwrap();
+        assert_eq!((read(&map, 0), read(&map, map.len() - 8)), (0, 0));
+        fill(&map, PATTERN);
+    }
+    let state = state();
+    assert!(state["retired"] <= 2, "{state:?}");
 }
 
 #[test]
@@ -746,7 +790,8 @@ fn the_module_stays_while_it_is_used() {
     assert_eq!(slice.offset as usize, MIB + PAGE, "the doorbell's page is in nobody's slice");
     let page = device.map_doorbell().unwrap();
     device.ring(0x1234_5678).unwrap();
-    assert_eq!(read(&page, 8), 0x1234_5678);
+    assert_eq!(read(&page, 8) as u32, 0x1234_5678);
+    assert!(caching(0x10).contains(&"uncached-minus".to_string()), "the doorbell");
     assert_eq!(errno(function(0).slice(MIB + 1, 0)), Errno::NOSPC);
     function(0).slice(MIB, 0).unwrap();
 }
