@@ -134,7 +134,8 @@ static void pg_reap(struct work_struct *work)
 	mutex_unlock(&pg_slices_lock);
 }
 
-static struct pg_mapper *pg_mapper_find(struct pg_slice *slice, struct mm_struct *mm, struct pid *process)
+static struct pg_mapper *pg_mapper_find(struct pg_slice *slice, struct mm_struct *mm,
+					struct pid *process)
 {
 	struct pg_mapper *mapper;
 
@@ -418,7 +419,8 @@ static const struct vm_operations_struct pg_vma_ops = {
 	.fault = pg_vma_fault,
 };
 
-static int pg_map(struct pg_slice *slice, struct vm_area_struct *vma, phys_addr_t start, pgprot_t prot)
+static int pg_map(struct pg_slice *slice, struct vm_area_struct *vma, phys_addr_t start,
+		  pgprot_t prot)
 {
 	struct pg_function *fn = slice->function;
 	unsigned long at;
@@ -487,7 +489,8 @@ int pg_doorbell_mmap(struct pg_file *file, struct vm_area_struct *vma)
 }
 
 /* The parts of the window on either side of the doorbell's page, the second maybe empty. */
-static void pg_window_part(struct pg_function *fn, int part, resource_size_t *start, resource_size_t *bytes)
+static void pg_window_part(struct pg_function *fn, int part, resource_size_t *start,
+			   resource_size_t *bytes)
 {
 	u64 from = part ? fn->hole_end : 0;
 	u64 to = part || !fn->hole_end ? fn->window_bytes : fn->hole;

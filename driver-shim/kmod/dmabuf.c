@@ -25,7 +25,8 @@ static int pg_dmabuf_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *a
 	return slice->bytes > UINT_MAX ? -EOPNOTSUPP : 0;
 }
 
-static struct sg_table *pg_dmabuf_map(struct dma_buf_attachment *attachment, enum dma_data_direction direction)
+static struct sg_table *pg_dmabuf_map(struct dma_buf_attachment *attachment,
+				      enum dma_data_direction direction)
 {
 	struct pg_slice *slice = attachment->dmabuf->priv;
 	struct pg_function *fn = slice->function;

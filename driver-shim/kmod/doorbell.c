@@ -87,7 +87,7 @@ int pg_vectors_init(struct pg_function *fn)
 	struct pci_dev *pdev = fn->pdev;
 	int count, i, err;
 
-	/* Only interrupts that are messages: a line may be shared, and nobody here can tell whose it is. */
+	/* Only messages: a line may be shared, and nobody here can tell whose it is. */
 	count = pci_alloc_irq_vectors(pdev, 1, PG_MAX_VECTORS, PCI_IRQ_MSIX | PCI_IRQ_MSI);
 	if (count < 0)
 		return 0;

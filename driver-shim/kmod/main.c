@@ -369,7 +369,7 @@ no_class:
 	return err;
 }
 
-/* Reached only when no file is open, no area alive and no slice retired: each holds the module. */
+/* Reached only when no file, area or retired slice is left: each holds the module. */
 static void __exit pg_exit(void)
 {
 	pg_pci_exit();

@@ -48,7 +48,7 @@ struct pg_area {
 	struct page **pages;
 };
 
-/* Of the list, of what each user has, and of all fields but the pages. Never held over an allocation. */
+/* Of the list and of all fields but the pages. Never held over an allocation. */
 static DEFINE_MUTEX(pg_areas_lock);
 static LIST_HEAD(pg_areas);
 
@@ -215,7 +215,7 @@ long pg_staging_create(struct pg_file *file, void __user *argument)
 	area->attached = true;
 	strscpy(area->name, create.name, sizeof(area->name));
 
-	/* The place is taken before the pages are, so that two at once cannot both pass the limit. */
+	/* The place is taken before the pages, so that two at once cannot both pass. */
 	mutex_lock(&pg_areas_lock);
 	pg_user_sum(owner, &bytes, &areas);
 	if (pg_area_find(owner, area->name))

@@ -11,7 +11,7 @@ pub mod kmod;
 pub mod memory;
 pub mod record;
 pub mod segment;
-#[allow(missing_docs, non_camel_case_types)]
+#[allow(missing_docs, non_camel_case_types, clippy::undocumented_unsafe_blocks)]
 pub mod uapi;
 pub mod window;
 

@@ -240,13 +240,13 @@ fn perform(request: u64, [a, b, c, d]: [u64; 4], files: &[(u8, File)], peers: &P
         }
         // Stores the word d every 8 bytes from b to c of the memory of slot a.
         2 => {
-            let bytes = d.to_le_bytes().repeat(((c - b) / 8) as usize);
+            let bytes = d.to_le_bytes().repeat((c.saturating_sub(b) / 8) as usize);
             file()?.write_all_at(&bytes, b).ok()?;
             Some(bytes.len() as u64)
         }
         // How many of the words there are d.
         3 => {
-            let mut bytes = vec![0; (c - b) as usize];
+            let mut bytes = vec![0; c.saturating_sub(b) as usize];
             file()?.read_exact_at(&mut bytes, b).ok()?;
             Some(bytes.chunks_exact(8).filter(|word| **word == d.to_le_bytes()).count() as u64)
         }
