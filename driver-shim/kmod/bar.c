@@ -10,7 +10,8 @@
  * threads has passed the point in exit() behind which its files are closed
  * (exit_state is set after exit_files and the deferred puts). The address space
  * alone would not do: it goes before the files. What this cannot see is a GPU
- * file that the process handed to another one that lives on.
+ * file that the process handed to another one that lives on, and a process that
+ * shared the address space without being a thread (vfork) after it has left it.
  *
  * There is one list for the module, by physical address, so that all this also
  * holds when a function is unbound and bound again.
@@ -370,8 +371,12 @@ static int pg_slice_track(struct pg_slice *slice)
 	int err = 0;
 
 	mutex_lock(&slice->lock);
-	if (pg_mapper_find(slice, current->mm, task_tgid(current)))
+	mapper = pg_mapper_find(slice, current->mm, task_tgid(current));
+	if (mapper) {
+		/* It may come from a slice whose function has gone. */
+		mapper->waited = false;
 		goto unlock;
+	}
 	mapper = kzalloc(sizeof(*mapper), GFP_KERNEL_ACCOUNT);
 	if (!mapper) {
 		err = -ENOMEM;

@@ -14,11 +14,11 @@
 
 static int window_bar = -1;
 module_param(window_bar, int, 0444);
-MODULE_PARM_DESC(window_bar, "BAR that is the window (-1: as the device is known, else the largest)");
+MODULE_PARM_DESC(window_bar, "BAR that is the window (-1: as the device is known, or the largest)");
 
 static int doorbell_bar = -1;
 module_param(doorbell_bar, int, 0444);
-MODULE_PARM_DESC(doorbell_bar, "BAR of the doorbell register (-1: as the device is known, else none)");
+MODULE_PARM_DESC(doorbell_bar, "BAR of the doorbell register (-1: as the device is known, or none)");
 
 static uint doorbell_offset;
 module_param(doorbell_offset, uint, 0444);
@@ -26,7 +26,7 @@ MODULE_PARM_DESC(doorbell_offset, "offset of the 32-bit doorbell register in doo
 
 static bool doorbell_own_page;
 module_param(doorbell_own_page, bool, 0444);
-MODULE_PARM_DESC(doorbell_own_page, "the doorbell's page holds no other register, so programs may map it");
+MODULE_PARM_DESC(doorbell_own_page, "the page of the doorbell holds nothing else: it may be mapped");
 
 /* Devices whose layout is known. */
 static const struct pg_layout {

@@ -124,7 +124,10 @@ static struct pg_area *pg_area_find(kuid_t owner, const char *name)
 	struct pg_area *area;
 
 	list_for_each_entry(area, &pg_areas, node) {
-		if (!area->freed && uid_eq(area->owner, owner) && !strcmp(area->name, name))
+		/* One whose time is over is only waiting for the sweep. */
+		if (area->freed || (!area->attached && area->expires <= get_jiffies_64()))
+			continue;
+		if (uid_eq(area->owner, owner) && !strcmp(area->name, name))
 			return area;
 	}
 	return NULL;
@@ -137,14 +140,23 @@ static int pg_check_name(const char *name)
 	return strnlen(name, PUSHGATE_NAME_BYTES) == PUSHGATE_NAME_BYTES ? -ENAMETOOLONG : 0;
 }
 
-/* Nobody is attached any more: it has its time to live from now on. With the lock. */
+/* Nobody is attached any more: it has its time to live from now on. */
 static void pg_area_idle(struct pg_area *area)
 {
-	u32 ttl = area->freed ? 0 : min(area->ttl_ms, READ_ONCE(staging_ttl_max_ms));
+	u32 ttl;
 
+	mutex_lock(&pg_areas_lock);
+	ttl = area->freed ? 0 : min(area->ttl_ms, READ_ONCE(staging_ttl_max_ms));
 	area->attached = false;
 	area->expires = get_jiffies_64() + msecs_to_jiffies(ttl);
-	mod_delayed_work(system_wq, &pg_sweep_work, 0);
+	/* With none it goes now, so that its name and its share are free when close returns. */
+	if (!ttl)
+		list_del(&area->node);
+	else
+		mod_delayed_work(system_wq, &pg_sweep_work, 0);
+	mutex_unlock(&pg_areas_lock);
+	if (!ttl)
+		pg_area_free(area);
 }
 
 /* Frees the areas whose time is over, and comes again when the next one's is. */
@@ -295,10 +307,9 @@ long pg_staging_open(struct pg_file *file, void __user *argument)
 		return err;
 	err = pg_copy_out(argument, &open, sizeof(open));
 	if (err) {
-		mutex_lock(&pg_areas_lock);
+		/* Nobody else changes the count of an area that is attached. */
 		area->attaches--;
 		pg_area_idle(area);
-		mutex_unlock(&pg_areas_lock);
 		return err;
 	}
 	smp_store_release(&file->area, area);
@@ -328,9 +339,7 @@ long pg_staging_free(struct pg_file *file, void __user *argument)
 /* The file closes, and with it goes its last mapping. */
 void pg_staging_detach(struct pg_file *file)
 {
-	mutex_lock(&pg_areas_lock);
 	pg_area_idle(file->area);
-	mutex_unlock(&pg_areas_lock);
 }
 
 /* For pages that the process has given back with madvise. */
