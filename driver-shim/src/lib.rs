@@ -7,9 +7,12 @@ use std::io;
 pub mod abi;
 pub mod eventfd;
 pub mod fdpass;
+pub mod kmod;
 pub mod memory;
 pub mod record;
 pub mod segment;
+#[allow(missing_docs, non_camel_case_types, clippy::undocumented_unsafe_blocks)]
+pub mod uapi;
 pub mod window;
 
 /// Why memory could not be made, taken over or recognised.

@@ -1,4 +1,4 @@
-//! The files that bindgen makes: driver-shim/src/abi.rs from abi.h, and the bindings of libibverbs
+//! The files that bindgen makes: driver-shim/src/abi.rs from abi.h, uapi.rs from the module's header, and the bindings of libibverbs
 //! from its verbs.h. The result depends on neither libclang's version nor the caller's rustfmt
 //! settings, so it can be compared byte for byte.
 
@@ -30,6 +30,7 @@ pub fn run(paths: &Paths, check: bool, deadline: Deadline) -> Result<()> {
 #[cfg(feature = "bindings")]
 pub fn run(paths: &Paths, check: bool, _: Deadline) -> Result<()> {
     made::one(paths, check, &made::ABI)?;
+    made::one(paths, check, &made::UAPI)?;
     match without_verbs() {
         Some(reason) => println!("SKIPPED: {reason}"),
         None => made::one(paths, check, &made::VERBS)?,
@@ -87,6 +88,23 @@ mod made {
                 .header(paths.root.join(made.header).to_str().context("the repository's path is not UTF-8")?)
                 .allowlist_file(r".*/pushgate/abi\.h")
                 .raw_line("// Generated from include/pushgate/abi.h by `cargo xtask bindings`; do not edit."))
+        },
+    };
+
+    pub const UAPI: Made = Made {
+        rust: "driver-shim/src/uapi.rs",
+        header: "driver-shim/include/uapi/pushgate.h",
+        builder: |paths, made| {
+            Ok(bindgen::builder()
+                .header(paths.root.join(made.header).to_str().context("the repository's path is not UTF-8")?)
+                .allowlist_file(r".*/uapi/pushgate\.h")
+                // The kernel's own names for fixed widths are C's, which Rust would call c_uint.
+                .blocklist_type("__[us](8|16|32|64)")
+                .raw_line("// Generated from include/uapi/pushgate.h by `cargo xtask bindings`; do not edit.")
+                .raw_line("")
+                .raw_line("type __u32 = u32;")
+                .raw_line("type __s32 = i32;")
+                .raw_line("type __u64 = u64;"))
         },
     };
 

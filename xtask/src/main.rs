@@ -3,6 +3,7 @@
 mod bindings;
 mod cuda;
 mod gpu;
+mod kmod;
 mod layout;
 mod process;
 mod programs;
@@ -64,6 +65,8 @@ enum Task {
     },
     /// Run a command or suites in a virtual machine that has RDMA devices in software.
     Vm(vm::Options),
+    /// Build the kernel module for the virtual machine's kernel; a warning is an error.
+    Kmod,
     /// Print the path of a CUDA 13 nvcc (for PUSHGATE_NVCC), fetching it if there is none.
     Nvcc,
 }
@@ -120,6 +123,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Task::Gpu { out, tests, .. } => gpu::bundle(&paths, out, &tests).map(|()| ExitCode::SUCCESS),
         Task::Vm(options) => vm::run(&paths, &options),
+        Task::Kmod => {
+            println!("{}", kmod::task(&paths)?.display());
+            Ok(ExitCode::SUCCESS)
+        }
         Task::Nvcc => {
             println!("{}", cuda::toolkit(&paths, None)?.nvcc.display());
             Ok(ExitCode::SUCCESS)

@@ -31,10 +31,12 @@ pub enum Need {
     RdmaTools,
     /// Programs for kernels and their modules.
     Kmod,
+    /// What builds a module for Debian 12's kernel: the compiler that built that kernel.
+    ModuleBuild,
 }
 
 /// All of them, in the order in which they are reported.
-pub const ALL: [Need; 10] = [
+pub const ALL: [Need; 11] = [
     Need::Cxx,
     Need::Python,
     Need::Libclang,
@@ -45,6 +47,7 @@ pub const ALL: [Need; 10] = [
     Need::Busybox,
     Need::RdmaTools,
     Need::Kmod,
+    Need::ModuleBuild,
 ];
 
 impl Need {
@@ -61,6 +64,7 @@ impl Need {
             Need::Busybox => "a static busybox",
             Need::RdmaTools => "rdma, ibv_devinfo, perftest and the soft-RoCE library",
             Need::Kmod => "depmod and xz",
+            Need::ModuleBuild => "gcc-12 and make",
         }
     }
 
@@ -83,6 +87,7 @@ impl Need {
                     && Path::new("/etc/libibverbs.d/rxe.driver").exists()
             }
             Need::Kmod => ["depmod", "modprobe", "xz"].iter().all(|name| find_program(name).is_some()),
+            Need::ModuleBuild => succeeds("gcc-12", &["--version"]) && succeeds("make", &["--version"]),
         }
     }
 
@@ -98,6 +103,7 @@ impl Need {
             Need::Busybox => Source::Apt(&["busybox-static"]),
             Need::RdmaTools => Source::Apt(&["iproute2", "ibverbs-providers", "ibverbs-utils", "perftest"]),
             Need::Kmod => Source::Apt(&["kmod", "xz-utils"]),
+            Need::ModuleBuild => Source::Apt(&["gcc-12", "make"]),
         }
     }
 }

@@ -12,6 +12,7 @@ use std::{fs, io, thread};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
+use super::ivshmem::{Device, Server};
 use super::kernel::{self, Kernel};
 use crate::process::{self, Deadline, Running};
 use crate::{Paths, system, vm::initramfs::Archive};
@@ -49,6 +50,8 @@ pub struct Job {
     pub files: Vec<(String, String)>,
     /// 1 or 2.
     pub guests: u8,
+    /// PCI functions of the first guest.
+    pub devices: Vec<Device>,
     /// Memory of each, in MiB.
     pub memory: u32,
     /// What it may take, boot and all.
@@ -87,6 +90,8 @@ pub fn run(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Ended> {
             [Some(a), Some(b)]
         }
     };
+    // Before QEMU, which waits for it.
+    let server = Server::start(&folder, &job.devices)?;
     let mut guests = Vec::new();
     for number in 1..=job.guests {
         let cable = cables[usize::from(number) - 1].take();
@@ -100,6 +105,7 @@ pub fn run(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Ended> {
         }
         let _ = guest.output_ended.recv_timeout(process::GRACE);
     }
+    drop(server);
     let code = |guest: &Guest| guest.code.expect("wait returns once all have ended");
     result.map(|()| Ended { codes: guests.iter().map(code).collect(), folder })
 }
@@ -156,6 +162,11 @@ impl Guest {
                 .arg("-device")
                 .arg(format!("virtio-net-pci,netdev=cable,mac={address},host_mtu=4200,romfile="));
             process::inherit(&mut command, cable.as_fd());
+        }
+        if number == 1 {
+            for device in &job.devices {
+                command.args(device.arguments(run)?);
+            }
         }
         process::die_with_us(&mut command);
         command.stdout(Stdio::piped()).stderr(fs::File::create(folder.join("qemu.log"))?);
@@ -271,7 +282,7 @@ fn qemu(number: u8, kernel: &Kernel, job: &Job, run: &Path) -> Result<Command> {
 }
 
 /// An option of QEMU's that ends in a path: a comma in it stands twice.
-fn option(start: &str, path: &Path) -> OsString {
+pub fn option(start: &str, path: &Path) -> OsString {
     format!("{start}{}", path.display().to_string().replace(',', ",,")).into()
 }
 

@@ -118,34 +118,80 @@ fn newest_cached(cache: &Path) -> Option<String> {
 /// Fetches and unpacks a kernel unless that is done already.
 fn unpacked(cache: &Path, release: String, deadline: Deadline) -> Result<String> {
     let dir = folder(cache, &release);
+    made(cache, &dir, |part| fetch_into(part, &release, deadline))?;
+    Ok(release)
+}
+
+/// Makes a folder of the cache unless it is there: what `make` leaves in `tree` below its own.
+fn made(cache: &Path, dir: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if dir.exists() {
-        return Ok(release);
+        return Ok(());
     }
     // Under another name until it is whole. Of two who do this at once the first to finish wins.
     let part = cache.join(format!("part-{}", std::process::id()));
-    let result = fetch_into(&part, &release, deadline);
-    if result.is_ok() && fs::rename(part.join("tree"), &dir).is_err() && !dir.exists() {
+    let tree = part.join("tree");
+    fs::create_dir_all(&tree).with_context(|| format!("cannot make {}", tree.display()))?;
+    let result = make(&part);
+    if result.is_ok() && fs::rename(tree, dir).is_err() && !dir.exists() {
         bail!("cannot make {}", dir.display());
     }
     let _ = fs::remove_dir_all(&part);
-    result.map(|()| release)
+    result
 }
 
-fn fetch_into(part: &Path, release: &str, deadline: Deadline) -> Result<()> {
-    let tree = part.join("tree");
-    fs::create_dir_all(&tree).with_context(|| format!("cannot make {}", tree.display()))?;
+/// What builds modules for a kernel: the folder for make's `-C`. Debian's packages, unpacked in the cache.
+pub fn headers(paths: &Paths, kernel: &Kernel, deadline: Deadline) -> Result<PathBuf> {
+    let cache = paths.scratch("vm")?.canonicalize()?;
+    let release = &kernel.release;
+    let dir = cache.join(format!("headers-{release}"));
+    made(&cache, &dir, |part| fetch_headers(part, release, deadline))
+        .with_context(|| format!("no headers of the guest's kernel {release}"))?;
+    Ok(dir.join("usr/src").join(format!("linux-headers-{release}")))
+}
+
+fn fetch_headers(part: &Path, release: &str, deadline: Deadline) -> Result<()> {
+    let main = format!("linux-headers-{release}");
+    let output = Command::new("apt-cache").args(["depends", &main]).output();
+    let text = String::from_utf8_lossy(&output.context("cannot start apt-cache")?.stdout).into_owned();
+    let needed = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+    let mut packages: Vec<_> = needed
+        .filter(|name| name.starts_with("linux-headers-") || name.starts_with("linux-kbuild-"))
+        .map(str::to_string)
+        .collect();
+    ensure!(packages.len() == 2, "apt knows no package {main}; run: sudo apt-get update");
+    packages.push(main.clone());
+    download(part, &packages, deadline)?;
+    // The only absolute path in them; their links are relative.
+    let makefile = part.join("tree/usr/src").join(&main).join("Makefile");
+    let text = fs::read_to_string(&makefile)?;
+    let here = text.replace("include /usr/src/", "include $(dir $(lastword $(MAKEFILE_LIST)))../");
+    ensure!(here != text, "{} does not include what it did in Debian 12", makefile.display());
+    Ok(fs::write(&makefile, here)?)
+}
+
+/// Fetches packages into a folder and unpacks them into its `tree`.
+fn download(part: &Path, packages: &[String], deadline: Deadline) -> Result<()> {
     let mut download = process::command("apt-get", part);
     // As root apt downloads as another user, who may not write here, and says so.
     if rustix::process::geteuid().is_root() {
         download.args(["-o", "APT::Sandbox::User=root"]);
     }
-    download.arg("download").arg(format!("linux-image-{release}"));
+    download.arg("download").args(packages);
     process::run(download, deadline)?;
-    let mut files = fs::read_dir(part)?.flatten().map(|file| file.path());
-    let package = files.find(|path| path.extension() == Some(OsStr::new("deb")));
-    let mut unpack = process::command("dpkg-deb", part);
-    unpack.arg("-x").arg(package.context("apt-get has downloaded nothing")?).arg(&tree);
-    process::run(unpack, deadline)?;
+    let files = fs::read_dir(part)?.flatten().map(|file| file.path());
+    let found: Vec<_> = files.filter(|path| path.extension() == Some(OsStr::new("deb"))).collect();
+    ensure!(found.len() == packages.len(), "apt-get has downloaded {} of {packages:?}", found.len());
+    for package in found {
+        let mut unpack = process::command("dpkg-deb", part);
+        unpack.arg("-x").arg(package).arg(part.join("tree"));
+        process::run(unpack, deadline)?;
+    }
+    Ok(())
+}
+
+fn fetch_into(part: &Path, release: &str, deadline: Deadline) -> Result<()> {
+    let tree = part.join("tree");
+    download(part, &[format!("linux-image-{release}")], deadline)?;
     // Unpacked here once, for the guest takes 6 s to do it at every boot. QEMU boots it as it is (PVH).
     let boot = tree.join("boot");
     let packed = part.join("kernel.xz");

@@ -3,7 +3,8 @@
 
 mod guest;
 mod initramfs;
-mod kernel;
+mod ivshmem;
+pub mod kernel;
 mod suites;
 
 use std::ffi::OsStr;
@@ -16,11 +17,11 @@ use anyhow::{Context, Result, bail};
 
 use self::guest::{Ended, Job};
 use self::suites::{SUITES, Suite};
-use crate::Paths;
 use crate::process::{self, Deadline};
 use crate::programs::{self, Kind, Program};
 use crate::steps::{Bench, Outcome};
 use crate::system::{self, Need};
+use crate::{Paths, kmod};
 
 /// What the virtual machine needs.
 pub const NEEDS: &[Need] = &[Need::Qemu, Need::Busybox, Need::RdmaTools, Need::Kmod];
@@ -79,6 +80,7 @@ pub fn run(paths: &Paths, options: &Options) -> Result<ExitCode> {
     let job = Job {
         script: format!("exec {}\n", words.join(" ")),
         files: Vec::new(),
+        devices: Vec::new(),
         guests: options.guests,
         memory: options.memory,
         limit: Duration::from_secs(options.limit.unwrap_or(COMMAND_LIMIT)),
@@ -138,13 +140,21 @@ fn run_suites(
             continue;
         }
         // The limit is on what runs, not on the compiler.
-        let settings = build(paths, &suites, deadline)?;
+        let mut settings = build(paths, &suites, deadline)?;
+        if suites.iter().any(|suite| suite.module) {
+            let modules = kmod::build(paths, kernel, deadline)?;
+            settings.push_str(&format!("export KMOD_DIR={}\n", process::quote(modules.as_os_str())));
+        }
+        let mut devices: Vec<_> = suites.iter().flat_map(|suite| suite.devices).copied().collect();
+        devices.sort_by_key(|device| device.slot);
+        devices.dedup();
         let own = Duration::from_secs(suites.iter().map(|suite| suite.limit).sum());
         let start = Instant::now();
         let job = Job {
             script: suites_script(&suites, &settings),
             files: suites.iter().map(|suite| (format!("suite-{}", suite.name), suite_file(suite))).collect(),
             guests,
+            devices,
             memory,
             // Each is held to its own limit in the guest; this is for a guest that hangs.
             limit: limit.unwrap_or(own + guest::BOOT + Duration::from_secs(15)),

@@ -1,5 +1,7 @@
 //! The suites that run in the virtual machine.
 
+use super::ivshmem::{Device, Memory};
+
 /// One suite of the table.
 pub struct Suite {
     /// What `--suite` calls it. Lower case and dashes.
@@ -15,6 +17,10 @@ pub struct Suite {
     /// What must be built on the host first: calls of cargo, `build` or `test`, to which `--release`
     /// (and `--no-run`) is added.
     pub build: &'static [&'static [&'static str]],
+    /// PCI functions that the guest has besides.
+    pub devices: &'static [Device],
+    /// Whether it loads our kernel module: `KMOD_DIR` is where its files are then.
+    pub module: bool,
     /// Run in the guest as root by `/bin/sh -eu`, in the repository's root, which is read-only. With
     /// two guests it runs in both. Results go to /run/out. It finds
     ///
@@ -39,6 +45,8 @@ pub const SUITES: &[Suite] = &[
         default: true,
         about: "a soft-RoCE device is active and carries writes between two processes",
         build: &[],
+        devices: &[],
+        module: false,
         script: r#"
 rdma link show rxe0/1 | grep 'state ACTIVE'
 ibv_devinfo -d rxe0 | tee /run/out/devinfo.txt
@@ -57,6 +65,8 @@ wait $!
         default: true,
         about: "the suite of queue pairs over RDMA, with immediate data and without",
         build: &[&["test", "--package", "pushgate-proxy", "--test", "endpoint"]],
+        devices: &[],
+        module: false,
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_endpoint.sh")),
     },
     Suite {
@@ -66,6 +76,8 @@ wait $!
         default: true,
         about: "the demonstration over RDMA is right and sees no RNR; senders without credit do",
         build: &[ALLREDUCE, UNGATED],
+        devices: &[],
+        module: false,
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs.sh")),
     },
     Suite {
@@ -75,6 +87,8 @@ wait $!
         default: true,
         about: "links, addresses, devices and ranks that go during a run; wrong devices; no libibverbs",
         build: &[ALLREDUCE],
+        devices: &[],
+        module: false,
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_faults.sh")),
     },
     Suite {
@@ -84,6 +98,8 @@ wait $!
         default: true,
         about: "the same between two machines, by sends over UDP",
         build: &[],
+        devices: &[],
+        module: false,
         script: r#"
 rdma link show rxen0/1 | grep 'state ACTIVE'
 if [ "$VM_GUEST" = 1 ]; then
@@ -104,6 +120,8 @@ fi
         default: false,
         about: "the verbs queue pair beside perftest, in turns: bandwidth and latency",
         build: &[&["build", "-p", "pushgate", "--bin", "pushgate"]],
+        devices: &[],
+        module: false,
         script: include_str!("suites/verbs_bench.sh"),
     },
     Suite {
@@ -113,8 +131,41 @@ fi
         default: true,
         about: "the demonstration over two machines: right, no RNR; strangers, mismatches, a bad cable",
         build: &[ALLREDUCE],
+        devices: &[],
+        module: false,
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_pair.sh")),
     },
+    Suite {
+        name: "driver",
+        guests: 1,
+        limit: 240,
+        default: false,
+        about: "the kernel module on ivshmem functions: slices, staging, doorbells, hostile calls",
+        build: &[&["test", "--package", "pushgate-tests", "--test", "driver"]],
+        devices: IVSHMEM,
+        module: true,
+        script: r#"
+status=0 RUST_BACKTRACE=0
+# Each in a process of its own: what one has mapped is kept from others as long as it lives.
+for test in $("$TEST_DRIVER" --list | sed -n 's/: test$//p'); do
+    [ "$test" = role ] || "$TEST_DRIVER" --exact "$test" --nocapture || status=$?
+done
+dmesg >/run/out/dmesg.txt
+if grep -E 'WARNING|BUG|Oops|Call Trace|refcount|leak|general protection|Bad page|Bad rss|x86/PAT.*(conflict|err)' /run/out/dmesg.txt; then
+    echo "the kernel has something to say" >&2
+    status=1
+fi
+exit "$status"
+"#,
+    },
+];
+
+/// Four functions for the driver: two with memory of their own, and two peers that share one memory and ring each other.
+const IVSHMEM: &[Device] = &[
+    Device { slot: 0x10, memory: Memory::Own(4) },
+    Device { slot: 0x11, memory: Memory::Own(4) },
+    Device { slot: 0x12, memory: Memory::Shared },
+    Device { slot: 0x13, memory: Memory::Shared },
 ];
 
 /// The names of all suites.

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What the files of this module know of each other. */
+#ifndef PUSHGATE_INTERNAL_H
+#define PUSHGATE_INTERNAL_H
+
+#include <linux/fs.h>
+#include <linux/hrtimer.h>
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/mm.h>
+#include <linux/mutex.h>
+#include <linux/pci.h>
+#include <linux/seq_file.h>
+#include <linux/spinlock.h>
+#include <linux/types.h>
+
+#include "compat.h"
+#include "uapi/pushgate.h"
+
+/* /dev/pushgate is minor 0; functions have those above. */
+#define PG_MINORS 64
+
+struct pg_area;
+struct pg_file;
+
+/* One interrupt vector of a function, and who listens to it. */
+struct pg_vector {
+	spinlock_t lock;	/* of the list, taken in the interrupt */
+	struct list_head bells;
+	int irq;
+};
+
+/*
+ * A PCI function that we drive. Open files and slices hold it beyond its
+ * removal; `gone` then keeps them off the hardware.
+ */
+struct pg_function {
+	struct kref refs;
+	struct pci_dev *pdev;	/* not touched once gone */
+	int minor;
+	int node;
+	int bars;		/* those requested, as a mask */
+
+	/*
+	 * Of `gone` and `files`. Taken inside mmap_lock (in mmap), so
+	 * nothing that may fault runs under it.
+	 */
+	struct mutex lock;
+	bool gone;
+	struct list_head files;
+
+	phys_addr_t window;
+	u64 window_bytes;
+	/* What slices must leave alone, as offsets: the doorbell's page. */
+	u64 hole, hole_end;
+
+	/* The doorbell's register, or NULL. */
+	void __iomem *doorbell;
+	phys_addr_t doorbell_page;	/* 0: must not be mapped */
+	u32 doorbell_in_page;
+
+	unsigned int nvectors;
+	struct pg_vector *vectors;
+};
+
+/*
+ * A part of a window. Held by its file and its dma-buf; on the last put it
+ * retires, and is free for others once all who had it mapped have exited.
+ */
+struct pg_slice {
+	struct kref refs;
+	struct pg_function *function;	/* NULL once retired */
+	struct list_head node;	/* pg_slices */
+	phys_addr_t start;
+	u64 bytes;
+	atomic_t mappings;
+	struct mutex lock;	/* of `mappers`; innermost */
+	struct list_head mappers;
+};
+
+/* A file's end of a vector. */
+struct pg_bell {
+	struct list_head node;	/* vector->bells */
+	struct pg_vector *vector;
+	spinlock_t lock;	/* of all below; inside vector->lock */
+	struct eventfd_ctx *eventfd;
+	struct pushgate_status_page *status;
+	struct hrtimer timer;
+	ktime_t interval;
+	ktime_t last;
+	u64 rings;
+	u64 wakes;
+	bool armed;
+	bool pending;		/* the timer will wake */
+};
+
+struct pg_file {
+	struct file *file;
+	struct pg_function *function;	/* NULL: /dev/pushgate */
+	struct list_head node;		/* function->files */
+	struct mutex lock;		/* serialises ioctls; never in mmap */
+	/* Set once, with release order, so that mmap reads them unlocked. */
+	struct pg_slice *slice;
+	struct pg_area *area;
+	struct pg_bell bell;
+	struct page *status_page;
+	struct pushgate_status_page *status;
+};
+
+/* main.c */
+int pg_copy_in(void *to, size_t known, size_t least, const void __user *from);
+int pg_copy_out(void __user *to, const void *from, size_t known);
+void pg_function_get(struct pg_function *fn);
+void pg_function_put(struct pg_function *fn);
+int pg_publish(struct pg_function *fn);
+void pg_unpublish(struct pg_function *fn);
+
+/* pci.c */
+int pg_pci_init(void);
+void pg_pci_exit(void);
+
+/* bar.c */
+void pg_bar_exit(void);
+long pg_slice_alloc(struct pg_file *file, void __user *argument);
+int pg_slice_mmap(struct pg_file *file, struct vm_area_struct *vma);
+int pg_doorbell_mmap(struct pg_file *file, struct vm_area_struct *vma);
+void pg_slice_get(struct pg_slice *slice);
+void pg_slice_put(struct pg_slice *slice);
+void pg_unmap_function(struct pg_function *fn);
+int pg_window_reserve(struct pg_function *fn);
+void pg_window_release(struct pg_function *fn);
+void pg_bar_show(struct seq_file *out);
+void pg_function_show(struct seq_file *out, struct pg_function *fn);
+
+/* dmabuf.c */
+long pg_slice_export(struct pg_file *file, void __user *argument);
+
+/* staging.c */
+void pg_staging_exit(void);
+long pg_staging_create(struct pg_file *file, void __user *argument);
+long pg_staging_open(struct pg_file *file, void __user *argument);
+long pg_staging_free(struct pg_file *file, void __user *argument);
+void pg_staging_detach(struct pg_file *file);
+int pg_staging_mmap(struct pg_file *file, struct vm_area_struct *vma);
+void pg_staging_show(struct seq_file *out);
+
+/* doorbell.c */
+int pg_vectors_init(struct pg_function *fn);
+void pg_vectors_exit(struct pg_function *fn);
+long pg_doorbell_set(struct pg_file *file, void __user *argument);
+long pg_doorbell_arm(struct pg_file *file, void __user *argument);
+long pg_doorbell_ring(struct pg_file *file, void __user *argument);
+void pg_bell_init(struct pg_file *file);
+void pg_bell_exit(struct pg_file *file);
+void pg_bell_gone(struct pg_bell *bell);
+
+#endif /* PUSHGATE_INTERNAL_H */

@@ -1,0 +1,388 @@
+//! The kernel module `pushgate` from user space: [`Device`] is an open
+//! /dev/pushgate or /dev/pushgateN, and has at most one slice of the BAR, one
+//! staging area and one doorbell.
+//!
+//! docs/pushgate.4.md describes every call and every errno; the errors here are
+//! the module's own, with the call and the file named.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::eventfd::EventFd;
+use crate::uapi;
+
+const fn command(number: u8) -> Opcode {
+    opcode::none(uapi::PUSHGATE_IOC_MAGIC as u8, number)
+}
+
+/// The commands of the header; bindgen cannot evaluate them.
+#[allow(missing_docs)]
+pub mod commands {
+    use super::{Opcode, command};
+    pub const INFO: Opcode = command(0);
+    pub const SLICE_ALLOC: Opcode = command(1);
+    pub const SLICE_EXPORT: Opcode = command(2);
+    pub const STAGING_CREATE: Opcode = command(3);
+    pub const STAGING_OPEN: Opcode = command(4);
+    pub const STAGING_FREE: Opcode = command(5);
+    pub const DOORBELL_SET: Opcode = command(6);
+    pub const DOORBELL_ARM: Opcode = command(7);
+    pub const DOORBELL_RING: Opcode = command(8);
+}
+
+/// A call that the module or the system refused.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {call}: {source}; {remedy}")]
+pub struct KmodError {
+    path: PathBuf,
+    call: &'static str,
+    /// What the kernel said.
+    #[source]
+    pub source: io::Error,
+    remedy: &'static str,
+}
+
+impl KmodError {
+    /// The number of the system's error.
+    pub fn errno(&self) -> Option<i32> {
+        self.source.raw_os_error()
+    }
+}
+
+/// What the module offers through a file, and of which version it is.
+pub type Info = uapi::pushgate_info;
+
+/// An open device. Closing it gives the slice back and detaches from the area,
+/// once every [`Mapping`] is gone too.
+#[derive(Debug)]
+pub struct Device {
+    file: File,
+    path: PathBuf,
+}
+
+impl Device {
+    /// Opens /dev/pushgate, for staging alone, or /dev/pushgateN.
+    ///
+    /// Fails with `Unsupported` if the module speaks an older version.
+    pub fn open(path: impl AsRef<Path>) -> Result<Device, KmodError> {
+        let path = path.as_ref().to_path_buf();
+        let remedy = "load the module pushgate, bind the function to it, and be in the device's group";
+        let opened = OpenOptions::new().read(true).write(true).open(&path);
+        let file = opened.map_err(|source| KmodError { path: path.clone(), call: "open", source, remedy })?;
+        let device = Device { file, path };
+        let info = device.info()?;
+        if info.version < uapi::PUSHGATE_UAPI_VERSION {
+            let text =
+                format!("module speaks version {}, needed is {}", info.version, uapi::PUSHGATE_UAPI_VERSION);
+            let source = io::Error::new(io::ErrorKind::Unsupported, text);
+            return Err(device.error("version", source, "install the module of this release"));
+        }
+        Ok(device)
+    }
+
+    /// Takes over a descriptor of such a device that another process opened.
+    pub fn from_fd(fd: OwnedFd) -> Result<Device, KmodError> {
+        let device = Device { file: fd.into(), path: "(a descriptor handed over)".into() };
+        // Any other file refuses the command.
+        device.info().map(|_| device)
+    }
+
+    fn error(&self, call: &'static str, source: io::Error, remedy: &'static str) -> KmodError {
+        KmodError { path: self.path.clone(), call, source, remedy }
+    }
+
+    fn call<const CODE: Opcode, T>(
+        &self,
+        call: &'static str,
+        argument: &mut T,
+        remedy: &'static str,
+    ) -> Result<(), KmodError> {
+        // SAFETY: each caller pairs a command with the struct that the header names for it, whose
+        // first field says how long it is; the module writes no further.
+        let result = unsafe { ioctl(&self.file, Updater::<CODE, T>::new(argument)) };
+        result.map_err(|errno| self.error(call, errno.into(), remedy))
+    }
+
+    /// What it offers.
+    pub fn info(&self) -> Result<Info, KmodError> {
+        let mut info = Info { size: size_of::<Info>() as u32, ..Info::default() };
+        self.call::<{ commands::INFO }, _>("INFO", &mut info, "is it a device of the module pushgate?")?;
+        Ok(info)
+    }
+
+    /// Takes a slice of the BAR, zeroed: at least `bytes`, aligned to `align`
+    /// (0: to a page). One for each open file.
+    pub fn slice(&self, bytes: usize, align: usize) -> Result<Slice<'_>, KmodError> {
+        let mut alloc = uapi::pushgate_slice_alloc {
+            size: size_of::<uapi::pushgate_slice_alloc>() as u32,
+            bytes: bytes as u64,
+            align: align as u64,
+            ..Default::default()
+        };
+        let remedy = "ask for less, or end the processes that had slices mapped";
+        self.call::<{ commands::SLICE_ALLOC }, _>("SLICE_ALLOC", &mut alloc, remedy)?;
+        Ok(Slice { device: self, bytes: alloc.bytes as usize, offset: alloc.offset })
+    }
+
+    /// Makes a staging area of the user who opened this file, and attaches to it.
+    /// It lives on for `ttl_ms` after everyone has gone.
+    pub fn create_staging(&self, name: &str, bytes: usize, ttl_ms: u32) -> Result<Staging<'_>, KmodError> {
+        let mut create = uapi::pushgate_staging_create {
+            size: size_of::<uapi::pushgate_staging_create>() as u32,
+            bytes: bytes as u64,
+            node: -1,
+            ttl_ms,
+            name: self.name(name)?,
+            ..Default::default()
+        };
+        let remedy = "choose another name or size, or raise the module's staging limits";
+        self.call::<{ commands::STAGING_CREATE }, _>("STAGING_CREATE", &mut create, remedy)?;
+        Ok(Staging { device: self, bytes: create.bytes as usize, attaches: 1, pieces: Some(create.pieces) })
+    }
+
+    /// Takes up an area of this user's that nobody is attached to.
+    pub fn open_staging(&self, name: &str) -> Result<Staging<'_>, KmodError> {
+        let mut open = uapi::pushgate_staging_open {
+            size: size_of::<uapi::pushgate_staging_open>() as u32,
+            name: self.name(name)?,
+            ..Default::default()
+        };
+        let remedy = "end the process that is attached to it (EBUSY), or create it (ENOENT)";
+        self.call::<{ commands::STAGING_OPEN }, _>("STAGING_OPEN", &mut open, remedy)?;
+        Ok(Staging { device: self, bytes: open.bytes as usize, attaches: open.attaches, pieces: None })
+    }
+
+    fn name(&self, name: &str) -> Result<[std::ffi::c_char; 64], KmodError> {
+        let mut bytes = [0; uapi::PUSHGATE_NAME_BYTES as usize];
+        if name.len() >= bytes.len() || name.contains('\0') {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, format!("area name {name:?}"));
+            return Err(self.error("name", source, "at most 63 bytes, none of them zero"));
+        }
+        for (to, from) in bytes.iter_mut().zip(name.bytes()) {
+            *to = from as std::ffi::c_char;
+        }
+        Ok(bytes)
+    }
+
+    /// Has rings of an interrupt vector wake `bell`, at most once in
+    /// `interval_us`, while armed.
+    pub fn doorbell<'a>(
+        &'a self,
+        bell: &'a EventFd,
+        vector: u32,
+        interval_us: u32,
+    ) -> Result<Doorbell<'a>, KmodError> {
+        use std::os::fd::AsRawFd;
+        let mut set = uapi::pushgate_doorbell_set {
+            size: size_of::<uapi::pushgate_doorbell_set>() as u32,
+            eventfd: bell.as_fd().as_raw_fd(),
+            vector,
+            interval_us,
+            ..Default::default()
+        };
+        let remedy = "see PUSHGATE_IOC_INFO for the number of vectors";
+        self.call::<{ commands::DOORBELL_SET }, _>("DOORBELL_SET", &mut set, remedy)?;
+        Ok(Doorbell { device: self, bell })
+    }
+
+    /// Writes the device's doorbell register.
+    pub fn ring(&self, value: u32) -> Result<(), KmodError> {
+        let mut ring = uapi::pushgate_doorbell_ring {
+            size: size_of::<uapi::pushgate_doorbell_ring>() as u32,
+            value,
+            ..Default::default()
+        };
+        let remedy = "name the register with the module's doorbell_bar and doorbell_offset";
+        self.call::<{ commands::DOORBELL_RING }, _>("DOORBELL_RING", &mut ring, remedy)
+    }
+
+    /// The page that says whether the function is still there.
+    pub fn status(&self) -> Result<Status, KmodError> {
+        let offset = uapi::PUSHGATE_MMAP_STATUS;
+        Ok(Status(self.map("mmap of the status page", offset, 4096, ProtFlags::READ)?))
+    }
+
+    /// Maps the page of the doorbell register, where it has one of its own; a slice comes first.
+    pub fn map_doorbell(&self) -> Result<Mapping, KmodError> {
+        let offset = uapi::PUSHGATE_MMAP_DOORBELL;
+        self.map("mmap of the doorbell", offset, 4096, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn map(
+        &self,
+        call: &'static str,
+        offset: u64,
+        bytes: usize,
+        protection: ProtFlags,
+    ) -> Result<Mapping, KmodError> {
+        // SAFETY: the kernel chooses the place, so no memory of ours is affected.
+        let mapped =
+            unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, &self.file, offset) };
+        let at = mapped.map_err(|errno| self.error(call, errno.into(), "is the function still there?"))?;
+        Ok(Mapping { at: NonNull::new(at.cast()).expect("mmap returns no null"), bytes })
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// A slice of the BAR. It stays the file's until that is closed.
+#[derive(Debug)]
+pub struct Slice<'a> {
+    device: &'a Device,
+    /// Bytes, rounded up to whole pages.
+    pub bytes: usize,
+    /// Where in the window it lies.
+    pub offset: u64,
+}
+
+impl Slice<'_> {
+    /// Maps it whole, write-combined: one contiguous range, which a GPU registers as IOMEMORY.
+    ///
+    /// Once the function is unbound an access raises SIGBUS.
+    pub fn map(&self) -> Result<Mapping, KmodError> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        self.device.map("mmap of the slice", uapi::PUSHGATE_MMAP_SLICE.into(), self.bytes, protection)
+    }
+
+    /// A dma-buf of it, for another device's driver. The slice lives as long as that.
+    pub fn export(&self) -> Result<OwnedFd, KmodError> {
+        let mut export = uapi::pushgate_slice_export {
+            size: size_of::<uapi::pushgate_slice_export>() as u32,
+            ..Default::default()
+        };
+        let remedy = "the process may have too many files open";
+        self.device.call::<{ commands::SLICE_EXPORT }, _>("SLICE_EXPORT", &mut export, remedy)?;
+        // SAFETY: the module has just made this descriptor for us, and nobody else knows it.
+        Ok(unsafe { OwnedFd::from_raw_fd(export.fd) })
+    }
+}
+
+/// A staging area that the file is attached to until it is closed.
+#[derive(Debug)]
+pub struct Staging<'a> {
+    device: &'a Device,
+    /// Bytes, rounded up to whole pages.
+    pub bytes: usize,
+    /// How often somebody has attached to it: 1 is its creator.
+    pub attaches: u64,
+    /// Of how many contiguous pieces it was made; its creator alone knows.
+    pub pieces: Option<u64>,
+}
+
+impl Staging<'_> {
+    /// Maps it whole: ordinary memory, which RDMA and GPU drivers pin.
+    pub fn map(&self) -> Result<Mapping, KmodError> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        self.device.map("mmap of staging", uapi::PUSHGATE_MMAP_STAGING, self.bytes, protection)
+    }
+
+    /// Frees it as soon as nobody has it mapped; its name is free at once.
+    pub fn free(self) -> Result<(), KmodError> {
+        let mut free =
+            uapi::pushgate_staging_free { size: size_of::<uapi::pushgate_staging_free>() as u32, flags: 0 };
+        self.device.call::<{ commands::STAGING_FREE }, _>("STAGING_FREE", &mut free, "free it once")
+    }
+}
+
+/// An interrupt vector's rings, as counts and as wake-ups.
+#[derive(Debug)]
+pub struct Doorbell<'a> {
+    device: &'a Device,
+    bell: &'a EventFd,
+}
+
+impl Doorbell<'_> {
+    /// Arms it, unless there were rings after the `seen`th: then the caller must
+    /// look before it sleeps. Returns the rings so far and whether it is armed.
+    pub fn arm(&self, seen: u64) -> Result<(u64, bool), KmodError> {
+        self.arm_with(uapi::PUSHGATE_ARM, seen)
+    }
+
+    /// From now on rings are only counted. Returns how many there were.
+    pub fn disarm(&self) -> Result<u64, KmodError> {
+        Ok(self.arm_with(uapi::PUSHGATE_DISARM, 0)?.0)
+    }
+
+    fn arm_with(&self, flags: u32, seen: u64) -> Result<(u64, bool), KmodError> {
+        let mut arm = uapi::pushgate_doorbell_arm {
+            size: size_of::<uapi::pushgate_doorbell_arm>() as u32,
+            flags,
+            seen,
+            ..Default::default()
+        };
+        let remedy = "ENODEV: the function is gone";
+        self.device.call::<{ commands::DOORBELL_ARM }, _>("DOORBELL_ARM", &mut arm, remedy)?;
+        Ok((arm.rings, arm.armed != 0))
+    }
+
+    /// What is rung.
+    pub fn eventfd(&self) -> &EventFd {
+        self.bell
+    }
+}
+
+/// The status page, which stays true when the function is gone.
+#[derive(Debug)]
+pub struct Status(Mapping);
+
+impl Status {
+    fn word(&self, index: usize) -> u64 {
+        // SAFETY: the page holds two aligned words and is mapped as long as we are; the kernel
+        // writes them while we read, so they are read as atomics.
+        unsafe { &*self.0.at.as_ptr().cast::<AtomicU64>().add(index) }.load(Ordering::Acquire)
+    }
+
+    /// `PUSHGATE_FUNCTION_LIVE`, `_GONE`, or `_NONE` for /dev/pushgate.
+    pub fn function(&self) -> u32 {
+        self.word(0) as u32
+    }
+
+    /// Rings of this file's vector so far.
+    pub fn rings(&self) -> u64 {
+        self.word(1)
+    }
+}
+
+/// Mapped memory of the module's. Others write behind the address, so no
+/// reference may ever be made over it.
+#[derive(Debug)]
+pub struct Mapping {
+    at: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it is an address range of the process; what lies there is touched through raw pointers alone.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Its address.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.at
+    }
+
+    /// Its length.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is what mmap gave us, and nobody may use the address after us.
+        let _ = unsafe { munmap(self.at.as_ptr().cast(), self.bytes) };
+    }
+}

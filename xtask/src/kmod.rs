@@ -1,0 +1,69 @@
+//! The kernel module, built for the virtual machine's kernel.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::Paths;
+use crate::process::{self, Deadline};
+use crate::system::{self, Need};
+use crate::vm::kernel::{self, Kernel};
+
+/// What must be there to build it.
+pub const NEEDS: &[Need] = &[Need::ModuleBuild, Need::Kmod];
+
+/// Builds it; returns the folder of the modules.
+pub fn task(paths: &Paths) -> Result<PathBuf> {
+    if let Some(reason) = kernel::unavailable() {
+        bail!("{reason}");
+    }
+    build(paths, &kernel::get(paths, None)?, None)
+}
+
+/// The driver and the importer that its tests load, in one folder. Any warning is an error.
+pub fn build(paths: &Paths, kernel: &Kernel, deadline: Deadline) -> Result<PathBuf> {
+    if let Some(reason) = system::unmet(NEEDS) {
+        bail!("building the kernel module {reason}");
+    }
+    let headers = kernel::headers(paths, kernel, deadline)?;
+    // Kbuild writes beside the sources, so it gets a copy.
+    let copy = paths.scratch(&format!("kmod/{}", kernel.release))?;
+    for folder in ["kmod", "include"] {
+        mirror(&paths.root.join("driver-shim").join(folder), &copy.join(folder))?;
+    }
+    let module = copy.join("kmod").canonicalize()?;
+    let mut make = process::command("make", &module);
+    make.args(["-s", "-j2", "W=1", "KCFLAGS=-Werror", "PUSHGATE_TEST=m", "modules"]);
+    make.arg("-C").arg(&headers).arg(format!("M={}", module.display()));
+    // modpost warns on stderr and goes on.
+    let log = copy.join("make.log");
+    make.stderr(fs::File::create(&log)?);
+    let result = process::run(make, deadline);
+    let said = fs::read_to_string(&log).unwrap_or_default();
+    let is_telling = |line: &&str| !line.contains("Skipping BTF generation") && !line.trim().is_empty();
+    let said: Vec<_> = said.lines().filter(is_telling).collect();
+    result.with_context(|| said.join("\n"))?;
+    if !said.is_empty() {
+        bail!("the kernel module builds with warnings:\n{}", said.join("\n"));
+    }
+    Ok(module)
+}
+
+/// Copies a folder's files, those that differ alone, so that make builds no more than it must.
+fn mirror(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            mirror(&entry.path(), &target)?;
+            continue;
+        }
+        let content = fs::read(entry.path())?;
+        if fs::read(&target).ok().as_ref() != Some(&content) {
+            fs::write(&target, content)?;
+        }
+    }
+    Ok(())
+}
