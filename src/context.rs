@@ -9,7 +9,9 @@ use std::thread::JoinHandle;
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::kmod::KmodError;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::provider::{BarWindow, StagingWindow};
 use pushgate_driver_shim::window::Window;
 use pushgate_gpu_kernels::{
     Access, CudaCopy, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Source, Stream,
@@ -268,7 +270,23 @@ impl Context {
                 window.seal_against_writers()?;
                 Ok(Arc::new(window))
             }
+            kind => self.kernel_window(kind, name, bytes),
         }
+    }
+
+    /// The same from the kernel module. Areas have names of their own, by which they are
+    /// found after this process.
+    fn kernel_window(&self, kind: WindowKind, name: &str, bytes: usize) -> Result<Arc<dyn Window>> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let settings = &self.inner.settings;
+        let name = format!("{name}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = settings.window_dev.to_str().filter(|p| *p != "auto");
+        let ttl = settings.staging_ttl.as_millis() as u32;
+        let made: std::result::Result<Arc<dyn Window>, KmodError> = match kind {
+            WindowKind::Bar => BarWindow::open(path, &name, bytes).map(|w| Arc::new(w) as _),
+            _ => StagingWindow::create(path, &name, bytes, ttl).map(|w| Arc::new(w) as _),
+        };
+        made.map_err(|why| Error::Window { kind: kind.to_string(), bytes, why })
     }
 
     /// Gives memory of this process to the device.

@@ -1,5 +1,6 @@
 //! What can go wrong, for callers.
 
+use pushgate_driver_shim::kmod::KmodError;
 use pushgate_driver_shim::{ShimError, abi};
 use pushgate_gpu_kernels::DeviceError;
 use pushgate_proxy::endpoint::EndpointError;
@@ -99,6 +100,16 @@ pub enum Error {
     /// An RDMA device, or what it was asked for.
     #[error(transparent)]
     Rdma(VerbsError),
+    /// The kernel module gave no window.
+    #[error("a {kind} window of {bytes} bytes: {why}")]
+    Window {
+        /// The setting `window`.
+        kind: String,
+        /// Asked for.
+        bytes: usize,
+        /// What it said.
+        why: KmodError,
+    },
     /// Two ends that do not fit together.
     #[error("rank {rank}: {reason}")]
     Mismatch {

@@ -18,6 +18,10 @@ pub use pushgate_gpu_kernels::DeviceChoice;
 pub enum WindowKind {
     /// Shared memory of the host.
     Memory,
+    /// Pages of the kernel module.
+    Staging,
+    /// A slice of a PCI function's BAR, by the kernel module.
+    Bar,
 }
 
 /// Which transport queue pairs use.
@@ -28,6 +32,16 @@ pub enum QpKind {
     Local,
     /// RDMA: InfiniBand, RoCE or soft-RoCE, between ranks anywhere.
     Verbs,
+}
+
+impl fmt::Display for WindowKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WindowKind::Memory => "memory",
+            WindowKind::Staging => "staging",
+            WindowKind::Bar => "bar",
+        })
+    }
 }
 
 impl fmt::Display for QpKind {
@@ -151,7 +165,11 @@ settings! {
     /// What runs the kernels: a GPU where one is usable, else the CPU
     device: DeviceChoice = "auto", parse_device, "auto, cpu or cuda";
     /// Where the payload lands
-    window: WindowKind = "memory", parse_window, "memory";
+    window: WindowKind = "memory", parse_window, "memory, staging or bar";
+    /// Device file of the kernel module; auto is /dev/pushgate for staging, the first /dev/pushgateN with room for bar
+    window_dev: PathBuf = "auto", parse_path, "auto, or a device's path";
+    /// A staging window outlives a process that was killed by this, milliseconds
+    staging_ttl: Duration = "60000", parse_ms, "1 to 86400000";
     /// Transport of the queue pairs
     qp: QpKind = "local", parse_qp, "local or verbs";
     /// Where the proxy runs: a thread of this process, or a `pushgate proxy` process
@@ -212,7 +230,12 @@ fn parse_device(s: &str) -> Option<DeviceChoice> {
 }
 
 fn parse_window(s: &str) -> Option<WindowKind> {
-    (s == "memory").then_some(WindowKind::Memory)
+    Some(match s {
+        "memory" => WindowKind::Memory,
+        "staging" => WindowKind::Staging,
+        "bar" => WindowKind::Bar,
+        _ => return None,
+    })
 }
 
 fn parse_qp(s: &str) -> Option<QpKind> {
@@ -411,6 +434,10 @@ impl Settings {
         if self.rendezvous != "none" && self.qp == QpKind::Local {
             let allowed = "none with qp = local (ranks of several hosts need qp = verbs)";
             return Err(Error::config("rendezvous", &self.rendezvous, allowed));
+        }
+        if self.qp == QpKind::Local && self.window != WindowKind::Memory {
+            let allowed = "memory with qp = local (its peer maps the window; use qp = verbs)";
+            return Err(Error::config("window", self.window, allowed));
         }
         if self.qp == QpKind::Verbs && self.proxy == ProxyPlace::Process {
             return Err(Error::config("proxy", "process", "thread with qp = verbs"));

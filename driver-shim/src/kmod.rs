@@ -159,6 +159,13 @@ impl Device {
         Ok(Staging { device: self, bytes: open.bytes as usize, attaches: open.attaches, pieces: None })
     }
 
+    /// Frees the area that this file is attached to, as [`Staging::free`] does.
+    pub(crate) fn free_staging(&self) -> Result<(), KmodError> {
+        let mut free =
+            uapi::pushgate_staging_free { size: size_of::<uapi::pushgate_staging_free>() as u32, flags: 0 };
+        self.call::<{ commands::STAGING_FREE }, _>("STAGING_FREE", &mut free, "free it once")
+    }
+
     fn name(&self, name: &str) -> Result<[std::ffi::c_char; 64], KmodError> {
         let mut bytes = [0; uapi::PUSHGATE_NAME_BYTES as usize];
         if name.len() >= bytes.len() || name.contains('\0') {
@@ -289,9 +296,7 @@ impl Staging<'_> {
 
     /// Frees it as soon as nobody has it mapped; its name is free at once.
     pub fn free(self) -> Result<(), KmodError> {
-        let mut free =
-            uapi::pushgate_staging_free { size: size_of::<uapi::pushgate_staging_free>() as u32, flags: 0 };
-        self.device.call::<{ commands::STAGING_FREE }, _>("STAGING_FREE", &mut free, "free it once")
+        self.device.free_staging()
     }
 }
 

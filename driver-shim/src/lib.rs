@@ -9,6 +9,7 @@ pub mod eventfd;
 pub mod fdpass;
 pub mod kmod;
 pub mod memory;
+pub mod provider;
 pub mod record;
 pub mod segment;
 #[allow(missing_docs, non_camel_case_types, clippy::undocumented_unsafe_blocks)]

@@ -40,6 +40,12 @@ pub trait Window: Send + Sync {
         false
     }
 
+    /// As many bytes of ordinary memory beside it, mapped as long as the value, for
+    /// transports that can't send from the window itself.
+    fn stage(&self) -> Option<NonNull<u8>> {
+        None
+    }
+
     /// A dma-buf of it, for RDMA devices that can't register the mapping itself.
     /// `None` where there is none, or no need for one.
     fn export(&self) -> Option<OwnedFd> {

@@ -55,6 +55,8 @@ pub struct Line {
     pub rnr: Option<u64>,
     pub refused: u64,
     pub copies: u64,
+    /// Payloads that the sender had to copy out of its window.
+    pub bounced: u64,
     pub credit_stalls: u64,
     /// Mean of the iterations, each the slowest rank's kernel.
     pub time_us: f64,
@@ -327,7 +329,7 @@ fn line(
         dtype: o.dtype.name().into(),
         op: o.op.name().into(),
         device: context.device().into(),
-        window: "memory".into(),
+        window: context.settings().window.to_string(),
         qp: context.settings().qp.to_string(),
         proxy: context.proxy_place().into(),
         channels: shape.channels,
@@ -339,6 +341,7 @@ fn line(
         rnr: sum.rnr,
         refused: sum.engine.refused,
         copies: sum.engine.copies,
+        bounced: sum.engine.bounced,
         credit_stalls: sum.engine.credit_stalls(),
         time_us: mean,
         algbw_gbs: gbs(mean),

@@ -103,7 +103,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "kernels",
-        budget: 90,
+        budget: 80,
         full: false,
         needs: &[Need::Cxx],
         about: "all device code compiles for sm_80, sm_90, sm_100 and the CPU; fetches nvcc once",
@@ -111,7 +111,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "tests",
-        budget: 240,
+        budget: 230,
         full: false,
         needs: &[Need::Cxx],
         about: "all unit and integration tests",
@@ -119,7 +119,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "loom",
-        budget: 75,
+        budget: 70,
         full: false,
         needs: &[],
         about: "the shared rings under every interleaving",
@@ -146,7 +146,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "vm",
-        budget: 230,
+        budget: 300,
         full: false,
         needs: vm::NEEDS,
         about: "suites in a virtual machine with soft-RoCE devices; fetches its kernel once",

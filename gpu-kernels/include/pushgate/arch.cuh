@@ -328,6 +328,12 @@ template <order O> inline u64 load(const u64 *p)
 }
 template <order O> inline void store(u64 *p, u64 v)
 {
+#if defined(__x86_64__)
+	// A window in a BAR is write-combining: what was stored there is ordered by
+	// nothing but this. (Windows in ordinary memory don't need it.)
+	if (O == order::release)
+		__builtin_ia32_sfence();
+#endif
 	__atomic_store_n(p, v, O == order::release ? __ATOMIC_RELEASE : __ATOMIC_RELAXED);
 }
 inline u64x2 load_pair(const u64 *p) { return {load<order::relaxed>(p), load<order::relaxed>(p + 1)}; }

@@ -138,25 +138,13 @@ fi
     Suite {
         name: "driver",
         guests: 1,
-        limit: 240,
-        default: false,
-        about: "the kernel module on ivshmem functions: slices, staging, doorbells, hostile calls",
-        build: &[&["test", "--package", "pushgate-tests", "--test", "driver"]],
+        limit: 150,
+        default: true,
+        about: "the kernel module on ivshmem functions: windows, slices, staging, doorbells, hostile calls",
+        build: &[ALLREDUCE, &["test", "--package", "pushgate-tests", "--test", "driver"]],
         devices: IVSHMEM,
         module: true,
-        script: r#"
-status=0 RUST_BACKTRACE=0
-# Each in a process of its own: what one has mapped is kept from others as long as it lives.
-for test in $("$TEST_DRIVER" --list | sed -n 's/: test$//p'); do
-    [ "$test" = role ] || "$TEST_DRIVER" --exact "$test" --nocapture || status=$?
-done
-dmesg >/run/out/dmesg.txt
-if grep -E 'WARNING|BUG|Oops|Call Trace|refcount|leak|general protection|Bad page|Bad rss|x86/PAT.*(conflict|err)' /run/out/dmesg.txt; then
-    echo "the kernel has something to say" >&2
-    status=1
-fi
-exit "$status"
-"#,
+        script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/driver.sh")),
     },
 ];
 

@@ -11,12 +11,19 @@ use super::chain::Source;
 use super::objects::{Mr, Pd, SEND_ONLY};
 use super::setup::Allocate;
 
+/// A copy of the window in ordinary memory, as long as it.
+struct Shadow {
+    address: usize,
+    /// Its memory, if it is not the window's own.
+    _memory: Option<SharedMemory>,
+}
+
 /// See the module's text.
 pub(super) struct Sending {
     // A registration goes before its memory.
     mr: Mr,
     /// What is registered, if not the window itself.
-    shadow: Option<SharedMemory>,
+    shadow: Option<Shadow>,
     window: Arc<dyn Window>,
     /// Payloads that went through the copy, and their bytes.
     pub(super) bounced: (u64, u64),
@@ -43,10 +50,15 @@ impl Sending {
                 Err(e) => tracing::info!("{e}: payload goes through a copy in host memory"),
             }
         }
-        let shadow = allocate("shadow", bytes)?;
-        // SAFETY: as above.
-        let mr =
-            unsafe { Mr::new(pd, "the window's copy", shadow.as_ptr().as_ptr() as usize, bytes, SEND_ONLY)? };
+        let shadow = match window.stage() {
+            Some(stage) => Shadow { address: stage.as_ptr() as usize, _memory: None },
+            None => {
+                let memory = allocate("shadow", bytes)?;
+                Shadow { address: memory.as_ptr().as_ptr() as usize, _memory: Some(memory) }
+            }
+        };
+        // SAFETY: as above; the window keeps its stage, we keep what is ours.
+        let mr = unsafe { Mr::new(pd, "the window's copy", shadow.address, bytes, SEND_ONLY)? };
         Ok(with(mr, Some(shadow), window))
     }
 
@@ -59,7 +71,7 @@ impl Sending {
             return Source { address: self.window.as_ptr().as_ptr() as u64 + offset, bytes, key };
         };
         let (offset, length) = (offset as usize, bytes as usize);
-        assert!(offset + length <= self.window.len().min(shadow.len()));
+        assert!(offset + length <= self.window.len());
         self.bounced.0 += 1;
         self.bounced.1 += bytes as u64;
         // SAFETY: both stretches lie in their mappings, see above. The place in the copy is
@@ -67,7 +79,7 @@ impl Sending {
         // that writes there now spoils its own message.
         let to = unsafe {
             let from = self.window.as_ptr().as_ptr().add(offset);
-            let to = shadow.as_ptr().as_ptr().add(offset);
+            let to = (shadow.address as *mut u8).add(offset);
             stream(from, to, length);
             to
         };
@@ -78,6 +90,9 @@ impl Sending {
     #[inline]
     pub(super) fn read(&self, offset: u64, out: &mut [u8]) {
         assert!(offset as usize + out.len() <= self.window.len());
+        if self.window.io_memory() {
+            order_loads();
+        }
         // SAFETY: they lie in the window, which is mapped; a device that writes there now
         // breaks P1 and spoils its own message.
         unsafe {
@@ -85,6 +100,19 @@ impl Sending {
             std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
         }
     }
+}
+
+/// Loads from write-combining memory, streaming ones above all, are ordered with
+/// nothing: without this they may come before what told us of the payload.
+fn order_loads() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has SSE2.
+    #[allow(unused_unsafe)]
+    unsafe {
+        std::arch::x86_64::_mm_mfence()
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
 }
 
 /// Copies out of a device's memory, which the CPU has mapped write-combining: such
@@ -106,10 +134,9 @@ unsafe fn stream(from: *const u8, to: *mut u8, length: usize) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse4.1")]
 unsafe fn stream_sse(from: *const u8, to: *mut u8, length: usize) {
-    use std::arch::x86_64::{__m128i, _mm_mfence, _mm_store_si128, _mm_stream_load_si128};
+    use std::arch::x86_64::{__m128i, _mm_store_si128, _mm_stream_load_si128};
     debug_assert!((from as usize | to as usize).is_multiple_of(64));
-    // Streaming loads are ordered with nothing: not before what told us of the payload.
-    _mm_mfence();
+    order_loads();
     let whole = length / 64;
     for line in 0..whole {
         for part in 0..4 {

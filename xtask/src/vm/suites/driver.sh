@@ -1,0 +1,49 @@
+# The kernel module: its calls, and the demonstration over the windows that it gives.
+dmesg_is_clean() {
+    dmesg >/run/out/dmesg.txt
+    pattern='WARNING|BUG|Oops|Call Trace|refcount|leak|general protection|Bad page|Bad rss|x86/PAT.*(conflict|err)'
+    ! grep -E "$pattern" /run/out/dmesg.txt || fail "the kernel has something to say"
+}
+
+insmod "$KMOD_DIR/pushgate.ko"
+for slot in 10 11 12 13; do
+    echo pushgate >"/sys/bus/pci/devices/0000:00:$slot.0/driver_override"
+    echo "0000:00:$slot.0" >/sys/bus/pci/drivers_probe
+done
+# The tests below come as another user too.
+chmod 666 /dev/pushgate*
+
+# Four ranks, each with a window to its neighbour and one to the other: eight slices of the first BAR.
+for window in staging bar; do
+    for imm in --no-imm=false --no-imm; do
+        right rxe0 --ranks 4 --size 1M --iters 1 "$imm" --window "$window" --window-size 256K
+        last=$(tail -n 1 /tmp/out)
+        case $last in *"\"window\":\"$window\","*) ;; *) fail "the window was another" ;; esac
+        # Soft-RoCE can't register a BAR, so its payload is copied on the way; staging's is not.
+        case $window$last in
+            staging*'"bounced":0,'*) ;;
+            bar*'"bounced":0,'*) fail "who sent out of a BAR?" ;;
+            staging*) fail "payload in staging was copied" ;;
+        esac
+    done
+done
+# What can't be had is said so.
+run 20 "$EXAMPLE_ALLREDUCE" --device cpu --qp verbs --ib-dev rxe0 --ranks 2 --size 64K \
+    --window bar --window-dev /dev/pushgate9
+[ "$code" != 0 ] || fail "a window of a device that is not there"
+says '/dev/pushgate9'
+run 20 "$EXAMPLE_ALLREDUCE" --device cpu --qp verbs --ib-dev rxe0 --ranks 2 --size 64K \
+    --window bar --window-size 8M
+[ "$code" != 0 ] || fail "a window larger than the BAR"
+says 'a bar window of 8388608 bytes'
+run 20 "$EXAMPLE_ALLREDUCE" --device cpu --ranks 2 --size 64K --window bar
+[ "$code" = 2 ] || fail "exit code $code"
+says 'window is bar, allowed is memory with qp = local'
+
+status=0 RUST_BACKTRACE=0
+# Each in a process of its own: what one has mapped is kept from others as long as it lives.
+for test in $("$TEST_DRIVER" --list | sed -n 's/: test$//p'); do
+    [ "$test" = role ] || "$TEST_DRIVER" --exact "$test" --nocapture || status=$?
+done
+dmesg_is_clean
+exit "$status"
