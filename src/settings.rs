@@ -468,7 +468,7 @@ mod tests {
         let e = s.set("qp", "carrier-pigeon").unwrap_err().to_string();
         assert_eq!(e, "qp is carrier-pigeon, allowed is local or verbs");
         let e = s.set("windo", "memory").unwrap_err().to_string();
-        assert!(e.starts_with("setting is windo, allowed is device, window, qp"), "{e}");
+        assert!(e.starts_with("setting is windo, allowed is device, window, window-dev"), "{e}");
         for (name, value) in [("window-size", "3M"), ("slots", "100"), ("timeout", "0"), ("timeout", "-1")] {
             assert!(s.set(name, value).is_err(), "{name} {value}");
         }
