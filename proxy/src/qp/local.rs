@@ -106,15 +106,7 @@ impl QueuePair for LocalQp {
         _record: &Record,
         words: &RecordWords,
     ) -> Result<(), Status> {
-        // The producer's wr_id gives way to the sequence number, which the
-        // receiver checks (P4); whether the producer wants a CQE is not its business.
-        const ID: u64 = 0xff << abi::PUSHGATE_ID_HIGH_SHIFT
-            | (abi::PUSHGATE_F_SIGNALED as u64) << abi::PUSHGATE_FLAGS_SHIFT;
-        let w0 =
-            words[0] & !ID | (sequence >> abi::PUSHGATE_ID_LOW_BITS & 0xff) << abi::PUSHGATE_ID_HIGH_SHIFT;
-        let w1 = words[1] & 0xffff_ffff | (sequence & 0xff_ffff) << abi::PUSHGATE_ID_LOW_SHIFT;
-        let w = [w0, w1, words[2], words[3], words[4], words[5], words[6], words[7]];
-        ring::publish(&self.out_ring, self.sent, self.out_log, &w);
+        ring::publish(&self.out_ring, self.sent, self.out_log, &super::crossing(words, sequence));
         self.sent += 1;
         self.dirty = true;
         permit.post();

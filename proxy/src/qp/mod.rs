@@ -7,6 +7,7 @@ pub mod verbs;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 
+use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Record, Words};
 
 use crate::gate::{Limits, Permit};
@@ -35,6 +36,18 @@ pub struct PeerCounts {
     pub received: u64,
     /// Receives that it has granted.
     pub granted: u64,
+}
+
+/// A producer's record as the peer gets it: its wr_id gives way to the sequence
+/// number, which the receiver checks (P4), and what concerns only the producer's
+/// side is left out. The laps are the transport's business.
+#[inline(always)]
+pub(crate) fn crossing(words: &Words, sequence: u64) -> Words {
+    const OWN: u64 = 0xff << abi::PUSHGATE_ID_HIGH_SHIFT
+        | ((abi::PUSHGATE_F_SIGNALED | abi::PUSHGATE_F_REGION) as u64) << abi::PUSHGATE_FLAGS_SHIFT;
+    let w0 = words[0] & !OWN | (sequence >> abi::PUSHGATE_ID_LOW_BITS & 0xff) << abi::PUSHGATE_ID_HIGH_SHIFT;
+    let w1 = words[1] & 0xffff_ffff | (sequence & 0xff_ffff) << abi::PUSHGATE_ID_LOW_SHIFT;
+    [w0, w1, words[2], words[3], words[4], words[5], words[6], words[7]]
 }
 
 /// A reliable, ordered connection to one peer. Belongs to one engine thread;

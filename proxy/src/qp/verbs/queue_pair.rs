@@ -20,7 +20,7 @@ use super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, slot_bytes};
 use super::{CONTROL_WRS, NOTIFIES, RECEIVE};
 use crate::gate::{Limits, Permit};
 use crate::memory::Words;
-use crate::qp::{Inbound, PeerCounts, QueuePair};
+use crate::qp::{Inbound, PeerCounts, QueuePair, crossing};
 use crate::region::{MAX_REGIONS, RegionMemory};
 use crate::ring::{self, Found};
 use crate::session::{self, Status, count_word};
@@ -620,16 +620,9 @@ impl QueuePair for VerbsQp {
         let index = sequence as usize & (self.last_wr.len() - 1);
         let first = abi::PUSHGATE_PAGE as usize / 8 + index * SLOT_WORDS;
         let (flags, bytes) = self.post_payload(sequence, first, r)?;
-        // The producer's wr_id gives way to the sequence number, which the receiver
-        // checks (P4); what concerns only this side is left out.
-        const OWN: u64 = 0xff << abi::PUSHGATE_ID_HIGH_SHIFT
-            | ((abi::PUSHGATE_F_SIGNALED | abi::PUSHGATE_F_REGION) as u64) << abi::PUSHGATE_FLAGS_SHIFT;
         let lap = (lap_of(sequence, self.out_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
-        let mut w = *words;
-        w[0] = w[0] & !OWN
-            | flags
-            | (sequence >> abi::PUSHGATE_ID_LOW_BITS & 0xff) << abi::PUSHGATE_ID_HIGH_SHIFT;
-        w[1] = w[1] & 0xffff_ffff | (sequence & 0xff_ffff) << abi::PUSHGATE_ID_LOW_SHIFT;
+        let mut w = crossing(words, sequence);
+        w[0] |= flags;
         if r.has(Record::REGION) {
             (w[5], w[6]) = (0, 0);
         }
