@@ -274,6 +274,7 @@ fn role() {
 // ---------------------------------------------------------------- the files and calls
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn a_device_says_what_it_offers() {
     let Some(_guard) = alone() else { return };
     let plain = staging().info().unwrap();
@@ -317,6 +318,7 @@ fn edge(second: ProtFlags) -> *mut u8 {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn every_wrong_size_flag_and_pointer_is_refused() {
     let Some(_guard) = alone() else { return };
     let device = function(2);
@@ -388,6 +390,7 @@ fn every_wrong_size_flag_and_pointer_is_refused() {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn each_refusal_has_its_errno() {
     let Some(_guard) = alone() else { return };
     let device = function(2);
@@ -446,6 +449,7 @@ fn each_refusal_has_its_errno() {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn random_calls_change_nothing() {
     let Some(_guard) = alone() else { return };
     let mut actor = Actor::new("random");
@@ -507,6 +511,7 @@ fn random_calls() {
 // ---------------------------------------------------------------- slices
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn slices_are_apart_and_zero() {
     let Some(_guard) = alone() else { return };
     for round in 0..3 {
@@ -576,6 +581,7 @@ fn fork_and_read(map: &Mapping, word: u64) -> c_int {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn a_slices_mapping_stays_whole_and_its_processs_own() {
     let Some(_guard) = alone() else { return };
     let device = function(0);
@@ -634,6 +640,7 @@ fn a_slices_mapping_stays_whole_and_its_processs_own() {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn taking_and_giving_back_in_a_loop_leaves_little() {
     let Some(_guard) = alone() else { return };
     for round in 0..400 {
@@ -648,6 +655,7 @@ fn taking_and_giving_back_in_a_loop_leaves_little() {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn a_device_passed_over_a_socket_is_the_same_file() {
     let Some(_guard) = alone() else { return };
     let (here, there) = UnixStream::pair().unwrap();
@@ -667,6 +675,7 @@ fn a_device_passed_over_a_socket_is_the_same_file() {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn a_slice_waits_for_its_former_owner_to_exit() {
     let Some(_guard) = alone() else { return };
     let whole = || function(0).slice(WINDOW, 0).map(|_| ()).map_err(|e| e.errno().unwrap());
@@ -693,6 +702,7 @@ fn a_slice_waits_for_its_former_owner_to_exit() {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn a_function_that_goes_raises_sigbus_and_says_so() {
     let Some(_guard) = alone() else { return };
     let device = function(0);
@@ -732,6 +742,7 @@ fn a_function_that_goes_raises_sigbus_and_says_so() {
 
 /// Unbinding while others open, map, read and close: nothing is left behind, nobody hangs.
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn unbinding_races_with_everything() {
     let Some(_guard) = alone() else { return };
     let end = Instant::now() + Duration::from_secs(6);
@@ -758,6 +769,7 @@ fn unbinding_races_with_everything() {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn the_module_stays_while_it_is_used() {
     let Some(_guard) = alone() else { return };
     let remove = || module("rmmod", &["pushgate"]);
@@ -799,6 +811,7 @@ fn the_module_stays_while_it_is_used() {
 // ---------------------------------------------------------------- staging
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn staging_survives_its_owners_sigkill() {
     let Some(_guard) = alone() else { return };
     let mut owner = Actor::new("staging-owner");
@@ -831,6 +844,7 @@ fn staging_survives_its_owners_sigkill() {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn an_area_that_nobody_takes_up_is_freed_after_its_time() {
     let Some(_guard) = alone() else { return };
     let device = staging();
@@ -851,6 +865,7 @@ fn an_area_that_nobody_takes_up_is_freed_after_its_time() {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn staging_has_limits_for_each_user() {
     let Some(_guard) = alone() else { return };
     let set = |name: &str, value: u64| {
@@ -877,6 +892,7 @@ fn staging_has_limits_for_each_user() {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn staging_is_ordinary_memory() {
     let Some(_guard) = alone() else { return };
     let device = function(1);
@@ -909,6 +925,7 @@ fn available() -> i64 {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn nothing_leaks() {
     let Some(_guard) = alone() else { return };
     let round = || {
@@ -933,6 +950,7 @@ fn nothing_leaks() {
 // ---------------------------------------------------------------- RDMA
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn an_rdma_device_registers_staging_and_refuses_a_slice() {
     let Some(_guard) = alone() else { return };
     let verbs = pushgate_rdma_core_sys::open().unwrap();
@@ -1013,6 +1031,7 @@ impl Host {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn host_and_guest_see_each_others_stores() {
     let Some(_guard) = alone() else { return };
     let control = function(2);
@@ -1033,6 +1052,7 @@ fn host_and_guest_see_each_others_stores() {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn the_hosts_rings_wake_only_who_is_armed() {
     let Some(_guard) = alone() else { return };
     let device = function(2);
@@ -1069,6 +1089,7 @@ fn the_hosts_rings_wake_only_who_is_armed() {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn no_ring_is_lost_between_look_and_sleep() {
     let Some(_guard) = alone() else { return };
     let (device, ringer) = (function(2), function(3));
@@ -1121,6 +1142,7 @@ fn no_ring_is_lost_between_look_and_sleep() {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn interrupts_are_moderated_and_the_last_is_not_lost() {
     let Some(_guard) = alone() else { return };
     let (device, ringer) = (function(2), function(3));
@@ -1144,6 +1166,7 @@ fn interrupts_are_moderated_and_the_last_is_not_lost() {
 }
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn what_a_doorbell_and_a_mapping_cost() {
     let Some(_guard) = alone() else { return };
     let (device, ringer) = (function(2), function(3));
@@ -1183,6 +1206,7 @@ fn what_a_doorbell_and_a_mapping_cost() {
 // ---------------------------------------------------------------- dma-buf
 
 #[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn an_importer_attaches_to_an_exported_slice() {
     let Some(_guard) = alone() else { return };
     let file = format!("{}/pushgate-importer.ko", std::env::var("KMOD_DIR").unwrap());

@@ -43,7 +43,10 @@ says 'window is bar, allowed is memory with qp = local'
 status=0 RUST_BACKTRACE=0
 # Each in a process of its own: what one has mapped is kept from others as long as it lives.
 for test in $("$TEST_DRIVER" --list | sed -n 's/: test$//p'); do
-    [ "$test" = role ] || "$TEST_DRIVER" --exact "$test" --nocapture || status=$?
+    [ "$test" != role ] || continue
+    "$TEST_DRIVER" --exact "$test" --ignored --nocapture >/tmp/said 2>&1 || status=$?
+    cat /tmp/said
+    grep -q '^test result: ok. 1 passed' /tmp/said || status=1
 done
 dmesg_is_clean
 exit "$status"
