@@ -442,7 +442,8 @@ impl Endpoint {
     #[cold]
     fn broke(&mut self, status: Status) {
         let rnr = (abi::PUSHGATE_LINK_DOWN as u8, abi::PUSHGATE_DOWN_RNR);
-        self.counters.rnr += ((status.code, status.detail) == rnr) as u64;
+        let first = self.session.status().is_none();
+        self.counters.rnr += (first && (status.code, status.detail) == rnr) as u64;
         self.fail(status);
     }
 

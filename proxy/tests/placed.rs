@@ -24,7 +24,11 @@ const DEVICE: u64 = 0x7000_0000_0000;
 type Records = Arc<Mutex<VecDeque<Record>>>;
 
 /// Hands out records as if their payload had been placed.
-struct Placing(Records);
+struct Placing {
+    records: Records,
+    /// Whether the peer was told of our regions.
+    offers: bool,
+}
 
 impl QueuePair for Placing {
     fn name(&self) -> &'static str {
@@ -52,13 +56,13 @@ impl QueuePair for Placing {
     }
 
     fn poll_recv(&mut self, words: &mut Words) -> Inbound {
-        let Some(record) = self.0.lock().unwrap().pop_front() else { return Inbound::Empty };
+        let Some(record) = self.records.lock().unwrap().pop_front() else { return Inbound::Empty };
         *words = record.encode(0);
         Inbound::Placed
     }
 
     fn has_inbound(&self) -> bool {
-        !self.0.lock().unwrap().is_empty()
+        !self.records.lock().unwrap().is_empty()
     }
 
     fn payload(&self, _: u32, _: u32) -> Option<usize> {
@@ -82,7 +86,7 @@ impl QueuePair for Placing {
     }
 
     fn offers(&self, _: u32) -> bool {
-        true
+        self.offers
     }
 
     fn sleeping(&self) -> Option<&AtomicU64> {
@@ -138,6 +142,10 @@ struct Setting {
 
 impl Setting {
     fn new() -> Self {
+        Setting::with(true)
+    }
+
+    fn with(offers: bool) -> Self {
         let mine = Memory::new(GEOMETRY);
         let peer = Memory::new(Geometry { rank: 1, ..GEOMETRY });
         let records = Records::default();
@@ -146,7 +154,7 @@ impl Setting {
             mine.control.clone(),
             mine.geometry,
             peer.geometry,
-            Box::new(Placing(records.clone())),
+            Box::new(Placing { records: records.clone(), offers }),
             options(1),
         )
         .unwrap();
@@ -208,4 +216,15 @@ fn p3_without_a_flush_there_is_no_signal() {
         assert_eq!((s.device.signal(1), s.end.counters().placed), (0, 0));
         assert_eq!(s.end.status().map(|s| (s.code as u32, s.rank)), Some((abi::PUSHGATE_REFUSED, Some(0))));
     }
+}
+
+#[test]
+fn p8_a_peer_that_writes_to_a_region_it_was_not_offered_is_refused_and_named() {
+    let mut s = Setting::with(false);
+    let device = s.end.add_region(RegionMemory::Device { address: DEVICE, exported: None }, 4096).unwrap();
+    s.comes(0, device, 1);
+    // Without a mover: it is the peer's fault all the same, and not ours.
+    s.end.poll(&mut None);
+    assert_eq!((s.device.signal(1), s.end.counters().placed), (0, 0));
+    assert_eq!(s.end.status().map(|s| (s.code as u32, s.rank)), Some((abi::PUSHGATE_REFUSED, Some(1))));
 }

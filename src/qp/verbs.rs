@@ -33,12 +33,30 @@ fn name(settings: &Settings) -> Option<String> {
     (settings.ib_dev != "auto").then(|| settings.ib_dev.clone())
 }
 
+/// What the settings say of it. Family and events are the caller's to know.
+impl From<&Settings> for Config {
+    fn from(s: &Settings) -> Self {
+        let number = |v: AutoOr<usize>| match v {
+            AutoOr::Is(n) => Some(n as u32),
+            _ => None,
+        };
+        Config {
+            port: s.ib_port as u8,
+            gid_index: number(s.gid_index),
+            family: None,
+            mtu: number(s.ib_mtu),
+            traffic_class: s.traffic_class as u8,
+            service_level: s.service_level as u8,
+            ack_timeout: s.ack_timeout as u8,
+            retry_count: s.retry_count as u8,
+            imm: !s.no_imm,
+            events: false,
+        }
+    }
+}
+
 fn config(context: &Context, mesh: &Mesh) -> Result<Config> {
     let s = context.settings();
-    let number = |v: AutoOr<usize>| match v {
-        AutoOr::Is(n) => Some(n as u32),
-        _ => None,
-    };
     // An engine whose kernels can't wake it polls; then so can completions.
     let sleeps = context.inner.wake == Wake::Doorbell;
     if s.cq_events == CqEvents::Event && !sleeps {
@@ -49,19 +67,8 @@ fn config(context: &Context, mesh: &Mesh) -> Result<Config> {
         let allowed = "auto or poll with no-imm: without immediate data nothing announces a message";
         return Err(Error::config("cq-events", "event", allowed));
     }
-    Ok(Config {
-        device: name(s),
-        port: s.ib_port as u8,
-        gid_index: number(s.gid_index),
-        family: mesh.family(),
-        mtu: number(s.ib_mtu),
-        traffic_class: s.traffic_class as u8,
-        service_level: s.service_level as u8,
-        ack_timeout: s.ack_timeout as u8,
-        retry_count: s.retry_count as u8,
-        imm: !s.no_imm,
-        events: sleeps && s.cq_events != CqEvents::Poll,
-    })
+    let events = sleeps && s.cq_events != CqEvents::Poll;
+    Ok(Config { family: mesh.family(), events, ..Config::from(s) })
 }
 
 fn send(mesh: &Mesh, peer: u32, label: u32, what: &impl Serialize) -> Result<()> {

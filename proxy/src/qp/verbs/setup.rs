@@ -27,8 +27,6 @@ pub const WIRE_VERSION: u32 = 1;
 /// How a queue pair is brought up. `None` means: choose.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Device by name.
-    pub device: Option<String>,
     /// Its port, from 1.
     pub port: u8,
     /// Place in the port's table of addresses.
@@ -55,7 +53,6 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Config {
-            device: None,
             port: 1,
             gid_index: None,
             family: None,
@@ -443,11 +440,6 @@ impl Accepted {
     /// The copy of the peer's window, where its payload arrives.
     pub fn mirror(&self) -> &Arc<SharedMemory> {
         &self.mirror
-    }
-
-    /// Where its records arrive. For tests that play a peer.
-    pub fn inbox(&self) -> &Arc<SharedMemory> {
-        &self.inbox
     }
 
     /// The peer's rings, checked.

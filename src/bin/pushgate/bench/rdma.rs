@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use pushgate::settings::AutoOr;
 use pushgate::{Settings, abi, status_name};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::SharedMemory;
@@ -140,27 +139,6 @@ fn ticks() -> u64 {
     }
 }
 
-fn config(s: &Settings) -> Config {
-    let number = |v: AutoOr<usize>| match v {
-        AutoOr::Is(n) => Some(n as u32),
-        _ => None,
-    };
-    Config {
-        device: None,
-        port: s.ib_port as u8,
-        gid_index: number(s.gid_index),
-        family: None,
-        mtu: number(s.ib_mtu),
-        traffic_class: s.traffic_class as u8,
-        service_level: s.service_level as u8,
-        ack_timeout: s.ack_timeout as u8,
-        retry_count: s.retry_count as u8,
-        imm: !s.no_imm,
-        // Both ends poll, as perftest does.
-        events: false,
-    }
-}
-
 /// Two ends joined, and whether SENDs carry immediate data.
 fn connect(
     s: &Settings,
@@ -184,7 +162,7 @@ fn connect(
     let allocate = |name: &str, bytes: usize| -> Result<SharedMemory, ShimError> {
         SharedMemory::builder(name, bytes).huge_pages(huge).create()
     };
-    let config = config(s);
+    let config = Config::from(s);
     let half = |rank| -> Result<_> {
         let window = Arc::new(allocate("bench-window", geometry(rank).window_bytes())?);
         Ok((Half::new(device, &config, geometry(rank), window.clone(), &mut { allocate })?, window))
