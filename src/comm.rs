@@ -1,10 +1,10 @@
 //! A communicator: the ranks of a job, and the queue pairs between them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::window::WeakPiece;
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::session::Status;
 
@@ -21,7 +21,7 @@ const QP_BASE: u32 = 16;
 pub const MAX_RANKS: u32 = 256;
 
 /// What must be told when a rank is lost: the queue pairs of this communicator.
-type Members = Arc<Mutex<HashMap<QpId, Weak<SharedMemory>>>>;
+type Members = Arc<Mutex<HashMap<QpId, WeakPiece>>>;
 
 /// One rank's view of a job. Calls may be made from any thread; a collective
 /// ([`Comm::barrier`], [`Comm::all_gather`]) by one thread of every rank at once.
@@ -121,8 +121,8 @@ impl Comm {
         for (peer, label, end) in accepted {
             let qp = end.join(&self.context, &self.mesh, peer, label)?;
             let mut members = self.members.lock().unwrap_or_else(|e| e.into_inner());
-            members.retain(|_, control| control.strong_count() > 0);
-            members.insert(qp.id(), Arc::downgrade(qp.control()));
+            members.retain(|_, control| control.is_alive());
+            members.insert(qp.id(), qp.control().downgrade());
             qps.push(qp);
         }
         // A rank lost meanwhile has told only those that were members then.

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use pushgate_driver_shim::ShimError;
@@ -12,7 +12,7 @@ use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::kmod::KmodError;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::provider::{BarWindow, StagingWindow};
-use pushgate_driver_shim::window::Window;
+use pushgate_driver_shim::window::{WeakPiece, Window};
 use pushgate_gpu_kernels::{
     Access, CudaCopy, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Source, Stream,
     choose_at,
@@ -343,7 +343,7 @@ impl Shared {
 
 /// What must hear of it when the proxy's process is gone: of each queue pair the
 /// segments where devices and peers look, and its rank.
-pub(crate) type Members = Arc<Mutex<Vec<(Weak<SharedMemory>, Weak<SharedMemory>, u32)>>>;
+pub(crate) type Members = Arc<Mutex<Vec<(WeakPiece, WeakPiece, u32)>>>;
 
 /// Notices that the proxy's process is gone, and speaks for it (P7).
 pub(crate) struct Watch {

@@ -19,23 +19,28 @@
 //! `examples/custom_kernel.rs` is a whole program; docs/architecture.md tells how
 //! it works inside.
 
+mod attached;
 mod comm;
 mod context;
 mod error;
 mod mesh;
 mod qp;
+mod relay;
 pub mod settings;
 
+pub use attached::AttachedQueuePair;
 pub use comm::{Comm, MAX_RANKS};
 pub use context::{Context, ContextBuilder, Module, Shared};
 pub use error::{Error, Result, status_name};
 pub use pushgate_driver_shim::abi;
+pub use pushgate_driver_shim::placed::{State as RingState, Waiting};
 pub use pushgate_gpu_kernels::{
     Available, DeviceBuffer, DeviceChoice, DeviceError, Launch, Running, Source, Stream, WaitOutcome,
     available_executors, probe as probe_cuda,
 };
 pub use pushgate_proxy::counters::Counters;
-pub use qp::{QpConfig, QueuePair, RegionKey, upload_descriptors};
+pub use qp::{DeviceEnd, QpConfig, QueuePair, RegionKey, upload_descriptors};
+pub use relay::RelayStats;
 pub use settings::Settings;
 /// For the derives on parameter structs of kernels.
 pub use zerocopy;

@@ -73,6 +73,15 @@ pub enum ProxyPlace {
     Process,
 }
 
+/// Where WQE rings and control words lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingsPlace {
+    /// In host memory of their own.
+    Host,
+    /// In the window, before the payload.
+    Window,
+}
+
 /// Something that may be left to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AutoOr<T> {
@@ -168,6 +177,8 @@ settings! {
     window: WindowKind = "memory", parse_window, "memory, staging or bar";
     /// Device file of the kernel module; auto is /dev/pushgate for staging, the first /dev/pushgateN with room for bar
     window_dev: PathBuf = "auto", parse_path, "auto, or a device's path";
+    /// Where WQE rings and control words lie: host memory, or in the window beside the payload, for a device that shares nothing else with the proxy
+    rings: RingsPlace = "host", parse_rings, "host or window";
     /// A staging window outlives a process that was killed by this, milliseconds
     staging_ttl: Duration = "60000", parse_ms, "1 to 86400000";
     /// Transport of the queue pairs
@@ -242,6 +253,14 @@ fn parse_qp(s: &str) -> Option<QpKind> {
     Some(match s {
         "local" => QpKind::Local,
         "verbs" => QpKind::Verbs,
+        _ => return None,
+    })
+}
+
+fn parse_rings(s: &str) -> Option<RingsPlace> {
+    Some(match s {
+        "host" => RingsPlace::Host,
+        "window" => RingsPlace::Window,
         _ => return None,
     })
 }
@@ -438,6 +457,10 @@ impl Settings {
         if self.qp == QpKind::Local && self.window != WindowKind::Memory {
             let allowed = "memory with qp = local (its peer maps the window; use qp = verbs)";
             return Err(Error::config("window", self.window, allowed));
+        }
+        if self.rings == RingsPlace::Window && self.window == WindowKind::Memory {
+            let allowed = "host with window = memory (a window of the kernel module holds rings as well)";
+            return Err(Error::config("rings", "window", allowed));
         }
         if self.qp == QpKind::Verbs && self.proxy == ProxyPlace::Process {
             return Err(Error::config("proxy", "process", "thread with qp = verbs"));

@@ -94,7 +94,7 @@ impl Device {
         device.info().map(|_| device)
     }
 
-    fn error(&self, call: &'static str, source: io::Error, remedy: &'static str) -> KmodError {
+    pub(crate) fn error(&self, call: &'static str, source: io::Error, remedy: &'static str) -> KmodError {
         KmodError { path: self.path.clone(), call, source, remedy }
     }
 
@@ -197,6 +197,19 @@ impl Device {
         let remedy = "see PUSHGATE_IOC_INFO for the number of vectors";
         self.call::<{ commands::DOORBELL_SET }, _>("DOORBELL_SET", &mut set, remedy)?;
         Ok(Doorbell { device: self, bell })
+    }
+
+    /// Rings so far, and whether the doorbell is armed now.
+    pub(crate) fn arm_doorbell(&self, flags: u32, seen: u64) -> Result<(u64, bool), KmodError> {
+        let mut arm = uapi::pushgate_doorbell_arm {
+            size: size_of::<uapi::pushgate_doorbell_arm>() as u32,
+            flags,
+            seen,
+            ..Default::default()
+        };
+        let remedy = "ENODEV: the function is gone";
+        self.call::<{ commands::DOORBELL_ARM }, _>("DOORBELL_ARM", &mut arm, remedy)?;
+        Ok((arm.rings, arm.armed != 0))
     }
 
     /// Writes the device's doorbell register.
@@ -311,24 +324,12 @@ impl Doorbell<'_> {
     /// Arms it, unless there were rings after the `seen`th: then the caller must
     /// look before it sleeps. Returns the rings so far and whether it is armed.
     pub fn arm(&self, seen: u64) -> Result<(u64, bool), KmodError> {
-        self.arm_with(uapi::PUSHGATE_ARM, seen)
+        self.device.arm_doorbell(uapi::PUSHGATE_ARM, seen)
     }
 
     /// From now on rings are only counted. Returns how many there were.
     pub fn disarm(&self) -> Result<u64, KmodError> {
-        Ok(self.arm_with(uapi::PUSHGATE_DISARM, 0)?.0)
-    }
-
-    fn arm_with(&self, flags: u32, seen: u64) -> Result<(u64, bool), KmodError> {
-        let mut arm = uapi::pushgate_doorbell_arm {
-            size: size_of::<uapi::pushgate_doorbell_arm>() as u32,
-            flags,
-            seen,
-            ..Default::default()
-        };
-        let remedy = "ENODEV: the function is gone";
-        self.device.call::<{ commands::DOORBELL_ARM }, _>("DOORBELL_ARM", &mut arm, remedy)?;
-        Ok((arm.rings, arm.armed != 0))
+        Ok(self.device.arm_doorbell(uapi::PUSHGATE_DISARM, 0)?.0)
     }
 
     /// What is rung.

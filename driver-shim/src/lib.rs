@@ -9,6 +9,7 @@ pub mod eventfd;
 pub mod fdpass;
 pub mod kmod;
 pub mod memory;
+pub mod placed;
 pub mod provider;
 pub mod record;
 pub mod segment;

@@ -1,11 +1,19 @@
 //! Windows that the kernel module provides: a slice of a PCI function's BAR, or
-//! pages of its own.
+//! pages of its own. And either as it looks from elsewhere: as a file.
 
+use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
+use memmap2::{MmapOptions, MmapRaw};
+
+use crate::eventfd::EventFd;
 use crate::kmod::{Device, KmodError, Mapping};
-use crate::window::Window;
+use crate::uapi;
+use crate::window::{Interrupt, Window};
 
 /// Payload in a PCI function's memory. See `docs/driver.md`.
 #[derive(Debug)]
@@ -14,7 +22,8 @@ pub struct BarWindow {
     slice: Mapping,
     stage: Option<Mapping>,
     export: Option<OwnedFd>,
-    device: Device,
+    device: Arc<Device>,
+    offset: u64,
     bytes: usize,
 }
 
@@ -39,11 +48,11 @@ impl BarWindow {
     fn of(device: Result<Device, KmodError>, name: &str, bytes: usize) -> Result<Self, KmodError> {
         let device = device?;
         let slice = device.slice(bytes, 0)?;
-        let mapping = slice.map()?;
+        let (mapping, offset) = (slice.map()?, slice.offset);
         // Not every function or kernel has them; then a copy has to do.
         let export = slice.export().ok();
         let stage = device.create_staging(name, bytes, 0).and_then(|area| area.map()).ok();
-        Ok(BarWindow { slice: mapping, stage, export, device, bytes })
+        Ok(BarWindow { slice: mapping, stage, export, device: Arc::new(device), offset, bytes })
     }
 }
 
@@ -81,12 +90,62 @@ impl Window for BarWindow {
         true
     }
 
-    fn export(&self) -> Option<OwnedFd> {
-        self.export.as_ref().and_then(|fd| fd.try_clone().ok())
+    fn export(&self) -> Option<(OwnedFd, u64)> {
+        self.export.as_ref().and_then(|fd| fd.try_clone().ok()).map(|fd| (fd, 0))
     }
 
     fn stage(&self) -> Option<NonNull<u8>> {
         self.stage.as_ref().map(Mapping::as_ptr)
+    }
+
+    fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    fn interrupt(&self) -> Option<Box<dyn Interrupt>> {
+        Some(Box::new(FunctionInterrupt::new(self.device.clone()).ok()?))
+    }
+}
+
+/// The first interrupt vector of a window's function.
+struct FunctionInterrupt {
+    device: Arc<Device>,
+    bell: EventFd,
+    /// Rings that were there when somebody last looked.
+    seen: u64,
+}
+
+impl FunctionInterrupt {
+    /// Fails on a function without interrupts.
+    fn new(device: Arc<Device>) -> Result<Self, KmodError> {
+        let bell = EventFd::new().map_err(|e| device.error("eventfd", e, "raise the limit of open files"))?;
+        // Armed before each sleep alone, so the module need not space wake-ups out.
+        let seen = device.doorbell(&bell, 0, 0)?.disarm()?;
+        Ok(FunctionInterrupt { device, bell, seen })
+    }
+}
+
+impl Interrupt for FunctionInterrupt {
+    fn arm(&mut self) -> bool {
+        match self.device.arm_doorbell(uapi::PUSHGATE_ARM, self.seen) {
+            Ok((rings, armed)) => {
+                self.seen = rings;
+                armed
+            }
+            // A function that is gone rings no more: whoever sleeps does so to its limit.
+            Err(_) => true,
+        }
+    }
+
+    fn disarm(&mut self) -> bool {
+        if let Ok((rings, _)) = self.device.arm_doorbell(uapi::PUSHGATE_DISARM, 0) {
+            self.seen = rings;
+        }
+        self.bell.drain()
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
     }
 }
 
@@ -105,6 +164,14 @@ impl StagingWindow {
     pub fn create(path: Option<&str>, name: &str, bytes: usize, ttl_ms: u32) -> Result<Self, KmodError> {
         let device = Device::open(path.unwrap_or("/dev/pushgate"))?;
         let mapping = device.create_staging(name, bytes, ttl_ms)?.map()?;
+        Ok(StagingWindow { mapping, device, bytes })
+    }
+
+    /// Takes up an area of this user's that its last owner has left behind.
+    pub fn take_up(path: Option<&str>, name: &str) -> Result<Self, KmodError> {
+        let device = Device::open(path.unwrap_or("/dev/pushgate"))?;
+        let area = device.open_staging(name)?;
+        let (mapping, bytes) = (area.map()?, area.bytes);
         Ok(StagingWindow { mapping, device, bytes })
     }
 }
@@ -135,5 +202,59 @@ impl Window for StagingWindow {
 
     fn huge_pages(&self) -> bool {
         false
+    }
+}
+
+/// A window as somebody else sees it: part of a file, which is a BAR
+/// (`/sys/bus/pci/devices/FUNCTION/resourceN`), or what a virtual machine's BAR is made of.
+#[derive(Debug)]
+pub struct FileWindow {
+    map: MmapRaw,
+    file: File,
+    offset: u64,
+    io_memory: bool,
+}
+
+impl FileWindow {
+    /// `bytes` from `offset` on, a multiple of the page size. `io_memory`: it is a device's memory.
+    pub fn open(path: &Path, offset: u64, bytes: usize, io_memory: bool) -> io::Result<Self> {
+        let file = File::options().read(true).write(true).open(path)?;
+        let there = file.metadata()?.len();
+        if offset.checked_add(bytes as u64).is_none_or(|end| end > there) {
+            let text = format!("{bytes} bytes from {offset} leave {}, which has {there}", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let map = MmapOptions::new().offset(offset).len(bytes).map_raw(&file)?;
+        Ok(FileWindow { map, file, offset, io_memory })
+    }
+}
+
+impl Window for FileWindow {
+    fn kind(&self) -> &'static str {
+        "file"
+    }
+
+    fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    fn as_ptr(&self) -> NonNull<u8> {
+        NonNull::new(self.map.as_mut_ptr()).expect("a mapping is not at address 0")
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    fn huge_pages(&self) -> bool {
+        false
+    }
+
+    fn io_memory(&self) -> bool {
+        self.io_memory
+    }
+
+    fn offset(&self) -> u64 {
+        self.offset
     }
 }

@@ -229,13 +229,23 @@ fn unpack(word: u64) -> (u32, u32) {
 ///
 /// The geometry must be valid and `mem` have exactly [`Geometry::bytes`].
 pub fn write_header(mem: &SharedMemory, kind: Segment, geometry: &Geometry) -> Result<(), ShimError> {
+    write_header_words(mem.words(0, HEADER_WORDS.min(mem.len() / 8)), mem.len(), kind, geometry)
+}
+
+/// The same for other memory of `len` bytes: `words` are its first ones.
+pub fn write_header_words(
+    words: &[AtomicU64],
+    len: usize,
+    kind: Segment,
+    geometry: &Geometry,
+) -> Result<(), ShimError> {
     geometry.validate()?;
     let g = geometry;
     let bytes = g.bytes(kind);
-    if mem.len() != bytes {
-        return Err(HeaderError::Size { found: mem.len(), expected: bytes }.into());
+    if len != bytes {
+        return Err(HeaderError::Size { found: len, expected: bytes }.into());
     }
-    let header = mem.words(0, HEADER_WORDS);
+    let header = &words[..HEADER_WORDS];
     for (word, value) in header[1..].iter().zip([
         pack(abi::PUSHGATE_ABI_VERSION, kind as u32),
         bytes as u64,

@@ -3,6 +3,8 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
 
 /// A payload window, whoever provides it.
 ///
@@ -46,9 +48,183 @@ pub trait Window: Send + Sync {
         None
     }
 
-    /// A dma-buf of it, for RDMA devices that can't register the mapping itself.
-    /// `None` where there is none, or no need for one.
-    fn export(&self) -> Option<OwnedFd> {
+    /// A dma-buf that holds it, and the byte of that at which it begins, for RDMA devices
+    /// that can't register the mapping itself. `None` where there is none, or no need for one.
+    fn export(&self) -> Option<(OwnedFd, u64)> {
         None
+    }
+
+    /// Where it begins in what provides it: for a slice, its place in the BAR.
+    fn offset(&self) -> u64 {
+        0
+    }
+
+    /// The interrupt by which devices that write into it wake whoever waits for
+    /// them. `None` where they can't.
+    fn interrupt(&self) -> Option<Box<dyn Interrupt>> {
+        None
+    }
+}
+
+/// The doorbell of a window whose device can interrupt. Used by one thread.
+///
+/// Devices ring whenever they have published something and never ask whether anybody
+/// sleeps, which would be a read over the bus: rings are counted, and wake only between
+/// [`Interrupt::arm`] and [`Interrupt::disarm`].
+pub trait Interrupt: Send {
+    /// The next ring makes [`Interrupt::fd`] readable. False, and nothing armed, if
+    /// there were rings since the last call of this or of `disarm`: then what they
+    /// announced must be looked for first.
+    fn arm(&mut self) -> bool;
+
+    /// From now on rings are only counted. True if one woke.
+    fn disarm(&mut self) -> bool;
+
+    /// What becomes readable.
+    fn fd(&self) -> BorrowedFd<'_>;
+}
+
+/// A stretch of a window, whole pages: what a segment lies in. It keeps the window.
+#[derive(Clone)]
+pub struct Piece {
+    window: Arc<dyn Window>,
+    offset: usize,
+    bytes: usize,
+}
+
+/// The same without keeping it.
+#[derive(Clone)]
+pub struct WeakPiece {
+    window: Weak<dyn Window>,
+    offset: usize,
+    bytes: usize,
+}
+
+impl Piece {
+    /// All of a window.
+    pub fn whole(window: Arc<dyn Window>) -> Self {
+        let bytes = window.len();
+        Piece { window, offset: 0, bytes }
+    }
+
+    /// `bytes` from byte `offset` on.
+    ///
+    /// # Panics
+    /// If they leave the window, or do not begin on a page.
+    pub fn part(window: &Arc<dyn Window>, offset: usize, bytes: usize) -> Self {
+        assert!(offset.is_multiple_of(4096) && offset.checked_add(bytes).is_some_and(|e| e <= window.len()));
+        Piece { window: window.clone(), offset, bytes }
+    }
+
+    /// `n` words from byte `offset` of the piece, as atomics.
+    ///
+    /// # Panics
+    /// If they do not lie within it, or the offset is no multiple of 8.
+    pub fn words(&self, offset: usize, n: usize) -> &[AtomicU64] {
+        let end = n.checked_mul(8).and_then(|b| b.checked_add(offset));
+        assert!(offset.is_multiple_of(8) && end.is_some_and(|end| end <= self.bytes));
+        // SAFETY: the words lie in the window's mapping, which lives as long as `self`, and
+        // are aligned, for the piece begins on a page. Others change them meanwhile,
+        // which atomics allow.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().as_ptr().add(offset).cast(), n) }
+    }
+
+    /// Where it begins in the window.
+    pub fn begin(&self) -> usize {
+        self.offset
+    }
+
+    /// Does not keep the window.
+    pub fn downgrade(&self) -> WeakPiece {
+        WeakPiece { window: Arc::downgrade(&self.window), offset: self.offset, bytes: self.bytes }
+    }
+}
+
+impl WeakPiece {
+    /// The piece, if somebody still has its window.
+    pub fn upgrade(&self) -> Option<Piece> {
+        let window = self.window.upgrade()?;
+        Some(Piece { window, offset: self.offset, bytes: self.bytes })
+    }
+
+    /// True as long as somebody has its window.
+    pub fn is_alive(&self) -> bool {
+        self.window.strong_count() > 0
+    }
+}
+
+impl Window for Piece {
+    fn kind(&self) -> &'static str {
+        self.window.kind()
+    }
+
+    fn len(&self) -> usize {
+        self.bytes
+    }
+
+    fn as_ptr(&self) -> NonNull<u8> {
+        // SAFETY: the piece lies within the window.
+        unsafe { self.window.as_ptr().add(self.offset) }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.window.fd()
+    }
+
+    fn huge_pages(&self) -> bool {
+        self.window.huge_pages()
+    }
+
+    fn io_memory(&self) -> bool {
+        self.window.io_memory()
+    }
+
+    fn stage(&self) -> Option<NonNull<u8>> {
+        // SAFETY: the stage is as long as the window.
+        self.window.stage().map(|at| unsafe { at.add(self.offset) })
+    }
+
+    fn export(&self) -> Option<(OwnedFd, u64)> {
+        self.window.export().map(|(fd, at)| (fd, at + self.offset as u64))
+    }
+
+    fn offset(&self) -> u64 {
+        self.window.offset() + self.offset as u64
+    }
+
+    fn interrupt(&self) -> Option<Box<dyn Interrupt>> {
+        self.window.interrupt()
+    }
+}
+
+impl std::fmt::Debug for Piece {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Piece({}, {} + {})", self.kind(), self.offset, self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::SharedMemory;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn a_piece_is_its_part_of_the_window_and_keeps_it() {
+        let window: Arc<dyn Window> = Arc::new(SharedMemory::builder("window", 3 * 4096).create().unwrap());
+        let (all, piece) = (Piece::whole(window.clone()), Piece::part(&window, 4096, 4096));
+        piece.words(8, 1)[0].store(7, Ordering::Relaxed);
+        assert_eq!(all.words(4096 + 8, 1)[0].load(Ordering::Relaxed), 7);
+        assert_eq!((piece.len(), piece.offset(), piece.begin()), (4096, 4096, 4096));
+        for (offset, n) in [(4096, 1), (8, 512), (1, 1), (0, usize::MAX)] {
+            let words = std::panic::AssertUnwindSafe(|| piece.words(offset, n).len());
+            let wrong = std::panic::catch_unwind(words);
+            assert!(wrong.is_err(), "{n} words from {offset}");
+        }
+        let weak = piece.downgrade();
+        drop((window, all));
+        assert!(weak.is_alive() && weak.upgrade().is_some());
+        drop(piece);
+        assert!(!weak.is_alive() && weak.upgrade().is_none());
     }
 }

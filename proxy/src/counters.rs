@@ -72,6 +72,8 @@ counters! {
     rings,
     /// Times that the engine slept.
     sleeps,
+    /// Times that a window's interrupt woke it.
+    interrupts,
 }
 
 impl Counters {

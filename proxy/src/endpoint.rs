@@ -13,10 +13,11 @@ use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{self, Malformed, Opcode, Record, Words as RecordWords, lap_of};
 use pushgate_driver_shim::segment::{Geometry, HeaderError, Segment, check_header};
+use pushgate_driver_shim::window::Interrupt;
 
 use crate::counters::Counters;
 use crate::gate::{Gate, Need, Stall};
-use crate::memory::Words;
+use crate::memory::{Mapped, Words};
 use crate::mover::{Move, Mover};
 use crate::qp::local::LocalQp;
 use crate::qp::{Inbound, PeerCounts, QueuePair};
@@ -190,7 +191,8 @@ pub struct Endpoint {
     acknowledged: PeerCounts,
     regions: Regions,
     counters: Counters,
-    _control: Arc<SharedMemory>,
+    interrupt: Option<Box<dyn Interrupt>>,
+    _control: Mapped,
 }
 
 fn header(
@@ -241,13 +243,14 @@ impl Endpoint {
 
     /// A queue pair over any transport; both geometries are checked.
     pub fn new(
-        work: Arc<ReadOnlyMemory>,
-        control: Arc<SharedMemory>,
+        work: impl Into<Mapped>,
+        control: impl Into<Mapped>,
         geometry: Geometry,
         peer_geometry: Geometry,
         qp: Box<dyn QueuePair>,
         options: QpOptions,
     ) -> Result<Self, EndpointError> {
+        let (work, control) = (work.into(), control.into());
         let limits = qp.limits();
         let gate = if options.ungated {
             #[cfg(feature = "test-ungated")]
@@ -271,7 +274,7 @@ impl Endpoint {
             signals: Words::writable(&control, abi::PUSHGATE_CTL_SIGNALS as usize, g.signals as usize),
             cq: Words::writable(&control, g.control_cq_offset(), 2 << g.cq_log),
             rx: Words::writable(&control, g.control_rx_offset(), 8 << g.rx_log),
-            landing: control.as_ptr().as_ptr() as usize + g.control_landing_offset(),
+            landing: control.address() + g.control_landing_offset(),
             staging: Staging::new(g.slots_log, g.window_log),
             gate,
             session: Session::new(0),
@@ -303,8 +306,16 @@ impl Endpoint {
             geometry,
             peer_geometry,
             options,
+            interrupt: None,
             _control: control,
         })
+    }
+
+    /// The device rings this whenever it has published something, instead of looking
+    /// whether the engine sleeps.
+    pub fn with_interrupt(mut self, interrupt: Option<Box<dyn Interrupt>>) -> Self {
+        self.interrupt = interrupt;
+        self
     }
 
     /// Rank of this side.
@@ -508,20 +519,32 @@ impl Endpoint {
         }
     }
 
-    /// What [`QueuePair::prepare_sleep`] says.
+    /// The engine is about to sleep. True if there is something to look for first.
     pub fn prepare_sleep(&mut self) -> bool {
-        self.session.status().is_none() && self.qp.prepare_sleep()
-    }
-
-    /// Descriptors that wake a sleeping engine, besides its doorbell.
-    pub fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
-        if self.session.status().is_none() {
-            self.qp.wakes(fds);
+        if self.session.status().is_some() {
+            return false;
         }
+        // BELL: armed before the engine's last look at the ring. A ring behind a WQE that
+        // this look did not see comes after that, and wakes.
+        let rang = self.interrupt.as_mut().is_some_and(|i| !i.arm());
+        self.qp.prepare_sleep() || rang
     }
 
-    /// The engine woke.
+    /// Descriptors that wake a sleeping engine, besides its doorbell. True if those of
+    /// the transport wake only for a while ([`QueuePair::wakes`]).
+    pub fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> bool {
+        if self.session.status().is_some() {
+            return false;
+        }
+        fds.extend(self.interrupt.as_ref().map(|i| i.fd()));
+        let before = fds.len();
+        self.qp.wakes(fds);
+        fds.len() > before
+    }
+
+    /// The engine woke, or did not sleep after all.
     pub fn woken(&mut self) {
+        self.counters.interrupts += self.interrupt.as_mut().is_some_and(|i| i.disarm()) as u64;
         self.qp.woken();
     }
 

@@ -261,16 +261,20 @@ impl Loop {
 
     fn block(&mut self, limit: Duration) {
         // What arrives after this wakes us.
-        if self.endpoints.iter_mut().fold(false, |any, (_, e)| e.prepare_sleep() | any) {
-            return;
+        if !self.endpoints.iter_mut().fold(false, |any, (_, e)| e.prepare_sleep() | any) {
+            self.sleep(limit);
         }
+        self.endpoints.iter_mut().for_each(|(_, e)| e.woken());
+    }
+
+    fn sleep(&mut self, limit: Duration) {
         let flags: Vec<_> = self.endpoints.iter().flat_map(|(_, e)| e.sleeping()).collect();
         let work =
             || self.pending.load(Ordering::Relaxed) || self.endpoints.iter().any(|(_, e)| e.has_work());
         if ring::may_sleep(&flags, work) {
             let mut fds = vec![self.bell.as_fd()];
-            self.endpoints.iter().for_each(|(_, e)| e.wakes(&mut fds));
-            let limit = if fds.len() > 1 { limit.min(QUIET) } else { limit };
+            let quiet = self.endpoints.iter().fold(false, |any, (_, e)| e.wakes(&mut fds) | any);
+            let limit = if quiet { limit.min(QUIET) } else { limit };
             // A failing wait would spin; there is nothing else to do about it.
             if wait(&fds, limit).is_err() {
                 std::thread::yield_now();
@@ -278,8 +282,6 @@ impl Loop {
             drop(fds);
             self.bell.drain();
             ring::awake(&flags);
-            drop(flags);
-            self.endpoints.iter_mut().for_each(|(_, e)| e.woken());
             self.sleeps += 1;
         }
     }

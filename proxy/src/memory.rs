@@ -7,9 +7,61 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::window::{Piece, Window};
 
 /// What holds a mapping in place.
 pub type Keep = Arc<dyn Any + Send + Sync>;
+
+/// Memory that an engine shares with a device, wherever it comes from: what a segment lies in.
+#[derive(Clone)]
+pub struct Mapped {
+    address: usize,
+    bytes: usize,
+    keep: Keep,
+}
+
+impl Mapped {
+    /// Its first byte.
+    pub(crate) fn address(&self) -> usize {
+        self.address
+    }
+}
+
+impl From<&Arc<SharedMemory>> for Mapped {
+    fn from(memory: &Arc<SharedMemory>) -> Self {
+        Mapped { address: memory.as_ptr().as_ptr() as usize, bytes: memory.len(), keep: memory.clone() }
+    }
+}
+
+impl From<Arc<SharedMemory>> for Mapped {
+    fn from(memory: Arc<SharedMemory>) -> Self {
+        (&memory).into()
+    }
+}
+
+impl From<&Arc<ReadOnlyMemory>> for Mapped {
+    fn from(memory: &Arc<ReadOnlyMemory>) -> Self {
+        Mapped { address: memory.as_ptr().as_ptr() as usize, bytes: memory.len(), keep: memory.clone() }
+    }
+}
+
+impl From<Arc<ReadOnlyMemory>> for Mapped {
+    fn from(memory: Arc<ReadOnlyMemory>) -> Self {
+        (&memory).into()
+    }
+}
+
+impl From<&Mapped> for Mapped {
+    fn from(memory: &Mapped) -> Self {
+        memory.clone()
+    }
+}
+
+impl From<Piece> for Mapped {
+    fn from(piece: Piece) -> Self {
+        Mapped { address: piece.as_ptr().as_ptr() as usize, bytes: piece.len(), keep: Arc::new(piece) }
+    }
+}
 
 /// Words of a shared mapping, with the mapping.
 #[derive(Clone)]
@@ -23,24 +75,26 @@ impl Words {
     ///
     /// # Panics
     /// If they do not lie within it.
-    pub fn writable(memory: &Arc<SharedMemory>, offset: usize, n: usize) -> Self {
-        // SAFETY: the slice borrows from a mapping whose address never changes and
-        // which lives as long as the Arc stored beside it; `words` is only handed
-        // out with the lifetime of `self`.
-        let words =
-            unsafe { std::mem::transmute::<&[AtomicU64], &'static [AtomicU64]>(memory.words(offset, n)) };
-        Words { words, _keep: memory.clone() }
+    pub fn writable(memory: impl Into<Mapped>, offset: usize, n: usize) -> Self {
+        Self::of(memory.into(), offset, n)
+    }
+
+    fn of(memory: Mapped, offset: usize, n: usize) -> Self {
+        let end = n.checked_mul(8).and_then(|b| b.checked_add(offset));
+        assert!(offset.is_multiple_of(8) && end.is_some_and(|end| end <= memory.bytes));
+        // SAFETY: the words lie in a mapping that is page aligned, whose address never
+        // changes, and which lives as long as what is kept beside them; `words` is only
+        // handed out with the lifetime of `self`. Others change them at any time, which
+        // atomics allow.
+        let words = unsafe { std::slice::from_raw_parts((memory.address + offset) as *const AtomicU64, n) };
+        Words { words, _keep: memory.keep }
     }
 
     /// The same of memory that a peer or producer writes and this process only
     /// reads. Whoever holds it must not store: rings and words that are read go
     /// through `ring::look` and `ring::observe`, which load relaxed.
-    pub(crate) fn readable(memory: &Arc<ReadOnlyMemory>, offset: usize, n: usize) -> Self {
-        // SAFETY: as above for the lifetime; that nobody stores is upheld by the
-        // engine, which passes these words to `look`, `touched` and `observe` only.
-        let words =
-            unsafe { std::mem::transmute::<&[AtomicU64], &'static [AtomicU64]>(memory.words(offset, n)) };
-        Words { words, _keep: memory.clone() }
+    pub(crate) fn readable(memory: impl Into<Mapped>, offset: usize, n: usize) -> Self {
+        Self::of(memory.into(), offset, n)
     }
 }
 

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::placed::{self, Placed};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
-use pushgate_driver_shim::window::Window;
+use pushgate_driver_shim::window::{Piece, Window};
 use pushgate_proxy::endpoint::QpOptions;
 use pushgate_proxy::engine::QpId;
+use pushgate_proxy::memory::Mapped;
 
 use super::local::LocalHalf;
 use super::verbs::{VerbsAccepted, VerbsHalf};
@@ -16,15 +18,19 @@ use super::{QpConfig, QueuePair};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mesh::{Frame, Mesh};
-use crate::settings::QpKind;
+use crate::settings::{QpKind, RingsPlace};
 
 /// What this end has of its own, whatever the transport.
 pub(super) struct Own {
     pub(super) geometry: Geometry,
     pub(super) config: QpConfig,
     pub(super) window: Arc<dyn Window>,
-    pub(super) work: Arc<SharedMemory>,
-    pub(super) control: Arc<SharedMemory>,
+    pub(super) work: Piece,
+    pub(super) control: Piece,
+    /// Work and control segment, if they lie in host memory ...
+    pub(super) memory: Option<[Arc<SharedMemory>; 2]>,
+    /// ... and all of it, if they lie in the window.
+    pub(super) placed: Option<Placed>,
 }
 
 /// Where inbound payload lies.
@@ -92,13 +98,27 @@ impl Own {
             rank,
         };
         geometry.validate().map_err(|e| Error::Memory(e.into()))?;
-        Ok(Own {
-            work: segment(context, &geometry, Segment::Work)?,
-            control: segment(context, &geometry, Segment::Control)?,
-            window: context.window(&format!("pushgate-window-{rank}"), geometry.window_bytes())?,
-            geometry,
-            config,
-        })
+        let name = format!("pushgate-window-{rank}");
+        if s.rings == RingsPlace::Window {
+            let all = context.window(&name, placed::bytes(&geometry))?;
+            let placed = Placed::write(all, &geometry)?;
+            let Placed { control, work, payload, .. } = placed.clone();
+            let window = Arc::new(payload);
+            return Ok(Own { work, control, memory: None, placed: Some(placed), window, geometry, config });
+        }
+        let memory =
+            [segment(context, &geometry, Segment::Work)?, segment(context, &geometry, Segment::Control)?];
+        let [work, control] = memory.clone().map(|m| Piece::whole(m));
+        let window = context.window(&name, geometry.window_bytes())?;
+        Ok(Own { work, control, memory: Some(memory), placed: None, window, geometry, config })
+    }
+
+    /// The work segment as the engine has it, which only reads it: in host memory by a
+    /// mapping of its own that can do nothing else.
+    pub(super) fn work_to_read(&self) -> Result<Mapped> {
+        let Some([work, _]) = &self.memory else { return Ok(self.work.clone().into()) };
+        let fd = work.fd().try_clone_to_owned().map_err(Error::io("work segment"))?;
+        Ok(Arc::new(ReadOnlyMemory::from_fd(fd, work.len())?).into())
     }
 
     /// What the engine is told besides.

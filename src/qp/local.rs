@@ -8,6 +8,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Segment, check_header};
+use pushgate_driver_shim::window::Piece;
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::proxy::QpFds;
 use serde::{Deserialize, Serialize};
@@ -76,9 +77,10 @@ impl LocalHalf {
             return Err(mismatch(format!("its link segment says rank {}", theirs.rank)));
         }
         let bell = EventFd::from_fd(bell).map_err(Error::io("doorbell of the peer"))?;
+        let [work, control] = own.memory.clone().expect("settings refuse other places with qp = local");
         let fds = QpFds {
-            work: own.work.clone(),
-            control: own.control.clone(),
+            work,
+            control,
             link: self.link.clone(),
             peer_link,
             peer_window: peer_window.clone(),
@@ -91,8 +93,12 @@ impl LocalHalf {
         self.link.seal_against_writers()?;
         {
             let mut members = context.inner.members.lock().unwrap_or_else(|e| e.into_inner());
-            members.retain(|(control, ..)| control.strong_count() > 0);
-            members.push((Arc::downgrade(&own.control), Arc::downgrade(&self.link), own.geometry.rank));
+            members.retain(|(control, ..)| control.is_alive());
+            members.push((
+                own.control.downgrade(),
+                Piece::whole(self.link.clone()).downgrade(),
+                own.geometry.rank,
+            ));
         }
         Ok(Joined { id, own, inbound: Inbound::Window(peer_window), peer_geometry: theirs })
     }

@@ -11,8 +11,9 @@ use std::sync::atomic::Ordering;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
-use pushgate_driver_shim::memory::SharedMemory;
-use pushgate_driver_shim::window::Window;
+use pushgate_driver_shim::placed::{Placed, State as RingState};
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_driver_shim::window::{Piece, Window};
 use pushgate_gpu_kernels::{Access, DeviceBuffer, Registration};
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::region::Exported;
@@ -50,8 +51,8 @@ pub struct QueuePair {
     id: QpId,
     peer: u32,
     rank: u32,
-    control: Arc<SharedMemory>,
-    _memory: Joined,
+    control: Piece,
+    memory: Joined,
     context: Context,
 }
 
@@ -59,13 +60,52 @@ pub struct QueuePair {
 pub type RegionKey = u32;
 
 /// Registers of the CPU executor's doorbell: the descriptor of the engine's eventfd.
-extern "C" fn ring(fd: u64) {
+pub(crate) extern "C" fn ring(fd: u64) {
     let one = 1u64.to_ne_bytes();
     // SAFETY: the descriptor is kept open by the queue pair whose structure names
     // it, and kernels that use that structure end before it is dropped. A full
     // counter gives EAGAIN: then the engine is awake already.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd as i32) };
     let _ = rustix::io::write(fd, &one);
+}
+
+/// The part of a kernel's structure that says where segments and window lie, by their
+/// device addresses.
+pub(crate) fn device_addresses(g: &Geometry, window: u64, work: u64, control: u64) -> abi::pushgate_qp {
+    abi::pushgate_qp {
+        window,
+        wqes: work + abi::PUSHGATE_WORK_RING as u64,
+        receives: work + g.work_receives_offset() as u64,
+        consumed: work + abi::PUSHGATE_WORK_CONSUMED as u64,
+        credit: control + abi::PUSHGATE_CTL_CREDIT as u64,
+        delivered: control + abi::PUSHGATE_CTL_DELIVERED as u64,
+        sleeping: control + abi::PUSHGATE_CTL_SLEEPING as u64,
+        signals: control + abi::PUSHGATE_CTL_SIGNALS as u64,
+        cq: control + g.control_cq_offset() as u64,
+        rx: control + g.control_rx_offset() as u64,
+        landing: control + g.control_landing_offset() as u64,
+        window_log: g.window_log,
+        slots_log: g.slots_log,
+        cq_log: g.cq_log,
+        rx_log: g.rx_log,
+        landing_log: g.landing_log,
+        n_signals: g.signals,
+        rank: g.rank,
+        ..Default::default()
+    }
+}
+
+/// A queue pair as kernels have it.
+pub trait DeviceEnd {
+    /// The structure that kernels get; pass an array of them in device memory
+    /// ([`upload_descriptors`]).
+    fn descriptor(&self) -> abi::pushgate_qp;
+}
+
+impl DeviceEnd for QueuePair {
+    fn descriptor(&self) -> abi::pushgate_qp {
+        self.descriptor
+    }
 }
 
 /// Takes a queue pair out of its engine unless it was `done`.
@@ -97,39 +137,21 @@ impl QueuePair {
             Inbound::Window(window) => context.register_read_only(window)?,
             Inbound::Mirror(mirror) => register(&**mirror)?,
         };
-        let registrations = vec![register(&**window)?, register(&**work)?, register(&**control)?, inbound];
+        let registrations = vec![register(&**window)?, register(work)?, register(control)?, inbound];
         let [window, work, control_at, inbound] =
             [0, 1, 2, 3].map(|i: usize| Registration::device_addr(&registrations[i]));
         let state = context.alloc(size_of::<abi::pushgate_qp_state>())?;
         let doorbell = context.inner.bell.try_clone().map_err(Error::io("eventfd"))?;
         let rings = context.device() == "cpu";
         let descriptor = abi::pushgate_qp {
-            window,
-            wqes: work + abi::PUSHGATE_WORK_RING as u64,
-            receives: work + g.work_receives_offset() as u64,
-            consumed: work + abi::PUSHGATE_WORK_CONSUMED as u64,
-            credit: control_at + abi::PUSHGATE_CTL_CREDIT as u64,
-            delivered: control_at + abi::PUSHGATE_CTL_DELIVERED as u64,
-            sleeping: control_at + abi::PUSHGATE_CTL_SLEEPING as u64,
-            signals: control_at + abi::PUSHGATE_CTL_SIGNALS as u64,
-            cq: control_at + g.control_cq_offset() as u64,
-            rx: control_at + g.control_rx_offset() as u64,
-            landing: control_at + g.control_landing_offset() as u64,
             peer_window: inbound,
             state: state.addr(),
             doorbell: if rings { ring as extern "C" fn(u64) as usize as u64 } else { 0 },
             doorbell_arg: doorbell.as_fd().as_raw_fd() as u64,
             limit_ns: settings.timeout.as_nanos() as u64,
-            window_log: g.window_log,
-            slots_log: g.slots_log,
-            cq_log: g.cq_log,
-            rx_log: g.rx_log,
-            landing_log: g.landing_log,
             peer_window_log: joined.peer_geometry.window_log,
-            n_signals: g.signals,
-            rank: g.rank,
             peer,
-            pad: 0,
+            ..device_addresses(g, window, work, control_at)
         };
         undo.done = true;
         Ok(QueuePair {
@@ -141,15 +163,21 @@ impl QueuePair {
             peer,
             rank: g.rank,
             control: control.clone(),
-            _memory: joined,
+            memory: joined,
             context: context.clone(),
         })
     }
 
-    /// The structure that kernels get; pass an array of them in device memory
-    /// ([`upload_descriptors`]).
-    pub fn descriptor(&self) -> abi::pushgate_qp {
-        self.descriptor
+    /// Where its window begins in what provides it, if WQE ring and control words lie
+    /// there too (`rings = window`): what an [`crate::AttachedQueuePair`] is told.
+    pub fn place(&self) -> Option<u64> {
+        self.memory.own.placed.as_ref().map(|placed| placed.control.offset())
+    }
+
+    /// What its rings hold, if they lie in the window (`rings = window`): what another proxy
+    /// finds there should this process die. Whoever still sends changes it meanwhile.
+    pub fn ring_state(&self) -> Option<RingState> {
+        self.memory.own.placed.as_ref().map(Placed::state)
     }
 
     /// The other end.
@@ -227,7 +255,7 @@ impl QueuePair {
     }
 
     /// For whoever notices that the engine is gone and must speak for it.
-    pub(crate) fn control(&self) -> &Arc<SharedMemory> {
+    pub(crate) fn control(&self) -> &Piece {
         &self.control
     }
 }
@@ -240,9 +268,9 @@ impl Drop for QueuePair {
 }
 
 /// The structures of several queue pairs, side by side in device memory.
-pub fn upload_descriptors<'a>(
+pub fn upload_descriptors<'a, Q: DeviceEnd + 'a>(
     context: &Context,
-    qps: impl IntoIterator<Item = &'a QueuePair>,
+    qps: impl IntoIterator<Item = &'a Q>,
 ) -> Result<DeviceBuffer> {
     let all: Vec<_> = qps.into_iter().map(|q| q.descriptor()).collect();
     // SAFETY: `pushgate_qp` is plain integers without padding (16 u64, 10 u32), so

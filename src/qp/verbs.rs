@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pushgate_driver_shim::ShimError;
-use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_proxy::endpoint::Endpoint;
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::qp::verbs::{Accepted, Config, Device, Half, Offer, VerbsError};
@@ -124,13 +124,13 @@ impl VerbsAccepted {
         let qp = self.0.join(parse(peer, places)?)?;
         // Where completions can't wake it, the engine must poll.
         let wake = if qp.can_wake() { Wake::Doorbell } else { Wake::Polled };
-        // The engine only reads it: a mapping of its own that can do nothing else.
-        let work = own.work.fd().try_clone_to_owned().map_err(Error::io("work segment"))?;
-        let work = Arc::new(ReadOnlyMemory::from_fd(work, own.work.len())?);
+        let (work, control) = (own.work_to_read()?, own.control.clone());
         let options = own.options(context, peer);
-        let endpoint =
-            Endpoint::new(work, own.control.clone(), own.geometry, peer_geometry, Box::new(qp), options)
-                .map_err(|e| Error::Mismatch { rank: peer, reason: e.to_string() })?;
+        // Only a device that shares no more than the window rings by it.
+        let interrupt = own.placed.as_ref().and_then(|_| own.window.interrupt());
+        let endpoint = Endpoint::new(work, control, own.geometry, peer_geometry, Box::new(qp), options)
+            .map_err(|e| Error::Mismatch { rank: peer, reason: e.to_string() })?
+            .with_interrupt(interrupt);
         let id = context.inner.proxy.add_endpoint(endpoint, wake)?;
         Ok(Joined { id, own, inbound: Inbound::Mirror(mirror), peer_geometry })
     }

@@ -256,14 +256,14 @@ struct pushgate_qp {
 	pushgate_u64 consumed;	  /* word: receive records released */
 	pushgate_u64 credit;	  /* word: credit; status is the word after it */
 	pushgate_u64 delivered;	  /* word: slots whose messages the peer has */
-	pushgate_u64 sleeping;	  /* word: the engine sleeps (CPU executor) */
+	pushgate_u64 sleeping;	  /* CPU executor: word: the engine sleeps; 0: ring always */
 	pushgate_u64 signals;	  /* words that the peer's signals arrive in */
 	pushgate_u64 cq;	  /* CQEs */
 	pushgate_u64 rx;	  /* receive ring */
 	pushgate_u64 landing;	  /* landing ring */
 	pushgate_u64 peer_window; /* the peer's payload ring, read only */
 	pushgate_u64 state;	  /* struct pushgate_qp_state */
-	pushgate_u64 doorbell;	  /* CPU executor: void (*)(u64), or 0 */
+	pushgate_u64 doorbell;	  /* CPU executor: void (*)(u64); GPU: word that takes the argument; or 0 */
 	pushgate_u64 doorbell_arg;
 	pushgate_u64 limit_ns; /* every wait ends after this */
 	pushgate_u32 window_log;

@@ -21,6 +21,10 @@
 #include <time.h>
 #endif
 
+#ifndef PUSHGATE_ORDER_BELL // WQE before the doorbell that announces it
+#define PUSHGATE_ORDER_BELL order::release
+#endif
+
 namespace pushgate {
 
 using u8 = unsigned char;
@@ -196,7 +200,14 @@ struct backoff {
 	}
 };
 
-PUSHGATE_DEVICE void ring(const pushgate_qp &) {} // a GPU cannot wake a CPU through host memory
+// A GPU cannot wake a CPU through host memory, so most queue pairs have no doorbell.
+// Where the window's device has one it is stored to behind the WQE (BELL), always:
+// to ask whether the engine sleeps would be a read over the bus.
+PUSHGATE_DEVICE void ring(const pushgate_qp &qp)
+{
+	if (qp.doorbell)
+		store<PUSHGATE_ORDER_BELL>(reinterpret_cast<u64 *>(qp.doorbell), qp.doorbell_arg);
+}
 
 // A kernel takes one struct by value. The bound lets ptxas use all registers
 // that a block of that many threads can have.
@@ -369,7 +380,8 @@ inline void ring(const pushgate_qp &qp)
 	if (!qp.doorbell)
 		return;
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-	if (__atomic_load_n(reinterpret_cast<const u64 *>(qp.sleeping), __ATOMIC_RELAXED))
+	// Without that flag an interrupt wakes, whose driver knows who sleeps.
+	if (!qp.sleeping || __atomic_load_n(reinterpret_cast<const u64 *>(qp.sleeping), __ATOMIC_RELAXED))
 		reinterpret_cast<void (*)(u64)>(qp.doorbell)(qp.doorbell_arg);
 }
 

@@ -12,6 +12,7 @@ use std::{fs, io, thread};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
+use super::host::Helper;
 use super::ivshmem::{Device, Server};
 use super::kernel::{self, Kernel};
 use crate::process::{self, Deadline, Running};
@@ -52,6 +53,8 @@ pub struct Job {
     pub guests: u8,
     /// PCI functions of the first guest.
     pub devices: Vec<Device>,
+    /// A shell script that the first guest may have run on the host.
+    pub host: Option<String>,
     /// Memory of each, in MiB.
     pub memory: u32,
     /// What it may take, boot and all.
@@ -97,7 +100,10 @@ pub fn run(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Ended> {
         let cable = cables[usize::from(number) - 1].take();
         guests.push(Guest::start(number, kernel, job, &folder, cable)?);
     }
+    let script = job.host.clone();
+    let helper = script.map(|script| Helper::start(&folder, folder.join("1"), script, server.bells()));
     let result = wait(&mut guests, job, start);
+    drop(helper);
     for guest in &mut guests {
         // A guest that was cut short is ended first: its output ends with it.
         if result.is_err() {

@@ -97,17 +97,31 @@ struct Peer {
 
 type Peers = Arc<Mutex<Vec<Peer>>>;
 
+/// What rings the functions of a run.
+#[derive(Clone, Default)]
+pub struct Bells(Peers);
+
+impl Bells {
+    /// An eventfd for vector 0 of each function that has interrupts, in the order in which QEMU has
+    /// connected them, which is that of their slots.
+    pub fn all(&self) -> Result<Vec<OwnedFd>> {
+        let peers = self.0.lock().expect("no thread panics");
+        Ok(peers.iter().map(|peer| peer.vectors[0].try_clone()).collect::<Result<_, _>>()?)
+    }
+}
+
 /// The threads that serve a run; dropped, they end.
 pub struct Server {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
+    bells: Bells,
 }
 
 impl Server {
     /// Makes the memory, and where functions share it, serves them.
     pub fn start(run: &Path, devices: &[Device]) -> Result<Server> {
         let stop = Arc::new(AtomicBool::new(false));
-        let mut server = Server { stop: stop.clone(), threads: Vec::new() };
+        let mut server = Server { stop: stop.clone(), threads: Vec::new(), bells: Bells::default() };
         let mut files = Vec::new();
         for device in devices {
             let path = device.file(run);
@@ -125,12 +139,17 @@ impl Server {
             format!("cannot listen at {}: a shorter CARGO_TARGET_DIR may help", socket.display())
         })?;
         listener.set_nonblocking(true)?;
-        let peers = Peers::default();
+        let peers = server.bells.0.clone();
         let (at, with) = (stop.clone(), peers.clone());
         let shared = memory.try_clone()?;
         server.threads.push(thread::spawn(move || serve(&listener, &memory, &with, &at)));
         server.threads.push(thread::spawn(move || host(&shared, &files, &peers, &stop)));
         Ok(server)
+    }
+
+    /// What rings its functions.
+    pub fn bells(&self) -> Bells {
+        self.bells.clone()
     }
 }
 
@@ -206,6 +225,9 @@ fn send(to: &Peer, value: i64, descriptor: Option<BorrowedFd>) -> Result<()> {
     Ok(())
 }
 
+/// What word 7 of the shared memory is where the words before it are a request.
+const REQUESTS: u64 = u64::from_le_bytes(*b"REQUESTS");
+
 /// Does what the guest asks: words 0 to 5 of the shared memory are a number, a request and its
 /// arguments; words 8 and 9 the number of the last that was done, and its result.
 fn host(shared: &File, files: &[(u8, File)], peers: &Peers, stop: &AtomicBool) {
@@ -216,7 +238,7 @@ fn host(shared: &File, files: &[(u8, File)], peers: &Peers, stop: &AtomicBool) {
             continue;
         }
         let word = |i: usize| u64::from_le_bytes(words[8 * i..8 * i + 8].try_into().expect("8 bytes"));
-        if word(0) == 0 || word(0) == word(8) {
+        if word(7) != REQUESTS || word(0) == 0 || word(0) == word(8) {
             continue;
         }
         let result = perform(word(1), [word(2), word(3), word(4), word(5)], files, peers).unwrap_or(u64::MAX);

@@ -2,6 +2,7 @@
 //! may not have: RDMA devices, kernel modules. docs/testing.md tells more.
 
 mod guest;
+mod host;
 mod initramfs;
 mod ivshmem;
 pub mod kernel;
@@ -81,6 +82,7 @@ pub fn run(paths: &Paths, options: &Options) -> Result<ExitCode> {
         script: format!("exec {}\n", words.join(" ")),
         files: Vec::new(),
         devices: Vec::new(),
+        host: None,
         guests: options.guests,
         memory: options.memory,
         limit: Duration::from_secs(options.limit.unwrap_or(COMMAND_LIMIT)),
@@ -155,6 +157,7 @@ fn run_suites(
             files: suites.iter().map(|suite| (format!("suite-{}", suite.name), suite_file(suite))).collect(),
             guests,
             devices,
+            host: host_script(&suites, &settings),
             memory,
             // Each is held to its own limit in the guest; this is for a guest that hangs.
             limit: limit.unwrap_or(own + guest::BOOT + Duration::from_secs(15)),
@@ -273,6 +276,14 @@ suite() {
     }
     script.push_str("exit $first\n");
     script
+}
+
+/// What the host runs for a guest: the script of the suite that has one.
+fn host_script(suites: &[&Suite], settings: &str) -> Option<String> {
+    let mut scripts = suites.iter().filter_map(|suite| suite.host);
+    let script = scripts.next()?;
+    assert!(scripts.next().is_none(), "who asks is not told apart");
+    Some(format!("{settings}{script}"))
 }
 
 fn suite_file(suite: &Suite) -> String {

@@ -21,6 +21,10 @@ pub struct Suite {
     pub devices: &'static [Device],
     /// Whether it loads our kernel module: `KMOD_DIR` is where its files are then.
     pub module: bool,
+    /// Run on the host by `/bin/sh -eu` when the guest asks for it (`on_host` of lib.sh), with the
+    /// variables that name programs, `RUN` (the run's folder, where functions' memory is), and a
+    /// descriptor `BELL_x` that rings the x-th function with interrupts.
+    pub host: Option<&'static str>,
     /// Run in the guest as root by `/bin/sh -eu`, in the repository's root, which is read-only. With
     /// two guests it runs in both. Results go to /run/out. It finds
     ///
@@ -34,6 +38,7 @@ pub struct Suite {
 }
 
 const ALLREDUCE: &[&str] = &["build", "--example", "allreduce"];
+const OUTSIDE: &[&str] = &["build", "--example", "outside"];
 const UNGATED: &[&str] = &["build", "--example", "allreduce-ungated", "--features", "test-ungated"];
 
 /// All suites, in the order in which they run.
@@ -47,6 +52,7 @@ pub const SUITES: &[Suite] = &[
         build: &[],
         devices: &[],
         module: false,
+        host: None,
         script: r#"
 rdma link show rxe0/1 | grep 'state ACTIVE'
 ibv_devinfo -d rxe0 | tee /run/out/devinfo.txt
@@ -67,6 +73,7 @@ wait $!
         build: &[&["test", "--package", "pushgate-proxy", "--test", "endpoint"]],
         devices: &[],
         module: false,
+        host: None,
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_endpoint.sh")),
     },
     Suite {
@@ -78,6 +85,7 @@ wait $!
         build: &[ALLREDUCE, UNGATED],
         devices: &[],
         module: false,
+        host: None,
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs.sh")),
     },
     Suite {
@@ -89,6 +97,7 @@ wait $!
         build: &[ALLREDUCE],
         devices: &[],
         module: false,
+        host: None,
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_faults.sh")),
     },
     Suite {
@@ -100,6 +109,7 @@ wait $!
         build: &[],
         devices: &[],
         module: false,
+        host: None,
         script: r#"
 rdma link show rxen0/1 | grep 'state ACTIVE'
 if [ "$VM_GUEST" = 1 ]; then
@@ -122,6 +132,7 @@ fi
         build: &[&["build", "-p", "pushgate", "--bin", "pushgate"]],
         devices: &[],
         module: false,
+        host: None,
         script: include_str!("suites/verbs_bench.sh"),
     },
     Suite {
@@ -133,6 +144,7 @@ fi
         build: &[ALLREDUCE],
         devices: &[],
         module: false,
+        host: None,
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_pair.sh")),
     },
     Suite {
@@ -141,9 +153,10 @@ fi
         limit: 150,
         default: true,
         about: "the kernel module on ivshmem functions: windows, slices, staging, doorbells, hostile calls",
-        build: &[ALLREDUCE, &["test", "--package", "pushgate-tests", "--test", "driver"]],
+        build: &[ALLREDUCE, OUTSIDE, &["test", "--package", "pushgate-tests", "--test", "driver"]],
         devices: IVSHMEM,
         module: true,
+        host: Some(include_str!("suites/driver_host.sh")),
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/driver.sh")),
     },
 ];

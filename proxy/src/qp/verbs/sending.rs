@@ -42,10 +42,10 @@ impl Sending {
             let mr = unsafe { Mr::new(pd, "window", address, bytes, SEND_ONLY)? };
             return Ok(with(mr, None, window));
         }
-        if let Some(fd) = window.export() {
+        if let Some((fd, at)) = window.export() {
             use std::os::fd::AsFd;
             // SAFETY: as above, of the memory behind the dma-buf.
-            match unsafe { Mr::dmabuf(pd, fd.as_fd(), 0, bytes, address as u64, SEND_ONLY) } {
+            match unsafe { Mr::dmabuf(pd, fd.as_fd(), at, bytes, address as u64, SEND_ONLY) } {
                 Ok(mr) => return Ok(with(mr, None, window)),
                 Err(e) => tracing::info!("{e}: payload goes through a copy in host memory"),
             }

@@ -40,6 +40,49 @@ run 20 "$EXAMPLE_ALLREDUCE" --device cpu --ranks 2 --size 64K --window bar
 [ "$code" = 2 ] || fail "exit code $code"
 says 'window is bar, allowed is memory with qp = local'
 
+# A device outside of this machine. It has the BAR's memory and the interrupt, nothing else; proxy and
+# peer run here, as two ranks over soft-RoCE.
+field() {
+    sed -n "s/.*\"$1\":\([0-9]*\).*/\1/p" "$2" | tail -n 1
+}
+outside() {
+    count=$1 bytes=$2 bursts=$3 bell=$4
+    device=/dev/$(ls /sys/bus/pci/devices/0000:00:12.0/pushgate)
+    export PUSHGATE_DEVICE=cpu PUSHGATE_QP=verbs PUSHGATE_IB_DEV=rxe0 PUSHGATE_TIMEOUT=60000
+    PUSHGATE_WINDOW=bar PUSHGATE_WINDOW_DEV=$device PUSHGATE_RINGS=window PUSHGATE_WINDOW_SIZE=256K \
+        timeout -k 2 80 "$EXAMPLE_OUTSIDE" --role proxy >/tmp/proxy.out 2>&1 &
+    proxy=$!
+    PUSHGATE_WINDOW_SIZE=256K timeout -k 2 80 "$EXAMPLE_OUTSIDE" --role peer --count "$count" \
+        --bytes "$bytes" >/tmp/peer.out 2>&1 &
+    peer=$!
+    until grep -q '"ready":true' /tmp/proxy.out; do
+        kill -0 "$proxy" || { cat /tmp/proxy.out; fail "the proxy has ended"; }
+        sleep 0.05
+    done
+    code=0
+    on_host "OFFSET=$(field offset /tmp/proxy.out)" "COUNT=$count" "BYTES=$bytes" "BURSTS=$bursts" \
+        "BELL=$bell" || code=$?
+    cat /run/out/host.txt
+    [ "$code" = 0 ] || fail "the device outside has ended with $code"
+    wait "$peer" || code=$?
+    wait "$proxy" || code=$?
+    cat /tmp/peer.out /tmp/proxy.out
+    [ "$code" = 0 ] || fail "exit code $code"
+    grep -q "\"status\":\"ok\",\"messages\":$count,\"wrong\":0,\"dropped\":0,\"rnr\":0}" /tmp/peer.out ||
+        fail "not every byte came"
+    grep -q "\"released\":$count,\"retired\":$count,\"dropped\":0,\"rnr\":0," /tmp/proxy.out ||
+        fail "not every message was released and retired"
+    interrupts=$(field interrupts /tmp/proxy.out)
+}
+before=$(rnr rxe0)
+# Asleep at the beginning of each burst, it is woken by the interrupt; by chance it may be awake for one.
+outside 64 16384 8 1
+[ "$interrupts" -ge 4 ] || fail "$interrupts interrupts woke the proxy in 8 bursts"
+outside 8 65536 4 0
+[ "$interrupts" = 0 ] || fail "$interrupts interrupts and nobody rang"
+[ "$(rnr rxe0)" = "$before" ] || fail "RNR counters went from $before to $(rnr rxe0)"
+unset PUSHGATE_DEVICE PUSHGATE_QP PUSHGATE_IB_DEV PUSHGATE_TIMEOUT
+
 status=0 RUST_BACKTRACE=0
 # Each in a process of its own: what one has mapped is kept from others as long as it lives.
 for test in $("$TEST_DRIVER" --list | sed -n 's/: test$//p'); do

@@ -1,0 +1,125 @@
+//! The device's end of a queue pair whose proxy is elsewhere and shares nothing with
+//! it but a window: the far side of a BAR, a virtual machine, a DPU.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::placed::Placed;
+use pushgate_driver_shim::provider::FileWindow;
+use pushgate_driver_shim::window::Piece;
+use pushgate_gpu_kernels::{Access, DeviceBuffer, Registration};
+use pushgate_proxy::session::Status;
+
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::qp::{DeviceEnd, device_addresses, ring};
+use crate::relay::{Relay, RelayStats};
+
+/// A queue pair that another machine's or process's proxy drives, made there with the
+/// setting `rings = window`. This side's kernels send over it as over any other.
+/// What arrives lands in the control segment, for nothing else is shared.
+///
+/// Its kernels end before it is dropped. Used from any thread.
+pub struct AttachedQueuePair {
+    // Fields drop in this order: unregister, unmap.
+    descriptor: abi::pushgate_qp,
+    relay: Option<Relay>,
+    _registrations: Vec<Registration>,
+    _state: DeviceBuffer,
+    control: Piece,
+    rank: u32,
+    _bell: Option<OwnedFd>,
+}
+
+impl AttachedQueuePair {
+    /// Of the window that begins at byte `offset` of `file`: a PCI function's BAR
+    /// (`/sys/bus/pci/devices/FUNCTION/resourceN`; `io_memory` is true), or the
+    /// memory that a virtual machine's BAR is made of (false).
+    ///
+    /// `bell`: what wakes the proxy, an eventfd that ends in the function's interrupt. The
+    /// CPU executor writes it; for a GPU a thread of this process does, which
+    /// watches a word that the kernels store to. Without it the proxy must poll.
+    ///
+    /// What lies there is checked and refused if it is no such window.
+    pub fn new(
+        context: &Context,
+        file: &Path,
+        offset: u64,
+        io_memory: bool,
+        bell: Option<OwnedFd>,
+    ) -> Result<Self> {
+        let open = || -> std::io::Result<FileWindow> {
+            let bytes = std::fs::metadata(file)?.len().saturating_sub(offset);
+            FileWindow::open(file, offset, bytes as usize, io_memory)
+        };
+        let window = open().map_err(Error::io(format!("mapping {} from {offset}", file.display())))?;
+        let Placed { geometry: g, control, work, payload } = Placed::find(Arc::new(window))?;
+        let register = |piece: &Piece| context.register(piece, Access::ReadWrite);
+        let registrations = vec![register(&payload)?, register(&work)?, register(&control)?];
+        let [window, work_at, control_at] = [0, 1, 2].map(|i: usize| registrations[i].device_addr());
+        let state = context.alloc(size_of::<abi::pushgate_qp_state>())?;
+        let cpu = context.device() == "cpu";
+        let (relay, bell, doorbell, doorbell_arg) = match bell {
+            None => (None, None, 0, 0),
+            Some(fd) if cpu => {
+                let number = fd.as_raw_fd() as u64;
+                (None, Some(fd), ring as extern "C" fn(u64) as usize as u64, number)
+            }
+            Some(fd) => {
+                let relay = Relay::start(context, fd)?;
+                let word = relay.address();
+                (Some(relay), None, word, 1)
+            }
+        };
+        let descriptor = abi::pushgate_qp {
+            // An interrupt's driver knows who sleeps.
+            sleeping: 0,
+            doorbell,
+            doorbell_arg,
+            // Nothing is received in place.
+            peer_window: 0,
+            peer_window_log: 0,
+            state: state.addr(),
+            limit_ns: context.settings().timeout.as_nanos() as u64,
+            peer: abi::PUSHGATE_NO_RANK,
+            ..device_addresses(&g, window, work_at, control_at)
+        };
+        Ok(AttachedQueuePair {
+            descriptor,
+            relay,
+            _registrations: registrations,
+            _state: state,
+            control,
+            rank: g.rank,
+            _bell: bell,
+        })
+    }
+
+    /// What the thread that rings for a GPU has done; `None` where there is none.
+    pub fn relay(&self) -> Option<RelayStats> {
+        self.relay.as_ref().map(Relay::stats)
+    }
+
+    /// Largest message: what the window holds.
+    pub fn max_message(&self) -> u64 {
+        (abi::PUSHGATE_UNIT as u64) << self.descriptor.window_log
+    }
+
+    /// `Err` with the cause if the queue pair has ended.
+    pub fn check(&self) -> Result<()> {
+        let word = self.control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0].load(Ordering::Acquire);
+        match Status::from_word(word) {
+            None => Ok(()),
+            Some(status) => Err(Error::from_status(status, self.rank)),
+        }
+    }
+}
+
+impl DeviceEnd for AttachedQueuePair {
+    fn descriptor(&self) -> abi::pushgate_qp {
+        self.descriptor
+    }
+}

@@ -1,0 +1,119 @@
+//! Rings for a device that can't: a thread watches a word that the device stores to
+//! and writes the eventfd.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pushgate_proxy::idle::{Idle, Step, Wake};
+
+use crate::context::{Context, Shared};
+use crate::error::{Error, Result};
+
+/// What a relay has done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RelayStats {
+    /// Doorbells passed on. Several that came between two looks are one.
+    pub rings: u64,
+    /// From the look that saw a doorbell until the eventfd was written, all of them together.
+    pub write: Duration,
+    /// The longest of those.
+    pub worst_write: Duration,
+    /// From the look before to the look that saw it, all together: what watching adds at most.
+    pub look: Duration,
+    /// The longest of those.
+    pub worst_look: Duration,
+}
+
+#[derive(Default)]
+struct Counts {
+    rings: AtomicU64,
+    write: AtomicU64,
+    worst_write: AtomicU64,
+    look: AtomicU64,
+    worst_look: AtomicU64,
+}
+
+pub(crate) struct Relay {
+    stop: Arc<AtomicBool>,
+    counts: Arc<Counts>,
+    thread: Option<JoinHandle<()>>,
+    address: u64,
+}
+
+impl Relay {
+    /// `bell` is written whenever the device has stored 1 to the word at
+    /// [`Relay::address`].
+    pub(crate) fn start(context: &Context, bell: OwnedFd) -> Result<Self> {
+        let word = context.shared("pushgate-doorbell", 4096)?;
+        let address = word.device_addr();
+        let (stop, counts) = (Arc::new(AtomicBool::new(false)), Arc::new(Counts::default()));
+        let (stopped, counted) = (stop.clone(), counts.clone());
+        let thread = std::thread::Builder::new()
+            .name("pushgate-relay".into())
+            .spawn(move || watch(&word, &bell, &stopped, &counted))
+            .map_err(Error::io("starting the doorbell's relay"))?;
+        Ok(Relay { stop, counts, thread: Some(thread), address })
+    }
+
+    /// Device address of the word.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(crate) fn stats(&self) -> RelayStats {
+        let c = &self.counts;
+        let time = |word: &AtomicU64| Duration::from_nanos(word.load(Ordering::Relaxed));
+        RelayStats {
+            rings: c.rings.load(Ordering::Relaxed),
+            write: time(&c.write),
+            worst_write: time(&c.worst_write),
+            look: time(&c.look),
+            worst_look: time(&c.worst_look),
+        }
+    }
+}
+
+fn watch(memory: &Shared, bell: &OwnedFd, stop: &AtomicBool, counts: &Counts) {
+    let word = &memory.words(0, 1)[0];
+    let start = Instant::now();
+    let mut idle = Idle::new(Wake::Polled, std::thread::available_parallelism().is_ok_and(|n| n.get() > 2));
+    let mut last = start;
+    while !stop.load(Ordering::Relaxed) {
+        let now = Instant::now();
+        // BELL: the doorbell before what it announces is looked for; the eventfd's system call
+        // and the interrupt carry that on. Taken by a swap, so that a ring after it is
+        // seen by the next look.
+        if word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Acquire) != 0 {
+            // A full counter is rung already; nothing else can fail.
+            let _ = rustix::io::retry_on_intr(|| rustix::io::write(bell, &1u64.to_ne_bytes()));
+            let (write, look) = (now.elapsed().as_nanos() as u64, (now - last).as_nanos() as u64);
+            counts.rings.fetch_add(1, Ordering::Relaxed);
+            for (sum, worst, time) in
+                [(&counts.write, &counts.worst_write, write), (&counts.look, &counts.worst_look, look)]
+            {
+                sum.fetch_add(time, Ordering::Relaxed);
+                worst.fetch_max(time, Ordering::Relaxed);
+            }
+            idle.busy();
+        } else {
+            match idle.idle((now - start).as_nanos() as u64) {
+                Step::Spin => std::hint::spin_loop(),
+                Step::Yield => std::thread::yield_now(),
+                Step::Sleep(step) | Step::Block(step) => std::thread::sleep(step),
+            }
+        }
+        last = now;
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
