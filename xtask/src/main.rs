@@ -65,6 +65,12 @@ enum Task {
     },
     /// Run a command or suites in a virtual machine that has RDMA devices in software.
     Vm(vm::Options),
+    /// Run what `vm --pack` has put into a folder (its script `run` does).
+    #[command(hide = true)]
+    Packed {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// Build the kernel module for the virtual machine's kernel; a warning is an error.
     Kmod,
     /// Print the path of a CUDA 13 nvcc (for PUSHGATE_NVCC), fetching it if there is none.
@@ -123,6 +129,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Task::Gpu { out, tests, .. } => gpu::bundle(&paths, out, &tests).map(|()| ExitCode::SUCCESS),
         Task::Vm(options) => vm::run(&paths, &options),
+        Task::Packed { folder } => vm::run_packed(&folder),
         Task::Kmod => {
             println!("{}", kmod::task(&paths)?.display());
             Ok(ExitCode::SUCCESS)

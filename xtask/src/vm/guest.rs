@@ -80,12 +80,34 @@ struct Guest {
     code: Option<u8>,
 }
 
+/// What boots.
+pub struct Machine {
+    /// The command that QEMU is.
+    pub qemu: Vec<OsString>,
+    /// Where QEMU's own modules are, if elsewhere than it was built for.
+    pub modules: Option<PathBuf>,
+    /// The kernel.
+    pub image: PathBuf,
+    /// What the guest sees, read-only, as its root.
+    pub root: PathBuf,
+}
+
 /// Boots the guests, runs the job in them with its output on ours, and returns once they are off.
 pub fn run(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Ended> {
+    let folder = run_folder(&paths.scratch("vm")?)?;
+    fs::write(folder.join("initrd"), initramfs(paths, kernel, job)?)?;
+    let machine = Machine {
+        qemu: vec!["qemu-system-x86_64".into()],
+        modules: None,
+        image: kernel.image(),
+        root: "/".into(),
+    };
+    boot(&machine, folder, job)
+}
+
+/// The same with a machine of the caller's; `folder` is the run's and holds the `initrd`.
+pub fn boot(machine: &Machine, folder: PathBuf, job: &Job) -> Result<Ended> {
     let start = Instant::now();
-    let folder = run_folder(paths)?;
-    let initrd = folder.join("initrd");
-    fs::write(&initrd, initramfs(paths, kernel, job)?)?;
     let mut cables = match job.guests {
         1 => [None, None],
         _ => {
@@ -98,7 +120,7 @@ pub fn run(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Ended> {
     let mut guests = Vec::new();
     for number in 1..=job.guests {
         let cable = cables[usize::from(number) - 1].take();
-        guests.push(Guest::start(number, kernel, job, &folder, cable)?);
+        guests.push(Guest::start(number, machine, job, &folder, cable)?);
     }
     let script = job.host.clone();
     let helper = script.map(|script| Helper::start(&folder, folder.join("1"), script, server.bells()));
@@ -158,9 +180,9 @@ fn wait(guests: &mut [Guest], job: &Job, start: Instant) -> Result<()> {
 }
 
 impl Guest {
-    fn start(number: u8, kernel: &Kernel, job: &Job, run: &Path, cable: Option<OwnedFd>) -> Result<Guest> {
+    fn start(number: u8, machine: &Machine, job: &Job, run: &Path, cable: Option<OwnedFd>) -> Result<Guest> {
         let folder = run.join(number.to_string());
-        let mut command = qemu(number, kernel, job, run)?;
+        let mut command = qemu(number, machine, job, run)?;
         if let Some(cable) = &cable {
             command.arg("-netdev").arg(format!("socket,id=cable,fd={}", cable.as_raw_fd()));
             let address = format!("52:54:00:00:00:0{number}");
@@ -261,16 +283,20 @@ fn pass_on(mut pipe: ChildStdout, prefix: String) -> mpsc::Receiver<()> {
     is_done
 }
 
-fn qemu(number: u8, kernel: &Kernel, job: &Job, run: &Path) -> Result<Command> {
+fn qemu(number: u8, machine: &Machine, job: &Job, run: &Path) -> Result<Command> {
     let folder = run.join(number.to_string());
     fs::create_dir_all(folder.join("out"))?;
     fs::create_dir_all(run.join("both"))?;
-    let mut command = process::command("qemu-system-x86_64", run);
+    let mut command = process::command(&machine.qemu[0], run);
+    command.args(&machine.qemu[1..]);
+    if let Some(modules) = &machine.modules {
+        command.env("QEMU_MODULE_DIR", modules);
+    }
     command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
     // By name: a KVM that is there may be one under which no stock kernel boots.
     command.args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"]);
     command.arg("-m").arg(job.memory.to_string());
-    command.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(run.join("initrd"));
+    command.arg("-kernel").arg(&machine.image).arg("-initrd").arg(run.join("initrd"));
     // An oops ends the machine, so that no test passes over one.
     let words = "console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off rcupdate.rcu_expedited=1";
     // Variables without a dot go into the environment of the first program.
@@ -281,7 +307,8 @@ fn qemu(number: u8, kernel: &Kernel, job: &Job, run: &Path) -> Result<Command> {
     command.args(["-device", "virtio-serial-pci", "-chardev", "file,id=output,path=/dev/stdout"]);
     command.args(["-device", "virtserialport,chardev=output,name=output"]);
     let share = "multidevs=remap,security_model=none";
-    command.arg("-virtfs").arg(format!("local,path=/,mount_tag=root,readonly=on,{share}"));
+    let root = option(&format!("local,mount_tag=root,readonly=on,{share},path="), &machine.root);
+    command.arg("-virtfs").arg(root);
     let shared = option(&format!("local,mount_tag=share,{share},path="), run);
     command.arg("-virtfs").arg(shared);
     Ok(command)
@@ -292,7 +319,8 @@ pub fn option(start: &str, path: &Path) -> OsString {
     format!("{start}{}", path.display().to_string().replace(',', ",,")).into()
 }
 
-fn initramfs(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Vec<u8>> {
+/// What the guest boots from, the job included.
+pub fn initramfs(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Vec<u8>> {
     let busybox = system::static_busybox().context("no static busybox")?;
     let mut archive = Archive::default();
     archive.folder("bin");
@@ -342,10 +370,10 @@ fn initramfs(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// A new folder for this run. Those of runs that are over go, so that the last one's logs stay.
-fn run_folder(paths: &Paths) -> Result<PathBuf> {
-    let all = paths.scratch("vm")?;
-    for file in fs::read_dir(&all)?.flatten() {
+/// A new folder for this run below `all`. Those of runs that are over go, so that the last one's logs
+/// stay.
+pub fn run_folder(all: &Path) -> Result<PathBuf> {
+    for file in fs::read_dir(all)?.flatten() {
         let name = file.file_name().to_string_lossy().into_owned();
         let owner = ["run-", "part-"].iter().find_map(|start| name.strip_prefix(start));
         if let Some(owner) = owner.and_then(|rest| rest.split('-').next())

@@ -6,11 +6,12 @@ mod host;
 mod initramfs;
 mod ivshmem;
 pub mod kernel;
+mod pack;
 mod suites;
 
 use std::ffi::OsStr;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,9 @@ pub struct Options {
     /// Show the suites and run nothing.
     #[arg(long)]
     list: bool,
+    /// Run nothing: put the suite, and all that a host without packages needs to run it, into FILE.tar.xz.
+    #[arg(long, value_name = "FILE", requires = "suite")]
+    pack: Option<PathBuf>,
     /// How many machines run the command.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2),
           conflicts_with = "suite")]
@@ -67,6 +71,12 @@ pub fn run(paths: &Paths, options: &Options) -> Result<ExitCode> {
         bail!("the virtual machine {reason}");
     }
     let kernel = kernel::get(paths, None)?;
+    if let Some(file) = &options.pack {
+        let [name] = &options.suite[..] else { bail!("--pack takes one suite") };
+        let suite = SUITES.iter().find(|suite| suite.name == name).context("clap knows the names")?;
+        pack::pack(paths, &kernel, suite, file)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if options.command.is_empty() {
         let named = |suite: &&Suite| options.suite.iter().any(|name| name == suite.name);
         let chosen: Vec<_> = SUITES.iter().filter(named).collect();
@@ -90,6 +100,11 @@ pub fn run(paths: &Paths, options: &Options) -> Result<ExitCode> {
     };
     let ended = guest::run(paths, &kernel, &job)?;
     Ok(ExitCode::from(first_failure(&ended.codes)))
+}
+
+/// Runs what [`pack`] has put into a folder, on the host where it was unpacked.
+pub fn run_packed(folder: &Path) -> Result<ExitCode> {
+    pack::run(folder)
 }
 
 /// A step of `cargo xtask test`: the suites for so many machines that are on by default, in one boot.
@@ -142,7 +157,7 @@ fn run_suites(
             continue;
         }
         // The limit is on what runs, not on the compiler.
-        let mut settings = build(paths, &suites, deadline)?;
+        let mut settings = build(paths, &suites, &[], deadline)?;
         if suites.iter().any(|suite| suite.module) {
             let modules = kmod::build(paths, kernel, deadline)?;
             settings.push_str(&format!("export KMOD_DIR={}\n", process::quote(modules.as_os_str())));
@@ -219,7 +234,12 @@ fn first_failure(codes: &[u8]) -> u8 {
 }
 
 /// Builds what the suites need; returns the shell variables that say where it is.
-fn build(paths: &Paths, suites: &[&Suite], deadline: Deadline) -> Result<String> {
+fn build(
+    paths: &Paths,
+    suites: &[&Suite],
+    variables: &[(&str, &OsStr)],
+    deadline: Deadline,
+) -> Result<String> {
     let release = paths.target.join("release");
     let mut settings = format!("export BIN_DIR={}\n", process::quote(release.as_os_str()));
     let mut done: Vec<&[&str]> = Vec::new();
@@ -233,7 +253,7 @@ fn build(paths: &Paths, suites: &[&Suite], deadline: Deadline) -> Result<String>
             arguments.push("--no-run");
         }
         println!("$ cargo {} --release", arguments.join(" "));
-        for program in programs::build(paths, &arguments, &[], deadline)? {
+        for program in programs::build(paths, &arguments, variables, deadline)? {
             settings.push_str(&variable(&program));
         }
     }

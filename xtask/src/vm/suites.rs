@@ -156,8 +156,28 @@ fi
         build: &[ALLREDUCE, OUTSIDE, &["test", "--package", "pushgate-tests", "--test", "driver"]],
         devices: IVSHMEM,
         module: true,
-        host: Some(include_str!("suites/driver_host.sh")),
-        script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/driver.sh")),
+        host: Some(concat!("DEVICE=cpu THREADS=1\n", include_str!("suites/driver_host.sh"))),
+        script: concat!(
+            include_str!("suites/allreduce.sh"),
+            include_str!("suites/outside.sh"),
+            include_str!("suites/driver.sh")
+        ),
+    },
+    Suite {
+        name: "driver-gpu",
+        guests: 1,
+        limit: 400,
+        default: false,
+        about: "a GPU of the host pushes into a BAR of the guest (--pack takes it to a host with a GPU)",
+        build: &[OUTSIDE],
+        devices: &[Device { slot: 0x12, memory: Memory::Shared }],
+        module: true,
+        host: Some(concat!("DEVICE=cuda THREADS=256\n", include_str!("suites/driver_host.sh"))),
+        script: concat!(
+            include_str!("suites/allreduce.sh"),
+            include_str!("suites/outside.sh"),
+            include_str!("suites/driver_gpu.sh")
+        ),
     },
 ];
 

@@ -1,8 +1,8 @@
-# The device outside of the machine: the same kernels, on this host's CPU, into the file that is a BAR in
-# there. BELL=0 leaves the doorbell alone.
+# The device outside of the machine: the same kernels, on this host's DEVICE, into the file that is a BAR
+# in there. BELL=0 leaves the doorbell alone.
 bell=
 [ "$ASK_BELL" = 0 ] || bell="--bell-fd $BELL_0"
-export PUSHGATE_DEVICE=cpu PUSHGATE_TIMEOUT=30000
+export PUSHGATE_DEVICE="$DEVICE" PUSHGATE_TIMEOUT=30000
 # No quotes: two words or none.
-exec timeout -k 2 60 "$EXAMPLE_OUTSIDE" --role device --memory "$RUN/ivshmem-shared" \
+exec timeout -k 2 60 "$EXAMPLE_OUTSIDE" --role device --threads "$THREADS" --memory "$RUN/ivshmem-shared" \
     --offset "$ASK_OFFSET" --count "$ASK_COUNT" --bytes "$ASK_BYTES" --bursts "$ASK_BURSTS" $bell
