@@ -52,6 +52,9 @@ pub struct Options {
     /// Memory of each machine.
     #[arg(long, value_name = "MiB", default_value_t = MEMORY, value_parser = clap::value_parser!(u32).range(512..))]
     memory: u32,
+    /// Boot this one of Debian's kernels [default: the newest of Debian 12 itself].
+    #[arg(long, value_name = "RELEASE")]
+    kernel: Option<String>,
     /// Run in the guest as root, in the repository.
     #[arg(last = true)]
     command: Vec<String>,
@@ -66,7 +69,7 @@ pub fn run(paths: &Paths, options: &Options) -> Result<ExitCode> {
     if let Some(reason) = system::unmet(NEEDS) {
         bail!("the virtual machine {reason}");
     }
-    let kernel = kernel::get(paths, None)?;
+    let kernel = kernel::get(paths, options.kernel.as_deref(), None)?;
     if options.command.is_empty() {
         let named = |suite: &&Suite| options.suite.iter().any(|name| name == suite.name);
         let chosen: Vec<_> = SUITES.iter().filter(named).collect();
@@ -97,7 +100,7 @@ pub fn step(bench: &mut Bench, guests: u8) -> Result<Outcome> {
     if let Some(reason) = kernel::unavailable() {
         return Ok(Outcome::Skipped(reason));
     }
-    let kernel = kernel::get(&bench.paths, bench.deadline)?;
+    let kernel = kernel::get(&bench.paths, None, bench.deadline)?;
     let chosen: Vec<_> = SUITES.iter().filter(|suite| suite.default && suite.guests == guests).collect();
     let report = run_suites(&bench.paths, &kernel, &chosen, None, MEMORY, bench.deadline)?;
     bench
