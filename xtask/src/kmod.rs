@@ -27,6 +27,7 @@ pub fn build(paths: &Paths, kernel: &Kernel, deadline: Deadline) -> Result<PathB
         bail!("building the kernel module {reason}");
     }
     let headers = kernel::headers(paths, kernel, deadline)?;
+    let headers = headers.join("usr/src").join(format!("linux-headers-{}", kernel.release));
     // Kbuild writes beside the sources, so it gets a copy.
     let copy = paths.scratch(&format!("kmod/{}", kernel.release))?;
     for folder in ["kmod", "include"] {

@@ -148,14 +148,14 @@ fn made(cache: &Path, dir: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Res
     result
 }
 
-/// What builds modules for a kernel: the folder for make's `-C`. Debian's packages, unpacked in the cache.
+/// What builds modules for a kernel: Debian's packages, unpacked in the cache.
 pub fn headers(paths: &Paths, kernel: &Kernel, deadline: Deadline) -> Result<PathBuf> {
     let cache = paths.scratch("vm")?.canonicalize()?;
     let release = &kernel.release;
     let dir = cache.join(format!("headers-{release}"));
     made(&cache, &dir, |part| fetch_headers(part, release, deadline))
         .with_context(|| format!("no headers of the guest's kernel {release}"))?;
-    Ok(dir.join("usr/src").join(format!("linux-headers-{release}")))
+    Ok(dir)
 }
 
 fn fetch_headers(part: &Path, release: &str, deadline: Deadline) -> Result<()> {
