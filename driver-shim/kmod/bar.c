@@ -18,6 +18,7 @@
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
+#include <linux/cred.h>
 #include <linux/io.h>
 #include <linux/module.h>
 #include <linux/pid.h>
@@ -27,6 +28,10 @@
 #include <linux/workqueue.h>
 
 #include "internal.h"
+
+static ulong slice_user_bytes = 1UL << 30;
+module_param(slice_user_bytes, ulong, 0644);
+MODULE_PARM_DESC(slice_user_bytes, "slices that one user may have, over all functions");
 
 /* How much is zeroed before others get a turn. */
 #define PG_ZERO_CHUNK SZ_1M
@@ -234,6 +239,38 @@ static bool pg_overlaps(u64 a, u64 a_end, u64 b, u64 b_end)
 	return a < b_end && b < a_end;
 }
 
+/*
+ * What a user would have with [start, end) besides. Retired slices count as
+ * long as others are kept off them: else whoever maps and gives back would have
+ * the whole window in the end. Those may overlap with what their own process
+ * took again, and each byte counts once.
+ */
+static u64 pg_user_bytes(kuid_t owner, phys_addr_t start, phys_addr_t end)
+{
+	phys_addr_t at = 0, from, to;
+	struct pg_slice *slice;
+	u64 bytes = 0;
+
+	/* Each turn adds what comes next by address. */
+	for (;;) {
+		from = at < end ? start : PHYS_ADDR_MAX;
+		to = end;
+		list_for_each_entry(slice, &pg_slices, node) {
+			if (!uid_eq(slice->owner, owner) || slice->start >= from ||
+			    slice->start + slice->bytes <= at)
+				continue;
+			if (!slice->function && pg_is_mapped_by_nobody(slice))
+				continue;
+			from = slice->start;
+			to = from + slice->bytes;
+		}
+		if (from == PHYS_ADDR_MAX)
+			return bytes;
+		bytes += to - max(from, at);
+		at = to;
+	}
+}
+
 /* Something in the way of [at, end): returns where it ends, or 0. */
 static u64 pg_obstacle(struct pg_function *fn, u64 at, u64 end)
 {
@@ -250,10 +287,39 @@ static u64 pg_obstacle(struct pg_function *fn, u64 at, u64 end)
 	return 0;
 }
 
+static void pg_slice_take(struct pg_function *fn, struct pg_slice *slice, u64 at)
+{
+	slice->start = fn->window + at;
+	/* What is retired there is kept for the caller alone. */
+	pg_absorb(slice);
+	list_add(&slice->node, &pg_slices);
+}
+
+/* For a user at its limit: room within a slice that it gave back, and that counts all the same. */
+static int pg_slice_take_again(struct pg_function *fn, struct pg_slice *slice, u64 align)
+{
+	struct pg_slice *old;
+	u64 at;
+
+	list_for_each_entry(old, &pg_slices, node) {
+		if (old->function || !uid_eq(old->owner, slice->owner) || old->start < fn->window ||
+		    pg_is_mapped_by_nobody(old))
+			continue;
+		at = ALIGN(old->start - fn->window, align);
+		if (at + slice->bytes > fn->window_bytes ||
+		    fn->window + at + slice->bytes > old->start + old->bytes ||
+		    pg_obstacle(fn, at, at + slice->bytes))
+			continue;
+		pg_slice_take(fn, slice, at);
+		return 0;
+	}
+	return -EDQUOT;
+}
+
 /* Finds room, first fit, and takes it. */
 static int pg_slice_place(struct pg_function *fn, struct pg_slice *slice, u64 align)
 {
-	u64 at = 0, next;
+	u64 at = 0, next, start;
 	int err = -ENOSPC;
 
 	mutex_lock(&fn->lock);
@@ -265,15 +331,19 @@ static int pg_slice_place(struct pg_function *fn, struct pg_slice *slice, u64 al
 	/* No sum here overflows: a window is far below 2^63, and so is align. */
 	while (at <= fn->window_bytes && slice->bytes <= fn->window_bytes - at) {
 		next = pg_obstacle(fn, at, at + slice->bytes);
-		if (!next) {
-			slice->start = fn->window + at;
-			/* What is retired there is kept for the caller alone. */
-			pg_absorb(slice);
-			list_add(&slice->node, &pg_slices);
-			err = 0;
-			break;
+		if (next) {
+			at = ALIGN(next, align);
+			continue;
 		}
-		at = ALIGN(next, align);
+		start = fn->window + at;
+		if (pg_user_bytes(slice->owner, start, start + slice->bytes) <=
+		    READ_ONCE(slice_user_bytes)) {
+			pg_slice_take(fn, slice, at);
+			err = 0;
+		} else {
+			err = pg_slice_take_again(fn, slice, align);
+		}
+		break;
 	}
 	mutex_unlock(&pg_slices_lock);
 unlock:
@@ -341,6 +411,8 @@ long pg_slice_alloc(struct pg_file *file, void __user *argument)
 	mutex_init(&slice->lock);
 	INIT_LIST_HEAD(&slice->mappers);
 	slice->function = fn;
+	/* Whoever opened the device, not whoever was handed the file. */
+	slice->owner = file->file->f_cred->euid;
 	slice->bytes = alloc.bytes;
 	pg_function_get(fn);
 	err = pg_slice_place(fn, slice, alloc.align);
@@ -604,7 +676,8 @@ void pg_bar_show(struct seq_file *out)
 	list_for_each_entry(slice, &pg_slices, node) {
 		count++;
 		retired += !slice->function;
-		seq_printf(out, "  slice at %pa bytes %llu mappings %d%s\n", &slice->start, slice->bytes,
+		seq_printf(out, "  slice at %pa bytes %llu user %u mappings %d%s\n", &slice->start,
+			   slice->bytes, from_kuid_munged(&init_user_ns, slice->owner),
 			   atomic_read(&slice->mappings), slice->function ? "" : " retired");
 	}
 	mutex_unlock(&pg_slices_lock);

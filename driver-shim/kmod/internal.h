@@ -13,6 +13,7 @@
 #include <linux/seq_file.h>
 #include <linux/spinlock.h>
 #include <linux/types.h>
+#include <linux/uidgid.h>
 
 #include "compat.h"
 #include "uapi/pushgate.h"
@@ -71,6 +72,7 @@ struct pg_slice {
 	struct kref refs;
 	struct pg_function *function;	/* NULL once retired */
 	struct list_head node;	/* pg_slices */
+	kuid_t owner;
 	phys_addr_t start;
 	u64 bytes;
 	atomic_t mappings;

@@ -126,7 +126,8 @@ impl Device {
             align: align as u64,
             ..Default::default()
         };
-        let remedy = "ask for less, or end the processes that had slices mapped";
+        let remedy =
+            "ask for less, end the processes that had slices mapped, or (EDQUOT) raise slice_user_bytes";
         self.call::<{ commands::SLICE_ALLOC }, _>("SLICE_ALLOC", &mut alloc, remedy)?;
         Ok(Slice { device: self, bytes: alloc.bytes as usize, offset: alloc.offset })
     }

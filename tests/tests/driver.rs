@@ -804,6 +804,128 @@ fn a_slice_waits_for_its_former_owner_to_exit() {
     assert_eq!(other_than(&slice.map().unwrap(), 0), None, "what it wrote is gone");
 }
 
+/// The module's limit of slices for each user, until it is dropped.
+struct SliceLimit(String);
+
+impl SliceLimit {
+    const FILE: &str = "/sys/module/pushgate/parameters/slice_user_bytes";
+
+    fn new(bytes: usize) -> SliceLimit {
+        let before = fs::read_to_string(Self::FILE).unwrap();
+        fs::write(Self::FILE, bytes.to_string()).unwrap();
+        SliceLimit(before)
+    }
+}
+
+impl Drop for SliceLimit {
+    fn drop(&mut self) {
+        fs::write(Self::FILE, &self.0).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
+fn a_user_at_its_limit_of_slices_stops_no_other() {
+    let Some(_guard) = alone() else { return };
+    let _limit = SliceLimit::new(2 * MIB);
+    let devices = |user| as_user(user, || [0, 1, 0].map(function));
+    let (mine, others) = (devices(1000), devices(1001));
+    // Of all functions together, and of whoever opened the file, not of who asks.
+    mine[0].slice(MIB, 0).unwrap();
+    mine[1].slice(MIB, 0).unwrap();
+    assert_eq!(errno(mine[2].slice(1, 0)), Errno::DQUOT);
+    as_user(1001, || assert_eq!(errno(mine[2].slice(1, 0)), Errno::DQUOT));
+    others[0].slice(2 * MIB, 0).unwrap();
+    assert_eq!(errno(others[1].slice(PAGE, 0)), Errno::DQUOT);
+    function(0).slice(MIB, 0).unwrap();
+    // No room is no matter of limits.
+    assert_eq!(errno(function(0).slice(WINDOW, 0)), Errno::NOSPC);
+    assert_eq!(errno(function(1).slice(2 * MIB + PAGE, 0)), Errno::DQUOT);
+    // What is given back can be had again, and a dma-buf keeps what it has of the share.
+    let [first, second, third] = mine;
+    drop(first);
+    third.slice(MIB, 0).unwrap();
+    drop(third);
+    drop(second);
+    drop(others);
+    let again = devices(1000);
+    let exported = again[0].slice(2 * MIB - PAGE, 0).unwrap().export().unwrap();
+    let [first, second, _] = again;
+    drop(first);
+    assert_eq!(errno(second.slice(2 * PAGE, 0)), Errno::DQUOT);
+    drop(exported);
+    let slice = second.slice(2 * MIB, 0).unwrap();
+    // A limit that falls below what somebody has takes nothing away.
+    let _lower = SliceLimit::new(0);
+    assert_eq!(errno(function(3).slice(1, 0)), Errno::DQUOT);
+    slice.map().unwrap();
+}
+
+#[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
+fn a_retired_slice_counts_for_its_user_until_the_process_exits() {
+    let Some(_guard) = alone() else { return };
+    let _limit = SliceLimit::new(WINDOW);
+    let take = || function(1).slice(PAGE, 0).map(|_| ()).map_err(|e| e.errno().unwrap());
+    let mut owner = Actor::new("former-owner");
+    assert_eq!(owner.hear(), "given back");
+    assert_eq!((state()["files"], state()["retired"]), (0, 1));
+    assert_eq!(take(), Err(Errno::DQUOT.raw_os_error()));
+    as_user(1000, || take().unwrap());
+    // To the process itself it counts once.
+    owner.say("again");
+    assert_eq!(owner.hear(), "taken again");
+    owner.kill();
+    take().expect("it is dead, so its share is free at once");
+}
+
+/// What a process had, and then takes at another place or in other sizes, counts once for each byte.
+#[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
+fn overlaps_of_retired_slices_count_once() {
+    let Some(_guard) = alone() else { return };
+    let _limit = SliceLimit::new(2 * MIB);
+    let first = function(1);
+    first.slice(MIB, 0).unwrap();
+    drop(function(1).slice(MIB, 0).unwrap().map().unwrap());
+    drop(first);
+    {
+        // In front there is room, but beyond the limit: so it goes where the retired one was.
+        let _lower = SliceLimit::new(MIB);
+        assert_eq!(function(1).slice(MIB, 0).unwrap().offset, MIB as u64);
+    }
+    for round in 0..60 {
+        // Another user's pushes ours to ever other places, within 2 MiB in all.
+        let filler = as_user(1001, || function(1));
+        let pages = 1 + round * 37 % 200;
+        filler.slice(pages * PAGE, 0).unwrap();
+        drop(function(1).slice((1 + round * 53 % 311) * PAGE, 0).unwrap().map().unwrap());
+    }
+    function(1).slice(2 * MIB, 0).unwrap();
+}
+
+#[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
+fn a_limit_holds_for_those_who_ask_at_once() {
+    let Some(_guard) = alone() else { return };
+    let _limit = SliceLimit::new(5 * 64 * PAGE);
+    for _ in 0..20 {
+        let devices: Vec<_> = (0..16).map(|n| function(n % 2)).collect();
+        let start = std::sync::Barrier::new(devices.len());
+        let ask = |device: &Device| {
+            start.wait();
+            device.slice(64 * PAGE, 0).map(|_| ()).map_err(|e| e.errno().unwrap())
+        };
+        let results: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = devices.iter().map(|device| scope.spawn(|| ask(device))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let refused = Err(Errno::DQUOT.raw_os_error());
+        assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 5, "{results:?}");
+        assert_eq!(results.iter().filter(|result| **result == refused).count(), 11, "{results:?}");
+    }
+}
+
 #[test]
 #[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn a_function_that_goes_raises_sigbus_and_says_so() {

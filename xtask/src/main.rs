@@ -5,6 +5,7 @@ mod cuda;
 mod gpu;
 mod kmod;
 mod layout;
+mod package;
 mod process;
 mod programs;
 mod runner;
@@ -73,6 +74,8 @@ enum Task {
     },
     /// Build the kernel module for the virtual machine's kernel; a warning is an error.
     Kmod,
+    /// Make the Debian package: the command, headers, manual, and the kernel module's sources for dkms.
+    Package,
     /// Print the path of a CUDA 13 nvcc (for PUSHGATE_NVCC), fetching it if there is none.
     Nvcc,
 }
@@ -132,6 +135,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Task::Packed { folder } => vm::run_packed(&folder),
         Task::Kmod => {
             println!("{}", kmod::task(&paths)?.display());
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Package => {
+            println!("{}", package::build(&paths, None)?.display());
             Ok(ExitCode::SUCCESS)
         }
         Task::Nvcc => {

@@ -161,6 +161,14 @@ pub const STEPS: &[Step] = &[
         run: |bench| vm::step(bench, 2),
     },
     Step {
+        name: "package",
+        budget: 600,
+        full: true,
+        needs: vm::PACKAGE_NEEDS,
+        about: "the Debian package, installed and removed in a virtual machine",
+        run: |bench| vm::step_of_one(bench, "package"),
+    },
+    Step {
         name: "properties",
         budget: 900,
         full: true,

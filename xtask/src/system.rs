@@ -33,10 +33,14 @@ pub enum Need {
     Kmod,
     /// What builds a module for Debian 12's kernel: the compiler that built that kernel.
     ModuleBuild,
+    /// What makes the Debian package.
+    Packaging,
+    /// What the package and its test need where it is installed.
+    Installing,
 }
 
 /// All of them, in the order in which they are reported.
-pub const ALL: [Need; 11] = [
+pub const ALL: [Need; 13] = [
     Need::Cxx,
     Need::Python,
     Need::Libclang,
@@ -48,6 +52,8 @@ pub const ALL: [Need; 11] = [
     Need::RdmaTools,
     Need::Kmod,
     Need::ModuleBuild,
+    Need::Packaging,
+    Need::Installing,
 ];
 
 impl Need {
@@ -65,6 +71,8 @@ impl Need {
             Need::RdmaTools => "rdma, ibv_devinfo, perftest and the soft-RoCE library",
             Need::Kmod => "depmod and xz",
             Need::ModuleBuild => "gcc-12 and make",
+            Need::Packaging => "dpkg-deb, dpkg-shlibdeps, strip and lowdown",
+            Need::Installing => "dkms, addgroup, udev and man",
         }
     }
 
@@ -81,13 +89,18 @@ impl Need {
             Need::Qemu => succeeds("qemu-system-x86_64", &["--version"]),
             Need::Busybox => static_busybox().is_some(),
             Need::RdmaTools => {
-                ["ip", "rdma", "tc", "ibv_devinfo", "ib_write_bw"]
-                    .iter()
-                    .all(|name| find_program(name).is_some())
+                have(&["ip", "rdma", "tc", "ibv_devinfo", "ib_write_bw"])
                     && Path::new("/etc/libibverbs.d/rxe.driver").exists()
             }
-            Need::Kmod => ["depmod", "modprobe", "xz"].iter().all(|name| find_program(name).is_some()),
+            Need::Kmod => have(&["depmod", "modprobe", "xz"]),
             Need::ModuleBuild => succeeds("gcc-12", &["--version"]) && succeeds("make", &["--version"]),
+            Need::Packaging => {
+                have(&["dpkg-deb", "dpkg-shlibdeps", "dpkg-parsechangelog", "strip", "lowdown"])
+            }
+            Need::Installing => {
+                have(&["dkms", "addgroup", "udevadm", "man"])
+                    && Path::new("/lib/systemd/systemd-udevd").exists()
+            }
         }
     }
 
@@ -104,6 +117,8 @@ impl Need {
             Need::RdmaTools => Source::Apt(&["iproute2", "ibverbs-providers", "ibverbs-utils", "perftest"]),
             Need::Kmod => Source::Apt(&["kmod", "xz-utils"]),
             Need::ModuleBuild => Source::Apt(&["gcc-12", "make"]),
+            Need::Packaging => Source::Apt(&["dpkg-dev", "binutils", "lowdown"]),
+            Need::Installing => Source::Apt(&["dkms", "adduser", "udev", "man-db"]),
         }
     }
 }
@@ -215,6 +230,10 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
     std::env::split_paths(&path).chain(more).map(|dir| dir.join(name)).find(|file| file.is_file())
+}
+
+fn have(programs: &[&str]) -> bool {
+    programs.iter().all(|name| find_program(name).is_some())
 }
 
 /// A busybox that needs no library. Debian's package busybox has another one in the same place.

@@ -30,13 +30,22 @@ pub fn unavailable() -> Option<String> {
     (!is_fit).then(|| "the virtual machine's kernel is Debian 12's for amd64, fetched by apt".into())
 }
 
-/// The newest kernel that apt knows, from the cache if it is there. An older one of the cache serves
-/// where apt can't help.
-pub fn get(paths: &Paths, deadline: Deadline) -> Result<Kernel> {
+/// The kernel of that release, or the newest that apt knows by itself; from the cache if it is there. An
+/// older one of the cache serves where nobody asks for one and apt can't help.
+pub fn get(paths: &Paths, wanted: Option<&str>, deadline: Deadline) -> Result<Kernel> {
     // The guest knows it by that name.
     let cache = paths.scratch("vm")?.canonicalize()?;
-    let release = match fetch(&cache, deadline) {
+    let fetched = match wanted {
+        Some(release) => unpacked(&cache, release.into(), deadline).with_context(|| {
+            format!(
+                "no kernel {release}: is a part of Debian that has linux-image-{release} among apt's sources?"
+            )
+        }),
+        None => fetch(&cache, deadline),
+    };
+    let release = match fetched {
         Ok(release) => release,
+        Err(error) if wanted.is_some() => return Err(error),
         Err(error) => {
             let old = newest_cached(&cache).with_context(|| format!("no kernel for the guest: {error:#}"))?;
             println!("no newer kernel than {old}: {error:#}");
@@ -139,14 +148,14 @@ fn made(cache: &Path, dir: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Res
     result
 }
 
-/// What builds modules for a kernel: the folder for make's `-C`. Debian's packages, unpacked in the cache.
+/// What builds modules for a kernel: Debian's packages, unpacked in the cache.
 pub fn headers(paths: &Paths, kernel: &Kernel, deadline: Deadline) -> Result<PathBuf> {
     let cache = paths.scratch("vm")?.canonicalize()?;
     let release = &kernel.release;
     let dir = cache.join(format!("headers-{release}"));
     made(&cache, &dir, |part| fetch_headers(part, release, deadline))
         .with_context(|| format!("no headers of the guest's kernel {release}"))?;
-    Ok(dir.join("usr/src").join(format!("linux-headers-{release}")))
+    Ok(dir)
 }
 
 fn fetch_headers(part: &Path, release: &str, deadline: Deadline) -> Result<()> {
@@ -194,9 +203,15 @@ fn fetch_into(part: &Path, release: &str, deadline: Deadline) -> Result<()> {
     download(part, &[format!("linux-image-{release}")], deadline)?;
     // Unpacked here once, for the guest takes 6 s to do it at every boot. QEMU boots it as it is (PVH).
     let boot = tree.join("boot");
-    let packed = part.join("kernel.xz");
-    fs::write(&packed, payload(&fs::read(boot.join(format!("vmlinuz-{release}")))?)?)?;
-    let mut unpack = process::command("xz", part);
+    let packed = part.join("kernel.packed");
+    let image = fs::read(boot.join(format!("vmlinuz-{release}")))?;
+    let (unpacker, content) = payload(&image)?;
+    ensure!(
+        system::find_program(unpacker).is_some(),
+        "the kernel {release} is compressed with {unpacker}, which is not here; get it by apt"
+    );
+    fs::write(&packed, content)?;
+    let mut unpack = process::command(unpacker, part);
     unpack.arg("-dc").arg(&packed).stdout(fs::File::create(boot.join(format!("vmlinux-{release}")))?);
     process::run(unpack, deadline)?;
     // Debian's package leaves that to the installation. It writes the aliases besides, by which the
@@ -206,8 +221,9 @@ fn fetch_into(part: &Path, release: &str, deadline: Deadline) -> Result<()> {
     process::run(depmod, deadline)
 }
 
-/// The compressed kernel in an image: where it is says the header of the boot protocol.
-fn payload(image: &[u8]) -> Result<&[u8]> {
+/// The compressed kernel in an image, and the program that unpacks it. Where it is says the header of the
+/// boot protocol.
+fn payload(image: &[u8]) -> Result<(&'static str, &[u8])> {
     let number = |at: usize| {
         let bytes = image.get(at..at + 4)?;
         Some(u32::from_le_bytes(bytes.try_into().ok()?) as usize)
@@ -218,8 +234,11 @@ fn payload(image: &[u8]) -> Result<&[u8]> {
     let start = (usize::from(image[0x1f1]) + 1) * 512;
     let find = || image.get(start + number(0x248)?..)?.get(..number(0x24c)?.checked_sub(4)?);
     let payload = find().context("the kernel's image is cut short")?;
-    ensure!(payload.starts_with(b"\xfd7zXZ\0"), "the kernel is not compressed with xz");
-    Ok(payload)
+    // Debian 12's own is the one, its backports are the other.
+    let formats: [(&str, &[u8]); 2] = [("xz", b"\xfd7zXZ\0"), ("zstd", b"\x28\xb5\x2f\xfd")];
+    let known = formats.into_iter().find(|(_, magic)| payload.starts_with(magic));
+    let (unpacker, _) = known.context("the kernel is compressed with neither xz nor zstd")?;
+    Ok((unpacker, payload))
 }
 
 fn parse_dependencies(text: &str) -> Result<HashMap<String, Vec<String>>> {
@@ -292,7 +311,7 @@ kernel/e/other.ko: kernel/d/base.ko
         image[0x248..0x24c].copy_from_slice(&16_u32.to_le_bytes());
         image[0x24c..0x250].copy_from_slice(&14_u32.to_le_bytes());
         image[1040..1054].copy_from_slice(b"\xfd7zXZ\0packSIZE");
-        assert_eq!(payload(&image).unwrap(), b"\xfd7zXZ\0pack");
+        assert_eq!(payload(&image).unwrap(), ("xz", b"\xfd7zXZ\0pack".as_slice()));
         payload(&image[..1049]).unwrap_err();
         payload(&[0; 2048]).unwrap_err();
         payload(&[]).unwrap_err();

@@ -23,10 +23,21 @@ use crate::process::{self, Deadline};
 use crate::programs::{self, Kind, Program};
 use crate::steps::{Bench, Outcome};
 use crate::system::{self, Need};
-use crate::{Paths, kmod};
+use crate::{Paths, kmod, package};
 
 /// What the virtual machine needs.
 pub const NEEDS: &[Need] = &[Need::Qemu, Need::Busybox, Need::RdmaTools, Need::Kmod];
+/// What the suite `package` needs: the machine, our module for comparison, and the package.
+pub const PACKAGE_NEEDS: &[Need] = &[
+    Need::Qemu,
+    Need::Busybox,
+    Need::RdmaTools,
+    Need::Kmod,
+    Need::ModuleBuild,
+    Need::Cxx,
+    Need::Packaging,
+    Need::Installing,
+];
 
 /// What a command may take if nobody says.
 const COMMAND_LIMIT: u64 = 600;
@@ -56,6 +67,9 @@ pub struct Options {
     /// Memory of each machine.
     #[arg(long, value_name = "MiB", default_value_t = MEMORY, value_parser = clap::value_parser!(u32).range(512..))]
     memory: u32,
+    /// Boot this one of Debian's kernels [default: the newest of Debian 12 itself].
+    #[arg(long, value_name = "RELEASE")]
+    kernel: Option<String>,
     /// Run in the guest as root, in the repository.
     #[arg(last = true)]
     command: Vec<String>,
@@ -70,7 +84,7 @@ pub fn run(paths: &Paths, options: &Options) -> Result<ExitCode> {
     if let Some(reason) = system::unmet(NEEDS) {
         bail!("the virtual machine {reason}");
     }
-    let kernel = kernel::get(paths, None)?;
+    let kernel = kernel::get(paths, options.kernel.as_deref(), None)?;
     if let Some(file) = &options.pack {
         let [name] = &options.suite[..] else { bail!("--pack takes one suite") };
         let suite = SUITES.iter().find(|suite| suite.name == name).context("clap knows the names")?;
@@ -109,11 +123,20 @@ pub fn run_packed(folder: &Path) -> Result<ExitCode> {
 
 /// A step of `cargo xtask test`: the suites for so many machines that are on by default, in one boot.
 pub fn step(bench: &mut Bench, guests: u8) -> Result<Outcome> {
+    step_of(bench, |suite| suite.default && suite.guests == guests)
+}
+
+/// A step that is one suite.
+pub fn step_of_one(bench: &mut Bench, name: &str) -> Result<Outcome> {
+    step_of(bench, |suite| suite.name == name)
+}
+
+fn step_of(bench: &mut Bench, is_chosen: impl Fn(&Suite) -> bool) -> Result<Outcome> {
     if let Some(reason) = kernel::unavailable() {
         return Ok(Outcome::Skipped(reason));
     }
-    let kernel = kernel::get(&bench.paths, bench.deadline)?;
-    let chosen: Vec<_> = SUITES.iter().filter(|suite| suite.default && suite.guests == guests).collect();
+    let kernel = kernel::get(&bench.paths, None, bench.deadline)?;
+    let chosen: Vec<_> = SUITES.iter().filter(|suite| is_chosen(suite)).collect();
     let report = run_suites(&bench.paths, &kernel, &chosen, None, MEMORY, bench.deadline)?;
     bench
         .skips
@@ -160,7 +183,14 @@ fn run_suites(
         let mut settings = build(paths, &suites, &[], deadline)?;
         if suites.iter().any(|suite| suite.module) {
             let modules = kmod::build(paths, kernel, deadline)?;
-            settings.push_str(&format!("export KMOD_DIR={}\n", process::quote(modules.as_os_str())));
+            settings.push_str(&export("KMOD_DIR", &modules));
+        }
+        if suites.iter().any(|suite| suite.package) {
+            if let Some(reason) = system::unmet(PACKAGE_NEEDS) {
+                bail!("installing the package in the virtual machine {reason}");
+            }
+            settings.push_str(&export("PACKAGE", &package::build(paths, deadline)?));
+            settings.push_str(&export("HEADERS_DIR", &kernel::headers(paths, kernel, deadline)?));
         }
         let mut devices: Vec<_> = suites.iter().flat_map(|suite| suite.devices).copied().collect();
         devices.sort_by_key(|device| device.slot);
@@ -241,7 +271,7 @@ fn build(
     deadline: Deadline,
 ) -> Result<String> {
     let release = paths.target.join("release");
-    let mut settings = format!("export BIN_DIR={}\n", process::quote(release.as_os_str()));
+    let mut settings = export("BIN_DIR", &release);
     let mut done: Vec<&[&str]> = Vec::new();
     for call in suites.iter().flat_map(|suite| suite.build) {
         if done.contains(call) {
@@ -267,7 +297,11 @@ fn variable(program: &Program) -> String {
         Kind::Test => "TEST",
     };
     let name = program.name.replace('-', "_").to_uppercase();
-    format!("export {kind}_{name}={}\n", process::quote(program.path.as_os_str()))
+    export(&format!("{kind}_{name}"), &program.path)
+}
+
+fn export(name: &str, path: &Path) -> String {
+    format!("export {name}={}\n", process::quote(path.as_os_str()))
 }
 
 /// Runs one suite after the other, whatever becomes of the one before.

@@ -21,6 +21,9 @@ pub struct Suite {
     pub devices: &'static [Device],
     /// Whether it loads our kernel module: `KMOD_DIR` is where its files are then.
     pub module: bool,
+    /// Whether it installs our Debian package: `PACKAGE` is that file then, and `HEADERS_DIR` where
+    /// the headers of the guest's kernel are unpacked.
+    pub package: bool,
     /// Run on the host by `/bin/sh -eu` when the guest asks for it (`on_host` of lib.sh), with the
     /// variables that name programs, `RUN` (the run's folder, where functions' memory is), and a
     /// descriptor `BELL_x` that rings the x-th function with interrupts.
@@ -40,6 +43,7 @@ pub struct Suite {
 const ALLREDUCE: &[&str] = &["build", "--example", "allreduce"];
 const OUTSIDE: &[&str] = &["build", "--example", "outside"];
 const UNGATED: &[&str] = &["build", "--example", "allreduce-ungated", "--features", "test-ungated"];
+const DRIVER_TESTS: &[&str] = &["test", "--package", "pushgate-tests", "--test", "driver"];
 
 /// All suites, in the order in which they run.
 pub const SUITES: &[Suite] = &[
@@ -52,6 +56,7 @@ pub const SUITES: &[Suite] = &[
         build: &[],
         devices: &[],
         module: false,
+        package: false,
         host: None,
         script: r#"
 rdma link show rxe0/1 | grep 'state ACTIVE'
@@ -73,6 +78,7 @@ wait $!
         build: &[&["test", "--package", "pushgate-proxy", "--test", "endpoint"]],
         devices: &[],
         module: false,
+        package: false,
         host: None,
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_endpoint.sh")),
     },
@@ -85,6 +91,7 @@ wait $!
         build: &[ALLREDUCE, UNGATED],
         devices: &[],
         module: false,
+        package: false,
         host: None,
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs.sh")),
     },
@@ -97,6 +104,7 @@ wait $!
         build: &[ALLREDUCE],
         devices: &[],
         module: false,
+        package: false,
         host: None,
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_faults.sh")),
     },
@@ -109,6 +117,7 @@ wait $!
         build: &[],
         devices: &[],
         module: false,
+        package: false,
         host: None,
         script: r#"
 rdma link show rxen0/1 | grep 'state ACTIVE'
@@ -132,6 +141,7 @@ fi
         build: &[&["build", "-p", "pushgate", "--bin", "pushgate"]],
         devices: &[],
         module: false,
+        package: false,
         host: None,
         script: include_str!("suites/verbs_bench.sh"),
     },
@@ -144,6 +154,7 @@ fi
         build: &[ALLREDUCE],
         devices: &[],
         module: false,
+        package: false,
         host: None,
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_pair.sh")),
     },
@@ -153,9 +164,10 @@ fi
         limit: 150,
         default: true,
         about: "the kernel module on ivshmem functions: windows, slices, staging, doorbells, hostile calls",
-        build: &[ALLREDUCE, OUTSIDE, &["test", "--package", "pushgate-tests", "--test", "driver"]],
+        build: &[ALLREDUCE, OUTSIDE, DRIVER_TESTS],
         devices: IVSHMEM,
         module: true,
+        package: false,
         host: Some(concat!("DEVICE=cpu THREADS=1\n", include_str!("suites/driver_host.sh"))),
         script: concat!(
             include_str!("suites/allreduce.sh"),
@@ -172,12 +184,26 @@ fi
         build: &[OUTSIDE],
         devices: &[Device { slot: 0x12, memory: Memory::Shared }],
         module: true,
+        package: false,
         host: Some(concat!("DEVICE=cuda THREADS=256\n", include_str!("suites/driver_host.sh"))),
         script: concat!(
             include_str!("suites/allreduce.sh"),
             include_str!("suites/outside.sh"),
             include_str!("suites/driver_gpu.sh")
         ),
+    },
+    Suite {
+        name: "package",
+        guests: 1,
+        limit: 900,
+        default: false,
+        about: "the Debian package: installed, built by dkms, loaded, devices of its group, removed, nothing left",
+        build: &[DRIVER_TESTS],
+        devices: IVSHMEM,
+        module: true,
+        package: true,
+        host: None,
+        script: include_str!("suites/package.sh"),
     },
 ];
 
