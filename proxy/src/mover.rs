@@ -7,7 +7,8 @@ use crate::region::Stretch;
 
 /// Copies host memory into a device's, in the background.
 ///
-/// Called by one engine thread. Nothing here may block.
+/// Called by one engine thread. Nothing here may block. Several copies are under way
+/// at once; they are asked for in the order in which they were started.
 pub trait Mover: Send {
     /// Begins to copy `length` bytes from host address `src` to device address
     /// `dst`. Both stay valid until [`Mover::done`] says so.
@@ -62,6 +63,11 @@ impl Move {
                 reason: "this engine was given no mover; run it in the program that owns the device".into(),
             }),
         }
+    }
+
+    /// It needs no more of the engine than a look.
+    pub(crate) fn by_device(&self) -> bool {
+        matches!(self, Move::Device { .. })
     }
 
     /// Moves on; true when complete.

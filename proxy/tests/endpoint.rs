@@ -584,8 +584,7 @@ fn p4_posted_receives_are_taken_in_order_and_no_more_than_the_ring_holds() {
 fn p7_receives_that_do_not_fit_end_both_sides_with_a_status() {
     // What was posted, made of the right key: key, offset, length, tag.
     type Receive = fn(u32) -> (u32, u64, u32, u32);
-    let cases: [(&str, Receive); 4] = [
-        ("another tag", |key| (key, 0, 100, 6)),
+    let cases: [(&str, Receive); 3] = [
         ("too small a buffer", |key| (key, 0, 29, 5)),
         ("a buffer that leaves its region", |key| (key, 171, 30, 5)),
         ("no such region", |key| (key ^ 0x8000_0000, 0, 100, 5)),
@@ -599,10 +598,123 @@ fn p7_receives_that_do_not_fit_end_both_sides_with_a_status() {
         pair.settle();
         pair.tick(1);
         assert_eq!(pair.codes(), [REFUSED, REFUSED], "{what}");
+        // Who sent more than there was room for, or posted what is no room.
+        let culprit = if what == "too small a buffer" { 0 } else { 1 };
+        assert_eq!(pair.devices[1].status().unwrap().rank, Some(culprit), "{what}");
         assert!(pair.devices[1].try_recv().is_none(), "{what}");
         let cqe = pair.devices[0].poll_cq().unwrap();
         assert_eq!((cqe.wr_id, Some(cqe.status as u32)), (5, REFUSED), "{what}");
         assert_eq!(region.read(0, 200), vec![0; 200], "{what}");
+        region.check_guards();
+    }
+}
+
+const ANY: u32 = abi::PUSHGATE_ANY_TAG;
+
+#[test]
+fn p4_a_send_takes_the_oldest_receive_of_its_tag_and_says_which() {
+    let (mut pair, region, key) = with_receives(1000);
+    for (i, tag) in [5, ANY, 6, 5, 7].into_iter().enumerate() {
+        pair.devices[1].post_recv(key, i as u64 * 100, 100, tag);
+    }
+    for (tag, length) in [(6, 17), (5, 90), (6, 90), (5, 17)] {
+        let content = bytes(tag as u64, length);
+        let record = if length <= 40 { inline_send(tag) } else { window_send(tag) };
+        assert!(pair.devices[0].post(record, &content));
+        pair.settle();
+    }
+    for (tag, receive, length) in [(6, 1, 17), (5, 0, 90), (6, 2, 90), (5, 3, 17)] {
+        let m = pair.devices[1].try_recv().expect("it landed");
+        assert_eq!((m.tag, m.receive, m.length, m.flags), (tag, receive, length, Record::BUFFER));
+        let at = receive as usize * 100;
+        assert_eq!(region.read(at, length as usize), bytes(tag as u64, length as usize));
+    }
+    assert_eq!(region.read(400, 100), [0; 100], "the one that nobody asked for");
+    pair.assert_clean();
+}
+
+#[test]
+fn p4_p7_a_send_whose_tag_is_not_posted_waits_for_it_or_for_the_end() {
+    let waiting = || {
+        let (mut pair, region, key) = with_receives(1000);
+        pair.devices[1].post_recv(key, 0, 100, 1);
+        pair.devices[1].post_recv(key, 100, 100, 2);
+        let record = Record { flags: Record::SIGNALED, ..window_send(3) };
+        assert!(pair.devices[0].post(record, &bytes(3, 80)));
+        // Behind it and with its receive there: it does not overtake.
+        assert!(pair.devices[0].post(inline_send(1), b"one"));
+        pair.settle();
+        pair.tick(1 << 40);
+        assert_eq!(pair.codes(), [None, None]);
+        assert!(pair.devices[1].try_recv().is_none() && pair.devices[0].poll_cq().is_none());
+        assert_eq!(pair.devices[0].delivered(), 0, "the peer does not have it yet");
+        (pair, region, key)
+    };
+    let (mut pair, region, key) = waiting();
+    pair.devices[1].post_recv(key, 200, 100, 3);
+    pair.settle();
+    let numbers: Vec<_> = std::iter::from_fn(|| pair.devices[1].try_recv()).map(|m| m.receive).collect();
+    assert_eq!(numbers, [2, 0]);
+    assert_eq!((region.read(200, 80), region.read(0, 3)), (bytes(3, 80), b"one".to_vec()));
+    assert_eq!(pair.devices[0].poll_cq().map(|c| c.status), Some(0));
+    pair.assert_clean();
+
+    let (mut pair, _region, _) = waiting();
+    pair.ends[1].fail(Status { rank: Some(1), ..Status::new(abi::PUSHGATE_ABORTED) });
+    pair.tick(1);
+    assert_eq!(pair.codes(), [ABORTED, ABORTED]);
+    assert_eq!(pair.devices[0].poll_cq().map(|c| c.status as u32), ABORTED);
+    assert!(pair.devices[1].try_recv().is_none());
+}
+
+proptest! {
+    #![proptest_config(Config::with_cases(200))]
+
+    /// Against a list that one could write on paper.
+    #[test]
+    fn p4_p6_tags_match_as_the_model_says(steps in prop::collection::vec((0u8..6, 0u32..4), 0..150)) {
+        let (mut pair, region, key) = with_receives(15_000);
+        let (mut posted, mut sent) = (Vec::new(), Vec::new());
+        let (mut open, mut landed, mut taken) = (Vec::<usize>::new(), Vec::<(usize, usize)>::new(), 0);
+        for (step, tag) in steps {
+            match step {
+                0..2 if posted.len() < taken + 8 => {
+                    let tag = if tag == 3 { ANY } else { tag };
+                    pair.devices[1].post_recv(key, posted.len() as u64 * 100, 100, tag);
+                    open.push(posted.len());
+                    posted.push(tag);
+                }
+                2..4 => {
+                    let content = bytes(sent.len() as u64, 41 + sent.len() % 50);
+                    let record = Record { tag: tag % 3, ..window_send(sent.len() as u32) };
+                    if pair.devices[0].post(record, &content) {
+                        sent.push(tag % 3);
+                    }
+                }
+                4 => pair.settle(),
+                _ => {
+                    pair.settle();
+                    while landed.len() < sent.len() {
+                        let tag = sent[landed.len()];
+                        let fits = |k: &usize| posted[*k] == ANY || posted[*k] == tag;
+                        let Some(at) = open.iter().position(fits) else { break };
+                        landed.push((landed.len(), open.remove(at)));
+                    }
+                    for (message, receive) in &landed[taken..] {
+                        let m = pair.devices[1].try_recv().expect("the model has it");
+                        prop_assert_eq!((m.receive as usize, m.tag), (*receive, sent[*message]));
+                        let content = bytes(*message as u64, 41 + message % 50);
+                        prop_assert_eq!(region.read(receive * 100, content.len()), content);
+                    }
+                    prop_assert!(pair.devices[1].try_recv().is_none(), "the model has none");
+                    let new = landed.len() - taken;
+                    taken = landed.len();
+                    pair.devices[1].release(new as u64);
+                }
+            }
+        }
+        pair.settle();
+        pair.assert_clean();
         region.check_guards();
     }
 }
@@ -764,7 +876,7 @@ fn p3_p5_signal_count_and_what_follows_wait_for_the_devices_copy() {
     for _ in 0..50 {
         (0..2).for_each(|i| _ = pair.poll(i));
     }
-    assert_eq!(mover.0.lock().unwrap().copies.len(), 1);
+    assert_eq!(mover.0.lock().unwrap().copies.len(), 2, "both are under way");
     assert_eq!((pair.devices[1].signal(0), pair.devices[0].delivered()), (0, 0));
     assert!(pair.devices[0].poll_cq().is_none());
     assert!(!pair.ends[1].remove_region(key), "not while its bytes are being moved");
@@ -797,6 +909,73 @@ fn p3_p7_nothing_is_delivered_behind_a_copy_that_failed() {
     pair.tick(1);
     assert_eq!(pair.codes(), [ABORTED, ABORTED]);
     assert_eq!(pair.devices[0].poll_cq().map(|c| c.status as u32), ABORTED);
+}
+
+#[test]
+fn p3_p5_many_device_copies_are_under_way_and_end_in_order() {
+    let receiver = QpOptions { posted_receives: true, ..options(0) };
+    let geometry = Geometry { rx_log: 5, slots_log: 5, cq_log: 5, link_log: 5, ..GEOMETRY };
+    let mut pair = Pair::new(geometry, [options(1), receiver]);
+    let mover = SlowMover::default();
+    mover.0.lock().unwrap().bytes = vec![0; 4096];
+    pair.mover = Some(Box::new(mover.clone()));
+    let region = RegionMemory::Device { address: DEVICE, exported: None };
+    let key = pair.ends[1].add_region(region, 4096).unwrap();
+    let host = Region::new(100);
+    let host_key = pair.ends[1].add_region(host.memory(), 100).unwrap();
+    // Twenty into the device, short and long, then one into the host's memory.
+    for i in 0..20 {
+        pair.devices[1].post_recv(key, i as u64 * 100, 100, ANY);
+    }
+    pair.devices[1].post_recv(host_key, 0, 100, ANY);
+    let content = |i: u32| bytes(i as u64, if i.is_multiple_of(3) { 33 } else { 60 });
+    for i in 0..21u32 {
+        let record = if i.is_multiple_of(3) { inline_send(i) } else { window_send(i) };
+        assert!(
+            pair.devices[0].post(Record { flags: record.flags | Record::SIGNALED, ..record }, &content(i))
+        );
+    }
+    let turn = |pair: &mut Pair| (0..40).for_each(|i| _ = pair.poll(i % 2));
+    turn(&mut pair);
+    assert_eq!(mover.0.lock().unwrap().copies.len(), 16, "a bound");
+    assert!(pair.devices[1].try_recv().is_none() && pair.devices[0].poll_cq().is_none());
+    assert!(!pair.ends[1].remove_region(key), "not while its bytes are being moved");
+    for done in 1..=20 {
+        mover.0.lock().unwrap().allowed = done;
+        turn(&mut pair);
+        let i = done as u32 - 1;
+        let m = pair.devices[1].try_recv().expect("the oldest is done");
+        assert_eq!((m.tag, m.receive), (i, i));
+        let found = mover.0.lock().unwrap().bytes[i as usize * 100..][..content(i).len()].to_vec();
+        assert_eq!(found, content(i), "message {i}");
+        assert_eq!(mover.0.lock().unwrap().copies.len(), (16 + done).min(20));
+        assert_eq!(pair.devices[1].try_recv().is_some(), done == 20, "the host's memory is no short cut");
+        assert_eq!(pair.devices[0].poll_cq().map(|c| c.wr_id), Some(i));
+    }
+    pair.settle();
+    assert_eq!(host.read(0, 60), content(20));
+    pair.assert_clean();
+}
+
+#[test]
+fn p3_p7_behind_a_copy_that_failed_those_under_way_are_only_waited_for() {
+    let (mut pair, mover, key) = with_mover();
+    for i in 0..3 {
+        assert!(pair.devices[0].post(put(key, i * 300, i as u32, 1), &bytes(i, 300)));
+    }
+    (0..8).for_each(|i| _ = pair.poll(i % 2));
+    assert_eq!(mover.0.lock().unwrap().copies.len(), 3);
+    mover.0.lock().unwrap().fail = true;
+    pair.poll(1);
+    assert_eq!(pair.devices[1].status().map(|s| s.code as u32), ABORTED);
+    mover.0.lock().unwrap().fail = false;
+    let limit = std::time::Duration::from_millis(1);
+    assert!(!pair.ends[1].settle(&mut pair.mover, limit), "a device writes yet");
+    mover.0.lock().unwrap().allowed = 3;
+    assert!(pair.ends[1].settle(&mut pair.mover, limit));
+    assert_eq!([0, 1, 2].map(|i| pair.devices[1].signal(i)), [0; 3]);
+    pair.tick(1);
+    assert_eq!((pair.codes(), pair.devices[0].delivered()), ([ABORTED, ABORTED], 0));
 }
 
 #[test]

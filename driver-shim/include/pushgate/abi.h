@@ -85,6 +85,8 @@ typedef uint64_t pushgate_u64;
  *   PUT, INLINE       two payload words d0, d1: w5, w6 hold their low 56 bits,
  *                     w7 byte i (0..1) the top byte of d[i]
  *   NOP               w5, w6: the room that the slot gives back
+ *   receive record, BUFFER   w5 31:0 number of the posted receive that was
+ *                     taken, counted from 0, its low 32 bits
  */
 #define PUSHGATE_LAP_SHIFT 56
 #define PUSHGATE_LAP_MASK 0xff00000000000000ull

@@ -241,6 +241,8 @@ pub struct Message {
     pub length: u32,
     pub tag: u32,
     pub flags: u8,
+    /// In a buffer: the number of the posted receive, its low 32 bits.
+    pub receive: u32,
     place: usize,
     inline: [u8; abi::PUSHGATE_INLINE_SEND as usize],
 }
@@ -387,6 +389,7 @@ impl Device {
             length: words[0] as u32,
             tag: words[1] as u32,
             flags,
+            receive: words[5] as u32,
             place: words[5] as u32 as usize * UNIT,
             inline: pushgate_driver_shim::record::inline(&words, Opcode::Send),
         })
