@@ -18,9 +18,9 @@ use pushgate_driver_shim::window::Interrupt;
 use crate::counters::Counters;
 use crate::gate::{Gate, Need, Stall};
 use crate::memory::{Mapped, Words};
-use crate::mover::{Move, Mover};
+use crate::mover::{Failed, Move, Mover, Source};
 use crate::qp::local::LocalQp;
-use crate::qp::{Inbound, PeerCounts, QueuePair};
+use crate::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
 use crate::region::{RegionMemory, Regions, Stretch};
 use crate::ring::{self, Found, Look};
 use crate::session::{Session, Status, count_of, count_word};
@@ -49,6 +49,9 @@ pub struct QpMemory {
     pub peer_window: Arc<ReadOnlyMemory>,
     /// Wakes the peer's engine, where it can be woken.
     pub peer_bell: Option<EventFd>,
+    /// The peer's process, by its number in our PID namespace: what it sends out of
+    /// regions is read there.
+    pub peer_pid: Option<u32>,
 }
 
 /// What else an endpoint is told.
@@ -192,6 +195,8 @@ pub struct Endpoint {
     wqe: RecordWords,
     /// It is there and was checked, but has no permit yet.
     pending: bool,
+    /// It was not checked to the end: only the peer knows whether it may be sent.
+    undecided: bool,
     stalled: bool,
     credit: u64,
     delivered_slots: u64,
@@ -271,6 +276,7 @@ impl Endpoint {
             &peer_geometry,
             memory.peer_window,
             memory.peer_bell,
+            memory.peer_pid,
         );
         Self::new(memory.work, memory.control, geometry, peer_geometry, Box::new(qp), options)
     }
@@ -315,6 +321,7 @@ impl Endpoint {
             qp,
             wqe: [0; 8],
             pending: false,
+            undecided: false,
             stalled: false,
             credit: 0,
             delivered_slots: 0,
@@ -377,6 +384,11 @@ impl Endpoint {
         Some(key)
     }
 
+    /// Whether SENDs may go out of regions of this side.
+    pub fn region_sends(&self) -> RegionSends {
+        self.qp.region_sends()
+    }
+
     /// True once the peer's engine knows of all regions that it may write itself,
     /// or never will.
     pub fn regions_told(&self) -> bool {
@@ -434,6 +446,8 @@ impl Endpoint {
             || (received < sent && count(counts.received) > received)
             || (self.staging.outstanding() > 0 && count(counts.released) > self.session.released())
             || (self.pending && count(counts.granted) > self.gate.granted())
+            || (self.undecided
+                && Record::decode(&self.wqe).is_ok_and(|r| self.qp.takes_region(&r) != RegionSends::Unknown))
     }
 
     /// The words that tell others that this engine sleeps.
@@ -624,9 +638,18 @@ impl Endpoint {
                     return true;
                 }
             };
-            if new && let Err(e) = self.check(&record) {
-                self.refuse(&*e);
-                return true;
+            if new || self.undecided {
+                match self.check(&record) {
+                    Ok(decided) => self.undecided = !decided,
+                    Err(e) => {
+                        self.refuse(&*e);
+                        return true;
+                    }
+                }
+                if self.undecided {
+                    self.pending = true;
+                    break;
+                }
             }
             if record.opcode == Opcode::Nop {
                 self.staging.release(&record);
@@ -668,16 +691,20 @@ impl Endpoint {
     }
 
     /// What the codec could not check: place, source region, signal. The peer
-    /// checks what only it knows: rkey and bounds.
+    /// checks what only it knows: rkey and bounds. False if the peer has yet to say
+    /// whether it may be sent.
     #[inline]
-    fn check(&self, r: &Record) -> Result<(), Box<dyn std::error::Error>> {
+    fn check(&self, r: &Record) -> Result<bool, Box<dyn std::error::Error>> {
         self.staging.check(r)?;
         if r.has(Record::REGION) {
             self.regions.resolve(r.place, r.place_offset, r.length)?;
-            if let Err(why) = self.qp.takes_region(r) {
-                return Err(
-                    format!("a payload in a region, on queue pair `{}`: {why}", self.qp.name()).into()
-                );
+            match self.qp.takes_region(r) {
+                RegionSends::Yes => {}
+                RegionSends::Unknown => return Ok(false),
+                RegionSends::No(why) => {
+                    let name = self.qp.name();
+                    return Err(format!("a payload in a region, on queue pair `{name}`: {why}").into());
+                }
             }
         }
         if (r.opcode == Opcode::Signal || r.has(Record::WITH_SIGNAL))
@@ -685,7 +712,7 @@ impl Endpoint {
         {
             return Err(format!("signal {} of {}", r.signal, self.peer_geometry.signals).into());
         }
-        Ok(())
+        Ok(true)
     }
 
     #[cold]
@@ -815,7 +842,7 @@ impl Endpoint {
     /// True unless what is under way has to end first.
     #[inline(always)]
     fn takes_another(&self) -> bool {
-        self.moving.len() < MOVES && self.moving.back().is_none_or(|m| m.movement.by_device())
+        self.moving.len() < MOVES && self.moving.back().is_none_or(|m| m.movement.queues())
     }
 
     /// The next message of the transport, if there is one.
@@ -998,6 +1025,11 @@ impl Endpoint {
     fn deliver_placed(&mut self, a: &Arrived, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Why> {
         let r = &a.record;
         self.source(a)?;
+        if self.landing_head == self.landing_tail {
+            // Nothing lies there: what is longer than half of it must find it whole.
+            self.landing_head = self.landing_head.next_multiple_of(1 << self.geometry.landing_log);
+            self.landing_tail = self.landing_head;
+        }
         let units = r.length.div_ceil(abi::PUSHGATE_UNIT) as u64;
         let ring = 1u64 << self.geometry.landing_log;
         let bound = (self.options.in_place_share as u64) << self.peer_geometry.window_log >> 8;
@@ -1017,11 +1049,15 @@ impl Endpoint {
             self.rx_head += 1;
             return Ok(Outcome::Taken);
         }
-        if !fits {
+        if units > ring {
             let size = ring << abi::PUSHGATE_UNIT_LOG;
             return Err(Why::Violated(
                 format!("{} bytes do not fit the landing ring of {size} bytes", r.length).into(),
             ));
+        }
+        if !fits {
+            // The reader will give it back.
+            return Ok(Outcome::Waits);
         }
         let unit = (self.landing_head + skip) & (ring - 1);
         self.landing_head += skip + units;
@@ -1062,15 +1098,20 @@ impl Endpoint {
     }
 
     /// Where an inbound payload lies that is not in its record.
-    fn source(&self, a: &Arrived) -> Result<usize, Why> {
+    fn source(&self, a: &Arrived) -> Result<Source, Why> {
         let r = &a.record;
         if r.has(Record::REGION) {
-            return Err(Why::Violated("this queue pair does not send from regions".into()));
+            return match self.qp.reads_peer() {
+                true => Ok(Source::Peer(r.place_offset)),
+                false => {
+                    Err(Why::Violated("it sent out of a region, which we had not said we can read".into()))
+                }
+            };
         }
         if (r.units() as u64) * (abi::PUSHGATE_UNIT as u64) < r.length as u64 {
             return Err(Why::Violated(format!("{} bytes in {} units", r.length, r.units()).into()));
         }
-        self.qp.payload(r.place, r.units()).ok_or_else(|| {
+        self.qp.payload(r.place, r.units()).map(Source::Mapped).ok_or_else(|| {
             let (unit, units) = (r.place, r.units());
             Why::Violated(format!("unit {unit} and {units} more leave the peer's window").into())
         })
@@ -1088,23 +1129,38 @@ impl Endpoint {
     ) -> Result<Outcome, Why> {
         let src = match a.record.has(Record::INLINE) {
             // Of as many as there are copies, so the one before is out of use.
-            true => self.inline[self.next_inline].as_ptr() as usize,
+            true => Source::Mapped(self.inline[self.next_inline].as_ptr() as usize),
             false => self.source(a)?,
         };
-        if !self.moving.is_empty() && matches!(dst, Stretch::Host(_)) {
+        let queues = matches!((src, dst), (Source::Mapped(_), Stretch::Device(_)));
+        if !self.moving.is_empty() && !queues {
+            return Ok(Outcome::Waits);
+        }
+        let stage = self.stage();
+        if stage.1 == 0 && matches!((src, dst), (Source::Peer(_), Stretch::Device(_))) {
             return Ok(Outcome::Waits);
         }
         if a.record.has(Record::INLINE) {
             self.inline[self.next_inline] = record::inline(&a.words, a.record.opcode);
             self.next_inline = (self.next_inline + 1) % MOVES;
         }
-        let movement = Move::start(src, dst, a.record.length as usize, mover.as_deref_mut())
+        let movement = Move::start(src, dst, a.record.length as usize, mover.as_deref_mut(), stage)
             .map_err(|e| Why::Own(Box::new(e)))?;
         self.moving.push_back(Moving { movement, record: a.record, sequence: a.sequence, landed });
         if self.moving.len() == 1 {
             self.advance(mover);
         }
         Ok(Outcome::Taken)
+    }
+
+    /// The free part of the landing ring from its head on, and its bytes: the stage of
+    /// a copy that is alone under way, which leaves the head where it is.
+    fn stage(&self) -> (usize, usize) {
+        let ring = 1u64 << self.geometry.landing_log;
+        let unit = self.landing_head & (ring - 1);
+        let free = (ring - (self.landing_head - self.landing_tail)).min(ring - unit);
+        let at = self.landing + ((unit as usize) << abi::PUSHGATE_UNIT_LOG);
+        (at, (free as usize) << abi::PUSHGATE_UNIT_LOG)
     }
 
     /// Moves the bytes of `moving` on and delivers what is done, in order. True if
@@ -1116,15 +1172,16 @@ impl Endpoint {
             // SAFETY: the destination was resolved in a registered region (which is
             // not removed while `moving` holds anything) or in our landing ring, the source
             // in the peer's window, both mapped as long as this endpoint lives; they
-            // are different mappings. The peer or its device may write the source
+            // are different mappings. What is read out of the peer's process the kernel
+            // checks. The stage is free room of the landing ring: nothing else is begun
+            // while it is used. The peer or its device may write the source
             // meanwhile only against P1, which spoils its own message.
-            match unsafe { m.movement.advance(mover.as_deref_mut()) } {
+            match unsafe { m.movement.advance(mover.as_deref_mut(), &*self.qp) } {
                 Ok(true) => {}
-                Ok(false) => return work | !m.movement.by_device(),
+                Ok(false) => return work | !m.movement.is_waited_for(),
                 Err(e) => {
-                    tracing::error!(rank = self.rank(), "{e}");
                     self.moving.pop_front();
-                    self.fail(Status { rank: Some(self.rank()), ..Status::new(abi::PUSHGATE_ABORTED) });
+                    self.cut_short(&e);
                     return true;
                 }
             }
@@ -1136,6 +1193,26 @@ impl Endpoint {
             }
         }
         work
+    }
+
+    /// A copy failed.
+    #[cold]
+    fn cut_short(&mut self, e: &Failed) {
+        if let Failed::Peer { error, .. } = e {
+            match rustix::io::Errno::from_io_error(error) {
+                // Nobody reads it any more: its process is gone, or ends.
+                Some(rustix::io::Errno::SRCH) => {
+                    tracing::error!(rank = self.rank(), peer = self.peer(), "{e}");
+                    self.fail(Status { rank: Some(self.peer()), ..Status::new(abi::PUSHGATE_PEER_LOST) });
+                    return;
+                }
+                Some(rustix::io::Errno::NOMEM) => {}
+                // It named what it does not have, or took back its leave to read.
+                _ => return self.violated(e),
+            }
+        }
+        tracing::error!(rank = self.rank(), "{e}");
+        self.fail(Status { rank: Some(self.rank()), ..Status::new(abi::PUSHGATE_ABORTED) });
     }
 
     /// All bytes of a message are where they belong.

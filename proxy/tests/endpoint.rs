@@ -13,8 +13,9 @@ use proptest::test_runner::{Config, TestRunner};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, lap_of, set_inline};
 use pushgate_driver_shim::segment::Geometry;
-use pushgate_proxy::endpoint::{Endpoint, QpOptions};
+use pushgate_proxy::endpoint::{Endpoint, QpMemory, QpOptions};
 use pushgate_proxy::mover::{MoveError, Mover};
+use pushgate_proxy::qp::RegionSends;
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::{Status, count_word};
 
@@ -717,6 +718,235 @@ proptest! {
         pair.assert_clean();
         region.check_guards();
     }
+}
+
+// ------------------------------------------------- out of regions of the sender
+
+/// Over `local`, with a region of each side that holds, at the sender's, what
+/// `bytes(seed, ...)` makes.
+struct Sending {
+    pair: Pair,
+    from: Region,
+    lkey: u32,
+    to: Region,
+    rkey: u32,
+}
+
+fn sending(posted_receives: bool, length: usize) -> Option<Sending> {
+    if rdma::chosen() {
+        return None;
+    }
+    let receiver = QpOptions { posted_receives, ..options(0) };
+    let mut pair = Pair::new(GEOMETRY, [options(1), receiver]);
+    let [from, to] = [0, 1].map(|_| Region::new(length));
+    from.write(0, &bytes(3, length));
+    let lkey = pair.ends[0].add_region(from.memory(), length as u64).unwrap();
+    let rkey = pair.ends[1].add_region(to.memory(), length as u64).unwrap();
+    Some(Sending { pair, from, lkey, to, rkey })
+}
+
+const SIGNALED: u8 = Record::SIGNALED;
+
+#[test]
+fn p3_p5_a_send_out_of_a_region_lands_in_a_posted_buffer_and_then_completes() {
+    const MIB: usize = 1 << 20;
+    let Some(mut s) = sending(true, 4 * MIB) else { return };
+    for (i, length) in [0, 1, 100, 4000, MIB, 3 * MIB + 77].into_iter().enumerate() {
+        let (at, to) = (13 * i, 7 * i);
+        s.pair.devices[1].post_recv(s.rkey, to as u64, length as u32, i as u32);
+        let record = region_send(i as u32, s.lkey, at as u64);
+        assert!(s.pair.devices[0].post_from(Record { flags: record.flags | SIGNALED, ..record }, length));
+        // A pass of the receiver reads a part, so that others have their turn.
+        let mut passes = 0;
+        while s.pair.devices[1].delivered() == 0 && s.pair.ends[1].counters().delivered == i as u64 {
+            s.pair.poll(0);
+            assert!(s.pair.devices[0].poll_cq().is_none(), "the source is still read");
+            passes += s.pair.poll(1) as usize;
+        }
+        assert!(passes >= length.div_ceil(MIB), "{passes} passes for {length} bytes");
+        s.pair.settle();
+        let m = s.pair.devices[1].try_recv().expect("it landed");
+        assert_eq!((m.tag, m.length as usize, m.flags), (i as u32, length, Record::BUFFER));
+        assert!(s.to.read(to, length) == s.from.read(at, length), "message {i}");
+        assert_eq!(s.pair.devices[0].poll_cq().map(|c| (c.wr_id, c.status)), Some((i as u32, 0)));
+        s.pair.devices[1].release(1);
+        s.pair.settle();
+    }
+    assert_eq!(s.pair.devices[0].units, 0, "no room in the window was taken");
+    s.pair.assert_clean();
+    s.to.check_guards();
+}
+
+#[test]
+fn p4_p5_sends_out_of_a_region_wait_for_room_in_the_landing_ring() {
+    let Some(mut s) = sending(false, 8000) else { return };
+    // The ring has 2048 bytes: two fit, whatever lies before them.
+    for i in 0..6u32 {
+        assert!(s.pair.devices[0].post_from(region_send(i, s.lkey, i as u64 * 1000), 1000 + i as usize % 2));
+    }
+    s.pair.settle();
+    assert_eq!(s.pair.ends[1].counters().delivered, 2);
+    for i in 0..6u32 {
+        take(&mut s.pair.devices[1], i, &s.from.read(i as usize * 1000, 1000 + i as usize % 2));
+        s.pair.settle();
+    }
+    // Longer than half of the ring, where one half and a bit is behind its head.
+    for i in 6..12 {
+        assert!(s.pair.devices[0].post_from(region_send(i, s.lkey, 0), 2000));
+        s.pair.settle();
+        take(&mut s.pair.devices[1], i, &s.from.read(0, 2000));
+        s.pair.settle();
+    }
+    s.pair.assert_clean();
+    // And one that never fits is its sender's fault.
+    assert!(s.pair.devices[0].post_from(region_send(12, s.lkey, 0), 2049));
+    s.pair.settle();
+    s.pair.tick(1);
+    assert_eq!(s.pair.codes(), [REFUSED, REFUSED]);
+    assert_eq!(s.pair.devices[1].status().unwrap().rank, Some(0));
+}
+
+#[test]
+fn p3_a_put_out_of_a_region_reaches_host_and_device_before_its_signal() {
+    let Some(mut s) = sending(false, 8000) else { return };
+    let mover = SlowMover::default();
+    mover.0.lock().unwrap().bytes = vec![0; 8000];
+    s.pair.mover = Some(Box::new(mover.clone()));
+    let device = RegionMemory::Device { address: DEVICE, exported: None };
+    let device = s.pair.ends[1].add_region(device, 8000).unwrap();
+    let from = |record: Record| Record {
+        flags: record.flags | Record::REGION,
+        place: s.lkey,
+        place_offset: 100,
+        ..record
+    };
+    assert!(s.pair.devices[0].post_from(from(put(s.rkey, 5, 0, 1)), 7000));
+    assert!(s.pair.devices[0].post_from(from(put(device, 9, 1, 1)), 7000));
+    assert!(s.pair.devices[0].post(inline_send(3), b"behind"));
+    // By way of the landing ring, 2048 bytes at a time.
+    for step in 0..4 {
+        (0..20).for_each(|i| _ = s.pair.poll(i % 2));
+        assert_eq!([0, 1].map(|i| s.pair.devices[1].signal(i)), [1, 0]);
+        assert_eq!(mover.0.lock().unwrap().copies.len(), step + 1);
+        assert!(s.pair.devices[1].try_recv().is_none());
+        mover.0.lock().unwrap().allowed = step + 1;
+    }
+    s.pair.settle();
+    assert_eq!(s.pair.devices[1].signal(1), 1);
+    assert!(s.to.read(5, 7000) == s.from.read(100, 7000));
+    assert!(mover.0.lock().unwrap().bytes[9..7009] == s.from.read(100, 7000));
+    take(&mut s.pair.devices[1], 3, b"behind");
+    s.pair.assert_clean();
+}
+
+#[test]
+fn p8_a_sender_that_names_memory_it_does_not_have_is_refused_and_hurts_nobody_else() {
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
+    let mut bystander = Pair::default();
+    let page = abi::PUSHGATE_PAGE as usize;
+    // SAFETY: new memory, of which nobody else knows.
+    let readable = unsafe {
+        let at = mmap_anonymous(
+            std::ptr::null_mut(),
+            2 * page,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE,
+        )
+        .unwrap();
+        mprotect(at.cast::<u8>().add(page).cast(), page, MprotectFlags::empty()).unwrap();
+        at as u64
+    };
+    let cases = [
+        ("nothing", 0),
+        ("nothing at all", 1 << 55),
+        ("beyond what there can be", abi::PUSHGATE_DATA_MASK),
+        ("the half of it", readable + page as u64 - 50),
+    ];
+    for (n, (what, address)) in cases.into_iter().enumerate() {
+        let Some(mut s) = sending(true, 200) else { return };
+        s.pair.devices[1].post_recv(s.rkey, 0, 100, ANY);
+        s.pair.settle();
+        let record = Record { length: 100, id: 0, ..region_send(0, 0, address) };
+        s.pair.forge(0, 0, &record);
+        (0..4).for_each(|_| _ = s.pair.poll(1));
+        assert_eq!(
+            s.pair.devices[1].status().map(|s| (Some(s.code as u32), s.rank)),
+            Some((REFUSED, Some(0))),
+            "{what}"
+        );
+        assert!(s.pair.devices[1].try_recv().is_none(), "{what}");
+        s.to.check_guards();
+        s.pair.devices[1].own.check_gaps();
+        assert!(bystander.devices[0].post(inline_send(n as u32), b"well"));
+        bystander.settle();
+        take(&mut bystander.devices[1], n as u32, b"well");
+        bystander.settle();
+    }
+    bystander.assert_clean();
+}
+
+#[test]
+fn p7_p8_where_the_peer_cannot_read_a_region_send_is_refused_with_a_sentence() {
+    if rdma::chosen() {
+        return;
+    }
+    let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
+    // A process that is there and is not this one: its memory is not what is told.
+    let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let cases = [(None, "does not know this process"), (Some(other.id()), "proxy = thread")];
+    for (pid, sentence) in cases {
+        m.iter().for_each(|m| m.reset());
+        let reader = QpMemory { peer_pid: pid, ..m[1].joined(&m[0], None) };
+        let mut sender = Endpoint::local(m[0].joined(&m[1], None), options(1)).unwrap();
+        assert!(matches!(sender.region_sends(), RegionSends::Unknown));
+        let region = Region::new(100);
+        let lkey = sender.add_region(region.memory(), 100).unwrap();
+        let mut device = Device::new(&m[0], &m[1]);
+        assert!(device.post_from(region_send(0, lkey, 0), 100));
+        // Until the peer has told, it waits.
+        (0..4).for_each(|_| _ = sender.poll(&mut None));
+        assert!(sender.status().is_none() && !sender.has_work());
+        let mut reader = Endpoint::local(reader, options(0)).unwrap();
+        reader.poll(&mut None);
+        assert!(sender.has_work());
+        let RegionSends::No(why) = sender.region_sends() else { panic!("{pid:?} was read") };
+        assert!(why.contains(sentence) && why.contains("window"), "{why}");
+        sender.poll(&mut None);
+        let status = sender.status().unwrap();
+        assert_eq!((Some(status.code as u32), status.rank), (REFUSED, Some(0)));
+        // One that does not care is refused by who reads.
+        ring_forge(&m[0], &Record { length: 8, ..region_send(0, 0, region_address(&region)) });
+        reader.poll(&mut None);
+        let status = reader.status().unwrap();
+        assert_eq!((Some(status.code as u32), status.rank), (REFUSED, Some(0)));
+    }
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
+fn ring_forge(from: &Memory, record: &Record) {
+    let log = from.geometry.link_log;
+    let slots = from.link.words(abi::PUSHGATE_LINK_RING as usize, 8 << log);
+    pushgate_proxy::ring::publish(slots, 0, log, &record.encode(0));
+}
+
+fn region_address(region: &Region) -> u64 {
+    let RegionMemory::Host { address, .. } = region.memory() else { unreachable!() };
+    address as u64
+}
+
+#[test]
+fn p8_only_memory_of_this_process_goes_out_of_a_region() {
+    let Some(mut s) = sending(true, 100) else { return };
+    s.pair.settle();
+    assert_eq!(s.pair.ends[0].region_sends(), RegionSends::Yes);
+    let device = RegionMemory::Device { address: DEVICE, exported: None };
+    let lkey = s.pair.ends[0].add_region(device, 100).unwrap();
+    assert!(s.pair.devices[0].post_from(region_send(0, lkey, 0), 100));
+    s.pair.settle();
+    s.pair.tick(1);
+    assert_eq!(s.pair.codes(), [REFUSED, REFUSED]);
+    assert_eq!(s.pair.devices[1].status().unwrap().rank, Some(0));
 }
 
 // --------------------------------------------------------------- P2: torn, stuck

@@ -15,7 +15,7 @@ use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::Endpoint;
 use pushgate_proxy::gate::{Limits, Permit};
 use pushgate_proxy::mover::{MoveError, Mover};
-use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair};
+use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::Status;
 
@@ -73,8 +73,12 @@ impl QueuePair for Placing {
         true
     }
 
-    fn takes_region(&self, _: &Record) -> Result<(), &'static str> {
-        Err("not here")
+    fn takes_region(&self, _: &Record) -> RegionSends {
+        self.region_sends()
+    }
+
+    fn region_sends(&self) -> RegionSends {
+        RegionSends::No("not here")
     }
 
     fn acknowledge(&mut self, _: PeerCounts) {}

@@ -12,7 +12,7 @@ use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::gate::{Limits, Permit};
 use pushgate_proxy::qp::verbs::{Config, Device, Half, VerbsQp};
-use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair};
+use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::Status;
 
@@ -169,8 +169,12 @@ impl QueuePair for Settled {
         self.qp().in_place()
     }
 
-    fn takes_region(&self, record: &Record) -> Result<(), &'static str> {
+    fn takes_region(&self, record: &Record) -> RegionSends {
         self.qp().takes_region(record)
+    }
+
+    fn region_sends(&self) -> RegionSends {
+        self.qp().region_sends()
     }
 
     fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {

@@ -20,7 +20,7 @@ use super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, slot_bytes};
 use super::{CONTROL_WRS, NOTIFIES, RECEIVE};
 use crate::gate::{Limits, Permit};
 use crate::memory::Words;
-use crate::qp::{Inbound, PeerCounts, QueuePair, crossing};
+use crate::qp::{Inbound, PeerCounts, QueuePair, RegionSends, crossing};
 use crate::region::{MAX_REGIONS, RegionMemory};
 use crate::ring::{self, Found};
 use crate::session::{self, Status, count_word};
@@ -724,17 +724,23 @@ impl QueuePair for VerbsQp {
         true
     }
 
-    fn takes_region(&self, r: &Record) -> Result<(), &'static str> {
+    fn takes_region(&self, r: &Record) -> RegionSends {
         if r.opcode != Opcode::Put {
-            return Err("a SEND goes out of the window; PUT takes regions");
+            return self.region_sends();
         }
         if !self.regions.contains_key(&r.place) {
-            return Err("the source region is not registered with the RDMA device");
+            return RegionSends::No("the source region is not registered with the RDMA device");
         }
         match self.direct(r) {
-            Some(_) => Ok(()),
-            None => Err("the peer has no such region that its RDMA device can write, or not so long"),
+            Some(_) => RegionSends::Yes,
+            None => {
+                RegionSends::No("the peer has no such region that its RDMA device can write, or not so long")
+            }
         }
+    }
+
+    fn region_sends(&self) -> RegionSends {
+        RegionSends::No("a SEND goes out of the window; PUT takes regions")
     }
 
     fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
