@@ -197,6 +197,8 @@ pub struct Endpoint {
     pending: bool,
     /// It was not checked to the end: only the peer knows whether it may be sent.
     undecided: bool,
+    /// The transport is asked for the receive that a SEND takes.
+    knows_receives: bool,
     stalled: bool,
     credit: u64,
     delivered_slots: u64,
@@ -302,6 +304,7 @@ impl Endpoint {
         } else {
             Gate::new(limits)
         };
+        let knows_receives = qp.knows_receives();
         let g = &geometry;
         let receives = (abi::PUSHGATE_RECV_WORDS as usize) << g.rx_log;
         let held = 1usize << g.rx_log;
@@ -322,6 +325,7 @@ impl Endpoint {
             wqe: [0; 8],
             pending: false,
             undecided: false,
+            knows_receives,
             stalled: false,
             credit: 0,
             delivered_slots: 0,
@@ -447,7 +451,7 @@ impl Endpoint {
             || (self.staging.outstanding() > 0 && count(counts.released) > self.session.released())
             || (self.pending && count(counts.granted) > self.gate.granted())
             || (self.undecided
-                && Record::decode(&self.wqe).is_ok_and(|r| self.qp.takes_region(&r) != RegionSends::Unknown))
+                && Record::decode(&self.wqe).is_ok_and(|r| !matches!(self.check(&r), Ok(false))))
     }
 
     /// The words that tell others that this engine sleeps.
@@ -648,6 +652,9 @@ impl Endpoint {
                 }
                 if self.undecided {
                     self.pending = true;
+                    if record.opcode == Opcode::Send && !std::mem::replace(&mut self.stalled, true) {
+                        self.counters.stall_receive += 1;
+                    }
                     break;
                 }
             }
@@ -705,6 +712,20 @@ impl Endpoint {
                     let name = self.qp.name();
                     return Err(format!("a payload in a region, on queue pair `{name}`: {why}").into());
                 }
+            }
+        }
+        if self.knows_receives && r.opcode == Opcode::Send {
+            match self.qp.receive_for(r) {
+                None => return Ok(false),
+                Some(room) if room < r.length => {
+                    let bytes = r.length;
+                    return Err(format!(
+                        "{bytes} bytes for a receive of the peer that takes {room}: send less, or let it post a \
+                         longer one"
+                    )
+                    .into());
+                }
+                Some(_) => {}
             }
         }
         if (r.opcode == Opcode::Signal || r.has(Record::WITH_SIGNAL))
@@ -905,8 +926,9 @@ impl Endpoint {
             work = true;
         }
         if self.options.posted_receives {
-            while let Some(buffer) = self.next_buffer() {
+            while let Some((buffer, words)) = self.next_buffer() {
                 self.buffers.push_back(buffer);
+                self.qp.receive_posted(buffer.number, words);
                 self.receives_taken += 1;
                 work = true;
             }
@@ -916,7 +938,7 @@ impl Endpoint {
 
     /// The next posted receive, if it is complete. At most as many ahead of
     /// what the device released as the ring has slots.
-    fn next_buffer(&self) -> Option<Buffer> {
+    fn next_buffer(&self) -> Option<(Buffer, [u64; 4])> {
         let log = self.geometry.rx_log;
         if self.receives_taken - self.consumed_seen >= 1 << log {
             return None;
@@ -932,21 +954,27 @@ impl Endpoint {
         // RECEIVE: the device's use of the buffer before ours.
         fence(Ordering::Acquire);
         let w = [w0, word(1)?, word(2)?, word(3)?];
-        Some(Buffer {
+        let buffer = Buffer {
             number: self.receives_taken,
             key: w[0] as u32,
             offset: w[1] & abi::PUSHGATE_DATA_MASK,
             length: w[2] as u32,
             tag: w[3] as u32,
-        })
+        };
+        Some((buffer, w))
     }
 
     /// Puts one inbound message where it belongs, or begins to.
     #[inline]
     fn deliver(&mut self, a: &Arrived, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Why> {
         let r = &a.record;
-        if a.placed && r.opcode != Opcode::Put {
-            return Err(Why::Violated("only the payload of a PUT comes alone".into()));
+        let lands = match r.opcode {
+            Opcode::Put => true,
+            Opcode::Send => self.options.posted_receives,
+            _ => false,
+        };
+        if a.placed && !lands {
+            return Err(Why::Violated("a payload came alone for which there is no place".into()));
         }
         match r.opcode {
             Opcode::Send => {
@@ -999,7 +1027,25 @@ impl Endpoint {
         dst: Stretch,
         mover: &mut Option<Box<dyn Mover>>,
     ) -> Result<Outcome, Why> {
-        if !self.qp.offers(r.rkey) {
+        if self.written(r.rkey, dst, mover)? == Outcome::Waits {
+            return Ok(Outcome::Waits);
+        }
+        if r.has(Record::WITH_SIGNAL) {
+            self.signal(r);
+        }
+        self.delivered(r);
+        Ok(Outcome::Taken)
+    }
+
+    /// The transport says that it has written to a region of ours: whether it could,
+    /// and that our device sees it.
+    fn written(
+        &mut self,
+        key: u32,
+        dst: Stretch,
+        mover: &mut Option<Box<dyn Mover>>,
+    ) -> Result<Outcome, Why> {
+        if !self.qp.offers(key) {
             return Err(Why::Violated("it wrote to a region that was not offered to its device".into()));
         }
         if !self.moving.is_empty() {
@@ -1013,10 +1059,6 @@ impl Endpoint {
             mover.flush().map_err(|e| Why::Own(Box::new(e)))?;
         }
         self.counters.placed += 1;
-        if r.has(Record::WITH_SIGNAL) {
-            self.signal(r);
-        }
-        self.delivered(r);
         Ok(Outcome::Taken)
     }
 
@@ -1073,7 +1115,15 @@ impl Endpoint {
             return Err(Why::Overrun("no receive was posted for this message".into()));
         }
         let matches = |b: &Buffer| b.tag == abi::PUSHGATE_ANY_TAG || b.tag == r.tag;
-        let Some(at) = self.buffers.iter().position(matches) else {
+        let found = self.buffers.iter().position(matches);
+        // What it says is compared, never followed.
+        if a.placed && found.is_none_or(|at| self.buffers[at].number as u32 != r.place) {
+            return Err(Why::Violated(
+                format!("it wrote to receive {}, which is not the one that its message takes", r.place)
+                    .into(),
+            ));
+        }
+        let Some(at) = found else {
             // A credit says that there is a receive and not which. Its program has the
             // rest of this queue pair's life to post the right one.
             return Ok(Outcome::Waits);
@@ -1090,7 +1140,13 @@ impl Endpoint {
             ));
         }
         let dst = self.regions.resolve(b.key, b.offset, r.length).map_err(|e| Why::Own(Box::new(e)))?;
-        let outcome = self.begin(a, Landed::Buffer(b.number), dst, mover)?;
+        let outcome = match a.placed {
+            true => self.written(b.key, dst, mover)?,
+            false => self.begin(a, Landed::Buffer(b.number), dst, mover)?,
+        };
+        if a.placed && outcome == Outcome::Taken {
+            self.show(&Record { flags: Record::BUFFER, place: b.number as u32, place_offset: 0, ..*r });
+        }
         if outcome == Outcome::Taken {
             self.buffers.remove(at);
         }
@@ -1238,7 +1294,12 @@ impl Endpoint {
                 Record { flags: Record::LANDING, place: unit as u32, ..*r }
             }
         };
-        ring::publish(&self.rx, self.rx_head, self.geometry.rx_log, &w.encode(0));
+        self.show(&w);
+    }
+
+    /// Writes the next receive record.
+    fn show(&mut self, r: &Record) {
+        ring::publish(&self.rx, self.rx_head, self.geometry.rx_log, &r.encode(0));
         self.delivered(r);
         self.rx_head += 1;
     }

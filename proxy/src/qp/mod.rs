@@ -23,7 +23,8 @@ pub enum Inbound {
     Empty,
     /// The next record was copied out; its `id` is a sequence number.
     Record,
-    /// The same, of a PUT whose payload lies in its region already.
+    /// The same, of a PUT whose payload lies in its region already, or a SEND whose
+    /// payload lies in the posted receive that its `place` numbers.
     Placed,
     /// The slot holds what no sender of this session could have written.
     Torn,
@@ -111,6 +112,21 @@ pub trait QueuePair: Send {
 
     /// The same for SENDs at large, before there is any.
     fn region_sends(&self) -> RegionSends;
+
+    /// True if SENDs go to posted receives of the peer that it told of: then
+    /// [`QueuePair::receive_for`] is asked for each.
+    fn knows_receives(&self) -> bool {
+        false
+    }
+
+    /// Bytes of the receive that a SEND will take, if the peer has told of it. Until
+    /// then it waits, and those behind it.
+    fn receive_for(&self, _record: &Record) -> Option<u32> {
+        None
+    }
+
+    /// A receive of this side was taken in, `number` before it: its words, laps included.
+    fn receive_posted(&mut self, _number: u64, _words: [u64; 4]) {}
 
     /// True if this end reads payload out of the memory of the peer's process.
     fn reads_peer(&self) -> bool {

@@ -490,7 +490,7 @@ impl Pair {
         let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..geometry }));
         let mut devices = [Device::new(&m[0], &m[1]), Device::new(&m[1], &m[0])];
         let (ends, wires) = if rdma::chosen() {
-            let wires = rdma::connect([&m[0], &m[1]]);
+            let wires = rdma::connect([&m[0], &m[1]], [0, 1].map(|i| options[i].posted_receives));
             for (device, wire) in devices.iter_mut().zip(&wires) {
                 device.inbound = wire.mirror.clone();
             }
