@@ -134,10 +134,19 @@ struct Held {
 }
 
 /// An inbound message as the transport gave it.
-struct Arrived {
+#[derive(Clone, Copy)]
+struct Arrived<'a> {
+    record: &'a Record,
+    words: &'a RecordWords,
+    /// Its payload is in its place already.
+    placed: bool,
+    sequence: u64,
+}
+
+/// One that waits. Few do, so none is copied before it has to.
+struct Waiting {
     record: Record,
     words: RecordWords,
-    /// Its payload is in its place already.
     placed: bool,
     sequence: u64,
 }
@@ -165,6 +174,8 @@ enum Landed {
 /// What came of an inbound message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Outcome {
+    /// There is none.
+    Nothing,
     /// Delivered, or its bytes are on their way.
     Taken,
     /// It waits, and those behind it with it.
@@ -223,7 +234,7 @@ pub struct Endpoint {
     landing_tail: u64,
     /// A message that can't be delivered yet: no receive of its tag is posted, or what
     /// was begun before it is not done.
-    waiting: Option<Arrived>,
+    waiting: Option<Waiting>,
     /// One host copy, or copies by a device, in the order of their messages.
     moving: VecDeque<Moving>,
     /// Inline payload on its way to device memory, for each copy that may be under way.
@@ -834,23 +845,13 @@ impl Endpoint {
         // a count that cannot be.
         while n < BATCH && self.session.status().is_none() && self.takes_another() {
             n += 1;
-            let arrived = match self.waiting.take() {
-                Some(arrived) => arrived,
-                None => match self.next_arrived() {
-                    Ok(Some(arrived)) => arrived,
-                    Ok(None) => break,
-                    Err(why) => {
-                        self.broken_by(why);
-                        return true;
-                    }
-                },
+            let outcome = match self.waiting.is_some() {
+                true => self.retry(mover),
+                false => self.take_in(mover),
             };
-            match self.deliver(&arrived, mover) {
+            match outcome {
                 Ok(Outcome::Taken) => work = true,
-                Ok(Outcome::Waits) => {
-                    self.waiting = Some(arrived);
-                    break;
-                }
+                Ok(Outcome::Nothing | Outcome::Waits) => break,
                 Err(why) => {
                     self.broken_by(why);
                     return true;
@@ -858,6 +859,19 @@ impl Endpoint {
             }
         }
         work
+    }
+
+    /// The message that waits.
+    #[cold]
+    #[inline(never)]
+    fn retry(&mut self, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Why> {
+        let Some(w) = self.waiting.take() else { return Ok(Outcome::Nothing) };
+        let Waiting { placed, sequence, .. } = w;
+        let outcome = self.deliver(Arrived { record: &w.record, words: &w.words, placed, sequence }, mover);
+        if let Ok(Outcome::Waits) = outcome {
+            self.waiting = Some(w);
+        }
+        outcome
     }
 
     /// True unless what is under way has to end first.
@@ -868,10 +882,10 @@ impl Endpoint {
 
     /// The next message of the transport, if there is one.
     #[inline]
-    fn next_arrived(&mut self) -> Result<Option<Arrived>, Why> {
+    fn take_in(&mut self, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Why> {
         let mut words = [0; 8];
         let placed = match self.qp.poll_recv(&mut words) {
-            Inbound::Empty => return Ok(None),
+            Inbound::Empty => return Ok(Outcome::Nothing),
             Inbound::Record => false,
             Inbound::Placed => true,
             Inbound::Torn => return Err(Why::Overrun(Box::new(Malformed::Lap))),
@@ -882,7 +896,11 @@ impl Endpoint {
         }
         let sequence = self.session.inbound();
         self.session.accept(record.id).map_err(|e| Why::Overrun(Box::new(e)))?;
-        Ok(Some(Arrived { record, words, placed, sequence }))
+        let outcome = self.deliver(Arrived { record: &record, words: &words, placed, sequence }, mover)?;
+        if outcome == Outcome::Waits {
+            self.waiting = Some(Waiting { record, words, placed, sequence });
+        }
+        Ok(outcome)
     }
 
     #[cold]
@@ -966,8 +984,8 @@ impl Endpoint {
 
     /// Puts one inbound message where it belongs, or begins to.
     #[inline]
-    fn deliver(&mut self, a: &Arrived, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Why> {
-        let r = &a.record;
+    fn deliver(&mut self, a: Arrived<'_>, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Why> {
+        let r = a.record;
         let lands = match r.opcode {
             Opcode::Put => true,
             Opcode::Send => self.options.posted_receives,
@@ -988,7 +1006,7 @@ impl Endpoint {
                     return Ok(Outcome::Waits);
                 }
                 if r.has(Record::INLINE) {
-                    ring::publish(&self.rx, self.rx_head, self.geometry.rx_log, &a.words);
+                    ring::publish(&self.rx, self.rx_head, self.geometry.rx_log, a.words);
                     self.delivered(r);
                     self.rx_head += 1;
                     return Ok(Outcome::Taken);
@@ -1064,8 +1082,8 @@ impl Endpoint {
 
     /// A SEND whose payload lies in the peer's window or region: handed over in
     /// place, or copied to the landing ring.
-    fn deliver_placed(&mut self, a: &Arrived, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Why> {
-        let r = &a.record;
+    fn deliver_placed(&mut self, a: Arrived<'_>, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Why> {
+        let r = a.record;
         self.source(a)?;
         if self.landing_head == self.landing_tail {
             // Nothing lies there: what is longer than half of it must find it whole.
@@ -1109,8 +1127,12 @@ impl Endpoint {
     }
 
     /// A SEND takes the oldest posted receive that has its tag, or takes any.
-    fn deliver_to_buffer(&mut self, a: &Arrived, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Why> {
-        let r = &a.record;
+    fn deliver_to_buffer(
+        &mut self,
+        a: Arrived<'_>,
+        mover: &mut Option<Box<dyn Mover>>,
+    ) -> Result<Outcome, Why> {
+        let r = a.record;
         if self.buffers.is_empty() {
             return Err(Why::Overrun("no receive was posted for this message".into()));
         }
@@ -1154,8 +1176,8 @@ impl Endpoint {
     }
 
     /// Where an inbound payload lies that is not in its record.
-    fn source(&self, a: &Arrived) -> Result<Source, Why> {
-        let r = &a.record;
+    fn source(&self, a: Arrived<'_>) -> Result<Source, Why> {
+        let r = a.record;
         if r.has(Record::REGION) {
             return match self.qp.reads_peer() {
                 true => Ok(Source::Peer(r.place_offset)),
@@ -1178,7 +1200,7 @@ impl Endpoint {
     /// they began, and nothing else may overtake them.
     fn begin(
         &mut self,
-        a: &Arrived,
+        a: Arrived<'_>,
         landed: Landed,
         dst: Stretch,
         mover: &mut Option<Box<dyn Mover>>,
@@ -1197,12 +1219,12 @@ impl Endpoint {
             return Ok(Outcome::Waits);
         }
         if a.record.has(Record::INLINE) {
-            self.inline[self.next_inline] = record::inline(&a.words, a.record.opcode);
+            self.inline[self.next_inline] = record::inline(a.words, a.record.opcode);
             self.next_inline = (self.next_inline + 1) % MOVES;
         }
         let movement = Move::start(src, dst, a.record.length as usize, mover.as_deref_mut(), stage)
             .map_err(|e| Why::Own(Box::new(e)))?;
-        self.moving.push_back(Moving { movement, record: a.record, sequence: a.sequence, landed });
+        self.moving.push_back(Moving { movement, record: *a.record, sequence: a.sequence, landed });
         if self.moving.len() == 1 {
             self.advance(mover);
         }
