@@ -1,6 +1,6 @@
 // Generated from include/pushgate/abi.h by `cargo xtask bindings`; do not edit.
 
-pub const PUSHGATE_ABI_VERSION: u32 = 1;
+pub const PUSHGATE_ABI_VERSION: u32 = 2;
 pub const PUSHGATE_MAGIC: u64 = 4995689661072627024;
 pub const PUSHGATE_UNIT: u32 = 64;
 pub const PUSHGATE_UNIT_LOG: u32 = 6;
@@ -82,8 +82,14 @@ pub const PUSHGATE_LINK_RECEIVED: u32 = 64;
 pub const PUSHGATE_LINK_RELEASED: u32 = 72;
 pub const PUSHGATE_LINK_GRANTED: u32 = 80;
 pub const PUSHGATE_LINK_STATUS: u32 = 88;
+pub const PUSHGATE_LINK_ADDRESS: u32 = 96;
+pub const PUSHGATE_LINK_READS: u32 = 104;
 pub const PUSHGATE_LINK_SLEEPING: u32 = 128;
 pub const PUSHGATE_LINK_RING: u32 = 4096;
+pub const PUSHGATE_READS_YES: u32 = 1;
+pub const PUSHGATE_READS_UNKNOWN: u32 = 2;
+pub const PUSHGATE_READS_DENIED: u32 = 3;
+pub const PUSHGATE_READS_ELSEWHERE: u32 = 4;
 pub type pushgate_u32 = u32;
 pub type pushgate_u64 = u64;
 #[repr(C)]

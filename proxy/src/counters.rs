@@ -44,7 +44,7 @@ counters! {
     copies,
     /// Bytes of those.
     copied_bytes,
-    /// PUTs whose payload the transport wrote to its region itself.
+    /// PUTs and SENDs whose payload the transport wrote to its region itself.
     placed,
     /// Payloads copied on the sender's side, for the transport can't send from the window.
     bounced,

@@ -18,9 +18,9 @@ use pushgate_driver_shim::window::Interrupt;
 use crate::counters::Counters;
 use crate::gate::{Gate, Need, Stall};
 use crate::memory::{Mapped, Words};
-use crate::mover::{Move, Mover};
+use crate::mover::{Failed, Move, Mover, Source};
 use crate::qp::local::LocalQp;
-use crate::qp::{Inbound, PeerCounts, QueuePair};
+use crate::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
 use crate::region::{RegionMemory, Regions, Stretch};
 use crate::ring::{self, Found, Look};
 use crate::session::{Session, Status, count_of, count_word};
@@ -29,6 +29,10 @@ use crate::staging::Staging;
 /// Records that one pass takes in each direction before the engine looks at
 /// its other queue pairs.
 const BATCH: u32 = 64;
+
+/// Copies by a device that are under way at once: a copy engine reaches its rate
+/// only with several queued, if each is a few hundred KiB.
+const MOVES: usize = 16;
 
 /// The memory of one queue pair, as its program hands it to an engine. Every
 /// segment's header is checked before anything else is read.
@@ -45,6 +49,9 @@ pub struct QpMemory {
     pub peer_window: Arc<ReadOnlyMemory>,
     /// Wakes the peer's engine, where it can be woken.
     pub peer_bell: Option<EventFd>,
+    /// The peer's process, by its number in our PID namespace: what it sends out of
+    /// regions is read there.
+    pub peer_pid: Option<u32>,
 }
 
 /// What else an endpoint is told.
@@ -107,6 +114,8 @@ pub enum EndpointError {
 /// A receive that the device posted.
 #[derive(Clone, Copy)]
 struct Buffer {
+    /// How many were posted before it.
+    number: u64,
     key: u32,
     offset: u64,
     length: u32,
@@ -124,10 +133,29 @@ struct Held {
     units: u64,
 }
 
+/// An inbound message as the transport gave it.
+#[derive(Clone, Copy)]
+struct Arrived<'a> {
+    record: &'a Record,
+    words: &'a RecordWords,
+    /// Its payload is in its place already.
+    placed: bool,
+    sequence: u64,
+}
+
+/// One that waits. Few do, so none is copied before it has to.
+struct Waiting {
+    record: Record,
+    words: RecordWords,
+    placed: bool,
+    sequence: u64,
+}
+
 /// An inbound message whose bytes are being moved.
 struct Moving {
     movement: Move,
     record: Record,
+    sequence: u64,
     /// Where it will be, for a SEND.
     landed: Landed,
 }
@@ -135,8 +163,23 @@ struct Moving {
 #[derive(Clone, Copy)]
 enum Landed {
     Region,
-    Buffer,
-    Landing { unit: u64, taken: u64 },
+    /// The number of the posted receive.
+    Buffer(u64),
+    Landing {
+        unit: u64,
+        taken: u64,
+    },
+}
+
+/// What came of an inbound message.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// There is none.
+    Nothing,
+    /// Delivered, or its bytes are on their way.
+    Taken,
+    /// It waits, and those behind it with it.
+    Waits,
 }
 
 /// Words of the control line.
@@ -163,6 +206,10 @@ pub struct Endpoint {
     wqe: RecordWords,
     /// It is there and was checked, but has no permit yet.
     pending: bool,
+    /// It was not checked to the end: only the peer knows whether it may be sent.
+    undecided: bool,
+    /// The transport is asked for the receive that a SEND takes.
+    knows_receives: bool,
     stalled: bool,
     credit: u64,
     delivered_slots: u64,
@@ -185,9 +232,14 @@ pub struct Endpoint {
     landing_held: VecDeque<Held>,
     landing_head: u64,
     landing_tail: u64,
-    moving: Option<Moving>,
-    /// Inline payload on its way to device memory.
-    inline: Box<[u8; abi::PUSHGATE_INLINE_SEND as usize]>,
+    /// A message that can't be delivered yet: no receive of its tag is posted, or what
+    /// was begun before it is not done.
+    waiting: Option<Waiting>,
+    /// One host copy, or copies by a device, in the order of their messages.
+    moving: VecDeque<Moving>,
+    /// Inline payload on its way to device memory, for each copy that may be under way.
+    inline: Box<[[u8; abi::PUSHGATE_INLINE_SEND as usize]; MOVES]>,
+    next_inline: usize,
     acknowledged: PeerCounts,
     regions: Regions,
     counters: Counters,
@@ -237,6 +289,7 @@ impl Endpoint {
             &peer_geometry,
             memory.peer_window,
             memory.peer_bell,
+            memory.peer_pid,
         );
         Self::new(memory.work, memory.control, geometry, peer_geometry, Box::new(qp), options)
     }
@@ -262,6 +315,7 @@ impl Endpoint {
         } else {
             Gate::new(limits)
         };
+        let knows_receives = qp.knows_receives();
         let g = &geometry;
         let receives = (abi::PUSHGATE_RECV_WORDS as usize) << g.rx_log;
         let held = 1usize << g.rx_log;
@@ -281,6 +335,8 @@ impl Endpoint {
             qp,
             wqe: [0; 8],
             pending: false,
+            undecided: false,
+            knows_receives,
             stalled: false,
             credit: 0,
             delivered_slots: 0,
@@ -298,8 +354,10 @@ impl Endpoint {
             landing_held: VecDeque::with_capacity(held),
             landing_head: 0,
             landing_tail: 0,
-            moving: None,
-            inline: Box::new([0; abi::PUSHGATE_INLINE_SEND as usize]),
+            waiting: None,
+            moving: VecDeque::with_capacity(MOVES),
+            inline: Box::new([[0; abi::PUSHGATE_INLINE_SEND as usize]; MOVES]),
+            next_inline: 0,
             acknowledged: PeerCounts::default(),
             regions: Regions::new(options.key_seed),
             counters: Counters::default(),
@@ -341,6 +399,11 @@ impl Endpoint {
         Some(key)
     }
 
+    /// Whether SENDs may go out of regions of this side.
+    pub fn region_sends(&self) -> RegionSends {
+        self.qp.region_sends()
+    }
+
     /// True once the peer's engine knows of all regions that it may write itself,
     /// or never will.
     pub fn regions_told(&self) -> bool {
@@ -349,7 +412,7 @@ impl Endpoint {
 
     /// The reverse. False if the key names none, or bytes are being moved.
     pub fn remove_region(&mut self, key: u32) -> bool {
-        if self.moving.is_some() {
+        if !self.moving.is_empty() {
             return false;
         }
         // The transport first: it may have the memory registered.
@@ -390,14 +453,16 @@ impl Endpoint {
         (!self.pending
             && self.staging.has_room()
             && !matches!(ring::look(&self.wqes, self.staging.head(), self.staging.slots_log()), Look::Empty))
-            || self.qp.has_inbound()
-            || self.moving.is_some()
+            || (self.waiting.is_none() && self.qp.has_inbound())
+            || !self.moving.is_empty()
             || ring::observe(&self.consumed[0]) != self.consumed_seen
             || (self.options.posted_receives && self.next_buffer().is_some())
             || Status::from_word(self.qp.peer_status()).is_some()
             || (received < sent && count(counts.received) > received)
             || (self.staging.outstanding() > 0 && count(counts.released) > self.session.released())
             || (self.pending && count(counts.granted) > self.gate.granted())
+            || (self.undecided
+                && Record::decode(&self.wqe).is_ok_and(|r| !matches!(self.check(&r), Ok(false))))
     }
 
     /// The words that tell others that this engine sleeps.
@@ -489,15 +554,21 @@ impl Endpoint {
         let _ = self.qp.notify();
     }
 
-    /// Finishes a copy under way, so that its memory can go. False if a device
-    /// does not end it within `limit`: then the memory must stay.
+    /// Finishes copies under way, so that their memory can go. False if a device
+    /// does not end them within `limit`: then the memory must stay.
     pub fn settle(&mut self, mover: &mut Option<Box<dyn Mover>>, limit: Duration) -> bool {
         let start = Instant::now();
-        while self.moving.is_some() && self.advance(mover) == Some(false) {
+        loop {
+            let moved = self.advance(mover);
+            if self.moving.is_empty() {
+                break;
+            }
             if start.elapsed() > limit {
                 return false;
             }
-            std::thread::yield_now();
+            if !moved {
+                std::thread::yield_now();
+            }
         }
         self.acknowledge();
         true
@@ -582,9 +653,21 @@ impl Endpoint {
                     return true;
                 }
             };
-            if new && let Err(e) = self.check(&record) {
-                self.refuse(&*e);
-                return true;
+            if new || self.undecided {
+                match self.check(&record) {
+                    Ok(decided) => self.undecided = !decided,
+                    Err(e) => {
+                        self.refuse(&*e);
+                        return true;
+                    }
+                }
+                if self.undecided {
+                    self.pending = true;
+                    if record.opcode == Opcode::Send && !std::mem::replace(&mut self.stalled, true) {
+                        self.counters.stall_receive += 1;
+                    }
+                    break;
+                }
             }
             if record.opcode == Opcode::Nop {
                 self.staging.release(&record);
@@ -626,16 +709,34 @@ impl Endpoint {
     }
 
     /// What the codec could not check: place, source region, signal. The peer
-    /// checks what only it knows: rkey and bounds.
+    /// checks what only it knows: rkey and bounds. False if the peer has yet to say
+    /// whether it may be sent.
     #[inline]
-    fn check(&self, r: &Record) -> Result<(), Box<dyn std::error::Error>> {
+    fn check(&self, r: &Record) -> Result<bool, Box<dyn std::error::Error>> {
         self.staging.check(r)?;
         if r.has(Record::REGION) {
             self.regions.resolve(r.place, r.place_offset, r.length)?;
-            if let Err(why) = self.qp.takes_region(r) {
-                return Err(
-                    format!("a payload in a region, on queue pair `{}`: {why}", self.qp.name()).into()
-                );
+            match self.qp.takes_region(r) {
+                RegionSends::Yes => {}
+                RegionSends::Unknown => return Ok(false),
+                RegionSends::No(why) => {
+                    let name = self.qp.name();
+                    return Err(format!("a payload in a region, on queue pair `{name}`: {why}").into());
+                }
+            }
+        }
+        if self.knows_receives && r.opcode == Opcode::Send {
+            match self.qp.receive_for(r) {
+                None => return Ok(false),
+                Some(room) if room < r.length => {
+                    let bytes = r.length;
+                    return Err(format!(
+                        "{bytes} bytes for a receive of the peer that takes {room}: send less, or let it post a \
+                         longer one"
+                    )
+                    .into());
+                }
+                Some(_) => {}
             }
         }
         if (r.opcode == Opcode::Signal || r.has(Record::WITH_SIGNAL))
@@ -643,7 +744,7 @@ impl Endpoint {
         {
             return Err(format!("signal {} of {}", r.signal, self.peer_geometry.signals).into());
         }
-        Ok(())
+        Ok(true)
     }
 
     #[cold]
@@ -736,58 +837,79 @@ impl Endpoint {
     #[inline]
     fn receive(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         let mut work = self.reap();
+        if !self.moving.is_empty() {
+            work |= self.advance(mover);
+        }
         let mut n = 0;
         // Nothing is delivered behind a message that was not: a copy that failed,
         // a count that cannot be.
-        while n < BATCH && self.session.status().is_none() {
-            if self.moving.is_some() {
-                match self.advance(mover) {
-                    Some(true) => work = true,
-                    // A slice of a host copy is work, a device's copy is waited for.
-                    Some(false) => {
-                        return work
-                            | matches!(&self.moving, Some(m) if matches!(m.movement, Move::Host { .. }));
-                    }
-                    None => return true,
-                }
-            }
-            let mut words = [0; 8];
-            let found = self.qp.poll_recv(&mut words);
-            match found {
-                Inbound::Empty => break,
-                Inbound::Record | Inbound::Placed => {}
-                Inbound::Torn => {
-                    self.overrun(&Malformed::Lap);
-                    return true;
-                }
-            };
+        while n < BATCH && self.session.status().is_none() && self.takes_another() {
             n += 1;
-            let record = match Record::decode(&words) {
-                Ok(r) if r.opcode != Opcode::Nop => r,
-                Ok(_) => {
-                    self.violated(&"a NOP on the link");
-                    return true;
-                }
-                Err(e) => {
-                    self.violated(&e);
-                    return true;
-                }
+            let outcome = match self.waiting.is_some() {
+                true => self.retry(mover),
+                false => self.take_in(mover),
             };
-            if let Err(e) = self.session.accept(record.id) {
-                self.overrun(&e);
-                return true;
-            }
-            let placed = found == Inbound::Placed;
-            if let Err(why) = self.deliver(&record, &words, placed, mover) {
-                match why {
-                    Why::Overrun(e) => self.overrun(&*e),
-                    Why::Violated(e) => self.violated(&*e),
-                    Why::Own(e) => self.blame(self.geometry.rank, &*e),
+            match outcome {
+                Ok(Outcome::Taken) => work = true,
+                Ok(Outcome::Nothing | Outcome::Waits) => break,
+                Err(why) => {
+                    self.broken_by(why);
+                    return true;
                 }
-                return true;
             }
         }
-        work || n != 0
+        work
+    }
+
+    /// The message that waits.
+    #[cold]
+    #[inline(never)]
+    fn retry(&mut self, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Why> {
+        let Some(w) = self.waiting.take() else { return Ok(Outcome::Nothing) };
+        let Waiting { placed, sequence, .. } = w;
+        let outcome = self.deliver(Arrived { record: &w.record, words: &w.words, placed, sequence }, mover);
+        if let Ok(Outcome::Waits) = outcome {
+            self.waiting = Some(w);
+        }
+        outcome
+    }
+
+    /// True unless what is under way has to end first.
+    #[inline(always)]
+    fn takes_another(&self) -> bool {
+        self.moving.len() < MOVES && self.moving.back().is_none_or(|m| m.movement.queues())
+    }
+
+    /// The next message of the transport, if there is one.
+    #[inline]
+    fn take_in(&mut self, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Why> {
+        let mut words = [0; 8];
+        let placed = match self.qp.poll_recv(&mut words) {
+            Inbound::Empty => return Ok(Outcome::Nothing),
+            Inbound::Record => false,
+            Inbound::Placed => true,
+            Inbound::Torn => return Err(Why::Overrun(Box::new(Malformed::Lap))),
+        };
+        let record = Record::decode(&words).map_err(violation)?;
+        if record.opcode == Opcode::Nop {
+            return Err(Why::Violated("a NOP on the link".into()));
+        }
+        let sequence = self.session.inbound();
+        self.session.accept(record.id).map_err(|e| Why::Overrun(Box::new(e)))?;
+        let outcome = self.deliver(Arrived { record: &record, words: &words, placed, sequence }, mover)?;
+        if outcome == Outcome::Waits {
+            self.waiting = Some(Waiting { record, words, placed, sequence });
+        }
+        Ok(outcome)
+    }
+
+    #[cold]
+    fn broken_by(&mut self, why: Why) {
+        match why {
+            Why::Overrun(e) => self.overrun(&*e),
+            Why::Violated(e) => self.violated(&*e),
+            Why::Own(e) => self.blame(self.geometry.rank, &*e),
+        }
     }
 
     /// The receiver's check of P4 caught something.
@@ -822,8 +944,9 @@ impl Endpoint {
             work = true;
         }
         if self.options.posted_receives {
-            while let Some(buffer) = self.next_buffer() {
+            while let Some((buffer, words)) = self.next_buffer() {
                 self.buffers.push_back(buffer);
+                self.qp.receive_posted(buffer.number, words);
                 self.receives_taken += 1;
                 work = true;
             }
@@ -833,7 +956,7 @@ impl Endpoint {
 
     /// The next posted receive, if it is complete. At most as many ahead of
     /// what the device released as the ring has slots.
-    fn next_buffer(&self) -> Option<Buffer> {
+    fn next_buffer(&self) -> Option<(Buffer, [u64; 4])> {
         let log = self.geometry.rx_log;
         if self.receives_taken - self.consumed_seen >= 1 << log {
             return None;
@@ -849,60 +972,67 @@ impl Endpoint {
         // RECEIVE: the device's use of the buffer before ours.
         fence(Ordering::Acquire);
         let w = [w0, word(1)?, word(2)?, word(3)?];
-        Some(Buffer {
+        let buffer = Buffer {
+            number: self.receives_taken,
             key: w[0] as u32,
             offset: w[1] & abi::PUSHGATE_DATA_MASK,
             length: w[2] as u32,
             tag: w[3] as u32,
-        })
+        };
+        Some((buffer, w))
     }
 
     /// Puts one inbound message where it belongs, or begins to.
     #[inline]
-    fn deliver(
-        &mut self,
-        r: &Record,
-        words: &RecordWords,
-        placed: bool,
-        mover: &mut Option<Box<dyn Mover>>,
-    ) -> Result<(), Why> {
-        if placed && r.opcode != Opcode::Put {
-            return Err(Why::Violated("only the payload of a PUT comes alone".into()));
+    fn deliver(&mut self, a: Arrived<'_>, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Why> {
+        let r = a.record;
+        let lands = match r.opcode {
+            Opcode::Put => true,
+            Opcode::Send => self.options.posted_receives,
+            _ => false,
+        };
+        if a.placed && !lands {
+            return Err(Why::Violated("a payload came alone for which there is no place".into()));
         }
         match r.opcode {
             Opcode::Send => {
+                if self.options.posted_receives {
+                    return self.deliver_to_buffer(a, mover);
+                }
                 if self.rx_head - self.consumed_seen >= 1 << self.geometry.rx_log {
                     return Err(Why::Overrun("no receive was granted for this message".into()));
                 }
-                if self.options.posted_receives {
-                    return self.deliver_to_buffer(r, words, mover);
+                if !self.moving.is_empty() {
+                    return Ok(Outcome::Waits);
                 }
                 if r.has(Record::INLINE) {
-                    ring::publish(&self.rx, self.rx_head, self.geometry.rx_log, words);
+                    ring::publish(&self.rx, self.rx_head, self.geometry.rx_log, a.words);
                     self.delivered(r);
                     self.rx_head += 1;
-                    return Ok(());
+                    return Ok(Outcome::Taken);
                 }
-                self.deliver_placed(r, mover)
+                self.deliver_placed(a, mover)
             }
             Opcode::Put => {
                 let dst = self.regions.resolve(r.rkey, r.remote_offset, r.length).map_err(violation)?;
                 if r.has(Record::WITH_SIGNAL) && r.signal >= self.geometry.signals {
                     return Err(Why::Violated("signal out of range".into()));
                 }
-                if placed {
+                if a.placed {
                     return self.deliver_placed_put(r, dst, mover);
                 }
-                let src = self.source(r, words).map_err(Why::Violated)?;
-                self.begin(*r, Landed::Region, src, dst, mover)
+                self.begin(a, Landed::Region, dst, mover)
             }
             Opcode::Signal => {
                 if r.signal >= self.geometry.signals {
                     return Err(Why::Violated("signal out of range".into()));
                 }
+                if !self.moving.is_empty() {
+                    return Ok(Outcome::Waits);
+                }
                 self.signal(r);
                 self.delivered(r);
-                Ok(())
+                Ok(Outcome::Taken)
             }
             Opcode::Nop => unreachable!("refused before"),
         }
@@ -914,9 +1044,30 @@ impl Endpoint {
         r: &Record,
         dst: Stretch,
         mover: &mut Option<Box<dyn Mover>>,
-    ) -> Result<(), Why> {
-        if !self.qp.offers(r.rkey) {
+    ) -> Result<Outcome, Why> {
+        if self.written(r.rkey, dst, mover)? == Outcome::Waits {
+            return Ok(Outcome::Waits);
+        }
+        if r.has(Record::WITH_SIGNAL) {
+            self.signal(r);
+        }
+        self.delivered(r);
+        Ok(Outcome::Taken)
+    }
+
+    /// The transport says that it has written to a region of ours: whether it could,
+    /// and that our device sees it.
+    fn written(
+        &mut self,
+        key: u32,
+        dst: Stretch,
+        mover: &mut Option<Box<dyn Mover>>,
+    ) -> Result<Outcome, Why> {
+        if !self.qp.offers(key) {
             return Err(Why::Violated("it wrote to a region that was not offered to its device".into()));
+        }
+        if !self.moving.is_empty() {
+            return Ok(Outcome::Waits);
         }
         if let Stretch::Device(_) = dst {
             // P3: an RDMA device's writes to another device are not ordered with ours to
@@ -926,17 +1077,19 @@ impl Endpoint {
             mover.flush().map_err(|e| Why::Own(Box::new(e)))?;
         }
         self.counters.placed += 1;
-        if r.has(Record::WITH_SIGNAL) {
-            self.signal(r);
-        }
-        self.delivered(r);
-        Ok(())
+        Ok(Outcome::Taken)
     }
 
     /// A SEND whose payload lies in the peer's window or region: handed over in
     /// place, or copied to the landing ring.
-    fn deliver_placed(&mut self, r: &Record, mover: &mut Option<Box<dyn Mover>>) -> Result<(), Why> {
-        let src = self.source(r, &[0; 8]).map_err(Why::Violated)?;
+    fn deliver_placed(&mut self, a: Arrived<'_>, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Why> {
+        let r = a.record;
+        self.source(a)?;
+        if self.landing_head == self.landing_tail {
+            // Nothing lies there: what is longer than half of it must find it whole.
+            self.landing_head = self.landing_head.next_multiple_of(1 << self.geometry.landing_log);
+            self.landing_tail = self.landing_head;
+        }
         let units = r.length.div_ceil(abi::PUSHGATE_UNIT) as u64;
         let ring = 1u64 << self.geometry.landing_log;
         let bound = (self.options.in_place_share as u64) << self.peer_geometry.window_log >> 8;
@@ -950,133 +1103,227 @@ impl Endpoint {
         if readable && !(much && self.slow && fits) {
             let w = Record { flags: 0, ..*r }.encode(0);
             ring::publish(&self.rx, self.rx_head, self.geometry.rx_log, &w);
-            self.in_place.push_back(Held {
-                rx: self.rx_head,
-                sequence: self.session.inbound() - 1,
-                units: r.units() as u64,
-            });
+            self.in_place.push_back(Held { rx: self.rx_head, sequence: a.sequence, units: r.units() as u64 });
             self.in_place_units += r.units() as u64;
             self.delivered(r);
             self.rx_head += 1;
-            return Ok(());
+            return Ok(Outcome::Taken);
         }
-        if !fits {
+        if units > ring {
             let size = ring << abi::PUSHGATE_UNIT_LOG;
             return Err(Why::Violated(
                 format!("{} bytes do not fit the landing ring of {size} bytes", r.length).into(),
             ));
         }
+        if !fits {
+            // The reader will give it back.
+            return Ok(Outcome::Waits);
+        }
         let unit = (self.landing_head + skip) & (ring - 1);
         self.landing_head += skip + units;
         self.counters.copied_out += 1;
         let dst = Stretch::Host(self.landing + ((unit as usize) << abi::PUSHGATE_UNIT_LOG));
-        self.begin(*r, Landed::Landing { unit, taken: skip + units }, src, dst, mover)
+        self.begin(a, Landed::Landing { unit, taken: skip + units }, dst, mover)
     }
 
+    /// A SEND takes the oldest posted receive that has its tag, or takes any.
     fn deliver_to_buffer(
         &mut self,
-        r: &Record,
-        words: &RecordWords,
+        a: Arrived<'_>,
         mover: &mut Option<Box<dyn Mover>>,
-    ) -> Result<(), Why> {
-        let Some(b) = self.buffers.pop_front() else {
+    ) -> Result<Outcome, Why> {
+        let r = a.record;
+        if self.buffers.is_empty() {
             return Err(Why::Overrun("no receive was posted for this message".into()));
-        };
-        if b.tag != abi::PUSHGATE_ANY_TAG && b.tag != r.tag {
-            return Err(Why::Violated(format!("tag {} arrived where {} was posted", r.tag, b.tag).into()));
         }
-        if b.length < r.length {
+        let matches = |b: &Buffer| b.tag == abi::PUSHGATE_ANY_TAG || b.tag == r.tag;
+        let found = self.buffers.iter().position(matches);
+        // What it says is compared, never followed.
+        if a.placed && found.is_none_or(|at| self.buffers[at].number as u32 != r.place) {
             return Err(Why::Violated(
-                format!("{} bytes arrived for a buffer of {}", r.length, b.length).into(),
+                format!("it wrote to receive {}, which is not the one that its message takes", r.place)
+                    .into(),
+            ));
+        }
+        let Some(at) = found else {
+            // A credit says that there is a receive and not which. Its program has the
+            // rest of this queue pair's life to post the right one.
+            return Ok(Outcome::Waits);
+        };
+        let b = self.buffers[at];
+        if b.length < r.length {
+            // As with RDMA it is the sender that asked for what can't be done.
+            return Err(Why::Violated(
+                format!(
+                    "{} bytes arrived for receive {}, which takes {}: post a longer one, or send less",
+                    r.length, b.number, b.length
+                )
+                .into(),
             ));
         }
         let dst = self.regions.resolve(b.key, b.offset, r.length).map_err(|e| Why::Own(Box::new(e)))?;
-        let src = self.source(r, words).map_err(Why::Violated)?;
-        self.begin(*r, Landed::Buffer, src, dst, mover)
+        let outcome = match a.placed {
+            true => self.written(b.key, dst, mover)?,
+            false => self.begin(a, Landed::Buffer(b.number), dst, mover)?,
+        };
+        if a.placed && outcome == Outcome::Taken {
+            self.show(&Record { flags: Record::BUFFER, place: b.number as u32, place_offset: 0, ..*r });
+        }
+        if outcome == Outcome::Taken {
+            self.buffers.remove(at);
+        }
+        Ok(outcome)
     }
 
-    /// Host address of an inbound payload.
-    fn source(&mut self, r: &Record, words: &RecordWords) -> Result<usize, Box<dyn std::error::Error>> {
-        if r.has(Record::INLINE) {
-            *self.inline = record::inline(words, r.opcode);
-            return Ok(self.inline.as_ptr() as usize);
-        }
+    /// Where an inbound payload lies that is not in its record.
+    fn source(&self, a: Arrived<'_>) -> Result<Source, Why> {
+        let r = a.record;
         if r.has(Record::REGION) {
-            return Err("this queue pair does not send from regions".into());
+            return match self.qp.reads_peer() {
+                true => Ok(Source::Peer(r.place_offset)),
+                false => {
+                    Err(Why::Violated("it sent out of a region, which we had not said we can read".into()))
+                }
+            };
         }
         if (r.units() as u64) * (abi::PUSHGATE_UNIT as u64) < r.length as u64 {
-            return Err(format!("{} bytes in {} units", r.length, r.units()).into());
+            return Err(Why::Violated(format!("{} bytes in {} units", r.length, r.units()).into()));
         }
-        self.qp
-            .payload(r.place, r.units())
-            .ok_or_else(|| format!("unit {} and {} more leave the peer's window", r.place, r.units()).into())
+        self.qp.payload(r.place, r.units()).map(Source::Mapped).ok_or_else(|| {
+            let (unit, units) = (r.place, r.units());
+            Why::Violated(format!("unit {unit} and {units} more leave the peer's window").into())
+        })
     }
 
-    /// Begins to move; small host copies end at once.
+    /// Begins to move; small host copies end at once. It waits while a copy is under
+    /// way that it can't stand behind: copies by a device end in the order in which
+    /// they began, and nothing else may overtake them.
     fn begin(
         &mut self,
-        record: Record,
+        a: Arrived<'_>,
         landed: Landed,
-        src: usize,
         dst: Stretch,
         mover: &mut Option<Box<dyn Mover>>,
-    ) -> Result<(), Why> {
-        let movement = Move::start(src, dst, record.length as usize, mover.as_deref_mut())
+    ) -> Result<Outcome, Why> {
+        let src = match a.record.has(Record::INLINE) {
+            // Of as many as there are copies, so the one before is out of use.
+            true => Source::Mapped(self.inline[self.next_inline].as_ptr() as usize),
+            false => self.source(a)?,
+        };
+        let queues = matches!((src, dst), (Source::Mapped(_), Stretch::Device(_)));
+        if !self.moving.is_empty() && !queues {
+            return Ok(Outcome::Waits);
+        }
+        let stage = self.stage();
+        if stage.1 == 0 && matches!((src, dst), (Source::Peer(_), Stretch::Device(_))) {
+            return Ok(Outcome::Waits);
+        }
+        if a.record.has(Record::INLINE) {
+            self.inline[self.next_inline] = record::inline(a.words, a.record.opcode);
+            self.next_inline = (self.next_inline + 1) % MOVES;
+        }
+        let movement = Move::start(src, dst, a.record.length as usize, mover.as_deref_mut(), stage)
             .map_err(|e| Why::Own(Box::new(e)))?;
-        self.moving = Some(Moving { movement, record, landed });
-        self.advance(mover);
-        Ok(())
+        self.moving.push_back(Moving { movement, record: *a.record, sequence: a.sequence, landed });
+        if self.moving.len() == 1 {
+            self.advance(mover);
+        }
+        Ok(Outcome::Taken)
     }
 
-    /// Moves the bytes of `moving` on. True when the message was delivered,
-    /// `None` if the queue pair failed.
-    fn advance(&mut self, mover: &mut Option<Box<dyn Mover>>) -> Option<bool> {
-        let Some(mut m) = self.moving.take() else { return Some(true) };
-        // SAFETY: the destination was resolved in a registered region (which is
-        // not removed while `moving` is set) or in our landing ring, the source
-        // in the peer's window, both mapped as long as this endpoint lives; they
-        // are different mappings. The peer or its device may write the source
-        // meanwhile only against P1, which spoils its own message.
-        match unsafe { m.movement.advance(mover.as_deref_mut()) } {
-            Ok(true) => {}
-            Ok(false) => {
-                self.moving = Some(m);
-                return Some(false);
+    /// The free part of the landing ring from its head on, and its bytes: the stage of
+    /// a copy that is alone under way, which leaves the head where it is.
+    fn stage(&self) -> (usize, usize) {
+        let ring = 1u64 << self.geometry.landing_log;
+        let unit = self.landing_head & (ring - 1);
+        let free = (ring - (self.landing_head - self.landing_tail)).min(ring - unit);
+        let at = self.landing + ((unit as usize) << abi::PUSHGATE_UNIT_LOG);
+        (at, (free as usize) << abi::PUSHGATE_UNIT_LOG)
+    }
+
+    /// Moves the bytes of `moving` on and delivers what is done, in order. True if
+    /// anything was: a device's copy is only waited for. The queue pair may have
+    /// failed.
+    fn advance(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        let mut work = false;
+        while let Some(m) = self.moving.front_mut() {
+            // SAFETY: the destination was resolved in a registered region (which is
+            // not removed while `moving` holds anything) or in our landing ring, the source
+            // in the peer's window, both mapped as long as this endpoint lives; they
+            // are different mappings. What is read out of the peer's process the kernel
+            // checks. The stage is free room of the landing ring: nothing else is begun
+            // while it is used. The peer or its device may write the source
+            // meanwhile only against P1, which spoils its own message.
+            match unsafe { m.movement.advance(mover.as_deref_mut(), &*self.qp) } {
+                Ok(true) => {}
+                Ok(false) => return work | !m.movement.is_waited_for(),
+                Err(e) => {
+                    self.moving.pop_front();
+                    self.cut_short(&e);
+                    return true;
+                }
             }
-            Err(e) => {
-                tracing::error!(rank = self.rank(), "{e}");
-                self.fail(Status { rank: Some(self.rank()), ..Status::new(abi::PUSHGATE_ABORTED) });
-                return None;
+            work = true;
+            let m = self.moving.pop_front().expect("it was there");
+            // Behind one that failed nothing is delivered; its memory was waited for.
+            if self.session.status().is_none() {
+                self.moved(&m);
             }
         }
+        work
+    }
+
+    /// A copy failed.
+    #[cold]
+    fn cut_short(&mut self, e: &Failed) {
+        if let Failed::Peer { error, .. } = e {
+            match rustix::io::Errno::from_io_error(error) {
+                // Nobody reads it any more: its process is gone, or ends.
+                Some(rustix::io::Errno::SRCH) => {
+                    tracing::error!(rank = self.rank(), peer = self.peer(), "{e}");
+                    self.fail(Status { rank: Some(self.peer()), ..Status::new(abi::PUSHGATE_PEER_LOST) });
+                    return;
+                }
+                Some(rustix::io::Errno::NOMEM) => {}
+                // It named what it does not have, or took back its leave to read.
+                _ => return self.violated(e),
+            }
+        }
+        tracing::error!(rank = self.rank(), "{e}");
+        self.fail(Status { rank: Some(self.rank()), ..Status::new(abi::PUSHGATE_ABORTED) });
+    }
+
+    /// All bytes of a message are where they belong.
+    fn moved(&mut self, m: &Moving) {
         let r = &m.record;
         self.counters.copies += 1;
         self.counters.copied_bytes += r.length as u64;
-        let flags = match m.landed {
+        let w = match m.landed {
             Landed::Region => {
                 // P3: data, then signal.
                 if r.has(Record::WITH_SIGNAL) {
                     self.signal(r);
                 }
                 self.delivered(r);
-                return Some(true);
+                return;
             }
-            Landed::Buffer => Record::BUFFER,
-            Landed::Landing { .. } => Record::LANDING,
+            Landed::Buffer(number) => {
+                Record { flags: Record::BUFFER, place: number as u32, place_offset: 0, ..*r }
+            }
+            Landed::Landing { unit, taken } => {
+                let (rx, sequence) = (self.rx_head, m.sequence);
+                self.landing_held.push_back(Held { rx, sequence, units: taken });
+                Record { flags: Record::LANDING, place: unit as u32, ..*r }
+            }
         };
-        let mut w = Record { flags, ..*r };
-        if let Landed::Landing { unit, taken } = m.landed {
-            w.place = unit as u32;
-            self.landing_held.push_back(Held {
-                rx: self.rx_head,
-                sequence: self.session.inbound() - 1,
-                units: taken,
-            });
-        }
-        ring::publish(&self.rx, self.rx_head, self.geometry.rx_log, &w.encode(0));
+        self.show(&w);
+    }
+
+    /// Writes the next receive record.
+    fn show(&mut self, r: &Record) {
+        ring::publish(&self.rx, self.rx_head, self.geometry.rx_log, &r.encode(0));
         self.delivered(r);
         self.rx_head += 1;
-        Some(true)
     }
 
     #[inline(always)]
@@ -1098,7 +1345,8 @@ impl Endpoint {
     /// Publishes our counts, once a pass.
     #[inline]
     fn acknowledge(&mut self) -> bool {
-        let received = self.session.inbound() - self.moving.is_some() as u64;
+        let open = self.moving.len() as u64 + self.waiting.is_some() as u64;
+        let received = self.session.inbound() - open;
         let released = self.in_place.front().map_or(received, |h| h.sequence);
         let granted = if self.options.posted_receives {
             self.receives_taken

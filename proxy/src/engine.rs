@@ -16,6 +16,7 @@ use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::idle::{Idle, Step, Wake};
 use crate::mover::Mover;
+use crate::qp::RegionSends;
 use crate::region::RegionMemory;
 use crate::ring;
 use crate::session::Status;
@@ -66,6 +67,7 @@ enum Command {
     RemoveRegion(QpId, u32, Sender<bool>),
     Fail(Option<QpId>, Status, Sender<()>),
     Status(QpId, Sender<Option<Option<Status>>>),
+    RegionSends(QpId, Sender<Option<RegionSends>>),
     Counters(Sender<Counters>),
     Stop,
 }
@@ -160,6 +162,11 @@ impl Engine {
     /// How a queue pair ended, if it has.
     pub fn status(&self, qp: QpId) -> Result<Option<Status>, EngineError> {
         self.ask(|reply| Command::Status(qp, reply))?.ok_or(EngineError::NoQp(qp.0))
+    }
+
+    /// Whether a queue pair takes SENDs out of regions.
+    pub fn region_sends(&self, qp: QpId) -> Result<RegionSends, EngineError> {
+        self.ask(|reply| Command::RegionSends(qp, reply))?.ok_or(EngineError::NoQp(qp.0))
     }
 
     /// Counts of all its queue pairs, those already removed included.
@@ -368,6 +375,9 @@ impl Loop {
                 }
                 Command::Status(qp, reply) => {
                     let _ = reply.send(self.find(qp).map(|e| e.status()));
+                }
+                Command::RegionSends(qp, reply) => {
+                    let _ = reply.send(self.find(qp).map(|e| e.region_sends()));
                 }
                 Command::Counters(reply) => {
                     let mut sum = self.gone;

@@ -109,6 +109,7 @@ pub fn messages(batches: u64) -> Result<(u64, Duration), Box<dyn std::error::Err
             peer_link: other.read_only(3)?,
             peer_window: other.read_only(0)?,
             peer_bell: None,
+            peer_pid: None,
         };
         let options = QpOptions {
             peer: 1 - own as u32,

@@ -3,11 +3,15 @@
 //! of a device by the device's copy engine, which the program that owns the
 //! device lends to its engine as a [`Mover`].
 
+use std::io;
+
+use crate::qp::QueuePair;
 use crate::region::Stretch;
 
 /// Copies host memory into a device's, in the background.
 ///
-/// Called by one engine thread. Nothing here may block.
+/// Called by one engine thread. Nothing here may block. Several copies are under way
+/// at once; they are asked for in the order in which they were started.
 pub trait Mover: Send {
     /// Begins to copy `length` bytes from host address `src` to device address
     /// `dst`. Both stay valid until [`Mover::done`] says so.
@@ -39,41 +43,116 @@ pub struct MoveError {
 /// that a large copy for one does not stop the rest.
 const SLICE: usize = 1 << 20;
 
+/// Where the bytes of a copy come from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source {
+    /// Mapped here.
+    Mapped(usize),
+    /// An address of the peer's process.
+    Peer(u64),
+}
+
+/// Why a copy ended short.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failed {
+    /// The device, or its mover.
+    #[error(transparent)]
+    Move(#[from] MoveError),
+    /// The peer's memory.
+    #[error("reading {length} bytes at {address:#x} of the peer's process: {error}")]
+    Peer { length: usize, address: u64, error: io::Error },
+}
+
 /// A copy under way.
 #[derive(Debug)]
 pub(crate) enum Move {
-    Host { dst: usize, src: usize, left: usize },
-    Device { ticket: u64 },
+    Host {
+        dst: usize,
+        src: usize,
+        left: usize,
+    },
+    Device {
+        ticket: u64,
+    },
+    /// Out of the peer's process.
+    Read {
+        dst: usize,
+        src: u64,
+        left: usize,
+    },
+    /// The same into memory of a device: in pieces by way of `room` bytes at `stage`.
+    Relay {
+        dst: u64,
+        src: u64,
+        left: usize,
+        stage: usize,
+        room: usize,
+        /// Bytes that were read and not yet copied on.
+        staged: usize,
+        ticket: Option<u64>,
+    },
 }
 
 impl Move {
-    /// Begins a copy. Both stretches were checked by whoever resolved them.
+    /// Begins a copy. Both stretches were checked by whoever resolved them. `stage` is
+    /// memory of ours and its size, which bytes of the peer's on their way to a device
+    /// may use until the copy is complete.
     pub(crate) fn start(
-        src: usize,
+        src: Source,
         dst: Stretch,
         length: usize,
         mover: Option<&mut (dyn Mover + 'static)>,
+        stage: (usize, usize),
     ) -> Result<Self, MoveError> {
-        match (dst, mover) {
-            (Stretch::Host(dst), _) => Ok(Move::Host { dst, src, left: length }),
-            (Stretch::Device(dst), Some(m)) => Ok(Move::Device { ticket: m.start(dst, src, length)? }),
-            (Stretch::Device(_), None) => Err(MoveError {
+        match (dst, src, mover) {
+            (Stretch::Host(dst), Source::Mapped(src), _) => Ok(Move::Host { dst, src, left: length }),
+            (Stretch::Host(dst), Source::Peer(src), _) => Ok(Move::Read { dst, src, left: length }),
+            (Stretch::Device(dst), Source::Mapped(src), Some(m)) => {
+                Ok(Move::Device { ticket: m.start(dst, src, length)? })
+            }
+            (Stretch::Device(dst), Source::Peer(src), Some(_)) => {
+                let (stage, room) = (stage.0, stage.1.min(SLICE));
+                Ok(Move::Relay { dst, src, left: length, stage, room, staged: 0, ticket: None })
+            }
+            (Stretch::Device(_), _, None) => Err(MoveError {
                 length,
                 reason: "this engine was given no mover; run it in the program that owns the device".into(),
             }),
         }
     }
 
+    /// Others of its kind may be under way with it: they end in the order in which
+    /// they began.
+    pub(crate) fn queues(&self) -> bool {
+        matches!(self, Move::Device { .. })
+    }
+
+    /// The engine has nothing to do for it but to look whether the device is done.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        matches!(self, Move::Device { .. } | Move::Relay { ticket: Some(_), .. })
+    }
+
     /// Moves on; true when complete.
     ///
     /// # Safety
     /// The stretches of a host copy are mapped (destination writable) and do not
-    /// overlap. Others may write the source meanwhile: bytes are moved, never
-    /// interpreted, so that spoils their own payload alone.
+    /// overlap; so is the destination of what is read from the peer's process, and the
+    /// stage, which nobody else uses. Others may write the source meanwhile: bytes are
+    /// moved, never interpreted, so that spoils their own payload alone.
     pub(crate) unsafe fn advance(
         &mut self,
         mover: Option<&mut (dyn Mover + 'static)>,
-    ) -> Result<bool, MoveError> {
+        qp: &dyn QueuePair,
+    ) -> Result<bool, Failed> {
+        // SAFETY: the caller's promise, for as many bytes as are left of what was checked.
+        let read = |src: u64, dst: usize, length: usize| match unsafe { qp.read_peer(src, dst, length) } {
+            Ok(0) => {
+                let error = io::ErrorKind::UnexpectedEof.into();
+                Err(Failed::Peer { length, address: src, error })
+            }
+            Ok(n) => Ok(n.min(length)),
+            Err(error) => Err(Failed::Peer { length, address: src, error }),
+        };
         match self {
             Move::Host { dst, src, left } => {
                 let n = (*left).min(SLICE);
@@ -82,7 +161,29 @@ impl Move {
                 (*dst, *src, *left) = (*dst + n, *src + n, *left - n);
                 Ok(*left == 0)
             }
-            Move::Device { ticket } => mover.expect("it began the copy").done(*ticket),
+            Move::Device { ticket } => Ok(mover.expect("it began the copy").done(*ticket)?),
+            Move::Read { dst, src, left } => {
+                if *left > 0 {
+                    let n = read(*src, *dst, (*left).min(SLICE))?;
+                    (*dst, *src, *left) = (*dst + n, *src + n as u64, *left - n);
+                }
+                Ok(*left == 0)
+            }
+            Move::Relay { dst, src, left, stage, room, staged, ticket } => {
+                let mover = mover.expect("it was there when the copy began");
+                if let Some(copy) = *ticket {
+                    if !mover.done(copy)? {
+                        return Ok(false);
+                    }
+                    (*dst, *staged, *ticket) = (*dst + *staged as u64, 0, None);
+                }
+                if *left > 0 {
+                    let n = read(*src, *stage, (*left).min(*room))?;
+                    (*src, *left, *staged) = (*src + n as u64, *left - n, n);
+                    *ticket = Some(mover.start(*dst, *stage, n)?);
+                }
+                Ok(ticket.is_none())
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::endpoint::{Endpoint, QpMemory, QpOptions};
 use crate::engine::{Engine, EngineError, QpId};
 use crate::idle::Wake;
 use crate::memory::Keep;
+use crate::qp::RegionSends;
 use crate::region::{Exported, RegionMemory};
 use crate::remote::RemoteEngine;
 use crate::session::Status;
@@ -35,6 +36,9 @@ pub struct QpFds {
     pub peer_window: Arc<ReadOnlyMemory>,
     /// Wakes the peer's engine, where it can be woken.
     pub peer_bell: Option<EventFd>,
+    /// The peer's process, by its number in our PID namespace: its messages may go out
+    /// of regions that an engine of our own process reads there.
+    pub peer_pid: Option<u32>,
 }
 
 /// What drives a program's queue pairs. All calls may be made from any thread;
@@ -91,6 +95,10 @@ pub trait Proxy: Send + Sync {
     /// How a queue pair ended, if it has.
     fn status(&self, qp: QpId) -> Result<Option<Status>, EngineError>;
 
+    /// Whether the queue pair takes SENDs out of regions. Where the peer has not told
+    /// yet, such a SEND waits; where it does not, the payload goes through the window.
+    fn region_sends(&self, qp: QpId) -> Result<RegionSends, EngineError>;
+
     /// Counts of all of this program's queue pairs, those removed included.
     fn counters(&self) -> Result<Counters, EngineError>;
 
@@ -115,6 +123,7 @@ impl Proxy for Engine {
             peer_link: fds.peer_link,
             peer_window: fds.peer_window,
             peer_bell: fds.peer_bell,
+            peer_pid: fds.peer_pid,
         };
         let endpoint = Endpoint::local(memory, options).map_err(|e| remote(&e))?;
         self.add_qp(endpoint, wake)
@@ -169,6 +178,10 @@ impl Proxy for Engine {
 
     fn status(&self, qp: QpId) -> Result<Option<Status>, EngineError> {
         self.status(qp)
+    }
+
+    fn region_sends(&self, qp: QpId) -> Result<RegionSends, EngineError> {
+        self.region_sends(qp)
     }
 
     fn counters(&self) -> Result<Counters, EngineError> {
@@ -244,6 +257,12 @@ impl Proxy for RemoteEngine {
 
     fn status(&self, qp: QpId) -> Result<Option<Status>, EngineError> {
         self.status(qp)
+    }
+
+    fn region_sends(&self, _: QpId) -> Result<RegionSends, EngineError> {
+        Ok(RegionSends::No(
+            "the engine is not in this process: use proxy = thread, or push the payload into the window",
+        ))
     }
 
     fn counters(&self) -> Result<Counters, EngineError> {

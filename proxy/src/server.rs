@@ -541,6 +541,8 @@ impl Client<'_> {
             peer_link: readable(peer_link, 3)?,
             peer_window: readable(peer_window, 4)?,
             peer_bell: bell,
+            // Of the program and not of this process: what it may read, we need not.
+            peer_pid: None,
         };
         let endpoint = Endpoint::local(memory, options).map_err(|e| Refusal::Why(e.to_string()))?;
         let id = self.engine.add_qp(endpoint, wake)?;

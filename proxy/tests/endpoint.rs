@@ -13,8 +13,9 @@ use proptest::test_runner::{Config, TestRunner};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, lap_of, set_inline};
 use pushgate_driver_shim::segment::Geometry;
-use pushgate_proxy::endpoint::{Endpoint, QpOptions};
+use pushgate_proxy::endpoint::{Endpoint, QpMemory, QpOptions};
 use pushgate_proxy::mover::{MoveError, Mover};
+use pushgate_proxy::qp::RegionSends;
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::{Status, count_word};
 
@@ -584,8 +585,7 @@ fn p4_posted_receives_are_taken_in_order_and_no_more_than_the_ring_holds() {
 fn p7_receives_that_do_not_fit_end_both_sides_with_a_status() {
     // What was posted, made of the right key: key, offset, length, tag.
     type Receive = fn(u32) -> (u32, u64, u32, u32);
-    let cases: [(&str, Receive); 4] = [
-        ("another tag", |key| (key, 0, 100, 6)),
+    let cases: [(&str, Receive); 3] = [
         ("too small a buffer", |key| (key, 0, 29, 5)),
         ("a buffer that leaves its region", |key| (key, 171, 30, 5)),
         ("no such region", |key| (key ^ 0x8000_0000, 0, 100, 5)),
@@ -599,12 +599,411 @@ fn p7_receives_that_do_not_fit_end_both_sides_with_a_status() {
         pair.settle();
         pair.tick(1);
         assert_eq!(pair.codes(), [REFUSED, REFUSED], "{what}");
+        // Who sent more than there was room for, or posted what is no room.
+        let culprit = if what == "too small a buffer" { 0 } else { 1 };
+        assert_eq!(pair.devices[1].status().unwrap().rank, Some(culprit), "{what}");
         assert!(pair.devices[1].try_recv().is_none(), "{what}");
         let cqe = pair.devices[0].poll_cq().unwrap();
         assert_eq!((cqe.wr_id, Some(cqe.status as u32)), (5, REFUSED), "{what}");
         assert_eq!(region.read(0, 200), vec![0; 200], "{what}");
         region.check_guards();
     }
+}
+
+const ANY: u32 = abi::PUSHGATE_ANY_TAG;
+
+#[test]
+fn p4_a_send_takes_the_oldest_receive_of_its_tag_and_says_which() {
+    let (mut pair, region, key) = with_receives(1000);
+    for (i, tag) in [5, ANY, 6, 5, 7].into_iter().enumerate() {
+        pair.devices[1].post_recv(key, i as u64 * 100, 100, tag);
+    }
+    for (tag, length) in [(6, 17), (5, 90), (6, 90), (5, 17)] {
+        let content = bytes(tag as u64, length);
+        let record = if length <= 40 { inline_send(tag) } else { window_send(tag) };
+        assert!(pair.devices[0].post(record, &content));
+        pair.settle();
+    }
+    for (tag, receive, length) in [(6, 1, 17), (5, 0, 90), (6, 2, 90), (5, 3, 17)] {
+        let m = pair.devices[1].try_recv().expect("it landed");
+        assert_eq!((m.tag, m.receive, m.length, m.flags), (tag, receive, length, Record::BUFFER));
+        let at = receive as usize * 100;
+        assert_eq!(region.read(at, length as usize), bytes(tag as u64, length as usize));
+    }
+    assert_eq!(region.read(400, 100), [0; 100], "the one that nobody asked for");
+    pair.assert_clean();
+}
+
+#[test]
+fn p4_p7_a_send_whose_tag_is_not_posted_waits_for_it_or_for_the_end() {
+    let waiting = || {
+        let (mut pair, region, key) = with_receives(1000);
+        pair.devices[1].post_recv(key, 0, 100, 1);
+        pair.devices[1].post_recv(key, 100, 100, 2);
+        let record = Record { flags: Record::SIGNALED, ..window_send(3) };
+        assert!(pair.devices[0].post(record, &bytes(3, 80)));
+        // Behind it and with its receive there: it does not overtake.
+        assert!(pair.devices[0].post(inline_send(1), b"one"));
+        pair.settle();
+        pair.tick(1 << 40);
+        assert_eq!(pair.codes(), [None, None]);
+        assert!(pair.devices[1].try_recv().is_none() && pair.devices[0].poll_cq().is_none());
+        assert_eq!(pair.devices[0].delivered(), 0, "the peer does not have it yet");
+        (pair, region, key)
+    };
+    let (mut pair, region, key) = waiting();
+    pair.devices[1].post_recv(key, 200, 100, 3);
+    pair.settle();
+    let numbers: Vec<_> = std::iter::from_fn(|| pair.devices[1].try_recv()).map(|m| m.receive).collect();
+    assert_eq!(numbers, [2, 0]);
+    assert_eq!((region.read(200, 80), region.read(0, 3)), (bytes(3, 80), b"one".to_vec()));
+    assert_eq!(pair.devices[0].poll_cq().map(|c| c.status), Some(0));
+    pair.assert_clean();
+
+    let (mut pair, _region, _) = waiting();
+    pair.ends[1].fail(Status { rank: Some(1), ..Status::new(abi::PUSHGATE_ABORTED) });
+    pair.tick(1);
+    assert_eq!(pair.codes(), [ABORTED, ABORTED]);
+    assert_eq!(pair.devices[0].poll_cq().map(|c| c.status as u32), ABORTED);
+    assert!(pair.devices[1].try_recv().is_none());
+}
+
+proptest! {
+    #![proptest_config(Config::with_cases(if rdma::chosen() { 20 } else { 200 }))]
+
+    /// Against a list that one could write on paper.
+    #[test]
+    fn p4_p6_tags_match_as_the_model_says(steps in prop::collection::vec((0u8..6, 0u32..4), 0..150)) {
+        let (mut pair, region, key) = with_receives(15_000);
+        let (mut posted, mut sent) = (Vec::new(), Vec::new());
+        let (mut open, mut landed, mut taken) = (Vec::<usize>::new(), Vec::<(usize, usize)>::new(), 0);
+        for (step, tag) in steps {
+            match step {
+                0..2 if posted.len() < taken + 8 => {
+                    let tag = if tag == 3 { ANY } else { tag };
+                    pair.devices[1].post_recv(key, posted.len() as u64 * 100, 100, tag);
+                    open.push(posted.len());
+                    posted.push(tag);
+                }
+                2..4 => {
+                    let content = bytes(sent.len() as u64, 41 + sent.len() % 50);
+                    let record = Record { tag: tag % 3, ..window_send(sent.len() as u32) };
+                    if pair.devices[0].post(record, &content) {
+                        sent.push(tag % 3);
+                    }
+                }
+                4 => pair.settle(),
+                _ => {
+                    pair.settle();
+                    while landed.len() < sent.len() {
+                        let tag = sent[landed.len()];
+                        let fits = |k: &usize| posted[*k] == ANY || posted[*k] == tag;
+                        let Some(at) = open.iter().position(fits) else { break };
+                        landed.push((landed.len(), open.remove(at)));
+                    }
+                    for (message, receive) in &landed[taken..] {
+                        let m = pair.devices[1].try_recv().expect("the model has it");
+                        prop_assert_eq!((m.receive as usize, m.tag), (*receive, sent[*message]));
+                        let content = bytes(*message as u64, 41 + message % 50);
+                        prop_assert_eq!(region.read(receive * 100, content.len()), content);
+                    }
+                    prop_assert!(pair.devices[1].try_recv().is_none(), "the model has none");
+                    let new = landed.len() - taken;
+                    taken = landed.len();
+                    pair.devices[1].release(new as u64);
+                }
+            }
+        }
+        pair.settle();
+        pair.assert_clean();
+        region.check_guards();
+    }
+}
+
+// ------------------------------------------------- out of regions of the sender
+
+/// A region of each side; the sender's holds what `bytes(3, ...)` makes.
+struct Sending {
+    pair: Pair,
+    from: Region,
+    lkey: u32,
+    to: Region,
+    rkey: u32,
+}
+
+/// `None` over RDMA without posted receives: there a SEND out of a region is refused.
+fn sending(posted_receives: bool, length: usize) -> Option<Sending> {
+    if rdma::chosen() && !posted_receives {
+        return None;
+    }
+    let receiver = QpOptions { posted_receives, ..options(0) };
+    let mut pair = Pair::new(GEOMETRY, [options(1), receiver]);
+    let [from, to] = [0, 1].map(|_| Region::new(length));
+    from.write(0, &bytes(3, length));
+    let lkey = pair.ends[0].add_region(from.memory(), length as u64).unwrap();
+    let rkey = pair.ends[1].add_region(to.memory(), length as u64).unwrap();
+    Some(Sending { pair, from, lkey, to, rkey })
+}
+
+const SIGNALED: u8 = Record::SIGNALED;
+
+#[test]
+fn p3_p5_a_send_out_of_a_region_lands_in_a_posted_buffer_and_then_completes() {
+    const MIB: usize = 1 << 20;
+    let Some(mut s) = sending(true, 4 * MIB) else { return };
+    for (i, length) in [0, 1, 100, 4000, MIB, 3 * MIB + 77].into_iter().enumerate() {
+        let (at, to) = (13 * i, 7 * i);
+        s.pair.devices[1].post_recv(s.rkey, to as u64, length as u32, i as u32);
+        let record = region_send(i as u32, s.lkey, at as u64);
+        assert!(s.pair.devices[0].post_from(Record { flags: record.flags | SIGNALED, ..record }, length));
+        // A pass of the receiver reads a part, so that others have their turn.
+        let mut passes = 0;
+        while s.pair.ends[1].counters().delivered == i as u64 {
+            s.pair.poll(0);
+            assert!(s.pair.devices[0].poll_cq().is_none(), "the source is still read");
+            passes += s.pair.poll(1) as usize;
+        }
+        let slices = if rdma::chosen() { 0 } else { length.div_ceil(MIB) };
+        assert!(passes >= slices, "{passes} passes for {length} bytes");
+        s.pair.settle();
+        let m = s.pair.devices[1].try_recv().expect("it landed");
+        assert_eq!((m.tag, m.length as usize, m.flags), (i as u32, length, Record::BUFFER));
+        assert!(s.to.read(to, length) == s.from.read(at, length), "message {i}");
+        assert_eq!(s.pair.devices[0].poll_cq().map(|c| (c.wr_id, c.status)), Some((i as u32, 0)));
+        s.pair.devices[1].release(1);
+        s.pair.settle();
+    }
+    assert_eq!(s.pair.devices[0].units, 0, "no room in the window was taken");
+    let c = s.pair.ends[1].counters();
+    // Over RDMA without a copy at either end; the empty one has nothing to write.
+    let expected = if rdma::chosen() { (5, 1) } else { (0, 6) };
+    assert_eq!((c.placed, c.copies), expected);
+    s.pair.assert_clean();
+    s.to.check_guards();
+}
+
+#[test]
+fn p3_p4_over_rdma_a_long_send_is_written_to_the_receive_that_it_takes() {
+    if !rdma::chosen() {
+        return;
+    }
+    let (mut pair, region, key) = with_receives(2000);
+    let mut placed = 0;
+    for round in 0..10u32 {
+        // Out of order by tag, in bursts, round the ring's end.
+        for i in 0..5 {
+            pair.devices[1].post_recv(key, i * 400, 400, if i == 2 { ANY } else { i as u32 });
+        }
+        let receives = [1, 2, 0, 4, 3].map(|i| i as usize);
+        for (n, tag) in [1, 4, 0, 4, 3].into_iter().enumerate() {
+            let length = [300, 400, 40, 129, 128][(n + round as usize) % 5];
+            let content = bytes((tag + round) as u64, length);
+            assert!(pair.devices[0].post(window_send(tag), &content));
+            placed += (length > 128) as u64;
+            pair.settle();
+            let m = pair.devices[1].try_recv().expect("it landed");
+            assert_eq!((m.tag, m.receive, m.flags), (tag, round * 5 + receives[n] as u32, Record::BUFFER));
+            assert_eq!(region.read(receives[n] * 400, length), content);
+        }
+        pair.devices[1].release(5);
+        pair.settle();
+    }
+    assert_eq!(pair.ends[1].counters().placed, placed);
+    pair.assert_clean();
+    region.check_guards();
+}
+
+#[test]
+fn p4_p8_over_rdma_a_send_longer_than_its_receive_is_refused_at_its_sender() {
+    if !rdma::chosen() {
+        return;
+    }
+    let (mut pair, region, key) = with_receives(2000);
+    pair.devices[1].post_recv(key, 0, 299, 5);
+    pair.devices[1].post_recv(key, 500, 400, 5);
+    assert!(pair.devices[0].post(window_send(5), &bytes(1, 300)));
+    pair.settle();
+    pair.tick(1);
+    assert_eq!(pair.codes(), [REFUSED, REFUSED]);
+    assert_eq!([0, 1].map(|i| pair.devices[i].status().unwrap().rank), [Some(0); 2]);
+    assert_eq!((pair.ends[0].counters().released, region.read(0, 2000)), (0, vec![0; 2000]));
+}
+
+#[test]
+fn p4_p5_sends_out_of_a_region_wait_for_room_in_the_landing_ring() {
+    let Some(mut s) = sending(false, 8000) else { return };
+    // The ring has 2048 bytes: two fit, whatever lies before them.
+    for i in 0..6u32 {
+        assert!(s.pair.devices[0].post_from(region_send(i, s.lkey, i as u64 * 1000), 1000 + i as usize % 2));
+    }
+    s.pair.settle();
+    assert_eq!(s.pair.ends[1].counters().delivered, 2);
+    for i in 0..6u32 {
+        take(&mut s.pair.devices[1], i, &s.from.read(i as usize * 1000, 1000 + i as usize % 2));
+        s.pair.settle();
+    }
+    // Longer than half of the ring, where one half and a bit is behind its head.
+    for i in 6..12 {
+        assert!(s.pair.devices[0].post_from(region_send(i, s.lkey, 0), 2000));
+        s.pair.settle();
+        take(&mut s.pair.devices[1], i, &s.from.read(0, 2000));
+        s.pair.settle();
+    }
+    s.pair.assert_clean();
+    // And one that never fits is its sender's fault.
+    assert!(s.pair.devices[0].post_from(region_send(12, s.lkey, 0), 2049));
+    s.pair.settle();
+    s.pair.tick(1);
+    assert_eq!(s.pair.codes(), [REFUSED, REFUSED]);
+    assert_eq!(s.pair.devices[1].status().unwrap().rank, Some(0));
+}
+
+#[test]
+fn p3_a_put_out_of_a_region_reaches_host_and_device_before_its_signal() {
+    let Some(mut s) = sending(false, 8000) else { return };
+    let mover = SlowMover::default();
+    mover.0.lock().unwrap().bytes = vec![0; 8000];
+    s.pair.mover = Some(Box::new(mover.clone()));
+    let device = RegionMemory::Device { address: DEVICE, exported: None };
+    let device = s.pair.ends[1].add_region(device, 8000).unwrap();
+    let from = |record: Record| Record {
+        flags: record.flags | Record::REGION,
+        place: s.lkey,
+        place_offset: 100,
+        ..record
+    };
+    assert!(s.pair.devices[0].post_from(from(put(s.rkey, 5, 0, 1)), 7000));
+    assert!(s.pair.devices[0].post_from(from(put(device, 9, 1, 1)), 7000));
+    assert!(s.pair.devices[0].post(inline_send(3), b"behind"));
+    // By way of the landing ring, 2048 bytes at a time.
+    for step in 0..4 {
+        (0..20).for_each(|i| _ = s.pair.poll(i % 2));
+        assert_eq!([0, 1].map(|i| s.pair.devices[1].signal(i)), [1, 0]);
+        assert_eq!(mover.0.lock().unwrap().copies.len(), step + 1);
+        assert!(s.pair.devices[1].try_recv().is_none());
+        mover.0.lock().unwrap().allowed = step + 1;
+    }
+    s.pair.settle();
+    assert_eq!(s.pair.devices[1].signal(1), 1);
+    assert!(s.to.read(5, 7000) == s.from.read(100, 7000));
+    assert!(mover.0.lock().unwrap().bytes[9..7009] == s.from.read(100, 7000));
+    take(&mut s.pair.devices[1], 3, b"behind");
+    s.pair.assert_clean();
+}
+
+#[test]
+fn p8_a_sender_that_names_memory_it_does_not_have_is_refused_and_hurts_nobody_else() {
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
+    let mut bystander = Pair::default();
+    let page = abi::PUSHGATE_PAGE as usize;
+    // SAFETY: new memory, of which nobody else knows.
+    let readable = unsafe {
+        let at = mmap_anonymous(
+            std::ptr::null_mut(),
+            2 * page,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE,
+        )
+        .unwrap();
+        mprotect(at.cast::<u8>().add(page).cast(), page, MprotectFlags::empty()).unwrap();
+        at as u64
+    };
+    let cases = [
+        ("nothing", 0),
+        ("nothing at all", 1 << 55),
+        ("beyond what there can be", abi::PUSHGATE_DATA_MASK),
+        ("the half of it", readable + page as u64 - 50),
+    ];
+    for (n, (what, address)) in cases.into_iter().enumerate() {
+        if rdma::chosen() {
+            return;
+        }
+        let mut s = sending(true, 200).expect("over local");
+        s.pair.devices[1].post_recv(s.rkey, 0, 100, ANY);
+        s.pair.settle();
+        let record = Record { length: 100, id: 0, ..region_send(0, 0, address) };
+        s.pair.forge(0, 0, &record);
+        (0..4).for_each(|_| _ = s.pair.poll(1));
+        assert_eq!(
+            s.pair.devices[1].status().map(|s| (Some(s.code as u32), s.rank)),
+            Some((REFUSED, Some(0))),
+            "{what}"
+        );
+        assert!(s.pair.devices[1].try_recv().is_none(), "{what}");
+        s.to.check_guards();
+        s.pair.devices[1].own.check_gaps();
+        assert!(bystander.devices[0].post(inline_send(n as u32), b"well"));
+        bystander.settle();
+        take(&mut bystander.devices[1], n as u32, b"well");
+        bystander.settle();
+    }
+    bystander.assert_clean();
+}
+
+#[test]
+fn p7_p8_where_the_peer_cannot_read_a_region_send_is_refused_with_a_sentence() {
+    if rdma::chosen() {
+        return;
+    }
+    let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
+    // A process that is there and is not this one: its memory is not what is told.
+    let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let cases = [(None, "does not know this process"), (Some(other.id()), "proxy = thread")];
+    for (pid, sentence) in cases {
+        m.iter().for_each(|m| m.reset());
+        let reader = QpMemory { peer_pid: pid, ..m[1].joined(&m[0], None) };
+        let mut sender = Endpoint::local(m[0].joined(&m[1], None), options(1)).unwrap();
+        assert!(matches!(sender.region_sends(), RegionSends::Unknown));
+        let region = Region::new(100);
+        let lkey = sender.add_region(region.memory(), 100).unwrap();
+        let mut device = Device::new(&m[0], &m[1]);
+        assert!(device.post_from(region_send(0, lkey, 0), 100));
+        // Until the peer has told, it waits.
+        (0..4).for_each(|_| _ = sender.poll(&mut None));
+        assert!(sender.status().is_none() && !sender.has_work());
+        let mut reader = Endpoint::local(reader, options(0)).unwrap();
+        reader.poll(&mut None);
+        assert!(sender.has_work());
+        let RegionSends::No(why) = sender.region_sends() else { panic!("{pid:?} was read") };
+        assert!(why.contains(sentence) && why.contains("window"), "{why}");
+        sender.poll(&mut None);
+        let status = sender.status().unwrap();
+        assert_eq!((Some(status.code as u32), status.rank), (REFUSED, Some(0)));
+        // One that does not care is refused by who reads.
+        ring_forge(&m[0], &Record { length: 8, ..region_send(0, 0, region_address(&region)) });
+        reader.poll(&mut None);
+        let status = reader.status().unwrap();
+        assert_eq!((Some(status.code as u32), status.rank), (REFUSED, Some(0)));
+    }
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
+fn ring_forge(from: &Memory, record: &Record) {
+    let log = from.geometry.link_log;
+    let slots = from.link.words(abi::PUSHGATE_LINK_RING as usize, 8 << log);
+    pushgate_proxy::ring::publish(slots, 0, log, &record.encode(0));
+}
+
+fn region_address(region: &Region) -> u64 {
+    let RegionMemory::Host { address, .. } = region.memory() else { unreachable!() };
+    address as u64
+}
+
+#[test]
+fn p8_only_memory_of_this_process_goes_out_of_a_region() {
+    let Some(mut s) = sending(true, 100) else { return };
+    s.pair.settle();
+    assert_eq!(s.pair.ends[0].region_sends(), RegionSends::Yes);
+    let device = RegionMemory::Device { address: DEVICE, exported: None };
+    let lkey = s.pair.ends[0].add_region(device, 100).unwrap();
+    s.pair.devices[1].post_recv(s.rkey, 0, 100, ANY);
+    s.pair.settle();
+    assert!(s.pair.devices[0].post_from(region_send(0, lkey, 0), 100));
+    s.pair.settle();
+    s.pair.tick(1);
+    assert_eq!(s.pair.codes(), [REFUSED, REFUSED]);
+    assert_eq!(s.pair.devices[1].status().unwrap().rank, Some(0));
 }
 
 // --------------------------------------------------------------- P2: torn, stuck
@@ -764,7 +1163,7 @@ fn p3_p5_signal_count_and_what_follows_wait_for_the_devices_copy() {
     for _ in 0..50 {
         (0..2).for_each(|i| _ = pair.poll(i));
     }
-    assert_eq!(mover.0.lock().unwrap().copies.len(), 1);
+    assert_eq!(mover.0.lock().unwrap().copies.len(), 2, "both are under way");
     assert_eq!((pair.devices[1].signal(0), pair.devices[0].delivered()), (0, 0));
     assert!(pair.devices[0].poll_cq().is_none());
     assert!(!pair.ends[1].remove_region(key), "not while its bytes are being moved");
@@ -797,6 +1196,73 @@ fn p3_p7_nothing_is_delivered_behind_a_copy_that_failed() {
     pair.tick(1);
     assert_eq!(pair.codes(), [ABORTED, ABORTED]);
     assert_eq!(pair.devices[0].poll_cq().map(|c| c.status as u32), ABORTED);
+}
+
+#[test]
+fn p3_p5_many_device_copies_are_under_way_and_end_in_order() {
+    let receiver = QpOptions { posted_receives: true, ..options(0) };
+    let geometry = Geometry { rx_log: 5, slots_log: 5, cq_log: 5, link_log: 5, ..GEOMETRY };
+    let mut pair = Pair::new(geometry, [options(1), receiver]);
+    let mover = SlowMover::default();
+    mover.0.lock().unwrap().bytes = vec![0; 4096];
+    pair.mover = Some(Box::new(mover.clone()));
+    let region = RegionMemory::Device { address: DEVICE, exported: None };
+    let key = pair.ends[1].add_region(region, 4096).unwrap();
+    let host = Region::new(100);
+    let host_key = pair.ends[1].add_region(host.memory(), 100).unwrap();
+    // Twenty into the device, short and long, then one into the host's memory.
+    for i in 0..20 {
+        pair.devices[1].post_recv(key, i as u64 * 100, 100, ANY);
+    }
+    pair.devices[1].post_recv(host_key, 0, 100, ANY);
+    let content = |i: u32| bytes(i as u64, if i.is_multiple_of(3) { 33 } else { 60 });
+    for i in 0..21u32 {
+        let record = if i.is_multiple_of(3) { inline_send(i) } else { window_send(i) };
+        assert!(
+            pair.devices[0].post(Record { flags: record.flags | Record::SIGNALED, ..record }, &content(i))
+        );
+    }
+    let turn = |pair: &mut Pair| (0..40).for_each(|i| _ = pair.poll(i % 2));
+    turn(&mut pair);
+    assert_eq!(mover.0.lock().unwrap().copies.len(), 16, "a bound");
+    assert!(pair.devices[1].try_recv().is_none() && pair.devices[0].poll_cq().is_none());
+    assert!(!pair.ends[1].remove_region(key), "not while its bytes are being moved");
+    for done in 1..=20 {
+        mover.0.lock().unwrap().allowed = done;
+        turn(&mut pair);
+        let i = done as u32 - 1;
+        let m = pair.devices[1].try_recv().expect("the oldest is done");
+        assert_eq!((m.tag, m.receive), (i, i));
+        let found = mover.0.lock().unwrap().bytes[i as usize * 100..][..content(i).len()].to_vec();
+        assert_eq!(found, content(i), "message {i}");
+        assert_eq!(mover.0.lock().unwrap().copies.len(), (16 + done).min(20));
+        assert_eq!(pair.devices[1].try_recv().is_some(), done == 20, "the host's memory is no short cut");
+        assert_eq!(pair.devices[0].poll_cq().map(|c| c.wr_id), Some(i));
+    }
+    pair.settle();
+    assert_eq!(host.read(0, 60), content(20));
+    pair.assert_clean();
+}
+
+#[test]
+fn p3_p7_behind_a_copy_that_failed_those_under_way_are_only_waited_for() {
+    let (mut pair, mover, key) = with_mover();
+    for i in 0..3 {
+        assert!(pair.devices[0].post(put(key, i * 300, i as u32, 1), &bytes(i, 300)));
+    }
+    (0..8).for_each(|i| _ = pair.poll(i % 2));
+    assert_eq!(mover.0.lock().unwrap().copies.len(), 3);
+    mover.0.lock().unwrap().fail = true;
+    pair.poll(1);
+    assert_eq!(pair.devices[1].status().map(|s| s.code as u32), ABORTED);
+    mover.0.lock().unwrap().fail = false;
+    let limit = std::time::Duration::from_millis(1);
+    assert!(!pair.ends[1].settle(&mut pair.mover, limit), "a device writes yet");
+    mover.0.lock().unwrap().allowed = 3;
+    assert!(pair.ends[1].settle(&mut pair.mover, limit));
+    assert_eq!([0, 1, 2].map(|i| pair.devices[1].signal(i)), [0; 3]);
+    pair.tick(1);
+    assert_eq!((pair.codes(), pair.devices[0].delivered()), ([ABORTED, ABORTED], 0));
 }
 
 #[test]
@@ -1108,7 +1574,7 @@ impl Victim {
         self.peer.reset();
         self.region.reset();
         let options = QpOptions { posted_receives, in_place_share: share, ..options(1) };
-        let wires = rdma::chosen().then(|| rdma::connect([&self.own, &self.peer]));
+        let wires = rdma::chosen().then(|| rdma::connect([&self.own, &self.peer], [posted_receives, false]));
         let mut end = match &wires {
             Some(wires) => wires[0].endpoint(&self.own, options),
             None => Endpoint::local(self.own.joined(&self.peer, None), options).unwrap(),
@@ -1220,7 +1686,7 @@ impl Victim {
                 // Places of regions that are none.
                 13 if r % 32 == 1 => {
                     if let Some(wires) = &wires {
-                        let at = 8192 + (w[1] as usize % 4096) * 32;
+                        let at = 8192 + (w[1] as usize % (4096 + 4)) * 32;
                         wires[1].forge(at, &w[2..6], None);
                     }
                 }

@@ -46,7 +46,7 @@ static ALLOCATOR: Counting = Counting;
 const PAYLOAD: usize = 700;
 
 /// All kinds of message there are, with a reader that holds some of them back.
-fn traffic(pair: &mut Pair, rkey: u32, begin: u32, messages: u32) {
+fn traffic(pair: &mut Pair, [lkey, rkey]: [u32; 2], begin: u32, messages: u32) {
     let payload = [7u8; PAYLOAD];
     let mut out = [0u8; PAYLOAD];
     let (mut posted, mut held, mut cqes) = (begin, 0, 0);
@@ -63,13 +63,17 @@ fn traffic(pair: &mut Pair, rkey: u32, begin: u32, messages: u32) {
                 signal_value: id as u64,
                 ..Record::new(Opcode::Put)
             };
-            let sent = match id % 5 {
+            let sent = match id % 6 {
                 0 => pair.devices[0].post(inline_send(id), &payload[..40]),
                 1 => pair.devices[0].post(put, &payload[..id as usize % PAYLOAD]),
                 2 => pair.devices[0].post(Record { opcode: Opcode::Signal, flags: 0, ..put }, &[]),
                 3 => {
                     let record = Record { flags: Record::SIGNALED, ..window_send(id) };
                     pair.devices[0].post(record, &payload[..id as usize % PAYLOAD])
+                }
+                // Over RDMA it would be refused.
+                4 if !rdma::chosen() => {
+                    pair.devices[0].post_from(region_send(id, lkey, id as u64 % 100), id as usize % PAYLOAD)
                 }
                 _ => pair.devices[0].post(window_send(id), &payload[..id as usize % PAYLOAD]),
             };
@@ -101,7 +105,7 @@ fn traffic(pair: &mut Pair, rkey: u32, begin: u32, messages: u32) {
     while pair.devices[0].poll_cq().is_some() {
         cqes += 1;
     }
-    assert!(cqes >= messages / 5);
+    assert!(cqes >= messages / 6);
 }
 
 #[test]
@@ -109,11 +113,13 @@ fn no_pass_allocates_in_steady_state() {
     let mut pair = Pair::default();
     let region = Region::new(1000);
     let rkey = pair.ends[1].add_region(region.memory(), 1000).unwrap();
-    traffic(&mut pair, rkey, 0, 2000);
+    let lkey = pair.ends[0].add_region(region.memory(), 1000).unwrap();
+    let keys = [lkey, rkey];
+    traffic(&mut pair, keys, 0, 2000);
     let before = COUNT.get();
     // Over RDMA each pass is waited for.
     let messages = if rdma::chosen() { 4_000 } else { 100_000 };
-    traffic(&mut pair, rkey, 2000, messages);
+    traffic(&mut pair, keys, 2000, messages);
     let allocations = COUNT.get() - before;
     assert_eq!(allocations, 0, "in {messages} messages");
     // And the counter counts.

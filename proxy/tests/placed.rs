@@ -8,14 +8,14 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
-use common::{Device, GEOMETRY, Memory, options};
+use common::{Device, GEOMETRY, Memory, options, window_send};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, Words};
 use pushgate_driver_shim::segment::Geometry;
-use pushgate_proxy::endpoint::Endpoint;
+use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::gate::{Limits, Permit};
 use pushgate_proxy::mover::{MoveError, Mover};
-use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair};
+use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::Status;
 
@@ -73,8 +73,12 @@ impl QueuePair for Placing {
         true
     }
 
-    fn takes_region(&self, _: &Record) -> Result<(), &'static str> {
-        Err("not here")
+    fn takes_region(&self, _: &Record) -> RegionSends {
+        self.region_sends()
+    }
+
+    fn region_sends(&self) -> RegionSends {
+        RegionSends::No("not here")
     }
 
     fn acknowledge(&mut self, _: PeerCounts) {}
@@ -142,10 +146,10 @@ struct Setting {
 
 impl Setting {
     fn new() -> Self {
-        Setting::with(true)
+        Setting::with(true, false)
     }
 
-    fn with(offers: bool) -> Self {
+    fn with(offers: bool, posted_receives: bool) -> Self {
         let mine = Memory::new(GEOMETRY);
         let peer = Memory::new(Geometry { rank: 1, ..GEOMETRY });
         let records = Records::default();
@@ -155,7 +159,7 @@ impl Setting {
             mine.geometry,
             peer.geometry,
             Box::new(Placing { records: records.clone(), offers }),
-            options(1),
+            QpOptions { posted_receives, ..options(1) },
         )
         .unwrap();
         let device = Device::new(&mine, &peer);
@@ -220,11 +224,89 @@ fn p3_without_a_flush_there_is_no_signal() {
 
 #[test]
 fn p8_a_peer_that_writes_to_a_region_it_was_not_offered_is_refused_and_named() {
-    let mut s = Setting::with(false);
+    let mut s = Setting::with(false, false);
     let device = s.end.add_region(RegionMemory::Device { address: DEVICE, exported: None }, 4096).unwrap();
     s.comes(0, device, 1);
     // Without a mover: it is the peer's fault all the same, and not ours.
     s.end.poll(&mut None);
     assert_eq!((s.device.signal(1), s.end.counters().placed), (0, 0));
     assert_eq!(s.end.status().map(|s| (s.code as u32, s.rank)), Some((abi::PUSHGATE_REFUSED, Some(1))));
+}
+
+/// A SEND of `length` bytes that was written to posted receive `number`.
+fn send(id: u32, tag: u32, number: u32, length: u32) -> Record {
+    Record { id, tag, length, place: number, ..window_send(0) }
+}
+
+#[test]
+fn p3_a_send_in_its_receive_is_shown_after_the_flush_and_says_which() {
+    let mut s = Setting::with(true, true);
+    let device = s.end.add_region(RegionMemory::Device { address: DEVICE, exported: None }, 4096).unwrap();
+    let region = common::Region::new(4096);
+    let host = s.end.add_region(region.memory(), 4096).unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let mover = Flushing { device: Device::new(&s.mine, &s.peer), seen: seen.clone(), fails: false };
+    let mut mover: Option<Box<dyn Mover>> = Some(Box::new(mover));
+    for (key, tag) in [(device, 1), (host, 2), (device, 2)] {
+        s.device.post_recv(key, 0, 300, tag);
+    }
+    for record in [send(0, 2, 1, 300), send(1, 2, 2, 299), send(2, 1, 0, 0)] {
+        s.records.lock().unwrap().push_back(record);
+    }
+    s.end.poll(&mut mover);
+    let shown: Vec<_> =
+        std::iter::from_fn(|| s.device.try_recv()).map(|m| (m.tag, m.receive, m.length, m.flags)).collect();
+    assert_eq!(shown, [(2, 1, 300, Record::BUFFER), (2, 2, 299, Record::BUFFER), (1, 0, 0, Record::BUFFER)]);
+    assert_eq!(
+        (seen.lock().unwrap().len(), s.end.counters().placed),
+        (2, 3),
+        "flushes: for the device alone"
+    );
+    assert_eq!(s.end.status(), None);
+
+    // Without a flush it is not shown.
+    let mut s = Setting::with(true, true);
+    let device = s.end.add_region(RegionMemory::Device { address: DEVICE, exported: None }, 4096).unwrap();
+    s.device.post_recv(device, 0, 300, 1);
+    s.records.lock().unwrap().push_back(send(0, 1, 0, 300));
+    s.end.poll(&mut Some(Box::new(Plain)));
+    assert!(s.device.try_recv().is_none());
+    assert_eq!(s.end.status().map(|s| (s.code as u32, s.rank)), Some((abi::PUSHGATE_REFUSED, Some(0))));
+}
+
+#[test]
+fn p8_a_send_in_a_receive_that_is_not_its_own_is_refused_and_names_the_peer() {
+    // Two receives, of tags 1 and 2; whether the peer was told of their region; what comes.
+    let cases = [
+        ("another receive", true, send(0, 1, 1, 100)),
+        ("one that was never posted", true, send(0, 1, 2, 100)),
+        ("a tag that nobody posted", true, send(0, 3, 0, 100)),
+        ("more than there is room", true, send(0, 1, 0, 101)),
+        ("a region that was not offered", false, send(0, 1, 0, 100)),
+        ("a signal", true, Record { id: 0, signal: 1, signal_value: 1, ..Record::new(Opcode::Signal) }),
+    ];
+    for (what, offers, record) in cases {
+        let mut s = Setting::with(offers, true);
+        let region = common::Region::new(200);
+        let key = s.end.add_region(region.memory(), 200).unwrap();
+        s.device.post_recv(key, 0, 100, 1);
+        s.device.post_recv(key, 100, 100, 2);
+        s.records.lock().unwrap().push_back(record);
+        s.end.poll(&mut None);
+        let refused = Some((abi::PUSHGATE_REFUSED, Some(1)));
+        assert_eq!(s.end.status().map(|s| (s.code as u32, s.rank)), refused, "{what}");
+        assert!(s.device.try_recv().is_none() && s.device.signal(1) == 0, "{what}");
+    }
+    // One that was taken already, and a queue pair without posted receives.
+    for posted in [true, false] {
+        let mut s = Setting::with(true, posted);
+        let region = common::Region::new(200);
+        let key = s.end.add_region(region.memory(), 200).unwrap();
+        s.device.post_recv(key, 0, 100, 1);
+        s.device.post_recv(key, 0, 100, 1);
+        s.records.lock().unwrap().extend([send(0, 1, 0, 100), send(1, 1, 0, 100)]);
+        s.end.poll(&mut None);
+        assert_eq!(s.end.status().map(|s| (s.code as u32, s.rank)), Some((abi::PUSHGATE_REFUSED, Some(1))));
+        assert_eq!(std::iter::from_fn(|| s.device.try_recv()).count(), posted as usize);
+    }
 }

@@ -210,6 +210,7 @@ impl Side {
             peer_link: read(&peer.link),
             peer_window: read(&peer.window),
             peer_bell,
+            peer_pid: Some(std::process::id()),
         }
     }
 

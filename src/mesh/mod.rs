@@ -120,6 +120,17 @@ impl Mesh {
         all.map(|(rank, s)| Mesh::new(rank as u32, s, Stream::Unix, timeout)).collect()
     }
 
+    /// The process of a rank of this host, if it has a number here.
+    pub(crate) fn pid(&self, rank: u32) -> Option<u32> {
+        match &**self.peers[rank as usize].as_ref()? {
+            // 0: of another PID namespace.
+            Stream::Unix(s) => {
+                pushgate_proxy::wire::peer_cred(s).ok().map(|c| c.pid as u32).filter(|pid| *pid != 0)
+            }
+            Stream::Tcp(_) => None,
+        }
+    }
+
     /// A rank in a process of its own, all on this host.
     pub(crate) fn connect(job: &str, rank: u32, size: u32, timeout: Duration) -> Result<Mesh> {
         Mesh::new(rank, unix::connect(job, rank, size, timeout)?, Stream::Unix, timeout)

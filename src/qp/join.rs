@@ -179,7 +179,7 @@ impl Accepted {
     /// Hands both ends to the engine.
     pub(crate) fn join(self, context: &Context, mesh: &Mesh, peer: u32, label: u32) -> Result<QueuePair> {
         let joined = match self.link {
-            AcceptedLink::Local(half, offer) => half.join(context, peer, self.own, offer)?,
+            AcceptedLink::Local(half, offer) => half.join(context, mesh, peer, self.own, offer)?,
             AcceptedLink::Verbs(end) => end.join(context, peer, self.own, &mesh.recv(peer, label)?.0)?,
         };
         QueuePair::new(context, peer, joined)

@@ -49,7 +49,14 @@ impl LocalHalf {
         Ok(LocalHalf { link })
     }
 
-    pub(super) fn join(self, context: &Context, peer: u32, own: Own, (bytes, fds): Frame) -> Result<Joined> {
+    pub(super) fn join(
+        self,
+        context: &Context,
+        mesh: &Mesh,
+        peer: u32,
+        own: Own,
+        (bytes, fds): Frame,
+    ) -> Result<Joined> {
         let mismatch = |reason: String| Error::Mismatch { rank: peer, reason };
         let offer: Offer = serde_json::from_slice(&bytes)
             .map_err(|e| mismatch(format!("its offer of a queue pair: {e}; is its qp = local too?")))?;
@@ -86,6 +93,7 @@ impl LocalHalf {
             peer_window: peer_window.clone(),
             // Without one, every pass saves the fence that looks if it sleeps.
             peer_bell: offer.rings.then_some(bell),
+            peer_pid: mesh.pid(peer),
         };
         let proxy = &context.inner.proxy;
         let id = proxy.add_qp(fds, own.options(context, peer), context.inner.wake)?;

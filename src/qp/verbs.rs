@@ -33,7 +33,7 @@ fn name(settings: &Settings) -> Option<String> {
     (settings.ib_dev != "auto").then(|| settings.ib_dev.clone())
 }
 
-/// What the settings say of it. Family and events are the caller's to know.
+/// What the settings say of it. Family, events and posted receives are the caller's to know.
 impl From<&Settings> for Config {
     fn from(s: &Settings) -> Self {
         let number = |v: AutoOr<usize>| match v {
@@ -51,6 +51,7 @@ impl From<&Settings> for Config {
             retry_count: s.retry_count as u8,
             imm: !s.no_imm,
             events: false,
+            posted_receives: false,
         }
     }
 }
@@ -96,7 +97,7 @@ pub(super) struct VerbsAccepted(Accepted);
 impl VerbsHalf {
     pub(super) fn offer(context: &Context, mesh: &Mesh, peer: u32, label: u32, own: &Own) -> Result<Self> {
         let device = context.rdma()?;
-        let config = config(context, mesh)?;
+        let config = Config { posted_receives: own.config.posted_receives, ..config(context, mesh)? };
         let half = Half::new(&device, &config, own.geometry, own.window.clone(), &mut allocator(context))?;
         send(mesh, peer, label, &half.offer())?;
         Ok(VerbsHalf(half))

@@ -30,7 +30,7 @@ typedef uint64_t pushgate_u64;
 #endif
 
 /* Bumped whenever a layout below changes; both sides refuse any other. */
-#define PUSHGATE_ABI_VERSION 1
+#define PUSHGATE_ABI_VERSION 2
 
 /* First word of each segment: "PUSHGATE" read as a little-endian u64. */
 #define PUSHGATE_MAGIC 0x4554414748535550ull
@@ -76,7 +76,8 @@ typedef uint64_t pushgate_u64;
  * records. `length` is in bytes.
  *
  *   not INLINE        w5 31:0 offset in the window, w6 31:0 room held there, units
- *   REGION            w5 31:0 lkey, w6 55:0 offset in that region, in bytes
+ *   REGION            w5 31:0 lkey, w6 55:0 offset in that region, in bytes;
+ *                     in a link record w5 0, w6 55:0 address in the sender's process
  *   PUT               w2 31:0 rkey, 55:32 signal; w3 55:0 offset in the peer's
  *                     region, bytes; w4 55:0 signal value (WITH_SIGNAL)
  *   SIGNAL            w2 55:32 signal; w4 55:0 signal value
@@ -85,6 +86,8 @@ typedef uint64_t pushgate_u64;
  *   PUT, INLINE       two payload words d0, d1: w5, w6 hold their low 56 bits,
  *                     w7 byte i (0..1) the top byte of d[i]
  *   NOP               w5, w6: the room that the slot gives back
+ *   receive record, BUFFER   w5 31:0 number of the posted receive that was
+ *                     taken, counted from 0, its low 32 bits
  */
 #define PUSHGATE_LAP_SHIFT 56
 #define PUSHGATE_LAP_MASK 0xff00000000000000ull
@@ -229,8 +232,16 @@ struct pushgate_header {
 #define PUSHGATE_LINK_RELEASED 72 /* ... whose place is no longer needed */
 #define PUSHGATE_LINK_GRANTED 80  /* receive credits granted */
 #define PUSHGATE_LINK_STATUS 88	  /* this side's status word */
+#define PUSHGATE_LINK_ADDRESS 96  /* of this segment in its engine's process */
+#define PUSHGATE_LINK_READS 104	  /* PUSHGATE_READS_*, 0: not tried yet */
 #define PUSHGATE_LINK_SLEEPING 128
 #define PUSHGATE_LINK_RING PUSHGATE_PAGE
+
+/* Whether this side's engine can read the memory of the peer's process. */
+#define PUSHGATE_READS_YES 1
+#define PUSHGATE_READS_UNKNOWN 2   /* its process is not known here */
+#define PUSHGATE_READS_DENIED 3	   /* the kernel does not allow it */
+#define PUSHGATE_READS_ELSEWHERE 4 /* its engine is not in the process of its program */
 
 /* ------------------------------------------------------ device-side structures */
 

@@ -1,11 +1,14 @@
 //! The queue pair between two ranks of one host. It hands over the place of a
-//! payload, not its bytes: the peer's device reads the sender's window.
+//! payload, not its bytes: the peer's device reads the sender's window, the peer's
+//! engine the memory of the sender's process.
 //!
 //! Each side owns one link segment, which only its engine writes: a ring of
 //! records for the peer, and the counts of what it received. The peer maps it
 //! read-only. So neither can spoil the other's state, and no word has two
 //! writers.
 
+use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,17 +18,21 @@ use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Record, Words as RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 
-use super::{Inbound, PeerCounts, QueuePair};
+use super::{Inbound, PeerCounts, QueuePair, RegionSends, process_memory};
 use crate::gate::{Limits, Permit};
 use crate::memory::Words;
+use crate::region::RegionMemory;
 use crate::ring;
 use crate::session::Status;
 
-/// Words of the link line: received, released, granted, status.
+/// Words of the link line.
 const RECEIVED: usize = 0;
 const RELEASED: usize = 1;
 const GRANTED: usize = 2;
 const STATUS: usize = 3;
+const ADDRESS: usize = 4;
+const READS: usize = 5;
+const LINE_WORDS: usize = 6;
 
 /// See the module's text.
 pub struct LocalQp {
@@ -41,6 +48,12 @@ pub struct LocalQp {
     window_units: u64,
     limits: Limits,
     bell: Option<EventFd>,
+    /// Where regions of this process begin that messages may go out of, by key.
+    regions: HashMap<u32, u64>,
+    peer_pid: Option<u32>,
+    /// We have told the peer whether we can read its process.
+    probed: bool,
+    reads: bool,
     sent: u64,
     completed: u64,
     inbound: u64,
@@ -50,7 +63,8 @@ pub struct LocalQp {
 impl LocalQp {
     /// Joins two link segments, both with checked headers: `own`, which this
     /// engine writes, and `peer`. `window` is the peer's payload ring. `bell`
-    /// wakes the peer's engine, where it can be woken.
+    /// wakes the peer's engine, where it can be woken. `peer_pid` is the process of
+    /// the peer's engine, where it is known.
     pub fn new(
         own: &Arc<SharedMemory>,
         geometry: &Geometry,
@@ -58,17 +72,27 @@ impl LocalQp {
         peer_geometry: &Geometry,
         window: Arc<ReadOnlyMemory>,
         bell: Option<EventFd>,
+        peer_pid: Option<u32>,
     ) -> Self {
         let line = abi::PUSHGATE_LINK_RECEIVED as usize;
         let sleeping = abi::PUSHGATE_LINK_SLEEPING as usize;
         let ring = abi::PUSHGATE_LINK_RING as usize;
+        if let Some(pid) = peer_pid {
+            process_memory::allow(pid);
+        }
+        let out_line = Words::writable(own, line, LINE_WORDS);
+        // After the leave to read, which the peer tries as soon as it sees this.
+        out_line[ADDRESS].store(own.as_ptr().as_ptr() as u64, Ordering::Release);
+        if peer_pid.is_none() {
+            out_line[READS].store(abi::PUSHGATE_READS_UNKNOWN as u64, Ordering::Release);
+        }
         LocalQp {
             out_ring: Words::writable(own, ring, 8 << geometry.link_log),
-            out_line: Words::writable(own, line, 4),
+            out_line,
             out_sleeping: Words::writable(own, sleeping, 1),
             out_log: geometry.link_log,
             in_ring: Words::readable(peer, ring, 8 << peer_geometry.link_log),
-            in_line: Words::readable(peer, line, 4),
+            in_line: Words::readable(peer, line, LINE_WORDS),
             in_sleeping: Words::readable(peer, sleeping, 1),
             in_log: peer_geometry.link_log,
             window,
@@ -81,11 +105,27 @@ impl LocalQp {
                 bytes: u64::MAX / 2,
             },
             bell,
+            regions: HashMap::new(),
+            probed: peer_pid.is_none(),
+            peer_pid,
+            reads: false,
             sent: 0,
             completed: 0,
             inbound: 0,
             dirty: false,
         }
+    }
+
+    /// Tries to read the peer's process, once its engine has said where to look.
+    #[cold]
+    fn probe(&mut self) {
+        let address = ring::observe(&self.in_line[ADDRESS]);
+        let Some(pid) = self.peer_pid.filter(|_| address != 0) else { return };
+        let answer = process_memory::probe(pid, address);
+        self.probed = true;
+        self.reads = answer == abi::PUSHGATE_READS_YES;
+        self.out_line[READS].store(answer as u64, Ordering::Release);
+        self.dirty = true;
     }
 }
 
@@ -103,10 +143,19 @@ impl QueuePair for LocalQp {
         &mut self,
         permit: Permit<'_>,
         sequence: u64,
-        _record: &Record,
+        r: &Record,
         words: &RecordWords,
     ) -> Result<(), Status> {
-        ring::publish(&self.out_ring, self.sent, self.out_log, &super::crossing(words, sequence));
+        let mut w = super::crossing(words, sequence);
+        if r.has(Record::REGION) {
+            let Some(begin) = self.regions.get(&r.place) else {
+                // It was removed since the WQE was checked.
+                return Err(Status::new(abi::PUSHGATE_REFUSED));
+            };
+            w[0] |= (Record::REGION as u64) << abi::PUSHGATE_FLAGS_SHIFT;
+            (w[5], w[6]) = (0, begin + r.place_offset);
+        }
+        ring::publish(&self.out_ring, self.sent, self.out_log, &w);
         self.sent += 1;
         self.dirty = true;
         permit.post();
@@ -138,6 +187,9 @@ impl QueuePair for LocalQp {
 
     #[inline]
     fn poll_recv(&mut self, words: &mut RecordWords) -> Inbound {
+        if !self.probed {
+            self.probe();
+        }
         match ring::look_into(&self.in_ring, self.inbound, self.in_log, words) {
             ring::Found::Empty => Inbound::Empty,
             ring::Found::Torn => Inbound::Torn,
@@ -149,7 +201,8 @@ impl QueuePair for LocalQp {
     }
 
     fn has_inbound(&self) -> bool {
-        ring::look(&self.in_ring, self.inbound, self.in_log) != ring::Look::Empty
+        !self.probed && ring::observe(&self.in_line[ADDRESS]) != 0
+            || ring::look(&self.in_ring, self.inbound, self.in_log) != ring::Look::Empty
     }
 
     fn payload(&self, unit: u32, units: u32) -> Option<usize> {
@@ -162,8 +215,56 @@ impl QueuePair for LocalQp {
         true
     }
 
-    fn takes_region(&self, _: &Record) -> Result<(), &'static str> {
-        Err("the peer maps our window, not our regions")
+    fn takes_region(&self, r: &Record) -> RegionSends {
+        if !self.regions.contains_key(&r.place) {
+            return RegionSends::No(
+                "the peer's engine can read memory of this process alone: push a device's into the window",
+            );
+        }
+        self.region_sends()
+    }
+
+    fn region_sends(&self) -> RegionSends {
+        match ring::observe(&self.in_line[READS]) as u32 {
+            0 => RegionSends::Unknown,
+            abi::PUSHGATE_READS_YES => RegionSends::Yes,
+            abi::PUSHGATE_READS_UNKNOWN => RegionSends::No(
+                "the peer's engine does not know this process (proxy = process, or another PID namespace): \
+                 run both engines as threads in one PID namespace, or push the payload into the window",
+            ),
+            abi::PUSHGATE_READS_ELSEWHERE => RegionSends::No(
+                "this engine is not in the process of its program: use proxy = thread, or push the payload \
+                 into the window",
+            ),
+            _ => RegionSends::No(
+                "the kernel does not let the peer's process read this one: run both as one user and set \
+                 kernel.yama.ptrace_scope to 0 or 1, or push the payload into the window",
+            ),
+        }
+    }
+
+    fn reads_peer(&self) -> bool {
+        self.reads
+    }
+
+    unsafe fn read_peer(&self, address: u64, to: usize, length: usize) -> io::Result<usize> {
+        let pid = self.peer_pid.ok_or(io::ErrorKind::Unsupported)?;
+        // SAFETY: our caller promises the same.
+        unsafe { process_memory::read(pid, address, to, length) }
+    }
+
+    fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
+        if let RegionMemory::Host { address, .. } = memory {
+            // Its addresses must fit beside a lap; those of user space do on all that we know.
+            let end = (*address as u64).checked_add(bytes);
+            if end.is_some_and(|end| end <= abi::PUSHGATE_DATA_MASK) {
+                self.regions.insert(key, *address as u64);
+            }
+        }
+    }
+
+    fn remove_region(&mut self, key: u32) {
+        self.regions.remove(&key);
     }
 
     #[inline]

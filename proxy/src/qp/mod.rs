@@ -2,8 +2,10 @@
 //! this folder knows a transport.
 
 pub mod local;
+mod process_memory;
 pub mod verbs;
 
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 
@@ -21,10 +23,22 @@ pub enum Inbound {
     Empty,
     /// The next record was copied out; its `id` is a sequence number.
     Record,
-    /// The same, of a PUT whose payload lies in its region already.
+    /// The same, of a PUT whose payload lies in its region already, or a SEND whose
+    /// payload lies in the posted receive that its `place` numbers.
     Placed,
     /// The slot holds what no sender of this session could have written.
     Torn,
+}
+
+/// Whether a message may go out of a region of this side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegionSends {
+    /// It may.
+    Yes,
+    /// That is not known yet; the peer will tell.
+    Unknown,
+    /// It may not; a sentence says why, and what else to do.
+    No(&'static str),
 }
 
 /// The peer's cumulative counts as it published them: words of epoch and count.
@@ -92,11 +106,43 @@ pub trait QueuePair: Send {
     /// True if the receiving device can read inbound payload where it lies.
     fn in_place(&self) -> bool;
 
-    /// Whether a message may be sent whose payload lies in a region of this side,
-    /// and if not, why.
-    fn takes_region(&self, record: &Record) -> Result<(), &'static str>;
+    /// Whether a message may be sent whose payload lies in a region of this side.
+    /// One for which that is not known waits, and those behind it.
+    fn takes_region(&self, record: &Record) -> RegionSends;
 
-    /// A region was added that the peer may write: `key` is its rkey.
+    /// The same for SENDs at large, before there is any.
+    fn region_sends(&self) -> RegionSends;
+
+    /// True if SENDs go to posted receives of the peer that it told of: then
+    /// [`QueuePair::receive_for`] is asked for each.
+    fn knows_receives(&self) -> bool {
+        false
+    }
+
+    /// Bytes of the receive that a SEND will take, if the peer has told of it. Until
+    /// then it waits, and those behind it.
+    fn receive_for(&self, _record: &Record) -> Option<u32> {
+        None
+    }
+
+    /// A receive of this side was taken in, `number` before it: its words, laps included.
+    fn receive_posted(&mut self, _number: u64, _words: [u64; 4]) {}
+
+    /// True if this end reads payload out of the memory of the peer's process.
+    fn reads_peer(&self) -> bool {
+        false
+    }
+
+    /// Reads `length` bytes at `address` of the peer's process; how many came.
+    ///
+    /// # Safety
+    /// `length` bytes at `to` are mapped, writable, and free of Rust references.
+    unsafe fn read_peer(&self, _address: u64, _to: usize, _length: usize) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// A region was added, which the peer may write and messages may go out of: `key`
+    /// is its rkey and lkey.
     fn add_region(&mut self, _key: u32, _memory: &RegionMemory, _bytes: u64) {}
 
     /// ... and removed.

@@ -133,7 +133,7 @@ impl Memory {
             (c, rx + (64 << g.rx_log)..landing),
             (c, landing + (UNIT << g.landing_log)..c.len()),
             (l, 56..64),
-            (l, abi::PUSHGATE_LINK_STATUS as usize + 8..abi::PUSHGATE_LINK_SLEEPING as usize),
+            (l, abi::PUSHGATE_LINK_READS as usize + 8..abi::PUSHGATE_LINK_SLEEPING as usize),
             (l, abi::PUSHGATE_LINK_SLEEPING as usize + 8..PAGE),
             (l, abi::PUSHGATE_LINK_RING as usize + (64 << g.link_log)..l.len()),
             (w, UNIT << g.window_log..w.len()),
@@ -163,6 +163,7 @@ impl Memory {
             peer_link: peer.link_read.clone(),
             peer_window: peer.window_read.clone(),
             peer_bell,
+            peer_pid: Some(std::process::id()),
         }
     }
 }
@@ -210,6 +211,15 @@ impl Region {
         bytes
     }
 
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.bytes);
+        // SAFETY: as above.
+        unsafe {
+            let p = self.memory.as_ptr().as_ptr().add(Self::OFFSET + offset);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), p, bytes.len());
+        }
+    }
+
     pub fn read(&self, offset: usize, length: usize) -> Vec<u8> {
         assert!(offset + length <= self.bytes);
         self.copy(Self::OFFSET + offset..Self::OFFSET + offset + length)
@@ -241,6 +251,8 @@ pub struct Message {
     pub length: u32,
     pub tag: u32,
     pub flags: u8,
+    /// In a buffer: the number of the posted receive, its low 32 bits.
+    pub receive: u32,
     place: usize,
     inline: [u8; abi::PUSHGATE_INLINE_SEND as usize],
 }
@@ -347,6 +359,7 @@ impl Device {
         let record = Record { length: payload.len() as u32, ..record };
         let units = if record.in_window() { payload.len().div_ceil(UNIT) as u64 } else { 0 };
         let Some((slot, place)) = self.take(units, record.has(Record::SIGNALED)) else { return false };
+        assert!(!record.has(Record::REGION), "post_from");
         let mut words = match record.in_window() {
             true => Record { place: place as u32, place_offset: units, ..record }.encode(0),
             false => record.encode(0),
@@ -357,6 +370,13 @@ impl Device {
             self.store_window(place, payload);
         }
         self.publish(slot, &words);
+        true
+    }
+
+    /// The same for `length` bytes of the region that the record names.
+    pub fn post_from(&mut self, record: Record, length: usize) -> bool {
+        let Some((slot, _)) = self.take(0, record.has(Record::SIGNALED)) else { return false };
+        self.publish(slot, &Record { length: length as u32, ..record }.encode(0));
         true
     }
 
@@ -387,6 +407,7 @@ impl Device {
             length: words[0] as u32,
             tag: words[1] as u32,
             flags,
+            receive: words[5] as u32,
             place: words[5] as u32 as usize * UNIT,
             inline: pushgate_driver_shim::record::inline(&words, Opcode::Send),
         })
@@ -469,7 +490,7 @@ impl Pair {
         let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..geometry }));
         let mut devices = [Device::new(&m[0], &m[1]), Device::new(&m[1], &m[0])];
         let (ends, wires) = if rdma::chosen() {
-            let wires = rdma::connect([&m[0], &m[1]]);
+            let wires = rdma::connect([&m[0], &m[1]], [0, 1].map(|i| options[i].posted_receives));
             for (device, wire) in devices.iter_mut().zip(&wires) {
                 device.inbound = wire.mirror.clone();
             }
@@ -550,6 +571,11 @@ impl Pair {
 /// A message of five words or less, in the WQE.
 pub fn inline_send(wr_id: u32) -> Record {
     Record { flags: Record::INLINE, id: wr_id, tag: wr_id, ..Record::new(Opcode::Send) }
+}
+
+/// One whose payload lies in a region.
+pub fn region_send(wr_id: u32, lkey: u32, offset: u64) -> Record {
+    Record { flags: Record::REGION, place: lkey, place_offset: offset, ..window_send(wr_id) }
 }
 
 /// One whose payload lies in the window.

@@ -12,7 +12,7 @@ use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::gate::{Limits, Permit};
 use pushgate_proxy::qp::verbs::{Config, Device, Half, VerbsQp};
-use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair};
+use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::Status;
 
@@ -61,15 +61,18 @@ pub struct Wire {
     peer_geometry: Geometry,
 }
 
-/// Both ends, ready. `memory` is of the two sides.
-pub fn connect(memory: [&Memory; 2]) -> [Wire; 2] {
-    connect_with(memory, &Config { imm: imm(), ..Config::default() })
+/// Both ends, ready. `memory` is of the two sides; which of them post receives.
+pub fn connect(memory: [&Memory; 2], posted_receives: [bool; 2]) -> [Wire; 2] {
+    connect_with(memory, posted_receives, &Config { imm: imm(), ..Config::default() })
 }
 
-pub fn connect_with(memory: [&Memory; 2], config: &Config) -> [Wire; 2] {
+pub fn connect_with(memory: [&Memory; 2], posted_receives: [bool; 2], config: &Config) -> [Wire; 2] {
     let device = device();
-    let half = |m: &Memory| Half::new(&device, config, m.geometry, m.window.clone(), &mut allocate).unwrap();
-    let (a, b) = (half(memory[0]), half(memory[1]));
+    let half = |i: usize| {
+        let (m, config) = (memory[i], Config { posted_receives: posted_receives[i], ..config.clone() });
+        Half::new(&device, &config, m.geometry, m.window.clone(), &mut allocate).unwrap()
+    };
+    let (a, b) = (half(0), half(1));
     let (from_a, from_b) = (a.offer(), b.offer());
     let a = a.accept(memory[1].geometry.rank, &from_b, &mut allocate).unwrap();
     let b = b.accept(memory[0].geometry.rank, &from_a, &mut allocate).unwrap();
@@ -169,8 +172,12 @@ impl QueuePair for Settled {
         self.qp().in_place()
     }
 
-    fn takes_region(&self, record: &Record) -> Result<(), &'static str> {
+    fn takes_region(&self, record: &Record) -> RegionSends {
         self.qp().takes_region(record)
+    }
+
+    fn region_sends(&self) -> RegionSends {
+        self.qp().region_sends()
     }
 
     fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
@@ -187,6 +194,18 @@ impl QueuePair for Settled {
 
     fn regions_told(&self) -> bool {
         self.qp().regions_told()
+    }
+
+    fn knows_receives(&self) -> bool {
+        self.qp().knows_receives()
+    }
+
+    fn receive_for(&self, record: &Record) -> Option<u32> {
+        self.qp().receive_for(record)
+    }
+
+    fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
+        self.qp().receive_posted(number, words);
     }
 
     fn acknowledge(&mut self, counts: PeerCounts) {

@@ -72,7 +72,7 @@ wait $!
     Suite {
         name: "verbs-endpoint",
         guests: 1,
-        limit: 100,
+        limit: 150,
         default: true,
         about: "the suite of queue pairs over RDMA, with immediate data and without",
         build: &[&["test", "--package", "pushgate-proxy", "--test", "endpoint"]],

@@ -29,6 +29,7 @@ mod mock;
 mod nic;
 mod objects;
 mod queue_pair;
+mod receives;
 mod sending;
 mod setup;
 mod slot;
@@ -39,8 +40,8 @@ pub use queue_pair::VerbsQp;
 pub use setup::{Accepted, Allocate, Config, Half, Offer, Places, WIRE_VERSION};
 
 /// Control writes in the send queue at once: the line, the last line, an entry
-/// of the table of regions. Their slots are set aside, and so they need no permit.
-const CONTROL_WRS: u32 = 3;
+/// of the table of regions, posted receives (two where they go round the ring's end). Their slots are set aside, and so they need no permit.
+const CONTROL_WRS: u32 = 5;
 /// Receives set aside for immediate data that only wakes.
 const NOTIFIES: u32 = 16;
 /// `wr_id` of all receives.

@@ -14,13 +14,14 @@ use pushgate_rdma_core_sys as sys;
 use super::chain::{Chain, Remote, Source};
 use super::gid::GidEntry;
 use super::objects::{Mr, REMOTE_WRITE, Rc};
+use super::receives::{PeerReceive, PeerReceives, RECEIVE_WORDS};
 use super::sending::Sending;
 use super::setup::{Accepted, InboxLayout, Places, REGION_WORDS};
 use super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, slot_bytes};
 use super::{CONTROL_WRS, NOTIFIES, RECEIVE};
 use crate::gate::{Limits, Permit};
 use crate::memory::Words;
-use crate::qp::{Inbound, PeerCounts, QueuePair, crossing};
+use crate::qp::{Inbound, PeerCounts, QueuePair, RegionSends, crossing};
 use crate::region::{MAX_REGIONS, RegionMemory};
 use crate::ring::{self, Found};
 use crate::session::{self, Status, count_word};
@@ -120,6 +121,14 @@ pub struct VerbsQp {
     last_line: bool,
     publish: VecDeque<(usize, [u64; REGION_WORDS])>,
     publish_wr: u64,
+    /// The peer's receives, if it posts any, and ours: how many are in the outbox,
+    /// and how many of those were written to the peer.
+    peer_receives: Option<PeerReceives>,
+    tells_receives: bool,
+    rx_log: u32,
+    receives_noted: u64,
+    receives_told: u64,
+    receives_wr: u64,
 
     failed: Option<Status>,
     /// The peer left in order, and we have nothing more to tell it.
@@ -138,12 +147,14 @@ impl VerbsQp {
     pub(super) fn new(a: Accepted, places: Places) -> Self {
         let (out_log, in_log) = (a.link_log(), a.peer_link_log);
         let (gid, events) = (a.gid().clone(), a.events());
-        let rank = a.geometry().rank;
+        let (rank, rx_log) = (a.geometry().rank, a.geometry().rx_log);
+        let tells_receives = a.posts_receives();
         let half = a.half;
         let timeout = Duration::from_nanos(4096 << half.ack_timeout());
         let linger = (3 * timeout).clamp(LINGER.start, LINGER.end);
         let slots = 1u32 << out_log;
-        let (inbox_layout, peer_layout) = (InboxLayout::new(in_log), InboxLayout::new(out_log));
+        let inbox_layout = InboxLayout::new(in_log, a.peer_geometry.rx_log);
+        let peer_layout = InboxLayout::new(out_log, rx_log);
         VerbsQp {
             window: half.window,
             outbox_mr: half.outbox_mr,
@@ -197,6 +208,12 @@ impl VerbsQp {
             last_line: false,
             publish: VecDeque::with_capacity(16),
             publish_wr: 0,
+            peer_receives: a.peer_receives.then(|| PeerReceives::new(a.peer_geometry.rx_log)),
+            tells_receives,
+            rx_log,
+            receives_noted: 0,
+            receives_told: 0,
+            receives_wr: 0,
             failed: None,
             deserted: false,
             news: 0,
@@ -317,12 +334,47 @@ impl VerbsQp {
         self.chain.write(self.outbox(at * LINE_WORDS, LINE_WORDS * 8), self.at_inbox(0), imm, true);
     }
 
+    /// Word of the outbox where our receives begin.
+    fn outbox_receives(&self) -> usize {
+        // Behind the slots, where an inbox has its table of regions.
+        self.peer_layout.regions / 8
+    }
+
+    /// Writes to the peer the receives that it was not told of, if the last ones have
+    /// arrived.
+    fn tell_receives(&mut self) {
+        if self.receives_wr > self.chain.done {
+            return;
+        }
+        let ring = 1u64 << self.rx_log;
+        // At most twice: there are no more than the ring has.
+        while self.receives_told < self.receives_noted {
+            let first = self.receives_told & (ring - 1);
+            let n = (self.receives_noted - self.receives_told).min(ring - first);
+            let word = first as usize * RECEIVE_WORDS;
+            let to = self.at_inbox(self.peer_layout.receives + word * 8);
+            let from = self.outbox(self.outbox_receives() + word, n as usize * RECEIVE_WORDS * 8);
+            self.chain.write(from, to, None, true);
+            self.receives_told += n;
+            self.receives_wr = self.chain.written;
+        }
+    }
+
+    /// The ring of the peer's receives.
+    fn inbox_receives(&self) -> &[AtomicU64] {
+        &self.inbox[self.inbox_layout.receives / 8..]
+    }
+
     /// Control writes that are due. Their slots are set aside: one of each kind is
     /// in the send queue at a time.
     fn control(&mut self) {
         if self.deserted {
             return;
         }
+        let told = self.receives_told;
+        self.tell_receives();
+        // Nothing but what comes behind it wakes a peer that waits for one of them.
+        self.line_dirty |= self.receives_told != told;
         if self.last_line {
             self.last_line = false;
             self.write_line(1);
@@ -346,16 +398,27 @@ impl VerbsQp {
     }
 
     /// Writes a message's payload to where it belongs, or packs it behind its record,
-    /// whose slot begins at word `first` of the outbox. Returns the record's flags
-    /// and the bytes of the slot.
+    /// whose slot begins at word `first` of the outbox. `receive` is what a SEND takes.
+    /// Returns the record's flags and the bytes of the slot.
     #[inline]
-    fn post_payload(&mut self, sequence: u64, first: usize, r: &Record) -> Result<(u64, usize), Status> {
+    fn post_payload(
+        &mut self,
+        sequence: u64,
+        first: usize,
+        r: &Record,
+        receive: Option<PeerReceive>,
+    ) -> Result<(u64, usize), Status> {
         let record = slot_bytes(0);
         if r.opcode == Opcode::Signal || r.has(Record::INLINE) || r.length == 0 {
             return Ok((0, record));
         }
         let offset = (r.place as u64) << abi::PUSHGATE_UNIT_LOG;
-        let direct = if r.opcode == Opcode::Put { self.direct(r) } else { None };
+        let direct = match receive {
+            None if r.opcode == Opcode::Put => self.direct(r.rkey, r.remote_offset, r.length),
+            // `receive_for` saw that it is long enough.
+            Some(p) if p.length >= r.length => self.direct(p.rkey, p.offset, r.length),
+            _ => None,
+        };
         if r.has(Record::REGION) {
             // `takes_region` said yes to both, or one was taken back meanwhile.
             let (Some(region), Some((to, _))) = (self.regions.get(&r.place), direct) else {
@@ -385,17 +448,17 @@ impl VerbsQp {
         Ok((0, record))
     }
 
-    /// Where a PUT can go without a stop, if the peer told of such a region. What
+    /// Where payload can go without a stop, if the peer told of such a region. What
     /// it says is only believed as far as it hurts itself.
-    fn direct(&self, r: &Record) -> Option<(Remote, bool)> {
-        let index = r.rkey as usize & (MAX_REGIONS - 1);
+    fn direct(&self, rkey: u32, offset: u64, length: u32) -> Option<(Remote, bool)> {
+        let index = rkey as usize & (MAX_REGIONS - 1);
         let first = self.inbox_layout.regions / 8 + index * REGION_WORDS;
         // Bytes may arrive in ascending order: with the last word of an entry the first is there.
         let [key, bytes, address, id] = [3, 2, 1, 0].map(|i| ring::observe(&self.inbox[first + i]));
-        let known = r.rkey != 0 && id as u32 == r.rkey && (key >> 32) as u32 == r.rkey;
-        let inside = r.remote_offset.checked_add(r.length as u64).is_some_and(|end| end <= bytes);
+        let known = rkey != 0 && id as u32 == rkey && (key >> 32) as u32 == rkey;
+        let inside = offset.checked_add(length as u64).is_some_and(|end| end <= bytes);
         (known && inside).then(|| {
-            let to = Remote { address: address.wrapping_add(r.remote_offset), key: key as u32 };
+            let to = Remote { address: address.wrapping_add(offset), key: key as u32 };
             (to, id & OF_DEVICE != 0)
         })
     }
@@ -619,12 +682,18 @@ impl QueuePair for VerbsQp {
         }
         let index = sequence as usize & (self.last_wr.len() - 1);
         let first = abi::PUSHGATE_PAGE as usize / 8 + index * SLOT_WORDS;
-        let (flags, bytes) = self.post_payload(sequence, first, r)?;
+        let receive = match &mut self.peer_receives {
+            Some(receives) if r.opcode == Opcode::Send => {
+                receives.take(&self.inbox[self.inbox_layout.receives / 8..], r.tag)
+            }
+            _ => None,
+        };
+        let (flags, bytes) = self.post_payload(sequence, first, r, receive)?;
         let lap = (lap_of(sequence, self.out_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
         let mut w = crossing(words, sequence);
         w[0] |= flags;
-        if r.has(Record::REGION) {
-            (w[5], w[6]) = (0, 0);
+        if flags & PLACED_FLAG != 0 || r.has(Record::REGION) {
+            (w[5], w[6]) = (receive.map_or(0, |p| p.number & 0xffff_ffff), 0);
         }
         for (word, value) in self.outbox[first..].iter().zip(w) {
             word.store(value & abi::PUSHGATE_DATA_MASK | lap, Ordering::Relaxed);
@@ -724,17 +793,57 @@ impl QueuePair for VerbsQp {
         true
     }
 
-    fn takes_region(&self, r: &Record) -> Result<(), &'static str> {
-        if r.opcode != Opcode::Put {
-            return Err("a SEND goes out of the window; PUT takes regions");
-        }
+    fn takes_region(&self, r: &Record) -> RegionSends {
         if !self.regions.contains_key(&r.place) {
-            return Err("the source region is not registered with the RDMA device");
+            return RegionSends::No("the source region is not registered with the RDMA device");
         }
-        match self.direct(r) {
-            Some(_) => Ok(()),
-            None => Err("the peer has no such region that its RDMA device can write, or not so long"),
+        let (rkey, offset) = match (r.opcode, &self.peer_receives) {
+            (Opcode::Put, _) => (r.rkey, r.remote_offset),
+            (_, None) => return self.region_sends(),
+            (_, Some(receives)) => match receives.find(self.inbox_receives(), r.tag) {
+                Some(p) => (p.rkey, p.offset),
+                None => return RegionSends::Unknown,
+            },
+        };
+        // Nothing of an empty one has to go anywhere.
+        match r.length == 0 && r.opcode == Opcode::Send || self.direct(rkey, offset, r.length).is_some() {
+            true => RegionSends::Yes,
+            false => RegionSends::No(
+                "the peer has no such region that its RDMA device can write, or not so long: push the \
+                 payload into the window",
+            ),
         }
+    }
+
+    fn region_sends(&self) -> RegionSends {
+        match self.peer_receives {
+            Some(_) => RegionSends::Yes,
+            None => RegionSends::No(
+                "the peer's receives name no buffers that a region could be written to: push the payload into \
+                 the window",
+            ),
+        }
+    }
+
+    fn knows_receives(&self) -> bool {
+        self.peer_receives.is_some()
+    }
+
+    fn receive_for(&self, r: &Record) -> Option<u32> {
+        self.peer_receives.as_ref()?.find(self.inbox_receives(), r.tag).map(|p| p.length)
+    }
+
+    fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
+        if !self.tells_receives {
+            return;
+        }
+        // The slot is free: what was there has arrived, for a message has taken it since.
+        let slot = number as usize & ((1 << self.rx_log) - 1);
+        let first = self.outbox_receives() + slot * RECEIVE_WORDS;
+        for (word, value) in self.outbox[first..].iter().zip(words) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.receives_noted = number + 1;
     }
 
     fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
@@ -787,6 +896,13 @@ impl QueuePair for VerbsQp {
     #[inline]
     fn acknowledge(&mut self, counts: PeerCounts) {
         self.counts = counts;
+        // Before the messages of this pass, so that these wake whoever waits for them.
+        if self.receives_told != self.receives_noted
+            && !self.deserted
+            && self.chain.has_room(2 + CONTROL_WRS as usize)
+        {
+            self.tell_receives();
+        }
         // A receive is there before the peer hears of it.
         self.post_receives();
         self.counts_due = true;
@@ -806,7 +922,8 @@ impl QueuePair for VerbsQp {
 
     #[inline]
     fn notify(&mut self) -> Result<bool, Status> {
-        if self.line_dirty || self.counts_due || self.last_line || !self.publish.is_empty() {
+        let untold = self.receives_told != self.receives_noted;
+        if self.line_dirty || self.counts_due || self.last_line || untold || !self.publish.is_empty() {
             self.control();
         }
         self.flush()?;

@@ -16,13 +16,14 @@ use serde::{Deserialize, Serialize};
 use super::device::{Device, mtu_bytes};
 use super::gid::{Family, Gid, GidEntry, GidType, choose};
 use super::objects::{Cq, Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
+use super::receives::RECEIVE_WORDS;
 use super::sending::Sending;
 use super::slot::{SHORT, SLOT_BYTES, slot_bytes};
 use super::{CONTROL_WRS, NOTIFIES, VerbsError, VerbsQp};
 use crate::region::MAX_REGIONS;
 
 /// Version of offers, places and of what crosses the wire. Other versions are refused.
-pub const WIRE_VERSION: u32 = 1;
+pub const WIRE_VERSION: u32 = 2;
 
 /// How a queue pair is brought up. `None` means: choose.
 #[derive(Clone, Debug)]
@@ -48,6 +49,9 @@ pub struct Config {
     pub imm: bool,
     /// Completions can wake this end.
     pub events: bool,
+    /// This end's receives name buffers, and the peer is told of each: its SENDs are
+    /// written there.
+    pub posted_receives: bool,
 }
 
 impl Default for Config {
@@ -63,6 +67,7 @@ impl Default for Config {
             retry_count: 7,
             imm: true,
             events: false,
+            posted_receives: false,
         }
     }
 }
@@ -84,6 +89,7 @@ pub struct Offer {
     mtu: u32,
     imm: bool,
     events: bool,
+    posted_receives: bool,
 }
 
 /// What both ends keep to.
@@ -142,7 +148,7 @@ pub struct Places {
     /// A copy of the peer's window.
     pub(super) mirror: u64,
     pub(super) mirror_key: u32,
-    /// Line, slots, table of regions.
+    /// Line, slots, table of regions, posted receives.
     pub(super) inbox: u64,
     pub(super) inbox_key: u32,
 }
@@ -151,7 +157,7 @@ impl Places {
     /// That no address which this end will write to wraps. What lies there is the
     /// peer's business, and its RDMA device's.
     fn check(&self, geometry: &Geometry, link_log: u32) -> Result<(), String> {
-        let inbox = InboxLayout::new(link_log).bytes;
+        let inbox = InboxLayout::new(link_log, geometry.rx_log).bytes;
         let ends = [(self.mirror, geometry.window_bytes()), (self.inbox, inbox)];
         match ends.iter().find(|(address, bytes)| address.checked_add(*bytes as u64).is_none()) {
             None => Ok(()),
@@ -165,6 +171,7 @@ impl Places {
 pub(super) struct InboxLayout {
     pub(super) slots: usize,
     pub(super) regions: usize,
+    pub(super) receives: usize,
     pub(super) bytes: usize,
 }
 
@@ -172,10 +179,14 @@ pub(super) struct InboxLayout {
 pub(super) const REGION_WORDS: usize = 4;
 
 impl InboxLayout {
-    pub(super) fn new(link_log: u32) -> Self {
+    /// Of an inbox whose writer has `1 << link_log` messages in flight and posts
+    /// `1 << rx_log` receives.
+    pub(super) fn new(link_log: u32, rx_log: u32) -> Self {
         let page = abi::PUSHGATE_PAGE as usize;
         let regions = (page + (SLOT_BYTES << link_log)).next_multiple_of(page);
-        InboxLayout { slots: page, regions, bytes: regions + MAX_REGIONS * REGION_WORDS * 8 }
+        let receives = regions + MAX_REGIONS * REGION_WORDS * 8;
+        let bytes = (receives + ((RECEIVE_WORDS * 8) << rx_log)).next_multiple_of(page);
+        InboxLayout { slots: page, regions, receives, bytes }
     }
 }
 
@@ -202,6 +213,7 @@ pub struct Accepted {
     pub(super) peer_geometry: Geometry,
     pub(super) peer_link_log: u32,
     pub(super) peer_events: bool,
+    pub(super) peer_receives: bool,
     pub(super) imm: bool,
     pub(super) mirror_mr: Mr,
     pub(super) inbox_mr: Mr,
@@ -264,7 +276,9 @@ impl Half {
         // All that is ever sent inline, then a record with 64 bytes, a record, the line.
         let inline = [slot_bytes(SHORT), slot_bytes(64), slot_bytes(0), 64, 0].map(|n| n as u32);
         let rc = Rc::new(&pd, cq, send, receives, &inline)?;
-        let outbox = Arc::new(allocate("outbox", InboxLayout::new(link_log).regions)?);
+        // Without a table of regions, whose entries are written one at a time.
+        let layout = InboxLayout::new(link_log, geometry.rx_log);
+        let outbox = Arc::new(allocate("outbox", layout.regions + layout.bytes - layout.receives)?);
         let window = Sending::new(&pd, window, allocate)?;
         // SAFETY: the mapping is kept beside its registration; a device only reads it.
         let outbox_mr =
@@ -327,6 +341,7 @@ impl Half {
             mtu: self.config.mtu.unwrap_or(port.mtu).min(port.mtu),
             imm: self.config.imm,
             events: self.config.events,
+            posted_receives: self.config.posted_receives,
         }
     }
 
@@ -341,7 +356,7 @@ impl Half {
         let Agreed { peer_geometry, mtu, imm } =
             offer.check(&self.offer(), peer).map_err(|why| VerbsError::Peer { rank: peer, why })?;
         let mirror = Arc::new(allocate("mirror", peer_geometry.window_bytes())?);
-        let layout = InboxLayout::new(offer.link_log);
+        let layout = InboxLayout::new(offer.link_log, peer_geometry.rx_log);
         let inbox = Arc::new(allocate("inbox", layout.bytes)?);
         let pd = self.rc.pd.clone();
         // SAFETY: both mappings are kept beside their registrations. The peer may write
@@ -367,6 +382,7 @@ impl Half {
             peer_link_log: offer.link_log,
             // Nobody is woken by what has no immediate data.
             peer_events: offer.events && imm,
+            peer_receives: offer.posted_receives,
             imm,
             mirror_mr,
             inbox_mr,
@@ -479,6 +495,10 @@ impl Accepted {
         self.half.link_log
     }
 
+    pub(super) fn posts_receives(&self) -> bool {
+        self.half.config.posted_receives
+    }
+
     pub(super) fn events(&self) -> bool {
         self.half.config.events && self.imm
     }
@@ -518,6 +538,7 @@ mod tests {
             mtu: 4096,
             imm: true,
             events: false,
+            posted_receives: false,
         }
     }
 

@@ -1,0 +1,164 @@
+//! Memory of another process of this host, read by one system call: one copy, and
+//! nothing is mapped. What UCX and MPI libraries call CMA.
+//!
+//! The kernel lets a process read another where it might trace it: processes of
+//! one user, neither of which has changed its rights. Yama at 1 asks besides that
+//! the one that is read has said so.
+
+use std::ffi::{c_int, c_ulong};
+use std::io;
+use std::sync::Mutex;
+
+use pushgate_driver_shim::abi;
+use rustix::process::{PTracer, Pid, set_ptracer};
+
+#[repr(C)]
+struct IoVec {
+    base: usize,
+    length: usize,
+}
+
+// std links the C library anyway; rustix does not have it.
+unsafe extern "C" {
+    fn process_vm_readv(
+        pid: c_int,
+        local: *const IoVec,
+        locals: c_ulong,
+        remote: *const IoVec,
+        remotes: c_ulong,
+        flags: c_ulong,
+    ) -> isize;
+}
+
+/// Reads `length` bytes at `address` of process `pid` to `to`; how many came. Fewer
+/// where the rest is not mapped there.
+///
+/// # Safety
+/// `length` bytes at `to` are mapped, writable, and free of Rust references.
+pub(super) unsafe fn read(pid: u32, address: u64, to: usize, length: usize) -> io::Result<usize> {
+    let local = IoVec { base: to, length };
+    let remote = IoVec { base: address as usize, length };
+    // SAFETY: one vector each; the kernel writes the stretch that the caller vouches
+    // for and checks the other in the other process.
+    let n = unsafe { process_vm_readv(pid as c_int, &local, 1, &remote, 1, 0) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// Whether process `pid` has the segment that its engine says it has at `address`,
+/// and may be read: a `PUSHGATE_READS_*`.
+pub(super) fn probe(pid: u32, address: u64) -> u32 {
+    let mut word = 0u64;
+    let at = address.wrapping_add(abi::PUSHGATE_LINK_ADDRESS as u64);
+    // SAFETY: the word is ours, and not looked at before the call is over.
+    match unsafe { read(pid, at, &raw mut word as usize, size_of::<u64>()) } {
+        // The word that holds its own segment's address: no other process has that there.
+        Ok(8) if word == address => abi::PUSHGATE_READS_YES,
+        Ok(_) => abi::PUSHGATE_READS_ELSEWHERE,
+        Err(e) => match rustix::io::Errno::from_io_error(&e) {
+            Some(rustix::io::Errno::FAULT) => abi::PUSHGATE_READS_ELSEWHERE,
+            Some(rustix::io::Errno::SRCH) => abi::PUSHGATE_READS_UNKNOWN,
+            _ => abi::PUSHGATE_READS_DENIED,
+        },
+    }
+}
+
+/// Where Yama asks for it, says that `pid` may read this process. The kernel keeps
+/// one such name for a process, so with a second peer it is any process of this user.
+pub(super) fn allow(pid: u32) {
+    static ALLOWED: Mutex<Option<u32>> = Mutex::new(None);
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    if scope.trim() != "1" || pid == std::process::id() {
+        return;
+    }
+    let mut allowed = ALLOWED.lock().unwrap_or_else(|e| e.into_inner());
+    let tracer = match (*allowed, Pid::from_raw(pid as i32)) {
+        (None, Some(only)) => PTracer::ProcessID(only),
+        (Some(one), _) if one == pid => return,
+        _ => PTracer::Any,
+    };
+    *allowed = Some(pid);
+    if let Err(e) = set_ptracer(tracer) {
+        // The peer's probe will say what it comes to.
+        tracing::debug!(pid, "PR_SET_PTRACER: {e}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p8_what_is_not_mapped_is_an_error_and_never_a_fault() {
+        let own = std::process::id();
+        let from = [7u8; 100];
+        let mut to = [0u8; 100];
+        let (at, target) = (from.as_ptr() as u64, to.as_mut_ptr() as usize);
+        // SAFETY: `to` is ours and written by nobody else.
+        let read = |pid, at| unsafe { read(pid, at, target, 100) };
+        assert_eq!(read(own, at).unwrap(), 100);
+        let faults = [0, 8, 1 << 46, 1 << 55, u64::MAX - 50].map(|at| read(own, at).unwrap_err());
+        assert!(faults.iter().all(|e| e.raw_os_error() == Some(14)), "{faults:?}");
+        // No process has this number.
+        assert_eq!(read(0x7fff_fff0, at).unwrap_err().raw_os_error(), Some(3));
+        assert_eq!(to, from);
+    }
+
+    const CHILD: &str = "PUSHGATE_TEST_IS_READ";
+
+    /// The process that the next test reads: this test alone, told so.
+    #[test]
+    fn is_read() {
+        if std::env::var_os(CHILD).is_none() {
+            return;
+        }
+        let words = vec![0x5a5a_5a5a_5a5a_5a5au64; 64].leak();
+        let address = words.as_ptr() as u64;
+        words[abi::PUSHGATE_LINK_ADDRESS as usize / 8] = address;
+        allow(std::os::unix::process::parent_id());
+        println!("\nat {address}");
+        // Until the other end is closed.
+        let _ = io::read_to_string(io::stdin());
+        std::hint::black_box(words);
+    }
+
+    #[test]
+    fn p7_another_process_is_read_until_it_ends() {
+        use std::io::BufRead;
+        use std::process::{Command, Stdio};
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "qp::process_memory::tests::is_read", "--nocapture"])
+            .env(CHILD, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = io::BufReader::new(child.stdout.take().unwrap()).lines();
+        let address =
+            lines.find_map(|l| l.unwrap().strip_prefix("at ")?.parse().ok()).expect("it says where");
+        let pid = child.id();
+        assert_eq!(probe(pid, address), abi::PUSHGATE_READS_YES);
+        let mut word = 0u64;
+        // SAFETY: the word is ours.
+        let mut get = || unsafe { read(pid, address, &raw mut word as usize, 8) };
+        assert_eq!(get().unwrap(), 8);
+        drop(child.stdin.take());
+        lines.for_each(drop);
+        child.wait().unwrap();
+        assert_eq!(get().unwrap_err().raw_os_error(), Some(3), "nobody has that number now");
+        assert_eq!(word, 0x5a5a_5a5a_5a5a_5a5a);
+        assert_eq!(probe(pid, address), abi::PUSHGATE_READS_UNKNOWN);
+    }
+
+    #[test]
+    fn a_probe_knows_a_segment_by_the_address_that_lies_in_it() {
+        let own = std::process::id();
+        let words = vec![0u64; 64].leak();
+        let address = words.as_ptr() as u64;
+        assert_eq!(probe(own, address), abi::PUSHGATE_READS_ELSEWHERE);
+        words[abi::PUSHGATE_LINK_ADDRESS as usize / 8] = address;
+        assert_eq!(probe(own, address), abi::PUSHGATE_READS_YES);
+        assert_eq!(probe(own, address + 8), abi::PUSHGATE_READS_ELSEWHERE);
+        assert_eq!(probe(own, 64), abi::PUSHGATE_READS_ELSEWHERE);
+        assert_eq!(probe(0x7fff_fff0, address), abi::PUSHGATE_READS_UNKNOWN);
+    }
+}
