@@ -19,7 +19,7 @@ using namespace pushgate;
 // kernels: copy_worker
 
 static constexpr u32 command_words = 4;
-static constexpr u32 phase_running = 1, phase_left = 2;
+static constexpr u32 phase_running = 1, phase_leaving = 2, phase_left = 3;
 static constexpr u32 lap_shift = 56;
 
 // Rings are [0] push and [1] pull.
@@ -119,11 +119,13 @@ static PUSHGATE_DEVICE void copy_exact(u64 dst, u64 src, u64 bytes, u32 lane, u3
 
 // ------------------------------------------------------------ pushers, pullers
 
-// Shared memory of a block: the command that thread 0's warp has found.
+// Shared memory of a block: the command that is copied and the one that was found
+// meanwhile, by turns.
 struct found {
 	u64 word[command_words];
-	u64 stop;
+	u64 what; // nothing, a command, or the end
 };
+static constexpr u64 nothing = 0, command = 1, end = 2;
 
 // Moves `at` past commands that do not name this block, up to one that does, which
 // it puts into `f`. True if any was passed or found; `mine` if found.
@@ -167,70 +169,86 @@ static bool find(const copy_worker_params &p, u32 ring, u32 block, u32 all, u64 
 }
 #endif
 
+// One look. `passed` becomes the first command that is not this block's to skip, `at`
+// the one behind the command that was found. Puts what it is into `f`.
+static PUSHGATE_DEVICE void take(const copy_worker_params &p, u32 ring, u32 block, u32 all, u64 &at, u64 &passed,
+				 backoff &pause, found &f)
+{
+	const u64 *stop = reinterpret_cast<u64 *>(p.cursors) + stop_at;
+	bool mine = false, ends = false;
+	bool any = find(p, ring, block, all, at, mine, f);
+	if (!any && pause.n % 16 == 15 && load_device<order::acquire>(stop) >= p.generation) {
+		// What was handed on before the word was stored is seen behind it.
+		any = find(p, ring, block, all, at, mine, f);
+		ends = !any;
+	}
+	// The command is older than the payload that it names: an acquire by fence, for
+	// what dispatcher and host released before it.
+	if (mine)
+		fence_system();
+	if (thread_index() == 0)
+		f.what = mine ? command : ends ? end : nothing;
+	passed = at;
+	at += mine;
+	if (any)
+		pause.n = 0;
+	else if (!ends)
+		pause.wait();
+}
+
+// While all others copy a command, the first warp publishes the one before and looks
+// for the next: neither of these trips over the bus keeps the copying waiting. With
+// one warp only, and on a CPU, it does both.
 static PUSHGATE_DEVICE void serve(const copy_worker_params &p, u32 ring, u32 block)
 {
-	found &f = *static_cast<found *>(shared_memory());
+	found *turns = static_cast<found *>(shared_memory());
 	u32 all = ring ? p.pullers : p.pushers;
 	u32 word = ring ? p.pushers + block : block;
 	u64 *count = reinterpret_cast<u64 *>(p.counts) + word;
 	u64 *cursor = reinterpret_cast<u64 *>(p.cursors) + passed_at + word;
-	u64 *stop = reinterpret_cast<u64 *>(p.cursors) + stop_at;
 	u32 lookers = PUSHGATE_GPU ? 32 : 1;
-	u64 at = load_device<order::relaxed>(cursor);
-	for (;;) {
-		if (thread_index() < lookers) {
-			backoff pause;
-			bool mine = false, stopping = false;
-			for (;;) {
-				u64 before = at;
-				bool any = find(p, ring, block, all, at, mine, f);
-				// Nothing was copied for what was passed, and what was copied
-				// before has its release behind it.
-				if (at != before && thread_index() == 0)
-					store<order::relaxed>(count, at);
-				if (mine || (!any && stopping))
-					break;
-				if (any) {
-					pause.n = 0;
-					continue;
-				}
-				// What was forwarded before the word was stored is seen behind
-				// it: one more look finds it.
-				stopping = load_device<order::acquire>(stop) >= p.generation;
-				if (!stopping)
-					pause.wait();
-			}
-			// The command is older than the payload that it names: an acquire by
-			// fence, for what dispatcher and host released before it.
-			fence_system();
-			if (thread_index() == 0)
-				f.stop = !mine;
-		}
-		block_barrier(); // the command, and what was acquired with it, to all threads
-		if (f.stop)
-			break;
-		u64 device = data_of(f.word[0]), host = data_of(f.word[1]), bytes = data_of(f.word[2]);
-		u32 blocks;
-		u64 rank = rank_in(data_of(f.word[3]), block, all, blocks);
-		// Whole lines, so that no two blocks store into one.
-		u64 slice = ((bytes + blocks - 1) / blocks + 127) & ~127ull;
-		u64 from = rank * slice;
-		if (from < bytes) {
-			u64 n = bytes - from < slice ? bytes - from : slice;
-			if (ring)
-				copy_exact(device + from, host + from, n, thread_index(), block_size());
+	bool looks = thread_index() < lookers, apart = PUSHGATE_GPU && block_size() > lookers;
+	u32 lane = apart ? thread_index() - lookers : thread_index();
+	u32 lanes = apart ? block_size() - lookers : block_size();
+	u64 at = load_device<order::relaxed>(cursor), passed = at, published = at;
+	bool copied = false;
+	backoff pause;
+	if (looks)
+		take(p, ring, block, all, at, passed, pause, turns[0]);
+	for (u32 turn = 0;; turn ^= 1) {
+		// The command, and what was acquired with it, to all threads; and all
+		// threads have stored what the command before told them.
+		block_barrier();
+		// P3: those stores, by way of the barrier, are older than the count for
+		// whoever reads it: the host, and the kernels of this device that see a flag
+		// which the host writes after it. Release at system scope is cumulative, so
+		// this holds for pushes and pulls alike.
+		if (thread_index() == 0 && passed != published) {
+			if (copied)
+				store<order::release>(count, passed);
 			else
-				copy_exact(host + from, device + from, n, thread_index(), block_size());
+				store<order::relaxed>(count, passed);
+			published = passed;
 		}
-		block_barrier(); // all threads have stored
-		if (thread_index() < lookers)
-			at++;
-		// P3: the stores of all threads, by way of the barrier, are older than the
-		// count for whoever reads it: the host, and the kernels of this device that
-		// see a flag which the host writes after it. Release at system scope is
-		// cumulative, so this holds for pushes and pulls alike.
-		if (thread_index() == 0)
-			store<order::release>(count, at);
+		const found &f = turns[turn];
+		if (f.what == end)
+			break;
+		copied = f.what == command;
+		if (copied) {
+			u64 device = data_of(f.word[0]), host = data_of(f.word[1]), bytes = data_of(f.word[2]);
+			u32 blocks;
+			u64 rank = rank_in(data_of(f.word[3]), block, all, blocks);
+			// Whole lines, so that no two blocks store into one.
+			u64 slice = ((bytes + blocks - 1) / blocks + 127) & ~127ull;
+			u64 from = rank * slice;
+			if (from < bytes && !(apart && looks)) {
+				u64 n = bytes - from < slice ? bytes - from : slice;
+				u64 dst = (ring ? device : host) + from, src = (ring ? host : device) + from;
+				copy_exact(dst, src, n, lane, lanes);
+			}
+		}
+		if (looks)
+			take(p, ring, block, all, at, passed, pause, turns[turn ^ 1]);
 	}
 	if (thread_index() == 0)
 		store_device<order::relaxed>(cursor, at);
@@ -341,7 +359,7 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p)
 		// or leases stores first and then reads the state, with a fence between,
 		// as there is one here. Of two such, one at least sees the other.
 		if (first)
-			store<order::relaxed>(state, p.generation << 8 | phase_left);
+			store<order::relaxed>(state, p.generation << 8 | phase_leaving);
 		agreed(0);
 		fence_total();
 		if (!quit && (forward(p, push, pull) || (!expired && !leases_done(p)))) {
@@ -351,6 +369,7 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p)
 			continue;
 		}
 		if (first) {
+			store<order::relaxed>(state, p.generation << 8 | phase_left);
 			store_device<order::relaxed>(cursors, push);
 			store_device<order::relaxed>(cursors + 1, pull);
 		}

@@ -28,11 +28,12 @@ use crate::executor::{
 mod tests;
 
 const KERNEL: &str = "copy_worker";
-/// `found` in worker.cu, and room to spare.
-const SHARED_BYTES: u32 = 64;
+/// Two of `found` in worker.cu, and room to spare.
+const SHARED_BYTES: u32 = 128;
 const COMMAND_WORDS: usize = 4;
 const LAP_SHIFT: u32 = 56;
-const LEFT: u64 = 2;
+const LEAVING: u64 = 2;
+const LEFT: u64 = 3;
 /// Streams with operations under way at once.
 const LEASES: usize = 64;
 /// How long the end of the worker is waited for on drop.
@@ -151,6 +152,9 @@ pub enum PostError {
 pub struct Ticket {
     direction: Direction,
     index: u64,
+    /// Whose copy it is: the first block and how many.
+    first: u32,
+    blocks: u32,
 }
 
 /// An operation of the program's that the worker stays for ([`Worker::lease`]).
@@ -219,29 +223,40 @@ impl Control {
         &self.memory.words(offset, 1)[0]
     }
 
-    /// The last generation has left, or said that it will unless it sees something
-    /// new at once. False while one is on its way.
+    /// The last generation has left. False while one is on its way.
     fn is_gone(&self) -> bool {
+        self.last_is(&[LEFT])
+    }
+
+    /// The last generation has left, or has said that it will unless it sees
+    /// something new at once.
+    fn may_be_gone(&self) -> bool {
+        self.last_is(&[LEFT, LEAVING])
+    }
+
+    fn last_is(&self, phases: &[u64]) -> bool {
         // Acquire: who finds it gone may use what it used.
-        self.word(Layout::STATE).load(Ordering::Acquire) == self.launched.load(Ordering::Relaxed) << 8 | LEFT
+        let state = self.word(Layout::STATE).load(Ordering::Acquire);
+        let launched = self.launched.load(Ordering::Relaxed);
+        phases.iter().any(|phase| state == launched << 8 | phase)
     }
 
     /// Behind the store of a command or a lease: true if a generation must be
     /// started to see it.
     ///
     /// The fence orders that store before the load of the state; the worker's
-    /// `fence_total` orders its store of "left" before its last look. In the one
+    /// `fence_total` orders its store of "leaving" before its last look. In the one
     /// order of all such fences either ours comes first, and the worker's last look
-    /// finds what we stored, or the worker's does, and we find it gone. Both at once
+    /// finds what we stored, or the worker's does, and we find it leaving. Both at once
     /// is possible and harmless: then a generation more is started, which stands
     /// behind the one that stayed, finds nothing to do and leaves.
     ///
     /// `launched` may be newer than the state. Then that generation's look is still
-    /// to come, or came behind this fence: for had its "left" been stored before our
+    /// to come, or came behind this fence: for had its "leaving" been stored before our
     /// fence, we would have read that.
     fn announce(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.is_gone()
+        self.may_be_gone()
     }
 }
 
@@ -312,7 +327,7 @@ impl Shared {
     /// Starts a generation if the last one is gone.
     fn ensure(&self, linger: Duration) -> Result<()> {
         let mut launcher = lock(&self.launcher);
-        if !self.control.is_gone() || self.stop.load(Ordering::Acquire) {
+        if !self.control.may_be_gone() || self.stop.load(Ordering::Acquire) {
             return Ok(());
         }
         let generation = self.control.launched.load(Ordering::Relaxed) + 1;
@@ -559,7 +574,7 @@ fn start_on_demand(shared: &Shared) {
     while !shared.stop.load(Ordering::Acquire) {
         thread::park();
         // Woken for nothing, it starts a worker for nothing, which leaves again.
-        if shared.control.is_gone()
+        if shared.control.may_be_gone()
             && let Err(error) = shared.ensure(shared.options.linger_on_demand)
         {
             tracing::error!("{error}");
@@ -625,9 +640,8 @@ pub struct WorkerQueue {
 
 impl WorkerQueue {
     /// Posts a copy of `len` bytes between `device_addr` and `host_addr`, the latter
-    /// as the device sees it ([`Registration::device_addr`]). Copies of one direction
-    /// are complete in the order in which they were posted; the two directions know
-    /// nothing of each other.
+    /// as the device sees it ([`Registration::device_addr`]). Copies run side by side:
+    /// a later one may be complete before an earlier one.
     ///
     /// What this thread wrote to the host memory before is what a pull reads, and
     /// what a kernel wrote to device memory before this thread saw a flag of it is
@@ -665,7 +679,8 @@ impl WorkerQueue {
         let all = if direction == Direction::Push { options.pushers } else { options.pullers };
         let ring = &mut self.rings[direction as usize];
         let blocks = len.div_ceil(u64::from(options.slice)).clamp(1, u64::from(all)) as u32;
-        let place = u64::from(ring.block) | u64::from(blocks) << 16;
+        let first = ring.block;
+        let place = u64::from(first) | u64::from(blocks) << 16;
         ring.block = (ring.block + blocks) % all;
         ring.posted += 1;
         let lap = (index >> options.slots.trailing_zeros()).wrapping_add(1) << LAP_SHIFT;
@@ -682,32 +697,42 @@ impl WorkerQueue {
         if control.announce() {
             self.starter.unpark();
         }
-        Ok(Ticket { direction, index })
+        Ok(Ticket { direction, index, first, blocks })
     }
 
-    /// Whether the copy, and every one posted before it in its direction, is
-    /// complete: the host memory of a push can be read, the device memory of a pull
-    /// is what a kernel reads that sees a flag which the host writes after this (P3).
+    /// Whether the copy is complete: the host memory of a push can be read, the device
+    /// memory of a pull is what a kernel reads that sees a flag which the host writes
+    /// after this (P3).
     pub fn done(&mut self, ticket: Ticket) -> bool {
-        ticket.index < self.rings[ticket.direction as usize].passed
-            || ticket.index < self.passed(ticket.direction)
+        if ticket.index < self.rings[ticket.direction as usize].passed {
+            return true;
+        }
+        // Those blocks alone: the others pass it when they come to it.
+        let counts = self.counts(ticket.direction);
+        // Acquire: what each block stored is older than its count.
+        (0..ticket.blocks as usize).all(|i| {
+            counts[(ticket.first as usize + i) % counts.len()].load(Ordering::Acquire) > ticket.index
+        })
     }
 
-    /// How many copies of a direction are complete.
+    /// How many copies of a direction are complete and have none before them that is
+    /// not.
     pub fn passed(&mut self, direction: Direction) -> u64 {
+        let counts = self.counts(direction);
+        // Acquire: as in `done`.
+        let passed = counts.iter().map(|count| count.load(Ordering::Acquire)).min().unwrap_or(0);
+        let ring = &mut self.rings[direction as usize];
+        ring.passed = passed.min(ring.posted).max(ring.passed);
+        ring.passed
+    }
+
+    fn counts(&self, direction: Direction) -> &[AtomicU64] {
         let layout = &self.shared.control.layout;
         let (first, n) = match direction {
             Direction::Push => (0, layout.pushers),
             Direction::Pull => (layout.pushers, layout.pullers),
         };
-        let counts = self.shared.control.memory.words(Layout::COUNTS + first * 8, n);
-        // Acquire: what each block stored is older than its count.
-        let passed = counts.iter().map(|count| count.load(Ordering::Acquire)).min().unwrap_or(0);
-        // Words of this memory are written by the worker alone; one that lied could
-        // not make us overrun more than its own ring.
-        let ring = &mut self.rings[direction as usize];
-        ring.passed = passed.min(ring.posted).max(ring.passed);
-        ring.passed
+        self.shared.control.memory.words(Layout::COUNTS + first * 8, n)
     }
 
     /// Why the worker can't be started, if it can't.
