@@ -21,12 +21,12 @@ using namespace pushgate;
 static constexpr u32 command_words = 4;
 static constexpr u32 phase_running = 1, phase_leaving = 2, phase_left = 3;
 static constexpr u32 lap_shift = 56;
+static constexpr u64 glance_ns = 8000;
 
 // Rings are [0] push and [1] pull.
 struct copy_worker_params {
 	u64 state;	    // host, written here: generation << 8 | phase
-	u64 quit;	    // host, read: leave, if it is this generation or a later one
-	u64 leases;	    // host, read: {opened, done} of each
+	u64 leases;	    // host, read: {last generation to leave now, 0}, then {opened, done} of each
 	u64 counts;	    // host, written here: commands passed, of each block but the dispatcher
 	u64 rings[2];	    // host, read: commands
 	u64 mailboxes[2];   // device: the same, handed on
@@ -183,9 +183,9 @@ static PUSHGATE_DEVICE void take(const copy_worker_params &p, u32 ring, u32 bloc
 		ends = !any;
 	}
 	// The command is older than the payload that it names: an acquire by fence, for
-	// what dispatcher and host released before it.
+	// what the dispatcher released before it, and what it had acquired from the host.
 	if (mine)
-		fence_system();
+		fence_device();
 	if (thread_index() == 0)
 		f.what = mine ? command : ends ? end : nothing;
 	passed = at;
@@ -263,29 +263,38 @@ static PUSHGATE_DEVICE bool forward(const copy_worker_params &p, u64 &push, u64 
 {
 	u32 lane = thread_index() % 32, ring = lane / 16, j = lane % 16 / 2, half = lane % 2;
 	u64 index = (ring ? pull : push) + j, lap = lap_of(index, p.slots_log);
-	u64x2 v = load_pair(slot_of(ring ? p.rings[1] : p.rings[0], index, p.slots_log) + half * 2);
+	u64x2 v = load_pair_acquire(slot_of(ring ? p.rings[1] : p.rings[0], index, p.slots_log) + half * 2);
 	u32 whole = __ballot_sync(0xffffffffu, is_lap(v.x, lap) && is_lap(v.y, lap));
 	u32 gaps = ~(whole & whole >> 1) & 0x55555555u;
 	u32 pushes = (__ffs((gaps & 0xffff) | 0x10000) - 1) / 2;
 	u32 pulls = (__ffs(gaps >> 16 | 0x10000) - 1) / 2;
 	if (!(pushes | pulls))
 		return false;
-	// What the host wrote before a command is older than it, through us: acquire
-	// behind the loads, release before the stores.
-	fence_system();
+	// What the host wrote before a command was acquired with it, at system scope; the
+	// fence releases it to the blocks with what we store. Either scope holds both of
+	// its ends, so what is older for us is older for them. All lanes go through it
+	// together, behind the ballot: what one has acquired the others pass on.
+	__syncwarp();
+	fence_device();
 	if (j < (ring ? pulls : pushes))
 		store_pair(slot_of(ring ? p.mailboxes[1] : p.mailboxes[0], index, p.slots_log) + half * 2, v.x, v.y);
 	push += pushes;
 	pull += pulls;
 	return true;
 }
-static PUSHGATE_DEVICE bool leases_done(const copy_worker_params &p)
+// One access where there is a lease for each lane but one: the first pair says which
+// generations are to leave at once.
+static PUSHGATE_DEVICE bool leases_done(const copy_worker_params &p, bool &quit)
 {
-	bool done = true;
+	bool done = true, quits = false;
 	for (u32 i = thread_index() % 32; i < p.leases_n; i += 32) {
 		u64x2 v = load_pair(reinterpret_cast<const u64 *>(p.leases) + 2 * i);
-		done &= v.y >= v.x;
+		if (i == 0)
+			quits = v.x >= p.generation;
+		else
+			done &= v.y >= v.x;
 	}
+	quit = __any_sync(0xffffffffu, quits);
 	return __all_sync(0xffffffffu, done);
 }
 #else
@@ -314,12 +323,13 @@ static bool forward(const copy_worker_params &p, u64 &push, u64 &pull)
 }
 // `opened` first: a lease that is opened later than this look is for the look
 // behind the fence.
-static bool leases_done(const copy_worker_params &p)
+static bool leases_done(const copy_worker_params &p, bool &quit)
 {
-	for (u32 i = 0; i < p.leases_n; i++) {
-		const u64 *w = reinterpret_cast<const u64 *>(p.leases) + 2 * i;
-		u64 opened = load<order::acquire>(w);
-		if (load<order::acquire>(w + 1) < opened)
+	const u64 *w = reinterpret_cast<const u64 *>(p.leases);
+	quit = load<order::relaxed>(w) >= p.generation;
+	for (u32 i = 1; i < p.leases_n; i++) {
+		u64 opened = load<order::acquire>(w + 2 * i);
+		if (load<order::acquire>(w + 2 * i + 1) < opened)
 			return false;
 	}
 	return true;
@@ -339,19 +349,22 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p)
 	backoff pause;
 	// Of one thread, here and below, so that all decide alike.
 	u64 command = agreed(clock_ns()), needed = command;
-	for (u32 looks = 1;; looks++) {
+	u64 glanced = command;
+	for (;;) {
 		if (forward(p, push, pull)) {
 			command = needed = agreed(clock_ns());
 			pause.n = 0;
 			continue;
 		}
 		pause.wait();
-		if (looks % 4)
-			continue;
+		// Whether it is still needed costs a trip over the bus, during which a
+		// command waits: seldom, then.
 		u64 now = agreed(clock_ns());
-		bool quit = agreed(first ? load<order::relaxed>(reinterpret_cast<u64 *>(p.quit)) : 0) >= p.generation;
-		bool expired = now > command + p.limit_ns;
-		if (!leases_done(p))
+		if (now < glanced + glance_ns)
+			continue;
+		glanced = now;
+		bool quit, expired = now > command + p.limit_ns;
+		if (!leases_done(p, quit))
 			needed = now;
 		if (!quit && !expired && now < needed + p.linger_ns)
 			continue;
@@ -362,7 +375,7 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p)
 			store<order::relaxed>(state, p.generation << 8 | phase_leaving);
 		agreed(0);
 		fence_total();
-		if (!quit && (forward(p, push, pull) || (!expired && !leases_done(p)))) {
+		if (!quit && (forward(p, push, pull) || (!expired && !leases_done(p, quit)))) {
 			if (first)
 				store<order::relaxed>(state, p.generation << 8 | phase_running);
 			command = needed = agreed(clock_ns());
@@ -413,7 +426,7 @@ PUSHGATE_KERNEL_BOUND(bare_copy, bare_copy_params, 512)
 	u64 n = from >= p.bytes ? 0 : p.bytes - from < slice ? p.bytes - from : slice;
 	for (u64 r = 0; r < p.rounds; r++) {
 		// As for a command: what was loaded before may have changed.
-		fence_system();
+		fence_device();
 		copy_exact(p.dst + from, p.src + from, n, thread_index(), block_size());
 	}
 }

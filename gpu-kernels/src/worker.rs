@@ -34,8 +34,9 @@ const COMMAND_WORDS: usize = 4;
 const LAP_SHIFT: u32 = 56;
 const LEAVING: u64 = 2;
 const LEFT: u64 = 3;
-/// Streams with operations under way at once.
-const LEASES: usize = 64;
+/// Pairs of words that a warp reads at once: the first holds the generations that are
+/// to leave, the rest a stream with operations under way each.
+const LEASES: usize = 32;
 /// How long the end of the worker is waited for on drop.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
@@ -85,7 +86,7 @@ impl WorkerOptions {
             pullers: if gpu { 16 } else { 1 },
             threads: if gpu { 512 } else { 1 },
             slots: 256,
-            slice: 32 << 10,
+            slice: 64 << 10,
             linger: Duration::from_micros(20),
             linger_on_demand: Duration::from_millis(1),
             limit: Duration::from_secs(600),
@@ -187,8 +188,8 @@ struct Layout {
 
 impl Layout {
     const STATE: usize = 0;
-    const QUIT: usize = 64;
-    const LEASES: usize = 128;
+    const LEASES: usize = 64;
+    const QUIT: usize = Self::LEASES;
     const COUNTS: usize = Self::LEASES + LEASES * 16;
 
     fn ring(&self, direction: Direction) -> usize {
@@ -295,7 +296,7 @@ struct LeaseSlot {
 
 impl Shared {
     fn lease_word(&self, slot: usize, done: bool) -> usize {
-        Layout::LEASES + slot * 16 + if done { 8 } else { 0 }
+        Layout::LEASES + (1 + slot) * 16 + if done { 8 } else { 0 }
     }
 
     fn params(&self, generation: u64, linger: Duration) -> Vec<u8> {
@@ -307,7 +308,6 @@ impl Shared {
         // `copy_worker_params`; both kinds of device are little-endian.
         let words = [
             host(Layout::STATE),
-            host(Layout::QUIT),
             host(Layout::LEASES),
             host(Layout::COUNTS),
             host(layout.ring(Direction::Push)),
@@ -415,7 +415,7 @@ impl Worker {
             options,
             launcher: Mutex::new(launcher),
             resident,
-            leases: Mutex::new(vec![LeaseSlot::default(); LEASES]),
+            leases: Mutex::new(vec![LeaseSlot::default(); LEASES - 1]),
             stop: AtomicBool::new(false),
             failed: OnceLock::new(),
             registration,
