@@ -25,6 +25,7 @@ mod error;
 mod mesh;
 mod qp;
 pub mod settings;
+pub mod worker;
 
 pub use comm::{Comm, MAX_RANKS};
 pub use context::{Context, ContextBuilder, Module, Shared};

@@ -55,7 +55,7 @@ pub enum Direction {
 }
 
 /// The worker's shape and manners. [`WorkerOptions::of`] has the values that were
-/// measured to be good.
+/// measured to be good on an H200 (docs/benchmarks.md).
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerOptions {
     /// Blocks that copy to the host, 1 to 256.
@@ -66,9 +66,11 @@ pub struct WorkerOptions {
     pub threads: u32,
     /// Commands that each ring holds: a power of two, 32 to 65536.
     pub slots: u32,
-    /// A command is cut among blocks so that none has more than this, while there
+    /// A push is cut among blocks so that none has more bytes than this, while there
     /// are blocks.
-    pub slice: u32,
+    pub push_slice: u32,
+    /// The same for a pull, which gains by more loads in flight in a block.
+    pub pull_slice: u32,
     /// How long the worker stays after the last lease is done.
     pub linger: Duration,
     /// How long it stays after the last command where it was started by one.
@@ -86,7 +88,8 @@ impl WorkerOptions {
             pullers: if gpu { 16 } else { 1 },
             threads: if gpu { 512 } else { 1 },
             slots: 256,
-            slice: 64 << 10,
+            push_slice: 32 << 10,
+            pull_slice: 64 << 10,
             linger: Duration::from_micros(20),
             linger_on_demand: Duration::from_millis(1),
             limit: Duration::from_secs(600),
@@ -114,8 +117,10 @@ impl WorkerOptions {
         if !(32..=65536).contains(&self.slots) || !self.slots.is_power_of_two() {
             return bad("slots", self.slots, "a power of two, 32 to 65536");
         }
-        if self.slice == 0 {
-            return bad("slice", self.slice, "1 and more");
+        for (what, slice) in [("push_slice", self.push_slice), ("pull_slice", self.pull_slice)] {
+            if slice == 0 {
+                return bad(what, slice, "1 and more");
+            }
         }
         Ok(())
     }
@@ -676,9 +681,12 @@ impl WorkerQueue {
         if index - self.rings[direction as usize].passed >= slots && index - self.passed(direction) >= slots {
             return Err(PostError::Full { slots: options.slots });
         }
-        let all = if direction == Direction::Push { options.pushers } else { options.pullers };
+        let (all, slice) = match direction {
+            Direction::Push => (options.pushers, options.push_slice),
+            Direction::Pull => (options.pullers, options.pull_slice),
+        };
         let ring = &mut self.rings[direction as usize];
-        let blocks = len.div_ceil(u64::from(options.slice)).clamp(1, u64::from(all)) as u32;
+        let blocks = len.div_ceil(u64::from(slice)).clamp(1, u64::from(all)) as u32;
         let first = ring.block;
         let place = u64::from(first) | u64::from(blocks) << 16;
         ring.block = (ring.block + blocks) % all;

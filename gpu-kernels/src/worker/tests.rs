@@ -79,9 +79,15 @@ fn shapes(executor: &Arc<dyn Executor>) -> Vec<WorkerOptions> {
     let options = WorkerOptions::of(&**executor);
     let few = WorkerOptions { slots: 32, ..options };
     if gpu(executor) {
-        vec![options, WorkerOptions { pushers: 3, pullers: 1, threads: 96, slice: 1000, ..few }]
+        vec![
+            options,
+            WorkerOptions { pushers: 3, pullers: 1, threads: 96, push_slice: 1000, pull_slice: 700, ..few },
+        ]
     } else {
-        vec![options, WorkerOptions { pushers: 2, pullers: 3, threads: 2, slice: 1000, ..few }]
+        vec![
+            options,
+            WorkerOptions { pushers: 2, pullers: 3, threads: 2, push_slice: 1000, pull_slice: 700, ..few },
+        ]
     }
 }
 
@@ -329,7 +335,8 @@ fn options_out_of_bounds_are_named() {
         ("pullers", WorkerOptions { pullers: 257, ..good }),
         ("threads", WorkerOptions { threads: 513, ..good }),
         ("slots", WorkerOptions { slots: 48, ..good }),
-        ("slice", WorkerOptions { slice: 0, ..good }),
+        ("push_slice", WorkerOptions { push_slice: 0, ..good }),
+        ("pull_slice", WorkerOptions { pull_slice: 0, ..good }),
     ] {
         let error = Worker::new(&executor, options).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains(what), "{error}");

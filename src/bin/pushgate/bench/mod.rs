@@ -101,7 +101,7 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
             )
             .arg(number("blocks", "Blocks that copy from the host, and half as many to it [default: 16 and 8 on a GPU, 1 and 1 on the CPU]"))
             .arg(number("threads", "Threads of a block [default: 512 on a GPU, 1 on the CPU]"))
-            .arg(number("slice", "Bytes of a copy that one block takes [default: 65536]")),
+            .arg(number("slice", "Bytes of a copy that one block takes [default: 32768 to the host, 65536 from it]")),
         )
         .subcommand(bench("idle", "What an idle engine costs, and adds to the message that ends it", ""))
         .subcommand(bench("gate", "Staging ring and gate alone, on one core", ""))

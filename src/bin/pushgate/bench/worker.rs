@@ -1,5 +1,6 @@
 //! The resident worker: copies on command, beside the same loops without commands.
 
+use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -76,17 +77,20 @@ impl Rig {
     fn through(&self, queue: &mut WorkerQueue, ways: &[Direction], len: usize, count: usize) -> Result<f64> {
         let places = BYTES / len;
         let (mut posted, mut done) = ([0; 2], [0; 2]);
-        let before = [queue.passed(Direction::Push), queue.passed(Direction::Pull)];
+        let mut tickets = [VecDeque::with_capacity(IN_FLIGHT), VecDeque::with_capacity(IN_FLIGHT)];
         let start = Instant::now();
         let mut spins = 0u64;
         while ways.iter().any(|way| done[*way as usize] < count) {
             for &way in ways {
                 let at = way as usize;
                 while posted[at] < count && posted[at] - done[at] < IN_FLIGHT {
-                    let _ = self.post(queue, way, posted[at] % places * len, len)?;
+                    tickets[at].push_back(self.post(queue, way, posted[at] % places * len, len)?);
                     posted[at] += 1;
                 }
-                done[at] = (queue.passed(way) - before[at]) as usize;
+                while tickets[at].front().is_some_and(|ticket| queue.done(*ticket)) {
+                    tickets[at].pop_front();
+                    done[at] += 1;
+                }
             }
             spins += 1;
             if spins.is_multiple_of(4096) {
@@ -160,7 +164,8 @@ pub fn run(b: &Bench) -> Result<()> {
         (options.pushers, options.pullers) = (blocks.div_ceil(2), blocks);
     }
     options.threads = b.threads.unwrap_or(options.threads);
-    options.slice = b.slice.unwrap_or(options.slice);
+    options.push_slice = b.slice.unwrap_or(options.push_slice);
+    options.pull_slice = b.slice.unwrap_or(options.pull_slice);
     let module = executor.load_embedded()?;
     let host = || -> Result<(Registration, SharedMemory)> {
         let memory = SharedMemory::builder("bench-worker", BYTES).create()?;
