@@ -27,6 +27,7 @@ mod mesh;
 mod qp;
 mod relay;
 pub mod settings;
+pub mod worker;
 
 pub use attached::AttachedQueuePair;
 pub use comm::{Comm, MAX_RANKS};

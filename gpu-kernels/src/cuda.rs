@@ -9,6 +9,7 @@
 mod compile;
 mod guard;
 mod rdma;
+mod resident;
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -29,6 +30,8 @@ use cudarc::driver::sys::{
 pub use self::guard::{CudaInfo, probe};
 use self::guard::{Driver, NOT_READY, SUCCESS};
 use self::rdma::Rdma;
+use self::resident::Presence;
+pub(crate) use self::resident::Resident;
 use crate::build_support::kernel_names;
 use crate::embedded::{self, FATBINS, SOURCES};
 use crate::executor::{
@@ -89,6 +92,16 @@ struct Ledger {
     /// cuMemFree waits for the device: with a kernel that waits for this very
     /// thread, for ever. So freed memory lies here until nothing runs.
     freed: Vec<u64>,
+    /// Kernels that come and go by themselves.
+    residents: Vec<Weak<Presence>>,
+}
+
+impl Ledger {
+    /// Nothing runs that could wait for a thread of ours.
+    fn is_quiet(&mut self) -> bool {
+        self.residents.retain(|resident| resident.strong_count() > 0);
+        self.active.is_empty() && !self.residents.iter().filter_map(Weak::upgrade).any(|r| (r.present)())
+    }
 }
 
 /// A launch that was not seen to end.
@@ -218,6 +231,42 @@ impl Context {
         Ok(stream)
     }
 
+    /// The bare launch. The context is current.
+    ///
+    /// # Safety
+    /// Function and stream are of this context, and the kernel may do what it does
+    /// with what the parameters point to until it ends.
+    unsafe fn start(&self, function: CUfunction, stream: CUstream, launch: Launch, params: &[u8]) -> u32 {
+        // By size rather than by a list of pointers, from each of which the
+        // driver would read as much as the kernel says.
+        let mut bytes = params.to_vec();
+        let mut size = bytes.len();
+        let mut extra: [*mut c_void; 5] = [
+            sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT as usize as *mut c_void,
+            bytes.as_mut_ptr().cast(),
+            sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT as usize as *mut c_void,
+            (&raw mut size).cast(),
+            sys::CU_LAUNCH_PARAM_END_AS_INT as usize as *mut c_void,
+        ];
+        // SAFETY: the caller's promise; the driver copies the parameters before it
+        // returns.
+        unsafe {
+            (self.driver.cuLaunchKernel)(
+                function,
+                launch.grid,
+                1,
+                1,
+                launch.block,
+                1,
+                1,
+                launch.shared_bytes,
+                stream,
+                null_mut(),
+                extra.as_mut_ptr(),
+            )
+        }
+    }
+
     /// Waits for the copies, and for nothing else.
     fn finish_copies(&self, doing: impl FnOnce() -> String) -> Result<()> {
         // SAFETY: our own stream.
@@ -236,7 +285,7 @@ impl Context {
     /// context is current.
     fn sweep(&self, ledger: &mut Ledger) {
         ledger.active.retain(|active| self.query(active.end.0) == NOT_READY);
-        if ledger.active.is_empty() {
+        if ledger.is_quiet() {
             for addr in ledger.freed.drain(..) {
                 // SAFETY: allocated by cuMemAlloc; its buffer is gone and put it
                 // here once.
@@ -518,7 +567,7 @@ impl CudaBuffer {
         let doing = || format!("zeroing {bytes} bytes at {:#x}", self.addr);
         let mut ledger = lock(&self.context.ledger);
         self.context.sweep(&mut ledger);
-        if ledger.active.is_empty() {
+        if ledger.is_quiet() {
             if bytes > 0 {
                 // SAFETY: our own memory of that length.
                 let code = unsafe { (driver.cuMemsetD8Async)(self.addr, 0, bytes, stream) };
@@ -712,6 +761,11 @@ impl Drop for CudaStream {
     }
 }
 
+/// See [`Stream::raw`].
+pub(crate) fn raw_stream(stream: &Stream) -> Option<u64> {
+    stream.0.downcast_ref::<CudaStream>().map(|stream| stream.raw.0 as u64)
+}
+
 struct CudaRunning {
     id: u64,
     /// For errors: which kernel, in which shape.
@@ -887,7 +941,9 @@ impl CudaExecutor {
     /// Refuses cooperating blocks that don't fit beside those that run, and says
     /// how much of the device they take.
     fn share(&self, ledger: &Ledger, kernel: &str, launch: Launch, resident: u32) -> Result<u64> {
-        let used: u64 = ledger.active.iter().map(|active| active.share).sum();
+        let resident_share = |resident: &Weak<Presence>| resident.upgrade().map_or(0, |r| r.share);
+        let used = ledger.active.iter().map(|active| active.share).sum::<u64>()
+            + ledger.residents.iter().map(resident_share).sum::<u64>();
         let free = ((u128::from(WHOLE.saturating_sub(used)) * u128::from(resident)) >> 32) as u32;
         if launch.grid > free {
             return Err(DeviceError::NotResident {
@@ -896,7 +952,8 @@ impl CudaExecutor {
                 block: launch.block,
                 resident,
                 free,
-                busy: ledger.active.iter().map(|active| active.blocks).sum(),
+                busy: ledger.active.iter().map(|active| active.blocks).sum::<u32>()
+                    + ledger.residents.iter().filter_map(Weak::upgrade).map(|r| r.blocks).sum::<u32>(),
             });
         }
         // Rounded down, as `free` is: a device filled to the last block by several
@@ -1021,35 +1078,9 @@ impl Executor for CudaExecutor {
             None => 0,
         };
         start.record(queue.raw.0)?;
-        // By size rather than by a list of pointers, from each of which the
-        // driver would read as much as the kernel says.
-        let mut bytes = params.to_vec();
-        let mut size = bytes.len();
-        let mut extra: [*mut c_void; 5] = [
-            sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT as usize as *mut c_void,
-            bytes.as_mut_ptr().cast(),
-            sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT as usize as *mut c_void,
-            (&raw mut size).cast(),
-            sys::CU_LAUNCH_PARAM_END_AS_INT as usize as *mut c_void,
-        ];
-        // SAFETY: function and stream are of the current context; the driver
-        // copies the parameters before it returns; the caller answers for what
-        // they point to.
-        let code = unsafe {
-            (context.driver.cuLaunchKernel)(
-                function.raw.0,
-                launch.grid,
-                1,
-                1,
-                launch.block,
-                1,
-                1,
-                launch.shared_bytes,
-                queue.raw.0,
-                null_mut(),
-                extra.as_mut_ptr(),
-            )
-        };
+        // SAFETY: function and stream are of the current context; the caller
+        // answers for what the parameters point to.
+        let code = unsafe { context.start(function.raw.0, queue.raw.0, launch, params) };
         context.check("cuLaunchKernel", code, || format!("launching {what}"))?;
         end.record(queue.raw.0)?;
         static NEXT: AtomicU64 = AtomicU64::new(0);

@@ -503,6 +503,14 @@ impl fmt::Debug for Registration {
 #[derive(Clone)]
 pub struct Stream(pub(crate) Arc<dyn Any + Send + Sync>);
 
+impl Stream {
+    /// Its `CUstream`, for libraries that take one; none on the CPU. It is the
+    /// stream's for as long as a clone lives.
+    pub fn raw(&self) -> Option<u64> {
+        cuda::raw_stream(self)
+    }
+}
+
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Stream")

@@ -10,6 +10,7 @@ mod embedded;
 mod executor;
 mod module;
 mod mover;
+mod worker;
 
 pub use cpu::CpuExecutor;
 pub use cuda::{CudaExecutor, CudaInfo, probe};
@@ -19,6 +20,7 @@ pub use executor::{
 };
 pub use module::Source;
 pub use mover::{CopyTicket, CudaCopy};
+pub use worker::{Direction, Lease, PostError, Ticket, Worker, WorkerOptions, WorkerQueue};
 
 /// Names of the kernels that are compiled in ([`Executor::load_embedded`]).
 pub fn embedded_kernels() -> Vec<String> {

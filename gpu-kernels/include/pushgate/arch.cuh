@@ -123,11 +123,24 @@ template <order O> PUSHGATE_DEVICE void store(u64 *p, u64 v)
 		asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
+// For words that are read in pairs, or handed on, among threads of this device:
+// what was read before is older than all that follows, and all that went before
+// older than what is stored next. Drops stale lines of the L1 cache.
+PUSHGATE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// At system scope, and a store before it is ordered against a load behind it.
+PUSHGATE_DEVICE void fence_total() { asm volatile("fence.sc.sys;" ::: "memory"); }
+
 // Two neighbouring words, each an atomic of its own; 16-byte aligned.
 PUSHGATE_DEVICE u64x2 load_pair(const u64 *p)
 {
 	u64x2 v;
 	asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(p) : "memory");
+	return v;
+}
+PUSHGATE_DEVICE u64x2 load_pair_acquire(const u64 *p)
+{
+	u64x2 v;
+	asm volatile("ld.acquire.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(p) : "memory");
 	return v;
 }
 PUSHGATE_DEVICE void store_pair(u64 *p, u64 x, u64 y)
@@ -347,7 +360,10 @@ template <order O> inline void store(u64 *p, u64 v)
 #endif
 	__atomic_store_n(p, v, O == order::release ? __ATOMIC_RELEASE : __ATOMIC_RELAXED);
 }
+inline void fence_device() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
+inline void fence_total() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline u64x2 load_pair(const u64 *p) { return {load<order::relaxed>(p), load<order::relaxed>(p + 1)}; }
+inline u64x2 load_pair_acquire(const u64 *p) { return {load<order::acquire>(p), load<order::acquire>(p + 1)}; }
 inline void store_pair(u64 *p, u64 x, u64 y)
 {
 	store<order::relaxed>(p, x);

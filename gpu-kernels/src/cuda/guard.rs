@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUflushGPUDirectRDMAWritesScope,
     CUflushGPUDirectRDMAWritesTarget, CUfunction, CUfunction_attribute, CUmemRangeHandleType, CUmodule,
-    CUresult, CUstream,
+    CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use libloading::Library;
 
@@ -134,6 +134,11 @@ driver! {
     // a driver elsewhere need not have them.
     fn cuMemGetHandleForAddressRange(*mut c_void, CUdeviceptr, usize, CUmemRangeHandleType, c_ulonglong);
     fn cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope);
+    // Only for the resident worker.
+    fn cuStreamQuery(CUstream);
+    fn cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
+    fn cuStreamWriteValue64_v2(CUstream, CUdeviceptr, u64, c_uint);
+    fn cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
 }
 
 /// # Safety

@@ -7,6 +7,7 @@ mod local;
 mod push;
 mod rate;
 mod rdma;
+mod worker;
 
 use std::time::Duration;
 
@@ -92,6 +93,16 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
             )
             .arg(number("depth", "Messages that the window holds [default: 16]")),
         )
+        .subcommand(
+            bench(
+                "worker",
+                "The resident worker's copies, each way and both; ceiling: the same loops without commands",
+                "128K,512K,4M",
+            )
+            .arg(number("blocks", "Blocks that copy from the host, and half as many to it [default: 16 and 8 on a GPU, 1 and 1 on the CPU]"))
+            .arg(number("threads", "Threads of a block [default: 512 on a GPU, 1 on the CPU]"))
+            .arg(number("slice", "Bytes of a copy that one block takes [default: 32768 to the host, 65536 from it]")),
+        )
         .subcommand(bench("idle", "What an idle engine costs, and adds to the message that ends it", ""))
         .subcommand(bench("gate", "Staging ring and gate alone, on one core", ""))
 }
@@ -105,6 +116,7 @@ pub struct Bench {
     pub bytes: Vec<u64>,
     pub blocks: Option<u32>,
     pub threads: Option<u32>,
+    pub slice: Option<u32>,
 }
 
 pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Error>) -> Result<()> {
@@ -145,6 +157,7 @@ pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Er
         bytes,
         blocks: number("blocks", 4096)?,
         threads: number("threads", 1024)?,
+        slice: number("slice", 1 << 30)?,
     };
     match name {
         "push" => push::run(&bench),
@@ -152,6 +165,7 @@ pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Er
         "rate" => rate::run(&bench),
         "local" => local::run(&bench),
         "idle" => idle::run(&bench),
+        "worker" => worker::run(&bench),
         "rdma" => {
             let size = match m.get_one::<String>("size") {
                 None => None,

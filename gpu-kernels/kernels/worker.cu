@@ -1,0 +1,456 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// The resident worker: copies between memory of this device and registered host
+// memory, told by rings of commands in host memory, without a call of the driver.
+// gpu-kernels/src/worker.rs is its other half; docs/worker.md argues its coming
+// and going.
+//
+// Block 0 dispatches: it alone looks over the bus, at both rings at once, and
+// hands commands on through device memory, where looking is cheap. Pushers (device
+// to host) and pullers (host to device) follow it. Each of these blocks passes all
+// commands of its ring in order and copies its slice of those that name it.
+//
+// P8: addresses are taken as they are. Only this process's own host side writes
+// the rings, and it answers for what they name.
+#include "pushgate/arch.cuh"
+
+using namespace pushgate;
+
+// kernels: copy_worker
+
+static constexpr u32 command_words = 4;
+static constexpr u32 phase_running = 1, phase_leaving = 2, phase_left = 3;
+static constexpr u32 lap_shift = 56;
+static constexpr u64 glance_ns = 8000;
+
+// Rings are [0] push and [1] pull.
+struct copy_worker_params {
+	u64 state;	    // host, written here: generation << 8 | phase
+	u64 leases;	    // host, read: {last generation to leave now, 0}, then {opened, done} of each
+	u64 counts;	    // host, written here: commands passed, of each block but the dispatcher
+	u64 rings[2];	    // host, read: commands
+	u64 mailboxes[2];   // device: the same, handed on
+	u64 cursors;	    // device: forwarded push, pull; generation that stops; passed, of each block
+	u64 generation;
+	u64 linger_ns;	    // stays for so long after the last command or lease
+	u64 limit_ns;	    // leaves so long after the last command, whatever the leases say
+	u32 slots_log;
+	u32 leases_n;
+	u32 pushers;
+	u32 pullers;
+};
+
+static constexpr u32 stop_at = 2, passed_at = 4; // of `cursors`
+
+// A command is {device address, host address, bytes, first block | blocks << 16},
+// each with its lap in the topmost byte (P2).
+static PUSHGATE_DEVICE u64 lap_of(u64 index, u32 slots_log) { return ((index >> slots_log) + 1) << lap_shift; }
+static PUSHGATE_DEVICE bool is_lap(u64 word, u64 lap) { return (word ^ lap) >> lap_shift == 0; }
+static PUSHGATE_DEVICE u64 data_of(u64 word) { return word & ((1ull << lap_shift) - 1); }
+static PUSHGATE_DEVICE u64 *slot_of(u64 ring, u64 index, u32 slots_log)
+{
+	return reinterpret_cast<u64 *>(ring) + (index & ((1ull << slots_log) - 1)) * command_words;
+}
+
+// Which of the command's slices is this block's, or `blocks` and more: none.
+static PUSHGATE_DEVICE u32 rank_in(u64 where, u32 block, u32 all, u32 &blocks)
+{
+	u32 first = (u32)where & 0xffff;
+	blocks = (u32)(where >> 16) & 0xffff;
+	return block >= first ? block - first : block + all - first;
+}
+
+// ------------------------------------------------------------------- copying
+
+static PUSHGATE_DEVICE u64x2 get(const u64x2 *p) { return load_payload(p); }
+static PUSHGATE_DEVICE void put(u64x2 *p, u64x2 v) { store_payload(p, v); }
+template <class T> static PUSHGATE_DEVICE T get(const T *p) { return *p; }
+template <class T> static PUSHGATE_DEVICE void put(T *p, T v) { *p = v; }
+
+static PUSHGATE_DEVICE void copy_bytes(u64 dst, u64 src, u64 bytes, u32 lane, u32 lanes)
+{
+	for (u64 i = lane; i < bytes; i += lanes)
+		*reinterpret_cast<u8 *>(dst + i) = *reinterpret_cast<const u8 *>(src + i);
+}
+
+// Whole units at addresses that are multiples of one. Four loads are in flight
+// before the first store, which is what hides the latency of the bus.
+template <class T> static PUSHGATE_DEVICE void copy_units(u64 dst, u64 src, u64 n, u32 lane, u32 lanes)
+{
+	T *d = reinterpret_cast<T *>(dst);
+	const T *s = reinterpret_cast<const T *>(src);
+	u64 i = lane, step = lanes;
+	for (; i + 3 * step < n; i += 4 * step) {
+		T a = get(s + i), b = get(s + i + step), c = get(s + i + 2 * step), e = get(s + i + 3 * step);
+		put(d + i, a);
+		put(d + i + step, b);
+		put(d + i + 2 * step, c);
+		put(d + i + 3 * step, e);
+	}
+	for (; i < n; i += step)
+		put(d + i, get(s + i));
+}
+
+template <class T> static PUSHGATE_DEVICE void copy_as(u64 dst, u64 src, u64 bytes, u32 lane, u32 lanes)
+{
+	u64 head = (0 - dst) & (sizeof(T) - 1);
+	if (head > bytes)
+		head = bytes;
+	u64 n = (bytes - head) / sizeof(T), done = head + n * sizeof(T);
+	copy_bytes(dst, src, head, lane, lanes);
+	copy_units<T>(dst + head, src + head, n, lane, lanes);
+	copy_bytes(dst + done, src + done, bytes - done, lane, lanes);
+}
+
+// Any alignment, any length, no byte beyond. Only what the two addresses have in
+// common decides the unit: the rest of the way to alignment is a few bytes.
+static PUSHGATE_DEVICE void copy_exact(u64 dst, u64 src, u64 bytes, u32 lane, u32 lanes)
+{
+	u64 apart = dst ^ src;
+	if ((apart & 15) == 0)
+		copy_as<u64x2>(dst, src, bytes, lane, lanes);
+	else if ((apart & 7) == 0)
+		copy_as<u64>(dst, src, bytes, lane, lanes);
+	else if ((apart & 3) == 0)
+		copy_as<u32>(dst, src, bytes, lane, lanes);
+	else
+		copy_bytes(dst, src, bytes, lane, lanes);
+}
+
+// ------------------------------------------------------------ pushers, pullers
+
+// Shared memory of a block: the command that is copied and the one that was found
+// meanwhile, by turns.
+struct found {
+	u64 word[command_words];
+	u64 what; // nothing, a command, or the end
+};
+static constexpr u64 nothing = 0, command = 1, end = 2;
+
+// Moves `at` past commands that do not name this block, up to one that does, which
+// it puts into `f`. True if any was passed or found; `mine` if found.
+#if PUSHGATE_GPU
+// Two lanes a command, so that a block passes sixteen at the price of one.
+static PUSHGATE_DEVICE bool find(const copy_worker_params &p, u32 ring, u32 block, u32 all, u64 &at, bool &mine, found &f)
+{
+	u32 lane = thread_index() % 32, j = lane / 2, half = lane % 2;
+	u64 index = at + j, lap = lap_of(index, p.slots_log);
+	u64x2 v = load_pair(slot_of(ring ? p.mailboxes[1] : p.mailboxes[0], index, p.slots_log) + half * 2);
+	u32 whole = __ballot_sync(0xffffffffu, is_lap(v.x, lap) && is_lap(v.y, lap));
+	u32 complete = whole & whole >> 1 & 0x55555555u;
+	u32 gap = __ffs(~complete & 0x55555555u); // of the first that is not there; 0: all are
+	u32 n = gap ? (gap - 1) / 2 : 16;
+	u32 blocks;
+	u32 rank = rank_in(data_of(v.y), block, all, blocks);
+	u32 named = __ballot_sync(0xffffffffu, half == 1 && j < n && rank < blocks);
+	mine = named != 0;
+	u32 which = mine ? (__ffs(named) - 1) / 2 : n;
+	if (mine && j == which) {
+		f.word[half * 2] = v.x;
+		f.word[half * 2 + 1] = v.y;
+	}
+	at += which;
+	return n != 0;
+}
+#else
+static bool find(const copy_worker_params &p, u32 ring, u32 block, u32 all, u64 &at, bool &mine, found &f)
+{
+	const u64 *w = slot_of(ring ? p.mailboxes[1] : p.mailboxes[0], at, p.slots_log);
+	u64 lap = lap_of(at, p.slots_log);
+	for (u32 i = 0; i < command_words; i++) {
+		f.word[i] = load<order::acquire>(w + i);
+		if (!is_lap(f.word[i], lap))
+			return false;
+	}
+	u32 blocks;
+	mine = rank_in(data_of(f.word[3]), block, all, blocks) < blocks;
+	at += !mine;
+	return true;
+}
+#endif
+
+// One look. `passed` becomes the first command that is not this block's to skip, `at`
+// the one behind the command that was found. Puts what it is into `f`.
+static PUSHGATE_DEVICE void take(const copy_worker_params &p, u32 ring, u32 block, u32 all, u64 &at, u64 &passed,
+				 backoff &pause, found &f)
+{
+	const u64 *stop = reinterpret_cast<u64 *>(p.cursors) + stop_at;
+	bool mine = false, ends = false;
+	bool any = find(p, ring, block, all, at, mine, f);
+	if (!any && pause.n % 16 == 15 && load_device<order::acquire>(stop) >= p.generation) {
+		// What was handed on before the word was stored is seen behind it.
+		any = find(p, ring, block, all, at, mine, f);
+		ends = !any;
+	}
+	// The command is older than the payload that it names: an acquire by fence, for
+	// what the dispatcher released before it, and what it had acquired from the host.
+	if (mine)
+		fence_device();
+	if (thread_index() == 0)
+		f.what = mine ? command : ends ? end : nothing;
+	passed = at;
+	at += mine;
+	if (any)
+		pause.n = 0;
+	else if (!ends)
+		pause.wait();
+}
+
+// While all others copy a command, the first warp publishes the one before and looks
+// for the next: neither of these trips over the bus keeps the copying waiting. With
+// one warp only, and on a CPU, it does both.
+static PUSHGATE_DEVICE void serve(const copy_worker_params &p, u32 ring, u32 block)
+{
+	found *turns = static_cast<found *>(shared_memory());
+	u32 all = ring ? p.pullers : p.pushers;
+	u32 word = ring ? p.pushers + block : block;
+	u64 *count = reinterpret_cast<u64 *>(p.counts) + word;
+	u64 *cursor = reinterpret_cast<u64 *>(p.cursors) + passed_at + word;
+	u32 lookers = PUSHGATE_GPU ? 32 : 1;
+	bool looks = thread_index() < lookers, apart = PUSHGATE_GPU && block_size() > lookers;
+	u32 lane = apart ? thread_index() - lookers : thread_index();
+	u32 lanes = apart ? block_size() - lookers : block_size();
+	u64 at = load_device<order::relaxed>(cursor), passed = at, published = at;
+	bool copied = false;
+	backoff pause;
+	if (looks)
+		take(p, ring, block, all, at, passed, pause, turns[0]);
+	for (u32 turn = 0;; turn ^= 1) {
+		// The command, and what was acquired with it, to all threads; and all
+		// threads have stored what the command before told them.
+		block_barrier();
+		// P3: those stores, by way of the barrier, are older than the count for
+		// whoever reads it: the host, and the kernels of this device that see a flag
+		// which the host writes after it. Release at system scope is cumulative, so
+		// this holds for pushes and pulls alike.
+		if (thread_index() == 0 && passed != published) {
+			if (copied)
+				store<order::release>(count, passed);
+			else
+				store<order::relaxed>(count, passed);
+			published = passed;
+		}
+		const found &f = turns[turn];
+		if (f.what == end)
+			break;
+		copied = f.what == command;
+		if (copied) {
+			u64 device = data_of(f.word[0]), host = data_of(f.word[1]), bytes = data_of(f.word[2]);
+			u32 blocks;
+			u64 rank = rank_in(data_of(f.word[3]), block, all, blocks);
+			// Whole lines, so that no two blocks store into one.
+			u64 slice = ((bytes + blocks - 1) / blocks + 127) & ~127ull;
+			u64 from = rank * slice;
+			if (from < bytes && !(apart && looks)) {
+				u64 n = bytes - from < slice ? bytes - from : slice;
+				u64 dst = (ring ? device : host) + from, src = (ring ? host : device) + from;
+				copy_exact(dst, src, n, lane, lanes);
+			}
+		}
+		if (looks)
+			take(p, ring, block, all, at, passed, pause, turns[turn ^ 1]);
+	}
+	if (thread_index() == 0)
+		store_device<order::relaxed>(cursor, at);
+}
+
+// ------------------------------------------------------------------ dispatcher
+
+// Hands on the commands that are there, up to eight of each ring. True if any.
+#if PUSHGATE_GPU
+// One access of the warp reads both rings: one round trip over the bus.
+static PUSHGATE_DEVICE bool forward(const copy_worker_params &p, u64 &push, u64 &pull)
+{
+	u32 lane = thread_index() % 32, ring = lane / 16, j = lane % 16 / 2, half = lane % 2;
+	u64 index = (ring ? pull : push) + j, lap = lap_of(index, p.slots_log);
+	u64x2 v = load_pair_acquire(slot_of(ring ? p.rings[1] : p.rings[0], index, p.slots_log) + half * 2);
+	u32 whole = __ballot_sync(0xffffffffu, is_lap(v.x, lap) && is_lap(v.y, lap));
+	u32 gaps = ~(whole & whole >> 1) & 0x55555555u;
+	u32 pushes = (__ffs((gaps & 0xffff) | 0x10000) - 1) / 2;
+	u32 pulls = (__ffs(gaps >> 16 | 0x10000) - 1) / 2;
+	if (!(pushes | pulls))
+		return false;
+	// What the host wrote before a command was acquired with it, at system scope; the
+	// fence releases it to the blocks with what we store. Either scope holds both of
+	// its ends, so what is older for us is older for them. All lanes go through it
+	// together, behind the ballot: what one has acquired the others pass on.
+	__syncwarp();
+	fence_device();
+	if (j < (ring ? pulls : pushes))
+		store_pair(slot_of(ring ? p.mailboxes[1] : p.mailboxes[0], index, p.slots_log) + half * 2, v.x, v.y);
+	push += pushes;
+	pull += pulls;
+	return true;
+}
+// One access where there is a lease for each lane but one: the first pair says which
+// generations are to leave at once.
+static PUSHGATE_DEVICE bool leases_done(const copy_worker_params &p, bool &quit)
+{
+	bool done = true, quits = false;
+	for (u32 i = thread_index() % 32; i < p.leases_n; i += 32) {
+		u64x2 v = load_pair(reinterpret_cast<const u64 *>(p.leases) + 2 * i);
+		if (i == 0)
+			quits = v.x >= p.generation;
+		else
+			done &= v.y >= v.x;
+	}
+	quit = __any_sync(0xffffffffu, quits);
+	return __all_sync(0xffffffffu, done);
+}
+#else
+static bool forward(const copy_worker_params &p, u64 &push, u64 &pull)
+{
+	bool any = false;
+	for (u32 ring = 0; ring < 2; ring++) {
+		u64 &at = ring ? pull : push;
+		for (u32 n = 0; n < 8; n++, at++) {
+			const u64 *from = slot_of(ring ? p.rings[1] : p.rings[0], at, p.slots_log);
+			u64 *to = slot_of(ring ? p.mailboxes[1] : p.mailboxes[0], at, p.slots_log);
+			u64 lap = lap_of(at, p.slots_log), w[command_words];
+			bool whole = true;
+			for (u32 i = 0; i < command_words; i++) {
+				w[i] = load<order::acquire>(from + i);
+				whole &= is_lap(w[i], lap);
+			}
+			if (!whole)
+				break;
+			for (u32 i = 0; i < command_words; i++)
+				store<order::release>(to + i, w[i]);
+			any = true;
+		}
+	}
+	return any;
+}
+// `opened` first: a lease that is opened later than this look is for the look
+// behind the fence.
+static bool leases_done(const copy_worker_params &p, bool &quit)
+{
+	const u64 *w = reinterpret_cast<const u64 *>(p.leases);
+	quit = load<order::relaxed>(w) >= p.generation;
+	for (u32 i = 1; i < p.leases_n; i++) {
+		u64 opened = load<order::acquire>(w + 2 * i);
+		if (load<order::acquire>(w + 2 * i + 1) < opened)
+			return false;
+	}
+	return true;
+}
+#endif
+
+// A warp dispatches on a GPU, one thread on a CPU.
+static PUSHGATE_DEVICE u64 agreed(u64 v) { return PUSHGATE_GPU ? warp_broadcast(v) : v; }
+
+static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p)
+{
+	u64 *cursors = reinterpret_cast<u64 *>(p.cursors), *state = reinterpret_cast<u64 *>(p.state);
+	u64 push = load_device<order::relaxed>(cursors), pull = load_device<order::relaxed>(cursors + 1);
+	bool first = thread_index() == 0;
+	if (first)
+		store<order::relaxed>(state, p.generation << 8 | phase_running);
+	backoff pause;
+	// Of one thread, here and below, so that all decide alike.
+	u64 command = agreed(clock_ns()), needed = command;
+	u64 glanced = command;
+	for (;;) {
+		if (forward(p, push, pull)) {
+			command = needed = agreed(clock_ns());
+			pause.n = 0;
+			continue;
+		}
+		pause.wait();
+		// Whether it is still needed costs a trip over the bus, during which a
+		// command waits: seldom, then.
+		u64 now = agreed(clock_ns());
+		if (now < glanced + glance_ns)
+			continue;
+		glanced = now;
+		bool quit, expired = now > command + p.limit_ns;
+		if (!leases_done(p, quit))
+			needed = now;
+		if (!quit && !expired && now < needed + p.linger_ns)
+			continue;
+		// Say so, then look once more (docs/worker.md, "Leaving"): whoever posts
+		// or leases stores first and then reads the state, with a fence between,
+		// as there is one here. Of two such, one at least sees the other.
+		if (first)
+			store<order::relaxed>(state, p.generation << 8 | phase_leaving);
+		agreed(0);
+		fence_total();
+		if (!quit && (forward(p, push, pull) || (!expired && !leases_done(p, quit)))) {
+			if (first)
+				store<order::relaxed>(state, p.generation << 8 | phase_running);
+			command = needed = agreed(clock_ns());
+			continue;
+		}
+		if (first) {
+			store<order::relaxed>(state, p.generation << 8 | phase_left);
+			store_device<order::relaxed>(cursors, push);
+			store_device<order::relaxed>(cursors + 1, pull);
+		}
+		agreed(0);
+		// Behind the commands that were handed on.
+		if (first)
+			store_device<order::release>(cursors + stop_at, p.generation);
+		return;
+	}
+}
+
+// One block dispatches, p.pushers push, p.pullers pull.
+PUSHGATE_KERNEL_BOUND(copy_worker, copy_worker_params, 512)
+{
+	u32 b = block_index();
+	if (b == 0) {
+		if (thread_index() < (PUSHGATE_GPU ? 32u : 1u))
+			dispatch(p);
+	} else if (b <= p.pushers) {
+		serve(p, 0, b - 1);
+	} else {
+		serve(p, 1, b - 1 - p.pushers);
+	}
+}
+
+// -------------------------------------------------------------------- ceilings
+// kernels: bare_copy bare_echo
+
+struct bare_copy_params {
+	u64 dst;
+	u64 src;
+	u64 bytes; // of a round, cut among the blocks
+	u64 rounds;
+};
+
+// The same loops without commands.
+PUSHGATE_KERNEL_BOUND(bare_copy, bare_copy_params, 512)
+{
+	u64 slice = ((p.bytes + grid_size() - 1) / grid_size() + 127) & ~127ull;
+	u64 from = block_index() * slice;
+	u64 n = from >= p.bytes ? 0 : p.bytes - from < slice ? p.bytes - from : slice;
+	for (u64 r = 0; r < p.rounds; r++) {
+		// As for a command: what was loaded before may have changed.
+		fence_device();
+		copy_exact(p.dst + from, p.src + from, n, thread_index(), block_size());
+	}
+}
+
+struct bare_echo_params {
+	u64 word; // host: what to wait for
+	u64 echo; // host: said back
+	u64 from;
+	u64 rounds;
+};
+
+// One thread says back each number that the host writes, from `from` + 1 on.
+PUSHGATE_KERNEL(bare_echo, bare_echo_params)
+{
+	if (thread_index() || block_index())
+		return;
+	u64 began = clock_ns();
+	for (u64 i = p.from + 1; i <= p.from + p.rounds; i++) {
+		backoff pause;
+		while (load<order::acquire>(reinterpret_cast<u64 *>(p.word)) < i) {
+			if (clock_ns() - began > 60000000000ull) // P7
+				return;
+			pause.wait();
+		}
+		store<order::release>(reinterpret_cast<u64 *>(p.echo), i);
+	}
+}

@@ -1,0 +1,767 @@
+//! The resident worker: a kernel that copies on command, so that a thread can move
+//! bytes between device and host memory without a call of the driver, which may
+//! block for as long as other threads' kernels wait for that very copy.
+//!
+//! docs/worker.md tells what it is for, when it comes and when it goes. The rings
+//! and the way of leaving are argued there and in `kernels/worker.cu`; here stand
+//! the host's halves of them: [`Control::announce`] is the one place where a
+//! missed worker is noticed.
+//!
+//! P8: the worker copies between any addresses that it is told. It trusts this
+//! process's [`WorkerQueue`] alone, whose caller has checked them.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::{ShimError, window::Window};
+
+use crate::cuda::Resident;
+use crate::executor::{
+    Access, DeviceBuffer, DeviceError, Executor, Launch, LoadedModule, Registration, Result, Running, Stream,
+};
+
+#[cfg(test)]
+mod tests;
+
+const KERNEL: &str = "copy_worker";
+/// Two of `found` in worker.cu, and room to spare.
+const SHARED_BYTES: u32 = 128;
+const COMMAND_WORDS: usize = 4;
+const LAP_SHIFT: u32 = 56;
+const LEAVING: u64 = 2;
+const LEFT: u64 = 3;
+/// Pairs of words that a warp reads at once: the first holds the generations that are
+/// to leave, the rest a stream with operations under way each.
+const LEASES: usize = 32;
+/// How long the end of the worker is waited for on drop.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// A panic in another thread can't leave these locks' data half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the device's memory to the host's.
+    Push,
+    /// From the host's memory to the device's.
+    Pull,
+}
+
+/// The worker's shape and manners. [`WorkerOptions::of`] has the values that were
+/// measured to be good on an H200 (docs/benchmarks.md).
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerOptions {
+    /// Blocks that copy to the host, 1 to 256.
+    pub pushers: u32,
+    /// Blocks that copy from the host, 1 to 256.
+    pub pullers: u32,
+    /// Threads of a block: on a GPU a multiple of 32, at most 512.
+    pub threads: u32,
+    /// Commands that each ring holds: a power of two, 32 to 65536.
+    pub slots: u32,
+    /// A push is cut among blocks so that none has more bytes than this, while there
+    /// are blocks.
+    pub push_slice: u32,
+    /// The same for a pull, which gains by more loads in flight in a block.
+    pub pull_slice: u32,
+    /// How long the worker stays after the last lease is done.
+    pub linger: Duration,
+    /// How long it stays after the last command where it was started by one.
+    pub linger_on_demand: Duration,
+    /// How long it stays after the last command at most, whatever the leases say (P7).
+    pub limit: Duration,
+}
+
+impl WorkerOptions {
+    /// The defaults for an executor.
+    pub fn of(executor: &dyn Executor) -> Self {
+        let gpu = executor.as_cuda().is_some();
+        Self {
+            pushers: if gpu { 8 } else { 1 },
+            pullers: if gpu { 16 } else { 1 },
+            threads: if gpu { 512 } else { 1 },
+            slots: 256,
+            push_slice: 32 << 10,
+            pull_slice: 64 << 10,
+            linger: Duration::from_micros(20),
+            linger_on_demand: Duration::from_millis(1),
+            limit: Duration::from_secs(600),
+        }
+    }
+
+    fn check(&self, gpu: bool) -> Result<()> {
+        let bad = |what, value: u32, allowed: &str| {
+            Err(DeviceError::Launch {
+                kernel: KERNEL.to_owned(),
+                what,
+                value: value.into(),
+                allowed: allowed.to_owned(),
+            })
+        };
+        if !(1..=256).contains(&self.pushers) {
+            return bad("pushers", self.pushers, "1 to 256");
+        }
+        if !(1..=256).contains(&self.pullers) {
+            return bad("pullers", self.pullers, "1 to 256");
+        }
+        if !(1..=512).contains(&self.threads) || (gpu && !self.threads.is_multiple_of(32)) {
+            return bad("threads", self.threads, "1 to 512, on a GPU a multiple of 32");
+        }
+        if !(32..=65536).contains(&self.slots) || !self.slots.is_power_of_two() {
+            return bad("slots", self.slots, "a power of two, 32 to 65536");
+        }
+        for (what, slice) in [("push_slice", self.push_slice), ("pull_slice", self.pull_slice)] {
+            if slice == 0 {
+                return bad(what, slice, "1 and more");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A command could not be posted.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostError {
+    /// As many are under way as the ring holds. Nothing was posted.
+    #[error("{slots} copies are under way, as many as the ring holds; wait for one of them")]
+    Full {
+        /// What the ring holds.
+        slots: u32,
+    },
+    /// A number that no command can carry.
+    #[error("{what} {value:#x} does not fit into 56 bits; no memory of this process lies there")]
+    Range {
+        /// Which number.
+        what: &'static str,
+        /// The number.
+        value: u64,
+    },
+    /// The worker could not be started.
+    #[error("the worker is lost: {reason}; drop it and make another")]
+    Lost {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A copy that was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the copy is complete when WorkerQueue::done says so"]
+pub struct Ticket {
+    direction: Direction,
+    index: u64,
+    /// Whose copy it is: the first block and how many.
+    first: u32,
+    blocks: u32,
+}
+
+/// An operation of the program's that the worker stays for ([`Worker::lease`]).
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the worker stays until Worker::lease_done was called and the stream has come there"]
+pub struct Lease {
+    /// None: not counted, and copies for it start the worker on demand.
+    slot: Option<usize>,
+}
+
+impl Lease {
+    /// Whether the worker stays for the operation. Not where the stream captures a
+    /// graph, or too many streams have operations under way.
+    pub fn is_counted(&self) -> bool {
+        self.slot.is_some()
+    }
+}
+
+// --------------------------------------------------------------------- control
+
+/// Where the words of host memory lie, in bytes. What the host writes and what the
+/// device writes lie in lines apart, but for a lease, whose two words are looked at
+/// by one load.
+#[derive(Clone, Copy)]
+struct Layout {
+    slots: usize,
+    pushers: usize,
+    pullers: usize,
+}
+
+impl Layout {
+    const STATE: usize = 0;
+    const LEASES: usize = 64;
+    const QUIT: usize = Self::LEASES;
+    const COUNTS: usize = Self::LEASES + LEASES * 16;
+
+    fn ring(&self, direction: Direction) -> usize {
+        let counts = ((self.pushers + self.pullers) * 8).next_multiple_of(64);
+        Self::COUNTS + counts + if direction == Direction::Pull { self.ring_bytes() } else { 0 }
+    }
+
+    fn ring_bytes(&self) -> usize {
+        self.slots * COMMAND_WORDS * 8
+    }
+
+    fn bytes(&self) -> usize {
+        self.ring(Direction::Pull) + self.ring_bytes()
+    }
+
+    /// Of device memory: cursors, then the two mailboxes.
+    fn mailboxes(&self) -> usize {
+        ((4 + self.pushers + self.pullers) * 8).next_multiple_of(256)
+    }
+}
+
+/// The host memory that worker and host share, and which generation was started.
+struct Control {
+    memory: SharedMemory,
+    layout: Layout,
+    /// Generations started so far: the kernel's launches are numbered from 1.
+    launched: AtomicU64,
+}
+
+impl Control {
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        &self.memory.words(offset, 1)[0]
+    }
+
+    /// The last generation has left. False while one is on its way.
+    fn is_gone(&self) -> bool {
+        self.last_is(&[LEFT])
+    }
+
+    /// The last generation has left, or has said that it will unless it sees
+    /// something new at once.
+    fn may_be_gone(&self) -> bool {
+        self.last_is(&[LEFT, LEAVING])
+    }
+
+    fn last_is(&self, phases: &[u64]) -> bool {
+        // Acquire: who finds it gone may use what it used.
+        let state = self.word(Layout::STATE).load(Ordering::Acquire);
+        let launched = self.launched.load(Ordering::Relaxed);
+        phases.iter().any(|phase| state == launched << 8 | phase)
+    }
+
+    /// Behind the store of a command or a lease: true if a generation must be
+    /// started to see it.
+    ///
+    /// The fence orders that store before the load of the state; the worker's
+    /// `fence_total` orders its store of "leaving" before its last look. In the one
+    /// order of all such fences either ours comes first, and the worker's last look
+    /// finds what we stored, or the worker's does, and we find it leaving. Both at once
+    /// is possible and harmless: then a generation more is started, which stands
+    /// behind the one that stayed, finds nothing to do and leaves.
+    ///
+    /// `launched` may be newer than the state. Then that generation's look is still
+    /// to come, or came behind this fence: for had its "leaving" been stored before our
+    /// fence, we would have read that.
+    fn announce(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.may_be_gone()
+    }
+}
+
+/// What starts the kernel.
+enum Launcher {
+    /// Threads of this process.
+    Threads {
+        executor: Arc<dyn Executor>,
+        stream: Stream,
+        module: Arc<dyn LoadedModule>,
+        running: Vec<Running>,
+    },
+    Gpu,
+}
+
+struct Shared {
+    control: Arc<Control>,
+    options: WorkerOptions,
+    launcher: Mutex<Launcher>,
+    /// Outside of the lock: marks are put into streams without it.
+    resident: Option<Resident>,
+    leases: Mutex<Vec<LeaseSlot>>,
+    stop: AtomicBool,
+    failed: OnceLock<String>,
+    registration: Registration,
+    device: DeviceBuffer,
+}
+
+/// The host's account of a lease word.
+#[derive(Clone, Copy, Default)]
+struct LeaseSlot {
+    stream: u64,
+    opened: u64,
+    closed: u64,
+}
+
+impl Shared {
+    fn lease_word(&self, slot: usize, done: bool) -> usize {
+        Layout::LEASES + (1 + slot) * 16 + if done { 8 } else { 0 }
+    }
+
+    fn params(&self, generation: u64, linger: Duration) -> Vec<u8> {
+        let host = |offset: usize| self.registration.device_addr() + offset as u64;
+        let layout = &self.control.layout;
+        let mailboxes = self.device.addr() + layout.mailboxes() as u64;
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let nanos = |time: Duration| time.as_nanos().min(u128::from(u64::MAX >> 2)) as u64;
+        // `copy_worker_params`; both kinds of device are little-endian.
+        let words = [
+            host(Layout::STATE),
+            host(Layout::LEASES),
+            host(Layout::COUNTS),
+            host(layout.ring(Direction::Push)),
+            host(layout.ring(Direction::Pull)),
+            mailboxes,
+            mailboxes + layout.ring_bytes() as u64,
+            self.device.addr(),
+            generation,
+            nanos(linger),
+            nanos(self.options.limit),
+            pair(self.options.slots.trailing_zeros(), LEASES as u32),
+            pair(self.options.pushers, self.options.pullers),
+        ];
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    /// Starts a generation if the last one is gone.
+    fn ensure(&self, linger: Duration) -> Result<()> {
+        let mut launcher = lock(&self.launcher);
+        if !self.control.may_be_gone() || self.stop.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let generation = self.control.launched.load(Ordering::Relaxed) + 1;
+        // Before the launch: whoever reads the state of the new generation must not
+        // take it for a foreign one. The lock makes us the only writer.
+        self.control.launched.store(generation, Ordering::Release);
+        let params = self.params(generation, linger);
+        let started = match &mut *launcher {
+            // SAFETY: rings, words and mailboxes live as long as self, which is not
+            // dropped before the kernel has ended (`Worker::drop`); what commands
+            // name is promised in `post`.
+            Launcher::Gpu => unsafe { self.resident.as_ref().expect("made with it").start(&params) },
+            Launcher::Threads { executor, stream, module, running } => {
+                running.retain(|run| !run.is_done().unwrap_or(true));
+                // SAFETY: as above.
+                unsafe { executor.launch(stream, module, KERNEL, self.shape(), &params) }
+                    .map(|run| running.push(run))
+            }
+        };
+        started.inspect_err(|error| {
+            let _ = self.failed.set(error.to_string());
+            self.control.launched.store(generation - 1, Ordering::Release);
+        })
+    }
+
+    fn shape(&self) -> Launch {
+        shape(&self.options)
+    }
+
+    fn ended(&self) -> Result<bool> {
+        if let Some(resident) = &self.resident {
+            return resident.ended();
+        }
+        match &*lock(&self.launcher) {
+            Launcher::Threads { running, .. } => Ok(running.iter().all(|run| run.is_done().unwrap_or(true))),
+            Launcher::Gpu => Ok(true),
+        }
+    }
+}
+
+fn shape(options: &WorkerOptions) -> Launch {
+    Launch::new(1 + options.pushers + options.pullers, options.threads).shared_bytes(SHARED_BYTES)
+}
+
+// ---------------------------------------------------------------------- worker
+
+/// A resident worker on one device. May be shared by threads; its [`WorkerQueue`]
+/// belongs to one. Dropping it tells the kernel to leave and waits for that.
+pub struct Worker {
+    shared: Arc<Shared>,
+    starter: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Makes the worker and runs it once, so that what a first start costs is spent
+    /// before other kernels run. Call it where the device is idle.
+    pub fn new(executor: &Arc<dyn Executor>, options: WorkerOptions) -> Result<(Worker, WorkerQueue)> {
+        options.check(executor.as_cuda().is_some())?;
+        let module = executor.load_embedded()?;
+        let layout = Layout {
+            slots: options.slots as usize,
+            pushers: options.pushers as usize,
+            pullers: options.pullers as usize,
+        };
+        let memory = SharedMemory::builder("worker", layout.bytes()).create().map_err(no_memory(&layout))?;
+        let registration =
+            executor.register(memory.as_ptr(), Window::len(&memory), Access::ReadWrite, false)?;
+        let device = executor.alloc(layout.mailboxes() + 2 * layout.ring_bytes())?;
+        let control = Arc::new(Control { memory, layout, launched: AtomicU64::new(0) });
+        control.word(Layout::STATE).store(LEFT, Ordering::Relaxed);
+        let (launcher, resident) = match executor.as_cuda() {
+            Some(cuda) => {
+                let watched = control.clone();
+                let present = Box::new(move || !watched.is_gone());
+                let resident = Resident::new(cuda, module, KERNEL, shape(&options), present)?;
+                (Launcher::Gpu, Some(resident))
+            }
+            None => {
+                let (executor, stream) = (executor.clone(), executor.stream()?);
+                (Launcher::Threads { executor, stream, module, running: Vec::new() }, None)
+            }
+        };
+        let shared = Arc::new(Shared {
+            control,
+            options,
+            launcher: Mutex::new(launcher),
+            resident,
+            leases: Mutex::new(vec![LeaseSlot::default(); LEASES - 1]),
+            stop: AtomicBool::new(false),
+            failed: OnceLock::new(),
+            registration,
+            device,
+        });
+        let starting = shared.clone();
+        let starter = thread::Builder::new()
+            .name("pushgate-worker".to_owned())
+            .spawn(move || start_on_demand(&starting))
+            .map_err(|source| DeviceError::Threads {
+                kernel: KERNEL.to_owned(),
+                wanted: 1,
+                started: 0,
+                source,
+            })?;
+        let queue = WorkerQueue {
+            rings: [Ring::default(), Ring::default()],
+            starter: starter.thread().clone(),
+            shared: shared.clone(),
+        };
+        let worker = Worker { shared, starter: Some(starter) };
+        worker.shared.ensure(Duration::ZERO)?;
+        if !worker.wait_gone(END_LIMIT)? {
+            return Err(DeviceError::NotResident {
+                kernel: KERNEL.to_owned(),
+                grid: shape(&options).grid,
+                block: options.threads,
+                resident: 0,
+                free: 0,
+                busy: 0,
+            });
+        }
+        Ok((worker, queue))
+    }
+
+    /// Before an operation is put on `stream` (a `CUstream`) that will wait for
+    /// copies: the worker is there, or in line before the operation, and stays until
+    /// [`Worker::lease_done`] was called and the stream has come that far. Any
+    /// thread of the program; starts the kernel if it is not there, and makes no
+    /// other call of the driver than that and one that asks whether the stream
+    /// captures.
+    pub fn lease(&self, stream: u64) -> Result<Lease> {
+        let shared = &*self.shared;
+        if shared.resident.as_ref().is_some_and(|resident| !resident.can_follow(stream)) {
+            return Ok(Lease { slot: None });
+        }
+        let slot = {
+            let mut leases = lock(&shared.leases);
+            // A word that another stream has come to the end of may serve this one.
+            let is_free = |(at, slot): &(usize, &LeaseSlot)| {
+                let done = shared.control.word(shared.lease_word(*at, true)).load(Ordering::Acquire);
+                slot.opened == slot.closed && done >= slot.closed
+            };
+            let ours = leases.iter().position(|slot| slot.stream == stream && slot.opened > 0);
+            let free = || leases.iter().enumerate().find(is_free).map(|(at, _)| at);
+            let Some(at) = ours.or_else(free) else { return Ok(Lease { slot: None }) };
+            let slot = &mut leases[at];
+            slot.stream = stream;
+            slot.opened += 1;
+            // Relaxed: `announce` orders it against the state.
+            shared.control.word(shared.lease_word(at, false)).store(slot.opened, Ordering::Relaxed);
+            at
+        };
+        let lease = Lease { slot: Some(slot) };
+        if shared.control.announce()
+            && let Err(error) = shared.ensure(shared.options.linger)
+        {
+            self.take_back(&lease);
+            return Err(error);
+        }
+        Ok(lease)
+    }
+
+    /// Behind the operation: the lease is done when `stream` has come here. On the
+    /// device `cpu`, which has no such streams, it is done at once. If the stream
+    /// can't be told to say so, the lease is done at once too, and what is still
+    /// copied for the operation starts the worker on demand.
+    pub fn lease_done(&self, lease: Lease, stream: u64) -> Result<()> {
+        let Some(at) = lease.slot else { return Ok(()) };
+        let shared = &*self.shared;
+        // Held over the call, so that values come in the stream's order.
+        let mut leases = lock(&shared.leases);
+        let value = leases[at].closed + 1;
+        let offset = shared.lease_word(at, true);
+        let marked = match &shared.resident {
+            Some(resident) => {
+                let addr = shared.registration.device_addr() + offset as u64;
+                resident.write_behind(stream, addr, value)
+            }
+            None => {
+                shared.control.word(offset).store(value, Ordering::Release);
+                Ok(())
+            }
+        };
+        match marked {
+            Ok(()) => {
+                leases[at].closed = value;
+                Ok(())
+            }
+            Err(error) => {
+                drop(leases);
+                self.take_back(&lease);
+                Err(error)
+            }
+        }
+    }
+
+    fn take_back(&self, lease: &Lease) {
+        let Some(at) = lease.slot else { return };
+        let mut leases = lock(&self.shared.leases);
+        leases[at].opened -= 1;
+        let word = self.shared.control.word(self.shared.lease_word(at, false));
+        // Not done before, done now: only lets the worker go.
+        word.store(leases[at].opened, Ordering::Relaxed);
+    }
+
+    /// Whether the kernel is on the device or on its way there.
+    pub fn is_present(&self) -> bool {
+        !self.shared.control.is_gone()
+    }
+
+    /// How often the kernel was started.
+    pub fn starts(&self) -> u64 {
+        self.shared.control.launched.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the kernel has gone by itself; false if that takes longer.
+    pub fn wait_gone(&self, limit: Duration) -> Result<bool> {
+        let began = Instant::now();
+        while self.is_present() {
+            if began.elapsed() > limit {
+                // An error of the kernel's is the better answer.
+                self.shared.ended()?;
+                return Ok(false);
+            }
+            thread::sleep(Duration::from_micros(20));
+        }
+        Ok(true)
+    }
+}
+
+fn no_memory(layout: &Layout) -> impl Fn(ShimError) -> DeviceError {
+    let bytes = layout.bytes();
+    move |error| {
+        tracing::warn!("memory for the worker's rings: {error}");
+        DeviceError::OutOfMemory { bytes }
+    }
+}
+
+/// The thread that starts the worker where a command finds none: a launch may block,
+/// and whoever posts must not.
+fn start_on_demand(shared: &Shared) {
+    if let Some(resident) = &shared.resident {
+        resident.relax_capture();
+    }
+    while !shared.stop.load(Ordering::Acquire) {
+        thread::park();
+        // Woken for nothing, it starts a worker for nothing, which leaves again.
+        if shared.control.may_be_gone()
+            && let Err(error) = shared.ensure(shared.options.linger_on_demand)
+        {
+            tracing::error!("{error}");
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let shared = &self.shared;
+        shared.stop.store(true, Ordering::Release);
+        if let Some(starter) = self.starter.take() {
+            starter.thread().unpark();
+            let _ = starter.join();
+        }
+        // With the lock nobody is in the middle of a start, and none comes behind.
+        let last = {
+            let _launcher = lock(&shared.launcher);
+            shared.control.launched.load(Ordering::Relaxed)
+        };
+        shared.control.word(Layout::QUIT).store(last, Ordering::Release);
+        let began = Instant::now();
+        loop {
+            match shared.ended() {
+                Ok(true) => return,
+                // The context is lost, and with it the kernel.
+                Err(error) => return tracing::warn!("{error}"),
+                Ok(false) if began.elapsed() > END_LIMIT => break,
+                Ok(false) => thread::sleep(Duration::from_micros(50)),
+            }
+        }
+        tracing::warn!(
+            "the worker has not left within {END_LIMIT:?} (it may still stand in line behind other kernels); its memory is kept until the process ends"
+        );
+        std::mem::forget(shared.clone());
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Worker(present: {}, starts: {})", self.is_present(), self.starts())
+    }
+}
+
+// ----------------------------------------------------------------------- queue
+
+#[derive(Default)]
+struct Ring {
+    posted: u64,
+    /// As last seen.
+    passed: u64,
+    /// Whose turn it is.
+    block: u32,
+}
+
+/// The producer's end of a worker's rings, one for each direction. It belongs to
+/// one thread at a time, calls no driver, takes no lock and allocates nothing.
+pub struct WorkerQueue {
+    rings: [Ring; 2],
+    starter: Thread,
+    shared: Arc<Shared>,
+}
+
+impl WorkerQueue {
+    /// Posts a copy of `len` bytes between `device_addr` and `host_addr`, the latter
+    /// as the device sees it ([`Registration::device_addr`]). Copies run side by side:
+    /// a later one may be complete before an earlier one.
+    ///
+    /// What this thread wrote to the host memory before is what a pull reads, and
+    /// what a kernel wrote to device memory before this thread saw a flag of it is
+    /// what a push reads.
+    ///
+    /// # Safety
+    /// Both ranges are memory that the device may use as the direction says, and
+    /// stay so until [`WorkerQueue::done`] has said true for the ticket; nothing else
+    /// writes what is read or touches what is written meanwhile.
+    pub unsafe fn post(
+        &mut self,
+        direction: Direction,
+        device_addr: u64,
+        host_addr: u64,
+        len: usize,
+    ) -> Result<Ticket, PostError> {
+        self.health()?;
+        let len = len as u64;
+        for (what, value) in [
+            ("device address", device_addr.saturating_add(len)),
+            ("host address", host_addr.saturating_add(len)),
+            ("length", len),
+        ] {
+            if value >> LAP_SHIFT != 0 {
+                return Err(PostError::Range { what, value });
+            }
+        }
+        let options = self.shared.options;
+        let slots = u64::from(options.slots);
+        let index = self.rings[direction as usize].posted;
+        // Every block has passed the slot's last command before it is written again.
+        if index - self.rings[direction as usize].passed >= slots && index - self.passed(direction) >= slots {
+            return Err(PostError::Full { slots: options.slots });
+        }
+        let (all, slice) = match direction {
+            Direction::Push => (options.pushers, options.push_slice),
+            Direction::Pull => (options.pullers, options.pull_slice),
+        };
+        let ring = &mut self.rings[direction as usize];
+        let blocks = len.div_ceil(u64::from(slice)).clamp(1, u64::from(all)) as u32;
+        let first = ring.block;
+        let place = u64::from(first) | u64::from(blocks) << 16;
+        ring.block = (ring.block + blocks) % all;
+        ring.posted += 1;
+        let lap = (index >> options.slots.trailing_zeros()).wrapping_add(1) << LAP_SHIFT;
+        let control = &self.shared.control;
+        let at = control.layout.ring(direction) + (index & (slots - 1)) as usize * COMMAND_WORDS * 8;
+        let words = control.memory.words(at, COMMAND_WORDS);
+        // Each word has its lap, so their order is nothing to the reader (P2).
+        // Release: what we wrote before, the payload of a pull, and what we have
+        // acquired, a kernel's flag that its payload is there, are older than each
+        // word.
+        for (word, data) in words.iter().zip([device_addr, host_addr, len, place]) {
+            word.store(data | lap, Ordering::Release);
+        }
+        if control.announce() {
+            self.starter.unpark();
+        }
+        Ok(Ticket { direction, index, first, blocks })
+    }
+
+    /// Whether the copy is complete: the host memory of a push can be read, the device
+    /// memory of a pull is what a kernel reads that sees a flag which the host writes
+    /// after this (P3).
+    pub fn done(&mut self, ticket: Ticket) -> bool {
+        if ticket.index < self.rings[ticket.direction as usize].passed {
+            return true;
+        }
+        // Those blocks alone: the others pass it when they come to it.
+        let counts = self.counts(ticket.direction);
+        // Acquire: what each block stored is older than its count.
+        (0..ticket.blocks as usize).all(|i| {
+            counts[(ticket.first as usize + i) % counts.len()].load(Ordering::Acquire) > ticket.index
+        })
+    }
+
+    /// How many copies of a direction are complete and have none before them that is
+    /// not.
+    pub fn passed(&mut self, direction: Direction) -> u64 {
+        let counts = self.counts(direction);
+        // Acquire: as in `done`.
+        let passed = counts.iter().map(|count| count.load(Ordering::Acquire)).min().unwrap_or(0);
+        let ring = &mut self.rings[direction as usize];
+        ring.passed = passed.min(ring.posted).max(ring.passed);
+        ring.passed
+    }
+
+    fn counts(&self, direction: Direction) -> &[AtomicU64] {
+        let layout = &self.shared.control.layout;
+        let (first, n) = match direction {
+            Direction::Push => (0, layout.pushers),
+            Direction::Pull => (layout.pushers, layout.pullers),
+        };
+        self.shared.control.memory.words(Layout::COUNTS + first * 8, n)
+    }
+
+    /// Why the worker can't be started, if it can't.
+    pub fn health(&self) -> Result<(), PostError> {
+        if let Some(reason) = self.shared.failed.get() {
+            return Err(PostError::Lost { reason: reason.clone() });
+        }
+        if self.shared.stop.load(Ordering::Relaxed) {
+            return Err(PostError::Lost { reason: "it was dropped".to_owned() });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for WorkerQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [push, pull] = &self.rings;
+        write!(
+            f,
+            "WorkerQueue(push {} of {}, pull {} of {})",
+            push.passed, push.posted, pull.passed, pull.posted
+        )
+    }
+}

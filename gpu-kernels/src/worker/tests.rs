@@ -1,0 +1,524 @@
+//! On the CPU always, on a GPU where there is one.
+
+use std::ptr::NonNull;
+
+use super::*;
+use crate::executor::{DeviceChoice, choose};
+use crate::{CpuExecutor, CudaExecutor};
+
+/// One at a time: they measure time and spin.
+static ONE: Mutex<()> = Mutex::new(());
+
+fn on_every_device(name: &str, test: impl Fn(&Arc<dyn Executor>)) {
+    let _one = lock(&ONE);
+    test(&choose(DeviceChoice::Cpu).unwrap().0);
+    match CudaExecutor::new(0) {
+        Err(DeviceError::CudaUnavailable { reason }) => println!("SKIPPED: {name} on a GPU: {reason}"),
+        opened => test(&(Arc::new(opened.unwrap()) as Arc<dyn Executor>)),
+    }
+}
+
+fn gpu(executor: &Arc<dyn Executor>) -> bool {
+    executor.as_cuda().is_some()
+}
+
+/// The same numbers on every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+/// Registered host memory and device memory of one length.
+struct Memory {
+    host: SharedMemory,
+    seen: Registration,
+    device: DeviceBuffer,
+}
+
+impl Memory {
+    fn new(executor: &Arc<dyn Executor>, bytes: usize) -> Self {
+        let host = SharedMemory::builder("worker-test", bytes).create().unwrap();
+        let ptr = NonNull::new(host.as_ptr().as_ptr()).unwrap();
+        let seen = executor.register(ptr, bytes, Access::ReadWrite, false).unwrap();
+        Self { host, seen, device: executor.alloc(bytes).unwrap() }
+    }
+
+    fn host_addr(&self) -> u64 {
+        self.seen.device_addr()
+    }
+
+    fn fill_host(&self, bytes: &[u8]) {
+        // SAFETY: within the mapping; no copy is under way.
+        unsafe { self.host.as_ptr().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    fn read_host(&self, bytes: &mut [u8]) {
+        // SAFETY: as above.
+        unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.host.as_ptr().as_ptr(), bytes.len()) };
+    }
+}
+
+/// Waits for a copy, with a limit.
+fn finish(queue: &mut WorkerQueue, ticket: Ticket) {
+    let began = Instant::now();
+    while !queue.done(ticket) {
+        queue.health().unwrap();
+        assert!(began.elapsed() < Duration::from_secs(30), "{queue:?}: {ticket:?} did not end");
+        thread::yield_now();
+    }
+}
+
+/// A few shapes, small enough for a small machine.
+fn shapes(executor: &Arc<dyn Executor>) -> Vec<WorkerOptions> {
+    let options = WorkerOptions::of(&**executor);
+    let few = WorkerOptions { slots: 32, ..options };
+    if gpu(executor) {
+        vec![
+            options,
+            WorkerOptions { pushers: 3, pullers: 1, threads: 96, push_slice: 1000, pull_slice: 700, ..few },
+        ]
+    } else {
+        vec![
+            options,
+            WorkerOptions { pushers: 2, pullers: 3, threads: 2, push_slice: 1000, pull_slice: 700, ..few },
+        ]
+    }
+}
+
+#[test]
+fn copies_of_any_length_and_alignment_are_exact() {
+    const BYTES: usize = 1 << 20;
+    // Each copy has a place of its own, so that any number is under way at once.
+    const PLACE: usize = 8192;
+    on_every_device("copies", |executor| {
+        for options in shapes(executor) {
+            let (_worker, mut queue) = Worker::new(executor, options).unwrap();
+            let memory = [Memory::new(executor, BYTES), Memory::new(executor, BYTES)];
+            let mut random = Random(0x9e3779b97f4a7c15);
+            for round in 0..if gpu(executor) { 40 } else { 12 } {
+                let bytes: [Vec<u8>; 2] =
+                    std::array::from_fn(|_| (0..BYTES).map(|_| random.below(256) as u8).collect());
+                // Push: device 0 to host 0. Pull: host 1 to device 1.
+                memory[0].device.copy_from_host(&bytes[0]).unwrap();
+                memory[0].fill_host(&vec![0xee; BYTES]);
+                memory[1].fill_host(&bytes[1]);
+                memory[1].device.copy_from_host(&vec![0xee; BYTES]).unwrap();
+                let mut expected = [vec![0xee; BYTES], vec![0xee; BYTES]];
+                let mut tickets = Vec::new();
+                for place in 0..BYTES / PLACE {
+                    for (at, direction) in [Direction::Push, Direction::Pull].into_iter().enumerate() {
+                        let step = [1, 4, 8, 16][random.below(4) as usize];
+                        let mut offset = || place * PLACE + (random.below(64) as usize / step * step);
+                        let (device, host) = (offset(), offset());
+                        let len = match random.below(4) {
+                            0 => random.below(40),
+                            1 => random.below(700),
+                            _ => random.below(PLACE as u64 - 64),
+                        } as usize;
+                        let (from, to) = if at == 0 { (device, host) } else { (host, device) };
+                        expected[at][to..to + len].copy_from_slice(&bytes[at][from..from + len]);
+                        let began = Instant::now();
+                        let ticket = loop {
+                            let addrs = (
+                                memory[at].device.addr() + device as u64,
+                                memory[at].host_addr() + host as u64,
+                            );
+                            // SAFETY: within the buffers, which outlive the worker's copies; no
+                            // two places overlap.
+                            match unsafe { queue.post(direction, addrs.0, addrs.1, len) } {
+                                Ok(ticket) => break ticket,
+                                Err(PostError::Full { .. }) => thread::yield_now(),
+                                Err(error) => panic!("{error}"),
+                            }
+                            assert!(began.elapsed() < Duration::from_secs(30), "{queue:?}");
+                        };
+                        tickets.push(ticket);
+                    }
+                    if random.below(8) == 0 {
+                        let at = random.below(tickets.len() as u64) as usize;
+                        finish(&mut queue, tickets[at]);
+                    }
+                    // What is counted as passed is done, one by one.
+                    let passed = queue.passed(Direction::Pull);
+                    let counted =
+                        tickets.iter().filter(|t| t.direction == Direction::Pull && t.index < passed);
+                    assert!(counted.copied().all(|t| queue.done(t)));
+                }
+                for ticket in tickets {
+                    finish(&mut queue, ticket);
+                }
+                let mut got = vec![0; BYTES];
+                memory[0].read_host(&mut got);
+                assert!(got == expected[0], "pushes of round {round}");
+                memory[1].device.copy_to_host(&mut got).unwrap();
+                assert!(got == expected[1], "pulls of round {round}");
+            }
+        }
+    });
+}
+
+/// Copies a number to the device and back, and looks at it.
+fn echo(queue: &mut WorkerQueue, memory: &Memory, value: u64) {
+    let (there, back) = (memory.host_addr(), memory.host_addr() + 64);
+    memory.host.words(0, 1)[0].store(value, Ordering::Relaxed);
+    // SAFETY: within the buffers, which outlive the copies.
+    let pull = unsafe { queue.post(Direction::Pull, memory.device.addr(), there, 8) }.unwrap();
+    finish(queue, pull);
+    // SAFETY: as above.
+    let push = unsafe { queue.post(Direction::Push, memory.device.addr(), back, 8) }.unwrap();
+    finish(queue, push);
+    assert_eq!(memory.host.words(64, 1)[0].load(Ordering::Relaxed), value);
+}
+
+#[test]
+fn commands_and_leases_meet_a_worker_that_leaves() {
+    on_every_device("leaving", |executor| {
+        let options = WorkerOptions {
+            linger: Duration::ZERO,
+            linger_on_demand: Duration::from_micros(30),
+            ..WorkerOptions::of(&**executor)
+        };
+        let (worker, mut queue) = Worker::new(executor, options).unwrap();
+        let memory = Memory::new(executor, 4096);
+        let stream = executor.stream().unwrap();
+        let raw = stream.raw().unwrap_or(1);
+        let mut random = Random(42);
+        let before = worker.starts();
+        for cycle in 0..3000 {
+            // Sometimes with a lease, mostly without, after a pause that is about as
+            // long as the worker lingers.
+            let lease = (random.below(3) == 0).then(|| worker.lease(raw).unwrap());
+            assert!(lease.as_ref().is_none_or(Lease::is_counted));
+            echo(&mut queue, &memory, cycle);
+            if let Some(lease) = lease {
+                worker.lease_done(lease, raw).unwrap();
+            }
+            let pause = Duration::from_nanos(random.below(if gpu(executor) { 100_000 } else { 400_000 }));
+            let began = Instant::now();
+            while began.elapsed() < pause {
+                thread::yield_now();
+            }
+        }
+        println!("{}: {} starts", executor.name(), worker.starts() - before);
+        assert!(worker.starts() - before > 100, "{worker:?}: it never left");
+        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+    });
+}
+
+#[test]
+fn it_stays_for_a_lease_and_no_longer() {
+    on_every_device("leases", |executor| {
+        let (worker, mut queue) = Worker::new(executor, WorkerOptions::of(&**executor)).unwrap();
+        let memory = Memory::new(executor, 4096);
+        let streams: Vec<Stream> = (0..6).map(|_| executor.stream().unwrap()).collect();
+        let raw = |at: usize| streams[at].raw().unwrap_or(at as u64 + 1);
+        assert!(!worker.is_present());
+        let leases: Vec<Lease> = (0..6).map(|at| worker.lease(raw(at)).unwrap()).collect();
+        assert!(worker.is_present());
+        let starts = worker.starts();
+        echo(&mut queue, &memory, 7);
+        thread::sleep(Duration::from_millis(100));
+        assert!(worker.is_present());
+        for (at, lease) in leases.into_iter().enumerate() {
+            assert!(worker.is_present());
+            worker.lease_done(lease, raw(at)).unwrap();
+        }
+        let began = Instant::now();
+        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        println!("{}: gone {:?} after the last lease", executor.name(), began.elapsed());
+        assert_eq!(worker.starts(), starts);
+        // Without a lease: for a while.
+        echo(&mut queue, &memory, 8);
+        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        // More streams than there are words; the last are not counted.
+        let many: Vec<Lease> = (0..LEASES + 2)
+            .map(|at| worker.lease(if gpu(executor) { raw(at % 6) } else { 100 + at as u64 }).unwrap())
+            .collect();
+        let counted = many.iter().filter(|lease| lease.is_counted()).count();
+        assert_eq!(counted, if gpu(executor) { LEASES + 2 } else { LEASES - 1 });
+        for (at, lease) in many.into_iter().enumerate() {
+            worker.lease_done(lease, if gpu(executor) { raw(at % 6) } else { 100 + at as u64 }).unwrap();
+        }
+        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+    });
+}
+
+#[test]
+fn many_threads_lease_at_once() {
+    on_every_device("threads", |executor| {
+        let options = WorkerOptions { linger: Duration::ZERO, ..WorkerOptions::of(&**executor) };
+        let (worker, mut queue) = Worker::new(executor, options).unwrap();
+        let memory = Memory::new(executor, 4096);
+        thread::scope(|scope| {
+            for at in 0..4 {
+                let worker = &worker;
+                scope.spawn(move || {
+                    let stream = executor.stream().unwrap();
+                    let raw = stream.raw().unwrap_or(at + 1);
+                    for _ in 0..300 {
+                        let lease = worker.lease(raw).unwrap();
+                        // A lease that is open: it is there or on its way.
+                        assert!(worker.is_present());
+                        worker.lease_done(lease, raw).unwrap();
+                        thread::sleep(Duration::from_micros(50 * at));
+                    }
+                });
+            }
+            for value in 0..500 {
+                echo(&mut queue, &memory, value);
+            }
+        });
+        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+    });
+}
+
+#[test]
+fn p7_a_lease_that_never_ends_does_not_keep_it_for_ever() {
+    on_every_device("limit", |executor| {
+        let options = WorkerOptions { limit: Duration::from_millis(60), ..WorkerOptions::of(&**executor) };
+        let (worker, mut queue) = Worker::new(executor, options).unwrap();
+        let memory = Memory::new(executor, 4096);
+        let lease = worker.lease(1).unwrap();
+        assert!(worker.is_present());
+        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        // It still comes when it is needed.
+        echo(&mut queue, &memory, 5);
+        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        drop(lease);
+    });
+}
+
+#[test]
+fn a_full_ring_says_so_and_a_worker_that_is_dropped_ends_its_queue() {
+    on_every_device("full", |executor| {
+        let options = WorkerOptions { slots: 32, ..WorkerOptions::of(&**executor) };
+        let (worker, mut queue) = Worker::new(executor, options).unwrap();
+        const BYTES: usize = 64 << 20;
+        let memory = Memory::new(executor, BYTES);
+        let mut posted = 0;
+        let full = loop {
+            // SAFETY: within the buffers; the copies write the same bytes.
+            match unsafe { queue.post(Direction::Push, memory.device.addr(), memory.host_addr(), BYTES) } {
+                Ok(_) => posted += 1,
+                Err(error) => break error,
+            }
+            assert!(posted < 1000, "never full");
+        };
+        assert!(matches!(full, PostError::Full { slots: 32 }) && posted >= 32, "{full} after {posted}");
+        // SAFETY: refused.
+        let wrong = unsafe { queue.post(Direction::Push, 1 << 57, 0, 8) };
+        assert!(matches!(wrong, Err(PostError::Range { .. })), "{wrong:?}");
+        let _lease = worker.lease(1).unwrap();
+        // Busy, and a lease is open.
+        drop(worker);
+        // SAFETY: refused.
+        let lost = unsafe { queue.post(Direction::Pull, memory.device.addr(), memory.host_addr(), 8) };
+        assert!(matches!(lost, Err(PostError::Lost { .. })), "{lost:?}");
+        drop(queue);
+        let (_worker, mut queue) = Worker::new(executor, options).unwrap();
+        echo(&mut queue, &memory, 1);
+    });
+}
+
+#[test]
+fn options_out_of_bounds_are_named() {
+    let executor: Arc<dyn Executor> = Arc::new(CpuExecutor::new());
+    let good = WorkerOptions::of(&*executor);
+    for (what, options) in [
+        ("pushers", WorkerOptions { pushers: 0, ..good }),
+        ("pullers", WorkerOptions { pullers: 257, ..good }),
+        ("threads", WorkerOptions { threads: 513, ..good }),
+        ("slots", WorkerOptions { slots: 48, ..good }),
+        ("push_slice", WorkerOptions { push_slice: 0, ..good }),
+        ("pull_slice", WorkerOptions { pull_slice: 0, ..good }),
+    ] {
+        let error = Worker::new(&executor, options).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+    }
+}
+
+// ------------------------------------------------------------ a busy program
+
+/// The driver as a program's own threads use it.
+struct Driver(libloading::Library);
+
+impl Driver {
+    fn call<T: Copy>(&self, name: &str) -> T {
+        // SAFETY: each caller gives the type that cuda.h has.
+        *unsafe { self.0.get::<T>(name.as_bytes()) }.unwrap()
+    }
+}
+
+const CHILD: &str = "_PUSHGATE_TEST_WORKER";
+
+/// Run in processes of its own: with one hardware queue, and as usual.
+#[test]
+fn child() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    // SAFETY: the driver's own library, loaded already.
+    let driver = Driver(unsafe { libloading::Library::new("libcuda.so.1") }.unwrap());
+    let executor: Arc<dyn Executor> = Arc::new(CudaExecutor::new(0).unwrap());
+    let (worker, mut queue) = Worker::new(&executor, WorkerOptions::of(&*executor)).unwrap();
+    let module = executor.load_embedded().unwrap();
+    let memory = Memory::new(&executor, 1 << 20);
+    let flags = Memory::new(&executor, 4096);
+    let bytes: Vec<u8> = (0..1 << 20).map(|i| (i * 7 % 251) as u8).collect();
+    let (stream, other) = (executor.stream().unwrap(), executor.stream().unwrap());
+    let params = |rounds: u64| -> Vec<u8> {
+        [flags.host_addr(), flags.host_addr() + 64, 0, rounds].iter().flat_map(|w| w.to_le_bytes()).collect()
+    };
+    let launch = |stream: &Stream, rounds| {
+        // SAFETY: the words are registered and outlive the kernel.
+        unsafe { executor.launch(stream, &module, "bare_echo", Launch::new(1, 32), &params(rounds)) }.unwrap()
+    };
+    drop(launch(&stream, 0)); // whatever a first launch costs
+
+    // With one hardware queue a worker that comes late stands behind all that was queued
+    // before: on demand there is no promise then.
+    let one_queue = std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_some();
+    for on_demand in if one_queue { &[false][..] } else { &[false, true] } {
+        let on_demand = *on_demand;
+        flags.host.words(0, 1)[0].store(0, Ordering::Relaxed);
+        memory.fill_host(&bytes);
+        memory.device.copy_from_host(&[0; 1 << 20]).unwrap();
+        // As a library's hooks would: lease, its kernel that waits for copies, mark.
+        let raw = stream.raw().unwrap();
+        let lease = (!on_demand).then(|| worker.lease(raw).unwrap());
+        let waiting = launch(&stream, 1);
+        if let Some(lease) = lease {
+            assert!(lease.is_counted());
+            worker.lease_done(lease, raw).unwrap();
+        }
+        let launched = AtomicU64::new(0);
+        thread::scope(|scope| {
+            // On demand the copies are to come before the queue is full.
+            if !on_demand {
+                scope.spawn(|| {
+                    // Behind the kernel that waits, and each behind the other.
+                    let mut runs = Vec::new();
+                    for _ in 0..2000 {
+                        runs.push(launch(&stream, 0));
+                        launched.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                let began = Instant::now();
+                let mut before = 0;
+                loop {
+                    thread::sleep(Duration::from_millis(300));
+                    let now = launched.load(Ordering::Relaxed);
+                    if now == before && now > 0 {
+                        break;
+                    }
+                    before = now;
+                    assert!(began.elapsed() < Duration::from_secs(20));
+                }
+                println!("{before} of 2000 launched, and no more");
+            }
+            let began = Instant::now();
+            let mut last = None;
+            for at in 0..64 {
+                let offset = at * (1 << 14);
+                let (device, host) = (memory.device.addr() + offset, memory.host_addr() + offset);
+                // SAFETY: within the buffers; the push is behind the pull's end.
+                let pull = unsafe { queue.post(Direction::Pull, device, host, 1 << 14) }.unwrap();
+                finish(&mut queue, pull);
+                // SAFETY: as above.
+                last = Some(unsafe { queue.post(Direction::Push, device, host, 1 << 14) }.unwrap());
+            }
+            finish(&mut queue, last.unwrap());
+            println!("on demand: {on_demand}; 64 x 16 KiB there and back in {:?}", began.elapsed());
+            assert!(!waiting.is_done().unwrap());
+            if on_demand {
+                return;
+            }
+            flags.host.words(0, 1)[0].store(1, Ordering::Release);
+        });
+        flags.host.words(0, 1)[0].store(1, Ordering::Release);
+        let mut got = vec![0; 1 << 20];
+        memory.read_host(&mut got);
+        assert!(got == bytes);
+        let began = Instant::now();
+        let synchronize: extern "C" fn() -> u32 = driver.call("cuCtxSynchronize");
+        let push: extern "C" fn(u64) -> u32 = driver.call("cuCtxPushCurrent_v2");
+        let retain: extern "C" fn(&mut u64, i32) -> u32 = driver.call("cuDevicePrimaryCtxRetain");
+        let mut context = 0;
+        assert_eq!((retain(&mut context, 0), push(context)), (0, 0));
+        assert_eq!(synchronize(), 0);
+        let took = began.elapsed();
+        println!("synchronised in {took:?}");
+        assert!(took < Duration::from_millis(500));
+        assert!(worker.wait_gone(Duration::from_secs(1)).unwrap());
+    }
+
+    // Synchronising right behind an operation: what the worker adds.
+    let synchronize: extern "C" fn() -> u32 = driver.call("cuCtxSynchronize");
+    let raw = other.raw().unwrap();
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..200 {
+        let began = Instant::now();
+        let lease = (round % 2 == 0).then(|| worker.lease(raw).unwrap());
+        let run = launch(&other, 0);
+        if let Some(lease) = lease {
+            worker.lease_done(lease, raw).unwrap();
+        }
+        assert_eq!(synchronize(), 0);
+        times[round % 2].push(began.elapsed());
+        drop(run);
+    }
+    times.iter_mut().for_each(|t| t.sort());
+    println!("launch and synchronise: {:?} with the worker, {:?} without", times[0][50], times[1][50]);
+
+    // A stream that captures: no lease, and nothing in the graph.
+    let begin: extern "C" fn(u64, u32) -> u32 = driver.call("cuStreamBeginCapture_v2");
+    let end: extern "C" fn(u64, &mut u64) -> u32 = driver.call("cuStreamEndCapture");
+    let nodes: extern "C" fn(u64, u64, &mut usize) -> u32 = driver.call("cuGraphGetNodes");
+    assert_eq!(begin(raw, 0), 0);
+    let lease = worker.lease(raw).unwrap();
+    assert!(!lease.is_counted());
+    worker.lease_done(lease, raw).unwrap();
+    // Another stream's lease, and copies on demand, while this one captures.
+    let second = stream.raw().unwrap();
+    let lease = worker.lease(second).unwrap();
+    assert!(lease.is_counted());
+    echo(&mut queue, &flags, 77);
+    worker.lease_done(lease, second).unwrap();
+    assert!(worker.wait_gone(Duration::from_secs(1)).unwrap());
+    echo(&mut queue, &flags, 78);
+    let (mut graph, mut count) = (0, 9);
+    assert_eq!((end(raw, &mut graph), nodes(graph, 0, &mut count)), (0, 0));
+    assert_eq!(count, 0);
+
+    // Memory freed while it is there waits until it has gone.
+    let lease = worker.lease(second).unwrap();
+    drop(executor.alloc(1 << 20).unwrap());
+    worker.lease_done(lease, second).unwrap();
+    println!("CHILD fine");
+}
+
+#[test]
+fn copies_are_made_while_launches_block() {
+    let _one = lock(&ONE);
+    if let Err(reason) = crate::probe() {
+        println!("SKIPPED: copies_are_made_while_launches_block: {reason}");
+        return;
+    }
+    for connections in [Some("1"), None] {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "worker::tests::child", "--nocapture", "--test-threads=1"]);
+        command.env(CHILD, "1").env_remove("CUDA_DEVICE_MAX_CONNECTIONS");
+        command.envs(connections.map(|n| ("CUDA_DEVICE_MAX_CONNECTIONS", n)));
+        let output = command.output().unwrap();
+        let text =
+            [output.stdout, output.stderr].map(|out| String::from_utf8_lossy(&out).into_owned()).concat();
+        println!("CUDA_DEVICE_MAX_CONNECTIONS {connections:?}: {text}");
+        assert!(text.contains("CHILD fine"));
+    }
+}

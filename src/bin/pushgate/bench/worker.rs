@@ -1,0 +1,224 @@
+//! The resident worker: copies on command, beside the same loops without commands.
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use pushgate::Launch;
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_gpu_kernels::{
+    Access, DeviceBuffer, Direction, Executor, LoadedModule, Registration, Running, Stream, Ticket,
+    WaitOutcome, Worker, WorkerOptions, WorkerQueue, choose,
+};
+
+use super::Bench;
+
+/// Of each buffer: more than any cache of the GPU's holds of host memory.
+const BYTES: usize = 64 << 20;
+const IN_FLIGHT: usize = 8;
+
+struct Rig {
+    executor: Arc<dyn Executor>,
+    module: Arc<dyn LoadedModule>,
+    /// For push and pull.
+    streams: [Stream; 2],
+    host: [(Registration, SharedMemory); 2],
+    device: [DeviceBuffer; 2],
+    limit: Duration,
+}
+
+impl Rig {
+    fn words(&self, offset: usize) -> &std::sync::atomic::AtomicU64 {
+        &self.host[0].1.words(offset, 1)[0]
+    }
+
+    fn launch(&self, at: usize, kernel: &str, shape: Launch, words: &[u64]) -> Result<Running> {
+        let params: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        // SAFETY: the buffers hold what the kernels are told and outlive them.
+        Ok(unsafe { self.executor.launch(&self.streams[at], &self.module, kernel, shape, &params)? })
+    }
+
+    fn finish(&self, running: &Running) -> Result<Duration> {
+        match running.wait(Some(self.limit))? {
+            WaitOutcome::Done => Ok(running.elapsed()?.expect("it has ended")),
+            WaitOutcome::TimedOut => bail!("a kernel did not end"),
+        }
+    }
+
+    /// Bytes a nanosecond of the directions together, by kernels that do nothing else.
+    fn bare(&self, options: &WorkerOptions, ways: &[Direction], rounds: u64) -> Result<f64> {
+        let mut running = Vec::new();
+        for &way in ways {
+            let (at, blocks) = shape(options, way);
+            let (host, device) = (self.host[at].0.device_addr(), self.device[at].addr());
+            let (dst, src) = if way == Direction::Push { (host, device) } else { (device, host) };
+            let shape = Launch::new(blocks, options.threads);
+            running.push(self.launch(at, "bare_copy", shape, &[dst, src, BYTES as u64, rounds])?);
+        }
+        let mut rate = 0.0;
+        for run in &running {
+            rate += (BYTES as u64 * rounds) as f64 / self.finish(run)?.as_nanos() as f64;
+        }
+        Ok(rate)
+    }
+
+    fn post(&self, queue: &mut WorkerQueue, way: Direction, offset: usize, len: usize) -> Result<Ticket> {
+        let at = way as usize;
+        let (device, host) = (self.device[at].addr(), self.host[at].0.device_addr());
+        // SAFETY: callers keep within the buffers, which outlive the worker; bytes
+        // that two copies write are the same or nobody's.
+        Ok(unsafe { queue.post(way, device + offset as u64, host + offset as u64, len)? })
+    }
+
+    /// The same by commands.
+    fn through(&self, queue: &mut WorkerQueue, ways: &[Direction], len: usize, count: usize) -> Result<f64> {
+        let places = BYTES / len;
+        let (mut posted, mut done) = ([0; 2], [0; 2]);
+        let mut tickets = [VecDeque::with_capacity(IN_FLIGHT), VecDeque::with_capacity(IN_FLIGHT)];
+        let start = Instant::now();
+        let mut spins = 0u64;
+        while ways.iter().any(|way| done[*way as usize] < count) {
+            for &way in ways {
+                let at = way as usize;
+                while posted[at] < count && posted[at] - done[at] < IN_FLIGHT {
+                    tickets[at].push_back(self.post(queue, way, posted[at] % places * len, len)?);
+                    posted[at] += 1;
+                }
+                while tickets[at].front().is_some_and(|ticket| queue.done(*ticket)) {
+                    tickets[at].pop_front();
+                    done[at] += 1;
+                }
+            }
+            spins += 1;
+            if spins.is_multiple_of(4096) {
+                queue.health()?;
+                ensure!(start.elapsed() < self.limit, "{queue:?} does not come on");
+                self.let_others_run();
+            }
+        }
+        Ok((ways.len() * count * len) as f64 / start.elapsed().as_nanos() as f64)
+    }
+
+    fn let_others_run(&self) {
+        if self.executor.as_cuda().is_none() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Median microseconds from post to done.
+    fn latency(&self, queue: &mut WorkerQueue, way: Direction, len: usize, count: usize) -> Result<f64> {
+        let mut times = Vec::with_capacity(count);
+        for _ in 0..count {
+            let start = Instant::now();
+            let ticket = self.post(queue, way, 0, len)?;
+            while !queue.done(ticket) {
+                ensure!(start.elapsed() < self.limit, "{queue:?} does not come on");
+                self.let_others_run();
+            }
+            times.push(start.elapsed());
+        }
+        times.sort();
+        Ok(times[count / 2].as_nanos() as f64 / 1e3)
+    }
+
+    /// The same for a bare word, there and back.
+    fn echo(&self, count: u64) -> Result<f64> {
+        let (word, echo) = (self.words(0), self.words(64));
+        word.store(0, Ordering::Relaxed);
+        echo.store(0, Ordering::Relaxed);
+        let base = self.host[0].0.device_addr();
+        let running = self.launch(0, "bare_echo", Launch::new(1, 1), &[base, base + 64, 0, count])?;
+        let mut times = Vec::new();
+        for i in 1..=count {
+            let start = Instant::now();
+            word.store(i, Ordering::Release);
+            while echo.load(Ordering::Acquire) < i {
+                ensure!(start.elapsed() < self.limit, "no echo");
+                self.let_others_run();
+            }
+            times.push(start.elapsed());
+        }
+        self.finish(&running)?;
+        times.sort();
+        Ok(times[count as usize / 2].as_nanos() as f64 / 1e3)
+    }
+}
+
+fn shape(options: &WorkerOptions, way: Direction) -> (usize, u32) {
+    match way {
+        Direction::Push => (0, options.pushers),
+        Direction::Pull => (1, options.pullers),
+    }
+}
+
+pub fn run(b: &Bench) -> Result<()> {
+    let (executor, _) = choose(b.settings.device)?;
+    let gpu = executor.as_cuda().is_some();
+    let device = executor.name();
+    let mut options =
+        WorkerOptions { linger_on_demand: Duration::from_millis(50), ..WorkerOptions::of(&*executor) };
+    if let Some(blocks) = b.blocks {
+        (options.pushers, options.pullers) = (blocks.div_ceil(2), blocks);
+    }
+    options.threads = b.threads.unwrap_or(options.threads);
+    options.push_slice = b.slice.unwrap_or(options.push_slice);
+    options.pull_slice = b.slice.unwrap_or(options.pull_slice);
+    let module = executor.load_embedded()?;
+    let host = || -> Result<(Registration, SharedMemory)> {
+        let memory = SharedMemory::builder("bench-worker", BYTES).create()?;
+        let ptr: NonNull<u8> = memory.as_ptr();
+        Ok((executor.register(ptr, BYTES, Access::ReadWrite, false)?, memory))
+    };
+    let rig = Rig {
+        streams: [executor.stream()?, executor.stream()?],
+        host: [host()?, host()?],
+        device: [executor.alloc(BYTES)?, executor.alloc(BYTES)?],
+        limit: b.settings.timeout * 2 + Duration::from_secs(30),
+        module,
+        executor: executor.clone(),
+    };
+    let (_worker, mut queue) = Worker::new(&executor, options)?;
+    let ways: [(&str, &[Direction]); 3] = [
+        ("push", &[Direction::Push]),
+        ("pull", &[Direction::Pull]),
+        ("both", &[Direction::Push, Direction::Pull]),
+    ];
+    for (name, ways) in ways {
+        let warm = rig.bare(&options, ways, 1)?;
+        let rounds = ((warm * 1e9 * b.seconds) as u64 / BYTES as u64).max(1);
+        for &len in &b.bytes {
+            let len = len as usize;
+            ensure!(len <= BYTES, "bytes = {len} is more than a buffer of this bench, {BYTES}");
+            let warm = rig.through(&mut queue, ways, len, 2 * IN_FLIGHT)?;
+            let count = ((warm * 1e9 * b.seconds) as usize / len / ways.len()).clamp(IN_FLIGHT, 1 << 20);
+            let (mut value, mut ceiling) = (0f64, 0f64);
+            for _ in 0..b.runs {
+                ceiling = ceiling.max(rig.bare(&options, ways, rounds)?);
+                value = value.max(rig.through(&mut queue, ways, len, count)?);
+            }
+            let blocks: u32 = ways.iter().map(|way| shape(&options, *way).1).sum();
+            let note = format!(
+                "{name}, {IN_FLIGHT} in flight each way, {blocks} blocks x {}; ceiling: the same loops without commands",
+                options.threads
+            );
+            b.print("worker", len as u64, value, Some(ceiling), "GB/s", device, &note);
+        }
+    }
+    for way in [Direction::Push, Direction::Pull] {
+        for len in [8, 4 << 10, 64 << 10] {
+            let count = if gpu { 2000 } else { 200 };
+            rig.latency(&mut queue, way, len, count / 10)?;
+            let (mut value, mut ceiling) = (f64::INFINITY, f64::INFINITY);
+            for _ in 0..b.runs {
+                ceiling = ceiling.min(rig.echo(count as u64)?);
+                value = value.min(rig.latency(&mut queue, way, len, count)?);
+            }
+            let note = format!("{way:?}, from post to done; ceiling: a bare word there and back");
+            b.print("worker", len as u64, value, Some(ceiling), "us (median)", device, &note);
+        }
+    }
+    Ok(())
+}
