@@ -25,6 +25,8 @@ pub mod memory;
 #[cfg(not(loom))]
 pub mod mover;
 #[cfg(not(loom))]
+pub mod offer;
+#[cfg(not(loom))]
 pub mod producer;
 #[cfg(not(loom))]
 pub mod proxy;
