@@ -45,7 +45,7 @@ pub struct Random(pub u64);
 
 impl Random {
     /// The next.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -54,7 +54,7 @@ impl Random {
 
     /// 0 to `n` - 1.
     pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
+        (self.draw() % n as u64) as usize
     }
 }
 
@@ -96,7 +96,7 @@ impl Buffer {
         assert!(offset + length <= self.bytes());
         let mut r = Random(seed);
         for i in (0..length).step_by(8) {
-            let word = r.next().to_le_bytes();
+            let word = r.draw().to_le_bytes();
             // SAFETY: within it; nobody else uses this stretch now.
             unsafe {
                 let to = self.at.add(offset + i);
@@ -110,7 +110,7 @@ impl Buffer {
         assert!(offset + length <= self.bytes());
         let mut r = Random(seed);
         (0..length).step_by(8).find_map(|i| {
-            let word = r.next().to_le_bytes();
+            let word = r.draw().to_le_bytes();
             let n = word.len().min(length - i);
             // SAFETY: within it; the plugin is done with this stretch.
             let found = unsafe { std::slice::from_raw_parts(self.at.add(offset + i), n) };
@@ -218,7 +218,7 @@ impl Traffic {
                             2 | 3 => 1 + r.below(self.max),
                             _ => 1 + r.below((self.max / 8).max(1)),
                         };
-                        Message { size: size.min(self.max), tag: first + i, seed: r.next() }
+                        Message { size: size.min(self.max), tag: first + i, seed: r.draw() }
                     })
                     .collect()
             })

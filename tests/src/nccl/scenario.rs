@@ -301,11 +301,8 @@ pub fn garbage(o: &Options) {
     // Its listener is gone.
     let mut handle = good;
     let begin = Instant::now();
-    loop {
-        match plugin.connect(ctx, &mut handle) {
-            Err(_) => break,
-            Ok(comm) => assert!(comm.is_none(), "connected to nobody"),
-        }
+    while let Ok(comm) = plugin.connect(ctx, &mut handle) {
+        assert!(comm.is_none(), "connected to nobody");
         assert!(begin.elapsed() < LIMIT, "a connection to a listener that is gone never fails");
         std::thread::yield_now();
     }
@@ -334,6 +331,7 @@ pub fn many(o: &Options) {
         let out_mr = plugin.reg_mr(ends.send, buffer.at(0), 4096).expect("regMr");
         let into_mr = plugin.reg_mr(ends.recv, buffer.at(4096), 4096).expect("regMr");
         buffer.fill(0, 4096, 1);
+        // SAFETY: the buffer outlives the connection.
         let r = unsafe { plugin.irecv(ends.recv, &[buffer.at(4096)], &[4096], &[1], &[into_mr]) };
         let r = r.expect("irecv").expect("room");
         let s = send(&plugin, ends, &buffer, 4096, 1, out_mr).expect("room");
@@ -424,11 +422,8 @@ pub fn killed(o: &Options) {
         println!("{what}: {failed} after {:.2} s", begin.elapsed().as_secs_f64());
         assert!(begin.elapsed() < Duration::from_secs(10), "after {:?}", begin.elapsed());
     }
-    loop {
-        match plugin.connect(ctx, &mut half_made) {
-            Ok(comm) => assert!(comm.is_none()),
-            Err(_) => break,
-        }
+    while let Ok(comm) = plugin.connect(ctx, &mut half_made) {
+        assert!(comm.is_none());
         assert!(begin.elapsed() < LIMIT, "a connection to a process that is gone never fails");
         std::thread::yield_now();
     }

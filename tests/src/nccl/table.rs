@@ -1,6 +1,8 @@
 //! A plugin's shared library, and the calls of its table: those of v8 to v12, made
 //! to look alike.
 
+#![allow(clippy::not_unsafe_ptr_arg_deref)] // What the plugin handed out goes back to it as it came.
+
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::path::Path;
 use std::sync::Mutex;
