@@ -537,21 +537,23 @@ impl Receiver {
             return Err(Failure::new(Code::Internal, text));
         };
         p.met = true;
-        let (request, buffer) = (p.request, p.buffer);
+        let (request, buffer, room) = (p.request, p.buffer, p.size);
+        let rest = Invitation { key: p.key, offset: p.offset + r.length as u64 };
         if self.producer.signal(large::BEGINS) == self.arrived {
+            // One at a time: the last one is complete, though nobody may have looked since.
+            self.advance_large()?;
             let bytes = self.producer.signal(large::BYTES);
             let size = (bytes - self.large_bytes) as usize;
             self.large_bytes = bytes;
             self.large_messages += 1;
-            if size > p.size {
-                let text = format!("{link}: {size} bytes arrived for a buffer of {}", p.size);
+            if size > room {
+                let text = format!("{link}: {size} bytes arrived for a buffer of {room}");
                 let status = Status { rank: Some(0), ..Status::new(abi::PUSHGATE_REFUSED) };
                 link.runtime.engine().fail(Some(link.qp), status)?;
                 return Err(Failure::new(Code::Usage, text));
             }
-            let invitation = Some(Invitation { key: p.key, offset: p.offset + r.length as u64 });
             let number = self.large_messages;
-            self.large = Some(Incoming { request, buffer, size, invitation, number });
+            self.large = Some(Incoming { request, buffer, size, invitation: Some(rest), number });
         } else {
             self.arrived_whole(request, buffer, r.length as usize)?;
         }

@@ -91,6 +91,11 @@ fn p3_p4_p6_ranks_as_threads_get_every_byte_in_every_version() {
 }
 
 #[test]
+fn p3_p4_p6_what_is_not_registered_goes_through_the_window_in_slices_if_need_be() {
+    run("traffic --unregistered --groups 200 --in-flight 16 --seed 5");
+}
+
+#[test]
 fn the_calls_keep_nccls_rules_in_every_version() {
     for version in VERSIONS {
         let said = run(&format!("rules --version {version}"));

@@ -5,6 +5,7 @@ mod cuda;
 mod gpu;
 mod kmod;
 mod layout;
+mod plugin;
 mod process;
 mod programs;
 mod runner;
@@ -63,6 +64,8 @@ enum Task {
         #[arg(long, value_name = "TEST,...", value_delimiter = ',')]
         tests: Vec<String>,
     },
+    /// Build the NCCL plugin for release, and print where it is.
+    Plugin,
     /// Run a command or suites in a virtual machine that has RDMA devices in software.
     Vm(vm::Options),
     /// Build the kernel module for the virtual machine's kernel; a warning is an error.
@@ -122,6 +125,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Task::Gpu { out, tests, .. } => gpu::bundle(&paths, out, &tests).map(|()| ExitCode::SUCCESS),
+        Task::Plugin => {
+            println!("{}", plugin::build(&paths, None)?.display());
+            Ok(ExitCode::SUCCESS)
+        }
         Task::Vm(options) => vm::run(&paths, &options),
         Task::Kmod => {
             println!("{}", kmod::task(&paths)?.display());

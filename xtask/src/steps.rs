@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::process::{self, Deadline};
 use crate::system::{self, Need};
-use crate::{Paths, bindings, cuda, layout, vm};
+use crate::{Paths, bindings, cuda, layout, plugin, programs, vm};
 
 /// One step of the table.
 pub struct Step {
@@ -172,6 +172,14 @@ pub const STEPS: &[Step] = &[
         },
     },
     Step {
+        name: "memcheck",
+        budget: 300,
+        full: true,
+        needs: &[Need::Cxx, Need::Valgrind],
+        about: "the NCCL plugin under its caller, under valgrind's memcheck",
+        run: memcheck,
+    },
+    Step {
         name: "example-8",
         budget: 120,
         full: true,
@@ -252,6 +260,42 @@ fn loom(bench: &mut Bench) -> Result<Outcome> {
 fn tsan(bench: &mut Bench) -> Result<Outcome> {
     ensure!(bench.paths.root.join("tests/tests/tsan.rs").exists(), "tests/tests/tsan.rs is not there");
     bench.cargo(&["test", "--release", "--package", "pushgate-tests", "--test", "tsan"])
+}
+
+/// Whatever the plugin and its engine do that no byte of it may be invalid, unset or lost. Threads
+/// take turns under valgrind, so little is sent.
+fn memcheck(bench: &mut Bench) -> Result<Outcome> {
+    let plugin = plugin::build(&bench.paths, bench.deadline)?;
+    let build = ["build", "--package=pushgate-tests", "--bin=nccl-caller"];
+    let programs = programs::build(&bench.paths, &build, &[], bench.deadline)?;
+    let caller = programs.iter().find(|p| p.name == "nccl-caller").context("nccl-caller was not built")?;
+    for scenario in [
+        "traffic --groups 40 --max 300000",
+        "traffic --groups 40 --max 300000 --unregistered --version 8",
+        "rules",
+        "truncation --max 300000",
+        "garbage",
+        "many --times 20",
+        "reload --groups 10 --max 20000",
+        "killed",
+    ] {
+        let mut valgrind = process::command("valgrind", &bench.paths.root);
+        valgrind.args([
+            "--quiet",
+            "--error-exitcode=9",
+            "--leak-check=full",
+            "--errors-for-leak-kinds=definite",
+        ]);
+        valgrind
+            .arg("--fair-sched=yes")
+            .arg(&caller.path)
+            .args(scenario.split(' '))
+            .arg("--plugin")
+            .arg(&plugin);
+        valgrind.env("PUSHGATE_NET_WINDOW_SIZE", "128K");
+        process::run(valgrind, bench.deadline)?;
+    }
+    Ok(Outcome::Passed)
 }
 
 fn allreduce(bench: &mut Bench, ranks: u32, sizes: &str, more: &[&str]) -> Result<Outcome> {

@@ -33,10 +33,12 @@ pub enum Need {
     Kmod,
     /// What builds a module for Debian 12's kernel: the compiler that built that kernel.
     ModuleBuild,
+    /// Memcheck, for a step of `--full`.
+    Valgrind,
 }
 
 /// All of them, in the order in which they are reported.
-pub const ALL: [Need; 11] = [
+pub const ALL: [Need; 12] = [
     Need::Cxx,
     Need::Python,
     Need::Libclang,
@@ -48,6 +50,7 @@ pub const ALL: [Need; 11] = [
     Need::RdmaTools,
     Need::Kmod,
     Need::ModuleBuild,
+    Need::Valgrind,
 ];
 
 impl Need {
@@ -65,6 +68,7 @@ impl Need {
             Need::RdmaTools => "rdma, ibv_devinfo, perftest and the soft-RoCE library",
             Need::Kmod => "depmod and xz",
             Need::ModuleBuild => "gcc-12 and make",
+            Need::Valgrind => "valgrind",
         }
     }
 
@@ -88,6 +92,7 @@ impl Need {
             }
             Need::Kmod => ["depmod", "modprobe", "xz"].iter().all(|name| find_program(name).is_some()),
             Need::ModuleBuild => succeeds("gcc-12", &["--version"]) && succeeds("make", &["--version"]),
+            Need::Valgrind => succeeds("valgrind", &["--version"]),
         }
     }
 
@@ -104,6 +109,7 @@ impl Need {
             Need::RdmaTools => Source::Apt(&["iproute2", "ibverbs-providers", "ibverbs-utils", "perftest"]),
             Need::Kmod => Source::Apt(&["kmod", "xz-utils"]),
             Need::ModuleBuild => Source::Apt(&["gcc-12", "make"]),
+            Need::Valgrind => Source::Apt(&["valgrind"]),
         }
     }
 }

@@ -4,7 +4,7 @@
 use pushgate_tests::nccl::scenario::{self, Options};
 
 fn main() {
-    let usage = "nccl-caller SCENARIO --plugin FILE [--version 8..12] [--processes] [--groups N] [--max BYTES] \
+    let usage = "nccl-caller SCENARIO --plugin FILE [--version 8..12] [--processes] [--unregistered] [--groups N] [--max BYTES] \
                  [--in-flight N] [--seed N] [--times N]\nscenarios: traffic, rules, truncation, garbage, many, \
                  reload, setting, killed";
     let mut arguments = std::env::args().skip(1);
@@ -13,6 +13,7 @@ fn main() {
         plugin: "libnccl-net.so".into(),
         version: 11,
         processes: false,
+        unregistered: false,
         groups: 300,
         max: 600_000,
         in_flight: 8,
@@ -27,6 +28,10 @@ fn main() {
     while let Some(name) = arguments.next() {
         if name == "--processes" {
             options.processes = true;
+            continue;
+        }
+        if name == "--unregistered" {
+            options.unregistered = true;
             continue;
         }
         let Some(value) = arguments.next() else { wrong(&format!("{name} takes a value")) };

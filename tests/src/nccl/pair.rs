@@ -190,6 +190,8 @@ pub struct Traffic {
     pub grouping: usize,
     /// Messages of a group are sent in an order of their own.
     pub shuffle: bool,
+    /// Sends name their registration. (NCCL's always do; a plugin need not take others.)
+    pub registered: bool,
     /// Of all that is random.
     pub seed: u64,
 }
@@ -277,6 +279,7 @@ fn progress(
     (into, into_mr): (&Buffer, Ptr),
 ) -> Result<u64> {
     let incoming = t.plan(1 - rank);
+    let out_mr = if t.registered { out_mr } else { std::ptr::null_mut() };
     let mut r = Random(t.seed ^ rank ^ 0xabcd);
     // In the order in which they are sent.
     let outgoing: Vec<Message> = t

@@ -19,6 +19,8 @@ pub struct Options {
     pub version: u32,
     /// Ranks are processes, not threads of one.
     pub processes: bool,
+    /// Sends name no registration.
+    pub unregistered: bool,
     /// Groups of messages each way.
     pub groups: usize,
     /// Longest message.
@@ -40,6 +42,7 @@ impl Options {
             in_flight: self.in_flight,
             grouping: most as usize,
             shuffle: true,
+            registered: !self.unregistered,
             seed: self.seed,
         }
     }

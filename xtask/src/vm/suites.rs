@@ -101,6 +101,17 @@ wait $!
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_faults.sh")),
     },
     Suite {
+        name: "nccl",
+        guests: 1,
+        limit: 75,
+        default: false,
+        about: "the NCCL plugin over RDMA, under its caller: every version, strangers, deaths, many connections",
+        build: &[&["test", "--package", "pushgate-tests", "--test", "nccl"]],
+        devices: &[],
+        module: false,
+        script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/nccl.sh")),
+    },
+    Suite {
         name: "rdma-smoke-pair",
         guests: 2,
         limit: 40,
