@@ -109,6 +109,7 @@ wait $!
         build: &[&["test", "--package", "pushgate-tests", "--test", "nccl"]],
         devices: &[],
         module: false,
+        host: None,
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/nccl.sh")),
     },
     Suite {
