@@ -280,6 +280,7 @@ fn memcheck(bench: &mut Bench) -> Result<Outcome> {
         "killed",
     ] {
         let mut valgrind = process::command("valgrind", &bench.paths.root);
+        valgrind.arg("--suppressions=tests/nccl.supp");
         valgrind.args([
             "--quiet",
             "--error-exitcode=9",

@@ -246,6 +246,8 @@ pub fn truncation(o: &Options) {
         assert!(into.differs(last, 1, 0).is_some(), "a byte behind the receive");
         // SAFETY: within the buffer, which the plugin no longer writes.
         assert_eq!(unsafe { *into.at(last).cast::<u8>() }, 0xee, "a byte behind the receive was written");
+        plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
+        plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
         close(&plugin, ends);
     }
     assert!(warnings().iter().any(|w| w.contains("5000")), "the log does not say why: {:#?}", warnings());
