@@ -191,6 +191,8 @@ settings! {
     proxy_cpu: AutoOr<usize> = "auto", parse_auto, "auto, none or a core's number";
     /// Payload ring of a queue pair, bytes
     window_size: u64 = "1M", parse_window_size, "a power of two, 64 to 512M (1024-based)";
+    /// Payload ring of a connection of the NCCL plugin, bytes
+    net_window_size: u64 = "4M", parse_net_window_size, "a power of two, 64K to 512M (1024-based)";
     /// WQE slots of a queue pair
     slots: u64 = "1024", parse_slots, "a power of two, 2 to 65536";
     /// Receives of a queue pair
@@ -287,6 +289,10 @@ fn parse_auto(s: &str) -> Option<AutoOr<usize>> {
 
 fn parse_window_size(s: &str) -> Option<u64> {
     parse_size(s).filter(|n| n.is_power_of_two() && (64..=512 << 20).contains(n))
+}
+
+fn parse_net_window_size(s: &str) -> Option<u64> {
+    parse_window_size(s).filter(|n| *n >= 64 << 10)
 }
 
 fn parse_slots(s: &str) -> Option<u64> {

@@ -103,9 +103,13 @@ impl Engine {
             telling: Vec::new(),
         };
         let cpu = options.cpu;
+        // It says what it has to say where its starter does, if that has a place of its own.
+        let log = tracing::dispatcher::get_default(Clone::clone);
         let thread = std::thread::Builder::new()
             .name("pushgate-proxy".into())
             .spawn(move || {
+                let own = !log.is::<tracing::subscriber::NoSubscriber>();
+                let _log = own.then(|| tracing::dispatcher::set_default(&log));
                 if let Some(cpu) = cpu {
                     pin(cpu);
                 }

@@ -2,7 +2,8 @@
 //!
 //! `staging`, `gate` and `session` are pure state machines; `ring` holds the few
 //! atomics that two parties touch; `endpoint` joins them for one queue pair and
-//! `engine` drives the endpoints. docs/architecture.md tells the whole path.
+//! `engine` drives the endpoints; `producer` is the other side of the rings, for a program
+//! whose device is a thread of the host. docs/architecture.md tells the whole path.
 
 pub mod ring;
 
@@ -23,6 +24,10 @@ pub mod measure;
 pub mod memory;
 #[cfg(not(loom))]
 pub mod mover;
+#[cfg(not(loom))]
+pub mod offer;
+#[cfg(not(loom))]
+pub mod producer;
 #[cfg(not(loom))]
 pub mod proxy;
 #[cfg(not(loom))]

@@ -241,7 +241,10 @@ impl Flow {
     fn check_credits(&self, pair: &Pair, rx_log: u32) {
         let released = pair.ends[self.from].counters().released as usize;
         let sends = self.plan[..released].iter().filter(|p| p.is_send()).count() as u64;
-        assert!(sends <= pair.devices[1 - self.from].released + (1 << rx_log), "P4: {sends} sends released");
+        assert!(
+            sends <= pair.devices[1 - self.from].released() + (1 << rx_log),
+            "P4: {sends} sends released"
+        );
     }
 
     fn done(&self) -> bool {
@@ -311,7 +314,7 @@ proptest! {
             prop_assert_eq!((sender.released, sender.retired, receiver.delivered), (n, n, n));
             prop_assert_eq!((sender.released_bytes, receiver.delivered_bytes), (sum, sum));
             prop_assert!(sender.nops >= f.nops);
-            prop_assert_eq!(pair.devices[f.from].delivered(), pair.devices[f.from].slots);
+            prop_assert_eq!(pair.devices[f.from].delivered(), pair.devices[f.from].slots());
             f.region.check_guards();
         }
     }
@@ -626,7 +629,7 @@ fn p4_a_send_takes_the_oldest_receive_of_its_tag_and_says_which() {
     }
     for (tag, receive, length) in [(6, 1, 17), (5, 0, 90), (6, 2, 90), (5, 3, 17)] {
         let m = pair.devices[1].try_recv().expect("it landed");
-        assert_eq!((m.tag, m.receive, m.length, m.flags), (tag, receive, length, Record::BUFFER));
+        assert_eq!((m.tag, m.place, m.length, m.flags), (tag, receive, length, Record::BUFFER));
         let at = receive as usize * 100;
         assert_eq!(region.read(at, length as usize), bytes(tag as u64, length as usize));
     }
@@ -654,7 +657,7 @@ fn p4_p7_a_send_whose_tag_is_not_posted_waits_for_it_or_for_the_end() {
     let (mut pair, region, key) = waiting();
     pair.devices[1].post_recv(key, 200, 100, 3);
     pair.settle();
-    let numbers: Vec<_> = std::iter::from_fn(|| pair.devices[1].try_recv()).map(|m| m.receive).collect();
+    let numbers: Vec<_> = std::iter::from_fn(|| pair.devices[1].try_recv()).map(|m| m.place).collect();
     assert_eq!(numbers, [2, 0]);
     assert_eq!((region.read(200, 80), region.read(0, 3)), (bytes(3, 80), b"one".to_vec()));
     assert_eq!(pair.devices[0].poll_cq().map(|c| c.status), Some(0));
@@ -703,7 +706,7 @@ proptest! {
                     }
                     for (message, receive) in &landed[taken..] {
                         let m = pair.devices[1].try_recv().expect("the model has it");
-                        prop_assert_eq!((m.receive as usize, m.tag), (*receive, sent[*message]));
+                        prop_assert_eq!((m.place as usize, m.tag), (*receive, sent[*message]));
                         let content = bytes(*message as u64, 41 + message % 50);
                         prop_assert_eq!(region.read(receive * 100, content.len()), content);
                     }
@@ -773,7 +776,7 @@ fn p3_p5_a_send_out_of_a_region_lands_in_a_posted_buffer_and_then_completes() {
         s.pair.devices[1].release(1);
         s.pair.settle();
     }
-    assert_eq!(s.pair.devices[0].units, 0, "no room in the window was taken");
+    assert_eq!(s.pair.devices[0].units(), 0, "no room in the window was taken");
     let c = s.pair.ends[1].counters();
     // Over RDMA without a copy at either end; the empty one has nothing to write.
     let expected = if rdma::chosen() { (5, 1) } else { (0, 6) };
@@ -802,7 +805,7 @@ fn p3_p4_over_rdma_a_long_send_is_written_to_the_receive_that_it_takes() {
             placed += (length > 128) as u64;
             pair.settle();
             let m = pair.devices[1].try_recv().expect("it landed");
-            assert_eq!((m.tag, m.receive, m.flags), (tag, round * 5 + receives[n] as u32, Record::BUFFER));
+            assert_eq!((m.tag, m.place, m.flags), (tag, round * 5 + receives[n] as u32, Record::BUFFER));
             assert_eq!(region.read(receives[n] * 400, length), content);
         }
         pair.devices[1].release(5);
@@ -1232,7 +1235,7 @@ fn p3_p5_many_device_copies_are_under_way_and_end_in_order() {
         turn(&mut pair);
         let i = done as u32 - 1;
         let m = pair.devices[1].try_recv().expect("the oldest is done");
-        assert_eq!((m.tag, m.receive), (i, i));
+        assert_eq!((m.tag, m.place), (i, i));
         let found = mover.0.lock().unwrap().bytes[i as usize * 100..][..content(i).len()].to_vec();
         assert_eq!(found, content(i), "message {i}");
         assert_eq!(mover.0.lock().unwrap().copies.len(), (16 + done).min(20));
@@ -1614,7 +1617,7 @@ impl Victim {
                     let units = w[2] >> 32 & 3;
                     let mut record = Self::record(w, id, &keys, (w[2] >> 40) % (5 - units), units);
                     // What no peer may do at all, or not now, is done now and then.
-                    let held = program.rx_head.wrapping_sub(program.consumed().load(Ordering::Relaxed));
+                    let held = program.rx_head().wrapping_sub(program.consumed().load(Ordering::Relaxed));
                     let full = held >= 3 || posted_receives && sends >= receives;
                     if w[3] >> 48 & 15 != 0 {
                         record.flags &= !Record::REGION;
@@ -1641,13 +1644,13 @@ impl Victim {
                     sequence += 1;
                 }
                 8 => {
-                    let true_count = program.rx_head;
+                    let true_count = program.rx_head();
                     let count = pick(r, &[true_count, true_count + 1]);
                     program.consumed().store(count, Ordering::Relaxed);
                 }
                 9 | 10 => {
                     let released = end.counters().released;
-                    let granted = program.slots + 4;
+                    let granted = program.slots() + 4;
                     let count = match r % 3 {
                         2 => pick(r >> 4, &[2, 4, granted]),
                         _ => pick(r >> 4, &[released / 2, released, released, released, released + 1]),

@@ -37,7 +37,7 @@ impl Running {
             let memory = m[i].joined(&m[1 - i], ring(1 - i));
             let qp = engine.add_qp(Endpoint::local(memory, options(1 - i as u32)).unwrap(), wake).unwrap();
             let mut device = Device::new(&m[i], &m[1 - i]);
-            device.bell = ring(i);
+            device.set_bell(ring(i));
             (engine, qp, device)
         };
         let ((a, qa, da), (b, qb, db)) = (side(0), side(1));

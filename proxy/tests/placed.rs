@@ -255,7 +255,7 @@ fn p3_a_send_in_its_receive_is_shown_after_the_flush_and_says_which() {
     }
     s.end.poll(&mut mover);
     let shown: Vec<_> =
-        std::iter::from_fn(|| s.device.try_recv()).map(|m| (m.tag, m.receive, m.length, m.flags)).collect();
+        std::iter::from_fn(|| s.device.try_recv()).map(|m| (m.tag, m.place, m.length, m.flags)).collect();
     assert_eq!(shown, [(2, 1, 300, Record::BUFFER), (2, 2, 299, Record::BUFFER), (1, 0, 0, Record::BUFFER)]);
     assert_eq!(
         (seen.lock().unwrap().len(), s.end.counters().placed),

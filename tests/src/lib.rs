@@ -1,5 +1,7 @@
 //! What the integration suites share.
 
+pub mod nccl;
+
 use std::io::Write;
 
 /// Says that a test did not run, and why: on standard output and, if

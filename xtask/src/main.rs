@@ -6,6 +6,7 @@ mod gpu;
 mod kmod;
 mod layout;
 mod package;
+mod plugin;
 mod process;
 mod programs;
 mod runner;
@@ -64,6 +65,8 @@ enum Task {
         #[arg(long, value_name = "TEST,...", value_delimiter = ',')]
         tests: Vec<String>,
     },
+    /// Build the NCCL plugin for release, and print where it is.
+    Plugin,
     /// Run a command or suites in a virtual machine that has RDMA devices in software.
     Vm(vm::Options),
     /// Run what `vm --pack` has put into a folder (its script `run` does).
@@ -131,6 +134,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Task::Gpu { out, tests, .. } => gpu::bundle(&paths, out, &tests).map(|()| ExitCode::SUCCESS),
+        Task::Plugin => {
+            println!("{}", plugin::build(&paths, None)?.display());
+            Ok(ExitCode::SUCCESS)
+        }
         Task::Vm(options) => vm::run(&paths, &options),
         Task::Packed { folder } => vm::run_packed(&folder),
         Task::Kmod => {

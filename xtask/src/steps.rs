@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::process::{self, Deadline};
 use crate::system::{self, Need};
-use crate::{Paths, bindings, cuda, layout, vm};
+use crate::{Paths, bindings, cuda, layout, plugin, programs, vm};
 
 /// One step of the table.
 pub struct Step {
@@ -47,7 +47,7 @@ pub struct Bench {
 pub const STEPS: &[Step] = &[
     Step {
         name: "system",
-        budget: 80,
+        budget: 60,
         full: false,
         needs: &[],
         about: "what the other steps need; installs it when run as root",
@@ -103,7 +103,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "kernels",
-        budget: 80,
+        budget: 70,
         full: false,
         needs: &[Need::Cxx],
         about: "all device code compiles for sm_80, sm_90, sm_100 and the CPU; fetches nvcc once",
@@ -111,7 +111,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "tests",
-        budget: 230,
+        budget: 260,
         full: false,
         needs: &[Need::Cxx],
         about: "all unit and integration tests",
@@ -119,7 +119,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "loom",
-        budget: 70,
+        budget: 55,
         full: false,
         needs: &[],
         about: "the shared rings under every interleaving",
@@ -127,7 +127,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "tsan",
-        budget: 90,
+        budget: 70,
         full: false,
         needs: &[Need::Cxx],
         about: "device code and engine under ThreadSanitizer",
@@ -135,7 +135,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "example",
-        budget: 45,
+        budget: 35,
         full: false,
         needs: &[Need::Cxx],
         about: "the allreduce demonstration on 4 CPU ranks, with the proxy as thread and as process",
@@ -146,7 +146,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "vm",
-        budget: 300,
+        budget: 350,
         full: false,
         needs: vm::NEEDS,
         about: "suites in a virtual machine with soft-RoCE devices; fetches its kernel once",
@@ -178,6 +178,14 @@ pub const STEPS: &[Step] = &[
             let arguments = ["test", "--release", "--package", "pushgate-proxy"];
             bench.cargo_with(&arguments, &[("PROPTEST_CASES", "20000")])
         },
+    },
+    Step {
+        name: "memcheck",
+        budget: 300,
+        full: true,
+        needs: &[Need::Cxx, Need::Valgrind],
+        about: "the NCCL plugin under its caller, under valgrind's memcheck",
+        run: memcheck,
     },
     Step {
         name: "example-8",
@@ -260,6 +268,43 @@ fn loom(bench: &mut Bench) -> Result<Outcome> {
 fn tsan(bench: &mut Bench) -> Result<Outcome> {
     ensure!(bench.paths.root.join("tests/tests/tsan.rs").exists(), "tests/tests/tsan.rs is not there");
     bench.cargo(&["test", "--release", "--package", "pushgate-tests", "--test", "tsan"])
+}
+
+/// Whatever the plugin and its engine do that no byte of it may be invalid, unset or lost. Threads
+/// take turns under valgrind, so little is sent.
+fn memcheck(bench: &mut Bench) -> Result<Outcome> {
+    let plugin = plugin::build(&bench.paths, bench.deadline)?;
+    let build = ["build", "--package=pushgate-tests", "--bin=nccl-caller"];
+    let programs = programs::build(&bench.paths, &build, &[], bench.deadline)?;
+    let caller = programs.iter().find(|p| p.name == "nccl-caller").context("nccl-caller was not built")?;
+    for scenario in [
+        "traffic --groups 40 --max 300000",
+        "traffic --groups 40 --max 300000 --unregistered --version 8",
+        "rules",
+        "truncation --max 300000",
+        "garbage",
+        "many --times 20",
+        "reload --groups 10 --max 20000",
+        "killed",
+    ] {
+        let mut valgrind = process::command("valgrind", &bench.paths.root);
+        valgrind.arg("--suppressions=tests/nccl.supp");
+        valgrind.args([
+            "--quiet",
+            "--error-exitcode=9",
+            "--leak-check=full",
+            "--errors-for-leak-kinds=definite",
+        ]);
+        valgrind
+            .arg("--fair-sched=yes")
+            .arg(&caller.path)
+            .args(scenario.split(' '))
+            .arg("--plugin")
+            .arg(&plugin);
+        valgrind.env("PUSHGATE_NET_WINDOW_SIZE", "128K");
+        process::run(valgrind, bench.deadline)?;
+    }
+    Ok(Outcome::Passed)
 }
 
 fn allreduce(bench: &mut Bench, ranks: u32, sizes: &str, more: &[&str]) -> Result<Outcome> {

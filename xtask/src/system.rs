@@ -37,10 +37,12 @@ pub enum Need {
     Packaging,
     /// What the package and its test need where it is installed.
     Installing,
+    /// Memcheck, for a step of `--full`.
+    Valgrind,
 }
 
 /// All of them, in the order in which they are reported.
-pub const ALL: [Need; 13] = [
+pub const ALL: [Need; 14] = [
     Need::Cxx,
     Need::Python,
     Need::Libclang,
@@ -54,6 +56,7 @@ pub const ALL: [Need; 13] = [
     Need::ModuleBuild,
     Need::Packaging,
     Need::Installing,
+    Need::Valgrind,
 ];
 
 impl Need {
@@ -73,6 +76,7 @@ impl Need {
             Need::ModuleBuild => "gcc-12 and make",
             Need::Packaging => "dpkg-deb, dpkg-shlibdeps, strip and lowdown",
             Need::Installing => "dkms, addgroup, udev and man",
+            Need::Valgrind => "valgrind",
         }
     }
 
@@ -101,6 +105,7 @@ impl Need {
                 have(&["dkms", "addgroup", "udevadm", "man"])
                     && Path::new("/lib/systemd/systemd-udevd").exists()
             }
+            Need::Valgrind => succeeds("valgrind", &["--version"]),
         }
     }
 
@@ -119,6 +124,7 @@ impl Need {
             Need::ModuleBuild => Source::Apt(&["gcc-12", "make"]),
             Need::Packaging => Source::Apt(&["dpkg-dev", "binutils", "lowdown"]),
             Need::Installing => Source::Apt(&["dkms", "adduser", "udev", "man-db"]),
+            Need::Valgrind => Source::Apt(&["valgrind"]),
         }
     }
 }

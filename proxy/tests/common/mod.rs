@@ -1,5 +1,5 @@
-//! Two endpoints in one process with a program's device on each side, in plain
-//! Rust: what `device.cuh` does, one thread at a time.
+//! Two endpoints in one process with a program's device on each side: the
+//! [`Producer`] of the host, which does what `device.cuh` does.
 //!
 //! The transport is `local`, or what `PUSHGATE_TEST_QP` says: `verbs` or
 //! `verbs-no-imm`, on the RDMA device that `PUSHGATE_TEST_IB_DEV` names.
@@ -10,22 +10,21 @@ pub mod rdma;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
-use pushgate_driver_shim::record::{Opcode, Record, Words, lap_of, set_inline};
+use pushgate_driver_shim::record::{Opcode, Record, Words, lap_of};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 use pushgate_proxy::endpoint::{Endpoint, QpMemory, QpOptions};
 use pushgate_proxy::mover::Mover;
+use pushgate_proxy::producer::{Producer, Received};
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::ring;
-use pushgate_proxy::session::Status;
 
 pub const UNIT: usize = abi::PUSHGATE_UNIT as usize;
 const PAGE: usize = abi::PUSHGATE_PAGE as usize;
-const MASK: u64 = abi::PUSHGATE_CURSOR_MASK as u64;
 /// What nobody may write over.
 const CANARY: u8 = 0xc5;
 
@@ -236,181 +235,56 @@ impl Region {
     }
 }
 
-/// A completion as the device sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cqe {
-    pub wr_id: u32,
-    pub opcode: u8,
-    pub status: u8,
-    pub length: u32,
-}
-
 /// A received message; its payload stays where it is until the release.
-#[derive(Clone, Copy, Debug)]
-pub struct Message {
-    pub length: u32,
-    pub tag: u32,
-    pub flags: u8,
-    /// In a buffer: the number of the posted receive, its low 32 bits.
-    pub receive: u32,
-    place: usize,
-    inline: [u8; abi::PUSHGATE_INLINE_SEND as usize],
-}
+pub type Message = Received;
 
 /// A program's device on one side of a queue pair.
 pub struct Device {
     pub own: Arc<Memory>,
     pub peer: Arc<Memory>,
-    /// The engine's doorbell, where it has one.
-    pub bell: Option<EventFd>,
-    pub slots: u64,
-    pub units: u64,
-    cqes: u64,
-    cq_head: u64,
-    pub rx_head: u64,
-    pub released: u64,
-    posted: u64,
+    producer: Producer,
     /// Where inbound payload lies: the peer's window, or the mirror of it.
     pub inbound: Arc<SharedMemory>,
 }
 
+impl std::ops::Deref for Device {
+    type Target = Producer;
+    fn deref(&self) -> &Producer {
+        &self.producer
+    }
+}
+
+impl std::ops::DerefMut for Device {
+    fn deref_mut(&mut self) -> &mut Producer {
+        &mut self.producer
+    }
+}
+
 impl Device {
     pub fn new(own: &Arc<Memory>, peer: &Arc<Memory>) -> Self {
-        Device {
-            inbound: peer.window.clone(),
-            own: own.clone(),
-            peer: peer.clone(),
-            bell: None,
-            slots: 0,
-            units: 0,
-            cqes: 0,
-            cq_head: 0,
-            rx_head: 0,
-            released: 0,
-            posted: 0,
-        }
+        let producer = Producer::new(own.geometry, &own.work, &own.control, own.window.clone(), None);
+        Device { inbound: peer.window.clone(), own: own.clone(), peer: peer.clone(), producer }
     }
 
-    fn control(&self, offset: u32) -> &AtomicU64 {
-        &self.own.control.words(offset as usize, 1)[0]
-    }
-
-    pub fn wqe_ring(&self) -> &[AtomicU64] {
-        self.own.work.words(abi::PUSHGATE_WORK_RING as usize, 8 << self.own.geometry.slots_log)
-    }
-
-    pub fn wake(&self) {
-        if let Some(bell) = &self.bell
-            && ring::must_ring(self.control(abi::PUSHGATE_CTL_SLEEPING))
-        {
-            bell.ring();
-        }
-    }
-
-    fn fits(&self, units: u64) -> bool {
-        let (g, credit) = (&self.own.geometry, ring::observe(self.control(abi::PUSHGATE_CTL_CREDIT)));
-        let slots = self.slots.wrapping_sub(credit >> abi::PUSHGATE_CURSOR_BITS) & MASK;
-        let used = self.units.wrapping_sub(credit & MASK) & MASK;
-        slots < 1 << g.slots_log && used + units <= 1 << g.window_log
-    }
-
-    /// Takes a slot and `units` of the window, or nothing: `try_take` of the
-    /// device API for one message. Gives the slot and the place.
     pub fn take(&mut self, units: u64, signaled: bool) -> Option<(u64, u64)> {
-        let ring = 1u64 << self.own.geometry.window_log;
-        let pos = self.units & (ring - 1);
-        let span = if pos + units > ring { ring - pos + units } else { units };
-        if units > 0 && span > ring {
-            if self.fits(ring - pos) {
-                let nop = Record { place: pos as u32, place_offset: ring - pos, ..Record::new(Opcode::Nop) };
-                let slot = self.slots;
-                (self.slots, self.units) = (slot + 1, self.units + ring - pos);
-                self.publish(slot, &nop.encode(0));
-            }
-            return None;
-        }
-        if !self.fits(span) || signaled && self.cqes - self.cq_head >= 1 << self.own.geometry.cq_log {
-            return None;
-        }
-        let slot = self.slots;
-        (self.slots, self.units) = (slot + 1, self.units + span);
-        self.cqes += signaled as u64;
-        Some((slot, if span > units || units == 0 { 0 } else { pos }))
+        self.reserve(units, signaled).map(|r| (r.slot, r.place))
     }
 
     pub fn publish(&self, slot: u64, words: &Words) {
-        ring::publish(self.wqe_ring(), slot, self.own.geometry.slots_log, words);
+        self.producer.publish(slot, words);
         self.wake();
     }
 
     pub fn store_window(&self, unit: u64, bytes: &[u8]) {
-        let at = unit as usize * UNIT;
-        assert!(at + bytes.len() <= UNIT << self.own.geometry.window_log);
-        // SAFETY: it lies in the window, which is mapped writable; a device's stores
-        // race with nothing but what P1 rules out.
-        unsafe {
-            let p = self.own.window.as_ptr().as_ptr().add(at);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), p, bytes.len());
-        }
+        // SAFETY: a slice can be read.
+        unsafe { self.push(unit, bytes.as_ptr(), bytes.len()) };
     }
 
-    /// Pushes the payload and posts the work request. False: no credit.
-    pub fn post(&mut self, record: Record, payload: &[u8]) -> bool {
-        let record = Record { length: payload.len() as u32, ..record };
-        let units = if record.in_window() { payload.len().div_ceil(UNIT) as u64 } else { 0 };
-        let Some((slot, place)) = self.take(units, record.has(Record::SIGNALED)) else { return false };
-        assert!(!record.has(Record::REGION), "post_from");
-        let mut words = match record.in_window() {
-            true => Record { place: place as u32, place_offset: units, ..record }.encode(0),
-            false => record.encode(0),
-        };
-        if record.has(Record::INLINE) {
-            set_inline(&mut words, record.opcode, payload);
-        } else if units > 0 {
-            self.store_window(place, payload);
-        }
-        self.publish(slot, &words);
-        true
-    }
-
-    /// The same for `length` bytes of the region that the record names.
+    /// Posts `length` bytes of the region that the record names. False: no credit.
     pub fn post_from(&mut self, record: Record, length: usize) -> bool {
-        let Some((slot, _)) = self.take(0, record.has(Record::SIGNALED)) else { return false };
-        self.publish(slot, &Record { length: length as u32, ..record }.encode(0));
-        true
-    }
-
-    pub fn poll_cq(&mut self) -> Option<Cqe> {
-        let log = self.own.geometry.cq_log;
-        let at = self.own.geometry.control_cq_offset() + (self.cq_head as usize & ((1 << log) - 1)) * 16;
-        let [w0, w1] = [0, 1].map(|i| ring::observe(&self.own.control.words(at, 2)[i]));
-        let lap = lap_of(self.cq_head, log);
-        if [w0, w1].iter().any(|w| (w >> abi::PUSHGATE_LAP_SHIFT) as u8 != lap) {
-            return None;
-        }
-        self.cq_head += 1;
-        Some(Cqe {
-            wr_id: w0 as u32,
-            opcode: (w0 >> abi::PUSHGATE_CQE_OPCODE_SHIFT) as u8,
-            status: (w0 >> abi::PUSHGATE_CQE_STATUS_SHIFT) as u8,
-            length: w1 as u32,
-        })
-    }
-
-    pub fn try_recv(&mut self) -> Option<Message> {
-        let g = &self.own.geometry;
-        let rx = self.own.control.words(g.control_rx_offset(), 8 << g.rx_log);
-        let ring::Look::Ready(words) = ring::look(rx, self.rx_head, g.rx_log) else { return None };
-        self.rx_head += 1;
-        let flags = (words[0] >> abi::PUSHGATE_FLAGS_SHIFT) as u8;
-        Some(Message {
-            length: words[0] as u32,
-            tag: words[1] as u32,
-            flags,
-            receive: words[5] as u32,
-            place: words[5] as u32 as usize * UNIT,
-            inline: pushgate_driver_shim::record::inline(&words, Opcode::Send),
-        })
+        assert!(record.has(Record::REGION));
+        // SAFETY: a payload in a region is not read here.
+        unsafe { self.post_raw(record, std::ptr::null(), length) }.is_some()
     }
 
     /// Copies a message's payload out, wherever it lies. Not for posted buffers.
@@ -427,52 +301,24 @@ impl Device {
         } else {
             (&self.inbound, 0, UNIT << self.peer.geometry.window_log)
         };
-        assert!(m.place + out.len() <= ring, "{m:?} leaves its ring");
+        let place = m.place as usize * UNIT;
+        assert!(place + out.len() <= ring, "{m:?} leaves its ring");
         // SAFETY: it lies in the mapping; until the release nobody writes there (P1),
         // which is what the caller's comparison is about.
         unsafe {
-            let p = memory.as_ptr().as_ptr().add(base + m.place);
+            let p = memory.as_ptr().as_ptr().add(base + place);
             std::ptr::copy_nonoverlapping(p, out.as_mut_ptr(), out.len());
         }
     }
 
-    pub fn consumed(&self) -> &AtomicU64 {
-        &self.own.work.words(abi::PUSHGATE_WORK_CONSUMED as usize, 1)[0]
-    }
-
     pub fn release(&mut self, count: u64) {
-        self.released += count;
-        ring::advance(self.consumed(), self.released);
+        self.producer.release(count);
         self.wake();
-    }
-
-    /// The words of the next posted receive's slot.
-    pub fn receive_slot(&self) -> &[AtomicU64] {
-        let g = &self.own.geometry;
-        let at = (self.posted as usize & ((1 << g.rx_log) - 1)) * 4;
-        &self.own.work.words(g.work_receives_offset(), 4 << g.rx_log)[at..at + 4]
     }
 
     pub fn post_recv(&mut self, key: u32, offset: u64, length: u32, tag: u32) {
-        let lap = (lap_of(self.posted, self.own.geometry.rx_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
-        let words = [length as u64, tag as u64, key as u64, offset & abi::PUSHGATE_DATA_MASK];
-        for (i, w) in [2, 3, 0, 1].into_iter().zip(words) {
-            self.receive_slot()[i].store(w | lap, Ordering::Release);
-        }
-        self.posted += 1;
+        self.producer.post_recv_unasked(key, offset, length, tag);
         self.wake();
-    }
-
-    pub fn status(&self) -> Option<Status> {
-        Status::from_word(ring::observe(self.control(abi::PUSHGATE_CTL_STATUS)))
-    }
-
-    pub fn delivered(&self) -> u64 {
-        ring::observe(self.control(abi::PUSHGATE_CTL_DELIVERED))
-    }
-
-    pub fn signal(&self, i: u32) -> u64 {
-        ring::observe(self.control(abi::PUSHGATE_CTL_SIGNALS + i * 8))
     }
 }
 

@@ -72,7 +72,7 @@ wait $!
     Suite {
         name: "verbs-endpoint",
         guests: 1,
-        limit: 150,
+        limit: 120,
         default: true,
         about: "the suite of queue pairs over RDMA, with immediate data and without",
         build: &[&["test", "--package", "pushgate-proxy", "--test", "endpoint"]],
@@ -107,6 +107,19 @@ wait $!
         package: false,
         host: None,
         script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_faults.sh")),
+    },
+    Suite {
+        name: "nccl",
+        guests: 1,
+        limit: 75,
+        default: true,
+        about: "the NCCL plugin over RDMA, under its caller: every version, strangers, deaths, many connections",
+        build: &[&["test", "--package", "pushgate-tests", "--test", "nccl"]],
+        devices: &[],
+        module: false,
+        package: false,
+        host: None,
+        script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/nccl.sh")),
     },
     Suite {
         name: "rdma-smoke-pair",

@@ -1,0 +1,608 @@
+//! A connection in use: NCCL's sendComm or recvComm, its registrations, its requests.
+//!
+//! NCCL lets one thread post and test on a connection, while another registers and
+//! deregisters. The first has the state of the connection to itself (`Exclusive`), the
+//! second only asks the engine.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_proxy::engine::QpId;
+use pushgate_proxy::producer::{Producer, Received};
+use pushgate_proxy::proxy::Proxy;
+use pushgate_proxy::qp::RegionSends;
+use pushgate_proxy::region::RegionMemory;
+use pushgate_proxy::session::Status;
+
+use crate::error::{Code, Failure, Result};
+use crate::exclusive::Exclusive;
+use crate::ffi::types::MAX_RECVS;
+use crate::join::{Joined, RECEIVES_LOG, Role};
+use crate::large::{self, Incoming, Invitation, Outgoing};
+use crate::path::{self, Path};
+use crate::plugin::Runtime;
+use crate::socket::Stream;
+use crate::watch::{self, Peer};
+
+/// Requests of a connection: NCCL's 32 for each buffer of a receive.
+const REQUESTS: usize = 32 * MAX_RECVS;
+
+/// A registration, as NCCL holds it.
+#[derive(Clone, Copy, Debug)]
+pub struct Mr {
+    pub key: u32,
+    pub address: usize,
+    pub bytes: usize,
+}
+
+impl Mr {
+    /// Where `size` bytes at `data` lie in it.
+    pub fn offset(&self, data: usize, size: usize) -> Result<u64> {
+        let offset = data.checked_sub(self.address).filter(|o| *o <= self.bytes && size <= self.bytes - o);
+        offset.map(|o| o as u64).ok_or_else(|| {
+            let text = format!(
+                "{size} bytes at {data:#x} leave their registration of {} bytes at {:#x}",
+                self.bytes, self.address
+            );
+            Failure::new(Code::Usage, text)
+        })
+    }
+}
+
+/// One buffer of a receive.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    pub data: usize,
+    pub size: usize,
+    pub tag: u32,
+    pub mr: Option<&'a Mr>,
+}
+
+/// What NCCL tests: its place in its connection. All else is the connection's.
+pub struct Request {
+    comm: *const Comm,
+    index: u32,
+}
+
+// SAFETY: the pointer is used by `test` alone, whose caller vouches for it.
+unsafe impl Send for Request {}
+// SAFETY: as above; nothing here changes.
+unsafe impl Sync for Request {}
+
+/// See the module's text.
+pub struct Comm {
+    link: Link,
+    side: Side,
+    requests: Box<[Request]>,
+}
+
+enum Side {
+    Send(Box<Exclusive<Sender>>),
+    Receive(Box<Exclusive<Receiver>>),
+}
+
+/// What both sides have.
+struct Link {
+    role: Role,
+    qp: QpId,
+    peer: Arc<Peer>,
+    stream: Arc<Stream>,
+    watched: u64,
+    /// A region for receives of nothing that name none, on a receiving end.
+    nothing: u32,
+    runtime: Arc<Runtime>,
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = if self.role == Role::Send { "sending" } else { "receiving" };
+        write!(f, "{end} end of connection {}", self.qp.0)
+    }
+}
+
+/// What a receive of nothing names. Nobody reads or writes it: its length is 0.
+static NOTHING: u8 = 0;
+
+impl Comm {
+    /// A connection of a queue pair that was joined; `stream` says when the peer goes.
+    pub fn new(runtime: Arc<Runtime>, joined: Joined, stream: Stream, role: Role) -> Result<Box<Comm>> {
+        let (stream, peer) = (Arc::new(stream), Arc::new(Peer::default()));
+        let Joined { qp, producer, geometry } = joined;
+        // From here on its drop takes the queue pair out again.
+        let mut link = Link {
+            role,
+            qp,
+            peer: peer.clone(),
+            stream: stream.clone(),
+            watched: u64::MAX,
+            nothing: 0,
+            runtime,
+        };
+        if role == Role::Receive {
+            let memory = RegionMemory::Host { address: &raw const NOTHING as usize, keep: None };
+            // SAFETY: a region of no bytes: nothing is accessed by it.
+            link.nothing = unsafe { link.runtime.engine().add_region(qp, memory, 0)? };
+        }
+        link.watched = link.runtime.watch.add(stream, peer, qp)?;
+        let side = match role {
+            Role::Send => {
+                let whole = (abi::PUSHGATE_UNIT as usize) << geometry.window_log >> 1;
+                Side::Send(Box::new(Exclusive::new(Sender::new(producer, whole))))
+            }
+            Role::Receive => Side::Receive(Box::new(Exclusive::new(Receiver::new(producer)))),
+        };
+        let mut comm = Box::new(Comm { link, side, requests: Box::default() });
+        let at: *const Comm = &*comm;
+        comm.requests = (0..REQUESTS as u32).map(|index| Request { comm: at, index }).collect();
+        Ok(comm)
+    }
+
+    /// Registers host memory. From any thread, at any time.
+    pub fn register(&self, address: usize, bytes: usize) -> Result<Mr> {
+        let memory = RegionMemory::Host { address, keep: None };
+        // SAFETY: NCCL keeps registered memory mapped until `deregister`, which waits for
+        // copies under way, or until the connection is closed, which takes the queue pair
+        // out. It is C's memory, of which nobody has a Rust reference. The rings' orderings
+        // keep the engine's accesses apart from NCCL's: it posts before and tests after.
+        let key = unsafe { self.link.runtime.engine().add_region(self.link.qp, memory, bytes as u64) };
+        let key = key.map_err(|e| {
+            Failure::new(
+                Code::System,
+                format!("{}: registering {bytes} bytes at {address:#x}: {e}", self.link),
+            )
+        })?;
+        Ok(Mr { key, address, bytes })
+    }
+
+    /// The reverse. Posted receives into it that a message meets later end the connection.
+    pub fn deregister(&self, mr: Mr) -> Result<()> {
+        if self.link.runtime.engine().remove_region(self.link.qp, mr.key)? {
+            return Ok(());
+        }
+        let text = format!(
+            "{}: {} bytes at {:#x} are not registered there, or a device still copies to them",
+            self.link, mr.bytes, mr.address
+        );
+        Err(Failure::new(Code::Usage, text))
+    }
+
+    /// Sends; `None`: no room now, try again.
+    ///
+    /// # Safety
+    /// The `size` bytes at `data` can be read until the request is done.
+    #[inline]
+    pub unsafe fn send(
+        &self,
+        data: *const u8,
+        size: usize,
+        tag: u32,
+        mr: Option<&Mr>,
+    ) -> Result<Option<&Request>> {
+        let Side::Send(sender) = &self.side else { return Err(self.wrong_side("isend")) };
+        // SAFETY: the caller's.
+        let request = sender.enter(|s| unsafe { s.send(&self.link, data, size, tag, mr) });
+        let request = request.ok_or_else(|| self.two_threads())??;
+        Ok(request.map(|i| &self.requests[i as usize]))
+    }
+
+    /// Posts a receive of one to eight buffers; `None`: no room now, try again.
+    ///
+    /// # Safety
+    /// The buffers can be written until the request is done.
+    #[inline]
+    pub unsafe fn receive(&self, wanted: &[Wanted<'_>]) -> Result<Option<&Request>> {
+        let Side::Receive(receiver) = &self.side else { return Err(self.wrong_side("irecv")) };
+        let request = receiver.enter(|r| r.receive(&self.link, wanted));
+        let request = request.ok_or_else(|| self.two_threads())??;
+        Ok(request.map(|i| &self.requests[i as usize]))
+    }
+
+    #[cold]
+    fn wrong_side(&self, call: &str) -> Failure {
+        Failure::new(Code::Argument, format!("{call} on the {}", self.link))
+    }
+
+    #[cold]
+    fn two_threads(&self) -> Failure {
+        let text =
+            format!("{}: two threads post or test at once, or one of them has failed there", self.link);
+        Failure::new(Code::Usage, text)
+    }
+
+    /// Closes in order. Requests that are not done are dropped with it.
+    pub fn close(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.runtime.watch.remove(self.watched);
+        // Of an engine that is gone nothing needs to be taken out.
+        let counters = self.runtime.engine().remove_qp(self.qp).unwrap_or_default();
+        watch::say_goodbye(&self.stream, counters.delivered);
+        self.stream.shutdown();
+    }
+}
+
+impl Request {
+    /// True when it is done; `size` is told the bytes of each buffer. From then on it may
+    /// be another's.
+    ///
+    /// # Safety
+    /// Its connection is not closed.
+    #[inline]
+    pub unsafe fn test(&self, size: impl Fn(usize, usize)) -> Result<bool> {
+        // SAFETY: a connection does not move, and the caller says that it is there.
+        let comm = unsafe { &*self.comm };
+        let done = match &comm.side {
+            Side::Send(s) => s.enter(|s| s.test(&comm.link, self.index, size)),
+            Side::Receive(r) => r.enter(|r| r.test(&comm.link, self.index, size)),
+        };
+        done.ok_or_else(|| comm.two_threads())?
+    }
+}
+
+/// Fixed places for requests.
+struct Pool<T> {
+    slots: Box<[Option<T>]>,
+    free: Vec<u32>,
+}
+
+impl<T> Pool<T> {
+    fn new() -> Self {
+        let n = REQUESTS as u32;
+        Pool { slots: (0..n).map(|_| None).collect(), free: (0..n).rev().collect() }
+    }
+
+    fn free(&self) -> Option<u32> {
+        self.free.last().copied()
+    }
+
+    /// Fills the place that `free` named.
+    fn fill(&mut self, value: T) {
+        let i = self.free.pop().expect("`free` named it");
+        self.slots[i as usize] = Some(value);
+    }
+
+    fn empty(&mut self, i: u32) {
+        self.slots[i as usize] = None;
+        self.free.push(i);
+    }
+
+    fn get(&mut self, i: u32) -> Result<&mut T> {
+        self.slots[i as usize].as_mut().ok_or_else(|| {
+            Failure::new(Code::Argument, "test of a request that is done already, or was never handed out")
+        })
+    }
+}
+
+// -------------------------------------------------------------------- sending
+
+struct Sent {
+    size: usize,
+    /// Its last slot, and how many messages of the connection came before it; `None`
+    /// while slices of it are still to be posted.
+    last: Option<(u64, u64)>,
+}
+
+/// Whether messages may go out of registered regions. A peer tells only when it has
+/// tried, so the engine is asked again behind a message that arrived.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Regions {
+    Known(bool),
+    /// Asked again when so many messages have been sent.
+    Unknown(u64),
+}
+
+struct Sender {
+    producer: Producer,
+    regions: Regions,
+    /// What goes through the window at once: half of it, so that there is always a place
+    /// for it when the other half is given back.
+    whole: usize,
+    pool: Pool<Sent>,
+    messages: u64,
+    sends: u64,
+    sums: large::Sums,
+    large: Option<Outgoing>,
+}
+
+impl Sender {
+    fn new(producer: Producer, whole: usize) -> Self {
+        let (sums, regions) = (large::Sums::default(), Regions::Unknown(0));
+        Sender { producer, regions, whole, pool: Pool::new(), messages: 0, sends: 0, sums, large: None }
+    }
+
+    /// # Safety
+    /// As [`Comm::send`].
+    unsafe fn send(
+        &mut self,
+        link: &Link,
+        data: *const u8,
+        size: usize,
+        tag: u32,
+        mr: Option<&Mr>,
+    ) -> Result<Option<u32>> {
+        self.advance_large(link)?;
+        if let Some(status) = self.producer.status() {
+            return Err(Failure::ended(status, link));
+        }
+        let path = path::choose(data as usize, size, mr, self.regions == Regions::Known(true), self.whole)?;
+        let Some(request) = self.pool.free() else { return Ok(None) };
+        // The first SEND of one that goes in slices must be the next.
+        if self.large.as_ref().is_some_and(|l| path == Path::Slices || l.begins()) {
+            return Ok(None);
+        }
+        let record = Record { tag, ..Record::new(Opcode::Send) };
+        let record = match path {
+            Path::Inline => Record { flags: Record::INLINE, ..record },
+            Path::Push => record,
+            Path::Region { key, offset } => {
+                Record { flags: Record::REGION, place: key, place_offset: offset, ..record }
+            }
+            Path::Slices => {
+                // SAFETY: the caller's: until the request is done.
+                self.large = Some(unsafe { Outgoing::new(request, data, size, tag) });
+                self.pool.fill(Sent { size, last: None });
+                self.advance_large(link)?;
+                return Ok(Some(request));
+            }
+        };
+        // SAFETY: the caller's.
+        let Some(slot) = (unsafe { self.producer.post_raw(record, data, size) }) else { return Ok(None) };
+        self.pool.fill(Sent { size, last: Some((slot, self.messages)) });
+        self.messages += 1;
+        self.sends += 1;
+        Ok(Some(request))
+    }
+
+    #[cold]
+    fn ask(&mut self, link: &Link) -> Result<()> {
+        let proxy: &dyn Proxy = &**link.runtime.engine();
+        self.regions = match proxy.region_sends(link.qp)? {
+            RegionSends::Yes => Regions::Known(true),
+            RegionSends::Unknown => Regions::Unknown(2 * self.messages + 1),
+            RegionSends::No(why) => {
+                crate::log::info(&format!("{link}: messages are copied into the window: {why}"));
+                Regions::Known(false)
+            }
+        };
+        Ok(())
+    }
+
+    fn advance_large(&mut self, link: &Link) -> Result<()> {
+        let Some(large) = &mut self.large else { return Ok(()) };
+        if let Some(r) = self.producer.try_recv() {
+            self.producer.release(1);
+            self.producer.wake();
+            let fits = r.flags & Record::INLINE != 0 && r.length as usize == Invitation::BYTES;
+            if !fits || !large.invited(Invitation::decode(&r.inline)) {
+                return Err(Failure::new(
+                    Code::Remote,
+                    format!("{link}: the receiver sent what nobody asked for"),
+                ));
+            }
+        }
+        let before = self.sends;
+        let (messages, sends) = (&mut self.messages, &mut self.sends);
+        let posted = |send: bool| {
+            *messages += 1;
+            *sends += send as u64;
+        };
+        if let Some(slot) = large.advance(&mut self.producer, &mut self.sums, before, self.whole, posted) {
+            let request = large.request;
+            self.large = None;
+            self.pool.get(request)?.last = Some((slot, self.messages - 1));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn test(&mut self, link: &Link, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
+        if self.large.is_some() {
+            self.advance_large(link)?;
+        }
+        let sent = self.pool.get(request)?;
+        if let Some((slot, number)) = sent.last {
+            // Before the slots that were given back: then these are not older.
+            let status = self.producer.status();
+            if self.producer.retired() > slot || link.peer.received() > number {
+                size(0, sent.size);
+                self.pool.empty(request);
+                if matches!(self.regions, Regions::Unknown(at) if self.messages >= at) {
+                    self.ask(link)?;
+                }
+                return Ok(true);
+            }
+            return match status {
+                None => Ok(false),
+                Some(status) => Err(Failure::ended(status, link)),
+            };
+        }
+        match self.producer.status() {
+            None => Ok(false),
+            Some(status) => Err(Failure::ended(status, link)),
+        }
+    }
+}
+
+// ------------------------------------------------------------------ receiving
+
+/// A buffer that was posted.
+struct Posted {
+    request: u32,
+    buffer: u8,
+    key: u32,
+    offset: u64,
+    size: usize,
+    /// A message met it.
+    met: bool,
+}
+
+struct Receiving {
+    buffers: u8,
+    left: u8,
+    sizes: [usize; MAX_RECVS],
+}
+
+struct Receiver {
+    producer: Producer,
+    pool: Pool<Receiving>,
+    /// In the order in which they were posted, from the oldest that no message met.
+    posted: VecDeque<Posted>,
+    /// Its number.
+    oldest: u64,
+    /// SENDs that arrived.
+    arrived: u64,
+    large: Option<Incoming>,
+    large_bytes: u64,
+    large_messages: u64,
+}
+
+impl Receiver {
+    fn new(producer: Producer) -> Self {
+        Receiver {
+            producer,
+            pool: Pool::new(),
+            posted: VecDeque::with_capacity(1 << RECEIVES_LOG),
+            oldest: 0,
+            arrived: 0,
+            large: None,
+            large_bytes: 0,
+            large_messages: 0,
+        }
+    }
+
+    fn receive(&mut self, link: &Link, wanted: &[Wanted<'_>]) -> Result<Option<u32>> {
+        if let Some(status) = self.producer.status() {
+            return Err(Failure::ended(status, link));
+        }
+        let Some(request) = self.pool.free() else { return Ok(None) };
+        if self.posted.len() + wanted.len() > 1 << RECEIVES_LOG {
+            return Ok(None);
+        }
+        // All or none is posted: so first what may be wrong with any.
+        let mut places = [(0, 0); MAX_RECVS];
+        for (w, place) in wanted.iter().zip(&mut places) {
+            *place = match w.mr {
+                Some(mr) => (mr.key, mr.offset(w.data, w.size)?),
+                None if w.size == 0 => (link.nothing, 0),
+                None => {
+                    let text = format!("{link}: a receive of {} bytes without registration", w.size);
+                    return Err(Failure::new(Code::Usage, text));
+                }
+            };
+        }
+        for (i, (w, (key, offset))) in wanted.iter().zip(places).enumerate() {
+            // No message is longer.
+            let size = w.size.min(crate::props::MAX_BYTES);
+            assert!(self.producer.post_recv(key, offset, size as u32, w.tag), "room was counted");
+            self.posted.push_back(Posted { request, buffer: i as u8, key, offset, size, met: false });
+        }
+        self.producer.wake();
+        let n = wanted.len() as u8;
+        self.pool.fill(Receiving { buffers: n, left: n, sizes: [0; MAX_RECVS] });
+        Ok(Some(request))
+    }
+
+    /// Takes in what arrived.
+    fn progress(&mut self, link: &Link) -> Result<()> {
+        let mut any = false;
+        while let Some(r) = self.producer.try_recv() {
+            any = true;
+            // The payload is in its buffer: the record holds nothing.
+            self.producer.release(1);
+            self.arrive(link, &r)?;
+        }
+        if any {
+            self.producer.wake();
+        }
+        if self.large.is_some() {
+            self.advance_large()?;
+        }
+        Ok(())
+    }
+
+    fn arrive(&mut self, link: &Link, r: &Received) -> Result<()> {
+        self.arrived += 1;
+        // The engine says which receive it took, by the low 32 bits of its number.
+        let at = r.place.wrapping_sub(self.oldest as u32) as usize;
+        let Some(p) = self.posted.get_mut(at).filter(|p| !p.met) else {
+            let text =
+                format!("{link}: a message of tag {} for receive {}, which is not posted", r.tag, r.place);
+            return Err(Failure::new(Code::Internal, text));
+        };
+        p.met = true;
+        let (request, buffer, room) = (p.request, p.buffer, p.size);
+        let rest = Invitation { key: p.key, offset: p.offset + r.length as u64 };
+        if self.producer.signal(large::BEGINS) == self.arrived {
+            // One at a time: the last one is complete, though nobody may have looked since.
+            self.advance_large()?;
+            let bytes = self.producer.signal(large::BYTES);
+            let size = (bytes - self.large_bytes) as usize;
+            self.large_bytes = bytes;
+            self.large_messages += 1;
+            if size > room {
+                let text = format!("{link}: {size} bytes arrived for a buffer of {room}");
+                let status = Status { rank: Some(0), ..Status::new(abi::PUSHGATE_REFUSED) };
+                link.runtime.engine().fail(Some(link.qp), status)?;
+                return Err(Failure::new(Code::Usage, text));
+            }
+            let number = self.large_messages;
+            self.large = Some(Incoming { request, buffer, size, invitation: Some(rest), number });
+        } else {
+            self.arrived_whole(request, buffer, r.length as usize)?;
+        }
+        while self.posted.front().is_some_and(|p| p.met) {
+            self.posted.pop_front();
+            self.oldest += 1;
+        }
+        Ok(())
+    }
+
+    fn arrived_whole(&mut self, request: u32, buffer: u8, size: usize) -> Result<()> {
+        let receiving = self.pool.get(request)?;
+        receiving.left -= 1;
+        receiving.sizes[buffer as usize] = size;
+        Ok(())
+    }
+
+    fn advance_large(&mut self) -> Result<()> {
+        let Some(large) = &mut self.large else { return Ok(()) };
+        if let Some(invitation) = large.invitation {
+            let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
+            if self.producer.post(record, &invitation.encode()) {
+                large.invitation = None;
+            }
+        }
+        if self.producer.signal(large::ENDS) >= large.number {
+            let Incoming { request, buffer, size, .. } = *large;
+            self.large = None;
+            self.arrived_whole(request, buffer, size)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn test(&mut self, link: &Link, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
+        // Before what arrived: then that is not older.
+        let status = self.producer.status();
+        self.progress(link)?;
+        let receiving = self.pool.get(request)?;
+        if receiving.left == 0 {
+            for i in 0..receiving.buffers as usize {
+                size(i, receiving.sizes[i]);
+            }
+            self.pool.empty(request);
+            return Ok(true);
+        }
+        match status {
+            None => Ok(false),
+            Some(status) => Err(Failure::ended(status, link)),
+        }
+    }
+}

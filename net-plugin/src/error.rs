@@ -1,0 +1,112 @@
+//! What a call of NCCL's ends with if it fails: a code for NCCL, a sentence for
+//! the log.
+
+use std::fmt::{self, Display};
+
+use pushgate::Error;
+use pushgate_driver_shim::{ShimError, abi};
+use pushgate_proxy::endpoint::EndpointError;
+use pushgate_proxy::engine::EngineError;
+use pushgate_proxy::qp::verbs::VerbsError;
+use pushgate_proxy::session::Status;
+
+/// `ncclResult_t`, as far as a plugin answers with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Code {
+    /// A call to the system failed.
+    System = 2,
+    /// A fault of ours.
+    Internal = 3,
+    /// An argument that can't be.
+    Argument = 4,
+    /// Allowed arguments that don't fit together, or a wrong setting.
+    Usage = 5,
+    /// The other end, or the way there.
+    Remote = 6,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Failure {
+    pub code: Code,
+    pub text: String,
+}
+
+pub type Result<T, E = Failure> = std::result::Result<T, E>;
+
+impl Failure {
+    pub fn new(code: Code, text: impl Into<String>) -> Self {
+        Failure { code, text: text.into() }
+    }
+
+    /// For `map_err`: a failure of `what`.
+    pub fn system<E: Display>(what: impl Display) -> impl FnOnce(E) -> Self {
+        move |e| Failure::new(Code::System, format!("{what}: {e}"))
+    }
+
+    /// A queue pair that has ended.
+    pub fn ended(status: Status, end: impl Display) -> Self {
+        let (code, why) = match status.code as u32 {
+            abi::PUSHGATE_PEER_LOST => (
+                Code::Remote,
+                "the other end is gone: its process ended or closed the connection; its log says why".into(),
+            ),
+            abi::PUSHGATE_LINK_DOWN => (
+                Code::Remote,
+                format!("the RDMA link failed (cause {}): see `rdma link` on both hosts", status.detail),
+            ),
+            abi::PUSHGATE_REFUSED => (
+                Code::Usage,
+                "a message or request was refused, as one longer than the receive that it met; the line of \
+                 this log before says which"
+                    .into(),
+            ),
+            abi::PUSHGATE_ABORTED => (Code::System, "it was aborted; the log of the engine says why".into()),
+            code => (Code::Internal, format!("it ended with {}", pushgate::status_name(code as u64))),
+        };
+        Failure::new(code, format!("{end}: {why}"))
+    }
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Self {
+        let code = match &e {
+            Error::Config { .. } => Code::Usage,
+            Error::Mismatch { .. } => Code::Remote,
+            _ => Code::System,
+        };
+        Failure::new(code, e.to_string())
+    }
+}
+
+impl From<VerbsError> for Failure {
+    fn from(e: VerbsError) -> Self {
+        let code = if matches!(e, VerbsError::Peer { .. }) { Code::Remote } else { Code::System };
+        Failure::new(code, e.to_string())
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(e: EngineError) -> Self {
+        Failure::new(Code::System, e.to_string())
+    }
+}
+
+impl From<EndpointError> for Failure {
+    fn from(e: EndpointError) -> Self {
+        Failure::new(Code::System, e.to_string())
+    }
+}
+
+impl From<ShimError> for Failure {
+    fn from(e: ShimError) -> Self {
+        Failure::new(Code::System, e.to_string())
+    }
+}

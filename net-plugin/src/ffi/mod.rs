@@ -1,0 +1,4 @@
+//! The C boundary.
+
+pub mod tables;
+pub mod types;

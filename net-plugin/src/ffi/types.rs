@@ -1,0 +1,150 @@
+//! What NCCL's headers declare, field by field. The layouts are asserted below
+//! against those of x86-64 C.
+
+use std::ffi::{c_char, c_int, c_void};
+
+/// `NCCL_PTR_HOST`.
+pub const PTR_HOST: c_int = 1;
+/// `NCCL_PTR_CUDA`.
+pub const PTR_CUDA: c_int = 2;
+/// Buffers that one receive may name.
+pub const MAX_RECVS: usize = 8;
+
+/// `ncclNetDeviceHandle_t`: for devices that unpack. Never filled here.
+#[repr(C)]
+pub struct DeviceHandle {
+    net_device_type: c_int,
+    net_device_version: c_int,
+    handle: *mut c_void,
+    size: usize,
+    needs_proxy_progress: c_int,
+}
+
+/// `ncclNetCommConfig_v10_t` and later.
+#[repr(C)]
+pub struct CommConfig {
+    /// -1: not set.
+    pub traffic_class: c_int,
+}
+
+/// `ncclNetAttr_v11_t`; hints that are not used.
+#[repr(C)]
+pub struct NetAttr {
+    words: [u32; 11],
+}
+
+/// `ncclNetVDeviceProps_v9_t` to v11.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct VDevice4 {
+    /// How many.
+    pub ndevs: c_int,
+    /// Which.
+    pub devs: [c_int; 4],
+}
+
+/// `ncclNetVDeviceProps_v12_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct VDevice8 {
+    /// How many.
+    pub ndevs: c_int,
+    /// Which.
+    pub devs: [c_int; 8],
+}
+
+/// `ncclNetProperties_v8_t`.
+#[repr(C)]
+#[allow(missing_docs)] // NCCL's names.
+pub struct PropsV8 {
+    pub name: *const c_char,
+    pub pci_path: *const c_char,
+    pub guid: u64,
+    pub ptr_support: c_int,
+    pub reg_is_global: c_int,
+    pub speed: c_int,
+    pub port: c_int,
+    pub latency: f32,
+    pub max_comms: c_int,
+    pub max_recvs: c_int,
+    pub net_device_type: c_int,
+    pub net_device_version: c_int,
+}
+
+/// `ncclNetProperties_v9_t`, which v10 has too.
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct PropsV9 {
+    pub name: *const c_char,
+    pub pci_path: *const c_char,
+    pub guid: u64,
+    pub ptr_support: c_int,
+    pub reg_is_global: c_int,
+    pub force_flush: c_int,
+    pub speed: c_int,
+    pub port: c_int,
+    pub latency: f32,
+    pub max_comms: c_int,
+    pub max_recvs: c_int,
+    pub net_device_type: c_int,
+    pub net_device_version: c_int,
+    pub v_props: VDevice4,
+    pub max_p2p_bytes: usize,
+    pub max_coll_bytes: usize,
+}
+
+/// `ncclNetProperties_v11_t`.
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct PropsV11 {
+    pub v9: PropsV9,
+    pub max_multi_request_size: c_int,
+}
+
+/// `ncclNetProperties_v12_t`.
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct PropsV12 {
+    pub name: *const c_char,
+    pub pci_path: *const c_char,
+    pub guid: u64,
+    pub ptr_support: c_int,
+    pub reg_is_global: c_int,
+    pub force_flush: c_int,
+    pub speed: c_int,
+    pub port: c_int,
+    pub latency: f32,
+    pub max_comms: c_int,
+    pub max_recvs: c_int,
+    pub net_device_type: c_int,
+    pub net_device_version: c_int,
+    pub v_props: VDevice8,
+    pub max_p2p_bytes: usize,
+    pub max_coll_bytes: usize,
+    pub max_multi_request_size: c_int,
+    pub rail_id: i16,
+    pub plane_id: i16,
+}
+
+const _: () = {
+    use std::mem::{offset_of as at, size_of};
+    assert!(size_of::<DeviceHandle>() == 32 && size_of::<CommConfig>() == 4 && size_of::<NetAttr>() == 44);
+    assert!(size_of::<VDevice4>() == 20 && size_of::<VDevice8>() == 36);
+    assert!(size_of::<PropsV8>() == 64);
+    assert!(at!(PropsV8, ptr_support) == 24 && at!(PropsV8, speed) == 32 && at!(PropsV8, latency) == 40);
+    assert!(at!(PropsV8, max_recvs) == 48 && at!(PropsV8, net_device_version) == 56);
+    assert!(size_of::<PropsV9>() == 104);
+    assert!(at!(PropsV9, force_flush) == 32 && at!(PropsV9, speed) == 36 && at!(PropsV9, latency) == 44);
+    assert!(at!(PropsV9, max_recvs) == 52 && at!(PropsV9, net_device_version) == 60);
+    assert!(
+        at!(PropsV9, v_props) == 64
+            && at!(PropsV9, max_p2p_bytes) == 88
+            && at!(PropsV9, max_coll_bytes) == 96
+    );
+    assert!(size_of::<PropsV11>() == 112 && at!(PropsV11, max_multi_request_size) == 104);
+    assert!(size_of::<PropsV12>() == 128);
+    assert!(at!(PropsV12, force_flush) == 32 && at!(PropsV12, net_device_version) == 60);
+    assert!(at!(PropsV12, v_props) == 64 && at!(PropsV12, max_p2p_bytes) == 104);
+    assert!(at!(PropsV12, max_coll_bytes) == 112 && at!(PropsV12, max_multi_request_size) == 120);
+    assert!(at!(PropsV12, rail_id) == 124 && at!(PropsV12, plane_id) == 126);
+};

@@ -1,0 +1,450 @@
+//! How two ends find each other. Nothing here waits: every call looks what has come,
+//! goes as far as it can, and says if that is all the way.
+//!
+//! The connector greets: nonce and offer. The listener answers with its own offer.
+//! Over RDMA both then say where the other may write. What does not greet in time,
+//! or as nobody of ours would, costs itself the connection and nobody else anything.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use pushgate::Settings;
+use pushgate_proxy::qp::verbs::Device;
+use pushgate_proxy::wire::peer_cred;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
+use serde::{Deserialize, Serialize};
+
+use crate::comm::Comm;
+use crate::error::{Code, Failure, Result};
+use crate::handle::{self, Address, Handle, Nonce};
+use crate::join::{Exchange, Half, Joined, Offer, Role, Taken};
+use crate::plugin::Runtime;
+use crate::socket::{Channel, Frame, Stream};
+
+/// Version of all that the two ends say to each other.
+const VERSION: u32 = 1;
+/// Who has connected greets within this.
+const GREETING: Duration = Duration::from_secs(5);
+/// Connections that may be about to greet.
+const STRANGERS: usize = 256;
+
+/// The first frame of either end.
+#[derive(Serialize, Deserialize)]
+struct Greeting {
+    version: u32,
+    nonce: Nonce,
+    offer: Offer,
+}
+
+fn bytes_of(what: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(what).expect("it is plain data")
+}
+
+fn lost(e: impl std::fmt::Display) -> Failure {
+    Failure::new(Code::Remote, format!("making a connection: {e}"))
+}
+
+/// Of a frame that should be a greeting for `nonce`.
+fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<Offer> {
+    let g: Greeting = serde_json::from_slice(bytes).map_err(lost)?;
+    if g.version != VERSION {
+        return Err(lost(format!(
+            "the other end speaks version {}, this is {VERSION}: load the same build on both",
+            g.version
+        )));
+    }
+    if g.nonce != *nonce {
+        return Err(lost("the greeting is for another listener"));
+    }
+    Ok(g.offer)
+}
+
+fn name_of(nonce: &Nonce) -> String {
+    format!("pushgate/net/{:032x}", u128::from_be_bytes(*nonce))
+}
+
+fn random() -> Result<Nonce> {
+    let mut nonce = [0; 16];
+    let mut file = std::fs::File::open("/dev/urandom").map_err(Failure::system("/dev/urandom"))?;
+    std::io::Read::read_exact(&mut file, &mut nonce).map_err(Failure::system("/dev/urandom"))?;
+    Ok(nonce)
+}
+
+/// Which start of which host this is.
+fn boot_id() -> [u8; 16] {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0).to_be_bytes()
+}
+
+/// The address at which others reach this host: the setting, else the RDMA device's,
+/// else the one of the default route.
+fn own_address(settings: &Settings, device: &Device) -> Result<IpAddr> {
+    if let Ok(ip) = settings.host.parse() {
+        return Ok(ip);
+    }
+    // The address of a RoCE v2 device is one of its network interface's.
+    let gids = device.gids();
+    let ips = gids.iter().filter(|g| g.netdev.is_some()).map(|g| IpAddr::from(g.gid.0).to_canonical());
+    let mut ips: Vec<_> =
+        ips.filter(|ip| !matches!(ip, IpAddr::V6(v) if v.is_unicast_link_local())).collect();
+    ips.sort_by_key(|ip| ip.is_ipv6());
+    if let Some(ip) = ips.first() {
+        return Ok(*ip);
+    }
+    // Sends nothing: asks which way the kernel would take.
+    let routed =
+        UdpSocket::bind("0.0.0.0:0").and_then(|s| s.connect("192.0.2.1:9").and_then(|()| s.local_addr()));
+    routed
+        .map(|a| a.ip())
+        .map_err(Failure::system("no address at which others reach this host; set PUSHGATE_HOST to one"))
+}
+
+// ------------------------------------------------------------------ accepting
+
+enum Socket {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+/// What NCCL calls a listenComm. Accepts one connection after the other.
+pub struct Listener {
+    nonce: Nonce,
+    socket: Socket,
+    class: Option<u8>,
+    state: Mutex<Accepting>,
+    runtime: Arc<Runtime>,
+}
+
+#[derive(Default)]
+struct Accepting {
+    strangers: Vec<(Channel, Instant)>,
+    /// They have greeted.
+    ready: Vec<(Channel, Frame)>,
+    current: Option<Progress>,
+}
+
+impl Listener {
+    /// Listens; the handle is for connectors.
+    pub fn new(runtime: Arc<Runtime>, class: Option<u8>) -> Result<(Self, [u8; handle::BYTES])> {
+        let nonce = random()?;
+        let failed = || Failure::system("listening for connections");
+        let (socket, address) = match &runtime.loaded.rdma {
+            None => {
+                let name = UnixAddr::from_abstract_name(name_of(&nonce)).map_err(failed())?;
+                let socket = UnixListener::bind_addr(&name).map_err(failed())?;
+                socket.set_nonblocking(true).map_err(failed())?;
+                (Socket::Unix(socket), Address::Unix(boot_id()))
+            }
+            Some(device) => {
+                let ip = own_address(&runtime.loaded.settings, device)?;
+                let socket = TcpListener::bind((ip, 0)).map_err(Failure::system(format!(
+                    "listening for connections at {ip}; set PUSHGATE_HOST to another address of this host"
+                )))?;
+                socket.set_nonblocking(true).map_err(failed())?;
+                let address = socket.local_addr().map_err(failed())?;
+                (Socket::Tcp(socket), Address::Tcp(address))
+            }
+        };
+        let bytes = Handle { nonce, address }.encode();
+        Ok((Listener { nonce, socket, class, state: Mutex::default(), runtime }, bytes))
+    }
+
+    /// The next connection, if it is there.
+    pub fn accept(&self) -> Result<Option<Box<Comm>>> {
+        let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
+        let state = &mut *state;
+        if state.current.is_none() {
+            self.let_in(&mut state.strangers)?;
+            self.hear(state);
+        }
+        loop {
+            if state.current.is_none() {
+                if state.ready.is_empty() {
+                    return Ok(None);
+                }
+                let (channel, frame) = state.ready.remove(0);
+                match greeting(&frame.0, &self.nonce) {
+                    // Anybody may come here and say anything.
+                    Err(e) => {
+                        tracing::warn!("a stranger at the listening socket was sent away: {e}");
+                        continue;
+                    }
+                    Ok(offer) => {
+                        let half = Half::new(&self.runtime, Role::Receive, self.class)?;
+                        let (own, fds) = half.offer(&self.runtime)?;
+                        let mut progress = Progress::new(channel);
+                        let answer = Greeting { version: VERSION, nonce: self.nonce, offer: own };
+                        let made =
+                            progress.channel.send(&bytes_of(&answer), fds).map_err(lost).and_then(|_| {
+                                progress.take(half.take(
+                                    &self.runtime,
+                                    offer,
+                                    frame.1,
+                                    progress.channel.peer_pid(),
+                                )?)
+                            });
+                        if let Err(e) = made {
+                            self.gave_up(&e);
+                            continue;
+                        }
+                        state.current = Some(progress);
+                    }
+                }
+            }
+            let Some(current) = &mut state.current else { continue };
+            match current.advance(&self.runtime) {
+                Ok(None) => return Ok(None),
+                Ok(Some(joined)) => {
+                    let channel = state.current.take().expect("it is there").channel;
+                    return Comm::new(self.runtime.clone(), joined, channel.into_stream(), Role::Receive)
+                        .map(Some);
+                }
+                Err(e) => {
+                    state.current = None;
+                    self.gave_up(&e);
+                }
+            }
+        }
+    }
+
+    /// The connector hears of it by the end of its socket, and NCCL by the connector.
+    fn gave_up(&self, e: &Failure) {
+        tracing::warn!("a connection did not come about, waiting for the next: {e}");
+    }
+
+    fn let_in(&self, strangers: &mut Vec<(Channel, Instant)>) -> Result<()> {
+        loop {
+            let stream = match &self.socket {
+                Socket::Unix(s) => s.accept().map(|(s, _)| Stream::Unix(s)),
+                Socket::Tcp(s) => s.accept().and_then(|(s, _)| Stream::tcp(s)),
+            };
+            match stream {
+                Ok(stream) if is_ours(&stream) => {
+                    if strangers.len() == STRANGERS {
+                        strangers.remove(0);
+                    }
+                    strangers.push((Channel::new(stream), Instant::now()));
+                }
+                Ok(_) => tracing::warn!("a process of another user at the listening socket was sent away"),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
+                // It had gone before we looked.
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted
+                    ) => {}
+                Err(e) => return Err(Failure::system("accepting a connection")(e)),
+            }
+        }
+    }
+
+    fn hear(&self, state: &mut Accepting) {
+        for (mut channel, since) in std::mem::take(&mut state.strangers) {
+            match channel.receive() {
+                Ok(Some(frame)) => state.ready.push((channel, frame)),
+                Ok(None) if since.elapsed() < GREETING => state.strangers.push((channel, since)),
+                Ok(None) => tracing::warn!("somebody connected and did not greet within {GREETING:?}"),
+                Err(e) => tracing::warn!("a stranger at the listening socket was sent away: {e}"),
+            }
+        }
+    }
+}
+
+/// Over Unix sockets only processes of our own user, or root's: they get our memory.
+fn is_ours(stream: &Stream) -> bool {
+    match stream {
+        Stream::Unix(s) => {
+            peer_cred(s).is_ok_and(|peer| peer.uid == rustix::process::geteuid().as_raw() || peer.uid == 0)
+        }
+        Stream::Tcp(_) => true,
+    }
+}
+
+// ------------------------------------------------------------------ both ends
+
+/// From the offers to the queue pair.
+struct Progress {
+    channel: Channel,
+    joined: Option<Joined>,
+    exchange: Option<Box<Exchange>>,
+}
+
+impl Progress {
+    fn new(channel: Channel) -> Self {
+        Progress { channel, joined: None, exchange: None }
+    }
+
+    fn take(&mut self, taken: Taken) -> Result<()> {
+        match taken {
+            Taken::Joined(joined) => self.joined = Some(*joined),
+            Taken::Exchange(exchange, places) => {
+                self.exchange = Some(exchange);
+                self.channel.send(&bytes_of(&places), Vec::new()).map_err(lost)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The queue pair, once all has gone and come.
+    fn advance(&mut self, runtime: &Runtime) -> Result<Option<Joined>> {
+        if self.exchange.is_some()
+            && let Some(frame) = self.channel.receive().map_err(lost)?
+        {
+            let exchange = self.exchange.take().expect("checked above");
+            self.joined = Some(exchange.join(runtime, frame)?);
+        }
+        let gone = self.channel.flush().map_err(lost)?;
+        Ok(if gone { self.joined.take() } else { None })
+    }
+}
+
+// ----------------------------------------------------------------- connecting
+
+/// A connection that is being made. The connector's copy of the handle names it.
+pub struct Connecting {
+    handle: Handle,
+    stage: Stage,
+}
+
+enum Stage {
+    /// The listener's backlog was full.
+    Again,
+    /// The network is asked.
+    Dialing(TcpStream),
+    /// Greeted; no answer yet.
+    Greeted(Half, Channel),
+    Joining(Box<Progress>),
+}
+
+impl Runtime {
+    /// Connects to a listener, if that can be done by now. The handle is changed: it
+    /// remembers what was begun.
+    pub fn connect(
+        self: Arc<Self>,
+        bytes: &mut [u8; handle::BYTES],
+        class: Option<u8>,
+    ) -> Result<Option<Box<Comm>>> {
+        let wanted = Handle::decode(bytes)?;
+        let table = || self.connecting.lock().unwrap_or_else(|e| e.into_inner());
+        let mark = handle::mark(bytes);
+        let connecting = match mark {
+            0 => Connecting { handle: wanted, stage: Stage::Again },
+            _ => table().remove(&mark).filter(|c| c.handle == wanted).ok_or_else(|| {
+                let text = format!("a connection handle that says attempt {mark}, which nobody made");
+                Failure::new(Code::Argument, text)
+            })?,
+        };
+        handle::set_mark(bytes, 0);
+        match connecting.advance(&self, class)? {
+            Advanced::Done(joined, stream) => Comm::new(self, joined, stream, Role::Send).map(Some),
+            Advanced::Later(connecting) => {
+                let mark = self.next_mark.fetch_add(1, Ordering::Relaxed);
+                table().insert(mark, connecting);
+                handle::set_mark(bytes, mark);
+                Ok(None)
+            }
+        }
+    }
+}
+
+enum Advanced {
+    Done(Joined, Stream),
+    Later(Connecting),
+}
+
+impl Connecting {
+    fn advance(self, runtime: &Runtime, class: Option<u8>) -> Result<Advanced> {
+        let Connecting { handle, mut stage } = self;
+        let later = |stage| Ok(Advanced::Later(Connecting { handle, stage }));
+        loop {
+            stage = match stage {
+                Stage::Again => match handle.address {
+                    Address::Unix(host) => match dial_unix(&handle.nonce, host)? {
+                        Some(stream) => greet(runtime, &handle, Stream::Unix(stream), class)?,
+                        None => return later(Stage::Again),
+                    },
+                    Address::Tcp(to) => Stage::Dialing(dial_tcp(to)?),
+                },
+                Stage::Dialing(stream) => {
+                    let mut fds = [PollFd::new(&stream, PollFlags::OUT)];
+                    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+                    if poll(&mut fds, Some(&now)).unwrap_or(0) == 0 {
+                        return later(Stage::Dialing(stream));
+                    }
+                    let Address::Tcp(to) = handle.address else { unreachable!("it was dialed") };
+                    let unreachable = |e: Errno| {
+                        lost(format!("{to} can't be reached: {e}; may the hosts reach each other there?"))
+                    };
+                    sockopt::socket_error(&stream).map_err(unreachable)?.map_err(unreachable)?;
+                    greet(runtime, &handle, Stream::tcp(stream).map_err(lost)?, class)?
+                }
+                Stage::Greeted(half, mut channel) => {
+                    channel.flush().map_err(lost)?;
+                    match channel.receive().map_err(lost)? {
+                        None => return later(Stage::Greeted(half, channel)),
+                        Some((bytes, fds)) => {
+                            let offer = greeting(&bytes, &handle.nonce)?;
+                            let mut progress = Progress::new(channel);
+                            let taken = half.take(runtime, offer, fds, progress.channel.peer_pid())?;
+                            progress.take(taken)?;
+                            Stage::Joining(Box::new(progress))
+                        }
+                    }
+                }
+                Stage::Joining(mut progress) => match progress.advance(runtime)? {
+                    Some(joined) => return Ok(Advanced::Done(joined, progress.channel.into_stream())),
+                    None => return later(Stage::Joining(progress)),
+                },
+            }
+        }
+    }
+}
+
+fn greet(runtime: &Runtime, handle: &Handle, stream: Stream, class: Option<u8>) -> Result<Stage> {
+    if !is_ours(&stream) {
+        return Err(lost("the listener runs as another user"));
+    }
+    let half = Half::new(runtime, Role::Send, class)?;
+    let (offer, fds) = half.offer(runtime)?;
+    let mut channel = Channel::new(stream);
+    channel.send(&bytes_of(&Greeting { version: VERSION, nonce: handle.nonce, offer }), fds).map_err(lost)?;
+    Ok(Stage::Greeted(half, channel))
+}
+
+/// `None`: the backlog is full, try again.
+fn dial_unix(nonce: &Nonce, host: [u8; 16]) -> Result<Option<UnixStream>> {
+    if host != boot_id() {
+        return Err(lost(
+            "the listener is on another host, where qp = local can't go: set PUSHGATE_QP=verbs",
+        ));
+    }
+    let name = name_of(nonce);
+    let address =
+        SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(Failure::system("a socket's name"))?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(Failure::system("socket"))?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) => Ok(Some(socket.into())),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(e) => Err(lost(format!("{name}: {e}; its listener is closed, or in another network namespace"))),
+    }
+}
+
+fn dial_tcp(to: SocketAddr) -> Result<TcpStream> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(Failure::system("socket"))?;
+    match rustix::net::connect(socket.as_fd(), &to) {
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket.into()),
+        Err(e) => Err(lost(format!("{to} can't be reached: {e}"))),
+    }
+}

@@ -1,0 +1,255 @@
+//! One end of a connection's queue pair: its memory, and how it is joined to the
+//! other's. The sending end is rank 0 of the queue pair, the receiving end rank 1.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use pushgate::settings::CqEvents;
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
+use pushgate_proxy::endpoint::{Endpoint, QpOptions};
+use pushgate_proxy::engine::QpId;
+use pushgate_proxy::idle::Wake;
+use pushgate_proxy::offer::LocalOffer;
+use pushgate_proxy::producer::Producer;
+use pushgate_proxy::proxy::{Proxy, QpFds};
+use pushgate_proxy::qp::verbs::{self, Accepted, Config, Places};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Code, Failure, Result};
+use crate::plugin::Runtime;
+use crate::socket::Frame;
+
+/// Receives that NCCL may have out on a connection: 32 of 8 buffers each.
+pub const RECEIVES_LOG: u32 = 8;
+/// WQEs of a sending end. NCCL has at most 32 requests of its own for each of the 8
+/// buffers of a receive; the rest is for slices.
+const SLOTS_LOG: u32 = 9;
+
+/// Which end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Send,
+    Receive,
+}
+
+impl Role {
+    fn rank(self) -> u32 {
+        (self == Role::Receive) as u32
+    }
+}
+
+/// What one end tells the other first.
+#[derive(Serialize, Deserialize)]
+pub enum Offer {
+    Local(LocalOffer),
+    Verbs(verbs::Offer),
+}
+
+struct Own {
+    role: Role,
+    geometry: Geometry,
+    window: Arc<SharedMemory>,
+    work: Arc<SharedMemory>,
+    control: Arc<SharedMemory>,
+}
+
+/// This end, before the other is known.
+pub struct Half {
+    own: Own,
+    link: Link,
+}
+
+enum Link {
+    Local(Arc<SharedMemory>),
+    Verbs(Box<verbs::Half>),
+}
+
+/// An end that an engine drives.
+pub struct Joined {
+    pub qp: QpId,
+    pub producer: Producer,
+    pub geometry: Geometry,
+}
+
+/// What became of a half when the other end's offer was there.
+pub enum Taken {
+    Joined(Box<Joined>),
+    /// The peer must be told these places, and tells its own.
+    Exchange(Box<Exchange>, Places),
+}
+
+/// An end over RDMA that waits for the other's places.
+pub struct Exchange {
+    own: Own,
+    accepted: Accepted,
+}
+
+fn refused(why: impl std::fmt::Display) -> Failure {
+    Failure::new(Code::Remote, format!("the other end's offer of a connection: {why}"))
+}
+
+impl Own {
+    fn new(runtime: &Runtime, role: Role) -> Result<Self> {
+        let settings = &runtime.loaded.settings;
+        // A receiving end answers with a few words inline.
+        let (window, slots_log, rx_log) = match role {
+            Role::Send => (settings.net_window_size, SLOTS_LOG, 4),
+            Role::Receive => (abi::PUSHGATE_PAGE as u64, 4, RECEIVES_LOG),
+        };
+        let geometry = Geometry {
+            window_log: window.trailing_zeros() - abi::PUSHGATE_UNIT_LOG,
+            slots_log,
+            // Requests end with the credit that their slot gives back: no CQE says more.
+            cq_log: 0,
+            rx_log,
+            link_log: slots_log,
+            landing_log: 0,
+            signals: crate::large::SIGNALS,
+            rank: role.rank(),
+        };
+        let window = Arc::new(runtime.memory("window", geometry.window_bytes(), settings.huge_pages)?);
+        // Mapped here; whoever is handed it can only read.
+        window.seal_against_writers()?;
+        Ok(Own {
+            role,
+            window,
+            work: segment(runtime, &geometry, Segment::Work)?,
+            control: segment(runtime, &geometry, Segment::Control)?,
+            geometry,
+        })
+    }
+
+    fn options(&self, runtime: &Runtime) -> QpOptions {
+        QpOptions {
+            peer: 1 - self.role.rank(),
+            posted_receives: self.role == Role::Receive,
+            stuck_ns: runtime.loaded.settings.stuck.as_nanos() as u64,
+            in_place_share: 255,
+            slow_ns: u64::MAX,
+            ungated: false,
+            key_seed: runtime.key_seed(),
+        }
+    }
+
+    fn joined(self, runtime: &Runtime, qp: QpId, rings: bool) -> Result<Joined> {
+        let bell = runtime.bell.try_clone().map_err(Failure::system("eventfd"))?;
+        let bell = rings.then_some(bell);
+        let producer = Producer::new(self.geometry, &self.work, &self.control, self.window, bell);
+        Ok(Joined { qp, producer, geometry: self.geometry })
+    }
+}
+
+fn segment(runtime: &Runtime, geometry: &Geometry, kind: Segment) -> Result<Arc<SharedMemory>> {
+    let memory = runtime.memory(&kind.to_string(), geometry.bytes(kind), HugePages::Never)?;
+    write_header(&memory, kind, geometry)?;
+    Ok(Arc::new(memory))
+}
+
+impl Half {
+    /// Makes this end. `class`: the traffic class that NCCL asks for.
+    pub fn new(runtime: &Runtime, role: Role, class: Option<u8>) -> Result<Self> {
+        let own = Own::new(runtime, role)?;
+        let settings = &runtime.loaded.settings;
+        let link = match &runtime.loaded.rdma {
+            None => Link::Local(segment(runtime, &own.geometry, Segment::Link)?),
+            Some(device) => {
+                let events = settings.cq_events != CqEvents::Poll && !settings.no_imm;
+                let posted_receives = role == Role::Receive;
+                let mut config = Config { events, posted_receives, ..Config::from(settings) };
+                config.traffic_class = class.unwrap_or(config.traffic_class);
+                let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
+                let half = verbs::Half::new(device, &config, own.geometry, own.window.clone(), allocate)?;
+                Link::Verbs(Box::new(half))
+            }
+        };
+        Ok(Half { own, link })
+    }
+
+    /// What the other end is told, with the descriptors that go along.
+    pub fn offer(&self, runtime: &Runtime) -> Result<(Offer, Vec<OwnedFd>)> {
+        match &self.link {
+            Link::Verbs(half) => Ok((Offer::Verbs(half.offer()), Vec::new())),
+            Link::Local(link) => {
+                let posted = self.own.role == Role::Receive;
+                let offer = LocalOffer::new(link, &*self.own.window, posted, true);
+                let fds = LocalOffer::fds(link, &*self.own.window, &runtime.bell)
+                    .map(|fd| fd.as_fd().try_clone_to_owned())
+                    .into_iter()
+                    .collect::<std::io::Result<_>>()
+                    .map_err(Failure::system("a connection's descriptors"))?;
+                Ok((Offer::Local(offer), fds))
+            }
+        }
+    }
+
+    /// Takes the other end's offer. `peer_pid` is its process, if that has a number here.
+    pub fn take(
+        self,
+        runtime: &Runtime,
+        offer: Offer,
+        fds: Vec<OwnedFd>,
+        peer_pid: Option<u32>,
+    ) -> Result<Taken> {
+        let peer = 1 - self.own.role.rank();
+        match (self.link, offer) {
+            (Link::Local(link), Offer::Local(offer)) => {
+                let theirs = offer.take(fds, peer).map_err(refused)?;
+                let own = self.own;
+                let fds = QpFds {
+                    work: own.work.clone(),
+                    control: own.control.clone(),
+                    link: link.clone(),
+                    peer_link: theirs.link,
+                    peer_window: theirs.window,
+                    peer_bell: theirs.bell,
+                    peer_pid,
+                };
+                let proxy: &dyn Proxy = &**runtime.engine();
+                let qp = proxy.add_qp(fds, own.options(runtime), Wake::Doorbell)?;
+                // The engine has its own writable mapping now.
+                link.seal_against_writers()?;
+                Ok(Taken::Joined(Box::new(own.joined(runtime, qp, true)?)))
+            }
+            (Link::Verbs(half), Offer::Verbs(offer)) => {
+                let allocate = &mut |name: &str, bytes| {
+                    let huge = match name {
+                        "mirror" => runtime.loaded.settings.huge_pages,
+                        _ => HugePages::Never,
+                    };
+                    runtime.memory(name, bytes, huge)
+                };
+                let accepted = half.accept(peer, &offer, allocate)?;
+                let places = accepted.places();
+                Ok(Taken::Exchange(Box::new(Exchange { own: self.own, accepted }), places))
+            }
+            _ => Err(refused("one end is qp = local, the other qp = verbs; set PUSHGATE_QP alike on both")),
+        }
+    }
+}
+
+impl Exchange {
+    /// Takes the other end's places.
+    pub fn join(self, runtime: &Runtime, (bytes, _): Frame) -> Result<Joined> {
+        let places: Places = serde_json::from_slice(&bytes).map_err(refused)?;
+        let peer_geometry = self.accepted.peer_geometry();
+        let qp = self.accepted.join(places)?;
+        // Where completions can't wake it, the engine must poll.
+        let wake = if qp.can_wake() { Wake::Doorbell } else { Wake::Polled };
+        let own = self.own;
+        // The engine only reads it: a mapping of its own that can do nothing else.
+        let work = own.work.fd().try_clone_to_owned().map_err(Failure::system("work segment"))?;
+        let work = Arc::new(ReadOnlyMemory::from_fd(work, own.work.len())?);
+        let endpoint = Endpoint::new(
+            work,
+            own.control.clone(),
+            own.geometry,
+            peer_geometry,
+            Box::new(qp),
+            own.options(runtime),
+        )?;
+        let qp = runtime.engine().add_qp(endpoint, wake)?;
+        own.joined(runtime, qp, wake == Wake::Doorbell)
+    }
+}

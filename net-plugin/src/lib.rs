@@ -1,0 +1,22 @@
+//! NCCL's network plugin: what NCCL sends between ranks goes through windows,
+//! gate and queue pairs. docs/nccl.md says how to use it.
+//!
+//! `ffi` is the C boundary: the tables of five versions of the interface, thin
+//! shims over one implementation. Below it nothing knows a version. `plugin` is
+//! what a process has once, `handshake` how two ends find each other without ever
+//! blocking, `comm` a connection in use.
+
+mod comm;
+mod error;
+mod exclusive;
+pub mod ffi;
+mod handle;
+mod handshake;
+mod join;
+mod large;
+mod log;
+mod path;
+mod plugin;
+mod props;
+mod socket;
+mod watch;

@@ -1,0 +1,127 @@
+//! NCCL's log. What the libraries below say by `tracing` goes there too, by a
+//! subscriber of the plugin's own that is in force for the plugin's threads and
+//! calls alone: a program that has one of its own is not disturbed.
+
+use std::ffi::{CString, c_char, c_int, c_ulong};
+use std::fmt::{Debug, Write};
+use std::sync::{OnceLock, RwLock};
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
+
+/// `ncclDebugLogger_t`.
+pub type Logger = Option<unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...)>;
+
+/// `ncclDebugLogLevel`.
+#[derive(Clone, Copy)]
+#[repr(i32)]
+enum NcclLevel {
+    Warn = 2,
+    Info = 3,
+    Trace = 5,
+}
+
+/// `NCCL_NET`.
+const NET: c_ulong = 0x10;
+/// `NCCL_ALL`: a warning is shown whatever NCCL_DEBUG_SUBSYS says.
+const ALL: c_ulong = !0;
+
+static LOGGER: RwLock<Logger> = RwLock::new(None);
+
+/// From now on what is said goes to `logger`.
+pub fn set_logger(logger: Logger) {
+    if logger.is_some() {
+        *LOGGER.write().unwrap_or_else(|e| e.into_inner()) = logger;
+    }
+}
+
+fn write(level: NcclLevel, file: &str, line: u32, text: &str) {
+    let Some(logger) = *LOGGER.read().unwrap_or_else(|e| e.into_inner()) else { return };
+    // A zero byte within would end the text there.
+    let c = |s: &str| CString::new(s.replace('\0', " ")).expect("it has no zero byte");
+    let (file, text) = (c(file), c(text));
+    let flags = if matches!(level, NcclLevel::Warn) { ALL } else { NET };
+    // SAFETY: NCCL's own function, of the type that its headers say; "%s" takes the one
+    // string that follows, and all strings live until it returns.
+    unsafe {
+        logger(
+            level as c_int,
+            flags,
+            file.as_ptr(),
+            line as c_int,
+            c"NET/pushgate: %s".as_ptr(),
+            text.as_ptr(),
+        )
+    }
+}
+
+/// Something that NCCL will be told failed.
+#[track_caller]
+pub fn warn(text: &str) {
+    let at = std::panic::Location::caller();
+    write(NcclLevel::Warn, at.file(), at.line(), text);
+}
+
+/// Something to know.
+#[track_caller]
+pub fn info(text: &str) {
+    let at = std::panic::Location::caller();
+    write(NcclLevel::Info, at.file(), at.line(), text);
+}
+
+/// Runs `f` with events of the libraries below going to NCCL.
+pub fn scoped<R>(f: impl FnOnce() -> R) -> R {
+    static DISPATCH: OnceLock<Dispatch> = OnceLock::new();
+    tracing::dispatcher::with_default(DISPATCH.get_or_init(|| Dispatch::new(ToNccl)), f)
+}
+
+/// See the module's text. Spans are not shown.
+struct ToNccl;
+
+impl Subscriber for ToNccl {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::DEBUG
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text::default();
+        event.record(&mut text);
+        let m = event.metadata();
+        let level = match *m.level() {
+            Level::ERROR | Level::WARN => NcclLevel::Warn,
+            Level::INFO => NcclLevel::Info,
+            _ => NcclLevel::Trace,
+        };
+        let (file, line) = (m.file().unwrap_or("pushgate"), m.line().unwrap_or(0));
+        write(level, file, line, &format!("{}{}", text.message, text.fields));
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[derive(Default)]
+struct Text {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        // Writing to a String does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " ({name} {value:?})"),
+        };
+    }
+}

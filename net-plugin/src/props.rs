@@ -1,0 +1,100 @@
+//! What NCCL is told of the network: of the RDMA device's port over `verbs`, of host
+//! memory over `local`.
+
+use std::ffi::{CString, c_char, c_int};
+use std::path::Path;
+
+use pushgate_driver_shim::abi;
+use pushgate_proxy::qp::verbs::Device;
+
+/// Connections at once: what descriptors allow, at about eight each.
+pub const MAX_COMMS: c_int = 65536;
+/// Longest message.
+pub const MAX_BYTES: usize = abi::PUSHGATE_MAX_MESSAGE as usize;
+
+/// Mbit/s that NCCL is told of a `local` queue pair: 25 GB/s, which is what one thread
+/// that copies host memory reaches on a server, and more than NCCL's socket ever does.
+/// NCCL opens channels by it.
+const LOCAL_SPEED: c_int = 200_000;
+/// Microseconds that a message takes through two engines; NCCL adds them to its own.
+const LATENCY: f32 = 3.0;
+
+/// See the module's text. Lives as long as the process: NCCL keeps the strings.
+pub struct Properties {
+    pci_path: Option<CString>,
+    /// Names the chip, so that NCCL sees whose bandwidth is shared.
+    pub guid: u64,
+    /// Mbit/s.
+    pub speed: c_int,
+    /// From 1.
+    pub port: c_int,
+    /// Microseconds.
+    pub latency: f32,
+}
+
+impl Properties {
+    pub fn local() -> Self {
+        let guid = u64::from_be_bytes(*b"pushgate");
+        Properties { pci_path: None, guid, speed: LOCAL_SPEED, port: 1, latency: LATENCY }
+    }
+
+    pub fn of(device: &Device) -> Self {
+        let base = Path::new("/sys/class/infiniband").join(device.name());
+        let read = |file: String| std::fs::read_to_string(base.join(file)).unwrap_or_default();
+        let port = device.port();
+        Properties {
+            pci_path: pci_path(&base.join("device")),
+            guid: guid(&read("node_guid".into())).unwrap_or(1),
+            // Where the kernel does not say, NCCL's own guess for such a case.
+            speed: speed(&read(format!("ports/{port}/rate"))).unwrap_or(10_000),
+            port: port as c_int,
+            latency: LATENCY,
+        }
+    }
+
+    /// NULL for what is no PCI function: NCCL puts it at the first CPU then.
+    pub fn pci_path(&self) -> *const c_char {
+        self.pci_path.as_ref().map_or(std::ptr::null(), |p| p.as_ptr())
+    }
+}
+
+/// The path below /sys of a device's PCI function, as NCCL wants it.
+fn pci_path(device: &Path) -> Option<CString> {
+    let path = std::fs::canonicalize(device).ok()?;
+    is_pci(path.file_name()?.to_str()?).then_some(())?;
+    CString::new(path.into_os_string().into_encoded_bytes()).ok()
+}
+
+/// As in 0000:3b:00.1.
+fn is_pci(name: &str) -> bool {
+    let b = name.as_bytes();
+    b.len() >= 12 && b[b.len() - 2] == b'.' && b[b.len() - 5] == b':' && b[b.len() - 8] == b':'
+}
+
+/// Of "98fe:1403:0012:ab34".
+fn guid(text: &str) -> Option<u64> {
+    u64::from_str_radix(&text.trim().replace(':', ""), 16).ok().filter(|g| *g != 0)
+}
+
+/// Mbit/s of "100 Gb/sec (4X EDR)" or "2.5 Gb/sec (1X SDR)".
+fn speed(text: &str) -> Option<c_int> {
+    let (number, unit) = text.trim().split_once(' ')?;
+    unit.starts_with("Gb/sec").then_some(())?;
+    number.parse::<f64>().ok().filter(|n| *n > 0.0).map(|n| (n * 1000.0) as c_int)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_sysfs_says_is_understood() {
+        assert_eq!(speed("100 Gb/sec (4X EDR)\n"), Some(100_000));
+        assert_eq!(speed("2.5 Gb/sec (1X SDR)"), Some(2_500));
+        assert_eq!(speed(""), None);
+        assert_eq!(guid("98fe:1403:0012:ab34\n"), Some(0x98fe_1403_0012_ab34));
+        assert_eq!((guid("0000:0000:0000:0000"), guid("")), (None, None));
+        assert!(is_pci("0000:3b:00.1") && is_pci("10000:01:00.0"));
+        assert!(!is_pci("rxe0") && !is_pci("virtio0") && !is_pci(""));
+    }
+}

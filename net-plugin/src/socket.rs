@@ -1,0 +1,231 @@
+//! Frames of bytes and descriptors over a socket that never blocks: the handshake
+//! of two ends. (`driver-shim`'s frames are for those who may wait.)
+//!
+//! A frame is "PGF1", its length and its number of descriptors, 32 bits each, little
+//! endian, then the bytes. The descriptors come with its first byte.
+
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::cmsg_space;
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
+};
+
+const MAGIC: [u8; 4] = *b"PGF1";
+const HEADER: usize = 12;
+/// A greeting is a few hundred bytes.
+const MAX_BYTES: usize = 1 << 16;
+const MAX_FDS: usize = 4;
+
+/// A frame's bytes and descriptors.
+pub type Frame = (Vec<u8>, Vec<OwnedFd>);
+
+/// The socket.
+pub enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Unix(s) => s.as_fd(),
+            Stream::Tcp(s) => s.as_fd(),
+        }
+    }
+}
+
+impl Stream {
+    /// A TCP connection whose other host is noticed to be gone in about ten seconds.
+    pub fn tcp(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, Duration::from_secs(4))?;
+        sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(2))?;
+        sockopt::set_tcp_keepcnt(&stream, 3)?;
+        sockopt::set_tcp_user_timeout(&stream, 10_000)?;
+        Ok(Stream::Tcp(stream))
+    }
+
+    /// Both ways at once, so that the peer notices whoever else holds the descriptor.
+    pub fn shutdown(&self) {
+        let _ = rustix::net::shutdown(self, rustix::net::Shutdown::Both);
+    }
+}
+
+/// A socket with what is on its way out and in.
+pub struct Channel {
+    stream: Stream,
+    out: Vec<u8>,
+    out_fds: Vec<OwnedFd>,
+    input: Vec<u8>,
+    in_fds: Vec<OwnedFd>,
+}
+
+impl Channel {
+    pub fn new(stream: Stream) -> Self {
+        Channel { stream, out: Vec::new(), out_fds: Vec::new(), input: Vec::new(), in_fds: Vec::new() }
+    }
+
+    /// The socket, when all frames have gone and come.
+    pub fn into_stream(self) -> Stream {
+        self.stream
+    }
+
+    /// The process at the other end, if it is of this host and has a number here.
+    pub fn peer_pid(&self) -> Option<u32> {
+        match &self.stream {
+            // 0: of another PID namespace.
+            Stream::Unix(s) => {
+                let cred = pushgate_proxy::wire::peer_cred(s).ok()?;
+                (cred.pid > 0).then_some(cred.pid as u32)
+            }
+            Stream::Tcp(_) => None,
+        }
+    }
+
+    /// Sends as much as fits now; the rest with later calls of [`Channel::flush`]. One
+    /// frame with descriptors at a time.
+    pub fn send(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<bool> {
+        self.out.extend(MAGIC);
+        self.out.extend((bytes.len() as u32).to_le_bytes());
+        self.out.extend((fds.len() as u32).to_le_bytes());
+        self.out.extend(bytes);
+        self.out_fds = fds;
+        self.flush()
+    }
+
+    /// True when nothing is left to send.
+    pub fn flush(&mut self) -> io::Result<bool> {
+        while !self.out.is_empty() {
+            let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds: Vec<_> = self.out_fds.iter().map(|fd| fd.as_fd()).collect();
+            if !fds.is_empty() {
+                assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "room for {MAX_FDS}");
+            }
+            // NOSIGNAL: the program may have left SIGPIPE deadly.
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match sendmsg(&self.stream, &[IoSlice::new(&self.out)], &mut control, flags) {
+                Ok(n) => {
+                    self.out.drain(..n);
+                    self.out_fds.clear();
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The next frame, if it is here.
+    pub fn receive(&mut self) -> io::Result<Option<Frame>> {
+        let invalid = |text: String| io::Error::new(ErrorKind::InvalidData, text);
+        loop {
+            let begun = self.input.len().min(MAGIC.len());
+            if self.input[..begun] != MAGIC[..begun] {
+                return Err(invalid("it does not speak pushgate's protocol".into()));
+            }
+            let mut want = HEADER;
+            if self.input.len() >= HEADER {
+                let word = |at: usize| {
+                    u32::from_le_bytes(self.input[at..at + 4].try_into().expect("four bytes")) as usize
+                };
+                let (bytes, fds) = (word(4), word(8));
+                if bytes > MAX_BYTES || fds > MAX_FDS {
+                    return Err(invalid(format!(
+                        "a frame of {bytes} bytes and {fds} descriptors, allowed are {MAX_BYTES} and {MAX_FDS}"
+                    )));
+                }
+                want = HEADER + bytes;
+                if self.input.len() >= want && self.in_fds.len() < fds {
+                    let found = self.in_fds.len();
+                    return Err(invalid(format!("{found} descriptors came with a frame, expected {fds}")));
+                }
+                if self.input.len() >= want {
+                    let bytes = self.input[HEADER..want].to_vec();
+                    self.input.drain(..want);
+                    return Ok(Some((bytes, self.in_fds.drain(..fds).collect())));
+                }
+            }
+            // Never more than is wanted: what follows is the next frame's.
+            let mut chunk = [0; 4096];
+            let most = want.saturating_sub(self.input.len()).clamp(1, chunk.len());
+            match self.receive_some(&mut chunk[..most])? {
+                None => return Ok(None),
+                Some(0) => {
+                    return Err(io::Error::new(ErrorKind::ConnectionReset, "the peer closed the connection"));
+                }
+                Some(n) => self.input.extend_from_slice(&chunk[..n]),
+            }
+        }
+    }
+
+    /// `None`: nothing there now.
+    fn receive_some(&mut self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        match recvmsg(&self.stream, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
+            Ok(message) => {
+                for m in control.drain() {
+                    if let RecvAncillaryMessage::ScmRights(more) = m {
+                        self.in_fds.extend(more);
+                    }
+                }
+                if message.flags.contains(ReturnFlags::CTRUNC) || self.in_fds.len() > MAX_FDS {
+                    let text = "descriptors were lost or too many: raise the limit of open files";
+                    return Err(io::Error::new(ErrorKind::InvalidData, text));
+                }
+                Ok(Some(message.bytes))
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Channel, Channel) {
+        let (a, b) = UnixStream::pair().unwrap();
+        (Channel::new(Stream::Unix(a)), Channel::new(Stream::Unix(b)))
+    }
+
+    #[test]
+    fn frames_arrive_whole_and_in_order_with_their_descriptors() {
+        let (mut a, mut b) = pair();
+        assert!(b.receive().unwrap().is_none());
+        let fd = || a.stream.as_fd().try_clone_to_owned().unwrap();
+        let fds = vec![fd(), fd(), fd()];
+        assert!(a.send(b"first", fds).unwrap());
+        assert!(a.send(&[7; 9000], vec![]).unwrap());
+        let (bytes, fds) = b.receive().unwrap().unwrap();
+        assert_eq!((&bytes[..], fds.len()), (&b"first"[..], 3));
+        assert_eq!(b.receive().unwrap().unwrap().0, [7; 9000]);
+        assert!(b.receive().unwrap().is_none());
+        drop(a);
+        assert_eq!(b.receive().unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn garbage_is_refused_at_its_first_byte() {
+        for garbage in [&b"GET / HTTP"[..], b"X", b"PGF1\xff\xff\xff\xff\0\0\0\0", b"PGF1\0\0\0\0\x09\0\0\0"]
+        {
+            let (a, mut b) = pair();
+            rustix::io::write(&a.stream, garbage).unwrap();
+            assert_eq!(b.receive().unwrap_err().kind(), ErrorKind::InvalidData, "{garbage:?}");
+        }
+    }
+}

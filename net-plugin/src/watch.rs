@@ -1,0 +1,179 @@
+//! One thread for all connections' sockets: a peer that goes ends its queue pair, so
+//! that no request waits for it.
+//!
+//! An end that closes in order says how many messages it had before. So its peer can
+//! tell its requests apart: those that arrived are done, though the word of it may
+//! have been lost with the queue pair.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_proxy::engine::{Engine, QpId};
+use pushgate_proxy::session::Status;
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use crate::error::{Failure, Result};
+use crate::log;
+use crate::socket::Stream;
+
+const BYE: [u8; 8] = *b"PGBYE\0\0\0";
+const FAREWELL: usize = 16;
+const STOP: u64 = u64::MAX;
+
+/// What is known of the other end.
+#[derive(Default)]
+pub struct Peer {
+    received: AtomicU64,
+}
+
+impl Peer {
+    /// Messages of ours that it had when it closed.
+    #[inline]
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Acquire)
+    }
+}
+
+/// Tells the peer that we close, with `received` of its messages here.
+pub fn say_goodbye(stream: &Stream, received: u64) {
+    let mut bytes = [0; FAREWELL];
+    bytes[..8].copy_from_slice(&BYE);
+    bytes[8..].copy_from_slice(&received.to_le_bytes());
+    // Whoever does not hear it is gone already.
+    let _ = send(stream, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+}
+
+struct Entry {
+    stream: Arc<Stream>,
+    peer: Arc<Peer>,
+    qp: QpId,
+    said: Vec<u8>,
+}
+
+struct Shared {
+    epoll: OwnedFd,
+    entries: Mutex<HashMap<u64, Entry>>,
+}
+
+impl Shared {
+    fn entries(&self) -> MutexGuard<'_, HashMap<u64, Entry>> {
+        self.entries.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// See the module's text.
+pub struct Watch {
+    shared: Arc<Shared>,
+    stop: EventFd,
+    next: AtomicU64,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    pub fn start(engine: Arc<Engine>) -> Result<Self> {
+        const WHAT: &str = "starting the watch of connections";
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Failure::system(WHAT))?;
+        let stop = EventFd::new().map_err(Failure::system(WHAT))?;
+        epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)
+            .map_err(Failure::system(WHAT))?;
+        let shared = Arc::new(Shared { epoll, entries: Mutex::default() });
+        let theirs = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("pushgate-watch".into())
+            .spawn(move || log::scoped(|| run(&theirs, &engine)))
+            .map_err(Failure::system(WHAT))?;
+        Ok(Watch { shared, stop, next: AtomicU64::new(0), thread: Some(thread) })
+    }
+
+    /// Watches the socket of a queue pair; the number is for [`Watch::remove`].
+    pub fn add(&self, stream: Arc<Stream>, peer: Arc<Peer>, qp: QpId) -> Result<u64> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut entries = self.shared.entries();
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        epoll::add(&self.shared.epoll, stream.as_fd(), epoll::EventData::new_u64(id), flags)
+            .map_err(Failure::system("watching a connection"))?;
+        entries.insert(id, Entry { stream, peer, qp, said: Vec::new() });
+        Ok(id)
+    }
+
+    /// From now on nobody else holds the socket.
+    pub fn remove(&self, id: u64) {
+        if let Some(entry) = self.shared.entries().remove(&id) {
+            let _ = epoll::delete(&self.shared.epoll, entry.stream.as_fd());
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(shared: &Shared, engine: &Engine) {
+    let mut events = Vec::with_capacity(64);
+    loop {
+        events.clear();
+        match epoll::wait(&shared.epoll, rustix::buffer::spare_capacity(&mut events), None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => {
+                tracing::error!("waiting for connections: {e}; deaths of peers are not noticed any more");
+                return;
+            }
+        }
+        for event in &events {
+            let id = event.data.u64();
+            if id == STOP {
+                return;
+            }
+            // Held while its queue pair is ended: then `remove` returns behind that.
+            let mut entries = shared.entries();
+            let Some(entry) = entries.get_mut(&id) else { continue };
+            match entry.hear() {
+                Ok(()) => continue,
+                Err(why) => {
+                    tracing::debug!("queue pair {}: {why}", entry.qp.0);
+                    let status = Status { rank: None, ..Status::new(abi::PUSHGATE_PEER_LOST) };
+                    // An engine that is gone has no requests that wait.
+                    let _ = engine.fail(Some(entry.qp), status);
+                    let _ = epoll::delete(&shared.epoll, entry.stream.as_fd());
+                    entries.remove(&id);
+                }
+            }
+        }
+    }
+}
+
+impl Entry {
+    /// Takes what the peer says; an error when it is gone.
+    fn hear(&mut self) -> io::Result<()> {
+        loop {
+            let mut bytes = [0; FAREWELL];
+            match recv(&*self.stream, &mut bytes[..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(io::Error::other("the peer has closed the connection")),
+                Ok((_, n)) => self.said.extend_from_slice(&bytes[..n]),
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+            if self.said.len() > FAREWELL || self.said.iter().zip(BYE).any(|(a, b)| *a != b) {
+                return Err(io::Error::other("the peer said something that is no farewell"));
+            }
+            if let Some(count) = self.said.get(8..FAREWELL) {
+                let count = u64::from_le_bytes(count.try_into().expect("eight bytes"));
+                self.peer.received.store(count, Ordering::Release);
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What one end of a `local` queue pair tells the other: the sizes of its link
+//! segment and window, whose descriptors go along with its doorbell's.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::segment::{Geometry, Segment, check_header};
+use pushgate_driver_shim::window::Window;
+use serde::{Deserialize, Serialize};
+
+/// See the module's text.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LocalOffer {
+    abi: u32,
+    link: usize,
+    window: usize,
+    posted_receives: bool,
+    /// Its engine sleeps and must be rung; else it polls.
+    rings: bool,
+}
+
+/// What an end has of the other.
+pub struct LocalPeer {
+    /// Its link segment.
+    pub link: Arc<ReadOnlyMemory>,
+    /// Its window.
+    pub window: Arc<ReadOnlyMemory>,
+    /// Its rings, checked.
+    pub geometry: Geometry,
+    /// Its engine's doorbell, if that sleeps.
+    pub bell: Option<EventFd>,
+}
+
+impl LocalOffer {
+    /// Of an end with this memory. `rings`: its engine sleeps and must be rung.
+    pub fn new(link: &SharedMemory, window: &dyn Window, posted_receives: bool, rings: bool) -> Self {
+        LocalOffer {
+            abi: abi::PUSHGATE_ABI_VERSION,
+            link: link.len(),
+            window: window.len(),
+            posted_receives,
+            rings,
+        }
+    }
+
+    /// The descriptors that go with it, in their order.
+    pub fn fds<'a>(link: &'a SharedMemory, window: &'a dyn Window, bell: &'a EventFd) -> [BorrowedFd<'a>; 3] {
+        [link.fd(), window.fd(), bell.as_fd()]
+    }
+
+    /// Takes over what `peer` offers: checks it, and maps its memory to read. A sentence
+    /// if it can't be.
+    pub fn take(&self, fds: Vec<OwnedFd>, peer: u32) -> Result<LocalPeer, String> {
+        if self.abi != abi::PUSHGATE_ABI_VERSION {
+            return Err(format!(
+                "it speaks ABI version {}, this is {}; run the same build on both",
+                self.abi,
+                abi::PUSHGATE_ABI_VERSION
+            ));
+        }
+        let [link, window, bell] = <[_; 3]>::try_from(fds)
+            .map_err(|fds| format!("{} descriptors with a queue pair, expected 3", fds.len()))?;
+        // At most what the limits of the ABI allow, whatever it says.
+        const MOST: usize = 1 << 30;
+        if self.link > MOST || self.window > MOST {
+            return Err(format!("segments of {} and {} bytes", self.link, self.window));
+        }
+        let map = |fd, bytes| ReadOnlyMemory::from_fd(fd, bytes).map(Arc::new).map_err(|e| e.to_string());
+        let (link, window) = (map(link, self.link)?, map(window, self.window)?);
+        // SAFETY: `check_header` only loads.
+        let words = unsafe { link.words(0, 8.min(link.len() / 8)) };
+        let geometry =
+            check_header(words, Segment::Link, link.len()).map_err(|e| format!("its link segment: {e}"))?;
+        if geometry.rank != peer {
+            return Err(format!("its link segment says rank {}", geometry.rank));
+        }
+        let bell = EventFd::from_fd(bell).map_err(|e| format!("its doorbell: {e}"))?;
+        // Without one, every pass saves the fence that looks if it sleeps.
+        Ok(LocalPeer { link, window, geometry, bell: self.rings.then_some(bell) })
+    }
+}

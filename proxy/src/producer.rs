@@ -1,0 +1,403 @@
+//! A program's side of a queue pair on the host: what `pushgate/device.cuh` does
+//! for a kernel, for one thread in plain Rust. It pushes payload into the window,
+//! publishes WQEs, posts receives and reads what the engine says.
+//!
+//! The orderings are those of docs/protocol.md, by name. No call allocates, locks
+//! or waits; the one system call is the doorbell's, and only for an engine that
+//! says that it sleeps.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::record::{Opcode, Record, Words as RecordWords, inline, lap_of, set_inline};
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_driver_shim::window::Window;
+
+use crate::memory::Words;
+use crate::ring;
+use crate::session::Status;
+
+const UNIT: usize = abi::PUSHGATE_UNIT as usize;
+/// The fields of reservation and credit are 24 bits wide.
+const CURSOR: u64 = abi::PUSHGATE_CURSOR_MASK as u64;
+
+/// A WQE slot with room in the window. Whoever has one must publish it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// The WQE slot, counted from the queue pair's first.
+    pub slot: u64,
+    /// Where the payload goes: units from the window's beginning.
+    pub place: u64,
+}
+
+/// A completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The producer's number of the work request.
+    pub wr_id: u32,
+    /// `PUSHGATE_OP_*`.
+    pub opcode: u8,
+    /// `PUSHGATE_OK`, or how the queue pair ended.
+    pub status: u8,
+    /// Bytes.
+    pub length: u32,
+}
+
+/// A receive record. What it names stays in place until [`Producer::release`].
+#[derive(Clone, Copy, Debug)]
+pub struct Received {
+    /// Bytes.
+    pub length: u32,
+    /// The sender's.
+    pub tag: u32,
+    /// `PUSHGATE_F_*`: where the payload is.
+    pub flags: u8,
+    /// In a window or the landing ring: its first unit there. In a posted buffer: the
+    /// number of the posted receive, its low 32 bits.
+    pub place: u32,
+    /// The payload itself, if it is inline.
+    pub inline: [u8; abi::PUSHGATE_INLINE_SEND as usize],
+}
+
+/// See the module's text. For one thread at a time.
+pub struct Producer {
+    geometry: Geometry,
+    window: Arc<dyn Window>,
+    wqes: Words,
+    receives: Words,
+    consumed: Words,
+    /// CREDIT, STATUS, DELIVERED.
+    line: Words,
+    sleeping: Words,
+    signals: Words,
+    cq: Words,
+    rx: Words,
+    bell: Option<EventFd>,
+    slots: u64,
+    units: u64,
+    cqes: u64,
+    cq_head: u64,
+    rx_head: u64,
+    released: u64,
+    posted: u64,
+    /// The credit word as last read, so that the shared one is read only when this
+    /// one says full.
+    credit: Cell<u64>,
+}
+
+impl Producer {
+    /// Of a queue pair that has just been made. `bell` is its engine's doorbell, if
+    /// that is one that sleeps. Nobody else may be its producer.
+    ///
+    /// # Panics
+    /// If a segment is smaller than the geometry says.
+    pub fn new(
+        geometry: Geometry,
+        work: &Arc<SharedMemory>,
+        control: &Arc<SharedMemory>,
+        window: Arc<dyn Window>,
+        bell: Option<EventFd>,
+    ) -> Self {
+        let g = &geometry;
+        assert!(window.len() >= UNIT << g.window_log, "a window of {} bytes", window.len());
+        let receives = (abi::PUSHGATE_RECV_WORDS as usize) << g.rx_log;
+        Producer {
+            wqes: Words::writable(work, abi::PUSHGATE_WORK_RING as usize, 8 << g.slots_log),
+            receives: Words::writable(work, g.work_receives_offset(), receives),
+            consumed: Words::writable(work, abi::PUSHGATE_WORK_CONSUMED as usize, 1),
+            line: Words::writable(control, abi::PUSHGATE_CTL_CREDIT as usize, 3),
+            sleeping: Words::writable(control, abi::PUSHGATE_CTL_SLEEPING as usize, 1),
+            signals: Words::writable(control, abi::PUSHGATE_CTL_SIGNALS as usize, g.signals as usize),
+            cq: Words::writable(control, g.control_cq_offset(), 2 << g.cq_log),
+            rx: Words::writable(control, g.control_rx_offset(), 8 << g.rx_log),
+            window,
+            bell,
+            slots: 0,
+            units: 0,
+            cqes: 0,
+            cq_head: 0,
+            rx_head: 0,
+            released: 0,
+            posted: 0,
+            credit: Cell::new(0),
+            geometry,
+        }
+    }
+
+    /// From now on this is the engine's doorbell.
+    pub fn set_bell(&mut self, bell: Option<EventFd>) {
+        self.bell = bell;
+    }
+
+    /// Rings the engine if it sleeps. What is published by `publish`, `post_recv` and
+    /// `release` is seen by an engine that is awake, or that falls asleep later; call
+    /// this once behind a batch of them.
+    #[inline]
+    pub fn wake(&self) {
+        if let Some(bell) = &self.bell
+            && ring::must_ring(&self.sleeping[0])
+        {
+            bell.ring();
+        }
+    }
+
+    // ---------------------------------------------------------------- sending
+
+    /// Whether a slot and `units` of room are free, by what `credit` says.
+    fn fits_by(&self, credit: u64, units: u64) -> bool {
+        let g = &self.geometry;
+        let slots = self.slots.wrapping_sub(credit >> abi::PUSHGATE_CURSOR_BITS) & CURSOR;
+        let used = self.units.wrapping_sub(credit & CURSOR) & CURSOR;
+        slots < 1 << g.slots_log && used + units <= 1 << g.window_log
+    }
+
+    fn fits(&self, units: u64) -> bool {
+        // A credit that was read before is still one: only this thread takes, and the
+        // engine's counts only grow. It is at most a ring behind, so the fields' width
+        // does not matter.
+        self.fits_by(self.credit.get(), units) || self.fits_by(self.fresh_credit(), units)
+    }
+
+    /// CREDIT (docs/protocol.md): the peer's last read of the room before our stores
+    /// into it.
+    fn fresh_credit(&self) -> u64 {
+        let credit = ring::observe(&self.line[0]);
+        self.credit.set(credit);
+        credit
+    }
+
+    /// Takes a slot and `units` of the window, and a CQ slot for a work request that
+    /// is `signaled`; all of them or nothing. Where the room at the ring's end is too
+    /// short for it and the ring's beginning not free yet, the end is given back by a
+    /// NOP of its own, and a later call has all of the ring.
+    pub fn reserve(&mut self, units: u64, signaled: bool) -> Option<Reservation> {
+        let ring = 1u64 << self.geometry.window_log;
+        let pos = self.units & (ring - 1);
+        let span = if pos + units > ring { ring - pos + units } else { units };
+        if units > 0 && span > ring {
+            if units <= ring && self.fits(ring - pos) {
+                let nop = Record { place: pos as u32, place_offset: ring - pos, ..Record::new(Opcode::Nop) };
+                let slot = self.slots;
+                (self.slots, self.units) = (slot + 1, self.units + ring - pos);
+                self.publish(slot, &nop.encode(0));
+                self.wake();
+            }
+            return None;
+        }
+        if !self.fits(span) || signaled && self.cqes - self.cq_head >= 1 << self.geometry.cq_log {
+            return None;
+        }
+        let slot = self.slots;
+        (self.slots, self.units) = (slot + 1, self.units + span);
+        self.cqes += signaled as u64;
+        Some(Reservation { slot, place: if span > units || units == 0 { 0 } else { pos } })
+    }
+
+    /// PUBLISH: the payload, stored before, before the WQE's first word. Does not ring:
+    /// [`Producer::wake`].
+    #[inline]
+    pub fn publish(&self, slot: u64, words: &RecordWords) {
+        ring::publish(&self.wqes, slot, self.geometry.slots_log, words);
+    }
+
+    /// Stores payload into the window, from `place` of a reservation.
+    ///
+    /// # Panics
+    /// If it leaves the window.
+    ///
+    /// # Safety
+    /// The `length` bytes at `from` can be read.
+    pub unsafe fn push(&self, place: u64, from: *const u8, length: usize) {
+        let at = place as usize * UNIT;
+        assert!(at + length <= UNIT << self.geometry.window_log, "{length} bytes at unit {place}");
+        // SAFETY: `from` is the caller's word; the target lies in the window, checked
+        // above, which is mapped writable as long as `self`, and is other memory than a
+        // payload. That nobody reads these bytes now is the reservation's promise (P1).
+        unsafe { std::ptr::copy_nonoverlapping(from, self.window.as_ptr().as_ptr().add(at), length) };
+    }
+
+    /// Pushes `payload` and publishes the work request: inline if `record` says so, else
+    /// by way of the window, or of nothing where it names a region (then `payload`
+    /// gives the length alone). The slot taken; `None` without credit, and then nothing
+    /// was taken.
+    ///
+    /// # Safety
+    /// As [`Producer::push`]; a payload that lies in a region is not read.
+    pub unsafe fn post_raw(&mut self, record: Record, payload: *const u8, length: usize) -> Option<u64> {
+        let record = Record { length: length as u32, ..record };
+        let units = if record.in_window() { length.div_ceil(UNIT) as u64 } else { 0 };
+        let taken = self.reserve(units, record.has(Record::SIGNALED))?;
+        let mut words = match record.in_window() {
+            true => Record { place: taken.place as u32, place_offset: units, ..record }.encode(0),
+            false => record.encode(0),
+        };
+        if record.has(Record::INLINE) {
+            let mut bytes = [0; abi::PUSHGATE_INLINE_SEND as usize];
+            assert!(length <= bytes.len(), "inline payload of {length} bytes");
+            if length > 0 {
+                // SAFETY: the caller's word for the source; the target has room, checked above.
+                unsafe { std::ptr::copy_nonoverlapping(payload, bytes.as_mut_ptr(), length) };
+            }
+            set_inline(&mut words, record.opcode, &bytes[..length]);
+        } else if units > 0 {
+            // SAFETY: the caller's.
+            unsafe { self.push(taken.place, payload, length) };
+        }
+        self.publish(taken.slot, &words);
+        self.wake();
+        Some(taken.slot)
+    }
+
+    /// [`Producer::post_raw`] of a slice. True if there was credit.
+    pub fn post(&mut self, record: Record, payload: &[u8]) -> bool {
+        // SAFETY: a slice can be read.
+        unsafe { self.post_raw(record, payload.as_ptr(), payload.len()) }.is_some()
+    }
+
+    /// The next completion.
+    pub fn poll_cq(&mut self) -> Option<Completion> {
+        let log = self.geometry.cq_log;
+        let at = (self.cq_head as usize & ((1 << log) - 1)) * abi::PUSHGATE_CQE_WORDS as usize;
+        // COMPLETION: what it stands for before what we do next.
+        let w0 = ring::observe(&self.cq[at]);
+        let w1 = self.cq[at + 1].load(Ordering::Relaxed);
+        let lap = lap_of(self.cq_head, log);
+        if [w0, w1].iter().any(|w| (w >> abi::PUSHGATE_LAP_SHIFT) as u8 != lap) {
+            return None;
+        }
+        self.cq_head += 1;
+        Some(Completion {
+            wr_id: w0 as u32,
+            opcode: (w0 >> abi::PUSHGATE_CQE_OPCODE_SHIFT) as u8,
+            status: (w0 >> abi::PUSHGATE_CQE_STATUS_SHIFT) as u8,
+            length: w1 as u32,
+        })
+    }
+
+    /// Slots given back so far: all messages before it need their place no more.
+    /// Counts on, though the credit word wraps.
+    #[inline]
+    pub fn retired(&self) -> u64 {
+        let behind = self.slots.wrapping_sub(self.fresh_credit() >> abi::PUSHGATE_CURSOR_BITS) & CURSOR;
+        self.slots - behind
+    }
+
+    /// WQE slots taken.
+    pub fn slots(&self) -> u64 {
+        self.slots
+    }
+
+    /// Units of the window taken.
+    pub fn units(&self) -> u64 {
+        self.units
+    }
+
+    // -------------------------------------------------------------- receiving
+
+    /// Posts a receive into `length` bytes at `offset` of region `key`. False if as many
+    /// are out as the ring has room for. Does not ring: [`Producer::wake`].
+    pub fn post_recv(&mut self, key: u32, offset: u64, length: u32, tag: u32) -> bool {
+        // The engine takes no more ahead of what was released than the ring holds, and
+        // has taken what was delivered: this slot's last receive is in its own copy.
+        let room = self.posted - self.released < 1 << self.geometry.rx_log;
+        if room {
+            self.post_recv_unasked(key, offset, length, tag);
+        }
+        room
+    }
+
+    /// The same whether there is room or not: for tests of what an engine makes of it.
+    pub fn post_recv_unasked(&mut self, key: u32, offset: u64, length: u32, tag: u32) {
+        let slot = self.receive_slot();
+        let lap = (lap_of(self.posted, self.geometry.rx_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
+        for (word, value) in
+            slot[1..].iter().zip([offset & abi::PUSHGATE_DATA_MASK, length as u64, tag as u64])
+        {
+            word.store(value | lap, Ordering::Relaxed);
+        }
+        // RECEIVE: our use of the buffer, and words 1 to 3, before word 0.
+        slot[0].store(key as u64 | lap, Ordering::Release);
+        self.posted += 1;
+    }
+
+    /// The words of the next posted receive's slot.
+    pub fn receive_slot(&self) -> &[AtomicU64] {
+        let words = abi::PUSHGATE_RECV_WORDS as usize;
+        let at = (self.posted as usize & ((1 << self.geometry.rx_log) - 1)) * words;
+        &self.receives[at..at + words]
+    }
+
+    /// The next receive record.
+    #[inline]
+    pub fn try_recv(&mut self) -> Option<Received> {
+        // RECORD: the payload before our use of it.
+        let mut words = [0; abi::PUSHGATE_RECORD_WORDS as usize];
+        match ring::look_into(&self.rx, self.rx_head, self.geometry.rx_log, &mut words) {
+            ring::Found::Ready => {}
+            _ => return None,
+        }
+        self.rx_head += 1;
+        Some(Received {
+            length: words[0] as u32,
+            tag: words[1] as u32,
+            flags: (words[0] >> abi::PUSHGATE_FLAGS_SHIFT) as u8,
+            place: words[5] as u32,
+            inline: inline(&words, Opcode::Send),
+        })
+    }
+
+    /// Gives back the oldest `count` receive records. Does not ring: [`Producer::wake`].
+    #[inline]
+    pub fn release(&mut self, count: u64) {
+        self.released += count;
+        // CONSUMED: our reads of the places before they are given back.
+        ring::advance(&self.consumed[0], self.released);
+    }
+
+    /// Receive records taken.
+    pub fn rx_head(&self) -> u64 {
+        self.rx_head
+    }
+
+    /// Receive records given back.
+    pub fn released(&self) -> u64 {
+        self.released
+    }
+
+    // ------------------------------------------------------------------ state
+
+    /// How the queue pair ended, if it has. What was delivered before is seen by a look
+    /// that comes after this.
+    #[inline]
+    pub fn status(&self) -> Option<Status> {
+        Status::from_word(ring::observe(&self.line[1]))
+    }
+
+    /// Slots whose message the peer has.
+    pub fn delivered(&self) -> u64 {
+        ring::observe(&self.line[2])
+    }
+
+    /// SIGNAL: a signal word; the data that it announces before what we do next.
+    ///
+    /// # Panics
+    /// If the queue pair has no such signal.
+    #[inline]
+    pub fn signal(&self, index: u32) -> u64 {
+        ring::observe(&self.signals[index as usize])
+    }
+
+    /// The WQE ring's words, for tests that write there what no producer would.
+    pub fn wqe_ring(&self) -> &[AtomicU64] {
+        &self.wqes
+    }
+
+    /// CONSUMED itself, for the same.
+    pub fn consumed(&self) -> &AtomicU64 {
+        &self.consumed[0]
+    }
+}

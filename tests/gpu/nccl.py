@@ -1,0 +1,438 @@
+#!/usr/bin/env python3
+"""The NCCL net plugin under an unchanged PyTorch, beside NCCL's own transports.
+
+  nccl.py [--plugin FILE] [--gpus N] [--only NAME,...] [--out DIR]
+
+Needs PyTorch with NCCL, one GPU or more. Every rank is a process. Each scenario prints its lines; the
+exit status is 0 if all that ran passed. With one GPU two ranks share it, each with an NCCL_HOSTID of its own, so that
+NCCL takes them for two hosts; that is slow and shows function only.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+SIZES = [0, 1, 3, 1023, 4096, 65537, 1 << 20, (1 << 20) + 7, 16 << 20]
+LARGE = [64 << 20, 256 << 20]
+BENCH = [8, 4096, 64 << 10, 1 << 20, 16 << 20, 256 << 20]
+LIMIT = 240
+
+
+# ------------------------------------------------------------------------------------------ ranks
+def rank_main():
+    import torch
+    import torch.distributed as dist
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    scenario, gpus = os.environ["SCENARIO"], torch.cuda.device_count()
+    device = torch.device("cuda", rank % gpus)
+    torch.cuda.set_device(device)
+    options = json.loads(os.environ.get("OPTIONS", "{}"))
+    if scenario not in ("again",):
+        dist.init_process_group("nccl", device_id=device if scenario != "killed" else None)
+    result = globals()["rank_" + scenario](torch, dist, rank, world, device, options)
+    with open(os.environ["RESULT"], "w") as file:
+        json.dump(result, file)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def digest(tensor):
+    import torch
+
+    return hashlib.sha256(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+
+
+def rank_functional(torch, dist, rank, world, device, options):
+    """Digests of every result, and how far sums are from those in double precision."""
+    seen, worst = {}, 0.0
+    for name in options["dtypes"]:
+        dtype = getattr(torch, name)
+        eps = torch.finfo(dtype).eps
+        for size in options["sizes"]:
+            count = size // dtype.itemsize
+            def make(of, n=count):
+                g = torch.Generator(device="cpu").manual_seed(1000 * of + n % 997)
+                return torch.randn(min(n, 1 << 16), generator=g).repeat(n // (1 << 16) + 1)[:n].to(dtype)
+            mine = make(rank).to(device)
+            exact = sum(make(r).double() for r in range(world))
+            bound = 2 * world * eps * sum(make(r).double().abs() for r in range(world))
+            def near(what, got, want, allowed):
+                nonlocal worst
+                if got.numel():
+                    off = ((got.cpu().double() - want).abs() / (allowed + 1e-30)).max().item()
+                    worst = max(worst, off)
+                    assert off <= 1, f"{what} {name} {size}: {off} of what rounding allows"
+            def same(what, got, want):
+                assert torch.equal(got.cpu().view(torch.uint8), want.contiguous().view(torch.uint8)), f"{what} {name} {size}"
+            key = f"{name} {size}"
+            t = mine.clone()
+            dist.all_reduce(t)
+            near("allreduce", t, exact, bound)
+            seen["allreduce " + key] = digest(t)
+            outs = [torch.empty_like(mine) for _ in range(world)]
+            dist.all_gather(outs, mine)
+            for r, out in enumerate(outs):
+                same("allgather", out, make(r))
+            part = count // world
+            whole = mine[: part * world].clone()
+            out = torch.empty(part, dtype=dtype, device=device)
+            dist.reduce_scatter_tensor(out, whole)
+            cut = slice(part * rank, part * (rank + 1))
+            near("reduce-scatter", out, exact[cut], bound[cut])
+            seen["reduce-scatter " + key] = digest(out)
+            back = torch.empty_like(whole)
+            dist.all_to_all_single(back, whole)
+            want = torch.cat([make(r)[: part * world][cut] for r in range(world)]) if part else make(0)[:0]
+            same("alltoall", back, want)
+            t = mine.clone()
+            dist.broadcast(t, src=world - 1)
+            same("broadcast", t, make(world - 1))
+            t = torch.empty_like(mine)
+            right, left = (rank + 1) % world, (rank - 1) % world
+            for work in dist.batch_isend_irecv(
+                [dist.P2POp(dist.isend, mine, right), dist.P2POp(dist.irecv, t, left)]
+            ):
+                work.wait()
+            same("send/recv", t, make(left))
+            torch.cuda.synchronize()
+    return {"digests": seen, "worst": worst}
+
+
+def rank_training(torch, dist, rank, world, device, options):
+    torch.manual_seed(7)
+    torch.use_deterministic_algorithms(True)
+    layers = [torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10)]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers).to(device), device_ids=[device.index])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(100 + rank)
+    losses = []
+    for _ in range(50):
+        x = torch.randn(64, 256, generator=generator).to(device)
+        y = torch.randint(10, (64,), generator=generator).to(device)
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {"losses": losses}
+
+
+def rank_queued(torch, dist, rank, world, device, options):
+    """2,000 kernels behind an allreduce, with one hardware queue."""
+    small, big = torch.zeros(64, device=device), torch.ones(16 << 20, device=device)
+    dist.all_reduce(small)
+    torch.cuda.synchronize()
+    start = time.time()
+    for _ in range(3):
+        dist.all_reduce(big, async_op=True)
+        for _ in range(2000):
+            small.add_(1)
+    torch.cuda.synchronize()
+    assert big[0].item() == world**3 and small[0].item() == 6000
+    return {"seconds": time.time() - start}
+
+
+def rank_graph(torch, dist, rank, world, device, options):
+    """An allreduce captured in a CUDA graph, replayed."""
+    t = torch.ones(1 << 20, device=device)
+    dist.all_reduce(t)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        dist.all_reduce(t)
+    for step in range(1, 6):
+        t.fill_(step)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert t.min().item() == t.max().item() == step * world, step
+    return {}
+
+
+def rank_again(torch, dist, rank, world, device, options):
+    """Process groups made and destroyed."""
+    for turn in range(3):
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + turn)
+        dist.init_process_group("nccl", device_id=device)
+        t = torch.full((1 << 20,), float(turn + 1), device=device)
+        dist.all_reduce(t)
+        assert t.min().item() == t.max().item() == world * (turn + 1)
+        if turn < 2:
+            dist.destroy_process_group()
+    return {}
+
+
+def rank_killed(torch, dist, rank, world, device, options):
+    """The last rank dies in the middle; the others must hear of it within ten seconds."""
+    t = torch.ones(4 << 20, device=device)
+    dist.all_reduce(t)
+    torch.cuda.synchronize()
+    if rank == world - 1:
+        for _ in range(3):
+            dist.all_reduce(t)
+        os.kill(os.getpid(), signal.SIGKILL)
+    group = dist.distributed_c10d._get_default_group()._get_backend(device)
+    start = time.time()
+    try:
+        while time.time() - start < 30:
+            work = dist.all_reduce(t, async_op=True)
+            while not work.is_completed():
+                time.sleep(0.01)
+                if time.time() - start > 30:
+                    break
+            work.wait()
+            if work.exception():
+                break
+        error = "none"
+    except Exception as e:  # what the communicator reports
+        error = str(e).splitlines()[0][:200]
+    with open(os.environ["RESULT"], "w") as file:
+        json.dump({"seconds": time.time() - start, "error": error}, file)
+    group.abort()
+    os._exit(0)
+
+
+def rank_bench(torch, dist, rank, world, device, options):
+    rows = {}
+    cpu = lambda: sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    for size in options["sizes"]:
+        count = max(size // 4, 1)
+        t = torch.ones(count, device=device)
+        iters = 200 if size <= 64 << 10 else 40 if size <= 16 << 20 else 12
+        def run(call):
+            for _ in range(5):
+                call()
+            torch.cuda.synchronize()
+            best, spent = 1e9, 0.0
+            for _ in range(options.get("runs", 3)):
+                dist.barrier()
+                torch.cuda.synchronize()
+                begin, used = time.perf_counter(), cpu()
+                for _ in range(iters):
+                    call()
+                torch.cuda.synchronize()
+                took = (time.perf_counter() - begin) / iters
+                if took < best:
+                    best, spent = took, (cpu() - used) / iters
+            return best, spent
+        best, spent = run(lambda: dist.all_reduce(t))
+        busbw = size / best / 1e9 * 2 * (world - 1) / world
+        row = {"us": best * 1e6, "busbw": busbw, "cpu_s_per_gb": spent / max(size / 1e9, 1e-9)}
+        if size >= 4096:
+            u = torch.empty_like(t)
+            def one_way():
+                if rank == 0:
+                    dist.send(t, 1)
+                elif rank == 1:
+                    dist.recv(u, 0)
+            best, _ = run(one_way)
+            row["sendrecv"] = size / best / 1e9
+        rows[str(size)] = row
+    return {"rows": rows}
+
+
+# ----------------------------------------------------------------------------------------- runner
+class Failed(Exception):
+    pass
+
+
+class Runner:
+    def __init__(self, options):
+        self.plugin, self.out, self.port = options.plugin, options.out, 20000 + os.getpid() % 20000
+        self.failures = []
+
+    def transport(self, name, rank, gpus_each):
+        env = {}
+        apart = {"NCCL_HOSTID": f"host{rank}"}
+        if name.startswith("pushgate"):
+            env = {"NCCL_NET_PLUGIN": self.plugin, "NCCL_NET": "pushgate", **apart}
+        elif name == "shm":
+            env = {"NCCL_P2P_DISABLE": "1", "NCCL_NET_PLUGIN": "none"}
+        elif name == "p2p":
+            env = {"NCCL_NET_PLUGIN": "none"}
+        elif name.startswith("socket"):
+            threads = {"socket": ("1", "1"), "socket4x4": ("4", "4")}[name]
+            env = {
+                "NCCL_NET_PLUGIN": "none",
+                "NCCL_NET": "Socket",
+                "NCCL_SOCKET_IFNAME": "lo",
+                "NCCL_SOCKET_NTHREADS": threads[0],
+                "NCCL_NSOCKS_PERTHREAD": threads[1],
+                **apart,
+            }
+        return env
+
+    def run(self, scenario, transport, world, options=None, env=None, limit=LIMIT, dying=()):
+        self.port += 10
+        folder = tempfile.mkdtemp(prefix=f"{scenario}-{transport}-{world}-", dir=self.out)
+        processes = []
+        for rank in range(world):
+            e = dict(os.environ)
+            e.update(self.transport(transport, rank, world))
+            e.update(
+                RANK=str(rank),
+                WORLD_SIZE=str(world),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(self.port),
+                SCENARIO=scenario,
+                OPTIONS=json.dumps(options or {}),
+                RESULT=f"{folder}/{rank}.json",
+                NCCL_DEBUG="INFO",
+                NCCL_DEBUG_FILE=f"{folder}/nccl-{rank}.log",
+                CUBLAS_WORKSPACE_CONFIG=":4096:8",
+                TORCH_NCCL_ASYNC_ERROR_HANDLING="0" if scenario == "killed" else "1",
+                TORCH_NCCL_ENABLE_MONITORING="0",
+            )
+            e.update(env or {})
+            log = open(f"{folder}/{rank}.log", "w")
+            processes.append(
+                subprocess.Popen([sys.executable, os.path.abspath(__file__), "--rank"], env=e, stdout=log, stderr=log)
+            )
+        end = time.time() + limit
+        try:
+            for rank, p in enumerate(processes):
+                code = p.wait(max(end - time.time(), 0.1))
+                if code and rank not in dying:
+                    raise Failed(f"rank {rank} ended with {code}: {tail(f'{folder}/{rank}.log')}")
+        except subprocess.TimeoutExpired:
+            raise Failed(f"still ran after {limit} s ({folder})") from None
+        finally:
+            for p in processes:
+                if p.poll() is None:
+                    p.kill()
+                p.wait()
+        if transport.startswith("pushgate"):
+            for rank in range(world):
+                text = open(f"{folder}/nccl-{rank}.log").read()
+                if "via NET/pushgate" not in text and rank not in dying:
+                    raise Failed(f"NCCL's log of rank {rank} has no 'via NET/pushgate' ({folder})")
+        return [json.load(open(f"{folder}/{r}.json")) for r in range(world) if r not in dying]
+
+    def step(self, name, call):
+        start = time.time()
+        try:
+            said = call()
+            print(f"PASS  {name:<44} {time.time() - start:6.1f} s  {said or ''}", flush=True)
+        except (Failed, AssertionError) as e:
+            self.failures.append(name)
+            print(f"FAIL  {name:<44} {time.time() - start:6.1f} s  {e}", flush=True)
+
+
+def tail(path, lines=6):
+    text = [line for line in open(path).read().splitlines() if line.strip()]
+    return " | ".join(text[-lines:])[-900:]
+
+
+def scenarios(r, gpus, args):
+    world = max(gpus, 2)
+    own = "shm" if gpus > 1 else "socket"
+    dtypes = ["float32", "float16", "bfloat16"]
+    sizes = SIZES + (LARGE if gpus > 1 else LARGE[1:])
+    pinned = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+
+    def functional():
+        ours = r.run("functional", "pushgate", world, {"dtypes": dtypes, "sizes": sizes})
+        return f"{len(ours[0]['digests'])} sums, worst {max(o['worst'] for o in ours):.2f} of what rounding allows"
+
+    def bits():
+        # On the same ring with the same protocol additions come in the same order.
+        options = {"dtypes": dtypes, "sizes": sizes[:-1]}
+        channels = {"NCCL_MIN_NCHANNELS": "2", "NCCL_MAX_NCHANNELS": "2"}
+        ours = r.run("functional", "pushgate", world, options, {**pinned, **channels})
+        theirs = r.run("functional", own, world, options, {**pinned, **channels})
+        different = [k for a, b in zip(ours, theirs) for k in a["digests"] if a["digests"][k] != b["digests"][k]]
+        assert not different, f"not the same bits as over {own}: {different[:4]}"
+        return f"the same bits as over {own}"
+
+    def training():
+        ours = r.run("training", "pushgate", world)
+        theirs = r.run("training", own, world, env={"NCCL_ALGO": "Ring"})
+        for rank, (a, b) in enumerate(zip(ours, theirs)):
+            off = max(abs(x - y) / abs(y) for x, y in zip(a["losses"], b["losses"]))
+            assert off < 1e-4, f"rank {rank}: losses differ by {off}"
+        return f"50 steps; losses differ from those over {own} by at most {off:.1e}"
+
+    def queued():
+        env = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        return f"{max(x['seconds'] for x in r.run('queued', 'pushgate', world, env=env, limit=120)):.2f} s"
+
+    def killed():
+        said = r.run("killed", "pushgate", world, limit=90, dying=(world - 1,))
+        worst = max(said, key=lambda x: x["seconds"])
+        assert worst["seconds"] < 10 and worst["error"] != "none", worst
+        return f"{worst['seconds']:.1f} s: {worst['error'][:80]}"
+
+    def bench():
+        options = {"sizes": BENCH, "runs": args.runs}
+        table = {}
+        for transport in args.beside.split(","):
+            try:
+                table[transport] = r.run("bench", transport, 2 if gpus < 2 else min(gpus, world), options)[0]["rows"]
+            except Failed as e:
+                if transport.startswith("pushgate"):
+                    raise
+                print(f"      {transport}: {e}")
+        for what, unit in (("us", "allreduce, us"), ("busbw", "allreduce, GB/s busbw"), ("sendrecv", "send/recv one way, GB/s"), ("cpu_s_per_gb", "CPU seconds a GB, rank 0")):
+            print(f"      {unit:<26}" + "".join(f"{s:>12}" for s in BENCH))
+            for transport, rows in table.items():
+                cells = [rows[str(s)].get(what) for s in BENCH]
+                print(f"      {transport:<26}" + "".join(f"{'' if c is None else format(c, '12.2f'):>12}" for c in cells))
+        return ""
+
+    return {
+        "functional": functional,
+        "bits": bits,
+        "training": training,
+        "queued": queued,
+        "graph": lambda: r.run("graph", "pushgate", world) and None,
+        "again": lambda: r.run("again", "pushgate", world, env={"NCCL_NET_PLUGIN_REF_COUNT": "1"}) and None,
+        "killed": killed,
+        "bench": bench,
+    }
+
+
+def main():
+    here = os.path.dirname(os.path.abspath(__file__))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plugin", default=f"{here}/libnccl-net-pushgate.so")
+    parser.add_argument("--gpus", type=int, help="use so many [default: all]")
+    parser.add_argument("--only", help="scenarios, separated by commas")
+    parser.add_argument("--out", default=tempfile.gettempdir(), help="logs go there")
+    parser.add_argument("--beside", default="pushgate,shm,socket,socket4x4", help="transports of the bench")
+    parser.add_argument("--runs", type=int, default=3, help="turns of the bench, the best counts")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank:
+        return rank_main()
+    import torch
+
+    there = torch.cuda.device_count()
+    gpus = args.gpus or there
+    if not 1 <= gpus <= there:
+        parser.error(f"--gpus is {gpus}, there are {there}")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(i) for i in range(gpus))
+    args.plugin = os.path.abspath(args.plugin)
+    if not os.path.exists(args.plugin):
+        parser.error(f"no plugin at {args.plugin}: build it with cargo xtask plugin")
+    os.makedirs(args.out, exist_ok=True)
+    print(f"{gpus} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}")
+    runner = Runner(args)
+    known = scenarios(runner, gpus, args)
+    wanted = args.only.split(",") if args.only else list(known)
+    for name in wanted:
+        if name not in known:
+            parser.error(f"--only names {name}, there are {', '.join(known)}")
+        runner.step(name, known[name])
+    print("all passed" if not runner.failures else f"failed: {', '.join(runner.failures)}")
+    sys.exit(bool(runner.failures))
+
+
+if __name__ == "__main__":
+    main()

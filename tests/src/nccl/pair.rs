@@ -1,0 +1,369 @@
+//! Two ranks that are connected both ways, and traffic between them. Each has two
+//! threads, as NCCL's proxy: one that listens, connects, accepts and registers, one
+//! that posts and tests.
+
+use std::ffi::c_int;
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::table::{Plugin, Ptr, Result};
+
+/// No test waits longer for anything.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// What NCCL's bootstrap network is: bytes between the two ranks.
+pub trait Bootstrap: Send {
+    /// Sends.
+    fn tell(&mut self, bytes: &[u8]);
+    /// Receives as many.
+    fn hear(&mut self, bytes: &mut [u8]);
+
+    /// Until the other is here too.
+    fn barrier(&mut self) {
+        self.tell(b"!");
+        self.hear(&mut [0]);
+    }
+}
+
+/// Of a pair of streams.
+pub struct Streams<R, W>(pub R, pub W);
+
+impl<R: Read + Send, W: Write + Send> Bootstrap for Streams<R, W> {
+    fn tell(&mut self, bytes: &[u8]) {
+        self.1.write_all(bytes).and_then(|()| self.1.flush()).expect("the other rank is gone");
+    }
+
+    fn hear(&mut self, bytes: &mut [u8]) {
+        self.0.read_exact(bytes).expect("the other rank is gone");
+    }
+}
+
+/// A small generator with a seed (splitmix64).
+#[derive(Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next.
+    pub fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// 0 to `n` - 1.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.draw() % n as u64) as usize
+    }
+}
+
+/// Memory that is shared with a plugin: raw, of no Rust reference.
+pub struct Buffer {
+    at: *mut u8,
+    layout: std::alloc::Layout,
+}
+
+// SAFETY: raw memory, whose users take turns.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// Zeroed.
+    pub fn new(bytes: usize) -> Self {
+        let layout = std::alloc::Layout::from_size_align(bytes.max(1), 4096).expect("a size");
+        // SAFETY: it is not empty.
+        let at = unsafe { std::alloc::alloc_zeroed(layout) };
+        assert!(!at.is_null(), "no memory of {bytes} bytes");
+        Buffer { at, layout }
+    }
+
+    /// A place in it.
+    pub fn at(&self, offset: usize) -> Ptr {
+        assert!(offset <= self.layout.size());
+        // SAFETY: within it, or its end.
+        unsafe { self.at.add(offset) }.cast()
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.layout.size()
+    }
+
+    /// Fills a stretch with what `seed` gives.
+    pub fn fill(&self, offset: usize, length: usize, seed: u64) {
+        assert!(offset + length <= self.bytes());
+        let mut r = Random(seed);
+        for i in (0..length).step_by(8) {
+            let word = r.draw().to_le_bytes();
+            // SAFETY: within it; nobody else uses this stretch now.
+            unsafe {
+                let to = self.at.add(offset + i);
+                std::ptr::copy_nonoverlapping(word.as_ptr(), to, word.len().min(length - i));
+            }
+        }
+    }
+
+    /// The first byte that is not what `seed` gives.
+    pub fn differs(&self, offset: usize, length: usize, seed: u64) -> Option<usize> {
+        assert!(offset + length <= self.bytes());
+        let mut r = Random(seed);
+        (0..length).step_by(8).find_map(|i| {
+            let word = r.draw().to_le_bytes();
+            let n = word.len().min(length - i);
+            // SAFETY: within it; the plugin is done with this stretch.
+            let found = unsafe { std::slice::from_raw_parts(self.at.add(offset + i), n) };
+            (0..n).find(|k| found[*k] != word[*k]).map(|k| i + k)
+        })
+    }
+
+    /// Sets all of a stretch.
+    pub fn set(&self, offset: usize, length: usize, byte: u8) {
+        assert!(offset + length <= self.bytes());
+        // SAFETY: as above.
+        unsafe { self.at.add(offset).write_bytes(byte, length) };
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: of `new`.
+        unsafe { std::alloc::dealloc(self.at, self.layout) };
+    }
+}
+
+/// Raw pointers of a plugin, for another thread.
+#[derive(Clone, Copy)]
+pub struct Ends {
+    /// The sendComm.
+    pub send: Ptr,
+    /// The recvComm.
+    pub recv: Ptr,
+}
+
+// SAFETY: NCCL passes them between its threads too.
+unsafe impl Send for Ends {}
+// SAFETY: as above.
+unsafe impl Sync for Ends {}
+
+/// Connects both ways, polling both ends in turns as NCCL does.
+pub fn connect(plugin: &Plugin, ctx: Ptr, peer: &mut dyn Bootstrap) -> Result<Ends> {
+    let (listener, own) = plugin.listen(ctx)?;
+    peer.tell(&own);
+    let mut theirs = [0; 128];
+    peer.hear(&mut theirs);
+    let ends = poll_ends(plugin, ctx, listener, &mut theirs)?;
+    plugin.close_listen(listener)?;
+    Ok(ends)
+}
+
+/// The polls of [`connect`].
+pub fn poll_ends(plugin: &Plugin, ctx: Ptr, listener: Ptr, handle: &mut [u8; 128]) -> Result<Ends> {
+    let (mut send, mut recv) = (None, None);
+    let begin = Instant::now();
+    loop {
+        if send.is_none() {
+            send = plugin.connect(ctx, handle)?;
+        }
+        if recv.is_none() {
+            recv = plugin.accept(listener)?;
+        }
+        if let (Some(send), Some(recv)) = (send, recv) {
+            return Ok(Ends { send, recv });
+        }
+        assert!(begin.elapsed() < LIMIT, "no connection within {LIMIT:?}: send {send:?}, receive {recv:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// What is sent each way. Both ranks make the same from it.
+#[derive(Clone, Copy, Debug)]
+pub struct Traffic {
+    /// Groups of messages.
+    pub groups: usize,
+    /// Longest message.
+    pub max: usize,
+    /// Requests at once, each way.
+    pub in_flight: usize,
+    /// Buffers of a receive at most.
+    pub grouping: usize,
+    /// Messages of a group are sent in an order of their own.
+    pub shuffle: bool,
+    /// Sends name their registration. (NCCL's always do; a plugin need not take others.)
+    pub registered: bool,
+    /// Of all that is random.
+    pub seed: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Message {
+    size: usize,
+    tag: c_int,
+    seed: u64,
+}
+
+impl Traffic {
+    /// The messages that `from` sends, group by group, in the order of the receive.
+    fn plan(&self, from: u64) -> Vec<Vec<Message>> {
+        let mut r = Random(self.seed ^ from.wrapping_mul(0x5851_f42d_4c95_7f2d));
+        (0..self.groups)
+            .map(|_| {
+                let n = if r.below(3) == 0 { 1 + r.below(self.grouping) } else { 1 };
+                // Tags of a group differ, those of groups repeat.
+                let first = r.below(50) as c_int;
+                (0..n as c_int)
+                    .map(|i| {
+                        let size = match r.below(10) {
+                            0 => 0,
+                            1 => 1 + r.below(64),
+                            2 | 3 => 1 + r.below(self.max),
+                            _ => 1 + r.below((self.max / 8).max(1)),
+                        };
+                        Message { size: size.min(self.max), tag: first + i, seed: r.draw() }
+                    })
+                    .collect()
+            })
+            .collect()
+    }
+}
+
+/// Runs the traffic on one rank; the bytes that it received. Every one is checked.
+pub fn exchange(plugin: &Plugin, rank: u64, ends: Ends, traffic: &Traffic) -> Result<u64> {
+    let t = *traffic;
+    let stride = t.max.next_multiple_of(64) + 64;
+    let out = Buffer::new(stride * t.in_flight);
+    let into = Buffer::new(stride * t.in_flight * t.grouping);
+    // The service thread's.
+    let out_mr = plugin.reg_mr(ends.send, out.at(0), out.bytes())?;
+    let into_mr = plugin.reg_mr(ends.recv, into.at(0), into.bytes())?;
+    struct Shared<'a>(&'a Plugin, Ends, Ptr, Ptr);
+    // SAFETY: as `Ends`.
+    unsafe impl Sync for Shared<'_> {}
+    let shared = Shared(plugin, ends, out_mr, into_mr);
+    let stop = AtomicBool::new(false);
+    let (out, into) = (&out, &into);
+    let received = std::thread::scope(|scope| {
+        let progress = scope.spawn(|| {
+            let shared = &shared;
+            let done = progress(shared.0, rank, shared.1, &t, stride, (out, shared.2), (into, shared.3));
+            stop.store(true, Ordering::Release);
+            done
+        });
+        // Meanwhile the service thread registers and deregisters other memory, as for a
+        // user's buffers.
+        let other = Buffer::new(1 << 16);
+        while !stop.load(Ordering::Acquire) {
+            let both = [ends.send, ends.recv]
+                .map(|comm| plugin.reg_mr(comm, other.at(0), other.bytes()).map(|mr| (comm, mr)));
+            for (comm, mr) in both.into_iter().flatten() {
+                // One that has failed meanwhile says so to the other thread too.
+                let _ = plugin.dereg_mr(comm, mr);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        progress.join().expect("the progress thread panicked")
+    })?;
+    plugin.dereg_mr(ends.send, out_mr)?;
+    plugin.dereg_mr(ends.recv, into_mr)?;
+    Ok(received)
+}
+
+fn progress(
+    plugin: &Plugin,
+    rank: u64,
+    ends: Ends,
+    t: &Traffic,
+    stride: usize,
+    (out, out_mr): (&Buffer, Ptr),
+    (into, into_mr): (&Buffer, Ptr),
+) -> Result<u64> {
+    let incoming = t.plan(1 - rank);
+    let out_mr = if t.registered { out_mr } else { std::ptr::null_mut() };
+    let mut r = Random(t.seed ^ rank ^ 0xabcd);
+    // In the order in which they are sent.
+    let outgoing: Vec<Message> = t
+        .plan(rank)
+        .into_iter()
+        .flat_map(|mut group| {
+            if t.shuffle {
+                for i in (1..group.len()).rev() {
+                    group.swap(i, r.below(i + 1));
+                }
+            }
+            group
+        })
+        .collect();
+    // Slot: request, and what it is.
+    let mut sends: Vec<Option<(Ptr, usize)>> = vec![None; t.in_flight];
+    let mut recvs: Vec<Option<(Ptr, usize)>> = vec![None; t.in_flight];
+    let (mut next_send, mut next_recv, mut done_sends, mut done_recvs) = (0, 0, 0, 0);
+    let mut bytes = 0;
+    let mut last = Instant::now();
+    while done_sends < outgoing.len() || done_recvs < incoming.len() {
+        let before = (next_send, next_recv, done_sends, done_recvs);
+        for (slot, place) in recvs.iter_mut().enumerate() {
+            if place.is_none() && next_recv < incoming.len() {
+                let group = &incoming[next_recv];
+                let at = |i: usize| (slot * t.grouping + i) * stride;
+                let room: Vec<usize> = group.iter().map(|m| m.size + r.below(stride - m.size)).collect();
+                for (i, n) in room.iter().enumerate() {
+                    into.set(at(i), (*n).min(group[i].size + 64), 0xee);
+                }
+                let data: Vec<Ptr> = (0..group.len()).map(|i| into.at(at(i))).collect();
+                let tags: Vec<c_int> = group.iter().map(|m| m.tag).collect();
+                // SAFETY: nobody else uses these stretches until the request is done.
+                let request =
+                    unsafe { plugin.irecv(ends.recv, &data, &room, &tags, &vec![into_mr; group.len()])? };
+                if let Some(request) = request {
+                    *place = Some((request, next_recv));
+                    next_recv += 1;
+                }
+            }
+            let Some((request, group)) = *place else { continue };
+            let mut sizes = [0; 8];
+            // SAFETY: not done yet.
+            if unsafe { plugin.test(request, Some(&mut sizes))? } {
+                for (i, m) in incoming[group].iter().enumerate() {
+                    assert_eq!(sizes[i] as usize, m.size, "size of message {i} of group {group}");
+                    let at = (slot * t.grouping + i) * stride;
+                    if let Some(byte) = into.differs(at, m.size, m.seed) {
+                        panic!("group {group}, message {i} of {} bytes: byte {byte} is wrong", m.size);
+                    }
+                    bytes += m.size as u64;
+                }
+                (*place, done_recvs) = (None, done_recvs + 1);
+            }
+        }
+        for (slot, place) in sends.iter_mut().enumerate() {
+            if place.is_none() && next_send < outgoing.len() {
+                let m = outgoing[next_send];
+                out.fill(slot * stride, m.size, m.seed);
+                // SAFETY: nobody else uses this stretch until the request is done.
+                let request =
+                    unsafe { plugin.isend(ends.send, out.at(slot * stride), m.size, m.tag, out_mr)? };
+                if let Some(request) = request {
+                    *place = Some((request, next_send));
+                    next_send += 1;
+                }
+            }
+            let Some((request, number)) = *place else { continue };
+            let mut sizes = [0; 8];
+            // With and without a place for the size.
+            let to = (number % 2 == 0).then_some(&mut sizes);
+            // SAFETY: not done yet.
+            if unsafe { plugin.test(request, to)? } {
+                // What NCCL's next kernel would do with it.
+                out.set(slot * stride, outgoing[number].size, 0x11);
+                (*place, done_sends) = (None, done_sends + 1);
+            }
+        }
+        if before == (next_send, next_recv, done_sends, done_recvs) {
+            assert!(last.elapsed() < LIMIT, "no progress within {LIMIT:?}: {before:?}");
+            std::thread::yield_now();
+        } else {
+            last = Instant::now();
+        }
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,474 @@
+//! What is tried on a plugin. Each runs in a process of its own (`nccl-caller`), with
+//! the settings of its environment.
+
+use std::io::Write;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::pair::{self, Bootstrap, Buffer, Ends, LIMIT, Streams, Traffic};
+use super::table::{Plugin, Ptr, warnings};
+
+/// What every scenario gets.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The plugin's file.
+    pub plugin: std::path::PathBuf,
+    /// Of the table.
+    pub version: u32,
+    /// Ranks are processes, not threads of one.
+    pub processes: bool,
+    /// Sends name no registration.
+    pub unregistered: bool,
+    /// Groups of messages each way.
+    pub groups: usize,
+    /// Longest message.
+    pub max: usize,
+    /// Requests at once, each way.
+    pub in_flight: usize,
+    /// Of all that is random.
+    pub seed: u64,
+    /// How often, where a scenario repeats something.
+    pub times: usize,
+}
+
+impl Options {
+    fn traffic(&self, plugin: &Plugin) -> Traffic {
+        let most = plugin.properties(0).expect("properties").max_recvs.clamp(1, 8);
+        Traffic {
+            groups: self.groups,
+            max: self.max,
+            in_flight: self.in_flight,
+            grouping: most as usize,
+            shuffle: true,
+            registered: !self.unregistered,
+            seed: self.seed,
+        }
+    }
+
+    fn open(&self) -> Plugin {
+        Plugin::open(&self.plugin, self.version).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// The other rank, a process that runs `scenario`, and the bytes between us.
+    fn spawn(&self, scenario: &str) -> (Child, Box<dyn Bootstrap>) {
+        let mut command = Command::new(std::env::current_exe().expect("our own path"));
+        command.arg(scenario);
+        for (name, value) in [
+            ("--plugin", self.plugin.display().to_string()),
+            ("--version", self.version.to_string()),
+            ("--groups", self.groups.to_string()),
+            ("--max", self.max.to_string()),
+            ("--in-flight", self.in_flight.to_string()),
+            ("--seed", self.seed.to_string()),
+            ("--times", self.times.to_string()),
+        ] {
+            command.args([name, &value]);
+        }
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a second rank");
+        let (from, to) = (child.stdout.take().expect("piped"), child.stdin.take().expect("piped"));
+        (child, Box::new(Streams(from, to)))
+    }
+}
+
+/// Our own bootstrap, in a process that was spawned.
+fn parent() -> Box<dyn Bootstrap> {
+    Box::new(Streams(std::io::stdin(), std::io::stdout()))
+}
+
+fn stream_pair() -> [Box<dyn Bootstrap>; 2] {
+    let (a, b) = UnixStream::pair().expect("a socket pair");
+    [a, b].map(|s| Box::new(Streams(s.try_clone().expect("a clone"), s)) as Box<dyn Bootstrap>)
+}
+
+fn close(plugin: &Plugin, ends: Ends) {
+    plugin.close_send(ends.send).expect("closeSend");
+    plugin.close_recv(ends.recv).expect("closeRecv");
+}
+
+/// One rank: init, connect, traffic, close, finalize.
+fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peer: Box<dyn Bootstrap>) -> u64 {
+    let ctx = plugin.init().expect("init");
+    assert!(plugin.devices().expect("devices") > 0);
+    let ends = pair::connect(plugin, ctx, &mut *peer).expect("connect");
+    let bytes = pair::exchange(plugin, rank, ends, &o.traffic(plugin)).unwrap_or_else(|e| {
+        panic!("rank {rank}: {e}; the plugin says: {:#?}", warnings());
+    });
+    // No barrier: NCCL's ranks close whenever they are done.
+    close(plugin, ends);
+    plugin.finalize(ctx).expect("finalize");
+    bytes
+}
+
+/// Traffic both ways between two ranks, every byte checked.
+pub fn traffic(o: &Options) {
+    let begin = Instant::now();
+    let plugin = o.open();
+    let bytes = if o.processes {
+        let (mut child, peer) = o.spawn("rank-1");
+        let bytes = rank(o, &plugin, 0, peer);
+        assert!(child.wait().expect("the second rank").success(), "the second rank failed");
+        bytes
+    } else {
+        let [a, b] = stream_pair();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| rank(o, &plugin, 1, b));
+            let bytes = rank(o, &plugin, 0, a);
+            bytes + other.join().expect("the second rank failed")
+        })
+    };
+    assert_eq!(warnings(), [""; 0], "warnings without a reason");
+    println!(
+        "{} v{}: {bytes} bytes received and right in {:.2} s",
+        plugin.name(),
+        o.version,
+        begin.elapsed().as_secs_f64()
+    );
+}
+
+/// The second process of [`traffic`].
+pub fn rank_1(o: &Options) {
+    rank(o, &o.open(), 1, parent());
+}
+
+/// A connection to itself, one way.
+fn loopback(plugin: &Plugin, ctx: Ptr) -> Ends {
+    let (listener, mut handle) = plugin.listen(ctx).expect("listen");
+    let ends = pair::poll_ends(plugin, ctx, listener, &mut handle).expect("connect");
+    plugin.close_listen(listener).expect("closeListen");
+    ends
+}
+
+/// Tests until done or failed.
+fn wait(plugin: &Plugin, request: Ptr, sizes: Option<&mut [i32; 8]>) -> Result<(), super::table::Failed> {
+    let begin = Instant::now();
+    let mut own = [0; 8];
+    let with = sizes.is_some();
+    loop {
+        // SAFETY: ours, not done yet.
+        if unsafe { plugin.test(request, with.then_some(&mut own))? } {
+            if let Some(sizes) = sizes {
+                *sizes = own;
+            }
+            return Ok(());
+        }
+        assert!(begin.elapsed() < LIMIT, "a request that does not end");
+        std::thread::yield_now();
+    }
+}
+
+fn send(plugin: &Plugin, ends: Ends, buffer: &Buffer, size: usize, tag: i32, mr: Ptr) -> Option<Ptr> {
+    // SAFETY: the buffer outlives the connection in all scenarios.
+    unsafe { plugin.isend(ends.send, buffer.at(0), size, tag, mr) }.expect("isend")
+}
+
+fn receive(plugin: &Plugin, ends: Ends, buffer: &Buffer, size: usize, tag: i32, mr: Ptr) -> Option<Ptr> {
+    // SAFETY: as above.
+    unsafe { plugin.irecv(ends.recv, &[buffer.at(0)], &[size], &[tag], &[mr]) }.expect("irecv")
+}
+
+/// What properties must hold, and the small rules of the calls.
+pub fn rules(o: &Options) {
+    let plugin = o.open();
+    if o.version >= 11 {
+        // What an init that failed is followed by.
+        plugin.finalize(std::ptr::null_mut()).expect("finalize of NULL");
+    }
+    let ctx = plugin.init().expect("init");
+    let p = plugin.properties(0).expect("properties");
+    assert!(!p.name.is_empty() && p.speed > 0 && p.speed < 10_000_000 && p.port >= 0, "{p:?}");
+    assert!((1..=8).contains(&p.max_recvs) && p.max_comms > 0 && p.ptr_support & 1 == 1, "{p:?}");
+    assert!(p.latency >= 0.0 && p.latency < 1000.0 && p.device_type == 0, "{p:?}");
+    assert!(p.max_p2p_bytes.is_none_or(|b| b > 0 && b <= 1 << 40), "{p:?}");
+    assert!(plugin.properties(1000).is_err(), "there are no 1001 devices");
+    println!("{p:?}");
+
+    let ends = loopback(&plugin, ctx);
+    let (out, into) = (Buffer::new(1 << 20), Buffer::new(1 << 20));
+    let out_mr = plugin.reg_mr(ends.send, out.at(0), out.bytes()).expect("regMr");
+    let into_mr = plugin.reg_mr(ends.recv, into.at(0), into.bytes()).expect("regMr");
+    // 32 receives and sends at once, the sends without looking at the receives.
+    let recvs: Vec<Ptr> = (0..32)
+        .map(|i| receive(&plugin, ends, &into, 4096, i, into_mr).expect("room for 32 receives"))
+        .collect();
+    let sends: Vec<Ptr> =
+        (0..32).map(|i| send(&plugin, ends, &out, 64, i, out_mr).expect("room for 32 sends")).collect();
+    for (i, r) in recvs.into_iter().enumerate() {
+        let mut sizes = [0; 8];
+        // Sizes left out for some.
+        wait(&plugin, r, (i % 2 == 0).then_some(&mut sizes)).expect("receive");
+        assert!(i % 2 != 0 || sizes[0] == 64);
+    }
+    sends.into_iter().for_each(|s| wait(&plugin, s, None).expect("send"));
+    // Nothing, with registrations and without.
+    for (a, b) in [(out_mr, into_mr), (std::ptr::null_mut(), std::ptr::null_mut())] {
+        let r = receive(&plugin, ends, &into, 0, 5, b).expect("room");
+        let s = send(&plugin, ends, &out, 0, 5, a).expect("room");
+        let mut sizes = [-1; 8];
+        wait(&plugin, r, Some(&mut sizes)).expect("receive");
+        wait(&plugin, s, None).expect("send");
+        assert_eq!(sizes[0], 0);
+    }
+    assert_eq!(plugin.iflush(ends.recv, into.at(0), 64, into_mr), Ok(None));
+    // More receives than there is room for: refused with a NULL request, not an error.
+    let mut posted = 0;
+    while receive(&plugin, ends, &into, 64, 9, into_mr).is_some() {
+        posted += 1;
+        assert!(posted < 1 << 20, "no end of receives");
+    }
+    assert!(posted >= 32);
+    // Closed and deregistered with all of them in flight, and a send too.
+    send(&plugin, ends, &out, 1 << 16, 9, out_mr);
+    plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
+    plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
+    close(&plugin, ends);
+    plugin.finalize(ctx).expect("finalize");
+}
+
+/// A receive that is shorter than what comes for it is an error on both sides.
+pub fn truncation(o: &Options) {
+    let plugin = o.open();
+    let ctx = plugin.init().expect("init");
+    // In the WQE, in the window or a region, in slices.
+    for size in [30, 5000, o.max] {
+        let ends = loopback(&plugin, ctx);
+        let (out, into) = (Buffer::new(size), Buffer::new(size));
+        let out_mr = plugin.reg_mr(ends.send, out.at(0), out.bytes()).expect("regMr");
+        let into_mr = plugin.reg_mr(ends.recv, into.at(0), into.bytes()).expect("regMr");
+        into.set(0, size, 0xee);
+        let r = receive(&plugin, ends, &into, size - 1, 3, into_mr).expect("room");
+        let s = send(&plugin, ends, &out, size, 3, out_mr).expect("room");
+        let failed = wait(&plugin, r, None).expect_err("a message longer than its receive was taken");
+        assert_ne!(failed.code, 0);
+        wait(&plugin, s, None).expect_err("its sender was told that all is well");
+        let last = into.bytes() - 1;
+        assert!(into.differs(last, 1, 0).is_some(), "a byte behind the receive");
+        // SAFETY: within the buffer, which the plugin no longer writes.
+        assert_eq!(unsafe { *into.at(last).cast::<u8>() }, 0xee, "a byte behind the receive was written");
+        plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
+        plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
+        close(&plugin, ends);
+    }
+    assert!(warnings().iter().any(|w| w.contains("5000")), "the log does not say why: {:#?}", warnings());
+    plugin.finalize(ctx).expect("finalize");
+    println!("refused, with the reason in the log");
+}
+
+/// Handles that no listener made, and strangers at a listener.
+pub fn garbage(o: &Options) {
+    let plugin = o.open();
+    let ctx = plugin.init().expect("init");
+    let (listener, good) = plugin.listen(ctx).expect("listen");
+    for seed in 0..200u64 {
+        let mut handle = good;
+        let mut r = pair::Random(seed);
+        match seed {
+            0 => handle = [0; 128],
+            1 => handle = [0xff; 128],
+            _ => handle[r.below(64)] ^= 1 << r.below(8),
+        }
+        if seed == 2 {
+            // An attempt that nobody began.
+            handle = good;
+            handle[64] = 77;
+        }
+        if handle != good {
+            assert!(plugin.connect(ctx, &mut handle).is_err(), "garbage {seed} was taken: {handle:?}");
+        }
+    }
+    // Strangers: one who talks nonsense, one who says nothing, one who goes.
+    let name = good[16..32].iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let address = SocketAddr::from_abstract_name(format!("pushgate/net/{name}")).expect("a name");
+    let strangers = if good[8] == 1 {
+        let mut rude = UnixStream::connect_addr(&address).expect("the listener's socket");
+        rude.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("it is taken");
+        let mut half = UnixStream::connect_addr(&address).expect("the listener's socket");
+        half.write_all(b"PGF1\x40\0\0\0\0\0\0\0{\"version\":1").expect("it is taken");
+        let mut wrong = UnixStream::connect_addr(&address).expect("the listener's socket");
+        wrong.write_all(b"PGF1\x02\0\0\0\0\0\0\0{}").expect("it is taken");
+        drop(UnixStream::connect_addr(&address).expect("the listener's socket"));
+        vec![UnixStream::connect_addr(&address).expect("the listener's socket"), rude, half, wrong]
+    } else {
+        Vec::new()
+    };
+    for _ in 0..10 {
+        assert_eq!(plugin.accept(listener), Ok(None));
+    }
+    // Still good for two connections, of one handle.
+    for _ in 0..2 {
+        let mut handle = good;
+        let ends = pair::poll_ends(&plugin, ctx, listener, &mut handle).expect("connect");
+        close(&plugin, ends);
+    }
+    drop(strangers);
+    plugin.close_listen(listener).expect("closeListen");
+    // Its listener is gone.
+    let mut handle = good;
+    let begin = Instant::now();
+    while let Ok(comm) = plugin.connect(ctx, &mut handle) {
+        assert!(comm.is_none(), "connected to nobody");
+        assert!(begin.elapsed() < LIMIT, "a connection to a listener that is gone never fails");
+        std::thread::yield_now();
+    }
+    plugin.finalize(ctx).expect("finalize");
+    println!("refused");
+}
+
+fn count(what: &str) -> usize {
+    match what {
+        "maps" => std::fs::read_to_string("/proc/self/maps").expect("maps").lines().count(),
+        _ => std::fs::read_dir(format!("/proc/self/{what}")).expect(what).count(),
+    }
+}
+
+fn counts() -> [usize; 3] {
+    ["fd", "task", "maps"].map(count)
+}
+
+/// Many connections opened, used and closed: nothing is left of them.
+pub fn many(o: &Options) {
+    let plugin = o.open();
+    let fds = count("fd");
+    let one = |ctx| {
+        let ends = loopback(&plugin, ctx);
+        let buffer = Buffer::new(8192);
+        let out_mr = plugin.reg_mr(ends.send, buffer.at(0), 4096).expect("regMr");
+        let into_mr = plugin.reg_mr(ends.recv, buffer.at(4096), 4096).expect("regMr");
+        buffer.fill(0, 4096, 1);
+        // SAFETY: the buffer outlives the connection.
+        let r = unsafe { plugin.irecv(ends.recv, &[buffer.at(4096)], &[4096], &[1], &[into_mr]) };
+        let r = r.expect("irecv").expect("room");
+        let s = send(&plugin, ends, &buffer, 4096, 1, out_mr).expect("room");
+        wait(&plugin, r, None).expect("receive");
+        wait(&plugin, s, None).expect("send");
+        assert_eq!(buffer.differs(4096, 4096, 1), None);
+        plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
+        plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
+        close(&plugin, ends);
+    };
+    let ctx = plugin.init().expect("init");
+    // What is made once is there after the first few.
+    (0..4).for_each(|_| one(ctx));
+    let before = counts();
+    (0..o.times).for_each(|_| one(ctx));
+    let after = counts();
+    assert_eq!(before[..2], after[..2], "descriptors and threads before and after {} connections", o.times);
+    // The allocator may map or unmap arenas of its own.
+    assert!(after[2] <= before[2] + 8, "mappings: {} before, {} after", before[2], after[2]);
+    plugin.finalize(ctx).expect("finalize");
+    if o.version >= 11 {
+        assert_eq!((count("fd"), count("task")), (fds, 1), "descriptors and threads behind finalize");
+    }
+    println!("{} connections; descriptors, threads, mappings {before:?} before and {after:?} after", o.times);
+}
+
+/// Loaded, used, unloaded; again.
+pub fn reload(o: &Options) {
+    for _ in 0..3 {
+        let plugin = o.open();
+        let ctx = plugin.init().expect("init");
+        // NCCL's second communicator, and the first one's end before the second's.
+        let second = plugin.init().expect("init");
+        plugin.finalize(ctx).expect("finalize");
+        let [a, b] = stream_pair();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| rank(o, &plugin, 1, b));
+            rank(o, &plugin, 0, a);
+            other.join().expect("the second rank failed");
+        });
+        plugin.finalize(second).expect("finalize");
+        if o.version >= 11 {
+            let begin = Instant::now();
+            while count("task") != 1 {
+                assert!(begin.elapsed() < LIMIT, "threads are left behind the last finalize");
+                std::thread::yield_now();
+            }
+        }
+    }
+    println!("three times");
+}
+
+/// A setting that is wrong: init fails and names it.
+pub fn setting(o: &Options) {
+    let plugin = o.open();
+    let failed = plugin.init().expect_err("a wrong setting was taken");
+    println!("{failed}");
+    warnings().iter().for_each(|w| println!("{w}"));
+    if o.version >= 11 {
+        plugin.finalize(std::ptr::null_mut()).expect("finalize of NULL");
+    }
+}
+
+/// A peer that is killed in the middle: requests fail within 10 s.
+pub fn killed(o: &Options) {
+    let plugin = o.open();
+    let (mut child, mut peer) = o.spawn("victim");
+    let ctx = plugin.init().expect("init");
+    let ends = pair::connect(&plugin, ctx, &mut *peer).expect("connect");
+    let buffer = Buffer::new(1 << 20);
+    let out_mr = plugin.reg_mr(ends.send, buffer.at(0), buffer.bytes()).expect("regMr");
+    let into_mr = plugin.reg_mr(ends.recv, buffer.at(0), buffer.bytes()).expect("regMr");
+    peer.barrier();
+    let r = receive(&plugin, ends, &buffer, 1 << 20, 1, into_mr).expect("room");
+    let s = send(&plugin, ends, &buffer, 4096, 1, out_mr).expect("room");
+    let mut half_made = {
+        // A connection that is being made with it, too.
+        let mut theirs = [0; 128];
+        peer.hear(&mut theirs);
+        theirs
+    };
+    assert_eq!(plugin.connect(ctx, &mut half_made), Ok(None));
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    let begin = Instant::now();
+    for (what, request) in [("receive", r), ("send", s)] {
+        let failed = wait(&plugin, request, None).expect_err("it ended well, with nobody there");
+        println!("{what}: {failed} after {:.2} s", begin.elapsed().as_secs_f64());
+        assert!(begin.elapsed() < Duration::from_secs(10), "after {:?}", begin.elapsed());
+    }
+    while let Ok(comm) = plugin.connect(ctx, &mut half_made) {
+        assert!(comm.is_none());
+        assert!(begin.elapsed() < LIMIT, "a connection to a process that is gone never fails");
+        std::thread::yield_now();
+    }
+    // SAFETY: the buffer stays.
+    unsafe {
+        assert!(plugin.isend(ends.send, buffer.at(0), 1, 1, out_mr).is_err());
+        assert!(plugin.irecv(ends.recv, &[buffer.at(0)], &[1], &[1], &[into_mr]).is_err());
+    }
+    plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
+    plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
+    close(&plugin, ends);
+    plugin.finalize(ctx).expect("finalize");
+}
+
+/// The other rank of [`killed`]: connects, and never answers.
+pub fn victim(o: &Options) {
+    let plugin = o.open();
+    let mut peer = parent();
+    let ctx = plugin.init().expect("init");
+    pair::connect(&plugin, ctx, &mut *peer).expect("connect");
+    peer.barrier();
+    let (_listener, handle) = plugin.listen(ctx).expect("listen");
+    peer.tell(&handle);
+    // Longer than the other waits; it is killed before.
+    std::thread::sleep(LIMIT * 2);
+}
+
+/// The scenarios by name.
+pub fn find(name: &str) -> Option<fn(&Options)> {
+    Some(match name {
+        "traffic" => traffic,
+        "rank-1" => rank_1,
+        "rules" => rules,
+        "truncation" => truncation,
+        "garbage" => garbage,
+        "many" => many,
+        "reload" => reload,
+        "setting" => setting,
+        "killed" => killed,
+        "victim" => victim,
+        _ => return None,
+    })
+}

@@ -1,0 +1,459 @@
+//! A plugin's shared library, and the calls of its table: those of v8 to v12, made
+//! to look alike.
+
+#![allow(clippy::not_unsafe_ptr_arg_deref)] // What the plugin handed out goes back to it as it came.
+
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::path::Path;
+use std::sync::Mutex;
+
+/// A pointer that the plugin handed out.
+pub type Ptr = *mut c_void;
+/// `ncclResult_t`, not 0, with the call that gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// The call.
+    pub call: &'static str,
+    /// Its answer.
+    pub code: c_int,
+}
+
+impl std::fmt::Display for Failed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} answered {}", self.call, self.code)
+    }
+}
+
+impl std::error::Error for Failed {}
+
+/// A call's outcome.
+pub type Result<T> = std::result::Result<T, Failed>;
+
+/// `NCCL_NET_OPTIONAL_RECV_COMPLETION`: what may stand in a receive's request.
+pub const OPTIONAL: Ptr = std::ptr::without_provenance_mut(1);
+
+/// What the plugin has said by NCCL's logger: level, text.
+pub static LOG: Mutex<Vec<(c_int, String)>> = Mutex::new(Vec::new());
+
+/// Warnings so far.
+pub fn warnings() -> Vec<String> {
+    let log = LOG.lock().unwrap();
+    log.iter().filter(|(level, _)| *level == 2).map(|(_, text)| text.clone()).collect()
+}
+
+/// Stands for NCCL's variadic logger, called with the format "...%s" and one string, as
+/// a C caller of this plugin would: on x86-64 and aarch64 the arguments come in the same
+/// registers as those of a function that is not variadic.
+unsafe extern "C" fn logger(
+    level: c_int,
+    _flags: c_ulong,
+    _file: *const c_char,
+    _line: c_int,
+    format: *const c_char,
+    text: *const c_char,
+) {
+    // SAFETY: the plugin's strings, which live until we return. Without "%s" there may be
+    // no second one.
+    let said = unsafe {
+        let format = CStr::from_ptr(format).to_string_lossy();
+        match format.contains("%s") && !text.is_null() {
+            true => format.replace("%s", &CStr::from_ptr(text).to_string_lossy()),
+            false => format.into_owned(),
+        }
+    };
+    if std::env::var_os("NCCL_CALLER_VERBOSE").is_some() {
+        eprintln!("[{level}] {said}");
+    }
+    LOG.lock().unwrap().push((level, said));
+}
+
+type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
+
+/// Places in a table, the same in all versions.
+#[derive(Clone, Copy)]
+#[repr(usize)]
+enum Slot {
+    Name,
+    Init,
+    Devices,
+    Properties,
+    Listen,
+    Connect,
+    Accept,
+    RegMr,
+    _RegMrDmaBuf,
+    DeregMr,
+    Isend,
+    Irecv,
+    Iflush,
+    Test,
+    CloseSend,
+    CloseRecv,
+    CloseListen,
+    _GetDeviceMr,
+    _IrecvConsumed,
+    _MakeVDevice,
+    Finalize,
+}
+
+/// What a plugin says of its device.
+#[derive(Clone, Debug)]
+pub struct Props {
+    /// Name.
+    pub name: String,
+    /// Path in sysfs, if any.
+    pub pci_path: Option<String>,
+    /// `NCCL_PTR_*`.
+    pub ptr_support: c_int,
+    /// Mbit/s.
+    pub speed: c_int,
+    /// Port.
+    pub port: c_int,
+    /// Microseconds.
+    pub latency: f32,
+    /// Connections.
+    pub max_comms: c_int,
+    /// Buffers of a receive.
+    pub max_recvs: c_int,
+    /// 0: host.
+    pub device_type: c_int,
+    /// Longest message; none in v8.
+    pub max_p2p_bytes: Option<usize>,
+}
+
+/// A loaded plugin with one of its tables.
+pub struct Plugin {
+    table: *const *const c_void,
+    /// Of the table.
+    pub version: u32,
+    _library: libloading::Library,
+}
+
+// SAFETY: a table of C functions, which NCCL too calls from several threads.
+unsafe impl Send for Plugin {}
+// SAFETY: as above.
+unsafe impl Sync for Plugin {}
+
+/// A function of the table, by its type.
+macro_rules! function {
+    ($self:ident, $slot:ident, fn($($arg:ty),*)) => {{
+        let f = $self.slot(Slot::$slot);
+        assert!(!f.is_null(), "the table has no {}", stringify!($slot));
+        // Part of the caller's unsafe block: NCCL's headers give this slot this type in this version.
+        std::mem::transmute::<*const c_void, unsafe extern "C" fn($($arg),*) -> c_int>(f)
+    }};
+}
+
+fn check(call: &'static str, code: c_int) -> Result<()> {
+    if code == 0 { Ok(()) } else { Err(Failed { call, code }) }
+}
+
+impl Plugin {
+    /// Loads a library and takes its table of that version.
+    pub fn open(path: &Path, version: u32) -> std::result::Result<Self, String> {
+        // SAFETY: a plugin's constructors are as trustworthy as the plugin.
+        let library =
+            unsafe { libloading::Library::new(path) }.map_err(|e| format!("{}: {e}", path.display()))?;
+        let name = format!("ncclNetPlugin_v{version}");
+        // SAFETY: a data symbol; only its address is taken.
+        let table = unsafe { library.get::<*const c_void>(name.as_bytes()) };
+        let table = table.map_err(|e| format!("{}: {name}: {e}", path.display()))?;
+        // SAFETY: taken as the address that it is.
+        let table = unsafe { table.into_raw() }.as_raw_ptr() as *const *const c_void;
+        Ok(Plugin { table, version, _library: library })
+    }
+
+    fn slot(&self, slot: Slot) -> *const c_void {
+        // SAFETY: every version has the slots that are asked of it, pointers all.
+        unsafe { *self.table.add(slot as usize) }
+    }
+
+    /// Its name, as NCCL_NET matches it.
+    pub fn name(&self) -> String {
+        // SAFETY: a C string that lives as long as the library.
+        unsafe { CStr::from_ptr(self.slot(Slot::Name).cast()) }.to_string_lossy().into_owned()
+    }
+
+    /// The context, NULL before v11.
+    pub fn init(&self) -> Result<Ptr> {
+        let log: Logger = logger;
+        let mut ctx = std::ptr::null_mut();
+        let none = std::ptr::null_mut::<c_void>;
+        let mut config: c_int = -1;
+        // SAFETY: places of ours, of the types that the version says.
+        let code = unsafe {
+            match self.version {
+                8 | 9 => function!(self, Init, fn(Logger))(log),
+                10 => function!(self, Init, fn(Logger, Ptr))(log, none()),
+                _ => function!(self, Init, fn(*mut Ptr, u64, *mut c_int, Logger, Ptr))(
+                    &mut ctx,
+                    7,
+                    &mut config,
+                    log,
+                    none(),
+                ),
+            }
+        };
+        check("init", code).map(|()| ctx)
+    }
+
+    /// Nothing before v11.
+    pub fn finalize(&self, ctx: Ptr) -> Result<()> {
+        if self.version < 11 {
+            return Ok(());
+        }
+        // SAFETY: a context of `init`, or NULL.
+        check("finalize", unsafe { function!(self, Finalize, fn(Ptr))(ctx) })
+    }
+
+    /// How many there are.
+    pub fn devices(&self) -> Result<c_int> {
+        let mut n = -1;
+        // SAFETY: a place of ours.
+        check("devices", unsafe { function!(self, Devices, fn(*mut c_int))(&mut n) }).map(|()| n)
+    }
+
+    /// Of device `dev`.
+    pub fn properties(&self, dev: c_int) -> Result<Props> {
+        // NCCL does not clear it either.
+        let mut raw = [0xa5a5_a5a5_a5a5_a5a5u64; 32];
+        let p = raw.as_mut_ptr().cast::<u8>();
+        // SAFETY: room for any version's.
+        check("getProperties", unsafe { function!(self, Properties, fn(c_int, *mut u8))(dev, p) })?;
+        // SAFETY: offsets within `raw`, aligned as C has them.
+        let (int, float) =
+            unsafe { (|at: usize| *p.add(at).cast::<c_int>(), |at: usize| *p.add(at).cast::<f32>()) };
+        let text = |word: u64| {
+            let at = word as usize as *const c_char;
+            // SAFETY: NULL or a C string that stays.
+            (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
+        };
+        // Where the fields behind ptrSupport begin.
+        let base = if self.version == 8 { 32 } else { 36 };
+        Ok(Props {
+            name: text(raw[0]).unwrap_or_default(),
+            pci_path: text(raw[1]),
+            ptr_support: int(24),
+            speed: int(base),
+            port: int(base + 4),
+            latency: float(base + 8),
+            max_comms: int(base + 12),
+            max_recvs: int(base + 16),
+            device_type: int(base + 20),
+            max_p2p_bytes: match self.version {
+                8 => None,
+                12 => Some(raw[13] as usize),
+                _ => Some(raw[11] as usize),
+            },
+        })
+    }
+
+    /// A listener, and the handle for connectors.
+    pub fn listen(&self, ctx: Ptr) -> Result<(Ptr, [u8; 128])> {
+        let (mut comm, mut handle) = (OPTIONAL, [0u8; 128]);
+        let h: Ptr = handle.as_mut_ptr().cast();
+        // SAFETY: places of ours.
+        let code = unsafe {
+            match self.version {
+                ..11 => function!(self, Listen, fn(c_int, Ptr, *mut Ptr))(0, h, &mut comm),
+                _ => function!(self, Listen, fn(Ptr, c_int, Ptr, *mut Ptr))(ctx, 0, h, &mut comm),
+            }
+        };
+        check("listen", code).map(|()| (comm, handle))
+    }
+
+    /// One poll of a connection that is being made.
+    pub fn connect(&self, ctx: Ptr, handle: &mut [u8; 128]) -> Result<Option<Ptr>> {
+        let mut comm = OPTIONAL;
+        let mut device = std::ptr::null_mut::<c_void>();
+        let mut config: c_int = -1;
+        let h: Ptr = handle.as_mut_ptr().cast();
+        // SAFETY: places of ours.
+        let code = unsafe {
+            match self.version {
+                ..10 => {
+                    function!(self, Connect, fn(c_int, Ptr, *mut Ptr, *mut Ptr))(0, h, &mut comm, &mut device)
+                }
+                10 => function!(self, Connect, fn(c_int, *mut c_int, Ptr, *mut Ptr, *mut Ptr))(
+                    0,
+                    &mut config,
+                    h,
+                    &mut comm,
+                    &mut device,
+                ),
+                _ => function!(self, Connect, fn(Ptr, c_int, Ptr, *mut Ptr, *mut Ptr))(
+                    ctx,
+                    0,
+                    h,
+                    &mut comm,
+                    &mut device,
+                ),
+            }
+        };
+        written("connect", comm);
+        check("connect", code).map(|()| (!comm.is_null()).then_some(comm))
+    }
+
+    /// One poll of a listener.
+    pub fn accept(&self, listener: Ptr) -> Result<Option<Ptr>> {
+        let mut comm = OPTIONAL;
+        let mut device = std::ptr::null_mut::<c_void>();
+        // SAFETY: places of ours.
+        let code =
+            unsafe { function!(self, Accept, fn(Ptr, *mut Ptr, *mut Ptr))(listener, &mut comm, &mut device) };
+        written("accept", comm);
+        check("accept", code).map(|()| (!comm.is_null()).then_some(comm))
+    }
+
+    /// Registers host memory.
+    pub fn reg_mr(&self, comm: Ptr, data: Ptr, size: usize) -> Result<Ptr> {
+        let mut mr = OPTIONAL;
+        // SAFETY: memory of ours that stays until `dereg_mr`.
+        let code = unsafe {
+            function!(self, RegMr, fn(Ptr, Ptr, usize, c_int, *mut Ptr))(comm, data, size, 1, &mut mr)
+        };
+        written("regMr", mr);
+        check("regMr", code).map(|()| mr)
+    }
+
+    /// The reverse.
+    pub fn dereg_mr(&self, comm: Ptr, mr: Ptr) -> Result<()> {
+        // SAFETY: of `reg_mr`, once.
+        check("deregMr", unsafe { function!(self, DeregMr, fn(Ptr, Ptr))(comm, mr) })
+    }
+
+    /// `None`: no room, try again.
+    ///
+    /// # Safety
+    /// The memory stays until the request is done or the connection closed.
+    pub unsafe fn isend(
+        &self,
+        comm: Ptr,
+        data: Ptr,
+        size: usize,
+        tag: c_int,
+        mr: Ptr,
+    ) -> Result<Option<Ptr>> {
+        let mut request = std::ptr::without_provenance_mut(0xdead);
+        let (none, r) = (std::ptr::null_mut(), &mut request);
+        // SAFETY: the caller's.
+        let code = unsafe {
+            match self.version {
+                8 => function!(self, Isend, fn(Ptr, Ptr, c_int, c_int, Ptr, *mut Ptr))(
+                    comm,
+                    data,
+                    size as c_int,
+                    tag,
+                    mr,
+                    r,
+                ),
+                9 => function!(self, Isend, fn(Ptr, Ptr, usize, c_int, Ptr, *mut Ptr))(
+                    comm, data, size, tag, mr, r,
+                ),
+                _ => function!(self, Isend, fn(Ptr, Ptr, usize, c_int, Ptr, Ptr, *mut Ptr))(
+                    comm, data, size, tag, mr, none, r,
+                ),
+            }
+        };
+        assert_ne!(request.addr(), 0xdead, "isend left its request unwritten");
+        check("isend", code).map(|()| (!request.is_null()).then_some(request))
+    }
+
+    /// `None`: no room, try again. All slices are of one length.
+    ///
+    /// # Safety
+    /// As [`Plugin::isend`].
+    pub unsafe fn irecv(
+        &self,
+        comm: Ptr,
+        data: &[Ptr],
+        sizes: &[usize],
+        tags: &[c_int],
+        mrs: &[Ptr],
+    ) -> Result<Option<Ptr>> {
+        let (mut data, mut sizes, mut tags, mut mrs) =
+            (data.to_vec(), sizes.to_vec(), tags.to_vec(), mrs.to_vec());
+        let mut ints: Vec<c_int> = sizes.iter().map(|s| *s as c_int).collect();
+        let mut none = vec![std::ptr::null_mut::<c_void>(); data.len()];
+        // NCCL leaves this there in some protocols.
+        let mut request = OPTIONAL;
+        let (n, r) = (data.len() as c_int, &mut request);
+        let (d, s, t, m) = (data.as_mut_ptr(), sizes.as_mut_ptr(), tags.as_mut_ptr(), mrs.as_mut_ptr());
+        // SAFETY: the caller's.
+        let code = unsafe {
+            match self.version {
+                8 => function!(
+                    self,
+                    Irecv,
+                    fn(Ptr, c_int, *mut Ptr, *mut c_int, *mut c_int, *mut Ptr, *mut Ptr)
+                )(comm, n, d, ints.as_mut_ptr(), t, m, r),
+                9 => function!(
+                    self,
+                    Irecv,
+                    fn(Ptr, c_int, *mut Ptr, *mut usize, *mut c_int, *mut Ptr, *mut Ptr)
+                )(comm, n, d, s, t, m, r),
+                _ => function!(
+                    self,
+                    Irecv,
+                    fn(Ptr, c_int, *mut Ptr, *mut usize, *mut c_int, *mut Ptr, *mut Ptr, *mut Ptr)
+                )(comm, n, d, s, t, m, none.as_mut_ptr(), r),
+            }
+        };
+        written("irecv", request);
+        check("irecv", code).map(|()| (!request.is_null()).then_some(request))
+    }
+
+    /// A flush; `None`: there is nothing to wait for.
+    pub fn iflush(&self, comm: Ptr, data: Ptr, size: c_int, mr: Ptr) -> Result<Option<Ptr>> {
+        let (mut data, mut size, mut mr, mut request) = ([data], [size], [mr], std::ptr::null_mut());
+        // SAFETY: memory of ours.
+        let code = unsafe {
+            function!(self, Iflush, fn(Ptr, c_int, *mut Ptr, *mut c_int, *mut Ptr, *mut Ptr))(
+                comm,
+                1,
+                data.as_mut_ptr(),
+                size.as_mut_ptr(),
+                mr.as_mut_ptr(),
+                &mut request,
+            )
+        };
+        check("iflush", code).map(|()| (!request.is_null()).then_some(request))
+    }
+
+    /// True when done; `sizes` may be left out.
+    ///
+    /// # Safety
+    /// A request that is not done, of a connection that is not closed.
+    pub unsafe fn test(&self, request: Ptr, sizes: Option<&mut [c_int; 8]>) -> Result<bool> {
+        let mut done = -1;
+        let sizes = sizes.map_or(std::ptr::null_mut(), |s| s.as_mut_ptr());
+        // SAFETY: the caller's.
+        let code =
+            unsafe { function!(self, Test, fn(Ptr, *mut c_int, *mut c_int))(request, &mut done, sizes) };
+        check("test", code)?;
+        assert!(done == 0 || done == 1, "test says done = {done}");
+        Ok(done == 1)
+    }
+
+    /// Closes a sending end.
+    pub fn close_send(&self, comm: Ptr) -> Result<()> {
+        // SAFETY: of `connect`, once.
+        check("closeSend", unsafe { function!(self, CloseSend, fn(Ptr))(comm) })
+    }
+
+    /// Closes a receiving end.
+    pub fn close_recv(&self, comm: Ptr) -> Result<()> {
+        // SAFETY: of `accept`, once.
+        check("closeRecv", unsafe { function!(self, CloseRecv, fn(Ptr))(comm) })
+    }
+
+    /// Closes a listener.
+    pub fn close_listen(&self, comm: Ptr) -> Result<()> {
+        // SAFETY: of `listen`, once.
+        check("closeListen", unsafe { function!(self, CloseListen, fn(Ptr))(comm) })
+    }
+}
+
+fn written(call: &str, p: Ptr) {
+    assert_ne!(p, OPTIONAL, "{call} left what it should write at 0x1");
+}

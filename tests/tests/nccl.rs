@@ -1,0 +1,158 @@
+//! The NCCL plugin under a caller in NCCL's manner: `nccl-caller`, one process for each
+//! scenario, for each has settings of its own and may leave nothing behind.
+//!
+//! The plugin is the one that cargo built beside this test, or the file that
+//! `NCCL_CALLER_PLUGIN` names. Transport and device are those of the environment.
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const VERSIONS: [u32; 5] = [8, 9, 10, 11, 12];
+
+fn plugin() -> PathBuf {
+    if let Some(path) = std::env::var_os("NCCL_CALLER_PLUGIN") {
+        return path.into();
+    }
+    let own = std::env::current_exe().expect("our own path");
+    let folder = own.parent().expect("a folder");
+    // In the folder of what cargo builds for a test, and in a bundle.
+    let names = ["libnccl_net_pushgate.so", "libnccl-net-pushgate.so"];
+    let found = names.iter().map(|name| folder.join(name)).find(|path| path.is_file());
+    found.unwrap_or_else(|| {
+        panic!(
+            "no {} in {}: build it with `cargo xtask plugin` and name the file by NCCL_CALLER_PLUGIN",
+            names.join(" and no "),
+            folder.display()
+        )
+    })
+}
+
+/// The caller: cargo's, or the one beside this test in a bundle.
+fn caller() -> PathBuf {
+    let built = PathBuf::from(env!("CARGO_BIN_EXE_nccl-caller"));
+    if built.is_file() {
+        return built;
+    }
+    std::env::current_exe().expect("our own path").with_file_name("nccl-caller")
+}
+
+fn command(arguments: &str) -> Command {
+    let mut command = Command::new(caller());
+    command.args(arguments.split_whitespace()).arg("--plugin").arg(plugin());
+    // Small, so that there are messages beyond it.
+    command.env("PUSHGATE_NET_WINDOW_SIZE", "256K").stdin(Stdio::null());
+    command
+}
+
+/// Its output, if it ends in time.
+fn output(mut command: Command, limit: Duration) -> Output {
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("nccl-caller starts");
+    let begin = Instant::now();
+    // What it says fits into the pipes.
+    while child.try_wait().expect("wait").is_none() {
+        if begin.elapsed() > limit {
+            child.kill().expect("kill");
+            let output = child.wait_with_output().expect("output");
+            panic!("{command:?} did not end within {limit:?}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().expect("output")
+}
+
+fn run_with(mut command: Command, variables: &[(&str, &str)]) -> String {
+    command.envs(variables.iter().copied());
+    let shown = format!("{command:?}");
+    let output = output(command, Duration::from_secs(90));
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{shown}: {}\n{said}\n{errors}", output.status);
+    print!("{said}");
+    said.into_owned()
+}
+
+fn run(arguments: &str) -> String {
+    run_with(command(arguments), &[])
+}
+
+#[test]
+fn p3_p4_p6_ranks_as_processes_get_every_byte_in_every_version() {
+    for version in VERSIONS {
+        run(&format!("traffic --processes --version {version} --groups 200 --in-flight 8 --seed {version}"));
+    }
+}
+
+#[test]
+fn p3_p4_p6_ranks_as_threads_get_every_byte_in_every_version() {
+    for version in VERSIONS {
+        run(&format!("traffic --version {version} --groups 200 --in-flight 32 --seed 3{version}"));
+    }
+}
+
+#[test]
+fn p3_p4_p6_what_is_not_registered_goes_through_the_window_in_slices_if_need_be() {
+    run("traffic --unregistered --groups 200 --in-flight 16 --seed 5");
+}
+
+#[test]
+fn the_calls_keep_nccls_rules_in_every_version() {
+    for version in VERSIONS {
+        let said = run(&format!("rules --version {version}"));
+        assert!(said.contains("speed"), "{said}");
+    }
+}
+
+#[test]
+fn p8_a_receive_shorter_than_its_message_is_an_error_and_not_a_cut() {
+    for version in [8, 11] {
+        run(&format!("truncation --version {version}"));
+    }
+}
+
+#[test]
+fn p7_p8_garbage_for_handles_and_strangers_are_refused_and_hurt_nobody() {
+    for version in [9, 12] {
+        run(&format!("garbage --version {version}"));
+    }
+}
+
+#[test]
+fn a_thousand_connections_leave_nothing_behind() {
+    run_with(command("many --times 1000"), &[("PUSHGATE_NET_WINDOW_SIZE", "64K")]);
+    run_with(command("many --times 50 --version 8"), &[]);
+}
+
+#[test]
+fn p7_a_peer_that_is_killed_ends_its_requests() {
+    for version in [10, 11] {
+        run(&format!("killed --version {version}"));
+    }
+}
+
+#[test]
+fn it_is_loaded_unloaded_and_loaded_again() {
+    for version in [8, 11] {
+        run(&format!("reload --version {version} --groups 50"));
+    }
+}
+
+#[test]
+fn a_wrong_setting_is_refused_by_its_name() {
+    for (name, value, said) in [
+        ("PUSHGATE_QP", "carrier-pigeon", "qp is carrier-pigeon, allowed is local or verbs"),
+        ("PUSHGATE_NET_WINDOW_SIZE", "3M", "net-window-size is 3M"),
+        ("PUSHGATE_NO_SUCH_THING", "1", "setting is no_such_thing"),
+        ("PUSHGATE_PROXY", "process", "proxy is process, allowed is thread in the NCCL plugin"),
+        ("PUSHGATE_RENDEZVOUS", "127.0.0.1:7000", "rendezvous is 127.0.0.1:7000"),
+        ("PUSHGATE_CONFIG", "/nowhere/pushgate.toml", "/nowhere/pushgate.toml"),
+    ] {
+        for version in [10, 11] {
+            let mut command = command(&format!("setting --version {version}"));
+            // Not over what a machine has for a transport.
+            command.env("PUSHGATE_QP", "local");
+            let found = run_with(command, &[(name, value)]);
+            assert!(found.contains(said), "{name}={value}: {found}");
+        }
+    }
+}

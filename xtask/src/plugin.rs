@@ -1,0 +1,24 @@
+//! The NCCL plugin's shared library, under the name that NCCL looks for.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+use crate::Paths;
+use crate::process::{self, Deadline};
+
+/// Builds it for release; where it is.
+pub fn build(paths: &Paths, deadline: Deadline) -> Result<PathBuf> {
+    let mut cargo = process::cargo(&paths.root);
+    cargo.args(["build", "--quiet", "--release", "--package", "pushgate-net-plugin"]);
+    process::run_quietly(cargo, deadline)?;
+    let folder = paths.target.join("release");
+    let (made, wanted) = (folder.join("libnccl_net_pushgate.so"), folder.join("libnccl-net-pushgate.so"));
+    // A copy and no link, put there in one step: a program may have the old one open.
+    let new = folder.join("libnccl-net-pushgate.so.new");
+    fs::copy(&made, &new)
+        .and_then(|_| fs::rename(&new, &wanted))
+        .with_context(|| format!("cannot put {} to {}", made.display(), wanted.display()))?;
+    Ok(wanted)
+}
