@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record};
@@ -103,8 +104,9 @@ impl fmt::Display for Link {
     }
 }
 
-/// What a receive of nothing names. Nobody reads or writes it: its length is 0.
-static NOTHING: u8 = 0;
+/// What a receive of nothing names. Not of 0 bytes, which RDMA devices do not register;
+/// an atomic, for a peer that breaks the rules could write there.
+static NOTHING: AtomicU64 = AtomicU64::new(0);
 
 impl Comm {
     /// A connection of a queue pair that was joined; `stream` says when the peer goes.
@@ -123,8 +125,8 @@ impl Comm {
         };
         if role == Role::Receive {
             let memory = RegionMemory::Host { address: &raw const NOTHING as usize, keep: None };
-            // SAFETY: a region of no bytes: nothing is accessed by it.
-            link.nothing = unsafe { link.runtime.engine().add_region(qp, memory, 0)? };
+            // SAFETY: a static atomic, which others may write.
+            link.nothing = unsafe { link.runtime.engine().add_region(qp, memory, 8)? };
         }
         link.watched = link.runtime.watch.add(stream, peer, qp)?;
         let side = match role {

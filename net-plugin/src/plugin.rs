@@ -80,6 +80,11 @@ pub fn open(traffic_class: Option<u8>) -> Result<Context> {
 /// Ends a context; the last one, with no connection open, joins all threads.
 pub fn close(context: Context) {
     drop(context);
+    let mut process = process();
+    if process.runtime.strong_count() == 0 {
+        // With it the RDMA device.
+        process.loaded = None;
+    }
 }
 
 /// What getProperties says.

@@ -119,7 +119,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "loom",
-        budget: 55,
+        budget: 50,
         full: false,
         needs: &[],
         about: "the shared rings under every interleaving",
@@ -127,7 +127,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "tsan",
-        budget: 70,
+        budget: 65,
         full: false,
         needs: &[Need::Cxx],
         about: "device code and engine under ThreadSanitizer",
@@ -146,7 +146,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "vm",
-        budget: 350,
+        budget: 360,
         full: false,
         needs: vm::NEEDS,
         about: "suites in a virtual machine with soft-RoCE devices; fetches its kernel once",

@@ -111,7 +111,7 @@ wait $!
     Suite {
         name: "nccl",
         guests: 1,
-        limit: 75,
+        limit: 100,
         default: true,
         about: "the NCCL plugin over RDMA, under its caller: every version, strangers, deaths, many connections",
         build: &[&["test", "--package", "pushgate-tests", "--test", "nccl"]],
