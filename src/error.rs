@@ -121,7 +121,8 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn config(name: &str, value: impl ToString, allowed: impl ToString) -> Self {
+    /// A setting or argument that is not allowed.
+    pub fn config(name: &str, value: impl ToString, allowed: impl ToString) -> Self {
         Error::Config { name: name.into(), value: value.to_string(), allowed: allowed.to_string() }
     }
 

@@ -82,6 +82,30 @@ pub enum RingsPlace {
     Window,
 }
 
+/// What the NCCL plugin does with GPU memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NetPath {
+    /// Choose.
+    Auto,
+    /// The GPU pushes it into the window.
+    Push,
+    /// The NIC reads it.
+    Pull,
+    /// NCCL's kernels push to host memory, which is sent.
+    Bounce,
+}
+
+impl fmt::Display for NetPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NetPath::Auto => "auto",
+            NetPath::Push => "push",
+            NetPath::Pull => "pull",
+            NetPath::Bounce => "bounce",
+        })
+    }
+}
+
 /// Something that may be left to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AutoOr<T> {
@@ -187,6 +211,8 @@ settings! {
     proxy: ProxyPlace = "thread", parse_proxy, "thread or process";
     /// Socket of the proxy process; a leading @ means an abstract name
     proxy_socket: PathBuf = "@pushgate-proxy", parse_path, "a path, or @ and a name";
+    /// The NCCL plugin's way for GPU memory: pushed into the window, pulled by the NIC, or pushed to host memory by NCCL's kernels (bounce)
+    path: NetPath = "auto", parse_net_path, "auto, push, pull or bounce";
     /// Core of the proxy's thread; auto pins only where there are cores to spare
     proxy_cpu: AutoOr<usize> = "auto", parse_auto, "auto, none or a core's number";
     /// Payload ring of a queue pair, bytes
@@ -255,6 +281,16 @@ fn parse_qp(s: &str) -> Option<QpKind> {
     Some(match s {
         "local" => QpKind::Local,
         "verbs" => QpKind::Verbs,
+        _ => return None,
+    })
+}
+
+fn parse_net_path(s: &str) -> Option<NetPath> {
+    Some(match s {
+        "auto" => NetPath::Auto,
+        "push" => NetPath::Push,
+        "pull" => NetPath::Pull,
+        "bounce" => NetPath::Bounce,
         _ => return None,
     })
 }

@@ -1,16 +1,31 @@
 //! The resident worker (docs/worker.md), and the engine's [`Mover`] made of it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-pub use pushgate_gpu_kernels::{Direction, Lease, PostError, Ticket, Worker, WorkerOptions, WorkerQueue};
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_gpu_kernels::{Access, Executor, Registration};
+pub use pushgate_gpu_kernels::{
+    Direction, Lease, OneWay, PostError, Ticket, Worker, WorkerOptions, WorkerQueue,
+};
 use pushgate_proxy::mover::{MoveError, Mover};
+
+use crate::error::Result;
+
+/// Bytes that are copied aside, so that their place is free at once and registered
+/// for certain: inline payload lies in the engine's own memory.
+const SMALL: usize = 256;
+/// Places for them, more than all queue pairs of an engine have under way.
+const PLACES: usize = 4096;
 
 /// The worker's pulls as the proxy's [`Mover`]: no copy of the engine's calls the
 /// driver then. Its [`Mover::flush`], for what an RDMA device wrote, would have to and
 /// says that it can't.
-#[derive(Debug)]
 pub struct WorkerMover {
-    queue: WorkerQueue,
+    // Dropped before its memory.
+    _registration: Registration,
+    aside: SharedMemory,
+    queue: OneWay,
     /// Copies begun, and how many of them were posted: numbers of tickets, as the queue
     /// is ours alone.
     started: u64,
@@ -20,16 +35,28 @@ pub struct WorkerMover {
 }
 
 impl WorkerMover {
-    /// Takes the queue over; nothing may have been pulled through it before.
+    /// Takes the pulls over; nothing may have been pulled through them before.
+    ///
+    /// # Panics
+    /// If it is the other direction.
     ///
     /// # Safety
-    /// All host memory that the engine copies from, windows of peers and landing rings
-    /// among it, is registered with the worker's executor at the address that it has in
-    /// this process ([`pushgate_gpu_kernels::Registration::device_addr`] is the host's
-    /// own), and stays so as long as the engine has the mover: an address that is not
-    /// registered ends the device's context.
-    pub unsafe fn new(queue: WorkerQueue) -> Self {
-        Self { queue, started: 0, posted: 0, waiting: VecDeque::with_capacity(64) }
+    /// All host memory of more than 256 bytes that the engine copies from, windows of peers
+    /// and landing rings among it, is registered with `executor`, the worker's, at the address
+    /// that it has in this process ([`pushgate_gpu_kernels::Registration::device_addr`] is
+    /// the host's own), and stays so as long as the engine has the mover: an address that is
+    /// not registered ends the device's context.
+    pub unsafe fn new(executor: &Arc<dyn Executor>, queue: OneWay) -> Result<Self> {
+        assert_eq!(queue.direction(), Direction::Pull);
+        let aside = SharedMemory::builder("worker-aside", SMALL * PLACES).create()?;
+        let registration = executor.register(aside.as_ptr(), aside.len(), Access::ReadWrite, false)?;
+        let waiting = VecDeque::with_capacity(64);
+        Ok(Self { _registration: registration, aside, queue, started: 0, posted: 0, waiting })
+    }
+
+    /// Where copy `number` lies aside.
+    fn place(&self, number: u64) -> usize {
+        self.aside.as_ptr().as_ptr() as usize + (number as usize % PLACES) * SMALL
     }
 
     /// Posts what waits, as far as there is room.
@@ -37,7 +64,7 @@ impl WorkerMover {
         while let Some(&(dst, src, length)) = self.waiting.front() {
             // SAFETY: the engine resolved both stretches, and keeps them valid until the
             // copy is done; that the device sees them there was promised in `new`.
-            match unsafe { self.queue.post(Direction::Pull, dst, src as u64, length) } {
+            match unsafe { self.queue.post(dst, src as u64, length) } {
                 Ok(_) => {
                     self.posted += 1;
                     self.waiting.pop_front();
@@ -50,22 +77,38 @@ impl WorkerMover {
     }
 }
 
+impl std::fmt::Debug for WorkerMover {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "WorkerMover({:?}, {} of {} posted)", self.queue, self.posted, self.started)
+    }
+}
+
 impl Mover for WorkerMover {
-    fn start(&mut self, dst: u64, src: usize, length: usize) -> Result<u64, MoveError> {
-        self.waiting.push_back((dst, src, length));
+    fn start(&mut self, dst: u64, src: usize, length: usize) -> std::result::Result<u64, MoveError> {
+        let mut from = src;
+        if length <= SMALL {
+            if self.started >= self.queue.passed() + PLACES as u64 {
+                return Err(MoveError { length, reason: format!("more than {PLACES} copies are under way") });
+            }
+            from = self.place(self.started);
+            // SAFETY: the source is the engine's word; the place is of no copy that is under
+            // way, checked above, and the device reads it behind the command.
+            unsafe { std::ptr::copy_nonoverlapping(src as *const u8, from as *mut u8, length) };
+        }
+        self.waiting.push_back((dst, from, length));
         self.started += 1;
         self.post()?;
         Ok(self.started - 1)
     }
 
-    fn done(&mut self, ticket: u64) -> Result<bool, MoveError> {
+    fn done(&mut self, ticket: u64) -> std::result::Result<bool, MoveError> {
         self.post()?;
         if ticket >= self.posted {
             return Ok(false);
         }
         // The engine asks in about the order in which it began, so the count of those
         // without a gap is as good as the ticket's own blocks.
-        if ticket < self.queue.passed(Direction::Pull) {
+        if ticket < self.queue.passed() {
             return Ok(true);
         }
         let lost = |error: PostError| MoveError { length: 0, reason: error.to_string() };
@@ -75,10 +118,9 @@ impl Mover for WorkerMover {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    use pushgate_gpu_kernels::{CpuExecutor, Executor};
+    use pushgate_gpu_kernels::CpuExecutor;
 
     use super::*;
 
@@ -90,8 +132,9 @@ mod tests {
         const EACH: usize = 1000;
         let from: Vec<u8> = (0..200 * EACH).map(|i| (i % 253) as u8).collect();
         let to = executor.alloc(from.len()).unwrap();
+        let [_, pulls] = queue.split();
         // SAFETY: every address is valid on the device `cpu`.
-        let mut mover = unsafe { WorkerMover::new(queue) };
+        let mut mover = unsafe { WorkerMover::new(&executor, pulls) }.unwrap();
         let tickets: Vec<u64> = (0..200)
             .map(|i| {
                 mover.start(to.addr() + (i * EACH) as u64, from[i * EACH..].as_ptr() as usize, EACH).unwrap()

@@ -19,6 +19,8 @@ using namespace pushgate;
 // kernels: copy_worker
 
 static constexpr u32 command_words = 4;
+// A launch that takes longer is thought to wait for us.
+static constexpr u64 launch_ns = 1000000;
 static constexpr u32 phase_running = 1, phase_leaving = 2, phase_left = 3;
 static constexpr u32 lap_shift = 56;
 static constexpr u64 glance_ns = 8000;
@@ -26,7 +28,7 @@ static constexpr u64 glance_ns = 8000;
 // Rings are [0] push and [1] pull.
 struct copy_worker_params {
 	u64 state;	    // host, written here: generation << 8 | phase
-	u64 leases;	    // host, read: {last generation to leave now, 0}, then {opened, done} of each
+	u64 leases;	    // host, read: {last generation to leave now, launches under way}, then {opened, done} of each
 	u64 counts;	    // host, written here: commands passed, of each block but the dispatcher
 	u64 rings[2];	    // host, read: commands
 	u64 mailboxes[2];   // device: the same, handed on
@@ -283,19 +285,25 @@ static PUSHGATE_DEVICE bool forward(const copy_worker_params &p, u64 &push, u64 
 	return true;
 }
 // One access where there is a lease for each lane but one: the first pair says which
-// generations are to leave at once.
-static PUSHGATE_DEVICE bool leases_done(const copy_worker_params &p, bool &quit)
+// generations are to leave at once. `launching`: operations are not done, but all of
+// them are still being launched.
+static PUSHGATE_DEVICE bool leases_done(const copy_worker_params &p, bool &quit, bool &launching)
 {
-	bool done = true, quits = false;
+	bool quits = false;
+	u32 open = 0, launches = 0;
 	for (u32 i = thread_index() % 32; i < p.leases_n; i += 32) {
 		u64x2 v = load_pair(reinterpret_cast<const u64 *>(p.leases) + 2 * i);
-		if (i == 0)
+		if (i == 0) {
 			quits = v.x >= p.generation;
-		else
-			done &= v.y >= v.x;
+			launches = (u32)v.y;
+		} else {
+			open += v.x > v.y ? (u32)(v.x - v.y) : 0;
+		}
 	}
 	quit = __any_sync(0xffffffffu, quits);
-	return __all_sync(0xffffffffu, done);
+	open = __reduce_add_sync(0xffffffffu, open);
+	launching = open != 0 && open <= __reduce_add_sync(0xffffffffu, launches);
+	return open == 0;
 }
 #else
 static bool forward(const copy_worker_params &p, u64 &push, u64 &pull)
@@ -323,16 +331,17 @@ static bool forward(const copy_worker_params &p, u64 &push, u64 &pull)
 }
 // `opened` first: a lease that is opened later than this look is for the look
 // behind the fence.
-static bool leases_done(const copy_worker_params &p, bool &quit)
+static bool leases_done(const copy_worker_params &p, bool &quit, bool &launching)
 {
 	const u64 *w = reinterpret_cast<const u64 *>(p.leases);
 	quit = load<order::relaxed>(w) >= p.generation;
+	u64 open = 0, launches = load<order::relaxed>(w + 1);
 	for (u32 i = 1; i < p.leases_n; i++) {
-		u64 opened = load<order::acquire>(w + 2 * i);
-		if (load<order::acquire>(w + 2 * i + 1) < opened)
-			return false;
+		u64 opened = load<order::acquire>(w + 2 * i), done = load<order::acquire>(w + 2 * i + 1);
+		open += opened > done ? opened - done : 0;
 	}
-	return true;
+	launching = open != 0 && open <= launches;
+	return open == 0;
 }
 #endif
 
@@ -349,7 +358,7 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p)
 	backoff pause;
 	// Of one thread, here and below, so that all decide alike.
 	u64 command = agreed(clock_ns()), needed = command;
-	u64 glanced = command;
+	u64 glanced = command, launching_since = command;
 	for (;;) {
 		if (forward(p, push, pull)) {
 			command = needed = agreed(clock_ns());
@@ -363,8 +372,15 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p)
 		if (now < glanced + glance_ns)
 			continue;
 		glanced = now;
-		bool quit, expired = now > command + p.limit_ns;
-		if (!leases_done(p, quit))
+		bool quit, launching, expired = now > command + p.limit_ns;
+		bool leased = !leases_done(p, quit, launching);
+		if (!launching)
+			launching_since = now;
+		// A launch may wait for all that runs here: when the driver loads the kernel
+		// first, or makes room for what it spills. Then it waits for us, whom it is to
+		// follow: so we leave, and whoever launches starts the next generation behind it.
+		bool in_the_way = now > launching_since + launch_ns;
+		if (leased && !in_the_way)
 			needed = now;
 		if (!quit && !expired && now < needed + p.linger_ns)
 			continue;
@@ -375,7 +391,8 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p)
 			store<order::relaxed>(state, p.generation << 8 | phase_leaving);
 		agreed(0);
 		fence_total();
-		if (!quit && (forward(p, push, pull) || (!expired && !leases_done(p, quit)))) {
+		if (!quit && (forward(p, push, pull) ||
+			      (!expired && !leases_done(p, quit, launching) && !(launching && in_the_way)))) {
 			if (first)
 				store<order::relaxed>(state, p.generation << 8 | phase_running);
 			command = needed = agreed(clock_ns());

@@ -872,6 +872,16 @@ pub struct CudaExecutor {
     device: Arc<Device>,
 }
 
+/// Index of the GPU whose context is current on this thread, if CUDA is in use here.
+/// Initialises nothing.
+pub fn current_device() -> Option<u32> {
+    let (driver, _) = guard::driver().ok()?;
+    let mut device = 0;
+    // SAFETY: writes one int, or returns an error where no context is current.
+    let code = unsafe { driver.cuCtxGetDevice?(&mut device) };
+    (code == SUCCESS).then(|| u32::try_from(device).ok()).flatten()
+}
+
 impl CudaExecutor {
     /// Opens a GPU by its index among those that the process sees.
     pub fn new(device_index: u32) -> Result<Self> {

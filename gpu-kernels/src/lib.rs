@@ -13,14 +13,14 @@ mod mover;
 mod worker;
 
 pub use cpu::CpuExecutor;
-pub use cuda::{CudaExecutor, CudaInfo, probe};
+pub use cuda::{CudaExecutor, CudaInfo, current_device, probe};
 pub use executor::{
     Access, Available, DeviceBuffer, DeviceChoice, DeviceError, DmaBuf, Executor, Launch, LoadedModule,
     Registration, Result, Running, Stream, WaitOutcome, available_executors, choose, choose_at,
 };
 pub use module::Source;
 pub use mover::{CopyTicket, CudaCopy};
-pub use worker::{Direction, Lease, PostError, Ticket, Worker, WorkerOptions, WorkerQueue};
+pub use worker::{Direction, Lease, OneWay, PostError, Ticket, Worker, WorkerOptions, WorkerQueue};
 
 /// Names of the kernels that are compiled in ([`Executor::load_embedded`]).
 pub fn embedded_kernels() -> Vec<String> {

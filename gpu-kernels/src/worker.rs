@@ -195,6 +195,8 @@ impl Layout {
     const STATE: usize = 0;
     const LEASES: usize = 64;
     const QUIT: usize = Self::LEASES;
+    /// Launches under way: leases whose `lease_done` is still to come.
+    const LAUNCHING: usize = Self::LEASES + 8;
     const COUNTS: usize = Self::LEASES + LEASES * 16;
 
     fn ring(&self, direction: Direction) -> usize {
@@ -480,6 +482,9 @@ impl Worker {
             let slot = &mut leases[at];
             slot.stream = stream;
             slot.opened += 1;
+            // With the lock, so no other thread counts too. Before the lease, which says more.
+            let launching = shared.control.word(Layout::LAUNCHING);
+            launching.store(launching.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             // Relaxed: `announce` orders it against the state.
             shared.control.word(shared.lease_word(at, false)).store(slot.opened, Ordering::Relaxed);
             at
@@ -488,6 +493,7 @@ impl Worker {
         if shared.control.announce()
             && let Err(error) = shared.ensure(shared.options.linger)
         {
+            self.launched();
             self.take_back(&lease);
             return Err(error);
         }
@@ -501,6 +507,12 @@ impl Worker {
     pub fn lease_done(&self, lease: Lease, stream: u64) -> Result<()> {
         let Some(at) = lease.slot else { return Ok(()) };
         let shared = &*self.shared;
+        self.launched();
+        // It may have left for the launch. The next generation stands behind the operation, but
+        // before the mark, which would hold up a device with one queue for all streams.
+        if shared.control.announce() {
+            shared.ensure(shared.options.linger)?;
+        }
         // Held over the call, so that values come in the stream's order.
         let mut leases = lock(&shared.leases);
         let value = leases[at].closed + 1;
@@ -526,6 +538,13 @@ impl Worker {
                 Err(error)
             }
         }
+    }
+
+    /// A launch is over.
+    fn launched(&self) {
+        let _leases = lock(&self.shared.leases);
+        let launching = self.shared.control.word(Layout::LAUNCHING);
+        launching.store(launching.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
     }
 
     fn take_back(&self, lease: &Lease) {
@@ -752,6 +771,64 @@ impl WorkerQueue {
             return Err(PostError::Lost { reason: "it was dropped".to_owned() });
         }
         Ok(())
+    }
+}
+
+/// One direction of a worker's queue, for a thread of its own.
+#[derive(Debug)]
+pub struct OneWay {
+    queue: WorkerQueue,
+    direction: Direction,
+}
+
+impl WorkerQueue {
+    /// Both directions apart, pushes first: their rings have nothing in common.
+    pub fn split(self) -> [OneWay; 2] {
+        let WorkerQueue { rings: [push, pull], starter, shared } = self;
+        let half = |rings| WorkerQueue { rings, starter: starter.clone(), shared: shared.clone() };
+        [
+            OneWay { queue: half([push, Ring::default()]), direction: Direction::Push },
+            OneWay { queue: half([Ring::default(), pull]), direction: Direction::Pull },
+        ]
+    }
+}
+
+impl OneWay {
+    /// Which.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// As [`WorkerQueue::post`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn post(&mut self, device_addr: u64, host_addr: u64, len: usize) -> Result<Ticket, PostError> {
+        // SAFETY: the caller's.
+        unsafe { self.queue.post(self.direction, device_addr, host_addr, len) }
+    }
+
+    /// As [`WorkerQueue::done`].
+    pub fn done(&mut self, ticket: Ticket) -> bool {
+        self.queue.done(ticket)
+    }
+
+    /// As [`WorkerQueue::passed`].
+    pub fn passed(&mut self) -> u64 {
+        self.queue.passed(self.direction)
+    }
+
+    /// True if the ring takes another command now.
+    pub fn has_room(&mut self) -> bool {
+        let slots = u64::from(self.queue.shared.options.slots);
+        let ring = &self.queue.rings[self.direction as usize];
+        let (posted, passed) = (ring.posted, ring.passed);
+        posted - passed < slots || posted - self.passed() < slots
+    }
+
+    /// As [`WorkerQueue::health`].
+    pub fn health(&self) -> Result<(), PostError> {
+        self.queue.health()
     }
 }
 

@@ -8,9 +8,12 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
+use pushgate::worker::Ticket;
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_driver_shim::record::{Opcode, Record, Words};
+use pushgate_gpu_kernels::Registration;
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::producer::{Producer, Received};
 use pushgate_proxy::proxy::Proxy;
@@ -23,13 +26,17 @@ use crate::exclusive::Exclusive;
 use crate::ffi::types::MAX_RECVS;
 use crate::join::{Joined, RECEIVES_LOG, Role};
 use crate::large::{self, Incoming, Invitation, Outgoing};
+use crate::log;
 use crate::path::{self, Path};
-use crate::plugin::Runtime;
+use crate::plugin::{Lane, Runtime};
 use crate::socket::Stream;
 use crate::watch::{self, Peer};
 
 /// Requests of a connection: NCCL's 32 for each buffer of a receive.
 const REQUESTS: usize = 32 * MAX_RECVS;
+
+/// How long a connection that is closed waits for the GPU.
+const SETTLE: Duration = Duration::from_secs(2);
 
 /// A registration, as NCCL holds it.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +44,8 @@ pub struct Mr {
     pub key: u32,
     pub address: usize,
     pub bytes: usize,
+    /// Memory of the lane's GPU. On a sending end the engine knows nothing of it.
+    pub cuda: bool,
 }
 
 impl Mr {
@@ -94,6 +103,9 @@ struct Link {
     watched: u64,
     /// A region for receives of nothing that name none, on a receiving end.
     nothing: u32,
+    lane: Arc<Lane>,
+    /// What the lane's GPU sees of this connection's memory; goes when the engine has let go.
+    _registrations: Vec<Registration>,
     runtime: Arc<Runtime>,
 }
 
@@ -112,7 +124,7 @@ impl Comm {
     /// A connection of a queue pair that was joined; `stream` says when the peer goes.
     pub fn new(runtime: Arc<Runtime>, joined: Joined, stream: Stream, role: Role) -> Result<Box<Comm>> {
         let (stream, peer) = (Arc::new(stream), Arc::new(Peer::default()));
-        let Joined { qp, producer, geometry } = joined;
+        let Joined { qp, producer, geometry, lane, window, peer_pulls, registrations } = joined;
         // From here on its drop takes the queue pair out again.
         let mut link = Link {
             role,
@@ -121,18 +133,20 @@ impl Comm {
             stream: stream.clone(),
             watched: u64::MAX,
             nothing: 0,
+            lane,
+            _registrations: registrations,
             runtime,
         };
         if role == Role::Receive {
             let memory = RegionMemory::Host { address: &raw const NOTHING as usize, keep: None };
             // SAFETY: a static atomic, which others may write.
-            link.nothing = unsafe { link.runtime.engine().add_region(qp, memory, 8)? };
+            link.nothing = unsafe { link.lane.engine.add_region(qp, memory, 8)? };
         }
-        link.watched = link.runtime.watch.add(stream, peer, qp)?;
+        link.watched = link.runtime.watch.add(stream, peer, &link.lane.engine, qp)?;
         let side = match role {
             Role::Send => {
                 let whole = (abi::PUSHGATE_UNIT as usize) << geometry.window_log >> 1;
-                Side::Send(Box::new(Exclusive::new(Sender::new(producer, whole))))
+                Side::Send(Box::new(Exclusive::new(Sender::new(producer, whole, window, peer_pulls))))
             }
             Role::Receive => Side::Receive(Box::new(Exclusive::new(Receiver::new(producer)))),
         };
@@ -142,26 +156,38 @@ impl Comm {
         Ok(comm)
     }
 
-    /// Registers host memory. From any thread, at any time.
-    pub fn register(&self, address: usize, bytes: usize) -> Result<Mr> {
-        let memory = RegionMemory::Host { address, keep: None };
+    /// Registers memory of the host or of the GPU. From any thread, at any time; calls no CUDA.
+    pub fn register(&self, address: usize, bytes: usize, cuda: bool) -> Result<Mr> {
+        if cuda && self.link.lane.gpu.is_none() {
+            let text = format!("{}: GPU memory, but this connection was made for none", self.link);
+            return Err(Failure::new(Code::Usage, text));
+        }
+        let memory = match (cuda, self.link.role) {
+            // The worker pushes it, by its address.
+            (true, Role::Send) => return Ok(Mr { key: 0, address, bytes, cuda }),
+            (true, Role::Receive) => RegionMemory::Device { address: address as u64, exported: None },
+            (false, _) => RegionMemory::Host { address, keep: None },
+        };
         // SAFETY: NCCL keeps registered memory mapped until `deregister`, which waits for
         // copies under way, or until the connection is closed, which takes the queue pair
         // out. It is C's memory, of which nobody has a Rust reference. The rings' orderings
         // keep the engine's accesses apart from NCCL's: it posts before and tests after.
-        let key = unsafe { self.link.runtime.engine().add_region(self.link.qp, memory, bytes as u64) };
+        let key = unsafe { self.link.lane.engine.add_region(self.link.qp, memory, bytes as u64) };
         let key = key.map_err(|e| {
             Failure::new(
                 Code::System,
                 format!("{}: registering {bytes} bytes at {address:#x}: {e}", self.link),
             )
         })?;
-        Ok(Mr { key, address, bytes })
+        Ok(Mr { key, address, bytes, cuda })
     }
 
     /// The reverse. Posted receives into it that a message meets later end the connection.
     pub fn deregister(&self, mr: Mr) -> Result<()> {
-        if self.link.runtime.engine().remove_region(self.link.qp, mr.key)? {
+        if mr.cuda && self.link.role == Role::Send {
+            return Ok(());
+        }
+        if self.link.lane.engine.remove_region(self.link.qp, mr.key)? {
             return Ok(());
         }
         let text = format!(
@@ -220,11 +246,23 @@ impl Comm {
     }
 }
 
+impl Drop for Comm {
+    /// Waits for what the GPU still pushes: then the window may go.
+    fn drop(&mut self) {
+        let Side::Send(sender) = &self.side else { return };
+        let settled = sender.enter(|s| s.settle(&self.link)).unwrap_or(false);
+        if !settled {
+            log::warn(&format!("{}: the GPU still pushes into its window, which stays", self.link));
+            std::mem::forget(std::mem::take(&mut self.link._registrations));
+        }
+    }
+}
+
 impl Drop for Link {
     fn drop(&mut self) {
         self.runtime.watch.remove(self.watched);
         // Of an engine that is gone nothing needs to be taken out.
-        let counters = self.runtime.engine().remove_qp(self.qp).unwrap_or_default();
+        let counters = self.lane.engine.remove_qp(self.qp).unwrap_or_default();
         watch::say_goodbye(&self.stream, counters.delivered);
         self.stream.shutdown();
     }
@@ -300,8 +338,19 @@ enum Regions {
     Unknown(u64),
 }
 
+/// A message whose payload the GPU pushes.
+struct Pushing {
+    ticket: Ticket,
+    slot: u64,
+    words: Words,
+}
+
 struct Sender {
     producer: Producer,
+    /// Where the GPU sees the window.
+    window: Option<u64>,
+    /// In the order of their slots.
+    pushing: VecDeque<Pushing>,
     regions: Regions,
     /// What goes through the window at once: half of it, so that there is always a place
     /// for it when the other half is given back.
@@ -314,9 +363,70 @@ struct Sender {
 }
 
 impl Sender {
-    fn new(producer: Producer, whole: usize) -> Self {
-        let (sums, regions) = (large::Sums::default(), Regions::Unknown(0));
-        Sender { producer, regions, whole, pool: Pool::new(), messages: 0, sends: 0, sums, large: None }
+    /// `window`: where the GPU sees it. `peer_pulls`: all goes through the window.
+    fn new(producer: Producer, whole: usize, window: Option<u64>, peer_pulls: bool) -> Self {
+        let regions = if peer_pulls { Regions::Known(false) } else { Regions::Unknown(0) };
+        let pushing = VecDeque::with_capacity(REQUESTS);
+        let (pool, sums) = (Pool::new(), large::Sums::default());
+        Sender { producer, window, pushing, regions, whole, pool, messages: 0, sends: 0, sums, large: None }
+    }
+
+    /// False if the GPU does not come to an end with its pushes.
+    fn settle(&mut self, link: &Link) -> bool {
+        let began = Instant::now();
+        loop {
+            match self.advance_pushes(link) {
+                Ok(()) if self.pushing.is_empty() => return true,
+                Ok(()) if began.elapsed() < SETTLE => std::thread::yield_now(),
+                _ => return false,
+            }
+        }
+    }
+
+    /// Publishes what the GPU has pushed.
+    #[inline]
+    fn advance_pushes(&mut self, link: &Link) -> Result<()> {
+        let mut any = false;
+        while let Some(p) = self.pushing.front() {
+            let gpu = link.lane.gpu.as_ref().expect("it pushes");
+            if !gpu.pushed(p.ticket)? {
+                break;
+            }
+            self.producer.publish(p.slot, &p.words);
+            self.pushing.pop_front();
+            any = true;
+        }
+        if any {
+            self.producer.wake();
+        }
+        Ok(())
+    }
+
+    /// Has the GPU push a message into the window.
+    ///
+    /// # Safety
+    /// As [`Comm::send`], for the GPU.
+    unsafe fn push(
+        &mut self,
+        link: &Link,
+        data: *const u8,
+        size: usize,
+        record: Record,
+    ) -> Result<Option<u64>> {
+        let (Some(gpu), Some(window)) = (&link.lane.gpu, self.window) else {
+            return Err(Failure::new(Code::Internal, format!("{link}: no GPU sees the window")));
+        };
+        if !gpu.has_room() {
+            return Ok(None);
+        }
+        let Some((taken, words)) = self.producer.stage(record, size) else { return Ok(None) };
+        let to = window + taken.place * u64::from(abi::PUSHGATE_UNIT);
+        // SAFETY: the source is the caller's, in memory of this GPU by its registration; the
+        // target is the reservation's own, in a window that stays registered as long as the
+        // link. A connection that is closed meanwhile waits for it (`Sender`'s drop).
+        let ticket = unsafe { gpu.push(data as u64, to, size)? };
+        self.pushing.push_back(Pushing { ticket, slot: taken.slot, words });
+        Ok(Some(taken.slot))
     }
 
     /// # Safety
@@ -329,6 +439,7 @@ impl Sender {
         tag: u32,
         mr: Option<&Mr>,
     ) -> Result<Option<u32>> {
+        self.advance_pushes(link)?;
         self.advance_large(link)?;
         if let Some(status) = self.producer.status() {
             return Err(Failure::ended(status, link));
@@ -342,7 +453,7 @@ impl Sender {
         let record = Record { tag, ..Record::new(Opcode::Send) };
         let record = match path {
             Path::Inline => Record { flags: Record::INLINE, ..record },
-            Path::Push => record,
+            Path::Push | Path::Worker => record,
             Path::Region { key, offset } => {
                 Record { flags: Record::REGION, place: key, place_offset: offset, ..record }
             }
@@ -354,8 +465,13 @@ impl Sender {
                 return Ok(Some(request));
             }
         };
-        // SAFETY: the caller's.
-        let Some(slot) = (unsafe { self.producer.post_raw(record, data, size) }) else { return Ok(None) };
+        let slot = match path {
+            // SAFETY: the caller's.
+            Path::Worker => unsafe { self.push(link, data, size, record)? },
+            // SAFETY: the caller's.
+            _ => unsafe { self.producer.post_raw(record, data, size) },
+        };
+        let Some(slot) = slot else { return Ok(None) };
         self.pool.fill(Sent { size, last: Some((slot, self.messages)) });
         self.messages += 1;
         self.sends += 1;
@@ -364,12 +480,12 @@ impl Sender {
 
     #[cold]
     fn ask(&mut self, link: &Link) -> Result<()> {
-        let proxy: &dyn Proxy = &**link.runtime.engine();
+        let proxy: &dyn Proxy = &*link.lane.engine;
         self.regions = match proxy.region_sends(link.qp)? {
             RegionSends::Yes => Regions::Known(true),
             RegionSends::Unknown => Regions::Unknown(2 * self.messages + 1),
             RegionSends::No(why) => {
-                crate::log::info(&format!("{link}: messages are copied into the window: {why}"));
+                log::info(&format!("{link}: messages are copied into the window: {why}"));
                 Regions::Known(false)
             }
         };
@@ -405,6 +521,9 @@ impl Sender {
 
     #[inline]
     fn test(&mut self, link: &Link, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
+        if !self.pushing.is_empty() {
+            self.advance_pushes(link)?;
+        }
         if self.large.is_some() {
             self.advance_large(link)?;
         }
@@ -551,7 +670,7 @@ impl Receiver {
             if size > room {
                 let text = format!("{link}: {size} bytes arrived for a buffer of {room}");
                 let status = Status { rank: Some(0), ..Status::new(abi::PUSHGATE_REFUSED) };
-                link.runtime.engine().fail(Some(link.qp), status)?;
+                link.lane.engine.fail(Some(link.qp), status)?;
                 return Err(Failure::new(Code::Usage, text));
             }
             let number = self.large_messages;

@@ -179,7 +179,7 @@ impl Listener {
                     }
                     Ok(offer) => {
                         let half = Half::new(&self.runtime, Role::Receive, self.class)?;
-                        let (own, fds) = half.offer(&self.runtime)?;
+                        let (own, fds) = half.offer()?;
                         let mut progress = Progress::new(channel);
                         let answer = Greeting { version: VERSION, nonce: self.nonce, offer: own };
                         let made =
@@ -344,10 +344,10 @@ impl Runtime {
         };
         handle::set_mark(bytes, 0);
         match connecting.advance(&self, class)? {
-            Advanced::Done(joined, stream) => Comm::new(self, joined, stream, Role::Send).map(Some),
+            Advanced::Done(joined, stream) => Comm::new(self, *joined, stream, Role::Send).map(Some),
             Advanced::Later(connecting) => {
                 let mark = self.next_mark.fetch_add(1, Ordering::Relaxed);
-                table().insert(mark, connecting);
+                table().insert(mark, *connecting);
                 handle::set_mark(bytes, mark);
                 Ok(None)
             }
@@ -356,14 +356,14 @@ impl Runtime {
 }
 
 enum Advanced {
-    Done(Joined, Stream),
-    Later(Connecting),
+    Done(Box<Joined>, Stream),
+    Later(Box<Connecting>),
 }
 
 impl Connecting {
     fn advance(self, runtime: &Runtime, class: Option<u8>) -> Result<Advanced> {
         let Connecting { handle, mut stage } = self;
-        let later = |stage| Ok(Advanced::Later(Connecting { handle, stage }));
+        let later = |stage| Ok(Advanced::Later(Box::new(Connecting { handle, stage })));
         loop {
             stage = match stage {
                 Stage::Again => match handle.address {
@@ -400,7 +400,9 @@ impl Connecting {
                     }
                 }
                 Stage::Joining(mut progress) => match progress.advance(runtime)? {
-                    Some(joined) => return Ok(Advanced::Done(joined, progress.channel.into_stream())),
+                    Some(joined) => {
+                        return Ok(Advanced::Done(Box::new(joined), progress.channel.into_stream()));
+                    }
                     None => return later(Stage::Joining(progress)),
                 },
             }
@@ -413,7 +415,7 @@ fn greet(runtime: &Runtime, handle: &Handle, stream: Stream, class: Option<u8>) 
         return Err(lost("the listener runs as another user"));
     }
     let half = Half::new(runtime, Role::Send, class)?;
-    let (offer, fds) = half.offer(runtime)?;
+    let (offer, fds) = half.offer()?;
     let mut channel = Channel::new(stream);
     channel.send(&bytes_of(&Greeting { version: VERSION, nonce: handle.nonce, offer }), fds).map_err(lost)?;
     Ok(Stage::Greeted(half, channel))

@@ -8,6 +8,7 @@ use pushgate::settings::CqEvents;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
+use pushgate_gpu_kernels::Registration;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::idle::Wake;
@@ -18,7 +19,7 @@ use pushgate_proxy::qp::verbs::{self, Accepted, Config, Places};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Failure, Result};
-use crate::plugin::Runtime;
+use crate::plugin::{Lane, Runtime};
 use crate::socket::Frame;
 
 /// Receives that NCCL may have out on a connection: 32 of 8 buffers each.
@@ -26,6 +27,9 @@ pub const RECEIVES_LOG: u32 = 8;
 /// WQEs of a sending end. NCCL has at most 32 requests of its own for each of the 8
 /// buffers of a receive; the rest is for slices.
 const SLOTS_LOG: u32 = 9;
+
+/// An hour: our own producer publishes what it takes.
+const STUCK_NS: u64 = 3_600_000_000_000;
 
 /// Which end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +47,16 @@ impl Role {
 /// What one end tells the other first.
 #[derive(Serialize, Deserialize)]
 pub enum Offer {
-    Local(LocalOffer),
+    Local {
+        offer: LocalOffer,
+        /// Its buffers may lie in a GPU, which pulls out of windows alone.
+        gpu: bool,
+    },
     Verbs(verbs::Offer),
 }
 
 struct Own {
+    lane: Arc<Lane>,
     role: Role,
     geometry: Geometry,
     window: Arc<SharedMemory>,
@@ -71,6 +80,13 @@ pub struct Joined {
     pub qp: QpId,
     pub producer: Producer,
     pub geometry: Geometry,
+    pub lane: Arc<Lane>,
+    /// Where the GPU sees our window, on a sending end whose messages it may push.
+    pub window: Option<u64>,
+    /// Messages must go through the window.
+    pub peer_pulls: bool,
+    /// What the GPU sees of both ends' memory.
+    pub registrations: Vec<Registration>,
 }
 
 /// What became of a half when the other end's offer was there.
@@ -109,10 +125,12 @@ impl Own {
             signals: crate::large::SIGNALS,
             rank: role.rank(),
         };
+        let lane = runtime.lane()?;
         let window = Arc::new(runtime.memory("window", geometry.window_bytes(), settings.huge_pages)?);
         // Mapped here; whoever is handed it can only read.
         window.seal_against_writers()?;
         Ok(Own {
+            lane,
             role,
             window,
             work: segment(runtime, &geometry, Segment::Work)?,
@@ -125,7 +143,8 @@ impl Own {
         QpOptions {
             peer: 1 - self.role.rank(),
             posted_receives: self.role == Role::Receive,
-            stuck_ns: runtime.loaded.settings.stuck.as_nanos() as u64,
+            // A slot waits for the GPU that pushes its payload as long as that takes.
+            stuck_ns: STUCK_NS,
             in_place_share: 255,
             slow_ns: u64::MAX,
             ungated: false,
@@ -133,11 +152,31 @@ impl Own {
         }
     }
 
-    fn joined(self, runtime: &Runtime, qp: QpId, rings: bool) -> Result<Joined> {
-        let bell = runtime.bell.try_clone().map_err(Failure::system("eventfd"))?;
+    fn joined(self, qp: QpId, rings: bool) -> Result<Joined> {
+        let bell = self.lane.bell.try_clone().map_err(Failure::system("eventfd"))?;
         let bell = rings.then_some(bell);
         let producer = Producer::new(self.geometry, &self.work, &self.control, self.window, bell);
-        Ok(Joined { qp, producer, geometry: self.geometry })
+        let (geometry, lane) = (self.geometry, self.lane);
+        Ok(Joined {
+            qp,
+            producer,
+            geometry,
+            lane,
+            window: None,
+            peer_pulls: false,
+            registrations: Vec::new(),
+        })
+    }
+
+    /// Shows the GPU what it pushes to or pulls from.
+    fn register(&self, peer_window: &ReadOnlyMemory) -> Result<Vec<Registration>> {
+        Ok(match (&self.lane.gpu, self.role) {
+            (None, _) => Vec::new(),
+            (Some(gpu), Role::Send) => vec![gpu.register(&*self.window)?],
+            (Some(gpu), Role::Receive) => {
+                vec![gpu.register_read_only(peer_window)?, gpu.register(&*self.control)?]
+            }
+        })
     }
 }
 
@@ -168,18 +207,20 @@ impl Half {
     }
 
     /// What the other end is told, with the descriptors that go along.
-    pub fn offer(&self, runtime: &Runtime) -> Result<(Offer, Vec<OwnedFd>)> {
+    pub fn offer(&self) -> Result<(Offer, Vec<OwnedFd>)> {
         match &self.link {
             Link::Verbs(half) => Ok((Offer::Verbs(half.offer()), Vec::new())),
             Link::Local(link) => {
                 let posted = self.own.role == Role::Receive;
-                let offer = LocalOffer::new(link, &*self.own.window, posted, true);
-                let fds = LocalOffer::fds(link, &*self.own.window, &runtime.bell)
+                let offer =
+                    LocalOffer::new(link, &*self.own.window, posted, self.own.lane.wake() == Wake::Doorbell);
+                let gpu = self.own.lane.gpu.is_some();
+                let fds = LocalOffer::fds(link, &*self.own.window, &self.own.lane.bell)
                     .map(|fd| fd.as_fd().try_clone_to_owned())
                     .into_iter()
                     .collect::<std::io::Result<_>>()
                     .map_err(Failure::system("a connection's descriptors"))?;
-                Ok((Offer::Local(offer), fds))
+                Ok((Offer::Local { offer, gpu }, fds))
             }
         }
     }
@@ -194,9 +235,11 @@ impl Half {
     ) -> Result<Taken> {
         let peer = 1 - self.own.role.rank();
         match (self.link, offer) {
-            (Link::Local(link), Offer::Local(offer)) => {
+            (Link::Local(link), Offer::Local { offer, gpu }) => {
                 let theirs = offer.take(fds, peer).map_err(refused)?;
                 let own = self.own;
+                // Before the engine may copy from there.
+                let registrations = own.register(&theirs.window)?;
                 let fds = QpFds {
                     work: own.work.clone(),
                     control: own.control.clone(),
@@ -206,11 +249,20 @@ impl Half {
                     peer_bell: theirs.bell,
                     peer_pid,
                 };
-                let proxy: &dyn Proxy = &**runtime.engine();
-                let qp = proxy.add_qp(fds, own.options(runtime), Wake::Doorbell)?;
+                let proxy: &dyn Proxy = &*own.lane.engine;
+                let wake = own.lane.wake();
+                let qp = proxy.add_qp(fds, own.options(runtime), wake)?;
                 // The engine has its own writable mapping now.
                 link.seal_against_writers()?;
-                Ok(Taken::Joined(Box::new(own.joined(runtime, qp, true)?)))
+                let sends = own.role == Role::Send;
+                let window = registrations.first().filter(|_| sends).map(Registration::device_addr);
+                let joined = Joined {
+                    window,
+                    peer_pulls: gpu,
+                    registrations,
+                    ..own.joined(qp, wake == Wake::Doorbell)?
+                };
+                Ok(Taken::Joined(Box::new(joined)))
             }
             (Link::Verbs(half), Offer::Verbs(offer)) => {
                 let allocate = &mut |name: &str, bytes| {
@@ -249,7 +301,7 @@ impl Exchange {
             Box::new(qp),
             own.options(runtime),
         )?;
-        let qp = runtime.engine().add_qp(endpoint, wake)?;
-        own.joined(runtime, qp, wake == Wake::Doorbell)
+        let qp = own.lane.engine.add_qp(endpoint, wake)?;
+        own.joined(qp, wake == Wake::Doorbell)
     }
 }

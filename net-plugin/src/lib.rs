@@ -10,6 +10,7 @@ mod comm;
 mod error;
 mod exclusive;
 pub mod ffi;
+mod gpu;
 mod handle;
 mod handshake;
 mod join;

@@ -22,6 +22,8 @@ enum NcclLevel {
     Trace = 5,
 }
 
+/// `NCCL_INIT`.
+const INIT: c_ulong = 0x1;
 /// `NCCL_NET`.
 const NET: c_ulong = 0x10;
 /// `NCCL_ALL`: a warning is shown whatever NCCL_DEBUG_SUBSYS says.
@@ -36,12 +38,11 @@ pub fn set_logger(logger: Logger) {
     }
 }
 
-fn write(level: NcclLevel, file: &str, line: u32, text: &str) {
+fn write(level: NcclLevel, flags: c_ulong, file: &str, line: u32, text: &str) {
     let Some(logger) = *LOGGER.read().unwrap_or_else(|e| e.into_inner()) else { return };
     // A zero byte within would end the text there.
     let c = |s: &str| CString::new(s.replace('\0', " ")).expect("it has no zero byte");
     let (file, text) = (c(file), c(text));
-    let flags = if matches!(level, NcclLevel::Warn) { ALL } else { NET };
     // SAFETY: NCCL's own function, of the type that its headers say; "%s" takes the one
     // string that follows, and all strings live until it returns.
     unsafe {
@@ -60,14 +61,21 @@ fn write(level: NcclLevel, file: &str, line: u32, text: &str) {
 #[track_caller]
 pub fn warn(text: &str) {
     let at = std::panic::Location::caller();
-    write(NcclLevel::Warn, at.file(), at.line(), text);
+    write(NcclLevel::Warn, ALL, at.file(), at.line(), text);
 }
 
 /// Something to know.
 #[track_caller]
 pub fn info(text: &str) {
     let at = std::panic::Location::caller();
-    write(NcclLevel::Info, at.file(), at.line(), text);
+    write(NcclLevel::Info, NET, at.file(), at.line(), text);
+}
+
+/// Something to know of the whole, which NCCL shows by default where it shows anything.
+#[track_caller]
+pub fn init(text: &str) {
+    let at = std::panic::Location::caller();
+    write(NcclLevel::Info, INIT | NET, at.file(), at.line(), text);
 }
 
 /// Runs `f` with events of the libraries below going to NCCL.
@@ -102,7 +110,8 @@ impl Subscriber for ToNccl {
             _ => NcclLevel::Trace,
         };
         let (file, line) = (m.file().unwrap_or("pushgate"), m.line().unwrap_or(0));
-        write(level, file, line, &format!("{}{}", text.message, text.fields));
+        let flags = if matches!(level, NcclLevel::Warn) { ALL } else { NET };
+        write(level, flags, file, line, &format!("{}{}", text.message, text.fields));
     }
 
     fn enter(&self, _: &Id) {}

@@ -1,12 +1,12 @@
 //! What a process has once: its settings, its engine, the watch of its connections.
 //!
 //! The threads run as long as a context or a connection needs them. (Contexts came
-//! with v11 of the interface; before, NCCL never says that it is done.) A seam: one
-//! engine for each GPU would be chosen in [`Runtime::engine`].
+//! with v11 of the interface; before, NCCL never says that it is done.) There is one
+//! engine for each GPU that a rank of this process uses ([`Lane`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use pushgate::settings::{AutoOr, ProxyPlace, QpKind, WindowKind};
 use pushgate::{Error, Settings};
@@ -14,11 +14,14 @@ use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_proxy::engine::{Engine, EngineOptions};
+use pushgate_proxy::idle::Wake;
 use pushgate_proxy::qp::verbs::Device;
 
 use crate::error::{Code, Failure, Result};
+use crate::gpu::{self, Gpu};
 use crate::handshake::Connecting;
 use crate::log;
+use crate::path::{self, Choice, FirstGpu};
 use crate::props::Properties;
 use crate::watch::Watch;
 
@@ -27,19 +30,37 @@ pub struct Loaded {
     pub settings: Settings,
     pub rdma: Option<Arc<Device>>,
     properties: &'static Properties,
+    /// NCCL may hand over memory of GPUs; the first of them, opened already.
+    gpu: Option<Mutex<Option<FirstGpu>>>,
 }
 
 /// The threads, and what goes with them.
 pub struct Runtime {
     // Dropped first: its thread asks the engine.
     pub watch: Watch,
-    engine: Arc<Engine>,
-    pub bell: EventFd,
+    lanes: Mutex<HashMap<Option<u32>, Arc<Lane>>>,
     pub loaded: Arc<Loaded>,
     /// Connections that are not there yet, by the mark in their handles.
     pub connecting: Mutex<HashMap<u64, Connecting>>,
     pub next_mark: AtomicU64,
     next_seed: AtomicU64,
+}
+
+/// An engine, and the GPU that its connections are for.
+pub struct Lane {
+    /// Dropped before the GPU, whose memory its mover uses.
+    pub engine: Arc<Engine>,
+    pub bell: EventFd,
+    pub gpu: Option<Arc<Gpu>>,
+}
+
+impl Lane {
+    /// How its connections wake the engine. One that works for a GPU has a message every few
+    /// microseconds while it has any, and every one of them would find it falling asleep: it
+    /// polls, ever more rarely.
+    pub fn wake(&self) -> Wake {
+        if self.gpu.is_some() { Wake::Polled } else { Wake::Doorbell }
+    }
 }
 
 /// One of NCCL's communicators.
@@ -74,7 +95,17 @@ pub fn load() -> Result<()> {
 /// The same, for a communicator, with the threads that it needs.
 pub fn open(traffic_class: Option<u8>) -> Result<Context> {
     load()?;
-    Ok(Context { traffic_class, _runtime: running()? })
+    let runtime = running()?;
+    // Before NCCL's kernels run.
+    runtime.lane()?;
+    Ok(Context { traffic_class, _runtime: runtime })
+}
+
+/// The GPU of a lane that is there.
+pub fn gpu(index: u32) -> Option<Arc<Gpu>> {
+    let runtime = process().runtime.upgrade()?;
+    let lanes = runtime.lanes.lock().unwrap_or_else(|e| e.into_inner());
+    lanes.get(&Some(index))?.gpu.clone()
 }
 
 /// Ends a context; the last one, with no connection open, joins all threads.
@@ -119,7 +150,8 @@ impl Loaded {
         if settings.window != WindowKind::Memory {
             return Err(refused("window", &settings.window.to_string(), "memory"));
         }
-        static LOCAL: OnceLock<Properties> = OnceLock::new();
+        let whole = settings.net_window_size as usize / 2;
+        let path = Choice::of(&settings)?;
         let (rdma, properties) = match settings.qp {
             QpKind::Verbs => {
                 let name = (settings.ib_dev != "auto").then_some(settings.ib_dev.as_str());
@@ -128,37 +160,34 @@ impl Loaded {
                 let properties = &*Box::leak(Box::new(Properties::of(&device)));
                 (Some(device), properties)
             }
-            _ => (None, LOCAL.get_or_init(Properties::local)),
+            _ => (None, &*Box::leak(Box::new(Properties::local(whole, path.gpu.is_some())))),
         };
-        log::info(&match &rdma {
+        log::init(&path.why);
+        if path.gpu.is_some() {
+            path::tell_nccl();
+        }
+        log::init(&match &rdma {
             Some(device) => format!(
-                "queue pairs are verbs: {} port {}, {} Mbit/s; host pointers; window of {} bytes a connection",
+                "queue pairs are verbs: {} port {}, {} Mbit/s; window of {} bytes a connection",
                 device.name(),
                 device.port(),
                 properties.speed,
                 settings.net_window_size
             ),
             None => format!(
-                "queue pairs are local: ranks of this host only; host pointers; window of {} bytes a connection",
+                "queue pairs are local: ranks of this host only; window of {} bytes a connection",
                 settings.net_window_size
             ),
         });
-        Ok(Loaded { settings, rdma, properties })
+        Ok(Loaded { settings, rdma, properties, gpu: path.gpu })
     }
 }
 
 impl Runtime {
     fn start(loaded: Arc<Loaded>) -> Result<Self> {
-        let bell = EventFd::new().map_err(Failure::system("eventfd"))?;
-        let theirs = bell.try_clone().map_err(Failure::system("eventfd"))?;
-        // It spins longer before it sleeps where that takes no core from NCCL's threads.
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let options = EngineOptions { cpu: None, alone: cores >= 8, mover: None };
-        let engine = Arc::new(log::scoped(|| Engine::start(theirs, options))?);
         Ok(Runtime {
-            watch: Watch::start(engine.clone())?,
-            engine,
-            bell,
+            watch: Watch::start()?,
+            lanes: Mutex::default(),
             loaded,
             connecting: Mutex::default(),
             next_mark: AtomicU64::new(1),
@@ -166,9 +195,33 @@ impl Runtime {
         })
     }
 
-    /// The engine for a connection.
-    pub fn engine(&self) -> &Arc<Engine> {
-        &self.engine
+    /// For a connection of the GPU that is current on this thread, started if need be.
+    pub fn lane(&self) -> Result<Arc<Lane>> {
+        let index = self.loaded.gpu.as_ref().and_then(|_| gpu::current());
+        let mut lanes = self.lanes.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(lane) = lanes.get(&index) {
+            return Ok(lane.clone());
+        }
+        let (gpu, mover) = match (index, &self.loaded.gpu) {
+            (Some(index), Some(first)) => {
+                let opened = first.lock().unwrap_or_else(|e| e.into_inner()).take();
+                let (gpu, mover) = match opened {
+                    Some((at, gpu, mover)) if at == index => (gpu, mover),
+                    _ => Gpu::open(index)?,
+                };
+                (Some(Arc::new(gpu)), Some(mover))
+            }
+            _ => (None, None),
+        };
+        let bell = EventFd::new().map_err(Failure::system("eventfd"))?;
+        let theirs = bell.try_clone().map_err(Failure::system("eventfd"))?;
+        // It spins longer before it sleeps where that takes no core from NCCL's threads.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let options = EngineOptions { cpu: None, alone: cores >= 8, mover };
+        let engine = Arc::new(log::scoped(|| Engine::start(theirs, options))?);
+        let lane = Arc::new(Lane { engine, bell, gpu });
+        lanes.insert(index, lane.clone());
+        Ok(lane)
     }
 
     /// Memory for segments, windows and transports.

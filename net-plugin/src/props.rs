@@ -7,6 +7,8 @@ use std::path::Path;
 use pushgate_driver_shim::abi;
 use pushgate_proxy::qp::verbs::Device;
 
+use crate::ffi::types::{PTR_CUDA, PTR_HOST};
+
 /// Connections at once: what descriptors allow, at about eight each.
 pub const MAX_COMMS: c_int = 65536;
 /// Longest message.
@@ -16,6 +18,8 @@ pub const MAX_BYTES: usize = abi::PUSHGATE_MAX_MESSAGE as usize;
 /// that copies host memory reaches on a server, and more than NCCL's socket ever does.
 /// NCCL opens channels by it.
 const LOCAL_SPEED: c_int = 200_000;
+/// The same where GPUs push and pull: 50 GB/s, what a GPU's link of PCIe 5 x16 carries.
+const GPU_SPEED: c_int = 400_000;
 /// Microseconds that a message takes through two engines; NCCL adds them to its own.
 const LATENCY: f32 = 3.0;
 
@@ -30,12 +34,21 @@ pub struct Properties {
     pub port: c_int,
     /// Microseconds.
     pub latency: f32,
+    /// Kinds of memory: `NCCL_PTR_*`.
+    pub ptr_support: c_int,
+    /// Longest message.
+    pub max_bytes: usize,
 }
 
 impl Properties {
-    pub fn local() -> Self {
+    /// `whole`: what goes through a window at once. `gpu`: NCCL may hand over GPU memory, whose
+    /// messages go through it whole.
+    pub fn local(whole: usize, gpu: bool) -> Self {
         let guid = u64::from_be_bytes(*b"pushgate");
-        Properties { pci_path: None, guid, speed: LOCAL_SPEED, port: 1, latency: LATENCY }
+        let (ptr_support, max_bytes) =
+            if gpu { (PTR_HOST | PTR_CUDA, whole.min(MAX_BYTES)) } else { (PTR_HOST, MAX_BYTES) };
+        let (speed, latency) = (if gpu { GPU_SPEED } else { LOCAL_SPEED }, LATENCY);
+        Properties { pci_path: None, guid, speed, port: 1, latency, ptr_support, max_bytes }
     }
 
     pub fn of(device: &Device) -> Self {
@@ -49,6 +62,8 @@ impl Properties {
             speed: speed(&read(format!("ports/{port}/rate"))).unwrap_or(10_000),
             port: port as c_int,
             latency: LATENCY,
+            ptr_support: PTR_HOST,
+            max_bytes: MAX_BYTES,
         }
     }
 

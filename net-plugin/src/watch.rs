@@ -55,6 +55,7 @@ struct Entry {
     stream: Arc<Stream>,
     peer: Arc<Peer>,
     qp: QpId,
+    engine: Arc<Engine>,
     said: Vec<u8>,
 }
 
@@ -78,7 +79,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    pub fn start(engine: Arc<Engine>) -> Result<Self> {
+    pub fn start() -> Result<Self> {
         const WHAT: &str = "starting the watch of connections";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Failure::system(WHAT))?;
         let stop = EventFd::new().map_err(Failure::system(WHAT))?;
@@ -88,19 +89,19 @@ impl Watch {
         let theirs = shared.clone();
         let thread = std::thread::Builder::new()
             .name("pushgate-watch".into())
-            .spawn(move || log::scoped(|| run(&theirs, &engine)))
+            .spawn(move || log::scoped(|| run(&theirs)))
             .map_err(Failure::system(WHAT))?;
         Ok(Watch { shared, stop, next: AtomicU64::new(0), thread: Some(thread) })
     }
 
-    /// Watches the socket of a queue pair; the number is for [`Watch::remove`].
-    pub fn add(&self, stream: Arc<Stream>, peer: Arc<Peer>, qp: QpId) -> Result<u64> {
+    /// Watches the socket of a queue pair of `engine`; the number is for [`Watch::remove`].
+    pub fn add(&self, stream: Arc<Stream>, peer: Arc<Peer>, engine: &Arc<Engine>, qp: QpId) -> Result<u64> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let mut entries = self.shared.entries();
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
         epoll::add(&self.shared.epoll, stream.as_fd(), epoll::EventData::new_u64(id), flags)
             .map_err(Failure::system("watching a connection"))?;
-        entries.insert(id, Entry { stream, peer, qp, said: Vec::new() });
+        entries.insert(id, Entry { stream, peer, qp, engine: engine.clone(), said: Vec::new() });
         Ok(id)
     }
 
@@ -121,7 +122,7 @@ impl Drop for Watch {
     }
 }
 
-fn run(shared: &Shared, engine: &Engine) {
+fn run(shared: &Shared) {
     let mut events = Vec::with_capacity(64);
     loop {
         events.clear();
@@ -146,7 +147,7 @@ fn run(shared: &Shared, engine: &Engine) {
                     tracing::debug!("queue pair {}: {why}", entry.qp.0);
                     let status = Status { rank: None, ..Status::new(abi::PUSHGATE_PEER_LOST) };
                     // An engine that is gone has no requests that wait.
-                    let _ = engine.fail(Some(entry.qp), status);
+                    let _ = entry.engine.fail(Some(entry.qp), status);
                     let _ = epoll::delete(&shared.epoll, entry.stream.as_fd());
                     entries.remove(&id);
                 }

@@ -220,6 +220,17 @@ impl Producer {
         unsafe { std::ptr::copy_nonoverlapping(from, self.window.as_ptr().as_ptr().add(at), length) };
     }
 
+    /// Takes what `record` with a payload of `length` bytes in the window needs, for somebody
+    /// else to push it there: the reservation, and the WQE to [`Producer::publish`] once the
+    /// payload is there. `None` without credit, and then nothing was taken.
+    pub fn stage(&mut self, record: Record, length: usize) -> Option<(Reservation, RecordWords)> {
+        let units = length.div_ceil(UNIT) as u64;
+        let taken = self.reserve(units, record.has(Record::SIGNALED))?;
+        let record = Record { length: length as u32, ..record };
+        let words = Record { place: taken.place as u32, place_offset: units, ..record }.encode(0);
+        Some((taken, words))
+    }
+
     /// Pushes `payload` and publishes the work request: inline if `record` says so, else
     /// by way of the window, or of nothing where it names a region (then `payload`
     /// gives the length alone). The slot taken; `None` without credit, and then nothing

@@ -250,6 +250,7 @@ class Runner:
 
     def transport(self, name, rank, gpus_each):
         env = {}
+        name, _, more = name.partition(":")
         apart = {"NCCL_HOSTID": f"host{rank}"}
         if name.startswith("pushgate"):
             env = {"NCCL_NET_PLUGIN": self.plugin, "NCCL_NET": "pushgate", **apart}
@@ -267,11 +268,13 @@ class Runner:
                 "NCCL_NSOCKS_PERTHREAD": threads[1],
                 **apart,
             }
+        # As in pushgate:NCCL_PROTO=Simple;NCCL_MIN_NCHANNELS=4
+        env.update(pair.split("=", 1) for pair in more.split(";") if pair)
         return env
 
     def run(self, scenario, transport, world, options=None, env=None, limit=LIMIT, dying=()):
         self.port += 10
-        folder = tempfile.mkdtemp(prefix=f"{scenario}-{transport}-{world}-", dir=self.out)
+        folder = tempfile.mkdtemp(prefix=f"{scenario}-{transport.partition(':')[0]}-{world}-", dir=self.out)
         processes = []
         for rank in range(world):
             e = dict(os.environ)
@@ -378,12 +381,12 @@ def scenarios(r, gpus, args):
             except Failed as e:
                 if transport.startswith("pushgate"):
                     raise
-                print(f"      {transport}: {e}")
+                print(f"      {transport}: {e}", flush=True)
         for what, unit in (("us", "allreduce, us"), ("busbw", "allreduce, GB/s busbw"), ("sendrecv", "send/recv one way, GB/s"), ("cpu_s_per_gb", "CPU seconds a GB, rank 0")):
-            print(f"      {unit:<26}" + "".join(f"{s:>12}" for s in BENCH))
+            print(f"      {unit:<44}" + "".join(f"{s:>12}" for s in BENCH))
             for transport, rows in table.items():
                 cells = [rows[str(s)].get(what) for s in BENCH]
-                print(f"      {transport:<26}" + "".join(f"{'' if c is None else format(c, '12.2f'):>12}" for c in cells))
+                print(f"      {transport:<44}" + "".join(f"{'' if c is None else format(c, '12.2f'):>12}" for c in cells))
         return ""
 
     return {
@@ -405,7 +408,7 @@ def main():
     parser.add_argument("--gpus", type=int, help="use so many [default: all]")
     parser.add_argument("--only", help="scenarios, separated by commas")
     parser.add_argument("--out", default=tempfile.gettempdir(), help="logs go there")
-    parser.add_argument("--beside", default="pushgate,shm,socket,socket4x4", help="transports of the bench")
+    parser.add_argument("--beside", default="pushgate,shm,socket,socket4x4", help="transports of the bench, with NCCL's variables for one as in pushgate:NCCL_PROTO=Simple")
     parser.add_argument("--runs", type=int, default=3, help="turns of the bench, the best counts")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -104,6 +104,22 @@ fn p3_p4_p6_what_is_not_registered_goes_through_the_window_in_slices_if_need_be(
     run(&format!("traffic --unregistered --groups {} --in-flight 16 --seed 5", times(200, 60)));
 }
 
+/// The CPU executor plays the GPU: its worker pushes into windows and pulls out of them.
+#[test]
+fn p3_p4_p6_gpu_memory_is_pushed_and_pulled() {
+    if std::env::var_os("PUSHGATE_QP").is_some_and(|qp| qp == "verbs") {
+        return;
+    }
+    let gpu = [("_PUSHGATE_NET_GPU", "cpu"), ("NCCL_CALLER_MEMORY", "cuda")];
+    for (version, how) in [(8, ""), (11, ""), (12, ""), (11, "--processes")] {
+        let traffic = format!("traffic {how} --version {version} --groups 150 --in-flight 8 --max 120000");
+        run_with(command(&traffic), &gpu);
+    }
+    // Sent from the host, received by a GPU's engine.
+    let host = "traffic --processes --version 11 --groups 100 --in-flight 8 --max 120000";
+    run_with(command(host), &gpu[..1]);
+}
+
 #[test]
 fn the_calls_keep_nccls_rules_in_every_version() {
     for version in VERSIONS {

@@ -127,6 +127,7 @@ driver! {
     older:
     fn cuEventElapsedTime = cuEventElapsedTime_v2(*mut f32, CUevent, CUevent);
     optional:
+    fn cuCtxGetDevice(*mut CUdevice);
     // 12.4 and later.
     fn cuFuncLoad(CUfunction);
     fn cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);

@@ -1,4 +1,5 @@
 //! The C boundary.
 
+pub mod profiler;
 pub mod tables;
 pub mod types;

@@ -10,7 +10,8 @@ use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::types::{
-    CommConfig, DeviceHandle, NetAttr, PTR_HOST, PropsV8, PropsV9, PropsV11, PropsV12, VDevice4, VDevice8,
+    CommConfig, DeviceHandle, NetAttr, PTR_CUDA, PTR_HOST, PropsV8, PropsV9, PropsV11, PropsV12, VDevice4,
+    VDevice8,
 };
 use crate::comm::{Comm, Mr, Request, Wanted};
 use crate::error::{Code, Failure, Result};
@@ -20,7 +21,7 @@ use crate::log::{self, Logger};
 use crate::plugin::{self, Context};
 use crate::props::{self, Properties};
 
-type R = c_int;
+pub(super) type R = c_int;
 /// `ncclProfilerCallback_t`; not used.
 type Profiler = *const c_void;
 type Out = *mut *mut c_void;
@@ -32,7 +33,7 @@ const NAME: *const c_char = c"pushgate".as_ptr();
 
 /// Runs one call: its failure goes to NCCL's log, a panic is one too.
 #[inline]
-fn hot(what: &str, f: impl FnOnce() -> Result<()>) -> R {
+pub(super) fn hot(what: &str, f: impl FnOnce() -> Result<()>) -> R {
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(())) => 0,
         Ok(Err(e)) => failed(what, &e),
@@ -54,7 +55,7 @@ fn failed(what: &str, e: &Failure) -> R {
 }
 
 /// The same for calls that are rare: the libraries below may have something to say.
-fn call(what: &str, f: impl FnOnce() -> Result<()>) -> R {
+pub(super) fn call(what: &str, f: impl FnOnce() -> Result<()>) -> R {
     hot(what, || log::scoped(f))
 }
 
@@ -96,7 +97,7 @@ unsafe fn back<T>(p: *mut c_void, what: &str) -> Result<Box<T>> {
     Ok(unsafe { Box::from_raw(p.cast::<T>()) })
 }
 
-fn hand_out<T>(value: Option<Box<T>>) -> *mut c_void {
+pub(super) fn hand_out<T>(value: Option<Box<T>>) -> *mut c_void {
     value.map_or(std::ptr::null_mut(), |v| Box::into_raw(v).cast())
 }
 
@@ -171,7 +172,7 @@ fn props_v9(p: &Properties) -> PropsV9 {
         name: NAME,
         pci_path: p.pci_path(),
         guid: p.guid,
-        ptr_support: PTR_HOST,
+        ptr_support: p.ptr_support,
         reg_is_global: 0,
         force_flush: 0,
         speed: p.speed,
@@ -182,8 +183,8 @@ fn props_v9(p: &Properties) -> PropsV9 {
         net_device_type: 0,
         net_device_version: 0,
         v_props: VDevice4 { ndevs: 1, devs: [0; 4] },
-        max_p2p_bytes: props::MAX_BYTES,
-        max_coll_bytes: props::MAX_BYTES,
+        max_p2p_bytes: p.max_bytes,
+        max_coll_bytes: p.max_bytes,
     }
 }
 
@@ -360,13 +361,12 @@ unsafe extern "C" fn reg_mr(comm: *mut c_void, data: *mut c_void, size: usize, k
         // which keeps it until deregMr.
         unsafe {
             put(to, "mhandle", std::ptr::null_mut())?;
-            if kind != PTR_HOST {
-                return Err(Failure::new(
-                    Code::Usage,
-                    format!("memory of type {kind}, but only host memory ({PTR_HOST}) is advertised"),
-                ));
+            if kind != PTR_HOST && kind != PTR_CUDA {
+                let text =
+                    format!("memory of type {kind}, allowed is host ({PTR_HOST}) or CUDA ({PTR_CUDA})");
+                return Err(Failure::new(Code::Usage, text));
             }
-            let mr = at::<Comm>(comm, "comm")?.register(data as usize, size)?;
+            let mr = at::<Comm>(comm, "comm")?.register(data as usize, size, kind == PTR_CUDA)?;
             put(to, "mhandle", hand_out(Some(Box::new(mr))))
         }
     })

@@ -305,12 +305,15 @@ impl Plugin {
         check("accept", code).map(|()| (!comm.is_null()).then_some(comm))
     }
 
-    /// Registers host memory.
+    /// Registers memory: as the host's, or with `NCCL_CALLER_MEMORY=cuda` as a GPU's, for a
+    /// plugin whose GPU is the CPU executor.
     pub fn reg_mr(&self, comm: Ptr, data: Ptr, size: usize) -> Result<Ptr> {
         let mut mr = OPTIONAL;
+        let cuda = std::env::var_os("NCCL_CALLER_MEMORY").is_some_and(|kind| kind == "cuda");
+        let kind = if cuda { 2 } else { 1 };
         // SAFETY: memory of ours that stays until `dereg_mr`.
         let code = unsafe {
-            function!(self, RegMr, fn(Ptr, Ptr, usize, c_int, *mut Ptr))(comm, data, size, 1, &mut mr)
+            function!(self, RegMr, fn(Ptr, Ptr, usize, c_int, *mut Ptr))(comm, data, size, kind, &mut mr)
         };
         written("regMr", mr);
         check("regMr", code).map(|()| mr)

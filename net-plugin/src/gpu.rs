@@ -1,0 +1,113 @@
+//! A GPU whose memory NCCL hands over: the worker that pushes it into windows and pulls
+//! it out of them (docs/worker.md), without a call of CUDA's once it runs.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use pushgate::settings::DeviceChoice;
+use pushgate::worker::{Lease, OneWay, PostError, Ticket, Worker, WorkerMover, WorkerOptions};
+use pushgate_driver_shim::memory::ReadOnlyMemory;
+use pushgate_driver_shim::window::Window;
+use pushgate_gpu_kernels::{Access, Executor, Registration, choose_at, current_device};
+use pushgate_proxy::mover::Mover;
+
+use crate::error::{Code, Failure, Result};
+
+/// See the module's text.
+pub struct Gpu {
+    executor: Arc<dyn Executor>,
+    worker: Worker,
+    // A lock that is held for a few stores: connections of one GPU are driven by a thread
+    // or two.
+    pushes: Mutex<OneWay>,
+}
+
+/// Stands for the CPU executor in place of a GPU.
+const CPU: u32 = u32::MAX;
+
+/// The GPU that is current on this thread, by its index.
+///
+/// With `_PUSHGATE_NET_GPU=cpu` in the environment the CPU executor plays one, to which all
+/// memory of the process is its own: so this path runs, and is tested, where there is no GPU.
+pub fn current() -> Option<u32> {
+    match std::env::var_os("_PUSHGATE_NET_GPU") {
+        Some(which) if which == "cpu" => Some(CPU),
+        _ => current_device(),
+    }
+}
+
+impl Gpu {
+    /// Opens it, and what copies into its memory for an engine. Its device should be idle.
+    pub fn open(index: u32) -> Result<(Gpu, Box<dyn Mover>)> {
+        let device = if index == CPU { DeviceChoice::Cpu } else { DeviceChoice::Cuda };
+        let (executor, _) = choose_at(device, index).map_err(Failure::system("the GPU"))?;
+        let (worker, queue) = Worker::new(&executor, WorkerOptions::of(&*executor))
+            .map_err(Failure::system("the GPU's copying kernel"))?;
+        let [pushes, pulls] = queue.split();
+        // SAFETY: what the engine copies from besides small payloads are windows of peers and
+        // landing rings, which `join` registers before the queue pair is the engine's, and
+        // the connection keeps until it is not.
+        let mover = unsafe { WorkerMover::new(&executor, pulls)? };
+        Ok((Gpu { executor, worker, pushes: Mutex::new(pushes) }, Box::new(mover)))
+    }
+
+    /// The GPU in words.
+    pub fn describe(&self) -> String {
+        self.executor.describe()
+    }
+
+    fn pushes(&self) -> MutexGuard<'_, OneWay> {
+        self.pushes.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Lets the worker store into memory of ours.
+    pub fn register(&self, memory: &dyn Window) -> Result<Registration> {
+        self.executor
+            .register(memory.as_ptr(), memory.len(), Access::ReadWrite, memory.io_memory())
+            .map_err(Failure::system("registering a window with the GPU"))
+    }
+
+    /// Lets the worker read a peer's memory.
+    pub fn register_read_only(&self, memory: &ReadOnlyMemory) -> Result<Registration> {
+        self.executor
+            .register(memory.as_ptr(), memory.len(), Access::ReadOnly, false)
+            .map_err(Failure::system("registering the peer's window with the GPU"))
+    }
+
+    /// True if a push would be taken now.
+    pub fn has_room(&self) -> bool {
+        self.pushes().has_room()
+    }
+
+    /// Begins to push `length` bytes of device memory.
+    ///
+    /// # Safety
+    /// Both places are of memory that the device may use so, and stay until [`Gpu::pushed`]
+    /// says true.
+    pub unsafe fn push(&self, device: u64, host: u64, length: usize) -> Result<Ticket> {
+        // SAFETY: the caller's.
+        let posted = unsafe { self.pushes().post(device, host, length) };
+        posted.map_err(|e| match e {
+            PostError::Lost { reason } => Failure::new(Code::System, format!("the GPU: {reason}")),
+            other => Failure::new(Code::Internal, format!("the GPU: {other}")),
+        })
+    }
+
+    /// True once it is complete.
+    pub fn pushed(&self, ticket: Ticket) -> Result<bool> {
+        let mut pushes = self.pushes();
+        if pushes.done(ticket) {
+            return Ok(true);
+        }
+        pushes.health().map(|()| false).map_err(|e| Failure::new(Code::System, format!("the GPU: {e}")))
+    }
+
+    /// Before NCCL launches a kernel on `stream` that will wait for copies.
+    pub fn lease(&self, stream: u64) -> Result<Lease> {
+        self.worker.lease(stream).map_err(Failure::system("the GPU's copying kernel"))
+    }
+
+    /// Behind that launch.
+    pub fn lease_done(&self, lease: Lease, stream: u64) -> Result<()> {
+        self.worker.lease_done(lease, stream).map_err(Failure::system("the GPU's copying kernel"))
+    }
+}
