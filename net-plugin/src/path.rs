@@ -72,24 +72,31 @@ impl Choice {
     }
 }
 
-/// NCCL hands GPU memory to a NIC only if that is near it, as it thinks. Ours has no place on
-/// PCIe, so it has to be told, unless the user has said something.
+/// What NCCL must be told, unless the user has said something: it hands GPU memory to a NIC only
+/// if that is near the GPU, as it thinks, and ours has no place on PCIe; and with as few
+/// channels as it would open, too few messages are under way to fill the GPU's link.
+const TOLD: [(&str, &str); 2] = [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8")];
+
+/// Tells it, once.
 pub fn tell_nccl() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        const NAME: &str = "NCCL_NET_GDR_LEVEL";
-        if std::env::var_os(NAME).is_none() {
-            // SAFETY: the first init of the first communicator, on the user's thread, before
-            // NCCL has started threads of its own; Rust's own readers are locked out. A C
-            // thread of the program's that reads the environment now would race, as with
-            // any library that NCCL loads to set it.
-            unsafe { std::env::set_var(NAME, "SYS") };
-            log::init("set NCCL_NET_GDR_LEVEL=SYS, so that NCCL hands over GPU memory");
+        for (name, value) in TOLD {
+            match std::env::var(name) {
+                Ok(theirs) => log::init(&format!("{name} stays {theirs}, as set; ours would be {value}")),
+                Err(_) => {
+                    // SAFETY: the first init of the first communicator, on the user's thread, before
+                    // NCCL has started threads of its own; Rust's own readers are locked out. A C
+                    // thread of the program's that reads the environment now would race, as with
+                    // any library that NCCL loads to set it.
+                    unsafe { std::env::set_var(name, value) };
+                    log::init(&format!("set {name}={value}"));
+                }
+            }
         }
     });
 }
 
-/// See the module's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
     /// It fits into the WQE.

@@ -67,6 +67,11 @@ impl Properties {
         }
     }
 
+    /// NCCL may hand over memory of GPUs.
+    pub fn takes_gpu_memory(&self) -> bool {
+        self.ptr_support & PTR_CUDA != 0
+    }
+
     /// NULL for what is no PCI function: NCCL puts it at the first CPU then.
     pub fn pci_path(&self) -> *const c_char {
         self.pci_path.as_ref().map_or(std::ptr::null(), |p| p.as_ptr())

@@ -60,18 +60,19 @@ def rank_functional(torch, dist, rank, world, device, options):
             count = size // dtype.itemsize
             def make(of, n=count):
                 g = torch.Generator(device="cpu").manual_seed(1000 * of + n % 997)
-                return torch.randn(min(n, 1 << 16), generator=g).repeat(n // (1 << 16) + 1)[:n].to(dtype)
-            mine = make(rank).to(device)
+                base = torch.randn(min(n, 1 << 16), generator=g).to(device)
+                return base.repeat(n // (1 << 16) + 1)[:n].to(dtype)
+            mine = make(rank)
             exact = sum(make(r).double() for r in range(world))
             bound = 2 * world * eps * sum(make(r).double().abs() for r in range(world))
             def near(what, got, want, allowed):
                 nonlocal worst
                 if got.numel():
-                    off = ((got.cpu().double() - want).abs() / (allowed + 1e-30)).max().item()
+                    off = ((got.double() - want).abs() / (allowed + 1e-30)).max().item()
                     worst = max(worst, off)
                     assert off <= 1, f"{what} {name} {size}: {off} of what rounding allows"
             def same(what, got, want):
-                assert torch.equal(got.cpu().view(torch.uint8), want.contiguous().view(torch.uint8)), f"{what} {name} {size}"
+                assert torch.equal(got.view(torch.uint8), want.contiguous().view(torch.uint8)), f"{what} {name} {size}"
             key = f"{name} {size}"
             t = mine.clone()
             dist.all_reduce(t)

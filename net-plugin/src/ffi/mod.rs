@@ -2,4 +2,5 @@
 
 pub mod profiler;
 pub mod tables;
+pub mod tuner;
 pub mod types;
