@@ -75,7 +75,8 @@ impl Choice {
 /// What NCCL must be told, unless the user has said something: it hands GPU memory to a NIC only
 /// if that is near the GPU, as it thinks, and ours has no place on PCIe; and with as few
 /// channels as it would open, too few messages are under way to fill the GPU's link.
-const TOLD: [(&str, &str); 2] = [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8")];
+const TOLD: [(&str, &str); 3] =
+    [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8"), ("NCCL_NCHANNELS_PER_NET_PEER", "8")];
 
 /// Tells it, once.
 pub fn tell_nccl() {

@@ -2,13 +2,13 @@
 //! command runs more of them; the bundle is for a host without a Rust toolchain.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
 use crate::process;
 use crate::programs::{self, Kind};
-use crate::{Paths, cuda};
+use crate::{Paths, cuda, plugin};
 
 /// Prints what to run.
 pub fn explain() {
@@ -22,6 +22,7 @@ For one without: `cargo xtask gpu --bundle --tests NAME,...` builds everything h
 included, into one folder. Copy it there and run in it:
   ./allreduce --ranks 2 --size 1M,16M --device cuda --json
   ./custom_kernel
+  ./nccl.py                     PyTorch over the NCCL plugin, beside NCCL's own transports
   ./tests/NAME --nocapture"
     );
 }
@@ -50,12 +51,22 @@ pub fn bundle(paths: &Paths, out: Option<PathBuf>, tests: &[String]) -> Result<(
         programs.extend(build(&arguments)?);
     }
     fs::create_dir_all(out.join("tests")).with_context(|| format!("cannot make {}", out.display()))?;
+    let plugin = plugin::build(paths, Some(&nvcc), None)?;
+    strip(paths, &plugin, &out.join(plugin.file_name().context("the plugin has a name")?))?;
+    let suite = out.join("nccl.py");
+    fs::copy(paths.root.join("tests/gpu/nccl.py"), &suite).context("the suite of the plugin")?;
+    println!("{}", suite.display());
     for program in programs {
-        let to = if program.kind == Kind::Test { out.join("tests") } else { out.clone() }.join(&program.name);
-        let mut strip = process::command("strip", &paths.root);
-        strip.arg("-o").arg(&to).arg(&program.path);
-        process::run_quietly(strip, None)?;
-        println!("{}", to.display());
+        let folder = if program.kind == Kind::Test { out.join("tests") } else { out.clone() };
+        strip(paths, &program.path, &folder.join(&program.name))?;
     }
+    Ok(())
+}
+
+fn strip(paths: &Paths, from: &Path, to: &Path) -> Result<()> {
+    let mut strip = process::command("strip", &paths.root);
+    strip.arg("-o").arg(to).arg(from);
+    process::run_quietly(strip, None)?;
+    println!("{}", to.display());
     Ok(())
 }

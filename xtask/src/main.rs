@@ -135,7 +135,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Task::Gpu { out, tests, .. } => gpu::bundle(&paths, out, &tests).map(|()| ExitCode::SUCCESS),
         Task::Plugin => {
-            println!("{}", plugin::build(&paths, None)?.display());
+            println!("{}", plugin::build(&paths, None, None)?.display());
             Ok(ExitCode::SUCCESS)
         }
         Task::Vm(options) => vm::run(&paths, &options),

@@ -1,16 +1,18 @@
 //! The NCCL plugin's shared library, under the name that NCCL looks for.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
 use crate::Paths;
 use crate::process::{self, Deadline};
 
-/// Builds it for release; where it is.
-pub fn build(paths: &Paths, deadline: Deadline) -> Result<PathBuf> {
+/// Builds it for release; where it is. With `nvcc` it has its device code in it; else where the
+/// build finds one, or the first use on a host compiles it.
+pub fn build(paths: &Paths, nvcc: Option<&Path>, deadline: Deadline) -> Result<PathBuf> {
     let mut cargo = process::cargo(&paths.root);
+    cargo.envs(nvcc.map(|nvcc| ("PUSHGATE_NVCC", nvcc)));
     cargo.args(["build", "--quiet", "--release", "--package", "pushgate-net-plugin"]);
     process::run_quietly(cargo, deadline)?;
     let folder = paths.target.join("release");

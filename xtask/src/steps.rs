@@ -273,7 +273,7 @@ fn tsan(bench: &mut Bench) -> Result<Outcome> {
 /// Whatever the plugin and its engine do that no byte of it may be invalid, unset or lost. Threads
 /// take turns under valgrind, so little is sent.
 fn memcheck(bench: &mut Bench) -> Result<Outcome> {
-    let plugin = plugin::build(&bench.paths, bench.deadline)?;
+    let plugin = plugin::build(&bench.paths, None, bench.deadline)?;
     let build = ["build", "--package=pushgate-tests", "--bin=nccl-caller"];
     let programs = programs::build(&bench.paths, &build, &[], bench.deadline)?;
     let caller = programs.iter().find(|p| p.name == "nccl-caller").context("nccl-caller was not built")?;
