@@ -218,6 +218,14 @@ pub struct FileWindow {
 impl FileWindow {
     /// `bytes` from `offset` on, a multiple of the page size. `io_memory`: it is a device's memory.
     pub fn open(path: &Path, offset: u64, bytes: usize, io_memory: bool) -> io::Result<Self> {
+        // It would be mapped all the same, from within a page: what is in it would not be aligned.
+        let page = rustix::param::page_size() as u64;
+        if !offset.is_multiple_of(page) {
+            let path = path.display();
+            let text =
+                format!("offset {offset} of {path} is no multiple of the page size {page}: name one that is");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
         let file = File::options().read(true).write(true).open(path)?;
         let there = file.metadata()?.len();
         if offset.checked_add(bytes as u64).is_none_or(|end| end > there) {
@@ -256,5 +264,26 @@ impl Window for FileWindow {
 
     fn offset(&self) -> u64 {
         self.offset
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_mapped_from_a_page_on() {
+        let path = std::env::temp_dir().join(format!("pushgate-file-window-{}", std::process::id()));
+        std::fs::write(&path, [7; 3 * 4096]).unwrap();
+        let window = FileWindow::open(&path, 4096, 2 * 4096, false).unwrap();
+        assert_eq!((window.len(), window.offset(), window.kind()), (2 * 4096, 4096, "file"));
+        for (offset, bytes, says) in
+            [(8, 64, "offset 8 of"), (2048, 4096, "name one that is"), (4096, 3 * 4096, "leave")]
+        {
+            let e = FileWindow::open(&path, offset, bytes, false).unwrap_err();
+            assert_eq!(e.kind(), io::ErrorKind::InvalidInput);
+            assert!(e.to_string().contains(says), "{e}");
+        }
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -207,6 +207,16 @@ pub enum HeaderError {
         /// Bytes that the header's geometry takes.
         expected: usize,
     },
+    /// Two segments of one queue pair, each right in itself.
+    #[error(
+        "the control segment says {control:?}, the work segment {work:?}: they are not of one queue pair"
+    )]
+    Disagree {
+        /// The control segment's geometry.
+        control: Geometry,
+        /// The work segment's.
+        work: Geometry,
+    },
     /// The memory does not have the size of the segment in it.
     #[error("segment takes {expected} bytes, its memory has {found}")]
     Size {
