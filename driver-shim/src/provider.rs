@@ -102,8 +102,12 @@ impl Window for BarWindow {
         self.offset
     }
 
-    fn interrupt(&self) -> Option<Box<dyn Interrupt>> {
-        Some(Box::new(FunctionInterrupt::new(self.device.clone()).ok()?))
+    fn interrupt(&self) -> io::Result<Option<Box<dyn Interrupt>>> {
+        let make = || match self.device.info()?.vectors {
+            0 => Ok(None),
+            _ => Ok(Some(Box::new(FunctionInterrupt::new(self.device.clone())?) as _)),
+        };
+        make().map_err(|e: KmodError| io::Error::new(e.source.kind(), e))
     }
 }
 
@@ -116,7 +120,6 @@ struct FunctionInterrupt {
 }
 
 impl FunctionInterrupt {
-    /// Fails on a function without interrupts.
     fn new(device: Arc<Device>) -> Result<Self, KmodError> {
         let bell = EventFd::new().map_err(|e| device.error("eventfd", e, "raise the limit of open files"))?;
         // Armed before each sleep alone, so the module need not space wake-ups out.
