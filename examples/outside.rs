@@ -119,10 +119,19 @@ fn proxy(o: &Options, settings: Settings) -> Result<()> {
     let qp = comm.queue_pair(1, 0, QpConfig::default())?;
     let offset = qp.place().context("the rings are not in the window")?;
     println!("{{\"ready\":true,\"offset\":{offset}}}");
-    // The peer comes when it has all.
+    // The peer comes when it has all. That its kernel gave the last back, its engine tells a little later.
     comm.barrier()?;
-    qp.check()?;
-    let c = context.counters()?;
+    let end = Instant::now() + context.settings().timeout;
+    let c = loop {
+        qp.check()?;
+        let c = context.counters()?;
+        if c.retired == c.released || Instant::now() > end {
+            break c;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    // Until now the peer's engine was needed.
+    comm.barrier()?;
     println!(
         "{{\"role\":\"proxy\",\"released\":{},\"retired\":{},\"dropped\":{},\"rnr\":{},\"refused\":{},\
          \"bounced\":{},\"sleeps\":{},\"interrupts\":{}}}",
@@ -163,6 +172,7 @@ fn peer(o: &Options, mut settings: Settings) -> Result<()> {
         c.dropped,
         c.rnr
     );
+    comm.barrier()?;
     comm.barrier()?;
     if (status, got, wrong) != (0, o.count, 0) {
         bail!("{got} of {} messages came, {wrong} pairs of words were wrong", o.count);
