@@ -5,7 +5,7 @@
 //!
 //! * `proxy`: has the window, with WQE ring and control words in it, the gate and the queue pair.
 //!   It says in a line of JSON where in the BAR the window begins. No kernel runs here.
-//! * `peer`: receives and checks every byte. With `proxy`, a job of two ranks.
+//! * `peer`: sends the device one message, then receives and checks every byte. With `proxy`, a job of two ranks.
 //! * `device`: maps the BAR as a file, and runs the kernel that pushes.
 //!
 //! Uses the public API alone. docs/driver.md tells how a virtual machine plays the first two.
@@ -76,6 +76,9 @@ fn size(s: &str) -> Result<u64, String> {
     good.ok_or_else(|| "a multiple of 16, more than 40, as in 64 or 16K".into())
 }
 
+/// Bytes of the message that the peer sends to the device.
+const HELLO: u64 = 1024;
+
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 struct Send {
@@ -116,10 +119,19 @@ fn proxy(o: &Options, settings: Settings) -> Result<()> {
     let qp = comm.queue_pair(1, 0, QpConfig::default())?;
     let offset = qp.place().context("the rings are not in the window")?;
     println!("{{\"ready\":true,\"offset\":{offset}}}");
-    // The peer comes when it has all.
+    // The peer comes when it has all. That its kernel gave the last back, its engine tells a little later.
     comm.barrier()?;
-    qp.check()?;
-    let c = context.counters()?;
+    let end = Instant::now() + context.settings().timeout;
+    let c = loop {
+        qp.check()?;
+        let c = context.counters()?;
+        if c.retired == c.released || Instant::now() > end {
+            break c;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    // Until now the peer's engine was needed.
+    comm.barrier()?;
     println!(
         "{{\"role\":\"proxy\",\"released\":{},\"retired\":{},\"dropped\":{},\"rnr\":{},\"refused\":{},\
          \"bounced\":{},\"sleeps\":{},\"interrupts\":{}}}",
@@ -136,12 +148,20 @@ fn peer(o: &Options, mut settings: Settings) -> Result<()> {
     let comm = Comm::connect(&context, &o.job, 1, 2)?;
     let qp = comm.queue_pair(0, 0, QpConfig::default())?;
     let (module, qps) = (Module::embedded(&context), upload_descriptors(&context, [&qp])?);
-    let result = context.alloc(3 * 8)?;
-    let take = Take { qp: qps.addr(), result: result.addr(), count: o.count, bytes: o.bytes };
+    let (stream, result) = (context.stream()?, context.alloc(3 * 8)?);
+    let (qps, to) = (qps.addr(), result.addr());
+    let hello = Send { qp: qps, result: to, first: 0, count: 1, bytes: HELLO };
+    let take = Take { qp: qps, result: to, count: o.count, bytes: o.bytes };
+    let launch = Launch::new(1, o.threads);
     // SAFETY: queue pair and buffers outlive the kernel, whose own waits end.
-    let running = unsafe {
-        context.launch(&context.stream()?, &module, "outside_take", Launch::new(1, o.threads), &take)?
-    };
+    let running = unsafe { context.launch(&stream, &module, "outside_send", launch, &hello)? };
+    let _ = running.wait(None)?;
+    let [status, ..] = words::<3>(&result)?;
+    if status != 0 {
+        bail!("the message to the device ended with: {}", status_name(status));
+    }
+    // SAFETY: as above.
+    let running = unsafe { context.launch(&stream, &module, "outside_take", launch, &take)? };
     let _ = running.wait(None)?;
     let [status, got, wrong] = words(&result)?;
     qp.check()?;
@@ -153,6 +173,7 @@ fn peer(o: &Options, mut settings: Settings) -> Result<()> {
         c.rnr
     );
     comm.barrier()?;
+    comm.barrier()?;
     if (status, got, wrong) != (0, o.count, 0) {
         bail!("{got} of {} messages came, {wrong} pairs of words were wrong", o.count);
     }
@@ -162,14 +183,28 @@ fn peer(o: &Options, mut settings: Settings) -> Result<()> {
 fn device(o: &Options, settings: Settings) -> Result<()> {
     let file = o.memory.as_deref().context("--memory: name the file that the BAR is")?;
     let limit = settings.timeout;
-    let context = Context::builder().settings(settings).build()?;
+    // Before the context starts threads and opens files.
     let bell = o.bell_fd.map(inherited).transpose()?;
+    let context = Context::builder().settings(settings).build()?;
     let qp = AttachedQueuePair::new(&context, file, o.offset, o.io_memory, bell)?;
     if o.bytes > qp.max_message() {
         bail!("bytes is {}, allowed is at most the window's {}", o.bytes, qp.max_message());
     }
     let (module, qps) = (Module::embedded(&context), upload_descriptors(&context, [&qp])?);
-    let (stream, result) = (context.stream()?, context.alloc(8)?);
+    let (stream, result, heard) = (context.stream()?, context.alloc(8)?, context.alloc(3 * 8)?);
+    // What the peer says first: it is longer than a record holds, and lies where this device sees it.
+    let take = Take { qp: qps.addr(), result: heard.addr(), count: 1, bytes: HELLO };
+    // SAFETY: queue pair and buffers outlive the kernel, whose own waits end.
+    let running =
+        unsafe { context.launch(&stream, &module, "outside_take", Launch::new(1, o.threads), &take)? };
+    if running.wait(Some(2 * limit))? != WaitOutcome::Done {
+        bail!("the kernel that takes the peer's message does not end");
+    }
+    let [status, got, wrong] = words(&heard)?;
+    if (status, got, wrong) != (0, 1, 0) {
+        let status = status_name(status);
+        bail!("{got} of 1 message of the peer came, {wrong} pairs of words were wrong: {status}");
+    }
     let mut times = Vec::new();
     let bursts = o.bursts.clamp(1, o.count);
     for burst in 0..bursts {
@@ -197,7 +232,7 @@ fn device(o: &Options, settings: Settings) -> Result<()> {
     let us = |d: Duration| d.as_nanos() as f64 / 1e3;
     print!(
         "{{\"role\":\"device\",\"device\":\"{}\",\"messages\":{},\"bytes\":{},\"bursts\":{bursts},\
-         \"burst_us_min\":{:.1},\"burst_us_median\":{:.1}",
+         \"burst_us_min\":{:.1},\"burst_us_median\":{:.1},\"heard\":1",
         context.device(),
         o.count,
         o.bytes,

@@ -41,9 +41,11 @@ impl AttachedQueuePair {
     ///
     /// `bell`: what wakes the proxy, an eventfd that ends in the function's interrupt. The
     /// CPU executor writes it; for a GPU a thread of this process does, which
-    /// watches a word that the kernels store to. Without it the proxy must poll.
+    /// watches a word that the kernels store to. Without it the proxy finds what was sent when
+    /// it looks of itself: where its function has interrupts it sleeps, up to 100 ms.
     ///
-    /// What lies there is checked and refused if it is no such window.
+    /// What lies there is checked and refused if it is no such window, or one that a device
+    /// has used before: this one begins at 0.
     pub fn new(
         context: &Context,
         file: &Path,
@@ -56,7 +58,15 @@ impl AttachedQueuePair {
             FileWindow::open(file, offset, bytes as usize, io_memory)
         };
         let window = open().map_err(Error::io(format!("mapping {} from {offset}", file.display())))?;
-        let Placed { geometry: g, control, work, payload } = Placed::find(Arc::new(window))?;
+        let placed = Placed::find(Arc::new(window))?;
+        // A device begins at 0. What another has left would be taken for its own: messages
+        // counted as received that were never sent.
+        if let Some(found) = placed.used() {
+            let window = format!("{} from {offset} ({found})", file.display());
+            let allowed = "one that no device has used: make the proxy's queue pair anew";
+            return Err(Error::config("window", window, allowed));
+        }
+        let Placed { geometry: g, control, work, payload } = placed;
         let register = |piece: &Piece| context.register(piece, Access::ReadWrite);
         let registrations = vec![register(&payload)?, register(&work)?, register(&control)?];
         let [window, work_at, control_at] = [0, 1, 2].map(|i: usize| registrations[i].device_addr());
@@ -121,5 +131,39 @@ impl AttachedQueuePair {
 impl DeviceEnd for AttachedQueuePair {
     fn descriptor(&self) -> abi::pushgate_qp {
         self.descriptor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{DeviceChoice, Settings};
+    use pushgate_driver_shim::placed;
+    use pushgate_driver_shim::segment::Geometry;
+
+    #[test]
+    fn p6_a_window_that_a_device_has_used_is_refused() {
+        let g = Geometry {
+            window_log: 6,
+            slots_log: 3,
+            cq_log: 3,
+            rx_log: 3,
+            link_log: 3,
+            landing_log: 6,
+            signals: 4,
+            rank: 0,
+        };
+        let path = std::env::temp_dir().join(format!("pushgate-attached-{}", std::process::id()));
+        std::fs::write(&path, vec![0; placed::bytes(&g)]).unwrap();
+        let window = FileWindow::open(&path, 0, placed::bytes(&g), false).unwrap();
+        let placed = Placed::write(Arc::new(window), &g).unwrap();
+        let settings = Settings { device: DeviceChoice::Cpu, ..Settings::default() };
+        let context = Context::builder().settings(settings).build().unwrap();
+        let attach = || AttachedQueuePair::new(&context, &path, 0, false, None);
+        drop(attach().unwrap());
+        placed.control.words(abi::PUSHGATE_CTL_CREDIT as usize, 1)[0].store(9, Ordering::Relaxed);
+        let e = attach().err().expect("it was used").to_string();
+        assert!(e.contains("(credit 0x9), allowed is one that no device has used"), "{e}");
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -50,7 +50,6 @@ impl Comm {
             return Err(Error::config("rank", rank, format!("0 to {}", size - 1)));
         }
         let s = context.settings();
-        s.check()?;
         let mesh = match s.rendezvous.as_str() {
             "none" => Mesh::connect(job, rank, size, s.timeout)?,
             place => Mesh::connect_tcp(job, rank, size, place, &s.host, s.timeout)?,

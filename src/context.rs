@@ -66,6 +66,8 @@ impl ContextBuilder {
             Some(s) => s,
             None => Settings::load()?,
         };
+        // Before anything is opened by them; whoever has a context need not look again.
+        settings.check()?;
         let (executor, why) = choose_at(settings.device, self.device_index)?;
         tracing::info!("{why}");
         let embedded = executor.load_embedded()?;
@@ -465,4 +467,29 @@ fn core(setting: AutoOr<usize>, index: usize, engines: usize) -> (Option<usize>,
         AutoOr::Auto => alone.then(|| allowed[allowed.len() - 1 - index % allowed.len()]),
     };
     (cpu, alone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::Comm;
+
+    #[test]
+    fn settings_that_do_not_go_together_are_refused_before_anything_is_opened() {
+        let build = |name: &str, value: &str| {
+            let mut settings = Settings::default();
+            settings.set("device", "cpu").unwrap();
+            settings.set(name, value).unwrap();
+            Context::builder().settings(settings).build()
+        };
+        for (name, value, says) in [
+            ("window", "bar", "window is bar, allowed is memory with qp = local"),
+            ("rings", "window", "rings is window, allowed is host with window = memory"),
+            ("rendezvous", "node0:7000", "rendezvous is node0:7000, allowed is none with qp = local"),
+        ] {
+            let e = build(name, value).err().expect(says).to_string();
+            assert!(e.starts_with(says), "{e}");
+        }
+        assert_eq!(Comm::local(&build("slots", "64").unwrap(), 2).unwrap().len(), 2);
+    }
 }

@@ -33,6 +33,13 @@ static ulong slice_user_bytes = 1UL << 30;
 module_param(slice_user_bytes, ulong, 0644);
 MODULE_PARM_DESC(slice_user_bytes, "slices that one user may have, over all functions");
 
+/* What a walk of the list costs, and pg_user_bytes the square of it, is to have an end. */
+static uint slice_user_slices = 1024;
+module_param(slice_user_slices, uint, 0644);
+MODULE_PARM_DESC(slice_user_slices, "how many slices one user may have, over all functions");
+
+/* For room to take again; each is a walk of the list, and what is given back may overlap much. */
+#define PG_LOOKS 4096
 /* How much is zeroed before others get a turn. */
 #define PG_ZERO_CHUNK SZ_1M
 #define PG_REAP_EVERY HZ
@@ -239,11 +246,30 @@ static bool pg_overlaps(u64 a, u64 a_end, u64 b, u64 b_end)
 	return a < b_end && b < a_end;
 }
 
+/* Retired slices count as long as others are kept off them. */
+static bool pg_counts_for(struct pg_slice *slice, kuid_t owner)
+{
+	return uid_eq(slice->owner, owner) && (slice->function || !pg_is_mapped_by_nobody(slice));
+}
+
+/* How many slices a user would have with [start, end) besides, which absorbs what is retired in it. */
+static unsigned int pg_user_slices(kuid_t owner, phys_addr_t start, phys_addr_t end)
+{
+	struct pg_slice *slice;
+	unsigned int count = 1;
+
+	list_for_each_entry(slice, &pg_slices, node) {
+		if (!slice->function && slice->start >= start && slice->start + slice->bytes <= end)
+			continue;
+		count += pg_counts_for(slice, owner);
+	}
+	return count;
+}
+
 /*
- * What a user would have with [start, end) besides. Retired slices count as
- * long as others are kept off them: else whoever maps and gives back would have
- * the whole window in the end. Those may overlap with what their own process
- * took again, and each byte counts once.
+ * What a user would have with [start, end) besides. Retired slices count, or
+ * whoever maps and gives back would have the whole window in the end. They may
+ * overlap with what their own process took again, and each byte counts once.
  */
 static u64 pg_user_bytes(kuid_t owner, phys_addr_t start, phys_addr_t end)
 {
@@ -256,10 +282,8 @@ static u64 pg_user_bytes(kuid_t owner, phys_addr_t start, phys_addr_t end)
 		from = at < end ? start : PHYS_ADDR_MAX;
 		to = end;
 		list_for_each_entry(slice, &pg_slices, node) {
-			if (!uid_eq(slice->owner, owner) || slice->start >= from ||
-			    slice->start + slice->bytes <= at)
-				continue;
-			if (!slice->function && pg_is_mapped_by_nobody(slice))
+			if (slice->start >= from || slice->start + slice->bytes <= at ||
+			    !pg_counts_for(slice, owner))
 				continue;
 			from = slice->start;
 			to = from + slice->bytes;
@@ -269,6 +293,13 @@ static u64 pg_user_bytes(kuid_t owner, phys_addr_t start, phys_addr_t end)
 		bytes += to - max(from, at);
 		at = to;
 	}
+}
+
+/* Whether a user may have [start, end) besides. How many is asked first: it bounds the other. */
+static bool pg_user_may_have(kuid_t owner, phys_addr_t start, phys_addr_t end)
+{
+	return pg_user_slices(owner, start, end) <= READ_ONCE(slice_user_slices) &&
+	       pg_user_bytes(owner, start, end) <= READ_ONCE(slice_user_bytes);
 }
 
 /* Something in the way of [at, end): returns where it ends, or 0. */
@@ -298,20 +329,32 @@ static void pg_slice_take(struct pg_function *fn, struct pg_slice *slice, u64 at
 /* For a user at its limit: room within a slice that it gave back, and that counts all the same. */
 static int pg_slice_take_again(struct pg_function *fn, struct pg_slice *slice, u64 align)
 {
+	phys_addr_t start;
 	struct pg_slice *old;
-	u64 at;
+	unsigned int looks = 0;
+	u64 at, end, next;
 
 	list_for_each_entry(old, &pg_slices, node) {
 		if (old->function || !uid_eq(old->owner, slice->owner) || old->start < fn->window ||
-		    pg_is_mapped_by_nobody(old))
+		    old->start - fn->window >= fn->window_bytes || pg_is_mapped_by_nobody(old))
 			continue;
+		end = min(old->start + old->bytes - fn->window, fn->window_bytes);
 		at = ALIGN(old->start - fn->window, align);
-		if (at + slice->bytes > fn->window_bytes ||
-		    fn->window + at + slice->bytes > old->start + old->bytes ||
-		    pg_obstacle(fn, at, at + slice->bytes))
-			continue;
-		pg_slice_take(fn, slice, at);
-		return 0;
+		/* Some of it the caller may have taken again. */
+		while (at + slice->bytes <= end && looks++ < PG_LOOKS) {
+			next = pg_obstacle(fn, at, at + slice->bytes);
+			if (next) {
+				at = ALIGN(next, align);
+				continue;
+			}
+			start = fn->window + at;
+			/* Of its bytes none is new, so they are not asked for again. */
+			if (pg_user_slices(slice->owner, start, start + slice->bytes) >
+			    READ_ONCE(slice_user_slices))
+				break;
+			pg_slice_take(fn, slice, at);
+			return 0;
+		}
 	}
 	return -EDQUOT;
 }
@@ -336,8 +379,7 @@ static int pg_slice_place(struct pg_function *fn, struct pg_slice *slice, u64 al
 			continue;
 		}
 		start = fn->window + at;
-		if (pg_user_bytes(slice->owner, start, start + slice->bytes) <=
-		    READ_ONCE(slice_user_bytes)) {
+		if (pg_user_may_have(slice->owner, start, start + slice->bytes)) {
 			pg_slice_take(fn, slice, at);
 			err = 0;
 		} else {

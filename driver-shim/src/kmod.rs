@@ -126,8 +126,7 @@ impl Device {
             align: align as u64,
             ..Default::default()
         };
-        let remedy =
-            "ask for less, end the processes that had slices mapped, or (EDQUOT) raise slice_user_bytes";
+        let remedy = "ask for less, end the processes that had slices mapped, or (EDQUOT) raise the module's slice limits";
         self.call::<{ commands::SLICE_ALLOC }, _>("SLICE_ALLOC", &mut alloc, remedy)?;
         Ok(Slice { device: self, bytes: alloc.bytes as usize, offset: alloc.offset })
     }

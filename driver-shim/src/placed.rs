@@ -56,11 +56,7 @@ impl Placed {
         let placed = Self::parts(&window, geometry)?;
         let work = check_header(placed.work.words(0, HEADER), Segment::Work, placed.work.len())?;
         if work != geometry {
-            return Err(HeaderError::Bytes {
-                found: work.work_bytes() as u64,
-                expected: geometry.work_bytes(),
-            }
-            .into());
+            return Err(HeaderError::Disagree { control: geometry, work }.into());
         }
         Ok(placed)
     }
@@ -78,6 +74,24 @@ impl Placed {
             payload: Piece::part(window, control + work, geometry.window_bytes()),
             geometry,
         })
+    }
+
+    /// What a device that begins at 0 must not find, if there is any of it: what another one did.
+    pub fn used(&self) -> Option<String> {
+        let State { credit, status, delivered, waiting, .. } = self.state();
+        let word = |offset: usize| self.work.words(offset, 1)[0].load(Ordering::Acquire);
+        let consumed = word(abi::PUSHGATE_WORK_CONSUMED as usize);
+        let posted = word(self.geometry.work_receives_offset());
+        let found = [
+            ("status", status),
+            ("credit", credit),
+            ("delivered", delivered),
+            ("released receives", consumed),
+            ("first posted receive", posted),
+            ("waiting WQEs", waiting.len() as u64),
+        ];
+        let (name, value) = found.into_iter().find(|(_, value)| *value != 0)?;
+        Some(format!("{name} {value:#x}"))
     }
 
     /// What its rings hold.
@@ -190,11 +204,47 @@ mod tests {
                 }
             }
         }
+        // Each right in itself and of the same sizes, but not of one queue pair.
+        let other = Geometry { rank: 3, ..g };
+        let words = placed.work.words(0, HEADER);
+        write_header_words(words, g.work_bytes(), Segment::Work, &other).unwrap();
+        let e = Placed::find(all.clone()).unwrap_err().to_string();
+        assert!(e.contains("rank: 2 }, the work segment Geometry {") && e.contains("rank: 3 }"), "{e}");
+        write_header_words(words, g.work_bytes(), Segment::Work, &g).unwrap();
+        Placed::find(all.clone()).unwrap();
         // Right in itself, but of more than there is.
         let large = Geometry { window_log: 20, ..g };
         let words = placed.control.words(0, HEADER);
         write_header_words(words, large.control_bytes(), Segment::Control, &large).unwrap();
         assert!(Placed::find(all).is_err());
+    }
+
+    #[test]
+    fn what_a_device_has_used_is_told() {
+        let g = geometry();
+        let placed = Placed::write(window(bytes(&g)), &g).unwrap();
+        assert_eq!(placed.used(), None);
+        let (c, w) = (&placed.control, &placed.work);
+        for (piece, offset, name) in [
+            (c, abi::PUSHGATE_CTL_CREDIT as usize, "credit 0x7"),
+            (c, abi::PUSHGATE_CTL_STATUS as usize, "status 0x7"),
+            (c, abi::PUSHGATE_CTL_DELIVERED as usize, "delivered 0x7"),
+            (w, abi::PUSHGATE_WORK_CONSUMED as usize, "released receives 0x7"),
+            (w, g.work_receives_offset(), "first posted receive 0x7"),
+        ] {
+            let word = &piece.words(offset, 1)[0];
+            word.store(7, Ordering::Relaxed);
+            assert_eq!(placed.used().as_deref(), Some(name));
+            word.store(0, Ordering::Relaxed);
+        }
+        let lap = (lap_of(0, g.slots_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
+        let slot = w.words(abi::PUSHGATE_WORK_RING as usize, 8);
+        slot.iter().for_each(|word| word.store(lap, Ordering::Relaxed));
+        assert_eq!(placed.used().as_deref(), Some("waiting WQEs 0x1"));
+        slot.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        // What came from the peer is for whoever attaches.
+        c.words(g.control_rx_offset(), 1)[0].store(lap, Ordering::Relaxed);
+        assert_eq!(placed.used(), None);
     }
 
     #[test]

@@ -102,8 +102,12 @@ impl Window for BarWindow {
         self.offset
     }
 
-    fn interrupt(&self) -> Option<Box<dyn Interrupt>> {
-        Some(Box::new(FunctionInterrupt::new(self.device.clone()).ok()?))
+    fn interrupt(&self) -> io::Result<Option<Box<dyn Interrupt>>> {
+        let make = || match self.device.info()?.vectors {
+            0 => Ok(None),
+            _ => Ok(Some(Box::new(FunctionInterrupt::new(self.device.clone())?) as _)),
+        };
+        make().map_err(|e: KmodError| io::Error::new(e.source.kind(), e))
     }
 }
 
@@ -116,7 +120,6 @@ struct FunctionInterrupt {
 }
 
 impl FunctionInterrupt {
-    /// Fails on a function without interrupts.
     fn new(device: Arc<Device>) -> Result<Self, KmodError> {
         let bell = EventFd::new().map_err(|e| device.error("eventfd", e, "raise the limit of open files"))?;
         // Armed before each sleep alone, so the module need not space wake-ups out.
@@ -218,6 +221,14 @@ pub struct FileWindow {
 impl FileWindow {
     /// `bytes` from `offset` on, a multiple of the page size. `io_memory`: it is a device's memory.
     pub fn open(path: &Path, offset: u64, bytes: usize, io_memory: bool) -> io::Result<Self> {
+        // It would be mapped all the same, from within a page: what is in it would not be aligned.
+        let page = rustix::param::page_size() as u64;
+        if !offset.is_multiple_of(page) {
+            let path = path.display();
+            let text =
+                format!("offset {offset} of {path} is no multiple of the page size {page}: name one that is");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
         let file = File::options().read(true).write(true).open(path)?;
         let there = file.metadata()?.len();
         if offset.checked_add(bytes as u64).is_none_or(|end| end > there) {
@@ -256,5 +267,26 @@ impl Window for FileWindow {
 
     fn offset(&self) -> u64 {
         self.offset
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_mapped_from_a_page_on() {
+        let path = std::env::temp_dir().join(format!("pushgate-file-window-{}", std::process::id()));
+        std::fs::write(&path, [7; 3 * 4096]).unwrap();
+        let window = FileWindow::open(&path, 4096, 2 * 4096, false).unwrap();
+        assert_eq!((window.len(), window.offset(), window.kind()), (2 * 4096, 4096, "file"));
+        for (offset, bytes, says) in
+            [(8, 64, "offset 8 of"), (2048, 4096, "name one that is"), (4096, 3 * 4096, "leave")]
+        {
+            let e = FileWindow::open(&path, offset, bytes, false).unwrap_err();
+            assert_eq!(e.kind(), io::ErrorKind::InvalidInput);
+            assert!(e.to_string().contains(says), "{e}");
+        }
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -207,6 +207,16 @@ pub enum HeaderError {
         /// Bytes that the header's geometry takes.
         expected: usize,
     },
+    /// Two segments of one queue pair, each right in itself.
+    #[error(
+        "the control segment says {control:?}, the work segment {work:?}: they are not of one queue pair"
+    )]
+    Disagree {
+        /// The control segment's geometry.
+        control: Geometry,
+        /// The work segment's.
+        work: Geometry,
+    },
     /// The memory does not have the size of the segment in it.
     #[error("segment takes {expected} bytes, its memory has {found}")]
     Size {
@@ -410,7 +420,7 @@ mod tests {
             // has the memory.
             let h = unsafe { mem.as_ptr().cast::<abi::pushgate_header>().read() };
             let g = geometry();
-            assert_eq!((h.magic, h.version), (u64::from_le_bytes(*b"PUSHGATE"), 1));
+            assert_eq!((h.magic, h.version), (u64::from_le_bytes(*b"PUSHGATE"), abi::PUSHGATE_ABI_VERSION));
             assert_eq!((h.kind, h.bytes), (kind as u32, mem.len() as u64));
             assert_eq!((h.window_log, h.slots_log, h.cq_log), (g.window_log, g.slots_log, g.cq_log));
             assert_eq!((h.rx_log, h.link_log, h.landing_log), (g.rx_log, g.link_log, g.landing_log));
@@ -446,9 +456,10 @@ mod tests {
             };
             let k = kind as u32;
             assert!(matches!(with(0, 0), HeaderError::Magic { found: 0 }));
-            assert!(matches!(with(1, pack(2, k)), HeaderError::Version { found: 2 }));
+            let (now, next) = (abi::PUSHGATE_ABI_VERSION, abi::PUSHGATE_ABI_VERSION + 1);
+            assert!(matches!(with(1, pack(next, k)), HeaderError::Version { found } if found == next));
             for wrong in [0, 1, k % 3 + 2, 5, u32::MAX] {
-                assert_eq!(with(1, pack(1, wrong)), HeaderError::Kind { found: wrong, expected: kind });
+                assert_eq!(with(1, pack(now, wrong)), HeaderError::Kind { found: wrong, expected: kind });
             }
             let bytes = mem.len() as u64;
             for wrong in [0, bytes - 1, bytes + 4096, bytes | 1 << 63, u64::MAX] {

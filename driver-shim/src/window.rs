@@ -1,6 +1,7 @@
 //! A window: the memory that a device pushes payload into and that a queue pair
 //! sends it from.
 
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -60,9 +61,9 @@ pub trait Window: Send + Sync {
     }
 
     /// The interrupt by which devices that write into it wake whoever waits for
-    /// them. `None` where they can't.
-    fn interrupt(&self) -> Option<Box<dyn Interrupt>> {
-        None
+    /// them. `None` where they can't; an error where they could, and it was not to be had.
+    fn interrupt(&self) -> io::Result<Option<Box<dyn Interrupt>>> {
+        Ok(None)
     }
 }
 
@@ -192,7 +193,7 @@ impl Window for Piece {
         self.window.offset() + self.offset as u64
     }
 
-    fn interrupt(&self) -> Option<Box<dyn Interrupt>> {
+    fn interrupt(&self) -> io::Result<Option<Box<dyn Interrupt>>> {
         self.window.interrupt()
     }
 }

@@ -244,6 +244,10 @@ pub struct Endpoint {
     regions: Regions,
     counters: Counters,
     interrupt: Option<Box<dyn Interrupt>>,
+    /// The device sees nothing of where the transport puts what comes.
+    copies: bool,
+    /// The control segment is a device's memory, to which this CPU's stores are not ordered.
+    write_combined: bool,
     _control: Mapped,
 }
 
@@ -365,6 +369,8 @@ impl Endpoint {
             peer_geometry,
             options,
             interrupt: None,
+            copies: false,
+            write_combined: control.is_io_memory(),
             _control: control,
         })
     }
@@ -373,6 +379,13 @@ impl Endpoint {
     /// whether the engine sleeps.
     pub fn with_interrupt(mut self, interrupt: Option<Box<dyn Interrupt>>) -> Self {
         self.interrupt = interrupt;
+        self
+    }
+
+    /// The device sees its own segments alone, not where the transport puts what comes:
+    /// a SEND's payload is copied into the landing ring, which lies in the control segment.
+    pub fn with_inbound_copied(mut self) -> Self {
+        self.copies = true;
         self
     }
 
@@ -420,6 +433,15 @@ impl Endpoint {
         self.regions.remove(key)
     }
 
+    /// Puts what this CPU stored to the control segment before what it stores next, and out of its
+    /// buffers. On x86 a release store does not do that where the memory is write-combining.
+    #[inline(always)]
+    fn drain_stores(&self) {
+        if self.write_combined {
+            drain_stores();
+        }
+    }
+
     /// One pass: whatever can be done now, at most 64 records each way.
     /// True if anything was.
     #[inline]
@@ -437,6 +459,10 @@ impl Endpoint {
         match self.qp.notify() {
             Ok(rang) => self.counters.rings += rang as u64,
             Err(status) => self.broke(status),
+        }
+        if work {
+            // An engine that finds no more might leave them in its buffers for long.
+            self.drain_stores();
         }
         work
     }
@@ -549,7 +575,9 @@ impl Endpoint {
         }
         // After the completions: who sees the end and looks at the CQ once more
         // finds them all.
+        self.drain_stores();
         self.control_line[STATUS].store(status.word(), Ordering::Release);
+        self.drain_stores();
         // If that fails too, the peer hears of it otherwise, or at its limit.
         let _ = self.qp.notify();
     }
@@ -580,7 +608,9 @@ impl Endpoint {
     pub fn close(&mut self) {
         let word = Status::new(abi::PUSHGATE_ABORTED).word();
         if self.session.status().is_none() {
+            self.drain_stores();
             self.control_line[STATUS].store(word, Ordering::Release);
+            self.drain_stores();
             if self.staging.outstanding() > 0 || self.pending {
                 self.fail(Status::new(abi::PUSHGATE_ABORTED));
             } else {
@@ -805,6 +835,7 @@ impl Endpoint {
                 self.credit = credit;
                 // CREDIT: the peer's last read of the place, seen through its
                 // count, before the device may write there again.
+                self.drain_stores();
                 ring::advance(&self.control_line[CREDIT], credit);
                 work = true;
             }
@@ -812,6 +843,7 @@ impl Endpoint {
         let delivered = self.staging.deliver(received);
         if delivered != self.delivered_slots {
             self.delivered_slots = delivered;
+            self.drain_stores();
             ring::advance(&self.control_line[DELIVERED], delivered);
             work = true;
         }
@@ -1093,7 +1125,7 @@ impl Endpoint {
         let units = r.length.div_ceil(abi::PUSHGATE_UNIT) as u64;
         let ring = 1u64 << self.geometry.landing_log;
         let bound = (self.options.in_place_share as u64) << self.peer_geometry.window_log >> 8;
-        let readable = self.qp.in_place() && !r.has(Record::REGION);
+        let readable = !self.copies && self.qp.in_place() && !r.has(Record::REGION);
         let pos = self.landing_head & (ring - 1);
         let skip = if pos + units > ring { ring - pos } else { 0 };
         let fits = self.landing_head + skip + units - self.landing_tail <= ring;
@@ -1321,6 +1353,7 @@ impl Endpoint {
 
     /// Writes the next receive record.
     fn show(&mut self, r: &Record) {
+        self.drain_stores();
         ring::publish(&self.rx, self.rx_head, self.geometry.rx_log, &r.encode(0));
         self.delivered(r);
         self.rx_head += 1;
@@ -1338,6 +1371,7 @@ impl Endpoint {
         let word = &self.signals[r.signal as usize];
         if word.load(Ordering::Relaxed) < r.signal_value {
             // SIGNAL: the data before it.
+            self.drain_stores();
             ring::advance(word, r.signal_value);
         }
     }
@@ -1366,6 +1400,17 @@ impl Endpoint {
         self.qp.acknowledge(counts);
         true
     }
+}
+
+#[cold]
+fn drain_stores() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has the instruction.
+    unsafe {
+        std::arch::x86_64::_mm_sfence()
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    fence(Ordering::SeqCst);
 }
 
 enum Why {

@@ -18,9 +18,15 @@ pub struct Mapped {
     address: usize,
     bytes: usize,
     keep: Keep,
+    io_memory: bool,
 }
 
 impl Mapped {
+    /// It is a device's memory (a BAR).
+    pub(crate) fn is_io_memory(&self) -> bool {
+        self.io_memory
+    }
+
     /// Its first byte.
     pub(crate) fn address(&self) -> usize {
         self.address
@@ -29,7 +35,8 @@ impl Mapped {
 
 impl From<&Arc<SharedMemory>> for Mapped {
     fn from(memory: &Arc<SharedMemory>) -> Self {
-        Mapped { address: memory.as_ptr().as_ptr() as usize, bytes: memory.len(), keep: memory.clone() }
+        let (address, bytes) = (memory.as_ptr().as_ptr() as usize, memory.len());
+        Mapped { address, bytes, keep: memory.clone(), io_memory: false }
     }
 }
 
@@ -41,7 +48,8 @@ impl From<Arc<SharedMemory>> for Mapped {
 
 impl From<&Arc<ReadOnlyMemory>> for Mapped {
     fn from(memory: &Arc<ReadOnlyMemory>) -> Self {
-        Mapped { address: memory.as_ptr().as_ptr() as usize, bytes: memory.len(), keep: memory.clone() }
+        let (address, bytes) = (memory.as_ptr().as_ptr() as usize, memory.len());
+        Mapped { address, bytes, keep: memory.clone(), io_memory: false }
     }
 }
 
@@ -59,7 +67,8 @@ impl From<&Mapped> for Mapped {
 
 impl From<Piece> for Mapped {
     fn from(piece: Piece) -> Self {
-        Mapped { address: piece.as_ptr().as_ptr() as usize, bytes: piece.len(), keep: Arc::new(piece) }
+        let (address, bytes, io_memory) = (piece.as_ptr().as_ptr() as usize, piece.len(), piece.io_memory());
+        Mapped { address, bytes, keep: Arc::new(piece), io_memory }
     }
 }
 

@@ -487,6 +487,28 @@ fn p5_a_slow_reader_is_copied_out_so_that_the_sender_goes_on() {
 }
 
 #[test]
+fn p3_p8_a_device_that_sees_its_segments_alone_receives_in_its_landing_ring() {
+    // A reader that keeps up, which else would receive in place.
+    let mut pair = Pair::new(GEOMETRY, [options(1), QpOptions { slow_ns: 1_000_000, ..options(0) }]);
+    pair.ends = pair.ends.map(|end| end.with_inbound_copied());
+    for i in 0..50 {
+        let content = bytes(i as u64, 5 * UNIT - i as usize);
+        assert!(pair.devices[0].post(window_send(i), &content));
+        pair.settle();
+        let m = pair.devices[1].try_recv().expect("it is there");
+        assert_ne!(m.flags & Record::LANDING, 0, "message {i}");
+        let mut found = vec![0; m.length as usize];
+        pair.devices[1].read(&m, &mut found);
+        assert_eq!(found, content);
+        pair.devices[1].release(1);
+        pair.settle();
+    }
+    let c = pair.ends[1].counters();
+    assert_eq!((c.copied_out, c.delivered), (50, 50));
+    pair.assert_clean();
+}
+
+#[test]
 fn p5_nothing_is_copied_out_for_a_reader_that_keeps_up() {
     let hasty = QpOptions { in_place_share: 64, slow_ns: 1000, ..options(0) };
     let mut pair = Pair::new(GEOMETRY, [options(1), hasty]);

@@ -88,6 +88,24 @@ fn allocator(context: &Context) -> impl FnMut(&str, usize) -> Result<SharedMemor
     move |name, bytes| context.try_memory(&format!("pushgate-{name}"), bytes, name == "mirror")
 }
 
+/// Whose memory the rings lie in.
+#[derive(Clone, Copy)]
+enum Rings {
+    Host,
+    /// A device's, whose kernels may run elsewhere.
+    Device {
+        interrupts: bool,
+    },
+}
+
+/// An engine sleeps only if all that it waits for can wake it.
+fn wake(completions: bool, rings: Rings) -> Wake {
+    match (completions, rings) {
+        (false, _) | (_, Rings::Device { interrupts: false }) => Wake::Polled,
+        (true, Rings::Host | Rings::Device { interrupts: true }) => Wake::Doorbell,
+    }
+}
+
 /// What this transport needs of ours.
 pub(super) struct VerbsHalf(Half);
 
@@ -123,16 +141,40 @@ impl VerbsAccepted {
         let mirror = self.0.mirror().clone();
         let peer_geometry = self.0.peer_geometry();
         let qp = self.0.join(parse(peer, places)?)?;
-        // Where completions can't wake it, the engine must poll.
-        let wake = if qp.can_wake() { Wake::Doorbell } else { Wake::Polled };
+        let can_wake = qp.can_wake();
         let (work, control) = (own.work_to_read()?, own.control.clone());
         let options = own.options(context, peer);
-        // Only a device that shares no more than the window rings by it.
-        let interrupt = own.placed.as_ref().and_then(|_| own.window.interrupt());
-        let endpoint = Endpoint::new(work, control, own.geometry, peer_geometry, Box::new(qp), options)
-            .map_err(|e| Error::Mismatch { rank: peer, reason: e.to_string() })?
-            .with_interrupt(interrupt);
+        let mut endpoint = Endpoint::new(work, control, own.geometry, peer_geometry, Box::new(qp), options)
+            .map_err(|e| Error::Mismatch { rank: peer, reason: e.to_string() })?;
+        let mut rings = Rings::Host;
+        if own.placed.is_some() {
+            // A device that shares no more than the window rings by that, and sees nothing beside it.
+            let interrupt = own.window.interrupt().unwrap_or_else(|e| {
+                tracing::warn!(rank = own.geometry.rank, peer, "no interrupt, so the proxy polls: {e}");
+                None
+            });
+            rings = match own.window.io_memory() {
+                true => Rings::Device { interrupts: interrupt.is_some() },
+                false => Rings::Host,
+            };
+            endpoint = endpoint.with_interrupt(interrupt).with_inbound_copied();
+        }
+        let wake = wake(can_wake, rings);
         let id = context.inner.proxy.add_endpoint(endpoint, wake)?;
         Ok(Joined { id, own, inbound: Inbound::Mirror(mirror), peer_geometry })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p7_an_engine_that_nobody_can_wake_polls() {
+        assert_eq!(wake(true, Rings::Host), Wake::Doorbell);
+        assert_eq!(wake(true, Rings::Device { interrupts: true }), Wake::Doorbell);
+        assert_eq!(wake(true, Rings::Device { interrupts: false }), Wake::Polled);
+        assert_eq!(wake(false, Rings::Host), Wake::Polled);
+        assert_eq!(wake(false, Rings::Device { interrupts: true }), Wake::Polled);
     }
 }

@@ -276,8 +276,8 @@ fn role() {
 const MESSAGES: u64 = 16;
 const MESSAGE: u64 = 1024;
 
-/// A rank of two whose rings lie in staging. Rank 0 pushes more messages than rank 1, which
-/// takes none, has receives for.
+/// A rank of two. Rank 0, whose rings lie in staging, pushes more messages than rank 1, which takes
+/// none, has receives for. What that has got it holds in place, so that nothing retires.
 fn rank(rank: u32) {
     let mut settings = pushgate::Settings::default();
     for (name, value) in [
@@ -285,7 +285,7 @@ fn rank(rank: u32) {
         ("qp", "verbs"),
         ("ib-dev", "rxe0"),
         ("window", "staging"),
-        ("rings", "window"),
+        ("rings", if rank == 0 { "window" } else { "host" }),
         ("window-size", "64K"),
         ("slots", "32"),
         ("receives", "4"),
@@ -804,22 +804,31 @@ fn a_slice_waits_for_its_former_owner_to_exit() {
     assert_eq!(other_than(&slice.map().unwrap(), 0), None, "what it wrote is gone");
 }
 
-/// The module's limit of slices for each user, until it is dropped.
-struct SliceLimit(String);
+/// One of the module's limits of slices for each user, until it is dropped.
+struct SliceLimit {
+    file: &'static str,
+    before: String,
+}
 
 impl SliceLimit {
-    const FILE: &str = "/sys/module/pushgate/parameters/slice_user_bytes";
-
     fn new(bytes: usize) -> SliceLimit {
-        let before = fs::read_to_string(Self::FILE).unwrap();
-        fs::write(Self::FILE, bytes.to_string()).unwrap();
-        SliceLimit(before)
+        Self::of("/sys/module/pushgate/parameters/slice_user_bytes", bytes)
+    }
+
+    fn slices(count: usize) -> SliceLimit {
+        Self::of("/sys/module/pushgate/parameters/slice_user_slices", count)
+    }
+
+    fn of(file: &'static str, value: usize) -> SliceLimit {
+        let before = fs::read_to_string(file).unwrap();
+        fs::write(file, value.to_string()).unwrap();
+        SliceLimit { file, before }
     }
 }
 
 impl Drop for SliceLimit {
     fn drop(&mut self) {
-        fs::write(Self::FILE, &self.0).unwrap();
+        fs::write(self.file, &self.before).unwrap();
     }
 }
 
@@ -859,6 +868,59 @@ fn a_user_at_its_limit_of_slices_stops_no_other() {
     let _lower = SliceLimit::new(0);
     assert_eq!(errno(function(3).slice(1, 0)), Errno::DQUOT);
     slice.map().unwrap();
+}
+
+#[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
+fn a_user_has_so_many_slices_and_no_more() {
+    let Some(_guard) = alone() else { return };
+    let _limit = SliceLimit::slices(4);
+    let take = |device: &Device| device.slice(PAGE, 0).map(|slice| slice.offset);
+    // Of all functions together.
+    let held: Vec<_> = (0..4).map(|i| function(i % 2)).collect();
+    for device in &held {
+        take(device).unwrap();
+    }
+    let more = function(1);
+    assert_eq!(errno(take(&more)), Errno::DQUOT);
+    as_user(1000, || take(&function(1)).map(drop)).unwrap();
+    // Given back unmapped they count no more; mapped, they do.
+    drop(held);
+    for _ in 0..4 {
+        let device = function(0);
+        device.slice(PAGE, 0).unwrap().map().unwrap();
+    }
+    assert_eq!(state()["retired"], 1, "one place, taken four times");
+    let kept: Vec<_> = (0..4).map(|_| function(0)).collect();
+    let maps: Vec<_> = kept.iter().map(|device| device.slice(PAGE, 0).unwrap().map().unwrap()).collect();
+    drop((maps, kept));
+    assert_eq!(state()["retired"], 4);
+    assert_eq!(errno(more.slice(PAGE, 0)), Errno::DQUOT, "on a function where there is none to take over");
+    // Here it takes one's place, or that of several.
+    for pages in [1, 3] {
+        function(0).slice(pages * PAGE, 0).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
+fn what_was_given_back_is_had_again_in_parts() {
+    let Some(_guard) = alone() else { return };
+    let limit = SliceLimit::new(3 * MIB);
+    let (first, second) = (function(0), function(0));
+    first.slice(MIB, 0).unwrap();
+    let slice = second.slice(2 * MIB, 0).unwrap();
+    assert_eq!(slice.offset, MIB as u64);
+    slice.map().unwrap();
+    drop((first, second));
+    assert_eq!(state()["retired"], 1);
+    drop(limit);
+    let _limit = SliceLimit::new(2 * MIB);
+    // There is room before it, which the user may not have besides.
+    let halves = [0, 0].map(function);
+    let offsets = halves.each_ref().map(|device| device.slice(MIB, 0).unwrap().offset);
+    assert_eq!(offsets, [MIB as u64, 2 * MIB as u64]);
+    assert_eq!(errno(function(0).slice(MIB, 0)), Errno::DQUOT);
 }
 
 #[test]

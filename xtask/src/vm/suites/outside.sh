@@ -39,6 +39,7 @@ outside() {
         "BELL=$bell" || code=$?
     cat /run/out/host.txt
     [ "$code" = 0 ] || fail "the device outside has ended with $code"
+    grep -q '"heard":1' /run/out/host.txt || fail "the device did not hear its peer"
     wait "$peer" || code=$?
     wait "$proxy" || code=$?
     cat /tmp/peer.out /tmp/proxy.out

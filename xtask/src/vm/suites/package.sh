@@ -89,9 +89,13 @@ exec 9<>/dev/pushgate
 step inside dpkg --remove pushgate
 says "the module stays loaded, for it is in use; once it is not, this removes it: rmmod pushgate"
 [ -d /sys/module/pushgate ] || fail "the module was removed under an open file"
+# Purged then: the group stays too, for a new one with its number would have the devices.
+step inside dpkg --purge pushgate
+says "this removes both: rmmod pushgate && delgroup pushgate"
+inside getent group pushgate || fail "the group is gone, and the devices belong to its number"
 exec 9>&-
 rmmod pushgate
-step inside dpkg --purge pushgate
+inside delgroup --quiet pushgate
 umount "$headers"
 
 # With headers dkms builds it.
