@@ -160,11 +160,25 @@ struct Moving {
     landed: Landed,
 }
 
+impl Moving {
+    /// The region that it is moved to.
+    fn region(&self) -> Option<u32> {
+        match self.landed {
+            Landed::Region => Some(self.record.rkey),
+            Landed::Buffer { key, .. } => Some(key),
+            Landed::Landing { .. } => None,
+        }
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Landed {
     Region,
-    /// The number of the posted receive.
-    Buffer(u64),
+    /// The number of the posted receive, and its region.
+    Buffer {
+        number: u64,
+        key: u32,
+    },
     Landing {
         unit: u64,
         taken: u64,
@@ -410,9 +424,17 @@ impl Endpoint {
         self.session.status().is_some() || self.qp.regions_told()
     }
 
-    /// The reverse. False if the key names none, or bytes are being moved.
+    /// True while messages out of a region, or copies to it, are under way: its memory
+    /// must stay. When the queue pair has failed only the copies count; a peer on this
+    /// host may then still read what it was sent out of the region.
+    pub fn region_in_use(&mut self, key: u32) -> bool {
+        self.moving.iter().any(|m| m.region() == Some(key))
+            || self.session.status().is_none() && self.qp.region_in_use(key, self.session.received())
+    }
+
+    /// The reverse of `add_region`. False if the key names none, or one that is in use.
     pub fn remove_region(&mut self, key: u32) -> bool {
-        if !self.moving.is_empty() {
+        if self.region_in_use(key) {
             return false;
         }
         // The transport first: it may have the memory registered.
@@ -1164,7 +1186,7 @@ impl Endpoint {
         let dst = self.regions.resolve(b.key, b.offset, r.length).map_err(|e| Why::Own(Box::new(e)))?;
         let outcome = match a.placed {
             true => self.written(b.key, dst, mover)?,
-            false => self.begin(a, Landed::Buffer(b.number), dst, mover)?,
+            false => self.begin(a, Landed::Buffer { number: b.number, key: b.key }, dst, mover)?,
         };
         if a.placed && outcome == Outcome::Taken {
             self.show(&Record { flags: Record::BUFFER, place: b.number as u32, place_offset: 0, ..*r });
@@ -1247,8 +1269,8 @@ impl Endpoint {
     fn advance(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         let mut work = false;
         while let Some(m) = self.moving.front_mut() {
-            // SAFETY: the destination was resolved in a registered region (which is
-            // not removed while `moving` holds anything) or in our landing ring, the source
+            // SAFETY: the destination was resolved in a registered region (which is not
+            // removed while a copy in `moving` goes there) or in our landing ring, the source
             // in the peer's window, both mapped as long as this endpoint lives; they
             // are different mappings. What is read out of the peer's process the kernel
             // checks. The stage is free room of the landing ring: nothing else is begun
@@ -1307,7 +1329,7 @@ impl Endpoint {
                 self.delivered(r);
                 return;
             }
-            Landed::Buffer(number) => {
+            Landed::Buffer { number, .. } => {
                 Record { flags: Record::BUFFER, place: number as u32, place_offset: 0, ..*r }
             }
             Landed::Landing { unit, taken } => {

@@ -14,8 +14,10 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, lap_of, set_inline};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpMemory, QpOptions};
+use pushgate_proxy::gate::{Gate, Need};
 use pushgate_proxy::mover::{MoveError, Mover};
-use pushgate_proxy::qp::RegionSends;
+use pushgate_proxy::qp::verbs::{Config as VerbsConfig, VerbsQp};
+use pushgate_proxy::qp::{QueuePair, RegionSends};
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::{Status, count_word};
 
@@ -783,6 +785,107 @@ fn p3_p5_a_send_out_of_a_region_lands_in_a_posted_buffer_and_then_completes() {
     assert_eq!((c.placed, c.copies), expected);
     s.pair.assert_clean();
     s.to.check_guards();
+}
+
+#[test]
+fn p8_a_region_stays_until_nobody_reads_what_goes_out_of_it() {
+    if rdma::chosen() {
+        return;
+    }
+    let mut s = sending(true, 200).unwrap();
+    assert!(s.pair.devices[0].post_from(region_send(5, s.lkey, 0), 200));
+    s.pair.settle();
+    assert!(!s.pair.ends[0].region_in_use(s.lkey), "the peer was told nothing of it yet");
+    // A credit, and no receive of its tag: the peer reads when there is one.
+    s.pair.devices[1].post_recv(s.rkey, 0, 200, 4);
+    s.pair.settle();
+    assert!(s.pair.ends[0].region_in_use(s.lkey) && !s.pair.ends[0].remove_region(s.lkey));
+    // Another region is nobody's.
+    let other = Region::new(64);
+    let key = s.pair.ends[0].add_region(other.memory(), 64).unwrap();
+    assert!(s.pair.ends[0].remove_region(key));
+    s.pair.devices[1].post_recv(s.rkey, 0, 200, 5);
+    s.pair.settle();
+    assert!(s.to.read(0, 200) == s.from.read(0, 200));
+    assert!(s.pair.ends[0].remove_region(s.lkey) && !s.pair.ends[0].remove_region(s.lkey));
+    s.pair.assert_clean();
+
+    // A queue pair that failed gives its regions back.
+    let mut s = sending(true, 200).unwrap();
+    s.pair.devices[1].post_recv(s.rkey, 0, 200, 4);
+    assert!(s.pair.devices[0].post_from(region_send(5, s.lkey, 0), 200));
+    s.pair.settle();
+    assert!(!s.pair.ends[0].remove_region(s.lkey));
+    s.pair.ends[0].fail(Status::new(abi::PUSHGATE_ABORTED));
+    assert!(s.pair.ends[0].remove_region(s.lkey));
+}
+
+#[test]
+fn p8_a_region_stays_while_a_copy_to_it_is_under_way() {
+    let (mut pair, mover, key) = with_mover();
+    let host = Region::new(64);
+    let other = pair.ends[1].add_region(host.memory(), 64).unwrap();
+    assert!(pair.devices[0].post(put(key, 0, 0, 1), &bytes(1, 300)));
+    (0..4).for_each(|i| _ = pair.poll(i % 2));
+    assert_eq!(mover.0.lock().unwrap().copies.len(), 1);
+    assert!(!pair.ends[1].remove_region(key));
+    assert!(pair.ends[1].remove_region(other), "nothing goes there");
+    mover.0.lock().unwrap().allowed = 1;
+    pair.settle();
+    assert!(pair.ends[1].remove_region(key));
+    pair.assert_clean();
+}
+
+#[test]
+fn p8_over_rdma_a_region_stays_until_the_device_has_sent_what_goes_out_of_it() {
+    if !rdma::chosen() {
+        return;
+    }
+    let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
+    let config = VerbsConfig { imm: rdma::imm(), ..VerbsConfig::default() };
+    let [(mut a, ..), (mut b, ..)] = rdma::joined([&m[0], &m[1]], [false; 2], &config);
+    let [from, to] = [0, 1].map(|_| Region::new(4096));
+    a.add_region(17, &from.memory(), 4096);
+    b.add_region(18, &to.memory(), 4096);
+    let record =
+        Record { rkey: 18, place: 17, flags: Record::REGION, length: 4096, ..Record::new(Opcode::Put) };
+    let begin = std::time::Instant::now();
+    let pass = |a: &mut VerbsQp, b: &mut VerbsQp| {
+        assert!(begin.elapsed() < std::time::Duration::from_secs(10), "it never ends");
+        for qp in [a, b] {
+            qp.poll_send(0).unwrap();
+            qp.notify().unwrap();
+        }
+    };
+    while a.takes_region(&record) != RegionSends::Yes {
+        pass(&mut a, &mut b);
+    }
+    assert!(!a.region_in_use(17, 0));
+    let gate = Gate::new(a.limits());
+    let permit = gate.reserve(Need { bytes: 4096, receive: false }).unwrap();
+    a.post_send(permit, 0, &record, &record.encode(0)).unwrap();
+    // Whatever the peer says that it has. And though nothing else asks for a completion.
+    assert!(a.region_in_use(17, 0) && a.region_in_use(17, 1) && !a.region_in_use(18, 0));
+    while a.region_in_use(17, 1) {
+        pass(&mut a, &mut b);
+    }
+    a.remove_region(17);
+}
+
+#[test]
+fn p4_messages_of_nothing_out_of_a_region_take_one_receive_after_the_other() {
+    let Some(mut s) = sending(true, 100) else { return };
+    // More than the window has units, for a number is no place.
+    for i in 0..100u32 {
+        s.pair.devices[1].post_recv(s.rkey, 0, 100, ANY);
+        assert!(s.pair.devices[0].post_from(region_send(i, s.lkey, 0), 0));
+        s.pair.settle();
+        let m = s.pair.devices[1].try_recv().expect("it landed");
+        assert_eq!((m.tag, m.length, m.place, m.flags), (i, 0, i, Record::BUFFER));
+        s.pair.devices[1].release(1);
+        s.pair.settle();
+    }
+    s.pair.assert_clean();
 }
 
 #[test]

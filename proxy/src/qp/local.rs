@@ -34,6 +34,13 @@ const ADDRESS: usize = 4;
 const READS: usize = 5;
 const LINE_WORDS: usize = 6;
 
+/// A region of this process.
+struct OwnRegion {
+    address: u64,
+    /// Messages sent up to the last one out of it. The peer reads until it has that.
+    used: u64,
+}
+
 /// See the module's text.
 pub struct LocalQp {
     out_ring: Words,
@@ -48,8 +55,8 @@ pub struct LocalQp {
     window_units: u64,
     limits: Limits,
     bell: Option<EventFd>,
-    /// Where regions of this process begin that messages may go out of, by key.
-    regions: HashMap<u32, u64>,
+    /// Regions of this process that messages may go out of, by key.
+    regions: HashMap<u32, OwnRegion>,
     peer_pid: Option<u32>,
     /// We have told the peer whether we can read its process.
     probed: bool,
@@ -148,12 +155,13 @@ impl QueuePair for LocalQp {
     ) -> Result<(), Status> {
         let mut w = super::crossing(words, sequence);
         if r.has(Record::REGION) {
-            let Some(begin) = self.regions.get(&r.place) else {
+            let Some(region) = self.regions.get_mut(&r.place) else {
                 // It was removed since the WQE was checked.
                 return Err(Status::new(abi::PUSHGATE_REFUSED));
             };
             w[0] |= (Record::REGION as u64) << abi::PUSHGATE_FLAGS_SHIFT;
-            (w[5], w[6]) = (0, begin + r.place_offset);
+            region.used = self.sent + 1;
+            (w[5], w[6]) = (0, region.address + r.place_offset);
         }
         ring::publish(&self.out_ring, self.sent, self.out_log, &w);
         self.sent += 1;
@@ -258,9 +266,13 @@ impl QueuePair for LocalQp {
             // Its addresses must fit beside a lap; those of user space do on all that we know.
             let end = (*address as u64).checked_add(bytes);
             if end.is_some_and(|end| end <= abi::PUSHGATE_DATA_MASK) {
-                self.regions.insert(key, *address as u64);
+                self.regions.insert(key, OwnRegion { address: *address as u64, used: 0 });
             }
         }
+    }
+
+    fn region_in_use(&mut self, key: u32, received: u64) -> bool {
+        self.regions.get(&key).is_some_and(|r| r.used > received)
     }
 
     fn remove_region(&mut self, key: u32) {

@@ -145,7 +145,13 @@ pub trait QueuePair: Send {
     /// is its rkey and lkey.
     fn add_region(&mut self, _key: u32, _memory: &RegionMemory, _bytes: u64) {}
 
-    /// ... and removed.
+    /// True while what was posted out of a region may still be read there; `received` is
+    /// the peer's count. Whoever waits for the end of that asks again after the next pass.
+    fn region_in_use(&mut self, _key: u32, _received: u64) -> bool {
+        false
+    }
+
+    /// ... and removed. Nothing is posted out of it any more, and nothing under way reads it.
     fn remove_region(&mut self, _key: u32) {}
 
     /// True if the peer was told that its device may write that region.

@@ -63,6 +63,8 @@ const LINGER: std::ops::Range<Duration> = Duration::from_millis(250)..Duration::
 struct OwnRegion {
     address: u64,
     mr: Mr,
+    /// The last work request that reads it.
+    used: u64,
 }
 
 /// A queue pair over RDMA; see the text of the folder's module.
@@ -421,11 +423,12 @@ impl VerbsQp {
         };
         if r.has(Record::REGION) {
             // `takes_region` said yes to both, or one was taken back meanwhile.
-            let (Some(region), Some((to, _))) = (self.regions.get(&r.place), direct) else {
+            let (Some(region), Some((to, _))) = (self.regions.get_mut(&r.place), direct) else {
                 return Err(Status { rank: Some(self.rank), ..Status::new(abi::PUSHGATE_REFUSED) });
             };
             let address = region.address + r.place_offset;
             self.chain.write(Source { address, bytes: r.length, key: region.mr.lkey }, to, None, false);
+            region.used = self.chain.written;
             return Ok((PLACED_FLAG, record));
         }
         let short = r.length as usize <= SHORT;
@@ -693,7 +696,9 @@ impl QueuePair for VerbsQp {
         let mut w = crossing(words, sequence);
         w[0] |= flags;
         if flags & PLACED_FLAG != 0 || r.has(Record::REGION) {
-            (w[5], w[6]) = (receive.map_or(0, |p| p.number & 0xffff_ffff), 0);
+            // Without the flag these two name a place in the mirror: here none.
+            let placed = receive.filter(|_| flags & PLACED_FLAG != 0);
+            (w[5], w[6]) = (placed.map_or(0, |p| p.number & 0xffff_ffff), 0);
         }
         for (word, value) in self.outbox[first..].iter().zip(w) {
             word.store(value & abi::PUSHGATE_DATA_MASK | lap, Ordering::Relaxed);
@@ -867,12 +872,23 @@ impl QueuePair for VerbsQp {
             Ok((address, of_device, mr)) => {
                 let id = key as u64;
                 let entry = [id | of_device, address, bytes, id << 32 | mr.rkey as u64];
-                self.regions.insert(key, OwnRegion { address, mr });
+                self.regions.insert(key, OwnRegion { address, mr, used: 0 });
                 self.publish.push_back((key as usize & (MAX_REGIONS - 1), entry));
             }
             // Payload for it lands in the mirror and is moved from there.
             Err(e) => tracing::info!(rank = self.rank, peer = self.peer, "{e}: its payload will be copied"),
         }
+    }
+
+    fn region_in_use(&mut self, key: u32, _received: u64) -> bool {
+        let Some(region) = self.regions.get(&key) else { return false };
+        // That the peer has the message is not enough: until its acknowledgement is here
+        // the device may send it once more. A queue pair that has failed sends nothing.
+        let used = region.used > self.chain.done
+            && !(self.deserted || self.failed.is_some() || self.broke.is_some());
+        // A control write asks for a completion, and that speaks for all before it.
+        self.line_dirty |= used && region.used > self.chain.signaled;
+        used
     }
 
     fn remove_region(&mut self, key: u32) {
