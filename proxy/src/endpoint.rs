@@ -18,8 +18,8 @@ use pushgate_driver_shim::window::Interrupt;
 use crate::counters::Counters;
 use crate::gate::{Gate, Need, Stall};
 use crate::memory::{Mapped, Words};
-use crate::mover::{Failed, Move, Mover, Source};
-use crate::qp::local::LocalQp;
+use crate::mover::{Failed, Move, Mover, SLICE, Source, Step};
+use crate::qp::local::{LocalQp, Processes};
 use crate::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
 use crate::region::{RegionMemory, Regions, Stretch};
 use crate::ring::{self, Found, Look};
@@ -52,6 +52,9 @@ pub struct QpMemory {
     /// The peer's process, by its number in our PID namespace: what it sends out of
     /// regions is read there.
     pub peer_pid: Option<u32>,
+    /// This engine runs in the process of its program, whose number the peer knows: its
+    /// regions can be read there.
+    pub in_program: bool,
 }
 
 /// What else an endpoint is told.
@@ -105,6 +108,20 @@ pub enum EndpointError {
         found: usize,
         /// Bytes that there should be.
         expected: usize,
+    },
+    /// The peer was told otherwise: it would wait for receives that nobody tells it of,
+    /// or look for none.
+    #[error(
+        "posted_receives is {options} in QpOptions, but queue pair `{qp}` was offered to the peer with {offered}: \
+         set both alike"
+    )]
+    PostedReceives {
+        /// The transport.
+        qp: &'static str,
+        /// What the endpoint is to do.
+        options: bool,
+        /// What the peer was told.
+        offered: bool,
     },
     /// `ungated` in a build without it.
     #[error("this build cannot switch the gate's receive credit off")]
@@ -160,11 +177,25 @@ struct Moving {
     landed: Landed,
 }
 
+impl Moving {
+    /// The region that it is moved to.
+    fn region(&self) -> Option<u32> {
+        match self.landed {
+            Landed::Region => Some(self.record.rkey),
+            Landed::Buffer { key, .. } => Some(key),
+            Landed::Landing { .. } => None,
+        }
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Landed {
     Region,
-    /// The number of the posted receive.
-    Buffer(u64),
+    /// The number of the posted receive, and its region.
+    Buffer {
+        number: u64,
+        key: u32,
+    },
     Landing {
         unit: u64,
         taken: u64,
@@ -237,6 +268,8 @@ pub struct Endpoint {
     waiting: Option<Waiting>,
     /// One host copy, or copies by a device, in the order of their messages.
     moving: VecDeque<Moving>,
+    /// Bytes that the engine itself has moved.
+    moved_here: u64,
     /// Inline payload on its way to device memory, for each copy that may be under way.
     inline: Box<[[u8; abi::PUSHGATE_INLINE_SEND as usize]; MOVES]>,
     next_inline: usize,
@@ -293,7 +326,7 @@ impl Endpoint {
             &peer_geometry,
             memory.peer_window,
             memory.peer_bell,
-            memory.peer_pid,
+            Processes { peer: memory.peer_pid, in_program: memory.in_program },
         );
         Self::new(memory.work, memory.control, geometry, peer_geometry, Box::new(qp), options)
     }
@@ -308,6 +341,15 @@ impl Endpoint {
         options: QpOptions,
     ) -> Result<Self, EndpointError> {
         let (work, control) = (work.into(), control.into());
+        if let Some(offered) = qp.offered_receives()
+            && offered != options.posted_receives
+        {
+            return Err(EndpointError::PostedReceives {
+                qp: qp.name(),
+                options: options.posted_receives,
+                offered,
+            });
+        }
         let limits = qp.limits();
         let gate = if options.ungated {
             #[cfg(feature = "test-ungated")]
@@ -360,6 +402,7 @@ impl Endpoint {
             landing_tail: 0,
             waiting: None,
             moving: VecDeque::with_capacity(MOVES),
+            moved_here: 0,
             inline: Box::new([[0; abi::PUSHGATE_INLINE_SEND as usize]; MOVES]),
             next_inline: 0,
             acknowledged: PeerCounts::default(),
@@ -423,9 +466,17 @@ impl Endpoint {
         self.session.status().is_some() || self.qp.regions_told()
     }
 
-    /// The reverse. False if the key names none, or bytes are being moved.
+    /// True while messages out of a region, or copies to it, are under way: its memory
+    /// must stay. When the queue pair has failed only the copies count; a peer on this
+    /// host may then still read what it was sent out of the region.
+    pub fn region_in_use(&mut self, key: u32) -> bool {
+        self.moving.iter().any(|m| m.region() == Some(key))
+            || self.session.status().is_none() && self.qp.region_in_use(key, self.session.received())
+    }
+
+    /// The reverse of `add_region`. False if the key names none, or one that is in use.
     pub fn remove_region(&mut self, key: u32) -> bool {
-        if !self.moving.is_empty() {
+        if self.region_in_use(key) {
             return false;
         }
         // The transport first: it may have the memory registered.
@@ -869,13 +920,16 @@ impl Endpoint {
     #[inline]
     fn receive(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         let mut work = self.reap();
+        // Then other queue pairs have their turn.
+        let enough = self.moved_here + SLICE as u64;
         if !self.moving.is_empty() {
             work |= self.advance(mover);
         }
         let mut n = 0;
         // Nothing is delivered behind a message that was not: a copy that failed,
         // a count that cannot be.
-        while n < BATCH && self.session.status().is_none() && self.takes_another() {
+        while n < BATCH && self.moved_here < enough && self.session.status().is_none() && self.takes_another()
+        {
             n += 1;
             let outcome = match self.waiting.is_some() {
                 true => self.retry(mover),
@@ -1196,7 +1250,7 @@ impl Endpoint {
         let dst = self.regions.resolve(b.key, b.offset, r.length).map_err(|e| Why::Own(Box::new(e)))?;
         let outcome = match a.placed {
             true => self.written(b.key, dst, mover)?,
-            false => self.begin(a, Landed::Buffer(b.number), dst, mover)?,
+            false => self.begin(a, Landed::Buffer { number: b.number, key: b.key }, dst, mover)?,
         };
         if a.placed && outcome == Outcome::Taken {
             self.show(&Record { flags: Record::BUFFER, place: b.number as u32, place_offset: 0, ..*r });
@@ -1263,12 +1317,19 @@ impl Endpoint {
         Ok(Outcome::Taken)
     }
 
-    /// The free part of the landing ring from its head on, and its bytes: the stage of
-    /// a copy that is alone under way, which leaves the head where it is.
+    /// The longest free stretch of the landing ring, and its bytes: the stage of a copy
+    /// that is alone under way, which takes nothing from the ring.
     fn stage(&self) -> (usize, usize) {
         let ring = 1u64 << self.geometry.landing_log;
-        let unit = self.landing_head & (ring - 1);
-        let free = (ring - (self.landing_head - self.landing_tail)).min(ring - unit);
+        let (head, tail) = (self.landing_head & (ring - 1), self.landing_tail & (ring - 1));
+        let (unit, free) = match self.landing_head - self.landing_tail {
+            0 => (0, ring),
+            held if held == ring => (head, 0),
+            _ if head < tail => (head, tail - head),
+            // What is held lies between: one stretch before it, and one behind.
+            _ if tail > ring - head => (0, tail),
+            _ => (head, ring - head),
+        };
         let at = self.landing + ((unit as usize) << abi::PUSHGATE_UNIT_LOG);
         (at, (free as usize) << abi::PUSHGATE_UNIT_LOG)
     }
@@ -1279,16 +1340,16 @@ impl Endpoint {
     fn advance(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         let mut work = false;
         while let Some(m) = self.moving.front_mut() {
-            // SAFETY: the destination was resolved in a registered region (which is
-            // not removed while `moving` holds anything) or in our landing ring, the source
+            // SAFETY: the destination was resolved in a registered region (which is not
+            // removed while a copy in `moving` goes there) or in our landing ring, the source
             // in the peer's window, both mapped as long as this endpoint lives; they
             // are different mappings. What is read out of the peer's process the kernel
             // checks. The stage is free room of the landing ring: nothing else is begun
             // while it is used. The peer or its device may write the source
             // meanwhile only against P1, which spoils its own message.
             match unsafe { m.movement.advance(mover.as_deref_mut(), &*self.qp) } {
-                Ok(true) => {}
-                Ok(false) => return work | !m.movement.is_waited_for(),
+                Ok(Step::Done) => {}
+                Ok(step) => return work | (step == Step::Moved),
                 Err(e) => {
                     self.moving.pop_front();
                     self.cut_short(&e);
@@ -1330,6 +1391,9 @@ impl Endpoint {
         let r = &m.record;
         self.counters.copies += 1;
         self.counters.copied_bytes += r.length as u64;
+        if !m.movement.queues() {
+            self.moved_here += r.length as u64;
+        }
         let w = match m.landed {
             Landed::Region => {
                 // P3: data, then signal.
@@ -1339,7 +1403,7 @@ impl Endpoint {
                 self.delivered(r);
                 return;
             }
-            Landed::Buffer(number) => {
+            Landed::Buffer { number, .. } => {
                 Record { flags: Record::BUFFER, place: number as u32, place_offset: 0, ..*r }
             }
             Landed::Landing { unit, taken } => {

@@ -60,6 +60,14 @@ pub enum EngineError {
 /// A region's queue pair and key, and who waits for it.
 type Telling = (QpId, u32, Sender<Result<u32, EngineError>>);
 
+/// A region that goes as soon as nothing uses it.
+struct Removing {
+    qp: QpId,
+    key: u32,
+    reply: Sender<bool>,
+    since: Instant,
+}
+
 enum Command {
     AddQp(Box<Endpoint>, Wake, Sender<QpId>),
     RemoveQp(QpId, Sender<Option<Counters>>),
@@ -101,6 +109,7 @@ impl Engine {
             sleeps: 0,
             start: Instant::now(),
             telling: Vec::new(),
+            removing: Vec::new(),
         };
         let cpu = options.cpu;
         // It says what it has to say where its starter does, if that has a place of its own.
@@ -153,7 +162,12 @@ impl Engine {
         self.ask(|reply| Command::AddRegion(qp, memory, bytes, reply))?
     }
 
-    /// Removes a region; false if the key names none. Waits for a copy under way.
+    /// Removes a region. Waits, for 2 s at most, until no copy to it is under way and no
+    /// message out of it; the engine goes on meanwhile. False if the key names none, or
+    /// the region is still in use: then it stays registered, and its memory must stay.
+    ///
+    /// Where the queue pair has failed, messages out of the region are not waited for: a
+    /// peer on this host may read what lies at their addresses for a moment longer.
     pub fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
         self.ask(|reply| Command::RemoveRegion(qp, key, reply))
     }
@@ -203,6 +217,8 @@ struct Loop {
     start: Instant,
     /// Regions that were added, and who waits until the peer knows.
     telling: Vec<Telling>,
+    /// Regions that are still in use, and who waits until they can go.
+    removing: Vec<Removing>,
 }
 
 /// However the thread ends, by a panic too, whoever waits is told.
@@ -214,7 +230,8 @@ impl Drop for Loop {
     }
 }
 
-/// How long a queue pair that goes waits for a copy of its own.
+/// How long a queue pair that goes waits for a copy of its own, and a region for what
+/// uses it.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// How long it blocks at most where a peer can wake it only as long as receives
@@ -239,6 +256,10 @@ impl Loop {
             if !self.telling.is_empty() {
                 work = true;
                 self.tell();
+            }
+            if !self.removing.is_empty() {
+                work = true;
+                self.remove();
             }
             passes = passes.wrapping_add(1);
             if work {
@@ -310,6 +331,27 @@ impl Loop {
         });
     }
 
+    /// Removes the regions that nothing uses any more, and answers who waits for that.
+    #[cold]
+    fn remove(&mut self) {
+        let (endpoints, mover) = (&mut self.endpoints, &mut self.mover);
+        self.removing.retain(|r| {
+            let Some((_, endpoint)) = endpoints.iter_mut().find(|(id, _)| *id == r.qp) else {
+                let _ = r.reply.send(false);
+                return false;
+            };
+            if endpoint.status().is_some() {
+                // Its passes do nothing any more, but its copies end.
+                endpoint.settle(mover, Duration::ZERO);
+            }
+            let waits = endpoint.region_in_use(r.key) && r.since.elapsed() < SETTLE;
+            if !waits {
+                let _ = r.reply.send(endpoint.remove_region(r.key));
+            }
+            waits
+        });
+    }
+
     fn find(&mut self, qp: QpId) -> Option<&mut Endpoint> {
         self.endpoints.iter_mut().find(|(id, _)| *id == qp).map(|(_, e)| &mut **e)
     }
@@ -363,11 +405,7 @@ impl Loop {
                     }
                 }
                 Command::RemoveRegion(qp, key, reply) => {
-                    let mut mover = self.mover.take();
-                    let answer =
-                        self.find(qp).is_some_and(|e| e.settle(&mut mover, SETTLE) && e.remove_region(key));
-                    self.mover = mover;
-                    let _ = reply.send(answer);
+                    self.removing.push(Removing { qp, key, reply, since: Instant::now() });
                 }
                 Command::Fail(qp, status, reply) => {
                     for (id, endpoint) in &mut self.endpoints {

@@ -83,7 +83,9 @@ pub trait Proxy: Send + Sync {
         exported: Option<Exported>,
     ) -> Result<u32, EngineError>;
 
-    /// Removes a region; false if the key names none. Waits for a copy under way.
+    /// Removes a region. Waits, for 2 s at most, until no copy to it is under way and no
+    /// message out of it. False if the key names none, or the region is still in use: then
+    /// its memory must stay. See [`Engine::remove_region`] for one whose queue pair failed.
     fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError>;
 
     /// Drops a queue pair with its regions and mappings; returns its last counts.
@@ -124,6 +126,7 @@ impl Proxy for Engine {
             peer_window: fds.peer_window,
             peer_bell: fds.peer_bell,
             peer_pid: fds.peer_pid,
+            in_program: true,
         };
         let endpoint = Endpoint::local(memory, options).map_err(|e| remote(&e))?;
         self.add_qp(endpoint, wake)

@@ -106,7 +106,8 @@ impl RemoteEngine {
         }
     }
 
-    /// Removes a region; false if the key names none. Waits for a copy under way.
+    /// Removes a region; false if the key names none, or copies to it or messages out of
+    /// it do not end within 2 s.
     pub fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
         match self.ask(&Request::RemoveRegion { qp, key }, &[])? {
             Answer::Removed(removed) => Ok(removed),

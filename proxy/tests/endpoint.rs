@@ -14,8 +14,10 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, lap_of, set_inline};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpMemory, QpOptions};
+use pushgate_proxy::gate::{Gate, Need};
 use pushgate_proxy::mover::{MoveError, Mover};
-use pushgate_proxy::qp::RegionSends;
+use pushgate_proxy::qp::verbs::{Config as VerbsConfig, VerbsQp};
+use pushgate_proxy::qp::{QueuePair, RegionSends};
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::{Status, count_word};
 
@@ -808,6 +810,153 @@ fn p3_p5_a_send_out_of_a_region_lands_in_a_posted_buffer_and_then_completes() {
 }
 
 #[test]
+fn p8_a_region_stays_until_nobody_reads_what_goes_out_of_it() {
+    if rdma::chosen() {
+        return;
+    }
+    let mut s = sending(true, 200).unwrap();
+    assert!(s.pair.devices[0].post_from(region_send(5, s.lkey, 0), 200));
+    s.pair.settle();
+    assert!(!s.pair.ends[0].region_in_use(s.lkey), "the peer was told nothing of it yet");
+    // A credit, and no receive of its tag: the peer reads when there is one.
+    s.pair.devices[1].post_recv(s.rkey, 0, 200, 4);
+    s.pair.settle();
+    assert!(s.pair.ends[0].region_in_use(s.lkey) && !s.pair.ends[0].remove_region(s.lkey));
+    // Another region is nobody's.
+    let other = Region::new(64);
+    let key = s.pair.ends[0].add_region(other.memory(), 64).unwrap();
+    assert!(s.pair.ends[0].remove_region(key));
+    s.pair.devices[1].post_recv(s.rkey, 0, 200, 5);
+    s.pair.settle();
+    assert!(s.to.read(0, 200) == s.from.read(0, 200));
+    assert!(s.pair.ends[0].remove_region(s.lkey) && !s.pair.ends[0].remove_region(s.lkey));
+    s.pair.assert_clean();
+
+    // A queue pair that failed gives its regions back.
+    let mut s = sending(true, 200).unwrap();
+    s.pair.devices[1].post_recv(s.rkey, 0, 200, 4);
+    assert!(s.pair.devices[0].post_from(region_send(5, s.lkey, 0), 200));
+    s.pair.settle();
+    assert!(!s.pair.ends[0].remove_region(s.lkey));
+    s.pair.ends[0].fail(Status::new(abi::PUSHGATE_ABORTED));
+    assert!(s.pair.ends[0].remove_region(s.lkey));
+}
+
+#[test]
+fn p8_a_region_stays_while_a_copy_to_it_is_under_way() {
+    let (mut pair, mover, key) = with_mover();
+    let host = Region::new(64);
+    let other = pair.ends[1].add_region(host.memory(), 64).unwrap();
+    assert!(pair.devices[0].post(put(key, 0, 0, 1), &bytes(1, 300)));
+    (0..4).for_each(|i| _ = pair.poll(i % 2));
+    assert_eq!(mover.0.lock().unwrap().copies.len(), 1);
+    assert!(!pair.ends[1].remove_region(key));
+    assert!(pair.ends[1].remove_region(other), "nothing goes there");
+    mover.0.lock().unwrap().allowed = 1;
+    pair.settle();
+    assert!(pair.ends[1].remove_region(key));
+    pair.assert_clean();
+}
+
+#[test]
+fn p8_over_rdma_a_region_stays_until_the_device_has_sent_what_goes_out_of_it() {
+    if !rdma::chosen() {
+        return;
+    }
+    let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
+    let config = VerbsConfig { imm: rdma::imm(), ..VerbsConfig::default() };
+    let [(mut a, ..), (mut b, ..)] = rdma::joined([&m[0], &m[1]], [false; 2], &config);
+    let [from, to] = [0, 1].map(|_| Region::new(4096));
+    a.add_region(17, &from.memory(), 4096);
+    b.add_region(18, &to.memory(), 4096);
+    let record =
+        Record { rkey: 18, place: 17, flags: Record::REGION, length: 4096, ..Record::new(Opcode::Put) };
+    let begin = std::time::Instant::now();
+    let pass = |a: &mut VerbsQp, b: &mut VerbsQp| {
+        assert!(begin.elapsed() < std::time::Duration::from_secs(10), "it never ends");
+        for qp in [a, b] {
+            qp.poll_send(0).unwrap();
+            qp.notify().unwrap();
+        }
+    };
+    while a.takes_region(&record) != RegionSends::Yes {
+        pass(&mut a, &mut b);
+    }
+    assert!(!a.region_in_use(17, 0));
+    let gate = Gate::new(a.limits());
+    let permit = gate.reserve(Need { bytes: 4096, receive: false }).unwrap();
+    a.post_send(permit, 0, &record, &record.encode(0)).unwrap();
+    // Whatever the peer says that it has. And though nothing else asks for a completion.
+    assert!(a.region_in_use(17, 0) && a.region_in_use(17, 1) && !a.region_in_use(18, 0));
+    while a.region_in_use(17, 1) {
+        pass(&mut a, &mut b);
+    }
+    a.remove_region(17);
+}
+
+#[test]
+fn p6_puts_to_the_same_bytes_land_in_their_order() {
+    let Some(mut s) = sending(rdma::chosen(), 4000) else { return };
+    let region = |record: Record| Record { flags: record.flags | Record::REGION, place: s.lkey, ..record };
+    let mut value = 0;
+    // Inline, short, long; and then what an RDMA device writes where it belongs.
+    for length in [9, 100, 128, 300] {
+        for (from_region, offset) in [(false, 0), (true, 0), (false, 200), (true, 90)] {
+            let mut next = |record: Record, length: usize, flags: u8| {
+                value += 1;
+                let record = Record { flags: record.flags | flags, signal_value: value, ..record };
+                let content = bytes(value, length);
+                assert!(s.pair.devices[0].post(record, &content));
+                content
+            };
+            let inline = if length <= 16 { Record::INLINE } else { 0 };
+            let first = next(put(s.rkey, 0, 0, 0), length, inline);
+            let mut expected = first;
+            expected.resize(1000, 0);
+            s.to.write(length, &vec![0; 1000 - length]);
+            let second = match from_region {
+                false => next(put(s.rkey, offset, 0, 0), 500, 0),
+                true => {
+                    value += 1;
+                    let record = region(put(s.rkey, offset, 0, value));
+                    assert!(s.pair.devices[0].post_from(record, 500));
+                    s.from.read(0, 500)
+                }
+            };
+            expected[offset as usize..][..500].copy_from_slice(&second);
+            // Both are on their way before the peer looks.
+            s.pair.poll(0);
+            s.pair.settle();
+            assert_eq!(s.pair.devices[1].signal(0), value);
+            let what = format!("{length} bytes, then 500 at {offset}, out of a region: {from_region}");
+            assert!(s.to.read(0, 1000) == expected, "{what}");
+            while s.pair.devices[0].poll_cq().is_some() {}
+            s.pair.settle();
+        }
+    }
+    if rdma::chosen() {
+        assert!(s.pair.ends[1].counters().placed > 0, "what touches nothing goes straight there");
+    }
+    s.pair.assert_clean();
+}
+
+#[test]
+fn p4_messages_of_nothing_out_of_a_region_take_one_receive_after_the_other() {
+    let Some(mut s) = sending(true, 100) else { return };
+    // More than the window has units, for a number is no place.
+    for i in 0..100u32 {
+        s.pair.devices[1].post_recv(s.rkey, 0, 100, ANY);
+        assert!(s.pair.devices[0].post_from(region_send(i, s.lkey, 0), 0));
+        s.pair.settle();
+        let m = s.pair.devices[1].try_recv().expect("it landed");
+        assert_eq!((m.tag, m.length, m.place, m.flags), (i, 0, i, Record::BUFFER));
+        s.pair.devices[1].release(1);
+        s.pair.settle();
+    }
+    s.pair.assert_clean();
+}
+
+#[test]
 fn p3_p4_over_rdma_a_long_send_is_written_to_the_receive_that_it_takes() {
     if !rdma::chosen() {
         return;
@@ -902,6 +1051,10 @@ fn p3_a_put_out_of_a_region_reaches_host_and_device_before_its_signal() {
     assert!(s.pair.devices[0].post(inline_send(3), b"behind"));
     // By way of the landing ring, 2048 bytes at a time.
     for step in 0..4 {
+        if step > 0 {
+            assert!(s.pair.poll(1), "the next piece was read");
+            assert!(!s.pair.poll(1), "the device is waited for");
+        }
         (0..20).for_each(|i| _ = s.pair.poll(i % 2));
         assert_eq!([0, 1].map(|i| s.pair.devices[1].signal(i)), [1, 0]);
         assert_eq!(mover.0.lock().unwrap().copies.len(), step + 1);
@@ -913,6 +1066,65 @@ fn p3_a_put_out_of_a_region_reaches_host_and_device_before_its_signal() {
     assert!(s.to.read(5, 7000) == s.from.read(100, 7000));
     assert!(mover.0.lock().unwrap().bytes[9..7009] == s.from.read(100, 7000));
     take(&mut s.pair.devices[1], 3, b"behind");
+    s.pair.assert_clean();
+}
+
+#[test]
+fn p3_a_relay_goes_by_the_longest_stretch_of_the_landing_ring() {
+    // Units that lie at the ring's end: given back, or held, of 32.
+    for (before, held, pieces) in [(31, 0, 4), (0, 31, 110), (30, 1, 4), (3, 20, 13), (20, 3, 6)] {
+        let Some(mut s) = sending(false, 8000) else { return };
+        let mover = SlowMover::default();
+        *mover.0.lock().unwrap() =
+            DeviceMemory { bytes: vec![0; 8000], allowed: usize::MAX, ..Default::default() };
+        s.pair.mover = Some(Box::new(mover.clone()));
+        let device = RegionMemory::Device { address: DEVICE, exported: None };
+        let device = s.pair.ends[1].add_region(device, 8000).unwrap();
+        // Both before the first is given back, or the second begins at the ring's start.
+        for (tag, units) in [(0, before), (1, held)] {
+            if units > 0 {
+                assert!(s.pair.devices[0].post_from(region_send(tag, s.lkey, 0), units * UNIT));
+            }
+        }
+        s.pair.settle();
+        if before > 0 {
+            take(&mut s.pair.devices[1], 0, &s.from.read(0, before * UNIT));
+            s.pair.settle();
+        }
+        let flags = Record::REGION | Record::WITH_SIGNAL;
+        let put = Record { flags, place: s.lkey, place_offset: 9, ..put(device, 0, 0, 1) };
+        assert!(s.pair.devices[0].post_from(put, 7000));
+        s.pair.settle();
+        assert_eq!(s.pair.devices[1].signal(0), 1);
+        let m = mover.0.lock().unwrap();
+        assert_eq!(m.copies.len(), pieces, "{before} units before {held}");
+        assert!(m.bytes[..7000] == s.from.read(9, 7000));
+        if held > 0 {
+            take(&mut s.pair.devices[1], 1, &s.from.read(0, held * UNIT));
+        }
+        s.pair.assert_clean();
+    }
+}
+
+#[test]
+fn p8_a_turn_ends_when_the_engine_has_copied_enough() {
+    const HALF: usize = 1 << 19;
+    if rdma::chosen() {
+        return;
+    }
+    let mut s = sending(true, 8 * HALF).unwrap();
+    for i in 0..8 {
+        s.pair.devices[1].post_recv(s.rkey, (i * HALF) as u64, HALF as u32, ANY);
+        assert!(s.pair.devices[0].post_from(region_send(i as u32, s.lkey, (i * HALF) as u64), HALF));
+    }
+    (0..3).for_each(|_| _ = s.pair.poll(1));
+    while s.pair.poll(0) {}
+    for turn in 1..=4 {
+        assert!(s.pair.poll(1));
+        assert_eq!(s.pair.ends[1].counters().delivered, turn * 2);
+    }
+    s.pair.settle();
+    assert!(s.to.read(0, 8 * HALF) == s.from.read(0, 8 * HALF));
     s.pair.assert_clean();
 }
 
@@ -973,11 +1185,18 @@ fn p7_p8_where_the_peer_cannot_read_a_region_send_is_refused_with_a_sentence() {
     let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     // A process that is there and is not this one: its memory is not what is told.
     let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    let cases = [(None, "does not know this process"), (Some(other.id()), "proxy = thread")];
-    for (pid, sentence) in cases {
+    let own = std::process::id();
+    let cases = [
+        (None, true, "does not know this process"),
+        (Some(other.id()), true, "proxy = thread"),
+        // A proxy process whose program has the segment at the same address.
+        (Some(own), false, "proxy = thread"),
+    ];
+    for (pid, in_program, sentence) in cases {
         m.iter().for_each(|m| m.reset());
         let reader = QpMemory { peer_pid: pid, ..m[1].joined(&m[0], None) };
-        let mut sender = Endpoint::local(m[0].joined(&m[1], None), options(1)).unwrap();
+        let sender = QpMemory { in_program, ..m[0].joined(&m[1], None) };
+        let mut sender = Endpoint::local(sender, options(1)).unwrap();
         assert!(matches!(sender.region_sends(), RegionSends::Unknown));
         let region = Region::new(100);
         let lkey = sender.add_region(region.memory(), 100).unwrap();
@@ -1013,6 +1232,26 @@ fn ring_forge(from: &Memory, record: &Record) {
 fn region_address(region: &Region) -> u64 {
     let RegionMemory::Host { address, .. } = region.memory() else { unreachable!() };
     address as u64
+}
+
+#[test]
+fn p8_over_rdma_no_message_out_of_a_region_is_longer_than_the_device_can_send() {
+    let longest = if rdma::chosen() { rdma::device().longest_message() as usize } else { usize::MAX };
+    // Soft-RoCE sends 8 MiB. Others send as much as there can be in a message.
+    if longest > 64 << 20 {
+        return;
+    }
+    for (length, codes) in [(longest, [None; 2]), (longest + 1, [REFUSED; 2])] {
+        let mut s = sending(false, 0).or_else(|| sending(true, length)).unwrap();
+        s.pair.devices[1].post_recv(s.rkey, 0, length as u32, 1);
+        s.pair.settle();
+        assert!(s.pair.devices[0].post_from(region_send(1, s.lkey, 0), length));
+        s.pair.settle();
+        s.pair.tick(1);
+        assert_eq!(s.pair.codes(), codes);
+        let expected = if codes[0].is_none() { s.from.read(0, length) } else { vec![0; length] };
+        assert!(s.to.read(0, length) == expected);
+    }
 }
 
 #[test]

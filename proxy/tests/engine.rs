@@ -10,7 +10,7 @@ use common::*;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::segment::Geometry;
-use pushgate_proxy::endpoint::Endpoint;
+use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::engine::{Engine, EngineOptions, QpId};
 use pushgate_proxy::idle::Wake;
 
@@ -29,13 +29,19 @@ struct Running {
 
 impl Running {
     fn start(wake: Wake) -> Self {
+        Self::with(wake, false)
+    }
+
+    /// Receives of side 1 name buffers, or not.
+    fn with(wake: Wake, posted_receives: bool) -> Self {
         let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
         let bells = [0, 1].map(|_| EventFd::new().unwrap());
         let ring = |i: usize| (wake == Wake::Doorbell).then(|| bells[i].try_clone().unwrap());
         let side = |i: usize| {
             let engine = Engine::start(bells[i].try_clone().unwrap(), EngineOptions::default()).unwrap();
             let memory = m[i].joined(&m[1 - i], ring(1 - i));
-            let qp = engine.add_qp(Endpoint::local(memory, options(1 - i as u32)).unwrap(), wake).unwrap();
+            let options = QpOptions { posted_receives: posted_receives && i == 1, ..options(1 - i as u32) };
+            let qp = engine.add_qp(Endpoint::local(memory, options).unwrap(), wake).unwrap();
             let mut device = Device::new(&m[i], &m[1 - i]);
             device.set_bell(ring(i));
             (engine, qp, device)
@@ -153,6 +159,46 @@ fn an_engine_that_must_poll_is_cheap_from_the_second_second_on() {
     idle_share("polled", 0.03);
     // And still there.
     running.round(1);
+}
+
+#[test]
+fn p7_p8_removing_a_region_waits_for_its_reader_and_holds_up_nobody() {
+    let _alone = alone();
+    let mut running = Running::with(Wake::Doorbell, true);
+    let [from, to] = [0, 1].map(|_| Region::new(100));
+    // SAFETY: both are dropped after the engines, and nobody has a reference into them.
+    let [lkey, rkey] = unsafe {
+        let add = |i: usize, r: &Region| running.engines[i].add_region(running.qps[i], r.memory(), 100);
+        [add(0, &from).unwrap(), add(1, &to).unwrap()]
+    };
+    // A credit for a SEND that finds no receive of its tag.
+    running.devices[1].post_recv(rkey, 0, 100, 1);
+    assert!(running.devices[0].post_from(region_send(2, lkey, 0), 100));
+    let released = || running.engines[0].counters().unwrap().released;
+    let begin = Instant::now();
+    while released() == 0 {
+        assert!(begin.elapsed() < Duration::from_secs(5), "it is not sent");
+    }
+    // Nobody comes to read it: after the limit the region is what it was.
+    let begin = Instant::now();
+    assert!(!running.engines[0].remove_region(running.qps[0], lkey).unwrap());
+    assert!(begin.elapsed() >= Duration::from_secs(2));
+    let (engine, qp) = (&running.engines[0], running.qps[0]);
+    std::thread::scope(|scope| {
+        let removed = scope.spawn(move || engine.remove_region(qp, lkey));
+        // The engine answers others meanwhile.
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_millis(100) {
+            assert!(engine.status(qp).unwrap().is_none());
+        }
+        assert!(!removed.is_finished(), "its memory could go while it is read");
+        running.devices[1].post_recv(rkey, 0, 100, 2);
+        assert!(removed.join().unwrap().unwrap());
+        assert!(begin.elapsed() < Duration::from_secs(1));
+    });
+    assert!(!engine.remove_region(qp, lkey).unwrap(), "once is enough");
+    assert_eq!(running.devices[1].try_recv().map(|m| (m.tag, m.place)), Some((2, 1)));
+    drop(running);
 }
 
 #[test]

@@ -229,7 +229,12 @@ impl QueuePair {
         }
     }
 
-    /// Takes a registration back.
+    /// Takes a registration back, once nothing under way uses it any more. False if the
+    /// key names none, or if messages out of the region, or copies to it, did not end
+    /// within 2 s: then it stays registered, and its memory must stay.
+    ///
+    /// Of a queue pair that has failed only copies are waited for. A peer on the same host
+    /// may then read for a moment longer what lies where the region was.
     pub fn deregister(&self, key: RegionKey) -> Result<bool> {
         Ok(self.context.inner.proxy.remove_region(self.id, key)?)
     }

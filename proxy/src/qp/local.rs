@@ -34,6 +34,22 @@ const ADDRESS: usize = 4;
 const READS: usize = 5;
 const LINE_WORDS: usize = 6;
 
+/// What is known of the two processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Processes {
+    /// The process of the peer's program, where it is known.
+    pub peer: Option<u32>,
+    /// This engine runs in the process of its program.
+    pub in_program: bool,
+}
+
+/// A region of this process.
+struct OwnRegion {
+    address: u64,
+    /// Messages sent up to the last one out of it. The peer reads until it has that.
+    used: u64,
+}
+
 /// See the module's text.
 pub struct LocalQp {
     out_ring: Words,
@@ -48,8 +64,8 @@ pub struct LocalQp {
     window_units: u64,
     limits: Limits,
     bell: Option<EventFd>,
-    /// Where regions of this process begin that messages may go out of, by key.
-    regions: HashMap<u32, u64>,
+    /// Regions of this process that messages may go out of, by key.
+    regions: HashMap<u32, OwnRegion>,
     peer_pid: Option<u32>,
     /// We have told the peer whether we can read its process.
     probed: bool,
@@ -63,8 +79,7 @@ pub struct LocalQp {
 impl LocalQp {
     /// Joins two link segments, both with checked headers: `own`, which this
     /// engine writes, and `peer`. `window` is the peer's payload ring. `bell`
-    /// wakes the peer's engine, where it can be woken. `peer_pid` is the process of
-    /// the peer's engine, where it is known.
+    /// wakes the peer's engine, where it can be woken.
     pub fn new(
         own: &Arc<SharedMemory>,
         geometry: &Geometry,
@@ -72,8 +87,9 @@ impl LocalQp {
         peer_geometry: &Geometry,
         window: Arc<ReadOnlyMemory>,
         bell: Option<EventFd>,
-        peer_pid: Option<u32>,
+        processes: Processes,
     ) -> Self {
+        let peer_pid = processes.peer;
         let line = abi::PUSHGATE_LINK_RECEIVED as usize;
         let sleeping = abi::PUSHGATE_LINK_SLEEPING as usize;
         let ring = abi::PUSHGATE_LINK_RING as usize;
@@ -81,8 +97,14 @@ impl LocalQp {
             process_memory::allow(pid);
         }
         let out_line = Words::writable(own, line, LINE_WORDS);
+        // The program maps the segment too, and may have it at our address: only its own
+        // engine may say where the peer finds what it names.
+        let address = match processes.in_program {
+            true => own.as_ptr().as_ptr() as u64,
+            false => process_memory::NOWHERE,
+        };
         // After the leave to read, which the peer tries as soon as it sees this.
-        out_line[ADDRESS].store(own.as_ptr().as_ptr() as u64, Ordering::Release);
+        out_line[ADDRESS].store(address, Ordering::Release);
         if peer_pid.is_none() {
             out_line[READS].store(abi::PUSHGATE_READS_UNKNOWN as u64, Ordering::Release);
         }
@@ -148,12 +170,13 @@ impl QueuePair for LocalQp {
     ) -> Result<(), Status> {
         let mut w = super::crossing(words, sequence);
         if r.has(Record::REGION) {
-            let Some(begin) = self.regions.get(&r.place) else {
+            let Some(region) = self.regions.get_mut(&r.place) else {
                 // It was removed since the WQE was checked.
                 return Err(Status::new(abi::PUSHGATE_REFUSED));
             };
             w[0] |= (Record::REGION as u64) << abi::PUSHGATE_FLAGS_SHIFT;
-            (w[5], w[6]) = (0, begin + r.place_offset);
+            region.used = self.sent + 1;
+            (w[5], w[6]) = (0, region.address + r.place_offset);
         }
         ring::publish(&self.out_ring, self.sent, self.out_log, &w);
         self.sent += 1;
@@ -258,9 +281,13 @@ impl QueuePair for LocalQp {
             // Its addresses must fit beside a lap; those of user space do on all that we know.
             let end = (*address as u64).checked_add(bytes);
             if end.is_some_and(|end| end <= abi::PUSHGATE_DATA_MASK) {
-                self.regions.insert(key, *address as u64);
+                self.regions.insert(key, OwnRegion { address: *address as u64, used: 0 });
             }
         }
+    }
+
+    fn region_in_use(&mut self, key: u32, received: u64) -> bool {
+        self.regions.get(&key).is_some_and(|r| r.used > received)
     }
 
     fn remove_region(&mut self, key: u32) {

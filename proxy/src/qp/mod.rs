@@ -35,7 +35,7 @@ pub enum Inbound {
 pub enum RegionSends {
     /// It may.
     Yes,
-    /// That is not known yet; the peer will tell.
+    /// That is not known yet, or not yet so; the peer will tell.
     Unknown,
     /// It may not; a sentence says why, and what else to do.
     No(&'static str),
@@ -113,6 +113,12 @@ pub trait QueuePair: Send {
     /// The same for SENDs at large, before there is any.
     fn region_sends(&self) -> RegionSends;
 
+    /// Whether the peer was told that receives of this side name buffers, on transports
+    /// whose ends agree on that when they meet.
+    fn offered_receives(&self) -> Option<bool> {
+        None
+    }
+
     /// True if SENDs go to posted receives of the peer that it told of: then
     /// [`QueuePair::receive_for`] is asked for each.
     fn knows_receives(&self) -> bool {
@@ -145,7 +151,13 @@ pub trait QueuePair: Send {
     /// is its rkey and lkey.
     fn add_region(&mut self, _key: u32, _memory: &RegionMemory, _bytes: u64) {}
 
-    /// ... and removed.
+    /// True while what was posted out of a region may still be read there; `received` is
+    /// the peer's count. Whoever waits for the end of that asks again after the next pass.
+    fn region_in_use(&mut self, _key: u32, _received: u64) -> bool {
+        false
+    }
+
+    /// ... and removed. Nothing is posted out of it any more, and nothing under way reads it.
     fn remove_region(&mut self, _key: u32) {}
 
     /// True if the peer was told that its device may write that region.

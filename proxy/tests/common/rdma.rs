@@ -66,7 +66,19 @@ pub fn connect(memory: [&Memory; 2], posted_receives: [bool; 2]) -> [Wire; 2] {
     connect_with(memory, posted_receives, &Config { imm: imm(), ..Config::default() })
 }
 
-pub fn connect_with(memory: [&Memory; 2], posted_receives: [bool; 2], config: &Config) -> [Wire; 2] {
+fn connect_with(memory: [&Memory; 2], posted_receives: [bool; 2], config: &Config) -> [Wire; 2] {
+    joined(memory, posted_receives, config).map(|(mut qp, mirror, peer_geometry)| {
+        qp.signal_all();
+        Wire { qp: Arc::new(Mutex::new(qp)), mirror, peer_geometry }
+    })
+}
+
+/// The same queue pairs as they are: nobody waits for their work requests.
+pub fn joined(
+    memory: [&Memory; 2],
+    posted_receives: [bool; 2],
+    config: &Config,
+) -> [(VerbsQp, Arc<SharedMemory>, Geometry); 2] {
     let device = device();
     let half = |i: usize| {
         let (m, config) = (memory[i], Config { posted_receives: posted_receives[i], ..config.clone() });
@@ -79,9 +91,7 @@ pub fn connect_with(memory: [&Memory; 2], posted_receives: [bool; 2], config: &C
     let (at_a, at_b) = (a.places(), b.places());
     [(a, at_b), (b, at_a)].map(|(end, places)| {
         let (mirror, peer_geometry) = (end.mirror().clone(), end.peer_geometry());
-        let mut qp = end.join(places).unwrap();
-        qp.signal_all();
-        Wire { qp: Arc::new(Mutex::new(qp)), mirror, peer_geometry }
+        (end.join(places).unwrap(), mirror, peer_geometry)
     })
 }
 
@@ -184,6 +194,10 @@ impl QueuePair for Settled {
         self.qp().add_region(key, memory, bytes);
     }
 
+    fn region_in_use(&mut self, key: u32, received: u64) -> bool {
+        self.qp().region_in_use(key, received)
+    }
+
     fn remove_region(&mut self, key: u32) {
         self.qp().remove_region(key);
     }
@@ -194,6 +208,10 @@ impl QueuePair for Settled {
 
     fn regions_told(&self) -> bool {
         self.qp().regions_told()
+    }
+
+    fn offered_receives(&self) -> Option<bool> {
+        self.qp().offered_receives()
     }
 
     fn knows_receives(&self) -> bool {

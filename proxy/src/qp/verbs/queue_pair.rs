@@ -12,9 +12,10 @@ use pushgate_driver_shim::record::{Opcode, Record, Words as RecordWords, lap_of}
 use pushgate_rdma_core_sys as sys;
 
 use super::chain::{Chain, Remote, Source};
+use super::copies::Copies;
 use super::gid::GidEntry;
 use super::objects::{Mr, REMOTE_WRITE, Rc};
-use super::receives::{PeerReceive, PeerReceives, RECEIVE_WORDS};
+use super::receives::{PeerReceives, RECEIVE_WORDS};
 use super::sending::Sending;
 use super::setup::{Accepted, InboxLayout, Places, REGION_WORDS};
 use super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, slot_bytes};
@@ -63,6 +64,8 @@ const LINGER: std::ops::Range<Duration> = Duration::from_millis(250)..Duration::
 struct OwnRegion {
     address: u64,
     mr: Mr,
+    /// The last work request that reads it.
+    used: u64,
 }
 
 /// A queue pair over RDMA; see the text of the folder's module.
@@ -98,6 +101,7 @@ pub struct VerbsQp {
     /// For each message in flight, the number of its last work request.
     last_wr: Box<[u64]>,
     sent: u64,
+    copies: Copies,
     /// Messages that are done, and those reported.
     messages_done: u64,
     completed: u64,
@@ -191,6 +195,7 @@ impl VerbsQp {
             chain: Chain::new(half.rc.inline, (slots as u64 / 2).max(1)),
             last_wr: vec![0; slots as usize].into(),
             sent: 0,
+            copies: Copies::new(slots as usize),
             messages_done: 0,
             completed: 0,
             inbound: 0,
@@ -398,34 +403,33 @@ impl VerbsQp {
     }
 
     /// Writes a message's payload to where it belongs, or packs it behind its record,
-    /// whose slot begins at word `first` of the outbox. `receive` is what a SEND takes.
-    /// Returns the record's flags and the bytes of the slot.
+    /// whose slot begins at word `first` of the outbox. `target` is where in a region it
+    /// belongs, if it does. Returns the record's flags and the bytes of the slot.
     #[inline]
     fn post_payload(
         &mut self,
         sequence: u64,
         first: usize,
         r: &Record,
-        receive: Option<PeerReceive>,
+        target: Option<(u32, u64)>,
     ) -> Result<(u64, usize), Status> {
         let record = slot_bytes(0);
         if r.opcode == Opcode::Signal || r.has(Record::INLINE) || r.length == 0 {
             return Ok((0, record));
         }
         let offset = (r.place as u64) << abi::PUSHGATE_UNIT_LOG;
-        let direct = match receive {
-            None if r.opcode == Opcode::Put => self.direct(r.rkey, r.remote_offset, r.length),
-            // `receive_for` saw that it is long enough.
-            Some(p) if p.length >= r.length => self.direct(p.rkey, p.offset, r.length),
-            _ => None,
-        };
+        let direct = target.and_then(|to| self.direct(to, r.length)).filter(|_| {
+            // What the peer copies there first must not come second.
+            target.is_some_and(|to| !self.copies.touch(to, r.length))
+        });
         if r.has(Record::REGION) {
             // `takes_region` said yes to both, or one was taken back meanwhile.
-            let (Some(region), Some((to, _))) = (self.regions.get(&r.place), direct) else {
+            let (Some(region), Some((to, _))) = (self.regions.get_mut(&r.place), direct) else {
                 return Err(Status { rank: Some(self.rank), ..Status::new(abi::PUSHGATE_REFUSED) });
             };
             let address = region.address + r.place_offset;
             self.chain.write(Source { address, bytes: r.length, key: region.mr.lkey }, to, None, false);
+            region.used = self.chain.written;
             return Ok((PLACED_FLAG, record));
         }
         let short = r.length as usize <= SHORT;
@@ -450,7 +454,7 @@ impl VerbsQp {
 
     /// Where payload can go without a stop, if the peer told of such a region. What
     /// it says is only believed as far as it hurts itself.
-    fn direct(&self, rkey: u32, offset: u64, length: u32) -> Option<(Remote, bool)> {
+    fn direct(&self, (rkey, offset): (u32, u64), length: u32) -> Option<(Remote, bool)> {
         let index = rkey as usize & (MAX_REGIONS - 1);
         let first = self.inbox_layout.regions / 8 + index * REGION_WORDS;
         // Bytes may arrive in ascending order: with the last word of an entry the first is there.
@@ -688,12 +692,25 @@ impl QueuePair for VerbsQp {
             }
             _ => None,
         };
-        let (flags, bytes) = self.post_payload(sequence, first, r, receive)?;
+        let target = match receive {
+            None => (r.opcode == Opcode::Put).then_some((r.rkey, r.remote_offset)),
+            // `receive_for` saw that it is long enough.
+            Some(p) => (p.length >= r.length).then_some((p.rkey, p.offset)),
+        };
+        let (flags, bytes) = self.post_payload(sequence, first, r, target)?;
+        if let Some(target) = target
+            && flags & PLACED_FLAG == 0
+            && r.length > 0
+        {
+            self.copies.posted(sequence, target, r.length);
+        }
         let lap = (lap_of(sequence, self.out_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
         let mut w = crossing(words, sequence);
         w[0] |= flags;
         if flags & PLACED_FLAG != 0 || r.has(Record::REGION) {
-            (w[5], w[6]) = (receive.map_or(0, |p| p.number & 0xffff_ffff), 0);
+            // Without the flag these two name a place in the mirror: here none.
+            let placed = receive.filter(|_| flags & PLACED_FLAG != 0);
+            (w[5], w[6]) = (placed.map_or(0, |p| p.number & 0xffff_ffff), 0);
         }
         for (word, value) in self.outbox[first..].iter().zip(w) {
             word.store(value & abi::PUSHGATE_DATA_MASK | lap, Ordering::Relaxed);
@@ -726,6 +743,7 @@ impl QueuePair for VerbsQp {
             self.poll_cq();
         }
         self.healthy()?;
+        self.copies.received(received);
         // A slot of the peer's inbox is free when the peer has taken its message, one
         // of our send queue when that has completed.
         let completed = self.messages_done.min(received);
@@ -797,7 +815,13 @@ impl QueuePair for VerbsQp {
         if !self.regions.contains_key(&r.place) {
             return RegionSends::No("the source region is not registered with the RDMA device");
         }
-        let (rkey, offset) = match (r.opcode, &self.peer_receives) {
+        if r.length > self.rc.pd.device.longest_message() {
+            return RegionSends::No(
+                "the payload is longer than the RDMA device's longest message (max_msg_sz of ibv_devinfo -v): \
+                 send it in pieces",
+            );
+        }
+        let to = match (r.opcode, &self.peer_receives) {
             (Opcode::Put, _) => (r.rkey, r.remote_offset),
             (_, None) => return self.region_sends(),
             (_, Some(receives)) => match receives.find(self.inbox_receives(), r.tag) {
@@ -806,9 +830,14 @@ impl QueuePair for VerbsQp {
             },
         };
         // Nothing of an empty one has to go anywhere.
-        match r.length == 0 && r.opcode == Opcode::Send || self.direct(rkey, offset, r.length).is_some() {
-            true => RegionSends::Yes,
-            false => RegionSends::No(
+        if r.length == 0 && r.opcode == Opcode::Send {
+            return RegionSends::Yes;
+        }
+        match self.direct(to, r.length) {
+            // It can only go straight there, and what the peer copies there comes first.
+            Some(_) if self.copies.touch(to, r.length) => RegionSends::Unknown,
+            Some(_) => RegionSends::Yes,
+            None => RegionSends::No(
                 "the peer has no such region that its RDMA device can write, or not so long: push the \
                  payload into the window",
             ),
@@ -823,6 +852,10 @@ impl QueuePair for VerbsQp {
                  the window",
             ),
         }
+    }
+
+    fn offered_receives(&self) -> Option<bool> {
+        Some(self.tells_receives)
     }
 
     fn knows_receives(&self) -> bool {
@@ -867,12 +900,23 @@ impl QueuePair for VerbsQp {
             Ok((address, of_device, mr)) => {
                 let id = key as u64;
                 let entry = [id | of_device, address, bytes, id << 32 | mr.rkey as u64];
-                self.regions.insert(key, OwnRegion { address, mr });
+                self.regions.insert(key, OwnRegion { address, mr, used: 0 });
                 self.publish.push_back((key as usize & (MAX_REGIONS - 1), entry));
             }
             // Payload for it lands in the mirror and is moved from there.
             Err(e) => tracing::info!(rank = self.rank, peer = self.peer, "{e}: its payload will be copied"),
         }
+    }
+
+    fn region_in_use(&mut self, key: u32, _received: u64) -> bool {
+        let Some(region) = self.regions.get(&key) else { return false };
+        // That the peer has the message is not enough: until its acknowledgement is here
+        // the device may send it once more. A queue pair that has failed sends nothing.
+        let used = region.used > self.chain.done
+            && !(self.deserted || self.failed.is_some() || self.broke.is_some());
+        // A control write asks for a completion, and that speaks for all before it.
+        self.line_dirty |= used && region.used > self.chain.signaled;
+        used
     }
 
     fn remove_region(&mut self, key: u32) {
