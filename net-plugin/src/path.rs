@@ -74,9 +74,10 @@ impl Choice {
 
 /// What NCCL must be told, unless the user has said something: it hands GPU memory to a NIC only
 /// if that is near the GPU, as it thinks, and ours has no place on PCIe; and with as few
-/// channels as it would open, too few messages are under way to fill the GPU's link.
+/// channels and as small pieces as it would take, too little is under way to fill the GPU's
+/// link. (Channels to a peer it has counted before any plugin is asked.)
 const TOLD: [(&str, &str); 3] =
-    [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8"), ("NCCL_NCHANNELS_PER_NET_PEER", "8")];
+    [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8"), ("NCCL_P2P_NET_CHUNKSIZE", "524288")];
 
 /// Tells it, once.
 pub fn tell_nccl() {
