@@ -136,8 +136,9 @@ template <class S> PUSHGATE_DEVICE outcome perform(queue_pair &qp, const step &t
 		if (s != status::ok)
 			break;
 		o.x = (u64)m.length << 32 | m.tag;
-		o.y = m.is_inline ? 1 : m.in_buffer ? 2 : m.data ? 3 : 0;
-		if (m.length > t.b)
+		o.y = m.is_inline ? 1 : m.in_buffer ? 2 | (u64)m.receive << 8 : m.data ? 3 : 0;
+		// All threads of the scope have the same.
+		if (S::any(m.receive != (u32)S::broadcast(m.receive)) || m.length > t.b)
 			s = status::invalid;
 		else
 			copy_out<S>(reinterpret_cast<void *>(t.a), m);

@@ -582,7 +582,7 @@ template <class S> static void posted_receives(u32 size)
 			need(post_recv<S>(qp, 0, 0, bytes), "post_recv");
 			message m;
 			need(recv<S>(qp, m), "recv");
-			if (!m.in_buffer || m.tag != n_got || m.length != bytes)
+			if (!m.in_buffer || m.receive != n_got || m.tag != n_got || m.length != bytes)
 				fail("message %u of %u bytes where %u was due", m.tag, m.length, n_got);
 			check(buffer, bytes, m.tag, "posted receive");
 			S::sync();

@@ -1006,7 +1006,7 @@ fn messages_land_in_posted_buffers() {
         let data = noise(32 << 10, 9);
         let from = rig.upload(&data);
         let sizes = [0, 1, 40, 41, 1000, 4096, 8192, 64];
-        for scope in [THREAD, SCOPES[1], SCOPES[3]] {
+        for (round, scope) in [THREAD, SCOPES[1], SCOPES[3]].into_iter().enumerate() {
             let (mut receives, mut sends) = (Vec::new(), Vec::new());
             let mut at = 0;
             for (i, &n) in sizes.iter().enumerate() {
@@ -1024,7 +1024,9 @@ fn messages_land_in_posted_buffers() {
             all_ok(&got[..sizes.len()]);
             all_ok(&got[sizes.len() + 1..]);
             for (i, o) in got[sizes.len() + 1..].iter().step_by(2).enumerate() {
-                assert_eq!((o.length(), o.tag(), o.y), (sizes[i] as u64, i as u32, 2), "{scope:?}");
+                let receive = (round * sizes.len() + i) as u64;
+                assert_eq!((o.length(), o.tag()), (sizes[i] as u64, i as u32), "{scope:?}");
+                assert_eq!(o.y, 2 | receive << 8, "{scope:?}");
             }
             let there = read(&buffer, at);
             let mut begin = 0;
@@ -1042,6 +1044,32 @@ fn messages_land_in_posted_buffers() {
         }
         let c = rig.counters();
         assert_eq!((c.dropped, c.rnr, c.refused), (0, 0, 0));
+    });
+}
+
+#[test]
+fn a_message_says_which_receive_it_took() {
+    on_every_device(|device| {
+        let rig = Rig::new(device, &[]);
+        let pair = rig.pair(QpConfig { posted_receives: true, ..QpConfig::default() });
+        let shared = rig.context.shared("region", 4096).unwrap();
+        let lkey = pair[1].qp.register_shared(&shared).unwrap();
+        let from = rig.upload(&noise(64, 1));
+        for (round, scope) in SCOPES.into_iter().enumerate() {
+            // Posted for the last message first.
+            let post = |tag: u32| Step::post_recv(lkey, tag as u64 * 64, 64, tag);
+            let mut receives: Vec<_> = (0..4).rev().map(post).collect();
+            receives.extend([Step::recv(0, 64), Step::release(1)].repeat(4));
+            let receiver = pair[1].start(scope, &receives);
+            let send = |tag: u32| Step::send(from.addr(), 16 + 16 * tag as usize, tag);
+            all_ok(&pair[0].run(scope, &(0..4).map(send).collect::<Vec<_>>()));
+            let got = receiver.end();
+            all_ok(&got);
+            for (tag, o) in got[4..].iter().step_by(2).enumerate() {
+                let receive = (4 * round + 3 - tag) as u64;
+                assert_eq!((o.tag(), o.y), (tag as u32, 2 | receive << 8), "{scope:?}");
+            }
+        }
     });
 }
 

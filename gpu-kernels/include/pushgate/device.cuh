@@ -195,6 +195,7 @@ struct message {
 	u64 words[5] = {0, 0, 0, 0, 0}; // inline payload
 	bool is_inline = false;
 	bool in_buffer = false; // in the buffer that post_recv named
+	u32 receive = 0; // which post_recv that was, counted from 0, its low 32 bits
 };
 
 // ----------------------------------------------------------------- queue pair
@@ -757,6 +758,7 @@ PUSHGATE_DEVICE bool unpack(const pushgate_qp &q, const u64 (&w)[8], u64 lap, me
 	m.tag = (u32)w[1];
 	m.is_inline = flags & PUSHGATE_F_INLINE;
 	m.in_buffer = flags & PUSHGATE_F_BUFFER;
+	m.receive = m.in_buffer ? (u32)w[5] : 0;
 	m.data = nullptr;
 	if (m.is_inline) {
 		for (u32 i = 0; i < 5; i++)
@@ -817,6 +819,8 @@ template <class S> PUSHGATE_DEVICE void share(message &m)
 	m.is_inline = where == 1;
 	m.in_buffer = where == 2;
 	m.data = where <= 2 ? nullptr : reinterpret_cast<const void *>(where);
+	if (m.in_buffer)
+		m.receive = (u32)S::broadcast(m.receive);
 	if (m.is_inline)
 		for (u32 i = 0; i < 5; i++)
 			m.words[i] = S::broadcast(m.words[i]);
@@ -906,8 +910,9 @@ template <class S = thread> PUSHGATE_DEVICE void copy_out(void *dst, const messa
 	}
 }
 
-// Names a buffer for a receive: the next message whose turn it is lands there.
-// Only on queue pairs made with posted receives.
+// Names a buffer for a receive. A message takes the oldest receive of its tag, or
+// of any, and says which (message::receive): a later one of another tag may be taken
+// first. Only on queue pairs made with posted receives.
 template <class S = thread>
 PUSHGATE_DEVICE status post_recv(queue_pair &qp, u32 lkey, u64 offset, u32 length, u32 tag = PUSHGATE_ANY_TAG)
 {
