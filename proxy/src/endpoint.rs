@@ -106,6 +106,20 @@ pub enum EndpointError {
         /// Bytes that there should be.
         expected: usize,
     },
+    /// The peer was told otherwise: it would wait for receives that nobody tells it of,
+    /// or look for none.
+    #[error(
+        "posted_receives is {options} in QpOptions, but queue pair `{qp}` was offered to the peer with {offered}: \
+         set both alike"
+    )]
+    PostedReceives {
+        /// The transport.
+        qp: &'static str,
+        /// What the endpoint is to do.
+        options: bool,
+        /// What the peer was told.
+        offered: bool,
+    },
     /// `ungated` in a build without it.
     #[error("this build cannot switch the gate's receive credit off")]
     Ungated,
@@ -318,6 +332,15 @@ impl Endpoint {
         options: QpOptions,
     ) -> Result<Self, EndpointError> {
         let (work, control) = (work.into(), control.into());
+        if let Some(offered) = qp.offered_receives()
+            && offered != options.posted_receives
+        {
+            return Err(EndpointError::PostedReceives {
+                qp: qp.name(),
+                options: options.posted_receives,
+                offered,
+            });
+        }
         let limits = qp.limits();
         let gate = if options.ungated {
             #[cfg(feature = "test-ungated")]

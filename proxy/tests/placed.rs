@@ -28,6 +28,8 @@ struct Placing {
     records: Records,
     /// Whether the peer was told of our regions.
     offers: bool,
+    /// What the peer was told of our receives, if anything.
+    receives: Option<bool>,
 }
 
 impl QueuePair for Placing {
@@ -87,6 +89,10 @@ impl QueuePair for Placing {
 
     fn notify(&mut self) -> Result<bool, Status> {
         Ok(false)
+    }
+
+    fn offered_receives(&self) -> Option<bool> {
+        self.receives
     }
 
     fn offers(&self, _: u32) -> bool {
@@ -158,7 +164,7 @@ impl Setting {
             mine.control.clone(),
             mine.geometry,
             peer.geometry,
-            Box::new(Placing { records: records.clone(), offers }),
+            Box::new(Placing { records: records.clone(), offers, receives: Some(posted_receives) }),
             QpOptions { posted_receives, ..options(1) },
         )
         .unwrap();
@@ -231,6 +237,27 @@ fn p8_a_peer_that_writes_to_a_region_it_was_not_offered_is_refused_and_named() {
     s.end.poll(&mut None);
     assert_eq!((s.device.signal(1), s.end.counters().placed), (0, 0));
     assert_eq!(s.end.status().map(|s| (s.code as u32, s.rank)), Some((abi::PUSHGATE_REFUSED, Some(1))));
+}
+
+#[test]
+fn p7_an_endpoint_that_posts_receives_unknown_to_its_peer_is_refused() {
+    let made = |receives: Option<bool>, posted_receives: bool| {
+        let mine = Memory::new(GEOMETRY);
+        Endpoint::new(
+            mine.work_read.clone(),
+            mine.control.clone(),
+            mine.geometry,
+            Geometry { rank: 1, ..GEOMETRY },
+            Box::new(Placing { records: Records::default(), offers: true, receives }),
+            QpOptions { posted_receives, ..options(1) },
+        )
+    };
+    for posted in [false, true] {
+        assert!(made(Some(posted), posted).is_ok() && made(None, posted).is_ok());
+        let why = made(Some(!posted), posted).err().expect("they differ").to_string();
+        let both = [format!("posted_receives is {posted} in QpOptions"), format!("with {}", !posted)];
+        assert!(both.iter().all(|s| why.contains(s)) && why.contains("`placing`"), "{why}");
+    }
 }
 
 /// A SEND of `length` bytes that was written to posted receive `number`.

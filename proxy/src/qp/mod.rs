@@ -113,6 +113,12 @@ pub trait QueuePair: Send {
     /// The same for SENDs at large, before there is any.
     fn region_sends(&self) -> RegionSends;
 
+    /// Whether the peer was told that receives of this side name buffers, on transports
+    /// whose ends agree on that when they meet.
+    fn offered_receives(&self) -> Option<bool> {
+        None
+    }
+
     /// True if SENDs go to posted receives of the peer that it told of: then
     /// [`QueuePair::receive_for`] is asked for each.
     fn knows_receives(&self) -> bool {

@@ -210,6 +210,10 @@ impl QueuePair for Settled {
         self.qp().regions_told()
     }
 
+    fn offered_receives(&self) -> Option<bool> {
+        self.qp().offered_receives()
+    }
+
     fn knows_receives(&self) -> bool {
         self.qp().knows_receives()
     }

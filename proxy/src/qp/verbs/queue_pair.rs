@@ -830,6 +830,10 @@ impl QueuePair for VerbsQp {
         }
     }
 
+    fn offered_receives(&self) -> Option<bool> {
+        Some(self.tells_receives)
+    }
+
     fn knows_receives(&self) -> bool {
         self.peer_receives.is_some()
     }
