@@ -35,7 +35,7 @@ pub enum Inbound {
 pub enum RegionSends {
     /// It may.
     Yes,
-    /// That is not known yet; the peer will tell.
+    /// That is not known yet, or not yet so; the peer will tell.
     Unknown,
     /// It may not; a sentence says why, and what else to do.
     No(&'static str),

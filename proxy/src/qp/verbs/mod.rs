@@ -20,6 +20,7 @@
 //! | next page | regions that we may write: 32 bytes each |
 
 mod chain;
+mod copies;
 mod device;
 mod error;
 pub mod gid;

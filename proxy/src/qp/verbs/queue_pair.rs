@@ -12,9 +12,10 @@ use pushgate_driver_shim::record::{Opcode, Record, Words as RecordWords, lap_of}
 use pushgate_rdma_core_sys as sys;
 
 use super::chain::{Chain, Remote, Source};
+use super::copies::Copies;
 use super::gid::GidEntry;
 use super::objects::{Mr, REMOTE_WRITE, Rc};
-use super::receives::{PeerReceive, PeerReceives, RECEIVE_WORDS};
+use super::receives::{PeerReceives, RECEIVE_WORDS};
 use super::sending::Sending;
 use super::setup::{Accepted, InboxLayout, Places, REGION_WORDS};
 use super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, slot_bytes};
@@ -100,6 +101,7 @@ pub struct VerbsQp {
     /// For each message in flight, the number of its last work request.
     last_wr: Box<[u64]>,
     sent: u64,
+    copies: Copies,
     /// Messages that are done, and those reported.
     messages_done: u64,
     completed: u64,
@@ -193,6 +195,7 @@ impl VerbsQp {
             chain: Chain::new(half.rc.inline, (slots as u64 / 2).max(1)),
             last_wr: vec![0; slots as usize].into(),
             sent: 0,
+            copies: Copies::new(slots as usize),
             messages_done: 0,
             completed: 0,
             inbound: 0,
@@ -400,27 +403,25 @@ impl VerbsQp {
     }
 
     /// Writes a message's payload to where it belongs, or packs it behind its record,
-    /// whose slot begins at word `first` of the outbox. `receive` is what a SEND takes.
-    /// Returns the record's flags and the bytes of the slot.
+    /// whose slot begins at word `first` of the outbox. `target` is where in a region it
+    /// belongs, if it does. Returns the record's flags and the bytes of the slot.
     #[inline]
     fn post_payload(
         &mut self,
         sequence: u64,
         first: usize,
         r: &Record,
-        receive: Option<PeerReceive>,
+        target: Option<(u32, u64)>,
     ) -> Result<(u64, usize), Status> {
         let record = slot_bytes(0);
         if r.opcode == Opcode::Signal || r.has(Record::INLINE) || r.length == 0 {
             return Ok((0, record));
         }
         let offset = (r.place as u64) << abi::PUSHGATE_UNIT_LOG;
-        let direct = match receive {
-            None if r.opcode == Opcode::Put => self.direct(r.rkey, r.remote_offset, r.length),
-            // `receive_for` saw that it is long enough.
-            Some(p) if p.length >= r.length => self.direct(p.rkey, p.offset, r.length),
-            _ => None,
-        };
+        let direct = target.and_then(|to| self.direct(to, r.length)).filter(|_| {
+            // What the peer copies there first must not come second.
+            target.is_some_and(|to| !self.copies.touch(to, r.length))
+        });
         if r.has(Record::REGION) {
             // `takes_region` said yes to both, or one was taken back meanwhile.
             let (Some(region), Some((to, _))) = (self.regions.get_mut(&r.place), direct) else {
@@ -453,7 +454,7 @@ impl VerbsQp {
 
     /// Where payload can go without a stop, if the peer told of such a region. What
     /// it says is only believed as far as it hurts itself.
-    fn direct(&self, rkey: u32, offset: u64, length: u32) -> Option<(Remote, bool)> {
+    fn direct(&self, (rkey, offset): (u32, u64), length: u32) -> Option<(Remote, bool)> {
         let index = rkey as usize & (MAX_REGIONS - 1);
         let first = self.inbox_layout.regions / 8 + index * REGION_WORDS;
         // Bytes may arrive in ascending order: with the last word of an entry the first is there.
@@ -691,7 +692,18 @@ impl QueuePair for VerbsQp {
             }
             _ => None,
         };
-        let (flags, bytes) = self.post_payload(sequence, first, r, receive)?;
+        let target = match receive {
+            None => (r.opcode == Opcode::Put).then_some((r.rkey, r.remote_offset)),
+            // `receive_for` saw that it is long enough.
+            Some(p) => (p.length >= r.length).then_some((p.rkey, p.offset)),
+        };
+        let (flags, bytes) = self.post_payload(sequence, first, r, target)?;
+        if let Some(target) = target
+            && flags & PLACED_FLAG == 0
+            && r.length > 0
+        {
+            self.copies.posted(sequence, target, r.length);
+        }
         let lap = (lap_of(sequence, self.out_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
         let mut w = crossing(words, sequence);
         w[0] |= flags;
@@ -731,6 +743,7 @@ impl QueuePair for VerbsQp {
             self.poll_cq();
         }
         self.healthy()?;
+        self.copies.received(received);
         // A slot of the peer's inbox is free when the peer has taken its message, one
         // of our send queue when that has completed.
         let completed = self.messages_done.min(received);
@@ -802,7 +815,7 @@ impl QueuePair for VerbsQp {
         if !self.regions.contains_key(&r.place) {
             return RegionSends::No("the source region is not registered with the RDMA device");
         }
-        let (rkey, offset) = match (r.opcode, &self.peer_receives) {
+        let to = match (r.opcode, &self.peer_receives) {
             (Opcode::Put, _) => (r.rkey, r.remote_offset),
             (_, None) => return self.region_sends(),
             (_, Some(receives)) => match receives.find(self.inbox_receives(), r.tag) {
@@ -811,9 +824,14 @@ impl QueuePair for VerbsQp {
             },
         };
         // Nothing of an empty one has to go anywhere.
-        match r.length == 0 && r.opcode == Opcode::Send || self.direct(rkey, offset, r.length).is_some() {
-            true => RegionSends::Yes,
-            false => RegionSends::No(
+        if r.length == 0 && r.opcode == Opcode::Send {
+            return RegionSends::Yes;
+        }
+        match self.direct(to, r.length) {
+            // It can only go straight there, and what the peer copies there comes first.
+            Some(_) if self.copies.touch(to, r.length) => RegionSends::Unknown,
+            Some(_) => RegionSends::Yes,
+            None => RegionSends::No(
                 "the peer has no such region that its RDMA device can write, or not so long: push the \
                  payload into the window",
             ),

@@ -1,0 +1,83 @@
+//! Messages on their way that the peer's engine will copy into a region: short
+//! ones, and those that go by the mirror.
+//!
+//! What the RDMA device writes straight into a region is there before the peer's
+//! engine has looked at the messages before it. Were it to the same bytes, the
+//! older payload would be copied over the newer one (P6).
+
+use std::collections::VecDeque;
+
+/// Bytes of a region that a message will be copied to.
+struct Copy {
+    sequence: u64,
+    rkey: u32,
+    begin: u64,
+    end: u64,
+}
+
+/// Those that the peer does not have yet, in their order.
+pub(super) struct Copies(VecDeque<Copy>);
+
+impl Copies {
+    /// For at most so many messages in flight.
+    pub(super) fn new(messages: usize) -> Self {
+        Copies(VecDeque::with_capacity(messages))
+    }
+
+    /// Message `sequence` was posted so that the peer copies it there.
+    #[inline]
+    pub(super) fn posted(&mut self, sequence: u64, (rkey, begin): (u32, u64), length: u32) {
+        self.0.push_back(Copy { sequence, rkey, begin, end: begin.saturating_add(length as u64) });
+    }
+
+    /// The peer has so many messages.
+    #[inline]
+    pub(super) fn received(&mut self, received: u64) {
+        while self.0.front().is_some_and(|c| c.sequence < received) {
+            self.0.pop_front();
+        }
+    }
+
+    /// True if one will be copied to any of these bytes.
+    #[inline]
+    pub(super) fn touch(&self, (rkey, begin): (u32, u64), length: u32) -> bool {
+        let end = begin.saturating_add(length as u64);
+        self.0.iter().any(|c| c.rkey == rkey && c.begin < end && begin < c.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p6_what_is_to_be_copied_is_known_until_the_peer_has_it() {
+        let mut c = Copies::new(4);
+        c.posted(3, (7, 100), 50);
+        c.posted(5, (7, 400), 1);
+        c.posted(6, (8, 0), 10);
+        let touched = |c: &Copies| {
+            let at = [
+                (7, 149, 9),
+                (7, 90, 11),
+                (7, 0, 1000),
+                (7, 150, 250),
+                (7, 50, 50),
+                (7, 400, 1),
+                (8, 9, 1),
+                (9, 0, 9),
+            ];
+            at.map(|(rkey, offset, length)| c.touch((rkey, offset), length))
+        };
+        assert_eq!(touched(&c), [true, true, true, false, false, true, true, false]);
+        c.received(3);
+        assert_eq!(touched(&c), [true, true, true, false, false, true, true, false]);
+        c.received(4);
+        assert_eq!(touched(&c), [false, false, true, false, false, true, true, false]);
+        c.received(7);
+        assert_eq!(touched(&c), [false; 8]);
+        // Offsets that the peer will refuse.
+        c.posted(7, (7, u64::MAX - 1), 50);
+        assert!(c.touch((7, u64::MAX - 1), 1) && !c.touch((7, 0), 50));
+    }
+}
