@@ -18,7 +18,7 @@ use pushgate_driver_shim::window::Interrupt;
 use crate::counters::Counters;
 use crate::gate::{Gate, Need, Stall};
 use crate::memory::{Mapped, Words};
-use crate::mover::{Failed, Move, Mover, Source};
+use crate::mover::{Failed, Move, Mover, SLICE, Source, Step};
 use crate::qp::local::LocalQp;
 use crate::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
 use crate::region::{RegionMemory, Regions, Stretch};
@@ -265,6 +265,8 @@ pub struct Endpoint {
     waiting: Option<Waiting>,
     /// One host copy, or copies by a device, in the order of their messages.
     moving: VecDeque<Moving>,
+    /// Bytes that the engine itself has moved.
+    moved_here: u64,
     /// Inline payload on its way to device memory, for each copy that may be under way.
     inline: Box<[[u8; abi::PUSHGATE_INLINE_SEND as usize]; MOVES]>,
     next_inline: usize,
@@ -393,6 +395,7 @@ impl Endpoint {
             landing_tail: 0,
             waiting: None,
             moving: VecDeque::with_capacity(MOVES),
+            moved_here: 0,
             inline: Box::new([[0; abi::PUSHGATE_INLINE_SEND as usize]; MOVES]),
             next_inline: 0,
             acknowledged: PeerCounts::default(),
@@ -882,13 +885,16 @@ impl Endpoint {
     #[inline]
     fn receive(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         let mut work = self.reap();
+        // Then other queue pairs have their turn.
+        let enough = self.moved_here + SLICE as u64;
         if !self.moving.is_empty() {
             work |= self.advance(mover);
         }
         let mut n = 0;
         // Nothing is delivered behind a message that was not: a copy that failed,
         // a count that cannot be.
-        while n < BATCH && self.session.status().is_none() && self.takes_another() {
+        while n < BATCH && self.moved_here < enough && self.session.status().is_none() && self.takes_another()
+        {
             n += 1;
             let outcome = match self.waiting.is_some() {
                 true => self.retry(mover),
@@ -1276,12 +1282,19 @@ impl Endpoint {
         Ok(Outcome::Taken)
     }
 
-    /// The free part of the landing ring from its head on, and its bytes: the stage of
-    /// a copy that is alone under way, which leaves the head where it is.
+    /// The longest free stretch of the landing ring, and its bytes: the stage of a copy
+    /// that is alone under way, which takes nothing from the ring.
     fn stage(&self) -> (usize, usize) {
         let ring = 1u64 << self.geometry.landing_log;
-        let unit = self.landing_head & (ring - 1);
-        let free = (ring - (self.landing_head - self.landing_tail)).min(ring - unit);
+        let (head, tail) = (self.landing_head & (ring - 1), self.landing_tail & (ring - 1));
+        let (unit, free) = match self.landing_head - self.landing_tail {
+            0 => (0, ring),
+            held if held == ring => (head, 0),
+            _ if head < tail => (head, tail - head),
+            // What is held lies between: one stretch before it, and one behind.
+            _ if tail > ring - head => (0, tail),
+            _ => (head, ring - head),
+        };
         let at = self.landing + ((unit as usize) << abi::PUSHGATE_UNIT_LOG);
         (at, (free as usize) << abi::PUSHGATE_UNIT_LOG)
     }
@@ -1300,8 +1313,8 @@ impl Endpoint {
             // while it is used. The peer or its device may write the source
             // meanwhile only against P1, which spoils its own message.
             match unsafe { m.movement.advance(mover.as_deref_mut(), &*self.qp) } {
-                Ok(true) => {}
-                Ok(false) => return work | !m.movement.is_waited_for(),
+                Ok(Step::Done) => {}
+                Ok(step) => return work | (step == Step::Moved),
                 Err(e) => {
                     self.moving.pop_front();
                     self.cut_short(&e);
@@ -1343,6 +1356,9 @@ impl Endpoint {
         let r = &m.record;
         self.counters.copies += 1;
         self.counters.copied_bytes += r.length as u64;
+        if !m.movement.queues() {
+            self.moved_here += r.length as u64;
+        }
         let w = match m.landed {
             Landed::Region => {
                 // P3: data, then signal.

@@ -41,7 +41,7 @@ pub struct MoveError {
 
 /// Bytes that the engine copies before it looks at its other queue pairs, so
 /// that a large copy for one does not stop the rest.
-const SLICE: usize = 1 << 20;
+pub(crate) const SLICE: usize = 1 << 20;
 
 /// Where the bytes of a copy come from.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +61,17 @@ pub(crate) enum Failed {
     /// The peer's memory.
     #[error("reading {length} bytes at {address:#x} of the peer's process: {error}")]
     Peer { length: usize, address: u64, error: io::Error },
+}
+
+/// What one call of [`Move::advance`] came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// All bytes are where they belong.
+    Done,
+    /// Some more are, or are on their way.
+    Moved,
+    /// A device is not done.
+    Waiting,
 }
 
 /// A copy under way.
@@ -127,12 +138,7 @@ impl Move {
         matches!(self, Move::Device { .. })
     }
 
-    /// The engine has nothing to do for it but to look whether the device is done.
-    pub(crate) fn is_waited_for(&self) -> bool {
-        matches!(self, Move::Device { .. } | Move::Relay { ticket: Some(_), .. })
-    }
-
-    /// Moves on; true when complete.
+    /// Moves on, [`SLICE`] bytes at most.
     ///
     /// # Safety
     /// The stretches of a host copy are mapped (destination writable) and do not
@@ -143,7 +149,8 @@ impl Move {
         &mut self,
         mover: Option<&mut (dyn Mover + 'static)>,
         qp: &dyn QueuePair,
-    ) -> Result<bool, Failed> {
+    ) -> Result<Step, Failed> {
+        let done = |yes| if yes { Step::Done } else { Step::Moved };
         // SAFETY: the caller's promise, for as many bytes as are left of what was checked.
         let read = |src: u64, dst: usize, length: usize| match unsafe { qp.read_peer(src, dst, length) } {
             Ok(0) => {
@@ -159,21 +166,24 @@ impl Move {
                 // SAFETY: see above; `n` never passes the stretch that was checked.
                 unsafe { std::ptr::copy_nonoverlapping(*src as *const u8, *dst as *mut u8, n) };
                 (*dst, *src, *left) = (*dst + n, *src + n, *left - n);
-                Ok(*left == 0)
+                Ok(done(*left == 0))
             }
-            Move::Device { ticket } => Ok(mover.expect("it began the copy").done(*ticket)?),
+            Move::Device { ticket } => match mover.expect("it began the copy").done(*ticket)? {
+                true => Ok(Step::Done),
+                false => Ok(Step::Waiting),
+            },
             Move::Read { dst, src, left } => {
                 if *left > 0 {
                     let n = read(*src, *dst, (*left).min(SLICE))?;
                     (*dst, *src, *left) = (*dst + n, *src + n as u64, *left - n);
                 }
-                Ok(*left == 0)
+                Ok(done(*left == 0))
             }
             Move::Relay { dst, src, left, stage, room, staged, ticket } => {
                 let mover = mover.expect("it was there when the copy began");
                 if let Some(copy) = *ticket {
                     if !mover.done(copy)? {
-                        return Ok(false);
+                        return Ok(Step::Waiting);
                     }
                     (*dst, *staged, *ticket) = (*dst + *staged as u64, 0, None);
                 }
@@ -182,7 +192,7 @@ impl Move {
                     (*src, *left, *staged) = (*src + n as u64, *left - n, n);
                     *ticket = Some(mover.start(*dst, *stage, n)?);
                 }
-                Ok(ticket.is_none())
+                Ok(done(ticket.is_none()))
             }
         }
     }

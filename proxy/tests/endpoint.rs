@@ -1029,6 +1029,10 @@ fn p3_a_put_out_of_a_region_reaches_host_and_device_before_its_signal() {
     assert!(s.pair.devices[0].post(inline_send(3), b"behind"));
     // By way of the landing ring, 2048 bytes at a time.
     for step in 0..4 {
+        if step > 0 {
+            assert!(s.pair.poll(1), "the next piece was read");
+            assert!(!s.pair.poll(1), "the device is waited for");
+        }
         (0..20).for_each(|i| _ = s.pair.poll(i % 2));
         assert_eq!([0, 1].map(|i| s.pair.devices[1].signal(i)), [1, 0]);
         assert_eq!(mover.0.lock().unwrap().copies.len(), step + 1);
@@ -1040,6 +1044,65 @@ fn p3_a_put_out_of_a_region_reaches_host_and_device_before_its_signal() {
     assert!(s.to.read(5, 7000) == s.from.read(100, 7000));
     assert!(mover.0.lock().unwrap().bytes[9..7009] == s.from.read(100, 7000));
     take(&mut s.pair.devices[1], 3, b"behind");
+    s.pair.assert_clean();
+}
+
+#[test]
+fn p3_a_relay_goes_by_the_longest_stretch_of_the_landing_ring() {
+    // Units that lie at the ring's end: given back, or held, of 32.
+    for (before, held, pieces) in [(31, 0, 4), (0, 31, 110), (30, 1, 4), (3, 20, 13), (20, 3, 6)] {
+        let Some(mut s) = sending(false, 8000) else { return };
+        let mover = SlowMover::default();
+        *mover.0.lock().unwrap() =
+            DeviceMemory { bytes: vec![0; 8000], allowed: usize::MAX, ..Default::default() };
+        s.pair.mover = Some(Box::new(mover.clone()));
+        let device = RegionMemory::Device { address: DEVICE, exported: None };
+        let device = s.pair.ends[1].add_region(device, 8000).unwrap();
+        // Both before the first is given back, or the second begins at the ring's start.
+        for (tag, units) in [(0, before), (1, held)] {
+            if units > 0 {
+                assert!(s.pair.devices[0].post_from(region_send(tag, s.lkey, 0), units * UNIT));
+            }
+        }
+        s.pair.settle();
+        if before > 0 {
+            take(&mut s.pair.devices[1], 0, &s.from.read(0, before * UNIT));
+            s.pair.settle();
+        }
+        let flags = Record::REGION | Record::WITH_SIGNAL;
+        let put = Record { flags, place: s.lkey, place_offset: 9, ..put(device, 0, 0, 1) };
+        assert!(s.pair.devices[0].post_from(put, 7000));
+        s.pair.settle();
+        assert_eq!(s.pair.devices[1].signal(0), 1);
+        let m = mover.0.lock().unwrap();
+        assert_eq!(m.copies.len(), pieces, "{before} units before {held}");
+        assert!(m.bytes[..7000] == s.from.read(9, 7000));
+        if held > 0 {
+            take(&mut s.pair.devices[1], 1, &s.from.read(0, held * UNIT));
+        }
+        s.pair.assert_clean();
+    }
+}
+
+#[test]
+fn p8_a_turn_ends_when_the_engine_has_copied_enough() {
+    const HALF: usize = 1 << 19;
+    if rdma::chosen() {
+        return;
+    }
+    let mut s = sending(true, 8 * HALF).unwrap();
+    for i in 0..8 {
+        s.pair.devices[1].post_recv(s.rkey, (i * HALF) as u64, HALF as u32, ANY);
+        assert!(s.pair.devices[0].post_from(region_send(i as u32, s.lkey, (i * HALF) as u64), HALF));
+    }
+    (0..3).for_each(|_| _ = s.pair.poll(1));
+    while s.pair.poll(0) {}
+    for turn in 1..=4 {
+        assert!(s.pair.poll(1));
+        assert_eq!(s.pair.ends[1].counters().delivered, turn * 2);
+    }
+    s.pair.settle();
+    assert!(s.to.read(0, 8 * HALF) == s.from.read(0, 8 * HALF));
     s.pair.assert_clean();
 }
 
