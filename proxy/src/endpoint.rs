@@ -19,7 +19,7 @@ use crate::counters::Counters;
 use crate::gate::{Gate, Need, Stall};
 use crate::memory::{Mapped, Words};
 use crate::mover::{Failed, Move, Mover, SLICE, Source, Step};
-use crate::qp::local::LocalQp;
+use crate::qp::local::{LocalQp, Processes};
 use crate::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
 use crate::region::{RegionMemory, Regions, Stretch};
 use crate::ring::{self, Found, Look};
@@ -52,6 +52,9 @@ pub struct QpMemory {
     /// The peer's process, by its number in our PID namespace: what it sends out of
     /// regions is read there.
     pub peer_pid: Option<u32>,
+    /// This engine runs in the process of its program, whose number the peer knows: its
+    /// regions can be read there.
+    pub in_program: bool,
 }
 
 /// What else an endpoint is told.
@@ -319,7 +322,7 @@ impl Endpoint {
             &peer_geometry,
             memory.peer_window,
             memory.peer_bell,
-            memory.peer_pid,
+            Processes { peer: memory.peer_pid, in_program: memory.in_program },
         );
         Self::new(memory.work, memory.control, geometry, peer_geometry, Box::new(qp), options)
     }

@@ -110,6 +110,7 @@ pub fn messages(batches: u64) -> Result<(u64, Duration), Box<dyn std::error::Err
             peer_window: other.read_only(0)?,
             peer_bell: None,
             peer_pid: None,
+            in_program: true,
         };
         let options = QpOptions {
             peer: 1 - own as u32,

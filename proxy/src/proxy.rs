@@ -126,6 +126,7 @@ impl Proxy for Engine {
             peer_window: fds.peer_window,
             peer_bell: fds.peer_bell,
             peer_pid: fds.peer_pid,
+            in_program: true,
         };
         let endpoint = Endpoint::local(memory, options).map_err(|e| remote(&e))?;
         self.add_qp(endpoint, wake)

@@ -543,6 +543,7 @@ impl Client<'_> {
             peer_bell: bell,
             // Of the program and not of this process: what it may read, we need not.
             peer_pid: None,
+            in_program: false,
         };
         let endpoint = Endpoint::local(memory, options).map_err(|e| Refusal::Why(e.to_string()))?;
         let id = self.engine.add_qp(endpoint, wake)?;

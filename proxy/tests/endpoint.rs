@@ -1163,11 +1163,18 @@ fn p7_p8_where_the_peer_cannot_read_a_region_send_is_refused_with_a_sentence() {
     let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     // A process that is there and is not this one: its memory is not what is told.
     let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    let cases = [(None, "does not know this process"), (Some(other.id()), "proxy = thread")];
-    for (pid, sentence) in cases {
+    let own = std::process::id();
+    let cases = [
+        (None, true, "does not know this process"),
+        (Some(other.id()), true, "proxy = thread"),
+        // A proxy process whose program has the segment at the same address.
+        (Some(own), false, "proxy = thread"),
+    ];
+    for (pid, in_program, sentence) in cases {
         m.iter().for_each(|m| m.reset());
         let reader = QpMemory { peer_pid: pid, ..m[1].joined(&m[0], None) };
-        let mut sender = Endpoint::local(m[0].joined(&m[1], None), options(1)).unwrap();
+        let sender = QpMemory { in_program, ..m[0].joined(&m[1], None) };
+        let mut sender = Endpoint::local(sender, options(1)).unwrap();
         assert!(matches!(sender.region_sends(), RegionSends::Unknown));
         let region = Region::new(100);
         let lkey = sender.add_region(region.memory(), 100).unwrap();

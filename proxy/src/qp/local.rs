@@ -34,6 +34,15 @@ const ADDRESS: usize = 4;
 const READS: usize = 5;
 const LINE_WORDS: usize = 6;
 
+/// What is known of the two processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Processes {
+    /// The process of the peer's program, where it is known.
+    pub peer: Option<u32>,
+    /// This engine runs in the process of its program.
+    pub in_program: bool,
+}
+
 /// A region of this process.
 struct OwnRegion {
     address: u64,
@@ -70,8 +79,7 @@ pub struct LocalQp {
 impl LocalQp {
     /// Joins two link segments, both with checked headers: `own`, which this
     /// engine writes, and `peer`. `window` is the peer's payload ring. `bell`
-    /// wakes the peer's engine, where it can be woken. `peer_pid` is the process of
-    /// the peer's engine, where it is known.
+    /// wakes the peer's engine, where it can be woken.
     pub fn new(
         own: &Arc<SharedMemory>,
         geometry: &Geometry,
@@ -79,8 +87,9 @@ impl LocalQp {
         peer_geometry: &Geometry,
         window: Arc<ReadOnlyMemory>,
         bell: Option<EventFd>,
-        peer_pid: Option<u32>,
+        processes: Processes,
     ) -> Self {
+        let peer_pid = processes.peer;
         let line = abi::PUSHGATE_LINK_RECEIVED as usize;
         let sleeping = abi::PUSHGATE_LINK_SLEEPING as usize;
         let ring = abi::PUSHGATE_LINK_RING as usize;
@@ -88,8 +97,14 @@ impl LocalQp {
             process_memory::allow(pid);
         }
         let out_line = Words::writable(own, line, LINE_WORDS);
+        // The program maps the segment too, and may have it at our address: only its own
+        // engine may say where the peer finds what it names.
+        let address = match processes.in_program {
+            true => own.as_ptr().as_ptr() as u64,
+            false => process_memory::NOWHERE,
+        };
         // After the leave to read, which the peer tries as soon as it sees this.
-        out_line[ADDRESS].store(own.as_ptr().as_ptr() as u64, Ordering::Release);
+        out_line[ADDRESS].store(address, Ordering::Release);
         if peer_pid.is_none() {
             out_line[READS].store(abi::PUSHGATE_READS_UNKNOWN as u64, Ordering::Release);
         }

@@ -44,14 +44,21 @@ pub(super) unsafe fn read(pid: u32, address: u64, to: usize, length: usize) -> i
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
+/// The address that an engine names which is not in its program's process.
+pub(super) const NOWHERE: u64 = u64::MAX;
+
 /// Whether process `pid` has the segment that its engine says it has at `address`,
 /// and may be read: a `PUSHGATE_READS_*`.
 pub(super) fn probe(pid: u32, address: u64) -> u32 {
+    if address == NOWHERE {
+        return abi::PUSHGATE_READS_ELSEWHERE;
+    }
     let mut word = 0u64;
     let at = address.wrapping_add(abi::PUSHGATE_LINK_ADDRESS as u64);
     // SAFETY: the word is ours, and not looked at before the call is over.
     match unsafe { read(pid, at, &raw mut word as usize, size_of::<u64>()) } {
-        // The word that holds its own segment's address: no other process has that there.
+        // The word that holds its own segment's address: the process has that segment there.
+        // (So has a program whose engine is elsewhere, if by chance; that says NOWHERE.)
         Ok(8) if word == address => abi::PUSHGATE_READS_YES,
         Ok(_) => abi::PUSHGATE_READS_ELSEWHERE,
         Err(e) => match rustix::io::Errno::from_io_error(&e) {
@@ -159,6 +166,7 @@ mod tests {
         assert_eq!(probe(own, address), abi::PUSHGATE_READS_YES);
         assert_eq!(probe(own, address + 8), abi::PUSHGATE_READS_ELSEWHERE);
         assert_eq!(probe(own, 64), abi::PUSHGATE_READS_ELSEWHERE);
+        assert_eq!(probe(own, NOWHERE), abi::PUSHGATE_READS_ELSEWHERE);
         assert_eq!(probe(0x7fff_fff0, address), abi::PUSHGATE_READS_UNKNOWN);
     }
 }

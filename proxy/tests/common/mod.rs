@@ -163,6 +163,7 @@ impl Memory {
             peer_window: peer.window_read.clone(),
             peer_bell,
             peer_pid: Some(std::process::id()),
+            in_program: true,
         }
     }
 }
