@@ -215,6 +215,11 @@ impl Device {
         self.port
     }
 
+    /// The longest message that it can send, bytes.
+    pub fn longest_message(&self) -> u32 {
+        self.port_state.message
+    }
+
     fn query_port(&self) -> Result<PortState, VerbsError> {
         // SAFETY: plain data.
         let mut a: sys::ibv_port_attr = unsafe { std::mem::zeroed() };

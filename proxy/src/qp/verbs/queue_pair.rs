@@ -815,6 +815,12 @@ impl QueuePair for VerbsQp {
         if !self.regions.contains_key(&r.place) {
             return RegionSends::No("the source region is not registered with the RDMA device");
         }
+        if r.length > self.rc.pd.device.longest_message() {
+            return RegionSends::No(
+                "the payload is longer than the RDMA device's longest message (max_msg_sz of ibv_devinfo -v): \
+                 send it in pieces",
+            );
+        }
         let to = match (r.opcode, &self.peer_receives) {
             (Opcode::Put, _) => (r.rkey, r.remote_offset),
             (_, None) => return self.region_sends(),
