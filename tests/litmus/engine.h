@@ -424,8 +424,9 @@ class endpoint {
 		record out = r;
 		out.set_flags(r.flags() & PUSHGATE_F_INLINE);
 		if (p.posted) {
-			copy(buffers[buffer_tail++ % max_held], source(r), r.length());
+			copy(buffers[buffer_tail % max_held], source(r), r.length());
 			out.set_flags(PUSHGATE_F_BUFFER);
+			out.w[5] = (u32)buffer_tail++;
 		} else if (!(r.flags() & PUSHGATE_F_INLINE)) {
 			if (!p.landing || inbound % 2 || !land(r, out))
 				holds[held_head++ % max_held] = {rx_head, inbound - 1, r.units()};
