@@ -191,7 +191,7 @@ impl Comm {
             return Ok(());
         }
         let text = format!(
-            "{}: {} bytes at {:#x} are not registered there, or a device still copies to them",
+            "{}: {} bytes at {:#x} are not registered there, or a message still goes out of them or comes into them",
             self.link, mr.bytes, mr.address
         );
         Err(Failure::new(Code::Usage, text))

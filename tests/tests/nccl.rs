@@ -107,9 +107,6 @@ fn p3_p4_p6_what_is_not_registered_goes_through_the_window_in_slices_if_need_be(
 /// The CPU executor plays the GPU: its worker pushes into windows and pulls out of them.
 #[test]
 fn p3_p4_p6_gpu_memory_is_pushed_and_pulled() {
-    if std::env::var_os("PUSHGATE_QP").is_some_and(|qp| qp == "verbs") {
-        return;
-    }
     let gpu = [("_PUSHGATE_NET_GPU", "cpu"), ("NCCL_CALLER_MEMORY", "cuda")];
     for (version, how) in [(8, ""), (11, ""), (12, ""), (11, "--processes")] {
         let traffic = format!("traffic {how} --version {version} --groups 150 --in-flight 8 --max 120000");
