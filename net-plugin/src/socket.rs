@@ -215,7 +215,8 @@ mod tests {
         assert_eq!((&bytes[..], fds.len()), (&b"first"[..], 3));
         assert_eq!(b.receive().unwrap().unwrap().0, [7; 9000]);
         assert!(b.receive().unwrap().is_none());
-        drop(a);
+        // They are of the same socket.
+        drop((a, fds));
         assert_eq!(b.receive().unwrap_err().kind(), ErrorKind::ConnectionReset);
     }
 
