@@ -281,6 +281,8 @@ enum Launcher {
 }
 
 struct Shared {
+    // Dropped first: unregistered before the memory that `control` holds is unmapped.
+    registration: Registration,
     control: Arc<Control>,
     options: WorkerOptions,
     launcher: Mutex<Launcher>,
@@ -289,7 +291,8 @@ struct Shared {
     leases: Mutex<Vec<LeaseSlot>>,
     stop: AtomicBool,
     failed: OnceLock<String>,
-    registration: Registration,
+    /// The last generation whose launch was made, and not only begun.
+    started: AtomicU64,
     device: DeviceBuffer,
 }
 
@@ -354,10 +357,21 @@ impl Shared {
                     .map(|run| running.push(run))
             }
         };
+        if started.is_ok() {
+            self.started.store(generation, Ordering::Release);
+        }
         started.inspect_err(|error| {
             let _ = self.failed.set(error.to_string());
             self.control.launched.store(generation - 1, Ordering::Release);
         })
+    }
+
+    /// Waits for a launch that another thread has begun: what this thread launches next is to
+    /// stand behind it.
+    fn behind_launches(&self) {
+        if self.started.load(Ordering::Acquire) != self.control.launched.load(Ordering::Acquire) {
+            drop(lock(&self.launcher));
+        }
     }
 
     fn shape(&self) -> Launch {
@@ -425,6 +439,7 @@ impl Worker {
             leases: Mutex::new(vec![LeaseSlot::default(); LEASES - 1]),
             stop: AtomicBool::new(false),
             failed: OnceLock::new(),
+            started: AtomicU64::new(0),
             registration,
             device,
         });
@@ -466,7 +481,9 @@ impl Worker {
     /// captures.
     pub fn lease(&self, stream: u64) -> Result<Lease> {
         let shared = &*self.shared;
-        if shared.resident.as_ref().is_some_and(|resident| !resident.can_follow(stream)) {
+        // Every thread has another stream by that name (CU_STREAM_PER_THREAD).
+        let is_many = shared.resident.is_some() && stream == 2;
+        if is_many || shared.resident.as_ref().is_some_and(|resident| !resident.can_follow(stream)) {
             return Ok(Lease { slot: None });
         }
         let slot = {
@@ -497,6 +514,7 @@ impl Worker {
             self.take_back(&lease);
             return Err(error);
         }
+        shared.behind_launches();
         Ok(lease)
     }
 
@@ -510,9 +528,13 @@ impl Worker {
         self.launched();
         // It may have left for the launch. The next generation stands behind the operation, but
         // before the mark, which would hold up a device with one queue for all streams.
-        if shared.control.announce() {
-            shared.ensure(shared.options.linger)?;
+        if shared.control.announce()
+            && let Err(error) = shared.ensure(shared.options.linger)
+        {
+            self.take_back(&lease);
+            return Err(error);
         }
+        shared.behind_launches();
         // Held over the call, so that values come in the stream's order.
         let mut leases = lock(&shared.leases);
         let value = leases[at].closed + 1;

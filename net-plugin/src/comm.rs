@@ -7,14 +7,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pushgate::worker::Ticket;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, Words};
-use pushgate_gpu_kernels::Registration;
-use pushgate_proxy::engine::QpId;
+use pushgate_proxy::engine::{EngineError, QpId};
 use pushgate_proxy::producer::{Producer, Received};
 use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::qp::RegionSends;
@@ -24,7 +23,8 @@ use pushgate_proxy::session::Status;
 use crate::error::{Code, Failure, Result};
 use crate::exclusive::Exclusive;
 use crate::ffi::types::MAX_RECVS;
-use crate::join::{Joined, RECEIVES_LOG, Role};
+use crate::gpu;
+use crate::join::{Joined, RECEIVES_LOG, Registered, Role};
 use crate::large::{self, Incoming, Invitation, Outgoing};
 use crate::log;
 use crate::path::{self, Path};
@@ -104,8 +104,11 @@ struct Link {
     /// A region for receives of nothing that name none, on a receiving end.
     nothing: u32,
     lane: Arc<Lane>,
+    /// Messages that the GPU was told to push, and those whose payload it has pushed.
+    pushed: AtomicU64,
+    published: AtomicU64,
     /// What the lane's GPU sees of this connection's memory; goes when the engine has let go.
-    _registrations: Vec<Registration>,
+    registrations: Vec<Registered>,
     runtime: Arc<Runtime>,
 }
 
@@ -134,7 +137,9 @@ impl Comm {
             watched: u64::MAX,
             nothing: 0,
             lane,
-            _registrations: registrations,
+            pushed: AtomicU64::new(0),
+            published: AtomicU64::new(0),
+            registrations,
             runtime,
         };
         if role == Role::Receive {
@@ -184,8 +189,8 @@ impl Comm {
 
     /// The reverse. Posted receives into it that a message meets later end the connection.
     pub fn deregister(&self, mr: Mr) -> Result<()> {
-        if mr.cuda && self.link.role == Role::Send {
-            return Ok(());
+        if let (true, Side::Send(sender)) = (mr.cuda, &self.side) {
+            return self.pushes_end(sender);
         }
         if self.link.lane.engine.remove_region(self.link.qp, mr.key)? {
             return Ok(());
@@ -195,6 +200,27 @@ impl Comm {
             self.link, mr.bytes, mr.address
         );
         Err(Failure::new(Code::Usage, text))
+    }
+
+    /// Waits until the GPU has read what it was told to push before.
+    fn pushes_end(&self, sender: &Exclusive<Sender>) -> Result<()> {
+        let told = self.link.pushed.load(Ordering::Relaxed);
+        let began = Instant::now();
+        while self.link.published.load(Ordering::Acquire) < told {
+            if began.elapsed() < SETTLE / 10 {
+                std::thread::sleep(Duration::from_micros(100));
+                continue;
+            }
+            // Nobody tests any more, as behind an abort: look for ourselves.
+            if sender.enter(|s| s.settle(&self.link)) == Some(true) {
+                return Ok(());
+            }
+            if began.elapsed() > SETTLE {
+                let text = format!("{}: the GPU still reads memory that is deregistered", self.link);
+                return Err(Failure::new(Code::System, text));
+            }
+        }
+        Ok(())
     }
 
     /// Sends; `None`: no room now, try again.
@@ -253,7 +279,7 @@ impl Drop for Comm {
         let settled = sender.enter(|s| s.settle(&self.link)).unwrap_or(false);
         if !settled {
             log::warn(&format!("{}: the GPU still pushes into its window, which stays", self.link));
-            std::mem::forget(std::mem::take(&mut self.link._registrations));
+            std::mem::forget(std::mem::take(&mut self.link.registrations));
         }
     }
 }
@@ -262,7 +288,14 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.runtime.watch.remove(self.watched);
         // Of an engine that is gone nothing needs to be taken out.
-        let counters = self.lane.engine.remove_qp(self.qp).unwrap_or_default();
+        let counters = match self.lane.engine.remove_qp(self.qp) {
+            Err(EngineError::Unsettled(counters)) => {
+                log::warn(&format!("{self}: the GPU still pulls out of the peer's window, which stays"));
+                std::mem::forget(std::mem::take(&mut self.registrations));
+                *counters
+            }
+            other => other.unwrap_or_default(),
+        };
         watch::say_goodbye(&self.stream, counters.delivered);
         self.stream.shutdown();
     }
@@ -394,6 +427,8 @@ impl Sender {
             }
             self.producer.publish(p.slot, &p.words);
             self.pushing.pop_front();
+            // The source is free: for `deregister`.
+            link.published.fetch_add(1, Ordering::Release);
             any = true;
         }
         if any {
@@ -416,7 +451,9 @@ impl Sender {
         let (Some(gpu), Some(window)) = (&link.lane.gpu, self.window) else {
             return Err(Failure::new(Code::Internal, format!("{link}: no GPU sees the window")));
         };
-        if !gpu.has_room() {
+        // Held until it is posted, so that the room is ours.
+        let mut pushes = gpu.pushes();
+        if !pushes.has_room() {
             return Ok(None);
         }
         let Some((taken, words)) = self.producer.stage(record, size) else { return Ok(None) };
@@ -424,7 +461,8 @@ impl Sender {
         // SAFETY: the source is the caller's, in memory of this GPU by its registration; the
         // target is the reservation's own, in a window that stays registered as long as the
         // link. A connection that is closed meanwhile waits for it (`Sender`'s drop).
-        let ticket = unsafe { gpu.push(data as u64, to, size)? };
+        let ticket = unsafe { pushes.post(data as u64, to, size) }.map_err(gpu::failed)?;
+        link.pushed.fetch_add(1, Ordering::Relaxed);
         self.pushing.push_back(Pushing { ticket, slot: taken.slot, words });
         Ok(Some(taken.slot))
     }

@@ -35,6 +35,12 @@ pub fn current() -> Option<u32> {
     }
 }
 
+/// A command that was not taken.
+pub fn failed(e: PostError) -> Failure {
+    let code = if matches!(e, PostError::Lost { .. }) { Code::System } else { Code::Internal };
+    Failure::new(code, format!("the GPU: {e}"))
+}
+
 impl Gpu {
     /// Opens it, and what copies into its memory for an engine. Its device should be idle.
     pub fn open(index: u32) -> Result<(Gpu, Box<dyn Mover>)> {
@@ -55,7 +61,8 @@ impl Gpu {
         self.executor.describe()
     }
 
-    fn pushes(&self) -> MutexGuard<'_, OneWay> {
+    /// The commands to push. Held for a few stores alone.
+    pub fn pushes(&self) -> MutexGuard<'_, OneWay> {
         self.pushes.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -73,32 +80,13 @@ impl Gpu {
             .map_err(Failure::system("registering the peer's window with the GPU"))
     }
 
-    /// True if a push would be taken now.
-    pub fn has_room(&self) -> bool {
-        self.pushes().has_room()
-    }
-
-    /// Begins to push `length` bytes of device memory.
-    ///
-    /// # Safety
-    /// Both places are of memory that the device may use so, and stay until [`Gpu::pushed`]
-    /// says true.
-    pub unsafe fn push(&self, device: u64, host: u64, length: usize) -> Result<Ticket> {
-        // SAFETY: the caller's.
-        let posted = unsafe { self.pushes().post(device, host, length) };
-        posted.map_err(|e| match e {
-            PostError::Lost { reason } => Failure::new(Code::System, format!("the GPU: {reason}")),
-            other => Failure::new(Code::Internal, format!("the GPU: {other}")),
-        })
-    }
-
     /// True once it is complete.
     pub fn pushed(&self, ticket: Ticket) -> Result<bool> {
         let mut pushes = self.pushes();
         if pushes.done(ticket) {
             return Ok(true);
         }
-        pushes.health().map(|()| false).map_err(|e| Failure::new(Code::System, format!("the GPU: {e}")))
+        pushes.health().map(|()| false).map_err(failed)
     }
 
     /// Before NCCL launches a kernel on `stream` that will wait for copies.

@@ -12,6 +12,7 @@ use pushgate_gpu_kernels::Registration;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::idle::Wake;
+use pushgate_proxy::memory::Keep;
 use pushgate_proxy::offer::LocalOffer;
 use pushgate_proxy::producer::Producer;
 use pushgate_proxy::proxy::{Proxy, QpFds};
@@ -55,6 +56,9 @@ pub enum Offer {
     Verbs(verbs::Offer),
 }
 
+/// Memory that the GPU sees.
+pub type Registered = (Registration, Keep);
+
 struct Own {
     lane: Arc<Lane>,
     role: Role,
@@ -85,8 +89,8 @@ pub struct Joined {
     pub window: Option<u64>,
     /// Messages must go through the window.
     pub peer_pulls: bool,
-    /// What the GPU sees of both ends' memory.
-    pub registrations: Vec<Registration>,
+    /// What the GPU sees of both ends' memory, each with that memory: it goes behind.
+    pub registrations: Vec<Registered>,
 }
 
 /// What became of a half when the other end's offer was there.
@@ -169,13 +173,14 @@ impl Own {
     }
 
     /// Shows the GPU what it pushes to or pulls from.
-    fn register(&self, peer_window: &ReadOnlyMemory) -> Result<Vec<Registration>> {
+    fn register(&self, peer_window: &Arc<ReadOnlyMemory>) -> Result<Vec<Registered>> {
         Ok(match (&self.lane.gpu, self.role) {
             (None, _) => Vec::new(),
-            (Some(gpu), Role::Send) => vec![gpu.register(&*self.window)?],
-            (Some(gpu), Role::Receive) => {
-                vec![gpu.register_read_only(peer_window)?, gpu.register(&*self.control)?]
-            }
+            (Some(gpu), Role::Send) => vec![(gpu.register(&*self.window)?, self.window.clone() as Keep)],
+            (Some(gpu), Role::Receive) => vec![
+                (gpu.register_read_only(peer_window)?, peer_window.clone() as Keep),
+                (gpu.register(&*self.control)?, self.control.clone() as Keep),
+            ],
         })
     }
 }
@@ -255,7 +260,7 @@ impl Half {
                 // The engine has its own writable mapping now.
                 link.seal_against_writers()?;
                 let sends = own.role == Role::Send;
-                let window = registrations.first().filter(|_| sends).map(Registration::device_addr);
+                let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
                 let joined = Joined {
                     window,
                     peer_pulls: gpu,

@@ -63,10 +63,9 @@ impl Choice {
                 );
                 Ok(Choice { gpu: Some(Mutex::new(Some((index, gpu, mover)))), why })
             }
-            Err(e) if forced => Err(e),
+            // Not another way in silence: all ranks must go the same.
             Err(e) => {
-                log::warn(&format!("{e}: GPU memory is not taken, NCCL's kernels push to host memory"));
-                bounce("the GPU can't be used")
+                Err(Failure::new(e.code, format!("{e}; set PUSHGATE_PATH=bounce on all ranks to do without")))
             }
         }
     }
@@ -75,9 +74,15 @@ impl Choice {
 /// What NCCL must be told, unless the user has said something: it hands GPU memory to a NIC only
 /// if that is near the GPU, as it thinks, and ours has no place on PCIe; and with as few
 /// channels and as small pieces as it would take, too little is under way to fill the GPU's
-/// link. (Channels to a peer it has counted before any plugin is asked.)
-const TOLD: [(&str, &str); 3] =
-    [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8"), ("NCCL_P2P_NET_CHUNKSIZE", "524288")];
+/// link. (Channels to a peer it has counted before any plugin is asked.) And out of buffers that
+/// a user has registered it sends up to 1 GiB at once, which no window holds.
+const TOLD: [(&str, &str); 5] = [
+    ("NCCL_NET_GDR_LEVEL", "SYS"),
+    ("NCCL_MIN_NCHANNELS", "8"),
+    ("NCCL_P2P_NET_CHUNKSIZE", "524288"),
+    ("NCCL_GRAPH_REGISTER", "0"),
+    ("NCCL_LOCAL_REGISTER", "0"),
+];
 
 /// Tells it, once.
 pub fn tell_nccl() {

@@ -49,6 +49,9 @@ pub enum EngineError {
     /// No such queue pair.
     #[error("queue pair {0} is not one of this engine's")]
     NoQp(u32),
+    /// It is taken out, but a device still copies for it: what it used must stay.
+    #[error("a device's copy for a queue pair that was removed does not end; its memory stays")]
+    Unsettled(Box<Counters>),
     /// [`crate::region::MAX_REGIONS`] are registered.
     #[error("a queue pair holds at most {} regions", crate::region::MAX_REGIONS)]
     TooManyRegions,
@@ -70,7 +73,7 @@ struct Removing {
 
 enum Command {
     AddQp(Box<Endpoint>, Wake, Sender<QpId>),
-    RemoveQp(QpId, Sender<Option<Counters>>),
+    RemoveQp(QpId, Sender<Option<(Counters, bool)>>),
     AddRegion(QpId, RegionMemory, u64, Sender<Result<u32, EngineError>>),
     RemoveRegion(QpId, u32, Sender<bool>),
     Fail(Option<QpId>, Status, Sender<()>),
@@ -150,7 +153,9 @@ impl Engine {
 
     /// Drops a queue pair and its mappings; returns its last counts.
     pub fn remove_qp(&self, qp: QpId) -> Result<Counters, EngineError> {
-        self.ask(|reply| Command::RemoveQp(qp, reply))?.ok_or(EngineError::NoQp(qp.0))
+        let (counters, settled) =
+            self.ask(|reply| Command::RemoveQp(qp, reply))?.ok_or(EngineError::NoQp(qp.0))?;
+        if settled { Ok(counters) } else { Err(EngineError::Unsettled(Box::new(counters))) }
     }
 
     /// Registers a region with a queue pair; returns its key (lkey and rkey).
@@ -388,9 +393,9 @@ impl Loop {
                             );
                             std::mem::forget(endpoint);
                         }
-                        counters
+                        self.gone += counters;
+                        (counters, settled)
                     });
-                    self.gone += counters.unwrap_or_default();
                     let _ = reply.send(counters);
                 }
                 Command::AddRegion(qp, memory, bytes, reply) => {
