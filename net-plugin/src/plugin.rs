@@ -29,7 +29,7 @@ use crate::watch::Watch;
 pub struct Loaded {
     pub settings: Settings,
     pub rdma: Option<Arc<Device>>,
-    properties: &'static Properties,
+    properties: Properties,
     /// NCCL may hand over memory of GPUs; the first of them, opened already.
     gpu: Option<Mutex<Option<FirstGpu>>>,
 }
@@ -119,7 +119,7 @@ pub fn close(context: Context) {
 }
 
 /// What getProperties says.
-pub fn properties() -> Result<&'static Properties> {
+pub fn properties() -> Result<Properties> {
     Ok(loaded(&process())?.properties)
 }
 
@@ -156,11 +156,10 @@ impl Loaded {
             QpKind::Verbs => {
                 let name = (settings.ib_dev != "auto").then_some(settings.ib_dev.as_str());
                 let device = Device::open(name, settings.ib_port as u8)?;
-                // NCCL keeps the strings for ever; a process opens few devices.
-                let properties = &*Box::leak(Box::new(Properties::of(&device)));
+                let properties = Properties::of(&device);
                 (Some(device), properties)
             }
-            _ => (None, &*Box::leak(Box::new(Properties::local(whole, path.gpu.is_some())))),
+            _ => (None, Properties::local(whole, path.gpu.is_some())),
         };
         log::init(&path.why);
         if path.gpu.is_some() {

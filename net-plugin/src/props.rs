@@ -1,7 +1,7 @@
 //! What NCCL is told of the network: of the RDMA device's port over `verbs`, of host
 //! memory over `local`.
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::Path;
 
 use pushgate_driver_shim::abi;
@@ -23,9 +23,11 @@ const GPU_SPEED: c_int = 400_000;
 /// Microseconds that a message takes through two engines; NCCL adds them to its own.
 const LATENCY: f32 = 3.0;
 
-/// See the module's text. Lives as long as the process: NCCL keeps the strings.
+/// See the module's text.
+#[derive(Clone, Copy)]
 pub struct Properties {
-    pci_path: Option<CString>,
+    /// NCCL keeps it for ever.
+    pci_path: Option<&'static CStr>,
     /// Names the chip, so that NCCL sees whose bandwidth is shared.
     pub guid: u64,
     /// Mbit/s.
@@ -56,7 +58,8 @@ impl Properties {
         let read = |file: String| std::fs::read_to_string(base.join(file)).unwrap_or_default();
         let port = device.port();
         Properties {
-            pci_path: pci_path(&base.join("device")),
+            // A process opens few devices.
+            pci_path: pci_path(&base.join("device")).map(|path| &*Box::leak(path.into_boxed_c_str())),
             guid: guid(&read("node_guid".into())).unwrap_or(1),
             // Where the kernel does not say, NCCL's own guess for such a case.
             speed: speed(&read(format!("ports/{port}/rate"))).unwrap_or(10_000),
@@ -74,7 +77,7 @@ impl Properties {
 
     /// NULL for what is no PCI function: NCCL puts it at the first CPU then.
     pub fn pci_path(&self) -> *const c_char {
-        self.pci_path.as_ref().map_or(std::ptr::null(), |p| p.as_ptr())
+        self.pci_path.map_or(std::ptr::null(), |p| p.as_ptr())
     }
 }
 

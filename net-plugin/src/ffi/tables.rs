@@ -159,7 +159,7 @@ unsafe extern "C" fn set_net_attr(_ctx: *mut c_void, _attr: *mut NetAttr) -> R {
     0
 }
 
-fn properties(dev: c_int) -> Result<&'static Properties> {
+fn properties(dev: c_int) -> Result<Properties> {
     if dev != 0 {
         let text = format!("device {dev} of 1: devices() says how many there are");
         return Err(Failure::new(Code::Argument, text));
@@ -167,7 +167,7 @@ fn properties(dev: c_int) -> Result<&'static Properties> {
     plugin::properties()
 }
 
-fn props_v9(p: &Properties) -> PropsV9 {
+fn props_v9(p: Properties) -> PropsV9 {
     PropsV9 {
         name: NAME,
         pci_path: p.pci_path(),
