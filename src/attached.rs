@@ -4,18 +4,16 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::placed::Placed;
 use pushgate_driver_shim::provider::FileWindow;
 use pushgate_driver_shim::window::Piece;
 use pushgate_gpu_kernels::{Access, DeviceBuffer, Registration};
-use pushgate_proxy::session::Status;
 
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::qp::{DeviceEnd, device_addresses, ring};
+use crate::qp::{DeviceEnd, check_status, device_addresses, ring};
 use crate::relay::{Relay, RelayStats};
 
 /// A queue pair that another machine's or process's proxy drives, made there with the
@@ -120,11 +118,7 @@ impl AttachedQueuePair {
 
     /// `Err` with the cause if the queue pair has ended.
     pub fn check(&self) -> Result<()> {
-        let word = self.control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0].load(Ordering::Acquire);
-        match Status::from_word(word) {
-            None => Ok(()),
-            Some(status) => Err(Error::from_status(status, self.rank)),
-        }
+        check_status(&self.control, self.rank)
     }
 }
 
@@ -140,6 +134,7 @@ mod tests {
     use crate::settings::{DeviceChoice, Settings};
     use pushgate_driver_shim::placed;
     use pushgate_driver_shim::segment::Geometry;
+    use std::sync::atomic::Ordering;
 
     #[test]
     fn p6_a_window_that_a_device_has_used_is_refused() {

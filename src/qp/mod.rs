@@ -69,6 +69,16 @@ pub(crate) extern "C" fn ring(fd: u64) {
     let _ = rustix::io::write(fd, &one);
 }
 
+/// `Err` with the cause if the queue pair of a control segment has ended. By the word that
+/// devices read, which says the same wherever the engine runs.
+pub(crate) fn check_status(control: &Piece, rank: u32) -> Result<()> {
+    let word = control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0].load(Ordering::Acquire);
+    match Status::from_word(word) {
+        None => Ok(()),
+        Some(status) => Err(Error::from_status(status, rank)),
+    }
+}
+
 /// The part of a kernel's structure that says where segments and window lie, by their
 /// device addresses.
 pub(crate) fn device_addresses(g: &Geometry, window: u64, work: u64, control: u64) -> abi::pushgate_qp {
@@ -241,12 +251,7 @@ impl QueuePair {
 
     /// `Err` with the cause if the queue pair has ended.
     pub fn check(&self) -> Result<()> {
-        // The word that devices read; it says the same wherever the engine runs.
-        let word = self.control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0].load(Ordering::Acquire);
-        match Status::from_word(word) {
-            None => Ok(()),
-            Some(status) => Err(Error::from_status(status, self.rank)),
-        }
+        check_status(&self.control, self.rank)
     }
 
     /// Ends it: waits here and at the peer end with *aborted*.
