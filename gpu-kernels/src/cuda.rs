@@ -8,6 +8,8 @@
 
 mod compile;
 mod guard;
+mod nvml;
+mod peer;
 mod rdma;
 mod resident;
 
@@ -28,6 +30,8 @@ use cudarc::driver::sys::{
 };
 
 pub use self::guard::{CudaInfo, probe};
+pub use self::nvml::{Busy, busy};
+pub(crate) use self::peer::{CudaCopies, CudaPoint};
 use self::guard::{Driver, NOT_READY, SUCCESS};
 use self::rdma::Rdma;
 use self::resident::Presence;
@@ -901,6 +905,16 @@ impl CudaExecutor {
     /// Where the GPU sits: "0000:3b:00.0".
     pub fn pci_bus_id(&self) -> &str {
         &self.device.context.pci
+    }
+
+    /// Its name, as NVIDIA gives it.
+    pub fn device_name(&self) -> &str {
+        &self.device.context.name
+    }
+
+    /// Its compute capability: 90 for sm_90.
+    pub fn sm(&self) -> u32 {
+        self.device.context.sm
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {

@@ -4,6 +4,7 @@
 //! a GPU and for a CPU; [`Executor`] is what loads and launches them on either.
 
 mod build_support;
+mod copies;
 mod cpu;
 mod cuda;
 mod embedded;
@@ -12,8 +13,9 @@ mod module;
 mod mover;
 mod worker;
 
+pub use copies::{Copies, Point};
 pub use cpu::CpuExecutor;
-pub use cuda::{CudaExecutor, CudaInfo, current_device, probe};
+pub use cuda::{Busy, CudaExecutor, CudaInfo, busy, current_device, probe};
 pub use executor::{
     Access, Available, DeviceBuffer, DeviceChoice, DeviceError, DmaBuf, Executor, Launch, LoadedModule,
     Registration, Result, Running, Stream, WaitOutcome, available_executors, choose, choose_at,
