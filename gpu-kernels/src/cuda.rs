@@ -30,9 +30,9 @@ use cudarc::driver::sys::{
 };
 
 pub use self::guard::{CudaInfo, probe};
+use self::guard::{Driver, NOT_READY, SUCCESS};
 pub use self::nvml::{Busy, busy};
 pub(crate) use self::peer::{CudaCopies, CudaPoint};
-use self::guard::{Driver, NOT_READY, SUCCESS};
 use self::rdma::Rdma;
 use self::resident::Presence;
 pub(crate) use self::resident::Resident;

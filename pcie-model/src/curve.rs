@@ -172,6 +172,9 @@ mod tests {
         let one = Curve::fitted(&[(1 << 20, 20.0)], 1, 1).unwrap();
         assert!((one.time(1 << 20) / 20.0 - 1.0).abs() < 0.01, "{one:?}");
         assert!((KERNEL.bandwidth(64 << 20) - 52.0).abs() < 0.2);
-        assert_eq!((blocks(0, 0, 0), blocks(1 << 20, 32 << 10, 16), blocks(64 << 10, 32 << 10, 16)), (1, 16, 2));
+        assert_eq!(
+            (blocks(0, 0, 0), blocks(1 << 20, 32 << 10, 16), blocks(64 << 10, 32 << 10, 16)),
+            (1, 16, 2)
+        );
     }
 }

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::curve::Curve;
+use crate::parameters::Parameters;
+use crate::transfers::{fit_interval, flag_round_trip};
 
 /// Version of the format. Other versions are refused: a probe takes seconds.
 pub const FORMAT: u32 = 1;
@@ -119,7 +121,7 @@ pub struct Rate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
-pub enum Way {
+pub enum Transfer {
     /// A kernel's stores into a window in host memory; between devices, then loads of
     /// the receiver's.
     Push,
@@ -135,15 +137,15 @@ pub enum Way {
     Pull,
 }
 
-impl std::fmt::Display for Way {
+impl std::fmt::Display for Transfer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(match self {
-            Way::Push => "push",
-            Way::Read => "read",
-            Way::CopyOut => "copy-out",
-            Way::CopyIn => "copy-in",
-            Way::Bounce => "bounce",
-            Way::Pull => "pull",
+            Transfer::Push => "push",
+            Transfer::Read => "read",
+            Transfer::CopyOut => "copy-out",
+            Transfer::CopyIn => "copy-in",
+            Transfer::Bounce => "bounce",
+            Transfer::Pull => "pull",
         })
     }
 }
@@ -153,7 +155,7 @@ impl std::fmt::Display for Way {
 #[serde(deny_unknown_fields)]
 pub struct Line {
     /// What carried it.
-    pub way: Way,
+    pub way: Transfer,
     /// Microseconds that the host's part of it takes (a call of the driver) and that
     /// are not in the points; 0 where there is none.
     pub launch: f64,
@@ -167,7 +169,13 @@ pub struct Line {
 
 impl Line {
     /// Fitted to points; `None` without one.
-    pub fn fitted(way: Way, launch: f64, points: Vec<(u64, f64)>, slice: u64, blocks: u32) -> Option<Self> {
+    pub fn fitted(
+        way: Transfer,
+        launch: f64,
+        points: Vec<(u64, f64)>,
+        slice: u64,
+        blocks: u32,
+    ) -> Option<Self> {
         let curve = Curve::fitted(&points, slice, blocks)?;
         let worst = curve.worst(&points)?.0;
         Some(Self { way, launch, points, curve, worst })
@@ -220,21 +228,46 @@ pub struct Writers {
 /// writes that are in each other's way. Such hosts are known (8 GPUs behind one switch:
 /// 2.7 of 37 GB/s), and only a reading shows them.
 pub fn collapses(writers: &[Writers]) -> Option<Writers> {
-    writers
-        .iter()
-        .find(|w| writers.iter().any(|fewer| fewer.n < w.n && w.rate < fewer.rate / 2.0))
-        .copied()
+    writers.iter().find(|w| writers.iter().any(|fewer| fewer.n < w.n && w.rate < fewer.rate / 2.0)).copied()
 }
 
 impl Findings {
     /// The line of a way between two devices, by PCI address.
-    pub fn line(&self, from: &str, to: &str, way: Way) -> Option<&Line> {
+    pub fn line(&self, from: &str, to: &str, way: Transfer) -> Option<&Line> {
         self.pairs.iter().find(|p| p.from == from && p.to == to)?.lines.iter().find(|l| l.way == way)
     }
 
     /// A device by its PCI address.
     pub fn device(&self, pci: &str) -> Option<&Device> {
         self.devices.iter().find(|d| d.pci == pci)
+    }
+
+    /// The model's parameters for a device: what the readings say, and `others` for the
+    /// rest.
+    pub fn parameters(&self, pci: &str, others: &Parameters) -> Parameters {
+        let mut p = others.clone();
+        let Some(device) = self.device(pci) else { return p };
+        let line = |way| device.lines.iter().find(|l| l.way == way);
+        if let Some(copy) = line(Transfer::CopyOut) {
+            p.copy_launch_ns = copy.curve.fixed * 1e3;
+            p.copy_gbs = copy.curve.rate;
+        }
+        // One block of 512 threads is what a probe's figures are of (docs/probe.md).
+        let threads = 512;
+        if let Some(push) = line(Transfer::Push) {
+            p.store_interval_ns = fit_interval(threads, p.store_bytes, push.curve.block_rate);
+        }
+        if let Some(read) = line(Transfer::Read) {
+            p.load_interval_ns = fit_interval(threads, 8 * p.store_bytes, read.curve.block_rate);
+            // A read's trip is the SM's part and the bus's; of the latter, that of another
+            // device's is known, so the former is the rest.
+            p.sm_ns = (read.curve.fixed * 1e3 - p.rtt_ns).max(0.0);
+        }
+        // What of a flag to the CPU and back is no trip.
+        let trips = flag_round_trip(&[], &Parameters { cpu_turn_ns: 0.0, gpu_turn_ns: 0.0, ..p.clone() });
+        let turns = (device.flag * 2e3 - trips).max(0.0);
+        (p.cpu_turn_ns, p.gpu_turn_ns) = (turns / 2.0, turns / 2.0);
+        p
     }
 
     /// Where findings of a topology are kept: the file that [`VARIABLE`] names, else
@@ -327,7 +360,10 @@ impl Findings {
     fn check(&self) -> Result<(), String> {
         let hex = self.topology.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         if self.topology.len() != 16 || !hex {
-            return Err(format!("names the topology {:?}, which is not 16 hexadecimal digits", self.topology));
+            return Err(format!(
+                "names the topology {:?}, which is not 16 hexadecimal digits",
+                self.topology
+            ));
         }
         if self.executor != "cuda" && self.executor != "cpu" {
             return Err(format!("is of the executor {:?}, neither cuda nor cpu", self.executor));
@@ -394,7 +430,7 @@ pub(crate) mod tests {
                 pci: "0000:01:00.0".into(),
                 stores: vec![Rate { width: 16, blocks: 4, rate: 51.0 }],
                 loads: vec![Rate { width: 16, blocks: 4, rate: 43.0 }],
-                lines: vec![line(Way::Push, 1.5, 52.0), line(Way::CopyOut, 2.8, 55.0)],
+                lines: vec![line(Transfer::Push, 1.5, 52.0), line(Transfer::CopyOut, 2.8, 55.0)],
                 flag: 1.1,
                 record: 1.2,
                 launch: 6.0,
@@ -405,7 +441,7 @@ pub(crate) mod tests {
                 to: "0000:02:00.0".into(),
                 record: 1.6,
                 peer_record: None,
-                lines: vec![line(Way::Push, 4.0, 49.0), line(Way::Bounce, 12.0, 53.0)],
+                lines: vec![line(Transfer::Push, 4.0, 49.0), line(Transfer::Bounce, 12.0, 53.0)],
             }],
             writers: vec![],
         }
@@ -495,7 +531,10 @@ pub(crate) mod tests {
         let kept = "pushgate/probe-0123456789abcdef.toml";
         assert_eq!(at(&[("HOME", "/h")]).unwrap(), Path::new("/h/.cache").join(kept));
         assert_eq!(at(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/c")]).unwrap(), Path::new("/c").join(kept));
-        assert_eq!(at(&[("HOME", "/h"), ("XDG_CACHE_HOME", "c")]).unwrap(), Path::new("/h/.cache").join(kept));
+        assert_eq!(
+            at(&[("HOME", "/h"), ("XDG_CACHE_HOME", "c")]).unwrap(),
+            Path::new("/h/.cache").join(kept)
+        );
         assert_eq!(at(&[("HOME", "/h"), (VARIABLE, "f")]).unwrap(), Path::new("f"));
         assert!(matches!(at(&[("HOME", "")]), Err(FindingsError::NoFolder)));
     }
@@ -503,7 +542,7 @@ pub(crate) mod tests {
     #[test]
     fn between_readings_a_line_goes_through_them() {
         let points = vec![(64, 2.0), (1024, 8.0)];
-        let line = Line::fitted(Way::Push, 0.0, points, 1, 1).unwrap();
+        let line = Line::fitted(Transfer::Push, 0.0, points, 1, 1).unwrap();
         assert_eq!((line.time(64), line.time(1024)), (2.0, 8.0));
         assert!((line.time(256) - 4.0).abs() < 1e-9);
         assert!(line.time(8) > 0.0 && line.time(1 << 30) > line.time(1 << 20));

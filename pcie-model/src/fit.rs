@@ -109,10 +109,7 @@ fn simplex(from: &[f64], step: f64, cost: &impl Fn(&[f64]) -> f64) -> (f64, Vec<
 
 /// The largest relative error of a prediction, and where: |predicted / measured - 1|.
 pub fn worst(readings: &[Reading], predict: impl Fn(f64) -> f64) -> Option<(f64, f64)> {
-    readings
-        .iter()
-        .map(|r| ((predict(r.at) / r.value - 1.0).abs(), r.at))
-        .max_by(|a, b| a.0.total_cmp(&b.0))
+    readings.iter().map(|r| ((predict(r.at) / r.value - 1.0).abs(), r.at)).max_by(|a, b| a.0.total_cmp(&b.0))
 }
 
 #[cfg(test)]

@@ -82,9 +82,8 @@ impl CudaPoint {
         let mut milliseconds = 0f32;
         // SAFETY: both events are timed and were recorded in this context, or the
         // driver says that they were not; writes one float.
-        let code = unsafe {
-            (context.driver.cuEventElapsedTime)(&mut milliseconds, earlier.0.raw.0, self.0.raw.0)
-        };
+        let code =
+            unsafe { (context.driver.cuEventElapsedTime)(&mut milliseconds, earlier.0.raw.0, self.0.raw.0) };
         context.check("cuEventElapsedTime", code, || "timing copies".to_owned())?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
     }

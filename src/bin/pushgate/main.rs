@@ -3,6 +3,7 @@
 #![allow(missing_docs)] // a program, not a library
 
 mod bench;
+mod probe;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,7 @@ fn command() -> Command {
         .subcommand(settings(
             Command::new("devices").about("Says which executors there are, and why not the others"),
         ))
+        .subcommand(probe::command(settings))
         .subcommand(bench::command(settings))
 }
 
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
                 }
                 Ok(())
             }
+            "probe" => probe::run(m, &settings(m)?),
             _ => bench::run(m, settings),
         }
     })();

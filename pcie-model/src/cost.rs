@@ -1,0 +1,302 @@
+//! What a message costs on its way from a GPU to a NIC, pushed, pulled or bounced, and what bounds it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::parameters::Parameters;
+use crate::route::{Hop, Route, Window, latency};
+
+/// Who moves the payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// The GPU writes it into a window (posted).
+    Push,
+    /// The NIC reads it from GPU memory (non-posted).
+    Pull,
+    /// The GPU's copy engine writes it into host memory, from where the NIC reads it.
+    Bounce,
+}
+
+impl Way {
+    /// All of them.
+    pub const ALL: [Way; 3] = [Way::Push, Way::Pull, Way::Bounce];
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Way::Push => "push",
+            Way::Pull => "pull",
+            Way::Bounce => "bounce",
+        })
+    }
+}
+
+/// What bounds a stream of payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// The wire, headers included.
+    Link,
+    /// Tags: reads outstanding times their size, a round trip.
+    Tags,
+    /// Threads do not store, or load, fast enough.
+    Issue,
+    /// Room for completions at the reader.
+    CompletionCredits,
+    /// Others write through the same link.
+    UpLink,
+    /// The root complex passes less between peers.
+    RootComplex,
+    /// The copy engine.
+    CopyEngine,
+}
+
+impl Limit {
+    /// The reason, for a user: a clause.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Limit::Link => "the link is full, headers included",
+            Limit::Tags => "the reader's outstanding requests do not cover the round trip",
+            Limit::Issue => "too few threads, or too narrow stores, to fill the link",
+            Limit::CompletionCredits => {
+                "the reader has too little room for completions to cover the round trip"
+            }
+            Limit::UpLink => "other writers share the link",
+            Limit::RootComplex => "the root complex passes less between peers than the link",
+            Limit::CopyEngine => "the copy engine is slower than the link",
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Limit::Link => "link",
+            Limit::Tags => "tags",
+            Limit::Issue => "issue",
+            Limit::CompletionCredits => "completion credits",
+            Limit::UpLink => "up-link",
+            Limit::RootComplex => "root complex",
+            Limit::CopyEngine => "copy engine",
+        })
+    }
+}
+
+/// The steady rate of a stream, and what bounds it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Rate {
+    /// GB/s of payload.
+    pub gbs: f64,
+    /// What bounds it.
+    pub limit: Limit,
+}
+
+impl Rate {
+    fn least(of: impl IntoIterator<Item = (f64, Limit)>) -> Rate {
+        let first = Rate { gbs: f64::INFINITY, limit: Limit::Link };
+        of.into_iter().fold(first, |r, (gbs, limit)| if gbs < r.gbs { Rate { gbs, limit } } else { r })
+    }
+
+    fn and(self, other: Rate) -> Rate {
+        if other.gbs < self.gbs { other } else { self }
+    }
+}
+
+/// What one message costs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Estimate {
+    /// From the GPU's first store, or its request, until the NIC holds the last byte. Infinite where it never does.
+    pub time_ns: f64,
+    /// What of it does not depend on the size.
+    pub fixed_ns: f64,
+    /// GB/s of this message alone: bytes by time.
+    pub bandwidth: f64,
+    /// What a stream of such messages would reach, and what bounds it.
+    pub stream: Rate,
+}
+
+impl Estimate {
+    /// Whether the fixed part is more than half of the time: then the limit of the stream says little.
+    pub fn is_latency_bound(&self) -> bool {
+        self.fixed_ns * 2.0 > self.time_ns
+    }
+
+    /// Why it takes that long, for a user.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            e if e.time_ns.is_infinite() => "the root complex passes none of it",
+            e if e.is_latency_bound() => "latency: most of the time does not depend on the size",
+            e => e.stream.limit.reason(),
+        }
+    }
+}
+
+/// One way of a posted write between devices, ns, without the bytes: `t_wire + sum(t_hop)`.
+pub fn one_way(hops: &[Hop], p: &Parameters) -> f64 {
+    p.wire_ns() + latency(hops, p)
+}
+
+/// Round trip of a read of host memory, ns, without the bytes: `RTT0 + 2 sum(t_hop)`. A read of GPU memory takes
+/// [`Parameters::gpu_memory_ns`] more.
+pub fn round_trip(hops: &[Hop], p: &Parameters) -> f64 {
+    p.rtt_ns + 2.0 * latency(hops, p)
+}
+
+/// Rate of posted writes of SMs: the wire with TLPs of `store_tlp` (pcie-bench, `mem_bw.write`), the link's other
+/// writers, and what the threads issue.
+///
+/// # Errors
+/// As [`Parameters::check`].
+pub fn write_rate(route: &Route, p: &Parameters, peer: bool) -> Result<Rate> {
+    let wire = route.link.write_rate(p.store_tlp)?;
+    let issue = f64::from(p.store_threads) * f64::from(p.store_bytes) / p.store_interval_ns;
+    let cap = p.root_write_gbs.filter(|_| peer && route.through_root());
+    Ok(Rate::least([
+        (wire, Limit::Link),
+        (issue, Limit::Issue),
+        (shared(wire, route), Limit::UpLink),
+        (cap.unwrap_or(f64::INFINITY), Limit::RootComplex),
+    ]))
+}
+
+fn shared(wire: f64, route: &Route) -> f64 {
+    if route.sharers > 1 { wire / f64::from(route.sharers) } else { f64::INFINITY }
+}
+
+/// Rate of a device's reads at an unloaded round trip of `rtt` ns: the wire (pcie-bench, `mem_bw.read`), and
+/// `tags * MRRS / (RTT + the request's own time on the wire)`, and the same with room for completions. A closed
+/// loop with deterministic service reaches the least of them (Little's law).
+pub fn read_rate(route: &Route, p: &Parameters, rtt: f64) -> Rate {
+    let link = &route.link;
+    let one = link.read_wire(0, link.mrrs.into());
+    let round = rtt + (one.wire + one.request_wire) as f64 / link.tlp() + held(route, p);
+    let flight = f64::from(link.tags) * f64::from(link.mrrs);
+    Rate::least([
+        (link.read_rate(), Limit::Link),
+        (flight / round, Limit::Tags),
+        (p.completion_buffer.map_or(f64::INFINITY, |b| b as f64 / round), Limit::CompletionCredits),
+        (shared(link.read_rate(), route), Limit::UpLink),
+    ])
+}
+
+/// What hops that store and forward add to a round trip of a read, ns: a request and a completion each.
+fn held(route: &Route, p: &Parameters) -> f64 {
+    if !p.store_and_forward {
+        return 0.0;
+    }
+    let link = &route.link;
+    let piece = u64::from(link.mps.min(link.mrrs));
+    let bytes = link.request_overhead() + link.completion_overhead() + piece;
+    route.hops.len() as f64 * bytes as f64 / link.tlp()
+}
+
+/// Time and bandwidth of a message of `bytes`.
+///
+/// Common to all: a WQE goes to host memory, the CPU takes it and rings the NIC's doorbell. Then
+/// * *push* into the NIC: the payload's own way and the doorbell's, whichever is longer; with
+///   [`Parameters::fence`] the WQE waits for a round trip behind the payload.
+/// * *push* into host memory: the same, and a short read by the NIC.
+/// * *pull*: a read of GPU memory, all the way. No fence is charged, which favours it.
+/// * *bounce*: a copy by the copy engine, the doorbell, and a short read by the NIC.
+///
+/// Where payload is stored in host memory, messages above [`Parameters::chunk`] flow: the first chunk takes both
+/// steps one after the other, the rest the rate of the slower.
+///
+/// # Errors
+/// A route or parameters that cannot be; `bytes`, if 0.
+pub fn estimate(way: Way, route: &Route, p: &Parameters, bytes: u64) -> Result<Estimate> {
+    route.check()?;
+    p.check(&route.link)?;
+    crate::error::within("bytes", bytes as f64, 1.0, 1e15)?;
+    let n = bytes as f64;
+    let (out, back) = (route.gpu_to_host(), route.host_to_nic());
+    let told = p.sm_ns / 2.0 + one_way(&out, p) + p.cpu_turn_ns + one_way(&back, p);
+    let host_read = read_rate(route, p, round_trip(&back, p));
+    let fence = |hops: &[Hop]| if p.fence { p.sm_ns + round_trip(hops, p) } else { 0.0 };
+    // Two steps through host memory, in chunks.
+    let through_host = |fixed: f64, first: Rate| {
+        let head = n.min(p.chunk as f64);
+        let slower = first.and(host_read);
+        let time = fixed + head / first.gbs + head / host_read.gbs + (n - head) / slower.gbs;
+        (fixed, time, slower)
+    };
+    let direct = |fixed: f64, rate: Rate| (fixed, fixed + n / rate.gbs, rate);
+    let (fixed_ns, time_ns, stream) = match (way, route.window) {
+        (Way::Push, Window::Nic) => {
+            let landed = p.sm_ns / 2.0 + one_way(&route.hops, p);
+            let fixed = landed.max(fence(&route.hops) + told) + p.nic_memory_ns;
+            direct(fixed, write_rate(route, p, true)?)
+        }
+        (Way::Push, Window::Host) => {
+            through_host(fence(&out) + told + round_trip(&back, p), write_rate(route, p, false)?)
+        }
+        (Way::Pull, _) => {
+            let rtt = round_trip(&route.hops, p) + p.gpu_memory_ns;
+            let cap = p.root_read_gbs.filter(|_| route.through_root()).unwrap_or(f64::INFINITY);
+            direct(told + rtt, read_rate(route, p, rtt).and(Rate { gbs: cap, limit: Limit::RootComplex }))
+        }
+        (Way::Bounce, _) => {
+            let engine = Rate::least([
+                (p.copy_gbs, Limit::CopyEngine),
+                (route.link.ceiling(), Limit::Link),
+                (shared(route.link.ceiling(), route), Limit::UpLink),
+            ]);
+            let fixed = p.copy_launch_ns + p.cpu_turn_ns + one_way(&back, p) + round_trip(&back, p);
+            through_host(fixed, engine)
+        }
+    };
+    Ok(Estimate { time_ns, fixed_ns, bandwidth: n / time_ns, stream })
+}
+
+/// Where the faster of two ways changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Crossing {
+    /// Faster below.
+    pub below: Way,
+    /// Faster from there on.
+    pub above: Way,
+    /// The least size at which `above` is not slower.
+    pub bytes: u64,
+}
+
+/// Sizes that [`crossings`] looks at: 8 B to 1 GiB.
+pub const SIZES: std::ops::RangeInclusive<u64> = 8..=1 << 30;
+
+/// All sizes between 8 B and 1 GiB at which one way overtakes another. Times are lines with one bend, so each pair
+/// has two at most; a pair without one has a way that is always faster.
+///
+/// # Errors
+/// As [`estimate`].
+pub fn crossings(route: &Route, p: &Parameters) -> Result<Vec<Crossing>> {
+    let mut all = Vec::new();
+    for (i, &a) in Way::ALL.iter().enumerate() {
+        for &b in &Way::ALL[i + 1..] {
+            // Whether b is not slower at that size.
+            let wins = |n: u64| -> Result<bool> {
+                Ok(estimate(b, route, p, n)?.time_ns <= estimate(a, route, p, n)?.time_ns)
+            };
+            // Between bends and powers of two both are straight.
+            let mut marks: Vec<u64> = (3..=30).map(|e| 1 << e).collect();
+            marks.push(p.chunk.clamp(*SIZES.start(), *SIZES.end()));
+            marks.sort_unstable();
+            for pair in marks.windows(2) {
+                let (mut low, mut high) = (pair[0], pair[1]);
+                let (was, is) = (wins(low)?, wins(high)?);
+                if was == is {
+                    continue;
+                }
+                while high - low > 1 {
+                    let middle = low + (high - low) / 2;
+                    if wins(middle)? == was { low = middle } else { high = middle }
+                }
+                let (below, above) = if is { (a, b) } else { (b, a) };
+                all.push(Crossing { below, above, bytes: high });
+            }
+        }
+    }
+    Ok(all)
+}
