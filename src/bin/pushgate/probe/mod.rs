@@ -17,6 +17,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::{DeviceChoice, Settings};
 use pushgate_gpu_kernels::{CudaExecutor, Executor, busy, choose as choose_device, probe as probe_cuda};
 use pushgate_pcie_model::findings::{self, FORMAT, Findings, Rate, collapses};
+use pushgate_topology::Sysfs;
 
 use self::rig::Rig;
 
@@ -77,7 +78,8 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<()> {
     // Seen between two measurements, which are short; then all is taken down in order.
     ctrlc::set_handler(move || told.store(true, Ordering::Relaxed))?;
 
-    let topology = topology(&executors);
+    // Of the host, whatever CUDA_VISIBLE_DEVICES hides: who reads the findings may see others.
+    let topology = Sysfs::new("/sys").read().fingerprint(executors[0].name());
     let path = match m.get_one::<String>("out") {
         Some(path) => PathBuf::from(path),
         None => Findings::path(&topology)?,
@@ -149,21 +151,6 @@ fn executors(device: DeviceChoice, force: bool) -> Result<Vec<Arc<dyn Executor>>
         executors.push(Arc::new(gpu));
     }
     Ok(executors)
-}
-
-/// What findings hold for: names and places of the devices (FNV-1a, 64 bits).
-fn topology(executors: &[Arc<dyn Executor>]) -> String {
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    for executor in executors {
-        let what = match executor.as_cuda() {
-            Some(gpu) => format!("{}@{};", gpu.device_name(), gpu.pci_bus_id().to_ascii_lowercase()),
-            None => format!("{};", executor.describe()),
-        };
-        for byte in what.bytes() {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        }
-    }
-    format!("{hash:016x}")
 }
 
 fn measure(rig: &Rig, topology: String, quiet: bool) -> Result<Findings> {
