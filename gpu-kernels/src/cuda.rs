@@ -662,6 +662,9 @@ impl Drop for CudaBuffer {
 static REGISTERED: Mutex<Option<HashMap<(usize, usize), Held>>> = Mutex::new(None);
 
 struct Held {
+    /// Where it was registered: a range that every context sees can be given back in
+    /// that one alone.
+    context: Arc<Context>,
     count: usize,
     access: Access,
     io_memory: bool,
@@ -709,7 +712,7 @@ impl HostRange {
             context.check("cuMemHostRegister", code, || {
                 format!("registering {len} bytes at {addr:#x} ({})", words(access, io_memory))
             })?;
-            table.insert((addr, len), Held { count: 1, access, io_memory });
+            table.insert((addr, len), Held { context: context.clone(), count: 1, access, io_memory });
         }
         Ok(Self { context: context.clone(), ptr: addr, len })
     }
@@ -738,11 +741,11 @@ impl Drop for HostRange {
         if held.count > 0 {
             return;
         }
-        table.remove(&(self.ptr, self.len));
-        if let Ok(_current) = self.context.current() {
+        let Some(Held { context, .. }) = table.remove(&(self.ptr, self.len)) else { return };
+        if let Ok(_current) = context.current() {
             // SAFETY: registered by us, and the last holder is gone.
-            let code = unsafe { (self.context.driver.cuMemHostUnregister)(self.ptr as *mut c_void) };
-            self.context.note("cuMemHostUnregister", code, || {
+            let code = unsafe { (context.driver.cuMemHostUnregister)(self.ptr as *mut c_void) };
+            context.note("cuMemHostUnregister", code, || {
                 format!("unregistering {} bytes at {:#x}", self.len, self.ptr)
             });
         }

@@ -41,14 +41,20 @@ pub struct Choice {
 /// place of a safer one.
 const NOTICEABLE: f64 = 0.02;
 
-/// Takes the way for a message of `bytes`.
+/// Takes the way for a message of `bytes`, out of those that the caller `can` go.
 ///
 /// Between two devices that a probe has measured: the way that took least there (for
 /// sizes between two readings by a power law through them). To a NIC, which a probe does
 /// not see: by the model with the probe's parameters or, without a probe, those given;
 /// but not a push where the probe saw the writers of this host collapse. Where nothing
 /// is known: bounce, by way of host memory, which works everywhere.
-pub fn choose(findings: Option<&Findings>, parameters: &Parameters, between: Between, bytes: u64) -> Choice {
+pub fn choose(
+    findings: Option<&Findings>,
+    parameters: &Parameters,
+    between: Between,
+    can: &[Way],
+    bytes: u64,
+) -> Choice {
     let safe = |why: &str| Choice {
         way: Way::Bounce,
         us: None,
@@ -58,7 +64,7 @@ pub fn choose(findings: Option<&Findings>, parameters: &Parameters, between: Bet
         Between::Unknown => safe("nothing is known of the way to the NIC"),
         Between::Devices { from, to } => {
             let Some(findings) = findings else { return safe("no probe has measured these devices") };
-            measured(findings, from, to, bytes)
+            measured(findings, from, to, can, bytes)
                 .unwrap_or_else(|| safe("the probe's findings do not have these devices"))
         }
         Between::Nic { from, route } => {
@@ -72,7 +78,7 @@ pub fn choose(findings: Option<&Findings>, parameters: &Parameters, between: Bet
             };
             let collapsed = findings.and_then(|f| collapses(&f.writers));
             let mut times = Vec::new();
-            for way in Way::ALL {
+            for &way in can {
                 match estimate(way, route, parameters, bytes.max(1)) {
                     Ok(e) if e.time_ns.is_finite() => {
                         if way != Way::Push || collapsed.is_none() {
@@ -98,10 +104,10 @@ pub fn choose(findings: Option<&Findings>, parameters: &Parameters, between: Bet
 }
 
 /// Of a probe's own readings.
-fn measured(findings: &Findings, from: &str, to: &str, bytes: u64) -> Option<Choice> {
-    let times: Vec<(Way, f64)> = Way::ALL
-        .into_iter()
-        .filter_map(|way| Some((way, findings.line(from, to, Transfer::from(way))?.time(bytes.max(1)))))
+fn measured(findings: &Findings, from: &str, to: &str, can: &[Way], bytes: u64) -> Option<Choice> {
+    let times: Vec<(Way, f64)> = can
+        .iter()
+        .filter_map(|way| Some((*way, findings.line(from, to, Transfer::from(*way))?.time(bytes.max(1)))))
         .collect();
     fastest(&times, &format!("measured on {}", findings.date), bytes)
 }
@@ -152,7 +158,9 @@ mod tests {
     fn what_was_measured_decides() {
         let findings = example();
         let parameters = Parameters::default();
-        let at = |bytes| choose(Some(&findings), &parameters, Between::Devices { from: A, to: B }, bytes);
+        let at = |bytes| {
+            choose(Some(&findings), &parameters, Between::Devices { from: A, to: B }, &Way::ALL, bytes)
+        };
         // Push 4 us + n/49, bounce 12 us + n/53: they cross at 5 MB.
         let (small, large) = (at(4096), at(64 << 20));
         assert_eq!((small.way, large.way), (Way::Push, Way::Bounce));
@@ -160,6 +168,13 @@ mod tests {
             small.reason.contains("2026-01-31") && small.reason.contains("bounce 12."),
             "{}",
             small.reason
+        );
+        let only = |can: &[Way]| {
+            choose(Some(&findings), &parameters, Between::Devices { from: A, to: B }, can, 64).way
+        };
+        assert_eq!(
+            (only(&[Way::Bounce]), only(&[Way::Push, Way::Pull]), only(&[])),
+            (Way::Bounce, Way::Push, Way::Bounce)
         );
         for bytes in [0, 1, 64, 100_000, 1 << 20, 3 << 20, 1 << 32] {
             let choice = at(bytes);
@@ -179,12 +194,12 @@ mod tests {
             (Some(&findings), Between::Devices { from: B, to: A }, "do not have"),
             (Some(&findings), Between::Unknown, "nothing is known"),
         ] {
-            let choice = choose(findings, &parameters, between, 4096);
+            let choice = choose(findings, &parameters, between, &Way::ALL, 4096);
             assert_eq!((choice.way, choice.us), (Way::Bounce, None));
             assert!(choice.reason.contains(word), "{}", choice.reason);
         }
         let wrong = Route { sharers: 9999, ..Route::default() };
-        let choice = choose(None, &parameters, Between::Nic { from: A, route: &wrong }, 64);
+        let choice = choose(None, &parameters, Between::Nic { from: A, route: &wrong }, &Way::ALL, 64);
         assert!(choice.way == Way::Bounce && choice.reason.contains("sharers"), "{}", choice.reason);
     }
 
@@ -194,7 +209,8 @@ mod tests {
         let parameters = Parameters::default();
         let route = Route { hops: vec![Hop::RootComplex, Hop::Socket, Hop::RootComplex], ..Route::default() };
         let to = Between::Nic { from: A, route: &route };
-        let at = |findings: Option<&Findings>, p: &Parameters, bytes| choose(findings, p, to, bytes);
+        let at =
+            |findings: Option<&Findings>, p: &Parameters, bytes| choose(findings, p, to, &Way::ALL, bytes);
         assert!(at(None, &parameters, 1 << 20).reason.contains("without a probe"));
         let with = at(Some(&findings), &parameters, 1 << 20);
         assert!(with.reason.contains("the probe's parameters"), "{}", with.reason);

@@ -66,7 +66,8 @@ pub struct Findings {
     pub driver: String,
     /// Which topology this holds for: 16 hexadecimal digits.
     pub topology: String,
-    /// The largest relative error of any curve beside its own points.
+    /// The largest relative error of the devices' curves (push, read, copies) beside
+    /// their own points.
     pub worst_error: f64,
     /// Each device by itself.
     pub devices: Vec<Device>,

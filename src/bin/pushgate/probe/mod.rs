@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::{DeviceChoice, Settings};
 use pushgate_gpu_kernels::{CudaExecutor, Executor, busy, choose as choose_device, probe as probe_cuda};
-use pushgate_pcie_model::findings::{self, FORMAT, Findings, Rate, collapses};
+use pushgate_pcie_model::findings::{self, FORMAT, Findings, Rate, Transfer, collapses};
 use pushgate_topology::Sysfs;
 
 use self::rig::Rig;
@@ -165,7 +165,8 @@ fn measure(rig: &Rig, topology: String, quiet: bool) -> Result<Findings> {
         .map(|(a, b)| bar.step(|| pairs::pair(rig, a, b, &bar)))
         .collect::<Result<Vec<_>>>()?;
     let writers = bar.step(|| pairs::writers(rig))?;
-    let lines = devices.iter().flat_map(|d| &d.lines).chain(pairs.iter().flat_map(|p| &p.lines));
+    // Bounce is no transfer of its own, and its memcpy knows several caches.
+    let lines = devices.iter().flat_map(|d| &d.lines).filter(|l| l.way != Transfer::Bounce);
     let worst_error = lines.map(|l| l.worst).fold(0.0, f64::max);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(Findings {

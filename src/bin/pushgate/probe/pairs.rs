@@ -11,7 +11,7 @@ use pushgate_pcie_model::findings::{Line, Pair, Transfer, Writers};
 
 use super::Bar;
 use super::rig::{APART, CopyParams, DONE, FLAGS, GO, PingParams, RECORDS, Rig, pattern};
-use super::single::at_once;
+use super::single::{BATCHES, at_once};
 
 /// Messages of one launch at most.
 const MOST_MESSAGES: u64 = 64;
@@ -25,29 +25,25 @@ pub fn all(rig: &Rig) -> Vec<(usize, usize)> {
     (0..n).flat_map(|a| (0..n).filter(move |b| *b != a).map(move |b| (a, b))).collect()
 }
 
-/// Whether kernels of `reader` can load from the other's memory.
-pub fn reaches(rig: &Rig, reader: usize, other: usize) -> Result<bool> {
+/// Whether kernels of `reader` can load from the other's memory. A driver that fails to
+/// say so counts as no: the other ways are there.
+pub fn reaches(rig: &Rig, reader: usize, other: usize) -> bool {
     let (reader, other) = (&rig.units[reader].executor, &rig.units[other].executor);
     match (reader.as_cuda(), other.as_cuda()) {
-        (Some(reader), Some(other)) => Ok(reader.reach(other)?),
-        _ => Ok(true),
+        (Some(reader), Some(other)) => reader.reach(other).unwrap_or_else(|error| {
+            tracing::warn!("no peer access: {error}");
+            false
+        }),
+        _ => true,
     }
-}
-
-/// The ways between two devices.
-pub fn ways(rig: &Rig, from: usize, to: usize) -> Result<Vec<Transfer>> {
-    let mut ways = vec![Transfer::Push, Transfer::Bounce];
-    if reaches(rig, to, from)? {
-        ways.push(Transfer::Pull);
-    }
-    Ok(ways)
 }
 
 pub fn pair(rig: &Rig, from: usize, to: usize, bar: &Bar) -> Result<Pair> {
     let (a, b) = (&rig.units[from], &rig.units[to]);
     bar.say(&format!("{} to {}", a.pci, b.pci));
-    let lines = ways(rig, from, to)?
+    let lines = [Transfer::Push, Transfer::Bounce, Transfer::Pull]
         .into_iter()
+        .filter(|way| *way != Transfer::Pull || reaches(rig, to, from))
         .map(|way| {
             check(rig, from, to, way)?;
             let time = rig.scale.time.mul_f64((12.0 / all(rig).len() as f64).clamp(0.1, 1.0));
@@ -64,7 +60,7 @@ pub fn pair(rig: &Rig, from: usize, to: usize, bar: &Bar) -> Result<Pair> {
             Ok(Line::fitted(way, 0.0, points, slice, blocks).expect("there are sizes"))
         })
         .collect::<Result<_>>()?;
-    let peer = from != to && reaches(rig, from, to)? && reaches(rig, to, from)?;
+    let peer = from != to && reaches(rig, from, to) && reaches(rig, to, from);
     Ok(Pair {
         from: a.pci.clone(),
         to: b.pci.clone(),
@@ -222,7 +218,6 @@ fn bounce(rig: &Rig, from: usize, to: usize, bytes: u64, time: Duration) -> Resu
 /// Half a round trip of 64-byte records between two kernels: in host memory, or each in
 /// the other's own memory.
 fn record(rig: &Rig, from: usize, to: usize, peer: bool) -> Result<f64> {
-    const BATCHES: u64 = 8;
     rig.go_on()?;
     let (a, b) = (&rig.units[from], &rig.units[to]);
     let repeat = rig.scale.rounds;

@@ -9,7 +9,8 @@ use pushgate_pcie_model::findings::{Device, Line, Rate, Transfer, Writers};
 use super::Bar;
 use super::rig::{APART, CopyParams, PingParams, RECORDS, Rig, STREAMS, pattern, read_host};
 
-const BATCHES: u64 = 8;
+/// Of a ping-pong: many and short, so that one at least has the processor to itself.
+pub const BATCHES: u64 = 32;
 
 /// How many steps of the progress bar a device takes.
 pub fn steps(rig: &Rig, unit: usize) -> u64 {
