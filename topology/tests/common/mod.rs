@@ -18,7 +18,9 @@ impl Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name =
             format!("pushgate-topology-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
+        // In memory where there is such a place: the suites make thousands of small files.
+        let memory = PathBuf::from("/dev/shm");
+        let path = if memory.is_dir() { memory } else { std::env::temp_dir() }.join(name);
         fs::create_dir_all(&path).unwrap();
         Self(path)
     }
