@@ -8,7 +8,7 @@ use crate::config::Read;
 use crate::distance::{AcsOnWay, Distance};
 use crate::pair::Pair;
 use crate::report::Report;
-use crate::tree::{Function, Nic, Parent, Role, Source, Topology};
+use crate::tree::{Function, Nic, Parent, Role, RootComplex, Source, Topology};
 
 /// How it is drawn.
 #[derive(Clone, Copy, Debug, Default)]
@@ -122,14 +122,18 @@ pub fn tree(t: &Topology, style: Style) -> String {
     } else {
         out.push('\n');
     }
-    let mut numa: Vec<Option<u32>> = t.root_complexes.iter().map(|r| r.numa).collect();
+    let numa_of = |r: &RootComplex| match &t.machine.nodes[..] {
+        [only] => r.numa.or(Some(only.number)),
+        _ => r.numa,
+    };
+    let mut numa: Vec<Option<u32>> = t.root_complexes.iter().map(numa_of).collect();
     numa.sort();
     numa.dedup();
     for node in numa {
         let roots: Vec<_> = t
             .root_complexes
             .iter()
-            .filter(|r| r.numa == node)
+            .filter(|r| numa_of(r) == node)
             .map(|r| (r, Parent::RootComplex(r.name.clone())))
             .filter(|(_, at)| t.below(at).any(shown))
             .collect();
@@ -388,7 +392,9 @@ pub fn path(t: &Topology, from: Address, to: Address) -> Option<String> {
         AcsOnWay::InferredRedirects => "redirects, as the IOMMU groups tell".into(),
         AcsOnWay::Unknown => "could not be read: run as root".into(),
     };
-    let _ = writeln!(out, "  ACS       {acs}");
+    if !path.hops.is_empty() {
+        let _ = writeln!(out, "  ACS       {acs}");
+    }
     let p = crate::pair::Parameters::of(t, &path);
     let number = |what: &str, value: Option<u32>| value.map(|v| format!("{what} {v}"));
     let parameters: Vec<String> = [

@@ -1,7 +1,7 @@
 //! `pushgate topo`: where GPUs, NICs and windows sit, and which path is advised for each pair.
 
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -55,8 +55,8 @@ pub fn run(m: &ArgMatches) -> Result<()> {
         for note in &topology.notes {
             eprintln!("pushgate topo: {path}: {note}");
         }
-        print!("# From NCCL's topology; docs/topology.md describes this file.\n{}", topology.to_toml());
-        return Ok(());
+        let head = "# From NCCL's topology; docs/topology.md describes this file.";
+        return show(&format!("{head}\n{}", topology.to_toml()));
     }
     let topology = topology(m)?;
     if let Some(mut ends) = m.get_many::<String>("between") {
@@ -81,23 +81,24 @@ pub fn run(m: &ArgMatches) -> Result<()> {
             })
         };
         let (from, to) = (end()?, end()?);
-        print!("{}", draw::path(&topology, from, to).context("one of the two is not in the tree")?);
-        return Ok(());
+        return show(&draw::path(&topology, from, to).context("one of the two is not in the tree")?);
     }
     if m.get_flag("toml") {
-        print!("# docs/topology.md describes this file.\n{}", topology.to_toml());
-        return Ok(());
+        return show(&format!("# docs/topology.md describes this file.\n{}", topology.to_toml()));
     }
     let report = topology.report(Evidence::ByDistance);
     if m.get_flag("json") {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!(
-            "{}",
-            draw::report(&report, draw::Style { ascii: m.get_flag("ascii"), all: m.get_flag("all") })
-        );
+        return show(&format!("{}\n", serde_json::to_string_pretty(&report)?));
     }
-    Ok(())
+    show(&draw::report(&report, draw::Style { ascii: m.get_flag("ascii"), all: m.get_flag("all") }))
+}
+
+/// To stdout. A reader that has seen enough (`| head`) is no error.
+fn show(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        done => done.context("cannot write to stdout"),
+    }
 }
 
 fn topology(m: &ArgMatches) -> Result<Topology> {
