@@ -8,7 +8,6 @@
 
 mod compile;
 mod guard;
-mod nvml;
 mod peer;
 mod rdma;
 mod resident;
@@ -31,7 +30,6 @@ use cudarc::driver::sys::{
 
 pub use self::guard::{CudaInfo, probe};
 use self::guard::{Driver, NOT_READY, SUCCESS};
-pub use self::nvml::{Busy, busy};
 pub(crate) use self::peer::{CudaCopies, CudaPoint};
 use self::rdma::Rdma;
 use self::resident::Presence;

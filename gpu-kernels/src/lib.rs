@@ -15,7 +15,7 @@ mod worker;
 
 pub use copies::{Copies, Point};
 pub use cpu::CpuExecutor;
-pub use cuda::{Busy, CudaExecutor, CudaInfo, busy, current_device, probe};
+pub use cuda::{CudaExecutor, CudaInfo, current_device, probe};
 pub use executor::{
     Access, Available, DeviceBuffer, DeviceChoice, DeviceError, DmaBuf, Executor, Launch, LoadedModule,
     Registration, Result, Running, Stream, WaitOutcome, available_executors, choose, choose_at,

@@ -290,11 +290,14 @@ impl Findings {
         Ok(cache.join("pushgate").join(format!("probe-{topology}.toml")))
     }
 
-    /// What is kept for a topology; `None` if there is no file. Findings of another
-    /// topology, in a file that [`VARIABLE`] names, are an error.
+    /// What is kept for a topology; `None` if there is no file.
     pub fn kept(topology: &str) -> Result<Option<Self>, FindingsError> {
-        let path = Self::path(topology)?;
-        let found = match Self::load(&path) {
+        Self::kept_at(&Self::path(topology)?, topology)
+    }
+
+    /// The same in a file of that name. Findings of another topology are an error.
+    pub fn kept_at(path: &Path, topology: &str) -> Result<Option<Self>, FindingsError> {
+        let found = match Self::load(path) {
             Err(FindingsError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 return Ok(None);
             }
@@ -302,7 +305,7 @@ impl Findings {
         };
         if found.topology != topology {
             let reason = format!("is of topology {}, and this is {topology}", found.topology);
-            return Err(FindingsError::Wrong { path, reason });
+            return Err(FindingsError::Wrong { path: path.to_owned(), reason });
         }
         Ok(Some(found))
     }

@@ -15,9 +15,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::{DeviceChoice, Settings};
-use pushgate_gpu_kernels::{CudaExecutor, Executor, busy, choose as choose_device, probe as probe_cuda};
+use pushgate_gpu_kernels::{CudaExecutor, Executor, choose as choose_device, probe as probe_cuda};
 use pushgate_pcie_model::findings::{self, FORMAT, Findings, Rate, Transfer, collapses};
 use pushgate_topology::Sysfs;
+use pushgate_topology::nvml::busy;
 
 use self::rig::Rig;
 
@@ -84,14 +85,11 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<()> {
         Some(path) => PathBuf::from(path),
         None => Findings::path(&topology)?,
     };
+    // What is wrong with kept findings matters to those alone who want to use them.
+    let again = m.get_flag("check") || m.get_flag("choice");
+    let kept = if again { Findings::kept_at(&path, &topology)? } else { None };
     let began = Instant::now();
     let rig = Rig::new(executors, stop)?;
-    let again = m.get_flag("check") || m.get_flag("choice");
-    let kept = match Findings::load(&path) {
-        Ok(kept) if again && kept.topology == topology => Some(kept),
-        // Written anew below.
-        _ => None,
-    };
     let found = match kept {
         Some(kept) => kept,
         None => {
