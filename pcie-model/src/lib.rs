@@ -9,6 +9,7 @@ mod error;
 pub mod link;
 pub mod parameters;
 pub mod route;
+pub mod simulator;
 pub mod transfers;
 
 pub use cost::{Crossing, Estimate, Limit, Rate, Way, crossings, estimate};
