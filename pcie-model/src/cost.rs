@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::link::Completions;
 use crate::parameters::Parameters;
 use crate::route::{Hop, Route, Window, latency};
 
@@ -168,30 +169,69 @@ fn shared(wire: f64, route: &Route) -> f64 {
 }
 
 /// Rate of a device's reads at an unloaded round trip of `rtt` ns: the wire (pcie-bench, `mem_bw.read`), and
-/// `tags * MRRS / (RTT + the request's own time on the wire)`, and the same with room for completions. A closed
-/// loop with deterministic service reaches the least of them (Little's law).
+/// `tags * MRRS / (RTT + a request's own time on the wire)`, and the same with room for completions. A closed loop
+/// with deterministic service reaches the least of them (Little's law).
 pub fn read_rate(route: &Route, p: &Parameters, rtt: f64) -> Rate {
     let link = &route.link;
     let one = link.read_wire(0, link.mrrs.into());
-    let round = rtt + (one.wire + one.request_wire) as f64 / link.tlp() + held(route, p);
-    let flight = f64::from(link.tags) * f64::from(link.mrrs);
+    let round = rtt + (one.wire + one.request_wire) as f64 / link.tlp() + held(route, p, link.mrrs.into());
+    let (tags, room) = in_flight(route, p);
     Rate::least([
         (link.read_rate(), Limit::Link),
-        (flight / round, Limit::Tags),
-        (p.completion_buffer.map_or(f64::INFINITY, |b| b as f64 / round), Limit::CompletionCredits),
+        (tags / round, Limit::Tags),
+        (room / round, Limit::CompletionCredits),
         (shared(link.read_rate(), route), Limit::UpLink),
     ])
 }
 
-/// What hops that store and forward add to a round trip of a read, ns: a request and a completion each.
-fn held(route: &Route, p: &Parameters) -> f64 {
+/// Bytes that a reader may have outstanding: by its tags, and by its room for completions, whole requests.
+fn in_flight(route: &Route, p: &Parameters) -> (f64, f64) {
+    let mrrs = u64::from(route.link.mrrs);
+    let room = p.completion_buffer.map_or(f64::INFINITY, |b| (b / mrrs * mrrs) as f64);
+    ((u64::from(route.link.tags) * mrrs) as f64, room)
+}
+
+/// Time of a read of `bytes` at `address`, ns, at an unloaded round trip of `rtt`: the round trip, what fits in flight
+/// at the wire's rate, the rest at [`read_rate`]. Its own limit bounds that rate where `cap` is less.
+pub fn read_time(route: &Route, p: &Parameters, rtt: f64, address: u64, bytes: u64, cap: f64) -> f64 {
+    let link = &route.link;
+    let (tags, room) = in_flight(route, p);
+    let head = (bytes as f64).min(tags).min(room);
+    // An unaligned read has more TLPs than the same bytes aligned.
+    let wire = link.read_wire(address, bytes);
+    let even = link.tlp() * bytes as f64 / wire.wire.max(wire.request_wire) as f64;
+    let rate = even.min(shared(link.read_rate(), route)).min(cap);
+    let rest = (bytes as f64 - head) / read_rate(route, p, rtt).gbs.min(rate);
+    let request = link.request_overhead() as f64 / link.tlp();
+    rtt + request + held(route, p, bytes) + head / rate + rest.max(0.0)
+}
+
+/// Time of posted writes of `bytes` at `address` in TLPs of `tlp` bytes over `hops`, ns, from the device's port until the
+/// last lies at its end: one way, and the wire.
+///
+/// # Errors
+/// As [`crate::Link::write_wire`].
+pub fn write_time(route: &Route, p: &Parameters, address: u64, bytes: u64, tlp: u32) -> Result<f64> {
+    let link = &route.link;
+    let wire = link.write_wire(address, bytes, tlp)? as f64;
+    let last = (u64::from(tlp).min(bytes) + link.request_overhead()) as f64;
+    let held = if p.store_and_forward { route.hops.len() as f64 * last / link.tlp() } else { 0.0 };
+    Ok(one_way(&route.hops, p) + wire / link.tlp() + held)
+}
+
+/// What hops that store and forward add to a round trip of a read of `bytes`, ns: a request and a completion each.
+fn held(route: &Route, p: &Parameters, bytes: u64) -> f64 {
     if !p.store_and_forward {
         return 0.0;
     }
     let link = &route.link;
-    let piece = u64::from(link.mps.min(link.mrrs));
-    let bytes = link.request_overhead() + link.completion_overhead() + piece;
-    route.hops.len() as f64 * bytes as f64 / link.tlp()
+    let cut = match link.completions {
+        Completions::Mps => link.mps,
+        Completions::Rcb => link.rcb,
+    };
+    let piece = bytes.min(cut.min(link.mrrs).into()).next_multiple_of(4);
+    let wire = link.request_overhead() + link.completion_overhead() + piece;
+    route.hops.len() as f64 * wire as f64 / link.tlp()
 }
 
 /// Time and bandwidth of a message of `bytes`.
@@ -215,29 +255,29 @@ pub fn estimate(way: Way, route: &Route, p: &Parameters, bytes: u64) -> Result<E
     let n = bytes as f64;
     let (out, back) = (route.gpu_to_host(), route.host_to_nic());
     let told = p.sm_ns / 2.0 + one_way(&out, p) + p.cpu_turn_ns + one_way(&back, p);
-    let host_read = read_rate(route, p, round_trip(&back, p));
+    let near = round_trip(&back, p);
+    let host_read = read_rate(route, p, near);
     let fence = |hops: &[Hop]| if p.fence { p.sm_ns + round_trip(hops, p) } else { 0.0 };
-    // Two steps through host memory, in chunks.
+    // Two steps through host memory, in chunks; a read's fixed part is in `read_time`.
     let through_host = |fixed: f64, first: Rate| {
-        let head = n.min(p.chunk as f64);
+        let head = bytes.min(p.chunk);
         let slower = first.and(host_read);
-        let time = fixed + head / first.gbs + head / host_read.gbs + (n - head) / slower.gbs;
-        (fixed, time, slower)
+        let steps = head as f64 / first.gbs + read_time(route, p, near, 0, head, f64::INFINITY);
+        (fixed + near, fixed + steps + (n - head as f64) / slower.gbs, slower)
     };
-    let direct = |fixed: f64, rate: Rate| (fixed, fixed + n / rate.gbs, rate);
     let (fixed_ns, time_ns, stream) = match (way, route.window) {
         (Way::Push, Window::Nic) => {
             let landed = p.sm_ns / 2.0 + one_way(&route.hops, p);
             let fixed = landed.max(fence(&route.hops) + told) + p.nic_memory_ns;
-            direct(fixed, write_rate(route, p, true)?)
+            let rate = write_rate(route, p, true)?;
+            (fixed, fixed + n / rate.gbs, rate)
         }
-        (Way::Push, Window::Host) => {
-            through_host(fence(&out) + told + round_trip(&back, p), write_rate(route, p, false)?)
-        }
+        (Way::Push, Window::Host) => through_host(fence(&out) + told, write_rate(route, p, false)?),
         (Way::Pull, _) => {
             let rtt = round_trip(&route.hops, p) + p.gpu_memory_ns;
             let cap = p.root_read_gbs.filter(|_| route.through_root()).unwrap_or(f64::INFINITY);
-            direct(told + rtt, read_rate(route, p, rtt).and(Rate { gbs: cap, limit: Limit::RootComplex }))
+            let rate = read_rate(route, p, rtt).and(Rate { gbs: cap, limit: Limit::RootComplex });
+            (told + rtt, told + read_time(route, p, rtt, 0, bytes, cap), rate)
         }
         (Way::Bounce, _) => {
             let engine = Rate::least([
@@ -245,8 +285,7 @@ pub fn estimate(way: Way, route: &Route, p: &Parameters, bytes: u64) -> Result<E
                 (route.link.ceiling(), Limit::Link),
                 (shared(route.link.ceiling(), route), Limit::UpLink),
             ]);
-            let fixed = p.copy_launch_ns + p.cpu_turn_ns + one_way(&back, p) + round_trip(&back, p);
-            through_host(fixed, engine)
+            through_host(p.copy_launch_ns + p.cpu_turn_ns + one_way(&back, p), engine)
         }
     };
     Ok(Estimate { time_ns, fixed_ns, bandwidth: n / time_ns, stream })
@@ -266,8 +305,8 @@ pub struct Crossing {
 /// Sizes that [`crossings`] looks at: 8 B to 1 GiB.
 pub const SIZES: std::ops::RangeInclusive<u64> = 8..=1 << 30;
 
-/// All sizes between 8 B and 1 GiB at which one way overtakes another. Times are lines with one bend, so each pair
-/// has two at most; a pair without one has a way that is always faster.
+/// All sizes between 8 B and 1 GiB at which one way overtakes another. A pair without one has a way that is
+/// always faster.
 ///
 /// # Errors
 /// As [`estimate`].
@@ -279,9 +318,10 @@ pub fn crossings(route: &Route, p: &Parameters) -> Result<Vec<Crossing>> {
             let wins = |n: u64| -> Result<bool> {
                 Ok(estimate(b, route, p, n)?.time_ns <= estimate(a, route, p, n)?.time_ns)
             };
-            // Between bends and powers of two both are straight.
+            // Between bends both are straight but for headers; powers of two bound what those do.
             let mut marks: Vec<u64> = (3..=30).map(|e| 1 << e).collect();
-            marks.push(p.chunk.clamp(*SIZES.start(), *SIZES.end()));
+            let (tags, room) = in_flight(route, p);
+            marks.extend([p.chunk, tags as u64, room as u64].map(|n| n.clamp(*SIZES.start(), *SIZES.end())));
             marks.sort_unstable();
             for pair in marks.windows(2) {
                 let (mut low, mut high) = (pair[0], pair[1]);

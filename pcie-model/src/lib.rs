@@ -16,6 +16,7 @@ pub mod fit;
 pub mod link;
 pub mod parameters;
 pub mod route;
+pub mod simulator;
 pub mod transfers;
 
 pub use cost::{Crossing, Estimate, Limit, Rate, Way, crossings, estimate};

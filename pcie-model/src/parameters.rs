@@ -141,7 +141,7 @@ impl Parameters {
         within("copy_gbs", self.copy_gbs, 1e-3, 1e4)?;
         within("chunk", self.chunk as f64, 4096.0, 1e12)?;
         if let Some(bytes) = self.completion_buffer {
-            within("completion_buffer", bytes as f64, 64.0, 1e12)?;
+            within("completion_buffer", bytes as f64, link.mrrs.into(), 1e12)?;
         }
         for (name, cap) in [("root_write_gbs", self.root_write_gbs), ("root_read_gbs", self.root_read_gbs)] {
             if let Some(gbs) = cap {
