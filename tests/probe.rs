@@ -75,7 +75,10 @@ fn it_measures_and_keeps_what_it_found() {
     for way in [Transfer::Push, Transfer::Read, Transfer::CopyOut, Transfer::CopyIn, Transfer::Bounce] {
         let line = device.lines.iter().find(|l| l.way == way).unwrap();
         // 64 B to 4 MiB.
-        assert_eq!(line.points.iter().map(|p| p.0).collect::<Vec<_>>(), (3..12).map(|i| 4u64.pow(i)).collect::<Vec<_>>());
+        assert_eq!(
+            line.points.iter().map(|p| p.0).collect::<Vec<_>>(),
+            (3..12).map(|i| 4u64.pow(i)).collect::<Vec<_>>()
+        );
         // 4 MiB take longer than 64 B, or nothing was moved.
         assert!(line.points[8].1 > 10.0 * line.points[0].1, "{way}: {:?}", line.points);
     }

@@ -1,6 +1,7 @@
 //! Which way a message goes: by what a probe read, else by the model, else the safe one.
 
 use crate::cost::{Way, estimate};
+use crate::error::Result;
 use crate::findings::{Findings, Transfer, collapses};
 use crate::parameters::Parameters;
 use crate::route::Route;
@@ -68,24 +69,16 @@ pub fn choose(
                 .unwrap_or_else(|| safe("the probe's findings do not have these devices"))
         }
         Between::Nic { from, route } => {
-            let own;
-            let (parameters, source) = match findings.filter(|f| f.device(from).is_some()) {
-                Some(f) => {
-                    own = f.parameters(from, parameters);
-                    (&own, "the model with the probe's parameters")
-                }
-                None => (parameters, "the model, without a probe of this host"),
+            let probed = findings.is_some_and(|f| f.device(from).is_some());
+            let source = match probed {
+                true => "the model with the probe's parameters",
+                false => "the model, without a probe of this host",
             };
             let collapsed = findings.and_then(|f| collapses(&f.writers));
             let mut times = Vec::new();
             for &way in can {
-                match estimate(way, route, parameters, bytes.max(1)) {
-                    Ok(e) if e.time_ns.is_finite() => {
-                        if way != Way::Push || collapsed.is_none() {
-                            times.push((way, e.time_ns / 1e3));
-                        }
-                    }
-                    Ok(_) => {}
+                match to_nic(findings, parameters, from, route, way, bytes) {
+                    Ok(us) => times.extend(us.map(|us| (way, us))),
                     Err(e) => return safe(&format!("the model refuses this route ({e})")),
                 }
             }
@@ -101,6 +94,26 @@ pub fn choose(
             choice
         }
     }
+}
+
+/// Microseconds of a message from a GPU to a NIC, one way: by the model, with the
+/// probe's parameters where there are some. `None` where it does not arrive, or should
+/// not go: a push where the probe saw writers collapse.
+///
+/// # Errors
+/// A route or parameters that can't be.
+pub fn to_nic(
+    findings: Option<&Findings>,
+    parameters: &Parameters,
+    from: &str,
+    route: &Route,
+    way: Way,
+    bytes: u64,
+) -> Result<Option<f64>> {
+    let parameters = findings.map_or_else(|| parameters.clone(), |f| f.parameters(from, parameters));
+    let estimate = estimate(way, route, &parameters, bytes.max(1))?;
+    let collapsed = way == Way::Push && findings.is_some_and(|f| collapses(&f.writers).is_some());
+    Ok((estimate.time_ns.is_finite() && !collapsed).then_some(estimate.time_ns / 1e3))
 }
 
 /// Of a probe's own readings.

@@ -2,13 +2,16 @@
 //! fitted to.
 //!
 //! ```text
-//! blocks(n) = n / slice, at least 1, at most most_blocks
-//! T(n)      = fixed + (meet, where blocks > 1) + n / min(rate, blocks x block_rate)
+//! kernel  blocks(n) = n / slice, at least 1, at most most_blocks
+//!         T(n)      = fixed + (meet, where blocks > 1) + n / min(rate, blocks x block_rate)
+//! engine  T(n)      = fixed + n / block_rate             below slice
+//!                   = fixed + meet + n / rate            from there on
 //! ```
 //! `fixed` is the trip of the first byte and the word back that says that the last one
 //! is there. Blocks of a kernel meet in device memory, which a single one does not. A
 //! block has a bounded number of bytes in flight, and the link a bounded rate. A copy
-//! engine is one block without end.
+//! engine is one block without end, but small copies go another way through it, at a
+//! rate of their own.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,15 +23,15 @@ use crate::fit::{Reading, fit, worst};
 pub struct Curve {
     /// Microseconds that even an empty transfer takes.
     pub fixed: f64,
-    /// Microseconds until several blocks have met.
+    /// Microseconds until several blocks have met; what an engine's large copies take more.
     pub meet: f64,
-    /// Gigabytes (10^9 bytes) a second of one block.
+    /// Gigabytes (10^9 bytes) a second of one block, or of an engine's small copies.
     pub block_rate: f64,
-    /// Gigabytes a second of all of them.
+    /// Gigabytes a second of all blocks, or of large copies.
     pub rate: f64,
-    /// Bytes from which on a block more takes part.
+    /// Bytes from which on a block more takes part, or a copy is large.
     pub slice: u64,
-    /// Blocks at most; 1: an engine, to which `meet` and `block_rate` do not apply.
+    /// Blocks at most; 1: an engine.
     pub most_blocks: u32,
 }
 
@@ -44,9 +47,14 @@ impl Curve {
     }
 
     fn at(&self, bytes: f64) -> f64 {
+        if self.most_blocks <= 1 {
+            return match bytes < self.slice as f64 {
+                true => self.fixed + bytes / (self.block_rate * 1e3),
+                false => self.fixed + self.meet + bytes / (self.rate * 1e3),
+            };
+        }
         let blocks = blocks(bytes as u64, self.slice, self.most_blocks);
-        let engine = self.most_blocks <= 1;
-        let rate = if engine { self.rate } else { self.rate.min(self.block_rate * f64::from(blocks)) };
+        let rate = self.rate.min(self.block_rate * f64::from(blocks));
         self.fixed + if blocks > 1 { self.meet } else { 0.0 } + bytes / (rate * 1e3)
     }
 
@@ -74,7 +82,8 @@ impl Curve {
             _ => unreachable!("two or four parameters"),
         };
         let mut guess = vec![least * 0.9, fastest * 1.05];
-        if most_blocks > 1 {
+        // A line where no reading could tell more.
+        if most_blocks > 1 || readings.iter().any(|r| r.at < slice as f64) {
             guess.extend([fastest / 4.0, least * 0.5]);
         }
         Some(of(&fit(&readings, &guess, |p, at| of(p).at(at))))
@@ -125,6 +134,7 @@ mod tests {
         Curve { fixed: 1.4, meet: 1.2, block_rate: 10.0, rate: 52.0, slice: 32 << 10, most_blocks: 16 };
     const ENGINE: Curve =
         Curve { fixed: 2.8, meet: 0.0, block_rate: 55.4, rate: 55.4, slice: 1, most_blocks: 1 };
+    const SMALL_APART: Curve = Curve { meet: 0.1, block_rate: 2.5, slice: 2048, ..ENGINE };
 
     fn near(found: f64, real: f64, what: &str) {
         assert!((found / real - 1.0).abs() < 0.02, "{what}: {found}, really {real}");
@@ -133,7 +143,7 @@ mod tests {
     #[test]
     fn the_fit_finds_the_parameters() {
         for seed in 0..20 {
-            for (real, kernel) in [(KERNEL, true), (ENGINE, false)] {
+            for (real, kernel) in [(KERNEL, true), (ENGINE, false), (SMALL_APART, false)] {
                 let points: Vec<_> = sizes()
                     .map(|n| (n, real.time(n) * (1.0 + 0.01 * noise(n.wrapping_add(seed * 7919)))))
                     .collect();

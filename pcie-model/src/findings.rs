@@ -253,13 +253,19 @@ impl Findings {
             p.copy_launch_ns = copy.curve.fixed * 1e3;
             p.copy_gbs = copy.curve.rate;
         }
-        // One block of 512 threads is what a probe's figures are of (docs/probe.md).
-        let threads = 512;
-        if let Some(push) = line(Transfer::Push) {
-            p.store_interval_ns = fit_interval(threads, p.store_bytes, push.curve.block_rate);
+        // One block of 512 threads is what a probe's figures are of (docs/probe.md); where
+        // it fills the link already, it says nothing of the threads.
+        let one_block = |rates: &[Rate]| {
+            let most = rates.iter().map(|r| r.rate).fold(0.0, f64::max);
+            rates.iter().find(|r| r.width == 16 && r.blocks == 1 && r.rate < 0.95 * most).map(|r| r.rate)
+        };
+        if let Some(rate) = one_block(&device.stores) {
+            p.store_interval_ns = fit_interval(512, p.store_bytes, rate);
+        }
+        if let Some(rate) = one_block(&device.loads) {
+            p.load_interval_ns = fit_interval(512, 8 * p.store_bytes, rate);
         }
         if let Some(read) = line(Transfer::Read) {
-            p.load_interval_ns = fit_interval(threads, 8 * p.store_bytes, read.curve.block_rate);
             // A read's trip is the SM's part and the bus's; of the latter, that of another
             // device's is known, so the former is the rest.
             p.sm_ns = (read.curve.fixed * 1e3 - p.rtt_ns).max(0.0);
@@ -550,6 +556,26 @@ pub(crate) mod tests {
         assert_eq!((line.time(64), line.time(1024)), (2.0, 8.0));
         assert!((line.time(256) - 4.0).abs() < 1e-9);
         assert!(line.time(8) > 0.0 && line.time(1 << 30) > line.time(1 << 20));
+    }
+
+    #[test]
+    fn the_model_takes_what_was_read() {
+        let mut findings = example();
+        let others = Parameters::default();
+        assert_eq!(findings.parameters("no such device", &others), others);
+        let device = &mut findings.devices[0];
+        device.stores =
+            vec![Rate { width: 16, blocks: 1, rate: 20.0 }, Rate { width: 16, blocks: 4, rate: 52.0 }];
+        device.lines.push(Line::fitted(Transfer::Read, 0.0, vec![(64, 2.4), (1 << 20, 23.0)], 1, 1).unwrap());
+        let p = findings.parameters("0000:01:00.0", &others);
+        assert!((p.copy_launch_ns - 2800.0).abs() < 60.0 && (p.copy_gbs - 55.0).abs() < 1.0, "{p:?}");
+        assert_eq!(p.store_interval_ns, 512.0 * 16.0 / 20.0);
+        assert_eq!(p.load_interval_ns, others.load_interval_ns);
+        assert!((p.sm_ns - 1850.0).abs() < 40.0, "{p:?}");
+        // The flags' round trip comes out, or nothing is left for the turns.
+        let flags = flag_round_trip(&[], &p);
+        assert!((flags - 2200.0).abs() < 1.0 || p.cpu_turn_ns == 0.0, "{flags}");
+        assert!(p.check(&crate::Link::default()).is_ok());
     }
 
     #[test]

@@ -91,7 +91,8 @@ pub fn busy_by(library: &OsStr, at: &str) -> Result<Busy, String> {
         .map_err(|e| format!("{}: {}", library.to_string_lossy(), chain(&e)))?;
     let asked = nvml.device_by_pci_bus_id(at).and_then(|device| {
         let own = std::process::id();
-        let processes = device.running_compute_processes()?.iter().map(|p| p.pid).filter(|pid| *pid != own).collect();
+        let processes =
+            device.running_compute_processes()?.iter().map(|p| p.pid).filter(|pid| *pid != own).collect();
         // Not every GPU tells.
         Ok(Busy { processes, utilization: device.utilization_rates().ok().map(|rates| rates.gpu) })
     });
