@@ -14,7 +14,7 @@ use super::rig::{APART, CopyParams, PingParams, RECORDS, Rig, STREAMS, pattern, 
 const SMALL_COPY: u64 = 2048;
 
 /// Of a ping-pong: many and short, so that one at least has the processor to itself.
-pub const BATCHES: u64 = 32;
+const BATCHES: u64 = 32;
 
 /// How many steps of the progress bar a device takes.
 pub fn steps(rig: &Rig, unit: usize) -> u64 {
