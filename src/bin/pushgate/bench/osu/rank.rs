@@ -212,6 +212,7 @@ pub fn run(o: &Options, comm: &Comm, processes: u32) -> Result<Option<String>> {
     }
 
     let descriptor = upload_descriptors(context, [&qp])?;
+    let result = context.alloc(16 * blocks as usize)?;
     if me == 0 && !o.json {
         println!("{}", table::header(o, context, processes));
     }
@@ -223,7 +224,6 @@ pub fn run(o: &Options, comm: &Comm, processes: u32) -> Result<Option<String>> {
         let theirs = Shape::new(o, peer, other.blocks, other.window, bytes);
         let mut exchange = |warmup: u64, rounds: u64| -> Result<u64> {
             let grid = ours.senders;
-            let result = context.alloc(16 * grid as usize)?;
             let params = Params {
                 qp: descriptor.addr(),
                 result: result.addr(),
@@ -252,8 +252,11 @@ pub fn run(o: &Options, comm: &Comm, processes: u32) -> Result<Option<String>> {
             let running = unsafe { context.launch(&stream, &module, "osu_exchange", shape, &params)? };
             // As long as it takes: every wait in it ends, and their number is known.
             while running.wait(Some(Duration::from_secs(60)))? == WaitOutcome::TimedOut {}
-            let mut words = vec![0; result.len()];
-            result.copy_to_host(&mut words)?;
+            // Of both: a call to the driver may wait for a kernel, which waits for an engine,
+            // which waits for the driver.
+            comm.barrier()?;
+            let mut words = vec![0; 16 * grid as usize];
+            result.copy_to_host_at(0, &mut words)?;
             let words: Vec<u64> = words
                 .chunks_exact(8)
                 .map(|c| u64::from_le_bytes(c.try_into().expect("eight bytes")))
@@ -279,8 +282,6 @@ pub fn run(o: &Options, comm: &Comm, processes: u32) -> Result<Option<String>> {
             }
             comm.barrier()?;
             let ns = exchange(warmup, rounds)?;
-            // Whoever received waited for all of it.
-            comm.barrier()?;
             let found = target.as_ref().map_or(anyhow::Ok(Ok(())), |m| {
                 m.read(&mut scratch)?;
                 Ok(pattern(peer).check(layout, &scratch))
