@@ -156,8 +156,7 @@ fn a_proxy_process_serves_it() {
 #[test]
 fn without_validation_there_are_two_columns_and_json_has_all() {
     let _alone = alone();
-    for kind in 0..KINDS.len() {
-        let name = KINDS[kind].0;
+    for (kind, (name, ..)) in KINDS.into_iter().enumerate() {
         let (code, out, err) = run(&[name, "-m", "4:8", "-i", "10"], &[]);
         assert_eq!(code, Some(0), "{err}");
         let rows = table(kind, ["H", "H"], &out);
