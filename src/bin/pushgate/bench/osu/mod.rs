@@ -14,6 +14,8 @@ use pushgate::{Error, Settings};
 
 /// Counts above this size are the smaller ones ("large message" there).
 const LARGE: u64 = 8192;
+/// Most blocks of a kernel.
+const MOST_BLOCKS: u32 = 64;
 /// Largest message.
 const MOST: u64 = 256 << 20;
 
@@ -105,6 +107,23 @@ impl Options {
     pub fn counts(&self, bytes: u64) -> [u64; 2] {
         let [iterations, warmup] = self.kind.counts(bytes);
         [self.iterations.unwrap_or(iterations), self.warmup.unwrap_or(warmup)]
+    }
+
+    /// What both ranks must have been asked for.
+    fn asked(&self) -> String {
+        let sizes = [self.sizes.first(), self.sizes.last()].map(|s| s.copied().unwrap_or_default());
+        let count = |n: Option<u64>| n.map_or("default".into(), |n| n.to_string());
+        format!(
+            "{} -d {} -m {}:{} -W {} -i {} -x {}{}",
+            self.kind.name(),
+            self.buffers(),
+            sizes[0],
+            sizes[1],
+            self.messages,
+            count(self.iterations),
+            count(self.warmup),
+            if self.validate { " -c" } else { "" }
+        )
     }
 
     /// "H H", "D H", ...
@@ -222,7 +241,7 @@ fn options(kind: Kind, m: &ArgMatches, mut settings: Settings) -> Result<Options
         warmup: number("warmup", 0, 1_000_000_000)?,
         messages: number("messages", 1, 4096)?.unwrap_or(1) as u32,
         validate: m.get_flag("validation"),
-        blocks: number("blocks", 1, 64)?.map(|n| n as u32),
+        blocks: number("blocks", 1, MOST_BLOCKS.into())?.map(|n| n as u32),
         threads: number("threads", 1, 1024)?.map(|n| n as u32),
         rank: number("rank", 0, 1)?.map(|n| n as u32),
         processes: number("processes", 1, 2)?.map(|n| n as u32),

@@ -5,14 +5,14 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use pushgate::zerocopy::{Immutable, IntoBytes};
 use pushgate::{
-    Comm, Context, DeviceBuffer, Launch, Module, QpConfig, QueuePair, RegionKey, Shared, WaitOutcome,
+    Comm, Context, DeviceBuffer, Launch, Module, QpConfig, QueuePair, RegionKey, Shared, Stream, WaitOutcome,
     status_name, upload_descriptors,
 };
 use serde::{Deserialize, Serialize};
 
 use super::pattern::{Layout, Pattern, Wrong};
 use super::table::{self, Line};
-use super::{Kind, Options, Place};
+use super::{Kind, MOST_BLOCKS, Options, Place};
 
 /// Windows that are checked before those that are measured (there: warm-up validation).
 const PASSES: u8 = 5;
@@ -120,6 +120,19 @@ struct Hello {
     window: u64,
 }
 
+impl Hello {
+    /// What came from rank `peer`.
+    fn parse(bytes: &[u8], peer: usize) -> Result<Self> {
+        let hello: Hello = serde_json::from_slice(bytes).map_err(|e| {
+            anyhow!("rank {peer} said what is no hello of this bench: {e}; is it the same build?")
+        })?;
+        let Hello { blocks, window, .. } = hello;
+        ensure!((1..=MOST_BLOCKS).contains(&blocks), "rank {peer} says that it has {blocks} blocks");
+        ensure!(window >= 64, "rank {peer} says that its window has {window} bytes");
+        Ok(hello)
+    }
+}
+
 /// How one rank sends messages of one size.
 struct Shape {
     slice: u64,
@@ -130,7 +143,7 @@ struct Shape {
 impl Shape {
     /// Messages longer than a block's part of half a window go in slices, so that one is
     /// filled while another leaves.
-    fn new(o: &Options, rank: usize, blocks: u32, window: u64, bytes: u64) -> Self {
+    fn new(o: &Options, rank: usize, &Hello { blocks, window, .. }: &Hello, bytes: u64) -> Self {
         let sends = o.kind.roles(rank)[0];
         let slots = (o.settings.slots / 4).max(1);
         if !sends || o.buffers[rank] == Place::Host {
@@ -159,158 +172,185 @@ impl Shape {
     }
 }
 
-/// All of one rank's run. False: bytes were wrong, which rank 0 has said in the table;
-/// `why` then tells the first of them.
-pub fn run(o: &Options, comm: &Comm, processes: u32) -> Result<Option<String>> {
-    let context = comm.context();
-    let (me, peer) = (comm.rank() as usize, 1 - comm.rank() as usize);
-    let [sends, receives] = o.kind.roles(me);
-    let module = Module::embedded(context);
-    let stream = context.stream()?;
-    let cuda = context.device() == "cuda";
+/// A rank that has met its peer.
+struct Rank<'a> {
+    o: &'a Options,
+    comm: &'a Comm,
+    // Dropped before the memory that is registered with it.
+    qp: QueuePair,
+    source: Option<Memory>,
+    target: Option<Memory>,
+    module: Module,
+    stream: Stream,
+    descriptor: DeviceBuffer,
+    result: DeviceBuffer,
+    lkey: RegionKey,
+    ours: Hello,
+    theirs: Hello,
+    /// Iterations so far: signals only grow.
+    first: u64,
+}
 
-    let layout = |bytes: u64| {
-        let one = Layout { bytes, places: 1 };
-        let places = if o.validate { (CHECKED / one.stride()).clamp(1, o.messages as u64) } else { 1 };
-        Layout { places: places as u32, ..one }
-    };
-    let most = o.sizes.iter().map(|b| layout(*b).len()).max().expect("there is a size");
-    let part = |has: bool, name: &str| -> Result<Option<Memory>> {
-        let made = has.then(|| Memory::new(context, o.buffers[me], name, most)).transpose();
-        made.with_context(|| format!("rank {me}: {most} bytes for its {name}"))
-    };
-    // Dropped after the queue pair that they are registered with.
-    let (source, target) = (part(sends, "osu-source")?, part(receives, "osu-target")?);
-    let qp = comm.queue_pair(peer as u32, 0, QpConfig::default())?;
-    let blocks = o.blocks.unwrap_or(if cuda { 4 } else { 1 });
-    let signals = context.settings().signals;
-    ensure!(blocks as u64 <= signals, "--blocks {blocks} needs as many signals: --signals is {signals}");
-    // SAFETY: both are dropped behind the queue pair.
-    let lkey = match &source {
-        Some(m @ Memory::Host(_)) => unsafe { m.register(&qp)? },
-        _ => 0,
-    };
-    // SAFETY: as above.
-    let rkey = target.as_ref().map(|m| unsafe { m.register(&qp) }).transpose()?.unwrap_or(0);
-    let window = context.settings().window_size;
-    let asked = format!(
-        "{} -d {} -W {} -i {:?} -x {:?} validate {} sizes {:?}",
-        o.kind.name(),
-        o.buffers(),
-        o.messages,
-        o.iterations,
-        o.warmup,
-        o.validate,
-        o.sizes
-    );
-    let hello = Hello { asked, rkey, blocks, window };
-    let all = comm.all_gather(&serde_json::to_vec(&hello).expect("it is plain data"))?;
-    let other: Hello = serde_json::from_slice(&all[peer])
-        .map_err(|e| anyhow!("rank {peer} said what is no hello of this bench: {e}"))?;
-    if other.asked != hello.asked {
-        bail!("rank {peer} was started for another run: {}; this one is {}", other.asked, hello.asked);
+impl<'a> Rank<'a> {
+    fn new(o: &'a Options, comm: &'a Comm) -> Result<Self> {
+        let context = comm.context();
+        let (me, peer) = (comm.rank() as usize, 1 - comm.rank() as usize);
+        let [sends, receives] = o.kind.roles(me);
+        let most = o.sizes.iter().map(|b| layout(o, *b).len()).max().expect("there is a size");
+        let memory = |has: bool, name: &str| -> Result<Option<Memory>> {
+            let made = has.then(|| Memory::new(context, o.buffers[me], name, most)).transpose();
+            made.with_context(|| format!("rank {me}: {most} bytes for its {name}"))
+        };
+        let (source, target) = (memory(sends, "osu-source")?, memory(receives, "osu-target")?);
+        let qp = comm.queue_pair(peer as u32, 0, QpConfig::default())?;
+        let register = |memory: Option<&Memory>| -> Result<RegionKey> {
+            // SAFETY: source and target are dropped behind the queue pair, here and in the struct.
+            memory.map_or(Ok(0), |m| unsafe { m.register(&qp) })
+        };
+        // What lies in device memory is pushed.
+        let lkey = register(source.as_ref().filter(|m| matches!(m, Memory::Host(_))))?;
+        let rkey = register(target.as_ref())?;
+        let blocks = o.blocks.unwrap_or(if context.device() == "cuda" { 4 } else { 1 });
+        let ours = Hello { asked: o.asked(), rkey, blocks, window: o.settings.window_size };
+        let all = comm.all_gather(&serde_json::to_vec(&ours).expect("it is plain data"))?;
+        let theirs = Hello::parse(&all[peer], peer)?;
+        if theirs.asked != ours.asked {
+            bail!("rank {peer} was started for another run: {}; this one is {}", theirs.asked, ours.asked);
+        }
+        // Each block that sends has a signal of its own, and the signals are the receiver's.
+        let (blocks, signals) = (ours.blocks.max(theirs.blocks), o.settings.signals);
+        ensure!(
+            u64::from(blocks) <= signals,
+            "--blocks {blocks} needs as many signals: --signals is {signals}"
+        );
+        Ok(Rank {
+            o,
+            comm,
+            descriptor: upload_descriptors(context, [&qp])?,
+            result: context.alloc(16 * ours.blocks as usize)?,
+            qp,
+            source,
+            target,
+            module: Module::embedded(context),
+            stream: context.stream()?,
+            lkey,
+            ours,
+            theirs,
+            first: 0,
+        })
     }
 
-    let descriptor = upload_descriptors(context, [&qp])?;
-    let result = context.alloc(16 * blocks as usize)?;
-    if me == 0 && !o.json {
-        println!("{}", table::header(o, context, processes));
+    fn me(&self) -> usize {
+        self.comm.rank() as usize
     }
-    // Iterations so far: signals only grow.
-    let mut first = 0;
-    for &bytes in &o.sizes {
-        let layout = layout(bytes);
-        let ours = Shape::new(o, me, blocks, window, bytes);
-        let theirs = Shape::new(o, peer, other.blocks, other.window, bytes);
-        let mut exchange = |warmup: u64, rounds: u64| -> Result<u64> {
-            let grid = ours.senders;
-            let params = Params {
-                qp: descriptor.addr(),
-                result: result.addr(),
-                src: source.as_ref().map_or(0, Memory::addr),
-                stride: layout.stride(),
-                bytes,
-                slice: ours.slice,
-                first,
-                warmup,
-                rounds,
-                messages: if sends { o.messages } else { 0 },
-                places: layout.places,
-                batch: ours.batch,
-                senders: grid,
-                peer_senders: theirs.senders,
-                lkey,
-                rkey: other.rkey,
-                answers: (me == 1 && o.kind != Kind::Bidirectional) as u32,
-                flushes: (o.kind == Kind::Bidirectional) as u32,
-                pad: 0,
-            };
-            first += warmup + rounds;
-            let shape = Launch::new(grid, ours.threads(o, cuda)).cooperating();
-            // SAFETY: buffers and queue pair outlive the kernel, which is waited for, and
-            // while it runs nothing else touches the messages.
-            let running = unsafe { context.launch(&stream, &module, "osu_exchange", shape, &params)? };
-            // As long as it takes: every wait in it ends, and their number is known.
-            while running.wait(Some(Duration::from_secs(60)))? == WaitOutcome::TimedOut {}
-            // Of both: a call to the driver may wait for a kernel, which waits for an engine,
-            // which waits for the driver.
-            comm.barrier()?;
-            let mut words = vec![0; 16 * grid as usize];
-            result.copy_to_host_at(0, &mut words)?;
-            let words: Vec<u64> = words
-                .chunks_exact(8)
-                .map(|c| u64::from_le_bytes(c.try_into().expect("eight bytes")))
-                .collect();
-            if let Some(code) = words.iter().step_by(2).find(|code| **code != 0) {
-                qp.check().with_context(|| hint(o, me))?;
-                bail!("rank {me}: the exchange of {bytes} bytes ended with: {}", status_name(*code));
-            }
-            Ok(words[1])
+
+    /// One kernel on each side; the nanoseconds of `rounds`. Both have ended then.
+    fn exchange(&mut self, layout: Layout, [rounds, warmup]: [u64; 2]) -> Result<u64> {
+        let (o, context, me) = (self.o, self.comm.context(), self.me());
+        let shape = Shape::new(o, me, &self.ours, layout.bytes);
+        let params = Params {
+            qp: self.descriptor.addr(),
+            result: self.result.addr(),
+            src: self.source.as_ref().map_or(0, Memory::addr),
+            stride: layout.stride(),
+            bytes: layout.bytes,
+            slice: shape.slice,
+            first: self.first,
+            warmup,
+            rounds,
+            messages: if self.source.is_some() { o.messages } else { 0 },
+            places: layout.places,
+            batch: shape.batch,
+            senders: shape.senders,
+            peer_senders: Shape::new(o, 1 - me, &self.theirs, layout.bytes).senders,
+            lkey: self.lkey,
+            rkey: self.theirs.rkey,
+            answers: (me == 1 && o.kind != Kind::Bidirectional) as u32,
+            flushes: (o.kind == Kind::Bidirectional) as u32,
+            pad: 0,
         };
-        let [iterations, warmup] = o.counts(bytes);
-        let mut scratch = vec![0; if o.validate { layout.len() as usize } else { 0 }];
-        let mut checked = |pass: u8, warmup: u64, rounds: u64| -> Result<(u64, Result<(), Wrong>)> {
-            let pattern = |rank: usize| Pattern { rank: rank as u32, pass };
-            if let Some(m) = &source {
-                pattern(me).fill(layout, &mut scratch);
-                flip(&mut scratch, layout)?;
-                m.write(&scratch)?;
-            }
-            if let Some(m) = &target {
-                pattern(peer).clear(layout, &mut scratch);
-                m.write(&scratch)?;
-            }
-            comm.barrier()?;
-            let ns = exchange(warmup, rounds)?;
-            let found = target.as_ref().map_or(anyhow::Ok(Ok(())), |m| {
-                m.read(&mut scratch)?;
-                Ok(pattern(peer).check(layout, &scratch))
-            })?;
-            Ok((ns, found))
-        };
+        self.first += warmup + rounds;
+        let launch = Launch::new(shape.senders, shape.threads(o, context.device() == "cuda")).cooperating();
+        // SAFETY: buffers and queue pair outlive the kernel, which is waited for, and
+        // while it runs nothing else touches the messages.
+        let running = unsafe { context.launch(&self.stream, &self.module, "osu_exchange", launch, &params)? };
+        // As long as it takes: every wait in it ends, and their number is known.
+        while running.wait(Some(Duration::from_secs(60)))? == WaitOutcome::TimedOut {}
+        // Of both: a call to the driver may wait for a kernel, which waits for an engine,
+        // which waits for the driver.
+        self.comm.barrier()?;
+        let mut words = vec![0; 16 * shape.senders as usize];
+        self.result.copy_to_host_at(0, &mut words)?;
+        let words: Vec<u64> =
+            words.chunks_exact(8).map(|c| u64::from_le_bytes(c.try_into().expect("eight bytes"))).collect();
+        if let Some(code) = words.iter().step_by(2).find(|code| **code != 0) {
+            self.qp.check().with_context(|| hint(o, me))?;
+            bail!("rank {me}: the exchange of {} bytes ended with: {}", layout.bytes, status_name(*code));
+        }
+        Ok(words[1])
+    }
+
+    /// The same with bytes of its own, of which every one is looked at.
+    fn checked(&mut self, layout: Layout, pass: u8, counts: [u64; 2]) -> Result<(u64, Option<Wrong>)> {
+        let mut bytes = vec![0; layout.len() as usize];
+        let sent = Pattern { rank: self.comm.rank(), pass };
+        let expected = Pattern { rank: 1 - self.comm.rank(), pass };
+        if let Some(m) = &self.source {
+            sent.fill(layout, &mut bytes);
+            flip(&mut bytes, layout)?;
+            m.write(&bytes)?;
+        }
+        if let Some(m) = &self.target {
+            expected.clear(layout, &mut bytes);
+            m.write(&bytes)?;
+        }
+        self.comm.barrier()?;
+        let ns = self.exchange(layout, counts)?;
+        let Some(m) = &self.target else { return Ok((ns, None)) };
+        m.read(&mut bytes)?;
+        Ok((ns, expected.check(layout, &bytes).err()))
+    }
+
+    /// One size: its nanoseconds, and what either rank found wrong.
+    fn size(&mut self, bytes: u64) -> Result<(u64, Option<String>)> {
+        let (layout, counts) = (layout(self.o, bytes), self.o.counts(bytes));
+        if !self.o.validate {
+            self.comm.barrier()?;
+            return Ok((self.exchange(layout, counts)?, None));
+        }
         let mut wrong = None;
-        let ns = if o.validate {
-            for pass in 0..PASSES {
-                wrong = wrong.or(checked(pass, 0, 1)?.1.err());
-            }
-            let (ns, found) = checked(PASSES, warmup, iterations)?;
-            wrong = wrong.or(found.err());
-            ns
-        } else {
-            comm.barrier()?;
-            exchange(warmup, iterations)?
-        };
-        // Both hear what either found.
-        let said = wrong.map_or(String::new(), |w| format!("{bytes} bytes, rank {me} received {w}"));
-        let said: Vec<String> = comm
-            .all_gather(said.as_bytes())?
-            .into_iter()
-            .map(|s| String::from_utf8_lossy(&s).into())
-            .collect();
-        let wrong = said.into_iter().find(|s| !s.is_empty());
-        if me == 0 {
+        for pass in 0..PASSES {
+            wrong = wrong.or(self.checked(layout, pass, [1, 0])?.1);
+        }
+        let (ns, last) = self.checked(layout, PASSES, counts)?;
+        let wrong = wrong.or(last);
+        let said = wrong.map_or(String::new(), |w| format!("{bytes} bytes, rank {} received {w}", self.me()));
+        let mut said = self.comm.all_gather(said.as_bytes())?.into_iter();
+        let wrong = said.find(|s| !s.is_empty());
+        Ok((ns, wrong.map(|s| String::from_utf8_lossy(&s).into())))
+    }
+}
+
+/// Where messages of a size lie. Unchecked, all of a window share one place, as there.
+fn layout(o: &Options, bytes: u64) -> Layout {
+    let one = Layout { bytes, places: 1 };
+    let places = if o.validate { (CHECKED / one.stride()).clamp(1, o.messages as u64) } else { 1 };
+    Layout { places: places as u32, ..one }
+}
+
+/// All of one rank's run. What was wrong with the bytes, if anything; rank 0 has put that in
+/// the table.
+pub fn run(o: &Options, comm: &Comm, processes: u32) -> Result<Option<String>> {
+    let mut rank = Rank::new(o, comm)?;
+    let prints = comm.rank() == 0;
+    if prints && !o.json {
+        println!("{}", table::header(o, comm.context(), processes));
+    }
+    for &bytes in &o.sizes {
+        let (ns, wrong) = rank.size(bytes)?;
+        if prints {
             let valid = o.validate.then_some(wrong.is_none());
-            println!("{}", table::line(o, context, &Line { bytes, ns, valid }));
+            println!("{}", table::line(o, comm.context(), &Line { bytes, ns, valid }));
         }
         if wrong.is_some() {
             return Ok(wrong);
