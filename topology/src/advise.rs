@@ -186,7 +186,7 @@ fn warnings(pair: &Pair, method: Method) -> Vec<String> {
                 .into(),
         ),
         Some(AcsOnWay::Unknown) if method == Method::Pull => {
-            said.push("ACS could not be read (needs root): if it redirects, push is the better path".into());
+            said.push("ACS is not known (root may read it, a file may tell it): if it redirects, push is the better path".into());
         }
         _ => {}
     }

@@ -85,7 +85,7 @@ pub fn host(t: &Topology) -> String {
         let _ = writeln!(out, "host: {}", said.join(", "));
     }
     match (&m.virtual_machine, t.source, m.flat) {
-        (_, Source::File, _) => out += "tree: from a file, with what this host adds\n",
+        (_, Source::File, _) => out += "tree: from a file\n",
         (Some(why), _, true) => {
             let _ = writeln!(
                 out,
@@ -386,7 +386,7 @@ pub fn path(t: &Topology, from: Address, to: Address) -> Option<String> {
             format!("redirects to the root complex at {}", ports.join(", "))
         }
         AcsOnWay::InferredRedirects => "redirects, as the IOMMU groups tell".into(),
-        AcsOnWay::Unknown => "could not be read: run as root".into(),
+        AcsOnWay::Unknown => "not known: root may read it, a file may tell it".into(),
     };
     if !path.hops.is_empty() {
         let _ = writeln!(out, "  ACS       {acs}");

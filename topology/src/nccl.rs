@@ -97,7 +97,7 @@ impl Reading {
         }
         for pci in elements(cpu, "pci") {
             let name = format!(
-                "host{}-{}",
+                "node{}-{}",
                 numa.map_or("?".into(), |n| n.to_string()),
                 self.topology.root_complexes.len()
             );
