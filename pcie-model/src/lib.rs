@@ -6,8 +6,10 @@
 
 pub mod cost;
 mod error;
+pub mod hops;
 pub mod link;
 pub mod parameters;
+pub mod plot;
 pub mod route;
 pub mod simulator;
 pub mod transfers;
