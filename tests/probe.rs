@@ -85,6 +85,11 @@ fn it_measures_and_keeps_what_it_found() {
     for way in [Transfer::Push, Transfer::Bounce, Transfer::Pull] {
         assert!(found.line("cpu", "cpu", way).is_some(), "{way}");
     }
+    // Named by the variable, which is no setting.
+    let named = folder.0.join("named.toml");
+    let output = probe(&folder, &[]).env("PUSHGATE_PROBE_FILE", &named).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(Findings::load(&named).unwrap().topology, found.topology);
 }
 
 #[test]

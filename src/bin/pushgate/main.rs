@@ -3,6 +3,7 @@
 #![allow(missing_docs)] // a program, not a library
 
 mod bench;
+mod model;
 mod probe;
 mod topo;
 
@@ -40,6 +41,7 @@ fn command() -> Command {
         ))
         .subcommand(probe::command(settings))
         .subcommand(topo::command())
+        .subcommand(model::command())
         .subcommand(bench::command(settings))
 }
 
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
     let (name, m) = matches.subcommand().expect("clap requires one");
     let done = (|| -> Result<()> {
         match name {
+            "model" => model::run(m),
             "proxy" => proxy(&settings(m)?),
             "config" => {
                 config(m);
