@@ -99,8 +99,10 @@ fn json_is_the_file() {
     let name = file.to_str().unwrap();
     let (output, out, err) = run(&folder, &["--json", "--out", name]);
     assert!(output.status.success(), "{err}");
-    let said: Findings = serde_json::from_str(out.trim()).unwrap();
-    assert_eq!(said, Findings::load(&file).unwrap());
+    serde_json::from_str::<Findings>(out.trim()).unwrap();
+    let said = Findings::load(&file).unwrap();
+    // As text: a number that JSON's reader has read may differ in its last bit.
+    assert_eq!(out.trim(), serde_json::to_string(&said).unwrap());
     assert!(kept(&folder).is_empty());
 
     // Beside it, measured again: whatever the figures, each size has its line.

@@ -126,7 +126,8 @@ fn line(rig: &Rig, unit: usize, way: Transfer) -> Result<Line> {
     let times = sizes.iter().map(|n| Ok((*n, time(rig, unit, way, *n)?))).collect::<Result<Vec<_>>>()?;
     let (slice, blocks) = match way {
         Transfer::Push | Transfer::Read => (rig.scale.slice, rig.scale.blocks),
-        _ => (SMALL_COPY, 1),
+        Transfer::CopyOut | Transfer::CopyIn => (SMALL_COPY, 1),
+        _ => (1, 1),
     };
     let launch = match way {
         Transfer::CopyOut | Transfer::CopyIn => copy_launch(rig, unit, way)?,
