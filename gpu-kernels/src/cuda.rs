@@ -139,7 +139,8 @@ impl Relaxed {
 
 impl Drop for Relaxed {
     fn drop(&mut self) {
-        if let (Some(mut mode), Some(exchange)) = (self.before, self.driver.cuThreadExchangeStreamCaptureMode) {
+        if let (Some(mut mode), Some(exchange)) = (self.before, self.driver.cuThreadExchangeStreamCaptureMode)
+        {
             // SAFETY: as above.
             unsafe { exchange(&mut mode) };
         }

@@ -30,8 +30,8 @@ mod health;
 mod tests;
 
 use fault::Fault;
-use health::Trouble;
 pub use health::Lost;
+use health::Trouble;
 
 const KERNEL: &str = "copy_worker";
 /// Two of `found` in worker.cu, and room to spare.
@@ -552,15 +552,10 @@ impl Worker {
             device,
         });
         let kept = shared.clone();
-        let keeper = thread::Builder::new()
-            .name("pushgate-worker".to_owned())
-            .spawn(move || keep(&kept))
-            .map_err(|source| DeviceError::Threads {
-                kernel: KERNEL.to_owned(),
-                wanted: 1,
-                started: 0,
-                source,
-            })?;
+        let keeper =
+            thread::Builder::new().name("pushgate-worker".to_owned()).spawn(move || keep(&kept)).map_err(
+                |source| DeviceError::Threads { kernel: KERNEL.to_owned(), wanted: 1, started: 0, source },
+            )?;
         shared.keeper.get_or_init(|| keeper.thread().clone());
         let queue = WorkerQueue { rings: [Ring::default(), Ring::default()], shared: shared.clone() };
         let worker = Worker { shared, keeper: Some(keeper) };
