@@ -1232,7 +1232,8 @@ mod tests {
 #include <string.h>
 #include <unistd.h>
 static __thread int depth, mode;
-static int registered, live, flushed;
+static int registered, pinned, live, flushed;
+int stub_pinned(void) { return pinned; }
 #define IN if (depth < 1 || mode != 2) { fprintf(stderr, "%s: depth %d, capture mode %d\n", __func__, depth, mode); abort(); }
 int cuThreadExchangeStreamCaptureMode(int *m) { if (depth < 1) return 201; int before = mode; mode = *m; *m = before; return 0; }
 int stub_depth(void) { return depth + mode; }
@@ -1251,7 +1252,7 @@ int cuMemFree_v2(void *p) { IN free(p); live--; return 0; }
 int cuMemsetD8Async(void *p, unsigned char c, size_t n, void *s) { IN if (!s) abort(); memset(p, c, n); return 0; }
 int cuMemcpyHtoDAsync_v2(void *d, const void *h, size_t n, void *s) { IN if (!s) abort(); memcpy(d, h, n); return 0; }
 int cuMemcpyDtoHAsync_v2(void *h, const void *d, size_t n, void *s) { IN if (!s) abort(); memcpy(h, d, n); return 0; }
-int cuMemHostRegister_v2(void *p, size_t n, unsigned f) { IN if (registered) return 712; registered = 1; return f == 3 ? 0 : 1; }
+int cuMemHostRegister_v2(void *p, size_t n, unsigned f) { IN if (registered) return 712; registered = 1; pinned++; return f == 3 ? 0 : 1; }
 int cuMemHostUnregister(void *p) { IN if (!registered) return 713; registered = 0; return 0; }
 int cuMemHostGetDevicePointer_v2(void **d, void *p, unsigned f) { IN *d = p; return 0; }
 int cuStreamCreateWithPriority(void **s, unsigned f, int p) { IN *s = malloc(1); live++; return f == 1 ? 0 : 1; }
@@ -1361,6 +1362,10 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         let error = executor.register(ptr, 64, Access::ReadOnly, false).unwrap_err().to_string();
         assert!(error.contains("READ_ONLY_HOST_REGISTER_SUPPORTED is 0"), "{error}");
 
+        // Other memory at the same address is pinned anew.
+        drop((one, two));
+        let one = executor.register(ptr, 64, Access::ReadWrite, false).unwrap();
+
         let copies = CudaCopy::new(&executor).unwrap();
         // SAFETY: both are 64 bytes and outlive `copies`.
         let ticket = unsafe { copies.start(word.addr(), host.as_ptr(), 64) }.unwrap();
@@ -1372,14 +1377,14 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         assert_eq!(exported.offset, word.addr() % rustix::param::page_size() as u64);
         copies.flush_rdma_writes().unwrap();
 
-        drop((six, one, two, ticket, copies, module, word, second, executor));
+        drop((six, one, ticket, copies, module, word, second, executor));
         // SAFETY: the stub's own functions, as it defines them.
-        let (depth, live, flushed) = unsafe {
+        let (depth, live, flushed, pinned) = unsafe {
             let library = libloading::Library::new("libcuda.so.1").unwrap();
             let ask = |name: &str| library.get::<extern "C" fn() -> i32>(name.as_bytes()).unwrap()();
-            (ask("stub_depth"), ask("stub_live"), ask("stub_flushed"))
+            (ask("stub_depth"), ask("stub_live"), ask("stub_flushed"), ask("stub_pinned"))
         };
-        println!("CHILD depth {depth} live {live} flushed {flushed}");
+        println!("CHILD depth {depth} live {live} flushed {flushed} pinned {pinned}");
     }
 
     impl CudaExecutor {
@@ -1491,6 +1496,6 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         let folder = Folder::new("driver");
         stub(&folder, &format!("{DRIVER}{}", stub_source(0, 13000, 1, DRIVER)));
         let text = run_child("cuda::tests::child", &folder.0);
-        assert!(text.contains("CHILD depth 0 live 0 flushed 1"), "{text}");
+        assert!(text.contains("CHILD depth 0 live 0 flushed 1 pinned 2"), "{text}");
     }
 }

@@ -736,7 +736,11 @@ fn no_memory(layout: &Layout) -> impl Fn(ShimError) -> DeviceError {
 fn keep(shared: &Shared) {
     let (mut starting, mut looking) = (Trouble::default(), Trouble::default());
     while !shared.stop.load(Ordering::Acquire) {
-        thread::park_timeout(starting.pause().unwrap_or(LOOK));
+        match starting.pause() {
+            // Not to be woken: whoever posts meanwhile wants the same.
+            Some(pause) => thread::sleep(pause),
+            None => thread::park_timeout(LOOK),
+        }
         // Woken for nothing, it starts a worker for nothing, which leaves again.
         if shared.wanted.swap(false, Ordering::AcqRel) && shared.control.may_be_gone() {
             match shared.ensure(shared.options.linger_on_demand) {

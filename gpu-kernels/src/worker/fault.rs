@@ -31,7 +31,7 @@ impl Fault {
         let value = std::env::var(VARIABLE).ok()?;
         let fault = Self::parse(&value);
         match &fault {
-            Some(fault) => tracing::warn!("{VARIABLE}: {fault:?}"),
+            Some(fault) => tracing::info!("{VARIABLE}: {fault:?}"),
             None => tracing::error!("{VARIABLE}={value} names no fault"),
         }
         fault
