@@ -506,8 +506,9 @@ fn until_lost(plugin: &Plugin, ends: Ends, peer: &mut dyn Bootstrap) -> super::t
     }
     plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
     plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
-    close(plugin, ends);
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?} until all of it ended", begin.elapsed());
+    peer.barrier();
+    close(plugin, ends);
     failed
 }
 
@@ -557,8 +558,9 @@ pub fn deregister(o: &Options) {
         plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
         // What it was freed for.
         out.set(0, size, 0x11);
-        wait(&plugin, r, None).expect("receive");
+        // Who sends looks after it: the receive alone would not be done.
         wait(&plugin, s, None).expect("send");
+        wait(&plugin, r, None).expect("receive");
         assert_eq!(into.differs(0, size, seed), None, "memory was read behind its deregistration");
     }
     plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
