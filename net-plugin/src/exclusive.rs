@@ -109,6 +109,7 @@ mod tests {
                         std::thread::yield_now();
                     });
                     visits += u64::from(visit.is_some());
+                    std::thread::sleep(std::time::Duration::from_micros(20));
                 }
                 visits
             });
