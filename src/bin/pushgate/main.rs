@@ -3,6 +3,7 @@
 #![allow(missing_docs)] // a program, not a library
 
 mod bench;
+mod doctor;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,7 @@ fn command() -> Command {
         .subcommand(settings(
             Command::new("devices").about("Says which executors there are, and why not the others"),
         ))
+        .subcommand(doctor::command(settings))
         .subcommand(bench::command(settings))
 }
 
@@ -54,12 +56,13 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let matches = command().get_matches();
     let (name, m) = matches.subcommand().expect("clap requires one");
-    let done = (|| -> Result<()> {
+    let done = (|| -> Result<ExitCode> {
         match name {
-            "proxy" => proxy(&settings(m)?),
+            "doctor" => return doctor::run(m),
+            "proxy" => proxy(&settings(m)?)?,
             "config" => {
                 config(m);
-                settings(m).map(|_| ()).map_err(Into::into)
+                settings(m)?;
             }
             "devices" => {
                 settings(m)?;
@@ -69,13 +72,13 @@ fn main() -> ExitCode {
                         Err(why) => println!("{}: not available: {why}", a.name),
                     }
                 }
-                Ok(())
             }
-            _ => bench::run(m, settings),
+            _ => bench::run(m, settings)?,
         }
+        Ok(ExitCode::SUCCESS)
     })();
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(e) => {
             eprintln!("pushgate: {e:#}");
             ExitCode::from(if matches!(e.downcast_ref(), Some(Error::Config { .. })) { 2 } else { 1 })
