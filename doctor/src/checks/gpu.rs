@@ -36,7 +36,9 @@ pub fn driver(r: &Readings) -> Vec<Finding> {
             Some(_) => Finding::passed("", line),
             None => Finding::warned("", format!("its version is not known: {line}"), "look with nvidia-smi"),
         },
-        Read::Absent => Finding::failed("", format!("GPUs on PCI: {}, and no driver is loaded", r.gpu.count), install),
+        Read::Absent => {
+            Finding::failed("", format!("GPUs on PCI: {}, and no driver is loaded", r.gpu.count), install)
+        }
         Read::Unreadable(why) => Finding::warned("", why, "look with nvidia-smi"),
     }]
 }
@@ -92,8 +94,14 @@ pub fn dma_buf(r: &Readings) -> Vec<Finding> {
             format!("Linux {kernel}, and ib_umem_dmabuf_get is not among its symbols"),
             format!("modprobe ib_uverbs; the RDMA modules of a vendor may lack it, too; {fall_back}"),
         ),
-        (Read::Absent, _) => Finding::warned("", "the kernel's symbols were not read", "look in /proc/kallsyms for ib_umem_dmabuf_get"),
-        (Read::Unreadable(why), _) => Finding::warned("", why, "look in /proc/kallsyms for ib_umem_dmabuf_get"),
+        (Read::Absent, _) => Finding::warned(
+            "",
+            "the kernel's symbols were not read",
+            "look in /proc/kallsyms for ib_umem_dmabuf_get",
+        ),
+        (Read::Unreadable(why), _) => {
+            Finding::warned("", why, "look in /proc/kallsyms for ib_umem_dmabuf_get")
+        }
     }]
 }
 
@@ -134,7 +142,9 @@ pub fn peer_mapping(r: &Readings) -> Vec<Finding> {
             match (set, capable(r, CAP_SYS_ADMIN)) {
                 (true, _) => Finding::passed("", "PeerMappingOverride is set"),
                 (false, true) => Finding::passed("", "PeerMappingOverride is not set; root needs none"),
-                (false, false) => Finding::failed("", "PeerMappingOverride is not set, and this user is not root", remedy),
+                (false, false) => {
+                    Finding::failed("", "PeerMappingOverride is not set, and this user is not root", remedy)
+                }
             }
         }
         Read::Absent => Finding::warned("", "there is no /proc/driver/nvidia/params", remedy),
@@ -168,7 +178,9 @@ pub fn mps(r: &Readings) -> Vec<Finding> {
         None => Finding::passed("", "no MPS daemon runs"),
         Some(pid) => Finding::warned(
             "",
-            format!("nvidia-cuda-mps-control runs (process {pid}): a fault of one program ends all on the GPU"),
+            format!(
+                "nvidia-cuda-mps-control runs (process {pid}): a fault of one program ends all on the GPU"
+            ),
             "echo quit | nvidia-cuda-mps-control, unless it is wanted",
         ),
     }]

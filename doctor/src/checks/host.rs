@@ -23,7 +23,11 @@ pub(super) fn capable(r: &Readings, bit: u32) -> bool {
 pub fn settings(r: &Readings) -> Vec<Finding> {
     vec![match &r.wants.settings {
         Ok(from) => Finding::passed("", from),
-        Err(why) => Finding::failed("", why, "see `pushgate config` for what is allowed; the rest was looked at with the settings that are right"),
+        Err(why) => Finding::failed(
+            "",
+            why,
+            "see `pushgate config` for what is allowed; the rest was looked at with the settings that are right",
+        ),
     }]
 }
 
@@ -33,18 +37,19 @@ pub fn memlock(r: &Readings) -> Vec<Finding> {
     let one = r.wants.queue_pair_bytes();
     let raise = "ulimit -l unlimited; for good: `* - memlock unlimited` in /etc/security/limits.d/pushgate.conf, \
                  LimitMEMLOCK=infinity for a service, --ulimit memlock=-1 for a container";
-    let systemd = r.host.systemd_memlock.as_ref().map_or(String::new(), |v| format!("; systemd gives services {v}"));
+    let systemd =
+        r.host.systemd_memlock.as_ref().map_or(String::new(), |v| format!("; systemd gives services {v}"));
     let (soft, hard) = match &r.host.memlock {
         Read::Is(limits) => *limits,
         Read::Absent => return vec![Finding::not_applicable("", "the limit was not read")],
         Read::Unreadable(why) => return vec![Finding::warned("", why, "look with ulimit -l")],
     };
-    let reading = format!(
-        "{} (hard limit {}){systemd}; a queue pair registers about {}",
-        if soft == u64::MAX { "no limit".into() } else { format!("limit {}", bytes(soft)) },
-        bytes(hard),
-        bytes(one)
-    );
+    let limit = match soft {
+        u64::MAX => "no limit".to_string(),
+        _ if soft == hard => format!("limit {}", bytes(soft)),
+        _ => format!("limit {} (hard: {})", bytes(soft), bytes(hard)),
+    };
+    let reading = format!("{limit}{systemd}; a queue pair registers about {}", bytes(one));
     vec![if soft == u64::MAX {
         Finding::passed("", reading)
     } else if capable(r, CAP_IPC_LOCK) {
@@ -83,12 +88,23 @@ pub fn cgroup(r: &Readings) -> Vec<Finding> {
         findings.push(if left < one {
             Finding::failed(what, format!("{reading}; {} are needed at the least", say(one)), remedy)
         } else if left < enough {
-            Finding::warned(what, format!("{reading}; {} would be enough for {QUEUE_PAIRS} queue pairs", say(enough)), remedy)
+            Finding::warned(
+                what,
+                format!("{reading}; {} would be enough for {QUEUE_PAIRS} queue pairs", say(enough)),
+                remedy,
+            )
         } else {
             Finding::passed(what, reading)
         });
     };
-    hold("memory", c.memory, one, one.saturating_mul(QUEUE_PAIRS), true, "raise memory.max (MemoryMax=, --memory)");
+    hold(
+        "memory",
+        c.memory,
+        one,
+        one.saturating_mul(QUEUE_PAIRS),
+        true,
+        "raise memory.max (MemoryMax=, --memory)",
+    );
     hold("pids", c.pids, 8, THREADS, false, "raise pids.max (TasksMax=, --pids-limit)");
     if r.wants.huge_pages != HugePages::Never {
         let window = r.wants.window_size.max(2 << 20);
@@ -97,7 +113,14 @@ pub fn cgroup(r: &Readings) -> Vec<Finding> {
     }
     for (device, limit) in &c.rdma_objects {
         if rdma::chosen(r).any(|d| d.name == *device) {
-            hold(device, Some(*limit), RDMA_OBJECTS, RDMA_OBJECTS * QUEUE_PAIRS, false, "raise hca_object in rdma.max");
+            hold(
+                device,
+                Some(*limit),
+                RDMA_OBJECTS,
+                RDMA_OBJECTS * QUEUE_PAIRS,
+                false,
+                "raise hca_object in rdma.max",
+            );
         }
     }
     findings.extend(c.unreadable.iter().map(|why| Finding::warned("", why, "look below /sys/fs/cgroup")));
@@ -115,7 +138,11 @@ pub fn huge_pages(r: &Readings) -> Vec<Finding> {
     const PAGE: u64 = 2 << 20;
     let windows = [("window-size", r.wants.window_size), ("net-window-size", r.wants.net_window_size)];
     let largest = windows.iter().filter(|(_, size)| size % PAGE == 0).max_by_key(|(_, size)| *size);
-    let raise = |pages: u64| format!("sysctl -w vm.nr_hugepages={pages} (early after boot, or hugepages={pages} on the kernel's command line)");
+    let raise = |pages: u64| {
+        format!(
+            "sysctl -w vm.nr_hugepages={pages} (early after boot, or hugepages={pages} on the kernel's command line)"
+        )
+    };
     let required = r.wants.huge_pages == HugePages::Require;
     if r.wants.huge_pages == HugePages::Never {
         return vec![Finding::not_applicable("", "huge-pages is never")];
@@ -126,7 +153,8 @@ pub fn huge_pages(r: &Readings) -> Vec<Finding> {
     let pages = size / PAGE;
     vec![match &r.host.huge_pages {
         Read::Is((all, free)) => {
-            let reading = format!("{free} of {all} pages of 2 MiB are free; a window of {name} takes {pages}");
+            let reading =
+                format!("{free} of {all} pages of 2 MiB are free; a window of {name} takes {pages}");
             match (*free >= pages, required) {
                 (true, _) => Finding::passed("", reading),
                 (false, true) => Finding::failed("", reading, raise(all + pages * QUEUE_PAIRS)),
@@ -137,7 +165,9 @@ pub fn huge_pages(r: &Readings) -> Vec<Finding> {
                 ),
             }
         }
-        Read::Absent if required => Finding::failed("", "the kernel has no pages of 2 MiB", "set huge-pages to try"),
+        Read::Absent if required => {
+            Finding::failed("", "the kernel has no pages of 2 MiB", "set huge-pages to try")
+        }
         Read::Absent => Finding::not_applicable("", "the kernel has no pages of 2 MiB; normal pages serve"),
         Read::Unreadable(why) => Finding::warned("", why, "look at /sys/kernel/mm/hugepages"),
     }]
@@ -146,7 +176,9 @@ pub fn huge_pages(r: &Readings) -> Vec<Finding> {
 /// Windows are sealed memfds (docs/driver.md): one of a window's size is made and filled.
 pub fn memfd(r: &Readings) -> Vec<Finding> {
     vec![match &r.host.memfd {
-        Read::Is(()) => Finding::passed("", format!("a sealed memfd of {} was made", bytes(r.wants.window_size))),
+        Read::Is(()) => {
+            Finding::passed("", format!("a sealed memfd of {} was made", bytes(r.wants.window_size)))
+        }
         Read::Absent => Finding::not_applicable("", "not tried"),
         Read::Unreadable(why) => Finding::failed(
             "",
@@ -166,7 +198,9 @@ pub fn shm(r: &Readings) -> Vec<Finding> {
             let reading = format!("/dev/shm: {} of {} free", bytes(*free), bytes(*all));
             if *free >= ENOUGH { Finding::passed("", reading) } else { Finding::warned("", reading, remedy) }
         }
-        Read::Absent => Finding::warned("", "there is no /dev/shm", "mount -t tmpfs tmpfs /dev/shm; NCCL alone needs it"),
+        Read::Absent => {
+            Finding::warned("", "there is no /dev/shm", "mount -t tmpfs tmpfs /dev/shm; NCCL alone needs it")
+        }
         Read::Unreadable(why) => Finding::warned("", why, remedy),
     }]
 }
@@ -174,7 +208,8 @@ pub fn shm(r: &Readings) -> Vec<Finding> {
 /// `process_vm_readv` asks for what tracing does (ptrace(2)): Yama's scope 0 and 1 will do, for both
 /// ends name each other by PR_SET_PTRACER; 2 wants CAP_SYS_PTRACE, 3 refuses all.
 pub fn readv(r: &Readings) -> Vec<Finding> {
-    let allow = "sysctl -w kernel.yama.ptrace_scope=1; until then `local` copies through the window, once more";
+    let allow =
+        "sysctl -w kernel.yama.ptrace_scope=1; until then `local` copies through the window, once more";
     if let Read::Unreadable(why) = &r.host.readv {
         return vec![Finding::warned(
             "",
@@ -185,11 +220,18 @@ pub fn readv(r: &Readings) -> Vec<Finding> {
     let called = if r.host.readv == Read::Absent { "the call was not tried" } else { "the call is allowed" };
     vec![match &r.host.ptrace_scope {
         Read::Absent => Finding::passed("", format!("{called}; no Yama")),
-        Read::Is(scope @ 0..=1) => Finding::passed("", format!("{called}; kernel.yama.ptrace_scope is {scope}")),
-        Read::Is(2) if capable(r, CAP_SYS_PTRACE) => {
-            Finding::passed("", format!("{called}; kernel.yama.ptrace_scope is 2, and this process has CAP_SYS_PTRACE"))
+        Read::Is(scope @ 0..=1) => {
+            Finding::passed("", format!("{called}; kernel.yama.ptrace_scope is {scope}"))
         }
-        Read::Is(scope) => Finding::warned("", format!("kernel.yama.ptrace_scope is {scope}: processes may not read each other"), allow),
+        Read::Is(2) if capable(r, CAP_SYS_PTRACE) => Finding::passed(
+            "",
+            format!("{called}; kernel.yama.ptrace_scope is 2, and this process has CAP_SYS_PTRACE"),
+        ),
+        Read::Is(scope) => Finding::warned(
+            "",
+            format!("kernel.yama.ptrace_scope is {scope}: processes may not read each other"),
+            allow,
+        ),
         Read::Unreadable(why) => Finding::warned("", why, "look with sysctl kernel.yama.ptrace_scope"),
     }]
 }
@@ -208,7 +250,9 @@ pub fn io_uring(r: &Readings) -> Vec<Finding> {
         Read::Unreadable(why) => Finding::warned("", format!("{why}; {disabled}"), remedy),
         Read::Absent => match &r.host.io_uring_disabled {
             Read::Is(0) | Read::Absent => Finding::not_applicable("", format!("not tried; {disabled}")),
-            Read::Is(1) if capable(r, CAP_SYS_ADMIN) => Finding::passed("", format!("{disabled}, and this process has CAP_SYS_ADMIN")),
+            Read::Is(1) if capable(r, CAP_SYS_ADMIN) => {
+                Finding::passed("", format!("{disabled}, and this process has CAP_SYS_ADMIN"))
+            }
             _ => Finding::warned("", disabled, remedy),
         },
     }]

@@ -18,13 +18,17 @@ pub fn module(r: &Readings) -> Vec<Finding> {
         Some(wants) => Finding::failed(subject, format!("{reading}, and {wants} needs it"), remedy),
         None => Finding::warned(subject, reading, remedy),
     };
-    let load = "sudo modprobe pushgate; install it first by the package (docs/driver.md), or set window to memory";
+    let load =
+        "sudo modprobe pushgate; install it first by the package (docs/driver.md), or set window to memory";
     let version = match &r.module.version {
         Read::Is(version) => version,
         Read::Absent => {
             return vec![match wants {
                 Some(_) => worse("", "the module pushgate is not loaded".into(), load),
-                None => Finding::not_applicable("", "the module pushgate is not loaded; window = memory needs none"),
+                None => Finding::not_applicable(
+                    "",
+                    "the module pushgate is not loaded; window = memory needs none",
+                ),
             }];
         }
         Read::Unreadable(why) => return vec![Finding::warned("", why, "look with modinfo pushgate")],
@@ -58,9 +62,11 @@ pub fn module(r: &Readings) -> Vec<Finding> {
                 let what = if *window { "staging and a BAR's window" } else { "staging" };
                 Finding::passed(path, format!("opens, has {what}, interface version {uapi}"))
             }
-            Err(why) => {
-                worse(path, why.clone(), "be in the group pushgate (sudo adduser NAME pushgate), and log in anew")
-            }
+            Err(why) => worse(
+                path,
+                why.clone(),
+                "be in the group pushgate (sudo adduser NAME pushgate), and log in anew",
+            ),
         });
     }
     if r.wants.window == Window::Bar && windows == 0 && r.module.devices.iter().all(|(_, o)| o.is_ok()) {

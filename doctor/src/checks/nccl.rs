@@ -20,11 +20,20 @@ pub fn library(r: &Readings) -> Vec<Finding> {
             let reading = format!("NCCL {major}.{minor}.{patch} ({from})");
             match (major, minor) {
                 (2, 20..) => Finding::passed("", reading),
-                _ => Finding::warned("", reading + ", which does not take tables v8 to v12", "install NCCL 2.20 or later, best 2.28 or later"),
+                _ => Finding::warned(
+                    "",
+                    reading + ", which does not take tables v8 to v12",
+                    "install NCCL 2.20 or later, best 2.28 or later",
+                ),
             }
         }
-        Read::Absent => Finding::not_applicable("", "no libnccl.so.2 where the linker or a Python environment would have it"),
-        Read::Unreadable(why) => Finding::warned("", why, "install NCCL 2.28 or later (libnccl2, or PyTorch's own)"),
+        Read::Absent => Finding::not_applicable(
+            "",
+            "no libnccl.so.2 where the linker or a Python environment would have it",
+        ),
+        Read::Unreadable(why) => {
+            Finding::warned("", why, "install NCCL 2.28 or later (libnccl2, or PyTorch's own)")
+        }
     }]
 }
 
@@ -49,19 +58,29 @@ pub fn plugin(r: &Readings) -> Vec<Finding> {
             format!("{} is there, but NCCL_NET_PLUGIN is not set: NCCL takes its own networks", p.file),
             "NCCL_NET_PLUGIN=pushgate NCCL_NET=pushgate",
         ),
-        (Read::Absent, None) => Finding::not_applicable("", "NCCL_NET_PLUGIN is not set, and the linker knows no libnccl-net-pushgate.so"),
+        (Read::Absent, None) => Finding::not_applicable(
+            "",
+            "NCCL_NET_PLUGIN is not set, and the linker knows no libnccl-net-pushgate.so",
+        ),
         (Read::Absent, Some(name)) if name.eq_ignore_ascii_case("none") => {
             Finding::not_applicable("", "NCCL_NET_PLUGIN=none: no plugin is wanted")
         }
-        (Read::Absent, Some(name)) => Finding::failed("", format!("NCCL_NET_PLUGIN is {name}, and there is no such library"), remedy),
+        (Read::Absent, Some(name)) => {
+            Finding::failed("", format!("NCCL_NET_PLUGIN is {name}, and there is no such library"), remedy)
+        }
         (Read::Unreadable(why), _) => Finding::failed("", why, remedy),
     }];
     // docs/nccl.md: these two forget the variable behind the last communicator.
-    let forgets = n.version.is().map(|(code, _)| version(*code)).filter(|v| [(2, 28, 9), (2, 29, 7)].contains(v));
-    if let (Some((major, minor, patch)), Some(_), None) = (forgets, variable, n.ref_count.as_deref().filter(|c| *c == "1")) {
+    let forgets =
+        n.version.is().map(|(code, _)| version(*code)).filter(|v| [(2, 28, 9), (2, 29, 7)].contains(v));
+    if let (Some((major, minor, patch)), Some(_), None) =
+        (forgets, variable, n.ref_count.as_deref().filter(|c| *c == "1"))
+    {
         findings.push(Finding::warned(
             "",
-            format!("NCCL {major}.{minor}.{patch} forgets NCCL_NET_PLUGIN when the last communicator is destroyed"),
+            format!(
+                "NCCL {major}.{minor}.{patch} forgets NCCL_NET_PLUGIN when the last communicator is destroyed"
+            ),
             "NCCL_NET_PLUGIN_REF_COUNT=1, where a program makes another one",
         ));
     }

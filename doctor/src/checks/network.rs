@@ -62,7 +62,9 @@ pub fn mtu(r: &Readings) -> Vec<Finding> {
                 format!("path MTU {mtu}, though {name} has MTU {of_netdev}, which leaves room for {allowed}"),
                 format!("set the interface's MTU anew: ip link set dev {name} mtu {of_netdev}"),
             ),
-            Some((_, max)) if mtu == max => Finding::passed(subject, format!("path MTU {mtu}, the port's greatest")),
+            Some((_, max)) if mtu == max => {
+                Finding::passed(subject, format!("path MTU {mtu}, the port's greatest"))
+            }
             _ => Finding::warned(subject, format!("path MTU {mtu}, for {name} has MTU {of_netdev}"), remedy),
         }
     })
@@ -81,7 +83,8 @@ struct Class {
 fn class(traffic_class: u8, dcb: &Dcb) -> Class {
     const DSCP: u8 = 5;
     let dscp = traffic_class >> 2;
-    let entry = dcb.apps.iter().find(|(selector, _, protocol)| *selector == DSCP && *protocol == u16::from(dscp));
+    let entry =
+        dcb.apps.iter().find(|(selector, _, protocol)| *selector == DSCP && *protocol == u16::from(dscp));
     let (priority, by) = match entry {
         Some((_, priority, _)) => (*priority & 7, "by the APP table"),
         None => (0, "without an entry in the APP table"),
@@ -107,14 +110,19 @@ fn dcb<'a>(
         return Err(Finding::not_applicable(subject, "InfiniBand has credits of its own"));
     }
     if device.pci.is_none() {
-        return Err(Finding::not_applicable(subject, "a software device: the interface below it has no say in RDMA"));
+        return Err(Finding::not_applicable(
+            subject,
+            "a software device: the interface below it has no say in RDMA",
+        ));
     }
     let Some((name, dev)) = netdev(r, port) else {
         return Err(Finding::warned(subject, "can't be read: no interface is behind the port", LOOK));
     };
     match &dev.dcb {
         Read::Is(dcb) => Ok((name, dev, dcb)),
-        Read::Absent => Err(Finding::warned(subject, format!("can't be read: {name}'s driver has no DCB"), LOOK)),
+        Read::Absent => {
+            Err(Finding::warned(subject, format!("can't be read: {name}'s driver has no DCB"), LOOK))
+        }
         Read::Unreadable(why) => Err(Finding::warned(subject, format!("can't be read: {why}"), LOOK)),
     }
 }
@@ -128,7 +136,11 @@ pub fn pfc(r: &Readings) -> Vec<Finding> {
             Err(finding) => return finding,
         };
         let Some(on) = dcb.pfc else {
-            return Finding::warned(subject, format!("can't be read: {name}'s driver says nothing of PFC"), LOOK);
+            return Finding::warned(
+                subject,
+                format!("can't be read: {name}'s driver says nothing of PFC"),
+                LOOK,
+            );
         };
         let class = class(r.wants.traffic_class, dcb);
         let (p, tc) = (class.priority, r.wants.traffic_class);
@@ -141,7 +153,10 @@ pub fn pfc(r: &Readings) -> Vec<Finding> {
             Some((_, priority, dscp)) => Finding::warned(
                 subject,
                 reading,
-                format!("set traffic-class to {} (DSCP {dscp}), which has priority {priority}", dscp << 2 | 2),
+                format!(
+                    "set traffic-class to {} (DSCP {dscp}), which has priority {priority}",
+                    dscp << 2 | 2
+                ),
             ),
             None => Finding::warned(
                 subject,
@@ -179,7 +194,9 @@ pub fn ecn(r: &Readings) -> Vec<Finding> {
             }
             Read::Absent => Finding::warned(
                 subject,
-                format!("can't be read: {name} has no folder ecn in sysfs (the kernel's own mlx5 driver has none)"),
+                format!(
+                    "can't be read: {name} has no folder ecn in sysfs (the kernel's own mlx5 driver has none)"
+                ),
                 "look with the vendor's tool (mlxreg, niccli); NVIDIA's NICs have it on by default",
             ),
             Read::Unreadable(why) => Finding::warned(subject, format!("can't be read: {why}"), remedy),
@@ -196,7 +213,9 @@ pub fn traffic_class(r: &Readings) -> Vec<Finding> {
             Err(finding) => return finding,
         };
         let c = class(r.wants.traffic_class, dcb);
-        let tc = dcb.prio_tc.map_or(String::new(), |t| format!(", traffic class {} of the NIC", t[usize::from(c.priority)]));
+        let tc = dcb
+            .prio_tc
+            .map_or(String::new(), |t| format!(", traffic class {} of the NIC", t[usize::from(c.priority)]));
         let reading = format!(
             "traffic-class {}: DSCP {}, ECN bits {}, priority {} ({}){tc}",
             r.wants.traffic_class, c.dscp, c.ecn, c.priority, c.by
@@ -219,7 +238,8 @@ mod tests {
 
     #[test]
     fn path_mtus_are_those_of_the_kernel() {
-        let expected = [(0, 256), (68, 256), (1500, 1024), (2143, 1024), (2144, 2048), (4191, 2048), (4192, 4096)];
+        let expected =
+            [(0, 256), (68, 256), (1500, 1024), (2143, 1024), (2144, 2048), (4191, 2048), (4192, 4096)];
         for (netdev, mtu) in expected.into_iter().chain([(9000, 4096), (u32::MAX, 4096)]) {
             assert_eq!(path_mtu(netdev), mtu, "{netdev}");
         }

@@ -36,13 +36,21 @@ pub fn iommu(r: &Readings) -> Vec<Finding> {
     functions
         .iter()
         .map(|f| match &f.iommu {
-            Read::Is(kind) if kind == "identity" => Finding::passed(&name(f), format!("not translated: identity ({line})")),
-            Read::Is(kind) if kind.starts_with("DMA") => {
-                Finding::warned(&name(f), format!("the IOMMU translates what it does: {kind} ({line})"), remedy)
+            Read::Is(kind) if kind == "identity" => {
+                Finding::passed(&name(f), format!("not translated: identity ({line})"))
             }
-            Read::Is(kind) => Finding::warned(&name(f), format!("its IOMMU group is of type {kind} ({line})"), remedy),
+            Read::Is(kind) if kind.starts_with("DMA") => Finding::warned(
+                &name(f),
+                format!("the IOMMU translates what it does: {kind} ({line})"),
+                remedy,
+            ),
+            Read::Is(kind) => {
+                Finding::warned(&name(f), format!("its IOMMU group is of type {kind} ({line})"), remedy)
+            }
             Read::Absent => Finding::passed(&name(f), format!("it is in no IOMMU group ({line})")),
-            Read::Unreadable(why) => Finding::warned(&name(f), why, "look at /sys/kernel/iommu_groups/*/type"),
+            Read::Unreadable(why) => {
+                Finding::warned(&name(f), why, "look at /sys/kernel/iommu_groups/*/type")
+            }
         })
         .collect()
 }

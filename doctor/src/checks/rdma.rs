@@ -29,7 +29,10 @@ pub(super) fn is_ethernet(port: &RdmaPort) -> bool {
 }
 
 /// A finding for each port: of an active one what `look` says, of another that it is down.
-pub(super) fn each_port(r: &Readings, look: impl Fn(&str, &RdmaDevice, &RdmaPort) -> Finding) -> Vec<Finding> {
+pub(super) fn each_port(
+    r: &Readings,
+    look: impl Fn(&str, &RdmaDevice, &RdmaPort) -> Finding,
+) -> Vec<Finding> {
     let mut findings: Vec<_> = none(r).into_iter().collect();
     for device in chosen(r) {
         for port in &device.ports {
@@ -54,7 +57,9 @@ pub fn devices(r: &Readings) -> Vec<Finding> {
     let all = match &r.rdma {
         Read::Is(all) => all.as_slice(),
         Read::Absent => &[],
-        Read::Unreadable(why) => return vec![Finding::warned("", why, "run on a host whose /sys is mounted")],
+        Read::Unreadable(why) => {
+            return vec![Finding::warned("", why, "run on a host whose /sys is mounted")];
+        }
     };
     if let Some(name) = &r.wants.device
         && all.iter().all(|d| d.name != *name)
@@ -95,10 +100,9 @@ pub fn verbs(r: &Readings) -> Vec<Finding> {
     for (device, port) in chosen(r).flat_map(|d| d.ports.iter().map(move |p| (d, p))) {
         let subject = format!("{}/{}", device.name, port.number);
         findings.push(match &port.verbs {
-            Read::Is(state) => Finding::passed(
-                &subject,
-                format!("opens; messages of up to {} bytes", state.message),
-            ),
+            Read::Is(state) => {
+                Finding::passed(&subject, format!("opens; messages of up to {} bytes", state.message))
+            }
             Read::Absent => Finding::not_applicable(&subject, "libibverbs was not asked"),
             Read::Unreadable(why) => Finding::failed(
                 &subject,
@@ -174,11 +178,15 @@ pub fn gid(r: &Readings) -> Vec<Finding> {
     each_port(r, |subject, _, port| match (taken(r, port), r.wants.gid_index) {
         (Some(entry), _) => {
             let of = entry.netdev.as_deref().map_or(String::new(), |n| format!(" of {n}"));
-            Finding::passed(subject, format!("GID {}: {}{of}; entries: {}", entry.index, entry.gid, port.gids.len()))
+            Finding::passed(
+                subject,
+                format!("GID {}: {}{of}; entries: {}", entry.index, entry.gid, port.gids.len()),
+            )
         }
         (None, Some(index)) if !port.gids.is_empty() => {
             let there: Vec<_> = port.gids.iter().map(|e| format!("{} ({})", e.index, e.gid)).collect();
-            let reading = format!("gid-index is {index}, which holds no address; there is {}", there.join(", "));
+            let reading =
+                format!("gid-index is {index}, which holds no address; there is {}", there.join(", "));
             Finding::failed(subject, reading, "set gid-index to one of these, or leave it at auto")
         }
         (None, _) if is_ethernet(port) => Finding::failed(
@@ -190,7 +198,11 @@ pub fn gid(r: &Readings) -> Vec<Finding> {
                 interface(port)
             ),
         ),
-        (None, _) => Finding::failed(subject, "no GID: the table is empty", "look whether a subnet manager (opensm) runs"),
+        (None, _) => Finding::failed(
+            subject,
+            "no GID: the table is empty",
+            "look whether a subnet manager (opensm) runs",
+        ),
     })
 }
 
@@ -247,7 +259,9 @@ pub fn address(r: &Readings) -> Vec<Finding> {
                 format!("only a link-local address is behind GID {}: {}{known}", entry.index, entry.gid),
                 format!("give the interface an address that reaches further: {add}"),
             ),
-            false => Finding::passed(subject, format!("GID {} is {} of {name}{known}", entry.index, entry.gid)),
+            false => {
+                Finding::passed(subject, format!("GID {} is {} of {name}{known}", entry.index, entry.gid))
+            }
         };
         match addresses {
             Some(Read::Is(all)) if all.contains(&entry.ip()) => reach(""),
@@ -256,11 +270,16 @@ pub fn address(r: &Readings) -> Vec<Finding> {
                 let there = if there.is_empty() { "no address".into() } else { there.join(", ") };
                 Finding::failed(
                     subject,
-                    format!("no address of {name} is behind GID {} ({}): it has {there}", entry.index, entry.gid),
+                    format!(
+                        "no address of {name} is behind GID {} ({}): it has {there}",
+                        entry.index, entry.gid
+                    ),
                     format!("give the interface an address: {add}"),
                 )
             }
-            Some(Read::Unreadable(why)) => Finding::warned(subject, why, format!("look with: ip address show dev {name}")),
+            Some(Read::Unreadable(why)) => {
+                Finding::warned(subject, why, format!("look with: ip address show dev {name}"))
+            }
             _ => reach("; its interface's addresses were not asked"),
         }
     })

@@ -64,7 +64,8 @@ fn memlock(limits: &str) -> Result<(u64, u64), String> {
 fn systemd_memlock(etc: &Path) -> Option<String> {
     let folder = etc.join("systemd");
     let parts = names(&folder.join("system.conf.d")).into_iter().filter(|n| n.ends_with(".conf"));
-    let files = [folder.join("system.conf")].into_iter().chain(parts.map(|n| folder.join("system.conf.d").join(n)));
+    let files =
+        [folder.join("system.conf")].into_iter().chain(parts.map(|n| folder.join("system.conf.d").join(n)));
     let mut found = false;
     let mut value = None;
     for file in files {
@@ -122,7 +123,8 @@ fn io_uring() -> Result<(), String> {
 
 /// A window as a queue pair would have it.
 fn memfd(wants: &Wants) -> Result<(), String> {
-    let bytes = usize::try_from(wants.window_size).map_err(|_| "the window is larger than memory".to_string())?;
+    let bytes =
+        usize::try_from(wants.window_size).map_err(|_| "the window is larger than memory".to_string())?;
     let huge = match wants.huge_pages {
         HugePages::Try => memory::HugePages::Try,
         HugePages::Never => memory::HugePages::Never,
@@ -134,7 +136,9 @@ fn memfd(wants: &Wants) -> Result<(), String> {
 
 fn shm(path: &Path) -> Read<(u64, u64)> {
     match rustix::fs::statvfs(path) {
-        Ok(fs) => Read::Is((fs.f_blocks.saturating_mul(fs.f_frsize), fs.f_bavail.saturating_mul(fs.f_frsize))),
+        Ok(fs) => {
+            Read::Is((fs.f_blocks.saturating_mul(fs.f_frsize), fs.f_bavail.saturating_mul(fs.f_frsize)))
+        }
         Err(error) => failed(path, &error.into()),
     }
 }
@@ -148,7 +152,9 @@ fn cgroup(roots: &Roots) -> Cgroup {
     for line in groups.lines() {
         // Number, controllers, path.
         let mut parts = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else { continue };
+        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
+            continue;
+        };
         let has = |name| controllers.split(',').any(|c| c == name);
         match controllers {
             "" => {
@@ -156,13 +162,17 @@ fn cgroup(roots: &Roots) -> Cgroup {
                     c.found |= folder.join("cgroup.controllers").exists();
                     tighten(&mut c.memory, limit(&folder, "memory.max", "memory.current", &mut c.unreadable));
                     tighten(&mut c.pids, limit(&folder, "pids.max", "pids.current", &mut c.unreadable));
-                    tighten(&mut c.huge, limit(&folder, "hugetlb.2MB.max", "hugetlb.2MB.current", &mut c.unreadable));
+                    tighten(
+                        &mut c.huge,
+                        limit(&folder, "hugetlb.2MB.max", "hugetlb.2MB.current", &mut c.unreadable),
+                    );
                     rdma_objects(&folder, &mut c.rdma_objects);
                 }
             }
             _ if has("memory") => {
                 for folder in upwards(&mount.join("memory"), path) {
-                    let read = limit(&folder, "memory.limit_in_bytes", "memory.usage_in_bytes", &mut c.unreadable);
+                    let read =
+                        limit(&folder, "memory.limit_in_bytes", "memory.usage_in_bytes", &mut c.unreadable);
                     c.found |= folder.join("memory.limit_in_bytes").exists();
                     // "No limit" is the greatest number of pages there.
                     tighten(&mut c.memory, read.filter(|(max, _)| *max < 1 << 60));

@@ -1,8 +1,8 @@
 //! The edge: looks at a host. Every file is bounded, every failure becomes a sentence of what could
 //! not be read and why; nothing here judges.
 
-mod host;
 mod gpu;
+mod host;
 mod module;
 mod nccl;
 mod netlink;

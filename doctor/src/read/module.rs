@@ -11,7 +11,8 @@ pub fn module(roots: &Roots) -> Module {
         Read::Absent if folder.exists() => Read::Unreadable(format!("{} has no version", folder.display())),
         read => read,
     };
-    let is_ours = |name: &String| name.strip_prefix("pushgate").is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()));
+    let is_ours =
+        |name: &String| name.strip_prefix("pushgate").is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()));
     let ours = names(&roots.dev).into_iter().filter(is_ours);
     let open = |name: String| {
         let path = roots.dev.join(name);

@@ -63,7 +63,9 @@ fn version() -> Read<(u32, String)> {
         };
         // SAFETY: nccl.h: ncclResult_t ncclGetVersion(int *), since 2.0.
         let get = unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"ncclGetVersion\0") };
-        let Ok(get) = get else { return Read::Unreadable(format!("{name} has no ncclGetVersion: is it NCCL?")) };
+        let Ok(get) = get else {
+            return Read::Unreadable(format!("{name} has no ncclGetVersion: is it NCCL?"));
+        };
         let mut code = 0;
         // SAFETY: the place is ours.
         let result = unsafe { get(&mut code) };

@@ -7,7 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with, sockopt};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with, sockopt,
+};
 
 use crate::readings::{Dcb, Read};
 
@@ -85,7 +87,9 @@ fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 
 /// Asks, and takes answers until there is no more.
 fn ask(kind: u16, dump: bool, body: &[u8]) -> Result<Vec<(u16, Vec<u8>)>, Refused> {
-    let other = |what: &'static str| move |e: rustix::io::Errno| Refused::Other(format!("netlink can't be asked: {what}: {e}"));
+    let other = |what: &'static str| {
+        move |e: rustix::io::Errno| Refused::Other(format!("netlink can't be asked: {what}: {e}"))
+    };
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)
         .map_err(other("socket"))?;
     // The kernel answers at once; nobody waits for one that does not.
@@ -142,7 +146,8 @@ pub fn addresses() -> Result<HashMap<u32, Vec<IpAddr>>, String> {
 /// A struct ifaddrmsg and its attributes.
 fn address(body: &[u8]) -> Option<(u32, IpAddr)> {
     let index = u32_at(body, 4)?;
-    let of = |wanted| attributes(body.get(8..).unwrap_or(&[])).find(|(kind, _)| *kind == wanted).map(|(_, v)| v);
+    let of =
+        |wanted| attributes(body.get(8..).unwrap_or(&[])).find(|(kind, _)| *kind == wanted).map(|(_, v)| v);
     // On a link between two points ADDRESS is the other one's.
     let value = of(IFA_LOCAL).or_else(|| of(IFA_ADDRESS))?;
     let ip = match value.len() {
@@ -164,7 +169,9 @@ pub fn dcb(interface: &str) -> Read<Dcb> {
     match ask(RTM_GETDCB, false, &body) {
         Ok(answers) => match answers.iter().find_map(|(_, body)| bridging(body)) {
             Some(dcb) => Read::Is(dcb),
-            None => Read::Unreadable(format!("the kernel's answer about DCB of {interface} has no IEEE part")),
+            None => {
+                Read::Unreadable(format!("the kernel's answer about DCB of {interface} has no IEEE part"))
+            }
         },
         Err(Refused::Errno(NOT_SUPPORTED)) => Read::Absent,
         Err(refused) => Read::Unreadable(format!("DCB of {interface}: {}", sentence(&refused))),
@@ -239,7 +246,10 @@ mod tests {
             assert!(attributes(&bytes).count() <= 6);
         }
         assert_eq!(address(&[0; 7]), None);
-        assert_eq!(address(&[vec![2, 24, 0, 0, 7, 0, 0, 0], attribute(IFA_LOCAL, &[1, 2, 3])].concat()), None);
+        assert_eq!(
+            address(&[vec![2, 24, 0, 0, 7, 0, 0, 0], attribute(IFA_LOCAL, &[1, 2, 3])].concat()),
+            None
+        );
     }
 
     #[test]

@@ -11,7 +11,9 @@ use crate::readings::{Ecn, Netdev, RdmaDevice, RdmaPort, Read};
 pub fn devices(roots: &Roots) -> Read<Vec<RdmaDevice>> {
     let class = roots.sys.join("class/infiniband");
     match std::fs::read_dir(&class) {
-        Ok(_) => Read::Is(names(&class).into_iter().map(|name| device(roots, &class.join(&name), name)).collect()),
+        Ok(_) => {
+            Read::Is(names(&class).into_iter().map(|name| device(roots, &class.join(&name), name)).collect())
+        }
         Err(error) => failed(&class, &error),
     }
 }
@@ -57,7 +59,9 @@ fn port(roots: &Roots, device: &Path, name: &str, number: u8) -> RdmaPort {
         gids,
         netdev,
         verbs: match roots.live {
-            true => Device::port_state(name, number).map_or_else(|e| Read::Unreadable(e.to_string()), Read::Is),
+            true => {
+                Device::port_state(name, number).map_or_else(|e| Read::Unreadable(e.to_string()), Read::Is)
+            }
             false => Read::Absent,
         },
     }
