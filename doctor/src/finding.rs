@@ -123,9 +123,20 @@ impl Report {
     pub fn text(&self) -> String {
         let mut text = String::new();
         let width = self.findings.iter().map(|f| f.check.len()).max().unwrap_or(0);
-        for f in &self.findings {
+        let mut rest = self.findings.as_slice();
+        while let Some((f, after)) = rest.split_first() {
+            // One line for checks in a row that have nothing to look at, for one reason.
+            let same = |g: &&Finding| {
+                f.status == Status::NotApplicable && Finding { check: f.check, ..(*g).clone() } == *f
+            };
+            let row = after.iter().take_while(same).count();
+            let (others, after) = after.split_at(row);
+            rest = after;
             let subject = if f.subject.is_empty() { String::new() } else { format!("{}: ", f.subject) };
-            let _ = writeln!(text, "{:<6}  {:<width$}  {subject}{}", f.status.word(), f.check, f.reading);
+            let others: Vec<_> = others.iter().map(|g| g.check).collect();
+            let others = if row > 0 { format!(" (so too {})", others.join(", ")) } else { String::new() };
+            let _ =
+                writeln!(text, "{:<6}  {:<width$}  {subject}{}{others}", f.status.word(), f.check, f.reading);
             if let Some(remedy) = &f.remedy {
                 let _ = writeln!(text, "{:<6}  {:<width$}  -> {remedy}", "", "");
             }
@@ -161,6 +172,18 @@ mod tests {
             text,
             "failed  rdma-port  rxe0/1: its port is down\n                   -> bring it up\n\
              0 passed, 0 warned, 1 failed, 0 not applicable\n"
+        );
+    }
+
+    #[test]
+    fn checks_that_have_nothing_to_look_at_for_one_reason_share_a_line() {
+        let na = |check| Finding { check, ..Finding::not_applicable("", "no device") };
+        let findings =
+            vec![na("a"), na("b"), na("c"), Finding { check: "d", ..Finding::passed("", "no device") }];
+        let text = Report::new(findings).text();
+        assert_eq!(
+            text,
+            "n/a     a  no device (so too b, c)\npassed  d  no device\n1 passed, 0 warned, 0 failed, 3 not applicable\n"
         );
     }
 

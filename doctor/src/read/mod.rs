@@ -50,7 +50,7 @@ pub fn read(roots: &Roots, wants: Wants, parts: &[Part]) -> Readings {
     let has = |part| parts.contains(&part);
     let mut r = Readings { wants, ..Readings::default() };
     if has(Part::Rdma) {
-        r.rdma = rdma::devices(roots);
+        r.rdma = rdma::devices(roots, r.wants.device.as_deref());
         r.netdevs = rdma::netdevs(roots, &r.rdma);
     }
     if has(Part::Gpu) {

@@ -100,7 +100,7 @@ mod tests {
     fn what_makes_no_sense_is_a_sentence() {
         assert!(control(&[0; 64]).unwrap_err().contains("not root"));
         assert!(control(&space(&[(0x100, 1, 0x100, 0)])).unwrap_err().contains("no end"));
-        let cut = &space(&[(0x100, 1, 0xffc, 0), (0xffc, 0xd, 0, 0)])[..4096];
+        let cut = &space(&[(0x100, 1, 0xff8, 0), (0xff8, 0xd, 0, 0)])[..0xffc];
         assert!(control(cut).unwrap_err().contains("cut short"));
         assert!(control(&space(&[(0x100, 1, 0xffc, 0)])[..300]).is_err());
     }

@@ -8,18 +8,23 @@ use pushgate_proxy::qp::verbs::{Device, gid};
 use super::{Roots, failed, names, netlink, number, text};
 use crate::readings::{Ecn, Netdev, RdmaDevice, RdmaPort, Read};
 
-pub fn devices(roots: &Roots) -> Read<Vec<RdmaDevice>> {
+/// All devices by name and kind; the ports of those that the settings name, or of all. (A port may
+/// have a thousand entries of its GID table, each a file.)
+pub fn devices(roots: &Roots, named: Option<&str>) -> Read<Vec<RdmaDevice>> {
     let class = roots.sys.join("class/infiniband");
     match std::fs::read_dir(&class) {
-        Ok(_) => {
-            Read::Is(names(&class).into_iter().map(|name| device(roots, &class.join(&name), name)).collect())
-        }
+        Ok(_) => Read::Is(
+            names(&class)
+                .into_iter()
+                .map(|name| device(roots, &class.join(&name), named.is_none_or(|n| n == name), name))
+                .collect(),
+        ),
         Err(error) => failed(&class, &error),
     }
 }
 
-fn device(roots: &Roots, folder: &Path, name: String) -> RdmaDevice {
-    let numbers = names(&folder.join("ports"));
+fn device(roots: &Roots, folder: &Path, ports: bool, name: String) -> RdmaDevice {
+    let numbers = if ports { names(&folder.join("ports")) } else { Vec::new() };
     let mut numbers: Vec<u8> = numbers.iter().filter_map(|n| n.parse().ok()).collect();
     numbers.sort();
     RdmaDevice {
