@@ -209,12 +209,15 @@ pub struct Ecn {
     pub reacts: u8,
 }
 
+/// What a function is that is no RDMA device.
+pub const GPU: &str = "GPU";
+
 /// A GPU or an RDMA device on PCI.
 #[derive(Clone, Debug, Default)]
 pub struct PciFunction {
     /// `0000:01:00.0`.
     pub address: String,
-    /// "GPU" or the RDMA device's name.
+    /// [`GPU`] or the RDMA device's name.
     pub what: String,
     /// Of its IOMMU group: `identity`, `DMA`, `DMA-FQ`.
     pub iommu: Read<String>,
