@@ -304,7 +304,9 @@ fn looks_at_nccl() {
 fn nccl(variables: &[(&str, &Path)]) -> Seen {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "looks_at_nccl", "--nocapture"]).env(CHILD, "1");
-    for name in ["LD_LIBRARY_PATH", "NCCL_NET_PLUGIN", "NCCL_NET_PLUGIN_REF_COUNT", "VIRTUAL_ENV", "CONDA_PREFIX"] {
+    for name in
+        ["LD_LIBRARY_PATH", "NCCL_NET_PLUGIN", "NCCL_NET_PLUGIN_REF_COUNT", "VIRTUAL_ENV", "CONDA_PREFIX"]
+    {
         child.env_remove(name);
     }
     let output = child.envs(variables.iter().copied()).output().unwrap();
