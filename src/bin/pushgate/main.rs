@@ -4,6 +4,7 @@
 
 mod bench;
 mod doctor;
+mod model;
 
 use std::process::ExitCode;
 
@@ -38,6 +39,7 @@ fn command() -> Command {
             Command::new("devices").about("Says which executors there are, and why not the others"),
         ))
         .subcommand(doctor::command(settings))
+        .subcommand(model::command())
         .subcommand(bench::command(settings))
 }
 
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
     let done = (|| -> Result<ExitCode> {
         match name {
             "doctor" => return doctor::run(m),
+            "model" => model::run(m)?,
             "proxy" => proxy(&settings(m)?)?,
             "config" => {
                 config(m);
