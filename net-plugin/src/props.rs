@@ -43,14 +43,13 @@ pub struct Properties {
 }
 
 impl Properties {
-    /// `whole`: what goes through a window at once. `gpu`: NCCL may hand over GPU memory, whose
-    /// messages go through it whole.
-    pub fn local(whole: usize, gpu: bool) -> Self {
+    /// `gpu`: NCCL may hand over GPU memory.
+    pub fn local(gpu: bool) -> Self {
         let guid = u64::from_be_bytes(*b"pushgate");
-        let (ptr_support, max_bytes) =
-            if gpu { (PTR_HOST | PTR_CUDA, whole.min(MAX_BYTES)) } else { (PTR_HOST, MAX_BYTES) };
-        let (speed, latency) = (if gpu { GPU_SPEED } else { LOCAL_SPEED }, LATENCY);
-        Properties { pci_path: None, guid, speed, port: 1, latency, ptr_support, max_bytes }
+        let (ptr_support, speed) =
+            if gpu { (PTR_HOST | PTR_CUDA, GPU_SPEED) } else { (PTR_HOST, LOCAL_SPEED) };
+        let latency = LATENCY;
+        Properties { pci_path: None, guid, speed, port: 1, latency, ptr_support, max_bytes: MAX_BYTES }
     }
 
     pub fn of(device: &Device) -> Self {
