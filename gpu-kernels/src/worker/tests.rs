@@ -116,8 +116,10 @@ fn copies_of_any_length_and_alignment_are_exact() {
                         let step = [1, 4, 8, 16][random.below(4) as usize];
                         let mut offset = || place * PLACE + (random.below(64) as usize / step * step);
                         let (device, host) = (offset(), offset());
-                        let len = match random.below(4) {
+                        let len = match random.below(6) {
                             0 => random.below(40),
+                            4 => 8,
+                            5 => 16,
                             1 => random.below(700),
                             _ => random.below(PLACE as u64 - 64),
                         } as usize;
@@ -129,9 +131,19 @@ fn copies_of_any_length_and_alignment_are_exact() {
                                 memory[at].device.addr() + device as u64,
                                 memory[at].host_addr() + host as u64,
                             );
+                            let words: Vec<u64> = bytes[at][from..]
+                                .chunks_exact(8)
+                                .take(len / 8)
+                                .map(|b| u64::from_le_bytes(b.try_into().unwrap()))
+                                .collect();
+                            let is_inline = at == 1 && (len == 8 || len == 16) && addrs.0.is_multiple_of(8);
                             // SAFETY: within the buffers, which outlive the worker's copies; no
                             // two places overlap.
-                            match unsafe { queue.post(direction, addrs.0, addrs.1, len) } {
+                            let posted = match is_inline {
+                                true => unsafe { queue.post_inline(addrs.0, &words) },
+                                false => unsafe { queue.post(direction, addrs.0, addrs.1, len) },
+                            };
+                            match posted {
                                 Ok(ticket) => break ticket,
                                 Err(PostError::Full { .. }) => thread::yield_now(),
                                 Err(error) => panic!("{error}"),
