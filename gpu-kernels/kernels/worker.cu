@@ -29,7 +29,8 @@ static constexpr u64 glance_ns = 8000;
 struct copy_worker_params {
 	u64 state;	    // host, written here: generation << 8 | phase
 	u64 leases;	    // host, read: {last generation to leave now, launches under way}, then {opened, done} of each
-	u64 counts;	    // host, written here: commands passed, of each block but the dispatcher; then pulls whose bytes were inline
+	u64 counts;	    // host, written here: commands passed, of each block but the dispatcher; of that one
+			    // those with words in them
 	u64 rings[2];	    // host, read: commands
 	u64 mailboxes[2];   // device: the same, handed on
 	u64 cursors;	    // device: forwarded push, pull; generation that stops; passed, of each block

@@ -60,6 +60,12 @@ pub enum Direction {
 pub struct WorkerOptions {
     /// Blocks that copy to the host, 1 to 256.
     pub pushers: u32,
+    /// Of those, how many copy a push of more than `bulk` bytes while there are pulls under way, 1
+    /// and more: stores to the host and requests for reads go the same way over the bus, and
+    /// fewer stores at once leave room for the requests.
+    pub pushers_beside_pulls: u32,
+    /// Bytes up to which a push is about latency, and is spread over all pushers.
+    pub bulk: u32,
     /// Blocks that copy from the host, 1 to 256.
     pub pullers: u32,
     /// Threads of a block: on a GPU a multiple of 32, at most 512.
@@ -85,6 +91,8 @@ impl WorkerOptions {
         let gpu = executor.as_cuda().is_some();
         Self {
             pushers: if gpu { 8 } else { 1 },
+            pushers_beside_pulls: if gpu { 2 } else { 1 },
+            bulk: 128 << 10,
             pullers: if gpu { 16 } else { 1 },
             threads: if gpu { 512 } else { 1 },
             slots: 256,
@@ -107,6 +115,9 @@ impl WorkerOptions {
         };
         if !(1..=256).contains(&self.pushers) {
             return bad("pushers", self.pushers, "1 to 256");
+        }
+        if self.pushers_beside_pulls == 0 {
+            return bad("pushers_beside_pulls", 0, "1 and more");
         }
         if !(1..=256).contains(&self.pullers) {
             return bad("pullers", self.pullers, "1 to 256");
@@ -298,6 +309,8 @@ struct Shared {
     failed: OnceLock<String>,
     /// The last generation whose launch was made, and not only begun.
     started: AtomicU64,
+    /// Pulls posted so far, for whoever posts pushes.
+    pulls: AtomicU64,
     device: DeviceBuffer,
 }
 
@@ -445,6 +458,7 @@ impl Worker {
             stop: AtomicBool::new(false),
             failed: OnceLock::new(),
             started: AtomicU64::new(0),
+            pulls: AtomicU64::new(0),
             registration,
             device,
         });
@@ -728,11 +742,18 @@ impl WorkerQueue {
             Direction::Push => (options.pushers, options.push_slice),
             Direction::Pull => (options.pullers, options.pull_slice),
         };
+        let most = match direction {
+            Direction::Push if len > u64::from(options.bulk) && self.pulls_under_way() => {
+                all.min(options.pushers_beside_pulls)
+            }
+            _ => all,
+        };
         let ring = &mut self.rings[direction as usize];
-        let blocks = len.div_ceil(u64::from(slice)).clamp(1, u64::from(all)) as u32;
-        let first = ring.block;
+        let blocks = len.div_ceil(u64::from(slice)).clamp(1, u64::from(most)) as u32;
+        // Where not all are to copy, those at the beginning do, without a turn over the end.
+        let first = if most < all && ring.block + blocks > most { 0 } else { ring.block };
         let place = u64::from(first) | u64::from(blocks) << 16;
-        ring.block = (ring.block + blocks) % all;
+        ring.block = (first + blocks) % most;
         let index = self.publish(direction, [device_addr, host_addr, len, place]);
         Ok(Ticket { direction, index, first, blocks })
     }
@@ -778,6 +799,10 @@ impl WorkerQueue {
         let slots = u64::from(options.slots);
         let index = self.rings[direction as usize].posted;
         self.rings[direction as usize].posted += 1;
+        if direction == Direction::Pull {
+            // Relaxed: a guess is enough for how many blocks push.
+            self.shared.pulls.store(index + 1, Ordering::Relaxed);
+        }
         let lap = (index >> options.slots.trailing_zeros()).wrapping_add(1) << LAP_SHIFT;
         let control = &self.shared.control;
         let at = control.layout.ring(direction) + (index & (slots - 1)) as usize * COMMAND_WORDS * 8;
@@ -811,6 +836,11 @@ impl WorkerQueue {
         (0..ticket.blocks as usize).all(|i| {
             counts[(ticket.first as usize + i) % counts.len()].load(Ordering::Acquire) > ticket.index
         })
+    }
+
+    fn pulls_under_way(&self) -> bool {
+        let posted = self.shared.pulls.load(Ordering::Relaxed);
+        self.counts(Direction::Pull).iter().any(|count| count.load(Ordering::Relaxed) < posted)
     }
 
     /// How many copies of a direction are complete and have none before them that is

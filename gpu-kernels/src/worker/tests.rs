@@ -81,12 +81,30 @@ fn shapes(executor: &Arc<dyn Executor>) -> Vec<WorkerOptions> {
     if gpu(executor) {
         vec![
             options,
-            WorkerOptions { pushers: 3, pullers: 1, threads: 96, push_slice: 1000, pull_slice: 700, ..few },
+            WorkerOptions {
+                pushers: 3,
+                pushers_beside_pulls: 2,
+                bulk: 3000,
+                pullers: 1,
+                threads: 96,
+                push_slice: 1000,
+                pull_slice: 700,
+                ..few
+            },
         ]
     } else {
         vec![
             options,
-            WorkerOptions { pushers: 2, pullers: 3, threads: 2, push_slice: 1000, pull_slice: 700, ..few },
+            WorkerOptions {
+                pushers: 3,
+                pushers_beside_pulls: 2,
+                bulk: 3000,
+                pullers: 3,
+                threads: 2,
+                push_slice: 1000,
+                pull_slice: 700,
+                ..few
+            },
         ]
     }
 }
@@ -340,6 +358,7 @@ fn options_out_of_bounds_are_named() {
     let good = WorkerOptions::of(&*executor);
     for (what, options) in [
         ("pushers", WorkerOptions { pushers: 0, ..good }),
+        ("pushers_beside_pulls", WorkerOptions { pushers_beside_pulls: 0, ..good }),
         ("pullers", WorkerOptions { pullers: 257, ..good }),
         ("threads", WorkerOptions { threads: 513, ..good }),
         ("slots", WorkerOptions { slots: 48, ..good }),
