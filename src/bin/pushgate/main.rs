@@ -3,6 +3,7 @@
 #![allow(missing_docs)] // a program, not a library
 
 mod bench;
+mod model;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,7 @@ fn command() -> Command {
         .subcommand(settings(
             Command::new("devices").about("Says which executors there are, and why not the others"),
         ))
+        .subcommand(model::command())
         .subcommand(bench::command(settings))
 }
 
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
     let (name, m) = matches.subcommand().expect("clap requires one");
     let done = (|| -> Result<()> {
         match name {
+            "model" => model::run(m),
             "proxy" => proxy(&settings(m)?),
             "config" => {
                 config(m);
