@@ -71,13 +71,14 @@ impl WorkerMover {
     /// Posts what waits, as far as there is room.
     fn post(&mut self) -> Result<(), MoveError> {
         while let Some(&waiting) = self.waiting.front() {
-            // SAFETY: the engine resolved both stretches, and keeps them valid until the
-            // copy is done; that the device sees them there was promised in `new`.
             let (posted, length) = match waiting {
                 Waiting::From { dst, src, length } => {
+                    // SAFETY: the engine resolved both stretches, and keeps them valid until the
+                    // copy is done; that the device sees them there was promised in `new`.
                     (unsafe { self.queue.post(dst, src as u64, length) }, length)
                 }
                 Waiting::Inline { dst, words, count } => {
+                    // SAFETY: as above, for the place of these words in the destination.
                     (unsafe { self.queue.post_inline(dst, &words[..count]) }, count * 8)
                 }
             };

@@ -776,7 +776,7 @@ impl WorkerQueue {
         self.make_room(Direction::Pull)?;
         let (one, two) = (words[0], words.get(1).copied().unwrap_or(0));
         let low = (1 << LAP_SHIFT) - 1;
-        // No blocks; docs/worker.md has the layout.
+        // No blocks; kernels/worker.cu has the layout.
         let rest = one >> LAP_SHIFT | two >> LAP_SHIFT << 8 | (words.len() as u64) << 32;
         let index = self.publish(Direction::Pull, [device_addr, one & low, two & low, rest]);
         self.rings[Direction::Pull as usize].inline = index + 1;

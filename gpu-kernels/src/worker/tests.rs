@@ -155,10 +155,11 @@ fn copies_of_any_length_and_alignment_are_exact() {
                                 .map(|b| u64::from_le_bytes(b.try_into().unwrap()))
                                 .collect();
                             let is_inline = at == 1 && (len == 8 || len == 16) && addrs.0.is_multiple_of(8);
-                            // SAFETY: within the buffers, which outlive the worker's copies; no
-                            // two places overlap.
                             let posted = match is_inline {
+                                // SAFETY: within the buffers, which outlive the worker's copies;
+                                // no two places overlap.
                                 true => unsafe { queue.post_inline(addrs.0, &words) },
+                                // SAFETY: as above.
                                 false => unsafe { queue.post(direction, addrs.0, addrs.1, len) },
                             };
                             match posted {
