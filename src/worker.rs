@@ -160,27 +160,31 @@ mod tests {
         let executor: Arc<dyn Executor> = Arc::new(CpuExecutor::new());
         let options = WorkerOptions { slots: 32, ..WorkerOptions::of(&*executor) };
         let (_worker, queue) = Worker::new(&executor, options).unwrap();
-        const EACH: usize = 1000;
-        let from: Vec<u8> = (0..200 * EACH).map(|i| (i % 253) as u8).collect();
-        let to = executor.alloc(from.len()).unwrap();
         let [_, pulls] = queue.split();
         // SAFETY: every address is valid on the device `cpu`.
         let mut mover = unsafe { WorkerMover::new(&executor, pulls) }.unwrap();
-        let tickets: Vec<u64> = (0..200)
-            .map(|i| {
-                mover.start(to.addr() + (i * EACH) as u64, from[i * EACH..].as_ptr() as usize, EACH).unwrap()
-            })
-            .collect();
-        let began = Instant::now();
-        for ticket in tickets {
-            while !mover.done(ticket).unwrap() {
-                assert!(began.elapsed() < Duration::from_secs(30), "{mover:?}");
-                std::thread::yield_now();
+        // 64, 40 and 24 bytes go in commands, two words each.
+        for each in [1000, 64, 40, 24, 20] {
+            let from: Vec<u8> = (0..200 * each).map(|i| (i % 253) as u8).collect();
+            let to = executor.alloc(from.len()).unwrap();
+            let tickets: Vec<u64> = (0..200)
+                .map(|i| {
+                    mover
+                        .start(to.addr() + (i * each) as u64, from[i * each..].as_ptr() as usize, each)
+                        .unwrap()
+                })
+                .collect();
+            let began = Instant::now();
+            for ticket in tickets {
+                while !mover.done(ticket).unwrap() {
+                    assert!(began.elapsed() < Duration::from_secs(30), "{mover:?}");
+                    std::thread::yield_now();
+                }
             }
+            let mut got = vec![0; from.len()];
+            to.copy_to_host(&mut got).unwrap();
+            assert!(got == from);
         }
-        let mut got = vec![0; from.len()];
-        to.copy_to_host(&mut got).unwrap();
-        assert!(got == from);
         assert!(mover.flush().is_err());
     }
 }
