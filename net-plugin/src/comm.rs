@@ -24,7 +24,7 @@ use crate::error::{Code, Failure, Result};
 use crate::exclusive::Exclusive;
 use crate::ffi::types::MAX_RECVS;
 use crate::gpu;
-use crate::join::{Joined, RECEIVES_LOG, Registered, Role};
+use crate::join::{Joined, RECEIVES_LOG, Registered, Role, SLOTS_LOG};
 use crate::large::{self, Incoming, Invitation, Outgoing};
 use crate::log;
 use crate::path::{self, Path};
@@ -142,6 +142,9 @@ impl Comm {
             registrations,
             runtime,
         };
+        if link.lane.gpu.is_some() {
+            gpu::warn_of_one_queue();
+        }
         if role == Role::Receive {
             let memory = RegionMemory::Host { address: &raw const NOTHING as usize, keep: None };
             // SAFETY: a static atomic, which others may write.
@@ -202,23 +205,20 @@ impl Comm {
         Err(Failure::new(Code::Usage, text))
     }
 
-    /// Waits until the GPU has read what it was told to push before.
+    /// Waits until the GPU has read what it was told to push before, or reads no more.
     fn pushes_end(&self, sender: &Exclusive<Sender>) -> Result<()> {
         let told = self.link.pushed.load(Ordering::Relaxed);
         let began = Instant::now();
-        while self.link.published.load(Ordering::Acquire) < told {
-            if began.elapsed() < SETTLE / 10 {
-                std::thread::sleep(Duration::from_micros(100));
-                continue;
-            }
-            // Nobody tests any more, as behind an abort: look for ourselves.
-            if sender.enter(|s| s.settle(&self.link)) == Some(true) {
-                return Ok(());
-            }
+        while self.link.published.load(Ordering::Acquire) < told && !self.link.gpu_has_ended() {
             if began.elapsed() > SETTLE {
                 let text = format!("{}: the GPU still reads memory that is deregistered", self.link);
                 return Err(Failure::new(Code::System, text));
             }
+            if began.elapsed() > SETTLE / 10 {
+                // Maybe nobody tests any more, as behind an abort: look for ourselves.
+                sender.visit(|s| s.advance_pushes(&self.link));
+            }
+            std::thread::sleep(Duration::from_micros(100));
         }
         Ok(())
     }
@@ -298,6 +298,42 @@ impl Drop for Link {
         };
         watch::say_goodbye(&self.stream, counters.delivered);
         self.stream.shutdown();
+    }
+}
+
+impl Link {
+    /// An error if the lane's GPU copies no more. The peer hears of it too, and what waits there ends.
+    #[inline]
+    fn gpu_lives(&self) -> Result<()> {
+        match self.lane.gpu.as_ref().and_then(|gpu| gpu.lost()) {
+            None => Ok(()),
+            Some(lost) => Err(self.gpu_is_lost(&lost.reason)),
+        }
+    }
+
+    #[cold]
+    fn gpu_is_lost(&self, reason: &str) -> Failure {
+        // An engine that is gone has ended it already.
+        let _ = self.lane.engine.fail(Some(self.qp), Status::new(abi::PUSHGATE_ABORTED));
+        let text = format!("{self}: the GPU's copying kernel is lost: {reason}");
+        Failure::new(Code::System, text)
+    }
+
+    /// Nothing of ours runs on the GPU any more, or ever will.
+    fn gpu_has_ended(&self) -> bool {
+        self.lane.gpu.as_ref().and_then(|gpu| gpu.lost()).is_some_and(|lost| lost.ended)
+    }
+
+    /// What a request that is not done has come to: it waits, or never will be done. `status` is
+    /// the queue pair's.
+    #[inline]
+    fn waits(&self, status: Option<Status>) -> Result<bool> {
+        // It says the cause.
+        self.gpu_lives()?;
+        match status {
+            None => Ok(false),
+            Some(status) => Err(Failure::ended(status, self)),
+        }
     }
 }
 
@@ -399,7 +435,8 @@ impl Sender {
     /// `window`: where the GPU sees it. `peer_pulls`: all goes through the window.
     fn new(producer: Producer, whole: usize, window: Option<u64>, peer_pulls: bool) -> Self {
         let regions = if peer_pulls { Regions::Known(false) } else { Regions::Unknown(0) };
-        let pushing = VecDeque::with_capacity(REQUESTS);
+        // One for each slot at most.
+        let pushing = VecDeque::with_capacity(1 << SLOTS_LOG);
         let (pool, sums) = (Pool::new(), large::Sums::default());
         Sender { producer, window, pushing, regions, whole, pool, messages: 0, sends: 0, sums, large: None }
     }
@@ -408,21 +445,24 @@ impl Sender {
     fn settle(&mut self, link: &Link) -> bool {
         let began = Instant::now();
         loop {
-            match self.advance_pushes(link) {
-                Ok(()) if self.pushing.is_empty() => return true,
-                Ok(()) if began.elapsed() < SETTLE => std::thread::yield_now(),
-                _ => return false,
+            self.advance_pushes(link);
+            if self.pushing.is_empty() || link.gpu_has_ended() {
+                return true;
             }
+            if began.elapsed() > SETTLE {
+                return false;
+            }
+            std::thread::yield_now();
         }
     }
 
     /// Publishes what the GPU has pushed.
     #[inline]
-    fn advance_pushes(&mut self, link: &Link) -> Result<()> {
+    fn advance_pushes(&mut self, link: &Link) {
         let mut any = false;
         while let Some(p) = self.pushing.front() {
             let gpu = link.lane.gpu.as_ref().expect("it pushes");
-            if !gpu.pushed(p.ticket)? {
+            if !gpu.pushed(p.ticket) {
                 break;
             }
             self.producer.publish(p.slot, &p.words);
@@ -434,37 +474,6 @@ impl Sender {
         if any {
             self.producer.wake();
         }
-        Ok(())
-    }
-
-    /// Has the GPU push a message into the window.
-    ///
-    /// # Safety
-    /// As [`Comm::send`], for the GPU.
-    unsafe fn push(
-        &mut self,
-        link: &Link,
-        data: *const u8,
-        size: usize,
-        record: Record,
-    ) -> Result<Option<u64>> {
-        let (Some(gpu), Some(window)) = (&link.lane.gpu, self.window) else {
-            return Err(Failure::new(Code::Internal, format!("{link}: no GPU sees the window")));
-        };
-        // Held until it is posted, so that the room is ours.
-        let mut pushes = gpu.pushes();
-        if !pushes.has_room() {
-            return Ok(None);
-        }
-        let Some((taken, words)) = self.producer.stage(record, size) else { return Ok(None) };
-        let to = window + taken.place * u64::from(abi::PUSHGATE_UNIT);
-        // SAFETY: the source is the caller's, in memory of this GPU by its registration; the
-        // target is the reservation's own, in a window that stays registered as long as the
-        // link. A connection that is closed meanwhile waits for it (`Sender`'s drop).
-        let ticket = unsafe { pushes.post(data as u64, to, size) }.map_err(gpu::failed)?;
-        link.pushed.fetch_add(1, Ordering::Relaxed);
-        self.pushing.push_back(Pushing { ticket, slot: taken.slot, words });
-        Ok(Some(taken.slot))
     }
 
     /// # Safety
@@ -477,11 +486,9 @@ impl Sender {
         tag: u32,
         mr: Option<&Mr>,
     ) -> Result<Option<u32>> {
-        self.advance_pushes(link)?;
+        self.advance_pushes(link);
         self.advance_large(link)?;
-        if let Some(status) = self.producer.status() {
-            return Err(Failure::ended(status, link));
-        }
+        link.waits(self.producer.status())?;
         let path = path::choose(data as usize, size, mr, self.regions == Regions::Known(true), self.whole)?;
         let Some(request) = self.pool.free() else { return Ok(None) };
         // The first SEND of one that goes in slices must be the next.
@@ -496,8 +503,8 @@ impl Sender {
                 Record { flags: Record::REGION, place: key, place_offset: offset, ..record }
             }
             Path::Slices => {
-                // SAFETY: the caller's: until the request is done.
-                self.large = Some(unsafe { Outgoing::new(request, data, size, tag) });
+                let gpu = mr.is_some_and(|mr| mr.cuda);
+                self.large = Some(Outgoing::new(request, data, size, tag, gpu, self.whole));
                 self.pool.fill(Sent { size, last: None });
                 self.advance_large(link)?;
                 return Ok(Some(request));
@@ -505,7 +512,9 @@ impl Sender {
         };
         let slot = match path {
             // SAFETY: the caller's.
-            Path::Worker => unsafe { self.push(link, data, size, record)? },
+            Path::Worker => unsafe {
+                push(link, self.window, &mut self.pushing, &mut self.producer, record, data, size)?
+            },
             // SAFETY: the caller's.
             _ => unsafe { self.producer.post_raw(record, data, size) },
         };
@@ -549,7 +558,14 @@ impl Sender {
             *messages += 1;
             *sends += send as u64;
         };
-        if let Some(slot) = large.advance(&mut self.producer, &mut self.sums, before, self.whole, posted) {
+        let (window, pushing, gpu) = (self.window, &mut self.pushing, large.gpu);
+        let slice = |producer: &mut Producer, record, data, size| match gpu {
+            // SAFETY: a slice of what `Comm::send` was told, whose request is not done.
+            true => unsafe { push(link, window, pushing, producer, record, data, size) },
+            // SAFETY: as above.
+            false => Ok(unsafe { producer.post_raw(record, data, size) }),
+        };
+        if let Some(slot) = large.advance(&mut self.producer, &mut self.sums, before, slice, posted)? {
             let request = large.request;
             self.large = None;
             self.pool.get(request)?.last = Some((slot, self.messages - 1));
@@ -560,33 +576,58 @@ impl Sender {
     #[inline]
     fn test(&mut self, link: &Link, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
         if !self.pushing.is_empty() {
-            self.advance_pushes(link)?;
+            self.advance_pushes(link);
         }
         if self.large.is_some() {
             self.advance_large(link)?;
         }
         let sent = self.pool.get(request)?;
-        if let Some((slot, number)) = sent.last {
-            // Before the slots that were given back: then these are not older.
-            let status = self.producer.status();
-            if self.producer.retired() > slot || link.peer.received() > number {
-                size(0, sent.size);
-                self.pool.empty(request);
-                if matches!(self.regions, Regions::Unknown(at) if self.messages >= at) {
-                    self.ask(link)?;
-                }
-                return Ok(true);
+        // Before the slots that were given back: then these are not older.
+        let status = self.producer.status();
+        if let Some((slot, number)) = sent.last
+            && (self.producer.retired() > slot || link.peer.received() > number)
+        {
+            size(0, sent.size);
+            self.pool.empty(request);
+            if matches!(self.regions, Regions::Unknown(at) if self.messages >= at) {
+                self.ask(link)?;
             }
-            return match status {
-                None => Ok(false),
-                Some(status) => Err(Failure::ended(status, link)),
-            };
+            return Ok(true);
         }
-        match self.producer.status() {
-            None => Ok(false),
-            Some(status) => Err(Failure::ended(status, link)),
-        }
+        link.waits(status)
     }
+}
+
+/// Has the GPU push a message or a slice of one into the window.
+///
+/// # Safety
+/// As [`Comm::send`], for the GPU.
+unsafe fn push(
+    link: &Link,
+    window: Option<u64>,
+    pushing: &mut VecDeque<Pushing>,
+    producer: &mut Producer,
+    record: Record,
+    data: *const u8,
+    size: usize,
+) -> Result<Option<u64>> {
+    let (Some(gpu), Some(window)) = (&link.lane.gpu, window) else {
+        return Err(Failure::new(Code::Internal, format!("{link}: no GPU sees the window")));
+    };
+    // Held until it is posted, so that the room is ours.
+    let mut pushes = gpu.pushes();
+    if !pushes.has_room() {
+        return Ok(None);
+    }
+    let Some((taken, words)) = producer.stage(record, size) else { return Ok(None) };
+    let to = window + taken.place * u64::from(abi::PUSHGATE_UNIT);
+    // SAFETY: the source is the caller's, in memory of this GPU by its registration; the
+    // target is the reservation's own, in a window that stays registered as long as the
+    // link. A connection that is closed meanwhile waits for it (`Comm`'s drop).
+    let ticket = unsafe { pushes.post(data as u64, to, size) }.map_err(gpu::failed)?;
+    link.pushed.fetch_add(1, Ordering::Relaxed);
+    pushing.push_back(Pushing { ticket, slot: taken.slot, words });
+    Ok(Some(taken.slot))
 }
 
 // ------------------------------------------------------------------ receiving
@@ -637,9 +678,7 @@ impl Receiver {
     }
 
     fn receive(&mut self, link: &Link, wanted: &[Wanted<'_>]) -> Result<Option<u32>> {
-        if let Some(status) = self.producer.status() {
-            return Err(Failure::ended(status, link));
-        }
+        link.waits(self.producer.status())?;
         let Some(request) = self.pool.free() else { return Ok(None) };
         if self.posted.len() + wanted.len() > 1 << RECEIVES_LOG {
             return Ok(None);
@@ -759,9 +798,6 @@ impl Receiver {
             self.pool.empty(request);
             return Ok(true);
         }
-        match status {
-            None => Ok(false),
-            Some(status) => Err(Failure::ended(status, link)),
-        }
+        link.waits(status)
     }
 }

@@ -74,15 +74,9 @@ impl Choice {
 /// What NCCL must be told, unless the user has said something: it hands GPU memory to a NIC only
 /// if that is near the GPU, as it thinks, and ours has no place on PCIe; and with as few
 /// channels and as small pieces as it would take, too little is under way to fill the GPU's
-/// link. (Channels to a peer it has counted before any plugin is asked.) And out of buffers that
-/// a user has registered it sends up to 1 GiB at once, which no window holds.
-const TOLD: [(&str, &str); 5] = [
-    ("NCCL_NET_GDR_LEVEL", "SYS"),
-    ("NCCL_MIN_NCHANNELS", "8"),
-    ("NCCL_P2P_NET_CHUNKSIZE", "524288"),
-    ("NCCL_GRAPH_REGISTER", "0"),
-    ("NCCL_LOCAL_REGISTER", "0"),
-];
+/// link. (Channels to a peer it has counted before any plugin is asked.)
+const TOLD: [(&str, &str); 3] =
+    [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8"), ("NCCL_P2P_NET_CHUNKSIZE", "524288")];
 
 /// Tells it, once.
 pub fn tell_nccl() {
@@ -112,7 +106,7 @@ pub enum Path {
     Push,
     /// The WQE names a stretch of a region; nobody copies it here.
     Region { key: u32, offset: u64 },
-    /// Too long for the window at once: in slices.
+    /// Too long for the window at once: in slices, which we copy or the GPU pushes.
     Slices,
     /// Memory of the GPU: its worker pushes it into the window.
     Worker,
@@ -121,11 +115,6 @@ pub enum Path {
 /// Chooses for `size` bytes at `data`, registered as `mr`. `regions`: the queue pair
 /// sends from regions. `whole`: what goes through the window at once.
 pub fn choose(data: usize, size: usize, mr: Option<&Mr>, regions: bool, whole: usize) -> Result<Path> {
-    if size > whole && mr.is_some_and(|mr| mr.cuda) {
-        let text =
-            format!("{size} bytes of GPU memory, at most {whole} (maxP2pBytes): raise net-window-size");
-        return Err(Failure::new(Code::Usage, text));
-    }
     if size > crate::props::MAX_BYTES {
         let text = format!(
             "a message of {} bytes, at most {} (maxP2pBytes)",
@@ -139,7 +128,7 @@ pub fn choose(data: usize, size: usize, mr: Option<&Mr>, regions: bool, whole: u
         None => None,
     };
     if mr.is_some_and(|mr| mr.cuda) && size > 0 {
-        return Ok(Path::Worker);
+        return Ok(if size <= whole { Path::Worker } else { Path::Slices });
     }
     if size <= abi::PUSHGATE_INLINE_SEND as usize {
         return Ok(Path::Inline);
@@ -171,7 +160,7 @@ mod tests {
             (choose(1, Some(&mr), true), choose(65536, Some(&mr), false)),
             (Path::Worker, Path::Worker)
         );
-        assert!(super::choose(0x1100, 65537, Some(&mr), true, 65536).is_err());
+        assert_eq!(choose(65537, Some(&mr), true), Path::Slices);
     }
 
     #[test]

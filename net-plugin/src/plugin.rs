@@ -150,7 +150,6 @@ impl Loaded {
         if settings.window != WindowKind::Memory {
             return Err(refused("window", &settings.window.to_string(), "memory"));
         }
-        let whole = settings.net_window_size as usize / 2;
         let path = Choice::of(&settings)?;
         let (rdma, properties) = match settings.qp {
             QpKind::Verbs => {
@@ -159,7 +158,7 @@ impl Loaded {
                 let properties = Properties::of(&device);
                 (Some(device), properties)
             }
-            _ => (None, Properties::local(whole, path.gpu.is_some())),
+            _ => (None, Properties::local(path.gpu.is_some())),
         };
         log::init(&path.why);
         if path.gpu.is_some() {

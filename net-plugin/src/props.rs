@@ -50,14 +50,13 @@ pub struct Properties {
 }
 
 impl Properties {
-    /// `whole`: what goes through a window at once. `gpu`: NCCL may hand over GPU memory, whose
-    /// messages go through it whole.
-    pub fn local(whole: usize, gpu: bool) -> Self {
+    /// `gpu`: NCCL may hand over GPU memory.
+    pub fn local(gpu: bool) -> Self {
         let guid = u64::from_be_bytes(*b"pushgate");
-        let (ptr_support, max_bytes) =
-            if gpu { (PTR_HOST | PTR_CUDA, whole.min(MAX_BYTES)) } else { (PTR_HOST, MAX_BYTES) };
+        let ptr_support = if gpu { PTR_HOST | PTR_CUDA } else { PTR_HOST };
         let (devices, speed) = if gpu { (GPU_DEVICES, GPU_SPEED / GPU_DEVICES) } else { (1, LOCAL_SPEED) };
-        Properties { pci_path: None, guid, devices, speed, port: 1, latency: LATENCY, ptr_support, max_bytes }
+        let (latency, max_bytes) = (LATENCY, MAX_BYTES);
+        Properties { pci_path: None, guid, devices, speed, port: 1, latency, ptr_support, max_bytes }
     }
 
     pub fn of(device: &Device) -> Self {

@@ -109,12 +109,57 @@ fn p3_p4_p6_what_is_not_registered_goes_through_the_window_in_slices_if_need_be(
 fn p3_p4_p6_gpu_memory_is_pushed_and_pulled() {
     let gpu = [("_PUSHGATE_NET_GPU", "cpu"), ("NCCL_CALLER_MEMORY", "cuda")];
     for (version, how) in [(8, ""), (11, ""), (12, ""), (11, "--processes")] {
-        let traffic = format!("traffic {how} --version {version} --groups 150 --in-flight 8 --max 120000");
+        // Half a window is 128 KiB: what is longer goes in slices.
+        let traffic = format!("traffic {how} --version {version} --groups 150 --in-flight 8 --max 900000");
         run_with(command(&traffic), &gpu);
     }
     // Sent from the host, received by a GPU's engine.
     let host = "traffic --processes --version 11 --groups 100 --in-flight 8 --max 120000";
     run_with(command(host), &gpu[..1]);
+    // Slices of half a MiB, several in the window at once.
+    let mut long = command("traffic --processes --version 11 --groups 40 --in-flight 4 --max 9000000");
+    long.env("PUSHGATE_NET_WINDOW_SIZE", "4M");
+    run_with(long, &gpu);
+}
+
+#[test]
+fn p7_a_gpu_whose_copying_kernel_died_ends_the_requests_of_both_ranks() {
+    for (fault, said) in [("silent:2", "aborted"), ("context:2", "aborted"), ("refused:2:1000000", "aborted")]
+    {
+        let gpu =
+            [("_PUSHGATE_NET_GPU", "cpu"), ("NCCL_CALLER_MEMORY", "cuda"), ("NCCL_CALLER_FAULT", fault)];
+        let found = run_with(command("lost"), &gpu);
+        assert!(found.contains(said), "{fault}: {found}");
+    }
+}
+
+#[test]
+fn gpu_memory_is_deregistered_when_the_pushes_out_of_it_have_ended() {
+    // The worker comes late, so that there is something to wait for.
+    let late = [
+        ("_PUSHGATE_NET_GPU", "cpu"),
+        ("NCCL_CALLER_MEMORY", "cuda"),
+        ("_PUSHGATE_WORKER_FAULT", "late:2:400"),
+    ];
+    run_with(command("deregister"), &late);
+    // The thread that deregisters looks after the pushes itself when they take long, beside the one that
+    // posts and tests.
+    run_with(command("traffic --version 11 --groups 10 --in-flight 4 --max 60000"), &late);
+}
+
+#[test]
+fn one_hardware_queue_without_hooks_is_warned_of_once() {
+    let warnings = |hooks: &str, variables: &[(&str, &str)]| {
+        let mut command = command(&format!("queue {hooks}"));
+        command.env_remove("CUDA_DEVICE_MAX_CONNECTIONS").env("_PUSHGATE_NET_GPU", "cpu");
+        let said = run_with(command, variables);
+        said.lines().filter(|line| line.contains("CUDA_DEVICE_MAX_CONNECTIONS=1, and")).count()
+    };
+    let one = [("CUDA_DEVICE_MAX_CONNECTIONS", "1")];
+    assert_eq!(warnings("", &one), 1);
+    assert_eq!(warnings("--times 1", &one), 0, "NCCL tells of its launches");
+    assert_eq!(warnings("", &[]), 0);
+    assert_eq!(warnings("", &[one[0], ("_PUSHGATE_NET_GPU", "none"), ("PUSHGATE_PATH", "bounce")]), 0);
 }
 
 #[test]

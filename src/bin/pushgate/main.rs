@@ -1,9 +1,10 @@
-//! The `pushgate` command: a proxy for several programs, benches, settings.
+//! The `pushgate` command: a proxy for several programs, benches, settings, the topology.
 
 #![allow(missing_docs)] // a program, not a library
 
 mod bench;
 mod model;
+mod topo;
 
 use std::process::ExitCode;
 
@@ -38,6 +39,7 @@ fn command() -> Command {
             Command::new("devices").about("Says which executors there are, and why not the others"),
         ))
         .subcommand(model::command())
+        .subcommand(topo::command())
         .subcommand(bench::command(settings))
 }
 
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
                 }
                 Ok(())
             }
+            "topo" => topo::run(m),
             _ => bench::run(m, settings),
         }
     })();
