@@ -892,8 +892,8 @@ impl WorkerQueue {
         Ok(Ticket { direction, index, first, blocks })
     }
 
-    /// Posts a pull of one or two words that travel in the command itself, which takes them
-    /// half the time.
+    /// Posts a pull of one or two words that travel in the command itself: no block is told of
+    /// them, and none reads them over the bus.
     ///
     /// # Panics
     /// If there are none or more, or `device_addr` is no multiple of 8.
