@@ -18,8 +18,13 @@ pub const MAX_BYTES: usize = abi::PUSHGATE_MAX_MESSAGE as usize;
 /// that copies host memory reaches on a server, and more than NCCL's socket ever does.
 /// NCCL opens channels by it.
 const LOCAL_SPEED: c_int = 200_000;
-/// The same where GPUs push and pull: 50 GB/s, what a GPU's link of PCIe 5 x16 carries.
+/// The same where GPUs push and pull: 50 GB/s, what a GPU's link of PCIe 5 x16 carries, of all
+/// devices together.
 const GPU_SPEED: c_int = 400_000;
+/// NCCL opens two channels to a peer for send/recv, or as many as there are devices if it takes so
+/// many to fill a GPU's link (`ncclTopoGetNchannels`). Two of its blocks copy 41 GB/s from and to its
+/// buffers on an H200, which is less than the link carries.
+pub const GPU_DEVICES: c_int = 4;
 /// Microseconds that a message takes through two engines; NCCL adds them to its own.
 const LATENCY: f32 = 3.0;
 
@@ -30,9 +35,11 @@ pub struct Properties {
     pci_path: Option<&'static CStr>,
     /// Names the chip, so that NCCL sees whose bandwidth is shared.
     pub guid: u64,
-    /// Mbit/s.
+    /// That NCCL is told of, all alike but for their port.
+    pub devices: c_int,
+    /// Mbit/s of each.
     pub speed: c_int,
-    /// From 1.
+    /// From 1; of the first of the devices.
     pub port: c_int,
     /// Microseconds.
     pub latency: f32,
@@ -46,10 +53,10 @@ impl Properties {
     /// `gpu`: NCCL may hand over GPU memory.
     pub fn local(gpu: bool) -> Self {
         let guid = u64::from_be_bytes(*b"pushgate");
-        let (ptr_support, speed) =
-            if gpu { (PTR_HOST | PTR_CUDA, GPU_SPEED) } else { (PTR_HOST, LOCAL_SPEED) };
-        let latency = LATENCY;
-        Properties { pci_path: None, guid, speed, port: 1, latency, ptr_support, max_bytes: MAX_BYTES }
+        let ptr_support = if gpu { PTR_HOST | PTR_CUDA } else { PTR_HOST };
+        let (devices, speed) = if gpu { (GPU_DEVICES, GPU_SPEED / GPU_DEVICES) } else { (1, LOCAL_SPEED) };
+        let (latency, max_bytes) = (LATENCY, MAX_BYTES);
+        Properties { pci_path: None, guid, devices, speed, port: 1, latency, ptr_support, max_bytes }
     }
 
     pub fn of(device: &Device) -> Self {
@@ -60,6 +67,7 @@ impl Properties {
             // A process opens few devices.
             pci_path: pci_path(&base.join("device")).map(|path| &*Box::leak(path.into_boxed_c_str())),
             guid: guid(&read("node_guid".into())).unwrap_or(1),
+            devices: 1,
             // Where the kernel does not say, NCCL's own guess for such a case.
             speed: speed(&read(format!("ports/{port}/rate"))).unwrap_or(10_000),
             port: port as c_int,

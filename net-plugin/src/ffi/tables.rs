@@ -6,7 +6,7 @@
 
 #![allow(non_upper_case_globals)] // The symbols' names are NCCL's.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::types::{
@@ -152,7 +152,7 @@ unsafe fn traffic_class(config: *const CommConfig) -> Option<u8> {
 
 unsafe extern "C" fn devices(ndev: *mut c_int) -> R {
     // SAFETY: NCCL's place, or NULL.
-    call("devices", || unsafe { put(ndev, "ndev", 1) })
+    call("devices", || unsafe { put(ndev, "ndev", plugin::properties()?.devices) })
 }
 
 unsafe extern "C" fn set_net_attr(_ctx: *mut c_void, _attr: *mut NetAttr) -> R {
@@ -160,16 +160,22 @@ unsafe extern "C" fn set_net_attr(_ctx: *mut c_void, _attr: *mut NetAttr) -> R {
 }
 
 fn properties(dev: c_int) -> Result<Properties> {
-    if dev != 0 {
-        let text = format!("device {dev} of 1: devices() says how many there are");
+    let mut p = plugin::properties()?;
+    if !(0..p.devices).contains(&dev) {
+        let text = format!("device {dev} of {}: devices() says how many there are", p.devices);
         return Err(Failure::new(Code::Argument, text));
     }
-    plugin::properties()
+    p.port += dev;
+    Ok(p)
 }
 
-fn props_v9(p: Properties) -> PropsV9 {
-    PropsV9 {
-        name: NAME,
+fn props_v9(dev: c_int) -> Result<PropsV9> {
+    let p = properties(dev)?;
+    // NCCL takes devices of one name for one.
+    const NAMES: [&CStr; props::GPU_DEVICES as usize] =
+        [c"pushgate", c"pushgate-1", c"pushgate-2", c"pushgate-3"];
+    Ok(PropsV9 {
+        name: NAMES[dev as usize].as_ptr(),
         pci_path: p.pci_path(),
         guid: p.guid,
         ptr_support: p.ptr_support,
@@ -182,15 +188,15 @@ fn props_v9(p: Properties) -> PropsV9 {
         max_recvs: super::types::MAX_RECVS as c_int,
         net_device_type: 0,
         net_device_version: 0,
-        v_props: VDevice4 { ndevs: 1, devs: [0; 4] },
+        v_props: VDevice4 { ndevs: 1, devs: [dev, 0, 0, 0] },
         max_p2p_bytes: p.max_bytes,
         max_coll_bytes: p.max_bytes,
-    }
+    })
 }
 
 unsafe extern "C" fn properties_v8(dev: c_int, to: *mut PropsV8) -> R {
     call("getProperties", || {
-        let p = props_v9(properties(dev)?);
+        let p = props_v9(dev)?;
         let p = PropsV8 {
             name: p.name,
             pci_path: p.pci_path,
@@ -212,12 +218,12 @@ unsafe extern "C" fn properties_v8(dev: c_int, to: *mut PropsV8) -> R {
 
 unsafe extern "C" fn properties_v9(dev: c_int, to: *mut PropsV9) -> R {
     // SAFETY: NCCL's place, or NULL.
-    call("getProperties", || unsafe { put(to, "props", props_v9(properties(dev)?)) })
+    call("getProperties", || unsafe { put(to, "props", props_v9(dev)?) })
 }
 
 unsafe extern "C" fn properties_v11(dev: c_int, to: *mut PropsV11) -> R {
     call("getProperties", || {
-        let v9 = props_v9(properties(dev)?);
+        let v9 = props_v9(dev)?;
         // SAFETY: NCCL's place, or NULL.
         unsafe { put(to, "props", PropsV11 { v9, max_multi_request_size: 1 }) }
     })
@@ -225,7 +231,7 @@ unsafe extern "C" fn properties_v11(dev: c_int, to: *mut PropsV11) -> R {
 
 unsafe extern "C" fn properties_v12(dev: c_int, to: *mut PropsV12) -> R {
     call("getProperties", || {
-        let p = props_v9(properties(dev)?);
+        let p = props_v9(dev)?;
         let p = PropsV12 {
             name: p.name,
             pci_path: p.pci_path,
@@ -240,7 +246,7 @@ unsafe extern "C" fn properties_v12(dev: c_int, to: *mut PropsV12) -> R {
             max_recvs: p.max_recvs,
             net_device_type: p.net_device_type,
             net_device_version: p.net_device_version,
-            v_props: VDevice8 { ndevs: 1, devs: [0; 8] },
+            v_props: VDevice8 { ndevs: 1, devs: [dev, 0, 0, 0, 0, 0, 0, 0] },
             max_p2p_bytes: p.max_p2p_bytes,
             max_coll_bytes: p.max_coll_bytes,
             max_multi_request_size: 1,
