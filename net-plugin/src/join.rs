@@ -147,6 +147,7 @@ impl Own {
         QpOptions {
             peer: 1 - self.role.rank(),
             posted_receives: self.role == Role::Receive,
+            reader_flushes: true,
             // A slot waits for the GPU that pushes its payload as long as that takes.
             stuck_ns: STUCK_NS,
             in_place_share: 255,
