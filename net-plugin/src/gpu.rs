@@ -1,13 +1,14 @@
 //! A GPU whose memory NCCL hands over: the worker that pushes it into windows and pulls
 //! it out of them (docs/worker.md), without a call of CUDA's once it runs.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pushgate::settings::DeviceChoice;
 use pushgate::worker::{Lease, OneWay, PostError, Ticket, Worker, WorkerMover, WorkerOptions};
 use pushgate_driver_shim::memory::ReadOnlyMemory;
 use pushgate_driver_shim::window::Window;
-use pushgate_gpu_kernels::{Access, Executor, Registration, choose_at, current_device};
+use pushgate_gpu_kernels::{Access, DeviceBuffer, Executor, Registration, choose_at, current_device};
 use pushgate_proxy::mover::Mover;
 
 use crate::error::{Code, Failure, Result};
@@ -19,6 +20,8 @@ pub struct Gpu {
     // A lock that is held for a few stores: connections of one GPU are driven by a thread
     // or two.
     pushes: Mutex<OneWay>,
+    /// Connections have something for it to copy.
+    copies: AtomicBool,
 }
 
 /// Stands for the CPU executor in place of a GPU.
@@ -53,12 +56,33 @@ impl Gpu {
         // landing rings, which `join` registers before the queue pair is the engine's, and
         // the connection keeps until it is not.
         let mover = unsafe { WorkerMover::new(&executor, pulls)? };
-        Ok((Gpu { executor, worker, pushes: Mutex::new(pushes) }, Box::new(mover)))
+        let copies = AtomicBool::new(false);
+        Ok((Gpu { executor, worker, pushes: Mutex::new(pushes), copies }, Box::new(mover)))
     }
 
     /// The GPU in words.
     pub fn describe(&self) -> String {
         self.executor.describe()
+    }
+
+    /// Memory of its own.
+    pub fn memory(&self, bytes: usize) -> Result<DeviceBuffer> {
+        self.executor.alloc(bytes).map_err(Failure::system("memory of the GPU"))
+    }
+
+    /// Its place on PCIe, if it is a GPU.
+    pub fn pci(&self) -> Option<&str> {
+        self.executor.as_cuda().map(|cuda| cuda.pci_bus_id())
+    }
+
+    /// From now on connections push or pull by its worker.
+    pub fn will_copy(&self) {
+        self.copies.store(true, Ordering::Relaxed);
+    }
+
+    /// They do: without, its worker need not stand beside NCCL's kernels.
+    pub fn copies(&self) -> bool {
+        self.copies.load(Ordering::Relaxed)
     }
 
     /// The commands to push. Held for a few stores alone.

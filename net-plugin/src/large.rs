@@ -15,6 +15,8 @@
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_proxy::producer::Producer;
 
+use crate::error::Result;
+
 /// Number of the last such message that is complete.
 pub const ENDS: u32 = 0;
 /// Number of the SEND that begins one.
@@ -84,7 +86,8 @@ pub struct Sums {
 
 impl Outgoing {
     /// # Safety
-    /// The `size` bytes at `data` can be read until the last slot is retired.
+    /// The `size` bytes at `data` stay what they are, of the host or of the GPU as what is
+    /// given to `advance` takes them, until the last slot is retired.
     pub unsafe fn new(request: u32, data: *const u8, size: usize, tag: u32) -> Self {
         Outgoing { request, data, size, tag, done: 0, stage: Stage::Length }
     }
@@ -103,27 +106,29 @@ impl Outgoing {
         asked
     }
 
-    /// Goes as far as there is credit. `posted` is told of each message, and whether it is
-    /// a SEND; the slot of the last one, when that was posted.
+    /// Goes as far as there is credit. `post` brings a slice into the window and posts its
+    /// record, if there is room, and gives its slot. `posted` is told of each message, and
+    /// whether it is a SEND; the slot of the last one, when that was posted.
     pub fn advance(
         &mut self,
         producer: &mut Producer,
         sums: &mut Sums,
         sends: u64,
         whole: usize,
+        mut post: impl FnMut(&mut Producer, Record, *const u8, usize) -> Result<Option<u64>>,
         mut posted: impl FnMut(bool),
-    ) -> Option<u64> {
+    ) -> Result<Option<u64>> {
         let signal = |producer: &mut Producer, signal, signal_value| {
             producer.post(Record { signal, signal_value, ..Record::new(Opcode::Signal) }, &[])
         };
         loop {
             let n = (self.size - self.done).min(SLICE).min(whole);
-            // SAFETY: `done` is at most `size`, all of which can be read (`new`).
+            // SAFETY: `done` is at most `size`, all of which are there (`new`).
             let from = unsafe { self.data.add(self.done) };
             match self.stage {
                 Stage::Length => {
                     if !signal(producer, BYTES, sums.bytes + self.size as u64) {
-                        return None;
+                        return Ok(None);
                     }
                     posted(false);
                     sums.bytes += self.size as u64;
@@ -131,20 +136,21 @@ impl Outgoing {
                 }
                 Stage::Begin => {
                     if !signal(producer, BEGINS, sends + 1) {
-                        return None;
+                        return Ok(None);
                     }
                     posted(false);
                     self.stage = Stage::First;
                 }
                 Stage::First => {
                     let record = Record { tag: self.tag, ..Record::new(Opcode::Send) };
-                    // SAFETY: as above.
-                    unsafe { producer.post_raw(record, from, n) }?;
+                    if post(producer, record, from, n)?.is_none() {
+                        return Ok(None);
+                    }
                     posted(true);
                     self.done = n;
                     self.stage = Stage::Invited(None);
                 }
-                Stage::Invited(None) => return None,
+                Stage::Invited(None) => return Ok(None),
                 Stage::Invited(Some(to)) => {
                     let last = self.done + n == self.size;
                     let first = self.size.min(SLICE).min(whole);
@@ -156,13 +162,12 @@ impl Outgoing {
                         signal_value: sums.messages + 1,
                         ..Record::new(Opcode::Put)
                     };
-                    // SAFETY: as above.
-                    let slot = unsafe { producer.post_raw(record, from, n) }?;
+                    let Some(slot) = post(producer, record, from, n)? else { return Ok(None) };
                     posted(false);
                     self.done += n;
                     if last {
                         sums.messages += 1;
-                        return Some(slot);
+                        return Ok(Some(slot));
                     }
                 }
             }

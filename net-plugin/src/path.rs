@@ -2,49 +2,119 @@
 //! whether NCCL hands over memory of the GPU, or of the host that its own kernels have
 //! pushed to.
 
-use std::sync::{Mutex, Once};
+use std::sync::{Arc, Mutex, Once};
 
-use pushgate::settings::{NetPath, QpKind};
+use pushgate::settings::{NetLanding, NetPath, QpKind};
 use pushgate::{Error, Settings};
 use pushgate_driver_shim::abi;
 use pushgate_gpu_kernels::DeviceChoice;
 use pushgate_proxy::mover::Mover;
+use pushgate_proxy::qp::verbs::Device;
 
 use crate::comm::Mr;
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
 use crate::log;
+use crate::plan::{self, Landing, Out, Plan, Way};
+use crate::reach::Reach;
 
-/// The GPU of the thread that came first, opened to see whether it can be.
-pub type FirstGpu = (u32, Gpu, Box<dyn Mover>);
+/// A GPU that is open, and what is done with its memory.
+pub struct Opened {
+    pub index: u32,
+    pub gpu: Gpu,
+    pub mover: Box<dyn Mover>,
+    pub rdma: Option<OverRdma>,
+    /// A sentence.
+    why: String,
+}
+
+/// What is done with a GPU's memory over RDMA.
+pub struct OverRdma {
+    pub plan: Plan,
+    /// How the RDMA device takes that memory, where the plan has it do so.
+    pub reach: Option<Reach>,
+}
+
+impl Opened {
+    /// Opens it, on the thread that has it.
+    pub fn new(
+        index: u32,
+        device: Option<&Arc<Device>>,
+        path: NetPath,
+        landing: NetLanding,
+    ) -> Result<Opened> {
+        let (gpu, mover) = Gpu::open(index)?;
+        let (rdma, why) = match device {
+            None => {
+                let why = "path push: the GPU pushes into the window, and the receiver's pulls out of it";
+                (None, format!("{why} ({})", gpu.describe()))
+            }
+            Some(device) => {
+                let reach = Reach::of(&gpu, device)?;
+                let registers = reach.as_ref().map(|_| ()).map_err(|why| why.as_str());
+                let (plan, why) = plan::choose(path, landing, way(&gpu, device), registers).map_err(|e| {
+                    let value = if e.setting == "path" { path.to_string() } else { landing.to_string() };
+                    Failure::from(Error::config(e.setting, value, e.allowed))
+                })?;
+                let reach = reach.ok().filter(|_| plan.reaches());
+                let how = reach.as_ref().map_or(String::new(), |r| format!("; {}", r.describe()));
+                let why = format!("{plan}: {why} ({}, {}{how})", gpu.describe(), device.name());
+                (Some(OverRdma { plan, reach }), why)
+            }
+        };
+        if rdma.as_ref().is_none_or(|r| r.plan.copies()) {
+            gpu.will_copy();
+        }
+        Ok(Opened { index, gpu, mover, rdma, why })
+    }
+}
+
+/// How packets go between the two.
+fn way(_gpu: &Gpu, _device: &Device) -> Way {
+    Way::Unknown
+}
 
 /// What is done with GPU memory, and why.
 pub struct Choice {
     /// NCCL may hand it over.
-    pub gpu: Option<Mutex<Option<FirstGpu>>>,
+    pub gpu: Option<Mutex<Option<Opened>>>,
+    /// What it was told of GPU memory over RDMA, which holds for each GPU.
+    pub told: Option<Told>,
     /// A sentence.
     pub why: String,
 }
 
+/// See [`Choice::told`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub plan: Plan,
+    pub dma_buf: bool,
+}
+
+impl Told {
+    /// What the settings would say to make just this choice.
+    pub fn asks(self) -> (NetPath, NetLanding) {
+        let path = if self.plan.out == Out::Pull { NetPath::Pull } else { NetPath::Push };
+        let landing = if self.plan.landing == Landing::Gpu { NetLanding::Gpu } else { NetLanding::Host };
+        (path, landing)
+    }
+}
+
 impl Choice {
-    /// By settings and what is there.
-    pub fn of(settings: &Settings) -> Result<Choice> {
-        let bounce = |why: &str| Ok(Choice { gpu: None, why: format!("path bounce: {why}") });
+    /// By settings and what is there. `device`: with `qp = verbs`, the RDMA device.
+    pub fn of(settings: &Settings, device: Option<&Arc<Device>>) -> Result<Choice> {
+        let bounce = |why: &str| Ok(Choice { gpu: None, told: None, why: format!("path bounce: {why}") });
         let refused = |allowed: &str| Err(Error::config("path", settings.path, allowed).into());
         match (settings.path, settings.qp) {
             (NetPath::Bounce, _) => return bounce("as asked for; NCCL's kernels push to host memory"),
-            (NetPath::Pull, _) => {
-                return refused("auto, push or bounce (pull needs a NIC that reads GPU memory; not built)");
-            }
-            (NetPath::Push, QpKind::Verbs) => {
-                return refused("auto or bounce with qp = verbs (GPU memory over a NIC is not built)");
-            }
-            (NetPath::Auto, QpKind::Verbs) => {
-                return bounce("with qp = verbs NCCL's kernels push to host memory, which the NIC sends");
+            (NetPath::Pull, QpKind::Local) => {
+                return refused(
+                    "auto, push or bounce with qp = local (pull needs a NIC that reads GPU memory)",
+                );
             }
             _ => {}
         }
-        let forced = settings.path == NetPath::Push;
+        let forced = settings.path != NetPath::Auto;
         if settings.device == DeviceChoice::Cpu && !forced {
             return bounce("device = cpu");
         }
@@ -54,14 +124,14 @@ impl Choice {
                 false => bounce("the calling thread has no GPU"),
             };
         };
-        match Gpu::open(index) {
-            Ok((gpu, mover)) => {
-                let why = format!(
-                    "path push: GPU memory is pushed into the window, and pulled out of it by the receiver's GPU \
-                     ({})",
-                    gpu.describe()
-                );
-                Ok(Choice { gpu: Some(Mutex::new(Some((index, gpu, mover)))), why })
+        match Opened::new(index, device, settings.path, settings.landing) {
+            Ok(opened) => {
+                let told = opened
+                    .rdma
+                    .as_ref()
+                    .map(|r| Told { plan: r.plan, dma_buf: r.reach.as_ref().is_some_and(Reach::by_dma_buf) });
+                let why = opened.why.clone();
+                Ok(Choice { gpu: Some(Mutex::new(Some(opened))), told, why })
             }
             // Not another way in silence: all ranks must go the same.
             Err(e) => {
@@ -75,7 +145,8 @@ impl Choice {
 /// if that is near the GPU, as it thinks, and ours has no place on PCIe; and with as few
 /// channels and as small pieces as it would take, too little is under way to fill the GPU's
 /// link. (Channels to a peer it has counted before any plugin is asked.) And out of buffers that
-/// a user has registered it sends up to 1 GiB at once, which no window holds.
+/// a user has registered it sends up to 1 GiB at once, which goes in slices, one message at a
+/// time. What the GPU does not copy is NCCL's to choose but for the first.
 const TOLD: [(&str, &str); 5] = [
     ("NCCL_NET_GDR_LEVEL", "SYS"),
     ("NCCL_MIN_NCHANNELS", "8"),
@@ -84,11 +155,11 @@ const TOLD: [(&str, &str); 5] = [
     ("NCCL_LOCAL_REGISTER", "0"),
 ];
 
-/// Tells it, once.
-pub fn tell_nccl() {
+/// Tells it, once. `copies`: the GPU does; else only that it may hand memory over.
+pub fn tell_nccl(copies: bool) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        for (name, value) in TOLD {
+        for (name, value) in &TOLD[..if copies { TOLD.len() } else { 1 }] {
             match std::env::var(name) {
                 Ok(theirs) => log::init(&format!("{name} stays {theirs}, as set; ours would be {value}")),
                 Err(_) => {
@@ -116,16 +187,13 @@ pub enum Path {
     Slices,
     /// Memory of the GPU: its worker pushes it into the window.
     Worker,
+    /// The same in slices.
+    WorkerSlices,
 }
 
 /// Chooses for `size` bytes at `data`, registered as `mr`. `regions`: the queue pair
 /// sends from regions. `whole`: what goes through the window at once.
 pub fn choose(data: usize, size: usize, mr: Option<&Mr>, regions: bool, whole: usize) -> Result<Path> {
-    if size > whole && mr.is_some_and(|mr| mr.cuda) {
-        let text =
-            format!("{size} bytes of GPU memory, at most {whole} (maxP2pBytes): raise net-window-size");
-        return Err(Failure::new(Code::Usage, text));
-    }
     if size > crate::props::MAX_BYTES {
         let text = format!(
             "a message of {} bytes, at most {} (maxP2pBytes)",
@@ -138,8 +206,12 @@ pub fn choose(data: usize, size: usize, mr: Option<&Mr>, regions: bool, whole: u
         Some(mr) => Some((mr.key, mr.offset(data, size)?)),
         None => None,
     };
-    if mr.is_some_and(|mr| mr.cuda) && size > 0 {
-        return Ok(Path::Worker);
+    if let Some(mr) = mr.filter(|mr| mr.cuda && size > 0) {
+        return Ok(match offset {
+            Some((key, offset)) if regions && !mr.pushed => Path::Region { key, offset },
+            _ if size <= whole => Path::Worker,
+            _ => Path::WorkerSlices,
+        });
     }
     if size <= abi::PUSHGATE_INLINE_SEND as usize {
         return Ok(Path::Inline);
@@ -157,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_path_follows_size_and_registration() {
-        let mr = Mr { key: 9, address: 0x1000, bytes: 1 << 20, cuda: false };
+        let mr = Mr { key: 9, address: 0x1000, bytes: 1 << 20, cuda: false, pushed: false };
         let choose = |size, mr: Option<&Mr>, regions| choose(0x1100, size, mr, regions, 65536).unwrap();
         assert_eq!(choose(0, None, true), Path::Inline);
         assert_eq!(choose(40, Some(&mr), true), Path::Inline);
@@ -165,18 +237,23 @@ mod tests {
         assert_eq!(choose(41, None, true), Path::Push);
         assert_eq!(choose(65536, Some(&mr), false), Path::Push);
         assert_eq!(choose(65537, Some(&mr), false), Path::Slices);
-        let mr = Mr { cuda: true, ..mr };
-        assert_eq!(choose(0, Some(&mr), true), Path::Inline);
+        let pushed = Mr { cuda: true, pushed: true, ..mr };
+        assert_eq!(choose(0, Some(&pushed), true), Path::Inline);
         assert_eq!(
-            (choose(1, Some(&mr), true), choose(65536, Some(&mr), false)),
-            (Path::Worker, Path::Worker)
+            [1, 65536, 65537].map(|size| choose(size, Some(&pushed), true)),
+            [Path::Worker, Path::Worker, Path::WorkerSlices]
         );
-        assert!(super::choose(0x1100, 65537, Some(&mr), true, 65536).is_err());
+        // The RDMA device reads any length of it, even what a WQE would hold.
+        let read = Mr { cuda: true, ..mr };
+        assert_eq!(choose(0, Some(&read), true), Path::Inline);
+        for size in [1, 65537] {
+            assert_eq!(choose(size, Some(&read), true), Path::Region { key: 9, offset: 0x100 });
+        }
     }
 
     #[test]
     fn what_leaves_its_registration_is_refused() {
-        let mr = Mr { key: 9, address: 0x1000, bytes: 100, cuda: false };
+        let mr = Mr { key: 9, address: 0x1000, bytes: 100, cuda: false, pushed: false };
         for (data, size) in [(0xfff, 1), (0x1000, 101), (0x1064, 1), (usize::MAX, 2)] {
             let e = choose(data, size, Some(&mr), true, 65536).unwrap_err();
             assert_eq!(e.code, Code::Usage, "{e}");

@@ -7,7 +7,8 @@ use std::path::Path;
 use pushgate_driver_shim::abi;
 use pushgate_proxy::qp::verbs::Device;
 
-use crate::ffi::types::{PTR_CUDA, PTR_HOST};
+use crate::ffi::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST};
+use crate::plan::{Landing, Plan};
 
 /// Connections at once: what descriptors allow, at about eight each.
 pub const MAX_COMMS: c_int = 65536;
@@ -40,6 +41,8 @@ pub struct Properties {
     pub ptr_support: c_int,
     /// Longest message.
     pub max_bytes: usize,
+    /// GPUs copy what is sent or received.
+    pub gpu_copies: bool,
 }
 
 impl Properties {
@@ -50,7 +53,7 @@ impl Properties {
         let (ptr_support, max_bytes) =
             if gpu { (PTR_HOST | PTR_CUDA, whole.min(MAX_BYTES)) } else { (PTR_HOST, MAX_BYTES) };
         let (speed, latency) = (if gpu { GPU_SPEED } else { LOCAL_SPEED }, LATENCY);
-        Properties { pci_path: None, guid, speed, port: 1, latency, ptr_support, max_bytes }
+        Properties { pci_path: None, guid, speed, port: 1, latency, ptr_support, max_bytes, gpu_copies: gpu }
     }
 
     pub fn of(device: &Device) -> Self {
@@ -66,13 +69,27 @@ impl Properties {
             port: port as c_int,
             latency: LATENCY,
             ptr_support: PTR_HOST,
-            max_bytes: MAX_BYTES,
+            max_bytes: MAX_BYTES.min(device.longest_message() as usize),
+            gpu_copies: false,
         }
     }
 
-    /// NCCL may hand over memory of GPUs.
-    pub fn takes_gpu_memory(&self) -> bool {
-        self.ptr_support & PTR_CUDA != 0
+    /// The same where NCCL may hand over GPU memory. `dma_buf`: as a dma-buf. `whole`: what goes
+    /// through the window at once.
+    ///
+    /// NCCL takes its LL128 protocol where it sees GPU and NIC at one switch, and its kernels
+    /// then look for lines of 128 bytes that arrive whole. An RDMA device that writes into the
+    /// GPU's memory does what NCCL expects of one; of copies by our kernel nobody has promised
+    /// that. So with these the device has no place, as over `local`.
+    pub fn with_gpu(self, plan: Plan, dma_buf: bool, whole: usize) -> Self {
+        let dma_buf = if dma_buf && plan.reaches() { PTR_DMABUF } else { 0 };
+        Properties {
+            pci_path: self.pci_path.filter(|_| plan.landing == Landing::Gpu),
+            ptr_support: PTR_HOST | PTR_CUDA | dma_buf,
+            max_bytes: if plan.copies() { whole.min(self.max_bytes) } else { self.max_bytes },
+            gpu_copies: plan.copies(),
+            ..self
+        }
     }
 
     /// NULL for what is no PCI function: NCCL puts it at the first CPU then.
@@ -109,6 +126,24 @@ fn speed(text: &str) -> Option<c_int> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ll128_is_never_offered_where_our_kernel_brings_the_lines() {
+        use crate::plan::Out;
+        let device =
+            Properties { pci_path: Some(c"/sys/devices/pci0000:00"), ..Properties::local(1024, false) };
+        for (out, landing, place, types) in [
+            (Out::Pull, Landing::Gpu, true, PTR_HOST | PTR_CUDA | PTR_DMABUF),
+            (Out::Push, Landing::Gpu, true, PTR_HOST | PTR_CUDA | PTR_DMABUF),
+            (Out::Push, Landing::Host, false, PTR_HOST | PTR_CUDA),
+        ] {
+            let p = device.with_gpu(Plan { out, landing }, true, 1024);
+            assert_eq!((p.pci_path.is_some(), p.ptr_support), (place, types), "{out:?} {landing:?}");
+            assert_eq!(p.max_bytes, if out == Out::Push { 1024 } else { MAX_BYTES });
+            let p = device.with_gpu(Plan { out, landing }, false, 1024);
+            assert_eq!(p.ptr_support, PTR_HOST | PTR_CUDA);
+        }
+    }
 
     #[test]
     fn what_sysfs_says_is_understood() {
