@@ -1,0 +1,206 @@
+//! Which path is advised for a pair, and why. Pure.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::distance::{AcsOnWay, Distance};
+use crate::machine::CpuKind;
+use crate::pair::{Far, Pair};
+
+/// How a message gets from a GPU into a NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// The GPU stores it into the window; the NIC reads near itself.
+    Push,
+    /// The NIC reads the GPU's memory: plain GPUDirect RDMA.
+    Pull,
+    /// The GPU's copy engine copies it to host memory; the NIC reads there.
+    Bounce,
+    /// No NIC: it stays on this host.
+    Local,
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Push => "push",
+            Self::Pull => "pull",
+            Self::Bounce => "bounce",
+            Self::Local => "local",
+        })
+    }
+}
+
+/// What an advice rests on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Basis {
+    /// How far the two are from each other.
+    Distance,
+    /// A cost model's figures.
+    Model,
+    /// Figures measured on this host.
+    Probe,
+}
+
+/// An advice.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Advice {
+    /// What to do.
+    pub method: Method,
+    /// Why, in a sentence.
+    pub reason: String,
+    /// What may spoil it, a sentence each.
+    pub warnings: Vec<String>,
+    /// What it rests on.
+    pub basis: Basis,
+}
+
+/// Where seconds come from: a cost model, or what was measured.
+pub trait Costs {
+    /// Seconds that one message of `bytes` takes from the GPU into the NIC by `method`; none if it can't say, or
+    /// the method does not work there.
+    fn seconds(&self, pair: &Pair, method: Method, bytes: u64) -> Option<f64>;
+}
+
+/// What an advice may rest on.
+#[derive(Clone, Copy)]
+pub enum Evidence<'a> {
+    /// Distances and settings alone.
+    ByDistance,
+    /// A cost model.
+    Model {
+        /// It.
+        costs: &'a dyn Costs,
+        /// The size of a message to advise for, bytes.
+        bytes: u64,
+    },
+    /// What a probe measured on this host.
+    Probe {
+        /// It.
+        costs: &'a dyn Costs,
+        /// The size of a message to advise for, bytes.
+        bytes: u64,
+    },
+}
+
+/// The advice where there is no NIC and no shim function.
+pub fn without_nic() -> Advice {
+    let reason = "no RDMA NIC is here: messages stay on this host, or go over TCP".to_owned();
+    Advice { method: Method::Local, reason, warnings: Vec::new(), basis: Basis::Distance }
+}
+
+/// Which path is advised for a pair.
+///
+/// Figures win over distances: of the methods that `evidence` has seconds for, the quickest. Where it has none,
+/// the distance decides.
+pub fn advise(pair: &Pair, evidence: Evidence<'_>) -> Advice {
+    let (costs, bytes, basis, verb) = match evidence {
+        Evidence::ByDistance => return by_distance(pair),
+        Evidence::Model { costs, bytes } => (costs, bytes, Basis::Model, "the model expects"),
+        Evidence::Probe { costs, bytes } => (costs, bytes, Basis::Probe, "measured here:"),
+    };
+    let mut known: Vec<(Method, f64)> = [Method::Push, Method::Pull, Method::Bounce]
+        .into_iter()
+        .filter_map(|m| Some((m, costs.seconds(pair, m, bytes)?)))
+        .filter(|(_, s)| s.is_finite() && *s >= 0.0)
+        .collect();
+    known.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let Some((method, _)) = known.first().copied() else { return by_distance(pair) };
+    let figures: Vec<String> = known.iter().map(|(m, s)| format!("{m} {:.2} us", s * 1e6)).collect();
+    let reason = format!("{verb} {} for {bytes} bytes", figures.join(", "));
+    Advice { method, reason, warnings: warnings(pair, method), basis }
+}
+
+fn by_distance(pair: &Pair) -> Advice {
+    let (method, reason) = judge(pair);
+    Advice { method, reason: reason.into(), warnings: warnings(pair, method), basis: Basis::Distance }
+}
+
+fn judge(pair: &Pair) -> (Method, &'static str) {
+    let redirects = pair.path.as_ref().and_then(|p| p.acs.redirects());
+    match pair.far {
+        Far::SoftwareNic => {
+            return (Method::Push, "a software NIC reads host memory with the CPU: the GPU stores it there");
+        }
+        Far::Shim => return (Method::Push, "its BAR is a window: it takes stores and never reads the GPU"),
+        Far::Nic => {}
+    }
+    match pair.distance() {
+        Distance::SameDevice => (Method::Pull, "GPU and NIC are one device: the NIC's reads stay inside"),
+        Distance::SameSwitch if redirects == Some(true) => (
+            Method::Push,
+            "one switch, but ACS sends packets up to the root complex, where reads of a peer are slow or fail; stores pass",
+        ),
+        Distance::SameSwitch => (
+            Method::Pull,
+            "one switch above both: the NIC's reads take the short way, plain GPUDirect is fine",
+        ),
+        Distance::SameRootComplex | Distance::SameSocket | Distance::AcrossSockets
+            if pair.cpu == CpuKind::Client =>
+        {
+            (
+                Method::Push,
+                "the way leads through a client processor, which carries writes between devices but not reads",
+            )
+        }
+        Distance::SameRootComplex => (
+            Method::Push,
+            "the way leads through the root complex, where reads are cut small and bound by tags; stores are posted",
+        ),
+        Distance::SameSocket => (
+            Method::Push,
+            "different root complexes: each read of the NIC waits for the way there and back; stores go one way",
+        ),
+        Distance::AcrossSockets => (
+            Method::Push,
+            "different sockets: reads of a peer's memory are slowest there, or do not work; stores go one way",
+        ),
+        Distance::Virtual => (
+            Method::Push,
+            "this virtual machine does not tell where they are: stores work on every platform, reads do not",
+        ),
+        Distance::Unknown => {
+            (Method::Push, "it is not known how far they are: stores work on every platform, reads do not")
+        }
+    }
+}
+
+fn warnings(pair: &Pair, method: Method) -> Vec<String> {
+    let mut said = Vec::new();
+    let acs = pair.path.as_ref().map(|p| &p.acs);
+    match acs {
+        Some(AcsOnWay::Redirects(ports)) => {
+            let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
+            said.push(format!(
+                "ACS redirects at {}: if nothing is passed through to virtual machines, switch it off there (setpci, or the firmware) and pull becomes the short way",
+                ports.join(", ")
+            ));
+        }
+        Some(AcsOnWay::InferredRedirects) => said.push(
+            "their IOMMU groups differ, so ACS seems to redirect: run as root to see the ports' settings"
+                .into(),
+        ),
+        Some(AcsOnWay::Unknown) => {
+            said.push("ACS could not be read (needs root): if it redirects, push is the better path".into());
+        }
+        _ => {}
+    }
+    if pair.iommu_translates == Some(true) && pair.far != Far::SoftwareNic {
+        said.push("the IOMMU translates: packets between devices go up to it; boot with iommu=pt if that is allowed".into());
+    }
+    if method == Method::Push && !pair.uplink_shared_with.is_empty() {
+        let others: Vec<String> = pair.uplink_shared_with.iter().map(ToString::to_string).collect();
+        said.push(format!(
+            "{} shares the switch's uplink: on some switches several GPUs that store across it at once collapse (seen: 2.7 GB/s in all, reads unaffected); measure with all of them",
+            others.join(", ")
+        ));
+    }
+    match pair.gpu_driver.as_deref() {
+        None | Some("nvidia") => {}
+        Some(other) => said.push(format!("the GPU is bound to {other}: CUDA can't use it here")),
+    }
+    said
+}

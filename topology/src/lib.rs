@@ -1,0 +1,28 @@
+//! Where GPUs, NICs and windows sit on a host, how far they are from each other, and which path is advised for
+//! each pair: docs/topology.md.
+//!
+//! [`Topology`] is plain data, read from sysfs ([`Sysfs`]). [`Topology::path`] gives the way between two
+//! functions, [`Topology::pairs`] every GPU with every NIC, [`advise`] the advice. All but the readers is pure.
+
+mod address;
+mod advise;
+mod config;
+mod distance;
+mod link;
+mod machine;
+mod pair;
+mod sysfs;
+mod tree;
+
+pub use address::{Address, BadAddress};
+pub use advise::{Advice, Basis, Costs, Evidence, Method, advise, without_nic};
+pub use config::{Acs, Config, Express, PortType, Read, parse as parse_config};
+pub use distance::{AcsOnWay, Distance, Hop, Path, PathLink};
+pub use link::{Link, LinkState, parse_speed, parse_width};
+pub use machine::{CpuKind, Machine, Node};
+pub use pair::{Far, Pair, Parameters};
+pub use sysfs::Sysfs;
+pub use tree::{
+    Function, Gpu, Iommu, Mig, Nic, NvLink, NvLinkEnd, Parent, Peer, Port, Role, RootComplex, Shim, Source,
+    Topology,
+};

@@ -1,0 +1,149 @@
+//! The host around the tree: its processor, its NUMA nodes, and whether it is a virtual machine.
+
+use serde::Serialize;
+
+use crate::tree::{Role, Topology};
+
+/// What is known of the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Machine {
+    /// Vendor of the system, from DMI.
+    pub vendor: Option<String>,
+    /// Product, from DMI.
+    pub product: Option<String>,
+    /// Model of the processor.
+    pub cpu_model: Option<String>,
+    /// What it was made for.
+    pub cpu: CpuKind,
+    /// NUMA nodes.
+    pub nodes: Vec<Node>,
+    /// Why this is taken for a virtual machine; none: it is not.
+    pub virtual_machine: Option<String>,
+    /// The tree is the hypervisor's and flat: distances read from it say nothing.
+    pub flat: bool,
+    /// Version of NVIDIA's kernel driver.
+    pub nvidia_driver: Option<String>,
+}
+
+/// What a processor was made for. Those of clients are known to carry writes between devices, not reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CpuKind {
+    /// Servers and workstations.
+    Server,
+    /// Desktops and laptops.
+    Client,
+    /// Not known.
+    #[default]
+    Unknown,
+}
+
+impl CpuKind {
+    /// From the model's name in /proc/cpuinfo.
+    pub fn of(model: &str) -> Self {
+        let has = |words: &[&str]| words.iter().any(|w| model.contains(w));
+        if has(&["Xeon", "EPYC", "Threadripper"]) {
+            Self::Server
+        } else if has(&["Core(TM)", "Intel(R) Core", "Ryzen", "Pentium", "Celeron", "Athlon"]) {
+            Self::Client
+        } else {
+            Self::Unknown
+        }
+    }
+}
+
+/// A NUMA node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Node {
+    /// Its number.
+    pub number: u32,
+    /// The package (socket) that its first processor is in.
+    pub package: Option<u32>,
+}
+
+/// What tells a virtual machine, as read.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Signs<'a> {
+    /// `sys_vendor` and `product_name` of DMI.
+    pub dmi: [Option<&'a str>; 2],
+    /// The flags of /proc/cpuinfo have `hypervisor`.
+    pub flag: bool,
+    /// /sys/hypervisor/type.
+    pub kind: Option<&'a str>,
+    /// Vendor of the subsystem of the host bridge at 00:00.0.
+    pub bridge: Option<u16>,
+}
+
+/// Red Hat's number, which QEMU's devices have as vendor of the subsystem.
+const QEMU: u16 = 0x1af4;
+
+/// Names in DMI that no physical machine has.
+const HYPERVISORS: [&str; 12] = [
+    "QEMU",
+    "KVM",
+    "VMware",
+    "VirtualBox",
+    "Virtual Machine",
+    "Bochs",
+    "Parallels",
+    "OpenStack",
+    "Google Compute Engine",
+    "HVM domU",
+    "Alibaba Cloud ECS",
+    "Firecracker",
+];
+
+/// Why a host with these signs is taken for a virtual machine.
+pub(crate) fn why_virtual(signs: &Signs) -> Option<String> {
+    let named = signs.dmi.iter().flatten().find(|text| HYPERVISORS.iter().any(|h| text.contains(h)));
+    if let Some(text) = named {
+        return Some(format!("DMI calls it {text:?}"));
+    }
+    if signs.flag {
+        return Some("/proc/cpuinfo has the flag hypervisor".into());
+    }
+    if let Some(kind) = signs.kind {
+        return Some(format!("/sys/hypervisor/type says {kind:?}"));
+    }
+    (signs.bridge == Some(QEMU)).then(|| "its host bridge is QEMU's".into())
+}
+
+/// Whether a virtual machine's tree says nothing: no switch stands above any device.
+pub(crate) fn is_flat(topology: &Topology) -> bool {
+    let ends = topology.functions.values().filter(|f| f.role == Role::Endpoint);
+    !ends.into_iter().any(|f| topology.above(f.address).0.iter().any(|up| up.role == Role::Switch))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_are_known_by_name() {
+        for (model, kind) in [
+            ("Intel(R) Xeon(R) Platinum 8480C", CpuKind::Server),
+            ("AMD EPYC 9575F 64-Core Processor", CpuKind::Server),
+            ("AMD Ryzen Threadripper PRO 7985WX 64-Cores", CpuKind::Server),
+            ("AMD Ryzen 9 7950X 16-Core Processor", CpuKind::Client),
+            ("Intel(R) Core(TM) Ultra 9 285K", CpuKind::Client),
+            ("13th Gen Intel(R) Core(TM) i9-13900K", CpuKind::Client),
+            ("something else", CpuKind::Unknown),
+        ] {
+            assert_eq!(CpuKind::of(model), kind, "{model}");
+        }
+    }
+
+    #[test]
+    fn each_sign_tells_a_virtual_machine() {
+        let signs = Signs::default();
+        assert_eq!(why_virtual(&signs), None);
+        let bare =
+            Signs { dmi: [Some("Supermicro"), Some("SYS-821GE")], bridge: Some(0x8086), ..signs.clone() };
+        assert_eq!(why_virtual(&bare), None);
+        let vm = Signs { dmi: [Some("QEMU"), Some("Standard PC (Q35 + ICH9, 2009)")], ..signs.clone() };
+        assert_eq!(why_virtual(&vm).unwrap(), "DMI calls it \"QEMU\"");
+        assert!(why_virtual(&Signs { flag: true, ..signs.clone() }).unwrap().contains("cpuinfo"));
+        assert!(why_virtual(&Signs { kind: Some("xen"), ..signs.clone() }).unwrap().contains("xen"));
+        assert!(why_virtual(&Signs { bridge: Some(QEMU), ..signs }).unwrap().contains("QEMU"));
+    }
+}

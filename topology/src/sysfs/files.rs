@@ -1,0 +1,186 @@
+//! Reading small files below a root, with a note for whatever is wrong with them.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::path::{Component, Path, PathBuf};
+
+/// No file that is read as text is larger.
+const LARGEST: u64 = 64 << 10;
+/// Longer than any value of one line.
+const LONGEST_WORD: usize = 256;
+/// What a listing may hold at most.
+const MOST_ENTRIES: usize = 1 << 16;
+/// Notes that are kept.
+const MOST_NOTES: usize = 100;
+
+pub(super) struct Files {
+    root: PathBuf,
+    /// `root` without symbolic links.
+    real_root: Option<PathBuf>,
+    notes: Vec<String>,
+    dropped: usize,
+}
+
+/// Text as a note shows it: quoted, and not all of it.
+fn shown(text: &str) -> String {
+    let short: String = text.chars().take(40).collect();
+    if short.len() < text.len() { format!("{short:?}...") } else { format!("{short:?}") }
+}
+
+impl Files {
+    pub(super) fn new(root: &Path) -> Self {
+        let real_root = fs::canonicalize(root).ok();
+        Self { root: root.to_owned(), real_root, notes: Vec::new(), dropped: 0 }
+    }
+
+    pub(super) fn note(&mut self, text: String) {
+        if self.notes.len() < MOST_NOTES {
+            self.notes.push(text);
+        } else {
+            self.dropped += 1;
+        }
+    }
+
+    pub(super) fn into_notes(mut self) -> Vec<String> {
+        if self.dropped > 0 {
+            self.notes.push(format!("{}: {} more notes of the same kind", self.root.display(), self.dropped));
+        }
+        self.notes
+    }
+
+    fn failed(&mut self, path: &str, error: &std::io::Error) {
+        let remedy =
+            if error.kind() == ErrorKind::PermissionDenied { "; run as root to read it" } else { "" };
+        self.note(format!("{path}: cannot be read: {error}{remedy}"));
+    }
+
+    /// Whether there is something, followed to its end.
+    pub(super) fn exists(&self, path: &str) -> bool {
+        self.root.join(path).exists()
+    }
+
+    /// Names in a folder, sorted. Those that are no plain text are left out, with a note.
+    pub(super) fn list(&mut self, path: &str) -> Vec<String> {
+        let entries = match fs::read_dir(self.root.join(path)) {
+            Ok(entries) => entries,
+            Err(e) => {
+                if e.kind() != ErrorKind::NotFound {
+                    self.failed(path, &e);
+                }
+                return Vec::new();
+            }
+        };
+        let mut names = Vec::new();
+        for entry in entries.take(MOST_ENTRIES).flatten() {
+            match entry.file_name().into_string() {
+                Ok(name) if !name.chars().any(char::is_control) => names.push(name),
+                Ok(name) => self.note(format!("{path}: {} is no name", shown(&name))),
+                Err(name) => self.note(format!("{path}: {} is no name", shown(&name.to_string_lossy()))),
+            }
+        }
+        names.sort();
+        names
+    }
+
+    /// The first `limit` bytes of a file. None, without a note, if there is none.
+    pub(super) fn bytes(&mut self, path: &str, limit: u64) -> Option<Vec<u8>> {
+        let full = self.root.join(path);
+        let mut bytes = Vec::new();
+        let read = || {
+            // A pipe or a device would keep us waiting.
+            if !fs::metadata(&full)?.is_file() {
+                return Err(std::io::Error::other("no regular file"));
+            }
+            File::open(&full)?.take(limit).read_to_end(&mut bytes)
+        };
+        match { read }() {
+            Ok(_) => Some(bytes),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => None,
+            // Attributes that a device does not have in its state answer so.
+            Err(e) if e.kind() == ErrorKind::InvalidInput => None,
+            Err(e) => {
+                self.failed(path, &e);
+                None
+            }
+        }
+    }
+
+    /// A file as text, of at most 64 KiB: what is longer is cut.
+    pub(super) fn text(&mut self, path: &str) -> Option<String> {
+        let bytes = self.bytes(path, LARGEST)?;
+        match String::from_utf8(bytes) {
+            Ok(text) => Some(text),
+            // Cut in the middle of a character, or no text.
+            Err(e) if e.utf8_error().error_len().is_none() => {
+                Some(String::from_utf8_lossy(e.as_bytes()).into_owned())
+            }
+            Err(_) => {
+                self.note(format!("{path}: holds no text"));
+                None
+            }
+        }
+    }
+
+    /// A file of one short line. None, without a note, if it is not there or empty.
+    pub(super) fn word(&mut self, path: &str) -> Option<String> {
+        let text = self.text(path)?;
+        let word = text.trim();
+        if word.is_empty() {
+            return None;
+        }
+        if word.len() > LONGEST_WORD || word.chars().any(char::is_control) {
+            self.note(format!("{path}: {} is no value of one line", shown(word)));
+            return None;
+        }
+        Some(word.to_owned())
+    }
+
+    /// A file of one value, as `parse` reads it; what it can't becomes a note.
+    pub(super) fn parsed<T>(
+        &mut self,
+        path: &str,
+        what: &str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Option<T> {
+        let word = self.word(path)?;
+        let value = parse(&word);
+        if value.is_none() {
+            self.note(format!("{path}: {} is no {what}", shown(&word)));
+        }
+        value
+    }
+
+    /// Where something really is, below the root. None if it is not there; outside of the root, or in a loop:
+    /// with a note.
+    pub(super) fn real(&mut self, path: &str) -> Option<PathBuf> {
+        let real = match fs::canonicalize(self.root.join(path)) {
+            Ok(real) => real,
+            Err(e) => {
+                self.note(format!("{path}: leads nowhere: {e}"));
+                return None;
+            }
+        };
+        match self.real_root.as_ref().and_then(|root| real.strip_prefix(root).ok()) {
+            Some(below) => Some(below.to_owned()),
+            None => {
+                self.note(format!("{path}: leads out of {}", self.root.display()));
+                None
+            }
+        }
+    }
+
+    /// The last part of where a symbolic link points: of `driver` the driver's name. None, without a note, if it
+    /// is not there.
+    pub(super) fn link_name(&mut self, path: &str) -> Option<String> {
+        let target = fs::read_link(self.root.join(path)).ok()?;
+        let name = match target.components().next_back() {
+            Some(Component::Normal(name)) => name.to_string_lossy().into_owned(),
+            _ => String::new(),
+        };
+        if name.is_empty() || name.len() > LONGEST_WORD || name.chars().any(char::is_control) {
+            self.note(format!("{path}: points to {}, which is no name", shown(&target.to_string_lossy())));
+            return None;
+        }
+        Some(name)
+    }
+}

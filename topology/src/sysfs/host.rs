@@ -1,0 +1,59 @@
+//! Processor, NUMA nodes, and the signs of a virtual machine.
+
+use super::files::Files;
+use crate::machine::{CpuKind, Node};
+use crate::tree::Topology;
+
+pub(super) fn read(sys: &mut Files, proc: &mut Files, topology: &mut Topology) {
+    let machine = &mut topology.machine;
+    machine.vendor = sys.word("class/dmi/id/sys_vendor");
+    machine.product = sys.word("class/dmi/id/product_name");
+    let cpuinfo = proc.text("cpuinfo").unwrap_or_default();
+    machine.cpu_model =
+        field(&cpuinfo, "model name").map(|m| m.chars().filter(|c| !c.is_control()).collect());
+    machine.cpu = machine.cpu_model.as_deref().map_or(CpuKind::Unknown, CpuKind::of);
+    machine.nodes = nodes(sys);
+    machine.nvidia_driver = proc.text("driver/nvidia/version").and_then(|t| version(&t));
+}
+
+/// The flag `hypervisor` of the processor, and the type that Xen tells.
+pub(super) fn signs(sys: &mut Files, proc: &mut Files) -> (bool, Option<String>) {
+    let cpuinfo = proc.text("cpuinfo").unwrap_or_default();
+    let flag = field(&cpuinfo, "flags").is_some_and(|f| f.split_whitespace().any(|w| w == "hypervisor"));
+    (flag, sys.word("hypervisor/type"))
+}
+
+/// The first `name : value` of a file of such lines.
+pub(super) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name && !value.trim().is_empty()).then(|| value.trim())
+    })
+}
+
+/// "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ...": the word that is
+/// numbers and points.
+fn version(text: &str) -> Option<String> {
+    let line = text.lines().find(|l| l.starts_with("NVRM version"))?;
+    let is_version = |w: &&str| w.contains('.') && w.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    line.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+fn nodes(sys: &mut Files) -> Vec<Node> {
+    let mut nodes = Vec::new();
+    for name in sys.list("devices/system/node") {
+        let Some(number) = name.strip_prefix("node").and_then(|n| n.parse().ok()) else { continue };
+        // Memory without processors has an empty list.
+        let cpus = sys.word(&format!("devices/system/node/{name}/cpulist")).unwrap_or_default();
+        let first: Option<u32> = cpus.split([',', '-']).next().and_then(|n| n.parse().ok());
+        let package = first.and_then(|cpu| {
+            let path = format!("devices/system/cpu/cpu{cpu}/topology/physical_package_id");
+            // -1: the processor does not tell.
+            let id = sys.parsed(&path, "package", |t| t.parse::<i64>().ok())?;
+            id.try_into().ok()
+        });
+        nodes.push(Node { number, package });
+    }
+    nodes.sort_by_key(|n| n.number);
+    nodes
+}
