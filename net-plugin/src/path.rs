@@ -10,6 +10,7 @@ use pushgate_driver_shim::abi;
 use pushgate_gpu_kernels::DeviceChoice;
 use pushgate_proxy::mover::Mover;
 use pushgate_proxy::qp::verbs::Device;
+use pushgate_topology::{Address, Sysfs};
 
 use crate::comm::Mr;
 use crate::error::{Code, Failure, Result};
@@ -52,10 +53,11 @@ impl Opened {
             Some(device) => {
                 let reach = Reach::of(&gpu, device)?;
                 let registers = reach.as_ref().map(|_| ()).map_err(|why| why.as_str());
-                let (plan, why) = plan::choose(path, landing, way(&gpu, device), registers).map_err(|e| {
-                    let value = if e.setting == "path" { path.to_string() } else { landing.to_string() };
-                    Failure::from(Error::config(e.setting, value, e.allowed))
-                })?;
+                let (plan, why) =
+                    plan::choose(path, landing, &way(&gpu, device), registers).map_err(|e| {
+                        let value = if e.setting == "path" { path.to_string() } else { landing.to_string() };
+                        Failure::from(Error::config(e.setting, value, e.allowed))
+                    })?;
                 let reach = reach.ok().filter(|_| plan.reaches());
                 let how = reach.as_ref().map_or(String::new(), |r| format!("; {}", r.describe()));
                 let why = format!("{plan}: {why} ({}, {}{how})", gpu.describe(), device.name());
@@ -69,9 +71,11 @@ impl Opened {
     }
 }
 
-/// How packets go between the two.
-fn way(_gpu: &Gpu, _device: &Device) -> Way {
-    Way::Unknown
+/// How packets go between the two, as sysfs shows it.
+fn way(gpu: &Gpu, device: &Device) -> Way {
+    let at = gpu.pci().and_then(|at| at.parse::<Address>().ok());
+    let pairs = at.map_or(Vec::new(), |_| Sysfs::host().read().pairs());
+    Way::of(pairs.iter().find(|pair| Some(pair.gpu) == at && pair.name == device.name()))
 }
 
 /// What is done with GPU memory, and why.

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use pushgate::settings::{NetLanding, NetPath};
+use pushgate_topology::{Distance, Evidence, Method, Pair, advise};
 
 /// How messages leave a GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,28 +56,35 @@ impl fmt::Display for Plan {
     }
 }
 
-/// How a packet goes between GPU and RDMA device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// By a switch that is above both.
-    Switch,
-    /// Through one root complex.
-    RootComplex,
-    /// From one root complex to another, or to another socket.
-    Farther,
-    /// It is not known: a virtual machine that does not tell, or a device that is no PCI
-    /// function.
-    Unknown,
+/// What is known of the way between GPU and RDMA device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Way {
+    pub distance: Distance,
+    /// It is one for the RDMA device's reads.
+    pub pull: bool,
+    /// Why, in a sentence.
+    pub why: String,
 }
 
-impl fmt::Display for Way {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Way::Switch => "a PCIe switch joins GPU and RDMA device",
-            Way::RootComplex => "GPU and RDMA device are at one root complex",
-            Way::Farther => "GPU and RDMA device are at different root complexes",
-            Way::Unknown => "how far GPU and RDMA device are apart is not known",
-        })
+impl Way {
+    /// What the advice for the two says; of two that nobody knows, nothing.
+    pub fn of(pair: Option<&Pair>) -> Way {
+        match pair {
+            Some(pair) => {
+                let advice = advise(pair, Evidence::ByDistance);
+                let pull = advice.method == Method::Pull;
+                Way { distance: pair.distance(), pull, why: advice.reason }
+            }
+            None => {
+                let why = "it is not known how far GPU and RDMA device are from each other".into();
+                Way { distance: Distance::Unknown, pull: false, why }
+            }
+        }
+    }
+
+    /// What the RDMA device writes passes at most one root complex.
+    fn near(&self) -> bool {
+        matches!(self.distance, Distance::SameDevice | Distance::SameSwitch | Distance::SameRootComplex)
     }
 }
 
@@ -93,14 +101,14 @@ pub struct Impossible {
 ///
 /// A read over PCIe is non-posted: a request out, the answer back, and a bound on those
 /// under way. Below a switch that costs little, and then nobody copies at all. Through a
-/// root complex it is where peer-to-peer traffic is slow, or refused by processors that
-/// pass peer writes only: there the GPU pushes. Writes are posted and pass one root
-/// complex; what happens between two is the processor's own business, so that there, and
-/// where nothing is known, host memory is in between.
+/// root complex it is slow, or refused by processors that pass peer writes only: there the
+/// GPU pushes. Writes are posted and pass one root complex; what happens between two is the
+/// processor's own business, so that there, and where nothing is known, host memory is in
+/// between.
 pub fn choose(
     path: NetPath,
     landing: NetLanding,
-    way: Way,
+    way: &Way,
     registers: Result<(), &str>,
 ) -> Result<(Plan, String), Impossible> {
     let impossible = |setting, allowed: &str, why: &str| {
@@ -123,41 +131,65 @@ pub fn choose(
             }
         };
     }
-    let near = matches!(way, Way::Switch | Way::RootComplex);
     let landing = match landing {
         NetLanding::Gpu => Landing::Gpu,
         NetLanding::Host => Landing::Host,
         // Both ends read and write.
-        NetLanding::Auto if near || path == NetPath::Pull => Landing::Gpu,
+        NetLanding::Auto if way.near() || path == NetPath::Pull => Landing::Gpu,
         NetLanding::Auto => Landing::Host,
     };
     let out = match path {
         NetPath::Pull => Out::Pull,
-        NetPath::Auto if way == Way::Switch && landing == Landing::Gpu => Out::Pull,
+        NetPath::Auto if way.pull && landing == Landing::Gpu => Out::Pull,
         _ => Out::Push,
     };
-    Ok((Plan { out, landing }, way.to_string()))
+    Ok((Plan { out, landing }, way.why.clone()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALL: [Way; 4] = [Way::Switch, Way::RootComplex, Way::Farther, Way::Unknown];
+    const ALL: [Distance; 7] = [
+        Distance::SameDevice,
+        Distance::SameSwitch,
+        Distance::SameRootComplex,
+        Distance::SameSocket,
+        Distance::AcrossSockets,
+        Distance::Virtual,
+        Distance::Unknown,
+    ];
 
-    fn chosen(path: NetPath, landing: NetLanding, way: Way) -> (Out, Landing) {
-        let (plan, why) = choose(path, landing, way, Ok(())).unwrap();
-        assert_eq!(why, way.to_string());
+    /// As an advice says without ACS.
+    fn way(distance: Distance) -> Way {
+        let pull = matches!(distance, Distance::SameDevice | Distance::SameSwitch);
+        Way { distance, pull, why: distance.to_string() }
+    }
+
+    fn chosen(path: NetPath, landing: NetLanding, distance: Distance) -> (Out, Landing) {
+        let (plan, why) = choose(path, landing, &way(distance), Ok(())).unwrap();
+        assert_eq!(why, distance.to_string());
         (plan.out, plan.landing)
     }
 
     #[test]
     fn the_distance_decides_where_nothing_is_asked_for() {
-        let auto = |way| chosen(NetPath::Auto, NetLanding::Auto, way);
-        assert_eq!(auto(Way::Switch), (Out::Pull, Landing::Gpu));
-        assert_eq!(auto(Way::RootComplex), (Out::Push, Landing::Gpu));
-        assert_eq!(auto(Way::Farther), (Out::Push, Landing::Host));
-        assert_eq!(auto(Way::Unknown), (Out::Push, Landing::Host));
+        let auto = |distance| chosen(NetPath::Auto, NetLanding::Auto, distance);
+        assert_eq!(ALL[..2].iter().map(|d| auto(*d)).collect::<Vec<_>>(), [(Out::Pull, Landing::Gpu); 2]);
+        assert_eq!(auto(Distance::SameRootComplex), (Out::Push, Landing::Gpu));
+        assert_eq!(ALL[3..].iter().map(|d| auto(*d)).collect::<Vec<_>>(), [(Out::Push, Landing::Host); 4]);
+        // ACS sends packets of a switch up to the root complex: an advice says so.
+        let redirected = Way { pull: false, ..way(Distance::SameSwitch) };
+        let (plan, _) = choose(NetPath::Auto, NetLanding::Auto, &redirected, Ok(())).unwrap();
+        assert_eq!(plan, Plan { out: Out::Push, landing: Landing::Gpu });
+    }
+
+    #[test]
+    fn two_of_which_nothing_is_known_meet_in_host_memory() {
+        let nothing = Way::of(None);
+        let (plan, why) = choose(NetPath::Auto, NetLanding::Auto, &nothing, Ok(())).unwrap();
+        assert_eq!(plan, Plan { out: Out::Push, landing: Landing::Host });
+        assert!(why.contains("not known"), "{why}");
     }
 
     #[test]
@@ -169,12 +201,13 @@ mod tests {
                 assert_eq!(chosen(path, NetLanding::Host, way), (Out::Push, Landing::Host), "{path}");
             }
         }
-        assert_eq!(chosen(NetPath::Push, NetLanding::Auto, Way::Switch), (Out::Push, Landing::Gpu));
+        assert_eq!(chosen(NetPath::Push, NetLanding::Auto, Distance::SameSwitch), (Out::Push, Landing::Gpu));
     }
 
     #[test]
     fn memory_that_can_not_be_registered_is_pushed_and_pulled_by_the_gpu_or_refused() {
-        for way in ALL {
+        for distance in ALL {
+            let way = &way(distance);
             for path in [NetPath::Auto, NetPath::Push] {
                 let (plan, why) = choose(path, NetLanding::Auto, way, Err("no module")).unwrap();
                 assert_eq!((plan.out, plan.landing), (Out::Push, Landing::Host));

@@ -11,8 +11,12 @@ use std::time::{Duration, Instant};
 const VERSIONS: [u32; 5] = [8, 9, 10, 11, 12];
 
 /// So many, or fewer over RDMA in software, which takes 0.3 s for a connection.
-fn times(n: usize, over_rdma: usize) -> usize {
-    if std::env::var_os("PUSHGATE_QP").is_some_and(|qp| qp == "verbs") { over_rdma } else { n }
+fn times(n: usize, rdma: usize) -> usize {
+    if over_rdma() { rdma } else { n }
+}
+
+fn over_rdma() -> bool {
+    std::env::var_os("PUSHGATE_QP").is_some_and(|qp| qp == "verbs")
 }
 
 fn plugin() -> PathBuf {
@@ -51,7 +55,7 @@ fn command(arguments: &str) -> Command {
 }
 
 /// Its output, if it ends in time.
-fn output(mut command: Command, limit: Duration) -> Output {
+fn output(command: &mut Command, limit: Duration) -> Output {
     let mut child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("nccl-caller starts");
     let begin = Instant::now();
@@ -70,11 +74,29 @@ fn output(mut command: Command, limit: Duration) -> Output {
 fn run_with(mut command: Command, variables: &[(&str, &str)]) -> String {
     command.envs(variables.iter().copied());
     let shown = format!("{command:?}");
-    let output = output(command, Duration::from_secs(90));
+    let output = output(&mut command, Duration::from_secs(90));
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{shown}: {}\n{said}\n{errors}", output.status);
     print!("{said}");
     said.into_owned()
+}
+
+/// The CPU executor as the GPU, and memory as the GPU's.
+const GPU: [(&str, &str); 2] = [("_PUSHGATE_NET_GPU", "cpu"), ("NCCL_CALLER_MEMORY", "cuda")];
+
+/// Traffic of GPU memory by a plugin that says so in its log; how many flushes had to be
+/// waited for.
+fn gpu_traffic(arguments: &str, variables: &[(&str, &str)], says: &str) -> u64 {
+    let mut command = command(arguments);
+    command.envs(GPU).envs(variables.iter().copied()).env("NCCL_CALLER_VERBOSE", "1");
+    let shown = format!("{command:?}");
+    let output = output(&mut command, Duration::from_secs(90));
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{shown}: {}\n{said}\n{errors}", output.status);
+    assert!(errors.contains(says), "{shown} does not say {says:?}: {errors}");
+    print!("{said}");
+    let flushes = said.trim_end().strip_suffix(" flushes").and_then(|s| s.rsplit(' ').next());
+    flushes.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{shown}: how many flushes? {said}"))
 }
 
 fn run(arguments: &str) -> String {
@@ -107,14 +129,63 @@ fn p3_p4_p6_what_is_not_registered_goes_through_the_window_in_slices_if_need_be(
 /// The CPU executor plays the GPU: its worker pushes into windows and pulls out of them.
 #[test]
 fn p3_p4_p6_gpu_memory_is_pushed_and_pulled() {
-    let gpu = [("_PUSHGATE_NET_GPU", "cpu"), ("NCCL_CALLER_MEMORY", "cuda")];
-    for (version, how) in [(8, ""), (11, ""), (12, ""), (11, "--processes")] {
-        let traffic = format!("traffic {how} --version {version} --groups 150 --in-flight 8 --max 120000");
-        run_with(command(&traffic), &gpu);
+    let (said, groups) = match over_rdma() {
+        true => ("path push: the GPU pushes into the window, which the RDMA device sends; landing host", 40),
+        false => ("path push: the GPU pushes into the window, and the receiver's pulls out of it", 150),
+    };
+    // Half a window at most, and longer ones, in slices.
+    for (version, how) in
+        [(8, "--max 120000"), (11, "--max 600000"), (12, "--max 120000"), (11, "--max 600000 --processes")]
+    {
+        let traffic = format!("traffic {how} --version {version} --groups {groups} --in-flight 8");
+        assert_eq!(gpu_traffic(&traffic, &[], said), 0, "the pull is the last there is to wait for");
     }
     // Sent from the host, received by a GPU's engine.
-    let host = "traffic --processes --version 11 --groups 100 --in-flight 8 --max 120000";
-    run_with(command(host), &gpu[..1]);
+    let host = format!("traffic --processes --version 11 --groups {groups} --in-flight 8 --max 120000");
+    run_with(command(&host), &GPU[..1]);
+}
+
+/// GPU memory over RDMA, where the device can register it. That of the CPU executor is the
+/// host's, so any can; over `local` that is refused.
+#[test]
+fn p3_p4_p6_gpu_memory_that_the_rdma_device_registers_is_written_and_read() {
+    let push = [("PUSHGATE_PATH", "push"), ("PUSHGATE_LANDING", "gpu")];
+    let pull = [("PUSHGATE_PATH", "pull")];
+    if !over_rdma() {
+        let mut command = command("setting");
+        command.envs(GPU);
+        let said = run_with(command, &pull);
+        assert!(said.contains("path is pull, allowed is auto, push or bounce with qp = local"), "{said}");
+        return;
+    }
+    let written = "landing gpu: it writes what arrives into the GPU's memory";
+    for (variables, version, how, said) in [
+        (&push[..], 8, "--max 120000", "path push: the GPU pushes"),
+        (&push[..], 11, "--max 600000 --processes", written),
+        (&pull[..], 12, "--max 600000", "path pull: the RDMA device reads the GPU's memory"),
+        (&pull[..], 11, "--max 600000 --processes", written),
+    ] {
+        let traffic = format!("traffic {how} --version {version} --groups 40 --in-flight 8");
+        assert!(gpu_traffic(&traffic, variables, said) > 10, "what the RDMA device wrote was not flushed");
+    }
+    // Each end does as its own GPU can.
+    let traffic = "traffic --processes --version 11 --groups 40 --in-flight 8 --max 600000";
+    let other = [push[0], push[1], ("NCCL_CALLER_RANK_1", "PUSHGATE_LANDING=host")];
+    assert!(gpu_traffic(traffic, &other, written) > 10);
+    // From the host to a GPU that is written to, and to one that pulls.
+    for landing in ["gpu", "host"] {
+        let other = format!(
+            "_PUSHGATE_NET_GPU=cpu NCCL_CALLER_MEMORY=cuda PUSHGATE_PATH=push PUSHGATE_LANDING={landing}"
+        );
+        run_with(command(traffic), &[("NCCL_CALLER_RANK_1", &other)]);
+    }
+    // Out of GPU memory nothing can go by way of host memory.
+    let mut command = command(traffic);
+    command.envs(GPU).envs(pull);
+    command.env("NCCL_CALLER_RANK_1", "PUSHGATE_PATH=push PUSHGATE_LANDING=host");
+    let output = output(command.env("NCCL_CALLER_VERBOSE", "1"), Duration::from_secs(90));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("set PUSHGATE_PATH=push or auto here"), "{errors}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::pair::{self, Bootstrap, Buffer, Ends, LIMIT, Streams, Traffic};
+use super::pair::{self, Bootstrap, Buffer, Ends, LIMIT, Received, Streams, Traffic};
 use super::table::{Plugin, Ptr, warnings};
 
 /// What every scenario gets.
@@ -66,6 +66,9 @@ impl Options {
         ] {
             command.args([name, &value]);
         }
+        // Settings of its own.
+        let other = std::env::var("NCCL_CALLER_RANK_1").unwrap_or_default();
+        command.envs(other.split_whitespace().filter_map(|setting| setting.split_once('=')));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a second rank");
         let (from, to) = (child.stdout.take().expect("piped"), child.stdin.take().expect("piped"));
         (child, Box::new(Streams(from, to)))
@@ -88,39 +91,40 @@ fn close(plugin: &Plugin, ends: Ends) {
 }
 
 /// One rank: init, connect, traffic, close, finalize.
-fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peer: Box<dyn Bootstrap>) -> u64 {
+fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peer: Box<dyn Bootstrap>) -> Received {
     let ctx = plugin.init().expect("init");
     assert!(plugin.devices().expect("devices") > 0);
     let ends = pair::connect(plugin, ctx, &mut *peer).expect("connect");
-    let bytes = pair::exchange(plugin, rank, ends, &o.traffic(plugin)).unwrap_or_else(|e| {
+    let received = pair::exchange(plugin, rank, ends, &o.traffic(plugin)).unwrap_or_else(|e| {
         panic!("rank {rank}: {e}; the plugin says: {:#?}", warnings());
     });
     // No barrier: NCCL's ranks close whenever they are done.
     close(plugin, ends);
     plugin.finalize(ctx).expect("finalize");
-    bytes
+    received
 }
 
 /// Traffic both ways between two ranks, every byte checked.
 pub fn traffic(o: &Options) {
     let begin = Instant::now();
     let plugin = o.open();
-    let bytes = if o.processes {
+    let Received { bytes, flushes } = if o.processes {
         let (mut child, peer) = o.spawn("rank-1");
-        let bytes = rank(o, &plugin, 0, peer);
+        let received = rank(o, &plugin, 0, peer);
         assert!(child.wait().expect("the second rank").success(), "the second rank failed");
-        bytes
+        received
     } else {
         let [a, b] = stream_pair();
         std::thread::scope(|scope| {
             let other = scope.spawn(|| rank(o, &plugin, 1, b));
-            let bytes = rank(o, &plugin, 0, a);
-            bytes + other.join().expect("the second rank failed")
+            let here = rank(o, &plugin, 0, a);
+            let there = other.join().expect("the second rank failed");
+            Received { bytes: here.bytes + there.bytes, flushes: here.flushes + there.flushes }
         })
     };
     assert_eq!(warnings(), [""; 0], "warnings without a reason");
     println!(
-        "{} v{}: {bytes} bytes received and right in {:.2} s",
+        "{} v{}: {bytes} bytes received and right in {:.2} s, {flushes} flushes",
         plugin.name(),
         o.version,
         begin.elapsed().as_secs_f64()
