@@ -130,7 +130,7 @@ fn p3_p4_p6_what_is_not_registered_goes_through_the_window_in_slices_if_need_be(
 #[test]
 fn p3_p4_p6_gpu_memory_is_pushed_and_pulled() {
     let (said, groups) = match over_rdma() {
-        true => ("path push: the GPU pushes into the window, which the RDMA device sends; landing host", 40),
+        true => ("path push: the GPU pushes into the window, which the RDMA device sends; landing host", 25),
         false => ("path push: the GPU pushes into the window, and the receiver's pulls out of it", 150),
     };
     // Half a window at most, and longer ones, in slices.
@@ -165,11 +165,11 @@ fn p3_p4_p6_gpu_memory_that_the_rdma_device_registers_is_written_and_read() {
         (&pull[..], 12, "--max 600000", "path pull: the RDMA device reads the GPU's memory"),
         (&pull[..], 11, "--max 600000 --processes", written),
     ] {
-        let traffic = format!("traffic {how} --version {version} --groups 40 --in-flight 8");
+        let traffic = format!("traffic {how} --version {version} --groups 25 --in-flight 8");
         assert!(gpu_traffic(&traffic, variables, said) > 10, "what the RDMA device wrote was not flushed");
     }
     // Each end does as its own GPU can.
-    let traffic = "traffic --processes --version 11 --groups 40 --in-flight 8 --max 600000";
+    let traffic = "traffic --processes --version 11 --groups 25 --in-flight 8 --max 600000";
     let other = [push[0], push[1], ("NCCL_CALLER_RANK_1", "PUSHGATE_LANDING=host")];
     assert!(gpu_traffic(traffic, &other, written) > 10);
     // From the host to a GPU that is written to, and to one that pulls.
