@@ -139,8 +139,18 @@ impl Comm {
     /// A connection of a queue pair that was joined; `stream` says when the peer goes.
     pub fn new(runtime: Arc<Runtime>, joined: Joined, stream: Stream, role: Role) -> Result<Box<Comm>> {
         let (stream, peer) = (Arc::new(stream), Arc::new(Peer::default()));
-        let Joined { qp, producer, geometry, lane, window, regions, reaches, flusher, registrations } =
-            joined;
+        let Joined {
+            qp,
+            producer,
+            geometry,
+            lane,
+            window,
+            regions,
+            in_record,
+            reaches,
+            flusher,
+            registrations,
+        } = joined;
         // From here on its drop takes the queue pair out again.
         let mut link = Link {
             role,
@@ -164,7 +174,7 @@ impl Comm {
         let side = match role {
             Role::Send => {
                 let whole = (abi::PUSHGATE_UNIT as usize) << geometry.window_log >> 1;
-                Side::Send(Box::new(Exclusive::new(Sender::new(producer, whole, window, regions))))
+                Side::Send(Box::new(Exclusive::new(Sender::new(producer, whole, window, regions, in_record))))
             }
             Role::Receive => Side::Receive(Box::new(Exclusive::new(Receiver::new(producer, flusher)))),
         };
@@ -421,6 +431,7 @@ enum Regions {
 struct Sender {
     producer: Producer,
     pushes: Pushes,
+    in_record: bool,
     regions: Regions,
     /// What goes through the window at once: half of it, so that there is always a place
     /// for it when the other half is given back.
@@ -435,12 +446,18 @@ struct Sender {
 
 impl Sender {
     /// `window`: where the GPU sees it. `regions`: whether messages may go out of registered
-    /// memory, if that is known.
-    fn new(producer: Producer, whole: usize, window: Option<u64>, regions: Option<bool>) -> Self {
+    /// memory, if that is known. `in_record`: short payload may go in its record.
+    fn new(
+        producer: Producer,
+        whole: usize,
+        window: Option<u64>,
+        regions: Option<bool>,
+        in_record: bool,
+    ) -> Self {
         let regions = regions.map_or(Regions::Unknown(0), Regions::Known);
         let pushes = Pushes::new(window, REQUESTS);
         let (pool, sums) = (Pool::new(), large::Sums::default());
-        Sender { producer, pushes, regions, whole, pool, messages: 0, sends: 0, sums, large: None }
+        Sender { producer, pushes, regions, in_record, whole, pool, messages: 0, sends: 0, sums, large: None }
     }
 
     /// False if the GPU does not come to an end with its pushes.
@@ -475,7 +492,12 @@ impl Sender {
         if let Some(status) = self.producer.status() {
             return Err(Failure::ended(status, link));
         }
-        let path = path::choose(data as usize, size, mr, self.regions == Regions::Known(true), self.whole)?;
+        let ways = path::Ways {
+            regions: self.regions == Regions::Known(true),
+            in_record: self.in_record,
+            whole: self.whole,
+        };
+        let path = path::choose(data as usize, size, mr, ways)?;
         let Some(request) = self.pool.free() else { return Ok(None) };
         // The first SEND of one that goes in slices must be the next.
         let slices = matches!(path, Path::Slices | Path::WorkerSlices);

@@ -57,9 +57,9 @@ pub enum Offer {
     },
     Verbs {
         offer: verbs::Offer,
-        /// Buffers in its GPU are filled out of the copy of the window: messages must come by
-        /// that.
-        lands: bool,
+        /// Where messages for its GPU arrive, if it has one: those that arrive in host memory
+        /// must come by way of the window.
+        landing: Option<Landing>,
     },
 }
 
@@ -96,6 +96,8 @@ pub struct Joined {
     pub window: Option<u64>,
     /// Whether messages may go out of registered memory; `None`: the engine must be asked.
     pub regions: Option<bool>,
+    /// Whether a short payload may go in its record.
+    pub in_record: bool,
     /// The RDMA device is used on the GPU's memory.
     pub reaches: bool,
     /// What makes its writes there complete, on a receiving end that reaches.
@@ -116,8 +118,9 @@ pub struct Exchange {
     own: Own,
     accepted: Accepted,
     config: Config,
-    /// The peer said so in its offer.
-    peer_lands: bool,
+    /// As its offer said.
+    peer_landing: Option<Landing>,
+    reaches: bool,
 }
 
 /// Where the peer's payload is read here.
@@ -191,6 +194,7 @@ impl Own {
             lane,
             window: None,
             regions: None,
+            in_record: true,
             reaches: false,
             flusher: None,
             registrations: Vec::new(),
@@ -251,8 +255,8 @@ impl Half {
     pub fn offer(&self) -> Result<(Offer, Vec<OwnedFd>)> {
         match &self.link {
             Link::Verbs(verbs) => {
-                let lands = self.own.plan().is_some_and(|plan| plan.landing == Landing::Host);
-                Ok((Offer::Verbs { offer: verbs.0.offer(), lands }, Vec::new()))
+                let landing = self.own.plan().map(|plan| plan.landing);
+                Ok((Offer::Verbs { offer: verbs.0.offer(), landing }, Vec::new()))
             }
             Link::Local(link) => {
                 let posted = self.own.role == Role::Receive;
@@ -308,7 +312,7 @@ impl Half {
                 };
                 Ok(Taken::Joined(Box::new(joined)))
             }
-            (Link::Verbs(verbs), Offer::Verbs { offer, lands: peer_lands }) => {
+            (Link::Verbs(verbs), Offer::Verbs { offer, landing: peer_landing }) => {
                 let allocate = &mut |name: &str, bytes| {
                     let huge = match name {
                         "mirror" => runtime.loaded.settings.huge_pages,
@@ -317,9 +321,11 @@ impl Half {
                     runtime.memory(name, bytes, huge)
                 };
                 let (half, config) = *verbs;
+                let path = runtime.loaded.settings.path;
+                let reaches = reaches(self.own.role, self.own.plan(), peer_landing, path)?;
                 let accepted = half.accept(peer, &offer, allocate)?;
                 let places = accepted.places();
-                let exchange = Exchange { own: self.own, accepted, config, peer_lands };
+                let exchange = Exchange { own: self.own, accepted, config, peer_landing, reaches };
                 Ok(Taken::Exchange(Box::new(exchange), places))
             }
             _ => Err(refused("one end is qp = local, the other qp = verbs; set PUSHGATE_QP alike on both")),
@@ -331,8 +337,7 @@ impl Exchange {
     /// Takes the other end's places.
     pub fn join(self, runtime: &Runtime, (bytes, _): Frame) -> Result<Joined> {
         let places: Places = serde_json::from_slice(&bytes).map_err(refused)?;
-        let Exchange { own, accepted, config, peer_lands } = self;
-        let reaches = reaches(own.role, own.plan(), peer_lands, runtime.loaded.settings.path)?;
+        let Exchange { own, accepted, config, peer_landing, reaches } = self;
         if let (Role::Send, false, Some(gpu)) = (own.role, reaches, &own.lane.gpu) {
             // One that pulls elsewhere too.
             gpu.will_copy();
@@ -369,7 +374,9 @@ impl Exchange {
         let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
         Ok(Joined {
             window,
-            regions: Some(!peer_lands),
+            regions: Some(peer_landing != Some(Landing::Host)),
+            // A payload in a record would have to be copied into the GPU's memory by somebody.
+            in_record: peer_landing != Some(Landing::Gpu),
             reaches,
             flusher,
             registrations,
@@ -378,14 +385,14 @@ impl Exchange {
     }
 }
 
-/// Whether the RDMA device is used on the GPU's memory at one end, whose peer may have
-/// landings.
-fn reaches(role: Role, plan: Option<Plan>, peer_lands: bool, path: NetPath) -> Result<bool> {
+/// Whether the RDMA device is used on the GPU's memory at one end; what arrives for the
+/// peer's GPU does so at `peer`.
+fn reaches(role: Role, plan: Option<Plan>, peer: Option<Landing>, path: NetPath) -> Result<bool> {
     Ok(match (role, plan) {
         (_, None) => false,
         (Role::Receive, Some(plan)) => plan.landing == Landing::Gpu,
         (Role::Send, Some(Plan { out: Out::Push, .. })) => false,
-        (Role::Send, Some(Plan { out: Out::Pull, .. })) if !peer_lands => true,
+        (Role::Send, Some(Plan { out: Out::Pull, .. })) if peer != Some(Landing::Host) => true,
         // A message out of GPU memory has no place there to go to.
         (Role::Send, Some(_)) if path == NetPath::Pull => {
             return Err(refused(
@@ -405,25 +412,26 @@ mod tests {
     fn a_sender_pulls_only_to_a_receiver_whose_gpu_is_written_to() {
         let plan = |out, landing| Some(Plan { out, landing });
         let pull = plan(Out::Pull, Landing::Gpu);
-        let asked = |role, plan, lands, path| reaches(role, plan, lands, path);
-        for (role, plan, lands, expected) in [
-            (Role::Send, pull, false, true),
-            (Role::Send, pull, true, false),
-            (Role::Send, plan(Out::Push, Landing::Gpu), false, false),
-            (Role::Send, None, false, false),
-            (Role::Receive, pull, true, true),
-            (Role::Receive, plan(Out::Push, Landing::Gpu), true, true),
-            (Role::Receive, plan(Out::Push, Landing::Host), false, false),
-            (Role::Receive, None, true, false),
+        let (written, lands) = (Some(Landing::Gpu), Some(Landing::Host));
+        for (role, plan, peer, expected) in [
+            (Role::Send, pull, written, true),
+            (Role::Send, pull, None, true),
+            (Role::Send, pull, lands, false),
+            (Role::Send, plan(Out::Push, Landing::Gpu), written, false),
+            (Role::Send, None, written, false),
+            (Role::Receive, pull, lands, true),
+            (Role::Receive, plan(Out::Push, Landing::Gpu), lands, true),
+            (Role::Receive, plan(Out::Push, Landing::Host), written, false),
+            (Role::Receive, None, lands, false),
         ] {
             assert_eq!(
-                asked(role, plan, lands, NetPath::Auto).unwrap(),
+                reaches(role, plan, peer, NetPath::Auto).unwrap(),
                 expected,
-                "{role:?} {plan:?} {lands}"
+                "{role:?} {plan:?} {peer:?}"
             );
         }
-        assert!(asked(Role::Send, pull, false, NetPath::Pull).unwrap());
-        let e = asked(Role::Send, pull, true, NetPath::Pull).unwrap_err();
+        assert!(reaches(Role::Send, pull, written, NetPath::Pull).unwrap());
+        let e = reaches(Role::Send, pull, lands, NetPath::Pull).unwrap_err();
         assert!(e.text.contains("PUSHGATE_PATH=push"), "{e}");
     }
 }

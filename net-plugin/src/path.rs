@@ -195,9 +195,20 @@ pub enum Path {
     WorkerSlices,
 }
 
-/// Chooses for `size` bytes at `data`, registered as `mr`. `regions`: the queue pair
-/// sends from regions. `whole`: what goes through the window at once.
-pub fn choose(data: usize, size: usize, mr: Option<&Mr>, regions: bool, whole: usize) -> Result<Path> {
+/// What a connection offers.
+#[derive(Clone, Copy)]
+pub struct Ways {
+    /// The queue pair sends from regions.
+    pub regions: bool,
+    /// A short payload may go in its record.
+    pub in_record: bool,
+    /// What goes through the window at once.
+    pub whole: usize,
+}
+
+/// Chooses for `size` bytes at `data`, registered as `mr`.
+pub fn choose(data: usize, size: usize, mr: Option<&Mr>, ways: Ways) -> Result<Path> {
+    let Ways { regions, in_record, whole } = ways;
     if size > crate::props::MAX_BYTES {
         let text = format!(
             "a message of {} bytes, at most {} (maxP2pBytes)",
@@ -217,7 +228,7 @@ pub fn choose(data: usize, size: usize, mr: Option<&Mr>, regions: bool, whole: u
             _ => Path::WorkerSlices,
         });
     }
-    if size <= abi::PUSHGATE_INLINE_SEND as usize {
+    if size <= abi::PUSHGATE_INLINE_SEND as usize && (in_record || size == 0) {
         return Ok(Path::Inline);
     }
     Ok(match offset {
@@ -234,13 +245,21 @@ mod tests {
     #[test]
     fn the_path_follows_size_and_registration() {
         let mr = Mr { key: 9, address: 0x1000, bytes: 1 << 20, cuda: false, pushed: false };
-        let choose = |size, mr: Option<&Mr>, regions| choose(0x1100, size, mr, regions, 65536).unwrap();
+        let ways = |regions| Ways { regions, in_record: true, whole: 65536 };
+        let choose = |size, mr: Option<&Mr>, regions| super::choose(0x1100, size, mr, ways(regions)).unwrap();
         assert_eq!(choose(0, None, true), Path::Inline);
         assert_eq!(choose(40, Some(&mr), true), Path::Inline);
         assert_eq!(choose(41, Some(&mr), true), Path::Region { key: 9, offset: 0x100 });
         assert_eq!(choose(41, None, true), Path::Push);
         assert_eq!(choose(65536, Some(&mr), false), Path::Push);
         assert_eq!(choose(65537, Some(&mr), false), Path::Slices);
+        // The receiver's GPU memory is written by an RDMA device alone.
+        let written = |size, mr, regions| {
+            super::choose(0x1100, size, mr, Ways { in_record: false, ..ways(regions) }).unwrap()
+        };
+        assert_eq!(written(0, Some(&mr), true), Path::Inline);
+        assert_eq!(written(1, Some(&mr), true), Path::Region { key: 9, offset: 0x100 });
+        assert_eq!(written(1, None, true), Path::Push);
         let pushed = Mr { cuda: true, pushed: true, ..mr };
         assert_eq!(choose(0, Some(&pushed), true), Path::Inline);
         assert_eq!(
@@ -258,10 +277,11 @@ mod tests {
     #[test]
     fn what_leaves_its_registration_is_refused() {
         let mr = Mr { key: 9, address: 0x1000, bytes: 100, cuda: false, pushed: false };
+        let ways = Ways { regions: true, in_record: true, whole: 65536 };
         for (data, size) in [(0xfff, 1), (0x1000, 101), (0x1064, 1), (usize::MAX, 2)] {
-            let e = choose(data, size, Some(&mr), true, 65536).unwrap_err();
+            let e = choose(data, size, Some(&mr), ways).unwrap_err();
             assert_eq!(e.code, Code::Usage, "{e}");
         }
-        assert!(choose(0, usize::MAX, None, true, 64).unwrap_err().text.contains("-1 bytes"));
+        assert!(choose(0, usize::MAX, None, ways).unwrap_err().text.contains("-1 bytes"));
     }
 }

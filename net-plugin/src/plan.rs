@@ -5,6 +5,7 @@ use std::fmt;
 
 use pushgate::settings::{NetLanding, NetPath};
 use pushgate_topology::{Distance, Evidence, Method, Pair, advise};
+use serde::{Deserialize, Serialize};
 
 /// How messages leave a GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +17,7 @@ pub enum Out {
 }
 
 /// Where messages for a GPU's memory arrive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Landing {
     /// There: the RDMA device writes them.
     Gpu,

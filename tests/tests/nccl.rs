@@ -84,19 +84,26 @@ fn run_with(mut command: Command, variables: &[(&str, &str)]) -> String {
 /// The CPU executor as the GPU, and memory as the GPU's.
 const GPU: [(&str, &str); 2] = [("_PUSHGATE_NET_GPU", "cpu"), ("NCCL_CALLER_MEMORY", "cuda")];
 
-/// Traffic of GPU memory by a plugin that says so in its log; how many flushes had to be
-/// waited for.
-fn gpu_traffic(arguments: &str, variables: &[(&str, &str)], says: &str) -> u64 {
-    let mut command = command(arguments);
-    command.envs(GPU).envs(variables.iter().copied()).env("NCCL_CALLER_VERBOSE", "1");
+/// What it prints, and what the plugin logs.
+fn logged(mut command: Command) -> (String, String) {
+    command.env("NCCL_CALLER_VERBOSE", "1");
     let shown = format!("{command:?}");
     let output = output(&mut command, Duration::from_secs(90));
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{shown}: {}\n{said}\n{errors}", output.status);
-    assert!(errors.contains(says), "{shown} does not say {says:?}: {errors}");
     print!("{said}");
+    (said.into_owned(), errors.into_owned())
+}
+
+/// Traffic of GPU memory by a plugin that says so in its log; how many flushes had to be
+/// waited for.
+fn gpu_traffic(arguments: &str, variables: &[(&str, &str)], says: &str) -> u64 {
+    let mut command = command(arguments);
+    command.envs(GPU).envs(variables.iter().copied());
+    let (said, log) = logged(command);
+    assert!(log.contains(says), "{arguments}, {variables:?}: it does not say {says:?}: {log}");
     let flushes = said.trim_end().strip_suffix(" flushes").and_then(|s| s.rsplit(' ').next());
-    flushes.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{shown}: how many flushes? {said}"))
+    flushes.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("how many flushes? {said}"))
 }
 
 fn run(arguments: &str) -> String {
@@ -179,6 +186,14 @@ fn p3_p4_p6_gpu_memory_that_the_rdma_device_registers_is_written_and_read() {
         );
         run_with(command(traffic), &[("NCCL_CALLER_RANK_1", &other)]);
     }
+    // What is no dma-buf is no memory of a GPU, and the log says what to do without.
+    let mut rules = command("rules");
+    rules.envs([GPU[0], push[0], push[1]]);
+    let (_, log) = logged(rules);
+    assert!(
+        log.contains("by the dma-buf that NCCL gave; set PUSHGATE_PATH=push and PUSHGATE_LANDING=host"),
+        "{log}"
+    );
     // Out of GPU memory nothing can go by way of host memory.
     let mut command = command(traffic);
     command.envs(GPU).envs(pull);

@@ -2,6 +2,7 @@
 //! the settings of its environment.
 
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::process::{Child, Command, Stdio};
@@ -133,6 +134,9 @@ pub fn traffic(o: &Options) {
 
 /// The second process of [`traffic`].
 pub fn rank_1(o: &Options) {
+    // A first rank that has failed is not waited for.
+    let killed = Some(rustix::process::Signal::KILL);
+    rustix::process::set_parent_process_death_signal(killed).expect("prctl");
     rank(o, &o.open(), 1, parent());
 }
 
@@ -192,6 +196,14 @@ pub fn rules(o: &Options) {
     let (out, into) = (Buffer::new(1 << 20), Buffer::new(1 << 20));
     let out_mr = plugin.reg_mr(ends.send, out.at(0), out.bytes()).expect("regMr");
     let into_mr = plugin.reg_mr(ends.recv, into.at(0), into.bytes()).expect("regMr");
+    // Nothing is taken for a dma-buf that is none, and the connection stays good.
+    let file = std::fs::File::open("/dev/null").expect("/dev/null");
+    for (kind, fd) in [(1, file.as_raw_fd()), (2, -1), (4, file.as_raw_fd())] {
+        assert!(plugin.reg_mr_dma_buf(ends.recv, into.at(0), into.bytes(), kind, fd).is_err());
+    }
+    if !super::table::is_gpu_memory() {
+        assert!(plugin.reg_mr_dma_buf(ends.recv, into.at(0), into.bytes(), 2, file.as_raw_fd()).is_err());
+    }
     // 32 receives and sends at once, the sends without looking at the receives.
     let recvs: Vec<Ptr> = (0..32)
         .map(|i| receive(&plugin, ends, &into, 4096, i, into_mr).expect("room for 32 receives"))

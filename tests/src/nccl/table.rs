@@ -86,7 +86,7 @@ enum Slot {
     Connect,
     Accept,
     RegMr,
-    _RegMrDmaBuf,
+    RegMrDmaBuf,
     DeregMr,
     Isend,
     Irecv,
@@ -321,6 +321,19 @@ impl Plugin {
         };
         written("regMr", mr);
         check("regMr", code).map(|()| mr)
+    }
+
+    /// Registers memory of a GPU (or of another type `kind`) by a dma-buf.
+    pub fn reg_mr_dma_buf(&self, comm: Ptr, data: Ptr, size: usize, kind: c_int, fd: c_int) -> Result<Ptr> {
+        let mut mr = OPTIONAL;
+        // SAFETY: memory of ours that stays until `dereg_mr`.
+        let code = unsafe {
+            function!(self, RegMrDmaBuf, fn(Ptr, Ptr, usize, c_int, u64, c_int, *mut Ptr))(
+                comm, data, size, kind, 0, fd, &mut mr,
+            )
+        };
+        written("regMrDmaBuf", mr);
+        check("regMrDmaBuf", code).map(|()| mr)
     }
 
     /// The reverse.

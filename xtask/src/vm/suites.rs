@@ -111,9 +111,9 @@ wait $!
     Suite {
         name: "nccl",
         guests: 1,
-        limit: 100,
+        limit: 150,
         default: true,
-        about: "the NCCL plugin over RDMA, under its caller: every version, strangers, deaths, many connections",
+        about: "the NCCL plugin over RDMA, under its caller: every version, GPU memory every way, strangers, deaths, many connections",
         build: &[&["test", "--package", "pushgate-tests", "--test", "nccl"]],
         devices: &[],
         module: false,
