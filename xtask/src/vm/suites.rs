@@ -189,6 +189,23 @@ fi
         ),
     },
     Suite {
+        name: "osu",
+        guests: 1,
+        limit: 240,
+        default: false,
+        about: "tables in the form of the OSU micro-benchmarks over RDMA, every byte checked, through every window",
+        build: &[&["build", "-p", "pushgate", "--bin", "pushgate"]],
+        devices: &[Device { slot: 0x10, memory: Memory::Own(4) }],
+        module: true,
+        package: false,
+        host: None,
+        script: concat!(
+            include_str!("suites/allreduce.sh"),
+            include_str!("suites/outside.sh"),
+            include_str!("suites/osu.sh")
+        ),
+    },
+    Suite {
         name: "driver-gpu",
         guests: 1,
         limit: 400,
