@@ -8,9 +8,15 @@ mod address;
 mod advise;
 mod config;
 mod distance;
+pub mod draw;
+mod file;
 mod link;
 mod machine;
+mod merge;
+mod nccl;
+pub mod nvml;
 mod pair;
+mod report;
 mod sysfs;
 mod tree;
 
@@ -18,9 +24,11 @@ pub use address::{Address, BadAddress};
 pub use advise::{Advice, Basis, Costs, Evidence, Method, advise, without_nic};
 pub use config::{Acs, Config, Express, PortType, Read, parse as parse_config};
 pub use distance::{AcsOnWay, Distance, Hop, Path, PathLink};
+pub use file::FileError;
 pub use link::{Link, LinkState, parse_speed, parse_width};
 pub use machine::{CpuKind, Machine, Node};
 pub use pair::{Far, Pair, Parameters};
+pub use report::{GpuGpu, GpuNic, Report};
 pub use sysfs::Sysfs;
 pub use tree::{
     Function, Gpu, Iommu, Mig, Nic, NvLink, NvLinkEnd, Parent, Peer, Port, Role, RootComplex, Shim, Source,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::address::Address;
-use crate::config::{Config, PortType};
+use crate::config::{Config, PortType, Read};
 use crate::link::Link;
 use crate::machine::Machine;
 
@@ -31,7 +31,7 @@ pub struct Topology {
 }
 
 /// Where a tree comes from.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     /// The kernel's view.
@@ -327,13 +327,19 @@ impl Topology {
             || self.shims.iter().any(|s| s.address == at)
     }
 
+    /// Whether configuration spaces were cut short for want of privilege.
+    pub fn needs_root(&self) -> bool {
+        self.functions
+            .values()
+            .any(|f| f.config.express == Read::NeedsRoot || f.config.acs == Read::NeedsRoot)
+    }
+
     /// The address of what is called so: an address, a NIC's name, `gpu0`, `pushgate0`.
     pub fn find(&self, name: &str) -> Option<Address> {
         if let Ok(at) = name.parse::<Address>() {
             return self.functions.contains_key(&at).then_some(at);
         }
-        let gpu = name.strip_prefix("gpu").and_then(|n| n.parse::<u32>().ok());
-        let gpu = self.gpus.iter().find(|g| gpu.is_some() && g.index == gpu).map(|g| g.address);
+        let gpu = self.gpus.iter().map(|g| g.address).find(|at| self.gpu_label(*at) == name);
         let nic = || self.nics.iter().find(|n| n.name == name)?.address;
         let shim = || Some(self.shims.iter().find(|s| s.name.as_deref() == Some(name))?.address);
         gpu.or_else(nic).or_else(shim)
@@ -419,6 +425,9 @@ impl Topology {
         }
     }
 }
+
+/// Bridges above each other: more than any bus has, for numbers of buses are 8 bits and a switch takes two.
+pub(crate) const DEEPEST: usize = 64;
 
 /// The root complex of functions whose place is not known.
 pub(crate) const UNPLACED: &str = "unplaced";

@@ -1,8 +1,9 @@
-//! The `pushgate` command: a proxy for several programs, benches, settings.
+//! The `pushgate` command: a proxy for several programs, benches, settings, the topology.
 
 #![allow(missing_docs)] // a program, not a library
 
 mod bench;
+mod topo;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,7 @@ fn command() -> Command {
         .subcommand(settings(
             Command::new("devices").about("Says which executors there are, and why not the others"),
         ))
+        .subcommand(topo::command())
         .subcommand(bench::command(settings))
 }
 
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
                 }
                 Ok(())
             }
+            "topo" => topo::run(m),
             _ => bench::run(m, settings),
         }
     })();

@@ -1,0 +1,138 @@
+//! `pushgate topo`: where GPUs, NICs and windows sit, and which path is advised for each pair.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use pushgate_topology::{Evidence, Sysfs, Topology, draw, nvml};
+
+/// No description of a machine is longer, bytes.
+const LARGEST: u64 = 4 << 20;
+
+pub fn command() -> Command {
+    let flag = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+    };
+    let value = |name: &'static str, what: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(what).help(help)
+    };
+    Command::new("topo")
+        .about("Shows where GPUs, NICs and windows sit, and which path is advised for each pair")
+        .after_help("docs/topology.md says how distances are judged, and describes the files.")
+        .arg(
+            Arg::new("between")
+                .num_args(2)
+                .value_names(["FROM", "TO"])
+                .help("Shows the way between two alone: a PCI address, gpu0, mlx5_0, pushgate0"),
+        )
+        .arg(flag("json", "One JSON object"))
+        .arg(flag("toml", "Prints the topology as a file for --topology"))
+        .arg(flag("ascii", "Draws lines in ASCII"))
+        .arg(flag("all", "Draws every PCI function, not only those with a GPU, NIC or window below"))
+        .arg(value(
+            "topology",
+            "FILE",
+            "Takes the shape of the machine from this TOML file, for virtual machines",
+        ))
+        .arg(
+            value(
+                "from-nccl",
+                "FILE.xml",
+                "Writes such a TOML file from what NCCL_TOPO_DUMP_FILE wrote, to stdout",
+            )
+            .conflicts_with_all(["topology", "json", "all", "ascii", "between", "toml"]),
+        )
+        .arg(value("sysfs", "DIR", "Reads a sysfs elsewhere").default_value("/sys"))
+        .arg(value("proc", "DIR", "Reads a /proc elsewhere").default_value("/proc"))
+        .group(clap::ArgGroup::new("form").args(["json", "toml", "between"]))
+}
+
+pub fn run(m: &ArgMatches) -> Result<()> {
+    if let Some(path) = m.get_one::<String>("from-nccl") {
+        let topology = Topology::from_nccl(&text(path)?).with_context(|| path.clone())?;
+        for note in &topology.notes {
+            eprintln!("pushgate topo: {path}: {note}");
+        }
+        let head = "# From NCCL's topology; docs/topology.md describes this file.";
+        return show(&format!("{head}\n{}", topology.to_toml()));
+    }
+    let topology = topology(m)?;
+    if let Some(mut ends) = m.get_many::<String>("between") {
+        let mut end = || {
+            let name = ends.next().expect("clap takes two");
+            let known = || {
+                let gpus = topology.gpus.iter().map(|g| topology.gpu_label(g.address));
+                let nics = topology.nics.iter().filter(|n| n.address.is_some()).map(|n| n.name.clone());
+                let all: Vec<String> =
+                    gpus.chain(nics).chain(topology.shims.iter().filter_map(|s| s.name.clone())).collect();
+                if all.is_empty() {
+                    "no GPU, NIC or window is known".into()
+                } else {
+                    format!("known are {}", all.join(", "))
+                }
+            };
+            topology.find(name).with_context(|| {
+                format!(
+                    "{name:?} is no PCI function here: give an address like 0000:17:00.0 or a name; {}",
+                    known()
+                )
+            })
+        };
+        let (from, to) = (end()?, end()?);
+        return show(&draw::path(&topology, from, to).context("one of the two is not in the tree")?);
+    }
+    if m.get_flag("toml") {
+        return show(&format!("# docs/topology.md describes this file.\n{}", topology.to_toml()));
+    }
+    let report = topology.report(Evidence::ByDistance);
+    if m.get_flag("json") {
+        return show(&format!("{}\n", serde_json::to_string_pretty(&report)?));
+    }
+    show(&draw::report(&report, draw::Style { ascii: m.get_flag("ascii"), all: m.get_flag("all") }))
+}
+
+/// To stdout. A reader that has seen enough (`| head`) is no error.
+fn show(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        done => done.context("cannot write to stdout"),
+    }
+}
+
+fn topology(m: &ArgMatches) -> Result<Topology> {
+    let folder = |name: &str| m.get_one::<String>(name).expect("has a default").clone();
+    let (sys, proc) = (folder("sysfs"), folder("proc"));
+    if !Path::new(&sys).is_dir() {
+        bail!("{sys}: no such folder; --sysfs takes the root of a sysfs");
+    }
+    let mut topology = Sysfs::new(&sys).with_proc(proc).read();
+    // Another machine's files know nothing of this one's GPUs.
+    let own = sys == "/sys";
+    let told = if own { Some(nvml::read()) } else { None };
+    match told {
+        Some(Ok(told)) => {
+            topology.learn_gpus(told.gpus);
+            topology.notes.extend(told.notes);
+        }
+        Some(Err(why)) if !topology.gpus.is_empty() => {
+            topology.notes.push(format!("NVML can't be asked for MIG, NVLinks and peer access: {why}"));
+        }
+        _ => {}
+    }
+    let Some(path) = m.get_one::<String>("topology") else { return Ok(topology) };
+    let file = Topology::from_toml(&text(path)?).with_context(|| path.clone())?;
+    Ok(file.on_host(topology))
+}
+
+/// A file as text, with an end to how much of it is read.
+fn text(path: &str) -> Result<String> {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        fs::File::open(path)?.take(LARGEST + 1).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().with_context(|| format!("{path} cannot be read"))?;
+    String::from_utf8(bytes).with_context(|| format!("{path} is no text in UTF-8"))
+}

@@ -1,0 +1,109 @@
+//! Putting together what several sources know: a file and the running kernel, the kernel and a GPU's driver.
+
+use crate::tree::{Function, Gpu, Nic, Parent, Topology, UNPLACED};
+
+impl Gpu {
+    /// Takes from `other` what it knows.
+    fn learn(&mut self, other: Self) {
+        self.index = other.index.or(self.index);
+        self.name = other.name.or(self.name.take());
+        self.uuid = other.uuid.or(self.uuid.take());
+        self.mig = other.mig.or(self.mig.take());
+        self.mps = other.mps.or(self.mps);
+        if !other.nvlinks.is_empty() {
+            self.nvlinks = other.nvlinks;
+        }
+        if !other.peers.is_empty() {
+            self.peers = other.peers;
+        }
+    }
+}
+
+impl Topology {
+    /// Adds what a GPU's driver tells: [`crate::nvml::read`], or a caller that asked CUDA. GPUs that the tree
+    /// has not are left out, with a note.
+    pub fn learn_gpus(&mut self, told: Vec<Gpu>) {
+        for gpu in told {
+            match self.gpus.iter_mut().find(|g| g.address == gpu.address) {
+                Some(known) => known.learn(gpu),
+                None => self
+                    .notes
+                    .push(format!("{}: the driver tells of a GPU that the tree has not", gpu.address)),
+            }
+        }
+    }
+
+    /// The tree of a file with what is found on this host: drivers, configuration spaces, links as trained,
+    /// states of ports. Places are the file's. Devices that it does not name have no place, with a note. A host
+    /// on which nothing matters, and nothing of the file is, adds nothing: it is another machine's file.
+    pub fn on_host(mut self, live: Self) -> Self {
+        let on_host =
+            |t: &Self| t.functions.keys().any(|at| t.matters(*at) && live.functions.contains_key(at));
+        if !live.functions.keys().any(|at| live.matters(*at)) && !on_host(&self) {
+            self.notes.push("nothing of the file is on this host: it is shown as the file has it".into());
+            return self;
+        }
+        for (at, found) in &live.functions {
+            match self.functions.get_mut(at) {
+                Some(f) => f.learn(found),
+                None if live.matters(*at) => {
+                    self.notes.push(format!("{at}: the file does not name it: its place is unknown"));
+                    let parent = Parent::RootComplex(UNPLACED.into());
+                    self.functions.insert(*at, Function { parent, ..found.clone() });
+                }
+                None => {}
+            }
+        }
+        let missing =
+            self.functions.keys().filter(|at| self.matters(**at) && !live.functions.contains_key(at));
+        let missing: Vec<String> = missing.map(ToString::to_string).collect();
+        if !missing.is_empty() {
+            self.notes.push(format!("in the file, but not on this host: {}", missing.join(", ")));
+        }
+        for gpu in live.gpus {
+            match self.gpus.iter_mut().find(|g| g.address == gpu.address) {
+                Some(known) => known.learn(gpu),
+                None => self.gpus.push(gpu),
+            }
+        }
+        for nic in live.nics {
+            match self.nics.iter_mut().find(|n| n.name == nic.name) {
+                Some(known) => *known = Nic { address: nic.address.or(known.address), ..nic },
+                None => self.nics.push(nic),
+            }
+        }
+        for shim in live.shims {
+            match self.shims.iter_mut().find(|s| s.address == shim.address) {
+                Some(known) => *known = shim,
+                None => self.shims.push(shim),
+            }
+        }
+        let nodes = std::mem::take(&mut self.machine.nodes);
+        self.machine = live.machine;
+        self.machine.flat = false;
+        if !nodes.is_empty() {
+            self.machine.nodes = nodes;
+        }
+        self.notes.extend(live.notes);
+        self.settle();
+        self
+    }
+}
+
+impl Function {
+    fn learn(&mut self, found: &Self) {
+        self.class = found.class.or(self.class);
+        self.vendor = found.vendor.or(self.vendor);
+        self.device = found.device.or(self.device);
+        self.subsystem_vendor = found.subsystem_vendor.or(self.subsystem_vendor);
+        self.driver = found.driver.clone();
+        self.iommu = found.iommu.clone();
+        self.link.now = found.link.now;
+        self.link.best = self.link.best.or(found.link.best);
+        let told = self.config.acs.get().copied();
+        self.config = found.config.clone();
+        if let Some(acs) = told {
+            self.config.acs = crate::config::Read::Is(acs);
+        }
+    }
+}
