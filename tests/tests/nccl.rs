@@ -112,7 +112,7 @@ fn run(arguments: &str) -> String {
 
 #[test]
 fn p3_p4_p6_ranks_as_processes_get_every_byte_in_every_version() {
-    let groups = times(200, 60);
+    let groups = times(200, 40);
     for version in VERSIONS {
         run(&format!(
             "traffic --processes --version {version} --groups {groups} --in-flight 8 --seed {version}"
@@ -122,7 +122,7 @@ fn p3_p4_p6_ranks_as_processes_get_every_byte_in_every_version() {
 
 #[test]
 fn p3_p4_p6_ranks_as_threads_get_every_byte_in_every_version() {
-    let groups = times(200, 60);
+    let groups = times(200, 40);
     for version in VERSIONS {
         run(&format!("traffic --version {version} --groups {groups} --in-flight 32 --seed 3{version}"));
     }
@@ -130,7 +130,7 @@ fn p3_p4_p6_ranks_as_threads_get_every_byte_in_every_version() {
 
 #[test]
 fn p3_p4_p6_what_is_not_registered_goes_through_the_window_in_slices_if_need_be() {
-    run(&format!("traffic --unregistered --groups {} --in-flight 16 --seed 5", times(200, 60)));
+    run(&format!("traffic --unregistered --groups {} --in-flight 16 --seed 5", times(200, 40)));
 }
 
 /// The CPU executor plays the GPU: its worker pushes into windows and pulls out of them.

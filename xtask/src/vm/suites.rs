@@ -111,7 +111,7 @@ wait $!
     Suite {
         name: "nccl",
         guests: 1,
-        limit: 150,
+        limit: 100,
         default: true,
         about: "the NCCL plugin over RDMA, under its caller: every version, GPU memory every way, strangers, deaths, many connections",
         build: &[&["test", "--package", "pushgate-tests", "--test", "nccl"]],
