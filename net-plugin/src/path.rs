@@ -150,7 +150,7 @@ impl Choice {
 /// channels and as small pieces as it would take, too little is under way to fill the GPU's
 /// link. (Channels to a peer it has counted before any plugin is asked.) And out of buffers that
 /// a user has registered it sends up to 1 GiB at once, which goes in slices, one message at a
-/// time. What the GPU does not copy is NCCL's to choose but for the first.
+/// time.
 const TOLD: [(&str, &str); 5] = [
     ("NCCL_NET_GDR_LEVEL", "SYS"),
     ("NCCL_MIN_NCHANNELS", "8"),
@@ -159,11 +159,12 @@ const TOLD: [(&str, &str); 5] = [
     ("NCCL_LOCAL_REGISTER", "0"),
 ];
 
-/// Tells it, once. `copies`: the GPU does; else only that it may hand memory over.
-pub fn tell_nccl(copies: bool) {
+/// Tells it, once. The same whatever the plan is: another rank's may differ, and NCCL wants
+/// such settings alike on all ranks.
+pub fn tell_nccl() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        for (name, value) in &TOLD[..if copies { TOLD.len() } else { 1 }] {
+        for (name, value) in TOLD {
             match std::env::var(name) {
                 Ok(theirs) => log::init(&format!("{name} stays {theirs}, as set; ours would be {value}")),
                 Err(_) => {

@@ -172,7 +172,7 @@ impl Loaded {
         };
         log::init(&path.why);
         if path.gpu.is_some() {
-            path::tell_nccl(properties.gpu_copies);
+            path::tell_nccl();
         }
         log::init(&match &rdma {
             Some(device) => format!(

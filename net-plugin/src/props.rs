@@ -41,8 +41,6 @@ pub struct Properties {
     pub ptr_support: c_int,
     /// Longest message.
     pub max_bytes: usize,
-    /// GPUs copy what is sent or received.
-    pub gpu_copies: bool,
 }
 
 impl Properties {
@@ -53,7 +51,7 @@ impl Properties {
         let (ptr_support, max_bytes) =
             if gpu { (PTR_HOST | PTR_CUDA, whole.min(MAX_BYTES)) } else { (PTR_HOST, MAX_BYTES) };
         let (speed, latency) = (if gpu { GPU_SPEED } else { LOCAL_SPEED }, LATENCY);
-        Properties { pci_path: None, guid, speed, port: 1, latency, ptr_support, max_bytes, gpu_copies: gpu }
+        Properties { pci_path: None, guid, speed, port: 1, latency, ptr_support, max_bytes }
     }
 
     pub fn of(device: &Device) -> Self {
@@ -70,8 +68,12 @@ impl Properties {
             latency: LATENCY,
             ptr_support: PTR_HOST,
             max_bytes: MAX_BYTES.min(device.longest_message() as usize),
-            gpu_copies: false,
         }
+    }
+
+    /// NCCL may hand over memory of GPUs.
+    pub fn takes_gpu_memory(&self) -> bool {
+        self.ptr_support & PTR_CUDA != 0
     }
 
     /// The same where NCCL may hand over GPU memory. `dma_buf`: as a dma-buf. `whole`: what goes
@@ -81,13 +83,15 @@ impl Properties {
     /// then look for lines of 128 bytes that arrive whole. An RDMA device that writes into the
     /// GPU's memory does what NCCL expects of one; of copies by our kernel nobody has promised
     /// that. So with these the device has no place, as over `local`.
+    ///
+    /// All else is the same whatever the plan: ranks of one communicator may have different
+    /// ones, and NCCL's must come to the same conclusions.
     pub fn with_gpu(self, plan: Plan, dma_buf: bool, whole: usize) -> Self {
         let dma_buf = if dma_buf && plan.reaches() { PTR_DMABUF } else { 0 };
         Properties {
             pci_path: self.pci_path.filter(|_| plan.landing == Landing::Gpu),
             ptr_support: PTR_HOST | PTR_CUDA | dma_buf,
-            max_bytes: if plan.copies() { whole.min(self.max_bytes) } else { self.max_bytes },
-            gpu_copies: plan.copies(),
+            max_bytes: whole.min(self.max_bytes),
             ..self
         }
     }
@@ -139,7 +143,7 @@ mod tests {
         ] {
             let p = device.with_gpu(Plan { out, landing }, true, 1024);
             assert_eq!((p.pci_path.is_some(), p.ptr_support), (place, types), "{out:?} {landing:?}");
-            assert_eq!(p.max_bytes, if out == Out::Push { 1024 } else { MAX_BYTES });
+            assert_eq!(p.max_bytes, 1024);
             let p = device.with_gpu(Plan { out, landing }, false, 1024);
             assert_eq!(p.ptr_support, PTR_HOST | PTR_CUDA);
         }

@@ -44,7 +44,7 @@ unsafe extern "C" fn init(_ranks: usize, nodes: usize, logger: Logger, context: 
     log::set_logger(logger);
     call("tuner init", || {
         // Within a node NCCL goes other ways. What is not NULL says: ours.
-        let ours = nodes > 1 && plugin::properties().is_ok_and(|p| p.gpu_copies);
+        let ours = nodes > 1 && plugin::properties().is_ok_and(|p| p.takes_gpu_memory());
         // SAFETY: NCCL's place.
         unsafe { *context = std::ptr::without_provenance_mut(usize::from(ours)) };
         Ok(())
