@@ -3,6 +3,7 @@
 #![allow(missing_docs)] // a program, not a library
 
 mod bench;
+mod model;
 mod topo;
 
 use std::process::ExitCode;
@@ -37,6 +38,7 @@ fn command() -> Command {
         .subcommand(settings(
             Command::new("devices").about("Says which executors there are, and why not the others"),
         ))
+        .subcommand(model::command())
         .subcommand(topo::command())
         .subcommand(bench::command(settings))
 }
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
     let (name, m) = matches.subcommand().expect("clap requires one");
     let done = (|| -> Result<()> {
         match name {
+            "model" => model::run(m),
             "proxy" => proxy(&settings(m)?),
             "config" => {
                 config(m);

@@ -1,0 +1,199 @@
+//! Ports, queues, credits and arbitration: what a TLP meets between two ends.
+
+use std::collections::VecDeque;
+
+use super::{Buffers, Picoseconds};
+
+/// The three classes of flow control. Base Specification 5.0, section 2.6.1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Class {
+    Posted,
+    NonPosted,
+    Completion,
+}
+
+/// A TLP on its way.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tlp {
+    pub class: Class,
+    /// Payload in whole words, bytes.
+    pub payload: u32,
+    /// With headers, bytes.
+    pub wire: u32,
+    /// Bytes of the request that it is, or answers, that a user asked for.
+    pub useful: u32,
+    pub requester: u32,
+    pub target: u32,
+    /// The first byte that is asked for or carried.
+    pub address: u64,
+    /// The last completion of its request.
+    pub last: bool,
+    /// Towards the target, or back.
+    pub up: bool,
+    /// When its requester issued it.
+    pub issued: Picoseconds,
+}
+
+impl Tlp {
+    /// Data credits: units of 16 bytes.
+    fn units(&self) -> u64 {
+        if self.class == Class::NonPosted { 0 } else { u64::from(self.payload).div_ceil(16) }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Credit {
+    headers: u64,
+    units: u64,
+}
+
+/// One direction of a link: a serialiser, and the credits of the buffers at its far end.
+#[derive(Debug)]
+pub(super) struct Wire {
+    pub from: usize,
+    pub to: usize,
+    pub busy_until: Picoseconds,
+    credits: [Credit; 3],
+    /// Next input to be looked at.
+    turn: usize,
+}
+
+impl Wire {
+    pub fn new(from: usize, to: usize, buffers: &Buffers) -> Self {
+        let credit =
+            |(headers, bytes): (u32, u32)| Credit { headers: headers.into(), units: u64::from(bytes / 16) };
+        Wire {
+            from,
+            to,
+            busy_until: 0,
+            credits: [
+                credit(buffers.posted),
+                Credit { headers: buffers.non_posted.into(), units: 0 },
+                credit(buffers.completion),
+            ],
+            turn: 0,
+        }
+    }
+
+    /// Ends promise room for whatever they asked for. Base Specification 5.0, section 2.6.1: infinite completion
+    /// credits.
+    pub fn with_endless_completions(mut self) -> Self {
+        self.credits[Class::Completion as usize] = Credit { headers: u64::MAX / 2, units: u64::MAX / 2 };
+        self
+    }
+
+    fn has_room(&self, tlp: &Tlp) -> bool {
+        let c = self.credits[tlp.class as usize];
+        c.headers >= 1 && c.units >= tlp.units()
+    }
+
+    fn take(&mut self, tlp: &Tlp) {
+        let c = &mut self.credits[tlp.class as usize];
+        c.headers -= 1;
+        c.units -= tlp.units();
+    }
+
+    pub fn give_back(&mut self, tlp: &Tlp) {
+        let c = &mut self.credits[tlp.class as usize];
+        c.headers += 1;
+        c.units += tlp.units();
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Queued {
+    tlp: Tlp,
+    ready: Picoseconds,
+    order: u64,
+}
+
+/// Where TLPs enter a node: from a wire, or from the node itself.
+#[derive(Debug)]
+pub(super) struct Input {
+    /// The wire whose buffers these are; none: the node's own.
+    pub wire: Option<usize>,
+    queues: [VecDeque<Queued>; 3],
+    /// Target and time of the last posted write that left: for hosts that drain one target before the next.
+    last_posted: Option<(u32, Picoseconds)>,
+}
+
+impl Input {
+    pub fn new(wire: Option<usize>) -> Self {
+        Input { wire, queues: Default::default(), last_posted: None }
+    }
+
+    pub fn push(&mut self, tlp: Tlp, ready: Picoseconds, order: u64) {
+        self.queues[tlp.class as usize].push_back(Queued { tlp, ready, order });
+    }
+
+    pub fn len(&self, class: Class) -> usize {
+        self.queues[class as usize].len()
+    }
+
+    /// The oldest TLP that may go to `wire` now. Within a class none overtakes another; requests and completions do not
+    /// overtake posted writes that came before them. Base Specification 5.0, section 2.4.1, without relaxed
+    /// ordering.
+    fn candidate(
+        &self,
+        now: Picoseconds,
+        wire: &Wire,
+        drain: Picoseconds,
+        goes: impl Fn(&Tlp) -> bool,
+    ) -> Option<(u64, usize)> {
+        let posted = self.queues[Class::Posted as usize].front().map_or(u64::MAX, |q| q.order);
+        let able = |q: &Queued| {
+            let drained = match (q.tlp.class, self.last_posted) {
+                (Class::Posted, Some((target, at))) => target == q.tlp.target || now >= at + drain,
+                _ => true,
+            };
+            q.ready <= now && q.order <= posted && drained && goes(&q.tlp) && wire.has_room(&q.tlp)
+        };
+        let heads = self.queues.iter().enumerate().filter_map(|(class, q)| Some((q.front()?, class)));
+        heads.filter(|(q, _)| able(q)).map(|(q, class)| (q.order, class)).min()
+    }
+
+    /// When the posted write at the head may go, if it waits for its predecessor's target.
+    pub fn waits_for_drain(&self, drain: Picoseconds) -> Option<Picoseconds> {
+        let (target, at) = self.last_posted?;
+        let head = self.queues[Class::Posted as usize].front()?;
+        (head.tlp.target != target).then_some(at + drain)
+    }
+}
+
+/// A node: ports with their queues.
+#[derive(Debug, Default)]
+pub(super) struct Node {
+    pub inputs: Vec<Input>,
+    pub outputs: Vec<usize>,
+    /// From the first byte of a TLP in to its first byte out.
+    pub latency: Picoseconds,
+    /// Between posted writes to different targets.
+    pub drain: Picoseconds,
+    /// When it is next looked at for that.
+    pub woken: Picoseconds,
+}
+
+impl Node {
+    /// Takes the TLP that `wire` sends next, by turns among inputs, and says from which input it is.
+    pub fn take(
+        &mut self,
+        now: Picoseconds,
+        wire: &mut Wire,
+        goes: impl Fn(&Tlp) -> bool,
+    ) -> Option<(Tlp, usize)> {
+        let count = self.inputs.len();
+        for i in 0..count {
+            let at = (wire.turn + i) % count;
+            let Some((_, class)) = self.inputs[at].candidate(now, wire, self.drain, &goes) else { continue };
+            let input = &mut self.inputs[at];
+            let tlp = input.queues[class].pop_front().expect("a candidate is a head").tlp;
+            if tlp.class == Class::Posted {
+                input.last_posted = Some((tlp.target, now));
+            }
+            wire.take(&tlp);
+            wire.turn = at + 1;
+            return Some((tlp, at));
+        }
+        None
+    }
+}

@@ -1,0 +1,103 @@
+//! Cutting requests and answers into TLPs, one by one as hardware does: the closed forms in [`crate::link`] are
+//! compared with these.
+
+use crate::link::{Completions, Link, PAGE};
+
+/// A piece of a request or an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Its first byte.
+    pub address: u64,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+impl Piece {
+    /// Bytes of payload that it has as a TLP: the words of 4 bytes that it touches.
+    pub fn payload(&self) -> u64 {
+        let (first, end) = (self.address / 4, (self.address + self.bytes).div_ceil(4));
+        4 * (end - first)
+    }
+}
+
+/// Pieces, each as long as `length` says for an address and what is left.
+struct Pieces<F> {
+    at: u64,
+    left: u64,
+    length: F,
+}
+
+impl<F: Fn(u64, u64) -> u64> Iterator for Pieces<F> {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        if self.left == 0 {
+            return None;
+        }
+        let bytes = (self.length)(self.at, self.left).min(self.left);
+        let piece = Piece { address: self.at, bytes };
+        self.at += bytes;
+        self.left -= bytes;
+        Some(piece)
+    }
+}
+
+/// Read requests: up to MRRS bytes, none across 4 KiB.
+pub fn requests(link: &Link, address: u64, bytes: u64) -> impl Iterator<Item = Piece> + use<> {
+    let mrrs = u64::from(link.mrrs);
+    Pieces { at: address, left: bytes, length: move |at, _| mrrs.min(PAGE - at % PAGE) }
+}
+
+/// Writes: each ends at a multiple of `tlp`, as coalesced lines do.
+pub fn writes(tlp: u32, address: u64, bytes: u64) -> impl Iterator<Item = Piece> + use<> {
+    let tlp = u64::from(tlp);
+    Pieces { at: address, left: bytes, length: move |at, _| tlp - at % tlp }
+}
+
+/// The answer to one read request. Unaligned, its first completion ends at the read completion boundary; the others
+/// have MPS bytes, or end at every boundary. Base Specification 5.0, section 2.3.1.1, lets a completer choose.
+pub fn completions(link: &Link, request: Piece) -> impl Iterator<Item = Piece> + use<> {
+    let (rcb, mps, cut) = (u64::from(link.rcb), u64::from(link.mps), link.completions);
+    let length = move |at: u64, _| match (at % rcb, cut) {
+        (0, Completions::Mps) => mps,
+        (odd, _) => rcb - odd,
+    };
+    Pieces { at: request.address, left: request.bytes, length }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(pieces: impl Iterator<Item = Piece>) -> Vec<u64> {
+        pieces.map(|p| p.bytes).collect()
+    }
+
+    #[test]
+    fn an_aligned_answer_has_pieces_of_mps() {
+        let all = |cut| {
+            let link = Link { completions: cut, ..Link::default() };
+            sizes(completions(&link, Piece { address: 0, bytes: 512 }))
+        };
+        assert_eq!(all(Completions::Mps), [256, 256]);
+        assert_eq!(all(Completions::Rcb), [64; 8]);
+    }
+
+    #[test]
+    fn an_unaligned_answer_reaches_the_boundary_first() {
+        let link = Link::default();
+        assert_eq!(sizes(completions(&link, Piece { address: 4, bytes: 512 })), [60, 256, 196]);
+        assert_eq!(sizes(completions(&link, Piece { address: 4, bytes: 32 })), [32]);
+    }
+
+    #[test]
+    fn requests_end_at_pages() {
+        assert_eq!(sizes(requests(&Link::default(), 4000, 700)), [96, 512, 92]);
+    }
+
+    #[test]
+    fn writes_end_at_their_lines() {
+        assert_eq!(sizes(writes(128, 100, 300)), [28, 128, 128, 16]);
+        assert_eq!(Piece { address: 3, bytes: 2 }.payload(), 8);
+    }
+}
