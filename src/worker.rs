@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_gpu_kernels::{Access, Executor, Registration};
 pub use pushgate_gpu_kernels::{
-    Direction, Lease, OneWay, PostError, Ticket, Worker, WorkerOptions, WorkerQueue,
+    Direction, Lease, Lost, OneWay, PostError, Ticket, Worker, WorkerOptions, WorkerQueue,
 };
 use pushgate_proxy::mover::{MoveError, Mover};
 

@@ -24,7 +24,8 @@ use pushgate_proxy::session::Status;
 use crate::error::{Code, Failure, Result};
 use crate::exclusive::Exclusive;
 use crate::ffi::types::MAX_RECVS;
-use crate::join::{Joined, RECEIVES_LOG, Registered, Role};
+use crate::gpu;
+use crate::join::{Joined, RECEIVES_LOG, Registered, Role, SLOTS_LOG};
 use crate::large::{self, Incoming, Invitation, Outgoing};
 use crate::log;
 use crate::path::{self, Path};
@@ -165,6 +166,9 @@ impl Comm {
             registrations,
             runtime,
         };
+        if link.lane.gpu.is_some() {
+            gpu::warn_of_one_queue();
+        }
         if role == Role::Receive {
             let memory = RegionMemory::Host { address: &raw const NOTHING as usize, keep: None };
             // SAFETY: a static atomic, which others may write.
@@ -245,24 +249,20 @@ impl Comm {
         Err(Failure::new(Code::Usage, text))
     }
 
-    /// Waits until the GPU has read what it was told to push before.
+    /// Waits until the GPU has read what it was told to push before, or reads no more.
     fn pushes_end(&self, sender: &Exclusive<Sender>) -> Result<()> {
         let told = self.link.pushes.told();
         let began = Instant::now();
-        while self.link.pushes.done() < told {
-            if began.elapsed() < SETTLE / 10 {
-                std::thread::sleep(Duration::from_micros(100));
-                continue;
-            }
-            // Perhaps nobody tests any more, as behind an abort: look for ourselves.
-            if let Some(looked) = sender.visit(|s| s.advance_pushes(&self.link)) {
-                looked?;
-            }
-            std::thread::sleep(Duration::from_micros(100));
+        while self.link.pushes.done() < told && !self.link.gpu_has_ended() {
             if began.elapsed() > SETTLE {
                 let text = format!("{}: the GPU still reads memory that is deregistered", self.link);
                 return Err(Failure::new(Code::System, text));
             }
+            if began.elapsed() > SETTLE / 10 {
+                // Maybe nobody tests any more, as behind an abort: look for ourselves.
+                sender.visit(|s| s.advance_pushes(&self.link));
+            }
+            std::thread::sleep(Duration::from_micros(100));
         }
         Ok(())
     }
@@ -358,6 +358,42 @@ impl Drop for Link {
     }
 }
 
+impl Link {
+    /// An error if the lane's GPU copies no more. The peer hears of it too, and what waits there ends.
+    #[inline]
+    fn gpu_lives(&self) -> Result<()> {
+        match self.lane.gpu.as_ref().and_then(|gpu| gpu.lost()) {
+            None => Ok(()),
+            Some(lost) => Err(self.gpu_is_lost(&lost.reason)),
+        }
+    }
+
+    #[cold]
+    fn gpu_is_lost(&self, reason: &str) -> Failure {
+        // An engine that is gone has ended it already.
+        let _ = self.lane.engine.fail(Some(self.qp), Status::new(abi::PUSHGATE_ABORTED));
+        let text = format!("{self}: the GPU's copying kernel is lost: {reason}");
+        Failure::new(Code::System, text)
+    }
+
+    /// Nothing of ours runs on the GPU any more, or ever will.
+    fn gpu_has_ended(&self) -> bool {
+        self.lane.gpu.as_ref().and_then(|gpu| gpu.lost()).is_some_and(|lost| lost.ended)
+    }
+
+    /// What a request that is not done has come to: it waits, or never will be done. `status` is
+    /// the queue pair's.
+    #[inline]
+    fn waits(&self, status: Option<Status>) -> Result<bool> {
+        // It says the cause.
+        self.gpu_lives()?;
+        match status {
+            None => Ok(false),
+            Some(status) => Err(Failure::ended(status, self)),
+        }
+    }
+}
+
 impl Request {
     /// True when it is done; `size` is told the bytes of each buffer. From then on it may
     /// be another's.
@@ -440,8 +476,7 @@ struct Sender {
     messages: u64,
     sends: u64,
     sums: large::Sums,
-    /// One in slices, and whether the GPU pushes them.
-    large: Option<(Outgoing, bool)>,
+    large: Option<Outgoing>,
 }
 
 impl Sender {
@@ -455,7 +490,8 @@ impl Sender {
         in_record: bool,
     ) -> Self {
         let regions = regions.map_or(Regions::Unknown(0), Regions::Known);
-        let pushes = Pushes::new(window, REQUESTS);
+        // One for each slot at most.
+        let pushes = Pushes::new(window, 1 << SLOTS_LOG);
         let (pool, sums) = (Pool::new(), large::Sums::default());
         Sender { producer, pushes, regions, in_record, whole, pool, messages: 0, sends: 0, sums, large: None }
     }
@@ -464,17 +500,20 @@ impl Sender {
     fn settle(&mut self, link: &Link) -> bool {
         let began = Instant::now();
         loop {
-            match self.advance_pushes(link) {
-                Ok(()) if self.pushes.is_empty() => return true,
-                Ok(()) if began.elapsed() < SETTLE => std::thread::yield_now(),
-                _ => return false,
+            self.advance_pushes(link);
+            if self.pushes.is_empty() || link.gpu_has_ended() {
+                return true;
             }
+            if began.elapsed() > SETTLE {
+                return false;
+            }
+            std::thread::yield_now();
         }
     }
 
     #[inline]
-    fn advance_pushes(&mut self, link: &Link) -> Result<()> {
-        self.pushes.advance(link.lane.gpu.as_deref(), &link.pushes, &mut self.producer)
+    fn advance_pushes(&mut self, link: &Link) {
+        self.pushes.advance(link.lane.gpu.as_deref(), &link.pushes, &mut self.producer);
     }
 
     /// # Safety
@@ -487,11 +526,9 @@ impl Sender {
         tag: u32,
         mr: Option<&Mr>,
     ) -> Result<Option<u32>> {
-        self.advance_pushes(link)?;
+        self.advance_pushes(link);
         self.advance_large(link)?;
-        if let Some(status) = self.producer.status() {
-            return Err(Failure::ended(status, link));
-        }
+        link.waits(self.producer.status())?;
         let ways = path::Ways {
             regions: self.regions == Regions::Known(true),
             in_record: self.in_record,
@@ -500,8 +537,7 @@ impl Sender {
         let path = path::choose(data as usize, size, mr, ways)?;
         let Some(request) = self.pool.free() else { return Ok(None) };
         // The first SEND of one that goes in slices must be the next.
-        let slices = matches!(path, Path::Slices | Path::WorkerSlices);
-        if self.large.as_ref().is_some_and(|(l, _)| slices || l.begins()) {
+        if self.large.as_ref().is_some_and(|l| path == Path::Slices || l.begins()) {
             return Ok(None);
         }
         let record = Record { tag, ..Record::new(Opcode::Send) };
@@ -511,10 +547,9 @@ impl Sender {
             Path::Region { key, offset } => {
                 Record { flags: Record::REGION, place: key, place_offset: offset, ..record }
             }
-            Path::Slices | Path::WorkerSlices => {
-                // SAFETY: the caller's: until the request is done.
-                let large = unsafe { Outgoing::new(request, data, size, tag) };
-                self.large = Some((large, path == Path::WorkerSlices));
+            Path::Slices => {
+                let gpu = mr.is_some_and(|mr| mr.cuda);
+                self.large = Some(Outgoing::new(request, data, size, tag, gpu, self.whole));
                 self.pool.fill(Sent { size, last: None });
                 self.advance_large(link)?;
                 return Ok(Some(request));
@@ -556,7 +591,7 @@ impl Sender {
     }
 
     fn advance_large(&mut self, link: &Link) -> Result<()> {
-        let Some((large, gpu_pushes)) = &mut self.large else { return Ok(()) };
+        let Some(large) = &mut self.large else { return Ok(()) };
         if let Some(r) = self.producer.try_recv() {
             self.producer.release(1);
             self.producer.wake();
@@ -574,17 +609,16 @@ impl Sender {
             *messages += 1;
             *sends += send as u64;
         };
-        let (pushes, by_gpu) = (&mut self.pushes, *gpu_pushes);
-        let post = |producer: &mut Producer, record, data, size| match by_gpu {
-            // SAFETY: part of the message, see `send`, in memory of the lane's GPU.
+        let (pushes, gpu) = (&mut self.pushes, large.gpu);
+        let slice = |producer: &mut Producer, record, data, size| match gpu {
+            // SAFETY: a slice of what `Comm::send` was told, whose request is not done.
             true => unsafe {
                 pushes.push(link.lane.gpu.as_deref(), &link.pushes, producer, record, (data, size))
             },
-            // SAFETY: part of the message, see `send`.
+            // SAFETY: as above.
             false => Ok(unsafe { producer.post_raw(record, data, size) }),
         };
-        let last = large.advance(&mut self.producer, &mut self.sums, before, self.whole, post, posted)?;
-        if let Some(slot) = last {
+        if let Some(slot) = large.advance(&mut self.producer, &mut self.sums, before, slice, posted)? {
             let request = large.request;
             self.large = None;
             self.pool.get(request)?.last = Some((slot, self.messages - 1));
@@ -595,32 +629,25 @@ impl Sender {
     #[inline]
     fn test(&mut self, link: &Link, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
         if !self.pushes.is_empty() {
-            self.advance_pushes(link)?;
+            self.advance_pushes(link);
         }
         if self.large.is_some() {
             self.advance_large(link)?;
         }
         let sent = self.pool.get(request)?;
-        if let Some((slot, number)) = sent.last {
-            // Before the slots that were given back: then these are not older.
-            let status = self.producer.status();
-            if self.producer.retired() > slot || link.peer.received() > number {
-                size(0, sent.size);
-                self.pool.empty(request);
-                if matches!(self.regions, Regions::Unknown(at) if self.messages >= at) {
-                    self.ask(link)?;
-                }
-                return Ok(true);
+        // Before the slots that were given back: then these are not older.
+        let status = self.producer.status();
+        if let Some((slot, number)) = sent.last
+            && (self.producer.retired() > slot || link.peer.received() > number)
+        {
+            size(0, sent.size);
+            self.pool.empty(request);
+            if matches!(self.regions, Regions::Unknown(at) if self.messages >= at) {
+                self.ask(link)?;
             }
-            return match status {
-                None => Ok(false),
-                Some(status) => Err(Failure::ended(status, link)),
-            };
+            return Ok(true);
         }
-        match self.producer.status() {
-            None => Ok(false),
-            Some(status) => Err(Failure::ended(status, link)),
-        }
+        link.waits(status)
     }
 }
 
@@ -682,9 +709,7 @@ impl Receiver {
     }
 
     fn receive(&mut self, link: &Link, wanted: &[Wanted<'_>]) -> Result<Option<u32>> {
-        if let Some(status) = self.producer.status() {
-            return Err(Failure::ended(status, link));
-        }
+        link.waits(self.producer.status())?;
         let Some(request) = self.pool.free() else { return Ok(None) };
         if self.posted.len() + wanted.len() > 1 << RECEIVES_LOG {
             return Ok(None);
@@ -828,9 +853,6 @@ impl Receiver {
             self.pool.empty(request);
             return Ok(true);
         }
-        match status {
-            None => Ok(false),
-            Some(status) => Err(Failure::ended(status, link)),
-        }
+        link.waits(status)
     }
 }

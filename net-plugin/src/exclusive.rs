@@ -1,10 +1,13 @@
 //! State that one thread at a time may use, without a lock: NCCL promises that,
-//! and a caller that breaks the promise gets an error instead of a race.
-//!
-//! Another thread of ours may look in for a moment: for that one the first waits.
+//! and a caller that breaks the promise gets an error instead of a race. Another thread may
+//! look in, shortly: then the first waits for it.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU8, Ordering};
+
+const FREE: u8 = 0;
+const USED: u8 = 1;
+const VISITED: u8 = 2;
 
 /// See the module's text.
 pub struct Exclusive<T> {
@@ -12,26 +15,16 @@ pub struct Exclusive<T> {
     value: UnsafeCell<T>,
 }
 
-/// Nobody is there.
-const FREE: u8 = 0;
-/// The thread that NCCL promised is, or it has failed there.
-const TAKEN: u8 = 1;
-/// A visitor is.
-const VISITED: u8 = 2;
-
-// SAFETY: `enter` and `visit` let one thread at a time to the value, and what one thread
-// did there happens before the next comes (acquire and release of `state`).
+// SAFETY: `enter` and `visit` let one thread at a time to the value, and what one thread did
+// there happens before the next enters (acquire and release of `state`).
 unsafe impl<T: Send> Sync for Exclusive<T> {}
 
-/// Leaves a state behind, however the scope ends.
-struct Leave<'a> {
-    state: &'a AtomicU8,
-    to: u8,
-}
+/// Nobody enters behind a panic.
+struct Inside<'a>(&'a AtomicU8);
 
-impl Drop for Leave<'_> {
+impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        self.state.store(self.to, Ordering::Release);
+        self.0.store(USED, Ordering::Release);
     }
 }
 
@@ -40,39 +33,45 @@ impl<T> Exclusive<T> {
         Exclusive { state: AtomicU8::new(FREE), value: UnsafeCell::new(value) }
     }
 
+    fn take(&self, state: u8) -> Result<u8, u8> {
+        self.state.compare_exchange(FREE, state, Ordering::Acquire, Ordering::Relaxed)
+    }
+
     /// Runs `f` on the value; `None` if somebody is there. After a panic in `f` that is
-    /// so for good: nobody sees a value that was left half changed. A visitor is waited for.
+    /// so for good: nobody sees a value that was left half changed.
     #[inline]
     pub fn enter<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
-        while let Err(who) = self.try_take(TAKEN) {
-            if who == TAKEN {
-                return None;
-            }
-            std::thread::yield_now();
+        if self.take(USED).is_err() {
+            self.wait_for_visitor()?;
         }
-        Some(self.run(f))
-    }
-
-    /// The same for a thread that has no right to be there, for a moment; `None` if anybody
-    /// is there already.
-    pub fn visit<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
-        self.try_take(VISITED).ok()?;
-        Some(self.run(f))
-    }
-
-    #[inline]
-    fn try_take(&self, who: u8) -> Result<u8, u8> {
-        self.state.compare_exchange(FREE, who, Ordering::Acquire, Ordering::Relaxed)
-    }
-
-    #[inline]
-    fn run<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
-        let mut leave = Leave { state: &self.state, to: TAKEN };
-        // SAFETY: the state was free and is ours: until it is free again this is the
+        // SAFETY: `state` was FREE and is USED now: until it is FREE again this is the
         // only reference.
         let result = f(unsafe { &mut *self.value.get() });
-        leave.to = FREE;
-        result
+        self.state.store(FREE, Ordering::Release);
+        Some(result)
+    }
+
+    #[cold]
+    fn wait_for_visitor(&self) -> Option<()> {
+        loop {
+            match self.take(USED) {
+                Ok(_) => return Some(()),
+                Err(VISITED) => std::thread::yield_now(),
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// The same for a thread that is none of those to whom it was promised: they wait for it, so
+    /// `f` must be short. `None` if somebody is there.
+    pub fn visit<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        self.take(VISITED).ok()?;
+        let inside = Inside(&self.state);
+        // SAFETY: as in `enter`.
+        let result = f(unsafe { &mut *self.value.get() });
+        std::mem::forget(inside);
+        self.state.store(FREE, Ordering::Release);
+        Some(result)
     }
 }
 
@@ -88,38 +87,41 @@ mod tests {
         let broken =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cell.enter(|_| panic!("half"))));
         assert!(broken.is_err());
-        assert_eq!(cell.enter(|v| *v), None);
-        assert_eq!(cell.visit(|v| *v), None);
+        assert_eq!((cell.enter(|v| *v), cell.visit(|v| *v)), (None, None));
+        let cell = Exclusive::new(1);
+        let broken =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cell.visit(|_| panic!("half"))));
+        assert!(broken.is_err());
+        assert_eq!((cell.enter(|v| *v), cell.visit(|v| *v)), (None, None));
     }
 
     #[test]
-    fn a_visitor_is_waited_for_and_does_not_wait() {
+    fn a_visitor_is_waited_for_and_waits_for_nobody() {
         let cell = Exclusive::new(0u64);
         assert_eq!(cell.enter(|_| cell.visit(|v| *v)), Some(None));
-        let stop = std::sync::atomic::AtomicBool::new(false);
-        let (cell, stopped) = (&cell, &stop);
+        let done = std::sync::atomic::AtomicBool::new(false);
         let visits = std::thread::scope(|scope| {
-            let visitor = scope.spawn(move || {
+            let visitor = scope.spawn(|| {
                 let mut visits = 0;
-                while !stopped.load(Ordering::Relaxed) || visits == 0 {
-                    visits += cell.visit(|v| *v += 1).is_some() as u64;
+                while !done.load(Ordering::Relaxed) {
+                    let visit = cell.visit(|v| {
+                        *v += 1;
+                        std::thread::yield_now();
+                    });
+                    visits += u64::from(visit.is_some());
+                    std::thread::sleep(std::time::Duration::from_micros(20));
                 }
                 visits
             });
-            for _ in 0..100_000 {
-                assert!(cell.enter(|v| *v += 1).is_some(), "a visitor was taken for a second thread");
+            for _ in 0..2_000 {
+                cell.enter(|v| *v += 1).expect("a visitor only");
             }
-            stop.store(true, Ordering::Relaxed);
+            while cell.enter(|v| *v) == Some(2_000) {
+                std::thread::yield_now();
+            }
+            done.store(true, Ordering::Relaxed);
             visitor.join().unwrap()
         });
-        assert_eq!(cell.enter(|v| *v), Some(100_000 + visits));
-    }
-
-    #[test]
-    fn nobody_comes_after_a_visitor_that_panicked() {
-        let cell = Exclusive::new(1);
-        let visit = || cell.visit(|_| panic!("half"));
-        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(visit)).is_err());
-        assert_eq!(cell.enter(|v| *v), None);
+        assert_eq!(cell.enter(|v| *v), Some(2_000 + visits));
     }
 }

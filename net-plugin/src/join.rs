@@ -29,7 +29,7 @@ use crate::socket::Frame;
 pub const RECEIVES_LOG: u32 = 8;
 /// WQEs of a sending end. NCCL has at most 32 requests of its own for each of the 8
 /// buffers of a receive; the rest is for slices.
-const SLOTS_LOG: u32 = 9;
+pub const SLOTS_LOG: u32 = 9;
 
 /// An hour: our own producer publishes what it takes.
 const STUCK_NS: u64 = 3_600_000_000_000;

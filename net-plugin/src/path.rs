@@ -148,16 +148,9 @@ impl Choice {
 /// What NCCL must be told, unless the user has said something: it hands GPU memory to a NIC only
 /// if that is near the GPU, as it thinks, and ours has no place on PCIe; and with as few
 /// channels and as small pieces as it would take, too little is under way to fill the GPU's
-/// link. (Channels to a peer it has counted before any plugin is asked.) And out of buffers that
-/// a user has registered it sends up to 1 GiB at once, which goes in slices, one message at a
-/// time.
-const TOLD: [(&str, &str); 5] = [
-    ("NCCL_NET_GDR_LEVEL", "SYS"),
-    ("NCCL_MIN_NCHANNELS", "8"),
-    ("NCCL_P2P_NET_CHUNKSIZE", "524288"),
-    ("NCCL_GRAPH_REGISTER", "0"),
-    ("NCCL_LOCAL_REGISTER", "0"),
-];
+/// link. (Channels to a peer it has counted before any plugin is asked.)
+const TOLD: [(&str, &str); 3] =
+    [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8"), ("NCCL_P2P_NET_CHUNKSIZE", "524288")];
 
 /// Tells it, once. The same whatever the plan is: another rank's may differ, and NCCL wants
 /// such settings alike on all ranks.
@@ -188,12 +181,10 @@ pub enum Path {
     Push,
     /// The WQE names a stretch of a region; nobody copies it here.
     Region { key: u32, offset: u64 },
-    /// Too long for the window at once: in slices.
+    /// Too long for the window at once: in slices, which we copy or the GPU pushes.
     Slices,
     /// Memory of the GPU: its worker pushes it into the window.
     Worker,
-    /// The same in slices.
-    WorkerSlices,
 }
 
 /// What a connection offers.
@@ -226,7 +217,7 @@ pub fn choose(data: usize, size: usize, mr: Option<&Mr>, ways: Ways) -> Result<P
         return Ok(match offset {
             Some((key, offset)) if regions && !mr.pushed => Path::Region { key, offset },
             _ if size <= whole => Path::Worker,
-            _ => Path::WorkerSlices,
+            _ => Path::Slices,
         });
     }
     if size <= abi::PUSHGATE_INLINE_SEND as usize && (in_record || size == 0) {
@@ -265,7 +256,7 @@ mod tests {
         assert_eq!(choose(0, Some(&pushed), true), Path::Inline);
         assert_eq!(
             [1, 65536, 65537].map(|size| choose(size, Some(&pushed), true)),
-            [Path::Worker, Path::Worker, Path::WorkerSlices]
+            [Path::Worker, Path::Worker, Path::Slices]
         );
         // The RDMA device reads any length of it, even what a WQE would hold.
         let read = Mr { cuda: true, ..mr };

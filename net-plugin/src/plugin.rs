@@ -156,7 +156,6 @@ impl Loaded {
         if settings.window != WindowKind::Memory {
             return Err(refused("window", &settings.window.to_string(), "memory"));
         }
-        let whole = settings.net_window_size as usize / 2;
         let rdma = match settings.qp {
             QpKind::Verbs => {
                 let name = (settings.ib_dev != "auto").then_some(settings.ib_dev.as_str());
@@ -166,9 +165,9 @@ impl Loaded {
         };
         let path = Choice::of(&settings, rdma.as_ref())?;
         let properties = match (&rdma, path.told) {
-            (None, _) => Properties::local(whole, path.gpu.is_some()),
+            (None, _) => Properties::local(path.gpu.is_some()),
             (Some(device), None) => Properties::of(device),
-            (Some(device), Some(told)) => Properties::of(device).with_gpu(told.plan, told.dma_buf, whole),
+            (Some(device), Some(told)) => Properties::of(device).with_gpu(told.plan, told.dma_buf),
         };
         log::init(&path.why);
         if path.gpu.is_some() {

@@ -44,14 +44,13 @@ pub struct Properties {
 }
 
 impl Properties {
-    /// `whole`: what goes through a window at once. `gpu`: NCCL may hand over GPU memory, whose
-    /// messages go through it whole.
-    pub fn local(whole: usize, gpu: bool) -> Self {
+    /// `gpu`: NCCL may hand over GPU memory.
+    pub fn local(gpu: bool) -> Self {
         let guid = u64::from_be_bytes(*b"pushgate");
-        let (ptr_support, max_bytes) =
-            if gpu { (PTR_HOST | PTR_CUDA, whole.min(MAX_BYTES)) } else { (PTR_HOST, MAX_BYTES) };
-        let (speed, latency) = (if gpu { GPU_SPEED } else { LOCAL_SPEED }, LATENCY);
-        Properties { pci_path: None, guid, speed, port: 1, latency, ptr_support, max_bytes }
+        let (ptr_support, speed) =
+            if gpu { (PTR_HOST | PTR_CUDA, GPU_SPEED) } else { (PTR_HOST, LOCAL_SPEED) };
+        let latency = LATENCY;
+        Properties { pci_path: None, guid, speed, port: 1, latency, ptr_support, max_bytes: MAX_BYTES }
     }
 
     pub fn of(device: &Device) -> Self {
@@ -76,8 +75,7 @@ impl Properties {
         self.ptr_support & PTR_CUDA != 0
     }
 
-    /// The same where NCCL may hand over GPU memory. `dma_buf`: as a dma-buf. `whole`: what goes
-    /// through the window at once.
+    /// The same where NCCL may hand over GPU memory. `dma_buf`: as a dma-buf.
     ///
     /// NCCL takes its LL128 protocol where it sees GPU and NIC at one switch, and its kernels
     /// then look for lines of 128 bytes that arrive whole. An RDMA device that writes into the
@@ -86,12 +84,11 @@ impl Properties {
     ///
     /// All else is the same whatever the plan: ranks of one communicator may have different
     /// ones, and NCCL's must come to the same conclusions.
-    pub fn with_gpu(self, plan: Plan, dma_buf: bool, whole: usize) -> Self {
+    pub fn with_gpu(self, plan: Plan, dma_buf: bool) -> Self {
         let dma_buf = if dma_buf && plan.reaches() { PTR_DMABUF } else { 0 };
         Properties {
             pci_path: self.pci_path.filter(|_| plan.landing == Landing::Gpu),
             ptr_support: PTR_HOST | PTR_CUDA | dma_buf,
-            max_bytes: whole.min(self.max_bytes),
             ..self
         }
     }
@@ -134,17 +131,16 @@ mod tests {
     #[test]
     fn ll128_is_never_offered_where_our_kernel_brings_the_lines() {
         use crate::plan::Out;
-        let device =
-            Properties { pci_path: Some(c"/sys/devices/pci0000:00"), ..Properties::local(1024, false) };
+        let device = Properties { pci_path: Some(c"/sys/devices/pci0000:00"), ..Properties::local(false) };
         for (out, landing, place, types) in [
             (Out::Pull, Landing::Gpu, true, PTR_HOST | PTR_CUDA | PTR_DMABUF),
             (Out::Push, Landing::Gpu, true, PTR_HOST | PTR_CUDA | PTR_DMABUF),
             (Out::Push, Landing::Host, false, PTR_HOST | PTR_CUDA),
         ] {
-            let p = device.with_gpu(Plan { out, landing }, true, 1024);
+            let p = device.with_gpu(Plan { out, landing }, true);
             assert_eq!((p.pci_path.is_some(), p.ptr_support), (place, types), "{out:?} {landing:?}");
-            assert_eq!(p.max_bytes, 1024);
-            let p = device.with_gpu(Plan { out, landing }, false, 1024);
+            assert_eq!(p.max_bytes, MAX_BYTES);
+            let p = device.with_gpu(Plan { out, landing }, false);
             assert_eq!(p.ptr_support, PTR_HOST | PTR_CUDA);
         }
     }

@@ -57,10 +57,10 @@ impl Pushes {
 
     /// Publishes what the GPU has pushed.
     #[inline]
-    pub fn advance(&mut self, gpu: Option<&Gpu>, counts: &Counts, producer: &mut Producer) -> Result<()> {
+    pub fn advance(&mut self, gpu: Option<&Gpu>, counts: &Counts, producer: &mut Producer) {
         let mut any = false;
         while let (Some(p), Some(gpu)) = (self.queue.front(), gpu) {
-            if !gpu.pushed(p.ticket)? {
+            if !gpu.pushed(p.ticket) {
                 break;
             }
             producer.publish(p.slot, &p.words);
@@ -72,7 +72,6 @@ impl Pushes {
         if any {
             producer.wake();
         }
-        Ok(())
     }
 
     /// Has the GPU push a message into the window; its slot, or `None` if there is no room

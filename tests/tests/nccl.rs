@@ -142,13 +142,17 @@ fn p3_p4_p6_gpu_memory_is_pushed_and_pulled() {
     };
     // Half a window at most, and longer ones, in slices.
     for (version, how) in
-        [(8, "--max 120000"), (11, "--max 600000"), (12, "--max 120000"), (11, "--max 600000 --processes")]
+        [(8, "--max 120000"), (11, "--max 900000"), (12, "--max 120000"), (11, "--max 900000 --processes")]
     {
         let traffic = format!("traffic {how} --version {version} --groups {groups} --in-flight 8");
         assert_eq!(gpu_traffic(&traffic, &[], said), 0, "the pull is the last there is to wait for");
     }
     if !over_rdma() {
         run_with(command("many --times 20"), &GPU);
+        // Slices of half a MiB, several in the window at once.
+        let mut long = command("traffic --processes --version 11 --groups 40 --in-flight 4 --max 9000000");
+        long.env("PUSHGATE_NET_WINDOW_SIZE", "4M");
+        run_with(long, &GPU);
     }
     // Sent from the host, received by a GPU's engine.
     let host = format!("traffic --processes --version 11 --groups {groups} --in-flight 8 --max 120000");
@@ -208,6 +212,46 @@ fn p3_p4_p6_gpu_memory_that_the_rdma_device_registers_is_written_and_read() {
     let output = output(command.env("NCCL_CALLER_VERBOSE", "1"), Duration::from_secs(90));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && errors.contains("set PUSHGATE_PATH=push or auto here"), "{errors}");
+}
+
+#[test]
+fn p7_a_gpu_whose_copying_kernel_died_ends_the_requests_of_both_ranks() {
+    for (fault, said) in [("silent:2", "aborted"), ("context:2", "aborted"), ("refused:2:1000000", "aborted")]
+    {
+        let gpu =
+            [("_PUSHGATE_NET_GPU", "cpu"), ("NCCL_CALLER_MEMORY", "cuda"), ("NCCL_CALLER_FAULT", fault)];
+        let found = run_with(command("lost"), &gpu);
+        assert!(found.contains(said), "{fault}: {found}");
+    }
+}
+
+#[test]
+fn gpu_memory_is_deregistered_when_the_pushes_out_of_it_have_ended() {
+    // The worker comes late, so that there is something to wait for.
+    let late = [
+        ("_PUSHGATE_NET_GPU", "cpu"),
+        ("NCCL_CALLER_MEMORY", "cuda"),
+        ("_PUSHGATE_WORKER_FAULT", "late:2:400"),
+    ];
+    run_with(command("deregister"), &late);
+    // The thread that deregisters looks after the pushes itself when they take long, beside the one that
+    // posts and tests.
+    run_with(command("traffic --version 11 --groups 10 --in-flight 4 --max 60000"), &late);
+}
+
+#[test]
+fn one_hardware_queue_without_hooks_is_warned_of_once() {
+    let warnings = |hooks: &str, variables: &[(&str, &str)]| {
+        let mut command = command(&format!("queue {hooks}"));
+        command.env_remove("CUDA_DEVICE_MAX_CONNECTIONS").env("_PUSHGATE_NET_GPU", "cpu");
+        let said = run_with(command, variables);
+        said.lines().filter(|line| line.contains("CUDA_DEVICE_MAX_CONNECTIONS=1, and")).count()
+    };
+    let one = [("CUDA_DEVICE_MAX_CONNECTIONS", "1")];
+    assert_eq!(warnings("", &one), 1);
+    assert_eq!(warnings("--times 1", &one), 0, "NCCL tells of its launches");
+    assert_eq!(warnings("", &[]), 0);
+    assert_eq!(warnings("", &[one[0], ("_PUSHGATE_NET_GPU", "none"), ("PUSHGATE_PATH", "bounce")]), 0);
 }
 
 #[test]

@@ -74,6 +74,7 @@ unsafe extern "C" fn init(
         unsafe {
             // Of other uses of the profiler we are no part.
             if gpu.is_some() {
+                gpu::hooked();
                 *mask |= KERNEL_LAUNCH as c_int;
             }
             *context = hand_out(gpu.map(Box::new));

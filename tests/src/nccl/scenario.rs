@@ -54,8 +54,12 @@ impl Options {
 
     /// The other rank, a process that runs `scenario`, and the bytes between us.
     fn spawn(&self, scenario: &str) -> (Child, Box<dyn Bootstrap>) {
+        self.spawn_with(scenario, &[])
+    }
+
+    fn spawn_with(&self, scenario: &str, variables: &[(&str, &str)]) -> (Child, Box<dyn Bootstrap>) {
         let mut command = Command::new(std::env::current_exe().expect("our own path"));
-        command.arg(scenario);
+        command.arg(scenario).envs(variables.iter().copied());
         for (name, value) in [
             ("--plugin", self.plugin.display().to_string()),
             ("--version", self.version.to_string()),
@@ -478,6 +482,131 @@ pub fn victim(o: &Options) {
     std::thread::sleep(LIMIT * 2);
 }
 
+/// Sends and receives until a call fails, and then tries each that could wait. How it failed.
+fn until_lost(plugin: &Plugin, ends: Ends, peer: &mut dyn Bootstrap) -> super::table::Failed {
+    let (out, into) = (Buffer::new(1 << 16), Buffer::new(1 << 16));
+    let out_mr = plugin.reg_mr(ends.send, out.at(0), out.bytes()).expect("regMr");
+    let into_mr = plugin.reg_mr(ends.recv, into.at(0), into.bytes()).expect("regMr");
+    let begin = Instant::now();
+    let (mut s, mut r) = (None, None);
+    // SAFETY: of all: the buffers stay until the ends are closed, requests are not done.
+    let mut one = || unsafe {
+        if r.is_none() {
+            r = plugin.irecv(ends.recv, &[into.at(0)], &[1 << 16], &[1], &[into_mr])?;
+        }
+        if s.is_none() {
+            s = plugin.isend(ends.send, out.at(0), 1 << 16, 1, out_mr)?;
+        }
+        for request in [&mut s, &mut r] {
+            if let Some(at) = *request
+                && plugin.test(at, None)?
+            {
+                *request = None;
+            }
+        }
+        Ok(())
+    };
+    let failed = loop {
+        match one() {
+            Ok(()) => assert!(begin.elapsed() < Duration::from_secs(30), "nobody says that the GPU is lost"),
+            Err(failed) => break failed,
+        }
+        std::thread::yield_now();
+    };
+    // Nobody hears of it by the other's closing.
+    peer.barrier();
+    let begin = Instant::now();
+    // Both ends have ended, or do so now: nothing is left that waits.
+    for request in [s, r].into_iter().flatten() {
+        wait(plugin, request, None).expect_err("a copy that nobody makes is done");
+    }
+    // SAFETY: as above.
+    unsafe {
+        plugin.isend(ends.send, out.at(0), 64, 1, out_mr).expect_err("isend behind the end");
+        let receive = plugin.irecv(ends.recv, &[into.at(0)], &[64], &[1], &[into_mr]);
+        receive.expect_err("irecv behind the end");
+    }
+    plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
+    plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?} until all of it ended", begin.elapsed());
+    peer.barrier();
+    close(plugin, ends);
+    failed
+}
+
+/// A GPU of ours whose copying kernel dies (`_PUSHGATE_WORKER_FAULT` in `NCCL_CALLER_FAULT`): it
+/// and the peer hear of it, in calls that otherwise would wait for ever.
+pub fn lost(o: &Options) {
+    let plugin = o.open();
+    let fault = std::env::var("NCCL_CALLER_FAULT").expect("NCCL_CALLER_FAULT says how the other's GPU dies");
+    let (mut child, mut peer) = o.spawn_with("lost-rank", &[("_PUSHGATE_WORKER_FAULT", &fault)]);
+    let ctx = plugin.init().expect("init");
+    let ends = pair::connect(&plugin, ctx, &mut *peer).expect("connect");
+    let failed = until_lost(&plugin, ends, &mut *peer);
+    plugin.finalize(ctx).expect("finalize");
+    assert!(child.wait().expect("the second rank").success(), "the second rank failed");
+    println!("the peer: {failed}");
+    let said = warnings();
+    assert!(said.iter().any(|w| w.contains("end has aborted it")), "{said:#?}");
+    said.iter().for_each(|w| println!("{w}"));
+}
+
+/// The other rank of [`lost`], whose GPU it is.
+pub fn lost_rank(o: &Options) {
+    let plugin = o.open();
+    let mut peer = parent();
+    let ctx = plugin.init().expect("init");
+    let ends = pair::connect(&plugin, ctx, &mut *peer).expect("connect");
+    until_lost(&plugin, ends, &mut *peer);
+    plugin.finalize(ctx).expect("finalize");
+    let said = warnings();
+    assert!(said.iter().any(|w| w.contains("copying kernel is lost: ")), "{said:#?}");
+}
+
+/// Memory that is deregistered with a send under way is free behind that: nobody reads it any
+/// more, and the message has what it held.
+pub fn deregister(o: &Options) {
+    let plugin = o.open();
+    let ctx = plugin.init().expect("init");
+    let ends = loopback(&plugin, ctx);
+    let size = 60_000;
+    let (out, into) = (Buffer::new(size), Buffer::new(size));
+    let into_mr = plugin.reg_mr(ends.recv, into.at(0), size).expect("regMr");
+    for seed in 0..3 {
+        let out_mr = plugin.reg_mr(ends.send, out.at(0), size).expect("regMr");
+        out.fill(0, size, seed);
+        let r = receive(&plugin, ends, &into, size, 1, into_mr).expect("room");
+        let s = send(&plugin, ends, &out, size, 1, out_mr).expect("room");
+        plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
+        // What it was freed for.
+        out.set(0, size, 0x11);
+        // Who sends looks after it: the receive alone would not be done.
+        wait(&plugin, s, None).expect("send");
+        wait(&plugin, r, None).expect("receive");
+        assert_eq!(into.differs(0, size, seed), None, "memory was read behind its deregistration");
+    }
+    plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
+    close(&plugin, ends);
+    plugin.finalize(ctx).expect("finalize");
+    println!("three times");
+}
+
+/// What the plugin has to say of a program with one hardware queue, without its profiler
+/// and, with `--times 1`, with it.
+pub fn queue(o: &Options) {
+    let plugin = o.open();
+    let ctx = plugin.init().expect("init");
+    if o.times == 1 {
+        assert_eq!(plugin.profile(), Ok(true));
+    }
+    for _ in 0..2 {
+        let ends = loopback(&plugin, ctx);
+        close(&plugin, ends);
+    }
+    plugin.finalize(ctx).expect("finalize");
+    warnings().iter().for_each(|w| println!("warning: {w}"));
+}
+
 /// The scenarios by name.
 pub fn find(name: &str) -> Option<fn(&Options)> {
     Some(match name {
@@ -491,6 +620,10 @@ pub fn find(name: &str) -> Option<fn(&Options)> {
         "setting" => setting,
         "killed" => killed,
         "victim" => victim,
+        "lost" => lost,
+        "lost-rank" => lost_rank,
+        "deregister" => deregister,
+        "queue" => queue,
         _ => return None,
     })
 }

@@ -202,6 +202,35 @@ impl Plugin {
         check("init", code).map(|()| ctx)
     }
 
+    /// Begins to use its profiler, v5, as NCCL does between init and the first connection: whether
+    /// it asks to hear of launches.
+    pub fn profile(&self) -> std::result::Result<bool, String> {
+        type Init = unsafe extern "C" fn(
+            *mut Ptr,
+            u64,
+            *mut c_int,
+            *const c_char,
+            c_int,
+            c_int,
+            c_int,
+            Logger,
+        ) -> c_int;
+        // SAFETY: a data symbol; only its address is taken.
+        let table = unsafe { self._library.get::<*const c_void>(b"ncclProfiler_v5") };
+        let table = table.map_err(|e| format!("ncclProfiler_v5: {e}"))?;
+        let (mut context, mut mask) = (std::ptr::null_mut(), 0);
+        // SAFETY: NCCL's header has a name first, then a function of this type; places of ours.
+        let code = unsafe {
+            let table = table.into_raw().as_raw_ptr() as *const *const c_void;
+            let init = std::mem::transmute::<*const c_void, Init>(*table.add(1));
+            init(&mut context, 7, &mut mask, c"test".as_ptr(), 2, 2, 0, logger)
+        };
+        match code {
+            0 => Ok(mask & 1 << 11 != 0),
+            code => Err(format!("the profiler's init answered {code}")),
+        }
+    }
+
     /// Nothing before v11.
     pub fn finalize(&self, ctx: Ptr) -> Result<()> {
         if self.version < 11 {
