@@ -3,6 +3,7 @@
 #![allow(missing_docs)] // a program, not a library
 
 mod bench;
+mod doctor;
 mod model;
 mod topo;
 
@@ -38,6 +39,7 @@ fn command() -> Command {
         .subcommand(settings(
             Command::new("devices").about("Says which executors there are, and why not the others"),
         ))
+        .subcommand(doctor::command(settings))
         .subcommand(model::command())
         .subcommand(topo::command())
         .subcommand(bench::command(settings))
@@ -58,13 +60,14 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let matches = command().get_matches();
     let (name, m) = matches.subcommand().expect("clap requires one");
-    let done = (|| -> Result<()> {
+    let done = (|| -> Result<ExitCode> {
         match name {
-            "model" => model::run(m),
-            "proxy" => proxy(&settings(m)?),
+            "doctor" => return doctor::run(m),
+            "model" => model::run(m)?,
+            "proxy" => proxy(&settings(m)?)?,
             "config" => {
                 config(m);
-                settings(m).map(|_| ()).map_err(Into::into)
+                settings(m)?;
             }
             "devices" => {
                 settings(m)?;
@@ -74,14 +77,14 @@ fn main() -> ExitCode {
                         Err(why) => println!("{}: not available: {why}", a.name),
                     }
                 }
-                Ok(())
             }
-            "topo" => topo::run(m),
-            _ => bench::run(m, settings),
+            "topo" => topo::run(m)?,
+            _ => bench::run(m, settings)?,
         }
+        Ok(ExitCode::SUCCESS)
     })();
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(e) => {
             eprintln!("pushgate: {e:#}");
             ExitCode::from(if matches!(e.downcast_ref(), Some(Error::Config { .. })) { 2 } else { 1 })

@@ -40,17 +40,20 @@ pub struct Suite {
     pub script: &'static str,
 }
 
+const PUSHGATE: &[&str] = &["build", "-p", "pushgate", "--bin", "pushgate"];
 const ALLREDUCE: &[&str] = &["build", "--example", "allreduce"];
 const OUTSIDE: &[&str] = &["build", "--example", "outside"];
 const UNGATED: &[&str] = &["build", "--example", "allreduce-ungated", "--features", "test-ungated"];
 const DRIVER_TESTS: &[&str] = &["test", "--package", "pushgate-tests", "--test", "driver"];
+
+const DOCTOR_TESTS: &[&str] = &["test", "--package", "pushgate-tests", "--test", "doctor"];
 
 /// All suites, in the order in which they run.
 pub const SUITES: &[Suite] = &[
     Suite {
         name: "rdma-smoke",
         guests: 1,
-        limit: 45,
+        limit: 22,
         default: true,
         about: "a soft-RoCE device is active and carries writes between two processes",
         build: &[],
@@ -70,9 +73,22 @@ wait $!
 "#,
     },
     Suite {
+        name: "doctor",
+        guests: 1,
+        limit: 46,
+        default: true,
+        about: "pushgate doctor names what is wrong: no GID, MTU 1500, port down, no address, v1, memlock, no module",
+        build: &[PUSHGATE, DOCTOR_TESTS],
+        devices: &[],
+        module: true,
+        package: false,
+        host: None,
+        script: include_str!("suites/doctor.sh"),
+    },
+    Suite {
         name: "verbs-endpoint",
         guests: 1,
-        limit: 120,
+        limit: 110,
         default: true,
         about: "the suite of queue pairs over RDMA, with immediate data and without",
         build: &[&["test", "--package", "pushgate-proxy", "--test", "endpoint"]],
@@ -85,7 +101,7 @@ wait $!
     Suite {
         name: "verbs",
         guests: 1,
-        limit: 120,
+        limit: 110,
         default: true,
         about: "the demonstration over RDMA is right and sees no RNR; senders without credit do",
         build: &[ALLREDUCE, UNGATED],
@@ -151,7 +167,7 @@ fi
         limit: 400,
         default: false,
         about: "the verbs queue pair beside perftest, in turns: bandwidth and latency",
-        build: &[&["build", "-p", "pushgate", "--bin", "pushgate"]],
+        build: &[PUSHGATE],
         devices: &[],
         module: false,
         package: false,
@@ -194,7 +210,7 @@ fi
         limit: 240,
         default: false,
         about: "tables in the form of the OSU micro-benchmarks over RDMA, every byte checked, through every window",
-        build: &[&["build", "-p", "pushgate", "--bin", "pushgate"]],
+        build: &[PUSHGATE],
         devices: &[Device { slot: 0x10, memory: Memory::Own(4) }],
         module: true,
         package: false,

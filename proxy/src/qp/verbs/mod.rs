@@ -37,7 +37,7 @@ mod sending;
 mod setup;
 mod slot;
 
-pub use device::Device;
+pub use device::{Device, PortState};
 pub use error::VerbsError;
 pub use flush::{Flusher, Word};
 pub use queue_pair::VerbsQp;
