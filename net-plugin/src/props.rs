@@ -7,7 +7,8 @@ use std::path::Path;
 use pushgate_driver_shim::abi;
 use pushgate_proxy::qp::verbs::Device;
 
-use crate::ffi::types::{PTR_CUDA, PTR_HOST};
+use crate::ffi::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST};
+use crate::plan::{Landing, Plan};
 
 /// Connections at once: what descriptors allow, at about eight each.
 pub const MAX_COMMS: c_int = 65536;
@@ -73,13 +74,31 @@ impl Properties {
             port: port as c_int,
             latency: LATENCY,
             ptr_support: PTR_HOST,
-            max_bytes: MAX_BYTES,
+            max_bytes: MAX_BYTES.min(device.longest_message() as usize),
         }
     }
 
     /// NCCL may hand over memory of GPUs.
     pub fn takes_gpu_memory(&self) -> bool {
         self.ptr_support & PTR_CUDA != 0
+    }
+
+    /// The same where NCCL may hand over GPU memory. `dma_buf`: as a dma-buf.
+    ///
+    /// NCCL takes its LL128 protocol where it sees GPU and NIC at one switch, and its kernels
+    /// then look for lines of 128 bytes that arrive whole. An RDMA device that writes into the
+    /// GPU's memory does what NCCL expects of one; of copies by our kernel nobody has promised
+    /// that. So with these the device has no place, as over `local`.
+    ///
+    /// All else is the same whatever the plan: ranks of one communicator may have different
+    /// ones, and NCCL's must come to the same conclusions.
+    pub fn with_gpu(self, plan: Plan, dma_buf: bool) -> Self {
+        let dma_buf = if dma_buf && plan.reaches() { PTR_DMABUF } else { 0 };
+        Properties {
+            pci_path: self.pci_path.filter(|_| plan.landing == Landing::Gpu),
+            ptr_support: PTR_HOST | PTR_CUDA | dma_buf,
+            ..self
+        }
     }
 
     /// NULL for what is no PCI function: NCCL puts it at the first CPU then.
@@ -116,6 +135,23 @@ fn speed(text: &str) -> Option<c_int> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ll128_is_never_offered_where_our_kernel_brings_the_lines() {
+        use crate::plan::Out;
+        let device = Properties { pci_path: Some(c"/sys/devices/pci0000:00"), ..Properties::local(false) };
+        for (out, landing, place, types) in [
+            (Out::Pull, Landing::Gpu, true, PTR_HOST | PTR_CUDA | PTR_DMABUF),
+            (Out::Push, Landing::Gpu, true, PTR_HOST | PTR_CUDA | PTR_DMABUF),
+            (Out::Push, Landing::Host, false, PTR_HOST | PTR_CUDA),
+        ] {
+            let p = device.with_gpu(Plan { out, landing }, true);
+            assert_eq!((p.pci_path.is_some(), p.ptr_support), (place, types), "{out:?} {landing:?}");
+            assert_eq!(p.max_bytes, MAX_BYTES);
+            let p = device.with_gpu(Plan { out, landing }, false);
+            assert_eq!(p.ptr_support, PTR_HOST | PTR_CUDA);
+        }
+    }
 
     #[test]
     fn what_sysfs_says_is_understood() {

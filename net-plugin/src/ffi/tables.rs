@@ -7,13 +7,14 @@
 #![allow(non_upper_case_globals)] // The symbols' names are NCCL's.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::types::{
     CommConfig, DeviceHandle, NetAttr, PTR_CUDA, PTR_HOST, PropsV8, PropsV9, PropsV11, PropsV12, VDevice4,
     VDevice8,
 };
-use crate::comm::{Comm, Mr, Request, Wanted};
+use crate::comm::{Comm, Kind, Mr, Request, Wanted};
 use crate::error::{Code, Failure, Result};
 use crate::handle;
 use crate::handshake::Listener;
@@ -372,26 +373,40 @@ unsafe extern "C" fn reg_mr(comm: *mut c_void, data: *mut c_void, size: usize, k
                     format!("memory of type {kind}, allowed is host ({PTR_HOST}) or CUDA ({PTR_CUDA})");
                 return Err(Failure::new(Code::Usage, text));
             }
-            let mr = at::<Comm>(comm, "comm")?.register(data as usize, size, kind == PTR_CUDA)?;
+            let mr = at::<Comm>(comm, "comm")?.register(
+                data as usize,
+                size,
+                if kind == PTR_CUDA { Kind::Cuda(None) } else { Kind::Host },
+            )?;
             put(to, "mhandle", hand_out(Some(Box::new(mr))))
         }
     })
 }
 
 unsafe extern "C" fn reg_mr_dma_buf(
-    _comm: *mut c_void,
-    _data: *mut c_void,
-    _size: usize,
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
     kind: c_int,
-    _offset: u64,
-    _fd: c_int,
+    offset: u64,
+    fd: c_int,
     to: Out,
 ) -> R {
     call("regMrDmaBuf", || {
-        // SAFETY: NCCL's place, or NULL.
-        unsafe { put(to, "mhandle", std::ptr::null_mut())? };
-        let text = format!("a dma-buf of memory of type {kind}, but none is advertised");
-        Err(Failure::new(Code::Usage, text))
+        // SAFETY: NCCL's place, or NULL, and a connection of ours. The memory is NCCL's, which
+        // keeps it until deregMr; its descriptor is open until we return.
+        unsafe {
+            put(to, "mhandle", std::ptr::null_mut())?;
+            if kind != PTR_CUDA || fd < 0 {
+                let text = format!(
+                    "a dma-buf (descriptor {fd}) of memory of type {kind}, allowed is CUDA ({PTR_CUDA})"
+                );
+                return Err(Failure::new(Code::Usage, text));
+            }
+            let kind = Kind::Cuda(Some((BorrowedFd::borrow_raw(fd), offset)));
+            let mr = at::<Comm>(comm, "comm")?.register(data as usize, size, kind)?;
+            put(to, "mhandle", hand_out(Some(Box::new(mr))))
+        }
     })
 }
 
@@ -555,16 +570,30 @@ unsafe extern "C" fn irecv_v8(
 }
 
 unsafe extern "C" fn iflush(
-    _comm: *mut c_void,
-    _n: c_int,
+    comm: *mut c_void,
+    n: c_int,
     _data: *mut *mut c_void,
-    _sizes: *mut c_int,
-    _mrs: *mut *mut c_void,
+    sizes: *mut c_int,
+    mrs: *mut *mut c_void,
     to: Out,
 ) -> R {
-    // Host memory is as the CPU sees it: nothing to flush, and no request to wait for.
-    // SAFETY: NCCL's place, or NULL.
-    hot("iflush", || unsafe { put(to, "request", std::ptr::null_mut()) })
+    hot("iflush", || {
+        // SAFETY: NCCL's place, or NULL; arrays of `n`, a connection and registrations of ours.
+        unsafe {
+            put(to, "request", std::ptr::null_mut())?;
+            if sizes.is_null() || mrs.is_null() {
+                return Err(null("an array of iflush"));
+            }
+            let flushed = (0..n.max(0) as usize)
+                .map(|i| ((*sizes.add(i)).max(0) as usize, (*mrs.add(i)).cast::<Mr>().as_ref()));
+            let request = at::<Comm>(comm, "recvComm")?.flush(flushed)?;
+            put(
+                to,
+                "request",
+                request.map_or(std::ptr::null_mut(), |r| std::ptr::from_ref(r).cast_mut().cast()),
+            )
+        }
+    })
 }
 
 unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> R {
