@@ -5,6 +5,8 @@ pub mod local;
 mod process_memory;
 pub mod verbs;
 
+pub use process_memory::callable as process_vm_readv_callable;
+
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;

@@ -44,6 +44,15 @@ pub(super) unsafe fn read(pid: u32, address: u64, to: usize, length: usize) -> i
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
+/// Whether this process may make the call at all: it reads a word of itself, for which
+/// no right is asked. Fails where a sandbox keeps the call from it.
+pub fn callable() -> io::Result<()> {
+    let (from, mut to) = (0x1234_5678_9abc_def0u64, 0u64);
+    // SAFETY: the word is ours, and not looked at before the call is over.
+    let n = unsafe { read(std::process::id(), &raw const from as u64, &raw mut to as usize, 8)? };
+    if n == 8 && to == from { Ok(()) } else { Err(io::Error::other(format!("{n} bytes of 8 came"))) }
+}
+
 /// The address that an engine names which is not in its program's process.
 pub(super) const NOWHERE: u64 = u64::MAX;
 

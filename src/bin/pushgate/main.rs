@@ -5,6 +5,7 @@
 mod bench;
 mod probe;
 mod topo;
+mod doctor;
 
 use std::process::ExitCode;
 
@@ -40,6 +41,7 @@ fn command() -> Command {
         ))
         .subcommand(probe::command(settings))
         .subcommand(topo::command())
+        .subcommand(doctor::command(settings))
         .subcommand(bench::command(settings))
 }
 
@@ -58,12 +60,13 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let matches = command().get_matches();
     let (name, m) = matches.subcommand().expect("clap requires one");
-    let done = (|| -> Result<()> {
+    let done = (|| -> Result<ExitCode> {
         match name {
-            "proxy" => proxy(&settings(m)?),
+            "doctor" => return doctor::run(m),
+            "proxy" => proxy(&settings(m)?)?,
             "config" => {
                 config(m);
-                settings(m).map(|_| ()).map_err(Into::into)
+                settings(m)?;
             }
             "devices" => {
                 settings(m)?;
@@ -73,15 +76,15 @@ fn main() -> ExitCode {
                         Err(why) => println!("{}: not available: {why}", a.name),
                     }
                 }
-                Ok(())
             }
-            "probe" => probe::run(m, &settings(m)?),
-            "topo" => topo::run(m),
-            _ => bench::run(m, settings),
+            "probe" => probe::run(m, &settings(m)?)?,
+            "topo" => topo::run(m)?,
+            _ => bench::run(m, settings)?,
         }
+        Ok(ExitCode::SUCCESS)
     })();
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(e) => {
             eprintln!("pushgate: {e:#}");
             ExitCode::from(if matches!(e.downcast_ref(), Some(Error::Config { .. })) { 2 } else { 1 })

@@ -40,10 +40,13 @@ pub struct Suite {
     pub script: &'static str,
 }
 
+const PUSHGATE: &[&str] = &["build", "-p", "pushgate", "--bin", "pushgate"];
 const ALLREDUCE: &[&str] = &["build", "--example", "allreduce"];
 const OUTSIDE: &[&str] = &["build", "--example", "outside"];
 const UNGATED: &[&str] = &["build", "--example", "allreduce-ungated", "--features", "test-ungated"];
 const DRIVER_TESTS: &[&str] = &["test", "--package", "pushgate-tests", "--test", "driver"];
+
+const DOCTOR_TESTS: &[&str] = &["test", "--package", "pushgate-tests", "--test", "doctor"];
 
 /// All suites, in the order in which they run.
 pub const SUITES: &[Suite] = &[
@@ -68,6 +71,19 @@ listening 18515
 ib_write_bw -d rxe0 -x 1 -s 65536 -n 200 -F 10.9.0.1
 wait $!
 "#,
+    },
+    Suite {
+        name: "doctor",
+        guests: 1,
+        limit: 60,
+        default: true,
+        about: "pushgate doctor names what is wrong: no GID, MTU 1500, port down, no address, v1, memlock, no module",
+        build: &[PUSHGATE, DOCTOR_TESTS],
+        devices: &[],
+        module: true,
+        package: false,
+        host: None,
+        script: include_str!("suites/doctor.sh"),
     },
     Suite {
         name: "verbs-endpoint",
@@ -151,7 +167,7 @@ fi
         limit: 400,
         default: false,
         about: "the verbs queue pair beside perftest, in turns: bandwidth and latency",
-        build: &[&["build", "-p", "pushgate", "--bin", "pushgate"]],
+        build: &[PUSHGATE],
         devices: &[],
         module: false,
         package: false,

@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use pushgate_driver_shim::abi;
 use pushgate_rdma_core_sys as sys;
 
 use super::VerbsError;
-use super::gid::{Gid, GidEntry, GidType};
+use super::gid::{self, Gid, GidEntry};
 
 /// An open device with one of its ports. Shared by the queue pairs of a process.
 pub struct Device {
@@ -35,13 +35,19 @@ unsafe impl Sync for Device {}
 
 /// What a port said of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PortState {
-    pub(super) active: bool,
-    pub(super) mtu: u32,
-    pub(super) lid: u16,
-    pub(super) ethernet: bool,
+pub struct PortState {
+    /// It can send and receive.
+    pub active: bool,
+    /// Path MTU now, bytes.
+    pub mtu: u32,
+    /// Greatest path MTU, bytes.
+    pub max_mtu: u32,
+    /// InfiniBand's address; 0 on Ethernet.
+    pub lid: u16,
+    /// RoCE, not InfiniBand.
+    pub ethernet: bool,
     /// Longest message, bytes.
-    pub(super) message: u32,
+    pub message: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -146,6 +152,16 @@ impl Device {
         Err(down.unwrap_or_else(|| VerbsError::NoDevice { name: name.map(Into::into), found: names() }))
     }
 
+    /// What a port says of itself, be it up or down.
+    pub fn port_state(name: &str, port: u8) -> Result<PortState, VerbsError> {
+        let list = List::get()?;
+        let Some((device, found)) = list.iter().find(|(_, found)| found == name) else {
+            let found = list.iter().map(|(_, name)| name).collect();
+            return Err(VerbsError::NoDevice { name: Some(name.into()), found });
+        };
+        Ok(Self::open_one(list.verbs, device, found, port)?.port_state)
+    }
+
     fn open_one(
         verbs: &'static sys::Verbs,
         device: *mut sys::ibv_device,
@@ -165,7 +181,14 @@ impl Device {
             context,
             name,
             port,
-            port_state: PortState { active: false, mtu: 256, lid: 0, ethernet: true, message: 0 },
+            port_state: PortState {
+                active: false,
+                mtu: 256,
+                max_mtu: 256,
+                lid: 0,
+                ethernet: true,
+                message: 0,
+            },
             limits: DeviceLimits { queue: 0, cq: 0 },
             events: AtomicU64::new(0),
             fatal: AtomicBool::new(false),
@@ -194,7 +217,14 @@ impl Device {
             context,
             name: "mock0".into(),
             port: 1,
-            port_state: PortState { active: true, mtu: 4096, lid: 0, ethernet: true, message: 1 << 30 },
+            port_state: PortState {
+                active: true,
+                mtu: 4096,
+                max_mtu: 4096,
+                lid: 0,
+                ethernet: true,
+                message: 1 << 30,
+            },
             limits: DeviceLimits { queue: 1024, cq: 1024 },
             events: AtomicU64::new(0),
             fatal: AtomicBool::new(false),
@@ -235,6 +265,7 @@ impl Device {
         Ok(PortState {
             active: a.state == sys::ibv_port_state::IBV_PORT_ACTIVE,
             mtu: mtu_bytes(a.active_mtu.0),
+            max_mtu: mtu_bytes(a.max_mtu.0),
             lid: a.lid,
             ethernet: a.link_layer == sys::IBV_LINK_LAYER_ETHERNET,
             message: a.max_msg_sz,
@@ -247,37 +278,12 @@ impl Device {
 
     /// The entries of the port's table that hold an address.
     pub fn gids(&self) -> Vec<GidEntry> {
-        let base = self.sysfs();
-        let mut all = Vec::new();
-        for file in std::fs::read_dir(base.join("gids")).into_iter().flatten().flatten() {
-            let Some(index) = file.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
-            let Ok(Some(gid)) = self.gid(index) else { continue };
-            let read = |what: &str| {
-                let path = base.join("gid_attrs").join(what).join(index.to_string());
-                std::fs::read_to_string(path).ok().map(|s| s.trim().to_owned())
-            };
-            let kind = match read("types").as_deref() {
-                Some("RoCE v2") => GidType::RoceV2,
-                _ => GidType::IbOrRoceV1,
-            };
-            // One of another network namespace is not seen here, and so not missed later.
-            let netdev = read("ndevs").filter(|n| !n.is_empty() && exists(&format!("/sys/class/net/{n}")));
-            all.push(GidEntry { index, gid, kind, netdev });
-        }
-        all.sort_by_key(|e| e.index);
-        all
+        gid::table(&self.sysfs(), Path::new("/sys/class/net"))
     }
 
     /// The address at an index, if there is one.
     fn gid(&self, index: u32) -> std::io::Result<Option<Gid>> {
-        let text = match std::fs::read_to_string(self.sysfs().join("gids").join(index.to_string())) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(e),
-        };
-        let Ok(ip) = text.trim().parse::<std::net::Ipv6Addr>() else { return Ok(None) };
-        let empty = ip.octets()[8..].iter().all(|b| *b == 0);
-        Ok((!empty).then_some(Gid(ip.octets())))
+        gid::at(&self.sysfs(), index)
     }
 
     /// Readable when an asynchronous event waits.

@@ -1,7 +1,8 @@
-//! The addresses of an RDMA port, and which of them a queue pair takes: pure
-//! choice over what sysfs says.
+//! The addresses of an RDMA port as sysfs shows them, and which of them a queue
+//! pair takes: a pure choice.
 
 use std::net::Ipv6Addr;
+use std::path::Path;
 
 /// An address as the wire has it: an IPv6 address, IPv4 ones mapped into it.
 #[derive(Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -55,6 +56,12 @@ pub struct GidEntry {
 }
 
 impl GidEntry {
+    /// The IP address that it stands for on Ethernet.
+    pub fn ip(&self) -> std::net::IpAddr {
+        let v6 = Ipv6Addr::from(self.gid.0);
+        v6.to_ipv4_mapped().map_or(v6.into(), Into::into)
+    }
+
     fn family(&self) -> Family {
         match Ipv6Addr::from(self.gid.0).to_ipv4_mapped() {
             Some(_) => Family::V4,
@@ -62,9 +69,46 @@ impl GidEntry {
         }
     }
 
-    fn link_local(&self) -> bool {
+    /// It reaches no further than the link.
+    pub fn link_local(&self) -> bool {
         self.gid.0[0] == 0xfe && self.gid.0[1] & 0xc0 == 0x80
     }
+}
+
+/// The entries of a port's table that hold an address: `port` is its folder in sysfs
+/// (`/sys/class/infiniband/DEVICE/ports/N`), `net` that of the network interfaces
+/// (`/sys/class/net`). What can't be read is left out.
+pub fn table(port: &Path, net: &Path) -> Vec<GidEntry> {
+    let mut all = Vec::new();
+    for file in std::fs::read_dir(port.join("gids")).into_iter().flatten().flatten() {
+        let Some(index) = file.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        let Ok(Some(gid)) = at(port, index) else { continue };
+        let read = |what: &str| {
+            let path = port.join("gid_attrs").join(what).join(index.to_string());
+            std::fs::read_to_string(path).ok().map(|s| s.trim().to_owned())
+        };
+        let kind = match read("types").as_deref() {
+            Some("RoCE v2") => GidType::RoceV2,
+            _ => GidType::IbOrRoceV1,
+        };
+        // One of another network namespace is not seen here, and so not missed later.
+        let netdev = read("ndevs").filter(|n| !n.is_empty() && net.join(n).exists());
+        all.push(GidEntry { index, gid, kind, netdev });
+    }
+    all.sort_by_key(|e| e.index);
+    all
+}
+
+/// The address at an index of the port's table, if there is one.
+pub(super) fn at(port: &Path, index: u32) -> std::io::Result<Option<Gid>> {
+    let text = match std::fs::read_to_string(port.join("gids").join(index.to_string())) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let Ok(ip) = text.trim().parse::<Ipv6Addr>() else { return Ok(None) };
+    let empty = ip.octets()[8..].iter().all(|b| *b == 0);
+    Ok((!empty).then_some(Gid(ip.octets())))
 }
 
 /// RoCE v2 before all else, for v1 is not routed; then the family that the hosts

@@ -35,7 +35,7 @@ mod sending;
 mod setup;
 mod slot;
 
-pub use device::Device;
+pub use device::{Device, PortState};
 pub use error::VerbsError;
 pub use queue_pair::VerbsQp;
 pub use setup::{Accepted, Allocate, Config, Half, Offer, Places, WIRE_VERSION};

@@ -1,0 +1,259 @@
+//! The kernel, this process and its limits.
+
+use super::{bytes, rdma};
+use crate::finding::Finding;
+use crate::readings::{HugePages, Limit, Read, Readings};
+
+/// capability(7).
+const CAP_IPC_LOCK: u32 = 14;
+/// capability(7).
+const CAP_SYS_PTRACE: u32 = 19;
+/// capability(7).
+pub(super) const CAP_SYS_ADMIN: u32 = 21;
+
+/// How many queue pairs one program gets of a proxy (docs/operations.md); what a limit is held
+/// against.
+const QUEUE_PAIRS: u64 = 64;
+
+pub(super) fn capable(r: &Readings, bit: u32) -> bool {
+    r.host.capabilities.is().is_some_and(|set| set >> bit & 1 != 0)
+}
+
+/// As `pushgate config` reads them.
+pub fn settings(r: &Readings) -> Vec<Finding> {
+    vec![match &r.wants.settings {
+        Ok(from) => Finding::passed("", from),
+        Err(why) => Finding::failed(
+            "",
+            why,
+            "see `pushgate config` for what is allowed; the rest was looked at with the settings that are right",
+        ),
+    }]
+}
+
+/// RDMA registrations count as locked memory (`ib_umem_get`), except with CAP_IPC_LOCK. One queue
+/// pair must fit; 64 should, as many as one program may have.
+pub fn memlock(r: &Readings) -> Vec<Finding> {
+    let one = r.wants.queue_pair_bytes();
+    let raise = "ulimit -l unlimited; for good: `* - memlock unlimited` in /etc/security/limits.d/pushgate.conf, \
+                 LimitMEMLOCK=infinity for a service, --ulimit memlock=-1 for a container";
+    let systemd =
+        r.host.systemd_memlock.as_ref().map_or(String::new(), |v| format!("; systemd gives services {v}"));
+    let (soft, hard) = match &r.host.memlock {
+        Read::Is(limits) => *limits,
+        Read::Absent => return vec![Finding::not_applicable("", "the limit was not read")],
+        Read::Unreadable(why) => return vec![Finding::warned("", why, "look with ulimit -l")],
+    };
+    let limit = match soft {
+        u64::MAX => "no limit".to_string(),
+        _ if soft == hard => format!("limit {}", bytes(soft)),
+        _ => format!("limit {} (hard: {})", bytes(soft), bytes(hard)),
+    };
+    let reading = format!("{limit}{systemd}; a queue pair registers about {}", bytes(one));
+    vec![if soft == u64::MAX {
+        Finding::passed("", reading)
+    } else if capable(r, CAP_IPC_LOCK) {
+        Finding::passed("", format!("{reading}; this process has CAP_IPC_LOCK and is not held to it"))
+    } else if rdma::none(r).is_some() && !r.wants.verbs {
+        Finding::not_applicable("", format!("{reading}; nothing is registered without RDMA"))
+    } else if soft < one {
+        Finding::failed("", format!("{reading}: not one fits"), raise)
+    } else if soft < one.saturating_mul(QUEUE_PAIRS) {
+        Finding::warned("", format!("{reading}: {} fit", soft / one), raise)
+    } else {
+        Finding::passed("", reading)
+    }]
+}
+
+fn left(limit: Limit) -> Option<u64> {
+    limit.map(|(max, used)| max.saturating_sub(used))
+}
+
+/// Objects of a queue pair: PD, completion channel, CQ, QP, and memory regions for window, mirror,
+/// inbox and outbox, with room for two of a program's own.
+const RDMA_OBJECTS: u64 = 10;
+/// Threads of a program beside those that it starts itself: engines, helpers, CUDA's.
+const THREADS: u64 = 64;
+
+/// Memory, 2 MiB pages, threads and RDMA objects that the tightest group leaves: less than one queue
+/// pair's is a failure, less than 64 (of threads: than 64) a warning.
+pub fn cgroup(r: &Readings) -> Vec<Finding> {
+    let c = &r.host.cgroup;
+    let one = r.wants.queue_pair_bytes();
+    let mut findings = Vec::new();
+    let mut hold = |what: &str, limit: Limit, one: u64, enough: u64, in_bytes: bool, remedy: &str| {
+        let (Some((max, used)), Some(left)) = (limit, left(limit)) else { return };
+        let say = |n| if in_bytes { bytes(n) } else { n.to_string() };
+        let reading = format!("{} of {} used, {} left", say(used), say(max), say(left));
+        findings.push(if left < one {
+            Finding::failed(what, format!("{reading}; {} are needed at the least", say(one)), remedy)
+        } else if left < enough {
+            Finding::warned(
+                what,
+                format!("{reading}; {} would be enough for {QUEUE_PAIRS} queue pairs", say(enough)),
+                remedy,
+            )
+        } else {
+            Finding::passed(what, reading)
+        });
+    };
+    hold(
+        "memory",
+        c.memory,
+        one,
+        one.saturating_mul(QUEUE_PAIRS),
+        true,
+        "raise memory.max (MemoryMax=, --memory)",
+    );
+    hold("pids", c.pids, 8, THREADS, false, "raise pids.max (TasksMax=, --pids-limit)");
+    if r.wants.huge_pages != HugePages::Never {
+        let window = r.wants.window_size.max(2 << 20);
+        let least = if r.wants.huge_pages == HugePages::Require { window } else { 0 };
+        hold("hugetlb", c.huge, least, window, true, "raise hugetlb.2MB.max, or set huge-pages to never");
+    }
+    for (device, limit) in &c.rdma_objects {
+        if rdma::chosen(r).any(|d| d.name == *device) {
+            hold(
+                device,
+                Some(*limit),
+                RDMA_OBJECTS,
+                RDMA_OBJECTS * QUEUE_PAIRS,
+                false,
+                "raise hca_object in rdma.max",
+            );
+        }
+    }
+    findings.extend(c.unreadable.iter().map(|why| Finding::warned("", why, "look below /sys/fs/cgroup")));
+    if findings.is_empty() {
+        findings.push(match c.found {
+            true => Finding::passed("", "no limit of memory, threads or RDMA objects is set"),
+            false => Finding::not_applicable("", "no control group is seen"),
+        });
+    }
+    findings
+}
+
+/// A window is asked for in 2 MiB pages if its size is a multiple (docs/operations.md).
+pub fn huge_pages(r: &Readings) -> Vec<Finding> {
+    const PAGE: u64 = 2 << 20;
+    let windows = [("window-size", r.wants.window_size), ("net-window-size", r.wants.net_window_size)];
+    let largest = windows.iter().filter(|(_, size)| size % PAGE == 0).max_by_key(|(_, size)| *size);
+    let raise = |pages: u64| {
+        format!(
+            "sysctl -w vm.nr_hugepages={pages} (early after boot, or hugepages={pages} on the kernel's command line)"
+        )
+    };
+    let required = r.wants.huge_pages == HugePages::Require;
+    if r.wants.huge_pages == HugePages::Never {
+        return vec![Finding::not_applicable("", "huge-pages is never")];
+    }
+    let Some((name, size)) = largest else {
+        return vec![Finding::not_applicable("", "no window is a multiple of 2 MiB")];
+    };
+    let pages = size / PAGE;
+    vec![match &r.host.huge_pages {
+        Read::Is((all, free)) => {
+            let reading =
+                format!("{free} of {all} pages of 2 MiB are free; a window of {name} takes {pages}");
+            match (*free >= pages, required) {
+                (true, _) => Finding::passed("", reading),
+                (false, true) => Finding::failed("", reading, raise(all + pages * QUEUE_PAIRS)),
+                (false, false) => Finding::warned(
+                    "",
+                    format!("{reading}; normal pages serve, with more misses in the TLBs of CPU and NIC"),
+                    raise(all + pages * QUEUE_PAIRS) + ", or huge-pages = never",
+                ),
+            }
+        }
+        Read::Absent if required => {
+            Finding::failed("", "the kernel has no pages of 2 MiB", "set huge-pages to try")
+        }
+        Read::Absent => Finding::not_applicable("", "the kernel has no pages of 2 MiB; normal pages serve"),
+        Read::Unreadable(why) => Finding::warned("", why, "look at /sys/kernel/mm/hugepages"),
+    }]
+}
+
+/// Windows are sealed memfds (docs/driver.md): one of a window's size is made and filled.
+pub fn memfd(r: &Readings) -> Vec<Finding> {
+    vec![match &r.host.memfd {
+        Read::Is(()) => {
+            Finding::passed("", format!("a sealed memfd of {} was made", bytes(r.wants.window_size)))
+        }
+        Read::Absent => Finding::not_applicable("", "not tried"),
+        Read::Unreadable(why) => Finding::failed(
+            "",
+            why,
+            "let the sandbox allow memfd_create with sealing, and raise the memory limit of the control group if there is no room",
+        ),
+    }]
+}
+
+/// NCCL keeps its own segments there; its guide asks for 1 GiB in containers, whose default is 64 MiB
+/// (NCCL user guide, "Troubleshooting", shared memory). pushgate itself needs none of it.
+pub fn shm(r: &Readings) -> Vec<Finding> {
+    const ENOUGH: u64 = 1 << 30;
+    let remedy = "mount -o remount,size=1g /dev/shm, or --shm-size=1g for a container; NCCL alone needs it";
+    vec![match &r.host.shm {
+        Read::Is((all, free)) => {
+            let reading = format!("/dev/shm: {} of {} free", bytes(*free), bytes(*all));
+            if *free >= ENOUGH { Finding::passed("", reading) } else { Finding::warned("", reading, remedy) }
+        }
+        Read::Absent => {
+            Finding::warned("", "there is no /dev/shm", "mount -t tmpfs tmpfs /dev/shm; NCCL alone needs it")
+        }
+        Read::Unreadable(why) => Finding::warned("", why, remedy),
+    }]
+}
+
+/// `process_vm_readv` asks for what tracing does (ptrace(2)): Yama's scope 0 and 1 will do, for both
+/// ends name each other by PR_SET_PTRACER; 2 wants CAP_SYS_PTRACE, 3 refuses all.
+pub fn readv(r: &Readings) -> Vec<Finding> {
+    let allow =
+        "sysctl -w kernel.yama.ptrace_scope=1; until then `local` copies through the window, once more";
+    if let Read::Unreadable(why) = &r.host.readv {
+        return vec![Finding::warned(
+            "",
+            why,
+            "let the sandbox (seccomp) allow process_vm_readv; until then `local` copies through the window, once more",
+        )];
+    }
+    let called = if r.host.readv == Read::Absent { "the call was not tried" } else { "the call is allowed" };
+    vec![match &r.host.ptrace_scope {
+        Read::Absent => Finding::passed("", format!("{called}; no Yama")),
+        Read::Is(scope @ 0..=1) => {
+            Finding::passed("", format!("{called}; kernel.yama.ptrace_scope is {scope}"))
+        }
+        Read::Is(2) if capable(r, CAP_SYS_PTRACE) => Finding::passed(
+            "",
+            format!("{called}; kernel.yama.ptrace_scope is 2, and this process has CAP_SYS_PTRACE"),
+        ),
+        Read::Is(scope) => Finding::warned(
+            "",
+            format!("kernel.yama.ptrace_scope is {scope}: processes may not read each other"),
+            allow,
+        ),
+        Read::Unreadable(why) => Finding::warned("", why, "look with sysctl kernel.yama.ptrace_scope"),
+    }]
+}
+
+/// A ring is made and closed; kernel.io_uring_disabled (Linux 6.6) says why not: 1 for all without
+/// CAP_SYS_ADMIN or the group of kernel.io_uring_group, 2 for all. `local` and `verbs` do without.
+pub fn io_uring(r: &Readings) -> Vec<Finding> {
+    let disabled = match &r.host.io_uring_disabled {
+        Read::Is(n) => format!("kernel.io_uring_disabled is {n}"),
+        Read::Absent => "the kernel has no switch for it".into(),
+        Read::Unreadable(why) => why.clone(),
+    };
+    let remedy = "sysctl -w kernel.io_uring_disabled=0, and let the sandbox (seccomp) allow io_uring_setup; local and verbs need none of it";
+    vec![match &r.host.io_uring {
+        Read::Is(()) => Finding::passed("", format!("a ring was made; {disabled}")),
+        Read::Unreadable(why) => Finding::warned("", format!("{why}; {disabled}"), remedy),
+        Read::Absent => match &r.host.io_uring_disabled {
+            Read::Is(0) | Read::Absent => Finding::not_applicable("", format!("not tried; {disabled}")),
+            Read::Is(1) if capable(r, CAP_SYS_ADMIN) => {
+                Finding::passed("", format!("{disabled}, and this process has CAP_SYS_ADMIN"))
+            }
+            _ => Finding::warned("", disabled, remedy),
+        },
+    }]
+}

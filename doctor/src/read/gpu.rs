@@ -1,0 +1,52 @@
+//! NVIDIA's driver, as /proc and sysfs show it.
+
+use super::{Roots, names, text};
+use crate::readings::{Gpu, Read};
+
+pub fn gpu(roots: &Roots) -> Gpu {
+    let nvidia = roots.proc.join("driver/nvidia");
+    let count = gpus(roots).len();
+    let driver = text(&nvidia.join("version")).then(|t| match t.lines().next() {
+        Some(line) if !line.is_empty() => Ok(line.to_string()),
+        _ => Err(format!("{} is empty", nvidia.join("version").display())),
+    });
+    let present = count > 0 || driver != Read::Absent;
+    Gpu {
+        count,
+        driver,
+        params: text(&nvidia.join("params")),
+        peermem: ["nvidia_peermem", "nv_peer_mem"].iter().any(|m| roots.sys.join("module").join(m).exists()),
+        mig_instances: mig_instances(roots),
+        mps: if present { mps(roots) } else { None },
+    }
+}
+
+/// PCI functions of NVIDIA that are display or 3D controllers.
+pub fn gpus(roots: &Roots) -> Vec<String> {
+    let devices = roots.sys.join("bus/pci/devices");
+    let starts = |path: &std::path::Path, what: &str| text(path).is().is_some_and(|t| t.starts_with(what));
+    let is_gpu = |name: &String| {
+        let folder = devices.join(name);
+        starts(&folder.join("vendor"), "0x10de") && starts(&folder.join("class"), "0x03")
+    };
+    names(&devices).into_iter().filter(|n| super::is_pci_address(n)).filter(is_gpu).collect()
+}
+
+/// Folders capabilities/gpuN/mig/giM of the driver.
+fn mig_instances(roots: &Roots) -> usize {
+    let folder = roots.proc.join("driver/nvidia/capabilities");
+    let of = |gpu: String| {
+        let instances = names(&folder.join(gpu).join("mig"));
+        instances.iter().filter(|n| n.strip_prefix("gi").is_some_and(|i| i.parse::<u32>().is_ok())).count()
+    };
+    names(&folder).into_iter().filter(|n| n.starts_with("gpu")).map(of).sum()
+}
+
+/// The kernel keeps 15 bytes of a program's name, so the command line tells daemon and server apart.
+fn mps(roots: &Roots) -> Option<u32> {
+    names(&roots.proc).iter().filter_map(|n| n.parse::<u32>().ok()).find(|pid| {
+        let folder = roots.proc.join(pid.to_string());
+        text(&folder.join("comm")).is().is_some_and(|c| c == "nvidia-cuda-mps")
+            && text(&folder.join("cmdline")).is().is_some_and(|c| c.contains("nvidia-cuda-mps-control"))
+    })
+}

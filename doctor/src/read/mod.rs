@@ -1,0 +1,144 @@
+//! The edge: looks at a host. Every file is bounded, every failure becomes a sentence of what could
+//! not be read and why; nothing here judges.
+
+mod gpu;
+mod host;
+mod module;
+mod nccl;
+mod netlink;
+mod pci;
+mod rdma;
+
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
+use std::path::{Path, PathBuf};
+
+use crate::checks::Part;
+use crate::readings::{Read, Readings, Wants, Window};
+
+/// Where the kernel's files are.
+#[derive(Clone, Debug)]
+pub struct Roots {
+    /// /sys
+    pub sys: PathBuf,
+    /// /proc
+    pub proc: PathBuf,
+    /// /dev
+    pub dev: PathBuf,
+    /// /etc
+    pub etc: PathBuf,
+    /// System calls, netlink and libraries are asked, too. They tell of this host alone.
+    pub live: bool,
+}
+
+impl Roots {
+    /// This host.
+    pub fn host() -> Roots {
+        Roots { live: true, ..Roots::below(Path::new("/")) }
+    }
+
+    /// A tree of files that was kept of a host, or made by a test: `sys`, `proc`, `dev` and `etc` below
+    /// a folder. Nothing but files is looked at.
+    pub fn below(root: &Path) -> Roots {
+        let at = |name| root.join(name);
+        Roots { sys: at("sys"), proc: at("proc"), dev: at("dev"), etc: at("etc"), live: false }
+    }
+}
+
+/// Looks at what these parts need.
+pub fn read(roots: &Roots, wants: Wants, parts: &[Part]) -> Readings {
+    let has = |part| parts.contains(&part);
+    let mut r = Readings { wants, ..Readings::default() };
+    if has(Part::Rdma) {
+        r.rdma = rdma::devices(roots, r.wants.device.as_deref());
+        r.netdevs = rdma::netdevs(roots, &r.rdma);
+    }
+    if has(Part::Gpu) {
+        r.gpu = gpu::gpu(roots);
+    }
+    if has(Part::Pci) {
+        r.pci = pci::functions(roots, &r.rdma);
+        r.iommu_groups = pci::iommu_groups(roots);
+        r.cmdline = text(&roots.proc.join("cmdline"));
+    }
+    if has(Part::Host) {
+        r.host = host::host(roots, &r.wants);
+        // Reading all of the kernel's symbols takes a while, so only where it matters.
+        if r.gpu.count > 0 || r.wants.window == Window::Bar {
+            r.host.umem_dmabuf = host::symbol(roots, "ib_umem_dmabuf_get");
+        }
+    }
+    if has(Part::Module) {
+        r.module = module::module(roots);
+    }
+    if has(Part::Nccl) && roots.live {
+        r.nccl = nccl::nccl();
+    }
+    r
+}
+
+/// No file of sysfs or proc that is read whole is longer.
+const LONGEST: u64 = 1 << 20;
+
+/// What became of asking for a file.
+fn failed<T>(path: &Path, error: &std::io::Error) -> Read<T> {
+    match error.kind() {
+        ErrorKind::NotFound => Read::Absent,
+        ErrorKind::NotADirectory => Read::Absent,
+        _ => Read::Unreadable(format!("{} can't be read: {error}", path.display())),
+    }
+}
+
+/// A file's bytes, the first MiB.
+fn binary(path: &Path) -> Read<Vec<u8>> {
+    let mut bytes = Vec::new();
+    match File::open(path).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes)) {
+        Ok(_) => Read::Is(bytes),
+        Err(error) => failed(path, &error),
+    }
+}
+
+/// A file's text without space around it.
+fn text(path: &Path) -> Read<String> {
+    binary(path).then(|bytes| match String::from_utf8(bytes) {
+        Ok(text) => Ok(text.trim().to_string()),
+        Err(_) => Err(format!("{} is no text", path.display())),
+    })
+}
+
+/// A file that holds one number.
+fn number<T: std::str::FromStr>(path: &Path) -> Read<T> {
+    text(path).then(|text| {
+        let short: String = text.chars().take(40).collect();
+        text.parse().map_err(|_| format!("{} holds {short:?}, which is no number in range", path.display()))
+    })
+}
+
+/// The names in a folder, in order; none if it can't be read.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// `0000:01:00.0`
+fn is_pci_address(name: &str) -> bool {
+    let ok = |part: &str, len: usize| part.len() >= len && part.bytes().all(|b| b.is_ascii_hexdigit());
+    let mut parts = name.split([':', '.']);
+    let fits = [4, 2, 2, 1].into_iter().all(|len| parts.next().is_some_and(|p| ok(p, len)));
+    fits && parts.next().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pci_addresses_are_told_from_other_names() {
+        assert!(is_pci_address("0000:01:00.0") && is_pci_address("10000:e1:00.f"));
+        for no in ["", "pci0000:00", "0000:01:00", "virtual", "0000:01:00.0.1", "0000:zz:00.0"] {
+            assert!(!is_pci_address(no), "{no}");
+        }
+    }
+}

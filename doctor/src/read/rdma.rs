@@ -1,0 +1,119 @@
+//! RDMA devices, their ports, and the network interfaces behind them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use pushgate_proxy::qp::verbs::{Device, gid};
+
+use super::{Roots, failed, names, netlink, number, text};
+use crate::readings::{Ecn, Netdev, RdmaDevice, RdmaPort, Read};
+
+/// All devices by name and kind; the ports of those that the settings name, or of all. (A port may
+/// have a thousand entries of its GID table, each a file.)
+pub fn devices(roots: &Roots, named: Option<&str>) -> Read<Vec<RdmaDevice>> {
+    let class = roots.sys.join("class/infiniband");
+    match std::fs::read_dir(&class) {
+        Ok(_) => Read::Is(
+            names(&class)
+                .into_iter()
+                .map(|name| device(roots, &class.join(&name), named.is_none_or(|n| n == name), name))
+                .collect(),
+        ),
+        Err(error) => failed(&class, &error),
+    }
+}
+
+fn device(roots: &Roots, folder: &Path, ports: bool, name: String) -> RdmaDevice {
+    let numbers = if ports { names(&folder.join("ports")) } else { Vec::new() };
+    let mut numbers: Vec<u8> = numbers.iter().filter_map(|n| n.parse().ok()).collect();
+    numbers.sort();
+    RdmaDevice {
+        node_type: text(&folder.join("node_type")),
+        pci: pci(folder),
+        ports: numbers.into_iter().map(|number| port(roots, folder, &name, number)).collect(),
+        name,
+    }
+}
+
+/// The function that `device` leads to. Software devices have none.
+fn pci(folder: &Path) -> Option<String> {
+    let target = std::fs::canonicalize(folder.join("device")).ok()?;
+    let name = target.file_name()?.to_str()?;
+    super::is_pci_address(name).then(|| name.to_string())
+}
+
+fn port(roots: &Roots, device: &Path, name: &str, number: u8) -> RdmaPort {
+    let folder = device.join("ports").join(number.to_string());
+    let net = roots.sys.join("class/net");
+    let gids = gid::table(&folder, &net);
+    // An empty table names no interface; soft-RoCE says its own, and others' lie beside them on PCI.
+    let behind = || {
+        let parent = text(&device.join("parent")).is().cloned();
+        let beside = names(&device.join("device/net")).into_iter().find(|n| {
+            let dev_port = super::number::<u8>(&net.join(n).join("dev_port"));
+            dev_port.is().is_none_or(|p| p.checked_add(1) == Some(number))
+        });
+        parent.or(beside).filter(|n| !n.is_empty() && !n.contains('/') && net.join(n).exists())
+    };
+    let netdev = gids.iter().find_map(|e| e.netdev.clone()).or_else(behind);
+    RdmaPort {
+        number,
+        state: text(&folder.join("state")),
+        phys_state: text(&folder.join("phys_state")),
+        link_layer: text(&folder.join("link_layer")),
+        gids,
+        netdev,
+        verbs: match roots.live {
+            true => {
+                Device::port_state(name, number).map_or_else(|e| Read::Unreadable(e.to_string()), Read::Is)
+            }
+            false => Read::Absent,
+        },
+    }
+}
+
+pub fn netdevs(roots: &Roots, devices: &Read<Vec<RdmaDevice>>) -> BTreeMap<String, Netdev> {
+    let ports = devices.is().into_iter().flatten().flat_map(|d| &d.ports);
+    let names = ports.flat_map(|p| p.gids.iter().filter_map(|e| e.netdev.clone()).chain(p.netdev.clone()));
+    let mut all: BTreeMap<String, Netdev> = names.map(|name| (name, Netdev::default())).collect();
+    if all.is_empty() {
+        return all;
+    }
+    let mut addresses = if roots.live { Some(netlink::addresses()) } else { None };
+    for (name, dev) in &mut all {
+        let folder = roots.sys.join("class/net").join(name);
+        dev.mtu = number(&folder.join("mtu"));
+        dev.ecn = ecn(&folder.join("ecn"));
+        dev.addresses = match (&mut addresses, number::<u32>(&folder.join("ifindex"))) {
+            (None, _) => Read::Absent,
+            (Some(Ok(all)), Read::Is(index)) => Read::Is(all.remove(&index).unwrap_or_default()),
+            (Some(Err(why)), _) => Read::Unreadable(why.clone()),
+            (_, Read::Unreadable(why)) => Read::Unreadable(why),
+            (_, Read::Absent) => Read::Unreadable(format!("{name} has no index in sysfs")),
+        };
+        if roots.live {
+            dev.dcb = netlink::dcb(name);
+        }
+    }
+    all
+}
+
+/// mlx5's own folder: `roce_np/enable/P` and `roce_rp/enable/P` for each priority P.
+fn ecn(folder: &Path) -> Read<Ecn> {
+    let bits = |point: &str| -> Read<u8> {
+        let mut set = 0;
+        for priority in 0..8u8 {
+            match number::<u8>(&folder.join(point).join("enable").join(priority.to_string())) {
+                Read::Is(on) => set |= u8::from(on != 0) << priority,
+                Read::Absent => return Read::Absent,
+                Read::Unreadable(why) => return Read::Unreadable(why),
+            }
+        }
+        Read::Is(set)
+    };
+    match (bits("roce_np"), bits("roce_rp")) {
+        (Read::Is(notifies), Read::Is(reacts)) => Read::Is(Ecn { notifies, reacts }),
+        (Read::Unreadable(why), _) | (_, Read::Unreadable(why)) => Read::Unreadable(why),
+        _ => Read::Absent,
+    }
+}

@@ -1,0 +1,333 @@
+//! What was read of a host: plain data, for the checks. No I/O here.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use pushgate_proxy::qp::verbs::PortState;
+use pushgate_proxy::qp::verbs::gid::GidEntry;
+
+/// What was asked of one place.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum Read<T> {
+    /// This.
+    Is(T),
+    /// It is not there, or was not looked at.
+    #[default]
+    Absent,
+    /// It is there and can't be read, or makes no sense: a sentence.
+    Unreadable(String),
+}
+
+impl<T> Read<T> {
+    /// The content, if there is one.
+    pub fn is(&self) -> Option<&T> {
+        match self {
+            Read::Is(it) => Some(it),
+            _ => None,
+        }
+    }
+
+    /// Looks into the content; what it makes no sense of is unreadable.
+    pub fn then<U>(self, parse: impl FnOnce(T) -> Result<U, String>) -> Read<U> {
+        match self {
+            Read::Is(it) => parse(it).map_or_else(Read::Unreadable, Read::Is),
+            Read::Absent => Read::Absent,
+            Read::Unreadable(why) => Read::Unreadable(why),
+        }
+    }
+}
+
+/// Where the payload is to land.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Window {
+    /// Shared memory.
+    #[default]
+    Memory,
+    /// Pages of the kernel module.
+    Staging,
+    /// A BAR, by the kernel module.
+    Bar,
+}
+
+/// Whether windows shall lie in huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum HugePages {
+    /// Where there are any.
+    #[default]
+    Try,
+    /// No.
+    Never,
+    /// Without them there is no window.
+    Require,
+}
+
+/// What the settings in force ask of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wants {
+    /// Queue pairs are `verbs`.
+    pub verbs: bool,
+    /// The window.
+    pub window: Window,
+    /// Bytes of a window.
+    pub window_size: u64,
+    /// Bytes of a window of the NCCL plugin.
+    pub net_window_size: u64,
+    /// WQE slots of a queue pair.
+    pub slots: u64,
+    /// Receives of a queue pair.
+    pub receives: u64,
+    /// The RDMA device, if one is named.
+    pub device: Option<String>,
+    /// Its port.
+    pub port: u8,
+    /// The entry of its GID table, if one is named.
+    pub gid_index: Option<u32>,
+    /// Traffic class of RDMA packets.
+    pub traffic_class: u8,
+    /// Huge pages.
+    pub huge_pages: HugePages,
+    /// Where the settings came from, or what is wrong with them.
+    pub settings: Result<String, String>,
+}
+
+impl Default for Wants {
+    fn default() -> Self {
+        Wants {
+            verbs: false,
+            window: Window::Memory,
+            window_size: 1 << 20,
+            net_window_size: 4 << 20,
+            slots: 1024,
+            receives: 1024,
+            device: None,
+            port: 1,
+            gid_index: None,
+            traffic_class: 0,
+            huge_pages: HugePages::Try,
+            settings: Ok("defaults".into()),
+        }
+    }
+}
+
+impl Wants {
+    /// Bytes that one `verbs` queue pair registers, about: window, mirror of a peer's as large,
+    /// inbox and outbox (docs/rdma.md, "What lies where").
+    pub fn queue_pair_bytes(&self) -> u64 {
+        let boxes = (4 << 10) + (128 << 10) + 256 * self.slots + 32 * self.receives;
+        2 * self.window_size + 2 * boxes
+    }
+}
+
+/// Everything that was read.
+#[derive(Clone, Debug, Default)]
+pub struct Readings {
+    /// The settings.
+    pub wants: Wants,
+    /// RDMA devices; absent: the kernel has no such class.
+    pub rdma: Read<Vec<RdmaDevice>>,
+    /// Network interfaces behind RDMA ports, by name.
+    pub netdevs: BTreeMap<String, Netdev>,
+    /// GPUs and RDMA devices on PCI.
+    pub pci: Vec<PciFunction>,
+    /// The kernel's command line.
+    pub cmdline: Read<String>,
+    /// The IOMMU has groups.
+    pub iommu_groups: usize,
+    /// NVIDIA's driver.
+    pub gpu: Gpu,
+    /// The kernel and this process.
+    pub host: Host,
+    /// The module `pushgate`.
+    pub module: Module,
+    /// NCCL and its plugin.
+    pub nccl: Nccl,
+}
+
+/// A device of /sys/class/infiniband.
+#[derive(Clone, Debug, Default)]
+pub struct RdmaDevice {
+    /// `mlx5_0`.
+    pub name: String,
+    /// `1: CA`.
+    pub node_type: Read<String>,
+    /// Its PCI function; software devices have none.
+    pub pci: Option<String>,
+    /// Its ports.
+    pub ports: Vec<RdmaPort>,
+}
+
+/// A port.
+#[derive(Clone, Debug, Default)]
+pub struct RdmaPort {
+    /// From 1.
+    pub number: u8,
+    /// `4: ACTIVE`.
+    pub state: Read<String>,
+    /// `5: LinkUp`.
+    pub phys_state: Read<String>,
+    /// `Ethernet` or `InfiniBand`.
+    pub link_layer: Read<String>,
+    /// Entries of its GID table that hold an address.
+    pub gids: Vec<GidEntry>,
+    /// The network interface behind it.
+    pub netdev: Option<String>,
+    /// What libibverbs says.
+    pub verbs: Read<PortState>,
+}
+
+/// A network interface.
+#[derive(Clone, Debug, Default)]
+pub struct Netdev {
+    /// Bytes.
+    pub mtu: Read<u32>,
+    /// Its IP addresses.
+    pub addresses: Read<Vec<IpAddr>>,
+    /// Data centre bridging.
+    pub dcb: Read<Dcb>,
+    /// The folder `ecn` of mlx5's driver: for each priority, whether the NIC notifies of marks and
+    /// reacts to them.
+    pub ecn: Read<Ecn>,
+}
+
+/// IEEE 802.1Qaz as the driver tells it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dcb {
+    /// Bit for each priority: pause frames on.
+    pub pfc: Option<u8>,
+    /// Traffic class of each priority.
+    pub prio_tc: Option<[u8; 8]>,
+    /// Entries of the APP table: selector, priority, protocol.
+    pub apps: Vec<(u8, u8, u16)>,
+}
+
+/// Priorities with ECN on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ecn {
+    /// Bit for each priority: it answers marks (notification point).
+    pub notifies: u8,
+    /// Bit for each priority: it slows down (reaction point).
+    pub reacts: u8,
+}
+
+/// A GPU or an RDMA device on PCI.
+#[derive(Clone, Debug, Default)]
+pub struct PciFunction {
+    /// `0000:01:00.0`.
+    pub address: String,
+    /// "GPU" or the RDMA device's name.
+    pub what: String,
+    /// Of its IOMMU group: `identity`, `DMA`, `DMA-FQ`.
+    pub iommu: Read<String>,
+    /// From the root to it.
+    pub bridges: Vec<Bridge>,
+}
+
+/// A bridge above a function.
+#[derive(Clone, Debug, Default)]
+pub struct Bridge {
+    /// `0000:00:01.0`.
+    pub address: String,
+    /// The ACS control register; absent: it has none.
+    pub acs: Read<u16>,
+}
+
+/// NVIDIA's driver.
+#[derive(Clone, Debug, Default)]
+pub struct Gpu {
+    /// GPUs on PCI.
+    pub count: usize,
+    /// First line of /proc/driver/nvidia/version.
+    pub driver: Read<String>,
+    /// /proc/driver/nvidia/params.
+    pub params: Read<String>,
+    /// The module nvidia_peermem is loaded.
+    pub peermem: bool,
+    /// GPU instances of MIG.
+    pub mig_instances: usize,
+    /// The process of the MPS control daemon.
+    pub mps: Option<u32>,
+}
+
+/// The kernel and this process.
+#[derive(Clone, Debug, Default)]
+pub struct Host {
+    /// `6.1.0-56-amd64`.
+    pub release: Read<String>,
+    /// The kernel has the function by which RDMA drivers take dma-bufs.
+    pub umem_dmabuf: Read<bool>,
+    /// Bits of CapEff.
+    pub capabilities: Read<u64>,
+    /// RLIMIT_MEMLOCK: soft and hard, bytes; `u64::MAX`: none.
+    pub memlock: Read<(u64, u64)>,
+    /// What systemd's files say that a service gets.
+    pub systemd_memlock: Option<String>,
+    /// Huge pages of 2 MiB: all and free.
+    pub huge_pages: Read<(u64, u64)>,
+    /// kernel.io_uring_disabled.
+    pub io_uring_disabled: Read<u32>,
+    /// A ring was made.
+    pub io_uring: Read<()>,
+    /// kernel.yama.ptrace_scope.
+    pub ptrace_scope: Read<u32>,
+    /// process_vm_readv was called on this process itself.
+    pub readv: Read<()>,
+    /// A memfd of a window's size was made, sealed and filled.
+    pub memfd: Read<()>,
+    /// /dev/shm: all and free bytes.
+    pub shm: Read<(u64, u64)>,
+    /// The cgroup's limits that are set, the tightest of all levels.
+    pub cgroup: Cgroup,
+}
+
+/// A limit and what is used of it.
+pub type Limit = Option<(u64, u64)>;
+
+/// Limits of this process's cgroups.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cgroup {
+    /// There is at least one.
+    pub found: bool,
+    /// Bytes.
+    pub memory: Limit,
+    /// Processes and threads.
+    pub pids: Limit,
+    /// RDMA objects, by device.
+    pub rdma_objects: BTreeMap<String, (u64, u64)>,
+    /// Bytes of 2 MiB pages.
+    pub huge: Limit,
+    /// Files that make no sense or can't be read.
+    pub unreadable: Vec<String>,
+}
+
+/// The kernel module.
+#[derive(Clone, Debug, Default)]
+pub struct Module {
+    /// Its version; absent: not loaded.
+    pub version: Read<String>,
+    /// Device files, and what came of opening them: uapi version and whether it has a window.
+    pub devices: Vec<(String, Result<(u32, bool), String>)>,
+}
+
+/// NCCL.
+#[derive(Clone, Debug, Default)]
+pub struct Nccl {
+    /// `ncclGetVersion`, and the library that answered.
+    pub version: Read<(u32, String)>,
+    /// The plugin's variable.
+    pub plugin_variable: Option<String>,
+    /// NCCL_NET_PLUGIN_REF_COUNT.
+    pub ref_count: Option<String>,
+    /// The plugin that NCCL would open.
+    pub plugin: Read<Plugin>,
+}
+
+/// A network plugin.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plugin {
+    /// As the linker was asked for it.
+    pub file: String,
+    /// What its newest table says it is called.
+    pub name: String,
+    /// The versions of its tables, of v8 to v12.
+    pub tables: Vec<u32>,
+}

@@ -1,0 +1,664 @@
+//! Every check against trees of files and what the system would have said: as it should be, and each
+//! way of being wrong. And files that make no sense, of which there must be a sentence and no panic.
+
+use std::fs;
+use std::net::IpAddr;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pushgate_doctor::readings::{Dcb, Plugin, Read};
+use pushgate_doctor::{
+    CHECKS, Finding, HugePages, Part, Readings, Report, Roots, Status, Wants, Window, judge, named, read,
+};
+use pushgate_proxy::qp::verbs::PortState;
+
+/// A host on which all is well: a GPU and a RoCE NIC below bridges of their own, the module, limits.
+const FILES: &[(&str, &str)] = &[
+    ("proc/cmdline", "BOOT_IMAGE=/vmlinuz root=/dev/sda1 iommu=pt intel_iommu=on"),
+    (
+        "proc/self/limits",
+        "Limit  Soft  Hard  Units\nMax locked memory         unlimited            unlimited            bytes",
+    ),
+    ("proc/self/status", "Name:\tdoctor\nCapEff:\t0000000000000000\n"),
+    ("proc/self/cgroup", "0::/user.slice/job\n"),
+    ("proc/sys/kernel/osrelease", "6.1.0-56-amd64\n"),
+    ("proc/sys/kernel/io_uring_disabled", "0\n"),
+    ("proc/sys/kernel/yama/ptrace_scope", "1\n"),
+    ("proc/kallsyms", "0000000000000000 T start\n0000000000000000 t ib_umem_dmabuf_get\t[ib_uverbs]\n"),
+    (
+        "proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build\nGCC version: 12\n",
+    ),
+    (
+        "proc/driver/nvidia/params",
+        "ResmanDebugLevel: 4294967295\nRegistryDwords: \"A=1;PeerMappingOverride=1\"\n",
+    ),
+    ("proc/driver/nvidia/capabilities/gpu0/mig/config", ""),
+    ("proc/77/comm", "bash\n"),
+    ("etc/systemd/system.conf", "[Manager]\n#DefaultLimitMEMLOCK=8M\n"),
+    ("etc/systemd/system.conf.d/50.conf", "[Manager]\nDefaultLimitMEMLOCK=infinity\n"),
+    ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "512\n"),
+    ("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "500\n"),
+    ("sys/kernel/iommu_groups/1/type", "identity\n"),
+    ("sys/module/pushgate/version", "0.1.0\n"),
+    ("sys/module/nvidia_peermem/initstate", "live\n"),
+    ("sys/fs/cgroup/cgroup.controllers", "memory pids\n"),
+    ("sys/fs/cgroup/user.slice/memory.max", "max\n"),
+    ("sys/fs/cgroup/user.slice/job/memory.max", "17179869184\n"),
+    ("sys/fs/cgroup/user.slice/job/memory.current", "1073741824\n"),
+    ("sys/fs/cgroup/user.slice/job/pids.max", "4096\n"),
+    ("sys/fs/cgroup/user.slice/job/pids.current", "100\n"),
+    ("sys/fs/cgroup/user.slice/job/hugetlb.2MB.max", "max\n"),
+    ("sys/fs/cgroup/user.slice/job/rdma.max", "mlx5_0 hca_handle=max hca_object=2000\n"),
+    ("sys/fs/cgroup/user.slice/job/rdma.current", "mlx5_0 hca_handle=1 hca_object=20\n"),
+    ("N/vendor", "0x15b3\n"),
+    ("N/class", "0x020000\n"),
+    ("N/net/eth9/mtu", "9000\n"),
+    ("N/net/eth9/dev_port", "0\n"),
+    ("N/net/eth9/ifindex", "7\n"),
+    ("N/infiniband/mlx5_0/node_type", "1: CA\n"),
+    ("N/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n"),
+    ("N/infiniband/mlx5_0/ports/1/phys_state", "5: LinkUp\n"),
+    ("N/infiniband/mlx5_0/ports/1/link_layer", "Ethernet\n"),
+    ("N/infiniband/mlx5_0/ports/1/gids/0", "fe80:0000:0000:0000:0000:00ff:fe00:0001\n"),
+    ("N/infiniband/mlx5_0/ports/1/gids/1", "0000:0000:0000:0000:0000:ffff:0a01:0203\n"),
+    ("N/infiniband/mlx5_0/ports/1/gids/2", "0000:0000:0000:0000:0000:0000:0000:0000\n"),
+    ("N/infiniband/mlx5_0/ports/1/gid_attrs/types/0", "IB/RoCE v1\n"),
+    ("N/infiniband/mlx5_0/ports/1/gid_attrs/types/1", "RoCE v2\n"),
+    ("N/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0", "eth9\n"),
+    ("N/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/1", "eth9\n"),
+    ("G/vendor", "0x10de\n"),
+    ("G/class", "0x030200\n"),
+];
+
+/// Where N and G, the NIC and the GPU, are.
+const NIC: &str = "sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0";
+const GPU: &str = "sys/devices/pci0000:00/0000:00:02.0/0000:02:00.0";
+const PORT: &str = "N/infiniband/mlx5_0/ports/1";
+
+struct Host {
+    root: PathBuf,
+    wants: Wants,
+    /// What the system would say, put into what the files said.
+    live: fn(&mut Readings),
+}
+
+impl Host {
+    fn new() -> Host {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("doctor-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let host = Host { root, wants: Wants { verbs: true, ..Wants::default() }, live: |_| {} };
+        FILES.iter().for_each(|(file, text)| host.write(file, text.as_bytes()));
+        for priority in 0..8 {
+            for point in ["roce_np", "roce_rp"] {
+                host.write(&format!("N/net/eth9/ecn/{point}/enable/{priority}"), b"1\n");
+            }
+        }
+        for bridge in ["0000:00:01.0", "0000:00:02.0"] {
+            host.write(&format!("sys/devices/pci0000:00/{bridge}/config"), &config(0));
+        }
+        let link = |from: &str, to: &str| {
+            let from = host.root.join(from);
+            fs::create_dir_all(from.parent().unwrap()).unwrap();
+            symlink(host.root.join(to), from).unwrap();
+        };
+        link("sys/class/infiniband/mlx5_0", &format!("{NIC}/infiniband/mlx5_0"));
+        link(&format!("{NIC}/infiniband/mlx5_0/device"), NIC);
+        link("sys/class/net/eth9", &format!("{NIC}/net/eth9"));
+        for (function, folder) in [
+            ("0000:01:00.0", NIC),
+            ("0000:02:00.0", GPU),
+            ("0000:00:01.0", "sys/devices/pci0000:00/0000:00:01.0"),
+            ("0000:00:02.0", "sys/devices/pci0000:00/0000:00:02.0"),
+        ] {
+            link(&format!("sys/bus/pci/devices/{function}"), folder);
+            if [NIC, GPU].contains(&folder) {
+                link(&format!("{folder}/iommu_group"), "sys/kernel/iommu_groups/1");
+            }
+        }
+        host
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        let full = match file.split_once('/') {
+            Some(("N", rest)) => format!("{NIC}/{rest}"),
+            Some(("G", rest)) => format!("{GPU}/{rest}"),
+            _ => file.to_string(),
+        };
+        self.root.join(full)
+    }
+
+    fn write(&self, file: &str, bytes: &[u8]) {
+        let path = self.path(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+
+    fn remove(&self, file: &str) {
+        let path = self.path(file);
+        let gone = if path.is_dir() && !path.is_symlink() {
+            fs::remove_dir_all(path)
+        } else {
+            fs::remove_file(path)
+        };
+        gone.unwrap();
+    }
+
+    fn report(&self) -> Report {
+        let parts = [Part::Rdma, Part::Gpu, Part::Pci, Part::Host, Part::Module, Part::Nccl];
+        let mut readings = read::read(&Roots::below(&self.root), self.wants.clone(), &parts);
+        said(&mut readings);
+        (self.live)(&mut readings);
+        judge(&CHECKS.iter().collect::<Vec<_>>(), &readings)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+/// Configuration space with ACS at 0x148 and this control register.
+fn config(control: u16) -> Vec<u8> {
+    let mut bytes = vec![0u8; 4096];
+    bytes[0x100..0x104].copy_from_slice(&[1, 0, 0x81, 0x14]);
+    bytes[0x148..0x14c].copy_from_slice(&[0xd, 0, 1, 0]);
+    bytes[0x14e..0x150].copy_from_slice(&control.to_le_bytes());
+    bytes
+}
+
+/// What libibverbs, netlink, the module and NCCL say of that host.
+fn said(r: &mut Readings) {
+    if let Read::Is(devices) = &mut r.rdma {
+        for port in devices.iter_mut().flat_map(|d| &mut d.ports) {
+            port.verbs = Read::Is(PortState {
+                active: true,
+                mtu: 4096,
+                max_mtu: 4096,
+                lid: 0,
+                ethernet: true,
+                message: 1 << 30,
+            });
+        }
+    }
+    for dev in r.netdevs.values_mut() {
+        dev.addresses = Read::Is(vec!["fe80::ff:fe00:1".parse().unwrap(), "10.1.2.3".parse().unwrap()]);
+        dev.dcb = Read::Is(Dcb { pfc: Some(0b1001), prio_tc: Some([0; 8]), apps: vec![(5, 3, 26)] });
+    }
+    r.module.devices =
+        vec![("/dev/pushgate".into(), Ok((1, false))), ("/dev/pushgate0".into(), Ok((1, true)))];
+    r.host.io_uring = Read::Is(());
+    r.host.readv = Read::Is(());
+    r.host.memfd = Read::Is(());
+    r.host.shm = Read::Is((8 << 30, 8 << 30));
+    r.nccl.version = Read::Is((22809, "libnccl.so.2".into()));
+    r.nccl.plugin_variable = Some("pushgate".into());
+    r.nccl.ref_count = Some("1".into());
+    r.nccl.plugin = Read::Is(Plugin {
+        file: "libnccl-net-pushgate.so".into(),
+        name: "pushgate".into(),
+        tables: vec![12, 11, 10, 9, 8],
+    });
+}
+
+struct Case {
+    check: &'static str,
+    status: Status,
+    /// What the reading or the remedy says.
+    says: &'static str,
+    change: fn(&mut Host),
+}
+
+fn port(r: &mut Readings) -> &mut pushgate_doctor::readings::RdmaPort {
+    let Read::Is(devices) = &mut r.rdma else { panic!("no devices") };
+    &mut devices[0].ports[0]
+}
+
+fn dev(r: &mut Readings) -> &mut pushgate_doctor::readings::Netdev {
+    r.netdevs.get_mut("eth9").expect("the interface")
+}
+
+fn no_rdma(h: &mut Host) {
+    h.wants.verbs = false;
+    h.remove("sys/class/infiniband");
+}
+
+fn no_gpu(h: &mut Host) {
+    h.remove("proc/driver/nvidia");
+    h.write("G/vendor", b"0x1002\n");
+}
+
+fn infiniband(h: &mut Host) {
+    h.write(&format!("{PORT}/link_layer"), b"InfiniBand\n");
+}
+
+fn limits(h: &mut Host, soft: &str) {
+    h.write("proc/self/limits", format!("Max locked memory  {soft}  unlimited  bytes\n").as_bytes());
+}
+
+macro_rules! cases {
+    ($($check:literal $status:ident $says:literal $change:expr;)+) => {
+        const CASES: &[Case] = &[$(Case {
+            check: $check, status: Status::$status, says: $says, change: $change,
+        },)+];
+    };
+}
+
+cases! {
+    "settings" Passed "defaults" |_| {};
+    "settings" Failed "slots is 3" |h| h.wants.settings = Err("slots is 3".into());
+
+    "rdma-devices" Passed "channel adapter on PCI" |_| {};
+    "rdma-devices" NotApplicable "qp = local needs none" no_rdma;
+    "rdma-devices" Failed "modprobe" |h| h.remove("sys/class/infiniband");
+    "rdma-devices" Failed "this host has mlx5_0" |h| h.wants.device = Some("rxe7".into());
+    "rdma-devices" Failed "iWARP" |h| h.write("N/infiniband/mlx5_0/node_type", b"4: RNIC\n");
+    "rdma-devices" Warned "of which kind" |h| h.remove("N/infiniband/mlx5_0/node_type");
+
+    "rdma-verbs" Passed "1073741824 bytes" |_| {};
+    "rdma-verbs" NotApplicable "not asked" |h| h.live = |r| port(r).verbs = Read::Absent;
+    "rdma-verbs" NotApplicable "no RDMA device" no_rdma;
+    "rdma-verbs" Failed "ibverbs-providers" |h| h.live = |r| port(r).verbs = Read::Unreadable("no library".into());
+
+    "rdma-port" Passed "active, Ethernet" |_| {};
+    "rdma-port" NotApplicable "no RDMA device" no_rdma;
+    "rdma-port" Failed "ip link set dev eth9 up" |h| h.write(&format!("{PORT}/state"), b"1: DOWN\n");
+    "rdma-port" Failed "opensm" |h| {
+        infiniband(h);
+        h.write(&format!("{PORT}/state"), b"2: INIT\n");
+        h.remove("N/net");
+        h.remove(&format!("{PORT}/gids"));
+    };
+    "rdma-port" Failed "ports are 1" |h| {
+        h.wants.device = Some("mlx5_0".into());
+        h.wants.port = 2;
+    };
+    "rdma-port" Warned "link layer" |h| h.write(&format!("{PORT}/link_layer"), b"Unspecified\n");
+    "rdma-port" Warned "does not say" |h| h.remove(&format!("{PORT}/state"));
+    "rdma-port" Warned "another is active" |h| h.write("N/infiniband/mlx5_0/ports/2/state", b"1: DOWN\n");
+
+    "rdma-gid" Passed "GID 1: 10.1.2.3 of eth9; entries: 2" |_| {};
+    "rdma-gid" NotApplicable "not active" |h| h.write(&format!("{PORT}/state"), b"1: DOWN\n");
+    "rdma-gid" Failed "dev eth9" |h| {
+        h.remove(&format!("{PORT}/gids/0"));
+        h.remove(&format!("{PORT}/gids/1"));
+    };
+    "rdma-gid" Failed "gid-index is 2" |h| h.wants.gid_index = Some(2);
+    "rdma-gid" Failed "subnet manager" |h| {
+        infiniband(h);
+        h.remove(&format!("{PORT}/gids"));
+    };
+
+    "rdma-gid-type" Passed "RoCE v2" |_| {};
+    "rdma-gid-type" NotApplicable "not Ethernet" infiniband;
+    "rdma-gid-type" NotApplicable "no GID" |h| h.remove(&format!("{PORT}/gids"));
+    "rdma-gid-type" Warned "RoCE v1 alone" |h| h.write(&format!("{PORT}/gid_attrs/types/1"), b"IB/RoCE v1\n");
+    "rdma-gid-type" Warned "leave gid-index" |h| h.wants.gid_index = Some(0);
+
+    "rdma-address" Passed "10.1.2.3 of eth9" |_| {};
+    "rdma-address" NotApplicable "LID" infiniband;
+    "rdma-address" Failed "it has no address" |h| h.live = |r| dev(r).addresses = Read::Is(vec![]);
+    "rdma-address" Failed "it has 10.9.9.9" |h| {
+        h.live = |r| dev(r).addresses = Read::Is(vec![IpAddr::from([10, 9, 9, 9])]);
+    };
+    "rdma-address" Warned "link-local" |h| h.wants.gid_index = Some(0);
+    "rdma-address" Warned "netlink refuses" |h| {
+        h.live = |r| dev(r).addresses = Read::Unreadable("netlink refuses: no".into());
+    };
+    "rdma-address" Warned "no interface" |h| h.remove("sys/class/net/eth9");
+
+    "rdma-mtu" Passed "path MTU 4096, eth9 has 9000" |_| {};
+    "rdma-mtu" NotApplicable "no RDMA device" no_rdma;
+    "rdma-mtu" Warned "ip link set dev eth9 mtu 4200" |h| {
+        h.write("N/net/eth9/mtu", b"1500\n");
+        h.live = |r| if let Read::Is(v) = &mut port(r).verbs { v.mtu = 1024 };
+    };
+    "rdma-mtu" Warned "path MTU 1024, for eth9 has MTU 1500" |h| {
+        h.write("N/net/eth9/mtu", b"1500\n");
+        h.live = |r| port(r).verbs = Read::Absent;
+    };
+    "rdma-mtu" Warned "leaves room for 4096" |h| {
+        h.live = |r| if let Read::Is(v) = &mut port(r).verbs { v.mtu = 1024 };
+    };
+    "rdma-mtu" Passed "the port's greatest" |h| {
+        h.live = |r| if let Read::Is(v) = &mut port(r).verbs { (v.mtu, v.max_mtu) = (2048, 2048) };
+    };
+    "rdma-mtu" Warned "no number" |h| h.write("N/net/eth9/mtu", b"many\n");
+    "rdma-mtu" Warned "not known" |h| h.remove("sys/class/net/eth9");
+    "rdma-mtu" Warned "subnet manager" |h| {
+        infiniband(h);
+        h.live = |r| if let Read::Is(v) = &mut port(r).verbs { v.mtu = 256 };
+    };
+
+    "rdma-pfc" Passed "PFC on for priorities 0, 3; traffic-class 0 has priority 0" |_| {};
+    "rdma-pfc" Passed "has priority 3" |h| h.wants.traffic_class = 106;
+    "rdma-pfc" NotApplicable "credits" infiniband;
+    "rdma-pfc" NotApplicable "software" |h| h.remove("N/infiniband/mlx5_0/device");
+    "rdma-pfc" Warned "set traffic-class to 106" |h| {
+        h.live = |r| if let Read::Is(d) = &mut dev(r).dcb { d.pfc = Some(8) };
+    };
+    "rdma-pfc" Warned "prio-pfc 0:on" |h| h.live = |r| if let Read::Is(d) = &mut dev(r).dcb { d.pfc = Some(0) };
+    "rdma-pfc" Warned "can't be read: eth9's driver has no DCB" |h| h.live = |r| dev(r).dcb = Read::Absent;
+    "rdma-pfc" Warned "can't be read: netlink" |h| h.live = |r| dev(r).dcb = Read::Unreadable("netlink".into());
+
+    "rdma-ecn" Passed "reacts on 0, 1" |_| {};
+    "rdma-ecn" NotApplicable "software" |h| h.remove("N/infiniband/mlx5_0/device");
+    "rdma-ecn" Warned "roce_rp" |h| h.write("N/net/eth9/ecn/roce_rp/enable/0", b"0\n");
+    "rdma-ecn" Warned "can't be read: eth9 has no folder ecn" |h| h.remove("N/net/eth9/ecn");
+    "rdma-ecn" Warned "no number" |h| h.write("N/net/eth9/ecn/roce_np/enable/4", b"on\n");
+
+    "rdma-traffic-class" Passed "DSCP 26, ECN bits 2, priority 3 (by the APP table)" |h| h.wants.traffic_class = 106;
+    "rdma-traffic-class" NotApplicable "credits" infiniband;
+    "rdma-traffic-class" Warned "add this one" |h| h.wants.traffic_class = 32;
+
+    "memlock" Passed "no limit; systemd gives services infinity" |_| {};
+    "memlock" Failed "not one fits" |h| limits(h, "65536");
+    "memlock" Warned "2 fit" |h| limits(h, "8388608");
+    "memlock" Passed "CAP_IPC_LOCK" |h| {
+        limits(h, "65536");
+        h.write("proc/self/status", b"CapEff:\t0000000000004000\n");
+    };
+    "memlock" NotApplicable "nothing is registered" |h| {
+        limits(h, "65536");
+        no_rdma(h);
+    };
+    "memlock" Warned "does not tell" |h| h.write("proc/self/limits", b"Max locked memory none\n");
+
+    "cgroup" Passed "15 GiB left" |_| {};
+    "cgroup" Failed "memory.max" |h| h.write("sys/fs/cgroup/user.slice/job/memory.max", b"1073741900\n");
+    "cgroup" Warned "memory.max" |h| h.write("sys/fs/cgroup/user.slice/job/memory.max", b"1140850688\n");
+    "cgroup" Failed "pids.max" |h| h.write("sys/fs/cgroup/user.slice/job/pids.max", b"101\n");
+    "cgroup" Warned "64 would be enough" |h| h.write("sys/fs/cgroup/user.slice/job/pids.max", b"120\n");
+    "cgroup" Failed "hca_object" |h| {
+        h.write("sys/fs/cgroup/user.slice/rdma.max", b"mlx5_0 hca_handle=max hca_object=3\n");
+    };
+    "cgroup" Warned "is no number" |h| h.write("sys/fs/cgroup/user.slice/job/memory.max", b"lots\n");
+    "cgroup" NotApplicable "no control group" |h| h.remove("proc/self/cgroup");
+    "cgroup" Failed "memory.max" |h| {
+        // Version 1.
+        h.write("proc/self/cgroup", b"4:memory:/job\n8:pids:/\n");
+        h.write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", b"1048576\n");
+        h.write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", b"1048576\n");
+    };
+    "cgroup" Failed "hugetlb.2MB.max" |h| {
+        h.wants.huge_pages = HugePages::Require;
+        h.write("sys/fs/cgroup/user.slice/job/hugetlb.2MB.max", b"0\n");
+        h.write("sys/fs/cgroup/user.slice/job/hugetlb.2MB.current", b"0\n");
+    };
+
+    "huge-pages" Passed "500 of 512" |_| {};
+    "huge-pages" Warned "normal pages serve" |h| {
+        h.write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", b"1\n");
+    };
+    "huge-pages" Failed "vm.nr_hugepages" |h| {
+        h.wants.huge_pages = HugePages::Require;
+        h.write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", b"1\n");
+    };
+    "huge-pages" NotApplicable "never" |h| h.wants.huge_pages = HugePages::Never;
+    "huge-pages" NotApplicable "no window" |h| h.wants.net_window_size = 1 << 20;
+    "huge-pages" Warned "no number" |h| {
+        h.write("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", b"-1\n");
+    };
+
+    "memfd" Passed "1024 KiB" |_| {};
+    "memfd" NotApplicable "not tried" |h| h.live = |r| r.host.memfd = Read::Absent;
+    "memfd" Failed "sandbox" |h| h.live = |r| r.host.memfd = Read::Unreadable("memfd_create".into());
+
+    "shm" Passed "free" |_| {};
+    "shm" Warned "--shm-size=1g" |h| h.live = |r| r.host.shm = Read::Is((64 << 20, 64 << 20));
+    "shm" Warned "no /dev/shm" |h| h.live = |r| r.host.shm = Read::Absent;
+
+    "process-vm-readv" Passed "ptrace_scope is 1" |_| {};
+    "process-vm-readv" Passed "no Yama" |h| h.remove("proc/sys/kernel/yama");
+    "process-vm-readv" Warned "ptrace_scope=1" |h| h.write("proc/sys/kernel/yama/ptrace_scope", b"2\n");
+    "process-vm-readv" Passed "CAP_SYS_PTRACE" |h| {
+        h.write("proc/sys/kernel/yama/ptrace_scope", b"2\n");
+        h.write("proc/self/status", b"CapEff:\t0000000000080000\n");
+    };
+    "process-vm-readv" Warned "ptrace_scope is 3" |h| h.write("proc/sys/kernel/yama/ptrace_scope", b"3\n");
+    "process-vm-readv" Warned "seccomp" |h| h.live = |r| r.host.readv = Read::Unreadable("refused".into());
+
+    "io-uring" Passed "a ring was made; kernel.io_uring_disabled is 0" |_| {};
+    "io-uring" Warned "refused; kernel.io_uring_disabled is 2" |h| {
+        h.write("proc/sys/kernel/io_uring_disabled", b"2\n");
+        h.live = |r| r.host.io_uring = Read::Unreadable("refused".into());
+    };
+    "io-uring" NotApplicable "not tried" |h| h.live = |r| r.host.io_uring = Read::Absent;
+    "io-uring" Warned "is 2" |h| {
+        h.write("proc/sys/kernel/io_uring_disabled", b"2\n");
+        h.live = |r| r.host.io_uring = Read::Absent;
+    };
+
+    "module" Passed "0.1.0 is loaded" |_| {};
+    "module" NotApplicable "not loaded" |h| h.remove("sys/module/pushgate");
+    "module" Failed "modprobe pushgate" |h| {
+        h.wants.window = Window::Staging;
+        h.remove("sys/module/pushgate");
+    };
+    "module" Warned "this is" |h| h.write("sys/module/pushgate/version", b"0.0.9\n");
+    "module" Warned "has no version" |h| h.remove("sys/module/pushgate/version");
+    "module" Failed "group pushgate" |h| {
+        h.wants.window = Window::Bar;
+        h.live = |r| r.module.devices[1].1 = Err("Permission denied".into());
+    };
+    "module" Warned "group pushgate" |h| h.live = |r| r.module.devices[1].1 = Err("Permission denied".into());
+    "module" Failed "speaks version 0" |h| {
+        h.wants.window = Window::Staging;
+        h.live = |r| r.module.devices[0].1 = Ok((0, false));
+    };
+    "module" Failed "no /dev/pushgate" |h| {
+        h.wants.window = Window::Staging;
+        h.live = |r| r.module.devices.clear();
+    };
+    "module" Failed "drivers_probe" |h| {
+        h.wants.window = Window::Bar;
+        h.live = |r| r.module.devices.truncate(1);
+    };
+
+    "gpu-driver" Passed "580.159.03" |_| {};
+    "gpu-driver" NotApplicable "no NVIDIA GPU" no_gpu;
+    "gpu-driver" Failed "no driver is loaded" |h| h.remove("proc/driver/nvidia");
+    "gpu-driver" Failed "branch 470" |h| {
+        h.write("proc/driver/nvidia/version", b"NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue\n");
+    };
+    "gpu-driver" Warned "not known" |h| h.write("proc/driver/nvidia/version", b"NVRM\n");
+    "gpu-driver" Warned "is empty" |h| h.write("proc/driver/nvidia/version", b"\n");
+
+    "dma-buf" Passed "open modules" |_| {};
+    "dma-buf" NotApplicable "no NVIDIA GPU" no_gpu;
+    "dma-buf" NotApplicable "in software" |h| h.remove("N/infiniband/mlx5_0/device");
+    "dma-buf" Warned "not the open kernel module" |h| {
+        h.write("proc/driver/nvidia/version", b"NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.57.02  Tue\n");
+    };
+    "dma-buf" Warned "Linux 5.12 or later" |h| {
+        h.write("proc/sys/kernel/osrelease", b"5.4.0-100-generic\n");
+        h.write("proc/kallsyms", b"0000 T start\n");
+    };
+    "dma-buf" Warned "modprobe ib_uverbs" |h| h.write("proc/kallsyms", b"garbage\n\n \xff\n");
+    "dma-buf" Warned "were not read" |h| h.remove("proc/kallsyms");
+
+    "peermem" Passed "is loaded" |_| {};
+    "peermem" NotApplicable "no NVIDIA GPU" no_gpu;
+    "peermem" Passed "dma-buf does the same" |h| h.remove("sys/module/nvidia_peermem");
+    "peermem" Warned "modprobe nvidia_peermem" |h| {
+        h.remove("sys/module/nvidia_peermem");
+        h.remove("proc/kallsyms");
+    };
+
+    "peer-mapping" Passed "is set" |h| h.wants.window = Window::Bar;
+    "peer-mapping" NotApplicable "window is not bar" |_| {};
+    "peer-mapping" Failed "NVreg_RegistryDwords" |h| {
+        h.wants.window = Window::Bar;
+        h.write("proc/driver/nvidia/params", b"RegistryDwords: \"PeerMappingOverride=0\"\n");
+    };
+    "peer-mapping" Passed "root needs none" |h| {
+        h.wants.window = Window::Bar;
+        h.write("proc/driver/nvidia/params", b"RegistryDwords: \"\"\n");
+        h.write("proc/self/status", b"CapEff:\t000001ffffffffff\n");
+    };
+    "peer-mapping" Warned "params" |h| {
+        h.wants.window = Window::Bar;
+        h.remove("proc/driver/nvidia/params");
+    };
+
+    "mig" Passed "no GPU instance" |_| {};
+    "mig" NotApplicable "no NVIDIA GPU" no_gpu;
+    "mig" Warned "GPU instances: 1" |h| h.write("proc/driver/nvidia/capabilities/gpu0/mig/gi1/access", b"1\n");
+
+    "mps" Passed "no MPS" |_| {};
+    "mps" NotApplicable "no NVIDIA GPU" no_gpu;
+    "mps" Warned "process 78" |h| {
+        h.write("proc/78/comm", b"nvidia-cuda-mps\n");
+        h.write("proc/78/cmdline", b"nvidia-cuda-mps-control\0-d\0");
+    };
+
+    "iommu" Passed "identity (iommu=pt intel_iommu=on)" |_| {};
+    "iommu" Passed "no IOMMU is on" |h| h.remove("sys/kernel/iommu_groups");
+    "iommu" Warned "iommu=pt" |h| h.write("sys/kernel/iommu_groups/1/type", b"DMA-FQ\n");
+    "iommu" NotApplicable "no GPU and no RDMA" |h| {
+        no_gpu(h);
+        no_rdma(h);
+    };
+
+    "acs" Passed "no redirection at its bridges: 1" |_| {};
+    "acs" NotApplicable "no peer" no_gpu;
+    "acs" Warned "setpci -s 0000:00:02.0" |h| h.write("sys/devices/pci0000:00/0000:00:02.0/config", &config(0x1d));
+    "acs" Warned "64 bytes" |h| h.write("sys/devices/pci0000:00/0000:00:01.0/config", &[0; 64]);
+
+    "nccl" Passed "NCCL 2.28.9" |_| {};
+    "nccl" NotApplicable "no libnccl" |h| h.live = |r| r.nccl.version = Read::Absent;
+    "nccl" Warned "2.20 or later" |h| h.live = |r| r.nccl.version = Read::Is((21805, "x".into()));
+    "nccl" Warned "can't be loaded" |h| h.live = |r| r.nccl.version = Read::Unreadable("can't be loaded".into());
+
+    "nccl-plugin" Passed "tables v12, v11" |_| {};
+    "nccl-plugin" NotApplicable "not set" |h| h.live = |r| {
+        r.nccl.plugin_variable = None;
+        r.nccl.plugin = Read::Absent;
+    };
+    "nccl-plugin" NotApplicable "no plugin is wanted" |h| h.live = |r| {
+        r.nccl.plugin_variable = Some("none".into());
+        r.nccl.plugin = Read::Absent;
+    };
+    "nccl-plugin" Warned "NCCL_NET_PLUGIN=pushgate" |h| h.live = |r| r.nccl.plugin_variable = None;
+    "nccl-plugin" Failed "no such library" |h| h.live = |r| r.nccl.plugin = Read::Absent;
+    "nccl-plugin" Failed "no table" |h| h.live = |r| if let Read::Is(p) = &mut r.nccl.plugin { p.tables.clear() };
+    "nccl-plugin" Warned "another one" |h| h.live = |r| if let Read::Is(p) = &mut r.nccl.plugin { p.name = "aws".into() };
+    "nccl-plugin" Warned "NCCL_NET_PLUGIN_REF_COUNT=1" |h| h.live = |r| r.nccl.ref_count = None;
+}
+
+/// A sentence in each, and a remedy for what is wrong.
+fn is_well_formed(finding: &Finding) -> bool {
+    let wrong = finding.status >= Status::Warned;
+    CHECKS.iter().any(|c| c.name == finding.check)
+        && !finding.reading.is_empty()
+        && finding.remedy.is_some() == wrong
+        && finding.remedy.as_ref().is_none_or(|r| !r.is_empty())
+}
+
+#[test]
+fn each_way_of_being_wrong_is_found_by_name() {
+    for case in CASES {
+        let mut host = Host::new();
+        (case.change)(&mut host);
+        let report = host.report();
+        let of: Vec<_> = report.findings.iter().filter(|f| f.check == case.check).collect();
+        let says = |f: &&&Finding| {
+            f.status == case.status
+                && (f.reading.contains(case.says) || f.remedy.as_ref().is_some_and(|r| r.contains(case.says)))
+        };
+        assert!(
+            of.iter().any(|f| says(&f)),
+            "{}: no {:?} with {:?} in {of:#?}",
+            case.check,
+            case.status,
+            case.says
+        );
+        assert!(report.findings.iter().all(is_well_formed), "{:#?}", report.findings);
+    }
+}
+
+#[test]
+fn every_check_has_a_case_of_each_end_that_it_can_come_to() {
+    for check in CHECKS {
+        let of = |status| CASES.iter().any(|c| c.check == check.name && c.status == status);
+        assert!(of(Status::Passed), "{} never passes", check.name);
+        assert!(of(Status::Warned) || of(Status::Failed), "{} finds nothing", check.name);
+        // These three always have something to look at.
+        let always = ["settings", "shm", "process-vm-readv"].contains(&check.name);
+        assert!(of(Status::NotApplicable) != always, "{} and what does not apply", check.name);
+    }
+}
+
+#[test]
+fn a_host_that_is_right_has_nothing_to_say() {
+    let report = Host::new().report();
+    let wrong: Vec<_> = report.findings.iter().filter(|f| f.status >= Status::Warned).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert_eq!(report.exit_code(), 0);
+}
+
+#[test]
+fn files_that_make_no_sense_are_no_panic() {
+    let files = FILES.iter().map(|(file, _)| *file);
+    let more = ["N/net/eth9/ecn/roce_np/enable/3", "sys/devices/pci0000:00/0000:00:01.0/config"];
+    let long = vec![b'7'; 70_000];
+    let garbage: [&[u8]; 8] = [
+        b"",
+        b"\n",
+        b"\xff\xfe\x00",
+        b"-1\n",
+        b"99999999999999999999999\n",
+        b": = ; \" \n:::\n=\n",
+        b"0",
+        &long,
+    ];
+    let host = Host::new();
+    for file in files.chain(more) {
+        let before = fs::read(host.path(file)).unwrap();
+        for bytes in garbage {
+            host.write(file, bytes);
+            let report = host.report();
+            assert!(report.findings.iter().all(is_well_formed), "{file}: {:#?}", report.findings);
+        }
+        // What can't be read at all, for root as well.
+        host.remove(file);
+        fs::create_dir(host.path(file)).unwrap();
+        assert!(host.report().findings.iter().all(is_well_formed), "{file}");
+        host.remove(file);
+        assert!(host.report().findings.iter().all(is_well_formed), "{file}");
+        host.write(file, &before);
+    }
+    // A host of which there is nothing at all.
+    let nothing =
+        read::read(&Roots::below(Path::new("/nonexistent")), Wants::default(), &[Part::Rdma, Part::Host]);
+    assert!(judge(&CHECKS.iter().collect::<Vec<_>>(), &nothing).findings.iter().all(is_well_formed));
+}
+
+#[test]
+fn this_host_is_looked_at_without_a_panic() {
+    let all = named(&[]).unwrap();
+    let report = pushgate_doctor::run(&all, &Roots::host(), Wants::default());
+    assert!(report.findings.iter().all(is_well_formed), "{:#?}", report.findings);
+    assert!(CHECKS.iter().all(|c| report.findings.iter().any(|f| f.check == c.name)));
+    // The loopback calls are made for real: this process can read itself, wherever tests run.
+    let readv = report.findings.iter().find(|f| f.check == "process-vm-readv").unwrap();
+    assert!(!readv.reading.contains("not tried"), "{readv:?}");
+}
+
+#[test]
+fn checks_are_named_and_unknown_names_refused() {
+    let only = named(&["memlock".into(), "settings".into()]).unwrap();
+    assert_eq!(
+        only.iter().map(|c| c.name).collect::<Vec<_>>(),
+        ["settings", "memlock"],
+        "in their own order"
+    );
+    let error = named(&["memlok".into()]).map(|_| ()).unwrap_err();
+    assert!(error.contains("memlok") && error.contains("memlock"));
+    let mut names: Vec<_> = CHECKS.iter().map(|c| c.name).collect();
+    names.dedup();
+    assert_eq!(names.len(), CHECKS.len());
+}
