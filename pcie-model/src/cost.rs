@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::link::Completions;
+use crate::link::{Completions, PAGE};
 use crate::parameters::Parameters;
 use crate::route::{Hop, Route, Window, latency};
 
@@ -152,16 +152,10 @@ pub fn round_trip(hops: &[Hop], p: &Parameters) -> f64 {
 ///
 /// # Errors
 /// As [`Parameters::check`].
-pub fn write_rate(route: &Route, p: &Parameters, peer: bool) -> Result<Rate> {
+pub fn write_rate(route: &Route, p: &Parameters) -> Result<Rate> {
     let wire = route.link.write_rate(p.store_tlp)?;
     let issue = f64::from(p.store_threads) * f64::from(p.store_bytes) / p.store_interval_ns;
-    let cap = p.root_write_gbs.filter(|_| peer && route.through_root());
-    Ok(Rate::least([
-        (wire, Limit::Link),
-        (issue, Limit::Issue),
-        (shared(wire, route), Limit::UpLink),
-        (cap.unwrap_or(f64::INFINITY), Limit::RootComplex),
-    ]))
+    Ok(Rate::least([(wire, Limit::Link), (issue, Limit::Issue), (shared(wire, route), Limit::UpLink)]))
 }
 
 fn shared(wire: f64, route: &Route) -> f64 {
@@ -191,19 +185,25 @@ fn in_flight(route: &Route, p: &Parameters) -> (f64, f64) {
     ((u64::from(route.link.tags) * mrrs) as f64, room)
 }
 
-/// Time of a read of `bytes` at `address`, ns, at an unloaded round trip of `rtt`: the round trip, what fits in flight
-/// at the wire's rate, the rest at [`read_rate`]. Its own limit bounds that rate where `cap` is less.
+/// Time of a read of `bytes` at `address`, ns, at an unloaded round trip of `rtt`. What fits in flight goes at the rate of
+/// the wire, or `cap` where that is less; then every such round takes a round trip at least. So time has steps where tags
+/// bound the rate: one request more than fits waits for all of another round trip.
 pub fn read_time(route: &Route, p: &Parameters, rtt: f64, address: u64, bytes: u64, cap: f64) -> f64 {
     let link = &route.link;
     let (tags, room) = in_flight(route, p);
-    let head = (bytes as f64).min(tags).min(room);
-    // An unaligned read has more TLPs than the same bytes aligned.
     let wire = link.read_wire(address, bytes);
-    let even = link.tlp() * bytes as f64 / wire.wire.max(wire.request_wire) as f64;
-    let rate = even.min(shared(link.read_rate(), route)).min(cap);
-    let rest = (bytes as f64 - head) / read_rate(route, p, rtt).gbs.min(rate);
-    let request = link.request_overhead() as f64 / link.tlp();
-    rtt + request + held(route, p, bytes) + head / rate + rest.max(0.0)
+    let at_once = (tags.min(room) / f64::from(link.mrrs)).min(wire.requests as f64);
+    let cap = cap.min(shared(link.read_rate(), route));
+    let time = |payload: u64, wire: u64| (wire as f64 / link.tlp()).max(payload as f64 / cap);
+    let mrrs = u64::from(link.mrrs);
+    // Behind the first page requests are aligned.
+    let address = if address % PAGE + bytes > PAGE { 0 } else { address };
+    let each = time(mrrs, link.completions_of(address, mrrs) * link.completion_overhead() + mrrs);
+    let all = time(bytes, wire.wire.max(wire.request_wire));
+    let base = rtt + link.request_overhead() as f64 / link.tlp() + held(route, p, bytes);
+    let earlier = (wire.requests as f64 / at_once).ceil() - 1.0;
+    let last = (all - earlier * at_once * each).max(0.0);
+    base + all.max(earlier * (base + each) + last)
 }
 
 /// Time of posted writes of `bytes` at `address` in TLPs of `tlp` bytes over `hops`, ns, from the device's port until the
@@ -234,6 +234,89 @@ fn held(route: &Route, p: &Parameters, bytes: u64) -> f64 {
     route.hops.len() as f64 * wire as f64 / link.tlp()
 }
 
+/// One transfer of a message's payload.
+#[derive(Debug, Clone)]
+pub(crate) enum Step {
+    /// Posted writes by SMs, over that route, after its one-way time; `peer`: not to host memory.
+    Write { route: Route, peer: bool },
+    /// A read over that route, its round trip included, of memory that takes `memory_ns` more than the host's.
+    Read { route: Route, memory_ns: f64, peer: bool },
+    /// The copy engine's, after its launch.
+    Copy { route: Route },
+}
+
+impl Step {
+    fn rtt(&self, p: &Parameters) -> f64 {
+        match self {
+            Step::Read { route, memory_ns, .. } => round_trip(&route.hops, p) + memory_ns,
+            _ => 0.0,
+        }
+    }
+
+    /// What a root complex lets pass of it, GB/s.
+    pub(crate) fn cap(&self, p: &Parameters) -> f64 {
+        match self {
+            Step::Write { route, peer: true } if route.through_root() => p.root_write_gbs,
+            Step::Read { route, peer: true, .. } if route.through_root() => p.root_read_gbs,
+            _ => None,
+        }
+        .unwrap_or(f64::INFINITY)
+    }
+
+    fn rate(&self, p: &Parameters) -> Result<Rate> {
+        let rate = match self {
+            Step::Write { route, .. } => write_rate(route, p)?,
+            Step::Read { route, .. } => read_rate(route, p, self.rtt(p)),
+            Step::Copy { route } => Rate::least([
+                (p.copy_gbs, Limit::CopyEngine),
+                (route.link.ceiling(), Limit::Link),
+                (shared(route.link.ceiling(), route), Limit::UpLink),
+            ]),
+        };
+        Ok(rate.and(Rate { gbs: self.cap(p), limit: Limit::RootComplex }))
+    }
+
+    fn time(&self, p: &Parameters, bytes: u64) -> Result<f64> {
+        Ok(match self {
+            Step::Read { route, .. } => read_time(route, p, self.rtt(p), 0, bytes, self.cap(p)),
+            Step::Write { .. } | Step::Copy { .. } => bytes as f64 / self.rate(p)?.gbs,
+        })
+    }
+}
+
+/// A message: what does not move payload, ns, and one or two transfers.
+pub(crate) struct Plan {
+    pub before_ns: f64,
+    pub steps: Vec<Step>,
+}
+
+impl Plan {
+    pub fn of(way: Way, route: &Route, p: &Parameters) -> Plan {
+        let over = |hops: Vec<Hop>| Route { hops, ..route.clone() };
+        let (out, back) = (over(route.gpu_to_host()), over(route.host_to_nic()));
+        let doorbell = p.cpu_turn_ns + one_way(&back.hops, p);
+        let told = p.sm_ns / 2.0 + one_way(&out.hops, p) + doorbell;
+        let fence = |hops: &[Hop]| if p.fence { p.sm_ns + round_trip(hops, p) } else { 0.0 };
+        let (fence_out, fence_all) = (fence(&out.hops), fence(&route.hops));
+        let from_host = Step::Read { route: back, memory_ns: 0.0, peer: false };
+        let (before_ns, steps) = match (way, route.window) {
+            (Way::Push, Window::Nic) => {
+                let landed = p.sm_ns / 2.0 + one_way(&route.hops, p);
+                let step = Step::Write { route: route.clone(), peer: true };
+                (landed.max(fence_all + told) + p.nic_memory_ns, vec![step])
+            }
+            (Way::Push, Window::Host) => {
+                (fence_out + told, vec![Step::Write { route: out, peer: false }, from_host])
+            }
+            (Way::Pull, _) => {
+                (told, vec![Step::Read { route: route.clone(), memory_ns: p.gpu_memory_ns, peer: true }])
+            }
+            (Way::Bounce, _) => (p.copy_launch_ns + doorbell, vec![Step::Copy { route: out }, from_host]),
+        };
+        Plan { before_ns, steps }
+    }
+}
+
 /// Time and bandwidth of a message of `bytes`.
 ///
 /// Common to all: a WQE goes to host memory, the CPU takes it and rings the NIC's doorbell. Then
@@ -252,43 +335,20 @@ pub fn estimate(way: Way, route: &Route, p: &Parameters, bytes: u64) -> Result<E
     route.check()?;
     p.check(&route.link)?;
     crate::error::within("bytes", bytes as f64, 1.0, 1e15)?;
-    let n = bytes as f64;
-    let (out, back) = (route.gpu_to_host(), route.host_to_nic());
-    let told = p.sm_ns / 2.0 + one_way(&out, p) + p.cpu_turn_ns + one_way(&back, p);
-    let near = round_trip(&back, p);
-    let host_read = read_rate(route, p, near);
-    let fence = |hops: &[Hop]| if p.fence { p.sm_ns + round_trip(hops, p) } else { 0.0 };
-    // Two steps through host memory, in chunks; a read's fixed part is in `read_time`.
-    let through_host = |fixed: f64, first: Rate| {
-        let head = bytes.min(p.chunk);
-        let slower = first.and(host_read);
-        let steps = head as f64 / first.gbs + read_time(route, p, near, 0, head, f64::INFINITY);
-        (fixed + near, fixed + steps + (n - head as f64) / slower.gbs, slower)
-    };
-    let (fixed_ns, time_ns, stream) = match (way, route.window) {
-        (Way::Push, Window::Nic) => {
-            let landed = p.sm_ns / 2.0 + one_way(&route.hops, p);
-            let fixed = landed.max(fence(&route.hops) + told) + p.nic_memory_ns;
-            let rate = write_rate(route, p, true)?;
-            (fixed, fixed + n / rate.gbs, rate)
-        }
-        (Way::Push, Window::Host) => through_host(fence(&out) + told, write_rate(route, p, false)?),
-        (Way::Pull, _) => {
-            let rtt = round_trip(&route.hops, p) + p.gpu_memory_ns;
-            let cap = p.root_read_gbs.filter(|_| route.through_root()).unwrap_or(f64::INFINITY);
-            let rate = read_rate(route, p, rtt).and(Rate { gbs: cap, limit: Limit::RootComplex });
-            (told + rtt, told + read_time(route, p, rtt, 0, bytes, cap), rate)
-        }
-        (Way::Bounce, _) => {
-            let engine = Rate::least([
-                (p.copy_gbs, Limit::CopyEngine),
-                (route.link.ceiling(), Limit::Link),
-                (shared(route.link.ceiling(), route), Limit::UpLink),
-            ]);
-            through_host(p.copy_launch_ns + p.cpu_turn_ns + one_way(&back, p), engine)
-        }
-    };
-    Ok(Estimate { time_ns, fixed_ns, bandwidth: n / time_ns, stream })
+    let plan = Plan::of(way, route, p);
+    // A single transfer is one chunk, of any size.
+    let head = if plan.steps.len() == 1 { bytes } else { bytes.min(p.chunk) };
+    let mut stream = plan.steps[0].rate(p)?;
+    let (mut fixed_ns, mut time_ns) = (plan.before_ns, plan.before_ns);
+    for step in &plan.steps {
+        stream = stream.and(step.rate(p)?);
+        fixed_ns += step.rtt(p);
+        time_ns += step.time(p, head)?;
+    }
+    if bytes > head {
+        time_ns += (bytes - head) as f64 / stream.gbs;
+    }
+    Ok(Estimate { time_ns, fixed_ns, bandwidth: bytes as f64 / time_ns, stream })
 }
 
 /// Where the faster of two ways changes.
@@ -318,11 +378,9 @@ pub fn crossings(route: &Route, p: &Parameters) -> Result<Vec<Crossing>> {
             let wins = |n: u64| -> Result<bool> {
                 Ok(estimate(b, route, p, n)?.time_ns <= estimate(a, route, p, n)?.time_ns)
             };
-            // Between bends both are straight but for headers; powers of two bound what those do.
-            let mut marks: Vec<u64> = (3..=30).map(|e| 1 << e).collect();
-            let (tags, room) = in_flight(route, p);
-            marks.extend([p.chunk, tags as u64, room as u64].map(|n| n.clamp(*SIZES.start(), *SIZES.end())));
-            marks.sort_unstable();
+            // Eight to an octave: fine enough for the steps of reads.
+            let marks: Vec<u64> =
+                (8 * 3..=8 * 30).map(|e| 2f64.powf(f64::from(e) / 8.0).round() as u64).collect();
             for pair in marks.windows(2) {
                 let (mut low, mut high) = (pair[0], pair[1]);
                 let (was, is) = (wins(low)?, wins(high)?);

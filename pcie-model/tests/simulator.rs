@@ -102,12 +102,15 @@ proptest! {
 
     /// A stream of reads reaches the least of what the wire, the tags and the room for completions allow.
     #[test]
-    fn reads_reach_the_rate_of_the_formula(link in link(), hops in hops(), p in parameters()) {
+    fn reads_reach_the_rate_of_the_formula(link in link(), tags in 1u32..64, hops in hops(), p in parameters()) {
+        let link = Link { tags, ..link };
         let route = Route { link, hops, ..Route::default() };
         let rate = read_rate(&route, &p, cost::round_trip(&route.hops, &p));
         // Many times what is in flight.
-        let flight = u64::from(link.tags) * u64::from(link.mrrs);
-        let bytes = (20 * flight.min(p.completion_buffer.unwrap_or(u64::MAX))).max(1 << 16).next_multiple_of(4096);
+        let mrrs = u64::from(link.mrrs);
+        let flight = p.completion_buffer.map_or(u64::MAX, |b| b / mrrs).min(link.tags.into()) * mrrs;
+        // Whole rounds, and quarters of them: a round arrives in a burst.
+        let bytes = flight * (1u64 << 16).div_ceil(flight).max(20).next_multiple_of(4);
         let out = machine(&route, &p).run(&Load::read(bytes)).unwrap();
         near(out.gbs, rate.gbs, 0.05)?;
     }

@@ -50,6 +50,7 @@ struct Requester {
     /// When it may issue again.
     free: Picoseconds,
     tags: u32,
+    /// Bytes of room taken, MRRS for every request.
     outstanding: u64,
     arrived: u64,
     done: Picoseconds,
@@ -239,12 +240,13 @@ impl<'a> Engine<'a> {
                 return;
             }
             if class == Class::NonPosted {
-                let room = m.completion_buffer.is_none_or(|b| r.outstanding + piece.bytes <= b);
+                let slot = u64::from(m.link.mrrs);
+                let room = m.completion_buffer.is_none_or(|b| r.outstanding + slot <= b);
                 if r.tags == 0 || !room {
                     return;
                 }
                 r.tags -= 1;
-                r.outstanding += piece.bytes;
+                r.outstanding += slot;
             }
             let ready = r.free.max(self.now);
             r.free = ready + gap;
@@ -358,9 +360,9 @@ impl<'a> Engine<'a> {
         r.arrived += bytes;
         r.done = self.now;
         if tlp.class == Class::Completion {
-            r.outstanding -= bytes;
             if tlp.last {
                 r.tags += 1;
+                r.outstanding -= u64::from(self.machine.link.mrrs);
             }
             self.look(index);
         }

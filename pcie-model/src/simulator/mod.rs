@@ -11,9 +11,11 @@
 //! tags. Without jitter nothing is random; with it, a seed gives the same run again.
 
 mod engine;
+mod message;
 mod network;
 pub mod split;
 
+pub use message::message_time;
 use serde::Serialize;
 
 use crate::error::{ParameterError, Result, within};
@@ -70,7 +72,7 @@ pub struct Machine {
     /// Between two posted writes that leave the last hop for different targets, ns: a host that lets no write go to a
     /// second target before the first has all that came before.
     pub drain_ns: f64,
-    /// Bytes that a reader may have outstanding; none: what its tags allow.
+    /// Bytes that a reader has room for, MRRS for every request; none: what its tags allow.
     pub completion_buffer: Option<u64>,
 }
 

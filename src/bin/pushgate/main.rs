@@ -3,9 +3,10 @@
 #![allow(missing_docs)] // a program, not a library
 
 mod bench;
+mod doctor;
+mod model;
 mod probe;
 mod topo;
-mod doctor;
 
 use std::process::ExitCode;
 
@@ -42,6 +43,7 @@ fn command() -> Command {
         .subcommand(probe::command(settings))
         .subcommand(topo::command())
         .subcommand(doctor::command(settings))
+        .subcommand(model::command())
         .subcommand(bench::command(settings))
 }
 
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
         match name {
             "doctor" => return doctor::run(m),
             "proxy" => proxy(&settings(m)?)?,
+            "model" => model::run(m)?,
             "config" => {
                 config(m);
                 settings(m)?;

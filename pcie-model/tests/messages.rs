@@ -1,0 +1,131 @@
+//! Messages: which way is best, why, where that changes, and the simulator beside it.
+
+use pushgate_pcie_model::simulator::message_time;
+use pushgate_pcie_model::{Hop, Limit, Link, Parameters, Route, Way, Window, crossings, estimate};
+
+fn route(hops: &[Hop], window: Window) -> Route {
+    Route { hops: hops.to_vec(), window, ..Route::default() }
+}
+
+fn stream(way: Way, r: &Route, p: &Parameters) -> Limit {
+    estimate(way, r, p, 1 << 30).unwrap().stream.limit
+}
+
+/// Every bound can bind, and is named.
+#[test]
+fn the_binding_limit_is_named() {
+    let p = Parameters::default();
+    let through = route(&[Hop::RootComplex], Window::Nic);
+    let tags = |tags| Route { link: Link { tags, ..Link::default() }, ..through.clone() };
+    assert_eq!(stream(Way::Push, &through, &p), Limit::Link);
+    assert_eq!(stream(Way::Pull, &tags(256), &p), Limit::Link);
+    assert_eq!(stream(Way::Pull, &tags(32), &p), Limit::Tags);
+    let few = Parameters { store_threads: 256, ..p.clone() };
+    assert_eq!(stream(Way::Push, &through, &few), Limit::Issue);
+    let room = Parameters { completion_buffer: Some(8192), ..p.clone() };
+    assert_eq!(stream(Way::Pull, &through, &room), Limit::CompletionCredits);
+    let shared = Route { sharers: 4, ..through.clone() };
+    assert_eq!(stream(Way::Push, &shared, &p), Limit::UpLink);
+    let desktop = Parameters { root_read_gbs: Some(0.0), root_write_gbs: Some(20.0), ..p.clone() };
+    assert_eq!(stream(Way::Push, &through, &desktop), Limit::RootComplex);
+    let never = estimate(Way::Pull, &through, &desktop, 4096).unwrap();
+    assert!(never.time_ns.is_infinite() && never.reason() == "the root complex passes none of it");
+    let slow = Parameters { copy_gbs: 20.0, ..p.clone() };
+    assert_eq!(stream(Way::Bounce, &through, &slow), Limit::CopyEngine);
+    let small = estimate(Way::Push, &through, &p, 8).unwrap();
+    assert!(small.is_latency_bound() && small.reason().starts_with("latency"));
+}
+
+/// The same over a switch alone is no matter for the root complex.
+#[test]
+fn a_root_complex_limits_only_what_passes_it() {
+    let desktop = Parameters { root_read_gbs: Some(0.0), ..Parameters::default() };
+    let below = estimate(Way::Pull, &route(&[Hop::Switch], Window::Nic), &desktop, 4096).unwrap();
+    assert!(below.time_ns.is_finite());
+}
+
+/// At a crossing the times are equal to a byte's worth, and each way is the faster on its side.
+#[test]
+fn crossings_are_where_the_order_changes() {
+    let mut seen = 0;
+    for window in [Window::Host, Window::Nic] {
+        for hops in [&[][..], &[Hop::Switch], &[Hop::Switch, Hop::RootComplex, Hop::Socket]] {
+            for tags in [32, 256] {
+                let r = Route { link: Link { tags, ..Link::default() }, ..route(hops, window) };
+                let p = Parameters::default();
+                for c in crossings(&r, &p).unwrap() {
+                    let time = |way, n| estimate(way, &r, &p, n).unwrap().time_ns;
+                    assert!(time(c.below, c.bytes - 1) <= time(c.above, c.bytes - 1), "{c:?}");
+                    assert!(time(c.above, c.bytes) <= time(c.below, c.bytes), "{c:?}");
+                    seen += 1;
+                }
+            }
+        }
+    }
+    assert!(seen >= 4, "{seen} crossings over all these ways");
+}
+
+/// Messages with simulated transfers take what the formulas say, within 5 %.
+#[test]
+fn simulated_messages_take_what_the_formulas_say() {
+    let mut worst = (0.0, String::new());
+    for window in [Window::Host, Window::Nic] {
+        for hops in
+            [&[][..], &[Hop::Switch], &[Hop::Switch, Hop::RootComplex], &[Hop::RootComplex, Hop::Socket]]
+        {
+            for (tags, sharers) in [(256, 1), (32, 1), (256, 2)] {
+                let r = Route { link: Link { tags, ..Link::default() }, sharers, ..route(hops, window) };
+                let p = Parameters::default();
+                for bytes in [8, 512, 4096, 65536, 1 << 20, 16 << 20] {
+                    for way in Way::ALL {
+                        let (e, s) = (
+                            estimate(way, &r, &p, bytes).unwrap().time_ns,
+                            message_time(way, &r, &p, bytes).unwrap(),
+                        );
+                        let off = (s / e - 1.0).abs();
+                        if off > worst.0 {
+                            worst = (
+                                off,
+                                format!(
+                                    "{way} {bytes} {hops:?} {window:?} tags {tags} sharers {sharers}: {s} for {e}"
+                                ),
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(worst.0 < 0.05, "{}", worst.1);
+}
+
+#[test]
+fn parameters_keep_through_toml_and_refuse_what_cannot_be() {
+    let p = Parameters { completion_buffer: Some(65536), ..Parameters::default() };
+    let text = toml::to_string(&p).unwrap();
+    assert_eq!(toml::from_str::<Parameters>(&text).unwrap(), p);
+    let some: Parameters = toml::from_str("rtt_ns = 700.0").unwrap();
+    assert_eq!(some, Parameters { rtt_ns: 700.0, ..Parameters::default() });
+    assert!(
+        toml::from_str::<Parameters>("rtt = 700.0").unwrap_err().to_string().contains("unknown field `rtt`")
+    );
+    let r = Route::default();
+    let why = |p: Parameters| estimate(Way::Push, &r, &p, 8).unwrap_err().to_string();
+    assert_eq!(
+        why(Parameters { store_tlp: 48, ..p.clone() }),
+        "store_tlp is 48, allowed is a power of two from 4 to MPS (256)"
+    );
+    assert_eq!(why(Parameters { memory_ns: 900.0, ..p.clone() }), "memory_ns is 900, allowed is 0 to 550");
+    assert_eq!(
+        why(Parameters { rtt_ns: f64::NAN, ..p.clone() }),
+        "rtt_ns is NaN, allowed is 1 to 1000000000"
+    );
+    assert_eq!(
+        why(Parameters { store_interval_ns: 0.0, ..p }),
+        "store_interval_ns is 0, allowed is 0.01 to 1000000000"
+    );
+    assert_eq!(
+        "root,bus".split(',').map(str::parse::<Hop>).collect::<Result<Vec<_>, _>>().unwrap_err().to_string(),
+        "hops is bus, allowed is switch, root and socket, joined by commas, or none"
+    );
+}

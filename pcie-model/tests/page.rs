@@ -1,0 +1,53 @@
+//! What docs/ shows of latency by hops is what the code makes.
+
+use pushgate_pcie_model::{Hop, Link, Parameters, hops};
+
+fn docs(name: &str) -> String {
+    let path = format!("{}/../docs/{name}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+fn rows() -> Vec<hops::Latency> {
+    hops::by_hops(&Link::default(), &Parameters::default(), Hop::Switch, 6).unwrap()
+}
+
+#[test]
+fn the_committed_plot_is_what_the_code_makes() {
+    let made = hops::plot(&rows(), Hop::Switch).svg();
+    assert!(
+        docs("pcie-latency-by-hops.svg") == made,
+        "make it anew: pushgate model --plot docs/pcie-latency-by-hops.svg"
+    );
+}
+
+#[test]
+fn the_table_by_hops_is_what_the_code_makes() {
+    let page = docs("pcie-model.md");
+    for r in rows() {
+        let row = format!(
+            "| {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.2} |",
+            r.hops,
+            r.push_ns,
+            r.push_simulated_ns,
+            r.pull_ns,
+            r.pull_simulated_ns,
+            r.pull_ns / r.push_ns
+        );
+        assert!(page.contains(&row), "docs/pcie-model.md lacks:\n{row}");
+    }
+}
+
+/// A write goes the way once, a read twice, over 1 to 6 hops of each kind.
+#[test]
+fn a_push_takes_half_of_a_pull() {
+    for hop in [Hop::Switch, Hop::RootComplex, Hop::Socket] {
+        for r in hops::by_hops(&Link::default(), &Parameters::default(), hop, 6).unwrap() {
+            for (push, pull) in [(r.push_ns, r.pull_ns), (r.push_simulated_ns, r.pull_simulated_ns)] {
+                let ratio = pull / push;
+                assert!((2.0..2.5).contains(&ratio), "{} {hop} hops: {pull} of {push}", r.hops);
+            }
+            assert!((r.push_simulated_ns / r.push_ns - 1.0).abs() < 0.05);
+            assert!((r.pull_simulated_ns / r.pull_ns - 1.0).abs() < 0.05);
+        }
+    }
+}
