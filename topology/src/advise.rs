@@ -170,12 +170,14 @@ fn judge(pair: &Pair) -> (Method, &'static str) {
 
 fn warnings(pair: &Pair, method: Method) -> Vec<String> {
     let mut said = Vec::new();
-    let acs = pair.path.as_ref().map(|p| &p.acs);
+    // A software NIC's bytes never go from device to device.
+    let acs = pair.path.as_ref().filter(|_| pair.far != Far::SoftwareNic).map(|p| &p.acs);
+    let then = if pair.far == Far::Shim { "stores take the short way" } else { "pull becomes the short way" };
     match acs {
         Some(AcsOnWay::Redirects(ports)) => {
             let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
             said.push(format!(
-                "ACS redirects at {}: if nothing is passed through to virtual machines, switch it off there (setpci, or the firmware) and pull becomes the short way",
+                "ACS redirects at {}: if nothing is passed through to virtual machines, switch it off there (setpci, or the firmware) and {then}",
                 ports.join(", ")
             ));
         }
@@ -183,12 +185,13 @@ fn warnings(pair: &Pair, method: Method) -> Vec<String> {
             "their IOMMU groups differ, so ACS seems to redirect: run as root to see the ports' settings"
                 .into(),
         ),
-        Some(AcsOnWay::Unknown) => {
-            said.push("ACS could not be read (needs root): if it redirects, push is the better path".into());
+        Some(AcsOnWay::Unknown) if method == Method::Pull => {
+            said.push("ACS is not known (root may read it, a file may tell it): if it redirects, push is the better path".into());
         }
         _ => {}
     }
-    if pair.iommu_translates == Some(true) && pair.far != Far::SoftwareNic {
+    // A push into host memory goes by the IOMMU anyway.
+    if pair.iommu_translates == Some(true) && (method == Method::Pull || pair.far == Far::Shim) {
         said.push("the IOMMU translates: packets between devices go up to it; boot with iommu=pt if that is allowed".into());
     }
     if method == Method::Push && !pair.uplink_shared_with.is_empty() {

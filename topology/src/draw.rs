@@ -1,5 +1,6 @@
 //! A topology as text: the tree, the matrices, the advice.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use crate::address::Address;
@@ -8,7 +9,7 @@ use crate::config::Read;
 use crate::distance::{AcsOnWay, Distance};
 use crate::pair::Pair;
 use crate::report::Report;
-use crate::tree::{Function, Nic, Parent, Role, RootComplex, Source, Topology};
+use crate::tree::{DEEPEST, Function, Nic, Parent, Role, RootComplex, Source, Topology};
 
 /// How it is drawn.
 #[derive(Clone, Copy, Debug, Default)]
@@ -84,7 +85,7 @@ pub fn host(t: &Topology) -> String {
         let _ = writeln!(out, "host: {}", said.join(", "));
     }
     match (&m.virtual_machine, t.source, m.flat) {
-        (_, Source::File, _) => out += "tree: from a file, with what this host adds\n",
+        (_, Source::File, _) => out += "tree: from a file\n",
         (Some(why), _, true) => {
             let _ = writeln!(
                 out,
@@ -108,10 +109,9 @@ fn plural(n: usize, what: &str) -> String {
 /// The tree. Root complexes by NUMA node, below them what matters, or all.
 pub fn tree(t: &Topology, style: Style) -> String {
     let mut out = String::new();
-    let shown = |f: &Function| style.all || t.matters(f.address) || holds(t, f);
-    let count = t.functions.values().filter(|f| shown(f)).count();
+    let drawn = shown(t, style);
     let software = t.nics.iter().filter(|n| n.address.is_none());
-    if count == 0 {
+    if drawn.is_empty() {
         let n = t.functions.len();
         let _ = writeln!(
             out,
@@ -135,7 +135,7 @@ pub fn tree(t: &Topology, style: Style) -> String {
             .iter()
             .filter(|r| numa_of(r) == node)
             .map(|r| (r, Parent::RootComplex(r.name.clone())))
-            .filter(|(_, at)| t.below(at).any(shown))
+            .filter(|(_, at)| t.below(at).any(|f| drawn.contains(&f.address)))
             .collect();
         if roots.is_empty() {
             continue;
@@ -151,7 +151,7 @@ pub fn tree(t: &Topology, style: Style) -> String {
         for (i, (root, at)) in roots.iter().enumerate() {
             let (mark, below) = style.branch(i + 1 == roots.len());
             let _ = writeln!(out, "{mark}root complex {}", root.name);
-            branch(t, at, below, style, &mut out);
+            branch(t, at, below, (style, &drawn), &mut out);
         }
     }
     for nic in software {
@@ -160,26 +160,22 @@ pub fn tree(t: &Topology, style: Style) -> String {
     out
 }
 
-/// Whether something that matters is below.
-fn holds(t: &Topology, f: &Function) -> bool {
-    let parent = Parent::Function(f.address);
-    t.below(&parent).any(|g| t.matters(g.address) || holds(t, g))
+/// Functions that are drawn.
+fn shown(t: &Topology, style: Style) -> BTreeSet<Address> {
+    let with_above = |f: &Function| t.above(f.address).0.into_iter().map(|f| f.address).collect::<Vec<_>>();
+    t.functions.values().filter(|f| style.all || t.matters(f.address)).flat_map(with_above).collect()
 }
 
-/// Deeper than any bus: what is deeper is not drawn.
-const DEEPEST: usize = 64;
-
-fn branch(t: &Topology, parent: &Parent, indent: &str, style: Style, out: &mut String) {
+fn branch(t: &Topology, parent: &Parent, indent: &str, how: (Style, &BTreeSet<Address>), out: &mut String) {
     if indent.chars().count() > 3 * DEEPEST {
         let _ = writeln!(out, "{indent}...");
         return;
     }
-    let below: Vec<&Function> =
-        t.below(parent).filter(|f| style.all || t.matters(f.address) || holds(t, f)).collect();
+    let below: Vec<&Function> = t.below(parent).filter(|f| how.1.contains(&f.address)).collect();
     for (i, f) in below.iter().enumerate() {
-        let (mark, deeper) = style.branch(i + 1 == below.len());
+        let (mark, deeper) = how.0.branch(i + 1 == below.len());
         let _ = writeln!(out, "{indent}{mark}{} {}", f.address, function_text(t, f));
-        branch(t, &Parent::Function(f.address), &format!("{indent}{deeper}"), style, out);
+        branch(t, &Parent::Function(f.address), &format!("{indent}{deeper}"), how, out);
     }
 }
 
@@ -390,7 +386,7 @@ pub fn path(t: &Topology, from: Address, to: Address) -> Option<String> {
             format!("redirects to the root complex at {}", ports.join(", "))
         }
         AcsOnWay::InferredRedirects => "redirects, as the IOMMU groups tell".into(),
-        AcsOnWay::Unknown => "could not be read: run as root".into(),
+        AcsOnWay::Unknown => "not known: root may read it, a file may tell it".into(),
     };
     if !path.hops.is_empty() {
         let _ = writeln!(out, "  ACS       {acs}");

@@ -10,7 +10,7 @@ use crate::config::{Acs, Read};
 use crate::link::{Link, LinkState};
 use crate::machine::{CpuKind, Node};
 use crate::tree::{
-    Function, Gpu, Nic, NvLink, NvLinkEnd, Parent, Port, Role, RootComplex, Shim, Source, Topology,
+    DEEPEST, Function, Gpu, Nic, NvLink, NvLinkEnd, Parent, Port, Role, RootComplex, Shim, Source, Topology,
 };
 
 /// The version that is written and read.
@@ -379,6 +379,10 @@ impl Form {
                         up,
                         "no such device: name a root_complex or a device of this file",
                     ));
+                }
+                _ if t.above(f.address).0.len() > DEEPEST => {
+                    let most = format!("the way up has more than {DEEPEST} devices, or is a loop");
+                    return Err(wrong(&at, f.address, &most));
                 }
                 _ if t.above(f.address).1.is_none() => {
                     return Err(wrong(&at, f.address, "the way up must end at a root_complex"));

@@ -34,8 +34,15 @@ impl Topology {
     }
 
     /// The tree of a file with what is found on this host: drivers, configuration spaces, links as trained,
-    /// states of ports. Places are the file's. Devices that it does not name have no place, with a note.
+    /// states of ports. Places are the file's. Devices that it does not name have no place, with a note. A host
+    /// on which nothing matters, and nothing of the file is, adds nothing: it is another machine's file.
     pub fn on_host(mut self, live: Self) -> Self {
+        let on_host =
+            |t: &Self| t.functions.keys().any(|at| t.matters(*at) && live.functions.contains_key(at));
+        if !live.functions.keys().any(|at| live.matters(*at)) && !on_host(&self) {
+            self.notes.push("nothing of the file is on this host: it is shown as the file has it".into());
+            return self;
+        }
         for (at, found) in &live.functions {
             match self.functions.get_mut(at) {
                 Some(f) => f.learn(found),

@@ -11,10 +11,9 @@ use crate::address::{Address, hex};
 use crate::file::{FileError, LARGEST};
 use crate::link::{Link, LinkState, parse_speed, parse_width};
 use crate::machine::Node;
-use crate::tree::{Function, Gpu, Nic, NvLink, NvLinkEnd, Parent, Port, Role, RootComplex, Source, Topology};
-
-/// Deeper than any bus.
-const DEEPEST: usize = 64;
+use crate::tree::{
+    DEEPEST, Function, Gpu, Nic, NvLink, NvLinkEnd, Parent, Port, Role, RootComplex, Source, Topology,
+};
 
 impl Topology {
     /// A topology from the text of NCCL's XML. What NCCL does not tell, and what is strange in it, is in the
@@ -98,7 +97,7 @@ impl Reading {
         }
         for pci in elements(cpu, "pci") {
             let name = format!(
-                "host{}-{}",
+                "node{}-{}",
                 numa.map_or("?".into(), |n| n.to_string()),
                 self.topology.root_complexes.len()
             );

@@ -114,7 +114,7 @@ fn place(sys: &mut Files, link: &str, address: Address) -> Option<Parent> {
         numbers.is_some_and(|(domain, bus)| hex(domain, 8).is_some() && hex(bus, 2).is_some())
     };
     let unplaced = Some(Parent::RootComplex(UNPLACED.into()));
-    let Some(at) = parts.iter().position(|p| is_root(&p)) else {
+    let Some(at) = parts.iter().position(is_root) else {
         sys.note(format!("{link}: its real path names no root complex (pciDDDD:BB); its place is unknown"));
         return unplaced;
     };

@@ -426,5 +426,8 @@ impl Topology {
     }
 }
 
+/// Bridges above each other: more than any bus has, for numbers of buses are 8 bits and a switch takes two.
+pub(crate) const DEEPEST: usize = 64;
+
 /// The root complex of functions whose place is not known.
 pub(crate) const UNPLACED: &str = "unplaced";

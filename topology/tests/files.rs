@@ -213,6 +213,17 @@ fn what_can_not_be_is_refused_with_where_and_what() {
     }
 }
 
+#[test]
+fn a_chain_that_is_too_long_is_refused() {
+    let mut text = "version = 1\n[[root_complex]]\nname = \"r\"\n".to_owned();
+    for bus in 0..255 {
+        let parent = if bus == 0 { "r".into() } else { format!("0000:{:02x}:00.0", bus - 1) };
+        text += &format!("[[device]]\naddress = \"0000:{bus:02x}:00.0\"\nparent = \"{parent}\"\n");
+    }
+    let e = Topology::from_toml(&text).unwrap_err().to_string();
+    assert!(e.contains("0000:40:00.0") && e.contains("more than 64 devices"), "{e}");
+}
+
 proptest! {
     #[test]
     fn no_text_makes_it_panic(text in "\\PC{0,200}", cut in 0..NCCL.len(), with in "\\PC{0,12}") {
