@@ -158,6 +158,12 @@ macro_rules! settings {
                 }
                 Ok(())
             }
+
+            /// Every setting with its value in force, for people to read.
+            pub fn each(&self) -> Vec<(&'static Key, String)> {
+                let values = [$(format!("{:?}", self.$name),)+];
+                Self::KEYS.iter().zip(values).collect()
+            }
         }
     };
 }
@@ -463,7 +469,8 @@ impl Settings {
         for (name, value) in std::env::vars_os() {
             let Some(key) = name.to_str().and_then(|n| n.strip_prefix("PUSHGATE_")) else { continue };
             // What else of ours stands in the environment, and is no setting.
-            if ["CONFIG", "LOG", "NVCC", "NVRTC_DIR", "PYTHON_SITE", "SKIP_LOG"].contains(&key) {
+            if ["CONFIG", "LOG", "NVCC", "NVRTC_DIR", "PROBE_FILE", "PYTHON_SITE", "SKIP_LOG"].contains(&key)
+            {
                 continue;
             }
             let value = value.to_str().ok_or_else(|| Error::config(key, "not UTF-8", "text"))?;

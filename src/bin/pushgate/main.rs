@@ -6,6 +6,7 @@ mod bench;
 mod doctor;
 mod model;
 mod probe;
+mod report;
 mod topo;
 
 use std::process::ExitCode;
@@ -44,6 +45,7 @@ fn command() -> Command {
         .subcommand(topo::command())
         .subcommand(doctor::command(settings))
         .subcommand(model::command())
+        .subcommand(report::command(settings))
         .subcommand(bench::command(settings))
 }
 
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
             "doctor" => return doctor::run(m),
             "proxy" => proxy(&settings(m)?)?,
             "model" => model::run(m)?,
+            "report" => report::run(m)?,
             "config" => {
                 config(m);
                 settings(m)?;
