@@ -85,7 +85,7 @@ pub struct Plot {
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 460.0;
 const LEFT: f64 = 78.0;
-const RIGHT: f64 = 20.0;
+const RIGHT: f64 = 36.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 58.0;
 const LINE: f64 = 18.0;

@@ -19,10 +19,6 @@ const MOST_ENDS: usize = 23;
 /// Accesses of a thread that loads, in flight.
 const LOADS: u32 = 8;
 
-fn percent(part: f64, whole: f64) -> Cell {
-    Cell::number(format!("{:.0} %", part / whole * 100.0))
-}
-
 /// Whatever its magnitude, three digits that count.
 fn figure(v: f64) -> String {
     match v {
@@ -42,113 +38,134 @@ pub fn fitting(p: Parameters, link: &Link) -> Parameters {
     Parameters { store_tlp: p.store_tlp.min(link.mps), ..p }
 }
 
-/// All of one device.
-pub fn device(body: &mut Body, f: &Findings, d: &Device, link: Option<&Link>) {
-    match link {
-        Some(l) => body.para(&format!(
-            "Its way to the host: PCIe {} x{}, MPS {}. Payload at most {:.1} GB/s written, {:.1} GB/s read.",
-            l.generation,
-            l.lanes,
-            l.mps,
-            l.ceiling(),
-            l.read_rate()
-        )),
-        None if f.executor == "cpu" => {}
-        None => body.missing(
-            "the ceiling of its link: this tree does not tell the link of that address. On a virtual machine say how \
-             the machine is built with --topology FILE (pushgate topo --from-nccl makes one).",
-        ),
-    }
-    rates(body, d, link);
-    lines(body, d, link);
-    latencies(body, d, link.is_some());
-    if link.is_some() {
-        parameters(body, f, d);
-    }
-    writers(body, "Streams of this device storing to host memory at once", &d.writers);
+/// A device with the label that the tree gives it, and its link to the host, if that is told.
+pub struct Unit<'a> {
+    pub label: String,
+    pub device: &'a Device,
+    pub link: Option<Link>,
 }
 
-fn rates(body: &mut Body, d: &Device, link: Option<&Link>) {
-    let row = |what: String, r: &Rate, model: Option<pushgate_pcie_model::Rate>, ceiling: Option<f64>| {
-        let mut row = vec![Cell::from(what), Cell::number(r.blocks.to_string()), number(r.rate)];
-        if let (Some(model), Some(ceiling)) = (model, ceiling) {
-            row.extend([
-                number(model.gbs),
-                model.limit.to_string().into(),
-                number(ceiling),
-                percent(r.rate, ceiling),
-            ]);
-        }
-        row
-    };
-    let p = link.map(|l| fitting(Parameters::default(), l));
-    let both = link.zip(p.as_ref());
-    let mut rows = Vec::new();
-    for r in &d.stores {
-        let threads = THREADS.saturating_mul(r.blocks);
-        let bulk = r.width == 0;
-        let model = both.and_then(|(l, p)| {
-            if bulk {
-                bulk_store(l, p, BULKS.saturating_mul(r.blocks), BULK)
-            } else {
-                sm_store(l, p, threads, r.width)
+/// All that was measured of devices, each by itself. The model's column is of the first link that is told.
+pub fn devices(body: &mut Body, f: &Findings, units: &[Unit]) {
+    let rows: Vec<Vec<Cell>> = units
+        .iter()
+        .map(|u| {
+            let mut row: Vec<Cell> =
+                vec![u.label.clone().into(), u.device.name.clone().into(), u.device.pci.clone().into()];
+            match &u.link {
+                Some(l) => row.extend([
+                    format!("PCIe {} x{}, MPS {}", l.generation, l.lanes, l.mps).into(),
+                    number(l.ceiling()),
+                    number(l.read_ceiling()),
+                ]),
+                None => row.push("not told".into()),
             }
-            .ok()
-        });
-        let what = if bulk { "bulk stores".to_owned() } else { format!("stores of {} B", r.width) };
-        let ceiling = both.and_then(|(l, p)| l.write_rate(if bulk { l.mps } else { p.store_tlp }).ok());
-        rows.push(row(what, r, model, ceiling));
+            row
+        })
+        .collect();
+    let head =
+        ["device", "name", "address", "link to the host", "ceiling written, GB/s", "ceiling read, GB/s"];
+    body.table("Devices", &head, &rows);
+    if f.executor != "cpu" && units.iter().any(|u| u.link.is_none()) {
+        body.missing(
+            "the ceiling of a link: this tree does not tell the link of that address. On a virtual machine say how the \
+             machine is built with --topology FILE (pushgate topo --from-nccl makes one).",
+        );
     }
-    for r in &d.loads {
-        let in_flight = LOADS.saturating_mul(r.width);
-        let model = both.and_then(|(l, p)| sm_load(l, p, THREADS.saturating_mul(r.blocks), in_flight).ok());
-        rows.push(row(format!("loads of {} B", r.width), r, model, link.map(Link::read_rate)));
-    }
-    let mut head = vec!["a kernel's", "blocks", "measured GB/s"];
+    let link = units.iter().find_map(|u| u.link);
+    rates(body, units, link.as_ref());
+    curves(body, units);
+    latencies(body, units, link.is_some());
     if link.is_some() {
-        head.extend(["model GB/s", "bound by", "ceiling GB/s", "of the ceiling"]);
+        parameters(body, f, units);
     }
-    body.table("Rates over host memory; the model with its defaults, before any probe", &head, &rows);
+    let all: Vec<(&str, &[Writers])> = units.iter().map(|u| (&*u.label, &*u.device.writers)).collect();
+    writers(body, "Streams of one device storing to host memory at once, all together, GB/s", &all);
+}
+
+/// A row of figures of each device behind what they are.
+fn head<'a>(first: &[&'a str], units: &'a [Unit]) -> Vec<&'a str> {
+    first.iter().copied().chain(units.iter().map(|u| &*u.label)).collect()
+}
+
+/// With its part of what there could be.
+fn of_ceiling(rate: f64, ceiling: Option<f64>) -> Cell {
+    Cell::number(ceiling.map_or(figure(rate), |c| format!("{} ({:.0} %)", figure(rate), rate / c * 100.0)))
+}
+
+/// What the model has for such an access, and what no link exceeds.
+fn expected(stores: bool, r: &Rate, link: &Link) -> Option<(pushgate_pcie_model::Rate, f64)> {
+    let p = fitting(Parameters::default(), link);
+    let threads = THREADS.saturating_mul(r.blocks);
+    let model = match (stores, r.width) {
+        (true, 0) => bulk_store(link, &p, BULKS.saturating_mul(r.blocks), BULK),
+        (true, width) => sm_store(link, &p, threads, width),
+        (false, width) => sm_load(link, &p, threads, LOADS.saturating_mul(width)),
+    };
+    Some((model.ok()?, if stores { link.ceiling() } else { link.read_ceiling() }))
+}
+
+fn rates(body: &mut Body, units: &[Unit], link: Option<&Link>) {
+    let mut rows: Vec<Vec<Cell>> = Vec::new();
+    let Some(first) = units.first() else { return };
+    let kinds =
+        first.device.stores.iter().map(|r| (true, r)).chain(first.device.loads.iter().map(|r| (false, r)));
+    for (stores, kind) in kinds {
+        let what = match (stores, kind.width) {
+            (true, 0) => "bulk stores".to_owned(),
+            (true, width) => format!("stores of {width} B"),
+            (false, width) => format!("loads of {width} B"),
+        };
+        let mut row = vec![Cell::from(what), Cell::number(kind.blocks.to_string())];
+        if let Some(link) = link {
+            match expected(stores, kind, link) {
+                Some((model, _)) => row.extend([number(model.gbs), model.limit.to_string().into()]),
+                None => row.extend(["".into(), "".into()]),
+            }
+        }
+        row.extend(units.iter().map(|u| {
+            let all = if stores { &u.device.stores } else { &u.device.loads };
+            let same = all.iter().find(|r| (r.width, r.blocks) == (kind.width, kind.blocks));
+            let ceiling = u.link.as_ref().and_then(|l| Some(expected(stores, kind, l)?.1));
+            same.map_or("-".into(), |r| of_ceiling(r.rate, ceiling))
+        }));
+        rows.push(row);
+    }
+    let first: &[&str] = match link {
+        Some(_) => &["a kernel's", "blocks", "model", "bound by"],
+        None => &["a kernel's", "blocks"],
+    };
+    let caption = "Rates over host memory, GB/s, and what of the ceiling they are. The model has its defaults: what was expected \
+                   before any probe";
+    body.table(caption, &head(first, units), &rows);
 }
 
 /// What no transfer of that kind exceeds, GB/s.
 fn line_ceiling(way: Transfer, link: &Link) -> Option<f64> {
     match way {
         Transfer::Push | Transfer::CopyOut => Some(link.ceiling()),
-        Transfer::Read | Transfer::CopyIn => Some(link.read_rate()),
+        Transfer::Read | Transfer::CopyIn => Some(link.read_ceiling()),
         _ => None,
     }
 }
 
-fn lines(body: &mut Body, d: &Device, link: Option<&Link>) {
-    let mut head = vec!["way", "fixed us", "GB/s", "worst error of the curve"];
-    if link.is_some() {
-        head.extend(["ceiling GB/s", "of the ceiling"]);
+fn curves(body: &mut Body, units: &[Unit]) {
+    let Some(first) = units.first() else { return };
+    let line = |u: &Unit, way| -> Option<Line> { u.device.lines.iter().find(|l| l.way == way).cloned() };
+    let mut rows: Vec<Vec<Cell>> = Vec::new();
+    for way in first.device.lines.iter().map(|l| l.way) {
+        let row = |what: &str, of: &dyn Fn(&Unit, &Line) -> Cell| {
+            let cells = units.iter().map(|u| line(u, way).map_or("-".into(), |l| of(u, &l)));
+            std::iter::once(Cell::from(format!("{way}: {what}"))).chain(cells).collect::<Vec<_>>()
+        };
+        rows.push(row("fixed, us", &|_, l| number(l.curve.fixed)));
+        rows.push(row("GB/s", &|u, l| {
+            of_ceiling(l.curve.rate, u.link.as_ref().and_then(|k| line_ceiling(way, k)))
+        }));
+        rows.push(row("largest error", &|_, l| Cell::number(format!("{:.0} %", l.worst * 100.0))));
     }
-    let rows: Vec<Vec<Cell>> = d
-        .lines
-        .iter()
-        .map(|l| {
-            let mut row = vec![
-                l.way.to_string().into(),
-                number(l.curve.fixed),
-                number(l.curve.rate),
-                percent(l.worst, 1.0),
-            ];
-            row.extend(
-                link.and_then(|link| line_ceiling(l.way, link))
-                    .into_iter()
-                    .flat_map(|c| [number(c), percent(l.curve.rate, c)]),
-            );
-            row
-        })
-        .collect();
-    body.table(
-        "Curves fitted to single transfers: time = fixed + bytes / rate, for large ones",
-        &head,
-        &rows,
-    );
-    by_size(body, "Single transfers by size: measured and by the curve", &d.lines);
+    let caption = "Curves fitted to single transfers: of large ones the time is fixed + bytes / rate";
+    body.table(caption, &head(&["way"], units), &rows);
 }
 
 /// Times by size of several ways, side by side.
@@ -175,27 +192,30 @@ pub fn by_size(body: &mut Body, caption: &str, lines: &[Line]) {
     body.table(caption, &head, &rows);
 }
 
-fn latencies(body: &mut Body, d: &Device, model: bool) {
-    let p = Parameters::default();
-    let mut rows = vec![
-        vec!["flag of 8 B, kernel to CPU, one way".into(), number(d.flag)],
-        vec!["record of 64 B, the same".into(), number(d.record)],
-        vec!["an empty kernel, from the call to its end".into(), number(d.launch)],
+fn latencies(body: &mut Body, units: &[Unit], model: bool) {
+    let flag = flag_round_trip(&[], &Parameters::default()) / 2e3;
+    let row = |what: &str, expected: Option<f64>, of: fn(&Device) -> f64| {
+        let expected = model.then(|| expected.map_or("".into(), number));
+        let cells = units.iter().map(|u| number(of(u.device)));
+        std::iter::once(Cell::from(what)).chain(expected).chain(cells).collect::<Vec<_>>()
+    };
+    let rows = [
+        row("flag of 8 B, kernel to CPU, one way", Some(flag), |d| d.flag),
+        row("record of 64 B, the same", None, |d| d.record),
+        row("an empty kernel, from the call to its end", None, |d| d.launch),
     ];
-    let mut head = vec!["latency", "measured us"];
-    if model {
-        head.push("model us");
-        rows[0].push(number(flag_round_trip(&[], &p) / 2e3));
-    }
-    body.table("Latencies", &head, &rows);
+    let first: &[&str] = if model { &["latency", "model"] } else { &["latency"] };
+    body.table("Latencies, us", &head(first, units), &rows);
 }
 
 /// What the probe changes of the model.
-fn parameters(body: &mut Body, f: &Findings, d: &Device) {
+fn parameters(body: &mut Body, f: &Findings, units: &[Unit]) {
     let default = Parameters::default();
-    let probed = f.parameters(&d.pci, &default);
+    let probed: Vec<Parameters> = units.iter().map(|u| f.parameters(&u.device.pci, &default)).collect();
     let row = |name: &str, of: fn(&Parameters) -> f64| {
-        vec![Cell::from(name), number(of(&default)), number(of(&probed))]
+        std::iter::once(Cell::from(name))
+            .chain(std::iter::once(&default).chain(&probed).map(|p| number(of(p))))
+            .collect::<Vec<_>>()
     };
     let rows = [
         row("copy engine: launch, ns", |p| p.copy_launch_ns),
@@ -206,22 +226,34 @@ fn parameters(body: &mut Body, f: &Findings, d: &Device) {
         row("the CPU's turn at a flag, ns", |p| p.cpu_turn_ns),
         row("the GPU's turn, ns", |p| p.gpu_turn_ns),
     ];
-    body.table("Parameters of the model", &["parameter", "default", "by this probe"], &rows);
+    body.table("Parameters of the model, by this probe", &head(&["parameter", "default"], units), &rows);
 }
 
-fn writers(body: &mut Body, caption: &str, all: &[Writers]) {
-    if all.is_empty() {
+/// A column for each, a row for each number of writers; and a word where they collapse.
+fn writers(body: &mut Body, caption: &str, all: &[(&str, &[Writers])]) {
+    let mut counts: Vec<u32> = all.iter().flat_map(|(_, w)| *w).map(|w| w.n).collect();
+    counts.sort_unstable();
+    counts.dedup();
+    if counts.is_empty() {
         return;
     }
-    let rows: Vec<Vec<Cell>> =
-        all.iter().map(|w| vec![Cell::number(w.n.to_string()), number(w.rate)]).collect();
-    body.table(caption, &["writers", "all together, GB/s"], &rows);
-    if let Some(w) = collapses(all) {
-        body.beware(&format!(
-            "{} writers at once reach {:.1} GB/s together, less than half of what fewer reach: posted writes are in \
-             each other's way here, and paths that push are not chosen.",
-            w.n, w.rate
-        ));
+    let row = |n: &u32| {
+        let cells =
+            all.iter().map(|(_, w)| w.iter().find(|w| w.n == *n).map_or("-".into(), |w| number(w.rate)));
+        std::iter::once(Cell::number(n.to_string())).chain(cells).collect()
+    };
+    // A probe takes three or four.
+    let rows: Vec<Vec<Cell>> = counts.iter().take(MOST_SIZES).map(row).collect();
+    let head: Vec<&str> = std::iter::once("writers").chain(all.iter().map(|(label, _)| *label)).collect();
+    body.table(caption, &head, &rows);
+    for (label, w) in all {
+        if let Some(w) = collapses(w) {
+            body.beware(&format!(
+                "{label}: {} writers at once reach {:.1} GB/s together, less than half of what fewer reach: posted \
+                 writes are in each other's way here.",
+                w.n, w.rate
+            ));
+        }
     }
 }
 
@@ -294,5 +326,9 @@ pub fn pairs(body: &mut Body, f: &Findings, label: &dyn Fn(&str) -> String) {
         })
         .collect();
     body.table("Between devices: the way that the choice takes, out of those measured", &head, &rows);
-    writers(body, "Devices storing to host memory at once", &f.writers);
+    writers(
+        body,
+        "Devices storing to host memory at once, all together, GB/s",
+        &[("all devices", &f.writers)],
+    );
 }

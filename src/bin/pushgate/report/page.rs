@@ -1,7 +1,7 @@
 //! The page, section by section. Pure: facts in, HTML out.
 
 use pushgate_doctor::{Finding, Status};
-use pushgate_pcie_model::findings::{Findings, collapses};
+use pushgate_pcie_model::findings::{Device, Findings, collapses};
 use pushgate_pcie_model::{Hop, Link, Parameters, Route, Window, hops};
 use pushgate_topology::{Address, draw, link_to_host, route};
 
@@ -183,6 +183,11 @@ fn label(facts: &Facts, pci: &str) -> String {
     known.map_or_else(|| pci.to_owned(), |at| facts.topology.topology.gpu_label(at))
 }
 
+/// What a device is called in tables and plots.
+fn name(facts: &Facts, d: &Device) -> String {
+    if d.pci == "cpu" { "CPU executor".into() } else { label(facts, &d.pci) }
+}
+
 /// The link of a device that a probe measured.
 fn link(facts: &Facts, pci: &str) -> Option<Link> {
     link_to_host(&facts.topology.topology, pci.parse().ok()?)
@@ -207,9 +212,12 @@ fn measurements(body: &mut Body, facts: &Facts) {
     if f.devices.is_empty() {
         body.missing("the probe's file has no device: run `pushgate probe` again.");
     }
-    for d in f.devices.iter().take(MOST_DEVICES) {
-        body.heading(&format!("Device {}: {} ({})", d.index, d.name, label(facts, &d.pci)));
-        measured::device(body, f, d, link(facts, &d.pci).as_ref());
+    let unit = |d| measured::Unit { label: name(facts, d), device: d, link: link(facts, &d.pci) };
+    let units: Vec<measured::Unit> = f.devices.iter().take(MOST_DEVICES).map(unit).collect();
+    body.heading("Each device by itself");
+    measured::devices(body, f, &units);
+    for u in units.iter().take(MOST_PLOTTED) {
+        measured::by_size(body, &format!("Single transfers of {}, by size", u.label), &u.device.lines);
     }
     if f.devices.len() > MOST_DEVICES {
         body.para(&format!("Shown are {MOST_DEVICES} of {} devices.", f.devices.len()));
@@ -317,8 +325,7 @@ fn all_plots(body: &mut Body, facts: &Facts) {
         Err(why) => return body.missing(why),
     };
     for d in f.devices.iter().take(MOST_PLOTTED) {
-        let who = label(facts, &d.pci);
-        let who = if who == "cpu" { "CPU executor".to_owned() } else { who };
+        let who = name(facts, d);
         for plot in plots::device(&who, d, self::link(facts, &d.pci).as_ref()) {
             body.plot(plot, &format!("Single transfers of {} ({}), by itself.", d.name, d.pci));
         }
