@@ -224,9 +224,12 @@ impl Body {
             let mut line = String::from("<tr>");
             for (i, cell) in row.iter().take(MOST_COLUMNS).enumerate() {
                 let (tag, scope) = if i == 0 { ("th", " scope=\"row\"") } else { ("td", "") };
-                let class = match cell.class {
-                    "" => String::new(),
-                    class => format!(" class=\"{class}\""),
+                // Long text wants room, a short name its own line.
+                let class = match (cell.class, cell.text.chars().count()) {
+                    ("", n) if i == 0 && n <= 28 => " class=\"name\"".to_owned(),
+                    ("", n) if n > 40 => " class=\"long\"".to_owned(),
+                    ("", _) => String::new(),
+                    (class, _) => format!(" class=\"{class}\""),
                 };
                 let style =
                     cell.heat.map_or(String::new(), |h| format!(" style=\"background:{}\"", shade(h)));
@@ -292,14 +295,15 @@ h3{font-size:1.05rem;margin:1.4rem 0 .4rem}p,li{max-width:46rem;overflow-wrap:an
 pre{font:.8rem/1.25 ui-monospace,'DejaVu Sans Mono',monospace;margin:0}
 table{border-collapse:collapse;font-size:.88rem}caption{text-align:left;font-weight:600;padding:.3rem 0}
 th,td{border:1px solid #999;padding:.2rem .5rem;text-align:left;vertical-align:top}
-thead th{background:#eee}tbody th{font-weight:600;white-space:nowrap}
+thead th{background:#eee}tbody th{font-weight:600}.name{white-space:nowrap}.long{min-width:13rem}
 .n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 .failed{font-weight:700;border:3px double #111}.warned{font-weight:700}.quiet{color:#444}
 .missing{border:2px dashed #111;padding:.5rem .7rem}
 figure{margin:1rem 0}figcaption{font-size:.88rem;max-width:46rem}
 svg{display:block;width:100%;min-width:34rem;max-width:48rem;height:auto}
 nav a{color:#003e8a}footer{margin-top:2rem;border-top:1px solid #999;font-size:.88rem}
-@media print{body{max-width:none;padding:0;font-size:.8rem}nav{display:none}svg{min-width:0}
+@media print{body{max-width:none;padding:0;font-size:9pt}nav{display:none}svg{min-width:0;max-width:15cm}
+table{font-size:6.5pt}th,td{padding:1px 3px}.long{min-width:0}
 .scroll{overflow:visible}pre{white-space:pre-wrap}figure,tr{break-inside:avoid}
 }
 ";

@@ -25,6 +25,7 @@ fn figure(v: f64) -> String {
         v if v >= 100.0 => format!("{v:.0}"),
         v if v >= 10.0 => format!("{v:.1}"),
         v if v >= 0.1 => format!("{v:.2}"),
+        v if v <= 0.0 => "0".into(),
         v => format!("{v:.4}"),
     }
 }
@@ -319,7 +320,10 @@ pub fn pairs(body: &mut Body, f: &Findings, label: &dyn Fn(&str) -> String) {
                 .filter(|w| p.lines.iter().any(|l| l.way == Transfer::from(*w)))
                 .collect();
             let between = Between::Devices { from: &p.from, to: &p.to };
-            let taken = |n: u64| choose(Some(f), &Parameters::default(), between, &can, n).reason;
+            let taken = |n: u64| {
+                let choice = choose(Some(f), &Parameters::default(), between, &can, n);
+                choice.us.map_or(choice.reason, |us| format!("{}, {} us", choice.way, figure(us)))
+            };
             std::iter::once(Cell::from(format!("{} to {}", label(&p.from), label(&p.to))))
                 .chain(CHOSEN.map(|n| Cell::from(taken(n))))
                 .collect()
