@@ -209,12 +209,15 @@ pub struct Ecn {
     pub reacts: u8,
 }
 
+/// What a function is that is no RDMA device.
+pub const GPU: &str = "GPU";
+
 /// A GPU or an RDMA device on PCI.
 #[derive(Clone, Debug, Default)]
 pub struct PciFunction {
     /// `0000:01:00.0`.
     pub address: String,
-    /// "GPU" or the RDMA device's name.
+    /// [`GPU`] or the RDMA device's name.
     pub what: String,
     /// Of its IOMMU group: `identity`, `DMA`, `DMA-FQ`.
     pub iommu: Read<String>,
@@ -299,13 +302,16 @@ pub struct Cgroup {
     pub unreadable: Vec<String>,
 }
 
+/// What an open device says: version of its interface, and whether it has a window; or why it does not open.
+pub type Opened = Result<(u32, bool), String>;
+
 /// The kernel module.
 #[derive(Clone, Debug, Default)]
 pub struct Module {
     /// Its version; absent: not loaded.
     pub version: Read<String>,
-    /// Device files, and what came of opening them: uapi version and whether it has a window.
-    pub devices: Vec<(String, Result<(u32, bool), String>)>,
+    /// Device files, and what came of opening them.
+    pub devices: Vec<(String, Opened)>,
 }
 
 /// NCCL.

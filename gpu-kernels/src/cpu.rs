@@ -198,6 +198,32 @@ impl LoadedModule for CpuModule {
     }
 }
 
+/// A registered range. A GPU pins its pages: where they are unmapped first, it goes on using
+/// them, and what is mapped at the same address next and registered again is taken for them. Here it does no
+/// harm, and so would not be seen; it is looked for instead.
+struct Held {
+    addr: usize,
+    len: usize,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let start = self.addr & !(rustix::param::page_size() - 1);
+        let length = self.addr + self.len - start;
+        // SAFETY: writes back what is mapped there, if it is a file's at all, and with ASYNC not
+        // even that: on Linux it only looks whether all of it is mapped (msync(2), ENOMEM).
+        let mapped =
+            unsafe { rustix::mm::msync(start as *mut c_void, length, rustix::mm::MsyncFlags::ASYNC) };
+        if mapped == Err(rustix::io::Errno::NOMEM) {
+            tracing::error!(
+                "{} bytes at {:#x} are unmapped and still registered with the device; drop the registration first",
+                self.len,
+                self.addr
+            );
+        }
+    }
+}
+
 impl Executor for CpuExecutor {
     fn name(&self) -> &'static str {
         "cpu"
@@ -229,7 +255,8 @@ impl Executor for CpuExecutor {
     }
 
     fn register(&self, ptr: NonNull<u8>, len: usize, _: Access, _: bool) -> Result<Registration> {
-        Ok(Registration { device_addr: ptr.as_ptr() as u64, len, _guard: Box::new(()) })
+        let held = Held { addr: ptr.as_ptr() as usize, len };
+        Ok(Registration { device_addr: ptr.as_ptr() as u64, len, _guard: Box::new(held) })
     }
 
     fn stream(&self) -> Result<Stream> {

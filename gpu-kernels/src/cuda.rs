@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute_enum as Attribute, CUevent, CUfunction,
     CUfunction_attribute_enum as FunctionAttribute, CUmodule, CUstream,
+    CUstreamCaptureMode_enum as CaptureMode,
 };
 
 pub use self::guard::{CudaInfo, probe};
@@ -115,15 +116,50 @@ struct Active {
     blocks: u32,
 }
 
-/// The context is current on this thread while this lives.
+/// While this lives, the thread may make any call though another one captures a graph in the
+/// mode `global`, the default: else a call that the driver takes for unsafe there (registering
+/// memory, allocating it, asking for an event) would fail, and end that capture with an error. None of ours
+/// has to do with a stream that captures.
+struct Relaxed {
+    driver: &'static Driver,
+    before: Option<CaptureMode>,
+    /// Not to be sent: the mode is the thread's.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Relaxed {
+    fn new(driver: &'static Driver) -> Self {
+        let mut mode = CaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let before = driver.cuThreadExchangeStreamCaptureMode.and_then(|exchange| {
+            // SAFETY: reads one enum and writes the mode before, which is one of the three
+            // that it has.
+            (unsafe { exchange(&mut mode) } == SUCCESS).then_some(mode)
+        });
+        Self { driver, before, _thread: PhantomData }
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        if let (Some(mut mode), Some(exchange)) = (self.before, self.driver.cuThreadExchangeStreamCaptureMode)
+        {
+            // SAFETY: as above.
+            unsafe { exchange(&mut mode) };
+        }
+    }
+}
+
+/// The context is current on this thread while this lives, and captures of others are none
+/// of its concern.
 struct Current<'a> {
     context: &'a Context,
-    /// Not to be sent: it must be popped where it was pushed.
-    _thread: PhantomData<*const ()>,
+    /// Given back before the pop: the call may want a context.
+    relaxed: Option<Relaxed>,
 }
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
+        drop(self.relaxed.take());
         let mut popped = null_mut();
         // SAFETY: writes one handle; we pushed on this thread, and whoever
         // pushed after us has popped.
@@ -138,6 +174,7 @@ impl Context {
             return Err(DeviceError::NoSuchDevice { index, count: info.devices });
         }
         let doing = || format!("opening device {index}");
+        let _relaxed = Relaxed::new(driver);
         let mut device = 0;
         // SAFETY: writes one handle.
         driver.check("cuDeviceGet", unsafe { (driver.cuDeviceGet)(&mut device, index as i32) }, doing)?;
@@ -204,7 +241,7 @@ impl Context {
         // SAFETY: the context is retained for as long as self lives.
         let code = unsafe { (self.driver.cuCtxPushCurrent_v2)(self.context.0) };
         self.check("cuCtxPushCurrent", code, || "entering the context".to_owned())?;
-        Ok(Current { context: self, _thread: PhantomData })
+        Ok(Current { context: self, relaxed: Some(Relaxed::new(self.driver)) })
     }
 
     fn check(&self, call: &'static str, code: u32, doing: impl FnOnce() -> String) -> Result<()> {
@@ -311,6 +348,7 @@ impl Drop for Context {
             }
             drop(current);
         }
+        let _relaxed = Relaxed::new(self.driver);
         // SAFETY: retained once in `open`.
         let code = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
         self.note("cuDevicePrimaryCtxRelease", code, || "letting the context go".to_owned());
@@ -1201,16 +1239,19 @@ mod tests {
 
     /// A driver without a GPU: device memory is the heap, a kernel stores 42 to
     /// the address that its parameters begin with, and an event is over at the
-    /// sixth look. Aborts where a context should be current and is not.
+    /// sixth look. Aborts where a context should be current and is not, or where a
+    /// call would end another thread's capture of a graph.
     const DRIVER: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-static __thread int depth;
-static int registered, live, flushed;
-#define IN if (depth < 1) { fprintf(stderr, "%s: no context\n", __func__); abort(); }
-int stub_depth(void) { return depth; }
+static __thread int depth, mode;
+static int registered, pinned, live, flushed;
+int stub_pinned(void) { return pinned; }
+#define IN if (depth < 1 || mode != 2) { fprintf(stderr, "%s: depth %d, capture mode %d\n", __func__, depth, mode); abort(); }
+int cuThreadExchangeStreamCaptureMode(int *m) { if (depth < 1) return 201; int before = mode; mode = *m; *m = before; return 0; }
+int stub_depth(void) { return depth + mode; }
 int stub_live(void) { return live + registered; }
 int cuDeviceGet(int *d, int i) { *d = i; return 0; }
 int cuDeviceGetName(char *s, int n, int d) { strcpy(s, "Stub"); return 0; }
@@ -1219,14 +1260,14 @@ int cuDeviceGetAttribute(int *v, int a, int d) { *v = a == 75 ? 9 : a == 76 ? 0 
 int cuDevicePrimaryCtxRetain(void **c, int d) { *c = (void *)8; live++; return 0; }
 int cuDevicePrimaryCtxRelease_v2(int d) { live--; return 0; }
 int cuCtxPushCurrent_v2(void *c) { depth++; return 0; }
-int cuCtxPopCurrent_v2(void **c) { IN depth--; *c = 0; return 0; }
+int cuCtxPopCurrent_v2(void **c) { if (depth < 1 || (depth == 1 && mode)) abort(); depth--; *c = 0; return 0; }
 int cuCtxGetStreamPriorityRange(int *l, int *g) { IN *l = 0; *g = -5; return 0; }
 int cuMemAlloc_v2(void **p, size_t n) { IN *p = malloc(n); live++; return 0; }
 int cuMemFree_v2(void *p) { IN free(p); live--; return 0; }
 int cuMemsetD8Async(void *p, unsigned char c, size_t n, void *s) { IN if (!s) abort(); memset(p, c, n); return 0; }
 int cuMemcpyHtoDAsync_v2(void *d, const void *h, size_t n, void *s) { IN if (!s) abort(); memcpy(d, h, n); return 0; }
 int cuMemcpyDtoHAsync_v2(void *h, const void *d, size_t n, void *s) { IN if (!s) abort(); memcpy(h, d, n); return 0; }
-int cuMemHostRegister_v2(void *p, size_t n, unsigned f) { IN if (registered) return 712; registered = 1; return f == 3 ? 0 : 1; }
+int cuMemHostRegister_v2(void *p, size_t n, unsigned f) { IN if (registered) return 712; registered = 1; pinned++; return f == 3 ? 0 : 1; }
 int cuMemHostUnregister(void *p) { IN if (!registered) return 713; registered = 0; return 0; }
 int cuMemHostGetDevicePointer_v2(void **d, void *p, unsigned f) { IN *d = p; return 0; }
 int cuStreamCreateWithPriority(void **s, unsigned f, int p) { IN *s = malloc(1); live++; return f == 1 ? 0 : 1; }
@@ -1336,6 +1377,10 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         let error = executor.register(ptr, 64, Access::ReadOnly, false).unwrap_err().to_string();
         assert!(error.contains("READ_ONLY_HOST_REGISTER_SUPPORTED is 0"), "{error}");
 
+        // Other memory at the same address is pinned anew.
+        drop((one, two));
+        let one = executor.register(ptr, 64, Access::ReadWrite, false).unwrap();
+
         let copies = CudaCopy::new(&executor).unwrap();
         // SAFETY: both are 64 bytes and outlive `copies`.
         let ticket = unsafe { copies.start(word.addr(), host.as_ptr(), 64) }.unwrap();
@@ -1347,14 +1392,14 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         assert_eq!(exported.offset, word.addr() % rustix::param::page_size() as u64);
         copies.flush_rdma_writes().unwrap();
 
-        drop((six, one, two, ticket, copies, module, word, second, executor));
+        drop((six, one, ticket, copies, module, word, second, executor));
         // SAFETY: the stub's own functions, as it defines them.
-        let (depth, live, flushed) = unsafe {
+        let (depth, live, flushed, pinned) = unsafe {
             let library = libloading::Library::new("libcuda.so.1").unwrap();
             let ask = |name: &str| library.get::<extern "C" fn() -> i32>(name.as_bytes()).unwrap()();
-            (ask("stub_depth"), ask("stub_live"), ask("stub_flushed"))
+            (ask("stub_depth"), ask("stub_live"), ask("stub_flushed"), ask("stub_pinned"))
         };
-        println!("CHILD depth {depth} live {live} flushed {flushed}");
+        println!("CHILD depth {depth} live {live} flushed {flushed} pinned {pinned}");
     }
 
     impl CudaExecutor {
@@ -1466,6 +1511,6 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         let folder = Folder::new("driver");
         stub(&folder, &format!("{DRIVER}{}", stub_source(0, 13000, 1, DRIVER)));
         let text = run_child("cuda::tests::child", &folder.0);
-        assert!(text.contains("CHILD depth 0 live 0 flushed 1"), "{text}");
+        assert!(text.contains("CHILD depth 0 live 0 flushed 1 pinned 2"), "{text}");
     }
 }

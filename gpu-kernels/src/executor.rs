@@ -167,6 +167,14 @@ pub enum DeviceError {
         /// The OS's error.
         source: std::io::Error,
     },
+    /// A resident kernel that has died, or can't be started.
+    #[error("kernel `{kernel}` is lost: {reason}; make it anew, in another process if the context is lost")]
+    Lost {
+        /// The kernel.
+        kernel: String,
+        /// Why.
+        reason: String,
+    },
     /// A copy or an allocation with a range that can't be.
     #[error("{what}: {len} bytes at offset {offset} do not fit into {size}; keep to the buffer")]
     Range {
@@ -231,6 +239,25 @@ pub enum DeviceError {
         /// The OS's error.
         source: std::io::Error,
     },
+}
+
+/// Codes of the driver behind which no call on the context succeeds any more, as cuda.h says
+/// of each ("leaves the process in an inconsistent state"), or which say that there is none:
+/// DEINITIALIZED, INVALID_CONTEXT, ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED,
+/// INVALID_HANDLE, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, CONTEXT_IS_DESTROYED, ASSERT,
+/// HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK, MPS_CLIENT_TERMINATED, UNKNOWN.
+const FINAL: [u32; 19] =
+    [4, 201, 214, 220, 226, 400, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 999];
+
+impl DeviceError {
+    /// Whether trying again is of no use: the context is lost, and all that ran on it.
+    pub fn is_final(&self) -> bool {
+        match self {
+            DeviceError::Cuda { code, .. } => FINAL.contains(code),
+            DeviceError::Lost { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// How a device may use registered host memory.

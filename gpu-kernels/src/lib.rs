@@ -22,7 +22,7 @@ pub use executor::{
 };
 pub use module::Source;
 pub use mover::{CopyTicket, CudaCopy};
-pub use worker::{Direction, Lease, OneWay, PostError, Ticket, Worker, WorkerOptions, WorkerQueue};
+pub use worker::{Direction, Lease, Lost, OneWay, PostError, Ticket, Worker, WorkerOptions, WorkerQueue};
 
 /// Names of the kernels that are compiled in ([`Executor::load_embedded`]).
 pub fn embedded_kernels() -> Vec<String> {

@@ -24,14 +24,21 @@ use crate::executor::{
     Access, DeviceBuffer, DeviceError, Executor, Launch, LoadedModule, Registration, Result, Running, Stream,
 };
 
+mod fault;
+mod health;
 #[cfg(test)]
 mod tests;
+
+use fault::Fault;
+pub use health::Lost;
+use health::Trouble;
 
 const KERNEL: &str = "copy_worker";
 /// Two of `found` in worker.cu, and room to spare.
 const SHARED_BYTES: u32 = 128;
 const COMMAND_WORDS: usize = 4;
 const LAP_SHIFT: u32 = 56;
+const RUNNING: u64 = 1;
 const LEAVING: u64 = 2;
 const LEFT: u64 = 3;
 /// Pairs of words that a warp reads at once: the first holds the generations that are
@@ -39,6 +46,8 @@ const LEFT: u64 = 3;
 const LEASES: usize = 32;
 /// How long the end of the worker is waited for on drop.
 const END_LIMIT: Duration = Duration::from_secs(10);
+/// How often the worker's thread looks whether the kernel still lives.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// A panic in another thread can't leave these locks' data half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -60,6 +69,12 @@ pub enum Direction {
 pub struct WorkerOptions {
     /// Blocks that copy to the host, 1 to 256.
     pub pushers: u32,
+    /// Of those, how many copy a push of more than `bulk` bytes while there are pulls under way, 1
+    /// and more: stores to the host and requests for reads go the same way over the bus, and
+    /// fewer stores at once leave room for the requests.
+    pub pushers_beside_pulls: u32,
+    /// Bytes up to which a push is about latency, and is spread over all pushers.
+    pub bulk: u32,
     /// Blocks that copy from the host, 1 to 256.
     pub pullers: u32,
     /// Threads of a block: on a GPU a multiple of 32, at most 512.
@@ -85,6 +100,8 @@ impl WorkerOptions {
         let gpu = executor.as_cuda().is_some();
         Self {
             pushers: if gpu { 8 } else { 1 },
+            pushers_beside_pulls: if gpu { 2 } else { 1 },
+            bulk: 128 << 10,
             pullers: if gpu { 16 } else { 1 },
             threads: if gpu { 512 } else { 1 },
             slots: 256,
@@ -107,6 +124,9 @@ impl WorkerOptions {
         };
         if !(1..=256).contains(&self.pushers) {
             return bad("pushers", self.pushers, "1 to 256");
+        }
+        if self.pushers_beside_pulls == 0 {
+            return bad("pushers_beside_pulls", 0, "1 and more");
         }
         if !(1..=256).contains(&self.pullers) {
             return bad("pullers", self.pullers, "1 to 256");
@@ -144,7 +164,7 @@ pub enum PostError {
         /// The number.
         value: u64,
     },
-    /// The worker could not be started.
+    /// The worker's kernel has died, or can't be started: no copy of this worker's ends any more.
     #[error("the worker is lost: {reason}; drop it and make another")]
     Lost {
         /// Why.
@@ -158,7 +178,7 @@ pub enum PostError {
 pub struct Ticket {
     direction: Direction,
     index: u64,
-    /// Whose copy it is: the first block and how many.
+    /// Whose copy it is: the first block and how many; the dispatcher's if none.
     first: u32,
     blocks: u32,
 }
@@ -193,14 +213,21 @@ struct Layout {
 
 impl Layout {
     const STATE: usize = 0;
+    /// Where the state of a kernel goes that is to die without a word (`fault`).
+    const UNHEARD: usize = 8;
     const LEASES: usize = 64;
     const QUIT: usize = Self::LEASES;
     /// Launches under way: leases whose `lease_done` is still to come.
     const LAUNCHING: usize = Self::LEASES + 8;
     const COUNTS: usize = Self::LEASES + LEASES * 16;
 
+    /// How far the dispatcher has come with pulls whose bytes are in the command.
+    fn inline_count(&self) -> usize {
+        Self::COUNTS + (self.pushers + self.pullers) * 8
+    }
+
     fn ring(&self, direction: Direction) -> usize {
-        let counts = ((self.pushers + self.pullers) * 8).next_multiple_of(64);
+        let counts = ((self.pushers + self.pullers + 1) * 8).next_multiple_of(64);
         Self::COUNTS + counts + if direction == Direction::Pull { self.ring_bytes() } else { 0 }
     }
 
@@ -290,9 +317,16 @@ struct Shared {
     resident: Option<Resident>,
     leases: Mutex<Vec<LeaseSlot>>,
     stop: AtomicBool,
-    failed: OnceLock<String>,
+    /// Set once and for ever.
+    lost: OnceLock<Lost>,
+    /// The thread that starts the worker on demand and looks after it, and whether it is to start it.
+    keeper: OnceLock<Thread>,
+    wanted: AtomicBool,
+    fault: Option<Fault>,
     /// The last generation whose launch was made, and not only begun.
     started: AtomicU64,
+    /// Pulls posted so far, for whoever posts pushes.
+    pulls: AtomicU64,
     device: DeviceBuffer,
 }
 
@@ -316,8 +350,12 @@ impl Shared {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let nanos = |time: Duration| time.as_nanos().min(u128::from(u64::MAX >> 2)) as u64;
         // `copy_worker_params`; both kinds of device are little-endian.
+        let state = match &self.fault {
+            Some(fault) if fault.dies(generation) => Layout::UNHEARD,
+            _ => Layout::STATE,
+        };
         let words = [
-            host(Layout::STATE),
+            host(state),
             host(Layout::LEASES),
             host(Layout::COUNTS),
             host(layout.ring(Direction::Push)),
@@ -334,9 +372,13 @@ impl Shared {
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Starts a generation if the last one is gone.
+    /// Starts a generation if the last one is gone. What fails for the moment is for the
+    /// keeper to try again, should somebody wait for it; what is final is the worker's end.
     fn ensure(&self, linger: Duration) -> Result<()> {
         let mut launcher = lock(&self.launcher);
+        if let Some(lost) = self.lost.get() {
+            return Err(lost.error());
+        }
         if !self.control.may_be_gone() || self.stop.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -344,8 +386,28 @@ impl Shared {
         // Before the launch: whoever reads the state of the new generation must not
         // take it for a foreign one. The lock makes us the only writer.
         self.control.launched.store(generation, Ordering::Release);
+        let started = self.start(&mut launcher, generation, linger);
+        match &started {
+            Ok(()) => self.started.store(generation, Ordering::Release),
+            Err(error) => {
+                self.control.launched.store(generation - 1, Ordering::Release);
+                if error.is_final() {
+                    self.lose(error.to_string(), true);
+                } else {
+                    // Who posted meanwhile took this generation for one on its way.
+                    self.summon();
+                }
+            }
+        }
+        started
+    }
+
+    fn start(&self, launcher: &mut Launcher, generation: u64, linger: Duration) -> Result<()> {
+        if let Some(fault) = &self.fault {
+            fault.before_launch(generation)?;
+        }
         let params = self.params(generation, linger);
-        let started = match &mut *launcher {
+        match launcher {
             // SAFETY: rings, words and mailboxes live as long as self, which is not
             // dropped before the kernel has ended (`Worker::drop`); what commands
             // name is promised in `post`.
@@ -356,14 +418,60 @@ impl Shared {
                 unsafe { executor.launch(stream, module, KERNEL, self.shape(), &params) }
                     .map(|run| running.push(run))
             }
-        };
-        if started.is_ok() {
-            self.started.store(generation, Ordering::Release);
         }
-        started.inspect_err(|error| {
-            let _ = self.failed.set(error.to_string());
-            self.control.launched.store(generation - 1, Ordering::Release);
-        })
+    }
+
+    /// Has the keeper start it, if it is gone.
+    fn summon(&self) {
+        self.wanted.store(true, Ordering::Release);
+        if let Some(keeper) = self.keeper.get() {
+            keeper.unpark();
+        }
+    }
+
+    /// The end of it, for all who wait and will. `ended`: nothing of it runs on the device.
+    #[cold]
+    fn lose(&self, reason: String, ended: bool) {
+        let lost = Lost { reason, ended };
+        if let Ok(()) = self.lost.set(lost) {
+            tracing::error!("the worker is lost: {}", self.lost.get().expect("just set").reason);
+        }
+    }
+
+    /// Whether the kernel has died: it has ended and never said that it leaves, or its context
+    /// is lost. May block as any call of the driver: the keeper's.
+    fn look(&self, trouble: &mut Trouble) {
+        let started = self.started.load(Ordering::Acquire);
+        let changes = self.control.launched.load(Ordering::Acquire) != started;
+        let tells = self.resident.as_ref().is_none_or(Resident::tells_its_end);
+        if changes || self.control.is_gone() || self.lost.get().is_some() || !tells {
+            return trouble.over();
+        }
+        if let Some(fault) = &self.fault
+            && fault.dies(started)
+        {
+            // All that anybody hears of it from now on.
+            self.control.word(Layout::STATE).store(started << 8 | RUNNING, Ordering::Release);
+            self.control.word(Layout::QUIT).store(started, Ordering::Release);
+        }
+        match self.ended() {
+            Ok(false) => trouble.over(),
+            Ok(true) => {
+                trouble.over();
+                // Acquire: what it stored last is older than its end, which we have seen.
+                let state = self.control.word(Layout::STATE).load(Ordering::Acquire);
+                if state >> 8 <= started && state != started << 8 | LEFT {
+                    let said = "its kernel has ended before its time, with no error that CUDA knows of";
+                    self.lose(said.to_owned(), true);
+                }
+            }
+            Err(error) if error.is_final() => self.lose(format!("its kernel has died: {error}"), true),
+            Err(error) => {
+                if let Some((times, time)) = trouble.again() {
+                    self.lose(format!("asked {times} times in {time:?} how it is: {error}"), false);
+                }
+            }
+        }
     }
 
     /// Waits for a launch that another thread has begun: what this thread launches next is to
@@ -378,13 +486,20 @@ impl Shared {
         shape(&self.options)
     }
 
+    /// Whether nothing of it runs, or is to.
     fn ended(&self) -> Result<bool> {
-        if let Some(resident) = &self.resident {
-            return resident.ended();
-        }
-        match &*lock(&self.launcher) {
-            Launcher::Threads { running, .. } => Ok(running.iter().all(|run| run.is_done().unwrap_or(true))),
-            Launcher::Gpu => Ok(true),
+        let ended = match &self.resident {
+            Some(resident) => resident.ended()?,
+            None => match &*lock(&self.launcher) {
+                Launcher::Threads { running, .. } => {
+                    running.iter().try_fold(true, |all, run| Ok(run.is_done()? && all))?
+                }
+                Launcher::Gpu => true,
+            },
+        };
+        match &self.fault {
+            Some(fault) if ended => fault.after_end(self.started.load(Ordering::Acquire)).map(|()| true),
+            _ => Ok(ended),
         }
     }
 }
@@ -399,13 +514,21 @@ fn shape(options: &WorkerOptions) -> Launch {
 /// belongs to one. Dropping it tells the kernel to leave and waits for that.
 pub struct Worker {
     shared: Arc<Shared>,
-    starter: Option<JoinHandle<()>>,
+    keeper: Option<JoinHandle<()>>,
 }
 
 impl Worker {
     /// Makes the worker and runs it once, so that what a first start costs is spent
     /// before other kernels run. Call it where the device is idle.
     pub fn new(executor: &Arc<dyn Executor>, options: WorkerOptions) -> Result<(Worker, WorkerQueue)> {
+        Self::with_fault(executor, options, Fault::from_environment())
+    }
+
+    fn with_fault(
+        executor: &Arc<dyn Executor>,
+        options: WorkerOptions,
+        fault: Option<Fault>,
+    ) -> Result<(Worker, WorkerQueue)> {
         options.check(executor.as_cuda().is_some())?;
         let module = executor.load_embedded()?;
         let layout = Layout {
@@ -438,28 +561,30 @@ impl Worker {
             resident,
             leases: Mutex::new(vec![LeaseSlot::default(); LEASES - 1]),
             stop: AtomicBool::new(false),
-            failed: OnceLock::new(),
+            lost: OnceLock::new(),
+            keeper: OnceLock::new(),
+            wanted: AtomicBool::new(false),
+            fault,
             started: AtomicU64::new(0),
+            pulls: AtomicU64::new(0),
             registration,
             device,
         });
-        let starting = shared.clone();
-        let starter = thread::Builder::new()
-            .name("pushgate-worker".to_owned())
-            .spawn(move || start_on_demand(&starting))
-            .map_err(|source| DeviceError::Threads {
-                kernel: KERNEL.to_owned(),
-                wanted: 1,
-                started: 0,
-                source,
-            })?;
-        let queue = WorkerQueue {
-            rings: [Ring::default(), Ring::default()],
-            starter: starter.thread().clone(),
-            shared: shared.clone(),
-        };
-        let worker = Worker { shared, starter: Some(starter) };
-        worker.shared.ensure(Duration::ZERO)?;
+        let kept = shared.clone();
+        let keeper =
+            thread::Builder::new().name("pushgate-worker".to_owned()).spawn(move || keep(&kept)).map_err(
+                |source| DeviceError::Threads { kernel: KERNEL.to_owned(), wanted: 1, started: 0, source },
+            )?;
+        shared.keeper.get_or_init(|| keeper.thread().clone());
+        let queue = WorkerQueue { rings: [Ring::default(), Ring::default()], shared: shared.clone() };
+        let worker = Worker { shared, keeper: Some(keeper) };
+        let mut trouble = Trouble::default();
+        while let Err(error) = worker.shared.ensure(Duration::ZERO) {
+            if error.is_final() || trouble.again().is_some() {
+                return Err(error);
+            }
+            thread::sleep(trouble.pause().unwrap_or_default());
+        }
         if !worker.wait_gone(END_LIMIT)? {
             return Err(DeviceError::NotResident {
                 kernel: KERNEL.to_owned(),
@@ -481,6 +606,9 @@ impl Worker {
     /// captures.
     pub fn lease(&self, stream: u64) -> Result<Lease> {
         let shared = &*self.shared;
+        if let Some(lost) = self.lost() {
+            return Err(lost.error());
+        }
         // Every thread has another stream by that name (CU_STREAM_PER_THREAD).
         let is_many = shared.resident.is_some() && stream == 2;
         if is_many || shared.resident.as_ref().is_some_and(|resident| !resident.can_follow(stream)) {
@@ -588,10 +716,21 @@ impl Worker {
         self.shared.control.launched.load(Ordering::Relaxed)
     }
 
+    /// Why no copy ends any more, if so: the kernel has died, with its context or alone, or
+    /// can't be started. Noticed within about half a second, or 3 s where starting it fails in
+    /// a way that may pass. Asks no driver.
+    #[inline]
+    pub fn lost(&self) -> Option<&Lost> {
+        self.shared.lost.get()
+    }
+
     /// Waits until the kernel has gone by itself; false if that takes longer.
     pub fn wait_gone(&self, limit: Duration) -> Result<bool> {
         let began = Instant::now();
         while self.is_present() {
+            if let Some(lost) = self.lost() {
+                return Err(lost.error());
+            }
             if began.elapsed() > limit {
                 // An error of the kernel's is the better answer.
                 self.shared.ended()?;
@@ -611,20 +750,35 @@ fn no_memory(layout: &Layout) -> impl Fn(ShimError) -> DeviceError {
     }
 }
 
-/// The thread that starts the worker where a command finds none: a launch may block,
-/// and whoever posts must not.
-fn start_on_demand(shared: &Shared) {
-    if let Some(resident) = &shared.resident {
-        resident.relax_capture();
-    }
+/// The thread that starts the worker where a command finds none, for a launch may block,
+/// and whoever posts must not; and that looks whether it lives.
+fn keep(shared: &Shared) {
+    let (mut starting, mut looking) = (Trouble::default(), Trouble::default());
     while !shared.stop.load(Ordering::Acquire) {
-        thread::park();
-        // Woken for nothing, it starts a worker for nothing, which leaves again.
-        if shared.control.may_be_gone()
-            && let Err(error) = shared.ensure(shared.options.linger_on_demand)
-        {
-            tracing::error!("{error}");
+        match starting.pause() {
+            // Not to be woken: whoever posts meanwhile wants the same.
+            Some(pause) => thread::sleep(pause),
+            None => thread::park_timeout(LOOK),
         }
+        // Woken for nothing, it starts a worker for nothing, which leaves again.
+        if shared.wanted.swap(false, Ordering::AcqRel) && shared.control.may_be_gone() {
+            match shared.ensure(shared.options.linger_on_demand) {
+                Ok(()) => starting.over(),
+                // Said by `ensure`.
+                Err(error) if error.is_final() => {}
+                Err(error) => match starting.again() {
+                    Some((times, time)) => {
+                        // Not one that says that it leaves, and may yet stay.
+                        let ended = shared.control.is_gone();
+                        shared.lose(format!("{error} ({times} times in {time:?})"), ended);
+                    }
+                    None => shared.wanted.store(true, Ordering::Release),
+                },
+            }
+        } else {
+            starting.over();
+        }
+        shared.look(&mut looking);
     }
 }
 
@@ -632,9 +786,9 @@ impl Drop for Worker {
     fn drop(&mut self) {
         let shared = &self.shared;
         shared.stop.store(true, Ordering::Release);
-        if let Some(starter) = self.starter.take() {
-            starter.thread().unpark();
-            let _ = starter.join();
+        if let Some(keeper) = self.keeper.take() {
+            keeper.thread().unpark();
+            let _ = keeper.join();
         }
         // With the lock nobody is in the middle of a start, and none comes behind.
         let last = {
@@ -674,13 +828,14 @@ struct Ring {
     passed: u64,
     /// Whose turn it is.
     block: u32,
+    /// Commands up to the last one that has its bytes in it.
+    inline: u64,
 }
 
 /// The producer's end of a worker's rings, one for each direction. It belongs to
 /// one thread at a time, calls no driver, takes no lock and allocates nothing.
 pub struct WorkerQueue {
     rings: [Ring; 2],
-    starter: Thread,
     shared: Arc<Shared>,
 }
 
@@ -715,23 +870,73 @@ impl WorkerQueue {
                 return Err(PostError::Range { what, value });
             }
         }
-        let options = self.shared.options;
-        let slots = u64::from(options.slots);
-        let index = self.rings[direction as usize].posted;
-        // Every block has passed the slot's last command before it is written again.
-        if index - self.rings[direction as usize].passed >= slots && index - self.passed(direction) >= slots {
-            return Err(PostError::Full { slots: options.slots });
-        }
+        self.make_room(direction)?;
+        let options = &self.shared.options;
         let (all, slice) = match direction {
             Direction::Push => (options.pushers, options.push_slice),
             Direction::Pull => (options.pullers, options.pull_slice),
         };
+        let most = match direction {
+            Direction::Push if len > u64::from(options.bulk) && self.pulls_under_way() => {
+                all.min(options.pushers_beside_pulls)
+            }
+            _ => all,
+        };
         let ring = &mut self.rings[direction as usize];
-        let blocks = len.div_ceil(u64::from(slice)).clamp(1, u64::from(all)) as u32;
-        let first = ring.block;
+        let blocks = len.div_ceil(u64::from(slice)).clamp(1, u64::from(most)) as u32;
+        // Where not all are to copy, those at the beginning do, without a turn over the end.
+        let first = if most < all && ring.block + blocks > most { 0 } else { ring.block };
         let place = u64::from(first) | u64::from(blocks) << 16;
-        ring.block = (ring.block + blocks) % all;
-        ring.posted += 1;
+        ring.block = (first + blocks) % most;
+        let index = self.publish(direction, [device_addr, host_addr, len, place]);
+        Ok(Ticket { direction, index, first, blocks })
+    }
+
+    /// Posts a pull of one or two words that travel in the command itself: no block is told of
+    /// them, and none reads them over the bus.
+    ///
+    /// # Panics
+    /// If there are none or more, or `device_addr` is no multiple of 8.
+    ///
+    /// # Safety
+    /// As [`WorkerQueue::post`], for the device's memory.
+    pub unsafe fn post_inline(&mut self, device_addr: u64, words: &[u64]) -> Result<Ticket, PostError> {
+        assert!((1..=2).contains(&words.len()), "{} words", words.len());
+        assert!(device_addr.is_multiple_of(8), "device address {device_addr:#x}");
+        self.health()?;
+        if device_addr.saturating_add(16) >> LAP_SHIFT != 0 {
+            return Err(PostError::Range { what: "device address", value: device_addr });
+        }
+        self.make_room(Direction::Pull)?;
+        let (one, two) = (words[0], words.get(1).copied().unwrap_or(0));
+        let low = (1 << LAP_SHIFT) - 1;
+        // No blocks; kernels/worker.cu has the layout.
+        let rest = one >> LAP_SHIFT | two >> LAP_SHIFT << 8 | (words.len() as u64) << 32;
+        let index = self.publish(Direction::Pull, [device_addr, one & low, two & low, rest]);
+        self.rings[Direction::Pull as usize].inline = index + 1;
+        Ok(Ticket { direction: Direction::Pull, index, first: 0, blocks: 0 })
+    }
+
+    fn make_room(&mut self, direction: Direction) -> Result<(), PostError> {
+        let slots = u64::from(self.shared.options.slots);
+        let Ring { posted, passed, .. } = self.rings[direction as usize];
+        // Every block has passed the slot's last command before it is written again.
+        if posted - passed >= slots && posted - self.passed(direction) >= slots {
+            return Err(PostError::Full { slots: slots as u32 });
+        }
+        Ok(())
+    }
+
+    /// Writes a command, for which there is room; its index.
+    fn publish(&mut self, direction: Direction, command: [u64; COMMAND_WORDS]) -> u64 {
+        let options = &self.shared.options;
+        let slots = u64::from(options.slots);
+        let index = self.rings[direction as usize].posted;
+        self.rings[direction as usize].posted += 1;
+        if direction == Direction::Pull {
+            // Relaxed: a guess is enough for how many blocks push.
+            self.shared.pulls.store(index + 1, Ordering::Relaxed);
+        }
         let lap = (index >> options.slots.trailing_zeros()).wrapping_add(1) << LAP_SHIFT;
         let control = &self.shared.control;
         let at = control.layout.ring(direction) + (index & (slots - 1)) as usize * COMMAND_WORDS * 8;
@@ -740,13 +945,13 @@ impl WorkerQueue {
         // Release: what we wrote before, the payload of a pull, and what we have
         // acquired, a kernel's flag that its payload is there, are older than each
         // word.
-        for (word, data) in words.iter().zip([device_addr, host_addr, len, place]) {
+        for (word, data) in words.iter().zip(command) {
             word.store(data | lap, Ordering::Release);
         }
         if control.announce() {
-            self.starter.unpark();
+            self.shared.summon();
         }
-        Ok(Ticket { direction, index, first, blocks })
+        index
     }
 
     /// Whether the copy is complete: the host memory of a push can be read, the device
@@ -756,6 +961,9 @@ impl WorkerQueue {
         if ticket.index < self.rings[ticket.direction as usize].passed {
             return true;
         }
+        if ticket.blocks == 0 {
+            return self.inlined() > ticket.index;
+        }
         // Those blocks alone: the others pass it when they come to it.
         let counts = self.counts(ticket.direction);
         // Acquire: what each block stored is older than its count.
@@ -764,15 +972,35 @@ impl WorkerQueue {
         })
     }
 
+    fn pulls_under_way(&self) -> bool {
+        let posted = self.shared.pulls.load(Ordering::Relaxed);
+        self.counts(Direction::Pull).iter().any(|count| count.load(Ordering::Relaxed) < posted)
+    }
+
     /// How many copies of a direction are complete and have none before them that is
     /// not.
     pub fn passed(&mut self, direction: Direction) -> u64 {
         let counts = self.counts(direction);
         // Acquire: as in `done`.
         let passed = counts.iter().map(|count| count.load(Ordering::Acquire)).min().unwrap_or(0);
+        let inline = self.rings[direction as usize].inline;
+        // A block passes what the dispatcher stores, without a look at it: so up to the last
+        // such command the dispatcher's word counts too. What lies between that word and the
+        // next such command is seen with it, later.
+        let passed = match inline > self.rings[direction as usize].passed {
+            true => passed.min(Some(self.inlined()).filter(|n| *n < inline).unwrap_or(u64::MAX)),
+            false => passed,
+        };
         let ring = &mut self.rings[direction as usize];
         ring.passed = passed.min(ring.posted).max(ring.passed);
         ring.passed
+    }
+
+    /// Commands up to this one are stored if their bytes are in them.
+    fn inlined(&self) -> u64 {
+        let control = &self.shared.control;
+        // Acquire: as in `done`.
+        control.word(control.layout.inline_count()).load(Ordering::Acquire)
     }
 
     fn counts(&self, direction: Direction) -> &[AtomicU64] {
@@ -784,10 +1012,10 @@ impl WorkerQueue {
         self.shared.control.memory.words(Layout::COUNTS + first * 8, n)
     }
 
-    /// Why the worker can't be started, if it can't.
+    /// Why no copy ends any more, if so ([`Worker::lost`]).
     pub fn health(&self) -> Result<(), PostError> {
-        if let Some(reason) = self.shared.failed.get() {
-            return Err(PostError::Lost { reason: reason.clone() });
+        if let Some(lost) = self.shared.lost.get() {
+            return Err(PostError::Lost { reason: lost.reason.clone() });
         }
         if self.shared.stop.load(Ordering::Relaxed) {
             return Err(PostError::Lost { reason: "it was dropped".to_owned() });
@@ -806,8 +1034,8 @@ pub struct OneWay {
 impl WorkerQueue {
     /// Both directions apart, pushes first: their rings have nothing in common.
     pub fn split(self) -> [OneWay; 2] {
-        let WorkerQueue { rings: [push, pull], starter, shared } = self;
-        let half = |rings| WorkerQueue { rings, starter: starter.clone(), shared: shared.clone() };
+        let WorkerQueue { rings: [push, pull], shared } = self;
+        let half = |rings| WorkerQueue { rings, shared: shared.clone() };
         [
             OneWay { queue: half([push, Ring::default()]), direction: Direction::Push },
             OneWay { queue: half([Ring::default(), pull]), direction: Direction::Pull },
@@ -828,6 +1056,19 @@ impl OneWay {
     pub unsafe fn post(&mut self, device_addr: u64, host_addr: u64, len: usize) -> Result<Ticket, PostError> {
         // SAFETY: the caller's.
         unsafe { self.queue.post(self.direction, device_addr, host_addr, len) }
+    }
+
+    /// As [`WorkerQueue::post_inline`].
+    ///
+    /// # Panics
+    /// As there, and if these are the pushes.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn post_inline(&mut self, device_addr: u64, words: &[u64]) -> Result<Ticket, PostError> {
+        assert_eq!(self.direction, Direction::Pull);
+        // SAFETY: the caller's.
+        unsafe { self.queue.post_inline(device_addr, words) }
     }
 
     /// As [`WorkerQueue::done`].

@@ -62,7 +62,12 @@ impl Failure {
                  this log before says which"
                     .into(),
             ),
-            abi::PUSHGATE_ABORTED => (Code::System, "it was aborted; the log of the engine says why".into()),
+            abi::PUSHGATE_ABORTED => {
+                // The sending end is rank 0 of the queue pair.
+                let by = ["the sending end", "the receiving end"];
+                let by = status.rank.and_then(|rank| by.get(rank as usize)).unwrap_or(&"an end of it");
+                (Code::System, format!("{by} has aborted it; the log of the rank there says why"))
+            }
             code => (Code::Internal, format!("it ended with {}", pushgate::status_name(code as u64))),
         };
         Failure::new(code, format!("{end}: {why}"))

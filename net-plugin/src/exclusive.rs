@@ -1,35 +1,76 @@
 //! State that one thread at a time may use, without a lock: NCCL promises that,
-//! and a caller that breaks the promise gets an error instead of a race.
+//! and a caller that breaks the promise gets an error instead of a race. Another thread may
+//! look in, shortly: then the first waits for it.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+const FREE: u8 = 0;
+const USED: u8 = 1;
+const VISITED: u8 = 2;
 
 /// See the module's text.
 pub struct Exclusive<T> {
-    busy: AtomicBool,
+    state: AtomicU8,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: `enter` lets one thread at a time to the value, and what one thread did
-// there happens before the next enters (acquire and release of `busy`).
+// SAFETY: `enter` and `visit` let one thread at a time to the value, and what one thread did
+// there happens before the next enters (acquire and release of `state`).
 unsafe impl<T: Send> Sync for Exclusive<T> {}
+
+/// Nobody enters behind a panic.
+struct Inside<'a>(&'a AtomicU8);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.store(USED, Ordering::Release);
+    }
+}
 
 impl<T> Exclusive<T> {
     pub fn new(value: T) -> Self {
-        Exclusive { busy: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        Exclusive { state: AtomicU8::new(FREE), value: UnsafeCell::new(value) }
+    }
+
+    fn take(&self, state: u8) -> Result<u8, u8> {
+        self.state.compare_exchange(FREE, state, Ordering::Acquire, Ordering::Relaxed)
     }
 
     /// Runs `f` on the value; `None` if somebody is there. After a panic in `f` that is
     /// so for good: nobody sees a value that was left half changed.
     #[inline]
     pub fn enter<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
-        if self.busy.swap(true, Ordering::Acquire) {
-            return None;
+        if self.take(USED).is_err() {
+            self.wait_for_visitor()?;
         }
-        // SAFETY: `busy` was false and is true now: until it is false again this is the
+        // SAFETY: `state` was FREE and is USED now: until it is FREE again this is the
         // only reference.
         let result = f(unsafe { &mut *self.value.get() });
-        self.busy.store(false, Ordering::Release);
+        self.state.store(FREE, Ordering::Release);
+        Some(result)
+    }
+
+    #[cold]
+    fn wait_for_visitor(&self) -> Option<()> {
+        loop {
+            match self.take(USED) {
+                Ok(_) => return Some(()),
+                Err(VISITED) => std::thread::yield_now(),
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// The same for a thread that is none of those to whom it was promised: they wait for it, so
+    /// `f` must be short. `None` if somebody is there.
+    pub fn visit<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        self.take(VISITED).ok()?;
+        let inside = Inside(&self.state);
+        // SAFETY: as in `enter`.
+        let result = f(unsafe { &mut *self.value.get() });
+        std::mem::forget(inside);
+        self.state.store(FREE, Ordering::Release);
         Some(result)
     }
 }
@@ -46,6 +87,41 @@ mod tests {
         let broken =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cell.enter(|_| panic!("half"))));
         assert!(broken.is_err());
-        assert_eq!(cell.enter(|v| *v), None);
+        assert_eq!((cell.enter(|v| *v), cell.visit(|v| *v)), (None, None));
+        let cell = Exclusive::new(1);
+        let broken =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cell.visit(|_| panic!("half"))));
+        assert!(broken.is_err());
+        assert_eq!((cell.enter(|v| *v), cell.visit(|v| *v)), (None, None));
+    }
+
+    #[test]
+    fn a_visitor_is_waited_for_and_waits_for_nobody() {
+        let cell = Exclusive::new(0u64);
+        assert_eq!(cell.enter(|_| cell.visit(|v| *v)), Some(None));
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let visits = std::thread::scope(|scope| {
+            let visitor = scope.spawn(|| {
+                let mut visits = 0;
+                while !done.load(Ordering::Relaxed) {
+                    let visit = cell.visit(|v| {
+                        *v += 1;
+                        std::thread::yield_now();
+                    });
+                    visits += u64::from(visit.is_some());
+                    std::thread::sleep(std::time::Duration::from_micros(20));
+                }
+                visits
+            });
+            for _ in 0..2_000 {
+                cell.enter(|v| *v += 1).expect("a visitor only");
+            }
+            while cell.enter(|v| *v) == Some(2_000) {
+                std::thread::yield_now();
+            }
+            done.store(true, Ordering::Relaxed);
+            visitor.join().unwrap()
+        });
+        assert_eq!(cell.enter(|v| *v), Some(2_000 + visits));
     }
 }

@@ -1,16 +1,18 @@
 //! A GPU whose memory NCCL hands over: the worker that pushes it into windows and pulls
 //! it out of them (docs/worker.md), without a call of CUDA's once it runs.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once};
 
 use pushgate::settings::DeviceChoice;
-use pushgate::worker::{Lease, OneWay, PostError, Ticket, Worker, WorkerMover, WorkerOptions};
+use pushgate::worker::{Lease, Lost, OneWay, PostError, Ticket, Worker, WorkerMover, WorkerOptions};
 use pushgate_driver_shim::memory::ReadOnlyMemory;
 use pushgate_driver_shim::window::Window;
-use pushgate_gpu_kernels::{Access, Executor, Registration, choose_at, current_device};
+use pushgate_gpu_kernels::{Access, DeviceBuffer, Executor, Registration, choose_at, current_device};
 use pushgate_proxy::mover::Mover;
 
 use crate::error::{Code, Failure, Result};
+use crate::log;
 
 /// See the module's text.
 pub struct Gpu {
@@ -19,6 +21,8 @@ pub struct Gpu {
     // A lock that is held for a few stores: connections of one GPU are driven by a thread
     // or two.
     pushes: Mutex<OneWay>,
+    /// Connections have something for it to copy.
+    copies: AtomicBool,
 }
 
 /// Stands for the CPU executor in place of a GPU.
@@ -32,6 +36,31 @@ pub fn current() -> Option<u32> {
     match std::env::var_os("_PUSHGATE_NET_GPU") {
         Some(which) if which == "cpu" => Some(CPU),
         _ => current_device(),
+    }
+}
+
+/// NCCL tells when it launches kernels.
+static HOOKED: AtomicBool = AtomicBool::new(false);
+
+/// NCCL has taken our profiler, which it does before it makes connections.
+pub fn hooked() {
+    HOOKED.store(true, Ordering::Release);
+}
+
+/// For a connection of a GPU's: says, once, if copies may wait for ever for the kernel that makes
+/// them, which stands behind the one that waits for it (docs/worker.md, "On demand").
+pub fn warn_of_one_queue() {
+    const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    static ONCE: Once = Once::new();
+    let one = std::env::var_os(VARIABLE).is_some_and(|n| n == "1");
+    if one && !HOOKED.load(Ordering::Acquire) {
+        ONCE.call_once(|| {
+            log::warn(&format!(
+                "{VARIABLE}=1, and NCCL does not tell when it launches kernels (one before 2.28, or \
+                 NCCL_PROFILER_PLUGIN names another profiler): the kernel that copies may wait for ever behind one \
+                 that waits for it; unset {VARIABLE}, or set PUSHGATE_PATH=bounce on all ranks"
+            ));
+        });
     }
 }
 
@@ -53,12 +82,33 @@ impl Gpu {
         // landing rings, which `join` registers before the queue pair is the engine's, and
         // the connection keeps until it is not.
         let mover = unsafe { WorkerMover::new(&executor, pulls)? };
-        Ok((Gpu { executor, worker, pushes: Mutex::new(pushes) }, Box::new(mover)))
+        let copies = AtomicBool::new(false);
+        Ok((Gpu { executor, worker, pushes: Mutex::new(pushes), copies }, Box::new(mover)))
     }
 
     /// The GPU in words.
     pub fn describe(&self) -> String {
         self.executor.describe()
+    }
+
+    /// Memory of its own.
+    pub fn memory(&self, bytes: usize) -> Result<DeviceBuffer> {
+        self.executor.alloc(bytes).map_err(Failure::system("memory of the GPU"))
+    }
+
+    /// Its place on PCIe, if it is a GPU.
+    pub fn pci(&self) -> Option<&str> {
+        self.executor.as_cuda().map(|cuda| cuda.pci_bus_id())
+    }
+
+    /// From now on connections push or pull by its worker.
+    pub fn will_copy(&self) {
+        self.copies.store(true, Ordering::Relaxed);
+    }
+
+    /// They do: without, its worker need not stand beside NCCL's kernels.
+    pub fn copies(&self) -> bool {
+        self.copies.load(Ordering::Relaxed)
     }
 
     /// The commands to push. Held for a few stores alone.
@@ -81,12 +131,14 @@ impl Gpu {
     }
 
     /// True once it is complete.
-    pub fn pushed(&self, ticket: Ticket) -> Result<bool> {
-        let mut pushes = self.pushes();
-        if pushes.done(ticket) {
-            return Ok(true);
-        }
-        pushes.health().map(|()| false).map_err(failed)
+    pub fn pushed(&self, ticket: Ticket) -> bool {
+        self.pushes().done(ticket)
+    }
+
+    /// Why it copies no more, if so: no request that waits for it ends well. Asks no driver.
+    #[inline]
+    pub fn lost(&self) -> Option<&Lost> {
+        self.worker.lost()
     }
 
     /// Before NCCL launches a kernel on `stream` that will wait for copies.

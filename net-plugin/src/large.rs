@@ -10,10 +10,13 @@
 //! 4. The sender puts the rest there, slice by slice as the window has room, and with
 //!    the last one the signal `ENDS`, the number of such messages.
 //!
-//! A queue pair is in order, so each is there when the next is seen.
+//! A queue pair is in order, so each is there when the next is seen. Where the memory is a
+//! GPU's, its worker pushes the slices, and several of them are under way at once.
 
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_proxy::producer::Producer;
+
+use crate::error::Result;
 
 /// Number of the last such message that is complete.
 pub const ENDS: u32 = 0;
@@ -25,7 +28,10 @@ pub const BYTES: u32 = 2;
 pub const SIGNALS: u32 = 3;
 
 /// Pushed at once: small enough that push and delivery overlap.
-const SLICE: usize = 128 << 10;
+pub const SLICE: usize = 128 << 10;
+/// The same where a GPU pushes, to which a command costs more than a byte, and all of whose
+/// blocks share in one.
+pub const GPU_SLICE: usize = 512 << 10;
 
 /// Where the rest of a message goes, as the receiver says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +65,10 @@ pub struct Outgoing {
     data: *const u8,
     size: usize,
     tag: u32,
+    /// Bytes that go at once.
+    slice: usize,
+    /// The memory is the GPU's.
+    pub gpu: bool,
     done: usize,
     stage: Stage,
 }
@@ -83,10 +93,11 @@ pub struct Sums {
 }
 
 impl Outgoing {
-    /// # Safety
-    /// The `size` bytes at `data` can be read until the last slot is retired.
-    pub unsafe fn new(request: u32, data: *const u8, size: usize, tag: u32) -> Self {
-        Outgoing { request, data, size, tag, done: 0, stage: Stage::Length }
+    /// Of `size` bytes at `data`, which can be read until the last slot is retired, by the
+    /// GPU if they are its own. `whole`: what goes through the window at once.
+    pub fn new(request: u32, data: *const u8, size: usize, tag: u32, gpu: bool, whole: usize) -> Self {
+        let slice = if gpu { GPU_SLICE } else { SLICE }.min(whole);
+        Outgoing { request, data, size, tag, slice, gpu, done: 0, stage: Stage::Length }
     }
 
     /// Its first SEND is still to come, and must be the next.
@@ -103,27 +114,28 @@ impl Outgoing {
         asked
     }
 
-    /// Goes as far as there is credit. `posted` is told of each message, and whether it is
-    /// a SEND; the slot of the last one, when that was posted.
+    /// Goes as far as there is credit. `push` has a slice pushed into the window: the slot
+    /// that it took, or none without credit. `posted` is told of each message, and whether it
+    /// is a SEND; the slot of the last one, when that was posted.
     pub fn advance(
         &mut self,
         producer: &mut Producer,
         sums: &mut Sums,
         sends: u64,
-        whole: usize,
+        mut push: impl FnMut(&mut Producer, Record, *const u8, usize) -> Result<Option<u64>>,
         mut posted: impl FnMut(bool),
-    ) -> Option<u64> {
+    ) -> Result<Option<u64>> {
         let signal = |producer: &mut Producer, signal, signal_value| {
             producer.post(Record { signal, signal_value, ..Record::new(Opcode::Signal) }, &[])
         };
         loop {
-            let n = (self.size - self.done).min(SLICE).min(whole);
-            // SAFETY: `done` is at most `size`, all of which can be read (`new`).
-            let from = unsafe { self.data.add(self.done) };
+            let n = (self.size - self.done).min(self.slice);
+            // Not followed here, and maybe an address of the GPU's.
+            let from = self.data.wrapping_add(self.done);
             match self.stage {
                 Stage::Length => {
                     if !signal(producer, BYTES, sums.bytes + self.size as u64) {
-                        return None;
+                        return Ok(None);
                     }
                     posted(false);
                     sums.bytes += self.size as u64;
@@ -131,23 +143,24 @@ impl Outgoing {
                 }
                 Stage::Begin => {
                     if !signal(producer, BEGINS, sends + 1) {
-                        return None;
+                        return Ok(None);
                     }
                     posted(false);
                     self.stage = Stage::First;
                 }
                 Stage::First => {
                     let record = Record { tag: self.tag, ..Record::new(Opcode::Send) };
-                    // SAFETY: as above.
-                    unsafe { producer.post_raw(record, from, n) }?;
+                    if push(producer, record, from, n)?.is_none() {
+                        return Ok(None);
+                    }
                     posted(true);
                     self.done = n;
                     self.stage = Stage::Invited(None);
                 }
-                Stage::Invited(None) => return None,
+                Stage::Invited(None) => return Ok(None),
                 Stage::Invited(Some(to)) => {
                     let last = self.done + n == self.size;
-                    let first = self.size.min(SLICE).min(whole);
+                    let first = self.size.min(self.slice);
                     let record = Record {
                         flags: if last { Record::WITH_SIGNAL } else { 0 },
                         rkey: to.key,
@@ -156,13 +169,12 @@ impl Outgoing {
                         signal_value: sums.messages + 1,
                         ..Record::new(Opcode::Put)
                     };
-                    // SAFETY: as above.
-                    let slot = unsafe { producer.post_raw(record, from, n) }?;
+                    let Some(slot) = push(producer, record, from, n)? else { return Ok(None) };
                     posted(false);
                     self.done += n;
                     if last {
                         sums.messages += 1;
-                        return Some(slot);
+                        return Ok(Some(slot));
                     }
                 }
             }

@@ -35,6 +35,11 @@ pub struct Curve {
     pub most_blocks: u32,
 }
 
+/// No transfer of ours waits longer than ten seconds, in microseconds.
+const MOST_US: f64 = 1e7;
+/// No memory is faster, gigabytes a second.
+const MOST_RATE: f64 = 1e6;
+
 /// How many blocks carry `bytes`.
 pub fn blocks(bytes: u64, slice: u64, most: u32) -> u32 {
     (bytes / slice.max(1)).clamp(1, u64::from(most.max(1))) as u32
@@ -72,14 +77,15 @@ impl Curve {
         if readings.is_empty() || fastest <= 0.0 {
             return None;
         }
-        let of = |p: &[f64]| match p {
-            [fixed, rate] => {
-                Self { fixed: *fixed, meet: 0.0, block_rate: *rate, rate: *rate, slice, most_blocks }
-            }
-            [fixed, rate, block_rate, meet, ..] => {
-                Self { fixed: *fixed, meet: *meet, block_rate: *block_rate, rate: *rate, slice, most_blocks }
-            }
-            _ => unreachable!("two or four parameters"),
+        // Where readings do not determine a parameter it may go anywhere; not where no
+        // link is.
+        let of = |p: &[f64]| {
+            let (fixed, rate) = (p[0].clamp(1e-6, MOST_US), p[1].clamp(1e-6, MOST_RATE));
+            let (block_rate, meet) = match p {
+                [_, _, block_rate, meet] => (block_rate.clamp(1e-6, MOST_RATE), meet.clamp(0.0, MOST_US)),
+                _ => (rate, 0.0),
+            };
+            Self { fixed, meet, block_rate, rate, slice, most_blocks }
         };
         let mut guess = vec![least * 0.9, fastest * 1.05];
         // A line where no reading could tell more.
@@ -97,11 +103,10 @@ impl Curve {
     /// Whether every parameter is one that a link could have.
     pub fn is_sane(&self) -> bool {
         let positive = |v: f64, most: f64| v.is_finite() && v > 0.0 && v <= most;
-        positive(self.fixed, 1e7)
-            && self.meet.is_finite()
-            && (0.0..=1e7).contains(&self.meet)
-            && positive(self.block_rate, 1e9)
-            && positive(self.rate, 1e6)
+        positive(self.fixed, MOST_US)
+            && (0.0..=MOST_US).contains(&self.meet)
+            && positive(self.block_rate, MOST_RATE)
+            && positive(self.rate, MOST_RATE)
             && self.slice > 0
             && self.most_blocks > 0
     }
@@ -173,6 +178,23 @@ mod tests {
             near(found.fixed, KERNEL.fixed, "fixed");
             near(found.rate, KERNEL.rate, "rate");
             near(found.block_rate, KERNEL.block_rate, "block_rate");
+        }
+    }
+
+    #[test]
+    fn what_is_not_determined_stays_within_reason() {
+        // Small copies that all take the same: their rate could be anything.
+        for slice in [1, 2048, 1 << 40] {
+            for most in [1, 16] {
+                let points: Vec<_> =
+                    sizes().map(|n| (n, if n < 2048 { 19.0 } else { 21.0 + n as f64 / 1e4 })).collect();
+                let found = Curve::fitted(&points, slice, most).unwrap();
+                assert!(found.is_sane(), "{found:?}");
+                let flat: Vec<_> = sizes().map(|n| (n, 1.0)).collect();
+                assert!(Curve::fitted(&flat, slice, most).unwrap().is_sane());
+                let tiny: Vec<_> = sizes().map(|n| (n, 1e-12)).collect();
+                assert!(Curve::fitted(&tiny, slice, most).unwrap().is_sane());
+            }
         }
     }
 

@@ -349,8 +349,10 @@ impl Findings {
         Ok(found)
     }
 
-    /// Writes the file whole or not at all, and makes its folder.
+    /// Writes the file whole or not at all, and makes its folder. Nothing is written that
+    /// could not be read.
     pub fn save(&self, path: &Path) -> Result<(), FindingsError> {
+        self.check().map_err(|reason| FindingsError::Wrong { path: path.to_owned(), reason })?;
         let io = |source| FindingsError::Io { path: path.to_owned(), source };
         let text = toml::to_string(self)
             .map_err(|e| FindingsError::Wrong { path: path.to_owned(), reason: e.to_string() })?;
@@ -482,6 +484,10 @@ pub(crate) mod tests {
         findings.save(&path).unwrap();
         assert_eq!(Findings::load(&path).unwrap(), findings);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+        let mut wrong = findings.clone();
+        wrong.devices[0].flag = f64::NAN;
+        assert!(wrong.save(&path).unwrap_err().to_string().contains("flag = NaN"));
+        assert_eq!(Findings::load(&path).unwrap(), findings);
         assert!(matches!(Findings::load(&folder.0.join("none")), Err(FindingsError::Io { .. })));
     }
 

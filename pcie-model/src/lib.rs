@@ -4,7 +4,8 @@
 //! [`findings`] is what a probe read on a host, and its file; [`choose`](choose::choose) takes the way of a message by
 //! them.
 //!
-//! Pure functions, but for that file: no I/O, no clock. Times are in ns, bandwidths in GB/s (10^9 bytes a second), sizes in bytes.
+//! Pure functions, but for that file: no I/O, no clock. Times are in ns (those of findings in us, and say so),
+//! bandwidths in GB/s (10^9 bytes a second), sizes in bytes.
 //! docs/pcie-model.md says what is modelled and how well it fits what machines do.
 
 pub mod choose;

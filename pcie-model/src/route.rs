@@ -90,7 +90,7 @@ impl Route {
     pub fn check(&self) -> Result<()> {
         self.link.check()?;
         within("hops", self.hops.len() as f64, 0.0, 32.0)?;
-        within("sharers", self.sharers.into(), 0.0, 1024.0)
+        within("sharers", self.sharers.into(), 0.0, 64.0)
     }
 
     /// From the GPU to host memory: as far as the first root complex, and over every socket link, for a window lies

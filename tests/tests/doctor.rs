@@ -1,12 +1,15 @@
 //! `pushgate doctor` on a host that is right and on one that is wrong in seven ways, in the virtual
 //! machine: `cargo xtask vm --suite doctor`. What it says about files alone is tested with the crate
-//! (doctor/tests); here the kernel says it.
+//! (doctor/tests); here the kernel says it. And, anywhere, what it says of NCCL's plugin as it is built.
 //!
-//! Each test has a soft-RoCE device and a link of its own. After what is wrong was found, the remedy
-//! that was named is applied where it can be, and the finding must be gone.
+//! After what is wrong was found, the remedy that was named is applied where it can be, and the finding
+//! must be gone.
 
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -18,34 +21,43 @@ fn sh(script: &str) {
     assert!(status.success(), "{status}: {script}");
 }
 
-/// A soft-RoCE device over a link, both gone at the end.
-struct Device {
-    name: String,
-    link: String,
-}
+/// The soft-RoCE device and the link below it. All tests take this one, in turns.
+const DEVICE: &str = "rxedoc";
+const LINK: &str = "doc0";
+const PORT: &str = "/sys/class/infiniband/rxedoc/ports/1";
 
-impl Device {
-    fn new(number: u8) -> Device {
-        let (name, link) = (format!("rxedoc{number}"), format!("doc{number}"));
-        sh(&format!(". /run/vm/lib.sh; dummy {link} 10.9.{}.1/24; rxe {name} {link}", 100 + number));
-        Device { name, link }
-    }
-
-    fn doctor(&self) -> Doctor {
-        Doctor::default().with(&["--qp", "verbs", "--ib-dev", &self.name])
-    }
-
-    fn port(&self) -> String {
-        format!("/sys/class/infiniband/{}/ports/1", self.name)
+/// The interface's address shows as a GID, wherever in the table.
+fn wait_for_gid() {
+    let end = Instant::now() + Duration::from_secs(10);
+    let has = |file: std::fs::DirEntry| {
+        std::fs::read_to_string(file.path()).is_ok_and(|gid| gid.trim().ends_with("ffff:0a09:6801"))
+    };
+    while !std::fs::read_dir(format!("{PORT}/gids")).unwrap().flatten().any(has) {
+        assert!(Instant::now() < end, "the address of {LINK} has not become a GID");
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-impl Drop for Device {
-    fn drop(&mut self) {
-        for (program, what) in [("rdma", &self.name), ("ip", &self.link)] {
-            let _ = Command::new(program).args(["link", "delete", what]).status();
-        }
+/// Makes the device or, if a test before has left it otherwise, all right; waits for its GID.
+fn right() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let guard = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if Path::new(PORT).exists() {
+        sh(&format!("ip link set dev {LINK} mtu 4200 up; ip address replace 10.9.104.1/24 dev {LINK}"));
+        wait_for_gid();
+    } else {
+        sh(&format!(". /run/vm/lib.sh; dummy {LINK} 10.9.104.1/24; rxe {DEVICE} {LINK}"));
     }
+    guard
+}
+
+fn doctor() -> Doctor {
+    Doctor::default().with(&["--qp", "verbs", "--ib-dev", DEVICE])
+}
+
+/// How this check alone ends.
+fn status(check: &str) -> String {
+    doctor().with(&["--only", check]).look().status(check).to_string()
 }
 
 /// How the doctor is called.
@@ -151,86 +163,81 @@ const RDMA: [&str; 7] =
 #[test]
 #[ignore = "in the virtual machine: cargo xtask vm --suite doctor"]
 fn nothing_fails_where_soft_roce_is_right() {
-    let device = Device::new(1);
-    let seen = device.doctor().look();
+    let _device = right();
+    let seen = doctor().look();
     assert_eq!(seen.failed(), [""; 0]);
     for check in RDMA.into_iter().chain(["settings", "memlock", "memfd", "process-vm-readv", "io-uring"]) {
         assert_eq!(seen.status(check), "passed", "{check}");
     }
-    // Without the warnings that are about this guest's memory it has nothing to say.
-    let (code, text) = device.doctor().with(&["--only", &RDMA.join(",")]).text();
+    // A user without rights sees the same; without the warnings about this guest's memory there is
+    // nothing to say.
+    let only = [&RDMA[..], &["memlock"]].concat().join(",");
+    let (code, text) = Doctor { memlock: Some("unlimited"), ..doctor() }.with(&["--only", &only]).text();
     assert_eq!(code, 0);
-    assert_eq!(text.lines().last(), Some("7 passed, 0 warned, 0 failed, 0 not applicable"));
-    // A user without rights sees the same.
-    let user = Doctor { memlock: Some("unlimited"), ..device.doctor() }.look();
-    assert_eq!(user.failed(), [""; 0]);
+    assert_eq!(text.lines().last(), Some("8 passed, 0 warned, 0 failed, 0 not applicable"));
 }
 
 #[test]
 #[ignore = "in the virtual machine: cargo xtask vm --suite doctor"]
 fn a_port_that_is_down_is_found() {
-    let device = Device::new(2);
-    sh(&format!("ip link set {} down", device.link));
-    let seen = device.doctor().look();
-    seen.says("rdma-port", "failed", "DOWN", &format!("ip link set dev {} up", device.link));
+    let _device = right();
+    sh(&format!("ip link set dev {LINK} down"));
+    let seen = doctor().look();
+    let remedy = format!("ip link set dev {LINK} up");
+    seen.says("rdma-port", "failed", "DOWN", &remedy);
     assert_eq!((seen.failed(), seen.code), (vec!["rdma-port"], 2), "and nothing that follows from it");
-    // Where other devices could be taken it is a warning.
-    let any = Doctor::default().with(&["--qp", "verbs", "--only", "rdma-port"]).look();
-    any.says("rdma-port", "warned", "another is active", &format!("ip link set dev {} up", device.link));
-    sh(&format!("ip link set dev {} up", device.link));
-    assert_eq!(device.doctor().look().status("rdma-port"), "passed");
+    sh(&remedy);
+    assert_eq!(status("rdma-port"), "passed");
 }
 
 #[test]
 #[ignore = "in the virtual machine: cargo xtask vm --suite doctor"]
 fn an_interface_of_mtu_1500_is_found() {
-    let device = Device::new(3);
-    sh(&format!("ip link set {} mtu 1500", device.link));
-    let seen = device.doctor().look();
-    let remedy = format!("ip link set dev {} mtu 4200", device.link);
+    let _device = right();
+    sh(&format!("ip link set {LINK} mtu 1500"));
+    let seen = doctor().look();
+    let remedy = format!("ip link set dev {LINK} mtu 4200");
     seen.says("rdma-mtu", "warned", "path MTU 1024", &remedy);
-    assert_eq!(seen.failed(), [""; 0]);
-    let (code, text) = device.doctor().with(&["--only", "rdma-mtu"]).text();
-    assert_eq!(code, 1);
-    assert!(text.lines().nth(1).is_some_and(|line| line.trim_start().starts_with(&format!("-> {remedy}"))));
+    assert_eq!((seen.failed(), seen.code), (vec![], 1));
     sh(&remedy);
-    assert_eq!(device.doctor().look().status("rdma-mtu"), "passed");
+    let (code, text) = doctor().with(&["--only", "rdma-mtu"]).text();
+    assert_eq!(code, 0);
+    assert!(text.starts_with("passed  rdma-mtu  rxedoc/1: path MTU 4096"), "{text}");
 }
 
 #[test]
 #[ignore = "in the virtual machine: cargo xtask vm --suite doctor"]
 fn an_interface_without_an_address_is_found() {
-    let device = Device::new(4);
-    let remedy = format!("ip address add ADDRESS/LENGTH dev {}", device.link);
-    sh(&format!("ip -4 address flush dev {}", device.link));
-    // What the kernel gives it by itself, if it does, reaches the link alone.
-    let seen = device.doctor().look();
+    let _device = right();
+    let remedy = format!("ip address add ADDRESS/LENGTH dev {LINK}");
+    sh(&format!("ip -4 address flush dev {LINK}"));
+    // What the kernel gives it by itself reaches the link alone. (Set anew, for it may be gone.)
+    sh(&format!("ip link set dev {LINK} down; ip link set dev {LINK} up"));
+    let seen = doctor().with(&["--only", "rdma-address"]).look();
     seen.says("rdma-address", "warned", "only a link-local address", &remedy);
     // The entry that the kernel makes of the interface's hardware address stays all the same.
-    sh(&format!("ip address flush dev {}", device.link));
-    let seen = device.doctor().look();
+    sh(&format!("ip address flush dev {LINK}"));
+    let seen = doctor().look();
     seen.says("rdma-address", "failed", "it has no address", &remedy);
     assert_eq!((seen.failed(), seen.code), (vec!["rdma-address"], 2));
     sh(&remedy.replace("ADDRESS/LENGTH", "10.9.104.1/24"));
-    sh(&format!("until grep -q 0a09:6801 {}/gids/1; do sleep 0.05; done", device.port()));
-    assert_eq!(device.doctor().look().status("rdma-address"), "passed");
+    wait_for_gid();
+    assert_eq!(status("rdma-address"), "passed");
 }
 
-/// The kernel keeps an entry for each interface that is there, so one without is not to be had of
-/// soft-RoCE: a folder of empty entries, as the kernel shows those, is mounted over the table.
+/// The kernel keeps an entry for each interface that is there, so a table without one is not to be had
+/// of soft-RoCE: a folder of empty entries, as the kernel shows those, is mounted over it.
 #[test]
 #[ignore = "in the virtual machine: cargo xtask vm --suite doctor"]
 fn a_port_without_a_gid_is_found() {
-    let device = Device::new(5);
+    let _device = right();
     let before = format!(
-        "mount -t tmpfs none {0}/gids\n\
-         for i in 0 1 2; do echo 0000:0000:0000:0000:0000:0000:0000:0000 >{0}/gids/$i; done",
-        device.port()
+        "mount -t tmpfs none {PORT}/gids\n\
+         for i in 0 1 2; do echo 0000:0000:0000:0000:0000:0000:0000:0000 >{PORT}/gids/$i; done"
     );
-    let seen = Doctor { before: Some(before), ..device.doctor() }.look();
-    seen.says("rdma-gid", "failed", "no GID", &format!("dev {}", device.link));
+    let seen = Doctor { before: Some(before), ..doctor() }.look();
+    seen.says("rdma-gid", "failed", "no GID", &format!("dev {LINK}"));
     assert_eq!((seen.failed(), seen.code), (vec!["rdma-gid"], 2), "and nothing that follows from it");
-    assert_eq!(device.doctor().look().status("rdma-gid"), "passed");
 }
 
 /// Soft-RoCE is v2 alone, so the files that tell an entry's type are others, mounted over them, which
@@ -238,49 +245,130 @@ fn a_port_without_a_gid_is_found() {
 #[test]
 #[ignore = "in the virtual machine: cargo xtask vm --suite doctor"]
 fn roce_v1_alone_is_found() {
-    let device = Device::new(6);
+    let _device = right();
     let before = format!(
-        "echo 'IB/RoCE v1' >/tmp/v1\nfor i in 0 1; do mount --bind /tmp/v1 {}/gid_attrs/types/$i; done",
-        device.port()
+        "echo 'IB/RoCE v1' >/tmp/v1\nfor i in 0 1; do mount --bind /tmp/v1 {PORT}/gid_attrs/types/$i; done"
     );
-    let seen = Doctor { before: Some(before), ..device.doctor() }.look();
+    let seen = Doctor { before: Some(before), ..doctor() }.look();
     seen.says("rdma-gid-type", "warned", "RoCE v1 alone", "offer RoCE v2");
-    assert_eq!(seen.failed(), [""; 0]);
-    assert_eq!(device.doctor().look().status("rdma-gid-type"), "passed");
+    assert_eq!((seen.failed(), seen.code), (vec![], 1));
 }
 
 #[test]
 #[ignore = "in the virtual machine: cargo xtask vm --suite doctor"]
 fn a_low_limit_of_locked_memory_is_found() {
-    let device = Device::new(7);
-    let with = |limit| Doctor { memlock: Some(limit), ..device.doctor() }.look();
-    let none = with("64");
-    none.says("memlock", "failed", "not one fits", "ulimit -l unlimited");
-    assert_eq!((none.failed(), none.code), (vec!["memlock"], 2));
-    with("8192").says("memlock", "warned", "2 fit", "LimitMEMLOCK=infinity");
-    assert_eq!(with("unlimited").status("memlock"), "passed");
+    let _device = right();
+    let seen = Doctor { memlock: Some("64"), ..doctor() }.look();
+    seen.says("memlock", "failed", "not one fits", "ulimit -l unlimited");
+    assert_eq!((seen.failed(), seen.code), (vec!["memlock"], 2));
+    let seen = Doctor { memlock: Some("8192"), ..doctor() }.with(&["--only", "memlock"]).look();
+    seen.says("memlock", "warned", "2 fit", "LimitMEMLOCK=infinity");
 }
 
 #[test]
 #[ignore = "in the virtual machine: cargo xtask vm --suite doctor"]
 fn a_module_that_is_not_loaded_is_found() {
-    let device = Device::new(8);
-    let loaded = || std::path::Path::new("/sys/module/pushgate").exists();
-    if loaded() {
+    let _device = right();
+    if Path::new("/sys/module/pushgate").exists() {
         sh("rmmod pushgate");
     }
-    assert_eq!(device.doctor().look().status("module"), "not_applicable", "a memory window needs none");
-    let staging = device.doctor().with(&["--window", "staging"]);
-    let seen = staging.look();
+    assert_eq!(status("module"), "not_applicable", "a memory window needs none");
+    let seen = doctor().with(&["--window", "staging"]).look();
     seen.says("module", "failed", "the module pushgate is not loaded", "sudo modprobe pushgate");
     assert_eq!((seen.failed(), seen.code), (vec!["module"], 2));
     sh("insmod \"$KMOD_DIR/pushgate.ko\"");
+    let staging = doctor().with(&["--window", "staging", "--only", "module"]);
     assert_eq!(staging.look().status("module"), "passed");
     // Loaded, and this user may not open it.
     let user = Doctor { memlock: Some("unlimited"), ..staging.clone() }.look();
     user.says("module", "failed", "Permission denied", "group pushgate");
     // No function is bound, so there is no BAR.
-    let bar = device.doctor().with(&["--window", "bar", "--only", "module"]).look();
+    let bar = doctor().with(&["--window", "bar", "--only", "module"]).look();
     bar.says("module", "failed", "no PCI function", "drivers_probe");
     sh("rmmod pushgate");
+}
+
+const CHILD: &str = "DOCTOR_TEST_CHILD";
+
+/// What the next test runs with an environment of its own: libraries that are opened stay.
+#[test]
+fn looks_at_nccl() {
+    if std::env::var_os(CHILD).is_some() {
+        let checks = pushgate_doctor::named(&["nccl".into(), "nccl-plugin".into()]).unwrap();
+        let report = pushgate_doctor::run(&checks, &pushgate_doctor::Roots::host(), Default::default());
+        println!("\nreport {}", serde_json::to_string(&report).unwrap());
+    }
+}
+
+/// Findings of `nccl` and `nccl-plugin` in this environment.
+fn nccl(variables: &[(&str, &Path)]) -> Seen {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "looks_at_nccl", "--nocapture"]).env(CHILD, "1");
+    for name in
+        ["LD_LIBRARY_PATH", "NCCL_NET_PLUGIN", "NCCL_NET_PLUGIN_REF_COUNT", "VIRTUAL_ENV", "CONDA_PREFIX"]
+    {
+        child.env_remove(name);
+    }
+    let output = child.envs(variables.iter().copied()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let report = text.lines().find_map(|line| line.strip_prefix("report "));
+    let report = report.unwrap_or_else(|| panic!("{text}{}", String::from_utf8_lossy(&output.stderr)));
+    let report: Value = serde_json::from_str(report).unwrap();
+    Seen { code: 0, findings: report["findings"].as_array().unwrap().clone() }
+}
+
+#[test]
+fn the_plugin_is_found_as_nccl_would_find_it() {
+    let own = std::env::current_exe().unwrap();
+    let built = own.with_file_name("libnccl_net_pushgate.so");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("doctor-nccl-{}", std::process::id()));
+    let site = folder.join("nvidia/nccl/lib");
+    std::fs::create_dir_all(&site).unwrap();
+    // A library that says its version as NCCL does, and is nothing else.
+    let source = folder.join("nccl.c");
+    std::fs::write(&source, "int ncclGetVersion(int *v) { *v = 22809; return 0; }").unwrap();
+    let stub = site.join("libnccl.so.2");
+    let cc = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&stub, &source]).status().unwrap();
+    assert!(cc.success());
+    let python = ("PUSHGATE_PYTHON_SITE", folder.as_path());
+
+    let seen = nccl(&[python, ("NCCL_NET_PLUGIN", &built), ("NCCL_NET_PLUGIN_REF_COUNT", Path::new("1"))]);
+    // A host may have NCCL itself where the linker looks first.
+    if seen.findings[0]["reading"].as_str().unwrap().contains(stub.to_str().unwrap()) {
+        assert_eq!(seen.findings[0]["reading"], format!("NCCL 2.28.9 ({})", stub.display()));
+        let forgets = nccl(&[python, ("NCCL_NET_PLUGIN", &built)]);
+        forgets.says("nccl-plugin", "warned", "forgets NCCL_NET_PLUGIN", "NCCL_NET_PLUGIN_REF_COUNT=1");
+    }
+    assert_eq!((seen.status("nccl"), seen.status("nccl-plugin")), ("passed", "passed"));
+    assert!(seen.findings[1]["reading"].as_str().unwrap().ends_with("tables v12, v11, v10, v9, v8"));
+
+    // By its name, where the linker finds it.
+    std::fs::copy(&built, folder.join("libnccl-net-pushgate.so")).unwrap();
+    let path = ("LD_LIBRARY_PATH", folder.as_path());
+    let seen = nccl(&[path, ("NCCL_NET_PLUGIN", Path::new("nosuch,pushgate"))]);
+    assert_eq!(seen.status("nccl-plugin"), "passed");
+    nccl(&[path]).says("nccl-plugin", "warned", "is not set", "NCCL_NET_PLUGIN=pushgate");
+    assert_eq!(nccl(&[]).status("nccl-plugin"), "not_applicable");
+
+    // What is not there, is no library, or none of a plugin.
+    let absent = folder.join("absent.so");
+    nccl(&[("NCCL_NET_PLUGIN", &absent)]).says(
+        "nccl-plugin",
+        "failed",
+        "no such library",
+        "cargo xtask plugin",
+    );
+    let text = folder.join("text.so");
+    std::fs::write(&text, "no library").unwrap();
+    nccl(&[("NCCL_NET_PLUGIN", &text)]).says(
+        "nccl-plugin",
+        "failed",
+        "can't be loaded",
+        "cargo xtask plugin",
+    );
+    nccl(&[("NCCL_NET_PLUGIN", &stub)]).says("nccl-plugin", "failed", "has no table", "cargo xtask plugin");
+    std::fs::write(&stub, "no library").unwrap();
+    let seen = nccl(&[python]);
+    assert!(["warned", "passed"].contains(&seen.status("nccl")), "{:?}", seen.findings);
+    std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -160,7 +160,7 @@ fn files_that_are_none_or_too_long_do_not_hold_it_up() {
 fn without_permission_it_says_who_may() {
     let host = host();
     let file = host.at(&format!("sys/devices/{GPU}/config"));
-    fs::set_permissions(&file, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();
     let t = host.read();
     // Root reads it all the same.
     if fs::File::open(&file).is_err() {

@@ -1,7 +1,7 @@
 //! The way between GPUs and RDMA devices.
 
 use crate::finding::Finding;
-use crate::readings::{PciFunction, Read, Readings};
+use crate::readings::{Bridge, GPU, PciFunction, Read, Readings};
 
 /// Both ends of a peer-to-peer transfer, or nothing to say.
 fn functions(r: &Readings) -> Result<&[PciFunction], Finding> {
@@ -55,43 +55,64 @@ pub fn iommu(r: &Readings) -> Vec<Finding> {
         .collect()
 }
 
+/// The ports between two functions and the last bridge that is above both; none is above both: `None`.
+fn between<'a>(one: &'a PciFunction, other: &'a PciFunction) -> Option<Vec<&'a Bridge>> {
+    let same = |(a, b): &(&Bridge, &Bridge)| a.address == b.address;
+    let common = one.bridges.iter().zip(&other.bridges).take_while(same).count();
+    (common > 0).then(|| one.bridges[common..].iter().chain(&other.bridges[common..]).collect())
+}
+
 /// P2P Request Redirect and P2P Completion Redirect of the ACS control register (PCI Express base
-/// specification, "ACS Control Register"): with either, traffic between two functions below one
-/// switch goes up to the root. A virtual machine that passes functions through needs them.
+/// specification, "ACS Control Register"): with either at a port between two functions, what they send
+/// each other goes up to the root instead of through the switch above both. A virtual machine to which
+/// functions are passed needs them. Without a common switch all goes by the root anyway.
 pub fn acs(r: &Readings) -> Vec<Finding> {
     const REDIRECT: u16 = 0x4 | 0x8;
     let functions = match functions(r) {
         Ok(functions) => functions,
         Err(finding) => return vec![finding],
     };
-    if functions.len() < 2 {
-        return vec![Finding::not_applicable("", "one function alone: there is no peer on PCI")];
+    let pairs =
+        functions.iter().enumerate().flat_map(|(i, one)| functions[i + 1..].iter().map(move |o| (one, o)));
+    let with_gpu = pairs.filter(|(one, other)| one.what == GPU || other.what == GPU);
+    let ways: Vec<Vec<&Bridge>> = with_gpu.filter_map(|(one, other)| between(one, other)).collect();
+    if ways.is_empty() {
+        return vec![Finding::not_applicable("", "no GPU has a peer below a switch in common")];
     }
-    functions
-        .iter()
-        .map(|f| {
-            let all = |of: fn(&Read<u16>) -> bool| -> Vec<_> {
-                f.bridges.iter().filter(|b| of(&b.acs)).map(|b| b.address.as_str()).collect()
-            };
-            let on = all(|acs| acs.is().is_some_and(|control| control & REDIRECT != 0));
-            let hidden = all(|acs| matches!(acs, Read::Unreadable(_)));
-            if let Some(first) = on.first() {
-                return Finding::warned(
-                    &name(f),
-                    format!("ACS sends peer traffic up to the root at {}", on.join(", ")),
-                    format!(
-                        "on a host without virtual machines: setpci -s {first} ECAP_ACS+0x6.w=0000 for each, as root after each boot, or off in the firmware"
-                    ),
-                );
-            }
-            if let (false, Some(bridge)) = (hidden.is_empty(), f.bridges.iter().find(|b| hidden.contains(&b.address.as_str()))) {
-                let why = match &bridge.acs {
-                    Read::Unreadable(why) => why.as_str(),
-                    _ => "",
-                };
-                return Finding::warned(&name(f), format!("can't be read at {}: {why}", hidden.join(", ")), "run as root, or: sudo lspci -vvv | grep ACSCtl");
-            }
-            Finding::passed(&name(f), format!("no redirection at its bridges: {}", f.bridges.len()))
-        })
-        .collect()
+    let mut ports: Vec<&Bridge> = ways.iter().flatten().copied().collect();
+    ports.sort_by(|a, b| a.address.cmp(&b.address));
+    ports.dedup_by(|a, b| a.address == b.address);
+    let of = |wanted: fn(&Read<u16>) -> bool| -> Vec<&str> {
+        ports.iter().filter(|b| wanted(&b.acs)).map(|b| b.address.as_str()).collect()
+    };
+    let on = of(|acs| acs.is().is_some_and(|control| control & REDIRECT != 0));
+    let why = ports.iter().find_map(|b| match &b.acs {
+        Read::Unreadable(why) => Some(why),
+        _ => None,
+    });
+    let hidden = of(|acs| matches!(acs, Read::Unreadable(_)));
+    let mut findings = Vec::new();
+    if let Some(first) = on.first() {
+        findings.push(Finding::warned(
+            "",
+            format!("ACS sends peer traffic up to the root at {}", on.join(", ")),
+            format!(
+                "on a host without virtual machines: setpci -s {first} ECAP_ACS+0x6.w=0000, and so for each, as root \
+                 after each boot; or off in the firmware"
+            ),
+        ));
+    }
+    if let Some(why) = why {
+        findings.push(Finding::warned(
+            "",
+            format!("can't be read at {}: {why}", hidden.join(", ")),
+            "run it as root, or: sudo lspci -vvv | grep ACSCtl",
+        ));
+    }
+    if findings.is_empty() {
+        let reading =
+            format!("pairs below a switch in common: {}; no port between them redirects", ways.len());
+        findings.push(Finding::passed("", reading));
+    }
+    findings
 }

@@ -71,8 +71,8 @@ fn systemd_memlock(etc: &Path) -> Option<String> {
     for file in files {
         let Read::Is(text) = text(&file) else { continue };
         found = true;
-        let lines = text.lines().filter_map(|l| l.trim().strip_prefix("DefaultLimitMEMLOCK="));
-        value = lines.last().map(|v| v.trim().to_string()).or(value);
+        let mut lines = text.lines().filter_map(|l| l.trim().strip_prefix("DefaultLimitMEMLOCK="));
+        value = lines.next_back().map(|v| v.trim().to_string()).or(value);
     }
     found.then(|| value.unwrap_or_else(|| "its default (8 MiB since version 250)".into()))
 }

@@ -1,10 +1,10 @@
 //! GPUs and RDMA devices on PCI: IOMMU groups, and ACS of the bridges above them.
 
 use super::{Roots, binary, gpu, is_pci_address, names, text};
-use crate::readings::{Bridge, PciFunction, RdmaDevice, Read};
+use crate::readings::{Bridge, GPU, PciFunction, RdmaDevice, Read};
 
 pub fn functions(roots: &Roots, rdma: &Read<Vec<RdmaDevice>>) -> Vec<PciFunction> {
-    let gpus = gpu::gpus(roots).into_iter().map(|address| (address, "GPU".to_string()));
+    let gpus = gpu::gpus(roots).into_iter().map(|address| (address, GPU.to_string()));
     let devices = rdma.is().into_iter().flatten().filter_map(|d| Some((d.pci.clone()?, d.name.clone())));
     gpus.chain(devices)
         .map(|(address, what)| {

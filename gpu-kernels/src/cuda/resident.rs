@@ -6,8 +6,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::{
-    CUdevice_attribute_enum as Attribute, CUstream, CUstreamCaptureMode_enum as CaptureMode,
-    CUstreamCaptureStatus_enum as CaptureStatus,
+    CUdevice_attribute_enum as Attribute, CUstream, CUstreamCaptureStatus_enum as CaptureStatus,
 };
 
 use super::guard::{NOT_READY, SUCCESS};
@@ -86,7 +85,12 @@ impl Resident {
         self.context.check("cuLaunchKernel", code, || format!("starting the worker ({:?})", self.launch))
     }
 
-    /// Whether every start has ended. Not for a thread that captures.
+    /// Whether [`Resident::ended`] knows.
+    pub(crate) fn tells_its_end(&self) -> bool {
+        self.context.driver.cuStreamQuery.is_some()
+    }
+
+    /// Whether every start has ended.
     pub(crate) fn ended(&self) -> Result<bool> {
         let Some(query) = self.context.driver.cuStreamQuery else { return Ok(true) };
         let _current = self.context.current()?;
@@ -122,15 +126,5 @@ impl Resident {
         // work ahead of it is complete and visible.
         let code = unsafe { write(stream as CUstream, addr, value, 0) };
         self.context.check("cuStreamWriteValue64", code, || format!("marking a place in stream {stream:#x}"))
-    }
-
-    /// Lets this thread make any call while another thread captures a graph.
-    pub(crate) fn relax_capture(&self) {
-        if let Some(exchange) = self.context.driver.cuThreadExchangeStreamCaptureMode {
-            let mut mode = CaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            // SAFETY: reads one enum and writes the mode before, which is one of
-            // the three that it has.
-            unsafe { exchange(&mut mode) };
-        }
     }
 }

@@ -81,12 +81,30 @@ fn shapes(executor: &Arc<dyn Executor>) -> Vec<WorkerOptions> {
     if gpu(executor) {
         vec![
             options,
-            WorkerOptions { pushers: 3, pullers: 1, threads: 96, push_slice: 1000, pull_slice: 700, ..few },
+            WorkerOptions {
+                pushers: 3,
+                pushers_beside_pulls: 2,
+                bulk: 3000,
+                pullers: 1,
+                threads: 96,
+                push_slice: 1000,
+                pull_slice: 700,
+                ..few
+            },
         ]
     } else {
         vec![
             options,
-            WorkerOptions { pushers: 2, pullers: 3, threads: 2, push_slice: 1000, pull_slice: 700, ..few },
+            WorkerOptions {
+                pushers: 3,
+                pushers_beside_pulls: 2,
+                bulk: 3000,
+                pullers: 3,
+                threads: 2,
+                push_slice: 1000,
+                pull_slice: 700,
+                ..few
+            },
         ]
     }
 }
@@ -116,8 +134,10 @@ fn copies_of_any_length_and_alignment_are_exact() {
                         let step = [1, 4, 8, 16][random.below(4) as usize];
                         let mut offset = || place * PLACE + (random.below(64) as usize / step * step);
                         let (device, host) = (offset(), offset());
-                        let len = match random.below(4) {
+                        let len = match random.below(6) {
                             0 => random.below(40),
+                            4 => 8,
+                            5 => 16,
                             1 => random.below(700),
                             _ => random.below(PLACE as u64 - 64),
                         } as usize;
@@ -129,9 +149,20 @@ fn copies_of_any_length_and_alignment_are_exact() {
                                 memory[at].device.addr() + device as u64,
                                 memory[at].host_addr() + host as u64,
                             );
-                            // SAFETY: within the buffers, which outlive the worker's copies; no
-                            // two places overlap.
-                            match unsafe { queue.post(direction, addrs.0, addrs.1, len) } {
+                            let words: Vec<u64> = bytes[at][from..]
+                                .chunks_exact(8)
+                                .take(len / 8)
+                                .map(|b| u64::from_le_bytes(b.try_into().unwrap()))
+                                .collect();
+                            let is_inline = at == 1 && (len == 8 || len == 16) && addrs.0.is_multiple_of(8);
+                            let posted = match is_inline {
+                                // SAFETY: within the buffers, which outlive the worker's copies;
+                                // no two places overlap.
+                                true => unsafe { queue.post_inline(addrs.0, &words) },
+                                // SAFETY: as above.
+                                false => unsafe { queue.post(direction, addrs.0, addrs.1, len) },
+                            };
+                            match posted {
                                 Ok(ticket) => break ticket,
                                 Err(PostError::Full { .. }) => thread::yield_now(),
                                 Err(error) => panic!("{error}"),
@@ -328,6 +359,7 @@ fn options_out_of_bounds_are_named() {
     let good = WorkerOptions::of(&*executor);
     for (what, options) in [
         ("pushers", WorkerOptions { pushers: 0, ..good }),
+        ("pushers_beside_pulls", WorkerOptions { pushers_beside_pulls: 0, ..good }),
         ("pullers", WorkerOptions { pullers: 257, ..good }),
         ("threads", WorkerOptions { threads: 513, ..good }),
         ("slots", WorkerOptions { slots: 48, ..good }),
@@ -337,6 +369,157 @@ fn options_out_of_bounds_are_named() {
         let error = Worker::new(&executor, options).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains(what), "{error}");
     }
+}
+
+// ------------------------------------------------------------------- its end
+
+/// Echoes until it fails; what that says. Each wait has an end.
+fn until_lost(queue: &mut WorkerQueue, memory: &Memory) -> String {
+    let began = Instant::now();
+    loop {
+        // SAFETY: within the buffers, which outlive the worker.
+        let ticket =
+            match unsafe { queue.post(Direction::Push, memory.device.addr(), memory.host_addr(), 64) } {
+                Ok(ticket) => ticket,
+                Err(PostError::Lost { reason }) => return reason,
+                Err(error) => panic!("{error}"),
+            };
+        while !queue.done(ticket) {
+            if let Err(PostError::Lost { reason }) = queue.health() {
+                return reason;
+            }
+            assert!(began.elapsed() < Duration::from_secs(20), "{queue:?}: waits for ever");
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+#[test]
+fn p7_who_waits_for_a_worker_that_died_hears_of_it() {
+    let silent = || Fault::Silent { generation: 2 };
+    let context = || Fault::Context { generation: 2 };
+    for (fault, cause) in
+        [(silent as fn() -> Fault, "ended before its time"), (context, "CUDA_ERROR_LAUNCH_FAILED (719)")]
+    {
+        on_every_device("death", |executor| {
+            let options =
+                WorkerOptions { linger_on_demand: Duration::from_secs(60), ..WorkerOptions::of(&**executor) };
+            let (worker, mut queue) = Worker::with_fault(executor, options, Some(fault())).unwrap();
+            let memory = Memory::new(executor, 4096);
+            let reason = until_lost(&mut queue, &memory);
+            assert!(reason.contains(cause), "{reason}");
+            let lost = worker.lost().unwrap();
+            assert!(lost.ended && lost.reason == reason, "{lost:?}");
+            // Nobody else waits either.
+            let refused = worker.lease(1).map(|_| ()).unwrap_err();
+            assert!(matches!(refused, DeviceError::Lost { .. }) && refused.is_final(), "{refused}");
+            assert!(matches!(worker.wait_gone(Duration::from_secs(60)), Err(DeviceError::Lost { .. })));
+            let began = Instant::now();
+            drop(worker);
+            assert!(began.elapsed() < END_LIMIT / 2, "{:?}", began.elapsed());
+        });
+    }
+}
+
+#[test]
+fn p7_a_launch_that_fails_for_a_while_is_tried_again_and_not_for_ever() {
+    on_every_device("refused", |executor| {
+        let start = |times: u64| {
+            let fault = Fault::Refused { first: 2, left: times.into() };
+            Worker::with_fault(executor, WorkerOptions::of(&**executor), Some(fault)).unwrap()
+        };
+        let memory = Memory::new(executor, 4096);
+        // On demand, and by a lease, which says so and leaves it to the keeper.
+        for leased in [false, true] {
+            let (worker, mut queue) = start(5);
+            if leased {
+                let refused = worker.lease(1).map(|_| ()).unwrap_err();
+                assert!(refused.to_string().contains("(701)") && !refused.is_final(), "{refused}");
+            }
+            echo(&mut queue, &memory, 3);
+            assert!(worker.lost().is_none());
+        }
+        let (worker, mut queue) = start(u64::MAX);
+        let began = Instant::now();
+        let reason = until_lost(&mut queue, &memory);
+        assert!(reason.contains("(701)") && reason.contains("times in"), "{reason}");
+        assert!(began.elapsed() >= health::PATIENCE, "{:?}", began.elapsed());
+        assert!(worker.lost().unwrap().ended);
+    });
+}
+
+#[test]
+fn a_first_start_that_fails_for_a_while_is_tried_again() {
+    on_every_device("first start", |executor| {
+        let fault = Fault::Refused { first: 1, left: 3.into() };
+        let (_worker, mut queue) =
+            Worker::with_fault(executor, WorkerOptions::of(&**executor), Some(fault)).unwrap();
+        echo(&mut queue, &Memory::new(executor, 4096), 9);
+    });
+}
+
+/// A worker whose launches take long, from the second on.
+fn late(executor: &Arc<dyn Executor>) -> (Worker, WorkerQueue) {
+    let fault = Fault::Late { first: 2, by: Duration::from_millis(300) };
+    Worker::with_fault(executor, WorkerOptions::of(&**executor), Some(fault)).unwrap()
+}
+
+#[test]
+fn a_lease_waits_for_a_launch_that_another_thread_has_begun() {
+    on_every_device("leases behind a launch", |executor| {
+        let (worker, _queue) = late(executor);
+        let streams = [executor.stream().unwrap(), executor.stream().unwrap()];
+        let [one, two] = [0, 1].map(|at: usize| streams[at].raw().unwrap_or(at as u64 + 1));
+        thread::scope(|scope| {
+            let first = scope.spawn(|| worker.lease(one).unwrap());
+            let began = Instant::now();
+            while worker.starts() < 2 {
+                assert!(began.elapsed() < Duration::from_secs(10));
+                thread::yield_now();
+            }
+            assert_eq!(worker.shared.started.load(Ordering::Acquire), 1, "the launch is not slow");
+            // What this thread launches next must stand behind the worker.
+            let second = worker.lease(two).unwrap();
+            assert_eq!(worker.shared.started.load(Ordering::Acquire), 2, "the lease came before the launch");
+            for (lease, stream) in [(first.join().unwrap(), one), (second, two)] {
+                worker.lease_done(lease, stream).unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn a_worker_that_went_out_of_a_launchs_way_is_back_before_the_mark() {
+    on_every_device("back before the mark", |executor| {
+        let (worker, _queue) = late(executor);
+        let stream = executor.stream().unwrap();
+        let raw = stream.raw().unwrap_or(1);
+        let lease = worker.lease(raw).unwrap();
+        let at = lease.slot.unwrap();
+        let done = || worker.shared.control.word(worker.shared.lease_word(at, true)).load(Ordering::Acquire);
+        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        let marked = done();
+        thread::scope(|scope| {
+            let over = scope.spawn(|| worker.lease_done(lease, raw).unwrap());
+            let began = Instant::now();
+            loop {
+                // In this order: a mark that is seen here has a launch before it that is seen there.
+                let now = done();
+                if worker.shared.started.load(Ordering::Acquire) == 3 {
+                    break;
+                }
+                assert_eq!(now, marked, "the mark came before the worker's launch");
+                assert!(began.elapsed() < Duration::from_secs(10));
+                thread::yield_now();
+            }
+            over.join().unwrap();
+        });
+        let began = Instant::now();
+        while done() != marked + 1 {
+            assert!(began.elapsed() < Duration::from_secs(10), "no mark");
+            thread::yield_now();
+        }
+    });
 }
 
 // ------------------------------------------------------------ a busy program

@@ -74,6 +74,7 @@ unsafe extern "C" fn init(
         unsafe {
             // Of other uses of the profiler we are no part.
             if gpu.is_some() {
+                gpu::hooked();
                 *mask |= KERNEL_LAUNCH as c_int;
             }
             *context = hand_out(gpu.map(Box::new));
@@ -90,7 +91,7 @@ unsafe extern "C" fn start(context: *mut c_void, handle: *mut *mut c_void, event
             *handle = std::ptr::null_mut();
             let event = event.cast::<Event>();
             let Some(gpu) = context.cast::<Arc<Gpu>>().as_ref() else { return Ok(()) };
-            if (*event).kind == KERNEL_LAUNCH {
+            if (*event).kind == KERNEL_LAUNCH && gpu.copies() {
                 let stream = (*event).stream as u64;
                 let lease = gpu.lease(stream)?;
                 *handle = hand_out(Some(Box::new(Launch { gpu: gpu.clone(), lease, stream })));

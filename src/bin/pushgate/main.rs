@@ -41,11 +41,11 @@ fn command() -> Command {
         .subcommand(settings(
             Command::new("devices").about("Says which executors there are, and why not the others"),
         ))
-        .subcommand(probe::command(settings))
-        .subcommand(topo::command())
         .subcommand(doctor::command(settings))
         .subcommand(model::command())
+        .subcommand(probe::command(settings))
         .subcommand(report::command(settings))
+        .subcommand(topo::command())
         .subcommand(bench::command(settings))
 }
 
@@ -67,8 +67,8 @@ fn main() -> ExitCode {
     let done = (|| -> Result<ExitCode> {
         match name {
             "doctor" => return doctor::run(m),
-            "proxy" => proxy(&settings(m)?)?,
             "model" => model::run(m)?,
+            "proxy" => proxy(&settings(m)?)?,
             "report" => report::run(m)?,
             "config" => {
                 config(m);

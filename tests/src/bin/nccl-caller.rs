@@ -6,7 +6,7 @@ use pushgate_tests::nccl::scenario::{self, Options};
 fn main() {
     let usage = "nccl-caller SCENARIO --plugin FILE [--version 8..12] [--processes] [--unregistered] [--groups N] [--max BYTES] \
                  [--in-flight N] [--seed N] [--times N]\nscenarios: traffic, rules, truncation, garbage, many, \
-                 reload, setting, killed";
+                 reload, setting, killed, lost, deregister, queue";
     let mut arguments = std::env::args().skip(1);
     let run = arguments.next().and_then(|name| scenario::find(&name));
     let mut options = Options {

@@ -2,12 +2,13 @@
 //! the settings of its environment.
 
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::pair::{self, Bootstrap, Buffer, Ends, LIMIT, Streams, Traffic};
+use super::pair::{self, Bootstrap, Buffer, Ends, LIMIT, Received, Streams, Traffic};
 use super::table::{Plugin, Ptr, warnings};
 
 /// What every scenario gets.
@@ -53,8 +54,12 @@ impl Options {
 
     /// The other rank, a process that runs `scenario`, and the bytes between us.
     fn spawn(&self, scenario: &str) -> (Child, Box<dyn Bootstrap>) {
+        self.spawn_with(scenario, &[])
+    }
+
+    fn spawn_with(&self, scenario: &str, variables: &[(&str, &str)]) -> (Child, Box<dyn Bootstrap>) {
         let mut command = Command::new(std::env::current_exe().expect("our own path"));
-        command.arg(scenario);
+        command.arg(scenario).envs(variables.iter().copied());
         for (name, value) in [
             ("--plugin", self.plugin.display().to_string()),
             ("--version", self.version.to_string()),
@@ -66,6 +71,9 @@ impl Options {
         ] {
             command.args([name, &value]);
         }
+        // Settings of its own.
+        let other = std::env::var("NCCL_CALLER_RANK_1").unwrap_or_default();
+        command.envs(other.split_whitespace().filter_map(|setting| setting.split_once('=')));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a second rank");
         let (from, to) = (child.stdout.take().expect("piped"), child.stdin.take().expect("piped"));
         (child, Box::new(Streams(from, to)))
@@ -88,39 +96,40 @@ fn close(plugin: &Plugin, ends: Ends) {
 }
 
 /// One rank: init, connect, traffic, close, finalize.
-fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peer: Box<dyn Bootstrap>) -> u64 {
+fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peer: Box<dyn Bootstrap>) -> Received {
     let ctx = plugin.init().expect("init");
     assert!(plugin.devices().expect("devices") > 0);
     let ends = pair::connect(plugin, ctx, &mut *peer).expect("connect");
-    let bytes = pair::exchange(plugin, rank, ends, &o.traffic(plugin)).unwrap_or_else(|e| {
+    let received = pair::exchange(plugin, rank, ends, &o.traffic(plugin)).unwrap_or_else(|e| {
         panic!("rank {rank}: {e}; the plugin says: {:#?}", warnings());
     });
     // No barrier: NCCL's ranks close whenever they are done.
     close(plugin, ends);
     plugin.finalize(ctx).expect("finalize");
-    bytes
+    received
 }
 
 /// Traffic both ways between two ranks, every byte checked.
 pub fn traffic(o: &Options) {
     let begin = Instant::now();
     let plugin = o.open();
-    let bytes = if o.processes {
+    let Received { bytes, flushes } = if o.processes {
         let (mut child, peer) = o.spawn("rank-1");
-        let bytes = rank(o, &plugin, 0, peer);
+        let received = rank(o, &plugin, 0, peer);
         assert!(child.wait().expect("the second rank").success(), "the second rank failed");
-        bytes
+        received
     } else {
         let [a, b] = stream_pair();
         std::thread::scope(|scope| {
             let other = scope.spawn(|| rank(o, &plugin, 1, b));
-            let bytes = rank(o, &plugin, 0, a);
-            bytes + other.join().expect("the second rank failed")
+            let here = rank(o, &plugin, 0, a);
+            let there = other.join().expect("the second rank failed");
+            Received { bytes: here.bytes + there.bytes, flushes: here.flushes + there.flushes }
         })
     };
     assert_eq!(warnings(), [""; 0], "warnings without a reason");
     println!(
-        "{} v{}: {bytes} bytes received and right in {:.2} s",
+        "{} v{}: {bytes} bytes received and right in {:.2} s, {flushes} flushes",
         plugin.name(),
         o.version,
         begin.elapsed().as_secs_f64()
@@ -129,6 +138,9 @@ pub fn traffic(o: &Options) {
 
 /// The second process of [`traffic`].
 pub fn rank_1(o: &Options) {
+    // A first rank that has failed is not waited for.
+    let killed = Some(rustix::process::Signal::KILL);
+    rustix::process::set_parent_process_death_signal(killed).expect("prctl");
     rank(o, &o.open(), 1, parent());
 }
 
@@ -188,6 +200,14 @@ pub fn rules(o: &Options) {
     let (out, into) = (Buffer::new(1 << 20), Buffer::new(1 << 20));
     let out_mr = plugin.reg_mr(ends.send, out.at(0), out.bytes()).expect("regMr");
     let into_mr = plugin.reg_mr(ends.recv, into.at(0), into.bytes()).expect("regMr");
+    // Nothing is taken for a dma-buf that is none, and the connection stays good.
+    let file = std::fs::File::open("/dev/null").expect("/dev/null");
+    for (kind, fd) in [(1, file.as_raw_fd()), (2, -1), (4, file.as_raw_fd())] {
+        assert!(plugin.reg_mr_dma_buf(ends.recv, into.at(0), into.bytes(), kind, fd).is_err());
+    }
+    if !super::table::is_gpu_memory() {
+        assert!(plugin.reg_mr_dma_buf(ends.recv, into.at(0), into.bytes(), 2, file.as_raw_fd()).is_err());
+    }
     // 32 receives and sends at once, the sends without looking at the receives.
     let recvs: Vec<Ptr> = (0..32)
         .map(|i| receive(&plugin, ends, &into, 4096, i, into_mr).expect("room for 32 receives"))
@@ -340,8 +360,14 @@ pub fn many(o: &Options) {
         let r = unsafe { plugin.irecv(ends.recv, &[buffer.at(4096)], &[4096], &[1], &[into_mr]) };
         let r = r.expect("irecv").expect("room");
         let s = send(&plugin, ends, &buffer, 4096, 1, out_mr).expect("room");
-        wait(&plugin, r, None).expect("receive");
+        // The send first: what a GPU pushes goes out when its sender looks.
         wait(&plugin, s, None).expect("send");
+        wait(&plugin, r, None).expect("receive");
+        if super::table::is_gpu_memory()
+            && let Some(flush) = plugin.iflush(ends.recv, buffer.at(4096), 4096, into_mr).expect("iflush")
+        {
+            wait(&plugin, flush, None).expect("flush");
+        }
         assert_eq!(buffer.differs(4096, 4096, 1), None);
         plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
         plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
@@ -456,6 +482,131 @@ pub fn victim(o: &Options) {
     std::thread::sleep(LIMIT * 2);
 }
 
+/// Sends and receives until a call fails, and then tries each that could wait. How it failed.
+fn until_lost(plugin: &Plugin, ends: Ends, peer: &mut dyn Bootstrap) -> super::table::Failed {
+    let (out, into) = (Buffer::new(1 << 16), Buffer::new(1 << 16));
+    let out_mr = plugin.reg_mr(ends.send, out.at(0), out.bytes()).expect("regMr");
+    let into_mr = plugin.reg_mr(ends.recv, into.at(0), into.bytes()).expect("regMr");
+    let begin = Instant::now();
+    let (mut s, mut r) = (None, None);
+    // SAFETY: of all: the buffers stay until the ends are closed, requests are not done.
+    let mut one = || unsafe {
+        if r.is_none() {
+            r = plugin.irecv(ends.recv, &[into.at(0)], &[1 << 16], &[1], &[into_mr])?;
+        }
+        if s.is_none() {
+            s = plugin.isend(ends.send, out.at(0), 1 << 16, 1, out_mr)?;
+        }
+        for request in [&mut s, &mut r] {
+            if let Some(at) = *request
+                && plugin.test(at, None)?
+            {
+                *request = None;
+            }
+        }
+        Ok(())
+    };
+    let failed = loop {
+        match one() {
+            Ok(()) => assert!(begin.elapsed() < Duration::from_secs(30), "nobody says that the GPU is lost"),
+            Err(failed) => break failed,
+        }
+        std::thread::yield_now();
+    };
+    // Nobody hears of it by the other's closing.
+    peer.barrier();
+    let begin = Instant::now();
+    // Both ends have ended, or do so now: nothing is left that waits.
+    for request in [s, r].into_iter().flatten() {
+        wait(plugin, request, None).expect_err("a copy that nobody makes is done");
+    }
+    // SAFETY: as above.
+    unsafe {
+        plugin.isend(ends.send, out.at(0), 64, 1, out_mr).expect_err("isend behind the end");
+        let receive = plugin.irecv(ends.recv, &[into.at(0)], &[64], &[1], &[into_mr]);
+        receive.expect_err("irecv behind the end");
+    }
+    plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
+    plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?} until all of it ended", begin.elapsed());
+    peer.barrier();
+    close(plugin, ends);
+    failed
+}
+
+/// A GPU of ours whose copying kernel dies (`_PUSHGATE_WORKER_FAULT` in `NCCL_CALLER_FAULT`): it
+/// and the peer hear of it, in calls that otherwise would wait for ever.
+pub fn lost(o: &Options) {
+    let plugin = o.open();
+    let fault = std::env::var("NCCL_CALLER_FAULT").expect("NCCL_CALLER_FAULT says how the other's GPU dies");
+    let (mut child, mut peer) = o.spawn_with("lost-rank", &[("_PUSHGATE_WORKER_FAULT", &fault)]);
+    let ctx = plugin.init().expect("init");
+    let ends = pair::connect(&plugin, ctx, &mut *peer).expect("connect");
+    let failed = until_lost(&plugin, ends, &mut *peer);
+    plugin.finalize(ctx).expect("finalize");
+    assert!(child.wait().expect("the second rank").success(), "the second rank failed");
+    println!("the peer: {failed}");
+    let said = warnings();
+    assert!(said.iter().any(|w| w.contains("end has aborted it")), "{said:#?}");
+    said.iter().for_each(|w| println!("{w}"));
+}
+
+/// The other rank of [`lost`], whose GPU it is.
+pub fn lost_rank(o: &Options) {
+    let plugin = o.open();
+    let mut peer = parent();
+    let ctx = plugin.init().expect("init");
+    let ends = pair::connect(&plugin, ctx, &mut *peer).expect("connect");
+    until_lost(&plugin, ends, &mut *peer);
+    plugin.finalize(ctx).expect("finalize");
+    let said = warnings();
+    assert!(said.iter().any(|w| w.contains("copying kernel is lost: ")), "{said:#?}");
+}
+
+/// Memory that is deregistered with a send under way is free behind that: nobody reads it any
+/// more, and the message has what it held.
+pub fn deregister(o: &Options) {
+    let plugin = o.open();
+    let ctx = plugin.init().expect("init");
+    let ends = loopback(&plugin, ctx);
+    let size = 60_000;
+    let (out, into) = (Buffer::new(size), Buffer::new(size));
+    let into_mr = plugin.reg_mr(ends.recv, into.at(0), size).expect("regMr");
+    for seed in 0..3 {
+        let out_mr = plugin.reg_mr(ends.send, out.at(0), size).expect("regMr");
+        out.fill(0, size, seed);
+        let r = receive(&plugin, ends, &into, size, 1, into_mr).expect("room");
+        let s = send(&plugin, ends, &out, size, 1, out_mr).expect("room");
+        plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
+        // What it was freed for.
+        out.set(0, size, 0x11);
+        // Who sends looks after it: the receive alone would not be done.
+        wait(&plugin, s, None).expect("send");
+        wait(&plugin, r, None).expect("receive");
+        assert_eq!(into.differs(0, size, seed), None, "memory was read behind its deregistration");
+    }
+    plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
+    close(&plugin, ends);
+    plugin.finalize(ctx).expect("finalize");
+    println!("three times");
+}
+
+/// What the plugin has to say of a program with one hardware queue, without its profiler
+/// and, with `--times 1`, with it.
+pub fn queue(o: &Options) {
+    let plugin = o.open();
+    let ctx = plugin.init().expect("init");
+    if o.times == 1 {
+        assert_eq!(plugin.profile(), Ok(true));
+    }
+    for _ in 0..2 {
+        let ends = loopback(&plugin, ctx);
+        close(&plugin, ends);
+    }
+    plugin.finalize(ctx).expect("finalize");
+    warnings().iter().for_each(|w| println!("warning: {w}"));
+}
+
 /// The scenarios by name.
 pub fn find(name: &str) -> Option<fn(&Options)> {
     Some(match name {
@@ -469,6 +620,10 @@ pub fn find(name: &str) -> Option<fn(&Options)> {
         "setting" => setting,
         "killed" => killed,
         "victim" => victim,
+        "lost" => lost,
+        "lost-rank" => lost_rank,
+        "deregister" => deregister,
+        "queue" => queue,
         _ => return None,
     })
 }

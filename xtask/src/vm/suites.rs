@@ -53,7 +53,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "rdma-smoke",
         guests: 1,
-        limit: 45,
+        limit: 22,
         default: true,
         about: "a soft-RoCE device is active and carries writes between two processes",
         build: &[],
@@ -75,7 +75,7 @@ wait $!
     Suite {
         name: "doctor",
         guests: 1,
-        limit: 60,
+        limit: 46,
         default: true,
         about: "pushgate doctor names what is wrong: no GID, MTU 1500, port down, no address, v1, memlock, no module",
         build: &[PUSHGATE, DOCTOR_TESTS],
@@ -88,7 +88,7 @@ wait $!
     Suite {
         name: "verbs-endpoint",
         guests: 1,
-        limit: 120,
+        limit: 110,
         default: true,
         about: "the suite of queue pairs over RDMA, with immediate data and without",
         build: &[&["test", "--package", "pushgate-proxy", "--test", "endpoint"]],
@@ -101,7 +101,7 @@ wait $!
     Suite {
         name: "verbs",
         guests: 1,
-        limit: 120,
+        limit: 110,
         default: true,
         about: "the demonstration over RDMA is right and sees no RNR; senders without credit do",
         build: &[ALLREDUCE, UNGATED],
@@ -129,7 +129,7 @@ wait $!
         guests: 1,
         limit: 100,
         default: true,
-        about: "the NCCL plugin over RDMA, under its caller: every version, strangers, deaths, many connections",
+        about: "the NCCL plugin over RDMA, under its caller: every version, GPU memory every way, strangers, deaths, many connections",
         build: &[&["test", "--package", "pushgate-tests", "--test", "nccl"]],
         devices: &[],
         module: false,
@@ -202,6 +202,23 @@ fi
             include_str!("suites/allreduce.sh"),
             include_str!("suites/outside.sh"),
             include_str!("suites/driver.sh")
+        ),
+    },
+    Suite {
+        name: "osu",
+        guests: 1,
+        limit: 240,
+        default: false,
+        about: "tables in the form of the OSU micro-benchmarks over RDMA, every byte checked, through every window",
+        build: &[PUSHGATE],
+        devices: &[Device { slot: 0x10, memory: Memory::Own(4) }],
+        module: true,
+        package: false,
+        host: None,
+        script: concat!(
+            include_str!("suites/allreduce.sh"),
+            include_str!("suites/outside.sh"),
+            include_str!("suites/osu.sh")
         ),
     },
     Suite {

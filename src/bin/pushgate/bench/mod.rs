@@ -4,6 +4,7 @@
 mod idle;
 mod latency;
 mod local;
+mod osu;
 mod push;
 mod rate;
 mod rdma;
@@ -105,6 +106,7 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
         )
         .subcommand(bench("idle", "What an idle engine costs, and adds to the message that ends it", ""))
         .subcommand(bench("gate", "Staging ring and gate alone, on one core", ""))
+        .subcommands(osu::commands(&settings))
 }
 
 /// What a bench is asked for.
@@ -121,6 +123,9 @@ pub struct Bench {
 
 pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Error>) -> Result<()> {
     let (name, m) = m.subcommand().expect("clap requires one");
+    if let Some(done) = osu::run(name, m, &settings) {
+        return done;
+    }
     let wrong = |name: &str, value: &str, allowed: &str| Error::Config {
         name: name.into(),
         value: value.into(),

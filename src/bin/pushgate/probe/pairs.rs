@@ -11,10 +11,14 @@ use pushgate_pcie_model::findings::{Line, Pair, Transfer, Writers};
 
 use super::Bar;
 use super::rig::{APART, CopyParams, DONE, FLAGS, GO, PingParams, RECORDS, Rig, pattern};
-use super::single::{BATCHES, at_once};
+use super::single::at_once;
 
-/// Messages of one launch at most.
-const MOST_MESSAGES: u64 = 64;
+/// How many messages of `bytes` are sent for a median within about `time`, at what a
+/// slow way of today takes.
+fn messages(bytes: u64, time: Duration) -> u64 {
+    let us = 10.0 + bytes as f64 / 40e3;
+    (time.as_secs_f64() * 1e6 / us).clamp(5.0, 64.0) as u64
+}
 
 /// Every ordered pair of devices; of a single device the one with itself.
 pub fn all(rig: &Rig) -> Vec<(usize, usize)> {
@@ -128,7 +132,7 @@ fn kernels(rig: &Rig, from: usize, to: usize, way: Transfer, bytes: u64, time: D
         places: 1,
         chunk,
         go: unit + GO,
-        batches: MOST_MESSAGES,
+        batches: messages(bytes, time),
         repeat: 1,
         width: 16,
         ..Default::default()
@@ -163,14 +167,8 @@ fn kernels(rig: &Rig, from: usize, to: usize, way: Transfer, bytes: u64, time: D
         }
     };
     let mut times = Vec::new();
-    let began = Instant::now();
-    for number in 1..=MOST_MESSAGES {
-        // Whoever has had enough lets the rest go by unmeasured: the kernels' count stands.
+    for number in 1..=messages(bytes, time) {
         let start = Instant::now();
-        if began.elapsed() > time && number > 4 {
-            rig.control.word(GO).store(MOST_MESSAGES, Ordering::Release);
-            break;
-        }
         rig.control.word(GO).store(number, Ordering::Release);
         rig.wait_word(DONE, number)?;
         // The first finds cold caches and pages.
@@ -189,11 +187,7 @@ fn bounce(rig: &Rig, from: usize, to: usize, bytes: u64, time: Duration) -> Resu
     let (a, b) = (&rig.units[from], &rig.units[to]);
     let chunk = (bytes / 8).clamp(512 << 10, 4 << 20);
     let mut times = Vec::new();
-    let began = Instant::now();
-    for number in 1..=MOST_MESSAGES {
-        if began.elapsed() > time && number > 4 {
-            break;
-        }
+    for number in 1..=messages(bytes, time) {
         let start = Instant::now();
         for at in (0..bytes).step_by(chunk as usize) {
             let n = chunk.min(bytes - at) as usize;
@@ -223,6 +217,7 @@ fn bounce(rig: &Rig, from: usize, to: usize, bytes: u64, time: Duration) -> Resu
 /// Half a round trip of 64-byte records between two kernels: in host memory, or each in
 /// the other's own memory.
 fn record(rig: &Rig, from: usize, to: usize, peer: bool) -> Result<f64> {
+    const BATCHES: u64 = 8;
     rig.go_on()?;
     let (a, b) = (&rig.units[from], &rig.units[to]);
     let repeat = rig.scale.rounds;

@@ -95,7 +95,7 @@ impl Scale {
                 most: 4 << 20,
                 threads: 1,
                 blocks: 1,
-                slice: 1 << 30,
+                slice: 1,
                 time: Duration::from_millis(4),
                 rounds: 50,
             },

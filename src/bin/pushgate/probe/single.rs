@@ -13,8 +13,11 @@ use super::rig::{APART, CopyParams, PingParams, RECORDS, Rig, STREAMS, pattern, 
 /// and at 4 KiB the time falls.
 const SMALL_COPY: u64 = 2048;
 
+/// The copy that leads a burst: 0.3 ms at 50 GB/s, in which 64 calls are made.
+const LEADING: u64 = 16 << 20;
+
 /// Of a ping-pong: many and short, so that one at least has the processor to itself.
-pub const BATCHES: u64 = 32;
+const BATCHES: u64 = 32;
 
 /// How many steps of the progress bar a device takes.
 pub fn steps(rig: &Rig, unit: usize) -> u64 {
@@ -123,7 +126,8 @@ fn line(rig: &Rig, unit: usize, way: Transfer) -> Result<Line> {
     let times = sizes.iter().map(|n| Ok((*n, time(rig, unit, way, *n)?))).collect::<Result<Vec<_>>>()?;
     let (slice, blocks) = match way {
         Transfer::Push | Transfer::Read => (rig.scale.slice, rig.scale.blocks),
-        _ => (SMALL_COPY, 1),
+        Transfer::CopyOut | Transfer::CopyIn => (SMALL_COPY, 1),
+        _ => (1, 1),
     };
     let launch = match way {
         Transfer::CopyOut | Transfer::CopyIn => copy_launch(rig, unit, way)?,
@@ -148,8 +152,9 @@ fn ends(rig: &Rig, unit: usize, way: Transfer) -> (u64, u64) {
     if way == Transfer::CopyOut { (u.host(0), u.memory.addr()) } else { (u.memory.addr(), u.host(0)) }
 }
 
-/// One copy of a burst, by the device's clock. Short bursts and many: small copies take
-/// as long as the calls that put them in, which a busy processor disturbs.
+/// One copy of a burst, by the device's clock. A long copy goes first, during which the
+/// burst is put in: else small copies would take as long as the calls do, which are the
+/// processor's and not the engine's.
 fn copies(rig: &Rig, unit: usize, way: Transfer, bytes: u64) -> Result<f64> {
     let copies = &rig.units[unit].copies;
     let (dst, src) = ends(rig, unit, way);
@@ -158,6 +163,10 @@ fn copies(rig: &Rig, unit: usize, way: Transfer, bytes: u64) -> Result<f64> {
     let began = Instant::now();
     let mut runs = 0;
     while runs < 4 || (runs < 64 && began.elapsed() < rig.scale.time) {
+        if !rig.is_cpu() && bytes < LEADING {
+            // SAFETY: as below.
+            unsafe { copies.copy(dst, src, LEADING as usize)? };
+        }
         let start = copies.point()?;
         for _ in 0..n {
             // SAFETY: both buffers have `most` bytes at least and are nobody else's until
