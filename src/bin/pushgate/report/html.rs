@@ -226,7 +226,7 @@ impl Body {
                 let (tag, scope) = if i == 0 { ("th", " scope=\"row\"") } else { ("td", "") };
                 // Long text wants room, a short name its own line.
                 let class = match (cell.class, cell.text.chars().count()) {
-                    ("", n) if i == 0 && n <= 28 => " class=\"name\"".to_owned(),
+                    ("", n) if n <= if i == 0 { 28 } else { 20 } => " class=\"name\"".to_owned(),
                     ("", n) if n > 40 => " class=\"long\"".to_owned(),
                     ("", _) => String::new(),
                     (class, _) => format!(" class=\"{class}\""),
@@ -293,9 +293,9 @@ h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.25rem;border-bottom:2px solid 
 h3{font-size:1.05rem;margin:1.4rem 0 .4rem}p,li{max-width:46rem;overflow-wrap:anywhere}
 .scroll{overflow-x:auto;margin:.6rem 0}
 pre{font:.8rem/1.25 ui-monospace,'DejaVu Sans Mono',monospace;margin:0}
-table{border-collapse:collapse;font-size:.88rem}caption{text-align:left;font-weight:600;padding:.3rem 0}
+table{border-collapse:collapse;font-size:.88rem;min-width:18rem}caption{text-align:left;font-weight:600;padding:.3rem 0}
 th,td{border:1px solid #999;padding:.2rem .5rem;text-align:left;vertical-align:top}
-thead th{background:#eee}tbody th{font-weight:600}.name{white-space:nowrap}.long{min-width:13rem}
+thead th{background:#eee}tbody th{font-weight:600}.name{white-space:nowrap}.long{min-width:11rem}
 .n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 .failed{font-weight:700;border:3px double #111}.warned{font-weight:700}.quiet{color:#444}
 .missing{border:2px dashed #111;padding:.5rem .7rem}

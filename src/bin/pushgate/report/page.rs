@@ -3,7 +3,7 @@
 use pushgate_doctor::{Finding, Status};
 use pushgate_pcie_model::findings::{Device, Findings, collapses};
 use pushgate_pcie_model::{Hop, Link, Parameters, Route, Window, hops};
-use pushgate_topology::{Address, draw, link_to_host, route};
+use pushgate_topology::{Address, Source, draw, link_to_host, route};
 
 use super::gather::Facts;
 use super::html::{Body, Cell};
@@ -82,11 +82,14 @@ fn summary(body: &mut Body, facts: &Facts) {
         (0, _) => Cell::marked("warned", "warned"),
         _ => Cell::marked("failed", "failed"),
     };
-    let parts = [
+    let mut parts = vec![
         plural(t.gpus.len(), "GPU"),
         plural(t.nics.len(), "RDMA device"),
         plural(t.shims.len(), "function") + " of the shim driver",
     ];
+    if t.source == Source::File {
+        parts.push("in the shape of a file".into());
+    }
     let rows = [
         row("topology", there(!t.gpus.is_empty()), parts.join(", ")),
         row("measurements", there(facts.findings.is_ok()), found),

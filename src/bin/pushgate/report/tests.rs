@@ -175,7 +175,15 @@ fn a_whole_page_has_every_section_and_figure() {
     let page = html(&facts(), Redact::default());
     let p = parse(&page);
     for (id, words) in [
-        ("summary", &["4 GPUs, 2 RDMA devices", "2026-01-31T23:59:59Z", "1 passed, 1 warned, 1 failed"][..]),
+        (
+            "summary",
+            &[
+                "4 GPUs, 2 RDMA devices",
+                "in the shape of a file",
+                "2026-01-31T23:59:59Z",
+                "1 passed, 1 warned, 1 failed",
+            ][..],
+        ),
         ("topology", &["root complex left", "0000:53:00.0 gpu0 NVIDIA H200", "└─", "GPU x NIC", "NV18"]),
         ("advice", &["gpu0-mlx5_0", "pull", "push", "measured here:", "probe"]),
         ("measurements", &["gpu3", "NVIDIA H200", "PCIe 5 x16", "copy-out", "CUDA 13.0", "3.4 %"]),
