@@ -261,6 +261,14 @@ cases! {
     "settings" Failed "slots is 3" |h| h.wants.settings = Err("slots is 3".into());
 
     "rdma-devices" Passed "channel adapter on PCI" |_| {};
+    "rdma-devices" Passed "channel adapter on PCI" |h| {
+        // A sub-function: an auxiliary device below the function.
+        let aux = h.path("N/mlx5_core.sf.4");
+        fs::create_dir(&aux).unwrap();
+        h.remove("N/infiniband/mlx5_0/device");
+        symlink(aux, h.path("N/infiniband/mlx5_0/device")).unwrap();
+    };
+    "rdma-devices" Passed "channel adapter in software" |h| h.write("N/infiniband/mlx5_0/parent", b"eth9\n");
     "rdma-devices" NotApplicable "qp = local needs none" no_rdma;
     "rdma-devices" Failed "modprobe" |h| h.remove("sys/class/infiniband");
     "rdma-devices" Failed "this host has mlx5_0" |h| h.wants.device = Some("rxe7".into());
@@ -539,6 +547,7 @@ cases! {
         no_rdma(h);
     };
     "acs" Warned "setpci -s 0000:02:01.0" |h| h.write(&format!("{SWITCH}/0000:02:01.0/config"), &config(0x1d));
+    "acs" Warned "does not answer" |h| h.write(&format!("{SWITCH}/0000:02:00.0/config"), &[0xff; 4096]);
     "acs" Warned "64 bytes" |h| h.write(&format!("{SWITCH}/0000:02:00.0/config"), &[0; 64]);
 
     "nccl" Passed "NCCL 2.28.9" |_| {};

@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_long};
-use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read as _};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use pushgate_driver_shim::memory;
 use pushgate_proxy::qp::process_vm_readv_callable;
 
-use super::{Roots, failed, names, number, text};
+use super::{Roots, failed, names, number, open, text};
 use crate::readings::{Cgroup, Host, HugePages, Limit, Read, Wants};
 
 pub fn host(roots: &Roots, wants: &Wants) -> Host {
@@ -80,8 +79,9 @@ fn systemd_memlock(etc: &Path) -> Option<String> {
 /// Whether the kernel has a symbol. Addresses are hidden from users, names are not.
 pub fn symbol(roots: &Roots, name: &str) -> Read<bool> {
     let path = roots.proc.join("kallsyms");
-    let file = match File::open(&path) {
-        Ok(file) => file,
+    // Ten times the symbols of a large kernel.
+    let file = match open(&path) {
+        Ok(file) => file.take(256 << 20),
         Err(error) => return failed(&path, &error),
     };
     for line in BufReader::new(file).split(b'\n') {

@@ -1,7 +1,6 @@
 //! RDMA NICs, and the PCI function each is or stands on.
 
 use super::files::Files;
-use super::pci_of;
 use crate::address::Address;
 use crate::tree::{Nic, Port, Topology};
 
@@ -26,7 +25,7 @@ pub(super) fn read(sys: &mut Files, topology: &mut Topology) {
         let netdev = netdev.filter(|n| !n.contains('/') && n != "..");
         let mut address = None;
         if sys.exists(&format!("{base}/device")) {
-            address = sys.real(&format!("{base}/device")).as_deref().and_then(pci_of);
+            address = sys.real(&format!("{base}/device")).as_deref().and_then(Address::of_path);
         }
         if address.is_none()
             && let Some(netdev) = &netdev
@@ -50,7 +49,7 @@ fn of_netdev(sys: &mut Files, name: &str, depth: usize) -> Option<Address> {
         return None;
     }
     if sys.exists(&format!("{base}/device")) {
-        return sys.real(&format!("{base}/device")).as_deref().and_then(pci_of);
+        return sys.real(&format!("{base}/device")).as_deref().and_then(Address::of_path);
     }
     let lower: Vec<String> =
         sys.list(&base).into_iter().filter_map(|n| Some(n.strip_prefix("lower_")?.to_owned())).collect();
