@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::fs;
+
 use common::*;
 use pushgate_topology::{
     AcsOnWay, Costs, Distance, Evidence, Far, Gpu, Hop, LinkState, Method, Mig, NvLink, NvLinkEnd, Pair,
@@ -466,6 +468,47 @@ fn a_narrow_link_is_found_and_an_idle_gpu_is_not_blamed() {
     assert!(found.iter().all(|f| f.starts_with("0000:17:00.0: its link")), "{found:?}");
     let gpu_link = t.path(at("0000:16:00.0"), at("0000:15:01.0")).unwrap().narrowest.unwrap().state;
     assert_eq!(gpu_link.gts, 32.0);
+}
+
+#[test]
+fn a_redirection_takes_the_uplink_with_it() {
+    let host = one_switch(0x1d);
+    fs::write(host.at(&format!("sys/devices/{UP}/current_link_width")), "8\n").unwrap();
+    let narrowest = only_pair(&host.clean()).path.unwrap().narrowest.unwrap();
+    assert_eq!((narrowest.below, narrowest.state.width), (at("0000:16:00.0"), 8));
+    let host = one_switch(0);
+    fs::write(host.at(&format!("sys/devices/{UP}/current_link_width")), "8\n").unwrap();
+    assert_eq!(only_pair(&host.clean()).path.unwrap().narrowest.unwrap().state.width, 16);
+}
+
+#[test]
+fn egress_control_leaves_it_unknown() {
+    let pair = only_pair(&one_switch(1 << 5).clean());
+    assert_eq!(pair.path.unwrap().acs, AcsOnWay::Unknown);
+}
+
+#[test]
+fn payloads_that_do_not_fit_are_found() {
+    let host = one_switch(0);
+    let config = format!("sys/devices/{UP}/0000:17:01.0/0000:19:00.0/config");
+    // The NIC at 128 bytes, though all could take 512.
+    let mut bytes = fs::read(host.at(&config)).unwrap();
+    bytes[0x48] &= !0xe0;
+    fs::write(host.at(&config), &bytes).unwrap();
+    let found = host.clean().findings();
+    assert!(
+        found[0].starts_with("0000:19:00.0: it sends 128 bytes a packet and could send 512")
+            && found[1]
+                .starts_with("0000:18:00.0: it sends 256 bytes a packet, and on the way to mlx5_0 128")
+            && found.iter().all(|f| f.ends_with("boot with pci=pcie_bus_safe")),
+        "{found:?}"
+    );
+    // A root port that takes no more is no fault of the NIC's.
+    let port = format!("sys/devices/{RP}/config");
+    let mut bytes = fs::read(host.at(&port)).unwrap();
+    bytes[0x44] = 0;
+    fs::write(host.at(&port), &bytes).unwrap();
+    assert_eq!(host.clean().findings().len(), 1);
 }
 
 #[test]
