@@ -26,6 +26,11 @@ impl LinkState {
         self.gts * f64::from(self.width) * code / 8.0
     }
 
+    /// PCIe generation of this speed.
+    pub fn generation(self) -> u8 {
+        [2.5, 5.0, 8.0, 16.0, 32.0].iter().take_while(|s| self.gts > **s).count() as u8 + 1
+    }
+
     /// What both ends can do.
     pub fn lesser(self, other: Self) -> Self {
         Self { gts: self.gts.min(other.gts), width: self.width.min(other.width) }
@@ -83,5 +88,7 @@ mod tests {
         let gb = |gts, width| (LinkState { gts, width }.gigabytes() * 100.0).round() / 100.0;
         assert_eq!((gb(2.5, 4), gb(8.0, 8), gb(16.0, 16), gb(32.0, 16)), (1.0, 7.88, 31.51, 63.02));
         assert_eq!(gb(64.0, 16), 118.0);
+        assert_eq!(LinkState { gts: 32.0, width: 16 }.generation(), 5);
+        assert_eq!(LinkState { gts: 2.5, width: 16 }.generation(), 1);
     }
 }

@@ -129,7 +129,7 @@ wait $!
         guests: 1,
         limit: 100,
         default: true,
-        about: "the NCCL plugin over RDMA, under its caller: every version, strangers, deaths, many connections",
+        about: "the NCCL plugin over RDMA, under its caller: every version, GPU memory every way, strangers, deaths, many connections",
         build: &[&["test", "--package", "pushgate-tests", "--test", "nccl"]],
         devices: &[],
         module: false,
