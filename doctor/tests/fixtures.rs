@@ -446,6 +446,12 @@ cases! {
         h.wants.huge_pages = HugePages::Require;
         h.write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", b"1\n");
     };
+    "huge-pages" NotApplicable "0 of 0" |h| {
+        h.wants.verbs = false;
+        for file in ["nr_hugepages", "free_hugepages"] {
+            h.write(&format!("sys/kernel/mm/hugepages/hugepages-2048kB/{file}"), b"0\n");
+        }
+    };
     "huge-pages" NotApplicable "never" |h| h.wants.huge_pages = HugePages::Never;
     "huge-pages" NotApplicable "no window" |h| h.wants.net_window_size = 1 << 20;
     "huge-pages" Warned "no number" |h| {

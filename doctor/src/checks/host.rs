@@ -168,6 +168,10 @@ pub fn huge_pages(r: &Readings) -> Vec<Finding> {
                 format!("{free} of {all} pages of 2 MiB are free; a window of {name} takes {pages}");
             match (*free >= pages, required) {
                 (true, _) => Finding::passed("", reading),
+                // Nobody reserved any, and nobody asked for them.
+                (false, false) if *all == 0 && !r.wants.verbs => {
+                    Finding::not_applicable("", reading + "; normal pages serve")
+                }
                 (false, true) => Finding::failed("", reading, raise(all + pages * QUEUE_PAIRS)),
                 (false, false) => Finding::warned(
                     "",
