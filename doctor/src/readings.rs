@@ -260,6 +260,8 @@ pub struct Host {
     pub umem_dmabuf: Read<bool>,
     /// Bits of CapEff.
     pub capabilities: Read<u64>,
+    /// This process is in a user namespace of less than the whole host.
+    pub user_namespace: bool,
     /// RLIMIT_MEMLOCK: soft and hard, bytes; `u64::MAX`: none.
     pub memlock: Read<(u64, u64)>,
     /// What systemd's files say that a service gets.
@@ -290,7 +292,7 @@ pub type Limit = Option<(u64, u64)>;
 pub struct Cgroup {
     /// There is at least one.
     pub found: bool,
-    /// Bytes.
+    /// Bytes; used without the page cache, which is given up for who needs it.
     pub memory: Limit,
     /// Processes and threads.
     pub pids: Limit,

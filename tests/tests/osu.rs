@@ -1,12 +1,12 @@
 //! `pushgate bench osu-latency`, `osu-bw` and `osu-bibw` as commands: what they print, what
 //! they find, and what is left when a rank dies.
 
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushgate::Settings;
+use pushgate_tests::pushgate;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -23,28 +23,9 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The command, built with this test's profile: no test's package builds it.
-fn program() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let this = std::env::current_exe().unwrap();
-        let profile = this.parent().and_then(Path::parent).expect("…/PROFILE/deps/this");
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.current_dir(root).args(["build", "--package", "pushgate", "--bin", "pushgate"]);
-        cargo.arg("--target-dir").arg(profile.parent().unwrap());
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        let built = cargo.output().unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        profile.join("pushgate")
-    })
-}
-
 /// `pushgate bench` in an environment without settings.
 fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
-    let mut command = Command::new(program());
+    let mut command = Command::new(pushgate());
     command.arg("bench").args(args).args(["--device", "cpu"]).stdin(Stdio::null());
     for key in Settings::KEYS {
         command.env_remove(key.variable());
@@ -136,7 +117,7 @@ fn what_is_longer_than_half_a_window_goes_in_slices() {
 fn a_proxy_process_serves_it() {
     let _alone = alone();
     let socket = format!("@pushgate-osu-test-{}", std::process::id());
-    let mut proxy = Command::new(program()).args(["proxy", "--proxy-socket", &socket]).spawn().unwrap();
+    let mut proxy = Command::new(pushgate()).args(["proxy", "--proxy-socket", &socket]).spawn().unwrap();
     let args = ["osu-bw", "-d", "D", "H", "-c", "-m", "8K:16K", "-i", "2"];
     let args = [&args[..], &["--proxy", "process", "--proxy-socket", &socket]].concat();
     let start = Instant::now();

@@ -1,6 +1,7 @@
 //! [`Address`]: where a PCI function is on its bus.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -24,6 +25,12 @@ pub struct Address {
 pub struct BadAddress(pub String);
 
 impl Address {
+    /// The function that a folder of sysfs belongs to: the last part of its real path that is an address. An
+    /// auxiliary device (a sub-function of mlx5's) lies below its function.
+    pub fn of_path(real: &Path) -> Option<Self> {
+        real.components().rev().find_map(|c| c.as_os_str().to_str()?.parse().ok())
+    }
+
     /// Whether both are functions of one device.
     pub fn same_device(self, other: Self) -> bool {
         (self.domain, self.bus, self.device) == (other.domain, other.bus, other.device)
@@ -87,6 +94,16 @@ mod tests {
         assert_eq!("17:1F.7".parse(), Ok(a));
         assert_eq!("00000000:17:1F.7".parse(), Ok(a));
         assert_eq!("10000:00:1d.0".parse::<Address>().unwrap().to_string(), "10000:00:1d.0");
+    }
+
+    #[test]
+    fn the_nearest_function_of_a_path_is_its_own() {
+        let of = |path: &str| Address::of_path(path.as_ref()).map(|a| a.to_string());
+        let function = "/sys/devices/pci0000:00/0000:00:01.0/0000:03:00.0";
+        assert_eq!(of(function).as_deref(), Some("0000:03:00.0"));
+        assert_eq!(of(&format!("{function}/mlx5_core.sf.4")).as_deref(), Some("0000:03:00.0"));
+        assert_eq!(of("/sys/devices/virtual/net/lo"), None);
+        assert_eq!(of("/sys/devices/pci0000:00/usb1/1-1/1-1:1.0"), None);
     }
 
     #[test]

@@ -88,7 +88,7 @@ pub enum Evidence<'a> {
 
 /// The advice where there is no NIC and no shim function.
 pub fn without_nic() -> Advice {
-    let reason = "no RDMA NIC is here: messages stay on this host, or go over TCP".to_owned();
+    let reason = "no RDMA NIC is here: messages stay on this host".to_owned();
     Advice { method: Method::Local, reason, warnings: Vec::new(), basis: Basis::Distance }
 }
 

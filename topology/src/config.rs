@@ -61,7 +61,8 @@ pub struct Express {
     pub max_payload_supported: u32,
     /// Largest read that it asks for (MRRS), bytes.
     pub max_read_request: u32,
-    /// Read completion boundary, bytes: 64 or 128. Of a root port, what it cuts completions at.
+    /// Read completion boundary, bytes: 64 or 128. Of a root port, what it cuts completions at; of an endpoint,
+    /// what it was told of its root port's.
     pub read_completion_boundary: u32,
     /// Tags of 8 bits are on.
     pub extended_tags: bool,
@@ -110,7 +111,7 @@ impl Acs {
         self.control & Self::COMPLETION_REDIRECT != 0
     }
 
-    /// Whether a table decides which peers may be reached at all.
+    /// Whether a table decides which peers may be reached at all. It is not read.
     pub fn egress_controlled(self) -> bool {
         self.control & Self::EGRESS_CONTROL != 0
     }
@@ -129,7 +130,12 @@ pub struct Config {
 
 const STATUS: usize = 0x06;
 const STATUS_CAP_LIST: u16 = 1 << 4;
+const HEADER_TYPE: usize = 0x0e;
+const HEADER_CARDBUS: u8 = 2;
 const CAPABILITY_LIST: usize = 0x34;
+const CARDBUS_CAPABILITY_LIST: usize = 0x14;
+/// Where the header ends: no capability lies in it.
+const HEADER: usize = 0x40;
 const CAP_ID_EXPRESS: u8 = 0x10;
 const EXT_CAP_ID_ACS: u16 = 0x000d;
 const EXTENDED: usize = 0x100;
@@ -171,11 +177,15 @@ fn find(bytes: &[u8], id: u8) -> Read<usize> {
     if u16_at(bytes, STATUS).is_none_or(|s| s & STATUS_CAP_LIST == 0) {
         return Read::Absent;
     }
-    let mut at = usize::from(bytes[CAPABILITY_LIST] & !3);
+    let list = match bytes[HEADER_TYPE] & 0x7f {
+        HEADER_CARDBUS => CARDBUS_CAPABILITY_LIST,
+        _ => CAPABILITY_LIST,
+    };
+    let mut at = usize::from(bytes[list] & !3);
     // 48 capabilities fill the space; more is a loop.
     for _ in 0..48 {
-        if at == 0 {
-            return Read::Absent;
+        if at < HEADER {
+            return if at == 0 { Read::Absent } else { Read::Unread };
         }
         let Some(head) = u16_at(bytes, at) else {
             return if bytes.len() <= UNPRIVILEGED { Read::NeedsRoot } else { Read::Unread };
@@ -305,12 +315,22 @@ mod tests {
     }
 
     #[test]
+    fn cardbus_bridges_have_their_list_elsewhere() {
+        let mut b = space();
+        (b[HEADER_TYPE], b[CARDBUS_CAPABILITY_LIST], b[CAPABILITY_LIST]) = (0x82, 0x40, 0);
+        assert!(parse(&b).express.get().is_some());
+    }
+
+    #[test]
     fn loops_and_silent_functions_end() {
         let mut b = space();
         b[0x41] = 0x40;
         b[0x148..0x14c].copy_from_slice(&(0x2u32 | 1 << 16 | 0x100 << 20).to_le_bytes());
         let config = parse(&b);
         assert_eq!((config.express, config.acs), (Read::Unread, Read::Unread));
+        let mut b = space();
+        b[CAPABILITY_LIST] = 0x10;
+        assert_eq!(parse(&b).express, Read::Unread, "a list that leads into the header");
         assert_eq!(parse(&[0xff; 4096]).express, Read::Unread);
         assert_eq!(parse(&[]).express, Read::Unread);
     }

@@ -110,7 +110,7 @@ pub enum AcsOnWay {
     /// As [`AcsOnWay::Redirects`], concluded from the two being in different IOMMU groups: behind one switch
     /// the kernel separates only what its ports isolate.
     InferredRedirects,
-    /// It could not be read: root may.
+    /// It could not be read: root may. Or a table of P2P egress control decides.
     Unknown,
 }
 
@@ -138,7 +138,7 @@ pub struct Path {
     pub hops: Vec<Hop>,
     /// Functions that packets pass, both ends included, in order, without a redirection.
     pub through: Vec<Address>,
-    /// The link with the least bandwidth, of those that are known.
+    /// The link with the least bandwidth, of those that are known, a redirection by ACS included.
     pub narrowest: Option<PathLink>,
     /// Redirection by ACS.
     pub acs: AcsOnWay,
@@ -192,6 +192,8 @@ impl Topology {
                     path.hops.extend(rest.iter().cloned());
                     path.hops.push(Hop::RootComplex(left_root.to_owned()));
                     path.hops.extend(rest.into_iter().rev());
+                    let detour = left.iter().chain(right).chain(&up[up.len() - shared..]);
+                    path.narrowest = narrowest(self, detour.copied());
                 } else {
                     path.hops.extend(hop(top));
                 }
@@ -305,6 +307,9 @@ fn acs(
         .collect();
     if !redirecting.is_empty() {
         return AcsOnWay::Redirects(redirecting);
+    }
+    if ports.iter().any(|f| f.config.acs.get().is_some_and(|a| a.egress_controlled())) {
+        return AcsOnWay::Unknown;
     }
     if !ports.is_empty() && ports.iter().all(|f| told(f)) {
         return AcsOnWay::Direct;

@@ -18,6 +18,13 @@ const VERSION: u32 = 1;
 /// No description of a machine is longer, bytes.
 pub(crate) const LARGEST: usize = 4 << 20;
 
+/// No host has more GPUs, each of which makes a pair with each NIC.
+const MOST_GPUS: usize = 64;
+/// No host has more entries of another table, each of which is looked for among the others.
+const MOST: usize = 1 << 12;
+/// No host has more PCI functions.
+const MOST_DEVICES: usize = 1 << 14;
+
 /// Why a file does not describe a machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FileError {
@@ -336,6 +343,18 @@ impl Form {
     fn topology(self) -> Result<Topology, FileError> {
         if self.version != VERSION {
             return Err(wrong("version", self.version, "1 is what this program reads"));
+        }
+        for (table, entries, most) in [
+            ("node", self.node.len(), MOST),
+            ("root_complex", self.root_complex.len(), MOST),
+            ("device", self.device.len(), MOST_DEVICES),
+            ("gpu", self.gpu.len(), MOST_GPUS),
+            ("nic", self.nic.len(), MOST),
+            ("shim", self.shim.len(), MOST),
+        ] {
+            if entries > most {
+                return Err(wrong(table, format!("{entries} entries"), &format!("at most {most}")));
+            }
         }
         let mut t = Topology { source: Source::File, ..Topology::default() };
         t.machine.vendor = optional("vendor", &self.vendor)?;

@@ -87,6 +87,7 @@ mod tests {
     fn bandwidth_follows_the_line_code() {
         let gb = |gts, width| (LinkState { gts, width }.gigabytes() * 100.0).round() / 100.0;
         assert_eq!((gb(2.5, 4), gb(8.0, 8), gb(16.0, 16), gb(32.0, 16)), (1.0, 7.88, 31.51, 63.02));
+        assert_eq!(gb(64.0, 16), 118.0);
         assert_eq!(LinkState { gts: 32.0, width: 16 }.generation(), 5);
         assert_eq!(LinkState { gts: 2.5, width: 16 }.generation(), 1);
     }

@@ -7,7 +7,7 @@ use crate::config::{Express, Read};
 use crate::distance::{Distance, Hop, Path, link_above};
 use crate::link::LinkState;
 use crate::machine::CpuKind;
-use crate::tree::{Gpu, Role, Topology};
+use crate::tree::{Function, Gpu, Role, Topology};
 
 /// What is at the other end of a pair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -171,10 +171,14 @@ impl Topology {
                 }
             }
             if let Read::Is(e) = &f.config.express {
-                if e.max_payload < 256 && e.max_payload_supported >= 256 {
+                // All above must take them, too. Not pcie_bus_perf: it sets each by its own bus alone, and a
+                // packet that is larger than its receiver takes is malformed (Linux, kernel-parameters.txt).
+                let supported = |f: &&Function| f.config.express.get().map(|e| e.max_payload_supported);
+                let could = self.above(f.address).0.iter().filter_map(supported).min().unwrap_or(0);
+                if e.max_payload < 256 && could >= 256 {
                     found.push(format!(
-                        "{}: it sends {} bytes a packet and could send {}: see the firmware's MPS, or boot with pci=pcie_bus_perf",
-                        f.address, e.max_payload, e.max_payload_supported
+                        "{}: it sends {} bytes a packet and could send {could}: see the firmware's MPS, or boot with pci=pcie_bus_safe",
+                        f.address, e.max_payload
                     ));
                 }
                 if self.nics.iter().any(|n| n.address == Some(f.address)) && e.max_read_request < 512 {
@@ -183,6 +187,31 @@ impl Topology {
                         f.address, e.max_read_request
                     ));
                 }
+            }
+        }
+        found.extend(self.too_large());
+        found
+    }
+
+    /// GPUs that send larger packets than something behind the same switch takes: their stores are
+    /// malformed packets there.
+    fn too_large(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for pair in self.pairs().iter().filter(|p| p.far != Far::SoftwareNic) {
+            let Some(path) = &pair.path else { continue };
+            // A root complex may cut packets; a switch does not.
+            if path.distance != Distance::SameSwitch {
+                continue;
+            }
+            let payload = |at: Address| Some(self.function(at)?.config.express.get()?.max_payload);
+            let (Some(sends), Some(least)) = (payload(pair.gpu), pair.parameters.max_payload) else {
+                continue;
+            };
+            if sends > least {
+                found.push(format!(
+                    "{}: it sends {sends} bytes a packet, and on the way to {} {least} are taken: boot with pci=pcie_bus_safe",
+                    pair.gpu, pair.name
+                ));
             }
         }
         found

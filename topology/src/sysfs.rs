@@ -8,7 +8,7 @@ mod gpu;
 mod host;
 mod rdma;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::address::{Address, hex};
 use crate::config;
@@ -70,11 +70,6 @@ impl Sysfs {
         topology.notes.extend(proc.into_notes());
         topology
     }
-}
-
-/// The PCI function that a device folder belongs to: the last part of its real path that is an address.
-fn pci_of(real: &Path) -> Option<Address> {
-    real.components().rev().find_map(|c| c.as_os_str().to_str()?.parse().ok())
 }
 
 fn functions(sys: &mut Files, topology: &mut Topology) {
@@ -187,7 +182,7 @@ fn shims(sys: &mut Files, topology: &mut Topology) {
         if !sys.exists(&link) {
             continue;
         }
-        let Some(address) = sys.real(&link).as_deref().and_then(pci_of) else { continue };
+        let Some(address) = sys.real(&link).as_deref().and_then(Address::of_path) else { continue };
         match topology.shims.iter_mut().find(|s| s.address == address) {
             Some(shim) => shim.name = Some(name),
             None if topology.functions.contains_key(&address) => {

@@ -214,6 +214,15 @@ fn what_can_not_be_is_refused_with_where_and_what() {
 }
 
 #[test]
+fn more_entries_than_any_host_has_are_refused() {
+    let nodes =
+        |n: u32| (0..n).fold("version = 1\n".to_owned(), |t, i| t + &format!("[[node]]\nnumber = {i}\n"));
+    assert_eq!(Topology::from_toml(&nodes(4096)).unwrap().machine.nodes.len(), 4096);
+    let e = Topology::from_toml(&nodes(4097)).unwrap_err().to_string();
+    assert_eq!(e, "node: \"4097 entries\": at most 4096");
+}
+
+#[test]
 fn a_chain_that_is_too_long_is_refused() {
     let mut text = "version = 1\n[[root_complex]]\nname = \"r\"\n".to_owned();
     for bus in 0..255 {

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::fs;
+
 use common::*;
 use pushgate_topology::{
     AcsOnWay, Costs, Distance, Evidence, Far, Gpu, Hop, LinkState, Method, Mig, NvLink, NvLinkEnd, Pair,
@@ -469,6 +471,47 @@ fn a_narrow_link_is_found_and_an_idle_gpu_is_not_blamed() {
 }
 
 #[test]
+fn a_redirection_takes_the_uplink_with_it() {
+    let host = one_switch(0x1d);
+    fs::write(host.at(&format!("sys/devices/{UP}/current_link_width")), "8\n").unwrap();
+    let narrowest = only_pair(&host.clean()).path.unwrap().narrowest.unwrap();
+    assert_eq!((narrowest.below, narrowest.state.width), (at("0000:16:00.0"), 8));
+    let host = one_switch(0);
+    fs::write(host.at(&format!("sys/devices/{UP}/current_link_width")), "8\n").unwrap();
+    assert_eq!(only_pair(&host.clean()).path.unwrap().narrowest.unwrap().state.width, 16);
+}
+
+#[test]
+fn egress_control_leaves_it_unknown() {
+    let pair = only_pair(&one_switch(1 << 5).clean());
+    assert_eq!(pair.path.unwrap().acs, AcsOnWay::Unknown);
+}
+
+#[test]
+fn payloads_that_do_not_fit_are_found() {
+    let host = one_switch(0);
+    let config = format!("sys/devices/{UP}/0000:17:01.0/0000:19:00.0/config");
+    // The NIC at 128 bytes, though all could take 512.
+    let mut bytes = fs::read(host.at(&config)).unwrap();
+    bytes[0x48] &= !0xe0;
+    fs::write(host.at(&config), &bytes).unwrap();
+    let found = host.clean().findings();
+    assert!(
+        found[0].starts_with("0000:19:00.0: it sends 128 bytes a packet and could send 512")
+            && found[1]
+                .starts_with("0000:18:00.0: it sends 256 bytes a packet, and on the way to mlx5_0 128")
+            && found.iter().all(|f| f.ends_with("boot with pci=pcie_bus_safe")),
+        "{found:?}"
+    );
+    // A root port that takes no more is no fault of the NIC's.
+    let port = format!("sys/devices/{RP}/config");
+    let mut bytes = fs::read(host.at(&port)).unwrap();
+    bytes[0x44] = 0;
+    fs::write(host.at(&port), &bytes).unwrap();
+    assert_eq!(host.clean().findings().len(), 1);
+}
+
+#[test]
 fn a_gpu_of_another_driver_is_warned_of() {
     let host = Host::server(1);
     host.add(RP, root_port());
@@ -486,10 +529,7 @@ fn without_a_nic_it_stays_local() {
     let report = host.clean().report(Evidence::ByDistance);
     assert_eq!(report.without_nic.as_ref().unwrap().method, Method::Local);
     let text = draw::report(&report, draw::Style::default());
-    assert!(
-        text.ends_with("\nadvice: local: no RDMA NIC is here: messages stay on this host, or go over TCP\n"),
-        "{text}"
-    );
+    assert!(text.ends_with("\nadvice: local: no RDMA NIC is here: messages stay on this host\n"), "{text}");
     let none = Host::new().clean();
     let text = draw::report(&none.report(Evidence::ByDistance), draw::Style::default());
     assert!(

@@ -15,7 +15,14 @@ pub(super) const CAP_SYS_ADMIN: u32 = 21;
 /// against.
 const QUEUE_PAIRS: u64 = 64;
 
+/// Towards the whole host, as the kernel asks of who would not be held to a limit (`capable`): those of
+/// a user namespace do not count.
 pub(super) fn capable(r: &Readings, bit: u32) -> bool {
+    !r.host.user_namespace && capable_in_namespace(r, bit)
+}
+
+/// Towards processes of the same user namespace (`ns_capable`).
+fn capable_in_namespace(r: &Readings, bit: u32) -> bool {
     r.host.capabilities.is().is_some_and(|set| set >> bit & 1 != 0)
 }
 
@@ -57,7 +64,7 @@ pub fn memlock(r: &Readings) -> Vec<Finding> {
     } else if rdma::none(r).is_some() && !r.wants.verbs {
         Finding::not_applicable("", format!("{reading}; nothing is registered without RDMA"))
     } else if soft < one {
-        Finding::failed("", format!("{reading}: not one fits"), raise)
+        rdma::wrong(r, "", format!("{reading}: not one fits"), raise)
     } else if soft < one.saturating_mul(QUEUE_PAIRS) {
         Finding::warned("", format!("{reading}: {} fit", soft / one), raise)
     } else {
@@ -81,18 +88,15 @@ pub fn cgroup(r: &Readings) -> Vec<Finding> {
     let c = &r.host.cgroup;
     let one = r.wants.queue_pair_bytes();
     let mut findings = Vec::new();
-    let mut hold = |what: &str, limit: Limit, one: u64, enough: u64, in_bytes: bool, remedy: &str| {
+    let pairs = format!("for {QUEUE_PAIRS} queue pairs");
+    let mut hold = |what: &str, limit: Limit, one: u64, (enough, to): (u64, &str), in_bytes, remedy: &str| {
         let (Some((max, used)), Some(left)) = (limit, left(limit)) else { return };
         let say = |n| if in_bytes { bytes(n) } else { n.to_string() };
         let reading = format!("{} of {} used, {} left", say(used), say(max), say(left));
         findings.push(if left < one {
             Finding::failed(what, format!("{reading}; {} are needed at the least", say(one)), remedy)
         } else if left < enough {
-            Finding::warned(
-                what,
-                format!("{reading}; {} would be enough for {QUEUE_PAIRS} queue pairs", say(enough)),
-                remedy,
-            )
+            Finding::warned(what, format!("{reading}; {} would be enough {to}", say(enough)), remedy)
         } else {
             Finding::passed(what, reading)
         });
@@ -101,15 +105,22 @@ pub fn cgroup(r: &Readings) -> Vec<Finding> {
         "memory",
         c.memory,
         one,
-        one.saturating_mul(QUEUE_PAIRS),
+        (one.saturating_mul(QUEUE_PAIRS), &pairs),
         true,
         "raise memory.max (MemoryMax=, --memory)",
     );
-    hold("pids", c.pids, 8, THREADS, false, "raise pids.max (TasksMax=, --pids-limit)");
+    hold("pids", c.pids, 8, (THREADS, "for a program"), false, "raise pids.max (TasksMax=, --pids-limit)");
     if r.wants.huge_pages != HugePages::Never {
         let window = r.wants.window_size.max(2 << 20);
         let least = if r.wants.huge_pages == HugePages::Require { window } else { 0 };
-        hold("hugetlb", c.huge, least, window, true, "raise hugetlb.2MB.max, or set huge-pages to never");
+        hold(
+            "hugetlb",
+            c.huge,
+            least,
+            (window, "for a window"),
+            true,
+            "raise hugetlb.2MB.max, or set huge-pages to never",
+        );
     }
     for (device, limit) in &c.rdma_objects {
         if rdma::chosen(r).any(|d| d.name == *device) {
@@ -117,7 +128,7 @@ pub fn cgroup(r: &Readings) -> Vec<Finding> {
                 device,
                 Some(*limit),
                 RDMA_OBJECTS,
-                RDMA_OBJECTS * QUEUE_PAIRS,
+                (RDMA_OBJECTS * QUEUE_PAIRS, &pairs),
                 false,
                 "raise hca_object in rdma.max",
             );
@@ -157,6 +168,10 @@ pub fn huge_pages(r: &Readings) -> Vec<Finding> {
                 format!("{free} of {all} pages of 2 MiB are free; a window of {name} takes {pages}");
             match (*free >= pages, required) {
                 (true, _) => Finding::passed("", reading),
+                // Nobody reserved any, and nobody asked for them.
+                (false, false) if *all == 0 && !r.wants.verbs => {
+                    Finding::not_applicable("", reading + "; normal pages serve")
+                }
                 (false, true) => Finding::failed("", reading, raise(all + pages * QUEUE_PAIRS)),
                 (false, false) => Finding::warned(
                     "",
@@ -192,12 +207,19 @@ pub fn memfd(r: &Readings) -> Vec<Finding> {
 /// (NCCL user guide, "Troubleshooting", shared memory). pushgate itself needs none of it.
 pub fn shm(r: &Readings) -> Vec<Finding> {
     const ENOUGH: u64 = 1 << 30;
+    let no_gpu = r.gpu.count == 0;
+    let unasked = "; NCCL alone needs it, and there is no NVIDIA GPU";
     let remedy = "mount -o remount,size=1g /dev/shm, or --shm-size=1g for a container; NCCL alone needs it";
     vec![match &r.host.shm {
         Read::Is((all, free)) => {
             let reading = format!("/dev/shm: {} of {} free", bytes(*free), bytes(*all));
-            if *free >= ENOUGH { Finding::passed("", reading) } else { Finding::warned("", reading, remedy) }
+            match (*free >= ENOUGH, no_gpu) {
+                (true, _) => Finding::passed("", reading),
+                (false, false) => Finding::warned("", reading, remedy),
+                (false, true) => Finding::not_applicable("", reading + unasked),
+            }
         }
+        Read::Absent if no_gpu => Finding::not_applicable("", format!("/dev/shm was not seen{unasked}")),
         Read::Absent => {
             Finding::warned("", "there is no /dev/shm", "mount -t tmpfs tmpfs /dev/shm; NCCL alone needs it")
         }
@@ -223,7 +245,7 @@ pub fn readv(r: &Readings) -> Vec<Finding> {
         Read::Is(scope @ 0..=1) => {
             Finding::passed("", format!("{called}; kernel.yama.ptrace_scope is {scope}"))
         }
-        Read::Is(2) if capable(r, CAP_SYS_PTRACE) => Finding::passed(
+        Read::Is(2) if capable_in_namespace(r, CAP_SYS_PTRACE) => Finding::passed(
             "",
             format!("{called}; kernel.yama.ptrace_scope is 2, and this process has CAP_SYS_PTRACE"),
         ),

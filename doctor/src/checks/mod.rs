@@ -65,7 +65,7 @@ checks! {
     "cgroup", "room within the limits of the control group", [Rdma, Host], host::cgroup;
     "huge-pages", "2 MiB pages for windows", [Host], host::huge_pages;
     "memfd", "shared memory of a window's size can be made", [Host], host::memfd;
-    "shm", "room in /dev/shm, for NCCL", [Host], host::shm;
+    "shm", "room in /dev/shm, for NCCL", [Host, Gpu], host::shm;
     "process-vm-readv", "one process may read another, for `local` queue pairs", [Host], host::readv;
     "io-uring", "rings of io_uring can be made, for sockets", [Host], host::io_uring;
     "module", "the kernel module is there, of this release, and opens", [Module], module::module;

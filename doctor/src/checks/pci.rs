@@ -1,7 +1,7 @@
 //! The way between GPUs and RDMA devices.
 
 use crate::finding::Finding;
-use crate::readings::{Bridge, GPU, PciFunction, Read, Readings};
+use crate::readings::{Bridge, GPU, PciFunction, Read, Readings, Window};
 
 /// Both ends of a peer-to-peer transfer, or nothing to say.
 fn functions(r: &Readings) -> Result<&[PciFunction], Finding> {
@@ -29,6 +29,11 @@ pub fn iommu(r: &Readings) -> Vec<Finding> {
         if words.is_empty() { "the command line says nothing of it".into() } else { words.join(" ") }
     };
     let line = r.cmdline.is().map_or_else(|| "the command line was not read".into(), |t| told(t));
+    // One alone has no peer. A BAR is the peer of either.
+    let gpus = functions.iter().filter(|f| f.what == GPU).count();
+    if r.wants.window != Window::Bar && (gpus == 0 || functions.len() == 1) {
+        return vec![Finding::not_applicable("", "no GPU has a peer on PCI")];
+    }
     if r.iommu_groups == 0 {
         return vec![Finding::passed("", format!("no IOMMU is on ({line})"))];
     }

@@ -17,6 +17,20 @@ pub(super) fn none(r: &Readings) -> Option<Finding> {
     chosen(r).next().is_none().then(|| Finding::not_applicable("", "no RDMA device to look at"))
 }
 
+/// What keeps queue pairs from working: a failure where the settings ask for RDMA, a warning where a
+/// device is there and nobody asked for it.
+pub(super) fn wrong(
+    r: &Readings,
+    subject: &str,
+    reading: impl Into<String>,
+    remedy: impl Into<String>,
+) -> Finding {
+    match r.wants.verbs || r.wants.device.is_some() {
+        true => Finding::failed(subject, reading, remedy),
+        false => Finding::warned(subject, reading, remedy),
+    }
+}
+
 /// sysfs' number of an active port (`enum ib_port_state`).
 const ACTIVE: u32 = 4;
 
@@ -76,17 +90,22 @@ pub fn devices(r: &Readings) -> Vec<Finding> {
             false => Finding::not_applicable("", format!("{reading}, and qp = local needs none")),
         }];
     }
+    let is_adapter = |d: &RdmaDevice| d.node_type.is().and_then(|t| leading_number(t)) == Some(1);
+    let another = chosen(r).any(is_adapter);
     let look = |d: &RdmaDevice| {
         let kind = if d.pci.is_some() { "on PCI" } else { "in software" };
         match &d.node_type {
-            Read::Is(t) if leading_number(t) == Some(1) => {
+            Read::Is(_) if is_adapter(d) => {
                 Finding::passed(&d.name, format!("a channel adapter {kind}, ports: {}", d.ports.len()))
             }
-            Read::Is(t) => Finding::failed(
-                &d.name,
-                format!("node type {t}: not InfiniBand or RoCE"),
-                "name an InfiniBand or RoCE device by ib-dev; iWARP and EFA connect otherwise",
-            ),
+            Read::Is(t) => {
+                let reading = format!("node type {t}: not InfiniBand or RoCE");
+                let remedy = "name an InfiniBand or RoCE device by ib-dev; iWARP and EFA connect otherwise";
+                match another {
+                    true => Finding::warned(&d.name, reading + "; another is", remedy),
+                    false => wrong(r, &d.name, reading, remedy),
+                }
+            }
             Read::Absent => Finding::warned(&d.name, "it does not say of which kind it is", load),
             Read::Unreadable(why) => Finding::warned(&d.name, why, load),
         }
@@ -104,7 +123,8 @@ pub fn verbs(r: &Readings) -> Vec<Finding> {
                 Finding::passed(&subject, format!("opens; messages of up to {} bytes", state.message))
             }
             Read::Absent => Finding::not_applicable(&subject, "libibverbs was not asked"),
-            Read::Unreadable(why) => Finding::failed(
+            Read::Unreadable(why) => wrong(
+                r,
                 &subject,
                 why,
                 "install libibverbs1 and ibverbs-providers, load ib_uverbs, and let this user open \
@@ -144,16 +164,26 @@ pub fn port(r: &Readings) -> Vec<Finding> {
                     let physical = port.phys_state.is().map_or("not known", String::as_str);
                     let reading = format!("the port is {state}, physically {physical}, {layer}");
                     let remedy = match (&port.netdev, is_ethernet(port)) {
-                        (Some(netdev), _) => format!("bring its interface up: ip link set dev {netdev} up; then look at the cable"),
-                        (None, true) => "bring its network interface up (ip link set dev NAME up); then look at the cable".into(),
-                        (None, false) => "look at the cable, and whether a subnet manager (opensm) runs: Initializing waits for it".into(),
+                        (Some(netdev), _) => format!(
+                            "bring its interface up: ip link set dev {netdev} up; then look at the cable"
+                        ),
+                        (None, true) => {
+                            "bring its network interface up (ip link set dev NAME up); then look at the cable"
+                                .into()
+                        }
+                        (None, false) => {
+                            "look at the cable, and whether a subnet manager (opensm) runs: INIT waits for it"
+                                .into()
+                        }
                     };
                     match another {
                         true => Finding::warned(&subject, reading + "; another is active", remedy),
-                        false => Finding::failed(&subject, reading, remedy),
+                        false => wrong(r, &subject, reading, remedy),
                     }
                 }
-                Read::Absent => Finding::warned(&subject, "the kernel does not say its state", "look with ibv_devinfo"),
+                Read::Absent => {
+                    Finding::warned(&subject, "the kernel does not say its state", "look with ibv_devinfo")
+                }
                 Read::Unreadable(why) => Finding::warned(&subject, why, "look with ibv_devinfo"),
             });
         }
@@ -187,9 +217,10 @@ pub fn gid(r: &Readings) -> Vec<Finding> {
             let there: Vec<_> = port.gids.iter().map(|e| format!("{} ({})", e.index, e.gid)).collect();
             let reading =
                 format!("gid-index is {index}, which holds no address; there is {}", there.join(", "));
-            Finding::failed(subject, reading, "set gid-index to one of these, or leave it at auto")
+            wrong(r, subject, reading, "set gid-index to one of these, or leave it at auto")
         }
-        (None, _) if is_ethernet(port) => Finding::failed(
+        (None, _) if is_ethernet(port) => wrong(
+            r,
             subject,
             "no GID: no entry of the table holds an address",
             format!(
@@ -198,11 +229,9 @@ pub fn gid(r: &Readings) -> Vec<Finding> {
                 interface(port)
             ),
         ),
-        (None, _) => Finding::failed(
-            subject,
-            "no GID: the table is empty",
-            "look whether a subnet manager (opensm) runs",
-        ),
+        (None, _) => {
+            wrong(r, subject, "no GID: the table is empty", "look whether a subnet manager (opensm) runs")
+        }
     })
 }
 
@@ -222,8 +251,7 @@ pub fn gid_type(r: &Readings) -> Vec<Finding> {
             (_, 0) => Finding::warned(
                 subject,
                 "RoCE v1 alone: reaches hosts of the same Ethernet only",
-                "have the driver offer RoCE v2 (mlx5 does; mlx4: options mlx4_core roce_mode=2; or `cma_roce_mode`), \
-                 where peers are behind a router",
+                "have the driver offer RoCE v2 (mlx5 does; with NVIDIA's own mlx4 driver: options mlx4_core roce_mode=2), where peers are behind a router",
             ),
             _ => Finding::warned(
                 subject,
@@ -268,7 +296,8 @@ pub fn address(r: &Readings) -> Vec<Finding> {
             Some(Read::Is(all)) => {
                 let there: Vec<_> = all.iter().map(ToString::to_string).collect();
                 let there = if there.is_empty() { "no address".into() } else { there.join(", ") };
-                Finding::failed(
+                wrong(
+                    r,
                     subject,
                     format!(
                         "no address of {name} is behind GID {} ({}): it has {there}",

@@ -1,5 +1,9 @@
 //! NVIDIA's driver, as /proc and sysfs show it.
 
+use std::path::Path;
+
+use pushgate_topology::{Address, Function, Parent};
+
 use super::{Roots, names, text};
 use crate::readings::{Gpu, Read};
 
@@ -21,15 +25,19 @@ pub fn gpu(roots: &Roots) -> Gpu {
     }
 }
 
-/// PCI functions of NVIDIA that are display or 3D controllers.
+/// PCI functions that topology takes for GPUs.
 pub fn gpus(roots: &Roots) -> Vec<String> {
     let devices = roots.sys.join("bus/pci/devices");
-    let starts = |path: &std::path::Path, what: &str| text(path).is().is_some_and(|t| t.starts_with(what));
+    let hex = |path: &Path| u32::from_str_radix(text(path).is()?.strip_prefix("0x")?, 16).ok();
     let is_gpu = |name: &String| {
+        let Ok(address) = name.parse::<Address>() else { return false };
         let folder = devices.join(name);
-        starts(&folder.join("vendor"), "0x10de") && starts(&folder.join("class"), "0x03")
+        let mut function = Function::new(address, Parent::RootComplex(String::new()));
+        function.vendor = hex(&folder.join("vendor")).and_then(|v| v.try_into().ok());
+        function.class = hex(&folder.join("class"));
+        function.is_gpu()
     };
-    names(&devices).into_iter().filter(|n| super::is_pci_address(n)).filter(is_gpu).collect()
+    names(&devices).into_iter().filter(is_gpu).collect()
 }
 
 /// Folders capabilities/gpuN/mig/giM of the driver.

@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_long};
-use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read as _};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use pushgate_driver_shim::memory;
 use pushgate_proxy::qp::process_vm_readv_callable;
 
-use super::{Roots, failed, names, number, text};
+use super::{Roots, failed, names, number, open, text};
 use crate::readings::{Cgroup, Host, HugePages, Limit, Read, Wants};
 
 pub fn host(roots: &Roots, wants: &Wants) -> Host {
@@ -25,6 +24,7 @@ pub fn host(roots: &Roots, wants: &Wants) -> Host {
         release: text(&sysctl.join("osrelease")),
         umem_dmabuf: Read::Absent,
         capabilities: status.then(|text| capabilities(&text)),
+        user_namespace: text(&roots.proc.join("self/uid_map")).is().is_some_and(|map| !is_whole(map)),
         memlock: text(&roots.proc.join("self/limits")).then(|text| memlock(&text)),
         systemd_memlock: systemd_memlock(&roots.etc),
         huge_pages: match (number(&huge.join("nr_hugepages")), number(&huge.join("free_hugepages"))) {
@@ -40,6 +40,11 @@ pub fn host(roots: &Roots, wants: &Wants) -> Host {
         shm: if roots.live { shm(&roots.dev.join("shm")) } else { Read::Absent },
         cgroup: cgroup(roots),
     }
+}
+
+/// The first user namespace maps all users to themselves (user_namespaces(7)).
+fn is_whole(uid_map: &str) -> bool {
+    uid_map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 fn capabilities(status: &str) -> Result<u64, String> {
@@ -80,8 +85,9 @@ fn systemd_memlock(etc: &Path) -> Option<String> {
 /// Whether the kernel has a symbol. Addresses are hidden from users, names are not.
 pub fn symbol(roots: &Roots, name: &str) -> Read<bool> {
     let path = roots.proc.join("kallsyms");
-    let file = match File::open(&path) {
-        Ok(file) => file,
+    // Ten times the symbols of a large kernel.
+    let file = match open(&path) {
+        Ok(file) => file.take(256 << 20),
         Err(error) => return failed(&path, &error),
     };
     for line in BufReader::new(file).split(b'\n') {
@@ -160,7 +166,8 @@ fn cgroup(roots: &Roots) -> Cgroup {
             "" => {
                 for folder in upwards(&mount, path) {
                     c.found |= folder.join("cgroup.controllers").exists();
-                    tighten(&mut c.memory, limit(&folder, "memory.max", "memory.current", &mut c.unreadable));
+                    let read = limit(&folder, "memory.max", "memory.current", &mut c.unreadable);
+                    tighten(&mut c.memory, without_cache(&folder, "", read));
                     tighten(&mut c.pids, limit(&folder, "pids.max", "pids.current", &mut c.unreadable));
                     tighten(
                         &mut c.huge,
@@ -175,7 +182,8 @@ fn cgroup(roots: &Roots) -> Cgroup {
                         limit(&folder, "memory.limit_in_bytes", "memory.usage_in_bytes", &mut c.unreadable);
                     c.found |= folder.join("memory.limit_in_bytes").exists();
                     // "No limit" is the greatest number of pages there.
-                    tighten(&mut c.memory, read.filter(|(max, _)| *max < 1 << 60));
+                    let read = read.filter(|(max, _)| *max < 1 << 60);
+                    tighten(&mut c.memory, without_cache(&folder, "total_", read));
                 }
             }
             _ if has("pids") => {
@@ -215,6 +223,19 @@ fn limit(folder: &Path, max: &str, used: &str, unreadable: &mut Vec<String>) -> 
         }
         _ => None,
     }
+}
+
+/// A limit of memory without what pages of files use (memory.stat: those on the lists of files, which
+/// tmpfs is not on).
+fn without_cache(folder: &Path, prefix: &str, limit: Limit) -> Limit {
+    let (max, used) = limit?;
+    let stat = text(&folder.join("memory.stat"));
+    let of = |name: &str| -> Option<u64> {
+        let mut words = stat.is()?.lines().filter_map(|l| l.split_once(' '));
+        words.find(|(key, _)| key.strip_prefix(prefix) == Some(name))?.1.trim().parse().ok()
+    };
+    let files = ["inactive_file", "active_file"].into_iter().filter_map(of);
+    Some((max, files.fold(used, u64::saturating_sub)))
 }
 
 fn tighten(limit: &mut Limit, other: Limit) {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use pushgate_proxy::qp::verbs::{Device, gid};
+use pushgate_topology::Address;
 
 use super::{Roots, failed, names, netlink, number, text};
 use crate::readings::{Ecn, Netdev, RdmaDevice, RdmaPort, Read};
@@ -35,11 +36,14 @@ fn device(roots: &Roots, folder: &Path, ports: bool, name: String) -> RdmaDevice
     }
 }
 
-/// The function that `device` leads to. Software devices have none.
+/// The function that `device` leads to, or that it is a part of. Software devices have none; those of
+/// soft-RoCE have `parent`, and on older kernels the `device` of their interface, too.
 fn pci(folder: &Path) -> Option<String> {
+    if folder.join("parent").exists() {
+        return None;
+    }
     let target = std::fs::canonicalize(folder.join("device")).ok()?;
-    let name = target.file_name()?.to_str()?;
-    super::is_pci_address(name).then(|| name.to_string())
+    Address::of_path(&target).map(|address| address.to_string())
 }
 
 fn port(roots: &Roots, device: &Path, name: &str, number: u8) -> RdmaPort {

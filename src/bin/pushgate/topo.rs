@@ -130,6 +130,9 @@ pub fn topology(sys: &str, proc: &str, file: Option<&str>) -> Result<Topology> {
     if !Path::new(sys).is_dir() {
         bail!("{sys}: no such folder; --sysfs takes the root of a sysfs");
     }
+    if !Path::new(proc).is_dir() {
+        bail!("{proc}: no such folder; --proc takes the root of a /proc");
+    }
     let mut topology = Sysfs::new(sys).with_proc(proc).read();
     // Another machine's files know nothing of this one's GPUs.
     let own = sys == "/sys";

@@ -1,12 +1,13 @@
 //! RDMA NICs, and the PCI function each is or stands on.
 
+use std::collections::BTreeSet;
+
 use super::files::Files;
-use super::pci_of;
 use crate::address::Address;
 use crate::tree::{Nic, Port, Topology};
 
-/// Network devices over network devices: a VLAN over a bond over a port. More is a loop.
-const DEEPEST: usize = 8;
+/// Network devices below one: a VLAN over a bond over its ports. No host has more.
+const MOST_BELOW: usize = 256;
 
 pub(super) fn read(sys: &mut Files, topology: &mut Topology) {
     for name in sys.list("class/infiniband") {
@@ -26,12 +27,12 @@ pub(super) fn read(sys: &mut Files, topology: &mut Topology) {
         let netdev = netdev.filter(|n| !n.contains('/') && n != "..");
         let mut address = None;
         if sys.exists(&format!("{base}/device")) {
-            address = sys.real(&format!("{base}/device")).as_deref().and_then(pci_of);
+            address = sys.real(&format!("{base}/device")).as_deref().and_then(Address::of_path);
         }
         if address.is_none()
             && let Some(netdev) = &netdev
         {
-            address = of_netdev(sys, netdev, 0);
+            address = of_netdev(sys, netdev, &mut BTreeSet::new());
         }
         if let Some(at) = address
             && !topology.functions.contains_key(&at)
@@ -44,17 +45,18 @@ pub(super) fn read(sys: &mut Files, topology: &mut Topology) {
 }
 
 /// The PCI function of a network device: its own, or the first one's below it.
-fn of_netdev(sys: &mut Files, name: &str, depth: usize) -> Option<Address> {
+fn of_netdev(sys: &mut Files, name: &str, seen: &mut BTreeSet<String>) -> Option<Address> {
     let base = format!("class/net/{name}");
-    if !sys.exists(&base) || depth > DEEPEST {
+    // Each once: links may lead in circles.
+    if seen.len() >= MOST_BELOW || !seen.insert(name.to_owned()) || !sys.exists(&base) {
         return None;
     }
     if sys.exists(&format!("{base}/device")) {
-        return sys.real(&format!("{base}/device")).as_deref().and_then(pci_of);
+        return sys.real(&format!("{base}/device")).as_deref().and_then(Address::of_path);
     }
     let lower: Vec<String> =
         sys.list(&base).into_iter().filter_map(|n| Some(n.strip_prefix("lower_")?.to_owned())).collect();
-    lower.iter().find_map(|n| of_netdev(sys, n, depth + 1))
+    lower.iter().find_map(|n| of_netdev(sys, n, seen))
 }
 
 fn ports(sys: &mut Files, base: &str) -> Vec<Port> {
