@@ -106,6 +106,27 @@ impl fmt::Display for NetPath {
     }
 }
 
+/// Where the NCCL plugin has messages for GPU memory arrive over RDMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NetLanding {
+    /// Choose.
+    Auto,
+    /// In the GPU's memory: the RDMA device writes there.
+    Gpu,
+    /// In host memory, out of which the GPU pulls.
+    Host,
+}
+
+impl fmt::Display for NetLanding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NetLanding::Auto => "auto",
+            NetLanding::Gpu => "gpu",
+            NetLanding::Host => "host",
+        })
+    }
+}
+
 /// Something that may be left to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AutoOr<T> {
@@ -213,6 +234,8 @@ settings! {
     proxy_socket: PathBuf = "@pushgate-proxy", parse_path, "a path, or @ and a name";
     /// The NCCL plugin's way for GPU memory: pushed into the window, pulled by the NIC, or pushed to host memory by NCCL's kernels (bounce)
     path: NetPath = "auto", parse_net_path, "auto, push, pull or bounce";
+    /// Where messages for GPU memory arrive over RDMA, in the NCCL plugin: in that memory, or in host memory, out of which the GPU pulls
+    landing: NetLanding = "auto", parse_net_landing, "auto, gpu or host";
     /// Core of the proxy's thread; auto pins only where there are cores to spare
     proxy_cpu: AutoOr<usize> = "auto", parse_auto, "auto, none or a core's number";
     /// Payload ring of a queue pair, bytes
@@ -291,6 +314,15 @@ fn parse_net_path(s: &str) -> Option<NetPath> {
         "push" => NetPath::Push,
         "pull" => NetPath::Pull,
         "bounce" => NetPath::Bounce,
+        _ => return None,
+    })
+}
+
+fn parse_net_landing(s: &str) -> Option<NetLanding> {
+    Some(match s {
+        "auto" => NetLanding::Auto,
+        "gpu" => NetLanding::Gpu,
+        "host" => NetLanding::Host,
         _ => return None,
     })
 }
@@ -463,7 +495,8 @@ impl Settings {
         for (name, value) in std::env::vars_os() {
             let Some(key) = name.to_str().and_then(|n| n.strip_prefix("PUSHGATE_")) else { continue };
             // What else of ours stands in the environment, and is no setting.
-            if ["CONFIG", "LOG", "NVCC", "NVRTC_DIR", "PYTHON_SITE", "SKIP_LOG"].contains(&key) {
+            if ["CONFIG", "LOG", "NVCC", "NVRTC_DIR", "PROBE_FILE", "PYTHON_SITE", "SKIP_LOG"].contains(&key)
+            {
                 continue;
             }
             let value = value.to_str().ok_or_else(|| Error::config(key, "not UTF-8", "text"))?;

@@ -15,6 +15,8 @@ use crate::error::Result;
 /// Bytes that are copied aside, so that their place is free at once and registered
 /// for certain: inline payload lies in the engine's own memory.
 const SMALL: usize = 256;
+/// Bytes that go in commands themselves, if they and their place are whole words: two words each.
+const INLINE: usize = 64;
 /// Places for them, more than all queue pairs of an engine have under way.
 const PLACES: usize = 4096;
 
@@ -31,7 +33,14 @@ pub struct WorkerMover {
     started: u64,
     posted: u64,
     /// For a full ring; those that were not posted.
-    waiting: VecDeque<(u64, usize, usize)>,
+    waiting: VecDeque<Waiting>,
+}
+
+/// A copy that is still to be posted.
+#[derive(Clone, Copy)]
+enum Waiting {
+    From { dst: u64, src: usize, length: usize },
+    Inline { dst: u64, words: [u64; 2], count: usize },
 }
 
 impl WorkerMover {
@@ -61,10 +70,19 @@ impl WorkerMover {
 
     /// Posts what waits, as far as there is room.
     fn post(&mut self) -> Result<(), MoveError> {
-        while let Some(&(dst, src, length)) = self.waiting.front() {
-            // SAFETY: the engine resolved both stretches, and keeps them valid until the
-            // copy is done; that the device sees them there was promised in `new`.
-            match unsafe { self.queue.post(dst, src as u64, length) } {
+        while let Some(&waiting) = self.waiting.front() {
+            let (posted, length) = match waiting {
+                Waiting::From { dst, src, length } => {
+                    // SAFETY: the engine resolved both stretches, and keeps them valid until the
+                    // copy is done; that the device sees them there was promised in `new`.
+                    (unsafe { self.queue.post(dst, src as u64, length) }, length)
+                }
+                Waiting::Inline { dst, words, count } => {
+                    // SAFETY: as above, for the place of these words in the destination.
+                    (unsafe { self.queue.post_inline(dst, &words[..count]) }, count * 8)
+                }
+            };
+            match posted {
                 Ok(_) => {
                     self.posted += 1;
                     self.waiting.pop_front();
@@ -86,6 +104,19 @@ impl std::fmt::Debug for WorkerMover {
 impl Mover for WorkerMover {
     fn start(&mut self, dst: u64, src: usize, length: usize) -> std::result::Result<u64, MoveError> {
         let mut from = src;
+        if (1..=INLINE).contains(&length) && length.is_multiple_of(8) && dst.is_multiple_of(8) {
+            for at in (0..length).step_by(16) {
+                let (mut words, count) = ([0; 2], (length - at).min(16) / 8);
+                let to = words.as_mut_ptr().cast::<u8>();
+                // SAFETY: the source is the engine's word; both are of `count` words at least.
+                unsafe { std::ptr::copy_nonoverlapping((src + at) as *const u8, to, count * 8) };
+                self.waiting.push_back(Waiting::Inline { dst: dst + at as u64, words, count });
+                self.started += 1;
+            }
+            self.post()?;
+            // The last one's: `done` counts those that have none before them.
+            return Ok(self.started - 1);
+        }
         if length <= SMALL {
             if self.started >= self.queue.passed() + PLACES as u64 {
                 return Err(MoveError { length, reason: format!("more than {PLACES} copies are under way") });
@@ -95,7 +126,7 @@ impl Mover for WorkerMover {
             // way, checked above, and the device reads it behind the command.
             unsafe { std::ptr::copy_nonoverlapping(src as *const u8, from as *mut u8, length) };
         }
-        self.waiting.push_back((dst, from, length));
+        self.waiting.push_back(Waiting::From { dst, src: from, length });
         self.started += 1;
         self.post()?;
         Ok(self.started - 1)
@@ -129,27 +160,31 @@ mod tests {
         let executor: Arc<dyn Executor> = Arc::new(CpuExecutor::new());
         let options = WorkerOptions { slots: 32, ..WorkerOptions::of(&*executor) };
         let (_worker, queue) = Worker::new(&executor, options).unwrap();
-        const EACH: usize = 1000;
-        let from: Vec<u8> = (0..200 * EACH).map(|i| (i % 253) as u8).collect();
-        let to = executor.alloc(from.len()).unwrap();
         let [_, pulls] = queue.split();
         // SAFETY: every address is valid on the device `cpu`.
         let mut mover = unsafe { WorkerMover::new(&executor, pulls) }.unwrap();
-        let tickets: Vec<u64> = (0..200)
-            .map(|i| {
-                mover.start(to.addr() + (i * EACH) as u64, from[i * EACH..].as_ptr() as usize, EACH).unwrap()
-            })
-            .collect();
-        let began = Instant::now();
-        for ticket in tickets {
-            while !mover.done(ticket).unwrap() {
-                assert!(began.elapsed() < Duration::from_secs(30), "{mover:?}");
-                std::thread::yield_now();
+        // 64, 40 and 24 bytes go in commands, two words each.
+        for each in [1000, 64, 40, 24, 20] {
+            let from: Vec<u8> = (0..200 * each).map(|i| (i % 253) as u8).collect();
+            let to = executor.alloc(from.len()).unwrap();
+            let tickets: Vec<u64> = (0..200)
+                .map(|i| {
+                    mover
+                        .start(to.addr() + (i * each) as u64, from[i * each..].as_ptr() as usize, each)
+                        .unwrap()
+                })
+                .collect();
+            let began = Instant::now();
+            for ticket in tickets {
+                while !mover.done(ticket).unwrap() {
+                    assert!(began.elapsed() < Duration::from_secs(30), "{mover:?}");
+                    std::thread::yield_now();
+                }
             }
+            let mut got = vec![0; from.len()];
+            to.copy_to_host(&mut got).unwrap();
+            assert!(got == from);
         }
-        let mut got = vec![0; from.len()];
-        to.copy_to_host(&mut got).unwrap();
-        assert!(got == from);
         assert!(mover.flush().is_err());
     }
 }

@@ -29,7 +29,8 @@ static constexpr u64 glance_ns = 8000;
 struct copy_worker_params {
 	u64 state;	    // host, written here: generation << 8 | phase
 	u64 leases;	    // host, read: {last generation to leave now, launches under way}, then {opened, done} of each
-	u64 counts;	    // host, written here: commands passed, of each block but the dispatcher
+	u64 counts;	    // host, written here: commands passed, of each block but the dispatcher; of that one
+			    // those with words in them
 	u64 rings[2];	    // host, read: commands
 	u64 mailboxes[2];   // device: the same, handed on
 	u64 cursors;	    // device: forwarded push, pull; generation that stops; passed, of each block
@@ -52,6 +53,16 @@ static PUSHGATE_DEVICE u64 data_of(u64 word) { return word & ((1ull << lap_shift
 static PUSHGATE_DEVICE u64 *slot_of(u64 ring, u64 index, u32 slots_log)
 {
 	return reinterpret_cast<u64 *>(ring) + (index & ((1ull << slots_log) - 1)) * command_words;
+}
+
+// A pull of one or two words may have them in its command, {device address, low 56 bits
+// of either, the rest}: the rest's bytes 0 and 1 are their topmost bytes, byte 4 says how
+// many there are, and the number of blocks is none. The dispatcher stores them itself,
+// which spares them the trips to a block and from there over the bus.
+static PUSHGATE_DEVICE u32 inline_words(u64 where) { return (u32)(where >> 32) & 0xff; }
+static PUSHGATE_DEVICE u64 inline_word(u64 low, u64 where, u32 which)
+{
+	return data_of(low) | where >> 8 * which << lap_shift;
 }
 
 // Which of the command's slices is this block's, or `blocks` and more: none.
@@ -258,6 +269,11 @@ static PUSHGATE_DEVICE void serve(const copy_worker_params &p, u32 ring, u32 blo
 
 // ------------------------------------------------------------------ dispatcher
 
+static PUSHGATE_DEVICE u64 *inline_count(const copy_worker_params &p)
+{
+	return reinterpret_cast<u64 *>(p.counts) + p.pushers + p.pullers;
+}
+
 // Hands on the commands that are there, up to eight of each ring. True if any.
 #if PUSHGATE_GPU
 // One access of the warp reads both rings: one round trip over the bus.
@@ -272,6 +288,14 @@ static PUSHGATE_DEVICE bool forward(const copy_worker_params &p, u64 &push, u64 
 	u32 pulls = (__ffs(gaps >> 16 | 0x10000) - 1) / 2;
 	if (!(pushes | pulls))
 		return false;
+	// Inline words at once: they are in the command, so no order is needed before them.
+	u64 first = __shfl_xor_sync(0xffffffffu, v.x, 1), last = __shfl_xor_sync(0xffffffffu, v.y, 1);
+	u64 where = data_of(half ? v.y : last);
+	u32 words = ring && j < pulls ? inline_words(where) : 0;
+	if (half < words)
+		store<order::relaxed>(reinterpret_cast<u64 *>(data_of(half ? first : v.x)) + half,
+				      inline_word(half ? v.x : v.y, where, half));
+	bool inlined = __any_sync(0xffffffffu, words != 0);
 	// What the host wrote before a command was acquired with it, at system scope; the
 	// fence releases it to the blocks with what we store. Either scope holds both of
 	// its ends, so what is older for us is older for them. All lanes go through it
@@ -282,6 +306,12 @@ static PUSHGATE_DEVICE bool forward(const copy_worker_params &p, u64 &push, u64 
 		store_pair(slot_of(ring ? p.mailboxes[1] : p.mailboxes[0], index, p.slots_log) + half * 2, v.x, v.y);
 	push += pushes;
 	pull += pulls;
+	if (inlined) {
+		// P3: as for a block's count; the lanes' stores are older by way of the barrier.
+		__syncwarp();
+		if (lane == 0)
+			store<order::release>(inline_count(p), pull);
+	}
 	return true;
 }
 // One access where there is a lease for each lane but one: the first pair says which
@@ -322,8 +352,14 @@ static bool forward(const copy_worker_params &p, u64 &push, u64 &pull)
 			}
 			if (!whole)
 				break;
+			u32 words = ring ? inline_words(data_of(w[3])) : 0;
+			for (u32 i = 0; i < words && i < 2; i++)
+				store<order::relaxed>(reinterpret_cast<u64 *>(data_of(w[0])) + i,
+						      inline_word(w[1 + i], data_of(w[3]), i));
 			for (u32 i = 0; i < command_words; i++)
 				store<order::release>(to + i, w[i]);
+			if (words)
+				store<order::release>(inline_count(p), at + 1);
 			any = true;
 		}
 	}

@@ -8,6 +8,7 @@
 
 mod compile;
 mod guard;
+mod peer;
 mod rdma;
 mod resident;
 
@@ -30,6 +31,7 @@ use cudarc::driver::sys::{
 
 pub use self::guard::{CudaInfo, probe};
 use self::guard::{Driver, NOT_READY, SUCCESS};
+pub(crate) use self::peer::{CudaCopies, CudaPoint};
 use self::rdma::Rdma;
 use self::resident::Presence;
 pub(crate) use self::resident::Resident;
@@ -696,6 +698,9 @@ impl Drop for CudaBuffer {
 static REGISTERED: Mutex<Option<HashMap<(usize, usize), Held>>> = Mutex::new(None);
 
 struct Held {
+    /// Where it was registered: a range that every context sees can be given back in
+    /// that one alone.
+    context: Arc<Context>,
     count: usize,
     access: Access,
     io_memory: bool,
@@ -743,7 +748,7 @@ impl HostRange {
             context.check("cuMemHostRegister", code, || {
                 format!("registering {len} bytes at {addr:#x} ({})", words(access, io_memory))
             })?;
-            table.insert((addr, len), Held { count: 1, access, io_memory });
+            table.insert((addr, len), Held { context: context.clone(), count: 1, access, io_memory });
         }
         Ok(Self { context: context.clone(), ptr: addr, len })
     }
@@ -772,11 +777,11 @@ impl Drop for HostRange {
         if held.count > 0 {
             return;
         }
-        table.remove(&(self.ptr, self.len));
-        if let Ok(_current) = self.context.current() {
+        let Some(Held { context, .. }) = table.remove(&(self.ptr, self.len)) else { return };
+        if let Ok(_current) = context.current() {
             // SAFETY: registered by us, and the last holder is gone.
-            let code = unsafe { (self.context.driver.cuMemHostUnregister)(self.ptr as *mut c_void) };
-            self.context.note("cuMemHostUnregister", code, || {
+            let code = unsafe { (context.driver.cuMemHostUnregister)(self.ptr as *mut c_void) };
+            context.note("cuMemHostUnregister", code, || {
                 format!("unregistering {} bytes at {:#x}", self.len, self.ptr)
             });
         }
@@ -939,6 +944,16 @@ impl CudaExecutor {
     /// Where the GPU sits: "0000:3b:00.0".
     pub fn pci_bus_id(&self) -> &str {
         &self.device.context.pci
+    }
+
+    /// Its name, as NVIDIA gives it.
+    pub fn device_name(&self) -> &str {
+        &self.device.context.name
+    }
+
+    /// Its compute capability: 90 for sm_90.
+    pub fn sm(&self) -> u32 {
+        self.device.context.sm
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {

@@ -4,6 +4,7 @@
 //! a GPU and for a CPU; [`Executor`] is what loads and launches them on either.
 
 mod build_support;
+mod copies;
 mod cpu;
 mod cuda;
 mod embedded;
@@ -12,6 +13,7 @@ mod module;
 mod mover;
 mod worker;
 
+pub use copies::{Copies, Point};
 pub use cpu::CpuExecutor;
 pub use cuda::{CudaExecutor, CudaInfo, current_device, probe};
 pub use executor::{

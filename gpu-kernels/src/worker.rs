@@ -69,6 +69,12 @@ pub enum Direction {
 pub struct WorkerOptions {
     /// Blocks that copy to the host, 1 to 256.
     pub pushers: u32,
+    /// Of those, how many copy a push of more than `bulk` bytes while there are pulls under way, 1
+    /// and more: stores to the host and requests for reads go the same way over the bus, and
+    /// fewer stores at once leave room for the requests.
+    pub pushers_beside_pulls: u32,
+    /// Bytes up to which a push is about latency, and is spread over all pushers.
+    pub bulk: u32,
     /// Blocks that copy from the host, 1 to 256.
     pub pullers: u32,
     /// Threads of a block: on a GPU a multiple of 32, at most 512.
@@ -94,6 +100,8 @@ impl WorkerOptions {
         let gpu = executor.as_cuda().is_some();
         Self {
             pushers: if gpu { 8 } else { 1 },
+            pushers_beside_pulls: if gpu { 2 } else { 1 },
+            bulk: 128 << 10,
             pullers: if gpu { 16 } else { 1 },
             threads: if gpu { 512 } else { 1 },
             slots: 256,
@@ -116,6 +124,9 @@ impl WorkerOptions {
         };
         if !(1..=256).contains(&self.pushers) {
             return bad("pushers", self.pushers, "1 to 256");
+        }
+        if self.pushers_beside_pulls == 0 {
+            return bad("pushers_beside_pulls", 0, "1 and more");
         }
         if !(1..=256).contains(&self.pullers) {
             return bad("pullers", self.pullers, "1 to 256");
@@ -167,7 +178,7 @@ pub enum PostError {
 pub struct Ticket {
     direction: Direction,
     index: u64,
-    /// Whose copy it is: the first block and how many.
+    /// Whose copy it is: the first block and how many; the dispatcher's if none.
     first: u32,
     blocks: u32,
 }
@@ -210,8 +221,13 @@ impl Layout {
     const LAUNCHING: usize = Self::LEASES + 8;
     const COUNTS: usize = Self::LEASES + LEASES * 16;
 
+    /// How far the dispatcher has come with pulls whose bytes are in the command.
+    fn inline_count(&self) -> usize {
+        Self::COUNTS + (self.pushers + self.pullers) * 8
+    }
+
     fn ring(&self, direction: Direction) -> usize {
-        let counts = ((self.pushers + self.pullers) * 8).next_multiple_of(64);
+        let counts = ((self.pushers + self.pullers + 1) * 8).next_multiple_of(64);
         Self::COUNTS + counts + if direction == Direction::Pull { self.ring_bytes() } else { 0 }
     }
 
@@ -309,6 +325,8 @@ struct Shared {
     fault: Option<Fault>,
     /// The last generation whose launch was made, and not only begun.
     started: AtomicU64,
+    /// Pulls posted so far, for whoever posts pushes.
+    pulls: AtomicU64,
     device: DeviceBuffer,
 }
 
@@ -548,6 +566,7 @@ impl Worker {
             wanted: AtomicBool::new(false),
             fault,
             started: AtomicU64::new(0),
+            pulls: AtomicU64::new(0),
             registration,
             device,
         });
@@ -809,6 +828,8 @@ struct Ring {
     passed: u64,
     /// Whose turn it is.
     block: u32,
+    /// Commands up to the last one that has its bytes in it.
+    inline: u64,
 }
 
 /// The producer's end of a worker's rings, one for each direction. It belongs to
@@ -849,23 +870,73 @@ impl WorkerQueue {
                 return Err(PostError::Range { what, value });
             }
         }
-        let options = self.shared.options;
-        let slots = u64::from(options.slots);
-        let index = self.rings[direction as usize].posted;
-        // Every block has passed the slot's last command before it is written again.
-        if index - self.rings[direction as usize].passed >= slots && index - self.passed(direction) >= slots {
-            return Err(PostError::Full { slots: options.slots });
-        }
+        self.make_room(direction)?;
+        let options = &self.shared.options;
         let (all, slice) = match direction {
             Direction::Push => (options.pushers, options.push_slice),
             Direction::Pull => (options.pullers, options.pull_slice),
         };
+        let most = match direction {
+            Direction::Push if len > u64::from(options.bulk) && self.pulls_under_way() => {
+                all.min(options.pushers_beside_pulls)
+            }
+            _ => all,
+        };
         let ring = &mut self.rings[direction as usize];
-        let blocks = len.div_ceil(u64::from(slice)).clamp(1, u64::from(all)) as u32;
-        let first = ring.block;
+        let blocks = len.div_ceil(u64::from(slice)).clamp(1, u64::from(most)) as u32;
+        // Where not all are to copy, those at the beginning do, without a turn over the end.
+        let first = if most < all && ring.block + blocks > most { 0 } else { ring.block };
         let place = u64::from(first) | u64::from(blocks) << 16;
-        ring.block = (ring.block + blocks) % all;
-        ring.posted += 1;
+        ring.block = (first + blocks) % most;
+        let index = self.publish(direction, [device_addr, host_addr, len, place]);
+        Ok(Ticket { direction, index, first, blocks })
+    }
+
+    /// Posts a pull of one or two words that travel in the command itself: no block is told of
+    /// them, and none reads them over the bus.
+    ///
+    /// # Panics
+    /// If there are none or more, or `device_addr` is no multiple of 8.
+    ///
+    /// # Safety
+    /// As [`WorkerQueue::post`], for the device's memory.
+    pub unsafe fn post_inline(&mut self, device_addr: u64, words: &[u64]) -> Result<Ticket, PostError> {
+        assert!((1..=2).contains(&words.len()), "{} words", words.len());
+        assert!(device_addr.is_multiple_of(8), "device address {device_addr:#x}");
+        self.health()?;
+        if device_addr.saturating_add(16) >> LAP_SHIFT != 0 {
+            return Err(PostError::Range { what: "device address", value: device_addr });
+        }
+        self.make_room(Direction::Pull)?;
+        let (one, two) = (words[0], words.get(1).copied().unwrap_or(0));
+        let low = (1 << LAP_SHIFT) - 1;
+        // No blocks; kernels/worker.cu has the layout.
+        let rest = one >> LAP_SHIFT | two >> LAP_SHIFT << 8 | (words.len() as u64) << 32;
+        let index = self.publish(Direction::Pull, [device_addr, one & low, two & low, rest]);
+        self.rings[Direction::Pull as usize].inline = index + 1;
+        Ok(Ticket { direction: Direction::Pull, index, first: 0, blocks: 0 })
+    }
+
+    fn make_room(&mut self, direction: Direction) -> Result<(), PostError> {
+        let slots = u64::from(self.shared.options.slots);
+        let Ring { posted, passed, .. } = self.rings[direction as usize];
+        // Every block has passed the slot's last command before it is written again.
+        if posted - passed >= slots && posted - self.passed(direction) >= slots {
+            return Err(PostError::Full { slots: slots as u32 });
+        }
+        Ok(())
+    }
+
+    /// Writes a command, for which there is room; its index.
+    fn publish(&mut self, direction: Direction, command: [u64; COMMAND_WORDS]) -> u64 {
+        let options = &self.shared.options;
+        let slots = u64::from(options.slots);
+        let index = self.rings[direction as usize].posted;
+        self.rings[direction as usize].posted += 1;
+        if direction == Direction::Pull {
+            // Relaxed: a guess is enough for how many blocks push.
+            self.shared.pulls.store(index + 1, Ordering::Relaxed);
+        }
         let lap = (index >> options.slots.trailing_zeros()).wrapping_add(1) << LAP_SHIFT;
         let control = &self.shared.control;
         let at = control.layout.ring(direction) + (index & (slots - 1)) as usize * COMMAND_WORDS * 8;
@@ -874,13 +945,13 @@ impl WorkerQueue {
         // Release: what we wrote before, the payload of a pull, and what we have
         // acquired, a kernel's flag that its payload is there, are older than each
         // word.
-        for (word, data) in words.iter().zip([device_addr, host_addr, len, place]) {
+        for (word, data) in words.iter().zip(command) {
             word.store(data | lap, Ordering::Release);
         }
         if control.announce() {
             self.shared.summon();
         }
-        Ok(Ticket { direction, index, first, blocks })
+        index
     }
 
     /// Whether the copy is complete: the host memory of a push can be read, the device
@@ -890,6 +961,9 @@ impl WorkerQueue {
         if ticket.index < self.rings[ticket.direction as usize].passed {
             return true;
         }
+        if ticket.blocks == 0 {
+            return self.inlined() > ticket.index;
+        }
         // Those blocks alone: the others pass it when they come to it.
         let counts = self.counts(ticket.direction);
         // Acquire: what each block stored is older than its count.
@@ -898,15 +972,35 @@ impl WorkerQueue {
         })
     }
 
+    fn pulls_under_way(&self) -> bool {
+        let posted = self.shared.pulls.load(Ordering::Relaxed);
+        self.counts(Direction::Pull).iter().any(|count| count.load(Ordering::Relaxed) < posted)
+    }
+
     /// How many copies of a direction are complete and have none before them that is
     /// not.
     pub fn passed(&mut self, direction: Direction) -> u64 {
         let counts = self.counts(direction);
         // Acquire: as in `done`.
         let passed = counts.iter().map(|count| count.load(Ordering::Acquire)).min().unwrap_or(0);
+        let inline = self.rings[direction as usize].inline;
+        // A block passes what the dispatcher stores, without a look at it: so up to the last
+        // such command the dispatcher's word counts too. What lies between that word and the
+        // next such command is seen with it, later.
+        let passed = match inline > self.rings[direction as usize].passed {
+            true => passed.min(Some(self.inlined()).filter(|n| *n < inline).unwrap_or(u64::MAX)),
+            false => passed,
+        };
         let ring = &mut self.rings[direction as usize];
         ring.passed = passed.min(ring.posted).max(ring.passed);
         ring.passed
+    }
+
+    /// Commands up to this one are stored if their bytes are in them.
+    fn inlined(&self) -> u64 {
+        let control = &self.shared.control;
+        // Acquire: as in `done`.
+        control.word(control.layout.inline_count()).load(Ordering::Acquire)
     }
 
     fn counts(&self, direction: Direction) -> &[AtomicU64] {
@@ -962,6 +1056,19 @@ impl OneWay {
     pub unsafe fn post(&mut self, device_addr: u64, host_addr: u64, len: usize) -> Result<Ticket, PostError> {
         // SAFETY: the caller's.
         unsafe { self.queue.post(self.direction, device_addr, host_addr, len) }
+    }
+
+    /// As [`WorkerQueue::post_inline`].
+    ///
+    /// # Panics
+    /// As there, and if these are the pushes.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn post_inline(&mut self, device_addr: u64, words: &[u64]) -> Result<Ticket, PostError> {
+        assert_eq!(self.direction, Direction::Pull);
+        // SAFETY: the caller's.
+        unsafe { self.queue.post_inline(device_addr, words) }
     }
 
     /// As [`WorkerQueue::done`].

@@ -6,17 +6,18 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use pushgate::worker::Ticket;
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{Opcode, Record, Words};
+use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_proxy::engine::{EngineError, QpId};
 use pushgate_proxy::producer::{Producer, Received};
 use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::qp::RegionSends;
+use pushgate_proxy::qp::verbs::Flusher;
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::Status;
 
@@ -29,6 +30,8 @@ use crate::large::{self, Incoming, Invitation, Outgoing};
 use crate::log;
 use crate::path::{self, Path};
 use crate::plugin::{Lane, Runtime};
+use crate::pushes::{self, Pushes};
+use crate::reach;
 use crate::socket::Stream;
 use crate::watch::{self, Peer};
 
@@ -44,8 +47,18 @@ pub struct Mr {
     pub key: u32,
     pub address: usize,
     pub bytes: usize,
-    /// Memory of the lane's GPU. On a sending end the engine knows nothing of it.
+    /// Memory of the lane's GPU.
     pub cuda: bool,
+    /// ... which its worker pushes: the engine knows nothing of it, and `key` nothing.
+    pub pushed: bool,
+}
+
+/// What is registered.
+#[derive(Clone, Copy)]
+pub enum Kind<'a> {
+    Host,
+    /// Memory of the lane's GPU, with a dma-buf and the place in it if NCCL has one.
+    Cuda(Option<(BorrowedFd<'a>, u64)>),
 }
 
 impl Mr {
@@ -104,9 +117,9 @@ struct Link {
     /// A region for receives of nothing that name none, on a receiving end.
     nothing: u32,
     lane: Arc<Lane>,
-    /// Messages that the GPU was told to push, and those whose payload it has pushed.
-    pushed: AtomicU64,
-    published: AtomicU64,
+    /// The RDMA device is used on the GPU's memory.
+    reaches: bool,
+    pushes: pushes::Counts,
     /// What the lane's GPU sees of this connection's memory; goes when the engine has let go.
     registrations: Vec<Registered>,
     runtime: Arc<Runtime>,
@@ -127,7 +140,18 @@ impl Comm {
     /// A connection of a queue pair that was joined; `stream` says when the peer goes.
     pub fn new(runtime: Arc<Runtime>, joined: Joined, stream: Stream, role: Role) -> Result<Box<Comm>> {
         let (stream, peer) = (Arc::new(stream), Arc::new(Peer::default()));
-        let Joined { qp, producer, geometry, lane, window, peer_pulls, registrations } = joined;
+        let Joined {
+            qp,
+            producer,
+            geometry,
+            lane,
+            window,
+            regions,
+            in_record,
+            reaches,
+            flusher,
+            registrations,
+        } = joined;
         // From here on its drop takes the queue pair out again.
         let mut link = Link {
             role,
@@ -137,8 +161,8 @@ impl Comm {
             watched: u64::MAX,
             nothing: 0,
             lane,
-            pushed: AtomicU64::new(0),
-            published: AtomicU64::new(0),
+            reaches,
+            pushes: pushes::Counts::default(),
             registrations,
             runtime,
         };
@@ -154,9 +178,9 @@ impl Comm {
         let side = match role {
             Role::Send => {
                 let whole = (abi::PUSHGATE_UNIT as usize) << geometry.window_log >> 1;
-                Side::Send(Box::new(Exclusive::new(Sender::new(producer, whole, window, peer_pulls))))
+                Side::Send(Box::new(Exclusive::new(Sender::new(producer, whole, window, regions, in_record))))
             }
-            Role::Receive => Side::Receive(Box::new(Exclusive::new(Receiver::new(producer)))),
+            Role::Receive => Side::Receive(Box::new(Exclusive::new(Receiver::new(producer, flusher)))),
         };
         let mut comm = Box::new(Comm { link, side, requests: Box::default() });
         let at: *const Comm = &*comm;
@@ -165,34 +189,54 @@ impl Comm {
     }
 
     /// Registers memory of the host or of the GPU. From any thread, at any time; calls no CUDA.
-    pub fn register(&self, address: usize, bytes: usize, cuda: bool) -> Result<Mr> {
+    pub fn register(&self, address: usize, bytes: usize, kind: Kind<'_>) -> Result<Mr> {
+        let cuda = matches!(kind, Kind::Cuda(_));
         if cuda && self.link.lane.gpu.is_none() {
             let text = format!("{}: GPU memory, but this connection was made for none", self.link);
             return Err(Failure::new(Code::Usage, text));
         }
-        let memory = match (cuda, self.link.role) {
+        let memory = match (kind, self.link.role) {
+            (Kind::Host, _) => RegionMemory::Host { address, keep: None },
+            (Kind::Cuda(dma_buf), _) if self.link.reaches => {
+                let exported = Some(reach::exported(dma_buf)?);
+                RegionMemory::Device { address: address as u64, exported }
+            }
             // The worker pushes it, by its address.
-            (true, Role::Send) => return Ok(Mr { key: 0, address, bytes, cuda }),
-            (true, Role::Receive) => RegionMemory::Device { address: address as u64, exported: None },
-            (false, _) => RegionMemory::Host { address, keep: None },
+            (Kind::Cuda(_), Role::Send) => return Ok(Mr { key: 0, address, bytes, cuda, pushed: true }),
+            // It pulls what has arrived in host memory.
+            (Kind::Cuda(_), Role::Receive) => {
+                RegionMemory::Device { address: address as u64, exported: None }
+            }
         };
+        let failed = |why: &dyn fmt::Display| {
+            let text = format!("{}: registering {bytes} bytes at {address:#x}: {why}", self.link);
+            Failure::new(Code::System, text)
+        };
+        let engine = &self.link.lane.engine;
         // SAFETY: NCCL keeps registered memory mapped until `deregister`, which waits for
         // copies under way, or until the connection is closed, which takes the queue pair
         // out. It is C's memory, of which nobody has a Rust reference. The rings' orderings
         // keep the engine's accesses apart from NCCL's: it posts before and tests after.
-        let key = unsafe { self.link.lane.engine.add_region(self.link.qp, memory, bytes as u64) };
-        let key = key.map_err(|e| {
-            Failure::new(
-                Code::System,
-                format!("{}: registering {bytes} bytes at {address:#x}: {e}", self.link),
-            )
-        })?;
-        Ok(Mr { key, address, bytes, cuda })
+        // A dma-buf is NCCL's of this memory.
+        let key = unsafe { engine.add_region(self.link.qp, memory, bytes as u64) }.map_err(|e| failed(&e))?;
+        // NCCL was told of what the RDMA device does with such memory: no other way then.
+        if cuda && self.link.reaches && !engine.is_offered(self.link.qp, key)? {
+            engine.remove_region(self.link.qp, key)?;
+            let how = match kind {
+                Kind::Cuda(Some(_)) => "by the dma-buf that NCCL gave",
+                _ => "by its address, for NCCL gave no dma-buf (NCCL_DMABUF_ENABLE?)",
+            };
+            return Err(failed(&format!(
+                "the RDMA device does not take that memory {how}; set PUSHGATE_PATH=push and PUSHGATE_LANDING=host \
+                 to do without"
+            )));
+        }
+        Ok(Mr { key, address, bytes, cuda, pushed: false })
     }
 
     /// The reverse. Posted receives into it that a message meets later end the connection.
     pub fn deregister(&self, mr: Mr) -> Result<()> {
-        if let (true, Side::Send(sender)) = (mr.cuda, &self.side) {
+        if let (true, Side::Send(sender)) = (mr.pushed, &self.side) {
             return self.pushes_end(sender);
         }
         if self.link.lane.engine.remove_region(self.link.qp, mr.key)? {
@@ -207,9 +251,9 @@ impl Comm {
 
     /// Waits until the GPU has read what it was told to push before, or reads no more.
     fn pushes_end(&self, sender: &Exclusive<Sender>) -> Result<()> {
-        let told = self.link.pushed.load(Ordering::Relaxed);
+        let told = self.link.pushes.told();
         let began = Instant::now();
-        while self.link.published.load(Ordering::Acquire) < told && !self.link.gpu_has_ended() {
+        while self.link.pushes.done() < told && !self.link.gpu_has_ended() {
             if began.elapsed() > SETTLE {
                 let text = format!("{}: the GPU still reads memory that is deregistered", self.link);
                 return Err(Failure::new(Code::System, text));
@@ -250,6 +294,19 @@ impl Comm {
     pub unsafe fn receive(&self, wanted: &[Wanted<'_>]) -> Result<Option<&Request>> {
         let Side::Receive(receiver) = &self.side else { return Err(self.wrong_side("irecv")) };
         let request = receiver.enter(|r| r.receive(&self.link, wanted));
+        let request = request.ok_or_else(|| self.two_threads())??;
+        Ok(request.map(|i| &self.requests[i as usize]))
+    }
+
+    /// Begins to make complete what RDMA has written into the GPU's memory; `None`: nothing
+    /// has to be waited for.
+    pub fn flush<'a>(
+        &self,
+        flushed: impl Iterator<Item = (usize, Option<&'a Mr>)>,
+    ) -> Result<Option<&Request>> {
+        let Side::Receive(receiver) = &self.side else { return Err(self.wrong_side("iflush")) };
+        let any = flushed.into_iter().any(|(size, mr)| size > 0 && mr.is_some_and(|mr| mr.cuda));
+        let request = receiver.enter(|r| if any { r.flush() } else { Ok(None) });
         let request = request.ok_or_else(|| self.two_threads())??;
         Ok(request.map(|i| &self.requests[i as usize]))
     }
@@ -407,19 +464,10 @@ enum Regions {
     Unknown(u64),
 }
 
-/// A message whose payload the GPU pushes.
-struct Pushing {
-    ticket: Ticket,
-    slot: u64,
-    words: Words,
-}
-
 struct Sender {
     producer: Producer,
-    /// Where the GPU sees the window.
-    window: Option<u64>,
-    /// In the order of their slots.
-    pushing: VecDeque<Pushing>,
+    pushes: Pushes,
+    in_record: bool,
     regions: Regions,
     /// What goes through the window at once: half of it, so that there is always a place
     /// for it when the other half is given back.
@@ -432,13 +480,20 @@ struct Sender {
 }
 
 impl Sender {
-    /// `window`: where the GPU sees it. `peer_pulls`: all goes through the window.
-    fn new(producer: Producer, whole: usize, window: Option<u64>, peer_pulls: bool) -> Self {
-        let regions = if peer_pulls { Regions::Known(false) } else { Regions::Unknown(0) };
+    /// `window`: where the GPU sees it. `regions`: whether messages may go out of registered
+    /// memory, if that is known. `in_record`: short payload may go in its record.
+    fn new(
+        producer: Producer,
+        whole: usize,
+        window: Option<u64>,
+        regions: Option<bool>,
+        in_record: bool,
+    ) -> Self {
+        let regions = regions.map_or(Regions::Unknown(0), Regions::Known);
         // One for each slot at most.
-        let pushing = VecDeque::with_capacity(1 << SLOTS_LOG);
+        let pushes = Pushes::new(window, 1 << SLOTS_LOG);
         let (pool, sums) = (Pool::new(), large::Sums::default());
-        Sender { producer, window, pushing, regions, whole, pool, messages: 0, sends: 0, sums, large: None }
+        Sender { producer, pushes, regions, in_record, whole, pool, messages: 0, sends: 0, sums, large: None }
     }
 
     /// False if the GPU does not come to an end with its pushes.
@@ -446,7 +501,7 @@ impl Sender {
         let began = Instant::now();
         loop {
             self.advance_pushes(link);
-            if self.pushing.is_empty() || link.gpu_has_ended() {
+            if self.pushes.is_empty() || link.gpu_has_ended() {
                 return true;
             }
             if began.elapsed() > SETTLE {
@@ -456,24 +511,9 @@ impl Sender {
         }
     }
 
-    /// Publishes what the GPU has pushed.
     #[inline]
     fn advance_pushes(&mut self, link: &Link) {
-        let mut any = false;
-        while let Some(p) = self.pushing.front() {
-            let gpu = link.lane.gpu.as_ref().expect("it pushes");
-            if !gpu.pushed(p.ticket) {
-                break;
-            }
-            self.producer.publish(p.slot, &p.words);
-            self.pushing.pop_front();
-            // The source is free: for `deregister`.
-            link.published.fetch_add(1, Ordering::Release);
-            any = true;
-        }
-        if any {
-            self.producer.wake();
-        }
+        self.pushes.advance(link.lane.gpu.as_deref(), &link.pushes, &mut self.producer);
     }
 
     /// # Safety
@@ -489,7 +529,12 @@ impl Sender {
         self.advance_pushes(link);
         self.advance_large(link)?;
         link.waits(self.producer.status())?;
-        let path = path::choose(data as usize, size, mr, self.regions == Regions::Known(true), self.whole)?;
+        let ways = path::Ways {
+            regions: self.regions == Regions::Known(true),
+            in_record: self.in_record,
+            whole: self.whole,
+        };
+        let path = path::choose(data as usize, size, mr, ways)?;
         let Some(request) = self.pool.free() else { return Ok(None) };
         // The first SEND of one that goes in slices must be the next.
         if self.large.as_ref().is_some_and(|l| path == Path::Slices || l.begins()) {
@@ -513,7 +558,13 @@ impl Sender {
         let slot = match path {
             // SAFETY: the caller's.
             Path::Worker => unsafe {
-                push(link, self.window, &mut self.pushing, &mut self.producer, record, data, size)?
+                self.pushes.push(
+                    link.lane.gpu.as_deref(),
+                    &link.pushes,
+                    &mut self.producer,
+                    record,
+                    (data, size),
+                )?
             },
             // SAFETY: the caller's.
             _ => unsafe { self.producer.post_raw(record, data, size) },
@@ -558,10 +609,12 @@ impl Sender {
             *messages += 1;
             *sends += send as u64;
         };
-        let (window, pushing, gpu) = (self.window, &mut self.pushing, large.gpu);
+        let (pushes, gpu) = (&mut self.pushes, large.gpu);
         let slice = |producer: &mut Producer, record, data, size| match gpu {
             // SAFETY: a slice of what `Comm::send` was told, whose request is not done.
-            true => unsafe { push(link, window, pushing, producer, record, data, size) },
+            true => unsafe {
+                pushes.push(link.lane.gpu.as_deref(), &link.pushes, producer, record, (data, size))
+            },
             // SAFETY: as above.
             false => Ok(unsafe { producer.post_raw(record, data, size) }),
         };
@@ -575,7 +628,7 @@ impl Sender {
 
     #[inline]
     fn test(&mut self, link: &Link, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
-        if !self.pushing.is_empty() {
+        if !self.pushes.is_empty() {
             self.advance_pushes(link);
         }
         if self.large.is_some() {
@@ -598,38 +651,6 @@ impl Sender {
     }
 }
 
-/// Has the GPU push a message or a slice of one into the window.
-///
-/// # Safety
-/// As [`Comm::send`], for the GPU.
-unsafe fn push(
-    link: &Link,
-    window: Option<u64>,
-    pushing: &mut VecDeque<Pushing>,
-    producer: &mut Producer,
-    record: Record,
-    data: *const u8,
-    size: usize,
-) -> Result<Option<u64>> {
-    let (Some(gpu), Some(window)) = (&link.lane.gpu, window) else {
-        return Err(Failure::new(Code::Internal, format!("{link}: no GPU sees the window")));
-    };
-    // Held until it is posted, so that the room is ours.
-    let mut pushes = gpu.pushes();
-    if !pushes.has_room() {
-        return Ok(None);
-    }
-    let Some((taken, words)) = producer.stage(record, size) else { return Ok(None) };
-    let to = window + taken.place * u64::from(abi::PUSHGATE_UNIT);
-    // SAFETY: the source is the caller's, in memory of this GPU by its registration; the
-    // target is the reservation's own, in a window that stays registered as long as the
-    // link. A connection that is closed meanwhile waits for it (`Comm`'s drop).
-    let ticket = unsafe { pushes.post(data as u64, to, size) }.map_err(gpu::failed)?;
-    link.pushed.fetch_add(1, Ordering::Relaxed);
-    pushing.push_back(Pushing { ticket, slot: taken.slot, words });
-    Ok(Some(taken.slot))
-}
-
 // ------------------------------------------------------------------ receiving
 
 /// A buffer that was posted.
@@ -643,6 +664,13 @@ struct Posted {
     met: bool,
 }
 
+/// What NCCL waits for on a receiving end.
+enum Awaited {
+    Receive(Receiving),
+    /// The number of a flush.
+    Flush(u64),
+}
+
 struct Receiving {
     buffers: u8,
     left: u8,
@@ -651,7 +679,9 @@ struct Receiving {
 
 struct Receiver {
     producer: Producer,
-    pool: Pool<Receiving>,
+    /// What the RDMA device wrote into the GPU's memory is complete behind it.
+    flusher: Option<Flusher>,
+    pool: Pool<Awaited>,
     /// In the order in which they were posted, from the oldest that no message met.
     posted: VecDeque<Posted>,
     /// Its number.
@@ -664,9 +694,10 @@ struct Receiver {
 }
 
 impl Receiver {
-    fn new(producer: Producer) -> Self {
+    fn new(producer: Producer, flusher: Option<Flusher>) -> Self {
         Receiver {
             producer,
+            flusher,
             pool: Pool::new(),
             posted: VecDeque::with_capacity(1 << RECEIVES_LOG),
             oldest: 0,
@@ -703,7 +734,7 @@ impl Receiver {
         }
         self.producer.wake();
         let n = wanted.len() as u8;
-        self.pool.fill(Receiving { buffers: n, left: n, sizes: [0; MAX_RECVS] });
+        self.pool.fill(Awaited::Receive(Receiving { buffers: n, left: n, sizes: [0; MAX_RECVS] }));
         Ok(Some(request))
     }
 
@@ -763,10 +794,24 @@ impl Receiver {
     }
 
     fn arrived_whole(&mut self, request: u32, buffer: u8, size: usize) -> Result<()> {
-        let receiving = self.pool.get(request)?;
+        let Awaited::Receive(receiving) = self.pool.get(request)? else {
+            unreachable!("a place is a receive's until that is done")
+        };
         receiving.left -= 1;
         receiving.sizes[buffer as usize] = size;
         Ok(())
+    }
+
+    /// What the worker has pulled is complete when the receive is; what the RDMA device wrote
+    /// may be on its way yet. (A message that took the other way there costs a read too many.)
+    fn flush(&mut self) -> Result<Option<u32>> {
+        let Some(flusher) = &mut self.flusher else { return Ok(None) };
+        let Some(request) = self.pool.free() else {
+            let text = format!("more than {REQUESTS} receives and flushes at once on a connection");
+            return Err(Failure::new(Code::Usage, text));
+        };
+        self.pool.fill(Awaited::Flush(flusher.begin()?));
+        Ok(Some(request))
     }
 
     fn advance_large(&mut self) -> Result<()> {
@@ -790,7 +835,17 @@ impl Receiver {
         // Before what arrived: then that is not older.
         let status = self.producer.status();
         self.progress(link)?;
-        let receiving = self.pool.get(request)?;
+        let receiving = match self.pool.get(request)? {
+            Awaited::Receive(receiving) => receiving,
+            Awaited::Flush(number) => {
+                let flusher = self.flusher.as_mut().expect("it began this one");
+                let done = flusher.done(*number)?;
+                if done {
+                    self.pool.empty(request);
+                }
+                return Ok(done);
+            }
+        };
         if receiving.left == 0 {
             for i in 0..receiving.buffers as usize {
                 size(i, receiving.sizes[i]);

@@ -8,7 +8,7 @@ use pushgate::settings::DeviceChoice;
 use pushgate::worker::{Lease, Lost, OneWay, PostError, Ticket, Worker, WorkerMover, WorkerOptions};
 use pushgate_driver_shim::memory::ReadOnlyMemory;
 use pushgate_driver_shim::window::Window;
-use pushgate_gpu_kernels::{Access, Executor, Registration, choose_at, current_device};
+use pushgate_gpu_kernels::{Access, DeviceBuffer, Executor, Registration, choose_at, current_device};
 use pushgate_proxy::mover::Mover;
 
 use crate::error::{Code, Failure, Result};
@@ -21,6 +21,8 @@ pub struct Gpu {
     // A lock that is held for a few stores: connections of one GPU are driven by a thread
     // or two.
     pushes: Mutex<OneWay>,
+    /// Connections have something for it to copy.
+    copies: AtomicBool,
 }
 
 /// Stands for the CPU executor in place of a GPU.
@@ -80,12 +82,33 @@ impl Gpu {
         // landing rings, which `join` registers before the queue pair is the engine's, and
         // the connection keeps until it is not.
         let mover = unsafe { WorkerMover::new(&executor, pulls)? };
-        Ok((Gpu { executor, worker, pushes: Mutex::new(pushes) }, Box::new(mover)))
+        let copies = AtomicBool::new(false);
+        Ok((Gpu { executor, worker, pushes: Mutex::new(pushes), copies }, Box::new(mover)))
     }
 
     /// The GPU in words.
     pub fn describe(&self) -> String {
         self.executor.describe()
+    }
+
+    /// Memory of its own.
+    pub fn memory(&self, bytes: usize) -> Result<DeviceBuffer> {
+        self.executor.alloc(bytes).map_err(Failure::system("memory of the GPU"))
+    }
+
+    /// Its place on PCIe, if it is a GPU.
+    pub fn pci(&self) -> Option<&str> {
+        self.executor.as_cuda().map(|cuda| cuda.pci_bus_id())
+    }
+
+    /// From now on connections push or pull by its worker.
+    pub fn will_copy(&self) {
+        self.copies.store(true, Ordering::Relaxed);
+    }
+
+    /// They do: without, its worker need not stand beside NCCL's kernels.
+    pub fn copies(&self) -> bool {
+        self.copies.load(Ordering::Relaxed)
     }
 
     /// The commands to push. Held for a few stores alone.

@@ -30,7 +30,7 @@ use crate::plugin::Runtime;
 use crate::socket::{Channel, Frame, Stream};
 
 /// Version of all that the two ends say to each other.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Who has connected greets within this.
 const GREETING: Duration = Duration::from_secs(5);
 /// Connections that may be about to greet.

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use pushgate::settings::CqEvents;
+use pushgate::settings::{CqEvents, NetPath};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
@@ -16,10 +16,12 @@ use pushgate_proxy::memory::Keep;
 use pushgate_proxy::offer::LocalOffer;
 use pushgate_proxy::producer::Producer;
 use pushgate_proxy::proxy::{Proxy, QpFds};
-use pushgate_proxy::qp::verbs::{self, Accepted, Config, Places};
+use pushgate_proxy::qp::verbs::{self, Accepted, Config, Flusher, Places};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Failure, Result};
+use crate::path::OverRdma;
+use crate::plan::{Landing, Out, Plan};
 use crate::plugin::{Lane, Runtime};
 use crate::socket::Frame;
 
@@ -53,7 +55,12 @@ pub enum Offer {
         /// Its buffers may lie in a GPU, which pulls out of windows alone.
         gpu: bool,
     },
-    Verbs(verbs::Offer),
+    Verbs {
+        offer: verbs::Offer,
+        /// Where messages for its GPU arrive, if it has one: those that arrive in host memory
+        /// must come by way of the window.
+        landing: Option<Landing>,
+    },
 }
 
 /// Memory that the GPU sees.
@@ -76,7 +83,7 @@ pub struct Half {
 
 enum Link {
     Local(Arc<SharedMemory>),
-    Verbs(Box<verbs::Half>),
+    Verbs(Box<(verbs::Half, Config)>),
 }
 
 /// An end that an engine drives.
@@ -87,8 +94,14 @@ pub struct Joined {
     pub lane: Arc<Lane>,
     /// Where the GPU sees our window, on a sending end whose messages it may push.
     pub window: Option<u64>,
-    /// Messages must go through the window.
-    pub peer_pulls: bool,
+    /// Whether messages may go out of registered memory; `None`: the engine must be asked.
+    pub regions: Option<bool>,
+    /// Whether a short payload may go in its record.
+    pub in_record: bool,
+    /// The RDMA device is used on the GPU's memory.
+    pub reaches: bool,
+    /// What makes its writes there complete, on a receiving end that reaches.
+    pub flusher: Option<Flusher>,
     /// What the GPU sees of both ends' memory, each with that memory: it goes behind.
     pub registrations: Vec<Registered>,
 }
@@ -104,6 +117,18 @@ pub enum Taken {
 pub struct Exchange {
     own: Own,
     accepted: Accepted,
+    config: Config,
+    /// As its offer said.
+    peer_landing: Option<Landing>,
+    reaches: bool,
+}
+
+/// Where the peer's payload is read here.
+enum PeerWindow<'a> {
+    /// Its window itself.
+    Shared(&'a Arc<ReadOnlyMemory>),
+    /// Our copy of it, which its RDMA device writes.
+    Mirror(&'a Arc<SharedMemory>),
 }
 
 fn refused(why: impl std::fmt::Display) -> Failure {
@@ -147,6 +172,7 @@ impl Own {
         QpOptions {
             peer: 1 - self.role.rank(),
             posted_receives: self.role == Role::Receive,
+            reader_flushes: true,
             // A slot waits for the GPU that pushes its payload as long as that takes.
             stuck_ns: STUCK_NS,
             in_place_share: 255,
@@ -167,21 +193,34 @@ impl Own {
             geometry,
             lane,
             window: None,
-            peer_pulls: false,
+            regions: None,
+            in_record: true,
+            reaches: false,
+            flusher: None,
             registrations: Vec::new(),
         })
     }
 
     /// Shows the GPU what it pushes to or pulls from.
-    fn register(&self, peer_window: &Arc<ReadOnlyMemory>) -> Result<Vec<Registered>> {
-        Ok(match (&self.lane.gpu, self.role) {
-            (None, _) => Vec::new(),
-            (Some(gpu), Role::Send) => vec![(gpu.register(&*self.window)?, self.window.clone() as Keep)],
-            (Some(gpu), Role::Receive) => vec![
-                (gpu.register_read_only(peer_window)?, peer_window.clone() as Keep),
-                (gpu.register(&*self.control)?, self.control.clone() as Keep),
-            ],
+    fn register(&self, peer_window: &PeerWindow<'_>) -> Result<Vec<Registered>> {
+        let Some(gpu) = &self.lane.gpu else { return Ok(Vec::new()) };
+        Ok(match (self.role, peer_window) {
+            (Role::Send, _) => vec![(gpu.register(&*self.window)?, self.window.clone() as Keep)],
+            (Role::Receive, peer_window) => {
+                let window = match peer_window {
+                    PeerWindow::Shared(window) => {
+                        (gpu.register_read_only(window)?, Arc::clone(window) as Keep)
+                    }
+                    PeerWindow::Mirror(mirror) => (gpu.register(&***mirror)?, Arc::clone(mirror) as Keep),
+                };
+                vec![window, (gpu.register(&*self.control)?, self.control.clone() as Keep)]
+            }
         })
+    }
+
+    /// What is done with GPU memory here.
+    fn plan(&self) -> Option<Plan> {
+        self.lane.rdma.as_ref().map(|r| r.plan)
     }
 }
 
@@ -199,13 +238,14 @@ impl Half {
         let link = match &runtime.loaded.rdma {
             None => Link::Local(segment(runtime, &own.geometry, Segment::Link)?),
             Some(device) => {
-                let events = settings.cq_events != CqEvents::Poll && !settings.no_imm;
+                let polled = settings.cq_events == CqEvents::Poll || own.lane.wake() == Wake::Polled;
+                let events = !polled && !settings.no_imm;
                 let posted_receives = role == Role::Receive;
                 let mut config = Config { events, posted_receives, ..Config::from(settings) };
                 config.traffic_class = class.unwrap_or(config.traffic_class);
                 let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
                 let half = verbs::Half::new(device, &config, own.geometry, own.window.clone(), allocate)?;
-                Link::Verbs(Box::new(half))
+                Link::Verbs(Box::new((half, config)))
             }
         };
         Ok(Half { own, link })
@@ -214,7 +254,10 @@ impl Half {
     /// What the other end is told, with the descriptors that go along.
     pub fn offer(&self) -> Result<(Offer, Vec<OwnedFd>)> {
         match &self.link {
-            Link::Verbs(half) => Ok((Offer::Verbs(half.offer()), Vec::new())),
+            Link::Verbs(verbs) => {
+                let landing = self.own.plan().map(|plan| plan.landing);
+                Ok((Offer::Verbs { offer: verbs.0.offer(), landing }, Vec::new()))
+            }
             Link::Local(link) => {
                 let posted = self.own.role == Role::Receive;
                 let offer =
@@ -244,7 +287,7 @@ impl Half {
                 let theirs = offer.take(fds, peer).map_err(refused)?;
                 let own = self.own;
                 // Before the engine may copy from there.
-                let registrations = own.register(&theirs.window)?;
+                let registrations = own.register(&PeerWindow::Shared(&theirs.window))?;
                 let fds = QpFds {
                     work: own.work.clone(),
                     control: own.control.clone(),
@@ -263,13 +306,13 @@ impl Half {
                 let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
                 let joined = Joined {
                     window,
-                    peer_pulls: gpu,
+                    regions: gpu.then_some(false),
                     registrations,
                     ..own.joined(qp, wake == Wake::Doorbell)?
                 };
                 Ok(Taken::Joined(Box::new(joined)))
             }
-            (Link::Verbs(half), Offer::Verbs(offer)) => {
+            (Link::Verbs(verbs), Offer::Verbs { offer, landing: peer_landing }) => {
                 let allocate = &mut |name: &str, bytes| {
                     let huge = match name {
                         "mirror" => runtime.loaded.settings.huge_pages,
@@ -277,9 +320,13 @@ impl Half {
                     };
                     runtime.memory(name, bytes, huge)
                 };
+                let (half, config) = *verbs;
+                let path = runtime.loaded.settings.path;
+                let reaches = reaches(self.own.role, self.own.plan(), peer_landing, path)?;
                 let accepted = half.accept(peer, &offer, allocate)?;
                 let places = accepted.places();
-                Ok(Taken::Exchange(Box::new(Exchange { own: self.own, accepted }), places))
+                let exchange = Exchange { own: self.own, accepted, config, peer_landing, reaches };
+                Ok(Taken::Exchange(Box::new(exchange), places))
             }
             _ => Err(refused("one end is qp = local, the other qp = verbs; set PUSHGATE_QP alike on both")),
         }
@@ -290,11 +337,27 @@ impl Exchange {
     /// Takes the other end's places.
     pub fn join(self, runtime: &Runtime, (bytes, _): Frame) -> Result<Joined> {
         let places: Places = serde_json::from_slice(&bytes).map_err(refused)?;
-        let peer_geometry = self.accepted.peer_geometry();
-        let qp = self.accepted.join(places)?;
+        let Exchange { own, accepted, config, peer_landing, reaches } = self;
+        if let (Role::Send, false, Some(gpu)) = (own.role, reaches, &own.lane.gpu) {
+            // One that pulls elsewhere too.
+            gpu.will_copy();
+        }
+        let peer_geometry = accepted.peer_geometry();
+        // Before the engine may copy from there.
+        let registrations = own.register(&PeerWindow::Mirror(accepted.mirror()))?;
+        let flusher = match (&own.lane.rdma, &runtime.loaded.rdma) {
+            (Some(OverRdma { reach: Some(reach), .. }), Some(device))
+                if reaches && own.role == Role::Receive =>
+            {
+                let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
+                // SAFETY: the word is memory that the lane holds, with its export.
+                Some(unsafe { Flusher::new(device, &config, reach.word(), allocate)? })
+            }
+            _ => None,
+        };
+        let qp = accepted.join(places)?;
         // Where completions can't wake it, the engine must poll.
-        let wake = if qp.can_wake() { Wake::Doorbell } else { Wake::Polled };
-        let own = self.own;
+        let wake = if qp.can_wake() { own.lane.wake() } else { Wake::Polled };
         // The engine only reads it: a mapping of its own that can do nothing else.
         let work = own.work.fd().try_clone_to_owned().map_err(Failure::system("work segment"))?;
         let work = Arc::new(ReadOnlyMemory::from_fd(work, own.work.len())?);
@@ -306,7 +369,69 @@ impl Exchange {
             Box::new(qp),
             own.options(runtime),
         )?;
+        let sends = own.role == Role::Send;
         let qp = own.lane.engine.add_qp(endpoint, wake)?;
-        own.joined(qp, wake == Wake::Doorbell)
+        let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
+        Ok(Joined {
+            window,
+            regions: Some(peer_landing != Some(Landing::Host)),
+            // A payload in a record would have to be copied into the GPU's memory by somebody.
+            in_record: peer_landing != Some(Landing::Gpu),
+            reaches,
+            flusher,
+            registrations,
+            ..own.joined(qp, wake == Wake::Doorbell)?
+        })
+    }
+}
+
+/// Whether the RDMA device is used on the GPU's memory at one end; what arrives for the
+/// peer's GPU does so at `peer`.
+fn reaches(role: Role, plan: Option<Plan>, peer: Option<Landing>, path: NetPath) -> Result<bool> {
+    Ok(match (role, plan) {
+        (_, None) => false,
+        (Role::Receive, Some(plan)) => plan.landing == Landing::Gpu,
+        (Role::Send, Some(Plan { out: Out::Push, .. })) => false,
+        (Role::Send, Some(Plan { out: Out::Pull, .. })) if peer != Some(Landing::Host) => true,
+        // A message out of GPU memory has no place there to go to.
+        (Role::Send, Some(_)) if path == NetPath::Pull => {
+            return Err(refused(
+                "messages for its GPU arrive in host memory, to which path = pull does not go; set \
+                 PUSHGATE_PATH=push or auto here, or PUSHGATE_PATH=pull there too",
+            ));
+        }
+        (Role::Send, Some(_)) => false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sender_pulls_only_to_a_receiver_whose_gpu_is_written_to() {
+        let plan = |out, landing| Some(Plan { out, landing });
+        let pull = plan(Out::Pull, Landing::Gpu);
+        let (written, lands) = (Some(Landing::Gpu), Some(Landing::Host));
+        for (role, plan, peer, expected) in [
+            (Role::Send, pull, written, true),
+            (Role::Send, pull, None, true),
+            (Role::Send, pull, lands, false),
+            (Role::Send, plan(Out::Push, Landing::Gpu), written, false),
+            (Role::Send, None, written, false),
+            (Role::Receive, pull, lands, true),
+            (Role::Receive, plan(Out::Push, Landing::Gpu), lands, true),
+            (Role::Receive, plan(Out::Push, Landing::Host), written, false),
+            (Role::Receive, None, lands, false),
+        ] {
+            assert_eq!(
+                reaches(role, plan, peer, NetPath::Auto).unwrap(),
+                expected,
+                "{role:?} {plan:?} {peer:?}"
+            );
+        }
+        assert!(reaches(Role::Send, pull, written, NetPath::Pull).unwrap());
+        let e = reaches(Role::Send, pull, lands, NetPath::Pull).unwrap_err();
+        assert!(e.text.contains("PUSHGATE_PATH=push"), "{e}");
     }
 }

@@ -2,49 +2,123 @@
 //! whether NCCL hands over memory of the GPU, or of the host that its own kernels have
 //! pushed to.
 
-use std::sync::{Mutex, Once};
+use std::sync::{Arc, Mutex, Once};
 
-use pushgate::settings::{NetPath, QpKind};
+use pushgate::settings::{NetLanding, NetPath, QpKind};
 use pushgate::{Error, Settings};
 use pushgate_driver_shim::abi;
 use pushgate_gpu_kernels::DeviceChoice;
 use pushgate_proxy::mover::Mover;
+use pushgate_proxy::qp::verbs::Device;
+use pushgate_topology::{Address, Sysfs};
 
 use crate::comm::Mr;
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
 use crate::log;
+use crate::plan::{self, Landing, Out, Plan, Way};
+use crate::reach::Reach;
 
-/// The GPU of the thread that came first, opened to see whether it can be.
-pub type FirstGpu = (u32, Gpu, Box<dyn Mover>);
+/// A GPU that is open, and what is done with its memory.
+pub struct Opened {
+    pub index: u32,
+    pub gpu: Gpu,
+    pub mover: Box<dyn Mover>,
+    pub rdma: Option<OverRdma>,
+    /// A sentence.
+    why: String,
+}
+
+/// What is done with a GPU's memory over RDMA.
+pub struct OverRdma {
+    pub plan: Plan,
+    /// How the RDMA device takes that memory, where the plan has it do so.
+    pub reach: Option<Reach>,
+}
+
+impl Opened {
+    /// Opens it, on the thread that has it.
+    pub fn new(
+        index: u32,
+        device: Option<&Arc<Device>>,
+        path: NetPath,
+        landing: NetLanding,
+    ) -> Result<Opened> {
+        let (gpu, mover) = Gpu::open(index)?;
+        let (rdma, why) = match device {
+            None => {
+                let why = "path push: the GPU pushes into the window, and the receiver's pulls out of it";
+                (None, format!("{why} ({})", gpu.describe()))
+            }
+            Some(device) => {
+                let reach = Reach::of(&gpu, device)?;
+                let registers = reach.as_ref().map(|_| ()).map_err(|why| why.as_str());
+                let (plan, why) =
+                    plan::choose(path, landing, &way(&gpu, device), registers).map_err(|e| {
+                        let value = if e.setting == "path" { path.to_string() } else { landing.to_string() };
+                        Failure::from(Error::config(e.setting, value, e.allowed))
+                    })?;
+                let reach = reach.ok().filter(|_| plan.reaches());
+                let how = reach.as_ref().map_or(String::new(), |r| format!("; {}", r.describe()));
+                let why = format!("{plan}: {why} ({}, {}{how})", gpu.describe(), device.name());
+                (Some(OverRdma { plan, reach }), why)
+            }
+        };
+        if rdma.as_ref().is_none_or(|r| r.plan.copies()) {
+            gpu.will_copy();
+        }
+        Ok(Opened { index, gpu, mover, rdma, why })
+    }
+}
+
+/// How packets go between the two, as sysfs shows it.
+fn way(gpu: &Gpu, device: &Device) -> Way {
+    let at = gpu.pci().and_then(|at| at.parse::<Address>().ok());
+    let pairs = at.map_or(Vec::new(), |_| Sysfs::host().read().pairs());
+    Way::of(pairs.iter().find(|pair| Some(pair.gpu) == at && pair.name == device.name()))
+}
 
 /// What is done with GPU memory, and why.
 pub struct Choice {
     /// NCCL may hand it over.
-    pub gpu: Option<Mutex<Option<FirstGpu>>>,
+    pub gpu: Option<Mutex<Option<Opened>>>,
+    /// What it was told of GPU memory over RDMA, which holds for each GPU.
+    pub told: Option<Told>,
     /// A sentence.
     pub why: String,
 }
 
+/// See [`Choice::told`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub plan: Plan,
+    pub dma_buf: bool,
+}
+
+impl Told {
+    /// What the settings would say to make just this choice.
+    pub fn asks(self) -> (NetPath, NetLanding) {
+        let path = if self.plan.out == Out::Pull { NetPath::Pull } else { NetPath::Push };
+        let landing = if self.plan.landing == Landing::Gpu { NetLanding::Gpu } else { NetLanding::Host };
+        (path, landing)
+    }
+}
+
 impl Choice {
-    /// By settings and what is there.
-    pub fn of(settings: &Settings) -> Result<Choice> {
-        let bounce = |why: &str| Ok(Choice { gpu: None, why: format!("path bounce: {why}") });
+    /// By settings and what is there. `device`: with `qp = verbs`, the RDMA device.
+    pub fn of(settings: &Settings, device: Option<&Arc<Device>>) -> Result<Choice> {
+        let bounce = |why: &str| Ok(Choice { gpu: None, told: None, why: format!("path bounce: {why}") });
         let refused = |allowed: &str| Err(Error::config("path", settings.path, allowed).into());
         match (settings.path, settings.qp) {
             (NetPath::Bounce, _) => return bounce("as asked for; NCCL's kernels push to host memory"),
-            (NetPath::Pull, _) => {
-                return refused("auto, push or bounce (pull needs a NIC that reads GPU memory; not built)");
-            }
-            (NetPath::Push, QpKind::Verbs) => {
-                return refused("auto or bounce with qp = verbs (GPU memory over a NIC is not built)");
-            }
-            (NetPath::Auto, QpKind::Verbs) => {
-                return bounce("with qp = verbs NCCL's kernels push to host memory, which the NIC sends");
+            (NetPath::Pull, QpKind::Local) => {
+                return refused(
+                    "auto, push or bounce with qp = local (pull needs a NIC that reads GPU memory)",
+                );
             }
             _ => {}
         }
-        let forced = settings.path == NetPath::Push;
+        let forced = settings.path != NetPath::Auto;
         if settings.device == DeviceChoice::Cpu && !forced {
             return bounce("device = cpu");
         }
@@ -54,14 +128,14 @@ impl Choice {
                 false => bounce("the calling thread has no GPU"),
             };
         };
-        match Gpu::open(index) {
-            Ok((gpu, mover)) => {
-                let why = format!(
-                    "path push: GPU memory is pushed into the window, and pulled out of it by the receiver's GPU \
-                     ({})",
-                    gpu.describe()
-                );
-                Ok(Choice { gpu: Some(Mutex::new(Some((index, gpu, mover)))), why })
+        match Opened::new(index, device, settings.path, settings.landing) {
+            Ok(opened) => {
+                let told = opened
+                    .rdma
+                    .as_ref()
+                    .map(|r| Told { plan: r.plan, dma_buf: r.reach.as_ref().is_some_and(Reach::by_dma_buf) });
+                let why = opened.why.clone();
+                Ok(Choice { gpu: Some(Mutex::new(Some(opened))), told, why })
             }
             // Not another way in silence: all ranks must go the same.
             Err(e) => {
@@ -78,7 +152,8 @@ impl Choice {
 const TOLD: [(&str, &str); 3] =
     [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8"), ("NCCL_P2P_NET_CHUNKSIZE", "524288")];
 
-/// Tells it, once.
+/// Tells it, once. The same whatever the plan is: another rank's may differ, and NCCL wants
+/// such settings alike on all ranks.
 pub fn tell_nccl() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -112,9 +187,20 @@ pub enum Path {
     Worker,
 }
 
-/// Chooses for `size` bytes at `data`, registered as `mr`. `regions`: the queue pair
-/// sends from regions. `whole`: what goes through the window at once.
-pub fn choose(data: usize, size: usize, mr: Option<&Mr>, regions: bool, whole: usize) -> Result<Path> {
+/// What a connection offers.
+#[derive(Clone, Copy)]
+pub struct Ways {
+    /// The queue pair sends from regions.
+    pub regions: bool,
+    /// A short payload may go in its record.
+    pub in_record: bool,
+    /// What goes through the window at once.
+    pub whole: usize,
+}
+
+/// Chooses for `size` bytes at `data`, registered as `mr`.
+pub fn choose(data: usize, size: usize, mr: Option<&Mr>, ways: Ways) -> Result<Path> {
+    let Ways { regions, in_record, whole } = ways;
     if size > crate::props::MAX_BYTES {
         let text = format!(
             "a message of {} bytes, at most {} (maxP2pBytes)",
@@ -127,10 +213,14 @@ pub fn choose(data: usize, size: usize, mr: Option<&Mr>, regions: bool, whole: u
         Some(mr) => Some((mr.key, mr.offset(data, size)?)),
         None => None,
     };
-    if mr.is_some_and(|mr| mr.cuda) && size > 0 {
-        return Ok(if size <= whole { Path::Worker } else { Path::Slices });
+    if let Some(mr) = mr.filter(|mr| mr.cuda && size > 0) {
+        return Ok(match offset {
+            Some((key, offset)) if regions && !mr.pushed => Path::Region { key, offset },
+            _ if size <= whole => Path::Worker,
+            _ => Path::Slices,
+        });
     }
-    if size <= abi::PUSHGATE_INLINE_SEND as usize {
+    if size <= abi::PUSHGATE_INLINE_SEND as usize && (in_record || size == 0) {
         return Ok(Path::Inline);
     }
     Ok(match offset {
@@ -146,30 +236,44 @@ mod tests {
 
     #[test]
     fn the_path_follows_size_and_registration() {
-        let mr = Mr { key: 9, address: 0x1000, bytes: 1 << 20, cuda: false };
-        let choose = |size, mr: Option<&Mr>, regions| choose(0x1100, size, mr, regions, 65536).unwrap();
+        let mr = Mr { key: 9, address: 0x1000, bytes: 1 << 20, cuda: false, pushed: false };
+        let ways = |regions| Ways { regions, in_record: true, whole: 65536 };
+        let choose = |size, mr: Option<&Mr>, regions| super::choose(0x1100, size, mr, ways(regions)).unwrap();
         assert_eq!(choose(0, None, true), Path::Inline);
         assert_eq!(choose(40, Some(&mr), true), Path::Inline);
         assert_eq!(choose(41, Some(&mr), true), Path::Region { key: 9, offset: 0x100 });
         assert_eq!(choose(41, None, true), Path::Push);
         assert_eq!(choose(65536, Some(&mr), false), Path::Push);
         assert_eq!(choose(65537, Some(&mr), false), Path::Slices);
-        let mr = Mr { cuda: true, ..mr };
-        assert_eq!(choose(0, Some(&mr), true), Path::Inline);
+        // The receiver's GPU memory is written by an RDMA device alone.
+        let written = |size, mr, regions| {
+            super::choose(0x1100, size, mr, Ways { in_record: false, ..ways(regions) }).unwrap()
+        };
+        assert_eq!(written(0, Some(&mr), true), Path::Inline);
+        assert_eq!(written(1, Some(&mr), true), Path::Region { key: 9, offset: 0x100 });
+        assert_eq!(written(1, None, true), Path::Push);
+        let pushed = Mr { cuda: true, pushed: true, ..mr };
+        assert_eq!(choose(0, Some(&pushed), true), Path::Inline);
         assert_eq!(
-            (choose(1, Some(&mr), true), choose(65536, Some(&mr), false)),
-            (Path::Worker, Path::Worker)
+            [1, 65536, 65537].map(|size| choose(size, Some(&pushed), true)),
+            [Path::Worker, Path::Worker, Path::Slices]
         );
-        assert_eq!(choose(65537, Some(&mr), true), Path::Slices);
+        // The RDMA device reads any length of it, even what a WQE would hold.
+        let read = Mr { cuda: true, ..mr };
+        assert_eq!(choose(0, Some(&read), true), Path::Inline);
+        for size in [1, 65537] {
+            assert_eq!(choose(size, Some(&read), true), Path::Region { key: 9, offset: 0x100 });
+        }
     }
 
     #[test]
     fn what_leaves_its_registration_is_refused() {
-        let mr = Mr { key: 9, address: 0x1000, bytes: 100, cuda: false };
+        let mr = Mr { key: 9, address: 0x1000, bytes: 100, cuda: false, pushed: false };
+        let ways = Ways { regions: true, in_record: true, whole: 65536 };
         for (data, size) in [(0xfff, 1), (0x1000, 101), (0x1064, 1), (usize::MAX, 2)] {
-            let e = choose(data, size, Some(&mr), true, 65536).unwrap_err();
+            let e = choose(data, size, Some(&mr), ways).unwrap_err();
             assert_eq!(e.code, Code::Usage, "{e}");
         }
-        assert!(choose(0, usize::MAX, None, true, 64).unwrap_err().text.contains("-1 bytes"));
+        assert!(choose(0, usize::MAX, None, ways).unwrap_err().text.contains("-1 bytes"));
     }
 }

@@ -21,8 +21,9 @@ use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
 use crate::handshake::Connecting;
 use crate::log;
-use crate::path::{self, Choice, FirstGpu};
+use crate::path::{self, Choice, Opened, OverRdma, Told};
 use crate::props::Properties;
+use crate::reach::Reach;
 use crate::watch::Watch;
 
 /// What the first init has read.
@@ -31,7 +32,9 @@ pub struct Loaded {
     pub rdma: Option<Arc<Device>>,
     properties: Properties,
     /// NCCL may hand over memory of GPUs; the first of them, opened already.
-    gpu: Option<Mutex<Option<FirstGpu>>>,
+    gpu: Option<Mutex<Option<Opened>>>,
+    /// What it was told of that.
+    told: Option<Told>,
 }
 
 /// The threads, and what goes with them.
@@ -51,6 +54,8 @@ pub struct Lane {
     /// Dropped before the GPU, whose memory its mover uses.
     pub engine: Arc<Engine>,
     pub bell: EventFd,
+    /// Before the GPU, in whose memory it has some.
+    pub rdma: Option<OverRdma>,
     pub gpu: Option<Arc<Gpu>>,
 }
 
@@ -59,7 +64,8 @@ impl Lane {
     /// microseconds while it has any, and every one of them would find it falling asleep: it
     /// polls, ever more rarely.
     pub fn wake(&self) -> Wake {
-        if self.gpu.is_some() { Wake::Polled } else { Wake::Doorbell }
+        let copies = self.gpu.as_ref().is_some_and(|gpu| gpu.copies());
+        if copies { Wake::Polled } else { Wake::Doorbell }
     }
 }
 
@@ -150,15 +156,18 @@ impl Loaded {
         if settings.window != WindowKind::Memory {
             return Err(refused("window", &settings.window.to_string(), "memory"));
         }
-        let path = Choice::of(&settings)?;
-        let (rdma, properties) = match settings.qp {
+        let rdma = match settings.qp {
             QpKind::Verbs => {
                 let name = (settings.ib_dev != "auto").then_some(settings.ib_dev.as_str());
-                let device = Device::open(name, settings.ib_port as u8)?;
-                let properties = Properties::of(&device);
-                (Some(device), properties)
+                Some(Device::open(name, settings.ib_port as u8)?)
             }
-            _ => (None, Properties::local(path.gpu.is_some())),
+            _ => None,
+        };
+        let path = Choice::of(&settings, rdma.as_ref())?;
+        let properties = match (&rdma, path.told) {
+            (None, _) => Properties::local(path.gpu.is_some()),
+            (Some(device), None) => Properties::of(device),
+            (Some(device), Some(told)) => Properties::of(device).with_gpu(told.plan, told.dma_buf),
         };
         log::init(&path.why);
         if path.gpu.is_some() {
@@ -177,7 +186,27 @@ impl Loaded {
                 settings.net_window_size
             ),
         });
-        Ok(Loaded { settings, rdma, properties, gpu: path.gpu })
+        Ok(Loaded { settings, rdma, properties, gpu: path.gpu, told: path.told })
+    }
+}
+
+impl Loaded {
+    /// Opens a GPU beside the first: with its memory is done what NCCL was told of that one's.
+    fn another(&self, index: u32) -> Result<Opened> {
+        let Some(told) = self.told else {
+            return Opened::new(index, None, self.settings.path, self.settings.landing);
+        };
+        let (path, landing) = told.asks();
+        let opened = Opened::new(index, self.rdma.as_ref(), path, landing)?;
+        let dma_buf = opened.rdma.as_ref().and_then(|r| r.reach.as_ref()).is_some_and(Reach::by_dma_buf);
+        if dma_buf == told.dma_buf {
+            return Ok(opened);
+        }
+        let text = format!(
+            "the memory of GPU {index} is registered with the RDMA device in another way than that of the first: set \
+             PUSHGATE_PATH=push and PUSHGATE_LANDING=host"
+        );
+        Err(Failure::new(Code::Usage, text))
     }
 }
 
@@ -200,16 +229,16 @@ impl Runtime {
         if let Some(lane) = lanes.get(&index) {
             return Ok(lane.clone());
         }
-        let (gpu, mover) = match (index, &self.loaded.gpu) {
+        let (gpu, mover, rdma) = match (index, &self.loaded.gpu) {
             (Some(index), Some(first)) => {
                 let opened = first.lock().unwrap_or_else(|e| e.into_inner()).take();
-                let (gpu, mover) = match opened {
-                    Some((at, gpu, mover)) if at == index => (gpu, mover),
-                    _ => Gpu::open(index)?,
+                let opened = match opened.filter(|first| first.index == index) {
+                    Some(first) => first,
+                    None => self.loaded.another(index)?,
                 };
-                (Some(Arc::new(gpu)), Some(mover))
+                (Some(Arc::new(opened.gpu)), Some(opened.mover), opened.rdma)
             }
-            _ => (None, None),
+            _ => (None, None, None),
         };
         let bell = EventFd::new().map_err(Failure::system("eventfd"))?;
         let theirs = bell.try_clone().map_err(Failure::system("eventfd"))?;
@@ -217,7 +246,7 @@ impl Runtime {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let options = EngineOptions { cpu: None, alone: cores >= 8, mover };
         let engine = Arc::new(log::scoped(|| Engine::start(theirs, options))?);
-        let lane = Arc::new(Lane { engine, bell, gpu });
+        let lane = Arc::new(Lane { engine, bell, rdma, gpu });
         lanes.insert(index, lane.clone());
         Ok(lane)
     }

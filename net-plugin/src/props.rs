@@ -7,7 +7,8 @@ use std::path::Path;
 use pushgate_driver_shim::abi;
 use pushgate_proxy::qp::verbs::Device;
 
-use crate::ffi::types::{PTR_CUDA, PTR_HOST};
+use crate::ffi::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST};
+use crate::plan::{Landing, Plan};
 
 /// Connections at once: what descriptors allow, at about eight each.
 pub const MAX_COMMS: c_int = 65536;
@@ -18,8 +19,13 @@ pub const MAX_BYTES: usize = abi::PUSHGATE_MAX_MESSAGE as usize;
 /// that copies host memory reaches on a server, and more than NCCL's socket ever does.
 /// NCCL opens channels by it.
 const LOCAL_SPEED: c_int = 200_000;
-/// The same where GPUs push and pull: 50 GB/s, what a GPU's link of PCIe 5 x16 carries.
+/// The same where GPUs push and pull: 50 GB/s, what a GPU's link of PCIe 5 x16 carries, of all
+/// devices together.
 const GPU_SPEED: c_int = 400_000;
+/// NCCL opens two channels to a peer for send/recv, or as many as there are devices if it takes so
+/// many to fill a GPU's link (`ncclTopoGetNchannels`). Two of its blocks copy 41 GB/s from and to its
+/// buffers on an H200, which is less than the link carries.
+pub const GPU_DEVICES: c_int = 4;
 /// Microseconds that a message takes through two engines; NCCL adds them to its own.
 const LATENCY: f32 = 3.0;
 
@@ -30,9 +36,11 @@ pub struct Properties {
     pci_path: Option<&'static CStr>,
     /// Names the chip, so that NCCL sees whose bandwidth is shared.
     pub guid: u64,
-    /// Mbit/s.
+    /// That NCCL is told of, all alike but for their port.
+    pub devices: c_int,
+    /// Mbit/s of each.
     pub speed: c_int,
-    /// From 1.
+    /// From 1; of the first of the devices.
     pub port: c_int,
     /// Microseconds.
     pub latency: f32,
@@ -46,10 +54,10 @@ impl Properties {
     /// `gpu`: NCCL may hand over GPU memory.
     pub fn local(gpu: bool) -> Self {
         let guid = u64::from_be_bytes(*b"pushgate");
-        let (ptr_support, speed) =
-            if gpu { (PTR_HOST | PTR_CUDA, GPU_SPEED) } else { (PTR_HOST, LOCAL_SPEED) };
-        let latency = LATENCY;
-        Properties { pci_path: None, guid, speed, port: 1, latency, ptr_support, max_bytes: MAX_BYTES }
+        let ptr_support = if gpu { PTR_HOST | PTR_CUDA } else { PTR_HOST };
+        let (devices, speed) = if gpu { (GPU_DEVICES, GPU_SPEED / GPU_DEVICES) } else { (1, LOCAL_SPEED) };
+        let (latency, max_bytes) = (LATENCY, MAX_BYTES);
+        Properties { pci_path: None, guid, devices, speed, port: 1, latency, ptr_support, max_bytes }
     }
 
     pub fn of(device: &Device) -> Self {
@@ -60,18 +68,37 @@ impl Properties {
             // A process opens few devices.
             pci_path: pci_path(&base.join("device")).map(|path| &*Box::leak(path.into_boxed_c_str())),
             guid: guid(&read("node_guid".into())).unwrap_or(1),
+            devices: 1,
             // Where the kernel does not say, NCCL's own guess for such a case.
             speed: speed(&read(format!("ports/{port}/rate"))).unwrap_or(10_000),
             port: port as c_int,
             latency: LATENCY,
             ptr_support: PTR_HOST,
-            max_bytes: MAX_BYTES,
+            max_bytes: MAX_BYTES.min(device.longest_message() as usize),
         }
     }
 
     /// NCCL may hand over memory of GPUs.
     pub fn takes_gpu_memory(&self) -> bool {
         self.ptr_support & PTR_CUDA != 0
+    }
+
+    /// The same where NCCL may hand over GPU memory. `dma_buf`: as a dma-buf.
+    ///
+    /// NCCL takes its LL128 protocol where it sees GPU and NIC at one switch, and its kernels
+    /// then look for lines of 128 bytes that arrive whole. An RDMA device that writes into the
+    /// GPU's memory does what NCCL expects of one; of copies by our kernel nobody has promised
+    /// that. So with these the device has no place, as over `local`.
+    ///
+    /// All else is the same whatever the plan: ranks of one communicator may have different
+    /// ones, and NCCL's must come to the same conclusions.
+    pub fn with_gpu(self, plan: Plan, dma_buf: bool) -> Self {
+        let dma_buf = if dma_buf && plan.reaches() { PTR_DMABUF } else { 0 };
+        Properties {
+            pci_path: self.pci_path.filter(|_| plan.landing == Landing::Gpu),
+            ptr_support: PTR_HOST | PTR_CUDA | dma_buf,
+            ..self
+        }
     }
 
     /// NULL for what is no PCI function: NCCL puts it at the first CPU then.
@@ -108,6 +135,23 @@ fn speed(text: &str) -> Option<c_int> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ll128_is_never_offered_where_our_kernel_brings_the_lines() {
+        use crate::plan::Out;
+        let device = Properties { pci_path: Some(c"/sys/devices/pci0000:00"), ..Properties::local(false) };
+        for (out, landing, place, types) in [
+            (Out::Pull, Landing::Gpu, true, PTR_HOST | PTR_CUDA | PTR_DMABUF),
+            (Out::Push, Landing::Gpu, true, PTR_HOST | PTR_CUDA | PTR_DMABUF),
+            (Out::Push, Landing::Host, false, PTR_HOST | PTR_CUDA),
+        ] {
+            let p = device.with_gpu(Plan { out, landing }, true);
+            assert_eq!((p.pci_path.is_some(), p.ptr_support), (place, types), "{out:?} {landing:?}");
+            assert_eq!(p.max_bytes, MAX_BYTES);
+            let p = device.with_gpu(Plan { out, landing }, false);
+            assert_eq!(p.ptr_support, PTR_HOST | PTR_CUDA);
+        }
+    }
 
     #[test]
     fn what_sysfs_says_is_understood() {

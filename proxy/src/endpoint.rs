@@ -64,6 +64,10 @@ pub struct QpOptions {
     pub peer: u32,
     /// Messages land in buffers that receives name, not where they lie.
     pub posted_receives: bool,
+    /// Whoever takes messages in sees to it that what an RDMA device wrote into a
+    /// device's memory is there before that device is told of it (P3). Else the engine
+    /// does, by its mover, before each such message is shown.
+    pub reader_flushes: bool,
     /// A slot reserved and not published while later ones are complete ends the
     /// queue pair after this, nanoseconds.
     pub stuck_ns: u64,
@@ -458,6 +462,11 @@ impl Endpoint {
     /// Whether SENDs may go out of regions of this side.
     pub fn region_sends(&self) -> RegionSends {
         self.qp.region_sends()
+    }
+
+    /// Whether the peer's RDMA device was told of a region.
+    pub fn is_offered(&self, key: u32) -> bool {
+        self.qp.offers(key)
     }
 
     /// True once the peer's engine knows of all regions that it may write itself,
@@ -1155,7 +1164,7 @@ impl Endpoint {
         if !self.moving.is_empty() {
             return Ok(Outcome::Waits);
         }
-        if let Stretch::Device(_) = dst {
+        if let (Stretch::Device(_), false) = (dst, self.options.reader_flushes) {
             // P3: an RDMA device's writes to another device are not ordered with ours to
             // host memory.
             let no_mover = || Why::Own("no mover to flush the device's memory with".into());

@@ -115,6 +115,7 @@ pub fn messages(batches: u64) -> Result<(u64, Duration), Box<dyn std::error::Err
         let options = QpOptions {
             peer: 1 - own as u32,
             posted_receives: false,
+            reader_flushes: false,
             stuck_ns: u64::MAX,
             in_place_share: 192,
             slow_ns: u64::MAX,

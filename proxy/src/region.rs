@@ -7,8 +7,15 @@ use std::sync::Arc;
 
 use crate::memory::Keep;
 
-/// A dma-buf, and where in it a region begins.
-pub type Exported = (Arc<OwnedFd>, u64);
+/// How an RDMA device comes to register memory of another device.
+#[derive(Clone, Debug)]
+pub enum Exported {
+    /// Its driver exports it: a dma-buf, and where in it the region begins.
+    DmaBuf(Arc<OwnedFd>, u64),
+    /// By its address, as the host's: its driver lends it to RDMA drivers (nvidia_peermem
+    /// does), or the device is `cpu`, whose memory is the host's.
+    Address,
+}
 
 /// Where a region lies.
 #[derive(Clone)]

@@ -156,6 +156,11 @@ impl Setting {
     }
 
     fn with(offers: bool, posted_receives: bool) -> Self {
+        Setting::of(offers, QpOptions { posted_receives, ..options(1) })
+    }
+
+    fn of(offers: bool, options: QpOptions) -> Self {
+        let posted_receives = options.posted_receives;
         let mine = Memory::new(GEOMETRY);
         let peer = Memory::new(Geometry { rank: 1, ..GEOMETRY });
         let records = Records::default();
@@ -165,7 +170,7 @@ impl Setting {
             mine.geometry,
             peer.geometry,
             Box::new(Placing { records: records.clone(), offers, receives: Some(posted_receives) }),
-            QpOptions { posted_receives, ..options(1) },
+            options,
         )
         .unwrap();
         let device = Device::new(&mine, &peer);
@@ -299,6 +304,23 @@ fn p3_a_send_in_its_receive_is_shown_after_the_flush_and_says_which() {
     s.end.poll(&mut Some(Box::new(Plain)));
     assert!(s.device.try_recv().is_none());
     assert_eq!(s.end.status().map(|s| (s.code as u32, s.rank)), Some((abi::PUSHGATE_REFUSED, Some(0))));
+}
+
+#[test]
+fn p3_the_flush_is_left_to_a_reader_who_says_so_and_to_nobody_else() {
+    for reader_flushes in [true, false] {
+        let options = QpOptions { posted_receives: true, reader_flushes, ..options(1) };
+        let mut s = Setting::of(true, options);
+        let device =
+            s.end.add_region(RegionMemory::Device { address: DEVICE, exported: None }, 4096).unwrap();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let mover = Flushing { device: Device::new(&s.mine, &s.peer), seen: seen.clone(), fails: false };
+        s.device.post_recv(device, 0, 300, 1);
+        s.records.lock().unwrap().push_back(send(0, 1, 0, 300));
+        s.end.poll(&mut Some(Box::new(mover)));
+        assert!(s.device.try_recv().is_some_and(|m| m.length == 300));
+        assert_eq!((seen.lock().unwrap().is_empty(), s.end.counters().placed), (reader_flushes, 1));
+    }
 }
 
 #[test]

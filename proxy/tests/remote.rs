@@ -158,6 +158,7 @@ fn options(peer: u32) -> QpOptions {
     QpOptions {
         peer,
         posted_receives: false,
+        reader_flushes: false,
         stuck_ns: 60_000_000_000,
         in_place_share: 128,
         slow_ns: 0,

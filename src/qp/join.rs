@@ -126,6 +126,7 @@ impl Own {
         QpOptions {
             peer,
             posted_receives: self.config.posted_receives,
+            reader_flushes: false,
             stuck_ns: context.settings().stuck.as_nanos() as u64,
             // A quarter of the sender's window stays free for its next messages.
             in_place_share: 192,

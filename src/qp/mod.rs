@@ -231,7 +231,7 @@ impl QueuePair {
     /// copy engine, so that an error is no reason to refuse the buffer.
     fn export(&self, buffer: &DeviceBuffer) -> Option<Exported> {
         match buffer.export() {
-            Ok(dma_buf) => dma_buf.map(|d| (Arc::new(d.fd), d.offset)),
+            Ok(dma_buf) => dma_buf.map(|d| Exported::DmaBuf(Arc::new(d.fd), d.offset)),
             Err(e) => {
                 tracing::warn!(rank = self.rank, peer = self.peer, "{e}: payload for it will be copied");
                 None

@@ -374,7 +374,8 @@ def scenarios(r, gpus, args):
         return f"{worst['seconds']:.1f} s: {worst['error'][:80]}"
 
     def bench():
-        options = {"sizes": BENCH, "runs": args.runs}
+        sizes = [int(s) for s in args.sizes.split(",")] if args.sizes else BENCH
+        options = {"sizes": sizes, "runs": args.runs}
         table = {}
         for transport in args.beside.split(","):
             try:
@@ -384,9 +385,9 @@ def scenarios(r, gpus, args):
                     raise
                 print(f"      {transport}: {e}", flush=True)
         for what, unit in (("us", "allreduce, us"), ("busbw", "allreduce, GB/s busbw"), ("sendrecv", "send/recv one way, GB/s"), ("cpu_s_per_gb", "CPU seconds a GB, rank 0")):
-            print(f"      {unit:<44}" + "".join(f"{s:>12}" for s in BENCH))
+            print(f"      {unit:<44}" + "".join(f"{s:>12}" for s in sizes))
             for transport, rows in table.items():
-                cells = [rows[str(s)].get(what) for s in BENCH]
+                cells = [rows[str(s)].get(what) for s in sizes]
                 print(f"      {transport:<44}" + "".join(f"{'' if c is None else format(c, '12.2f'):>12}" for c in cells))
         return ""
 
@@ -411,6 +412,7 @@ def main():
     parser.add_argument("--out", default=tempfile.gettempdir(), help="logs go there")
     parser.add_argument("--beside", default="pushgate,shm,socket,socket4x4", help="transports of the bench, with NCCL's variables for one as in pushgate:NCCL_PROTO=Simple")
     parser.add_argument("--runs", type=int, default=3, help="turns of the bench, the best counts")
+    parser.add_argument("--sizes", help="bytes of the bench, separated by commas")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:

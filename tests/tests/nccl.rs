@@ -11,8 +11,12 @@ use std::time::{Duration, Instant};
 const VERSIONS: [u32; 5] = [8, 9, 10, 11, 12];
 
 /// So many, or fewer over RDMA in software, which takes 0.3 s for a connection.
-fn times(n: usize, over_rdma: usize) -> usize {
-    if std::env::var_os("PUSHGATE_QP").is_some_and(|qp| qp == "verbs") { over_rdma } else { n }
+fn times(n: usize, rdma: usize) -> usize {
+    if over_rdma() { rdma } else { n }
+}
+
+fn over_rdma() -> bool {
+    std::env::var_os("PUSHGATE_QP").is_some_and(|qp| qp == "verbs")
 }
 
 fn plugin() -> PathBuf {
@@ -51,7 +55,7 @@ fn command(arguments: &str) -> Command {
 }
 
 /// Its output, if it ends in time.
-fn output(mut command: Command, limit: Duration) -> Output {
+fn output(command: &mut Command, limit: Duration) -> Output {
     let mut child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("nccl-caller starts");
     let begin = Instant::now();
@@ -70,11 +74,36 @@ fn output(mut command: Command, limit: Duration) -> Output {
 fn run_with(mut command: Command, variables: &[(&str, &str)]) -> String {
     command.envs(variables.iter().copied());
     let shown = format!("{command:?}");
-    let output = output(command, Duration::from_secs(90));
+    let output = output(&mut command, Duration::from_secs(90));
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{shown}: {}\n{said}\n{errors}", output.status);
     print!("{said}");
     said.into_owned()
+}
+
+/// The CPU executor as the GPU, and memory as the GPU's.
+const GPU: [(&str, &str); 2] = [("_PUSHGATE_NET_GPU", "cpu"), ("NCCL_CALLER_MEMORY", "cuda")];
+
+/// What it prints, and what the plugin logs.
+fn logged(mut command: Command) -> (String, String) {
+    command.env("NCCL_CALLER_VERBOSE", "1");
+    let shown = format!("{command:?}");
+    let output = output(&mut command, Duration::from_secs(90));
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{shown}: {}\n{said}\n{errors}", output.status);
+    print!("{said}");
+    (said.into_owned(), errors.into_owned())
+}
+
+/// Traffic of GPU memory by a plugin that says so in its log; how many flushes had to be
+/// waited for.
+fn gpu_traffic(arguments: &str, variables: &[(&str, &str)], says: &str) -> u64 {
+    let mut command = command(arguments);
+    command.envs(GPU).envs(variables.iter().copied());
+    let (said, log) = logged(command);
+    assert!(log.contains(says), "{arguments}, {variables:?}: it does not say {says:?}: {log}");
+    let flushes = said.trim_end().strip_suffix(" flushes").and_then(|s| s.rsplit(' ').next());
+    flushes.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("how many flushes? {said}"))
 }
 
 fn run(arguments: &str) -> String {
@@ -83,7 +112,7 @@ fn run(arguments: &str) -> String {
 
 #[test]
 fn p3_p4_p6_ranks_as_processes_get_every_byte_in_every_version() {
-    let groups = times(200, 60);
+    let groups = times(200, 25);
     for version in VERSIONS {
         run(&format!(
             "traffic --processes --version {version} --groups {groups} --in-flight 8 --seed {version}"
@@ -93,7 +122,7 @@ fn p3_p4_p6_ranks_as_processes_get_every_byte_in_every_version() {
 
 #[test]
 fn p3_p4_p6_ranks_as_threads_get_every_byte_in_every_version() {
-    let groups = times(200, 60);
+    let groups = times(200, 25);
     for version in VERSIONS {
         run(&format!("traffic --version {version} --groups {groups} --in-flight 32 --seed 3{version}"));
     }
@@ -101,25 +130,89 @@ fn p3_p4_p6_ranks_as_threads_get_every_byte_in_every_version() {
 
 #[test]
 fn p3_p4_p6_what_is_not_registered_goes_through_the_window_in_slices_if_need_be() {
-    run(&format!("traffic --unregistered --groups {} --in-flight 16 --seed 5", times(200, 60)));
+    run(&format!("traffic --unregistered --groups {} --in-flight 16 --seed 5", times(200, 25)));
 }
 
 /// The CPU executor plays the GPU: its worker pushes into windows and pulls out of them.
 #[test]
 fn p3_p4_p6_gpu_memory_is_pushed_and_pulled() {
-    let gpu = [("_PUSHGATE_NET_GPU", "cpu"), ("NCCL_CALLER_MEMORY", "cuda")];
-    for (version, how) in [(8, ""), (11, ""), (12, ""), (11, "--processes")] {
-        // Half a window is 128 KiB: what is longer goes in slices.
-        let traffic = format!("traffic {how} --version {version} --groups 150 --in-flight 8 --max 900000");
-        run_with(command(&traffic), &gpu);
+    let (said, groups) = match over_rdma() {
+        true => ("path push: the GPU pushes into the window, which the RDMA device sends; landing host", 15),
+        false => ("path push: the GPU pushes into the window, and the receiver's pulls out of it", 150),
+    };
+    // Half a window at most, and longer ones, in slices.
+    let all =
+        [(8, "--max 120000"), (11, "--max 900000 --processes"), (11, "--max 900000"), (12, "--max 120000")];
+    // What a version's calls do is the same over RDMA.
+    for (version, how) in &all[..times(4, 2)] {
+        let traffic = format!("traffic {how} --version {version} --groups {groups} --in-flight 8");
+        assert_eq!(gpu_traffic(&traffic, &[], said), 0, "the pull is the last there is to wait for");
+    }
+    if !over_rdma() {
+        run_with(command("many --times 20"), &GPU);
+        // Slices of half a MiB, several in the window at once.
+        let mut long = command("traffic --processes --version 11 --groups 40 --in-flight 4 --max 9000000");
+        long.env("PUSHGATE_NET_WINDOW_SIZE", "4M");
+        run_with(long, &GPU);
     }
     // Sent from the host, received by a GPU's engine.
-    let host = "traffic --processes --version 11 --groups 100 --in-flight 8 --max 120000";
-    run_with(command(host), &gpu[..1]);
-    // Slices of half a MiB, several in the window at once.
-    let mut long = command("traffic --processes --version 11 --groups 40 --in-flight 4 --max 9000000");
-    long.env("PUSHGATE_NET_WINDOW_SIZE", "4M");
-    run_with(long, &gpu);
+    let host = format!("traffic --processes --version 11 --groups {groups} --in-flight 8 --max 120000");
+    run_with(command(&host), &GPU[..1]);
+}
+
+/// GPU memory over RDMA, where the device can register it. That of the CPU executor is the
+/// host's, so any can; over `local` that is refused.
+#[test]
+fn p3_p4_p6_gpu_memory_that_the_rdma_device_registers_is_written_and_read() {
+    let push = [("PUSHGATE_PATH", "push"), ("PUSHGATE_LANDING", "gpu")];
+    let pull = [("PUSHGATE_PATH", "pull")];
+    if !over_rdma() {
+        let mut command = command("setting");
+        command.envs(GPU);
+        let said = run_with(command, &pull);
+        assert!(said.contains("path is pull, allowed is auto, push or bounce with qp = local"), "{said}");
+        return;
+    }
+    let written = "landing gpu: it writes what arrives into the GPU's memory";
+    for (variables, version, how, said) in [
+        (&push[..], 8, "--max 120000", "path push: the GPU pushes"),
+        (&push[..], 11, "--max 600000 --processes", written),
+        (&pull[..], 12, "--max 600000", "path pull: the RDMA device reads the GPU's memory"),
+        (&pull[..], 11, "--max 600000 --processes", written),
+    ] {
+        let traffic = format!("traffic {how} --version {version} --groups 15 --in-flight 8");
+        assert!(gpu_traffic(&traffic, variables, said) > 5, "what the RDMA device wrote was not flushed");
+    }
+    // Each end does as its own GPU can.
+    let traffic = "traffic --processes --version 11 --groups 15 --in-flight 8 --max 600000";
+    let other = [push[0], push[1], ("NCCL_CALLER_RANK_1", "PUSHGATE_LANDING=host")];
+    assert!(gpu_traffic(traffic, &other, written) > 5);
+    // From the host to a GPU that is written to, and to one that pulls.
+    for landing in ["gpu", "host"] {
+        let other = format!(
+            "_PUSHGATE_NET_GPU=cpu NCCL_CALLER_MEMORY=cuda PUSHGATE_PATH=push PUSHGATE_LANDING={landing}"
+        );
+        run_with(command(traffic), &[("NCCL_CALLER_RANK_1", &other)]);
+    }
+    // Queue pairs to flush by, registrations and workers go with their connections.
+    let mut many = command("many --times 2");
+    many.envs(GPU).envs(push);
+    run_with(many, &[]);
+    // What is no dma-buf is no memory of a GPU, and the log says what to do without.
+    let mut rules = command("rules");
+    rules.envs([GPU[0], push[0], push[1]]);
+    let (_, log) = logged(rules);
+    assert!(
+        log.contains("by the dma-buf that NCCL gave; set PUSHGATE_PATH=push and PUSHGATE_LANDING=host"),
+        "{log}"
+    );
+    // Out of GPU memory nothing can go by way of host memory.
+    let mut command = command(traffic);
+    command.envs(GPU).envs(pull);
+    command.env("NCCL_CALLER_RANK_1", "PUSHGATE_PATH=push PUSHGATE_LANDING=host");
+    let output = output(command.env("NCCL_CALLER_VERBOSE", "1"), Duration::from_secs(90));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("set PUSHGATE_PATH=push or auto here"), "{errors}");
 }
 
 #[test]

@@ -68,6 +68,37 @@ pub fn read_from(library: &OsStr) -> Result<Told, String> {
     Ok(told)
 }
 
+/// What other programs do with a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Busy {
+    /// Processes with a CUDA context there, but this one. Their ids are those of the host, in a container maybe not
+    /// ours to see.
+    pub processes: Vec<u32>,
+    /// Per cent of the last sample period (up to a second) in which a kernel ran.
+    pub utilization: Option<u32>,
+}
+
+/// Who else uses the GPU at a PCI address. An error says why nobody can be asked.
+pub fn busy(at: &str) -> Result<Busy, String> {
+    busy_by(OsStr::new("libnvidia-ml.so.1"), at)
+}
+
+/// As [`busy`], from a library of that name or path.
+pub fn busy_by(library: &OsStr, at: &str) -> Result<Busy, String> {
+    let nvml = Nvml::builder()
+        .lib_path(library)
+        .init()
+        .map_err(|e| format!("{}: {}", library.to_string_lossy(), chain(&e)))?;
+    let asked = nvml.device_by_pci_bus_id(at).and_then(|device| {
+        let own = std::process::id();
+        let processes =
+            device.running_compute_processes()?.iter().map(|p| p.pid).filter(|pid| *pid != own).collect();
+        // Not every GPU tells.
+        Ok(Busy { processes, utilization: device.utilization_rates().ok().map(|rates| rates.gpu) })
+    });
+    asked.map_err(|e| format!("NVML, GPU at {at}: {}", chain(&e)))
+}
+
 fn chain(e: &NvmlError) -> String {
     let mut text = e.to_string();
     let mut source = std::error::Error::source(e);

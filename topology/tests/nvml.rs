@@ -7,11 +7,13 @@ use std::ffi::OsStr;
 use std::process::Command;
 
 use common::{Folder, at};
-use pushgate_topology::{Mig, NvLink, NvLinkEnd, Peer, nvml};
+use pushgate_topology::nvml::{self, Busy};
+use pushgate_topology::{Mig, NvLink, NvLinkEnd, Peer};
 
 const LIBRARY: &str = r#"
 #include <string.h>
 #include <stdint.h>
+#include <unistd.h>
 struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char id_text[32]; };
 struct process { unsigned pid; unsigned long long bytes; unsigned gpu, compute; };
 static long n(void *d) { return (long)(intptr_t)d; }
@@ -37,6 +39,16 @@ int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *d, unsigned *c, struct proc
 	if (!p || *c < 1) { *c = 1; return 7; }
 	*c = 1; memset(p, 0, sizeof *p); p->pid = 9; return 0;
 }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *at, void **d) {
+	*d = (void *)(intptr_t)(strstr(at, "18:00") ? 1 : strstr(at, "1a:00") ? 2 : 0);
+	return *d ? 0 : 6;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *c, struct process *p) {
+	if (n(d) != 2) { *c = 0; return 0; }
+	if (!p || *c < 2) { *c = 2; return 7; }
+	*c = 2; memset(p, 0, 2 * sizeof *p); p[0].pid = 77; p[1].pid = getpid(); return 0;
+}
+int nvmlDeviceGetUtilizationRates(void *d, unsigned *rates) { rates[0] = 40; rates[1] = 1; return n(d) == 2 ? 0 : 3; }
 "#;
 
 fn library(folder: &Folder, source: &str) -> std::path::PathBuf {
@@ -70,6 +82,19 @@ fn answers_become_gpus() {
         told.notes[0].starts_with("NVML, GPU 2: ") && told.notes[0].ends_with("nvidia-smi says more"),
         "{told:?}"
     );
+}
+
+#[test]
+fn others_at_work_are_seen() {
+    let folder = Folder::new();
+    let library = library(&folder, LIBRARY);
+    let busy = |at| nvml::busy_by(library.as_os_str(), at);
+    assert_eq!(busy("0000:18:00.0"), Ok(Busy { processes: vec![], utilization: None }));
+    assert_eq!(busy("0000:1a:00.0"), Ok(Busy { processes: vec![77], utilization: Some(40) }));
+    let e = busy("0000:99:00.0").unwrap_err();
+    assert!(e.starts_with("NVML, GPU at 0000:99:00.0: "), "{e}");
+    let e = nvml::busy_by(OsStr::new("/nonexistent/libnvidia-ml.so.1"), "0000:18:00.0").unwrap_err();
+    assert!(e.starts_with("/nonexistent/libnvidia-ml.so.1: "), "{e}");
 }
 
 #[test]

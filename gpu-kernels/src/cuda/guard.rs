@@ -140,6 +140,11 @@ driver! {
     fn cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
     fn cuStreamWriteValue64_v2(CUstream, CUdeviceptr, u64, c_uint);
     fn cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
+    // Only for measuring: copies between any two memories, and other GPUs' memory.
+    fn cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    fn cuStreamWaitEvent(CUstream, CUevent, c_uint);
+    fn cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+    fn cuCtxEnablePeerAccess(CUcontext, c_uint);
 }
 
 /// # Safety

@@ -81,12 +81,30 @@ fn shapes(executor: &Arc<dyn Executor>) -> Vec<WorkerOptions> {
     if gpu(executor) {
         vec![
             options,
-            WorkerOptions { pushers: 3, pullers: 1, threads: 96, push_slice: 1000, pull_slice: 700, ..few },
+            WorkerOptions {
+                pushers: 3,
+                pushers_beside_pulls: 2,
+                bulk: 3000,
+                pullers: 1,
+                threads: 96,
+                push_slice: 1000,
+                pull_slice: 700,
+                ..few
+            },
         ]
     } else {
         vec![
             options,
-            WorkerOptions { pushers: 2, pullers: 3, threads: 2, push_slice: 1000, pull_slice: 700, ..few },
+            WorkerOptions {
+                pushers: 3,
+                pushers_beside_pulls: 2,
+                bulk: 3000,
+                pullers: 3,
+                threads: 2,
+                push_slice: 1000,
+                pull_slice: 700,
+                ..few
+            },
         ]
     }
 }
@@ -116,8 +134,10 @@ fn copies_of_any_length_and_alignment_are_exact() {
                         let step = [1, 4, 8, 16][random.below(4) as usize];
                         let mut offset = || place * PLACE + (random.below(64) as usize / step * step);
                         let (device, host) = (offset(), offset());
-                        let len = match random.below(4) {
+                        let len = match random.below(6) {
                             0 => random.below(40),
+                            4 => 8,
+                            5 => 16,
                             1 => random.below(700),
                             _ => random.below(PLACE as u64 - 64),
                         } as usize;
@@ -129,9 +149,20 @@ fn copies_of_any_length_and_alignment_are_exact() {
                                 memory[at].device.addr() + device as u64,
                                 memory[at].host_addr() + host as u64,
                             );
-                            // SAFETY: within the buffers, which outlive the worker's copies; no
-                            // two places overlap.
-                            match unsafe { queue.post(direction, addrs.0, addrs.1, len) } {
+                            let words: Vec<u64> = bytes[at][from..]
+                                .chunks_exact(8)
+                                .take(len / 8)
+                                .map(|b| u64::from_le_bytes(b.try_into().unwrap()))
+                                .collect();
+                            let is_inline = at == 1 && (len == 8 || len == 16) && addrs.0.is_multiple_of(8);
+                            let posted = match is_inline {
+                                // SAFETY: within the buffers, which outlive the worker's copies;
+                                // no two places overlap.
+                                true => unsafe { queue.post_inline(addrs.0, &words) },
+                                // SAFETY: as above.
+                                false => unsafe { queue.post(direction, addrs.0, addrs.1, len) },
+                            };
+                            match posted {
                                 Ok(ticket) => break ticket,
                                 Err(PostError::Full { .. }) => thread::yield_now(),
                                 Err(error) => panic!("{error}"),
@@ -328,6 +359,7 @@ fn options_out_of_bounds_are_named() {
     let good = WorkerOptions::of(&*executor);
     for (what, options) in [
         ("pushers", WorkerOptions { pushers: 0, ..good }),
+        ("pushers_beside_pulls", WorkerOptions { pushers_beside_pulls: 0, ..good }),
         ("pullers", WorkerOptions { pullers: 257, ..good }),
         ("threads", WorkerOptions { threads: 513, ..good }),
         ("slots", WorkerOptions { slots: 48, ..good }),

@@ -91,7 +91,7 @@ unsafe extern "C" fn start(context: *mut c_void, handle: *mut *mut c_void, event
             *handle = std::ptr::null_mut();
             let event = event.cast::<Event>();
             let Some(gpu) = context.cast::<Arc<Gpu>>().as_ref() else { return Ok(()) };
-            if (*event).kind == KERNEL_LAUNCH {
+            if (*event).kind == KERNEL_LAUNCH && gpu.copies() {
                 let stream = (*event).stream as u64;
                 let lease = gpu.lease(stream)?;
                 *handle = hand_out(Some(Box::new(Launch { gpu: gpu.clone(), lease, stream })));

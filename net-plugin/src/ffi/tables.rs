@@ -6,14 +6,15 @@
 
 #![allow(non_upper_case_globals)] // The symbols' names are NCCL's.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::types::{
     CommConfig, DeviceHandle, NetAttr, PTR_CUDA, PTR_HOST, PropsV8, PropsV9, PropsV11, PropsV12, VDevice4,
     VDevice8,
 };
-use crate::comm::{Comm, Mr, Request, Wanted};
+use crate::comm::{Comm, Kind, Mr, Request, Wanted};
 use crate::error::{Code, Failure, Result};
 use crate::handle;
 use crate::handshake::Listener;
@@ -152,7 +153,7 @@ unsafe fn traffic_class(config: *const CommConfig) -> Option<u8> {
 
 unsafe extern "C" fn devices(ndev: *mut c_int) -> R {
     // SAFETY: NCCL's place, or NULL.
-    call("devices", || unsafe { put(ndev, "ndev", 1) })
+    call("devices", || unsafe { put(ndev, "ndev", plugin::properties()?.devices) })
 }
 
 unsafe extern "C" fn set_net_attr(_ctx: *mut c_void, _attr: *mut NetAttr) -> R {
@@ -160,16 +161,22 @@ unsafe extern "C" fn set_net_attr(_ctx: *mut c_void, _attr: *mut NetAttr) -> R {
 }
 
 fn properties(dev: c_int) -> Result<Properties> {
-    if dev != 0 {
-        let text = format!("device {dev} of 1: devices() says how many there are");
+    let mut p = plugin::properties()?;
+    if !(0..p.devices).contains(&dev) {
+        let text = format!("device {dev} of {}: devices() says how many there are", p.devices);
         return Err(Failure::new(Code::Argument, text));
     }
-    plugin::properties()
+    p.port += dev;
+    Ok(p)
 }
 
-fn props_v9(p: Properties) -> PropsV9 {
-    PropsV9 {
-        name: NAME,
+fn props_v9(dev: c_int) -> Result<PropsV9> {
+    let p = properties(dev)?;
+    // NCCL takes devices of one name for one.
+    const NAMES: [&CStr; props::GPU_DEVICES as usize] =
+        [c"pushgate", c"pushgate-1", c"pushgate-2", c"pushgate-3"];
+    Ok(PropsV9 {
+        name: NAMES[dev as usize].as_ptr(),
         pci_path: p.pci_path(),
         guid: p.guid,
         ptr_support: p.ptr_support,
@@ -182,15 +189,15 @@ fn props_v9(p: Properties) -> PropsV9 {
         max_recvs: super::types::MAX_RECVS as c_int,
         net_device_type: 0,
         net_device_version: 0,
-        v_props: VDevice4 { ndevs: 1, devs: [0; 4] },
+        v_props: VDevice4 { ndevs: 1, devs: [dev, 0, 0, 0] },
         max_p2p_bytes: p.max_bytes,
         max_coll_bytes: p.max_bytes,
-    }
+    })
 }
 
 unsafe extern "C" fn properties_v8(dev: c_int, to: *mut PropsV8) -> R {
     call("getProperties", || {
-        let p = props_v9(properties(dev)?);
+        let p = props_v9(dev)?;
         let p = PropsV8 {
             name: p.name,
             pci_path: p.pci_path,
@@ -212,12 +219,12 @@ unsafe extern "C" fn properties_v8(dev: c_int, to: *mut PropsV8) -> R {
 
 unsafe extern "C" fn properties_v9(dev: c_int, to: *mut PropsV9) -> R {
     // SAFETY: NCCL's place, or NULL.
-    call("getProperties", || unsafe { put(to, "props", props_v9(properties(dev)?)) })
+    call("getProperties", || unsafe { put(to, "props", props_v9(dev)?) })
 }
 
 unsafe extern "C" fn properties_v11(dev: c_int, to: *mut PropsV11) -> R {
     call("getProperties", || {
-        let v9 = props_v9(properties(dev)?);
+        let v9 = props_v9(dev)?;
         // SAFETY: NCCL's place, or NULL.
         unsafe { put(to, "props", PropsV11 { v9, max_multi_request_size: 1 }) }
     })
@@ -225,7 +232,7 @@ unsafe extern "C" fn properties_v11(dev: c_int, to: *mut PropsV11) -> R {
 
 unsafe extern "C" fn properties_v12(dev: c_int, to: *mut PropsV12) -> R {
     call("getProperties", || {
-        let p = props_v9(properties(dev)?);
+        let p = props_v9(dev)?;
         let p = PropsV12 {
             name: p.name,
             pci_path: p.pci_path,
@@ -240,7 +247,7 @@ unsafe extern "C" fn properties_v12(dev: c_int, to: *mut PropsV12) -> R {
             max_recvs: p.max_recvs,
             net_device_type: p.net_device_type,
             net_device_version: p.net_device_version,
-            v_props: VDevice8 { ndevs: 1, devs: [0; 8] },
+            v_props: VDevice8 { ndevs: 1, devs: [dev, 0, 0, 0, 0, 0, 0, 0] },
             max_p2p_bytes: p.max_p2p_bytes,
             max_coll_bytes: p.max_coll_bytes,
             max_multi_request_size: 1,
@@ -366,26 +373,40 @@ unsafe extern "C" fn reg_mr(comm: *mut c_void, data: *mut c_void, size: usize, k
                     format!("memory of type {kind}, allowed is host ({PTR_HOST}) or CUDA ({PTR_CUDA})");
                 return Err(Failure::new(Code::Usage, text));
             }
-            let mr = at::<Comm>(comm, "comm")?.register(data as usize, size, kind == PTR_CUDA)?;
+            let mr = at::<Comm>(comm, "comm")?.register(
+                data as usize,
+                size,
+                if kind == PTR_CUDA { Kind::Cuda(None) } else { Kind::Host },
+            )?;
             put(to, "mhandle", hand_out(Some(Box::new(mr))))
         }
     })
 }
 
 unsafe extern "C" fn reg_mr_dma_buf(
-    _comm: *mut c_void,
-    _data: *mut c_void,
-    _size: usize,
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
     kind: c_int,
-    _offset: u64,
-    _fd: c_int,
+    offset: u64,
+    fd: c_int,
     to: Out,
 ) -> R {
     call("regMrDmaBuf", || {
-        // SAFETY: NCCL's place, or NULL.
-        unsafe { put(to, "mhandle", std::ptr::null_mut())? };
-        let text = format!("a dma-buf of memory of type {kind}, but none is advertised");
-        Err(Failure::new(Code::Usage, text))
+        // SAFETY: NCCL's place, or NULL, and a connection of ours. The memory is NCCL's, which
+        // keeps it until deregMr; its descriptor is open until we return.
+        unsafe {
+            put(to, "mhandle", std::ptr::null_mut())?;
+            if kind != PTR_CUDA || fd < 0 {
+                let text = format!(
+                    "a dma-buf (descriptor {fd}) of memory of type {kind}, allowed is CUDA ({PTR_CUDA})"
+                );
+                return Err(Failure::new(Code::Usage, text));
+            }
+            let kind = Kind::Cuda(Some((BorrowedFd::borrow_raw(fd), offset)));
+            let mr = at::<Comm>(comm, "comm")?.register(data as usize, size, kind)?;
+            put(to, "mhandle", hand_out(Some(Box::new(mr))))
+        }
     })
 }
 
@@ -549,16 +570,30 @@ unsafe extern "C" fn irecv_v8(
 }
 
 unsafe extern "C" fn iflush(
-    _comm: *mut c_void,
-    _n: c_int,
+    comm: *mut c_void,
+    n: c_int,
     _data: *mut *mut c_void,
-    _sizes: *mut c_int,
-    _mrs: *mut *mut c_void,
+    sizes: *mut c_int,
+    mrs: *mut *mut c_void,
     to: Out,
 ) -> R {
-    // Host memory is as the CPU sees it: nothing to flush, and no request to wait for.
-    // SAFETY: NCCL's place, or NULL.
-    hot("iflush", || unsafe { put(to, "request", std::ptr::null_mut()) })
+    hot("iflush", || {
+        // SAFETY: NCCL's place, or NULL; arrays of `n`, a connection and registrations of ours.
+        unsafe {
+            put(to, "request", std::ptr::null_mut())?;
+            if sizes.is_null() || mrs.is_null() {
+                return Err(null("an array of iflush"));
+            }
+            let flushed = (0..n.max(0) as usize)
+                .map(|i| ((*sizes.add(i)).max(0) as usize, (*mrs.add(i)).cast::<Mr>().as_ref()));
+            let request = at::<Comm>(comm, "recvComm")?.flush(flushed)?;
+            put(
+                to,
+                "request",
+                request.map_or(std::ptr::null_mut(), |r| std::ptr::from_ref(r).cast_mut().cast()),
+            )
+        }
+    })
 }
 
 unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> R {

@@ -7,6 +7,8 @@ use std::ffi::{c_char, c_int, c_void};
 pub const PTR_HOST: c_int = 1;
 /// `NCCL_PTR_CUDA`.
 pub const PTR_CUDA: c_int = 2;
+/// `NCCL_PTR_DMABUF`.
+pub const PTR_DMABUF: c_int = 4;
 /// Buffers that one receive may name.
 pub const MAX_RECVS: usize = 8;
 

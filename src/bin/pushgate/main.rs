@@ -5,6 +5,7 @@
 mod bench;
 mod doctor;
 mod model;
+mod probe;
 mod topo;
 
 use std::process::ExitCode;
@@ -41,6 +42,7 @@ fn command() -> Command {
         ))
         .subcommand(doctor::command(settings))
         .subcommand(model::command())
+        .subcommand(probe::command(settings))
         .subcommand(topo::command())
         .subcommand(bench::command(settings))
 }
@@ -78,6 +80,7 @@ fn main() -> ExitCode {
                     }
                 }
             }
+            "probe" => probe::run(m, &settings(m)?)?,
             "topo" => topo::run(m)?,
             _ => bench::run(m, settings)?,
         }

@@ -6,10 +6,15 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use pushgate_topology::{Evidence, Sysfs, Topology, draw, nvml};
+use pushgate_pcie_model::Parameters;
+use pushgate_pcie_model::findings::Findings;
+use pushgate_topology::{Evidence, Figures, Sysfs, Topology, draw, nvml};
 
 /// No description of a machine is longer, bytes.
 const LARGEST: u64 = 4 << 20;
+
+/// The size of message that is advised for where a probe's figures decide: a slice of NCCL's.
+const ADVISED: u64 = 512 << 10;
 
 pub fn command() -> Command {
     let flag = |name: &'static str, help: &'static str| {
@@ -58,7 +63,7 @@ pub fn run(m: &ArgMatches) -> Result<()> {
         let head = "# From NCCL's topology; docs/topology.md describes this file.";
         return show(&format!("{head}\n{}", topology.to_toml()));
     }
-    let topology = topology(m)?;
+    let mut topology = topology(m)?;
     if let Some(mut ends) = m.get_many::<String>("between") {
         let mut end = || {
             let name = ends.next().expect("clap takes two");
@@ -86,7 +91,19 @@ pub fn run(m: &ArgMatches) -> Result<()> {
     if m.get_flag("toml") {
         return show(&format!("# docs/topology.md describes this file.\n{}", topology.to_toml()));
     }
-    let report = topology.report(Evidence::ByDistance);
+    // Another machine's shape, or none that a probe was of: distances alone.
+    let own = m.get_one::<String>("sysfs").is_some_and(|sys| sys == "/sys");
+    let kept = if own { Findings::kept(&Sysfs::new("/sys").read().fingerprint("cuda")) } else { Ok(None) };
+    let kept = kept.unwrap_or_else(|e| {
+        topology.notes.push(e.to_string());
+        None
+    });
+    let parameters = Parameters::default();
+    let figures = Figures { findings: kept.as_ref(), parameters: &parameters };
+    let report = topology.report(match kept {
+        Some(_) => Evidence::Probe { costs: &figures, bytes: ADVISED },
+        None => Evidence::ByDistance,
+    });
     if m.get_flag("json") {
         return show(&format!("{}\n", serde_json::to_string_pretty(&report)?));
     }

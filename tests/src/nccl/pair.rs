@@ -228,8 +228,17 @@ impl Traffic {
     }
 }
 
-/// Runs the traffic on one rank; the bytes that it received. Every one is checked.
-pub fn exchange(plugin: &Plugin, rank: u64, ends: Ends, traffic: &Traffic) -> Result<u64> {
+/// What a rank received.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Received {
+    /// Bytes, every one checked.
+    pub bytes: u64,
+    /// Flushes that had to be waited for.
+    pub flushes: u64,
+}
+
+/// Runs the traffic on one rank.
+pub fn exchange(plugin: &Plugin, rank: u64, ends: Ends, traffic: &Traffic) -> Result<Received> {
     let t = *traffic;
     let stride = t.max.next_multiple_of(64) + 64;
     let out = Buffer::new(stride * t.in_flight);
@@ -277,7 +286,7 @@ fn progress(
     stride: usize,
     (out, out_mr): (&Buffer, Ptr),
     (into, into_mr): (&Buffer, Ptr),
-) -> Result<u64> {
+) -> Result<Received> {
     let incoming = t.plan(1 - rank);
     let out_mr = if t.registered { out_mr } else { std::ptr::null_mut() };
     let mut r = Random(t.seed ^ rank ^ 0xabcd);
@@ -297,8 +306,10 @@ fn progress(
     // Slot: request, and what it is.
     let mut sends: Vec<Option<(Ptr, usize)>> = vec![None; t.in_flight];
     let mut recvs: Vec<Option<(Ptr, usize)>> = vec![None; t.in_flight];
+    // Those whose receive is done, as NCCL flushes before it tells a GPU that needs it.
+    let mut flushing = vec![false; t.in_flight];
     let (mut next_send, mut next_recv, mut done_sends, mut done_recvs) = (0, 0, 0, 0);
-    let mut bytes = 0;
+    let mut received = Received::default();
     let mut last = Instant::now();
     while done_sends < outgoing.len() || done_recvs < incoming.len() {
         let before = (next_send, next_recv, done_sends, done_recvs);
@@ -322,15 +333,34 @@ fn progress(
             }
             let Some((request, group)) = *place else { continue };
             let mut sizes = [0; 8];
+            let asked = (!flushing[slot]).then_some(&mut sizes);
             // SAFETY: not done yet.
-            if unsafe { plugin.test(request, Some(&mut sizes))? } {
+            if unsafe { plugin.test(request, asked)? } {
+                if !flushing[slot] {
+                    for (i, m) in incoming[group].iter().enumerate() {
+                        assert_eq!(sizes[i] as usize, m.size, "size of message {i} of group {group}");
+                    }
+                    let first = incoming[group].iter().position(|m| m.size > 0);
+                    let flush = match first.filter(|_| super::table::is_gpu_memory()) {
+                        Some(i) => {
+                            let at = into.at((slot * t.grouping + i) * stride);
+                            plugin.iflush(ends.recv, at, sizes[i], into_mr)?
+                        }
+                        None => None,
+                    };
+                    if let Some(flush) = flush {
+                        (*place, flushing[slot]) = (Some((flush, group)), true);
+                        received.flushes += 1;
+                        continue;
+                    }
+                }
+                flushing[slot] = false;
                 for (i, m) in incoming[group].iter().enumerate() {
-                    assert_eq!(sizes[i] as usize, m.size, "size of message {i} of group {group}");
                     let at = (slot * t.grouping + i) * stride;
                     if let Some(byte) = into.differs(at, m.size, m.seed) {
                         panic!("group {group}, message {i} of {} bytes: byte {byte} is wrong", m.size);
                     }
-                    bytes += m.size as u64;
+                    received.bytes += m.size as u64;
                 }
                 (*place, done_recvs) = (None, done_recvs + 1);
             }
@@ -365,5 +395,5 @@ fn progress(
             last = Instant::now();
         }
     }
-    Ok(bytes)
+    Ok(received)
 }

@@ -2,12 +2,13 @@
 //! the settings of its environment.
 
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::pair::{self, Bootstrap, Buffer, Ends, LIMIT, Streams, Traffic};
+use super::pair::{self, Bootstrap, Buffer, Ends, LIMIT, Received, Streams, Traffic};
 use super::table::{Plugin, Ptr, warnings};
 
 /// What every scenario gets.
@@ -70,6 +71,9 @@ impl Options {
         ] {
             command.args([name, &value]);
         }
+        // Settings of its own.
+        let other = std::env::var("NCCL_CALLER_RANK_1").unwrap_or_default();
+        command.envs(other.split_whitespace().filter_map(|setting| setting.split_once('=')));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a second rank");
         let (from, to) = (child.stdout.take().expect("piped"), child.stdin.take().expect("piped"));
         (child, Box::new(Streams(from, to)))
@@ -92,39 +96,40 @@ fn close(plugin: &Plugin, ends: Ends) {
 }
 
 /// One rank: init, connect, traffic, close, finalize.
-fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peer: Box<dyn Bootstrap>) -> u64 {
+fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peer: Box<dyn Bootstrap>) -> Received {
     let ctx = plugin.init().expect("init");
     assert!(plugin.devices().expect("devices") > 0);
     let ends = pair::connect(plugin, ctx, &mut *peer).expect("connect");
-    let bytes = pair::exchange(plugin, rank, ends, &o.traffic(plugin)).unwrap_or_else(|e| {
+    let received = pair::exchange(plugin, rank, ends, &o.traffic(plugin)).unwrap_or_else(|e| {
         panic!("rank {rank}: {e}; the plugin says: {:#?}", warnings());
     });
     // No barrier: NCCL's ranks close whenever they are done.
     close(plugin, ends);
     plugin.finalize(ctx).expect("finalize");
-    bytes
+    received
 }
 
 /// Traffic both ways between two ranks, every byte checked.
 pub fn traffic(o: &Options) {
     let begin = Instant::now();
     let plugin = o.open();
-    let bytes = if o.processes {
+    let Received { bytes, flushes } = if o.processes {
         let (mut child, peer) = o.spawn("rank-1");
-        let bytes = rank(o, &plugin, 0, peer);
+        let received = rank(o, &plugin, 0, peer);
         assert!(child.wait().expect("the second rank").success(), "the second rank failed");
-        bytes
+        received
     } else {
         let [a, b] = stream_pair();
         std::thread::scope(|scope| {
             let other = scope.spawn(|| rank(o, &plugin, 1, b));
-            let bytes = rank(o, &plugin, 0, a);
-            bytes + other.join().expect("the second rank failed")
+            let here = rank(o, &plugin, 0, a);
+            let there = other.join().expect("the second rank failed");
+            Received { bytes: here.bytes + there.bytes, flushes: here.flushes + there.flushes }
         })
     };
     assert_eq!(warnings(), [""; 0], "warnings without a reason");
     println!(
-        "{} v{}: {bytes} bytes received and right in {:.2} s",
+        "{} v{}: {bytes} bytes received and right in {:.2} s, {flushes} flushes",
         plugin.name(),
         o.version,
         begin.elapsed().as_secs_f64()
@@ -133,6 +138,9 @@ pub fn traffic(o: &Options) {
 
 /// The second process of [`traffic`].
 pub fn rank_1(o: &Options) {
+    // A first rank that has failed is not waited for.
+    let killed = Some(rustix::process::Signal::KILL);
+    rustix::process::set_parent_process_death_signal(killed).expect("prctl");
     rank(o, &o.open(), 1, parent());
 }
 
@@ -192,6 +200,14 @@ pub fn rules(o: &Options) {
     let (out, into) = (Buffer::new(1 << 20), Buffer::new(1 << 20));
     let out_mr = plugin.reg_mr(ends.send, out.at(0), out.bytes()).expect("regMr");
     let into_mr = plugin.reg_mr(ends.recv, into.at(0), into.bytes()).expect("regMr");
+    // Nothing is taken for a dma-buf that is none, and the connection stays good.
+    let file = std::fs::File::open("/dev/null").expect("/dev/null");
+    for (kind, fd) in [(1, file.as_raw_fd()), (2, -1), (4, file.as_raw_fd())] {
+        assert!(plugin.reg_mr_dma_buf(ends.recv, into.at(0), into.bytes(), kind, fd).is_err());
+    }
+    if !super::table::is_gpu_memory() {
+        assert!(plugin.reg_mr_dma_buf(ends.recv, into.at(0), into.bytes(), 2, file.as_raw_fd()).is_err());
+    }
     // 32 receives and sends at once, the sends without looking at the receives.
     let recvs: Vec<Ptr> = (0..32)
         .map(|i| receive(&plugin, ends, &into, 4096, i, into_mr).expect("room for 32 receives"))
@@ -344,8 +360,14 @@ pub fn many(o: &Options) {
         let r = unsafe { plugin.irecv(ends.recv, &[buffer.at(4096)], &[4096], &[1], &[into_mr]) };
         let r = r.expect("irecv").expect("room");
         let s = send(&plugin, ends, &buffer, 4096, 1, out_mr).expect("room");
-        wait(&plugin, r, None).expect("receive");
+        // The send first: what a GPU pushes goes out when its sender looks.
         wait(&plugin, s, None).expect("send");
+        wait(&plugin, r, None).expect("receive");
+        if super::table::is_gpu_memory()
+            && let Some(flush) = plugin.iflush(ends.recv, buffer.at(4096), 4096, into_mr).expect("iflush")
+        {
+            wait(&plugin, flush, None).expect("flush");
+        }
         assert_eq!(buffer.differs(4096, 4096, 1), None);
         plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
         plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");

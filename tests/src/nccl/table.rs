@@ -35,6 +35,11 @@ pub const OPTIONAL: Ptr = std::ptr::without_provenance_mut(1);
 /// What the plugin has said by NCCL's logger: level, text.
 pub static LOG: Mutex<Vec<(c_int, String)>> = Mutex::new(Vec::new());
 
+/// Whether memory is registered as a GPU's: `NCCL_CALLER_MEMORY=cuda`.
+pub fn is_gpu_memory() -> bool {
+    std::env::var_os("NCCL_CALLER_MEMORY").is_some_and(|kind| kind == "cuda")
+}
+
 /// Warnings so far.
 pub fn warnings() -> Vec<String> {
     let log = LOG.lock().unwrap();
@@ -81,7 +86,7 @@ enum Slot {
     Connect,
     Accept,
     RegMr,
-    _RegMrDmaBuf,
+    RegMrDmaBuf,
     DeregMr,
     Isend,
     Irecv,
@@ -338,14 +343,26 @@ impl Plugin {
     /// plugin whose GPU is the CPU executor.
     pub fn reg_mr(&self, comm: Ptr, data: Ptr, size: usize) -> Result<Ptr> {
         let mut mr = OPTIONAL;
-        let cuda = std::env::var_os("NCCL_CALLER_MEMORY").is_some_and(|kind| kind == "cuda");
-        let kind = if cuda { 2 } else { 1 };
+        let kind = if is_gpu_memory() { 2 } else { 1 };
         // SAFETY: memory of ours that stays until `dereg_mr`.
         let code = unsafe {
             function!(self, RegMr, fn(Ptr, Ptr, usize, c_int, *mut Ptr))(comm, data, size, kind, &mut mr)
         };
         written("regMr", mr);
         check("regMr", code).map(|()| mr)
+    }
+
+    /// Registers memory of a GPU (or of another type `kind`) by a dma-buf.
+    pub fn reg_mr_dma_buf(&self, comm: Ptr, data: Ptr, size: usize, kind: c_int, fd: c_int) -> Result<Ptr> {
+        let mut mr = OPTIONAL;
+        // SAFETY: memory of ours that stays until `dereg_mr`.
+        let code = unsafe {
+            function!(self, RegMrDmaBuf, fn(Ptr, Ptr, usize, c_int, u64, c_int, *mut Ptr))(
+                comm, data, size, kind, 0, fd, &mut mr,
+            )
+        };
+        written("regMrDmaBuf", mr);
+        check("regMrDmaBuf", code).map(|()| mr)
     }
 
     /// The reverse.

@@ -80,6 +80,17 @@ unsafe extern "C" fn close_device(_: *mut ibv_context) -> c_int {
     noted("close_device")
 }
 
+unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the domain is a mock's, see `objects`.
+    let mr = unsafe { &raw mut (*objects((*pd).context)).mr };
+    note("reg_mr", &[address as u64, length as u64, access as u64], mr)
+}
+
 unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut ibv_pd,
     offset: u64,
@@ -181,6 +192,7 @@ impl Mock {
         let mut verbs = unsafe { Verbs::from_library(libloading::os::unix::Library::this()) }.unwrap();
         verbs.ibv_alloc_pd = Ok(alloc_pd);
         verbs.ibv_dealloc_pd = Ok(dealloc_pd);
+        verbs.ibv_reg_mr = Ok(reg_mr);
         verbs.ibv_dereg_mr = Ok(dereg_mr);
         verbs.ibv_close_device = Ok(close_device);
         if dma_bufs {

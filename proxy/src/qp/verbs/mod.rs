@@ -22,7 +22,9 @@
 mod chain;
 mod copies;
 mod device;
+mod device_memory;
 mod error;
+mod flush;
 pub mod gid;
 #[cfg(test)]
 mod mock;
@@ -37,6 +39,7 @@ mod slot;
 
 pub use device::{Device, PortState};
 pub use error::VerbsError;
+pub use flush::{Flusher, Word};
 pub use queue_pair::VerbsQp;
 pub use setup::{Accepted, Allocate, Config, Half, Offer, Places, WIRE_VERSION};
 

@@ -76,16 +76,29 @@ impl Mr {
         bytes: usize,
         access: u32,
     ) -> Result<Self, VerbsError> {
+        let remedy = "; raise the limit of locked memory (ulimit -l unlimited) if it says out of memory";
+        // SAFETY: the caller's promise.
+        unsafe { Self::with_remedy(pd, what, address, bytes, access, remedy) }
+    }
+
+    /// The same, with what to do where it fails.
+    ///
+    /// # Safety
+    /// As for [`Mr::new`].
+    pub(super) unsafe fn with_remedy(
+        pd: &Arc<Pd>,
+        what: &str,
+        address: usize,
+        bytes: usize,
+        access: u32,
+        remedy: &str,
+    ) -> Result<Self, VerbsError> {
         // SAFETY: the caller's promise.
         let raw = unsafe {
             sys::ibv_reg_mr(pd.device.verbs, pd.raw.as_ptr(), address as *mut _, bytes, access as _)
         };
-        Self::made(pd, raw, || {
-            failed(
-                &format!("registering {bytes} bytes of {what} with {}", pd.device.name()),
-                "; raise the limit of locked memory (ulimit -l unlimited) if it says out of memory",
-            )
-        })
+        let what = || format!("registering {bytes} bytes of {what} with {}", pd.device.name());
+        Self::made(pd, raw, || failed(&what(), remedy))
     }
 
     /// Registers device memory that its driver exported.

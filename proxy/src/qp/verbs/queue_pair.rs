@@ -1,7 +1,7 @@
 //! The queue pair itself, as the endpoint drives it.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -888,9 +888,9 @@ impl QueuePair for VerbsQp {
                 unsafe { Mr::new(pd, "a region", *address, bytes as usize, REMOTE_WRITE) }
                     .map(|mr| (*address as u64, 0, mr))
             }
-            RegionMemory::Device { address, exported: Some((fd, offset)) } => {
+            RegionMemory::Device { address, exported: Some(exported) } => {
                 // SAFETY: as above, of the device's memory.
-                unsafe { Mr::dmabuf(pd, fd.as_fd(), *offset, bytes as usize, *address, REMOTE_WRITE) }
+                unsafe { Mr::of_device(pd, *address, bytes as usize, exported, REMOTE_WRITE) }
                     .map(|mr| (*address, OF_DEVICE, mr))
             }
             // A copy engine brings it there.

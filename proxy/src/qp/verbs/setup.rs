@@ -227,6 +227,40 @@ const fn send_queue(log: u32) -> u32 {
     (2 << log) + CONTROL_WRS
 }
 
+/// The address of the port that packets carry as their source.
+pub(super) fn chosen_gid(device: &Device, config: &Config) -> Result<GidEntry, VerbsError> {
+    let gids = device.gids();
+    let gid = match config.gid_index {
+        Some(index) => gids.iter().find(|e| e.index == index),
+        None => choose(&gids, config.family),
+    };
+    gid.cloned().ok_or_else(|| VerbsError::NoGid {
+        device: device.name().into(),
+        port: device.port(),
+        index: config.gid_index,
+        found: gids.iter().map(|e| (e.index, e.gid)).collect(),
+    })
+}
+
+/// Where packets go, and from which address of ours.
+pub(super) fn route(
+    a: &mut sys::ibv_qp_attr,
+    device: &Device,
+    config: &Config,
+    from: u32,
+    to: Gid,
+    lid: u16,
+) {
+    a.ah_attr.is_global = device.port_state.ethernet as u8;
+    a.ah_attr.grh.dgid.raw = to.0;
+    a.ah_attr.grh.sgid_index = from as u8;
+    a.ah_attr.grh.hop_limit = 64;
+    a.ah_attr.grh.traffic_class = config.traffic_class;
+    a.ah_attr.dlid = lid;
+    a.ah_attr.sl = config.service_level;
+    a.ah_attr.port_num = device.port();
+}
+
 impl Half {
     /// Registers the window and makes the queue pair. `window` is this end's payload
     /// ring; the geometry is checked.
@@ -242,19 +276,7 @@ impl Half {
         if bytes > message as u64 {
             return Err(VerbsError::Window { bytes, device: device.name().into(), message });
         }
-        let gids = device.gids();
-        let gid = match config.gid_index {
-            Some(index) => gids.iter().find(|e| e.index == index),
-            None => choose(&gids, config.family),
-        };
-        let Some(gid) = gid.cloned() else {
-            return Err(VerbsError::NoGid {
-                device: device.name().into(),
-                port: device.port(),
-                index: config.gid_index,
-                found: gids.iter().map(|e| (e.index, e.gid)).collect(),
-            });
-        };
+        let gid = chosen_gid(device, config)?;
         let receives = if config.imm { (1 << geometry.rx_log) + NOTIFIES } else { 1 };
         // As many messages as the link ring has slots, if the device has queues so long.
         let fits = |log: u32| {
@@ -394,7 +416,6 @@ impl Half {
 
     fn ready_to_receive(&self, offer: &Offer, mtu: u32) -> Result<(), VerbsError> {
         use sys::ibv_qp_attr_mask as m;
-        let c = &self.config;
         let mut a = attributes(sys::ibv_qp_state::IBV_QPS_RTR);
         a.path_mtu = sys::ibv_mtu(mtu);
         a.dest_qp_num = offer.qp & 0xff_ffff;
@@ -403,14 +424,7 @@ impl Half {
         a.max_dest_rd_atomic = 1;
         // Never needed; 0.64 ms, should a peer without a gate be there.
         a.min_rnr_timer = 12;
-        a.ah_attr.is_global = self.device().port_state.ethernet as u8;
-        a.ah_attr.grh.dgid.raw = offer.gid.0;
-        a.ah_attr.grh.sgid_index = self.gid.index as u8;
-        a.ah_attr.grh.hop_limit = 64;
-        a.ah_attr.grh.traffic_class = c.traffic_class;
-        a.ah_attr.dlid = offer.lid;
-        a.ah_attr.sl = c.service_level;
-        a.ah_attr.port_num = self.device().port();
+        route(&mut a, self.device(), &self.config, self.gid.index, offer.gid, offer.lid);
         let mask = m::IBV_QP_STATE.0
             | m::IBV_QP_AV.0
             | m::IBV_QP_PATH_MTU.0
@@ -504,7 +518,7 @@ impl Accepted {
     }
 }
 
-fn attributes(state: sys::ibv_qp_state) -> sys::ibv_qp_attr {
+pub(super) fn attributes(state: sys::ibv_qp_state) -> sys::ibv_qp_attr {
     // SAFETY: plain data; the mask says which fields count.
     let mut a: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
     a.qp_state = state;
@@ -513,7 +527,7 @@ fn attributes(state: sys::ibv_qp_state) -> sys::ibv_qp_attr {
 
 /// A first packet number that a packet of an earlier queue pair does not have by
 /// accident. From the seed of the standard library's hash maps.
-fn random() -> u32 {
+pub(super) fn random() -> u32 {
     use std::hash::{BuildHasher, Hasher};
     std::hash::RandomState::new().build_hasher().finish() as u32
 }

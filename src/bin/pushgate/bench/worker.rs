@@ -52,7 +52,7 @@ impl Rig {
     fn bare(&self, options: &WorkerOptions, ways: &[Direction], rounds: u64) -> Result<f64> {
         let mut running = Vec::new();
         for &way in ways {
-            let (at, blocks) = shape(options, way);
+            let (at, blocks) = shape(options, way, ways);
             let (host, device) = (self.host[at].0.device_addr(), self.device[at].addr());
             let (dst, src) = if way == Direction::Push { (host, device) } else { (device, host) };
             let shape = Launch::new(blocks, options.threads);
@@ -147,8 +147,10 @@ impl Rig {
     }
 }
 
-fn shape(options: &WorkerOptions, way: Direction) -> (usize, u32) {
+/// The blocks that copy one way of these.
+fn shape(options: &WorkerOptions, way: Direction, ways: &[Direction]) -> (usize, u32) {
     match way {
+        Direction::Push if ways.len() > 1 => (0, options.pushers.min(options.pushers_beside_pulls)),
         Direction::Push => (0, options.pushers),
         Direction::Pull => (1, options.pullers),
     }
@@ -199,7 +201,7 @@ pub fn run(b: &Bench) -> Result<()> {
                 ceiling = ceiling.max(rig.bare(&options, ways, rounds)?);
                 value = value.max(rig.through(&mut queue, ways, len, count)?);
             }
-            let blocks: u32 = ways.iter().map(|way| shape(&options, *way).1).sum();
+            let blocks: u32 = ways.iter().map(|way| shape(&options, *way, ways).1).sum();
             let note = format!(
                 "{name}, {IN_FLIGHT} in flight each way, {blocks} blocks x {}; ceiling: the same loops without commands",
                 options.threads

@@ -1,0 +1,227 @@
+//! What is done with GPU memory over RDMA: who brings it out, and where it arrives. A pure
+//! choice from what is asked for and what is known of the machine.
+
+use std::fmt;
+
+use pushgate::settings::{NetLanding, NetPath};
+use pushgate_topology::{Distance, Evidence, Method, Pair, advise};
+use serde::{Deserialize, Serialize};
+
+/// How messages leave a GPU's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Out {
+    /// The GPU pushes them into the window, out of which the RDMA device sends.
+    Push,
+    /// The RDMA device reads the GPU's memory.
+    Pull,
+}
+
+/// Where messages for a GPU's memory arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Landing {
+    /// There: the RDMA device writes them.
+    Gpu,
+    /// In the copy of the peer's window in host memory, out of which the GPU pulls.
+    Host,
+}
+
+/// Both. What NCCL is told follows from it, so it holds for all GPUs of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    pub out: Out,
+    pub landing: Landing,
+}
+
+impl Plan {
+    /// The GPU's worker has something to copy.
+    pub fn copies(self) -> bool {
+        self.out == Out::Push || self.landing == Landing::Host
+    }
+
+    /// The RDMA device is used on the GPU's memory.
+    pub fn reaches(self) -> bool {
+        self.out == Out::Pull || self.landing == Landing::Gpu
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.out {
+            Out::Push => "path push: the GPU pushes into the window, which the RDMA device sends; ",
+            Out::Pull => "path pull: the RDMA device reads the GPU's memory; ",
+        })?;
+        f.write_str(match self.landing {
+            Landing::Gpu => "landing gpu: it writes what arrives into the GPU's memory",
+            Landing::Host => "landing host: what arrives lies in host memory, and the GPU pulls it",
+        })
+    }
+}
+
+/// What is known of the way between GPU and RDMA device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Way {
+    pub distance: Distance,
+    /// It is one for the RDMA device's reads.
+    pub pull: bool,
+    /// Why, in a sentence.
+    pub why: String,
+}
+
+impl Way {
+    /// What the advice for the two says; of two that nobody knows, nothing.
+    pub fn of(pair: Option<&Pair>) -> Way {
+        match pair {
+            Some(pair) => {
+                let advice = advise(pair, Evidence::ByDistance);
+                let pull = advice.method == Method::Pull;
+                Way { distance: pair.distance(), pull, why: advice.reason }
+            }
+            None => {
+                let why = "it is not known how far GPU and RDMA device are from each other".into();
+                Way { distance: Distance::Unknown, pull: false, why }
+            }
+        }
+    }
+
+    /// What the RDMA device writes passes at most one root complex.
+    fn near(&self) -> bool {
+        matches!(self.distance, Distance::SameDevice | Distance::SameSwitch | Distance::SameRootComplex)
+    }
+}
+
+/// What can't be, and what the setting may be.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Impossible {
+    /// "path" or "landing".
+    pub setting: &'static str,
+    pub allowed: String,
+}
+
+/// Chooses. `path` is auto, push or pull; `registers` says whether the RDMA device can
+/// register the GPU's memory, and why not. Returns the reason too.
+///
+/// A read over PCIe is non-posted: a request out, the answer back, and a bound on those
+/// under way. Below a switch that costs little, and then nobody copies at all. Through a
+/// root complex it is slow, or refused by processors that pass peer writes only: there the
+/// GPU pushes. Writes are posted and pass one root complex; what happens between two is the
+/// processor's own business, so that there, and where nothing is known, host memory is in
+/// between.
+pub fn choose(
+    path: NetPath,
+    landing: NetLanding,
+    way: &Way,
+    registers: Result<(), &str>,
+) -> Result<(Plan, String), Impossible> {
+    let impossible = |setting, allowed: &str, why: &str| {
+        Err(Impossible {
+            setting,
+            allowed: format!("{allowed} here: the RDMA device can't register the GPU's memory ({why})"),
+        })
+    };
+    if path == NetPath::Pull && landing == NetLanding::Host {
+        let allowed = "auto or gpu with path = pull: a message out of GPU memory must have a place to go";
+        return Err(Impossible { setting: "landing", allowed: allowed.into() });
+    }
+    if let Err(why) = registers {
+        return match (path, landing) {
+            (NetPath::Pull, _) => impossible("path", "auto, push or bounce", why),
+            (_, NetLanding::Gpu) => impossible("landing", "auto or host", why),
+            _ => {
+                let plan = Plan { out: Out::Push, landing: Landing::Host };
+                Ok((plan, format!("the RDMA device can't register the GPU's memory ({why})")))
+            }
+        };
+    }
+    let landing = match landing {
+        NetLanding::Gpu => Landing::Gpu,
+        NetLanding::Host => Landing::Host,
+        // Both ends read and write.
+        NetLanding::Auto if way.near() || path == NetPath::Pull => Landing::Gpu,
+        NetLanding::Auto => Landing::Host,
+    };
+    let out = match path {
+        NetPath::Pull => Out::Pull,
+        NetPath::Auto if way.pull && landing == Landing::Gpu => Out::Pull,
+        _ => Out::Push,
+    };
+    Ok((Plan { out, landing }, way.why.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Distance; 7] = [
+        Distance::SameDevice,
+        Distance::SameSwitch,
+        Distance::SameRootComplex,
+        Distance::SameSocket,
+        Distance::AcrossSockets,
+        Distance::Virtual,
+        Distance::Unknown,
+    ];
+
+    /// As an advice says without ACS.
+    fn way(distance: Distance) -> Way {
+        let pull = matches!(distance, Distance::SameDevice | Distance::SameSwitch);
+        Way { distance, pull, why: distance.to_string() }
+    }
+
+    fn chosen(path: NetPath, landing: NetLanding, distance: Distance) -> (Out, Landing) {
+        let (plan, why) = choose(path, landing, &way(distance), Ok(())).unwrap();
+        assert_eq!(why, distance.to_string());
+        (plan.out, plan.landing)
+    }
+
+    #[test]
+    fn the_distance_decides_where_nothing_is_asked_for() {
+        let auto = |distance| chosen(NetPath::Auto, NetLanding::Auto, distance);
+        assert_eq!(ALL[..2].iter().map(|d| auto(*d)).collect::<Vec<_>>(), [(Out::Pull, Landing::Gpu); 2]);
+        assert_eq!(auto(Distance::SameRootComplex), (Out::Push, Landing::Gpu));
+        assert_eq!(ALL[3..].iter().map(|d| auto(*d)).collect::<Vec<_>>(), [(Out::Push, Landing::Host); 4]);
+        // ACS sends packets of a switch up to the root complex: an advice says so.
+        let redirected = Way { pull: false, ..way(Distance::SameSwitch) };
+        let (plan, _) = choose(NetPath::Auto, NetLanding::Auto, &redirected, Ok(())).unwrap();
+        assert_eq!(plan, Plan { out: Out::Push, landing: Landing::Gpu });
+    }
+
+    #[test]
+    fn two_of_which_nothing_is_known_meet_in_host_memory() {
+        let nothing = Way::of(None);
+        let (plan, why) = choose(NetPath::Auto, NetLanding::Auto, &nothing, Ok(())).unwrap();
+        assert_eq!(plan, Plan { out: Out::Push, landing: Landing::Host });
+        assert!(why.contains("not known"), "{why}");
+    }
+
+    #[test]
+    fn what_is_asked_for_is_done() {
+        for way in ALL {
+            assert_eq!(chosen(NetPath::Pull, NetLanding::Auto, way), (Out::Pull, Landing::Gpu));
+            assert_eq!(chosen(NetPath::Push, NetLanding::Gpu, way), (Out::Push, Landing::Gpu));
+            for path in [NetPath::Auto, NetPath::Push] {
+                assert_eq!(chosen(path, NetLanding::Host, way), (Out::Push, Landing::Host), "{path}");
+            }
+        }
+        assert_eq!(chosen(NetPath::Push, NetLanding::Auto, Distance::SameSwitch), (Out::Push, Landing::Gpu));
+    }
+
+    #[test]
+    fn memory_that_can_not_be_registered_is_pushed_and_pulled_by_the_gpu_or_refused() {
+        for distance in ALL {
+            let way = &way(distance);
+            for path in [NetPath::Auto, NetPath::Push] {
+                let (plan, why) = choose(path, NetLanding::Auto, way, Err("no module")).unwrap();
+                assert_eq!((plan.out, plan.landing), (Out::Push, Landing::Host));
+                assert!(plan.copies() && !plan.reaches() && why.contains("no module"), "{why}");
+            }
+            for (path, landing, setting) in
+                [(NetPath::Pull, NetLanding::Auto, "path"), (NetPath::Push, NetLanding::Gpu, "landing")]
+            {
+                let e = choose(path, landing, way, Err("no module")).unwrap_err();
+                assert!(e.setting == setting && e.allowed.contains("no module"), "{e:?}");
+            }
+            let e = choose(NetPath::Pull, NetLanding::Host, way, Ok(())).unwrap_err();
+            assert_eq!(e.setting, "landing");
+        }
+    }
+}

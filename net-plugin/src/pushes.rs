@@ -1,0 +1,107 @@
+//! What the GPU was told to push into a connection's window. A slot is published when its
+//! payload is there, in the order of the slots.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pushgate::worker::Ticket;
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{Record, Words};
+use pushgate_proxy::producer::Producer;
+
+use crate::error::{Code, Failure, Result};
+use crate::gpu::{self, Gpu};
+
+struct Push {
+    ticket: Ticket,
+    slot: u64,
+    words: Words,
+}
+
+/// Counted for `deregister`, which asks from another thread.
+#[derive(Default)]
+pub struct Counts {
+    told: AtomicU64,
+    done: AtomicU64,
+}
+
+impl Counts {
+    /// Pushes that the GPU was told of.
+    pub fn told(&self) -> u64 {
+        self.told.load(Ordering::Relaxed)
+    }
+
+    /// Those whose source is free.
+    pub fn done(&self) -> u64 {
+        self.done.load(Ordering::Acquire)
+    }
+}
+
+/// See the module's text.
+pub struct Pushes {
+    /// Where the GPU sees the window.
+    window: Option<u64>,
+    queue: VecDeque<Push>,
+}
+
+impl Pushes {
+    /// For a window that the GPU sees at this address, of at most `most` slots.
+    pub fn new(window: Option<u64>, most: usize) -> Self {
+        Pushes { window, queue: VecDeque::with_capacity(most) }
+    }
+
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Publishes what the GPU has pushed.
+    #[inline]
+    pub fn advance(&mut self, gpu: Option<&Gpu>, counts: &Counts, producer: &mut Producer) {
+        let mut any = false;
+        while let (Some(p), Some(gpu)) = (self.queue.front(), gpu) {
+            if !gpu.pushed(p.ticket) {
+                break;
+            }
+            producer.publish(p.slot, &p.words);
+            self.queue.pop_front();
+            // The source is free.
+            counts.done.fetch_add(1, Ordering::Release);
+            any = true;
+        }
+        if any {
+            producer.wake();
+        }
+    }
+
+    /// Has the GPU push a message into the window; its slot, or `None` if there is no room
+    /// now.
+    ///
+    /// # Safety
+    /// The `size` bytes at `data` are memory of this GPU, and stay until the push is done.
+    pub unsafe fn push(
+        &mut self,
+        gpu: Option<&Gpu>,
+        counts: &Counts,
+        producer: &mut Producer,
+        record: Record,
+        (data, size): (*const u8, usize),
+    ) -> Result<Option<u64>> {
+        let (Some(gpu), Some(window)) = (gpu, self.window) else {
+            return Err(Failure::new(Code::Internal, "no GPU sees the window of this connection"));
+        };
+        // Held until it is posted, so that the room is ours.
+        let mut pushes = gpu.pushes();
+        if !pushes.has_room() {
+            return Ok(None);
+        }
+        let Some((taken, words)) = producer.stage(record, size) else { return Ok(None) };
+        let to = window + taken.place * u64::from(abi::PUSHGATE_UNIT);
+        // SAFETY: the source is the caller's; the target is the reservation's own, in a window
+        // that stays registered as long as the connection, whose end waits for it.
+        let ticket = unsafe { pushes.post(data as u64, to, size) }.map_err(gpu::failed)?;
+        counts.told.fetch_add(1, Ordering::Relaxed);
+        self.queue.push_back(Push { ticket, slot: taken.slot, words });
+        Ok(Some(taken.slot))
+    }
+}

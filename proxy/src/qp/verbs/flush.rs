@@ -1,0 +1,234 @@
+//! Seeing to it that what RDMA writes bring into a GPU's memory is there before the GPU is
+//! told of it (P3): a small read of that memory by the same RDMA device.
+//!
+//! Payload goes to the GPU's memory and its record to ours, by two ways over PCIe, and
+//! nothing orders writes to two places: whoever has seen the record may tell the GPU of a
+//! payload that is still on its way. A read behind the record settles that. A device's read
+//! request does not overtake the writes that it made before (PCI Express Base
+//! Specification, "Ordering and Receive Buffer Flow Control": a non-posted request must
+//! not pass a posted one), so the answer comes out of memory that has them. Any word of the
+//! GPU's memory serves, for the order is that of the way. NCCL's own InfiniBand transport
+//! does the same (`ncclIbIflush`, src/transport/net_ib.cc).
+//!
+//! The read goes over a queue pair that is connected to itself, in a protection domain of
+//! its own, whose keys nobody else has (P8).
+
+use std::sync::Arc;
+
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_rdma_core_sys as sys;
+
+use super::device::Device;
+use super::objects::{Cq, Mr, Pd, Rc};
+use super::setup::{Allocate, attributes, chosen_gid, random, route};
+use super::{Config, VerbsError};
+use crate::memory::Keep;
+use crate::region::Exported;
+
+/// Reads that may be under way.
+const DEPTH: u64 = 16;
+/// Bytes that one reads.
+const BYTES: u32 = 8;
+
+/// Memory of a device, at least eight bytes of it, that may be read at any time.
+pub struct Word {
+    /// Its address on the device.
+    pub address: u64,
+    /// Bytes from there that are registered.
+    pub bytes: usize,
+    /// How RDMA devices reach it.
+    pub exported: Exported,
+    /// What keeps it allocated.
+    pub keep: Keep,
+}
+
+/// Numbers of reads: which is the next, which of them are under way, which stands for a
+/// wish. Without I/O.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Numbers {
+    posted: u64,
+    done: u64,
+    wanted: u64,
+}
+
+impl Numbers {
+    /// The read that stands for a wish made now: one that is not posted yet. Wishes for which
+    /// there is no room share the next.
+    fn wish(&mut self) -> u64 {
+        self.wanted = self.posted + 1;
+        self.wanted
+    }
+
+    /// The number of the read that is to be posted now, if there is one.
+    fn due(&self) -> Option<u64> {
+        (self.posted < self.wanted && self.posted - self.done < DEPTH).then_some(self.posted + 1)
+    }
+}
+
+/// See the module's text. Belongs to one thread at a time.
+pub struct Flusher {
+    // The queue pair goes before registrations, those before their memory.
+    rc: Rc,
+    from: Mr,
+    into: Mr,
+    at: u64,
+    target: SharedMemory,
+    numbers: Numbers,
+    _keep: Keep,
+}
+
+impl Flusher {
+    /// Registers `word` and makes the queue pair.
+    ///
+    /// # Safety
+    /// `word.keep` keeps the memory allocated, and `word.exported` is of it.
+    pub unsafe fn new(
+        device: &Arc<Device>,
+        config: &Config,
+        word: Word,
+        allocate: &mut Allocate<'_>,
+    ) -> Result<Self, VerbsError> {
+        use sys::ibv_access_flags as access;
+        let pd = Pd::new(device)?;
+        let read = access::IBV_ACCESS_REMOTE_READ.0;
+        // SAFETY: the caller's promise; it is kept beside its registration.
+        let from = unsafe { Mr::of_device(&pd, word.address, word.bytes, &word.exported, read)? };
+        let target = allocate("flush", pushgate_driver_shim::abi::PUSHGATE_PAGE as usize)?;
+        let local = access::IBV_ACCESS_LOCAL_WRITE.0;
+        // SAFETY: the mapping is kept beside its registration, and nobody looks at it.
+        let into = unsafe {
+            Mr::new(&pd, "what is read back", target.as_ptr().as_ptr() as usize, target.len(), local)?
+        };
+        let cq = Cq::new(device, DEPTH as u32 + 1, false)?;
+        let rc = Rc::new(&pd, cq, DEPTH as u32, 1, &[0])?;
+        let flusher = Flusher {
+            rc,
+            from,
+            into,
+            at: word.address,
+            target,
+            numbers: Numbers::default(),
+            _keep: word.keep,
+        };
+        flusher.connect(config)?;
+        Ok(flusher)
+    }
+
+    /// With itself.
+    fn connect(&self, config: &Config) -> Result<(), VerbsError> {
+        use sys::ibv_qp_attr_mask as m;
+        let device = &self.rc.pd.device;
+        let gid = chosen_gid(device, config)?;
+        let psn = random() & 0xff_ffff;
+
+        let mut a = attributes(sys::ibv_qp_state::IBV_QPS_INIT);
+        a.port_num = device.port();
+        a.qp_access_flags = sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0 as _;
+        let mask = m::IBV_QP_STATE.0 | m::IBV_QP_PKEY_INDEX.0 | m::IBV_QP_PORT.0 | m::IBV_QP_ACCESS_FLAGS.0;
+        self.rc.modify("moving the queue pair that flushes to INIT", a, mask)?;
+
+        let mut a = attributes(sys::ibv_qp_state::IBV_QPS_RTR);
+        // A packet of each read, of any size that the port takes.
+        a.path_mtu = sys::ibv_mtu::IBV_MTU_256;
+        a.dest_qp_num = self.rc.number;
+        a.rq_psn = psn;
+        a.max_dest_rd_atomic = 1;
+        a.min_rnr_timer = 12;
+        route(&mut a, device, config, gid.index, gid.gid, device.port_state.lid);
+        let mask = m::IBV_QP_STATE.0
+            | m::IBV_QP_AV.0
+            | m::IBV_QP_PATH_MTU.0
+            | m::IBV_QP_DEST_QPN.0
+            | m::IBV_QP_RQ_PSN.0
+            | m::IBV_QP_MAX_DEST_RD_ATOMIC.0
+            | m::IBV_QP_MIN_RNR_TIMER.0;
+        self.rc.modify("moving the queue pair that flushes to RTR", a, mask)?;
+
+        let mut a = attributes(sys::ibv_qp_state::IBV_QPS_RTS);
+        a.timeout = config.ack_timeout;
+        a.retry_cnt = config.retry_count;
+        a.sq_psn = psn;
+        a.max_rd_atomic = 1;
+        let mask = m::IBV_QP_STATE.0
+            | m::IBV_QP_TIMEOUT.0
+            | m::IBV_QP_RETRY_CNT.0
+            | m::IBV_QP_RNR_RETRY.0
+            | m::IBV_QP_SQ_PSN.0
+            | m::IBV_QP_MAX_QP_RD_ATOMIC.0;
+        self.rc.modify("moving the queue pair that flushes to RTS", a, mask)
+    }
+
+    /// Begins a flush of all that RDMA writes had brought when their records were seen. The
+    /// number is for [`Flusher::done`].
+    pub fn begin(&mut self) -> Result<u64, VerbsError> {
+        let number = self.numbers.wish();
+        self.post()?;
+        Ok(number)
+    }
+
+    fn post(&mut self) -> Result<(), VerbsError> {
+        let Some(number) = self.numbers.due() else { return Ok(()) };
+        let mut to =
+            sys::ibv_sge { addr: self.target.as_ptr().as_ptr() as u64, length: BYTES, lkey: self.into.lkey };
+        // SAFETY: plain data, for which zeroes are "nothing".
+        let mut wr: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
+        wr.wr_id = number;
+        wr.sg_list = &mut to;
+        wr.num_sge = 1;
+        wr.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_READ;
+        wr.send_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        wr.wr.rdma.remote_addr = self.at;
+        wr.wr.rdma.rkey = self.from.rkey;
+        // SAFETY: one request; both stretches are registered as long as the queue pair is
+        // there, and nobody minds what is written into the second.
+        unsafe { self.rc.post_send(&mut wr) }.map_err(|error| self.failed("posting a flush", error))?;
+        self.numbers.posted = number;
+        Ok(())
+    }
+
+    /// Whether a flush is complete. Numbers may be asked for in any order, and again.
+    pub fn done(&mut self, number: u64) -> Result<bool, VerbsError> {
+        let mut completions = [sys::ibv_wc::default(); DEPTH as usize];
+        let n = self.rc.cq.poll(&mut completions).map_err(|e| self.failed("polling for a flush", e))?;
+        for wc in &completions[..n] {
+            if wc.status != sys::ibv_wc_status::IBV_WC_SUCCESS {
+                // SAFETY: the library's own text for any value.
+                let text =
+                    unsafe { std::ffi::CStr::from_ptr(self.rc.pd.device.verbs.ibv_wc_status_str(wc.status)) };
+                let error = std::io::Error::other(text.to_string_lossy().into_owned());
+                return Err(self.failed("reading the GPU's memory back", error));
+            }
+            self.numbers.done = self.numbers.done.max(wc.wr_id);
+        }
+        self.post()?;
+        Ok(self.numbers.done >= number)
+    }
+
+    #[cold]
+    fn failed(&self, what: &str, error: std::io::Error) -> VerbsError {
+        let what = format!("{what} over {}", self.rc.pd.device.name());
+        VerbsError::Call { what, error, remedy: String::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p3_a_flush_is_a_read_that_is_posted_behind_the_wish() {
+        let mut n = Numbers::default();
+        assert_eq!(n.due(), None, "nobody asked");
+        for i in 1..=DEPTH {
+            assert_eq!((n.wish(), n.due()), (i, Some(i)));
+            n.posted = i;
+            assert_eq!(n.due(), None, "one read for each");
+        }
+        // No room: these share the next one, which is posted when there is.
+        assert_eq!((n.wish(), n.wish(), n.due()), (DEPTH + 1, DEPTH + 1, None));
+        n.done = 1;
+        assert_eq!(n.due(), Some(DEPTH + 1));
+        n.posted = DEPTH + 1;
+        assert_eq!((n.due(), n.wish()), (None, DEPTH + 2));
+    }
+}

@@ -1,0 +1,113 @@
+//! What the cost model and a probe say of a pair, for [`crate::advise`].
+
+use pushgate_pcie_model::choose::to_nic;
+use pushgate_pcie_model::findings::Findings;
+use pushgate_pcie_model::{Link, Parameters, Route, Way, Window};
+
+use crate::advise::{Costs, Method};
+use crate::distance::{Distance, Hop};
+use crate::pair::{Far, Pair};
+
+/// Seconds of messages by the model, with the probe's parameters where there are some.
+#[derive(Clone, Copy, Debug)]
+pub struct Figures<'a> {
+    /// What a probe of this host found.
+    pub findings: Option<&'a Findings>,
+    /// For the rest.
+    pub parameters: &'a Parameters,
+}
+
+/// The way of a pair as the model has it. None where nobody knows it: no PCI function, a
+/// virtual machine that does not tell, no link.
+pub fn route(pair: &Pair) -> Option<Route> {
+    if matches!(pair.distance(), Distance::Virtual | Distance::Unknown) {
+        return None;
+    }
+    let (path, p) = (pair.path.as_ref()?, &pair.parameters);
+    let state = p.link?;
+    let known = Link::new(state.generation().into(), state.width.into()).ok()?;
+    let link = Link {
+        mps: p.max_payload.unwrap_or(known.mps),
+        mrrs: p.max_read_request.unwrap_or(known.mrrs),
+        rcb: p.read_completion_boundary.unwrap_or(known.rcb),
+        tags: p.tags.unwrap_or(known.tags),
+        ..known
+    };
+    let hops = path.hops.iter().filter_map(|hop| match hop {
+        // Hardly less than a switch.
+        Hop::Switch(_) | Hop::Bridge(_) => Some(pushgate_pcie_model::Hop::Switch),
+        Hop::RootComplex(_) => Some(pushgate_pcie_model::Hop::RootComplex),
+        Hop::Sockets(..) => Some(pushgate_pcie_model::Hop::Socket),
+        Hop::Nodes(..) => None,
+    });
+    let window = if pair.far == Far::Shim { Window::Nic } else { Window::Host };
+    Some(Route { link, hops: hops.collect(), window, sharers: 1 })
+}
+
+impl Costs for Figures<'_> {
+    fn seconds(&self, pair: &Pair, method: Method, bytes: u64) -> Option<f64> {
+        let way = match method {
+            Method::Push => Way::Push,
+            // Nothing reads through a window, and a software NIC reads host memory alone.
+            Method::Pull if pair.far == Far::Nic => Way::Pull,
+            Method::Bounce if pair.far != Far::Shim => Way::Bounce,
+            _ => return None,
+        };
+        let from = pair.gpu.to_string();
+        let us = to_nic(self.findings, self.parameters, &from, &route(pair)?, way, bytes).ok()??;
+        Some(us / 1e6)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::advise::{Basis, Evidence, advise};
+    use crate::tree::{Function, Gpu, Nic, Parent, Topology};
+
+    /// A GPU and a NIC below two root complexes, and the pair that they are.
+    fn pair(known: bool) -> Pair {
+        let mut topology = Topology::default();
+        for (at, root) in [("0000:17:00.0", "pci0000:15"), ("0000:98:00.0", "pci0000:97")] {
+            let mut function = Function::new(at.parse().unwrap(), Parent::RootComplex(root.into()));
+            function.numa = known.then_some(0);
+            function.link.now = known.then_some(crate::LinkState { gts: 32.0, width: 16 });
+            topology.functions.insert(function.address, function);
+            let numa = known.then_some(0);
+            topology.root_complexes.push(crate::RootComplex { name: root.into(), numa });
+        }
+        topology.gpus.push(Gpu::new("0000:17:00.0".parse().unwrap()));
+        topology.nics.push(Nic {
+            name: "mlx5_0".into(),
+            address: Some("0000:98:00.0".parse().unwrap()),
+            software: false,
+            netdev: None,
+            ports: Vec::new(),
+        });
+        topology.pairs().remove(0)
+    }
+
+    #[test]
+    fn the_model_answers_for_a_known_way_and_for_no_other() {
+        let parameters = Parameters::default();
+        let figures = Figures { findings: None, parameters: &parameters };
+        let known = pair(true);
+        let way = route(&known).unwrap();
+        assert_eq!((way.link.generation, way.link.lanes, way.window), (5, 16, Window::Host));
+        assert!(way.through_root(), "{way:?}");
+        for method in [Method::Push, Method::Pull, Method::Bounce] {
+            let us = figures.seconds(&known, method, 1 << 20).unwrap() * 1e6;
+            assert!((20.0..1000.0).contains(&us), "{method}: {us}");
+        }
+        assert_eq!(figures.seconds(&known, Method::Local, 64), None);
+        let advice = advise(&known, Evidence::Model { costs: &figures, bytes: 1 << 20 });
+        assert_eq!(advice.basis, Basis::Model);
+        let software = Pair { far: Far::SoftwareNic, ..known.clone() };
+        assert_eq!(figures.seconds(&software, Method::Pull, 64), None);
+
+        let unknown = pair(false);
+        assert_eq!(route(&unknown), None);
+        let advice = advise(&unknown, Evidence::Model { costs: &figures, bytes: 1 << 20 });
+        assert_eq!(advice.basis, Basis::Distance);
+    }
+}
