@@ -41,6 +41,13 @@ PUSHGATE_DEVICE stretch stretch_of(const osu_params &p, u64 slices, u64 unit)
 }
 
 // This block's share of an iteration's messages; behind the last of them its signal.
+//
+// Payload before WQE (P3): all threads store, publish() holds them at a barrier and
+// then releases the batch's first word, behind which the proxy looks at the others.
+// Data before signal: what one queue pair carries arrives in order, and the signal is in
+// the last put of this block, or behind it; other blocks have signals of their own.
+// Sources are only read while a kernel runs, so a place may be sent again at once, and
+// where messages land nobody reads before the kernels of both ends have ended.
 template <class S> PUSHGATE_DEVICE status send_share(queue_pair &qp, const osu_params &p, u64 value)
 {
 	u64 slices = p.bytes > p.slice ? (p.bytes + p.slice - 1) / p.slice : 1;
@@ -95,7 +102,9 @@ template <class S> PUSHGATE_DEVICE status send_share(queue_pair &qp, const osu_p
 	return status::ok;
 }
 
-// Until every block of the peer has sent its share.
+// Until every block of the peer has sent its share. A thread for each signal; what one of
+// them has acquired, the others have behind any()'s barrier. The wait ends with a status when
+// the peer is lost or takes longer than the queue pair's limit, as all waits here do (P7).
 template <class S> PUSHGATE_DEVICE status wait_for_peer(queue_pair &qp, const osu_params &p, u64 value)
 {
 	u32 bad = 0;

@@ -246,6 +246,12 @@ pub(crate) enum Step {
 }
 
 impl Step {
+    /// Where it goes.
+    pub(crate) fn route(&self) -> &Route {
+        let (Step::Write { route, .. } | Step::Read { route, .. } | Step::Copy { route }) = self;
+        route
+    }
+
     fn rtt(&self, p: &Parameters) -> f64 {
         match self {
             Step::Read { route, memory_ns, .. } => round_trip(&route.hops, p) + memory_ns,
@@ -361,9 +367,6 @@ pub struct Crossing {
     /// The least size at which `above` is not slower.
     pub bytes: u64,
 }
-
-/// Sizes that [`crossings`] looks at: 8 B to 1 GiB.
-pub const SIZES: std::ops::RangeInclusive<u64> = 8..=1 << 30;
 
 /// All sizes between 8 B and 1 GiB at which one way overtakes another. A pair without one has a way that is
 /// always faster.

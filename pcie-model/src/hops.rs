@@ -61,14 +61,12 @@ pub fn plot(rows: &[Latency], hop: Hop) -> Plot {
         Hop::Socket => "socket links",
     };
     Plot {
-        title: format!("{BYTES} bytes over a chain of {name}: pushed once through, pulled there and back"),
+        title: format!("{BYTES} bytes over a chain of {name}. Lines: formula, points: simulator"),
         x: Axis::new("hops", Scale::Linear),
         y: Axis::new("ns", Scale::Linear),
         series: vec![
-            Series::new("push, one way: formula", line(|r| r.push_ns)),
-            Series::new("pull, round trip: formula", line(|r| r.pull_ns)),
-            Series::markers("push: simulator", line(|r| r.push_simulated_ns)),
-            Series::markers("pull: simulator", line(|r| r.pull_simulated_ns)),
+            Series::beside("push, one way", line(|r| r.push_simulated_ns), line(|r| r.push_ns)),
+            Series::beside("pull, round trip", line(|r| r.pull_simulated_ns), line(|r| r.pull_ns)),
         ],
     }
 }

@@ -1,6 +1,6 @@
 //! What docs/ shows of latency by hops is what the code makes.
 
-use pushgate_pcie_model::{Hop, Link, Parameters, hops};
+use pushgate_pcie_model::{Hop, Link, Parameters, Route, Way, Window, estimate, hops, transfers};
 
 fn docs(name: &str) -> String {
     let path = format!("{}/../docs/{name}", env!("CARGO_MANIFEST_DIR"));
@@ -35,6 +35,31 @@ fn the_table_by_hops_is_what_the_code_makes() {
         );
         assert!(page.contains(&row), "docs/pcie-model.md lacks:\n{row}");
     }
+}
+
+/// What the page says of one message with a fence of its own over one switch, and of the way around it.
+#[test]
+fn the_page_says_what_a_fence_costs() {
+    let (p, page) = (Parameters::default(), docs("pcie-model.md"));
+    let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
+    let fence = transfers::fence(&[Hop::Switch], &p);
+    let said = format!("a fence of its own takes {:.0} ns, the push {:.0}", fence, fence + rows()[0].push_ns);
+    assert!(page.contains(&said), "docs/pcie-model.md lacks: {said}");
+    let route = Route { hops: vec![Hop::Switch], ..Route::default() };
+    let bare = Parameters { fence: false, ..p.clone() };
+    let us = |way, p| estimate(way, &route, p, 64).unwrap().time_ns / 1e3;
+    let said = format!(
+        "push {:.2} us, without a fence {:.2}, pull {:.2}, bounce {:.2}",
+        us(Way::Push, &p),
+        us(Way::Push, &bare),
+        us(Way::Pull, &p),
+        us(Way::Bounce, &p)
+    );
+    assert!(page.contains(&said), "docs/pcie-model.md lacks: {said}");
+    let nic = Route { window: Window::Nic, ..route.clone() };
+    let us = |p| estimate(Way::Push, &nic, p, 64).unwrap().time_ns / 1e3;
+    let said = format!("into the NIC {:.2} and {:.2}", us(&p), us(&bare));
+    assert!(page.contains(&said), "docs/pcie-model.md lacks: {said}");
 }
 
 /// A write goes the way once, a read twice, over 1 to 6 hops of each kind.

@@ -66,8 +66,14 @@ fn near(got: f64, want: f64, part: f64) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// That many random cases, unless PROPTEST_CASES asks for another number.
+fn cases(usual: u32) -> ProptestConfig {
+    let all = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+    if std::env::var_os("PROPTEST_CASES").is_some() { all } else { ProptestConfig { cases: usual, ..all } }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases(256))]
 
     /// Closed forms count the TLPs and bytes that cutting one by one makes.
     #[test]
@@ -79,15 +85,23 @@ proptest! {
         prop_assert_eq!(read.completions, answers.len() as u64);
         prop_assert_eq!(read.payload, answers.iter().map(Piece::payload).sum::<u64>());
         prop_assert_eq!(answers.iter().map(|p| p.bytes).sum::<u64>(), bytes);
+        prop_assert_eq!(read.request_wire, requests.iter().map(|_| split::on_wire(&link, true, 0)).sum::<u64>());
+        prop_assert_eq!(read.wire, answers.iter().map(|p| split::on_wire(&link, false, p.payload())).sum::<u64>());
         for p in &answers {
             prop_assert!(p.bytes <= link.mps.into());
         }
 
         let tlp = (1u32 << tlp).min(link.mps);
         let writes: Vec<Piece> = split::writes(tlp, address, bytes).collect();
-        let wire = writes.iter().map(|p| p.payload() + link.request_overhead()).sum::<u64>();
+        let wire = writes.iter().map(|p| split::on_wire(&link, true, p.payload())).sum::<u64>();
         prop_assert_eq!(link.write_wire(address, bytes, tlp).unwrap(), wire);
     }
+
+}
+
+// Each of these simulates up to 100,000 TLPs over up to six hops.
+proptest! {
+    #![proptest_config(cases(40))]
 
     /// A read of any size takes as long as `read_time` says.
     #[test]
@@ -174,6 +188,35 @@ fn credits_bound_posted_writes() {
         // Data credits bind in the same way.
         let by_data = Machine { buffers: Buffers { posted: (1 << 20, tlps * 256), ..AMPLE }, ..m };
         assert!((by_data.run(&full).unwrap().gbs / bound - 1.0).abs() < 0.05);
+    }
+}
+
+/// The same of completions and of requests in a hop. A reader has room for all that it asked for: there nothing binds.
+#[test]
+fn credits_bound_reads_in_hops_and_not_at_ends() {
+    let route = Route { hops: vec![Hop::RootComplex], ..Route::default() };
+    let p = Parameters::default();
+    let load = Load::read(1 << 20);
+    let link = &route.link;
+    let run = |buffers, hops: &[Hop]| {
+        let m = Machine { buffers, credit_ns: 50.0, ..Machine::of(&route, hops, &p) };
+        m.run(&load).unwrap().gbs
+    };
+    for tlps in [4u32, 16] {
+        let bound = |payload: f64, wire: f64| {
+            let round = p.root_ns + wire / link.tlp() + 50.0;
+            (f64::from(tlps) * payload / round).min(link.read_rate())
+        };
+        for (buffers, bound) in [
+            (Buffers { completion: (tlps, 1 << 20), ..AMPLE }, bound(256.0, 276.0)),
+            (Buffers { completion: (1 << 20, tlps * 256), ..AMPLE }, bound(256.0, 276.0)),
+            (Buffers { non_posted: tlps, ..AMPLE }, bound(512.0, 24.0)),
+        ] {
+            let got = run(buffers, &route.hops);
+            assert!((got / bound - 1.0).abs() < 0.05, "{buffers:?}: {got} for {bound}");
+        }
+        let tight = Buffers { completion: (tlps, 256), ..AMPLE };
+        assert_eq!(run(tight, &[]), run(AMPLE, &[]));
     }
 }
 

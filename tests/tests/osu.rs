@@ -251,6 +251,8 @@ fn p7_a_rank_that_dies_ends_the_other_and_a_parent_that_dies_both() {
             assert_eq!(ended.status.code(), Some(1));
             let err = String::from_utf8(ended.stderr).unwrap();
             assert!(err.contains(&format!("rank 1 (pid {}) was killed by signal 9", both[1].1)), "{err}");
+            // It has heard of it itself: its parent would have ended it without a word.
+            assert!(err.contains("pushgate: rank 1 is lost"), "{err}");
         }
         while both.iter().any(|(_, pid)| {
             // A zombie whose parent is gone waits for init.

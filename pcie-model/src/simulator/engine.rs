@@ -256,7 +256,7 @@ impl<'a> Engine<'a> {
             let tlp = Tlp {
                 class,
                 payload,
-                wire: payload + m.link.request_overhead() as u32,
+                wire: split::on_wire(&m.link, true, payload.into()) as u32,
                 useful: piece.bytes as u32,
                 requester: index as u32,
                 target: (index as u32 + page) % m.targets,
@@ -377,7 +377,7 @@ impl<'a> Engine<'a> {
             let tlp = Tlp {
                 class: Class::Completion,
                 payload,
-                wire: payload + self.machine.link.completion_overhead() as u32,
+                wire: split::on_wire(&self.machine.link, false, payload.into()) as u32,
                 useful: piece.bytes as u32,
                 last: pieces.peek().is_none(),
                 up: false,

@@ -6,7 +6,7 @@ use crate::error::{Result, within};
 use crate::parameters::Parameters;
 use crate::route::Route;
 
-/// Bytes of a transfer that are simulated; what is longer goes on at the rate they reached.
+/// Bytes of a transfer that are simulated, of all requesters together; what is longer goes on at the rate they reached.
 const MOST: u64 = 4 << 20;
 
 /// Time and steady rate of one transfer of `bytes`.
@@ -36,7 +36,10 @@ pub fn message_time(way: Way, route: &Route, p: &Parameters, bytes: u64) -> Resu
 }
 
 fn simulate(step: &Step, p: &Parameters, bytes: u64) -> Result<Run> {
-    let some = bytes.min(MOST);
+    // Narrow stores make many TLPs of few bytes.
+    let most =
+        if matches!(step, Step::Write { .. }) { MOST / 256 * u64::from(p.store_tlp.min(256)) } else { MOST };
+    let some = bytes.min(most / u64::from(step.route().sharers.max(1)));
     let (route, before, memory_ns, kind) = match step {
         Step::Copy { route } => {
             // An engine of its own, of which no more is known than its rate.

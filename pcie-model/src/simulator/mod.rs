@@ -131,6 +131,7 @@ impl Machine {
             within("completion_buffer", bytes as f64, self.link.mrrs.into(), 1e12)?;
         }
         within("bytes", load.bytes as f64, 1.0, 1e10)?;
+        within("address", load.address as f64, 0.0, 1e18)?;
         match load.kind {
             Kind::Read => Ok(()),
             Kind::Write { tlp, interval_ns } => {

@@ -20,6 +20,17 @@ impl Piece {
     }
 }
 
+/// Bytes that a TLP has on the wire, put together as the data link layer does. Generations 1 and 2: STP, two bytes of
+/// sequence number, LCRC, END; later ones: a token of four bytes that holds length and sequence number, LCRC. Between
+/// them the header, three double words or, in a request with a 64-bit address, four; the data; a digest.
+/// Base Specification 5.0, sections 2.2.1, 3.6.2, 4.2.2.
+pub fn on_wire(link: &Link, request: bool, payload: u64) -> u64 {
+    let (start, end) = if link.generation <= 2 { (1 + 2, 4 + 1) } else { (4, 4) };
+    let header_words = if request && link.addr64 { 4 } else { 3 };
+    let digest_words = u64::from(link.ecrc);
+    start + 4 * (header_words + digest_words) + payload + end
+}
+
 /// Pieces, each as long as `length` says for an address and what is left.
 struct Pieces<F> {
     at: u64,
@@ -93,6 +104,17 @@ mod tests {
     #[test]
     fn requests_end_at_pages() {
         assert_eq!(sizes(requests(&Link::default(), 4000, 700)), [96, 512, 92]);
+    }
+
+    #[test]
+    fn a_tlp_is_framed() {
+        let link = Link::default();
+        assert_eq!(
+            [on_wire(&link, true, 256), on_wire(&link, false, 256), on_wire(&link, true, 0)],
+            [280, 276, 24]
+        );
+        let old = Link { generation: 1, addr64: false, ecrc: true, ..link };
+        assert_eq!([on_wire(&old, true, 64), on_wire(&old, false, 64)], [88, 88]);
     }
 
     #[test]

@@ -210,8 +210,14 @@ fn text(r: &Report, hop: Hop) -> String {
     );
     let _ = writeln!(
         s,
-        "GB/s: one message alone; limit: of a stream of them, or latency, if that is most of the time\n"
+        "GB/s: one message alone; limit: of a stream of them, or latency, if that is most of the time"
     );
+    let fence = if r.parameters.fence {
+        "push: each message has a fence of its own, a round trip; fence = false in --params: many share one, or need none"
+    } else {
+        "push: no fence is charged: many messages share one, or need none"
+    };
+    let _ = writeln!(s, "{fence}\n");
     let simulated = r.messages.iter().any(|c| c.simulated_ns.is_some());
     let _ = write!(s, "{:>8}", "size");
     for way in Way::ALL {
@@ -338,5 +344,6 @@ mod tests {
         assert!(row.ends_with(" push"), "{row}");
         assert!(said.contains("outstanding requests do not cover the round trip"), "{said}");
         assert!(said.contains("push and pull: no change"));
+        assert!(said.contains("each message has a fence of its own"));
     }
 }

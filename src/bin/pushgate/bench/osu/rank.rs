@@ -14,7 +14,8 @@ use super::pattern::{Layout, Pattern, Wrong};
 use super::table::{self, Line};
 use super::{Kind, MOST_BLOCKS, Options, Place};
 
-/// Windows that are checked before those that are measured (there: warm-up validation).
+/// Windows that are checked before those that are measured. There, the measured ones are filled and
+/// checked one by one as well; here one kernel runs them all, and they carry the same bytes.
 const PASSES: u8 = 5;
 /// Most that the messages of a window take in memory while they are checked; beyond it
 /// some share a place.
@@ -287,7 +288,8 @@ impl<'a> Rank<'a> {
             self.qp.check().with_context(|| hint(o, me))?;
             bail!("rank {me}: the exchange of {} bytes ended with: {}", layout.bytes, status_name(*code));
         }
-        Ok(words[1])
+        // The slowest block's: the first may have ended while others still sent.
+        Ok(words.into_iter().skip(1).step_by(2).max().expect("there is a block"))
     }
 
     /// The same with bytes of its own, of which every one is looked at.
