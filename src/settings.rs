@@ -179,6 +179,12 @@ macro_rules! settings {
                 }
                 Ok(())
             }
+
+            /// Every setting with its value in force, for people to read.
+            pub fn each(&self) -> Vec<(&'static Key, String)> {
+                let values = [$(format!("{:?}", self.$name),)+];
+                Self::KEYS.iter().zip(values).collect()
+            }
         }
     };
 }

@@ -253,6 +253,16 @@ impl Link {
         self.raw() * (1.0 - 4.0 / 1538.0) * mps / (mps + self.request_overhead() as f64)
     }
 
+    /// The same of reads: the completions that answer them.
+    pub fn read_ceiling(&self) -> f64 {
+        let cut = match self.completions {
+            Completions::Mps => self.mps,
+            Completions::Rcb => self.rcb,
+        };
+        let payload = f64::from(cut.min(self.mrrs));
+        self.raw() * (1.0 - 4.0 / 1538.0) * payload / (payload + self.completion_overhead() as f64)
+    }
+
     /// GB/s of payload of aligned reads, where nothing but the wire limits: neither completions one way nor
     /// requests the other.
     pub fn read_rate(&self) -> f64 {

@@ -40,17 +40,32 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
     /// Markers alone, without a line between them.
     pub only_markers: bool,
+    /// Where the line goes if not through the points: a model's, beside what was measured.
+    pub along: Vec<(f64, f64)>,
 }
 
 impl Series {
     /// A line through points.
     pub fn new(name: &str, points: Vec<(f64, f64)>) -> Self {
-        Series { name: name.into(), points, only_markers: false }
+        Series { name: name.into(), points, ..Series::default() }
     }
 
     /// Points alone.
     pub fn markers(name: &str, points: Vec<(f64, f64)>) -> Self {
         Series { only_markers: true, ..Series::new(name, points) }
+    }
+
+    /// Points, and a line that goes its own way; without points a line without markers.
+    pub fn beside(name: &str, points: Vec<(f64, f64)>, along: Vec<(f64, f64)>) -> Self {
+        Series { along, ..Series::new(name, points) }
+    }
+
+    /// Where the line goes.
+    fn line(&self) -> &[(f64, f64)] {
+        match self.along.is_empty() {
+            true => &self.points,
+            false => &self.along,
+        }
     }
 }
 
@@ -70,7 +85,7 @@ pub struct Plot {
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 460.0;
 const LEFT: f64 = 78.0;
-const RIGHT: f64 = 20.0;
+const RIGHT: f64 = 36.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 58.0;
 const LINE: f64 = 18.0;
@@ -166,7 +181,7 @@ impl Plot {
     /// The plot as a file of its own, or as an element of an HTML page. Legend entries stand below the plot, two in a
     /// row.
     pub fn svg(&self) -> String {
-        let points = || self.series.iter().flat_map(|s| s.points.iter());
+        let points = || self.series.iter().flat_map(|s| s.points.iter().chain(&s.along));
         let shown = || points().filter(|p| self.shows(p));
         let x = Range::of(&self.x, shown().map(|p| p.0));
         let y = Range::of(&self.y, shown().map(|p| p.1));
@@ -219,16 +234,17 @@ impl Plot {
         ));
         for (i, series) in self.series.iter().enumerate() {
             let (colour, dashes) = (COLOURS[i % COLOURS.len()], DASHES[i % DASHES.len()]);
-            let places: Vec<(f64, f64)> = series.points.iter().filter(|p| self.shows(p)).map(at).collect();
+            let places = |of: &[(f64, f64)]| of.iter().filter(|p| self.shows(p)).map(at).collect::<Vec<_>>();
             if !series.only_markers {
-                let line: Vec<String> = places.iter().map(|(a, b)| format!("{a:.1},{b:.1}")).collect();
+                let line: Vec<String> =
+                    places(series.line()).iter().map(|(a, b)| format!("{a:.1},{b:.1}")).collect();
                 put(format_args!(
                     "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.8\" \
                      stroke-dasharray=\"{dashes}\"/>",
                     line.join(" ")
                 ));
             }
-            for place in places {
+            for place in places(&series.points) {
                 put(format_args!("{}", marker(i, place, colour)));
             }
             let (lx, ly) = (LEFT + (i % 2) as f64 * w / 2.0, HEIGHT + (i / 2) as f64 * LINE);
@@ -237,7 +253,9 @@ impl Plot {
                     "<path d=\"M{lx} {ly}h34\" stroke=\"{colour}\" stroke-width=\"1.8\" stroke-dasharray=\"{dashes}\"/>"
                 ));
             }
-            put(format_args!("{}", marker(i, (lx + 17.0, ly), colour)));
+            if !series.points.is_empty() {
+                put(format_args!("{}", marker(i, (lx + 17.0, ly), colour)));
+            }
             put(format_args!("<text x=\"{}\" y=\"{}\">{}</text>", lx + 42.0, ly + 4.0, escape(&series.name)));
         }
         s.push_str("</svg>\n");
@@ -295,6 +313,19 @@ mod tests {
         assert!(!plot(Scale::Log10, vec![]).svg().contains("NaN"));
         let empty = Plot { series: vec![], ..plot(Scale::Linear, vec![]) };
         assert!(!empty.svg().contains("NaN"));
+    }
+
+    #[test]
+    fn a_line_may_go_its_own_way() {
+        let along = vec![(1.0, 10.0), (2.0, 20.0), (4.0, 40.0)];
+        let both = Series::beside("both", vec![(2.0, 25.0)], along.clone());
+        let line = Series::beside("line", vec![], along);
+        let svg = Plot { series: vec![both, line], ..plot(Scale::Log10, vec![]) }.svg();
+        let lines: Vec<&str> = svg.lines().filter(|l| l.starts_with("<polyline")).collect();
+        assert!(lines.len() == 2 && lines.iter().all(|l| l.matches(',').count() == 3), "{svg}");
+        assert_eq!(svg.matches("<circle").count(), 2, "one point and its legend");
+        assert_eq!(svg.matches("stroke-dasharray=\"8 4\"").count(), 2, "a line and its legend");
+        assert!(!svg.contains("fill=\"#d55e00\""), "a line without points has no markers");
     }
 
     #[test]

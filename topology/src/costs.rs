@@ -4,9 +4,11 @@ use pushgate_pcie_model::choose::to_nic;
 use pushgate_pcie_model::findings::Findings;
 use pushgate_pcie_model::{Link, Parameters, Route, Way, Window};
 
+use crate::address::Address;
 use crate::advise::{Costs, Method};
-use crate::distance::{Distance, Hop};
+use crate::distance::{Distance, Hop, narrowest};
 use crate::pair::{Far, Pair};
+use crate::tree::Topology;
 
 /// Seconds of messages by the model, with the probe's parameters where there are some.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +17,15 @@ pub struct Figures<'a> {
     pub findings: Option<&'a Findings>,
     /// For the rest.
     pub parameters: &'a Parameters,
+}
+
+/// What a function has of links up to the host, as the model has it: the narrowest. None where no link is told.
+pub fn link_to_host(topology: &Topology, at: Address) -> Option<Link> {
+    let (chain, _) = topology.above(at);
+    let state = narrowest(topology, chain.iter().copied())?.state;
+    let known = Link::new(state.generation().into(), state.width.into()).ok()?;
+    let payloads = chain.iter().filter_map(|f| Some(f.config.express.get()?.max_payload));
+    Some(Link { mps: payloads.min().unwrap_or(known.mps), ..known })
 }
 
 /// The way of a pair as the model has it. None where nobody knows it: no PCI function, a
@@ -85,6 +96,24 @@ mod tests {
             ports: Vec::new(),
         });
         topology.pairs().remove(0)
+    }
+
+    #[test]
+    fn the_narrowest_link_leads_to_the_host() {
+        let mut topology = Topology::default();
+        let (gpu, port): (Address, Address) =
+            ("0000:17:00.0".parse().unwrap(), "0000:16:00.0".parse().unwrap());
+        let mut function = Function::new(port, Parent::RootComplex("pci0000:15".into()));
+        function.role = crate::Role::Switch;
+        function.link.now = Some(crate::LinkState { gts: 16.0, width: 8 });
+        topology.functions.insert(port, function);
+        let mut function = Function::new(gpu, Parent::Function(port));
+        function.link.now = Some(crate::LinkState { gts: 32.0, width: 16 });
+        topology.functions.insert(gpu, function);
+        let link = link_to_host(&topology, gpu).unwrap();
+        assert_eq!((link.generation, link.lanes), (4, 8));
+        topology.functions.values_mut().for_each(|f| f.link = crate::Link::default());
+        assert_eq!(link_to_host(&topology, gpu), None);
     }
 
     #[test]

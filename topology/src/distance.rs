@@ -279,7 +279,10 @@ pub(crate) fn link_above(topology: &Topology, f: &Function) -> Option<LinkState>
     }
 }
 
-fn narrowest<'a>(topology: &Topology, ways: impl Iterator<Item = &'a Function>) -> Option<PathLink> {
+pub(crate) fn narrowest<'a>(
+    topology: &Topology,
+    ways: impl Iterator<Item = &'a Function>,
+) -> Option<PathLink> {
     ways.filter_map(|f| Some(PathLink { below: f.address, state: link_above(topology, f)? }))
         .min_by(|a, b| a.state.gigabytes().total_cmp(&b.state.gigabytes()))
 }

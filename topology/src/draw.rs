@@ -42,14 +42,8 @@ pub fn report(report: &Report, style: Style) -> String {
     if let Some(advice) = &report.without_nic {
         let _ = writeln!(out, "\nadvice: {}: {}", advice.method, advice.reason);
     }
-    out += &groups(report);
-    let mut last = report.findings.clone();
-    if report.needs_root {
-        last.push(
-            "configuration spaces are cut to 64 bytes: run as root to see MPS, MRRS, tags and ACS".into(),
-        );
-    }
-    last.extend(t.notes.iter().cloned());
+    out += &advice(report);
+    let last = notes(report);
     if !last.is_empty() {
         out += "\nnotes\n";
         for note in last {
@@ -57,6 +51,18 @@ pub fn report(report: &Report, style: Style) -> String {
         }
     }
     out
+}
+
+/// What looks wrong, and what could not be read: a sentence each.
+pub fn notes(report: &Report) -> Vec<String> {
+    let mut said = report.findings.clone();
+    if report.needs_root {
+        said.push(
+            "configuration spaces are cut to 64 bytes: run as root to see MPS, MRRS, tags and ACS".into(),
+        );
+    }
+    said.extend(report.topology.notes.iter().cloned());
+    said
 }
 
 /// What the host is, in a few lines.
@@ -339,8 +345,8 @@ fn legend(used: &[Distance], nvlinks: bool) -> String {
     format!("  ({})\n", said.join("; "))
 }
 
-/// The advice, pairs of one mind together.
-fn groups(report: &Report) -> String {
+/// Each advice with the pairs that it is for, as in `gpu0-mlx5_0`.
+pub fn advised(report: &Report) -> Vec<(&Advice, Vec<String>)> {
     let mut groups: Vec<(&Advice, Vec<String>)> = Vec::new();
     for p in &report.gpu_nic {
         let name = format!("{}-{}", p.gpu_label, p.pair.name);
@@ -349,6 +355,11 @@ fn groups(report: &Report) -> String {
             None => groups.push((&p.advice, vec![name])),
         }
     }
+    groups
+}
+
+fn advice(report: &Report) -> String {
+    let groups = advised(report);
     if groups.is_empty() {
         return String::new();
     }

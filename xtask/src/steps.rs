@@ -169,6 +169,14 @@ pub const STEPS: &[Step] = &[
         run: |bench| vm::step_of_one(bench, "package"),
     },
     Step {
+        name: "nccl-gpu",
+        budget: 450,
+        full: true,
+        needs: vm::NEEDS,
+        about: "the NCCL plugin over soft-RoCE on GPU memory, with the CPU executor as GPU, in a virtual machine",
+        run: |bench| vm::step_of_one(bench, "nccl-gpu"),
+    },
+    Step {
         name: "properties",
         budget: 900,
         full: true,

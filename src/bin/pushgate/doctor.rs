@@ -47,7 +47,7 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
 }
 
 /// What the settings ask of a host. Where they are wrong, the rest of them still counts.
-fn wants(settings: &Settings, told: Result<String, String>) -> Wants {
+pub fn wants(settings: &Settings, told: Result<String, String>) -> Wants {
     Wants {
         verbs: settings.qp == QpKind::Verbs,
         window: match settings.window {
@@ -76,7 +76,7 @@ fn wants(settings: &Settings, told: Result<String, String>) -> Wants {
 }
 
 /// The settings as far as they are right, and what is wrong with the rest.
-fn settings(m: &ArgMatches) -> Wants {
+pub fn settings(m: &ArgMatches) -> (Settings, Result<String, String>) {
     let (mut settings, mut told) = match Settings::load() {
         Ok(settings) => (settings, Ok("environment, file and flags hold allowed settings".to_string())),
         Err(e) => (Settings::default(), Err(e.to_string())),
@@ -88,7 +88,7 @@ fn settings(m: &ArgMatches) -> Wants {
             told = told.and(Err(e.to_string()));
         }
     }
-    wants(&settings, told)
+    (settings, told)
 }
 
 pub fn run(m: &ArgMatches) -> Result<ExitCode> {
@@ -109,7 +109,8 @@ pub fn run(m: &ArgMatches) -> Result<ExitCode> {
         Some(root) => return Err(anyhow!("--root: {} is no folder", root.display())),
         None => Roots::host(),
     };
-    let report = doctor::run(&checks, &roots, settings(m));
+    let (settings, told) = settings(m);
+    let report = doctor::run(&checks, &roots, wants(&settings, told));
     match m.get_flag("json") {
         true => say(&(serde_json::to_string_pretty(&report)? + "\n"))?,
         false => say(&report.text())?,

@@ -6,6 +6,7 @@ mod bench;
 mod doctor;
 mod model;
 mod probe;
+mod report;
 mod topo;
 
 use std::process::ExitCode;
@@ -43,6 +44,7 @@ fn command() -> Command {
         .subcommand(doctor::command(settings))
         .subcommand(model::command())
         .subcommand(probe::command(settings))
+        .subcommand(report::command(settings))
         .subcommand(topo::command())
         .subcommand(bench::command(settings))
 }
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
             "doctor" => return doctor::run(m),
             "model" => model::run(m)?,
             "proxy" => proxy(&settings(m)?)?,
+            "report" => report::run(m)?,
             "config" => {
                 config(m);
                 settings(m)?;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate_pcie_model::Parameters;
 use pushgate_pcie_model::findings::Findings;
-use pushgate_topology::{Evidence, Figures, Sysfs, Topology, draw, nvml};
+use pushgate_topology::{Evidence, Figures, Report, Sysfs, Topology, draw, nvml};
 
 /// No description of a machine is longer, bytes.
 const LARGEST: u64 = 4 << 20;
@@ -63,7 +63,9 @@ pub fn run(m: &ArgMatches) -> Result<()> {
         let head = "# From NCCL's topology; docs/topology.md describes this file.";
         return show(&format!("{head}\n{}", topology.to_toml()));
     }
-    let mut topology = topology(m)?;
+    let folder = |name: &str| m.get_one::<String>(name).expect("has a default");
+    let file = m.get_one::<String>("topology").map(String::as_str);
+    let mut topology = topology(folder("sysfs"), folder("proc"), file)?;
     if let Some(mut ends) = m.get_many::<String>("between") {
         let mut end = || {
             let name = ends.next().expect("clap takes two");
@@ -98,16 +100,21 @@ pub fn run(m: &ArgMatches) -> Result<()> {
         topology.notes.push(e.to_string());
         None
     });
-    let parameters = Parameters::default();
-    let figures = Figures { findings: kept.as_ref(), parameters: &parameters };
-    let report = topology.report(match kept {
-        Some(_) => Evidence::Probe { costs: &figures, bytes: ADVISED },
-        None => Evidence::ByDistance,
-    });
+    let report = judged(&topology, kept.as_ref());
     if m.get_flag("json") {
         return show(&format!("{}\n", serde_json::to_string_pretty(&report)?));
     }
     show(&draw::report(&report, draw::Style { ascii: m.get_flag("ascii"), all: m.get_flag("all") }))
+}
+
+/// With advice by what a probe found on that host, if it was there, else by distances.
+pub fn judged(topology: &Topology, findings: Option<&Findings>) -> Report {
+    let parameters = Parameters::default();
+    let figures = Figures { findings, parameters: &parameters };
+    topology.report(match findings {
+        Some(_) => Evidence::Probe { costs: &figures, bytes: ADVISED },
+        None => Evidence::ByDistance,
+    })
 }
 
 /// To stdout. A reader that has seen enough (`| head`) is no error.
@@ -118,16 +125,15 @@ fn show(text: &str) -> Result<()> {
     }
 }
 
-fn topology(m: &ArgMatches) -> Result<Topology> {
-    let folder = |name: &str| m.get_one::<String>(name).expect("has a default").clone();
-    let (sys, proc) = (folder("sysfs"), folder("proc"));
-    if !Path::new(&sys).is_dir() {
+/// Reads a host's tree, with what its GPUs' driver tells if it is this one, in the shape of a file if one is named.
+pub fn topology(sys: &str, proc: &str, file: Option<&str>) -> Result<Topology> {
+    if !Path::new(sys).is_dir() {
         bail!("{sys}: no such folder; --sysfs takes the root of a sysfs");
     }
-    if !Path::new(&proc).is_dir() {
+    if !Path::new(proc).is_dir() {
         bail!("{proc}: no such folder; --proc takes the root of a /proc");
     }
-    let mut topology = Sysfs::new(&sys).with_proc(proc).read();
+    let mut topology = Sysfs::new(sys).with_proc(proc).read();
     // Another machine's files know nothing of this one's GPUs.
     let own = sys == "/sys";
     let told = if own { Some(nvml::read()) } else { None };
@@ -141,8 +147,8 @@ fn topology(m: &ArgMatches) -> Result<Topology> {
         }
         _ => {}
     }
-    let Some(path) = m.get_one::<String>("topology") else { return Ok(topology) };
-    let file = Topology::from_toml(&text(path)?).with_context(|| path.clone())?;
+    let Some(path) = file else { return Ok(topology) };
+    let file = Topology::from_toml(&text(path)?).with_context(|| path.to_owned())?;
     Ok(file.on_host(topology))
 }
 

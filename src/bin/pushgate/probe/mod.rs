@@ -186,7 +186,7 @@ fn measure(rig: &Rig, topology: String, quiet: bool) -> Result<Findings> {
 
 /// A time since 1970 in UTC, as RFC 3339 has it. Days to a date: H. Hinnant,
 /// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.
-fn date(since_1970: Duration) -> String {
+pub fn date(since_1970: Duration) -> String {
     let seconds = since_1970.as_secs();
     let days = seconds / 86400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);

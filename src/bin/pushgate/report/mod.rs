@@ -1,0 +1,79 @@
+//! `pushgate report`: what this host is and does, as one page that can be sent. docs/report.md describes it.
+
+mod gather;
+mod html;
+mod measured;
+mod page;
+mod plots;
+mod redact;
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use clap::{Arg, ArgAction, ArgMatches, Command};
+
+use self::redact::Redact;
+
+pub fn command(settings: impl Fn(Command) -> Command) -> Command {
+    let switch = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+    };
+    let file =
+        |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("FILE").help(help);
+    settings(
+        Command::new("report")
+            .about("Writes what is known of this host as one HTML page that can be sent: topology, advice, measurements, plots, the doctor's findings")
+            .after_help(
+                "Measures nothing: figures are those that `pushgate probe` has kept; what is not there is named, with \
+                 what to do. The page holds all it needs: no scripts, nothing is fetched. It shows addresses of this \
+                 host's network and its name, unless --redact is given: look at it before you send it. docs/report.md \
+                 describes it.",
+            )
+            .arg(file("out", "File to write").default_value("pushgate-report.html"))
+            .arg(switch("force", "Write over a file that is there"))
+            .arg(file("topology", "The machine's shape, as for `pushgate topo`"))
+            .arg(file("findings", "What a probe found [default: what is kept of this host]"))
+            .arg(switch(
+                "redact",
+                "Leave out the host's name, the home folder, UUIDs, GUIDs and addresses of networks",
+            )),
+    )
+}
+
+pub fn run(m: &ArgMatches) -> Result<()> {
+    let out = PathBuf::from(m.get_one::<String>("out").expect("has a default"));
+    let force = m.get_flag("force");
+    // Before the work, not after it.
+    gather::may_write(&out, force)?;
+    let facts = gather::gather(m)?;
+    let redact = match m.get_flag("redact") {
+        true => {
+            let probed = facts.findings.as_ref().map_or("", |f| f.host.as_str());
+            Redact::new(&[&facts.host, probed], std::env::var("HOME").ok().as_deref())
+        }
+        false => Redact::default(),
+    };
+    let page = page::html(&facts, redact);
+    write(&out, &page, force).with_context(|| format!("{} can't be written", out.display()))?;
+    println!("{}: {} KiB", out.display(), page.len().div_ceil(1024));
+    Ok(())
+}
+
+/// Over another file only with `force`, and then whole or not at all.
+fn write(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}", std::process::id()));
+    let first = if force { PathBuf::from(beside) } else { path.to_owned() };
+    // Whoever came since it was asked for is not written over.
+    let mut file = fs::File::create_new(&first)?;
+    let written =
+        file.write_all(text.as_bytes()).and_then(|()| if force { fs::rename(&first, path) } else { Ok(()) });
+    if written.is_err() {
+        let _ = fs::remove_file(&first);
+    }
+    written
+}

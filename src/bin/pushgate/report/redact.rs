@@ -1,0 +1,138 @@
+//! What tells a host from others of its kind, out of text: its name, the home folder, addresses of networks,
+//! GUIDs and UUIDs. PCI addresses stay: every machine of a kind has the same.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// What to take out. The default takes out nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Redact {
+    names: Vec<(String, &'static str)>,
+    addresses: bool,
+}
+
+impl Redact {
+    /// Of a host of these names, and a user with that home folder.
+    pub fn new(hosts: &[&str], home: Option<&str>) -> Self {
+        let mut names: Vec<(String, &'static str)> = hosts
+            .iter()
+            .filter(|name| !name.is_empty() && **name != "localhost")
+            // The short name alone may stand elsewhere.
+            .flat_map(|name| [*name, name.split('.').next().unwrap_or(name)])
+            .map(|name| (name.to_owned(), "(host)"))
+            .collect();
+        names.extend(home.filter(|h| h.len() > 1).map(|h| (h.trim_end_matches('/').to_owned(), "~")));
+        // The longer first: one may be part of another.
+        names.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
+        names.dedup();
+        Self { names, addresses: true }
+    }
+
+    /// The text without it.
+    pub fn of(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for (name, instead) in &self.names {
+            text = without(&text, name, instead);
+        }
+        if self.addresses { addresses(&text) } else { text }
+    }
+}
+
+/// `text` with `instead` wherever `name` stands as a word, in capitals or not.
+fn without(text: &str, name: &str, instead: &str) -> String {
+    // Lengths stay: only ASCII changes.
+    let (lower, name) = (text.to_ascii_lowercase(), name.to_ascii_lowercase());
+    let edge = |c: Option<char>| !c.is_some_and(|c| c.is_alphanumeric());
+    let (mut out, mut from) = (String::new(), 0);
+    for (at, _) in lower.match_indices(&name) {
+        let end = at + name.len();
+        let inside = edge(lower[..at].chars().next_back()) && edge(lower[end..].chars().next());
+        if at >= from && inside {
+            out += &text[from..at];
+            out += instead;
+            from = end;
+        }
+    }
+    out + &text[from..]
+}
+
+fn addresses(text: &str) -> String {
+    let part = |c: char| c.is_alphanumeric() || matches!(c, ':' | '.' | '-' | '_');
+    let (mut out, mut rest) = (String::new(), text);
+    while !rest.is_empty() {
+        let start = rest.find(part).unwrap_or(rest.len());
+        out += &rest[..start];
+        rest = &rest[start..];
+        let end = rest.find(|c| !part(c)).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end);
+        // A sentence's full stop, or the colon of "fe80::1: active".
+        let bare = word.trim_end_matches(['.', ':', '-']);
+        let word = if word.parse::<IpAddr>().is_ok() { word } else { bare };
+        match kind(word) {
+            Some(kind) => out += kind,
+            None => out += word,
+        }
+        rest = &rest[word.len()..];
+        let (between, after) = rest.split_at(rest.len() - after.len());
+        out += between;
+        rest = after;
+    }
+    out
+}
+
+/// What of it must not be shown, if it is such a thing.
+fn kind(word: &str) -> Option<&'static str> {
+    let ip = word.parse().or_else(|_| word.parse().map(|a: SocketAddr| a.ip()));
+    if let Ok(ip) = ip {
+        // These are of no host.
+        return (!ip.is_loopback() && !ip.is_unspecified()).then_some("(address)");
+    }
+    let hex = |s: &str, n: usize| s.len() == n && s.bytes().all(|b| b.is_ascii_hexdigit());
+    for separator in [':', '-'] {
+        let groups: Vec<&str> = word.split(separator).collect();
+        // Ethernet 6, EUI-64 8, IP over InfiniBand 20.
+        if groups.len() >= 6 && groups.iter().all(|g| hex(g, 2)) {
+            return Some("(MAC)");
+        }
+        if groups.len() == 4 && groups.iter().all(|g| hex(g, 4)) {
+            return Some("(GUID)");
+        }
+    }
+    let uuid = word.trim_start_matches("GPU-").trim_start_matches("MIG-");
+    let groups: Vec<&str> = uuid.split('-').collect();
+    let lengths = [8, 4, 4, 4, 12];
+    if groups.len() == 5 && groups.iter().zip(lengths).all(|(g, n)| hex(g, n)) {
+        return Some("(UUID)");
+    }
+    word.strip_prefix("0x").filter(|digits| hex(digits, 16)).map(|_| "(GUID)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_tells_a_host_goes_and_the_rest_stays() {
+        let r = Redact::new(&["node17.cluster.example", "node17"], Some("/home/ann"));
+        for (text, said) in [
+            ("NODE17: up, node17.cluster.example too", "(host): up, (host) too"),
+            ("node170 and xnode17 are others", "node170 and xnode17 are others"),
+            ("/home/ann/.cache/x, /home/anna", "~/.cache/x, /home/anna"),
+            ("rxe0/1: fe80::a00:27ff:fe12:3456, active", "rxe0/1: (address), active"),
+            ("fe80:0000:0000:0000:0a00:27ff:fe12:3456.", "(address)."),
+            ("GID ::ffff:10.0.0.5: here", "GID (address): here"),
+            ("10.1.2.3:7000 and [2001:db8::1]:7000", "(address) and [(address)]:7000"),
+            ("d0 has 02:00:5e:10:00:01, 02-00-5E-10-00-01", "d0 has (MAC), (MAC)"),
+            ("guid 0c42:a103:0000:1234, 0x0c42a10300001234", "guid (GUID), (GUID)"),
+            ("GPU-1b2c3d4e-0000-1111-2222-333344445555", "(UUID)"),
+            ("0000:17:00.0 -> 0000:98:00.0, 10de:2335", "0000:17:00.0 -> 0000:98:00.0, 10de:2335"),
+            ("127.0.0.1, ::1 and 0.0.0.0; driver 580.95.05", "127.0.0.1, ::1 and 0.0.0.0; driver 580.95.05"),
+            ("6.1.0-25-amd64 at 12:34:56Z, é", "6.1.0-25-amd64 at 12:34:56Z, é"),
+            ("::", "::"),
+            (": . -:", ": . -:"),
+        ] {
+            assert_eq!(r.of(text), said);
+        }
+        assert_eq!(Redact::default().of("node17 10.0.0.1"), "node17 10.0.0.1");
+        assert_eq!(Redact::new(&["localhost", ""], Some("/")).of("localhost /x"), "localhost /x");
+    }
+}
