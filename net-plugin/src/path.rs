@@ -8,6 +8,7 @@ use pushgate::settings::{NetLanding, NetPath, QpKind};
 use pushgate::{Error, Settings};
 use pushgate_driver_shim::abi;
 use pushgate_gpu_kernels::DeviceChoice;
+use pushgate_pcie_model::findings::Findings;
 use pushgate_proxy::mover::Mover;
 use pushgate_proxy::qp::verbs::Device;
 use pushgate_topology::{Address, Sysfs};
@@ -71,11 +72,17 @@ impl Opened {
     }
 }
 
-/// How packets go between the two, as sysfs shows it.
+/// How packets go between the two, as sysfs shows it, and what a probe of this host says of that.
 fn way(gpu: &Gpu, device: &Device) -> Way {
-    let at = gpu.pci().and_then(|at| at.parse::<Address>().ok());
-    let pairs = at.map_or(Vec::new(), |_| Sysfs::host().read().pairs());
-    Way::of(pairs.iter().find(|pair| Some(pair.gpu) == at && pair.name == device.name()))
+    let Some(at) = gpu.pci().and_then(|at| at.parse::<Address>().ok()) else { return Way::of(None, None) };
+    let topology = Sysfs::host().read();
+    let findings = Findings::kept(&topology.fingerprint("cuda")).unwrap_or_else(|e| {
+        tracing::warn!("{e}");
+        None
+    });
+    let pairs = topology.pairs();
+    let pair = pairs.iter().find(|pair| pair.gpu == at && pair.name == device.name());
+    Way::of(pair, findings.as_ref())
 }
 
 /// What is done with GPU memory, and why.

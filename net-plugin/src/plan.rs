@@ -4,7 +4,9 @@
 use std::fmt;
 
 use pushgate::settings::{NetLanding, NetPath};
-use pushgate_topology::{Distance, Evidence, Method, Pair, advise};
+use pushgate_pcie_model::Parameters;
+use pushgate_pcie_model::findings::Findings;
+use pushgate_topology::{Costs, Distance, Figures, Method, Pair, advise, evidence};
 use serde::{Deserialize, Serialize};
 
 /// How messages leave a GPU's memory.
@@ -68,11 +70,14 @@ pub struct Way {
 }
 
 impl Way {
-    /// What the advice for the two says; of two that nobody knows, nothing.
-    pub fn of(pair: Option<&Pair>) -> Way {
+    /// What the advice for the two says, with what a probe of this host found, if it was
+    /// there; of two that nobody knows, nothing.
+    pub fn of(pair: Option<&Pair>, findings: Option<&Findings>) -> Way {
         match pair {
             Some(pair) => {
-                let advice = advise(pair, Evidence::ByDistance);
+                let parameters = Parameters::default();
+                let costs = Ours(Figures { findings, parameters: &parameters });
+                let advice = advise(pair, evidence(&costs, findings));
                 let pull = advice.method == Method::Pull;
                 Way { distance: pair.distance(), pull, why: advice.reason }
             }
@@ -86,6 +91,16 @@ impl Way {
     /// What the RDMA device writes passes at most one root complex.
     fn near(&self) -> bool {
         matches!(self.distance, Distance::SameDevice | Distance::SameSwitch | Distance::SameRootComplex)
+    }
+}
+
+/// Figures of what is a choice here. By way of host memory NCCL's own kernels would have to
+/// bring it, and ranks must agree on that before.
+struct Ours<'a>(Figures<'a>);
+
+impl Costs for Ours<'_> {
+    fn seconds(&self, pair: &Pair, method: Method, bytes: u64) -> Option<f64> {
+        if method == Method::Bounce { None } else { self.0.seconds(pair, method, bytes) }
     }
 }
 
@@ -187,7 +202,7 @@ mod tests {
 
     #[test]
     fn two_of_which_nothing_is_known_meet_in_host_memory() {
-        let nothing = Way::of(None);
+        let nothing = Way::of(None, None);
         let (plan, why) = choose(NetPath::Auto, NetLanding::Auto, &nothing, Ok(())).unwrap();
         assert_eq!(plan, Plan { out: Out::Push, landing: Landing::Host });
         assert!(why.contains("not known"), "{why}");

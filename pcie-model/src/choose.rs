@@ -110,7 +110,9 @@ pub fn to_nic(
     way: Way,
     bytes: u64,
 ) -> Result<Option<f64>> {
-    let parameters = findings.map_or_else(|| parameters.clone(), |f| f.parameters(from, parameters));
+    let mut parameters = findings.map_or_else(|| parameters.clone(), |f| f.parameters(from, parameters));
+    // A GPU cuts its stores to what the way takes.
+    parameters.store_tlp = parameters.store_tlp.min(route.link.mps);
     let estimate = estimate(way, route, &parameters, bytes.max(1))?;
     let collapsed = way == Way::Push && findings.is_some_and(|f| collapses(&f.writers).is_some());
     Ok((estimate.time_ns.is_finite() && !collapsed).then_some(estimate.time_ns / 1e3))

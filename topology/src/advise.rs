@@ -95,28 +95,42 @@ pub fn without_nic() -> Advice {
 /// Which path is advised for a pair.
 ///
 /// Figures win over distances: of the methods that `evidence` has seconds for, the quickest. Where it has none,
-/// the distance decides.
+/// the distance decides. A pull through a root complex is never advised by figures: whether a processor carries a
+/// device's reads of another, and how fast, no formula knows, and a probe has no NIC to try it with.
 pub fn advise(pair: &Pair, evidence: Evidence<'_>) -> Advice {
     let (costs, bytes, basis, verb) = match evidence {
         Evidence::ByDistance => return by_distance(pair),
         Evidence::Model { costs, bytes } => (costs, bytes, Basis::Model, "the model expects"),
-        Evidence::Probe { costs, bytes } => (costs, bytes, Basis::Probe, "measured here:"),
+        Evidence::Probe { costs, bytes } => {
+            (costs, bytes, Basis::Probe, "by what a probe found here the model expects")
+        }
     };
     let mut known: Vec<(Method, f64)> = [Method::Push, Method::Pull, Method::Bounce]
         .into_iter()
         .filter_map(|m| Some((m, costs.seconds(pair, m, bytes)?)))
         .filter(|(_, s)| s.is_finite() && *s >= 0.0)
         .collect();
+    let reads = reads_stay_below(pair);
+    let left_out = known.iter().any(|(m, _)| *m == Method::Pull) && !reads;
+    known.retain(|(m, _)| *m != Method::Pull || reads);
     known.sort_by(|a, b| a.1.total_cmp(&b.1));
     let Some((method, _)) = known.first().copied() else { return by_distance(pair) };
     let figures: Vec<String> = known.iter().map(|(m, s)| format!("{m} {:.2} us", s * 1e6)).collect();
-    let reason = format!("{verb} {} for {bytes} bytes", figures.join(", "));
+    let mut reason = format!("{verb} {} for {bytes} bytes", figures.join(", "));
+    if left_out {
+        reason.push_str(&format!("; no pull: {}", judge(pair).1));
+    }
     Advice { method, reason, warnings: warnings(pair, method), basis }
 }
 
 fn by_distance(pair: &Pair) -> Advice {
     let (method, reason) = judge(pair);
     Advice { method, reason: reason.into(), warnings: warnings(pair, method), basis: Basis::Distance }
+}
+
+/// The NIC's reads of the GPU reach no root complex, as far as is known.
+fn reads_stay_below(pair: &Pair) -> bool {
+    judge(pair).0 == Method::Pull
 }
 
 fn judge(pair: &Pair) -> (Method, &'static str) {

@@ -5,7 +5,7 @@ use pushgate_pcie_model::findings::Findings;
 use pushgate_pcie_model::{Link, Parameters, Route, Way, Window};
 
 use crate::address::Address;
-use crate::advise::{Costs, Method};
+use crate::advise::{Costs, Evidence, Method};
 use crate::distance::{Distance, Hop, narrowest};
 use crate::pair::{Far, Pair};
 use crate::tree::Topology;
@@ -53,6 +53,17 @@ pub fn route(pair: &Pair) -> Option<Route> {
     });
     let window = if pair.far == Far::Shim { Window::Nic } else { Window::Host };
     Some(Route { link, hops: hops.collect(), window, sharers: 1 })
+}
+
+/// The size of message to advise for where one must stand for all, bytes: a slice of NCCL's.
+pub const ADVISED: u64 = 512 << 10;
+
+/// What an advice rests on with these figures.
+pub fn evidence<'a>(costs: &'a dyn Costs, findings: Option<&Findings>) -> Evidence<'a> {
+    match findings {
+        Some(_) => Evidence::Probe { costs, bytes: ADVISED },
+        None => Evidence::Model { costs, bytes: ADVISED },
+    }
 }
 
 impl Costs for Figures<'_> {

@@ -25,7 +25,7 @@ mod tree;
 pub use address::{Address, BadAddress};
 pub use advise::{Advice, Basis, Costs, Evidence, Method, advise, without_nic};
 pub use config::{Acs, Config, Express, PortType, Read, parse as parse_config};
-pub use costs::{Figures, link_to_host, route};
+pub use costs::{ADVISED, Figures, evidence, link_to_host, route};
 pub use distance::{AcsOnWay, Distance, Hop, Path, PathLink};
 pub use file::FileError;
 pub use link::{Link, LinkState, parse_speed, parse_width};

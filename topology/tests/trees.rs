@@ -553,7 +553,10 @@ fn figures_win_over_distances() {
     let measured = Table(vec![(Method::Pull, 9e-6), (Method::Bounce, 4e-6), (Method::Push, 5.5e-6)]);
     let advice = advise(&pair, Evidence::Probe { costs: &measured, bytes: 65536 });
     assert_eq!(advice.method, Method::Bounce);
-    assert_eq!(advice.reason, "measured here: bounce 4.00 us, push 5.50 us, pull 9.00 us for 65536 bytes");
+    assert_eq!(
+        advice.reason,
+        "by what a probe found here the model expects bounce 4.00 us, push 5.50 us, pull 9.00 us for 65536 bytes"
+    );
     let silent = Table(vec![(Method::Push, f64::NAN)]);
     let advice = advise(&pair, Evidence::Model { costs: &silent, bytes: 1 });
     assert_eq!((advice.method, advice.basis), (Method::Pull, pushgate_topology::Basis::Distance));

@@ -8,13 +8,10 @@ use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate_pcie_model::Parameters;
 use pushgate_pcie_model::findings::Findings;
-use pushgate_topology::{Evidence, Figures, Report, Sysfs, Topology, draw, nvml};
+use pushgate_topology::{Figures, Report, Sysfs, Topology, draw, evidence, nvml};
 
 /// No description of a machine is longer, bytes.
 const LARGEST: u64 = 4 << 20;
-
-/// The size of message that is advised for where a probe's figures decide: a slice of NCCL's.
-const ADVISED: u64 = 512 << 10;
 
 pub fn command() -> Command {
     let flag = |name: &'static str, help: &'static str| {
@@ -93,7 +90,7 @@ pub fn run(m: &ArgMatches) -> Result<()> {
     if m.get_flag("toml") {
         return show(&format!("# docs/topology.md describes this file.\n{}", topology.to_toml()));
     }
-    // Another machine's shape, or none that a probe was of: distances alone.
+    // No probe was of another machine's shape.
     let own = m.get_one::<String>("sysfs").is_some_and(|sys| sys == "/sys");
     let kept = if own { Findings::kept(&Sysfs::new("/sys").read().fingerprint("cuda")) } else { Ok(None) };
     let kept = kept.unwrap_or_else(|e| {
@@ -107,14 +104,11 @@ pub fn run(m: &ArgMatches) -> Result<()> {
     show(&draw::report(&report, draw::Style { ascii: m.get_flag("ascii"), all: m.get_flag("all") }))
 }
 
-/// With advice by what a probe found on that host, if it was there, else by distances.
+/// With advice by the model, with what a probe found on that host if it was there.
 pub fn judged(topology: &Topology, findings: Option<&Findings>) -> Report {
     let parameters = Parameters::default();
     let figures = Figures { findings, parameters: &parameters };
-    topology.report(match findings {
-        Some(_) => Evidence::Probe { costs: &figures, bytes: ADVISED },
-        None => Evidence::ByDistance,
-    })
+    topology.report(evidence(&figures, findings))
 }
 
 /// To stdout. A reader that has seen enough (`| head`) is no error.

@@ -185,7 +185,7 @@ fn a_whole_page_has_every_section_and_figure() {
             ][..],
         ),
         ("topology", &["root complex left", "0000:53:00.0 gpu0 NVIDIA H200", "└─", "GPU x NIC", "NV18"]),
-        ("advice", &["gpu0-mlx5_0", "pull", "push", "measured here:", "probe"]),
+        ("advice", &["gpu0-mlx5_0", "pull", "push", "by what a probe found here", "probe"]),
         ("measurements", &["gpu3", "NVIDIA H200", "PCIe 5 x16", "copy-out", "CUDA 13.0", "3.4 %"]),
         ("plots", &["by the model", "hops", "points measured, lines fitted"]),
         ("doctor", &["modprobe pushgate", "not loaded", "InfiniBand has none"]),
