@@ -239,6 +239,8 @@ pub struct Bridge {
 pub struct Gpu {
     /// GPUs on PCI.
     pub count: usize,
+    /// Drivers that they are bound to, each once.
+    pub bound: Vec<String>,
     /// First line of /proc/driver/nvidia/version.
     pub driver: Read<String>,
     /// /proc/driver/nvidia/params.

@@ -520,6 +520,12 @@ cases! {
     "gpu-driver" Passed "580.159.03" |_| {};
     "gpu-driver" NotApplicable "no NVIDIA GPU" no_gpu;
     "gpu-driver" Failed "no driver is loaded" |h| h.remove("proc/driver/nvidia");
+    "gpu-driver" Failed "bound to vfio-pci, by which" |h| {
+        h.remove("proc/driver/nvidia");
+        let driver = h.path("G/driver");
+        let _ = fs::remove_file(&driver);
+        symlink("../../../../bus/pci/drivers/vfio-pci", driver).unwrap();
+    };
     "gpu-driver" Failed "branch 470" |h| {
         h.write("proc/driver/nvidia/version", b"NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue\n");
     };

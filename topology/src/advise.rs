@@ -94,8 +94,8 @@ pub fn without_nic() -> Advice {
 
 /// Which path is advised for a pair.
 ///
-/// Figures win over distances: of the methods that `evidence` has seconds for, the quickest. Where it has none,
-/// the distance decides. A pull through a root complex is never advised by figures: whether a processor carries a
+/// Figures win over distances: of the methods that `evidence` has seconds for, the quickest. Where it has none, or
+/// they differ by less than such figures can tell apart, the distance decides. A pull through a root complex is never advised by figures: whether a processor carries a
 /// device's reads of another, and how fast, no formula knows, and a probe has no NIC to try it with.
 pub fn advise(pair: &Pair, evidence: Evidence<'_>) -> Advice {
     let (costs, bytes, basis, verb) = match evidence {
@@ -114,7 +114,10 @@ pub fn advise(pair: &Pair, evidence: Evidence<'_>) -> Advice {
     let left_out = known.iter().any(|(m, _)| *m == Method::Pull) && !reads;
     known.retain(|(m, _)| *m != Method::Pull || reads);
     known.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let Some((method, _)) = known.first().copied() else { return by_distance(pair) };
+    let Some((quickest, least)) = known.first().copied() else { return by_distance(pair) };
+    let usual = judge(pair).0;
+    let as_quick = known.iter().any(|(m, s)| *m == usual && *s <= least * (1.0 + NOTICEABLE));
+    let method = if as_quick { usual } else { quickest };
     let figures: Vec<String> = known.iter().map(|(m, s)| format!("{m} {:.2} us", s * 1e6)).collect();
     let mut reason = format!("{verb} {} for {bytes} bytes", figures.join(", "));
     if left_out {
@@ -122,6 +125,9 @@ pub fn advise(pair: &Pair, evidence: Evidence<'_>) -> Advice {
     }
     Advice { method, reason, warnings: warnings(pair, method), basis }
 }
+
+/// The model is within so much of what was measured elsewhere (docs/pcie-model.md): a smaller gain is none.
+const NOTICEABLE: f64 = 0.1;
 
 fn by_distance(pair: &Pair) -> Advice {
     let (method, reason) = judge(pair);

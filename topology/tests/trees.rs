@@ -557,6 +557,9 @@ fn figures_win_over_distances() {
         advice.reason,
         "by what a probe found here the model expects bounce 4.00 us, push 5.50 us, pull 9.00 us for 65536 bytes"
     );
+    // What no such figures can tell apart is no reason to leave what the distance says.
+    let close = Table(vec![(Method::Pull, 4.3e-6), (Method::Bounce, 4e-6)]);
+    assert_eq!(advise(&pair, Evidence::Model { costs: &close, bytes: 65536 }).method, Method::Pull);
     let silent = Table(vec![(Method::Push, f64::NAN)]);
     let advice = advise(&pair, Evidence::Model { costs: &silent, bytes: 1 });
     assert_eq!((advice.method, advice.basis), (Method::Pull, pushgate_topology::Basis::Distance));

@@ -36,9 +36,18 @@ pub fn driver(r: &Readings) -> Vec<Finding> {
             Some(_) => Finding::passed("", line),
             None => Finding::warned("", format!("its version is not known: {line}"), "look with nvidia-smi"),
         },
-        Read::Absent => {
+        Read::Absent if r.gpu.bound.is_empty() => {
             Finding::failed("", format!("GPUs on PCI: {}, and no driver is loaded", r.gpu.count), install)
         }
+        Read::Absent => Finding::failed(
+            "",
+            format!(
+                "GPUs on PCI: {}, bound to {}, by which CUDA can't use them",
+                r.gpu.count,
+                r.gpu.bound.join(", ")
+            ),
+            install,
+        ),
         Read::Unreadable(why) => Finding::warned("", why, "look with nvidia-smi"),
     }]
 }

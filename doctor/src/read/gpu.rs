@@ -9,7 +9,16 @@ use crate::readings::{Gpu, Read};
 
 pub fn gpu(roots: &Roots) -> Gpu {
     let nvidia = roots.proc.join("driver/nvidia");
-    let count = gpus(roots).len();
+    let found = gpus(roots);
+    let count = found.len();
+    let folder = roots.sys.join("bus/pci/devices");
+    let driver_of = |gpu: &String| {
+        let link = std::fs::read_link(folder.join(gpu).join("driver")).ok()?;
+        Some(link.file_name()?.to_string_lossy().into_owned())
+    };
+    let mut bound: Vec<String> = found.iter().filter_map(driver_of).collect();
+    bound.sort();
+    bound.dedup();
     let driver = text(&nvidia.join("version")).then(|t| match t.lines().next() {
         Some(line) if !line.is_empty() => Ok(line.to_string()),
         _ => Err(format!("{} is empty", nvidia.join("version").display())),
@@ -17,6 +26,7 @@ pub fn gpu(roots: &Roots) -> Gpu {
     let present = count > 0 || driver != Read::Absent;
     Gpu {
         count,
+        bound,
         driver,
         params: text(&nvidia.join("params")),
         peermem: ["nvidia_peermem", "nv_peer_mem"].iter().any(|m| roots.sys.join("module").join(m).exists()),

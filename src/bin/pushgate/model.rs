@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::Error;
 use pushgate_pcie_model::hops::{self, Latency};
@@ -13,7 +13,10 @@ use pushgate_pcie_model::{
     Completions, Crossing, Dllps, Estimate, Hop, Link, ParameterError, Parameters, Route, Way, Window,
     crossings, estimate,
 };
+use pushgate_topology::{Pair, route};
 use serde::Serialize;
+
+use crate::topo;
 
 /// Hops of the table by hops.
 const HOPS: u32 = 6;
@@ -35,7 +38,7 @@ pub fn command() -> Command {
     Command::new("model")
         .about("Says what messages cost over PCIe, pushed by the GPU, pulled by the NIC, bounced through the host, and why")
         .after_help(
-            "Nothing is measured here. The link's values are what `lspci -vv` shows: LnkSta (generation, lanes), DevCtl \
+            "Nothing is measured here; --between and --found take what is known of this host. The link's values are what `lspci -vv` shows: LnkSta (generation, lanes), DevCtl \
              (MaxPayload, MaxReadReq), LnkCtl (RCB). Times are in microseconds, from the GPU's first store, or its \
              request, until the NIC holds the last byte. docs/pcie-model.md has the formulas.",
         )
@@ -55,10 +58,26 @@ pub fn command() -> Command {
             "switch".into(),
             "What lies between GPU and NIC: switch, root (complex), socket, joined by commas, or none",
         ))
+        .arg(
+            Arg::new("between")
+                .long("between")
+                .num_args(2)
+                .value_names(["GPU", "NIC"])
+                .conflicts_with_all(["gen", "lanes", "mps", "mrrs", "rcb", "tags", "hops", "window"])
+                .help("Takes link and way of two of this host, by their names in `pushgate topo`: gpu0 mlx5_0"),
+        )
+        .arg(
+            optional("topology", "FILE", "Takes the shape of the machine from this TOML file, as `pushgate topo` does")
+                .requires("between"),
+        )
         .arg(chosen("window", ["host", "nic"], "Where the window lies that is pushed into"))
         .arg(value("sharers", "N", "1".into(), "GPUs that send over the narrowest link at the same time"))
         .arg(optional("store-width", "BYTES", "TLP payload of coalesced stores, 4 to MPS; before what --params says [default: 256, or MPS]"))
         .arg(optional("params", "FILE", "TOML with the host's parameters (names: --params-help); others keep their defaults"))
+        .arg(
+            switch("found", "Takes the parameters that `pushgate probe` found here for the GPU of --between, else for the first")
+                .conflicts_with("params"),
+        )
         .arg(switch("params-help", "Prints all parameters with their values in force, as TOML, and ends"))
         .arg(optional("bytes", "BYTES,...", "Sizes of a message (1024-based) [default: 8 B to 64 MiB]"))
         .arg(switch("simulate", "Also simulates every transfer, TLP by TLP"))
@@ -109,10 +128,44 @@ fn number(m: &ArgMatches, name: &str) -> Result<u32, Error> {
     text.parse().map_err(|_| Error::config(name, text, "a whole number"))
 }
 
-fn parameters(m: &ArgMatches, link: &Link) -> Result<Parameters> {
+/// The way between two functions of this host, and the GPU's address.
+fn between(m: &ArgMatches) -> Result<Option<(Route, String)>> {
+    let Some(names) = m.get_many::<String>("between") else { return Ok(None) };
+    let names: Vec<&String> = names.collect();
+    let file = m.get_one::<String>("topology").map(String::as_str);
+    let topology = topo::topology("/sys", "/proc", file)?;
+    let pairs = topology.pairs();
+    let label = |p: &Pair| format!("{} {}", topology.gpu_label(p.gpu), p.name);
+    let asked = format!("{} {}", names[0], names[1]);
+    let Some(pair) = pairs.iter().find(|p| label(p) == asked || format!("{} {}", p.gpu, p.name) == asked)
+    else {
+        let known: Vec<String> = pairs.iter().map(label).collect();
+        let known =
+            if known.is_empty() { "none: `pushgate topo` shows why".into() } else { known.join(", ") };
+        return Err(Error::config("between", asked, known).into());
+    };
+    let route = route(pair).with_context(|| {
+        format!("the tree does not tell the way between {asked}: name a file that does by --topology")
+    })?;
+    Ok(Some((route, pair.gpu.to_string())))
+}
+
+/// What a probe of this host found for a GPU, or for the first.
+fn found(gpu: Option<&str>) -> Result<Parameters> {
+    let findings = topo::kept()?.context("no probe has measured this host: run `pushgate probe` first")?;
+    let first = || findings.devices.first().map(|d| d.pci.as_str());
+    let gpu = gpu.or_else(first).context("the probe's file has no device: run `pushgate probe` again")?;
+    if findings.device(gpu).is_none() {
+        bail!("the probe's file has no {gpu}: run `pushgate probe` again, with all GPUs visible");
+    }
+    Ok(findings.parameters(gpu, &Parameters::default()))
+}
+
+fn parameters(m: &ArgMatches, link: &Link, gpu: Option<&str>) -> Result<Parameters> {
     // A default that does not fit into a TLP of this link is no mistake of the user's.
     let fitting = |p: Parameters| Parameters { store_tlp: p.store_tlp.min(link.mps), ..p };
     let mut p = match m.get_one::<String>("params") {
+        None if m.get_flag("found") => fitting(found(gpu)?),
         None => fitting(Parameters::default()),
         Some(file) => {
             let text =
@@ -148,7 +201,15 @@ fn asked(m: &ArgMatches) -> Result<Asked> {
     let list = text("hops");
     let hops = if list == "none" { Ok(Vec::new()) } else { list.split(',').map(str::parse::<Hop>).collect() };
     let window = if text("window") == "nic" { Window::Nic } else { Window::Host };
-    let route = Route { link, hops: hops.map_err(wrong)?, window, sharers: number(m, "sharers")? };
+    let sharers = number(m, "sharers")?;
+    let (route, gpu) = match between(m)? {
+        Some((r, gpu)) => {
+            let Link { generation, lanes, mps, mrrs, rcb, tags, .. } = r.link;
+            let link = Link { generation, lanes, mps, mrrs, rcb, tags, ..link };
+            (Route { link, sharers, ..r }, Some(gpu))
+        }
+        None => (Route { link, hops: hops.map_err(wrong)?, window, sharers }, None),
+    };
     route.check().map_err(wrong)?;
     let sizes = match m.get_one::<String>("bytes") {
         None => (3..=26).map(|e| 1 << e).collect(),
@@ -161,7 +222,12 @@ fn asked(m: &ArgMatches) -> Result<Asked> {
             all.split(',').map(parse).collect::<Result<_, _>>()?
         }
     };
-    Ok(Asked { parameters: parameters(m, &link)?, route, sizes, simulate: m.get_flag("simulate") })
+    Ok(Asked {
+        parameters: parameters(m, &route.link, gpu.as_deref())?,
+        route,
+        sizes,
+        simulate: m.get_flag("simulate"),
+    })
 }
 
 pub fn run(m: &ArgMatches) -> Result<()> {

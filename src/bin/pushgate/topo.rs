@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate_pcie_model::Parameters;
-use pushgate_pcie_model::findings::Findings;
+use pushgate_pcie_model::findings::{Findings, FindingsError};
 use pushgate_topology::{Figures, Report, Sysfs, Topology, draw, evidence, nvml};
 
 /// No description of a machine is longer, bytes.
@@ -92,7 +92,7 @@ pub fn run(m: &ArgMatches) -> Result<()> {
     }
     // No probe was of another machine's shape.
     let own = m.get_one::<String>("sysfs").is_some_and(|sys| sys == "/sys");
-    let kept = if own { Findings::kept(&Sysfs::new("/sys").read().fingerprint("cuda")) } else { Ok(None) };
+    let kept = if own { kept() } else { Ok(None) };
     let kept = kept.unwrap_or_else(|e| {
         topology.notes.push(e.to_string());
         None
@@ -102,6 +102,11 @@ pub fn run(m: &ArgMatches) -> Result<()> {
         return show(&format!("{}\n", serde_json::to_string_pretty(&report)?));
     }
     show(&draw::report(&report, draw::Style { ascii: m.get_flag("ascii"), all: m.get_flag("all") }))
+}
+
+/// What a probe of this host's GPUs found, if there was one.
+pub fn kept() -> Result<Option<Findings>, FindingsError> {
+    Findings::kept(&Sysfs::host().read().fingerprint("cuda"))
 }
 
 /// With advice by the model, with what a probe found on that host if it was there.
