@@ -231,6 +231,10 @@ pub fn rules(o: &Options) {
         assert_eq!(sizes[0], 0);
     }
     assert_eq!(plugin.iflush(ends.recv, into.at(0), 64, into_mr), Ok(None));
+    assert_eq!(plugin.iflush_null(ends.recv, 0), Ok(None));
+    for n in [-1, 1, 9] {
+        plugin.iflush_null(ends.recv, n).expect_err("so many buffers and no arrays");
+    }
     // More receives than there is room for: refused with a NULL request, not an error.
     let mut posted = 0;
     while receive(&plugin, ends, &into, 64, 9, into_mr).is_some() {
