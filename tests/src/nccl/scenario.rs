@@ -346,8 +346,19 @@ fn count(what: &str) -> usize {
     }
 }
 
+/// Descriptors, threads, mappings, once they stay the same: the threads that play a GPU's worker
+/// end by themselves behind the last copy, one after the other.
 fn counts() -> [usize; 3] {
-    ["fd", "task", "maps"].map(count)
+    let begin = Instant::now();
+    let (mut last, mut same) = (["fd", "task", "maps"].map(count), 0);
+    while same < 20 {
+        assert!(begin.elapsed() < LIMIT, "descriptors and threads come and go: {last:?}");
+        std::thread::sleep(Duration::from_millis(5));
+        let now = ["fd", "task", "maps"].map(count);
+        same = if now[..2] == last[..2] { same + 1 } else { 0 };
+        last = now;
+    }
+    last
 }
 
 /// Many connections opened, used and closed: nothing is left of them.
