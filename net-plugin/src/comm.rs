@@ -166,7 +166,7 @@ impl Comm {
             registrations,
             runtime,
         };
-        if link.lane.gpu.is_some() {
+        if link.lane.gpu.as_ref().is_some_and(|gpu| gpu.copies()) {
             gpu::warn_of_one_queue();
         }
         if role == Role::Receive {
@@ -772,11 +772,16 @@ impl Receiver {
             // One at a time: the last one is complete, though nobody may have looked since.
             self.advance_large()?;
             let bytes = self.producer.signal(large::BYTES);
-            let size = (bytes - self.large_bytes) as usize;
+            // The peer's word: no sum that is less than the last, and the last message has ended.
+            let size = bytes.wrapping_sub(self.large_bytes) as usize;
             self.large_bytes = bytes;
             self.large_messages += 1;
-            if size > room {
-                let text = format!("{link}: {size} bytes arrived for a buffer of {room}");
+            let ended = self.large.is_none();
+            if size > room || !ended {
+                let text = match ended {
+                    true => format!("{link}: {size} bytes arrived for a buffer of {room}"),
+                    false => format!("{link}: a message in slices arrived amid another"),
+                };
                 let status = Status { rank: Some(0), ..Status::new(abi::PUSHGATE_REFUSED) };
                 link.lane.engine.fail(Some(link.qp), status)?;
                 return Err(Failure::new(Code::Usage, text));
@@ -842,6 +847,9 @@ impl Receiver {
                 let done = flusher.done(*number)?;
                 if done {
                     self.pool.empty(request);
+                } else {
+                    // Not by the queue pair's end: what has arrived is complete without a peer.
+                    link.gpu_lives()?;
                 }
                 return Ok(done);
             }

@@ -47,7 +47,7 @@ pub fn hooked() {
     HOOKED.store(true, Ordering::Release);
 }
 
-/// For a connection of a GPU's: says, once, if copies may wait for ever for the kernel that makes
+/// For a connection of a GPU that copies: says, once, if copies may wait for ever for the kernel that makes
 /// them, which stands behind the one that waits for it (docs/worker.md, "On demand").
 pub fn warn_of_one_queue() {
     const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";

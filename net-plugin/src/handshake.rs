@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pushgate::Settings;
+use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::qp::verbs::Device;
 use pushgate_proxy::wire::peer_cred;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -39,9 +40,16 @@ const STRANGERS: usize = 256;
 /// The first frame of either end.
 #[derive(Serialize, Deserialize)]
 struct Greeting {
+    /// See [`Spoken`].
     version: u32,
     nonce: Nonce,
     offer: Offer,
+}
+
+/// What the greetings of all versions have.
+#[derive(Deserialize)]
+struct Spoken {
+    version: u32,
 }
 
 fn bytes_of(what: &impl Serialize) -> Vec<u8> {
@@ -54,13 +62,14 @@ fn lost(e: impl std::fmt::Display) -> Failure {
 
 /// Of a frame that should be a greeting for `nonce`.
 fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<Offer> {
-    let g: Greeting = serde_json::from_slice(bytes).map_err(lost)?;
-    if g.version != VERSION {
+    // First: what another version says besides can't be read.
+    let Spoken { version } = serde_json::from_slice(bytes).map_err(lost)?;
+    if version != VERSION {
         return Err(lost(format!(
-            "the other end speaks version {}, this is {VERSION}: load the same build on both",
-            g.version
+            "the other end speaks version {version}, this is {VERSION}: load the same build on both"
         )));
     }
+    let g: Greeting = serde_json::from_slice(bytes).map_err(lost)?;
     if g.nonce != *nonce {
         return Err(lost("the greeting is for another listener"));
     }
@@ -273,18 +282,31 @@ fn is_ours(stream: &Stream) -> bool {
 /// From the offers to the queue pair.
 struct Progress {
     channel: Channel,
-    joined: Option<Joined>,
+    joined: Unclaimed,
     exchange: Option<Box<Exchange>>,
+}
+
+/// A queue pair that is no connection's yet. If it never is, the engine lets go of it before
+/// the GPU does of its memory.
+struct Unclaimed(Option<Joined>);
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        let Some(mut joined) = self.0.take() else { return };
+        if let Err(EngineError::Unsettled(_)) = joined.lane.engine.remove_qp(joined.qp) {
+            std::mem::forget(std::mem::take(&mut joined.registrations));
+        }
+    }
 }
 
 impl Progress {
     fn new(channel: Channel) -> Self {
-        Progress { channel, joined: None, exchange: None }
+        Progress { channel, joined: Unclaimed(None), exchange: None }
     }
 
     fn take(&mut self, taken: Taken) -> Result<()> {
         match taken {
-            Taken::Joined(joined) => self.joined = Some(*joined),
+            Taken::Joined(joined) => self.joined.0 = Some(*joined),
             Taken::Exchange(exchange, places) => {
                 self.exchange = Some(exchange);
                 self.channel.send(&bytes_of(&places), Vec::new()).map_err(lost)?;
@@ -299,10 +321,10 @@ impl Progress {
             && let Some(frame) = self.channel.receive().map_err(lost)?
         {
             let exchange = self.exchange.take().expect("checked above");
-            self.joined = Some(exchange.join(runtime, frame)?);
+            self.joined.0 = Some(exchange.join(runtime, frame)?);
         }
         let gone = self.channel.flush().map_err(lost)?;
-        Ok(if gone { self.joined.take() } else { None })
+        Ok(if gone { self.joined.0.take() } else { None })
     }
 }
 
@@ -448,5 +470,27 @@ fn dial_tcp(to: SocketAddr) -> Result<TcpStream> {
     match rustix::net::connect(socket.as_fd(), &to) {
         Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket.into()),
         Err(e) => Err(lost(format!("{to} can't be reached: {e}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_version_is_named_whatever_else_its_greeting_says() {
+        let say = |version: u32, offer: &str| {
+            let nonce = [7u8; 16];
+            let text = format!(r#"{{"version":{version},"nonce":{nonce:?},"offer":{offer}}}"#);
+            greeting(text.as_bytes(), &nonce).err().expect("no such offer").text
+        };
+        for offer in [r#"{"Verbs":{"qp":1}}"#, r#"{"Other":null}"#, "7"] {
+            for version in [1, VERSION + 1] {
+                let text = say(version, offer);
+                assert!(text.contains(&format!("speaks version {version}")), "{text}");
+            }
+            let text = say(VERSION, offer);
+            assert!(!text.contains("speaks version"), "{text}");
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use pushgate::settings::{CqEvents, NetPath};
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 use pushgate_gpu_kernels::Registration;
@@ -182,12 +183,19 @@ impl Own {
         }
     }
 
-    fn joined(self, qp: QpId, rings: bool) -> Result<Joined> {
-        let bell = self.lane.bell.try_clone().map_err(Failure::system("eventfd"))?;
-        let bell = rings.then_some(bell);
+    /// What our producer rings. Asked for before there is a queue pair, which a failure behind
+    /// it would leave with the engine.
+    fn bell(&self, wake: Wake) -> Result<Option<EventFd>> {
+        match wake {
+            Wake::Doorbell => self.lane.bell.try_clone().map(Some).map_err(Failure::system("eventfd")),
+            Wake::Polled => Ok(None),
+        }
+    }
+
+    fn joined(self, qp: QpId, bell: Option<EventFd>) -> Joined {
         let producer = Producer::new(self.geometry, &self.work, &self.control, self.window, bell);
         let (geometry, lane) = (self.geometry, self.lane);
-        Ok(Joined {
+        Joined {
             qp,
             producer,
             geometry,
@@ -198,7 +206,7 @@ impl Own {
             reaches: false,
             flusher: None,
             registrations: Vec::new(),
-        })
+        }
     }
 
     /// Shows the GPU what it pushes to or pulls from.
@@ -299,17 +307,14 @@ impl Half {
                 };
                 let proxy: &dyn Proxy = &*own.lane.engine;
                 let wake = own.lane.wake();
+                let bell = own.bell(wake)?;
                 let qp = proxy.add_qp(fds, own.options(runtime), wake)?;
                 // The engine has its own writable mapping now.
                 link.seal_against_writers()?;
                 let sends = own.role == Role::Send;
                 let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
-                let joined = Joined {
-                    window,
-                    regions: gpu.then_some(false),
-                    registrations,
-                    ..own.joined(qp, wake == Wake::Doorbell)?
-                };
+                let joined =
+                    Joined { window, regions: gpu.then_some(false), registrations, ..own.joined(qp, bell) };
                 Ok(Taken::Joined(Box::new(joined)))
             }
             (Link::Verbs(verbs), Offer::Verbs { offer, landing: peer_landing }) => {
@@ -370,6 +375,7 @@ impl Exchange {
             own.options(runtime),
         )?;
         let sends = own.role == Role::Send;
+        let bell = own.bell(wake)?;
         let qp = own.lane.engine.add_qp(endpoint, wake)?;
         let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
         Ok(Joined {
@@ -380,7 +386,7 @@ impl Exchange {
             reaches,
             flusher,
             registrations,
-            ..own.joined(qp, wake == Wake::Doorbell)?
+            ..own.joined(qp, bell)
         })
     }
 }

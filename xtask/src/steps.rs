@@ -74,7 +74,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "docs",
-        budget: 30,
+        budget: 25,
         full: false,
         needs: &[Need::Cxx],
         about: "the documentation builds without a warning",
@@ -84,7 +84,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "bindings",
-        budget: 60,
+        budget: 45,
         full: false,
         needs: &[Need::Libclang, Need::Rustfmt],
         about: "abi.rs is what bindgen makes of abi.h, and the verbs bindings what it makes of verbs.h",
@@ -111,7 +111,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "tests",
-        budget: 260,
+        budget: 315,
         full: false,
         needs: &[Need::Cxx],
         about: "all unit and integration tests",
@@ -127,7 +127,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "tsan",
-        budget: 65,
+        budget: 45,
         full: false,
         needs: &[Need::Cxx],
         about: "device code and engine under ThreadSanitizer",
@@ -135,7 +135,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "example",
-        budget: 35,
+        budget: 20,
         full: false,
         needs: &[Need::Cxx],
         about: "the allreduce demonstration on 4 CPU ranks, with the proxy as thread and as process",

@@ -581,11 +581,15 @@ unsafe extern "C" fn iflush(
         // SAFETY: NCCL's place, or NULL; arrays of `n`, a connection and registrations of ours.
         unsafe {
             put(to, "request", std::ptr::null_mut())?;
-            if sizes.is_null() || mrs.is_null() {
+            let max = super::types::MAX_RECVS;
+            let count = usize::try_from(n).ok().filter(|n| *n <= max).ok_or_else(|| {
+                Failure::new(Code::Argument, format!("a flush of {n} buffers, allowed is 0 to {max}"))
+            })?;
+            if count > 0 && (sizes.is_null() || mrs.is_null()) {
                 return Err(null("an array of iflush"));
             }
-            let flushed = (0..n.max(0) as usize)
-                .map(|i| ((*sizes.add(i)).max(0) as usize, (*mrs.add(i)).cast::<Mr>().as_ref()));
+            let flushed =
+                (0..count).map(|i| ((*sizes.add(i)).max(0) as usize, (*mrs.add(i)).cast::<Mr>().as_ref()));
             let request = at::<Comm>(comm, "recvComm")?.flush(flushed)?;
             put(
                 to,

@@ -231,6 +231,10 @@ pub fn rules(o: &Options) {
         assert_eq!(sizes[0], 0);
     }
     assert_eq!(plugin.iflush(ends.recv, into.at(0), 64, into_mr), Ok(None));
+    assert_eq!(plugin.iflush_null(ends.recv, 0), Ok(None));
+    for n in [-1, 1, 9] {
+        plugin.iflush_null(ends.recv, n).expect_err("so many buffers and no arrays");
+    }
     // More receives than there is room for: refused with a NULL request, not an error.
     let mut posted = 0;
     while receive(&plugin, ends, &into, 64, 9, into_mr).is_some() {
@@ -342,8 +346,19 @@ fn count(what: &str) -> usize {
     }
 }
 
+/// Descriptors, threads, mappings, once they stay the same: the threads that play a GPU's worker
+/// end by themselves behind the last copy, one after the other.
 fn counts() -> [usize; 3] {
-    ["fd", "task", "maps"].map(count)
+    let begin = Instant::now();
+    let (mut last, mut same) = (["fd", "task", "maps"].map(count), 0);
+    while same < 20 {
+        assert!(begin.elapsed() < LIMIT, "descriptors and threads come and go: {last:?}");
+        std::thread::sleep(Duration::from_millis(5));
+        let now = ["fd", "task", "maps"].map(count);
+        same = if now[..2] == last[..2] { same + 1 } else { 0 };
+        last = now;
+    }
+    last
 }
 
 /// Many connections opened, used and closed: nothing is left of them.

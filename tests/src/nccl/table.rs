@@ -469,6 +469,24 @@ impl Plugin {
         check("iflush", code).map(|()| (!request.is_null()).then_some(request))
     }
 
+    /// A flush of so many buffers whose arrays are NULL.
+    pub fn iflush_null(&self, comm: Ptr, n: c_int) -> Result<Option<Ptr>> {
+        let mut request = std::ptr::dangling_mut();
+        // SAFETY: a place of ours, and no arrays.
+        let code = unsafe {
+            function!(self, Iflush, fn(Ptr, c_int, *mut Ptr, *mut c_int, *mut Ptr, *mut Ptr))(
+                comm,
+                n,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                &mut request,
+            )
+        };
+        assert!(request.is_null(), "iflush of {n} left its request");
+        check("iflush", code).map(|()| None)
+    }
+
     /// True when done; `sizes` may be left out.
     ///
     /// # Safety

@@ -323,10 +323,15 @@ impl Device {
         }
     }
 
+    /// The device has said that it works no more, and maybe completes nothing.
+    pub(super) fn is_fatal(&self) -> bool {
+        self.fatal.load(Ordering::Acquire)
+    }
+
     /// What is wrong with the way that a queue pair takes out of this host:
     /// `PUSHGATE_DOWN_*`, the farthest-reaching first.
     pub(super) fn diagnose(&self, entry: &GidEntry) -> Option<u32> {
-        if self.fatal.load(Ordering::Acquire) || !exists(&format!("/sys/class/infiniband/{}", self.name)) {
+        if self.is_fatal() || !exists(&format!("/sys/class/infiniband/{}", self.name)) {
             return Some(abi::PUSHGATE_DOWN_DEVICE);
         }
         if entry.netdev.as_ref().is_some_and(|n| !exists(&format!("/sys/class/net/{n}"))) {

@@ -201,7 +201,14 @@ impl Flusher {
             self.numbers.done = self.numbers.done.max(wc.wr_id);
         }
         self.post()?;
-        Ok(self.numbers.done >= number)
+        let done = self.numbers.done >= number;
+        // P7: there a read may have no end, which elsewhere retries bound.
+        if !done && self.rc.pd.device.is_fatal() {
+            return Err(
+                self.failed("reading the GPU's memory back", std::io::Error::other("the device has failed"))
+            );
+        }
+        Ok(done)
     }
 
     #[cold]
