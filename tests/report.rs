@@ -85,6 +85,11 @@ fn it_writes_a_page_and_never_over_another() {
     let kept: Vec<_> = fs::read_dir(&folder.0).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(kept, ["pushgate-report.html"], "something was left behind");
 
+    std::os::unix::fs::symlink("/dev/null", folder.0.join("null")).unwrap();
+    let (output, err) = run(pushgate(&folder, &["report", "--force", "--out", "null"]));
+    assert!(!output.status.success() && err.contains("null is there and no file"), "{err}");
+    assert!(folder.0.join("null").is_symlink());
+
     for (out, word) in [(".", "is a folder"), ("no/such/folder.html", "can't be written")] {
         let (output, err) = run(pushgate(&folder, &["report", "--out", out]));
         assert!(!output.status.success() && err.contains(word), "{err}");

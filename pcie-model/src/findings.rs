@@ -6,8 +6,9 @@
 //! to trust it: numbers are checked here, and a wrong choice of path costs time, never
 //! bytes.
 
+use std::collections::HashSet;
 use std::fs;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,9 @@ pub const FORMAT: u32 = 1;
 pub const VARIABLE: &str = "PUSHGATE_PROBE_FILE";
 
 const MOST_BYTES: u64 = 4 << 20;
+
+/// Writers at once, as many figures of them: each is compared with each.
+const MOST_WRITERS: usize = 256;
 
 /// What is wrong with a file of findings.
 #[derive(Debug, thiserror::Error)]
@@ -359,10 +363,23 @@ impl Findings {
         if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(io)?;
         }
-        let mut beside = path.as_os_str().to_owned();
+        // What a link names is replaced, not the link; and nothing but a file is: renaming
+        // over /dev/null would take it from the whole host.
+        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        if fs::metadata(&target).is_ok_and(|m| !m.is_file()) {
+            return Err(io(std::io::Error::other("is there and no file: name another, with --out")));
+        }
+        let mut beside = target.as_os_str().to_owned();
         beside.push(format!(".{}", std::process::id()));
         let beside = PathBuf::from(beside);
-        let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
+        // Left by a process of this number that was killed. Made anew: whoever else may
+        // write to this folder could have put a link there.
+        let _ = fs::remove_file(&beside);
+        let mut file = fs::File::create_new(&beside).map_err(io)?;
+        let written = file
+            .write_all(text.as_bytes())
+            .and_then(|()| file.sync_all())
+            .and_then(|()| fs::rename(&beside, &target));
         if written.is_err() {
             let _ = fs::remove_file(&beside);
         }
@@ -400,12 +417,33 @@ impl Findings {
             if line.points.is_empty() || !line.curve.is_sane() || !(0.0..1e9).contains(&line.launch) {
                 return Err(format!("has a curve of {} that nothing could have: {:?}", line.way, line.curve));
             }
+            if !(line.worst >= 0.0 && line.worst.is_finite()) {
+                return Err(format!("says worst = {} of {}", line.worst, line.way));
+            }
             Ok(())
         };
+        // Of two of a kind only the first would ever count, and nobody would know.
+        let lines = |lines: &[Line]| {
+            let mut ways = HashSet::new();
+            lines.iter().try_for_each(|l| match ways.insert(l.way) {
+                true => line(l),
+                false => Err(format!("has {} twice for one device or pair", l.way)),
+            })
+        };
+        let writers = |writers: &[Writers]| {
+            if writers.len() > MOST_WRITERS {
+                return Err(format!("has {} figures of writers, more than {MOST_WRITERS}", writers.len()));
+            }
+            writers.iter().try_for_each(|w| sane("a rate of writers", w.rate))
+        };
+        let (mut devices, mut pairs) = (HashSet::new(), HashSet::new());
         for device in &self.devices {
             device.stores.iter().chain(&device.loads).try_for_each(|r| sane("a rate", r.rate))?;
-            device.writers.iter().try_for_each(|w| sane("a rate of writers", w.rate))?;
-            device.lines.iter().try_for_each(line)?;
+            if !devices.insert(&device.pci) {
+                return Err(format!("has the device {:?} twice", device.pci));
+            }
+            writers(&device.writers)?;
+            lines(&device.lines)?;
             for (what, v) in [("flag", device.flag), ("record", device.record), ("launch", device.launch)] {
                 sane(what, v)?;
             }
@@ -413,9 +451,12 @@ impl Findings {
         for pair in &self.pairs {
             sane("record", pair.record)?;
             pair.peer_record.map_or(Ok(()), |v| sane("peer_record", v))?;
-            pair.lines.iter().try_for_each(line)?;
+            if !pairs.insert((&pair.from, &pair.to)) {
+                return Err(format!("has the pair {:?} to {:?} twice", pair.from, pair.to));
+            }
+            lines(&pair.lines)?;
         }
-        self.writers.iter().try_for_each(|w| sane("a rate of writers", w.rate))
+        writers(&self.writers)
     }
 }
 
@@ -489,6 +530,15 @@ pub(crate) mod tests {
         assert!(wrong.save(&path).unwrap_err().to_string().contains("flag = NaN"));
         assert_eq!(Findings::load(&path).unwrap(), findings);
         assert!(matches!(Findings::load(&folder.0.join("none")), Err(FindingsError::Io { .. })));
+        // By a link: the link stays, and so does what is no file.
+        let link = folder.0.join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        findings.save(&link).unwrap();
+        assert!(link.is_symlink() && !path.is_symlink());
+        fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        assert!(findings.save(&link).unwrap_err().to_string().contains("no file"));
+        assert!(link.is_symlink());
     }
 
     #[test]
@@ -499,6 +549,11 @@ pub(crate) mod tests {
         let change = |from: &str, to: &str| {
             assert!(good.contains(from), "{from}");
             good.replacen(from, to, 1)
+        };
+        let with = |change: fn(&mut Findings)| {
+            let mut findings = example();
+            change(&mut findings);
+            toml::to_string(&findings).unwrap()
         };
         for (text, word) in [
             (String::new(), "format"),
@@ -514,6 +569,11 @@ pub(crate) mod tests {
             (change("most_blocks = 1", "most_blocks = 0"), "nothing could have"),
             (change("[64, ", "[9999999999, "), "not in order"),
             (change("[64, ", "[0, "), "0 bytes"),
+            (with(|f| f.devices.push(f.devices[0].clone())), "\"0000:01:00.0\" twice"),
+            (with(|f| f.pairs.push(f.pairs[0].clone())), "\"0000:02:00.0\" twice"),
+            (with(|f| f.pairs[0].lines[1].way = Transfer::Push), "push twice"),
+            (with(|f| f.writers = vec![Writers { n: 1, rate: 1.0 }; 257]), "257 figures"),
+            (with(|f| f.devices[0].lines[0].worst = f64::NAN), "worst = NaN"),
             (good[..good.len() / 2].to_owned(), "no file of findings"),
             (format!("{good}\n[surprise]\n"), "surprise"),
         ] {

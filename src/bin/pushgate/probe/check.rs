@@ -1,6 +1,8 @@
 //! Whether the findings hold: measured again beside what they predict, and the choice
 //! beside every way that it could have taken.
 
+use std::time::Instant;
+
 use anyhow::{Result, ensure};
 use pushgate_pcie_model::choose::{Between, choose};
 use pushgate_pcie_model::findings::{Findings, Transfer};
@@ -39,7 +41,18 @@ pub fn against(rig: &Rig, found: &Findings, json: bool) -> Result<()> {
             );
         }
     };
-    for (unit, device) in found.devices.iter().enumerate() {
+    let mut seen = 0;
+    for device in &found.devices {
+        // CUDA_VISIBLE_DEVICES may hide some of those that were measured.
+        let Some(unit) = rig.units.iter().position(|u| u.pci == device.pci) else {
+            tracing::warn!(
+                "{} at {} is in the findings and not seen here: not checked",
+                device.name,
+                device.pci
+            );
+            continue;
+        };
+        seen += 1;
         if !json {
             println!("\n{} at {}, predictions of {}", device.name, device.pci, found.date);
             println!(
@@ -57,6 +70,11 @@ pub fn against(rig: &Rig, found: &Findings, json: bool) -> Result<()> {
         row(&device.pci, "flag", 8, single::record(rig, unit, 1)?, device.flag);
         row(&device.pci, "record", 64, single::record(rig, unit, 8)?, device.record);
     }
+    ensure!(
+        seen > 0,
+        "the findings of {} have none of the devices seen here: run `pushgate probe` again",
+        found.date
+    );
     if !json {
         println!("worst: {:.1} % ({}); allowed: {:.0} %", worst.0 * 100.0, worst.1, ALLOWED * 100.0);
     }
@@ -77,14 +95,21 @@ pub fn choice(rig: &Rig, found: &Findings, json: bool) -> Result<()> {
     const TURNS: usize = 9;
     let parameters = Parameters::default();
     let mut worst = (0.0, String::new());
+    let mut seen = 0;
     for (from, to) in pairs::all(rig) {
         let (a, b) = (rig.units[from].pci.clone(), rig.units[to].pci.clone());
+        // Without figures there is no choice to be judged.
+        if !found.pairs.iter().any(|p| p.from == a && p.to == b) {
+            tracing::warn!("the findings have no messages from {a} to {b}: not tried");
+            continue;
+        }
+        seen += 1;
         let all: Vec<Way> =
             Way::ALL.into_iter().filter(|way| *way != Way::Pull || pairs::reaches(rig, to, from)).collect();
         let sets = [all.clone(), vec![Way::Push, Way::Bounce]];
         let sets = &sets[..if all.contains(&Way::Pull) { 2 } else { 1 }];
         if !json {
-            println!("\n{a} to {b}, us (median of {TURNS} launches' medians)");
+            println!("\n{a} to {b}, us (median of {TURNS} launches' medians at most)");
             print!("{:>8}", "bytes");
             all.iter().for_each(|w| print!(" {:>9}", w.to_string()));
             println!("   {:>9} {:>8} {:>6} chosen   without peer access", "auto", "GB/s", "ratio");
@@ -97,7 +122,11 @@ pub fn choice(rig: &Rig, found: &Findings, json: bool) -> Result<()> {
             let share = (4.0 / pairs::all(rig).len() as f64).clamp(0.1, 0.5);
             let time = rig.scale.time.mul_f64(share);
             let send = |way: Way| pairs::message(rig, from, to, way.into(), bytes, time);
-            for _ in 0..TURNS {
+            let began = Instant::now();
+            for turn in 0..TURNS {
+                if turn >= 2 && began.elapsed() > 2 * pairs::PATIENCE {
+                    break;
+                }
                 for (way, times) in all.iter().zip(&mut times) {
                     times.push(send(*way)?);
                 }
@@ -140,6 +169,11 @@ pub fn choice(rig: &Rig, found: &Findings, json: bool) -> Result<()> {
             }
         }
     }
+    ensure!(
+        seen > 0,
+        "the findings of {} have no messages between devices seen here: run `pushgate probe` again",
+        found.date
+    );
     if !json {
         println!(
             "worst: {:.1} % slower than the best way; allowed: {:.0} %",

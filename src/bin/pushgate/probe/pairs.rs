@@ -13,6 +13,10 @@ use super::Bar;
 use super::rig::{APART, CopyParams, DONE, FLAGS, GO, PingParams, RECORDS, Rig, pattern};
 use super::single::at_once;
 
+/// Repetitions that have taken longer are not gone on with: somebody else is at work, and a
+/// figure would be no better for it.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+
 /// How many messages of `bytes` are sent for a median within about `time`, at what a
 /// slow way of today takes.
 fn messages(bytes: u64, time: Duration) -> u64 {
@@ -57,8 +61,10 @@ pub fn pair(rig: &Rig, from: usize, to: usize, bar: &Bar) -> Result<Pair> {
                 .into_iter()
                 .map(|n| {
                     // The middle of three launches: which places a kernel gets makes a difference.
-                    let times =
-                        (0..3).map(|_| message(rig, from, to, way, n, time / 3)).collect::<Result<_>>()?;
+                    let (began, mut times) = (Instant::now(), Vec::new());
+                    while times.len() < 3 && (times.is_empty() || began.elapsed() < PATIENCE) {
+                        times.push(message(rig, from, to, way, n, time / 3)?);
+                    }
                     Ok((n, median(times)))
                 })
                 .collect::<Result<_>>()?;

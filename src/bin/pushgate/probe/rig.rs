@@ -13,8 +13,6 @@ use pushgate_gpu_kernels::{
     Access, Copies, DeviceBuffer, Executor, LoadedModule, Registration, Running, Stream, WaitOutcome,
 };
 
-/// No kernel waits longer, and no wait for one.
-const LIMIT: Duration = Duration::from_secs(3);
 /// Batches of one launch at most.
 const MOST_BATCHES: u64 = 32;
 /// Apart by a line and the one that is fetched with it (probe.cu, `apart`).
@@ -76,6 +74,8 @@ pub struct Scale {
     pub slice: u64,
     /// Aim of one measurement.
     pub time: Duration,
+    /// No kernel runs longer; a wait for one ends after twice that.
+    pub limit: Duration,
     /// Rounds of a ping-pong's batch.
     pub rounds: u64,
 }
@@ -89,6 +89,7 @@ impl Scale {
                 blocks: 16,
                 slice: 32 << 10,
                 time: Duration::from_millis(6),
+                limit: Duration::from_secs(3),
                 rounds: 1000,
             },
             None => Self {
@@ -97,6 +98,9 @@ impl Scale {
                 blocks: 1,
                 slice: 1,
                 time: Duration::from_millis(4),
+                // Its threads share the cores with whoever else is there: each hand-over may
+                // cost a turn of every one of them.
+                limit: Duration::from_secs(30),
                 rounds: 50,
             },
         }
@@ -248,7 +252,7 @@ impl Rig {
         let params = CopyParams {
             meeting: u.meeting[stream].addr(),
             result: u.results[stream].addr(),
-            limit_ns: LIMIT.as_nanos() as u64,
+            limit_ns: self.scale.limit.as_nanos() as u64,
             ..params
         };
         // Two buffers of the bulk stores.
@@ -261,8 +265,8 @@ impl Rig {
     pub fn ping(&self, unit: usize, stream: usize, params: PingParams) -> Result<Running> {
         let u = &self.units[unit];
         u.results[stream].copy_from_host(&vec![0; u.results[stream].len()])?;
-        let params =
-            PingParams { result: u.results[stream].addr(), limit_ns: LIMIT.as_nanos() as u64, ..params };
+        let limit_ns = self.scale.limit.as_nanos() as u64;
+        let params = PingParams { result: u.results[stream].addr(), limit_ns, ..params };
         let threads = if self.is_cpu() { 1 } else { 32 };
         self.launch(unit, stream, "probe_ping", Launch::new(1, threads).cooperating(), params.as_bytes())
     }
@@ -275,16 +279,18 @@ impl Rig {
 
     /// Waits for a kernel, and reads nanoseconds of each of its batches.
     pub fn results(&self, unit: usize, stream: usize, running: &Running, batches: u64) -> Result<Vec<f64>> {
-        match running.wait(Some(LIMIT * 2))? {
+        let limit = self.scale.limit;
+        match running.wait(Some(limit * 2))? {
             WaitOutcome::Done => {}
-            WaitOutcome::TimedOut => bail!("a kernel of the probe did not end in {:?}", LIMIT * 2),
+            WaitOutcome::TimedOut => bail!("a kernel of the probe did not end in {:?}", limit * 2),
         }
         let mut bytes = vec![0; (1 + batches as usize) * 8];
         self.units[unit].results[stream].copy_to_host(&mut bytes)?;
         let words: Vec<u64> = bytes.as_chunks::<8>().0.iter().map(|c| u64::from_le_bytes(*c)).collect();
         ensure!(
             words[0] == 0,
-            "a wait in a kernel of the probe ended after {LIMIT:?}: {}",
+            "a kernel of the probe gave up after {limit:?}, for its messages took longer: {}; run it again on an idle \
+             host",
             self.units[unit].name
         );
         Ok(words[1..].iter().map(|ns| *ns as f64).collect())
@@ -313,7 +319,8 @@ impl Rig {
         while word.load(Ordering::Acquire) < least {
             spins = spins.wrapping_add(1);
             if spins.is_multiple_of(1024) {
-                ensure!(start.elapsed() < LIMIT * 2, "no word from the device within {:?}", LIMIT * 2);
+                let limit = self.scale.limit * 2;
+                ensure!(start.elapsed() < limit, "no word from the device within {limit:?}");
             }
             self.breathe();
         }

@@ -142,6 +142,10 @@ fn versions(report: &topology::Report, findings: Option<&Findings>) -> Vec<(Stri
 pub fn may_write(path: &Path, force: bool) -> Result<()> {
     match path.symlink_metadata() {
         Ok(_) if path.is_dir() => bail!("{} is a folder: --out takes the name of a file", path.display()),
+        // Renaming over a device would take it from the whole host.
+        Ok(_) if path.exists() && !path.is_file() => {
+            bail!("{} is there and no file: --out takes the name of one", path.display())
+        }
         Ok(_) if !force => {
             bail!("{} is there: --force writes over it, --out FILE names another", path.display())
         }

@@ -65,13 +65,16 @@ pub fn run(m: &ArgMatches) -> Result<()> {
 
 /// Over another file only with `force`, and then whole or not at all.
 fn write(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
+    // What a link names is replaced, not the link.
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let mut beside = target.as_os_str().to_owned();
     beside.push(format!(".{}", std::process::id()));
     let first = if force { PathBuf::from(beside) } else { path.to_owned() };
     // Whoever came since it was asked for is not written over.
     let mut file = fs::File::create_new(&first)?;
-    let written =
-        file.write_all(text.as_bytes()).and_then(|()| if force { fs::rename(&first, path) } else { Ok(()) });
+    let written = file
+        .write_all(text.as_bytes())
+        .and_then(|()| if force { fs::rename(&first, &target) } else { Ok(()) });
     if written.is_err() {
         let _ = fs::remove_file(&first);
     }

@@ -1,7 +1,7 @@
 //! What tells a host from others of its kind, out of text: its name, the home folder, addresses of networks,
 //! GUIDs and UUIDs. PCI addresses stay: every machine of a kind has the same.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// What to take out. The default takes out nothing.
 #[derive(Clone, Debug, Default)]
@@ -69,7 +69,7 @@ fn addresses(text: &str) -> String {
         let word = if word.parse::<IpAddr>().is_ok() { word } else { bare };
         match kind(word) {
             Some(kind) => out += kind,
-            None => out += word,
+            None => out += &joined(word),
         }
         rest = &rest[word.len()..];
         let (between, after) = rest.split_at(rest.len() - after.len());
@@ -79,12 +79,28 @@ fn addresses(text: &str) -> String {
     out
 }
 
+/// A word that is more than an address, as in "10.0.0.5-10.0.0.9" or "eth0:10.0.0.5".
+fn joined(word: &str) -> String {
+    let joint = [':', '-', '_'];
+    let part = |part: &str| {
+        let bare = part.trim_end_matches(joint);
+        match bare.parse::<Ipv4Addr>() {
+            Ok(ip) if is_of_a_host(ip.into()) => format!("(address){}", &part[bare.len()..]),
+            _ => part.to_owned(),
+        }
+    };
+    word.split_inclusive(joint).map(part).collect()
+}
+
+fn is_of_a_host(ip: IpAddr) -> bool {
+    !ip.is_loopback() && !ip.is_unspecified()
+}
+
 /// What of it must not be shown, if it is such a thing.
 fn kind(word: &str) -> Option<&'static str> {
     let ip = word.parse().or_else(|_| word.parse().map(|a: SocketAddr| a.ip()));
     if let Ok(ip) = ip {
-        // These are of no host.
-        return (!ip.is_loopback() && !ip.is_unspecified()).then_some("(address)");
+        return is_of_a_host(ip).then_some("(address)");
     }
     let hex = |s: &str, n: usize| s.len() == n && s.bytes().all(|b| b.is_ascii_hexdigit());
     for separator in [':', '-'] {
@@ -97,7 +113,18 @@ fn kind(word: &str) -> Option<&'static str> {
             return Some("(GUID)");
         }
     }
-    let uuid = word.trim_start_matches("GPU-").trim_start_matches("MIG-");
+    // As some switches write them, and as systemd names interfaces by them.
+    let groups: Vec<&str> = word.split('.').collect();
+    let named = ["enx", "wlx"].iter().any(|kind| word.strip_prefix(kind).is_some_and(|mac| hex(mac, 12)));
+    if named || (groups.len() == 3 && groups.iter().all(|g| hex(g, 4))) {
+        return Some("(MAC)");
+    }
+    // A GID as one number, a machine's id, a UUID without its dashes.
+    if hex(word.trim_start_matches("0x"), 32) {
+        return Some("(GUID)");
+    }
+    // The older form has both: MIG-GPU-UUID/GI/CI.
+    let uuid = word.trim_start_matches("MIG-").trim_start_matches("GPU-");
     let groups: Vec<&str> = uuid.split('-').collect();
     let lengths = [8, 4, 4, 4, 12];
     if groups.len() == 5 && groups.iter().zip(lengths).all(|(g, n)| hex(g, n)) {
@@ -124,6 +151,19 @@ mod tests {
             ("d0 has 02:00:5e:10:00:01, 02-00-5E-10-00-01", "d0 has (MAC), (MAC)"),
             ("guid 0c42:a103:0000:1234, 0x0c42a10300001234", "guid (GUID), (GUID)"),
             ("GPU-1b2c3d4e-0000-1111-2222-333344445555", "(UUID)"),
+            ("MIG-GPU-1b2c3d4e-0000-1111-2222-333344445555/1/0", "(UUID)/1/0"),
+            ("MIG-1b2c3d4e-0000-1111-2222-333344445555", "(UUID)"),
+            (
+                "10.0.0.5-10.0.0.9, eth0:10.0.0.5, 10.0.0.5/24",
+                "(address)-(address), eth0:(address), (address)/24",
+            ),
+            ("lo:127.0.0.1 and fe80::1%eth0", "lo:127.0.0.1 and (address)%eth0"),
+            ("0200.5e10.0001 is enx02005e100001", "(MAC) is (MAC)"),
+            ("gid fe800000000000000a0027fffe123456", "gid (GUID)"),
+            (
+                "topology 0123456789abcdef of 2026-01-31T23:59:59Z",
+                "topology 0123456789abcdef of 2026-01-31T23:59:59Z",
+            ),
             ("0000:17:00.0 -> 0000:98:00.0, 10de:2335", "0000:17:00.0 -> 0000:98:00.0, 10de:2335"),
             ("127.0.0.1, ::1 and 0.0.0.0; driver 580.95.05", "127.0.0.1, ::1 and 0.0.0.0; driver 580.95.05"),
             ("6.1.0-25-amd64 at 12:34:56Z, é", "6.1.0-25-amd64 at 12:34:56Z, é"),
