@@ -152,7 +152,8 @@ fn between(m: &ArgMatches) -> Result<Option<(Route, String)>> {
 
 /// What a probe of this host found for a GPU, or for the first.
 fn found(gpu: Option<&str>) -> Result<Parameters> {
-    let findings = topo::kept()?.context("no probe has measured the GPUs of this host: run `pushgate probe` first")?;
+    let findings =
+        topo::kept()?.context("no probe has measured the GPUs of this host: run `pushgate probe` first")?;
     let first = || findings.devices.first().map(|d| d.pci.as_str());
     let gpu = gpu.or_else(first).context("the probe's file has no device: run `pushgate probe` again")?;
     if findings.device(gpu).is_none() {
