@@ -111,7 +111,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "tests",
-        budget: 315,
+        budget: 319,
         full: false,
         needs: &[Need::Cxx],
         about: "all unit and integration tests",
