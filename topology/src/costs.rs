@@ -150,4 +150,30 @@ mod tests {
         let advice = advise(&unknown, Evidence::Model { costs: &figures, bytes: 1 << 20 });
         assert_eq!(advice.basis, Basis::Distance);
     }
+
+    #[test]
+    fn no_figure_sends_reads_through_a_root_complex() {
+        struct PullIsQuick;
+        impl Costs for PullIsQuick {
+            fn seconds(&self, _: &Pair, method: Method, _: u64) -> Option<f64> {
+                Some(if method == Method::Pull { 1e-9 } else { 1e-3 })
+            }
+        }
+        for evidence in [
+            Evidence::Model { costs: &PullIsQuick, bytes: 1 },
+            Evidence::Probe { costs: &PullIsQuick, bytes: 1 },
+        ] {
+            let advice = advise(&pair(true), evidence);
+            assert_eq!(advice.method, Method::Push);
+            assert!(advice.reason.contains("no pull: different root complexes"), "{}", advice.reason);
+        }
+    }
+
+    #[test]
+    fn a_way_of_small_payloads_has_figures_too() {
+        let mut pair = pair(true);
+        pair.parameters.max_payload = Some(128);
+        let figures = Figures { findings: None, parameters: &Parameters::default() };
+        assert!(figures.seconds(&pair, Method::Push, 4096).is_some());
+    }
 }
