@@ -192,11 +192,15 @@ static PUSHGATE_DEVICE bool timed(const probe_copy_params &p, u64 until)
 			if (!meet(p, number, until))
 				return false;
 		}
+		// A block alone meets nobody who would tell it that it is late.
+		bool late = false;
 		if (thread_index() == 0 && block_index() == 0) {
-			result[1 + b] = clock_ns() - start;
-			if (clock_ns() > until)
-				return false;
+			u64 now = clock_ns();
+			result[1 + b] = now - start;
+			late = now > until;
 		}
+		if (block_any(late))
+			return false;
 	}
 	return true;
 }
@@ -211,7 +215,7 @@ static PUSHGATE_DEVICE bool begins(const probe_copy_params &p, u64 number, u64 u
 			late = !wait_device(relay, number, until);
 		} else {
 			late = !wait_system(reinterpret_cast<const u64 *>(p.go), number, until);
-			if (grid_size() > 1)
+			if (grid_size() > 1 && !late)
 				store_device<order::release>(relay, number);
 		}
 	}

@@ -189,9 +189,13 @@ static PUSHGATE_DEVICE void take(const copy_worker_params &p, u32 ring, u32 bloc
 {
 	const u64 *stop = reinterpret_cast<u64 *>(p.cursors) + stop_at;
 	bool mine = false, ends = false;
+	// On its way together with the look at the commands, which it does not hold up.
+	u64 stopped = load_device<order::relaxed>(stop);
 	bool any = find(p, ring, block, all, at, mine, f);
-	if (!any && pause.n % 16 == 15 && load_device<order::acquire>(stop) >= p.generation) {
-		// What was handed on before the word was stored is seen behind it.
+	if (!any && stopped >= p.generation) {
+		// What was handed on before the word was stored is seen behind it: an acquire
+		// by fence.
+		fence_device();
 		any = find(p, ring, block, all, at, mine, f);
 		ends = !any;
 	}

@@ -86,8 +86,10 @@ pub struct WorkerOptions {
     pub push_slice: u32,
     /// The same for a pull, which gains by more loads in flight in a block.
     pub pull_slice: u32,
-    /// How long the worker stays after the last lease is done.
+    /// How long the worker stays after the last lease is done, if operations come one after another.
     pub linger: Duration,
+    /// The same if they come alone: whoever waits for the device waits for this too.
+    pub linger_alone: Duration,
     /// How long it stays after the last command where it was started by one.
     pub linger_on_demand: Duration,
     /// How long it stays after the last command at most, whatever the leases say (P7).
@@ -108,6 +110,7 @@ impl WorkerOptions {
             push_slice: 32 << 10,
             pull_slice: 64 << 10,
             linger: Duration::from_micros(20),
+            linger_alone: Duration::from_micros(5),
             linger_on_demand: Duration::from_millis(1),
             limit: Duration::from_secs(600),
         }
@@ -327,6 +330,9 @@ struct Shared {
     started: AtomicU64,
     /// Pulls posted so far, for whoever posts pushes.
     pulls: AtomicU64,
+    began: Instant,
+    /// When an operation was last launched, in nanoseconds since `began`; 0: none yet.
+    last_launch: AtomicU64,
     device: DeviceBuffer,
 }
 
@@ -474,6 +480,18 @@ impl Shared {
         }
     }
 
+    /// For a worker that an operation starts. One that was launched a moment ago stands for a row of
+    /// them, between which the worker had better stay. One that comes alone may be
+    /// waited for with the whole device, and so with the worker.
+    fn linger(&self) -> Duration {
+        let last = self.last_launch.load(Ordering::Relaxed);
+        let since = self.began.elapsed().saturating_sub(Duration::from_nanos(last));
+        match last != 0 && since < 3 * self.options.linger {
+            true => self.options.linger,
+            false => self.options.linger_alone,
+        }
+    }
+
     /// Waits for a launch that another thread has begun: what this thread launches next is to
     /// stand behind it.
     fn behind_launches(&self) {
@@ -567,6 +585,8 @@ impl Worker {
             fault,
             started: AtomicU64::new(0),
             pulls: AtomicU64::new(0),
+            began: Instant::now(),
+            last_launch: AtomicU64::new(0),
             registration,
             device,
         });
@@ -636,7 +656,7 @@ impl Worker {
         };
         let lease = Lease { slot: Some(slot) };
         if shared.control.announce()
-            && let Err(error) = shared.ensure(shared.options.linger)
+            && let Err(error) = shared.ensure(shared.linger())
         {
             self.launched();
             self.take_back(&lease);
@@ -654,6 +674,8 @@ impl Worker {
         let Some(at) = lease.slot else { return Ok(()) };
         let shared = &*self.shared;
         self.launched();
+        // Relaxed: for a guess alone.
+        shared.last_launch.store(shared.began.elapsed().as_nanos() as u64, Ordering::Relaxed);
         // It may have left for the launch. The next generation stands behind the operation, but
         // before the mark, which would hold up a device with one queue for all streams.
         if shared.control.announce()

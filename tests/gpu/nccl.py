@@ -22,6 +22,7 @@ import time
 SIZES = [0, 1, 3, 1023, 4096, 65537, 1 << 20, (1 << 20) + 7, 16 << 20]
 LARGE = [64 << 20, 256 << 20]
 BENCH = [8, 4096, 64 << 10, 1 << 20, 16 << 20, 256 << 20]
+SMALL = ["issue", "row", "behind", "lone"]
 LIMIT = 240
 
 
@@ -36,7 +37,7 @@ def rank_main():
     torch.cuda.set_device(device)
     options = json.loads(os.environ.get("OPTIONS", "{}"))
     if scenario not in ("again",):
-        dist.init_process_group("nccl", device_id=device if scenario != "killed" else None)
+        dist.init_process_group("nccl", device_id=device if scenario not in ("killed", "faulty") else None)
     result = globals()["rank_" + scenario](torch, dist, rank, world, device, options)
     with open(os.environ["RESULT"], "w") as file:
         json.dump(result, file)
@@ -142,9 +143,10 @@ def rank_queued(torch, dist, rank, world, device, options):
 
 
 def rank_graph(torch, dist, rank, world, device, options):
-    """An allreduce captured in a CUDA graph, replayed."""
+    """An allreduce captured in a CUDA graph, replayed; the first use of the group, if it is not `warm`."""
     t = torch.ones(1 << 20, device=device)
-    dist.all_reduce(t)
+    if options["warm"]:
+        dist.all_reduce(t)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -179,6 +181,30 @@ def rank_killed(torch, dist, rank, world, device, options):
         for _ in range(3):
             dist.all_reduce(t)
         os.kill(os.getpid(), signal.SIGKILL)
+    hear_of_the_end(torch, dist, t, device)
+
+
+def rank_faulty(torch, dist, rank, world, device, options):
+    """A kernel of the last rank's program fails, and its context with it; its process stays. The
+    others must hear of it within ten seconds."""
+    t = torch.ones(4 << 20, device=device)
+    dist.all_reduce(t)
+    torch.cuda.synchronize()
+    if rank == world - 1:
+        for _ in range(3):
+            dist.all_reduce(t, async_op=True)
+        print(f"{time.time():.3f} the assert", flush=True)
+        try:
+            torch.zeros(1, device=device)[torch.full((1,), 1 << 20, device=device)]
+            torch.cuda.synchronize()
+        except Exception as e:
+            print(f"{time.time():.3f} {e}", flush=True)
+        time.sleep(60)
+    hear_of_the_end(torch, dist, t, device)
+
+
+def hear_of_the_end(torch, dist, t, device):
+    """Says in the result when the communicator reported an error, and which."""
     group = dist.distributed_c10d._get_default_group()._get_backend(device)
     start = time.time()
     try:
@@ -189,11 +215,10 @@ def rank_killed(torch, dist, rank, world, device, options):
                 if time.time() - start > 30:
                     break
             work.wait()
-            if work.exception():
-                break
         error = "none"
     except Exception as e:  # what the communicator reports
         error = str(e).splitlines()[0][:200]
+    print(f"{time.time():.3f} {error}", flush=True)
     with open(os.environ["RESULT"], "w") as file:
         json.dump({"seconds": time.time() - start, "error": error}, file)
     group.abort()
@@ -237,6 +262,55 @@ def rank_bench(torch, dist, rank, world, device, options):
             row["sendrecv"] = size / best / 1e9
         rows[str(size)] = row
     return {"rows": rows}
+
+
+def rank_small(torch, dist, rank, world, device, options):
+    """Where the time of a small allreduce goes: the program's thread, or the way."""
+    t = torch.ones(max(options["size"] // 4, 1), device=device)
+    n = 100
+
+    def turn(call, times):
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(times):
+            call()
+        issued = time.perf_counter()
+        torch.cuda.synchronize()
+        return (issued - begin) / times * 1e6, (time.perf_counter() - begin) / times * 1e6
+
+    def lone():
+        dist.all_reduce(t)
+        torch.cuda.synchronize()
+
+    for _ in range(20):
+        lone()
+    rows = [turn(lambda: dist.all_reduce(t), n) for _ in range(options["runs"])]
+    row = {"issue": min(a for a, _ in rows), "row": min(b for _, b in rows)}
+    lones = []
+    for _ in range(options["runs"] * 20):
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        lone()
+        lones.append((time.perf_counter() - begin) * 1e6)
+    lones.sort()
+    row["lone"] = lones[len(lones) // 2]
+    # Launched ahead: behind a kernel that takes longer than to issue them all.
+    behind = []
+    for _ in range(options["runs"]):
+        dist.barrier()
+        torch.cuda.synchronize()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        torch.cuda._sleep(20_000_000)
+        events[0].record()
+        for _ in range(n):
+            dist.all_reduce(t)
+        events[1].record()
+        torch.cuda.synchronize()
+        behind.append(events[0].elapsed_time(events[1]) * 1e3 / n)
+    row["behind"] = min(behind)
+    return row
 
 
 # ----------------------------------------------------------------------------------------- runner
@@ -291,7 +365,7 @@ class Runner:
                 NCCL_DEBUG="INFO",
                 NCCL_DEBUG_FILE=f"{folder}/nccl-{rank}.log",
                 CUBLAS_WORKSPACE_CONFIG=":4096:8",
-                TORCH_NCCL_ASYNC_ERROR_HANDLING="0" if scenario == "killed" else "1",
+                TORCH_NCCL_ASYNC_ERROR_HANDLING="0" if scenario in ("killed", "faulty") else "1",
                 TORCH_NCCL_ENABLE_MONITORING="0",
             )
             e.update(env or {})
@@ -302,8 +376,9 @@ class Runner:
         end = time.time() + limit
         try:
             for rank, p in enumerate(processes):
-                code = p.wait(max(end - time.time(), 0.1))
-                if code and rank not in dying:
+                # Those who are to die are not waited for: they end below.
+                code = rank not in dying and p.wait(max(end - time.time(), 0.1))
+                if code:
                     raise Failed(f"rank {rank} ended with {code}: {tail(f'{folder}/{rank}.log')}")
         except subprocess.TimeoutExpired:
             raise Failed(f"still ran after {limit} s ({folder})") from None
@@ -367,8 +442,8 @@ def scenarios(r, gpus, args):
         env = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
         return f"{max(x['seconds'] for x in r.run('queued', 'pushgate', world, env=env, limit=120)):.2f} s"
 
-    def killed():
-        said = r.run("killed", "pushgate", world, limit=90, dying=(world - 1,))
+    def ended(scenario):
+        said = r.run(scenario, "pushgate", world, limit=90, dying=(world - 1,))
         worst = max(said, key=lambda x: x["seconds"])
         assert worst["seconds"] < 10 and worst["error"] != "none", worst
         return f"{worst['seconds']:.1f} s: {worst['error'][:80]}"
@@ -391,15 +466,36 @@ def scenarios(r, gpus, args):
                 print(f"      {transport:<44}" + "".join(f"{'' if c is None else format(c, '12.2f'):>12}" for c in cells))
         return ""
 
+    def small():
+        transports = args.beside.split(",")
+        rows = {t: [] for t in transports}
+        for _ in range(args.starts):
+            for transport in transports:
+                ranks = r.run("small", transport, world, {"size": 8, "runs": args.runs})
+                # The slowest rank's: the others wait for it.
+                rows[transport].append({c: max(row[c] for row in ranks) for c in SMALL})
+        head = f"8 B allreduce, us, of {args.starts} starts"
+        print(f"      {head:<44}" + "".join(f"{c:>14}" for c in SMALL) + "   best / median")
+        for transport in transports:
+            cells = []
+            for c in SMALL:
+                values = sorted(row[c] for row in rows[transport])
+                cells.append(f"{values[0]:.1f} / {values[len(values) // 2]:.1f}")
+            print(f"      {transport:<44}" + "".join(f"{c:>14}" for c in cells), flush=True)
+        return ""
+
     return {
         "functional": functional,
         "bits": bits,
         "training": training,
         "queued": queued,
-        "graph": lambda: r.run("graph", "pushgate", world) and None,
+        "graph": lambda: r.run("graph", "pushgate", world, {"warm": True}) and None,
+        "graph-first": lambda: r.run("graph", "pushgate", world, {"warm": False}) and None,
         "again": lambda: r.run("again", "pushgate", world, env={"NCCL_NET_PLUGIN_REF_COUNT": "1"}) and None,
-        "killed": killed,
+        "killed": lambda: ended("killed"),
+        "faulty": lambda: ended("faulty"),
         "bench": bench,
+        "small": small,
     }
 
 
@@ -412,6 +508,7 @@ def main():
     parser.add_argument("--out", default=tempfile.gettempdir(), help="logs go there")
     parser.add_argument("--beside", default="pushgate,shm,socket,socket4x4", help="transports of the bench, with NCCL's variables for one as in pushgate:NCCL_PROTO=Simple")
     parser.add_argument("--runs", type=int, default=3, help="turns of the bench, the best counts")
+    parser.add_argument("--starts", type=int, default=3, help="of each transport's processes in scenario small")
     parser.add_argument("--sizes", help="bytes of the bench, separated by commas")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -279,6 +279,24 @@ fn p7_it_goes_out_of_a_launchs_way_and_comes_for_a_lease() {
 }
 
 #[test]
+fn it_stays_between_operations_in_a_row_and_not_behind_one_alone() {
+    on_every_device("row", |executor| {
+        let long = Duration::from_secs(60);
+        let options =
+            WorkerOptions { linger: long, linger_alone: Duration::ZERO, ..WorkerOptions::of(&**executor) };
+        let (worker, _queue) = Worker::new(executor, options).unwrap();
+        let stream = executor.stream().unwrap();
+        let raw = stream.raw().unwrap_or(1);
+        let operation = || worker.lease_done(worker.lease(raw).unwrap(), raw).unwrap();
+        operation();
+        assert!(worker.wait_gone(long / 6).unwrap(), "the first is alone");
+        // In a row, measured by so long a linger.
+        operation();
+        assert!(!worker.wait_gone(Duration::from_millis(300)).unwrap());
+    });
+}
+
+#[test]
 fn many_threads_lease_at_once() {
     on_every_device("threads", |executor| {
         let options = WorkerOptions { linger: Duration::ZERO, ..WorkerOptions::of(&**executor) };

@@ -124,17 +124,27 @@ impl Rig {
         Ok(times[count / 2].as_nanos() as f64 / 1e3)
     }
 
-    /// The same for a bare word, there and back.
-    fn echo(&self, count: u64) -> Result<f64> {
+    /// Median microseconds of a bare word, there and back: to a kernel that waits for it in the
+    /// host's memory, or, with `pulled`, in the device's, where the worker stores it.
+    fn echo(&self, mut pulled: Option<&mut WorkerQueue>, count: u64) -> Result<f64> {
         let (word, echo) = (self.words(0), self.words(64));
         word.store(0, Ordering::Relaxed);
         echo.store(0, Ordering::Relaxed);
         let base = self.host[0].0.device_addr();
-        let running = self.launch(0, "bare_echo", Launch::new(1, 1), &[base, base + 64, 0, count])?;
+        let device = self.device[1].addr();
+        if pulled.is_some() {
+            self.device[1].copy_from_host(&[0; 8])?;
+        }
+        let waits_at = if pulled.is_some() { device } else { base };
+        let running = self.launch(0, "bare_echo", Launch::new(1, 1), &[waits_at, base + 64, 0, count])?;
         let mut times = Vec::new();
         for i in 1..=count {
             let start = Instant::now();
-            word.store(i, Ordering::Release);
+            match &mut pulled {
+                // SAFETY: a word of the buffer, which outlives the worker.
+                Some(queue) => _ = unsafe { queue.post_inline(device, &[i])? },
+                None => word.store(i, Ordering::Release),
+            }
             while echo.load(Ordering::Acquire) < i {
                 ensure!(start.elapsed() < self.limit, "no echo");
                 self.let_others_run();
@@ -145,6 +155,24 @@ impl Rig {
         times.sort();
         Ok(times[count as usize / 2].as_nanos() as f64 / 1e3)
     }
+}
+
+/// Median microseconds of this thread for a lease and its end, on a stream with nothing else in it.
+fn lease(worker: &Worker, stream: &Stream, count: usize) -> Result<f64> {
+    let raw = stream.raw().unwrap_or(0);
+    let mut times = Vec::with_capacity(count);
+    for _ in 0..count {
+        let start = Instant::now();
+        let lease = worker.lease(raw)?;
+        worker.lease_done(lease, raw)?;
+        times.push(start.elapsed());
+        // What a program does between two operations; the stream's queue must not be full.
+        while start.elapsed() < Duration::from_micros(10) {
+            std::hint::spin_loop();
+        }
+    }
+    times.sort();
+    Ok(times[count / 2].as_nanos() as f64 / 1e3)
 }
 
 /// The blocks that copy one way of these.
@@ -182,7 +210,7 @@ pub fn run(b: &Bench) -> Result<()> {
         module,
         executor: executor.clone(),
     };
-    let (_worker, mut queue) = Worker::new(&executor, options)?;
+    let (worker, mut queue) = Worker::new(&executor, options)?;
     let ways: [(&str, &[Direction]); 3] = [
         ("push", &[Direction::Push]),
         ("pull", &[Direction::Pull]),
@@ -215,12 +243,24 @@ pub fn run(b: &Bench) -> Result<()> {
             rig.latency(&mut queue, way, len, count / 10)?;
             let (mut value, mut ceiling) = (f64::INFINITY, f64::INFINITY);
             for _ in 0..b.runs {
-                ceiling = ceiling.min(rig.echo(count as u64)?);
+                ceiling = ceiling.min(rig.echo(None, count as u64)?);
                 value = value.min(rig.latency(&mut queue, way, len, count)?);
             }
             let note = format!("{way:?}, from post to done; ceiling: a bare word there and back");
             b.print("worker", len as u64, value, Some(ceiling), "us (median)", device, &note);
         }
     }
+    let count = if gpu { 2000 } else { 200 };
+    let (mut value, mut ceiling, mut leased) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
+    for _ in 0..b.runs {
+        ceiling = ceiling.min(rig.echo(None, count)?);
+        value = value.min(rig.echo(Some(&mut queue), count)?);
+        leased = leased.min(lease(&worker, &rig.streams[0], count as usize)?);
+    }
+    let note = "a word that travels in a command, to a kernel that waits for it in the device's memory, and its answer; \
+                ceiling: it waits in the host's";
+    b.print("worker", 8, value, Some(ceiling), "us (median)", device, note);
+    let note = "a lease and its end: the time of the launching thread";
+    b.print("worker", 0, leased, None, "us (median)", device, note);
     Ok(())
 }
