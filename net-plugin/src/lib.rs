@@ -26,4 +26,6 @@ mod reach;
 mod receive;
 mod send;
 mod socket;
+#[cfg(test)]
+mod testing;
 mod watch;

@@ -205,6 +205,18 @@ impl Loaded {
     }
 }
 
+#[cfg(test)]
+impl Runtime {
+    /// Over `local`, without a GPU, whatever the environment says.
+    pub fn of_a_test(window: u64) -> Arc<Self> {
+        let mut settings = Settings::default();
+        settings.net_window_size = window;
+        let properties = Properties::local(false);
+        let loaded = Loaded { settings, rdma: None, properties, gpu: None, told: None };
+        Arc::new(Runtime::start(Arc::new(loaded)).expect("a thread"))
+    }
+}
+
 impl Runtime {
     fn start(loaded: Arc<Loaded>) -> Result<Self> {
         Ok(Runtime {

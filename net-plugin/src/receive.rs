@@ -137,15 +137,16 @@ impl Receiver {
             // One at a time: the last one is complete, though nobody may have looked since.
             self.advance_large()?;
             let bytes = self.producer.signal(large::BYTES);
-            // The peer's word: no sum that is less than the last, and the last message has ended.
-            let size = bytes.wrapping_sub(self.large_bytes) as usize;
+            // The peer's word: the message fits, has what came at once, and the last one has ended.
+            let (size, first) = (bytes.wrapping_sub(self.large_bytes) as usize, r.length as usize);
             self.large_bytes = bytes;
             self.large_messages += 1;
             let ended = self.large.is_none();
-            if size > room || !ended {
+            if size > room || size < first || !ended {
                 let text = match ended {
-                    true => format!("{link}: {size} bytes arrived for a buffer of {room}"),
                     false => format!("{link}: a message in slices arrived amid another"),
+                    true if size > room => format!("{link}: {size} bytes arrived for a buffer of {room}"),
+                    true => format!("{link}: {first} bytes arrived of a message that has {size}"),
                 };
                 let status = Status { rank: Some(0), ..Status::new(abi::PUSHGATE_REFUSED) };
                 link.lane.engine.fail(Some(link.qp), status)?;
@@ -228,5 +229,102 @@ impl Receiver {
             return Ok(true);
         }
         link.waits(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{Comm, Kind, Mr, Request};
+    use crate::join::Role;
+    use crate::testing::{Pair, ended, pair, until};
+
+    const ROOM: usize = 1000;
+    const FIRST: usize = 100;
+
+    /// A receive of [`ROOM`] bytes, and what it is into.
+    fn receive<'a>(comm: &'a Comm, mr: &Mr, buffer: &[u8]) -> &'a Request {
+        let wanted = Wanted { data: buffer.as_ptr() as usize, size: ROOM, tag: 7, mr: Some(mr) };
+        // SAFETY: the buffers of the tests outlive the connections.
+        unsafe { comm.receive(&[wanted]) }.unwrap().expect("room")
+    }
+
+    fn signal(peer: &mut Producer, signal: u32, signal_value: u64) {
+        let record = Record { signal, signal_value, ..Record::new(Opcode::Signal) };
+        until(|| peer.post(record, &[]).then_some(()));
+    }
+
+    /// Begins one, the `number`th SEND, after which all have `bytes`.
+    fn begin(peer: &mut Producer, number: u64, bytes: u64) {
+        signal(peer, large::BYTES, bytes);
+        signal(peer, large::BEGINS, number);
+        let record = Record { tag: 7, ..Record::new(Opcode::Send) };
+        until(|| peer.post(record, &[7; FIRST]).then_some(()));
+    }
+
+    /// The receive fails with this, and the peer hears that it was refused.
+    fn refused(request: &Request, peer: &Producer, says: &str) {
+        let e = ended(request).unwrap_err();
+        assert!(e.code == Code::Usage && e.text.contains(says), "{e}");
+        let status = until(|| peer.status());
+        assert_eq!((status.code as u32, status.rank), (abi::PUSHGATE_REFUSED, Some(0)));
+    }
+
+    #[test]
+    fn p8_what_a_peer_says_of_a_message_in_slices_is_checked() {
+        for (bytes, says) in [
+            (ROOM as u64 + 1, "1001 bytes arrived for a buffer of 1000"),
+            (u64::MAX >> 8, "for a buffer of 1000"),
+            (FIRST as u64 - 1, "100 bytes arrived of a message that has 99"),
+        ] {
+            let buffer = [0; ROOM];
+            let Pair { comm, mut peer, socket: _socket } = pair(Role::Receive);
+            let mr = comm.register(buffer.as_ptr() as usize, ROOM, Kind::Host).unwrap();
+            let request = receive(&comm, &mr, &buffer);
+            begin(&mut peer.producer, 1, bytes);
+            refused(request, &peer.producer, says);
+        }
+        // Just so many, told to be complete at once: what is missing is the sender's own lack.
+        for bytes in [FIRST, ROOM] {
+            let buffer = [0; ROOM];
+            let Pair { comm, mut peer, socket: _socket } = pair(Role::Receive);
+            let mr = comm.register(buffer.as_ptr() as usize, ROOM, Kind::Host).unwrap();
+            let request = receive(&comm, &mr, &buffer);
+            begin(&mut peer.producer, 1, bytes as u64);
+            signal(&mut peer.producer, large::ENDS, 1);
+            assert_eq!(ended(request).unwrap(), bytes);
+            assert_eq!(peer.producer.status(), None);
+        }
+    }
+
+    #[test]
+    fn p8_a_sum_of_bytes_that_does_not_grow_has_no_message() {
+        let buffer = [0; 2 * ROOM];
+        let Pair { comm, mut peer, socket: _socket } = pair(Role::Receive);
+        let mr = comm.register(buffer.as_ptr() as usize, 2 * ROOM, Kind::Host).unwrap();
+        let requests = [receive(&comm, &mr, &buffer), receive(&comm, &mr, &buffer[ROOM..])];
+        begin(&mut peer.producer, 1, 500);
+        signal(&mut peer.producer, large::ENDS, 1);
+        assert_eq!(ended(requests[0]).unwrap(), 500);
+        begin(&mut peer.producer, 2, 400);
+        refused(requests[1], &peer.producer, "100 bytes arrived of a message that has 0");
+    }
+
+    #[test]
+    fn p8_one_message_in_slices_is_under_way_at_a_time() {
+        let buffer = [0; 2 * ROOM];
+        let Pair { comm, mut peer, socket: _socket } = pair(Role::Receive);
+        let mr = comm.register(buffer.as_ptr() as usize, 2 * ROOM, Kind::Host).unwrap();
+        let requests = [receive(&comm, &mr, &buffer), receive(&comm, &mr, &buffer[ROOM..])];
+        begin(&mut peer.producer, 1, 500);
+        // Until the rest of it was asked for.
+        until(|| {
+            // SAFETY: the connection is open.
+            assert!(!unsafe { requests[0].test(|_, _| ()) }.unwrap(), "400 bytes are missing");
+            peer.producer.try_recv()
+        });
+        begin(&mut peer.producer, 2, 1000);
+        refused(requests[1], &peer.producer, "amid another");
+        assert!(ended(requests[0]).is_err(), "it has not ended well");
     }
 }

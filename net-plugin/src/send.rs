@@ -223,3 +223,51 @@ impl Sender {
         link.waits(status)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::Request;
+    use crate::join::Role;
+    use crate::testing::{Pair, WINDOW, ended, pair, until};
+
+    /// More than is under way at once.
+    const BYTES: usize = 4 * WINDOW as usize;
+
+    /// Sends what goes in slices to a receiver that answers the first one with all of `answers`.
+    fn answered(answers: &[&[u8]]) -> Result<usize> {
+        let (payload, mut room) = (vec![7u8; BYTES], vec![0u8; BYTES]);
+        let Pair { comm, mut peer, socket: _socket } = pair(Role::Send);
+        let proxy: &dyn Proxy = &*peer.lane.engine;
+        // SAFETY: it outlives the connection, and is not looked at meanwhile.
+        let key = unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, BYTES as u64, None) }
+            .unwrap();
+        assert!(peer.producer.post_recv(key, 0, BYTES as u32, 7));
+        // SAFETY: the payload outlives the connection.
+        let request: &Request =
+            unsafe { comm.send(payload.as_ptr(), payload.len(), 7, None) }.unwrap().expect("room");
+        // The sender's first slice is here.
+        let first = until(|| peer.producer.try_recv()).length;
+        let invitation = Invitation { key, offset: u64::from(first) }.encode();
+        for answer in answers {
+            let answer = if answer.is_empty() { &invitation[..] } else { answer };
+            let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
+            assert!(peer.producer.post(record, answer));
+        }
+        let ended = ended(request);
+        drop(comm);
+        if ended.is_ok() {
+            assert_eq!(room, payload);
+        }
+        ended
+    }
+
+    #[test]
+    fn p8_a_receiver_that_sends_what_nobody_asked_for_ends_the_connection() {
+        assert_eq!(answered(&[&[]]).unwrap(), BYTES);
+        for answers in [&[&[1u8; 11][..]][..], &[&[1; 13]], &[&[], &[]]] {
+            let e = answered(answers).unwrap_err();
+            assert!(e.code == Code::Remote && e.text.contains("what nobody asked for"), "{e}");
+        }
+    }
+}
