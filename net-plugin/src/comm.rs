@@ -215,7 +215,7 @@ impl Comm {
         // A dma-buf is NCCL's of this memory.
         let key = unsafe { engine.add_region(self.link.qp, memory, bytes as u64) }.map_err(|e| failed(&e))?;
         // NCCL was told of what the RDMA device does with such memory: no other way then.
-        if cuda && self.link.reaches && !engine.is_offered(self.link.qp, key)? {
+        if cuda && self.link.reaches && !engine.is_registered(self.link.qp, key)? {
             engine.remove_region(self.link.qp, key)?;
             let how = match kind {
                 Kind::Cuda(Some(_)) => "by the dma-buf that NCCL gave",

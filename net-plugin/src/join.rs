@@ -253,8 +253,10 @@ impl Half {
             Some(device) => {
                 let polled = settings.cq_events == CqEvents::Poll || own.lane.wake() == Wake::Polled;
                 let events = !polled && !settings.no_imm;
-                let posted_receives = role == Role::Receive;
-                let mut config = Config { events, posted_receives, ..Config::from(settings) };
+                // Nobody writes into memory that is sent.
+                let [posted_receives, regions_written] = [role == Role::Receive; 2];
+                let mut config =
+                    Config { events, posted_receives, regions_written, ..Config::from(settings) };
                 config.traffic_class = class.unwrap_or(config.traffic_class);
                 let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
                 let half = verbs::Half::new(device, &config, own.geometry, own.window.clone(), allocate)?;
