@@ -1,10 +1,10 @@
-//! A connection in use: NCCL's sendComm or recvComm, its registrations, its requests.
+//! A connection in use: NCCL's sendComm or recvComm, its registrations, its requests. What each
+//! end does with messages is in `send` and `receive`.
 //!
 //! NCCL lets one thread post and test on a connection, while another registers and
 //! deregisters. The first has the state of the connection to itself (`Exclusive`), the
 //! second only asks the engine.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -12,12 +12,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_proxy::engine::{EngineError, QpId};
-use pushgate_proxy::producer::{Producer, Received};
-use pushgate_proxy::proxy::Proxy;
-use pushgate_proxy::qp::RegionSends;
-use pushgate_proxy::qp::verbs::Flusher;
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::Status;
 
@@ -25,21 +20,21 @@ use crate::error::{Code, Failure, Result};
 use crate::exclusive::Exclusive;
 use crate::ffi::types::MAX_RECVS;
 use crate::gpu;
-use crate::join::{Joined, RECEIVES_LOG, Registered, Role, SLOTS_LOG};
-use crate::large::{self, Incoming, Invitation, Outgoing};
+use crate::join::{Joined, Registered, Role};
 use crate::log;
-use crate::path::{self, Path};
 use crate::plugin::{Lane, Runtime};
-use crate::pushes::{self, Pushes};
+use crate::pushes;
 use crate::reach;
+use crate::receive::Receiver;
+use crate::send::Sender;
 use crate::socket::Stream;
 use crate::watch::{self, Peer};
 
 /// Requests of a connection: NCCL's 32 for each buffer of a receive.
-const REQUESTS: usize = 32 * MAX_RECVS;
+pub const REQUESTS: usize = 32 * MAX_RECVS;
 
 /// How long a connection that is closed waits for the GPU.
-const SETTLE: Duration = Duration::from_secs(2);
+pub const SETTLE: Duration = Duration::from_secs(2);
 
 /// A registration, as NCCL holds it.
 #[derive(Clone, Copy, Debug)]
@@ -108,18 +103,18 @@ enum Side {
 }
 
 /// What both sides have.
-struct Link {
+pub struct Link {
     role: Role,
-    qp: QpId,
-    peer: Arc<Peer>,
+    pub qp: QpId,
+    pub peer: Arc<Peer>,
     stream: Arc<Stream>,
     watched: u64,
     /// A region for receives of nothing that name none, on a receiving end.
-    nothing: u32,
-    lane: Arc<Lane>,
+    pub nothing: u32,
+    pub lane: Arc<Lane>,
     /// The RDMA device is used on the GPU's memory.
     reaches: bool,
-    pushes: pushes::Counts,
+    pub pushes: pushes::Counts,
     /// What the lane's GPU sees of this connection's memory; goes when the engine has let go.
     registrations: Vec<Registered>,
     runtime: Arc<Runtime>,
@@ -220,7 +215,7 @@ impl Comm {
         // A dma-buf is NCCL's of this memory.
         let key = unsafe { engine.add_region(self.link.qp, memory, bytes as u64) }.map_err(|e| failed(&e))?;
         // NCCL was told of what the RDMA device does with such memory: no other way then.
-        if cuda && self.link.reaches && !engine.is_offered(self.link.qp, key)? {
+        if cuda && self.link.reaches && !engine.is_registered(self.link.qp, key)? {
             engine.remove_region(self.link.qp, key)?;
             let how = match kind {
                 Kind::Cuda(Some(_)) => "by the dma-buf that NCCL gave",
@@ -361,7 +356,7 @@ impl Drop for Link {
 impl Link {
     /// An error if the lane's GPU copies no more. The peer hears of it too, and what waits there ends.
     #[inline]
-    fn gpu_lives(&self) -> Result<()> {
+    pub fn gpu_lives(&self) -> Result<()> {
         match self.lane.gpu.as_ref().and_then(|gpu| gpu.lost()) {
             None => Ok(()),
             Some(lost) => Err(self.gpu_is_lost(&lost.reason)),
@@ -377,14 +372,14 @@ impl Link {
     }
 
     /// Nothing of ours runs on the GPU any more, or ever will.
-    fn gpu_has_ended(&self) -> bool {
+    pub fn gpu_has_ended(&self) -> bool {
         self.lane.gpu.as_ref().and_then(|gpu| gpu.lost()).is_some_and(|lost| lost.ended)
     }
 
     /// What a request that is not done has come to: it waits, or never will be done. `status` is
     /// the queue pair's.
     #[inline]
-    fn waits(&self, status: Option<Status>) -> Result<bool> {
+    pub fn waits(&self, status: Option<Status>) -> Result<bool> {
         // It says the cause.
         self.gpu_lives()?;
         match status {
@@ -409,458 +404,5 @@ impl Request {
             Side::Receive(r) => r.enter(|r| r.test(&comm.link, self.index, size)),
         };
         done.ok_or_else(|| comm.two_threads())?
-    }
-}
-
-/// Fixed places for requests.
-struct Pool<T> {
-    slots: Box<[Option<T>]>,
-    free: Vec<u32>,
-}
-
-impl<T> Pool<T> {
-    fn new() -> Self {
-        let n = REQUESTS as u32;
-        Pool { slots: (0..n).map(|_| None).collect(), free: (0..n).rev().collect() }
-    }
-
-    fn free(&self) -> Option<u32> {
-        self.free.last().copied()
-    }
-
-    /// Fills the place that `free` named.
-    fn fill(&mut self, value: T) {
-        let i = self.free.pop().expect("`free` named it");
-        self.slots[i as usize] = Some(value);
-    }
-
-    fn empty(&mut self, i: u32) {
-        self.slots[i as usize] = None;
-        self.free.push(i);
-    }
-
-    fn get(&mut self, i: u32) -> Result<&mut T> {
-        self.slots[i as usize].as_mut().ok_or_else(|| {
-            Failure::new(Code::Argument, "test of a request that is done already, or was never handed out")
-        })
-    }
-}
-
-// -------------------------------------------------------------------- sending
-
-struct Sent {
-    size: usize,
-    /// Its last slot, and how many messages of the connection came before it; `None`
-    /// while slices of it are still to be posted.
-    last: Option<(u64, u64)>,
-}
-
-/// Whether messages may go out of registered regions. A peer tells only when it has
-/// tried, so the engine is asked again behind a message that arrived.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Regions {
-    Known(bool),
-    /// Asked again when so many messages have been sent.
-    Unknown(u64),
-}
-
-struct Sender {
-    producer: Producer,
-    pushes: Pushes,
-    in_record: bool,
-    regions: Regions,
-    /// What goes through the window at once: half of it, so that there is always a place
-    /// for it when the other half is given back.
-    whole: usize,
-    pool: Pool<Sent>,
-    messages: u64,
-    sends: u64,
-    sums: large::Sums,
-    large: Option<Outgoing>,
-}
-
-impl Sender {
-    /// `window`: where the GPU sees it. `regions`: whether messages may go out of registered
-    /// memory, if that is known. `in_record`: short payload may go in its record.
-    fn new(
-        producer: Producer,
-        whole: usize,
-        window: Option<u64>,
-        regions: Option<bool>,
-        in_record: bool,
-    ) -> Self {
-        let regions = regions.map_or(Regions::Unknown(0), Regions::Known);
-        // One for each slot at most.
-        let pushes = Pushes::new(window, 1 << SLOTS_LOG);
-        let (pool, sums) = (Pool::new(), large::Sums::default());
-        Sender { producer, pushes, regions, in_record, whole, pool, messages: 0, sends: 0, sums, large: None }
-    }
-
-    /// False if the GPU does not come to an end with its pushes.
-    fn settle(&mut self, link: &Link) -> bool {
-        let began = Instant::now();
-        loop {
-            self.advance_pushes(link);
-            if self.pushes.is_empty() || link.gpu_has_ended() {
-                return true;
-            }
-            if began.elapsed() > SETTLE {
-                return false;
-            }
-            std::thread::yield_now();
-        }
-    }
-
-    #[inline]
-    fn advance_pushes(&mut self, link: &Link) {
-        self.pushes.advance(link.lane.gpu.as_deref(), &link.pushes, &mut self.producer);
-    }
-
-    /// # Safety
-    /// As [`Comm::send`].
-    unsafe fn send(
-        &mut self,
-        link: &Link,
-        data: *const u8,
-        size: usize,
-        tag: u32,
-        mr: Option<&Mr>,
-    ) -> Result<Option<u32>> {
-        self.advance_pushes(link);
-        self.advance_large(link)?;
-        link.waits(self.producer.status())?;
-        let ways = path::Ways {
-            regions: self.regions == Regions::Known(true),
-            in_record: self.in_record,
-            whole: self.whole,
-        };
-        let path = path::choose(data as usize, size, mr, ways)?;
-        let Some(request) = self.pool.free() else { return Ok(None) };
-        // The first SEND of one that goes in slices must be the next.
-        if self.large.as_ref().is_some_and(|l| path == Path::Slices || l.begins()) {
-            return Ok(None);
-        }
-        let record = Record { tag, ..Record::new(Opcode::Send) };
-        let record = match path {
-            Path::Inline => Record { flags: Record::INLINE, ..record },
-            Path::Push | Path::Worker => record,
-            Path::Region { key, offset } => {
-                Record { flags: Record::REGION, place: key, place_offset: offset, ..record }
-            }
-            Path::Slices => {
-                let gpu = mr.is_some_and(|mr| mr.cuda);
-                self.large = Some(Outgoing::new(request, data, size, tag, gpu, self.whole));
-                self.pool.fill(Sent { size, last: None });
-                self.advance_large(link)?;
-                return Ok(Some(request));
-            }
-        };
-        let slot = match path {
-            // SAFETY: the caller's.
-            Path::Worker => unsafe {
-                self.pushes.push(
-                    link.lane.gpu.as_deref(),
-                    &link.pushes,
-                    &mut self.producer,
-                    record,
-                    (data, size),
-                )?
-            },
-            // SAFETY: the caller's.
-            _ => unsafe { self.producer.post_raw(record, data, size) },
-        };
-        let Some(slot) = slot else { return Ok(None) };
-        self.pool.fill(Sent { size, last: Some((slot, self.messages)) });
-        self.messages += 1;
-        self.sends += 1;
-        Ok(Some(request))
-    }
-
-    #[cold]
-    fn ask(&mut self, link: &Link) -> Result<()> {
-        let proxy: &dyn Proxy = &*link.lane.engine;
-        self.regions = match proxy.region_sends(link.qp)? {
-            RegionSends::Yes => Regions::Known(true),
-            RegionSends::Unknown => Regions::Unknown(2 * self.messages + 1),
-            RegionSends::No(why) => {
-                log::info(&format!("{link}: messages are copied into the window: {why}"));
-                Regions::Known(false)
-            }
-        };
-        Ok(())
-    }
-
-    fn advance_large(&mut self, link: &Link) -> Result<()> {
-        let Some(large) = &mut self.large else { return Ok(()) };
-        if let Some(r) = self.producer.try_recv() {
-            self.producer.release(1);
-            self.producer.wake();
-            let fits = r.flags & Record::INLINE != 0 && r.length as usize == Invitation::BYTES;
-            if !fits || !large.invited(Invitation::decode(&r.inline)) {
-                return Err(Failure::new(
-                    Code::Remote,
-                    format!("{link}: the receiver sent what nobody asked for"),
-                ));
-            }
-        }
-        let before = self.sends;
-        let (messages, sends) = (&mut self.messages, &mut self.sends);
-        let posted = |send: bool| {
-            *messages += 1;
-            *sends += send as u64;
-        };
-        let (pushes, gpu) = (&mut self.pushes, large.gpu);
-        let slice = |producer: &mut Producer, record, data, size| match gpu {
-            // SAFETY: a slice of what `Comm::send` was told, whose request is not done.
-            true => unsafe {
-                pushes.push(link.lane.gpu.as_deref(), &link.pushes, producer, record, (data, size))
-            },
-            // SAFETY: as above.
-            false => Ok(unsafe { producer.post_raw(record, data, size) }),
-        };
-        if let Some(slot) = large.advance(&mut self.producer, &mut self.sums, before, slice, posted)? {
-            let request = large.request;
-            self.large = None;
-            self.pool.get(request)?.last = Some((slot, self.messages - 1));
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn test(&mut self, link: &Link, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
-        if !self.pushes.is_empty() {
-            self.advance_pushes(link);
-        }
-        if self.large.is_some() {
-            self.advance_large(link)?;
-        }
-        let sent = self.pool.get(request)?;
-        // Before the slots that were given back: then these are not older.
-        let status = self.producer.status();
-        if let Some((slot, number)) = sent.last
-            && (self.producer.retired() > slot || link.peer.received() > number)
-        {
-            size(0, sent.size);
-            self.pool.empty(request);
-            if matches!(self.regions, Regions::Unknown(at) if self.messages >= at) {
-                self.ask(link)?;
-            }
-            return Ok(true);
-        }
-        link.waits(status)
-    }
-}
-
-// ------------------------------------------------------------------ receiving
-
-/// A buffer that was posted.
-struct Posted {
-    request: u32,
-    buffer: u8,
-    key: u32,
-    offset: u64,
-    size: usize,
-    /// A message met it.
-    met: bool,
-}
-
-/// What NCCL waits for on a receiving end.
-enum Awaited {
-    Receive(Receiving),
-    /// The number of a flush.
-    Flush(u64),
-}
-
-struct Receiving {
-    buffers: u8,
-    left: u8,
-    sizes: [usize; MAX_RECVS],
-}
-
-struct Receiver {
-    producer: Producer,
-    /// What the RDMA device wrote into the GPU's memory is complete behind it.
-    flusher: Option<Flusher>,
-    pool: Pool<Awaited>,
-    /// In the order in which they were posted, from the oldest that no message met.
-    posted: VecDeque<Posted>,
-    /// Its number.
-    oldest: u64,
-    /// SENDs that arrived.
-    arrived: u64,
-    large: Option<Incoming>,
-    large_bytes: u64,
-    large_messages: u64,
-}
-
-impl Receiver {
-    fn new(producer: Producer, flusher: Option<Flusher>) -> Self {
-        Receiver {
-            producer,
-            flusher,
-            pool: Pool::new(),
-            posted: VecDeque::with_capacity(1 << RECEIVES_LOG),
-            oldest: 0,
-            arrived: 0,
-            large: None,
-            large_bytes: 0,
-            large_messages: 0,
-        }
-    }
-
-    fn receive(&mut self, link: &Link, wanted: &[Wanted<'_>]) -> Result<Option<u32>> {
-        link.waits(self.producer.status())?;
-        let Some(request) = self.pool.free() else { return Ok(None) };
-        if self.posted.len() + wanted.len() > 1 << RECEIVES_LOG {
-            return Ok(None);
-        }
-        // All or none is posted: so first what may be wrong with any.
-        let mut places = [(0, 0); MAX_RECVS];
-        for (w, place) in wanted.iter().zip(&mut places) {
-            *place = match w.mr {
-                Some(mr) => (mr.key, mr.offset(w.data, w.size)?),
-                None if w.size == 0 => (link.nothing, 0),
-                None => {
-                    let text = format!("{link}: a receive of {} bytes without registration", w.size);
-                    return Err(Failure::new(Code::Usage, text));
-                }
-            };
-        }
-        for (i, (w, (key, offset))) in wanted.iter().zip(places).enumerate() {
-            // No message is longer.
-            let size = w.size.min(crate::props::MAX_BYTES);
-            assert!(self.producer.post_recv(key, offset, size as u32, w.tag), "room was counted");
-            self.posted.push_back(Posted { request, buffer: i as u8, key, offset, size, met: false });
-        }
-        self.producer.wake();
-        let n = wanted.len() as u8;
-        self.pool.fill(Awaited::Receive(Receiving { buffers: n, left: n, sizes: [0; MAX_RECVS] }));
-        Ok(Some(request))
-    }
-
-    /// Takes in what arrived.
-    fn progress(&mut self, link: &Link) -> Result<()> {
-        let mut any = false;
-        while let Some(r) = self.producer.try_recv() {
-            any = true;
-            // The payload is in its buffer: the record holds nothing.
-            self.producer.release(1);
-            self.arrive(link, &r)?;
-        }
-        if any {
-            self.producer.wake();
-        }
-        if self.large.is_some() {
-            self.advance_large()?;
-        }
-        Ok(())
-    }
-
-    fn arrive(&mut self, link: &Link, r: &Received) -> Result<()> {
-        self.arrived += 1;
-        // The engine says which receive it took, by the low 32 bits of its number.
-        let at = r.place.wrapping_sub(self.oldest as u32) as usize;
-        let Some(p) = self.posted.get_mut(at).filter(|p| !p.met) else {
-            let text =
-                format!("{link}: a message of tag {} for receive {}, which is not posted", r.tag, r.place);
-            return Err(Failure::new(Code::Internal, text));
-        };
-        p.met = true;
-        let (request, buffer, room) = (p.request, p.buffer, p.size);
-        let rest = Invitation { key: p.key, offset: p.offset + r.length as u64 };
-        if self.producer.signal(large::BEGINS) == self.arrived {
-            // One at a time: the last one is complete, though nobody may have looked since.
-            self.advance_large()?;
-            let bytes = self.producer.signal(large::BYTES);
-            // The peer's word: no sum that is less than the last, and the last message has ended.
-            let size = bytes.wrapping_sub(self.large_bytes) as usize;
-            self.large_bytes = bytes;
-            self.large_messages += 1;
-            let ended = self.large.is_none();
-            if size > room || !ended {
-                let text = match ended {
-                    true => format!("{link}: {size} bytes arrived for a buffer of {room}"),
-                    false => format!("{link}: a message in slices arrived amid another"),
-                };
-                let status = Status { rank: Some(0), ..Status::new(abi::PUSHGATE_REFUSED) };
-                link.lane.engine.fail(Some(link.qp), status)?;
-                return Err(Failure::new(Code::Usage, text));
-            }
-            let number = self.large_messages;
-            self.large = Some(Incoming { request, buffer, size, invitation: Some(rest), number });
-        } else {
-            self.arrived_whole(request, buffer, r.length as usize)?;
-        }
-        while self.posted.front().is_some_and(|p| p.met) {
-            self.posted.pop_front();
-            self.oldest += 1;
-        }
-        Ok(())
-    }
-
-    fn arrived_whole(&mut self, request: u32, buffer: u8, size: usize) -> Result<()> {
-        let Awaited::Receive(receiving) = self.pool.get(request)? else {
-            unreachable!("a place is a receive's until that is done")
-        };
-        receiving.left -= 1;
-        receiving.sizes[buffer as usize] = size;
-        Ok(())
-    }
-
-    /// What the worker has pulled is complete when the receive is; what the RDMA device wrote
-    /// may be on its way yet. (A message that took the other way there costs a read too many.)
-    fn flush(&mut self) -> Result<Option<u32>> {
-        let Some(flusher) = &mut self.flusher else { return Ok(None) };
-        let Some(request) = self.pool.free() else {
-            let text = format!("more than {REQUESTS} receives and flushes at once on a connection");
-            return Err(Failure::new(Code::Usage, text));
-        };
-        self.pool.fill(Awaited::Flush(flusher.begin()?));
-        Ok(Some(request))
-    }
-
-    fn advance_large(&mut self) -> Result<()> {
-        let Some(large) = &mut self.large else { return Ok(()) };
-        if let Some(invitation) = large.invitation {
-            let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
-            if self.producer.post(record, &invitation.encode()) {
-                large.invitation = None;
-            }
-        }
-        if self.producer.signal(large::ENDS) >= large.number {
-            let Incoming { request, buffer, size, .. } = *large;
-            self.large = None;
-            self.arrived_whole(request, buffer, size)?;
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn test(&mut self, link: &Link, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
-        // Before what arrived: then that is not older.
-        let status = self.producer.status();
-        self.progress(link)?;
-        let receiving = match self.pool.get(request)? {
-            Awaited::Receive(receiving) => receiving,
-            Awaited::Flush(number) => {
-                let flusher = self.flusher.as_mut().expect("it began this one");
-                let done = flusher.done(*number)?;
-                if done {
-                    self.pool.empty(request);
-                } else {
-                    // Not by the queue pair's end: what has arrived is complete without a peer.
-                    link.gpu_lives()?;
-                }
-                return Ok(done);
-            }
-        };
-        if receiving.left == 0 {
-            for i in 0..receiving.buffers as usize {
-                size(i, receiving.sizes[i]);
-            }
-            self.pool.empty(request);
-            return Ok(true);
-        }
-        link.waits(status)
     }
 }

@@ -157,7 +157,7 @@ impl Own {
         };
         let lane = runtime.lane()?;
         let window = Arc::new(runtime.memory("window", geometry.window_bytes(), settings.huge_pages)?);
-        // Mapped here; whoever is handed it can only read.
+        // As for a link segment, in `Half::new`.
         window.seal_against_writers()?;
         Ok(Own {
             lane,
@@ -244,12 +244,19 @@ impl Half {
         let own = Own::new(runtime, role)?;
         let settings = &runtime.loaded.settings;
         let link = match &runtime.loaded.rdma {
-            None => Link::Local(segment(runtime, &own.geometry, Segment::Link)?),
+            None => {
+                let link = segment(runtime, &own.geometry, Segment::Link)?;
+                // The engine writes it through this mapping; whoever is handed it can only read.
+                link.seal_against_writers()?;
+                Link::Local(link)
+            }
             Some(device) => {
                 let polled = settings.cq_events == CqEvents::Poll || own.lane.wake() == Wake::Polled;
                 let events = !polled && !settings.no_imm;
-                let posted_receives = role == Role::Receive;
-                let mut config = Config { events, posted_receives, ..Config::from(settings) };
+                // Nobody writes into memory that is sent.
+                let [posted_receives, regions_written] = [role == Role::Receive; 2];
+                let mut config =
+                    Config { events, posted_receives, regions_written, ..Config::from(settings) };
                 config.traffic_class = class.unwrap_or(config.traffic_class);
                 let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
                 let half = verbs::Half::new(device, &config, own.geometry, own.window.clone(), allocate)?;
@@ -299,7 +306,7 @@ impl Half {
                 let fds = QpFds {
                     work: own.work.clone(),
                     control: own.control.clone(),
-                    link: link.clone(),
+                    link,
                     peer_link: theirs.link,
                     peer_window: theirs.window,
                     peer_bell: theirs.bell,
@@ -309,8 +316,6 @@ impl Half {
                 let wake = own.lane.wake();
                 let bell = own.bell(wake)?;
                 let qp = proxy.add_qp(fds, own.options(runtime), wake)?;
-                // The engine has its own writable mapping now.
-                link.seal_against_writers()?;
                 let sends = own.role == Role::Send;
                 let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
                 let joined =
@@ -412,7 +417,28 @@ fn reaches(role: Role, plan: Option<Plan>, peer: Option<Landing>, path: NetPath)
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{SealFlags, fcntl_add_seals};
+
     use super::*;
+
+    /// They are in a peer's hands before there is a queue pair.
+    #[test]
+    fn p8_what_a_peer_is_handed_over_local_it_can_only_read() {
+        let runtime = Runtime::of_a_test(crate::testing::WINDOW);
+        let halves = [Role::Send, Role::Receive].map(|role| Half::new(&runtime, role, None).unwrap());
+        let [ours, theirs] = [&halves[0], &halves[1]].map(|half| half.offer().unwrap());
+        for fd in &ours.1[..2] {
+            let bytes = rustix::fs::fstat(fd).unwrap().st_size as usize;
+            let mapped = SharedMemory::from_fd(fd.try_clone().unwrap(), bytes);
+            assert!(mapped.is_err(), "{bytes} bytes can be written");
+            // A peer that seals first: nothing that comes later may fail for it.
+            let _ = fcntl_add_seals(fd, SealFlags::SEAL);
+        }
+        let [half, _] = halves;
+        let taken = half.take(&runtime, theirs.0, theirs.1, None);
+        let Taken::Joined(joined) = taken.unwrap() else { unreachable!("this is no RDMA") };
+        joined.lane.engine.remove_qp(joined.qp).unwrap();
+    }
 
     #[test]
     fn a_sender_pulls_only_to_a_receiver_whose_gpu_is_written_to() {

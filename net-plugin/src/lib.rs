@@ -4,7 +4,7 @@
 //! `ffi` is the C boundary: the tables of five versions of the interface, thin
 //! shims over one implementation. Below it nothing knows a version. `plugin` is
 //! what a process has once, `handshake` how two ends find each other without ever
-//! blocking, `comm` a connection in use.
+//! blocking, `comm` a connection in use, `send` and `receive` its two ends.
 
 mod comm;
 mod error;
@@ -19,8 +19,13 @@ mod log;
 mod path;
 mod plan;
 mod plugin;
+mod pool;
 mod props;
 mod pushes;
 mod reach;
+mod receive;
+mod send;
 mod socket;
+#[cfg(test)]
+mod testing;
 mod watch;

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex, Once};
 
-use pushgate::settings::{NetLanding, NetPath, QpKind};
+use pushgate::settings::{NetPath, QpKind};
 use pushgate::{Error, Settings};
 use pushgate_driver_shim::abi;
 use pushgate_gpu_kernels::DeviceChoice;
@@ -17,7 +17,7 @@ use crate::comm::Mr;
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
 use crate::log;
-use crate::plan::{self, Landing, Out, Plan, Way};
+use crate::plan::{self, Landing, Plan, Way};
 use crate::reach::Reach;
 
 /// A GPU that is open, and what is done with its memory.
@@ -27,7 +27,7 @@ pub struct Opened {
     pub mover: Box<dyn Mover>,
     pub rdma: Option<OverRdma>,
     /// A sentence.
-    why: String,
+    pub why: String,
 }
 
 /// What is done with a GPU's memory over RDMA.
@@ -37,14 +37,23 @@ pub struct OverRdma {
     pub reach: Option<Reach>,
 }
 
+impl OverRdma {
+    /// NCCL must hand over dma-bufs.
+    pub fn by_dma_buf(&self) -> bool {
+        self.reach.as_ref().is_some_and(Reach::by_dma_buf)
+    }
+}
+
 impl Opened {
-    /// Opens it, on the thread that has it.
+    /// Opens it, on the thread that has it. `told`: what NCCL was told of the first GPU, if this
+    /// is another.
     pub fn new(
         index: u32,
         device: Option<&Arc<Device>>,
-        path: NetPath,
-        landing: NetLanding,
+        settings: &Settings,
+        told: Option<Told>,
     ) -> Result<Opened> {
+        let Settings { path, landing, .. } = *settings;
         let (gpu, mover) = Gpu::open(index)?;
         let (rdma, why) = match device {
             None => {
@@ -54,11 +63,18 @@ impl Opened {
             Some(device) => {
                 let reach = Reach::of(&gpu, device)?;
                 let registers = reach.as_ref().map(|_| ()).map_err(|why| why.as_str());
-                let (plan, why) =
-                    plan::choose(path, landing, &way(&gpu, device), registers).map_err(|e| {
+                let way = way(&gpu, device);
+                let chosen = match told {
+                    None => plan::choose(path, landing, &way, registers),
+                    Some(told) => plan::choose_beside(told.landing, path, landing, &way, registers),
+                };
+                let (plan, why) = chosen.map_err(|e| match told {
+                    Some(_) if e.setting == "landing" => beside_failed(index, &e.allowed),
+                    _ => {
                         let value = if e.setting == "path" { path.to_string() } else { landing.to_string() };
                         Failure::from(Error::config(e.setting, value, e.allowed))
-                    })?;
+                    }
+                })?;
                 let reach = reach.ok().filter(|_| plan.reaches());
                 let how = reach.as_ref().map_or(String::new(), |r| format!("; {}", r.describe()));
                 let why = format!("{plan}: {why} ({}, {}{how})", gpu.describe(), device.name());
@@ -70,6 +86,15 @@ impl Opened {
         }
         Ok(Opened { index, gpu, mover, rdma, why })
     }
+}
+
+/// Messages for a GPU can't arrive as NCCL was told that they do.
+fn beside_failed(index: u32, why: &str) -> Failure {
+    let text = format!(
+        "messages for GPU {index} must arrive as those for the first GPU of the process, in its own memory: \
+         {why}; set PUSHGATE_PATH=push and PUSHGATE_LANDING=host"
+    );
+    Failure::new(Code::Usage, text)
 }
 
 /// How packets go between the two, as sysfs shows it, and what a probe of this host says of that.
@@ -98,17 +123,8 @@ pub struct Choice {
 /// See [`Choice::told`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told {
-    pub plan: Plan,
+    pub landing: Landing,
     pub dma_buf: bool,
-}
-
-impl Told {
-    /// What the settings would say to make just this choice.
-    pub fn asks(self) -> (NetPath, NetLanding) {
-        let path = if self.plan.out == Out::Pull { NetPath::Pull } else { NetPath::Push };
-        let landing = if self.plan.landing == Landing::Gpu { NetLanding::Gpu } else { NetLanding::Host };
-        (path, landing)
-    }
 }
 
 impl Choice {
@@ -135,12 +151,10 @@ impl Choice {
                 false => bounce("the calling thread has no GPU"),
             };
         };
-        match Opened::new(index, device, settings.path, settings.landing) {
+        match Opened::new(index, device, settings, None) {
             Ok(opened) => {
-                let told = opened
-                    .rdma
-                    .as_ref()
-                    .map(|r| Told { plan: r.plan, dma_buf: r.reach.as_ref().is_some_and(Reach::by_dma_buf) });
+                let told =
+                    opened.rdma.as_ref().map(|r| Told { landing: r.plan.landing, dma_buf: r.by_dma_buf() });
                 let why = opened.why.clone();
                 Ok(Choice { gpu: Some(Mutex::new(Some(opened))), told, why })
             }

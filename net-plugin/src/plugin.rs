@@ -23,7 +23,6 @@ use crate::handshake::Connecting;
 use crate::log;
 use crate::path::{self, Choice, Opened, OverRdma, Told};
 use crate::props::Properties;
-use crate::reach::Reach;
 use crate::watch::Watch;
 
 /// What the first init has read.
@@ -167,7 +166,7 @@ impl Loaded {
         let properties = match (&rdma, path.told) {
             (None, _) => Properties::local(path.gpu.is_some()),
             (Some(device), None) => Properties::of(device),
-            (Some(device), Some(told)) => Properties::of(device).with_gpu(told.plan, told.dma_buf),
+            (Some(device), Some(told)) => Properties::of(device).with_gpu(told.landing, told.dma_buf),
         };
         log::init(&path.why);
         if path.gpu.is_some() {
@@ -191,15 +190,11 @@ impl Loaded {
 }
 
 impl Loaded {
-    /// Opens a GPU beside the first: with its memory is done what NCCL was told of that one's.
+    /// Opens a GPU beside the first: messages for it arrive as NCCL was told of that one's.
     fn another(&self, index: u32) -> Result<Opened> {
-        let Some(told) = self.told else {
-            return Opened::new(index, None, self.settings.path, self.settings.landing);
-        };
-        let (path, landing) = told.asks();
-        let opened = Opened::new(index, self.rdma.as_ref(), path, landing)?;
-        let dma_buf = opened.rdma.as_ref().and_then(|r| r.reach.as_ref()).is_some_and(Reach::by_dma_buf);
-        if dma_buf == told.dma_buf {
+        let opened = Opened::new(index, self.rdma.as_ref(), &self.settings, self.told)?;
+        log::init(&format!("GPU {index}, beside the first: {}", opened.why));
+        if opened.rdma.as_ref().map(OverRdma::by_dma_buf) == self.told.map(|told| told.dma_buf) {
             return Ok(opened);
         }
         let text = format!(
@@ -207,6 +202,18 @@ impl Loaded {
              PUSHGATE_PATH=push and PUSHGATE_LANDING=host"
         );
         Err(Failure::new(Code::Usage, text))
+    }
+}
+
+#[cfg(test)]
+impl Runtime {
+    /// Over `local`, without a GPU, whatever the environment says.
+    pub fn of_a_test(window: u64) -> Arc<Self> {
+        let mut settings = Settings::default();
+        settings.net_window_size = window;
+        let properties = Properties::local(false);
+        let loaded = Loaded { settings, rdma: None, properties, gpu: None, told: None };
+        Arc::new(Runtime::start(Arc::new(loaded)).expect("a thread"))
     }
 }
 

@@ -8,7 +8,7 @@ use pushgate_driver_shim::abi;
 use pushgate_proxy::qp::verbs::Device;
 
 use crate::ffi::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST};
-use crate::plan::{Landing, Plan};
+use crate::plan::Landing;
 
 /// Connections at once: what descriptors allow, at about eight each.
 pub const MAX_COMMS: c_int = 65536;
@@ -90,12 +90,12 @@ impl Properties {
     /// GPU's memory does what NCCL expects of one; of copies by our kernel nobody has promised
     /// that. So with these the device has no place, as over `local`.
     ///
-    /// All else is the same whatever the plan: ranks of one communicator may have different
+    /// How messages leave NCCL need not know. All else is the same whatever the plan: ranks of one communicator may have different
     /// ones, and NCCL's must come to the same conclusions.
-    pub fn with_gpu(self, plan: Plan, dma_buf: bool) -> Self {
-        let dma_buf = if dma_buf && plan.reaches() { PTR_DMABUF } else { 0 };
+    pub fn with_gpu(self, landing: Landing, dma_buf: bool) -> Self {
+        let dma_buf = if dma_buf && landing == Landing::Gpu { PTR_DMABUF } else { 0 };
         Properties {
-            pci_path: self.pci_path.filter(|_| plan.landing == Landing::Gpu),
+            pci_path: self.pci_path.filter(|_| landing == Landing::Gpu),
             ptr_support: PTR_HOST | PTR_CUDA | dma_buf,
             ..self
         }
@@ -138,17 +138,15 @@ mod tests {
 
     #[test]
     fn ll128_is_never_offered_where_our_kernel_brings_the_lines() {
-        use crate::plan::Out;
         let device = Properties { pci_path: Some(c"/sys/devices/pci0000:00"), ..Properties::local(false) };
-        for (out, landing, place, types) in [
-            (Out::Pull, Landing::Gpu, true, PTR_HOST | PTR_CUDA | PTR_DMABUF),
-            (Out::Push, Landing::Gpu, true, PTR_HOST | PTR_CUDA | PTR_DMABUF),
-            (Out::Push, Landing::Host, false, PTR_HOST | PTR_CUDA),
+        for (landing, place, types) in [
+            (Landing::Gpu, true, PTR_HOST | PTR_CUDA | PTR_DMABUF),
+            (Landing::Host, false, PTR_HOST | PTR_CUDA),
         ] {
-            let p = device.with_gpu(Plan { out, landing }, true);
-            assert_eq!((p.pci_path.is_some(), p.ptr_support), (place, types), "{out:?} {landing:?}");
+            let p = device.with_gpu(landing, true);
+            assert_eq!((p.pci_path.is_some(), p.ptr_support), (place, types), "{landing:?}");
             assert_eq!(p.max_bytes, MAX_BYTES);
-            let p = device.with_gpu(Plan { out, landing }, false);
+            let p = device.with_gpu(landing, false);
             assert_eq!(p.ptr_support, PTR_HOST | PTR_CUDA);
         }
     }

@@ -464,9 +464,9 @@ impl Endpoint {
         self.qp.region_sends()
     }
 
-    /// Whether the peer's RDMA device was told of a region.
-    pub fn is_offered(&self, key: u32) -> bool {
-        self.qp.offers(key)
+    /// Whether our RDMA device has registered a region.
+    pub fn is_registered(&self, key: u32) -> bool {
+        self.qp.registers(key)
     }
 
     /// True once the peer's engine knows of all regions that it may write itself,

@@ -79,7 +79,7 @@ enum Command {
     Fail(Option<QpId>, Status, Sender<()>),
     Status(QpId, Sender<Option<Option<Status>>>),
     RegionSends(QpId, Sender<Option<RegionSends>>),
-    IsOffered(QpId, u32, Sender<Option<bool>>),
+    IsRegistered(QpId, u32, Sender<Option<bool>>),
     Counters(Sender<Counters>),
     Stop,
 }
@@ -193,10 +193,9 @@ impl Engine {
         self.ask(|reply| Command::RegionSends(qp, reply))?.ok_or(EngineError::NoQp(qp.0))
     }
 
-    /// Whether the peer's RDMA device was told of a region, so that it writes there itself.
-    /// False if ours could not register it: the log says why.
-    pub fn is_offered(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
-        self.ask(|reply| Command::IsOffered(qp, key, reply))?.ok_or(EngineError::NoQp(qp.0))
+    /// Whether our RDMA device has registered a region. The log says why not.
+    pub fn is_registered(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
+        self.ask(|reply| Command::IsRegistered(qp, key, reply))?.ok_or(EngineError::NoQp(qp.0))
     }
 
     /// Counts of all its queue pairs, those already removed included.
@@ -433,8 +432,8 @@ impl Loop {
                 Command::RegionSends(qp, reply) => {
                     let _ = reply.send(self.find(qp).map(|e| e.region_sends()));
                 }
-                Command::IsOffered(qp, key, reply) => {
-                    let _ = reply.send(self.find(qp).map(|e| e.is_offered(key)));
+                Command::IsRegistered(qp, key, reply) => {
+                    let _ = reply.send(self.find(qp).map(|e| e.is_registered(key)));
                 }
                 Command::Counters(reply) => {
                     let mut sum = self.gone;

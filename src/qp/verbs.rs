@@ -52,6 +52,7 @@ impl From<&Settings> for Config {
             imm: !s.no_imm,
             events: false,
             posted_receives: false,
+            regions_written: true,
         }
     }
 }

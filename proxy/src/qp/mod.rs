@@ -167,6 +167,12 @@ pub trait QueuePair: Send {
         false
     }
 
+    /// True if the RDMA device of this side has that region: messages go out of it, and come
+    /// into it where the peer may write regions, without a copy.
+    fn registers(&self, _key: u32) -> bool {
+        false
+    }
+
     /// True once the peer knows of all regions, or never will.
     fn regions_told(&self) -> bool {
         true

@@ -206,6 +206,10 @@ impl QueuePair for Settled {
         self.qp().offers(key)
     }
 
+    fn registers(&self, key: u32) -> bool {
+        self.qp().registers(key)
+    }
+
     fn regions_told(&self) -> bool {
         self.qp().regions_told()
     }

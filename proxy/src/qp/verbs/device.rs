@@ -20,6 +20,8 @@ pub struct Device {
     context: NonNull<sys::ibv_context>,
     name: String,
     port: u8,
+    /// The port's folder below /sys.
+    sysfs: PathBuf,
     pub(super) port_state: PortState,
     pub(super) limits: DeviceLimits,
     /// Asynchronous events taken so far. Whoever sees it move looks what is wrong.
@@ -179,6 +181,7 @@ impl Device {
         let mut d = Device {
             verbs,
             context,
+            sysfs: format!("/sys/class/infiniband/{name}/ports/{port}").into(),
             name,
             port,
             port_state: PortState {
@@ -211,12 +214,17 @@ impl Device {
 
     /// Of a test's library and context.
     #[cfg(test)]
-    pub(super) fn mock(verbs: &'static sys::Verbs, context: NonNull<sys::ibv_context>) -> Self {
+    pub(super) fn mock(
+        verbs: &'static sys::Verbs,
+        context: NonNull<sys::ibv_context>,
+        sysfs: PathBuf,
+    ) -> Self {
         Device {
             verbs,
             context,
             name: "mock0".into(),
             port: 1,
+            sysfs,
             port_state: PortState {
                 active: true,
                 mtu: 4096,
@@ -272,18 +280,14 @@ impl Device {
         })
     }
 
-    fn sysfs(&self) -> PathBuf {
-        format!("/sys/class/infiniband/{}/ports/{}", self.name, self.port).into()
-    }
-
     /// The entries of the port's table that hold an address.
     pub fn gids(&self) -> Vec<GidEntry> {
-        gid::table(&self.sysfs(), Path::new("/sys/class/net"))
+        gid::table(&self.sysfs, Path::new("/sys/class/net"))
     }
 
     /// The address at an index, if there is one.
     fn gid(&self, index: u32) -> std::io::Result<Option<Gid>> {
-        gid::at(&self.sysfs(), index)
+        gid::at(&self.sysfs, index)
     }
 
     /// Readable when an asynchronous event waits.

@@ -20,7 +20,8 @@ use pushgate_rdma_core_sys as sys;
 
 use super::device::Device;
 use super::objects::{Cq, Mr, Pd, Rc};
-use super::setup::{Allocate, attributes, chosen_gid, random, route};
+use super::setup::{Allocate, chosen_gid, random};
+use super::states::{PeerQp, States};
 use super::{Config, VerbsError};
 use crate::memory::Keep;
 use crate::region::Exported;
@@ -116,46 +117,15 @@ impl Flusher {
 
     /// With itself.
     fn connect(&self, config: &Config) -> Result<(), VerbsError> {
-        use sys::ibv_qp_attr_mask as m;
         let device = &self.rc.pd.device;
-        let gid = chosen_gid(device, config)?;
+        let gid = &chosen_gid(device, config)?;
         let psn = random() & 0xff_ffff;
-
-        let mut a = attributes(sys::ibv_qp_state::IBV_QPS_INIT);
-        a.port_num = device.port();
-        a.qp_access_flags = sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0 as _;
-        let mask = m::IBV_QP_STATE.0 | m::IBV_QP_PKEY_INDEX.0 | m::IBV_QP_PORT.0 | m::IBV_QP_ACCESS_FLAGS.0;
-        self.rc.modify("moving the queue pair that flushes to INIT", a, mask)?;
-
-        let mut a = attributes(sys::ibv_qp_state::IBV_QPS_RTR);
+        let states = States { rc: &self.rc, name: "the queue pair that flushes", config, gid, psn };
+        states.initialise(sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0)?;
+        let itself = PeerQp { number: self.rc.number, psn, gid: gid.gid, lid: device.port_state.lid };
         // A packet of each read, of any size that the port takes.
-        a.path_mtu = sys::ibv_mtu::IBV_MTU_256;
-        a.dest_qp_num = self.rc.number;
-        a.rq_psn = psn;
-        a.max_dest_rd_atomic = 1;
-        a.min_rnr_timer = 12;
-        route(&mut a, device, config, gid.index, gid.gid, device.port_state.lid);
-        let mask = m::IBV_QP_STATE.0
-            | m::IBV_QP_AV.0
-            | m::IBV_QP_PATH_MTU.0
-            | m::IBV_QP_DEST_QPN.0
-            | m::IBV_QP_RQ_PSN.0
-            | m::IBV_QP_MAX_DEST_RD_ATOMIC.0
-            | m::IBV_QP_MIN_RNR_TIMER.0;
-        self.rc.modify("moving the queue pair that flushes to RTR", a, mask)?;
-
-        let mut a = attributes(sys::ibv_qp_state::IBV_QPS_RTS);
-        a.timeout = config.ack_timeout;
-        a.retry_cnt = config.retry_count;
-        a.sq_psn = psn;
-        a.max_rd_atomic = 1;
-        let mask = m::IBV_QP_STATE.0
-            | m::IBV_QP_TIMEOUT.0
-            | m::IBV_QP_RETRY_CNT.0
-            | m::IBV_QP_RNR_RETRY.0
-            | m::IBV_QP_SQ_PSN.0
-            | m::IBV_QP_MAX_QP_RD_ATOMIC.0;
-        self.rc.modify("moving the queue pair that flushes to RTS", a, mask)
+        states.ready_to_receive(&itself, sys::ibv_mtu::IBV_MTU_256)?;
+        states.ready_to_send()
     }
 
     /// Begins a flush of all that RDMA writes had brought when their records were seen. The
@@ -220,7 +190,86 @@ impl Flusher {
 
 #[cfg(test)]
 mod tests {
+    use super::super::mock::{self, Mock};
     use super::*;
+
+    const WORD: u64 = 0x7f00_0000_0000;
+
+    fn flusher(mock: &Mock) -> Result<Flusher, VerbsError> {
+        let word = Word { address: WORD, bytes: 4096, exported: Exported::Address, keep: Arc::new(()) };
+        // SAFETY: the mock touches no memory.
+        unsafe { Flusher::new(&mock.device, &Config::default(), word, &mut mock::allocate) }
+    }
+
+    fn posted() -> Vec<Vec<u64>> {
+        mock::take().into_iter().filter(|(name, _)| *name == "post_send").map(|(_, with)| with).collect()
+    }
+
+    const READ: u64 = sys::ibv_wr_opcode::IBV_WR_RDMA_READ.0 as u64;
+    const SUCCESS: sys::ibv_wc_status = sys::ibv_wc_status::IBV_WC_SUCCESS;
+
+    #[test]
+    fn p3_a_flush_is_done_when_its_read_is() {
+        let mock = Mock::new(0);
+        let mut flusher = flusher(&mock).unwrap();
+        assert_eq!(posted(), [[0; 0]; 0], "nobody asked");
+        let [first, second] = [flusher.begin().unwrap(), flusher.begin().unwrap()];
+        assert_eq!(posted(), [1, 2].map(|id| vec![id, READ, WORD, mock::RKEY.into()]));
+        assert!(!flusher.done(first).unwrap());
+        mock::complete(1, SUCCESS);
+        assert!(!flusher.done(second).unwrap() && flusher.done(first).unwrap());
+        mock::complete(2, SUCCESS);
+        assert!(flusher.done(second).unwrap());
+    }
+
+    #[test]
+    fn p7_a_flush_ends_with_its_device() {
+        let mock = Mock::new(0);
+        let mut flusher = flusher(&mock).unwrap();
+        let [first, second] = [flusher.begin().unwrap(), flusher.begin().unwrap()];
+        // Others are no end of it.
+        mock::say(sys::ibv_event_type::IBV_EVENT_PORT_ERR);
+        mock.device.poll_events();
+        assert!(!flusher.done(first).unwrap());
+        mock::complete(1, SUCCESS);
+        mock::say(sys::ibv_event_type::IBV_EVENT_DEVICE_FATAL);
+        mock.device.poll_events();
+        // What is complete is so.
+        assert!(flusher.done(first).unwrap());
+        // The device will never say more of the other.
+        let why = flusher.done(second).unwrap_err().to_string();
+        assert!(why.contains("reading the GPU's memory back over mock0: the device has failed"), "{why}");
+    }
+
+    #[test]
+    fn p7_a_read_that_failed_ends_the_flush() {
+        let mock = Mock::new(0);
+        let mut flusher = flusher(&mock).unwrap();
+        let number = flusher.begin().unwrap();
+        mock::complete(1, sys::ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
+        let why = flusher.done(number).unwrap_err().to_string();
+        assert!(why.contains("reading the GPU's memory back over mock0: a status"), "{why}");
+    }
+
+    #[test]
+    fn its_queue_pair_is_connected_to_itself_and_only_read_through() {
+        let mock = Mock::new(0);
+        drop(flusher(&mock).unwrap());
+        let calls = mock::take();
+        let moves: Vec<_> = calls.iter().filter(|(name, _)| *name == "modify_qp").collect();
+        let [init, receive, send] = &moves[..] else { panic!("{moves:?}") };
+        // State, access, peer, its first packet, our first, RNR retries.
+        assert_eq!(init.1[..2], [1, sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0.into()]);
+        assert_eq!((receive.1[0], receive.1[2], send.1[0]), (2, mock::QP.into(), 3));
+        assert_eq!(receive.1[3], send.1[4], "its own first packet");
+        let access: Vec<u64> =
+            calls.iter().filter(|(n, _)| *n == "reg_mr").map(|(_, with)| with[2]).collect();
+        assert_eq!(access, [4, 1], "the GPU's word is read by others, ours written by us");
+
+        mock::refuse("modify_qp");
+        let why = flusher(&mock).err().unwrap().to_string();
+        assert!(why.contains("moving the queue pair that flushes to INIT"), "{why}");
+    }
 
     #[test]
     fn p3_a_flush_is_a_read_that_is_posted_behind_the_wish() {

@@ -2,9 +2,12 @@
 //! called. What it lacks is missing in its library too.
 
 use std::cell::{Cell, RefCell};
-use std::ffi::{c_int, c_uint, c_void};
+use std::collections::VecDeque;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::path::PathBuf;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use pushgate_rdma_core_sys::*;
 
@@ -12,6 +15,10 @@ use super::device::Device;
 
 pub(super) const LKEY: u32 = 0x11;
 pub(super) const RKEY: u32 = 0x22;
+/// Number of every queue pair.
+pub(super) const QP: u32 = 0x33;
+/// Address at index 0 of the port.
+pub(super) const GID: &str = "0000:0000:0000:0000:0000:ffff:0a00:0001";
 
 type Call = (&'static str, Vec<u64>);
 
@@ -20,6 +27,10 @@ thread_local! {
     static CALLS: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) };
     /// The call that fails.
     static REFUSED: Cell<&'static str> = const { Cell::new("") };
+    /// What its completion queues have.
+    static COMPLETIONS: RefCell<VecDeque<ibv_wc>> = const { RefCell::new(VecDeque::new()) };
+    /// Asynchronous events that wait.
+    static EVENTS: RefCell<VecDeque<ibv_event_type>> = const { RefCell::new(VecDeque::new()) };
     /// The device's memory.
     static MEMORY: RefCell<[u8; 4096]> = const { RefCell::new([0; 4096]) };
 }
@@ -32,6 +43,16 @@ pub(super) fn take() -> Vec<Call> {
 /// From now on this one fails.
 pub(super) fn refuse(name: &'static str) {
     REFUSED.set(name);
+}
+
+/// A work request completes.
+pub(super) fn complete(wr_id: u64, status: ibv_wc_status) {
+    COMPLETIONS.with_borrow_mut(|all| all.push_back(ibv_wc { wr_id, status, ..Default::default() }));
+}
+
+/// The device has something to say.
+pub(super) fn say(event: ibv_event_type) {
+    EVENTS.with_borrow_mut(|all| all.push_back(event));
 }
 
 fn note<T>(name: &'static str, arguments: &[u64], made: *mut T) -> *mut T {
@@ -51,6 +72,8 @@ struct Objects {
     table: verbs_context,
     pd: ibv_pd,
     dm: ibv_dm,
+    cq: ibv_cq,
+    qp: ibv_qp,
     mr: ibv_mr,
     max_dm_size: u64,
 }
@@ -153,9 +176,89 @@ unsafe extern "C" fn from_dm(to: *mut c_void, _: *mut ibv_dm, offset: u64, lengt
     0
 }
 
+unsafe extern "C" fn create_cq(
+    context: *mut ibv_context,
+    entries: c_int,
+    _: *mut c_void,
+    _: *mut ibv_comp_channel,
+    _: c_int,
+) -> *mut ibv_cq {
+    // SAFETY: see `objects`.
+    note("create_cq", &[entries as u64], unsafe { &raw mut (*objects(context)).cq })
+}
+
+unsafe extern "C" fn destroy_cq(_: *mut ibv_cq) -> c_int {
+    noted("destroy_cq")
+}
+
+unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: the domain is a mock's, see `objects`; the caller passes attributes.
+    let (qp, cap) = unsafe { (&raw mut (*objects((*pd).context)).qp, (*init).cap) };
+    note("create_qp", &[cap.max_send_wr as u64, cap.max_recv_wr as u64], qp)
+}
+
+unsafe extern "C" fn destroy_qp(_: *mut ibv_qp) -> c_int {
+    noted("destroy_qp")
+}
+
+unsafe extern "C" fn modify_qp(_: *mut ibv_qp, attr: *mut ibv_qp_attr, _: c_int) -> c_int {
+    // SAFETY: the caller passes attributes.
+    let a = unsafe { *attr };
+    let matters = [a.qp_state.0, a.qp_access_flags, a.dest_qp_num, a.rq_psn, a.sq_psn, a.rnr_retry.into()];
+    note("modify_qp", &matters.map(u64::from), null_mut::<c_void>());
+    if REFUSED.get() == "modify_qp" { 22 } else { 0 }
+}
+
+unsafe extern "C" fn post_send(_: *mut ibv_qp, wr: *mut ibv_send_wr, _: *mut *mut ibv_send_wr) -> c_int {
+    // SAFETY: the caller passes a list of requests, which are RDMA reads and writes.
+    let (id, opcode, rdma) = unsafe { ((*wr).wr_id, (*wr).opcode.0, (*wr).wr.rdma) };
+    note("post_send", &[id, opcode.into(), rdma.remote_addr, rdma.rkey.into()], null_mut::<c_void>());
+    0
+}
+
+unsafe extern "C" fn post_recv(_: *mut ibv_qp, _: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> c_int {
+    0
+}
+
+unsafe extern "C" fn poll_cq(_: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {
+    COMPLETIONS.with_borrow_mut(|all| {
+        let n = all.len().min(room as usize);
+        for (i, wc) in all.drain(..n).enumerate() {
+            // SAFETY: the caller has so much room.
+            unsafe { to.add(i).write(wc) };
+        }
+        n as c_int
+    })
+}
+
+unsafe extern "C" fn get_async_event(_: *mut ibv_context, to: *mut ibv_async_event) -> c_int {
+    let Some(event) = EVENTS.with_borrow_mut(VecDeque::pop_front) else { return -1 };
+    // SAFETY: the caller's place.
+    unsafe { (*to).event_type = event };
+    0
+}
+
+unsafe extern "C" fn ack_async_event(_: *mut ibv_async_event) {}
+
+unsafe extern "C" fn event_type_str(_: ibv_event_type) -> *const c_char {
+    c"an event".as_ptr()
+}
+
+unsafe extern "C" fn wc_status_str(_: ibv_wc_status) -> *const c_char {
+    c"a status".as_ptr()
+}
+
 /// A device and its library.
 pub(super) struct Mock {
     pub(super) device: Arc<Device>,
+    /// What sysfs would have of its port.
+    sysfs: PathBuf,
+}
+
+impl Drop for Mock {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.sysfs);
+    }
 }
 
 impl Mock {
@@ -176,6 +279,12 @@ impl Mock {
         it.mr = ibv_mr { lkey: LKEY, rkey: RKEY, ..Default::default() };
         it.pd.context = context;
         it.dm.context = context;
+        it.cq.context = context;
+        it.qp.context = context;
+        it.qp.qp_num = QP;
+        it.table.context.ops.poll_cq = Some(poll_cq);
+        it.table.context.ops.post_send = Some(post_send);
+        it.table.context.ops.post_recv = Some(post_recv);
         it.dm.memcpy_to_dm = Some(to_dm);
         it.dm.memcpy_from_dm = Some(from_dm);
         it.table.sz = size_of::<verbs_context>();
@@ -195,10 +304,41 @@ impl Mock {
         verbs.ibv_reg_mr = Ok(reg_mr);
         verbs.ibv_dereg_mr = Ok(dereg_mr);
         verbs.ibv_close_device = Ok(close_device);
+        verbs.ibv_create_cq = Ok(create_cq);
+        verbs.ibv_destroy_cq = Ok(destroy_cq);
+        verbs.ibv_create_qp = Ok(create_qp);
+        verbs.ibv_destroy_qp = Ok(destroy_qp);
+        verbs.ibv_modify_qp = Ok(modify_qp);
+        verbs.ibv_get_async_event = Ok(get_async_event);
+        verbs.ibv_ack_async_event = Ok(ack_async_event);
+        verbs.ibv_event_type_str = Ok(event_type_str);
+        verbs.ibv_wc_status_str = Ok(wc_status_str);
         if dma_bufs {
             verbs.ibv_reg_dmabuf_mr = Ok(reg_dmabuf_mr);
         }
         let context = NonNull::new(context).expect("the address of a field");
-        Mock { device: Arc::new(Device::mock(Box::leak(Box::new(verbs)), context)) }
+        let sysfs = sysfs();
+        let device = Device::mock(Box::leak(Box::new(verbs)), context, sysfs.clone());
+        Mock { device: Arc::new(device), sysfs }
     }
+}
+
+/// A folder of its own, with one address.
+fn sysfs() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let folder = std::env::temp_dir().join(format!("pushgate-mock-{}-{number}", std::process::id()));
+    for (name, text) in [("gids", GID), ("gid_attrs/types", "RoCE v2")] {
+        std::fs::create_dir_all(folder.join(name)).unwrap();
+        std::fs::write(folder.join(name).join("0"), text).unwrap();
+    }
+    folder
+}
+
+/// Memory for whoever needs some.
+pub(super) fn allocate(
+    name: &str,
+    bytes: usize,
+) -> Result<pushgate_driver_shim::memory::SharedMemory, pushgate_driver_shim::ShimError> {
+    pushgate_driver_shim::memory::SharedMemory::builder(name, bytes).create()
 }

@@ -36,6 +36,7 @@ mod receives;
 mod sending;
 mod setup;
 mod slot;
+mod states;
 
 pub use device::{Device, PortState};
 pub use error::VerbsError;

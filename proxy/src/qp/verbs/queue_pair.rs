@@ -14,7 +14,7 @@ use pushgate_rdma_core_sys as sys;
 use super::chain::{Chain, Remote, Source};
 use super::copies::Copies;
 use super::gid::GidEntry;
-use super::objects::{Mr, REMOTE_WRITE, Rc};
+use super::objects::{Mr, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::receives::{PeerReceives, RECEIVE_WORDS};
 use super::sending::Sending;
 use super::setup::{Accepted, InboxLayout, Places, REGION_WORDS};
@@ -129,6 +129,7 @@ pub struct VerbsQp {
     /// and how many of those were written to the peer.
     peer_receives: Option<PeerReceives>,
     tells_receives: bool,
+    regions_written: bool,
     rx_log: u32,
     receives_noted: u64,
     receives_told: u64,
@@ -152,7 +153,7 @@ impl VerbsQp {
         let (out_log, in_log) = (a.link_log(), a.peer_link_log);
         let (gid, events) = (a.gid().clone(), a.events());
         let (rank, rx_log) = (a.geometry().rank, a.geometry().rx_log);
-        let tells_receives = a.posts_receives();
+        let (tells_receives, regions_written) = (a.posts_receives(), a.regions_written());
         let half = a.half;
         let timeout = Duration::from_nanos(4096 << half.ack_timeout());
         let linger = (3 * timeout).clamp(LINGER.start, LINGER.end);
@@ -215,6 +216,7 @@ impl VerbsQp {
             publish_wr: 0,
             peer_receives: a.peer_receives.then(|| PeerReceives::new(a.peer_geometry.rx_log)),
             tells_receives,
+            regions_written,
             rx_log,
             receives_noted: 0,
             receives_told: 0,
@@ -262,6 +264,13 @@ impl VerbsQp {
         }
         self.chain.write(self.outbox(AT, words.len() * 8), self.at_inbox(byte), imm, true);
         self.flush()
+    }
+
+    /// The peer is to know of a region, if it may write there.
+    fn publish(&mut self, key: u32, entry: [u64; REGION_WORDS]) {
+        if self.regions_written {
+            self.publish.push_back((key as usize & (MAX_REGIONS - 1), entry));
+        }
     }
 
     // ---------------------------------------------------------------- posting
@@ -881,16 +890,17 @@ impl QueuePair for VerbsQp {
 
     fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
         let pd = &self.rc.pd;
+        let access = if self.regions_written { REMOTE_WRITE } else { SEND_ONLY };
         let made = match memory {
             RegionMemory::Host { address, .. } => {
                 // SAFETY: whoever adds a region promises that it stays mapped and free of
                 // references until it is removed, which drops this.
-                unsafe { Mr::new(pd, "a region", *address, bytes as usize, REMOTE_WRITE) }
+                unsafe { Mr::new(pd, "a region", *address, bytes as usize, access) }
                     .map(|mr| (*address as u64, 0, mr))
             }
             RegionMemory::Device { address, exported: Some(exported) } => {
                 // SAFETY: as above, of the device's memory.
-                unsafe { Mr::of_device(pd, *address, bytes as usize, exported, REMOTE_WRITE) }
+                unsafe { Mr::of_device(pd, *address, bytes as usize, exported, access) }
                     .map(|mr| (*address, OF_DEVICE, mr))
             }
             // A copy engine brings it there.
@@ -901,7 +911,7 @@ impl QueuePair for VerbsQp {
                 let id = key as u64;
                 let entry = [id | of_device, address, bytes, id << 32 | mr.rkey as u64];
                 self.regions.insert(key, OwnRegion { address, mr, used: 0 });
-                self.publish.push_back((key as usize & (MAX_REGIONS - 1), entry));
+                self.publish(key, entry);
             }
             // Payload for it lands in the mirror and is moved from there.
             Err(e) => tracing::info!(rank = self.rank, peer = self.peer, "{e}: its payload will be copied"),
@@ -921,11 +931,15 @@ impl QueuePair for VerbsQp {
 
     fn remove_region(&mut self, key: u32) {
         if self.regions.remove(&key).is_some() {
-            self.publish.push_back((key as usize & (MAX_REGIONS - 1), [0; REGION_WORDS]));
+            self.publish(key, [0; REGION_WORDS]);
         }
     }
 
     fn offers(&self, key: u32) -> bool {
+        self.regions_written && self.regions.contains_key(&key)
+    }
+
+    fn registers(&self, key: u32) -> bool {
         self.regions.contains_key(&key)
     }
 
@@ -1073,6 +1087,95 @@ impl Drop for VerbsQp {
                 0..100 => std::thread::yield_now(),
                 _ => std::thread::sleep(Duration::from_micros(100)),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pushgate_driver_shim::segment::Geometry;
+
+    use super::super::mock::{self, Mock};
+    use super::super::setup::{Config, Half};
+    use super::*;
+    use crate::region::Exported;
+
+    /// Two ends on one device.
+    fn pair(mock: &Mock, config: &Config) -> [VerbsQp; 2] {
+        let half = |rank| {
+            let geometry = Geometry {
+                window_log: 8,
+                slots_log: 4,
+                cq_log: 4,
+                rx_log: 4,
+                link_log: 4,
+                landing_log: 8,
+                signals: 1,
+                rank,
+            };
+            let window = Arc::new(mock::allocate("window", geometry.window_bytes()).unwrap());
+            Half::new(&mock.device, config, geometry, window, &mut mock::allocate).unwrap()
+        };
+        let halves = [half(0), half(1)];
+        let [first, second] = [halves[0].offer(), halves[1].offer()];
+        let [a, b] = halves;
+        let a = a.accept(1, &second, &mut mock::allocate).unwrap();
+        let b = b.accept(0, &first, &mut mock::allocate).unwrap();
+        let [to_b, to_a] = [a.places(), b.places()];
+        [a.join(to_a).unwrap(), b.join(to_b).unwrap()]
+    }
+
+    #[test]
+    fn two_ends_come_to_send_with_each_others_first_packets() {
+        let mock = Mock::new(0);
+        drop(pair(&mock, &Config::default()));
+        let moves: Vec<_> =
+            mock::take().into_iter().filter(|(n, _)| *n == "modify_qp").map(|m| m.1).collect();
+        let states: Vec<u64> = moves.iter().map(|with| with[0]).collect();
+        assert_eq!(states, [1, 1, 2, 2, 3, 3], "INIT, RTR, RTS");
+        for with in &moves[..2] {
+            assert_eq!(with[1], u64::from(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0));
+        }
+        for (receives, sends) in [(2, 5), (3, 4)] {
+            assert_eq!(moves[receives][2], u64::from(mock::QP));
+            assert_eq!(moves[receives][3], moves[sends][4], "first packets");
+        }
+        // P4.
+        assert!(moves[4..].iter().all(|with| with[5] == 0), "a queue pair that retries behind an RNR NAK");
+    }
+
+    #[test]
+    fn p8_a_region_that_nobody_writes_is_registered_to_be_read_and_told_to_nobody() {
+        let file: std::os::fd::OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        let dma_buf = Some(Exported::DmaBuf(Arc::new(file), 0));
+        let memories = [
+            RegionMemory::Host { address: 0x1000, keep: None },
+            RegionMemory::Device { address: 0x1000, exported: Some(Exported::Address) },
+            RegionMemory::Device { address: 0x1000, exported: dma_buf },
+        ];
+        for regions_written in [true, false] {
+            let mock = Mock::new(0);
+            let [mut qp, _peer] = pair(&mock, &Config { regions_written, ..Config::default() });
+            mock::take();
+            for (key, memory) in (1..).zip(&memories) {
+                qp.add_region(key, memory, 4096);
+                let [(_, with)] = &mock::take()[..] else { panic!("one registration") };
+                // Local and remote writes, or neither.
+                assert_eq!(*with.last().unwrap(), if regions_written { 1 | 2 } else { 0 });
+                assert_eq!((qp.registers(key), qp.offers(key)), (true, regions_written));
+            }
+            // An entry of the table is a write to the peer.
+            assert_eq!(
+                (qp.regions_told(), qp.publish.len()),
+                if regions_written { (false, 3) } else { (true, 0) }
+            );
+            qp.remove_region(1);
+            assert_eq!(qp.publish.len(), if regions_written { 4 } else { 0 });
+            assert!(!qp.registers(1) && !qp.offers(1));
+            mock::refuse("reg_mr");
+            qp.add_region(9, &memories[0], 4096);
+            assert!(!qp.registers(9) && !qp.offers(9));
+            mock::refuse("");
         }
     }
 }

@@ -19,6 +19,7 @@ use super::objects::{Cq, Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::receives::RECEIVE_WORDS;
 use super::sending::Sending;
 use super::slot::{SHORT, SLOT_BYTES, slot_bytes};
+use super::states::{PeerQp, States};
 use super::{CONTROL_WRS, NOTIFIES, VerbsError, VerbsQp};
 use crate::region::MAX_REGIONS;
 
@@ -52,6 +53,9 @@ pub struct Config {
     /// This end's receives name buffers, and the peer is told of each: its SENDs are
     /// written there.
     pub posted_receives: bool,
+    /// The peer's RDMA device may write this end's regions. Without, messages only go out
+    /// of them, and the peer is not told of any.
+    pub regions_written: bool,
 }
 
 impl Default for Config {
@@ -68,6 +72,7 @@ impl Default for Config {
             imm: true,
             events: false,
             posted_receives: false,
+            regions_written: true,
         }
     }
 }
@@ -242,25 +247,6 @@ pub(super) fn chosen_gid(device: &Device, config: &Config) -> Result<GidEntry, V
     })
 }
 
-/// Where packets go, and from which address of ours.
-pub(super) fn route(
-    a: &mut sys::ibv_qp_attr,
-    device: &Device,
-    config: &Config,
-    from: u32,
-    to: Gid,
-    lid: u16,
-) {
-    a.ah_attr.is_global = device.port_state.ethernet as u8;
-    a.ah_attr.grh.dgid.raw = to.0;
-    a.ah_attr.grh.sgid_index = from as u8;
-    a.ah_attr.grh.hop_limit = 64;
-    a.ah_attr.grh.traffic_class = config.traffic_class;
-    a.ah_attr.dlid = lid;
-    a.ah_attr.sl = config.service_level;
-    a.ah_attr.port_num = device.port();
-}
-
 impl Half {
     /// Registers the window and makes the queue pair. `window` is this end's payload
     /// ring; the geometry is checked.
@@ -316,7 +302,7 @@ impl Half {
             outbox_mr,
             outbox,
         };
-        half.initialise()?;
+        half.states().initialise(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0)?;
         Ok(half)
     }
 
@@ -329,14 +315,8 @@ impl Half {
         self.config.ack_timeout.min(31)
     }
 
-    fn initialise(&self) -> Result<(), VerbsError> {
-        use sys::ibv_qp_attr_mask as m;
-        let mut a = attributes(sys::ibv_qp_state::IBV_QPS_INIT);
-        a.pkey_index = 0;
-        a.port_num = self.device().port();
-        a.qp_access_flags = sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 as _;
-        let mask = m::IBV_QP_STATE.0 | m::IBV_QP_PKEY_INDEX.0 | m::IBV_QP_PORT.0 | m::IBV_QP_ACCESS_FLAGS.0;
-        self.rc.modify("moving the queue pair to INIT", a, mask)
+    fn states(&self) -> States<'_> {
+        States { rc: &self.rc, name: "the queue pair", config: &self.config, gid: &self.gid, psn: self.psn }
     }
 
     /// The address that packets carry as their source.
@@ -397,7 +377,8 @@ impl Half {
                 remedy: String::new(),
             })?;
         }
-        self.ready_to_receive(offer, mtu)?;
+        let remote = PeerQp { number: offer.qp, psn: offer.psn, gid: offer.gid, lid: offer.lid };
+        self.states().ready_to_receive(&remote, sys::ibv_mtu(mtu))?;
         Ok(Accepted {
             peer,
             peer_geometry,
@@ -412,46 +393,6 @@ impl Half {
             inbox,
             half: self,
         })
-    }
-
-    fn ready_to_receive(&self, offer: &Offer, mtu: u32) -> Result<(), VerbsError> {
-        use sys::ibv_qp_attr_mask as m;
-        let mut a = attributes(sys::ibv_qp_state::IBV_QPS_RTR);
-        a.path_mtu = sys::ibv_mtu(mtu);
-        a.dest_qp_num = offer.qp & 0xff_ffff;
-        a.rq_psn = offer.psn & 0xff_ffff;
-        // Nobody reads from us; but not every driver takes 0.
-        a.max_dest_rd_atomic = 1;
-        // Never needed; 0.64 ms, should a peer without a gate be there.
-        a.min_rnr_timer = 12;
-        route(&mut a, self.device(), &self.config, self.gid.index, offer.gid, offer.lid);
-        let mask = m::IBV_QP_STATE.0
-            | m::IBV_QP_AV.0
-            | m::IBV_QP_PATH_MTU.0
-            | m::IBV_QP_DEST_QPN.0
-            | m::IBV_QP_RQ_PSN.0
-            | m::IBV_QP_MAX_DEST_RD_ATOMIC.0
-            | m::IBV_QP_MIN_RNR_TIMER.0;
-        let what = format!("moving the queue pair to RTR (from {} to {})", self.gid.gid, offer.gid);
-        self.rc.modify(&what, a, mask)
-    }
-
-    fn ready_to_send(&self) -> Result<(), VerbsError> {
-        use sys::ibv_qp_attr_mask as m;
-        let mut a = attributes(sys::ibv_qp_state::IBV_QPS_RTS);
-        a.timeout = self.config.ack_timeout;
-        a.retry_cnt = self.config.retry_count;
-        // P4: the first RNR NAK is an error. With a gate there is none.
-        a.rnr_retry = 0;
-        a.sq_psn = self.psn;
-        a.max_rd_atomic = 1;
-        let mask = m::IBV_QP_STATE.0
-            | m::IBV_QP_TIMEOUT.0
-            | m::IBV_QP_RETRY_CNT.0
-            | m::IBV_QP_RNR_RETRY.0
-            | m::IBV_QP_SQ_PSN.0
-            | m::IBV_QP_MAX_QP_RD_ATOMIC.0;
-        self.rc.modify("moving the queue pair to RTS", a, mask)
     }
 }
 
@@ -482,7 +423,7 @@ impl Accepted {
         places
             .check(&self.half.geometry, self.half.link_log)
             .map_err(|why| VerbsError::Peer { rank: self.peer, why })?;
-        self.half.ready_to_send()?;
+        self.half.states().ready_to_send()?;
         let h = &self.half;
         tracing::debug!(
             peer = self.peer,
@@ -513,16 +454,13 @@ impl Accepted {
         self.half.config.posted_receives
     }
 
+    pub(super) fn regions_written(&self) -> bool {
+        self.half.config.regions_written
+    }
+
     pub(super) fn events(&self) -> bool {
         self.half.config.events && self.imm
     }
-}
-
-pub(super) fn attributes(state: sys::ibv_qp_state) -> sys::ibv_qp_attr {
-    // SAFETY: plain data; the mask says which fields count.
-    let mut a: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
-    a.qp_state = state;
-    a
 }
 
 /// A first packet number that a packet of an earlier queue pair does not have by

@@ -1,0 +1,330 @@
+//! The receiving end of a connection: what was posted, what arrived for it, and when a
+//! receive or a flush is done.
+
+use std::collections::VecDeque;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_proxy::producer::{Producer, Received};
+use pushgate_proxy::qp::verbs::Flusher;
+use pushgate_proxy::session::Status;
+
+use crate::comm::{Link, REQUESTS, Wanted};
+use crate::error::{Code, Failure, Result};
+use crate::ffi::types::MAX_RECVS;
+use crate::join::RECEIVES_LOG;
+use crate::large::{self, Incoming, Invitation};
+use crate::pool::Pool;
+
+/// A buffer that was posted.
+struct Posted {
+    request: u32,
+    buffer: u8,
+    key: u32,
+    offset: u64,
+    size: usize,
+    /// A message met it.
+    met: bool,
+}
+
+/// What NCCL waits for on a receiving end.
+enum Awaited {
+    Receive(Receiving),
+    /// The number of a flush.
+    Flush(u64),
+}
+
+struct Receiving {
+    buffers: u8,
+    left: u8,
+    sizes: [usize; MAX_RECVS],
+}
+
+/// See the module's text.
+pub struct Receiver {
+    producer: Producer,
+    /// What the RDMA device wrote into the GPU's memory is complete behind it.
+    flusher: Option<Flusher>,
+    pool: Pool<Awaited>,
+    /// In the order in which they were posted, from the oldest that no message met.
+    posted: VecDeque<Posted>,
+    /// Its number.
+    oldest: u64,
+    /// SENDs that arrived.
+    arrived: u64,
+    large: Option<Incoming>,
+    large_bytes: u64,
+    large_messages: u64,
+}
+
+impl Receiver {
+    pub fn new(producer: Producer, flusher: Option<Flusher>) -> Self {
+        Receiver {
+            producer,
+            flusher,
+            pool: Pool::new(),
+            posted: VecDeque::with_capacity(1 << RECEIVES_LOG),
+            oldest: 0,
+            arrived: 0,
+            large: None,
+            large_bytes: 0,
+            large_messages: 0,
+        }
+    }
+
+    /// See [`crate::comm::Comm::receive`].
+    pub fn receive(&mut self, link: &Link, wanted: &[Wanted<'_>]) -> Result<Option<u32>> {
+        link.waits(self.producer.status())?;
+        let Some(request) = self.pool.free() else { return Ok(None) };
+        if self.posted.len() + wanted.len() > 1 << RECEIVES_LOG {
+            return Ok(None);
+        }
+        // All or none is posted: so first what may be wrong with any.
+        let mut places = [(0, 0); MAX_RECVS];
+        for (w, place) in wanted.iter().zip(&mut places) {
+            *place = match w.mr {
+                Some(mr) => (mr.key, mr.offset(w.data, w.size)?),
+                None if w.size == 0 => (link.nothing, 0),
+                None => {
+                    let text = format!("{link}: a receive of {} bytes without registration", w.size);
+                    return Err(Failure::new(Code::Usage, text));
+                }
+            };
+        }
+        for (i, (w, (key, offset))) in wanted.iter().zip(places).enumerate() {
+            // No message is longer.
+            let size = w.size.min(crate::props::MAX_BYTES);
+            assert!(self.producer.post_recv(key, offset, size as u32, w.tag), "room was counted");
+            self.posted.push_back(Posted { request, buffer: i as u8, key, offset, size, met: false });
+        }
+        self.producer.wake();
+        let n = wanted.len() as u8;
+        self.pool.fill(Awaited::Receive(Receiving { buffers: n, left: n, sizes: [0; MAX_RECVS] }));
+        Ok(Some(request))
+    }
+
+    /// Takes in what arrived.
+    fn progress(&mut self, link: &Link) -> Result<()> {
+        let mut any = false;
+        while let Some(r) = self.producer.try_recv() {
+            any = true;
+            // The payload is in its buffer: the record holds nothing.
+            self.producer.release(1);
+            self.arrive(link, &r)?;
+        }
+        if any {
+            self.producer.wake();
+        }
+        if self.large.is_some() {
+            self.advance_large()?;
+        }
+        Ok(())
+    }
+
+    fn arrive(&mut self, link: &Link, r: &Received) -> Result<()> {
+        self.arrived += 1;
+        // The engine says which receive it took, by the low 32 bits of its number.
+        let at = r.place.wrapping_sub(self.oldest as u32) as usize;
+        let Some(p) = self.posted.get_mut(at).filter(|p| !p.met) else {
+            let text =
+                format!("{link}: a message of tag {} for receive {}, which is not posted", r.tag, r.place);
+            return Err(Failure::new(Code::Internal, text));
+        };
+        p.met = true;
+        let (request, buffer, room) = (p.request, p.buffer, p.size);
+        let rest = Invitation { key: p.key, offset: p.offset + r.length as u64 };
+        if self.producer.signal(large::BEGINS) == self.arrived {
+            // One at a time: the last one is complete, though nobody may have looked since.
+            self.advance_large()?;
+            let bytes = self.producer.signal(large::BYTES);
+            // The peer's word: the message fits, has what came at once, and the last one has ended.
+            let (size, first) = (bytes.wrapping_sub(self.large_bytes) as usize, r.length as usize);
+            self.large_bytes = bytes;
+            self.large_messages += 1;
+            let ended = self.large.is_none();
+            if size > room || size < first || !ended {
+                let text = match ended {
+                    false => format!("{link}: a message in slices arrived amid another"),
+                    true if size > room => format!("{link}: {size} bytes arrived for a buffer of {room}"),
+                    true => format!("{link}: {first} bytes arrived of a message that has {size}"),
+                };
+                let status = Status { rank: Some(0), ..Status::new(abi::PUSHGATE_REFUSED) };
+                link.lane.engine.fail(Some(link.qp), status)?;
+                return Err(Failure::new(Code::Usage, text));
+            }
+            let number = self.large_messages;
+            self.large = Some(Incoming { request, buffer, size, invitation: Some(rest), number });
+        } else {
+            self.arrived_whole(request, buffer, r.length as usize)?;
+        }
+        while self.posted.front().is_some_and(|p| p.met) {
+            self.posted.pop_front();
+            self.oldest += 1;
+        }
+        Ok(())
+    }
+
+    fn arrived_whole(&mut self, request: u32, buffer: u8, size: usize) -> Result<()> {
+        let Awaited::Receive(receiving) = self.pool.get(request)? else {
+            unreachable!("a place is a receive's until that is done")
+        };
+        receiving.left -= 1;
+        receiving.sizes[buffer as usize] = size;
+        Ok(())
+    }
+
+    /// What the worker has pulled is complete when the receive is; what the RDMA device wrote
+    /// may be on its way yet. (A message that took the other way there costs a read too many.)
+    pub fn flush(&mut self) -> Result<Option<u32>> {
+        let Some(flusher) = &mut self.flusher else { return Ok(None) };
+        let Some(request) = self.pool.free() else {
+            let text = format!("more than {REQUESTS} receives and flushes at once on a connection");
+            return Err(Failure::new(Code::Usage, text));
+        };
+        self.pool.fill(Awaited::Flush(flusher.begin()?));
+        Ok(Some(request))
+    }
+
+    fn advance_large(&mut self) -> Result<()> {
+        let Some(large) = &mut self.large else { return Ok(()) };
+        if let Some(invitation) = large.invitation {
+            let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
+            if self.producer.post(record, &invitation.encode()) {
+                large.invitation = None;
+            }
+        }
+        if self.producer.signal(large::ENDS) >= large.number {
+            let Incoming { request, buffer, size, .. } = *large;
+            self.large = None;
+            self.arrived_whole(request, buffer, size)?;
+        }
+        Ok(())
+    }
+
+    /// See [`crate::comm::Request::test`].
+    #[inline]
+    pub fn test(&mut self, link: &Link, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
+        // Before what arrived: then that is not older.
+        let status = self.producer.status();
+        self.progress(link)?;
+        let receiving = match self.pool.get(request)? {
+            Awaited::Receive(receiving) => receiving,
+            Awaited::Flush(number) => {
+                let flusher = self.flusher.as_mut().expect("it began this one");
+                let done = flusher.done(*number)?;
+                if done {
+                    self.pool.empty(request);
+                } else {
+                    // Not by the queue pair's end: what has arrived is complete without a peer.
+                    link.gpu_lives()?;
+                }
+                return Ok(done);
+            }
+        };
+        if receiving.left == 0 {
+            for i in 0..receiving.buffers as usize {
+                size(i, receiving.sizes[i]);
+            }
+            self.pool.empty(request);
+            return Ok(true);
+        }
+        link.waits(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{Comm, Kind, Mr, Request};
+    use crate::join::Role;
+    use crate::testing::{Pair, ended, pair, until};
+
+    const ROOM: usize = 1000;
+    const FIRST: usize = 100;
+
+    /// A receive of [`ROOM`] bytes, and what it is into.
+    fn receive<'a>(comm: &'a Comm, mr: &Mr, buffer: &[u8]) -> &'a Request {
+        let wanted = Wanted { data: buffer.as_ptr() as usize, size: ROOM, tag: 7, mr: Some(mr) };
+        // SAFETY: the buffers of the tests outlive the connections.
+        unsafe { comm.receive(&[wanted]) }.unwrap().expect("room")
+    }
+
+    fn signal(peer: &mut Producer, signal: u32, signal_value: u64) {
+        let record = Record { signal, signal_value, ..Record::new(Opcode::Signal) };
+        until(|| peer.post(record, &[]).then_some(()));
+    }
+
+    /// Begins one, the `number`th SEND, after which all have `bytes`.
+    fn begin(peer: &mut Producer, number: u64, bytes: u64) {
+        signal(peer, large::BYTES, bytes);
+        signal(peer, large::BEGINS, number);
+        let record = Record { tag: 7, ..Record::new(Opcode::Send) };
+        until(|| peer.post(record, &[7; FIRST]).then_some(()));
+    }
+
+    /// The receive fails with this, and the peer hears that it was refused.
+    fn refused(request: &Request, peer: &Producer, says: &str) {
+        let e = ended(request).unwrap_err();
+        assert!(e.code == Code::Usage && e.text.contains(says), "{e}");
+        let status = until(|| peer.status());
+        assert_eq!((status.code as u32, status.rank), (abi::PUSHGATE_REFUSED, Some(0)));
+    }
+
+    #[test]
+    fn p8_what_a_peer_says_of_a_message_in_slices_is_checked() {
+        for (bytes, says) in [
+            (ROOM as u64 + 1, "1001 bytes arrived for a buffer of 1000"),
+            (u64::MAX >> 8, "for a buffer of 1000"),
+            (FIRST as u64 - 1, "100 bytes arrived of a message that has 99"),
+        ] {
+            let buffer = [0; ROOM];
+            let Pair { comm, mut peer, socket: _socket } = pair(Role::Receive);
+            let mr = comm.register(buffer.as_ptr() as usize, ROOM, Kind::Host).unwrap();
+            let request = receive(&comm, &mr, &buffer);
+            begin(&mut peer.producer, 1, bytes);
+            refused(request, &peer.producer, says);
+        }
+        // Just so many, told to be complete at once: what is missing is the sender's own lack.
+        for bytes in [FIRST, ROOM] {
+            let buffer = [0; ROOM];
+            let Pair { comm, mut peer, socket: _socket } = pair(Role::Receive);
+            let mr = comm.register(buffer.as_ptr() as usize, ROOM, Kind::Host).unwrap();
+            let request = receive(&comm, &mr, &buffer);
+            begin(&mut peer.producer, 1, bytes as u64);
+            signal(&mut peer.producer, large::ENDS, 1);
+            assert_eq!(ended(request).unwrap(), bytes);
+            assert_eq!(peer.producer.status(), None);
+        }
+    }
+
+    #[test]
+    fn p8_a_sum_of_bytes_that_does_not_grow_has_no_message() {
+        let buffer = [0; 2 * ROOM];
+        let Pair { comm, mut peer, socket: _socket } = pair(Role::Receive);
+        let mr = comm.register(buffer.as_ptr() as usize, 2 * ROOM, Kind::Host).unwrap();
+        let requests = [receive(&comm, &mr, &buffer), receive(&comm, &mr, &buffer[ROOM..])];
+        begin(&mut peer.producer, 1, 500);
+        signal(&mut peer.producer, large::ENDS, 1);
+        assert_eq!(ended(requests[0]).unwrap(), 500);
+        begin(&mut peer.producer, 2, 400);
+        refused(requests[1], &peer.producer, "100 bytes arrived of a message that has 0");
+    }
+
+    #[test]
+    fn p8_one_message_in_slices_is_under_way_at_a_time() {
+        let buffer = [0; 2 * ROOM];
+        let Pair { comm, mut peer, socket: _socket } = pair(Role::Receive);
+        let mr = comm.register(buffer.as_ptr() as usize, 2 * ROOM, Kind::Host).unwrap();
+        let requests = [receive(&comm, &mr, &buffer), receive(&comm, &mr, &buffer[ROOM..])];
+        begin(&mut peer.producer, 1, 500);
+        // Until the rest of it was asked for.
+        until(|| {
+            // SAFETY: the connection is open.
+            assert!(!unsafe { requests[0].test(|_, _| ()) }.unwrap(), "400 bytes are missing");
+            peer.producer.try_recv()
+        });
+        begin(&mut peer.producer, 2, 1000);
+        refused(requests[1], &peer.producer, "amid another");
+        assert!(ended(requests[0]).is_err(), "it has not ended well");
+    }
+}

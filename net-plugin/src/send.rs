@@ -1,0 +1,273 @@
+//! The sending end of a connection: how messages leave, and when their requests are done.
+
+use std::time::Instant;
+
+use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_proxy::producer::Producer;
+use pushgate_proxy::proxy::Proxy;
+use pushgate_proxy::qp::RegionSends;
+
+use crate::comm::{Link, Mr, SETTLE};
+use crate::error::{Code, Failure, Result};
+use crate::join::SLOTS_LOG;
+use crate::large::{self, Invitation, Outgoing};
+use crate::log;
+use crate::path::{self, Path};
+use crate::pool::Pool;
+use crate::pushes::Pushes;
+
+struct Sent {
+    size: usize,
+    /// Its last slot, and how many messages of the connection came before it; `None`
+    /// while slices of it are still to be posted.
+    last: Option<(u64, u64)>,
+}
+
+/// Whether messages may go out of registered regions. A peer tells only when it has
+/// tried, so the engine is asked again behind a message that arrived.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Regions {
+    Known(bool),
+    /// Asked again when so many messages have been sent.
+    Unknown(u64),
+}
+
+/// See the module's text.
+pub struct Sender {
+    producer: Producer,
+    pushes: Pushes,
+    in_record: bool,
+    regions: Regions,
+    /// What goes through the window at once: half of it, so that there is always a place
+    /// for it when the other half is given back.
+    whole: usize,
+    pool: Pool<Sent>,
+    messages: u64,
+    sends: u64,
+    sums: large::Sums,
+    large: Option<Outgoing>,
+}
+
+impl Sender {
+    /// `window`: where the GPU sees it. `regions`: whether messages may go out of registered
+    /// memory, if that is known. `in_record`: short payload may go in its record.
+    pub fn new(
+        producer: Producer,
+        whole: usize,
+        window: Option<u64>,
+        regions: Option<bool>,
+        in_record: bool,
+    ) -> Self {
+        let regions = regions.map_or(Regions::Unknown(0), Regions::Known);
+        // One for each slot at most.
+        let pushes = Pushes::new(window, 1 << SLOTS_LOG);
+        let (pool, sums) = (Pool::new(), large::Sums::default());
+        Sender { producer, pushes, regions, in_record, whole, pool, messages: 0, sends: 0, sums, large: None }
+    }
+
+    /// False if the GPU does not come to an end with its pushes.
+    pub fn settle(&mut self, link: &Link) -> bool {
+        let began = Instant::now();
+        loop {
+            self.advance_pushes(link);
+            if self.pushes.is_empty() || link.gpu_has_ended() {
+                return true;
+            }
+            if began.elapsed() > SETTLE {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Publishes what the GPU has pushed.
+    #[inline]
+    pub fn advance_pushes(&mut self, link: &Link) {
+        self.pushes.advance(link.lane.gpu.as_deref(), &link.pushes, &mut self.producer);
+    }
+
+    /// See [`crate::comm::Comm::send`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn send(
+        &mut self,
+        link: &Link,
+        data: *const u8,
+        size: usize,
+        tag: u32,
+        mr: Option<&Mr>,
+    ) -> Result<Option<u32>> {
+        self.advance_pushes(link);
+        self.advance_large(link)?;
+        link.waits(self.producer.status())?;
+        let ways = path::Ways {
+            regions: self.regions == Regions::Known(true),
+            in_record: self.in_record,
+            whole: self.whole,
+        };
+        let path = path::choose(data as usize, size, mr, ways)?;
+        let Some(request) = self.pool.free() else { return Ok(None) };
+        // The first SEND of one that goes in slices must be the next.
+        if self.large.as_ref().is_some_and(|l| path == Path::Slices || l.begins()) {
+            return Ok(None);
+        }
+        let record = Record { tag, ..Record::new(Opcode::Send) };
+        let record = match path {
+            Path::Inline => Record { flags: Record::INLINE, ..record },
+            Path::Push | Path::Worker => record,
+            Path::Region { key, offset } => {
+                Record { flags: Record::REGION, place: key, place_offset: offset, ..record }
+            }
+            Path::Slices => {
+                let gpu = mr.is_some_and(|mr| mr.cuda);
+                self.large = Some(Outgoing::new(request, data, size, tag, gpu, self.whole));
+                self.pool.fill(Sent { size, last: None });
+                self.advance_large(link)?;
+                return Ok(Some(request));
+            }
+        };
+        let slot = match path {
+            // SAFETY: the caller's.
+            Path::Worker => unsafe {
+                self.pushes.push(
+                    link.lane.gpu.as_deref(),
+                    &link.pushes,
+                    &mut self.producer,
+                    record,
+                    (data, size),
+                )?
+            },
+            // SAFETY: the caller's.
+            _ => unsafe { self.producer.post_raw(record, data, size) },
+        };
+        let Some(slot) = slot else { return Ok(None) };
+        self.pool.fill(Sent { size, last: Some((slot, self.messages)) });
+        self.messages += 1;
+        self.sends += 1;
+        Ok(Some(request))
+    }
+
+    #[cold]
+    fn ask(&mut self, link: &Link) -> Result<()> {
+        let proxy: &dyn Proxy = &*link.lane.engine;
+        self.regions = match proxy.region_sends(link.qp)? {
+            RegionSends::Yes => Regions::Known(true),
+            RegionSends::Unknown => Regions::Unknown(2 * self.messages + 1),
+            RegionSends::No(why) => {
+                log::info(&format!("{link}: messages are copied into the window: {why}"));
+                Regions::Known(false)
+            }
+        };
+        Ok(())
+    }
+
+    fn advance_large(&mut self, link: &Link) -> Result<()> {
+        let Some(large) = &mut self.large else { return Ok(()) };
+        if let Some(r) = self.producer.try_recv() {
+            self.producer.release(1);
+            self.producer.wake();
+            let fits = r.flags & Record::INLINE != 0 && r.length as usize == Invitation::BYTES;
+            if !fits || !large.invited(Invitation::decode(&r.inline)) {
+                return Err(Failure::new(
+                    Code::Remote,
+                    format!("{link}: the receiver sent what nobody asked for"),
+                ));
+            }
+        }
+        let before = self.sends;
+        let (messages, sends) = (&mut self.messages, &mut self.sends);
+        let posted = |send: bool| {
+            *messages += 1;
+            *sends += send as u64;
+        };
+        let (pushes, gpu) = (&mut self.pushes, large.gpu);
+        let slice = |producer: &mut Producer, record, data, size| match gpu {
+            // SAFETY: a slice of what `Comm::send` was told, whose request is not done.
+            true => unsafe {
+                pushes.push(link.lane.gpu.as_deref(), &link.pushes, producer, record, (data, size))
+            },
+            // SAFETY: as above.
+            false => Ok(unsafe { producer.post_raw(record, data, size) }),
+        };
+        if let Some(slot) = large.advance(&mut self.producer, &mut self.sums, before, slice, posted)? {
+            let request = large.request;
+            self.large = None;
+            self.pool.get(request)?.last = Some((slot, self.messages - 1));
+        }
+        Ok(())
+    }
+
+    /// See [`crate::comm::Request::test`].
+    #[inline]
+    pub fn test(&mut self, link: &Link, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
+        if !self.pushes.is_empty() {
+            self.advance_pushes(link);
+        }
+        if self.large.is_some() {
+            self.advance_large(link)?;
+        }
+        let sent = self.pool.get(request)?;
+        // Before the slots that were given back: then these are not older.
+        let status = self.producer.status();
+        if let Some((slot, number)) = sent.last
+            && (self.producer.retired() > slot || link.peer.received() > number)
+        {
+            size(0, sent.size);
+            self.pool.empty(request);
+            if matches!(self.regions, Regions::Unknown(at) if self.messages >= at) {
+                self.ask(link)?;
+            }
+            return Ok(true);
+        }
+        link.waits(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::Request;
+    use crate::join::Role;
+    use crate::testing::{Pair, WINDOW, ended, pair, until};
+
+    /// More than is under way at once.
+    const BYTES: usize = 4 * WINDOW as usize;
+
+    /// Sends what goes in slices to a receiver that answers the first one with all of `answers`.
+    fn answered(answers: &[&[u8]]) -> Result<usize> {
+        let (payload, mut room) = (vec![7u8; BYTES], vec![0u8; BYTES]);
+        let Pair { comm, mut peer, socket: _socket } = pair(Role::Send);
+        let proxy: &dyn Proxy = &*peer.lane.engine;
+        // SAFETY: it outlives the connection, and is not looked at meanwhile.
+        let key = unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, BYTES as u64, None) }
+            .unwrap();
+        assert!(peer.producer.post_recv(key, 0, BYTES as u32, 7));
+        // SAFETY: the payload outlives the connection.
+        let request: &Request =
+            unsafe { comm.send(payload.as_ptr(), payload.len(), 7, None) }.unwrap().expect("room");
+        // The sender's first slice is here.
+        let first = until(|| peer.producer.try_recv()).length;
+        let invitation = Invitation { key, offset: u64::from(first) }.encode();
+        for answer in answers {
+            let answer = if answer.is_empty() { &invitation[..] } else { answer };
+            let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
+            assert!(peer.producer.post(record, answer));
+        }
+        let ended = ended(request);
+        drop(comm);
+        if ended.is_ok() {
+            assert_eq!(room, payload);
+        }
+        ended
+    }
+
+    #[test]
+    fn p8_a_receiver_that_sends_what_nobody_asked_for_ends_the_connection() {
+        assert_eq!(answered(&[&[]]).unwrap(), BYTES);
+        for answers in [&[&[1u8; 11][..]][..], &[&[1; 13]], &[&[], &[]]] {
+            let e = answered(answers).unwrap_err();
+            assert!(e.code == Code::Remote && e.text.contains("what nobody asked for"), "{e}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Both ends of a connection in one process, for tests of one end against a peer that keeps to
+//! nothing: there its producer stands for it.
+
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use crate::comm::{Comm, Request};
+use crate::error::Result;
+use crate::join::{Half, Joined, Role, Taken};
+use crate::plugin::Runtime;
+use crate::socket::Stream;
+
+/// A connection of ours, and what the peer has of it.
+pub struct Pair {
+    pub comm: Box<Comm>,
+    pub peer: Joined,
+    pub socket: UnixStream,
+}
+
+/// A window that is soon full.
+pub const WINDOW: u64 = 256 << 10;
+
+fn joined(taken: Taken) -> Joined {
+    match taken {
+        Taken::Joined(joined) => *joined,
+        Taken::Exchange(..) => unreachable!("this is no RDMA"),
+    }
+}
+
+/// Over `local`.
+pub fn pair(role: Role) -> Pair {
+    let other = if role == Role::Send { Role::Receive } else { Role::Send };
+    let runtime = Runtime::of_a_test(WINDOW);
+    let [own, theirs] = [role, other].map(|role| Half::new(&runtime, role, None).unwrap());
+    let [to_them, to_us] = [&own, &theirs].map(|half| half.offer().unwrap());
+    let own = joined(own.take(&runtime, to_us.0, to_us.1, None).unwrap());
+    let peer = joined(theirs.take(&runtime, to_them.0, to_them.1, None).unwrap());
+    let (stream, socket) = UnixStream::pair().unwrap();
+    let comm = Comm::new(runtime, own, Stream::Unix(stream), role).unwrap();
+    Pair { comm, peer, socket }
+}
+
+/// Looks until there is something.
+#[track_caller]
+pub fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        match look() {
+            Some(found) => return found,
+            None => assert!(begun.elapsed() < Duration::from_secs(20), "it never comes"),
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// How a request ends: the bytes of its first buffer, or the failure.
+#[track_caller]
+pub fn ended(request: &Request) -> Result<usize> {
+    let size = std::cell::Cell::new(usize::MAX);
+    until(|| {
+        // SAFETY: the tests close their connections last.
+        match unsafe {
+            request.test(|buffer, bytes| {
+                if buffer == 0 {
+                    size.set(bytes)
+                }
+            })
+        } {
+            Ok(true) => Some(Ok(size.get())),
+            Ok(false) => None,
+            Err(e) => Some(Err(e)),
+        }
+    })
+}
