@@ -317,3 +317,42 @@ fn a_wrong_setting_is_refused_by_its_name() {
         }
     }
 }
+
+#[test]
+fn speed_is_measured_in_every_size_beside_a_copy() {
+    let said = run(&format!("speed --times {}", times(50, 10)));
+    let rows: Vec<Vec<f64>> = said
+        .lines()
+        .skip(2)
+        .map(|line| line.split_whitespace().map(|f| f.parse().expect("a number")).collect())
+        .collect();
+    let sizes: Vec<f64> = rows.iter().map(|row| row[0]).collect();
+    assert_eq!(sizes, [8.0, 4096.0, 65536.0, 524288.0], "{said}");
+    for row in rows {
+        assert_eq!(row.len(), 8, "{said}");
+        // What is 0 has not happened.
+        assert!(row[1] > 0.0 && row[3] > 0.0 && row[6] > 0.0, "{said}");
+    }
+}
+
+#[test]
+fn nccls_rules_alone_leave_out_what_they_say() {
+    for version in [8, 11] {
+        let said = run(&format!("rules --nccl-rules --version {version}"));
+        assert!(said.contains("left out, NCCL never does it: more than 32 requests"), "{said}");
+        assert!(!said.contains("not so here"), "{said}");
+        run(&format!("traffic --nccl-rules --processes --version {version} --groups {}", times(50, 10)));
+    }
+    assert!(run("garbage --nccl-rules").starts_with("left out: garbage"));
+    assert!(!run("truncation --nccl-rules").contains("not so here"));
+    // What is left out is tried without the option.
+    assert!(!run("rules").contains("left out"));
+}
+
+#[test]
+fn a_table_that_is_not_there_is_named_with_those_that_are() {
+    let output = output(&mut command("traffic --version 13"), Duration::from_secs(90));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("no table v13"), "{errors}");
+    assert!(errors.contains("it has v8, v9, v10, v11, v12"), "{errors}");
+}

@@ -4,11 +4,19 @@
 use pushgate_tests::nccl::scenario::{self, Options};
 
 fn main() {
-    let usage = "nccl-caller SCENARIO --plugin FILE [--version 8..12] [--processes] [--unregistered] [--groups N] [--max BYTES] \
-                 [--in-flight N] [--seed N] [--times N]\nscenarios: traffic, rules, truncation, garbage, many, \
-                 reload, setting, killed, lost, deregister, queue";
+    let names =
+        |all: &[(&str, scenario::Scenario)]| all.iter().map(|(n, _)| *n).collect::<Vec<_>>().join(", ");
+    let usage = format!(
+        "nccl-caller SCENARIO --plugin FILE [--version 8..12] [--processes] [--nccl-rules] [--unregistered] \
+         [--groups N] [--max BYTES] [--in-flight N] [--seed N] [--times N]\n\
+         scenarios of any plugin: {}\n\
+         of this project's alone: {}\n\
+         --nccl-rules: only what NCCL asks of a plugin is checked; what is left out is said",
+        names(&scenario::NCCL),
+        names(&scenario::OWN)
+    );
     let mut arguments = std::env::args().skip(1);
-    let run = arguments.next().and_then(|name| scenario::find(&name));
+    let scenario = arguments.next().unwrap_or_default();
     let mut options = Options {
         plugin: "libnccl-net.so".into(),
         version: 11,
@@ -19,19 +27,21 @@ fn main() {
         in_flight: 8,
         seed: 1,
         times: 1000,
+        nccl_rules: false,
     };
     let wrong = |what: &str| -> ! {
         eprintln!("{what}\n{usage}");
         std::process::exit(2)
     };
-    let Some(run) = run else { wrong("which scenario?") };
     while let Some(name) = arguments.next() {
-        if name == "--processes" {
-            options.processes = true;
-            continue;
-        }
-        if name == "--unregistered" {
-            options.unregistered = true;
+        let flag = match name.as_str() {
+            "--processes" => Some(&mut options.processes),
+            "--unregistered" => Some(&mut options.unregistered),
+            "--nccl-rules" => Some(&mut options.nccl_rules),
+            _ => None,
+        };
+        if let Some(flag) = flag {
+            *flag = true;
             continue;
         }
         let Some(value) = arguments.next() else { wrong(&format!("{name} takes a value")) };
@@ -50,5 +60,7 @@ fn main() {
             _ => wrong(&format!("{name} is no option")),
         }
     }
-    run(&options);
+    if !scenario::run(&scenario, &options) {
+        wrong("which scenario?");
+    }
 }

@@ -46,33 +46,55 @@ pub fn warnings() -> Vec<String> {
     log.iter().filter(|(level, _)| *level == 2).map(|(_, text)| text.clone()).collect()
 }
 
-/// Stands for NCCL's variadic logger, called with the format "...%s" and one string, as
-/// a C caller of this plugin would: on x86-64 and aarch64 the arguments come in the same
-/// registers as those of a function that is not variadic.
+unsafe extern "C" {
+    fn snprintf(to: *mut c_char, room: usize, format: *const c_char, ...) -> c_int;
+}
+
+/// Stands for NCCL's logger, which is variadic: a plugin gives it any format and what that takes.
+/// Rust can't define such a function. On x86-64 and aarch64 the arguments come in the same places as
+/// those of one that takes many: integers and pointers in registers, then on the stack, floating
+/// point in registers of its own. So this takes as many of both as a line of a log may have, and hands
+/// them all to `snprintf`, which reads those that the format names.
+#[rustfmt::skip] // For lines of many.
+#[allow(clippy::too_many_arguments)]
 unsafe extern "C" fn logger(
-    level: c_int,
-    _flags: c_ulong,
-    _file: *const c_char,
-    _line: c_int,
-    format: *const c_char,
-    text: *const c_char,
+    level: c_int, _flags: c_ulong, _file: *const c_char, _line: c_int, format: *const c_char,
+    w0: u64, w1: u64, w2: u64, w3: u64, w4: u64, w5: u64, w6: u64, w7: u64,
+    w8: u64, w9: u64, w10: u64, w11: u64, w12: u64, w13: u64, w14: u64, w15: u64,
+    f0: f64, f1: f64, f2: f64, f3: f64, f4: f64, f5: f64, f6: f64, f7: f64,
 ) {
-    // SAFETY: the plugin's strings, which live until we return. Without "%s" there may be
-    // no second one.
-    let said = unsafe {
-        let format = CStr::from_ptr(format).to_string_lossy();
-        match format.contains("%s") && !text.is_null() {
-            true => format.replace("%s", &CStr::from_ptr(text).to_string_lossy()),
-            false => format.into_owned(),
-        }
+    let mut line = [0u8; 4096];
+    let to = line.as_mut_ptr().cast();
+    // SAFETY: the plugin's format and what it names, which it gave. Words beyond those are whatever lies
+    // there, on the stack above the plugin's call, and nobody looks at them.
+    unsafe {
+        snprintf(
+            to, line.len(), format,
+            w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15,
+            f0, f1, f2, f3, f4, f5, f6, f7,
+        )
     };
+    let said = CStr::from_bytes_until_nul(&line).unwrap_or_default().to_string_lossy().into_owned();
     if std::env::var_os("NCCL_CALLER_VERBOSE").is_some() {
         eprintln!("[{level}] {said}");
     }
     LOG.lock().unwrap().push((level, said));
 }
 
-type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
+/// As plugins see it.
+type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
+
+fn log() -> Logger {
+    // SAFETY: `logger` says why it can be called so.
+    unsafe { std::mem::transmute::<*const c_void, Logger>(logger as *const c_void) }
+}
+
+/// `ncclProfilerCallback_t`: nobody listens.
+unsafe extern "C" fn profiler(_: *mut Ptr, _: c_int, _: Ptr, _: i64, _: Ptr) -> c_int {
+    0
+}
+
+type Profiler = unsafe extern "C" fn(*mut Ptr, c_int, Ptr, i64, Ptr) -> c_int;
 
 /// Places in a table, the same in all versions.
 #[derive(Clone, Copy)]
@@ -131,6 +153,10 @@ pub struct Plugin {
     table: *const *const c_void,
     /// Of the table.
     pub version: u32,
+    /// Beyond what NCCL asks of a plugin: what it leaves to chance is checked as well.
+    pub strict: bool,
+    /// Ranks of this process that have called `init`.
+    users: Mutex<u32>,
     _library: libloading::Library,
 }
 
@@ -154,18 +180,27 @@ fn check(call: &'static str, code: c_int) -> Result<()> {
 }
 
 impl Plugin {
-    /// Loads a library and takes its table of that version.
-    pub fn open(path: &Path, version: u32) -> std::result::Result<Self, String> {
+    /// Loads a library and takes its table of that version. If `strict`, more is asked of it than NCCL
+    /// does: results are written where NCCL would find what it had put there itself, sizes that `test`
+    /// gives may be left out, and requests are tested in any order.
+    pub fn open(path: &Path, version: u32, strict: bool) -> std::result::Result<Self, String> {
+        use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
         // SAFETY: a plugin's constructors are as trustworthy as the plugin.
-        let library =
-            unsafe { libloading::Library::new(path) }.map_err(|e| format!("{}: {e}", path.display()))?;
-        let name = format!("ncclNetPlugin_v{version}");
-        // SAFETY: a data symbol; only its address is taken.
-        let table = unsafe { library.get::<*const c_void>(name.as_bytes()) };
-        let table = table.map_err(|e| format!("{}: {name}: {e}", path.display()))?;
-        // SAFETY: taken as the address that it is.
-        let table = unsafe { table.into_raw() }.as_raw_ptr() as *const *const c_void;
-        Ok(Plugin { table, version, _library: library })
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+        let library: libloading::Library = library.map_err(|e| format!("{}: {e}", path.display()))?.into();
+        let find = |version: u32| {
+            // SAFETY: a data symbol; only its address is taken.
+            let table =
+                unsafe { library.get::<*const c_void>(format!("ncclNetPlugin_v{version}").as_bytes()) };
+            // SAFETY: taken as the address that it is.
+            table.map(|table| unsafe { table.into_raw() }.as_raw_ptr() as *const *const c_void)
+        };
+        let table = find(version).map_err(|e| {
+            let others: Vec<_> = (1..=99).filter(|v| find(*v).is_ok()).map(|v| format!("v{v}")).collect();
+            let others = if others.is_empty() { "none of any version".into() } else { others.join(", ") };
+            format!("{}: no table v{version}: {e}; it has {others}", path.display())
+        })?;
+        Ok(Plugin { table, version, strict, users: Mutex::new(0), _library: library })
     }
 
     fn slot(&self, slot: Slot) -> *const c_void {
@@ -179,27 +214,33 @@ impl Plugin {
         unsafe { CStr::from_ptr(self.slot(Slot::Name).cast()) }.to_string_lossy().into_owned()
     }
 
-    /// The context, NULL before v11.
+    /// The context, NULL before v11. As in NCCL one thread at a time calls it, and before v11 one alone:
+    /// then NCCL calls a plugin's for the first communicator of a process only.
     pub fn init(&self) -> Result<Ptr> {
-        let log: Logger = logger;
+        let mut users = self.users.lock().unwrap();
         let mut ctx = std::ptr::null_mut();
-        let none = std::ptr::null_mut::<c_void>;
+        if self.version < 11 && *users > 0 {
+            *users += 1;
+            return Ok(ctx);
+        }
         let mut config: c_int = -1;
         // SAFETY: places of ours, of the types that the version says.
         let code = unsafe {
             match self.version {
-                8 | 9 => function!(self, Init, fn(Logger))(log),
-                10 => function!(self, Init, fn(Logger, Ptr))(log, none()),
-                _ => function!(self, Init, fn(*mut Ptr, u64, *mut c_int, Logger, Ptr))(
+                8 | 9 => function!(self, Init, fn(Logger))(log()),
+                10 => function!(self, Init, fn(Logger, Profiler))(log(), profiler),
+                _ => function!(self, Init, fn(*mut Ptr, u64, *mut c_int, Logger, Profiler))(
                     &mut ctx,
                     7,
                     &mut config,
-                    log,
-                    none(),
+                    log(),
+                    profiler,
                 ),
             }
         };
-        check("init", code).map(|()| ctx)
+        check("init", code)?;
+        *users += 1;
+        Ok(ctx)
     }
 
     /// Begins to use its profiler, v5, as NCCL does between init and the first connection: whether
@@ -223,7 +264,7 @@ impl Plugin {
         let code = unsafe {
             let table = table.into_raw().as_raw_ptr() as *const *const c_void;
             let init = std::mem::transmute::<*const c_void, Init>(*table.add(1));
-            init(&mut context, 7, &mut mask, c"test".as_ptr(), 2, 2, 0, logger)
+            init(&mut context, 7, &mut mask, c"test".as_ptr(), 2, 2, 0, log())
         };
         match code {
             0 => Ok(mask & 1 << 11 != 0),
@@ -233,6 +274,8 @@ impl Plugin {
 
     /// Nothing before v11.
     pub fn finalize(&self, ctx: Ptr) -> Result<()> {
+        let mut users = self.users.lock().unwrap();
+        *users = users.saturating_sub(1);
         if self.version < 11 {
             return Ok(());
         }
@@ -284,7 +327,7 @@ impl Plugin {
 
     /// A listener, and the handle for connectors.
     pub fn listen(&self, ctx: Ptr) -> Result<(Ptr, [u8; 128])> {
-        let (mut comm, mut handle) = (OPTIONAL, [0u8; 128]);
+        let (mut comm, mut handle) = (self.unwritten(), [0u8; 128]);
         let h: Ptr = handle.as_mut_ptr().cast();
         // SAFETY: places of ours.
         let code = unsafe {
@@ -298,7 +341,7 @@ impl Plugin {
 
     /// One poll of a connection that is being made.
     pub fn connect(&self, ctx: Ptr, handle: &mut [u8; 128]) -> Result<Option<Ptr>> {
-        let mut comm = OPTIONAL;
+        let mut comm = self.unwritten();
         let mut device = std::ptr::null_mut::<c_void>();
         let mut config: c_int = -1;
         let h: Ptr = handle.as_mut_ptr().cast();
@@ -324,45 +367,49 @@ impl Plugin {
                 ),
             }
         };
+        check("connect", code)?;
         written("connect", comm);
-        check("connect", code).map(|()| (!comm.is_null()).then_some(comm))
+        Ok((!comm.is_null()).then_some(comm))
     }
 
     /// One poll of a listener.
     pub fn accept(&self, listener: Ptr) -> Result<Option<Ptr>> {
-        let mut comm = OPTIONAL;
+        let mut comm = self.unwritten();
         let mut device = std::ptr::null_mut::<c_void>();
         // SAFETY: places of ours.
         let code =
             unsafe { function!(self, Accept, fn(Ptr, *mut Ptr, *mut Ptr))(listener, &mut comm, &mut device) };
+        check("accept", code)?;
         written("accept", comm);
-        check("accept", code).map(|()| (!comm.is_null()).then_some(comm))
+        Ok((!comm.is_null()).then_some(comm))
     }
 
     /// Registers memory: as the host's, or with `NCCL_CALLER_MEMORY=cuda` as a GPU's, for a
     /// plugin whose GPU is the CPU executor.
     pub fn reg_mr(&self, comm: Ptr, data: Ptr, size: usize) -> Result<Ptr> {
-        let mut mr = OPTIONAL;
+        let mut mr = self.unwritten();
         let kind = if is_gpu_memory() { 2 } else { 1 };
         // SAFETY: memory of ours that stays until `dereg_mr`.
         let code = unsafe {
             function!(self, RegMr, fn(Ptr, Ptr, usize, c_int, *mut Ptr))(comm, data, size, kind, &mut mr)
         };
+        check("regMr", code)?;
         written("regMr", mr);
-        check("regMr", code).map(|()| mr)
+        Ok(mr)
     }
 
     /// Registers memory of a GPU (or of another type `kind`) by a dma-buf.
     pub fn reg_mr_dma_buf(&self, comm: Ptr, data: Ptr, size: usize, kind: c_int, fd: c_int) -> Result<Ptr> {
-        let mut mr = OPTIONAL;
+        let mut mr = self.unwritten();
         // SAFETY: memory of ours that stays until `dereg_mr`.
         let code = unsafe {
             function!(self, RegMrDmaBuf, fn(Ptr, Ptr, usize, c_int, u64, c_int, *mut Ptr))(
                 comm, data, size, kind, 0, fd, &mut mr,
             )
         };
+        check("regMrDmaBuf", code)?;
         written("regMrDmaBuf", mr);
-        check("regMrDmaBuf", code).map(|()| mr)
+        Ok(mr)
     }
 
     /// The reverse.
@@ -404,8 +451,9 @@ impl Plugin {
                 ),
             }
         };
+        check("isend", code)?;
         assert_ne!(request.addr(), 0xdead, "isend left its request unwritten");
-        check("isend", code).map(|()| (!request.is_null()).then_some(request))
+        Ok((!request.is_null()).then_some(request))
     }
 
     /// `None`: no room, try again. All slices are of one length.
@@ -424,8 +472,10 @@ impl Plugin {
             (data.to_vec(), sizes.to_vec(), tags.to_vec(), mrs.to_vec());
         let mut ints: Vec<c_int> = sizes.iter().map(|s| *s as c_int).collect();
         let mut none = vec![std::ptr::null_mut::<c_void>(); data.len()];
-        // NCCL leaves this there in some protocols.
-        let mut request = OPTIONAL;
+        // NCCL puts this there in protocols whose data says itself that it is there; a plugin may then say
+        // that a receive is done before it is. This one's data does not, so it is asked of plugins alone
+        // that make no use of it.
+        let mut request = self.unwritten();
         let (n, r) = (data.len() as c_int, &mut request);
         let (d, s, t, m) = (data.as_mut_ptr(), sizes.as_mut_ptr(), tags.as_mut_ptr(), mrs.as_mut_ptr());
         // SAFETY: the caller's.
@@ -448,8 +498,9 @@ impl Plugin {
                 )(comm, n, d, s, t, m, none.as_mut_ptr(), r),
             }
         };
+        check("irecv", code)?;
         written("irecv", request);
-        check("irecv", code).map(|()| (!request.is_null()).then_some(request))
+        Ok((!request.is_null()).then_some(request))
     }
 
     /// A flush; `None`: there is nothing to wait for.
@@ -498,8 +549,43 @@ impl Plugin {
         let code =
             unsafe { function!(self, Test, fn(Ptr, *mut c_int, *mut c_int))(request, &mut done, sizes) };
         check("test", code)?;
-        assert!(done == 0 || done == 1, "test says done = {done}");
-        Ok(done == 1)
+        assert!(done != -1, "test left whether it is done unwritten");
+        Ok(done != 0)
+    }
+
+    /// [`Plugin::test`] of a send, for which NCCL has room for one size. It is left out if not `sized`, which
+    /// NCCL never does.
+    ///
+    /// # Safety
+    /// As [`Plugin::test`].
+    pub unsafe fn test_send(&self, request: Ptr, sized: bool) -> Result<bool> {
+        const NONE: c_int = c_int::MIN;
+        let mut sizes = [NONE; 8];
+        // SAFETY: the caller's.
+        let done = unsafe { self.test(request, (sized || !self.strict).then_some(&mut sizes)) };
+        assert_eq!(sizes[1..], [NONE; 7], "test of a send wrote more than one size");
+        done
+    }
+
+    /// [`Plugin::test`] of a receive. Sizes are left out if not `sized`, which NCCL never does.
+    ///
+    /// # Safety
+    /// As [`Plugin::test`].
+    pub unsafe fn test_receive(&self, request: Ptr, sized: bool) -> Result<Option<[c_int; 8]>> {
+        let mut sizes = [0; 8];
+        // SAFETY: the caller's.
+        let done = unsafe { self.test(request, (sized || !self.strict).then_some(&mut sizes))? };
+        Ok(done.then_some(sizes))
+    }
+
+    /// What is in the place of a result before the call: NCCL's places hold NULL.
+    fn unwritten(&self) -> Ptr {
+        if self.strict { OPTIONAL } else { std::ptr::null_mut() }
+    }
+
+    /// Whether the table has a `regMrDmaBuf`.
+    pub fn takes_dma_bufs(&self) -> bool {
+        !self.slot(Slot::RegMrDmaBuf).is_null()
     }
 
     /// Closes a sending end.
@@ -523,4 +609,38 @@ impl Plugin {
 
 fn written(call: &str, p: Ptr) {
     assert_ne!(p, OPTIONAL, "{call} left what it should write at 0x1");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_logger_takes_any_format_as_nccls() {
+        let (name, big) = (c"eth0".as_ptr(), usize::MAX);
+        // SAFETY: what the formats name.
+        unsafe {
+            log()(2, 0, name, 1, c"plain 100%%".as_ptr());
+            log()(
+                2,
+                0,
+                name,
+                1,
+                c"%d %s %zu %.2f|%x %d %d %d %.1f %s".as_ptr(),
+                -3,
+                name,
+                big,
+                2.5f64,
+                255,
+                1,
+                2,
+                3,
+                0.5f64,
+                name,
+            );
+        }
+        let said = warnings();
+        assert!(said.contains(&"plain 100%".to_string()), "{said:?}");
+        assert!(said.contains(&format!("-3 eth0 {big} 2.50|ff 1 2 3 0.5 eth0")), "{said:?}");
+    }
 }
