@@ -36,7 +36,7 @@ def rank_main():
     device = torch.device("cuda", rank % gpus)
     torch.cuda.set_device(device)
     options = json.loads(os.environ.get("OPTIONS", "{}"))
-    if scenario not in ("again",):
+    if scenario not in ("again", "one_process"):
         dist.init_process_group("nccl", device_id=device if scenario not in ("killed", "faulty") else None)
     result = globals()["rank_" + scenario](torch, dist, rank, world, device, options)
     with open(os.environ["RESULT"], "w") as file:
@@ -172,6 +172,21 @@ def rank_again(torch, dist, rank, world, device, options):
     return {}
 
 
+def rank_one_process(torch, dist, rank, world, device, options):
+    """A rank for each GPU, all of them in this process."""
+    from torch.cuda import nccl
+
+    gpus = torch.cuda.device_count()
+    for count in (1, 1000, 1 << 20, (16 << 20) + 1):
+        for turn in range(3):
+            mine = [torch.full((count,), float(gpu + turn), device=f"cuda:{gpu}") for gpu in range(gpus)]
+            nccl.all_reduce(mine)
+            for gpu, t in enumerate(mine):
+                want = sum(range(gpus)) + gpus * turn
+                assert t.min().item() == t.max().item() == want, f"GPU {gpu}, {count} numbers"
+    return {}
+
+
 def rank_killed(torch, dist, rank, world, device, options):
     """The last rank dies in the middle; the others must hear of it within ten seconds."""
     t = torch.ones(4 << 20, device=device)
@@ -248,7 +263,15 @@ def rank_bench(torch, dist, rank, world, device, options):
                 if took < best:
                     best, spent = took, (cpu() - used) / iters
             return best, spent
-        best, spent = run(lambda: dist.all_reduce(t))
+        call = lambda: dist.all_reduce(t)
+        if options.get("graphs"):
+            call()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                dist.all_reduce(t)
+            call = graph.replay
+        best, spent = run(call)
         busbw = size / best / 1e9 * 2 * (world - 1) / world
         row = {"us": best * 1e6, "busbw": busbw, "cpu_s_per_gb": spent / max(size / 1e9, 1e-9)}
         if size >= 4096:
@@ -442,6 +465,11 @@ def scenarios(r, gpus, args):
         env = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
         return f"{max(x['seconds'] for x in r.run('queued', 'pushgate', world, env=env, limit=120)):.2f} s"
 
+    def one_process():
+        # Its ranks are of one host and process; so NCCL must be told to use the network.
+        r.run("one_process", "pushgate", 1, env={"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"})
+        return f"{gpus} GPUs"
+
     def ended(scenario):
         said = r.run(scenario, "pushgate", world, limit=90, dying=(world - 1,))
         worst = max(said, key=lambda x: x["seconds"])
@@ -450,7 +478,7 @@ def scenarios(r, gpus, args):
 
     def bench():
         sizes = [int(s) for s in args.sizes.split(",")] if args.sizes else BENCH
-        options = {"sizes": sizes, "runs": args.runs}
+        options = {"sizes": sizes, "runs": args.runs, "graphs": args.graphs}
         table = {}
         for transport in args.beside.split(","):
             try:
@@ -492,6 +520,7 @@ def scenarios(r, gpus, args):
         "graph": lambda: r.run("graph", "pushgate", world, {"warm": True}) and None,
         "graph-first": lambda: r.run("graph", "pushgate", world, {"warm": False}) and None,
         "again": lambda: r.run("again", "pushgate", world, env={"NCCL_NET_PLUGIN_REF_COUNT": "1"}) and None,
+        **({"one-process": one_process} if gpus > 1 else {}),
         "killed": lambda: ended("killed"),
         "faulty": lambda: ended("faulty"),
         "bench": bench,
@@ -508,6 +537,7 @@ def main():
     parser.add_argument("--out", default=tempfile.gettempdir(), help="logs go there")
     parser.add_argument("--beside", default="pushgate,shm,socket,socket4x4", help="transports of the bench, with NCCL's variables for one as in pushgate:NCCL_PROTO=Simple")
     parser.add_argument("--runs", type=int, default=3, help="turns of the bench, the best counts")
+    parser.add_argument("--graphs", action="store_true", help="allreduces of the bench by graphs that are replayed")
     parser.add_argument("--starts", type=int, default=3, help="of each transport's processes in scenario small")
     parser.add_argument("--sizes", help="bytes of the bench, separated by commas")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
