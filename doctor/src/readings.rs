@@ -270,10 +270,6 @@ pub struct Host {
     pub systemd_memlock: Option<String>,
     /// Huge pages of 2 MiB: all and free.
     pub huge_pages: Read<(u64, u64)>,
-    /// kernel.io_uring_disabled.
-    pub io_uring_disabled: Read<u32>,
-    /// A ring was made.
-    pub io_uring: Read<()>,
     /// kernel.yama.ptrace_scope.
     pub ptrace_scope: Read<u32>,
     /// process_vm_readv was called on this process itself.

@@ -23,7 +23,6 @@ const FILES: &[(&str, &str)] = &[
     ("proc/self/status", "Name:\tdoctor\nCapEff:\t0000000000000000\n"),
     ("proc/self/cgroup", "0::/user.slice/job\n"),
     ("proc/sys/kernel/osrelease", "6.1.0-56-amd64\n"),
-    ("proc/sys/kernel/io_uring_disabled", "0\n"),
     ("proc/sys/kernel/yama/ptrace_scope", "1\n"),
     ("proc/kallsyms", "0000000000000000 T start\n0000000000000000 t ib_umem_dmabuf_get\t[ib_uverbs]\n"),
     (
@@ -199,7 +198,6 @@ fn said(r: &mut Readings) {
     }
     r.module.devices =
         vec![("/dev/pushgate".into(), Ok((1, false))), ("/dev/pushgate0".into(), Ok((1, true)))];
-    r.host.io_uring = Read::Is(());
     r.host.readv = Read::Is(());
     r.host.memfd = Read::Is(());
     r.host.shm = Read::Is((8 << 30, 8 << 30));
@@ -479,17 +477,6 @@ cases! {
     };
     "process-vm-readv" Warned "ptrace_scope is 3" |h| h.write("proc/sys/kernel/yama/ptrace_scope", b"3\n");
     "process-vm-readv" Warned "seccomp" |h| h.live = |r| r.host.readv = Read::Unreadable("refused".into());
-
-    "io-uring" Passed "a ring was made; kernel.io_uring_disabled is 0" |_| {};
-    "io-uring" Warned "refused; kernel.io_uring_disabled is 2" |h| {
-        h.write("proc/sys/kernel/io_uring_disabled", b"2\n");
-        h.live = |r| r.host.io_uring = Read::Unreadable("refused".into());
-    };
-    "io-uring" NotApplicable "not tried" |h| h.live = |r| r.host.io_uring = Read::Absent;
-    "io-uring" Warned "is 2" |h| {
-        h.write("proc/sys/kernel/io_uring_disabled", b"2\n");
-        h.live = |r| r.host.io_uring = Read::Absent;
-    };
 
     "module" Passed "0.1.0 is loaded" |_| {};
     "module" NotApplicable "not loaded" |h| h.remove("sys/module/pushgate");

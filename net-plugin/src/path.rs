@@ -69,10 +69,10 @@ impl Opened {
                     Some(told) => plan::choose_beside(told.landing, path, landing, &way, registers),
                 };
                 let (plan, why) = chosen.map_err(|e| match told {
-                    Some(_) if e.setting == "landing" => beside_failed(index, &e.allowed),
-                    _ => {
+                    Some(told) => beside_failed(index, told.landing, &e.why),
+                    None => {
                         let value = if e.setting == "path" { path.to_string() } else { landing.to_string() };
-                        Failure::from(Error::config(e.setting, value, e.allowed))
+                        Error::config(e.setting, value, format!("{}: {}", e.allowed, e.why)).into()
                     }
                 })?;
                 let reach = reach.ok().filter(|_| plan.reaches());
@@ -89,9 +89,10 @@ impl Opened {
 }
 
 /// Messages for a GPU can't arrive as NCCL was told that they do.
-fn beside_failed(index: u32, why: &str) -> Failure {
+fn beside_failed(index: u32, told: Landing, why: &str) -> Failure {
+    let place = if told == Landing::Gpu { "its own" } else { "host" };
     let text = format!(
-        "messages for GPU {index} must arrive as those for the first GPU of the process, in its own memory: \
+        "messages for GPU {index} must arrive as those for the first GPU of the process, in {place} memory: \
          {why}; set PUSHGATE_PATH=push and PUSHGATE_LANDING=host"
     );
     Failure::new(Code::Usage, text)

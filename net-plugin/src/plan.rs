@@ -105,12 +105,14 @@ impl Costs for Ours<'_> {
     }
 }
 
-/// What can't be, and what the setting may be.
+/// What can't be.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Impossible {
     /// "path" or "landing".
     pub setting: &'static str,
-    pub allowed: String,
+    /// What that may be, and where.
+    pub allowed: &'static str,
+    pub why: String,
 }
 
 /// Chooses. `path` is auto, push or pull; `registers` says whether the RDMA device can
@@ -128,24 +130,17 @@ pub fn choose(
     way: &Way,
     registers: Result<(), &str>,
 ) -> Result<(Plan, String), Impossible> {
-    let impossible = |setting, allowed: &str, why: &str| {
-        Err(Impossible {
-            setting,
-            allowed: format!("{allowed} here: the RDMA device can't register the GPU's memory ({why})"),
-        })
-    };
+    let impossible = |setting, allowed, why| Err(Impossible { setting, allowed, why });
     if path == NetPath::Pull && landing == NetLanding::Host {
-        let allowed = "auto or gpu with path = pull: a message out of GPU memory must have a place to go";
-        return Err(Impossible { setting: "landing", allowed: allowed.into() });
+        let why = "a message out of GPU memory must have a place to go".into();
+        return impossible("landing", "auto or gpu with path = pull", why);
     }
     if let Err(why) = registers {
+        let why = format!("the RDMA device can't register the GPU's memory ({why})");
         return match (path, landing) {
-            (NetPath::Pull, _) => impossible("path", "auto, push or bounce", why),
-            (_, NetLanding::Gpu) => impossible("landing", "auto or host", why),
-            _ => {
-                let plan = Plan { out: Out::Push, landing: Landing::Host };
-                Ok((plan, format!("the RDMA device can't register the GPU's memory ({why})")))
-            }
+            (NetPath::Pull, _) => impossible("path", "auto, push or bounce here", why),
+            (_, NetLanding::Gpu) => impossible("landing", "auto or host here", why),
+            _ => Ok((Plan { out: Out::Push, landing: Landing::Host }, why)),
         };
     }
     let landing = match landing {
@@ -293,7 +288,7 @@ mod tests {
                 [(NetPath::Pull, NetLanding::Auto, "path"), (NetPath::Push, NetLanding::Gpu, "landing")]
             {
                 let e = choose(path, landing, way, Err("no module")).unwrap_err();
-                assert!(e.setting == setting && e.allowed.contains("no module"), "{e:?}");
+                assert!(e.setting == setting && e.why.contains("no module"), "{e:?}");
             }
             let e = choose(NetPath::Pull, NetLanding::Host, way, Ok(())).unwrap_err();
             assert_eq!(e.setting, "landing");

@@ -198,8 +198,8 @@ impl Loaded {
             return Ok(opened);
         }
         let text = format!(
-            "the memory of GPU {index} is registered with the RDMA device in another way than that of the first: set \
-             PUSHGATE_PATH=push and PUSHGATE_LANDING=host"
+            "the memory of GPU {index} is registered with the RDMA device in another way than that of the first GPU \
+             of the process; set PUSHGATE_PATH=push and PUSHGATE_LANDING=host"
         );
         Err(Failure::new(Code::Usage, text))
     }
@@ -238,8 +238,9 @@ impl Runtime {
         }
         let (gpu, mover, rdma) = match (index, &self.loaded.gpu) {
             (Some(index), Some(first)) => {
-                let opened = first.lock().unwrap_or_else(|e| e.into_inner()).take();
-                let opened = match opened.filter(|first| first.index == index) {
+                // It stays for its own lane, should another GPU's be the first.
+                let first = first.lock().unwrap_or_else(|e| e.into_inner()).take_if(|o| o.index == index);
+                let opened = match first {
                     Some(first) => first,
                     None => self.loaded.another(index)?,
                 };

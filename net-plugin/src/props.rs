@@ -90,8 +90,8 @@ impl Properties {
     /// GPU's memory does what NCCL expects of one; of copies by our kernel nobody has promised
     /// that. So with these the device has no place, as over `local`.
     ///
-    /// How messages leave NCCL need not know. All else is the same whatever the plan: ranks of one communicator may have different
-    /// ones, and NCCL's must come to the same conclusions.
+    /// NCCL need not know how messages leave. All else is the same whatever the plan: ranks of one
+    /// communicator may have different ones, and NCCL's must come to the same conclusions.
     pub fn with_gpu(self, landing: Landing, dma_buf: bool) -> Self {
         let dma_buf = if dma_buf && landing == Landing::Gpu { PTR_DMABUF } else { 0 };
         Properties {

@@ -234,6 +234,8 @@ impl Receiver {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU8;
+
     use super::*;
     use crate::comm::{Comm, Kind, Mr, Request};
     use crate::join::Role;
@@ -242,8 +244,13 @@ mod tests {
     const ROOM: usize = 1000;
     const FIRST: usize = 100;
 
-    /// A receive of [`ROOM`] bytes, and what it is into.
-    fn receive<'a>(comm: &'a Comm, mr: &Mr, buffer: &[u8]) -> &'a Request {
+    /// Memory that the engine writes.
+    fn room<const N: usize>() -> [AtomicU8; N] {
+        [const { AtomicU8::new(0) }; N]
+    }
+
+    /// A receive of [`ROOM`] bytes into a buffer.
+    fn receive<'a>(comm: &'a Comm, mr: &Mr, buffer: &[AtomicU8]) -> &'a Request {
         let wanted = Wanted { data: buffer.as_ptr() as usize, size: ROOM, tag: 7, mr: Some(mr) };
         // SAFETY: the buffers of the tests outlive the connections.
         unsafe { comm.receive(&[wanted]) }.unwrap().expect("room")
@@ -277,7 +284,7 @@ mod tests {
             (u64::MAX >> 8, "for a buffer of 1000"),
             (FIRST as u64 - 1, "100 bytes arrived of a message that has 99"),
         ] {
-            let buffer = [0; ROOM];
+            let buffer = room::<ROOM>();
             let Pair { comm, mut peer, socket: _socket } = pair(Role::Receive);
             let mr = comm.register(buffer.as_ptr() as usize, ROOM, Kind::Host).unwrap();
             let request = receive(&comm, &mr, &buffer);
@@ -286,7 +293,7 @@ mod tests {
         }
         // Just so many, told to be complete at once: what is missing is the sender's own lack.
         for bytes in [FIRST, ROOM] {
-            let buffer = [0; ROOM];
+            let buffer = room::<ROOM>();
             let Pair { comm, mut peer, socket: _socket } = pair(Role::Receive);
             let mr = comm.register(buffer.as_ptr() as usize, ROOM, Kind::Host).unwrap();
             let request = receive(&comm, &mr, &buffer);
@@ -299,7 +306,7 @@ mod tests {
 
     #[test]
     fn p8_a_sum_of_bytes_that_does_not_grow_has_no_message() {
-        let buffer = [0; 2 * ROOM];
+        let buffer = room::<{ 2 * ROOM }>();
         let Pair { comm, mut peer, socket: _socket } = pair(Role::Receive);
         let mr = comm.register(buffer.as_ptr() as usize, 2 * ROOM, Kind::Host).unwrap();
         let requests = [receive(&comm, &mr, &buffer), receive(&comm, &mr, &buffer[ROOM..])];
@@ -312,7 +319,7 @@ mod tests {
 
     #[test]
     fn p8_one_message_in_slices_is_under_way_at_a_time() {
-        let buffer = [0; 2 * ROOM];
+        let buffer = room::<{ 2 * ROOM }>();
         let Pair { comm, mut peer, socket: _socket } = pair(Role::Receive);
         let mr = comm.register(buffer.as_ptr() as usize, 2 * ROOM, Kind::Host).unwrap();
         let requests = [receive(&comm, &mr, &buffer), receive(&comm, &mr, &buffer[ROOM..])];

@@ -79,7 +79,7 @@ fn log2(name: &str, value: u64) -> Result<u32> {
 }
 
 impl Own {
-    fn new(context: &Context, rank: u32, config: QpConfig) -> Result<Self> {
+    pub(super) fn new(context: &Context, rank: u32, config: QpConfig) -> Result<Self> {
         let s = context.settings();
         let window = config.window_size.unwrap_or(s.window_size);
         if window < abi::PUSHGATE_UNIT as u64 {

@@ -10,6 +10,7 @@ use pushgate_proxy::idle::Wake;
 use pushgate_proxy::offer::LocalOffer;
 use pushgate_proxy::proxy::QpFds;
 
+use super::Undo;
 use super::join::{Inbound, Joined, Own, segment};
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -54,8 +55,11 @@ impl LocalHalf {
         };
         let proxy = &context.inner.proxy;
         let id = proxy.add_qp(fds, own.options(context, peer), context.inner.wake)?;
-        // The engine has its own writable mapping now, wherever it runs.
+        let undo = Undo::new(context, id);
+        // The engine has its own writable mapping now, wherever it runs. The peer has the descriptor
+        // already, and may have sealed it first so that this fails.
         self.link.seal_against_writers()?;
+        undo.done();
         {
             let mut members = context.inner.members.lock().unwrap_or_else(|e| e.into_inner());
             members.retain(|(control, ..)| control.is_alive());
@@ -66,5 +70,45 @@ impl LocalHalf {
             ));
         }
         Ok(Joined { id, own, inbound: Inbound::Window(theirs.window), peer_geometry: theirs.geometry })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use rustix::fs::{SealFlags, fcntl_add_seals};
+
+    use super::*;
+    use crate::Settings;
+    use crate::qp::QpConfig;
+
+    #[test]
+    fn p8_a_peer_that_seals_a_link_segment_first_leaves_no_queue_pair_in_the_engine() {
+        let mut settings = Settings::default();
+        settings.set("device", "cpu").unwrap();
+        let context = Context::builder().settings(settings).build().unwrap();
+        let mut meshes = Mesh::local(2, Duration::from_secs(20)).unwrap();
+        for mesh in &mut meshes {
+            mesh.listen(Box::new(|_| {})).unwrap();
+        }
+        let [a, b] = &meshes[..] else { unreachable!("two ranks") };
+        let offer = |mesh: &Mesh, peer| {
+            let own = Own::new(&context, mesh.rank, QpConfig::default()).unwrap();
+            let half = LocalHalf::offer(&context, mesh, peer, 1, &own).unwrap();
+            (half, own)
+        };
+        let ((half, own), _theirs) = (offer(a, 1), offer(b, 0));
+        let (_, fds) = b.recv(0, 1).unwrap();
+        fcntl_add_seals(&fds[0], SealFlags::SEAL).unwrap();
+        let link = Arc::downgrade(&half.link);
+        let failed = half.join(&context, a, 1, own, a.recv(1, 1).unwrap()).err().expect("a seal is refused");
+        assert!(failed.to_string().contains("F_ADD_SEALS"), "{failed}");
+        // An engine that has the queue pair has its link segment.
+        let begin = Instant::now();
+        while link.strong_count() > 0 {
+            assert!(begin.elapsed() < Duration::from_secs(20), "a queue pair is left in the engine");
+            std::thread::yield_now();
+        }
     }
 }

@@ -118,11 +118,22 @@ impl DeviceEnd for QueuePair {
     }
 }
 
-/// Takes a queue pair out of its engine unless it was `done`.
+/// Takes a queue pair out of its engine, and tells the peer, unless it was `done`.
 struct Undo<'a> {
     context: &'a Context,
     id: QpId,
     done: bool,
+}
+
+impl<'a> Undo<'a> {
+    fn new(context: &'a Context, id: QpId) -> Self {
+        Undo { context, id, done: false }
+    }
+
+    /// The queue pair stays.
+    fn done(mut self) {
+        self.done = true;
+    }
 }
 
 impl Drop for Undo<'_> {
@@ -138,8 +149,8 @@ impl Drop for Undo<'_> {
 impl QueuePair {
     /// Of what both ends joined: registers its memory with the device.
     fn new(context: &Context, peer: u32, joined: Joined) -> Result<QueuePair> {
-        // Until it belongs to a `QueuePair`, an error takes it out again and tells the peer.
-        let mut undo = Undo { context, id: joined.id, done: false };
+        // Until it belongs to a `QueuePair`.
+        let undo = Undo::new(context, joined.id);
         let settings = context.settings();
         let Own { geometry: g, window, work, control, .. } = &joined.own;
         let register = |m: &dyn Window| context.register(m, Access::ReadWrite);
@@ -163,7 +174,7 @@ impl QueuePair {
             peer,
             ..device_addresses(g, window, work, control_at)
         };
-        undo.done = true;
+        undo.done();
         Ok(QueuePair {
             descriptor,
             _registrations: registrations,

@@ -337,7 +337,8 @@ fn speed_is_measured_in_every_size_beside_a_copy() {
 
 #[test]
 fn nccls_rules_alone_leave_out_what_they_say() {
-    for version in [8, 11] {
+    // What a version's calls do is the same over RDMA.
+    for version in &[11, 8][..times(2, 1)] {
         let said = run(&format!("rules --nccl-rules --version {version}"));
         assert!(said.contains("left out, NCCL never does it: more than 32 requests"), "{said}");
         assert!(!said.contains("not so here"), "{said}");

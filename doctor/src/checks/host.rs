@@ -257,25 +257,3 @@ pub fn readv(r: &Readings) -> Vec<Finding> {
         Read::Unreadable(why) => Finding::warned("", why, "look with sysctl kernel.yama.ptrace_scope"),
     }]
 }
-
-/// A ring is made and closed; kernel.io_uring_disabled (Linux 6.6) says why not: 1 for all without
-/// CAP_SYS_ADMIN or the group of kernel.io_uring_group, 2 for all. `local` and `verbs` do without.
-pub fn io_uring(r: &Readings) -> Vec<Finding> {
-    let disabled = match &r.host.io_uring_disabled {
-        Read::Is(n) => format!("kernel.io_uring_disabled is {n}"),
-        Read::Absent => "the kernel has no switch for it".into(),
-        Read::Unreadable(why) => why.clone(),
-    };
-    let remedy = "sysctl -w kernel.io_uring_disabled=0, and let the sandbox (seccomp) allow io_uring_setup; local and verbs need none of it";
-    vec![match &r.host.io_uring {
-        Read::Is(()) => Finding::passed("", format!("a ring was made; {disabled}")),
-        Read::Unreadable(why) => Finding::warned("", format!("{why}; {disabled}"), remedy),
-        Read::Absent => match &r.host.io_uring_disabled {
-            Read::Is(0) | Read::Absent => Finding::not_applicable("", format!("not tried; {disabled}")),
-            Read::Is(1) if capable(r, CAP_SYS_ADMIN) => {
-                Finding::passed("", format!("{disabled}, and this process has CAP_SYS_ADMIN"))
-            }
-            _ => Finding::warned("", disabled, remedy),
-        },
-    }]
-}

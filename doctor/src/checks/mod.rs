@@ -67,7 +67,6 @@ checks! {
     "memfd", "shared memory of a window's size can be made", [Host], host::memfd;
     "shm", "room in /dev/shm, for NCCL", [Host, Gpu], host::shm;
     "process-vm-readv", "one process may read another, for `local` queue pairs", [Host], host::readv;
-    "io-uring", "rings of io_uring can be made, for sockets", [Host], host::io_uring;
     "module", "the kernel module is there, of this release, and opens", [Module], module::module;
     "gpu-driver", "NVIDIA GPUs have a driver", [Gpu], gpu::driver;
     "dma-buf", "RDMA devices can be given GPU memory as a dma-buf", [Gpu, Host, Rdma], gpu::dma_buf;

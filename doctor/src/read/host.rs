@@ -1,9 +1,7 @@
 //! The kernel, this process, and the limits that it has.
 
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_long};
 use std::io::{BufRead, BufReader, Read as _};
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use pushgate_driver_shim::memory;
@@ -32,8 +30,6 @@ pub fn host(roots: &Roots, wants: &Wants) -> Host {
             (Read::Unreadable(why), _) | (_, Read::Unreadable(why)) => Read::Unreadable(why),
             _ => Read::Absent,
         },
-        io_uring_disabled: number(&sysctl.join("io_uring_disabled")),
-        io_uring: live(&io_uring),
         ptrace_scope: number(&sysctl.join("yama/ptrace_scope")),
         readv: live(&|| process_vm_readv_callable().map_err(|e| format!("process_vm_readv is refused: {e}"))),
         memfd: live(&|| memfd(wants)),
@@ -102,29 +98,6 @@ pub fn symbol(roots: &Roots, name: &str) -> Read<bool> {
         }
     }
     Read::Is(false)
-}
-
-// std links the C library anyway; rustix has this call behind a feature alone.
-unsafe extern "C" {
-    fn syscall(number: c_long, ...) -> c_long;
-}
-
-/// Makes the smallest ring and closes it.
-fn io_uring() -> Result<(), String> {
-    /// The same on every architecture (asm-generic/unistd.h).
-    const IO_URING_SETUP: c_long = 425;
-    // struct io_uring_params is 120 bytes; zeros ask for nothing special.
-    let mut params = [0u64; 15];
-    // SAFETY: one entry; the kernel writes 120 bytes to what is ours.
-    let result = unsafe { syscall(IO_URING_SETUP, 1 as c_long, params.as_mut_ptr()) };
-    match c_int::try_from(result) {
-        Ok(fd) if fd >= 0 => {
-            // SAFETY: a descriptor that was just made for us.
-            drop(unsafe { OwnedFd::from_raw_fd(fd) });
-            Ok(())
-        }
-        _ => Err(format!("io_uring_setup is refused: {}", std::io::Error::last_os_error())),
-    }
 }
 
 /// A window as a queue pair would have it.

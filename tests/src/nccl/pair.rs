@@ -332,7 +332,8 @@ fn progress(
                 }
             }
             let Some((request, group)) = *place else { continue };
-            // NCCL tests the oldest of a connection alone, and a plugin may count on it. Else in any order.
+            // Who uses a connection in NCCL tests its own oldest alone. (A connection has several users
+            // only if its receives take several buffers.) Else in any order.
             if !plugin.strict && group != done_recvs {
                 continue;
             }

@@ -205,8 +205,8 @@ fn wait(plugin: &Plugin, request: Ptr) -> Result<(), super::table::Failed> {
 type Outcome = Result<[i32; 8], super::table::Failed>;
 
 /// Tests receives and sends in turns, as NCCL's one thread does, until they are done or have failed: a plugin
-/// may move bytes in these calls alone, so that a receive is not done before somebody looks at its send. NCCL
-/// tests the oldest of each alone. What became of the receives and of the sends.
+/// may move bytes in these calls alone, so that a receive is not done before somebody looks at its send. With
+/// NCCL's rules the oldest of each alone. What became of the receives and of the sends.
 fn finish(plugin: &Plugin, recvs: &[Ptr], sends: &[Ptr]) -> [Vec<Outcome>; 2] {
     let begin = Instant::now();
     let mut ended = [vec![None; recvs.len()], vec![None; sends.len()]];
@@ -322,7 +322,14 @@ pub fn rules(o: &Options) {
         .collect();
     let sends: Vec<Ptr> =
         (0..32).map(|i| send(&plugin, ends, &out, 64, i, out_mr).expect("room for 32 sends")).collect();
-    let [received, sent] = finish(&plugin, &recvs, &sends);
+    let [received, sent] = if o.nccl_rules || super::table::is_gpu_memory() {
+        finish(&plugin, &recvs, &sends)
+    } else {
+        // Host memory arrives though nobody looks at its send.
+        let [received, _] = finish(&plugin, &recvs, &[]);
+        let [_, sent] = finish(&plugin, &[], &sends);
+        [received, sent]
+    };
     for (i, outcome) in received.into_iter().enumerate() {
         let sizes = outcome.expect("receive");
         assert!(i % 2 != 0 || sizes[0] == 64, "{sizes:?}");
@@ -353,8 +360,8 @@ pub fn rules(o: &Options) {
         assert!(posted < 1 << 20, "no end of receives");
     }
     assert!(posted >= 32);
-    // Closed and deregistered with all of them in flight, and a send too: what an abort does. NCCL only logs
-    // what is answered then.
+    // Closed and deregistered with all of them in flight, and a send too: what an abort does. To NCCL an error
+    // is no more than a line in its log then, and what it had yet to close stays.
     send(&plugin, ends, &out, if o.nccl_rules { 64 } else { 1 << 16 }, 9, out_mr);
     end(o, &plugin, ends, (out_mr, into_mr));
     plugin.finalize(ctx).expect("finalize");
@@ -389,8 +396,8 @@ pub fn truncation(o: &Options) {
     println!("nothing behind the receive was written");
 }
 
-/// Tests a receive that is too short and its send in turns until both have ended, or for a second behind the
-/// first of them: nobody says that the other does.
+/// Tests a receive that is too short and its send in turns until both have ended. With NCCL's rules for a
+/// second behind the first of them: nobody says that the other does.
 fn finish_cut(plugin: &Plugin, recv: Ptr, send: Ptr) -> [Option<Outcome>; 2] {
     let (begin, mut first) = (Instant::now(), None);
     let mut ended: [Option<Outcome>; 2] = [None; 2];
@@ -408,7 +415,8 @@ fn finish_cut(plugin: &Plugin, recv: Ptr, send: Ptr) -> [Option<Outcome>; 2] {
             first.get_or_insert_with(Instant::now);
         }
         assert!(begin.elapsed() < LIMIT, "neither the receive nor the send ends");
-        if first.is_some_and(|at| at.elapsed() > Duration::from_secs(1)) {
+        let patience = if plugin.strict { LIMIT } else { Duration::from_secs(1) };
+        if first.is_some_and(|at| at.elapsed() > patience) {
             break;
         }
         std::thread::yield_now();
@@ -535,8 +543,7 @@ pub fn many(o: &Options) {
     (0..o.times).for_each(|_| one(ctx));
     let after = counts_down_to(before, if o.nccl_rules { Duration::from_secs(1) } else { LIMIT });
     // The allocator may map or unmap arenas of its own.
-    let [fewer, same] = [0, 1].map(|i| after[i] <= before[i]);
-    let kept = fewer && same && after[2] <= before[2] + 8;
+    let kept = after[0] <= before[0] && after[1] <= before[1] && after[2] <= before[2] + 8;
     let what = format!("descriptors, threads and mappings as {before:?} before {} connections", o.times);
     o.promise(&what, kept, &after);
     plugin.finalize(ctx).expect("finalize");

@@ -1,6 +1,7 @@
 //! The addresses of an RDMA port as sysfs shows them, and which of them a queue
 //! pair takes: a pure choice.
 
+use std::io::Read;
 use std::net::Ipv6Addr;
 use std::path::Path;
 
@@ -75,17 +76,22 @@ impl GidEntry {
     }
 }
 
+/// Entries that are looked at. Ports have 256 or fewer, most of them empty.
+const MOST: usize = 4096;
+/// Bytes of a file. An address has 39; a name is shorter.
+const LONGEST: u64 = 256;
+
 /// The entries of a port's table that hold an address: `port` is its folder in sysfs
 /// (`/sys/class/infiniband/DEVICE/ports/N`), `net` that of the network interfaces
-/// (`/sys/class/net`). What can't be read is left out.
+/// (`/sys/class/net`). What can't be read is left out, and what is more than a port has.
 pub fn table(port: &Path, net: &Path) -> Vec<GidEntry> {
     let mut all = Vec::new();
-    for file in std::fs::read_dir(port.join("gids")).into_iter().flatten().flatten() {
+    for file in std::fs::read_dir(port.join("gids")).into_iter().flatten().take(MOST).flatten() {
         let Some(index) = file.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
         let Ok(Some(gid)) = at(port, index) else { continue };
         let read = |what: &str| {
             let path = port.join("gid_attrs").join(what).join(index.to_string());
-            std::fs::read_to_string(path).ok().map(|s| s.trim().to_owned())
+            text(&path).ok().map(|s| s.trim().to_owned())
         };
         let kind = match read("types").as_deref() {
             Some("RoCE v2") => GidType::RoceV2,
@@ -101,7 +107,7 @@ pub fn table(port: &Path, net: &Path) -> Vec<GidEntry> {
 
 /// The address at an index of the port's table, if there is one.
 pub(super) fn at(port: &Path, index: u32) -> std::io::Result<Option<Gid>> {
-    let text = match std::fs::read_to_string(port.join("gids").join(index.to_string())) {
+    let text = match text(&port.join("gids").join(index.to_string())) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e),
@@ -109,6 +115,12 @@ pub(super) fn at(port: &Path, index: u32) -> std::io::Result<Option<Gid>> {
     let Ok(ip) = text.trim().parse::<Ipv6Addr>() else { return Ok(None) };
     let empty = ip.octets()[8..].iter().all(|b| *b == 0);
     Ok((!empty).then_some(Gid(ip.octets())))
+}
+
+fn text(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(LONGEST).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// RoCE v2 before all else, for v1 is not routed; then the family that the hosts
@@ -155,6 +167,23 @@ mod tests {
         assert_eq!(index(&table[..4], Some(Family::V6)), Some(1), "v2 counts more than the family");
         assert_eq!(index(&table[..1], Some(Family::V4)), Some(0), "InfiniBand has nothing else");
         assert_eq!(index(&[], None), None);
+    }
+
+    #[test]
+    fn a_table_without_an_end_is_read_to_its_bound() {
+        let folder = std::env::temp_dir().join(format!("pushgate-gids-{}", std::process::id()));
+        let gids = folder.join("gids");
+        std::fs::create_dir_all(&gids).unwrap();
+        for index in 0..MOST + 50 {
+            std::fs::write(gids.join(index.to_string()), "fe80::1\n").unwrap();
+        }
+        let read = table(&folder, Path::new("/sys/class/net")).len();
+        // A file is read to its own.
+        std::fs::write(gids.join("0"), format!("fe80::1{}", " ".repeat(1 << 20)) + "x").unwrap();
+        let (cut, whole) = (text(&gids.join("0")).unwrap().len(), at(&folder, 1).unwrap());
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!((read, cut as u64), (MOST, LONGEST));
+        assert_eq!(whole.unwrap().to_string(), "fe80::1");
     }
 
     #[test]

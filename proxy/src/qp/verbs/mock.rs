@@ -201,12 +201,37 @@ unsafe extern "C" fn destroy_qp(_: *mut ibv_qp) -> c_int {
     noted("destroy_qp")
 }
 
-unsafe extern "C" fn modify_qp(_: *mut ibv_qp, attr: *mut ibv_qp_attr, _: c_int) -> c_int {
+/// What the kernel wants said of a reliable connected queue pair that comes to this state, and no more
+/// (`qp_state_table`, drivers/infiniband/core/verbs.c; the optional ones are nobody's here).
+fn wanted(state: ibv_qp_state) -> u32 {
+    use ibv_qp_attr_mask as m;
+    let of_state: &[ibv_qp_attr_mask] = match state {
+        ibv_qp_state::IBV_QPS_INIT => &[m::IBV_QP_PKEY_INDEX, m::IBV_QP_PORT, m::IBV_QP_ACCESS_FLAGS],
+        ibv_qp_state::IBV_QPS_RTR => &[
+            m::IBV_QP_AV,
+            m::IBV_QP_PATH_MTU,
+            m::IBV_QP_DEST_QPN,
+            m::IBV_QP_RQ_PSN,
+            m::IBV_QP_MAX_DEST_RD_ATOMIC,
+            m::IBV_QP_MIN_RNR_TIMER,
+        ],
+        _ => &[
+            m::IBV_QP_TIMEOUT,
+            m::IBV_QP_RETRY_CNT,
+            m::IBV_QP_RNR_RETRY,
+            m::IBV_QP_SQ_PSN,
+            m::IBV_QP_MAX_QP_RD_ATOMIC,
+        ],
+    };
+    of_state.iter().fold(m::IBV_QP_STATE.0, |all, one| all | one.0)
+}
+
+unsafe extern "C" fn modify_qp(_: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     // SAFETY: the caller passes attributes.
     let a = unsafe { *attr };
     let matters = [a.qp_state.0, a.qp_access_flags, a.dest_qp_num, a.rq_psn, a.sq_psn, a.rnr_retry.into()];
     note("modify_qp", &matters.map(u64::from), null_mut::<c_void>());
-    if REFUSED.get() == "modify_qp" { 22 } else { 0 }
+    if REFUSED.get() == "modify_qp" || mask as u32 != wanted(a.qp_state) { 22 } else { 0 }
 }
 
 unsafe extern "C" fn post_send(_: *mut ibv_qp, wr: *mut ibv_send_wr, _: *mut *mut ibv_send_wr) -> c_int {
