@@ -16,7 +16,7 @@
 
 using namespace pushgate;
 
-// kernels: copy_worker
+// kernels: copy_worker copy_worker_mark
 
 static constexpr u32 command_words = 4;
 // A launch that takes longer is thought to wait for us.
@@ -33,8 +33,8 @@ struct copy_worker_params {
 			    // those with words in them
 	u64 rings[2];	    // host, read: commands
 	u64 mailboxes[2];   // device: the same, handed on
-	u64 cursors;	    // device: forwarded push, pull; generation that stops; passed, of each block
-	u64 generation;
+	u64 cursors;	    // device: the words below
+	u64 generation;	    // 0: of a graph that is replayed, of which the host does not know
 	u64 linger_ns;	    // stays for so long after the last command or lease
 	u64 limit_ns;	    // leaves so long after the last command, whatever the leases say
 	u32 slots_log;
@@ -43,7 +43,24 @@ struct copy_worker_params {
 	u32 pullers;
 };
 
-static constexpr u32 stop_at = 2, passed_at = 4; // of `cursors`
+// Of `cursors`: forwarded push, pull; and, of launches by their numbers from 1 on (below): which is
+// to stop, which has the turn, how many of its blocks still serve. Operations of graphs that
+// have begun and ended. How far each block that copies has come; how many launches each block has
+// seen begin; what became of the last ones.
+static constexpr u32 stop_at = 2, turn_at = 3, serving_at = 4, opened_at = 5, closed_at = 6, passed_at = 8;
+// More than a device has grids at once: 128 (CUDA C++ Programming Guide, "Maximum number of
+// resident grids per device").
+static constexpr u32 fates = 256;
+static constexpr u64 leaving = 1ull << 63; // beside the number that has the turn
+static PUSHGATE_DEVICE u64 *word_of(const copy_worker_params &p, u32 which)
+{
+	return reinterpret_cast<u64 *>(p.cursors) + which;
+}
+static PUSHGATE_DEVICE u32 launches_at(const copy_worker_params &p) { return passed_at + p.pushers + p.pullers; }
+static PUSHGATE_DEVICE u64 *fate_of(const copy_worker_params &p, u64 number)
+{
+	return word_of(p, launches_at(p) + 1 + p.pushers + p.pullers + number % fates);
+}
 
 // A command is {device address, host address, bytes, first block | blocks << 16},
 // each with its lap in the topmost byte (P2).
@@ -184,15 +201,15 @@ static bool find(const copy_worker_params &p, u32 ring, u32 block, u32 all, u64 
 
 // One look. `passed` becomes the first command that is not this block's to skip, `at`
 // the one behind the command that was found. Puts what it is into `f`.
-static PUSHGATE_DEVICE void take(const copy_worker_params &p, u32 ring, u32 block, u32 all, u64 &at, u64 &passed,
-				 backoff &pause, found &f)
+static PUSHGATE_DEVICE void take(const copy_worker_params &p, u64 number, u32 ring, u32 block, u32 all, u64 &at,
+				 u64 &passed, backoff &pause, found &f)
 {
-	const u64 *stop = reinterpret_cast<u64 *>(p.cursors) + stop_at;
+	const u64 *stop = word_of(p, stop_at);
 	bool mine = false, ends = false;
 	// On its way together with the look at the commands, which it does not hold up.
 	u64 stopped = load_device<order::relaxed>(stop);
 	bool any = find(p, ring, block, all, at, mine, f);
-	if (!any && stopped >= p.generation) {
+	if (!any && stopped == number) {
 		// What was handed on before the word was stored is seen behind it: an acquire
 		// by fence.
 		fence_device();
@@ -216,13 +233,13 @@ static PUSHGATE_DEVICE void take(const copy_worker_params &p, u32 ring, u32 bloc
 // While all others copy a command, the first warp publishes the one before and looks
 // for the next: neither of these trips over the bus keeps the copying waiting. With
 // one warp only, and on a CPU, it does both.
-static PUSHGATE_DEVICE void serve(const copy_worker_params &p, u32 ring, u32 block)
+static PUSHGATE_DEVICE void serve(const copy_worker_params &p, u64 number, u32 ring, u32 block)
 {
 	found *turns = static_cast<found *>(shared_memory());
 	u32 all = ring ? p.pullers : p.pushers;
 	u32 word = ring ? p.pushers + block : block;
 	u64 *count = reinterpret_cast<u64 *>(p.counts) + word;
-	u64 *cursor = reinterpret_cast<u64 *>(p.cursors) + passed_at + word;
+	u64 *cursor = word_of(p, passed_at + word);
 	u32 lookers = PUSHGATE_GPU ? 32 : 1;
 	bool looks = thread_index() < lookers, apart = PUSHGATE_GPU && block_size() > lookers;
 	u32 lane = apart ? thread_index() - lookers : thread_index();
@@ -231,7 +248,7 @@ static PUSHGATE_DEVICE void serve(const copy_worker_params &p, u32 ring, u32 blo
 	bool copied = false;
 	backoff pause;
 	if (looks)
-		take(p, ring, block, all, at, passed, pause, turns[0]);
+		take(p, number, ring, block, all, at, passed, pause, turns[0]);
 	for (u32 turn = 0;; turn ^= 1) {
 		// The command, and what was acquired with it, to all threads; and all
 		// threads have stored what the command before told them.
@@ -265,10 +282,79 @@ static PUSHGATE_DEVICE void serve(const copy_worker_params &p, u32 ring, u32 blo
 			}
 		}
 		if (looks)
-			take(p, ring, block, all, at, passed, pause, turns[turn ^ 1]);
+			take(p, number, ring, block, all, at, passed, pause, turns[turn ^ 1]);
 	}
-	if (thread_index() == 0)
+	// The fence releases the cursor, and what was copied, to whoever has the next turn.
+	if (thread_index() == 0) {
 		store_device<order::relaxed>(cursor, at);
+		fence_device();
+		add_device(word_of(p, serving_at), ~0ull);
+	}
+}
+
+// ---------------------------------------------------------------------- turns
+//
+// The host's launches stand in one stream. A graph's do not: they come whenever it is replayed, beside
+// those and beside each other. One launch at a time has the turn. Another of the host's waits for
+// it; another of a graph goes, for whoever has the turn stays for its operation.
+//
+// A block does not know to which launch it belongs, but it need not: the first of each kind
+// to begin belong together, as number 1, then the second. So each block counts how many of its
+// kind have begun, and waits until its number's dispatcher says what becomes of it.
+
+// How many operations of graphs are under way. Too many rather than too few: what has begun
+// is looked at behind what has ended. (Less than none: the last one's launch comes late.)
+static PUSHGATE_DEVICE bool graphs_open(const copy_worker_params &p)
+{
+	u64 closed = load_device<order::acquire>(word_of(p, closed_at));
+	return (long long)(load_device<order::acquire>(word_of(p, opened_at)) - closed) > 0;
+}
+
+// The dispatcher's first thread: true if its launch has the turn now.
+static PUSHGATE_DEVICE bool takes_turn(const copy_worker_params &p, u64 number)
+{
+	u64 *turn = word_of(p, turn_at), began = clock_ns();
+	if (p.generation == 0)
+		add_device(word_of(p, opened_at), 1);
+	backoff pause;
+	for (;;) {
+		// Its operation has begun, then the look at the turn; whoever has that says
+		// "leaving", then looks at the operations. One of the two sees the other.
+		fence_total();
+		u64 who = compare_and_swap(turn, 0, number);
+		if (who == 0) {
+			// Acquires what the last one released.
+			fence_device();
+			return true;
+		}
+		if (p.generation == 0 && !(who & leaving))
+			return false;
+		if (clock_ns() - began > p.limit_ns) // P7
+			return false;
+		pause.wait();
+	}
+}
+
+// The number of the block's launch if that has the turn, 0 if it is to end.
+static PUSHGATE_DEVICE u64 turn_of(const copy_worker_params &p, u32 block)
+{
+	u64 mine = 0;
+	if (thread_index() == 0) {
+		u64 number = add_device(word_of(p, launches_at(p) + block), 1) + 1, fate;
+		if (block == 0) {
+			bool serves = takes_turn(p, number);
+			if (serves)
+				store_device<order::relaxed>(word_of(p, serving_at), p.pushers + p.pullers);
+			fate = number << 1 | serves;
+			store_device<order::release>(fate_of(p, number), fate);
+		} else {
+			backoff pause;
+			while ((fate = load_device<order::acquire>(fate_of(p, number))) >> 1 != number)
+				pause.wait();
+		}
+		mine = fate & 1 ? number : 0;
+	}
+	return block_broadcast(mine);
 }
 
 // ------------------------------------------------------------------ dispatcher
@@ -388,13 +474,29 @@ static bool leases_done(const copy_worker_params &p, bool &quit, bool &launching
 // A warp dispatches on a GPU, one thread on a CPU.
 static PUSHGATE_DEVICE u64 agreed(u64 v) { return PUSHGATE_GPU ? warp_broadcast(v) : v; }
 
-static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p)
+// Whether an operation is under way. The leases are the host's launches' business: others of those
+// come for them.
+static PUSHGATE_DEVICE bool needs(const copy_worker_params &p, bool &quit, bool &launching)
 {
-	u64 *cursors = reinterpret_cast<u64 *>(p.cursors), *state = reinterpret_cast<u64 *>(p.state);
-	u64 push = load_device<order::relaxed>(cursors), pull = load_device<order::relaxed>(cursors + 1);
+	quit = launching = false;
+	bool leased = p.generation && !leases_done(p, quit, launching);
+	bool open = agreed(graphs_open(p));
+	launching &= !open;
+	return leased || open;
+}
+
+static PUSHGATE_DEVICE void say(const copy_worker_params &p, u64 phase)
+{
+	if (p.generation)
+		store<order::relaxed>(reinterpret_cast<u64 *>(p.state), p.generation << 8 | phase);
+}
+
+static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
+{
+	u64 push = load_device<order::relaxed>(word_of(p, 0)), pull = load_device<order::relaxed>(word_of(p, 1));
 	bool first = thread_index() == 0;
 	if (first)
-		store<order::relaxed>(state, p.generation << 8 | phase_running);
+		say(p, phase_running);
 	backoff pause;
 	// Of one thread, here and below, so that all decide alike.
 	u64 command = agreed(clock_ns()), needed = command;
@@ -413,7 +515,7 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p)
 			continue;
 		glanced = now;
 		bool quit, launching, expired = now > command + p.limit_ns;
-		bool leased = !leases_done(p, quit, launching);
+		bool leased = needs(p, quit, launching);
 		if (!launching)
 			launching_since = now;
 		// A launch may wait for all that runs here: when the driver loads the kernel
@@ -426,27 +528,38 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p)
 			continue;
 		// Say so, then look once more (docs/worker.md, "Leaving"): whoever posts
 		// or leases stores first and then reads the state, with a fence between,
-		// as there is one here. Of two such, one at least sees the other.
-		if (first)
-			store<order::relaxed>(state, p.generation << 8 | phase_leaving);
+		// as there is one here. Of two such, one at least sees the other. The same
+		// goes for a graph's operation and the turn.
+		if (first) {
+			say(p, phase_leaving);
+			store_device<order::relaxed>(word_of(p, turn_at), number | leaving);
+		}
 		agreed(0);
 		fence_total();
-		if (!quit && (forward(p, push, pull) ||
-			      (!expired && !leases_done(p, quit, launching) && !(launching && in_the_way)))) {
-			if (first)
-				store<order::relaxed>(state, p.generation << 8 | phase_running);
+		if (!quit &&
+		    (forward(p, push, pull) || (!expired && needs(p, quit, launching) && !(launching && in_the_way)))) {
+			if (first) {
+				store_device<order::relaxed>(word_of(p, turn_at), number);
+				say(p, phase_running);
+			}
 			command = needed = agreed(clock_ns());
 			continue;
 		}
 		if (first) {
-			store<order::relaxed>(state, p.generation << 8 | phase_left);
-			store_device<order::relaxed>(cursors, push);
-			store_device<order::relaxed>(cursors + 1, pull);
+			say(p, phase_left);
+			store_device<order::relaxed>(word_of(p, 0), push);
+			store_device<order::relaxed>(word_of(p, 1), pull);
 		}
 		agreed(0);
-		// Behind the commands that were handed on.
-		if (first)
-			store_device<order::release>(cursors + stop_at, p.generation);
+		// Behind the commands that were handed on. The turn is another's when all
+		// blocks have stored how far they have come.
+		if (first) {
+			store_device<order::release>(word_of(p, stop_at), number);
+			backoff wait;
+			while (load_device<order::acquire>(word_of(p, serving_at)))
+				wait.wait();
+			store_device<order::release>(word_of(p, turn_at), 0);
+		}
 		return;
 	}
 }
@@ -455,13 +568,30 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p)
 PUSHGATE_KERNEL_BOUND(copy_worker, copy_worker_params, 512)
 {
 	u32 b = block_index();
-	if (b == 0) {
+	u64 number = turn_of(p, b);
+	if (number == 0) {
+		if (b == 0 && thread_index() == 0)
+			say(p, phase_left);
+	} else if (b == 0) {
 		if (thread_index() < (PUSHGATE_GPU ? 32u : 1u))
-			dispatch(p);
+			dispatch(p, number);
 	} else if (b <= p.pushers) {
-		serve(p, 0, b - 1);
+		serve(p, number, 0, b - 1);
 	} else {
-		serve(p, 1, b - 1 - p.pushers);
+		serve(p, number, 1, b - 1 - p.pushers);
+	}
+}
+
+struct copy_worker_mark_params {
+	u64 closed; // device: how many operations of graphs have ended
+};
+
+// Behind a graph's operation.
+PUSHGATE_KERNEL(copy_worker_mark, copy_worker_mark_params)
+{
+	if (block_index() == 0 && thread_index() == 0) {
+		fence_device();
+		add_device(reinterpret_cast<u64 *>(p.closed), 1);
 	}
 }
 

@@ -34,7 +34,7 @@ use self::guard::{Driver, NOT_READY, SUCCESS};
 pub(crate) use self::peer::{CudaCopies, CudaPoint};
 use self::rdma::Rdma;
 use self::resident::Presence;
-pub(crate) use self::resident::Resident;
+pub(crate) use self::resident::{Follows, Resident};
 use crate::build_support::kernel_names;
 use crate::embedded::{self, FATBINS, SOURCES};
 use crate::executor::{
@@ -147,6 +147,18 @@ impl Drop for Relaxed {
             unsafe { exchange(&mut mode) };
         }
     }
+}
+
+/// Parameters of a kernel by size rather than by a list of pointers, from each of which the
+/// driver would read as much as the kernel says.
+fn by_size(bytes: &mut [u8], size: &mut usize) -> [*mut c_void; 5] {
+    [
+        sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT as usize as *mut c_void,
+        bytes.as_mut_ptr().cast(),
+        sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT as usize as *mut c_void,
+        (&raw mut *size).cast(),
+        sys::CU_LAUNCH_PARAM_END_AS_INT as usize as *mut c_void,
+    ]
 }
 
 /// The context is current on this thread while this lives, and captures of others are none
@@ -276,17 +288,9 @@ impl Context {
     /// Function and stream are of this context, and the kernel may do what it does
     /// with what the parameters point to until it ends.
     unsafe fn start(&self, function: CUfunction, stream: CUstream, launch: Launch, params: &[u8]) -> u32 {
-        // By size rather than by a list of pointers, from each of which the
-        // driver would read as much as the kernel says.
         let mut bytes = params.to_vec();
         let mut size = bytes.len();
-        let mut extra: [*mut c_void; 5] = [
-            sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT as usize as *mut c_void,
-            bytes.as_mut_ptr().cast(),
-            sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT as usize as *mut c_void,
-            (&raw mut size).cast(),
-            sys::CU_LAUNCH_PARAM_END_AS_INT as usize as *mut c_void,
-        ];
+        let mut extra = by_size(&mut bytes, &mut size);
         // SAFETY: the caller's promise; the driver copies the parameters before it
         // returns.
         unsafe {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::{ShimError, window::Window};
 
-use crate::cuda::Resident;
+use crate::cuda::{Follows, Resident};
 use crate::executor::{
     Access, DeviceBuffer, DeviceError, Executor, Launch, LoadedModule, Registration, Result, Running, Stream,
 };
@@ -34,6 +34,10 @@ pub use health::Lost;
 use health::Trouble;
 
 const KERNEL: &str = "copy_worker";
+/// Behind an operation of a graph.
+const MARK: &str = "copy_worker_mark";
+/// What the kernel is told in place of a generation where it is part of a graph.
+const OF_A_GRAPH: u64 = 0;
 /// Two of `found` in worker.cu, and room to spare.
 const SHARED_BYTES: u32 = 128;
 const COMMAND_WORDS: usize = 4;
@@ -189,16 +193,23 @@ pub struct Ticket {
 /// An operation of the program's that the worker stays for ([`Worker::lease`]).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the worker stays until Worker::lease_done was called and the stream has come there"]
-pub struct Lease {
-    /// None: not counted, and copies for it start the worker on demand.
-    slot: Option<usize>,
+pub struct Lease(Held);
+
+#[derive(Debug, PartialEq, Eq)]
+enum Held {
+    /// By a pair of words.
+    Slot(usize),
+    /// By nodes of the graph that it becomes a part of; this is the first.
+    Graph(u64),
+    /// Not: copies for it start the worker on demand.
+    Nothing,
 }
 
 impl Lease {
-    /// Whether the worker stays for the operation. Not where the stream captures a
-    /// graph, or too many streams have operations under way.
+    /// Whether the worker is there for the operation for certain. Not where too many streams
+    /// have operations under way, or the driver is too old for what it takes.
     pub fn is_counted(&self) -> bool {
-        self.slot.is_some()
+        self.0 != Held::Nothing
     }
 }
 
@@ -242,10 +253,14 @@ impl Layout {
         self.ring(Direction::Pull) + self.ring_bytes()
     }
 
-    /// Of device memory: cursors, then the two mailboxes.
+    /// Of device memory: cursors and the like (kernels/worker.cu), then the two mailboxes.
     fn mailboxes(&self) -> usize {
-        ((4 + self.pushers + self.pullers) * 8).next_multiple_of(256)
+        let copying = self.pushers + self.pullers;
+        ((8 + copying + 1 + copying + 256) * 8).next_multiple_of(256)
     }
+
+    /// There, how many operations of graphs have ended: `closed_at` in kernels/worker.cu.
+    const GRAPHS_CLOSED: u64 = 6 * 8;
 }
 
 /// The host memory that worker and host share, and which generation was started.
@@ -492,6 +507,27 @@ impl Shared {
         }
     }
 
+    /// A graph's replay calls none of our code, so the graph has the worker in it, beside the operation.
+    fn join_graph(&self, stream: u64) -> Result<Held> {
+        let Some(resident) = &self.resident else { return Ok(Held::Nothing) };
+        let params = self.params(OF_A_GRAPH, self.options.linger_alone);
+        // SAFETY: as for `start`; a graph with operations of a library is not replayed when
+        // the library has gone, and with it the worker.
+        let node = unsafe { resident.add_to_graph(stream, &params) }?;
+        Ok(node.map_or(Held::Nothing, Held::Graph))
+    }
+
+    /// Behind the operation. A worker of a graph without this mark would stay.
+    fn leave_graph(&self, stream: u64, node: u64) -> Result<()> {
+        let Some(resident) = &self.resident else { return Ok(()) };
+        let closed = self.device.addr() + Layout::GRAPHS_CLOSED;
+        // SAFETY: a word of ours; as for `join_graph`.
+        match unsafe { resident.add_mark_to_graph(stream, closed) } {
+            Ok(Some(_)) => Ok(()),
+            other => resident.take_out_of_graph(node).and(other.map(|_| ())),
+        }
+    }
+
     /// Waits for a launch that another thread has begun: what this thread launches next is to
     /// stand behind it.
     fn behind_launches(&self) {
@@ -564,7 +600,7 @@ impl Worker {
             Some(cuda) => {
                 let watched = control.clone();
                 let present = Box::new(move || !watched.is_gone());
-                let resident = Resident::new(cuda, module, KERNEL, shape(&options), present)?;
+                let resident = Resident::new(cuda, module, (KERNEL, MARK), shape(&options), present)?;
                 (Launcher::Gpu, Some(resident))
             }
             None => {
@@ -623,7 +659,8 @@ impl Worker {
     /// [`Worker::lease_done`] was called and the stream has come that far. Any
     /// thread of the program; starts the kernel if it is not there, and makes no
     /// other call of the driver than that and one that asks whether the stream
-    /// captures.
+    /// captures. If it does, the kernel becomes part of the graph, which must not be replayed
+    /// once the worker has been dropped.
     pub fn lease(&self, stream: u64) -> Result<Lease> {
         let shared = &*self.shared;
         if let Some(lost) = self.lost() {
@@ -631,8 +668,11 @@ impl Worker {
         }
         // Every thread has another stream by that name (CU_STREAM_PER_THREAD).
         let is_many = shared.resident.is_some() && stream == 2;
-        if is_many || shared.resident.as_ref().is_some_and(|resident| !resident.can_follow(stream)) {
-            return Ok(Lease { slot: None });
+        let follows = shared.resident.as_ref().map_or(Follows::Runs, |resident| resident.follows(stream));
+        match follows {
+            Follows::Captures => return shared.join_graph(stream).map(Lease),
+            Follows::Runs if !is_many => {}
+            _ => return Ok(Lease(Held::Nothing)),
         }
         let slot = {
             let mut leases = lock(&shared.leases);
@@ -643,7 +683,7 @@ impl Worker {
             };
             let ours = leases.iter().position(|slot| slot.stream == stream && slot.opened > 0);
             let free = || leases.iter().enumerate().find(is_free).map(|(at, _)| at);
-            let Some(at) = ours.or_else(free) else { return Ok(Lease { slot: None }) };
+            let Some(at) = ours.or_else(free) else { return Ok(Lease(Held::Nothing)) };
             let slot = &mut leases[at];
             slot.stream = stream;
             slot.opened += 1;
@@ -654,12 +694,12 @@ impl Worker {
             shared.control.word(shared.lease_word(at, false)).store(slot.opened, Ordering::Relaxed);
             at
         };
-        let lease = Lease { slot: Some(slot) };
+        let lease = Lease(Held::Slot(slot));
         if shared.control.announce()
             && let Err(error) = shared.ensure(shared.linger())
         {
             self.launched();
-            self.take_back(&lease);
+            self.take_back(slot);
             return Err(error);
         }
         shared.behind_launches();
@@ -671,8 +711,12 @@ impl Worker {
     /// can't be told to say so, the lease is done at once too, and what is still
     /// copied for the operation starts the worker on demand.
     pub fn lease_done(&self, lease: Lease, stream: u64) -> Result<()> {
-        let Some(at) = lease.slot else { return Ok(()) };
         let shared = &*self.shared;
+        let at = match lease.0 {
+            Held::Slot(at) => at,
+            Held::Graph(node) => return shared.leave_graph(stream, node),
+            Held::Nothing => return Ok(()),
+        };
         self.launched();
         // Relaxed: for a guess alone.
         shared.last_launch.store(shared.began.elapsed().as_nanos() as u64, Ordering::Relaxed);
@@ -681,7 +725,7 @@ impl Worker {
         if shared.control.announce()
             && let Err(error) = shared.ensure(shared.options.linger)
         {
-            self.take_back(&lease);
+            self.take_back(at);
             return Err(error);
         }
         shared.behind_launches();
@@ -706,7 +750,7 @@ impl Worker {
             }
             Err(error) => {
                 drop(leases);
-                self.take_back(&lease);
+                self.take_back(at);
                 Err(error)
             }
         }
@@ -719,8 +763,7 @@ impl Worker {
         launching.store(launching.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
     }
 
-    fn take_back(&self, lease: &Lease) {
-        let Some(at) = lease.slot else { return };
+    fn take_back(&self, at: usize) {
         let mut leases = lock(&self.shared.leases);
         leases[at].opened -= 1;
         let word = self.shared.control.word(self.shared.lease_word(at, false));

@@ -159,6 +159,25 @@ def rank_graph(torch, dist, rank, world, device, options):
     return {}
 
 
+def rank_replays(torch, dist, rank, world, device, options):
+    """A graph replayed as often as goes in, without a wait between."""
+    for count in (2, 1 << 18, 16 << 20):
+        x, out = torch.zeros(count, device=device), torch.zeros(count, device=device)
+        dist.all_reduce(out)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            x.add_(1)
+            out.copy_(x)
+            dist.all_reduce(out)
+        for turn in range(1, 4):
+            for _ in range(300):
+                graph.replay()
+            torch.cuda.synchronize()
+            assert out.min().item() == out.max().item() == 300 * turn * world, (count, turn, out[0].item())
+    return {}
+
+
 def rank_again(torch, dist, rank, world, device, options):
     """Process groups made and destroyed."""
     for turn in range(3):
@@ -519,6 +538,7 @@ def scenarios(r, gpus, args):
         "queued": queued,
         "graph": lambda: r.run("graph", "pushgate", world, {"warm": True}) and None,
         "graph-first": lambda: r.run("graph", "pushgate", world, {"warm": False}) and None,
+        "replays": lambda: r.run("replays", "pushgate", world, limit=90) and None,
         "again": lambda: r.run("again", "pushgate", world, env={"NCCL_NET_PLUGIN_REF_COUNT": "1"}) and None,
         **({"one-process": one_process} if gpus > 1 else {}),
         "killed": lambda: ended("killed"),

@@ -181,6 +181,13 @@ template <order O = order::relaxed> PUSHGATE_DEVICE u64 compare_and_swap(u64 *p,
 		     : "memory");
 	return v;
 }
+// Adds; returns what was there.
+PUSHGATE_DEVICE u64 add_device(u64 *p, u64 v)
+{
+	u64 before;
+	asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(p), "l"(v) : "memory");
+	return before;
+}
 
 // 16 bytes of payload, weak: ordered by whoever publishes them.
 PUSHGATE_DEVICE u64x2 load_payload(const u64x2 *p)
@@ -377,6 +384,7 @@ template <order O = order::relaxed> inline u64 compare_and_swap(u64 *p, u64 expe
 				    O == order::release ? __ATOMIC_RELEASE : __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 	return expected;
 }
+inline u64 add_device(u64 *p, u64 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 inline u64x2 load_payload(const u64x2 *p) { return *p; }
 inline void store_payload(u64x2 *p, u64x2 v) { *p = v; }
 

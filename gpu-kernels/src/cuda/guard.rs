@@ -13,9 +13,10 @@ use std::ptr::null;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUflushGPUDirectRDMAWritesScope,
-    CUflushGPUDirectRDMAWritesTarget, CUfunction, CUfunction_attribute, CUmemRangeHandleType, CUmodule,
-    CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    self, CUDA_KERNEL_NODE_PARAMS, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent,
+    CUflushGPUDirectRDMAWritesScope, CUflushGPUDirectRDMAWritesTarget, CUfunction, CUfunction_attribute,
+    CUgraph, CUgraphEdgeData, CUgraphNode, CUmemRangeHandleType, CUmodule, CUresult, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use libloading::Library;
 
@@ -140,6 +141,15 @@ driver! {
     fn cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
     fn cuStreamWriteValue64_v2(CUstream, CUdeviceptr, u64, c_uint);
     fn cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
+    // ... in graphs; 12.3 and later.
+    fn cuStreamGetCaptureInfo_v3(
+        CUstream, *mut CUstreamCaptureStatus, *mut u64, *mut CUgraph, *mut *const CUgraphNode,
+        *mut *const CUgraphEdgeData, *mut usize
+    );
+    fn cuGraphAddKernelNode_v2(
+        *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const CUDA_KERNEL_NODE_PARAMS
+    );
+    fn cuGraphDestroyNode(CUgraphNode);
     // Only for measuring: copies between any two memories, and other GPUs' memory.
     fn cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
     fn cuStreamWaitEvent(CUstream, CUevent, c_uint);

@@ -3,10 +3,12 @@
 //! library's own launches. So no events here, no queries but where nothing else
 //! will do, and no memory.
 
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{
-    CUdevice_attribute_enum as Attribute, CUstream, CUstreamCaptureStatus_enum as CaptureStatus,
+    CUDA_KERNEL_NODE_PARAMS, CUdevice_attribute_enum as Attribute, CUgraphNode, CUstream,
+    CUstreamCaptureStatus_enum as CaptureStatus,
 };
 
 use super::guard::{NOT_READY, SUCCESS};
@@ -33,20 +35,33 @@ pub(crate) struct Resident {
     _module: Arc<dyn LoadedModule>,
     /// What a stream may be told to write (cuStreamWriteValue64).
     writes: bool,
+    /// Counts the ends of a graph's operations.
+    mark: Arc<Function>,
+}
+
+/// What a stream does with what is put on it now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Follows {
+    /// It runs when its turn comes, and the stream can tell us.
+    Runs,
+    /// It becomes part of a graph.
+    Captures,
+    /// It can't be told.
+    Unknown,
 }
 
 impl Resident {
     pub(crate) fn new(
         executor: &CudaExecutor,
         module: Arc<dyn LoadedModule>,
-        kernel: &str,
+        (kernel, mark): (&str, &str),
         launch: Launch,
         present: Box<dyn Fn() -> bool + Send + Sync>,
     ) -> Result<Self> {
         let context = executor.context().clone();
         let loaded = executor.module(&module)?;
         let current = context.current()?;
-        let function = loaded.find(kernel)?;
+        let (function, mark) = (loaded.find(kernel)?, loaded.find(mark)?);
         launch.check(kernel, context.max_shared)?;
         let resident = loaded.resident(kernel, &function, launch.block, launch.shared_bytes)?;
         if launch.grid > resident {
@@ -70,7 +85,7 @@ impl Resident {
         drop(current);
         let raw = Raw(context.make_stream(true)?);
         let stream = CudaStream { context: context.clone(), raw };
-        Ok(Self { context, function, launch, stream, _presence: presence, _module: module, writes })
+        Ok(Self { context, function, launch, stream, _presence: presence, _module: module, writes, mark })
     }
 
     /// Starts the kernel once more, behind itself.
@@ -103,18 +118,112 @@ impl Resident {
         }
     }
 
-    /// Whether what is put on a stream now would run when it gets its turn, and
-    /// the stream can tell us. Not while it captures a graph.
-    pub(crate) fn can_follow(&self, stream: u64) -> bool {
-        if !self.writes {
-            return false;
-        }
-        let Some(ask) = self.context.driver.cuStreamIsCapturing else { return true };
-        let Ok(_current) = self.context.current() else { return false };
+    /// What the stream does with what is put on it.
+    pub(crate) fn follows(&self, stream: u64) -> Follows {
+        let Some(ask) = self.context.driver.cuStreamIsCapturing else {
+            return if self.writes { Follows::Runs } else { Follows::Unknown };
+        };
+        let Ok(_current) = self.context.current() else { return Follows::Unknown };
         let mut status = CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32;
         // SAFETY: the caller's stream, alive as it says; writes one enum of 32 bits.
         let code = unsafe { ask(stream as CUstream, (&raw mut status).cast()) };
-        code == SUCCESS && status == CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32
+        match code == SUCCESS {
+            true if status == CaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as u32 => Follows::Captures,
+            true if status == CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32 && self.writes => {
+                Follows::Runs
+            }
+            _ => Follows::Unknown,
+        }
+    }
+
+    /// Adds the kernel to the graph that a stream captures, behind what was captured before on that
+    /// stream; nothing else of the graph waits for it. Its node; `None`: this driver can't.
+    ///
+    /// # Safety
+    /// As [`crate::Executor::launch`], for as long as the graph may be replayed.
+    pub(crate) unsafe fn add_to_graph(&self, stream: u64, params: &[u8]) -> Result<Option<u64>> {
+        // SAFETY: the caller's.
+        unsafe { self.add_node(stream, &self.function, self.launch, params) }
+    }
+
+    /// The same of the kernel that counts the word at `addr` up.
+    ///
+    /// # Safety
+    /// As above; the word is this device's.
+    pub(crate) unsafe fn add_mark_to_graph(&self, stream: u64, addr: u64) -> Result<Option<u64>> {
+        // SAFETY: the caller's.
+        unsafe { self.add_node(stream, &self.mark, Launch::new(1, 1), &addr.to_le_bytes()) }
+    }
+
+    /// Takes a node out of the graph that is still being captured.
+    pub(crate) fn take_out_of_graph(&self, node: u64) -> Result<()> {
+        let Some(destroy) = self.context.driver.cuGraphDestroyNode else { return Ok(()) };
+        let _current = self.context.current()?;
+        // SAFETY: a node that was added there, of a graph that is still captured, as the caller says.
+        let code = unsafe { destroy(node as CUgraphNode) };
+        self.context.check("cuGraphDestroyNode", code, || "taking the worker out of a graph".to_owned())
+    }
+
+    /// # Safety
+    /// As [`Resident::add_to_graph`].
+    unsafe fn add_node(
+        &self,
+        stream: u64,
+        function: &Function,
+        launch: Launch,
+        params: &[u8],
+    ) -> Result<Option<u64>> {
+        let driver = self.context.driver;
+        let (Some(info), Some(add)) = (driver.cuStreamGetCaptureInfo_v3, driver.cuGraphAddKernelNode_v2)
+        else {
+            return Ok(None);
+        };
+        let _current = self.context.current()?;
+        let doing = || "adding the worker to a graph".to_owned();
+        let mut status = CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32;
+        let (mut id, mut graph, mut before, mut edges, mut count) = (0, null_mut(), null(), null(), 0);
+        // SAFETY: the caller's stream; writes one of each, the first an enum of 32 bits.
+        let code = unsafe {
+            info(
+                stream as CUstream,
+                (&raw mut status).cast(),
+                &mut id,
+                &mut graph,
+                &mut before,
+                &mut edges,
+                &mut count,
+            )
+        };
+        self.context.check("cuStreamGetCaptureInfo", code, doing)?;
+        if status != CaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as u32 {
+            return Ok(None);
+        }
+        let mut bytes = params.to_vec();
+        let mut size = bytes.len();
+        let mut extra = super::by_size(&mut bytes, &mut size);
+        let node_params = CUDA_KERNEL_NODE_PARAMS {
+            func: function.raw.0,
+            gridDimX: launch.grid,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: launch.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared_bytes,
+            kernelParams: null_mut(),
+            extra: extra.as_mut_ptr(),
+            kern: null_mut(),
+            ctx: null_mut(),
+        };
+        let mut node = null_mut();
+        // SAFETY: the graph is being captured on this stream, which its owner does not use
+        // meanwhile; `before` are `count` nodes of it, valid until the next call about the
+        // stream. The driver copies the parameters before it returns; what the kernel may do is
+        // the caller's promise. (Kinds of edges other than the plain one make ours stricter: behind
+        // the whole of those nodes.)
+        let code = unsafe { add(&mut node, graph, before, count, &node_params) };
+        self.context.check("cuGraphAddKernelNode", code, doing)?;
+        Ok(Some(node as u64))
     }
 
     /// Puts a store of `value` to `addr` behind all that was put on `stream` before.

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use super::*;
-use crate::executor::{DeviceChoice, choose};
+use crate::executor::{DeviceChoice, WaitOutcome, choose};
 use crate::{CpuExecutor, CudaExecutor};
 
 /// One at a time: they measure time and spin.
@@ -297,6 +297,72 @@ fn it_stays_between_operations_in_a_row_and_not_behind_one_alone() {
 }
 
 #[test]
+fn launches_of_graphs_and_of_the_host_take_turns() {
+    on_every_device("turns", |executor| {
+        let options = WorkerOptions {
+            linger: Duration::ZERO,
+            linger_on_demand: Duration::from_micros(30),
+            ..WorkerOptions::of(&**executor)
+        };
+        let (worker, mut queue) = Worker::new(executor, options).unwrap();
+        let module = executor.load_embedded().unwrap();
+        let memory = Memory::new(executor, 4096);
+        let streams: Vec<Stream> = (0..4).map(|_| executor.stream().unwrap()).collect();
+        let raw = streams[3].raw().unwrap_or(1);
+        let shared = &worker.shared;
+        // As a graph's replay would launch them.
+        let begin = |at: usize| {
+            let params = shared.params(OF_A_GRAPH, Duration::from_micros(5));
+            // SAFETY: as for `start`; all have ended before the worker goes, below.
+            unsafe { executor.launch(&streams[at], &module, KERNEL, shared.shape(), &params) }.unwrap()
+        };
+        let closed = (shared.device.addr() + Layout::GRAPHS_CLOSED).to_le_bytes();
+        let end = |at: usize| {
+            // SAFETY: as above.
+            unsafe { executor.launch(&streams[at], &module, MARK, Launch::new(1, 1), &closed) }.unwrap()
+        };
+        let ends = |run: &Running| {
+            assert!(
+                matches!(run.wait(Some(Duration::from_secs(20))).unwrap(), WaitOutcome::Done),
+                "{worker:?}"
+            );
+        };
+        // One stays for the operations of both; it can't be told which.
+        let two = [begin(0), begin(1)];
+        let began = Instant::now();
+        while !two.iter().any(|run| run.is_done().unwrap()) {
+            assert!(began.elapsed() < Duration::from_secs(20), "{worker:?}");
+            thread::yield_now();
+        }
+        ends(&end(2));
+        thread::sleep(Duration::from_millis(100));
+        assert!(!two.iter().all(|run| run.is_done().unwrap()), "an operation is under way");
+        ends(&end(2));
+        two.iter().for_each(ends);
+        let mut random = Random(7);
+        let mut runs: Vec<Running> = Vec::new();
+        for cycle in 0..500 {
+            // Marks stand on another stream, so some come before what they end.
+            let open = random.below(3) as usize;
+            runs.extend((0..open).map(|at| begin((at + cycle) % 2)));
+            let lease = (random.below(3) == 0).then(|| worker.lease(raw).unwrap());
+            if random.below(4) > 0 {
+                echo(&mut queue, &memory, cycle as u64);
+            }
+            if let Some(lease) = lease {
+                worker.lease_done(lease, raw).unwrap();
+            }
+            runs.extend((0..open).map(|_| end(2)));
+            if runs.len() > 12 {
+                runs.drain(..).for_each(|run| ends(&run));
+            }
+        }
+        runs.iter().for_each(ends);
+        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+    });
+}
+
+#[test]
 fn many_threads_lease_at_once() {
     on_every_device("threads", |executor| {
         let options = WorkerOptions { linger: Duration::ZERO, ..WorkerOptions::of(&**executor) };
@@ -513,7 +579,7 @@ fn a_worker_that_went_out_of_a_launchs_way_is_back_before_the_mark() {
         let stream = executor.stream().unwrap();
         let raw = stream.raw().unwrap_or(1);
         let lease = worker.lease(raw).unwrap();
-        let at = lease.slot.unwrap();
+        let Lease(Held::Slot(at)) = lease else { panic!("{lease:?}") };
         let done = || worker.shared.control.word(worker.shared.lease_word(at, true)).load(Ordering::Acquire);
         assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
         let marked = done();
@@ -673,25 +739,65 @@ fn child() {
     times.iter_mut().for_each(|t| t.sort());
     println!("launch and synchronise: {:?} with the worker, {:?} without", times[0][50], times[1][50]);
 
-    // A stream that captures: no lease, and nothing in the graph.
+    // A stream that captures: the worker and its mark become part of the graph, and no lease.
     let begin: extern "C" fn(u64, u32) -> u32 = driver.call("cuStreamBeginCapture_v2");
     let end: extern "C" fn(u64, &mut u64) -> u32 = driver.call("cuStreamEndCapture");
     let nodes: extern "C" fn(u64, u64, &mut usize) -> u32 = driver.call("cuGraphGetNodes");
+    let wait: extern "C" fn(u64, u64, u64, u32) -> u32 = driver.call("cuStreamWaitValue64_v2");
+    let instantiate: extern "C" fn(&mut u64, u64, u64) -> u32 = driver.call("cuGraphInstantiateWithFlags");
+    let replay: extern "C" fn(u64, u64) -> u32 = driver.call("cuGraphLaunch");
+    flags.device.copy_from_host(&[0; 8]).unwrap();
     assert_eq!(begin(raw, 0), 0);
     let lease = worker.lease(raw).unwrap();
-    assert!(!lease.is_counted());
+    assert!(lease.is_counted());
+    // The operation: waits until the word in the device's memory is 1 and more.
+    assert_eq!(wait(raw, flags.device.addr(), 1, 0), 0);
     worker.lease_done(lease, raw).unwrap();
     // Another stream's lease, and copies on demand, while this one captures.
     let second = stream.raw().unwrap();
     let lease = worker.lease(second).unwrap();
     assert!(lease.is_counted());
-    echo(&mut queue, &flags, 77);
+    echo(&mut queue, &memory, 77);
     worker.lease_done(lease, second).unwrap();
     assert!(worker.wait_gone(Duration::from_secs(1)).unwrap());
-    echo(&mut queue, &flags, 78);
-    let (mut graph, mut count) = (0, 9);
+    echo(&mut queue, &memory, 78);
+    let (mut graph, mut count, mut exec) = (0, 9, 0);
     assert_eq!((end(raw, &mut graph), nodes(graph, 0, &mut count)), (0, 0));
-    assert_eq!(count, 0);
+    assert_eq!(count, 3);
+    assert_eq!(instantiate(&mut exec, graph, 0), 0);
+    assert!(worker.wait_gone(Duration::from_secs(1)).unwrap());
+    // Replays until no more go in, and none of them ends before a copy; a launch would block.
+    let launched = AtomicU64::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let push: extern "C" fn(u64) -> u32 = driver.call("cuCtxPushCurrent_v2");
+            let retain: extern "C" fn(&mut u64, i32) -> u32 = driver.call("cuDevicePrimaryCtxRetain");
+            let mut context = 0;
+            assert_eq!((retain(&mut context, 0), push(context)), (0, 0));
+            for _ in 0..2000 {
+                assert_eq!(replay(exec, raw), 0);
+                launched.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let began = Instant::now();
+        let mut before = 0;
+        loop {
+            thread::sleep(Duration::from_millis(300));
+            let now = launched.load(Ordering::Relaxed);
+            if now == before && now > 0 {
+                break;
+            }
+            before = now;
+            assert!(began.elapsed() < Duration::from_secs(20));
+        }
+        println!("{before} of 2000 replays, and no more");
+        flags.host.words(0, 1)[0].store(1, Ordering::Relaxed);
+        // SAFETY: within the buffers, which outlive the worker.
+        let pull = unsafe { queue.post(Direction::Pull, flags.device.addr(), flags.host_addr(), 8) }.unwrap();
+        finish(&mut queue, pull);
+    });
+    assert_eq!(synchronize(), 0);
+    echo(&mut queue, &memory, 79);
 
     // Memory freed while it is there waits until it has gone.
     let lease = worker.lease(second).unwrap();
