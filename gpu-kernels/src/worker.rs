@@ -11,7 +11,7 @@
 //! process's [`WorkerQueue`] alone, whose caller has checked them.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -24,14 +24,19 @@ use crate::executor::{
     Access, DeviceBuffer, DeviceError, Executor, Launch, LoadedModule, Registration, Result, Running, Stream,
 };
 
+mod control;
 mod fault;
 mod health;
+mod queue;
 #[cfg(test)]
 mod tests;
 
+use control::{Control, LEASES, LEFT, Layout, RUNNING};
 use fault::Fault;
 pub use health::Lost;
 use health::Trouble;
+use queue::Ring;
+pub use queue::{Direction, OneWay, PostError, Ticket, WorkerQueue};
 
 const KERNEL: &str = "copy_worker";
 /// Behind an operation of a graph.
@@ -40,14 +45,6 @@ const MARK: &str = "copy_worker_mark";
 const OF_A_GRAPH: u64 = 0;
 /// Two of `found` in worker.cu, and room to spare.
 const SHARED_BYTES: u32 = 128;
-const COMMAND_WORDS: usize = 4;
-const LAP_SHIFT: u32 = 56;
-const RUNNING: u64 = 1;
-const LEAVING: u64 = 2;
-const LEFT: u64 = 3;
-/// Pairs of words that a warp reads at once: the first holds the generations that are
-/// to leave, the rest a stream with operations under way each.
-const LEASES: usize = 32;
 /// How long the end of the worker is waited for on drop.
 const END_LIMIT: Duration = Duration::from_secs(10);
 /// How often the worker's thread looks whether the kernel still lives.
@@ -56,15 +53,6 @@ const LOOK: Duration = Duration::from_millis(250);
 /// A panic in another thread can't leave these locks' data half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Which way a copy goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the device's memory to the host's.
-    Push,
-    /// From the host's memory to the device's.
-    Pull,
 }
 
 /// The worker's shape and manners. [`WorkerOptions::of`] has the values that were
@@ -153,43 +141,6 @@ impl WorkerOptions {
     }
 }
 
-/// A command could not be posted.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PostError {
-    /// As many are under way as the ring holds. Nothing was posted.
-    #[error("{slots} copies are under way, as many as the ring holds; wait for one of them")]
-    Full {
-        /// What the ring holds.
-        slots: u32,
-    },
-    /// A number that no command can carry.
-    #[error("{what} {value:#x} does not fit into 56 bits; no memory of this process lies there")]
-    Range {
-        /// Which number.
-        what: &'static str,
-        /// The number.
-        value: u64,
-    },
-    /// The worker's kernel has died, or can't be started: no copy of this worker's ends any more.
-    #[error("the worker is lost: {reason}; drop it and make another")]
-    Lost {
-        /// Why.
-        reason: String,
-    },
-}
-
-/// A copy that was posted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "the copy is complete when WorkerQueue::done says so"]
-pub struct Ticket {
-    direction: Direction,
-    index: u64,
-    /// Whose copy it is: the first block and how many; the dispatcher's if none.
-    first: u32,
-    blocks: u32,
-}
-
 /// An operation of the program's that the worker stays for ([`Worker::lease`]).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the worker stays until Worker::lease_done was called and the stream has come there"]
@@ -210,106 +161,6 @@ impl Lease {
     /// have operations under way, or the driver is too old for what it takes.
     pub fn is_counted(&self) -> bool {
         self.0 != Held::Nothing
-    }
-}
-
-// --------------------------------------------------------------------- control
-
-/// Where the words of host memory lie, in bytes. What the host writes and what the
-/// device writes lie in lines apart, but for a lease, whose two words are looked at
-/// by one load.
-#[derive(Clone, Copy)]
-struct Layout {
-    slots: usize,
-    pushers: usize,
-    pullers: usize,
-}
-
-impl Layout {
-    const STATE: usize = 0;
-    /// Where the state of a kernel goes that is to die without a word (`fault`).
-    const UNHEARD: usize = 8;
-    const LEASES: usize = 64;
-    const QUIT: usize = Self::LEASES;
-    /// Launches under way: leases whose `lease_done` is still to come.
-    const LAUNCHING: usize = Self::LEASES + 8;
-    const COUNTS: usize = Self::LEASES + LEASES * 16;
-
-    /// How far the dispatcher has come with pulls whose bytes are in the command.
-    fn inline_count(&self) -> usize {
-        Self::COUNTS + (self.pushers + self.pullers) * 8
-    }
-
-    fn ring(&self, direction: Direction) -> usize {
-        let counts = ((self.pushers + self.pullers + 1) * 8).next_multiple_of(64);
-        Self::COUNTS + counts + if direction == Direction::Pull { self.ring_bytes() } else { 0 }
-    }
-
-    fn ring_bytes(&self) -> usize {
-        self.slots * COMMAND_WORDS * 8
-    }
-
-    fn bytes(&self) -> usize {
-        self.ring(Direction::Pull) + self.ring_bytes()
-    }
-
-    /// Of device memory: cursors and the like (kernels/worker.cu), then the two mailboxes.
-    fn mailboxes(&self) -> usize {
-        let copying = self.pushers + self.pullers;
-        ((8 + copying + 1 + copying + 256) * 8).next_multiple_of(256)
-    }
-
-    /// There, how many operations of graphs have ended: `closed_at` in kernels/worker.cu.
-    const GRAPHS_CLOSED: u64 = 6 * 8;
-}
-
-/// The host memory that worker and host share, and which generation was started.
-struct Control {
-    memory: SharedMemory,
-    layout: Layout,
-    /// Generations started so far: the kernel's launches are numbered from 1.
-    launched: AtomicU64,
-}
-
-impl Control {
-    fn word(&self, offset: usize) -> &AtomicU64 {
-        &self.memory.words(offset, 1)[0]
-    }
-
-    /// The last generation has left. False while one is on its way.
-    fn is_gone(&self) -> bool {
-        self.last_is(&[LEFT])
-    }
-
-    /// The last generation has left, or has said that it will unless it sees
-    /// something new at once.
-    fn may_be_gone(&self) -> bool {
-        self.last_is(&[LEFT, LEAVING])
-    }
-
-    fn last_is(&self, phases: &[u64]) -> bool {
-        // Acquire: who finds it gone may use what it used.
-        let state = self.word(Layout::STATE).load(Ordering::Acquire);
-        let launched = self.launched.load(Ordering::Relaxed);
-        phases.iter().any(|phase| state == launched << 8 | phase)
-    }
-
-    /// Behind the store of a command or a lease: true if a generation must be
-    /// started to see it.
-    ///
-    /// The fence orders that store before the load of the state; the worker's
-    /// `fence_total` orders its store of "leaving" before its last look. In the one
-    /// order of all such fences either ours comes first, and the worker's last look
-    /// finds what we stored, or the worker's does, and we find it leaving. Both at once
-    /// is possible and harmless: then a generation more is started, which stands
-    /// behind the one that stayed, finds nothing to do and leaves.
-    ///
-    /// `launched` may be newer than the state. Then that generation's look is still
-    /// to come, or came behind this fence: for had its "leaving" been stored before our
-    /// fence, we would have read that.
-    fn announce(&self) -> bool {
-        fence(Ordering::SeqCst);
-        self.may_be_gone()
     }
 }
 
@@ -881,292 +732,5 @@ impl Drop for Worker {
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Worker(present: {}, starts: {})", self.is_present(), self.starts())
-    }
-}
-
-// ----------------------------------------------------------------------- queue
-
-#[derive(Default)]
-struct Ring {
-    posted: u64,
-    /// As last seen.
-    passed: u64,
-    /// Whose turn it is.
-    block: u32,
-    /// Commands up to the last one that has its bytes in it.
-    inline: u64,
-}
-
-/// The producer's end of a worker's rings, one for each direction. It belongs to
-/// one thread at a time, calls no driver, takes no lock and allocates nothing.
-pub struct WorkerQueue {
-    rings: [Ring; 2],
-    shared: Arc<Shared>,
-}
-
-impl WorkerQueue {
-    /// Posts a copy of `len` bytes between `device_addr` and `host_addr`, the latter
-    /// as the device sees it ([`Registration::device_addr`]). Copies run side by side:
-    /// a later one may be complete before an earlier one.
-    ///
-    /// What this thread wrote to the host memory before is what a pull reads, and
-    /// what a kernel wrote to device memory before this thread saw a flag of it is
-    /// what a push reads.
-    ///
-    /// # Safety
-    /// Both ranges are memory that the device may use as the direction says, and
-    /// stay so until [`WorkerQueue::done`] has said true for the ticket; nothing else
-    /// writes what is read or touches what is written meanwhile.
-    pub unsafe fn post(
-        &mut self,
-        direction: Direction,
-        device_addr: u64,
-        host_addr: u64,
-        len: usize,
-    ) -> Result<Ticket, PostError> {
-        self.health()?;
-        let len = len as u64;
-        for (what, value) in [
-            ("device address", device_addr.saturating_add(len)),
-            ("host address", host_addr.saturating_add(len)),
-            ("length", len),
-        ] {
-            if value >> LAP_SHIFT != 0 {
-                return Err(PostError::Range { what, value });
-            }
-        }
-        self.make_room(direction)?;
-        let options = &self.shared.options;
-        let (all, slice) = match direction {
-            Direction::Push => (options.pushers, options.push_slice),
-            Direction::Pull => (options.pullers, options.pull_slice),
-        };
-        let most = match direction {
-            Direction::Push if len > u64::from(options.bulk) && self.pulls_under_way() => {
-                all.min(options.pushers_beside_pulls)
-            }
-            _ => all,
-        };
-        let ring = &mut self.rings[direction as usize];
-        let blocks = len.div_ceil(u64::from(slice)).clamp(1, u64::from(most)) as u32;
-        // Where not all are to copy, those at the beginning do, without a turn over the end.
-        let first = if most < all && ring.block + blocks > most { 0 } else { ring.block };
-        let place = u64::from(first) | u64::from(blocks) << 16;
-        ring.block = (first + blocks) % most;
-        let index = self.publish(direction, [device_addr, host_addr, len, place]);
-        Ok(Ticket { direction, index, first, blocks })
-    }
-
-    /// Posts a pull of one or two words that travel in the command itself: no block is told of
-    /// them, and none reads them over the bus.
-    ///
-    /// # Panics
-    /// If there are none or more, or `device_addr` is no multiple of 8.
-    ///
-    /// # Safety
-    /// As [`WorkerQueue::post`], for the device's memory.
-    pub unsafe fn post_inline(&mut self, device_addr: u64, words: &[u64]) -> Result<Ticket, PostError> {
-        assert!((1..=2).contains(&words.len()), "{} words", words.len());
-        assert!(device_addr.is_multiple_of(8), "device address {device_addr:#x}");
-        self.health()?;
-        if device_addr.saturating_add(16) >> LAP_SHIFT != 0 {
-            return Err(PostError::Range { what: "device address", value: device_addr });
-        }
-        self.make_room(Direction::Pull)?;
-        let (one, two) = (words[0], words.get(1).copied().unwrap_or(0));
-        let low = (1 << LAP_SHIFT) - 1;
-        // No blocks; kernels/worker.cu has the layout.
-        let rest = one >> LAP_SHIFT | two >> LAP_SHIFT << 8 | (words.len() as u64) << 32;
-        let index = self.publish(Direction::Pull, [device_addr, one & low, two & low, rest]);
-        self.rings[Direction::Pull as usize].inline = index + 1;
-        Ok(Ticket { direction: Direction::Pull, index, first: 0, blocks: 0 })
-    }
-
-    fn make_room(&mut self, direction: Direction) -> Result<(), PostError> {
-        let slots = u64::from(self.shared.options.slots);
-        let Ring { posted, passed, .. } = self.rings[direction as usize];
-        // Every block has passed the slot's last command before it is written again.
-        if posted - passed >= slots && posted - self.passed(direction) >= slots {
-            return Err(PostError::Full { slots: slots as u32 });
-        }
-        Ok(())
-    }
-
-    /// Writes a command, for which there is room; its index.
-    fn publish(&mut self, direction: Direction, command: [u64; COMMAND_WORDS]) -> u64 {
-        let options = &self.shared.options;
-        let slots = u64::from(options.slots);
-        let index = self.rings[direction as usize].posted;
-        self.rings[direction as usize].posted += 1;
-        if direction == Direction::Pull {
-            // Relaxed: a guess is enough for how many blocks push.
-            self.shared.pulls.store(index + 1, Ordering::Relaxed);
-        }
-        let lap = (index >> options.slots.trailing_zeros()).wrapping_add(1) << LAP_SHIFT;
-        let control = &self.shared.control;
-        let at = control.layout.ring(direction) + (index & (slots - 1)) as usize * COMMAND_WORDS * 8;
-        let words = control.memory.words(at, COMMAND_WORDS);
-        // Each word has its lap, so their order is nothing to the reader (P2).
-        // Release: what we wrote before, the payload of a pull, and what we have
-        // acquired, a kernel's flag that its payload is there, are older than each
-        // word.
-        for (word, data) in words.iter().zip(command) {
-            word.store(data | lap, Ordering::Release);
-        }
-        if control.announce() {
-            self.shared.summon();
-        }
-        index
-    }
-
-    /// Whether the copy is complete: the host memory of a push can be read, the device
-    /// memory of a pull is what a kernel reads that sees a flag which the host writes
-    /// after this (P3).
-    pub fn done(&mut self, ticket: Ticket) -> bool {
-        if ticket.index < self.rings[ticket.direction as usize].passed {
-            return true;
-        }
-        if ticket.blocks == 0 {
-            return self.inlined() > ticket.index;
-        }
-        // Those blocks alone: the others pass it when they come to it.
-        let counts = self.counts(ticket.direction);
-        // Acquire: what each block stored is older than its count.
-        (0..ticket.blocks as usize).all(|i| {
-            counts[(ticket.first as usize + i) % counts.len()].load(Ordering::Acquire) > ticket.index
-        })
-    }
-
-    fn pulls_under_way(&self) -> bool {
-        let posted = self.shared.pulls.load(Ordering::Relaxed);
-        self.counts(Direction::Pull).iter().any(|count| count.load(Ordering::Relaxed) < posted)
-    }
-
-    /// How many copies of a direction are complete and have none before them that is
-    /// not.
-    pub fn passed(&mut self, direction: Direction) -> u64 {
-        let counts = self.counts(direction);
-        // Acquire: as in `done`.
-        let passed = counts.iter().map(|count| count.load(Ordering::Acquire)).min().unwrap_or(0);
-        let inline = self.rings[direction as usize].inline;
-        // A block passes what the dispatcher stores, without a look at it: so up to the last
-        // such command the dispatcher's word counts too. What lies between that word and the
-        // next such command is seen with it, later.
-        let passed = match inline > self.rings[direction as usize].passed {
-            true => passed.min(Some(self.inlined()).filter(|n| *n < inline).unwrap_or(u64::MAX)),
-            false => passed,
-        };
-        let ring = &mut self.rings[direction as usize];
-        ring.passed = passed.min(ring.posted).max(ring.passed);
-        ring.passed
-    }
-
-    /// Commands up to this one are stored if their bytes are in them.
-    fn inlined(&self) -> u64 {
-        let control = &self.shared.control;
-        // Acquire: as in `done`.
-        control.word(control.layout.inline_count()).load(Ordering::Acquire)
-    }
-
-    fn counts(&self, direction: Direction) -> &[AtomicU64] {
-        let layout = &self.shared.control.layout;
-        let (first, n) = match direction {
-            Direction::Push => (0, layout.pushers),
-            Direction::Pull => (layout.pushers, layout.pullers),
-        };
-        self.shared.control.memory.words(Layout::COUNTS + first * 8, n)
-    }
-
-    /// Why no copy ends any more, if so ([`Worker::lost`]).
-    pub fn health(&self) -> Result<(), PostError> {
-        if let Some(lost) = self.shared.lost.get() {
-            return Err(PostError::Lost { reason: lost.reason.clone() });
-        }
-        if self.shared.stop.load(Ordering::Relaxed) {
-            return Err(PostError::Lost { reason: "it was dropped".to_owned() });
-        }
-        Ok(())
-    }
-}
-
-/// One direction of a worker's queue, for a thread of its own.
-#[derive(Debug)]
-pub struct OneWay {
-    queue: WorkerQueue,
-    direction: Direction,
-}
-
-impl WorkerQueue {
-    /// Both directions apart, pushes first: their rings have nothing in common.
-    pub fn split(self) -> [OneWay; 2] {
-        let WorkerQueue { rings: [push, pull], shared } = self;
-        let half = |rings| WorkerQueue { rings, shared: shared.clone() };
-        [
-            OneWay { queue: half([push, Ring::default()]), direction: Direction::Push },
-            OneWay { queue: half([Ring::default(), pull]), direction: Direction::Pull },
-        ]
-    }
-}
-
-impl OneWay {
-    /// Which.
-    pub fn direction(&self) -> Direction {
-        self.direction
-    }
-
-    /// As [`WorkerQueue::post`].
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn post(&mut self, device_addr: u64, host_addr: u64, len: usize) -> Result<Ticket, PostError> {
-        // SAFETY: the caller's.
-        unsafe { self.queue.post(self.direction, device_addr, host_addr, len) }
-    }
-
-    /// As [`WorkerQueue::post_inline`].
-    ///
-    /// # Panics
-    /// As there, and if these are the pushes.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn post_inline(&mut self, device_addr: u64, words: &[u64]) -> Result<Ticket, PostError> {
-        assert_eq!(self.direction, Direction::Pull);
-        // SAFETY: the caller's.
-        unsafe { self.queue.post_inline(device_addr, words) }
-    }
-
-    /// As [`WorkerQueue::done`].
-    pub fn done(&mut self, ticket: Ticket) -> bool {
-        self.queue.done(ticket)
-    }
-
-    /// As [`WorkerQueue::passed`].
-    pub fn passed(&mut self) -> u64 {
-        self.queue.passed(self.direction)
-    }
-
-    /// True if the ring takes another command now.
-    pub fn has_room(&mut self) -> bool {
-        let slots = u64::from(self.queue.shared.options.slots);
-        let ring = &self.queue.rings[self.direction as usize];
-        let (posted, passed) = (ring.posted, ring.passed);
-        posted - passed < slots || posted - self.passed() < slots
-    }
-
-    /// As [`WorkerQueue::health`].
-    pub fn health(&self) -> Result<(), PostError> {
-        self.queue.health()
-    }
-}
-
-impl fmt::Debug for WorkerQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [push, pull] = &self.rings;
-        write!(
-            f,
-            "WorkerQueue(push {} of {}, pull {} of {})",
-            push.passed, push.posted, pull.passed, pull.posted
-        )
     }
 }

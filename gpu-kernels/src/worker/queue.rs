@@ -1,0 +1,339 @@
+//! The producer's end of a worker's rings: copies are posted here, and asked after.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::control::{COMMAND_WORDS, LAP_SHIFT, Layout};
+use super::{Result, Shared};
+
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the device's memory to the host's.
+    Push,
+    /// From the host's memory to the device's.
+    Pull,
+}
+
+/// A command could not be posted.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostError {
+    /// As many are under way as the ring holds. Nothing was posted.
+    #[error("{slots} copies are under way, as many as the ring holds; wait for one of them")]
+    Full {
+        /// What the ring holds.
+        slots: u32,
+    },
+    /// A number that no command can carry.
+    #[error("{what} {value:#x} does not fit into 56 bits; no memory of this process lies there")]
+    Range {
+        /// Which number.
+        what: &'static str,
+        /// The number.
+        value: u64,
+    },
+    /// The worker's kernel has died, or can't be started: no copy of this worker's ends any more.
+    #[error("the worker is lost: {reason}; drop it and make another")]
+    Lost {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A copy that was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the copy is complete when WorkerQueue::done says so"]
+pub struct Ticket {
+    pub(super) direction: Direction,
+    pub(super) index: u64,
+    /// Whose copy it is: the first block and how many; the dispatcher's if none.
+    first: u32,
+    blocks: u32,
+}
+
+#[derive(Default)]
+pub(super) struct Ring {
+    posted: u64,
+    /// As last seen.
+    passed: u64,
+    /// Whose turn it is.
+    block: u32,
+    /// Commands up to the last one that has its bytes in it.
+    inline: u64,
+}
+
+/// The producer's end of a worker's rings, one for each direction. It belongs to
+/// one thread at a time, calls no driver, takes no lock and allocates nothing.
+pub struct WorkerQueue {
+    pub(super) rings: [Ring; 2],
+    pub(super) shared: Arc<Shared>,
+}
+
+impl WorkerQueue {
+    /// Posts a copy of `len` bytes between `device_addr` and `host_addr`, the latter
+    /// as the device sees it ([`Registration::device_addr`]). Copies run side by side:
+    /// a later one may be complete before an earlier one.
+    ///
+    /// What this thread wrote to the host memory before is what a pull reads, and
+    /// what a kernel wrote to device memory before this thread saw a flag of it is
+    /// what a push reads.
+    ///
+    /// # Safety
+    /// Both ranges are memory that the device may use as the direction says, and
+    /// stay so until [`WorkerQueue::done`] has said true for the ticket; nothing else
+    /// writes what is read or touches what is written meanwhile.
+    pub unsafe fn post(
+        &mut self,
+        direction: Direction,
+        device_addr: u64,
+        host_addr: u64,
+        len: usize,
+    ) -> Result<Ticket, PostError> {
+        self.health()?;
+        let len = len as u64;
+        for (what, value) in [
+            ("device address", device_addr.saturating_add(len)),
+            ("host address", host_addr.saturating_add(len)),
+            ("length", len),
+        ] {
+            if value >> LAP_SHIFT != 0 {
+                return Err(PostError::Range { what, value });
+            }
+        }
+        self.make_room(direction)?;
+        let options = &self.shared.options;
+        let (all, slice) = match direction {
+            Direction::Push => (options.pushers, options.push_slice),
+            Direction::Pull => (options.pullers, options.pull_slice),
+        };
+        let most = match direction {
+            Direction::Push if len > u64::from(options.bulk) && self.pulls_under_way() => {
+                all.min(options.pushers_beside_pulls)
+            }
+            _ => all,
+        };
+        let ring = &mut self.rings[direction as usize];
+        let blocks = len.div_ceil(u64::from(slice)).clamp(1, u64::from(most)) as u32;
+        // Where not all are to copy, those at the beginning do, without a turn over the end.
+        let first = if most < all && ring.block + blocks > most { 0 } else { ring.block };
+        let place = u64::from(first) | u64::from(blocks) << 16;
+        ring.block = (first + blocks) % most;
+        let index = self.publish(direction, [device_addr, host_addr, len, place]);
+        Ok(Ticket { direction, index, first, blocks })
+    }
+
+    /// Posts a pull of one or two words that travel in the command itself: no block is told of
+    /// them, and none reads them over the bus.
+    ///
+    /// # Panics
+    /// If there are none or more, or `device_addr` is no multiple of 8.
+    ///
+    /// # Safety
+    /// As [`WorkerQueue::post`], for the device's memory.
+    pub unsafe fn post_inline(&mut self, device_addr: u64, words: &[u64]) -> Result<Ticket, PostError> {
+        assert!((1..=2).contains(&words.len()), "{} words", words.len());
+        assert!(device_addr.is_multiple_of(8), "device address {device_addr:#x}");
+        self.health()?;
+        if device_addr.saturating_add(16) >> LAP_SHIFT != 0 {
+            return Err(PostError::Range { what: "device address", value: device_addr });
+        }
+        self.make_room(Direction::Pull)?;
+        let (one, two) = (words[0], words.get(1).copied().unwrap_or(0));
+        let low = (1 << LAP_SHIFT) - 1;
+        // No blocks; kernels/worker.cu has the layout.
+        let rest = one >> LAP_SHIFT | two >> LAP_SHIFT << 8 | (words.len() as u64) << 32;
+        let index = self.publish(Direction::Pull, [device_addr, one & low, two & low, rest]);
+        self.rings[Direction::Pull as usize].inline = index + 1;
+        Ok(Ticket { direction: Direction::Pull, index, first: 0, blocks: 0 })
+    }
+
+    fn make_room(&mut self, direction: Direction) -> Result<(), PostError> {
+        let slots = u64::from(self.shared.options.slots);
+        let Ring { posted, passed, .. } = self.rings[direction as usize];
+        // Every block has passed the slot's last command before it is written again.
+        if posted - passed >= slots && posted - self.passed(direction) >= slots {
+            return Err(PostError::Full { slots: slots as u32 });
+        }
+        Ok(())
+    }
+
+    /// Writes a command, for which there is room; its index.
+    fn publish(&mut self, direction: Direction, command: [u64; COMMAND_WORDS]) -> u64 {
+        let options = &self.shared.options;
+        let slots = u64::from(options.slots);
+        let index = self.rings[direction as usize].posted;
+        self.rings[direction as usize].posted += 1;
+        if direction == Direction::Pull {
+            // Relaxed: a guess is enough for how many blocks push.
+            self.shared.pulls.store(index + 1, Ordering::Relaxed);
+        }
+        let lap = (index >> options.slots.trailing_zeros()).wrapping_add(1) << LAP_SHIFT;
+        let control = &self.shared.control;
+        let at = control.layout.ring(direction) + (index & (slots - 1)) as usize * COMMAND_WORDS * 8;
+        let words = control.memory.words(at, COMMAND_WORDS);
+        // Each word has its lap, so their order is nothing to the reader (P2).
+        // Release: what we wrote before, the payload of a pull, and what we have
+        // acquired, a kernel's flag that its payload is there, are older than each
+        // word.
+        for (word, data) in words.iter().zip(command) {
+            word.store(data | lap, Ordering::Release);
+        }
+        if control.announce() {
+            self.shared.summon();
+        }
+        index
+    }
+
+    /// Whether the copy is complete: the host memory of a push can be read, the device
+    /// memory of a pull is what a kernel reads that sees a flag which the host writes
+    /// after this (P3).
+    pub fn done(&mut self, ticket: Ticket) -> bool {
+        if ticket.index < self.rings[ticket.direction as usize].passed {
+            return true;
+        }
+        if ticket.blocks == 0 {
+            return self.inlined() > ticket.index;
+        }
+        // Those blocks alone: the others pass it when they come to it.
+        let counts = self.counts(ticket.direction);
+        // Acquire: what each block stored is older than its count.
+        (0..ticket.blocks as usize).all(|i| {
+            counts[(ticket.first as usize + i) % counts.len()].load(Ordering::Acquire) > ticket.index
+        })
+    }
+
+    fn pulls_under_way(&self) -> bool {
+        let posted = self.shared.pulls.load(Ordering::Relaxed);
+        self.counts(Direction::Pull).iter().any(|count| count.load(Ordering::Relaxed) < posted)
+    }
+
+    /// How many copies of a direction are complete and have none before them that is
+    /// not.
+    pub fn passed(&mut self, direction: Direction) -> u64 {
+        let counts = self.counts(direction);
+        // Acquire: as in `done`.
+        let passed = counts.iter().map(|count| count.load(Ordering::Acquire)).min().unwrap_or(0);
+        let inline = self.rings[direction as usize].inline;
+        // A block passes what the dispatcher stores, without a look at it: so up to the last
+        // such command the dispatcher's word counts too. What lies between that word and the
+        // next such command is seen with it, later.
+        let passed = match inline > self.rings[direction as usize].passed {
+            true => passed.min(Some(self.inlined()).filter(|n| *n < inline).unwrap_or(u64::MAX)),
+            false => passed,
+        };
+        let ring = &mut self.rings[direction as usize];
+        ring.passed = passed.min(ring.posted).max(ring.passed);
+        ring.passed
+    }
+
+    /// Commands up to this one are stored if their bytes are in them.
+    fn inlined(&self) -> u64 {
+        let control = &self.shared.control;
+        // Acquire: as in `done`.
+        control.word(control.layout.inline_count()).load(Ordering::Acquire)
+    }
+
+    fn counts(&self, direction: Direction) -> &[AtomicU64] {
+        let layout = &self.shared.control.layout;
+        let (first, n) = match direction {
+            Direction::Push => (0, layout.pushers),
+            Direction::Pull => (layout.pushers, layout.pullers),
+        };
+        self.shared.control.memory.words(Layout::COUNTS + first * 8, n)
+    }
+
+    /// Why no copy ends any more, if so ([`Worker::lost`]).
+    pub fn health(&self) -> Result<(), PostError> {
+        if let Some(lost) = self.shared.lost.get() {
+            return Err(PostError::Lost { reason: lost.reason.clone() });
+        }
+        if self.shared.stop.load(Ordering::Relaxed) {
+            return Err(PostError::Lost { reason: "it was dropped".to_owned() });
+        }
+        Ok(())
+    }
+}
+
+/// One direction of a worker's queue, for a thread of its own.
+#[derive(Debug)]
+pub struct OneWay {
+    queue: WorkerQueue,
+    pub(super) direction: Direction,
+}
+
+impl WorkerQueue {
+    /// Both directions apart, pushes first: their rings have nothing in common.
+    pub fn split(self) -> [OneWay; 2] {
+        let WorkerQueue { rings: [push, pull], shared } = self;
+        let half = |rings| WorkerQueue { rings, shared: shared.clone() };
+        [
+            OneWay { queue: half([push, Ring::default()]), direction: Direction::Push },
+            OneWay { queue: half([Ring::default(), pull]), direction: Direction::Pull },
+        ]
+    }
+}
+
+impl OneWay {
+    /// Which.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// As [`WorkerQueue::post`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn post(&mut self, device_addr: u64, host_addr: u64, len: usize) -> Result<Ticket, PostError> {
+        // SAFETY: the caller's.
+        unsafe { self.queue.post(self.direction, device_addr, host_addr, len) }
+    }
+
+    /// As [`WorkerQueue::post_inline`].
+    ///
+    /// # Panics
+    /// As there, and if these are the pushes.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn post_inline(&mut self, device_addr: u64, words: &[u64]) -> Result<Ticket, PostError> {
+        assert_eq!(self.direction, Direction::Pull);
+        // SAFETY: the caller's.
+        unsafe { self.queue.post_inline(device_addr, words) }
+    }
+
+    /// As [`WorkerQueue::done`].
+    pub fn done(&mut self, ticket: Ticket) -> bool {
+        self.queue.done(ticket)
+    }
+
+    /// As [`WorkerQueue::passed`].
+    pub fn passed(&mut self) -> u64 {
+        self.queue.passed(self.direction)
+    }
+
+    /// True if the ring takes another command now.
+    pub fn has_room(&mut self) -> bool {
+        let slots = u64::from(self.queue.shared.options.slots);
+        let ring = &self.queue.rings[self.direction as usize];
+        let (posted, passed) = (ring.posted, ring.passed);
+        posted - passed < slots || posted - self.passed() < slots
+    }
+
+    /// As [`WorkerQueue::health`].
+    pub fn health(&self) -> Result<(), PostError> {
+        self.queue.health()
+    }
+}
+
+impl fmt::Debug for WorkerQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [push, pull] = &self.rings;
+        write!(
+            f,
+            "WorkerQueue(push {} of {}, pull {} of {})",
+            push.passed, push.posted, pull.passed, pull.posted
+        )
+    }
+}
