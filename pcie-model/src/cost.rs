@@ -214,8 +214,10 @@ pub fn read_time(route: &Route, p: &Parameters, rtt: f64, address: u64, bytes: u
 pub fn write_time(route: &Route, p: &Parameters, address: u64, bytes: u64, tlp: u32) -> Result<f64> {
     let link = &route.link;
     let wire = link.write_wire(address, bytes, tlp)? as f64;
-    let last = (u64::from(tlp).min(bytes) + link.request_overhead()) as f64;
-    let held = if p.store_and_forward { route.hops.len() as f64 * last / link.tlp() } else { 0.0 };
+    // A hop keeps the longest of them whole before it goes on; the others follow meanwhile.
+    let (tlp, first) = (u64::from(tlp), bytes.min(u64::from(tlp) - address % u64::from(tlp)));
+    let longest = first.max(tlp.min(bytes - first)) + link.request_overhead();
+    let held = if p.store_and_forward { route.hops.len() as f64 * longest as f64 / link.tlp() } else { 0.0 };
     Ok(one_way(&route.hops, p) + wire / link.tlp() + held)
 }
 
