@@ -43,11 +43,13 @@ struct copy_worker_params {
 	u32 pullers;
 };
 
-// Of `cursors`: forwarded push, pull; and, of launches by their numbers from 1 on (below): which is
-// to stop, which has the turn, how many of its blocks still serve. Operations of graphs that
-// have begun and ended. How far each block that copies has come; how many launches each block has
-// seen begin; what became of the last ones.
-static constexpr u32 stop_at = 2, turn_at = 3, serving_at = 4, opened_at = 5, closed_at = 6, passed_at = 8;
+// Of `cursors`: forwarded push, pull; and, of launches by their numbers (below): which is to
+// stop, which has the turn, how many of its blocks still serve. Operations of graphs that have
+// begun and ended. How many of the host's launches wait for the turn. How far each block that copies has
+// come; how many launches of graphs each block has seen begin; what became of the last of those,
+// and of the host's last.
+static constexpr u32 stop_at = 2, turn_at = 3, serving_at = 4, opened_at = 5, closed_at = 6, waiting_at = 7,
+		     passed_at = 8;
 // More than a device has grids at once: 128 (CUDA C++ Programming Guide, "Maximum number of
 // resident grids per device").
 static constexpr u32 fates = 256;
@@ -56,11 +58,7 @@ static PUSHGATE_DEVICE u64 *word_of(const copy_worker_params &p, u32 which)
 {
 	return reinterpret_cast<u64 *>(p.cursors) + which;
 }
-static PUSHGATE_DEVICE u32 launches_at(const copy_worker_params &p) { return passed_at + p.pushers + p.pullers; }
-static PUSHGATE_DEVICE u64 *fate_of(const copy_worker_params &p, u64 number)
-{
-	return word_of(p, launches_at(p) + 1 + p.pushers + p.pullers + number % fates);
-}
+static PUSHGATE_DEVICE bool of_a_graph(const copy_worker_params &p) { return p.generation == 0; }
 
 // A command is {device address, host address, bytes, first block | blocks << 16},
 // each with its lap in the topmost byte (P2).
@@ -296,11 +294,14 @@ static PUSHGATE_DEVICE void serve(const copy_worker_params &p, u64 number, u32 r
 //
 // The host's launches stand in one stream. A graph's do not: they come whenever it is replayed, beside
 // those and beside each other. One launch at a time has the turn. Another of the host's waits for
-// it; another of a graph goes, for whoever has the turn stays for its operation.
+// it, and is given it by a graph's as soon as that sees it: for a graph is not complete before its
+// launch has ended, while nothing of the program waits for the host's. Another of a graph goes, for whoever
+// has the turn stays for its operation.
 //
-// A block does not know to which launch it belongs, but it need not: the first of each kind
-// to begin belong together, as number 1, then the second. So each block counts how many of its
-// kind have begun, and waits until its number's dispatcher says what becomes of it.
+// The host's launches are told their number: even. A graph's can't be, for its parameters are those of
+// each replay. But blocks of a kind are alike: the first of each kind to begin make up one launch, the
+// second the next. So each block counts how many of its kind have begun, which makes an
+// odd number, and waits until the dispatcher of that number says what becomes of it.
 
 // How many operations of graphs are under way. Too many rather than too few: what has begun
 // is looked at behind what has ended. (Less than none: the last one's launch comes late.)
@@ -310,29 +311,42 @@ static PUSHGATE_DEVICE bool graphs_open(const copy_worker_params &p)
 	return (long long)(load_device<order::acquire>(word_of(p, opened_at)) - closed) > 0;
 }
 
+static PUSHGATE_DEVICE void say(const copy_worker_params &p, u64 phase)
+{
+	if (!of_a_graph(p))
+		store<order::relaxed>(reinterpret_cast<u64 *>(p.state), p.generation << 8 | phase);
+}
+
 // The dispatcher's first thread: true if its launch has the turn now.
 static PUSHGATE_DEVICE bool takes_turn(const copy_worker_params &p, u64 number)
 {
 	u64 *turn = word_of(p, turn_at), began = clock_ns();
-	if (p.generation == 0)
-		add_device(word_of(p, opened_at), 1);
+	add_device(word_of(p, of_a_graph(p) ? opened_at : waiting_at), 1);
+	// Its operation has begun, then the looks at the turn; whoever has that says
+	// "leaving", then looks at the operations, with a fence between. One of the two sees
+	// the other.
+	fence_total();
+	bool taken;
 	backoff pause;
 	for (;;) {
-		// Its operation has begun, then the look at the turn; whoever has that says
-		// "leaving", then looks at the operations. One of the two sees the other.
-		fence_total();
 		u64 who = compare_and_swap(turn, 0, number);
-		if (who == 0) {
-			// Acquires what the last one released.
-			fence_device();
-			return true;
+		taken = who == 0;
+		if (taken || (of_a_graph(p) && !(who & leaving)))
+			break;
+		if (clock_ns() - began > p.limit_ns) { // P7
+			// As whoever leaves: who posts now starts another.
+			say(p, phase_leaving);
+			fence_total();
+			taken = compare_and_swap(turn, 0, number) == 0;
+			break;
 		}
-		if (p.generation == 0 && !(who & leaving))
-			return false;
-		if (clock_ns() - began > p.limit_ns) // P7
-			return false;
 		pause.wait();
 	}
+	if (!of_a_graph(p))
+		add_device(word_of(p, waiting_at), ~0ull);
+	// Acquires what the last one released.
+	fence_device();
+	return taken;
 }
 
 // The number of the block's launch if that has the turn, 0 if it is to end.
@@ -340,19 +354,34 @@ static PUSHGATE_DEVICE u64 turn_of(const copy_worker_params &p, u32 block)
 {
 	u64 mine = 0;
 	if (thread_index() == 0) {
-		u64 number = add_device(word_of(p, launches_at(p) + block), 1) + 1, fate;
-		if (block == 0) {
-			bool serves = takes_turn(p, number);
-			if (serves)
-				store_device<order::relaxed>(word_of(p, serving_at), p.pushers + p.pullers);
-			fate = number << 1 | serves;
-			store_device<order::release>(fate_of(p, number), fate);
-		} else {
-			backoff pause;
-			while ((fate = load_device<order::acquire>(fate_of(p, number))) >> 1 != number)
-				pause.wait();
+		u32 blocks = 1 + p.pushers + p.pullers, counts = passed_at + blocks - 1;
+		u64 number = 2 * p.generation;
+		u32 fate_at = counts + blocks + fates;
+		if (of_a_graph(p)) {
+			u64 count = add_device(word_of(p, counts + block), 1);
+			number = 2 * count + 1;
+			fate_at = counts + blocks + (u32)(count % fates);
 		}
-		mine = fate & 1 ? number : 0;
+		bool serves = false;
+		if (block == 0) {
+			serves = takes_turn(p, number);
+			if (serves)
+				store_device<order::relaxed>(word_of(p, serving_at), blocks - 1);
+			store_device<order::release>(word_of(p, fate_at), number << 1 | serves);
+		} else {
+			u64 fate, began = clock_ns();
+			backoff pause;
+			// P7: the dispatcher has its own limit; so this one is not reached before it.
+			while ((fate = load_device<order::acquire>(word_of(p, fate_at))) >> 1 < number &&
+			       clock_ns() - began < 2 * p.limit_ns)
+				pause.wait();
+			// The word may be another launch's already. If ours serves, it has the turn until
+			// we have served.
+			serves = fate >> 1 == number
+					 ? fate & 1
+					 : (load_device<order::acquire>(word_of(p, turn_at)) & ~leaving) == number;
+		}
+		mine = serves ? number : 0;
 	}
 	return block_broadcast(mine);
 }
@@ -479,16 +508,10 @@ static PUSHGATE_DEVICE u64 agreed(u64 v) { return PUSHGATE_GPU ? warp_broadcast(
 static PUSHGATE_DEVICE bool needs(const copy_worker_params &p, bool &quit, bool &launching)
 {
 	quit = launching = false;
-	bool leased = p.generation && !leases_done(p, quit, launching);
+	bool leased = !of_a_graph(p) && !leases_done(p, quit, launching);
 	bool open = agreed(graphs_open(p));
 	launching &= !open;
 	return leased || open;
-}
-
-static PUSHGATE_DEVICE void say(const copy_worker_params &p, u64 phase)
-{
-	if (p.generation)
-		store<order::relaxed>(reinterpret_cast<u64 *>(p.state), p.generation << 8 | phase);
 }
 
 static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
@@ -502,15 +525,18 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
 	u64 command = agreed(clock_ns()), needed = command;
 	u64 glanced = command, launching_since = command;
 	for (;;) {
-		if (forward(p, push, pull)) {
-			command = needed = agreed(clock_ns());
+		bool any = forward(p, push, pull);
+		if (!any)
+			pause.wait();
+		u64 now = agreed(clock_ns());
+		if (any) {
+			command = needed = now;
 			pause.n = 0;
-			continue;
+			if (!of_a_graph(p))
+				continue;
 		}
-		pause.wait();
 		// Whether it is still needed costs a trip over the bus, during which a
 		// command waits: seldom, then.
-		u64 now = agreed(clock_ns());
 		if (now < glanced + glance_ns)
 			continue;
 		glanced = now;
@@ -524,7 +550,8 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
 		bool in_the_way = now > launching_since + launch_ns;
 		if (leased && !in_the_way)
 			needed = now;
-		if (!quit && !expired && now < needed + p.linger_ns)
+		bool asked = of_a_graph(p) && agreed(load_device<order::relaxed>(word_of(p, waiting_at)));
+		if (!quit && !expired && !asked && now < needed + p.linger_ns)
 			continue;
 		// Say so, then look once more (docs/worker.md, "Leaving"): whoever posts
 		// or leases stores first and then reads the state, with a fence between,
@@ -536,7 +563,7 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
 		}
 		agreed(0);
 		fence_total();
-		if (!quit &&
+		if (!quit && !asked &&
 		    (forward(p, push, pull) || (!expired && needs(p, quit, launching) && !(launching && in_the_way)))) {
 			if (first) {
 				store_device<order::relaxed>(word_of(p, turn_at), number);
@@ -552,7 +579,8 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
 		}
 		agreed(0);
 		// Behind the commands that were handed on. The turn is another's when all
-		// blocks have stored how far they have come.
+		// blocks have stored how far they have come: they are this launch's, which ends no
+		// sooner anyway.
 		if (first) {
 			store_device<order::release>(word_of(p, stop_at), number);
 			backoff wait;
@@ -570,6 +598,7 @@ PUSHGATE_KERNEL_BOUND(copy_worker, copy_worker_params, 512)
 	u32 b = block_index();
 	u64 number = turn_of(p, b);
 	if (number == 0) {
+		// Never had the turn: others serve, or the next one will.
 		if (b == 0 && thread_index() == 0)
 			say(p, phase_left);
 	} else if (b == 0) {

@@ -150,8 +150,8 @@ pub struct Lease(Held);
 enum Held {
     /// By a pair of words.
     Slot(usize),
-    /// By nodes of the graph that it becomes a part of; this is the first.
-    Graph(u64),
+    /// By nodes of the graph that it becomes a part of.
+    Graph,
     /// Not: copies for it start the worker on demand.
     Nothing,
 }
@@ -364,19 +364,17 @@ impl Shared {
         let params = self.params(OF_A_GRAPH, self.options.linger_alone);
         // SAFETY: as for `start`; a graph with operations of a library is not replayed when
         // the library has gone, and with it the worker.
-        let node = unsafe { resident.add_to_graph(stream, &params) }?;
-        Ok(node.map_or(Held::Nothing, Held::Graph))
+        let added = unsafe { resident.add_to_graph(stream, &params) }?;
+        Ok(if added { Held::Graph } else { Held::Nothing })
     }
 
-    /// Behind the operation. A worker of a graph without this mark would stay.
-    fn leave_graph(&self, stream: u64, node: u64) -> Result<()> {
+    /// Behind the operation. A worker of a graph without this mark stays until its limit.
+    fn leave_graph(&self, stream: u64) -> Result<()> {
         let Some(resident) = &self.resident else { return Ok(()) };
         let closed = self.device.addr() + Layout::GRAPHS_CLOSED;
-        // SAFETY: a word of ours; as for `join_graph`.
-        match unsafe { resident.add_mark_to_graph(stream, closed) } {
-            Ok(Some(_)) => Ok(()),
-            other => resident.take_out_of_graph(node).and(other.map(|_| ())),
-        }
+        // SAFETY: a word of ours; as for `join_graph`. (None: the capture has failed meanwhile, so
+        // there will be no graph.)
+        unsafe { resident.add_mark_to_graph(stream, closed) }.map(|_| ())
     }
 
     /// Waits for a launch that another thread has begun: what this thread launches next is to
@@ -565,7 +563,7 @@ impl Worker {
         let shared = &*self.shared;
         let at = match lease.0 {
             Held::Slot(at) => at,
-            Held::Graph(node) => return shared.leave_graph(stream, node),
+            Held::Graph => return shared.leave_graph(stream),
             Held::Nothing => return Ok(()),
         };
         self.launched();

@@ -149,7 +149,6 @@ driver! {
     fn cuGraphAddKernelNode_v2(
         *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const CUDA_KERNEL_NODE_PARAMS
     );
-    fn cuGraphDestroyNode(CUgraphNode);
     // Only for measuring: copies between any two memories, and other GPUs' memory.
     fn cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
     fn cuStreamWaitEvent(CUstream, CUevent, c_uint);

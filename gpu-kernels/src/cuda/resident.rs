@@ -7,7 +7,7 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{
-    CUDA_KERNEL_NODE_PARAMS, CUdevice_attribute_enum as Attribute, CUgraphNode, CUstream,
+    CUDA_KERNEL_NODE_PARAMS, CUdevice_attribute_enum as Attribute, CUstream,
     CUstreamCaptureStatus_enum as CaptureStatus,
 };
 
@@ -137,11 +137,11 @@ impl Resident {
     }
 
     /// Adds the kernel to the graph that a stream captures, behind what was captured before on that
-    /// stream; nothing else of the graph waits for it. Its node; `None`: this driver can't.
+    /// stream; nothing else of the graph waits for it. False: this driver can't, or nothing is captured.
     ///
     /// # Safety
     /// As [`crate::Executor::launch`], for as long as the graph may be replayed.
-    pub(crate) unsafe fn add_to_graph(&self, stream: u64, params: &[u8]) -> Result<Option<u64>> {
+    pub(crate) unsafe fn add_to_graph(&self, stream: u64, params: &[u8]) -> Result<bool> {
         // SAFETY: the caller's.
         unsafe { self.add_node(stream, &self.function, self.launch, params) }
     }
@@ -150,18 +150,9 @@ impl Resident {
     ///
     /// # Safety
     /// As above; the word is this device's.
-    pub(crate) unsafe fn add_mark_to_graph(&self, stream: u64, addr: u64) -> Result<Option<u64>> {
+    pub(crate) unsafe fn add_mark_to_graph(&self, stream: u64, addr: u64) -> Result<bool> {
         // SAFETY: the caller's.
         unsafe { self.add_node(stream, &self.mark, Launch::new(1, 1), &addr.to_le_bytes()) }
-    }
-
-    /// Takes a node out of the graph that is still being captured.
-    pub(crate) fn take_out_of_graph(&self, node: u64) -> Result<()> {
-        let Some(destroy) = self.context.driver.cuGraphDestroyNode else { return Ok(()) };
-        let _current = self.context.current()?;
-        // SAFETY: a node that was added there, of a graph that is still captured, as the caller says.
-        let code = unsafe { destroy(node as CUgraphNode) };
-        self.context.check("cuGraphDestroyNode", code, || "taking the worker out of a graph".to_owned())
     }
 
     /// # Safety
@@ -172,11 +163,11 @@ impl Resident {
         function: &Function,
         launch: Launch,
         params: &[u8],
-    ) -> Result<Option<u64>> {
+    ) -> Result<bool> {
         let driver = self.context.driver;
         let (Some(info), Some(add)) = (driver.cuStreamGetCaptureInfo_v3, driver.cuGraphAddKernelNode_v2)
         else {
-            return Ok(None);
+            return Ok(false);
         };
         let _current = self.context.current()?;
         let doing = || "adding the worker to a graph".to_owned();
@@ -196,7 +187,7 @@ impl Resident {
         };
         self.context.check("cuStreamGetCaptureInfo", code, doing)?;
         if status != CaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as u32 {
-            return Ok(None);
+            return Ok(false);
         }
         let mut bytes = params.to_vec();
         let mut size = bytes.len();
@@ -223,7 +214,7 @@ impl Resident {
         // the whole of those nodes.)
         let code = unsafe { add(&mut node, graph, before, count, &node_params) };
         self.context.check("cuGraphAddKernelNode", code, doing)?;
-        Ok(Some(node as u64))
+        Ok(true)
     }
 
     /// Puts a store of `value` to `addr` behind all that was put on `stream` before.

@@ -57,7 +57,7 @@ impl Layout {
     /// Of device memory: cursors and the like (kernels/worker.cu), then the two mailboxes.
     pub(super) fn mailboxes(&self) -> usize {
         let copying = self.pushers + self.pullers;
-        ((8 + copying + 1 + copying + 256) * 8).next_multiple_of(256)
+        ((8 + copying + 1 + copying + 256 + 1) * 8).next_multiple_of(256)
     }
 
     /// There, how many operations of graphs have ended: `closed_at` in kernels/worker.cu.

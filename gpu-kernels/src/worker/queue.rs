@@ -73,7 +73,7 @@ pub struct WorkerQueue {
 
 impl WorkerQueue {
     /// Posts a copy of `len` bytes between `device_addr` and `host_addr`, the latter
-    /// as the device sees it ([`Registration::device_addr`]). Copies run side by side:
+    /// as the device sees it ([`crate::Registration::device_addr`]). Copies run side by side:
     /// a later one may be complete before an earlier one.
     ///
     /// What this thread wrote to the host memory before is what a pull reads, and
@@ -244,7 +244,7 @@ impl WorkerQueue {
         self.shared.control.memory.words(Layout::COUNTS + first * 8, n)
     }
 
-    /// Why no copy ends any more, if so ([`Worker::lost`]).
+    /// Why no copy ends any more, if so ([`crate::Worker::lost`]).
     pub fn health(&self) -> Result<(), PostError> {
         if let Some(lost) = self.shared.lost.get() {
             return Err(PostError::Lost { reason: lost.reason.clone() });

@@ -308,7 +308,7 @@ fn launches_of_graphs_and_of_the_host_take_turns() {
         let module = executor.load_embedded().unwrap();
         let memory = Memory::new(executor, 4096);
         let streams: Vec<Stream> = (0..4).map(|_| executor.stream().unwrap()).collect();
-        let raw = streams[3].raw().unwrap_or(1);
+        let raws = [0, 1, 3].map(|at: usize| streams[at].raw().unwrap_or(at as u64 + 2));
         let shared = &worker.shared;
         // As a graph's replay would launch them.
         let begin = |at: usize| {
@@ -339,12 +339,27 @@ fn launches_of_graphs_and_of_the_host_take_turns() {
         assert!(!two.iter().all(|run| run.is_done().unwrap()), "an operation is under way");
         ends(&end(2));
         two.iter().for_each(ends);
+        // A launch of the host's that comes takes over: the graph is complete without the mark,
+        // for which a lease may wait that stands behind the graph in its own stream.
+        let first = streams[0].raw().unwrap_or(2);
+        let one = begin(0);
+        thread::sleep(Duration::from_millis(100));
+        assert!(!one.is_done().unwrap(), "its operation is under way");
+        let lease = worker.lease(first).unwrap();
+        worker.lease_done(lease, first).unwrap();
+        ends(&one);
+        echo(&mut queue, &memory, 1);
+        assert!(!worker.wait_gone(Duration::from_millis(100)).unwrap(), "it stays for the graph's operation");
+        ends(&end(2));
+        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
         let mut random = Random(7);
         let mut runs: Vec<Running> = Vec::new();
         for cycle in 0..500 {
             // Marks stand on another stream, so some come before what they end.
             let open = random.below(3) as usize;
             runs.extend((0..open).map(|at| begin((at + cycle) % 2)));
+            // Before the graphs' and behind them in one stream, or beside them.
+            let raw = raws[random.below(3) as usize];
             let lease = (random.below(3) == 0).then(|| worker.lease(raw).unwrap());
             if random.below(4) > 0 {
                 echo(&mut queue, &memory, cycle as u64);
