@@ -254,6 +254,8 @@ mod tests {
             let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
             assert!(peer.producer.post(record, answer));
         }
+        // All of them are there before the sender looks: else it might be done before the last.
+        until(|| (peer.producer.retired() >= answers.len() as u64).then_some(()));
         let ended = ended(request);
         drop(comm);
         if ended.is_ok() {
