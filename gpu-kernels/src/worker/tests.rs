@@ -633,6 +633,20 @@ impl Driver {
 
 const CHILD: &str = "_PUSHGATE_TEST_WORKER";
 
+/// Waits until another thread's launches block; how many it has made.
+fn until_no_more_go_in(launched: &AtomicU64) -> u64 {
+    let (began, mut before) = (Instant::now(), 0);
+    loop {
+        thread::sleep(Duration::from_millis(300));
+        let now = launched.load(Ordering::Relaxed);
+        if now == before && now > 0 {
+            return now;
+        }
+        before = now;
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
+}
+
 /// Run in processes of its own: with one hardware queue, and as usual.
 #[test]
 fn child() {
@@ -685,17 +699,7 @@ fn child() {
                         launched.fetch_add(1, Ordering::Relaxed);
                     }
                 });
-                let began = Instant::now();
-                let mut before = 0;
-                loop {
-                    thread::sleep(Duration::from_millis(300));
-                    let now = launched.load(Ordering::Relaxed);
-                    if now == before && now > 0 {
-                        break;
-                    }
-                    before = now;
-                    assert!(began.elapsed() < Duration::from_secs(20));
-                }
+                let before = until_no_more_go_in(&launched);
                 println!("{before} of 2000 launched, and no more");
             }
             let began = Instant::now();
@@ -792,17 +796,7 @@ fn child() {
                 launched.fetch_add(1, Ordering::Relaxed);
             }
         });
-        let began = Instant::now();
-        let mut before = 0;
-        loop {
-            thread::sleep(Duration::from_millis(300));
-            let now = launched.load(Ordering::Relaxed);
-            if now == before && now > 0 {
-                break;
-            }
-            before = now;
-            assert!(began.elapsed() < Duration::from_secs(20));
-        }
+        let before = until_no_more_go_in(&launched);
         println!("{before} of 2000 replays, and no more");
         flags.host.words(0, 1)[0].store(1, Ordering::Relaxed);
         // SAFETY: within the buffers, which outlive the worker.
