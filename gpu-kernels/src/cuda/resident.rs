@@ -127,12 +127,14 @@ impl Resident {
         let mut status = CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32;
         // SAFETY: the caller's stream, alive as it says; writes one enum of 32 bits.
         let code = unsafe { ask(stream as CUstream, (&raw mut status).cast()) };
-        match code == SUCCESS {
-            true if status == CaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as u32 => Follows::Captures,
-            true if status == CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32 && self.writes => {
-                Follows::Runs
-            }
-            _ => Follows::Unknown,
+        if code != SUCCESS {
+            Follows::Unknown
+        } else if status == CaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as u32 {
+            Follows::Captures
+        } else if status == CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32 && self.writes {
+            Follows::Runs
+        } else {
+            Follows::Unknown
         }
     }
 
@@ -210,8 +212,8 @@ impl Resident {
         // SAFETY: the graph is being captured on this stream, which its owner does not use
         // meanwhile; `before` are `count` nodes of it, valid until the next call about the
         // stream. The driver copies the parameters before it returns; what the kernel may do is
-        // the caller's promise. (Kinds of edges other than the plain one make ours stricter: behind
-        // the whole of those nodes.)
+        // the caller's promise. (`edges` is asked for, or the question fails where there are other
+        // kinds than the plain one; ours are plain, so behind the whole of those nodes.)
         let code = unsafe { add(&mut node, graph, before, count, &node_params) };
         self.context.check("cuGraphAddKernelNode", code, doing)?;
         Ok(true)

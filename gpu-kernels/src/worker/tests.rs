@@ -376,6 +376,31 @@ fn launches_of_graphs_and_of_the_host_take_turns() {
 }
 
 #[test]
+fn p7_a_launch_waits_for_its_turn_no_longer_than_the_limit() {
+    on_every_device("turn", |executor| {
+        let limit = Duration::from_millis(300);
+        let (worker, mut queue) =
+            Worker::new(executor, WorkerOptions { limit, ..WorkerOptions::of(&**executor) }).unwrap();
+        let memory = Memory::new(executor, 4096);
+        // Somebody has the turn who never gives it back: forwarded, forwarded, stops, has the turn.
+        let turn = |number: u64| {
+            let words: Vec<u8> = [0, 0, 2, number].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
+            worker.shared.device.copy_from_host(&words).unwrap();
+        };
+        turn(99);
+        let stream = executor.stream().unwrap();
+        let raw = stream.raw().unwrap_or(1);
+        let lease = worker.lease(raw).unwrap();
+        assert!(!worker.wait_gone(limit / 3).unwrap(), "it waits");
+        assert!(worker.wait_gone(Duration::from_secs(20)).unwrap());
+        worker.lease_done(lease, raw).unwrap();
+        assert!(worker.wait_gone(Duration::from_secs(20)).unwrap());
+        turn(0);
+        echo(&mut queue, &memory, 5);
+    });
+}
+
+#[test]
 fn many_threads_lease_at_once() {
     on_every_device("threads", |executor| {
         let options = WorkerOptions { linger: Duration::ZERO, ..WorkerOptions::of(&**executor) };
