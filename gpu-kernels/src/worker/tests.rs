@@ -384,6 +384,12 @@ fn p7_a_launch_waits_for_its_turn_no_longer_than_the_limit() {
         let memory = Memory::new(executor, 4096);
         // Somebody has the turn who never gives it back: forwarded, forwarded, stops, has the turn.
         let turn = |number: u64| {
+            // A launch gives the turn back behind its last word to the host.
+            let began = Instant::now();
+            while !worker.shared.ended().unwrap() {
+                assert!(began.elapsed() < Duration::from_secs(20), "{worker:?}");
+                thread::yield_now();
+            }
             let words: Vec<u8> = [0, 0, 2, number].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
             worker.shared.device.copy_from_host(&words).unwrap();
         };
