@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """The NCCL net plugin under an unchanged PyTorch, beside NCCL's own transports.
 
-  nccl.py [--plugin FILE] [--gpus N] [--only NAME,...] [--out DIR]
+  nccl.py [--plugin FILE] [--gpus N] [--ranks N] [--only NAME,...] [--out DIR]
 
 Needs PyTorch with NCCL, one GPU or more. Every rank is a process. Each scenario prints its lines; the
-exit status is 0 if all that ran passed. With one GPU two ranks share it, each with an NCCL_HOSTID of its own, so that
-NCCL takes them for two hosts; that is slow and shows function only.
+exit status is 0 if all that ran passed. Ranks that share a GPU, as two do where there is only one, have an NCCL_HOSTID
+each, so that NCCL takes them for hosts; that is slow and shows function only.
 """
 
 import argparse
+import ctypes
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ import time
 SIZES = [0, 1, 3, 1023, 4096, 65537, 1 << 20, (1 << 20) + 7, 16 << 20]
 LARGE = [64 << 20, 256 << 20]
 BENCH = [8, 4096, 64 << 10, 1 << 20, 16 << 20, 256 << 20]
-SMALL = ["issue", "row", "behind", "lone"]
+SMALL = ["issue", "row", "behind", "direct", "lone"]
 LIMIT = 240
 
 
@@ -306,6 +307,34 @@ def rank_bench(torch, dist, rank, world, device, options):
     return {"rows": rows}
 
 
+def communicator(dist, rank, world):
+    """One of NCCL's own, and its call that sums `count` floats in place on a stream."""
+    nccl = ctypes.CDLL("libnccl.so.2")  # PyTorch has loaded it.
+
+    class Id(ctypes.Structure):
+        _fields_ = [("bytes", ctypes.c_char * 128)]
+
+    def check(code):
+        assert code == 0, f"NCCL says {code}"
+
+    name, comm = Id(), ctypes.c_void_p()
+    check(nccl.ncclGetUniqueId(ctypes.byref(name)))
+    told = [bytes(name)]
+    dist.broadcast_object_list(told, src=0)
+    ctypes.memmove(ctypes.byref(name), told[0], 128)
+    nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, Id, ctypes.c_int]
+    check(nccl.ncclCommInitRank(ctypes.byref(comm), world, name, rank))
+    sums = nccl.ncclAllReduce
+    pointer = ctypes.c_void_p
+    sums.argtypes = [pointer, pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, pointer, pointer]
+    FLOAT32, SUM = 7, 0
+    nccl.ncclCommDestroy.argtypes = [pointer]
+    return (
+        lambda address, count, stream: check(sums(address, address, count, FLOAT32, SUM, comm, stream)),
+        lambda: check(nccl.ncclCommDestroy(comm)),
+    )
+
+
 def rank_small(torch, dist, rank, world, device, options):
     """Where the time of a small allreduce goes: the program's thread, or the way."""
     t = torch.ones(max(options["size"] // 4, 1), device=device)
@@ -352,6 +381,13 @@ def rank_small(torch, dist, rank, world, device, options):
         torch.cuda.synchronize()
         behind.append(events[0].elapsed_time(events[1]) * 1e3 / n)
     row["behind"] = min(behind)
+    # As a program in C calls it: no PyTorch around it.
+    all_reduce, destroy = communicator(dist, rank, world)
+    call = (t.data_ptr(), t.numel(), torch.cuda.current_stream().cuda_stream)
+    for _ in range(20):
+        all_reduce(*call)
+    row["direct"] = min(turn(lambda: all_reduce(*call), n)[1] for _ in range(options["runs"]))
+    destroy()
     return row
 
 
@@ -452,10 +488,10 @@ def tail(path, lines=6):
 
 
 def scenarios(r, gpus, args):
-    world = max(gpus, 2)
-    own = "shm" if gpus > 1 else "socket"
+    world = args.ranks or max(gpus, 2)
+    own = "shm" if gpus >= world else "socket"
     dtypes = ["float32", "float16", "bfloat16"]
-    sizes = SIZES + (LARGE if gpus > 1 else LARGE[1:])
+    sizes = SIZES + (LARGE if gpus >= world else LARGE[1:])
     pinned = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
 
     def functional():
@@ -501,7 +537,7 @@ def scenarios(r, gpus, args):
         table = {}
         for transport in args.beside.split(","):
             try:
-                table[transport] = r.run("bench", transport, 2 if gpus < 2 else min(gpus, world), options)[0]["rows"]
+                table[transport] = r.run("bench", transport, world, options)[0]["rows"]
             except Failed as e:
                 if transport.startswith("pushgate"):
                     raise
@@ -553,6 +589,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plugin", default=f"{here}/libnccl-net-pushgate.so")
     parser.add_argument("--gpus", type=int, help="use so many [default: all]")
+    parser.add_argument("--ranks", type=int, help="processes; more than GPUs share them [default: one a GPU, at least two]")
     parser.add_argument("--only", help="scenarios, separated by commas")
     parser.add_argument("--out", default=tempfile.gettempdir(), help="logs go there")
     parser.add_argument("--beside", default="pushgate,shm,socket,socket4x4", help="transports of the bench, with NCCL's variables for one as in pushgate:NCCL_PROTO=Simple")
@@ -570,6 +607,8 @@ def main():
     gpus = args.gpus or there
     if not 1 <= gpus <= there:
         parser.error(f"--gpus is {gpus}, there are {there}")
+    if args.ranks is not None and not 2 <= args.ranks <= 64:
+        parser.error(f"--ranks is {args.ranks}: 2 to 64")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(i) for i in range(gpus))
     args.plugin = os.path.abspath(args.plugin)
     if not os.path.exists(args.plugin):
