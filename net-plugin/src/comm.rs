@@ -143,6 +143,7 @@ impl Comm {
             window,
             regions,
             in_record,
+            longest,
             reaches,
             flusher,
             registrations,
@@ -173,7 +174,8 @@ impl Comm {
         let side = match role {
             Role::Send => {
                 let whole = (abi::PUSHGATE_UNIT as usize) << geometry.window_log >> 1;
-                Side::Send(Box::new(Exclusive::new(Sender::new(producer, whole, window, regions, in_record))))
+                let sender = Sender::new(producer, (whole, longest), window, regions, in_record);
+                Side::Send(Box::new(Exclusive::new(sender)))
             }
             Role::Receive => Side::Receive(Box::new(Exclusive::new(Receiver::new(producer, flusher)))),
         };
@@ -234,11 +236,22 @@ impl Comm {
         if let (true, Side::Send(sender)) = (mr.pushed, &self.side) {
             return self.pushes_end(sender);
         }
-        if self.link.lane.engine.remove_region(self.link.qp, mr.key)? {
+        let engine = &self.link.lane.engine;
+        if engine.remove_region(self.link.qp, mr.key)? {
+            return Ok(());
+        }
+        // A message still goes out of it, to a peer that has stopped. An error here would have NCCL, which frees
+        // a communicator then, leave all that it has not freed yet: so the message ends, with its connection.
+        engine.fail(Some(self.link.qp), Status::new(abi::PUSHGATE_ABORTED))?;
+        if engine.remove_region(self.link.qp, mr.key)? {
+            log::info(&format!(
+                "{}: ended, for memory was deregistered that a message went out of",
+                self.link
+            ));
             return Ok(());
         }
         let text = format!(
-            "{}: {} bytes at {:#x} are not registered there, or a message still goes out of them or comes into them",
+            "{}: {} bytes at {:#x} are not registered there, or a message still comes into them",
             self.link, mr.bytes, mr.address
         );
         Err(Failure::new(Code::Usage, text))

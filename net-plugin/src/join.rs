@@ -24,6 +24,7 @@ use crate::error::{Code, Failure, Result};
 use crate::path::OverRdma;
 use crate::plan::{Landing, Out, Plan};
 use crate::plugin::{Lane, Runtime};
+use crate::props::MAX_BYTES;
 use crate::socket::Frame;
 
 /// Receives that NCCL may have out on a connection: 32 of 8 buffers each.
@@ -99,6 +100,8 @@ pub struct Joined {
     pub regions: Option<bool>,
     /// Whether a short payload may go in its record.
     pub in_record: bool,
+    /// Longest message of the queue pair.
+    pub longest: usize,
     /// The RDMA device is used on the GPU's memory.
     pub reaches: bool,
     /// What makes its writes there complete, on a receiving end that reaches.
@@ -203,6 +206,7 @@ impl Own {
             window: None,
             regions: None,
             in_record: true,
+            longest: MAX_BYTES,
             reaches: false,
             flusher: None,
             registrations: Vec::new(),
@@ -388,6 +392,7 @@ impl Exchange {
             regions: Some(peer_landing != Some(Landing::Host)),
             // A payload in a record would have to be copied into the GPU's memory by somebody.
             in_record: peer_landing != Some(Landing::Gpu),
+            longest: runtime.loaded.properties.max_bytes,
             reaches,
             flusher,
             registrations,

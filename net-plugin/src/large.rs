@@ -1,5 +1,5 @@
-//! Messages that the window does not hold at once, where the queue pair does not
-//! send from regions. One at a time on a connection:
+//! Messages that are too long for the window, where the queue pair does not send from regions, or
+//! too long for any message of a queue pair. One at a time on a connection:
 //!
 //! 1. The sender says how long it is (signal `BYTES`, the sum over all such
 //!    messages) and that the next SEND begins one (signal `BEGINS`, the number of
@@ -11,12 +11,14 @@
 //!    the last one the signal `ENDS`, the number of such messages.
 //!
 //! A queue pair is in order, so each is there when the next is seen. Where the memory is a
-//! GPU's, its worker pushes the slices, and several of them are under way at once.
+//! GPU's, its worker pushes the slices, and several of them are under way at once. Slices of a
+//! region go out of it, and are as long as a message can be.
 
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_proxy::producer::Producer;
 
 use crate::error::Result;
+use crate::path::Slices;
 
 /// Number of the last such message that is complete.
 pub const ENDS: u32 = 0;
@@ -67,8 +69,8 @@ pub struct Outgoing {
     tag: u32,
     /// Bytes that go at once.
     slice: usize,
-    /// The memory is the GPU's.
-    pub gpu: bool,
+    /// How they go.
+    pub slices: Slices,
     done: usize,
     stage: Stage,
 }
@@ -94,10 +96,21 @@ pub struct Sums {
 
 impl Outgoing {
     /// Of `size` bytes at `data`, which can be read until the last slot is retired, by the
-    /// GPU if they are its own. `whole`: what goes through the window at once.
-    pub fn new(request: u32, data: *const u8, size: usize, tag: u32, gpu: bool, whole: usize) -> Self {
-        let slice = if gpu { GPU_SLICE } else { SLICE }.min(whole);
-        Outgoing { request, data, size, tag, slice, gpu, done: 0, stage: Stage::Length }
+    /// GPU if they are its own. `most`: what goes at once that way.
+    pub fn new(request: u32, data: *const u8, size: usize, tag: u32, slices: Slices, most: usize) -> Self {
+        let slice = match slices {
+            Slices::Copied => SLICE.min(most),
+            Slices::Pushed => GPU_SLICE.min(most),
+            Slices::Region { .. } => most,
+        };
+        Outgoing { request, data, size, tag, slice, slices, done: 0, stage: Stage::Length }
+    }
+
+    /// The next slice's source, beside which the payload itself need not be known.
+    fn sourced(&self, record: Record) -> Record {
+        let Slices::Region { key, offset } = self.slices else { return record };
+        let flags = record.flags | Record::REGION;
+        Record { flags, place: key, place_offset: offset + self.done as u64, ..record }
     }
 
     /// Its first SEND is still to come, and must be the next.
@@ -150,7 +163,7 @@ impl Outgoing {
                 }
                 Stage::First => {
                     let record = Record { tag: self.tag, ..Record::new(Opcode::Send) };
-                    if push(producer, record, from, n)?.is_none() {
+                    if push(producer, self.sourced(record), from, n)?.is_none() {
                         return Ok(None);
                     }
                     posted(true);
@@ -169,7 +182,9 @@ impl Outgoing {
                         signal_value: sums.messages + 1,
                         ..Record::new(Opcode::Put)
                     };
-                    let Some(slot) = push(producer, record, from, n)? else { return Ok(None) };
+                    let Some(slot) = push(producer, self.sourced(record), from, n)? else {
+                        return Ok(None);
+                    };
                     posted(false);
                     self.done += n;
                     if last {

@@ -18,6 +18,7 @@ use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
 use crate::log;
 use crate::plan::{self, Landing, Plan, Way};
+use crate::props::LONGEST;
 use crate::reach::Reach;
 
 /// A GPU that is open, and what is done with its memory.
@@ -183,10 +184,12 @@ pub fn tell_nccl() {
             match std::env::var(name) {
                 Ok(theirs) => log::init(&format!("{name} stays {theirs}, as set; ours would be {value}")),
                 Err(_) => {
-                    // SAFETY: the first init of the first communicator, on the user's thread, before
-                    // NCCL has started threads of its own; Rust's own readers are locked out. A C
-                    // thread of the program's that reads the environment now would race, as with
-                    // any library that NCCL loads to set it.
+                    // SAFETY: the first init of the first communicator, on the user's thread, before NCCL
+                    // has started threads of its own; Rust's own readers are locked out. What is left would
+                    // race, as with any library that is loaded to set it: a C thread of the program's that
+                    // reads the environment now, or NCCL's own where one call makes communicators for several
+                    // GPUs (ncclCommInitAll, a group), each on a thread. docs/nccl.md says so: whoever
+                    // sets these before has no such moment.
                     unsafe { std::env::set_var(name, value) };
                     log::init(&format!("set {name}={value}"));
                 }
@@ -203,10 +206,21 @@ pub enum Path {
     Push,
     /// The WQE names a stretch of a region; nobody copies it here.
     Region { key: u32, offset: u64 },
-    /// Too long for the window at once: in slices, which we copy or the GPU pushes.
-    Slices,
+    /// Too long at once.
+    Slices(Slices),
     /// Memory of the GPU: its worker pushes it into the window.
     Worker,
+}
+
+/// How slices leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slices {
+    /// We copy them into the window.
+    Copied,
+    /// The GPU's worker pushes them into the window.
+    Pushed,
+    /// The WQEs name stretches of a region, the first of which begins here.
+    Region { key: u32, offset: u64 },
 }
 
 /// What a connection offers.
@@ -218,37 +232,40 @@ pub struct Ways {
     pub in_record: bool,
     /// What goes through the window at once.
     pub whole: usize,
+    /// What goes out of a region at once.
+    pub longest: usize,
 }
 
 /// Chooses for `size` bytes at `data`, registered as `mr`.
 pub fn choose(data: usize, size: usize, mr: Option<&Mr>, ways: Ways) -> Result<Path> {
-    let Ways { regions, in_record, whole } = ways;
-    if size > crate::props::MAX_BYTES {
-        let text = format!(
-            "a message of {} bytes, at most {} (maxP2pBytes)",
-            size as isize,
-            crate::props::MAX_BYTES
-        );
+    let Ways { regions, in_record, whole, longest } = ways;
+    if size > LONGEST {
+        let text = format!("a message of {} bytes, at most {LONGEST}", size as isize);
         return Err(Failure::new(Code::Usage, text));
     }
-    let offset = match mr {
-        Some(mr) => Some((mr.key, mr.offset(data, size)?)),
-        None => None,
-    };
-    if let Some(mr) = mr.filter(|mr| mr.cuda && size > 0) {
-        return Ok(match offset {
-            Some((key, offset)) if regions && !mr.pushed => Path::Region { key, offset },
-            _ if size <= whole => Path::Worker,
-            _ => Path::Slices,
-        });
-    }
-    if size <= abi::PUSHGATE_INLINE_SEND as usize && (in_record || size == 0) {
+    // NCCL names any place where nothing is to be sent, also behind the registration's end.
+    if size == 0 {
         return Ok(Path::Inline);
     }
-    Ok(match offset {
-        Some((key, offset)) if regions => Path::Region { key, offset },
-        _ if size <= whole => Path::Push,
-        _ => Path::Slices,
+    let region = match mr {
+        Some(mr) => Some((mr.key, mr.offset(data, size)?)).filter(|_| regions && !mr.pushed),
+        None => None,
+    };
+    let cuda = mr.is_some_and(|mr| mr.cuda);
+    if size <= abi::PUSHGATE_INLINE_SEND as usize && in_record && !cuda {
+        return Ok(Path::Inline);
+    }
+    Ok(match region {
+        Some((key, offset)) if size <= longest => Path::Region { key, offset },
+        Some((key, offset)) => Path::Slices(Slices::Region { key, offset }),
+        None if size <= whole => {
+            if cuda {
+                Path::Worker
+            } else {
+                Path::Push
+            }
+        }
+        None => Path::Slices(if cuda { Slices::Pushed } else { Slices::Copied }),
     })
 }
 
@@ -259,14 +276,17 @@ mod tests {
     #[test]
     fn the_path_follows_size_and_registration() {
         let mr = Mr { key: 9, address: 0x1000, bytes: 1 << 20, cuda: false, pushed: false };
-        let ways = |regions| Ways { regions, in_record: true, whole: 65536 };
+        let ways = |regions| Ways { regions, in_record: true, whole: 65536, longest: 1 << 19 };
         let choose = |size, mr: Option<&Mr>, regions| super::choose(0x1100, size, mr, ways(regions)).unwrap();
         assert_eq!(choose(0, None, true), Path::Inline);
         assert_eq!(choose(40, Some(&mr), true), Path::Inline);
         assert_eq!(choose(41, Some(&mr), true), Path::Region { key: 9, offset: 0x100 });
         assert_eq!(choose(41, None, true), Path::Push);
         assert_eq!(choose(65536, Some(&mr), false), Path::Push);
-        assert_eq!(choose(65537, Some(&mr), false), Path::Slices);
+        assert_eq!(choose(65537, Some(&mr), false), Path::Slices(Slices::Copied));
+        assert_eq!(choose(1 << 19, Some(&mr), true), Path::Region { key: 9, offset: 0x100 });
+        let slices = Path::Slices(Slices::Region { key: 9, offset: 0x100 });
+        assert_eq!(choose((1 << 19) + 1, Some(&mr), true), slices);
         // The receiver's GPU memory is written by an RDMA device alone.
         let written = |size, mr, regions| {
             super::choose(0x1100, size, mr, Ways { in_record: false, ..ways(regions) }).unwrap()
@@ -278,7 +298,7 @@ mod tests {
         assert_eq!(choose(0, Some(&pushed), true), Path::Inline);
         assert_eq!(
             [1, 65536, 65537].map(|size| choose(size, Some(&pushed), true)),
-            [Path::Worker, Path::Worker, Path::Slices]
+            [Path::Worker, Path::Worker, Path::Slices(Slices::Pushed)]
         );
         // The RDMA device reads any length of it, even what a WQE would hold.
         let read = Mr { cuda: true, ..mr };
@@ -286,16 +306,21 @@ mod tests {
         for size in [1, 65537] {
             assert_eq!(choose(size, Some(&read), true), Path::Region { key: 9, offset: 0x100 });
         }
+        assert_eq!(choose((1 << 19) + 1, Some(&read), true), slices);
     }
 
     #[test]
     fn what_leaves_its_registration_is_refused() {
         let mr = Mr { key: 9, address: 0x1000, bytes: 100, cuda: false, pushed: false };
-        let ways = Ways { regions: true, in_record: true, whole: 65536 };
+        let ways = Ways { regions: true, in_record: true, whole: 65536, longest: 65536 };
         for (data, size) in [(0xfff, 1), (0x1000, 101), (0x1064, 1), (usize::MAX, 2)] {
             let e = choose(data, size, Some(&mr), ways).unwrap_err();
             assert_eq!(e.code, Code::Usage, "{e}");
         }
         assert!(choose(0, usize::MAX, None, ways).unwrap_err().text.contains("-1 bytes"));
+        // But nothing lies anywhere.
+        for data in [0, 0xfff, 0x1065, usize::MAX] {
+            assert_eq!(choose(data, 0, Some(&mr), ways).unwrap(), Path::Inline);
+        }
     }
 }

@@ -29,7 +29,7 @@ use crate::watch::Watch;
 pub struct Loaded {
     pub settings: Settings,
     pub rdma: Option<Arc<Device>>,
-    properties: Properties,
+    pub properties: Properties,
     /// NCCL may hand over memory of GPUs; the first of them, opened already.
     gpu: Option<Mutex<Option<Opened>>>,
     /// What it was told of that.

@@ -7,13 +7,16 @@ use std::path::Path;
 use pushgate_driver_shim::abi;
 use pushgate_proxy::qp::verbs::Device;
 
-use crate::ffi::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST};
+use crate::ffi::types::{MAX_RECVS, PTR_CUDA, PTR_DMABUF, PTR_HOST};
 use crate::plan::Landing;
 
 /// Connections at once: what descriptors allow, at about eight each.
 pub const MAX_COMMS: c_int = 65536;
-/// Longest message.
+/// Longest message of a queue pair, which is what NCCL is told.
 pub const MAX_BYTES: usize = abi::PUSHGATE_MAX_MESSAGE as usize;
+/// Longest that is taken all the same, in pieces: NCCL looks at what it was told, and then sends up to 1 GiB at once
+/// out of a user's buffers (`NCCL_MAX_NET_SIZE`). No `isend` before v9 can say more.
+pub const LONGEST: usize = i32::MAX as usize;
 
 /// Mbit/s that NCCL is told of a `local` queue pair: 25 GB/s, which is what one thread
 /// that copies host memory reaches on a server, and more than NCCL's socket ever does.
@@ -48,6 +51,8 @@ pub struct Properties {
     pub ptr_support: c_int,
     /// Longest message.
     pub max_bytes: usize,
+    /// Buffers of a receive.
+    pub max_recvs: c_int,
 }
 
 impl Properties {
@@ -56,8 +61,18 @@ impl Properties {
         let guid = u64::from_be_bytes(*b"pushgate");
         let ptr_support = if gpu { PTR_HOST | PTR_CUDA } else { PTR_HOST };
         let (devices, speed) = if gpu { (GPU_DEVICES, GPU_SPEED / GPU_DEVICES) } else { (1, LOCAL_SPEED) };
-        let (latency, max_bytes) = (LATENCY, MAX_BYTES);
-        Properties { pci_path: None, guid, devices, speed, port: 1, latency, ptr_support, max_bytes }
+        let (latency, max_bytes, max_recvs) = (LATENCY, MAX_BYTES, MAX_RECVS as c_int);
+        Properties {
+            pci_path: None,
+            guid,
+            devices,
+            speed,
+            port: 1,
+            latency,
+            ptr_support,
+            max_bytes,
+            max_recvs,
+        }
     }
 
     pub fn of(device: &Device) -> Self {
@@ -75,6 +90,10 @@ impl Properties {
             latency: LATENCY,
             ptr_support: PTR_HOST,
             max_bytes: MAX_BYTES.min(device.longest_message() as usize),
+            // Where a rank sends for others of its host (PXN: their GPUs are far from the NIC), NCCL has them share
+            // a connection if receives may have more buffers than one, told apart by tags. One that the
+            // peer is late for must then not hold up the others; but a queue pair is in order.
+            max_recvs: 1,
         }
     }
 

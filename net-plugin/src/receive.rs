@@ -83,8 +83,9 @@ impl Receiver {
         let mut places = [(0, 0); MAX_RECVS];
         for (w, place) in wanted.iter().zip(&mut places) {
             *place = match w.mr {
+                // NCCL names any place where nothing is to come, also behind the registration's end.
+                _ if w.size == 0 => (link.nothing, 0),
                 Some(mr) => (mr.key, mr.offset(w.data, w.size)?),
-                None if w.size == 0 => (link.nothing, 0),
                 None => {
                     let text = format!("{link}: a receive of {} bytes without registration", w.size);
                     return Err(Failure::new(Code::Usage, text));
@@ -92,10 +93,10 @@ impl Receiver {
             };
         }
         for (i, (w, (key, offset))) in wanted.iter().zip(places).enumerate() {
-            // No message is longer.
-            let size = w.size.min(crate::props::MAX_BYTES);
-            assert!(self.producer.post_recv(key, offset, size as u32, w.tag), "room was counted");
-            self.posted.push_back(Posted { request, buffer: i as u8, key, offset, size, met: false });
+            // No SEND is longer: what is goes in slices.
+            let room = w.size.min(crate::props::MAX_BYTES);
+            assert!(self.producer.post_recv(key, offset, room as u32, w.tag), "room was counted");
+            self.posted.push_back(Posted { request, buffer: i as u8, key, offset, size: w.size, met: false });
         }
         self.producer.wake();
         let n = wanted.len() as u8;

@@ -12,7 +12,7 @@ use crate::error::{Code, Failure, Result};
 use crate::join::SLOTS_LOG;
 use crate::large::{self, Invitation, Outgoing};
 use crate::log;
-use crate::path::{self, Path};
+use crate::path::{self, Path, Slices};
 use crate::pool::Pool;
 use crate::pushes::Pushes;
 
@@ -41,6 +41,8 @@ pub struct Sender {
     /// What goes through the window at once: half of it, so that there is always a place
     /// for it when the other half is given back.
     whole: usize,
+    /// What goes out of a region at once.
+    longest: usize,
     pool: Pool<Sent>,
     messages: u64,
     sends: u64,
@@ -49,11 +51,12 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// `window`: where the GPU sees it. `regions`: whether messages may go out of registered
-    /// memory, if that is known. `in_record`: short payload may go in its record.
+    /// `whole`, `longest`: what goes at once through the window, and out of a region. `window`: where the
+    /// GPU sees it. `regions`: whether messages may go out of registered memory, if that is known.
+    /// `in_record`: short payload may go in its record.
     pub fn new(
         producer: Producer,
-        whole: usize,
+        (whole, longest): (usize, usize),
         window: Option<u64>,
         regions: Option<bool>,
         in_record: bool,
@@ -62,7 +65,8 @@ impl Sender {
         // One for each slot at most.
         let pushes = Pushes::new(window, 1 << SLOTS_LOG);
         let (pool, sums) = (Pool::new(), large::Sums::default());
-        Sender { producer, pushes, regions, in_record, whole, pool, messages: 0, sends: 0, sums, large: None }
+        let (messages, sends, large) = (0, 0, None);
+        Sender { producer, pushes, regions, in_record, whole, longest, pool, messages, sends, sums, large }
     }
 
     /// False if the GPU does not come to an end with its pushes.
@@ -105,11 +109,12 @@ impl Sender {
             regions: self.regions == Regions::Known(true),
             in_record: self.in_record,
             whole: self.whole,
+            longest: self.longest,
         };
         let path = path::choose(data as usize, size, mr, ways)?;
         let Some(request) = self.pool.free() else { return Ok(None) };
         // The first SEND of one that goes in slices must be the next.
-        if self.large.as_ref().is_some_and(|l| path == Path::Slices || l.begins()) {
+        if self.large.as_ref().is_some_and(|l| matches!(path, Path::Slices(_)) || l.begins()) {
             return Ok(None);
         }
         let record = Record { tag, ..Record::new(Opcode::Send) };
@@ -119,9 +124,9 @@ impl Sender {
             Path::Region { key, offset } => {
                 Record { flags: Record::REGION, place: key, place_offset: offset, ..record }
             }
-            Path::Slices => {
-                let gpu = mr.is_some_and(|mr| mr.cuda);
-                self.large = Some(Outgoing::new(request, data, size, tag, gpu, self.whole));
+            Path::Slices(slices) => {
+                let most = if let Slices::Region { .. } = slices { self.longest } else { self.whole };
+                self.large = Some(Outgoing::new(request, data, size, tag, slices, most));
                 self.pool.fill(Sent { size, last: None });
                 self.advance_large(link)?;
                 return Ok(Some(request));
@@ -181,8 +186,8 @@ impl Sender {
             *messages += 1;
             *sends += send as u64;
         };
-        let (pushes, gpu) = (&mut self.pushes, large.gpu);
-        let slice = |producer: &mut Producer, record, data, size| match gpu {
+        let (pushes, pushed) = (&mut self.pushes, large.slices == Slices::Pushed);
+        let slice = |producer: &mut Producer, record, data, size| match pushed {
             // SAFETY: a slice of what `Comm::send` was told, whose request is not done.
             true => unsafe {
                 pushes.push(link.lane.gpu.as_deref(), &link.pushes, producer, record, (data, size))
@@ -227,9 +232,9 @@ impl Sender {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::Request;
+    use crate::comm::{Kind, Request};
     use crate::join::Role;
-    use crate::testing::{Pair, WINDOW, ended, pair, until};
+    use crate::testing::{Pair, WINDOW, ended, pair, pair_of, until};
 
     /// More than is under way at once.
     const BYTES: usize = 4 * WINDOW as usize;
@@ -262,6 +267,43 @@ mod tests {
             assert_eq!(room, payload);
         }
         ended
+    }
+
+    #[test]
+    fn what_is_too_long_for_a_message_goes_out_of_its_region_in_slices() {
+        // More than goes through the window at once, and not all slices alike.
+        let (longest, short, whole) = (WINDOW as usize, 50_000, 5 * WINDOW as usize / 2 + 1);
+        let payload: Vec<u8> = (0..whole).map(|i| (i >> 8 ^ i) as u8).collect();
+        let mut room = vec![0u8; whole];
+        let Pair { comm, mut peer, socket: _socket } = pair_of(Role::Send, longest);
+        let proxy: &dyn Proxy = &*peer.lane.engine;
+        // SAFETY: it outlives the connection, and is looked at behind it.
+        let key = unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, whole as u64, None) }
+            .unwrap();
+        let mr = comm.register(payload.as_ptr() as usize, whole, Kind::Host).unwrap();
+        // Sends so many bytes; the request, and how many of them the peer got at first.
+        let send = |producer: &mut Producer, size: usize| {
+            assert!(producer.post_recv(key, 0, size.min(longest) as u32, 7));
+            producer.wake();
+            // SAFETY: the payload outlives the connection.
+            let request = unsafe { comm.send(payload.as_ptr(), size, 7, Some(&mr)) }.unwrap().expect("room");
+            let length = until(|| producer.try_recv()).length as usize;
+            producer.release(1);
+            (request, length)
+        };
+        // Until the sender knows that its memory is read.
+        for _ in 0..8 {
+            let (request, length) = send(&mut peer.producer, short);
+            assert_eq!((ended(request).unwrap(), length), (short, short));
+        }
+        let (request, first) = send(&mut peer.producer, whole);
+        assert_eq!(first, longest, "no slice that goes through the window is so long");
+        let invitation = Invitation { key, offset: first as u64 }.encode();
+        let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
+        assert!(peer.producer.post(record, &invitation));
+        assert_eq!(ended(request).unwrap(), whole);
+        drop(comm);
+        assert!(room == payload);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::comm::{Comm, Request};
 use crate::error::Result;
 use crate::join::{Half, Joined, Role, Taken};
 use crate::plugin::Runtime;
+use crate::props::MAX_BYTES;
 use crate::socket::Stream;
 
 /// A connection of ours, and what the peer has of it.
@@ -29,12 +30,18 @@ fn joined(taken: Taken) -> Joined {
 
 /// Over `local`.
 pub fn pair(role: Role) -> Pair {
+    pair_of(role, MAX_BYTES)
+}
+
+/// The same, whose queue pair takes messages up to so many bytes, as far as we know.
+pub fn pair_of(role: Role, longest: usize) -> Pair {
     let other = if role == Role::Send { Role::Receive } else { Role::Send };
     let runtime = Runtime::of_a_test(WINDOW);
     let [own, theirs] = [role, other].map(|role| Half::new(&runtime, role, None).unwrap());
     let [to_them, to_us] = [&own, &theirs].map(|half| half.offer().unwrap());
-    let own = joined(own.take(&runtime, to_us.0, to_us.1, None).unwrap());
-    let peer = joined(theirs.take(&runtime, to_them.0, to_them.1, None).unwrap());
+    let pid = Some(std::process::id());
+    let own = Joined { longest, ..joined(own.take(&runtime, to_us.0, to_us.1, pid).unwrap()) };
+    let peer = joined(theirs.take(&runtime, to_them.0, to_them.1, pid).unwrap());
     let (stream, socket) = UnixStream::pair().unwrap();
     let comm = Comm::new(runtime, own, Stream::Unix(stream), role).unwrap();
     Pair { comm, peer, socket }

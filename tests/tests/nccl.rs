@@ -285,6 +285,11 @@ fn a_thousand_connections_leave_nothing_behind() {
 }
 
 #[test]
+fn p7_memory_is_deregistered_though_the_peer_that_reads_it_stands_still() {
+    run("stopped");
+}
+
+#[test]
 fn p7_a_peer_that_is_killed_ends_its_requests() {
     for version in [10, 11] {
         run(&format!("killed --version {version}"));

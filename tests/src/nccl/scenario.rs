@@ -39,7 +39,11 @@ pub struct Options {
 
 impl Options {
     fn traffic(&self, plugin: &Plugin) -> Traffic {
-        let most = plugin.properties(0).expect("properties").max_recvs.clamp(1, 8);
+        // Ours promises as many whatever it says.
+        let most = match self.nccl_rules {
+            true => plugin.properties(0).expect("properties").max_recvs.clamp(1, 8),
+            false => 8,
+        };
         Traffic {
             groups: self.groups,
             max: self.max,
@@ -340,9 +344,14 @@ pub fn rules(o: &Options) {
     if o.dares("a message of nothing without a registration") {
         registrations.push((std::ptr::null_mut(), std::ptr::null_mut()));
     }
+    // Where nothing is to go, NCCL names places behind the buffers' ends too.
+    let behind = |buffer: &Buffer| buffer.at(buffer.bytes()).cast::<u8>().wrapping_add(32 << 10).cast();
     for (a, b) in registrations {
-        let r = receive(&plugin, ends, &into, 0, 5, b).expect("room");
-        let s = send(&plugin, ends, &out, 0, 5, a).expect("room");
+        // SAFETY: nothing lies there.
+        let r = post(&plugin, || unsafe { plugin.irecv(ends.recv, &[behind(&into)], &[0], &[5], &[b]) })
+            .expect("room");
+        // SAFETY: as above.
+        let s = post(&plugin, || unsafe { plugin.isend(ends.send, behind(&out), 0, 5, a) }).expect("room");
         assert_eq!(finish_one(&plugin, r, s), 0);
     }
     if o.dares("flushes of host memory, and of buffers that are not there") {
@@ -653,6 +662,57 @@ pub fn victim(o: &Options) {
     std::thread::sleep(LIMIT * 2);
 }
 
+/// Messages before which a sender knows whether its peer reads its memory.
+const KNOWN: usize = 8;
+
+/// Memory that a message goes out of is deregistered while the peer stands still: NCCL, which frees a
+/// communicator then, must not hear of an error, or it would not free the rest.
+pub fn stopped(o: &Options) {
+    let plugin = o.open();
+    let (mut child, mut peer) = o.spawn("sleeper");
+    let ctx = plugin.init().expect("init");
+    let ends = pair::connect(&plugin, ctx, &mut *peer).expect("connect");
+    let buffer = Buffer::new(60_000);
+    let mr = plugin.reg_mr(ends.send, buffer.at(0), buffer.bytes()).expect("regMr");
+    for _ in 0..KNOWN {
+        let s = send(&plugin, ends, &buffer, buffer.bytes(), 1, mr).expect("room");
+        wait(&plugin, s).expect("send");
+    }
+    peer.barrier();
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("kill");
+    let s = send(&plugin, ends, &buffer, buffer.bytes(), 1, mr).expect("room");
+    // So that it is on its way.
+    std::thread::sleep(Duration::from_millis(100));
+    let begin = Instant::now();
+    plugin.dereg_mr(ends.send, mr).expect("deregMr");
+    println!("deregistered after {:.2} s", begin.elapsed().as_secs_f64());
+    wait(&plugin, s).expect_err("nobody took it");
+    close(&plugin, ends);
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    plugin.finalize(ctx).expect("finalize");
+}
+
+/// The other rank of [`stopped`], with a receive more than it waits for.
+pub fn sleeper(o: &Options) {
+    die_with_parent();
+    let plugin = o.open();
+    let mut peer = parent();
+    let ctx = plugin.init().expect("init");
+    let ends = pair::connect(&plugin, ctx, &mut *peer).expect("connect");
+    let buffer = Buffer::new(60_000);
+    let mr = plugin.reg_mr(ends.recv, buffer.at(0), buffer.bytes()).expect("regMr");
+    let receives: Vec<_> =
+        (0..=KNOWN).map(|_| receive(&plugin, ends, &buffer, 60_000, 1, mr).expect("room")).collect();
+    for r in &receives[..KNOWN] {
+        wait(&plugin, *r).expect("receive");
+    }
+    peer.barrier();
+    // It is stopped, then killed.
+    std::thread::sleep(LIMIT * 2);
+}
+
 /// Sends and receives until a call fails, and then tries each that could wait. How it failed.
 fn until_lost(plugin: &Plugin, ends: Ends, peer: &mut dyn Bootstrap) -> super::table::Failed {
     let (out, into) = (Buffer::new(1 << 16), Buffer::new(1 << 16));
@@ -790,18 +850,24 @@ pub const NCCL: [(&str, Scenario); 6] = [
 ];
 
 /// What this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 6] = [
+pub const OWN: [(&str, Scenario); 7] = [
     ("garbage", garbage),
     ("setting", setting),
     ("killed", killed),
+    ("stopped", stopped),
     ("lost", lost),
     ("deregister", deregister),
     ("queue", queue),
 ];
 
 /// Processes that a scenario starts.
-const SECOND: [(&str, Scenario); 4] =
-    [("rank-1", rank_1), ("victim", victim), ("lost-rank", lost_rank), ("speed-rank", super::speed::second)];
+const SECOND: [(&str, Scenario); 5] = [
+    ("rank-1", rank_1),
+    ("victim", victim),
+    ("sleeper", sleeper),
+    ("lost-rank", lost_rank),
+    ("speed-rank", super::speed::second),
+];
 
 /// Runs a scenario by its name; false if there is none of that name. With NCCL's rules alone one of [`OWN`]
 /// only says that it is left out.
