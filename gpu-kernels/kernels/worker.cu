@@ -21,13 +21,15 @@ using namespace pushgate;
 static constexpr u32 command_words = 4;
 // A launch that takes longer is thought to wait for us.
 static constexpr u64 launch_ns = 1000000;
+// So long without a command is a pause.
+static constexpr u64 idle_ns = 1000000;
 static constexpr u32 phase_running = 1, phase_leaving = 2, phase_left = 3;
 static constexpr u32 lap_shift = 56;
 static constexpr u64 glance_ns = 8000;
 
 // Rings are [0] push and [1] pull.
 struct copy_worker_params {
-	u64 state;	    // host, written here: generation << 8 | phase
+	u64 state;	    // host, written here: generation << 8 | phase; two words on, that a graph's launch stays
 	u64 leases;	    // host, read: {last generation to leave now, launches under way}, then {opened, done} of each
 	u64 counts;	    // host, written here: commands passed, of each block but the dispatcher; of that one
 			    // those with words in them
@@ -524,6 +526,7 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
 	// Of one thread, here and below, so that all decide alike.
 	u64 command = agreed(clock_ns()), needed = command;
 	u64 glanced = command, launching_since = command;
+	bool told = false;
 	for (;;) {
 		bool any = forward(p, push, pull);
 		if (!any)
@@ -532,6 +535,7 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
 		if (any) {
 			command = needed = now;
 			pause.n = 0;
+			told = false;
 			if (!of_a_graph(p))
 				continue;
 		}
@@ -550,6 +554,12 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
 		bool in_the_way = now > launching_since + launch_ns;
 		if (leased && !in_the_way)
 			needed = now;
+		// Of a graph, and nothing is copied: it may stay for another graph's operation, which its own must
+		// not wait for. So somebody is to take over.
+		if (of_a_graph(p) && first && !told && now > command + idle_ns) {
+			store<order::relaxed>(reinterpret_cast<u64 *>(p.state) + 2, number);
+			told = true;
+		}
 		bool asked = of_a_graph(p) && agreed(load_device<order::relaxed>(word_of(p, waiting_at)));
 		if (!quit && !expired && !asked && now < needed + p.linger_ns)
 			continue;

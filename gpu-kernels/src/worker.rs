@@ -49,6 +49,9 @@ const SHARED_BYTES: u32 = 128;
 const END_LIMIT: Duration = Duration::from_secs(10);
 /// How often the worker's thread looks whether the kernel still lives.
 const LOOK: Duration = Duration::from_millis(250);
+/// How long one launch of the kernel serves a program that goes on and on: who waits for all that the device
+/// had to do at some moment waits for the launch of then.
+const AGE: Duration = Duration::from_millis(100);
 
 /// A panic in another thread can't leave these locks' data half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -84,7 +87,8 @@ pub struct WorkerOptions {
     pub linger_alone: Duration,
     /// How long it stays after the last command where it was started by one.
     pub linger_on_demand: Duration,
-    /// How long it stays after the last command at most, whatever the leases say (P7).
+    /// How long it stays after the last command at most, whatever the leases say (P7). Longer than any
+    /// operation may wait for others: behind it, one that still waits has a worker on demand alone.
     pub limit: Duration,
 }
 
@@ -104,7 +108,7 @@ impl WorkerOptions {
             linger: Duration::from_micros(20),
             linger_alone: Duration::from_micros(5),
             linger_on_demand: Duration::from_millis(1),
-            limit: Duration::from_secs(600),
+            limit: Duration::from_secs(24 * 60 * 60),
         }
     }
 
@@ -194,11 +198,13 @@ struct Shared {
     fault: Option<Fault>,
     /// The last generation whose launch was made, and not only begun.
     started: AtomicU64,
-    /// Pulls posted so far, for whoever posts pushes.
-    pulls: AtomicU64,
+    /// Copies posted so far, of either direction.
+    posted: [AtomicU64; 2],
     began: Instant,
     /// When an operation was last launched, in nanoseconds since `began`; 0: none yet.
     last_launch: AtomicU64,
+    /// The same of the kernel.
+    launched_at: AtomicU64,
     device: DeviceBuffer,
 }
 
@@ -254,13 +260,42 @@ impl Shared {
         if !self.control.may_be_gone() || self.stop.load(Ordering::Acquire) {
             return Ok(());
         }
+        self.start_next(&mut launcher, linger)
+    }
+
+    /// For an operation that begins: whether the launch that is there has served for so long that
+    /// another is to take over. By the clock of the operation before, which spares a look.
+    fn is_old(&self) -> bool {
+        let [last, launched] = [&self.last_launch, &self.launched_at].map(|at| at.load(Ordering::Relaxed));
+        last.saturating_sub(launched) > AGE.as_nanos() as u64
+    }
+
+    /// Has another launch take over: it stands behind the one that is there, which is told to go.
+    /// Should that fail, the old one stays.
+    fn renew(&self) {
+        let mut launcher = lock(&self.launcher);
+        let old = self.control.launched.load(Ordering::Relaxed);
+        let here = self.started.load(Ordering::Acquire) == old && !self.control.may_be_gone();
+        let ends = self.lost.get().is_some() || self.stop.load(Ordering::Acquire);
+        if ends || !here || !self.is_old() || self.start_next(&mut launcher, self.options.linger).is_err() {
+            return;
+        }
+        // Release: behind the launch. Never less than before: whoever drops the worker says so later.
+        self.control.word(Layout::QUIT).fetch_max(old, Ordering::Release);
+    }
+
+    /// Starts the next generation.
+    fn start_next(&self, launcher: &mut Launcher, linger: Duration) -> Result<()> {
         let generation = self.control.launched.load(Ordering::Relaxed) + 1;
         // Before the launch: whoever reads the state of the new generation must not
         // take it for a foreign one. The lock makes us the only writer.
         self.control.launched.store(generation, Ordering::Release);
-        let started = self.start(&mut launcher, generation, linger);
+        let started = self.start(launcher, generation, linger);
         match &started {
-            Ok(()) => self.started.store(generation, Ordering::Release),
+            Ok(()) => {
+                self.started.store(generation, Ordering::Release);
+                self.launched_at.store(self.now(), Ordering::Relaxed);
+            }
             Err(error) => {
                 self.control.launched.store(generation - 1, Ordering::Release);
                 if error.is_final() {
@@ -272,6 +307,11 @@ impl Shared {
             }
         }
         started
+    }
+
+    /// Nanoseconds since it was made.
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
     }
 
     fn start(&self, launcher: &mut Launcher, generation: u64, linger: Duration) -> Result<()> {
@@ -291,6 +331,14 @@ impl Shared {
                     .map(|run| running.push(run))
             }
         }
+    }
+
+    /// There are commands that not all blocks have passed.
+    fn has_commands(&self) -> bool {
+        [Direction::Push, Direction::Pull].iter().any(|way| {
+            let posted = self.posted[*way as usize].load(Ordering::Relaxed);
+            self.control.counts(*way).iter().any(|count| count.load(Ordering::Relaxed) < posted)
+        })
     }
 
     /// Has the keeper start it, if it is gone.
@@ -368,7 +416,8 @@ impl Shared {
         Ok(if added { Held::Graph } else { Held::Nothing })
     }
 
-    /// Behind the operation. A worker of a graph without this mark stays until its limit.
+    /// Behind the operation. With a graph without this mark, which takes a lack of memory, a worker
+    /// that has served it stays until its limit, and so do all that come later.
     fn leave_graph(&self, stream: u64) -> Result<()> {
         let Some(resident) = &self.resident else { return Ok(()) };
         let closed = self.device.addr() + Layout::GRAPHS_CLOSED;
@@ -469,7 +518,8 @@ impl Worker {
             wanted: AtomicBool::new(false),
             fault,
             started: AtomicU64::new(0),
-            pulls: AtomicU64::new(0),
+            posted: [AtomicU64::new(0), AtomicU64::new(0)],
+            launched_at: AtomicU64::new(0),
             began: Instant::now(),
             last_launch: AtomicU64::new(0),
             registration,
@@ -544,12 +594,14 @@ impl Worker {
             at
         };
         let lease = Lease(Held::Slot(slot));
-        if shared.control.announce()
-            && let Err(error) = shared.ensure(shared.linger())
-        {
-            self.launched();
-            self.take_back(slot);
-            return Err(error);
+        if shared.control.announce() {
+            if let Err(error) = shared.ensure(shared.linger()) {
+                self.launched();
+                self.take_back(slot);
+                return Err(error);
+            }
+        } else if shared.is_old() {
+            shared.renew();
         }
         shared.behind_launches();
         Ok(lease)
@@ -568,7 +620,7 @@ impl Worker {
         };
         self.launched();
         // Relaxed: for a guess alone.
-        shared.last_launch.store(shared.began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        shared.last_launch.store(shared.now(), Ordering::Relaxed);
         // It may have left for the launch. The next generation stands behind the operation, but
         // before the mark, which would hold up a device with one queue for all streams.
         if shared.control.announce()
@@ -674,8 +726,11 @@ fn keep(shared: &Shared) {
             Some(pause) => thread::sleep(pause),
             None => thread::park_timeout(LOOK),
         }
-        // Woken for nothing, it starts a worker for nothing, which leaves again.
-        if shared.wanted.swap(false, Ordering::AcqRel) && shared.control.may_be_gone() {
+        // Woken for nothing, it starts a worker for nothing, which leaves again. One of a graph that stays
+        // for others' operations is to be relieved, so that its graph can end.
+        let relieves = shared.control.word(Layout::STAYS).swap(0, Ordering::AcqRel) != 0;
+        let wanted = shared.wanted.swap(false, Ordering::AcqRel) || relieves || shared.has_commands();
+        if wanted && shared.control.may_be_gone() {
             match shared.ensure(shared.options.linger_on_demand) {
                 Ok(()) => starting.over(),
                 // Said by `ensure`.
@@ -700,24 +755,26 @@ impl Drop for Worker {
     fn drop(&mut self) {
         let shared = &self.shared;
         shared.stop.store(true, Ordering::Release);
-        if let Some(keeper) = self.keeper.take() {
-            keeper.thread().unpark();
-            let _ = keeper.join();
-        }
-        // With the lock nobody is in the middle of a start, and none comes behind.
-        let last = {
-            let _launcher = lock(&shared.launcher);
-            shared.control.launched.load(Ordering::Relaxed)
-        };
-        shared.control.word(Layout::QUIT).store(last, Ordering::Release);
+        // All launches, that which the keeper may be making too. (Nobody else has the worker any more.)
+        shared.control.word(Layout::QUIT).store(u64::MAX, Ordering::Release);
         let began = Instant::now();
-        loop {
+        while let Some(keeper) = &self.keeper
+            && began.elapsed() < END_LIMIT
+        {
+            keeper.thread().unpark();
+            if keeper.is_finished() {
+                let _ = self.keeper.take().map(JoinHandle::join);
+            } else {
+                thread::sleep(Duration::from_micros(50));
+            }
+        }
+        // A keeper that is still held up in the driver may yet have made a launch.
+        while self.keeper.is_none() && began.elapsed() < END_LIMIT {
             match shared.ended() {
                 Ok(true) => return,
                 // The context is lost, and with it the kernel.
-                Err(error) => return tracing::warn!("{error}"),
-                Ok(false) if began.elapsed() > END_LIMIT => break,
-                Ok(false) => thread::sleep(Duration::from_micros(50)),
+                Err(error) if error.is_final() => return tracing::warn!("{error}"),
+                Ok(false) | Err(_) => thread::sleep(Duration::from_micros(50)),
             }
         }
         tracing::warn!(

@@ -101,9 +101,20 @@ impl Gpu {
         self.executor.as_cuda().map(|cuda| cuda.pci_bus_id())
     }
 
-    /// From now on connections push or pull by its worker.
-    pub fn will_copy(&self) {
+    /// From now on connections push or pull by its worker. An error where that can't be.
+    pub fn will_copy(&self) -> Result<()> {
+        const VARIABLE: &str = "CUDA_LAUNCH_BLOCKING";
+        let value = std::env::var_os(VARIABLE).unwrap_or_default();
+        if !value.is_empty() && value != "0" {
+            let text = format!(
+                "{VARIABLE}={}: no launch returns before its kernel has ended then, so NCCL's would wait for ever for the \
+                 kernel that copies for it; unset it",
+                value.display()
+            );
+            return Err(Failure::new(Code::Usage, text));
+        }
         self.copies.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// They do: without, its worker need not stand beside NCCL's kernels.

@@ -354,7 +354,7 @@ impl Exchange {
         let Exchange { own, accepted, config, peer_landing, reaches } = self;
         if let (Role::Send, false, Some(gpu)) = (own.role, reaches, &own.lane.gpu) {
             // One that pulls elsewhere too.
-            gpu.will_copy();
+            gpu.will_copy()?;
         }
         let peer_geometry = accepted.peer_geometry();
         // Before the engine may copy from there.

@@ -83,7 +83,7 @@ impl Opened {
             }
         };
         if rdma.as_ref().is_none_or(|r| r.plan.copies()) {
-            gpu.will_copy();
+            gpu.will_copy()?;
         }
         Ok(Opened { index, gpu, mover, rdma, why })
     }

@@ -520,6 +520,18 @@ def scenarios(r, gpus, args):
         env = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
         return f"{max(x['seconds'] for x in r.run('queued', 'pushgate', world, env=env, limit=120)):.2f} s"
 
+    def blocking():
+        # Every launch waits for its kernel, so none of ours can copy meanwhile.
+        options, env = {"dtypes": dtypes[:1], "sizes": sizes[:6]}, {"CUDA_LAUNCH_BLOCKING": "1"}
+        try:
+            r.run("functional", "pushgate", world, options, env, limit=60)
+        except Failed as e:
+            assert "ended with" in str(e), e
+        else:
+            raise Failed("it was not refused")
+        ours = r.run("functional", "pushgate", world, options, {**env, "PUSHGATE_PATH": "bounce"}, limit=60)
+        return f"refused; with bounce {len(ours[0]['digests'])} sums"
+
     def one_process():
         # Its ranks are of one host and process; so NCCL must be told to use the network.
         r.run("one_process", "pushgate", 1, env={"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"})
@@ -575,6 +587,7 @@ def scenarios(r, gpus, args):
         "graph": lambda: r.run("graph", "pushgate", world, {"warm": True}) and None,
         "graph-first": lambda: r.run("graph", "pushgate", world, {"warm": False}) and None,
         "replays": lambda: r.run("replays", "pushgate", world, limit=90) and None,
+        "blocking": blocking,
         "again": lambda: r.run("again", "pushgate", world, env={"NCCL_NET_PLUGIN_REF_COUNT": "1"}) and None,
         **({"one-process": one_process} if gpus > 1 else {}),
         "killed": lambda: ended("killed"),

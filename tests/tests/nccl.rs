@@ -324,6 +324,16 @@ fn a_wrong_setting_is_refused_by_its_name() {
 }
 
 #[test]
+fn launches_that_block_are_refused_where_a_kernel_of_ours_copies() {
+    const VARIABLE: &str = "CUDA_LAUNCH_BLOCKING";
+    let found = run_with(command("setting"), &[GPU[0], ("PUSHGATE_QP", "local"), (VARIABLE, "1")]);
+    assert!(found.contains("CUDA_LAUNCH_BLOCKING=1: ") && found.contains("PUSHGATE_PATH=bounce"), "{found}");
+    for (path, value) in [("bounce", "1"), ("push", "0")] {
+        run_with(command("traffic --groups 3"), &[GPU[0], (VARIABLE, value), ("PUSHGATE_PATH", path)]);
+    }
+}
+
+#[test]
 fn speed_is_measured_in_every_size_beside_a_copy() {
     let said = run(&format!("speed --times {}", times(50, 10)));
     let rows: Vec<Vec<f64>> = said

@@ -16,6 +16,11 @@ pub(super) const LEFT: u64 = 3;
 /// to leave, the rest a stream with operations under way each.
 pub(super) const LEASES: usize = 32;
 
+/// Of the device's words, as kernels/worker.cu names them.
+pub(super) const CLOSED_AT: usize = 6;
+pub(super) const PASSED_AT: usize = 8;
+pub(super) const FATES: usize = 256;
+
 /// Where the words of host memory lie, in bytes. What the host writes and what the
 /// device writes lie in lines apart, but for a lease, whose two words are looked at
 /// by one load.
@@ -30,6 +35,8 @@ impl Layout {
     pub(super) const STATE: usize = 0;
     /// Where the state of a kernel goes that is to die without a word (`fault`).
     pub(super) const UNHEARD: usize = 8;
+    /// Not 0: a launch of a graph stays, and nothing is copied.
+    pub(super) const STAYS: usize = 16;
     pub(super) const LEASES: usize = 64;
     pub(super) const QUIT: usize = Self::LEASES;
     /// Launches under way: leases whose `lease_done` is still to come.
@@ -57,11 +64,11 @@ impl Layout {
     /// Of device memory: cursors and the like (kernels/worker.cu), then the two mailboxes.
     pub(super) fn mailboxes(&self) -> usize {
         let copying = self.pushers + self.pullers;
-        ((8 + copying + 1 + copying + 256 + 1) * 8).next_multiple_of(256)
+        ((PASSED_AT + copying + 1 + copying + FATES + 1) * 8).next_multiple_of(256)
     }
 
-    /// There, how many operations of graphs have ended: `closed_at` in kernels/worker.cu.
-    pub(super) const GRAPHS_CLOSED: u64 = 6 * 8;
+    /// There, how many operations of graphs have ended.
+    pub(super) const GRAPHS_CLOSED: u64 = CLOSED_AT as u64 * 8;
 }
 
 /// The host memory that worker and host share, and which generation was started.
@@ -75,6 +82,15 @@ pub(super) struct Control {
 impl Control {
     pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
         &self.memory.words(offset, 1)[0]
+    }
+
+    /// How many commands each block has passed.
+    pub(super) fn counts(&self, direction: Direction) -> &[AtomicU64] {
+        let (first, n) = match direction {
+            Direction::Push => (0, self.layout.pushers),
+            Direction::Pull => (self.layout.pushers, self.layout.pullers),
+        };
+        self.memory.words(Layout::COUNTS + first * 8, n)
     }
 
     /// The last generation has left. False while one is on its way.

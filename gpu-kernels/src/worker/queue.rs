@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use super::control::{COMMAND_WORDS, LAP_SHIFT, Layout};
+use super::control::{COMMAND_WORDS, LAP_SHIFT};
 use super::{Result, Shared};
 
 /// Which way a copy goes.
@@ -161,14 +161,21 @@ impl WorkerQueue {
 
     /// Writes a command, for which there is room; its index.
     fn publish(&mut self, direction: Direction, command: [u64; COMMAND_WORDS]) -> u64 {
+        let index = self.write(direction, command);
+        if self.shared.control.announce() {
+            self.shared.summon();
+        }
+        index
+    }
+
+    /// The same without a word to anybody.
+    pub(super) fn write(&mut self, direction: Direction, command: [u64; COMMAND_WORDS]) -> u64 {
         let options = &self.shared.options;
         let slots = u64::from(options.slots);
         let index = self.rings[direction as usize].posted;
         self.rings[direction as usize].posted += 1;
-        if direction == Direction::Pull {
-            // Relaxed: a guess is enough for how many blocks push.
-            self.shared.pulls.store(index + 1, Ordering::Relaxed);
-        }
+        // Relaxed: for guesses alone, of how many blocks are to push, and of whether something was forgotten.
+        self.shared.posted[direction as usize].store(index + 1, Ordering::Relaxed);
         let lap = (index >> options.slots.trailing_zeros()).wrapping_add(1) << LAP_SHIFT;
         let control = &self.shared.control;
         let at = control.layout.ring(direction) + (index & (slots - 1)) as usize * COMMAND_WORDS * 8;
@@ -179,9 +186,6 @@ impl WorkerQueue {
         // word.
         for (word, data) in words.iter().zip(command) {
             word.store(data | lap, Ordering::Release);
-        }
-        if control.announce() {
-            self.shared.summon();
         }
         index
     }
@@ -197,7 +201,7 @@ impl WorkerQueue {
             return self.inlined() > ticket.index;
         }
         // Those blocks alone: the others pass it when they come to it.
-        let counts = self.counts(ticket.direction);
+        let counts = self.shared.control.counts(ticket.direction);
         // Acquire: what each block stored is older than its count.
         (0..ticket.blocks as usize).all(|i| {
             counts[(ticket.first as usize + i) % counts.len()].load(Ordering::Acquire) > ticket.index
@@ -205,14 +209,14 @@ impl WorkerQueue {
     }
 
     fn pulls_under_way(&self) -> bool {
-        let posted = self.shared.pulls.load(Ordering::Relaxed);
-        self.counts(Direction::Pull).iter().any(|count| count.load(Ordering::Relaxed) < posted)
+        let posted = self.shared.posted[Direction::Pull as usize].load(Ordering::Relaxed);
+        self.shared.control.counts(Direction::Pull).iter().any(|count| count.load(Ordering::Relaxed) < posted)
     }
 
     /// How many copies of a direction are complete and have none before them that is
     /// not.
     pub fn passed(&mut self, direction: Direction) -> u64 {
-        let counts = self.counts(direction);
+        let counts = self.shared.control.counts(direction);
         // Acquire: as in `done`.
         let passed = counts.iter().map(|count| count.load(Ordering::Acquire)).min().unwrap_or(0);
         let inline = self.rings[direction as usize].inline;
@@ -233,15 +237,6 @@ impl WorkerQueue {
         let control = &self.shared.control;
         // Acquire: as in `done`.
         control.word(control.layout.inline_count()).load(Ordering::Acquire)
-    }
-
-    fn counts(&self, direction: Direction) -> &[AtomicU64] {
-        let layout = &self.shared.control.layout;
-        let (first, n) = match direction {
-            Direction::Push => (0, layout.pushers),
-            Direction::Pull => (layout.pushers, layout.pullers),
-        };
-        self.shared.control.memory.words(Layout::COUNTS + first * 8, n)
     }
 
     /// Why no copy ends any more, if so ([`crate::Worker::lost`]).

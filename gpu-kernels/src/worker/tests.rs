@@ -329,20 +329,27 @@ fn launches_of_graphs_and_of_the_host_take_turns() {
                 "{worker:?}"
             );
         };
-        // One stays for the operations of both; it can't be told which, nor whether it has blocks of both.
+        // One stays for the operations of both, and then one of the host's; it can't be told which of the two,
+        // nor whether it has blocks of both.
         let two = [begin(0), begin(1)];
         for _ in 0..2 {
             thread::sleep(Duration::from_millis(100));
-            assert!(!two.iter().all(|run| run.is_done().unwrap()), "an operation is under way");
+            let serve = !two.iter().all(|run| run.is_done().unwrap());
+            assert!(serve || worker.is_present(), "an operation is under way");
             ends(&end(2));
         }
         two.iter().for_each(ends);
+        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        // Nothing is copied for it, and nobody leases: a graph does not stay incomplete for others'
+        // operations, which may wait for what stands behind it.
+        ends(&begin(0));
+        assert!(!worker.wait_gone(Duration::from_millis(100)).unwrap(), "it stays for the graph's operation");
+        ends(&end(2));
+        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
         // A launch of the host's that comes takes over: the graph is complete without the mark,
         // for which a lease may wait that stands behind the graph in its own stream.
         let first = streams[0].raw().unwrap_or(2);
         let one = begin(0);
-        thread::sleep(Duration::from_millis(100));
-        assert!(!one.is_done().unwrap(), "its operation is under way");
         let lease = worker.lease(first).unwrap();
         worker.lease_done(lease, first).unwrap();
         ends(&one);
@@ -404,6 +411,63 @@ fn p7_a_launch_waits_for_its_turn_no_longer_than_the_limit() {
         turn(0);
         echo(&mut queue, &memory, 5);
     });
+}
+
+#[test]
+fn a_launch_that_has_served_for_long_is_relieved() {
+    on_every_device("age", |executor| {
+        let long = Duration::from_secs(60);
+        let options = WorkerOptions { linger: long, linger_alone: long, ..WorkerOptions::of(&**executor) };
+        let (worker, mut queue) = Worker::new(executor, options).unwrap();
+        let memory = Memory::new(executor, 4096);
+        let stream = executor.stream().unwrap();
+        let raw = stream.raw().unwrap_or(1);
+        let before = worker.starts();
+        let began = Instant::now();
+        let mut value = 0;
+        // It would stay between these.
+        while began.elapsed() < 8 * AGE {
+            let lease = worker.lease(raw).unwrap();
+            value += 1;
+            echo(&mut queue, &memory, value);
+            worker.lease_done(lease, raw).unwrap();
+        }
+        let starts = worker.starts() - before;
+        // Fewer where the machine has other work.
+        assert!((2..=9).contains(&starts), "{starts} starts in {:?}", began.elapsed());
+        // Before memory is given back, which waits for all that runs.
+        drop(worker);
+    });
+}
+
+#[test]
+fn a_command_that_nobody_was_told_of_is_found() {
+    on_every_device("forgotten", |executor| {
+        let (worker, mut queue) = Worker::new(executor, WorkerOptions::of(&**executor)).unwrap();
+        let memory = Memory::new(executor, 4096);
+        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        memory.host.words(0, 1)[0].store(77, Ordering::Relaxed);
+        queue.write(Direction::Pull, [memory.device.addr(), memory.host_addr(), 8, 1 << 16]);
+        let began = Instant::now();
+        while queue.passed(Direction::Pull) < 1 {
+            assert!(began.elapsed() < Duration::from_secs(20), "{worker:?}");
+            thread::yield_now();
+        }
+        let mut found = [0; 8];
+        memory.device.copy_to_host(&mut found).unwrap();
+        assert_eq!(u64::from_le_bytes(found), 77);
+    });
+}
+
+#[test]
+fn the_devices_words_are_where_the_kernel_has_them() {
+    let source = include_str!("../../kernels/worker.cu");
+    for (name, value) in
+        [("closed_at", control::CLOSED_AT), ("passed_at", control::PASSED_AT), ("fates", control::FATES)]
+    {
+        let says = format!("{name} = {value}");
+        assert!(source.contains(&format!("{says},")) || source.contains(&format!("{says};")), "not {says}");
+    }
 }
 
 #[test]
