@@ -34,6 +34,8 @@ pub const SLICE: usize = 128 << 10;
 /// The same where a GPU pushes, to which a command costs more than a byte, and all of whose
 /// blocks share in one.
 pub const GPU_SLICE: usize = 512 << 10;
+/// So many slices in one call, for the thread that makes it has other connections to look after.
+const TURN: usize = 4;
 
 /// Where the rest of a message goes, as the receiver says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,7 +129,7 @@ impl Outgoing {
         asked
     }
 
-    /// Goes as far as there is credit. `push` has a slice pushed into the window: the slot
+    /// Goes as far as there is credit, and not for long. `push` has a slice pushed into the window: the slot
     /// that it took, or none without credit. `posted` is told of each message, and whether it
     /// is a SEND; the slot of the last one, when that was posted.
     pub fn advance(
@@ -141,7 +143,8 @@ impl Outgoing {
         let signal = |producer: &mut Producer, signal, signal_value| {
             producer.post(Record { signal, signal_value, ..Record::new(Opcode::Signal) }, &[])
         };
-        loop {
+        let mut slices = 0;
+        while slices < TURN {
             let n = (self.size - self.done).min(self.slice);
             // Not followed here, and maybe an address of the GPU's.
             let from = self.data.wrapping_add(self.done);
@@ -167,6 +170,7 @@ impl Outgoing {
                         return Ok(None);
                     }
                     posted(true);
+                    slices += 1;
                     self.done = n;
                     self.stage = Stage::Invited(None);
                 }
@@ -186,6 +190,7 @@ impl Outgoing {
                         return Ok(None);
                     };
                     posted(false);
+                    slices += 1;
                     self.done += n;
                     if last {
                         sums.messages += 1;
@@ -194,6 +199,7 @@ impl Outgoing {
                 }
             }
         }
+        Ok(None)
     }
 }
 

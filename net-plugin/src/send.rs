@@ -275,7 +275,7 @@ mod tests {
         let (longest, short, whole) = (WINDOW as usize, 50_000, 5 * WINDOW as usize / 2 + 1);
         let payload: Vec<u8> = (0..whole).map(|i| (i >> 8 ^ i) as u8).collect();
         let mut room = vec![0u8; whole];
-        let Pair { comm, mut peer, socket: _socket } = pair_of(Role::Send, longest);
+        let Pair { comm, mut peer, socket: _socket } = pair_of(Role::Send, longest, Some(std::process::id()));
         let proxy: &dyn Proxy = &*peer.lane.engine;
         // SAFETY: it outlives the connection, and is looked at behind it.
         let key = unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, whole as u64, None) }

@@ -30,16 +30,16 @@ fn joined(taken: Taken) -> Joined {
 
 /// Over `local`.
 pub fn pair(role: Role) -> Pair {
-    pair_of(role, MAX_BYTES)
+    pair_of(role, MAX_BYTES, None)
 }
 
-/// The same, whose queue pair takes messages up to so many bytes, as far as we know.
-pub fn pair_of(role: Role, longest: usize) -> Pair {
+/// The same, whose queue pair takes messages up to so many bytes, as far as we know. `pid`: the process whose
+/// memory either end may read, if it is to do so.
+pub fn pair_of(role: Role, longest: usize, pid: Option<u32>) -> Pair {
     let other = if role == Role::Send { Role::Receive } else { Role::Send };
     let runtime = Runtime::of_a_test(WINDOW);
     let [own, theirs] = [role, other].map(|role| Half::new(&runtime, role, None).unwrap());
     let [to_them, to_us] = [&own, &theirs].map(|half| half.offer().unwrap());
-    let pid = Some(std::process::id());
     let own = Joined { longest, ..joined(own.take(&runtime, to_us.0, to_us.1, pid).unwrap()) };
     let peer = joined(theirs.take(&runtime, to_them.0, to_them.1, pid).unwrap());
     let (stream, socket) = UnixStream::pair().unwrap();
