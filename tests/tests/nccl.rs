@@ -324,7 +324,7 @@ fn a_wrong_setting_is_refused_by_its_name() {
 }
 
 #[test]
-fn launches_that_block_are_refused_where_a_kernel_of_ours_copies() {
+fn gpu_launches_that_block_are_refused_where_a_kernel_of_ours_copies() {
     const VARIABLE: &str = "CUDA_LAUNCH_BLOCKING";
     let found = run_with(command("setting"), &[GPU[0], ("PUSHGATE_QP", "local"), (VARIABLE, "1")]);
     assert!(found.contains("CUDA_LAUNCH_BLOCKING=1: ") && found.contains("PUSHGATE_PATH=bounce"), "{found}");
