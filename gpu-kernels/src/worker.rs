@@ -728,7 +728,8 @@ fn keep(shared: &Shared) {
         }
         // Woken for nothing, it starts a worker for nothing, which leaves again. One of a graph that stays
         // for others' operations is to be relieved, so that its graph can end.
-        let relieves = shared.control.word(Layout::STAYS).swap(0, Ordering::AcqRel) != 0;
+        let stays = shared.control.word(Layout::STAYS);
+        let relieves = stays.load(Ordering::Relaxed) != 0 && stays.swap(0, Ordering::Relaxed) != 0;
         let wanted = shared.wanted.swap(false, Ordering::AcqRel) || relieves || shared.has_commands();
         if wanted && shared.control.may_be_gone() {
             match shared.ensure(shared.options.linger_on_demand) {

@@ -23,7 +23,7 @@ pub(super) const FATES: usize = 256;
 
 /// Where the words of host memory lie, in bytes. What the host writes and what the
 /// device writes lie in lines apart, but for a lease, whose two words are looked at
-/// by one load.
+/// by one load, and for `STAYS`, which the device sets and the host takes back.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
     pub(super) slots: usize,

@@ -425,16 +425,16 @@ fn a_launch_that_has_served_for_long_is_relieved() {
         let before = worker.starts();
         let began = Instant::now();
         let mut value = 0;
-        // It would stay between these.
-        while began.elapsed() < 8 * AGE {
+        // It would stay between these. (For longer where the machine has other work.)
+        while began.elapsed() < 8 * AGE || worker.starts() - before < 2 {
+            assert!(began.elapsed() < Duration::from_secs(20), "nobody relieves it");
             let lease = worker.lease(raw).unwrap();
             value += 1;
             echo(&mut queue, &memory, value);
             worker.lease_done(lease, raw).unwrap();
         }
-        let starts = worker.starts() - before;
-        // Fewer where the machine has other work.
-        assert!((2..=9).contains(&starts), "{starts} starts in {:?}", began.elapsed());
+        let (starts, time) = (worker.starts() - before, began.elapsed());
+        assert!(starts as u128 <= 2 + time.as_nanos() / AGE.as_nanos(), "{starts} starts in {time:?}");
         // Before memory is given back, which waits for all that runs.
         drop(worker);
     });
