@@ -280,8 +280,8 @@ impl Shared {
         if ends || !here || !self.is_old() || self.start_next(&mut launcher, self.options.linger).is_err() {
             return;
         }
-        // Release: behind the launch. Never less than before: whoever drops the worker says so later.
-        self.control.word(Layout::QUIT).fetch_max(old, Ordering::Release);
+        // Release: behind the launch. (It is told more only by the drop, which nobody leases beside.)
+        self.control.word(Layout::QUIT).store(old, Ordering::Release);
     }
 
     /// Starts the next generation.
@@ -421,7 +421,7 @@ impl Shared {
     fn leave_graph(&self, stream: u64) -> Result<()> {
         let Some(resident) = &self.resident else { return Ok(()) };
         let closed = self.device.addr() + Layout::GRAPHS_CLOSED;
-        // SAFETY: a word of ours; as for `join_graph`. (None: the capture has failed meanwhile, so
+        // SAFETY: a word of ours; as for `join_graph`. (False: the capture has failed meanwhile, so
         // there will be no graph.)
         unsafe { resident.add_mark_to_graph(stream, closed) }.map(|_| ())
     }

@@ -258,14 +258,10 @@ pub fn choose(data: usize, size: usize, mr: Option<&Mr>, ways: Ways) -> Result<P
     Ok(match region {
         Some((key, offset)) if size <= longest => Path::Region { key, offset },
         Some((key, offset)) => Path::Slices(Slices::Region { key, offset }),
-        None if size <= whole => {
-            if cuda {
-                Path::Worker
-            } else {
-                Path::Push
-            }
-        }
-        None => Path::Slices(if cuda { Slices::Pushed } else { Slices::Copied }),
+        None if size <= whole && cuda => Path::Worker,
+        None if size <= whole => Path::Push,
+        None if cuda => Path::Slices(Slices::Pushed),
+        None => Path::Slices(Slices::Copied),
     })
 }
 

@@ -297,6 +297,11 @@ pub fn rules(o: &Options) {
     // NCCL takes 10 Gbit/s then.
     o.promise("it knows its speed", p.speed > 0, &p.speed);
     o.promise("at most 8 buffers in a receive", p.max_recvs <= 8, &p.max_recvs);
+    if !o.nccl_rules {
+        // With more over RDMA, NCCL has ranks share a connection that one of them can hold up.
+        let verbs = std::env::var("PUSHGATE_QP").is_ok_and(|qp| qp == "verbs");
+        assert_eq!(p.max_recvs, if verbs { 1 } else { 8 }, "verbs: {verbs}");
+    }
     if o.dares("properties of a device that there is not") {
         assert!(plugin.properties(1000).is_err(), "there are no 1001 devices");
     }
