@@ -2,9 +2,10 @@
 //! from its verbs.h. The result depends on neither libclang's version nor the caller's rustfmt
 //! settings, so it can be compared byte for byte.
 
+use crate::Paths;
 #[cfg(not(feature = "bindings"))]
 use crate::process;
-use crate::{Paths, process::Deadline};
+use crate::progress::Guard;
 use anyhow::Result;
 use std::fs;
 use std::path::PathBuf;
@@ -16,19 +17,19 @@ const RDMA_CORE: &str = "44";
 /// Writes the files, or with `check` compares them. This xtask has no bindgen; the one that runs it
 /// here is built into a target folder of its own, so that neither evicts the other.
 #[cfg(not(feature = "bindings"))]
-pub fn run(paths: &Paths, check: bool, deadline: Deadline) -> Result<()> {
+pub fn run(paths: &Paths, check: bool, guard: Guard) -> Result<()> {
     let mut command = process::cargo(&paths.root);
     command.args(["run", "--package", "xtask", "--features", "bindings", "--target-dir"]);
     command.arg(paths.target.join("bindings")).args(["--", "bindings"]);
     if check {
         command.arg("--check");
     }
-    process::run(command, deadline)
+    process::run(command, guard)
 }
 
 /// Writes the files, or with `check` compares them.
 #[cfg(feature = "bindings")]
-pub fn run(paths: &Paths, check: bool, _: Deadline) -> Result<()> {
+pub fn run(paths: &Paths, check: bool, _: Guard) -> Result<()> {
     made::one(paths, check, &made::ABI)?;
     made::one(paths, check, &made::UAPI)?;
     match without_verbs() {

@@ -5,13 +5,14 @@ use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{env, thread};
 
 use anyhow::{Context, Result, bail};
 
 use crate::Paths;
-use crate::process::{self, Deadline};
+use crate::process;
+use crate::progress::Guard;
 use crate::system::{self, Need};
 
 /// The last CUDA that drivers of the 580 branch run; each package is versioned by itself.
@@ -49,7 +50,7 @@ impl Toolkit {
 }
 
 /// The toolkit to use, fetched if there is none.
-pub fn toolkit(paths: &Paths, deadline: Deadline) -> Result<Toolkit> {
+pub fn toolkit(paths: &Paths, guard: Guard) -> Result<Toolkit> {
     if let Some(toolkit) = present(paths) {
         return Ok(toolkit);
     }
@@ -58,7 +59,7 @@ pub fn toolkit(paths: &Paths, deadline: Deadline) -> Result<Toolkit> {
             "no CUDA 13 nvcc in PUSHGATE_NVCC, CUDA_HOME, /usr/local/cuda or PATH, and fetching one {reason}"
         );
     }
-    fetch(paths, deadline)
+    fetch(paths, guard)
 }
 
 /// The toolkit to use, if one is installed or has been fetched before.
@@ -104,14 +105,14 @@ fn fetched(venv: &Path) -> Option<Toolkit> {
     places.find(|nvcc| nvcc.is_file()).map(Toolkit::at)
 }
 
-fn fetch(paths: &Paths, deadline: Deadline) -> Result<Toolkit> {
+fn fetch(paths: &Paths, guard: Guard) -> Result<Toolkit> {
     let venv = venv(paths);
     fs::create_dir_all(&paths.target)?;
     // Two tasks at once would empty the folder under each other.
     let path = paths.target.join("cuda.lock");
     let lock = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
     while let Err(TryLockError::WouldBlock) = lock.try_lock() {
-        if process::interrupted() || deadline.is_some_and(|d| Instant::now() >= d) {
+        if process::interrupted() || guard.is_over() {
             bail!("another task holds {}", path.display());
         }
         thread::sleep(Duration::from_millis(100));
@@ -123,11 +124,11 @@ fn fetch(paths: &Paths, deadline: Deadline) -> Result<Toolkit> {
     eprintln!("Fetching CUDA 13.0's compiler into {} (once; about 200 MB)", venv.display());
     let mut make = process::command("python3", &paths.root);
     make.args(["-m", "venv", "--clear"]).arg(&venv);
-    process::run_quietly(make, deadline)?;
+    process::run_quietly(make, guard)?;
     let mut install = process::command(venv.join("bin/python"), &paths.root);
     install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
     install.args(["--no-deps", "--only-binary", ":all:"]).args(WHEELS);
-    process::run_quietly(install, deadline)?;
+    process::run_quietly(install, guard)?;
     fs::write(stamp(&venv), WHEELS.join("\n"))?;
     fetched(&venv).with_context(|| format!("the wheels left no nvcc in {}", venv.display()))
 }
@@ -152,7 +153,7 @@ fn sources(root: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Compiles every kernel for the CPU executor, warnings being errors.
-pub fn compile_for_cpu(paths: &Paths, deadline: Deadline) -> Result<()> {
+pub fn compile_for_cpu(paths: &Paths, guard: Guard) -> Result<()> {
     let out = paths.scratch("kernels")?;
     let compile = |source: &PathBuf| {
         let mut command = process::command("g++", &paths.root);
@@ -163,11 +164,11 @@ pub fn compile_for_cpu(paths: &Paths, deadline: Deadline) -> Result<()> {
         command.args(includes()).arg(source).arg("-o").arg(object(&out, source, "o"));
         command
     };
-    process::run_all(sources(&paths.root)?.iter().map(compile).collect(), 2, deadline)
+    process::run_all(sources(&paths.root)?.iter().map(compile).collect(), 2, guard)
 }
 
 /// Compiles every kernel for the GPUs that we support, warnings being errors.
-pub fn compile_for_gpu(paths: &Paths, toolkit: &Toolkit, deadline: Deadline) -> Result<()> {
+pub fn compile_for_gpu(paths: &Paths, toolkit: &Toolkit, guard: Guard) -> Result<()> {
     let out = paths.scratch("kernels")?;
     let compile = |source: &PathBuf| {
         let mut command = process::command(&toolkit.nvcc, &paths.root);
@@ -178,7 +179,7 @@ pub fn compile_for_gpu(paths: &Paths, toolkit: &Toolkit, deadline: Deadline) -> 
         command.args(includes()).arg(source).arg("-o").arg(object(&out, source, "fatbin"));
         command
     };
-    process::run_all(sources(&paths.root)?.iter().map(compile).collect(), 2, deadline)
+    process::run_all(sources(&paths.root)?.iter().map(compile).collect(), 2, guard)
 }
 
 fn includes() -> impl Iterator<Item = String> {

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::process;
 use crate::programs::{self, Kind};
+use crate::progress::Guard;
 use crate::{Paths, cuda, plugin};
 
 /// Prints what to run.
@@ -34,9 +35,10 @@ pub fn bundle(paths: &Paths, out: Option<PathBuf>, tests: &[String]) -> Result<(
         Some(out) => std::env::current_dir()?.join(out),
         None => paths.target.join("gpu-bundle"),
     };
-    let nvcc = cuda::toolkit(paths, None)?.nvcc;
-    let build =
-        |arguments: &[&str]| programs::build(paths, arguments, &[("PUSHGATE_NVCC", nvcc.as_os_str())], None);
+    let nvcc = cuda::toolkit(paths, Guard::NONE)?.nvcc;
+    let build = |arguments: &[&str]| {
+        programs::build(paths, arguments, &[("PUSHGATE_NVCC", nvcc.as_os_str())], Guard::NONE)
+    };
     let mut programs = build(&[
         "build",
         "--package=pushgate",
@@ -51,7 +53,7 @@ pub fn bundle(paths: &Paths, out: Option<PathBuf>, tests: &[String]) -> Result<(
         programs.extend(build(&arguments)?);
     }
     fs::create_dir_all(out.join("tests")).with_context(|| format!("cannot make {}", out.display()))?;
-    let plugin = plugin::build(paths, Some(&nvcc), None)?;
+    let plugin = plugin::build(paths, Some(&nvcc), Guard::NONE)?;
     strip(paths, &plugin, &out.join(plugin.file_name().context("the plugin has a name")?))?;
     let suite = out.join("nccl.py");
     fs::copy(paths.root.join("tests/gpu/nccl.py"), &suite).context("the suite of the plugin")?;
@@ -66,7 +68,7 @@ pub fn bundle(paths: &Paths, out: Option<PathBuf>, tests: &[String]) -> Result<(
 fn strip(paths: &Paths, from: &Path, to: &Path) -> Result<()> {
     let mut strip = process::command("strip", &paths.root);
     strip.arg("-o").arg(to).arg(from);
-    process::run_quietly(strip, None)?;
+    process::run_quietly(strip, Guard::NONE)?;
     println!("{}", to.display());
     Ok(())
 }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::Paths;
-use crate::process::{self, Deadline};
+use crate::process::{self, Redirect};
+use crate::progress::Guard;
 use crate::system::{self, Need};
 use crate::vm::kernel::{self, Kernel};
 
@@ -18,15 +19,15 @@ pub fn task(paths: &Paths) -> Result<PathBuf> {
     if let Some(reason) = kernel::unavailable() {
         bail!("{reason}");
     }
-    build(paths, &kernel::get(paths, None, None)?, None)
+    build(paths, &kernel::get(paths, None, Guard::NONE)?, Guard::NONE)
 }
 
 /// The driver and the importer that its tests load, in one folder. Any warning is an error.
-pub fn build(paths: &Paths, kernel: &Kernel, deadline: Deadline) -> Result<PathBuf> {
+pub fn build(paths: &Paths, kernel: &Kernel, guard: Guard) -> Result<PathBuf> {
     if let Some(reason) = system::unmet(NEEDS) {
         bail!("building the kernel module {reason}");
     }
-    let headers = kernel::headers(paths, kernel, deadline)?;
+    let headers = kernel::headers(paths, kernel, guard)?;
     let headers = headers.join("usr/src").join(format!("linux-headers-{}", kernel.release));
     // Kbuild writes beside the sources, so it gets a copy.
     let copy = paths.scratch(&format!("kmod/{}", kernel.release))?;
@@ -41,8 +42,8 @@ pub fn build(paths: &Paths, kernel: &Kernel, deadline: Deadline) -> Result<PathB
     make.arg("-C").arg(&headers).arg(format!("M={}", module.display()));
     // modpost warns on stderr and goes on.
     let log = copy.join("make.log");
-    make.stderr(fs::File::create(&log)?);
-    let result = process::run(make, deadline);
+    let to = Redirect { stderr: Some(fs::File::create(&log)?), ..Redirect::default() };
+    let result = process::run_redirected(make, to, guard);
     let said = fs::read_to_string(&log).unwrap_or_default();
     let said: Vec<_> = said.lines().filter(|line| !line.trim().is_empty()).collect();
     result.with_context(|| said.join("\n"))?;

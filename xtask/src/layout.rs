@@ -8,14 +8,15 @@ use std::fs;
 use anyhow::{Context, Result, bail};
 
 use crate::Paths;
-use crate::process::{self, Deadline};
+use crate::process;
+use crate::progress::Guard;
 
 /// C expressions of constants, sizes, alignments and offsets, with their values as 64-bit patterns:
 /// bindgen gives a C constant above `i64::MAX` a signed type.
 type Numbers = BTreeMap<String, u64>;
 
 /// Compares them; an error names everything that differs.
-pub fn check(paths: &Paths, deadline: Deadline) -> Result<()> {
+pub fn check(paths: &Paths, guard: Guard) -> Result<()> {
     let rust = fs::read_to_string(paths.root.join("driver-shim/src/abi.rs")).context("cannot read abi.rs")?;
     let rust = stated(&rust)?;
     let out = paths.scratch("layout")?;
@@ -26,8 +27,8 @@ pub fn check(paths: &Paths, deadline: Deadline) -> Result<()> {
         let mut compile = process::command(compiler, &paths.root);
         compile.args([standard, "-Wall", "-Wextra", "-Werror", "-Idriver-shim/include"]);
         compile.arg(&source).arg("-o").arg(&binary);
-        process::run(compile, deadline)?;
-        let seen = process::capture(process::command(&binary, &paths.root), false, deadline)?;
+        process::run(compile, guard)?;
+        let seen = process::capture(process::command(&binary, &paths.root), false, guard)?;
         compare(compiler, &rust, &seen)?;
         println!("{compiler}: {} numbers agree", rust.len());
     }

@@ -9,6 +9,7 @@ mod package;
 mod plugin;
 mod process;
 mod programs;
+mod progress;
 mod runner;
 mod steps;
 mod system;
@@ -16,11 +17,14 @@ mod vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
+
+use crate::progress::Guard;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Build and test tasks of pushgate", bin_name = "cargo xtask")]
@@ -39,6 +43,16 @@ enum Task {
         /// Also run the steps that take longer than all others together may.
         #[arg(long)]
         full: bool,
+        /// Run the quick steps alone: format, clippy, unit tests.
+        #[arg(long, conflicts_with_all = ["full", "only"])]
+        quick: bool,
+        /// Install no package and no component, even as root: what is missing is a skip.
+        #[arg(long)]
+        no_install: bool,
+        /// End the run after so long, with its summary; steps not run by then count as failed
+        /// [default: 80, with --full 240].
+        #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..))]
+        limit: Option<u64>,
         /// Run these steps only, in the order of the table.
         #[arg(long, value_name = "STEP,...", value_delimiter = ',',
               value_parser = PossibleValuesParser::new(steps::names()))]
@@ -127,15 +141,19 @@ fn run(cli: Cli) -> Result<ExitCode> {
             runner::list();
             Ok(ExitCode::SUCCESS)
         }
-        Task::Test { strict, full, only, .. } => runner::test(paths, &runner::Options { strict, full, only }),
-        Task::Bindings { check } => bindings::run(&paths, check, None).map(|()| ExitCode::SUCCESS),
+        Task::Test { strict, full, quick, no_install, limit, only, .. } => {
+            let limit = limit.unwrap_or(if full { runner::FULL_LIMIT } else { runner::LIMIT });
+            let limit = Duration::from_secs(60 * limit);
+            runner::test(paths, &runner::Options { strict, full, quick, no_install, limit, only })
+        }
+        Task::Bindings { check } => bindings::run(&paths, check, Guard::NONE).map(|()| ExitCode::SUCCESS),
         Task::Gpu { bundle: false, .. } => {
             gpu::explain();
             Ok(ExitCode::SUCCESS)
         }
         Task::Gpu { out, tests, .. } => gpu::bundle(&paths, out, &tests).map(|()| ExitCode::SUCCESS),
         Task::Plugin => {
-            println!("{}", plugin::build(&paths, None, None)?.display());
+            println!("{}", plugin::build(&paths, None, Guard::NONE)?.display());
             Ok(ExitCode::SUCCESS)
         }
         Task::Vm(options) => vm::run(&paths, &options),
@@ -145,11 +163,11 @@ fn run(cli: Cli) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Task::Package => {
-            println!("{}", package::build(&paths, None)?.display());
+            println!("{}", package::build(&paths, Guard::NONE)?.display());
             Ok(ExitCode::SUCCESS)
         }
         Task::Nvcc => {
-            println!("{}", cuda::toolkit(&paths, None)?.nvcc.display());
+            println!("{}", cuda::toolkit(&paths, Guard::NONE)?.nvcc.display());
             Ok(ExitCode::SUCCESS)
         }
     }

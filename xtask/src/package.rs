@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::Mode;
 
-use crate::process::{self, Deadline};
+use crate::process::{self, Redirect};
+use crate::progress::Guard;
 use crate::system::{self, Need};
 use crate::{Paths, programs};
 
@@ -32,7 +32,7 @@ const FILES: &[(&str, &str)] = &[
 const SCRIPTS: &[&str] = &["postinst", "prerm", "postrm"];
 
 /// Makes the package; returns its path.
-pub fn build(paths: &Paths, deadline: Deadline) -> Result<PathBuf> {
+pub fn build(paths: &Paths, guard: Guard) -> Result<PathBuf> {
     if let Some(reason) = system::unmet(NEEDS) {
         bail!("the package {reason}");
     }
@@ -43,7 +43,7 @@ pub fn build(paths: &Paths, deadline: Deadline) -> Result<PathBuf> {
     );
     // Whatever the caller's is, what is installed is everybody's to read.
     rustix::process::umask(Mode::from_raw_mode(0o022));
-    let maker = Maker { paths, out: paths.scratch("package")?, deadline };
+    let maker = Maker { paths, out: paths.scratch("package")?, guard };
     let changelog = maker.changelog()?;
     check_versions(paths, &changelog)?;
     let tree = maker.out.join("tree");
@@ -58,7 +58,7 @@ pub fn build(paths: &Paths, deadline: Deadline) -> Result<PathBuf> {
     // What makes two builds of the same sources alike: no owner, no time of this build.
     command.env("SOURCE_DATE_EPOCH", changelog.time()?);
     command.args(["--root-owner-group", "-Zxz", "--build"]).arg(&tree).arg(&package);
-    process::run(command, deadline)?;
+    process::run(command, guard)?;
     Ok(package)
 }
 
@@ -106,14 +106,14 @@ fn check_versions(paths: &Paths, changelog: &Changelog) -> Result<()> {
 struct Maker<'a> {
     paths: &'a Paths,
     out: PathBuf,
-    deadline: Deadline,
+    guard: Guard,
 }
 
 impl Maker<'_> {
     fn capture(&self, program: &str, dir: &Path, arguments: &[&str]) -> Result<String> {
         let mut command = process::command(program, dir);
         command.args(arguments);
-        process::capture(command, false, self.deadline)
+        process::capture(command, false, self.guard)
     }
 
     fn changelog(&self) -> Result<Changelog> {
@@ -168,13 +168,13 @@ impl Maker<'_> {
 
     fn command(&self, to: &Path) -> Result<()> {
         let arguments = ["build", "--package", "pushgate", "--bin", "pushgate"];
-        let built = programs::build(self.paths, &arguments, &[], self.deadline)?;
+        let built = programs::build(self.paths, &arguments, &[], self.guard)?;
         let built = built.iter().find(|program| program.name == "pushgate");
         let built = &built.context("cargo has not built the command pushgate")?.path;
         fs::create_dir_all(to.parent().expect("a file lies in a folder"))?;
         let mut strip = process::command("strip", &self.out);
         strip.args(["--strip-all", "--remove-section=.comment", "-o"]).arg(to).arg(built);
-        process::run(strip, self.deadline)?;
+        process::run(strip, self.guard)?;
         set_mode(to, 0o755)
     }
 
@@ -184,8 +184,9 @@ impl Maker<'_> {
         fs::write(&plain, content)?;
         put(to, &[])?;
         let mut gzip = process::command("gzip", &self.out);
-        gzip.args(["-9nc"]).arg(&plain).stdout(Stdio::from(fs::File::create(to)?));
-        process::run_quietly(gzip, self.deadline)
+        gzip.args(["-9nc"]).arg(&plain);
+        let to = Redirect { stdout: Some(fs::File::create(to)?), ..Redirect::default() };
+        process::run_redirected(gzip, to, self.guard)
     }
 
     /// The folder DEBIAN.

@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::Paths;
-use crate::process::{self, Deadline};
+use crate::process;
+use crate::progress::Guard;
 
 /// Builds it for release; where it is. With `nvcc` it has its device code in it; else where the
 /// build finds one, or the first use on a host compiles it.
-pub fn build(paths: &Paths, nvcc: Option<&Path>, deadline: Deadline) -> Result<PathBuf> {
+pub fn build(paths: &Paths, nvcc: Option<&Path>, guard: Guard) -> Result<PathBuf> {
     let mut cargo = process::cargo(&paths.root);
     cargo.envs(nvcc.map(|nvcc| ("PUSHGATE_NVCC", nvcc)));
     cargo.args(["build", "--quiet", "--release", "--package", "pushgate-net-plugin"]);
-    process::run_quietly(cargo, deadline)?;
+    process::run_quietly(cargo, guard)?;
     let folder = paths.target.join("release");
     let (made, wanted) = (folder.join("libnccl_net_pushgate.so"), folder.join("libnccl-net-pushgate.so"));
     // A copy and no link, put there in one step: a program may have the old one open.

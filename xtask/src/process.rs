@@ -1,22 +1,22 @@
 //! Starting other programs: each in a process group of its own, which ends as a
-//! whole when the program ends, runs past its deadline or we are interrupted.
+//! whole when the program ends, shows no progress or we are interrupted.
 
 use std::ffi::{OsStr, c_int};
-use std::io::{Read, Write};
+use std::fs::File;
+use std::io::{IsTerminal, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
+use crate::progress::{Guard, Watch};
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
-
-/// When a command must have ended; `None`: never.
-pub type Deadline = Option<Instant>;
 
 /// How often a running command is looked at.
 pub const TICK: Duration = Duration::from_millis(20);
@@ -85,72 +85,95 @@ pub fn cargo(dir: &Path) -> Command {
 }
 
 /// Runs a command with its output on ours; an exit status but 0 is an error.
-pub fn run(command: Command, deadline: Deadline) -> Result<()> {
+pub fn run(command: Command, guard: Guard) -> Result<()> {
     show(&command);
-    run_quietly(command, deadline)
+    run_quietly(command, guard)
 }
 
-/// The same, without showing the command.
-pub fn run_quietly(command: Command, deadline: Deadline) -> Result<()> {
-    let mut running = Running::start(command)?;
-    let status = running.wait(deadline)?;
-    running.check(status)
+/// Where a command writes what does not go to our stdout.
+#[derive(Default)]
+pub struct Redirect {
+    /// A file for what the command writes to stdout.
+    pub stdout: Option<File>,
+    /// A file for what the command writes to stderr.
+    pub stderr: Option<File>,
+}
+
+/// Runs a command as [`run`] does, without showing the command line.
+pub fn run_quietly(command: Command, guard: Guard) -> Result<()> {
+    run_redirected(command, Redirect::default(), guard)
+}
+
+/// Runs a command as [`run_quietly`] does, with a part of its output in files.
+pub fn run_redirected(command: Command, to: Redirect, guard: Guard) -> Result<()> {
+    let mut job = Job::start(command, to, guard)?;
+    loop {
+        if let Some(status) = job.poll()? {
+            return job.running.check(status);
+        }
+        thread::sleep(TICK);
+    }
 }
 
 /// Runs a command and returns what it wrote to stdout, which is also shown if `echo` is set.
-pub fn capture(mut command: Command, echo: bool, deadline: Deadline) -> Result<String> {
+pub fn capture(mut command: Command, echo: bool, guard: Guard) -> Result<String> {
     if echo {
         show(&command);
     }
-    command.stdout(Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    colour(&mut command, io::stderr().is_terminal());
     let mut running = Running::start(command)?;
-    let mut pipe = running.child.stdout.take().context("no pipe")?;
     let text = Arc::new(Mutex::new(Vec::new()));
-    let (done, is_done) = mpsc::channel();
     let into = Arc::clone(&text);
-    thread::spawn(move || {
-        let mut buffer = [0; 8192];
-        while let Ok(n @ 1..) = pipe.read(&mut buffer) {
-            if echo {
-                let _ = io::stdout().write_all(&buffer[..n]);
-                let _ = io::stdout().flush();
-            }
-            into.lock().expect("the reader does not panic").extend_from_slice(&buffer[..n]);
+    let out = running.child.stdout.take().context("no pipe")?;
+    let out = pass_on(out, &running.heard, move |bytes| {
+        if echo {
+            write_to(io::stdout(), bytes);
         }
-        let _ = done.send(());
+        into.lock().expect("the reader does not panic").extend_from_slice(bytes);
     });
-    let status = running.wait(deadline)?;
-    // Something that left the group may hold the pipe for ever: do not wait for it that long.
-    let _ = is_done.recv_timeout(GRACE);
+    let err = running.child.stderr.take().context("no pipe")?;
+    let err = pass_on(err, &running.heard, |bytes| write_to(io::stderr(), bytes));
+    let mut watch = Watch::new(guard);
+    let status = loop {
+        if let Some(status) = running.poll(&mut watch)? {
+            break status;
+        }
+        thread::sleep(TICK);
+    };
+    for pipe in [out, err] {
+        // Something that left the group may hold the pipe for ever: do not wait for it that long.
+        let _ = pipe.recv_timeout(GRACE);
+    }
     running.check(status)?;
     let bytes = text.lock().expect("the reader does not panic").clone();
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Runs all commands, `at_once` at a time. A failure does not stop those that follow.
-pub fn run_all(commands: Vec<Command>, at_once: usize, deadline: Deadline) -> Result<()> {
+pub fn run_all(commands: Vec<Command>, at_once: usize, guard: Guard) -> Result<()> {
     let mut waiting = commands.into_iter();
-    let mut running: Vec<Running> = Vec::new();
+    let mut jobs: Vec<Job> = Vec::new();
     let mut failed = Vec::new();
     loop {
-        while running.len() < at_once
+        while jobs.len() < at_once
             && let Some(command) = waiting.next()
         {
             show(&command);
-            running.push(Running::start(command)?);
+            jobs.push(Job::start(command, Redirect::default(), guard)?);
         }
-        if running.is_empty() {
+        if jobs.is_empty() {
             break;
         }
         let mut still = Vec::new();
-        for mut job in running {
-            match job.poll(deadline)? {
-                Some(status) => failed.extend(job.check(status).err()),
+        for mut job in jobs {
+            match job.poll()? {
+                Some(status) => failed.extend(job.running.check(status).err()),
                 None => still.push(job),
             }
         }
-        running = still;
-        if running.len() == at_once || (waiting.len() == 0 && !running.is_empty()) {
+        jobs = still;
+        if jobs.len() == at_once || (waiting.len() == 0 && !jobs.is_empty()) {
             thread::sleep(TICK);
         }
     }
@@ -161,11 +184,81 @@ pub fn run_all(commands: Vec<Command>, at_once: usize, deadline: Deadline) -> Re
     }
 }
 
+/// A command whose output, of both kinds and in its order, goes to our stdout.
+struct Job {
+    running: Running,
+    output_ended: mpsc::Receiver<()>,
+    watch: Watch,
+}
+
+impl Job {
+    fn start(mut command: Command, to: Redirect, guard: Guard) -> Result<Job> {
+        // One pipe for both, so that lines stay in their order.
+        let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+        command
+            .stdout(to.stdout.map_or_else(|| theirs.try_clone().map(Stdio::from), |file| Ok(file.into()))?);
+        command.stderr(to.stderr.map_or_else(|| theirs.into(), Stdio::from));
+        colour(&mut command, io::stdout().is_terminal());
+        let running = Running::start(command)?;
+        let pipe = File::from(ours);
+        let output_ended = pass_on(pipe, &running.heard, |bytes| write_to(io::stdout(), bytes));
+        Ok(Job { running, output_ended, watch: Watch::new(guard) })
+    }
+
+    fn poll(&mut self) -> Result<Option<ExitStatus>> {
+        let status = self.running.poll(&mut self.watch)?;
+        if status.is_some() {
+            // Something that left the group may hold the pipe for ever: do not wait for it that long.
+            let _ = self.output_ended.recv_timeout(GRACE);
+        }
+        Ok(status)
+    }
+}
+
+/// Cargo writes to our pipe and would leave out the colours of a terminal.
+fn colour(command: &mut Command, is_terminal: bool) {
+    let is_cargo = Path::new(command.get_program()).file_name() == Some(OsStr::new("cargo"));
+    if is_terminal
+        && is_cargo
+        && env::var_os("CARGO_TERM_COLOR").is_none()
+        && env::var_os("NO_COLOR").is_none()
+    {
+        command.env("CARGO_TERM_COLOR", "always");
+    }
+}
+
+/// Where nobody reads our output any more, the job goes on all the same.
+pub fn write_to(mut to: impl Write, bytes: &[u8]) {
+    let _ = to.write_all(bytes).and_then(|()| to.flush());
+}
+
+/// Reads a pipe to its end in a thread of its own and counts what was heard. The receiver hears
+/// when the pipe has ended.
+pub fn pass_on(
+    mut pipe: impl Read + Send + 'static,
+    heard: &Arc<AtomicU64>,
+    mut to: impl FnMut(&[u8]) + Send + 'static,
+) -> mpsc::Receiver<()> {
+    let (done, is_done) = mpsc::channel();
+    let heard = Arc::clone(heard);
+    thread::spawn(move || {
+        let mut buffer = [0; 8192];
+        while let Ok(n @ 1..) = pipe.read(&mut buffer) {
+            heard.fetch_add(n as u64, Ordering::Relaxed);
+            to(&buffer[..n]);
+        }
+        let _ = done.send(());
+    });
+    is_done
+}
+
 /// A child and its process group. Dropped, it ends both.
 pub struct Running {
     child: Child,
     name: String,
     reaped: bool,
+    /// Bytes of its output, counted by [`pass_on`].
+    pub heard: Arc<AtomicU64>,
 }
 
 impl Running {
@@ -178,7 +271,7 @@ impl Running {
         // A background group that reads a terminal is stopped: no stdin.
         command.process_group(0).stdin(Stdio::null());
         let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-        Ok(Running { child, name, reaped: false })
+        Ok(Running { child, name, reaped: false, heard: Arc::default() })
     }
 
     /// What it writes to stdout, where that is piped. The first call gets it.
@@ -186,8 +279,9 @@ impl Running {
         self.child.stdout.take()
     }
 
-    /// The exit status if it has ended; an error if it has run too long or we are interrupted.
-    pub fn poll(&mut self, deadline: Deadline) -> Result<Option<ExitStatus>> {
+    /// The exit status if it has ended; an error, and its end, if the watch says so or we are
+    /// interrupted.
+    pub fn poll(&mut self, watch: &mut Watch) -> Result<Option<ExitStatus>> {
         if self.ended() {
             return Ok(Some(self.reap()?));
         }
@@ -195,20 +289,20 @@ impl Running {
             self.end();
             bail!("interrupted: {}", self.name);
         }
-        if deadline.is_some_and(|d| Instant::now() >= d) {
+        if let Err(reason) = watch.look(self.heard.load(Ordering::Relaxed)) {
             self.end();
-            bail!("killed at the time limit: {}", self.name);
+            bail!("ended: {reason}: {}", self.name);
         }
         Ok(None)
     }
 
-    fn wait(&mut self, deadline: Deadline) -> Result<ExitStatus> {
-        loop {
-            if let Some(status) = self.poll(deadline)? {
-                return Ok(status);
-            }
-            thread::sleep(TICK);
+    /// Whether it has ended, whatever its exit status; its group ends with it.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        let has_ended = self.ended();
+        if has_ended {
+            self.reap()?;
         }
+        Ok(has_ended)
     }
 
     fn check(&self, status: ExitStatus) -> Result<()> {
@@ -294,30 +388,66 @@ mod tests {
 
     #[test]
     fn a_failure_names_status_and_command() {
-        let error = run(shell("exit 3"), None).unwrap_err().to_string();
+        let error = run(shell("exit 3"), Guard::NONE).unwrap_err().to_string();
         assert!(error.contains("exit status: 3") && error.contains("sh -c 'exit 3'"), "{error}");
     }
 
     #[test]
-    fn the_deadline_ends_the_whole_group() {
-        let file = env::temp_dir().join(format!("xtask-deadline-{}", std::process::id()));
-        let script = format!("sleep 60 & echo $! >{}; wait", file.display());
-        let error =
-            run(shell(&script), Some(Instant::now() + Duration::from_secs(1))).unwrap_err().to_string();
-        assert!(error.contains("time limit"), "{error}");
+    fn a_silent_command_ends_with_its_whole_group() {
+        let file = env::temp_dir().join(format!("xtask-silence-{}", std::process::id()));
+        let script = format!("sleep 600 & echo $! >{}; wait", file.display());
+        let guard = Guard::new(Some(Duration::from_secs(1)), None);
+        let error = run(shell(&script), guard).unwrap_err().to_string();
+        assert!(error.contains("no progress"), "{error}");
         let sleep = std::fs::read_to_string(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
-        // Gone, or dead and not yet reaped by init.
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", sleep.trim())).unwrap_or_default();
-        assert!(stat.is_empty() || stat.contains(") Z "), "{stat}");
+        // Gone, or dead and not yet reaped by init; on a busy machine a killed process takes a moment.
+        let stat = || std::fs::read_to_string(format!("/proc/{}/stat", sleep.trim())).unwrap_or_default();
+        let is_gone = |stat: &str| stat.is_empty() || stat.contains(") Z ");
+        let until = Instant::now() + Duration::from_secs(60);
+        while !is_gone(&stat()) && Instant::now() < until {
+            thread::sleep(TICK);
+        }
+        assert!(is_gone(&stat()), "{}", stat());
+    }
+
+    #[test]
+    fn a_command_that_spins_and_says_nothing_ends() {
+        let guard = Guard::new(Some(Duration::from_secs(1)), None);
+        let error = capture(shell("while :; do :; done"), false, guard).unwrap_err().to_string();
+        assert!(error.contains("no progress"), "{error}");
+    }
+
+    #[test]
+    fn a_command_that_says_something_on_either_stream_goes_on() {
+        // Silent for less than the limit each time, and longer than it in all.
+        let script = "for i in 1 2 3 4 5 6 7 8; do sleep 1; echo $i >&$((1 + i % 2)); done";
+        let guard = Guard::new(Some(Duration::from_secs(6)), None);
+        run_quietly(shell(script), guard).unwrap();
+        assert_eq!(capture(shell(script), false, guard).unwrap().lines().count(), 4);
     }
 
     #[test]
     fn what_a_command_leaves_behind_ends_with_it() {
-        // The sleep would hold the pipe for a minute.
+        // The sleep would hold the pipe for ten minutes.
         let start = Instant::now();
-        assert_eq!(capture(shell("sleep 60 & echo $!"), false, None).unwrap().lines().count(), 1);
-        assert!(start.elapsed() < Duration::from_secs(30));
+        assert_eq!(capture(shell("sleep 600 & echo $!"), false, Guard::NONE).unwrap().lines().count(), 1);
+        assert!(start.elapsed() < Duration::from_secs(300));
+    }
+
+    #[test]
+    fn each_stream_may_go_to_a_file() {
+        let file = |name: &str| env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
+        let (out, err) = (file("out"), file("err"));
+        let both =
+            Redirect { stdout: Some(File::create(&out).unwrap()), stderr: Some(File::create(&err).unwrap()) };
+        run_redirected(shell("echo out; echo err >&2"), both, Guard::NONE).unwrap();
+        let read = |file| {
+            let text = std::fs::read_to_string(file).unwrap();
+            std::fs::remove_file(file).unwrap();
+            text
+        };
+        assert_eq!((read(&out).as_str(), read(&err).as_str()), ("out\n", "err\n"));
     }
 
     #[test]
@@ -325,7 +455,7 @@ mod tests {
         let dir = env::temp_dir().join(format!("xtask-run-all-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let touch = |name: &str| shell(&format!("touch {}/{name}", dir.display()));
-        let error = run_all(vec![touch("a"), shell("exit 1"), touch("b")], 2, None).unwrap_err();
+        let error = run_all(vec![touch("a"), shell("exit 1"), touch("b")], 2, Guard::NONE).unwrap_err();
         assert!(error.to_string().contains("exit 1"), "{error}");
         assert!(dir.join("a").exists() && dir.join("b").exists());
         std::fs::remove_dir_all(&dir).unwrap();

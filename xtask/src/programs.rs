@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 
 use crate::Paths;
-use crate::process::{self, Deadline};
+use crate::process;
+use crate::progress::Guard;
 
 /// What sort of target a program is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,12 +35,12 @@ pub fn build(
     paths: &Paths,
     arguments: &[&str],
     variables: &[(&str, &OsStr)],
-    deadline: Deadline,
+    guard: Guard,
 ) -> Result<Vec<Program>> {
     let mut command = process::cargo(&paths.root);
     command.args(arguments).args(["--release", "--message-format=json-render-diagnostics"]);
     command.envs(variables.iter().copied());
-    let programs = programs(&process::capture(command, false, deadline)?)?;
+    let programs = programs(&process::capture(command, false, guard)?)?;
     if programs.is_empty() {
         bail!("cargo has built no program");
     }

@@ -4,7 +4,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::process::{self, Deadline};
+use crate::process;
+use crate::progress::Guard;
 use crate::system::{self, Need};
 use crate::{Paths, bindings, cuda, layout, plugin, programs, vm};
 
@@ -12,16 +13,42 @@ use crate::{Paths, bindings, cuda, layout, plugin, programs, vm};
 pub struct Step {
     /// What `--only` and the summary call it.
     pub name: &'static str,
-    /// Seconds that it may take on two cores, with nothing built or fetched before.
+    /// Seconds that it should take on two quiet cores, with nothing built or fetched before. Reported,
+    /// never enforced.
     pub budget: u64,
-    /// Runs with `--full` only.
-    pub full: bool,
+    /// In which runs it is.
+    pub when: When,
     /// Without these it is skipped.
     pub needs: &'static [Need],
     /// What it does, for `--list`.
     pub about: &'static str,
     /// Does it.
     pub run: fn(&mut Bench) -> Result<Outcome>,
+}
+
+/// In which runs of `cargo xtask test` a step is, if `--only` does not name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// In all but those with `--quick`.
+    Default,
+    /// In all, those with `--quick` included.
+    Always,
+    /// With `--quick` only: a larger step of the other runs does the same and more.
+    Quick,
+    /// With `--full` only.
+    Full,
+}
+
+impl When {
+    /// Whether a run with these options has the step.
+    pub fn is_in(self, quick: bool, full: bool) -> bool {
+        match self {
+            When::Default => !quick,
+            When::Always => true,
+            When::Quick => quick,
+            When::Full => full,
+        }
+    }
 }
 
 /// What a step that did not fail ended with.
@@ -36,30 +63,37 @@ pub enum Outcome {
 pub struct Bench {
     /// Where things lie.
     pub paths: Paths,
-    /// When the step is killed.
-    pub deadline: Deadline,
+    /// What ends a command that hangs.
+    pub guard: Guard,
+    /// What the tests multiply their limits by that guard against a hang.
+    pub patience: u32,
+    /// Nothing may be installed.
+    pub no_install: bool,
     /// Parts of the step that were left out, and why.
     pub skips: Vec<String>,
 }
 
 /// All steps, in the order in which they run. Without `--full` the budgets add up to less than
-/// 20 minutes.
+/// 20 minutes, with `--quick` to a few.
 pub const STEPS: &[Step] = &[
     Step {
         name: "system",
         budget: 50,
-        full: false,
+        when: When::Default,
         needs: &[],
-        about: "what the other steps need; installs it when run as root",
+        about: "what the other steps need; installs it when run as root, but with --no-install",
         run: |bench| {
-            let missing = system::install(&bench.paths.root, bench.deadline)?;
+            if !bench.no_install {
+                system::install(&bench.paths.root, bench.guard)?;
+            }
+            let missing = system::report();
             Ok(missing.map_or(Outcome::Passed, Outcome::Skipped))
         },
     },
     Step {
         name: "format",
         budget: 5,
-        full: false,
+        when: When::Always,
         needs: &[Need::Rustfmt],
         about: "rustfmt finds nothing to change",
         run: |bench| bench.cargo(&["fmt", "--all", "--", "--check"]),
@@ -67,15 +101,23 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "clippy",
         budget: 55,
-        full: false,
+        when: When::Always,
         needs: &[Need::Clippy, Need::Cxx],
         about: "clippy finds nothing to say",
         run: |bench| bench.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     },
     Step {
+        name: "unit",
+        budget: 150,
+        when: When::Quick,
+        needs: &[Need::Cxx],
+        about: "the unit tests, which the step tests runs too",
+        run: |bench| bench.cargo(&["test", "--workspace", "--release", "--lib", "--bins", "--no-fail-fast"]),
+    },
+    Step {
         name: "docs",
         budget: 25,
-        full: false,
+        when: When::Default,
         needs: &[Need::Cxx],
         about: "the documentation builds without a warning",
         run: |bench| {
@@ -85,26 +127,26 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "bindings",
         budget: 45,
-        full: false,
+        when: When::Default,
         needs: &[Need::Libclang, Need::Rustfmt],
         about: "abi.rs is what bindgen makes of abi.h, and the verbs bindings what it makes of verbs.h",
         run: |bench| {
             bench.skips.extend(bindings::without_verbs());
-            passed(bindings::run(&bench.paths, true, bench.deadline))
+            passed(bindings::run(&bench.paths, true, bench.guard))
         },
     },
     Step {
         name: "abi-layout",
         budget: 10,
-        full: false,
+        when: When::Default,
         needs: &[Need::Cxx],
         about: "C, C++ and Rust see the same sizes, offsets and constants",
-        run: |bench| passed(layout::check(&bench.paths, bench.deadline)),
+        run: |bench| passed(layout::check(&bench.paths, bench.guard)),
     },
     Step {
         name: "kernels",
         budget: 70,
-        full: false,
+        when: When::Default,
         needs: &[Need::Cxx],
         about: "all device code compiles for sm_80, sm_90, sm_100 and the CPU; fetches nvcc once",
         run: kernels,
@@ -112,15 +154,15 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "tests",
         budget: 334,
-        full: false,
+        when: When::Default,
         needs: &[Need::Cxx],
         about: "all unit and integration tests",
-        run: |bench| bench.cargo(&["test", "--workspace", "--release"]),
+        run: |bench| bench.cargo(&["test", "--workspace", "--release", "--no-fail-fast"]),
     },
     Step {
         name: "loom",
         budget: 50,
-        full: false,
+        when: When::Default,
         needs: &[],
         about: "the shared rings under every interleaving",
         run: loom,
@@ -128,7 +170,7 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "tsan",
         budget: 45,
-        full: false,
+        when: When::Default,
         needs: &[Need::Cxx],
         about: "device code and engine under ThreadSanitizer",
         run: tsan,
@@ -136,7 +178,7 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "example",
         budget: 20,
-        full: false,
+        when: When::Default,
         needs: &[Need::Cxx],
         about: "the allreduce demonstration on 4 CPU ranks, with the proxy as thread and as process",
         run: |bench| {
@@ -147,7 +189,7 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "vm",
         budget: 360,
-        full: false,
+        when: When::Default,
         needs: vm::NEEDS,
         about: "suites in a virtual machine with soft-RoCE devices; fetches its kernel once",
         run: |bench| vm::step(bench, 1),
@@ -155,7 +197,7 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "vm-pair",
         budget: 130,
-        full: false,
+        when: When::Default,
         needs: vm::NEEDS,
         about: "suites in two virtual machines that are joined by a cable",
         run: |bench| vm::step(bench, 2),
@@ -163,7 +205,7 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "package",
         budget: 600,
-        full: true,
+        when: When::Full,
         needs: vm::PACKAGE_NEEDS,
         about: "the Debian package, installed and removed in a virtual machine",
         run: |bench| vm::step_of_one(bench, "package"),
@@ -171,7 +213,7 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "nccl-gpu",
         budget: 450,
-        full: true,
+        when: When::Full,
         needs: vm::NEEDS,
         about: "the NCCL plugin over soft-RoCE on GPU memory, with the CPU executor as GPU, in a virtual machine",
         run: |bench| vm::step_of_one(bench, "nccl-gpu"),
@@ -179,7 +221,7 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "properties",
         budget: 900,
-        full: true,
+        when: When::Full,
         needs: &[],
         about: "the proxy's property tests with 20,000 cases each",
         run: |bench| {
@@ -190,7 +232,7 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "memcheck",
         budget: 300,
-        full: true,
+        when: When::Full,
         needs: &[Need::Cxx, Need::Valgrind],
         about: "the NCCL plugin under its caller, under valgrind's memcheck",
         run: memcheck,
@@ -198,7 +240,7 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "example-8",
         budget: 120,
-        full: true,
+        when: When::Full,
         needs: &[Need::Cxx],
         about: "the demonstration on 8 CPU ranks",
         run: |bench| allreduce(bench, 8, "1M,16M", &[]),
@@ -222,13 +264,14 @@ impl Bench {
     fn cargo_with(&mut self, arguments: &[&str], variables: &[(&str, &str)]) -> Result<Outcome> {
         let mut command = self.command();
         command.args(arguments).envs(variables.iter().copied());
-        passed(process::run(command, self.deadline))
+        passed(process::run(command, self.guard))
     }
 
     /// Cargo, with the variables that tests read.
     fn command(&self) -> Command {
         let mut command = process::cargo(&self.paths.root);
         command.env("PUSHGATE_SKIP_LOG", self.skip_log());
+        command.env("_PUSHGATE_TEST_PATIENCE", self.patience.to_string());
         // A toolkit that is there: its NVRTC is what the tests that need one load.
         if std::env::var_os("PUSHGATE_NVRTC_DIR").is_none()
             && let Some(nvrtc) = cuda::present(&self.paths).and_then(|toolkit| toolkit.nvrtc)
@@ -246,7 +289,7 @@ impl Bench {
 }
 
 fn kernels(bench: &mut Bench) -> Result<Outcome> {
-    cuda::compile_for_cpu(&bench.paths, bench.deadline)?;
+    cuda::compile_for_cpu(&bench.paths, bench.guard)?;
     if cuda::present(&bench.paths).is_none()
         && let Some(reason) = system::unmet(&[Need::Python])
     {
@@ -255,8 +298,8 @@ fn kernels(bench: &mut Bench) -> Result<Outcome> {
             .push(format!("nothing compiled for a GPU: no CUDA 13 nvcc here, and fetching it {reason}"));
         return Ok(Outcome::Passed);
     }
-    let toolkit = cuda::toolkit(&bench.paths, bench.deadline)?;
-    passed(cuda::compile_for_gpu(&bench.paths, &toolkit, bench.deadline))
+    let toolkit = cuda::toolkit(&bench.paths, bench.guard)?;
+    passed(cuda::compile_for_gpu(&bench.paths, &toolkit, bench.guard))
 }
 
 fn loom(bench: &mut Bench) -> Result<Outcome> {
@@ -268,7 +311,7 @@ fn loom(bench: &mut Bench) -> Result<Outcome> {
         .arg("--target-dir")
         .arg(bench.paths.target.join("loom"));
     command.args(["--release", "--package", "pushgate-proxy", "--lib", "ring"]);
-    let output = process::capture(command, true, bench.deadline)?;
+    let output = process::capture(command, true, bench.guard)?;
     ensure!(!output.contains("running 0 tests"), "pushgate-proxy has no test named after ring");
     Ok(Outcome::Passed)
 }
@@ -281,9 +324,9 @@ fn tsan(bench: &mut Bench) -> Result<Outcome> {
 /// Whatever the plugin and its engine do that no byte of it may be invalid, unset or lost. Threads
 /// take turns under valgrind, so little is sent.
 fn memcheck(bench: &mut Bench) -> Result<Outcome> {
-    let plugin = plugin::build(&bench.paths, None, bench.deadline)?;
+    let plugin = plugin::build(&bench.paths, None, bench.guard)?;
     let build = ["build", "--package=pushgate-tests", "--bin=nccl-caller"];
-    let programs = programs::build(&bench.paths, &build, &[], bench.deadline)?;
+    let programs = programs::build(&bench.paths, &build, &[], bench.guard)?;
     let caller = programs.iter().find(|p| p.name == "nccl-caller").context("nccl-caller was not built")?;
     for scenario in [
         "traffic --groups 40 --max 300000",
@@ -310,7 +353,7 @@ fn memcheck(bench: &mut Bench) -> Result<Outcome> {
             .arg("--plugin")
             .arg(&plugin);
         valgrind.env("PUSHGATE_NET_WINDOW_SIZE", "128K");
-        process::run(valgrind, bench.deadline)?;
+        process::run(valgrind, bench.guard)?;
     }
     Ok(Outcome::Passed)
 }
@@ -324,7 +367,7 @@ fn allreduce(bench: &mut Bench, ranks: u32, sizes: &str, more: &[&str]) -> Resul
     command.args(["run", "--release", "--package", "pushgate", "--example", "allreduce", "--"]);
     command.args(["--ranks", &ranks.to_string(), "--size", sizes, "--device", "cpu", "--iters", "2"]);
     command.arg("--json").args(more);
-    let output = process::capture(command, true, bench.deadline)?;
+    let output = process::capture(command, true, bench.guard)?;
     check_result(output.lines().last().unwrap_or_default())?;
     Ok(Outcome::Passed)
 }
@@ -350,8 +393,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_budgets_fit_into_20_minutes() {
-        assert!(STEPS.iter().filter(|step| !step.full).map(|step| step.budget).sum::<u64>() < 20 * 60);
+    fn the_budgets_fit_into_20_minutes_and_quick_ones_into_5() {
+        let budget = |quick| {
+            let steps = STEPS.iter().filter(move |step| step.when.is_in(quick, false));
+            steps.map(|step| step.budget).sum::<u64>()
+        };
+        assert!(budget(false) < 20 * 60);
+        assert!(budget(true) < 5 * 60);
     }
 
     #[test]

@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::Result;
 
-use crate::process::{self, Deadline};
+use crate::process;
+use crate::progress::Guard;
 
 /// Something that a step needs and that cargo can't fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,20 +145,16 @@ pub fn unmet(needs: &[Need]) -> Option<String> {
     Some(format!("needs {}; run: {}", names.join(", "), remedy(&missing)))
 }
 
-/// Installs what is missing: packages when run as root, components where there is rustup. Returns
-/// what is missing still, with the remedy.
-pub fn install(root: &Path, deadline: Deadline) -> Result<Option<String>> {
+/// Installs what is missing: packages when run as root, components where there is rustup.
+pub fn install(root: &Path, guard: Guard) -> Result<()> {
     let missing = missing(&ALL);
-    for need in ALL {
-        println!("{}: {}", need.name(), if missing.contains(&need) { "missing" } else { "found" });
-    }
     let packages = packages(&missing);
     let may_install = rustix::process::geteuid().is_root() && succeeds("apt-get", &["--version"]);
     if !packages.is_empty() && may_install {
         let apt = |arguments: &[&str]| {
             let mut command = process::command("apt-get", root);
             command.env("DEBIAN_FRONTEND", "noninteractive").args(arguments);
-            process::run(command, deadline)
+            process::run(command, guard)
         };
         apt(&["update"])?;
         apt(&[&["install", "-y", "--no-install-recommends"], packages.as_slice()].concat())?;
@@ -166,9 +163,18 @@ pub fn install(root: &Path, deadline: Deadline) -> Result<Option<String>> {
     if !components.is_empty() && succeeds("rustup", &["--version"]) {
         let mut command = process::command("rustup", root);
         command.args(["component", "add"]).args(&components);
-        process::run(command, deadline)?;
+        process::run(command, guard)?;
     }
-    Ok(unmet(&ALL))
+    Ok(())
+}
+
+/// Prints what the steps need and whether it is there. Returns what is missing, with the remedy.
+pub fn report() -> Option<String> {
+    let missing = missing(&ALL);
+    for need in ALL {
+        println!("{}: {}", need.name(), if missing.contains(&need) { "missing" } else { "found" });
+    }
+    unmet(&ALL)
 }
 
 fn missing(needs: &[Need]) -> Vec<Need> {

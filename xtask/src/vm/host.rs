@@ -18,6 +18,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::ivshmem::Bells;
 use crate::process::{self, Running};
+use crate::progress::{Guard, Watch};
 
 const TICK: Duration = Duration::from_millis(5);
 
@@ -84,8 +85,10 @@ fn perform(
     let log = fs::File::create(folder.join("out/host.txt"))?;
     command.stderr(log.try_clone()?).stdout(Stdio::from(log));
     let mut running = Running::start(command)?;
+    // The guest waits for the answer, and its own guard ends both.
+    let mut watch = Watch::new(Guard::NONE);
     loop {
-        if let Some(status) = running.poll(None)? {
+        if let Some(status) = running.poll(&mut watch)? {
             return Ok(status.code().unwrap_or(255));
         }
         if stop.load(Ordering::Relaxed) {

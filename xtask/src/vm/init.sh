@@ -15,6 +15,8 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 exec >/dev/console 2>&1
+# The host tells by this line a kernel that panicked on its own.
+echo "pushgate-vm starts user space"
 
 while read -r module options; do
     # No quotes: a module may have several options, or none.

@@ -9,7 +9,8 @@ use std::{env, fs};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::Paths;
-use crate::process::{self, Deadline};
+use crate::process::{self, Redirect};
+use crate::progress::Guard;
 use crate::system;
 
 /// An unpacked kernel package.
@@ -32,16 +33,16 @@ pub fn unavailable() -> Option<String> {
 
 /// The kernel of that release, or the newest that apt knows by itself; from the cache if it is there. An
 /// older one of the cache serves where nobody asks for one and apt can't help.
-pub fn get(paths: &Paths, wanted: Option<&str>, deadline: Deadline) -> Result<Kernel> {
+pub fn get(paths: &Paths, wanted: Option<&str>, guard: Guard) -> Result<Kernel> {
     // The guest knows it by that name.
     let cache = paths.scratch("vm")?.canonicalize()?;
     let fetched = match wanted {
-        Some(release) => unpacked(&cache, release.into(), deadline).with_context(|| {
+        Some(release) => unpacked(&cache, release.into(), guard).with_context(|| {
             format!(
                 "no kernel {release}: is a part of Debian that has linux-image-{release} among apt's sources?"
             )
         }),
-        None => fetch(&cache, deadline),
+        None => fetch(&cache, guard),
     };
     let release = match fetched {
         Ok(release) => release,
@@ -94,16 +95,16 @@ fn folder(cache: &Path, release: &str) -> PathBuf {
 }
 
 /// Sees to it that the newest kernel is in the cache; returns its release.
-fn fetch(cache: &Path, deadline: Deadline) -> Result<String> {
+fn fetch(cache: &Path, guard: Guard) -> Result<String> {
     // apt may know of no kernel before the first update, or of one that is gone from the archive.
-    let first = newest_known().and_then(|release| unpacked(cache, release, deadline));
+    let first = newest_known().and_then(|release| unpacked(cache, release, guard));
     if first.is_ok() || !rustix::process::geteuid().is_root() {
         return first;
     }
     let mut update = process::command("apt-get", cache);
     update.arg("update");
-    process::run(update, deadline)?;
-    unpacked(cache, newest_known()?, deadline)
+    process::run(update, guard)?;
+    unpacked(cache, newest_known()?, guard)
 }
 
 /// The release of the newest kernel in apt's lists.
@@ -125,9 +126,9 @@ fn newest_cached(cache: &Path) -> Option<String> {
 }
 
 /// Fetches and unpacks a kernel unless that is done already.
-fn unpacked(cache: &Path, release: String, deadline: Deadline) -> Result<String> {
+fn unpacked(cache: &Path, release: String, guard: Guard) -> Result<String> {
     let dir = folder(cache, &release);
-    made(cache, &dir, |part| fetch_into(part, &release, deadline))?;
+    made(cache, &dir, |part| fetch_into(part, &release, guard))?;
     Ok(release)
 }
 
@@ -149,16 +150,16 @@ fn made(cache: &Path, dir: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Res
 }
 
 /// What builds modules for a kernel: Debian's packages, unpacked in the cache.
-pub fn headers(paths: &Paths, kernel: &Kernel, deadline: Deadline) -> Result<PathBuf> {
+pub fn headers(paths: &Paths, kernel: &Kernel, guard: Guard) -> Result<PathBuf> {
     let cache = paths.scratch("vm")?.canonicalize()?;
     let release = &kernel.release;
     let dir = cache.join(format!("headers-{release}"));
-    made(&cache, &dir, |part| fetch_headers(part, release, deadline))
+    made(&cache, &dir, |part| fetch_headers(part, release, guard))
         .with_context(|| format!("no headers of the guest's kernel {release}"))?;
     Ok(dir)
 }
 
-fn fetch_headers(part: &Path, release: &str, deadline: Deadline) -> Result<()> {
+fn fetch_headers(part: &Path, release: &str, guard: Guard) -> Result<()> {
     let main = format!("linux-headers-{release}");
     let output = Command::new("apt-cache").args(["depends", &main]).output();
     let text = String::from_utf8_lossy(&output.context("cannot start apt-cache")?.stdout).into_owned();
@@ -169,7 +170,7 @@ fn fetch_headers(part: &Path, release: &str, deadline: Deadline) -> Result<()> {
         .collect();
     ensure!(packages.len() == 2, "apt knows no package {main}; run: sudo apt-get update");
     packages.push(main.clone());
-    download(part, &packages, deadline)?;
+    download(part, &packages, guard)?;
     // The only absolute path in them; their links are relative.
     let makefile = part.join("tree/usr/src").join(&main).join("Makefile");
     let text = fs::read_to_string(&makefile)?;
@@ -179,28 +180,28 @@ fn fetch_headers(part: &Path, release: &str, deadline: Deadline) -> Result<()> {
 }
 
 /// Fetches packages into a folder and unpacks them into its `tree`.
-fn download(part: &Path, packages: &[String], deadline: Deadline) -> Result<()> {
+fn download(part: &Path, packages: &[String], guard: Guard) -> Result<()> {
     let mut download = process::command("apt-get", part);
     // As root apt downloads as another user, who may not write here, and says so.
     if rustix::process::geteuid().is_root() {
         download.args(["-o", "APT::Sandbox::User=root"]);
     }
     download.arg("download").args(packages);
-    process::run(download, deadline)?;
+    process::run(download, guard)?;
     let files = fs::read_dir(part)?.flatten().map(|file| file.path());
     let found: Vec<_> = files.filter(|path| path.extension() == Some(OsStr::new("deb"))).collect();
     ensure!(found.len() == packages.len(), "apt-get has downloaded {} of {packages:?}", found.len());
     for package in found {
         let mut unpack = process::command("dpkg-deb", part);
         unpack.arg("-x").arg(package).arg(part.join("tree"));
-        process::run(unpack, deadline)?;
+        process::run(unpack, guard)?;
     }
     Ok(())
 }
 
-fn fetch_into(part: &Path, release: &str, deadline: Deadline) -> Result<()> {
+fn fetch_into(part: &Path, release: &str, guard: Guard) -> Result<()> {
     let tree = part.join("tree");
-    download(part, &[format!("linux-image-{release}")], deadline)?;
+    download(part, &[format!("linux-image-{release}")], guard)?;
     // Unpacked here once, for the guest takes 6 s to do it at every boot. QEMU boots it as it is (PVH).
     let boot = tree.join("boot");
     let packed = part.join("kernel.packed");
@@ -212,13 +213,14 @@ fn fetch_into(part: &Path, release: &str, deadline: Deadline) -> Result<()> {
     );
     fs::write(&packed, content)?;
     let mut unpack = process::command(unpacker, part);
-    unpack.arg("-dc").arg(&packed).stdout(fs::File::create(boot.join(format!("vmlinux-{release}")))?);
-    process::run(unpack, deadline)?;
+    unpack.arg("-dc").arg(&packed);
+    let image = fs::File::create(boot.join(format!("vmlinux-{release}")))?;
+    process::run_redirected(unpack, Redirect { stdout: Some(image), ..Redirect::default() }, guard)?;
     // Debian's package leaves that to the installation. It writes the aliases besides, by which the
     // kernel asks for modules.
     let mut depmod = process::command(system::find_program("depmod").context("no depmod")?, part);
     depmod.arg("-b").arg(&tree).arg(release);
-    process::run(depmod, deadline)
+    process::run(depmod, guard)
 }
 
 /// The compressed kernel in an image, and the program that unpacks it. Where it is says the header of the

@@ -10,17 +10,18 @@ mod pack;
 mod suites;
 
 use std::ffi::OsStr;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use self::guest::{Ended, Job};
 use self::suites::{SUITES, Suite};
-use crate::process::{self, Deadline};
+use crate::process;
 use crate::programs::{self, Kind, Program};
+use crate::progress::{self, Guard, SILENCE};
 use crate::steps::{Bench, Outcome};
 use crate::system::{self, Need};
 use crate::{Paths, kmod, package};
@@ -39,7 +40,7 @@ pub const PACKAGE_NEEDS: &[Need] = &[
     Need::Installing,
 ];
 
-/// What a command may take if nobody says.
+/// Seconds that a command may take if nobody says.
 const COMMAND_LIMIT: u64 = 600;
 /// Memory of a guest in MiB if nobody says.
 const MEMORY: u32 = 2048;
@@ -61,7 +62,8 @@ pub struct Options {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2),
           conflicts_with = "suite")]
     guests: u8,
-    /// Kill what runs longer, boot and all [default: 600 for a command, the sum of their limits for suites].
+    /// End what runs longer, boot and all [default: 600 for a command, none for suites, which end where
+    /// they are silent for too long].
     #[arg(long, value_name = "SECONDS")]
     limit: Option<u64>,
     /// Memory of each machine.
@@ -84,7 +86,7 @@ pub fn run(paths: &Paths, options: &Options) -> Result<ExitCode> {
     if let Some(reason) = system::unmet(NEEDS) {
         bail!("the virtual machine {reason}");
     }
-    let kernel = kernel::get(paths, options.kernel.as_deref(), None)?;
+    let kernel = kernel::get(paths, options.kernel.as_deref(), Guard::NONE)?;
     if let Some(file) = &options.pack {
         let [name] = &options.suite[..] else { bail!("--pack takes one suite") };
         let suite = SUITES.iter().find(|suite| suite.name == name).context("clap knows the names")?;
@@ -95,7 +97,8 @@ pub fn run(paths: &Paths, options: &Options) -> Result<ExitCode> {
         let named = |suite: &&Suite| options.suite.iter().any(|name| name == suite.name);
         let chosen: Vec<_> = SUITES.iter().filter(named).collect();
         let limit = options.limit.map(Duration::from_secs);
-        let report = run_suites(paths, &kernel, &chosen, limit, options.memory, None)?;
+        let guard = Guard::new(Some(SILENCE), None);
+        let report = run_suites(paths, &kernel, &chosen, limit, options.memory, guard)?;
         for reason in report.skips {
             println!("{reason}");
         }
@@ -109,11 +112,11 @@ pub fn run(paths: &Paths, options: &Options) -> Result<ExitCode> {
         host: None,
         guests: options.guests,
         memory: options.memory,
-        limit: Duration::from_secs(options.limit.unwrap_or(COMMAND_LIMIT)),
-        deadline: None,
+        limit: Some(Duration::from_secs(options.limit.unwrap_or(COMMAND_LIMIT))),
+        guard: Guard::NONE,
     };
     let ended = guest::run(paths, &kernel, &job)?;
-    Ok(ExitCode::from(first_failure(&ended.codes)))
+    Ok(ExitCode::from(first_failure(&ended.codes?)))
 }
 
 /// Runs what [`pack`] has put into a folder, on the host where it was unpacked.
@@ -135,9 +138,9 @@ fn step_of(bench: &mut Bench, is_chosen: impl Fn(&Suite) -> bool) -> Result<Outc
     if let Some(reason) = kernel::unavailable() {
         return Ok(Outcome::Skipped(reason));
     }
-    let kernel = kernel::get(&bench.paths, None, bench.deadline)?;
+    let kernel = kernel::get(&bench.paths, None, bench.guard)?;
     let chosen: Vec<_> = SUITES.iter().filter(|suite| is_chosen(suite)).collect();
-    let report = run_suites(&bench.paths, &kernel, &chosen, None, MEMORY, bench.deadline)?;
+    let report = run_suites(&bench.paths, &kernel, &chosen, None, MEMORY, bench.guard)?;
     bench
         .skips
         .extend(report.skips.iter().map(|line| line.trim_start_matches("SKIPPED:").trim().to_string()));
@@ -150,7 +153,7 @@ fn step_of(bench: &mut Bench, is_chosen: impl Fn(&Suite) -> bool) -> Result<Outc
 fn list() {
     for suite in SUITES {
         let guests = if suite.guests == 1 { "1 guest " } else { "2 guests" };
-        println!("{:<16} {guests} {:>4} s  {}", suite.name, suite.limit, suite.about);
+        println!("{:<16} {guests} {:>4} s  {}", suite.name, suite.budget, suite.about);
     }
 }
 
@@ -171,7 +174,7 @@ fn run_suites(
     chosen: &[&Suite],
     limit: Option<Duration>,
     memory: u32,
-    deadline: Deadline,
+    guard: Guard,
 ) -> Result<Report> {
     let mut report = Report::default();
     for guests in [1, 2] {
@@ -180,83 +183,117 @@ fn run_suites(
             continue;
         }
         // The limit is on what runs, not on the compiler.
-        let mut settings = build(paths, &suites, &[], deadline)?;
+        let mut settings = build(paths, &suites, &[], guard)?;
         if suites.iter().any(|suite| suite.module) {
-            let modules = kmod::build(paths, kernel, deadline)?;
+            let modules = kmod::build(paths, kernel, guard)?;
             settings.push_str(&export("KMOD_DIR", &modules));
         }
         if suites.iter().any(|suite| suite.package) {
             if let Some(reason) = system::unmet(PACKAGE_NEEDS) {
                 bail!("installing the package in the virtual machine {reason}");
             }
-            settings.push_str(&export("PACKAGE", &package::build(paths, deadline)?));
-            settings.push_str(&export("HEADERS_DIR", &kernel::headers(paths, kernel, deadline)?));
+            settings.push_str(&export("PACKAGE", &package::build(paths, guard)?));
+            settings.push_str(&export("HEADERS_DIR", &kernel::headers(paths, kernel, guard)?));
         }
-        let mut devices: Vec<_> = suites.iter().flat_map(|suite| suite.devices).copied().collect();
-        devices.sort_by_key(|device| device.slot);
-        devices.dedup();
-        let own = Duration::from_secs(suites.iter().map(|suite| suite.limit).sum());
-        let start = Instant::now();
-        let job = Job {
-            script: suites_script(&suites, &settings),
-            files: suites.iter().map(|suite| (format!("suite-{}", suite.name), suite_file(suite))).collect(),
-            guests,
-            devices,
-            host: host_script(&suites, &settings),
-            memory,
-            // Each is held to its own limit in the guest; this is for a guest that hangs.
-            limit: limit.unwrap_or(own + guest::BOOT + Duration::from_secs(15)),
-            deadline,
-        };
-        let ended = guest::run(paths, kernel, &job)?;
-        report.add(&suites, &ended)?;
-        println!("{guests} guest(s), boot to power-off: {:.1} s", start.elapsed().as_secs_f64());
+        let patience = progress::patience();
+        settings.push_str(&format!("export VM_PATIENCE={patience} _PUSHGATE_TEST_PATIENCE={patience}\n"));
+        let mut left = &suites[..];
+        // A failed suite ends its machine, so that nothing of it reaches the next one.
+        while !left.is_empty() {
+            let start = Instant::now();
+            let job = suites_job(left, &settings, memory, limit, guard);
+            let ended = guest::run(paths, kernel, &job)?;
+            let run = report.add(left, ended)?;
+            println!("{guests} guest(s), boot to power-off: {:.1} s", start.elapsed().as_secs_f64());
+            left = &left[run..];
+        }
     }
     Ok(report)
 }
 
+/// Suites for one kind of machine, in one boot.
+fn suites_job(suites: &[&Suite], settings: &str, memory: u32, limit: Option<Duration>, guard: Guard) -> Job {
+    let mut devices: Vec<_> = suites.iter().flat_map(|suite| suite.devices).copied().collect();
+    devices.sort_by_key(|device| device.slot);
+    devices.dedup();
+    Job {
+        script: suites_script(suites, settings),
+        files: suites.iter().map(|suite| (format!("suite-{}", suite.name), suite_file(suite))).collect(),
+        guests: suites[0].guests,
+        devices,
+        host: host_script(suites, settings),
+        memory,
+        limit,
+        guard,
+    }
+}
+
 impl Report {
-    /// Reads what the guests have written of each suite, and says it.
-    fn add(&mut self, suites: &[&Suite], ended: &Ended) -> Result<()> {
-        let guests = || (1..=ended.codes.len()).map(|number| ended.folder.join(number.to_string()));
+    /// Reads what the guests have written of each suite, and says it. Returns how many suites have
+    /// run: the others did not begin, for one before them failed.
+    fn add(&mut self, suites: &[&Suite], ended: Ended) -> Result<usize> {
+        let guests = if suites[0].guests == 1 { 1..=1 } else { 1..=2 };
+        let folders: Vec<_> = guests.map(|number: u8| ended.folder.join(number.to_string())).collect();
+        let mut error = ended.codes.err();
+        let failures = self.failures.len();
+        let mut run = 0;
         for suite in suites {
-            let mut codes = Vec::new();
-            let mut seconds: f64 = 0.0;
-            for folder in guests() {
-                let file = folder.join(format!("suite-{}", suite.name));
-                let (code, took) = read_result(&file)
-                    .with_context(|| format!("{}: the guest has left no result", suite.name))?;
-                codes.push(code);
-                seconds = seconds.max(took);
-            }
-            let code = first_failure(&codes);
-            let verdict = match code {
-                0 => "passed".to_string(),
-                124 | 137 => format!("failed: exit code {code}; its limit is {} s", suite.limit),
-                code => format!("failed: exit code {code}"),
+            let results = folders.iter().map(|folder| folder.join(format!("suite-{}", suite.name)));
+            let results: Result<Option<Vec<_>>> = results.map(|file| read_result(&file)).collect();
+            let (code, verdict, seconds) = match results? {
+                Some(results) => {
+                    let code = results.iter().map(|(code, _)| *code).find(|code| *code != 0).unwrap_or(0);
+                    let seconds = results.iter().map(|(_, seconds)| *seconds).fold(0.0, f64::max);
+                    let verdict =
+                        if code == 0 { "passed".into() } else { format!("failed: exit code {code}") };
+                    (code, verdict, Some(seconds))
+                }
+                // It was under way when the machine ended.
+                None => match error.take() {
+                    Some(error) => (1, format!("failed: {error:#}"), None),
+                    None => break,
+                },
             };
-            println!("---- {}: {verdict} in {seconds:.1} s", suite.name);
+            run += 1;
+            let budget = suite.budget;
+            match seconds {
+                Some(s) if s > budget as f64 => {
+                    println!("---- {}: {verdict} in {s:.1} s, over its budget of {budget} s", suite.name)
+                }
+                Some(s) => println!("---- {}: {verdict} in {s:.1} s", suite.name),
+                None => println!("---- {}: {verdict}", suite.name),
+            }
             if code != 0 {
                 self.failures.push(format!("{} {verdict}", suite.name));
                 self.code = if self.code == 0 { code } else { self.code };
             }
         }
-        for folder in guests() {
+        // All suites have passed, and then the machine did not power off.
+        if let Some(error) = error {
+            self.failures.push(format!("after the suites: {error:#}"));
+            self.code = 1;
+        }
+        for folder in &folders {
             let log = fs::read_to_string(folder.join("out/skips.txt")).unwrap_or_default();
             self.skips.extend(log.lines().filter(|line| !line.trim().is_empty()).map(str::to_string));
         }
-        if !self.failures.is_empty() {
+        if self.failures.len() > failures {
             println!("logs: {}", ended.folder.display());
         }
-        Ok(())
+        ensure!(run > 0, "no suite began, though the machine came up");
+        Ok(run)
     }
 }
 
-/// A suite's exit status and seconds, as suites_script writes them.
-fn read_result(file: &Path) -> Result<(u8, f64)> {
-    let text = fs::read_to_string(file)?;
-    let (code, seconds) = text.trim().split_once(' ').context("no two numbers")?;
-    Ok((code.parse()?, seconds.parse()?))
+/// A suite's exit status and seconds, as suites_script writes them; `None` if it has not ended.
+fn read_result(file: &Path) -> Result<Option<(u8, f64)>> {
+    let text = match fs::read_to_string(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        text => text?,
+    };
+    let wrong = || format!("{} says {text:?}, not an exit code and seconds", file.display());
+    let (code, seconds) = text.trim().split_once(' ').with_context(wrong)?;
+    Ok(Some((code.parse().with_context(wrong)?, seconds.parse().with_context(wrong)?)))
 }
 
 fn first_failure(codes: &[u8]) -> u8 {
@@ -264,12 +301,7 @@ fn first_failure(codes: &[u8]) -> u8 {
 }
 
 /// Builds what the suites need; returns the shell variables that say where it is.
-fn build(
-    paths: &Paths,
-    suites: &[&Suite],
-    variables: &[(&str, &OsStr)],
-    deadline: Deadline,
-) -> Result<String> {
+fn build(paths: &Paths, suites: &[&Suite], variables: &[(&str, &OsStr)], guard: Guard) -> Result<String> {
     let release = paths.target.join("release");
     let mut settings = export("BIN_DIR", &release);
     let mut done: Vec<&[&str]> = Vec::new();
@@ -283,7 +315,7 @@ fn build(
             arguments.push("--no-run");
         }
         println!("$ cargo {} --release", arguments.join(" "));
-        for program in programs::build(paths, &arguments, variables, deadline)? {
+        for program in programs::build(paths, &arguments, variables, guard)? {
             settings.push_str(&variable(&program));
         }
     }
@@ -304,31 +336,14 @@ fn export(name: &str, path: &Path) -> String {
     format!("export {name}={}\n", process::quote(path.as_os_str()))
 }
 
-/// Runs one suite after the other, whatever becomes of the one before.
+/// Runs one suite after the other, until one fails in any guest: each in a PID namespace of its own, so
+/// that what it leaves running ends with it, and with empty folders for temporary files.
 fn suites_script(suites: &[&Suite], settings: &str) -> String {
     let mut script = settings.to_string();
-    script.push_str(
-        r#"
-first=0
-suite() {
-    export VM_SUITE=$1
-    echo "==== $1"
-    read -r start _ </proc/uptime
-    timeout -k 5 "$2" /bin/sh -eu "/run/vm/suite-$1"
-    code=$?
-    read -r end _ </proc/uptime
-    [ "$first" != 0 ] || first=$code
-    seconds=$(awk "BEGIN { print $end - $start }")
-    result=/run/share/$VM_GUEST/suite-$1
-    echo "$code $seconds" >"$result.part"
-    mv "$result.part" "$result"
-}
-"#,
-    );
+    script.push_str(include_str!("suites.sh"));
     for suite in suites {
-        script.push_str(&format!("suite {} {}\n", suite.name, suite.limit));
+        script.push_str(&format!("suite {}\n", suite.name));
     }
-    script.push_str("exit $first\n");
     script
 }
 

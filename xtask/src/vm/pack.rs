@@ -9,16 +9,16 @@ use std::ffi::OsString;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::guest::{self, Job, Machine};
+use super::guest::{self, Machine};
 use super::kernel::Kernel;
 use super::suites::{SUITES, Suite};
-use super::{Report, build, host_script, suite_file, suites_script};
-use crate::process::{self};
+use super::{Report, build, suites_job};
+use crate::process;
+use crate::progress::{Guard, SILENCE};
 use crate::{Paths, cuda, kmod, system};
 
 /// Name of the folder in the archive.
@@ -32,8 +32,8 @@ const MEMORY: u32 = 2048;
 /// Gathers, and packs into `file`.
 pub fn pack(paths: &Paths, kernel: &Kernel, suite: &Suite, file: &Path) -> Result<()> {
     ensure!(suite.guests == 1, "{} runs in two machines; packed is one", suite.name);
-    let nvcc = cuda::toolkit(paths, None)?.nvcc;
-    let mut settings = build(paths, &[suite], &[("PUSHGATE_NVCC", nvcc.as_os_str())], None)?;
+    let nvcc = cuda::toolkit(paths, Guard::NONE)?.nvcc;
+    let mut settings = build(paths, &[suite], &[("PUSHGATE_NVCC", nvcc.as_os_str())], Guard::NONE)?;
     let scratch = paths.scratch("pack")?;
     let folder = scratch.join(FOLDER);
     if folder.exists() {
@@ -42,7 +42,7 @@ pub fn pack(paths: &Paths, kernel: &Kernel, suite: &Suite, file: &Path) -> Resul
     let root = folder.join("root");
     let mut tree = Tree::new(root.clone());
     if suite.module {
-        let modules = kmod::build(paths, kernel, None)?;
+        let modules = kmod::build(paths, kernel, Guard::NONE)?;
         settings.push_str(&format!("export KMOD_DIR={}\n", process::quote(modules.as_os_str())));
         for module in fs::read_dir(&modules)?.flatten().map(|entry| entry.path()) {
             if module.extension().is_some_and(|end| end == "ko") {
@@ -70,7 +70,7 @@ pub fn pack(paths: &Paths, kernel: &Kernel, suite: &Suite, file: &Path) -> Resul
     }
     fs::write(folder.join("host/settings"), host)?;
     fs::write(folder.join("suite"), suite.name)?;
-    let job = job(suite, suites_script(&[suite], &settings), None);
+    let job = suites_job(&[suite], &settings, MEMORY, None, Guard::NONE);
     fs::write(folder.join("initrd"), guest::initramfs(paths, kernel, &job)?)?;
     fs::copy(kernel.image(), folder.join("vmlinux"))?;
     qemu(&folder)?;
@@ -81,26 +81,13 @@ pub fn pack(paths: &Paths, kernel: &Kernel, suite: &Suite, file: &Path) -> Resul
     let file = env::current_dir()?.join(file);
     let mut tar = process::command("tar", &scratch);
     tar.args(["--owner=0", "--group=0", "-cf"]).arg(&file).args(["-I", "xz -T0 -6", FOLDER]);
-    process::run(tar, None)?;
+    process::run(tar, Guard::NONE)?;
     println!("{} ({} MiB): unpack it there and start {FOLDER}/run", file.display(), megabytes(&file)?);
     Ok(())
 }
 
 fn megabytes(file: &Path) -> Result<u64> {
     Ok(fs::metadata(file)?.len().div_ceil(1 << 20))
-}
-
-fn job(suite: &Suite, script: String, host: Option<String>) -> Job {
-    Job {
-        script,
-        files: vec![(format!("suite-{}", suite.name), suite_file(suite))],
-        guests: 1,
-        devices: suite.devices.to_vec(),
-        host,
-        memory: MEMORY,
-        limit: Duration::from_secs(suite.limit) + guest::BOOT,
-        deadline: None,
-    }
 }
 
 /// Runs what lies in a folder.
@@ -110,9 +97,8 @@ pub fn run(folder: &Path) -> Result<ExitCode> {
     let suite = SUITES.iter().find(|suite| suite.name == name).context("packed by another release")?;
     let host = fs::read_to_string(folder.join("host/settings"))?;
     let settings = format!("HERE={}\n{host}", process::quote(folder.as_os_str()));
-    let mut job = job(suite, String::new(), host_script(&[suite], &settings));
-    // It is in the initrd already.
-    job.files.clear();
+    // What runs in the guest is in the initrd already; this one's settings are for the host.
+    let job = suites_job(&[suite], &settings, MEMORY, None, Guard::new(Some(SILENCE), None));
     // In memory: a GPU's driver can't pin the pages of a file on disk, which the BAR's file would be.
     let runs = Path::new("/dev/shm/pushgate-vm");
     fs::create_dir_all(runs)?;
@@ -134,7 +120,7 @@ pub fn run(folder: &Path) -> Result<ExitCode> {
     };
     let ended = guest::boot(&machine, run, &job)?;
     let mut report = Report::default();
-    report.add(&[suite], &ended)?;
+    report.add(&[suite], ended)?;
     Ok(ExitCode::from(report.code))
 }
 
@@ -148,7 +134,7 @@ fn strip(paths: &Paths, from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to.parent().context("a file lies in a folder")?)?;
     let mut strip = process::command("strip", &paths.root);
     strip.arg("-o").arg(to).arg(from);
-    process::run_quietly(strip, None)
+    process::run_quietly(strip, Guard::NONE)
 }
 
 /// QEMU, its libraries, the loader that finds them, and firmware.
@@ -185,7 +171,7 @@ fn qemu(folder: &Path) -> Result<()> {
 fn libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
     let mut ldd = process::command("ldd", Path::new("/"));
     ldd.arg(program);
-    let text = process::capture(ldd, false, None)?;
+    let text = process::capture(ldd, false, Guard::NONE)?;
     if let Some(line) = text.lines().find(|line| line.contains("not found")) {
         bail!("{}: {}", program.display(), line.trim());
     }
@@ -232,7 +218,7 @@ impl Tree {
         self.copy(&busybox, Path::new("/bin/busybox"))?;
         let mut list = process::command(&busybox, Path::new("/"));
         list.arg("--list");
-        for name in process::capture(list, false, None)?.lines() {
+        for name in process::capture(list, false, Guard::NONE)?.lines() {
             let at = self.place(Path::new("/bin")).join(name);
             if !["sh", "ip"].contains(&name) && !at.exists() {
                 symlink("busybox", at)?;

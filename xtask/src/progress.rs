@@ -1,0 +1,181 @@
+//! Tells a hang from slowness: what runs is ended where it shows no progress for far longer than it
+//! ever needs, and for nothing else. The time allowed grows with the slowness of the machine.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a command may show no progress on a quiet machine of two cores. The longest silence of
+/// any step there is about a minute (the summary of `cargo xtask test` names each step's).
+pub const SILENCE: Duration = Duration::from_secs(600);
+
+/// What ends a command before its own end. Progress is output: CPU time is none, for a loop that
+/// waits for ever may spin.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Guard {
+    /// Silence after which the command hangs, on a quiet machine of two cores. `None`: never.
+    silence: Option<Duration>,
+    /// When the whole run must have ended. `None`: never.
+    end: Option<Instant>,
+}
+
+impl Guard {
+    /// Ends nothing.
+    pub const NONE: Guard = Guard { silence: None, end: None };
+
+    /// Ends what is silent for `silence`, stretched by the machine's slowness, or still runs at `end`.
+    pub fn new(silence: Option<Duration>, end: Option<Instant>) -> Guard {
+        Guard { silence, end }
+    }
+
+    /// The same end of the run, with another limit of silence.
+    pub fn but_silent_for(self, silence: Duration) -> Guard {
+        Guard { silence: Some(silence), ..self }
+    }
+
+    /// Whether the time of the whole run is over.
+    pub fn is_over(&self) -> bool {
+        self.end.is_some_and(|end| Instant::now() >= end)
+    }
+}
+
+/// Looks at one command, or one machine, for a [`Guard`].
+#[derive(Debug)]
+pub struct Watch {
+    guard: Guard,
+    seen: u64,
+    since: Instant,
+    stretch: f64,
+}
+
+impl Watch {
+    /// A watch that begins now.
+    pub fn new(guard: Guard) -> Watch {
+        Watch { guard, seen: 0, since: Instant::now(), stretch: 1.0 }
+    }
+
+    /// `progress` is any number that differs after progress. An error says why what is watched
+    /// must end.
+    pub fn look(&mut self, progress: u64) -> Result<(), String> {
+        self.look_at(progress, Instant::now(), slowness)
+    }
+
+    fn look_at(&mut self, progress: u64, now: Instant, slowness: impl Fn() -> f64) -> Result<(), String> {
+        if self.guard.end.is_some_and(|end| now >= end) {
+            return Err("the time of the whole run was over".into());
+        }
+        let silent = now.saturating_duration_since(self.since);
+        LONGEST_SILENCE_MS.fetch_max(silent.as_millis() as u64, Ordering::Relaxed);
+        if progress != self.seen {
+            (self.seen, self.since) = (progress, now);
+            return Ok(());
+        }
+        let Some(limit) = self.guard.silence else { return Ok(()) };
+        if silent >= limit.mul_f64(self.stretch) {
+            // The load may have come since: measured only now, where it counts.
+            self.stretch = self.stretch.max(slowness());
+            if silent >= limit.mul_f64(self.stretch) {
+                return Err(format!(
+                    "no progress (no output) for {} s; the limit is {} s on a quiet machine, this one is {:.1} times as slow",
+                    silent.as_secs(),
+                    limit.as_secs(),
+                    self.stretch
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+static LONGEST_SILENCE_MS: AtomicU64 = AtomicU64::new(0);
+
+/// The longest silence that any watch has seen since the last call.
+pub fn take_longest_silence() -> Duration {
+    Duration::from_millis(LONGEST_SILENCE_MS.swap(0, Ordering::Relaxed))
+}
+
+/// Seconds that one thread of the machine which the figures in docs/testing.md come from takes for
+/// [`work`] when nothing else runs.
+const REFERENCE: f64 = 0.135;
+
+/// How many times longer two busy threads take here and now than on a quiet machine of two cores, by
+/// a measurement of about 0.2 s: at least 1. It grows with slow cores, few cores and other
+/// processes alike.
+pub fn slowness() -> f64 {
+    let begin = Instant::now();
+    let threads = [thread::spawn(work), thread::spawn(work)];
+    for thread in threads {
+        let _ = thread.join();
+    }
+    (begin.elapsed().as_secs_f64() / REFERENCE).max(1.0)
+}
+
+/// What tests and suites multiply their own limits by, which guard against a hang. Twice the slowness: the
+/// load may grow after the measurement.
+pub fn patience() -> u32 {
+    (2.0 * slowness()).ceil() as u32
+}
+
+/// Checks 128 MiB of UTF-8. The standard library's code is optimised in every build of this program.
+fn work() {
+    let text = "é".repeat(32 << 10);
+    for _ in 0..2000 {
+        black_box(std::str::from_utf8(black_box(text.as_bytes())).is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    fn guard() -> Guard {
+        Guard::new(Some(LIMIT), None)
+    }
+
+    #[test]
+    fn silence_beyond_the_limit_is_a_hang() {
+        let mut watch = Watch::new(guard());
+        let begin = watch.since;
+        watch.look_at(0, begin + LIMIT / 2, || 1.0).unwrap();
+        let error = watch.look_at(0, begin + LIMIT, || 1.0).unwrap_err();
+        assert!(error.contains("no progress") && error.contains("10 s"), "{error}");
+    }
+
+    #[test]
+    fn progress_begins_the_silence_anew() {
+        let mut watch = Watch::new(guard());
+        let begin = watch.since;
+        for step in 1..100 {
+            watch.look_at(u64::from(step), begin + LIMIT * step, || 1.0).unwrap();
+        }
+        watch.look_at(99, begin + LIMIT * 100, || 1.0).unwrap_err();
+    }
+
+    #[test]
+    fn a_slow_machine_has_more_time() {
+        let mut watch = Watch::new(guard());
+        let begin = watch.since;
+        watch.look_at(0, begin + LIMIT * 3, || 4.0).unwrap();
+        // Once measured slow, the machine is not measured at each look.
+        watch.look_at(0, begin + LIMIT * 39 / 10, || unreachable!()).unwrap();
+        watch.look_at(0, begin + LIMIT * 4, || 1.0).unwrap_err();
+    }
+
+    #[test]
+    fn the_end_of_the_run_ends_what_makes_progress() {
+        let begin = Instant::now();
+        let mut watch = Watch::new(Guard::new(None, Some(begin + LIMIT)));
+        watch.look_at(0, begin + LIMIT / 2, || 1.0).unwrap();
+        watch.look_at(1, begin + LIMIT, || 1.0).unwrap_err();
+        assert!(Watch::new(Guard::NONE).look_at(0, begin + LIMIT * 1000, || 1.0).is_ok());
+    }
+
+    #[test]
+    fn slowness_is_at_least_one_and_finite() {
+        let slowness = slowness();
+        assert!((1.0..1e6).contains(&slowness), "{slowness}");
+    }
+}
