@@ -1,11 +1,14 @@
 //! What the integration suites share.
 
 pub mod nccl;
+mod patience;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+
+pub use patience::{hang, patience, patience_factor, wait_until};
 
 /// The command `pushgate`, built with the calling test's profile: no test's package builds it.
 pub fn pushgate() -> &'static Path {
