@@ -95,7 +95,10 @@ mod tests {
     use super::*;
     use std::thread;
 
-    const LONG: Option<Duration> = Some(Duration::from_secs(30));
+    /// A guard against a hang.
+    fn long() -> Option<Duration> {
+        Some(pushgate_tests::hang())
+    }
 
     #[test]
     fn rings_add_up_to_one() {
@@ -103,7 +106,7 @@ mod tests {
         assert!(!bell.drain());
         bell.ring();
         bell.ring();
-        assert!(bell.wait(LONG).unwrap());
+        assert!(bell.wait(long()).unwrap());
         assert!(!bell.drain());
         assert!(!bell.wait(Some(Duration::ZERO)).unwrap());
     }
@@ -128,7 +131,7 @@ mod tests {
     fn a_clone_wakes_another_thread() {
         let bell = EventFd::new().unwrap();
         let other = EventFd::from_fd(bell.try_clone().unwrap().0).unwrap();
-        let waiter = thread::spawn(move || other.wait(LONG).unwrap());
+        let waiter = thread::spawn(move || other.wait(long()).unwrap());
         bell.ring();
         assert!(waiter.join().unwrap());
     }

@@ -216,8 +216,8 @@ mod tests {
     fn pair() -> (UnixStream, UnixStream) {
         let (a, b) = UnixStream::pair().unwrap();
         for s in [&a, &b] {
-            s.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-            s.set_write_timeout(Some(Duration::from_secs(30))).unwrap();
+            s.set_read_timeout(Some(pushgate_tests::hang())).unwrap();
+            s.set_write_timeout(Some(pushgate_tests::hang())).unwrap();
         }
         (a, b)
     }
@@ -312,9 +312,9 @@ mod tests {
         let (a, b) = pair();
         b.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         assert_eq!(kind_of(&b).0, ErrorKind::WouldBlock);
-        // A byte now and then must not buy the peer more time.
+        // A byte now and then must not buy the peer more time. The frame has begun before it is waited for.
+        (&a).write_all(&[60, 0, 0, 0, 0, 0, 0, 0]).unwrap();
         let drip = thread::spawn(move || {
-            (&a).write_all(&[60, 0, 0, 0, 0, 0, 0, 0]).unwrap();
             while (&a).write_all(&[0]).is_ok() {
                 thread::sleep(Duration::from_millis(300));
             }

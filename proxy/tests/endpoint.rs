@@ -758,18 +758,25 @@ struct Sending {
     rkey: u32,
 }
 
-/// `None` over RDMA without posted receives: there a SEND out of a region is refused.
-fn sending(posted_receives: bool, length: usize) -> Option<Sending> {
-    if rdma::chosen() && !posted_receives {
-        return None;
-    }
+/// Over the queue pair that the suite runs over. RDMA needs posted receives: without them a SEND out
+/// of a region is refused there.
+fn sending(posted_receives: bool, length: usize) -> Sending {
     let receiver = QpOptions { posted_receives, ..options(0) };
-    let mut pair = Pair::new(GEOMETRY, [options(1), receiver]);
+    sending_over(Pair::new(GEOMETRY, [options(1), receiver]), length)
+}
+
+/// Over `local`, whatever the suite runs over.
+fn sending_locally(posted_receives: bool, length: usize) -> Sending {
+    let receiver = QpOptions { posted_receives, ..options(0) };
+    sending_over(Pair::local(GEOMETRY, [options(1), receiver]), length)
+}
+
+fn sending_over(mut pair: Pair, length: usize) -> Sending {
     let [from, to] = [0, 1].map(|_| Region::new(length));
     from.write(0, &bytes(3, length));
     let lkey = pair.ends[0].add_region(from.memory(), length as u64).unwrap();
     let rkey = pair.ends[1].add_region(to.memory(), length as u64).unwrap();
-    Some(Sending { pair, from, lkey, to, rkey })
+    Sending { pair, from, lkey, to, rkey }
 }
 
 const SIGNALED: u8 = Record::SIGNALED;
@@ -777,7 +784,7 @@ const SIGNALED: u8 = Record::SIGNALED;
 #[test]
 fn p3_p5_a_send_out_of_a_region_lands_in_a_posted_buffer_and_then_completes() {
     const MIB: usize = 1 << 20;
-    let Some(mut s) = sending(true, 4 * MIB) else { return };
+    let mut s = sending(true, 4 * MIB);
     for (i, length) in [0, 1, 100, 4000, MIB, 3 * MIB + 77].into_iter().enumerate() {
         let (at, to) = (13 * i, 7 * i);
         s.pair.devices[1].post_recv(s.rkey, to as u64, length as u32, i as u32);
@@ -811,10 +818,7 @@ fn p3_p5_a_send_out_of_a_region_lands_in_a_posted_buffer_and_then_completes() {
 
 #[test]
 fn p8_a_region_stays_until_nobody_reads_what_goes_out_of_it() {
-    if rdma::chosen() {
-        return;
-    }
-    let mut s = sending(true, 200).unwrap();
+    let mut s = sending_locally(true, 200);
     assert!(s.pair.devices[0].post_from(region_send(5, s.lkey, 0), 200));
     s.pair.settle();
     assert!(!s.pair.ends[0].region_in_use(s.lkey), "the peer was told nothing of it yet");
@@ -833,7 +837,7 @@ fn p8_a_region_stays_until_nobody_reads_what_goes_out_of_it() {
     s.pair.assert_clean();
 
     // A queue pair that failed gives its regions back.
-    let mut s = sending(true, 200).unwrap();
+    let mut s = sending_locally(true, 200);
     s.pair.devices[1].post_recv(s.rkey, 0, 200, 4);
     assert!(s.pair.devices[0].post_from(region_send(5, s.lkey, 0), 200));
     s.pair.settle();
@@ -859,10 +863,9 @@ fn p8_a_region_stays_while_a_copy_to_it_is_under_way() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: cargo xtask vm --suite verbs-endpoint"]
 fn p8_over_rdma_a_region_stays_until_the_device_has_sent_what_goes_out_of_it() {
-    if !rdma::chosen() {
-        return;
-    }
+    rdma::must_be_chosen();
     let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     let config = VerbsConfig { imm: rdma::imm(), ..VerbsConfig::default() };
     let [(mut a, ..), (mut b, ..)] = rdma::joined([&m[0], &m[1]], [false; 2], &config);
@@ -873,7 +876,7 @@ fn p8_over_rdma_a_region_stays_until_the_device_has_sent_what_goes_out_of_it() {
         Record { rkey: 18, place: 17, flags: Record::REGION, length: 4096, ..Record::new(Opcode::Put) };
     let begin = std::time::Instant::now();
     let pass = |a: &mut VerbsQp, b: &mut VerbsQp| {
-        assert!(begin.elapsed() < std::time::Duration::from_secs(10), "it never ends");
+        assert!(begin.elapsed() < pushgate_tests::hang(), "it never ends");
         for qp in [a, b] {
             qp.poll_send(0).unwrap();
             qp.notify().unwrap();
@@ -896,7 +899,7 @@ fn p8_over_rdma_a_region_stays_until_the_device_has_sent_what_goes_out_of_it() {
 
 #[test]
 fn p6_puts_to_the_same_bytes_land_in_their_order() {
-    let Some(mut s) = sending(rdma::chosen(), 4000) else { return };
+    let mut s = sending(rdma::chosen(), 4000);
     let region = |record: Record| Record { flags: record.flags | Record::REGION, place: s.lkey, ..record };
     let mut value = 0;
     // Inline, short, long; and then what an RDMA device writes where it belongs.
@@ -942,7 +945,7 @@ fn p6_puts_to_the_same_bytes_land_in_their_order() {
 
 #[test]
 fn p4_messages_of_nothing_out_of_a_region_take_one_receive_after_the_other() {
-    let Some(mut s) = sending(true, 100) else { return };
+    let mut s = sending(true, 100);
     // More than the window has units, for a number is no place.
     for i in 0..100u32 {
         s.pair.devices[1].post_recv(s.rkey, 0, 100, ANY);
@@ -957,10 +960,9 @@ fn p4_messages_of_nothing_out_of_a_region_take_one_receive_after_the_other() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: cargo xtask vm --suite verbs-endpoint"]
 fn p3_p4_over_rdma_a_long_send_is_written_to_the_receive_that_it_takes() {
-    if !rdma::chosen() {
-        return;
-    }
+    rdma::must_be_chosen();
     let (mut pair, region, key) = with_receives(2000);
     let mut placed = 0;
     for round in 0..10u32 {
@@ -988,10 +990,9 @@ fn p3_p4_over_rdma_a_long_send_is_written_to_the_receive_that_it_takes() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: cargo xtask vm --suite verbs-endpoint"]
 fn p4_p8_over_rdma_a_send_longer_than_its_receive_is_refused_at_its_sender() {
-    if !rdma::chosen() {
-        return;
-    }
+    rdma::must_be_chosen();
     let (mut pair, region, key) = with_receives(2000);
     pair.devices[1].post_recv(key, 0, 299, 5);
     pair.devices[1].post_recv(key, 500, 400, 5);
@@ -1005,7 +1006,7 @@ fn p4_p8_over_rdma_a_send_longer_than_its_receive_is_refused_at_its_sender() {
 
 #[test]
 fn p4_p5_sends_out_of_a_region_wait_for_room_in_the_landing_ring() {
-    let Some(mut s) = sending(false, 8000) else { return };
+    let mut s = sending_locally(false, 8000);
     // The ring has 2048 bytes: two fit, whatever lies before them.
     for i in 0..6u32 {
         assert!(s.pair.devices[0].post_from(region_send(i, s.lkey, i as u64 * 1000), 1000 + i as usize % 2));
@@ -1034,7 +1035,7 @@ fn p4_p5_sends_out_of_a_region_wait_for_room_in_the_landing_ring() {
 
 #[test]
 fn p3_a_put_out_of_a_region_reaches_host_and_device_before_its_signal() {
-    let Some(mut s) = sending(false, 8000) else { return };
+    let mut s = sending_locally(false, 8000);
     let mover = SlowMover::default();
     mover.0.lock().unwrap().bytes = vec![0; 8000];
     s.pair.mover = Some(Box::new(mover.clone()));
@@ -1073,7 +1074,7 @@ fn p3_a_put_out_of_a_region_reaches_host_and_device_before_its_signal() {
 fn p3_a_relay_goes_by_the_longest_stretch_of_the_landing_ring() {
     // Units that lie at the ring's end: given back, or held, of 32.
     for (before, held, pieces) in [(31, 0, 4), (0, 31, 110), (30, 1, 4), (3, 20, 13), (20, 3, 6)] {
-        let Some(mut s) = sending(false, 8000) else { return };
+        let mut s = sending_locally(false, 8000);
         let mover = SlowMover::default();
         *mover.0.lock().unwrap() =
             DeviceMemory { bytes: vec![0; 8000], allowed: usize::MAX, ..Default::default() };
@@ -1109,10 +1110,7 @@ fn p3_a_relay_goes_by_the_longest_stretch_of_the_landing_ring() {
 #[test]
 fn p8_a_turn_ends_when_the_engine_has_copied_enough() {
     const HALF: usize = 1 << 19;
-    if rdma::chosen() {
-        return;
-    }
-    let mut s = sending(true, 8 * HALF).unwrap();
+    let mut s = sending_locally(true, 8 * HALF);
     for i in 0..8 {
         s.pair.devices[1].post_recv(s.rkey, (i * HALF) as u64, HALF as u32, ANY);
         assert!(s.pair.devices[0].post_from(region_send(i as u32, s.lkey, (i * HALF) as u64), HALF));
@@ -1152,10 +1150,7 @@ fn p8_a_sender_that_names_memory_it_does_not_have_is_refused_and_hurts_nobody_el
         ("the half of it", readable + page as u64 - 50),
     ];
     for (n, (what, address)) in cases.into_iter().enumerate() {
-        if rdma::chosen() {
-            return;
-        }
-        let mut s = sending(true, 200).expect("over local");
+        let mut s = sending_locally(true, 200);
         s.pair.devices[1].post_recv(s.rkey, 0, 100, ANY);
         s.pair.settle();
         let record = Record { length: 100, id: 0, ..region_send(0, 0, address) };
@@ -1179,9 +1174,6 @@ fn p8_a_sender_that_names_memory_it_does_not_have_is_refused_and_hurts_nobody_el
 
 #[test]
 fn p7_p8_where_the_peer_cannot_read_a_region_send_is_refused_with_a_sentence() {
-    if rdma::chosen() {
-        return;
-    }
     let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     // A process that is there and is not this one: its memory is not what is told.
     let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
@@ -1235,14 +1227,16 @@ fn region_address(region: &Region) -> u64 {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: cargo xtask vm --suite verbs-endpoint"]
 fn p8_over_rdma_no_message_out_of_a_region_is_longer_than_the_device_can_send() {
-    let longest = if rdma::chosen() { rdma::device().longest_message() as usize } else { usize::MAX };
+    rdma::must_be_chosen();
+    let longest = rdma::device().longest_message() as usize;
     // Soft-RoCE sends 8 MiB. Others send as much as there can be in a message.
     if longest > 64 << 20 {
-        return;
+        return pushgate_tests::skip("no RDMA device here has a longest message of 64 MiB or less");
     }
     for (length, codes) in [(longest, [None; 2]), (longest + 1, [REFUSED; 2])] {
-        let mut s = sending(false, 0).or_else(|| sending(true, length)).unwrap();
+        let mut s = sending(true, length);
         s.pair.devices[1].post_recv(s.rkey, 0, length as u32, 1);
         s.pair.settle();
         assert!(s.pair.devices[0].post_from(region_send(1, s.lkey, 0), length));
@@ -1256,7 +1250,7 @@ fn p8_over_rdma_no_message_out_of_a_region_is_longer_than_the_device_can_send() 
 
 #[test]
 fn p8_only_memory_of_this_process_goes_out_of_a_region() {
-    let Some(mut s) = sending(true, 100) else { return };
+    let mut s = sending(true, 100);
     s.pair.settle();
     assert_eq!(s.pair.ends[0].region_sends(), RegionSends::Yes);
     let device = RegionMemory::Device { address: DEVICE, exported: None };

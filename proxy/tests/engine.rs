@@ -13,6 +13,7 @@ use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::engine::{Engine, EngineOptions, QpId};
 use pushgate_proxy::idle::Wake;
+use pushgate_tests::{hang, patience_factor};
 
 /// Tests that read clocks and threads of the whole process run one by one.
 fn alone() -> MutexGuard<'static, ()> {
@@ -60,7 +61,7 @@ impl Running {
                 self.devices[1].release(1);
                 return begin.elapsed();
             }
-            assert!(begin.elapsed() < Duration::from_secs(1), "round {tag}: nothing within a second");
+            assert!(begin.elapsed() < hang(), "round {tag}: nothing arrives");
             std::thread::yield_now();
         }
     }
@@ -90,11 +91,13 @@ fn engine_time() -> Duration {
     Duration::from_nanos(sum)
 }
 
-/// The share of one CPU that each engine takes while `seconds` pass, the least
-/// of three tries: other work on the machine only ever adds to it.
+/// The share of one CPU that each engine takes while a second passes, the least
+/// of five tries: other work on the machine only ever adds to it. The share is what is promised; a
+/// slower CPU takes a larger one for the same instructions.
 fn idle_share(what: &str, limit: f64) {
+    let limit = (limit * patience_factor()).min(0.5);
     let mut least = f64::MAX;
-    for _ in 0..3 {
+    for _ in 0..5 {
         let (begin, used) = (Instant::now(), engine_time());
         sleep(Duration::from_secs(1));
         let share = (engine_time() - used).as_secs_f64() / begin.elapsed().as_secs_f64() / 2.0;
@@ -120,30 +123,83 @@ fn an_engine_with_a_doorbell_blocks_when_idle() {
     sleep(Duration::from_millis(50));
     let before = running.sleeps();
     idle_share("doorbell", 0.02);
-    let slept = running.sleeps() - before;
-    assert!(slept >= 10, "two engines slept {slept} times in a second, for 100 ms each at most");
+    // Each engine wakes by itself after 100 ms at most. A question wakes it too.
+    let begin = Instant::now();
+    for asked in 1.. {
+        let slept = running.sleeps() - before;
+        if slept >= 10 + 2 * asked {
+            break;
+        }
+        assert!(begin.elapsed() < hang(), "two engines slept {slept} times and were asked {asked} times");
+        sleep(Duration::from_secs(1));
+    }
 }
 
+/// Rings a thread that blocks on an eventfd, and waits for its answer: how long that takes, each time.
+struct Echo {
+    bells: [EventFd; 2],
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Echo {
+    fn start() -> Self {
+        let bells = [0, 1].map(|_| EventFd::new().unwrap());
+        let [there, back] = [0, 1].map(|i| bells[i].try_clone().unwrap());
+        let thread = std::thread::spawn(move || {
+            // The last ring finds nobody who waits for the answer.
+            for _ in 0..=ROUNDS {
+                there.wait(None).unwrap();
+                back.ring();
+            }
+        });
+        Echo { bells, thread: Some(thread) }
+    }
+
+    fn round(&self) -> Duration {
+        let begin = Instant::now();
+        self.bells[0].ring();
+        assert!(self.bells[1].wait(Some(hang())).unwrap(), "no answer");
+        begin.elapsed()
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.bells[0].ring();
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+const ROUNDS: usize = 200;
+
 /// However publication and falling asleep interleave. A lost wake-up would last
-/// until the engine looks by itself, after 100 ms.
+/// until the engine looks by itself, after 100 ms. What the machine itself takes to wake a thread is
+/// measured beside it, and gives the room.
 #[test]
 fn p7_a_ring_after_idleness_is_never_lost() {
     let _alone = alone();
     let mut running = Running::start(Wake::Doorbell);
     let mut seed = 1;
     let mut took = Vec::new();
-    for tag in 0..200 {
+    let (echo, mut plain) = (Echo::start(), Vec::new());
+    for tag in 0..ROUNDS as u32 {
         let r = next(&mut seed);
         // Half of them about when an engine falls asleep, half when it sleeps.
         let us = if r & 1 == 0 { r / 2 % 150 } else { r / 2 % 5000 };
         sleep(Duration::from_micros(us));
         took.push(running.round(tag));
+        plain.push(echo.round());
     }
     took.sort();
+    plain.sort();
     let (median, worst) = (took[100], took[199]);
-    println!("doorbell: median {median:?}, worst {worst:?}");
+    println!(
+        "doorbell: median {median:?}, worst {worst:?}; a thread alone: {:?}, {:?}",
+        plain[100], plain[199]
+    );
     // A busy machine may delay some; a doorbell that is not rung delays most.
-    assert!(took[150] < Duration::from_millis(50), "three quarters within {:?}", took[150]);
+    let limit = Duration::from_millis(50) + 20 * plain[150];
+    assert!(took[150] < limit, "three quarters within {:?}, and not {limit:?}", took[150]);
     let c = running.engines.each_ref().map(|e| e.counters().unwrap());
     assert!(c[0].rings + c[1].rings > 20, "peers were rung awake: {c:?}");
     assert_eq!(c.map(|c| (c.dropped, c.refused, c.stuck)), [(0, 0, 0); 2]);
@@ -177,25 +233,33 @@ fn p7_p8_removing_a_region_waits_for_its_reader_and_holds_up_nobody() {
     let released = || running.engines[0].counters().unwrap().released;
     let begin = Instant::now();
     while released() == 0 {
-        assert!(begin.elapsed() < Duration::from_secs(5), "it is not sent");
+        assert!(begin.elapsed() < hang(), "it is not sent");
     }
     // Nobody comes to read it: after the limit the region is what it was.
     let begin = Instant::now();
     assert!(!running.engines[0].remove_region(running.qps[0], lkey).unwrap());
     assert!(begin.elapsed() >= Duration::from_secs(2));
     let (engine, qp) = (&running.engines[0], running.qps[0]);
-    std::thread::scope(|scope| {
-        let removed = scope.spawn(move || engine.remove_region(qp, lkey));
-        // The engine answers others meanwhile.
+    let mut read = false;
+    let mut removed_once = || {
         let begin = Instant::now();
-        while begin.elapsed() < Duration::from_millis(100) {
-            assert!(engine.status(qp).unwrap().is_none());
-        }
-        assert!(!removed.is_finished(), "its memory could go while it is read");
-        running.devices[1].post_recv(rkey, 0, 100, 2);
-        assert!(removed.join().unwrap().unwrap());
-        assert!(begin.elapsed() < Duration::from_secs(1));
-    });
+        std::thread::scope(|scope| {
+            let removed = scope.spawn(move || engine.remove_region(qp, lkey));
+            // The engine answers others meanwhile.
+            while begin.elapsed() < Duration::from_millis(100) {
+                assert!(engine.status(qp).unwrap().is_none());
+            }
+            // On a machine that stops this thread for seconds the limit passes.
+            let early = removed.is_finished() && begin.elapsed() < Duration::from_secs(2);
+            assert!(read || !early, "its memory could go while it is read");
+            if !std::mem::replace(&mut read, true) {
+                running.devices[1].post_recv(rkey, 0, 100, 2);
+            }
+            removed.join().unwrap().unwrap()
+        })
+    };
+    // The reader is done: a removal ends before its limit, or the next one finds nobody.
+    assert!(removed_once() || removed_once());
     assert!(!engine.remove_region(qp, lkey).unwrap(), "once is enough");
     assert_eq!(running.devices[1].try_recv().map(|m| (m.tag, m.place)), Some((2, 1)));
     drop(running);
@@ -210,14 +274,14 @@ fn p7_an_engine_that_ends_tells_who_waits() {
     assert!(running.devices[0].post(window_send(1), &vec![1; whole]));
     let begin = Instant::now();
     while running.devices[1].try_recv().is_none() {
-        assert!(begin.elapsed() < Duration::from_secs(1));
+        assert!(begin.elapsed() < hang());
     }
     // Side 0 still waits for its place in the window.
     let Running { engines: [a, b], qps, devices } = running;
     drop(a);
     assert_eq!(devices[0].status().map(|s| s.code as u32), Some(abi::PUSHGATE_ABORTED));
     while devices[1].status().is_none() {
-        assert!(begin.elapsed() < Duration::from_secs(2), "the peer is not told");
+        assert!(begin.elapsed() < hang(), "the peer is not told");
         sleep(Duration::from_millis(1));
     }
     let status = b.status(qps[1]).unwrap().unwrap();

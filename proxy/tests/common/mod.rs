@@ -334,10 +334,20 @@ pub struct Pair {
 }
 
 impl Pair {
+    /// Over the queue pair that the suite runs over.
     pub fn new(geometry: Geometry, options: [QpOptions; 2]) -> Self {
+        Pair::over(rdma::chosen(), geometry, options)
+    }
+
+    /// Over `local`, whatever the suite runs over: for what no other queue pair has.
+    pub fn local(geometry: Geometry, options: [QpOptions; 2]) -> Self {
+        Pair::over(false, geometry, options)
+    }
+
+    fn over(rdma: bool, geometry: Geometry, options: [QpOptions; 2]) -> Self {
         let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..geometry }));
         let mut devices = [Device::new(&m[0], &m[1]), Device::new(&m[1], &m[0])];
-        let (ends, wires) = if rdma::chosen() {
+        let (ends, wires) = if rdma {
             let wires = rdma::connect([&m[0], &m[1]], [0, 1].map(|i| options[i].posted_receives));
             for (device, wire) in devices.iter_mut().zip(&wires) {
                 device.inbound = wire.mirror.clone();

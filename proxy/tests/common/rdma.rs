@@ -3,7 +3,7 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
@@ -17,9 +17,6 @@ use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::Status;
 
 use super::Memory;
-
-/// A loaded soft-RoCE in a virtual machine takes its time; a lost packet more.
-const LIMIT: Duration = Duration::from_secs(20);
 
 fn mode() -> &'static str {
     static MODE: OnceLock<String> = OnceLock::new();
@@ -36,6 +33,11 @@ fn mode() -> &'static str {
 /// True if the suite runs over RDMA.
 pub fn chosen() -> bool {
     mode() != "local"
+}
+
+/// For tests that say something of RDMA alone.
+pub fn must_be_chosen() {
+    assert!(chosen(), "set PUSHGATE_TEST_QP to verbs or verbs-no-imm: this test concerns RDMA alone");
 }
 
 /// True if SENDs carry immediate data.
@@ -127,7 +129,7 @@ impl Wire {
 fn wait(qp: &mut VerbsQp) {
     let start = Instant::now();
     while !qp.is_quiet() {
-        assert!(start.elapsed() < LIMIT, "the RDMA queue pair does not come to rest");
+        assert!(start.elapsed() < pushgate_tests::hang(), "the RDMA queue pair does not come to rest");
         std::thread::yield_now();
     }
 }
