@@ -768,7 +768,7 @@ PUSHGATE_KERNEL(fill, fill_params)
             .collect();
         drop(module); // the launches keep the code
         for run in runs {
-            assert_eq!(run.wait(Some(Duration::from_secs(60))).unwrap(), WaitOutcome::Done);
+            assert_eq!(run.wait(Some(pushgate_tests::hang())).unwrap(), WaitOutcome::Done);
         }
         let mut bytes = vec![0; buffer.len()];
         buffer.copy_to_host(&mut bytes).unwrap();
@@ -825,7 +825,7 @@ PUSHGATE_KERNEL(gate, gate_params)
         assert_eq!(stuck.wait(Some(Duration::from_millis(20))).unwrap(), WaitOutcome::TimedOut);
         let behind = launch(&one, &open);
         let beside = launch(&two, &open);
-        assert_eq!(beside.wait(Some(Duration::from_secs(60))).unwrap(), WaitOutcome::Done);
+        assert_eq!(beside.wait(Some(pushgate_tests::hang())).unwrap(), WaitOutcome::Done);
         assert!(!stuck.is_done().unwrap() && !behind.is_done().unwrap());
         assert!(behind.elapsed().unwrap().is_none());
         word.copy_from_host(&1u64.to_ne_bytes()).unwrap();

@@ -75,7 +75,7 @@ impl LocalHalf {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use rustix::fs::{SealFlags, fcntl_add_seals};
 
@@ -88,7 +88,7 @@ mod tests {
         let mut settings = Settings::default();
         settings.set("device", "cpu").unwrap();
         let context = Context::builder().settings(settings).build().unwrap();
-        let mut meshes = Mesh::local(2, Duration::from_secs(20)).unwrap();
+        let mut meshes = Mesh::local(2, pushgate_tests::hang()).unwrap();
         for mesh in &mut meshes {
             mesh.listen(Box::new(|_| {})).unwrap();
         }
@@ -107,7 +107,7 @@ mod tests {
         // An engine that has the queue pair has its link segment.
         let begin = Instant::now();
         while link.strong_count() > 0 {
-            assert!(begin.elapsed() < Duration::from_secs(20), "a queue pair is left in the engine");
+            assert!(begin.elapsed() < pushgate_tests::hang(), "a queue pair is left in the engine");
             std::thread::yield_now();
         }
     }

@@ -28,7 +28,7 @@ const PORT: &str = "/sys/class/infiniband/rxedoc/ports/1";
 
 /// The interface's address shows as a GID, wherever in the table.
 fn wait_for_gid() {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + pushgate_tests::hang();
     let has = |file: std::fs::DirEntry| {
         std::fs::read_to_string(file.path()).is_ok_and(|gid| gid.trim().ends_with("ffff:0a09:6801"))
     };
@@ -292,18 +292,18 @@ const CHILD: &str = "DOCTOR_TEST_CHILD";
 
 /// What the next test runs with an environment of its own: libraries that are opened stay.
 #[test]
+#[ignore = "another test starts this in processes of its own"]
 fn looks_at_nccl() {
-    if std::env::var_os(CHILD).is_some() {
-        let checks = pushgate_doctor::named(&["nccl".into(), "nccl-plugin".into()]).unwrap();
-        let report = pushgate_doctor::run(&checks, &pushgate_doctor::Roots::host(), Default::default());
-        println!("\nreport {}", serde_json::to_string(&report).unwrap());
-    }
+    assert!(std::env::var_os(CHILD).is_some(), "no test by itself");
+    let checks = pushgate_doctor::named(&["nccl".into(), "nccl-plugin".into()]).unwrap();
+    let report = pushgate_doctor::run(&checks, &pushgate_doctor::Roots::host(), Default::default());
+    println!("\nreport {}", serde_json::to_string(&report).unwrap());
 }
 
 /// Findings of `nccl` and `nccl-plugin` in this environment.
 fn nccl(variables: &[(&str, &Path)]) -> Seen {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "looks_at_nccl", "--nocapture"]).env(CHILD, "1");
+    child.args(["--exact", "looks_at_nccl", "--ignored", "--nocapture"]).env(CHILD, "1");
     for name in
         ["LD_LIBRARY_PATH", "NCCL_NET_PLUGIN", "NCCL_NET_PLUGIN_REF_COUNT", "VIRTUAL_ENV", "CONDA_PREFIX"]
     {

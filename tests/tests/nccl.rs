@@ -74,7 +74,7 @@ fn output(command: &mut Command, limit: Duration) -> Output {
 fn run_with(mut command: Command, variables: &[(&str, &str)]) -> String {
     command.envs(variables.iter().copied());
     let shown = format!("{command:?}");
-    let output = output(&mut command, Duration::from_secs(90));
+    let output = output(&mut command, 3 * pushgate_tests::hang());
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{shown}: {}\n{said}\n{errors}", output.status);
     print!("{said}");
@@ -88,7 +88,7 @@ const GPU: [(&str, &str); 2] = [("_PUSHGATE_NET_GPU", "cpu"), ("NCCL_CALLER_MEMO
 fn logged(mut command: Command) -> (String, String) {
     command.env("NCCL_CALLER_VERBOSE", "1");
     let shown = format!("{command:?}");
-    let output = output(&mut command, Duration::from_secs(90));
+    let output = output(&mut command, 3 * pushgate_tests::hang());
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{shown}: {}\n{said}\n{errors}", output.status);
     print!("{said}");
@@ -160,19 +160,23 @@ fn p3_p4_p6_gpu_memory_is_pushed_and_pulled() {
     run_with(command(&host), &GPU[..1]);
 }
 
-/// GPU memory over RDMA, where the device can register it. That of the CPU executor is the
-/// host's, so any can; over `local` that is refused.
+/// No RDMA device reads the GPU's memory over `local`.
 #[test]
+fn path_pull_is_refused_over_local() {
+    let mut command = command("setting");
+    command.envs(GPU).env("PUSHGATE_QP", "local");
+    let said = run_with(command, &[("PUSHGATE_PATH", "pull")]);
+    assert!(said.contains("path is pull, allowed is auto, push or bounce with qp = local"), "{said}");
+}
+
+/// GPU memory over RDMA, where the device can register it. That of the CPU executor is the
+/// host's, so any can.
+#[test]
+#[ignore = "needs an RDMA device: cargo xtask vm --suite nccl-gpu"]
 fn p3_p4_p6_gpu_memory_that_the_rdma_device_registers_is_written_and_read() {
+    assert!(over_rdma(), "set PUSHGATE_QP=verbs: this test concerns RDMA alone");
     let push = [("PUSHGATE_PATH", "push"), ("PUSHGATE_LANDING", "gpu")];
     let pull = [("PUSHGATE_PATH", "pull")];
-    if !over_rdma() {
-        let mut command = command("setting");
-        command.envs(GPU);
-        let said = run_with(command, &pull);
-        assert!(said.contains("path is pull, allowed is auto, push or bounce with qp = local"), "{said}");
-        return;
-    }
     let written = "landing gpu: it writes what arrives into the GPU's memory";
     for (variables, version, how, said) in [
         (&push[..], 8, "--max 120000", "path push: the GPU pushes"),
@@ -210,7 +214,7 @@ fn p3_p4_p6_gpu_memory_that_the_rdma_device_registers_is_written_and_read() {
     let mut command = command(traffic);
     command.envs(GPU).envs(pull);
     command.env("NCCL_CALLER_RANK_1", "PUSHGATE_PATH=push PUSHGATE_LANDING=host");
-    let output = output(command.env("NCCL_CALLER_VERBOSE", "1"), Duration::from_secs(90));
+    let output = output(command.env("NCCL_CALLER_VERBOSE", "1"), 3 * pushgate_tests::hang());
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && errors.contains("set PUSHGATE_PATH=push or auto here"), "{errors}");
 }
@@ -367,7 +371,7 @@ fn nccls_rules_alone_leave_out_what_they_say() {
 
 #[test]
 fn a_table_that_is_not_there_is_named_with_those_that_are() {
-    let output = output(&mut command("traffic --version 13"), Duration::from_secs(90));
+    let output = output(&mut command("traffic --version 13"), 3 * pushgate_tests::hang());
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && errors.contains("no table v13"), "{errors}");
     assert!(errors.contains("it has v8, v9, v10, v11, v12"), "{errors}");

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushgate::Settings;
-use pushgate_tests::pushgate;
+use pushgate_tests::{hang, pushgate};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -124,7 +124,7 @@ fn a_proxy_process_serves_it() {
     let (code, out, err) = loop {
         let ended = run(&args, &[]);
         // It may not listen yet.
-        if ended.0 == Some(0) || start.elapsed() > Duration::from_secs(10) {
+        if ended.0 == Some(0) || start.elapsed() > hang() {
             break ended;
         }
     };
@@ -233,7 +233,7 @@ fn p7_a_rank_that_dies_ends_the_other_and_a_parent_that_dies_both() {
         let mut command = command(&args, &[]);
         let parent = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let start = Instant::now();
-        let within = |what: &str| assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        let within = |what: &str| assert!(start.elapsed() < hang(), "{what}");
         let both = loop {
             let found = ranks(parent.id());
             if found.len() == 2 {

@@ -338,10 +338,9 @@ mod tests {
     #[test]
     fn nvrtc_compiles_every_kernel_and_caches_it() {
         if std::env::var_os("PUSHGATE_NVRTC_DIR").is_none() {
-            println!(
-                "SKIPPED: nvrtc_compiles_every_kernel_and_caches_it: set PUSHGATE_NVRTC_DIR to the folder of libnvrtc.so"
+            return pushgate_tests::skip(
+                "nvrtc_compiles_every_kernel_and_caches_it: set PUSHGATE_NVRTC_DIR to the folder of libnvrtc.so",
             );
-            return;
         }
         let folder = Folder::new("nvrtc");
         let cache = Cache::at(folder.0.clone()).unwrap();
@@ -372,9 +371,13 @@ mod tests {
 
     #[test]
     fn nvcc_compiles_a_source_at_run_time() {
-        let Some(nvcc) = find_nvcc() else {
-            println!("SKIPPED: nvcc_compiles_a_source_at_run_time: set PUSHGATE_NVCC to nvcc");
-            return;
+        // Without one that the build would find: that of the toolkit whose NVRTC is tested above.
+        let beside_nvrtc = || {
+            let libraries = PathBuf::from(std::env::var_os("PUSHGATE_NVRTC_DIR")?);
+            Some(libraries.parent()?.join("bin/nvcc")).filter(|nvcc| nvcc.is_file())
+        };
+        let Some(nvcc) = find_nvcc().or_else(beside_nvrtc) else {
+            return pushgate_tests::skip("nvcc_compiles_a_source_at_run_time: set PUSHGATE_NVCC to nvcc");
         };
         let folder = Folder::new("nvcc");
         let cache = Cache::at(folder.0.clone()).unwrap();
@@ -388,12 +391,9 @@ mod tests {
 
     #[test]
     fn fatbins_are_whole_or_absent() {
-        if FATBINS.is_empty() {
-            println!("SKIPPED: fatbins_are_whole_or_absent: this build had no nvcc (set PUSHGATE_NVCC)");
-            return;
-        }
+        // A build without nvcc has none; one of some of the sources would be wrong.
         let names: Vec<&str> = FATBINS.iter().map(|(name, _)| *name).collect();
-        assert_eq!(names, SOURCES.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+        assert!(names.is_empty() || names == SOURCES.iter().map(|(name, _)| *name).collect::<Vec<_>>());
         // The magic of a fatbin.
         assert!(FATBINS.iter().all(|(_, image)| image.starts_with(&0xba55ed50u32.to_le_bytes())));
     }

@@ -180,7 +180,7 @@ pub(super) mod tests {
     fn on_a_gpu_buffers_are_exported_and_writes_flushed() {
         const NAME: &str = "on_a_gpu_buffers_are_exported_and_writes_flushed";
         let executor = match CudaExecutor::new(0) {
-            Err(DeviceError::CudaUnavailable { reason }) => return println!("SKIPPED: {NAME}: {reason}"),
+            Err(DeviceError::CudaUnavailable { reason }) => return crate::cuda::tests::no_gpu(NAME, &reason),
             opened => opened.unwrap(),
         };
         let rdma = executor.context().rdma;
@@ -202,7 +202,7 @@ pub(super) mod tests {
             let dma_buf = match buffer.export() {
                 Ok(None) => {
                     assert!(!rdma.dma_buf || rdma.visibility() == Visibility::Never);
-                    return println!("SKIPPED: {NAME}: this GPU's memory is not exported");
+                    return pushgate_tests::skip("no GPU here exports its memory as a dma-buf");
                 }
                 exported => exported.unwrap().unwrap(),
             };

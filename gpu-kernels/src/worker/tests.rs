@@ -2,7 +2,10 @@
 
 use std::ptr::NonNull;
 
+use pushgate_tests::{hang, patience};
+
 use super::*;
+use crate::cuda::tests::no_gpu;
 use crate::executor::{DeviceChoice, WaitOutcome, choose};
 use crate::{CpuExecutor, CudaExecutor};
 
@@ -13,7 +16,7 @@ fn on_every_device(name: &str, test: impl Fn(&Arc<dyn Executor>)) {
     let _one = lock(&ONE);
     test(&choose(DeviceChoice::Cpu).unwrap().0);
     match CudaExecutor::new(0) {
-        Err(DeviceError::CudaUnavailable { reason }) => println!("SKIPPED: {name} on a GPU: {reason}"),
+        Err(DeviceError::CudaUnavailable { reason }) => no_gpu(&format!("the copy worker's {name}"), &reason),
         opened => test(&(Arc::new(opened.unwrap()) as Arc<dyn Executor>)),
     }
 }
@@ -69,7 +72,7 @@ fn finish(queue: &mut WorkerQueue, ticket: Ticket) {
     let began = Instant::now();
     while !queue.done(ticket) {
         queue.health().unwrap();
-        assert!(began.elapsed() < Duration::from_secs(30), "{queue:?}: {ticket:?} did not end");
+        assert!(began.elapsed() < hang(), "{queue:?}: {ticket:?} did not end");
         thread::yield_now();
     }
 }
@@ -167,7 +170,7 @@ fn copies_of_any_length_and_alignment_are_exact() {
                                 Err(PostError::Full { .. }) => thread::yield_now(),
                                 Err(error) => panic!("{error}"),
                             }
-                            assert!(began.elapsed() < Duration::from_secs(30), "{queue:?}");
+                            assert!(began.elapsed() < hang(), "{queue:?}");
                         };
                         tickets.push(ticket);
                     }
@@ -238,7 +241,7 @@ fn commands_and_leases_meet_a_worker_that_leaves() {
         }
         println!("{}: {} starts", executor.name(), worker.starts() - before);
         assert!(worker.starts() - before > 100, "{worker:?}: it never left");
-        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        assert!(worker.wait_gone(hang()).unwrap());
     });
 }
 
@@ -253,18 +256,18 @@ fn p7_it_goes_out_of_a_launchs_way_and_comes_for_a_lease() {
         let leases: Vec<Lease> = (0..6).map(|at| worker.lease(raw(at)).unwrap()).collect();
         echo(&mut queue, &memory, 7);
         // A launch may wait for it: as long as none of them is over, it does not stay.
-        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        assert!(worker.wait_gone(hang()).unwrap());
         let starts = worker.starts();
         for (at, lease) in leases.into_iter().enumerate() {
             worker.lease_done(lease, raw(at)).unwrap();
         }
         assert!(worker.starts() > starts, "it did not come back for what was launched");
         let began = Instant::now();
-        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        assert!(worker.wait_gone(hang()).unwrap());
         println!("{}: gone {:?} after the last lease", executor.name(), began.elapsed());
         // Without a lease: for a while.
         echo(&mut queue, &memory, 8);
-        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        assert!(worker.wait_gone(hang()).unwrap());
         // More streams than there are words; the last are not counted.
         let many: Vec<Lease> = (0..LEASES + 2)
             .map(|at| worker.lease(if gpu(executor) { raw(at % 6) } else { 100 + at as u64 }).unwrap())
@@ -274,14 +277,14 @@ fn p7_it_goes_out_of_a_launchs_way_and_comes_for_a_lease() {
         for (at, lease) in many.into_iter().enumerate() {
             worker.lease_done(lease, if gpu(executor) { raw(at % 6) } else { 100 + at as u64 }).unwrap();
         }
-        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        assert!(worker.wait_gone(hang()).unwrap());
     });
 }
 
 #[test]
 fn it_stays_between_operations_in_a_row_and_not_behind_one_alone() {
     on_every_device("row", |executor| {
-        let long = Duration::from_secs(60);
+        let long = 6 * hang();
         let options =
             WorkerOptions { linger: long, linger_alone: Duration::ZERO, ..WorkerOptions::of(&**executor) };
         let (worker, _queue) = Worker::new(executor, options).unwrap();
@@ -289,7 +292,7 @@ fn it_stays_between_operations_in_a_row_and_not_behind_one_alone() {
         let raw = stream.raw().unwrap_or(1);
         let operation = || worker.lease_done(worker.lease(raw).unwrap(), raw).unwrap();
         operation();
-        assert!(worker.wait_gone(long / 6).unwrap(), "the first is alone");
+        assert!(worker.wait_gone(hang()).unwrap(), "the first is alone");
         // In a row, measured by so long a linger.
         operation();
         assert!(!worker.wait_gone(Duration::from_millis(300)).unwrap());
@@ -301,7 +304,7 @@ fn launches_of_graphs_and_of_the_host_take_turns() {
     on_every_device("turns", |executor| {
         let options = WorkerOptions {
             // Should the test fail, whoever waits for its end does so no longer.
-            limit: Duration::from_secs(60),
+            limit: hang(),
             linger: Duration::ZERO,
             linger_on_demand: Duration::from_micros(30),
             ..WorkerOptions::of(&**executor)
@@ -324,10 +327,7 @@ fn launches_of_graphs_and_of_the_host_take_turns() {
             unsafe { executor.launch(&streams[at], &module, MARK, Launch::new(1, 1), &closed) }.unwrap()
         };
         let ends = |run: &Running| {
-            assert!(
-                matches!(run.wait(Some(Duration::from_secs(20))).unwrap(), WaitOutcome::Done),
-                "{worker:?}"
-            );
+            assert!(matches!(run.wait(Some(hang())).unwrap(), WaitOutcome::Done), "{worker:?}");
         };
         // One stays for the operations of both, and then one of the host's; it can't be told which of the two,
         // nor whether it has blocks of both.
@@ -339,13 +339,13 @@ fn launches_of_graphs_and_of_the_host_take_turns() {
             ends(&end(2));
         }
         two.iter().for_each(ends);
-        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        assert!(worker.wait_gone(hang()).unwrap());
         // Nothing is copied for it, and nobody leases: a graph does not stay incomplete for others'
         // operations, which may wait for what stands behind it.
         ends(&begin(0));
         assert!(!worker.wait_gone(Duration::from_millis(100)).unwrap(), "it stays for the graph's operation");
         ends(&end(2));
-        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        assert!(worker.wait_gone(hang()).unwrap());
         // A launch of the host's that comes takes over: the graph is complete without the mark,
         // for which a lease may wait that stands behind the graph in its own stream.
         let first = streams[0].raw().unwrap_or(2);
@@ -356,7 +356,7 @@ fn launches_of_graphs_and_of_the_host_take_turns() {
         echo(&mut queue, &memory, 1);
         assert!(!worker.wait_gone(Duration::from_millis(100)).unwrap(), "it stays for the graph's operation");
         ends(&end(2));
-        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        assert!(worker.wait_gone(hang()).unwrap());
         let mut random = Random(7);
         let mut runs: Vec<Running> = Vec::new();
         for cycle in 0..500 {
@@ -378,7 +378,7 @@ fn launches_of_graphs_and_of_the_host_take_turns() {
             }
         }
         runs.iter().for_each(ends);
-        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        assert!(worker.wait_gone(hang()).unwrap());
     });
 }
 
@@ -394,7 +394,7 @@ fn p7_a_launch_waits_for_its_turn_no_longer_than_the_limit() {
             // A launch gives the turn back behind its last word to the host.
             let began = Instant::now();
             while !worker.shared.ended().unwrap() {
-                assert!(began.elapsed() < Duration::from_secs(20), "{worker:?}");
+                assert!(began.elapsed() < hang(), "{worker:?}");
                 thread::yield_now();
             }
             let words: Vec<u8> = [0, 0, 2, number].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
@@ -403,11 +403,12 @@ fn p7_a_launch_waits_for_its_turn_no_longer_than_the_limit() {
         turn(99);
         let stream = executor.stream().unwrap();
         let raw = stream.raw().unwrap_or(1);
+        let began = Instant::now();
         let lease = worker.lease(raw).unwrap();
-        assert!(!worker.wait_gone(limit / 3).unwrap(), "it waits");
-        assert!(worker.wait_gone(Duration::from_secs(20)).unwrap());
+        assert!(!worker.wait_gone(limit / 3).unwrap() || began.elapsed() >= limit, "it waits");
+        assert!(worker.wait_gone(hang()).unwrap());
         worker.lease_done(lease, raw).unwrap();
-        assert!(worker.wait_gone(Duration::from_secs(20)).unwrap());
+        assert!(worker.wait_gone(hang()).unwrap());
         turn(0);
         echo(&mut queue, &memory, 5);
     });
@@ -416,7 +417,7 @@ fn p7_a_launch_waits_for_its_turn_no_longer_than_the_limit() {
 #[test]
 fn a_launch_that_has_served_for_long_is_relieved() {
     on_every_device("age", |executor| {
-        let long = Duration::from_secs(60);
+        let long = 6 * hang();
         let options = WorkerOptions { linger: long, linger_alone: long, ..WorkerOptions::of(&**executor) };
         let (worker, mut queue) = Worker::new(executor, options).unwrap();
         let memory = Memory::new(executor, 4096);
@@ -427,7 +428,7 @@ fn a_launch_that_has_served_for_long_is_relieved() {
         let mut value = 0;
         // It would stay between these. (For longer where the machine has other work.)
         while began.elapsed() < 8 * AGE || worker.starts() - before < 2 {
-            assert!(began.elapsed() < Duration::from_secs(20), "nobody relieves it");
+            assert!(began.elapsed() < hang(), "nobody relieves it");
             let lease = worker.lease(raw).unwrap();
             value += 1;
             echo(&mut queue, &memory, value);
@@ -445,12 +446,12 @@ fn a_command_that_nobody_was_told_of_is_found() {
     on_every_device("forgotten", |executor| {
         let (worker, mut queue) = Worker::new(executor, WorkerOptions::of(&**executor)).unwrap();
         let memory = Memory::new(executor, 4096);
-        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        assert!(worker.wait_gone(hang()).unwrap());
         memory.host.words(0, 1)[0].store(77, Ordering::Relaxed);
         queue.write(Direction::Pull, [memory.device.addr(), memory.host_addr(), 8, 1 << 16]);
         let began = Instant::now();
         while queue.passed(Direction::Pull) < 1 {
-            assert!(began.elapsed() < Duration::from_secs(20), "{worker:?}");
+            assert!(began.elapsed() < hang(), "{worker:?}");
             thread::yield_now();
         }
         let mut found = [0; 8];
@@ -493,7 +494,7 @@ fn many_threads_lease_at_once() {
                 echo(&mut queue, &memory, value);
             }
         });
-        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        assert!(worker.wait_gone(hang()).unwrap());
     });
 }
 
@@ -503,12 +504,13 @@ fn p7_a_lease_that_never_ends_does_not_keep_it_for_ever() {
         let options = WorkerOptions { limit: Duration::from_millis(60), ..WorkerOptions::of(&**executor) };
         let (worker, mut queue) = Worker::new(executor, options).unwrap();
         let memory = Memory::new(executor, 4096);
+        let began = Instant::now();
         let lease = worker.lease(1).unwrap();
-        assert!(worker.is_present());
-        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        assert!(worker.is_present() || began.elapsed() >= options.limit);
+        assert!(worker.wait_gone(hang()).unwrap());
         // It still comes when it is needed.
         echo(&mut queue, &memory, 5);
-        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        assert!(worker.wait_gone(hang()).unwrap());
         drop(lease);
     });
 }
@@ -580,7 +582,7 @@ fn until_lost(queue: &mut WorkerQueue, memory: &Memory) -> String {
             if let Err(PostError::Lost { reason }) = queue.health() {
                 return reason;
             }
-            assert!(began.elapsed() < Duration::from_secs(20), "{queue:?}: waits for ever");
+            assert!(began.elapsed() < hang(), "{queue:?}: waits for ever");
             thread::sleep(Duration::from_micros(100));
         }
     }
@@ -594,8 +596,7 @@ fn p7_who_waits_for_a_worker_that_died_hears_of_it() {
         [(silent as fn() -> Fault, "ended before its time"), (context, "CUDA_ERROR_LAUNCH_FAILED (719)")]
     {
         on_every_device("death", |executor| {
-            let options =
-                WorkerOptions { linger_on_demand: Duration::from_secs(60), ..WorkerOptions::of(&**executor) };
+            let options = WorkerOptions { linger_on_demand: 6 * hang(), ..WorkerOptions::of(&**executor) };
             let (worker, mut queue) = Worker::with_fault(executor, options, Some(fault())).unwrap();
             let memory = Memory::new(executor, 4096);
             let reason = until_lost(&mut queue, &memory);
@@ -605,10 +606,10 @@ fn p7_who_waits_for_a_worker_that_died_hears_of_it() {
             // Nobody else waits either.
             let refused = worker.lease(1).map(|_| ()).unwrap_err();
             assert!(matches!(refused, DeviceError::Lost { .. }) && refused.is_final(), "{refused}");
-            assert!(matches!(worker.wait_gone(Duration::from_secs(60)), Err(DeviceError::Lost { .. })));
+            assert!(matches!(worker.wait_gone(hang()), Err(DeviceError::Lost { .. })));
             let began = Instant::now();
             drop(worker);
-            assert!(began.elapsed() < END_LIMIT / 2, "{:?}", began.elapsed());
+            assert!(began.elapsed() < END_LIMIT, "it waited all the time there is: {:?}", began.elapsed());
         });
     }
 }
@@ -623,7 +624,7 @@ fn p7_a_launch_that_fails_for_a_while_is_tried_again_and_not_for_ever() {
         let memory = Memory::new(executor, 4096);
         // On demand, and by a lease, which says so and leaves it to the keeper.
         for leased in [false, true] {
-            let (worker, mut queue) = start(5);
+            let (worker, mut queue) = start(3);
             if leased {
                 let refused = worker.lease(1).map(|_| ()).unwrap_err();
                 assert!(refused.to_string().contains("(701)") && !refused.is_final(), "{refused}");
@@ -650,9 +651,9 @@ fn a_first_start_that_fails_for_a_while_is_tried_again() {
     });
 }
 
-/// A worker whose launches take long, from the second on.
+/// A worker whose launches take long, from the second on: longer than a busy machine keeps a thread waiting.
 fn late(executor: &Arc<dyn Executor>) -> (Worker, WorkerQueue) {
-    let fault = Fault::Late { first: 2, by: Duration::from_millis(300) };
+    let fault = Fault::Late { first: 2, by: patience(Duration::from_secs(1)) };
     Worker::with_fault(executor, WorkerOptions::of(&**executor), Some(fault)).unwrap()
 }
 
@@ -666,7 +667,7 @@ fn a_lease_waits_for_a_launch_that_another_thread_has_begun() {
             let first = scope.spawn(|| worker.lease(one).unwrap());
             let began = Instant::now();
             while worker.starts() < 2 {
-                assert!(began.elapsed() < Duration::from_secs(10));
+                assert!(began.elapsed() < hang());
                 thread::yield_now();
             }
             assert_eq!(worker.shared.started.load(Ordering::Acquire), 1, "the launch is not slow");
@@ -689,7 +690,7 @@ fn a_worker_that_went_out_of_a_launchs_way_is_back_before_the_mark() {
         let lease = worker.lease(raw).unwrap();
         let Lease(Held::Slot(at)) = lease else { panic!("{lease:?}") };
         let done = || worker.shared.control.word(worker.shared.lease_word(at, true)).load(Ordering::Acquire);
-        assert!(worker.wait_gone(Duration::from_secs(5)).unwrap());
+        assert!(worker.wait_gone(hang()).unwrap());
         let marked = done();
         thread::scope(|scope| {
             let over = scope.spawn(|| worker.lease_done(lease, raw).unwrap());
@@ -701,14 +702,14 @@ fn a_worker_that_went_out_of_a_launchs_way_is_back_before_the_mark() {
                     break;
                 }
                 assert_eq!(now, marked, "the mark came before the worker's launch");
-                assert!(began.elapsed() < Duration::from_secs(10));
+                assert!(began.elapsed() < hang());
                 thread::yield_now();
             }
             over.join().unwrap();
         });
         let began = Instant::now();
         while done() != marked + 1 {
-            assert!(began.elapsed() < Duration::from_secs(10), "no mark");
+            assert!(began.elapsed() < hang(), "no mark");
             thread::yield_now();
         }
     });
@@ -732,22 +733,21 @@ const CHILD: &str = "_PUSHGATE_TEST_WORKER";
 fn until_no_more_go_in(launched: &AtomicU64) -> u64 {
     let (began, mut before) = (Instant::now(), 0);
     loop {
-        thread::sleep(Duration::from_millis(300));
+        thread::sleep(patience(Duration::from_millis(300)));
         let now = launched.load(Ordering::Relaxed);
         if now == before && now > 0 {
             return now;
         }
         before = now;
-        assert!(began.elapsed() < Duration::from_secs(20));
+        assert!(began.elapsed() < hang());
     }
 }
 
 /// Run in processes of its own: with one hardware queue, and as usual.
 #[test]
+#[ignore = "another test starts this in processes of its own"]
 fn child() {
-    if std::env::var_os(CHILD).is_none() {
-        return;
-    }
+    assert!(std::env::var_os(CHILD).is_some(), "no test by itself");
     // SAFETY: the driver's own library, loaded already.
     let driver = Driver(unsafe { libloading::Library::new("libcuda.so.1") }.unwrap());
     let executor: Arc<dyn Executor> = Arc::new(CudaExecutor::new(0).unwrap());
@@ -829,8 +829,8 @@ fn child() {
         assert_eq!(synchronize(), 0);
         let took = began.elapsed();
         println!("synchronised in {took:?}");
-        assert!(took < Duration::from_millis(500));
-        assert!(worker.wait_gone(Duration::from_secs(1)).unwrap());
+        assert!(took < hang());
+        assert!(worker.wait_gone(hang()).unwrap());
     }
 
     // Synchronising right behind an operation: what the worker adds.
@@ -871,13 +871,13 @@ fn child() {
     assert!(lease.is_counted());
     echo(&mut queue, &memory, 77);
     worker.lease_done(lease, second).unwrap();
-    assert!(worker.wait_gone(Duration::from_secs(1)).unwrap());
+    assert!(worker.wait_gone(hang()).unwrap());
     echo(&mut queue, &memory, 78);
     let (mut graph, mut count, mut exec) = (0, 9, 0);
     assert_eq!((end(raw, &mut graph), nodes(graph, 0, &mut count)), (0, 0));
     assert_eq!(count, 3);
     assert_eq!(instantiate(&mut exec, graph, 0), 0);
-    assert!(worker.wait_gone(Duration::from_secs(1)).unwrap());
+    assert!(worker.wait_gone(hang()).unwrap());
     // Replays until no more go in, and none of them ends before a copy; a launch would block.
     let launched = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -912,12 +912,11 @@ fn child() {
 fn copies_are_made_while_launches_block() {
     let _one = lock(&ONE);
     if let Err(reason) = crate::probe() {
-        println!("SKIPPED: copies_are_made_while_launches_block: {reason}");
-        return;
+        return no_gpu("copies_are_made_while_launches_block", &reason);
     }
     for connections in [Some("1"), None] {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "worker::tests::child", "--nocapture", "--test-threads=1"]);
+        command.args(["--exact", "worker::tests::child", "--ignored", "--nocapture", "--test-threads=1"]);
         command.env(CHILD, "1").env_remove("CUDA_DEVICE_MAX_CONNECTIONS");
         command.envs(connections.map(|n| ("CUDA_DEVICE_MAX_CONNECTIONS", n)));
         let output = command.output().unwrap();

@@ -8,9 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::table::{Plugin, Ptr, Result};
-
-/// No test waits longer for anything.
-pub const LIMIT: Duration = Duration::from_secs(60);
+use crate::hang;
 
 /// What NCCL's bootstrap network is: bytes between the two ranks.
 pub trait Bootstrap: Send {
@@ -172,7 +170,10 @@ pub fn poll_ends(plugin: &Plugin, ctx: Ptr, listener: Ptr, handle: &mut [u8; 128
         if let (Some(send), Some(recv)) = (send, recv) {
             return Ok(Ends { send, recv });
         }
-        assert!(begin.elapsed() < LIMIT, "no connection within {LIMIT:?}: send {send:?}, receive {recv:?}");
+        assert!(
+            begin.elapsed() < hang(),
+            "no connection within a long time: send {send:?}, receive {recv:?}"
+        );
         std::thread::yield_now();
     }
 }
@@ -398,7 +399,7 @@ fn progress(
             }
         }
         if before == (next_send, next_recv, done_sends, done_recvs) {
-            assert!(last.elapsed() < LIMIT, "no progress within {LIMIT:?}: {before:?}");
+            assert!(last.elapsed() < hang(), "no progress within a long time: {before:?}");
             std::thread::yield_now();
         } else {
             last = Instant::now();

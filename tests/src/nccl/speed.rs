@@ -4,9 +4,10 @@
 
 use std::time::Instant;
 
-use super::pair::{self, Bootstrap, Buffer, Ends, LIMIT};
+use super::pair::{self, Bootstrap, Buffer, Ends};
 use super::scenario::{Options, begin, close, die_with_parent, parent};
 use super::table::{Plugin, Ptr, Result};
+use crate::hang;
 
 /// Bytes of a message.
 const SIZES: [usize; 4] = [8, 4 << 10, 64 << 10, 512 << 10];
@@ -70,7 +71,7 @@ impl Rank<'_> {
             if (posted, done) != before {
                 last = Instant::now();
             } else {
-                assert!(last.elapsed() < LIMIT, "no progress within {LIMIT:?}: posted, done {before:?}");
+                assert!(last.elapsed() < hang(), "no progress within a long time: posted, done {before:?}");
                 // As NCCL's proxy with nothing to do.
                 std::thread::yield_now();
             }
@@ -119,7 +120,10 @@ impl Rank<'_> {
             if received_one {
                 (receive, received, last) = (None, received + 1, Instant::now());
             } else {
-                assert!(last.elapsed() < LIMIT, "no progress within {LIMIT:?}: {received} of {n} are back");
+                assert!(
+                    last.elapsed() < hang(),
+                    "no progress within a long time: {received} of {n} are back"
+                );
                 std::thread::yield_now();
             }
         }

@@ -1,4 +1,24 @@
-# What the scripts of suites may use. VM_SUITE names the one that runs.
+# What the scripts of suites may use. VM_SUITE names the one that runs. VM_PATIENCE, a whole number, is the
+# factor by which the host stretches time limits; limits here guard against a hang, and say so where they do not.
+: "${VM_PATIENCE:=1}"
+
+# stretched SECONDS: so many seconds on this machine.
+stretched() {
+    echo $(($1 * VM_PATIENCE))
+}
+
+# within SECONDS WHAT COMMAND...: waits until the command succeeds; fails with what did not come.
+within() {
+    end=$(($(date +%s) + $(stretched "$1"))) awaited=$2
+    shift 2
+    until "$@"; do
+        if [ "$(date +%s)" -ge "$end" ]; then
+            echo "$awaited" >&2
+            return 1
+        fi
+        sleep 0.05
+    done
+}
 
 # A link that leads nowhere, for RDMA within this guest: its name, its address.
 dummy() {
@@ -8,15 +28,8 @@ dummy() {
 # A soft-RoCE device over a link, once its address shows as a GID.
 rxe() {
     rdma link add "$1" type rxe netdev "$2" || return 1
-    tries=0
-    until grep -q '[1-9a-f]' "/sys/class/infiniband/$1/ports/1/gids/1" 2>/dev/null; do
-        tries=$((tries + 1))
-        if [ "$tries" -gt 100 ]; then
-            echo "$1 has got no GID of the address of $2" >&2
-            return 1
-        fi
-        sleep 0.05
-    done
+    within 60 "$1 has got no GID of the address of $2" \
+        grep -qs '[1-9a-f]' "/sys/class/infiniband/$1/ports/1/gids/1"
 }
 
 # Waits until the other guest has come to the same point; fails if it has ended the suite already.
@@ -31,17 +44,12 @@ together() {
     done
 }
 
-# Waits until something listens on a TCP port of this guest, ten seconds at most.
+# Waits until something listens on a TCP port of this guest.
 listening() {
-    tries=0
-    until ss -Hltn "sport = :$1" | grep -q .; do
-        tries=$((tries + 1))
-        if [ "$tries" -gt 100 ]; then
-            echo "nothing listens on port $1" >&2
-            return 1
-        fi
-        sleep 0.1
-    done
+    within 60 "nothing listens on port $1" listens "$1"
+}
+listens() {
+    ss -Hltn "sport = :$1" | grep -q .
 }
 
 # Has the suite's script for the host run there, with numbers for it as NAME=NUMBER; returns its exit

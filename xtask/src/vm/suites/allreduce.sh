@@ -1,6 +1,8 @@
 # What the suites that run the demonstration share. Every run has a limit, so that a hang fails the
 # suite where it is.
 export NO_COLOR=1
+# What the programs themselves wait for their peers: the default, stretched.
+export PUSHGATE_TIMEOUT=$(stretched 30000)
 
 fail() {
     echo "FAILED: $*" >&2
@@ -25,14 +27,17 @@ rnr() {
     echo "$(counter "$1" send_rnr_err) $(counter "$1" rcvd_rnr_err) $(counter "$1" retry_rnr_exceeded_err)"
 }
 
-# run SECONDS PROGRAM ARGUMENT...: sets code; what it said is in /tmp/out and /tmp/err.
+# run SECONDS PROGRAM ARGUMENT...: sets code; what it said is in /tmp/out and /tmp/err. After so many
+# seconds, stretched, it hangs.
 run() {
     begin=$(now)
     code=0
-    timeout -k 2 "$@" >/tmp/out 2>/tmp/err || code=$?
-    echo "-- exit code $code in $(($(now) - begin))0 ms: ${2##*/} ${*#"$1 $2 "}"
+    limit=$(stretched "$1")
+    shift
+    timeout -k 2 "$limit" "$@" >/tmp/out 2>/tmp/err || code=$?
+    echo "-- exit code $code in $(($(now) - begin))0 ms: ${1##*/} ${*#"$1 "}"
     cat /tmp/out /tmp/err
-    [ "$code" != 124 ] && [ "$code" != 137 ] || fail "it still ran after $1 s"
+    [ "$code" != 124 ] && [ "$code" != 137 ] || fail "it still ran after $limit s"
     ! grep -q panicked /tmp/err || fail "a panic"
 }
 
@@ -51,7 +56,7 @@ verified() {
 # right DEVICE ARGUMENT...: the demonstration is right, and the device counted no RNR.
 right() {
     before=$(rnr "$1")
-    run 60 "$EXAMPLE_ALLREDUCE" --json --device cpu --qp verbs --ib-dev "$@"
+    run 120 "$EXAMPLE_ALLREDUCE" --json --device cpu --qp verbs --ib-dev "$@"
     verified
     [ "$(rnr "$1")" = "$before" ] || fail "RNR counters of $1 went from $before to $(rnr "$1")"
 }

@@ -18,15 +18,15 @@ for window in staging bar; do
     done
 done
 # What can't be had is said so.
-run 20 "$EXAMPLE_ALLREDUCE" --device cpu --qp verbs --ib-dev rxe0 --ranks 2 --size 64K \
+run 60 "$EXAMPLE_ALLREDUCE" --device cpu --qp verbs --ib-dev rxe0 --ranks 2 --size 64K \
     --window bar --window-dev /dev/pushgate9
 [ "$code" != 0 ] || fail "a window of a device that is not there"
 says '/dev/pushgate9'
-run 20 "$EXAMPLE_ALLREDUCE" --device cpu --qp verbs --ib-dev rxe0 --ranks 2 --size 64K \
+run 60 "$EXAMPLE_ALLREDUCE" --device cpu --qp verbs --ib-dev rxe0 --ranks 2 --size 64K \
     --window bar --window-size 8M
 [ "$code" != 0 ] || fail "a window larger than the BAR"
 says 'a bar window of 8388608 bytes'
-run 20 "$EXAMPLE_ALLREDUCE" --device cpu --ranks 2 --size 64K --window bar
+run 60 "$EXAMPLE_ALLREDUCE" --device cpu --ranks 2 --size 64K --window bar
 [ "$code" = 2 ] || fail "exit code $code"
 says 'window is bar, allowed is memory with qp = local'
 

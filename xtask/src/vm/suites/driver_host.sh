@@ -2,7 +2,7 @@
 # in there. BELL=0 leaves the doorbell alone.
 bell=
 [ "$ASK_BELL" = 0 ] || bell="--bell-fd $BELL_0"
-export PUSHGATE_DEVICE="$DEVICE" PUSHGATE_TIMEOUT=30000
+export PUSHGATE_DEVICE="$DEVICE" PUSHGATE_TIMEOUT=$((30000 * ASK_PATIENCE))
 # No quotes: two words or none.
-exec timeout -k 2 60 "$EXAMPLE_OUTSIDE" --role device --threads "$THREADS" --memory "$RUN/ivshmem-shared" \
+exec timeout -k 2 $((60 * ASK_PATIENCE)) "$EXAMPLE_OUTSIDE" --role device --threads "$THREADS" --memory "$RUN/ivshmem-shared" \
     --offset "$ASK_OFFSET" --count "$ASK_COUNT" --bytes "$ASK_BYTES" --bursts "$ASK_BURSTS" $bell

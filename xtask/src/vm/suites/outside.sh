@@ -23,11 +23,11 @@ field() {
 outside() {
     count=$1 bytes=$2 bursts=$3 bell=$4
     device=/dev/$(ls /sys/bus/pci/devices/0000:00:12.0/pushgate)
-    export PUSHGATE_DEVICE=cpu PUSHGATE_QP=verbs PUSHGATE_IB_DEV=rxe0 PUSHGATE_TIMEOUT=60000
+    export PUSHGATE_DEVICE=cpu PUSHGATE_QP=verbs PUSHGATE_IB_DEV=rxe0 PUSHGATE_TIMEOUT=$(stretched 60000)
     PUSHGATE_WINDOW=bar PUSHGATE_WINDOW_DEV=$device PUSHGATE_RINGS=window PUSHGATE_WINDOW_SIZE=256K \
-        timeout -k 2 80 "$EXAMPLE_OUTSIDE" --role proxy >/tmp/proxy.out 2>&1 &
+        timeout -k 2 "$(stretched 80)" "$EXAMPLE_OUTSIDE" --role proxy >/tmp/proxy.out 2>&1 &
     proxy=$!
-    PUSHGATE_WINDOW_SIZE=256K timeout -k 2 80 "$EXAMPLE_OUTSIDE" --role peer --count "$count" \
+    PUSHGATE_WINDOW_SIZE=256K timeout -k 2 "$(stretched 80)" "$EXAMPLE_OUTSIDE" --role peer --count "$count" \
         --bytes "$bytes" >/tmp/peer.out 2>&1 &
     peer=$!
     until grep -q '"ready":true' /tmp/proxy.out; do
@@ -36,7 +36,7 @@ outside() {
     done
     code=0
     on_host "OFFSET=$(field offset /tmp/proxy.out)" "COUNT=$count" "BYTES=$bytes" "BURSTS=$bursts" \
-        "BELL=$bell" || code=$?
+        "BELL=$bell" "PATIENCE=$VM_PATIENCE" || code=$?
     cat /run/out/host.txt
     [ "$code" = 0 ] || fail "the device outside has ended with $code"
     grep -q '"heard":1' /run/out/host.txt || fail "the device did not hear its peer"

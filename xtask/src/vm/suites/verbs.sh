@@ -10,7 +10,7 @@ late="--json --device cpu --qp verbs --ib-dev rxe0 --ranks 4 --iters 1 --receive
 ungated() {
     before=$(rnr rxe0)
     # Words are arguments.
-    run 30 "$EXAMPLE_ALLREDUCE_UNGATED" $late "$@"
+    run 120 "$EXAMPLE_ALLREDUCE_UNGATED" $late "$@"
     after=$(rnr rxe0)
 }
 
@@ -19,10 +19,10 @@ ungated --size 128K
 verified
 [ "$before" = "$after" ] || fail "RNR in the build that can ignore credit: $before, then $after"
 
-# A sender may happen to come late enough: it gets three turns.
+# A sender may happen to come late enough: it gets ten turns.
 breaks() {
     imm=$1
-    for turn in 1 2 3; do
+    for turn in 1 2 3 4 5 6 7 8 9 10; do
         # 64 messages a step: more than its receives and the 16 that are set aside to wake it.
         _PUSHGATE_UNGATED=1 PUSHGATE_LOG=warn ungated --size 1M "$imm"
         if [ "$code" = 0 ]; then

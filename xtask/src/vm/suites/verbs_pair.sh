@@ -12,7 +12,7 @@ again() {
 # The demonstration over both guests, two ranks in each.
 start() {
     before=$(rnr rxen0)
-    run 60 "$EXAMPLE_ALLREDUCE" --json --device cpu --qp verbs --ib-dev rxen0 --ack-timeout "$patience" \
+    run 120 "$EXAMPLE_ALLREDUCE" --json --device cpu --qp verbs --ib-dev rxen0 --ack-timeout "$patience" \
         --ranks 4 --nodes 2 --node "$node" --rendezvous 10.9.9.1:7000 "$@"
 }
 
@@ -47,11 +47,11 @@ if [ "$node" = 1 ]; then
     strangers=
     for words in 'GET / HTTP/1.1' ''; do
         rm -f /tmp/connected
-        timeout 60 bash -c '
+        timeout "$(stretched 120)" bash -c '
             until exec 3<>/dev/tcp/10.9.9.1/7000; do sleep 0.1; done
             printf "$0" >&3
             : >/tmp/connected
-            exec sleep 60' "$words" 2>/dev/null &
+            exec sleep "$1"' "$words" "$(stretched 120)" 2>/dev/null &
         strangers="$strangers $!"
         trap 'kill $strangers' EXIT
         until [ -e /tmp/connected ]; do
@@ -74,7 +74,7 @@ right=0
 for turn in 1 2 3; do
     for imm in --no-imm=false --no-imm; do
         together "bad-cable$turn$imm"
-        start --size 64K --iters 2 "$imm" --timeout 10000
+        start --size 64K --iters 2 "$imm" --timeout "$(stretched 10000)"
         [ "$(rnr rxen0)" = "$before" ] || fail "RNR counters went from $before to $(rnr rxen0)"
         ! grep -q 'wrong elements' /tmp/err || fail "wrong sums"
         case $code in
