@@ -27,6 +27,17 @@ rnr() {
     echo "$(counter "$1" send_rnr_err) $(counter "$1" rcvd_rnr_err) $(counter "$1" retry_rnr_exceeded_err)"
 }
 
+# Shows every two seconds how far the program has come, if that is further: by output the host tells
+# slowness from a hang.
+progress() {
+    seen=0
+    while sleep 2; do
+        size=$(wc -c </tmp/out)
+        [ "$size" = "$seen" ] || echo "... $(tail -n 1 /tmp/out)"
+        seen=$size
+    done
+}
+
 # run SECONDS PROGRAM ARGUMENT...: sets code; what it said is in /tmp/out and /tmp/err. After so many
 # seconds, stretched, it hangs.
 run() {
@@ -34,7 +45,12 @@ run() {
     code=0
     limit=$(stretched "$1")
     shift
-    timeout -k 2 "$limit" "$@" >/tmp/out 2>/tmp/err || code=$?
+    : >/tmp/out
+    progress &
+    ticker=$!
+    timeout -k 2 "$limit" "$@" >>/tmp/out 2>/tmp/err || code=$?
+    kill "$ticker"
+    wait "$ticker" || true
     echo "-- exit code $code in $(($(now) - begin))0 ms: ${1##*/} ${*#"$1 "}"
     cat /tmp/out /tmp/err
     [ "$code" != 124 ] && [ "$code" != 137 ] || fail "it still ran after $limit s"
