@@ -3,7 +3,7 @@
 //! there is one.
 
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use pushgate::{
     Comm, Context, Counters, DeviceBuffer, Error, Launch, Module, QpConfig, QueuePair, Running, Settings,
     Source, Stream, WaitOutcome, abi, proxy, status_name, upload_descriptors,
 };
-use pushgate_tests::{hang, patience, wait_until};
+use pushgate_tests::{built, hang, patience, wait_until};
 
 // ------------------------------------------------------------------- harness
 
@@ -53,7 +53,7 @@ impl Rig {
         }
         let context = Context::builder().settings(settings).build().unwrap();
         let load = |name: &str| {
-            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels").join(name);
+            let path = built::root().join("tests/kernels").join(name);
             Module::from_source(&context, &Source::path(path).unwrap()).unwrap()
         };
         let (script, crowd) = (load("script.cu"), load("crowd.cu"));

@@ -319,9 +319,9 @@ fn nccl(variables: &[(&str, &Path)]) -> Seen {
 
 #[test]
 fn the_plugin_is_found_as_nccl_would_find_it() {
-    let own = std::env::current_exe().unwrap();
-    let built = own.with_file_name("libnccl_net_pushgate.so");
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("doctor-nccl-{}", std::process::id()));
+    let built = pushgate_tests::built::plugin();
+    let folder = pushgate_tests::built::scratch(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("doctor-nccl-{}", std::process::id()));
     let site = folder.join("nvidia/nccl/lib");
     std::fs::create_dir_all(&site).unwrap();
     // A library that says its version as NCCL does, and is nothing else.

@@ -2,13 +2,13 @@
 //! left when a part of them dies.
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate::Settings;
+use pushgate_tests::built::example;
 use pushgate_tests::{hang, patience, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -23,27 +23,6 @@ static ONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The example's program, built with this test's profile if it is not there.
-fn program(name: &str) -> PathBuf {
-    static BUILDING: Mutex<()> = Mutex::new(());
-    let _one = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
-    let this = std::env::current_exe().unwrap();
-    let profile = this.parent().and_then(Path::parent).expect("…/PROFILE/deps/this");
-    let path = profile.join("examples").join(name);
-    if !path.is_file() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.current_dir(root).args(["build", "--package", "pushgate", "--example", name]);
-        cargo.arg("--target-dir").arg(profile.parent().unwrap());
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        let built = cargo.output().unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    }
-    path
 }
 
 /// A program that runs, in an environment without settings.
@@ -70,7 +49,7 @@ fn collect(mut from: impl Read + Send + 'static) -> Option<JoinHandle<String>> {
 
 impl Run {
     fn start(name: &str, args: &[&str], env: &[(&str, &str)]) -> Run {
-        let mut command = Command::new(program(name));
+        let mut command = Command::new(example(name));
         command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         for key in Settings::KEYS {
             command.env_remove(key.variable());
@@ -267,7 +246,7 @@ fn without_json_a_table_and_which_executor_ran_and_why() {
 #[test]
 fn bad_input_is_one_sentence_and_starts_nothing() {
     let _one = alone();
-    program("allreduce");
+    example("allreduce");
     let cuda = pushgate::probe_cuda().is_ok();
     let mut cases = vec![
         ("--size 10M,13", "size is 13", "whole f32 elements"),

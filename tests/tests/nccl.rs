@@ -4,9 +4,10 @@
 //! The plugin is the one that cargo built beside this test, or the file that
 //! `NCCL_CALLER_PLUGIN` names. Transport and device are those of the environment.
 
-use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use pushgate_tests::built::{nccl_caller, plugin};
 
 const VERSIONS: [u32; 5] = [8, 9, 10, 11, 12];
 
@@ -19,35 +20,8 @@ fn over_rdma() -> bool {
     std::env::var_os("PUSHGATE_QP").is_some_and(|qp| qp == "verbs")
 }
 
-fn plugin() -> PathBuf {
-    if let Some(path) = std::env::var_os("NCCL_CALLER_PLUGIN") {
-        return path.into();
-    }
-    let own = std::env::current_exe().expect("our own path");
-    let folder = own.parent().expect("a folder");
-    // In the folder of what cargo builds for a test, and in a bundle.
-    let names = ["libnccl_net_pushgate.so", "libnccl-net-pushgate.so"];
-    let found = names.iter().map(|name| folder.join(name)).find(|path| path.is_file());
-    found.unwrap_or_else(|| {
-        panic!(
-            "no {} in {}: build it with `cargo xtask plugin` and name the file by NCCL_CALLER_PLUGIN",
-            names.join(" and no "),
-            folder.display()
-        )
-    })
-}
-
-/// The caller: cargo's, or the one beside this test in a bundle.
-fn caller() -> PathBuf {
-    let built = PathBuf::from(env!("CARGO_BIN_EXE_nccl-caller"));
-    if built.is_file() {
-        return built;
-    }
-    std::env::current_exe().expect("our own path").with_file_name("nccl-caller")
-}
-
 fn command(arguments: &str) -> Command {
-    let mut command = Command::new(caller());
+    let mut command = Command::new(nccl_caller(env!("CARGO_BIN_EXE_nccl-caller")));
     command.args(arguments.split_whitespace()).arg("--plugin").arg(plugin());
     // Small, so that there are messages beyond it.
     command.env("PUSHGATE_NET_WINDOW_SIZE", "256K").stdin(Stdio::null());

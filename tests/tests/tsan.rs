@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
 use std::time::Instant;
 
+use pushgate_tests::built::{self, root};
+
 /// ThreadSanitizer ends the program with this at its first report.
 const RACE: i32 = 66;
 /// A schedule may hide what the next one shows.
@@ -60,10 +62,6 @@ const CLEAN: &[&str] = &[
     "flush-thread",
     "flush-block",
 ];
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace's root")
-}
 
 /// One of the [`AT_ONCE`] places.
 struct Place;
@@ -124,7 +122,7 @@ static TOOLS: LazyLock<Result<Tools, String>> = LazyLock::new(|| {
 });
 
 fn scratch(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tsan");
+    let folder = built::scratch(env!("CARGO_TARGET_TMPDIR")).join("tsan");
     std::fs::create_dir_all(&folder).expect("cargo's scratch folder is writable");
     folder.join(name)
 }

@@ -2,6 +2,7 @@
 //! command runs more of them; the bundle is for a host without a Rust toolchain.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -24,7 +25,8 @@ included, into one folder. Copy it there and run in it:
   ./allreduce --ranks 2 --size 1M,16M --device cuda --json
   ./custom_kernel
   ./nccl.py                     PyTorch over the NCCL plugin, beside NCCL's own transports
-  ./tests/NAME --nocapture"
+  ./run-tests                   the tests of the bundle, then a summary
+  ./run-tests NAME ARGUMENT...  one of them, with arguments for it"
     );
 }
 
@@ -52,15 +54,44 @@ pub fn bundle(paths: &Paths, out: Option<PathBuf>, tests: &[String]) -> Result<(
         arguments.extend(wanted.iter().map(String::as_str));
         programs.extend(build(&arguments)?);
     }
+    if out.join("tests").exists() {
+        // What an earlier bundle had and this one has not must not run.
+        fs::remove_dir_all(out.join("tests"))?;
+    }
     fs::create_dir_all(out.join("tests")).with_context(|| format!("cannot make {}", out.display()))?;
     let plugin = plugin::build(paths, Some(&nvcc), Guard::NONE)?;
     strip(paths, &plugin, &out.join(plugin.file_name().context("the plugin has a name")?))?;
     let suite = out.join("nccl.py");
     fs::copy(paths.root.join("tests/gpu/nccl.py"), &suite).context("the suite of the plugin")?;
     println!("{}", suite.display());
+    for folder in SOURCES {
+        copy(&paths.root.join(folder), &out.join("source").join(folder))?;
+    }
+    let run = out.join("run-tests");
+    fs::write(&run, include_str!("gpu/run-tests.sh"))?;
+    fs::set_permissions(&run, fs::Permissions::from_mode(0o755))?;
+    println!("{}", run.display());
     for program in programs {
         let folder = if program.kind == Kind::Test { out.join("tests") } else { out.clone() };
         strip(paths, &program.path, &folder.join(&program.name))?;
+    }
+    Ok(())
+}
+
+/// Sources that tests read: kernels for NVRTC, headers, programs for ThreadSanitizer.
+const SOURCES: &[&str] = &["driver-shim/include", "gpu-kernels/include", "tests/kernels", "tests/litmus"];
+
+/// Copies a folder with all that is in it.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &to)?;
+        } else {
+            fs::copy(entry.path(), to)?;
+        }
     }
     Ok(())
 }

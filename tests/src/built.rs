@@ -1,0 +1,101 @@
+//! Where tests find the programs that they start and the sources that they read: in the checkout that
+//! built them, or in a bundle (`cargo xtask gpu --bundle`) on a host without a toolchain.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// The folder of the bundle that this test belongs to. The bundle's script `run-tests` names the folder.
+fn bundle() -> Option<&'static Path> {
+    static BUNDLE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    BUNDLE.get_or_init(|| std::env::var_os("_PUSHGATE_TEST_BUNDLE").map(PathBuf::from)).as_deref()
+}
+
+/// The folder that holds the repository's sources, as far as tests read them.
+pub fn root() -> PathBuf {
+    match bundle() {
+        Some(folder) => folder.join("source"),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace's root").to_path_buf(),
+    }
+}
+
+/// A folder for temporary files that may hold programs. `cargo` is the caller's
+/// `env!("CARGO_TARGET_TMPDIR")`, which cargo sets for integration tests alone.
+pub fn scratch(cargo: &str) -> PathBuf {
+    if bundle().is_some() { std::env::temp_dir() } else { cargo.into() }
+}
+
+/// The command `pushgate`, built with the calling test's profile: no test's package builds it.
+pub fn pushgate() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| match bundle() {
+        Some(folder) => folder.join("pushgate"),
+        None => build(&["--package", "pushgate", "--bin", "pushgate"]).join("pushgate"),
+    })
+}
+
+/// The program of an example, built with the calling test's profile if it is not there.
+pub fn example(name: &str) -> PathBuf {
+    if let Some(folder) = bundle() {
+        return folder.join(name);
+    }
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _one = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = profile().join("examples").join(name);
+    if !path.is_file() {
+        build(&["--package", "pushgate", "--example", name]);
+    }
+    path
+}
+
+/// The NCCL plugin: the file that `NCCL_CALLER_PLUGIN` names, else that of the bundle, else the one that cargo built
+/// for the calling test.
+///
+/// # Panics
+///
+/// If there is none.
+pub fn plugin() -> PathBuf {
+    if let Some(path) = std::env::var_os("NCCL_CALLER_PLUGIN") {
+        return path.into();
+    }
+    let path = match bundle() {
+        Some(folder) => folder.join("libnccl-net-pushgate.so"),
+        None => this().with_file_name("libnccl_net_pushgate.so"),
+    };
+    assert!(
+        path.is_file(),
+        "no {}: build the plugin with `cargo xtask plugin` and name the file by NCCL_CALLER_PLUGIN",
+        path.display()
+    );
+    path
+}
+
+/// The program `nccl-caller`. `cargo` is the caller's `env!("CARGO_BIN_EXE_nccl-caller")`.
+pub fn nccl_caller(cargo: &str) -> PathBuf {
+    bundle().map_or_else(|| cargo.into(), |folder| folder.join("nccl-caller"))
+}
+
+fn this() -> PathBuf {
+    std::env::current_exe().expect("our own path")
+}
+
+/// Cargo's folder of the profile that the calling test was built with.
+fn profile() -> PathBuf {
+    this().parent().and_then(Path::parent).expect("…/PROFILE/deps/this").to_path_buf()
+}
+
+/// Has cargo build; returns the folder of the profile.
+fn build(arguments: &[&str]) -> PathBuf {
+    let profile = profile();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(root()).arg("build").args(arguments);
+    cargo.arg("--target-dir").arg(profile.parent().expect("…/PROFILE"));
+    if profile.ends_with("release") {
+        cargo.arg("--release");
+    }
+    let built = cargo.output().unwrap_or_else(|error| {
+        panic!("{} does not start ({error}); in a bundle, run the script run-tests", env!("CARGO"))
+    });
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    profile
+}
