@@ -53,6 +53,7 @@ enum class status : u32 {
 	stuck = PUSHGATE_STUCK,
 	overrun = PUSHGATE_OVERRUN,
 	invalid = PUSHGATE_INVALID, // arguments that can never succeed here
+	link_down = PUSHGATE_LINK_DOWN, // the queue pair's device, port, address or path failed
 };
 
 // ------------------------------------------------------------------- scopes
