@@ -143,15 +143,17 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
     tracing::info!("the proxy serves");
     let result = loop {
         let watch = (!clients.is_empty()).then_some(WATCH);
-        match server.wait(&listener, watch) {
+        let event = match server.wait(&listener, watch) {
             Err(e) => break Err(e),
-            Ok(Event::Stop) => break Ok(()),
-            Ok(Event::Nothing) => {
-                server.unblock();
-                reap(&mut clients);
-                continue;
-            }
-            Ok(Event::Ready) => {}
+            Ok(event) => event,
+        };
+        // In every turn: where accept fails, the listener stays ready, and none is idle.
+        server.unblock();
+        reap(&mut clients);
+        match event {
+            Event::Stop => break Ok(()),
+            Event::Nothing => continue,
+            Event::Ready => {}
         }
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
@@ -165,8 +167,6 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
             }
             Err(e) => break Err(e),
         };
-        reap(&mut clients);
-        server.unblock();
         number += 1;
         match admit(&server, &stream, uid, clients.len(), number) {
             Ok(start) => match start(stream) {

@@ -28,7 +28,10 @@ use pushgate_proxy::ring::{self, Look};
 use pushgate_proxy::server::{ServerOptions, bind, serve};
 use pushgate_proxy::session::Status;
 use pushgate_proxy::wire::{self, Answer, Refusal, Reply, Request};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// A guard against a hang, for what ought to happen at once.
 fn long() -> Duration {
@@ -850,6 +853,39 @@ fn p8_a_bell_that_blocks_stops_one_queue_pair() {
     good.a_to_b(20);
     good.b_to_a(20);
     assert!(a.proxy.status(qp).unwrap().is_some());
+}
+
+#[test]
+fn p8_a_server_that_has_no_descriptors_still_frees_those_who_ring_a_full_bell() {
+    let _one = alone();
+    let server = server();
+    let a = server.program("a");
+    let (victim, evil) = (Side::new(0), Side::new(1));
+    let trap = EventFd::new().unwrap();
+    let fds = victim.fds(&evil, Some(trap.try_clone().unwrap()));
+    a.proxy.add_qp(&fds, options(1), Wake::Doorbell).unwrap();
+    // The next program waits in the listener's queue, for accept finds no free descriptor.
+    let waiting = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    let before = getrlimit(Resource::Nofile);
+    let free = std::os::fd::AsRawFd::as_raw_fd(&waiting.try_clone().unwrap()) as u64;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(free), maximum: before.maximum }).unwrap();
+    let name = server.path.to_str().unwrap().strip_prefix('@').unwrap();
+    connect(&waiting, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+    // Several times: the first may be freed before accept fails.
+    let begin = Instant::now();
+    let mut freed = 0;
+    while freed < 5 && begin.elapsed() < LONG {
+        rustix::io::write(&trap, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        while poll(&mut [PollFd::new(&trap, PollFlags::OUT)], Some(&now)).unwrap() == 0
+            && begin.elapsed() < LONG
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        freed += 1;
+    }
+    setrlimit(Resource::Nofile, before).unwrap();
+    assert!(freed == 5 && begin.elapsed() < LONG, "a bell stays full");
 }
 
 #[test]
