@@ -7,6 +7,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pushgate_driver_shim::file::read_text;
+
 use crate::error::{Error, Result};
 
 /// Which device runs the kernels.
@@ -493,7 +495,7 @@ impl Settings {
             Some(p) => (PathBuf::from(p), true),
             None => (PathBuf::from("/etc/pushgate.toml"), false),
         };
-        match std::fs::read_to_string(&path) {
+        match read_text(&path) {
             Ok(text) => settings.apply_toml(&text, &path.display().to_string())?,
             Err(e) if !must && e.kind() == std::io::ErrorKind::NotFound => {}
             Err(e) => return Err(Error::io(format!("settings file {}", path.display()))(e)),

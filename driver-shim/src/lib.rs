@@ -7,6 +7,7 @@ use std::io;
 pub mod abi;
 pub mod eventfd;
 pub mod fdpass;
+pub mod file;
 pub mod kmod;
 pub mod memory;
 pub mod placed;

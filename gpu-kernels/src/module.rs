@@ -10,6 +10,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use pushgate_driver_shim::file::read_text;
+
 use crate::build_support::kernel_names;
 use crate::embedded::HEADERS;
 use crate::executor::{DeviceError, Result};
@@ -34,7 +36,7 @@ impl Source {
     pub fn path(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let io = |source| DeviceError::Io { what: "read the source", path: path.to_owned(), source };
-        let text = fs::read_to_string(path).map_err(io)?;
+        let text = read_text(path).map_err(io)?;
         let whole = path.canonicalize().map_err(io)?;
         Ok(Self { name: path.display().to_string(), text, dir: whole.parent().map(Path::to_owned) })
     }
@@ -86,7 +88,7 @@ fn add_includes(key: &mut Key, root: &Path, dir: &Path, text: &str, seen: &mut H
             if !seen.insert(path.clone()) {
                 continue;
             }
-            let Ok(text) = fs::read_to_string(&path) else { continue };
+            let Ok(text) = read_text(&path) else { continue };
             key.add(path.as_os_str().as_encoded_bytes());
             key.add(text.as_bytes());
             add_includes(key, root, path.parent().unwrap_or(root), &text, seen);

@@ -324,6 +324,10 @@ impl Findings {
     pub fn load(path: &Path) -> Result<Self, FindingsError> {
         let io = |source| FindingsError::Io { path: path.to_owned(), source };
         let wrong = |reason: String| FindingsError::Wrong { path: path.to_owned(), reason };
+        // A pipe or a device without an end would hold the reader up.
+        if !fs::metadata(path).map_err(io)?.is_file() {
+            return Err(wrong("is no regular file: name another".to_owned()));
+        }
         let mut bytes = Vec::new();
         fs::File::open(path).map_err(io)?.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
         if bytes.len() as u64 > MOST_BYTES {

@@ -1,11 +1,11 @@
 //! `pushgate model`: what a message costs on its way from a GPU to a NIC, pushed, pulled and bounced.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::Error;
+use pushgate_driver_shim::file::read_text;
 use pushgate_pcie_model::hops::{self, Latency};
 use pushgate_pcie_model::plot::bytes as size;
 use pushgate_pcie_model::simulator::message_time;
@@ -169,8 +169,7 @@ fn parameters(m: &ArgMatches, link: &Link, gpu: Option<&str>) -> Result<Paramete
         None if m.get_flag("found") => fitting(found(gpu)?),
         None => fitting(Parameters::default()),
         Some(file) => {
-            let text =
-                std::fs::read_to_string(Path::new(file)).with_context(|| format!("cannot read {file}"))?;
+            let text = read_text(file).with_context(|| format!("cannot read {file}"))?;
             let read: toml::Table = text.parse().with_context(|| format!("{file} is not TOML"))?;
             let said = read.contains_key("store_tlp");
             let p: Parameters =

@@ -1,17 +1,14 @@
 //! `pushgate topo`: where GPUs, NICs and windows sit, and which path is advised for each pair.
 
-use std::fs;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use pushgate_driver_shim::file::read_text;
 use pushgate_pcie_model::Parameters;
 use pushgate_pcie_model::findings::{Findings, FindingsError};
 use pushgate_topology::{Figures, Report, Sysfs, Topology, draw, evidence, nvml};
-
-/// No description of a machine is longer, bytes.
-const LARGEST: u64 = 4 << 20;
 
 pub fn command() -> Command {
     let flag = |name: &'static str, help: &'static str| {
@@ -151,13 +148,6 @@ pub fn topology(sys: &str, proc: &str, file: Option<&str>) -> Result<Topology> {
     Ok(file.on_host(topology))
 }
 
-/// A file as text, with an end to how much of it is read.
 fn text(path: &str) -> Result<String> {
-    let read = || -> std::io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        fs::File::open(path)?.take(LARGEST + 1).read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    let bytes = read().with_context(|| format!("{path} cannot be read"))?;
-    String::from_utf8(bytes).with_context(|| format!("{path} is no text in UTF-8"))
+    read_text(path).with_context(|| format!("{path} cannot be read"))
 }

@@ -1,0 +1,57 @@
+//! Files that a user names: one without an end is refused before the machine's memory is gone.
+
+use std::fs::File;
+use std::process::{Command, Stdio};
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+/// Runs the command in 4 GiB of address space and returns what it says on standard error.
+fn refused(args: &[&str], config: Option<&str>) -> String {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -v 4194304; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pushgate")]).args(args);
+    for key in pushgate::Settings::KEYS {
+        command.env_remove(key.variable());
+    }
+    command.env_remove("PUSHGATE_CONFIG").env_remove("PUSHGATE_LOG").env_remove("PUSHGATE_PROBE_FILE");
+    command.envs(config.map(|file| ("PUSHGATE_CONFIG", file))).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+    said
+}
+
+#[test]
+fn p8_a_file_without_an_end_is_refused_by_its_name_with_the_bound_and_the_remedy() {
+    let bound = "longer than the 4194304 bytes that are read at most: name another file";
+    for (args, config) in [
+        (&["bench", "local", "--device", "cpu"][..], Some("/dev/zero")),
+        (&["model", "--params", "/dev/zero"], None),
+        (&["topo", "--topology", "/dev/zero"], None),
+        (&["topo", "--from-nccl", "/dev/zero"], None),
+    ] {
+        let said = refused(args, config);
+        assert!(said.contains("/dev/zero") && said.contains(bound), "{args:?}: {said}");
+    }
+    // Findings are refused sooner: what is no regular file is none.
+    let said = refused(&["report", "--findings", "/dev/zero", "--out", "/nonexistent/page"], None);
+    assert!(said.contains("/dev/zero") && said.contains("no regular file"), "{said}");
+}
+
+#[test]
+fn p7_a_pipe_that_nobody_closes_does_not_hold_a_command_for_ever() {
+    let path = std::env::temp_dir().join(format!("pushgate-files-{}", std::process::id()));
+    mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let name = path.to_str().unwrap();
+    // Nobody writes to it.
+    let silent = refused(&["model", "--params", name], None);
+    // Somebody holds it open, and writes nothing.
+    let writer = File::options().read(true).write(true).open(&path).unwrap();
+    let held = refused(&["bench", "local", "--device", "cpu"], Some(name));
+    let findings = refused(&["report", "--findings", name, "--out", "/nonexistent/page"], None);
+    drop(writer);
+    std::fs::remove_file(&path).unwrap();
+    for said in [silent, held] {
+        assert!(said.contains(name) && said.contains("name a regular file"), "{said}");
+    }
+    assert!(findings.contains(name) && findings.contains("no regular file"), "{findings}");
+}
