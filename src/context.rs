@@ -276,12 +276,11 @@ impl Context {
         }
     }
 
-    /// The same from the kernel module. Areas have names of their own, by which they are
-    /// found after this process.
+    /// Memory for payload from the kernel module, under a name of its own
+    /// ([`Window::name`]).
     fn kernel_window(&self, kind: WindowKind, name: &str, bytes: usize) -> Result<Arc<dyn Window>> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         let settings = &self.inner.settings;
-        let name = format!("{name}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = area_name(name)?;
         let path = settings.window_dev.to_str().filter(|p| *p != "auto");
         let ttl = settings.staging_ttl.as_millis() as u32;
         let made: std::result::Result<Arc<dyn Window>, KmodError> = match kind {
@@ -447,6 +446,17 @@ impl Mover for GpuMover {
     }
 }
 
+/// A name for an area of the kernel module that no other process chooses, on this host or
+/// in a container: process numbers repeat there, and a killed process's areas keep their
+/// names until `staging_ttl` has passed. The process's number is for people who read it.
+fn area_name(name: &str) -> Result<String> {
+    let mut random = [0; 8];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut f| std::io::Read::read_exact(&mut f, &mut random))
+        .map_err(Error::io("a name for a staging area from /dev/urandom"))?;
+    Ok(format!("{name}-{}-{:016x}", std::process::id(), u64::from_ne_bytes(random)))
+}
+
 /// NUMA node of a PCI function, if the kernel knows it.
 fn numa_node_of(bus_id: &str) -> Option<u32> {
     let path = format!("/sys/bus/pci/devices/{}/numa_node", bus_id.to_lowercase());
@@ -473,6 +483,14 @@ fn core(setting: AutoOr<usize>, index: usize, engines: usize) -> (Option<usize>,
 mod tests {
     use super::*;
     use crate::comm::Comm;
+
+    #[test]
+    fn areas_of_processes_with_one_number_have_different_names() {
+        let names = [(); 3].map(|()| area_name("pushgate-window-16777214").unwrap());
+        assert!(names[0] != names[1] && names[1] != names[2], "{names:?}");
+        // The kernel module's limit is 63, and a process's number may have seven digits.
+        assert!(names.iter().all(|name| name.len() <= 63 - 7), "{names:?}");
+    }
 
     #[test]
     fn settings_that_do_not_go_together_are_refused_before_anything_is_opened() {

@@ -156,6 +156,7 @@ impl Interrupt for FunctionInterrupt {
 /// same user finds them by their name.
 #[derive(Debug)]
 pub struct StagingWindow {
+    name: String,
     mapping: Mapping,
     device: Device,
     bytes: usize,
@@ -167,7 +168,7 @@ impl StagingWindow {
     pub fn create(path: Option<&str>, name: &str, bytes: usize, ttl_ms: u32) -> Result<Self, KmodError> {
         let device = Device::open(path.unwrap_or("/dev/pushgate"))?;
         let mapping = device.create_staging(name, bytes, ttl_ms)?.map()?;
-        Ok(StagingWindow { mapping, device, bytes })
+        Ok(StagingWindow { name: name.into(), mapping, device, bytes })
     }
 
     /// Takes up an area of this user's that its last owner has left behind.
@@ -175,7 +176,7 @@ impl StagingWindow {
         let device = Device::open(path.unwrap_or("/dev/pushgate"))?;
         let area = device.open_staging(name)?;
         let (mapping, bytes) = (area.map()?, area.bytes);
-        Ok(StagingWindow { mapping, device, bytes })
+        Ok(StagingWindow { name: name.into(), mapping, device, bytes })
     }
 }
 
@@ -201,6 +202,10 @@ impl Window for StagingWindow {
 
     fn fd(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
+    }
+
+    fn name(&self) -> Option<&str> {
+        Some(&self.name)
     }
 
     fn huge_pages(&self) -> bool {

@@ -60,6 +60,12 @@ pub trait Window: Send + Sync {
         0
     }
 
+    /// The name by which a process of the same user takes up the window after this one was
+    /// killed. `None` where it goes with its process.
+    fn name(&self) -> Option<&str> {
+        None
+    }
+
     /// The interrupt by which devices that write into it wake whoever waits for
     /// them. `None` where they can't; an error where they could, and it was not to be had.
     fn interrupt(&self) -> io::Result<Option<Box<dyn Interrupt>>> {
@@ -191,6 +197,10 @@ impl Window for Piece {
 
     fn offset(&self) -> u64 {
         self.window.offset() + self.offset as u64
+    }
+
+    fn name(&self) -> Option<&str> {
+        self.window.name()
     }
 
     fn interrupt(&self) -> io::Result<Option<Box<dyn Interrupt>>> {

@@ -195,6 +195,12 @@ impl QueuePair {
         self.memory.own.placed.as_ref().map(|placed| placed.control.offset())
     }
 
+    /// The name of the staging area that its window lies in (`window = staging`): by that name
+    /// another process takes up the area should this one be killed.
+    pub fn area(&self) -> Option<&str> {
+        self.memory.own.window.name()
+    }
+
     /// What its rings hold, if they lie in the window (`rings = window`): what another proxy
     /// finds there should this process die. Whoever still sends changes it meanwhile.
     pub fn ring_state(&self) -> Option<RingState> {

@@ -334,6 +334,7 @@ fn rank(rank: u32) {
         }
     }
     assert_eq!(state.waiting, settled.waiting);
+    println!("@{}", qp.area().expect("it lies in staging"));
     println!("@{state:?}");
     std::io::stdin().read_line(&mut line).unwrap();
     drop(running);
@@ -350,8 +351,8 @@ fn p6_a_killed_proxy_leaves_rings_and_payload_to_the_next() {
     let mut proxy = Actor::new("killed-proxy");
     let mut peer = Actor::new("peer-of-the-killed");
     peer.hear();
+    let name = proxy.hear();
     let said = proxy.hear();
-    let name = format!("pushgate-window-0-{}-0", proxy.child.id());
     let busy = StagingWindow::take_up(None, &name).expect_err("it has an owner");
     assert_eq!(busy.errno(), Some(Errno::BUSY.raw_os_error()), "{busy}");
     proxy.kill();
