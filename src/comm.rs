@@ -8,10 +8,11 @@ use pushgate_driver_shim::window::WeakPiece;
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::session::Status;
 
-use crate::context::{Context, tell};
+use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::qp::{Half, QpConfig, QueuePair};
+use crate::watch::tell;
 
 /// Labels of the mesh: collectives, then queue pairs by their own label.
 const GATHER: u32 = 1;

@@ -1,18 +1,14 @@
 //! A context: one device, one engine, and the settings for both.
 
-use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 
 use pushgate_driver_shim::ShimError;
-use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::kmod::KmodError;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::provider::{BarWindow, StagingWindow};
-use pushgate_driver_shim::window::{WeakPiece, Window};
+use pushgate_driver_shim::window::Window;
 use pushgate_gpu_kernels::{
     Access, CudaCopy, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Source, Stream,
     choose_at,
@@ -24,12 +20,11 @@ use pushgate_proxy::mover::{MoveError, Mover};
 use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::qp::verbs::Device;
 use pushgate_proxy::remote::RemoteEngine;
-use pushgate_proxy::session::Status;
-use rustix::event::{PollFd, PollFlags, poll};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::error::{Error, Result};
 use crate::settings::{AutoOr, ProxyPlace, Settings, WindowKind};
+use crate::watch::{Members, Watch};
 
 /// Makes a [`Context`].
 #[derive(Clone, Debug, Default)]
@@ -95,8 +90,18 @@ impl ContextBuilder {
             }
         };
         let rdma = Mutex::default();
-        let inner =
-            Inner { _watch: watch, members, rdma, settings, executor, why, embedded, proxy, bell, wake };
+        let inner = Inner {
+            _watch: watch,
+            members,
+            rdma,
+            settings,
+            executor,
+            why,
+            embedded,
+            proxy,
+            bell,
+            wake,
+        };
         Ok(Context { inner: Arc::new(inner) })
     }
 }
@@ -340,72 +345,6 @@ impl Shared {
     pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
     }
-}
-
-/// What must hear of it when the proxy's process is gone: of each queue pair the
-/// segments where devices and peers look, and its rank.
-pub(crate) type Members = Arc<Mutex<Vec<(WeakPiece, WeakPiece, u32)>>>;
-
-/// Notices that the proxy's process is gone, and speaks for it (P7).
-pub(crate) struct Watch {
-    stop: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Watch {
-    fn start(proxy: BorrowedFd<'_>, members: Members) -> Result<Self> {
-        let proxy = proxy.try_clone_to_owned().map_err(Error::io("the proxy's socket"))?;
-        let stop = Arc::new(EventFd::new().map_err(Error::io("eventfd"))?);
-        let stopped = stop.clone();
-        let thread = std::thread::Builder::new()
-            .name("pushgate-watch".into())
-            .spawn(move || {
-                loop {
-                    // Its end alone: what it says is for whoever asked it something.
-                    let mut fds = [
-                        PollFd::new(&proxy, PollFlags::RDHUP | PollFlags::HUP),
-                        PollFd::from_borrowed_fd(stopped.as_fd(), PollFlags::IN),
-                    ];
-                    if poll(&mut fds, None).is_err() {
-                        continue;
-                    }
-                    if !fds[1].revents().is_empty() {
-                        return;
-                    }
-                    if !fds[0].revents().is_empty() {
-                        break;
-                    }
-                }
-                tracing::error!("the proxy's process is gone");
-                for (control, link, rank) in members.lock().unwrap_or_else(|e| e.into_inner()).drain(..) {
-                    let status = Status { rank: Some(rank), ..Status::new(abi::PUSHGATE_PEER_LOST) };
-                    for (segment, at) in
-                        [(control, abi::PUSHGATE_CTL_STATUS), (link, abi::PUSHGATE_LINK_STATUS)]
-                    {
-                        if let Some(memory) = segment.upgrade() {
-                            tell(&memory.words(at as usize, 1)[0], status);
-                        }
-                    }
-                }
-            })
-            .map_err(Error::io("starting the watch of the proxy"))?;
-        Ok(Watch { stop, thread: Some(thread) })
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.stop.ring();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Writes a status where others look, in place of an engine that is gone. The
-/// first cause stays.
-pub(crate) fn tell(word: &AtomicU64, status: Status) {
-    let _ = word.compare_exchange(0, status.word(), Ordering::Release, Ordering::Relaxed);
 }
 
 /// The copy engine as the proxy's [`Mover`].

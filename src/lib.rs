@@ -27,6 +27,7 @@ mod mesh;
 mod qp;
 mod relay;
 pub mod settings;
+mod watch;
 pub mod worker;
 
 pub use attached::AttachedQueuePair;

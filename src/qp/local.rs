@@ -60,15 +60,8 @@ impl LocalHalf {
         // already, and may have sealed it first so that this fails.
         self.link.seal_against_writers()?;
         undo.done();
-        {
-            let mut members = context.inner.members.lock().unwrap_or_else(|e| e.into_inner());
-            members.retain(|(control, ..)| control.is_alive());
-            members.push((
-                own.control.downgrade(),
-                Piece::whole(self.link.clone()).downgrade(),
-                own.geometry.rank,
-            ));
-        }
+        let link = Piece::whole(self.link.clone());
+        context.inner.members.add(own.control.downgrade(), link.downgrade(), own.geometry.rank);
         Ok(Joined { id, own, inbound: Inbound::Window(theirs.window), peer_geometry: theirs.geometry })
     }
 }

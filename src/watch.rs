@@ -1,0 +1,161 @@
+//! Notices that the proxy's process is gone, and writes the status that it cannot
+//! write any more (P7).
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::window::WeakPiece;
+use pushgate_proxy::session::Status;
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::error::{Error, Result};
+
+/// The queue pairs that a proxy of another process drives. Clones are one list.
+#[derive(Clone, Default)]
+pub(crate) struct Members(Arc<Mutex<List>>);
+
+#[derive(Default)]
+struct List {
+    /// The proxy's process is gone: nobody will look at `all` again.
+    gone: bool,
+    all: Vec<Member>,
+}
+
+/// The segments of a queue pair where its device and its peer look, and its rank.
+struct Member {
+    control: WeakPiece,
+    link: WeakPiece,
+    rank: u32,
+}
+
+impl Member {
+    /// Writes *peer lost* in place of the proxy.
+    fn tell(&self) {
+        let status = Status { rank: Some(self.rank), ..Status::new(abi::PUSHGATE_PEER_LOST) };
+        for (segment, at) in
+            [(&self.control, abi::PUSHGATE_CTL_STATUS), (&self.link, abi::PUSHGATE_LINK_STATUS)]
+        {
+            if let Some(memory) = segment.upgrade() {
+                tell(&memory.words(at as usize, 1)[0], status);
+            }
+        }
+    }
+}
+
+impl Members {
+    /// Adds a queue pair that the proxy has taken in. If the proxy's process has died
+    /// since then, the queue pair has its status when this returns.
+    pub(crate) fn add(&self, control: WeakPiece, link: WeakPiece, rank: u32) {
+        let member = Member { control, link, rank };
+        let mut list = self.lock();
+        if list.gone {
+            return member.tell();
+        }
+        list.all.retain(|m| m.control.is_alive());
+        list.all.push(member);
+    }
+
+    /// The proxy's process is gone: all members, and those to come, get their status.
+    fn lose(&self) {
+        let mut list = self.lock();
+        list.gone = true;
+        list.all.drain(..).for_each(|m| m.tell());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, List> {
+        // Nothing in it can be half done.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The thread that waits for the end of the proxy's process.
+pub(crate) struct Watch {
+    stop: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    /// Watches `proxy`, the socket to that process.
+    pub(crate) fn start(proxy: BorrowedFd<'_>, members: Members) -> Result<Self> {
+        let proxy = proxy.try_clone_to_owned().map_err(Error::io("the proxy's socket"))?;
+        let stop = Arc::new(EventFd::new().map_err(Error::io("eventfd"))?);
+        let stopped = stop.clone();
+        let thread = std::thread::Builder::new()
+            .name("pushgate-watch".into())
+            .spawn(move || {
+                loop {
+                    // Its end alone: what it says is for whoever asked it something.
+                    let mut fds = [
+                        PollFd::new(&proxy, PollFlags::RDHUP | PollFlags::HUP),
+                        PollFd::from_borrowed_fd(stopped.as_fd(), PollFlags::IN),
+                    ];
+                    if poll(&mut fds, None).is_err() {
+                        continue;
+                    }
+                    if !fds[1].revents().is_empty() {
+                        return;
+                    }
+                    if !fds[0].revents().is_empty() {
+                        break;
+                    }
+                }
+                tracing::error!("the proxy's process is gone");
+                members.lose();
+            })
+            .map_err(Error::io("starting the watch of the proxy"))?;
+        Ok(Watch { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Writes a status where others look, in place of an engine that is gone. The
+/// first cause stays.
+pub(crate) fn tell(word: &AtomicU64, status: Status) {
+    let _ = word.compare_exchange(0, status.word(), Ordering::Release, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use pushgate_driver_shim::memory::SharedMemory;
+    use pushgate_driver_shim::window::Piece;
+
+    use super::*;
+
+    fn piece() -> Piece {
+        Piece::whole(Arc::new(SharedMemory::builder("segment", 4096).create().unwrap()))
+    }
+
+    #[test]
+    fn p7_a_proxy_that_dies_before_its_queue_pair_is_watched_ends_the_queue_pair_all_the_same() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let members = Members::default();
+        let mut watch = Watch::start(ours.as_fd(), members.clone()).unwrap();
+        let [early, early_link, late, late_link] = [(); 4].map(|()| piece());
+        members.add(early.downgrade(), early_link.downgrade(), 3);
+        drop(theirs);
+        // It has seen the end and told all whom it knew.
+        watch.thread.take().unwrap().join().unwrap();
+        members.add(late.downgrade(), late_link.downgrade(), 5);
+        for (control, link, rank) in [(early, early_link, 3), (late, late_link, 5)] {
+            for (piece, at) in [(control, abi::PUSHGATE_CTL_STATUS), (link, abi::PUSHGATE_LINK_STATUS)] {
+                let word = piece.words(at as usize, 1)[0].load(Ordering::Acquire);
+                let status = Status::from_word(word).expect("a status");
+                assert_eq!((status.code as u32, status.rank), (abi::PUSHGATE_PEER_LOST, Some(rank)));
+            }
+        }
+    }
+}
