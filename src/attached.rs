@@ -29,6 +29,7 @@ pub struct AttachedQueuePair {
     _state: DeviceBuffer,
     control: Piece,
     rank: u32,
+    context: Context,
     _bell: Option<OwnedFd>,
 }
 
@@ -102,6 +103,7 @@ impl AttachedQueuePair {
             _state: state,
             control,
             rank: g.rank,
+            context: context.clone(),
             _bell: bell,
         })
     }
@@ -118,6 +120,7 @@ impl AttachedQueuePair {
 
     /// `Err` with the cause if the queue pair has ended.
     pub fn check(&self) -> Result<()> {
+        self.context.here()?;
         check_status(&self.control, self.rank)
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_driver_shim::window::WeakPiece;
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::session::Status;
@@ -27,8 +28,8 @@ type Members = Arc<Mutex<HashMap<QpId, WeakPiece>>>;
 /// One rank's view of a job. Calls may be made from any thread; a collective
 /// ([`Comm::barrier`], [`Comm::all_gather`]) by one thread of every rank at once.
 pub struct Comm {
-    // Dropped first: its thread uses `members`.
-    mesh: Mesh,
+    // Dropped first: its thread uses `members`. A child says no farewell to the parent's peers.
+    mesh: OwnedHere<Mesh>,
     members: Members,
     context: Context,
 }
@@ -36,6 +37,7 @@ pub struct Comm {
 impl Comm {
     /// `size` ranks of this process on one context.
     pub fn local(context: &Context, size: u32) -> Result<Vec<Comm>> {
+        context.here()?;
         check_size(size)?;
         let meshes = Mesh::local(size, context.settings().timeout)?;
         meshes.into_iter().map(|mesh| Comm::new(context.clone(), mesh)).collect()
@@ -46,6 +48,7 @@ impl Comm {
     /// job of this host has that name. With it they may be on any, and no other
     /// job has that rendezvous.
     pub fn connect(context: &Context, job: &str, rank: u32, size: u32) -> Result<Comm> {
+        context.here()?;
         check_size(size)?;
         if rank >= size {
             return Err(Error::config("rank", rank, format!("0 to {}", size - 1)));
@@ -74,7 +77,7 @@ impl Comm {
                 }
             }
         }))?;
-        Ok(Comm { mesh, members, context })
+        Ok(Comm { mesh: OwnedHere::new(mesh), members, context })
     }
 
     /// This rank.
@@ -102,6 +105,7 @@ impl Comm {
     /// Several at once: all offers go out before the first answer is waited for,
     /// so rings and meshes of queue pairs come up whatever the order.
     pub fn queue_pairs(&self, ends: &[(u32, u32)], config: QpConfig) -> Result<Vec<QueuePair>> {
+        self.mesh.here()?;
         let mut halves = Vec::with_capacity(ends.len());
         for &(peer, label) in ends {
             if peer >= self.size() || peer == self.rank() {
@@ -134,6 +138,7 @@ impl Comm {
 
     /// Every rank's bytes, in the order of ranks. A collective.
     pub fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.mesh.here()?;
         let others = || (0..self.size()).filter(|r| *r != self.rank());
         for rank in others() {
             self.mesh.send(rank, GATHER, bytes, &[])?;
@@ -153,7 +158,11 @@ impl Comm {
 
     /// Ends all queue pairs of this rank with *aborted*, here and at their peers.
     /// For a rank that gives up: without it the others would wait to their limits.
+    /// Does nothing in a child of `fork`.
     pub fn abort(&self) {
+        if self.mesh.here().is_err() {
+            return;
+        }
         let status = Status { rank: Some(self.rank()), ..Status::new(abi::PUSHGATE_ABORTED) };
         let members = self.members.lock().unwrap_or_else(|e| e.into_inner());
         for qp in members.keys() {
@@ -164,7 +173,7 @@ impl Comm {
 
     /// `Err` once a rank has been lost.
     pub fn check(&self) -> Result<()> {
-        self.mesh.lost().map_or(Ok(()), |rank| Err(Error::PeerLost { rank }))
+        self.mesh.here()?.lost().map_or(Ok(()), |rank| Err(Error::PeerLost { rank }))
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::kmod::KmodError;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::provider::{BarWindow, StagingWindow};
@@ -90,7 +91,9 @@ impl ContextBuilder {
             }
         };
         let rdma = Mutex::default();
+        let owner = Owner::here();
         let inner = Inner {
+            owner,
             _watch: watch,
             members,
             rdma,
@@ -107,12 +110,17 @@ impl ContextBuilder {
 }
 
 /// A device with its engine. Cheap to clone; may be used from any thread.
+///
+/// It and all that was made with it work in the process that built it alone. In a child of
+/// `fork` calls end with [`Error::Forked`], drops do nothing, and the parent's connections go on;
+/// the child may build a context of its own (docs/operations.md).
 #[derive(Clone)]
 pub struct Context {
     pub(crate) inner: Arc<Inner>,
 }
 
 pub(crate) struct Inner {
+    owner: Owner,
     // Dropped first: its thread tells `members`.
     _watch: Option<Watch>,
     pub(crate) members: Members,
@@ -154,6 +162,11 @@ impl Context {
     /// Options for a new context.
     pub fn builder() -> ContextBuilder {
         ContextBuilder::default()
+    }
+
+    /// [`Error::Forked`] in a child of the process that built it.
+    pub(crate) fn here(&self) -> Result<()> {
+        Ok(self.inner.owner.check()?)
     }
 
     /// A sentence: which executor was taken and why.
@@ -219,24 +232,28 @@ impl Context {
 
     /// Blocks of a kernel that can be resident at once.
     pub fn max_resident_blocks(&self, module: &Module, kernel: &str, block: u32, shared: u32) -> Result<u32> {
+        self.here()?;
         Ok(self.inner.executor.max_resident_blocks(&module.0, kernel, block, shared)?)
     }
 
     /// Host memory that device and host share, for benches and hand-written
     /// protocols beside queue pairs.
     pub fn shared(&self, name: &str, bytes: usize) -> Result<Shared> {
+        self.here()?;
         let memory = Arc::new(self.memory(name, bytes, false)?);
         let registration = self.register(&*memory, Access::ReadWrite)?;
-        Ok(Shared { _registration: registration, memory })
+        Ok(Shared { owner: Owner::here(), _registration: registration, memory })
     }
 
     /// Counts of this context's engine.
     pub fn counters(&self) -> Result<Counters> {
+        self.here()?;
         Ok(self.inner.proxy.counters()?)
     }
 
     /// The RDMA device of the settings, opened once.
     pub(crate) fn rdma(&self) -> Result<Arc<Device>> {
+        self.here()?;
         let mut rdma = self.inner.rdma.lock().unwrap_or_else(|e| e.into_inner());
         Ok(match &*rdma {
             Some(device) => device.clone(),
@@ -308,6 +325,7 @@ impl Context {
 
 /// Memory from [`Context::shared`].
 pub struct Shared {
+    owner: Owner,
     // Dropped first: unregistered before it is unmapped.
     _registration: Registration,
     memory: Arc<SharedMemory>,
@@ -329,7 +347,7 @@ impl Shared {
         false
     }
 
-    /// Its first byte, for raw access.
+    /// Its first byte, for raw access. A child of `fork` has nothing there: an access is SIGSEGV.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.memory.as_ptr()
     }
@@ -337,8 +355,9 @@ impl Shared {
     /// `n` words from byte `offset`, as atomics.
     ///
     /// # Panics
-    /// If they do not lie within it.
+    /// If they do not lie within it, or in a child of `fork`, which does not have the memory.
     pub fn words(&self, offset: usize, n: usize) -> &[std::sync::atomic::AtomicU64] {
+        self.owner.check().unwrap_or_else(|forked| panic!("{forked}"));
         self.memory.words(offset, n)
     }
 

@@ -1,5 +1,6 @@
 //! What can go wrong, for callers.
 
+use pushgate_driver_shim::fork::Forked;
 use pushgate_driver_shim::kmod::KmodError;
 use pushgate_driver_shim::{ShimError, abi};
 use pushgate_gpu_kernels::DeviceError;
@@ -77,9 +78,12 @@ pub enum Error {
         /// What happened.
         cause: String,
     },
+    /// A handle of the process that this one was forked from.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The device or its compiler said no.
     #[error(transparent)]
-    Device(#[from] DeviceError),
+    Device(DeviceError),
     /// Memory, sockets, files.
     #[error("{what}: {source}")]
     Io {
@@ -93,7 +97,7 @@ pub enum Error {
     Memory(#[from] ShimError),
     /// The proxy's engine.
     #[error(transparent)]
-    Proxy(#[from] EngineError),
+    Proxy(EngineError),
     /// The proxy's view of a queue pair.
     #[error(transparent)]
     QueuePair(#[from] EndpointError),
@@ -118,6 +122,24 @@ pub enum Error {
         /// What does not fit.
         reason: String,
     },
+}
+
+impl From<DeviceError> for Error {
+    fn from(e: DeviceError) -> Self {
+        match e {
+            DeviceError::Forked(forked) => Error::Forked(forked),
+            e => Error::Device(e),
+        }
+    }
+}
+
+impl From<EngineError> for Error {
+    fn from(e: EngineError) -> Self {
+        match e {
+            EngineError::Forked(forked) => Error::Forked(forked),
+            e => Error::Proxy(e),
+        }
+    }
 }
 
 impl Error {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_proxy::idle::{Idle, Step, Wake};
 
 use crate::context::{Context, Shared};
@@ -39,7 +40,7 @@ struct Counts {
 pub(crate) struct Relay {
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
-    thread: Option<JoinHandle<()>>,
+    thread: OwnedHere<Option<JoinHandle<()>>>,
     address: u64,
 }
 
@@ -55,7 +56,7 @@ impl Relay {
             .name("pushgate-relay".into())
             .spawn(move || watch(&word, &bell, &stopped, &counted))
             .map_err(Error::io("starting the doorbell's relay"))?;
-        Ok(Relay { stop, counts, thread: Some(thread), address })
+        Ok(Relay { stop, counts, thread: OwnedHere::new(Some(thread)), address })
     }
 
     /// Device address of the word.
@@ -111,6 +112,10 @@ fn watch(memory: &Shared, bell: &OwnedFd, stop: &AtomicBool, counts: &Counts) {
 
 impl Drop for Relay {
     fn drop(&mut self) {
+        // A child has no such thread.
+        if self.thread.here().is_err() {
+            return;
+        }
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

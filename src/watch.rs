@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_driver_shim::window::WeakPiece;
 use pushgate_proxy::session::Status;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -75,7 +76,7 @@ impl Members {
 /// The thread that waits for the end of the proxy's process.
 pub(crate) struct Watch {
     stop: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: OwnedHere<Option<JoinHandle<()>>>,
 }
 
 impl Watch {
@@ -107,12 +108,16 @@ impl Watch {
                 members.lose();
             })
             .map_err(Error::io("starting the watch of the proxy"))?;
-        Ok(Watch { stop, thread: Some(thread) })
+        Ok(Watch { stop, thread: OwnedHere::new(Some(thread)) })
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        // A child has the bell, and not the thread.
+        if self.thread.here().is_err() {
+            return;
+        }
         self.stop.ring();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -13,9 +13,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::eventfd::EventFd;
+use crate::fork::Owner;
 use crate::uapi;
 
 const fn command(number: u8) -> Opcode {
@@ -246,7 +247,13 @@ impl Device {
         let mapped =
             unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, &self.file, offset) };
         let at = mapped.map_err(|errno| self.error(call, errno.into(), "is the function still there?"))?;
-        Ok(Mapping { at: NonNull::new(at.cast()).expect("mmap returns no null"), bytes })
+        let at = NonNull::new(at.cast()).expect("mmap returns no null");
+        let mapping = Mapping { at, bytes, owner: Owner::here() };
+        // SAFETY: the range was just mapped, and no byte of it changes. (For a BAR the module
+        // keeps children out itself.)
+        unsafe { madvise(at.as_ptr().cast(), bytes, Advice::LinuxDontFork) }
+            .map_err(|errno| self.error("MADV_DONTFORK", errno.into(), "the sandbox must allow it"))?;
+        Ok(mapping)
     }
 }
 
@@ -361,11 +368,12 @@ impl Status {
 }
 
 /// Mapped memory of the module's. Others write behind the address, so no
-/// reference may ever be made over it.
+/// reference may ever be made over it. A child of `fork` does not have it.
 #[derive(Debug)]
 pub struct Mapping {
     at: NonNull<u8>,
     bytes: usize,
+    owner: Owner,
 }
 
 // SAFETY: it is an address range of the process; what lies there is touched through raw pointers alone.
@@ -388,6 +396,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // In a child the range may be something else's.
+        if !self.owner.is_here() {
+            return;
+        }
         // SAFETY: the range is what mmap gave us, and nobody may use the address after us.
         let _ = unsafe { munmap(self.at.as_ptr().cast(), self.bytes) };
     }

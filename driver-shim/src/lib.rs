@@ -8,6 +8,7 @@ pub mod abi;
 pub mod eventfd;
 pub mod fdpass;
 pub mod file;
+pub mod fork;
 pub mod kmod;
 pub mod memory;
 pub mod placed;

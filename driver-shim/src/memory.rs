@@ -4,6 +4,8 @@
 //! It lies in a memfd whose size is sealed, so that no holder of the descriptor
 //! can truncate it and turn the others' accesses into SIGBUS.
 //!
+//! A child of `fork` has none of these mappings: an access there is SIGSEGV.
+//!
 //! Nothing here makes a `&[u8]` or `&mut [u8]` over shared memory: other
 //! processes and devices write it at any time. Words are atomics, bytes are
 //! behind a raw pointer.
@@ -23,6 +25,7 @@ use rustix::mm::{Advice, madvise};
 
 use crate::ShimError;
 use crate::abi::PUSHGATE_PAGE;
+use crate::fork::{OwnedHere, keep_from_children};
 use crate::window::Window;
 
 /// The one size of huge page that we ask for.
@@ -31,6 +34,9 @@ const HUGE_PAGE: usize = 2 << 20;
 const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 /// What errors call memory that came from elsewhere.
 const PEERS: &str = "a peer's memory";
+
+/// What helps where a mapping cannot be kept out of children.
+const DONTFORK: &str = "the kernel must have MADV_DONTFORK, and the sandbox allow it";
 
 /// Whether memory is to lie in 2 MiB pages (hugetlb).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,6 +114,7 @@ impl SharedMemoryBuilder {
             .len(self.bytes)
             .map_raw(&fd)
             .map_err(failed("mmap", "raise the limit of address space or ask for less memory"))?;
+        keep_from_children(&map).map_err(failed("MADV_DONTFORK", DONTFORK))?;
         if let Some(node) = self.numa_node {
             prefer_node(&map, node).map_err(|source| ShimError::Numa {
                 name: self.name.clone(),
@@ -128,7 +135,7 @@ impl SharedMemoryBuilder {
                 .map_err(io::Error::from)
                 .map_err(failed("MADV_POPULATE_WRITE", "raise the memory limit or ask for less memory"))?,
         }
-        Ok(SharedMemory { map, fd, huge })
+        Ok(SharedMemory { map: OwnedHere::new(map), fd, huge })
     }
 }
 
@@ -138,7 +145,7 @@ impl SharedMemoryBuilder {
 /// change. It may be used from any thread.
 #[derive(Debug)]
 pub struct SharedMemory {
-    map: MmapRaw,
+    map: OwnedHere<MmapRaw>,
     fd: OwnedFd,
     huge: bool,
 }
@@ -166,8 +173,9 @@ impl SharedMemory {
             "mmap",
             "the peer must hand over a descriptor open for writing, not sealed against writers",
         ))?;
+        keep_from_children(&map).map_err(system(PEERS, expected_len, "MADV_DONTFORK", DONTFORK))?;
         populate_peers(&map, Advice::LinuxPopulateWrite, false)?;
-        Ok(SharedMemory { map, fd, huge: false })
+        Ok(SharedMemory { map: OwnedHere::new(map), fd, huge: false })
     }
 
     /// From now on nobody can map the memory writable or change it through the
@@ -249,7 +257,7 @@ impl Window for SharedMemory {
 /// change. It may be used from any thread.
 #[derive(Debug)]
 pub struct ReadOnlyMemory {
-    map: MmapRaw,
+    map: OwnedHere<MmapRaw>,
     fd: OwnedFd,
 }
 
@@ -275,8 +283,9 @@ impl ReadOnlyMemory {
             "mmap",
             "the peer must hand over a descriptor open for reading; huge pages must be free",
         ))?;
+        keep_from_children(&map).map_err(system(PEERS, expected_len, "MADV_DONTFORK", DONTFORK))?;
         populate_peers(&map, Advice::LinuxPopulateRead, peer.huge)?;
-        Ok(ReadOnlyMemory { map, fd })
+        Ok(ReadOnlyMemory { map: OwnedHere::new(map), fd })
     }
 
     /// Where it is mapped, page aligned. Writing behind it is SIGSEGV.

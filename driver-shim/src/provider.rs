@@ -11,6 +11,7 @@ use std::sync::Arc;
 use memmap2::{MmapOptions, MmapRaw};
 
 use crate::eventfd::EventFd;
+use crate::fork::{OwnedHere, Owner, keep_from_children};
 use crate::kmod::{Device, KmodError, Mapping};
 use crate::uapi;
 use crate::window::{Interrupt, Window};
@@ -156,6 +157,7 @@ impl Interrupt for FunctionInterrupt {
 /// same user finds them by their name.
 #[derive(Debug)]
 pub struct StagingWindow {
+    owner: Owner,
     name: String,
     mapping: Mapping,
     device: Device,
@@ -168,7 +170,7 @@ impl StagingWindow {
     pub fn create(path: Option<&str>, name: &str, bytes: usize, ttl_ms: u32) -> Result<Self, KmodError> {
         let device = Device::open(path.unwrap_or("/dev/pushgate"))?;
         let mapping = device.create_staging(name, bytes, ttl_ms)?.map()?;
-        Ok(StagingWindow { name: name.into(), mapping, device, bytes })
+        Ok(StagingWindow { owner: Owner::here(), name: name.into(), mapping, device, bytes })
     }
 
     /// Takes up an area of this user's that its last owner has left behind.
@@ -176,14 +178,17 @@ impl StagingWindow {
         let device = Device::open(path.unwrap_or("/dev/pushgate"))?;
         let area = device.open_staging(name)?;
         let (mapping, bytes) = (area.map()?, area.bytes);
-        Ok(StagingWindow { name: name.into(), mapping, device, bytes })
+        Ok(StagingWindow { owner: Owner::here(), name: name.into(), mapping, device, bytes })
     }
 }
 
 impl Drop for StagingWindow {
-    /// Who drops it in order has no use for it any more.
+    /// Frees the area: who drops it in order has no use for it any more. A child of `fork` has
+    /// the same open file, and leaves its parent's area alone.
     fn drop(&mut self) {
-        let _ = self.device.free_staging();
+        if self.owner.is_here() {
+            let _ = self.device.free_staging();
+        }
     }
 }
 
@@ -217,7 +222,7 @@ impl Window for StagingWindow {
 /// (`/sys/bus/pci/devices/FUNCTION/resourceN`), or what a virtual machine's BAR is made of.
 #[derive(Debug)]
 pub struct FileWindow {
-    map: MmapRaw,
+    map: OwnedHere<MmapRaw>,
     file: File,
     offset: u64,
     io_memory: bool,
@@ -241,7 +246,8 @@ impl FileWindow {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let map = MmapOptions::new().offset(offset).len(bytes).map_raw(&file)?;
-        Ok(FileWindow { map, file, offset, io_memory })
+        keep_from_children(&map)?;
+        Ok(FileWindow { map: OwnedHere::new(map), file, offset, io_memory })
     }
 }
 

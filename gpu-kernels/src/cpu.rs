@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use libloading::Library;
+use pushgate_driver_shim::fork::{OwnedHere, Owner};
 
 use crate::embedded::{self, CPU_KERNELS, CpuEntry};
 use crate::executor::{
@@ -77,13 +78,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Runs kernels on this CPU.
-#[derive(Debug, Default)]
-pub struct CpuExecutor(());
+#[derive(Debug)]
+pub struct CpuExecutor(Owner);
+
+impl Default for CpuExecutor {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl CpuExecutor {
     /// The executor; there is nothing to open.
     pub fn new() -> Self {
-        Self(())
+        Self(Owner::here())
     }
 
     fn load_with(source: &Source, cache: &Cache, compiler: &Compiler) -> Result<Arc<dyn LoadedModule>> {
@@ -239,6 +246,7 @@ impl Executor for CpuExecutor {
     }
 
     fn load_embedded(&self) -> Result<Arc<dyn LoadedModule>> {
+        self.0.check()?;
         static EMBEDDED: OnceLock<Arc<CpuModule>> = OnceLock::new();
         let module = EMBEDDED
             .get_or_init(|| Arc::new(CpuModule { name: "embedded".to_owned(), code: Code::Embedded }));
@@ -246,20 +254,24 @@ impl Executor for CpuExecutor {
     }
 
     fn load_source(&self, source: &Source) -> Result<Arc<dyn LoadedModule>> {
+        self.0.check()?;
         Self::load_with(source, &Cache::open()?, &Compiler::cxx()?)
     }
 
     fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
+        self.0.check()?;
         let heap = Heap::new(bytes, ALIGN)?;
-        Ok(DeviceBuffer { addr: heap.ptr.as_ptr() as u64, len: bytes, memory: Box::new(heap) })
+        Ok(DeviceBuffer::new(heap.ptr.as_ptr() as u64, bytes, Box::new(heap)))
     }
 
     fn register(&self, ptr: NonNull<u8>, len: usize, _: Access, _: bool) -> Result<Registration> {
+        self.0.check()?;
         let held = Held { addr: ptr.as_ptr() as usize, len };
-        Ok(Registration { device_addr: ptr.as_ptr() as u64, len, _guard: Box::new(held) })
+        Ok(Registration::new(ptr.as_ptr() as u64, len, Box::new(held)))
     }
 
     fn stream(&self) -> Result<Stream> {
+        self.0.check()?;
         Ok(Stream(Arc::new(CpuStream::default())))
     }
 
@@ -271,6 +283,7 @@ impl Executor for CpuExecutor {
         launch: Launch,
         params: &[u8],
     ) -> Result<Running> {
+        self.0.check()?;
         let queue = stream
             .0
             .downcast_ref::<CpuStream>()
@@ -300,7 +313,7 @@ impl Executor for CpuExecutor {
         // the size it asked for, and the caller answers for what they point to.
         let handles = unsafe { start(&job, kernel, launch) }?;
         *last = Some(job.end.clone());
-        Ok(Running(Box::new(CpuRunning { job, handles: Mutex::new(handles) })))
+        Ok(Running(OwnedHere::new(Box::new(CpuRunning { job, handles: Mutex::new(handles) }))))
     }
 
     fn max_resident_blocks(

@@ -29,6 +29,8 @@ use cudarc::driver::sys::{
     CUstreamCaptureMode_enum as CaptureMode,
 };
 
+use pushgate_driver_shim::fork::{OwnedHere, Owner};
+
 pub use self::guard::{CudaInfo, probe};
 use self::guard::{Driver, NOT_READY, SUCCESS};
 pub(crate) use self::peer::{CudaCopies, CudaPoint};
@@ -71,6 +73,7 @@ unsafe impl<T> Sync for Raw<T> {}
 
 /// One GPU's primary context and what is shared by all who use it here.
 pub(crate) struct Context {
+    owner: Owner,
     driver: &'static Driver,
     index: u32,
     device: CUdevice,
@@ -229,6 +232,7 @@ impl Context {
         let code = unsafe { (driver.cuDevicePrimaryCtxRetain)(&mut context, device) };
         driver.check("cuDevicePrimaryCtxRetain", code, doing)?;
         let mut opened = Self {
+            owner: Owner::here(),
             driver,
             index,
             device,
@@ -250,6 +254,8 @@ impl Context {
     }
 
     fn current(&self) -> Result<Current<'_>> {
+        // A child of `fork` has no CUDA: calls there fail, or never return.
+        self.owner.check()?;
         // SAFETY: the context is retained for as long as self lives.
         let code = unsafe { (self.driver.cuCtxPushCurrent_v2)(self.context.0) };
         self.check("cuCtxPushCurrent", code, || "entering the context".to_owned())?;
@@ -341,6 +347,9 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if !self.owner.is_here() {
+            return;
+        }
         // Whatever refers to the context holds an Arc of it: nothing runs, and
         // every buffer is gone.
         if let Ok(current) = self.current() {
@@ -1073,7 +1082,7 @@ impl Executor for CudaExecutor {
 
     fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
         let memory = CudaBuffer::new(self.context(), bytes)?;
-        Ok(DeviceBuffer { addr: memory.addr, len: bytes, memory: Box::new(memory) })
+        Ok(DeviceBuffer::new(memory.addr, bytes, Box::new(memory)))
     }
 
     fn register(
@@ -1094,7 +1103,7 @@ impl Executor for CudaExecutor {
         }
         let _current = context.current()?;
         let range = HostRange::register(context, ptr, len, access, io_memory)?;
-        Ok(Registration { device_addr: range.device_addr()?, len, _guard: Box::new(range) })
+        Ok(Registration::new(range.device_addr()?, len, Box::new(range)))
     }
 
     fn stream(&self) -> Result<Stream> {
@@ -1155,14 +1164,14 @@ impl Executor for CudaExecutor {
         let blocks = if launch.cooperating { launch.grid } else { 0 };
         ledger.active.push(Active { id, end: end.raw, share, blocks });
         drop(ledger);
-        Ok(Running(Box::new(CudaRunning {
+        Ok(Running(OwnedHere::new(Box::new(CudaRunning {
             id,
             what,
             start,
             end,
             _stream: stream.clone(),
             _module: module.clone(),
-        })))
+        }))))
     }
 
     fn max_resident_blocks(

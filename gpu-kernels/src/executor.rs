@@ -11,6 +11,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pushgate_driver_shim::fork::{Forked, OwnedHere};
+
 use crate::cpu::CpuExecutor;
 use crate::cuda::{self, CudaExecutor};
 use crate::module::Source;
@@ -229,6 +231,9 @@ pub enum DeviceError {
         /// The executor that got it.
         executor: &'static str,
     },
+    /// The executor is another process's, from which this one was forked.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// A file or a process.
     #[error("{what} {}: {source}", path.display())]
     Io {
@@ -344,6 +349,9 @@ impl fmt::Debug for dyn LoadedModule {
 
 /// Runs device code.
 ///
+/// An executor and its handles work in the process that made them: in a child of `fork`
+/// calls end with [`DeviceError::Forked`], and drops do nothing.
+///
 /// All methods may be called from any thread, and while kernels run, with one
 /// exception: load modules before the first kernel starts that waits for
 /// others, since loading may wait for the device to be idle.
@@ -430,12 +438,16 @@ pub struct DmaBuf {
 
 /// Device memory; freed on drop.
 pub struct DeviceBuffer {
-    pub(crate) addr: u64,
-    pub(crate) len: usize,
-    pub(crate) memory: Box<dyn BufferMemory>,
+    addr: u64,
+    len: usize,
+    memory: OwnedHere<Box<dyn BufferMemory>>,
 }
 
 impl DeviceBuffer {
+    pub(crate) fn new(addr: u64, len: usize, memory: Box<dyn BufferMemory>) -> Self {
+        DeviceBuffer { addr, len, memory: OwnedHere::new(memory) }
+    }
+
     /// Its address on the device.
     pub fn addr(&self) -> u64 {
         self.addr
@@ -459,7 +471,7 @@ impl DeviceBuffer {
     /// Copies to `offset`; complete on return.
     pub fn copy_from_host_at(&self, offset: usize, from: &[u8]) -> Result<()> {
         self.check("copy to a device buffer", offset, from.len())?;
-        self.memory.write(offset, from)
+        self.memory.here()?.write(offset, from)
     }
 
     /// Copies from the buffer's start.
@@ -470,7 +482,7 @@ impl DeviceBuffer {
     /// Copies from `offset`.
     pub fn copy_to_host_at(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         self.check("copy from a device buffer", offset, to.len())?;
-        self.memory.read(offset, to)
+        self.memory.here()?.read(offset, to)
     }
 
     /// A dma-buf of the buffer, for an RDMA device that is to write there. `None`
@@ -478,7 +490,7 @@ impl DeviceBuffer {
     /// its kernels in time. Let it, and what was registered with it, go before the
     /// buffer.
     pub fn export(&self) -> Result<Option<DmaBuf>> {
-        self.memory.export(self.len)
+        self.memory.here()?.export(self.len)
     }
 
     fn check(&self, what: &'static str, offset: usize, len: usize) -> Result<()> {
@@ -497,13 +509,17 @@ impl fmt::Debug for DeviceBuffer {
 
 /// Host memory that a device sees; unregistered on drop.
 pub struct Registration {
-    pub(crate) device_addr: u64,
-    pub(crate) len: usize,
+    device_addr: u64,
+    len: usize,
     /// Unregisters.
-    pub(crate) _guard: Box<dyn Any + Send + Sync>,
+    _guard: OwnedHere<Box<dyn Any + Send + Sync>>,
 }
 
 impl Registration {
+    pub(crate) fn new(device_addr: u64, len: usize, guard: Box<dyn Any + Send + Sync>) -> Self {
+        Registration { device_addr, len, _guard: OwnedHere::new(guard) }
+    }
+
     /// Where the device sees the memory.
     pub fn device_addr(&self) -> u64 {
         self.device_addr
@@ -554,23 +570,23 @@ pub(crate) trait RunningKernel: Send + Sync {
 /// what it uses can be freed: kernels end by themselves (every wait of the
 /// device API has an end).
 #[must_use = "dropping it waits for the kernel"]
-pub struct Running(pub(crate) Box<dyn RunningKernel>);
+pub struct Running(pub(crate) OwnedHere<Box<dyn RunningKernel>>);
 
 impl Running {
     /// Waits for the kernel's end, for `timeout` at most. An error is the
     /// kernel's own (an illegal address, say) and ends it too.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<WaitOutcome> {
-        self.0.wait(timeout)
+        self.0.here()?.wait(timeout)
     }
 
     /// Whether it has ended.
     pub fn is_done(&self) -> Result<bool> {
-        self.0.is_done()
+        self.0.here()?.is_done()
     }
 
     /// How long it ran by the device's clock; none before its end.
     pub fn elapsed(&self) -> Result<Option<Duration>> {
-        self.0.elapsed()
+        self.0.here()?.elapsed()
     }
 }
 

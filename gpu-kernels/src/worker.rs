@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::{ShimError, window::Window};
 
@@ -181,6 +182,7 @@ enum Launcher {
 }
 
 struct Shared {
+    owner: Owner,
     // Dropped first: unregistered before the memory that `control` holds is unmapped.
     registration: Registration,
     control: Arc<Control>,
@@ -444,7 +446,7 @@ impl Shared {
             Some(resident) => resident.ended()?,
             None => match &*lock(&self.launcher) {
                 Launcher::Threads { running, .. } => {
-                    running.iter().try_fold(true, |all, run| Ok(run.is_done()? && all))?
+                    running.iter().try_fold(true, |all, run| Ok::<_, DeviceError>(run.is_done()? && all))?
                 }
                 Launcher::Gpu => true,
             },
@@ -507,6 +509,7 @@ impl Worker {
             }
         };
         let shared = Arc::new(Shared {
+            owner: Owner::here(),
             control,
             options,
             launcher: Mutex::new(launcher),
@@ -562,6 +565,7 @@ impl Worker {
     /// once the worker has been dropped.
     pub fn lease(&self, stream: u64) -> Result<Lease> {
         let shared = &*self.shared;
+        shared.owner.check()?;
         if let Some(lost) = self.lost() {
             return Err(lost.error());
         }
@@ -613,6 +617,7 @@ impl Worker {
     /// copied for the operation starts the worker on demand.
     pub fn lease_done(&self, lease: Lease, stream: u64) -> Result<()> {
         let shared = &*self.shared;
+        shared.owner.check()?;
         let at = match lease.0 {
             Held::Slot(at) => at,
             Held::Graph => return shared.leave_graph(stream),
@@ -672,9 +677,9 @@ impl Worker {
         word.store(leases[at].opened, Ordering::Relaxed);
     }
 
-    /// Whether the kernel is on the device or on its way there.
+    /// Whether the kernel is on the device or on its way there. Never in a child of `fork`.
     pub fn is_present(&self) -> bool {
-        !self.shared.control.is_gone()
+        self.shared.owner.is_here() && !self.shared.control.is_gone()
     }
 
     /// How often the kernel was started.
@@ -692,6 +697,7 @@ impl Worker {
 
     /// Waits until the kernel has gone by itself; false if that takes longer.
     pub fn wait_gone(&self, limit: Duration) -> Result<bool> {
+        self.shared.owner.check()?;
         let began = Instant::now();
         while self.is_present() {
             if let Some(lost) = self.lost() {
@@ -755,6 +761,11 @@ fn keep(shared: &Shared) {
 impl Drop for Worker {
     fn drop(&mut self) {
         let shared = &self.shared;
+        if !shared.owner.is_here() {
+            // It names a thread that a child does not have.
+            std::mem::forget(self.keeper.take());
+            return;
+        }
         shared.stop.store(true, Ordering::Release);
         // All launches, that which the keeper may be making too. (Nobody else has the worker any more.)
         shared.control.word(Layout::QUIT).store(u64::MAX, Ordering::Release);

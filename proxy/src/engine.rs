@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::fork::{Forked, OwnedHere};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::counters::Counters;
@@ -55,6 +56,9 @@ pub enum EngineError {
     /// [`crate::region::MAX_REGIONS`] are registered.
     #[error("a queue pair holds at most {} regions", crate::region::MAX_REGIONS)]
     TooManyRegions,
+    /// The engine is another process's, from which this one was forked.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// A proxy of another process said no, or cannot be reached.
     #[error("proxy: {0}")]
     Remote(String),
@@ -85,12 +89,14 @@ enum Command {
 }
 
 /// A running engine. Dropping it stops the thread; queue pairs still there end
-/// with *aborted*. Handles may be used from any thread.
+/// with *aborted*. Handles may be used from any thread. In a child of `fork` calls end
+/// with [`EngineError::Forked`], and dropping it does nothing.
 pub struct Engine {
-    commands: Sender<Command>,
+    // A child has a channel whose locks another thread may have held, and no thread to join.
+    commands: OwnedHere<Sender<Command>>,
     pending: Arc<AtomicBool>,
     bell: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: OwnedHere<Option<JoinHandle<()>>>,
 }
 
 impl Engine {
@@ -131,20 +137,27 @@ impl Engine {
                 state.run()
             })
             .map_err(EngineError::Start)?;
-        Ok(Engine { commands, pending, bell, thread: Some(thread) })
+        let (commands, thread) = (OwnedHere::new(commands), OwnedHere::new(Some(thread)));
+        Ok(Engine { commands, pending, bell, thread })
     }
 
     fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, EngineError> {
+        self.commands.here()?;
         let (reply, answer) = channel();
         self.send(command(reply))?;
         answer.recv().map_err(|_| EngineError::Gone)
     }
 
     fn send(&self, command: Command) -> Result<(), EngineError> {
-        self.commands.send(command).map_err(|_| EngineError::Gone)?;
+        self.commands.here()?.send(command).map_err(|_| EngineError::Gone)?;
         self.pending.store(true, Ordering::Release);
         self.bell.ring();
         Ok(())
+    }
+
+    /// [`EngineError::Forked`] in a child of the process that started it.
+    pub(crate) fn here(&self) -> Result<(), EngineError> {
+        Ok(self.commands.owner().check()?)
     }
 
     /// Takes in a queue pair. `wake` says how its producer can wake the engine.
@@ -206,7 +219,9 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        let _ = self.send(Command::Stop);
+        if matches!(self.send(Command::Stop), Err(EngineError::Forked(_))) {
+            return;
+        }
         if let Some(thread) = self.thread.take() {
             // A panic there was printed by its hook; here it would only abort.
             let _ = thread.join();

@@ -110,6 +110,8 @@ pub trait Proxy: Send + Sync {
 
 impl Proxy for Engine {
     fn add_qp(&self, fds: QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError> {
+        // The memory is not mapped in a child.
+        self.here()?;
         let remote = |e: &dyn std::fmt::Display| EngineError::Remote(e.to_string());
         // The engine only reads it: a mapping of its own that can do nothing else.
         let work = fds.work.fd().try_clone_to_owned().map_err(|e| remote(&e))?;

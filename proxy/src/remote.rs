@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::memory::SharedMemory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -27,9 +28,11 @@ use crate::wire::{self, Answer, Reply, Request, TIMEOUT};
 /// an answer or, after at most [`TIMEOUT`] (longer by a second for each 2 GiB to
 /// be mapped), with [`EngineError::Remote`]; from then on all do, for what the
 /// proxy has done by then is not known. Dropping it ends the engine as dropping
-/// an [`Engine`](crate::engine::Engine) does.
+/// an [`Engine`](crate::engine::Engine) does. In a child of `fork` calls end with
+/// [`EngineError::Forked`], and dropping it does nothing.
 #[derive(Debug)]
 pub struct RemoteEngine {
+    owner: Owner,
     stream: UnixStream,
     /// Why it was lost; held while a request is under way.
     cause: Mutex<Option<String>>,
@@ -70,7 +73,8 @@ impl RemoteEngine {
 
     /// The same over a connection that is there already.
     pub fn over(stream: UnixStream, bell: &EventFd, name: &str) -> Result<Self, EngineError> {
-        let engine = RemoteEngine { stream, cause: Mutex::new(None), lost: AtomicBool::new(false) };
+        let (owner, cause, lost) = (Owner::here(), Mutex::new(None), AtomicBool::new(false));
+        let engine = RemoteEngine { owner, stream, cause, lost };
         let hello = Request::Hello { version: wire::VERSION, name: name.into() };
         match engine.ask(&hello, &[bell.as_fd()])? {
             Answer::Welcome { version: wire::VERSION } => Ok(engine),
@@ -85,6 +89,7 @@ impl RemoteEngine {
     /// Takes in a queue pair over the `local` transport. `wake` says how its
     /// producer can wake the engine. See [`QpFds`] for what the memory must be.
     pub fn add_qp(&self, memory: &QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError> {
+        self.owner.check()?;
         let m = memory;
         let mut fds = vec![m.work.fd(), m.control.fd(), m.link.fd(), m.peer_link.fd(), m.peer_window.fd()];
         fds.extend(m.peer_bell.as_ref().map(|b| b.as_fd()));
@@ -147,12 +152,13 @@ impl RemoteEngine {
         }
     }
 
-    /// True once the proxy has died, or hung up. Cheap enough to ask now and then.
+    /// True once the proxy has died, or hung up, and in a child of `fork`. Cheap enough to ask
+    /// now and then.
     ///
     /// Nothing else tells: control words stay as the proxy left them, so whoever
     /// waits for one ends that wait when this says so.
     pub fn lost(&self) -> bool {
-        if self.lost.load(Ordering::Relaxed) {
+        if self.lost.load(Ordering::Relaxed) || !self.owner.is_here() {
             return true;
         }
         let ends = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
@@ -177,6 +183,7 @@ impl RemoteEngine {
         fds: &[BorrowedFd<'_>],
         limit: Duration,
     ) -> Result<Answer, EngineError> {
+        self.owner.check()?;
         let mut cause = self.cause();
         if let Some(why) = &*cause {
             return Err(remote(format!("lost earlier ({why}): start it again and make new queue pairs")));

@@ -34,6 +34,7 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -614,9 +615,15 @@ fn memory_size(fd: &OwnedFd) -> Result<usize, String> {
 // ------------------------------------------------------------------ the socket
 
 /// Removes the socket's file when it is dropped, if it still is the one that
-/// [`bind`] made.
+/// [`bind`] made. A child of `fork` leaves the file alone.
 #[derive(Debug)]
-pub struct SocketFile(Option<(PathBuf, FileId)>);
+pub struct SocketFile {
+    _named: OwnedHere<Named>,
+}
+
+/// The path of a socket and which file lay there; none for an abstract name.
+#[derive(Debug)]
+struct Named(Option<(PathBuf, FileId)>);
 
 /// Device, inode, and ctime, for inodes are used again.
 type FileId = (u64, u64, i64, i64);
@@ -625,7 +632,7 @@ fn file_id(path: &Path) -> io::Result<FileId> {
     fs::symlink_metadata(path).map(|m| (m.dev(), m.ino(), m.ctime(), m.ctime_nsec()))
 }
 
-impl Drop for SocketFile {
+impl Drop for Named {
     fn drop(&mut self) {
         if let Some((path, id)) = &self.0
             && file_id(path).is_ok_and(|found| found == *id)
@@ -651,7 +658,7 @@ pub fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?).map_err(|e| {
             if e.kind() == ErrorKind::AddrInUse { live() } else { told(e, format_args!("binding {at}")) }
         })?;
-        return Ok((listener, SocketFile(None)));
+        return Ok((listener, SocketFile { _named: OwnedHere::new(Named(None)) }));
     }
     let dir = match path.parent() {
         Some(dir) if dir.as_os_str().is_empty() => Path::new("."),
@@ -698,7 +705,8 @@ pub fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
         Err(e) => return Err(told(e, format_args!("looking at {at}"))),
     }
     let listener = UnixListener::bind(path).map_err(|e| told(e, format_args!("binding {at}")))?;
-    Ok((listener, SocketFile(Some((path.to_path_buf(), file_id(path)?)))))
+    let named = Named(Some((path.to_path_buf(), file_id(path)?)));
+    Ok((listener, SocketFile { _named: OwnedHere::new(named) }))
 }
 
 fn told(e: io::Error, what: std::fmt::Arguments<'_>) -> io::Error {

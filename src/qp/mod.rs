@@ -204,7 +204,7 @@ impl QueuePair {
     /// What its rings hold, if they lie in the window (`rings = window`): what another proxy
     /// finds there should this process die. Whoever still sends changes it meanwhile.
     pub fn ring_state(&self) -> Option<RingState> {
-        self.memory.own.placed.as_ref().map(Placed::state)
+        self.memory.own.placed.as_ref().filter(|_| self.context.here().is_ok()).map(Placed::state)
     }
 
     /// The other end.
@@ -230,6 +230,7 @@ impl QueuePair {
     /// # Safety
     /// The buffer outlives the queue pair or [`QueuePair::deregister`].
     pub unsafe fn register_buffer(&self, buffer: &DeviceBuffer) -> Result<RegionKey> {
+        self.context.here()?;
         let (proxy, bytes) = (&self.context.inner.proxy, buffer.len() as u64);
         if self.context.device() == "cpu" {
             // SAFETY: the CPU executor's device addresses are host addresses; the
@@ -268,6 +269,7 @@ impl QueuePair {
 
     /// `Err` with the cause if the queue pair has ended.
     pub fn check(&self) -> Result<()> {
+        self.context.here()?;
         check_status(&self.control, self.rank)
     }
 
@@ -290,6 +292,7 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         // An engine that is gone has dropped it already.
+        // In a child of `fork` the engine refuses, and the fields' drops do nothing.
         let _ = self.context.inner.proxy.remove_qp(self.id);
     }
 }

@@ -241,6 +241,9 @@ impl WorkerQueue {
 
     /// Why no copy ends any more, if so ([`crate::Worker::lost`]).
     pub fn health(&self) -> Result<(), PostError> {
+        if let Err(forked) = self.shared.owner.check() {
+            return Err(PostError::Lost { reason: forked.to_string() });
+        }
         if let Some(lost) = self.shared.lost.get() {
             return Err(PostError::Lost { reason: lost.reason.clone() });
         }

@@ -5,10 +5,11 @@ use std::ffi::CStr;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::fork::Owner;
 use pushgate_rdma_core_sys as sys;
 
 use super::VerbsError;
@@ -18,6 +19,8 @@ use super::gid::{self, Gid, GidEntry};
 pub struct Device {
     pub(super) verbs: &'static sys::Verbs,
     context: NonNull<sys::ibv_context>,
+    /// In a child the kernel's objects are the parent's: nothing is destroyed there.
+    pub(super) owner: Owner,
     name: String,
     port: u8,
     /// The port's folder below /sys.
@@ -78,7 +81,22 @@ fn exists(path: &str) -> bool {
 }
 
 fn library() -> Result<&'static sys::Verbs, VerbsError> {
-    sys::open().map_err(|e| VerbsError::Library(e.to_string()))
+    static FORK: Once = Once::new();
+    let verbs = sys::open().map_err(|e| VerbsError::Library(e.to_string()))?;
+    // Before any other call. Where the kernel copies pinned pages for a child at the fork (Linux
+    // 5.12 with rdma-core 35 and later) the call does nothing. Elsewhere the library keeps registered
+    // pages out of children: a write behind a fork would move the parent to another page than the device's.
+    FORK.call_once(|| {
+        // SAFETY: takes nothing, and sets a mode of the library's.
+        let error = unsafe { verbs.ibv_fork_init() };
+        if error != 0 {
+            let error = std::io::Error::from_raw_os_error(error.abs());
+            tracing::warn!(
+                "ibv_fork_init: {error}: a fork of this process may cut the device off from its memory"
+            );
+        }
+    });
+    Ok(verbs)
 }
 
 /// The devices of this host with libibverbs' handles; freed by the guard.
@@ -181,6 +199,7 @@ impl Device {
         let mut d = Device {
             verbs,
             context,
+            owner: Owner::here(),
             sysfs: format!("/sys/class/infiniband/{name}/ports/{port}").into(),
             name,
             port,
@@ -222,6 +241,7 @@ impl Device {
         Device {
             verbs,
             context,
+            owner: Owner::here(),
             name: "mock0".into(),
             port: 1,
             sysfs,
@@ -354,6 +374,9 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        if !self.owner.is_here() {
+            return;
+        }
         // SAFETY: opened by `open_one`; everything made from it holds this device.
         unsafe { self.verbs.ibv_close_device(self.raw()) };
     }

@@ -25,6 +25,9 @@ unsafe impl Send for Dm {}
 
 impl Drop for Dm {
     fn drop(&mut self) {
+        if !self.device.owner.is_here() {
+            return;
+        }
         // SAFETY: allocated by `NicMemory::new`; a region over it went before.
         unsafe { sys::ibv_free_dm(self.raw.as_ptr()) };
     }

@@ -1,5 +1,6 @@
 //! libibverbs' objects with an owner each. Each keeps alive what it was made
-//! from, so that they go in the order that the library wants.
+//! from, so that they go in the order that the library wants. In a child of `fork` they
+//! are not destroyed: the kernel's objects are the parent's.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -39,6 +40,9 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
+        if !self.device.owner.is_here() {
+            return;
+        }
         // SAFETY: made in `new`, and nothing refers to it any more: regions and
         // queue pairs hold this.
         unsafe { self.device.verbs.ibv_dealloc_pd(self.raw.as_ptr()) };
@@ -144,6 +148,9 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
+        if !self.pd.device.owner.is_here() {
+            return;
+        }
         // SAFETY: made above and owned alone.
         unsafe { self.pd.device.verbs.ibv_dereg_mr(self.raw.as_ptr()) };
     }
@@ -179,6 +186,9 @@ impl AsFd for Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
+        if !self.device.owner.is_here() {
+            return;
+        }
         // SAFETY: made in `new`; its CQ, which owns it, is gone.
         unsafe { self.device.verbs.ibv_destroy_comp_channel(self.raw.as_ptr()) };
     }
@@ -260,6 +270,9 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
+        if !self.device.owner.is_here() {
+            return;
+        }
         // It would wait for events that were taken and not acknowledged.
         self.acknowledge();
         // SAFETY: its queue pair, which owns it, is gone; the channel goes after it.
@@ -385,6 +398,9 @@ impl Rc {
 
 impl Drop for Rc {
     fn drop(&mut self) {
+        if !self.pd.device.owner.is_here() {
+            return;
+        }
         // SAFETY: made in `new`; destroyed before its CQ, which is a field.
         unsafe { self.pd.device.verbs.ibv_destroy_qp(self.raw.as_ptr()) };
     }

@@ -1076,6 +1076,10 @@ impl Drop for VerbsQp {
     /// Waits a moment until the last words are out: what the queue pair has not
     /// sent when it goes is lost.
     fn drop(&mut self) {
+        // A child of `fork` has nothing to send.
+        if !self.rc.pd.device.owner.is_here() {
+            return;
+        }
         let gone = [abi::PUSHGATE_PEER_LOST, abi::PUSHGATE_LINK_DOWN].contains(&(self.status as u8 as u32));
         let start = std::time::Instant::now();
         let mut turn = 0;
