@@ -6,12 +6,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use pushgate::settings::{AutoOr, ProxyPlace, QpKind, WindowKind};
 use pushgate::{Error, Settings};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_proxy::engine::{Engine, EngineOptions};
 use pushgate_proxy::idle::Wake;
@@ -82,12 +83,21 @@ struct Process {
 
 static PROCESS: Mutex<Process> = Mutex::new(Process { loaded: None, runtime: Weak::new() });
 
+/// An error in a child of the process that made the first call: NCCL's connections, and the
+/// threads behind them, are the parent's. No system call.
+#[inline]
+pub fn here() -> Result<()> {
+    static OWNER: OnceLock<Owner> = OnceLock::new();
+    OWNER.get_or_init(Owner::here).check().map_err(|forked| Failure::new(Code::Usage, forked.to_string()))
+}
+
 fn process() -> MutexGuard<'static, Process> {
     PROCESS.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// Reads the settings, unless something that was made by them is in use.
 pub fn load() -> Result<()> {
+    here()?;
     let mut process = process();
     if process.runtime.strong_count() == 0 {
         // Not those of before, should these be wrong.
@@ -108,6 +118,7 @@ pub fn open(traffic_class: Option<u8>) -> Result<Context> {
 
 /// The GPU of a lane that is there.
 pub fn gpu(index: u32) -> Option<Arc<Gpu>> {
+    here().ok()?;
     let runtime = process().runtime.upgrade()?;
     let lanes = runtime.lanes.lock().unwrap_or_else(|e| e.into_inner());
     lanes.get(&Some(index))?.gpu.clone()
@@ -125,6 +136,7 @@ pub fn close(context: Context) {
 
 /// What getProperties says.
 pub fn properties() -> Result<Properties> {
+    here()?;
     Ok(loaded(&process())?.properties)
 }
 
@@ -136,6 +148,7 @@ fn loaded(process: &Process) -> Result<&Arc<Loaded>> {
 
 /// The running threads, started if need be.
 pub fn running() -> Result<Arc<Runtime>> {
+    here()?;
     let mut process = process();
     if let Some(runtime) = process.runtime.upgrade() {
         return Ok(runtime);

@@ -85,6 +85,14 @@ fn run(arguments: &str) -> String {
 }
 
 #[test]
+fn p8_a_child_of_fork_is_refused_every_call_and_the_parents_connections_go_on() {
+    for version in VERSIONS {
+        run(&format!("forked --version {version}"));
+    }
+    run_with(command("forked"), &GPU);
+}
+
+#[test]
 fn p3_p4_p6_ranks_as_processes_get_every_byte_in_every_version() {
     let groups = times(200, 25);
     for version in VERSIONS {

@@ -51,6 +51,10 @@ pub(super) fn hot(what: &str, f: impl FnOnce() -> Result<()>) -> R {
 
 #[cold]
 fn failed(what: &str, e: &Failure) -> R {
+    // NCCL's log has a lock, which a child of `fork` may have inherited locked.
+    if plugin::here().is_err() {
+        return e.code as c_int;
+    }
     log::warn(&format!("{what}: {e}"));
     e.code as c_int
 }
@@ -82,6 +86,7 @@ unsafe fn put<T>(to: *mut T, what: &str, value: T) -> Result<()> {
 /// # Safety
 /// `p` is NULL, or came from this plugin as a pointer to a `T` and was not given back.
 unsafe fn at<'a, T>(p: *mut c_void, what: &str) -> Result<&'a T> {
+    plugin::here()?;
     // SAFETY: the caller's.
     unsafe { p.cast::<T>().as_ref() }.ok_or_else(|| null(what))
 }
@@ -94,6 +99,7 @@ unsafe fn back<T>(p: *mut c_void, what: &str) -> Result<Box<T>> {
     if p.is_null() {
         return Err(null(what));
     }
+    plugin::here()?;
     // SAFETY: the caller's; all of them were boxes.
     Ok(unsafe { Box::from_raw(p.cast::<T>()) })
 }

@@ -5,6 +5,7 @@
 //! `table` is the library and its calls, `pair` two ranks with connections and
 //! traffic between them, `scenario` what is tried, `speed` what is measured.
 
+mod forked;
 pub mod pair;
 pub mod scenario;
 pub mod speed;

@@ -188,7 +188,7 @@ pub fn rank_1(o: &Options) {
 }
 
 /// A connection to itself, one way.
-fn loopback(plugin: &Plugin, ctx: Ptr) -> Ends {
+pub(super) fn loopback(plugin: &Plugin, ctx: Ptr) -> Ends {
     let (listener, mut handle) = plugin.listen(ctx).expect("listen");
     let ends = pair::poll_ends(plugin, ctx, listener, &mut handle).expect("connect");
     plugin.close_listen(listener).expect("closeListen");
@@ -241,7 +241,7 @@ fn finish(plugin: &Plugin, recvs: &[Ptr], sends: &[Ptr]) -> [Vec<Outcome>; 2] {
 }
 
 /// The same of one message that arrives; its size.
-fn finish_one(plugin: &Plugin, recv: Ptr, send: Ptr) -> i32 {
+pub(super) fn finish_one(plugin: &Plugin, recv: Ptr, send: Ptr) -> i32 {
     let [received, sent] = finish(plugin, &[recv], &[send]);
     sent[0].expect("send");
     received[0].expect("receive")[0]
@@ -249,7 +249,7 @@ fn finish_one(plugin: &Plugin, recv: Ptr, send: Ptr) -> i32 {
 
 /// Posts; if the plugin has no room, again, as NCCL does: it may be waiting for the last of a connection's
 /// handshake. (This project's has room at once, or none.)
-fn post(plugin: &Plugin, one: impl Fn() -> super::table::Result<Option<Ptr>>) -> Option<Ptr> {
+pub(super) fn post(plugin: &Plugin, one: impl Fn() -> super::table::Result<Option<Ptr>>) -> Option<Ptr> {
     let begin = Instant::now();
     loop {
         let request = one().unwrap_or_else(|e| panic!("{e}; the plugin says: {:#?}", warnings()));
@@ -260,7 +260,14 @@ fn post(plugin: &Plugin, one: impl Fn() -> super::table::Result<Option<Ptr>>) ->
     }
 }
 
-fn send(plugin: &Plugin, ends: Ends, buffer: &Buffer, size: usize, tag: i32, mr: Ptr) -> Option<Ptr> {
+pub(super) fn send(
+    plugin: &Plugin,
+    ends: Ends,
+    buffer: &Buffer,
+    size: usize,
+    tag: i32,
+    mr: Ptr,
+) -> Option<Ptr> {
     // SAFETY: the buffer outlives the connection in all scenarios.
     post(plugin, || unsafe { plugin.isend(ends.send, buffer.at(0), size, tag, mr) })
 }
@@ -858,9 +865,10 @@ pub const NCCL: [(&str, Scenario); 6] = [
 ];
 
 /// What this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 7] = [
+pub const OWN: [(&str, Scenario); 8] = [
     ("garbage", garbage),
     ("setting", setting),
+    ("forked", super::forked::forked),
     ("killed", killed),
     ("stopped", stopped),
     ("lost", lost),
