@@ -1,5 +1,6 @@
 //! A context: one device, one engine, and the settings for both.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
@@ -67,11 +68,10 @@ impl ContextBuilder {
         let (executor, why) = choose_at(settings.device, self.device_index)?;
         tracing::info!("{why}");
         let embedded = executor.load_embedded()?;
-        let bell = EventFd::new().map_err(Error::io("eventfd"))?;
         let wake = if executor.name() == "cpu" { Wake::Doorbell } else { Wake::Polled };
         let members = Members::default();
         let mut watch = None;
-        let proxy: Arc<dyn Proxy> = match settings.proxy {
+        let (proxy, bell): (Arc<dyn Proxy>, Doorbell) = match settings.proxy {
             ProxyPlace::Thread => {
                 let (cpu, alone) = core(settings.proxy_cpu, self.engine_index, self.engines.max(1));
                 let mover = match executor.as_cuda() {
@@ -81,13 +81,15 @@ impl ContextBuilder {
                     }
                     None => None,
                 };
-                let bell = bell.try_clone().map_err(Error::io("eventfd"))?;
-                Arc::new(Engine::start(bell, EngineOptions { cpu, alone, mover })?)
+                let bell = EventFd::new().map_err(Error::io("eventfd"))?;
+                let theirs = bell.try_clone().map_err(Error::io("eventfd"))?;
+                let engine = Engine::start(theirs, EngineOptions { cpu, alone, mover, bell: None })?;
+                (Arc::new(engine), Doorbell::Thread(bell))
             }
             ProxyPlace::Process => {
-                let remote = RemoteEngine::connect(&settings.proxy_socket, &bell, "pushgate")?;
+                let remote = Arc::new(RemoteEngine::connect(&settings.proxy_socket, "pushgate")?);
                 watch = Some(Watch::start(remote.fd(), members.clone())?);
-                Arc::new(remote)
+                (remote.clone(), Doorbell::Process(remote))
             }
         };
         let rdma = Mutex::default();
@@ -130,8 +132,26 @@ pub(crate) struct Inner {
     why: String,
     embedded: Arc<dyn LoadedModule>,
     pub(crate) proxy: Arc<dyn Proxy>,
-    pub(crate) bell: EventFd,
+    pub(crate) bell: Doorbell,
     pub(crate) wake: Wake,
+}
+
+/// What this program's producers ring when they find the engine asleep.
+pub(crate) enum Doorbell {
+    /// Of an engine of this process.
+    Thread(EventFd),
+    /// Of one of the proxy's process: its ringer.
+    Process(Arc<RemoteEngine>),
+}
+
+impl Doorbell {
+    /// The descriptor by which it is rung.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Doorbell::Thread(bell) => bell.as_fd(),
+            Doorbell::Process(remote) => remote.ringer().as_fd(),
+        }
+    }
 }
 
 /// Kernels that were loaded.

@@ -1,14 +1,17 @@
-//! A doorbell between threads and processes of one host.
+//! A doorbell between the threads of one process, and of the kernel module to one: for peers and
+//! other processes there is [`crate::bell`].
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::OFlags;
 
 /// An eventfd, non-blocking and closed on exec. Rings that nobody has taken
 /// add up to one. All calls may be made from any thread.
+///
+/// Its non-blocking mode belongs to all who hold the descriptor: hand it to the kernel, and to no
+/// other process.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
@@ -16,22 +19,6 @@ impl EventFd {
     /// A new one, not rung.
     pub fn new() -> io::Result<EventFd> {
         Ok(EventFd(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?))
-    }
-
-    /// Takes over one that another process made, and makes it non-blocking.
-    ///
-    /// Anything but an eventfd is `InvalidInput`: a write into a pipe could raise
-    /// SIGPIPE, and one into a file could take its time. The non-blocking mode is
-    /// shared with the peer, who could take it back: ring or drain a peer's
-    /// eventfd only where a thread of that peer's alone may come to wait.
-    pub fn from_fd(fd: OwnedFd) -> io::Result<EventFd> {
-        let target = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
-        if target.as_os_str() != "anon_inode:[eventfd]" {
-            let text = format!("descriptor is {}, not an eventfd", target.display());
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-        }
-        rustix::fs::fcntl_setfl(&fd, rustix::fs::fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
-        Ok(EventFd(fd))
     }
 
     /// Another handle of the same eventfd.
@@ -130,19 +117,9 @@ mod tests {
     #[test]
     fn a_clone_wakes_another_thread() {
         let bell = EventFd::new().unwrap();
-        let other = EventFd::from_fd(bell.try_clone().unwrap().0).unwrap();
+        let other = bell.try_clone().unwrap();
         let waiter = thread::spawn(move || other.wait(long()).unwrap());
         bell.ring();
         assert!(waiter.join().unwrap());
-    }
-
-    #[test]
-    fn a_peers_eventfd_is_made_non_blocking_and_anything_else_refused() {
-        let bell = EventFd::from_fd(eventfd(0, EventfdFlags::CLOEXEC).unwrap()).unwrap();
-        assert!(!bell.drain());
-        let (_read, write) = rustix::pipe::pipe().unwrap();
-        let error = EventFd::from_fd(write).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-        assert!(error.to_string().contains("pipe"), "{error}");
     }
 }

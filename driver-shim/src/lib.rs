@@ -5,6 +5,7 @@ use std::io;
 
 #[allow(missing_docs, non_camel_case_types, non_upper_case_globals)]
 pub mod abi;
+pub mod bell;
 pub mod eventfd;
 pub mod fdpass;
 pub mod file;

@@ -1,11 +1,12 @@
 //! One end of a connection's queue pair: its memory, and how it is joined to the
 //! other's. The sending end is rank 0 of the queue pair, the receiving end rank 1.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use pushgate::settings::{CqEvents, NetPath};
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::bell::{self, Bell, Ringer};
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
@@ -84,7 +85,11 @@ pub struct Half {
 }
 
 enum Link {
-    Local(Arc<SharedMemory>),
+    Local {
+        link: Arc<SharedMemory>,
+        /// What the other end rings, and it alone, if our engine sleeps; and what it rings that by.
+        bells: Option<(Bell, Ringer)>,
+    },
     Verbs(Box<(verbs::Half, Config)>),
 }
 
@@ -252,7 +257,9 @@ impl Half {
                 let link = segment(runtime, &own.geometry, Segment::Link)?;
                 // The engine writes it through this mapping; whoever is handed it can only read.
                 link.seal_against_writers()?;
-                Link::Local(link)
+                let rings = own.lane.wake() == Wake::Doorbell;
+                let bells = rings.then(bell::pair).transpose();
+                Link::Local { link, bells: bells.map_err(Failure::system("a doorbell's sockets"))? }
             }
             Some(device) => {
                 let polled = settings.cq_events == CqEvents::Poll || own.lane.wake() == Wake::Polled;
@@ -277,14 +284,14 @@ impl Half {
                 let landing = self.own.plan().map(|plan| plan.landing);
                 Ok((Offer::Verbs { offer: verbs.0.offer(), landing }, Vec::new()))
             }
-            Link::Local(link) => {
+            Link::Local { link, bells } => {
                 let posted = self.own.role == Role::Receive;
-                let offer =
-                    LocalOffer::new(link, &*self.own.window, posted, self.own.lane.wake() == Wake::Doorbell);
+                let offer = LocalOffer::new(link, &*self.own.window, posted, bells.is_some());
                 let gpu = self.own.lane.gpu.is_some();
-                let fds = LocalOffer::fds(link, &*self.own.window, &self.own.lane.bell)
-                    .map(|fd| fd.as_fd().try_clone_to_owned())
+                let ringer = bells.as_ref().map(|(_, ringer)| ringer);
+                let fds = LocalOffer::fds(link, &*self.own.window, ringer)
                     .into_iter()
+                    .map(|fd| fd.try_clone_to_owned())
                     .collect::<std::io::Result<_>>()
                     .map_err(Failure::system("a connection's descriptors"))?;
                 Ok((Offer::Local { offer, gpu }, fds))
@@ -302,7 +309,7 @@ impl Half {
     ) -> Result<Taken> {
         let peer = 1 - self.own.role.rank();
         match (self.link, offer) {
-            (Link::Local(link), Offer::Local { offer, gpu }) => {
+            (Link::Local { link, bells }, Offer::Local { offer, gpu }) => {
                 let theirs = offer.take(fds, peer).map_err(refused)?;
                 let own = self.own;
                 // Before the engine may copy from there.
@@ -313,6 +320,7 @@ impl Half {
                     link,
                     peer_link: theirs.link,
                     peer_window: theirs.window,
+                    bell: bells.map(|(bell, _)| bell),
                     peer_bell: theirs.bell,
                     peer_pid,
                 };

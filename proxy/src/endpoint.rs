@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::bell::{Bell, Ringer};
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{self, Malformed, Opcode, Record, Words as RecordWords, lap_of};
 use pushgate_driver_shim::segment::{Geometry, HeaderError, Segment, check_header};
@@ -47,8 +47,10 @@ pub struct QpMemory {
     pub peer_link: Arc<ReadOnlyMemory>,
     /// The peer's window.
     pub peer_window: Arc<ReadOnlyMemory>,
+    /// What the peer rings to wake our engine, if that sleeps.
+    pub bell: Option<Bell>,
     /// Wakes the peer's engine, where it can be woken.
-    pub peer_bell: Option<EventFd>,
+    pub peer_bell: Option<Ringer>,
     /// The peer's process, by its number in our PID namespace: what it sends out of
     /// regions is read there.
     pub peer_pid: Option<u32>,
@@ -329,7 +331,7 @@ impl Endpoint {
             &memory.peer_link,
             &peer_geometry,
             memory.peer_window,
-            memory.peer_bell,
+            (memory.bell, memory.peer_bell),
             Processes { peer: memory.peer_pid, in_program: memory.in_program },
         );
         Self::new(memory.work, memory.control, geometry, peer_geometry, Box::new(qp), options)
@@ -691,7 +693,13 @@ impl Endpoint {
         self.qp.prepare_sleep() || rang
     }
 
-    /// Descriptors that wake a sleeping engine, besides its doorbell. True if those of
+    /// What the peer rings to wake a sleeping engine.
+    pub fn bell(&self) -> Option<&Bell> {
+        // Nothing that the peer of one that has ended says is waited for.
+        self.qp.bell().filter(|_| self.session.status().is_none())
+    }
+
+    /// Descriptors that wake a sleeping engine, besides the bells. True if those of
     /// the transport wake only for a while ([`QueuePair::wakes`]).
     pub fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> bool {
         if self.session.status().is_some() {

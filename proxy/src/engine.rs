@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fork::{Forked, OwnedHere};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -35,6 +36,8 @@ pub struct EngineOptions {
     pub alone: bool,
     /// Copies into device memory.
     pub mover: Option<Box<dyn Mover>>,
+    /// What producers of another process ring.
+    pub bell: Option<Bell>,
 }
 
 /// The engine has ended, or refused.
@@ -100,8 +103,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts an engine. `bell` is its doorbell: producers and peers that find
-    /// it asleep ring there.
+    /// Starts an engine. `bell` is its doorbell: producers of this process that find
+    /// it asleep ring there. (Peers ring bells of their own, [`Endpoint::bell`].)
     pub fn start(bell: EventFd, options: EngineOptions) -> Result<Self, EngineError> {
         let (commands, inbox) = channel();
         let pending = Arc::new(AtomicBool::new(false));
@@ -110,6 +113,7 @@ impl Engine {
             inbox,
             pending: pending.clone(),
             bell: bell.clone(),
+            outside: options.bell,
             mover: options.mover,
             alone: options.alone,
             idle: Idle::new(Wake::Doorbell, options.alone),
@@ -233,6 +237,8 @@ struct Loop {
     inbox: Receiver<Command>,
     pending: Arc<AtomicBool>,
     bell: Arc<EventFd>,
+    /// Rung by producers of another process.
+    outside: Option<Bell>,
     mover: Option<Box<dyn Mover>>,
     alone: bool,
     idle: Idle,
@@ -330,14 +336,18 @@ impl Loop {
         let work =
             || self.pending.load(Ordering::Relaxed) || self.endpoints.iter().any(|(_, e)| e.has_work());
         if ring::may_sleep(&flags, work) {
-            let mut fds = vec![self.bell.as_fd()];
+            let bells = self.outside.iter().chain(self.endpoints.iter().filter_map(|(_, e)| e.bell()));
+            let (bells, mut fds): (Vec<_>, Vec<_>) = bells.filter_map(|b| Some((b, b.fd()?))).unzip();
+            fds.push(self.bell.as_fd());
             let quiet = self.endpoints.iter().fold(false, |any, (_, e)| e.wakes(&mut fds) | any);
             let limit = if quiet { limit.min(QUIET) } else { limit };
-            // A failing wait would spin; there is nothing else to do about it.
-            if wait(&fds, limit).is_err() {
-                std::thread::yield_now();
+            match wait(&fds, limit) {
+                Ok(ready) => bells.iter().zip(ready).filter(|(_, ready)| *ready).for_each(|(bell, _)| {
+                    bell.drain();
+                }),
+                // A failing wait would spin; there is nothing else to do about it.
+                Err(_) => std::thread::yield_now(),
             }
-            drop(fds);
             self.bell.drain();
             ring::awake(&flags);
             self.sleeps += 1;
@@ -465,11 +475,12 @@ impl Loop {
     }
 }
 
-/// Until one of the descriptors is readable or `limit` has passed.
-fn wait(fds: &[BorrowedFd<'_>], limit: Duration) -> rustix::io::Result<usize> {
+/// Until one of the descriptors is readable or `limit` has passed; which of them are.
+fn wait(fds: &[BorrowedFd<'_>], limit: Duration) -> rustix::io::Result<Vec<bool>> {
     let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-    poll(&mut fds, Some(&limit))
+    poll(&mut fds, Some(&limit))?;
+    Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect())
 }
 
 /// Pins the calling thread. Not being allowed to is no error: it runs elsewhere.

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// What may end an idle engine's wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// Every producer rings an eventfd.
+    /// Every producer rings a doorbell.
     Doorbell,
     /// Some producer is a device that cannot ring.
     Polled,

@@ -108,6 +108,7 @@ pub fn messages(batches: u64) -> Result<(u64, Duration), Box<dyn std::error::Err
             link: side.0[3].clone(),
             peer_link: other.read_only(3)?,
             peer_window: other.read_only(0)?,
+            bell: None,
             peer_bell: None,
             peer_pid: None,
             in_program: true,

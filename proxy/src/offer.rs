@@ -1,11 +1,12 @@
 //! What one end of a `local` queue pair tells the other: the sizes of its link
-//! segment and window, whose descriptors go along with its doorbell's.
+//! segment and window, whose descriptors go along, and if its engine sleeps the ringer of a
+//! doorbell that is this peer's alone.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::bell::Ringer;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, check_header};
 use pushgate_driver_shim::window::Window;
@@ -31,7 +32,7 @@ pub struct LocalPeer {
     /// Its rings, checked.
     pub geometry: Geometry,
     /// Its engine's doorbell, if that sleeps.
-    pub bell: Option<EventFd>,
+    pub bell: Option<Ringer>,
 }
 
 impl LocalOffer {
@@ -46,9 +47,15 @@ impl LocalOffer {
         }
     }
 
-    /// The descriptors that go with it, in their order.
-    pub fn fds<'a>(link: &'a SharedMemory, window: &'a dyn Window, bell: &'a EventFd) -> [BorrowedFd<'a>; 3] {
-        [link.fd(), window.fd(), bell.as_fd()]
+    /// The descriptors that go with it, in their order. `ringer` is what the peer is to ring, if
+    /// our engine sleeps.
+    pub fn fds<'a>(
+        link: &'a SharedMemory,
+        window: &'a dyn Window,
+        ringer: Option<&'a Ringer>,
+    ) -> Vec<BorrowedFd<'a>> {
+        let ringer = ringer.map(|ringer| ringer.as_fd());
+        [link.fd(), window.fd()].into_iter().chain(ringer).collect()
     }
 
     /// Takes over what `peer` offers: checks it, and maps its memory to read. A sentence
@@ -61,8 +68,14 @@ impl LocalOffer {
                 abi::PUSHGATE_ABI_VERSION
             ));
         }
-        let [link, window, bell] = <[_; 3]>::try_from(fds)
-            .map_err(|fds| format!("{} descriptors with a queue pair, expected 3", fds.len()))?;
+        let (n, expected) = (fds.len(), 2 + self.rings as usize);
+        let mut fds = fds.into_iter();
+        let (Some(link), Some(window), bell, None) = (fds.next(), fds.next(), fds.next(), fds.next()) else {
+            return Err(format!("{n} descriptors with a queue pair, expected {expected}"));
+        };
+        if bell.is_some() != self.rings {
+            return Err(format!("{n} descriptors with a queue pair, expected {expected}"));
+        }
         // At most what the limits of the ABI allow, whatever it says.
         const MOST: usize = 1 << 30;
         if self.link > MOST || self.window > MOST {
@@ -77,8 +90,8 @@ impl LocalOffer {
         if geometry.rank != peer {
             return Err(format!("its link segment says rank {}", geometry.rank));
         }
-        let bell = EventFd::from_fd(bell).map_err(|e| format!("its doorbell: {e}"))?;
         // Without one, every pass saves the fence that looks if it sleeps.
-        Ok(LocalPeer { link, window, geometry, bell: self.rings.then_some(bell) })
+        let bell = bell.map(Ringer::from_fd).transpose().map_err(|e| format!("its doorbell: {e}"))?;
+        Ok(LocalPeer { link, window, geometry, bell })
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::bell::{Bell, Ringer};
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 
 use crate::counters::Counters;
@@ -34,8 +34,10 @@ pub struct QpFds {
     pub peer_link: Arc<ReadOnlyMemory>,
     /// The peer's window.
     pub peer_window: Arc<ReadOnlyMemory>,
+    /// What the peer rings to wake our engine, if that sleeps.
+    pub bell: Option<Bell>,
     /// Wakes the peer's engine, where it can be woken.
-    pub peer_bell: Option<EventFd>,
+    pub peer_bell: Option<Ringer>,
     /// The peer's process, by its number in our PID namespace: its messages may go out
     /// of regions that an engine of our own process reads there.
     pub peer_pid: Option<u32>,
@@ -126,6 +128,7 @@ impl Proxy for Engine {
             link: fds.link,
             peer_link: fds.peer_link,
             peer_window: fds.peer_window,
+            bell: fds.bell,
             peer_bell: fds.peer_bell,
             peer_pid: fds.peer_pid,
             in_program: true,

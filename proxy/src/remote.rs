@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::bell::{self, Ringer};
 use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::memory::SharedMemory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -34,6 +34,7 @@ use crate::wire::{self, Answer, Reply, Request, TIMEOUT};
 pub struct RemoteEngine {
     owner: Owner,
     stream: UnixStream,
+    ringer: Ringer,
     /// Why it was lost; held while a request is under way.
     cause: Mutex<Option<String>>,
     lost: AtomicBool,
@@ -45,12 +46,11 @@ fn remote(why: impl Into<String>) -> EngineError {
 
 impl RemoteEngine {
     /// Connects to the proxy that listens at `path` (`@name`: an abstract socket)
-    /// and has it start an engine. `bell` is that engine's doorbell; `name` is
-    /// what the proxy's log calls this program.
+    /// and has it start an engine. `name` is what the proxy's log calls this program.
     ///
     /// A proxy of another user is refused, root's aside, for it is about to see
     /// this program's memory. Root may use a user's whose path it names.
-    pub fn connect(path: &Path, bell: &EventFd, name: &str) -> Result<Self, EngineError> {
+    pub fn connect(path: &Path, name: &str) -> Result<Self, EngineError> {
         let at = path.display();
         let stream = wire::dial(path, Instant::now() + TIMEOUT).map_err(|e| match e.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
@@ -68,15 +68,16 @@ impl RemoteEngine {
                  proxy of your own"
             )));
         }
-        Self::over(stream, bell, name)
+        Self::over(stream, name)
     }
 
-    /// The same over a connection that is there already.
-    pub fn over(stream: UnixStream, bell: &EventFd, name: &str) -> Result<Self, EngineError> {
+    /// Has the proxy at the other end of a connection start an engine.
+    pub fn over(stream: UnixStream, name: &str) -> Result<Self, EngineError> {
+        let (bell, ringer) = bell::pair().map_err(|e| remote(format!("a pair of sockets: {e}")))?;
         let (owner, cause, lost) = (Owner::here(), Mutex::new(None), AtomicBool::new(false));
-        let engine = RemoteEngine { owner, stream, cause, lost };
+        let engine = RemoteEngine { owner, stream, ringer, cause, lost };
         let hello = Request::Hello { version: wire::VERSION, name: name.into() };
-        match engine.ask(&hello, &[bell.as_fd()])? {
+        match engine.ask(&hello, &[bell.handle()])? {
             Answer::Welcome { version: wire::VERSION } => Ok(engine),
             Answer::Welcome { version } => Err(engine.lose(format!(
                 "it speaks version {version}, this program {}: both must be of one release",
@@ -86,15 +87,22 @@ impl RemoteEngine {
         }
     }
 
+    /// What this program's producers ring when they find the engine asleep.
+    pub fn ringer(&self) -> &Ringer {
+        &self.ringer
+    }
+
     /// Takes in a queue pair over the `local` transport. `wake` says how its
     /// producer can wake the engine. See [`QpFds`] for what the memory must be.
     pub fn add_qp(&self, memory: &QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError> {
         self.owner.check()?;
         let m = memory;
         let mut fds = vec![m.work.fd(), m.control.fd(), m.link.fd(), m.peer_link.fd(), m.peer_window.fd()];
+        fds.extend(m.bell.as_ref().map(|b| b.handle()));
         fds.extend(m.peer_bell.as_ref().map(|b| b.as_fd()));
         let bytes = [m.work.len(), m.control.len(), m.link.len(), m.peer_link.len(), m.peer_window.len()];
-        let request = Request::AddQp { options, wake, peer_bell: m.peer_bell.is_some() };
+        let (bell, peer_bell) = (m.bell.is_some(), m.peer_bell.is_some());
+        let request = Request::AddQp { options, wake, bell, peer_bell };
         match self.ask_within(&request, &fds, limit(bytes.iter().sum()))? {
             Answer::Qp(qp) => Ok(qp),
             other => Err(self.unexpected(&other)),

@@ -141,7 +141,7 @@ pub fn observe(word: &AtomicU64) -> u64 {
 }
 
 /// The sleeper's half of the doorbell: announce the sleep, then look once more.
-/// If `work` still finds nothing, the sleeper may wait for its eventfd; whoever
+/// If `work` still finds nothing, the sleeper may wait for its doorbell; whoever
 /// publishes after that look sees the flag and rings.
 ///
 /// Each side stores, fences, loads the other's word (Dekker): the two

@@ -13,33 +13,31 @@
 //!
 //! What a program hands over is checked where it comes in: memory must be of a
 //! sealed size (else truncating it would be a SIGBUS here) and is counted
-//! against [`ServerOptions`]' limits; a doorbell must be an eventfd. An eventfd
-//! can still be made blocking and filled by whoever holds it, so that ringing it
-//! would wait for ever: the accepting thread looks for such bells and takes their
-//! rings, and the queue pair that brought one ends.
+//! against [`ServerOptions`]' limits; a doorbell must be a Unix socket on which no
+//! call waits, whatever a program or its peer sets there ([`pushgate_driver_shim::bell`]).
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{self, ErrorKind, IoSliceMut};
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::bell::{Bell, Ringer};
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, SealFlags, fcntl_get_seals, flock, fstat};
-use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use crate::endpoint::{Endpoint, QpMemory, QpOptions};
@@ -89,14 +87,15 @@ impl ServerOptions {
     /// a lower limit of open files, a greedy program is felt by the others: raise
     /// `RLIMIT_NOFILE` to this before [`serve`].
     pub fn descriptors(&self) -> usize {
-        // A queue pair: five of memory, a bell, and our handle of that. Besides the
-        // connection, its bell and our handle, a request's are held for a moment.
+        // A queue pair: five of memory, a bell and a ringer. Besides the connection and the
+        // engine's two bells, a request's are held for a moment.
         let client = 3 + wire::MAX_FDS + self.max_qps * (QP_FDS + 2) + self.max_regions;
         64 + self.max_clients * client
     }
 }
 
-/// How often bells are looked at that a program may have made blocking.
+/// How often it is looked for threads that have ended, and how long a refused program may take
+/// to hear of it.
 const WATCH: Duration = Duration::from_millis(100);
 /// How long `serve` waits at its end for its programs' threads.
 const GRACE: Duration = Duration::from_secs(10);
@@ -138,7 +137,7 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
         tracing::warn!(need, have, "the limit of open files is low: a greedy program is felt by the others");
     }
     let uid = rustix::process::geteuid().as_raw();
-    let server = Arc::new(Server { options, bells: Mutex::default() });
+    let server = Arc::new(Server { options });
     let mut clients: Vec<JoinHandle<()>> = Vec::new();
     let mut number = 0u64;
     tracing::info!("the proxy serves");
@@ -149,7 +148,6 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
             Ok(event) => event,
         };
         // In every turn: where accept fails, the listener stays ready, and none is idle.
-        server.unblock();
         reap(&mut clients);
         match event {
             Event::Stop => break Ok(()),
@@ -181,7 +179,6 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
     server.options.stop.ring();
     let begin = Instant::now();
     while !clients.is_empty() && begin.elapsed() < GRACE {
-        server.unblock();
         reap(&mut clients);
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -262,14 +259,6 @@ enum Event {
 /// What all threads of a server share.
 struct Server {
     options: ServerOptions,
-    bells: Mutex<Vec<Weak<Bell>>>,
-}
-
-/// Our handle of a doorbell that a program made.
-struct Bell {
-    bell: EventFd,
-    /// It was found full, which no honest ringing ever makes it.
-    full: AtomicBool,
 }
 
 impl Server {
@@ -286,29 +275,6 @@ impl Server {
             [true, false] => Event::Ready,
             [true, true] => Event::Nothing,
         })
-    }
-
-    fn watch(&self, bell: EventFd) -> Arc<Bell> {
-        let bell = Arc::new(Bell { bell, full: AtomicBool::new(false) });
-        self.bells.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&bell));
-        bell
-    }
-
-    /// Frees whoever waits to ring a bell that was filled to stop them.
-    fn unblock(&self) {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        self.bells.lock().unwrap_or_else(PoisonError::into_inner).retain(|bell| {
-            let Some(bell) = bell.upgrade() else { return false };
-            if let Ok(0) = poll(&mut [PollFd::new(&bell.bell, PollFlags::OUT)], Some(&now)) {
-                bell.full.store(true, Ordering::Relaxed);
-                let mut rings = [0; 8];
-                // Not `drain`: the mode that keeps that from waiting is what was changed.
-                // -1: an eventfd has no position.
-                let at = u64::MAX;
-                let _ = preadv2(&bell.bell, &mut [IoSliceMut::new(&mut rings)], at, ReadWriteFlags::NOWAIT);
-            }
-            true
-        });
     }
 }
 
@@ -377,51 +343,43 @@ fn begin(server: &Server, request: Request, fds: Vec<OwnedFd>, number: u64) -> R
         ));
     }
     let [bell] = exactly(fds, "Hello", "the engine's doorbell")?;
-    let bell = EventFd::from_fd(bell).map_err(|e| format!("doorbell: {e}"))?;
-    let watched = server.watch(bell.try_clone().map_err(|e| format!("doorbell: {e}"))?);
+    let bell = Bell::from_fd(bell).map_err(|e| format!("doorbell: {e}"))?;
+    // What this process rings itself is no affair of the program's.
+    let own = EventFd::new().map_err(|e| format!("eventfd: {e}"))?;
     let cpus = &server.options.cpus;
     let cpu = (!cpus.is_empty()).then(|| cpus[number as usize % cpus.len()]);
-    let options = EngineOptions { cpu, alone: server.options.alone, mover: None };
-    let engine = Engine::start(bell, options).map_err(|e| e.to_string())?;
+    let options = EngineOptions { cpu, alone: server.options.alone, mover: None, bell: Some(bell) };
+    let engine = Engine::start(own, options).map_err(|e| e.to_string())?;
     let name: String = name.chars().take(MAX_NAME).collect();
     tracing::info!(client = number, ?name, "an engine was started");
-    Ok(Client { engine, server, qps: HashMap::new(), bytes: 0, regions: 0, _bell: watched })
+    Ok(Client { engine, server, qps: HashMap::new(), bytes: 0, regions: 0 })
 }
 
 /// One program, with all that it brought. Dropping it ends its engine.
 struct Client<'a> {
-    // Before the bells: while it ends, these are watched.
     engine: Engine,
     server: &'a Server,
     qps: HashMap<QpId, Qp>,
     /// Mapped, regions included.
     bytes: u64,
     regions: usize,
-    _bell: Arc<Bell>,
 }
 
 struct Qp {
     bytes: u64,
     /// Sizes by key.
     regions: HashMap<u32, u64>,
-    bell: Option<Arc<Bell>>,
-    peer: u32,
 }
 
 impl Client<'_> {
     fn answer(&mut self, stream: &UnixStream) -> End {
         loop {
-            let bells = self.qps.values().any(|qp| qp.bell.is_some());
-            match self.server.wait(stream, bells.then_some(WATCH)) {
+            match self.server.wait(stream, None) {
                 Err(e) => return End::Lost(e.to_string()),
                 Ok(Event::Stop) => return End::Stopped,
-                Ok(Event::Nothing) => {
-                    self.check_bells();
-                    continue;
-                }
+                Ok(Event::Nothing) => continue,
                 Ok(Event::Ready) => {}
             }
-            self.check_bells();
             let (request, fds) = match wire::recv(stream) {
                 Ok(message) => message,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
@@ -446,20 +404,11 @@ impl Client<'_> {
         }
     }
 
-    /// Ends the queue pairs whose peer's bell was filled.
-    fn check_bells(&self) {
-        for (id, qp) in &self.qps {
-            if qp.bell.as_ref().is_some_and(|b| b.full.swap(false, Ordering::Relaxed)) {
-                tracing::warn!(qp = id.0, peer = qp.peer, "the peer's bell was filled to stop its ringer");
-                let status = Status { rank: Some(qp.peer), ..Status::new(abi::PUSHGATE_REFUSED) };
-                let _ = self.engine.fail(Some(*id), status);
-            }
-        }
-    }
-
     fn request(&mut self, request: Request, fds: Vec<OwnedFd>) -> Reply {
         match request {
-            Request::AddQp { options, wake, peer_bell } => self.add_qp(options, wake, peer_bell, fds),
+            Request::AddQp { options, wake, bell, peer_bell } => {
+                self.add_qp(options, wake, [bell, peer_bell], fds)
+            }
             Request::AddRegion { qp, bytes } => self.add_region(qp, bytes, fds),
             _ if !fds.is_empty() => Err(Refusal::Why(format!("{} descriptors where none belong", fds.len()))),
             Request::RemoveRegion { qp, key } => {
@@ -498,21 +447,22 @@ impl Client<'_> {
         }
     }
 
-    fn add_qp(&mut self, options: QpOptions, wake: Wake, peer_bell: bool, mut fds: Vec<OwnedFd>) -> Reply {
+    /// `bells`: whether there is one that the peer rings, and one of the peer's.
+    fn add_qp(&mut self, options: QpOptions, wake: Wake, bells: [bool; 2], mut fds: Vec<OwnedFd>) -> Reply {
         let most = self.server.options.max_qps;
         if self.qps.len() >= most {
             return Err(Refusal::Why(format!("the program has {most} queue pairs, which is the limit")));
         }
-        let bell = if peer_bell && fds.len() == QP_FDS + 1 { fds.pop() } else { None };
-        if peer_bell != bell.is_some() {
-            let n = fds.len();
+        let (n, [bell, peer_bell]) = (fds.len(), bells);
+        let expected = QP_FDS + bell as usize + peer_bell as usize;
+        if n != expected {
             return Err(Refusal::Why(format!(
-                "AddQp with the peer's bell brings 6 descriptors, here are {n}"
+                "AddQp brings {expected} descriptors (those of its memory, and the bells that it names), here are {n}"
             )));
         }
-        let fds: [OwnedFd; QP_FDS] =
-            exactly(fds, "AddQp", "those of its memory, and a bell only if it says so")
-                .map_err(Refusal::Why)?;
+        let ringer = peer_bell.then(|| fds.pop()).flatten();
+        let bell = bell.then(|| fds.pop()).flatten();
+        let fds: [OwnedFd; QP_FDS] = exactly(fds, "AddQp", "those of its memory").map_err(Refusal::Why)?;
         let mut sizes = [0; QP_FDS];
         for ((size, fd), (name, largest)) in sizes.iter_mut().zip(&fds).zip(MEMORY) {
             *size = memory_size(fd).map_err(|why| Refusal::Why(format!("{name}: {why}")))?;
@@ -523,14 +473,9 @@ impl Client<'_> {
         first_page("control", sizes[1])?;
         first_page("link", sizes[2])?;
         let bytes = self.room_for(sizes.iter().map(|s| *s as u64).sum())?;
-        let bell = match bell.map(EventFd::from_fd).transpose() {
-            Ok(bell) => bell,
-            Err(e) => return Err(Refusal::Why(format!("peer's bell: {e}"))),
-        };
-        let watched = match bell.as_ref().map(EventFd::try_clone).transpose() {
-            Ok(bell) => bell.map(|b| self.server.watch(b)),
-            Err(e) => return Err(Refusal::Why(format!("peer's bell: {e}"))),
-        };
+        let wrong = |name| move |e: io::Error| Refusal::Why(format!("{name}: {e}"));
+        let bell = bell.map(Bell::from_fd).transpose().map_err(wrong("bell"))?;
+        let peer_bell = ringer.map(Ringer::from_fd).transpose().map_err(wrong("peer's bell"))?;
         let [work, control, link, peer_link, peer_window] = fds;
         let why = |i: usize| move |e| Refusal::Why(format!("{}: {e}", MEMORY[i].0));
         let readable = |fd, i: usize| ReadOnlyMemory::from_fd(fd, sizes[i]).map(Arc::new).map_err(why(i));
@@ -541,7 +486,8 @@ impl Client<'_> {
             link: writable(link, 2)?,
             peer_link: readable(peer_link, 3)?,
             peer_window: readable(peer_window, 4)?,
-            peer_bell: bell,
+            bell,
+            peer_bell,
             // Of the program and not of this process: what it may read, we need not.
             peer_pid: None,
             in_program: false,
@@ -549,7 +495,7 @@ impl Client<'_> {
         let endpoint = Endpoint::local(memory, options).map_err(|e| Refusal::Why(e.to_string()))?;
         let id = self.engine.add_qp(endpoint, wake)?;
         self.bytes += bytes;
-        self.qps.insert(id, Qp { bytes, regions: HashMap::new(), bell: watched, peer: options.peer });
+        self.qps.insert(id, Qp { bytes, regions: HashMap::new() });
         Ok(Answer::Qp(id))
     }
 

@@ -22,15 +22,15 @@ use crate::engine::{EngineError, QpId};
 use crate::idle::Wake;
 
 /// Version of this language. A program and its proxy must speak the same one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Longest frame, bytes of JSON.
 pub const MAX_FRAME: usize = 64 << 10;
 
-/// Most descriptors of a frame: those of [`Request::AddQp`] with a peer's bell.
-pub const MAX_FDS: usize = QP_FDS + 1;
+/// Most descriptors of a frame: those of [`Request::AddQp`] with both bells.
+pub const MAX_FDS: usize = QP_FDS + 2;
 
-/// Descriptors of [`Request::AddQp`], the peer's bell aside.
+/// Descriptors of [`Request::AddQp`], the bells aside.
 pub const QP_FDS: usize = 5;
 
 /// How long either side waits for the other to begin or finish a frame.
@@ -39,7 +39,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(5);
 /// A program's request. The first one, and it alone, is `Hello`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// Descriptor: the doorbell of the engine that is to be started.
+    /// Descriptor: the bell of the engine that is to be started, which the program rings.
     Hello {
         /// [`VERSION`] of the program.
         version: u32,
@@ -47,15 +47,17 @@ pub enum Request {
         #[serde(default)]
         name: String,
     },
-    /// Descriptors: work, control, link, the peer's link, the peer's window, and
-    /// the peer's bell if there is one.
+    /// Descriptors: work, control, link, the peer's link, the peer's window, then the
+    /// bell that the peer rings and the ringer of the peer's bell, each if there is one.
     AddQp {
         /// See [`QpOptions`].
         options: QpOptions,
         /// How the producer can wake the engine.
         #[serde(with = "WakeDef")]
         wake: Wake,
-        /// A sixth descriptor wakes the peer's engine.
+        /// There is a bell that the peer rings.
+        bell: bool,
+        /// There is a ringer that wakes the peer's engine.
         peer_bell: bool,
     },
     /// Descriptor: shared memory, all of which becomes a region.

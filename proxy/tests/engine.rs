@@ -38,9 +38,10 @@ impl Running {
         let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
         let bells = [0, 1].map(|_| EventFd::new().unwrap());
         let ring = |i: usize| (wake == Wake::Doorbell).then(|| bells[i].try_clone().unwrap());
-        let side = |i: usize| {
+        let mut peers = common::bells().map(|pair| (wake == Wake::Doorbell).then_some(pair));
+        let mut side = |i: usize| {
             let engine = Engine::start(bells[i].try_clone().unwrap(), EngineOptions::default()).unwrap();
-            let memory = m[i].joined(&m[1 - i], ring(1 - i));
+            let memory = m[i].joined(&m[1 - i], peers[i].take());
             let options = QpOptions { posted_receives: posted_receives && i == 1, ..options(1 - i as u32) };
             let qp = engine.add_qp(Endpoint::local(memory, options).unwrap(), wake).unwrap();
             let mut device = Device::new(&m[i], &m[1 - i]);

@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::bell::{self, Bell, Ringer};
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fdpass::send_message;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
@@ -28,10 +29,7 @@ use pushgate_proxy::ring::{self, Look};
 use pushgate_proxy::server::{ServerOptions, bind, serve};
 use pushgate_proxy::session::Status;
 use pushgate_proxy::wire::{self, Answer, Refusal, Reply, Request};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 /// A guard against a hang, for what ought to happen at once.
 fn long() -> Duration {
@@ -77,9 +75,7 @@ fn server() -> TestServer {
 
 impl TestServer {
     fn program(&self, name: &str) -> Program {
-        let bell = EventFd::new().unwrap();
-        let proxy = RemoteEngine::connect(&self.path, &bell, name).unwrap();
-        Program { bell, proxy }
+        Program { proxy: RemoteEngine::connect(&self.path, name).unwrap() }
     }
 
     fn dial(&self) -> UnixStream {
@@ -94,8 +90,8 @@ impl TestServer {
     fn raw(&self) -> UnixStream {
         let stream = self.dial();
         let hello = Request::Hello { version: wire::VERSION, name: "raw".into() };
-        let bell = EventFd::new().unwrap();
-        wire::send(&stream, &hello, &[bell.as_fd()]).unwrap();
+        let (bell, _ringer) = bell::pair().unwrap();
+        wire::send(&stream, &hello, &[bell.handle()]).unwrap();
         assert!(matches!(answer(&stream), Ok(Answer::Welcome { version: wire::VERSION })));
         stream
     }
@@ -108,7 +104,7 @@ impl TestServer {
     /// Two new programs and a message between them.
     fn still_works(&self) {
         let (a, b) = (self.program("good a"), self.program("good b"));
-        let mut pair = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+        let mut pair = Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell());
         pair.a_to_b(3);
     }
 }
@@ -122,8 +118,30 @@ impl Drop for TestServer {
 }
 
 struct Program {
-    bell: EventFd,
     proxy: RemoteEngine,
+}
+
+impl Program {
+    fn bell(&self) -> &dyn Ring {
+        self.proxy.ringer()
+    }
+}
+
+/// What a producer rings: of an engine of another process, or of this one.
+trait Ring {
+    fn ring(&self);
+}
+
+impl Ring for Ringer {
+    fn ring(&self) {
+        Ringer::ring(self);
+    }
+}
+
+impl Ring for EventFd {
+    fn ring(&self) {
+        EventFd::ring(self);
+    }
 }
 
 fn answer(stream: &UnixStream) -> Reply {
@@ -205,7 +223,8 @@ impl Side {
         }
     }
 
-    fn fds(&self, peer: &Side, peer_bell: Option<EventFd>) -> QpFds {
+    fn fds(&self, peer: &Side, bells: Option<(Bell, Ringer)>) -> QpFds {
+        let (bell, peer_bell) = bells.unzip();
         let read = |m: &SharedMemory| {
             Arc::new(ReadOnlyMemory::from_fd(m.fd().try_clone_to_owned().unwrap(), m.len()).unwrap())
         };
@@ -215,12 +234,13 @@ impl Side {
             link: self.link.clone(),
             peer_link: read(&peer.link),
             peer_window: read(&peer.window),
+            bell,
             peer_bell,
             peer_pid: Some(std::process::id()),
         }
     }
 
-    fn post(&mut self, record: Record, payload: &[u8], bell: &EventFd) {
+    fn post(&mut self, record: Record, payload: &[u8], bell: &dyn Ring) {
         let mut words = record.encode(0);
         if record.has(Record::INLINE) {
             set_inline(&mut words, record.opcode, payload);
@@ -257,7 +277,7 @@ impl Side {
         (record, inline(&words, record.opcode))
     }
 
-    fn release(&mut self, bell: &EventFd) {
+    fn release(&mut self, bell: &dyn Ring) {
         self.taken += 1;
         ring::advance(&self.work.words(abi::PUSHGATE_WORK_CONSUMED as usize, 1)[0], self.taken);
         if ring::must_ring(&self.control.words(abi::PUSHGATE_CTL_SLEEPING as usize, 1)[0]) {
@@ -283,16 +303,16 @@ struct Pair<'a> {
     b: Side,
     a_qp: QpId,
     b_qp: QpId,
-    a_bell: &'a EventFd,
-    b_bell: &'a EventFd,
+    a_bell: &'a dyn Ring,
+    b_bell: &'a dyn Ring,
 }
 
 impl<'a> Pair<'a> {
-    fn new(a: &dyn Proxy, a_bell: &'a EventFd, b: &dyn Proxy, b_bell: &'a EventFd) -> Self {
+    fn new(a: &dyn Proxy, a_bell: &'a dyn Ring, b: &dyn Proxy, b_bell: &'a dyn Ring) -> Self {
         let (x, y) = (Side::new(0), Side::new(1));
-        let bell = |b: &EventFd| Some(b.try_clone().unwrap());
-        let a_qp = a.add_qp(x.fds(&y, bell(b_bell)), options(1), Wake::Doorbell).unwrap();
-        let b_qp = b.add_qp(y.fds(&x, bell(a_bell)), options(0), Wake::Doorbell).unwrap();
+        let ((x_bell, rings_x), (y_bell, rings_y)) = (bell::pair().unwrap(), bell::pair().unwrap());
+        let a_qp = a.add_qp(x.fds(&y, Some((x_bell, rings_y))), options(1), Wake::Doorbell).unwrap();
+        let b_qp = b.add_qp(y.fds(&x, Some((y_bell, rings_x))), options(0), Wake::Doorbell).unwrap();
         Pair { a: x, b: y, a_qp, b_qp, a_bell, b_bell }
     }
 
@@ -304,7 +324,7 @@ impl<'a> Pair<'a> {
         Self::messages(&mut self.b, self.b_bell, &mut self.a, self.a_bell, n);
     }
 
-    fn messages(from: &mut Side, from_bell: &EventFd, to: &mut Side, to_bell: &EventFd, n: u32) {
+    fn messages(from: &mut Side, from_bell: &dyn Ring, to: &mut Side, to_bell: &dyn Ring, n: u32) {
         for tag in 0..n {
             let payload: Vec<u8> = (0..40).map(|i| (tag * 3 + i) as u8).collect();
             let record =
@@ -328,7 +348,7 @@ fn messages_cross_the_engines_of_two_programs() {
     let (a, b) = (server.program("a"), server.program("b"));
     let (pa, pb): (&dyn Proxy, &dyn Proxy) = (&a.proxy, &b.proxy);
     assert_eq!(pa.place(), "process");
-    let mut pair = Pair::new(pa, &a.bell, pb, &b.bell);
+    let mut pair = Pair::new(pa, a.bell(), pb, b.bell());
     pair.a_to_b(100);
     pair.b_to_a(100);
 
@@ -338,10 +358,10 @@ fn messages_cross_the_engines_of_two_programs() {
         word.store(*value, Ordering::Relaxed);
     }
     let record = Record { length: 128, place: 0, place_offset: 2, tag: 77, ..Record::new(Opcode::Send) };
-    pair.a.post(record, &[], &a.bell);
+    pair.a.post(record, &[], a.bell());
     let (got, _) = pair.b.receive();
     assert_eq!((got.tag, got.place, got.length, got.flags), (77, 0, 128, 0));
-    pair.b.release(&b.bell);
+    pair.b.release(b.bell());
     pair.a.retired();
 
     // A put into a region, its signal, and its completion.
@@ -363,7 +383,7 @@ fn messages_cross_the_engines_of_two_programs() {
     for (word, value) in pair.a.window.words(128, 16).iter().zip(&sent) {
         word.store(value + 1, Ordering::Relaxed);
     }
-    pair.a.post(record, &[], &a.bell);
+    pair.a.post(record, &[], a.bell());
     let signal = &pair.b.control.words(abi::PUSHGATE_CTL_SIGNALS as usize + 5 * 8, 1)[0];
     until("the signal", || ring::observe(signal) == 9);
     for (word, value) in region.words(512, 16).iter().zip(&sent) {
@@ -397,7 +417,7 @@ fn a_thread_and_a_process_are_peers_all_the_same() {
     let engine = Engine::start(bell.try_clone().unwrap(), EngineOptions::default()).unwrap();
     let (pa, pb): (&dyn Proxy, &dyn Proxy) = (&engine, &b.proxy);
     assert_eq!((pa.place(), pb.place()), ("thread", "process"));
-    let mut pair = Pair::new(pa, &bell, pb, &b.bell);
+    let mut pair = Pair::new(pa, &bell, pb, b.bell());
     pair.a_to_b(50);
     pair.b_to_a(50);
 
@@ -425,8 +445,8 @@ fn p8_a_program_that_dies_disturbs_its_peers_alone() {
     let _one = alone();
     let server = server();
     let (a, b, c) = (server.program("a"), server.program("b"), server.program("c"));
-    let mut with_dying = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
-    let mut other = Pair::new(&b.proxy, &b.bell, &c.proxy, &c.bell);
+    let mut with_dying = Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell());
+    let mut other = Pair::new(&b.proxy, b.bell(), &c.proxy, c.bell());
     with_dying.a_to_b(5);
     other.a_to_b(5);
     // As if it were killed: no Bye.
@@ -449,10 +469,11 @@ fn a_program_that_says_bye_is_not_lost_to_its_peers() {
     let _one = alone();
     let server = server();
     let (a, b) = (server.program("a"), server.program("b"));
-    let mut pair = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+    let own = a.proxy.ringer().as_fd().try_clone_to_owned().unwrap();
+    let own = Ringer::from_fd(own).unwrap();
+    let mut pair = Pair::new(&a.proxy, &own, &b.proxy, b.bell());
     pair.a_to_b(5);
-    let Program { proxy, .. } = a;
-    drop(proxy);
+    drop(a);
     // Bye is answered when the engine has ended.
     pair.a.ends_with(abi::PUSHGATE_ABORTED);
     std::thread::sleep(Duration::from_secs(1));
@@ -464,7 +485,7 @@ fn p7_a_server_that_stops_ends_all_waits() {
     let _one = alone();
     let mut server = server();
     let (a, b) = (server.program("a"), server.program("b"));
-    let mut pair = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+    let mut pair = Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell());
     pair.a_to_b(5);
     assert!(!a.proxy.lost());
     server.end().unwrap();
@@ -472,7 +493,7 @@ fn p7_a_server_that_stops_ends_all_waits() {
     pair.b.ends_with(abi::PUSHGATE_ABORTED);
     assert!(a.proxy.lost() && b.proxy.lost());
     assert!(remote_sentence(b.proxy.remove_qp(pair.b_qp)).contains("closed"));
-    let why = remote_sentence(RemoteEngine::connect(&server.path, &a.bell, "late"));
+    let why = remote_sentence(RemoteEngine::connect(&server.path, "late"));
     assert!(why.contains("pushgate proxy"), "{why}");
 }
 
@@ -481,7 +502,7 @@ fn p7_a_proxy_that_does_not_answer_is_an_error() {
     let _one = alone();
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let begin = Instant::now();
-    let why = remote_sentence(RemoteEngine::over(ours, &EventFd::new().unwrap(), "x"));
+    let why = remote_sentence(RemoteEngine::over(ours, "x"));
     assert!(why.contains("no answer within 5 s"), "{why}");
     assert!(begin.elapsed() >= wire::TIMEOUT && begin.elapsed() < long());
 }
@@ -491,16 +512,17 @@ fn another_version_is_refused_with_a_sentence() {
     let _one = alone();
     let server = server();
     let stream = server.dial();
-    let bell = EventFd::new().unwrap();
+    let (bell, _ringer) = bell::pair().unwrap();
     let hello = Request::Hello { version: wire::VERSION + 1, name: "newer".into() };
-    wire::send(&stream, &hello, &[bell.as_fd()]).unwrap();
+    wire::send(&stream, &hello, &[bell.handle()]).unwrap();
     let why = sentence(answer(&stream));
-    assert!(why.contains("version 2") && why.contains("this proxy 1"), "{why}");
+    let [theirs, ours] = [wire::VERSION + 1, wire::VERSION];
+    assert!(why.contains(&format!("version {theirs}, this proxy {ours}")), "{why}");
     assert_eq!(wire::recv::<Reply>(&stream).unwrap_err().kind(), ErrorKind::UnexpectedEof);
 
     let (ours, theirs) = UnixStream::pair().unwrap();
     wire::send(&theirs, &Reply::Ok(Answer::Welcome { version: 9 }), &[]).unwrap();
-    let why = remote_sentence(RemoteEngine::over(ours, &bell, "older"));
+    let why = remote_sentence(RemoteEngine::over(ours, "older"));
     assert!(why.contains("version 9"), "{why}");
     server.still_works();
 }
@@ -510,7 +532,7 @@ fn p8_frames_that_are_none_end_their_program_alone() {
     let _one = alone();
     let server = server();
     let (a, b) = (server.program("a"), server.program("b"));
-    let mut pair = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+    let mut pair = Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell());
     let frames: [&[u8]; 8] = [
         b"",
         b"\0",
@@ -571,9 +593,12 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
     let server = server();
     let (mine, peer) = (Side::new(0), Side::new(1));
     let good = [mine.work.fd(), mine.control.fd(), mine.link.fd(), peer.link.fd(), peer.window.fd()];
-    let add = |peer_bell| Request::AddQp { options: options(1), wake: Wake::Doorbell, peer_bell };
+    let add =
+        |peer_bell| Request::AddQp { options: options(1), wake: Wake::Doorbell, bell: false, peer_bell };
+    let both = Request::AddQp { options: options(1), wake: Wake::Doorbell, bell: true, peer_bell: true };
     let stream = server.raw();
-    let bell = EventFd::new().unwrap();
+    let event = EventFd::new().unwrap();
+    let (bell, ringer) = bell::pair().unwrap();
 
     // Counts.
     for n in 0..5 {
@@ -581,10 +606,12 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
             sentence(ask(&stream, &add(peer_bell), &good[..n]));
         }
     }
-    let six = [good[0], good[1], good[2], good[3], good[4], bell.as_fd()];
+    let six = [good[0], good[1], good[2], good[3], good[4], ringer.as_fd()];
+    let seven = [good[0], good[1], good[2], good[3], good[4], bell.handle(), ringer.as_fd()];
     assert!(sentence(ask(&stream, &add(false), &six)).contains("5 descriptors"));
     assert!(sentence(ask(&stream, &add(true), &good)).contains("6 descriptors"));
-    assert!(sentence(ask(&stream, &Request::Counters, &[bell.as_fd()])).contains("none belong"));
+    assert!(sentence(ask(&stream, &Request::Counters, &[event.as_fd()])).contains("none belong"));
+    assert!(sentence(ask(&stream, &both, &six)).contains("7 descriptors"));
 
     // Kinds.
     let (pipe_read, pipe_write) = rustix::pipe::pipe().unwrap();
@@ -594,7 +621,8 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
         pipe_read.as_fd(),
         pipe_write.as_fd(),
         file.as_fd(),
-        bell.as_fd(),
+        event.as_fd(),
+        ringer.as_fd(),
         stream.as_fd(),
         unsealed.as_fd(),
         small.fd(),
@@ -604,7 +632,7 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
     for (i, name) in ["work", "control", "link", "peer's link", "peer's window"].iter().enumerate() {
         for (j, fd) in bad.iter().enumerate() {
             // A window has no header: a page is one, and so is more.
-            if i == 4 && j >= 7 {
+            if i == 4 && j >= 8 {
                 continue;
             }
             let mut fds = good;
@@ -613,9 +641,13 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
             assert!(why.contains(name), "{name}, {j}: {why}");
         }
     }
-    for fd in [pipe_write.as_fd(), large.fd(), stream.as_fd()] {
+    for fd in [pipe_write.as_fd(), large.fd(), stream.as_fd(), event.as_fd()] {
         let why = sentence(ask(&stream, &add(true), &[good[0], good[1], good[2], good[3], good[4], fd]));
-        assert!(why.contains("bell") && why.contains("not an eventfd"), "{why}");
+        assert!(why.contains("peer's bell") && why.contains("SOCK_SEQPACKET"), "{why}");
+        let mut fds = seven;
+        fds[5] = fd;
+        let why = sentence(ask(&stream, &both, &fds));
+        assert!(why.starts_with("bell") && why.contains("SOCK_SEQPACKET"), "{why}");
     }
     // Segments in each other's place, one of another geometry, one that cannot be written.
     let why = sentence(ask(&stream, &add(false), &[good[1], good[0], good[2], good[3], good[4]]));
@@ -638,7 +670,7 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
     assert!(why.contains("control segment") && why.contains("sealed against writers"), "{why}");
 
     // After all that the same connection takes what is right.
-    let Ok(Answer::Qp(qp)) = ask(&stream, &add(true), &six) else { panic!("refused") };
+    let Ok(Answer::Qp(qp)) = ask(&stream, &both, &seven) else { panic!("refused") };
     // Regions: kinds, sizes, queue pairs, keys.
     for fd in [pipe_read.as_fd(), file.as_fd(), unsealed.as_fd()] {
         sentence(ask(&stream, &Request::AddRegion { qp, bytes: 1 << 20 }, &[fd]));
@@ -661,7 +693,9 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
 
     // Hello's own descriptor.
     let hello = Request::Hello { version: wire::VERSION, name: "x".into() };
-    for fds in [&[][..], &[pipe_write.as_fd()], &[small.fd()], &[bell.as_fd(), bell.as_fd()]] {
+    for fds in
+        [&[][..], &[pipe_write.as_fd()], &[small.fd()], &[event.as_fd()], &[bell.handle(), bell.handle()]]
+    {
         sentence(ask(&server.dial(), &hello, fds));
     }
     server.still_works();
@@ -684,9 +718,14 @@ fn p8_ten_thousand_random_frames_do_nothing() {
     let _one = alone();
     let server = server();
     let (a, b) = (server.program("a"), server.program("b"));
-    let mut pair = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+    let mut pair = Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell());
     let seeds = [
-        serde_json::to_string(&Request::AddQp { options: options(1), wake: Wake::Polled, peer_bell: true }),
+        serde_json::to_string(&Request::AddQp {
+            options: options(1),
+            wake: Wake::Polled,
+            bell: false,
+            peer_bell: true,
+        }),
         serde_json::to_string(&Request::AddRegion { qp: QpId(0), bytes: 4096 }),
         serde_json::to_string(&Request::RemoveRegion { qp: QpId(0), key: 12 }),
         serde_json::to_string(&Request::RemoveQp { qp: QpId(0) }),
@@ -697,14 +736,15 @@ fn p8_ten_thousand_random_frames_do_nothing() {
     ]
     .map(|s| s.unwrap().into_bytes());
     let side = Side::new(0);
-    let (bell, small, (pipe, _pipe)) = (EventFd::new().unwrap(), sealed(4096), rustix::pipe::pipe().unwrap());
+    let ((_bell, ringer), small, (pipe, _pipe)) =
+        (bell::pair().unwrap(), sealed(4096), rustix::pipe::pipe().unwrap());
     let any = [
         side.work.fd(),
         side.control.fd(),
         side.link.fd(),
         side.link.fd(),
         side.window.fd(),
-        bell.as_fd(),
+        ringer.as_fd(),
         small.fd(),
         pipe.as_fd(),
     ];
@@ -759,8 +799,8 @@ fn limits_are_kept_and_named() {
         o.max_bytes = 2 * qp_bytes + 8192;
     });
     let (a, b) = (server.program("a"), server.program("b"));
-    let first = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
-    let mut second = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+    let first = Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell());
+    let mut second = Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell());
     let third = || {
         let (x, y) = (Side::new(0), Side::new(1));
         a.proxy.add_qp(&x.fds(&y, None), options(1), Wake::Doorbell)
@@ -783,11 +823,10 @@ fn limits_are_kept_and_named() {
     a.proxy.add_region(second.a_qp, &page).unwrap();
 
     let c = server.program("c");
-    let bell = EventFd::new().unwrap();
-    let why = remote_sentence(RemoteEngine::connect(&server.path, &bell, "d"));
+    let why = remote_sentence(RemoteEngine::connect(&server.path, "d"));
     assert!(why.contains("3 programs") && why.contains("limit"), "{why}");
     drop(c);
-    until("room for another", || RemoteEngine::connect(&server.path, &bell, "d").is_ok());
+    until("room for another", || RemoteEngine::connect(&server.path, "d").is_ok());
     second.a_to_b(3);
 }
 
@@ -809,14 +848,13 @@ fn nothing_is_left_of_a_program_that_is_gone() {
         let idle = (descriptors(), mappings());
         for round in 0..20 {
             let (a, b) = (server.program("a"), server.program("b"));
-            let mut pair = Pair::new(&a.proxy, &a.bell, &b.proxy, &b.bell);
+            let mut pair = Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell());
             pair.a_to_b(2);
             let page = sealed(4096);
             a.proxy.add_region(pair.a_qp, &page).unwrap();
             let rejected = Side::new(3);
             rejected.link.words(0, 1)[0].store(0, Ordering::Relaxed);
-            let bell = EventFd::new().unwrap();
-            let fds = rejected.fds(&pair.b, Some(bell));
+            let fds = rejected.fds(&pair.b, Some(bell::pair().unwrap()));
             remote_sentence(a.proxy.add_qp(&fds, options(1), Wake::Doorbell));
             if round % 2 == 0 {
                 rustix::net::shutdown(a.proxy.fd(), rustix::net::Shutdown::Both).unwrap();
@@ -827,65 +865,6 @@ fn nothing_is_left_of_a_program_that_is_gone() {
         until("programs gone", || (descriptors(), mappings()) == idle);
     }
     until("server gone", || (descriptors(), mappings()) == before);
-}
-
-#[test]
-fn p8_a_bell_that_blocks_stops_one_queue_pair() {
-    let _one = alone();
-    let server = server();
-    let (a, c) = (server.program("a"), server.program("c"));
-    // The peer of the first queue pair is no program at all.
-    let (mut victim, evil) = (Side::new(0), Side::new(1));
-    let trap = EventFd::new().unwrap();
-    let fds = victim.fds(&evil, Some(trap.try_clone().unwrap()));
-    let qp = a.proxy.add_qp(&fds, options(1), Wake::Doorbell).unwrap();
-    let mut good = Pair::new(&a.proxy, &a.bell, &c.proxy, &c.bell);
-    good.a_to_b(3);
-    // The peer says that it sleeps, and whoever rings it shall wait for ever.
-    fcntl_setfl(&trap, fcntl_getfl(&trap).unwrap() & !OFlags::NONBLOCK).unwrap();
-    rustix::io::write(&trap, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-    evil.link.words(abi::PUSHGATE_LINK_SLEEPING as usize, 1)[0].store(1, Ordering::Relaxed);
-    let record = Record { flags: Record::INLINE, length: 1, ..Record::new(Opcode::Send) };
-    // A receive is granted, so that there is something to ring for.
-    ring::advance(&evil.link.words(abi::PUSHGATE_LINK_GRANTED as usize, 1)[0], 8);
-    victim.post(record, &[1], &a.bell);
-    assert_eq!(victim.ends_with(abi::PUSHGATE_REFUSED).rank, Some(1));
-    good.a_to_b(20);
-    good.b_to_a(20);
-    assert!(a.proxy.status(qp).unwrap().is_some());
-}
-
-#[test]
-fn p8_a_server_that_has_no_descriptors_still_frees_those_who_ring_a_full_bell() {
-    let _one = alone();
-    let server = server();
-    let a = server.program("a");
-    let (victim, evil) = (Side::new(0), Side::new(1));
-    let trap = EventFd::new().unwrap();
-    let fds = victim.fds(&evil, Some(trap.try_clone().unwrap()));
-    a.proxy.add_qp(&fds, options(1), Wake::Doorbell).unwrap();
-    // The next program waits in the listener's queue, for accept finds no free descriptor.
-    let waiting = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-    let before = getrlimit(Resource::Nofile);
-    let free = std::os::fd::AsRawFd::as_raw_fd(&waiting.try_clone().unwrap()) as u64;
-    setrlimit(Resource::Nofile, Rlimit { current: Some(free), maximum: before.maximum }).unwrap();
-    let name = server.path.to_str().unwrap().strip_prefix('@').unwrap();
-    connect(&waiting, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
-    // Several times: the first may be freed before accept fails.
-    let begin = Instant::now();
-    let mut freed = 0;
-    while freed < 5 && begin.elapsed() < LONG {
-        rustix::io::write(&trap, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        while poll(&mut [PollFd::new(&trap, PollFlags::OUT)], Some(&now)).unwrap() == 0
-            && begin.elapsed() < LONG
-        {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        freed += 1;
-    }
-    setrlimit(Resource::Nofile, before).unwrap();
-    assert!(freed == 5 && begin.elapsed() < LONG, "a bell stays full");
 }
 
 #[test]
@@ -906,8 +885,7 @@ fn another_user_is_refused_with_a_sentence() {
     let why = std::thread::scope(|s| {
         let late = s.spawn(|| {
             nobody();
-            let bell = EventFd::new().unwrap();
-            remote_sentence(RemoteEngine::connect(&path, &bell, "nobody"))
+            remote_sentence(RemoteEngine::connect(&path, "nobody"))
         });
         late.join().unwrap()
     });
@@ -922,7 +900,7 @@ fn another_user_is_refused_with_a_sentence() {
         squatter.join().unwrap()
     });
     let at = PathBuf::from(format!("@{name}"));
-    let why = remote_sentence(RemoteEngine::connect(&at, &EventFd::new().unwrap(), "root"));
+    let why = remote_sentence(RemoteEngine::connect(&at, "root"));
     assert!(why.contains("65534"), "{why}");
     drop(squat);
     server.still_works();
@@ -974,8 +952,7 @@ fn a_socket_has_one_proxy_and_a_private_directory() {
     let stop = EventFd::new().unwrap();
     let options = ServerOptions::new(stop.try_clone().unwrap());
     let server = std::thread::spawn(move || serve(listener, options));
-    let bell = EventFd::new().unwrap();
-    let proxy = RemoteEngine::connect(&path, &bell, "by path").unwrap();
+    let proxy = RemoteEngine::connect(&path, "by path").unwrap();
     assert_eq!(proxy.counters().unwrap().released, 0);
     assert_eq!(bind(&path).unwrap_err().kind(), ErrorKind::AddrInUse);
     stop.ring();

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use pushgate_driver_shim::bell::{self, Bell};
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::segment::Segment;
 use pushgate_driver_shim::window::Piece;
@@ -19,16 +20,20 @@ use crate::mesh::{Frame, Mesh};
 /// What this transport needs of ours.
 pub(super) struct LocalHalf {
     link: Arc<SharedMemory>,
+    /// What the peer rings, and it alone, if our engine sleeps.
+    bell: Option<Bell>,
 }
 
 impl LocalHalf {
     pub(super) fn offer(context: &Context, mesh: &Mesh, peer: u32, label: u32, own: &Own) -> Result<Self> {
         let link = segment(context, &own.geometry, Segment::Link)?;
         let rings = context.inner.wake == Wake::Doorbell;
+        let (bell, ringer) =
+            rings.then(bell::pair).transpose().map_err(Error::io("a doorbell's sockets"))?.unzip();
         let offer = LocalOffer::new(&link, &*own.window, own.config.posted_receives, rings);
         let bytes = serde_json::to_vec(&offer).expect("an offer is plain data");
-        mesh.send(peer, label, &bytes, &LocalOffer::fds(&link, &*own.window, &context.inner.bell))?;
-        Ok(LocalHalf { link })
+        mesh.send(peer, label, &bytes, &LocalOffer::fds(&link, &*own.window, ringer.as_ref()))?;
+        Ok(LocalHalf { link, bell })
     }
 
     pub(super) fn join(
@@ -50,6 +55,7 @@ impl LocalHalf {
             link: self.link.clone(),
             peer_link: theirs.link,
             peer_window: theirs.window.clone(),
+            bell: self.bell,
             peer_bell: theirs.bell,
             peer_pid: mesh.pid(peer),
         };

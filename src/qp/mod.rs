@@ -5,12 +5,12 @@ mod join;
 mod local;
 mod verbs;
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::bell;
 use pushgate_driver_shim::placed::{Placed, State as RingState};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::window::{Piece, Window};
@@ -19,7 +19,7 @@ use pushgate_proxy::engine::QpId;
 use pushgate_proxy::region::Exported;
 use pushgate_proxy::session::Status;
 
-use crate::context::{Context, Shared};
+use crate::context::{Context, Doorbell, Shared};
 use crate::error::{Error, Result};
 use crate::settings::QpKind;
 
@@ -47,7 +47,6 @@ pub struct QueuePair {
     descriptor: abi::pushgate_qp,
     _registrations: Vec<Registration>,
     _state: DeviceBuffer,
-    _doorbell: EventFd,
     id: QpId,
     peer: u32,
     rank: u32,
@@ -59,14 +58,20 @@ pub struct QueuePair {
 /// A region's key: lkey and rkey in one.
 pub type RegionKey = u32;
 
-/// Registers of the CPU executor's doorbell: the descriptor of the engine's eventfd.
+/// Rings an engine of this process for the CPU executor: the descriptor of its eventfd.
 pub(crate) extern "C" fn ring(fd: u64) {
     let one = 1u64.to_ne_bytes();
-    // SAFETY: the descriptor is kept open by the queue pair whose structure names
-    // it, and kernels that use that structure end before it is dropped. A full
+    // SAFETY: the descriptor is kept open by the context of the queue pair whose structure
+    // names it, and kernels that use that structure end before it is dropped. A full
     // counter gives EAGAIN: then the engine is awake already.
-    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd as i32) };
+    let fd = unsafe { BorrowedFd::borrow_raw(fd as i32) };
     let _ = rustix::io::write(fd, &one);
+}
+
+/// Rings an engine of the proxy's process for the CPU executor: the descriptor of a ringer.
+extern "C" fn ring_process(fd: u64) {
+    // SAFETY: as in `ring`.
+    bell::ring(unsafe { BorrowedFd::borrow_raw(fd as i32) });
 }
 
 /// `Err` with the cause if the queue pair of a control segment has ended. By the word that
@@ -162,13 +167,18 @@ impl QueuePair {
         let [window, work, control_at, inbound] =
             [0, 1, 2, 3].map(|i: usize| Registration::device_addr(&registrations[i]));
         let state = context.alloc(size_of::<abi::pushgate_qp_state>())?;
-        let doorbell = context.inner.bell.try_clone().map_err(Error::io("eventfd"))?;
-        let rings = context.device() == "cpu";
+        let doorbell = match context.device() {
+            "cpu" => match &context.inner.bell {
+                Doorbell::Thread(_) => ring as extern "C" fn(u64) as usize as u64,
+                Doorbell::Process(_) => ring_process as extern "C" fn(u64) as usize as u64,
+            },
+            _ => 0,
+        };
         let descriptor = abi::pushgate_qp {
             peer_window: inbound,
             state: state.addr(),
-            doorbell: if rings { ring as extern "C" fn(u64) as usize as u64 } else { 0 },
-            doorbell_arg: doorbell.as_fd().as_raw_fd() as u64,
+            doorbell,
+            doorbell_arg: context.inner.bell.fd().as_raw_fd() as u64,
             limit_ns: settings.timeout.as_nanos() as u64,
             peer_window_log: joined.peer_geometry.window_log,
             peer,
@@ -179,7 +189,6 @@ impl QueuePair {
             descriptor,
             _registrations: registrations,
             _state: state,
-            _doorbell: doorbell,
             id: joined.id,
             peer,
             rank: g.rank,

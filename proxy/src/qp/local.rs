@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::bell::{Bell, Ringer};
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Record, Words as RecordWords};
 use pushgate_driver_shim::segment::Geometry;
@@ -63,7 +63,10 @@ pub struct LocalQp {
     window: Arc<ReadOnlyMemory>,
     window_units: u64,
     limits: Limits,
-    bell: Option<EventFd>,
+    /// Rung by the peer's engine.
+    bell: Option<Bell>,
+    /// Rings the peer's engine.
+    peer_bell: Option<Ringer>,
     /// Regions of this process that messages may go out of, by key.
     regions: HashMap<u32, OwnRegion>,
     peer_pid: Option<u32>,
@@ -78,15 +81,16 @@ pub struct LocalQp {
 
 impl LocalQp {
     /// Joins two link segments, both with checked headers: `own`, which this
-    /// engine writes, and `peer`. `window` is the peer's payload ring. `bell`
-    /// wakes the peer's engine, where it can be woken.
+    /// engine writes, and `peer`. `window` is the peer's payload ring. `bells`
+    /// are what the peer rings to wake this engine and what wakes the peer's, each
+    /// where that engine can be woken.
     pub fn new(
         own: &Arc<SharedMemory>,
         geometry: &Geometry,
         peer: &Arc<ReadOnlyMemory>,
         peer_geometry: &Geometry,
         window: Arc<ReadOnlyMemory>,
-        bell: Option<EventFd>,
+        (bell, peer_bell): (Option<Bell>, Option<Ringer>),
         processes: Processes,
     ) -> Self {
         let peer_pid = processes.peer;
@@ -127,6 +131,7 @@ impl LocalQp {
                 bytes: u64::MAX / 2,
             },
             bell,
+            peer_bell,
             regions: HashMap::new(),
             probed: peer_pid.is_none(),
             peer_pid,
@@ -313,7 +318,7 @@ impl QueuePair for LocalQp {
         if !std::mem::take(&mut self.dirty) {
             return Ok(false);
         }
-        Ok(match &self.bell {
+        Ok(match &self.peer_bell {
             Some(bell) if ring::must_ring(&self.in_sleeping[0]) => {
                 bell.ring();
                 true
@@ -324,5 +329,9 @@ impl QueuePair for LocalQp {
 
     fn sleeping(&self) -> Option<&AtomicU64> {
         Some(&self.out_sleeping[0])
+    }
+
+    fn bell(&self) -> Option<&Bell> {
+        self.bell.as_ref()
     }
 }

@@ -12,6 +12,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::record::{Record, Words};
 
 use crate::gate::{Limits, Permit};
@@ -204,6 +205,11 @@ pub trait QueuePair: Send {
 
     /// The word that tells the peer that this engine sleeps.
     fn sleeping(&self) -> Option<&AtomicU64>;
+
+    /// What the peer rings when it has found that word set.
+    fn bell(&self) -> Option<&Bell> {
+        None
+    }
 
     /// The engine is about to sleep: what arrives from now on wakes it. True if
     /// something arrived already.

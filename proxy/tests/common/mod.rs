@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::bell::{self, Bell, Ringer};
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Opcode, Record, Words, lap_of};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
@@ -154,9 +154,12 @@ impl Memory {
         }
     }
 
-    /// What an engine gets for a queue pair from here to `peer`.
-    pub fn joined(&self, peer: &Memory, peer_bell: Option<EventFd>) -> QpMemory {
+    /// What an engine gets for a queue pair from here to `peer`, with the bell that it sleeps
+    /// on and what rings the peer's, if they sleep.
+    pub fn joined(&self, peer: &Memory, bells: Option<(Bell, Ringer)>) -> QpMemory {
+        let (bell, peer_bell) = bells.unzip();
         QpMemory {
+            bell,
             work: self.work_read.clone(),
             control: self.control.clone(),
             link: self.link.clone(),
@@ -167,6 +170,12 @@ impl Memory {
             in_program: true,
         }
     }
+}
+
+/// For each side of a queue pair the bell that it sleeps on, and what rings the other's.
+pub fn bells() -> [(Bell, Ringer); 2] {
+    let ((a, rings_a), (b, rings_b)) = (bell::pair().unwrap(), bell::pair().unwrap());
+    [(a, rings_b), (b, rings_a)]
 }
 
 /// Memory to register, with a canary on either side.
@@ -333,6 +342,10 @@ pub struct Pair {
     wires: Option<[rdma::Wire; 2]>,
 }
 
+fn local_ends(m: &[Arc<Memory>; 2], options: [QpOptions; 2]) -> [Endpoint; 2] {
+    [0, 1].map(|i| Endpoint::local(m[i].joined(&m[1 - i], None), options[i]).unwrap())
+}
+
 impl Pair {
     /// Over the queue pair that the suite runs over.
     pub fn new(geometry: Geometry, options: [QpOptions; 2]) -> Self {
@@ -354,13 +367,16 @@ impl Pair {
             }
             ([0, 1].map(|i| wires[i].endpoint(&m[i], options[i])), Some(wires))
         } else {
-            let ends = [
-                Endpoint::local(m[0].joined(&m[1], None), options[0]).unwrap(),
-                Endpoint::local(m[1].joined(&m[0], None), options[1]).unwrap(),
-            ];
-            (ends, None)
+            (local_ends(&m, options), None)
         };
         Pair { ends, devices, mover: None, now: 0, wires }
+    }
+
+    /// A pair over `local`, whatever transport the environment names.
+    pub fn local(geometry: Geometry, options: [QpOptions; 2]) -> Self {
+        let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..geometry }));
+        let devices = [Device::new(&m[0], &m[1]), Device::new(&m[1], &m[0])];
+        Pair { ends: local_ends(&m, options), devices, mover: None, now: 0, wires: None }
     }
 
     /// Writes a record into the slot of the other side's link where `cursor` comes,

@@ -1,0 +1,302 @@
+//! A doorbell between processes that need not trust each other: a pair of Unix sockets.
+//!
+//! The sleeper has the [`Bell`], one peer the [`Ringer`]. Each peer has a pair of its own, so
+//! that one peer's ringer is no other's.
+//!
+//! An eventfd would not do: its file flags belong to all who hold it, so that a peer can make it
+//! blocking, and full, and then whoever rings or drains it waits for ever. On a socket
+//! `MSG_DONTWAIT` says for each call that it shall not wait, whatever a peer has set. What else
+//! a peer can do with its end:
+//!
+//! * fill the queue: then the sleeper has been rung;
+//! * shut its end down, or close it: `poll` would find that for ever, so the bell counts as
+//!   silent ([`Bell::fd`]) and its sleeper looks by itself, as seldom as it does anyway;
+//! * send descriptors along: the kernel closes what nobody takes, on the receiver's thread, and
+//!   the last close of some files waits (a TCP socket's with `SO_LINGER`). So a message is looked
+//!   at before it is taken, one with descriptors is left where it is and silences the bell, and
+//!   an end is closed by a thread of its own.
+
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, SocketFlags, SocketType, recv,
+    recvmsg, send, socketpair,
+};
+
+/// Rings that one [`Bell::drain`] takes. Of more, the next `poll` tells at once.
+const RINGS: usize = 64;
+
+/// One end of a pair.
+#[derive(Debug)]
+struct End(Option<OwnedFd>);
+
+impl End {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_ref().expect("taken by drop alone").as_fd()
+    }
+
+    /// Checks what another process handed over.
+    fn from_fd(fd: OwnedFd) -> io::Result<End> {
+        let kind = socket_domain(&fd).and_then(|domain| Ok((domain, socket_type(&fd)?)));
+        if kind != Ok((AddressFamily::UNIX, SocketType::SEQPACKET)) {
+            let text = "descriptor is not a Unix socket of type SOCK_SEQPACKET";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        Ok(End(Some(fd)))
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // The last close also closes the descriptors that a peer has sent and nobody took, and
+        // may wait for as long as the peer likes. (Where no thread can be had it is closed here.)
+        let socket = self.0.take();
+        let _ = std::thread::Builder::new().name("pushgate-close".into()).spawn(move || drop(socket));
+    }
+}
+
+/// A doorbell and what rings it. Neither is inherited by a program that is executed.
+pub fn pair() -> io::Result<(Bell, Ringer)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let bell = Bell { end: End(Some(ours)), silent: AtomicBool::new(false) };
+    Ok((bell, Ringer(End(Some(theirs)))))
+}
+
+/// The sleeper's end of a doorbell. All calls may be made from any thread; none blocks.
+#[derive(Debug)]
+pub struct Bell {
+    end: End,
+    silent: AtomicBool,
+}
+
+impl Bell {
+    /// Takes over one that another process made for us. Anything but a Unix socket of type
+    /// `SOCK_SEQPACKET` is `InvalidInput`.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Bell> {
+        Ok(Bell { end: End::from_fd(fd)?, silent: AtomicBool::new(false) })
+    }
+
+    /// What becomes readable when it is rung; none once it never will be again.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        // A hint about our own descriptor, which orders nothing.
+        (!self.silent.load(Ordering::Relaxed)).then(|| self.end.fd())
+    }
+
+    /// The descriptor, to hand it to the process that is to sleep.
+    pub fn handle(&self) -> BorrowedFd<'_> {
+        self.end.fd()
+    }
+
+    /// Takes rings that have come; true if there were any.
+    pub fn drain(&self) -> bool {
+        if self.fd().is_none() {
+            return false;
+        }
+        for n in 0..RINGS {
+            match self.next() {
+                Next::Ring => {
+                    let _ = recv(self.end.fd(), &mut [0; 1], RecvFlags::DONTWAIT);
+                }
+                Next::Nothing => return n > 0,
+                Next::End => {
+                    self.silent.store(true, Ordering::Relaxed);
+                    return n > 0;
+                }
+            }
+        }
+        true
+    }
+
+    /// What lies at the queue's head.
+    fn next(&self) -> Next {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let mut byte = [0];
+        // Without room for descriptors the kernel says that there were some.
+        let mut none = RecvAncillaryBuffer::default();
+        match recvmsg(self.end.fd(), &mut [IoSliceMut::new(&mut byte)], &mut none, flags) {
+            Ok(m) if m.bytes == 0 || m.flags.contains(ReturnFlags::CTRUNC) => Next::End,
+            Ok(_) => Next::Ring,
+            Err(Errno::AGAIN | Errno::INTR) => Next::Nothing,
+            Err(_) => Next::End,
+        }
+    }
+}
+
+enum Next {
+    Nothing,
+    Ring,
+    /// Closed, or something that no ringer of ours sends.
+    End,
+}
+
+/// The end of a doorbell that one peer rings. All calls may be made from any thread; none blocks.
+#[derive(Debug)]
+pub struct Ringer(End);
+
+impl Ringer {
+    /// Takes over one that a peer made. Anything but a Unix socket of type `SOCK_SEQPACKET` is
+    /// `InvalidInput`.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Ringer> {
+        End::from_fd(fd).map(Ringer)
+    }
+
+    /// Wakes who sleeps on the bell, or will. A bell that is gone hears nothing.
+    pub fn ring(&self) {
+        ring(self.0.fd());
+    }
+}
+
+/// Rings by the descriptor of a [`Ringer`].
+pub fn ring(ringer: BorrowedFd<'_>) {
+    // A full queue (EAGAIN) was rung already. Without memory for the message (ENOBUFS, ENOMEM) the
+    // ring is lost, and the sleeper looks by itself. All other errors say that nobody listens.
+    let _ = send(ringer, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+}
+
+impl AsFd for Ringer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+    use std::time::{Duration, Instant};
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size, set_socket_send_buffer_size};
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, Shutdown, sendmsg, shutdown};
+
+    use super::*;
+
+    fn readable(bell: &Bell) -> bool {
+        let fd = bell.fd().expect("it can still be rung");
+        poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&Timespec::default())).unwrap() > 0
+    }
+
+    /// What a peer can do to all who hold its descriptor.
+    fn make_blocking(fd: BorrowedFd<'_>) {
+        fcntl_setfl(fd, fcntl_getfl(fd).unwrap() & !OFlags::NONBLOCK).unwrap();
+    }
+
+    #[test]
+    fn a_ring_is_polled_and_taken() {
+        let (bell, ringer) = pair().unwrap();
+        assert!(!readable(&bell) && !bell.drain());
+        ringer.ring();
+        ringer.ring();
+        assert!(readable(&bell) && bell.drain());
+        assert!(!readable(&bell) && !bell.drain());
+    }
+
+    /// A call that waits would wait for ever.
+    #[test]
+    fn p8_neither_end_of_a_full_and_blocking_bell_waits() {
+        let (bell, ringer) = pair().unwrap();
+        make_blocking(bell.handle());
+        make_blocking(ringer.as_fd());
+        for _ in 0..100_000 {
+            ringer.ring();
+        }
+        let mut drained = 0;
+        while bell.drain() {
+            drained += 1;
+        }
+        assert!((2..100_000).contains(&drained), "the queue was full: {drained} drains of {RINGS}");
+        ringer.ring();
+        assert!(bell.drain());
+    }
+
+    #[test]
+    fn p8_a_ringer_that_is_shut_down_or_closed_silences_its_bell_alone() {
+        let bells: Vec<_> = (0..4).map(|_| pair().unwrap()).collect();
+        let [(a, x), (b, y), (c, z), (d, w)] = <[_; 4]>::try_from(bells).unwrap();
+        // What came before is heard.
+        x.ring();
+        shutdown(&x, Shutdown::Both).unwrap();
+        shutdown(&y, Shutdown::Write).unwrap();
+        z.ring();
+        drop(z);
+        while readable(&c) && !c.drain() {}
+        w.ring();
+        assert!(a.drain() && !b.drain() && d.drain());
+        // The other end of `c` is closed by a thread.
+        let begin = Instant::now();
+        while c.fd().is_some() {
+            c.drain();
+            assert!(begin.elapsed() < Duration::from_secs(60));
+        }
+        assert!(a.fd().is_none() && b.fd().is_none() && d.fd().is_some());
+        // A bell that is gone harms no ringer.
+        drop((a, b, c));
+        x.ring();
+        y.ring();
+    }
+
+    /// A TCP socket whose last close waits for a peer that never reads.
+    fn lingering() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (theirs, _) = listener.accept().unwrap();
+        set_socket_recv_buffer_size(&theirs, 4096).unwrap();
+        set_socket_send_buffer_size(&ours, 1 << 20).unwrap();
+        set_socket_linger(&ours, Some(Duration::from_secs(3600))).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        while io::Write::write(&mut &ours, &[0; 4096]).is_ok() {}
+        (ours.into(), theirs)
+    }
+
+    fn send_along(to: BorrowedFd<'_>, fd: OwnedFd, bytes: &[u8]) {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut along = SendAncillaryBuffer::new(&mut space);
+        let fds = [fd.as_fd()];
+        assert!(along.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(to, &[IoSlice::new(bytes)], &mut along, SendFlags::empty()).unwrap();
+    }
+
+    /// The hour of the socket's linger is what a close on this thread would take.
+    #[test]
+    fn p8_a_descriptor_that_comes_along_is_not_closed_on_the_sleepers_thread() {
+        let (bell, ringer) = pair().unwrap();
+        let (first, first_end) = lingering();
+        ringer.ring();
+        send_along(ringer.as_fd(), first, &[1]);
+        assert!(bell.drain(), "the ring before it is heard");
+        assert!(bell.fd().is_none(), "nothing behind it is");
+        // The other way, to close the ringer; and one that no byte goes with.
+        let (other, ringer_of_other) = pair().unwrap();
+        let (second, second_end) = lingering();
+        send_along(other.handle(), second, &[]);
+        drop((bell, ringer, other, ringer_of_other));
+        // The threads that close them end now.
+        drop((first_end, second_end));
+    }
+
+    #[test]
+    fn p8_a_descriptor_that_is_no_such_socket_is_refused() {
+        let (read, _write) = rustix::pipe::pipe().unwrap();
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        let stream = std::os::unix::net::UnixStream::pair().unwrap().0;
+        for fd in [read, event, stream.into()] {
+            let number = fd.as_raw_fd();
+            let error = Ringer::from_fd(fd).expect_err("no bell");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            assert!(error.to_string().contains("SOCK_SEQPACKET"), "{number}: {error}");
+        }
+        let (bell, ringer) = pair().unwrap();
+        let handle = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
+        let (bell, ringer) =
+            (Bell::from_fd(handle(bell.handle())).unwrap(), Ringer::from_fd(handle(ringer.as_fd())).unwrap());
+        ringer.ring();
+        assert!(bell.drain());
+    }
+}
