@@ -478,8 +478,8 @@ impl Endpoint {
     }
 
     /// True while messages out of a region, or copies to it, are under way: its memory
-    /// must stay. When the queue pair has failed only the copies count; a peer on this
-    /// host may then still read what it was sent out of the region.
+    /// must stay. When the queue pair has failed only the copies count: a peer on this
+    /// host may then still read there, but shows nothing that it has read.
     pub fn region_in_use(&mut self, key: u32) -> bool {
         self.moving.iter().any(|m| m.region() == Some(key))
             || self.session.status().is_none() && self.qp.region_in_use(key, self.session.received())
@@ -538,9 +538,7 @@ impl Endpoint {
         let counts = self.qp.peer_counts();
         let count = |word: u64| count_of(word, self.session.epoch()).unwrap_or(0);
         let (sent, received) = (self.staging.messages(), self.session.received());
-        (!self.pending
-            && self.staging.has_room()
-            && !matches!(ring::look(&self.wqes, self.staging.head(), self.staging.slots_log()), Look::Empty))
+        (!self.pending && self.published())
             || (self.waiting.is_none() && self.qp.has_inbound())
             || !self.moving.is_empty()
             || ring::observe(&self.consumed[0]) != self.consumed_seen
@@ -564,9 +562,8 @@ impl Endpoint {
         if self.session.status().is_some() {
             return;
         }
-        if let Some(status) = Status::from_word(self.qp.peer_status()) {
-            // It names the culprit, which may be a third rank.
-            self.fail(Status { rank: status.rank.or(Some(self.options.peer)), ..status.checked() });
+        if let Some(status) = self.peers_end() {
+            self.fail(status);
             return;
         }
         if self.in_place.is_empty() || self.consumed_seen != self.progress.0 {
@@ -591,6 +588,13 @@ impl Endpoint {
         let limit = self.options.stuck_ns;
         let soon = now.saturating_add(limit / 8);
         self.next_scan = self.staging.stuck_at(limit).map_or(soon, |at| at.min(soon));
+    }
+
+    /// How the peer ended, if it has.
+    fn peers_end(&self) -> Option<Status> {
+        let status = Status::from_word(self.qp.peer_status())?;
+        // It names the culprit, which may be a third rank.
+        Some(Status { rank: status.rank.or(Some(self.options.peer)), ..status.checked() })
     }
 
     /// True if a later slot is written while the head is not.
@@ -668,18 +672,26 @@ impl Endpoint {
     /// still has something to wait for, for a peer that is done need not hear
     /// that we left first.
     pub fn close(&mut self) {
-        let word = Status::new(abi::PUSHGATE_ABORTED).word();
-        if self.session.status().is_none() {
-            self.drain_stores();
-            self.control_line[STATUS].store(word, Ordering::Release);
-            self.drain_stores();
-            if self.staging.outstanding() > 0 || self.pending {
-                self.fail(Status::new(abi::PUSHGATE_ABORTED));
-            } else {
-                self.qp.leave();
-                let _ = self.qp.notify();
-            }
+        if self.session.status().is_some() {
+            return;
         }
+        let aborted = Status::new(abi::PUSHGATE_ABORTED);
+        if self.staging.outstanding() > 0 || self.pending || self.published() {
+            // The completions first, then the status, then the peer.
+            self.fail(aborted);
+            return;
+        }
+        self.drain_stores();
+        self.control_line[STATUS].store(aborted.word(), Ordering::Release);
+        self.drain_stores();
+        self.qp.leave();
+        let _ = self.qp.notify();
+    }
+
+    /// True if the device has published a WQE that was not looked at yet.
+    fn published(&self) -> bool {
+        self.staging.has_room()
+            && !matches!(ring::look(&self.wqes, self.staging.head(), self.staging.slots_log()), Look::Empty)
     }
 
     /// The engine is about to sleep. True if there is something to look for first.
@@ -1376,17 +1388,39 @@ impl Endpoint {
             work = true;
             let m = self.moving.pop_front().expect("it was there");
             // Behind one that failed nothing is delivered; its memory was waited for.
-            if self.session.status().is_none() {
-                self.moved(&m);
+            if self.session.status().is_some() {
+                continue;
+            }
+            match m.movement.reads_peer().then(|| self.end_before_read()).flatten() {
+                Some(status) => self.fail(status),
+                None => self.moved(&m),
             }
         }
         work
+    }
+
+    /// How the peer ended, if that may have been before a read of its process that is done.
+    ///
+    /// Behind its end the peer gives regions back, and their memory is used anew. So what was read
+    /// is the message only if the peer had not ended when its last byte was read, and that is
+    /// looked at here, after the read. P3: the peer stores its status, then (which happens after
+    /// that, on whatever thread) the region is given back, then somebody writes there. If a
+    /// byte that we read is one of those writes, the fence puts our load of the status after the
+    /// read, and it finds the status.
+    fn end_before_read(&self) -> Option<Status> {
+        fence(Ordering::Acquire);
+        self.peers_end()
     }
 
     /// A copy failed.
     #[cold]
     fn cut_short(&mut self, e: &Failed) {
         if let Failed::Peer { error, .. } = e {
+            if let Some(status) = self.end_before_read() {
+                // A region that was given back may be mapped no more.
+                self.fail(status);
+                return;
+            }
             match rustix::io::Errno::from_io_error(error) {
                 // Nobody reads it any more: its process is gone, or ends.
                 Some(rustix::io::Errno::SRCH) => {

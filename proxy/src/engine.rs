@@ -190,7 +190,8 @@ impl Engine {
     /// the region is still in use: then it stays registered, and its memory must stay.
     ///
     /// Where the queue pair has failed, messages out of the region are not waited for: a
-    /// peer on this host may read what lies at their addresses for a moment longer.
+    /// peer on this host may read what lies at their addresses for a moment longer, but shows
+    /// nothing of that.
     pub fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
         self.ask(|reply| Command::RemoveRegion(qp, key, reply))
     }

@@ -138,6 +138,11 @@ impl Move {
         matches!(self, Move::Device { .. })
     }
 
+    /// Its bytes come out of the peer's process.
+    pub(crate) fn reads_peer(&self) -> bool {
+        matches!(self, Move::Read { .. } | Move::Relay { .. })
+    }
+
     /// Moves on, [`SLICE`] bytes at most.
     ///
     /// # Safety

@@ -271,7 +271,7 @@ impl QueuePair {
     /// within 2 s: then it stays registered, and its memory must stay.
     ///
     /// Of a queue pair that has failed only copies are waited for. A peer on the same host
-    /// may then read for a moment longer what lies where the region was.
+    /// may then read for a moment longer what lies where the region was, but shows nothing of that.
     pub fn deregister(&self, key: RegionKey) -> Result<bool> {
         Ok(self.context.inner.proxy.remove_region(self.id, key)?)
     }

@@ -372,13 +372,6 @@ impl Pair {
         Pair { ends, devices, mover: None, now: 0, wires }
     }
 
-    /// A pair over `local`, whatever transport the environment names.
-    pub fn local(geometry: Geometry, options: [QpOptions; 2]) -> Self {
-        let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..geometry }));
-        let devices = [Device::new(&m[0], &m[1]), Device::new(&m[1], &m[0])];
-        Pair { ends: local_ends(&m, options), devices, mover: None, now: 0, wires: None }
-    }
-
     /// Writes a record into the slot of the other side's link where `cursor` comes,
     /// as a rogue engine of side `from` could.
     pub fn forge(&self, from: usize, cursor: u64, record: &Record) {
