@@ -694,6 +694,11 @@ impl Endpoint {
             && !matches!(ring::look(&self.wqes, self.staging.head(), self.staging.slots_log()), Look::Empty)
     }
 
+    /// True while a device copies for this queue pair: the memory must stay.
+    pub fn device_copies(&self) -> bool {
+        self.moving.iter().any(|m| m.movement.on_device())
+    }
+
     /// The engine is about to sleep. True if there is something to look for first.
     pub fn prepare_sleep(&mut self) -> bool {
         if self.session.status().is_some() {

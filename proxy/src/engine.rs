@@ -125,6 +125,7 @@ impl Engine {
             telling: Vec::new(),
             removing: Vec::new(),
             ticked: 0,
+            kept: false,
         };
         let cpu = options.cpu;
         // It says what it has to say where its starter does, if that has a place of its own.
@@ -255,6 +256,8 @@ struct Loop {
     removing: Vec<Removing>,
     /// When the clock was last looked at, by [`ticks`].
     ticked: u64,
+    /// A device's copies for a queue pair that is gone did not end.
+    kept: bool,
 }
 
 /// However the thread ends, by a panic too, whoever waits is told.
@@ -262,6 +265,18 @@ impl Drop for Loop {
     fn drop(&mut self) {
         for (_, endpoint) in &mut self.endpoints {
             endpoint.close();
+        }
+        let begin = Instant::now();
+        for (_, mut endpoint) in std::mem::take(&mut self.endpoints) {
+            // The panic may be the mover's, which then is asked nothing more.
+            let settled = !endpoint.device_copies()
+                || !std::thread::panicking()
+                    && endpoint.settle(&mut self.mover, SETTLE.saturating_sub(begin.elapsed()));
+            self.let_go(endpoint, settled);
+        }
+        if self.kept {
+            // To end it would be to wait for its copies.
+            std::mem::forget(self.mover.take());
         }
     }
 }
@@ -363,6 +378,17 @@ impl Loop {
         now
     }
 
+    /// Drops a queue pair that is taken out, or, where a device's copies for it did not end, keeps
+    /// it for ever with all that the device may still touch.
+    fn let_go(&mut self, endpoint: Box<Endpoint>, settled: bool) {
+        if settled {
+            return;
+        }
+        tracing::error!(rank = endpoint.rank(), "a device's copy does not end; its memory stays");
+        std::mem::forget(endpoint);
+        self.kept = true;
+    }
+
     fn block(&mut self, limit: Duration) {
         // What arrives after this wakes us.
         if !self.endpoints.iter_mut().fold(false, |any, (_, e)| e.prepare_sleep() | any) {
@@ -457,13 +483,7 @@ impl Loop {
                         let settled = endpoint.settle(&mut self.mover, SETTLE);
                         endpoint.close();
                         let counters = endpoint.counters();
-                        if !settled {
-                            tracing::error!(
-                                rank = endpoint.rank(),
-                                "a device's copy does not end; its memory stays"
-                            );
-                            std::mem::forget(endpoint);
-                        }
+                        self.let_go(endpoint, settled);
                         self.gone += counters;
                         (counters, settled)
                     });

@@ -138,6 +138,11 @@ impl Move {
         matches!(self, Move::Device { .. })
     }
 
+    /// A device copies for it.
+    pub(crate) fn on_device(&self) -> bool {
+        matches!(self, Move::Device { .. } | Move::Relay { ticket: Some(_), .. })
+    }
+
     /// Its bytes come out of the peer's process.
     pub(crate) fn reads_peer(&self) -> bool {
         matches!(self, Move::Read { .. } | Move::Relay { .. })

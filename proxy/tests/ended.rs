@@ -5,16 +5,22 @@ mod common;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use common::*;
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::memory::SharedMemory;
-use pushgate_driver_shim::record::{Record, Words};
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::record::{Opcode, Record, Words};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
+use pushgate_proxy::engine::{Engine, EngineOptions};
 use pushgate_proxy::gate::{Limits, Permit};
+use pushgate_proxy::idle::Wake;
+use pushgate_proxy::mover::{MoveError, Mover};
 use pushgate_proxy::qp::local::{LocalQp, Processes};
 use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
+use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::Status;
 
 const MIB: usize = 1 << 20;
@@ -202,4 +208,51 @@ fn p7_an_engine_that_closes_completes_what_is_published_and_was_not_looked_at() 
     assert!(device.post(signaled(5), b"never sent"));
     end.close();
     assert_told_in_order(&mut device, &seen);
+}
+
+// ------------------------------------------------------- a device that copies for ever
+
+/// A copy engine none of whose copies ends.
+struct Stuck {
+    started: Arc<AtomicU64>,
+    _here: Arc<()>,
+}
+
+impl Mover for Stuck {
+    fn start(&mut self, _: u64, _: usize, _: usize) -> Result<u64, MoveError> {
+        Ok(self.started.fetch_add(1, Ordering::SeqCst))
+    }
+    fn done(&mut self, _: u64) -> Result<bool, MoveError> {
+        Ok(false)
+    }
+}
+
+#[test]
+fn p8_an_engine_that_ends_keeps_what_a_device_still_copies() {
+    let [own, peer] = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
+    let (started, here) = (Arc::new(AtomicU64::new(0)), Arc::new(()));
+    let mover = Box::new(Stuck { started: started.clone(), _here: here.clone() });
+    let options_of_engine = EngineOptions { mover: Some(mover), ..EngineOptions::default() };
+    let engine = Engine::start(EventFd::new().unwrap(), options_of_engine).unwrap();
+    let end = Endpoint::local(own.joined(&peer, None), options(1)).unwrap();
+    let qp = engine.add_qp(end, Wake::Polled).unwrap();
+    let device_memory = RegionMemory::Device { address: 4096, exported: None };
+    // SAFETY: what would be written there never is.
+    let rkey = unsafe { engine.add_region(qp, device_memory, 4096) }.unwrap();
+    let mut sender = Endpoint::local(peer.joined(&own, None), options(0)).unwrap();
+    let mut device = Device::new(&peer, &own);
+    assert!(device.post(Record { rkey, ..Record::new(Opcode::Put) }, &[1; 100]));
+    let begin = Instant::now();
+    while started.load(Ordering::SeqCst) == 0 {
+        sender.poll(&mut None);
+        assert!(begin.elapsed() < Duration::from_secs(120), "no copy is begun");
+    }
+    let mapped = |m: &Arc<ReadOnlyMemory>| Arc::strong_count(m);
+    drop(sender);
+    assert_eq!(mapped(&peer.window_read), 2, "the test's and the engine's");
+    drop(engine);
+    assert_eq!(mapped(&peer.window_read), 2, "the copy's source was unmapped");
+    assert_eq!(Arc::strong_count(&here), 2, "to end the copy engine is to wait for its copies");
+    let aborted = Device::new(&own, &peer).status().map(|s| s.code as u32);
+    assert_eq!(aborted, Some(abi::PUSHGATE_ABORTED), "who waits is told all the same");
 }

@@ -3,6 +3,8 @@
 
 mod join;
 mod local;
+#[cfg(test)]
+mod unsettled;
 mod verbs;
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -15,7 +17,7 @@ use pushgate_driver_shim::placed::{Placed, State as RingState};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::window::{Piece, Window};
 use pushgate_gpu_kernels::{Access, DeviceBuffer, Registration};
-use pushgate_proxy::engine::QpId;
+use pushgate_proxy::engine::{EngineError, QpId};
 use pushgate_proxy::region::Exported;
 use pushgate_proxy::session::Status;
 
@@ -45,7 +47,7 @@ pub struct QpConfig {
 pub struct QueuePair {
     // Fields drop in this order: out of the engine (Drop), unregister, unmap.
     descriptor: abi::pushgate_qp,
-    _registrations: Vec<Registration>,
+    registrations: Vec<Registration>,
     _state: DeviceBuffer,
     id: QpId,
     peer: u32,
@@ -187,7 +189,7 @@ impl QueuePair {
         undo.done();
         Ok(QueuePair {
             descriptor,
-            _registrations: registrations,
+            registrations,
             _state: state,
             id: joined.id,
             peer,
@@ -237,7 +239,8 @@ impl QueuePair {
     /// GPU's copy engine fetches it.
     ///
     /// # Safety
-    /// The buffer outlives the queue pair or [`QueuePair::deregister`].
+    /// The buffer outlives the queue pair or [`QueuePair::deregister`]. (Should the log say that the
+    /// device's copies did not end when the queue pair was dropped, the buffer stays until they do.)
     pub unsafe fn register_buffer(&self, buffer: &DeviceBuffer) -> Result<RegionKey> {
         self.context.here()?;
         let (proxy, bytes) = (&self.context.inner.proxy, buffer.len() as u64);
@@ -287,6 +290,17 @@ impl QueuePair {
         Ok(self.context.inner.proxy.fail(Some(self.id), Status::new(abi::PUSHGATE_ABORTED))?)
     }
 
+    /// Keeps mapped and registered, for ever, what a device may still read or write.
+    fn keep_memory(&mut self) {
+        let Own { window, work, control, .. } = &self.memory.own;
+        std::mem::forget((window.clone(), work.clone(), control.clone()));
+        match &self.memory.inbound {
+            Inbound::Window(window) => std::mem::forget(window.clone()),
+            Inbound::Mirror(mirror) => std::mem::forget(mirror.clone()),
+        }
+        std::mem::forget(std::mem::take(&mut self.registrations));
+    }
+
     /// The engine's number for it.
     pub(crate) fn id(&self) -> QpId {
         self.id
@@ -302,7 +316,14 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         // An engine that is gone has dropped it already.
         // In a child of `fork` the engine refuses, and the fields' drops do nothing.
-        let _ = self.context.inner.proxy.remove_qp(self.id);
+        if let Err(EngineError::Unsettled(_)) = self.context.inner.proxy.remove_qp(self.id) {
+            tracing::error!(
+                rank = self.rank,
+                peer = self.peer,
+                "the device still copies for a queue pair that is dropped; its memory stays to the process's end"
+            );
+            self.keep_memory();
+        }
     }
 }
 

@@ -1,0 +1,113 @@
+//! A queue pair whose engine says that a device still copies for it.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::window::{WeakPiece, Window};
+use pushgate_proxy::counters::Counters;
+use pushgate_proxy::endpoint::{Endpoint, QpOptions};
+use pushgate_proxy::engine::{EngineError, QpId};
+use pushgate_proxy::idle::Wake;
+use pushgate_proxy::memory::Keep;
+use pushgate_proxy::proxy::{Proxy, QpFds};
+use pushgate_proxy::qp::RegionSends;
+use pushgate_proxy::region::Exported;
+use pushgate_proxy::session::Status;
+
+use super::{Half, QpConfig, QueuePair};
+use crate::Settings;
+use crate::context::Context;
+use crate::mesh::Mesh;
+
+/// An engine for which no device's copy ever ends.
+struct Unsettled(Arc<dyn Proxy>);
+
+impl Proxy for Unsettled {
+    fn add_qp(&self, fds: QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError> {
+        self.0.add_qp(fds, options, wake)
+    }
+    fn add_endpoint(&self, endpoint: Endpoint, wake: Wake) -> Result<QpId, EngineError> {
+        self.0.add_endpoint(endpoint, wake)
+    }
+    fn add_shared_region(&self, qp: QpId, memory: &Arc<SharedMemory>) -> Result<u32, EngineError> {
+        self.0.add_shared_region(qp, memory)
+    }
+    unsafe fn add_host_region(
+        &self,
+        qp: QpId,
+        address: usize,
+        bytes: u64,
+        keep: Option<Keep>,
+    ) -> Result<u32, EngineError> {
+        // SAFETY: our caller promises the same.
+        unsafe { self.0.add_host_region(qp, address, bytes, keep) }
+    }
+    unsafe fn add_device_region(
+        &self,
+        qp: QpId,
+        address: u64,
+        bytes: u64,
+        exported: Option<Exported>,
+    ) -> Result<u32, EngineError> {
+        // SAFETY: our caller promises the same.
+        unsafe { self.0.add_device_region(qp, address, bytes, exported) }
+    }
+    fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
+        self.0.remove_region(qp, key)
+    }
+    fn remove_qp(&self, qp: QpId) -> Result<Counters, EngineError> {
+        Err(EngineError::Unsettled(Box::new(self.0.remove_qp(qp)?)))
+    }
+    fn fail(&self, qp: Option<QpId>, status: Status) -> Result<(), EngineError> {
+        self.0.fail(qp, status)
+    }
+    fn status(&self, qp: QpId) -> Result<Option<Status>, EngineError> {
+        self.0.status(qp)
+    }
+    fn region_sends(&self, qp: QpId) -> Result<RegionSends, EngineError> {
+        self.0.region_sends(qp)
+    }
+    fn counters(&self) -> Result<Counters, EngineError> {
+        self.0.counters()
+    }
+    fn place(&self) -> &'static str {
+        self.0.place()
+    }
+}
+
+/// A queue pair between two ranks of one context, and what tells whether its memory is still there.
+fn queue_pair(unsettled: bool) -> ([QueuePair; 2], Weak<dyn Window>, [WeakPiece; 2]) {
+    let mut settings = Settings::default();
+    settings.set("device", "cpu").unwrap();
+    let mut context = Context::builder().settings(settings).build().unwrap();
+    if unsettled {
+        let inner = Arc::get_mut(&mut context.inner).expect("nobody else has it yet");
+        inner.proxy = Arc::new(Unsettled(inner.proxy.clone()));
+    }
+    let mut meshes = Mesh::local(2, Duration::from_secs(120)).unwrap();
+    for mesh in &mut meshes {
+        mesh.listen(Box::new(|_| {})).unwrap();
+    }
+    let ends = [0, 1].map(|i| (&meshes[i], 1 - i as u32));
+    let halves = ends.map(|(mesh, peer)| Half::offer(&context, mesh, peer, 1, QpConfig::default()).unwrap());
+    let mut halves = halves.into_iter();
+    let accepted = ends.map(|(mesh, peer)| halves.next().unwrap().accept(&context, mesh, peer, 1).unwrap());
+    let mut accepted = accepted.into_iter();
+    let qps = ends.map(|(mesh, peer)| accepted.next().unwrap().join(&context, mesh, peer, 1).unwrap());
+    let own = &qps[0].memory.own;
+    let (window, pieces) = (Arc::downgrade(&own.window), [own.work.downgrade(), own.control.downgrade()]);
+    (qps, window, pieces)
+}
+
+#[test]
+fn p8_the_memory_of_a_queue_pair_that_a_device_still_copies_for_stays() {
+    let (qps, window, pieces) = queue_pair(true);
+    drop(qps);
+    assert!(window.strong_count() > 0, "the window was unmapped under the device");
+    assert!(pieces.iter().all(WeakPiece::is_alive), "a segment was unmapped under the device");
+    // All others' goes.
+    let (qps, window, pieces) = queue_pair(false);
+    drop(qps);
+    assert!(window.strong_count() == 0 && !pieces.iter().any(WeakPiece::is_alive));
+}
