@@ -1116,8 +1116,10 @@ fn p7_waits_end_with_a_time_out() {
         for scope in [THREAD, SCOPES[3]] {
             let got = pair[1].run(scope, &[Step::recv(to.addr(), 64), Step::wait_signal(1, 1)]);
             // Two arrive, eight wait, and then there is no slot.
+            all_ok(&pair[0].run(scope, &[send, send, Step::flush()]));
+            wait_until("both are retired", || rig.counters().retired == rig.counters().released);
             let sent = pair[0].run(scope, &[send.filling(), send, Step::flush()]);
-            assert_eq!(sent[0].x, 10);
+            assert_eq!(sent[0].x, 8);
             for o in got.iter().chain(&sent[1..]) {
                 assert_eq!(o.status, "timed out");
                 assert!(o.took >= limit && o.took < limit + hang(), "{o:?}");

@@ -12,11 +12,12 @@ use crate::{CpuExecutor, CudaExecutor};
 /// One at a time: they measure time and spin.
 static ONE: Mutex<()> = Mutex::new(());
 
-fn on_every_device(name: &str, test: impl Fn(&Arc<dyn Executor>)) {
+fn on_every_device(test: impl Fn(&Arc<dyn Executor>)) {
+    static SAID: std::sync::Once = std::sync::Once::new();
     let _one = lock(&ONE);
     test(&choose(DeviceChoice::Cpu).unwrap().0);
     match CudaExecutor::new(0) {
-        Err(DeviceError::CudaUnavailable { reason }) => no_gpu(&format!("the copy worker's {name}"), &reason),
+        Err(DeviceError::CudaUnavailable { reason }) => SAID.call_once(|| no_gpu("the copy worker", &reason)),
         opened => test(&(Arc::new(opened.unwrap()) as Arc<dyn Executor>)),
     }
 }
@@ -117,7 +118,7 @@ fn copies_of_any_length_and_alignment_are_exact() {
     const BYTES: usize = 1 << 20;
     // Each copy has a place of its own, so that any number is under way at once.
     const PLACE: usize = 8192;
-    on_every_device("copies", |executor| {
+    on_every_device(|executor| {
         for options in shapes(executor) {
             let (_worker, mut queue) = Worker::new(executor, options).unwrap();
             let memory = [Memory::new(executor, BYTES), Memory::new(executor, BYTES)];
@@ -212,7 +213,7 @@ fn echo(queue: &mut WorkerQueue, memory: &Memory, value: u64) {
 
 #[test]
 fn commands_and_leases_meet_a_worker_that_leaves() {
-    on_every_device("leaving", |executor| {
+    on_every_device(|executor| {
         let options = WorkerOptions {
             linger: Duration::ZERO,
             linger_on_demand: Duration::from_micros(30),
@@ -247,7 +248,7 @@ fn commands_and_leases_meet_a_worker_that_leaves() {
 
 #[test]
 fn p7_it_goes_out_of_a_launchs_way_and_comes_for_a_lease() {
-    on_every_device("leases", |executor| {
+    on_every_device(|executor| {
         let (worker, mut queue) = Worker::new(executor, WorkerOptions::of(&**executor)).unwrap();
         let memory = Memory::new(executor, 4096);
         let streams: Vec<Stream> = (0..6).map(|_| executor.stream().unwrap()).collect();
@@ -283,7 +284,7 @@ fn p7_it_goes_out_of_a_launchs_way_and_comes_for_a_lease() {
 
 #[test]
 fn it_stays_between_operations_in_a_row_and_not_behind_one_alone() {
-    on_every_device("row", |executor| {
+    on_every_device(|executor| {
         let long = 6 * hang();
         let options =
             WorkerOptions { linger: long, linger_alone: Duration::ZERO, ..WorkerOptions::of(&**executor) };
@@ -301,7 +302,7 @@ fn it_stays_between_operations_in_a_row_and_not_behind_one_alone() {
 
 #[test]
 fn launches_of_graphs_and_of_the_host_take_turns() {
-    on_every_device("turns", |executor| {
+    on_every_device(|executor| {
         let options = WorkerOptions {
             // Should the test fail, whoever waits for its end does so no longer.
             limit: hang(),
@@ -384,7 +385,7 @@ fn launches_of_graphs_and_of_the_host_take_turns() {
 
 #[test]
 fn p7_a_launch_waits_for_its_turn_no_longer_than_the_limit() {
-    on_every_device("turn", |executor| {
+    on_every_device(|executor| {
         let limit = Duration::from_millis(300);
         let (worker, mut queue) =
             Worker::new(executor, WorkerOptions { limit, ..WorkerOptions::of(&**executor) }).unwrap();
@@ -416,7 +417,7 @@ fn p7_a_launch_waits_for_its_turn_no_longer_than_the_limit() {
 
 #[test]
 fn a_launch_that_has_served_for_long_is_relieved() {
-    on_every_device("age", |executor| {
+    on_every_device(|executor| {
         let long = 6 * hang();
         let options = WorkerOptions { linger: long, linger_alone: long, ..WorkerOptions::of(&**executor) };
         let (worker, mut queue) = Worker::new(executor, options).unwrap();
@@ -443,7 +444,7 @@ fn a_launch_that_has_served_for_long_is_relieved() {
 
 #[test]
 fn a_command_that_nobody_was_told_of_is_found() {
-    on_every_device("forgotten", |executor| {
+    on_every_device(|executor| {
         let (worker, mut queue) = Worker::new(executor, WorkerOptions::of(&**executor)).unwrap();
         let memory = Memory::new(executor, 4096);
         assert!(worker.wait_gone(hang()).unwrap());
@@ -473,7 +474,7 @@ fn the_devices_words_are_where_the_kernel_has_them() {
 
 #[test]
 fn many_threads_lease_at_once() {
-    on_every_device("threads", |executor| {
+    on_every_device(|executor| {
         let options = WorkerOptions { linger: Duration::ZERO, ..WorkerOptions::of(&**executor) };
         let (worker, mut queue) = Worker::new(executor, options).unwrap();
         let memory = Memory::new(executor, 4096);
@@ -500,7 +501,7 @@ fn many_threads_lease_at_once() {
 
 #[test]
 fn p7_a_lease_that_never_ends_does_not_keep_it_for_ever() {
-    on_every_device("limit", |executor| {
+    on_every_device(|executor| {
         let options = WorkerOptions { limit: Duration::from_millis(60), ..WorkerOptions::of(&**executor) };
         let (worker, mut queue) = Worker::new(executor, options).unwrap();
         let memory = Memory::new(executor, 4096);
@@ -517,7 +518,7 @@ fn p7_a_lease_that_never_ends_does_not_keep_it_for_ever() {
 
 #[test]
 fn a_full_ring_says_so_and_a_worker_that_is_dropped_ends_its_queue() {
-    on_every_device("full", |executor| {
+    on_every_device(|executor| {
         let options = WorkerOptions { slots: 32, ..WorkerOptions::of(&**executor) };
         let (worker, mut queue) = Worker::new(executor, options).unwrap();
         const BYTES: usize = 64 << 20;
@@ -595,7 +596,7 @@ fn p7_who_waits_for_a_worker_that_died_hears_of_it() {
     for (fault, cause) in
         [(silent as fn() -> Fault, "ended before its time"), (context, "CUDA_ERROR_LAUNCH_FAILED (719)")]
     {
-        on_every_device("death", |executor| {
+        on_every_device(|executor| {
             let options = WorkerOptions { linger_on_demand: 6 * hang(), ..WorkerOptions::of(&**executor) };
             let (worker, mut queue) = Worker::with_fault(executor, options, Some(fault())).unwrap();
             let memory = Memory::new(executor, 4096);
@@ -616,7 +617,7 @@ fn p7_who_waits_for_a_worker_that_died_hears_of_it() {
 
 #[test]
 fn p7_a_launch_that_fails_for_a_while_is_tried_again_and_not_for_ever() {
-    on_every_device("refused", |executor| {
+    on_every_device(|executor| {
         let start = |times: u64| {
             let fault = Fault::Refused { first: 2, left: times.into() };
             Worker::with_fault(executor, WorkerOptions::of(&**executor), Some(fault)).unwrap()
@@ -643,7 +644,7 @@ fn p7_a_launch_that_fails_for_a_while_is_tried_again_and_not_for_ever() {
 
 #[test]
 fn a_first_start_that_fails_for_a_while_is_tried_again() {
-    on_every_device("first start", |executor| {
+    on_every_device(|executor| {
         let fault = Fault::Refused { first: 1, left: 3.into() };
         let (_worker, mut queue) =
             Worker::with_fault(executor, WorkerOptions::of(&**executor), Some(fault)).unwrap();
@@ -659,7 +660,7 @@ fn late(executor: &Arc<dyn Executor>) -> (Worker, WorkerQueue) {
 
 #[test]
 fn a_lease_waits_for_a_launch_that_another_thread_has_begun() {
-    on_every_device("leases behind a launch", |executor| {
+    on_every_device(|executor| {
         let (worker, _queue) = late(executor);
         let streams = [executor.stream().unwrap(), executor.stream().unwrap()];
         let [one, two] = [0, 1].map(|at: usize| streams[at].raw().unwrap_or(at as u64 + 1));
@@ -683,7 +684,7 @@ fn a_lease_waits_for_a_launch_that_another_thread_has_begun() {
 
 #[test]
 fn a_worker_that_went_out_of_a_launchs_way_is_back_before_the_mark() {
-    on_every_device("back before the mark", |executor| {
+    on_every_device(|executor| {
         let (worker, _queue) = late(executor);
         let stream = executor.stream().unwrap();
         let raw = stream.raw().unwrap_or(1);
