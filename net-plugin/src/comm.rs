@@ -36,6 +36,10 @@ pub const REQUESTS: usize = 32 * MAX_RECVS;
 /// How long a connection that is closed waits for the GPU.
 pub const SETTLE: Duration = Duration::from_secs(2);
 
+/// How long a deregistration tries to look at the requests between posts and tests, each of which takes
+/// microseconds.
+const VISIT: Duration = Duration::from_millis(200);
+
 /// A registration, as NCCL holds it.
 #[derive(Clone, Copy, Debug)]
 pub struct Mr {
@@ -146,6 +150,7 @@ impl Comm {
             longest,
             reaches,
             flusher,
+            receives,
             registrations,
         } = joined;
         // From here on its drop takes the queue pair out again.
@@ -174,7 +179,11 @@ impl Comm {
         let side = match role {
             Role::Send => {
                 let whole = (abi::PUSHGATE_UNIT as usize) << geometry.window_log >> 1;
-                let sender = Sender::new(producer, (whole, longest), window, regions, in_record);
+                let Some(receives) = receives else {
+                    let text = "the receiving end does not show its receives: load the same build on both";
+                    return Err(Failure::new(Code::Remote, text));
+                };
+                let sender = Sender::new(producer, receives, (whole, longest), window, regions, in_record);
                 Side::Send(Box::new(Exclusive::new(sender)))
             }
             Role::Receive => Side::Receive(Box::new(Exclusive::new(Receiver::new(producer, flusher)))),
@@ -231,8 +240,13 @@ impl Comm {
         Ok(Mr { key, address, bytes, cuda, pushed: false })
     }
 
-    /// The reverse. Posted receives into it that a message meets later end the connection.
+    /// The reverse. If a receive into the memory has no message yet, or slices of a message out of it are still
+    /// to be posted, the connection ends before; posts and tests of another thread wait for a moment.
     pub fn deregister(&self, mr: Mr) -> Result<()> {
+        if self.is_needed(&mr) {
+            self.link.lane.engine.fail(Some(self.link.qp), Status::new(abi::PUSHGATE_ABORTED))?;
+            self.ended_by_deregistration();
+        }
         if let (true, Side::Send(sender)) = (mr.pushed, &self.side) {
             return self.pushes_end(sender);
         }
@@ -244,10 +258,7 @@ impl Comm {
         // a communicator then, leave all that it has not freed yet: so the message ends, with its connection.
         engine.fail(Some(self.link.qp), Status::new(abi::PUSHGATE_ABORTED))?;
         if engine.remove_region(self.link.qp, mr.key)? {
-            log::info(&format!(
-                "{}: ended, for memory was deregistered that a message went out of",
-                self.link
-            ));
+            self.ended_by_deregistration();
             return Ok(());
         }
         let text = format!(
@@ -255,6 +266,28 @@ impl Comm {
             self.link, mr.bytes, mr.address
         );
         Err(Failure::new(Code::Usage, text))
+    }
+
+    /// Whether requests that are not done need the memory, of which the engine does not know yet.
+    fn is_needed(&self, mr: &Mr) -> bool {
+        let began = Instant::now();
+        loop {
+            let needed = match &self.side {
+                Side::Send(sender) => sender.visit(|s| s.needs(mr)),
+                Side::Receive(receiver) => receiver.visit(|r| r.needs(mr)),
+            };
+            match needed {
+                Some(needed) => return needed,
+                // Behind a panic nobody gets in any more, and nobody posts.
+                None if began.elapsed() > VISIT => return false,
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+
+    #[cold]
+    fn ended_by_deregistration(&self) {
+        log::info(&format!("{}: ended, for memory was deregistered that a request still needs", self.link));
     }
 
     /// Waits until the GPU has read what it was told to push before, or reads no more.
@@ -275,7 +308,8 @@ impl Comm {
         Ok(())
     }
 
-    /// Sends; `None`: no room now, try again.
+    /// Sends; `None`: no room now, or no receive of that tag is posted; try again. Of a connection that has ended
+    /// the test of the request says how.
     ///
     /// # Safety
     /// The `size` bytes at `data` can be read until the request is done.
@@ -294,7 +328,8 @@ impl Comm {
         Ok(request.map(|i| &self.requests[i as usize]))
     }
 
-    /// Posts a receive of one to eight buffers; `None`: no room now, try again.
+    /// Posts a receive of one to eight buffers; `None`: no room now, try again. Of a connection that has ended
+    /// the test of the request says how.
     ///
     /// # Safety
     /// The buffers can be written until the request is done.

@@ -31,9 +31,10 @@ use crate::plugin::Runtime;
 use crate::socket::{Channel, Frame, Stream};
 
 /// Version of all that the two ends say to each other.
-const VERSION: u32 = 2;
-/// Who has connected greets within this.
-const GREETING: Duration = Duration::from_secs(5);
+const VERSION: u32 = 3;
+/// Who has connected greets within this. Room for a rank whose thread is held up on a busy machine; a stranger
+/// costs a descriptor meanwhile.
+const GREETING: Duration = Duration::from_secs(30);
 /// Connections that may be about to greet.
 const STRANGERS: usize = 256;
 

@@ -19,6 +19,7 @@ use pushgate_proxy::offer::LocalOffer;
 use pushgate_proxy::producer::Producer;
 use pushgate_proxy::proxy::{Proxy, QpFds};
 use pushgate_proxy::qp::verbs::{self, Accepted, Config, Flusher, Places};
+use pushgate_proxy::receives::PostedReceives;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Failure, Result};
@@ -53,6 +54,7 @@ impl Role {
 /// What one end tells the other first.
 #[derive(Serialize, Deserialize)]
 pub enum Offer {
+    /// The descriptors are those of the offer; of a receiving end its work segment comes behind them.
     Local {
         offer: LocalOffer,
         /// Its buffers may lie in a GPU, which pulls out of windows alone.
@@ -111,6 +113,8 @@ pub struct Joined {
     pub reaches: bool,
     /// What makes its writes there complete, on a receiving end that reaches.
     pub flusher: Option<Flusher>,
+    /// What the peer has posted, on a sending end.
+    pub receives: Option<PostedReceives>,
     /// What the GPU sees of both ends' memory, each with that memory: it goes behind.
     pub registrations: Vec<Registered>,
 }
@@ -165,13 +169,15 @@ impl Own {
         };
         let lane = runtime.lane()?;
         let window = Arc::new(runtime.memory("window", geometry.window_bytes(), settings.huge_pages)?);
+        let work = segment(runtime, &geometry, Segment::Work)?;
         // As for a link segment, in `Half::new`.
         window.seal_against_writers()?;
+        work.seal_against_writers()?;
         Ok(Own {
             lane,
             role,
             window,
-            work: segment(runtime, &geometry, Segment::Work)?,
+            work,
             control: segment(runtime, &geometry, Segment::Control)?,
             geometry,
         })
@@ -214,6 +220,7 @@ impl Own {
             longest: MAX_BYTES,
             reaches: false,
             flusher: None,
+            receives: None,
             registrations: Vec::new(),
         }
     }
@@ -289,8 +296,11 @@ impl Half {
                 let offer = LocalOffer::new(link, &*self.own.window, posted, bells.is_some());
                 let gpu = self.own.lane.gpu.is_some();
                 let ringer = bells.as_ref().map(|(_, ringer)| ringer);
+                // Its sender looks there for receives.
+                let work = posted.then(|| self.own.work.fd());
                 let fds = LocalOffer::fds(link, &*self.own.window, ringer)
                     .into_iter()
+                    .chain(work)
                     .map(|fd| fd.try_clone_to_owned())
                     .collect::<std::io::Result<_>>()
                     .map_err(Failure::system("a connection's descriptors"))?;
@@ -304,14 +314,17 @@ impl Half {
         self,
         runtime: &Runtime,
         offer: Offer,
-        fds: Vec<OwnedFd>,
+        mut fds: Vec<OwnedFd>,
         peer_pid: Option<u32>,
     ) -> Result<Taken> {
         let peer = 1 - self.own.role.rank();
         match (self.link, offer) {
             (Link::Local { link, bells }, Offer::Local { offer, gpu }) => {
-                let theirs = offer.take(fds, peer).map_err(refused)?;
                 let own = self.own;
+                let sends = own.role == Role::Send;
+                let work = fds.pop_if(|_| sends);
+                let theirs = offer.take(fds, peer).map_err(refused)?;
+                let receives = work.map(|work| posted_receives(work, &theirs.geometry)).transpose()?;
                 // Before the engine may copy from there.
                 let registrations = own.register(&PeerWindow::Shared(&theirs.window))?;
                 let fds = QpFds {
@@ -328,10 +341,9 @@ impl Half {
                 let wake = own.lane.wake();
                 let bell = own.bell(wake)?;
                 let qp = proxy.add_qp(fds, own.options(runtime), wake)?;
-                let sends = own.role == Role::Send;
                 let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
-                let joined =
-                    Joined { window, regions: gpu.then_some(false), registrations, ..own.joined(qp, bell) };
+                let regions = gpu.then_some(false);
+                let joined = Joined { window, regions, receives, registrations, ..own.joined(qp, bell) };
                 Ok(Taken::Joined(Box::new(joined)))
             }
             (Link::Verbs(verbs), Offer::Verbs { offer, landing: peer_landing }) => {
@@ -377,6 +389,7 @@ impl Exchange {
             }
             _ => None,
         };
+        let receives = accepted.posted_receives();
         let qp = accepted.join(places)?;
         // Where completions can't wake it, the engine must poll.
         let wake = if qp.can_wake() { own.lane.wake() } else { Wake::Polled };
@@ -403,10 +416,18 @@ impl Exchange {
             longest: runtime.loaded.properties.max_bytes,
             reaches,
             flusher,
+            receives,
             registrations,
             ..own.joined(qp, bell)
         })
     }
+}
+
+/// What the peer has posted, in the work segment that it handed over.
+fn posted_receives(work: OwnedFd, geometry: &Geometry) -> Result<PostedReceives> {
+    let refused = |e: &dyn std::fmt::Display| refused(format!("its work segment: {e}"));
+    let work = ReadOnlyMemory::from_fd(work, geometry.work_bytes()).map_err(|e| refused(&e))?;
+    PostedReceives::of_work(&Arc::new(work), geometry).map_err(|e| refused(&e))
 }
 
 /// Whether the RDMA device is used on the GPU's memory at one end; what arrives for the
@@ -440,7 +461,10 @@ mod tests {
         let runtime = Runtime::of_a_test(crate::testing::WINDOW);
         let halves = [Role::Send, Role::Receive].map(|role| Half::new(&runtime, role, None).unwrap());
         let [ours, theirs] = [&halves[0], &halves[1]].map(|half| half.offer().unwrap());
-        for fd in &ours.1[..2] {
+        // Link segment and window; of a receiving end also its work segment, behind its doorbell.
+        let behind = ours.1.len();
+        assert_eq!(theirs.1.len(), behind + 1);
+        for fd in ours.1[..2].iter().chain(&theirs.1[..2]).chain(&theirs.1[behind..]) {
             let bytes = rustix::fs::fstat(fd).unwrap().st_size as usize;
             let mapped = SharedMemory::from_fd(fd.try_clone().unwrap(), bytes);
             assert!(mapped.is_err(), "{bytes} bytes can be written");

@@ -115,6 +115,11 @@ impl Outgoing {
         Record { flags, place: key, place_offset: offset + self.done as u64, ..record }
     }
 
+    /// Whether what it sends begins in these `bytes` at `address`.
+    pub fn lies_in(&self, address: usize, bytes: usize) -> bool {
+        (address..address.saturating_add(bytes)).contains(&(self.data as usize))
+    }
+
     /// Its first SEND is still to come, and must be the next.
     pub fn begins(&self) -> bool {
         !matches!(self.stage, Stage::Invited(_))
@@ -209,6 +214,8 @@ pub struct Incoming {
     /// Its request, and which of that one's buffers.
     pub request: u32,
     pub buffer: u8,
+    /// The region of that one.
+    pub key: u32,
     pub size: usize,
     /// Until the invitation could be sent.
     pub invitation: Option<Invitation>,

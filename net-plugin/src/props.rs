@@ -7,7 +7,7 @@ use std::path::Path;
 use pushgate_driver_shim::abi;
 use pushgate_proxy::qp::verbs::Device;
 
-use crate::ffi::types::{MAX_RECVS, PTR_CUDA, PTR_DMABUF, PTR_HOST};
+use crate::ffi::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST};
 use crate::plan::Landing;
 
 /// Connections at once: what descriptors allow, at about eight each.
@@ -51,8 +51,6 @@ pub struct Properties {
     pub ptr_support: c_int,
     /// Longest message.
     pub max_bytes: usize,
-    /// Buffers of a receive.
-    pub max_recvs: c_int,
 }
 
 impl Properties {
@@ -61,18 +59,8 @@ impl Properties {
         let guid = u64::from_be_bytes(*b"pushgate");
         let ptr_support = if gpu { PTR_HOST | PTR_CUDA } else { PTR_HOST };
         let (devices, speed) = if gpu { (GPU_DEVICES, GPU_SPEED / GPU_DEVICES) } else { (1, LOCAL_SPEED) };
-        let (latency, max_bytes, max_recvs) = (LATENCY, MAX_BYTES, MAX_RECVS as c_int);
-        Properties {
-            pci_path: None,
-            guid,
-            devices,
-            speed,
-            port: 1,
-            latency,
-            ptr_support,
-            max_bytes,
-            max_recvs,
-        }
+        let (latency, max_bytes) = (LATENCY, MAX_BYTES);
+        Properties { pci_path: None, guid, devices, speed, port: 1, latency, ptr_support, max_bytes }
     }
 
     pub fn of(device: &Device) -> Self {
@@ -90,10 +78,6 @@ impl Properties {
             latency: LATENCY,
             ptr_support: PTR_HOST,
             max_bytes: MAX_BYTES.min(device.longest_message() as usize),
-            // Where a rank sends for others of its host (PXN: their GPUs are far from the NIC), NCCL has them share
-            // a connection if receives may have more buffers than one, told apart by tags. One that the
-            // peer is late for must then not hold up the others; but a queue pair is in order.
-            max_recvs: 1,
         }
     }
 

@@ -9,7 +9,7 @@ use pushgate_proxy::producer::{Producer, Received};
 use pushgate_proxy::qp::verbs::Flusher;
 use pushgate_proxy::session::Status;
 
-use crate::comm::{Link, REQUESTS, Wanted};
+use crate::comm::{Link, Mr, REQUESTS, Wanted};
 use crate::error::{Code, Failure, Result};
 use crate::ffi::types::MAX_RECVS;
 use crate::join::RECEIVES_LOG;
@@ -74,9 +74,11 @@ impl Receiver {
 
     /// See [`crate::comm::Comm::receive`].
     pub fn receive(&mut self, link: &Link, wanted: &[Wanted<'_>]) -> Result<Option<u32>> {
-        link.waits(self.producer.status())?;
+        link.gpu_lives()?;
         let Some(request) = self.pool.free() else { return Ok(None) };
-        if self.posted.len() + wanted.len() > 1 << RECEIVES_LOG {
+        // One that has ended takes it all the same: its test says how.
+        let ended = self.producer.status().is_some();
+        if !ended && self.posted.len() + wanted.len() > 1 << RECEIVES_LOG {
             return Ok(None);
         }
         // All or none is posted: so first what may be wrong with any.
@@ -92,7 +94,7 @@ impl Receiver {
                 }
             };
         }
-        for (i, (w, (key, offset))) in wanted.iter().zip(places).enumerate() {
+        for (i, (w, (key, offset))) in wanted.iter().zip(places).enumerate().filter(|_| !ended) {
             // No SEND is longer: what is goes in slices.
             let room = w.size.min(crate::props::MAX_BYTES);
             assert!(self.producer.post_recv(key, offset, room as u32, w.tag), "room was counted");
@@ -102,6 +104,13 @@ impl Receiver {
         let n = wanted.len() as u8;
         self.pool.fill(Awaited::Receive(Receiving { buffers: n, left: n, sizes: [0; MAX_RECVS] }));
         Ok(Some(request))
+    }
+
+    /// Whether a receive that waits for its message, or for the rest of it, names this region.
+    pub fn needs(&self, mr: &Mr) -> bool {
+        self.producer.status().is_none()
+            && (self.posted.iter().any(|p| !p.met && p.key == mr.key)
+                || self.large.is_some_and(|large| large.key == mr.key))
     }
 
     /// Takes in what arrived.
@@ -132,7 +141,7 @@ impl Receiver {
             return Err(Failure::new(Code::Internal, text));
         };
         p.met = true;
-        let (request, buffer, room) = (p.request, p.buffer, p.size);
+        let (request, buffer, key, room) = (p.request, p.buffer, p.key, p.size);
         let rest = Invitation { key: p.key, offset: p.offset + r.length as u64 };
         if self.producer.signal(large::BEGINS) == self.arrived {
             // One at a time: the last one is complete, though nobody may have looked since.
@@ -154,7 +163,7 @@ impl Receiver {
                 return Err(Failure::new(Code::Usage, text));
             }
             let number = self.large_messages;
-            self.large = Some(Incoming { request, buffer, size, invitation: Some(rest), number });
+            self.large = Some(Incoming { request, buffer, key, size, invitation: Some(rest), number });
         } else {
             self.arrived_whole(request, buffer, r.length as usize)?;
         }
@@ -238,7 +247,7 @@ mod tests {
     use std::sync::atomic::AtomicU8;
 
     use super::*;
-    use crate::comm::{Comm, Kind, Mr, Request};
+    use crate::comm::{Comm, Kind, Request};
     use crate::join::Role;
     use crate::testing::{Pair, ended, pair, until};
 
@@ -276,6 +285,37 @@ mod tests {
         assert!(e.code == Code::Usage && e.text.contains(says), "{e}");
         let status = until(|| peer.status());
         assert_eq!((status.code as u32, status.rank), (abi::PUSHGATE_REFUSED, Some(0)));
+    }
+
+    #[test]
+    fn p7_a_receive_behind_the_end_of_its_connection_is_taken_and_its_test_says_how_it_ended() {
+        let buffer = room::<ROOM>();
+        let Pair { comm, peer, socket } = pair(Role::Receive);
+        let mr = comm.register(buffer.as_ptr() as usize, ROOM, Kind::Host).unwrap();
+        let early = receive(&comm, &mr, &buffer);
+        peer.lane.engine.remove_qp(peer.qp).unwrap();
+        drop(socket);
+        assert_eq!(ended(early).unwrap_err().code, Code::Remote);
+        let late = receive(&comm, &mr, &buffer);
+        assert_eq!(ended(late).unwrap_err().code, Code::Remote);
+    }
+
+    #[test]
+    fn p7_memory_that_is_deregistered_with_a_receive_posted_ends_the_connection_and_names_its_own_end() {
+        let buffer = room::<{ 2 * ROOM }>();
+        let Pair { comm, mut peer, socket: _socket } = pair(Role::Receive);
+        let mrs =
+            [0, ROOM].map(|at| comm.register(buffer[at..].as_ptr() as usize, ROOM, Kind::Host).unwrap());
+        let requests = [receive(&comm, &mrs[0], &buffer), receive(&comm, &mrs[1], &buffer[ROOM..])];
+        let record = Record { tag: 7, ..Record::new(Opcode::Send) };
+        until(|| peer.producer.post(record, &[7; FIRST]).then_some(()));
+        assert_eq!(ended(requests[0]).unwrap(), FIRST);
+        comm.deregister(mrs[0]).unwrap();
+        assert_eq!(peer.producer.status(), None, "its receive was done");
+        comm.deregister(mrs[1]).unwrap();
+        let status = until(|| peer.producer.status());
+        assert_eq!((status.code as u32, status.rank), (abi::PUSHGATE_ABORTED, Some(1)));
+        assert_eq!(ended(requests[1]).unwrap_err().code, Code::System);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_proxy::producer::Producer;
 use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::qp::RegionSends;
+use pushgate_proxy::receives::PostedReceives;
 
 use crate::comm::{Link, Mr, SETTLE};
 use crate::error::{Code, Failure, Result};
@@ -19,7 +20,7 @@ use crate::pushes::Pushes;
 struct Sent {
     size: usize,
     /// Its last slot, and how many messages of the connection came before it; `None`
-    /// while slices of it are still to be posted.
+    /// while slices of it are still to be posted, or if the connection had ended before it.
     last: Option<(u64, u64)>,
 }
 
@@ -35,6 +36,8 @@ enum Regions {
 /// See the module's text.
 pub struct Sender {
     producer: Producer,
+    /// What the peer has posted, and no message has taken.
+    receives: PostedReceives,
     pushes: Pushes,
     in_record: bool,
     regions: Regions,
@@ -51,11 +54,12 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// `whole`, `longest`: what goes at once through the window, and out of a region. `window`: where the
-    /// GPU sees it. `regions`: whether messages may go out of registered memory, if that is known.
+    /// `receives`: what the peer posts. `whole`, `longest`: what goes at once through the window, and out of a
+    /// region. `window`: where the GPU sees it. `regions`: whether messages may go out of registered memory, if that is known.
     /// `in_record`: short payload may go in its record.
     pub fn new(
         producer: Producer,
+        receives: PostedReceives,
         (whole, longest): (usize, usize),
         window: Option<u64>,
         regions: Option<bool>,
@@ -66,7 +70,20 @@ impl Sender {
         let pushes = Pushes::new(window, 1 << SLOTS_LOG);
         let (pool, sums) = (Pool::new(), large::Sums::default());
         let (messages, sends, large) = (0, 0, None);
-        Sender { producer, pushes, regions, in_record, whole, longest, pool, messages, sends, sums, large }
+        Sender {
+            producer,
+            receives,
+            pushes,
+            regions,
+            in_record,
+            whole,
+            longest,
+            pool,
+            messages,
+            sends,
+            sums,
+            large,
+        }
     }
 
     /// False if the GPU does not come to an end with its pushes.
@@ -82,6 +99,12 @@ impl Sender {
             }
             std::thread::yield_now();
         }
+    }
+
+    /// Whether slices of a message in this memory are still to be posted.
+    pub fn needs(&self, mr: &Mr) -> bool {
+        let large = self.large.as_ref().filter(|_| self.producer.status().is_none());
+        large.is_some_and(|large| large.lies_in(mr.address, mr.bytes))
     }
 
     /// Publishes what the GPU has pushed.
@@ -103,8 +126,11 @@ impl Sender {
         mr: Option<&Mr>,
     ) -> Result<Option<u32>> {
         self.advance_pushes(link);
-        self.advance_large(link)?;
-        link.waits(self.producer.status())?;
+        let ended = self.producer.status().is_some();
+        if !ended {
+            self.advance_large(link)?;
+        }
+        link.gpu_lives()?;
         let ways = path::Ways {
             regions: self.regions == Regions::Known(true),
             in_record: self.in_record,
@@ -113,8 +139,17 @@ impl Sender {
         };
         let path = path::choose(data as usize, size, mr, ways)?;
         let Some(request) = self.pool.free() else { return Ok(None) };
+        if ended {
+            // Its test says how it ended.
+            self.pool.fill(Sent { size, last: None });
+            return Ok(Some(request));
+        }
         // The first SEND of one that goes in slices must be the next.
         if self.large.as_ref().is_some_and(|l| matches!(path, Path::Slices(_)) || l.begins()) {
+            return Ok(None);
+        }
+        // One that no receive fits would hold up the messages of other tags behind it.
+        if self.receives.find(tag).is_none() {
             return Ok(None);
         }
         let record = Record { tag, ..Record::new(Opcode::Send) };
@@ -127,6 +162,7 @@ impl Sender {
             Path::Slices(slices) => {
                 let most = if let Slices::Region { .. } = slices { self.longest } else { self.whole };
                 self.large = Some(Outgoing::new(request, data, size, tag, slices, most));
+                self.receives.take(tag);
                 self.pool.fill(Sent { size, last: None });
                 self.advance_large(link)?;
                 return Ok(Some(request));
@@ -147,6 +183,7 @@ impl Sender {
             _ => unsafe { self.producer.post_raw(record, data, size) },
         };
         let Some(slot) = slot else { return Ok(None) };
+        self.receives.take(tag);
         self.pool.fill(Sent { size, last: Some((slot, self.messages)) });
         self.messages += 1;
         self.sends += 1;
@@ -209,12 +246,13 @@ impl Sender {
         if !self.pushes.is_empty() {
             self.advance_pushes(link);
         }
-        if self.large.is_some() {
+        // Before the slots that were given back: then these are not older.
+        let status = self.producer.status();
+        // Nothing of one that has ended needs its memory any more.
+        if self.large.is_some() && status.is_none() {
             self.advance_large(link)?;
         }
         let sent = self.pool.get(request)?;
-        // Before the slots that were given back: then these are not older.
-        let status = self.producer.status();
         if let Some((slot, number)) = sent.last
             && (self.producer.retired() > slot || link.peer.received() > number)
         {
@@ -231,6 +269,8 @@ impl Sender {
 
 #[cfg(test)]
 mod tests {
+    use pushgate_driver_shim::abi;
+
     use super::*;
     use crate::comm::{Kind, Request};
     use crate::join::Role;
@@ -267,6 +307,69 @@ mod tests {
             assert_eq!(room, payload);
         }
         ended
+    }
+
+    #[test]
+    fn p4_p6_a_message_is_taken_when_a_receive_of_its_tag_is_posted() {
+        let Pair { comm, mut peer, socket: _socket } = pair(Role::Send);
+        let proxy: &dyn Proxy = &*peer.lane.engine;
+        let mut room = [0u8; 64];
+        // SAFETY: it outlives the connection, and is not looked at meanwhile.
+        let key = unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, 64, None) }.unwrap();
+        let payload = [7u8; 64];
+        let send = |size: usize, tag| {
+            // SAFETY: the payload outlives the connection.
+            unsafe { comm.send(payload.as_ptr(), size, tag, None) }.unwrap()
+        };
+        assert!(send(8, 1).is_none() && send(64, 1).is_none(), "nothing is posted");
+        for tag in [0, 1, 2] {
+            assert!(peer.producer.post_recv(key, 0, 64, tag));
+        }
+        peer.producer.wake();
+        let one = send(8, 1).expect("a receive of tag 1 is posted");
+        assert!(send(8, 1).is_none(), "that was the only one");
+        let others = [send(64, 2), send(8, 0)].map(|sent| sent.expect("its receive is posted"));
+        assert!((0..4).all(|tag| send(8, tag).is_none()), "all receives are taken");
+        for request in [one, others[0], others[1]] {
+            ended(request).unwrap();
+        }
+        drop(comm);
+    }
+
+    #[test]
+    fn p7_a_send_behind_the_end_of_its_connection_is_taken_and_its_test_says_how_it_ended() {
+        let Pair { comm, peer, socket } = pair(Role::Send);
+        let payload = [7u8; 64];
+        // As a peer that closes in order.
+        peer.lane.engine.remove_qp(peer.qp).unwrap();
+        drop(socket);
+        let request = until(|| {
+            // SAFETY: the payload outlives the connection.
+            unsafe { comm.send(payload.as_ptr(), 64, 1, None) }.unwrap()
+        });
+        assert_eq!(ended(request).unwrap_err().code, Code::Remote);
+        drop(comm);
+    }
+
+    #[test]
+    fn p5_memory_that_is_deregistered_amid_its_slices_is_not_read_any_more() {
+        let (payload, mut room) = (vec![7u8; BYTES], vec![0u8; BYTES]);
+        let Pair { comm, mut peer, socket: _socket } = pair(Role::Send);
+        let proxy: &dyn Proxy = &*peer.lane.engine;
+        // SAFETY: it outlives the connection, and is not looked at meanwhile.
+        let key = unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, BYTES as u64, None) }
+            .unwrap();
+        assert!(peer.producer.post_recv(key, 0, BYTES as u32, 7));
+        let mr = comm.register(payload.as_ptr() as usize, BYTES, Kind::Host).unwrap();
+        // SAFETY: the payload outlives the connection.
+        let request = unsafe { comm.send(payload.as_ptr(), BYTES, 7, Some(&mr)) }.unwrap().expect("room");
+        // The first slice is here, the rest waits to be invited.
+        until(|| peer.producer.try_recv());
+        comm.deregister(mr).unwrap();
+        assert_eq!(ended(request).unwrap_err().code, Code::System);
+        let status = until(|| peer.producer.status());
+        assert_eq!((status.code as u32, status.rank), (abi::PUSHGATE_ABORTED, Some(0)));
+        drop(comm);
     }
 
     #[test]

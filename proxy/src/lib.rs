@@ -33,6 +33,8 @@ pub mod proxy;
 #[cfg(not(loom))]
 pub mod qp;
 #[cfg(not(loom))]
+pub mod receives;
+#[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
 pub mod remote;

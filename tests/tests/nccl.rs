@@ -270,6 +270,42 @@ fn a_thousand_connections_leave_nothing_behind() {
     run_with(command(&format!("many --times {} --version 8", times(50, 4))), &[]);
 }
 
+/// Ranks as processes, one thread each, and as threads of one process, four each at once.
+fn closed_in_flight(variables: &[(&str, &str)]) {
+    // RDMA in software carries little, and takes 0.3 s for a connection.
+    for (how, n) in [("--processes --threads 1", times(10, 3)), ("--threads 4", times(10, 1))] {
+        run_with(command(&format!("closing {how} --times {n}")), variables);
+    }
+}
+
+#[test]
+fn p7_connections_closed_with_messages_in_flight_take_every_post_and_leave_nothing() {
+    closed_in_flight(&[]);
+    if !over_rdma() {
+        // By way of a window that is not read in slices.
+        closed_in_flight(&[("PUSHGATE_NET_WINDOW_SIZE", "4M")]);
+    }
+}
+
+/// Messages go whole through a window that holds some of them.
+#[test]
+fn p7_gpu_connections_closed_with_messages_in_flight_take_every_post_and_leave_nothing() {
+    closed_in_flight(&[GPU[0], GPU[1], ("PUSHGATE_NET_WINDOW_SIZE", "4M")]);
+}
+
+#[test]
+fn p4_p6_a_message_whose_receive_is_not_posted_holds_up_no_other_tag() {
+    for version in &[8, 11][..times(2, 1)] {
+        run(&format!("tags --version {version} --groups {}", times(200, 40)));
+    }
+    run(&format!("tags --nccl-rules --groups {}", times(50, 10)));
+}
+
+#[test]
+fn p4_p6_a_gpu_message_whose_receive_is_not_posted_holds_up_no_other_tag() {
+    run_with(command(&format!("tags --groups {}", times(100, 20))), &GPU);
+}
+
 #[test]
 fn p7_memory_is_deregistered_though_the_peer_that_reads_it_stands_still() {
     run("stopped");

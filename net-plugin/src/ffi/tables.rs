@@ -192,7 +192,9 @@ fn props_v9(dev: c_int) -> Result<PropsV9> {
         port: p.port,
         latency: p.latency,
         max_comms: props::MAX_COMMS,
-        max_recvs: p.max_recvs,
+        // With several, NCCL has ranks share a connection that send by way of one of their host (PXN), told apart
+        // by tags.
+        max_recvs: super::types::MAX_RECVS as c_int,
         net_device_type: 0,
         net_device_version: 0,
         v_props: VDevice4 { ndevs: 1, devs: [dev, 0, 0, 0] },

@@ -8,7 +8,7 @@ fn main() {
         |all: &[(&str, scenario::Scenario)]| all.iter().map(|(n, _)| *n).collect::<Vec<_>>().join(", ");
     let usage = format!(
         "nccl-caller SCENARIO --plugin FILE [--version 8..12] [--processes] [--nccl-rules] [--unregistered] \
-         [--groups N] [--max BYTES] [--in-flight N] [--seed N] [--times N]\n\
+         [--groups N] [--max BYTES] [--in-flight N] [--seed N] [--times N] [--threads N]\n\
          scenarios of any plugin: {}\n\
          of this project's alone: {}\n\
          --nccl-rules: only what NCCL asks of a plugin is checked; what is left out is said",
@@ -27,6 +27,7 @@ fn main() {
         in_flight: 8,
         seed: 1,
         times: 1000,
+        threads: 1,
         nccl_rules: false,
     };
     let wrong = |what: &str| -> ! {
@@ -57,6 +58,7 @@ fn main() {
             "--in-flight" => options.in_flight = n as usize,
             "--seed" => options.seed = n,
             "--times" => options.times = n as usize,
+            "--threads" => options.threads = n as usize,
             _ => wrong(&format!("{name} is no option")),
         }
     }

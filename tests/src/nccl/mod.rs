@@ -3,10 +3,12 @@
 //! nothing of the plugin but what NCCL's headers say, so any plugin can be tried.
 //!
 //! `table` is the library and its calls, `pair` two ranks with connections and
-//! traffic between them, `scenario` what is tried, `speed` what is measured.
+//! traffic between them, `scenario`, `closing` and `tags` what is tried, `speed` what is measured.
 
+pub mod closing;
 mod forked;
 pub mod pair;
 pub mod scenario;
 pub mod speed;
 pub mod table;
+pub mod tags;

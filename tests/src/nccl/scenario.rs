@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ pub struct Options {
     pub seed: u64,
     /// How often, where a scenario repeats something.
     pub times: usize,
+    /// Threads of a rank, where a scenario has several, each with connections of its own.
+    pub threads: usize,
     /// Only what NCCL asks of a plugin makes a scenario fail. Else the promises of this project's
     /// plugin do as well.
     pub nccl_rules: bool,
@@ -62,7 +64,7 @@ impl Options {
 
     /// Something that this project's plugin promises and NCCL does not ask for: wrong if it is not kept,
     /// or, with NCCL's rules alone, said.
-    fn promise(&self, what: &str, kept: bool, found: &dyn std::fmt::Debug) {
+    pub(super) fn promise(&self, what: &str, kept: bool, found: &dyn std::fmt::Debug) {
         match (kept, self.nccl_rules) {
             (true, _) => {}
             (false, true) => println!("not so here, and NCCL does not ask for it: {what} ({found:?})"),
@@ -95,6 +97,7 @@ impl Options {
             ("--in-flight", self.in_flight.to_string()),
             ("--seed", self.seed.to_string()),
             ("--times", self.times.to_string()),
+            ("--threads", self.threads.to_string()),
         ] {
             command.args([name, &value]);
         }
@@ -108,7 +111,31 @@ impl Options {
         let (from, to) = (child.stdout.take().expect("piped"), child.stdin.take().expect("piped"));
         (child, Box::new(Streams(from, to)))
     }
+
+    /// The other rank, a process that runs `scenario`, and the bytes between each of our threads and one of its own.
+    pub(super) fn spawn_threads(&self, scenario: &str) -> (Child, Vec<Box<dyn Bootstrap>>) {
+        let name = format!("pushgate/nccl-caller/{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).expect("a name");
+        let listener = UnixListener::bind_addr(&address).expect("a listening socket");
+        let (child, _) = self.spawn_with(scenario, &[(THREADS, &name)]);
+        let one = |_| {
+            let (stream, _) = listener.accept().expect("a thread of the second rank");
+            streams(stream)
+        };
+        (child, (0..self.threads).map(one).collect())
+    }
+
+    /// The same in the process that was spawned.
+    pub(super) fn threads_of_parent(&self) -> Vec<Box<dyn Bootstrap>> {
+        let name = std::env::var(THREADS).expect("the first rank says where its threads are");
+        let address = SocketAddr::from_abstract_name(name).expect("a name");
+        let one = |_| streams(UnixStream::connect_addr(&address).expect("the first rank"));
+        (0..self.threads).map(one).collect()
+    }
 }
+
+/// Where a second rank finds the threads of the first.
+const THREADS: &str = "NCCL_CALLER_THREADS";
 
 /// A first rank that has failed is not waited for.
 pub(super) fn die_with_parent() {
@@ -121,9 +148,13 @@ pub(super) fn parent() -> Box<dyn Bootstrap> {
     Box::new(Streams(std::io::stdin(), std::io::stdout()))
 }
 
-fn stream_pair() -> [Box<dyn Bootstrap>; 2] {
+fn streams(s: UnixStream) -> Box<dyn Bootstrap> {
+    Box::new(Streams(s.try_clone().expect("a clone"), s))
+}
+
+pub(super) fn stream_pair() -> [Box<dyn Bootstrap>; 2] {
     let (a, b) = UnixStream::pair().expect("a socket pair");
-    [a, b].map(|s| Box::new(Streams(s.try_clone().expect("a clone"), s)) as Box<dyn Bootstrap>)
+    [a, b].map(streams)
 }
 
 pub(super) fn close(plugin: &Plugin, ends: Ends) {
@@ -248,7 +279,7 @@ pub(super) fn finish_one(plugin: &Plugin, recv: Ptr, send: Ptr) -> i32 {
 }
 
 /// Posts; if the plugin has no room, again, as NCCL does: it may be waiting for the last of a connection's
-/// handshake. (This project's has room at once, or none.)
+/// handshake. (This project's has room for a receive at once, or none.)
 pub(super) fn post(plugin: &Plugin, one: impl Fn() -> super::table::Result<Option<Ptr>>) -> Option<Ptr> {
     let begin = Instant::now();
     loop {
@@ -260,6 +291,7 @@ pub(super) fn post(plugin: &Plugin, one: impl Fn() -> super::table::Result<Optio
     }
 }
 
+/// Sends, once the plugin has heard of the receive, which was posted.
 pub(super) fn send(
     plugin: &Plugin,
     ends: Ends,
@@ -268,8 +300,21 @@ pub(super) fn send(
     tag: i32,
     mr: Ptr,
 ) -> Option<Ptr> {
-    // SAFETY: the buffer outlives the connection in all scenarios.
-    post(plugin, || unsafe { plugin.isend(ends.send, buffer.at(0), size, tag, mr) })
+    posted_send(plugin, || {
+        // SAFETY: the buffer outlives the connection in all scenarios.
+        unsafe { plugin.isend(ends.send, buffer.at(0), size, tag, mr) }
+    })
+}
+
+fn posted_send(plugin: &Plugin, one: impl Fn() -> super::table::Result<Option<Ptr>>) -> Option<Ptr> {
+    let begin = Instant::now();
+    loop {
+        let request = post(plugin, &one);
+        if request.is_some() || begin.elapsed() > hang() {
+            return request;
+        }
+        std::thread::yield_now();
+    }
 }
 
 fn receive(plugin: &Plugin, ends: Ends, buffer: &Buffer, size: usize, tag: i32, mr: Ptr) -> Option<Ptr> {
@@ -306,9 +351,7 @@ pub fn rules(o: &Options) {
     o.promise("it knows its speed", p.speed > 0, &p.speed);
     o.promise("at most 8 buffers in a receive", p.max_recvs <= 8, &p.max_recvs);
     if !o.nccl_rules {
-        // With more over RDMA, NCCL has ranks share a connection that one of them can hold up.
-        let verbs = std::env::var("PUSHGATE_QP").is_ok_and(|qp| qp == "verbs");
-        assert_eq!(p.max_recvs, if verbs { 1 } else { 8 }, "verbs: {verbs}");
+        assert_eq!(p.max_recvs, 8, "over every transport, so that PXN shares connections");
     }
     if o.dares("properties of a device that there is not") {
         assert!(plugin.properties(1000).is_err(), "there are no 1001 devices");
@@ -364,7 +407,8 @@ pub fn rules(o: &Options) {
         let r = post(&plugin, || unsafe { plugin.irecv(ends.recv, &[behind(&into)], &[0], &[5], &[b]) })
             .expect("room");
         // SAFETY: as above.
-        let s = post(&plugin, || unsafe { plugin.isend(ends.send, behind(&out), 0, 5, a) }).expect("room");
+        let s =
+            posted_send(&plugin, || unsafe { plugin.isend(ends.send, behind(&out), 0, 5, a) }).expect("room");
         assert_eq!(finish_one(&plugin, r, s), 0);
     }
     if o.dares("flushes of host memory, and of buffers that are not there") {
@@ -514,13 +558,13 @@ fn count(what: &str) -> usize {
 }
 
 /// Descriptors, threads, mappings.
-fn counts() -> [usize; 3] {
+pub(super) fn counts() -> [usize; 3] {
     ["fd", "task", "maps"].map(count)
 }
 
 /// The same, once there are no more descriptors and threads than before, or after `limit`: the threads that
 /// play a GPU's worker end by themselves behind the last copy.
-fn counts_down_to(before: [usize; 3], limit: Duration) -> [usize; 3] {
+pub(super) fn counts_down_to(before: [usize; 3], limit: Duration) -> [usize; 3] {
     let begin = Instant::now();
     loop {
         let now = counts();
@@ -619,7 +663,7 @@ pub fn setting(o: &Options) {
     }
 }
 
-/// A peer that is killed in the middle: requests fail within 10 s.
+/// A peer that is killed in the middle: requests fail within 10 s, those too that are posted behind that.
 pub fn killed(o: &Options) {
     let plugin = o.open();
     let (mut child, mut peer) = o.spawn("victim");
@@ -630,7 +674,9 @@ pub fn killed(o: &Options) {
     let into_mr = plugin.reg_mr(ends.recv, buffer.at(0), buffer.bytes()).expect("regMr");
     peer.barrier();
     let r = receive(&plugin, ends, &buffer, 1 << 20, 1, into_mr).expect("room");
-    let s = send(&plugin, ends, &buffer, 4096, 1, out_mr).expect("room");
+    // SAFETY: the buffer stays.
+    let early = unsafe { plugin.isend(ends.send, buffer.at(0), 4096, 1, out_mr) };
+    assert_eq!(early, Ok(None), "nobody has posted a receive");
     let mut half_made = {
         // A connection that is being made with it, too.
         let mut theirs = [0; 128];
@@ -641,6 +687,8 @@ pub fn killed(o: &Options) {
     child.kill().expect("kill");
     child.wait().expect("wait");
     let begin = Instant::now();
+    // Taken once the plugin knows that nobody posts a receive any more.
+    let s = send(&plugin, ends, &buffer, 4096, 1, out_mr).expect("a post to a peer that is gone is taken");
     for (what, request) in [("receive", r), ("send", s)] {
         let failed = wait(&plugin, request).expect_err("it ended well, with nobody there");
         println!("{what}: {failed} after {:.2} s", begin.elapsed().as_secs_f64());
@@ -652,15 +700,20 @@ pub fn killed(o: &Options) {
         assert!(begin.elapsed() < hang(), "a connection to a process that is gone never fails");
         std::thread::yield_now();
     }
-    // SAFETY: the buffer stays.
-    unsafe {
-        assert!(plugin.isend(ends.send, buffer.at(0), 1, 1, out_mr).is_err());
-        assert!(plugin.irecv(ends.recv, &[buffer.at(0)], &[1], &[1], &[into_mr]).is_err());
-    }
+    fail_when_tested(&plugin, ends, &buffer, (out_mr, into_mr));
     plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
     plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
     close(&plugin, ends);
     plugin.finalize(ctx).expect("finalize");
+}
+
+/// Posts behind the end of a connection: taken, and their tests say that it has ended.
+fn fail_when_tested(plugin: &Plugin, ends: Ends, buffer: &Buffer, (out_mr, into_mr): (Ptr, Ptr)) {
+    let s = send(plugin, ends, buffer, 1, 1, out_mr).expect("isend behind the end is taken");
+    let r = receive(plugin, ends, buffer, 1, 1, into_mr).expect("irecv behind the end is taken");
+    for request in [s, r] {
+        wait(plugin, request).expect_err("done, behind the end");
+    }
 }
 
 /// The other rank of [`killed`]: connects, and never answers.
@@ -695,6 +748,10 @@ pub fn stopped(o: &Options) {
     peer.barrier();
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("kill");
+    // Until all its threads stand still, its engine's too.
+    let stopped =
+        rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).expect("waitpid");
+    assert!(stopped.is_some_and(|(_, status)| status.stopped()), "the sleeper is not stopped: {stopped:?}");
     let s = send(&plugin, ends, &buffer, buffer.bytes(), 1, mr).expect("room");
     // So that it is on its way.
     std::thread::sleep(Duration::from_millis(100));
@@ -766,11 +823,16 @@ fn until_lost(plugin: &Plugin, ends: Ends, peer: &mut dyn Bootstrap) -> super::t
     for request in [s, r].into_iter().flatten() {
         wait(plugin, request).expect_err("a copy that nobody makes is done");
     }
+    // Nor do posts: they fail, or their tests.
+    let refused = |posted: Result<Option<Ptr>, super::table::Failed>| match posted {
+        Ok(Some(request)) => _ = wait(plugin, request).expect_err("done, behind the end"),
+        Ok(None) => panic!("a post behind the end is not taken"),
+        Err(_) => {}
+    };
     // SAFETY: as above.
     unsafe {
-        plugin.isend(ends.send, out.at(0), 64, 1, out_mr).expect_err("isend behind the end");
-        let receive = plugin.irecv(ends.recv, &[into.at(0)], &[64], &[1], &[into_mr]);
-        receive.expect_err("irecv behind the end");
+        refused(plugin.isend(ends.send, out.at(0), 64, 1, out_mr));
+        refused(plugin.irecv(ends.recv, &[into.at(0)], &[64], &[1], &[into_mr]));
     }
     plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
     plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
@@ -855,33 +917,36 @@ pub fn queue(o: &Options) {
 pub type Scenario = fn(&Options);
 
 /// What NCCL asks of any plugin; what a plugin does beyond that is among it, and named.
-pub const NCCL: [(&str, Scenario); 6] = [
+pub const NCCL: [(&str, Scenario); 7] = [
     ("traffic", traffic),
     ("rules", rules),
     ("truncation", truncation),
     ("many", many),
     ("reload", reload),
+    ("tags", super::tags::tags),
     ("speed", super::speed::speed),
 ];
 
 /// What this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 8] = [
+pub const OWN: [(&str, Scenario); 9] = [
     ("garbage", garbage),
     ("setting", setting),
     ("forked", super::forked::forked),
     ("killed", killed),
     ("stopped", stopped),
+    ("closing", super::closing::closing),
     ("lost", lost),
     ("deregister", deregister),
     ("queue", queue),
 ];
 
 /// Processes that a scenario starts.
-const SECOND: [(&str, Scenario); 5] = [
+const SECOND: [(&str, Scenario); 6] = [
     ("rank-1", rank_1),
     ("victim", victim),
     ("sleeper", sleeper),
     ("lost-rank", lost_rank),
+    ("closing-rank", super::closing::closing_rank),
     ("speed-rank", super::speed::second),
 ];
 

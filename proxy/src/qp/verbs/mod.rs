@@ -32,7 +32,6 @@ mod mock;
 mod nic;
 mod objects;
 mod queue_pair;
-mod receives;
 mod sending;
 mod setup;
 mod slot;

@@ -16,11 +16,12 @@ use serde::{Deserialize, Serialize};
 use super::device::{Device, mtu_bytes};
 use super::gid::{Family, Gid, GidEntry, GidType, choose};
 use super::objects::{Cq, Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
-use super::receives::RECEIVE_WORDS;
 use super::sending::Sending;
 use super::slot::{SHORT, SLOT_BYTES, slot_bytes};
 use super::states::{PeerQp, States};
 use super::{CONTROL_WRS, NOTIFIES, VerbsError, VerbsQp};
+use crate::memory::Words;
+use crate::receives::{PostedReceives, RECEIVE_WORDS};
 use crate::region::MAX_REGIONS;
 
 /// Version of offers, places and of what crosses the wire. Other versions are refused.
@@ -416,6 +417,14 @@ impl Accepted {
     /// The peer's rings, checked.
     pub fn peer_geometry(&self) -> Geometry {
         self.peer_geometry
+    }
+
+    /// The peer's posted receives, as its RDMA device writes them here, if it posts any.
+    pub fn posted_receives(&self) -> Option<PostedReceives> {
+        let log = self.peer_geometry.rx_log;
+        let at = InboxLayout::new(self.peer_link_log, log).receives;
+        let ring = || Words::readable(&self.inbox, at, RECEIVE_WORDS << log);
+        self.peer_receives.then(|| PostedReceives::new(ring(), log))
     }
 
     /// Ready to send.

@@ -1,5 +1,8 @@
-//! The peer's posted receives, as it told of them: where a SEND may be written
-//! without a stop at either end.
+//! The peer's posted receives, as a sender knows them.
+//!
+//! Over RDMA the sender's engine writes a SEND to where its receive says, without a stop at
+//! either end. A program may ask before it sends whether a receive of a message's tag is
+//! there ([`PostedReceives`]): a SEND that no receive fits would hold up those behind it.
 //!
 //! Both ends follow one rule: a SEND takes the oldest receive that no message has
 //! taken and whose tag is its own or any. The sender knows the receives in the
@@ -9,25 +12,34 @@
 //! checks that (P8): it goes by its own list alone.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::memory::ReadOnlyMemory;
 use pushgate_driver_shim::record::lap_of;
+use pushgate_driver_shim::segment::{Geometry, Segment, check_header};
 
+use crate::endpoint::EndpointError;
+use crate::memory::Words;
 use crate::ring;
 
 /// Words of an entry: those of a posted receive, laps included.
-pub(super) const RECEIVE_WORDS: usize = abi::PUSHGATE_RECV_WORDS as usize;
+pub(crate) const RECEIVE_WORDS: usize = abi::PUSHGATE_RECV_WORDS as usize;
 
 /// A receive of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PeerReceive {
+pub struct PeerReceive {
     /// How many were posted before it.
-    pub(super) number: u64,
-    pub(super) rkey: u32,
-    pub(super) offset: u64,
-    pub(super) length: u32,
-    pub(super) tag: u32,
+    pub number: u64,
+    /// The region of its buffer.
+    pub rkey: u32,
+    /// Where the buffer begins in the region, bytes.
+    pub offset: u64,
+    /// Bytes that it takes.
+    pub length: u32,
+    /// Tag of the messages that it takes, or `PUSHGATE_ANY_TAG`.
+    pub tag: u32,
 }
 
 impl PeerReceive {
@@ -37,7 +49,7 @@ impl PeerReceive {
 }
 
 /// Those that no message of ours has taken yet.
-pub(super) struct PeerReceives {
+pub(crate) struct PeerReceives {
     log: u32,
     /// Taken out of the ring, oldest first.
     known: VecDeque<PeerReceive>,
@@ -47,7 +59,7 @@ pub(super) struct PeerReceives {
 
 impl PeerReceives {
     /// For a peer that posts at most `1 << log` at once.
-    pub(super) fn new(log: u32) -> Self {
+    pub(crate) fn new(log: u32) -> Self {
         PeerReceives { log, known: VecDeque::with_capacity(1 << log), seen: 0 }
     }
 
@@ -79,21 +91,72 @@ impl PeerReceives {
     }
 
     /// The receive that a SEND of `tag` will take, if the peer has told of it.
-    pub(super) fn find(&self, ring: &[AtomicU64], tag: u32) -> Option<PeerReceive> {
+    pub(crate) fn find(&self, ring: &[AtomicU64], tag: u32) -> Option<PeerReceive> {
         let known = self.known.iter().copied().find(|r| r.takes(tag));
         known.or_else(|| self.fresh(ring).find(|r| r.takes(tag)))
     }
 
-    /// The same, and takes it.
-    pub(super) fn take(&mut self, ring: &[AtomicU64], tag: u32) -> Option<PeerReceive> {
+    /// Takes the receive that a SEND of `tag` will take, if the peer has told of it. The ring is
+    /// read only where none of those that are known already fits.
+    pub(crate) fn take(&mut self, ring: &[AtomicU64], tag: u32) -> Option<PeerReceive> {
+        if let Some(at) = self.known.iter().position(|r| r.takes(tag)) {
+            return self.known.remove(at);
+        }
         while self.known.len() < 1 << self.log
             && let Some(new) = self.entry(ring, self.seen)
         {
-            self.known.push_back(new);
             self.seen += 1;
+            if new.takes(tag) {
+                return Some(new);
+            }
+            self.known.push_back(new);
         }
-        let at = self.known.iter().position(|r| r.takes(tag))?;
-        self.known.remove(at)
+        None
+    }
+}
+
+/// The peer's posted receives, as a program asks for them before it sends. For one thread at a
+/// time.
+///
+/// It takes receives by the rule of the queue pair, so a program that takes one for each SEND, in
+/// the order of its SENDs, knows which receive each of them meets. No call allocates, locks or
+/// calls the system.
+pub struct PostedReceives {
+    ring: Words,
+    receives: PeerReceives,
+}
+
+impl PostedReceives {
+    /// In a ring of `1 << log` that the peer, or its RDMA device, writes.
+    pub(crate) fn new(ring: Words, log: u32) -> Self {
+        PostedReceives { ring, receives: PeerReceives::new(log) }
+    }
+
+    /// In the work segment of a peer on this host, of which it handed over a descriptor.
+    /// `geometry` is the peer's, checked. An error if the segment is another one.
+    pub fn of_work(work: &Arc<ReadOnlyMemory>, geometry: &Geometry) -> Result<Self, EndpointError> {
+        const NAME: &str = "peer's work";
+        let header = Words::readable(work, 0, 8.min(work.len() / 8));
+        let found = check_header(&header, Segment::Work, work.len())
+            .map_err(|source| EndpointError::Header { segment: NAME, source })?;
+        if found != *geometry {
+            let (found, expected) = (Box::new(found), Box::new(*geometry));
+            return Err(EndpointError::Disagree { segment: NAME, found, expected });
+        }
+        let words = RECEIVE_WORDS << geometry.rx_log;
+        Ok(Self::new(Words::readable(work, geometry.work_receives_offset(), words), geometry.rx_log))
+    }
+
+    /// The receive that the next SEND of `tag` will take, if the peer has posted it.
+    #[inline]
+    pub fn find(&self, tag: u32) -> Option<PeerReceive> {
+        self.receives.find(&self.ring, tag)
+    }
+
+    /// Takes the receive that [`PostedReceives::find`] would name: a SEND of `tag` is the next.
+    #[inline]
+    pub fn take(&mut self, tag: u32) -> Option<PeerReceive> {
+        self.receives.take(&self.ring, tag)
     }
 }
 

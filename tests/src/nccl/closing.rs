@@ -1,0 +1,258 @@
+//! Connections that are closed with messages in flight and made anew at once. Neither rank waits for the
+//! other but to connect, so the slower one posts to a peer that has gone.
+
+use std::time::{Duration, Instant};
+
+use super::pair::{self, Bootstrap, Buffer, Ends};
+use super::scenario::{self, Options, begin, die_with_parent};
+use super::table::{Plugin, Ptr, is_gpu_memory, warnings};
+use crate::hang;
+
+/// Messages each way on a connection, and the bytes of each.
+const MESSAGES: usize = 32;
+const BYTES: usize = 1 << 20;
+
+/// Closing succeeds within seconds: that is the promise. What it waits for are limits of 2 s each, of which
+/// few meet; the rest is room for a busy machine.
+const CLOSED: Duration = Duration::from_secs(30);
+
+/// What a rank does with a connection.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Pace {
+    /// Posts all, and closes.
+    Fast,
+    /// Posts slowly, and sees each request end before it closes.
+    Slow,
+    /// Posts nothing, and closes.
+    Gone,
+    /// Sees its peer go first, posts all, and sees each request fail.
+    Late,
+}
+
+/// In turns: ranks that are alike, one that is slower, one that goes first. The next three rounds the other way round.
+fn pace(round: usize, rank: u64) -> Pace {
+    let first = (round / 3) as u64 % 2 == rank;
+    match (round % 3, first) {
+        (0, _) | (1, true) => Pace::Fast,
+        (1, false) => Pace::Slow,
+        (_, true) => Pace::Gone,
+        (_, false) => Pace::Late,
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Request {
+    Open(Ptr),
+    Done,
+    Failed,
+}
+
+/// One thread of a rank.
+struct Rank<'a> {
+    plugin: &'a Plugin,
+    ctx: Ptr,
+    rank: u64,
+    /// What each message holds.
+    out: Buffer,
+    /// What the peer's hold.
+    expected: Buffer,
+    into: Buffer,
+}
+
+impl Rank<'_> {
+    /// Receives are the first.
+    fn is_receive(number: usize) -> bool {
+        number < MESSAGES
+    }
+
+    /// Posts all; a plugin without room is asked again behind a look at what is open, as NCCL does.
+    fn post(&self, ends: Ends, mrs: &[Ptr], pace: Pace) -> Vec<Request> {
+        let mut requests = Vec::new();
+        let begin = Instant::now();
+        while requests.len() < 2 * MESSAGES {
+            let i = requests.len();
+            // SAFETY: the buffers stay until the connections are closed, and nobody else writes there.
+            let posted = unsafe {
+                match Self::is_receive(i) {
+                    true => {
+                        self.plugin.irecv(ends.recv, &[self.into.at(i * BYTES)], &[BYTES], &[7], &[mrs[i]])
+                    }
+                    false => self.plugin.isend(ends.send, self.out.at(0), BYTES, 7, mrs[i]),
+                }
+            };
+            match posted {
+                Ok(Some(request)) => requests.push(Request::Open(request)),
+                Ok(None) => self.test(&mut requests),
+                Err(e) => panic!("post {i}, {pace:?}: {e}; the plugin says: {:#?}", warnings()),
+            }
+            let some = requests.len();
+            assert!(begin.elapsed() < hang(), "{pace:?}: {some} of {} requests are taken", 2 * MESSAGES);
+            if pace == Pace::Slow {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        requests
+    }
+
+    fn test(&self, requests: &mut [Request]) {
+        for (i, request) in requests.iter_mut().enumerate() {
+            let Request::Open(at) = *request else { continue };
+            // SAFETY: not done yet.
+            let done = unsafe {
+                match Self::is_receive(i) {
+                    true => self.plugin.test_receive(at, true).map(|sizes| sizes.is_some()),
+                    false => self.plugin.test_send(at, true),
+                }
+            };
+            match done {
+                Ok(false) => continue,
+                Ok(true) => *request = Request::Done,
+                Err(_) => *request = Request::Failed,
+            }
+            if let (true, Request::Done) = (Self::is_receive(i), *request) {
+                // SAFETY: within both; the plugin is done with this stretch, and nobody writes what is expected.
+                let [found, expected] = [self.into.at(i * BYTES), self.expected.at(0)]
+                    .map(|at| unsafe { std::slice::from_raw_parts(at.cast::<u8>(), BYTES) });
+                assert!(found == expected, "receive {i} is done, and not all of its message is there");
+            }
+        }
+        std::thread::yield_now();
+    }
+
+    /// Until none is open: how many are done.
+    fn finish(&self, requests: &mut [Request]) -> usize {
+        let begin = Instant::now();
+        while requests.iter().any(|r| matches!(r, Request::Open(_))) {
+            self.test(requests);
+            assert!(begin.elapsed() < hang(), "requests that never end: {requests:?}");
+        }
+        requests.iter().filter(|r| matches!(r, Request::Done)).count()
+    }
+
+    fn round(&self, round: usize, peer: &mut dyn Bootstrap) {
+        let (plugin, pace) = (self.plugin, pace(round, self.rank));
+        let (listener, own) = plugin.listen(self.ctx).expect("listen");
+        peer.tell(&own);
+        let mut theirs = [0; 128];
+        peer.hear(&mut theirs);
+        let ends = pair::poll_ends(plugin, self.ctx, listener, &mut theirs).expect("connect");
+        let mrs: Vec<Ptr> = (0..2 * MESSAGES)
+            .map(|i| {
+                let (comm, at) = match Self::is_receive(i) {
+                    true => (ends.recv, self.into.at(i * BYTES)),
+                    false => (ends.send, self.out.at(0)),
+                };
+                plugin.reg_mr(comm, at, BYTES).expect("regMr")
+            })
+            .collect();
+        if pace == Pace::Late {
+            // It has closed.
+            peer.hear(&mut [0]);
+        }
+        let mut requests = if pace == Pace::Gone { Vec::new() } else { self.post(ends, &mrs, pace) };
+        match pace {
+            Pace::Late => assert_eq!(self.finish(&mut requests), 0, "done, with nobody there: {requests:?}"),
+            Pace::Slow => _ = self.finish(&mut requests),
+            Pace::Fast | Pace::Gone => {}
+        }
+        let begin = Instant::now();
+        for (i, mr) in mrs.into_iter().enumerate() {
+            let comm = if Self::is_receive(i) { ends.recv } else { ends.send };
+            plugin.dereg_mr(comm, mr).unwrap_or_else(|e| panic!("{e}: {:#?}", warnings()));
+        }
+        plugin.close_send(ends.send).expect("closeSend");
+        plugin.close_recv(ends.recv).expect("closeRecv");
+        plugin.close_listen(listener).expect("closeListen");
+        assert!(begin.elapsed() < CLOSED, "{pace:?}, round {round}: closed after {:?}", begin.elapsed());
+        if pace == Pace::Gone {
+            peer.tell(b"!");
+        }
+    }
+}
+
+/// So many rounds of a rank, on as many threads as there are peers.
+fn rounds(
+    plugin: &Plugin,
+    ctx: Ptr,
+    rank: u64,
+    rounds: std::ops::Range<usize>,
+    peers: &mut [Box<dyn Bootstrap>],
+) {
+    struct Context(Ptr);
+    // SAFETY: NCCL hands its context to several threads.
+    unsafe impl Sync for Context {}
+    let ctx = &Context(ctx);
+    std::thread::scope(|scope| {
+        for peer in peers {
+            let rounds = rounds.clone();
+            scope.spawn(move || {
+                let Context(ctx) = *ctx;
+                let [out, expected] = [rank, 1 - rank].map(|seed| {
+                    let buffer = Buffer::new(BYTES);
+                    buffer.fill(0, BYTES, seed);
+                    buffer
+                });
+                let into = Buffer::new(MESSAGES * BYTES);
+                let rank = Rank { plugin, ctx, rank, out, expected, into };
+                rounds.for_each(|round| rank.round(round, &mut **peer));
+            });
+        }
+    });
+}
+
+/// A rank: a few rounds, behind which all that is made once is there, then those that are to leave nothing.
+fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peers: Vec<Box<dyn Bootstrap>>) {
+    let ctx = begin(plugin);
+    // One of each kind.
+    let few = 3;
+    rounds(plugin, ctx, rank, 0..few, &mut peers);
+    // With the other rank in this process: both are between their rounds.
+    peers.iter_mut().for_each(|peer| peer.barrier());
+    let before = scenario::counts();
+    peers.iter_mut().for_each(|peer| peer.barrier());
+    rounds(plugin, ctx, rank, few..few + o.times, &mut peers);
+    peers.iter_mut().for_each(|peer| peer.barrier());
+    let after = scenario::counts_down_to(before, hang());
+    // The allocator may map or unmap arenas of its own, for each thread.
+    let some = 8 * (1 + o.threads) * if is_gpu_memory() { 2 } else { 1 };
+    let kept = after[0] <= before[0] && after[1] <= before[1] && after[2] <= before[2] + some;
+    let what = format!(
+        "descriptors, threads, mappings as {before:?} before {} x {} connections",
+        o.threads, o.times
+    );
+    o.promise(&what, kept, &after);
+    peers.iter_mut().for_each(|peer| peer.barrier());
+    plugin.finalize(ctx).expect("finalize");
+    // Standard output is the bootstrap's in the second process.
+    if rank == 0 {
+        println!(
+            "{} threads, {} times each; descriptors, threads, mappings {before:?} before and {after:?} after",
+            o.threads, o.times
+        );
+    }
+}
+
+/// Connections closed with messages in flight and made anew: every post is taken and every test ends, closing
+/// succeeds within seconds, and nothing is left.
+pub fn closing(o: &Options) {
+    let plugin = o.open();
+    if o.processes {
+        let (mut child, peers) = o.spawn_threads("closing-rank");
+        rank(o, &plugin, 0, peers);
+        assert!(child.wait().expect("the second rank").success(), "the second rank failed");
+        return;
+    }
+    let (here, there) =
+        (0..o.threads).map(|_| scenario::stream_pair()).map(|[a, b]| (a, b)).unzip::<_, _, Vec<_>, Vec<_>>();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| rank(o, &plugin, 1, there));
+        rank(o, &plugin, 0, here);
+        other.join().expect("the second rank failed");
+    });
+}
+
+/// The second process of [`closing`].
+pub fn closing_rank(o: &Options) {
+    die_with_parent();
+    rank(o, &o.open(), 1, o.threads_of_parent());
+}
