@@ -11,6 +11,11 @@ use pushgate_tests::built::{nccl_caller, plugin};
 
 const VERSIONS: [u32; 5] = [8, 9, 10, 11, 12];
 
+/// A guard against a caller that hangs, and no measure of how fast a machine is: a run takes seconds.
+fn limit() -> Duration {
+    10 * pushgate_tests::hang()
+}
+
 /// So many, or fewer over RDMA in software, which takes 0.3 s for a connection.
 fn times(n: usize, rdma: usize) -> usize {
     if over_rdma() { rdma } else { n }
@@ -48,7 +53,7 @@ fn output(command: &mut Command, limit: Duration) -> Output {
 fn run_with(mut command: Command, variables: &[(&str, &str)]) -> String {
     command.envs(variables.iter().copied());
     let shown = format!("{command:?}");
-    let output = output(&mut command, 3 * pushgate_tests::hang());
+    let output = output(&mut command, limit());
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{shown}: {}\n{said}\n{errors}", output.status);
     print!("{said}");
@@ -62,7 +67,7 @@ const GPU: [(&str, &str); 2] = [("_PUSHGATE_NET_GPU", "cpu"), ("NCCL_CALLER_MEMO
 fn logged(mut command: Command) -> (String, String) {
     command.env("NCCL_CALLER_VERBOSE", "1");
     let shown = format!("{command:?}");
-    let output = output(&mut command, 3 * pushgate_tests::hang());
+    let output = output(&mut command, limit());
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{shown}: {}\n{said}\n{errors}", output.status);
     print!("{said}");
@@ -196,7 +201,7 @@ fn p3_p4_p6_gpu_memory_that_the_rdma_device_registers_is_written_and_read() {
     let mut command = command(traffic);
     command.envs(GPU).envs(pull);
     command.env("NCCL_CALLER_RANK_1", "PUSHGATE_PATH=push PUSHGATE_LANDING=host");
-    let output = output(command.env("NCCL_CALLER_VERBOSE", "1"), 3 * pushgate_tests::hang());
+    let output = output(command.env("NCCL_CALLER_VERBOSE", "1"), limit());
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && errors.contains("set PUSHGATE_PATH=push or auto here"), "{errors}");
 }
@@ -389,7 +394,7 @@ fn nccls_rules_alone_leave_out_what_they_say() {
 
 #[test]
 fn a_table_that_is_not_there_is_named_with_those_that_are() {
-    let output = output(&mut command("traffic --version 13"), 3 * pushgate_tests::hang());
+    let output = output(&mut command("traffic --version 13"), limit());
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && errors.contains("no table v13"), "{errors}");
     assert!(errors.contains("it has v8, v9, v10, v11, v12"), "{errors}");
