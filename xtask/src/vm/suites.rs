@@ -127,7 +127,10 @@ sleep 1
         budget: 105,
         default: true,
         about: "the suite of queue pairs over RDMA, with immediate data and without",
-        build: &[&["test", "--package", "pushgate-proxy", "--test", "endpoint"]],
+        build: &[
+            &["test", "--package", "pushgate-proxy", "--test", "endpoint"],
+            &["test", "--package", "pushgate-proxy", "--lib"],
+        ],
         devices: &[],
         module: false,
         package: false,
