@@ -5,14 +5,19 @@
 //! descriptors; then, for every 253 descriptors (all that Linux takes at once)
 //! or part of them, one zero byte that carries them; then the bytes.
 //!
-//! Both calls block whatever the socket's mode, and the socket's write and read
-//! timeout is a limit on the whole frame, so that a peer cannot hold us by
-//! dripping. After an error other than `WouldBlock` the two sides no longer
+//! [`send_message`] and [`recv_message`] block whatever the socket's mode, and the
+//! socket's write and read timeout is a limit on the whole frame, so that a peer cannot
+//! hold us by dripping. After an error other than `WouldBlock` the two sides no longer
 //! agree on where a frame begins: drop the stream.
+//!
+//! [`Incoming`] and [`Outgoing`] never block, and keep what is half sent or half
+//! received: for those who serve several streams. Frames without descriptors may go
+//! over any stream socket, TCP too.
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
@@ -29,21 +34,19 @@ use crate::eventfd::{deadline, poll_until};
 /// `SCM_MAX_FD`: what one message may carry.
 const FDS_AT_ONCE: usize = 253;
 const ANCILLARY: usize = cmsg_space!(ScmRights(FDS_AT_ONCE));
+/// Bytes of a frame's length and number of descriptors.
+const HEADER: usize = 8;
+
+/// A frame's bytes and descriptors.
+pub type Frame = (Vec<u8>, Vec<OwnedFd>);
 
 /// Sends one frame; the descriptors stay open here.
 ///
 /// One thread at a time may send on a stream. `TimedOut` if the stream's write
 /// timeout passed first; `InvalidInput` if `bytes` is 4 GiB or longer.
 pub fn send_message(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let too_many = |what: &str, n: usize| {
-        io::Error::new(ErrorKind::InvalidInput, format!("frame of {n} {what}, at most {}", u32::MAX))
-    };
-    let length = u32::try_from(bytes.len()).map_err(|_| too_many("bytes", bytes.len()))?;
-    let count = u32::try_from(fds.len()).map_err(|_| too_many("descriptors", fds.len()))?;
+    let header = header(bytes.len(), fds.len())?;
     let deadline = deadline(stream.write_timeout()?);
-    let mut header = [0; 8];
-    header[..4].copy_from_slice(&length.to_le_bytes());
-    header[4..].copy_from_slice(&count.to_le_bytes());
     send_all(stream, &header, &[], deadline)?;
     for chunk in fds.chunks(FDS_AT_ONCE) {
         send_all(stream, &[0], chunk, deadline)?;
@@ -59,37 +62,179 @@ pub fn send_message(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -
 /// it did so within one; `WouldBlock` if no frame had begun when the stream's
 /// read timeout passed (call again), `TimedOut` if one had; `InvalidData` if the
 /// frame is over a limit or descriptors were lost.
-pub fn recv_message(
-    stream: &UnixStream,
-    max_bytes: usize,
-    max_fds: usize,
-) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+pub fn recv_message(stream: &UnixStream, max_bytes: usize, max_fds: usize) -> io::Result<Frame> {
     let deadline = deadline(stream.read_timeout()?);
-    let mut header = [0; 8];
-    recv_exact(stream, &mut header, deadline, true)?;
-    let [length, count] =
-        [0, 4].map(|i| u32::from_le_bytes(header[i..i + 4].try_into().expect("four bytes")) as usize);
-    for (what, found, limit) in [("bytes", length, max_bytes), ("descriptors", count, max_fds)] {
-        if found > limit {
-            return Err(invalid(format!("frame of {found} {what}, at most {limit} allowed here")));
+    let mut incoming = Incoming::default();
+    loop {
+        if let Some(frame) = incoming.receive(stream, max_bytes, max_fds)? {
+            return Ok(frame);
+        }
+        if !poll_until(stream, PollFlags::IN, deadline)? {
+            return Err(match incoming.begun {
+                0 => io::Error::new(ErrorKind::WouldBlock, "no frame within the read timeout"),
+                _ => io::Error::new(ErrorKind::TimedOut, "the peer did not finish a frame in time"),
+            });
         }
     }
-    let mut fds = Vec::with_capacity(count);
-    while fds.len() < count {
-        let expected = (count - fds.len()).min(FDS_AT_ONCE);
-        let before = fds.len();
-        let mut carrier = [0];
-        if recv_some(stream, &mut carrier, &mut fds, deadline)? == 0 {
-            return Err(cut_off(before, count, "descriptors"));
+}
+
+/// A frame on its way in, received piece by piece without waiting.
+///
+/// One for each stream. Memory follows what came, not what was announced.
+#[derive(Debug, Default)]
+pub struct Incoming {
+    header: [u8; HEADER],
+    /// Bytes of the header that are here.
+    begun: usize,
+    fds: Vec<OwnedFd>,
+    bytes: Vec<u8>,
+}
+
+impl Incoming {
+    /// Receives what is there; the frame once it is whole, `None` while it is not.
+    /// Never takes a byte of the frame behind it. The descriptors are closed on exec.
+    ///
+    /// Errors, after which the stream is of no more use, besides the socket's own:
+    /// `UnexpectedEof` if the peer closed between frames, `ConnectionReset` if it did
+    /// so within one; `InvalidData` if the frame has more than `max_bytes` or
+    /// `max_fds`, or descriptors were lost.
+    pub fn receive(
+        &mut self,
+        socket: impl AsFd,
+        max_bytes: usize,
+        max_fds: usize,
+    ) -> io::Result<Option<Frame>> {
+        let socket = socket.as_fd();
+        while self.begun < HEADER {
+            let mut stray = Vec::new();
+            match recv_some(socket, &mut self.header[self.begun..], &mut stray)? {
+                None => return Ok(None),
+                Some(0) if self.begun == 0 => {
+                    return Err(io::Error::new(ErrorKind::UnexpectedEof, "peer closed the connection"));
+                }
+                Some(0) => return Err(cut_off(self.begun, HEADER, "bytes")),
+                Some(_) if !stray.is_empty() => return Err(unexpected(stray.len())),
+                Some(n) => self.begun += n,
+            }
         }
-        let found = fds.len() - before;
-        if found != expected {
-            return Err(invalid(format!("{found} descriptors arrived together, expected {expected}")));
+        let [length, count] = [0, 4]
+            .map(|i| u32::from_le_bytes(self.header[i..i + 4].try_into().expect("four bytes")) as usize);
+        for (what, found, limit) in [("bytes", length, max_bytes), ("descriptors", count, max_fds)] {
+            if found > limit {
+                return Err(invalid(format!("frame of {found} {what}, at most {limit} allowed here")));
+            }
+        }
+        while self.fds.len() < count {
+            let before = self.fds.len();
+            let expected = (count - before).min(FDS_AT_ONCE);
+            match recv_some(socket, &mut [0], &mut self.fds)? {
+                None => return Ok(None),
+                Some(0) => return Err(cut_off(before, count, "descriptors")),
+                Some(_) => {}
+            }
+            let found = self.fds.len() - before;
+            if found != expected {
+                return Err(invalid(format!("{found} descriptors arrived together, expected {expected}")));
+            }
+        }
+        while self.bytes.len() < length {
+            let mut chunk = [0; 16 << 10];
+            let most = (length - self.bytes.len()).min(chunk.len());
+            let mut stray = Vec::new();
+            match recv_some(socket, &mut chunk[..most], &mut stray)? {
+                None => return Ok(None),
+                Some(0) => return Err(cut_off(self.bytes.len(), length, "bytes")),
+                Some(_) if !stray.is_empty() => return Err(unexpected(stray.len())),
+                Some(n) => self.bytes.extend_from_slice(&chunk[..n]),
+            }
+        }
+        let Incoming { bytes, fds, .. } = std::mem::take(self);
+        Ok(Some((bytes, fds)))
+    }
+}
+
+/// Frames on their way out, sent without waiting as the socket takes them.
+///
+/// What is begun is finished by a later [`Outgoing::flush`], so the stream never stays in
+/// the middle of a frame while another one begins. One for each stream.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    parts: VecDeque<Part>,
+    bytes: usize,
+}
+
+/// Bytes of a frame, whose first one carries the descriptors.
+#[derive(Debug)]
+struct Part {
+    bytes: Vec<u8>,
+    sent: usize,
+    fds: Vec<OwnedFd>,
+}
+
+impl Outgoing {
+    /// Puts a frame behind those that wait; nothing is sent yet. `InvalidInput` if
+    /// `bytes` is 4 GiB or longer.
+    pub fn push(&mut self, bytes: &[u8], mut fds: Vec<OwnedFd>) -> io::Result<()> {
+        let mut first = header(bytes.len(), fds.len())?.to_vec();
+        if fds.is_empty() {
+            first.extend_from_slice(bytes);
+            self.part(first, fds);
+            return Ok(());
+        }
+        self.part(first, Vec::new());
+        while !fds.is_empty() {
+            let rest = fds.split_off(fds.len().min(FDS_AT_ONCE));
+            self.part(vec![0], std::mem::replace(&mut fds, rest));
+        }
+        self.part(bytes.to_vec(), Vec::new());
+        Ok(())
+    }
+
+    fn part(&mut self, bytes: Vec<u8>, fds: Vec<OwnedFd>) {
+        self.bytes += bytes.len();
+        if !bytes.is_empty() {
+            self.parts.push_back(Part { bytes, sent: 0, fds });
         }
     }
-    let mut bytes = vec![0; length];
-    recv_exact(stream, &mut bytes, deadline, false)?;
-    Ok((bytes, fds))
+
+    /// Sends what the socket takes now. True when nothing is left. After an error the
+    /// stream is of no more use.
+    pub fn flush(&mut self, socket: impl AsFd) -> io::Result<bool> {
+        while let Some(part) = self.parts.front_mut() {
+            let fds: Vec<_> = part.fds.iter().map(|fd| fd.as_fd()).collect();
+            let Some(sent) = send_some(socket.as_fd(), &part.bytes[part.sent..], &fds)? else {
+                return Ok(false);
+            };
+            part.fds.clear();
+            part.sent += sent;
+            self.bytes -= sent;
+            if part.sent == part.bytes.len() {
+                self.parts.pop_front();
+            }
+        }
+        Ok(true)
+    }
+
+    /// Bytes that are not sent yet.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether all is sent.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+}
+
+fn header(bytes: usize, fds: usize) -> io::Result<[u8; HEADER]> {
+    let mut header = [0; HEADER];
+    for (at, what, n) in [(0, "bytes", bytes), (4, "descriptors", fds)] {
+        let n = u32::try_from(n).map_err(|_| {
+            io::Error::new(ErrorKind::InvalidInput, format!("frame of {n} {what}, at most {}", u32::MAX))
+        })?;
+        header[at..at + 4].copy_from_slice(&n.to_le_bytes());
+    }
+    Ok(header)
 }
 
 fn invalid(text: String) -> io::Error {
@@ -101,6 +246,10 @@ fn cut_off(found: usize, expected: usize, what: &str) -> io::Error {
     io::Error::new(ErrorKind::ConnectionReset, text)
 }
 
+fn unexpected(fds: usize) -> io::Error {
+    invalid(format!("{fds} descriptors where none belong"))
+}
+
 /// Sends all of `bytes`, the descriptors with the first of them.
 fn send_all(
     stream: &UnixStream,
@@ -109,72 +258,45 @@ fn send_all(
     deadline: Option<Instant>,
 ) -> io::Result<()> {
     while !bytes.is_empty() {
-        let mut space = [MaybeUninit::uninit(); ANCILLARY];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "room for {FDS_AT_ONCE}");
+        if let Some(n) = send_some(stream.as_fd(), bytes, fds)? {
+            bytes = &bytes[n..];
+            fds = &[];
+        } else if !poll_until(stream, PollFlags::OUT, deadline)? {
+            let text = format!("the peer did not take a frame, {} bytes left", bytes.len());
+            return Err(io::Error::new(ErrorKind::TimedOut, text));
         }
-        // NOSIGNAL: a host program in C may have left SIGPIPE deadly.
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match sendmsg(stream, &[IoSlice::new(bytes)], &mut control, flags) {
-            Ok(n) => {
-                bytes = &bytes[n..];
-                fds = &[];
-            }
+    }
+    Ok(())
+}
+
+/// Sends what the socket takes now, the descriptors with the first byte; `None` if that
+/// is nothing.
+fn send_some(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<usize>> {
+    let mut space = [MaybeUninit::uninit(); ANCILLARY];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "room for {FDS_AT_ONCE}");
+    }
+    // NOSIGNAL: a host program in C may have left SIGPIPE deadly.
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    loop {
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
+            Ok(n) => return Ok(Some(n)),
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                if !poll_until(stream, PollFlags::OUT, deadline)? {
-                    let text = format!("the peer did not take a frame, {} bytes left", bytes.len());
-                    return Err(io::Error::new(ErrorKind::TimedOut, text));
-                }
-            }
+            Err(Errno::AGAIN) => return Ok(None),
             Err(e) => return Err(e.into()),
         }
     }
-    Ok(())
 }
 
-/// Fills `bytes`. `boundary`: a frame may end here, or not yet have begun.
-fn recv_exact(
-    stream: &UnixStream,
-    bytes: &mut [u8],
-    deadline: Option<Instant>,
-    boundary: bool,
-) -> io::Result<()> {
-    let mut done = 0;
-    while done < bytes.len() {
-        let idle = boundary && done == 0;
-        let mut stray = Vec::new();
-        match recv_some(stream, &mut bytes[done..], &mut stray, deadline) {
-            Ok(0) if idle => {
-                return Err(io::Error::new(ErrorKind::UnexpectedEof, "peer closed the connection"));
-            }
-            Ok(0) => return Err(cut_off(done, bytes.len(), "bytes")),
-            Ok(_) if !stray.is_empty() => {
-                return Err(invalid(format!("{} descriptors where none belong", stray.len())));
-            }
-            Ok(n) => done += n,
-            Err(e) if idle && e.kind() == ErrorKind::TimedOut => {
-                return Err(io::Error::new(ErrorKind::WouldBlock, "no frame within the read timeout"));
-            }
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
-}
-
-/// Receives what is there, at least one byte; 0 if the peer closed.
-fn recv_some(
-    stream: &UnixStream,
-    bytes: &mut [u8],
-    fds: &mut Vec<OwnedFd>,
-    deadline: Option<Instant>,
-) -> io::Result<usize> {
+/// Receives what is there, at least one byte; 0 if the peer closed, `None` if nothing has
+/// come.
+fn recv_some(socket: BorrowedFd<'_>, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Option<usize>> {
+    let mut space = [MaybeUninit::uninit(); ANCILLARY];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     loop {
-        let mut space = [MaybeUninit::uninit(); ANCILLARY];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        match recvmsg(stream, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
+        match recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
             Ok(message) => {
                 for m in control.drain() {
                     if let RecvAncillaryMessage::ScmRights(more) = m {
@@ -187,17 +309,10 @@ fn recv_some(
                         fds.len()
                     )));
                 }
-                return Ok(message.bytes);
+                return Ok(Some(message.bytes));
             }
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                if !poll_until(stream, PollFlags::IN, deadline)? {
-                    return Err(io::Error::new(
-                        ErrorKind::TimedOut,
-                        "the peer did not finish a frame in time",
-                    ));
-                }
-            }
+            Err(Errno::AGAIN) => return Ok(None),
             Err(e) => return Err(e.into()),
         }
     }
@@ -262,6 +377,32 @@ mod tests {
         let sender = thread::spawn(move || send_message(&a, &copy, &[]).unwrap());
         assert_eq!(recv_message(&b, 1 << 20, 0).unwrap().0, sent);
         sender.join().unwrap();
+    }
+
+    #[test]
+    fn frames_that_never_block_arrive_whole_and_in_order_whatever_the_socket_takes_at_once() {
+        let (a, b) = pair();
+        let (mut out, mut incoming) = (Outgoing::default(), Incoming::default());
+        let frames = [(0, 3), (0, 0), (1 << 20, 1), (5, 300), (1 << 20, 0)];
+        for (n, &(bytes, fds)) in frames.iter().enumerate() {
+            out.push(&vec![n as u8; bytes], numbered(fds)).unwrap();
+        }
+        assert!(!out.flush(&a).unwrap() && !out.is_empty(), "more than a socket takes");
+        for (n, &(bytes, fds)) in frames.iter().enumerate() {
+            let (got, got_fds) = loop {
+                out.flush(&a).unwrap();
+                if let Some(frame) = incoming.receive(&b, 1 << 20, 300).unwrap() {
+                    break frame;
+                }
+            };
+            assert!(got == vec![n as u8; bytes], "frame {n}");
+            assert_eq!(got_fds.len(), fds);
+            for (i, fd) in got_fds.iter().enumerate() {
+                assert_eq!(fstat(fd).unwrap().st_size, i as i64);
+            }
+        }
+        assert!(out.flush(&a).unwrap() && out.is_empty());
+        assert!(incoming.receive(&b, 1 << 20, 300).unwrap().is_none());
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub mod fork;
 pub mod kmod;
 pub mod memory;
 pub mod placed;
+pub mod process;
 pub mod provider;
 pub mod record;
 pub mod segment;

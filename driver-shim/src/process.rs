@@ -1,0 +1,91 @@
+//! A handle of another process of this host, by which its end is seen whatever else
+//! holds its sockets: a pidfd.
+//!
+//! A socket's end tells of a death only when the last holder of the socket is gone, and
+//! a child that was forked without exec holds all of its parent's. A pidfd ends with the
+//! process itself. A process that is stopped has not ended.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
+
+/// A process, which may have ended. The descriptor ([`AsFd`]) is readable from the
+/// process's end on; it can be handed to other processes, of other PID namespaces too.
+#[derive(Debug)]
+pub struct Process(OwnedFd);
+
+impl Process {
+    /// This process, for its peers. Errors are the system's: `ENOSYS` before Linux 5.3,
+    /// `EPERM` under some seccomp filters.
+    pub fn own() -> io::Result<Process> {
+        Self::open(getpid())
+    }
+
+    /// The process that has a number in our PID namespace now. Right only while something
+    /// else shows that this process has not ended, for numbers are used again.
+    pub fn of(pid: u32) -> io::Result<Process> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(ErrorKind::InvalidInput)?;
+        Self::open(pid)
+    }
+
+    fn open(pid: Pid) -> io::Result<Process> {
+        Ok(Process(pidfd_open(pid, PidfdFlags::empty())?))
+    }
+
+    /// Takes over the descriptor that a peer made of itself. Anything but a pidfd is
+    /// `InvalidInput`: waiting for a file of some file systems takes as long as their
+    /// server likes.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Process> {
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+        if !info.lines().any(|line| line.starts_with("Pid:")) {
+            let text = "the descriptor is not a pidfd, by which the end of a process is seen";
+            return Err(io::Error::new(ErrorKind::InvalidInput, text));
+        }
+        Ok(Process(fd))
+    }
+
+    /// Whether the process has ended.
+    pub fn has_ended(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)), Ok(1..))
+    }
+}
+
+impl AsFd for Process {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn p7_a_process_that_ended_is_told_from_one_that_lives() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let process = Process::of(child.id()).unwrap();
+        assert!(!process.has_ended() && !Process::own().unwrap().has_ended());
+        child.kill().unwrap();
+        // Without waiting for the child: one that nobody has waited for has ended too.
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], None).unwrap();
+        assert!(process.has_ended());
+        child.wait().unwrap();
+        assert!(process.has_ended());
+    }
+
+    #[test]
+    fn p8_what_is_no_pidfd_is_refused() {
+        let own = Process::own().unwrap();
+        Process::from_fd(own.0.try_clone().unwrap()).unwrap();
+        let (pipe, _write) = rustix::pipe::pipe().unwrap();
+        let memory = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let bell = crate::eventfd::EventFd::new().unwrap().as_fd().try_clone_to_owned().unwrap();
+        for fd in [pipe, memory, bell] {
+            assert_eq!(Process::from_fd(fd).unwrap_err().kind(), ErrorKind::InvalidInput);
+        }
+    }
+}
