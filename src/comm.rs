@@ -7,23 +7,40 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_driver_shim::window::WeakPiece;
 use pushgate_proxy::engine::QpId;
+use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::session::Status;
 
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mesh::Mesh;
+use crate::mesh::{Ended, Events, Mesh, QUEUE_PAIRS, SetUp};
 use crate::qp::{Half, QpConfig, QueuePair};
 use crate::watch::tell;
 
-/// Labels of the mesh: collectives, then queue pairs by their own label.
+/// Label of collectives on the mesh.
 const GATHER: u32 = 1;
-const QP_BASE: u32 = 16;
 
 /// Ranks that a communicator may have.
 pub const MAX_RANKS: u32 = 256;
 
-/// What must be told when a rank is lost: the queue pairs of this communicator.
-type Members = Arc<Mutex<HashMap<QpId, WeakPiece>>>;
+/// The queue pairs of this communicator: what must be told when their peer, or its end, is gone.
+type Members = Arc<Mutex<HashMap<QpId, Member>>>;
+
+#[derive(Clone)]
+struct Member {
+    control: WeakPiece,
+    peer: u32,
+    label: u32,
+    /// The peer's number of its attempt to make the queue pair.
+    attempt: u64,
+}
+
+/// A collective that has begun: what it has done is not done again when it is called again.
+struct Gather {
+    bytes: Vec<u8>,
+    /// The ranks that were sent these.
+    sent: Vec<bool>,
+    all: Vec<Option<Vec<u8>>>,
+}
 
 /// One rank's view of a job. Calls may be made from any thread; a collective
 /// ([`Comm::barrier`], [`Comm::all_gather`]) by one thread of every rank at once.
@@ -31,7 +48,25 @@ pub struct Comm {
     // Dropped first: its thread uses `members`. A child says no farewell to the parent's peers.
     mesh: OwnedHere<Mesh>,
     members: Members,
+    gather: Mutex<Option<Gather>>,
     context: Context,
+}
+
+/// Ends queue pairs. The engine tells the device. If the engine is gone, we do.
+fn fail(proxy: &dyn Proxy, members: Vec<(QpId, Member)>, status: Status) {
+    for (qp, member) in members {
+        if proxy.fail(Some(qp), status).is_err()
+            && let Some(control) = member.control.upgrade()
+        {
+            tell(&control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0], status);
+        }
+    }
+}
+
+/// Those of the members that fit, without the lock.
+fn select(members: &Members, fits: impl Fn(&Member) -> bool) -> Vec<(QpId, Member)> {
+    let members = members.lock().unwrap_or_else(|e| e.into_inner());
+    members.iter().filter(|(_, m)| fits(m)).map(|(qp, m)| (*qp, m.clone())).collect()
 }
 
 impl Comm {
@@ -64,20 +99,17 @@ impl Comm {
     fn new(context: Context, mut mesh: Mesh) -> Result<Comm> {
         let members = Members::default();
         let (told, proxy) = (members.clone(), context.inner.proxy.clone());
-        mesh.listen(Box::new(move |rank| {
+        let lost = move |rank| {
             let status = Status { rank: Some(rank), ..Status::new(abi::PUSHGATE_PEER_LOST) };
-            let all: Vec<_> =
-                told.lock().unwrap_or_else(|e| e.into_inner()).iter().map(|(q, c)| (*q, c.clone())).collect();
-            for (qp, control) in all {
-                // The engine tells the device. If the engine is gone, we do.
-                if proxy.fail(Some(qp), status).is_err()
-                    && let Some(control) = control.upgrade()
-                {
-                    tell(&control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0], status);
-                }
-            }
-        }))?;
-        Ok(Comm { mesh: OwnedHere::new(mesh), members, context })
+            fail(&*proxy, select(&told, |_| true), status);
+        };
+        let (told, proxy) = (members.clone(), context.inner.proxy.clone());
+        let ended = move |Ended { rank, label, attempt, status }| {
+            let it = |m: &Member| (m.peer, m.label, m.attempt) == (rank, label, attempt);
+            fail(&*proxy, select(&told, it), status);
+        };
+        mesh.listen(Events { lost: Box::new(lost), ended: Box::new(ended) })?;
+        Ok(Comm { mesh: OwnedHere::new(mesh), members, gather: Mutex::default(), context })
     }
 
     /// This rank.
@@ -98,12 +130,15 @@ impl Comm {
     /// Makes a queue pair with `peer`, which calls this too, with the same label
     /// (below 2^24) and its own rank's sizes. Different queue pairs of two ranks
     /// have different labels. Returns when both know each other.
+    ///
+    /// After an error either rank may call it again while the other still waits. An attempt
+    /// that the peer gave up behind this rank's join ends the queue pair with *aborted*.
     pub fn queue_pair(&self, peer: u32, label: u32, config: QpConfig) -> Result<QueuePair> {
         Ok(self.queue_pairs(&[(peer, label)], config)?.pop().expect("one was asked for"))
     }
 
-    /// Several at once: all offers go out before the first answer is waited for,
-    /// so rings and meshes of queue pairs come up whatever the order.
+    /// Several at once: all of one step goes out before the first answer to it is waited
+    /// for, so rings and meshes of queue pairs come up whatever the order.
     pub fn queue_pairs(&self, ends: &[(u32, u32)], config: QpConfig) -> Result<Vec<QueuePair>> {
         self.mesh.here()?;
         let mut halves = Vec::with_capacity(ends.len());
@@ -114,44 +149,83 @@ impl Comm {
             if label >= 1 << 24 {
                 return Err(Error::config("label", label, "0 to 16777215"));
             }
-            let label = QP_BASE + label;
-            halves.push((peer, label, Half::offer(&self.context, &self.mesh, peer, label, config)?));
+            let set_up = self.mesh.set_up(peer, QUEUE_PAIRS + label);
+            halves.push(Half::offer(&self.context, set_up, config)?);
+        }
+        for half in &mut halves {
+            half.take_offer()?;
         }
         let mut accepted = Vec::with_capacity(ends.len());
-        for (peer, label, half) in halves {
-            accepted.push((peer, label, half.accept(&self.context, &self.mesh, peer, label)?));
+        for half in halves {
+            accepted.push(half.accept(&self.context)?);
         }
-        let mut qps = Vec::with_capacity(ends.len());
-        for (peer, label, end) in accepted {
-            let qp = end.join(&self.context, &self.mesh, peer, label)?;
+        let mut joined = Vec::with_capacity(ends.len());
+        for end in accepted {
+            let (qp, set_up) = end.join(&self.context)?;
+            let (label, attempt) = set_up.peers();
+            let member = Member { control: qp.control().downgrade(), peer: qp.peer(), label, attempt };
             let mut members = self.members.lock().unwrap_or_else(|e| e.into_inner());
-            members.retain(|_, control| control.is_alive());
-            members.insert(qp.id(), qp.control().downgrade());
-            qps.push(qp);
+            members.retain(|_, m| m.control.is_alive());
+            members.insert(qp.id(), member.clone());
+            drop(members);
+            joined.push((qp, member, set_up));
         }
         // A rank lost meanwhile has told only those that were members then.
-        match self.mesh.lost() {
-            Some(rank) => Err(Error::PeerLost { rank }),
-            None => Ok(qps),
+        if let Some(rank) = self.mesh.lost() {
+            return Err(Error::PeerLost { rank });
         }
+        // All or none: until here an error ends the peers' ends too.
+        let keep = |(qp, member, set_up): (QueuePair, Member, SetUp<'_>)| {
+            if let Some(status) = set_up.joined() {
+                fail(&*self.context.inner.proxy, vec![(qp.id(), member)], status);
+            }
+            qp
+        };
+        Ok(joined.into_iter().map(keep).collect())
     }
 
-    /// Every rank's bytes, in the order of ranks. A collective.
+    /// Every rank's bytes, in the order of ranks; at most 16 MiB of each. A collective.
+    ///
+    /// After *timed out* it may be called again, with the same bytes: it goes on where it
+    /// was. Until it has succeeded, other bytes are refused where a rank may have those of
+    /// before.
     pub fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.mesh.here()?;
+        let mut begun = self.gather.lock().unwrap_or_else(|e| e.into_inner());
         let others = || (0..self.size()).filter(|r| *r != self.rank());
-        for rank in others() {
-            self.mesh.send(rank, GATHER, bytes, &[])?;
+        // One of which nothing has gone out or come in is as good as not begun.
+        let pristine =
+            |g: &mut Gather| !g.sent.contains(&true) && others().all(|r| g.all[r as usize].is_none());
+        begun.take_if(pristine);
+        let size = self.size() as usize;
+        let gather = begun.get_or_insert_with(|| {
+            let mut all = vec![None; size];
+            all[self.rank() as usize] = Some(bytes.to_vec());
+            Gather { bytes: bytes.to_vec(), sent: vec![false; size], all }
+        });
+        if gather.bytes != bytes {
+            let allowed =
+                "the bytes of the collective that timed out before: call it again until it succeeds";
+            return Err(Error::config("bytes", format!("{} other bytes", bytes.len()), allowed));
         }
-        let mut all = vec![Vec::new(); self.size() as usize];
-        all[self.rank() as usize] = bytes.to_vec();
         for rank in others() {
-            all[rank as usize] = self.mesh.recv(rank, GATHER)?.0;
+            if !gather.sent[rank as usize] {
+                self.mesh.send(rank, GATHER, bytes, &[])?;
+                gather.sent[rank as usize] = true;
+            }
         }
-        Ok(all)
+        for rank in others() {
+            let from = &mut gather.all[rank as usize];
+            if from.is_none() {
+                *from = Some(self.mesh.recv(rank, GATHER)?.0);
+            }
+        }
+        let done = begun.take().expect("begun above");
+        Ok(done.all.into_iter().map(|bytes| bytes.expect("received above")).collect())
     }
 
-    /// Returns when every rank has called it. A collective.
+    /// Returns when every rank has called it. A collective; after *timed out* it may be
+    /// called again.
     pub fn barrier(&self) -> Result<()> {
         self.all_gather(&[]).map(|_| ())
     }

@@ -224,6 +224,9 @@ const CREDIT: usize = 0;
 const STATUS: usize = 1;
 const DELIVERED: usize = 2;
 
+/// Called once with the cause when a transport breaks.
+pub type TellBroken = Box<dyn FnOnce(Status) + Send>;
+
 /// See the module's text.
 pub struct Endpoint {
     geometry: Geometry,
@@ -283,6 +286,7 @@ pub struct Endpoint {
     regions: Regions,
     counters: Counters,
     interrupt: Option<Box<dyn Interrupt>>,
+    broken: Option<TellBroken>,
     /// The device sees nothing of where the transport puts what comes.
     copies: bool,
     /// The control segment is a device's memory, to which this CPU's stores are not ordered.
@@ -418,6 +422,7 @@ impl Endpoint {
             peer_geometry,
             options,
             interrupt: None,
+            broken: None,
             copies: false,
             write_combined: control.is_io_memory(),
             _control: control,
@@ -428,6 +433,14 @@ impl Endpoint {
     /// whether the engine sleeps.
     pub fn with_interrupt(mut self, interrupt: Option<Box<dyn Interrupt>>) -> Self {
         self.interrupt = interrupt;
+        self
+    }
+
+    /// `tell` is called with the cause if the transport breaks, once: the transport may be
+    /// unable to tell the peer of its own end. Called on the engine's thread, so it must not
+    /// wait.
+    pub fn with_broken(mut self, tell: TellBroken) -> Self {
+        self.broken = Some(tell);
         self
     }
 
@@ -613,6 +626,9 @@ impl Endpoint {
         let first = self.session.status().is_none();
         self.counters.rnr += (first && (status.code, status.detail) == rnr) as u64;
         self.fail(status);
+        if first && let Some(tell) = self.broken.take() {
+            tell(Status { rank: status.rank.or(Some(self.rank())), ..status });
+        }
     }
 
     /// Ends the queue pair: the device's waits end with `status`, messages that

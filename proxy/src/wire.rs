@@ -187,7 +187,7 @@ pub(crate) fn abstract_name(path: &Path) -> Option<&[u8]> {
 /// Connects to the socket at `path` (`@name`: an abstract one). A proxy whose
 /// queue of new connections is full is waited for until `deadline`, then
 /// `WouldBlock`; a plain `connect` could wait for ever.
-pub(crate) fn dial(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
+pub fn dial(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let address = match abstract_name(path) {
         Some(name) => SocketAddrUnix::new_abstract_name(name)?,
         None => SocketAddrUnix::new(path)?,

@@ -3,46 +3,100 @@
 //! rank learns that another one died. On one host it is a Unix socket, which
 //! carries descriptors too (`unix`), between hosts TCP (`tcp`).
 //!
-//! One thread reads all of a rank's sockets, so that an end is seen at once
-//! even while nobody waits for a message.
+//! One thread (`reader`) serves all of a rank's sockets and never waits for one
+//! of them, so that an end is seen at once even while nobody waits for a message,
+//! and whatever another rank does. What a peer has not taken yet waits here, and
+//! what nobody has asked for yet too, both bounded.
+//!
+//! A socket does not end while a forked child of a dead rank holds it. So on one
+//! host each rank hands over a pidfd of itself, and between hosts it says now and
+//! then that it lives ([`Beats`]).
 
+mod reader;
+mod set_up;
 mod tcp;
+#[cfg(test)]
+mod tests;
 mod unix;
 
-use std::collections::{HashMap, VecDeque};
-use std::io;
-use std::net::{IpAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::{IpAddr, Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::eventfd::EventFd;
-use pushgate_driver_shim::fdpass::{recv_message, send_message};
+pub(crate) use pushgate_driver_shim::fdpass::Frame;
+use pushgate_driver_shim::fdpass::Outgoing;
+use pushgate_driver_shim::process::Process;
 use pushgate_proxy::qp::verbs::gid::Family;
-use rustix::event::{PollFd, PollFlags, poll};
+use pushgate_proxy::session::Status;
+use rustix::event::{PollFd, poll};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
+pub(crate) use set_up::SetUp;
 
 /// "This rank leaves in order."
 const BYE: u32 = 0;
-/// Bytes of a message; what ranks exchange at set-up is small.
+/// "This rank lives."
+const BEAT: u32 = 2;
+/// "My end of a queue pair is gone, and why."
+const END: u32 = 3;
+/// The first label of a queue pair; its frames are those of [`SetUp`].
+pub(crate) const QUEUE_PAIRS: u32 = 16;
+
+/// Bytes of a frame, its label included; what ranks exchange at set-up is small.
 const MAX_BYTES: usize = 1 << 24;
 const MAX_FDS: usize = 16;
+/// Bytes that may wait until a peer takes them.
+const MAX_OUT: usize = 2 * MAX_BYTES;
+/// Bytes of a peer's frames that may wait until somebody asks for them. A collective has
+/// two of a rank's frames here at most, and a queue pair a few hundred bytes.
+const MAX_WAITING: usize = 4 * MAX_BYTES;
+/// Memory that a frame takes besides its bytes.
+const FRAME: usize = 128;
 
 /// How long the cause of a rank's leaving may come after its farewell.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// A message: its bytes and descriptors.
-pub(crate) type Frame = (Vec<u8>, Vec<OwnedFd>);
+/// What is called by the reader's thread. Neither call may wait for a peer.
+pub(crate) struct Events {
+    /// A rank is lost.
+    pub(crate) lost: Box<dyn Fn(u32) + Send>,
+    /// A rank's end of a queue pair is gone.
+    pub(crate) ended: Box<dyn Fn(Ended) + Send>,
+}
 
-/// Called by the reader when a rank is lost.
-pub(crate) type OnLost = Box<dyn Fn(u32) + Send>;
+/// A rank's end of a queue pair is gone, or its attempt to make one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    /// Whose end.
+    pub(crate) rank: u32,
+    /// The queue pair's.
+    pub(crate) label: u32,
+    /// That rank's number of its attempt to make it.
+    pub(crate) attempt: u64,
+    /// Why.
+    pub(crate) status: Status,
+}
+
+/// How a rank of another host shows that it lives.
+#[derive(Clone, Copy)]
+struct Beats {
+    /// It says so as often as this.
+    every: Duration,
+    /// A rank that says nothing for as long as this is lost.
+    silence: Duration,
+}
+
+const BEATS: Beats = Beats { every: Duration::from_secs(2), silence: Duration::from_secs(10) };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+enum Leaving {
     Bye,
     Lost,
 }
@@ -50,8 +104,59 @@ enum End {
 #[derive(Default)]
 struct State {
     frames: HashMap<(u32, u32), VecDeque<Frame>>,
-    ends: HashMap<u32, End>,
+    /// What each rank's frames in `frames` take.
+    waiting: HashMap<u32, Load>,
+    /// Queue pairs that are being made here, by rank and label.
+    set_ups: HashSet<(u32, u32)>,
+    ends: HashMap<u32, Leaving>,
     lost: Option<u32>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Load {
+    bytes: usize,
+    fds: usize,
+}
+
+impl State {
+    /// Keeps a frame until somebody asks for it. False if the rank has more here than it may.
+    fn keep(&mut self, rank: u32, label: u32, frame: Frame, most: Load) -> bool {
+        let load = self.waiting.entry(rank).or_default();
+        load.bytes += frame.0.len() + FRAME;
+        load.fds += frame.1.len();
+        let fits = load.bytes <= most.bytes && load.fds <= most.fds;
+        self.frames.entry((rank, label)).or_default().push_back(frame);
+        fits
+    }
+
+    fn take(&mut self, rank: u32, label: u32) -> Option<Frame> {
+        let queue = self.frames.get_mut(&(rank, label))?;
+        let frame = queue.pop_front();
+        if queue.is_empty() {
+            self.frames.remove(&(rank, label));
+        }
+        self.unload(rank, frame.as_slice());
+        frame
+    }
+
+    /// Drops those of a label's frames that are not to be kept.
+    fn retain(&mut self, rank: u32, label: u32, keep: impl Fn(&Frame) -> bool) {
+        if let Some(queue) = self.frames.remove(&(rank, label)) {
+            let (kept, dropped): (Vec<_>, Vec<_>) = queue.into_iter().partition(keep);
+            self.unload(rank, &dropped);
+            if !kept.is_empty() {
+                self.frames.insert((rank, label), kept.into());
+            }
+        }
+    }
+
+    fn unload(&mut self, rank: u32, frames: &[Frame]) {
+        let load = self.waiting.entry(rank).or_default();
+        for (bytes, fds) in frames {
+            load.bytes -= bytes.len() + FRAME;
+            load.fds -= fds.len();
+        }
+    }
 }
 
 #[derive(Default)]
@@ -60,36 +165,16 @@ struct Inbox {
     arrived: Condvar,
 }
 
+impl Inbox {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
 /// A socket to another rank.
 enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
-}
-
-impl Stream {
-    fn set_timeouts(&self, limit: Duration) -> io::Result<()> {
-        match self {
-            Stream::Unix(s) => {
-                s.set_read_timeout(Some(limit)).and_then(|()| s.set_write_timeout(Some(limit)))
-            }
-            Stream::Tcp(s) => s.set_write_timeout(Some(limit)),
-        }
-    }
-
-    fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        match self {
-            Stream::Unix(s) => send_message(s, bytes, fds),
-            Stream::Tcp(s) => tcp::send_frame(s, bytes),
-        }
-    }
-
-    /// A frame, or none if it is not complete yet.
-    fn recv(&self, incoming: &mut tcp::Incoming) -> io::Result<Option<Frame>> {
-        match self {
-            Stream::Unix(s) => recv_message(s, MAX_BYTES, MAX_FDS).map(Some),
-            Stream::Tcp(s) => Ok(tcp::recv_frame(s, incoming)?.map(|bytes| (bytes, Vec::new()))),
-        }
-    }
 }
 
 impl AsFd for Stream {
@@ -101,28 +186,112 @@ impl AsFd for Stream {
     }
 }
 
+/// What set-up makes for each other rank.
+struct Link {
+    stream: Stream,
+    /// The rank's process, where it could be handed over.
+    process: Option<Process>,
+}
+
+impl From<UnixStream> for Link {
+    fn from(stream: UnixStream) -> Self {
+        Link { stream: Stream::Unix(stream), process: None }
+    }
+}
+
+impl From<TcpStream> for Link {
+    fn from(stream: TcpStream) -> Self {
+        Link { stream: Stream::Tcp(stream), process: None }
+    }
+}
+
+/// Another rank.
+struct Peer {
+    link: Link,
+    out: Mutex<Out>,
+    /// Something of `out` has left, or it is closed.
+    room: Condvar,
+}
+
+#[derive(Default)]
+struct Out {
+    frames: Outgoing,
+    /// Nothing more leaves.
+    closed: bool,
+}
+
+impl Peer {
+    fn out(&self) -> MutexGuard<'_, Out> {
+        self.out.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Sends what the socket takes now. True if something is left, for the reader's thread.
+    fn flush(&self, out: &mut Out) -> std::io::Result<bool> {
+        let sent = out.frames.flush(&self.link.stream);
+        if sent.is_err() {
+            *out = Out { closed: true, ..Out::default() };
+        }
+        self.room.notify_all();
+        sent.map(|all| !all)
+    }
+
+    /// Nothing more is sent, and nobody waits to.
+    fn close(&self) {
+        *self.out() = Out { closed: true, ..Out::default() };
+        self.room.notify_all();
+    }
+}
+
 /// This rank's sockets to all others.
 pub(crate) struct Mesh {
     pub(crate) rank: u32,
     pub(crate) size: u32,
-    peers: Vec<Option<Arc<Stream>>>,
-    sending: Mutex<()>,
-    inbox: Arc<Inbox>,
-    stop: Arc<EventFd>,
+    shared: Arc<Shared>,
     reader: Option<JoinHandle<()>>,
     timeout: Duration,
+    beats: Beats,
+    /// Attempts to make a queue pair so far.
+    attempts: AtomicU64,
+}
+
+/// What the reader's thread uses as well.
+struct Shared {
+    peers: Vec<Option<Peer>>,
+    inbox: Inbox,
+    /// Rings for what others want of the reader's thread.
+    bell: EventFd,
+    stop: AtomicBool,
+    /// Ends of ours that peers are to be told of.
+    tell: Mutex<Vec<Ended>>,
+}
+
+impl Shared {
+    fn peer(&self, rank: u32) -> &Peer {
+        self.peers[rank as usize].as_ref().expect("not to itself")
+    }
+
+    /// Tells a peer, without waiting, that our end is gone. One that does not hear it is gone
+    /// already or ends at its limit.
+    fn tell_end(&self, ended: Ended) {
+        let peer = self.peer(ended.rank);
+        let mut out = peer.out();
+        if !out.closed && out.frames.push(&set_up::end(&ended), Vec::new()).is_ok() {
+            let _ = peer.flush(&mut out);
+            self.bell.ring();
+        }
+    }
 }
 
 impl Mesh {
     /// All ranks of one process.
     pub(crate) fn local(size: u32, timeout: Duration) -> Result<Vec<Mesh>> {
         let all = unix::pairs(size)?.into_iter().enumerate();
-        all.map(|(rank, s)| Mesh::new(rank as u32, s, Stream::Unix, timeout)).collect()
+        all.map(|(rank, links)| Mesh::new(rank as u32, links, timeout)).collect()
     }
 
     /// The process of a rank of this host, if it has a number here.
     pub(crate) fn pid(&self, rank: u32) -> Option<u32> {
-        match &**self.peers[rank as usize].as_ref()? {
+        match &self.shared.peers[rank as usize].as_ref()?.link.stream {
             // 0: of another PID namespace.
             Stream::Unix(s) => {
                 pushgate_proxy::wire::peer_cred(s).ok().map(|c| c.pid as u32).filter(|pid| *pid != 0)
@@ -133,7 +302,7 @@ impl Mesh {
 
     /// A rank in a process of its own, all on this host.
     pub(crate) fn connect(job: &str, rank: u32, size: u32, timeout: Duration) -> Result<Mesh> {
-        Mesh::new(rank, unix::connect(job, rank, size, timeout)?, Stream::Unix, timeout)
+        Mesh::new(rank, unix::connect(job, rank, size, timeout)?, timeout)
     }
 
     /// A rank on any host. All meet at `rendezvous`, where rank 0 listens; `host`
@@ -151,78 +320,104 @@ impl Mesh {
             0 => me.gather(&tcp::listen_at(rendezvous)?)?,
             _ => me.join(rendezvous, host)?,
         };
-        Mesh::new(rank, streams, Stream::Tcp, timeout)
+        Mesh::new(rank, streams, timeout)
     }
 
-    fn new<S>(
-        rank: u32,
-        streams: Vec<Option<S>>,
-        kind: impl Fn(S) -> Stream,
-        timeout: Duration,
-    ) -> Result<Mesh> {
-        let mut peers = Vec::with_capacity(streams.len());
-        for stream in streams {
-            let stream = stream.map(&kind);
-            if let Some(s) = &stream {
-                // Within a frame a peer is quick, or something is wrong with it.
-                s.set_timeouts(timeout).map_err(Error::io("socket"))?;
-            }
-            peers.push(stream.map(Arc::new));
-        }
+    fn new(rank: u32, links: Vec<Option<impl Into<Link>>>, timeout: Duration) -> Result<Mesh> {
+        let peer = |link| Peer { link, out: Mutex::default(), room: Condvar::new() };
+        let peers: Vec<_> = links.into_iter().map(|link| Some(peer(link?.into()))).collect();
         Ok(Mesh {
             rank,
             size: peers.len() as u32,
-            peers,
-            sending: Mutex::new(()),
-            inbox: Arc::default(),
-            stop: Arc::new(EventFd::new().map_err(Error::io("eventfd"))?),
+            shared: Arc::new(Shared {
+                peers,
+                inbox: Inbox::default(),
+                bell: EventFd::new().map_err(Error::io("eventfd"))?,
+                stop: AtomicBool::new(false),
+                tell: Mutex::default(),
+            }),
             reader: None,
             timeout,
+            beats: BEATS,
+            attempts: AtomicU64::new(0),
         })
     }
 
-    /// Starts to listen. `on_lost` is called from the reader's thread, once for
+    /// Starts to listen. `events` are called from the reader's thread; `lost` once for
     /// each rank that ends without a farewell.
-    pub(crate) fn listen(&mut self, on_lost: OnLost) -> Result<()> {
-        let peers: Vec<_> =
-            self.peers.iter().enumerate().filter_map(|(r, s)| Some((r as u32, s.clone()?))).collect();
-        let (inbox, stop) = (self.inbox.clone(), self.stop.clone());
+    pub(crate) fn listen(&mut self, events: Events) -> Result<()> {
+        let (shared, beats) = (self.shared.clone(), self.beats);
         let reader = std::thread::Builder::new()
             .name("pushgate-mesh".into())
-            .spawn(move || read(peers, &inbox, &stop, on_lost))
+            .spawn(move || reader::run(&shared, beats, &events))
             .map_err(Error::io("starting the mesh's thread"))?;
         self.reader = Some(reader);
         Ok(())
     }
 
-    /// Sends `bytes` and descriptors to a rank, under a label (not 0).
+    /// Sends `bytes` and descriptors to a rank, under a label (1, or [`QUEUE_PAIRS`] and up).
     /// Descriptors go to ranks of this host only.
+    ///
+    /// The frame is taken as a whole, and leaves as the peer takes it, or not at all. So
+    /// after *timed out*, which means that the peer has not taken what was sent before, it
+    /// may be sent again.
     pub(crate) fn send(&self, to: u32, label: u32, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let stream = self.peers[to as usize].as_ref().expect("not to itself");
-        if !fds.is_empty() && matches!(**stream, Stream::Tcp(_)) {
+        let peer = self.shared.peer(to);
+        if !fds.is_empty() && matches!(peer.link.stream, Stream::Tcp(_)) {
             let reason = "descriptors can't cross hosts: qp=local needs ranks of one host, use qp=verbs";
             return Err(Error::Mismatch { rank: to, reason: reason.into() });
         }
+        if bytes.len() + 4 > MAX_BYTES || fds.len() > MAX_FDS {
+            let value = format!("{} bytes and {} descriptors", bytes.len(), fds.len());
+            let allowed = format!("at most {} bytes and {MAX_FDS} descriptors", MAX_BYTES - 4);
+            return Err(Error::config("a message between ranks", value, allowed));
+        }
         let mut frame = label.to_le_bytes().to_vec();
         frame.extend_from_slice(bytes);
-        let _one = self.sending.lock().unwrap_or_else(|e| e.into_inner());
-        stream.send(&frame, fds).map_err(|e| match Errno::from_io_error(&e) {
-            // What TCP says of a host that is gone counts too.
-            Some(
-                Errno::PIPE | Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH,
-            ) => Error::PeerLost { rank: to },
-            _ => Error::io(format!("sending to rank {to}"))(e),
-        })
+        let owned = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<_>>();
+        let owned = owned.map_err(Error::io("a descriptor for another rank"))?;
+        let deadline = Instant::now() + self.timeout;
+        let mut out = peer.out();
+        while !out.closed && !out.frames.is_empty() && out.frames.len() + frame.len() > MAX_OUT {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let what = format!("sending to rank {to}, which takes nothing");
+                return Err(Error::TimedOut { what, after: self.timeout });
+            }
+            out = peer.room.wait_timeout(out, left).unwrap_or_else(|e| e.into_inner()).0;
+        }
+        if out.closed {
+            return Err(Error::PeerLost { rank: to });
+        }
+        let failed = Error::io(format!("sending to rank {to}"));
+        match out.frames.push(&frame, owned).and_then(|()| peer.flush(&mut out)) {
+            Ok(left) => {
+                if left {
+                    self.shared.bell.ring();
+                }
+                Ok(())
+            }
+            Err(e) => Err(match Errno::from_io_error(&e) {
+                // What TCP says of a host that is gone counts too.
+                Some(
+                    Errno::PIPE | Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH,
+                ) => Error::PeerLost { rank: to },
+                _ => failed(e),
+            }),
+        }
     }
 
     /// The next message from a rank under a label. Ends with an error when that
     /// rank is gone, any rank is lost, or time is up.
     pub(crate) fn recv(&self, from: u32, label: u32) -> Result<Frame> {
-        let deadline = Instant::now() + self.timeout;
-        let mut state = self.inbox.state.lock().unwrap_or_else(|e| e.into_inner());
+        self.recv_until(from, label, Instant::now() + self.timeout)
+    }
+
+    fn recv_until(&self, from: u32, label: u32, deadline: Instant) -> Result<Frame> {
+        let mut state = self.shared.inbox.state();
         let mut left_in_order = None;
         loop {
-            if let Some(frame) = state.frames.get_mut(&(from, label)).and_then(VecDeque::pop_front) {
+            if let Some(frame) = state.take(from, label) {
                 return Ok(frame);
             }
             if let Some(rank) = state.lost {
@@ -244,14 +439,14 @@ impl Mesh {
                     after: self.timeout,
                 });
             }
-            state = self.inbox.arrived.wait_timeout(state, left).unwrap_or_else(|e| e.into_inner()).0;
+            let arrived = &self.shared.inbox.arrived;
+            state = arrived.wait_timeout(state, left).unwrap_or_else(|e| e.into_inner()).0;
         }
     }
 
     /// The kind of address by which the hosts reach each other, if they do so at all.
     pub(crate) fn family(&self) -> Option<Family> {
-        let stream = self.peers.iter().flatten().next()?;
-        match &**stream {
+        match &self.shared.peers.iter().flatten().next()?.link.stream {
             Stream::Unix(_) => None,
             Stream::Tcp(s) => Some(match s.peer_addr().ok()?.ip().to_canonical() {
                 IpAddr::V4(_) => Family::V4,
@@ -262,83 +457,64 @@ impl Mesh {
 
     /// The first rank that was lost.
     pub(crate) fn lost(&self) -> Option<u32> {
-        self.inbox.state.lock().unwrap_or_else(|e| e.into_inner()).lost
+        self.shared.inbox.state().lost
+    }
+
+    /// Says goodbye to all who still listen, and waits until that has left.
+    fn leave(&self) {
+        for peer in self.shared.peers.iter().flatten() {
+            let mut out = peer.out();
+            // A peer that does not hear it is gone already.
+            if !out.closed && out.frames.push(&BYE.to_le_bytes(), Vec::new()).is_ok() {
+                let _ = peer.flush(&mut out);
+            }
+        }
+        if self.reader.is_none() {
+            return;
+        }
+        self.shared.bell.ring();
+        let deadline = Instant::now() + self.timeout;
+        for peer in self.shared.peers.iter().flatten() {
+            let mut out = peer.out();
+            while !out.closed && !out.frames.is_empty() {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                out = peer.room.wait_timeout(out, left).unwrap_or_else(|e| e.into_inner()).0;
+            }
+        }
     }
 }
 
 impl Drop for Mesh {
     fn drop(&mut self) {
         // A rank that unwinds is lost, not gone in order.
-        let peers = if std::thread::panicking() { &[] } else { &self.peers[..] };
-        for peer in peers.iter().flatten() {
-            // Whoever does not hear it is gone already.
-            let _ = peer.send(&BYE.to_le_bytes(), &[]);
+        let unwinds = std::thread::panicking();
+        if !unwinds {
+            self.leave();
         }
-        self.stop.ring();
+        // Release, to the reader's Acquire: no more than the flag itself is told by it.
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.bell.ring();
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
         }
-        for peer in self.peers.iter().flatten() {
-            if let Stream::Tcp(s) = &**peer {
-                tcp::close(s);
+        for peer in self.shared.peers.iter().flatten() {
+            // Whoever else still holds this end of the socket, it has ended.
+            match &peer.link.stream {
+                Stream::Tcp(s) => tcp::close(s),
+                Stream::Unix(s) => drop(s.shutdown(Shutdown::Write)),
             }
         }
     }
 }
 
-fn read(peers: Vec<(u32, Arc<Stream>)>, inbox: &Inbox, stop: &EventFd, on_lost: OnLost) {
-    let mut peers: Vec<_> = peers.into_iter().map(|(r, s)| (r, s, tcp::Incoming::frame())).collect();
-    loop {
-        let mut fds: Vec<_> =
-            peers.iter().map(|(_, s, _)| PollFd::from_borrowed_fd(s.as_fd(), PollFlags::IN)).collect();
-        fds.push(PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN));
-        if poll(&mut fds, None).is_err() {
-            continue;
-        }
-        let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
-        drop(fds);
-        if *ready.last().expect("the last is `stop`") {
-            return;
-        }
-        for i in (0..peers.len()).rev().filter(|i| ready[*i]) {
-            let (rank, stream, incoming) = &mut peers[i];
-            let rank = *rank;
-            let frame = stream.recv(incoming);
-            let mut state = inbox.state.lock().unwrap_or_else(|e| e.into_inner());
-            let end = match frame {
-                Ok(None) => None,
-                Ok(Some((bytes, fds))) if bytes.len() >= 4 => {
-                    let label = u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"));
-                    if label == BYE {
-                        Some(End::Bye)
-                    } else {
-                        state.frames.entry((rank, label)).or_default().push_back((bytes[4..].to_vec(), fds));
-                        None
-                    }
-                }
-                Err(e) => {
-                    tracing::warn!(rank, "a rank's socket: {e}");
-                    Some(End::Lost)
-                }
-                // Something that no rank of ours would send.
-                Ok(Some(_)) => {
-                    tracing::warn!(rank, "a rank sent a frame without a label");
-                    Some(End::Lost)
-                }
-            };
-            if let Some(end) = end {
-                state.ends.insert(rank, end);
-                peers.remove(i);
-                if end == End::Lost {
-                    state.lost.get_or_insert(rank);
-                    drop(state);
-                    tracing::warn!(rank, "a rank is lost");
-                    on_lost(rank);
-                }
-            }
-            inbox.arrived.notify_all();
-        }
-    }
+/// Waits for any of `fds`. False when time is up.
+fn wait(fds: &mut [PollFd<'_>], until: Instant) -> bool {
+    let left = until.saturating_duration_since(Instant::now());
+    // An interrupted wait is one that has to look again.
+    !left.is_zero() && poll(fds, Some(&timespec(left))) != Ok(0)
 }
 
 fn timespec(d: Duration) -> rustix::event::Timespec {

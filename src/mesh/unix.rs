@@ -1,18 +1,45 @@
 //! The ranks of one host: Unix sockets under abstract names made of job and rank.
+//!
+//! Each rank connects to all lower ones and greets them, and is answered when all higher
+//! ranks have greeted these. With greeting and answer each hands the other a pidfd of itself.
+//! There is no circle in that: all wait for rank 0 first, which waits for none, then for
+//! rank 1.
+//!
+//! Any process of this host can connect to the name. So greetings are heard side by side,
+//! within a limit in bytes and in time, and one that is wrong costs its sender the connection
+//! and nobody else anything.
 
-use std::io;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pushgate_driver_shim::fdpass::{recv_message, send_message};
-use rustix::event::{PollFd, PollFlags, poll};
+use pushgate_driver_shim::fdpass::{Frame, Incoming, send_message};
+use pushgate_driver_shim::process::Process;
+use pushgate_proxy::wire;
+use rustix::event::{PollFd, PollFlags};
 
-use super::timespec;
+use super::{Link, Stream, wait};
 use crate::error::{Error, Result};
 
 /// Version of the messages between ranks of one host.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// Bytes of a greeting and of an answer, at most.
+const MAX_HELLO: usize = 64;
+const MAX_ANSWER: usize = 1024;
+/// First byte of an answer; behind it the reason.
+const WELCOME: u8 = 0;
+const REFUSED: u8 = 1;
+/// A rank that has connected says who it is within this.
+const GREETING: Duration = Duration::from_secs(5);
+/// Connections that may be about to greet, besides one of every rank.
+const STRANGERS: usize = 64;
+/// Between two tries to connect.
+const PAUSE: Duration = Duration::from_millis(5);
+
+type Links = Vec<Option<Link>>;
 
 /// All ranks of one process: sockets in pairs.
 pub(super) fn pairs(size: u32) -> Result<Vec<Vec<Option<UnixStream>>>> {
@@ -28,91 +55,249 @@ pub(super) fn pairs(size: u32) -> Result<Vec<Vec<Option<UnixStream>>>> {
 /// A rank in a process of its own: each listens under an abstract name made
 /// of `job` and its rank, and connects to all lower ranks. Nothing is left
 /// behind whatever happens.
-pub(super) fn connect(job: &str, rank: u32, size: u32, timeout: Duration) -> Result<Vec<Option<UnixStream>>> {
-    let deadline = Instant::now() + timeout;
-    let address = |rank: u32| {
-        SocketAddr::from_abstract_name(format!("pushgate/{job}/{rank}"))
-            .map_err(|_| Error::config("job", job, "a name of at most 80 bytes"))
-    };
-    let listener = UnixListener::bind_addr(&address(rank)?)
+pub(super) fn connect(job: &str, rank: u32, size: u32, timeout: Duration) -> Result<Links> {
+    let address = SocketAddr::from_abstract_name(name(job, rank))
+        .map_err(|_| Error::config("job", job, "a name of at most 80 bytes"))?;
+    let listener = UnixListener::bind_addr(&address)
         .map_err(Error::io(format!("listening as rank {rank} of job {job}; is it running twice?")))?;
     listener.set_nonblocking(true).map_err(Error::io("rendezvous socket"))?;
-    let hello = |to: u32| {
-        let mut bytes = Vec::with_capacity(20);
-        for v in [VERSION, rank, to, size, std::process::id()] {
-            bytes.extend(v.to_le_bytes());
-        }
-        bytes
-    };
-    let mut streams: Vec<Option<UnixStream>> = (0..size).map(|_| None).collect();
+    let process = Process::own()
+        .inspect_err(|e| {
+            tracing::warn!(rank, "no pidfd ({e}): while a forked child lives, this rank's death is not seen");
+        })
+        .ok();
+    let me = Me { job, rank, size, timeout, deadline: Instant::now() + timeout, process };
+    let mut links: Links = (0..size).map(|_| None).collect();
     for lower in 0..rank {
-        let stream = loop {
-            match UnixStream::connect_addr(&address(lower)?) {
-                Ok(s) => break s,
-                Err(_) if Instant::now() >= deadline => {
-                    return Err(Error::TimedOut {
-                        what: format!("waiting for rank {lower}"),
-                        after: timeout,
-                    });
-                }
-                // It has not begun to listen, or its backlog is full.
-                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        links[lower as usize] = Some(me.join(lower)?);
+    }
+    me.accept(&listener, &mut links)?;
+    Ok(links)
+}
+
+fn name(job: &str, rank: u32) -> String {
+    format!("pushgate/{job}/{rank}")
+}
+
+/// A connection that has not said yet who it is.
+struct Greeting {
+    stream: UnixStream,
+    incoming: Incoming,
+    until: Instant,
+}
+
+/// A rank on its way to the others.
+struct Me<'a> {
+    job: &'a str,
+    rank: u32,
+    size: u32,
+    timeout: Duration,
+    deadline: Instant,
+    process: Option<Process>,
+}
+
+impl Me<'_> {
+    /// Connects to a lower rank, however long it takes until that listens, and greets it.
+    fn join(&self, lower: u32) -> Result<Link> {
+        let hello: Vec<u8> =
+            [VERSION, self.rank, lower, self.size].iter().flat_map(|v| v.to_le_bytes()).collect();
+        loop {
+            let why = match self.greet(lower, &hello)? {
+                Ok(link) => return Ok(link),
+                Err(why) => why,
+            };
+            if Instant::now() >= self.deadline {
+                let what = format!("waiting for rank {lower} ({why})");
+                return Err(Error::TimedOut { what, after: self.timeout });
             }
+            // It does not listen yet, or has gone and may come back.
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// One try. The inner error may pass.
+    fn greet(&self, lower: u32, hello: &[u8]) -> Result<std::result::Result<Link, io::Error>> {
+        let at = format!("@{}", name(self.job, lower));
+        let stream = match wire::dial(Path::new(&at), self.deadline) {
+            Ok(stream) => stream,
+            Err(e) => return Ok(Err(e)),
         };
         check_owner(&stream, lower)?;
-        send_message(&stream, &hello(lower), &[]).map_err(Error::io(format!("greeting rank {lower}")))?;
-        streams[lower as usize] = Some(stream);
-    }
-    while streams[rank as usize + 1..].iter().any(Option::is_none) {
-        let stream = loop {
-            match listener.accept() {
-                Ok((s, _)) => break s,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    if Instant::now() >= deadline {
-                        let missing: Vec<_> = (rank + 1..size)
-                            .filter(|r| streams[*r as usize].is_none())
-                            .map(|r| r.to_string())
-                            .collect();
-                        let what = format!("waiting for rank {}", missing.join(", "));
-                        return Err(Error::TimedOut { what, after: timeout });
-                    }
-                    let mut fds = [PollFd::new(&listener, PollFlags::IN)];
-                    let _ = poll(&mut fds, Some(&timespec(Duration::from_millis(50))));
-                }
-                Err(e) => return Err(Error::io("accepting a rank")(e)),
+        if let Err(e) = self.say(&stream, hello) {
+            return Ok(Err(e));
+        }
+        let mut incoming = Incoming::default();
+        let (answer, fds) = loop {
+            match incoming.receive(&stream, MAX_ANSWER, 1) {
+                Ok(Some(frame)) => break frame,
+                Ok(None) if wait(&mut [PollFd::new(&stream, PollFlags::IN)], self.deadline) => {}
+                Ok(None) => return Ok(Err(io::Error::new(ErrorKind::TimedOut, "it does not answer"))),
+                Err(e) => return Ok(Err(e)),
             }
         };
-        // The name is public: whoever is not ours is shown the door unheard.
-        if let Err(e) = check_owner(&stream, rank) {
-            tracing::warn!(rank, "a stranger at the rendezvous: {e}");
-            continue;
+        let mismatch = |reason| Error::Mismatch { rank: lower, reason };
+        match answer.split_first() {
+            Some((&WELCOME, [])) => Ok(Ok(link(stream, fds).map_err(mismatch)?)),
+            Some((&REFUSED, why)) => {
+                let why: String = String::from_utf8_lossy(why).chars().filter(|c| !c.is_control()).collect();
+                Err(mismatch(format!("refused rank {}: {why}", self.rank)))
+            }
+            _ => Err(mismatch("its answer is none: run one release of pushgate for all ranks".into())),
         }
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        stream.set_read_timeout(Some(left)).map_err(Error::io("rendezvous socket"))?;
-        let (bytes, _) = recv_message(&stream, 64, 0).map_err(Error::io("greeting of a rank"))?;
+    }
+
+    /// Sends a greeting or an answer, with our pidfd. The socket is new and empty: this does
+    /// not wait.
+    fn say(&self, stream: &UnixStream, bytes: &[u8]) -> io::Result<()> {
+        stream.set_write_timeout(Some(GREETING))?;
+        let fds: Vec<_> = self.process.iter().map(|p| p.as_fd()).collect();
+        send_message(stream, bytes, &fds)
+    }
+
+    /// Waits until all higher ranks have greeted, and answers them.
+    fn accept(&self, listener: &UnixListener, links: &mut Links) -> Result<()> {
+        let mut greetings: Vec<Greeting> = Vec::new();
+        let mut last_refused = String::new();
+        let higher = self.rank as usize + 1..self.size as usize;
+        loop {
+            let missing: Vec<_> =
+                higher.clone().filter(|r| links[*r].is_none()).map(|r| r.to_string()).collect();
+            if missing.is_empty() {
+                break;
+            }
+            let now = Instant::now();
+            if now >= self.deadline {
+                let missing = missing.join(", ");
+                let why = format!("rank {missing} did not come within {:?}", self.timeout);
+                for link in links[higher].iter().flatten() {
+                    self.refuse(&link.stream, &why);
+                }
+                let what = format!("waiting for rank {missing}{last_refused}");
+                return Err(Error::TimedOut { what, after: self.timeout });
+            }
+            greetings.retain(|g| g.until > now);
+            let until = greetings.iter().map(|g| g.until).fold(self.deadline, Instant::min);
+            let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+            fds.extend(greetings.iter().map(|g| PollFd::new(&g.stream, PollFlags::IN)));
+            let here: Vec<usize> = higher.clone().filter(|r| links[*r].is_some()).collect();
+            let settled = || here.iter().filter_map(|r| links[*r].as_ref());
+            fds.extend(settled().map(|link| PollFd::new(&link.stream, PollFlags::IN)));
+            if !wait(&mut fds, until) {
+                continue;
+            }
+            let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
+            drop(fds);
+            let (to_greetings, to_settled) = ready[1..].split_at(greetings.len());
+            // A rank that waits for its answer has nothing to say: it has gone, and may come
+            // back.
+            for (rank, _) in here.iter().zip(to_settled).filter(|(_, ready)| **ready) {
+                tracing::warn!(rank = self.rank, "rank {rank} left before all were there");
+                links[*rank] = None;
+            }
+            let mut i = 0;
+            for ready in to_greetings {
+                let g = &mut greetings[i];
+                let heard = if *ready { g.incoming.receive(&g.stream, MAX_HELLO, 1) } else { Ok(None) };
+                if matches!(heard, Ok(None)) {
+                    i += 1;
+                    continue;
+                }
+                let g = greetings.remove(i);
+                let taken = match heard {
+                    Ok(frame) => self.check(&g.stream, frame.expect("handled above")),
+                    Err(e) => Err(e.to_string()),
+                };
+                match taken {
+                    // A rank that was started anew takes the place of its former self.
+                    Ok((from, process)) => {
+                        links[from as usize] = Some(Link { stream: Stream::Unix(g.stream), process });
+                    }
+                    Err(why) => {
+                        tracing::warn!(rank = self.rank, "a stranger at the rendezvous: {why}");
+                        last_refused = format!(" (the last that was refused: {why})");
+                        self.refuse(&Stream::Unix(g.stream), &why);
+                    }
+                }
+            }
+            if ready[0] {
+                match listener.accept() {
+                    Ok((stream, _)) => {
+                        // The name is public: others are shown the door unheard.
+                        if let Err(e) = check_owner(&stream, self.rank) {
+                            tracing::warn!(rank = self.rank, "a stranger at the rendezvous: {e}");
+                            continue;
+                        }
+                        // The oldest is the least likely to be one of ours.
+                        if greetings.len() >= self.size as usize + STRANGERS {
+                            greetings.remove(0);
+                        }
+                        let until = Instant::now() + GREETING;
+                        greetings.push(Greeting { stream, incoming: Incoming::default(), until });
+                    }
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+                    Err(e) => {
+                        tracing::warn!(rank = self.rank, "accepting a rank: {e}");
+                        // No more descriptors, perhaps: some will be free again.
+                        std::thread::sleep(PAUSE);
+                    }
+                }
+            }
+        }
+        for rank in higher {
+            let Some(Link { stream: Stream::Unix(stream), .. }) = &links[rank] else { continue };
+            // One that has gone meanwhile is seen to be lost as soon as all listen.
+            let _ = self.say(stream, &[WELCOME]);
+        }
+        Ok(())
+    }
+
+    /// Is it one of ours? If not: what is wrong.
+    fn check(
+        &self,
+        stream: &UnixStream,
+        (bytes, fds): Frame,
+    ) -> std::result::Result<(u32, Option<Process>), String> {
         let words: Vec<u32> =
             bytes.chunks_exact(4).map(|c| u32::from_le_bytes(c.try_into().expect("four bytes"))).collect();
-        let [version, from, to, theirs, _] = words[..] else {
-            return Err(Error::Mismatch { rank, reason: "a greeting of the wrong length".into() });
+        let release = "run one release of pushgate for all ranks";
+        let [version, from, to, size] = words[..] else {
+            return Err(format!("its greeting has {} bytes, expected 16: {release}", bytes.len()));
         };
-        if (version, to, theirs) != (VERSION, rank, size) || from <= rank || from >= size {
-            return Err(Error::Mismatch {
-                rank: from,
-                reason: format!(
-                    "it speaks version {version} to rank {to} of {theirs}, but this is version {VERSION}, rank \
-                     {rank} of {size}"
-                ),
-            });
+        if version != VERSION {
+            return Err(format!("it speaks version {version}, this rank version {VERSION}: {release}"));
         }
-        // A rank that was started anew takes the place of its former self.
-        streams[from as usize] = Some(stream);
+        if (to, size) != (self.rank, self.size) || from <= self.rank || from >= self.size {
+            return Err(format!(
+                "it is rank {from} of {size} and greets rank {to}, but this is rank {} of {}: give all ranks the \
+                 same number of ranks and each a number of its own",
+                self.rank, self.size
+            ));
+        }
+        check_owner(stream, from).map_err(|e| e.to_string())?;
+        Ok((from, process(fds)?))
     }
-    Ok(streams)
+
+    fn refuse(&self, stream: &Stream, why: &str) {
+        let Stream::Unix(stream) = stream else { return };
+        let mut bytes = vec![REFUSED];
+        bytes.extend(why.bytes().take(MAX_ANSWER - 1));
+        // It hears that, or finds the connection closed.
+        let _ = self.say(stream, &bytes);
+    }
+}
+
+fn link(stream: UnixStream, fds: Vec<OwnedFd>) -> std::result::Result<Link, String> {
+    Ok(Link { stream: Stream::Unix(stream), process: process(fds)? })
+}
+
+/// The peer's process, if it could hand over itself.
+fn process(mut fds: Vec<OwnedFd>) -> std::result::Result<Option<Process>, String> {
+    fds.pop().map(Process::from_fd).transpose().map_err(|e| e.to_string())
 }
 
 /// Only processes of our own user (or root) may be ranks of our job.
 fn check_owner(stream: &UnixStream, rank: u32) -> Result<()> {
-    let peer = pushgate_proxy::wire::peer_cred(stream).map_err(Error::io("peer's user"))?;
+    let peer = wire::peer_cred(stream).map_err(Error::io("peer's user"))?;
     let own = rustix::process::geteuid().as_raw();
     if peer.uid != own && peer.uid != 0 {
         let reason = format!("runs as user {}, this rank as {own}", peer.uid);

@@ -17,7 +17,7 @@ use super::verbs::{VerbsAccepted, VerbsHalf};
 use super::{QpConfig, QueuePair};
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mesh::{Frame, Mesh};
+use crate::mesh::{Frame, SetUp};
 use crate::settings::{QpKind, RingsPlace};
 
 /// What this end has of its own, whatever the transport.
@@ -55,15 +55,17 @@ enum Link {
 }
 
 /// Our half of a queue pair, before the other end is known.
-pub(crate) struct Half {
+pub(crate) struct Half<'a> {
     own: Own,
     link: Link,
+    set_up: SetUp<'a>,
 }
 
-/// The same, when the other end's offer is here.
-pub(crate) struct Accepted {
+/// Our half of a queue pair, with the other end's offer.
+pub(crate) struct Accepted<'a> {
     own: Own,
     link: AcceptedLink,
+    set_up: SetUp<'a>,
 }
 
 enum AcceptedLink {
@@ -146,43 +148,43 @@ pub(super) fn segment(context: &Context, geometry: &Geometry, kind: Segment) -> 
     Ok(Arc::new(memory))
 }
 
-impl Half {
-    /// Makes this end and tells `peer` of it.
-    pub(crate) fn offer(
-        context: &Context,
-        mesh: &Mesh,
-        peer: u32,
-        label: u32,
-        config: QpConfig,
-    ) -> Result<Self> {
-        let own = Own::new(context, mesh.rank, config)?;
+impl<'a> Half<'a> {
+    /// Makes this end and tells the peer of it.
+    pub(crate) fn offer(context: &Context, mut set_up: SetUp<'a>, config: QpConfig) -> Result<Self> {
+        let own = Own::new(context, set_up.mesh.rank, config)?;
         let link = match context.settings().qp {
-            QpKind::Local => Link::Local(LocalHalf::offer(context, mesh, peer, label, &own)?),
-            QpKind::Verbs => Link::Verbs(Box::new(VerbsHalf::offer(context, mesh, peer, label, &own)?)),
+            QpKind::Local => Link::Local(LocalHalf::offer(context, &mut set_up, &own)?),
+            QpKind::Verbs => Link::Verbs(Box::new(VerbsHalf::offer(context, &mut set_up, &own)?)),
         };
-        Ok(Half { own, link })
+        Ok(Half { own, link, set_up })
     }
 
-    /// Takes the peer's offer.
-    pub(crate) fn accept(self, context: &Context, mesh: &Mesh, peer: u32, label: u32) -> Result<Accepted> {
-        let offer = mesh.recv(peer, label)?;
+    /// Waits for an offer of the peer.
+    pub(crate) fn take_offer(&mut self) -> Result<()> {
+        self.set_up.take_offer()
+    }
+
+    /// Waits until both ends have each other's offer, and takes the peer's.
+    pub(crate) fn accept(mut self, context: &Context) -> Result<Accepted<'a>> {
+        let offer = self.set_up.agree()?;
         let link = match self.link {
             Link::Local(half) => AcceptedLink::Local(half, offer),
             Link::Verbs(half) => {
-                AcceptedLink::Verbs(Box::new(half.accept(context, mesh, peer, label, &offer.0)?))
+                AcceptedLink::Verbs(Box::new(half.accept(context, &self.set_up, &offer.0)?))
             }
         };
-        Ok(Accepted { own: self.own, link })
+        Ok(Accepted { own: self.own, link, set_up: self.set_up })
     }
 }
 
-impl Accepted {
+impl<'a> Accepted<'a> {
     /// Hands both ends to the engine.
-    pub(crate) fn join(self, context: &Context, mesh: &Mesh, peer: u32, label: u32) -> Result<QueuePair> {
+    pub(crate) fn join(mut self, context: &Context) -> Result<(QueuePair, SetUp<'a>)> {
+        let peer = self.set_up.peer;
         let joined = match self.link {
-            AcceptedLink::Local(half, offer) => half.join(context, mesh, peer, self.own, offer)?,
-            AcceptedLink::Verbs(end) => end.join(context, peer, self.own, &mesh.recv(peer, label)?.0)?,
+            AcceptedLink::Local(half, offer) => half.join(context, &self.set_up, self.own, offer)?,
+            AcceptedLink::Verbs(end) => end.join(context, &mut self.set_up, self.own)?,
         };
-        QueuePair::new(context, peer, joined)
+        Ok((QueuePair::new(context, peer, joined)?, self.set_up))
     }
 }

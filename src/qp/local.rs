@@ -15,7 +15,7 @@ use super::Undo;
 use super::join::{Inbound, Joined, Own, segment};
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mesh::{Frame, Mesh};
+use crate::mesh::{Frame, SetUp};
 
 /// What this transport needs of ours.
 pub(super) struct LocalHalf {
@@ -25,25 +25,25 @@ pub(super) struct LocalHalf {
 }
 
 impl LocalHalf {
-    pub(super) fn offer(context: &Context, mesh: &Mesh, peer: u32, label: u32, own: &Own) -> Result<Self> {
+    pub(super) fn offer(context: &Context, set_up: &mut SetUp<'_>, own: &Own) -> Result<Self> {
         let link = segment(context, &own.geometry, Segment::Link)?;
         let rings = context.inner.wake == Wake::Doorbell;
         let (bell, ringer) =
             rings.then(bell::pair).transpose().map_err(Error::io("a doorbell's sockets"))?.unzip();
         let offer = LocalOffer::new(&link, &*own.window, own.config.posted_receives, rings);
         let bytes = serde_json::to_vec(&offer).expect("an offer is plain data");
-        mesh.send(peer, label, &bytes, &LocalOffer::fds(&link, &*own.window, ringer.as_ref()))?;
+        set_up.offer(bytes, &LocalOffer::fds(&link, &*own.window, ringer.as_ref()))?;
         Ok(LocalHalf { link, bell })
     }
 
     pub(super) fn join(
         self,
         context: &Context,
-        mesh: &Mesh,
-        peer: u32,
+        set_up: &SetUp<'_>,
         own: Own,
         (bytes, fds): Frame,
     ) -> Result<Joined> {
+        let peer = set_up.peer;
         let mismatch = |reason: String| Error::Mismatch { rank: peer, reason };
         let offer: LocalOffer = serde_json::from_slice(&bytes)
             .map_err(|e| mismatch(format!("its offer of a queue pair: {e}; is its qp = local too?")))?;
@@ -57,7 +57,7 @@ impl LocalHalf {
             peer_window: theirs.window.clone(),
             bell: self.bell,
             peer_bell: theirs.bell,
-            peer_pid: mesh.pid(peer),
+            peer_pid: set_up.mesh.pid(peer),
         };
         let proxy = &context.inner.proxy;
         let id = proxy.add_qp(fds, own.options(context, peer), context.inner.wake)?;
@@ -80,6 +80,7 @@ mod tests {
 
     use super::*;
     use crate::Settings;
+    use crate::mesh::{Events, Mesh, QUEUE_PAIRS};
     use crate::qp::QpConfig;
 
     #[test]
@@ -89,19 +90,22 @@ mod tests {
         let context = Context::builder().settings(settings).build().unwrap();
         let mut meshes = Mesh::local(2, pushgate_tests::hang()).unwrap();
         for mesh in &mut meshes {
-            mesh.listen(Box::new(|_| {})).unwrap();
+            mesh.listen(Events { lost: Box::new(|_| {}), ended: Box::new(|_| {}) }).unwrap();
         }
         let [a, b] = &meshes[..] else { unreachable!("two ranks") };
-        let offer = |mesh: &Mesh, peer| {
-            let own = Own::new(&context, mesh.rank, QpConfig::default()).unwrap();
-            let half = LocalHalf::offer(&context, mesh, peer, 1, &own).unwrap();
+        let (mut ours, mut theirs) = (a.set_up(1, QUEUE_PAIRS), b.set_up(0, QUEUE_PAIRS));
+        let offer = |set_up: &mut SetUp<'_>| {
+            let own = Own::new(&context, set_up.mesh.rank, QpConfig::default()).unwrap();
+            let half = LocalHalf::offer(&context, set_up, &own).unwrap();
             (half, own)
         };
-        let ((half, own), _theirs) = (offer(a, 1), offer(b, 0));
-        let (_, fds) = b.recv(0, 1).unwrap();
+        let ((half, own), _theirs) = (offer(&mut ours), offer(&mut theirs));
+        ours.take_offer().unwrap();
+        let (_, fds) = theirs.agree().unwrap();
         fcntl_add_seals(&fds[0], SealFlags::SEAL).unwrap();
         let link = Arc::downgrade(&half.link);
-        let failed = half.join(&context, a, 1, own, a.recv(1, 1).unwrap()).err().expect("a seal is refused");
+        let offer = ours.agree().unwrap();
+        let failed = half.join(&context, &ours, own, offer).err().expect("a seal is refused");
         assert!(failed.to_string().contains("F_ADD_SEALS"), "{failed}");
         // An engine that has the queue pair has its link segment.
         let begin = Instant::now();

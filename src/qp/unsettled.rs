@@ -1,7 +1,6 @@
 //! A queue pair whose engine says that a device still copies for it.
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::window::{WeakPiece, Window};
@@ -14,11 +13,12 @@ use pushgate_proxy::proxy::{Proxy, QpFds};
 use pushgate_proxy::qp::RegionSends;
 use pushgate_proxy::region::Exported;
 use pushgate_proxy::session::Status;
+use pushgate_tests::hang;
 
 use super::{Half, QpConfig, QueuePair};
 use crate::Settings;
 use crate::context::Context;
-use crate::mesh::Mesh;
+use crate::mesh::{Events, Mesh, QUEUE_PAIRS};
 
 /// An engine for which no device's copy ever ends.
 struct Unsettled(Arc<dyn Proxy>);
@@ -85,16 +85,21 @@ fn queue_pair(unsettled: bool) -> ([QueuePair; 2], Weak<dyn Window>, [WeakPiece;
         let inner = Arc::get_mut(&mut context.inner).expect("nobody else has it yet");
         inner.proxy = Arc::new(Unsettled(inner.proxy.clone()));
     }
-    let mut meshes = Mesh::local(2, Duration::from_secs(120)).unwrap();
+    let mut meshes = Mesh::local(2, hang()).unwrap();
     for mesh in &mut meshes {
-        mesh.listen(Box::new(|_| {})).unwrap();
+        mesh.listen(Events { lost: Box::new(|_| {}), ended: Box::new(|_| {}) }).unwrap();
     }
-    let ends = [0, 1].map(|i| (&meshes[i], 1 - i as u32));
-    let halves = ends.map(|(mesh, peer)| Half::offer(&context, mesh, peer, 1, QpConfig::default()).unwrap());
-    let mut halves = halves.into_iter();
-    let accepted = ends.map(|(mesh, peer)| halves.next().unwrap().accept(&context, mesh, peer, 1).unwrap());
-    let mut accepted = accepted.into_iter();
-    let qps = ends.map(|(mesh, peer)| accepted.next().unwrap().join(&context, mesh, peer, 1).unwrap());
+    let mut halves = [0, 1].map(|i| {
+        let set_up = meshes[i].set_up(1 - i as u32, QUEUE_PAIRS + 1);
+        Half::offer(&context, set_up, QpConfig::default()).unwrap()
+    });
+    halves.iter_mut().for_each(|half| half.take_offer().unwrap());
+    let accepted = halves.map(|half| half.accept(&context).unwrap());
+    let qps = accepted.map(|end| {
+        let (qp, set_up) = end.join(&context).unwrap();
+        assert!(set_up.joined().is_none());
+        qp
+    });
     let own = &qps[0].memory.own;
     let (window, pieces) = (Arc::downgrade(&own.window), [own.work.downgrade(), own.control.downgrade()]);
     (qps, window, pieces)

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::join::{Inbound, Joined, Own};
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, SetUp};
 use crate::settings::{AutoOr, CqEvents, Settings};
 
 impl From<VerbsError> for Error {
@@ -73,8 +73,8 @@ fn config(context: &Context, mesh: &Mesh) -> Result<Config> {
     Ok(Config { family: mesh.family(), events, ..Config::from(s) })
 }
 
-fn send(mesh: &Mesh, peer: u32, label: u32, what: &impl Serialize) -> Result<()> {
-    mesh.send(peer, label, &serde_json::to_vec(what).expect("it is plain data"), &[])
+fn bytes(what: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(what).expect("it is plain data")
 }
 
 fn parse<T: serde::de::DeserializeOwned>(peer: u32, bytes: &[u8]) -> Result<T> {
@@ -114,34 +114,29 @@ pub(super) struct VerbsHalf(Half);
 pub(super) struct VerbsAccepted(Accepted);
 
 impl VerbsHalf {
-    pub(super) fn offer(context: &Context, mesh: &Mesh, peer: u32, label: u32, own: &Own) -> Result<Self> {
+    pub(super) fn offer(context: &Context, set_up: &mut SetUp<'_>, own: &Own) -> Result<Self> {
         let device = context.rdma()?;
-        let config = Config { posted_receives: own.config.posted_receives, ..config(context, mesh)? };
+        let posted_receives = own.config.posted_receives;
+        let config = Config { posted_receives, ..config(context, set_up.mesh)? };
         let half = Half::new(&device, &config, own.geometry, own.window.clone(), &mut allocator(context))?;
-        send(mesh, peer, label, &half.offer())?;
+        set_up.offer(bytes(&half.offer()), &[])?;
         Ok(VerbsHalf(half))
     }
 
-    pub(super) fn accept(
-        self,
-        context: &Context,
-        mesh: &Mesh,
-        peer: u32,
-        label: u32,
-        offer: &[u8],
-    ) -> Result<VerbsAccepted> {
-        let offer: Offer = parse(peer, offer)?;
-        let accepted = self.0.accept(peer, &offer, &mut allocator(context))?;
-        send(mesh, peer, label, &accepted.places())?;
+    pub(super) fn accept(self, context: &Context, set_up: &SetUp<'_>, offer: &[u8]) -> Result<VerbsAccepted> {
+        let offer: Offer = parse(set_up.peer, offer)?;
+        let accepted = self.0.accept(set_up.peer, &offer, &mut allocator(context))?;
+        set_up.send(&bytes(&accepted.places()))?;
         Ok(VerbsAccepted(accepted))
     }
 }
 
 impl VerbsAccepted {
-    pub(super) fn join(self, context: &Context, peer: u32, own: Own, places: &[u8]) -> Result<Joined> {
+    pub(super) fn join(self, context: &Context, set_up: &mut SetUp<'_>, own: Own) -> Result<Joined> {
+        let peer = set_up.peer;
         let mirror = self.0.mirror().clone();
         let peer_geometry = self.0.peer_geometry();
-        let qp = self.0.join(parse(peer, places)?)?;
+        let qp = self.0.join(parse(peer, &set_up.recv()?)?)?;
         let can_wake = qp.can_wake();
         let (work, control) = (own.work_to_read()?, own.control.clone());
         let options = own.options(context, peer);
@@ -160,6 +155,9 @@ impl VerbsAccepted {
             };
             endpoint = endpoint.with_interrupt(interrupt).with_inbound_copied();
         }
+        // The link that would tell the peer is the one that broke.
+        let teller = set_up.teller();
+        endpoint = endpoint.with_broken(Box::new(move |status| teller.tell(status)));
         let wake = wake(can_wake, rings);
         let id = context.inner.proxy.add_endpoint(endpoint, wake)?;
         Ok(Joined { id, own, inbound: Inbound::Mirror(mirror), peer_geometry })

@@ -1,0 +1,116 @@
+//! A transport that breaks and cannot tell the peer of it: the cause is told to whoever can.
+
+mod common;
+
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::channel;
+
+use common::{GEOMETRY, Memory, options};
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{Record, Words};
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_proxy::endpoint::Endpoint;
+use pushgate_proxy::gate::{Limits, Permit};
+use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
+use pushgate_proxy::session::Status;
+
+const CAUSE: Status = Status { code: abi::PUSHGATE_LINK_DOWN as u8, rank: None, detail: 4 };
+
+/// A transport over which nothing comes, and which has failed.
+struct Failed;
+
+impl QueuePair for Failed {
+    fn name(&self) -> &'static str {
+        "failed"
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { send_slots: 4, cq_slots: 4, receives: 4, bytes: 4096 }
+    }
+
+    fn post_send(&mut self, _: Permit<'_>, _: u64, _: &Record, _: &Words) -> Result<(), Status> {
+        Err(CAUSE)
+    }
+
+    fn poll_send(&mut self, _: u64) -> Result<u32, Status> {
+        Ok(0)
+    }
+
+    fn peer_counts(&self) -> PeerCounts {
+        PeerCounts::default()
+    }
+
+    fn peer_status(&self) -> u64 {
+        0
+    }
+
+    fn poll_recv(&mut self, _: &mut Words) -> Inbound {
+        Inbound::Empty
+    }
+
+    fn has_inbound(&self) -> bool {
+        false
+    }
+
+    fn payload(&self, _: u32, _: u32) -> Option<usize> {
+        None
+    }
+
+    fn in_place(&self) -> bool {
+        true
+    }
+
+    fn takes_region(&self, _: &Record) -> RegionSends {
+        RegionSends::Unknown
+    }
+
+    fn region_sends(&self) -> RegionSends {
+        RegionSends::Unknown
+    }
+
+    fn acknowledge(&mut self, _: PeerCounts) {}
+
+    fn set_status(&mut self, _: u64) {}
+
+    fn notify(&mut self) -> Result<bool, Status> {
+        Ok(false)
+    }
+
+    fn check(&mut self, _: u64) -> Option<Status> {
+        Some(CAUSE)
+    }
+
+    fn sleeping(&self) -> Option<&AtomicU64> {
+        None
+    }
+}
+
+fn endpoint(memory: &Memory) -> Endpoint {
+    let (work, control) = (memory.work_read.clone(), memory.control.clone());
+    let peer = Geometry { rank: 1, ..GEOMETRY };
+    Endpoint::new(work, control, memory.geometry, peer, Box::new(Failed), options(1)).unwrap()
+}
+
+#[test]
+fn p7_a_transport_that_breaks_tells_its_cause_once_to_who_can_tell_the_peer() {
+    let memory = Memory::new(GEOMETRY);
+    let (sender, told) = channel();
+    let mut end = endpoint(&memory).with_broken(Box::new(move |status| sender.send(status).unwrap()));
+    end.tick(1);
+    // The peer is told whose end it was.
+    assert_eq!(told.try_recv(), Ok(Status { rank: Some(0), ..CAUSE }));
+    assert_eq!(end.status(), Some(CAUSE));
+    end.tick(2);
+    end.fail(CAUSE);
+    assert!(told.try_recv().is_err());
+}
+
+#[test]
+fn an_end_that_the_transport_itself_can_tell_is_not_told_twice() {
+    let memory = Memory::new(GEOMETRY);
+    let (sender, told) = channel();
+    let mut end = endpoint(&memory).with_broken(Box::new(move |status: Status| sender.send(status).unwrap()));
+    end.fail(Status::new(abi::PUSHGATE_ABORTED));
+    end.tick(1);
+    assert!(told.try_recv().is_err());
+}

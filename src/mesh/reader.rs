@@ -1,0 +1,180 @@
+//! The thread that serves a rank's sockets: it takes in what comes, sends what a peer did
+//! not take at once, sees who is gone, and says that this rank lives.
+//!
+//! Nothing here waits for one peer: each look at a socket takes what is there.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use pushgate_driver_shim::fdpass::{Frame, Incoming};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{Shutdown, shutdown};
+use rustix::process::{Resource, getrlimit};
+
+use super::{
+    BEAT, BYE, Beats, END, Events, Leaving, Load, MAX_BYTES, MAX_FDS, MAX_WAITING, Peer, Shared, Stream,
+    set_up, timespec,
+};
+
+/// A peer that has not left.
+struct Heard<'a> {
+    rank: u32,
+    peer: &'a Peer,
+    incoming: Incoming,
+    /// How long it has said nothing, as far as this thread has looked: what passes while this
+    /// process itself is stopped does not count.
+    quiet: Duration,
+}
+
+pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
+    let heard = |(rank, peer)| Heard { rank, peer, incoming: Incoming::default(), quiet: Duration::ZERO };
+    let all = shared.peers.iter().zip(0..).filter_map(|(peer, rank)| Some((rank, peer.as_ref()?)));
+    let mut peers: Vec<_> = all.map(heard).collect();
+    let beating = peers.iter().any(|p| p.beats());
+    let mut previous = Instant::now();
+    let mut next_beat = previous + beats.every;
+    // A program that has so many queue pairs made at once holds more than as many for itself.
+    let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |n| n as usize / 2);
+    let most = Load { bytes: MAX_WAITING, fds: files };
+    while !shared.stop.load(Ordering::Acquire) {
+        let now = Instant::now();
+        let passed = (now - previous).min(beats.every);
+        previous = now;
+        if beating && now >= next_beat {
+            next_beat = now + beats.every;
+            peers.iter().filter(|p| p.beats()).for_each(|p| p.beat());
+        }
+        let mut fds = vec![PollFd::new(&shared.bell, PollFlags::IN)];
+        for p in &peers {
+            let out = !p.peer.out().frames.is_empty();
+            let flags = if out { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            fds.push(PollFd::new(&p.peer.link.stream, flags));
+        }
+        let with_process = peers.iter().enumerate().filter(|(_, p)| p.peer.link.process.is_some());
+        let with_process: Vec<usize> = with_process.map(|(i, _)| i).collect();
+        for i in &with_process {
+            let process = peers[*i].peer.link.process.as_ref().expect("filtered");
+            fds.push(PollFd::new(process, PollFlags::IN));
+        }
+        let limit = beating.then(|| timespec(next_beat.saturating_duration_since(now)));
+        if poll(&mut fds, limit.as_ref()).is_err() {
+            continue;
+        }
+        let found: Vec<PollFlags> = fds.iter().map(|f| f.revents()).collect();
+        drop(fds);
+        let (sockets, processes) = found[1..].split_at(peers.len());
+        let mut died = vec![false; peers.len()];
+        for (i, found) in with_process.into_iter().zip(processes) {
+            died[i] = !found.is_empty();
+        }
+        if !found[0].is_empty() {
+            shared.bell.drain();
+            let tell = std::mem::take(&mut *shared.tell.lock().unwrap_or_else(|e| e.into_inner()));
+            tell.into_iter().for_each(|ended| shared.tell_end(ended));
+        }
+        for i in (0..peers.len()).rev() {
+            let p = &mut peers[i];
+            if sockets[i].contains(PollFlags::OUT) {
+                // That the socket is broken is heard of by the look at what comes.
+                let _ = p.peer.flush(&mut p.peer.out());
+            }
+            let says = !(sockets[i] - PollFlags::OUT).is_empty();
+            p.quiet = if says { Duration::ZERO } else { p.quiet + passed };
+            let silent = p.beats() && p.quiet > beats.silence;
+            if !says && !died[i] && !silent {
+                continue;
+            }
+            let leaves = match p.incoming.receive(&p.peer.link.stream, MAX_BYTES, p.max_fds()) {
+                Ok(Some(frame)) => shared.deliver(p.rank, frame, most, events),
+                // The last that it said has been heard.
+                Ok(None) if died[i] => Err("its process has ended".to_string()),
+                Ok(None) if silent => Err(format!("it said nothing for {:?}", beats.silence)),
+                Ok(None) => Ok(None),
+                Err(e) => Err(e.to_string()),
+            };
+            let leaving = match leaves {
+                Ok(None) => continue,
+                Ok(Some(leaving)) => leaving,
+                Err(why) => {
+                    tracing::warn!(rank = p.rank, "a rank is lost: {why}");
+                    Leaving::Lost
+                }
+            };
+            let gone = peers.remove(i);
+            gone.peer.close();
+            let mut state = shared.inbox.state();
+            state.ends.insert(gone.rank, leaving);
+            if leaving == Leaving::Lost {
+                state.lost.get_or_insert(gone.rank);
+            }
+            drop(state);
+            shared.inbox.arrived.notify_all();
+            if leaving == Leaving::Lost {
+                // Whoever is still there has no use for the socket either.
+                let _ = shutdown(&gone.peer.link.stream, Shutdown::Both);
+                (events.lost)(gone.rank);
+            }
+        }
+    }
+}
+
+impl Heard<'_> {
+    /// Whether it says now and then that it lives, and is told so.
+    fn beats(&self) -> bool {
+        matches!(self.peer.link.stream, Stream::Tcp(_))
+    }
+
+    fn beat(&self) {
+        let mut out = self.peer.out();
+        // What waits to be sent will tell it too.
+        if !out.closed && out.frames.is_empty() && out.frames.push(&BEAT.to_le_bytes(), Vec::new()).is_ok() {
+            let _ = self.peer.flush(&mut out);
+        }
+    }
+
+    fn max_fds(&self) -> usize {
+        match self.peer.link.stream {
+            Stream::Unix(_) => MAX_FDS,
+            Stream::Tcp(_) => 0,
+        }
+    }
+}
+
+impl Shared {
+    /// Puts a frame where somebody waits for it. An error is something that no rank of ours
+    /// would send.
+    fn deliver(
+        &self,
+        rank: u32,
+        (mut bytes, fds): Frame,
+        most: Load,
+        events: &Events,
+    ) -> Result<Option<Leaving>, String> {
+        let Some(label) = bytes.get(..4) else { return Err("it sent a frame without a label".into()) };
+        let label = u32::from_le_bytes(label.try_into().expect("four bytes"));
+        bytes.drain(..4);
+        let too_much = || {
+            format!(
+                "it sent more than {} bytes or {} descriptors that nobody asked for",
+                most.bytes, most.fds
+            )
+        };
+        match label {
+            BYE => return Ok(Some(Leaving::Bye)),
+            BEAT => {}
+            END => {
+                let ended = set_up::parse_end(rank, &bytes).ok_or("it sent an end of no queue pair")?;
+                let fits = set_up::ended(&mut self.inbox.state(), ended, most);
+                self.inbox.arrived.notify_all();
+                (events.ended)(ended);
+                return fits.then_some(None).ok_or_else(too_much);
+            }
+            _ => {
+                let fits = self.inbox.state().keep(rank, label, (bytes, fds), most);
+                self.inbox.arrived.notify_all();
+                return fits.then_some(None).ok_or_else(too_much);
+            }
+        }
+        Ok(None)
+    }
+}

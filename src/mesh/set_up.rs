@@ -1,0 +1,273 @@
+//! How two ranks make a queue pair, told over their socket: the frames under its label.
+//!
+//! A call that failed may be made again, by either rank, while the other still waits in its
+//! own. So each attempt has a number, and each frame names it. Two ends first **agree** on a
+//! pair of attempts: each takes the latest offer of the other and says so; the pair is agreed
+//! on when each knows that the other has taken its present offer. An attempt that fails is
+//! ended: what the peer has of it is dropped there, and the peer's end, if it was joined
+//! with, ends too. Whoever takes the offer of a later attempt sends its own once more, for
+//! the former attempt may have had it.
+//!
+//! The same word tells a peer of an end that breaks later and cannot say so by its own link.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use pushgate_driver_shim::abi;
+use pushgate_proxy::session::Status;
+
+use super::{END, Ended, Frame, Load, Mesh, Shared, State};
+use crate::error::{Error, Result};
+
+/// Kind, the sender's attempt, the receiver's attempt where it is known.
+const HEAD: usize = 17;
+/// "This is what I offer."
+const OFFER: u8 = 1;
+/// "I have taken your offer of that attempt."
+const TAKEN: u8 = 2;
+/// What the transport says behind that.
+const MORE: u8 = 3;
+/// Not sent as such: where a frame [`END`] waits among the others.
+const ENDED: u8 = 4;
+/// Frames that an attempt looks at when its time is up: those that were there by then.
+const LATE: u32 = 64;
+
+fn head(kind: u8, own: u64, of: u64) -> [u8; HEAD] {
+    let mut bytes = [kind; HEAD];
+    bytes[1..9].copy_from_slice(&own.to_le_bytes());
+    bytes[9..].copy_from_slice(&of.to_le_bytes());
+    bytes
+}
+
+/// Kind and the two attempts.
+fn parse(bytes: &[u8]) -> Option<(u8, u64, u64)> {
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+    (bytes.len() >= HEAD).then(|| (bytes[0], word(1), word(9)))
+}
+
+/// The frame that tells of an end: label, our attempt, status.
+pub(super) fn end(ended: &Ended) -> Vec<u8> {
+    let mut bytes = END.to_le_bytes().to_vec();
+    bytes.extend(ended.label.to_le_bytes());
+    bytes.extend(ended.attempt.to_le_bytes());
+    bytes.extend(ended.status.word().to_le_bytes());
+    bytes
+}
+
+/// Of what follows the label END.
+pub(super) fn parse_end(rank: u32, bytes: &[u8]) -> Option<Ended> {
+    if bytes.len() != 20 {
+        return None;
+    }
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+    let label = u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"));
+    let status = Status::from_word(word(12))?.checked();
+    let status = Status { rank: status.rank.or(Some(rank)), ..status };
+    (label >= super::QUEUE_PAIRS).then_some(Ended { rank, label, attempt: word(4), status })
+}
+
+/// Drops what is here of an attempt that has ended, and of those before it; an attempt of
+/// ours that is under way hears of it. False if the rank has more here than it may.
+pub(super) fn ended(state: &mut State, ended: Ended, most: Load) -> bool {
+    let Ended { rank, label, attempt, status } = ended;
+    state.retain(rank, label, |(bytes, _)| parse(bytes).is_some_and(|(_, own, _)| own > attempt));
+    if !state.set_ups.contains(&(rank, label)) {
+        return true;
+    }
+    let mut bytes = head(ENDED, attempt, 0).to_vec();
+    bytes.extend(status.word().to_le_bytes());
+    state.keep(rank, label, (bytes, Vec::new()), most)
+}
+
+/// Tells the peer of one end of a queue pair that this end has broken. Never waits.
+pub(crate) struct TellEnd {
+    shared: Weak<Shared>,
+    ended: Ended,
+}
+
+impl TellEnd {
+    /// Why it broke. The rank that a status does not name is this one.
+    pub(crate) fn tell(self, status: Status) {
+        if let Some(shared) = self.shared.upgrade() {
+            let ended = Ended { status, ..self.ended };
+            shared.tell.lock().unwrap_or_else(|e| e.into_inner()).push(ended);
+            shared.bell.ring();
+        }
+    }
+}
+
+/// One attempt to make a queue pair with a rank. Dropped before [`SetUp::joined`] it is
+/// ended, which the peer is told.
+pub(crate) struct SetUp<'a> {
+    pub(crate) mesh: &'a Mesh,
+    pub(crate) peer: u32,
+    label: u32,
+    own: u64,
+    /// Our offer.
+    ours: (Vec<u8>, Vec<OwnedFd>),
+    /// The peer's latest offer, and its attempt.
+    offer: Option<(u64, Frame)>,
+    /// The latest attempt of the peer that was heard of, 0 before.
+    heard: u64,
+    /// Frames that were looked at past a deadline.
+    late: u32,
+    /// The peer's attempt that has taken our offer last.
+    taken: u64,
+    joined: bool,
+}
+
+impl Mesh {
+    /// Begins to make a queue pair with `peer`; one at a time under a label.
+    pub(crate) fn set_up(&self, peer: u32, label: u32) -> SetUp<'_> {
+        self.shared.inbox.state().set_ups.insert((peer, label));
+        // Relaxed: nothing but the number itself is told by it.
+        let own = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
+        let ours = (Vec::new(), Vec::new());
+        SetUp { mesh: self, peer, label, own, ours, offer: None, heard: 0, late: 0, taken: 0, joined: false }
+    }
+}
+
+impl SetUp<'_> {
+    /// Sends our offer.
+    pub(crate) fn offer(&mut self, bytes: Vec<u8>, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let fds = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<_>>();
+        self.ours = (bytes, fds.map_err(Error::io("a descriptor for another rank"))?);
+        self.send_offer()
+    }
+
+    fn send_offer(&self) -> Result<()> {
+        let fds: Vec<_> = self.ours.1.iter().map(|fd| fd.as_fd()).collect();
+        self.send_frame(OFFER, 0, &self.ours.0, &fds)
+    }
+
+    /// Waits for an offer of the peer, and says that it is taken.
+    pub(crate) fn take_offer(&mut self) -> Result<()> {
+        let deadline = self.deadline();
+        while self.offer.is_none() {
+            self.hear(deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the peer has taken our offer, and its own is that of the same attempt.
+    /// Returns its offer.
+    pub(crate) fn agree(&mut self) -> Result<Frame> {
+        let deadline = self.deadline();
+        loop {
+            match &mut self.offer {
+                Some((attempt, frame)) if *attempt == self.taken => return Ok(std::mem::take(frame)),
+                _ => self.hear(deadline)?,
+            };
+        }
+    }
+
+    /// Sends what follows the offer.
+    pub(crate) fn send(&self, bytes: &[u8]) -> Result<()> {
+        self.send_frame(MORE, self.taken, bytes, &[])
+    }
+
+    /// What the peer says behind its offer.
+    pub(crate) fn recv(&mut self) -> Result<Vec<u8>> {
+        let deadline = self.deadline();
+        loop {
+            if let Some(bytes) = self.hear(deadline)? {
+                return Ok(bytes);
+            }
+            // It ended the attempt that we agreed on.
+            if self.offer.is_none() {
+                return Err(Error::Aborted { rank: self.peer });
+            }
+        }
+    }
+
+    /// For the end that breaks and cannot say so by its own link.
+    pub(crate) fn teller(&self) -> TellEnd {
+        let status = Status::new(abi::PUSHGATE_ABORTED);
+        let ended = Ended { rank: self.peer, label: self.label, attempt: self.own, status };
+        TellEnd { shared: Arc::downgrade(&self.mesh.shared), ended }
+    }
+
+    /// The label, and the attempt of the peer with which this end is joined.
+    pub(crate) fn peers(&self) -> (u32, u64) {
+        (self.label, self.taken)
+    }
+
+    /// The queue pair is made. Returns how the peer's end has ended, if it has: from now on
+    /// [`super::Events`] tell, so whoever hears of them knows the queue pair before.
+    pub(crate) fn joined(mut self) -> Option<Status> {
+        self.joined = true;
+        let mut state = self.mesh.shared.inbox.state();
+        state.set_ups.remove(&(self.peer, self.label));
+        let queue = state.frames.get(&(self.peer, self.label)).into_iter().flatten();
+        let ended = |(bytes, _): &Frame| match parse(bytes)? {
+            (ENDED, own, _) if own == self.taken => status_of(&bytes[HEAD..]),
+            _ => None,
+        };
+        let status = queue.filter_map(ended).next();
+        // What is there of a later attempt is for our next one.
+        let of_this = |(bytes, _): &Frame| parse(bytes).is_some_and(|(_, own, _)| own <= self.taken);
+        state.retain(self.peer, self.label, |frame| !of_this(frame));
+        status
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.mesh.timeout
+    }
+
+    fn send_frame(&self, kind: u8, of: u64, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let mut frame = head(kind, self.own, of).to_vec();
+        frame.extend_from_slice(bytes);
+        self.mesh.send(self.peer, self.label, &frame, fds)
+    }
+
+    /// Takes the next frame. What the transport says to this attempt comes back; the rest is
+    /// dealt with here.
+    fn hear(&mut self, deadline: Instant) -> Result<Option<Vec<u8>>> {
+        // A peer that talks all the time buys no more of it.
+        self.late += (Instant::now() > deadline) as u32;
+        if self.late > LATE {
+            let what = format!("agreeing on a queue pair with rank {}", self.peer);
+            return Err(Error::TimedOut { what, after: self.mesh.timeout });
+        }
+        let (mut bytes, fds) = self.mesh.recv_until(self.peer, self.label, deadline)?;
+        let Some((kind, own, of)) = parse(&bytes) else {
+            return Err(Error::Mismatch { rank: self.peer, reason: "a set-up frame without a head".into() });
+        };
+        bytes.drain(..HEAD);
+        match kind {
+            OFFER => {
+                self.offer = Some((own, (bytes, fds)));
+                self.send_frame(TAKEN, own, &[], &[])?;
+                let before = self.heard;
+                self.heard = before.max(own);
+                if before > 0 && own > before {
+                    self.send_offer()?;
+                }
+            }
+            ENDED => {
+                self.heard = self.heard.max(own);
+                self.offer.take_if(|(attempt, _)| *attempt <= own);
+            }
+            TAKEN if of == self.own => self.taken = own,
+            MORE if of == self.own && own == self.taken => return Ok(Some(bytes)),
+            // Of an attempt that has failed since.
+            _ => {}
+        }
+        Ok(None)
+    }
+}
+
+fn status_of(bytes: &[u8]) -> Option<Status> {
+    Status::from_word(u64::from_le_bytes(bytes.try_into().ok()?))
+}
+
+impl Drop for SetUp<'_> {
+    fn drop(&mut self) {
+        if !self.joined {
+            self.mesh.shared.inbox.state().set_ups.remove(&(self.peer, self.label));
+            self.mesh.shared.tell_end(self.teller().ended);
+        }
+    }
+}

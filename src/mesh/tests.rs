@@ -1,0 +1,388 @@
+//! A rank's mesh beside ranks that are made by hand, which can misbehave.
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pushgate_driver_shim::fdpass::recv_message;
+use pushgate_tests::{hang, patience};
+
+use super::*;
+
+fn events(lost: impl Fn(u32) + Send + 'static, ended: impl Fn(Ended) + Send + 'static) -> Events {
+    Events { lost: Box::new(lost), ended: Box::new(ended) }
+}
+
+/// Rank 0's mesh of `size`, and the sockets of ranks 1, 2, ... by hand.
+fn by_hand(size: u32, timeout: Duration) -> (Mesh, Receiver<u32>, Vec<UnixStream>) {
+    let mut streams = unix::pairs(size).unwrap();
+    let mine = streams.remove(0);
+    let mut mesh = Mesh::new(0, mine, timeout).unwrap();
+    let (sender, lost) = channel();
+    mesh.listen(events(move |rank| sender.send(rank).unwrap(), |_| {})).unwrap();
+    let others: Vec<_> = streams.into_iter().map(|mut s| s[0].take().unwrap()).collect();
+    for other in &others {
+        other.set_read_timeout(Some(hang())).unwrap();
+        other.set_write_timeout(Some(hang())).unwrap();
+    }
+    (mesh, lost, others)
+}
+
+/// A frame as it is on the wire.
+fn wire(label: u32, body: &[u8]) -> Vec<u8> {
+    let mut bytes = (body.len() as u32 + 4).to_le_bytes().to_vec();
+    bytes.extend(0u32.to_le_bytes());
+    bytes.extend(label.to_le_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+#[test]
+fn p7_a_frame_that_one_rank_does_not_finish_hides_no_other_ranks_death() {
+    let (mesh, lost, mut others) = by_hand(3, Duration::from_secs(5));
+    let (dies, mut stops) = (others.pop().unwrap(), others.pop().unwrap());
+    // In the middle of a frame's header, then within its bytes.
+    let frame = wire(5, b"late");
+    stops.write_all(&frame[..6]).unwrap();
+    thread::sleep(Duration::from_millis(50));
+    stops.write_all(&frame[6..14]).unwrap();
+    thread::sleep(Duration::from_millis(50));
+    drop(dies);
+    // A reader that waits for the rest would give up the wrong rank at its limit.
+    assert_eq!(lost.recv_timeout(hang()), Ok(2));
+    stops.write_all(&frame[14..]).unwrap();
+    let begin = Instant::now();
+    while mesh.shared.inbox.state().frames.is_empty() {
+        assert!(begin.elapsed() < hang(), "the rest of a frame is not taken");
+        thread::yield_now();
+    }
+    assert_eq!(mesh.lost(), Some(2));
+}
+
+#[test]
+fn p7_what_times_out_within_a_frame_leaves_the_stream_at_a_frames_end() {
+    let (mesh, _lost, mut others) = by_hand(2, Duration::from_millis(300));
+    let other = others.pop().unwrap();
+    let body = vec![7; 1 << 20];
+    let mut taken = 0u64;
+    loop {
+        let mut numbered = taken.to_le_bytes().to_vec();
+        numbered.extend(&body);
+        match mesh.send(1, 5, &numbered, &[]) {
+            Ok(()) => taken += 1,
+            Err(Error::TimedOut { .. }) => break,
+            Err(e) => panic!("{e}"),
+        }
+        assert!(taken < 1000, "a peer that reads nothing takes everything");
+    }
+    // It reads again: whatever was taken comes whole and in order, and so does the next.
+    let reads = thread::spawn(move || {
+        let mut next = 0u64;
+        loop {
+            let (bytes, _) = recv_message(&other, MAX_BYTES, 0).unwrap();
+            if bytes[..4] == 6u32.to_le_bytes() {
+                return (next, other);
+            }
+            assert_eq!(bytes[..4], 5u32.to_le_bytes());
+            assert_eq!(bytes[4..12], next.to_le_bytes());
+            next += 1;
+        }
+    });
+    let begin = Instant::now();
+    while let Err(e) = mesh.send(1, 6, b"next", &[]) {
+        assert!(matches!(e, Error::TimedOut { .. }), "{e}");
+        assert!(begin.elapsed() < hang());
+    }
+    assert_eq!(reads.join().unwrap().0, taken);
+}
+
+#[test]
+fn p7_p8_a_rank_that_reads_nothing_does_not_hold_up_what_is_sent_to_others() {
+    let (mesh, _lost, mut others) = by_hand(3, hang());
+    let (reads, deaf) = (others.pop().unwrap(), others.pop().unwrap());
+    let (begun, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|s| {
+        s.spawn(|| {
+            let body = vec![0; 8 << 20];
+            let end = loop {
+                begun.store(true, Ordering::Relaxed);
+                if let Err(e) = mesh.send(1, 5, &body, &[]) {
+                    break e;
+                }
+            };
+            ended.store(true, Ordering::Relaxed);
+            assert!(matches!(end, Error::PeerLost { rank: 1 }), "{end}");
+        });
+        while !begun.load(Ordering::Relaxed) {
+            thread::yield_now();
+        }
+        // It is in the middle of that now.
+        thread::sleep(Duration::from_millis(200));
+        mesh.send(2, 5, b"through", &[]).unwrap();
+        assert!(recv_message(&reads, 64, 0).unwrap().0.ends_with(b"through"));
+        assert!(!ended.load(Ordering::Relaxed), "only when the other send had ended");
+        drop(deaf);
+    });
+}
+
+#[test]
+fn p8_a_rank_that_floods_this_one_with_frames_is_lost_before_memory_is() {
+    let (mesh, lost, others) = by_hand(3, hang());
+    let mut others = others.into_iter();
+    let (mut floods, mut behaves) = (others.next().unwrap(), others.next().unwrap());
+    let frame = wire(5, &vec![0; 1 << 20]);
+    // 256 MiB that nobody asked for.
+    for _ in 0..256 {
+        if floods.write_all(&frame).is_err() {
+            break;
+        }
+    }
+    assert_eq!(lost.recv_timeout(hang()), Ok(1));
+    behaves.write_all(&wire(5, b"still heard")).unwrap();
+    let begin = Instant::now();
+    while mesh.shared.inbox.state().take(2, 5).is_none() {
+        assert!(begin.elapsed() < hang(), "the other rank is not heard");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn p8_a_rank_that_floods_this_one_with_descriptors_is_lost_before_they_run_out() {
+    let (_mesh, lost, mut others) = by_hand(2, hang());
+    let floods = others.pop().unwrap();
+    let stdin = std::io::stdin();
+    let fds: Vec<_> = (0..MAX_FDS).map(|_| stdin.as_fd()).collect();
+    let most =
+        rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20) as usize;
+    for _ in 0..most.min(1 << 14) / MAX_FDS {
+        if pushgate_driver_shim::fdpass::send_message(&floods, &5u32.to_le_bytes(), &fds).is_err() {
+            break;
+        }
+        // The kernel bounds what is on its way.
+        thread::yield_now();
+    }
+    assert_eq!(lost.recv_timeout(hang()), Ok(1));
+    // A new one can be opened.
+    UnixStream::pair().unwrap();
+}
+
+#[test]
+fn a_frame_over_the_limit_is_refused_where_it_is_sent() {
+    let (mesh, _lost, _others) = by_hand(2, hang());
+    let e = mesh.send(1, 5, &vec![0; MAX_BYTES], &[]).unwrap_err();
+    assert!(matches!(e, Error::Config { .. }), "{e}");
+    let stdin = std::io::stdin();
+    let e = mesh.send(1, 5, &[], &[stdin.as_fd(); MAX_FDS + 1]).unwrap_err();
+    assert!(matches!(e, Error::Config { .. }), "{e}");
+}
+
+// ------------------------------------------------------------ ranks of other hosts
+
+/// Two meshes over TCP, with beats of their own.
+fn over_tcp(beats: [Beats; 2]) -> [(Mesh, Receiver<u32>); 2] {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let here = listener.accept().unwrap().0;
+    let mesh = |rank: u32, stream, beats| {
+        let mut links = vec![Some(stream)];
+        links.insert(rank as usize, None);
+        let mut mesh = Mesh::new(rank, links, hang()).unwrap();
+        mesh.beats = beats;
+        let (sender, lost) = channel();
+        mesh.listen(events(move |rank| sender.send(rank).unwrap(), |_| {})).unwrap();
+        (mesh, lost)
+    };
+    [mesh(0, here, beats[0]), mesh(1, there, beats[1])]
+}
+
+#[test]
+fn p7_a_rank_of_another_host_that_says_nothing_is_lost_though_its_socket_is_open() {
+    let quick = Beats { every: Duration::from_millis(50), silence: Duration::from_millis(500) };
+    // As one that was killed and whose forked child holds the socket: nothing is said and nothing ends.
+    let dead = Beats { every: hang() * 10, silence: hang() * 10 };
+    let [(mesh, lost), _dead] = over_tcp([quick, dead]);
+    assert_eq!(lost.recv_timeout(hang()), Ok(1));
+    assert!(matches!(mesh.recv(1, 5), Err(Error::PeerLost { rank: 1 })));
+}
+
+#[test]
+fn a_rank_of_another_host_that_beats_is_not_lost_however_long_nothing_else_is_said() {
+    // Another mesh, to which nothing is said, tells how long that would take to be lost.
+    let quick = Beats { every: Duration::from_millis(50), silence: patience(Duration::from_secs(2)) };
+    let dead = Beats { every: hang() * 10, silence: hang() * 10 };
+    let [(a, lost_a), (b, lost_b)] = over_tcp([quick, quick]);
+    for _ in 0..2 {
+        let [(_mesh, lost), _dead] = over_tcp([quick, dead]);
+        assert_eq!(lost.recv_timeout(hang()), Ok(1));
+    }
+    assert!(lost_a.try_recv().is_err() && lost_b.try_recv().is_err());
+    a.send(1, 5, b"still here", &[]).unwrap();
+    assert_eq!(b.recv(0, 5).unwrap().0, b"still here");
+}
+
+// ------------------------------------------------------------ set-up of a queue pair
+
+const LABEL: u32 = QUEUE_PAIRS + 7;
+
+/// Two ranks of this process, with all that they hear of ends.
+fn pair(timeout: Duration) -> [(Mesh, Receiver<Ended>); 2] {
+    let meshes = Mesh::local(2, timeout).unwrap().into_iter().map(|mut mesh| {
+        let (sender, ended) = channel();
+        mesh.listen(events(|_| {}, move |e| sender.send(e).unwrap())).unwrap();
+        (mesh, ended)
+    });
+    meshes.collect::<Vec<_>>().try_into().ok().expect("two")
+}
+
+/// Both ends, each with what it was offered, unless one of them fails.
+fn meet(set_up: &mut SetUp<'_>, says: String) -> Result<String> {
+    set_up.offer(says.into_bytes(), &[])?;
+    set_up.take_offer()?;
+    let (bytes, _) = set_up.agree()?;
+    Ok(String::from_utf8(bytes).unwrap())
+}
+
+/// What both ends of a queue pair believe: what each offered, by rank.
+type Belief = Mutex<Option<[String; 2]>>;
+
+/// Tries until both ends believe the same. Attempts fail at any point, and some of them on purpose.
+fn try_until_both_agree(
+    mesh: &mut Mesh,
+    heard: &Receiver<Ended>,
+    beliefs: &[Belief; 2],
+    seed: u64,
+) -> [String; 2] {
+    let (own, peer) = (mesh.rank as usize, 1 - mesh.rank);
+    let begin = Instant::now();
+    for number in 0.. {
+        assert!(begin.elapsed() < hang(), "they never agree");
+        // Longer each time: a machine that is busy needs longer.
+        mesh.timeout = Duration::from_millis(10 + 5 * number);
+        let mut set_up = mesh.set_up(peer, LABEL);
+        let mine = format!("{number} of {own}");
+        let met = match (seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)) >> 32 & 3 {
+            0 => set_up.offer(mine.clone().into_bytes(), &[]).map(|()| None),
+            1 => {
+                let offered = set_up.offer(mine.clone().into_bytes(), &[]);
+                offered.and_then(|()| set_up.take_offer()).map(|()| None)
+            }
+            _ => meet(&mut set_up, mine.clone()).and_then(|theirs| {
+                // As over RDMA: one more message each way.
+                set_up.send(mine.as_bytes())?;
+                assert_eq!(set_up.recv()?, theirs.as_bytes());
+                Ok(Some(theirs))
+            }),
+        };
+        let theirs = match met {
+            Ok(Some(theirs)) => theirs,
+            Ok(None) | Err(Error::TimedOut { .. } | Error::Aborted { .. }) => continue,
+            Err(e) => panic!("{e}"),
+        };
+        let (_, attempt) = set_up.peers();
+        if set_up.joined().is_some() {
+            continue;
+        }
+        let mut belief = [theirs.clone(), theirs];
+        belief[own] = mine;
+        *beliefs[own].lock().unwrap() = Some(belief.clone());
+        // The peer may have given up behind that, which is told.
+        while !heard.try_iter().any(|e| e.attempt == attempt) {
+            if beliefs[1 - own].lock().unwrap().as_ref() == Some(&belief) {
+                return belief;
+            }
+            assert!(begin.elapsed() < hang(), "one end believes {belief:?} alone");
+            thread::sleep(Duration::from_millis(1));
+        }
+        *beliefs[own].lock().unwrap() = None;
+    }
+    unreachable!("numbers do not end")
+}
+
+#[test]
+fn p7_p8_two_ends_that_are_tried_again_at_any_time_agree_on_one_pair_of_attempts() {
+    for round in 0..10u64 {
+        let [mut a, mut b] = pair(hang());
+        let beliefs = [Belief::default(), Belief::default()];
+        thread::scope(|s| {
+            let beliefs = &beliefs;
+            let first = s.spawn(move || try_until_both_agree(&mut a.0, &a.1, beliefs, round));
+            let second = s.spawn(move || try_until_both_agree(&mut b.0, &b.1, beliefs, !round));
+            assert_eq!(first.join().unwrap(), second.join().unwrap());
+        });
+    }
+}
+
+#[test]
+fn p7_an_attempt_that_fails_behind_the_peers_join_ends_the_peers_end() {
+    let [(a, _), (b, heard)] = pair(hang());
+    let (mut ours, mut theirs) = (a.set_up(1, LABEL), b.set_up(0, LABEL));
+    ours.offer(b"a".to_vec(), &[]).unwrap();
+    theirs.offer(b"b".to_vec(), &[]).unwrap();
+    ours.take_offer().unwrap();
+    theirs.take_offer().unwrap();
+    assert_eq!(theirs.agree().unwrap().0, b"a");
+    assert_eq!(ours.agree().unwrap().0, b"b");
+    let (label, attempt) = theirs.peers();
+    assert_eq!(theirs.joined(), None);
+    drop(ours);
+    let status = Status { rank: Some(0), ..Status::new(pushgate_driver_shim::abi::PUSHGATE_ABORTED) };
+    assert_eq!(heard.recv_timeout(hang()), Ok(Ended { rank: 0, label, attempt, status }));
+}
+
+#[test]
+fn p7_an_end_that_breaks_alone_tells_its_peer_over_the_set_ups_socket() {
+    let [(a, _), (b, heard)] = pair(hang());
+    let (mut ours, mut theirs) = (a.set_up(1, LABEL), b.set_up(0, LABEL));
+    ours.offer(b"a".to_vec(), &[]).unwrap();
+    theirs.offer(b"b".to_vec(), &[]).unwrap();
+    ours.take_offer().unwrap();
+    theirs.take_offer().unwrap();
+    ours.agree().unwrap();
+    theirs.agree().unwrap();
+    let (tell, (label, attempt)) = (ours.teller(), theirs.peers());
+    assert_eq!((ours.joined(), theirs.joined()), (None, None));
+    let cause =
+        Status { rank: Some(0), detail: 4, ..Status::new(pushgate_driver_shim::abi::PUSHGATE_LINK_DOWN) };
+    tell.tell(cause);
+    assert_eq!(heard.recv_timeout(hang()), Ok(Ended { rank: 0, label, attempt, status: cause }));
+}
+
+#[test]
+fn p8_a_rank_that_talks_of_queue_pairs_without_end_is_lost_or_ends_the_attempt() {
+    let (mesh, lost, mut others) = by_hand(2, Duration::from_millis(300));
+    let mut other = others.pop().unwrap();
+    let done = AtomicBool::new(false);
+    thread::scope(|s| {
+        s.spawn(|| {
+            let mut attempt = 1u64;
+            while !done.load(Ordering::Relaxed) {
+                let mut offer = vec![1];
+                offer.extend(attempt.to_le_bytes());
+                offer.extend([0; 8]);
+                if other.write_all(&wire(LABEL, &offer)).is_err() {
+                    break;
+                }
+                attempt += 1;
+            }
+        });
+        let e = meet(&mut mesh.set_up(1, LABEL), "here".into()).unwrap_err();
+        assert!(matches!(e, Error::TimedOut { .. } | Error::PeerLost { rank: 1 }), "{e}");
+        done.store(true, Ordering::Relaxed);
+    });
+    // Ends of queue pairs that nobody has take no room, in whatever order.
+    let (_mesh, _lost, mut others) = by_hand(2, hang());
+    for attempt in (0..100_000u64).rev() {
+        let mut end = LABEL.to_le_bytes().to_vec();
+        end.extend(attempt.to_le_bytes());
+        end.extend(Status::new(pushgate_driver_shim::abi::PUSHGATE_ABORTED).word().to_le_bytes());
+        others[0].write_all(&wire(END, &end)).unwrap();
+    }
+    others[0].write_all(&wire(5, b"heard")).unwrap();
+    assert_eq!(_mesh.recv(1, 5).unwrap().0, b"heard");
+    assert!(_mesh.shared.inbox.state().frames.is_empty());
+    drop(lost);
+}
