@@ -34,6 +34,7 @@ use pushgate_driver_shim::bell::{Bell, Ringer};
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::segment::{Geometry, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, SealFlags, fcntl_get_seals, flock, fstat};
@@ -143,7 +144,7 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
     tracing::info!("the proxy serves");
     let result = loop {
         let watch = (!clients.is_empty()).then_some(WATCH);
-        let event = match server.wait(&listener, watch) {
+        let event = match server.wait(&listener, None, watch) {
             Err(e) => break Err(e),
             Ok(event) => event,
         };
@@ -152,7 +153,7 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
         match event {
             Event::Stop => break Ok(()),
             Event::Nothing => continue,
-            Event::Ready => {}
+            Event::Ready | Event::Died => {}
         }
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
@@ -212,9 +213,13 @@ fn admit(
     }
     tracing::debug!(client = number, cred.pid, cred.uid, cred.gid, "connected");
     let server = server.clone();
+    // 0: of another PID namespace, whose end the socket alone tells.
+    let process = u32::try_from(cred.pid).ok().and_then(|pid| Process::of(pid).ok());
     Ok(Box::new(move |stream| {
         let name = format!("pushgate-{number}");
-        std::thread::Builder::new().name(name).spawn(move || attend(&server, &stream, number))
+        std::thread::Builder::new()
+            .name(name)
+            .spawn(move || attend(&server, &stream, process.as_ref(), number))
     }))
 }
 
@@ -253,6 +258,8 @@ fn accept_again(e: &io::Error) -> bool {
 enum Event {
     Stop,
     Ready,
+    /// The process has ended, and nothing that it said is left.
+    Died,
     Nothing,
 }
 
@@ -262,18 +269,22 @@ struct Server {
 }
 
 impl Server {
-    /// Waits for `fd` to be readable, or closed.
-    fn wait(&self, fd: impl AsFd, timeout: Option<Duration>) -> io::Result<Event> {
+    /// Waits for `fd` to be readable, or closed, or for a process to end.
+    fn wait(&self, fd: impl AsFd, process: Option<&Process>, timeout: Option<Duration>) -> io::Result<Event> {
         let timeout = timeout.map(|t| Timespec::try_from(t).expect("a short time"));
-        let mut fds = [PollFd::new(&self.options.stop, PollFlags::IN), PollFd::new(&fd, PollFlags::IN)];
-        match poll(&mut fds, timeout.as_ref()) {
+        let stop = || PollFd::new(&self.options.stop, PollFlags::IN);
+        let process = process.map(|p| PollFd::new(p, PollFlags::IN));
+        let fds = if process.is_some() { 3 } else { 2 };
+        let mut all = [stop(), PollFd::new(&fd, PollFlags::IN), process.unwrap_or_else(stop)];
+        match poll(&mut all[..fds], timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
-        Ok(match fds.map(|fd| fd.revents().is_empty()) {
-            [false, _] => Event::Stop,
-            [true, false] => Event::Ready,
-            [true, true] => Event::Nothing,
+        Ok(match all.map(|fd| !fd.revents().is_empty()) {
+            [true, ..] => Event::Stop,
+            [_, true, _] => Event::Ready,
+            [_, _, true] => Event::Died,
+            _ => Event::Nothing,
         })
     }
 }
@@ -288,13 +299,13 @@ enum End {
 }
 
 /// The thread of one program.
-fn attend(server: &Server, stream: &UnixStream, number: u64) {
+fn attend(server: &Server, stream: &UnixStream, process: Option<&Process>, number: u64) {
     let mut client = match greet(server, stream, number) {
         Ok(client) => client,
         Err(why) => return tracing::info!(client = number, "left without an engine: {why}"),
     };
     // Whatever state a panic leaves in the client, all that follows is dropping it.
-    let end = catch_unwind(AssertUnwindSafe(|| client.answer(stream)))
+    let end = catch_unwind(AssertUnwindSafe(|| client.answer(stream, process)))
         .unwrap_or_else(|_| End::Lost("a panic, which is a bug of the proxy".into()));
     let ends = |code| client.engine.fail(None, Status::new(code));
     match &end {
@@ -372,11 +383,13 @@ struct Qp {
 }
 
 impl Client<'_> {
-    fn answer(&mut self, stream: &UnixStream) -> End {
+    fn answer(&mut self, stream: &UnixStream, process: Option<&Process>) -> End {
         loop {
-            match self.server.wait(stream, None) {
+            match self.server.wait(stream, process, None) {
                 Err(e) => return End::Lost(e.to_string()),
                 Ok(Event::Stop) => return End::Stopped,
+                // A child that it forked may hold the connection for long.
+                Ok(Event::Died) => return End::Lost("its process has ended".into()),
                 Ok(Event::Nothing) => continue,
                 Ok(Event::Ready) => {}
             }
