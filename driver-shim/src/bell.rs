@@ -77,6 +77,10 @@ pub struct Bell {
 impl Bell {
     /// Takes over one that another process made for us. Anything but a Unix socket of type
     /// `SOCK_SEQPACKET` is `InvalidInput`.
+    ///
+    /// That process may have kept the descriptor, and a read of its own into a page that it holds up
+    /// (its own FUSE mount, or `userfaultfd`) holds up ours too: let a thread drain it that works for
+    /// that process alone. A ringer's end has no such hold.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Bell> {
         Ok(Bell { end: End::from_fd(fd)?, silent: AtomicBool::new(false) })
     }
