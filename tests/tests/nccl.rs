@@ -278,8 +278,11 @@ fn a_thousand_connections_leave_nothing_behind() {
 /// Ranks as processes, one thread each, and as threads of one process, four each at once.
 fn closed_in_flight(variables: &[(&str, &str)]) {
     // RDMA in software carries little, and takes 0.3 s for a connection.
-    for (how, n) in [("--processes --threads 1", times(10, 3)), ("--threads 4", times(10, 1))] {
-        run_with(command(&format!("closing {how} --times {n}")), variables);
+    for (how, n, messages) in
+        [("--processes --threads 1", times(10, 2), 32), ("--threads 4", times(10, 1), times(32, 4))]
+    {
+        let closing = format!("closing {how} --times {n} --in-flight {messages}");
+        run_with(command(&closing), variables);
     }
 }
 

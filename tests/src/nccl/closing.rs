@@ -8,8 +8,7 @@ use super::scenario::{self, Options, begin, die_with_parent};
 use super::table::{Plugin, Ptr, is_gpu_memory, warnings};
 use crate::hang;
 
-/// Messages each way on a connection, and the bytes of each.
-const MESSAGES: usize = 32;
+/// Bytes of a message.
 const BYTES: usize = 1 << 20;
 
 /// Closing succeeds within seconds: that is the promise. What it waits for are limits of 2 s each, of which
@@ -52,6 +51,8 @@ struct Rank<'a> {
     plugin: &'a Plugin,
     ctx: Ptr,
     rank: u64,
+    /// Messages each way on a connection.
+    messages: usize,
     /// What each message holds.
     out: Buffer,
     /// What the peer's hold.
@@ -61,20 +62,20 @@ struct Rank<'a> {
 
 impl Rank<'_> {
     /// Receives are the first.
-    fn is_receive(number: usize) -> bool {
-        number < MESSAGES
+    fn is_receive(&self, number: usize) -> bool {
+        number < self.messages
     }
 
     /// Posts all; a plugin without room is asked again behind a look at what is open, as NCCL does.
     fn post(&self, ends: Ends, registrations: &[(Ptr, Ptr)], pace: Pace) -> Vec<Request> {
         let mut requests = Vec::new();
         let mut last = Instant::now();
-        while requests.len() < 2 * MESSAGES {
+        while requests.len() < 2 * self.messages {
             let i = requests.len();
-            let (_, mr) = registrations[i.min(MESSAGES)];
+            let (_, mr) = registrations[i.min(self.messages)];
             // SAFETY: the buffers stay until the connections are closed, and nobody else writes there.
             let posted = unsafe {
-                match Self::is_receive(i) {
+                match self.is_receive(i) {
                     true => self.plugin.irecv(ends.recv, &[self.into.at(i * BYTES)], &[BYTES], &[7], &[mr]),
                     false => self.plugin.isend(ends.send, self.out.at(0), BYTES, 7, mr),
                 }
@@ -89,7 +90,7 @@ impl Rank<'_> {
                 Err(e) => panic!("post {i}, {pace:?}: {e}; the plugin says: {:#?}", warnings()),
             }
             let some = requests.len();
-            assert!(last.elapsed() < hang(), "{pace:?}: {some} of {} requests are taken", 2 * MESSAGES);
+            assert!(last.elapsed() < hang(), "{pace:?}: {some} of {} requests are taken", 2 * self.messages);
             if pace == Pace::Slow {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -104,7 +105,7 @@ impl Rank<'_> {
             let Request::Open(at) = *request else { continue };
             // SAFETY: not done yet.
             let done = unsafe {
-                match Self::is_receive(i) {
+                match self.is_receive(i) {
                     true => self.plugin.test_receive(at, true).map(|sizes| sizes.is_some()),
                     false => self.plugin.test_send(at, true),
                 }
@@ -115,7 +116,7 @@ impl Rank<'_> {
                 Err(_) => *request = Request::Failed,
             }
             any = true;
-            if let (true, Request::Done) = (Self::is_receive(i), *request) {
+            if let (true, Request::Done) = (self.is_receive(i), *request) {
                 // SAFETY: within both; the plugin is done with this stretch, and nobody writes what is expected.
                 let [found, expected] = [self.into.at(i * BYTES), self.expected.at(0)]
                     .map(|at| unsafe { std::slice::from_raw_parts(at.cast::<u8>(), BYTES) });
@@ -146,7 +147,7 @@ impl Rank<'_> {
         peer.hear(&mut theirs);
         let ends = pair::poll_ends(plugin, self.ctx, listener, &mut theirs).expect("connect");
         // One for each receive, and one for all sends.
-        let receives = (0..MESSAGES).map(|i| (ends.recv, self.into.at(i * BYTES)));
+        let receives = (0..self.messages).map(|i| (ends.recv, self.into.at(i * BYTES)));
         let registrations: Vec<(Ptr, Ptr)> = receives
             .chain([(ends.send, self.out.at(0))])
             .map(|(comm, at)| (comm, plugin.reg_mr(comm, at, BYTES).expect("regMr")))
@@ -178,7 +179,7 @@ impl Rank<'_> {
 
 /// So many rounds of a rank, on as many threads as there are peers.
 fn rounds(
-    plugin: &Plugin,
+    (plugin, messages): (&Plugin, usize),
     ctx: Ptr,
     rank: u64,
     rounds: std::ops::Range<usize>,
@@ -198,8 +199,8 @@ fn rounds(
                     buffer.fill(0, BYTES, seed);
                     buffer
                 });
-                let into = Buffer::new(MESSAGES * BYTES);
-                let rank = Rank { plugin, ctx, rank, out, expected, into };
+                let into = Buffer::new(messages * BYTES);
+                let rank = Rank { plugin, ctx, rank, messages, out, expected, into };
                 rounds.for_each(|round| rank.round(round, &mut **peer));
             });
         }
@@ -211,12 +212,12 @@ fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peers: Vec<Box<dyn Bootstra
     let ctx = begin(plugin);
     // One of each kind.
     let few = 3;
-    rounds(plugin, ctx, rank, 0..few, &mut peers);
+    rounds((plugin, o.in_flight), ctx, rank, 0..few, &mut peers);
     // With the other rank in this process: both are between their rounds.
     peers.iter_mut().for_each(|peer| peer.barrier());
     let before = scenario::counts();
     peers.iter_mut().for_each(|peer| peer.barrier());
-    rounds(plugin, ctx, rank, few..few + o.times, &mut peers);
+    rounds((plugin, o.in_flight), ctx, rank, few..few + o.times, &mut peers);
     peers.iter_mut().for_each(|peer| peer.barrier());
     let after = scenario::counts_down_to(before, hang());
     // The allocator may map or unmap arenas of its own, for each thread.
