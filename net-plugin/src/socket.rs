@@ -55,6 +55,18 @@ impl Stream {
         Ok(Stream::Tcp(stream))
     }
 
+    /// The process at the other end, if it is of this host and has a number here.
+    pub fn peer_pid(&self) -> Option<u32> {
+        match self {
+            // 0: of another PID namespace.
+            Stream::Unix(s) => {
+                let cred = pushgate_proxy::wire::peer_cred(s).ok()?;
+                (cred.pid > 0).then_some(cred.pid as u32)
+            }
+            Stream::Tcp(_) => None,
+        }
+    }
+
     /// Both ways at once, so that the peer notices whoever else holds the descriptor.
     pub fn shutdown(&self) {
         let _ = rustix::net::shutdown(self, rustix::net::Shutdown::Both);
@@ -80,16 +92,9 @@ impl Channel {
         self.stream
     }
 
-    /// The process at the other end, if it is of this host and has a number here.
+    /// [`Stream::peer_pid`] of the socket.
     pub fn peer_pid(&self) -> Option<u32> {
-        match &self.stream {
-            // 0: of another PID namespace.
-            Stream::Unix(s) => {
-                let cred = pushgate_proxy::wire::peer_cred(s).ok()?;
-                (cred.pid > 0).then_some(cred.pid as u32)
-            }
-            Stream::Tcp(_) => None,
-        }
+        self.stream.peer_pid()
     }
 
     /// Sends as much as fits now; the rest with later calls of [`Channel::flush`]. One

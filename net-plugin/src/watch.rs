@@ -1,5 +1,6 @@
 //! One thread for all connections' sockets: a peer that goes ends its queue pair, so
-//! that no request waits for it.
+//! that no request waits for it. On one host the peer's process is looked at as well, for
+//! its sockets stay open while a child that it forked lives (a data loader's).
 //!
 //! An end that closes in order says how many messages it had before. So its peer can
 //! tell its requests apart: those that arrived are done, though the word of it may
@@ -14,6 +15,7 @@ use std::thread::JoinHandle;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::process::Process;
 use pushgate_proxy::engine::{Engine, QpId};
 use pushgate_proxy::session::Status;
 use rustix::event::epoll;
@@ -53,6 +55,8 @@ pub fn say_goodbye(stream: &Stream, received: u64) {
 
 struct Entry {
     stream: Arc<Stream>,
+    /// The peer's process, where it has a number here.
+    process: Option<Process>,
     peer: Arc<Peer>,
     qp: QpId,
     engine: Arc<Engine>,
@@ -94,21 +98,37 @@ impl Watch {
         Ok(Watch { shared, stop, next: AtomicU64::new(0), thread: Some(thread) })
     }
 
-    /// Watches the socket of a queue pair of `engine`; the number is for [`Watch::remove`].
+    /// Watches the socket of a queue pair of `engine`, and the process at its other end; the
+    /// number is for [`Watch::remove`].
     pub fn add(&self, stream: Arc<Stream>, peer: Arc<Peer>, engine: &Arc<Engine>, qp: QpId) -> Result<u64> {
+        // The peer has just said something, so the number is still its own.
+        let process = stream.peer_pid().and_then(|pid| Process::of(pid).ok());
+        self.add_entry(Entry { stream, process, peer, qp, engine: engine.clone(), said: Vec::new() })
+    }
+
+    fn add_entry(&self, entry: Entry) -> Result<u64> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let mut entries = self.shared.entries();
+        let (epoll, failed) = (&self.shared.epoll, Failure::system("watching a connection"));
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
-        epoll::add(&self.shared.epoll, stream.as_fd(), epoll::EventData::new_u64(id), flags)
-            .map_err(Failure::system("watching a connection"))?;
-        entries.insert(id, Entry { stream, peer, qp, engine: engine.clone(), said: Vec::new() });
+        // Both tell the same: look whether the peer is still there.
+        let data = epoll::EventData::new_u64(id);
+        let mut added = epoll::add(epoll, entry.stream.as_fd(), data, flags);
+        if let (Ok(()), Some(process)) = (added, &entry.process) {
+            added = epoll::add(epoll, process, data, epoll::EventFlags::IN);
+        }
+        if let Err(e) = added {
+            entry.unwatch(epoll);
+            return Err(failed(e));
+        }
+        entries.insert(id, entry);
         Ok(id)
     }
 
     /// From now on nobody else holds the socket.
     pub fn remove(&self, id: u64) {
         if let Some(entry) = self.shared.entries().remove(&id) {
-            let _ = epoll::delete(&self.shared.epoll, entry.stream.as_fd());
+            entry.unwatch(&self.shared.epoll);
         }
     }
 }
@@ -148,7 +168,7 @@ fn run(shared: &Shared) {
                     let status = Status { rank: None, ..Status::new(abi::PUSHGATE_PEER_LOST) };
                     // An engine that is gone has no requests that wait.
                     let _ = entry.engine.fail(Some(entry.qp), status);
-                    let _ = epoll::delete(&shared.epoll, entry.stream.as_fd());
+                    entry.unwatch(&shared.epoll);
                     entries.remove(&id);
                 }
             }
@@ -157,6 +177,14 @@ fn run(shared: &Shared) {
 }
 
 impl Entry {
+    /// A forked child of ours may hold both descriptors, so closing them is not enough.
+    fn unwatch(&self, epoll: &OwnedFd) {
+        let _ = epoll::delete(epoll, self.stream.as_fd());
+        if let Some(process) = &self.process {
+            let _ = epoll::delete(epoll, process);
+        }
+    }
+
     /// Takes what the peer says; an error when it is gone.
     fn hear(&mut self) -> io::Result<()> {
         loop {
@@ -164,6 +192,10 @@ impl Entry {
             match recv(&*self.stream, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => return Err(io::Error::other("the peer has closed the connection")),
                 Ok((_, n)) => self.said.extend_from_slice(&bytes[..n]),
+                // The last that it said has been heard.
+                Err(Errno::AGAIN) if self.process.as_ref().is_some_and(Process::has_ended) => {
+                    return Err(io::Error::other("the peer's process has ended"));
+                }
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
@@ -176,5 +208,43 @@ impl Entry {
                 self.peer.received.store(count, Ordering::Release);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
+    use pushgate_proxy::engine::EngineOptions;
+
+    use super::*;
+
+    #[test]
+    fn p7_a_peer_whose_process_has_ended_is_gone_though_its_socket_is_open() {
+        let bell = EventFd::new().unwrap();
+        let engine = Engine::start(bell, EngineOptions { cpu: None, alone: false, mover: None }).unwrap();
+        let watch = Watch::start().unwrap();
+        // As where a forked child of the peer holds the other end.
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let mut peer = Command::new("sleep").arg("600").spawn().unwrap();
+        let entry = Entry {
+            stream: Arc::new(Stream::Unix(ours)),
+            process: Some(Process::of(peer.id()).unwrap()),
+            peer: Arc::default(),
+            qp: QpId(0),
+            engine: Arc::new(engine),
+            said: Vec::new(),
+        };
+        watch.add_entry(entry).unwrap();
+        assert_eq!(watch.shared.entries().len(), 1);
+        peer.kill().unwrap();
+        let begin = Instant::now();
+        while !watch.shared.entries().is_empty() {
+            assert!(begin.elapsed() < Duration::from_secs(120), "its queue pair goes on");
+            std::thread::yield_now();
+        }
+        peer.wait().unwrap();
     }
 }
