@@ -13,6 +13,8 @@ use crate::error::{Error, Result};
 
 /// Which device runs the kernels.
 pub use pushgate_gpu_kernels::DeviceChoice;
+/// Whether an RDMA record may follow its payload at once.
+pub use pushgate_proxy::qp::verbs::WriteOrder;
 
 /// Where windows come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -286,6 +288,8 @@ settings! {
     retry_count: u32 = "7", parse_retry_count, "0 to 7";
     /// RDMA without immediate data
     no_imm: bool = "false", parse_bool, "true or false";
+    /// Whether an RDMA record that announces itself follows its payload at once (assume) or when the payload's WRITE has completed (wait); auto: at once where both ends' devices are known to place WRITEs in order
+    write_order: WriteOrder = "auto", parse_write_order, "auto, assume or wait";
     /// How the engine hears of RDMA completions; auto: events where it may sleep
     cq_events: CqEvents = "auto", parse_cq_events, "auto, poll or event";
 }
@@ -447,6 +451,15 @@ fn parse_gid_index(s: &str) -> Option<AutoOr<usize>> {
     if s == "auto" { Some(AutoOr::Auto) } else { in_range(s, 0, 255).map(|n| AutoOr::Is(n as usize)) }
 }
 
+fn parse_write_order(s: &str) -> Option<WriteOrder> {
+    Some(match s {
+        "auto" => WriteOrder::Auto,
+        "assume" => WriteOrder::Assume,
+        "wait" => WriteOrder::Wait,
+        _ => return None,
+    })
+}
+
 fn parse_mtu(s: &str) -> Option<AutoOr<usize>> {
     Some(match s {
         "auto" => AutoOr::Auto,
@@ -598,6 +611,7 @@ mod tests {
             ("ack-timeout", "1 31"),
             ("retry-count", "0 7"),
             ("no-imm", "true false 1 0"),
+            ("write-order", "auto assume wait"),
             ("cq-events", "auto poll event"),
         ];
         for (name, value) in good.iter().flat_map(|(n, all)| all.split(' ').map(move |v| (n, v))) {
@@ -618,6 +632,7 @@ mod tests {
             ("ack-timeout", "0 32"),
             ("retry-count", "8"),
             ("no-imm", "yes TRUE 2"),
+            ("write-order", "Auto none true"),
             ("cq-events", "none events"),
         ];
         for (name, value) in bad.iter().flat_map(|(n, all)| all.split(' ').map(move |v| (n, v))) {

@@ -82,6 +82,8 @@ pub struct Wants {
     pub port: u8,
     /// The entry of its GID table, if one is named.
     pub gid_index: Option<u32>,
+    /// Records follow their payload at once, whatever is known of the device.
+    pub assumes_order: bool,
     /// Traffic class of RDMA packets.
     pub traffic_class: u8,
     /// Huge pages.
@@ -102,6 +104,7 @@ impl Default for Wants {
             device: None,
             port: 1,
             gid_index: None,
+            assumes_order: false,
             traffic_class: 0,
             huge_pages: HugePages::Try,
             settings: Ok("defaults".into()),

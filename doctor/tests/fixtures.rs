@@ -189,6 +189,7 @@ fn said(r: &mut Readings) {
                 lid: 0,
                 ethernet: true,
                 message: 1 << 30,
+                in_order: false,
             });
         }
     }
@@ -324,6 +325,17 @@ cases! {
     "rdma-gid-type" NotApplicable "no GID" |h| h.remove(&format!("{PORT}/gids"));
     "rdma-gid-type" Warned "RoCE v1 alone" |h| h.write(&format!("{PORT}/gid_attrs/types/1"), b"IB/RoCE v1\n");
     "rdma-gid-type" Warned "leave gid-index" |h| h.wants.gid_index = Some(0);
+
+    "rdma-write-order" Passed "waits for its payload" |_| {};
+    "rdma-write-order" Passed "at once" |h| h.live = |r| {
+        if let Read::Is(devices) = &mut r.rdma
+            && let Read::Is(state) = &mut devices[0].ports[0].verbs
+        {
+            state.in_order = true;
+        }
+    };
+    "rdma-write-order" Warned "write-order is assume" |h| h.wants.assumes_order = true;
+    "rdma-write-order" NotApplicable "see rdma-port" |h| h.write(&format!("{PORT}/state"), b"1: DOWN\n");
 
     "rdma-address" Passed "10.1.2.3 of eth9" |_| {};
     "rdma-address" NotApplicable "LID" infiniband;

@@ -287,6 +287,8 @@ pub struct Endpoint {
     counters: Counters,
     interrupt: Option<Box<dyn Interrupt>>,
     broken: Option<TellBroken>,
+    /// The end was shown to the device.
+    shown: bool,
     /// The device sees nothing of where the transport puts what comes.
     copies: bool,
     /// The control segment is a device's memory, to which this CPU's stores are not ordered.
@@ -423,6 +425,7 @@ impl Endpoint {
             options,
             interrupt: None,
             broken: None,
+            shown: false,
             copies: false,
             write_combined: control.is_io_memory(),
             _control: control,
@@ -495,7 +498,11 @@ impl Endpoint {
     /// host may then still read there, but shows nothing that it has read.
     pub fn region_in_use(&mut self, key: u32) -> bool {
         self.moving.iter().any(|m| m.region() == Some(key))
-            || self.session.status().is_none() && self.qp.region_in_use(key, self.session.received())
+            || match self.session.status() {
+                None => self.qp.region_in_use(key, self.session.received()),
+                // Until then the transport may touch any of them.
+                Some(_) => !self.shown,
+            }
     }
 
     /// The reverse of `add_region`. False if the key names none, or one that is in use.
@@ -522,7 +529,7 @@ impl Endpoint {
     #[inline]
     pub fn poll(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         if self.session.status().is_some() {
-            return false;
+            return self.end();
         }
         let mut work = self.receive(mover);
         work |= self.acknowledge();
@@ -632,7 +639,8 @@ impl Endpoint {
     }
 
     /// Ends the queue pair: the device's waits end with `status`, messages that
-    /// were not retired complete with it, the peer is told.
+    /// were not retired complete with it, the peer is told. The device sees the end when nothing
+    /// that the transport has under way can touch memory any more: later passes see to that.
     pub fn fail(&mut self, status: Status) {
         if !self.session.fail(status) {
             return;
@@ -640,6 +648,30 @@ impl Endpoint {
         // The peer names the culprit itself if it is another rank; else us.
         let told = Status { rank: status.rank.or(Some(self.rank())), ..status };
         self.qp.set_status(told.word());
+        self.end();
+        // If that fails too, the peer hears of it otherwise, or at its limit.
+        let _ = self.qp.notify();
+    }
+
+    /// Shows the end to the device once the transport has stopped. True if there was something to do.
+    #[cold]
+    fn end(&mut self) -> bool {
+        if self.shown {
+            return false;
+        }
+        // P3, P5: a completion says that its source may be written again, and an end that posted buffers
+        // and regions are the device's again.
+        if self.qp.stopped()
+            && let Some(status) = self.session.status()
+        {
+            self.shown = true;
+            self.show_end(status);
+        }
+        true
+    }
+
+    /// Completes what was not retired, then writes the status.
+    fn show_end(&mut self, status: Status) {
         let (cq, head, log) = (&self.cq, &mut self.cq_head, self.geometry.cq_log);
         self.staging.retire(u64::MAX, |c| {
             complete(cq, head, log, c.wr_id, c.opcode, status.code, c.length);
@@ -660,8 +692,16 @@ impl Endpoint {
         self.drain_stores();
         self.control_line[STATUS].store(status.word(), Ordering::Release);
         self.drain_stores();
-        // If that fails too, the peer hears of it otherwise, or at its limit.
-        let _ = self.qp.notify();
+    }
+
+    /// Of a queue pair that was closed or has failed: true when nothing of its transport can touch
+    /// memory any more, and the device was told. Asked again and again until then.
+    pub fn is_gone(&mut self) -> bool {
+        if self.session.status().is_some() {
+            self.end();
+            return self.shown;
+        }
+        self.qp.stopped()
     }
 
     /// Finishes copies under way, so that their memory can go. False if a device

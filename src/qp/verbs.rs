@@ -50,6 +50,7 @@ impl From<&Settings> for Config {
             ack_timeout: s.ack_timeout as u8,
             retry_count: s.retry_count as u8,
             imm: !s.no_imm,
+            write_order: s.write_order,
             events: false,
             posted_receives: false,
             regions_written: true,

@@ -157,8 +157,16 @@ impl Seen {
     }
 }
 
-const RDMA: [&str; 7] =
-    ["rdma-devices", "rdma-verbs", "rdma-port", "rdma-gid", "rdma-gid-type", "rdma-address", "rdma-mtu"];
+const RDMA: [&str; 8] = [
+    "rdma-devices",
+    "rdma-verbs",
+    "rdma-port",
+    "rdma-gid",
+    "rdma-gid-type",
+    "rdma-address",
+    "rdma-write-order",
+    "rdma-mtu",
+];
 
 #[test]
 #[ignore = "in the virtual machine: cargo xtask vm --suite doctor"]

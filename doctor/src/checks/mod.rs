@@ -57,6 +57,7 @@ checks! {
     "rdma-gid", "a port has an address: an entry in its GID table", [Rdma], rdma::gid;
     "rdma-gid-type", "RoCE v2, which is routed, not v1 alone", [Rdma], rdma::gid_type;
     "rdma-address", "the interface has the IP address that the GID stands for", [Rdma], rdma::address;
+    "rdma-write-order", "whether RDMA WRITEs are known to be placed in order", [Rdma], rdma::write_order;
     "rdma-mtu", "path MTU 4096, and an interface that allows it", [Rdma], network::mtu;
     "rdma-pfc", "pause frames for the priority of RDMA packets", [Rdma], network::pfc;
     "rdma-ecn", "congestion notification for that priority", [Rdma], network::ecn;

@@ -135,6 +135,28 @@ pub fn verbs(r: &Readings) -> Vec<Finding> {
     findings
 }
 
+/// Whether a record may follow its payload at once: only a device that is known to place WRITEs in the
+/// order of their posting allows that.
+pub fn write_order(r: &Readings) -> Vec<Finding> {
+    each_port(r, |subject, _, port| match (&port.verbs, r.wants.assumes_order) {
+        (Read::Is(state), _) if state.in_order => {
+            Finding::passed(subject, "places WRITEs in order: a record follows its payload at once")
+        }
+        (Read::Is(_), false) => Finding::passed(
+            subject,
+            "may place WRITEs out of order: a PUT, and a SEND without immediate data, waits for its payload's \
+             completion",
+        ),
+        (Read::Is(_), true) => Finding::warned(
+            subject,
+            "write-order is assume, and nothing says that the device places WRITEs in order",
+            "set write-order to auto, unless neither the device nor the fabric changes the order of packets \
+             (adaptive routing, out-of-order placement)",
+        ),
+        _ => Finding::not_applicable(subject, "libibverbs did not open the device: see rdma-verbs"),
+    })
+}
+
 /// Active, as the kernel says (`4: ACTIVE`). Down is a failure if no other device could be taken.
 pub fn port(r: &Readings) -> Vec<Finding> {
     let mut findings: Vec<_> = none(r).into_iter().collect();

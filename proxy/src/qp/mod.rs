@@ -188,6 +188,13 @@ pub trait QueuePair: Send {
     /// This side ends in order: the peer need not expect more of it.
     fn leave(&mut self) {}
 
+    /// Stops all that was posted, once the peer was told of the end or can't be. True when nothing of
+    /// it can read or write memory of this side any more; asked again and again until then, and nothing
+    /// is posted meanwhile. Bounded: it comes true, whatever peer and device do.
+    fn stopped(&mut self) -> bool {
+        true
+    }
+
     /// Called at the end of each pass: what was posted or acknowledged goes out.
     /// True if that rang the peer awake.
     fn notify(&mut self) -> Result<bool, Status>;

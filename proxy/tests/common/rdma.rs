@@ -128,7 +128,8 @@ impl Wire {
 
 fn wait(qp: &mut VerbsQp) {
     let start = Instant::now();
-    while !qp.is_quiet() {
+    // The queue pair of a peer that has ended answers no more.
+    while !qp.is_quiet() && qp.peer_status() == 0 {
         assert!(start.elapsed() < pushgate_tests::hang(), "the RDMA queue pair does not come to rest");
         std::thread::yield_now();
     }
@@ -242,6 +243,15 @@ impl QueuePair for Settled {
 
     fn leave(&mut self) {
         self.qp().leave();
+    }
+
+    fn stopped(&mut self) -> bool {
+        let start = Instant::now();
+        while !self.qp().stopped() {
+            assert!(start.elapsed() < LIMIT, "the RDMA queue pair does not stop");
+            std::thread::yield_now();
+        }
+        true
     }
 
     fn notify(&mut self) -> Result<bool, Status> {

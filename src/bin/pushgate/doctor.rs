@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::Settings;
-use pushgate::settings::{AutoOr, HugePages, QpKind, WindowKind};
+use pushgate::settings::{AutoOr, HugePages, QpKind, WindowKind, WriteOrder};
 use pushgate_doctor::{self as doctor, Roots, Wants};
 
 pub fn command(settings: impl Fn(Command) -> Command) -> Command {
@@ -65,6 +65,7 @@ pub fn wants(settings: &Settings, told: Result<String, String>) -> Wants {
             AutoOr::Is(index) => Some(index as u32),
             _ => None,
         },
+        assumes_order: settings.write_order == WriteOrder::Assume,
         traffic_class: settings.traffic_class as u8,
         huge_pages: match settings.huge_pages {
             HugePages::Try => doctor::HugePages::Try,

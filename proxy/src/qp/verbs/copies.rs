@@ -4,12 +4,18 @@
 //! What the RDMA device writes straight into a region is there before the peer's
 //! engine has looked at the messages before it. Were it to the same bytes, the
 //! older payload would be copied over the newer one (P6).
+//!
+//! Where a device may place WRITEs in any order, payload that is written straight into a region counts as
+//! well until its WRITE has completed: of two WRITEs to the same bytes under way the older one could be
+//! placed last.
 
 use std::collections::VecDeque;
 
-/// Bytes of a region that a message will be copied to.
+/// Bytes of a region that a message will be copied to, or written.
 struct Copy {
     sequence: u64,
+    /// The WRITE after whose completion the bytes are there; the greatest number for a copy of the peer's.
+    wr: u64,
     rkey: u32,
     begin: u64,
     end: u64,
@@ -26,8 +32,14 @@ impl Copies {
 
     /// Message `sequence` was posted so that the peer copies it there.
     #[inline]
-    pub(super) fn posted(&mut self, sequence: u64, (rkey, begin): (u32, u64), length: u32) {
-        self.0.push_back(Copy { sequence, rkey, begin, end: begin.saturating_add(length as u64) });
+    pub(super) fn posted(&mut self, sequence: u64, to: (u32, u64), length: u32) {
+        self.written(sequence, u64::MAX, to, length);
+    }
+
+    /// Message `sequence` was posted, and work request `wr` writes its payload there.
+    #[inline]
+    pub(super) fn written(&mut self, sequence: u64, wr: u64, (rkey, begin): (u32, u64), length: u32) {
+        self.0.push_back(Copy { sequence, wr, rkey, begin, end: begin.saturating_add(length as u64) });
     }
 
     /// The peer has so many messages.
@@ -38,11 +50,12 @@ impl Copies {
         }
     }
 
-    /// True if one will be copied to any of these bytes.
+    /// True if one will be copied to any of these bytes, or is being written there. `done` is the last
+    /// work request that has completed.
     #[inline]
-    pub(super) fn touch(&self, (rkey, begin): (u32, u64), length: u32) -> bool {
+    pub(super) fn touch(&self, (rkey, begin): (u32, u64), length: u32, done: u64) -> bool {
         let end = begin.saturating_add(length as u64);
-        self.0.iter().any(|c| c.rkey == rkey && c.begin < end && begin < c.end)
+        self.0.iter().any(|c| c.rkey == rkey && c.begin < end && begin < c.end && c.wr > done)
     }
 }
 
@@ -67,7 +80,7 @@ mod tests {
                 (8, 9, 1),
                 (9, 0, 9),
             ];
-            at.map(|(rkey, offset, length)| c.touch((rkey, offset), length))
+            at.map(|(rkey, offset, length)| c.touch((rkey, offset), length, 9))
         };
         assert_eq!(touched(&c), [true, true, true, false, false, true, true, false]);
         c.received(3);
@@ -78,6 +91,16 @@ mod tests {
         assert_eq!(touched(&c), [false; 8]);
         // Offsets that the peer will refuse.
         c.posted(7, (7, u64::MAX - 1), 50);
-        assert!(c.touch((7, u64::MAX - 1), 1) && !c.touch((7, 0), 50));
+        assert!(c.touch((7, u64::MAX - 1), 1, 9) && !c.touch((7, 0), 50, 9));
+    }
+
+    #[test]
+    fn p6_what_is_being_written_is_known_until_its_write_has_completed() {
+        let mut c = Copies::new(4);
+        c.written(3, 7, (1, 100), 50);
+        assert!(c.touch((1, 149), 1, 6) && !c.touch((1, 150), 1, 6));
+        assert!(!c.touch((1, 149), 1, 7));
+        c.received(4);
+        assert!(!c.touch((1, 149), 1, 6));
     }
 }

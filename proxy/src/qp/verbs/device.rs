@@ -27,6 +27,8 @@ pub struct Device {
     sysfs: PathBuf,
     pub(super) port_state: PortState,
     pub(super) limits: DeviceLimits,
+    /// Its vendor's number.
+    vendor: u32,
     /// Asynchronous events taken so far. Whoever sees it move looks what is wrong.
     events: AtomicU64,
     /// One of them said that the device is lost.
@@ -53,7 +55,16 @@ pub struct PortState {
     pub ethernet: bool,
     /// Longest message, bytes.
     pub message: u32,
+    /// The device is known to place the RDMA WRITEs that arrive on one queue pair in the order in
+    /// which they were posted.
+    pub in_order: bool,
 }
+
+/// Devices that are known to place WRITEs in order, by vendor: soft-RoCE (rdma_rxe) drops every packet
+/// that is not the next one of its queue pair, and copies with the CPU. Other devices may turn on
+/// out-of-order placement by themselves where the fabric routes adaptively, and libibverbs tells of the
+/// order within one WRITE alone (ibv_query_qp_data_in_order(3)).
+const IN_ORDER: [u32; 1] = [0xff_ffff];
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeviceLimits {
@@ -210,8 +221,10 @@ impl Device {
                 lid: 0,
                 ethernet: true,
                 message: 0,
+                in_order: false,
             },
             limits: DeviceLimits { queue: 0, cq: 0 },
+            vendor: 0,
             events: AtomicU64::new(0),
             fatal: AtomicBool::new(false),
         };
@@ -226,6 +239,7 @@ impl Device {
         }
         d.limits =
             DeviceLimits { queue: attributes.max_qp_wr.max(0) as u32, cq: attributes.max_cqe.max(0) as u32 };
+        d.vendor = attributes.vendor_id;
         d.port_state = d.query_port()?;
         non_blocking(d.async_fd())?;
         Ok(d)
@@ -252,8 +266,10 @@ impl Device {
                 lid: 0,
                 ethernet: true,
                 message: 1 << 30,
+                in_order: false,
             },
             limits: DeviceLimits { queue: 1024, cq: 1024 },
+            vendor: 0,
             events: AtomicU64::new(0),
             fatal: AtomicBool::new(false),
         }
@@ -297,6 +313,7 @@ impl Device {
             lid: a.lid,
             ethernet: a.link_layer == sys::IBV_LINK_LAYER_ETHERNET,
             message: a.max_msg_sz,
+            in_order: IN_ORDER.contains(&self.vendor),
         })
     }
 
@@ -355,7 +372,8 @@ impl Device {
     /// What is wrong with the way that a queue pair takes out of this host:
     /// `PUSHGATE_DOWN_*`, the farthest-reaching first.
     pub(super) fn diagnose(&self, entry: &GidEntry) -> Option<u32> {
-        if self.is_fatal() || !exists(&format!("/sys/class/infiniband/{}", self.name)) {
+        // Its folder holds those of its ports.
+        if self.is_fatal() || !self.sysfs.ancestors().nth(2).is_some_and(Path::exists) {
             return Some(abi::PUSHGATE_DOWN_DEVICE);
         }
         if entry.netdev.as_ref().is_some_and(|n| !exists(&format!("/sys/class/net/{n}"))) {

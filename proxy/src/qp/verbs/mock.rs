@@ -215,6 +215,7 @@ fn wanted(state: ibv_qp_state) -> u32 {
             m::IBV_QP_MAX_DEST_RD_ATOMIC,
             m::IBV_QP_MIN_RNR_TIMER,
         ],
+        ibv_qp_state::IBV_QPS_ERR => &[],
         _ => &[
             m::IBV_QP_TIMEOUT,
             m::IBV_QP_RETRY_CNT,
@@ -289,15 +290,25 @@ impl Drop for Mock {
 impl Mock {
     /// With so much memory of its own.
     pub(super) fn new(max_dm_size: u64) -> Self {
-        Self::with(max_dm_size, true)
+        Self::with(max_dm_size, |_, _| {})
     }
 
     /// Of a library that knows no dma-bufs.
     pub(super) fn old() -> Self {
-        Self::with(0, false)
+        Self::with(0, |verbs, _| {
+            // This program itself has no function of libibverbs.
+            // SAFETY: nothing is loaded, and nothing is called.
+            let none = unsafe { Verbs::from_library(libloading::os::unix::Library::this()) }.unwrap();
+            verbs.ibv_reg_dmabuf_mr = none.ibv_reg_dmabuf_mr;
+        })
     }
 
-    fn with(max_dm_size: u64, dma_bufs: bool) -> Self {
+    /// With other functions in place of some.
+    pub(super) fn with_functions(change: impl FnOnce(&mut Verbs, &mut ibv_context)) -> Self {
+        Self::with(0, change)
+    }
+
+    fn with(max_dm_size: u64, change: impl FnOnce(&mut Verbs, &mut ibv_context)) -> Self {
         let it: &'static mut Objects = Box::leak(Box::default());
         let context = &raw mut it.table.context;
         it.max_dm_size = max_dm_size;
@@ -338,9 +349,8 @@ impl Mock {
         verbs.ibv_ack_async_event = Ok(ack_async_event);
         verbs.ibv_event_type_str = Ok(event_type_str);
         verbs.ibv_wc_status_str = Ok(wc_status_str);
-        if dma_bufs {
-            verbs.ibv_reg_dmabuf_mr = Ok(reg_dmabuf_mr);
-        }
+        verbs.ibv_reg_dmabuf_mr = Ok(reg_dmabuf_mr);
+        change(&mut verbs, &mut it.table.context);
         let context = NonNull::new(context).expect("the address of a field");
         let sysfs = sysfs();
         let device = Device::mock(Box::leak(Box::new(verbs)), context, sysfs.clone());

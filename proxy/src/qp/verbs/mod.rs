@@ -13,6 +13,10 @@
 //! peer, from a few receives set aside. Where a device has no immediate data, a
 //! record announces itself: each of its words carries a lap.
 //!
+//! A receive completion announces all WRITEs of its queue pair before it. A record that announces itself
+//! says nothing of its payload on a device that may place WRITEs out of order: there the record is held
+//! back until the payload's WRITE has completed ([`WriteOrder`]).
+//!
 //! | inbox | written by the peer |
 //! | --- | --- |
 //! | 0 | line: received, released, granted, notified, left, status, its complement |
@@ -34,6 +38,10 @@ mod objects;
 mod queue_pair;
 mod sending;
 mod setup;
+#[cfg(test)]
+mod simulated;
+#[cfg(test)]
+mod simulated_tests;
 mod slot;
 mod states;
 
@@ -41,12 +49,17 @@ pub use device::{Device, PortState};
 pub use error::VerbsError;
 pub use flush::{Flusher, Word};
 pub use queue_pair::VerbsQp;
-pub use setup::{Accepted, Allocate, Config, Half, Offer, Places, WIRE_VERSION};
+pub use setup::{Accepted, Allocate, Config, Half, Offer, Places, WIRE_VERSION, WriteOrder};
 
 /// Control writes in the send queue at once: the line, the last line, an entry
 /// of the table of regions, posted receives (two where they go round the ring's end). Their slots are set aside, and so they need no permit.
 const CONTROL_WRS: u32 = 5;
+/// The last work request of each queue, behind which nothing is under way.
+const LAST_WRS: u32 = 1;
 /// Receives set aside for immediate data that only wakes.
 const NOTIFIES: u32 = 16;
-/// `wr_id` of all receives.
+/// `wr_id` of all receives but the last.
 const RECEIVE: u64 = u64::MAX;
+/// `wr_id` of the last receive, and of the last send. Those of other sends are counted from 1.
+const LAST_RECEIVE: u64 = u64::MAX - 1;
+const LAST_SEND: u64 = u64::MAX - 2;

@@ -283,7 +283,8 @@ impl Drop for Cq {
 /// A reliable connected queue pair with one CQ for both directions.
 pub(super) struct Rc {
     pub(super) pd: Arc<Pd>,
-    raw: NonNull<sys::ibv_qp>,
+    /// None once it was destroyed.
+    raw: Option<NonNull<sys::ibv_qp>>,
     pub(super) cq: Cq,
     /// Bytes that a work request may carry inline.
     pub(super) inline: u32,
@@ -329,7 +330,7 @@ impl Rc {
         })?;
         // SAFETY: just made.
         let number = unsafe { raw.as_ref().qp_num };
-        Ok(Rc { pd: pd.clone(), raw, cq, inline, number })
+        Ok(Rc { pd: pd.clone(), raw: Some(raw), cq, inline, number })
     }
 
     /// Moves it on. `what` names the step in errors.
@@ -339,26 +340,65 @@ impl Rc {
         mut attributes: sys::ibv_qp_attr,
         mask: u32,
     ) -> Result<(), VerbsError> {
-        // SAFETY: the queue pair is alive; the attributes are ours.
-        let r = unsafe { self.pd.device.verbs.ibv_modify_qp(self.raw.as_ptr(), &mut attributes, mask as _) };
-        if r == 0 {
-            return Ok(());
-        }
-        Err(VerbsError::Call {
-            what: what.into(),
-            error: std::io::Error::from_raw_os_error(r.abs()),
+        let modified = self.raw().and_then(|raw| {
+            // SAFETY: the queue pair is alive; the attributes are ours.
+            match unsafe { self.pd.device.verbs.ibv_modify_qp(raw, &mut attributes, mask as _) } {
+                0 => Ok(()),
+                e => Err(std::io::Error::from_raw_os_error(e.abs())),
+            }
+        });
+        modified.map_err(|error| VerbsError::Call { what: what.into(), error, remedy: String::new() })
+    }
+
+    /// The library's handle, until it is destroyed.
+    #[inline]
+    fn raw(&self) -> std::io::Result<*mut sys::ibv_qp> {
+        self.raw.map(NonNull::as_ptr).ok_or_else(|| std::io::ErrorKind::NotConnected.into())
+    }
+
+    /// Ends it: what is posted completes with an error, and nothing more is carried out. A work request
+    /// of each queue, with these numbers, completes behind all others of its queue; they are the last
+    /// that are posted.
+    pub(super) fn drain(&self, send: u64, receive: u64) -> Result<(), VerbsError> {
+        let posting = |error| VerbsError::Call {
+            what: "posting the last work requests".into(),
+            error,
             remedy: String::new(),
-        })
+        };
+        // Before the error state: soft-RoCE looks at its receive queue when it comes to that state, and
+        // not when a receive is posted.
+        self.post_receive(receive).map_err(posting)?;
+        // SAFETY: plain data; the mask says which fields count.
+        let mut attributes: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attributes.qp_state = sys::ibv_qp_state::IBV_QPS_ERR;
+        self.modify("moving the queue pair to ERR", attributes, sys::ibv_qp_attr_mask::IBV_QP_STATE.0)?;
+        // SAFETY: plain data, for which zeroes are "nothing": no bytes are read or written.
+        let mut wr: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
+        wr.wr_id = send;
+        wr.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+        wr.send_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        // SAFETY: one request, which names no memory.
+        unsafe { self.post_send(&mut wr) }.map_err(posting)
+    }
+
+    /// Destroys it: the device touches nothing for it any more. Its CQ keeps what has completed.
+    pub(super) fn destroy(&mut self) {
+        if !self.pd.device.owner.is_here() {
+            return;
+        }
+        if let Some(raw) = self.raw.take() {
+            // SAFETY: made in `new`, and destroyed here alone, before its CQ, which is a field.
+            unsafe { self.pd.device.verbs.ibv_destroy_qp(raw.as_ptr()) };
+        }
     }
 
     /// True if it has ended: it sends and receives nothing more.
     pub(super) fn is_in_error(&self) -> bool {
         let (mut attributes, mut init) = (sys::ibv_qp_attr::default(), sys::ibv_qp_init_attr::default());
         let mask = sys::ibv_qp_attr_mask::IBV_QP_STATE.0;
+        let Ok(raw) = self.raw() else { return true };
         // SAFETY: the queue pair is alive; both places are ours.
-        let r = unsafe {
-            self.pd.device.verbs.ibv_query_qp(self.raw.as_ptr(), &mut attributes, mask as _, &mut init)
-        };
+        let r = unsafe { self.pd.device.verbs.ibv_query_qp(raw, &mut attributes, mask as _, &mut init) };
         r == 0 && attributes.qp_state == sys::ibv_qp_state::IBV_QPS_ERR
     }
 
@@ -370,9 +410,9 @@ impl Rc {
     /// have completed.
     #[inline]
     pub(super) unsafe fn post_send(&self, chain: *mut sys::ibv_send_wr) -> std::io::Result<()> {
-        let mut bad = std::ptr::null_mut();
+        let (raw, mut bad) = (self.raw()?, std::ptr::null_mut());
         // SAFETY: the queue pair is alive; the rest is the caller's promise.
-        match unsafe { sys::ibv_post_send(self.raw.as_ptr(), chain, &mut bad) } {
+        match unsafe { sys::ibv_post_send(raw, chain, &mut bad) } {
             0 => Ok(()),
             e => Err(std::io::Error::from_raw_os_error(e.abs())),
         }
@@ -381,27 +421,24 @@ impl Rc {
     /// Posts `n` receives without memory: what arrives is written by the peer, a
     /// receive is only consumed by its immediate data.
     pub(super) fn post_receives(&self, n: u32) -> Result<(), std::io::Error> {
-        for _ in 0..n {
-            // SAFETY: plain data; no scatter list.
-            let mut wr: sys::ibv_recv_wr = unsafe { std::mem::zeroed() };
-            wr.wr_id = super::RECEIVE;
-            let mut bad = std::ptr::null_mut();
-            // SAFETY: the queue pair is alive; the request is copied by the call.
-            match unsafe { sys::ibv_post_recv(self.raw.as_ptr(), &mut wr, &mut bad) } {
-                0 => {}
-                e => return Err(std::io::Error::from_raw_os_error(e.abs())),
-            }
+        (0..n).try_for_each(|_| self.post_receive(super::RECEIVE))
+    }
+
+    fn post_receive(&self, wr_id: u64) -> Result<(), std::io::Error> {
+        // SAFETY: plain data; no scatter list.
+        let mut wr: sys::ibv_recv_wr = unsafe { std::mem::zeroed() };
+        wr.wr_id = wr_id;
+        let (raw, mut bad) = (self.raw()?, std::ptr::null_mut());
+        // SAFETY: the queue pair is alive; the request is copied by the call.
+        match unsafe { sys::ibv_post_recv(raw, &mut wr, &mut bad) } {
+            0 => Ok(()),
+            e => Err(std::io::Error::from_raw_os_error(e.abs())),
         }
-        Ok(())
     }
 }
 
 impl Drop for Rc {
     fn drop(&mut self) {
-        if !self.pd.device.owner.is_here() {
-            return;
-        }
-        // SAFETY: made in `new`; destroyed before its CQ, which is a field.
-        unsafe { self.pd.device.verbs.ibv_destroy_qp(self.raw.as_ptr()) };
+        self.destroy();
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::SharedMemory;
@@ -18,7 +18,7 @@ use super::objects::{Mr, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::sending::Sending;
 use super::setup::{Accepted, InboxLayout, Places, REGION_WORDS};
 use super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, slot_bytes};
-use super::{CONTROL_WRS, NOTIFIES, RECEIVE};
+use super::{CONTROL_WRS, LAST_RECEIVE, LAST_SEND, NOTIFIES, RECEIVE};
 use crate::gate::{Limits, Permit};
 use crate::memory::Words;
 use crate::qp::{Inbound, PeerCounts, QueuePair, RegionSends, crossing};
@@ -53,12 +53,35 @@ const OF_DEVICE: u64 = 1 << 32;
 const EVENTS: u64 = 10_000_000;
 /// Between two looks at a port that says nothing, nanoseconds.
 const LOOK: u64 = 500_000_000;
+/// An end that has written nothing for so long writes its line, nanoseconds: whether that completes tells
+/// of a peer whose queue pair is gone. Its device answers, not its program.
+const BEAT: u64 = 1_000_000_000;
 /// A port that goes down may be the first sign of a device that goes: so long
 /// the worst is waited for, nanoseconds.
 const SETTLE: u64 = 300_000_000;
-/// How long an end that leaves waits until its last words are out: three times a
-/// packet may be sent again, within these bounds, for the engine waits with it.
+/// How long a queue pair that ends waits until its last words are out: three times a
+/// packet may be sent again, within these bounds, for its device waits with it.
 const LINGER: std::ops::Range<Duration> = Duration::from_millis(250)..Duration::from_secs(1);
+
+/// How long a device may take to complete what is posted on a queue pair in the error state. Then the
+/// queue pair is destroyed, which the kernel does not return from before the device is done with it.
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// How far a queue pair is on its way to its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Open,
+    /// The last words are on their way.
+    Telling(Instant),
+    /// It is in the error state; whether the last send and the last receive have completed.
+    Draining {
+        since: Instant,
+        send: bool,
+        receive: bool,
+    },
+    /// The device touches nothing for it any more.
+    Stopped,
+}
 
 /// A region of ours that the peer may know.
 struct OwnRegion {
@@ -66,6 +89,15 @@ struct OwnRegion {
     mr: Mr,
     /// The last work request that reads it.
     used: u64,
+}
+
+/// A record whose payload is on its way.
+struct Held {
+    sequence: u64,
+    /// The WRITE of its payload.
+    payload: u64,
+    /// Bytes of its slot.
+    bytes: usize,
 }
 
 /// A queue pair over RDMA; see the text of the folder's module.
@@ -90,6 +122,8 @@ pub struct VerbsQp {
     peer: u32,
     linger: Duration,
     imm: bool,
+    /// Both ends place WRITEs in the order in which they are posted.
+    in_order: bool,
     events: bool,
     peer_events: bool,
     out_log: u32,
@@ -98,8 +132,11 @@ pub struct VerbsQp {
 
     completions: Box<[sys::ibv_wc; COMPLETIONS]>,
     chain: Chain,
-    /// For each message in flight, the number of its last work request.
+    /// For each message in flight, the number of its last work request; of one whose record is held
+    /// back, the greatest number.
     last_wr: Box<[u64]>,
+    /// Records that announce themselves, until their payload is where it belongs. Oldest first.
+    held: VecDeque<Held>,
     sent: u64,
     copies: Copies,
     /// Messages that are done, and those reported.
@@ -136,6 +173,7 @@ pub struct VerbsQp {
     receives_wr: u64,
 
     failed: Option<Status>,
+    ending: Ending,
     /// The peer left in order, and we have nothing more to tell it.
     deserted: bool,
     news: u64,
@@ -144,6 +182,10 @@ pub struct VerbsQp {
     next_events: u64,
     next_look: u64,
     suspect: Option<(u32, u64)>,
+    /// Work requests that were written when the time of the next beat began, and that time.
+    beaten: (u64, u64),
+    /// The line is due for a beat alone, which need not wake the peer.
+    beats: bool,
     /// The cause by a work request, until it is clear that this host has no worse.
     broke: Option<u32>,
 }
@@ -179,6 +221,7 @@ impl VerbsQp {
             peer: a.peer,
             linger,
             imm: a.imm,
+            in_order: a.in_order,
             events,
             peer_events: a.peer_events,
             out_log,
@@ -195,6 +238,7 @@ impl VerbsQp {
             // A quarter of the queue: enough is free while the answer is on its way.
             chain: Chain::new(half.rc.inline, (slots as u64 / 2).max(1)),
             last_wr: vec![0; slots as usize].into(),
+            held: VecDeque::with_capacity(if a.in_order { 0 } else { slots as usize }),
             sent: 0,
             copies: Copies::new(slots as usize),
             messages_done: 0,
@@ -222,12 +266,15 @@ impl VerbsQp {
             receives_told: 0,
             receives_wr: 0,
             failed: None,
+            ending: Ending::Open,
             deserted: false,
             news: 0,
             fresh: false,
             next_events: 0,
             next_look: 0,
             suspect: None,
+            beaten: (0, 0),
+            beats: false,
             broke: None,
             rc: half.rc,
         }
@@ -241,7 +288,15 @@ impl VerbsQp {
     /// True if every work request is known to be done. For tests.
     pub fn is_quiet(&mut self) -> bool {
         self.poll_cq();
-        self.chain.done == self.chain.written || self.failed.is_some() || self.broke.is_some()
+        if self.broke.is_none() && !self.held.is_empty() {
+            self.release_held();
+            // What it says is asked for below.
+            let _ = self.flush();
+        }
+        self.chain.done == self.chain.written && self.held.is_empty()
+            || self.failed.is_some()
+            || self.broke.is_some()
+            || self.has_ended()
     }
 
     /// Both ends agreed on immediate data.
@@ -277,8 +332,9 @@ impl VerbsQp {
 
     /// Posts the chain.
     fn flush(&mut self) -> Result<(), Status> {
-        if self.broke.is_some() {
+        if self.broke.is_some() || self.has_ended() {
             self.chain.forget();
+            self.held.clear();
             return self.healthy();
         }
         // SAFETY: each names the window, a region, or the outbox, all registered for as
@@ -340,11 +396,12 @@ impl VerbsQp {
             0,
         ];
         self.notified_told = self.notified;
+        let wakes = self.counts_due || self.last_line || !std::mem::take(&mut self.beats);
         self.counts_due = false;
         for (word, value) in self.outbox[at * LINE_WORDS..].iter().zip(line) {
             word.store(value, Ordering::Relaxed);
         }
-        let imm = self.notify_imm();
+        let imm = if wakes { self.notify_imm() } else { None };
         self.chain.write(self.outbox(at * LINE_WORDS, LINE_WORDS * 8), self.at_inbox(0), imm, true);
     }
 
@@ -382,16 +439,18 @@ impl VerbsQp {
     /// Control writes that are due. Their slots are set aside: one of each kind is
     /// in the send queue at a time.
     fn control(&mut self) {
-        if self.deserted {
+        if self.deserted || self.has_ended() {
             return;
         }
         let told = self.receives_told;
         self.tell_receives();
         // Nothing but what comes behind it wakes a peer that waits for one of them.
         self.line_dirty |= self.receives_told != told;
-        if self.last_line {
-            self.last_line = false;
+        // A line that is on its way must not be placed over the last one.
+        if self.last_line && (self.in_order || self.line_wr <= self.chain.done) {
             self.write_line(1);
+            self.last_line = false;
+            self.line_wr = self.chain.written;
         } else if (self.line_dirty || self.counts_due) && self.line_wr <= self.chain.done {
             self.line_dirty = false;
             self.write_line(0);
@@ -413,7 +472,8 @@ impl VerbsQp {
 
     /// Writes a message's payload to where it belongs, or packs it behind its record,
     /// whose slot begins at word `first` of the outbox. `target` is where in a region it
-    /// belongs, if it does. Returns the record's flags and the bytes of the slot.
+    /// belongs, if it does. `signal` asks for the completion of the payload's WRITE. Returns the record's
+    /// flags and the bytes of the slot.
     #[inline]
     fn post_payload(
         &mut self,
@@ -421,6 +481,7 @@ impl VerbsQp {
         first: usize,
         r: &Record,
         target: Option<(u32, u64)>,
+        signal: bool,
     ) -> Result<(u64, usize), Status> {
         let record = slot_bytes(0);
         if r.opcode == Opcode::Signal || r.has(Record::INLINE) || r.length == 0 {
@@ -429,7 +490,7 @@ impl VerbsQp {
         let offset = (r.place as u64) << abi::PUSHGATE_UNIT_LOG;
         let direct = target.and_then(|to| self.direct(to, r.length)).filter(|_| {
             // What the peer copies there first must not come second.
-            target.is_some_and(|to| !self.copies.touch(to, r.length))
+            target.is_some_and(|to| !self.copies.touch(to, r.length, self.chain.done))
         });
         if r.has(Record::REGION) {
             // `takes_region` said yes to both, or one was taken back meanwhile.
@@ -437,7 +498,7 @@ impl VerbsQp {
                 return Err(Status { rank: Some(self.rank), ..Status::new(abi::PUSHGATE_REFUSED) });
             };
             let address = region.address + r.place_offset;
-            self.chain.write(Source { address, bytes: r.length, key: region.mr.lkey }, to, None, false);
+            self.chain.write(Source { address, bytes: r.length, key: region.mr.lkey }, to, None, signal);
             region.used = self.chain.written;
             return Ok((PLACED_FLAG, record));
         }
@@ -445,7 +506,7 @@ impl VerbsQp {
         if let Some((to, of_device)) = direct
             && (!short || of_device)
         {
-            self.chain.write(self.window.source(offset, r.length), to, None, false);
+            self.chain.write(self.window.source(offset, r.length), to, None, signal);
             return Ok((PLACED_FLAG, record));
         }
         if short {
@@ -457,8 +518,34 @@ impl VerbsQp {
         }
         let places = &self.peer_places;
         let to = Remote { address: places.mirror + offset, key: places.mirror_key };
-        self.chain.write(self.window.source(offset, r.length), to, None, false);
+        self.chain.write(self.window.source(offset, r.length), to, None, signal);
         Ok((0, record))
+    }
+
+    /// Writes the record of a message to the peer, out of its slot of the outbox.
+    #[inline]
+    fn post_record(&mut self, sequence: u64, bytes: usize, imm: Option<u32>) {
+        let index = sequence as usize & (self.last_wr.len() - 1);
+        let first = abi::PUSHGATE_PAGE as usize / 8 + index * SLOT_WORDS;
+        let slot = (sequence & ((1 << self.out_log) - 1)) as usize * SLOT_BYTES;
+        let to = self.at_inbox(self.peer_layout.slots + slot);
+        self.chain.write(self.outbox(first, bytes), to, imm, false);
+        self.last_wr[index] = self.chain.written;
+    }
+
+    /// Writes the records whose payload has arrived. The peer takes slots in their order, so a record that
+    /// is held back holds back those behind it there.
+    #[cold]
+    fn release_held(&mut self) {
+        while let Some(held) = self.held.front()
+            && held.payload <= self.chain.done
+            && self.chain.has_room(1 + CONTROL_WRS as usize)
+        {
+            let Held { sequence, bytes, .. } = *held;
+            self.held.pop_front();
+            let imm = self.notify_imm();
+            self.post_record(sequence, bytes, imm);
+        }
     }
 
     /// Where payload can go without a stop, if the peer told of such a region. What
@@ -508,6 +595,8 @@ impl VerbsQp {
                     }
                     // SAFETY: the flag says that this member of the union was set.
                     self.arrived(u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data }));
+                } else if wc.wr_id >= LAST_SEND {
+                    self.last_completed(wc.wr_id);
                 } else {
                     self.chain.done = self.chain.done.max(wc.wr_id);
                 }
@@ -546,7 +635,7 @@ impl VerbsQp {
 
     /// As many receives as were granted, and those set aside.
     fn post_receives(&mut self) {
-        if !self.imm {
+        if !self.imm || self.has_ended() {
             return;
         }
         let granted = self.counts.granted & abi::PUSHGATE_COUNT_MASK;
@@ -561,6 +650,10 @@ impl VerbsQp {
     /// A work request failed.
     #[cold]
     fn broken(&mut self, wc: &sys::ibv_wc) {
+        if self.has_ended() {
+            // Flushed, as they should be.
+            return self.last_completed(wc.wr_id);
+        }
         if self.failed.is_some() || self.broke.is_some() || self.deserted {
             return;
         }
@@ -593,6 +686,48 @@ impl VerbsQp {
             // nobody answers, and the port may say so a moment later.
             _ => (self.broke, self.next_events, self.next_look) = (Some(detail), 0, 0),
         }
+    }
+
+    /// True once it was put into the error state by us.
+    fn has_ended(&self) -> bool {
+        matches!(self.ending, Ending::Draining { .. } | Ending::Stopped)
+    }
+
+    /// One of the last work requests has completed, if that is its number.
+    #[cold]
+    fn last_completed(&mut self, wr_id: u64) {
+        if let Ending::Draining { send, receive, .. } = &mut self.ending {
+            *send |= wr_id == LAST_SEND;
+            *receive |= wr_id == LAST_RECEIVE;
+        }
+    }
+
+    /// True if nobody is left whom the last words could reach, or who waits for them.
+    fn nobody_to_tell(&self) -> bool {
+        let ours = Status::from_word(self.status);
+        ours.is_some_and(|s| s.code as u32 == abi::PUSHGATE_PEER_LOST && s.rank == Some(self.peer))
+            || self.deserted
+            || self.failed.is_some()
+            || self.broke.is_some()
+            || self.peer_left()
+            || self.peer_status() != 0
+    }
+
+    /// Puts the queue pair into the error state, behind which nothing new is carried out.
+    fn begin_to_drain(&mut self) {
+        self.chain.forget();
+        self.held.clear();
+        self.ending = Ending::Draining { since: Instant::now(), send: false, receive: false };
+        if let Err(e) = self.rc.drain(LAST_SEND, LAST_RECEIVE) {
+            tracing::info!(rank = self.rank, peer = self.peer, "{e}: the queue pair is destroyed instead");
+            self.destroy();
+        }
+    }
+
+    /// The end of a queue pair whose device does not complete what is posted.
+    fn destroy(&mut self) {
+        self.rc.destroy();
+        self.ending = Ending::Stopped;
     }
 
     /// Messages that the peer says it has.
@@ -706,12 +841,21 @@ impl QueuePair for VerbsQp {
             // `receive_for` saw that it is long enough.
             Some(p) => (p.length >= r.length).then_some((p.rkey, p.offset)),
         };
-        let (flags, bytes) = self.post_payload(sequence, first, r, target)?;
+        // A receive completion says that what was written before it is there. Nothing says so of a
+        // record that announces itself, but the completion of its payload's WRITE.
+        let announced = r.opcode == Opcode::Send && self.imm;
+        let holds = !(self.in_order || announced);
+        let before = self.chain.written;
+        let (flags, bytes) = self.post_payload(sequence, first, r, target, holds)?;
+        let payload = self.chain.written;
         if let Some(target) = target
-            && flags & PLACED_FLAG == 0
             && r.length > 0
         {
-            self.copies.posted(sequence, target, r.length);
+            if flags & PLACED_FLAG == 0 {
+                self.copies.posted(sequence, target, r.length);
+            } else if !self.in_order {
+                self.copies.written(sequence, payload, target, r.length);
+            }
         }
         let lap = (lap_of(sequence, self.out_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
         let mut w = crossing(words, sequence);
@@ -724,22 +868,21 @@ impl QueuePair for VerbsQp {
         for (word, value) in self.outbox[first..].iter().zip(w) {
             word.store(value & abi::PUSHGATE_DATA_MASK | lap, Ordering::Relaxed);
         }
-        // Counts ride along: a write, a packet and its answer less than by the line. Always,
-        // for the peer may look at them only once for several messages.
+        // Counts ride along: a write, a packet and its answer less than by the line. Always, for the
+        // peer may look at them only once for several messages: those of a later message are later.
         let counts = [self.counts.received, self.counts.released, self.counts.granted];
         for (word, value) in self.outbox[first..][slot::COUNTS].iter().zip(counts) {
             word.store(value, Ordering::Relaxed);
         }
-        self.counts_due = false;
-        let imm = if r.opcode == Opcode::Send && self.imm {
-            Some(sequence as u32 & !NOTIFY)
+        if holds && payload > before {
+            // The counts stay due, and go by the line.
+            self.last_wr[index] = u64::MAX;
+            self.held.push_back(Held { sequence, payload, bytes });
         } else {
-            self.notify_imm()
-        };
-        let slot = (sequence & ((1 << self.out_log) - 1)) as usize * SLOT_BYTES;
-        let to = self.at_inbox(self.peer_layout.slots + slot);
-        self.chain.write(self.outbox(first, bytes), to, imm, false);
-        self.last_wr[index] = self.chain.written;
+            self.counts_due = false;
+            let imm = if announced { Some(sequence as u32 & !NOTIFY) } else { self.notify_imm() };
+            self.post_record(sequence, bytes, imm);
+        }
         self.sent += 1;
         permit.post();
         Ok(())
@@ -843,8 +986,9 @@ impl QueuePair for VerbsQp {
             return RegionSends::Yes;
         }
         match self.direct(to, r.length) {
-            // It can only go straight there, and what the peer copies there comes first.
-            Some(_) if self.copies.touch(to, r.length) => RegionSends::Unknown,
+            // It can only go straight there, and what the peer copies there, or what is on its way
+            // there, comes first.
+            Some(_) if self.copies.touch(to, r.length, self.chain.done) => RegionSends::Unknown,
             Some(_) => RegionSends::Yes,
             None => RegionSends::No(
                 "the peer has no such region that its RDMA device can write, or not so long: push the \
@@ -921,9 +1065,12 @@ impl QueuePair for VerbsQp {
     fn region_in_use(&mut self, key: u32, _received: u64) -> bool {
         let Some(region) = self.regions.get(&key) else { return false };
         // That the peer has the message is not enough: until its acknowledgement is here
-        // the device may send it once more. A queue pair that has failed sends nothing.
-        let used = region.used > self.chain.done
-            && !(self.deserted || self.failed.is_some() || self.broke.is_some());
+        // the device may send it once more.
+        let used = region.used > self.chain.done && self.ending != Ending::Stopped;
+        if used && self.deserted {
+            // Its work requests fail, and not all at once.
+            return !self.stopped();
+        }
         // A control write asks for a completion, and that speaks for all before it.
         self.line_dirty |= used && region.used > self.chain.signaled;
         used
@@ -969,6 +1116,8 @@ impl QueuePair for VerbsQp {
     fn set_status(&mut self, word: u64) {
         self.status = word;
         self.last_line = true;
+        // The peer shows nothing more.
+        self.held.clear();
     }
 
     fn leave(&mut self) {
@@ -978,8 +1127,46 @@ impl QueuePair for VerbsQp {
         }
     }
 
+    fn stopped(&mut self) -> bool {
+        if self.ending == Ending::Open {
+            self.ending = Ending::Telling(Instant::now());
+        }
+        if let Ending::Telling(since) = self.ending {
+            if !self.nobody_to_tell() {
+                if self.last_line {
+                    // It may have to wait for the line before it.
+                    self.control();
+                }
+                let _ = self.flush();
+                if (self.last_line || !self.is_quiet()) && since.elapsed() < self.linger {
+                    return false;
+                }
+            }
+            self.begin_to_drain();
+        }
+        if let Ending::Draining { .. } = self.ending {
+            self.poll_cq();
+        }
+        match self.ending {
+            Ending::Draining { send: true, receive: true, .. } => self.ending = Ending::Stopped,
+            Ending::Draining { since, .. } if since.elapsed() >= DRAIN => {
+                tracing::warn!(
+                    rank = self.rank,
+                    peer = self.peer,
+                    "the RDMA device does not complete what was posted: the queue pair is destroyed"
+                );
+                self.destroy();
+            }
+            _ => {}
+        }
+        self.ending == Ending::Stopped
+    }
+
     #[inline]
     fn notify(&mut self) -> Result<bool, Status> {
+        if !self.held.is_empty() {
+            self.release_held();
+        }
         let untold = self.receives_told != self.receives_noted;
         if self.line_dirty || self.counts_due || self.last_line || untold || !self.publish.is_empty() {
             self.control();
@@ -1008,6 +1195,13 @@ impl QueuePair for VerbsQp {
             return None;
         }
         self.next_events = now + EVENTS;
+        if self.chain.written != self.beaten.0 {
+            self.beaten = (self.chain.written, now);
+        } else if now - self.beaten.1 >= BEAT {
+            self.beaten.1 = now;
+            self.beats = !self.line_dirty;
+            self.line_dirty = true;
+        }
         let device = &self.rc.pd.device;
         let news = device.poll_events();
         if news == self.news && now < self.next_look {
@@ -1073,19 +1267,15 @@ impl QueuePair for VerbsQp {
 }
 
 impl Drop for VerbsQp {
-    /// Waits a moment until the last words are out: what the queue pair has not
-    /// sent when it goes is lost.
+    /// Stops it, if its engine has not: the last words go out, and the device is done with all that is
+    /// posted before anything is deregistered.
     fn drop(&mut self) {
         // A child of `fork` has nothing to send.
         if !self.rc.pd.device.owner.is_here() {
             return;
         }
-        let gone = [abi::PUSHGATE_PEER_LOST, abi::PUSHGATE_LINK_DOWN].contains(&(self.status as u8 as u32));
-        let start = std::time::Instant::now();
         let mut turn = 0;
-        // A peer that has ended too does not answer any more.
-        let heard = |qp: &Self| gone || qp.deserted || qp.peer_left() || qp.peer_status() != 0;
-        while !(heard(self) || self.is_quiet()) && start.elapsed() < self.linger {
+        while !self.stopped() {
             turn += 1;
             match turn {
                 0..100 => std::thread::yield_now(),
@@ -1136,7 +1326,7 @@ mod tests {
         let moves: Vec<_> =
             mock::take().into_iter().filter(|(n, _)| *n == "modify_qp").map(|m| m.1).collect();
         let states: Vec<u64> = moves.iter().map(|with| with[0]).collect();
-        assert_eq!(states, [1, 1, 2, 2, 3, 3], "INIT, RTR, RTS");
+        assert_eq!(states, [1, 1, 2, 2, 3, 3, 6, 6], "INIT, RTR, RTS, ERR");
         for with in &moves[..2] {
             assert_eq!(with[1], u64::from(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0));
         }
@@ -1145,7 +1335,7 @@ mod tests {
             assert_eq!(moves[receives][3], moves[sends][4], "first packets");
         }
         // P4.
-        assert!(moves[4..].iter().all(|with| with[5] == 0), "a queue pair that retries behind an RNR NAK");
+        assert!(moves[4..6].iter().all(|with| with[5] == 0), "a queue pair that retries behind an RNR NAK");
     }
 
     #[test]

@@ -19,13 +19,25 @@ use super::objects::{Cq, Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::sending::Sending;
 use super::slot::{SHORT, SLOT_BYTES, slot_bytes};
 use super::states::{PeerQp, States};
-use super::{CONTROL_WRS, NOTIFIES, VerbsError, VerbsQp};
+use super::{CONTROL_WRS, LAST_WRS, NOTIFIES, VerbsError, VerbsQp};
 use crate::memory::Words;
 use crate::receives::{PostedReceives, RECEIVE_WORDS};
 use crate::region::MAX_REGIONS;
 
 /// Version of offers, places and of what crosses the wire. Other versions are refused.
-pub const WIRE_VERSION: u32 = 2;
+pub const WIRE_VERSION: u32 = 3;
+
+/// Whether a record may follow its payload at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteOrder {
+    /// At once if both ends' devices are known to place RDMA WRITEs in the order of their posting, else
+    /// as [`WriteOrder::Wait`].
+    Auto,
+    /// At once: this end's device and fabric place WRITEs in order.
+    Assume,
+    /// A record that no receive completion announces is posted when its payload's WRITE has completed.
+    Wait,
+}
 
 /// How a queue pair is brought up. `None` means: choose.
 #[derive(Clone, Debug)]
@@ -49,6 +61,9 @@ pub struct Config {
     /// A SEND carries immediate data and consumes a receive of the peer's queue
     /// pair. Only if both ends say so.
     pub imm: bool,
+    /// What is known of the order in which WRITEs are placed at this end. A record follows its payload
+    /// at once only if both ends say so.
+    pub write_order: WriteOrder,
     /// Completions can wake this end.
     pub events: bool,
     /// This end's receives name buffers, and the peer is told of each: its SENDs are
@@ -71,6 +86,7 @@ impl Default for Config {
             ack_timeout: 14,
             retry_count: 7,
             imm: true,
+            write_order: WriteOrder::Auto,
             events: false,
             posted_receives: false,
             regions_written: true,
@@ -94,6 +110,7 @@ pub struct Offer {
     roce_v2: bool,
     mtu: u32,
     imm: bool,
+    in_order: bool,
     events: bool,
     posted_receives: bool,
 }
@@ -105,6 +122,8 @@ struct Agreed {
     /// As an `ibv_mtu`.
     mtu: u32,
     imm: bool,
+    /// WRITEs are placed in the order of their posting, at either end.
+    in_order: bool,
 }
 
 impl Offer {
@@ -144,7 +163,8 @@ impl Offer {
         let mtu = (1..=5).find(|code| mtu_bytes(*code) == self.mtu.min(ours.mtu));
         let mtu =
             mtu.ok_or_else(|| format!("its MTU is {}, allowed is 256, 512, 1024, 2048 or 4096", self.mtu))?;
-        Ok(Agreed { peer_geometry, mtu, imm: self.imm && ours.imm })
+        let (imm, in_order) = (self.imm && ours.imm, self.in_order && ours.in_order);
+        Ok(Agreed { peer_geometry, mtu, imm, in_order })
     }
 }
 
@@ -221,6 +241,7 @@ pub struct Accepted {
     pub(super) peer_events: bool,
     pub(super) peer_receives: bool,
     pub(super) imm: bool,
+    pub(super) in_order: bool,
     pub(super) mirror_mr: Mr,
     pub(super) inbox_mr: Mr,
     pub(super) mirror: Arc<SharedMemory>,
@@ -228,9 +249,9 @@ pub struct Accepted {
 }
 
 /// Work requests that the send queue of `1 << log` messages holds: a payload and
-/// a record each, and what is set aside for control writes.
+/// a record each, what is set aside for control writes, and the last.
 const fn send_queue(log: u32) -> u32 {
-    (2 << log) + CONTROL_WRS
+    (2 << log) + CONTROL_WRS + LAST_WRS
 }
 
 /// The address of the port that packets carry as their source.
@@ -264,7 +285,7 @@ impl Half {
             return Err(VerbsError::Window { bytes, device: device.name().into(), message });
         }
         let gid = chosen_gid(device, config)?;
-        let receives = if config.imm { (1 << geometry.rx_log) + NOTIFIES } else { 1 };
+        let receives = if config.imm { (1 << geometry.rx_log) + NOTIFIES } else { 0 } + LAST_WRS;
         // As many messages as the link ring has slots, if the device has queues so long.
         let fits = |log: u32| {
             let (send, l) = (send_queue(log), device.limits);
@@ -343,6 +364,11 @@ impl Half {
             roce_v2: self.gid.kind == GidType::RoceV2,
             mtu: self.config.mtu.unwrap_or(port.mtu).min(port.mtu),
             imm: self.config.imm,
+            in_order: match self.config.write_order {
+                WriteOrder::Auto => port.in_order,
+                WriteOrder::Assume => true,
+                WriteOrder::Wait => false,
+            },
             events: self.config.events,
             posted_receives: self.config.posted_receives,
         }
@@ -356,7 +382,7 @@ impl Half {
         offer: &Offer,
         allocate: &mut Allocate<'_>,
     ) -> Result<Accepted, VerbsError> {
-        let Agreed { peer_geometry, mtu, imm } =
+        let Agreed { peer_geometry, mtu, imm, in_order } =
             offer.check(&self.offer(), peer).map_err(|why| VerbsError::Peer { rank: peer, why })?;
         let mirror = Arc::new(allocate("mirror", peer_geometry.window_bytes())?);
         let layout = InboxLayout::new(offer.link_log, peer_geometry.rx_log);
@@ -388,6 +414,7 @@ impl Half {
             peer_events: offer.events && imm,
             peer_receives: offer.posted_receives,
             imm,
+            in_order,
             mirror_mr,
             inbox_mr,
             mirror,
@@ -440,6 +467,7 @@ impl Accepted {
             from = %h.gid.gid,
             netdev = h.gid.netdev,
             imm = self.imm,
+            in_order = self.in_order,
             inline = h.rc.inline,
             "RDMA queue pair {} is ready",
             h.rc.number
@@ -498,6 +526,7 @@ mod tests {
             roce_v2: true,
             mtu: 4096,
             imm: true,
+            in_order: true,
             events: false,
             posted_receives: false,
         }
@@ -506,7 +535,12 @@ mod tests {
     #[test]
     fn two_ends_agree_on_the_least_that_both_have() {
         let agreed = Offer { mtu: 1024, imm: false, ..offer(1) }.check(&offer(0), 1).unwrap();
-        assert_eq!((mtu_bytes(agreed.mtu), agreed.imm), (1024, false));
+        assert_eq!((mtu_bytes(agreed.mtu), agreed.imm, agreed.in_order), (1024, false, true));
+        for (ours, theirs) in [(true, false), (false, true), (false, false)] {
+            let theirs = Offer { in_order: theirs, ..offer(1) };
+            let agreed = theirs.check(&Offer { in_order: ours, ..offer(0) }, 1).unwrap();
+            assert!(!agreed.in_order, "P3: each end places what the other writes");
+        }
         assert_eq!((agreed.peer_geometry.rank, agreed.peer_geometry.window_log), (1, 14));
         let agreed = offer(1).check(&offer(0), 1).unwrap();
         assert_eq!((mtu_bytes(agreed.mtu), agreed.imm), (4096, true));

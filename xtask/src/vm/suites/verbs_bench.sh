@@ -33,6 +33,11 @@ for turn in 1 2 3 4 5; do
     # As many bytes as ours sends for 64: record and counts are in the same packet.
     theirs ib_send_lat_168 ib_send_lat $options -s 168 -n 5000 -C
     theirs ib_write_lat_168 ib_write_lat $options -s 168 -n 5000 -C
+    # Records that follow their payload at once, and records that wait for its completion.
+    for order in assume wait; do
+        ours bw-$order bw --size 64K --depth 16 --no-imm --write-order $order --seconds 0.6
+        ours lat-$order lat --size 4K --no-imm --write-order $order --seconds 0.15
+    done
 done
 awk '
     { values[$1, ++n[$1]] = $2 }
@@ -63,5 +68,8 @@ awk '
         row("64 B, no imm: ib_write_lat", "lat-no-imm", "ib_write_lat", mhz, 0, "<= 1.2")
         row("64 B beside ib_send_lat of 168", "lat", "ib_send_lat_168", mhz, 0, "")
         row("64 B, no imm, ib_write_lat of 168", "lat-no-imm", "ib_write_lat_168", mhz, 0, "")
+        print "no imm: write-order wait beside assume (not perftest)"
+        row("64 KiB, MB/s", "bw-wait", "bw-assume", 1, 1, "")
+        row("4 KiB, us one way", "lat-wait", "lat-assume", 1, 0, "")
         exit failed
     }' /run/out/figures.txt

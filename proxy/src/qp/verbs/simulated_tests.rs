@@ -1,0 +1,409 @@
+//! Two endpoints over the simulated device, whose WRITEs the test carries out in any order.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_driver_shim::segment::Geometry;
+
+use super::setup::{Config, Half};
+use super::simulated::Sim;
+use crate::endpoint::{Endpoint, QpOptions};
+use crate::producer::{Producer, Received};
+use crate::region::RegionMemory;
+use crate::session::Status;
+
+const UNIT: usize = abi::PUSHGATE_UNIT as usize;
+/// Words of a stripe: each is written by one PUT after the other.
+const STRIPE: usize = 40;
+const STRIPES: usize = 6;
+const REGION: usize = STRIPE * STRIPES * 8;
+
+const GEOMETRY: Geometry = Geometry {
+    window_log: 6,
+    slots_log: 4,
+    cq_log: 4,
+    rx_log: 3,
+    link_log: 3,
+    landing_log: 6,
+    signals: 1,
+    rank: 0,
+};
+
+/// Numbers that look random (xorshift64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 as usize >> 8
+    }
+}
+
+fn memory(name: &str, bytes: usize) -> Arc<SharedMemory> {
+    Arc::new(SharedMemory::builder(name, bytes).huge_pages(HugePages::Never).create().unwrap())
+}
+
+/// One end with its program's device.
+pub(super) struct End {
+    pub(super) endpoint: Endpoint,
+    pub(super) device: Producer,
+    control: Arc<SharedMemory>,
+    mirror: Arc<SharedMemory>,
+    region: Arc<SharedMemory>,
+    key: u32,
+    /// Messages posted; what the last PUT to each stripe was.
+    posted: u64,
+    last: [u64; STRIPES],
+    /// Bodies of the SENDs posted, and how many the peer has taken in.
+    sends: Vec<u64>,
+    taken: usize,
+}
+
+/// Both ends of a queue pair on one simulated device.
+pub(super) fn pair(sim: &Sim, config: &Config) -> [End; 2] {
+    let geometry = |rank| Geometry { rank, ..GEOMETRY };
+    let mut allocate = |name: &str, bytes: usize| SharedMemory::builder(name, bytes).create();
+    let windows = [0, 1].map(|rank| memory("window", geometry(rank).window_bytes()));
+    let halves = [0, 1].map(|rank| {
+        let window = windows[rank as usize].clone();
+        Half::new(&sim.device, config, geometry(rank), window, &mut allocate).unwrap()
+    });
+    let [first, second] = [halves[0].offer(), halves[1].offer()];
+    let [a, b] = halves;
+    let a = a.accept(1, &second, &mut allocate).unwrap();
+    let b = b.accept(0, &first, &mut allocate).unwrap();
+    let places = [b.places(), a.places()];
+    let mut all = [a, b].into_iter().zip(places).zip(windows);
+    let mut ends = [0, 1].map(|rank: u32| {
+        let ((accepted, places), window) = all.next().unwrap();
+        let geometry = geometry(rank);
+        let (work, control) =
+            (memory("work", geometry.work_bytes()), memory("control", geometry.control_bytes()));
+        let (mirror, peer_geometry) = (accepted.mirror().clone(), accepted.peer_geometry());
+        let options = QpOptions {
+            peer: 1 - rank,
+            posted_receives: config.posted_receives,
+            reader_flushes: false,
+            stuck_ns: 1_000_000_000,
+            in_place_share: 128,
+            slow_ns: 0,
+            ungated: false,
+            key_seed: 7 + rank,
+        };
+        let fd = work.fd().try_clone_to_owned().unwrap();
+        let read = Arc::new(ReadOnlyMemory::from_fd(fd, work.len()).unwrap());
+        let qp = Box::new(accepted.join(places).unwrap());
+        let mut endpoint =
+            Endpoint::new(read, control.clone(), geometry, peer_geometry, qp, options).unwrap();
+        let region = memory("region", REGION);
+        let at =
+            RegionMemory::Host { address: region.as_ptr().as_ptr() as usize, keep: Some(region.clone()) };
+        let key = endpoint.add_region(at, REGION as u64).unwrap();
+        let device = Producer::new(geometry, &work, &control, window, None);
+        let (last, sends) = ([0; STRIPES], Vec::new());
+        End { endpoint, device, control, mirror, region, key, posted: 0, last, sends, taken: 0 }
+    });
+    // A program has the key of a region when the peer has its entry.
+    while !ends.iter().all(|end| end.endpoint.regions_told()) {
+        ends.iter_mut().for_each(End::poll);
+        while sim.complete(0) {}
+    }
+    ends
+}
+
+impl End {
+    pub(super) fn poll(&mut self) {
+        self.endpoint.poll(&mut None);
+        // The simulated time stands still: no limit passes.
+        self.endpoint.tick(0);
+    }
+
+    /// Posts one message to `peer`: its payload is its number, again and again.
+    fn post(&mut self, peer_key: u32, random: &mut Random) {
+        let number = self.posted + 1;
+        let words = [1, 2, 17, 18, STRIPE][random.next() % 5];
+        let payload: Vec<u8> = std::iter::repeat_n(number.to_ne_bytes(), words).flatten().collect();
+        let stripe = random.next() % STRIPES;
+        let put = Record {
+            flags: Record::WITH_SIGNAL,
+            rkey: peer_key,
+            remote_offset: (stripe * STRIPE * 8) as u64,
+            signal_value: number,
+            ..Record::new(Opcode::Put)
+        };
+        match random.next() % 8 {
+            0..3 if self.device.post(Record::new(Opcode::Send), &payload) => self.sends.push(number),
+            3..7 if self.device.post(put, &payload) => self.last[stripe] = number,
+            7 if self.device.post(Record { flags: 0, opcode: Opcode::Signal, ..put }, &[]) => {}
+            _ => return,
+        }
+        self.posted = number;
+    }
+
+    /// The words of a stripe of our region.
+    fn stripe(&self, stripe: usize) -> Vec<u64> {
+        self.region.words(stripe * STRIPE * 8, STRIPE).iter().map(|w| w.load(Ordering::Relaxed)).collect()
+    }
+
+    /// The words of a message's payload, wherever it lies.
+    fn payload(&self, m: &Received) -> Vec<u64> {
+        let words = m.length as usize / 8;
+        let (memory, base) = match m.flags & Record::LANDING != 0 {
+            true => (&self.control, GEOMETRY.control_landing_offset()),
+            false => (&self.mirror, 0),
+        };
+        let at = base + m.place as usize * UNIT;
+        memory.words(at, words).iter().map(|w| w.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Takes in what `from` sent: each SEND is whole and the next one.
+    fn take(&mut self, from: &mut End) {
+        while let Some(m) = self.device.try_recv() {
+            let number = from.sends[from.taken];
+            assert_eq!(self.payload(&m), vec![number; m.length as usize / 8], "SEND {number}, {m:?}");
+            from.taken += 1;
+            self.device.release(1);
+        }
+    }
+}
+
+/// Messages of each PUT's first words: which PUT to a stripe was the last that the signal covers.
+fn check_signal(receiver: &End, puts: &[Vec<(u64, usize)>; STRIPES]) {
+    // What the signal announces was complete when the signal was written: look at the signal first.
+    let signal = receiver.device.signal(0);
+    for (stripe, puts) in puts.iter().enumerate() {
+        let words = receiver.stripe(stripe);
+        for (i, word) in words.iter().enumerate() {
+            let covering = puts.iter().filter(|(_, n)| i < *n);
+            let least = covering.filter(|(number, _)| *number <= signal).map(|p| p.0).max().unwrap_or(0);
+            assert!(
+                *word >= least,
+                "stripe {stripe}, word {i} is of PUT {word}; signal {signal} covers {least}"
+            );
+        }
+    }
+}
+
+/// One run. `seed` decides what is posted, which end has its turn, and what the device does.
+fn any_order(seed: u64, imm: bool) {
+    let sim = Sim::new();
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut ends = pair(&sim, &Config { imm, ..Config::default() });
+    let keys = [ends[0].key, ends[1].key];
+    // Number and words of each PUT to a stripe, by sender.
+    let mut puts: [[Vec<(u64, usize)>; STRIPES]; 2] = Default::default();
+    let mut messages = 60;
+    let mut quiet = 0;
+    while quiet < 100 {
+        let (i, j) = if random.next().is_multiple_of(2) { (0, 1) } else { (1, 0) };
+        quiet += 1;
+        match random.next() % 8 {
+            0 if messages > 0 => {
+                let (before, last) = (ends[i].posted, ends[i].last);
+                let state = random.0;
+                ends[i].post(keys[j], &mut random);
+                if ends[i].posted > before {
+                    (messages, quiet) = (messages - 1, 0);
+                    let words = [1, 2, 17, 18, STRIPE][Random(state).next() % 5];
+                    let put = (0..STRIPES).find(|s| ends[i].last[*s] != last[*s]);
+                    put.into_iter().for_each(|s| puts[i][s].push((before + 1, words)));
+                }
+            }
+            1 | 2 => ends[i].poll(),
+            7 => quiet = if sim.complete(random.next()) { 0 } else { quiet },
+            _ => quiet = if sim.place(random.next()) { 0 } else { quiet },
+        }
+        let [a, b] = &mut ends;
+        a.take(b);
+        b.take(a);
+        check_signal(a, &puts[1]);
+        check_signal(b, &puts[0]);
+    }
+    for _ in 0..100 {
+        while sim.complete(0) {}
+        ends.iter_mut().for_each(End::poll);
+        let [a, b] = &mut ends;
+        a.take(b);
+        b.take(a);
+    }
+    // The ends go at once.
+    sim.drains();
+    for i in [0, 1] {
+        let (end, peer) = (&ends[i], &ends[1 - i]);
+        assert_eq!((end.endpoint.status(), end.device.status()), (None, None));
+        assert_eq!(
+            end.taken,
+            end.sends.len(),
+            "SENDs that did not arrive: {:?}, {:?}",
+            end.endpoint.counters(),
+            peer.endpoint.counters()
+        );
+        // The bytes of overlapping PUTs are those of the later one.
+        for (stripe, puts) in puts[i].iter().enumerate() {
+            for (at, word) in peer.stripe(stripe).iter().enumerate() {
+                let last = puts.iter().rev().find(|(_, n)| at < *n).map_or(0, |p| p.0);
+                assert_eq!(*word, last, "stripe {stripe}, word {at} at the end");
+            }
+        }
+        assert_eq!(peer.device.signal(0), end.last.iter().copied().max().unwrap().max(peer.device.signal(0)));
+    }
+}
+
+#[test]
+fn p3_p6_writes_that_a_device_places_in_any_order_are_announced_when_they_are_there() {
+    for seed in 1..100 {
+        any_order(seed, true);
+    }
+}
+
+#[test]
+fn p3_p6_writes_placed_in_any_order_are_announced_when_they_are_there_without_immediate_data() {
+    for seed in 1..100 {
+        any_order(seed, false);
+    }
+}
+
+#[test]
+fn p7_a_status_is_not_overwritten_by_an_earlier_line_that_a_device_places_later() {
+    let status = Status { rank: Some(0), ..Status::new(abi::PUSHGATE_ABORTED) };
+    for seed in 1..100 {
+        let sim = Sim::new();
+        let mut random = Random(seed);
+        let [mut a, mut b] = pair(&sim, &Config::default());
+        // B sends, so that A has counts to tell: its line is under way when it fails.
+        assert!(b.device.post(Record { flags: Record::INLINE, ..Record::new(Opcode::Send) }, &[1; 8]));
+        b.poll();
+        while sim.complete(0) {}
+        a.poll();
+        a.endpoint.fail(status);
+        for _ in 0..400 {
+            a.poll();
+            match random.next() % 4 {
+                0 => sim.complete(random.next()),
+                _ => sim.place(random.next()),
+            };
+        }
+        while sim.complete(0) {}
+        sim.drains();
+        b.poll();
+        assert_eq!(b.endpoint.status(), Some(status), "seed {seed}");
+    }
+}
+
+const ABORTED: Status = Status { code: abi::PUSHGATE_ABORTED as u8, rank: Some(0), detail: 0 };
+
+/// Both ends of a queue pair whose first end has a PUT out of its region under way to the second's.
+fn reading(sim: &Sim) -> [End; 2] {
+    let [mut a, b] = pair(sim, &Config::default());
+    let put = Record {
+        flags: Record::REGION | Record::SIGNALED,
+        place: a.key,
+        rkey: b.key,
+        id: 77,
+        ..Record::new(Opcode::Put)
+    };
+    // SAFETY: a payload in a region is not read here.
+    assert!(unsafe { a.device.post_raw(put, std::ptr::null(), REGION) }.is_some());
+    a.poll();
+    [a, b]
+}
+
+/// Polls `end` until its device sees how it ended, which is when its queue pair works no more.
+fn ends_when_stopped(sim: &Sim, end: &mut End, mut act: impl FnMut(&Sim)) {
+    let begin = std::time::Instant::now();
+    loop {
+        assert!(begin.elapsed().as_secs() < 60, "the end is never shown");
+        end.poll();
+        let told = (end.device.poll_cq(), end.device.status(), end.endpoint.remove_region(end.key));
+        if told != (None, None, false) {
+            assert_eq!(sim.working(), 1, "the device still works for it, and {told:?}");
+            let (Some(completion), status, removed) = told else { panic!("{told:?}") };
+            assert_eq!((completion.wr_id, completion.status), (77, ABORTED.code));
+            assert_eq!((status, removed), (Some(ABORTED), true));
+            return;
+        }
+        act(sim);
+    }
+}
+
+#[test]
+fn p5_an_end_is_shown_and_a_region_is_given_back_when_the_device_has_flushed_its_work_requests() {
+    let sim = Sim::new();
+    let [mut a, _b] = reading(&sim);
+    sim.silence();
+    a.endpoint.fail(ABORTED);
+    let mut looks = 0;
+    ends_when_stopped(&sim, &mut a, |sim| {
+        looks += 1;
+        // Some looks find it in the error state, and not drained yet.
+        if looks % 1000 == 0 {
+            sim.drain();
+        }
+    });
+    assert_eq!(sim.queue_pairs(), 2);
+}
+
+#[test]
+fn p5_p7_an_end_is_shown_behind_the_queue_pairs_destruction_if_the_device_flushes_nothing() {
+    let sim = Sim::new();
+    let [mut a, _b] = reading(&sim);
+    sim.silence();
+    a.endpoint.fail(ABORTED);
+    ends_when_stopped(&sim, &mut a, |_| {});
+    assert_eq!(sim.queue_pairs(), 1);
+}
+
+#[test]
+fn p7_a_peer_that_answers_is_told_before_the_queue_pair_stops() {
+    let sim = Sim::new();
+    let [mut a, mut b] = reading(&sim);
+    a.endpoint.fail(ABORTED);
+    ends_when_stopped(&sim, &mut a, |sim| {
+        sim.complete(0);
+        sim.drain();
+    });
+    b.poll();
+    assert_eq!(b.endpoint.status(), Some(ABORTED));
+}
+
+#[test]
+fn p5_nothing_is_deregistered_before_a_queue_pair_that_is_dropped_has_stopped() {
+    let sim = Sim::new();
+    let [mut a, b] = reading(&sim);
+    let before = sim.registrations();
+    // While it lingers the device reads on: a source that is not registered any more would be noticed.
+    sim.drains();
+    a.endpoint.close();
+    drop(a);
+    assert_eq!(sim.queue_pairs(), 1);
+    assert!(sim.registrations() < before);
+    drop(b);
+    assert_eq!((sim.queue_pairs(), sim.registrations()), (0, 0));
+}
+
+#[test]
+fn p7_a_peer_that_only_receives_learns_of_an_end_that_broke_alone() {
+    let sim = Sim::new();
+    sim.drains();
+    let [mut a, mut b] = reading(&sim);
+    sim.break_one();
+    // In simulated time.
+    for now in (0..20_000).map(|ms| ms * 1_000_000) {
+        for end in [&mut a, &mut b] {
+            end.endpoint.poll(&mut None);
+            end.endpoint.tick(now);
+        }
+        sim.expire();
+        while sim.complete(0) {}
+    }
+    let down =
+        |rank, detail| Some(Status { rank: Some(rank), detail, ..Status::new(abi::PUSHGATE_LINK_DOWN) });
+    let own = abi::PUSHGATE_DOWN_WC + pushgate_rdma_core_sys::ibv_wc_status::IBV_WC_LOC_PROT_ERR.0;
+    assert_eq!(a.endpoint.status(), down(0, own));
+    assert_eq!(b.endpoint.status(), down(0, abi::PUSHGATE_DOWN_RETRY));
+}
