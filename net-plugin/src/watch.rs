@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn p7_a_peer_whose_process_has_ended_is_gone_though_its_socket_is_open() {
         let bell = EventFd::new().unwrap();
-        let engine = Engine::start(bell, EngineOptions { cpu: None, alone: false, mover: None }).unwrap();
+        let engine = Engine::start(bell, EngineOptions::default()).unwrap();
         let watch = Watch::start().unwrap();
         // As where a forked child of the peer holds the other end.
         let (ours, _theirs) = UnixStream::pair().unwrap();

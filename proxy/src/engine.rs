@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::idle::{Idle, Step, Wake};
+use crate::leaving::{Leaving, Reply};
 use crate::mover::Mover;
 use crate::qp::RegionSends;
 use crate::region::RegionMemory;
@@ -80,7 +81,7 @@ struct Removing {
 
 enum Command {
     AddQp(Box<Endpoint>, Wake, Sender<QpId>),
-    RemoveQp(QpId, Sender<Option<(Counters, bool)>>),
+    RemoveQp(QpId, Reply),
     AddRegion(QpId, RegionMemory, u64, Sender<Result<u32, EngineError>>),
     RemoveRegion(QpId, u32, Sender<bool>),
     Fail(Option<QpId>, Status, Sender<()>),
@@ -126,6 +127,7 @@ impl Engine {
             removing: Vec::new(),
             ticked: 0,
             kept: false,
+            leaving: Leaving::default(),
         };
         let cpu = options.cpu;
         // It says what it has to say where its starter does, if that has a place of its own.
@@ -171,7 +173,9 @@ impl Engine {
         self.ask(|reply| Command::AddQp(Box::new(endpoint), wake, reply))
     }
 
-    /// Drops a queue pair and its mappings; returns its last counts.
+    /// Drops a queue pair and its mappings; returns its last counts. Waits until nothing of it can touch
+    /// memory any more, over RDMA a second or two at most; the engine goes on meanwhile, and queue pairs
+    /// that several threads remove at once wait together.
     pub fn remove_qp(&self, qp: QpId) -> Result<Counters, EngineError> {
         let (counters, settled) =
             self.ask(|reply| Command::RemoveQp(qp, reply))?.ok_or(EngineError::NoQp(qp.0))?;
@@ -258,6 +262,8 @@ struct Loop {
     ticked: u64,
     /// A device's copies for a queue pair that is gone did not end.
     kept: bool,
+    /// Queue pairs that were taken out, until nothing of them touches memory any more.
+    leaving: Leaving,
 }
 
 /// However the thread ends, by a panic too, whoever waits is told.
@@ -266,16 +272,25 @@ impl Drop for Loop {
         for (_, endpoint) in &mut self.endpoints {
             endpoint.close();
         }
-        let begin = Instant::now();
-        for (_, mut endpoint) in std::mem::take(&mut self.endpoints) {
-            // The panic may be the mover's, which then is asked nothing more.
-            let settled = !endpoint.device_copies()
-                || !std::thread::panicking()
-                    && endpoint.settle(&mut self.mover, SETTLE.saturating_sub(begin.elapsed()));
-            self.let_go(endpoint, settled);
+        if std::thread::panicking() {
+            // The panic may be the mover's, which is asked nothing more: what its device may still
+            // touch stays.
+            let begin = Instant::now();
+            for (_, mut endpoint) in std::mem::take(&mut self.endpoints) {
+                while !endpoint.is_gone() && begin.elapsed() < SETTLE {
+                    std::thread::yield_now();
+                }
+                if endpoint.device_copies() {
+                    std::mem::forget(endpoint);
+                    self.kept = true;
+                }
+            }
+            self.kept |= self.leaving.abandon();
+        } else {
+            self.finish();
         }
         if self.kept {
-            // To end it would be to wait for its copies.
+            // To end the mover would be to wait for its copies.
             std::mem::forget(self.mover.take());
         }
     }
@@ -334,6 +349,11 @@ impl Loop {
                 self.remove();
                 self.look_at_clock();
             }
+            if !self.leaving.is_empty() {
+                work = true;
+                self.let_go();
+                self.look_at_clock();
+            }
             if work {
                 self.idle.busy();
                 std::hint::spin_loop();
@@ -376,17 +396,6 @@ impl Loop {
             endpoint.tick(now);
         }
         now
-    }
-
-    /// Drops a queue pair that is taken out, or, where a device's copies for it did not end, keeps
-    /// it for ever with all that the device may still touch.
-    fn let_go(&mut self, endpoint: Box<Endpoint>, settled: bool) {
-        if settled {
-            return;
-        }
-        tracing::error!(rank = endpoint.rank(), "a device's copy does not end; its memory stays");
-        std::mem::forget(endpoint);
-        self.kept = true;
     }
 
     fn block(&mut self, limit: Duration) {
@@ -454,6 +463,31 @@ impl Loop {
         });
     }
 
+    /// Moves the queue pairs on that were taken out.
+    #[cold]
+    fn let_go(&mut self) {
+        let (counters, settled) = self.leaving.advance(&mut self.mover, SETTLE);
+        self.gone += counters;
+        self.kept |= !settled;
+    }
+
+    /// Takes all queue pairs out, and waits until nothing of them touches memory any more. They wait
+    /// together, each as long as its transport's and its device's limits allow.
+    fn finish(&mut self) {
+        for (_, endpoint) in std::mem::take(&mut self.endpoints) {
+            self.leaving.add(endpoint, None);
+        }
+        let mut passes = 0;
+        while !self.leaving.is_empty() {
+            self.let_go();
+            passes += 1;
+            match passes {
+                0..100 => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_micros(100)),
+            }
+        }
+    }
+
     fn find(&mut self, qp: QpId) -> Option<&mut Endpoint> {
         self.endpoints.iter_mut().find(|(id, _)| *id == qp).map(|(_, e)| &mut **e)
     }
@@ -475,20 +509,10 @@ impl Loop {
                     }
                     let _ = reply.send(id);
                 }
-                Command::RemoveQp(qp, reply) => {
-                    let at = self.endpoints.iter().position(|(id, _)| *id == qp);
-                    let counters = at.map(|i| {
-                        let (_, mut endpoint) = self.endpoints.remove(i);
-                        // A device may be reading mappings that go with it.
-                        let settled = endpoint.settle(&mut self.mover, SETTLE);
-                        endpoint.close();
-                        let counters = endpoint.counters();
-                        self.let_go(endpoint, settled);
-                        self.gone += counters;
-                        (counters, settled)
-                    });
-                    let _ = reply.send(counters);
-                }
+                Command::RemoveQp(qp, reply) => match self.endpoints.iter().position(|(id, _)| *id == qp) {
+                    Some(at) => self.leaving.add(self.endpoints.remove(at).1, Some(reply)),
+                    None => _ = reply.send(None),
+                },
                 Command::AddRegion(qp, memory, bytes, reply) => {
                     let answer = match self.find(qp) {
                         Some(e) => e.add_region(memory, bytes).ok_or(EngineError::TooManyRegions),
@@ -522,9 +546,8 @@ impl Loop {
                 }
                 Command::Counters(reply) => {
                     let mut sum = self.gone;
-                    for (_, endpoint) in &self.endpoints {
-                        sum += endpoint.counters();
-                    }
+                    let here = self.endpoints.iter().map(|(_, e)| e.counters());
+                    here.chain(self.leaving.counters()).for_each(|c| sum += c);
                     sum.sleeps = self.sleeps;
                     let _ = reply.send(sum);
                 }

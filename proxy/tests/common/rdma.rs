@@ -248,7 +248,7 @@ impl QueuePair for Settled {
     fn stopped(&mut self) -> bool {
         let start = Instant::now();
         while !self.qp().stopped() {
-            assert!(start.elapsed() < LIMIT, "the RDMA queue pair does not stop");
+            assert!(start.elapsed() < pushgate_tests::hang(), "the RDMA queue pair does not stop");
             std::thread::yield_now();
         }
         true

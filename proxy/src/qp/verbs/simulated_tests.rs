@@ -407,3 +407,67 @@ fn p7_a_peer_that_only_receives_learns_of_an_end_that_broke_alone() {
     assert_eq!(a.endpoint.status(), down(0, own));
     assert_eq!(b.endpoint.status(), down(0, abi::PUSHGATE_DOWN_RETRY));
 }
+
+/// Queue pairs that one engine has, with peers that never answer.
+const SILENT: usize = 16;
+
+#[test]
+fn p7_queue_pairs_that_go_linger_together_while_the_engine_serves_the_others() {
+    use crate::engine::{Engine, EngineOptions};
+    use crate::idle::Wake;
+    use pushgate_driver_shim::eventfd::EventFd;
+    use std::sync::atomic::AtomicUsize;
+    use std::time::Instant;
+
+    // Each lingers for its longest, a second.
+    let config = Config { ack_timeout: 20, ..Config::default() };
+    let (silent, live) = (Sim::new(), Sim::new());
+    let engine = Engine::start(EventFd::new().unwrap(), EngineOptions::default()).unwrap();
+    let (mut silents, mut peers) = (Vec::new(), Vec::new());
+    for _ in 0..2 * SILENT + 1 {
+        let [a, b] = pair(&silent, &config);
+        silents.push(engine.add_qp(a.endpoint, Wake::Polled).unwrap());
+        peers.push((b, a.region));
+    }
+    silent.silence();
+    silent.drains();
+    let [a, b] = pair(&live, &config);
+    live.prompt();
+    live.drains();
+    let _served = [a.endpoint, b.endpoint].map(|e| engine.add_qp(e, Wake::Polled).unwrap());
+    let mut sender = a.device;
+
+    let begin = Instant::now();
+    engine.remove_qp(silents.pop().unwrap()).unwrap();
+    let one = begin.elapsed();
+
+    let (removed, mut served) = (AtomicUsize::new(0), 0);
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        for qp in silents.drain(..SILENT) {
+            let (engine, removed) = (&engine, &removed);
+            scope.spawn(move || {
+                engine.remove_qp(qp).unwrap();
+                removed.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        while removed.load(Ordering::Relaxed) < SILENT {
+            let posted = sender.post(Record { opcode: Opcode::Signal, ..Record::new(Opcode::Send) }, &[]);
+            let slots = sender.slots();
+            while posted && sender.delivered() < slots && removed.load(Ordering::Relaxed) < SILENT {
+                std::thread::yield_now();
+            }
+            served += usize::from(posted && removed.load(Ordering::Relaxed) == 0);
+        }
+    });
+    let together = begin.elapsed();
+    assert!(together < one * SILENT as u32 / 2, "{SILENT} took {together:?}, one {one:?}");
+    assert!(served > 0, "nothing was delivered while they lingered");
+
+    // Those that are left go with the engine.
+    let begin = Instant::now();
+    drop(engine);
+    let together = begin.elapsed();
+    assert!(together < one * SILENT as u32 / 2, "{SILENT} took {together:?}, one {one:?}");
+    assert_eq!((silent.queue_pairs(), live.queue_pairs()), (peers.len(), 0));
+}
