@@ -1,7 +1,7 @@
 //! The same pair of endpoints over RDMA: both ends on one device, each work
 //! request waited for, so that a pass of one end is there when the other looks.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
@@ -61,6 +61,8 @@ pub struct Wire {
     pub qp: Arc<Mutex<VerbsQp>>,
     pub mirror: Arc<SharedMemory>,
     peer_geometry: Geometry,
+    /// This end was stopped, and the other was: it answers no more.
+    stopped: [Arc<AtomicBool>; 2],
 }
 
 /// Both ends, ready. `memory` is of the two sides; which of them post receives.
@@ -69,9 +71,12 @@ pub fn connect(memory: [&Memory; 2], posted_receives: [bool; 2]) -> [Wire; 2] {
 }
 
 fn connect_with(memory: [&Memory; 2], posted_receives: [bool; 2], config: &Config) -> [Wire; 2] {
+    let [a, b] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let mut stopped = [[a.clone(), b.clone()], [b, a]].into_iter();
     joined(memory, posted_receives, config).map(|(mut qp, mirror, peer_geometry)| {
         qp.signal_all();
-        Wire { qp: Arc::new(Mutex::new(qp)), mirror, peer_geometry }
+        let stopped = stopped.next().expect("there are two ends");
+        Wire { qp: Arc::new(Mutex::new(qp)), mirror, peer_geometry, stopped }
     })
 }
 
@@ -104,7 +109,7 @@ impl Wire {
             memory.control.clone(),
             memory.geometry,
             self.peer_geometry,
-            Box::new(Settled(self.qp.clone())),
+            Box::new(Settled(self.clone())),
             options,
         )
         .unwrap()
@@ -114,7 +119,7 @@ impl Wire {
     pub fn forge(&self, at: usize, words: &[u64], imm: Option<u32>) {
         let mut qp = self.qp.lock().unwrap();
         if qp.forge(at, words, imm).is_ok() {
-            wait(&mut qp);
+            wait(&mut qp, &self.stopped[1]);
         }
     }
 
@@ -126,21 +131,20 @@ impl Wire {
     }
 }
 
-fn wait(qp: &mut VerbsQp) {
+fn wait(qp: &mut VerbsQp, peer_stopped: &AtomicBool) {
     let start = Instant::now();
-    // The queue pair of a peer that has ended answers no more.
-    while !qp.is_quiet() && qp.peer_status() == 0 {
+    while !qp.is_quiet() && !peer_stopped.load(Ordering::Relaxed) {
         assert!(start.elapsed() < pushgate_tests::hang(), "the RDMA queue pair does not come to rest");
         std::thread::yield_now();
     }
 }
 
 /// A queue pair that has done everything when a pass is over.
-struct Settled(Arc<Mutex<VerbsQp>>);
+struct Settled(Wire);
 
 impl Settled {
     fn qp(&self) -> MutexGuard<'_, VerbsQp> {
-        self.0.lock().unwrap()
+        self.0.qp.lock().unwrap()
     }
 }
 
@@ -251,13 +255,14 @@ impl QueuePair for Settled {
             assert!(start.elapsed() < pushgate_tests::hang(), "the RDMA queue pair does not stop");
             std::thread::yield_now();
         }
+        self.0.stopped[0].store(true, Ordering::Relaxed);
         true
     }
 
     fn notify(&mut self) -> Result<bool, Status> {
         let mut qp = self.qp();
         let rang = qp.notify()?;
-        wait(&mut qp);
+        wait(&mut qp, &self.0.stopped[1]);
         Ok(rang)
     }
 
