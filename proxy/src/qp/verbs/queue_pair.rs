@@ -1134,7 +1134,8 @@ impl QueuePair for VerbsQp {
         if let Ending::Telling(since) = self.ending {
             if !self.nobody_to_tell() {
                 if self.last_line {
-                    // It may have to wait for the line before it.
+                    // The last line may have to wait for the completion of the line before it.
+                    self.poll_cq();
                     self.control();
                 }
                 let _ = self.flush();
