@@ -171,6 +171,7 @@ mod made {
         "ibv_get_device_guid",
         "ibv_get_device_list",
         "ibv_get_device_name",
+        "ibv_is_fork_initialized",
         "ibv_modify_qp",
         "ibv_node_type_str",
         "ibv_open_device",

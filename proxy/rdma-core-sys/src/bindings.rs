@@ -221,6 +221,14 @@ impl ::core::ops::BitAndAssign for ibv_device_cap_flags {
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ibv_device_cap_flags(pub ::core::ffi::c_uint);
+impl ibv_fork_status {
+    pub const IBV_FORK_DISABLED: ibv_fork_status = ibv_fork_status(0);
+    pub const IBV_FORK_ENABLED: ibv_fork_status = ibv_fork_status(1);
+    pub const IBV_FORK_UNNEEDED: ibv_fork_status = ibv_fork_status(2);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct ibv_fork_status(pub ::core::ffi::c_uint);
 impl ibv_atomic_cap {
     pub const IBV_ATOMIC_NONE: ibv_atomic_cap = ibv_atomic_cap(0);
     pub const IBV_ATOMIC_HCA: ibv_atomic_cap = ibv_atomic_cap(1);
@@ -3033,6 +3041,7 @@ pub struct Verbs {
     pub ibv_destroy_qp:
         Result<unsafe extern "C" fn(qp: *mut ibv_qp) -> ::core::ffi::c_int, ::libloading::Error>,
     pub ibv_fork_init: Result<unsafe extern "C" fn() -> ::core::ffi::c_int, ::libloading::Error>,
+    pub ibv_is_fork_initialized: Result<unsafe extern "C" fn() -> ibv_fork_status, ::libloading::Error>,
     pub ibv_node_type_str: Result<
         unsafe extern "C" fn(node_type: ibv_node_type) -> *const ::core::ffi::c_char,
         ::libloading::Error,
@@ -3091,6 +3100,7 @@ impl Verbs {
         let ibv_query_qp = __library.get(b"ibv_query_qp\0").map(|sym| *sym);
         let ibv_destroy_qp = __library.get(b"ibv_destroy_qp\0").map(|sym| *sym);
         let ibv_fork_init = __library.get(b"ibv_fork_init\0").map(|sym| *sym);
+        let ibv_is_fork_initialized = __library.get(b"ibv_is_fork_initialized\0").map(|sym| *sym);
         let ibv_node_type_str = __library.get(b"ibv_node_type_str\0").map(|sym| *sym);
         let ibv_port_state_str = __library.get(b"ibv_port_state_str\0").map(|sym| *sym);
         let ibv_event_type_str = __library.get(b"ibv_event_type_str\0").map(|sym| *sym);
@@ -3127,6 +3137,7 @@ impl Verbs {
             ibv_query_qp,
             ibv_destroy_qp,
             ibv_fork_init,
+            ibv_is_fork_initialized,
             ibv_node_type_str,
             ibv_port_state_str,
             ibv_event_type_str,
@@ -3313,6 +3324,9 @@ impl Verbs {
     }
     pub unsafe fn ibv_fork_init(&self) -> ::core::ffi::c_int {
         (self.ibv_fork_init.as_ref().expect("Expected function, got error."))()
+    }
+    pub unsafe fn ibv_is_fork_initialized(&self) -> ibv_fork_status {
+        (self.ibv_is_fork_initialized.as_ref().expect("Expected function, got error."))()
     }
     pub unsafe fn ibv_node_type_str(&self, node_type: ibv_node_type) -> *const ::core::ffi::c_char {
         (self.ibv_node_type_str.as_ref().expect("Expected function, got error."))(node_type)

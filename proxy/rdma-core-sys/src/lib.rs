@@ -164,7 +164,8 @@ required! {
 /// The functions that an opened [`Verbs`] may lack. Its methods of these names panic then: call
 /// [`ibv_query_gid_ex`], [`ibv_reg_mr`] and [`ibv_reg_dmabuf_mr`] of this crate instead, or look at
 /// the field (`verbs.ibv_reg_dmabuf_mr.is_ok()`).
-pub const OPTIONAL: &[&str] = &["_ibv_query_gid_ex", "ibv_reg_mr_iova2", "ibv_reg_dmabuf_mr"];
+pub const OPTIONAL: &[&str] =
+    &["_ibv_query_gid_ex", "ibv_is_fork_initialized", "ibv_reg_mr_iova2", "ibv_reg_dmabuf_mr"];
 
 #[cfg(test)]
 mod tests {

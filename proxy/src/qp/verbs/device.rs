@@ -95,9 +95,16 @@ fn library() -> Result<&'static sys::Verbs, VerbsError> {
     static FORK: Once = Once::new();
     let verbs = sys::open().map_err(|e| VerbsError::Library(e.to_string()))?;
     // Before any other call. Where the kernel copies pinned pages for a child at the fork (Linux
-    // 5.12 with rdma-core 35 and later) the call does nothing. Elsewhere the library keeps registered
-    // pages out of children: a write behind a fork would move the parent to another page than the device's.
+    // 5.12 with rdma-core 35 and later) nothing is needed. Elsewhere the library keeps registered pages
+    // out of children, with all else that lies on those pages: a write behind a fork would move the
+    // parent to another page than the device's.
     FORK.call_once(|| {
+        // SAFETY: takes nothing, and asks the kernel.
+        let unneeded = verbs.ibv_is_fork_initialized.is_ok()
+            && unsafe { verbs.ibv_is_fork_initialized() } == sys::ibv_fork_status::IBV_FORK_UNNEEDED;
+        if unneeded {
+            return;
+        }
         // SAFETY: takes nothing, and sets a mode of the library's.
         let error = unsafe { verbs.ibv_fork_init() };
         if error != 0 {
