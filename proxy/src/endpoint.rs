@@ -34,6 +34,10 @@ const BATCH: u32 = 64;
 /// only with several queued, if each is a few hundred KiB.
 const MOVES: usize = 16;
 
+/// How long an end waits for copies by a device before it is shown all the same: a device that does
+/// not end them must not hold up those who wait for the end.
+const COPIES: Duration = Duration::from_secs(2);
+
 /// The memory of one queue pair, as its program hands it to an engine. Every
 /// segment's header is checked before anything else is read.
 pub struct QpMemory {
@@ -227,7 +231,7 @@ const DELIVERED: usize = 2;
 /// Called once with the cause when a transport breaks.
 pub type TellBroken = Box<dyn FnOnce(Status) + Send>;
 
-/// See the module's text.
+/// One queue pair as the engine drives it: its rings, its regions, its transport, and how it ended.
 pub struct Endpoint {
     geometry: Geometry,
     peer_geometry: Geometry,
@@ -287,8 +291,12 @@ pub struct Endpoint {
     counters: Counters,
     interrupt: Option<Box<dyn Interrupt>>,
     broken: Option<TellBroken>,
+    /// The queue pair has failed, or this side has left: nothing is begun any more.
+    over: bool,
     /// The end was shown to the device.
     shown: bool,
+    /// Since when nothing but the end of the copies under way is waited for.
+    settling: Option<Instant>,
     /// The device sees nothing of where the transport puts what comes.
     copies: bool,
     /// The control segment is a device's memory, to which this CPU's stores are not ordered.
@@ -425,7 +433,9 @@ impl Endpoint {
             options,
             interrupt: None,
             broken: None,
+            over: false,
             shown: false,
+            settling: None,
             copies: false,
             write_combined: control.is_io_memory(),
             _control: control,
@@ -494,8 +504,9 @@ impl Endpoint {
     }
 
     /// True while messages out of a region, or copies to it, are under way: its memory
-    /// must stay. When the queue pair has failed only the copies count: a peer on this
-    /// host may then still read there, but shows nothing that it has read.
+    /// must stay. Of a queue pair that has failed every region is in use until the device was shown the
+    /// end: over RDMA until the RDMA device has stopped. Behind that a peer on this host may still read
+    /// in the region, but shows nothing that it has read.
     pub fn region_in_use(&mut self, key: u32) -> bool {
         self.moving.iter().any(|m| m.region() == Some(key))
             || match self.session.status() {
@@ -505,7 +516,7 @@ impl Endpoint {
             }
     }
 
-    /// The reverse of `add_region`. False if the key names none, or one that is in use.
+    /// Removes a region that `add_region` registered. False if the key names none, or one that is in use.
     pub fn remove_region(&mut self, key: u32) -> bool {
         if self.region_in_use(key) {
             return false;
@@ -528,8 +539,8 @@ impl Endpoint {
     /// True if anything was.
     #[inline]
     pub fn poll(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
-        if self.session.status().is_some() {
-            return self.end();
+        if self.over {
+            return self.poll_ended(mover);
         }
         let mut work = self.receive(mover);
         work |= self.acknowledge();
@@ -549,11 +560,26 @@ impl Endpoint {
         work
     }
 
+    /// A pass over a queue pair that has ended: waits for what may still touch memory, then shows the end.
+    /// True if anything was done.
+    #[cold]
+    fn poll_ended(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        let moved = self.advance(mover);
+        self.end() | moved
+    }
+
+    /// True while the queue pair has ended and the device was not shown that yet. What this waits for
+    /// wakes no engine.
+    #[inline]
+    pub fn is_ending(&self) -> bool {
+        self.over && !self.shown
+    }
+
     /// True if a pass would find work; changes nothing. For the last look
     /// before sleeping.
     pub fn has_work(&self) -> bool {
-        if self.session.status().is_some() {
-            return false;
+        if self.over {
+            return !self.shown;
         }
         let counts = self.qp.peer_counts();
         let count = |word: u64| count_of(word, self.session.epoch()).unwrap_or(0);
@@ -579,7 +605,7 @@ impl Endpoint {
     /// Now and then, with the time: looks for a slot that is never published,
     /// and for the peer's end.
     pub fn tick(&mut self, now: u64) {
-        if self.session.status().is_some() {
+        if self.over {
             return;
         }
         if let Some(status) = self.peers_end() {
@@ -640,11 +666,13 @@ impl Endpoint {
 
     /// Ends the queue pair: the device's waits end with `status`, messages that
     /// were not retired complete with it, the peer is told. The device sees the end when nothing
-    /// that the transport has under way can touch memory any more: later passes see to that.
+    /// that is under way can touch memory any more: later passes see to that.
     pub fn fail(&mut self, status: Status) {
-        if !self.session.fail(status) {
+        if self.over {
             return;
         }
+        self.session.fail(status);
+        self.stop();
         // The peer names the culprit itself if it is another rank; else us.
         let told = Status { rank: status.rank.or(Some(self.rank())), ..status };
         self.qp.set_status(told.word());
@@ -653,7 +681,15 @@ impl Endpoint {
         let _ = self.qp.notify();
     }
 
-    /// Shows the end to the device once the transport has stopped. True if there was something to do.
+    /// Begins nothing any more. Of the copies under way only those that a device makes go on.
+    fn stop(&mut self) {
+        self.over = true;
+        self.moving.retain_mut(|m| m.movement.cut());
+        self.settling.get_or_insert_with(Instant::now);
+    }
+
+    /// Shows the end to the device once the transport has stopped and the copies under way have ended,
+    /// or [`COPIES`] have passed. True if it was shown now.
     #[cold]
     fn end(&mut self) -> bool {
         if self.shown {
@@ -661,12 +697,13 @@ impl Endpoint {
         }
         // P3, P5: a completion says that its source may be written again, and an end that posted buffers
         // and regions are the device's again.
-        if self.qp.stopped()
-            && let Some(status) = self.session.status()
-        {
-            self.shown = true;
-            self.show_end(status);
+        let copies = !self.moving.is_empty() && self.settling.is_some_and(|since| since.elapsed() < COPIES);
+        if !self.qp.stopped() || copies {
+            return false;
         }
+        self.shown = true;
+        // A side that has left has no status of its own.
+        self.show_end(self.session.status().unwrap_or(Status::new(abi::PUSHGATE_ABORTED)));
         true
     }
 
@@ -697,11 +734,8 @@ impl Endpoint {
     /// Of a queue pair that was closed or has failed: true when nothing of its transport can touch
     /// memory any more, and the device was told. Asked again and again until then.
     pub fn is_gone(&mut self) -> bool {
-        if self.session.status().is_some() {
-            self.end();
-            return self.shown;
-        }
-        self.qp.stopped()
+        self.end();
+        self.shown
     }
 
     /// Finishes copies under way, so that their memory can go. False if a device
@@ -713,6 +747,7 @@ impl Endpoint {
             if self.moving.is_empty() {
                 break;
             }
+            self.settling.get_or_insert(start);
             if start.elapsed() > limit {
                 return false;
             }
@@ -720,28 +755,27 @@ impl Endpoint {
                 std::thread::yield_now();
             }
         }
+        self.settling = None;
         self.acknowledge();
         true
     }
 
     /// The engine stops. Whoever still waits here is told; the peer only if it
     /// still has something to wait for, for a peer that is done need not hear
-    /// that we left first.
+    /// that we left first. The device sees the end as behind [`Endpoint::fail`]. Closing again does nothing.
     pub fn close(&mut self) {
-        if self.session.status().is_some() {
+        if self.over {
             return;
         }
-        let aborted = Status::new(abi::PUSHGATE_ABORTED);
         if self.staging.outstanding() > 0 || self.pending || self.published() {
             // The completions first, then the status, then the peer.
-            self.fail(aborted);
+            self.fail(Status::new(abi::PUSHGATE_ABORTED));
             return;
         }
-        self.drain_stores();
-        self.control_line[STATUS].store(aborted.word(), Ordering::Release);
-        self.drain_stores();
+        self.stop();
         self.qp.leave();
         let _ = self.qp.notify();
+        self.end();
     }
 
     /// True if the device has published a WQE that was not looked at yet.
@@ -757,7 +791,7 @@ impl Endpoint {
 
     /// The engine is about to sleep. True if there is something to look for first.
     pub fn prepare_sleep(&mut self) -> bool {
-        if self.session.status().is_some() {
+        if self.over {
             return false;
         }
         // BELL: armed before the engine's last look at the ring. A ring behind a WQE that
@@ -769,13 +803,13 @@ impl Endpoint {
     /// What the peer rings to wake a sleeping engine.
     pub fn bell(&self) -> Option<&Bell> {
         // Nothing that the peer of one that has ended says is waited for.
-        self.qp.bell().filter(|_| self.session.status().is_none())
+        self.qp.bell().filter(|_| !self.over)
     }
 
     /// Descriptors that wake a sleeping engine, besides the bells. True if those of
     /// the transport wake only for a while ([`QueuePair::wakes`]).
     pub fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> bool {
-        if self.session.status().is_some() {
+        if self.over {
             return false;
         }
         fds.extend(self.interrupt.as_ref().map(|i| i.fd()));

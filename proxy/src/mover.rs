@@ -91,7 +91,7 @@ pub(crate) enum Move {
         src: u64,
         left: usize,
     },
-    /// The same into memory of a device: in pieces by way of `room` bytes at `stage`.
+    /// Out of the peer's process into memory of a device: in pieces by way of `room` bytes at `stage`.
     Relay {
         dst: u64,
         src: u64,
@@ -141,6 +141,15 @@ impl Move {
     /// A device copies for it.
     pub(crate) fn on_device(&self) -> bool {
         matches!(self, Move::Device { .. } | Move::Relay { ticket: Some(_), .. })
+    }
+
+    /// Gives up what this engine has yet to copy or to read. False if that was all: a copy that a
+    /// device makes can only be waited for.
+    pub(crate) fn cut(&mut self) -> bool {
+        if let Move::Relay { left, .. } = self {
+            *left = 0;
+        }
+        self.on_device()
     }
 
     /// Its bytes come out of the peer's process.

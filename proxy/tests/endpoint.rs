@@ -1512,12 +1512,13 @@ fn p3_p7_behind_a_copy_that_failed_those_under_way_are_only_waited_for() {
     assert_eq!(mover.0.lock().unwrap().copies.len(), 3);
     mover.0.lock().unwrap().fail = true;
     pair.poll(1);
-    assert_eq!(pair.devices[1].status().map(|s| s.code as u32), ABORTED);
+    assert_eq!(pair.ends[1].status().map(|s| s.code as u32), ABORTED);
     mover.0.lock().unwrap().fail = false;
     let limit = std::time::Duration::from_millis(1);
     assert!(!pair.ends[1].settle(&mut pair.mover, limit), "a device writes yet");
     mover.0.lock().unwrap().allowed = 3;
     assert!(pair.ends[1].settle(&mut pair.mover, limit));
+    pair.poll(1);
     assert_eq!([0, 1, 2].map(|i| pair.devices[1].signal(i)), [0; 3]);
     pair.tick(1);
     assert_eq!((pair.codes(), pair.devices[0].delivered()), ([ABORTED, ABORTED], 0));
