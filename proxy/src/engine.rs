@@ -3,6 +3,7 @@
 //! shared with it.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::idle::{Idle, Step, Wake};
-use crate::leaving::{Leaving, Reply};
+use crate::leaving::{Leaving, Reply, answer};
 use crate::mover::Mover;
 use crate::qp::RegionSends;
 use crate::region::RegionMemory;
@@ -101,6 +102,8 @@ pub struct Engine {
     pending: Arc<AtomicBool>,
     bell: Arc<EventFd>,
     thread: OwnedHere<Option<JoinHandle<()>>>,
+    /// The thread's [`Loop::kept`].
+    kept: Arc<AtomicBool>,
 }
 
 impl Engine {
@@ -110,7 +113,8 @@ impl Engine {
         let (commands, inbox) = channel();
         let pending = Arc::new(AtomicBool::new(false));
         let bell = Arc::new(bell);
-        let state = Loop {
+        let kept = Arc::new(AtomicBool::new(false));
+        let mut state = Loop {
             inbox,
             pending: pending.clone(),
             bell: bell.clone(),
@@ -126,7 +130,7 @@ impl Engine {
             telling: Vec::new(),
             removing: Vec::new(),
             ticked: 0,
-            kept: false,
+            kept: kept.clone(),
             leaving: Leaving::default(),
         };
         let cpu = options.cpu;
@@ -138,6 +142,8 @@ impl Engine {
                 let own = !log.is::<tracing::subscriber::NoSubscriber>();
                 let _log = own.then(|| tracing::dispatcher::set_default(&log));
                 if let Some(cpu) = cpu {
+                    // The thread that frees takes its time, and not on the engine's core.
+                    state.leaving.free_on(rustix::thread::sched_getaffinity(None).ok());
                     pin(cpu);
                 }
                 // Timed steps are as short as asked for, not 50 us longer.
@@ -146,7 +152,7 @@ impl Engine {
             })
             .map_err(EngineError::Start)?;
         let (commands, thread) = (OwnedHere::new(commands), OwnedHere::new(Some(thread)));
-        Ok(Engine { commands, pending, bell, thread })
+        Ok(Engine { commands, pending, bell, thread, kept })
     }
 
     fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, EngineError> {
@@ -176,9 +182,19 @@ impl Engine {
     /// Drops a queue pair and its mappings; returns its last counts. Waits until nothing of it can touch
     /// memory any more, over RDMA a second or two at most; the engine goes on meanwhile, and queue pairs
     /// that several threads remove at once wait together.
+    ///
+    /// [`EngineError::Unsettled`] says that the queue pair's memory must stay. Of an engine that has ended
+    /// while a device copied for any of its queue pairs, all of them are answered so.
     pub fn remove_qp(&self, qp: QpId) -> Result<Counters, EngineError> {
-        let (counters, settled) =
-            self.ask(|reply| Command::RemoveQp(qp, reply))?.ok_or(EngineError::NoQp(qp.0))?;
+        let answer = match self.ask(|reply| Command::RemoveQp(qp, reply)) {
+            // Acquire, for the Release in `Loop::keep`: that comes before the channel is closed, whose end
+            // this thread has just found. So it is not missed here.
+            Err(EngineError::Gone) if self.kept.load(Ordering::Acquire) => {
+                return Err(EngineError::Unsettled(Box::default()));
+            }
+            answer => answer?,
+        };
+        let (counters, settled) = answer.ok_or(EngineError::NoQp(qp.0))?;
         if settled { Ok(counters) } else { Err(EngineError::Unsettled(Box::new(counters))) }
     }
 
@@ -195,9 +211,9 @@ impl Engine {
     /// message out of it; the engine goes on meanwhile. False if the key names none, or
     /// the region is still in use: then it stays registered, and its memory must stay.
     ///
-    /// Where the queue pair has failed, messages out of the region are not waited for: a
-    /// peer on this host may read what lies at their addresses for a moment longer, but shows
-    /// nothing of that.
+    /// Where the queue pair has failed, a region is in use until nothing of the queue pair touches memory
+    /// any more: over RDMA until the RDMA device has stopped. A peer on this host is not waited for: it may
+    /// read what lies at the region's addresses for a moment longer, but shows nothing of that.
     pub fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
         self.ask(|reply| Command::RemoveRegion(qp, key, reply))
     }
@@ -260,8 +276,8 @@ struct Loop {
     removing: Vec<Removing>,
     /// When the clock was last looked at, by [`ticks`].
     ticked: u64,
-    /// A device's copies for a queue pair that is gone did not end.
-    kept: bool,
+    /// A device's copies for a queue pair that is gone did not end. Written by [`Loop::keep`] alone.
+    kept: Arc<AtomicBool>,
     /// Queue pairs that were taken out, until nothing of them touches memory any more.
     leaving: Leaving,
 }
@@ -269,31 +285,23 @@ struct Loop {
 /// However the thread ends, by a panic too, whoever waits is told.
 impl Drop for Loop {
     fn drop(&mut self) {
-        for (_, endpoint) in &mut self.endpoints {
-            endpoint.close();
-        }
         if std::thread::panicking() {
-            // The panic may be the mover's, which is asked nothing more: what its device may still
-            // touch stays.
-            let begin = Instant::now();
-            for (_, mut endpoint) in std::mem::take(&mut self.endpoints) {
-                while !endpoint.is_gone() && begin.elapsed() < SETTLE {
-                    std::thread::yield_now();
-                }
-                if endpoint.device_copies() {
-                    std::mem::forget(endpoint);
-                    self.kept = true;
-                }
-            }
-            self.kept |= self.leaving.abandon();
+            self.abandon();
         } else {
             self.finish();
         }
-        if self.kept {
+        // This thread's own store, or none.
+        if self.kept.load(Ordering::Relaxed) {
             // To end the mover would be to wait for its copies.
             std::mem::forget(self.mover.take());
         }
     }
+}
+
+/// `None` if it panics: a panic out of a destructor that runs behind another panic would end the process.
+fn quietly<T>(act: impl FnOnce() -> T) -> Option<T> {
+    // The caller only asks the queue pair for its end, or drops it.
+    catch_unwind(AssertUnwindSafe(act)).ok()
 }
 
 /// How long a queue pair that goes waits for a copy of its own, and a region for what
@@ -343,20 +351,25 @@ impl Loop {
                     self.look_at_clock();
                 }
             }
-            if !self.telling.is_empty() || !self.removing.is_empty() {
-                work = true;
+            let waited_for =
+                !self.telling.is_empty() || !self.removing.is_empty() || !self.leaving.is_empty();
+            if waited_for {
                 self.tell();
                 self.remove();
-                self.look_at_clock();
-            }
-            if !self.leaving.is_empty() {
-                work = true;
                 self.let_go();
                 self.look_at_clock();
             }
             if work {
                 self.idle.busy();
                 std::hint::spin_loop();
+                continue;
+            }
+            if waited_for || self.endpoints.iter().any(|(_, e)| e.is_ending()) {
+                // A peer or a device is waited for, which wakes nobody and may need this core: the kernel
+                // may simulate the device.
+                self.idle.busy();
+                self.look_at_clock();
+                std::thread::yield_now();
                 continue;
             }
             // While it spins, the clock would cost more than the passes. In every
@@ -445,16 +458,12 @@ impl Loop {
     /// Removes the regions that nothing uses any more, and answers who waits for that.
     #[cold]
     fn remove(&mut self) {
-        let (endpoints, mover) = (&mut self.endpoints, &mut self.mover);
+        let endpoints = &mut self.endpoints;
         self.removing.retain(|r| {
             let Some((_, endpoint)) = endpoints.iter_mut().find(|(id, _)| *id == r.qp) else {
                 let _ = r.reply.send(false);
                 return false;
             };
-            if endpoint.status().is_some() {
-                // Its passes do nothing any more, but its copies end.
-                endpoint.settle(mover, Duration::ZERO);
-            }
             let waits = endpoint.region_in_use(r.key) && r.since.elapsed() < SETTLE;
             if !waits {
                 let _ = r.reply.send(endpoint.remove_region(r.key));
@@ -468,7 +477,16 @@ impl Loop {
     fn let_go(&mut self) {
         let (counters, settled) = self.leaving.advance(&mut self.mover, SETTLE);
         self.gone += counters;
-        self.kept |= !settled;
+        if !settled {
+            self.keep();
+        }
+    }
+
+    /// Says that what a device still copies stays for ever, with its mover.
+    #[cold]
+    fn keep(&self) {
+        // Release, before anybody can find the channel closed: `Engine::remove_qp` says why.
+        self.kept.store(true, Ordering::Release);
     }
 
     /// Takes all queue pairs out, and waits until nothing of them touches memory any more. They wait
@@ -485,6 +503,36 @@ impl Loop {
                 0..100 => std::thread::yield_now(),
                 _ => std::thread::sleep(Duration::from_micros(100)),
             }
+        }
+    }
+
+    /// Ends all queue pairs behind a panic. That may be the mover's, which is asked nothing more: what its
+    /// device may still touch stays. They wait together.
+    #[cold]
+    fn abandon(&mut self) {
+        let own = std::mem::take(&mut self.endpoints).into_iter().map(|(_, endpoint)| (endpoint, None));
+        let mut all: Vec<_> = own.chain(self.leaving.abandon()).collect();
+        for (endpoint, _) in &mut all {
+            quietly(|| endpoint.close());
+        }
+        let begin = Instant::now();
+        // Each has a limit of its own, which is shorter. One that panics is asked no more.
+        while begin.elapsed() < 2 * SETTLE
+            // All are asked in each turn, for asking moves them on.
+            && !all.iter_mut().fold(true, |gone, (e, _)| quietly(|| e.is_gone()).unwrap_or(true) & gone)
+        {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        for (mut endpoint, reply) in all {
+            let settled = quietly(|| endpoint.is_gone() && !endpoint.device_copies()) == Some(true);
+            let counters = quietly(|| endpoint.counters()).unwrap_or_default();
+            if settled {
+                quietly(|| drop(endpoint));
+            } else {
+                std::mem::forget(endpoint);
+                self.keep();
+            }
+            answer(reply, counters, settled);
         }
     }
 

@@ -7,6 +7,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::thread::{CpuSet, sched_setaffinity};
+
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::mover::Mover;
@@ -54,6 +56,8 @@ pub(crate) struct Leaving {
     leavers: Vec<Leaver>,
     /// Started by the first that is gone.
     freeing: Option<Freeing>,
+    /// Where it runs, if not where the engine does.
+    cores: Option<CpuSet>,
 }
 
 impl Leaving {
@@ -103,21 +107,25 @@ impl Leaving {
         (sum, settled)
     }
 
-    /// Drops those on their way at once, but keeps for ever, with their memory, those for which a device
-    /// still copies. True if there were any of these.
-    pub(crate) fn abandon(&mut self) -> bool {
-        let (copied, others): (Vec<_>, Vec<_>) =
-            self.leavers.drain(..).partition(|l| l.endpoint.device_copies());
-        drop(others);
-        let any = !copied.is_empty();
-        copied.into_iter().for_each(|l| std::mem::forget(l.endpoint));
-        any
+    /// Hands out those on their way, each with who waits for it.
+    pub(crate) fn abandon(&mut self) -> impl Iterator<Item = (Box<Endpoint>, Option<Reply>)> + '_ {
+        self.leavers.drain(..).map(|l| (l.endpoint, l.reply))
+    }
+
+    /// The cores of the thread that frees, if it is not to inherit those of the engine's.
+    pub(crate) fn free_on(&mut self, cores: Option<CpuSet>) {
+        self.cores = cores;
     }
 
     fn free(&mut self, endpoint: Box<Endpoint>, reply: Option<Reply>, counters: Counters) {
         let freeing = self.freeing.get_or_insert_with(|| {
             let (to, from) = channel::<Freed>();
+            let cores = self.cores;
             let work = move || {
+                if let Some(cores) = cores {
+                    // Where that is refused it runs where the engine does.
+                    let _ = sched_setaffinity(None, &cores);
+                }
                 for (endpoint, reply, counters) in from {
                     drop(endpoint);
                     answer(reply, counters, true);
@@ -135,8 +143,8 @@ impl Leaving {
     }
 }
 
-/// An asker that is gone is not waited for.
-fn answer(reply: Option<Reply>, counters: Counters, settled: bool) {
+/// Answers who asked for a removal; an asker that is gone is not waited for.
+pub(crate) fn answer(reply: Option<Reply>, counters: Counters, settled: bool) {
     if let Some(reply) = reply {
         let _ = reply.send(Some((counters, settled)));
     }

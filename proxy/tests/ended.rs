@@ -3,7 +3,7 @@
 mod common;
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Opcode, Record, Words};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
-use pushgate_proxy::engine::{Engine, EngineOptions};
+use pushgate_proxy::engine::{Engine, EngineError, EngineOptions};
 use pushgate_proxy::gate::{Limits, Permit};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::mover::{MoveError, Mover};
@@ -93,6 +93,8 @@ struct Watched {
     control: Arc<SharedMemory>,
     cq: usize,
     seen: Seen,
+    /// What was posted may still touch memory.
+    works: Arc<AtomicBool>,
 }
 
 impl Watched {
@@ -154,6 +156,9 @@ impl QueuePair for Watched {
         self.look();
         self.qp.leave();
     }
+    fn stopped(&mut self) -> bool {
+        !self.works.load(Ordering::Acquire)
+    }
     fn notify(&mut self) -> Result<bool, Status> {
         self.look();
         self.qp.notify()
@@ -165,6 +170,12 @@ impl QueuePair for Watched {
 
 /// Side 0 of a queue pair, watched, and its device. Side 1 has granted 8 receives.
 fn watched() -> (Endpoint, Device, Seen) {
+    let (end, device, seen, _) = watched_while(false);
+    (end, device, seen)
+}
+
+/// The same, with a transport that works on behind an end until the test stops it.
+fn watched_while(works: bool) -> (Endpoint, Device, Seen, Arc<AtomicBool>) {
     let [own, peer] = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     let m = own.joined(&peer, None);
     let g = own.geometry;
@@ -172,10 +183,11 @@ fn watched() -> (Endpoint, Device, Seen) {
     let qp = LocalQp::new(&m.link, &g, &m.peer_link, &peer.geometry, m.peer_window, (None, None), processes);
     let seen = Seen::default();
     let cq = g.control_cq_offset();
-    let qp = Watched { qp, control: own.control.clone(), cq, seen: seen.clone() };
+    let works = Arc::new(AtomicBool::new(works));
+    let qp = Watched { qp, control: own.control.clone(), cq, seen: seen.clone(), works: works.clone() };
     let end = Endpoint::new(m.work, m.control, g, peer.geometry, Box::new(qp), options(1)).unwrap();
     peer.link.words(abi::PUSHGATE_LINK_GRANTED as usize, 1)[0].store(8, Ordering::Release);
-    (end, Device::new(&own, &peer), seen)
+    (end, Device::new(&own, &peer), seen, works)
 }
 
 fn assert_told_in_order(device: &mut Device, seen: &Seen) {
@@ -208,6 +220,35 @@ fn p7_an_engine_that_closes_completes_what_is_published_and_was_not_looked_at() 
     assert!(device.post(signaled(5), b"never sent"));
     end.close();
     assert_told_in_order(&mut device, &seen);
+}
+
+#[test]
+fn p5_p7_an_engine_that_leaves_shows_its_end_when_the_transport_has_stopped() {
+    let (mut end, mut device, _, works) = watched_while(true);
+    end.close();
+    assert!(!end.is_gone() && device.status().is_none(), "shown while the transport works");
+    // The device sees no end yet.
+    assert!(device.post(signaled(5), b"never sent"));
+    end.close();
+    assert!(!end.is_gone());
+    let told = device.own.link.words(abi::PUSHGATE_LINK_STATUS as usize, 1)[0].load(Ordering::Acquire);
+    assert_eq!((told, end.status()), (0, None), "a side that has left has told its peer so, and no more");
+    works.store(false, Ordering::Release);
+    assert!(end.is_gone());
+    assert_eq!(device.status().map(|s| s.code as u32), Some(abi::PUSHGATE_ABORTED));
+    let cqe = device.poll_cq().expect("the send completes");
+    assert_eq!((cqe.wr_id, cqe.status as u32), (5, abi::PUSHGATE_ABORTED));
+}
+
+#[test]
+fn p7_an_engine_does_not_sleep_before_an_end_is_shown() {
+    let (mut end, device, _, works) = watched_while(true);
+    end.fail(Status::new(abi::PUSHGATE_ABORTED));
+    assert!(!end.poll(&mut None) && device.status().is_none());
+    assert!(end.has_work(), "nothing wakes an engine when the transport has stopped");
+    works.store(false, Ordering::Release);
+    assert!(end.poll(&mut None) && device.status().is_some());
+    assert!(!end.has_work() && !end.poll(&mut None));
 }
 
 // ------------------------------------------------------- a device that copies for ever
@@ -255,4 +296,148 @@ fn p8_an_engine_that_ends_keeps_what_a_device_still_copies() {
     assert_eq!(Arc::strong_count(&here), 2, "to end the copy engine is to wait for its copies");
     let aborted = Device::new(&own, &peer).status().map(|s| s.code as u32);
     assert_eq!(aborted, Some(abi::PUSHGATE_ABORTED), "who waits is told all the same");
+}
+
+// ------------------------------------------------------- copies that are under way
+
+/// A PUT of three MiB to side 1, which has copied the first: its region and its key there.
+fn half_copied(source: fn(&mut Pair) -> Record) -> (Pair, Region, u32) {
+    let geometry = Geometry { window_log: 16, ..GEOMETRY };
+    assert!(UNIT << geometry.window_log >= 3 * MIB);
+    let mut pair = Pair::local(geometry, [options(1), options(0)]);
+    let into = Region::new(3 * MIB);
+    let rkey = pair.ends[1].add_region(into.memory(), 3 * MIB as u64).unwrap();
+    pair.settle();
+    let put = Record { rkey, ..source(&mut pair) };
+    match put.has(Record::REGION) {
+        true => assert!(pair.devices[0].post_from(put, 3 * MIB)),
+        false => assert!(pair.devices[0].post(put, &vec![1; 3 * MIB])),
+    }
+    assert!(pair.poll(0));
+    assert!(pair.poll(1));
+    assert_eq!(into.read(MIB - 1, 2), [1, 0], "one slice of three was copied");
+    (pair, into, rkey)
+}
+
+fn out_of_window(_: &mut Pair) -> Record {
+    Record::new(Opcode::Put)
+}
+
+fn out_of_region(pair: &mut Pair) -> Record {
+    let source = Region::new(3 * MIB);
+    source.write(0, &vec![1; 3 * MIB]);
+    // The endpoint keeps the memory.
+    let place = pair.ends[0].add_region(source.memory(), 3 * MIB as u64).unwrap();
+    pair.settle();
+    Record { flags: Record::REGION, place, ..Record::new(Opcode::Put) }
+}
+
+#[test]
+fn p3_p5_an_engine_copies_nothing_more_behind_an_end() {
+    for source in [out_of_window, out_of_region] {
+        let (mut pair, into, rkey) = half_copied(source);
+        pair.ends[1].fail(Status::new(abi::PUSHGATE_ABORTED));
+        assert!(pair.devices[1].status().is_some(), "the end is shown");
+        // The program uses its region for something else.
+        into.write(0, &vec![2; 3 * MIB]);
+        while pair.poll(1) {}
+        assert!(pair.ends[1].settle(&mut None, Duration::ZERO), "nothing is left to copy");
+        assert!(pair.ends[1].remove_region(rkey));
+        pair.ends[1].close();
+        assert!(pair.ends[1].is_gone());
+        assert!(into.read(0, 3 * MIB) == vec![2; 3 * MIB], "copied over what the program wrote");
+    }
+}
+
+/// A copy engine whose copies end when the test says so.
+struct Held(Arc<AtomicU64>);
+
+impl Mover for Held {
+    fn start(&mut self, _: u64, _: usize, _: usize) -> Result<u64, MoveError> {
+        Ok(0)
+    }
+    fn done(&mut self, _: u64) -> Result<bool, MoveError> {
+        Ok(self.0.load(Ordering::SeqCst) != 0)
+    }
+}
+
+#[test]
+fn p3_p5_an_end_is_shown_when_a_devices_copies_have_ended() {
+    let mut pair = Pair::local(GEOMETRY, [options(1), options(0)]);
+    let done = Arc::new(AtomicU64::new(0));
+    pair.mover = Some(Box::new(Held(done.clone())));
+    let memory = RegionMemory::Device { address: 4096, exported: None };
+    let rkey = pair.ends[1].add_region(memory, 4096).unwrap();
+    assert!(pair.devices[0].post(Record { rkey, ..Record::new(Opcode::Put) }, &[1; 100]));
+    (0..4).for_each(|i| _ = pair.poll(i % 2));
+    assert!(pair.ends[1].device_copies());
+    let begin = Instant::now();
+    pair.ends[1].fail(Status::new(abi::PUSHGATE_ABORTED));
+    pair.poll(1);
+    let shown = pair.devices[1].status().is_some();
+    // Two seconds are the limit for a device that does not end its copies.
+    assert!(!shown || begin.elapsed() >= Duration::from_secs(2), "shown while a device writes to the region");
+    assert!(pair.ends[1].has_work() != shown, "nobody sleeps before the end is shown");
+    done.store(1, Ordering::SeqCst);
+    pair.poll(1);
+    assert_eq!(pair.devices[1].status().map(|s| s.code as u32), Some(abi::PUSHGATE_ABORTED));
+    assert!(!pair.ends[1].has_work() && pair.ends[1].remove_region(rkey));
+}
+
+// ------------------------------------------------------- an engine that panics
+
+/// A copy engine that panics when it is asked, as soon as the test says so.
+struct Panics {
+    started: Arc<AtomicU64>,
+    now: Arc<AtomicBool>,
+}
+
+impl Mover for Panics {
+    fn start(&mut self, _: u64, _: usize, _: usize) -> Result<u64, MoveError> {
+        Ok(self.started.fetch_add(1, Ordering::SeqCst))
+    }
+    fn done(&mut self, _: u64) -> Result<bool, MoveError> {
+        assert!(!self.now.load(Ordering::SeqCst), "a panic that the test asked for");
+        Ok(false)
+    }
+}
+
+#[test]
+fn p7_p8_an_engine_that_panics_tells_who_waits_and_says_which_memory_stays() {
+    let [own, peer] = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
+    let (started, now) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let mover = Box::new(Panics { started: started.clone(), now: now.clone() });
+    let options_of_engine = EngineOptions { mover: Some(mover), ..EngineOptions::default() };
+    let engine = Engine::start(EventFd::new().unwrap(), options_of_engine).unwrap();
+    let end = Endpoint::local(own.joined(&peer, None), options(1)).unwrap();
+    let copied = engine.add_qp(end, Wake::Polled).unwrap();
+    let (other, other_device, _) = watched();
+    let other = engine.add_qp(other, Wake::Polled).unwrap();
+    let device_memory = RegionMemory::Device { address: 4096, exported: None };
+    // SAFETY: what would be written there never is.
+    let rkey = unsafe { engine.add_region(copied, device_memory, 4096) }.unwrap();
+    let mut sender = Endpoint::local(peer.joined(&own, None), options(0)).unwrap();
+    let mut device = Device::new(&peer, &own);
+    assert!(device.post(Record { rkey, ..Record::new(Opcode::Put) }, &[1; 100]));
+    let begin = Instant::now();
+    while started.load(Ordering::SeqCst) == 0 {
+        sender.poll(&mut None);
+        assert!(begin.elapsed() < Duration::from_secs(120), "no copy is begun");
+    }
+    std::thread::scope(|scope| {
+        let removed = scope.spawn(|| engine.remove_qp(copied));
+        now.store(true, Ordering::SeqCst);
+        let removed = removed.join().unwrap();
+        assert!(matches!(removed, Err(EngineError::Unsettled(_))), "{removed:?}");
+    });
+    for device in [&Device::new(&own, &peer), &other_device] {
+        let status = device.status().map(|s| s.code as u32);
+        assert_eq!(status, Some(abi::PUSHGATE_ABORTED), "who waits is told");
+    }
+    // The engine is gone, and with it what it knew of each queue pair.
+    let removed = engine.remove_qp(other);
+    assert!(matches!(removed, Err(EngineError::Unsettled(_))), "{removed:?}");
+    drop(sender);
+    drop(engine);
+    assert_eq!(Arc::strong_count(&peer.window_read), 2, "the copy's source was unmapped");
 }

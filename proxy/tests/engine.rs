@@ -13,7 +13,7 @@ use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::engine::{Engine, EngineOptions, QpId};
 use pushgate_proxy::idle::Wake;
-use pushgate_tests::{hang, patience, patience_factor};
+use pushgate_tests::{hang, patience, patience_factor, skip};
 
 /// Tests that read clocks and threads of the whole process run one by one.
 fn alone() -> MutexGuard<'static, ()> {
@@ -259,4 +259,33 @@ fn p7_an_engine_that_ends_tells_who_waits() {
     assert_eq!((status.code as u32, status.rank), (abi::PUSHGATE_ABORTED, Some(0)));
     b.remove_qp(qps[1]).unwrap();
     assert!(b.status(qps[1]).is_err());
+}
+
+/// The cores that a thread may run on, as the kernel writes them in its `status`.
+fn cores(status: &str) -> Option<String> {
+    status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).map(|l| l.trim().to_owned())
+}
+
+#[test]
+fn the_thread_that_frees_does_not_inherit_the_core_of_an_engine_that_is_pinned() {
+    let _alone = alone();
+    let own = cores(&std::fs::read_to_string("/proc/thread-self/status").unwrap()).unwrap();
+    let first: String = own.chars().take_while(char::is_ascii_digit).collect();
+    if own == first {
+        return skip("this process may run on one core alone");
+    }
+    let options_of_engine = EngineOptions { cpu: Some(first.parse().unwrap()), ..EngineOptions::default() };
+    let engine = Engine::start(EventFd::new().unwrap(), options_of_engine).unwrap();
+    let [own_memory, peer] = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
+    let end = Endpoint::local(own_memory.joined(&peer, None), options(1)).unwrap();
+    let qp = engine.add_qp(end, Wake::Polled).unwrap();
+    // That thread answers.
+    engine.remove_qp(qp).unwrap();
+    let of = |name: &str| {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+        let mut named =
+            tasks.filter(|path| std::fs::read_to_string(path.join("comm")).is_ok_and(|c| c.trim() == name));
+        cores(&std::fs::read_to_string(named.next().expect("it runs").join("status")).unwrap())
+    };
+    assert_eq!((of("pushgate-proxy"), of("pushgate-free")), (Some(first), Some(own)));
 }
