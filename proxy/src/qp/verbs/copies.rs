@@ -42,10 +42,11 @@ impl Copies {
         self.0.push_back(Copy { sequence, wr, rkey, begin, end: begin.saturating_add(length as u64) });
     }
 
-    /// The peer has so many messages.
+    /// The peer has so many messages, and `done` is the last work request that has completed. What is
+    /// there lets go, as far as nothing older is not: so [`Copies::touch`] looks at less.
     #[inline]
-    pub(super) fn received(&mut self, received: u64) {
-        while self.0.front().is_some_and(|c| c.sequence < received) {
+    pub(super) fn received(&mut self, received: u64, done: u64) {
+        while self.0.front().is_some_and(|c| c.sequence < received || c.wr <= done) {
             self.0.pop_front();
         }
     }
@@ -83,11 +84,11 @@ mod tests {
             at.map(|(rkey, offset, length)| c.touch((rkey, offset), length, 9))
         };
         assert_eq!(touched(&c), [true, true, true, false, false, true, true, false]);
-        c.received(3);
+        c.received(3, 9);
         assert_eq!(touched(&c), [true, true, true, false, false, true, true, false]);
-        c.received(4);
+        c.received(4, 9);
         assert_eq!(touched(&c), [false, false, true, false, false, true, true, false]);
-        c.received(7);
+        c.received(7, 9);
         assert_eq!(touched(&c), [false; 8]);
         // Offsets that the peer will refuse.
         c.posted(7, (7, u64::MAX - 1), 50);
@@ -100,7 +101,23 @@ mod tests {
         c.written(3, 7, (1, 100), 50);
         assert!(c.touch((1, 149), 1, 6) && !c.touch((1, 150), 1, 6));
         assert!(!c.touch((1, 149), 1, 7));
-        c.received(4);
+        c.received(4, 6);
         assert!(!c.touch((1, 149), 1, 6));
+    }
+
+    #[test]
+    fn what_is_there_is_forgotten_and_a_copy_of_the_peers_is_not() {
+        let mut c = Copies::new(4);
+        c.written(3, 7, (1, 100), 50);
+        c.written(4, 9, (1, 200), 50);
+        c.posted(5, (1, 300), 50);
+        c.written(6, 13, (1, 400), 50);
+        c.received(3, 8);
+        assert_eq!(c.0.len(), 3);
+        c.received(3, 20);
+        assert_eq!(c.0.len(), 2, "those behind a copy wait for it");
+        assert!(c.touch((1, 349), 1, 20) && !c.touch((1, 449), 1, 20));
+        c.received(6, 20);
+        assert_eq!(c.0.len(), 0);
     }
 }

@@ -100,7 +100,7 @@ struct Held {
     bytes: usize,
 }
 
-/// A queue pair over RDMA; see the text of the folder's module.
+/// A queue pair over RDMA, as the folder's module describes it.
 pub struct VerbsQp {
     // The queue pair goes before what it uses, registrations before their memory.
     rc: Rc,
@@ -285,7 +285,8 @@ impl VerbsQp {
         self.chain.signal_all();
     }
 
-    /// True if every work request is known to be done. For tests.
+    /// True if every work request is known to be done, or none will be carried out any more. The last words
+    /// of an end are waited for by this, and so do tests that wait for each request.
     pub fn is_quiet(&mut self) -> bool {
         self.poll_cq();
         if self.broke.is_none() && !self.held.is_empty() {
@@ -396,7 +397,8 @@ impl VerbsQp {
             0,
         ];
         self.notified_told = self.notified;
-        let wakes = self.counts_due || self.last_line || !std::mem::take(&mut self.beats);
+        let beats = std::mem::take(&mut self.beats);
+        let wakes = self.counts_due || self.last_line || !beats;
         self.counts_due = false;
         for (word, value) in self.outbox[at * LINE_WORDS..].iter().zip(line) {
             word.store(value, Ordering::Relaxed);
@@ -444,8 +446,10 @@ impl VerbsQp {
         }
         let told = self.receives_told;
         self.tell_receives();
-        // Nothing but what comes behind it wakes a peer that waits for one of them.
-        self.line_dirty |= self.receives_told != told;
+        if self.receives_told != told {
+            // Nothing but what comes behind it wakes a peer that waits for one of them.
+            (self.line_dirty, self.beats) = (true, false);
+        }
         // A line that is on its way must not be placed over the last one.
         if self.last_line && (self.in_order || self.line_wr <= self.chain.done) {
             self.write_line(1);
@@ -895,7 +899,7 @@ impl QueuePair for VerbsQp {
             self.poll_cq();
         }
         self.healthy()?;
-        self.copies.received(received);
+        self.copies.received(received, self.chain.done);
         // A slot of the peer's inbox is free when the peer has taken its message, one
         // of our send queue when that has completed.
         let completed = self.messages_done.min(received);
@@ -1337,6 +1341,26 @@ mod tests {
         }
         // P4.
         assert!(moves[4..6].iter().all(|with| with[5] == 0), "a queue pair that retries behind an RNR NAK");
+    }
+
+    #[test]
+    fn p7_a_beat_that_is_due_takes_no_wake_up_from_what_the_line_tells_beside_it_or_later() {
+        let mock = Mock::new(0);
+        let config = Config { posted_receives: true, ..Config::default() };
+        let [mut qp, _peer] = pair(&mock, &config);
+        qp.peer_events = true;
+        let mut line = |change: fn(&mut VerbsQp)| {
+            let before = qp.notifies_sent;
+            change(&mut qp);
+            qp.control();
+            qp.chain.done = qp.chain.written;
+            qp.notifies_sent - before
+        };
+        assert_eq!(line(|qp| (qp.line_dirty, qp.beats) = (true, true)), 0, "a beat alone");
+        assert_eq!(line(|qp| (qp.line_dirty, qp.beats, qp.counts_due) = (true, true, true)), 1);
+        assert_eq!(line(|qp| qp.line_dirty = true), 1, "the line behind a beat");
+        let told = |qp: &mut VerbsQp| (qp.line_dirty, qp.beats, qp.receives_noted) = (true, true, 1);
+        assert_eq!(line(told), 1, "receives beside a beat");
     }
 
     #[test]
