@@ -88,9 +88,9 @@ impl ServerOptions {
     /// a lower limit of open files, a greedy program is felt by the others: raise
     /// `RLIMIT_NOFILE` to this before [`serve`].
     pub fn descriptors(&self) -> usize {
-        // A queue pair: five of memory, a bell and a ringer. Besides the connection and the
-        // engine's two bells, a request's are held for a moment.
-        let client = 3 + wire::MAX_FDS + self.max_qps * (QP_FDS + 2) + self.max_regions;
+        // A queue pair: five of memory, a bell and a ringer. Besides the connection, the program's
+        // process and the engine's two bells, a request's are held for a moment.
+        let client = 4 + wire::MAX_FDS + self.max_qps * (QP_FDS + 2) + self.max_regions;
         64 + self.max_clients * client
     }
 }
@@ -100,6 +100,9 @@ impl ServerOptions {
 const WATCH: Duration = Duration::from_millis(100);
 /// How long `serve` waits at its end for its programs' threads.
 const GRACE: Duration = Duration::from_secs(10);
+/// Requests of a program that are answered though its process has ended: more than it can have left
+/// behind, for it waits for each answer.
+const LAST_WORDS: usize = 64;
 /// Characters of a program's name.
 const MAX_NAME: usize = 64;
 
@@ -153,7 +156,8 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
         match event {
             Event::Stop => break Ok(()),
             Event::Nothing => continue,
-            Event::Ready | Event::Died => {}
+            // No process is waited for here.
+            Event::Ready { .. } | Event::Died => {}
         }
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
@@ -257,7 +261,10 @@ fn accept_again(e: &io::Error) -> bool {
 
 enum Event {
     Stop,
-    Ready,
+    /// The descriptor is readable or closed. `died`: the process has ended, too.
+    Ready {
+        died: bool,
+    },
     /// The process has ended, and nothing that it said is left.
     Died,
     Nothing,
@@ -282,7 +289,7 @@ impl Server {
         }
         Ok(match all.map(|fd| !fd.revents().is_empty()) {
             [true, ..] => Event::Stop,
-            [_, true, _] => Event::Ready,
+            [_, true, died] => Event::Ready { died },
             [_, _, true] => Event::Died,
             _ => Event::Nothing,
         })
@@ -384,14 +391,17 @@ struct Qp {
 
 impl Client<'_> {
     fn answer(&mut self, stream: &UnixStream, process: Option<&Process>) -> End {
+        // A child that the program forked may hold the connection for long, and write on it.
+        let died = || End::Lost("its process has ended".into());
+        let mut last_words = 0;
         loop {
             match self.server.wait(stream, process, None) {
                 Err(e) => return End::Lost(e.to_string()),
                 Ok(Event::Stop) => return End::Stopped,
-                // A child that it forked may hold the connection for long.
-                Ok(Event::Died) => return End::Lost("its process has ended".into()),
+                Ok(Event::Died) => return died(),
+                Ok(Event::Ready { died: true }) if last_words == LAST_WORDS => return died(),
                 Ok(Event::Nothing) => continue,
-                Ok(Event::Ready) => {}
+                Ok(Event::Ready { died }) => last_words += usize::from(died),
             }
             let (request, fds) = match wire::recv(stream) {
                 Ok(message) => message,
