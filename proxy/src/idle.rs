@@ -31,7 +31,7 @@ pub enum Step {
 
 const US: u64 = 1_000;
 
-/// See the module's text.
+/// How long an engine has found no work, and what it does then.
 #[derive(Debug)]
 pub struct Idle {
     wake: Wake,

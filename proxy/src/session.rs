@@ -37,7 +37,7 @@ impl Status {
         Status { code: code as u8, rank: None, detail: 0 }
     }
 
-    /// The same with a code that ends a queue pair: *aborted* in place of any
+    /// This status with a code that ends a queue pair: *aborted* in place of any
     /// that no end has. For words that came from outside.
     pub const fn checked(self) -> Self {
         match self.code as u32 {

@@ -50,7 +50,7 @@ struct OwnRegion {
     used: u64,
 }
 
-/// See the module's text.
+/// A queue pair between two ranks of one host, as the module describes it.
 pub struct LocalQp {
     out_ring: Words,
     out_line: Words,

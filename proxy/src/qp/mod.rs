@@ -26,8 +26,8 @@ pub enum Inbound {
     Empty,
     /// The next record was copied out; its `id` is a sequence number.
     Record,
-    /// The same, of a PUT whose payload lies in its region already, or a SEND whose
-    /// payload lies in the posted receive that its `place` numbers.
+    /// The next record was copied out, that of a PUT whose payload lies in its region already, or of a
+    /// SEND whose payload lies in the posted receive that its `place` numbers.
     Placed,
     /// The slot holds what no sender of this session could have written.
     Torn,
@@ -113,7 +113,7 @@ pub trait QueuePair: Send {
     /// One for which that is not known waits, and those behind it.
     fn takes_region(&self, record: &Record) -> RegionSends;
 
-    /// The same for SENDs at large, before there is any.
+    /// Whether SENDs may go out of regions of this side at large, before there is any.
     fn region_sends(&self) -> RegionSends;
 
     /// Whether the peer was told that receives of this side name buffers, on transports
@@ -160,7 +160,7 @@ pub trait QueuePair: Send {
         false
     }
 
-    /// ... and removed. Nothing is posted out of it any more, and nothing under way reads it.
+    /// A region was removed. Nothing is posted out of it any more, and nothing under way reads it.
     fn remove_region(&mut self, _key: u32) {}
 
     /// True if the peer was told that its device may write that region.

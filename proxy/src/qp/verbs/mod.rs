@@ -51,8 +51,9 @@ pub use flush::{Flusher, Word};
 pub use queue_pair::VerbsQp;
 pub use setup::{Accepted, Allocate, Config, Half, Offer, Places, WIRE_VERSION, WriteOrder};
 
-/// Control writes in the send queue at once: the line, the last line, an entry
-/// of the table of regions, posted receives (two where they go round the ring's end). Their slots are set aside, and so they need no permit.
+/// Control writes in the send queue at once: the line, the last line, an entry of the table of
+/// regions, posted receives (two where they go round the ring's end). Their slots are set aside, and
+/// so they need no permit.
 const CONTROL_WRS: u32 = 5;
 /// The last work request of each queue, behind which nothing is under way.
 const LAST_WRS: u32 = 1;
