@@ -1,12 +1,14 @@
 //! A program of the proxy process that is killed while a child that it forked holds its connection.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_proxy::remote::RemoteEngine;
 use pushgate_proxy::server::{ServerOptions, bind, serve};
+use pushgate_proxy::wire::{self, Reply, Request};
 use pushgate_tests::hang;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -16,15 +18,30 @@ unsafe extern "C" {
     safe fn _exit(code: i32) -> !;
 }
 
-/// What the process of the test below does: a program with an engine, which forks a sleeper.
+/// Writes requests on a program's connection as fast as they are taken: the server always finds one. A
+/// process beside it takes the answers, and ends when the server closes the connection.
+fn write(stream: &UnixStream) {
+    if fork() == 0 {
+        while wire::recv::<Reply>(stream).is_ok() {}
+        _exit(0)
+    }
+    while wire::send(stream, &Request::Counters, &[]).is_ok() {}
+}
+
+/// What the process of the tests below does: a program with an engine, which forks a child that sleeps, or
+/// writes.
 #[test]
 #[ignore = "a process that the test of this file starts"]
 fn role() {
     let socket = std::env::var("FORKED_SOCKET").expect("started by the test of this file");
-    let _engine = RemoteEngine::connect(socket.as_ref(), "forks").unwrap();
+    let stream = wire::dial(socket.as_ref(), Instant::now() + hang()).unwrap();
+    let _engine = RemoteEngine::over(stream.try_clone().unwrap(), "forks").unwrap();
     match fork() {
         // It has the connection too.
         0 => {
+            if std::env::var_os("FORKED_WRITES").is_some() {
+                write(&stream);
+            }
             sleep(3600);
             _exit(0)
         }
@@ -48,7 +65,17 @@ impl Drop for Program {
 
 #[test]
 fn p7_a_program_that_is_killed_is_gone_though_its_forked_child_holds_the_connection() {
-    let socket = format!("@pushgate-forked-{}", std::process::id());
+    is_gone("sleeps");
+}
+
+#[test]
+fn p7_a_program_that_is_killed_is_gone_though_its_forked_child_writes_on_the_connection() {
+    is_gone("writes");
+}
+
+/// A program whose child sleeps or writes is killed: the server lets go of it.
+fn is_gone(child: &str) {
+    let socket = format!("@pushgate-forked-{child}-{}", std::process::id());
     let (listener, _file) = bind(socket.as_ref()).unwrap();
     let stop = EventFd::new().unwrap();
     let mut options = ServerOptions::new(stop.try_clone().unwrap());
@@ -59,6 +86,9 @@ fn p7_a_program_that_is_killed_is_gone_though_its_forked_child_holds_the_connect
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "role", "--ignored", "--nocapture", "--test-threads=1"]);
     command.env("FORKED_SOCKET", &socket).stdin(Stdio::null()).stdout(Stdio::piped());
+    if child == "writes" {
+        command.env("FORKED_WRITES", "yes");
+    }
     let mut program = Program(command.spawn().unwrap(), None);
     let mut says = BufReader::new(program.0.stdout.take().unwrap());
     let mut line = String::new();
