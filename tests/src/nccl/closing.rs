@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::pair::{self, Bootstrap, Buffer, Ends};
 use super::scenario::{self, Options, begin, die_with_parent};
 use super::table::{Plugin, Ptr, is_gpu_memory, warnings};
-use crate::hang;
+use crate::{hang, patience};
 
 /// Bytes of a message.
 const BYTES: usize = 1 << 20;
@@ -14,6 +14,8 @@ const BYTES: usize = 1 << 20;
 /// Closing succeeds within seconds: that is the promise. What it waits for are limits of 2 s each, of which
 /// few meet; the rest is room for a slow and busy machine.
 const CLOSED: Duration = Duration::from_secs(60);
+
+type Peers = Vec<Box<dyn Bootstrap>>;
 
 /// What a rank does with a connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -170,27 +172,32 @@ impl Rank<'_> {
         plugin.close_send(ends.send).expect("closeSend");
         plugin.close_recv(ends.recv).expect("closeRecv");
         plugin.close_listen(listener).expect("closeListen");
-        assert!(begin.elapsed() < CLOSED, "{pace:?}, round {round}: closed after {:?}", begin.elapsed());
+        assert!(
+            begin.elapsed() < patience(CLOSED),
+            "{pace:?}, round {round}: closed after {:?}",
+            begin.elapsed()
+        );
         if pace == Pace::Gone {
             peer.tell(b"!");
         }
     }
 }
 
-/// So many rounds of a rank, on as many threads as there are peers.
+/// So many rounds of a rank, on as many threads as there are peers. A thread that panics drops its peer, so
+/// that the other rank's thread hears of that.
 fn rounds(
     (plugin, messages): (&Plugin, usize),
     ctx: Ptr,
     rank: u64,
     rounds: std::ops::Range<usize>,
-    peers: &mut [Box<dyn Bootstrap>],
-) {
+    peers: Peers,
+) -> Peers {
     struct Context(Ptr);
     // SAFETY: NCCL hands its context to several threads.
     unsafe impl Sync for Context {}
     let ctx = &Context(ctx);
     std::thread::scope(|scope| {
-        for peer in peers {
+        let one = |mut peer: Box<dyn Bootstrap>| {
             let rounds = rounds.clone();
             scope.spawn(move || {
                 let Context(ctx) = *ctx;
@@ -201,23 +208,27 @@ fn rounds(
                 });
                 let into = Buffer::new(messages * BYTES);
                 let rank = Rank { plugin, ctx, rank, messages, out, expected, into };
-                rounds.for_each(|round| rank.round(round, &mut **peer));
-            });
-        }
-    });
+                rounds.for_each(|round| rank.round(round, &mut *peer));
+                peer
+            })
+        };
+        let threads: Vec<_> = peers.into_iter().map(one).collect();
+        let ended = threads.into_iter().map(|thread| thread.join());
+        ended.map(|peer| peer.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
 }
 
 /// A rank: a few rounds, behind which all that is made once is there, then those that are to leave nothing.
-fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peers: Vec<Box<dyn Bootstrap>>) {
+fn rank(o: &Options, plugin: &Plugin, rank: u64, peers: Peers) {
     let ctx = begin(plugin);
     // One of each kind.
     let few = 3;
-    rounds((plugin, o.in_flight), ctx, rank, 0..few, &mut peers);
+    let mut peers = rounds((plugin, o.in_flight), ctx, rank, 0..few, peers);
     // With the other rank in this process: both are between their rounds.
     peers.iter_mut().for_each(|peer| peer.barrier());
     let before = scenario::counts();
     peers.iter_mut().for_each(|peer| peer.barrier());
-    rounds((plugin, o.in_flight), ctx, rank, few..few + o.times, &mut peers);
+    let mut peers = rounds((plugin, o.in_flight), ctx, rank, few..few + o.times, peers);
     peers.iter_mut().for_each(|peer| peer.barrier());
     let after = scenario::counts_down_to(before, hang());
     // The allocator may map or unmap arenas of its own, for each thread.
@@ -250,7 +261,7 @@ pub fn closing(o: &Options) {
         return;
     }
     let (here, there) =
-        (0..o.threads).map(|_| scenario::stream_pair()).map(|[a, b]| (a, b)).unzip::<_, _, Vec<_>, Vec<_>>();
+        (0..o.threads).map(|_| scenario::stream_pair()).map(|[a, b]| (a, b)).unzip::<_, _, Peers, Peers>();
     std::thread::scope(|scope| {
         let other = scope.spawn(|| rank(o, &plugin, 1, there));
         rank(o, &plugin, 0, here);

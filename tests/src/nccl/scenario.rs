@@ -1,7 +1,7 @@
 //! What is tried on a plugin. Each runs in a process of its own (`nccl-caller`), with
 //! the settings of its environment.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -117,20 +117,36 @@ impl Options {
         let name = format!("pushgate/nccl-caller/{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).expect("a name");
         let listener = UnixListener::bind_addr(&address).expect("a listening socket");
-        let (child, _) = self.spawn_with(scenario, &[(THREADS, &name)]);
-        let one = |_| {
-            let (stream, _) = listener.accept().expect("a thread of the second rank");
-            streams(stream)
-        };
-        (child, (0..self.threads).map(one).collect())
+        listener.set_nonblocking(true).expect("a listening socket that does not wait");
+        let (mut child, _) = self.spawn_with(scenario, &[(THREADS, &name)]);
+        let one = |_| accept(&listener, &mut child);
+        let peers = (0..self.threads).map(one).collect();
+        (child, peers)
     }
 
-    /// The same in the process that was spawned.
+    /// The bytes between each thread of the first rank and one of ours, in the process that the first rank spawned.
     pub(super) fn threads_of_parent(&self) -> Vec<Box<dyn Bootstrap>> {
         let name = std::env::var(THREADS).expect("the first rank says where its threads are");
         let address = SocketAddr::from_abstract_name(name).expect("a name");
         let one = |_| streams(UnixStream::connect_addr(&address).expect("the first rank"));
         (0..self.threads).map(one).collect()
+    }
+}
+
+/// A connection of one of the second rank's threads. A second rank that has ended is not waited for.
+fn accept(listener: &UnixListener, second: &mut Child) -> Box<dyn Bootstrap> {
+    let begin = Instant::now();
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => return streams(stream),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            Err(e) => panic!("accepting a thread of the second rank: {e}"),
+        }
+        if let Some(status) = second.try_wait().expect("wait") {
+            panic!("the second rank ended before all of its threads were connected: {status}");
+        }
+        assert!(begin.elapsed() < hang(), "the second rank's threads do not connect");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
