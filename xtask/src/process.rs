@@ -22,6 +22,8 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 pub const TICK: Duration = Duration::from_millis(20);
 /// What a command gets to clean up between SIGTERM and SIGKILL.
 pub const GRACE: Duration = Duration::from_secs(2);
+/// How long the rest of an ended command's output is waited for: what its pipes hold, for its group is gone.
+const REST: Duration = Duration::from_secs(60);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -141,11 +143,15 @@ pub fn capture(mut command: Command, echo: bool, guard: Guard) -> Result<String>
         }
         thread::sleep(TICK);
     };
-    for pipe in [out, err] {
-        // Something that left the group may hold the pipe for ever: do not wait for it that long.
-        let _ = pipe.recv_timeout(GRACE);
-    }
+    let whole = ends_within(&out, REST);
+    ends_within(&err, REST);
     running.check(status)?;
+    if !whole {
+        let name = &running.name;
+        bail!(
+            "{name} has ended, but its output has not within {REST:?}: a process outside of its group holds it"
+        );
+    }
     let bytes = text.lock().expect("the reader does not panic").clone();
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -208,10 +214,22 @@ impl Job {
     fn poll(&mut self) -> Result<Option<ExitStatus>> {
         let status = self.running.poll(&mut self.watch)?;
         if status.is_some() {
-            // Something that left the group may hold the pipe for ever: do not wait for it that long.
-            let _ = self.output_ended.recv_timeout(GRACE);
+            ends_within(&self.output_ended, REST);
         }
         Ok(status)
+    }
+}
+
+/// Waits until the output of a command that has ended is read to its end. False at the limit, or where we are
+/// interrupted: something that left the command's group may hold the pipe for ever.
+fn ends_within(output_ended: &mpsc::Receiver<()>, limit: Duration) -> bool {
+    let until = Instant::now() + limit;
+    loop {
+        match output_ended.recv_timeout(TICK) {
+            Err(mpsc::RecvTimeoutError::Timeout) if interrupted() || Instant::now() >= until => return false,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => return true,
+        }
     }
 }
 
@@ -433,6 +451,20 @@ mod tests {
         let start = Instant::now();
         assert_eq!(capture(shell("sleep 600 & echo $!"), false, Guard::NONE).unwrap().lines().count(), 1);
         assert!(start.elapsed() < Duration::from_secs(300));
+    }
+
+    #[test]
+    fn output_that_is_read_late_is_waited_for_and_a_pipe_that_is_held_is_not() {
+        let (read, held) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let ended = pass_on(File::from(read), &Arc::default(), |_| {});
+        assert!(!ends_within(&ended, TICK));
+        drop(held);
+        assert!(ends_within(&ended, REST));
+        let (read, written) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        write_to(File::from(written), b"said");
+        // As on a machine on which the reader hardly runs.
+        let ended = pass_on(File::from(read), &Arc::default(), |_| thread::sleep(GRACE + GRACE / 2));
+        assert!(ends_within(&ended, REST));
     }
 
     #[test]

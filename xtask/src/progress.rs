@@ -29,7 +29,7 @@ impl Guard {
         Guard { silence, end }
     }
 
-    /// The same end of the run, with another limit of silence.
+    /// A guard with another limit of silence, and this one's end of the run.
     pub fn but_silent_for(self, silence: Duration) -> Guard {
         Guard { silence: Some(silence), ..self }
     }
