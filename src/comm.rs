@@ -184,19 +184,27 @@ impl Comm {
         Ok(joined.into_iter().map(keep).collect())
     }
 
-    /// Every rank's bytes, in the order of ranks; at most 16 MiB of each. A collective.
+    /// Every rank's bytes, in the order of ranks; at most 2^24 - 4 of each. A collective.
     ///
     /// After *timed out* it may be called again, with the same bytes: it goes on where it
     /// was. Until it has succeeded, other bytes are refused where a rank may have those of
-    /// before.
+    /// before. After any other error it begins anew.
     pub fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.mesh.here()?;
         let mut begun = self.gather.lock().unwrap_or_else(|e| e.into_inner());
-        let others = || (0..self.size()).filter(|r| *r != self.rank());
-        // One of which nothing has gone out or come in is as good as not begun.
-        let pristine =
-            |g: &mut Gather| !g.sent.contains(&true) && others().all(|r| g.all[r as usize].is_none());
+        // One of which nothing has gone out or come in is as good as not begun: this rank's bytes are all there is.
+        let pristine = |g: &mut Gather| !g.sent.contains(&true) && g.all.iter().flatten().count() == 1;
         begun.take_if(pristine);
+        let done = self.go_on(&mut begun, bytes);
+        if !matches!(done, Err(Error::TimedOut { .. } | Error::Config { .. })) {
+            *begun = None;
+        }
+        done
+    }
+
+    /// Goes on with the collective that has begun, or begins one.
+    fn go_on(&self, begun: &mut Option<Gather>, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let others = || (0..self.size()).filter(|r| *r != self.rank());
         let size = self.size() as usize;
         let gather = begun.get_or_insert_with(|| {
             let mut all = vec![None; size];
@@ -204,6 +212,7 @@ impl Comm {
             Gather { bytes: bytes.to_vec(), sent: vec![false; size], all }
         });
         if gather.bytes != bytes {
+            self.check()?;
             let allowed =
                 "the bytes of the collective that timed out before: call it again until it succeeds";
             return Err(Error::config("bytes", format!("{} other bytes", bytes.len()), allowed));
@@ -220,8 +229,8 @@ impl Comm {
                 *from = Some(self.mesh.recv(rank, GATHER)?.0);
             }
         }
-        let done = begun.take().expect("begun above");
-        Ok(done.all.into_iter().map(|bytes| bytes.expect("received above")).collect())
+        let all = std::mem::take(&mut gather.all);
+        Ok(all.into_iter().map(|bytes| bytes.expect("received above")).collect())
     }
 
     /// Returns when every rank has called it. A collective; after *timed out* it may be

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushgate::{Comm, Context, Error, QpConfig, Result, Settings};
-use pushgate_tests::hang;
+use pushgate_tests::{hang, patience};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -113,8 +113,38 @@ fn p7_an_all_gather_that_timed_out_refuses_other_bytes_when_it_is_tried_again() 
 }
 
 #[test]
+fn p7_a_barrier_behind_an_all_gather_that_lost_a_rank_names_that_rank() {
+    for timed_out_first in [false, true] {
+        let context = context(Duration::from_millis(300));
+        let mut comms = Comm::local(&context, 3).unwrap();
+        let (c, b, a) = (comms.pop().unwrap(), comms.pop().unwrap(), comms.pop().unwrap());
+        if timed_out_first {
+            assert!(matches!(a.all_gather(b"first"), Err(Error::TimedOut { .. })));
+        }
+        // A rank that unwinds is lost.
+        let unwinds = thread::spawn(move || {
+            let _c = c;
+            std::panic::resume_unwind(Box::new(()))
+        });
+        unwinds.join().unwrap_err();
+        if !timed_out_first {
+            let lost = until("the loss", || match a.all_gather(b"first") {
+                Err(Error::TimedOut { .. }) => None,
+                other => Some(other),
+            });
+            assert!(matches!(lost, Err(Error::PeerLost { rank: 2 })), "{lost:?}");
+        }
+        until("the loss", || a.check().err());
+        let e = a.barrier().unwrap_err();
+        assert!(matches!(e, Error::PeerLost { rank: 2 }), "{e}");
+        drop(b);
+    }
+}
+
+#[test]
 fn p7_a_queue_pair_that_is_tried_again_takes_no_offer_of_the_attempt_that_failed() {
-    let context = context(Duration::from_secs(3));
+    // Both make a queue pair within it, on a machine that is busy.
+    let context = context(patience(Duration::from_secs(3)));
     let mut comms = Comm::local(&context, 2).unwrap();
     let (b, a) = (comms.pop().unwrap(), comms.pop().unwrap());
     // The other rank is late.
