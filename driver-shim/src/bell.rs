@@ -4,7 +4,7 @@
 //! that one peer's ringer is no other's.
 //!
 //! An eventfd would not do: its file flags belong to all who hold it, so that a peer can make it
-//! blocking, and full, and then whoever rings or drains it waits for ever. On a socket
+//! blocking, and full, and then a thread that rings or drains it waits for ever. On a socket
 //! `MSG_DONTWAIT` says for each call that it shall not wait, whatever a peer has set. What else
 //! a peer can do with its end:
 //!
@@ -21,6 +21,7 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::fdpass::drop_elsewhere;
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{
@@ -73,8 +74,8 @@ impl Drop for End {
             return;
         }
         // The last close also closes the descriptors that the peer has sent, and may wait for as long
-        // as the peer likes. (Where no thread can be had the socket is closed here.)
-        let _ = std::thread::Builder::new().name("pushgate-close".into()).spawn(move || drop(socket));
+        // as the peer likes.
+        drop_elsewhere(socket);
     }
 }
 

@@ -78,7 +78,8 @@ pub fn recv_message(stream: &UnixStream, max_bytes: usize, max_fds: usize) -> io
     }
 }
 
-/// A frame on its way in, received piece by piece without waiting.
+/// A frame on its way in, received piece by piece without waiting. Descriptors that are here when it is
+/// dropped are closed by a thread ([`drop_elsewhere`]).
 ///
 /// One for each stream. Memory follows what came, not what was announced.
 #[derive(Debug, Default)]
@@ -106,14 +107,13 @@ impl Incoming {
     ) -> io::Result<Option<Frame>> {
         let socket = socket.as_fd();
         while self.begun < HEADER {
-            let mut stray = Vec::new();
-            match recv_some(socket, &mut self.header[self.begun..], &mut stray)? {
+            match recv_some(socket, &mut self.header[self.begun..], &mut self.fds)? {
                 None => return Ok(None),
                 Some(0) if self.begun == 0 => {
                     return Err(io::Error::new(ErrorKind::UnexpectedEof, "peer closed the connection"));
                 }
                 Some(0) => return Err(cut_off(self.begun, HEADER, "bytes")),
-                Some(_) if !stray.is_empty() => return Err(unexpected(stray.len())),
+                Some(_) if !self.fds.is_empty() => return Err(unexpected(self.fds.len())),
                 Some(n) => self.begun += n,
             }
         }
@@ -140,17 +140,30 @@ impl Incoming {
         while self.bytes.len() < length {
             let mut chunk = [0; 16 << 10];
             let most = (length - self.bytes.len()).min(chunk.len());
-            let mut stray = Vec::new();
-            match recv_some(socket, &mut chunk[..most], &mut stray)? {
+            match recv_some(socket, &mut chunk[..most], &mut self.fds)? {
                 None => return Ok(None),
                 Some(0) => return Err(cut_off(self.bytes.len(), length, "bytes")),
-                Some(_) if !stray.is_empty() => return Err(unexpected(stray.len())),
+                Some(_) if self.fds.len() > count => return Err(unexpected(self.fds.len() - count)),
                 Some(n) => self.bytes.extend_from_slice(&chunk[..n]),
             }
         }
-        let Incoming { bytes, fds, .. } = std::mem::take(self);
-        Ok(Some((bytes, fds)))
+        self.begun = 0;
+        Ok(Some((std::mem::take(&mut self.bytes), std::mem::take(&mut self.fds))))
     }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        if !self.fds.is_empty() {
+            drop_elsewhere(std::mem::take(&mut self.fds));
+        }
+    }
+}
+
+/// Drops what holds descriptors of a peer in a thread of its own: the last close of some files waits for as
+/// long as the peer likes (a TCP socket's with `SO_LINGER`). Where no thread can be had, drops it here.
+pub fn drop_elsewhere(what: impl Send + 'static) {
+    let _ = std::thread::Builder::new().name("pushgate-close".into()).spawn(move || drop(what));
 }
 
 /// Frames on their way out, sent without waiting as the socket takes them.
@@ -161,6 +174,7 @@ impl Incoming {
 pub struct Outgoing {
     parts: VecDeque<Part>,
     bytes: usize,
+    fds: usize,
 }
 
 /// Bytes of a frame, whose first one carries the descriptors.
@@ -192,6 +206,7 @@ impl Outgoing {
 
     fn part(&mut self, bytes: Vec<u8>, fds: Vec<OwnedFd>) {
         self.bytes += bytes.len();
+        self.fds += fds.len();
         if !bytes.is_empty() {
             self.parts.push_back(Part { bytes, sent: 0, fds });
         }
@@ -205,6 +220,7 @@ impl Outgoing {
             let Some(sent) = send_some(socket.as_fd(), &part.bytes[part.sent..], &fds)? else {
                 return Ok(false);
             };
+            self.fds -= part.fds.len();
             part.fds.clear();
             part.sent += sent;
             self.bytes -= sent;
@@ -218,6 +234,11 @@ impl Outgoing {
     /// Bytes that are not sent yet.
     pub fn len(&self) -> usize {
         self.bytes
+    }
+
+    /// Descriptors that are not sent yet.
+    pub fn fds(&self) -> usize {
+        self.fds
     }
 
     /// Whether all is sent.

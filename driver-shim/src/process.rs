@@ -36,7 +36,7 @@ impl Process {
 
     /// Takes over the descriptor that a peer made of itself. Anything but a pidfd is
     /// `InvalidInput`: waiting for a file of some file systems takes as long as their
-    /// server likes.
+    /// server likes. Other errors are those of reading `/proc`, by which it is told.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Process> {
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
         if !info.lines().any(|line| line.starts_with("Pid:")) {

@@ -658,10 +658,11 @@ impl Endpoint {
         let rnr = (abi::PUSHGATE_LINK_DOWN as u8, abi::PUSHGATE_DOWN_RNR);
         let first = self.session.status().is_none();
         self.counters.rnr += (first && (status.code, status.detail) == rnr) as u64;
-        self.fail(status);
+        // Before the device sees the end, behind which a program may leave, and say so to the peer.
         if first && let Some(tell) = self.broken.take() {
             tell(Status { rank: status.rank.or(Some(self.rank())), ..status });
         }
+        self.fail(status);
     }
 
     /// Ends the queue pair: the device's waits end with `status`, messages that

@@ -21,16 +21,16 @@ mod unix;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Shutdown, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::eventfd::EventFd;
 pub(crate) use pushgate_driver_shim::fdpass::Frame;
-use pushgate_driver_shim::fdpass::Outgoing;
+use pushgate_driver_shim::fdpass::{Outgoing, drop_elsewhere};
 use pushgate_driver_shim::process::Process;
 use pushgate_proxy::qp::verbs::gid::Family;
 use pushgate_proxy::session::Status;
@@ -54,9 +54,14 @@ const MAX_BYTES: usize = 1 << 24;
 const MAX_FDS: usize = 16;
 /// Bytes that may wait until a peer takes them.
 const MAX_OUT: usize = 2 * MAX_BYTES;
+/// Descriptors that may wait until a peer takes them.
+const MAX_OUT_FDS: usize = 4 * MAX_FDS;
 /// Bytes of a peer's frames that may wait until somebody asks for them. A collective has
 /// two of a rank's frames here at most, and a queue pair a few hundred bytes.
 const MAX_WAITING: usize = 4 * MAX_BYTES;
+/// Descriptors of all peers' frames that may wait until somebody asks for them; at most half of the limit of
+/// open files.
+const MAX_WAITING_FDS: usize = 1 << 14;
 /// Memory that a frame takes besides its bytes.
 const FRAME: usize = 128;
 
@@ -112,21 +117,52 @@ struct State {
     lost: Option<u32>,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Load {
     bytes: usize,
     fds: usize,
+    /// Descriptors of frames that were dropped, which a thread closes.
+    closing: Arc<AtomicUsize>,
+}
+
+impl Load {
+    /// Descriptors that are open here.
+    fn open(&self) -> usize {
+        // Relaxed: a count that orders nothing.
+        self.fds + self.closing.load(Ordering::Relaxed)
+    }
+}
+
+/// What may wait of peers' frames until somebody asks for them.
+#[derive(Clone, Copy)]
+struct Most {
+    /// Bytes, of one peer.
+    bytes: usize,
+    /// Descriptors, of all peers together.
+    fds: usize,
+    /// Descriptors of one peer for which that peer is not lost, whatever the others have here.
+    share: usize,
+}
+
+/// So many descriptors that a thread closes are counted out when this is dropped.
+struct Counted(Arc<AtomicUsize>, usize);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        // Relaxed: as where the count is read.
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
 }
 
 impl State {
     /// Keeps a frame until somebody asks for it. False if the rank has more here than it may.
-    fn keep(&mut self, rank: u32, label: u32, frame: Frame, most: Load) -> bool {
+    fn keep(&mut self, rank: u32, label: u32, frame: Frame, most: Most) -> bool {
         let load = self.waiting.entry(rank).or_default();
         load.bytes += frame.0.len() + FRAME;
         load.fds += frame.1.len();
-        let fits = load.bytes <= most.bytes && load.fds <= most.fds;
+        let (bytes, share) = (load.bytes <= most.bytes, load.open() <= most.share);
         self.frames.entry((rank, label)).or_default().push_back(frame);
-        fits
+        bytes && (share || self.waiting.values().map(Load::open).sum::<usize>() <= most.fds)
     }
 
     fn take(&mut self, rank: u32, label: u32) -> Option<Frame> {
@@ -139,11 +175,19 @@ impl State {
         frame
     }
 
-    /// Drops those of a label's frames that are not to be kept.
+    /// Drops those of a label's frames that are not to be kept; a thread closes their descriptors.
     fn retain(&mut self, rank: u32, label: u32, keep: impl Fn(&Frame) -> bool) {
         if let Some(queue) = self.frames.remove(&(rank, label)) {
             let (kept, dropped): (Vec<_>, Vec<_>) = queue.into_iter().partition(keep);
             self.unload(rank, &dropped);
+            let fds: Vec<OwnedFd> = dropped.into_iter().flat_map(|(_, fds)| fds).collect();
+            if !fds.is_empty() {
+                let closing = self.waiting.entry(rank).or_default().closing.clone();
+                closing.fetch_add(fds.len(), Ordering::Relaxed);
+                let count = Counted(closing, fds.len());
+                // In that order: they are closed before they are counted out.
+                drop_elsewhere((fds, count));
+            }
             if !kept.is_empty() {
                 self.frames.insert((rank, label), kept.into());
             }
@@ -266,6 +310,13 @@ struct Shared {
 }
 
 impl Shared {
+    /// Tells peers of the ends that are to be told of. Under the lock, so that a farewell which follows comes
+    /// behind all of them, whichever thread tells; no peer is waited for.
+    fn tell_ends(&self) {
+        let mut tell = self.tell.lock().unwrap_or_else(|e| e.into_inner());
+        tell.drain(..).for_each(|ended| self.tell_end(ended));
+    }
+
     fn peer(&self, rank: u32) -> &Peer {
         self.peers[rank as usize].as_ref().expect("not to itself")
     }
@@ -378,7 +429,8 @@ impl Mesh {
         let owned = owned.map_err(Error::io("a descriptor for another rank"))?;
         let deadline = Instant::now() + self.timeout;
         let mut out = peer.out();
-        while !out.closed && !out.frames.is_empty() && out.frames.len() + frame.len() > MAX_OUT {
+        let full = |out: &Outgoing| out.len() + frame.len() > MAX_OUT || out.fds() + fds.len() > MAX_OUT_FDS;
+        while !out.closed && !out.frames.is_empty() && full(&out.frames) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let what = format!("sending to rank {to}, which takes nothing");
@@ -462,6 +514,8 @@ impl Mesh {
 
     /// Says goodbye to all who still listen, and waits until that has left.
     fn leave(&self) {
+        // A peer hears nothing behind the farewell.
+        self.shared.tell_ends();
         for peer in self.shared.peers.iter().flatten() {
             let mut out = peer.out();
             // A peer that does not hear it is gone already.
@@ -501,7 +555,7 @@ impl Drop for Mesh {
             let _ = reader.join();
         }
         for peer in self.shared.peers.iter().flatten() {
-            // Whoever else still holds this end of the socket, it has ended.
+            // Whatever process still holds this end of the socket, it has ended.
             match &peer.link.stream {
                 Stream::Tcp(s) => tcp::close(s),
                 Stream::Unix(s) => drop(s.shutdown(Shutdown::Write)),

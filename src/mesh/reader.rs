@@ -6,14 +6,14 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use pushgate_driver_shim::fdpass::{Frame, Incoming};
+use pushgate_driver_shim::fdpass::{Frame, Incoming, drop_elsewhere};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Resource, getrlimit};
 
 use super::{
-    BEAT, BYE, Beats, END, Events, Leaving, Load, MAX_BYTES, MAX_FDS, MAX_WAITING, Peer, Shared, Stream,
-    set_up, timespec,
+    BEAT, BYE, Beats, END, Events, Leaving, MAX_BYTES, MAX_FDS, MAX_WAITING, MAX_WAITING_FDS, Most, Peer,
+    QUEUE_PAIRS, Shared, Stream, set_up, timespec,
 };
 
 /// A peer that has not left.
@@ -33,9 +33,7 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
     let beating = peers.iter().any(|p| p.beats());
     let mut previous = Instant::now();
     let mut next_beat = previous + beats.every;
-    // A program that has so many queue pairs made at once holds more than as many for itself.
-    let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |n| n as usize / 2);
-    let most = Load { bytes: MAX_WAITING, fds: files };
+    let most = most(peers.len());
     while !shared.stop.load(Ordering::Acquire) {
         let now = Instant::now();
         let passed = (now - previous).min(beats.every);
@@ -69,8 +67,7 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
         }
         if !found[0].is_empty() {
             shared.bell.drain();
-            let tell = std::mem::take(&mut *shared.tell.lock().unwrap_or_else(|e| e.into_inner()));
-            tell.into_iter().for_each(|ended| shared.tell_end(ended));
+            shared.tell_ends();
         }
         for i in (0..peers.len()).rev() {
             let p = &mut peers[i];
@@ -110,12 +107,20 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
             drop(state);
             shared.inbox.arrived.notify_all();
             if leaving == Leaving::Lost {
-                // Whoever is still there has no use for the socket either.
+                // What is still there of the rank has no use for the socket either.
                 let _ = shutdown(&gone.peer.link.stream, Shutdown::Both);
                 (events.lost)(gone.rank);
             }
         }
     }
+}
+
+/// What may wait here of so many peers. A program that has so many queue pairs made at once holds more
+/// descriptors than as many for itself.
+pub(super) fn most(peers: usize) -> Most {
+    let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |n| n as usize / 2);
+    let fds = files.min(MAX_WAITING_FDS);
+    Most { bytes: MAX_WAITING, fds, share: (fds / 2 / peers.max(1)).max(MAX_FDS) }
 }
 
 impl Heard<'_> {
@@ -147,16 +152,21 @@ impl Shared {
         &self,
         rank: u32,
         (mut bytes, fds): Frame,
-        most: Load,
+        most: Most,
         events: &Events,
     ) -> Result<Option<Leaving>, String> {
-        let Some(label) = bytes.get(..4) else { return Err("it sent a frame without a label".into()) };
-        let label = u32::from_le_bytes(label.try_into().expect("four bytes"));
+        let label = bytes.get(..4).map(|label| u32::from_le_bytes(label.try_into().expect("four bytes")));
+        if !fds.is_empty() && label.is_none_or(|label| label < QUEUE_PAIRS) {
+            drop_elsewhere(fds);
+            return Err("it sent descriptors with what is no set-up of a queue pair".into());
+        }
+        let Some(label) = label else { return Err("it sent a frame without a label".into()) };
         bytes.drain(..4);
         let too_much = || {
             format!(
-                "it sent more than {} bytes or {} descriptors that nobody asked for",
-                most.bytes, most.fds
+                "it sent more than {} bytes that nobody asked for, or more than {} descriptors where all ranks \
+                 together sent more than {}",
+                most.bytes, most.share, most.fds
             )
         };
         match label {

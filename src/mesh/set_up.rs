@@ -5,7 +5,7 @@
 //! pair of attempts: each takes the latest offer of the other and says so; the pair is agreed
 //! on when each knows that the other has taken its present offer. An attempt that fails is
 //! ended: what the peer has of it is dropped there, and the peer's end, if it was joined
-//! with, ends too. Whoever takes the offer of a later attempt sends its own once more, for
+//! with, ends too. A rank that takes the offer of a later attempt sends its own once more, for
 //! the former attempt may have had it.
 //!
 //! The same word tells a peer of an end that breaks later and cannot say so by its own link.
@@ -18,7 +18,7 @@ use std::time::Instant;
 use pushgate_driver_shim::abi;
 use pushgate_proxy::session::Status;
 
-use super::{END, Ended, Frame, Load, Mesh, Shared, State};
+use super::{END, Ended, Frame, Mesh, Most, Shared, State};
 use crate::error::{Error, Result};
 
 /// Kind, the sender's attempt, the receiver's attempt where it is known.
@@ -70,7 +70,7 @@ pub(super) fn parse_end(rank: u32, bytes: &[u8]) -> Option<Ended> {
 
 /// Drops what is here of an attempt that has ended, and of those before it; an attempt of
 /// ours that is under way hears of it. False if the rank has more here than it may.
-pub(super) fn ended(state: &mut State, ended: Ended, most: Load) -> bool {
+pub(super) fn ended(state: &mut State, ended: Ended, most: Most) -> bool {
     let Ended { rank, label, attempt, status } = ended;
     state.retain(rank, label, |(bytes, _)| parse(bytes).is_some_and(|(_, own, _)| own > attempt));
     if !state.set_ups.contains(&(rank, label)) {
@@ -195,7 +195,7 @@ impl SetUp<'_> {
     }
 
     /// The queue pair is made. Returns how the peer's end has ended, if it has: from now on
-    /// [`super::Events`] tell, so whoever hears of them knows the queue pair before.
+    /// [`super::Events`] tell, so the caller must know the queue pair before these tell of it.
     pub(crate) fn joined(mut self) -> Option<Status> {
         self.joined = true;
         let mut state = self.mesh.shared.inbox.state();
@@ -239,12 +239,13 @@ impl SetUp<'_> {
         match kind {
             OFFER => {
                 self.offer = Some((own, (bytes, fds)));
-                self.send_frame(TAKEN, own, &[], &[])?;
                 let before = self.heard;
                 self.heard = before.max(own);
                 if before > 0 && own > before {
+                    // Before TAKEN, by which the peer may join: this copy is there by then, and is dropped.
                     self.send_offer()?;
                 }
+                self.send_frame(TAKEN, own, &[], &[])?;
             }
             ENDED => {
                 self.heard = self.heard.max(own);

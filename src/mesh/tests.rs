@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pushgate_driver_shim::fdpass::recv_message;
+use pushgate_driver_shim::fdpass::{recv_message, send_message};
 use pushgate_tests::{hang, patience};
 
 use super::*;
@@ -156,10 +156,8 @@ fn p8_a_rank_that_floods_this_one_with_descriptors_is_lost_before_they_run_out()
     let floods = others.pop().unwrap();
     let stdin = std::io::stdin();
     let fds: Vec<_> = (0..MAX_FDS).map(|_| stdin.as_fd()).collect();
-    let most =
-        rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20) as usize;
-    for _ in 0..most.min(1 << 14) / MAX_FDS {
-        if pushgate_driver_shim::fdpass::send_message(&floods, &5u32.to_le_bytes(), &fds).is_err() {
+    for _ in 0..=reader::most(1).fds / MAX_FDS {
+        if send_message(&floods, &LABEL.to_le_bytes(), &fds).is_err() {
             break;
         }
         // The kernel bounds what is on its way.
@@ -168,6 +166,129 @@ fn p8_a_rank_that_floods_this_one_with_descriptors_is_lost_before_they_run_out()
     assert_eq!(lost.recv_timeout(hang()), Ok(1));
     // A new one can be opened.
     UnixStream::pair().unwrap();
+}
+
+#[test]
+fn p8_descriptors_with_what_is_no_set_up_lose_the_rank_that_sent_them() {
+    for label in [BYE, 1, 2, 3, 15] {
+        let (_mesh, lost, others) = by_hand(2, hang());
+        send_message(&others[0], &label.to_le_bytes(), &[std::io::stdin().as_fd()]).unwrap();
+        assert_eq!(lost.recv_timeout(hang()), Ok(1), "label {label}");
+    }
+}
+
+/// A TCP socket whose last close waits for a peer that never reads.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (theirs, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_recv_buffer_size(&theirs, 4096).unwrap();
+    rustix::net::sockopt::set_socket_send_buffer_size(&ours, 1 << 20).unwrap();
+    rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(3600))).unwrap();
+    ours.set_nonblocking(true).unwrap();
+    while (&ours).write(&[0; 4096]).is_ok() {}
+    (ours, theirs)
+}
+
+fn offer_of(attempt: u64) -> Vec<u8> {
+    let mut offer = LABEL.to_le_bytes().to_vec();
+    offer.push(1);
+    offer.extend(attempt.to_le_bytes());
+    offer.extend([0; 8]);
+    offer
+}
+
+/// The hour of the socket's linger is what a close on the mesh's thread would take.
+#[test]
+fn p7_p8_descriptors_of_an_attempt_that_has_ended_hold_up_no_other_rank() {
+    let (mesh, lost, mut others) = by_hand(4, hang());
+    let (mut third, mut second, mut first) =
+        (others.pop().unwrap(), others.pop().unwrap(), others.pop().unwrap());
+    // One that the end drops.
+    let (socket, end) = lingering();
+    send_message(&first, &offer_of(1), &[socket.as_fd()]).unwrap();
+    drop(socket);
+    let mut gone = LABEL.to_le_bytes().to_vec();
+    gone.extend(1u64.to_le_bytes());
+    gone.extend(Status::new(pushgate_driver_shim::abi::PUSHGATE_ABORTED).word().to_le_bytes());
+    first.write_all(&wire(END, &gone)).unwrap();
+    first.write_all(&wire(5, b"behind it")).unwrap();
+    assert_eq!(mesh.recv(1, 5).unwrap().0, b"behind it");
+    assert_eq!(mesh.shared.inbox.state().waiting[&1].open(), 1, "until it is closed");
+    // One within a frame that is not finished.
+    let (socket, other_end) = lingering();
+    second.write_all(&[4, 0, 0, 0, 2, 0, 0, 0]).unwrap();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut along = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let fds = [socket.as_fd()];
+    assert!(along.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
+    let none = rustix::net::SendFlags::empty();
+    rustix::net::sendmsg(&second, &[std::io::IoSlice::new(&[0])], &mut along, none).unwrap();
+    drop(socket);
+    drop(second);
+    assert_eq!(lost.recv_timeout(hang()), Ok(2));
+    third.write_all(&wire(5, b"still heard")).unwrap();
+    let begin = Instant::now();
+    while mesh.shared.inbox.state().take(3, 5).is_none() {
+        assert!(begin.elapsed() < hang(), "the other rank is not heard");
+        thread::yield_now();
+    }
+    // The threads that close them end now.
+    drop((end, other_end));
+    while mesh.shared.inbox.state().waiting[&1].open() > 0 {
+        assert!(begin.elapsed() < hang(), "a closed descriptor is not counted out");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn p8_a_rank_that_offers_anew_all_the_time_and_reads_nothing_leaves_descriptors_for_others() {
+    let (mesh, _lost, mut others) = by_hand(2, Duration::from_millis(300));
+    let other = others.pop().unwrap();
+    let done = AtomicBool::new(false);
+    let most = thread::scope(|s| {
+        let (done, shared) = (&done, &mesh.shared);
+        s.spawn(move || {
+            for attempt in 1.. {
+                let sent = send_message(&other, &offer_of(attempt), &[]);
+                if done.load(Ordering::Relaxed) || sent.is_err() {
+                    return;
+                }
+            }
+        });
+        let looks = s.spawn(move || {
+            let mut most = 0;
+            while !done.load(Ordering::Relaxed) {
+                most = most.max(shared.peer(1).out().frames.fds());
+            }
+            most
+        });
+        let mut set_up = mesh.set_up(1, LABEL);
+        let stdin = std::io::stdin();
+        let offered = set_up.offer(b"here".to_vec(), &[stdin.as_fd(); 2]);
+        let met = offered.and_then(|()| set_up.take_offer()).and_then(|()| set_up.agree());
+        done.store(true, Ordering::Relaxed);
+        let e = met.unwrap_err();
+        assert!(matches!(e, Error::TimedOut { .. } | Error::PeerLost { rank: 1 }), "{e}");
+        looks.join().unwrap()
+    });
+    assert!(most <= MAX_OUT_FDS, "{most} descriptors wait for a rank that reads nothing");
+    // A new one can be opened.
+    UnixStream::pair().unwrap();
+}
+
+#[test]
+fn p7_the_word_of_an_end_that_breaks_as_its_rank_leaves_comes_before_the_farewell() {
+    for _ in 0..50 {
+        let [(a, _), (_b, heard)] = pair(hang());
+        let set_up = a.set_up(1, LABEL);
+        let tell = set_up.teller();
+        set_up.joined();
+        let cause = Status { rank: Some(0), ..Status::new(pushgate_driver_shim::abi::PUSHGATE_ABORTED) };
+        tell.tell(cause);
+        drop(a);
+        assert_eq!(heard.recv_timeout(hang()).map(|e| e.status), Ok(cause));
+    }
 }
 
 #[test]

@@ -292,7 +292,15 @@ fn link(stream: UnixStream, fds: Vec<OwnedFd>) -> std::result::Result<Link, Stri
 
 /// The peer's process, if it could hand over itself.
 fn process(mut fds: Vec<OwnedFd>) -> std::result::Result<Option<Process>, String> {
-    fds.pop().map(Process::from_fd).transpose().map_err(|e| e.to_string())
+    match fds.pop().map(Process::from_fd).transpose() {
+        Err(e) if e.kind() != ErrorKind::InvalidInput => {
+            tracing::warn!(
+                "a pidfd that can't be checked ({e}): while a forked child lives, its rank's death is not seen"
+            );
+            Ok(None)
+        }
+        process => process.map_err(|e| e.to_string()),
+    }
 }
 
 /// Only processes of our own user (or root) may be ranks of our job.
