@@ -17,7 +17,7 @@ use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::Status;
 
 use crate::error::{Code, Failure, Result};
-use crate::exclusive::Exclusive;
+use crate::exclusive::{Exclusive, Refused};
 use crate::ffi::types::MAX_RECVS;
 use crate::gpu;
 use crate::join::{Joined, Registered, Role};
@@ -37,8 +37,8 @@ pub const REQUESTS: usize = 32 * MAX_RECVS;
 pub const SETTLE: Duration = Duration::from_secs(2);
 
 /// How long a deregistration tries to look at the requests between posts and tests, each of which takes
-/// microseconds.
-const VISIT: Duration = Duration::from_millis(200);
+/// microseconds, on a machine that may not run their thread for a while.
+const VISIT: Duration = Duration::from_secs(5);
 
 /// A registration, as NCCL holds it.
 #[derive(Clone, Copy, Debug)]
@@ -240,10 +240,10 @@ impl Comm {
         Ok(Mr { key, address, bytes, cuda, pushed: false })
     }
 
-    /// The reverse. If a receive into the memory has no message yet, or slices of a message out of it are still
-    /// to be posted, the connection ends before; posts and tests of another thread wait for a moment.
+    /// Deregisters memory. If a receive into the memory has no message yet, or slices of a message out of it are
+    /// still to be posted, the connection ends before; posts and tests of another thread wait for a moment.
     pub fn deregister(&self, mr: Mr) -> Result<()> {
-        if self.is_needed(&mr) {
+        if self.stop(&mr)? {
             self.link.lane.engine.fail(Some(self.link.qp), Status::new(abi::PUSHGATE_ABORTED))?;
             self.ended_by_deregistration();
         }
@@ -268,19 +268,28 @@ impl Comm {
         Err(Failure::new(Code::Usage, text))
     }
 
-    /// Whether requests that are not done need the memory, of which the engine does not know yet.
-    fn is_needed(&self, mr: &Mr) -> bool {
+    /// Whether requests that are not done need the memory, of which the engine does not know yet. A message in
+    /// slices out of the memory is stopped with that look: no thread that tests reads on behind the look.
+    pub fn stop(&self, mr: &Mr) -> Result<bool> {
         let began = Instant::now();
         loop {
             let needed = match &self.side {
-                Side::Send(sender) => sender.visit(|s| s.needs(mr)),
+                Side::Send(sender) => sender.visit(|s| s.stop(mr)),
                 Side::Receive(receiver) => receiver.visit(|r| r.needs(mr)),
             };
             match needed {
-                Some(needed) => return needed,
-                // Behind a panic nobody gets in any more, and nobody posts.
-                None if began.elapsed() > VISIT => return false,
-                None => std::thread::yield_now(),
+                Ok(needed) => return Ok(needed),
+                // Nobody gets in any more, and nobody posts or reads.
+                Err(Refused::Poisoned) => return Ok(false),
+                Err(Refused::Busy) if began.elapsed() > VISIT => {
+                    let text = format!(
+                        "{}: {} bytes at {:#x} stay registered: another thread was in each post or test for {VISIT:?}; \
+                         try again, or close the connection",
+                        self.link, mr.bytes, mr.address
+                    );
+                    return Err(Failure::new(Code::System, text));
+                }
+                Err(Refused::Busy) => std::thread::yield_now(),
             }
         }
     }
@@ -301,7 +310,7 @@ impl Comm {
             }
             if began.elapsed() > SETTLE / 10 {
                 // Maybe nobody tests any more, as behind an abort: look for ourselves.
-                sender.visit(|s| s.advance_pushes(&self.link));
+                let _ = sender.visit(|s| s.advance_pushes(&self.link));
             }
             std::thread::sleep(Duration::from_micros(100));
         }

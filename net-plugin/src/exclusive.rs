@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 const FREE: u8 = 0;
 const USED: u8 = 1;
 const VISITED: u8 = 2;
+/// Somebody panicked there.
+const POISONED: u8 = 3;
 
-/// See the module's text.
+/// State that one thread at a time may use.
 pub struct Exclusive<T> {
     state: AtomicU8,
     value: UnsafeCell<T>,
@@ -19,12 +21,21 @@ pub struct Exclusive<T> {
 // there happens before the next enters (acquire and release of `state`).
 unsafe impl<T: Send> Sync for Exclusive<T> {}
 
+/// Why a visitor was not let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// Another thread is there now.
+    Busy,
+    /// A thread panicked there: nobody gets in any more.
+    Poisoned,
+}
+
 /// Nobody enters behind a panic.
 struct Inside<'a>(&'a AtomicU8);
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        self.0.store(USED, Ordering::Release);
+        self.0.store(POISONED, Ordering::Release);
     }
 }
 
@@ -44,9 +55,11 @@ impl<T> Exclusive<T> {
         if self.take(USED).is_err() {
             self.wait_for_visitor()?;
         }
+        let inside = Inside(&self.state);
         // SAFETY: `state` was FREE and is USED now: until it is FREE again this is the
         // only reference.
         let result = f(unsafe { &mut *self.value.get() });
+        std::mem::forget(inside);
         self.state.store(FREE, Ordering::Release);
         Some(result)
     }
@@ -62,16 +75,17 @@ impl<T> Exclusive<T> {
         }
     }
 
-    /// The same for a thread that is none of those to whom it was promised: they wait for it, so
-    /// `f` must be short. `None` if somebody is there.
-    pub fn visit<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
-        self.take(VISITED).ok()?;
+    /// Runs `f` on the value, for a thread that is none of those to whom it was promised: they wait for
+    /// it, so `f` must be short.
+    pub fn visit<R>(&self, f: impl FnOnce(&mut T) -> R) -> Result<R, Refused> {
+        self.take(VISITED)
+            .map_err(|state| if state == POISONED { Refused::Poisoned } else { Refused::Busy })?;
         let inside = Inside(&self.state);
         // SAFETY: as in `enter`.
         let result = f(unsafe { &mut *self.value.get() });
         std::mem::forget(inside);
         self.state.store(FREE, Ordering::Release);
-        Some(result)
+        Ok(result)
     }
 }
 
@@ -87,18 +101,18 @@ mod tests {
         let broken =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cell.enter(|_| panic!("half"))));
         assert!(broken.is_err());
-        assert_eq!((cell.enter(|v| *v), cell.visit(|v| *v)), (None, None));
+        assert_eq!((cell.enter(|v| *v), cell.visit(|v| *v)), (None, Err(Refused::Poisoned)));
         let cell = Exclusive::new(1);
         let broken =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cell.visit(|_| panic!("half"))));
         assert!(broken.is_err());
-        assert_eq!((cell.enter(|v| *v), cell.visit(|v| *v)), (None, None));
+        assert_eq!((cell.enter(|v| *v), cell.visit(|v| *v)), (None, Err(Refused::Poisoned)));
     }
 
     #[test]
     fn a_visitor_is_waited_for_and_waits_for_nobody() {
         let cell = Exclusive::new(0u64);
-        assert_eq!(cell.enter(|_| cell.visit(|v| *v)), Some(None));
+        assert_eq!(cell.enter(|_| cell.visit(|v| *v)), Some(Err(Refused::Busy)));
         let done = std::sync::atomic::AtomicBool::new(false);
         let visits = std::thread::scope(|scope| {
             let visitor = scope.spawn(|| {
@@ -108,7 +122,7 @@ mod tests {
                         *v += 1;
                         std::thread::yield_now();
                     });
-                    visits += u64::from(visit.is_some());
+                    visits += u64::from(visit.is_ok());
                     std::thread::sleep(std::time::Duration::from_micros(20));
                 }
                 visits

@@ -75,6 +75,8 @@ pub struct Outgoing {
     pub slices: Slices,
     done: usize,
     stage: Stage,
+    /// Its memory is deregistered: nothing more of it is read.
+    pub stopped: bool,
 }
 
 // SAFETY: a place that NCCL keeps until the request is done; whichever thread has
@@ -105,7 +107,7 @@ impl Outgoing {
             Slices::Pushed => GPU_SLICE.min(most),
             Slices::Region { .. } => most,
         };
-        Outgoing { request, data, size, tag, slice, slices, done: 0, stage: Stage::Length }
+        Outgoing { request, data, size, tag, slice, slices, done: 0, stage: Stage::Length, stopped: false }
     }
 
     /// The next slice's source, beside which the payload itself need not be known.

@@ -101,10 +101,14 @@ impl Sender {
         }
     }
 
-    /// Whether slices of a message in this memory are still to be posted.
-    pub fn needs(&self, mr: &Mr) -> bool {
-        let large = self.large.as_ref().filter(|_| self.producer.status().is_none());
-        large.is_some_and(|large| large.lies_in(mr.address, mr.bytes))
+    /// Stops a message whose slices in this memory are still to be posted: none is posted or read from now on.
+    /// True if there is one on a connection that has not ended, which must end then.
+    pub fn stop(&mut self, mr: &Mr) -> bool {
+        let Some(large) = self.large.as_mut().filter(|large| large.lies_in(mr.address, mr.bytes)) else {
+            return false;
+        };
+        large.stopped = true;
+        self.producer.status().is_none()
     }
 
     /// Publishes what the GPU has pushed.
@@ -145,7 +149,7 @@ impl Sender {
             return Ok(Some(request));
         }
         // The first SEND of one that goes in slices must be the next.
-        if self.large.as_ref().is_some_and(|l| matches!(path, Path::Slices(_)) || l.begins()) {
+        if self.large.as_ref().is_some_and(|l| matches!(path, Path::Slices(_)) || l.begins() || l.stopped) {
             return Ok(None);
         }
         // One that no receive fits would hold up the messages of other tags behind it.
@@ -205,7 +209,7 @@ impl Sender {
     }
 
     fn advance_large(&mut self, link: &Link) -> Result<()> {
-        let Some(large) = &mut self.large else { return Ok(()) };
+        let Some(large) = self.large.as_mut().filter(|large| !large.stopped) else { return Ok(()) };
         if let Some(r) = self.producer.try_recv() {
             self.producer.release(1);
             self.producer.wake();
@@ -370,6 +374,71 @@ mod tests {
         let status = until(|| peer.producer.status());
         assert_eq!((status.code as u32, status.rank), (abi::PUSHGATE_ABORTED, Some(0)));
         drop(comm);
+    }
+
+    #[test]
+    fn p5_a_message_that_a_deregistration_has_stopped_reads_nothing_before_its_connection_ends() {
+        let (payload, mut room) = (vec![7u8; BYTES], vec![0u8; BYTES]);
+        let Pair { comm, mut peer, socket: _socket } = pair(Role::Send);
+        let proxy: &dyn Proxy = &*peer.lane.engine;
+        // SAFETY: it outlives the connection, and is not looked at meanwhile.
+        let key = unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, BYTES as u64, None) }
+            .unwrap();
+        assert!(peer.producer.post_recv(key, 0, BYTES as u32, 7));
+        let mr = comm.register(payload.as_ptr() as usize, BYTES, Kind::Host).unwrap();
+        // SAFETY: the payload outlives the connection.
+        let request = unsafe { comm.send(payload.as_ptr(), BYTES, 7, Some(&mr)) }.unwrap().expect("room");
+        let first = until(|| peer.producer.try_recv()).length;
+        let invitation = Invitation { key, offset: u64::from(first) }.encode();
+        let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
+        assert!(peer.producer.post(record, &invitation));
+        until(|| (peer.producer.retired() >= 1).then_some(()));
+        // As far as a deregistration has come before the engine ends the connection: a thread that tests meanwhile
+        // finds a connection that goes on.
+        assert!(comm.stop(&mr).unwrap());
+        for _ in 0..1000 {
+            // SAFETY: the connection is open.
+            assert!(!unsafe { request.test(|_, _| {}) }.unwrap());
+        }
+        comm.deregister(mr).unwrap();
+        assert_eq!(ended(request).unwrap_err().code, Code::System);
+        drop(comm);
+        drop(peer);
+        let arrived = room.iter().filter(|byte| **byte == 7).count();
+        assert_eq!(arrived, first as usize, "behind the first slice nothing is sent");
+    }
+
+    #[test]
+    fn p5_memory_is_not_read_behind_its_deregistration_by_a_thread_that_tests_all_the_time() {
+        for round in 0..20 {
+            let size = 64 * WINDOW as usize;
+            let (mut payload, mut room) = (vec![7u8; size], vec![0u8; size]);
+            let Pair { comm, mut peer, socket: _socket } = pair(Role::Send);
+            let proxy: &dyn Proxy = &*peer.lane.engine;
+            // SAFETY: it outlives the connection, and is not looked at meanwhile.
+            let key =
+                unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, size as u64, None) }
+                    .unwrap();
+            assert!(peer.producer.post_recv(key, 0, size as u32, 7));
+            let at = payload.as_mut_ptr();
+            let mr = comm.register(at as usize, size, Kind::Host).unwrap();
+            // SAFETY: the payload outlives the connection.
+            let request = unsafe { comm.send(at, size, 7, Some(&mr)) }.unwrap().expect("room");
+            let first = until(|| peer.producer.try_recv()).length;
+            let invitation = Invitation { key, offset: u64::from(first) }.encode();
+            let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
+            assert!(peer.producer.post(record, &invitation));
+            std::thread::scope(|scope| {
+                scope.spawn(|| ended(request));
+                std::thread::sleep(std::time::Duration::from_micros(50 * round));
+                comm.deregister(mr).unwrap();
+                // SAFETY: the vector's own bytes, of which nobody reads any more.
+                unsafe { at.write_bytes(9, size) };
+            });
+            drop(comm);
+            drop(peer);
+            assert!(!room.contains(&9), "round {round}: read behind its deregistration");
+        }
     }
 
     #[test]
