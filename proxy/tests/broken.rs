@@ -1,4 +1,4 @@
-//! A transport that breaks and cannot tell the peer of it: the cause is told to whoever can.
+//! A transport that breaks and cannot tell its peer: the engine hands the cause to what can tell the peer.
 
 mod common;
 

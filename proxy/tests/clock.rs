@@ -55,7 +55,18 @@ fn busy(from: &Region, to: &Region) -> Busy {
 #[test]
 fn p7_a_peers_abort_is_seen_in_100_ms_by_an_engine_with_eight_saturated_queue_pairs() {
     let [from, to] = [0, 1].map(|_| Region::new(BYTES));
-    let Busy { engines, qps } = busy(&from, &to);
+    // This thread may be held up until all is delivered: that says nothing.
+    let (took, longest) = (0..20)
+        .find_map(|_| abort_beside_copies(&from, &to))
+        .expect("the queue pairs are saturated while the abort is on its way");
+    let limit = Duration::from_millis(100).max(4 * longest);
+    assert!(took <= limit, "an abort was seen after {took:?}, the limit is {limit:?}");
+}
+
+/// How long an abort takes beside the copies of eight queue pairs, and the longest answer of the engine that
+/// copies. `None` where all was delivered before both were known.
+fn abort_beside_copies(from: &Region, to: &Region) -> Option<(Duration, Duration)> {
+    let Busy { engines, qps } = busy(from, to);
     let ([sending, receiving], devices) = &qps[QPS - 1];
     let begin = Instant::now();
     let ask = || {
@@ -80,9 +91,7 @@ fn p7_a_peers_abort_is_seen_in_100_ms_by_an_engine_with_eight_saturated_queue_pa
     longest = (0..20).map(|_| ask()).fold(longest, Duration::max);
     let after = delivered();
     println!("seen after {took:?}; an answer takes {longest:?} at most; delivered {before}, {after}");
-    assert!(after < QPS as u64 * 15 - 1, "it was not saturated: {after} messages were delivered");
     let status = engines[1].status(*receiving).unwrap().unwrap();
     assert_eq!((status.code as u32, status.rank), (abi::PUSHGATE_ABORTED, Some(0)));
-    let limit = Duration::from_millis(100).max(4 * longest);
-    assert!(took <= limit, "an abort was seen after {took:?}, the limit is {limit:?}");
+    (after < QPS as u64 * 15 - 1).then_some((took, longest))
 }

@@ -3,7 +3,7 @@
 //! all are there, where the others listen. Then each connects to all lower
 //! ranks; its connection to rank 0 is the one that it has.
 //!
-//! The port is open to whoever reaches it. So a greeting has a limit in bytes
+//! The port is open to all who reach it. So a greeting has a limit in bytes
 //! and in time, all greetings are heard side by side, and one that is wrong
 //! costs its sender the connection and nobody else anything. It is no
 //! protection against those who want in: docs/operations.md.
@@ -719,7 +719,9 @@ mod tests {
             second.join().unwrap().unwrap();
             start.elapsed()
         };
-        let (with, without) = (meet(&slow), meet(&[]));
+        // The best of three each: a machine that is busy may hold up any of them.
+        let best = |staying: &[&[u8]]| (0..3).map(|_| meet(staying)).min().expect("three");
+        let (with, without) = (best(&slow), best(&[]));
         // A stranger that is waited for costs its whole time. What the machine takes gives the room.
         assert!(with < GREETING / 2 + 4 * without, "{with:?} with strangers that stay, {without:?} without");
     }
