@@ -10,7 +10,7 @@ use pushgate_proxy::qp::verbs::Device;
 use crate::ffi::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST};
 use crate::plan::Landing;
 
-/// Connections at once: what descriptors allow, at about eight each.
+/// Connections at once: what descriptors allow, at about twelve each.
 pub const MAX_COMMS: c_int = 65536;
 /// Longest message of a queue pair, which is what NCCL is told.
 pub const MAX_BYTES: usize = abi::PUSHGATE_MAX_MESSAGE as usize;
