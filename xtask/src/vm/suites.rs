@@ -111,7 +111,7 @@ sleep 1
     Suite {
         name: "doctor",
         guests: 1,
-        budget: 25,
+        budget: 15,
         default: true,
         about: "pushgate doctor names what is wrong: no GID, MTU 1500, port down, no address, v1, memlock, no module",
         build: &[PUSHGATE, DOCTOR_TESTS],
@@ -124,7 +124,7 @@ sleep 1
     Suite {
         name: "verbs-endpoint",
         guests: 1,
-        budget: 105,
+        budget: 75,
         default: true,
         about: "the suite of queue pairs over RDMA, with immediate data and without",
         build: &[
@@ -153,7 +153,7 @@ sleep 1
     Suite {
         name: "verbs-faults",
         guests: 1,
-        budget: 45,
+        budget: 35,
         default: true,
         about: "links, addresses, devices and ranks that go during a run; wrong devices; no libibverbs",
         build: &[ALLREDUCE],
@@ -166,7 +166,7 @@ sleep 1
     Suite {
         name: "nccl",
         guests: 1,
-        budget: 50,
+        budget: 110,
         default: true,
         about: "the NCCL plugin over RDMA, under its caller, on host memory: every version, strangers, deaths, many connections",
         build: &[&["test", "--package", "pushgate-tests", "--test", "nccl"]],
