@@ -18,6 +18,7 @@ pub mod engine;
 pub mod gate;
 #[cfg(not(loom))]
 pub mod idle;
+#[cfg(not(loom))]
 mod leaving;
 #[cfg(not(loom))]
 pub mod measure;

@@ -589,7 +589,7 @@ fn random_calls() {
     let mut devices: Vec<_> = (0..4).map(|n| if n == 0 { staging() } else { function(n) }).collect();
     let mut words = [0u32; 64];
     let mut accepted = 0;
-    for _ in 0..200_000 {
+    for _ in 0..80_000 {
         let (command, bytes) = CALLS[next() as usize % CALLS.len()];
         for word in &mut words {
             // Mostly small: an argument wholly at random is refused at the first look.
