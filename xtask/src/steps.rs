@@ -78,7 +78,7 @@ pub struct Bench {
 pub const STEPS: &[Step] = &[
     Step {
         name: "system",
-        budget: 50,
+        budget: 20,
         when: When::Default,
         needs: &[],
         about: "what the other steps need; installs it when run as root, but with --no-install",
@@ -92,7 +92,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "format",
-        budget: 5,
+        budget: 3,
         when: When::Always,
         needs: &[Need::Rustfmt],
         about: "rustfmt finds nothing to change",
@@ -100,7 +100,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "clippy",
-        budget: 55,
+        budget: 48,
         when: When::Always,
         needs: &[Need::Clippy, Need::Cxx],
         about: "clippy finds nothing to say",
@@ -116,7 +116,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "docs",
-        budget: 25,
+        budget: 18,
         when: When::Default,
         needs: &[Need::Cxx],
         about: "the documentation builds without a warning",
@@ -126,7 +126,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "bindings",
-        budget: 45,
+        budget: 30,
         when: When::Default,
         needs: &[Need::Libclang, Need::Rustfmt],
         about: "abi.rs is what bindgen makes of abi.h, and the verbs bindings what it makes of verbs.h",
@@ -137,7 +137,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "abi-layout",
-        budget: 10,
+        budget: 2,
         when: When::Default,
         needs: &[Need::Cxx],
         about: "C, C++ and Rust see the same sizes, offsets and constants",
@@ -145,7 +145,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "kernels",
-        budget: 70,
+        budget: 60,
         when: When::Default,
         needs: &[Need::Cxx],
         about: "all device code compiles for sm_80, sm_90, sm_100 and the CPU; fetches nvcc once",
@@ -153,7 +153,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "tests",
-        budget: 334,
+        budget: 445,
         when: When::Default,
         needs: &[Need::Cxx],
         about: "all unit and integration tests",
@@ -161,7 +161,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "loom",
-        budget: 50,
+        budget: 47,
         when: When::Default,
         needs: &[],
         about: "the shared rings under every interleaving",
@@ -169,7 +169,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "tsan",
-        budget: 45,
+        budget: 32,
         when: When::Default,
         needs: &[Need::Cxx],
         about: "device code and engine under ThreadSanitizer",
@@ -196,7 +196,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "vm-pair",
-        budget: 130,
+        budget: 112,
         when: When::Default,
         needs: vm::NEEDS,
         about: "suites in two virtual machines that are joined by a cable",

@@ -233,7 +233,7 @@ fi
     Suite {
         name: "verbs-pair",
         guests: 2,
-        budget: 100,
+        budget: 95,
         default: true,
         about: "the demonstration over two machines: right, no RNR; strangers, mismatches, a bad cable",
         build: &[ALLREDUCE],
