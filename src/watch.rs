@@ -89,7 +89,7 @@ impl Watch {
             .name("pushgate-watch".into())
             .spawn(move || {
                 loop {
-                    // Its end alone: what it says is for whoever asked it something.
+                    // Only the end of the connection: the proxy's answers are for the threads that asked.
                     let mut fds = [
                         PollFd::new(&proxy, PollFlags::RDHUP | PollFlags::HUP),
                         PollFd::from_borrowed_fd(stopped.as_fd(), PollFlags::IN),

@@ -353,8 +353,8 @@ impl Loop {
             for i in 0..self.endpoints.len() {
                 if self.endpoints[i].1.poll(&mut self.mover) {
                     work = true;
-                    // Behind each, and not behind a number of passes: one pass may copy a MiB for
-                    // each queue pair, or nothing.
+                    // Turns are counted here, and not passes: a pass over all queue pairs may copy a
+                    // MiB for each of them, so the time that a pass takes has no small bound.
                     self.look_at_clock();
                 }
             }

@@ -141,8 +141,8 @@ pub fn observe(word: &AtomicU64) -> u64 {
 }
 
 /// The sleeper's half of the doorbell: announce the sleep, then look once more.
-/// If `work` still finds nothing, the sleeper may wait for its doorbell; whoever
-/// publishes after that look sees the flag and rings.
+/// If `work` still finds nothing, the sleeper may wait for its doorbell: a producer or
+/// peer that publishes after that look sees the flag and rings.
 ///
 /// Each side stores, fences, loads the other's word (Dekker): the two
 /// sequentially consistent fences are ordered, so at least one of the two loads

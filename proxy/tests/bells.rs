@@ -41,9 +41,9 @@ struct Good {
 /// The peer that nothing is expected of: its memory and its ends of both bells.
 struct Evil {
     memory: Arc<Memory>,
-    /// What the served engine rings ...
+    /// The doorbell that the served engine rings.
     bell: Bell,
-    /// ... by this, which the peer has too.
+    /// The descriptor by which the served engine rings that doorbell; the peer has the descriptor, too.
     ringer: OwnedFd,
     /// What rings the served engine.
     rings: Ringer,

@@ -174,7 +174,8 @@ fn watched() -> (Endpoint, Device, Seen) {
     (end, device, seen)
 }
 
-/// The same, with a transport that works on behind an end until the test stops it.
+/// An endpoint and its device over a transport that works on behind an end, if `works`, until the
+/// test stops the transport.
 fn watched_while(works: bool) -> (Endpoint, Device, Seen, Arc<AtomicBool>) {
     let [own, peer] = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     let m = own.joined(&peer, None);

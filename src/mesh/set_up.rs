@@ -8,7 +8,7 @@
 //! with, ends too. A rank that takes the offer of a later attempt sends its own once more, for
 //! the former attempt may have had it.
 //!
-//! The same word tells a peer of an end that breaks later and cannot say so by its own link.
+//! A frame ENDED also tells a peer of a queue pair that breaks later and cannot say so by its own link.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
