@@ -6,6 +6,7 @@
 //! traffic between them, `scenario`, `closing` and `tags` what is tried, `speed` what is measured.
 
 pub mod closing;
+mod cuda;
 mod forked;
 pub mod pair;
 pub mod scenario;

@@ -8,6 +8,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::cuda;
 use super::pair::{self, Bootstrap, Buffer, Ends, Received, Streams, Traffic};
 use super::table::{Plugin, Ptr, warnings};
 use crate::{hang, patience};
@@ -593,6 +594,8 @@ pub(super) fn counts_down_to(before: [usize; 3], limit: Duration) -> [usize; 3] 
 
 /// Many connections opened, used and closed: nothing is left of them.
 pub fn many(o: &Options) {
+    cuda::bring_up();
+    let threads = count("task");
     let plugin = o.open();
     let fds = count("fd");
     let one = |ctx| {
@@ -634,14 +637,16 @@ pub fn many(o: &Options) {
     plugin.finalize(ctx).expect("finalize");
     if o.version >= 11 {
         let left = (count("fd"), count("task"));
-        let what = format!("descriptors and threads as {:?} before init, behind finalize", (fds, 1));
-        o.promise(&what, left == (fds, 1), &left);
+        let what = format!("descriptors and threads as {:?} before init, behind finalize", (fds, threads));
+        o.promise(&what, left == (fds, threads), &left);
     }
     println!("{} connections; descriptors, threads, mappings {before:?} before and {after:?} after", o.times);
 }
 
 /// Loaded, used, unloaded; again.
 pub fn reload(o: &Options) {
+    cuda::bring_up();
+    let threads = count("task");
     for _ in 0..3 {
         let plugin = o.open();
         let ctx = begin(&plugin);
@@ -658,11 +663,12 @@ pub fn reload(o: &Options) {
         if o.version >= 11 {
             let begin = Instant::now();
             let limit = if o.nccl_rules { Duration::ZERO } else { hang() };
-            while count("task") != 1 && begin.elapsed() < limit {
+            while count("task") != threads && begin.elapsed() < limit {
                 std::thread::yield_now();
             }
             let left = count("task");
-            o.promise("one thread is left behind the last finalize", left == 1, &left);
+            let what = format!("as many threads behind the last finalize as before: {threads}");
+            o.promise(&what, left == threads, &left);
         }
     }
     println!("three times");

@@ -45,6 +45,12 @@ const PUSHGATE: &[&str] = &["build", "-p", "pushgate", "--bin", "pushgate"];
 const ALLREDUCE: &[&str] = &["build", "--example", "allreduce"];
 const OUTSIDE: &[&str] = &["build", "--example", "outside"];
 const UNGATED: &[&str] = &["build", "--example", "allreduce-ungated", "--features", "test-ungated"];
+// With pushgate-tests beside it, cargo gives the dependencies the features that they have in all other builds of
+// `cargo xtask test`, and builds none of them again.
+const ENDPOINT_TESTS: &[&str] =
+    &["test", "--package", "pushgate-proxy", "--package", "pushgate-tests", "--test", "endpoint"];
+const PROXY_UNIT_TESTS: &[&str] =
+    &["test", "--package", "pushgate-proxy", "--package", "pushgate-tests", "--lib"];
 const DRIVER_TESTS: &[&str] = &["test", "--package", "pushgate-tests", "--test", "driver"];
 
 const DOCTOR_TESTS: &[&str] = &["test", "--package", "pushgate-tests", "--test", "doctor"];
@@ -127,10 +133,7 @@ sleep 1
         budget: 75,
         default: true,
         about: "the suite of queue pairs over RDMA, with immediate data and without",
-        build: &[
-            &["test", "--package", "pushgate-proxy", "--test", "endpoint"],
-            &["test", "--package", "pushgate-proxy", "--lib"],
-        ],
+        build: &[ENDPOINT_TESTS, PROXY_UNIT_TESTS],
         devices: &[],
         module: false,
         package: false,
