@@ -215,9 +215,9 @@ fn p7_p8_descriptors_of_an_attempt_that_has_ended_hold_up_no_other_rank() {
     first.write_all(&wire(5, b"behind it")).unwrap();
     assert_eq!(mesh.recv(1, 5).unwrap().0, b"behind it");
     assert_eq!(mesh.shared.inbox.state().waiting[&1].open(), 1, "until it is closed");
-    // One within a frame that is not finished.
+    // One within a frame whose bytes never come: the mesh keeps the descriptor until the stream ends.
     let (socket, other_end) = lingering();
-    second.write_all(&[4, 0, 0, 0, 2, 0, 0, 0]).unwrap();
+    second.write_all(&[4, 0, 0, 0, 1, 0, 0, 0]).unwrap();
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut along = rustix::net::SendAncillaryBuffer::new(&mut space);
     let fds = [socket.as_fd()];

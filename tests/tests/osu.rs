@@ -86,7 +86,10 @@ fn every_bench_prints_its_table_from_every_memory_to_every_memory() {
     let _alone = alone();
     for kind in 0..KINDS.len() {
         for buffers in BUFFERS {
-            right(kind, buffers, &[0, 1, 2, 4, 8, 16], &["-m", "0:16", "-i", "4", "-x", "1", "-W", "16"]);
+            let args = ["-m", "0:16", "-i", "4", "-x", "1", "-W", "16"];
+            // The latency test has one message at a time.
+            let args = &args[..if kind == 0 { 6 } else { 8 }];
+            right(kind, buffers, &[0, 1, 2, 4, 8, 16], args);
         }
     }
 }
