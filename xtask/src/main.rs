@@ -2,6 +2,7 @@
 
 mod bindings;
 mod cuda;
+mod files;
 mod gpu;
 mod kmod;
 mod layout;
@@ -10,10 +11,12 @@ mod plugin;
 mod process;
 mod programs;
 mod progress;
+mod promises;
 mod runner;
 mod steps;
 mod system;
 mod vm;
+mod workspace;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -64,6 +67,12 @@ enum Task {
     /// Write abi.rs from abi.h and the bindings of libibverbs from verbs.h (needs libclang and rustfmt).
     Bindings {
         /// Write nothing; fail if a committed file differs.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Write docs/promises.md, the list of each promise's tests, from the tests' names.
+    Promises {
+        /// Write nothing; fail if the committed page differs, or if a promise has no test.
         #[arg(long)]
         check: bool,
     },
@@ -147,6 +156,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             runner::test(paths, &runner::Options { strict, full, quick, no_install, limit, only })
         }
         Task::Bindings { check } => bindings::run(&paths, check, Guard::NONE).map(|()| ExitCode::SUCCESS),
+        Task::Promises { check } => promises::run(&paths, check).map(|()| ExitCode::SUCCESS),
         Task::Gpu { bundle: false, .. } => {
             gpu::explain();
             Ok(ExitCode::SUCCESS)
