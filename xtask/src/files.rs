@@ -1,7 +1,7 @@
 //! Files of the repository: finding them, writing them, and comparing a committed file with what a task makes.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
@@ -42,6 +42,21 @@ pub fn put(file: &Path, content: &[u8]) -> Result<()> {
     fs::write(file, content).with_context(|| format!("cannot write {}", file.display()))
 }
 
+/// Copies a folder with all that is below the folder.
+pub fn copy_folder(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
+    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_folder(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), &target).with_context(|| format!("cannot write {}", target.display()))?;
+        }
+    }
+    Ok(())
+}
+
 /// A committed file that a task makes from something else.
 pub struct Made<'a> {
     /// The file, from the repository root.
@@ -75,9 +90,47 @@ impl Made<'_> {
     }
 }
 
+/// The path without `.` and `..`; `None` if the path leads out of the folder that it starts from.
+pub fn normal(path: &Path) -> Option<PathBuf> {
+    let mut normal = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => normal.push(name),
+            Component::CurDir => {}
+            Component::ParentDir if normal.pop() => {}
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return None,
+        }
+    }
+    Some(normal)
+}
+
+/// The way from a folder to a file, both being normal paths from the same root.
+pub fn relative(folder: &Path, file: &Path) -> PathBuf {
+    let shared = folder.components().zip(file.components()).take_while(|(a, b)| a == b).count();
+    let up = folder.components().skip(shared).map(|_| Component::ParentDir);
+    up.chain(file.components().skip(shared)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_lose_their_dots_and_none_leads_out() {
+        assert_eq!(normal(Path::new("docs/../src/./lib.rs")), Some("src/lib.rs".into()));
+        assert_eq!(normal(Path::new("docs/..")), Some("".into()));
+        assert_eq!(normal(Path::new("docs/../../other")), None);
+        assert_eq!(normal(Path::new("/etc/passwd")), None);
+    }
+
+    #[test]
+    fn the_way_from_a_folder_to_a_file_goes_up_only_where_they_differ() {
+        let way = |folder, file| relative(Path::new(folder), Path::new(file)).display().to_string();
+        assert_eq!(way("", "docs/a.md"), "docs/a.md");
+        assert_eq!(way("docs", "docs/a.md"), "a.md");
+        assert_eq!(way("docs", "README.md"), "../README.md");
+        assert_eq!(way("files/src/bin", "files/docs/a.svg"), "../../docs/a.svg");
+    }
 
     #[test]
     fn a_committed_file_that_differs_is_named_with_line_and_task() {

@@ -6,6 +6,7 @@ mod files;
 mod gpu;
 mod kmod;
 mod layout;
+mod markdown;
 mod package;
 mod plugin;
 mod process;
@@ -13,6 +14,7 @@ mod programs;
 mod progress;
 mod promises;
 mod runner;
+mod site;
 mod steps;
 mod system;
 mod vm;
@@ -76,6 +78,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Build docs/ as a site with search, rustdoc beside it, and print where it is (compiles mdBook once).
+    Docs,
     /// Say what to run on a GPU host, or gather what runs there.
     Gpu {
         /// Build the release binaries, device code included, into one folder.
@@ -157,6 +161,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Task::Bindings { check } => bindings::run(&paths, check, Guard::NONE).map(|()| ExitCode::SUCCESS),
         Task::Promises { check } => promises::run(&paths, check).map(|()| ExitCode::SUCCESS),
+        Task::Docs => {
+            println!("{}", site::build(&paths, Guard::NONE)?.display());
+            Ok(ExitCode::SUCCESS)
+        }
         Task::Gpu { bundle: false, .. } => {
             gpu::explain();
             Ok(ExitCode::SUCCESS)

@@ -12,10 +12,28 @@ use crate::progress::Guard;
 pub struct Package {
     /// The package's name.
     pub name: String,
+    /// What the package is, in one line.
+    pub description: String,
     /// The package's folder, from the repository root.
     folder: PathBuf,
-    /// The main files of the package's targets, from the repository root.
-    targets: Vec<PathBuf>,
+    targets: Vec<Target>,
+}
+
+struct Target {
+    name: String,
+    is_library: bool,
+    is_program: bool,
+    /// The target's main file, from the repository root.
+    file: PathBuf,
+}
+
+impl Package {
+    /// The folder that rustdoc writes for the package's library, else for the package's program.
+    pub fn rustdoc_folder(&self) -> Option<String> {
+        let library = self.targets.iter().find(|target| target.is_library);
+        let target = library.or_else(|| self.targets.iter().find(|target| target.is_program))?;
+        Some(target.name.replace('-', "_"))
+    }
 }
 
 /// All packages, by name, the package of the root first.
@@ -33,15 +51,20 @@ fn parse(metadata: &str, root: &Path) -> Result<Vec<Package>> {
         let path = PathBuf::from(text(value));
         path.strip_prefix(root).map(Path::to_path_buf).unwrap_or(path)
     };
+    let target = |target: &serde_json::Value| {
+        let kinds: Vec<_> = target["kind"].as_array().into_iter().flatten().map(text).collect();
+        Target {
+            name: text(&target["name"]),
+            is_library: kinds.iter().any(|kind| kind.ends_with("lib") || kind == "proc-macro"),
+            is_program: kinds.iter().any(|kind| kind == "bin"),
+            file: file(&target["src_path"]),
+        }
+    };
     let package = |package: &serde_json::Value| Package {
         name: text(&package["name"]),
+        description: text(&package["description"]),
         folder: file(&package["manifest_path"]).parent().unwrap_or(Path::new("")).to_path_buf(),
-        targets: package["targets"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .map(|target| file(&target["src_path"]))
-            .collect(),
+        targets: package["targets"].as_array().into_iter().flatten().map(target).collect(),
     };
     let packages = metadata["packages"].as_array().context("cargo metadata names no packages")?;
     let mut packages: Vec<_> = packages.iter().map(package).collect();
@@ -52,7 +75,7 @@ fn parse(metadata: &str, root: &Path) -> Result<Vec<Package>> {
 /// The package that a file belongs to: the package that has a target of this file, else the package with the
 /// nearest folder above.
 pub fn owner<'a>(packages: &'a [Package], file: &Path) -> Option<&'a Package> {
-    let has_target = |package: &&Package| package.targets.iter().any(|target| target == file);
+    let has_target = |package: &&Package| package.targets.iter().any(|target| target.file == file);
     let above = packages.iter().filter(|package| file.starts_with(&package.folder));
     packages
         .iter()
@@ -81,5 +104,12 @@ mod tests {
         assert_eq!(owner("tests/tests/one.rs"), "suites");
         assert_eq!(owner("tests/src/helper.rs"), "suites");
         assert_eq!(owner("src/bin/whole/part.rs"), "whole");
+    }
+
+    #[test]
+    fn the_package_of_the_root_comes_first_and_rustdoc_prefers_the_library() {
+        let packages = parse(METADATA, Path::new("/r")).unwrap();
+        let found: Vec<_> = packages.iter().map(|p| (p.name.as_str(), p.rustdoc_folder().unwrap())).collect();
+        assert_eq!(found, [("whole", "whole_lib".into()), ("suites", "suite_bin".into())]);
     }
 }
