@@ -70,7 +70,8 @@ fn of_rdma_core(version: &str) -> Option<&str> {
 #[cfg(feature = "bindings")]
 mod made {
     use super::*;
-    use anyhow::{Context, bail};
+    use crate::files;
+    use anyhow::Context;
     use bindgen::Builder;
 
     /// A committed file.
@@ -224,26 +225,9 @@ mod made {
     ];
 
     pub fn one(paths: &Paths, check: bool, made: &Made) -> Result<()> {
-        let Made { rust, header, .. } = made;
         let text = generate(paths, made)?;
-        let path = paths.root.join(rust);
-        if !check {
-            return fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()));
-        }
-        let committed =
-            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        if committed == text {
-            println!("{rust} is what {header} says");
-            return Ok(());
-        }
-        let line = committed.lines().zip(text.lines()).take_while(|(a, b)| a == b).count();
-        let of = |text: &str| text.lines().nth(line).unwrap_or("(the end)").to_string();
-        bail!(
-            "{rust} is not what {header} says; line {}:\n  committed  {}\n  generated  {}\nrun: cargo xtask bindings",
-            line + 1,
-            of(&committed),
-            of(&text)
-        );
+        let committed = files::Made { file: made.rust, source: made.header, task: "cargo xtask bindings" };
+        committed.write(&paths.root, &text, check)
     }
 
     fn generate(paths: &Paths, made: &Made) -> Result<String> {

@@ -2,18 +2,23 @@
 
 mod bindings;
 mod cuda;
+mod files;
 mod gpu;
 mod kmod;
 mod layout;
+mod markdown;
 mod package;
 mod plugin;
 mod process;
 mod programs;
 mod progress;
+mod promises;
 mod runner;
+mod site;
 mod steps;
 mod system;
 mod vm;
+mod workspace;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -67,6 +72,14 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Write docs/promises.md, the list of each promise's tests, from the tests' names.
+    Promises {
+        /// Write nothing; fail if the committed page differs, or if a promise has no test.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Build docs/ as a site with search, rustdoc beside it, and print where it is (compiles mdBook once).
+    Docs,
     /// Say what to run on a GPU host, or gather what runs there.
     Gpu {
         /// Build the release binaries, device code included, into one folder.
@@ -147,6 +160,11 @@ fn run(cli: Cli) -> Result<ExitCode> {
             runner::test(paths, &runner::Options { strict, full, quick, no_install, limit, only })
         }
         Task::Bindings { check } => bindings::run(&paths, check, Guard::NONE).map(|()| ExitCode::SUCCESS),
+        Task::Promises { check } => promises::run(&paths, check).map(|()| ExitCode::SUCCESS),
+        Task::Docs => {
+            println!("{}", site::build(&paths, Guard::NONE)?.display());
+            Ok(ExitCode::SUCCESS)
+        }
         Task::Gpu { bundle: false, .. } => {
             gpu::explain();
             Ok(ExitCode::SUCCESS)

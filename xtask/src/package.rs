@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::Mode;
 
+use crate::files::put;
 use crate::process::{self, Redirect};
 use crate::progress::Guard;
 use crate::system::{self, Need};
@@ -242,12 +243,6 @@ impl Maker<'_> {
 fn is_module_source(name: &str) -> bool {
     let is_code = (name.ends_with(".c") && !name.ends_with(".mod.c")) || name.ends_with(".h");
     is_code || ["Kbuild", "Makefile", "dkms.conf"].contains(&name)
-}
-
-fn put(file: &Path, content: &[u8]) -> Result<()> {
-    let folder = file.parent().expect("a file lies in a folder");
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    fs::write(file, content).with_context(|| format!("cannot write {}", file.display()))
 }
 
 fn set_mode(file: &Path, mode: u32) -> Result<()> {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::process;
 use crate::progress::Guard;
 use crate::system::{self, Need};
-use crate::{Paths, bindings, cuda, layout, plugin, programs, vm};
+use crate::{Paths, bindings, cuda, layout, plugin, programs, promises, site, vm};
 
 /// One step of the table.
 pub struct Step {
@@ -97,6 +97,14 @@ pub const STEPS: &[Step] = &[
         needs: &[Need::Rustfmt],
         about: "rustfmt finds nothing to change",
         run: |bench| bench.cargo(&["fmt", "--all", "--", "--check"]),
+    },
+    Step {
+        name: "promises",
+        budget: 1,
+        when: When::Always,
+        needs: &[],
+        about: "each promise has tests, and docs/promises.md lists them all",
+        run: |bench| passed(promises::run(&bench.paths, true)),
     },
     Step {
         name: "clippy",
@@ -201,6 +209,17 @@ pub const STEPS: &[Step] = &[
         needs: vm::NEEDS,
         about: "suites in two virtual machines that are joined by a cable",
         run: |bench| vm::step(bench, 2),
+    },
+    Step {
+        name: "site",
+        budget: 400,
+        when: When::Full,
+        needs: &[Need::Cxx],
+        about: "docs/ as a site with rustdoc beside it, no link of which is dead; compiles mdBook once",
+        run: |bench| {
+            println!("{}", site::build(&bench.paths, bench.guard)?.display());
+            Ok(Outcome::Passed)
+        },
     },
     Step {
         name: "package",
