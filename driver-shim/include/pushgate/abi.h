@@ -22,7 +22,7 @@ typedef unsigned long long pushgate_u64;
 #include <stdint.h>
 typedef uint32_t pushgate_u32;
 #if defined(__cplusplus)
-/* The type that CUDA's atomics take; the same width everywhere we run. */
+/* The type that CUDA's atomics take; it has the same width everywhere. */
 typedef unsigned long long pushgate_u64;
 #else
 typedef uint64_t pushgate_u64;
