@@ -1,4 +1,4 @@
-//! `pushgate report` as a program, on a host as it is: with a GPU or without.
+//! Tests `pushgate report` as a program on this host, with a GPU or without.
 
 use std::fs;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ impl Drop for Folder {
     }
 }
 
-/// The command in that folder, in an environment without settings and without findings.
+/// The command in this folder, in an environment without settings and without findings.
 fn pushgate(folder: &Folder, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pushgate"));
     command
@@ -123,14 +123,14 @@ fn it_takes_the_files_that_are_named() {
     ] {
         assert!(whole.contains(word), "{word}");
     }
-    // The same file by the variable.
+    // The same file, named by the variable.
     let mut command = pushgate(&folder, &["report", "--out", "by-variable.html"]);
     command.env("PUSHGATE_PROBE_FILE", folder.0.join("found.toml"));
     let (output, err) = run(command);
     assert!(output.status.success(), "{err}");
     assert!(page(&folder, "by-variable.html").contains("points measured"));
 
-    // What was named must be there and right; what was kept is only missed.
+    // A file that was named must exist and be right; kept findings may be missing.
     fs::write(folder.0.join("found.toml"), "format = 9").unwrap();
     for args in [["--findings", "found.toml"], ["--findings", "none.toml"], ["--topology", "found.toml"]] {
         let args = ["report", "--out", "other.html", args[0], args[1]];
