@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn p7_a_proxy_that_dies_before_its_queue_pair_is_watched_ends_the_queue_pair_all_the_same() {
+    fn p7_a_proxy_that_dies_before_its_queue_pair_is_watched_ends_the_queue_pair() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let members = Members::default();
         let mut watch = Watch::start(ours.as_fd(), members.clone()).unwrap();

@@ -61,7 +61,7 @@ fn kept(folder: &Folder) -> Vec<PathBuf> {
 }
 
 #[test]
-fn it_measures_and_keeps_what_it_found() {
+fn a_probe_measures_and_keeps_its_findings() {
     let folder = Folder::new("keeps");
     let (output, out, err) = run(&folder, &[]);
     assert!(output.status.success(), "{err}");
@@ -133,7 +133,7 @@ fn json_is_the_file() {
 }
 
 #[test]
-fn what_it_cannot_read_is_a_sentence() {
+fn findings_that_cannot_be_read_are_reported_in_a_sentence() {
     let folder = Folder::new("garbage");
     let file = folder.0.join("probe.toml");
     let name = file.to_str().unwrap();

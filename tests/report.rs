@@ -60,7 +60,7 @@ fn page(folder: &Folder, name: &str) -> String {
 }
 
 #[test]
-fn it_writes_a_page_and_never_over_another() {
+fn a_report_is_written_and_never_over_another_file() {
     let folder = Folder::new("writes");
     let (output, err) = run(pushgate(&folder, &["report"]));
     assert!(output.status.success(), "{err}");
@@ -99,7 +99,7 @@ fn it_writes_a_page_and_never_over_another() {
 }
 
 #[test]
-fn it_takes_the_files_that_are_named() {
+fn a_report_takes_the_files_that_are_named() {
     let folder = Folder::new("files");
     let shape = "version = 1\n[[root_complex]]\nname = \"left\"\n\
                  [[device]]\naddress = \"ffff:01:00.0\"\nparent = \"left\"\nrole = \"switch\"\nspeed = 32.0\nwidth = 16\n\

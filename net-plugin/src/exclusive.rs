@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time_and_nobody_after_a_panic() {
+    fn one_thread_at_a_time_enters_and_none_after_a_panic() {
         let cell = Exclusive::new(1);
         assert_eq!(cell.enter(|v| (*v, cell.enter(|v| *v))), Some((1, None)));
         assert_eq!(cell.enter(|v| *v), Some(1));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_visitor_is_waited_for_and_waits_for_nobody() {
+    fn a_visitor_is_refused_while_the_value_is_used_and_the_user_waits_for_a_visitor() {
         let cell = Exclusive::new(0u64);
         assert_eq!(cell.enter(|_| cell.visit(|v| *v)), Some(Err(Refused::Busy)));
         let done = std::sync::atomic::AtomicBool::new(false);

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_survive_and_garbage_does_not() {
+    fn a_handle_is_read_back_and_garbage_is_refused() {
         for address in [
             Address::Unix([7; 16]),
             Address::Tcp("10.1.2.3:4567".parse().unwrap()),

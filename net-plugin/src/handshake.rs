@@ -483,7 +483,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_version_is_named_whatever_else_its_greeting_says() {
+    fn a_greeting_of_another_version_is_refused_by_its_version() {
         let say = |version: u32, offer: &str| {
             let nonce = [7u8; 16];
             let text = format!(r#"{{"version":{version},"nonce":{nonce:?},"offer":{offer}}}"#);

@@ -467,7 +467,7 @@ mod tests {
 
     /// A peer has these descriptors before there is a queue pair.
     #[test]
-    fn p8_what_a_peer_is_handed_over_local_it_can_only_read() {
+    fn p8_memory_that_a_peer_is_handed_over_local_is_read_only_for_the_peer() {
         let runtime = Runtime::of_a_test(crate::testing::WINDOW);
         let halves = [Role::Send, Role::Receive].map(|role| Half::new(&runtime, role, None).unwrap());
         let [ours, theirs] = [&halves[0], &halves[1]].map(|half| half.offer().unwrap());

@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_invitation_survives() {
+    fn an_invitation_is_read_back_as_it_was_written() {
         let i = Invitation { key: 0x8765_4321, offset: 0x1234_5678_9abc_def0 };
         assert_eq!(Invitation::decode(&i.encode()), i);
     }

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_its_registration_is_refused() {
+    fn a_buffer_beyond_its_registration_is_refused() {
         let mr = Mr { key: 9, address: 0x1000, bytes: 100, cuda: false, pushed: false };
         let ways = Ways { regions: true, in_record: true, whole: 65536, longest: 65536 };
         for (data, size) in [(0xfff, 1), (0x1000, 101), (0x1064, 1), (usize::MAX, 2)] {

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_distance_decides_where_nothing_is_asked_for() {
+    fn without_a_setting_the_distance_decides() {
         let auto = |distance| chosen(NetPath::Auto, NetLanding::Auto, distance);
         assert_eq!(ALL[..2].iter().map(|d| auto(*d)).collect::<Vec<_>>(), [(Out::Pull, Landing::Gpu); 2]);
         assert_eq!(auto(Distance::SameRootComplex), (Out::Push, Landing::Gpu));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn two_of_which_nothing_is_known_meet_in_host_memory() {
+    fn devices_of_unknown_distance_meet_in_host_memory() {
         let nothing = Way::of(None, None);
         let (plan, why) = choose(NetPath::Auto, NetLanding::Auto, &nothing, Ok(())).unwrap();
         assert_eq!(plan, Plan { out: Out::Push, landing: Landing::Host });
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_done() {
+    fn a_setting_decides_over_the_distance() {
         for way in ALL {
             assert_eq!(chosen(NetPath::Pull, NetLanding::Auto, way), (Out::Pull, Landing::Gpu));
             assert_eq!(chosen(NetPath::Push, NetLanding::Gpu, way), (Out::Push, Landing::Gpu));

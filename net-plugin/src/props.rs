@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sysfs_says_is_understood() {
+    fn values_of_sysfs_are_parsed() {
         assert_eq!(speed("100 Gb/sec (4X EDR)\n"), Some(100_000));
         assert_eq!(speed("2.5 Gb/sec (1X SDR)"), Some(2_500));
         assert_eq!(speed(""), None);

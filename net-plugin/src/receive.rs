@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn p7_a_receive_behind_the_end_of_its_connection_is_taken_and_its_test_says_how_it_ended() {
+    fn p7_a_receive_posted_after_the_end_of_its_connection_is_taken_and_its_test_returns_the_cause() {
         let buffer = room::<ROOM>();
         let Pair { comm, peer, socket } = pair(Role::Receive);
         let mr = comm.register(buffer.as_ptr() as usize, ROOM, Kind::Host).unwrap();
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn p8_what_a_peer_says_of_a_message_in_slices_is_checked() {
+    fn p8_a_peers_claims_about_a_message_in_slices_are_checked() {
         for (bytes, says) in [
             (ROOM as u64 + 1, "1001 bytes arrived for a buffer of 1000"),
             (u64::MAX >> 8, "for a buffer of 1000"),

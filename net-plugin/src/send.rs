@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn p7_a_send_behind_the_end_of_its_connection_is_taken_and_its_test_says_how_it_ended() {
+    fn p7_a_send_posted_after_the_end_of_its_connection_is_taken_and_its_test_returns_the_cause() {
         let Pair { comm, peer, socket } = pair(Role::Send);
         let payload = [7u8; 64];
         // As a peer does that closes in order.
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn p5_memory_that_is_deregistered_amid_its_slices_is_not_read_any_more() {
+    fn p5_memory_deregistered_between_slices_is_not_read_any_more() {
         let (payload, mut room) = (vec![7u8; BYTES], vec![0u8; BYTES]);
         let Pair { comm, mut peer, socket: _socket } = pair(Role::Send);
         let proxy: &dyn Proxy = &*peer.lane.engine;
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn p5_memory_is_not_read_behind_its_deregistration_by_a_thread_that_tests_all_the_time() {
+    fn p5_memory_is_not_read_after_its_deregistration_while_a_thread_tests_all_the_time() {
         for round in 0..20 {
             let size = 64 * WINDOW as usize;
             let (mut payload, mut room) = (vec![7u8; size], vec![0u8; size]);
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_for_a_message_goes_out_of_its_region_in_slices() {
+    fn a_message_over_the_longest_goes_out_of_its_region_in_slices() {
         // More than goes through the window at once, with slices of different lengths.
         let (longest, short, whole) = (WINDOW as usize, 50_000, 5 * WINDOW as usize / 2 + 1);
         let payload: Vec<u8> = (0..whole).map(|i| (i >> 8 ^ i) as u8).collect();
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn p8_a_receiver_that_sends_what_nobody_asked_for_ends_the_connection() {
+    fn p8_a_receiver_that_answers_no_message_in_slices_ends_the_connection() {
         assert_eq!(answered(&[&[]]).unwrap(), BYTES);
         for answers in [&[&[1u8; 11][..]][..], &[&[1; 13]], &[&[], &[]]] {
             let e = answered(answers).unwrap_err();

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p7_a_peer_whose_process_has_ended_is_gone_though_its_socket_is_open() {
+    fn p7_a_peer_whose_process_has_ended_is_lost_though_its_socket_is_open() {
         let bell = EventFd::new().unwrap();
         let engine = Engine::start(bell, EngineOptions::default()).unwrap();
         let watch = Watch::start().unwrap();

@@ -622,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn four_ranks_exchange() {
+    fn four_ranks_exchange_frames_in_order() {
         let mut places = vec!["127.0.0.1:0"];
         // Not every machine has IPv6.
         places.extend(TcpListener::bind("[::1]:0").is_ok().then_some("[::1]:0"));
@@ -833,7 +833,7 @@ mod tests {
     }
 
     #[test]
-    fn p7_nobody_waits_for_ever() {
+    fn p7_ranks_that_never_come_or_answer_end_the_set_up_at_the_timeout() {
         // Within the limit two clients say who they are.
         let limit = patience(Duration::from_secs(2));
         let short = |rank, size| Me::new("red", rank, size, limit).unwrap();

@@ -64,7 +64,7 @@ fn p7_a_frame_that_one_rank_does_not_finish_hides_no_other_ranks_death() {
 }
 
 #[test]
-fn p7_what_times_out_within_a_frame_leaves_the_stream_at_a_frames_end() {
+fn p7_a_send_that_times_out_within_a_frame_leaves_whole_frames_on_the_stream() {
     let (mesh, _lost, mut others) = by_hand(2, Duration::from_millis(300));
     let other = others.pop().unwrap();
     let body = vec![7; 1 << 20];
@@ -170,7 +170,7 @@ fn p8_a_rank_that_floods_this_one_with_descriptors_is_lost_before_they_run_out()
 }
 
 #[test]
-fn p8_descriptors_with_what_is_no_set_up_lose_the_rank_that_sent_them() {
+fn p8_descriptors_on_a_frame_that_is_no_set_up_lose_the_rank_that_sent_them() {
     for label in [BYE, 1, 2, 3, 15] {
         let (_mesh, lost, others) = by_hand(2, hang());
         send_message(&others[0], &label.to_le_bytes(), &[std::io::stdin().as_fd()]).unwrap();
@@ -279,7 +279,7 @@ fn p8_a_rank_that_offers_anew_all_the_time_and_reads_nothing_leaves_descriptors_
 }
 
 #[test]
-fn p7_the_word_of_an_end_that_breaks_as_its_rank_leaves_comes_before_the_farewell() {
+fn p7_the_report_of_an_end_that_breaks_as_its_rank_leaves_comes_before_the_farewell() {
     for _ in 0..50 {
         let [(a, _), (_b, heard)] = pair(hang());
         let set_up = a.set_up(1, LABEL);
@@ -476,7 +476,7 @@ fn p7_an_end_that_breaks_alone_tells_its_peer_over_the_set_ups_socket() {
 }
 
 #[test]
-fn p8_a_rank_that_talks_of_queue_pairs_without_end_is_lost_or_ends_the_attempt() {
+fn p8_a_rank_that_sends_set_up_frames_without_end_is_lost_or_ends_the_attempt() {
     let (mesh, lost, mut others) = by_hand(2, Duration::from_millis(300));
     let mut other = others.pop().unwrap();
     let done = AtomicBool::new(false);

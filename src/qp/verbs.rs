@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p7_an_engine_that_nobody_can_wake_polls() {
+    fn p7_an_engine_that_nothing_can_wake_polls() {
         assert_eq!(wake(true, Rings::Host), Wake::Doorbell);
         assert_eq!(wake(true, Rings::Device { interrupts: true }), Wake::Doorbell);
         assert_eq!(wake(true, Rings::Device { interrupts: false }), Wake::Polled);

@@ -888,7 +888,7 @@ fn a_user_at_its_limit_of_slices_stops_no_other() {
 
 #[test]
 #[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
-fn a_user_has_so_many_slices_and_no_more() {
+fn a_user_gets_no_more_slices_than_the_limit() {
     let Some(_guard) = alone() else { return };
     let _limit = SliceLimit::slices(4);
     let take = |device: &Device| device.slice(PAGE, 0).map(|slice| slice.offset);
@@ -920,7 +920,7 @@ fn a_user_has_so_many_slices_and_no_more() {
 
 #[test]
 #[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
-fn what_was_given_back_is_had_again_in_parts() {
+fn a_slice_given_back_can_be_taken_again_in_parts() {
     let Some(_guard) = alone() else { return };
     let limit = SliceLimit::new(3 * MIB);
     let (first, second) = (function(0), function(0));
@@ -986,7 +986,7 @@ fn overlaps_of_retired_slices_count_once() {
 
 #[test]
 #[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
-fn a_limit_holds_for_those_who_ask_at_once() {
+fn a_limit_holds_for_calls_at_the_same_time() {
     let Some(_guard) = alone() else { return };
     let _limit = SliceLimit::new(5 * 64 * PAGE);
     for _ in 0..20 {
@@ -1366,7 +1366,7 @@ fn host_and_guest_see_each_others_stores() {
 
 #[test]
 #[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
-fn the_hosts_rings_wake_only_who_is_armed() {
+fn the_hosts_rings_wake_only_an_armed_doorbell() {
     let Some(_guard) = alone() else { return };
     let device = function(2);
     let (bell, other) = (EventFd::new().unwrap(), EventFd::new().unwrap());

@@ -398,7 +398,7 @@ fn p7_the_proxy_process_dies_and_all_ranks_end() {
 // -------------------------------------------------------------- custom_kernel
 
 #[test]
-fn a_kernel_of_your_own() {
+fn a_users_own_kernel_compiles_and_runs() {
     let _one = alone();
     for device in ["cpu", "auto"] {
         let ended = Run::start("custom_kernel", &[], &[("PUSHGATE_DEVICE", device)]).end(limit());

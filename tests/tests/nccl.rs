@@ -331,7 +331,7 @@ fn p7_a_peer_that_is_killed_ends_its_requests() {
 }
 
 #[test]
-fn it_is_loaded_unloaded_and_loaded_again() {
+fn the_plugin_can_be_loaded_unloaded_and_loaded_again() {
     for version in [8, 11] {
         run(&format!("reload --version {version} --groups 50"));
     }

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn without_root_it_says_so() {
+    fn facts_that_need_root_say_so() {
         let config = parse(&space()[..64]);
         assert_eq!((config.express, config.acs), (Read::NeedsRoot, Read::NeedsRoot));
         let conventional = parse(&space()[..256]);

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn it_changes_with_the_hardware_alone() {
+    fn the_fingerprint_changes_only_with_the_hardware() {
         let one = host(&["0000:17:00.0"]);
         let name = one.fingerprint("cuda");
         assert!(name.len() == 16 && name.bytes().all(|b| b.is_ascii_hexdigit()));

@@ -135,7 +135,7 @@ fn functions_above_themselves_have_no_place() {
 }
 
 #[test]
-fn files_that_are_none_or_too_long_do_not_hold_it_up() {
+fn pipes_devices_and_files_that_are_too_long_do_not_hold_up_the_reader() {
     let long = vec![b'7'; 3 << 20];
     let file = format!("sys/devices/{GPU}/numa_node");
     let t = spoiled(
@@ -159,7 +159,7 @@ fn files_that_are_none_or_too_long_do_not_hold_it_up() {
 }
 
 #[test]
-fn without_permission_it_says_who_may() {
+fn unreadable_files_give_a_note_that_says_who_may_read() {
     let host = host();
     let file = host.at(&format!("sys/devices/{GPU}/config"));
     fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();

@@ -236,7 +236,7 @@ fn a_chain_that_is_too_long_is_refused() {
 
 proptest! {
     #[test]
-    fn no_text_makes_it_panic(text in "\\PC{0,200}", cut in 0..NCCL.len(), with in "\\PC{0,12}") {
+    fn no_text_makes_the_reader_panic(text in "\\PC{0,200}", cut in 0..NCCL.len(), with in "\\PC{0,12}") {
         let _ = Topology::from_toml(&text);
         let _ = Topology::from_nccl(&text);
         for whole in [NCCL, example()] {

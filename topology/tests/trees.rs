@@ -235,7 +235,7 @@ fn numa_nodes_of_one_package_are_one_socket() {
 }
 
 #[test]
-fn a_node_that_is_not_told_is_unknown_unless_there_is_one_alone() {
+fn an_unreported_node_is_unknown_unless_the_host_has_only_one() {
     let far = ("pci0000:97/0000:97:01.0/0000:98:00.0", -1);
     let near = [("pci0000:15/0000:15:01.0/0000:16:00.0", 0)];
     let pair = only_pair(&spread(&Host::server(2), &near, far));
