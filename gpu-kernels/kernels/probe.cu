@@ -22,7 +22,7 @@ struct probe_copy_params {
 	u64 places;
 	u64 chunk;	// bytes of a block's slice between two flags
 	u64 wait_flags; // host, a word for each block: how many chunks are there to be copied; 0: all
-	u64 set_flags;	// how many chunks this side has copied, a word for each block; 0: nobody waits
+	u64 set_flags;	// how many chunks this side has copied, a word for each block; 0: no side waits for it
 	u64 go;		// host: the number of the last message that may begin; 0: all, and timed
 	u64 done;	// host: the last message that is complete; 0: not reported
 	u64 meeting;	// device, zeroed: a word for each block, and one for `go` handed on

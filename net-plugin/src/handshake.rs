@@ -3,7 +3,7 @@
 //!
 //! The connector greets with nonce and offer. The listener answers with its own offer. Over RDMA
 //! both ends then say where the other may write. A sender that does not greet in time, or not as an
-//! end of this plugin would, loses its own connection and disturbs nobody else.
+//! end of this plugin would, loses its own connection and disturbs no other one.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};

@@ -93,7 +93,7 @@ impl Properties {
     ///
     /// NCCL uses its LL128 protocol if it sees GPU and NIC at one switch, and its kernels then look
     /// for lines of 128 bytes that arrive whole. An RDMA device that writes into the GPU's memory
-    /// behaves as NCCL expects of such a device; nobody guarantees that for copies by our kernel.
+    /// behaves as NCCL expects of such a device; for copies by our kernel no document guarantees that.
     /// So with those copies the device has no place on PCIe, as over `local`.
     ///
     /// NCCL need not know how messages leave. Everything else is independent of the plan: ranks of

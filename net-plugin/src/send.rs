@@ -155,7 +155,7 @@ impl Sender {
         if self.large.as_ref().is_some_and(|l| matches!(path, Path::Slices(_)) || l.begins() || l.stopped) {
             return Ok(None);
         }
-        // A message that no receive fits would hold up messages of other tags behind it.
+        // A message that no receive fits would hold up later messages of other tags.
         if self.receives.find(tag).is_none() {
             return Ok(None);
         }

@@ -44,7 +44,7 @@ pub enum FindingsError {
     Wrong {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         reason: String,
     },
     /// There is no folder to keep the file in.

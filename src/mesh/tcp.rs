@@ -4,8 +4,8 @@
 //! rank 0, to which it is connected already.
 //!
 //! The port is open to every host that reaches it. So a greeting is limited in bytes and in time,
-//! all greetings are read side by side, and a wrong one costs its sender the connection and nobody
-//! else anything. None of this keeps out a sender that wants to get in: docs/operations.md.
+//! all greetings are read side by side, and a wrong one costs only its sender the connection. None
+//! of this keeps out a sender that wants to get in: docs/operations.md.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Read};

@@ -6,7 +6,7 @@
 //! for rank 1, and so on.
 //!
 //! Any process of this host can connect to the name. So greetings are read side by side, limited in
-//! bytes and in time, and a wrong one costs its sender the connection and nobody else anything.
+//! bytes and in time, and a wrong one costs only its sender the connection.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};

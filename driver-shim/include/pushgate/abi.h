@@ -123,7 +123,7 @@ typedef uint64_t pushgate_u64;
 /*
  *   w0  55:48 status   47:40 opcode   31:0 wr_id
  *   w1  31:0 length
- * Lap as above, from the CQ's own cursor.
+ * Each word has a lap in bits 63:56, from the CQ's own cursor.
  */
 #define PUSHGATE_CQE_WORDS 2
 #define PUSHGATE_CQE_STATUS_SHIFT 48

@@ -47,7 +47,7 @@ pub(crate) enum Follows {
     Runs,
     /// The work becomes part of a graph.
     Captures,
-    /// It can't be found out.
+    /// The driver can't tell.
     Unknown,
 }
 
