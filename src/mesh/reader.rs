@@ -159,13 +159,13 @@ impl Shared {
         let label = bytes.get(..4).map(|label| u32::from_le_bytes(label.try_into().expect("four bytes")));
         if !fds.is_empty() && label.is_none_or(|label| label < QUEUE_PAIRS) {
             drop_elsewhere(fds);
-            return Err("it sent descriptors with what is no set-up of a queue pair".into());
+            return Err("it sent descriptors with a frame that is no set-up of a queue pair".into());
         }
         let Some(label) = label else { return Err("it sent a frame without a label".into()) };
         bytes.drain(..4);
         let too_much = || {
             format!(
-                "it sent more than {} bytes that nobody asked for, or more than {} descriptors where all ranks \
+                "it sent more than {} bytes that no call asked for, or more than {} descriptors where all ranks \
                  together sent more than {}",
                 most.bytes, most.share, most.fds
             )
@@ -174,7 +174,8 @@ impl Shared {
             BYE => return Ok(Some(Leaving::Bye)),
             BEAT => {}
             END => {
-                let ended = set_up::parse_end(rank, &bytes).ok_or("it sent an end of no queue pair")?;
+                let ended = set_up::parse_end(rank, &bytes)
+                    .ok_or("it reported an end without a valid label or status")?;
                 let fits = set_up::ended(&mut self.inbox.state(), ended, most);
                 self.inbox.arrived.notify_all();
                 (events.ended)(ended);

@@ -383,7 +383,7 @@ impl<'a> Me<'a> {
             }
             greetings.retain(|g| {
                 if g.until <= now {
-                    tracing::warn!(rank = self.rank, from = %g.from, "a stranger that says nothing");
+                    tracing::warn!(rank = self.rank, from = %g.from, "closed a connection that sent no greeting in time");
                 }
                 g.until > now
             });
@@ -424,7 +424,7 @@ impl<'a> Me<'a> {
                     // Not a rank of ours. Its sender could not read an answer of ours, so send
                     // none.
                     Err(why) => {
-                        tracing::warn!(rank = self.rank, from = %g.from, "a stranger: {why}");
+                        tracing::warn!(rank = self.rank, from = %g.from, "refused a connection at the rendezvous: {why}");
                         continue;
                     }
                 };
@@ -726,7 +726,10 @@ mod tests {
         let (with, without) = (best(&slow), best(&[]));
         // Waiting for a stranger would cost the whole time limit. The term with `without` leaves
         // room for a slow machine.
-        assert!(with < GREETING / 2 + 4 * without, "{with:?} with strangers that stay, {without:?} without");
+        assert!(
+            with < GREETING / 2 + 4 * without,
+            "{with:?} with strangers that stay connected, {without:?} without"
+        );
     }
 
     #[test]

@@ -211,7 +211,7 @@ impl Me<'_> {
                         links[from as usize] = Some(Link { stream: Stream::Unix(g.stream), process });
                     }
                     Err(why) => {
-                        tracing::warn!(rank = self.rank, "a stranger at the rendezvous: {why}");
+                        tracing::warn!(rank = self.rank, "refused a connection at the rendezvous: {why}");
                         last_refused = format!(" (the last that was refused: {why})");
                         self.refuse(&Stream::Unix(g.stream), &why);
                     }
@@ -223,7 +223,7 @@ impl Me<'_> {
                         // Any process can connect to the name; processes of other users are refused
                         // before they are read.
                         if let Err(e) = check_owner(&stream, self.rank) {
-                            tracing::warn!(rank = self.rank, "a stranger at the rendezvous: {e}");
+                            tracing::warn!(rank = self.rank, "refused a connection at the rendezvous: {e}");
                             continue;
                         }
                         // The oldest connection is the least likely to be a rank of ours.
