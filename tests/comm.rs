@@ -242,7 +242,7 @@ fn p7_a_rank_whose_connection_is_not_taken_ends_at_its_limit() {
     }
     let rank = beside(move || {
         let context = context(Duration::from_millis(300));
-        Comm::connect(&context, &job, 1, 2).err().expect("nobody takes it in")
+        Comm::connect(&context, &job, 1, 2).err().expect("no rank accepts it")
     });
     let e = ends(&rank);
     assert!(matches!(e, Error::TimedOut { .. }), "{e}");

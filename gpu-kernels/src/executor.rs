@@ -173,7 +173,7 @@ pub enum DeviceError {
         source: std::io::Error,
     },
     /// A resident kernel has died or can't be started.
-    #[error("kernel `{kernel}` is lost: {reason}; make it anew, in another process if the context is lost")]
+    #[error("kernel `{kernel}` is lost: {reason}; make a new one, in another process if the context is lost")]
     Lost {
         /// The kernel's name.
         kernel: String,

@@ -269,8 +269,8 @@ impl Shared {
         self.start_next(&mut launcher, linger)
     }
 
-    /// For an operation that begins: whether the present launch has served so long that another
-    /// should take over. Uses the time of the operation before, which saves reading the clock.
+    /// Whether the present launch has served so long that another should take over; asked when an
+    /// operation begins. Uses the time of the operation before, which saves reading the clock.
     fn is_old(&self) -> bool {
         let [last, launched] = [&self.last_launch, &self.launched_at].map(|at| at.load(Ordering::Relaxed));
         last.saturating_sub(launched) > AGE.as_nanos() as u64

@@ -235,7 +235,7 @@ impl Comm {
             engine.remove_region(self.link.qp, key)?;
             let how = match kind {
                 Kind::Cuda(Some(_)) => "by the dma-buf that NCCL gave",
-                _ => "by its address, for NCCL gave no dma-buf (NCCL_DMABUF_ENABLE?)",
+                _ => "by its address, because NCCL gave no dma-buf (NCCL_DMABUF_ENABLE?)",
             };
             return Err(failed(&format!(
                 "the RDMA device does not take that memory {how}; set PUSHGATE_PATH=push and PUSHGATE_LANDING=host \

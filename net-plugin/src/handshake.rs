@@ -365,7 +365,7 @@ impl Runtime {
         let connecting = match mark {
             0 => Connecting { handle: wanted, stage: Stage::Again },
             _ => table().remove(&mark).filter(|c| c.handle == wanted).ok_or_else(|| {
-                let text = format!("a connection handle that says attempt {mark}, which nobody made");
+                let text = format!("a connection handle that names attempt {mark}, which was never begun");
                 Failure::new(Code::Argument, text)
             })?,
         };

@@ -16,7 +16,7 @@ fn the_committed_plot_is_what_the_code_makes() {
     let made = hops::plot(&rows(), Hop::Switch).svg();
     assert!(
         docs("pcie-latency-by-hops.svg") == made,
-        "make it anew: pushgate model --plot docs/pcie-latency-by-hops.svg"
+        "make the plot again: pushgate model --plot docs/pcie-latency-by-hops.svg"
     );
 }
 

@@ -83,7 +83,7 @@ fn queue_pair(unsettled: bool) -> ([QueuePair; 2], Weak<dyn Window>, [WeakPiece;
     settings.set("device", "cpu").unwrap();
     let mut context = Context::builder().settings(settings).build().unwrap();
     if unsettled {
-        let inner = Arc::get_mut(&mut context.inner).expect("nobody else has it yet");
+        let inner = Arc::get_mut(&mut context.inner).expect("no other reference exists yet");
         inner.proxy = Arc::new(Unsettled(inner.proxy.clone()));
     }
     let mut meshes = Mesh::local(2, hang()).unwrap();

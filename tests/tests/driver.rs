@@ -1088,7 +1088,7 @@ fn the_module_stays_while_it_is_used() {
     let device = staging();
     device.create_staging("kept", PAGE, 1500).unwrap();
     drop(device);
-    assert!(!remove(), "an area that nobody is attached to is still somebody's");
+    assert!(!remove(), "an area that no file is attached to still holds the module");
     quiet();
     assert!(remove());
     assert!(!fs::exists("/dev/pushgate").unwrap() && !fs::exists("/dev/pushgate0").unwrap());
@@ -1105,7 +1105,7 @@ fn the_module_stays_while_it_is_used() {
     assert_eq!(info.doorbell_offset, 8);
     assert_eq!(errno(device.map_doorbell()), Errno::NODATA, "with a slice alone");
     let slice = device.slice(WINDOW - MIB - PAGE, 0).unwrap();
-    assert_eq!(slice.offset as usize, MIB + PAGE, "the doorbell's page is in nobody's slice");
+    assert_eq!(slice.offset as usize, MIB + PAGE, "the doorbell's page is in no slice");
     let page = device.map_doorbell().unwrap();
     device.ring(0x1234_5678).unwrap();
     assert_eq!(read(&page, 8) as u32, 0x1234_5678);
@@ -1158,7 +1158,7 @@ fn an_area_that_nobody_takes_up_is_freed_after_its_time() {
     let time = patience(Duration::from_millis(1400));
     device.create_staging("short", MIB, time.as_millis().try_into().unwrap()).unwrap();
     thread::sleep(time * 3 / 2);
-    assert_eq!(state()["areas"], 1, "while somebody is attached its time does not run");
+    assert_eq!(state()["areas"], 1, "while a file is attached its time does not run");
     drop(device);
     // Taken over in time, the area's time begins anew.
     for _ in 0..3 {

@@ -241,9 +241,9 @@ class queue_pair {
 		return static_cast<status>(s & 0xff);
 	}
 
-	// Waits until `ready()` is true or the queue pair ends. Reads status and clock only every
-	// 64 looks, because both cost more than the word that is waited for. `together`: all lanes
-	// of the warp wait here and must leave together.
+	// Waits until `ready()` is true, the queue pair ends, or its time limit passes (P7). Reads
+	// status and clock only every 64 looks, because both cost more than the word that is waited
+	// for. `together`: all lanes of the warp wait here and must leave together.
 	template <class F> PUSHGATE_DEVICE status wait(F ready, bool together = false)
 	{
 		backoff pause;

@@ -282,7 +282,7 @@ impl Driver {
 /// The remedy for a code, empty for codes that have none.
 fn hint(code: Code) -> &'static str {
     match code {
-        2 => "; ask for less, or see with nvidia-smi who holds the device's memory",
+        2 => "; ask for less, or look in nvidia-smi which process holds the device's memory",
         3 => "; look in the kernel log for what became of the device",
         4 => "; the process is ending: drop the device's handles before main returns",
         34 => "; a toolkit's stub libcuda was loaded: take its folder off LD_LIBRARY_PATH",

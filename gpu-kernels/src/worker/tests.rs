@@ -438,7 +438,7 @@ fn a_launch_that_has_served_for_long_is_relieved() {
         // Without relief the worker would stay between these operations. (The loop runs longer on a
         // busy machine.)
         while began.elapsed() < 8 * AGE || worker.starts() - before < 2 {
-            assert!(began.elapsed() < hang(), "nobody relieves it");
+            assert!(began.elapsed() < hang(), "the launch is not relieved");
             let lease = worker.lease(raw).unwrap();
             value += 1;
             echo(&mut queue, &memory, value);

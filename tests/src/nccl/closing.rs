@@ -165,7 +165,9 @@ impl Rank<'_> {
         let mut requests =
             if pace == Pace::Gone { Vec::new() } else { self.post(ends, &registrations, pace) };
         match pace {
-            Pace::Late => assert_eq!(self.finish(&mut requests), 0, "done, with nobody there: {requests:?}"),
+            Pace::Late => {
+                assert_eq!(self.finish(&mut requests), 0, "done, although the peer is gone: {requests:?}")
+            }
             Pace::Slow => _ = self.finish(&mut requests),
             Pace::Fast | Pace::Gone => {}
         }

@@ -567,7 +567,7 @@ pub fn garbage(o: &Options) {
     let mut handle = good;
     let begin = Instant::now();
     while let Ok(comm) = plugin.connect(ctx, &mut handle) {
-        assert!(comm.is_none(), "connected to nobody");
+        assert!(comm.is_none(), "connected to a listener that is gone");
         assert!(begin.elapsed() < hang(), "a connection to a listener that is gone never fails");
         std::thread::yield_now();
     }
@@ -702,7 +702,7 @@ pub fn killed(o: &Options) {
     let r = receive(&plugin, ends, &buffer, 1 << 20, 1, into_mr).expect("room");
     // SAFETY: the buffer outlives the connection.
     let early = unsafe { plugin.isend(ends.send, buffer.at(0), 4096, 1, out_mr) };
-    assert_eq!(early, Ok(None), "nobody has posted a receive");
+    assert_eq!(early, Ok(None), "no receive is posted");
     let mut half_made = {
         // Also a connection that is just being made with the peer.
         let mut theirs = [0; 128];
@@ -716,7 +716,7 @@ pub fn killed(o: &Options) {
     // Accepted once the plugin knows that the peer posts no more receives.
     let s = send(&plugin, ends, &buffer, 4096, 1, out_mr).expect("a post to a peer that is gone is taken");
     for (what, request) in [("receive", r), ("send", s)] {
-        let failed = wait(&plugin, request).expect_err("it ended well, with nobody there");
+        let failed = wait(&plugin, request).expect_err("it succeeded, although the peer is gone");
         println!("{what}: {failed} after {:.2} s", begin.elapsed().as_secs_f64());
         // The promise is ten seconds; a slow machine gets the same multiple of that.
         assert!(begin.elapsed() < patience(Duration::from_secs(10)), "after {:?}", begin.elapsed());
@@ -787,7 +787,7 @@ pub fn stopped(o: &Options) {
     // Over RDMA the peer's device already has the message, and the connection has not ended.
     child.kill().expect("kill");
     child.wait().expect("wait");
-    wait(&plugin, s).expect_err("nobody took it");
+    wait(&plugin, s).expect_err("no receive took it");
     close(&plugin, ends);
     plugin.finalize(ctx).expect("finalize");
 }
@@ -839,7 +839,7 @@ fn until_lost(plugin: &Plugin, ends: Ends, peer: &mut dyn Bootstrap) -> super::t
     };
     let failed = loop {
         match one() {
-            Ok(()) => assert!(begin.elapsed() < hang(), "nobody says that the GPU is lost"),
+            Ok(()) => assert!(begin.elapsed() < hang(), "no call reports that the GPU is lost"),
             Err(failed) => break failed,
         }
         std::thread::yield_now();
@@ -849,7 +849,7 @@ fn until_lost(plugin: &Plugin, ends: Ends, peer: &mut dyn Bootstrap) -> super::t
     let begin = Instant::now();
     // Both ends have ended or end now: no request waits any more.
     for request in [s, r].into_iter().flatten() {
-        wait(plugin, request).expect_err("a copy that nobody makes is done");
+        wait(plugin, request).expect_err("a copy is done, although the GPU is lost");
     }
     // Posts do not wait either: they fail, or their tests do.
     let refused = |posted: Result<Option<Ptr>, super::table::Failed>| match posted {

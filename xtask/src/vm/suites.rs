@@ -80,7 +80,7 @@ wait $!
         guests: 1,
         budget: 2,
         default: true,
-        about: "a suite that leaves a process and files behind, for the next one to miss",
+        about: "a suite that leaves a process and files behind, which the next suite must not find",
         build: &[],
         devices: &[],
         module: false,

@@ -36,7 +36,7 @@ before=$(rnr rxe0)
 outside 64 16384 8 1
 [ "$interrupts" -ge 4 ] || fail "$interrupts interrupts woke the proxy in 8 bursts"
 outside 8 65536 4 0
-[ "$interrupts" = 0 ] || fail "$interrupts interrupts and nobody rang"
+[ "$interrupts" = 0 ] || fail "$interrupts interrupts without a ring"
 [ "$(rnr rxe0)" = "$before" ] || fail "RNR counters went from $before to $(rnr rxe0)"
 unset PUSHGATE_DEVICE PUSHGATE_QP PUSHGATE_IB_DEV PUSHGATE_TIMEOUT
 

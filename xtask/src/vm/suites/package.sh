@@ -119,7 +119,7 @@ opens() {
     inside setpriv --reuid 4711 --regid 4711 --groups "$1" sh -c ': <>/dev/pushgate && : <>/dev/pushgate0' 2>/tmp/said
 }
 opens "$group" || fail "a member of the group may not open them: $(cat /tmp/said)"
-! opens 4711 || fail "somebody who is not in the group may open them"
+! opens 4711 || fail "a user who is not in the group may open them"
 says "Permission denied"
 # The module that dkms built works like the repository's.
 KMOD_DIR=/tmp inside "/tmp/${TEST_DRIVER##*/}" --exact a_device_says_what_it_offers --ignored --nocapture |
@@ -133,7 +133,7 @@ echo '#include <uapi/pushgate.h>' | inside gcc -fsyntax-only -x c -
 printf '#include <pushgate/device.cuh>\n' | inside g++ -std=c++17 -fsyntax-only -x c++ -
 
 step inside dpkg --remove pushgate
-[ ! -d /sys/module/pushgate ] || fail "the module is still loaded, and nobody uses it"
+[ ! -d /sys/module/pushgate ] || fail "the module is still loaded although it is not in use"
 [ ! -e /dev/pushgate ] || fail "there is still a device"
 step inside dpkg --purge pushgate
 ! inside getent group pushgate || fail "the group is still there"

@@ -24,7 +24,7 @@ tests "$TEST_ENDPOINT" >/tmp/all
 for name in $local_only; do
     grep -qxF "$name" /tmp/all || fail "the suite has no test $name: mend the list of those of local alone"
     set -- "$@" --skip "$name"
-    echo "not over RDMA, for it concerns the queue pair local: $name"
+    echo "not over RDMA, because it concerns the queue pair local: $name"
 done
 printf '%s\n' $local_only | sort | comm -23 /tmp/all - >/tmp/expected
 [ "$(wc -l </tmp/expected)" -gt 40 ] || fail "so few tests: $(cat /tmp/expected)"
