@@ -47,8 +47,6 @@ impl AttachedQueuePair {
     ///
     /// What lies at `offset` is checked. Anything but a window is refused, and so is a window that
     /// a device has used before, because this end begins counting at 0.
-    /// What lies there is checked and refused if it is no such window, or one that a device
-    /// has used before: this one begins at 0.
     pub fn new(
         context: &Context,
         file: &Path,

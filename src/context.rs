@@ -235,9 +235,9 @@ impl Context {
 
     /// Starts a kernel with one struct of parameters and returns at once.
     ///
-    /// # Safety Until the kernel has ended, every address among the parameters is valid for what
-    /// the kernel does with it, and no other access races with the kernel's except through the
-    /// device API.
+    /// # Safety
+    /// Until the kernel has ended, every address among the parameters is valid for what the kernel
+    /// does with it, and no other access races with the kernel's except through the device API.
     pub unsafe fn launch(
         &self,
         stream: &Stream,
@@ -378,8 +378,9 @@ impl Shared {
 
     /// `n` 8-byte words from byte `offset`, as atomics.
     ///
-    /// # Panics If the words do not lie within the memory, or in a child of `fork`, which does not
-    /// have the memory.
+    /// # Panics
+    /// If the words do not lie within the memory, or in a child of `fork`, which does not have the
+    /// memory.
     pub fn words(&self, offset: usize, n: usize) -> &[std::sync::atomic::AtomicU64] {
         self.owner.check().unwrap_or_else(|forked| panic!("{forked}"));
         self.memory.words(offset, n)

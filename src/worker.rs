@@ -49,11 +49,13 @@ enum Waiting {
 impl WorkerMover {
     /// Takes over the pulls of a worker. Nothing may have been pulled through `queue` before.
     ///
-    /// # Panics If `queue` is the worker's other direction.
+    /// # Panics
+    /// If `queue` is the worker's other direction.
     ///
-    /// # Safety All host memory of more than 256 bytes that the engine copies from, including
-    /// peers' windows and landing rings, is registered with `executor`, which must be the worker's
-    /// executor, at the address that the memory has in this process
+    /// # Safety
+    /// All host memory of more than 256 bytes that the engine copies from, including peers' windows
+    /// and landing rings, is registered with `executor`, which must be the worker's executor, at
+    /// the address that the memory has in this process
     /// ([`pushgate_gpu_kernels::Registration::device_addr`] equals the host's address). It stays
     /// registered as long as the engine has the mover: an address that is not registered ends the
     /// device's context.

@@ -21,7 +21,6 @@ pub const LONGEST: u64 = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Reads a whole text file in UTF-8 of at most [`LONGEST`] bytes.
-/// Reads a whole text file in UTF-8 of at most [`LONGEST`] bytes.
 ///
 /// The name may be that of a pipe, such as a shell's `<(command)`: then the pipe is read to its
 /// end, for at most 10 s. The error says what is wrong with the file and what to do; the caller

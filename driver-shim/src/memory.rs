@@ -214,7 +214,8 @@ impl SharedMemory {
 
     /// `n` words that begin `offset` bytes into the memory.
     ///
-    /// # Panics If `offset` is not a multiple of 8 or the words do not lie within the memory.
+    /// # Panics
+    /// If `offset` is not a multiple of 8 or the words do not lie within the memory.
     pub fn words(&self, offset: usize, n: usize) -> &[AtomicU64] {
         check_words(self.len(), offset, n);
         // SAFETY: `check_words` keeps the words inside the mapping and aligned (the mapping is page
@@ -303,12 +304,13 @@ impl ReadOnlyMemory {
 
     /// `n` words that begin `offset` bytes into the memory.
     ///
-    /// # Panics If `offset` is not a multiple of 8 or the words do not lie within the memory.
+    /// # Panics
+    /// If `offset` is not a multiple of 8 or the words do not lie within the memory.
     ///
-    /// # Safety The words may only be loaded: the pages are read-only, and a store or a
-    /// read-modify-write, even one that would change nothing, is undefined behaviour. Rust
-    /// guarantees relaxed loads on such pages; for an acquire use a relaxed load followed by
-    /// `fence(Acquire)`.
+    /// # Safety
+    /// The words may only be loaded: the pages are read-only, and a store or a read-modify-write,
+    /// even one that would change nothing, is undefined behaviour. Rust guarantees relaxed loads on
+    /// such pages; for an acquire use a relaxed load followed by `fence(Acquire)`.
     pub unsafe fn words(&self, offset: usize, n: usize) -> &[AtomicU64] {
         check_words(self.len(), offset, n);
         // SAFETY: `check_words` keeps the words inside the mapping and aligned (the mapping is page
@@ -520,7 +522,6 @@ mod tests {
         let reader = ReadOnlyMemory::from_fd(fd, SIZE).unwrap();
         // SAFETY: the range is the mapping that `reader` owns. The call must fail, and otherwise
         // would only add a permission.
-        // would only add a permission if it did not.
         let more = unsafe {
             mprotect(reader.as_ptr().as_ptr().cast(), SIZE, MprotectFlags::READ | MprotectFlags::WRITE)
         };

@@ -4,7 +4,6 @@
 //! A process that has the window finds all parts, because the control segment's header says how
 //! large they are. This serves a device that shares nothing but a BAR with its proxy, and a proxy
 //! that takes over what another one left in staging.
-//! proxy that takes up what another left in staging.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -235,7 +235,8 @@ fn inline_area(opcode: Opcode) -> Option<(usize, usize, usize)> {
 
 /// Packs `payload` into the inline area of a SEND or PUT.
 ///
-/// # Panics If the opcode has no inline area or `payload` is longer than the area.
+/// # Panics
+/// If the opcode has no inline area or `payload` is longer than the area.
 pub fn set_inline(words: &mut Words, opcode: Opcode, payload: &[u8]) {
     let (first, tops, n) = inline_area(opcode).expect("opcode without inline payload");
     assert!(payload.len() <= n * 8, "inline payload of {} bytes, at most {}", payload.len(), n * 8);

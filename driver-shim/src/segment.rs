@@ -414,8 +414,9 @@ mod tests {
         for kind in KINDS {
             let mem = segment(kind);
             assert_eq!(check_header(mem.words(0, 8), kind, mem.len()), Ok(geometry()));
-            // The ABI's own struct agrees about where the fields lie. SAFETY: the header's 56 bytes
-            // lie in the mapping, aligned; this thread is the only one with the memory.
+            // The ABI's own struct agrees about where the fields lie.
+            // SAFETY: the header's 56 bytes lie in the mapping, aligned; this thread is the only
+            // one with the memory.
             let h = unsafe { mem.as_ptr().cast::<abi::pushgate_header>().read() };
             let g = geometry();
             assert_eq!((h.magic, h.version), (u64::from_le_bytes(*b"PUSHGATE"), abi::PUSHGATE_ABI_VERSION));

@@ -117,7 +117,8 @@ impl Piece {
 
     /// A piece of `bytes` from byte `offset` on.
     ///
-    /// # Panics If the piece reaches beyond the window, or does not begin on a page.
+    /// # Panics
+    /// If the piece reaches beyond the window, or does not begin on a page.
     pub fn part(window: &Arc<dyn Window>, offset: usize, bytes: usize) -> Self {
         assert!(offset.is_multiple_of(4096) && offset.checked_add(bytes).is_some_and(|e| e <= window.len()));
         Piece { window: window.clone(), offset, bytes }
@@ -125,7 +126,8 @@ impl Piece {
 
     /// `n` words from byte `offset` of the piece, as atomics.
     ///
-    /// # Panics If the words do not lie within the piece, or the offset is not a multiple of 8.
+    /// # Panics
+    /// If the words do not lie within the piece, or the offset is not a multiple of 8.
     pub fn words(&self, offset: usize, n: usize) -> &[AtomicU64] {
         let end = n.checked_mul(8).and_then(|b| b.checked_add(offset));
         assert!(offset.is_multiple_of(8) && end.is_some_and(|end| end <= self.bytes));

@@ -36,8 +36,9 @@ impl Copies {
     /// Copies `len` bytes between device memory, registered host memory (by its device address) and
     /// memory of other GPUs. Returns at once on a GPU.
     ///
-    /// # Safety Both ranges must be valid for the copy, must not overlap, and must be left alone
-    /// until a [`Point`] made later has been passed or this queue has been dropped.
+    /// # Safety
+    /// Both ranges must be valid for the copy, must not overlap, and must be left alone until a
+    /// [`Point`] made later has been passed or this queue has been dropped.
     pub unsafe fn copy(&self, dst: u64, src: u64, len: usize) -> Result<()> {
         match &self.0 {
             // SAFETY: this function's caller promises what the inner `copy` requires.

@@ -562,8 +562,9 @@ impl Job {
 
     /// Runs one thread of the launch.
     ///
-    /// # Safety `entry` takes what `params` holds, and the caller of the launch promised that the
-    /// addresses in `params` are valid.
+    /// # Safety
+    /// `entry` takes what `params` holds, and the caller of the launch promised that the addresses
+    /// in `params` are valid.
     unsafe fn run(&self, block: usize, index: u32) {
         let gate = self
             .opened
@@ -591,7 +592,8 @@ impl Job {
 
 /// Starts all threads of a job, or none.
 ///
-/// # Safety The requirements of [`Job::run`] hold for every thread.
+/// # Safety
+/// The requirements of [`Job::run`] hold for every thread.
 unsafe fn start(job: &Arc<Job>, kernel: &str, launch: Launch) -> Result<Vec<JoinHandle<()>>> {
     let wanted = u64::from(launch.grid) * u64::from(launch.block);
     let mut handles = Vec::with_capacity(wanted as usize);

@@ -294,8 +294,9 @@ impl Context {
 
     /// Launches a kernel without any checks. The context must be current.
     ///
-    /// # Safety Function and stream belong to this context, and until the kernel ends, it may do
-    /// what it does with the memory that the parameters point to.
+    /// # Safety
+    /// Function and stream belong to this context, and until the kernel ends, it may do what it
+    /// does with the memory that the parameters point to.
     unsafe fn start(&self, function: CUfunction, stream: CUstream, launch: Launch, params: &[u8]) -> u32 {
         let mut bytes = params.to_vec();
         let mut size = bytes.len();
@@ -610,8 +611,8 @@ impl CudaBuffer {
     fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
         let _current = context.current()?;
         let mut addr = 0;
-        // At least one word, so that an empty buffer has an address too. SAFETY: writes one
-        // address.
+        // At least one word, so that an empty buffer has an address too.
+        // SAFETY: writes one address.
         let code = unsafe { (context.driver.cuMemAlloc_v2)(&mut addr, bytes.max(16)) };
         context.check("cuMemAlloc", code, || format!("allocating {bytes} bytes"))?;
         let buffer = Self { context: context.clone(), addr };
@@ -1215,8 +1216,9 @@ impl CopyStream {
 
     /// Starts a copy of `len` bytes, and marks the point after it.
     ///
-    /// # Safety `from` is valid for reads of `len` bytes, and `to` is device memory valid for
-    /// writes of `len` bytes, until the mark has been seen passed or self has been dropped.
+    /// # Safety
+    /// `from` is valid for reads of `len` bytes, and `to` is device memory valid for writes of
+    /// `len` bytes, until the mark has been seen passed or self has been dropped.
     pub(crate) unsafe fn copy(&self, to: u64, from: *const u8, len: usize) -> Result<CopyMark> {
         let context = &self.0.context;
         let mark = Event::new(context, EVENT_UNTIMED)?;
@@ -1264,7 +1266,6 @@ pub(crate) mod tests {
     /// that its parameters begin with, and an event is over at the sixth query. It aborts where a
     /// context should be current and is not, and where a call would end another thread's capture of
     /// a graph.
-    /// call would end another thread's capture of a graph.
     const DRIVER: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>

@@ -396,8 +396,9 @@ pub trait Executor: Send + Sync {
     /// Starts a kernel and returns at once. `params` are the bytes of the kernel's parameter
     /// struct.
     ///
-    /// # Safety The kernel does what its code says with the addresses in `params`. They must be
-    /// valid on this device for those accesses from now until [`Running::wait`] returns
+    /// # Safety
+    /// The kernel does what its code says with the addresses in `params`. They must be valid on
+    /// this device for those accesses from now until [`Running::wait`] returns
     /// [`WaitOutcome::Done`] or the [`Running`] is dropped.
     unsafe fn launch(
         &self,

@@ -35,9 +35,10 @@ impl CudaCopy {
     /// is registered ([`crate::Executor::register`]); for other memory it may return only after the
     /// copy.
     ///
-    /// # Safety `src_host` must be valid for reads, and `dst_dev` must be memory of this GPU valid
-    /// for writes, of `len` bytes each, until [`CudaCopy::done`] has returned `true` for the ticket
-    /// or this `CudaCopy` has been dropped (which waits).
+    /// # Safety
+    /// `src_host` must be valid for reads, and `dst_dev` must be memory of this GPU valid for
+    /// writes, of `len` bytes each, until [`CudaCopy::done`] has returned `true` for the ticket or
+    /// this `CudaCopy` has been dropped (which waits).
     pub unsafe fn start(&self, dst_dev: u64, src_host: *const u8, len: usize) -> Result<CopyTicket> {
         // SAFETY: the caller's promise.
         let mark = unsafe { self.stream.copy(dst_dev, src_host, len) }?;

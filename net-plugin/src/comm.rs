@@ -332,7 +332,8 @@ impl Comm {
     /// Sends a message. `None` means to try again: there is no room now, or no receive of that tag
     /// is posted. If the connection has ended, the request's test returns the cause.
     ///
-    /// # Safety The `size` bytes at `data` stay readable until the request is done.
+    /// # Safety
+    /// The `size` bytes at `data` stay readable until the request is done.
     #[inline]
     pub unsafe fn send(
         &self,
@@ -351,7 +352,8 @@ impl Comm {
     /// Posts a receive of one to eight buffers. `None` means to try again: there is no room now. If
     /// the connection has ended, the request's test returns the cause.
     ///
-    /// # Safety The buffers stay writable until the request is done.
+    /// # Safety
+    /// The buffers stay writable until the request is done.
     #[inline]
     pub unsafe fn receive(&self, wanted: &[Wanted<'_>]) -> Result<Option<&Request>> {
         let Side::Receive(receiver) = &self.side else { return Err(self.wrong_side("irecv")) };
@@ -466,7 +468,8 @@ impl Request {
     /// Whether the request is done. If so, calls `size` with the bytes of each buffer; from then on
     /// the request may be reused.
     ///
-    /// # Safety The request's connection is not closed.
+    /// # Safety
+    /// The request's connection is not closed.
     #[inline]
     pub unsafe fn test(&self, size: impl Fn(usize, usize)) -> Result<bool> {
         // SAFETY: a connection does not move, and the caller promises that it is not closed.

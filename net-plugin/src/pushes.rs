@@ -77,7 +77,8 @@ impl Pushes {
     /// Has the GPU push a message into the window. Returns the message's slot, or `None` if there
     /// is no room now.
     ///
-    /// # Safety The `size` bytes at `data` are memory of this GPU, and stay until the push is done.
+    /// # Safety
+    /// The `size` bytes at `data` are memory of this GPU, and stay until the push is done.
     pub unsafe fn push(
         &mut self,
         gpu: Option<&Gpu>,

@@ -123,7 +123,8 @@ impl Sender {
 
     /// Sends a message ([`crate::comm::Comm::send`]).
     ///
-    /// # Safety The requirements of [`crate::comm::Comm::send`] hold.
+    /// # Safety
+    /// The requirements of [`crate::comm::Comm::send`] hold.
     pub unsafe fn send(
         &mut self,
         link: &Link,

@@ -100,7 +100,8 @@ pub fn choose(
 /// parameters if there are some. `None` if the message does not arrive that way, or should not take
 /// it: a push where the probe saw writers collapse.
 ///
-/// # Errors A route or parameters that are impossible.
+/// # Errors
+/// A route or parameters that are impossible.
 pub fn to_nic(
     findings: Option<&Findings>,
     parameters: &Parameters,

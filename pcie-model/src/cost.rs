@@ -153,7 +153,8 @@ pub fn round_trip(hops: &[Hop], p: &Parameters) -> f64 {
 /// The rate of posted writes by SMs: the least of the wire with TLPs of `store_tlp` (pcie-bench,
 /// `mem_bw.write`), this writer's share of the link, and what the threads issue.
 ///
-/// # Errors Parameters that [`Parameters::check`] refuses.
+/// # Errors
+/// Parameters that [`Parameters::check`] refuses.
 pub fn write_rate(route: &Route, p: &Parameters) -> Result<Rate> {
     let wire = route.link.write_rate(p.store_tlp)?;
     let issue = f64::from(p.store_threads) * f64::from(p.store_bytes) / p.store_interval_ns;
@@ -214,7 +215,8 @@ pub fn read_time(route: &Route, p: &Parameters, rtt: f64, address: u64, bytes: u
 /// The time of posted writes of `bytes` at `address` in TLPs of `tlp` bytes over `hops`, in ns,
 /// from the device's port until the last one has arrived: one way, plus the wire.
 ///
-/// # Errors A `tlp` that [`crate::Link::write_wire`] refuses.
+/// # Errors
+/// A `tlp` that [`crate::Link::write_wire`] refuses.
 pub fn write_time(route: &Route, p: &Parameters, address: u64, bytes: u64, tlp: u32) -> Result<f64> {
     let link = &route.link;
     let wire = link.write_wire(address, bytes, tlp)? as f64;
@@ -344,7 +346,8 @@ impl Plan {
 /// Where payload is stored in host memory, messages longer than [`Parameters::chunk`] flow: the
 /// first chunk takes both steps one after the other, the rest goes at the rate of the slower step.
 ///
-/// # Errors A route or parameters that are impossible; `bytes` of 0.
+/// # Errors
+/// A route or parameters that are impossible; `bytes` of 0.
 pub fn estimate(way: Way, route: &Route, p: &Parameters, bytes: u64) -> Result<Estimate> {
     route.check()?;
     p.check(&route.link)?;
@@ -379,7 +382,8 @@ pub struct Crossing {
 /// All sizes between 8 B and 1 GiB at which one way overtakes another. If a pair has no crossing,
 /// one of its ways is always faster.
 ///
-/// # Errors A route or parameters that [`estimate`] refuses.
+/// # Errors
+/// A route or parameters that [`estimate`] refuses.
 pub fn crossings(route: &Route, p: &Parameters) -> Result<Vec<Crossing>> {
     let mut all = Vec::new();
     for (i, &a) in Way::ALL.iter().enumerate() {

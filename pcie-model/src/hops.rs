@@ -31,7 +31,8 @@ pub const BYTES: u64 = 64;
 /// The latencies over 1 to `most` hops of one kind. The memory that is read is as quick as the
 /// host's.
 ///
-/// # Errors A link or parameters that are impossible; `most` above 32.
+/// # Errors
+/// A link or parameters that are impossible; `most` above 32.
 pub fn by_hops(link: &Link, p: &Parameters, hop: Hop, most: u32) -> Result<Vec<Latency>> {
     link.check()?;
     p.check(link)?;

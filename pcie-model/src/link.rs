@@ -98,7 +98,8 @@ impl Link {
 
     /// Checks that such a link is possible.
     ///
-    /// # Errors The first field that is not allowed, with the allowed values.
+    /// # Errors
+    /// The first field that is not allowed, with the allowed values.
     pub fn check(&self) -> Result<()> {
         one_of("generation", self.generation, &[1, 2, 3, 4, 5, 6])?;
         one_of("lanes", self.lanes, &[1, 2, 4, 8, 16])?;
@@ -244,7 +245,8 @@ impl Link {
 
     /// GB/s of payload of writes in aligned TLPs of `tlp` bytes, if only the wire limits them.
     ///
-    /// # Errors A `tlp` that [`Link::write_wire`] refuses.
+    /// # Errors
+    /// A `tlp` that [`Link::write_wire`] refuses.
     pub fn write_rate(&self, tlp: u32) -> Result<f64> {
         Ok(self.tlp() * f64::from(tlp) / self.write_wire(0, tlp.into(), tlp)? as f64)
     }

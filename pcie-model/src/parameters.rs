@@ -119,7 +119,8 @@ impl Default for Parameters {
 impl Parameters {
     /// Checks that the parameters are possible on this link.
     ///
-    /// # Errors The first parameter that is not allowed, with the allowed values.
+    /// # Errors
+    /// The first parameter that is not allowed, with the allowed values.
     pub fn check(&self, link: &Link) -> Result<()> {
         const SECOND: f64 = 1e9;
         within("rtt_ns", self.rtt_ns, 1.0, SECOND)?;

@@ -85,7 +85,8 @@ pub struct Route {
 impl Route {
     /// Checks that such a route is possible.
     ///
-    /// # Errors The first parameter that is not allowed, with the allowed values.
+    /// # Errors
+    /// The first parameter that is not allowed, with the allowed values.
     pub fn check(&self) -> Result<()> {
         self.link.check()?;
         within("hops", self.hops.len() as f64, 0.0, 32.0)?;

@@ -9,7 +9,8 @@ use crate::route::Hop;
 /// The rate of SMs that store to host memory: `threads` threads, `bytes` each time. The lesser of
 /// the wire with TLPs of `store_tlp`, and `threads * bytes / store_interval`.
 ///
-/// # Errors Parameters that [`Parameters::check`] refuses.
+/// # Errors
+/// Parameters that [`Parameters::check`] refuses.
 pub fn sm_store(link: &Link, p: &Parameters, threads: u32, bytes: u32) -> Result<Rate> {
     bounded(link.write_rate(p.store_tlp)?, f64::from(threads) * f64::from(bytes) / p.store_interval_ns)
 }
@@ -17,7 +18,8 @@ pub fn sm_store(link: &Link, p: &Parameters, threads: u32, bytes: u32) -> Result
 /// The rate of SMs that load from host memory with `bytes` in flight for each of `threads`: `in
 /// flight / round trip`, under load.
 ///
-/// # Errors A link that [`Link::check`] refuses.
+/// # Errors
+/// A link that [`Link::check`] refuses.
 pub fn sm_load(link: &Link, p: &Parameters, threads: u32, bytes: u32) -> Result<Rate> {
     link.check()?;
     bounded(link.read_rate(), f64::from(threads) * f64::from(bytes) / p.load_interval_ns)
@@ -25,7 +27,8 @@ pub fn sm_load(link: &Link, p: &Parameters, threads: u32, bytes: u32) -> Result<
 
 /// The rate of blocks that store buffers of `bytes` in bulk (TMA), one buffer at a time each.
 ///
-/// # Errors Parameters that [`Parameters::check`] refuses.
+/// # Errors
+/// Parameters that [`Parameters::check`] refuses.
 pub fn bulk_store(link: &Link, p: &Parameters, blocks: u32, bytes: u32) -> Result<Rate> {
     bounded(link.write_rate(link.mps)?, f64::from(blocks) * f64::from(bytes) / p.bulk_interval_ns)
 }
@@ -47,7 +50,8 @@ pub fn copy(p: &Parameters, bytes: u64) -> f64 {
 /// The CPU time of a CPU's write-combined stores into a BAR, in ns: the first line's, plus the wire
 /// in TLPs of 64 bytes.
 ///
-/// # Errors A link that [`Link::write_rate`] refuses.
+/// # Errors
+/// A link that [`Link::write_rate`] refuses.
 pub fn cpu_store(link: &Link, p: &Parameters, bytes: u64) -> Result<f64> {
     Ok(p.cpu_store_ns + bytes as f64 / link.write_rate(64)?)
 }

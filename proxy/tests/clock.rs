@@ -52,7 +52,6 @@ fn busy(from: &Region, to: &Region) -> Busy {
 /// The promised deadline is 100 ms with eight saturated queue pairs. If the processors have other
 /// work, an engine is delayed like any thread. So the limit leaves as much room as a question to
 /// the same engine took in the same run; the engine answers questions once a pass.
-/// same engine took in the same run, which it answers once a pass, is the room that is given.
 #[test]
 fn p7_a_peers_abort_is_seen_in_100_ms_by_an_engine_with_eight_saturated_queue_pairs() {
     let [from, to] = [0, 1].map(|_| Region::new(BYTES));

@@ -150,7 +150,6 @@ fn kept_waiting() -> Duration {
 /// However publication and falling asleep interleave, no wake-up is lost. A lost one would last
 /// until the engine looks by itself, after 100 ms. That is the deadline here; the kernel says what
 /// a busy machine adds.
-/// the kernel says.
 #[test]
 fn p7_a_ring_after_idleness_is_never_lost() {
     let _alone = alone();

@@ -314,7 +314,6 @@ struct Shared {
 impl Shared {
     /// Tells peers of the ends in `tell`, without waiting for any peer. Holds the lock meanwhile,
     /// so that a farewell that follows is sent after all of them, whichever thread tells them.
-    /// behind all of them, whichever thread tells; no peer is waited for.
     fn tell_ends(&self) {
         let mut tell = self.tell.lock().unwrap_or_else(|e| e.into_inner());
         tell.drain(..).for_each(|ended| self.tell_end(ended));

@@ -242,9 +242,10 @@ impl QueuePair {
     /// both RDMA devices allow that. Elsewhere the payload arrives in host memory, and the GPU's
     /// copy engine fetches it.
     ///
-    /// # Safety The buffer outlives the queue pair, or a successful [`QueuePair::deregister`]. (If
-    /// the log says that the device's copies did not end when the queue pair was dropped, the
-    /// buffer must stay until they do.)
+    /// # Safety
+    /// The buffer outlives the queue pair, or a successful [`QueuePair::deregister`]. (If the log
+    /// says that the device's copies did not end when the queue pair was dropped, the buffer must
+    /// stay until they do.)
     pub unsafe fn register_buffer(&self, buffer: &DeviceBuffer) -> Result<RegionKey> {
         self.context.here()?;
         let (proxy, bytes) = (&self.context.inner.proxy, buffer.len() as u64);

@@ -160,7 +160,8 @@ driver! {
 
 /// Looks a symbol up in a library.
 ///
-/// # Safety `name` must have the type `T`, a function pointer.
+/// # Safety
+/// `name` must have the type `T`, a function pointer.
 pub(super) unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
     // SAFETY: the caller promises that the symbol has the type `T`.
     match unsafe { library.get::<T>(name.as_bytes()) } {
@@ -203,8 +204,9 @@ pub(crate) fn driver() -> Result<(&'static Driver, &'static CudaInfo), String> {
 
 fn open() -> Result<(Driver, CudaInfo), String> {
     // Open the soname, never libcuda.so: a toolkit's folder of stubs on LD_LIBRARY_PATH has a
-    // libcuda.so that serves no call. SAFETY: NVIDIA's driver library, or what the administrator
-    // put in its place; its constructors may run on any thread.
+    // libcuda.so that serves no call.
+    // SAFETY: NVIDIA's driver library, or what the administrator put in its place; its constructors
+    // may run on any thread.
     let library = unsafe { Library::new("libcuda.so.1") }
         .map_err(|error| format!("libcuda.so.1 does not load ({})", with_source(&error)))?;
     let driver = Driver::resolve(library).map_err(|reason| format!("libcuda.so.1: {reason}"))?;

@@ -27,7 +27,8 @@ impl CudaCopies {
 
     /// Starts a copy of `len` bytes.
     ///
-    /// # Safety Both ranges are valid, and left alone, until a later point has been passed.
+    /// # Safety
+    /// Both ranges are valid, and left alone, until a later point has been passed.
     pub(crate) unsafe fn copy(&self, dst: u64, src: u64, len: usize) -> Result<()> {
         let context = &self.0.context;
         let copy = context.driver.cuMemcpyAsync.ok_or_else(|| lacks("cuMemcpyAsync"))?;

@@ -91,8 +91,8 @@ impl Resident {
 
     /// Starts the kernel once more, after its earlier launches.
     ///
-    /// # Safety The requirements of [`crate::Executor::launch`] hold until [`Resident::ended`]
-    /// returns true.
+    /// # Safety
+    /// The requirements of [`crate::Executor::launch`] hold until [`Resident::ended`] returns true.
     pub(crate) unsafe fn start(&self, params: &[u8]) -> Result<()> {
         let _current = self.context.current()?;
         let raw = self.stream.raw.0;
@@ -143,8 +143,9 @@ impl Resident {
     /// before; no other node of the graph waits for the kernel. False: this driver can't, or
     /// nothing is captured.
     ///
-    /// # Safety The requirements of [`crate::Executor::launch`] hold for as long as the graph may
-    /// be replayed.
+    /// # Safety
+    /// The requirements of [`crate::Executor::launch`] hold for as long as the graph may be
+    /// replayed.
     pub(crate) unsafe fn add_to_graph(&self, stream: u64, params: &[u8]) -> Result<bool> {
         // SAFETY: the caller's promise.
         unsafe { self.add_node(stream, &self.function, self.launch, params) }
@@ -153,8 +154,8 @@ impl Resident {
     /// Adds the kernel that increments the word at `addr` to the graph that a stream captures.
     /// False: this driver can't, or nothing is captured.
     ///
-    /// # Safety The requirements of [`Resident::add_to_graph`] hold, and the word is memory of this
-    /// device.
+    /// # Safety
+    /// The requirements of [`Resident::add_to_graph`] hold, and the word is memory of this device.
     pub(crate) unsafe fn add_mark_to_graph(&self, stream: u64, addr: u64) -> Result<bool> {
         // SAFETY: the caller's promise.
         unsafe { self.add_node(stream, &self.mark, Launch::new(1, 1), &addr.to_le_bytes()) }
@@ -162,7 +163,8 @@ impl Resident {
 
     /// Adds a kernel node to the graph that a stream captures.
     ///
-    /// # Safety The requirements of [`Resident::add_to_graph`] hold.
+    /// # Safety
+    /// The requirements of [`Resident::add_to_graph`] hold.
     unsafe fn add_node(
         &self,
         stream: u64,

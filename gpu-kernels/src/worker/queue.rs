@@ -79,7 +79,8 @@ impl WorkerQueue {
     /// A pull reads what this thread wrote to the host memory before the call. A push reads what a
     /// kernel wrote to device memory before this thread saw a flag of that kernel.
     ///
-    /// # Safety Both ranges are memory that the device may use in this direction, and stay so until
+    /// # Safety
+    /// Both ranges are memory that the device may use in this direction, and stay so until
     /// [`WorkerQueue::done`] has returned true for the ticket. Meanwhile nothing else writes the
     /// source or touches the destination.
     pub unsafe fn post(
@@ -125,9 +126,11 @@ impl WorkerQueue {
     /// Posts a pull of one or two words that travel in the command itself: no block handles the
     /// command, and none reads the words over the bus.
     ///
-    /// # Panics If there is no word or more than two, or if `device_addr` is not a multiple of 8.
+    /// # Panics
+    /// If there is no word or more than two, or if `device_addr` is not a multiple of 8.
     ///
-    /// # Safety The requirements of [`WorkerQueue::post`] hold for the device's memory.
+    /// # Safety
+    /// The requirements of [`WorkerQueue::post`] hold for the device's memory.
     pub unsafe fn post_inline(&mut self, device_addr: u64, words: &[u64]) -> Result<Ticket, PostError> {
         assert!((1..=2).contains(&words.len()), "{} words", words.len());
         assert!(device_addr.is_multiple_of(8), "device address {device_addr:#x}");
@@ -277,7 +280,8 @@ impl OneWay {
 
     /// Posts a copy ([`WorkerQueue::post`]).
     ///
-    /// # Safety The requirements of [`WorkerQueue::post`] hold.
+    /// # Safety
+    /// The requirements of [`WorkerQueue::post`] hold.
     pub unsafe fn post(&mut self, device_addr: u64, host_addr: u64, len: usize) -> Result<Ticket, PostError> {
         // SAFETY: the caller's promise.
         unsafe { self.queue.post(self.direction, device_addr, host_addr, len) }
@@ -285,9 +289,11 @@ impl OneWay {
 
     /// Posts a pull of one or two words ([`WorkerQueue::post_inline`]).
     ///
-    /// # Panics If [`WorkerQueue::post_inline`] would, and if this is the direction of pushes.
+    /// # Panics
+    /// If [`WorkerQueue::post_inline`] would, and if this is the direction of pushes.
     ///
-    /// # Safety The requirements of [`WorkerQueue::post_inline`] hold.
+    /// # Safety
+    /// The requirements of [`WorkerQueue::post_inline`] hold.
     pub unsafe fn post_inline(&mut self, device_addr: u64, words: &[u64]) -> Result<Ticket, PostError> {
         assert_eq!(self.direction, Direction::Pull);
         // SAFETY: the caller's promise.

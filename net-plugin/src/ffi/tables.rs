@@ -70,7 +70,8 @@ fn null(what: &str) -> Failure {
 
 /// Writes a result to a place of NCCL's.
 ///
-/// # Safety `to` is NULL or can be written.
+/// # Safety
+/// `to` is NULL or can be written.
 unsafe fn put<T>(to: *mut T, what: &str, value: T) -> Result<()> {
     if to.is_null() {
         return Err(null(what));
@@ -82,7 +83,8 @@ unsafe fn put<T>(to: *mut T, what: &str, value: T) -> Result<()> {
 
 /// Borrows the object behind a pointer that this plugin handed out.
 ///
-/// # Safety `p` is NULL, or came from this plugin as a pointer to a `T` and was not given back.
+/// # Safety
+/// `p` is NULL, or came from this plugin as a pointer to a `T` and was not given back.
 unsafe fn at<'a, T>(p: *mut c_void, what: &str) -> Result<&'a T> {
     plugin::here()?;
     // SAFETY: the caller promises that `p` is NULL or such a pointer.
@@ -91,7 +93,8 @@ unsafe fn at<'a, T>(p: *mut c_void, what: &str) -> Result<&'a T> {
 
 /// Takes back an object that this plugin handed out.
 ///
-/// # Safety The requirements of [`at`] hold, and nothing uses the object any more.
+/// # Safety
+/// The requirements of [`at`] hold, and nothing uses the object any more.
 unsafe fn back<T>(p: *mut c_void, what: &str) -> Result<Box<T>> {
     if p.is_null() {
         return Err(null(what));
@@ -148,7 +151,8 @@ unsafe extern "C" fn finalize(ctx: *mut c_void) -> R {
 
 /// Reads the traffic class that a communicator asks for.
 ///
-/// # Safety `config` is NULL or points to a `CommConfig`.
+/// # Safety
+/// `config` is NULL or points to a `CommConfig`.
 unsafe fn traffic_class(config: *const CommConfig) -> Option<u8> {
     // SAFETY: the caller promises that `config` is NULL or valid.
     let class = unsafe { config.as_ref() }?.traffic_class;
@@ -297,7 +301,8 @@ unsafe fn connect(class: Option<u8>, dev: c_int, handle: *mut c_void, to: Out) -
 
 /// Reads the traffic class of a context.
 ///
-/// # Safety `ctx` is NULL or a context of this plugin.
+/// # Safety
+/// `ctx` is NULL or a context of this plugin.
 unsafe fn class_of(ctx: *mut c_void) -> Option<u8> {
     // SAFETY: the caller promises that `ctx` is NULL or a context.
     unsafe { ctx.cast::<Context>().as_ref() }.and_then(|c| c.traffic_class)
@@ -432,8 +437,9 @@ unsafe extern "C" fn dereg_mr(comm: *mut c_void, mr: *mut c_void) -> R {
 
 /// Sends a message.
 ///
-/// # Safety As NCCL promises: a connection and a registration of ours, and `size` bytes at `data`
-/// that stay until the request is done.
+/// # Safety
+/// As NCCL promises: a connection and a registration of ours, and `size` bytes at `data` that stay
+/// until the request is done.
 #[inline]
 unsafe fn isend(
     comm: *mut c_void,
@@ -460,7 +466,8 @@ unsafe fn isend(
 
 /// Posts a receive of `n` buffers.
 ///
-/// # Safety As NCCL promises: arrays of `n`, each buffer writable until the request is done.
+/// # Safety
+/// As NCCL promises: arrays of `n`, each buffer writable until the request is done.
 #[inline]
 unsafe fn irecv(
     comm: *mut c_void,

@@ -20,7 +20,8 @@ struct Run {
 /// The time of a message in ns, from the GPU's first store, or its request, until the NIC has the
 /// last byte. Other writers of a shared link send the same bytes at the same time.
 ///
-/// # Errors A route or parameters that [`crate::estimate`] refuses.
+/// # Errors
+/// A route or parameters that [`crate::estimate`] refuses.
 pub fn message_time(way: Way, route: &Route, p: &Parameters, bytes: u64) -> Result<f64> {
     route.check()?;
     p.check(&route.link)?;

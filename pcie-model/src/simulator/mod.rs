@@ -147,7 +147,8 @@ impl Machine {
 
     /// Runs the machine: every requester moves `load`.
     ///
-    /// # Errors A machine or a load that is impossible.
+    /// # Errors
+    /// A machine or a load that is impossible.
     pub fn run(&self, load: &Load) -> Result<Outcome> {
         self.check(load)?;
         Ok(engine::Engine::new(self, load).run())

@@ -500,8 +500,8 @@ fn optional_access_flags_take_the_newer_function() {
     assert_eq!(it.calls, called("ibv_reg_mr_iova2", &[p(pd), 0x10_0000, 64, 0x10_0000, RELAXED as u64]));
     assert_ne!(it.result, 0);
 
-    // C has no such inline, so there is nothing to compare with. SAFETY: the stand-in uses none of
-    // the arguments.
+    // C has no such inline, so there is nothing to compare with.
+    // SAFETY: the stand-in uses none of the arguments.
     let it = seen(out, 0, 0, || p(unsafe { ibv_reg_dmabuf_mr(&c.verbs, pd, 1, 2, 3, 4, 5) }));
     assert_eq!(it.calls, called("ibv_reg_dmabuf_mr", &[p(pd), 1, 2, 3, 4, 5]));
 }

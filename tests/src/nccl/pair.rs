@@ -391,7 +391,8 @@ fn progress(
             if !plugin.strict && number != done_sends {
                 continue;
             }
-            // With and without a place for the size. SAFETY: the request is not done yet.
+            // With and without a place for the size.
+            // SAFETY: the request is not done yet.
             if unsafe { plugin.test_send(request, number % 2 == 0)? } {
                 // Overwrites the memory, as NCCL's next kernel would.
                 out.set(slot * stride, outgoing[number].size, 0x11);

@@ -273,7 +273,8 @@ fn finish(plugin: &Plugin, recvs: &[Ptr], sends: &[Ptr]) -> [Vec<Outcome>; 2] {
                 if ended[kind][i].is_some() {
                     continue;
                 }
-                // For some requests no sizes are asked. SAFETY: our own request, not done yet.
+                // For some requests no sizes are asked.
+                // SAFETY: our own request, not done yet.
                 let outcome = unsafe {
                     match kind {
                         0 => plugin.test_receive(*request, i % 2 == 0),

@@ -419,7 +419,8 @@ impl Plugin {
 
     /// Posts a send. `None`: no room, try again.
     ///
-    /// # Safety The memory stays until the request is done or the connection is closed.
+    /// # Safety
+    /// The memory stays until the request is done or the connection is closed.
     pub unsafe fn isend(
         &self,
         comm: Ptr,
@@ -454,7 +455,8 @@ impl Plugin {
 
     /// Posts a receive. `None`: no room, try again. All slices have the same length.
     ///
-    /// # Safety The requirements of [`Plugin::isend`] hold.
+    /// # Safety
+    /// The requirements of [`Plugin::isend`] hold.
     pub unsafe fn irecv(
         &self,
         comm: Ptr,
@@ -533,7 +535,8 @@ impl Plugin {
 
     /// Tests a request: true when it is done; `sizes` may be left out.
     ///
-    /// # Safety The request is not done, and its connection is not closed.
+    /// # Safety
+    /// The request is not done, and its connection is not closed.
     pub unsafe fn test(&self, request: Ptr, sizes: Option<&mut [c_int; 8]>) -> Result<bool> {
         let mut done = -1;
         let sizes = sizes.map_or(std::ptr::null_mut(), |s| s.as_mut_ptr());
@@ -548,7 +551,8 @@ impl Plugin {
     /// Tests a send ([`Plugin::test`]), for which NCCL has room for one size. Without `sized` the
     /// size is left out, which NCCL never does.
     ///
-    /// # Safety The requirements of [`Plugin::test`] hold.
+    /// # Safety
+    /// The requirements of [`Plugin::test`] hold.
     pub unsafe fn test_send(&self, request: Ptr, sized: bool) -> Result<bool> {
         const NONE: c_int = c_int::MIN;
         let mut sizes = [NONE; 8];
@@ -561,7 +565,8 @@ impl Plugin {
     /// Tests a receive ([`Plugin::test`]). Without `sized` the sizes are left out, which NCCL never
     /// does.
     ///
-    /// # Safety The requirements of [`Plugin::test`] hold.
+    /// # Safety
+    /// The requirements of [`Plugin::test`] hold.
     pub unsafe fn test_receive(&self, request: Ptr, sized: bool) -> Result<Option<[c_int; 8]>> {
         // NCCL's place holds 0 before the call.
         let mut sizes = [if self.strict { -1 } else { 0 }; 8];
