@@ -78,8 +78,8 @@ static int pg_area_fill(struct pg_area *area, int node)
 		while (order && (1UL << order) > area->npages - done)
 			order--;
 		/*
-		 * Try for a large piece, but do not reclaim for it; for a single page, do not kill
-		 * a process.
+		 * Give up on a large piece early; try hard for a single page, but without the
+		 * out-of-memory killer.
 		 */
 		gfp |= order ? __GFP_NORETRY : __GFP_RETRY_MAYFAIL;
 		page = alloc_pages_node(node, gfp, order);
