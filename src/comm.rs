@@ -202,7 +202,7 @@ impl Comm {
     ///
     /// After *timed out* the call may be repeated with the same bytes and goes on where it stopped.
     /// Until it has succeeded, other bytes are refused if some rank may already have received the
-    /// first ones. After any other error the collective begins anew.
+    /// first ones. After any other error the collective starts from the beginning.
     pub fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.mesh.here()?;
         let mut begun = self.gather.lock().unwrap_or_else(|e| e.into_inner());

@@ -123,7 +123,7 @@ fn a_report_takes_the_files_that_are_named() {
     ] {
         assert!(whole.contains(word), "{word}");
     }
-    // The same file, named by the variable.
+    // The findings' file is named by PUSHGATE_PROBE_FILE instead of an option.
     let mut command = pushgate(&folder, &["report", "--out", "by-variable.html"]);
     command.env("PUSHGATE_PROBE_FILE", folder.0.join("found.toml"));
     let (output, err) = run(command);

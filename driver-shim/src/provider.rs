@@ -30,7 +30,7 @@ pub struct BarWindow {
 
 impl BarWindow {
     /// Takes a slice of `bytes`, of `path` or of the first /dev/pushgateN that has so much free.
-    /// The slice is zeroed and belongs to nobody else.
+    /// The slice is zeroed and no other window has it.
     ///
     /// Also makes a staging area of the same size, as far as the user's limits allow, for
     /// transports that can't send from the slice.

@@ -1401,7 +1401,7 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         let error = executor.register(ptr, 64, Access::ReadOnly, false).unwrap_err().to_string();
         assert!(error.contains("READ_ONLY_HOST_REGISTER_SUPPORTED is 0"), "{error}");
 
-        // Other memory at the same address is pinned anew.
+        // Other memory at the same address is pinned again.
         drop((one, two));
         let one = executor.register(ptr, 64, Access::ReadWrite, false).unwrap();
 

@@ -212,7 +212,7 @@ pub enum DeviceError {
         /// The range's length.
         len: usize,
     },
-    /// The same range is already registered with other access.
+    /// The range is already registered with other access.
     #[error(
         "host memory {addr:#x}+{len} is registered as {held} and cannot be registered as {asked}; drop the other registration first"
     )]

@@ -33,7 +33,7 @@ use crate::socket::{Channel, Frame, Stream};
 /// Version of everything that the two ends say to each other.
 const VERSION: u32 = 3;
 /// Time within which a connector must greet. It leaves room for a rank whose thread is held up on a
-/// busy machine; meanwhile a stranger costs one descriptor.
+/// busy machine. A connection that never greets occupies one descriptor for this time.
 const GREETING: Duration = Duration::from_secs(30);
 /// How many connections may be about to greet.
 const STRANGERS: usize = 256;

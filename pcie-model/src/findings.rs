@@ -40,7 +40,7 @@ pub enum FindingsError {
         source: std::io::Error,
     },
     /// The file is not one of findings.
-    #[error("findings {}: {reason}; run `pushgate probe` to have it written anew", path.display())]
+    #[error("findings {}: {reason}; run `pushgate probe` to write it again", path.display())]
     Wrong {
         /// The file.
         path: PathBuf,
@@ -375,8 +375,8 @@ impl Findings {
         let mut beside = target.as_os_str().to_owned();
         beside.push(format!(".{}", std::process::id()));
         let beside = PathBuf::from(beside);
-        // Left by a killed process with this number. It is removed and made anew, because another
-        // user who can write to this folder could have put a link there.
+        // Left by a killed process with this number. It is removed and created again, because
+        // another user who can write to this folder could have put a link there.
         let _ = fs::remove_file(&beside);
         let mut file = fs::File::create_new(&beside).map_err(io)?;
         let written = file

@@ -696,19 +696,19 @@ mod tests {
     }
 
     #[test]
-    fn p8_strangers_hold_up_nobody() {
+    fn p8_slow_connectors_that_are_no_rank_do_not_delay_the_set_up() {
         let mut huge = MAGIC.to_vec();
         huge.extend([1, 0, 0, 0, 255, 255, 255, 255]);
         let slow = [
             &b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"[..],
             &[0; 4096],
             &[],
-            // A slow stranger: a right beginning, then nothing.
+            // A slow connector that is no rank: a correct beginning, then nothing.
             b"PUSH",
             &envelope(&hello(1, 2))[..40],
             &huge,
         ];
-        // Once with strangers that stay, once without.
+        // Once while the other connectors stay connected, once without them.
         let meet = |staying: &[&[u8]]| {
             let start = Instant::now();
             let (place, first) = rank0("127.0.0.1:0", 2);
@@ -724,11 +724,11 @@ mod tests {
         // The best of three each, because a busy machine may hold up any of them.
         let best = |staying: &[&[u8]]| (0..3).map(|_| meet(staying)).min().expect("three");
         let (with, without) = (best(&slow), best(&[]));
-        // Waiting for a stranger would cost the whole time limit. The term with `without` leaves
-        // room for a slow machine.
+        // Waiting for one of the slow connectors would cost the whole time limit. The term with
+        // `without` leaves room for a slow machine.
         assert!(
             with < GREETING / 2 + 4 * without,
-            "{with:?} with strangers that stay connected, {without:?} without"
+            "{with:?} with other connectors that stay connected, {without:?} without"
         );
     }
 

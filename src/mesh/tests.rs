@@ -497,7 +497,7 @@ fn p8_a_rank_that_sends_set_up_frames_without_end_is_lost_or_ends_the_attempt() 
         assert!(matches!(e, Error::TimedOut { .. } | Error::PeerLost { rank: 1 }), "{e}");
         done.store(true, Ordering::Relaxed);
     });
-    // Ends of queue pairs that no rank has take no room, in whatever order they come.
+    // Messages END for queue pairs that no rank has take no room, in any order.
     let (_mesh, _lost, mut others) = by_hand(2, hang());
     for attempt in (0..100_000u64).rev() {
         let mut end = LABEL.to_le_bytes().to_vec();

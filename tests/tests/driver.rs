@@ -1160,7 +1160,7 @@ fn an_area_that_nobody_takes_up_is_freed_after_its_time() {
     thread::sleep(time * 3 / 2);
     assert_eq!(state()["areas"], 1, "while a file is attached its time does not run");
     drop(device);
-    // Taken over in time, the area's time begins anew.
+    // Each time the area is taken over before its time runs out, that time starts again.
     for _ in 0..3 {
         thread::sleep(time / 4);
         staging().open_staging("short").unwrap();

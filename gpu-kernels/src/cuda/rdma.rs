@@ -57,8 +57,8 @@ impl Rdma {
     /// GPU that has the memory. The bit HOST of FLUSH_WRITES_OPTIONS says whether the call is
     /// supported.
     ///
-    /// The same page leaves GPUs whose memory is reached by several paths at once
-    /// (CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE) to the user. This code exports by the one
+    /// For GPUs whose memory can be reached by several paths, that page leaves the choice of the
+    /// path (CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE) to the user. This code exports by the one
     /// default path.
     fn visibility(&self) -> Visibility {
         if self.ordering >= Ordering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as u32 {

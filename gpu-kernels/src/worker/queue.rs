@@ -72,7 +72,7 @@ pub struct WorkerQueue {
 }
 
 impl WorkerQueue {
-    /// Posts a copy of `len` bytes between `device_addr` and `host_addr`; the latter is the host
+    /// Posts a copy of `len` bytes between `device_addr` and `host_addr`. `host_addr` is the host
     /// memory's address on the device ([`crate::Registration::device_addr`]). Copies run side by
     /// side: a later copy may be complete before an earlier one.
     ///

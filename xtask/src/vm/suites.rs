@@ -105,7 +105,7 @@ until grep -q left-behind /tmp/left-behind; do sleep 0.05; done
         package: false,
         host: None,
         script: r#"
-# The process, were it still there, would write its file anew by now.
+# If the process still existed, it would have written its file again by now.
 sleep 1
 ! find /tmp /var/tmp /dev/shm -xdev -name 'left-behind' | grep . || exit 1
 "#,

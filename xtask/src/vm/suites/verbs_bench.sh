@@ -1,7 +1,7 @@
 # Measures the verbs queue pair beside perftest, in turn. Each end has a core of its own, as the threads of
 # pushgate's bench have: two ends that poll must not share a core. theirs: perftest's own figures, in MiB/s
 # and in ticks of the processor's clock; the clock rate with which perftest makes microseconds is estimated
-# anew each time.
+# again each time.
 theirs() {
     what=$1
     shift
