@@ -1,6 +1,6 @@
-//! Compiles kernels/*.cu twice: as C++17 for the CPU executor (always), and to
-//! fatbins for the GPU (where nvcc is found; without it the executor compiles
-//! with NVRTC at run time). Then writes the tables that src/embedded.rs includes.
+//! Compiles kernels/*.cu twice: as C++17 for the CPU executor (always), and to fatbins for the GPU
+//! (where nvcc is found; otherwise the executor compiles with NVRTC at run time). Then writes the
+//! tables that src/embedded.rs includes.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::{env, fs};
 #[path = "src/build_support.rs"]
 mod build_support;
 
-/// What cpu.rs mirrors; a mismatch fails here rather than in a kernel.
+/// Checks of the structures that cpu.rs mirrors: a mismatch fails here rather than in a kernel.
 const LAYOUT: &str = r#"
 #include "pushgate/arch.cuh"
 using namespace pushgate;
@@ -56,8 +56,8 @@ fn compile_for_cpu(out: &Path, sources: &[PathBuf], include: &[&Path]) -> Vec<St
     let layout = out.join("layout.cu");
     fs::write(&layout, LAYOUT).expect("OUT_DIR is writable");
 
-    // No C++ library is needed and none is linked; kernels are exported by their
-    // macro, all else stays hidden so that a user's module can't meet our symbols.
+    // No C++ library is needed and none is linked. Kernels are exported by their macro; all other
+    // symbols stay hidden, so that they can't clash with those of a user's module.
     cc::Build::new()
         .cpp(true)
         .cpp_link_stdlib(None)
@@ -83,8 +83,8 @@ fn compile_for_cpu(out: &Path, sources: &[PathBuf], include: &[&Path]) -> Vec<St
     kernels
 }
 
-/// One fatbin for each source, or nothing at all: half of the kernels would
-/// only move the failure to run time.
+/// Compiles one fatbin for each source, or none at all: with only some of the kernels, the failure
+/// would just come later, at run time.
 fn compile_for_gpu(out: &Path, sources: &[PathBuf], include: &[&Path]) -> Vec<(String, PathBuf)> {
     let Some(nvcc) = build_support::find_nvcc() else {
         if env::var_os("PUSHGATE_NVCC").is_some_and(|named| !named.is_empty()) {

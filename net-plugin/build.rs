@@ -1,9 +1,9 @@
-//! How the shared library is linked.
+//! Sets how the shared library is linked.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // NCCL closes the library behind its last communicator and may open it again. What
-    // Rust's runtime has registered with the C library by then must not be unmapped.
+    // NCCL unloads the library after its last communicator and may load it again. Code that Rust's
+    // runtime has registered with the C library by then must not be unmapped.
     println!("cargo:rustc-link-arg-cdylib=-Wl,-z,nodelete");
     println!("cargo:rustc-link-arg-cdylib=-Wl,-soname,libnccl-net-pushgate.so");
 }

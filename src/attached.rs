@@ -1,5 +1,5 @@
-//! The device's end of a queue pair whose proxy is elsewhere and shares nothing with
-//! it but a window: the far side of a BAR, a virtual machine, a DPU.
+//! The device's end of a queue pair whose proxy runs elsewhere and shares nothing with the device
+//! but a window: on the far side of a BAR, of a virtual machine, or on a DPU.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -16,13 +16,15 @@ use crate::error::{Error, Result};
 use crate::qp::{DeviceEnd, check_status, device_addresses, ring};
 use crate::relay::{Relay, RelayStats};
 
-/// A queue pair that another machine's or process's proxy drives, made there with the
-/// setting `rings = window`. This side's kernels send over it as over any other.
-/// What arrives lands in the control segment, for nothing else is shared.
+/// A queue pair whose proxy runs on another machine or in another process, which made it with the
+/// setting `rings = window`.
 ///
-/// Its kernels end before it is dropped. Used from any thread.
+/// This side's kernels send over it as over any other queue pair. Messages that arrive land in the
+/// control segment, because nothing else is shared.
+///
+/// All kernels that use it must end before it is dropped. May be used from any thread.
 pub struct AttachedQueuePair {
-    // Fields drop in this order: unregister, unmap.
+    // Fields drop in this order: the memory is unregistered before it is unmapped.
     descriptor: abi::pushgate_qp,
     relay: Option<Relay>,
     _registrations: Vec<Registration>,
@@ -34,17 +36,17 @@ pub struct AttachedQueuePair {
 }
 
 impl AttachedQueuePair {
-    /// Of the window that begins at byte `offset` of `file`: a PCI function's BAR
-    /// (`/sys/bus/pci/devices/FUNCTION/resourceN`; `io_memory` is true), or the
-    /// memory that a virtual machine's BAR is made of (false).
+    /// Attaches to the window that begins at byte `offset` of `file`: a PCI function's BAR
+    /// (`/sys/bus/pci/devices/FUNCTION/resourceN`, with `io_memory` true), or the memory behind a
+    /// virtual machine's BAR (with `io_memory` false).
     ///
-    /// `bell`: what wakes the proxy, an eventfd that ends in the function's interrupt. The
-    /// CPU executor writes it; for a GPU a thread of this process does, which
-    /// watches a word that the kernels store to. Without it the proxy finds what was sent when
-    /// it looks of itself: where its function has interrupts it sleeps, up to 100 ms.
+    /// `bell` wakes the proxy: an eventfd that ends in the function's interrupt. The CPU executor
+    /// writes the eventfd from its kernels; for a GPU, a thread of this process watches a word that
+    /// the kernels store to and writes the eventfd. Without `bell` the proxy notices messages at
+    /// its next look: a proxy whose function has interrupts sleeps up to 100 ms between looks.
     ///
-    /// What lies there is checked and refused if it is no such window, or one that a device
-    /// has used before: this one begins at 0.
+    /// What lies at `offset` is checked. Anything but a window is refused, and so is a window that
+    /// a device has used before, because this end begins counting at 0.
     pub fn new(
         context: &Context,
         file: &Path,
@@ -58,8 +60,8 @@ impl AttachedQueuePair {
         };
         let window = open().map_err(Error::io(format!("mapping {} from {offset}", file.display())))?;
         let placed = Placed::find(Arc::new(window))?;
-        // A device begins at 0. What another has left would be taken for its own: messages
-        // counted as received that were never sent.
+        // A device begins at 0. Counts that an earlier device left would be taken for this one's:
+        // messages that were never sent would count as received.
         if let Some(found) = placed.used() {
             let window = format!("{} from {offset} ({found})", file.display());
             let allowed = "one that no device has used: make the proxy's queue pair anew";
@@ -84,11 +86,11 @@ impl AttachedQueuePair {
             }
         };
         let descriptor = abi::pushgate_qp {
-            // An interrupt's driver knows who sleeps.
+            // Whether the proxy sleeps is known to the driver of the interrupt, not here.
             sleeping: 0,
             doorbell,
             doorbell_arg,
-            // Nothing is received in place.
+            // Nothing is received in place on this side.
             peer_window: 0,
             peer_window_log: 0,
             state: state.addr(),
@@ -108,17 +110,17 @@ impl AttachedQueuePair {
         })
     }
 
-    /// What the thread that rings for a GPU has done; `None` where there is none.
+    /// Counters of the thread that rings on behalf of a GPU; `None` without such a thread.
     pub fn relay(&self) -> Option<RelayStats> {
         self.relay.as_ref().map(Relay::stats)
     }
 
-    /// Largest message: what the window holds.
+    /// The largest message in bytes: the size of the window's payload.
     pub fn max_message(&self) -> u64 {
         (abi::PUSHGATE_UNIT as u64) << self.descriptor.window_log
     }
 
-    /// `Err` with the cause if the queue pair has ended.
+    /// Fails with the cause if the queue pair has ended.
     pub fn check(&self) -> Result<()> {
         self.context.here()?;
         check_status(&self.control, self.rank)

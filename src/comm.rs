@@ -16,13 +16,14 @@ use crate::mesh::{Ended, Events, Mesh, QUEUE_PAIRS, SetUp};
 use crate::qp::{Half, QpConfig, QueuePair};
 use crate::watch::tell;
 
-/// Label of collectives on the mesh.
+/// The mesh's label for the frames of collectives.
 const GATHER: u32 = 1;
 
-/// Ranks that a communicator may have.
+/// The most ranks that a communicator may have.
 pub const MAX_RANKS: u32 = 256;
 
-/// The queue pairs of this communicator: what must be told when their peer, or its end, is gone.
+/// The queue pairs of this communicator, kept so that each can be ended when its peer is lost or
+/// the peer's end breaks.
 type Members = Arc<Mutex<HashMap<QpId, Member>>>;
 
 #[derive(Clone)]
@@ -30,29 +31,34 @@ struct Member {
     control: WeakPiece,
     peer: u32,
     label: u32,
-    /// The peer's number of its attempt to make the queue pair.
+    /// The number that the peer gave to its attempt to make the queue pair.
     attempt: u64,
 }
 
-/// A collective that has begun: what it has done is not done again when it is called again.
+/// A collective that has begun. A repeated call goes on from here and does not repeat finished
+/// steps.
 struct Gather {
     bytes: Vec<u8>,
-    /// The ranks that were sent these.
+    /// By rank: whether `bytes` has been sent to it.
     sent: Vec<bool>,
     all: Vec<Option<Vec<u8>>>,
 }
 
-/// One rank's view of a job. Calls may be made from any thread; a collective
-/// ([`Comm::barrier`], [`Comm::all_gather`]) by one thread of every rank at once.
+/// One rank's view of a job.
+///
+/// Any thread may call any method. A collective ([`Comm::barrier`], [`Comm::all_gather`]) is called
+/// by one thread of every rank at once.
 pub struct Comm {
-    // Dropped first: its thread uses `members`. A child says no farewell to the parent's peers.
+    // Dropped first, because its thread uses `members`. In a child of `fork` the drop does nothing:
+    // the child must not say goodbye to the parent's peers.
     mesh: OwnedHere<Mesh>,
     members: Members,
     gather: Mutex<Option<Gather>>,
     context: Context,
 }
 
-/// Ends queue pairs. The engine tells the device. If the engine is gone, we do.
+/// Ends queue pairs with `status`. The engine writes the status for the device; if the engine is
+/// gone, this function writes it.
 fn fail(proxy: &dyn Proxy, members: Vec<(QpId, Member)>, status: Status) {
     for (qp, member) in members {
         if proxy.fail(Some(qp), status).is_err()
@@ -63,14 +69,14 @@ fn fail(proxy: &dyn Proxy, members: Vec<(QpId, Member)>, status: Status) {
     }
 }
 
-/// Those of the members that fit, without the lock.
+/// Copies of the members that satisfy `fits`; the lock is released on return.
 fn select(members: &Members, fits: impl Fn(&Member) -> bool) -> Vec<(QpId, Member)> {
     let members = members.lock().unwrap_or_else(|e| e.into_inner());
     members.iter().filter(|(_, m)| fits(m)).map(|(qp, m)| (*qp, m.clone())).collect()
 }
 
 impl Comm {
-    /// `size` ranks of this process on one context.
+    /// Makes a communicator of `size` ranks inside this process, all on one context.
     pub fn local(context: &Context, size: u32) -> Result<Vec<Comm>> {
         context.here()?;
         check_size(size)?;
@@ -78,10 +84,12 @@ impl Comm {
         meshes.into_iter().map(|mesh| Comm::new(context.clone(), mesh)).collect()
     }
 
-    /// Rank `rank` of `size`, the others being processes that were given the same
-    /// `job`. Without the setting `rendezvous` all are on this host, and no other
-    /// job of this host has that name. With it they may be on any, and no other
-    /// job has that rendezvous.
+    /// Joins the communicator of `job` as rank `rank` of `size`; the other ranks are processes that
+    /// were given the same `job`.
+    ///
+    /// Without the setting `rendezvous` all ranks run on this host, and no other job of this host
+    /// may have the same name. With `rendezvous` they may run on any host, and no other job may
+    /// have the same rendezvous.
     pub fn connect(context: &Context, job: &str, rank: u32, size: u32) -> Result<Comm> {
         context.here()?;
         check_size(size)?;
@@ -112,33 +120,37 @@ impl Comm {
         Ok(Comm { mesh: OwnedHere::new(mesh), members, gather: Mutex::default(), context })
     }
 
-    /// This rank.
+    /// This rank's number, from 0.
     pub fn rank(&self) -> u32 {
         self.mesh.rank
     }
 
-    /// Ranks in all.
+    /// How many ranks the communicator has.
     pub fn size(&self) -> u32 {
         self.mesh.size
     }
 
-    /// The device and engine that it uses.
+    /// The context (device and engine) that this communicator uses.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Makes a queue pair with `peer`, which calls this too, with the same label
-    /// (below 2^24) and its own rank's sizes. Different queue pairs of two ranks
-    /// have different labels. Returns when both know each other.
+    /// Makes a queue pair with `peer`, which makes the same call with the same label (below 2^24)
+    /// and its own rank's sizes. Returns when both ends know each other.
     ///
-    /// After an error either rank may call it again while the other still waits. An attempt
-    /// that the peer gave up behind this rank's join ends the queue pair with *aborted*.
+    /// Two ranks that share several queue pairs give each a label of its own.
+    ///
+    /// After an error either rank may call this again while the other rank still waits. If the peer
+    /// gave up an attempt after this rank had joined it, the queue pair of that attempt ends with
+    /// *aborted*.
     pub fn queue_pair(&self, peer: u32, label: u32, config: QpConfig) -> Result<QueuePair> {
         Ok(self.queue_pairs(&[(peer, label)], config)?.pop().expect("one was asked for"))
     }
 
-    /// Several at once: all of one step goes out before the first answer to it is waited
-    /// for, so rings and meshes of queue pairs come up whatever the order.
+    /// Makes several queue pairs at once, one for each (peer, label) in `ends`.
+    ///
+    /// Each step's messages go out to all peers before the first answer is waited for, so rings and
+    /// meshes of queue pairs come up in whatever order the ranks call.
     pub fn queue_pairs(&self, ends: &[(u32, u32)], config: QpConfig) -> Result<Vec<QueuePair>> {
         self.mesh.here()?;
         let mut halves = Vec::with_capacity(ends.len());
@@ -170,11 +182,12 @@ impl Comm {
             drop(members);
             joined.push((qp, member, set_up));
         }
-        // A rank lost meanwhile has told only those that were members then.
+        // A rank that was lost in the meantime ended only the queue pairs that were members then,
+        // so the new ones must be checked here.
         if let Some(rank) = self.mesh.lost() {
             return Err(Error::PeerLost { rank });
         }
-        // All or none: until here an error ends the peers' ends too.
+        // All or none: an error up to here also ends the peers' ends of these queue pairs.
         let keep = |(qp, member, set_up): (QueuePair, Member, SetUp<'_>)| {
             if let Some(status) = set_up.joined() {
                 fail(&*self.context.inner.proxy, vec![(qp.id(), member)], status);
@@ -184,15 +197,17 @@ impl Comm {
         Ok(joined.into_iter().map(keep).collect())
     }
 
-    /// Every rank's bytes, in the order of ranks; at most 2^24 - 4 of each. A collective.
+    /// Exchanges bytes between all ranks: returns every rank's bytes in the order of ranks. A
+    /// collective; at most 2^24 - 4 bytes of each rank.
     ///
-    /// After *timed out* it may be called again, with the same bytes: it goes on where it
-    /// was. Until it has succeeded, other bytes are refused where a rank may have those of
-    /// before. After any other error it begins anew.
+    /// After *timed out* the call may be repeated with the same bytes and goes on where it stopped.
+    /// Until it has succeeded, other bytes are refused if some rank may already have received the
+    /// first ones. After any other error the collective starts from the beginning.
     pub fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.mesh.here()?;
         let mut begun = self.gather.lock().unwrap_or_else(|e| e.into_inner());
-        // One of which nothing has gone out or come in is as good as not begun: this rank's bytes are all there is.
+        // A collective that has sent and received nothing counts as not begun: it holds only this
+        // rank's bytes.
         let pristine = |g: &mut Gather| !g.sent.contains(&true) && g.all.iter().flatten().count() == 1;
         begun.take_if(pristine);
         let done = self.go_on(&mut begun, bytes);
@@ -202,7 +217,7 @@ impl Comm {
         done
     }
 
-    /// Goes on with the collective that has begun, or begins one.
+    /// Goes on with the collective that has begun, or begins one with `bytes`.
     fn go_on(&self, begun: &mut Option<Gather>, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let others = || (0..self.size()).filter(|r| *r != self.rank());
         let size = self.size() as usize;
@@ -233,15 +248,16 @@ impl Comm {
         Ok(all.into_iter().map(|bytes| bytes.expect("received above")).collect())
     }
 
-    /// Returns when every rank has called it. A collective; after *timed out* it may be
-    /// called again.
+    /// Waits until every rank has called it. A collective; after *timed out* it may be called
+    /// again.
     pub fn barrier(&self) -> Result<()> {
         self.all_gather(&[]).map(|_| ())
     }
 
     /// Ends all queue pairs of this rank with *aborted*, here and at their peers.
-    /// For a rank that gives up: without it the others would wait to their limits.
-    /// Does nothing in a child of `fork`.
+    ///
+    /// For a rank that gives up; otherwise the other ranks wait until their timeouts. Does nothing
+    /// in a child of `fork`.
     pub fn abort(&self) {
         if self.mesh.here().is_err() {
             return;
@@ -249,12 +265,13 @@ impl Comm {
         let status = Status { rank: Some(self.rank()), ..Status::new(abi::PUSHGATE_ABORTED) };
         let members = self.members.lock().unwrap_or_else(|e| e.into_inner());
         for qp in members.keys() {
-            // An engine that is gone has told them already.
+            // An error means that the engine is gone; then it has already written the status
+            // everywhere.
             let _ = self.context.inner.proxy.fail(Some(*qp), status);
         }
     }
 
-    /// `Err` once a rank has been lost.
+    /// Fails with [`Error::PeerLost`] once a rank has been lost.
     pub fn check(&self) -> Result<()> {
         self.mesh.here()?.lost().map_or(Ok(()), |rank| Err(Error::PeerLost { rank }))
     }

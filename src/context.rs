@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::settings::{AutoOr, ProxyPlace, Settings, WindowKind};
 use crate::watch::{Members, Watch};
 
-/// Makes a [`Context`].
+/// Options for a new [`Context`].
 #[derive(Clone, Debug, Default)]
 pub struct ContextBuilder {
     settings: Option<Settings>,
@@ -38,32 +38,32 @@ pub struct ContextBuilder {
 }
 
 impl ContextBuilder {
-    /// Settings other than [`Settings::load`]'s.
+    /// Uses these settings in place of those that [`Settings::load`] finds.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = Some(settings);
         self
     }
 
-    /// Which GPU, from 0. Without effect on the CPU.
+    /// Chooses the GPU by its index, from 0. Has no effect on the CPU executor.
     pub fn device_index(mut self, index: u32) -> Self {
         self.device_index = index;
         self
     }
 
-    /// This is the `index`-th of `of` contexts of this host, so that each pins its
-    /// proxy's thread to a core of its own. Default: the only one.
+    /// Says that this context is number `index` of `of` contexts on this host, so that each context
+    /// pins its proxy thread to a core of its own. Default: the only context.
     pub fn share(mut self, index: usize, of: usize) -> Self {
         (self.engine_index, self.engines) = (index, of);
         self
     }
 
-    /// Opens the device and starts the engine (or joins the proxy process).
+    /// Opens the device and starts the engine, or joins the proxy process.
     pub fn build(self) -> Result<Context> {
         let settings = match self.settings {
             Some(s) => s,
             None => Settings::load()?,
         };
-        // Before anything is opened by them; whoever has a context need not look again.
+        // Before the settings open anything. Code that has a context need not check them again.
         settings.check()?;
         let (executor, why) = choose_at(settings.device, self.device_index)?;
         tracing::info!("{why}");
@@ -113,8 +113,8 @@ impl ContextBuilder {
 
 /// A device with its engine. Cheap to clone; may be used from any thread.
 ///
-/// It and all that was made with it work in the process that built it alone. In a child of
-/// `fork` calls end with [`Error::Forked`], drops do nothing, and the parent's connections go on;
+/// A context and everything made with it work only in the process that built it. In a child of
+/// `fork` calls fail with [`Error::Forked`], drops do nothing, and the parent's connections go on;
 /// the child may build a context of its own (docs/operations.md).
 #[derive(Clone)]
 pub struct Context {
@@ -123,7 +123,7 @@ pub struct Context {
 
 pub(crate) struct Inner {
     owner: Owner,
-    // Dropped first: its thread tells `members`.
+    // Dropped first, because its thread writes to `members`.
     _watch: Option<Watch>,
     pub(crate) members: Members,
     rdma: Mutex<Option<Arc<Device>>>,
@@ -138,14 +138,14 @@ pub(crate) struct Inner {
 
 /// What this program's producers ring when they find the engine asleep.
 pub(crate) enum Doorbell {
-    /// Of an engine of this process.
+    /// The eventfd of an engine in this process.
     Thread(EventFd),
-    /// Of one of the proxy's process: its ringer.
+    /// The ringer of an engine in the proxy process.
     Process(Arc<RemoteEngine>),
 }
 
 impl Doorbell {
-    /// The descriptor by which it is rung.
+    /// The descriptor that a producer writes to ring the engine.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         match self {
             Doorbell::Thread(bell) => bell.as_fd(),
@@ -154,72 +154,73 @@ impl Doorbell {
     }
 }
 
-/// Kernels that were loaded.
+/// A set of loaded kernels.
 #[derive(Clone)]
 pub struct Module(pub(crate) Arc<dyn LoadedModule>);
 
 impl Module {
-    /// A user's own kernels, from a `.cu` that includes "pushgate/device.cuh":
-    /// compiled for this context's device (NVRTC or nvcc for a GPU, the C++
-    /// compiler for the CPU) and cached. Load modules before the first kernel
-    /// that waits for another.
+    /// Loads a user's own kernels from a `.cu` file that includes "pushgate/device.cuh".
+    ///
+    /// The file is compiled for this context's device (NVRTC or nvcc for a GPU, the C++ compiler
+    /// for the CPU) and cached. Load modules before starting the first kernel that waits for
+    /// another kernel.
     pub fn from_source(context: &Context, source: &Source) -> Result<Self> {
         Ok(Module(context.inner.executor.load_source(source)?))
     }
 
-    /// The kernels of this library (`gpu-kernels/kernels`).
+    /// The kernels that come with this library (`gpu-kernels/kernels`).
     pub fn embedded(context: &Context) -> Self {
         Module(context.inner.embedded.clone())
     }
 
-    /// Names of its kernels.
+    /// Names of the kernels in this module.
     pub fn kernels(&self) -> Vec<String> {
         self.0.kernels()
     }
 }
 
 impl Context {
-    /// Options for a new context.
+    /// Starts the options for a new context.
     pub fn builder() -> ContextBuilder {
         ContextBuilder::default()
     }
 
-    /// [`Error::Forked`] in a child of the process that built it.
+    /// Fails with [`Error::Forked`] in a child of the process that built this context.
     pub(crate) fn here(&self) -> Result<()> {
         Ok(self.inner.owner.check()?)
     }
 
-    /// A sentence: which executor was taken and why.
+    /// A sentence that says which executor was chosen and why.
     pub fn why(&self) -> &str {
         &self.inner.why
     }
 
-    /// "cpu" or "cuda".
+    /// The kind of device: "cpu" or "cuda".
     pub fn device(&self) -> &'static str {
         self.inner.executor.name()
     }
 
-    /// The device in words.
+    /// A description of the device for people.
     pub fn describe(&self) -> String {
         self.inner.executor.describe()
     }
 
-    /// What it was made with.
+    /// The settings that this context was made with.
     pub fn settings(&self) -> &Settings {
         &self.inner.settings
     }
 
-    /// "thread" or "process": where its engine runs.
+    /// Where the engine runs: "thread" or "process".
     pub fn proxy_place(&self) -> &'static str {
         self.inner.proxy.place()
     }
 
-    /// Zeroed device memory, freed on drop.
+    /// Allocates zeroed device memory, which is freed on drop.
     pub fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
         Ok(self.inner.executor.alloc(bytes)?)
     }
 
-    /// Device memory that holds `data`.
+    /// Allocates device memory and copies `data` into it.
     pub fn upload(&self, data: &(impl IntoBytes + Immutable + ?Sized)) -> Result<DeviceBuffer> {
         let bytes = data.as_bytes();
         let buffer = self.alloc(bytes.len().max(1))?;
@@ -227,17 +228,16 @@ impl Context {
         Ok(buffer)
     }
 
-    /// A stream: launches on one run one after the other.
+    /// Makes a stream. Launches on one stream run one after the other.
     pub fn stream(&self) -> Result<Stream> {
         Ok(self.inner.executor.stream()?)
     }
 
-    /// Starts a kernel with one struct of parameters. Returns at once.
+    /// Starts a kernel with one struct of parameters and returns at once.
     ///
     /// # Safety
-    /// The addresses among the parameters are valid for what the kernel does with
-    /// them until it has ended, and no other access races with it but through
-    /// the device API.
+    /// Until the kernel has ended, every address among the parameters is valid for what the kernel
+    /// does with it, and no other access races with the kernel's except through the device API.
     pub unsafe fn launch(
         &self,
         stream: &Stream,
@@ -246,18 +246,18 @@ impl Context {
         launch: Launch,
         params: &(impl IntoBytes + Immutable),
     ) -> Result<Running> {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: this function's caller promises what `Executor::launch` requires.
         Ok(unsafe { self.inner.executor.launch(stream, &module.0, kernel, launch, params.as_bytes())? })
     }
 
-    /// Blocks of a kernel that can be resident at once.
+    /// How many blocks of a kernel can be resident at once.
     pub fn max_resident_blocks(&self, module: &Module, kernel: &str, block: u32, shared: u32) -> Result<u32> {
         self.here()?;
         Ok(self.inner.executor.max_resident_blocks(&module.0, kernel, block, shared)?)
     }
 
-    /// Host memory that device and host share, for benches and hand-written
-    /// protocols beside queue pairs.
+    /// Allocates host memory that device and host share, for benches and for hand-written protocols
+    /// beside queue pairs.
     pub fn shared(&self, name: &str, bytes: usize) -> Result<Shared> {
         self.here()?;
         let memory = Arc::new(self.memory(name, bytes, false)?);
@@ -265,13 +265,13 @@ impl Context {
         Ok(Shared { owner: Owner::here(), _registration: registration, memory })
     }
 
-    /// Counts of this context's engine.
+    /// Counters of this context's engine.
     pub fn counters(&self) -> Result<Counters> {
         self.here()?;
         Ok(self.inner.proxy.counters()?)
     }
 
-    /// The RDMA device of the settings, opened once.
+    /// The RDMA device that the settings name; opened on the first call.
     pub(crate) fn rdma(&self) -> Result<Arc<Device>> {
         self.here()?;
         let mut rdma = self.inner.rdma.lock().unwrap_or_else(|e| e.into_inner());
@@ -298,19 +298,21 @@ impl Context {
             AutoOr::Is(node) => make(Some(node as u32))?,
             AutoOr::None => make(None)?,
             AutoOr::Auto => match self.inner.executor.as_cuda().and_then(|c| numa_node_of(c.pci_bus_id())) {
-                // Found by ourselves: where the sandbox forbids it, do without.
+                // The node was detected, not set by the user: where a sandbox forbids binding to
+                // it, go without.
                 Some(node) => make(Some(node)).or_else(|_| make(None))?,
                 None => make(None)?,
             },
         })
     }
 
-    /// Memory for payload, from the provider that the settings name.
+    /// Allocates memory for payload from the window provider that the settings name.
     pub(crate) fn window(&self, name: &str, bytes: usize) -> Result<Arc<dyn Window>> {
         match self.inner.settings.window {
             WindowKind::Memory => {
                 let window = self.memory(name, bytes, true)?;
-                // Mapped here; from now on whoever is handed it can only read.
+                // This process has mapped the window; from here on a process that receives it can
+                // only read.
                 window.seal_against_writers()?;
                 Ok(Arc::new(window))
             }
@@ -318,7 +320,7 @@ impl Context {
         }
     }
 
-    /// Memory for payload from the kernel module, under a name of its own
+    /// Allocates memory for payload from the kernel module, under a name that no other area has
     /// ([`Window::name`]).
     fn kernel_window(&self, kind: WindowKind, name: &str, bytes: usize) -> Result<Arc<dyn Window>> {
         let settings = &self.inner.settings;
@@ -332,50 +334,53 @@ impl Context {
         made.map_err(|why| Error::Window { kind: kind.to_string(), bytes, why })
     }
 
-    /// Gives memory of this process to the device.
+    /// Registers memory of this process with the device.
     pub(crate) fn register(&self, memory: &dyn Window, access: Access) -> Result<Registration> {
         Ok(self.inner.executor.register(memory.as_ptr(), memory.len(), access, memory.io_memory())?)
     }
 
-    /// Lets the device read another process's memory.
+    /// Registers another process's memory with the device for reading.
     pub(crate) fn register_read_only(&self, memory: &ReadOnlyMemory) -> Result<Registration> {
         Ok(self.inner.executor.register(memory.as_ptr(), memory.len(), Access::ReadOnly, false)?)
     }
 }
 
-/// Memory from [`Context::shared`].
+/// Host memory that device and host share, made by [`Context::shared`].
 pub struct Shared {
     owner: Owner,
-    // Dropped first: unregistered before it is unmapped.
+    // Dropped first: the memory is unregistered before it is unmapped.
     _registration: Registration,
     memory: Arc<SharedMemory>,
 }
 
 impl Shared {
-    /// Its address for kernels.
+    /// The memory's address for kernels.
     pub fn device_addr(&self) -> u64 {
         self._registration.device_addr()
     }
 
-    /// Its bytes.
+    /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Never true.
+    /// Never true: shared memory has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Its first byte, for raw access. A child of `fork` has nothing there: an access is SIGSEGV.
+    /// A pointer to the first byte, for raw access.
+    ///
+    /// A child of `fork` has no memory there: an access raises SIGSEGV.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.memory.as_ptr()
     }
 
-    /// `n` words from byte `offset`, as atomics.
+    /// `n` 8-byte words from byte `offset`, as atomics.
     ///
     /// # Panics
-    /// If they do not lie within it, or in a child of `fork`, which does not have the memory.
+    /// If the words do not lie within the memory, or in a child of `fork`, which does not have the
+    /// memory.
     pub fn words(&self, offset: usize, n: usize) -> &[std::sync::atomic::AtomicU64] {
         self.owner.check().unwrap_or_else(|forked| panic!("{forked}"));
         self.memory.words(offset, n)
@@ -386,7 +391,7 @@ impl Shared {
     }
 }
 
-/// The copy engine as the proxy's [`Mover`].
+/// The GPU's copy engine as the proxy's [`Mover`].
 struct GpuMover {
     copy: CudaCopy,
     tickets: Vec<Option<pushgate_gpu_kernels::CopyTicket>>,
@@ -394,8 +399,8 @@ struct GpuMover {
 
 impl Mover for GpuMover {
     fn start(&mut self, dst: u64, src: usize, length: usize) -> Result<u64, MoveError> {
-        // SAFETY: the engine resolved both stretches in registered regions and in a
-        // window that stay valid until the copy is done.
+        // SAFETY: the engine resolved both ranges in registered regions and in a window that stay
+        // valid until the copy is done.
         let ticket = unsafe { self.copy.start(dst, src as *const u8, length) }
             .map_err(|e| MoveError { length, reason: e.to_string() })?;
         let free = self.tickets.iter().position(Option::is_none);
@@ -424,9 +429,12 @@ impl Mover for GpuMover {
     }
 }
 
-/// A name for an area of the kernel module that no other process chooses, on this host or
-/// in a container: process numbers repeat there, and a killed process's areas keep their
-/// names until `staging_ttl` has passed. The process's number is for people who read it.
+/// Makes a name for an area of the kernel module that no other process chooses, on this host or in
+/// a container.
+///
+/// The process number alone is not enough: containers repeat process numbers, and a killed
+/// process's areas keep their names until `staging_ttl` has passed. The number is in the name for
+/// people who read it.
 fn area_name(name: &str) -> Result<String> {
     let mut random = [0; 8];
     std::fs::File::open("/dev/urandom")
@@ -435,14 +443,16 @@ fn area_name(name: &str) -> Result<String> {
     Ok(format!("{name}-{}-{:016x}", std::process::id(), u64::from_ne_bytes(random)))
 }
 
-/// NUMA node of a PCI function, if the kernel knows it.
+/// The NUMA node of a PCI function, if the kernel knows it.
 fn numa_node_of(bus_id: &str) -> Option<u32> {
     let path = format!("/sys/bus/pci/devices/{}/numa_node", bus_id.to_lowercase());
     std::fs::read_to_string(path).ok()?.trim().parse::<i32>().ok()?.try_into().ok()
 }
 
-/// Core for an engine, and whether it may spin there: engines take the last
-/// cores, one each, where every engine leaves at least three to the rest.
+/// Chooses the core for an engine, and whether the engine may spin there.
+///
+/// Engines take the last cores, one each, if at least three cores for each engine remain for the
+/// rest.
 fn core(setting: AutoOr<usize>, index: usize, engines: usize) -> (Option<usize>, bool) {
     let allowed: Vec<usize> = match rustix::thread::sched_getaffinity(None) {
         Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU).filter(|c| set.is_set(*c)).collect(),
@@ -466,7 +476,7 @@ mod tests {
     fn areas_of_processes_with_one_number_have_different_names() {
         let names = [(); 3].map(|()| area_name("pushgate-window-16777214").unwrap());
         assert!(names[0] != names[1] && names[1] != names[2], "{names:?}");
-        // The kernel module's limit is 63, and a process's number may have seven digits.
+        // The kernel module allows 63 characters, and a process number has up to seven digits.
         assert!(names.iter().all(|name| name.len() <= 63 - 7), "{names:?}");
     }
 

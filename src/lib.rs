@@ -1,10 +1,10 @@
-//! GPU-initiated networking that pushes: kernels write their payload into a
-//! window with posted stores, and a proxy releases it to the queue pair only
-//! once nothing can stop it.
+//! GPU-initiated networking that pushes: a kernel writes its payload into a window with posted
+//! stores, and a proxy on the CPU posts each message to the queue pair once it holds every resource
+//! that the send will consume.
 //!
-//! A program opens a [`Context`] (one device, one engine), joins a [`Comm`], makes
-//! [`QueuePair`]s and launches kernels that use them through the device API
-//! (`pushgate/device.cuh`, docs/device-api.md):
+//! A program opens a [`Context`] (one device, one engine), joins a [`Comm`], makes [`QueuePair`]s
+//! and launches kernels that use the queue pairs through the device API (`pushgate/device.cuh`,
+//! docs/device-api.md):
 //!
 //! ```no_run
 //! use pushgate::{Comm, Context, QpConfig};
@@ -16,8 +16,8 @@
 //! # Ok(())
 //! # }
 //! ```
-//! `examples/custom_kernel.rs` is a whole program; docs/architecture.md tells how
-//! it works inside.
+//! `examples/custom_kernel.rs` is a complete program. docs/architecture.md explains how the library
+//! works inside.
 
 mod attached;
 mod comm;
@@ -44,11 +44,11 @@ pub use pushgate_proxy::counters::Counters;
 pub use qp::{DeviceEnd, QpConfig, QueuePair, RegionKey, upload_descriptors};
 pub use relay::RelayStats;
 pub use settings::Settings;
-/// For the derives on parameter structs of kernels.
+/// Re-exported for the derives (`IntoBytes`, `Immutable`) on structs of kernel parameters.
 pub use zerocopy;
 
 pub mod proxy {
-    //! The engine as a process of its own: what `pushgate proxy` runs.
+    //! The proxy as a process of its own: what `pushgate proxy` runs.
 
     use std::path::Path;
 
@@ -57,8 +57,8 @@ pub mod proxy {
 
     use crate::error::{Error, Result};
 
-    /// Serves programs at `socket` (a path, or @ and an abstract name), each by an
-    /// engine of its own, until `stop` is rung.
+    /// Serves programs at `socket` (a path, or @ and an abstract name) until `stop` is rung; each
+    /// program gets an engine of its own.
     pub fn run(socket: &Path, stop: EventFd) -> Result<()> {
         raise_open_files();
         let failed = |e| Error::io(format!("proxy at {}", socket.display()))(e);
@@ -68,9 +68,10 @@ pub mod proxy {
 
     pub use pushgate_driver_shim::eventfd::EventFd as Stop;
 
-    /// Raises this process's limit of open files as far as it may: a queue pair
-    /// holds about ten descriptors. For programs with many; the library leaves
-    /// the limit alone.
+    /// Raises this process's limit of open files as far as the system allows.
+    ///
+    /// A queue pair holds about ten descriptors, so a program with many queue pairs calls this
+    /// before it makes them. The library itself never changes the limit.
     pub fn raise_open_files() {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let limit = getrlimit(Resource::Nofile);

@@ -1,5 +1,5 @@
-//! Rings for a device that can't: a thread watches a word that the device stores to
-//! and writes the eventfd.
+//! Rings the doorbell for a device that can't write an eventfd: a thread watches a word that the
+//! device stores to, and writes the eventfd.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,18 +13,19 @@ use pushgate_proxy::idle::{Idle, Step, Wake};
 use crate::context::{Context, Shared};
 use crate::error::{Error, Result};
 
-/// What a relay has done.
+/// Counters of a doorbell relay. Each duration is a sum or a maximum over all doorbells.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RelayStats {
-    /// Doorbells passed on. Several that came between two looks are one.
+    /// Doorbells passed on. Doorbells that came between two looks count once.
     pub rings: u64,
-    /// From the look that saw a doorbell until the eventfd was written, all of them together.
+    /// Sum of the times from the look that saw a doorbell until the eventfd was written.
     pub write: Duration,
-    /// The longest of those.
+    /// The longest time from the look that saw a doorbell until the eventfd was written.
     pub worst_write: Duration,
-    /// From the look before to the look that saw it, all together: what watching adds at most.
+    /// Sum of the times between the look that saw a doorbell and the look before: the most delay
+    /// that watching can have added.
     pub look: Duration,
-    /// The longest of those.
+    /// The longest time between the look that saw a doorbell and the look before.
     pub worst_look: Duration,
 }
 
@@ -45,7 +46,7 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// `bell` is written whenever the device has stored 1 to the word at
+    /// Starts a thread that writes `bell` each time the device has stored 1 to the word at
     /// [`Relay::address`].
     pub(crate) fn start(context: &Context, bell: OwnedFd) -> Result<Self> {
         let word = context.shared("pushgate-doorbell", 4096)?;
@@ -59,7 +60,7 @@ impl Relay {
         Ok(Relay { stop, counts, thread: OwnedHere::new(Some(thread)), address })
     }
 
-    /// Device address of the word.
+    /// The device address of the word that the device stores to.
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
@@ -84,11 +85,12 @@ fn watch(memory: &Shared, bell: &OwnedFd, stop: &AtomicBool, counts: &Counts) {
     let mut last = start;
     while !stop.load(Ordering::Relaxed) {
         let now = Instant::now();
-        // BELL: the doorbell before what it announces is looked for; the eventfd's system call
-        // and the interrupt carry that on. Taken by a swap, so that a ring after it is
-        // seen by the next look.
+        // BELL: the doorbell is taken before anyone looks for what it announces. The Acquire orders
+        // the two; the eventfd's system call and the interrupt carry that order on to the proxy.
+        // The swap takes the doorbell, so a doorbell rung after the swap is seen by the next look.
         if word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Acquire) != 0 {
-            // A full counter is rung already; nothing else can fail.
+            // EAGAIN means that the counter is full, so the eventfd is rung already; nothing else
+            // can fail.
             let _ = rustix::io::retry_on_intr(|| rustix::io::write(bell, &1u64.to_ne_bytes()));
             let (write, look) = (now.elapsed().as_nanos() as u64, (now - last).as_nanos() as u64);
             counts.rings.fetch_add(1, Ordering::Relaxed);
@@ -112,7 +114,7 @@ fn watch(memory: &Shared, bell: &OwnedFd, stop: &AtomicBool, counts: &Counts) {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // A child has no such thread.
+        // A child of `fork` does not have the thread.
         if self.thread.here().is_err() {
             return;
         }

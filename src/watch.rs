@@ -1,5 +1,5 @@
-//! Notices that the proxy's process is gone, and writes the status that it cannot
-//! write any more (P7).
+//! Notices that the proxy process is gone, and writes the final status that the proxy can no longer
+//! write (P7).
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,18 +15,18 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::error::{Error, Result};
 
-/// The queue pairs that a proxy of another process drives. Clones are one list.
+/// The queue pairs that a proxy in another process drives. Clones share one list.
 #[derive(Clone, Default)]
 pub(crate) struct Members(Arc<Mutex<List>>);
 
 #[derive(Default)]
 struct List {
-    /// The proxy's process is gone: nobody will look at `all` again.
+    /// The proxy process is gone: nothing reads `all` any more.
     gone: bool,
     all: Vec<Member>,
 }
 
-/// The segments of a queue pair where its device and its peer look, and its rank.
+/// One queue pair: the segments where its device and its peer look for the status, and its rank.
 struct Member {
     control: WeakPiece,
     link: WeakPiece,
@@ -34,7 +34,7 @@ struct Member {
 }
 
 impl Member {
-    /// Writes *peer lost* in place of the proxy.
+    /// Writes *peer lost* to both segments, in place of the proxy.
     fn tell(&self) {
         let status = Status { rank: Some(self.rank), ..Status::new(abi::PUSHGATE_PEER_LOST) };
         for (segment, at) in
@@ -48,8 +48,10 @@ impl Member {
 }
 
 impl Members {
-    /// Adds a queue pair that the proxy has taken in. If the proxy's process has died
-    /// since then, the queue pair has its status when this returns.
+    /// Adds a queue pair that the proxy has taken in.
+    ///
+    /// If the proxy process has died since it took the queue pair in, the queue pair has its status
+    /// when this returns.
     pub(crate) fn add(&self, control: WeakPiece, link: WeakPiece, rank: u32) {
         let member = Member { control, link, rank };
         let mut list = self.lock();
@@ -60,7 +62,7 @@ impl Members {
         list.all.push(member);
     }
 
-    /// The proxy's process is gone: all members, and those to come, get their status.
+    /// Marks the proxy process as gone; current and future members get their status.
     fn lose(&self) {
         let mut list = self.lock();
         list.gone = true;
@@ -68,19 +70,19 @@ impl Members {
     }
 
     fn lock(&self) -> MutexGuard<'_, List> {
-        // Nothing in it can be half done.
+        // A panic leaves the list whole, so a poisoned lock is no reason to stop.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The thread that waits for the end of the proxy's process.
+/// The thread that waits for the end of the proxy process.
 pub(crate) struct Watch {
     stop: Arc<EventFd>,
     thread: OwnedHere<Option<JoinHandle<()>>>,
 }
 
 impl Watch {
-    /// Watches `proxy`, the socket to that process.
+    /// Starts to watch `proxy`, the socket to the proxy process.
     pub(crate) fn start(proxy: BorrowedFd<'_>, members: Members) -> Result<Self> {
         let proxy = proxy.try_clone_to_owned().map_err(Error::io("the proxy's socket"))?;
         let stop = Arc::new(EventFd::new().map_err(Error::io("eventfd"))?);
@@ -89,7 +91,8 @@ impl Watch {
             .name("pushgate-watch".into())
             .spawn(move || {
                 loop {
-                    // Only the end of the connection: the proxy's answers are for the threads that asked.
+                    // Poll only for the connection's end: the proxy's answers are for the threads
+                    // that asked.
                     let mut fds = [
                         PollFd::new(&proxy, PollFlags::RDHUP | PollFlags::HUP),
                         PollFd::from_borrowed_fd(stopped.as_fd(), PollFlags::IN),
@@ -114,7 +117,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // A child has the bell, and not the thread.
+        // A child of `fork` has the eventfd but not the thread.
         if self.thread.here().is_err() {
             return;
         }
@@ -125,8 +128,8 @@ impl Drop for Watch {
     }
 }
 
-/// Writes a status where others look, in place of an engine that is gone. The
-/// first cause stays.
+/// Writes a status word where the device or the peer looks, in place of an engine that is gone. A
+/// status that is already there stays.
 pub(crate) fn tell(word: &AtomicU64, status: Status) {
     let _ = word.compare_exchange(0, status.word(), Ordering::Release, Ordering::Relaxed);
 }
@@ -145,14 +148,14 @@ mod tests {
     }
 
     #[test]
-    fn p7_a_proxy_that_dies_before_its_queue_pair_is_watched_ends_the_queue_pair_all_the_same() {
+    fn p7_a_proxy_that_dies_before_its_queue_pair_is_watched_ends_the_queue_pair() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let members = Members::default();
         let mut watch = Watch::start(ours.as_fd(), members.clone()).unwrap();
         let [early, early_link, late, late_link] = [(); 4].map(|()| piece());
         members.add(early.downgrade(), early_link.downgrade(), 3);
         drop(theirs);
-        // It has seen the end and told all whom it knew.
+        // The thread ends after it saw the proxy's end and told every member on the list.
         watch.thread.take().unwrap().join().unwrap();
         members.add(late.downgrade(), late_link.downgrade(), 5);
         for (control, link, rank) in [(early, early_link, 3), (late, late_link, 5)] {

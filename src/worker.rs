@@ -1,4 +1,4 @@
-//! The resident worker (docs/worker.md), and the engine's [`Mover`] made of it.
+//! The resident worker (docs/worker.md), and a [`Mover`] for the engine that uses the worker.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,27 +12,30 @@ use pushgate_proxy::mover::{MoveError, Mover};
 
 use crate::error::Result;
 
-/// Bytes that are copied aside, so that their place is free at once and registered
-/// for certain: inline payload lies in the engine's own memory.
+/// Copies of up to this many bytes are first copied aside, into registered memory. The source is
+/// free at once, and it need not be registered: inline payload lies in the engine's own memory.
 const SMALL: usize = 256;
-/// Bytes that go in commands themselves, if they and their place are whole words: two words each.
+/// Copies of up to this many bytes travel in the commands themselves, two words in each, if length
+/// and destination are multiples of 8.
 const INLINE: usize = 64;
-/// Places for them, more than all queue pairs of an engine have under way.
+/// Places for copies put aside: more than all queue pairs of an engine have under way.
 const PLACES: usize = 4096;
 
-/// The worker's pulls as the proxy's [`Mover`]: no copy of the engine's calls the
-/// driver then. Its [`Mover::flush`], for what an RDMA device wrote, would have to and
-/// says that it can't.
+/// A [`Mover`] that copies with the worker's pulls, so that none of the engine's copies calls the
+/// driver.
+///
+/// [`Mover::flush`], which completes what an RDMA device wrote, would need a call of the driver;
+/// here it always fails with an error.
 pub struct WorkerMover {
-    // Dropped before its memory.
+    // Dropped before the memory it registers.
     _registration: Registration,
     aside: SharedMemory,
     queue: OneWay,
-    /// Copies begun, and how many of them were posted: numbers of tickets, as the queue
-    /// is ours alone.
+    /// Copies begun, and how many of them were posted. Both are ticket numbers, because no other
+    /// code posts to the queue.
     started: u64,
     posted: u64,
-    /// For a full ring; those that were not posted.
+    /// Copies that did not fit in the full ring and are still to be posted, oldest first.
     waiting: VecDeque<Waiting>,
 }
 
@@ -44,17 +47,18 @@ enum Waiting {
 }
 
 impl WorkerMover {
-    /// Takes the pulls over; nothing may have been pulled through them before.
+    /// Takes over the pulls of a worker. Nothing may have been pulled through `queue` before.
     ///
     /// # Panics
-    /// If it is the other direction.
+    /// If `queue` is the worker's other direction.
     ///
     /// # Safety
-    /// All host memory of more than 256 bytes that the engine copies from, windows of peers
-    /// and landing rings among it, is registered with `executor`, the worker's, at the address
-    /// that it has in this process ([`pushgate_gpu_kernels::Registration::device_addr`] is
-    /// the host's own), and stays so as long as the engine has the mover: an address that is
-    /// not registered ends the device's context.
+    /// All host memory of more than 256 bytes that the engine copies from, including peers' windows
+    /// and landing rings, is registered with `executor`, which must be the worker's executor, at
+    /// the address that the memory has in this process
+    /// ([`pushgate_gpu_kernels::Registration::device_addr`] equals the host's address). It stays
+    /// registered as long as the engine has the mover: an address that is not registered ends the
+    /// device's context.
     pub unsafe fn new(executor: &Arc<dyn Executor>, queue: OneWay) -> Result<Self> {
         assert_eq!(queue.direction(), Direction::Pull);
         let aside = SharedMemory::builder("worker-aside", SMALL * PLACES).create()?;
@@ -63,22 +67,25 @@ impl WorkerMover {
         Ok(Self { _registration: registration, aside, queue, started: 0, posted: 0, waiting })
     }
 
-    /// Where copy `number` lies aside.
+    /// The address of the place aside for copy `number`.
     fn place(&self, number: u64) -> usize {
         self.aside.as_ptr().as_ptr() as usize + (number as usize % PLACES) * SMALL
     }
 
-    /// Posts what waits, as far as there is room.
+    /// Posts waiting copies as long as the ring has room.
     fn post(&mut self) -> Result<(), MoveError> {
         while let Some(&waiting) = self.waiting.front() {
             let (posted, length) = match waiting {
                 Waiting::From { dst, src, length } => {
-                    // SAFETY: the engine resolved both stretches, and keeps them valid until the
-                    // copy is done; that the device sees them there was promised in `new`.
+                    // SAFETY: the engine resolved both ranges and keeps them valid until the copy
+                    // is done; the caller of `new` promised that the device sees them at these
+                    // addresses.
                     (unsafe { self.queue.post(dst, src as u64, length) }, length)
                 }
                 Waiting::Inline { dst, words, count } => {
-                    // SAFETY: as above, for the place of these words in the destination.
+                    // SAFETY: the engine resolved the destination and keeps it valid until the copy
+                    // is done, and these words lie within it; the caller of `new` promised that the
+                    // device sees it at this address.
                     (unsafe { self.queue.post_inline(dst, &words[..count]) }, count * 8)
                 }
             };
@@ -108,13 +115,15 @@ impl Mover for WorkerMover {
             for at in (0..length).step_by(16) {
                 let (mut words, count) = ([0; 2], (length - at).min(16) / 8);
                 let to = words.as_mut_ptr().cast::<u8>();
-                // SAFETY: the source is the engine's word; both are of `count` words at least.
+                // SAFETY: the engine promises that the source is readable; source and `words` are
+                // at least `count` words long.
                 unsafe { std::ptr::copy_nonoverlapping((src + at) as *const u8, to, count * 8) };
                 self.waiting.push_back(Waiting::Inline { dst: dst + at as u64, words, count });
                 self.started += 1;
             }
             self.post()?;
-            // The last one's: `done` counts those that have none before them.
+            // The ticket of the last command: `done` is true only when every earlier command is
+            // done too.
             return Ok(self.started - 1);
         }
         if length <= SMALL {
@@ -122,8 +131,9 @@ impl Mover for WorkerMover {
                 return Err(MoveError { length, reason: format!("more than {PLACES} copies are under way") });
             }
             from = self.place(self.started);
-            // SAFETY: the source is the engine's word; the place is of no copy that is under
-            // way, checked above, and the device reads it behind the command.
+            // SAFETY: the engine promises that the source is readable. No copy under way uses the
+            // place (checked above), and the device reads the place only after the command is
+            // posted.
             unsafe { std::ptr::copy_nonoverlapping(src as *const u8, from as *mut u8, length) };
         }
         self.waiting.push_back(Waiting::From { dst, src: from, length });
@@ -137,8 +147,8 @@ impl Mover for WorkerMover {
         if ticket >= self.posted {
             return Ok(false);
         }
-        // The engine asks in about the order in which it began, so the count of those
-        // without a gap is as good as the ticket's own blocks.
+        // The engine asks in about the order in which it began the copies, so the count of copies
+        // done without a gap finds a ticket as well as the ticket's own blocks would.
         if ticket < self.queue.passed() {
             return Ok(true);
         }
@@ -161,9 +171,9 @@ mod tests {
         let options = WorkerOptions { slots: 32, ..WorkerOptions::of(&*executor) };
         let (_worker, queue) = Worker::new(&executor, options).unwrap();
         let [_, pulls] = queue.split();
-        // SAFETY: every address is valid on the device `cpu`.
+        // SAFETY: every address of this process is valid on the device `cpu`.
         let mut mover = unsafe { WorkerMover::new(&executor, pulls) }.unwrap();
-        // 64, 40 and 24 bytes go in commands, two words each.
+        // Lengths of 64, 40 and 24 bytes go in the commands themselves, two words each.
         for each in [1000, 64, 40, 24, 20] {
             let from: Vec<u8> = (0..200 * each).map(|i| (i % 253) as u8).collect();
             let to = executor.alloc(from.len()).unwrap();

@@ -1,5 +1,6 @@
-//! Ranks of one host over the public API, on the CPU executor: set-up beside strangers, collectives and queue
-//! pairs that are tried again, and how the death of a rank is seen.
+//! Tests ranks of one host through the public API, on the CPU executor: set-up while strangers
+//! connect, collectives and queue pairs that are tried again, and how the death of a rank is
+//! noticed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
@@ -36,7 +37,7 @@ fn listens(job: &str, rank: u32) -> String {
     format!("pushgate/{job}/{rank}")
 }
 
-/// Runs something that may hang in a thread of its own.
+/// Runs a call that may hang on a thread of its own.
 fn beside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (sender, result) = channel();
     thread::spawn(move || {
@@ -50,7 +51,7 @@ fn ends<T>(result: &Receiver<T>) -> T {
     result.recv_timeout(hang()).expect("it hangs")
 }
 
-/// Calls again what timed out.
+/// Repeats a call as long as it times out.
 fn again<T>(mut call: impl FnMut() -> Result<T>) -> T {
     let begin = Instant::now();
     loop {
@@ -90,7 +91,7 @@ fn p7_a_barrier_that_timed_out_and_is_tried_again_leaves_the_next_all_gather_who
             (comm, all)
         })
     });
-    // Neither leaves before the other is done.
+    // Neither rank leaves before the other is done.
     let both: Vec<_> = both.iter().map(ends).collect();
     for (comm, all) in &both {
         assert_eq!(all, &[b"zero".to_vec(), b"one".to_vec()], "rank {}", comm.rank());
@@ -103,7 +104,7 @@ fn p7_an_all_gather_that_timed_out_refuses_other_bytes_when_it_is_tried_again() 
     let mut comms = Comm::local(&context, 2).unwrap();
     let (b, a) = (comms.pop().unwrap(), comms.pop().unwrap());
     assert!(matches!(a.all_gather(b"first"), Err(Error::TimedOut { .. })));
-    // The first bytes are under way, and would be taken for these.
+    // The first bytes are on their way already, and would be taken for these.
     let e = a.all_gather(b"other").unwrap_err().to_string();
     assert!(e.contains("the collective that timed out"), "{e}");
     let other = beside(move || (again(|| b.all_gather(b"there")), b));
@@ -121,7 +122,7 @@ fn p7_a_barrier_behind_an_all_gather_that_lost_a_rank_names_that_rank() {
         if timed_out_first {
             assert!(matches!(a.all_gather(b"first"), Err(Error::TimedOut { .. })));
         }
-        // A rank that unwinds is lost.
+        // A rank that unwinds counts as lost.
         let unwinds = thread::spawn(move || {
             let _c = c;
             std::panic::resume_unwind(Box::new(()))
@@ -143,7 +144,7 @@ fn p7_a_barrier_behind_an_all_gather_that_lost_a_rank_names_that_rank() {
 
 #[test]
 fn p7_a_queue_pair_that_is_tried_again_takes_no_offer_of_the_attempt_that_failed() {
-    // Both make a queue pair within it, on a machine that is busy.
+    // Both ranks make a queue pair within this time, even on a busy machine.
     let context = context(patience(Duration::from_secs(3)));
     let mut comms = Comm::local(&context, 2).unwrap();
     let (b, a) = (comms.pop().unwrap(), comms.pop().unwrap());
@@ -153,7 +154,7 @@ fn p7_a_queue_pair_that_is_tried_again_takes_no_offer_of_the_attempt_that_failed
     let ours = again(|| a.queue_pair(1, 7, QpConfig::default()));
     let (theirs, _b) = ends(&other);
     assert!(theirs.check().is_ok());
-    // Only the ends of one queue pair hear of each other.
+    // The end of one queue pair is reported to its own two ends only.
     ours.abort().unwrap();
     let e = until("the other end to hear of it", || theirs.check().err());
     assert!(matches!(e, Error::Aborted { rank: 0 }), "{e}");
@@ -161,7 +162,7 @@ fn p7_a_queue_pair_that_is_tried_again_takes_no_offer_of_the_attempt_that_failed
 
 // ------------------------------------------------------------ set-up beside strangers
 
-/// A connection to a rank's name, once that listens.
+/// Connects to a rank's name as soon as the rank listens.
 fn stranger(job: &str, rank: u32) -> UnixStream {
     let address = SocketAddr::from_abstract_name(listens(job, rank)).unwrap();
     until("a rank to listen", || UnixStream::connect_addr(&address).ok())
@@ -204,7 +205,7 @@ fn p8_garbage_at_the_rendezvous_ends_no_set_up() {
         b"x",
     ] {
         let mut stream = stranger(&job, 0);
-        // It may be shown the door before it has said all.
+        // The rank may close the connection before everything is written.
         let _ = stream.write_all(garbage);
         open.push(stream);
     }
@@ -241,7 +242,7 @@ fn p7_a_rank_whose_connection_is_not_taken_ends_at_its_limit() {
     }
     let rank = beside(move || {
         let context = context(Duration::from_millis(300));
-        Comm::connect(&context, &job, 1, 2).err().expect("nobody takes it in")
+        Comm::connect(&context, &job, 1, 2).err().expect("no rank accepts it")
     });
     let e = ends(&rank);
     assert!(matches!(e, Error::TimedOut { .. }), "{e}");
@@ -255,8 +256,8 @@ unsafe extern "C" {
     safe fn _exit(code: i32) -> !;
 }
 
-/// What a process of [`Rank`] does: rank 1 of a job, that forks a sleeper if it is told so, and then does as it
-/// is told until it is killed.
+/// What a process of [`Rank`] does: it is rank 1 of a job, forks a sleeper if it is told to, and
+/// then follows commands until it is killed.
 #[test]
 #[ignore = "a process that the tests of this file start"]
 fn role() {
@@ -266,7 +267,7 @@ fn role() {
     for line in std::io::stdin().lines() {
         match line.unwrap().as_str() {
             "fork" => match fork() {
-                // It has all of its parent's sockets.
+                // The sleeper has all of its parent's sockets.
                 0 => {
                     sleep(3600);
                     _exit(0)
@@ -282,7 +283,7 @@ fn role() {
     }
 }
 
-/// Rank 1 of a job, a process of its own. It and what it forked are killed at the latest when this is dropped.
+/// Rank 1 of a job, in a process of its own. Dropping it kills the process and what it forked.
 struct Rank {
     child: Child,
     says: ChildStdin,
@@ -313,7 +314,7 @@ impl Rank {
         loop {
             line.clear();
             assert!(self.hears.read_line(&mut line).unwrap() > 0, "it has ended");
-            // The first answer stands behind what the test's harness says.
+            // The first answer follows what the test harness prints.
             if let Some((_, number)) = line.split_once('@') {
                 return number.trim().parse().unwrap();
             }
@@ -335,7 +336,7 @@ impl Drop for Rank {
     }
 }
 
-/// Rank 0 here and rank 1 in a process of its own.
+/// Makes rank 0 in this process and rank 1 in a process of its own.
 fn two(name: &str) -> (Comm, Rank) {
     let job = job(name);
     let rank = Rank::start(&job);
@@ -343,7 +344,7 @@ fn two(name: &str) -> (Comm, Rank) {
     (Comm::connect(&context, &job, 0, 2).unwrap(), rank)
 }
 
-/// How long it takes until rank 0 knows that rank 1 was killed.
+/// Measures how long rank 0 takes to notice that rank 1 was killed.
 fn time_to_notice(name: &str, forks: bool) -> Duration {
     let (comm, mut rank) = two(name);
     if forks {
@@ -360,9 +361,9 @@ fn time_to_notice(name: &str, forks: bool) -> Duration {
 
 #[test]
 fn p7_a_rank_that_is_killed_is_lost_within_a_second_though_its_forked_child_holds_its_sockets() {
-    // 1 s is the promise. A machine that is busy may take longer for anything: as much room is added as ten
-    // deaths take here whose sockets nobody else holds. Where the sockets' end alone tells of the death, this
-    // never ends, for the sleeper lives for an hour.
+    // The promise is 1 s. A busy machine may take longer for anything, so the limit has room for
+    // ten deaths as measured here without a fork. If only the sockets' end showed the death, the
+    // wait would never end, because the sleeper lives for an hour.
     let usual = time_to_notice("killed", false);
     let took = time_to_notice("forked", true);
     assert!(took < Duration::from_secs(1) + 10 * usual, "{took:?}, and {usual:?} without a forked child");
@@ -375,7 +376,7 @@ fn p7_a_rank_that_is_stopped_is_not_lost() {
     comm.barrier().unwrap();
     assert_eq!(rank.answer(), 0);
     rank.signal(Signal::STOP);
-    // A death would be known within a second.
+    // A death would be noticed within a second.
     thread::sleep(Duration::from_millis(1500));
     comm.check().unwrap();
     rank.signal(Signal::CONT);

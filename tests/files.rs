@@ -1,11 +1,11 @@
-//! Files that a user names: one without an end is refused before the machine's memory is gone.
+//! Files that a user names: one without an end is refused before the machine runs out of memory.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
-/// Runs the command in 4 GiB of address space and returns what it says on standard error.
+/// Runs the command in 4 GiB of address space and returns its standard error.
 fn refused(args: &[&str], config: Option<&str>) -> String {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -v 4194304; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pushgate")]).args(args);
@@ -32,7 +32,7 @@ fn p8_a_file_without_an_end_is_refused_by_its_name_with_the_bound_and_the_remedy
         let said = refused(args, config);
         assert!(said.contains("/dev/zero") && said.contains(bound), "{args:?}: {said}");
     }
-    // Findings are refused sooner: what is no regular file is none.
+    // Findings are refused sooner, because a file of findings must be a regular file.
     let said = refused(&["report", "--findings", "/dev/zero", "--out", "/nonexistent/page"], None);
     assert!(said.contains("/dev/zero") && said.contains("no regular file"), "{said}");
 }
@@ -42,9 +42,9 @@ fn p7_a_pipe_that_nobody_closes_does_not_hold_a_command_for_ever() {
     let path = std::env::temp_dir().join(format!("pushgate-files-{}", std::process::id()));
     mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     let name = path.to_str().unwrap();
-    // Nobody writes to it.
+    // The pipe has no writer.
     let silent = refused(&["model", "--params", name], None);
-    // Somebody holds it open, and writes nothing.
+    // The pipe has a writer that writes nothing.
     let writer = File::options().read(true).write(true).open(&path).unwrap();
     let held = refused(&["bench", "local", "--device", "cpu"], Some(name));
     let findings = refused(&["report", "--findings", name, "--out", "/nonexistent/page"], None);

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 const BYTES: u64 = 1024;
 
-/// A child has the descriptors of all that is open at its fork: one test at a time.
+/// One test at a time: a child has the descriptors of everything that is open at its fork.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -30,19 +30,19 @@ unsafe extern "C" {
 
 struct Child(Pid);
 
-/// `None` in the child.
+/// Forks; `None` in the child.
 fn forked() -> Option<Child> {
-    // SAFETY: the child has this thread alone, and leaves through `leave`; the C library
-    // keeps its own allocator usable in it.
+    // SAFETY: the child has only this thread and leaves through `leave`; the C library keeps its
+    // own allocator usable in the child.
     match unsafe { fork() } {
         0 => None,
         pid => Some(Child(Pid::from_raw(pid).expect("a child"))),
     }
 }
 
-/// Ends the child: in order, with exit handlers, if `f` says that all was well.
+/// Ends the child, in order and with exit handlers, if `f` does not panic.
 fn leave(f: impl FnOnce()) -> ! {
-    // The test harness's own capture is the parent's.
+    // The test harness captures output in the parent only.
     std::panic::set_hook(Box::new(|panic| {
         let _ = rustix::io::write(std::io::stderr(), format!("in a child: {panic}\n").as_bytes());
     }));
@@ -114,14 +114,14 @@ impl Program {
         }
     }
 
-    /// Sends `count` messages from one end to the other and calls `meanwhile`; every byte is checked.
+    /// Sends `count` messages from one end to the other and calls `meanwhile`; checks every byte.
     fn exchange(&self, count: u64, meanwhile: impl FnOnce()) {
         self.results.iter().for_each(|result| result.copy_from_host(&[0; 24]).unwrap());
         let [from, to] = [0, 1].map(|i: usize| [self.descriptors[i].addr(), self.results[i].addr()]);
         let one = Launch::new(1, 1);
         let take = [to[0], to[1], count, BYTES];
         let send = [from[0], from[1], 0, count, BYTES];
-        // SAFETY: all that the kernels use lives until they have ended, below.
+        // SAFETY: everything that the kernels use lives until they have ended, below.
         let [taking, sending] = unsafe {
             [
                 self.context.launch(&self.streams[1], &self.module, "outside_take", one, &take).unwrap(),
@@ -162,7 +162,7 @@ fn everything_is_refused(p: &Program) {
     refused("counters", context.counters());
     refused("max_resident_blocks", context.max_resident_blocks(module, "outside_send", 1, 0));
     let params = [0u64; 5];
-    // SAFETY: it is refused and runs nothing.
+    // SAFETY: the launch is refused and runs nothing.
     refused("launch", unsafe {
         context.launch(&streams[0], module, "outside_send", Launch::new(1, 1), &params)
     });
@@ -180,7 +180,7 @@ fn everything_is_refused(p: &Program) {
     for qp in qps {
         refused("QueuePair::check", qp.check());
         refused("register_shared", qp.register_shared(shared));
-        // SAFETY: it is refused.
+        // SAFETY: the call is refused.
         refused("register_buffer", unsafe { qp.register_buffer(&results[0]) });
         refused("deregister", qp.deregister(*key));
         refused("QueuePair::abort", qp.abort());
@@ -253,9 +253,10 @@ fn p6_children_that_come_and_go_disturb_no_message() {
         for i in 0..20 {
             match forked() {
                 None if i % 2 == 0 => leave(|| ()),
-                // What `program` owns, each for itself: the parent's kernels run meanwhile.
+                // Drops what `program` owns, one value at a time, while the parent's kernels run.
                 None => leave(|| {
-                    // SAFETY: the child's copy is dropped once, here, and the process ends behind it.
+                    // SAFETY: the child's copy is dropped once, here, and the process ends
+                    // afterwards.
                     drop(unsafe { std::ptr::read(&program) });
                 }),
                 Some(child) => children.push(child),
@@ -275,7 +276,7 @@ fn p7_a_parent_leaves_in_order_while_a_child_sleeps() {
     let Some(child) = forked() else {
         leave(|| {
             drop(writes);
-            // Until the parent has gone through all of its drops.
+            // Until the parent has finished all of its drops.
             assert_eq!(rustix::io::read(&reads, &mut [0; 1]), Ok(0));
             everything_is_refused(&program);
         })

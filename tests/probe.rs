@@ -1,5 +1,5 @@
-//! `pushgate probe` as a program, on the CPU executor: what it prints and keeps, and
-//! what it says of what it can't read.
+//! Tests `pushgate probe` as a program on the CPU executor: what it prints and keeps, and what it
+//! says about files that it can't read.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,8 @@ use pushgate::Settings;
 use pushgate_pcie_model::findings::{Device, Findings, Transfer};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What one run may take on a busy machine, where a kernel alone may take half a minute; alone it takes a second.
+/// The limit of one run on a busy machine, where a single kernel may take half a minute; normally a
+/// run takes a second.
 fn limit() -> Duration {
     4 * pushgate_tests::hang()
 }
@@ -31,7 +32,7 @@ impl Drop for Folder {
     }
 }
 
-/// The command, in an environment without settings, that keeps its findings in `folder`.
+/// The command, in an environment without settings, keeping its findings in `folder`.
 fn probe(folder: &Folder, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pushgate"));
     command.args(["probe", "--device", "cpu"]).args(args);
@@ -60,7 +61,7 @@ fn kept(folder: &Folder) -> Vec<PathBuf> {
 }
 
 #[test]
-fn it_measures_and_keeps_what_it_found() {
+fn a_probe_measures_and_keeps_its_findings() {
     let folder = Folder::new("keeps");
     let (output, out, err) = run(&folder, &[]);
     assert!(output.status.success(), "{err}");
@@ -76,18 +77,18 @@ fn it_measures_and_keeps_what_it_found() {
     let device = &found.devices[0];
     for way in [Transfer::Push, Transfer::Read, Transfer::CopyOut, Transfer::CopyIn, Transfer::Bounce] {
         let line = device.lines.iter().find(|l| l.way == way).unwrap();
-        // 64 B to 4 MiB.
+        // From 64 B to 4 MiB.
         assert_eq!(
             line.points.iter().map(|p| p.0).collect::<Vec<_>>(),
             (3..12).map(|i| 4u64.pow(i)).collect::<Vec<_>>()
         );
-        // 4 MiB take longer than 64 B, or nothing was moved.
+        // 4 MiB take longer than 64 B; otherwise nothing was moved.
         assert!(line.points[8].1 > 10.0 * line.points[0].1, "{way}: {:?}", line.points);
     }
     for way in [Transfer::Push, Transfer::Bounce, Transfer::Pull] {
         assert!(found.line("cpu", "cpu", way).is_some(), "{way}");
     }
-    // Named by the variable, which is no setting.
+    // A file named by the variable, which is not a setting.
     let named = folder.0.join("named.toml");
     let output = probe(&folder, &[]).env("PUSHGATE_PROBE_FILE", &named).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -103,17 +104,17 @@ fn json_is_the_file() {
     assert!(output.status.success(), "{err}");
     serde_json::from_str::<Findings>(out.trim()).unwrap();
     let said = Findings::load(&file).unwrap();
-    // As text: a number that JSON's reader has read may differ in its last bit.
+    // Compared as text: a number may differ in its last bit after JSON's reader.
     assert_eq!(out.trim(), serde_json::to_string(&said).unwrap());
     assert!(kept(&folder).is_empty());
 
-    // A device more, which this process does not see, is neither measured nor a panic.
+    // An additional device, which this process does not see, is not measured and causes no panic.
     let mut more = said.clone();
     more.devices.insert(0, Device { pci: "0000:01:00.0".into(), ..said.devices[0].clone() });
     more.save(&file).unwrap();
     let said = more;
 
-    // Beside it, measured again: whatever the figures, each size has its line.
+    // Measured again and compared: whatever the figures, each size has its line.
     for (option, key) in [("--check", "check"), ("--choice", "choice")] {
         let (output, out, err) = run(&folder, &["--json", "--out", name, option]);
         let rows: Vec<serde_json::Value> = out.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
@@ -125,14 +126,14 @@ fn json_is_the_file() {
             err.contains("0000:01:00.0 is in the findings and not seen"),
             "{err}"
         );
-        // On a busy machine it may not hold; then it says so.
+        // On a busy machine the findings may not hold; then the command says so.
         assert!(output.status.success() || err.contains("on an idle host"), "{err}");
     }
     assert_eq!(said, Findings::load(&file).unwrap(), "a check has changed the findings");
 }
 
 #[test]
-fn what_it_cannot_read_is_a_sentence() {
+fn findings_that_cannot_be_read_are_reported_in_a_sentence() {
     let folder = Folder::new("garbage");
     let file = folder.0.join("probe.toml");
     let name = file.to_str().unwrap();
@@ -142,7 +143,7 @@ fn what_it_cannot_read_is_a_sentence() {
     assert!(err.contains(name) && err.contains("no file of findings") && !err.contains("panicked"), "{err}");
     let (output, _, err) = run(&folder, &["--out", name]);
     assert!(output.status.success(), "{err}");
-    // Of other devices alone.
+    // Findings of other devices only.
     let mut found = Findings::load(&file).unwrap();
     found.devices[0].pci = "0000:01:00.0".into();
     found.pairs.clear();
@@ -151,7 +152,7 @@ fn what_it_cannot_read_is_a_sentence() {
         let (output, _, err) = run(&folder, &[option, "--out", name]);
         assert!(output.status.code() == Some(1) && err.contains(word), "{err}");
     }
-    // Another host's.
+    // Findings of another host.
     let mut found = Findings::load(&file).unwrap();
     found.topology = "00000000000000aa".into();
     found.save(&file).unwrap();
@@ -181,10 +182,10 @@ fn an_interrupt_leaves_nothing_behind() {
         let output = child.wait_with_output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
         match output.status.code() {
-            // It was done first.
+            // The run ended before the interrupt.
             Some(0) => kept(&folder).iter().for_each(|path| fs::remove_file(path).unwrap()),
             Some(1) => assert!(err.contains("interrupted"), "{err}"),
-            // Before it could ask to be told.
+            // The run was interrupted before it could handle the signal.
             None => {}
             other => panic!("{other:?}: {err}"),
         }

@@ -1,4 +1,4 @@
-//! `pushgate report` as a program, on a host as it is: with a GPU or without.
+//! Tests `pushgate report` as a program on this host, with a GPU or without.
 
 use std::fs;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ impl Drop for Folder {
     }
 }
 
-/// The command in that folder, in an environment without settings and without findings.
+/// The command in this folder, in an environment without settings and without findings.
 fn pushgate(folder: &Folder, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pushgate"));
     command
@@ -60,7 +60,7 @@ fn page(folder: &Folder, name: &str) -> String {
 }
 
 #[test]
-fn it_writes_a_page_and_never_over_another() {
+fn a_report_is_written_and_never_over_another_file() {
     let folder = Folder::new("writes");
     let (output, err) = run(pushgate(&folder, &["report"]));
     assert!(output.status.success(), "{err}");
@@ -99,7 +99,7 @@ fn it_writes_a_page_and_never_over_another() {
 }
 
 #[test]
-fn it_takes_the_files_that_are_named() {
+fn a_report_takes_the_files_that_are_named() {
     let folder = Folder::new("files");
     let shape = "version = 1\n[[root_complex]]\nname = \"left\"\n\
                  [[device]]\naddress = \"ffff:01:00.0\"\nparent = \"left\"\nrole = \"switch\"\nspeed = 32.0\nwidth = 16\n\
@@ -123,14 +123,14 @@ fn it_takes_the_files_that_are_named() {
     ] {
         assert!(whole.contains(word), "{word}");
     }
-    // The same file by the variable.
+    // The findings' file is named by PUSHGATE_PROBE_FILE instead of an option.
     let mut command = pushgate(&folder, &["report", "--out", "by-variable.html"]);
     command.env("PUSHGATE_PROBE_FILE", folder.0.join("found.toml"));
     let (output, err) = run(command);
     assert!(output.status.success(), "{err}");
     assert!(page(&folder, "by-variable.html").contains("points measured"));
 
-    // What was named must be there and right; what was kept is only missed.
+    // A file that was named must exist and be right; kept findings may be missing.
     fs::write(folder.0.join("found.toml"), "format = 9").unwrap();
     for args in [["--findings", "found.toml"], ["--findings", "none.toml"], ["--topology", "found.toml"]] {
         let args = ["report", "--out", "other.html", args[0], args[1]];

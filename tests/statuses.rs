@@ -1,11 +1,12 @@
-//! One list of statuses: abi.h, the device API, this library's names and the documents agree.
+//! Checks that the lists of statuses agree: abi.h, the device API, this library's names and the
+//! documents.
 
 const ABI: &str = include_str!("../driver-shim/include/pushgate/abi.h");
 const DEVICE: &str = include_str!("../gpu-kernels/include/pushgate/device.cuh");
 const DEVICE_API: &str = include_str!("../docs/device-api.md");
 const PROTOCOL: &str = include_str!("../docs/protocol.md");
 
-/// The statuses of abi.h: names in small letters and numbers.
+/// The statuses of abi.h: their names in lower case, and their numbers.
 fn statuses() -> Vec<(String, u64)> {
     let section = ABI.split("- statuses */").nth(1).unwrap().split("/* Details of").next().unwrap();
     let defines = section.lines().filter_map(|line| line.strip_prefix("#define PUSHGATE_"));

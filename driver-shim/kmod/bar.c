@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Slices of a function's BAR: who has which, how they are mapped, and when one
- * may go to somebody else.
+ * Slices of a function's BAR: which file has which slice, how slices are mapped, and when one may
+ * go to another user.
  *
- * A GPU's mapping of a slice cannot be revoked. It dies with the process that
- * made it, for the GPU's driver tears it down as the process's files close. So
- * a slice that was mapped is retired, not free, until each process that mapped
- * it has exited: its address space has no user left, and every one of its
- * threads has passed the point in exit() behind which its files are closed
- * (exit_state is set after exit_files and the deferred puts). The address space
- * alone would not do: it goes before the files. What this cannot see is a GPU
- * file that the process handed to another one that lives on, and a process that
- * shared the address space without being a thread (vfork) after it has left it.
+ * A GPU's mapping of a slice cannot be revoked. It ends with the process that made it, because the
+ * GPU's driver tears it down as the process's files close. So a slice that was mapped is retired,
+ * not free, until each process that mapped it has exited: the process's address space has no user
+ * left, and every one of its threads has passed the point in exit() after which its files are
+ * closed (exit_state is set after exit_files and the deferred puts). The address space alone would
+ * not do, because it goes before the files. This check cannot see a GPU file that the process
+ * handed to another process that lives on, nor a process that shared the address space without
+ * being a thread (vfork) after it has left that address space.
  *
- * There is one list for the module, by physical address, so that all this also
- * holds when a function is unbound and bound again.
+ * The module has one list of slices, by physical address, so that all this also holds when a
+ * function is unbound and bound again.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -33,26 +32,32 @@ static ulong slice_user_bytes = 1UL << 30;
 module_param(slice_user_bytes, ulong, 0644);
 MODULE_PARM_DESC(slice_user_bytes, "slices that one user may have, over all functions");
 
-/* What a walk of the list costs, and pg_user_bytes the square of it, is to have an end. */
+/* Bounds the cost of a walk of the list, and of pg_user_bytes, which is the square of that cost. */
 static uint slice_user_slices = 1024;
 module_param(slice_user_slices, uint, 0644);
 MODULE_PARM_DESC(slice_user_slices, "how many slices one user may have, over all functions");
 
-/* For room to take again; each is a walk of the list, and what is given back may overlap much. */
+/*
+ * How many places are tried when room is taken again: each try is a walk of the list, and retired
+ * slices may overlap a lot.
+ */
 #define PG_LOOKS 4096
-/* How much is zeroed before others get a turn. */
+/* How many bytes are zeroed before other threads get a turn. */
 #define PG_ZERO_CHUNK SZ_1M
 #define PG_REAP_EVERY HZ
 
-/* Somebody who mapped a slice. */
+/* A process that mapped a slice. */
 struct pg_mapper {
 	struct list_head node;
-	struct mm_struct *mm;	/* by mmgrab: the struct stays, the memory need not */
+	struct mm_struct *mm;	/* held by mmgrab: the struct stays, the memory may go */
 	struct pid *process;
-	bool waited;		/* for its mmap calls, in pg_unmap_function */
+	bool waited;		/* pg_unmap_function has waited for its mmap calls */
 };
 
-/* Every slice, retired or not. Inside function->lock, outside slice->lock. */
+/*
+ * Protects the list of every slice, retired or not. Taken inside function->lock, outside
+ * slice->lock.
+ */
 static DEFINE_MUTEX(pg_slices_lock);
 static LIST_HEAD(pg_slices);
 
@@ -80,7 +85,7 @@ static bool pg_mapper_lives(const struct pg_mapper *mapper)
 	return lives;
 }
 
-/* Whether somebody has the slice, or one who may still reach it is not the caller. */
+/* Whether the slice is in use, or a process other than the caller may still reach it. */
 static bool pg_is_kept_from_us(struct pg_slice *slice)
 {
 	struct pg_mapper *mapper;
@@ -124,7 +129,7 @@ static void pg_slice_free(struct pg_slice *slice)
 	kfree(slice);
 }
 
-/* Frees those retired slices that nobody can reach any more. */
+/* Frees the retired slices that no process can reach any more. */
 static void pg_reap(struct work_struct *work)
 {
 	struct pg_slice *slice, *next;
@@ -139,7 +144,7 @@ static void pg_reap(struct work_struct *work)
 			continue;
 		}
 		pg_slice_free(slice);
-		/* pg_bar_exit waits for this work, so the code stays until it is done. */
+		/* pg_bar_exit waits for this work, so the code stays until the work is done. */
 		module_put(THIS_MODULE);
 	}
 	if (again)
@@ -165,8 +170,8 @@ static bool pg_contains(const struct pg_slice *outer, const struct pg_slice *inn
 }
 
 /*
- * A process that takes and gives back in a loop must not make the list longer
- * each time. So a slice takes over what retired ones within it are kept for...
+ * A process that takes and gives back slices in a loop must not make the list longer each time. So
+ * a new slice takes over the mappers of the retired slices within it, and those are freed.
  */
 static void pg_absorb(struct pg_slice *slice)
 {
@@ -185,7 +190,10 @@ static void pg_absorb(struct pg_slice *slice)
 	}
 }
 
-/* ...and one that retires within another that is kept for the same processes is not listed. */
+/*
+ * Whether a slice that retires lies within another retired one that is kept for the same processes.
+ * Then it need not be listed, and the list stays short.
+ */
 static bool pg_is_covered(struct pg_slice *slice)
 {
 	struct pg_mapper *mapper;
@@ -228,7 +236,7 @@ static void pg_slice_retire(struct kref *refs)
 		pg_slice_free(slice);
 	} else {
 		slice->function = NULL;
-		/* The file or dma-buf that goes now still holds the module. */
+		/* The file or dma-buf that is being released still holds the module. */
 		__module_get(THIS_MODULE);
 		mod_delayed_work(system_wq, &pg_reap_work, PG_REAP_EVERY / 20);
 	}
@@ -246,13 +254,19 @@ static bool pg_overlaps(u64 a, u64 a_end, u64 b, u64 b_end)
 	return a < b_end && b < a_end;
 }
 
-/* Retired slices count as long as others are kept off them. */
+/*
+ * Whether a slice counts against a user's limits. Retired slices count as long as other users are
+ * kept off them.
+ */
 static bool pg_counts_for(struct pg_slice *slice, kuid_t owner)
 {
 	return uid_eq(slice->owner, owner) && (slice->function || !pg_is_mapped_by_nobody(slice));
 }
 
-/* How many slices a user would have with [start, end) besides, which absorbs what is retired in it. */
+/*
+ * How many slices a user would have with [start, end) added; the new slice absorbs retired ones
+ * within it.
+ */
 static unsigned int pg_user_slices(kuid_t owner, phys_addr_t start, phys_addr_t end)
 {
 	struct pg_slice *slice;
@@ -267,9 +281,9 @@ static unsigned int pg_user_slices(kuid_t owner, phys_addr_t start, phys_addr_t 
 }
 
 /*
- * What a user would have with [start, end) besides. Retired slices count, or
- * whoever maps and gives back would have the whole window in the end. They may
- * overlap with what their own process took again, and each byte counts once.
+ * How many bytes a user would have with [start, end) added. Retired slices count; otherwise a
+ * process that maps slices and gives them back would get the whole window in the end. Retired
+ * slices may overlap with what their own process took again, and each byte counts once.
  */
 static u64 pg_user_bytes(kuid_t owner, phys_addr_t start, phys_addr_t end)
 {
@@ -277,7 +291,7 @@ static u64 pg_user_bytes(kuid_t owner, phys_addr_t start, phys_addr_t end)
 	struct pg_slice *slice;
 	u64 bytes = 0;
 
-	/* Each turn adds what comes next by address. */
+	/* Each turn adds the slice that comes next by address. */
 	for (;;) {
 		from = at < end ? start : PHYS_ADDR_MAX;
 		to = end;
@@ -295,14 +309,19 @@ static u64 pg_user_bytes(kuid_t owner, phys_addr_t start, phys_addr_t end)
 	}
 }
 
-/* Whether a user may have [start, end) besides. How many is asked first: it bounds the other. */
+/*
+ * Whether a user may have [start, end) in addition. The number of slices is checked first, because
+ * it bounds the cost of the other check.
+ */
 static bool pg_user_may_have(kuid_t owner, phys_addr_t start, phys_addr_t end)
 {
 	return pg_user_slices(owner, start, end) <= READ_ONCE(slice_user_slices) &&
 	       pg_user_bytes(owner, start, end) <= READ_ONCE(slice_user_bytes);
 }
 
-/* Something in the way of [at, end): returns where it ends, or 0. */
+/*
+ * Looks for a slice or hole in the way of [at, end): returns where it ends, or 0 if there is none.
+ */
 static u64 pg_obstacle(struct pg_function *fn, u64 at, u64 end)
 {
 	struct pg_slice *slice;
@@ -321,12 +340,14 @@ static u64 pg_obstacle(struct pg_function *fn, u64 at, u64 end)
 static void pg_slice_take(struct pg_function *fn, struct pg_slice *slice, u64 at)
 {
 	slice->start = fn->window + at;
-	/* What is retired there is kept for the caller alone. */
+	/* Retired slices in this range are kept for the caller only, so they are absorbed. */
 	pg_absorb(slice);
 	list_add(&slice->node, &pg_slices);
 }
 
-/* For a user at its limit: room within a slice that it gave back, and that counts all the same. */
+/*
+ * For a user at the limit: takes room within a slice that the user gave back and that still counts.
+ */
 static int pg_slice_take_again(struct pg_function *fn, struct pg_slice *slice, u64 align)
 {
 	phys_addr_t start;
@@ -340,7 +361,7 @@ static int pg_slice_take_again(struct pg_function *fn, struct pg_slice *slice, u
 			continue;
 		end = min(old->start + old->bytes - fn->window, fn->window_bytes);
 		at = ALIGN(old->start - fn->window, align);
-		/* Some of it the caller may have taken again. */
+		/* The caller may have taken some of this room again already. */
 		while (at + slice->bytes <= end && looks++ < PG_LOOKS) {
 			next = pg_obstacle(fn, at, at + slice->bytes);
 			if (next) {
@@ -348,7 +369,7 @@ static int pg_slice_take_again(struct pg_function *fn, struct pg_slice *slice, u
 				continue;
 			}
 			start = fn->window + at;
-			/* Of its bytes none is new, so they are not asked for again. */
+			/* The slice adds no new bytes, so only the number of slices is checked. */
 			if (pg_user_slices(slice->owner, start, start + slice->bytes) >
 			    READ_ONCE(slice_user_slices))
 				break;
@@ -407,8 +428,8 @@ static int pg_slice_zero(struct pg_slice *slice)
 		if (window) {
 			memset_io(window, 0, bytes);
 			/*
-			 * A read pushes the writes out: what a GPU writes next
-			 * comes by another way, and must not be overtaken.
+			 * A read pushes the writes out to the device: a GPU's next writes take
+			 * another way and must not be overtaken by these.
 			 */
 			wmb();
 			(void)readl(window + bytes - 4);
@@ -453,7 +474,7 @@ long pg_slice_alloc(struct pg_file *file, void __user *argument)
 	mutex_init(&slice->lock);
 	INIT_LIST_HEAD(&slice->mappers);
 	slice->function = fn;
-	/* Whoever opened the device, not whoever was handed the file. */
+	/* The owner is the user who opened the device, not the one who was handed the file. */
 	slice->owner = file->file->f_cred->euid;
 	slice->bytes = alloc.bytes;
 	pg_function_get(fn);
@@ -473,12 +494,12 @@ long pg_slice_alloc(struct pg_file *file, void __user *argument)
 		pg_slice_put(slice);
 		return err;
 	}
-	/* From here on mmap finds it, whole. */
+	/* From here on mmap finds the complete slice. */
 	smp_store_release(&file->slice, slice);
 	return 0;
 }
 
-/* Remembers that the caller may have the slice mapped from now on. */
+/* Records that the caller may have the slice mapped from now on. */
 static int pg_slice_track(struct pg_slice *slice)
 {
 	struct pg_mapper *mapper;
@@ -487,7 +508,7 @@ static int pg_slice_track(struct pg_slice *slice)
 	mutex_lock(&slice->lock);
 	mapper = pg_mapper_find(slice, current->mm, task_tgid(current));
 	if (mapper) {
-		/* It may come from a slice whose function has gone. */
+		/* The entry may come from a slice whose function has gone. */
 		mapper->waited = false;
 		goto unlock;
 	}
@@ -519,13 +540,13 @@ static void pg_vma_close(struct vm_area_struct *vma)
 	atomic_dec(&slice->mappings);
 }
 
-/* A GPU's driver wants the whole range in one mapping, so it stays in one. */
+/* A GPU's driver wants the whole range in one mapping, so splitting is refused. */
 static int pg_vma_may_split(struct vm_area_struct *vma, unsigned long address)
 {
 	return -EINVAL;
 }
 
-/* All pages are there from the start; whoever finds none comes after the function has gone. */
+/* All pages are mapped from the start; a fault means that the function has gone. */
 static vm_fault_t pg_vma_fault(struct vm_fault *vmf)
 {
 	return VM_FAULT_SIGBUS;
@@ -552,19 +573,18 @@ static int pg_map(struct pg_slice *slice, struct vm_area_struct *vma, phys_addr_
 	if (err)
 		goto unlock;
 	/*
-	 * A child would have to be tracked where nothing may fail, so it gets
-	 * no mapping with fork and makes its own; VM_IO keeps MADV_DOFORK off.
+	 * A child would have to be tracked where no error can be returned, so a child of fork gets
+	 * no mapping and makes its own; VM_IO keeps MADV_DOFORK off.
 	 */
 	vm_flags_set(vma, VM_IO | VM_PFNMAP | VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
 	vm_flags_clear(vma, VM_MAYEXEC);
 	vma->vm_page_prot = prot;
 	vma->vm_private_data = slice;
 	/*
-	 * Whole and now: a GPU's driver looks the frames up and takes no fault.
-	 * Page by page and not by io_remap_pfn_range, which gives the same
-	 * entries: on x86 that one marks a whole mapping VM_PAT, and when
-	 * unmap_mapping_range then meets a munmap, untrack_pfn finds no entry
-	 * and warns. What is cached how, pg_probe has reserved.
+	 * Map everything now, because a GPU's driver looks the frames up and takes no fault. Map
+	 * page by page and not with io_remap_pfn_range, which gives the same entries: on x86 it
+	 * marks a whole mapping VM_PAT, and when unmap_mapping_range then meets a munmap,
+	 * untrack_pfn finds no entry and warns. pg_probe has reserved the caching mode.
 	 */
 	for (at = vma->vm_start; at < vma->vm_end && !err; at += PAGE_SIZE, start += PAGE_SIZE) {
 		if (vmf_insert_pfn_prot(vma, at, start >> PAGE_SHIFT, prot) != VM_FAULT_NOPAGE)
@@ -595,7 +615,7 @@ int pg_slice_mmap(struct pg_file *file, struct vm_area_struct *vma)
 
 int pg_doorbell_mmap(struct pg_file *file, struct vm_area_struct *vma)
 {
-	/* With a slice alone, whose mappers are then those of the doorbell too. */
+	/* A slice is required, so that the doorbell's mappers are those of the slice. */
 	struct pg_slice *slice = smp_load_acquire(&file->slice);
 
 	if (vma->vm_end - vma->vm_start != PAGE_SIZE)
@@ -607,7 +627,7 @@ int pg_doorbell_mmap(struct pg_file *file, struct vm_area_struct *vma)
 	return pg_map(slice, vma, slice->function->doorbell_page, pgprot_noncached(vma->vm_page_prot));
 }
 
-/* The parts of the window on either side of the doorbell's page, the second maybe empty. */
+/* The parts of the window on either side of the doorbell's page; the second may be empty. */
 static void pg_window_part(struct pg_function *fn, int part, resource_size_t *start,
 			   resource_size_t *bytes)
 {
@@ -620,7 +640,7 @@ static void pg_window_part(struct pg_function *fn, int part, resource_size_t *st
 	*bytes = to - from;
 }
 
-/* The processor is to know the window as write-combined before anybody maps a page of it. */
+/* Tells the processor that the window is write-combined, before any page of it is mapped. */
 int pg_window_reserve(struct pg_function *fn)
 {
 	resource_size_t start, bytes;
@@ -655,7 +675,7 @@ void pg_window_release(struct pg_function *fn)
 	}
 }
 
-/* An address space whose mmap calls have not been waited for yet; by mmget. */
+/* Returns an address space whose mmap calls have not been waited for yet, with mmget. */
 static struct mm_struct *pg_next_mm(struct pg_function *fn)
 {
 	struct mm_struct *mm = NULL;
@@ -684,16 +704,16 @@ static struct mm_struct *pg_next_mm(struct pg_function *fn)
 	return mm;
 }
 
-/* Takes the pages of a function that is gone out of every mapping. */
+/* Removes the pages of a function that is gone from every mapping. */
 void pg_unmap_function(struct pg_function *fn)
 {
 	struct mm_struct *mm;
 	struct pg_file *file;
 
 	/*
-	 * An mmap call that came before `gone` was set may have its pages but
-	 * not yet its place in the file's list of mappings, where we look for
-	 * them. It holds mmap_lock until it has both.
+	 * An mmap call that came before `gone` was set may have its pages but not yet its place in
+	 * the file's list of mappings, where this function looks for them. The call holds mmap_lock
+	 * until it has both.
 	 */
 	while ((mm = pg_next_mm(fn))) {
 		mmap_read_lock(mm);

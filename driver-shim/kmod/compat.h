@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What changed in the kernel between 6.1 and now, in one place. */
+/* Differences between kernel versions from 6.1 on, in one place. */
 #ifndef PUSHGATE_COMPAT_H
 #define PUSHGATE_COMPAT_H
 

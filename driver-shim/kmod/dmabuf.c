@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A slice as a dma-buf, for a device that takes one: an RDMA NIC that can reach
- * a peer's BAR. The frames have no struct page (Debian's kernel has no P2PDMA),
- * so an importer gets bus addresses alone.
+ * A slice as a dma-buf, for a device whose driver takes one: an RDMA NIC that can reach a peer's
+ * BAR. The frames have no struct page (Debian's kernel has no P2PDMA), so an importer gets only bus
+ * addresses.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -21,7 +21,7 @@ static int pg_dmabuf_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *a
 {
 	struct pg_slice *slice = dmabuf->priv;
 
-	/* A scatter list's lengths have 32 bits, and one entry says "contiguous". */
+	/* The lengths in a scatter list have 32 bits, and one entry means "contiguous". */
 	return slice->bytes > UINT_MAX ? -EOPNOTSUPP : 0;
 }
 
@@ -51,7 +51,7 @@ static struct sg_table *pg_dmabuf_map(struct dma_buf_attachment *attachment,
 	mutex_unlock(&fn->lock);
 	if (err)
 		goto free_list;
-	/* No page: nobody may take the CPU's way to it. */
+	/* No page, so that no importer accesses the memory through the CPU. */
 	sg_set_page(table->sgl, NULL, slice->bytes, 0);
 	sg_dma_address(table->sgl) = address;
 	sg_dma_len(table->sgl) = slice->bytes;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Doorbells: a function's interrupt vectors on one side, eventfds on the other,
- * and the device's own doorbell register.
+ * Doorbells: a function's interrupt vectors on one side, eventfds on the other, and the device's
+ * own doorbell register.
  *
- * A ring is always counted. It wakes only a file that has armed itself, and not
- * more often than that file's interval allows; one that comes too early wakes
- * when the interval is over, so that none is lost.
+ * A ring is always counted. It wakes only a file that has armed itself, and not more often than
+ * that file's interval allows. A ring that comes too early wakes the file when the interval is
+ * over, so no ring is lost.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -19,11 +19,11 @@
 #include "internal.h"
 
 #define PG_MAX_VECTORS 32
-/* The interrupt walks them all. */
+/* The interrupt handler walks all bells of a vector. */
 #define PG_MAX_BELLS 64
 #define PG_MAX_INTERVAL_US 1000000
 
-/* With bell->lock. */
+/* Wakes the file. Called with bell->lock held. */
 static void pg_wake(struct pg_bell *bell, ktime_t now)
 {
 	bell->last = now;
@@ -31,7 +31,7 @@ static void pg_wake(struct pg_bell *bell, ktime_t now)
 	pg_eventfd_signal(bell->eventfd);
 }
 
-/* With bell->lock. */
+/* Wakes the file now, or when its interval is over. Called with bell->lock held. */
 static void pg_wake_or_defer(struct pg_bell *bell)
 {
 	ktime_t now, since;
@@ -73,7 +73,10 @@ static irqreturn_t pg_interrupt(int irq, void *data)
 	list_for_each_entry(bell, &vector->bells, node) {
 		spin_lock(&bell->lock);
 		bell->rings++;
-		/* After all that the device wrote before: an interrupt is a write too. */
+		/*
+		 * Ordered after all that the device wrote before, because an interrupt is a write
+		 * too.
+		 */
 		smp_store_release(&bell->status->rings, bell->rings);
 		pg_wake_or_defer(bell);
 		spin_unlock(&bell->lock);
@@ -87,7 +90,10 @@ int pg_vectors_init(struct pg_function *fn)
 	struct pci_dev *pdev = fn->pdev;
 	int count, i, err;
 
-	/* Only messages: a line may be shared, and nobody here can tell whose it is. */
+	/*
+	 * Message interrupts only: a line interrupt may be shared, and nothing here can tell which
+	 * device raised it.
+	 */
 	count = pci_alloc_irq_vectors(pdev, 1, PG_MAX_VECTORS, PCI_IRQ_MSIX | PCI_IRQ_MSI);
 	if (count < 0)
 		return 0;
@@ -114,7 +120,9 @@ undo:
 	return err;
 }
 
-/* The vectors themselves stay as long as the function: bells are on their lists. */
+/*
+ * Frees the interrupts. The vectors stay as long as the function, because bells are on their lists.
+ */
 void pg_vectors_exit(struct pg_function *fn)
 {
 	unsigned int i;
@@ -135,7 +143,7 @@ void pg_bell_init(struct pg_file *file)
 	bell->status = file->status;
 }
 
-/* Takes it off its vector; with file->lock, or where the file is closed. */
+/* Takes the bell off its vector. Called with file->lock held, or when the file is closed. */
 static void pg_bell_detach(struct pg_bell *bell)
 {
 	struct eventfd_ctx *old;
@@ -163,7 +171,7 @@ void pg_bell_exit(struct pg_file *file)
 	pg_bell_detach(&file->bell);
 }
 
-/* The function goes: a sleeper must look, armed or not. */
+/* The function goes: wakes a sleeper, whether armed or not, so that it looks. */
 void pg_bell_gone(struct pg_bell *bell)
 {
 	unsigned long flags;
@@ -200,7 +208,7 @@ long pg_doorbell_set(struct pg_file *file, void __user *argument)
 		return -ENODEV;
 	if (set.vector >= fn->nvectors)
 		return -ECHRNG;
-	/* EBADF, or EINVAL for another sort of file, which is told apart here. */
+	/* EBADF, or EINVAL for a descriptor of another type. */
 	eventfd = eventfd_ctx_fdget(set.eventfd);
 	if (IS_ERR(eventfd))
 		return PTR_ERR(eventfd) == -EINVAL ? -EBADFD : PTR_ERR(eventfd);
@@ -224,7 +232,7 @@ long pg_doorbell_set(struct pg_file *file, void __user *argument)
 		eventfd_ctx_put(eventfd);
 		return err;
 	}
-	/* The function may have gone just before there was somebody to tell. */
+	/* The function may have gone just before this bell was on the list. */
 	if (READ_ONCE(fn->gone))
 		pg_bell_gone(bell);
 	return 0;
@@ -253,7 +261,7 @@ long pg_doorbell_arm(struct pg_file *file, void __user *argument)
 	arm.rings = bell->rings;
 	arm.armed = bell->armed;
 	spin_unlock_irqrestore(&bell->lock, flags);
-	/* A timer that is under way finds nothing pending. */
+	/* A timer that already runs will find nothing pending. */
 	return pg_copy_out(argument, &arm, sizeof(arm));
 }
 
@@ -274,7 +282,7 @@ long pg_doorbell_ring(struct pg_file *file, void __user *argument)
 	else if (!fn->doorbell)
 		err = -EOPNOTSUPP;
 	else
-		/* writel orders it behind what this CPU stored before, write-combined or not. */
+		/* writel orders this write after earlier stores of this CPU, write-combined or not. */
 		writel(ring.value, fn->doorbell);
 	mutex_unlock(&fn->lock);
 	return err;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What the files of this module know of each other. */
+/* Types and functions that the files of this module share. */
 #ifndef PUSHGATE_INTERNAL_H
 #define PUSHGATE_INTERNAL_H
 
@@ -18,33 +18,34 @@
 #include "compat.h"
 #include "uapi/pushgate.h"
 
-/* /dev/pushgate is minor 0; functions have those above. */
+/* /dev/pushgate has minor number 0; functions have the numbers above. */
 #define PG_MINORS 64
 
 struct pg_area;
 struct pg_file;
 
-/* One interrupt vector of a function, and who listens to it. */
+/* One interrupt vector of a function, and the files that listen to it. */
 struct pg_vector {
-	spinlock_t lock;	/* of the list, taken in the interrupt */
+	spinlock_t lock;	/* protects the list; taken in the interrupt */
 	struct list_head bells;
 	int irq;
 };
 
 /*
- * A PCI function that we drive. Open files and slices hold it beyond its
- * removal; `gone` then keeps them off the hardware.
+ * A PCI function that this driver drives. Open files and slices hold a
+ * reference beyond the function's removal; `gone` then keeps them off the
+ * hardware.
  */
 struct pg_function {
 	struct kref refs;
 	struct pci_dev *pdev;	/* not touched once gone */
 	int minor;
 	int node;
-	int bars;		/* those requested, as a mask */
+	int bars;		/* mask of the requested BARs */
 
 	/*
-	 * Of `gone` and `files`. Taken inside mmap_lock (in mmap), so
-	 * nothing that may fault runs under it.
+	 * Protects `gone` and `files`. Taken inside mmap_lock (in mmap), so
+	 * nothing that may fault runs under this lock.
 	 */
 	struct mutex lock;
 	bool gone;
@@ -52,12 +53,12 @@ struct pg_function {
 
 	phys_addr_t window;
 	u64 window_bytes;
-	/* What slices must leave alone, as offsets: the doorbell's page. */
+	/* Offsets of the doorbell's page, which slices must not contain. */
 	u64 hole, hole_end;
 
 	/* The doorbell's register, or NULL. */
 	void __iomem *doorbell;
-	phys_addr_t doorbell_page;	/* 0: must not be mapped */
+	phys_addr_t doorbell_page;	/* 0: the page must not be mapped */
 	u32 doorbell_in_page;
 
 	unsigned int nvectors;
@@ -65,8 +66,9 @@ struct pg_function {
 };
 
 /*
- * A part of a window. Held by its file and its dma-buf; on the last put it
- * retires, and is free for others once all who had it mapped have exited.
+ * A part of a window. Its file and its dma-buf hold references. On the last
+ * put the slice retires; it is free for others once every process that had it
+ * mapped has exited.
  */
 struct pg_slice {
 	struct kref refs;
@@ -76,15 +78,15 @@ struct pg_slice {
 	phys_addr_t start;
 	u64 bytes;
 	atomic_t mappings;
-	struct mutex lock;	/* of `mappers`; innermost */
+	struct mutex lock;	/* protects `mappers`; innermost */
 	struct list_head mappers;
 };
 
-/* A file's end of a vector. */
+/* A file's end of an interrupt vector. */
 struct pg_bell {
 	struct list_head node;	/* vector->bells */
 	struct pg_vector *vector;
-	spinlock_t lock;	/* of all below; inside vector->lock */
+	spinlock_t lock;	/* protects the fields below; inside vector->lock */
 	struct eventfd_ctx *eventfd;
 	struct pushgate_status_page *status;
 	struct hrtimer timer;
@@ -101,7 +103,7 @@ struct pg_file {
 	struct pg_function *function;	/* NULL: /dev/pushgate */
 	struct list_head node;		/* function->files */
 	struct mutex lock;		/* serialises ioctls; never in mmap */
-	/* Set once, with release order, so that mmap reads them unlocked. */
+	/* Set once, with release order, so that mmap can read them without the lock. */
 	struct pg_slice *slice;
 	struct pg_area *area;
 	struct pg_bell bell;

@@ -2,8 +2,7 @@
 /*
  * pushgate: a NIC's BAR and kernel pages as windows that a GPU pushes into.
  *
- * This file has the devices and what an open file is; each ioctl lies with its
- * subject.
+ * This file has the devices and the open files; each ioctl is in the file of its subject.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -27,8 +26,8 @@ static DEFINE_IDR(pg_minors);
 static atomic_t pg_open_files = ATOMIC_INIT(0);
 
 /*
- * Copies in a struct that may be older or newer than ours. `least` is the size
- * of its first version.
+ * Copies in a struct that may be older or newer than this module's. `least` is the size of the
+ * struct's first version.
  */
 int pg_copy_in(void *to, size_t known, size_t least, const void __user *from)
 {
@@ -44,12 +43,12 @@ int pg_copy_in(void *to, size_t known, size_t least, const void __user *from)
 	err = copy_struct_from_user(to, known, from, size);
 	if (err)
 		return err;
-	/* Another thread may have changed it between the two reads. */
+	/* Another thread may have changed the size between the two reads. */
 	*(u32 *)to = size;
 	return 0;
 }
 
-/* Copies out what of our struct the caller knows. */
+/* Copies out the part of the struct that the caller knows. */
 int pg_copy_out(void __user *to, const void *from, size_t known)
 {
 	size_t size = min_t(size_t, known, *(const u32 *)from);
@@ -75,7 +74,7 @@ void pg_function_put(struct pg_function *fn)
 	kref_put(&fn->refs, pg_function_release);
 }
 
-/* Makes /dev/pushgateN; from then on it can be opened. */
+/* Makes /dev/pushgateN, which can be opened from then on. */
 int pg_publish(struct pg_function *fn)
 {
 	struct device *dev;
@@ -101,7 +100,7 @@ int pg_publish(struct pg_function *fn)
 
 void pg_unpublish(struct pg_function *fn)
 {
-	/* The device first: its name must be free before the number is. */
+	/* The device goes first: its name must be free before its number is. */
 	device_destroy(pg_class, pg_devt + fn->minor);
 	mutex_lock(&pg_minors_lock);
 	idr_remove(&pg_minors, fn->minor);
@@ -174,7 +173,7 @@ static int pg_release(struct inode *inode, struct file *filp)
 		pg_staging_detach(file);
 	if (file->slice)
 		pg_slice_put(file->slice);
-	/* By reference: a GPU's pin of it may live on. */
+	/* Freed by reference, because a GPU may still have the page pinned. */
 	put_page(file->status_page);
 	if (fn)
 		pg_function_put(fn);
@@ -287,7 +286,7 @@ static int pg_mmap(struct file *filp, struct vm_area_struct *vma)
 	struct pg_file *file = filp->private_data;
 	u64 first = (u64)vma->vm_pgoff << PAGE_SHIFT;
 
-	/* A private copy of a window is of no use to a device. */
+	/* A private copy of a window is useless to a device. */
 	if (!(vma->vm_flags & VM_SHARED))
 		return -EINVAL;
 	if (first >= PUSHGATE_MMAP_STAGING)
@@ -369,7 +368,7 @@ no_class:
 	return err;
 }
 
-/* Reached only when no file, area or retired slice is left: each holds the module. */
+/* Runs only when no file, area or retired slice is left, because each holds the module. */
 static void __exit pg_exit(void)
 {
 	pg_pci_exit();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The PCI driver. It claims nothing by itself: a function is bound to it by
- * driver_override or new_id, as with vfio-pci.
+ * The PCI driver. It claims no device by itself: a function is bound to it by driver_override or
+ * new_id, as with vfio-pci.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -99,9 +99,9 @@ static int pg_find_doorbell(struct pg_function *fn, const struct pg_layout *layo
 		fn->hole_end = fn->hole + PAGE_SIZE;
 	}
 	/*
-	 * A BAR smaller than a page shares its page with whatever the firmware
-	 * placed beside it. In a larger one the page may hold other registers,
-	 * unless it is cut out of the window or the administrator says not.
+	 * A BAR smaller than a page shares its page with whatever the firmware placed beside it. In
+	 * a larger BAR the page may hold other registers, unless the page is cut out of the window
+	 * or the administrator says that it holds none.
 	 */
 	if (bytes >= PAGE_SIZE && (in_window || doorbell_own_page))
 		fn->doorbell_page = (start + at) & PAGE_MASK;
@@ -191,7 +191,7 @@ static void pg_remove(struct pci_dev *pdev)
 	fn->doorbell = NULL;
 	list_for_each_entry(file, &fn->files, node) {
 		WRITE_ONCE(file->status->function, PUSHGATE_FUNCTION_GONE);
-		/* Whoever sleeps looks at the status word then. */
+		/* A sleeper wakes and reads the status word. */
 		pg_bell_gone(&file->bell);
 	}
 	mutex_unlock(&fn->lock);
@@ -206,7 +206,7 @@ static void pg_remove(struct pci_dev *pdev)
 	pg_function_put(fn);
 }
 
-/* Dynamic ids and driver_override alone. */
+/* No fixed ids: only dynamic ids and driver_override bind a function. */
 static const struct pci_device_id pg_ids[] = { { } };
 
 static struct pci_driver pg_driver = {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Staging areas: pages of the kernel's under a name, which outlive the process
- * that pushes through them.
+ * Staging areas: named pages of the kernel, which outlive the process that pushes through them.
  *
- * They are mapped as ordinary pages, so RDMA and GPU drivers pin them like any
- * memory. Each page is freed by reference: a pin that lives on keeps its page
- * from everybody else, and the area need not know.
+ * They are mapped as ordinary pages, so RDMA and GPU drivers pin them like any memory. Each page is
+ * freed by reference: a pin that lives on keeps its page from being reused, and the area need not
+ * know about the pin.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -31,7 +30,7 @@ static uint staging_ttl_max_ms = 3600 * 1000;
 module_param(staging_ttl_max_ms, uint, 0644);
 MODULE_PARM_DESC(staging_ttl_max_ms, "longest life of an area that nobody is attached to");
 
-/* 2 MiB pieces: larger ones are rare, and make no difference to a TLB. */
+/* Pieces of 2 MiB: larger ones are rare, and make no difference to a TLB. */
 #define PG_STAGING_ORDER 9
 
 struct pg_area {
@@ -42,13 +41,13 @@ struct pg_area {
 	u64 pieces;
 	u64 attaches;
 	u32 ttl_ms;
-	u64 expires;			/* jiffies, while nobody is attached */
+	u64 expires;			/* in jiffies, while no file is attached */
 	bool attached;
-	bool freed;			/* its name is no longer known */
+	bool freed;			/* the name is free already */
 	struct page **pages;
 };
 
-/* Of the list and of all fields but the pages. Never held over an allocation. */
+/* Protects the list and all fields but the pages. Never held during an allocation. */
 static DEFINE_MUTEX(pg_areas_lock);
 static LIST_HEAD(pg_areas);
 
@@ -66,7 +65,7 @@ static void pg_area_free(struct pg_area *area)
 	module_put(THIS_MODULE);
 }
 
-/* Fills the area with zeroed pages in the largest pieces that are to be had. */
+/* Fills the area with zeroed pages, in the largest pieces available. */
 static int pg_area_fill(struct pg_area *area, int node)
 {
 	unsigned int order = PG_STAGING_ORDER;
@@ -78,7 +77,10 @@ static int pg_area_fill(struct pg_area *area, int node)
 
 		while (order && (1UL << order) > area->npages - done)
 			order--;
-		/* A large piece is worth a try, not a search; a page no process's life. */
+		/*
+		 * Give up on a large piece early; try hard for a single page, but without the
+		 * out-of-memory killer.
+		 */
 		gfp |= order ? __GFP_NORETRY : __GFP_RETRY_MAYFAIL;
 		page = alloc_pages_node(node, gfp, order);
 		if (!page && order) {
@@ -90,7 +92,7 @@ static int pg_area_fill(struct pg_area *area, int node)
 				__free_pages(page, order);
 			return page ? -EINTR : -ENOMEM;
 		}
-		/* Each page its own count, so that each is freed and pinned alone. */
+		/* Split, so that each page has its own count and is freed and pinned by itself. */
 		if (order)
 			split_page(page, order);
 		for (i = 0; i < 1UL << order; i++)
@@ -103,7 +105,7 @@ static int pg_area_fill(struct pg_area *area, int node)
 	return 0;
 }
 
-/* What a user has already; with the lock. */
+/* Sums what a user has already. Called with the lock held. */
 static void pg_user_sum(kuid_t owner, u64 *bytes, u32 *areas)
 {
 	struct pg_area *area;
@@ -118,13 +120,16 @@ static void pg_user_sum(kuid_t owner, u64 *bytes, u32 *areas)
 	}
 }
 
-/* With the lock. A name of another user is as unknown as one that nobody has. */
+/*
+ * Finds a user's area. Called with the lock held. A name of another user's area is treated like one
+ * that does not exist.
+ */
 static struct pg_area *pg_area_find(kuid_t owner, const char *name)
 {
 	struct pg_area *area;
 
 	list_for_each_entry(area, &pg_areas, node) {
-		/* One whose time is over is only waiting for the sweep. */
+		/* An area whose time is over only waits for the sweep. */
 		if (area->freed || (!area->attached && area->expires <= get_jiffies_64()))
 			continue;
 		if (uid_eq(area->owner, owner) && !strcmp(area->name, name))
@@ -140,7 +145,7 @@ static int pg_check_name(const char *name)
 	return strnlen(name, PUSHGATE_NAME_BYTES) == PUSHGATE_NAME_BYTES ? -ENAMETOOLONG : 0;
 }
 
-/* Nobody is attached any more: it has its time to live from now on. */
+/* The last file has detached: the area's time to live begins. */
 static void pg_area_idle(struct pg_area *area)
 {
 	u32 ttl;
@@ -149,7 +154,10 @@ static void pg_area_idle(struct pg_area *area)
 	ttl = area->freed ? 0 : min(area->ttl_ms, READ_ONCE(staging_ttl_max_ms));
 	area->attached = false;
 	area->expires = get_jiffies_64() + msecs_to_jiffies(ttl);
-	/* With none it goes now, so that its name and its share are free when close returns. */
+	/*
+	 * Without time to live the area goes now, so that its name and the user's share are free
+	 * when close returns.
+	 */
 	if (!ttl)
 		list_del(&area->node);
 	else
@@ -159,7 +167,7 @@ static void pg_area_idle(struct pg_area *area)
 		pg_area_free(area);
 }
 
-/* Frees the areas whose time is over, and comes again when the next one's is. */
+/* Frees the areas whose time is over, and runs again when the next area's time is over. */
 static void pg_staging_sweep(struct work_struct *work)
 {
 	u64 now = get_jiffies_64(), next = U64_MAX;
@@ -189,7 +197,7 @@ void pg_staging_exit(void)
 
 long pg_staging_create(struct pg_file *file, void __user *argument)
 {
-	/* Whoever opened the device, not whoever was handed the file. */
+	/* The owner is the user who opened the device, not the one who was handed the file. */
 	kuid_t owner = file->file->f_cred->euid;
 	struct pushgate_staging_create create;
 	struct pg_area *area;
@@ -227,7 +235,10 @@ long pg_staging_create(struct pg_file *file, void __user *argument)
 	area->attached = true;
 	strscpy(area->name, create.name, sizeof(area->name));
 
-	/* The place is taken before the pages, so that two at once cannot both pass. */
+	/*
+	 * The area is listed before its pages are allocated, so that two calls at once cannot both
+	 * pass.
+	 */
 	mutex_lock(&pg_areas_lock);
 	pg_user_sum(owner, &bytes, &areas);
 	if (pg_area_find(owner, area->name))
@@ -244,7 +255,7 @@ long pg_staging_create(struct pg_file *file, void __user *argument)
 		kfree(area);
 		return err;
 	}
-	/* It may outlive every file, so it holds the module itself. */
+	/* The area may outlive every file, so it holds the module itself. */
 	__module_get(THIS_MODULE);
 
 	err = -ENOMEM;
@@ -269,7 +280,7 @@ long pg_staging_create(struct pg_file *file, void __user *argument)
 		pg_area_free(area);
 		return err;
 	}
-	/* From here on mmap finds it, whole. */
+	/* From here on mmap finds the complete area. */
 	smp_store_release(&file->area, area);
 	return 0;
 }
@@ -307,7 +318,7 @@ long pg_staging_open(struct pg_file *file, void __user *argument)
 		return err;
 	err = pg_copy_out(argument, &open, sizeof(open));
 	if (err) {
-		/* Nobody else changes the count of an area that is attached. */
+		/* The count of an attached area is changed by no other code. */
 		area->attaches--;
 		pg_area_idle(area);
 		return err;
@@ -336,13 +347,13 @@ long pg_staging_free(struct pg_file *file, void __user *argument)
 	return err;
 }
 
-/* The file closes, and with it goes its last mapping. */
+/* The file closes, after its last mapping. */
 void pg_staging_detach(struct pg_file *file)
 {
 	pg_area_idle(file->area);
 }
 
-/* For pages that the process has given back with madvise. */
+/* Maps a page again that the process has given back with madvise. */
 static vm_fault_t pg_staging_fault(struct vm_fault *vmf)
 {
 	struct pg_area *area = vmf->vma->vm_private_data;

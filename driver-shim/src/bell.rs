@@ -1,21 +1,21 @@
 //! A doorbell between processes that need not trust each other: a pair of Unix sockets.
 //!
-//! The sleeper has the [`Bell`], one peer the [`Ringer`]. Each peer has a pair of its own, so
-//! that one peer's ringer is no other's.
+//! The sleeper has the [`Bell`], one peer the [`Ringer`]. Each peer has a pair of its own, so that
+//! one peer's ringer is no other peer's.
 //!
-//! An eventfd would not do: its file flags belong to all who hold it, so that a peer can make it
-//! blocking, and full, and then a thread that rings or drains it waits for ever. On a socket
-//! `MSG_DONTWAIT` says for each call that it shall not wait, whatever a peer has set. What else
-//! a peer can do with its end:
+//! An eventfd would not do: its file flags belong to every process that holds it. A peer could make
+//! it blocking, and full, and then a thread that rings or drains it would wait for ever. On a
+//! socket `MSG_DONTWAIT` says for each call that it must not wait, whatever a peer has set. What
+//! else a peer can do with its end:
 //!
 //! * fill the queue: then the sleeper has been rung;
-//! * shut its end down, or close it: `poll` would find that for ever, so the bell counts as
-//!   silent ([`Bell::fd`]) and its sleeper looks by itself, as seldom as it does anyway;
-//! * send descriptors along: the kernel closes what nobody takes, on the receiver's thread, and
-//!   the last close of some files waits (a TCP socket's with `SO_LINGER`). So a message is looked
-//!   at before it is taken, and one with descriptors is left where it is and silences the bell. An
-//!   end that goes is shut down first, so that nothing more comes, and is closed by a thread of its own
-//!   if descriptors lie in it.
+//! * shut its end down, or close it: `poll` would report that for ever, so the bell counts as
+//!   silent ([`Bell::fd`]), and its sleeper looks by itself, as rarely as it always does;
+//! * send descriptors along: the kernel closes descriptors that are not received on the receiver's
+//!   thread, and the last close of some files waits (a TCP socket's with `SO_LINGER`). So a message
+//!   is looked at before it is received, and one with descriptors is left in the queue and silences
+//!   the bell. An end that is dropped is first shut down, so that nothing more arrives, and if
+//!   descriptors lie in it, a thread of its own closes it.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,17 +29,18 @@ use rustix::net::{
     recv, recvmsg, send, shutdown, socketpair,
 };
 
-/// Rings that one [`Bell::drain`] takes. Of more, the next `poll` tells at once.
+/// How many rings one [`Bell::drain`] takes. If there are more, the next `poll` reports them at
+/// once.
 const RINGS: usize = 64;
 
-/// Looks at an end that goes: more than the messages that a peer can send between two of our calls.
+/// How many messages a dropped end looks at: more than a peer can send between two of our calls.
 const LAST_LOOKS: usize = 16;
 
-/// One end of a pair.
+/// One end of a pair of sockets.
 #[derive(Debug)]
 struct End {
     fd: Option<OwnedFd>,
-    /// Another process has, or may have, a descriptor of this end, too.
+    /// Another process has, or may have, a descriptor of this end too.
     shared: AtomicBool,
 }
 
@@ -52,7 +53,7 @@ impl End {
         self.fd.as_ref().expect("taken by drop alone").as_fd()
     }
 
-    /// Checks what another process handed over.
+    /// Takes over an end from another process, and checks its type.
     fn from_fd(fd: OwnedFd) -> io::Result<End> {
         let kind = socket_domain(&fd).and_then(|domain| Ok((domain, socket_type(&fd)?)));
         if kind != Ok((AddressFamily::UNIX, SocketType::SEQPACKET)) {
@@ -66,21 +67,22 @@ impl End {
 impl Drop for End {
     fn drop(&mut self) {
         let Some(socket) = self.fd.take() else { return };
-        // A descriptor that is not the last one closes nothing, and must not silence the others.
+        // Closing a descriptor that is not the last one closes nothing, and must not silence the
+        // others.
         let shared = self.shared.load(Ordering::Relaxed);
         if empty(socket.as_fd(), RINGS + LAST_LOOKS)
             && (shared || shutdown(&socket, Shutdown::Both).is_err() || empty(socket.as_fd(), LAST_LOOKS))
         {
             return;
         }
-        // The last close also closes the descriptors that the peer has sent, and may wait for as long
-        // as the peer likes.
+        // The last close also closes the descriptors that the peer has sent, and may wait for as
+        // long as the peer likes.
         drop_elsewhere(socket);
     }
 }
 
-/// Takes messages until there are none. False if one has descriptors, or after `most`
-/// messages; a socket that was shut down seems to have empty messages for ever.
+/// Receives messages until there are none. False if one has descriptors, or after `most` messages:
+/// a socket that was shut down seems to have empty messages for ever.
 fn empty(socket: BorrowedFd<'_>, most: usize) -> bool {
     let mut seems_ended = 0;
     for _ in 0..most {
@@ -98,8 +100,8 @@ fn empty(socket: BorrowedFd<'_>, most: usize) -> bool {
 /// What lies at the head of an end's queue.
 enum Look {
     Nothing,
-    /// A message without descriptors. None of our ringers sends an empty one: the other end was closed
-    /// or shut down, or its holder sent that.
+    /// A message without descriptors. Our ringers send no empty message, so an empty one means that
+    /// the other end was closed or shut down, or that its holder sent one.
     Message {
         bytes: usize,
     },
@@ -110,7 +112,7 @@ enum Look {
 fn look(socket: BorrowedFd<'_>) -> Look {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let mut byte = [0];
-    // Without room for descriptors the kernel says that there were some.
+    // Without room for descriptors, the kernel still reports that there were some.
     let mut none = RecvAncillaryBuffer::default();
     match recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut none, flags) {
         Ok(m) if m.flags.contains(ReturnFlags::CTRUNC) => Look::Descriptors,
@@ -120,7 +122,7 @@ fn look(socket: BorrowedFd<'_>) -> Look {
     }
 }
 
-/// A doorbell and what rings it. Neither is inherited by a program that is executed.
+/// Makes a doorbell and its ringer. A program that this process executes inherits neither.
 pub fn pair() -> io::Result<(Bell, Ringer)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -137,30 +139,31 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// Takes over one that another process made for us. Anything but a Unix socket of type
-    /// `SOCK_SEQPACKET` is `InvalidInput`.
+    /// Takes over a bell that another process made for us. Fails with `InvalidInput` unless the
+    /// descriptor is a Unix socket of type `SOCK_SEQPACKET`.
     ///
-    /// That process may have kept the descriptor, and a read of its own into a page that it holds up
-    /// (its own FUSE mount, or `userfaultfd`) holds up ours too: let a thread drain it that works for
-    /// that process alone. A ringer's end has no such hold.
+    /// That process may have kept the descriptor, and a read of its own into a page that it holds
+    /// up (its own FUSE mount, or `userfaultfd`) holds up our read too. So drain such a bell on a
+    /// thread that works for that process only. A ringer's end has no such effect.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Bell> {
         Ok(Bell { end: End::from_fd(fd)?, silent: AtomicBool::new(false) })
     }
 
-    /// What becomes readable when it is rung; none once it never will be again.
+    /// The descriptor that becomes readable when the bell is rung; `None` once the bell can never
+    /// be rung again.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        // A hint about our own descriptor, which orders nothing.
+        // A hint about our own descriptor; it orders nothing.
         (!self.silent.load(Ordering::Relaxed)).then(|| self.end.fd())
     }
 
-    /// The descriptor, to hand it to the process that is to sleep.
+    /// The descriptor, to be handed to the process that is to sleep.
     pub fn handle(&self) -> BorrowedFd<'_> {
-        // Read by the drop alone, which has the bell to itself.
+        // Only the drop reads this, and it has the bell to itself.
         self.end.shared.store(true, Ordering::Relaxed);
         self.end.fd()
     }
 
-    /// Takes rings that have come; true if there were any.
+    /// Takes the rings that have arrived; true if there were any.
     pub fn drain(&self) -> bool {
         if self.fd().is_none() {
             return false;
@@ -171,7 +174,7 @@ impl Bell {
                     let _ = recv(self.end.fd(), &mut [0; 1], RecvFlags::DONTWAIT);
                 }
                 Look::Nothing => return n > 0,
-                // Closed, or something that no ringer of ours sends.
+                // The other end is closed, or sent something that our ringers never send.
                 Look::Message { bytes: 0 } | Look::Descriptors | Look::Error => {
                     self.silent.store(true, Ordering::Relaxed);
                     return n > 0;
@@ -187,22 +190,24 @@ impl Bell {
 pub struct Ringer(End);
 
 impl Ringer {
-    /// Takes over one that a peer made. Anything but a Unix socket of type `SOCK_SEQPACKET` is
-    /// `InvalidInput`.
+    /// Takes over a ringer that a peer made. Fails with `InvalidInput` unless the descriptor is a
+    /// Unix socket of type `SOCK_SEQPACKET`.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Ringer> {
         End::from_fd(fd).map(Ringer)
     }
 
-    /// Wakes who sleeps on the bell, or will. A bell that is gone hears nothing.
+    /// Wakes the thread that sleeps on the bell, now or next time. Has no effect if the bell is
+    /// gone.
     pub fn ring(&self) {
         ring(self.0.fd());
     }
 }
 
-/// Rings by the descriptor of a [`Ringer`].
+/// Rings through the descriptor of a [`Ringer`].
 pub fn ring(ringer: BorrowedFd<'_>) {
     // A full queue (EAGAIN) was rung already. Without memory for the message (ENOBUFS, ENOMEM) the
-    // ring is lost, and the sleeper looks by itself. All other errors say that nobody listens.
+    // ring is lost, and the sleeper looks by itself. Every other error says that nothing sleeps
+    // there any more.
     let _ = send(ringer, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
@@ -231,7 +236,7 @@ mod tests {
         poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&Timespec::default())).unwrap() > 0
     }
 
-    /// What a peer can do to all who hold its descriptor.
+    /// What a peer can do to every process that holds its descriptor.
     fn make_blocking(fd: BorrowedFd<'_>) {
         fcntl_setfl(fd, fcntl_getfl(fd).unwrap() & !OFlags::NONBLOCK).unwrap();
     }
@@ -268,7 +273,7 @@ mod tests {
     fn p8_a_ringer_that_is_shut_down_or_closed_silences_its_bell_alone() {
         let bells: Vec<_> = (0..4).map(|_| pair().unwrap()).collect();
         let [(a, x), (b, y), (c, z), (d, w)] = <[_; 4]>::try_from(bells).unwrap();
-        // What came before is heard.
+        // A ring that came before is still noticed.
         x.ring();
         shutdown(&x, Shutdown::Both).unwrap();
         shutdown(&y, Shutdown::Write).unwrap();
@@ -279,7 +284,7 @@ mod tests {
         assert!(a.drain() && !b.drain() && d.drain());
         while c.drain() {}
         assert!(a.fd().is_none() && b.fd().is_none() && d.fd().is_some());
-        // A bell that is gone harms no ringer.
+        // Ringing a bell that is gone does no harm.
         drop((a, b, c));
         x.ring();
         y.ring();
@@ -306,21 +311,21 @@ mod tests {
         sendmsg(to, &[IoSlice::new(bytes)], &mut along, SendFlags::empty()).unwrap();
     }
 
-    /// The hour of the socket's linger is what a close on this thread would take.
+    /// The socket's linger is an hour, so a close on this thread would take that long.
     #[test]
-    fn p8_a_descriptor_that_comes_along_is_not_closed_on_the_sleepers_thread() {
+    fn p8_a_descriptor_sent_with_a_ring_is_not_closed_on_the_sleepers_thread() {
         let (bell, ringer) = pair().unwrap();
         let (first, first_end) = lingering();
         ringer.ring();
         send_along(ringer.as_fd(), first, &[1]);
         assert!(bell.drain(), "the ring before it is heard");
         assert!(bell.fd().is_none(), "nothing behind it is");
-        // The other way, to close the ringer; and one that no byte goes with.
+        // The other direction, to close the ringer; and descriptors without a byte of data.
         let (other, ringer_of_other) = pair().unwrap();
         let (second, second_end) = lingering();
         send_along(other.handle(), second, &[]);
         drop((bell, ringer, other, ringer_of_other));
-        // The threads that close them end now.
+        // The threads that close the descriptors end now.
         drop((first_end, second_end));
     }
 

@@ -1,5 +1,5 @@
-//! A doorbell between the threads of one process, and of the kernel module to one: for peers and
-//! other processes there is [`crate::bell`].
+//! A doorbell between the threads of one process, and from the kernel module to a process. For
+//! peers and other processes there is [`crate::bell`].
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,26 +7,26 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-/// An eventfd, non-blocking and closed on exec. Rings that nobody has taken
-/// add up to one. All calls may be made from any thread.
+/// An eventfd, non-blocking and closed on exec. Rings that have not been taken add up to one. All
+/// calls may be made from any thread.
 ///
-/// Its non-blocking mode belongs to all who hold the descriptor: hand it to the kernel, and to no
-/// other process.
+/// The non-blocking mode belongs to every holder of the descriptor, so hand the descriptor to the
+/// kernel only and to no other process.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// A new one, not rung.
+    /// Makes an eventfd that has not been rung.
     pub fn new() -> io::Result<EventFd> {
         Ok(EventFd(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?))
     }
 
-    /// Another handle of the same eventfd.
+    /// Makes another handle of the same eventfd.
     pub fn try_clone(&self) -> io::Result<EventFd> {
         Ok(EventFd(self.0.try_clone()?))
     }
 
-    /// Wakes whoever waits, or the next one who will.
+    /// Wakes a thread that waits, or else the next one that will wait.
     pub fn ring(&self) {
         // A full counter (EAGAIN) has been rung already; nothing else can fail.
         let _ = rustix::io::retry_on_intr(|| rustix::io::write(&self.0, &1u64.to_ne_bytes()));
@@ -37,8 +37,7 @@ impl EventFd {
         rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut [0u8; 8])).is_ok()
     }
 
-    /// Waits for a ring and takes it; false once `timeout` has passed without
-    /// one. `None` waits for ever.
+    /// Waits for a ring and takes it; false if `timeout` passes without one. `None` waits for ever.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let deadline = deadline(timeout);
         // Another thread may take the ring between poll and drain.
@@ -57,17 +56,17 @@ impl AsFd for EventFd {
     }
 }
 
-/// When a wait that begins now ends; `None`: never.
+/// The time at which a wait that begins now ends; `None` means never.
 pub(crate) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|t| Instant::now().checked_add(t))
 }
 
-/// Waits until `fd` is ready (or broken, which the next call on it will tell);
-/// false once the deadline has passed.
+/// Waits until `fd` is ready, or broken, which the next call on it will report. False once the
+/// deadline has passed.
 pub(crate) fn poll_until(fd: impl AsFd, flags: PollFlags, deadline: Option<Instant>) -> io::Result<bool> {
     loop {
         let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-        // What no timespec can hold is as good as for ever.
+        // A time that no timespec can hold is as good as for ever.
         let timeout = left.and_then(|t| Timespec::try_from(t).ok());
         match poll(&mut [PollFd::new(&fd, flags)], timeout.as_ref()) {
             Ok(n) => return Ok(n > 0),
@@ -82,7 +81,7 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// A guard against a hang.
+    /// A limit against a hang.
     fn long() -> Option<Duration> {
         Some(pushgate_tests::hang())
     }

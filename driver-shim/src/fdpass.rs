@@ -1,18 +1,18 @@
-//! Frames of bytes and descriptors over a Unix stream socket: how windows,
-//! segments and doorbells reach another process.
+//! Frames of bytes and descriptors over a Unix stream socket: how windows, segments and doorbells
+//! reach another process.
 //!
-//! A frame is two little-endian u32, the number of bytes and the number of
-//! descriptors; then, for every 253 descriptors (all that Linux takes at once)
-//! or part of them, one zero byte that carries them; then the bytes.
+//! A frame is two little-endian u32, the number of bytes and the number of descriptors; then, for
+//! every 253 descriptors (as many as Linux takes at once) or the rest of them, one zero byte that
+//! carries them; then the bytes.
 //!
-//! [`send_message`] and [`recv_message`] block whatever the socket's mode, and the
-//! socket's write and read timeout is a limit on the whole frame, so that a peer cannot
-//! hold us by dripping. After an error other than `WouldBlock` the two sides no longer
-//! agree on where a frame begins: drop the stream.
+//! [`send_message`] and [`recv_message`] block whatever the socket's mode. The socket's write and
+//! read timeouts limit the whole frame, so a peer cannot hold us up by sending a byte now and then.
+//! After an error other than `WouldBlock` the two sides no longer agree on where a frame begins:
+//! drop the stream.
 //!
-//! [`Incoming`] and [`Outgoing`] never block, and keep what is half sent or half
-//! received: for those who serve several streams. Frames without descriptors may go
-//! over any stream socket, TCP too.
+//! [`Incoming`] and [`Outgoing`] never block, and keep a frame that is half sent or half received;
+//! they are for threads that serve several streams. Frames without descriptors may go over any
+//! stream socket, also TCP.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
@@ -31,10 +31,10 @@ use rustix::net::{
 
 use crate::eventfd::{deadline, poll_until};
 
-/// `SCM_MAX_FD`: what one message may carry.
+/// How many descriptors one message may carry (`SCM_MAX_FD`).
 const FDS_AT_ONCE: usize = 253;
 const ANCILLARY: usize = cmsg_space!(ScmRights(FDS_AT_ONCE));
-/// Bytes of a frame's length and number of descriptors.
+/// Length of a frame's header: number of bytes, number of descriptors.
 const HEADER: usize = 8;
 
 /// A frame's bytes and descriptors.
@@ -42,8 +42,8 @@ pub type Frame = (Vec<u8>, Vec<OwnedFd>);
 
 /// Sends one frame; the descriptors stay open here.
 ///
-/// One thread at a time may send on a stream. `TimedOut` if the stream's write
-/// timeout passed first; `InvalidInput` if `bytes` is 4 GiB or longer.
+/// One thread at a time may send on a stream. Fails with `TimedOut` if the stream's write timeout
+/// passes first, with `InvalidInput` if `bytes` is 4 GiB or longer.
 pub fn send_message(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let header = header(bytes.len(), fds.len())?;
     let deadline = deadline(stream.write_timeout()?);
@@ -54,14 +54,12 @@ pub fn send_message(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -
     send_all(stream, bytes, &[], deadline)
 }
 
-/// Receives one frame of at most `max_bytes` and `max_fds`; the descriptors are
-/// closed on exec.
+/// Receives one frame of at most `max_bytes` and `max_fds`; the descriptors are closed on exec.
 ///
-/// One thread at a time may receive on a stream. Errors, besides the socket's
-/// own: `UnexpectedEof` if the peer closed between frames, `ConnectionReset` if
-/// it did so within one; `WouldBlock` if no frame had begun when the stream's
-/// read timeout passed (call again), `TimedOut` if one had; `InvalidData` if the
-/// frame is over a limit or descriptors were lost.
+/// One thread at a time may receive on a stream. Errors, besides the socket's own: `UnexpectedEof`
+/// if the peer closed between frames, `ConnectionReset` if it closed within one; `WouldBlock` if no
+/// frame had begun when the stream's read timeout passed (call again), `TimedOut` if one had;
+/// `InvalidData` if the frame is over a limit or descriptors were lost.
 pub fn recv_message(stream: &UnixStream, max_bytes: usize, max_fds: usize) -> io::Result<Frame> {
     let deadline = deadline(stream.read_timeout()?);
     let mut incoming = Incoming::default();
@@ -78,27 +76,26 @@ pub fn recv_message(stream: &UnixStream, max_bytes: usize, max_fds: usize) -> io
     }
 }
 
-/// A frame on its way in, received piece by piece without waiting. Descriptors that are here when it is
-/// dropped are closed by a thread ([`drop_elsewhere`]).
+/// A frame that is being received piece by piece without waiting. Descriptors that it holds when it
+/// is dropped are closed by a thread ([`drop_elsewhere`]).
 ///
-/// One for each stream. Memory follows what came, not what was announced.
+/// Use one for each stream. Memory grows with what arrived, not with the announced length.
 #[derive(Debug, Default)]
 pub struct Incoming {
     header: [u8; HEADER],
-    /// Bytes of the header that are here.
+    /// How many bytes of the header have arrived.
     begun: usize,
     fds: Vec<OwnedFd>,
     bytes: Vec<u8>,
 }
 
 impl Incoming {
-    /// Receives what is there; the frame once it is whole, `None` while it is not.
-    /// Never takes a byte of the frame behind it. The descriptors are closed on exec.
+    /// Receives what is there. Returns the frame once it is whole, `None` before. Never takes a
+    /// byte of the next frame. The descriptors are closed on exec.
     ///
-    /// Errors, after which the stream is of no more use, besides the socket's own:
-    /// `UnexpectedEof` if the peer closed between frames, `ConnectionReset` if it did
-    /// so within one; `InvalidData` if the frame has more than `max_bytes` or
-    /// `max_fds`, or descriptors were lost.
+    /// Errors, after which the stream is useless, besides the socket's own: `UnexpectedEof` if the
+    /// peer closed between frames, `ConnectionReset` if it closed within one; `InvalidData` if the
+    /// frame has more than `max_bytes` or `max_fds`, or descriptors were lost.
     pub fn receive(
         &mut self,
         socket: impl AsFd,
@@ -160,16 +157,18 @@ impl Drop for Incoming {
     }
 }
 
-/// Drops what holds descriptors of a peer in a thread of its own: the last close of some files waits for as
-/// long as the peer likes (a TCP socket's with `SO_LINGER`). Where no thread can be had, drops it here.
+/// Drops a value that holds descriptors of a peer, on a thread of its own.
+///
+/// The last close of some files waits for as long as the peer likes (a TCP socket's with
+/// `SO_LINGER`). If no thread can be started, drops the value here.
 pub fn drop_elsewhere(what: impl Send + 'static) {
     let _ = std::thread::Builder::new().name("pushgate-close".into()).spawn(move || drop(what));
 }
 
-/// Frames on their way out, sent without waiting as the socket takes them.
+/// Frames that wait to be sent; sends as much as the socket takes, without waiting.
 ///
-/// What is begun is finished by a later [`Outgoing::flush`], so the stream never stays in
-/// the middle of a frame while another one begins. One for each stream.
+/// A later [`Outgoing::flush`] finishes a frame that was begun, so no frame begins within another.
+/// Use one for each stream.
 #[derive(Debug, Default)]
 pub struct Outgoing {
     parts: VecDeque<Part>,
@@ -177,7 +176,7 @@ pub struct Outgoing {
     fds: usize,
 }
 
-/// Bytes of a frame, whose first one carries the descriptors.
+/// Bytes of a frame, the first of which carries the descriptors.
 #[derive(Debug)]
 struct Part {
     bytes: Vec<u8>,
@@ -186,8 +185,8 @@ struct Part {
 }
 
 impl Outgoing {
-    /// Puts a frame behind those that wait; nothing is sent yet. `InvalidInput` if
-    /// `bytes` is 4 GiB or longer.
+    /// Adds a frame behind those that wait; sends nothing yet. Fails with `InvalidInput` if `bytes`
+    /// is 4 GiB or longer.
     pub fn push(&mut self, bytes: &[u8], mut fds: Vec<OwnedFd>) -> io::Result<()> {
         let mut first = header(bytes.len(), fds.len())?.to_vec();
         if fds.is_empty() {
@@ -212,8 +211,8 @@ impl Outgoing {
         }
     }
 
-    /// Sends what the socket takes now. True when nothing is left. After an error the
-    /// stream is of no more use.
+    /// Sends what the socket takes now. True when nothing is left. After an error the stream is
+    /// useless.
     pub fn flush(&mut self, socket: impl AsFd) -> io::Result<bool> {
         while let Some(part) = self.parts.front_mut() {
             let fds: Vec<_> = part.fds.iter().map(|fd| fd.as_fd()).collect();
@@ -231,17 +230,17 @@ impl Outgoing {
         Ok(true)
     }
 
-    /// Bytes that are not sent yet.
+    /// How many bytes are not sent yet.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Descriptors that are not sent yet.
+    /// How many descriptors are not sent yet.
     pub fn fds(&self) -> usize {
         self.fds
     }
 
-    /// Whether all is sent.
+    /// Whether everything is sent.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -271,7 +270,7 @@ fn unexpected(fds: usize) -> io::Error {
     invalid(format!("{fds} descriptors where none belong"))
 }
 
-/// Sends all of `bytes`, the descriptors with the first of them.
+/// Sends all of `bytes`; the first byte carries the descriptors.
 fn send_all(
     stream: &UnixStream,
     mut bytes: &[u8],
@@ -290,8 +289,8 @@ fn send_all(
     Ok(())
 }
 
-/// Sends what the socket takes now, the descriptors with the first byte; `None` if that
-/// is nothing.
+/// Sends what the socket takes now; the first byte carries the descriptors. `None` if the socket
+/// takes nothing.
 fn send_some(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<usize>> {
     let mut space = [MaybeUninit::uninit(); ANCILLARY];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -310,8 +309,7 @@ fn send_some(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io
     }
 }
 
-/// Receives what is there, at least one byte; 0 if the peer closed, `None` if nothing has
-/// come.
+/// Receives what is there, at least one byte; 0 if the peer closed, `None` if nothing has arrived.
 fn recv_some(socket: BorrowedFd<'_>, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Option<usize>> {
     let mut space = [MaybeUninit::uninit(); ANCILLARY];
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -358,7 +356,7 @@ mod tests {
         (a, b)
     }
 
-    /// Descriptors that their file's size tells apart.
+    /// Descriptors of files that can be told apart by size.
     fn numbered(n: usize) -> Vec<OwnedFd> {
         let number = |i| {
             let fd = memfd_create("n", MemfdFlags::CLOEXEC).unwrap();
@@ -474,7 +472,8 @@ mod tests {
         let (a, b) = pair();
         b.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         assert_eq!(kind_of(&b).0, ErrorKind::WouldBlock);
-        // A byte now and then must not buy the peer more time. The frame has begun before it is waited for.
+        // A byte now and then must not gain the peer more time. The frame has begun before the wait
+        // for it begins.
         (&a).write_all(&[60, 0, 0, 0, 0, 0, 0, 0]).unwrap();
         let drip = thread::spawn(move || {
             while (&a).write_all(&[0]).is_ok() {

@@ -1,7 +1,7 @@
-//! Reading files that a user names: each read has a bound in bytes and in time.
+//! Reading files that a user names: each read is limited in bytes and in time.
 //!
-//! A name may be that of a device without an end (`/dev/zero`) or of a pipe that
-//! nobody closes. Such a file is refused with an error that names the remedy.
+//! The name may be that of a device without an end (`/dev/zero`) or of a pipe that is never closed.
+//! Such a file is refused with an error that names the remedy.
 
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read};
@@ -14,30 +14,30 @@ use rustix::fs::OFlags;
 
 use crate::eventfd::poll_until;
 
-/// The longest text file that a user may name, bytes.
+/// The longest text file, in bytes, that a user may name.
 pub const LONGEST: u64 = 4 << 20;
 
-/// How long a pipe or a device may take to deliver all that it has.
+/// How long a pipe or a device may take to deliver everything.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Reads a whole text file in UTF-8 of at most [`LONGEST`] bytes.
 ///
-/// The name may be that of a pipe, as a shell's `<(command)` gives one: then it is
-/// read to its end, for 10 s at most. The error says what is wrong with the file
-/// and what to do; the file's name is the caller's to add.
+/// The name may be that of a pipe, such as a shell's `<(command)`: then the pipe is read to its
+/// end, for at most 10 s. The error says what is wrong with the file and what to do; the caller
+/// adds the file's name.
 pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     read_text_within(path.as_ref(), LONGEST, PATIENCE)
 }
 
 fn read_text_within(path: &Path, longest: u64, patience: Duration) -> io::Result<String> {
     let deadline = Instant::now().checked_add(patience);
-    // Without O_NONBLOCK opening a pipe that nobody writes to would never return. It changes
-    // nothing for a regular file, and the open file is nobody else's.
+    // Without O_NONBLOCK, opening a pipe that has no writer would never return. For a regular file
+    // the flag changes nothing, and no other code uses the open file.
     let mut file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
     let mut bytes = Vec::new();
     let mut piece = vec![0; 64 << 10];
     loop {
-        // A pipe is not readable before its first writer came, and at its end afterwards.
+        // A pipe is not readable before its first writer has come, and is at its end afterwards.
         if !poll_until(&file, PollFlags::IN, deadline)? || deadline.is_some_and(|d| Instant::now() > d) {
             let text = format!(
                 "no end within {} s, and {} bytes until then: name a regular file",

@@ -1,12 +1,11 @@
 //! What happens to handles in a child of `fork`.
 //!
-//! A child inherits a copy of every handle, and none of the threads that the
-//! handles rely on. So a handle remembers which process made it: in any other
-//! its calls are refused with [`Forked`], and dropping it does nothing.
+//! A child inherits a copy of every handle, but none of the threads that the handles rely on. So a
+//! handle remembers which process made it. In any other process its calls fail with [`Forked`], and
+//! dropping it does nothing.
 //!
-//! Asking costs two loads and no system call. The process's number stands in a page
-//! that the kernel gives to a child zeroed (`MADV_WIPEONFORK`), however the child
-//! was made.
+//! The check costs two loads and no system call. The process's number stands in a page that the
+//! kernel gives to a child zeroed (`MADV_WIPEONFORK`), however the child was made.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -19,7 +18,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::abi::PUSHGATE_PAGE;
 
-/// A call on a handle that another process made: this one was forked from that one.
+/// The error of a call on a handle that another process made, from which this one was forked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "this process was forked from the one that opened the context, whose handles do not work here: open a new \
@@ -32,37 +31,37 @@ pub struct Forked;
 pub struct Owner(u64);
 
 impl Owner {
-    /// This process.
+    /// Names this process.
     pub fn here() -> Owner {
         Owner(this_process())
     }
 
-    /// True in the process that made this, and in none of its children. No system call.
+    /// True in the process that made this value, and false in its children. Makes no system call.
     #[inline]
     pub fn is_here(self) -> bool {
         self.0 == this_process()
     }
 
-    /// [`Forked`] in any process but the one that made this. No system call.
+    /// Fails with [`Forked`] in any process but the one that made this value. Makes no system call.
     #[inline]
     pub fn check(self) -> Result<(), Forked> {
         if self.is_here() { Ok(()) } else { Err(Forked) }
     }
 }
 
-/// The word that is zeroed in a child; null until it is needed first.
+/// The word that is zeroed in a child; null until it is first needed.
 static WORD: AtomicPtr<AtomicU64> = AtomicPtr::new(null_mut());
-/// Numbers given to processes so far, in this one and its ancestors: a child goes on
-/// from its parent's count, so that its number is none of theirs.
+/// How many numbers have been given to processes, in this process and its ancestors: a child goes
+/// on from its parent's count, so its number is different from all of theirs.
 static GIVEN: AtomicU64 = AtomicU64::new(0);
 
 #[inline]
 fn this_process() -> u64 {
-    // Acquire: the page behind the pointer was mapped and advised before it was stored.
+    // Acquire: the page was mapped and advised before the pointer to it was stored.
     let word = WORD.load(Ordering::Acquire);
     if !word.is_null() {
-        // SAFETY: stored below, and never unmapped from then on; a child has the page
-        // too, zeroed.
+        // SAFETY: the pointer is stored below, to a page that is never unmapped afterwards; a child
+        // has the page too, zeroed.
         let number = unsafe { &*word }.load(Ordering::Relaxed);
         if number != 0 {
             return number;
@@ -71,33 +70,34 @@ fn this_process() -> u64 {
     number_this_process()
 }
 
-/// The first call of a process.
+/// Gives this process its number, on the first call.
 #[cold]
 fn number_this_process() -> u64 {
     let mut word = WORD.load(Ordering::Acquire);
     if word.is_null() {
         let new = wiped_word();
-        // Release: as in `this_process`. No lock: a fork may come at any moment.
+        // Release: pairs with the acquire in `this_process`. No lock, because a fork may come at
+        // any moment.
         word = match WORD.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => new,
             Err(first) => {
                 if new != plain_word() {
-                    // SAFETY: mapped a moment ago, and nobody else has seen it.
+                    // SAFETY: mapped a moment ago, and no other thread has seen it.
                     let _ = unsafe { munmap(new.cast(), PUSHGATE_PAGE as usize) };
                 }
                 first
             }
         };
     }
-    // Relaxed, here and below: the numbers are compared and nothing is published by them.
+    // Relaxed, here and below: the numbers are only compared and publish no other memory.
     let number = GIVEN.fetch_add(1, Ordering::Relaxed) + 1;
-    // SAFETY: as in `this_process`.
+    // SAFETY: the page is mapped and never unmapped, as in `this_process`.
     let word = unsafe { &*word };
     word.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed)
         .map_or_else(|first| first, |_| number)
 }
 
-/// A word in a page of its own that is zeroed in a child. Where the kernel has no such pages
+/// Makes a word in a page of its own that is zeroed in a child. Where the kernel lacks such pages
 /// (before Linux 4.14), a word in ordinary memory: a fork is not noticed there.
 fn wiped_word() -> *mut AtomicU64 {
     let bytes = PUSHGATE_PAGE as usize;
@@ -109,7 +109,7 @@ fn wiped_word() -> *mut AtomicU64 {
     match unsafe { madvise(page, bytes, Advice::LinuxWipeOnFork) } {
         Ok(()) => page.cast(),
         Err(_) => {
-            // SAFETY: mapped above, and nobody else has seen it.
+            // SAFETY: mapped above, and no other thread has seen it.
             let _ = unsafe { munmap(page, bytes) };
             plain_word()
         }
@@ -121,11 +121,11 @@ fn plain_word() -> *mut AtomicU64 {
     (&raw const PLAIN).cast_mut()
 }
 
-/// A value that is dropped in the process that made it alone.
+/// A value that is dropped only in the process that made it.
 ///
-/// In a child it is leaked: its drop would act on what is the parent's (queue pairs,
-/// sockets, memory at addresses that are another's by now), or wait for a thread that
-/// the child does not have.
+/// In a child the value is leaked. Its drop would act on things of the parent's (queue pairs,
+/// sockets, memory at addresses that now belong to something else), or wait for a thread that the
+/// child does not have.
 #[derive(Debug)]
 pub struct OwnedHere<T> {
     value: ManuallyDrop<T>,
@@ -133,12 +133,12 @@ pub struct OwnedHere<T> {
 }
 
 impl<T> OwnedHere<T> {
-    /// Of this process.
+    /// Wraps a value that belongs to this process.
     pub fn new(value: T) -> Self {
         OwnedHere { value: ManuallyDrop::new(value), owner: Owner::here() }
     }
 
-    /// Who made it.
+    /// The process that made the value.
     #[inline]
     pub fn owner(&self) -> Owner {
         self.owner
@@ -175,8 +175,8 @@ impl<T> Drop for OwnedHere<T> {
     }
 }
 
-/// Keeps a shared mapping out of children: one that wrote there would write into what the
-/// parent's devices and peers read (P1, P2).
+/// Keeps a shared mapping out of children: a child that stored to it would change what the parent's
+/// devices and peers read (P1, P2).
 pub(crate) fn keep_from_children(map: &MmapRaw) -> io::Result<()> {
     // SAFETY: the range is the mapping that `map` owns, and the advice changes no byte of it.
     Ok(unsafe { madvise(map.as_mut_ptr().cast(), map.len(), Advice::LinuxDontFork) }?)

@@ -1,9 +1,8 @@
-//! The kernel module `pushgate` from user space: [`Device`] is an open
-//! /dev/pushgate or /dev/pushgateN, and has at most one slice of the BAR, one
-//! staging area and one doorbell.
+//! The kernel module `pushgate` from user space: [`Device`] is an open /dev/pushgate or
+//! /dev/pushgateN, and has at most one slice of the BAR, one staging area and one doorbell.
 //!
-//! docs/pushgate.4.md describes every call and every errno; the errors here are
-//! the module's own, with the call and the file named.
+//! docs/pushgate.4.md describes every call and every errno. The errors here are the module's own,
+//! with the call and the file named.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -23,7 +22,7 @@ const fn command(number: u8) -> Opcode {
     opcode::none(uapi::PUSHGATE_IOC_MAGIC as u8, number)
 }
 
-/// The commands of the header; bindgen cannot evaluate them.
+/// The ioctl commands of the header, which bindgen cannot evaluate.
 #[allow(missing_docs)]
 pub mod commands {
     use super::{Opcode, command};
@@ -44,7 +43,7 @@ pub mod commands {
 pub struct KmodError {
     path: PathBuf,
     call: &'static str,
-    /// What the kernel said.
+    /// The kernel's error.
     #[source]
     pub source: io::Error,
     remedy: &'static str,
@@ -57,11 +56,11 @@ impl KmodError {
     }
 }
 
-/// What the module offers through a file, and of which version it is.
+/// What the module offers through a file, and the module's version.
 pub type Info = uapi::pushgate_info;
 
-/// An open device. Closing it gives the slice back and detaches from the area,
-/// once every [`Mapping`] is gone too.
+/// An open device. Closing it gives the slice back and detaches from the area, once every
+/// [`Mapping`] is gone too.
 #[derive(Debug)]
 pub struct Device {
     file: File,
@@ -69,9 +68,9 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens /dev/pushgate, for staging alone, or /dev/pushgateN.
+    /// Opens /dev/pushgate, for staging only, or /dev/pushgateN.
     ///
-    /// Fails with `Unsupported` if the module speaks an older version.
+    /// Fails with `Unsupported` if the module's version is older.
     pub fn open(path: impl AsRef<Path>) -> Result<Device, KmodError> {
         let path = path.as_ref().to_path_buf();
         let remedy = "load the module pushgate, bind the function to it, and be in the device's group";
@@ -105,21 +104,21 @@ impl Device {
         argument: &mut T,
         remedy: &'static str,
     ) -> Result<(), KmodError> {
-        // SAFETY: each caller pairs a command with the struct that the header names for it, whose
-        // first field says how long it is; the module writes no further.
+        // SAFETY: each caller pairs a command with the struct that the header names for it. The
+        // struct's first field is its length, and the module writes no further.
         let result = unsafe { ioctl(&self.file, Updater::<CODE, T>::new(argument)) };
         result.map_err(|errno| self.error(call, errno.into(), remedy))
     }
 
-    /// What it offers.
+    /// What the device offers.
     pub fn info(&self) -> Result<Info, KmodError> {
         let mut info = Info { size: size_of::<Info>() as u32, ..Info::default() };
         self.call::<{ commands::INFO }, _>("INFO", &mut info, "is it a device of the module pushgate?")?;
         Ok(info)
     }
 
-    /// Takes a slice of the BAR, zeroed: at least `bytes`, aligned to `align`
-    /// (0: to a page). One for each open file.
+    /// Takes a zeroed slice of the BAR: at least `bytes`, aligned to `align` (0: to a page). An
+    /// open file can have one.
     pub fn slice(&self, bytes: usize, align: usize) -> Result<Slice<'_>, KmodError> {
         let mut alloc = uapi::pushgate_slice_alloc {
             size: size_of::<uapi::pushgate_slice_alloc>() as u32,
@@ -132,8 +131,8 @@ impl Device {
         Ok(Slice { device: self, bytes: alloc.bytes as usize, offset: alloc.offset })
     }
 
-    /// Makes a staging area of the user who opened this file, and attaches to it.
-    /// It lives on for `ttl_ms` after everyone has gone.
+    /// Makes a staging area that belongs to the user who opened this file, and attaches to it. The
+    /// area lives on for `ttl_ms` after the last process has detached.
     pub fn create_staging(&self, name: &str, bytes: usize, ttl_ms: u32) -> Result<Staging<'_>, KmodError> {
         let mut create = uapi::pushgate_staging_create {
             size: size_of::<uapi::pushgate_staging_create>() as u32,
@@ -148,7 +147,7 @@ impl Device {
         Ok(Staging { device: self, bytes: create.bytes as usize, attaches: 1, pieces: Some(create.pieces) })
     }
 
-    /// Takes up an area of this user's that nobody is attached to.
+    /// Attaches to an area of this user that no file is attached to.
     pub fn open_staging(&self, name: &str) -> Result<Staging<'_>, KmodError> {
         let mut open = uapi::pushgate_staging_open {
             size: size_of::<uapi::pushgate_staging_open>() as u32,
@@ -179,8 +178,8 @@ impl Device {
         Ok(bytes)
     }
 
-    /// Has rings of an interrupt vector wake `bell`, at most once in
-    /// `interval_us`, while armed.
+    /// Lets rings of an interrupt vector wake `bell`, at most once in `interval_us`, while the
+    /// doorbell is armed.
     pub fn doorbell<'a>(
         &'a self,
         bell: &'a EventFd,
@@ -200,7 +199,8 @@ impl Device {
         Ok(Doorbell { device: self, bell })
     }
 
-    /// Rings so far, and whether the doorbell is armed now.
+    /// Arms or disarms the doorbell; returns the number of rings so far and whether it is armed
+    /// now.
     pub(crate) fn arm_doorbell(&self, flags: u32, seen: u64) -> Result<(u64, bool), KmodError> {
         let mut arm = uapi::pushgate_doorbell_arm {
             size: size_of::<uapi::pushgate_doorbell_arm>() as u32,
@@ -224,13 +224,14 @@ impl Device {
         self.call::<{ commands::DOORBELL_RING }, _>("DOORBELL_RING", &mut ring, remedy)
     }
 
-    /// The page that says whether the function is still there.
+    /// Maps the page that says whether the function is still there.
     pub fn status(&self) -> Result<Status, KmodError> {
         let offset = uapi::PUSHGATE_MMAP_STATUS;
         Ok(Status(self.map("mmap of the status page", offset, 4096, ProtFlags::READ)?))
     }
 
-    /// Maps the page of the doorbell register, where it has one of its own; a slice comes first.
+    /// Maps the page of the doorbell register, if the register has a page of its own. Requires a
+    /// slice.
     pub fn map_doorbell(&self) -> Result<Mapping, KmodError> {
         let offset = uapi::PUSHGATE_MMAP_DOORBELL;
         self.map("mmap of the doorbell", offset, 4096, ProtFlags::READ | ProtFlags::WRITE)
@@ -250,7 +251,7 @@ impl Device {
         let at = NonNull::new(at.cast()).expect("mmap returns no null");
         let mapping = Mapping { at, bytes, owner: Owner::here() };
         // SAFETY: the range was just mapped, and no byte of it changes. (For a BAR the module
-        // keeps children out itself.)
+        // itself keeps children out.)
         unsafe { madvise(at.as_ptr().cast(), bytes, Advice::LinuxDontFork) }
             .map_err(|errno| self.error("MADV_DONTFORK", errno.into(), "the sandbox must allow it"))?;
         Ok(mapping)
@@ -263,26 +264,28 @@ impl AsFd for Device {
     }
 }
 
-/// A slice of the BAR. It stays the file's until that is closed.
+/// A slice of the BAR. It belongs to the file until the file is closed.
 #[derive(Debug)]
 pub struct Slice<'a> {
     device: &'a Device,
-    /// Bytes, rounded up to whole pages.
+    /// Length in bytes, rounded up to whole pages.
     pub bytes: usize,
-    /// Where in the window it lies.
+    /// Offset of the slice in the window.
     pub offset: u64,
 }
 
 impl Slice<'_> {
-    /// Maps it whole, write-combined: one contiguous range, which a GPU registers as IOMEMORY.
+    /// Maps the whole slice write-combined, as one contiguous range, which a GPU registers as
+    /// IOMEMORY.
     ///
-    /// Once the function is unbound an access raises SIGBUS.
+    /// Once the function is unbound, an access raises SIGBUS.
     pub fn map(&self) -> Result<Mapping, KmodError> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         self.device.map("mmap of the slice", uapi::PUSHGATE_MMAP_SLICE.into(), self.bytes, protection)
     }
 
-    /// A dma-buf of it, for another device's driver. The slice lives as long as that.
+    /// Exports the slice as a dma-buf for another device's driver. The slice lives as long as the
+    /// dma-buf.
     pub fn export(&self) -> Result<OwnedFd, KmodError> {
         let mut export = uapi::pushgate_slice_export {
             size: size_of::<uapi::pushgate_slice_export>() as u32,
@@ -290,37 +293,37 @@ impl Slice<'_> {
         };
         let remedy = "the process may have too many files open";
         self.device.call::<{ commands::SLICE_EXPORT }, _>("SLICE_EXPORT", &mut export, remedy)?;
-        // SAFETY: the module has just made this descriptor for us, and nobody else knows it.
+        // SAFETY: the module has just made this descriptor for us, and no other code knows it.
         Ok(unsafe { OwnedFd::from_raw_fd(export.fd) })
     }
 }
 
-/// A staging area that the file is attached to until it is closed.
+/// A staging area that the file is attached to until the file is closed.
 #[derive(Debug)]
 pub struct Staging<'a> {
     device: &'a Device,
-    /// Bytes, rounded up to whole pages.
+    /// Length in bytes, rounded up to whole pages.
     pub bytes: usize,
-    /// How often somebody has attached to it: 1 is its creator.
+    /// How often files have attached to the area; 1 right after its creation.
     pub attaches: u64,
-    /// Of how many contiguous pieces it was made; its creator alone knows.
+    /// How many contiguous pieces the area consists of; known only to its creator.
     pub pieces: Option<u64>,
 }
 
 impl Staging<'_> {
-    /// Maps it whole: ordinary memory, which RDMA and GPU drivers pin.
+    /// Maps the whole area: ordinary memory, which RDMA and GPU drivers pin.
     pub fn map(&self) -> Result<Mapping, KmodError> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         self.device.map("mmap of staging", uapi::PUSHGATE_MMAP_STAGING, self.bytes, protection)
     }
 
-    /// Frees it as soon as nobody has it mapped; its name is free at once.
+    /// Frees the area as soon as no process has it mapped; its name is free at once.
     pub fn free(self) -> Result<(), KmodError> {
         self.device.free_staging()
     }
 }
 
-/// An interrupt vector's rings, as counts and as wake-ups.
+/// The rings of an interrupt vector, as counts and as wake-ups.
 #[derive(Debug)]
 pub struct Doorbell<'a> {
     device: &'a Device,
@@ -328,35 +331,35 @@ pub struct Doorbell<'a> {
 }
 
 impl Doorbell<'_> {
-    /// Arms it, unless there were rings after the `seen`th: then the caller must
-    /// look before it sleeps. Returns the rings so far and whether it is armed.
+    /// Arms the doorbell unless there were rings after the `seen`th: then the caller must look
+    /// before it sleeps. Returns the number of rings so far and whether the doorbell is armed.
     pub fn arm(&self, seen: u64) -> Result<(u64, bool), KmodError> {
         self.device.arm_doorbell(uapi::PUSHGATE_ARM, seen)
     }
 
-    /// From now on rings are only counted. Returns how many there were.
+    /// Disarms the doorbell: from now on rings are only counted. Returns how many there were.
     pub fn disarm(&self) -> Result<u64, KmodError> {
         Ok(self.device.arm_doorbell(uapi::PUSHGATE_DISARM, 0)?.0)
     }
 
-    /// What is rung.
+    /// The eventfd that a ring wakes.
     pub fn eventfd(&self) -> &EventFd {
         self.bell
     }
 }
 
-/// The status page, which stays true when the function is gone.
+/// The status page, which stays valid when the function is gone.
 #[derive(Debug)]
 pub struct Status(Mapping);
 
 impl Status {
     fn word(&self, index: usize) -> u64 {
-        // SAFETY: the page holds two aligned words and is mapped as long as we are; the kernel
-        // writes them while we read, so they are read as atomics.
+        // SAFETY: the page holds two aligned words and is mapped as long as self; the kernel writes
+        // them while we read, so they are read as atomics.
         unsafe { &*self.0.at.as_ptr().cast::<AtomicU64>().add(index) }.load(Ordering::Acquire)
     }
 
-    /// `PUSHGATE_FUNCTION_LIVE`, `_GONE`, or `_NONE` for /dev/pushgate.
+    /// The state of the function: `PUSHGATE_FUNCTION_LIVE`, `_GONE`, or `_NONE` for /dev/pushgate.
     pub fn function(&self) -> u32 {
         self.word(0) as u32
     }
@@ -367,8 +370,8 @@ impl Status {
     }
 }
 
-/// Mapped memory of the module's. Others write behind the address, so no
-/// reference may ever be made over it. A child of `fork` does not have it.
+/// A mapping of the module's memory. Other processes and devices write to it, so no reference may
+/// ever be made over it. A child of `fork` does not have it.
 #[derive(Debug)]
 pub struct Mapping {
     at: NonNull<u8>,
@@ -376,18 +379,18 @@ pub struct Mapping {
     owner: Owner,
 }
 
-// SAFETY: it is an address range of the process; what lies there is touched through raw pointers alone.
+// SAFETY: an address range of the process, whose bytes are accessed only through raw pointers.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: as for Send: the bytes are accessed only through raw pointers.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Its address.
+    /// The mapping's address.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.at
     }
 
-    /// Its length.
+    /// The mapping's length in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.bytes
@@ -396,11 +399,11 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // In a child the range may be something else's.
+        // In a child, the range may belong to something else.
         if !self.owner.is_here() {
             return;
         }
-        // SAFETY: the range is what mmap gave us, and nobody may use the address after us.
+        // SAFETY: the range is what mmap returned, and nothing may use the address after the drop.
         let _ = unsafe { munmap(self.at.as_ptr().cast(), self.bytes) };
     }
 }

@@ -1,5 +1,5 @@
-//! What a window is and where it comes from, and the one ABI that everyone
-//! who shares memory with us speaks.
+//! Windows and where they come from, and the one ABI for all memory that is shared with devices and
+//! other processes.
 
 use std::io;
 
@@ -25,17 +25,17 @@ pub mod window;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShimError {
-    /// A size that cannot be had.
+    /// A size that is not possible.
     #[error("memory {name:?} of {bytes} bytes: allowed is {allowed}")]
     Size {
         /// What the memory is for.
         name: String,
-        /// Bytes asked for.
+        /// How many bytes were asked for.
         bytes: usize,
         /// What would have been accepted.
         allowed: &'static str,
     },
-    /// [`memory::HugePages::Require`] could not be met.
+    /// [`memory::HugePages::Require`] could not be satisfied.
     #[error(
         "no 2 MiB pages for {name:?} of {bytes} bytes ({call}: {source}): raise vm.nr_hugepages and the hugetlb \
          limit of the cgroup, or allow normal pages"
@@ -43,14 +43,14 @@ pub enum ShimError {
     HugePages {
         /// What the memory is for.
         name: String,
-        /// Bytes asked for.
+        /// How many bytes were asked for.
         bytes: usize,
         /// The call that failed.
         call: &'static str,
-        /// Its error.
+        /// The call's error.
         source: io::Error,
     },
-    /// The kernel would not place the memory on a NUMA node.
+    /// The kernel refused to place the memory on a NUMA node.
     #[error(
         "{name:?} cannot be placed on NUMA node {node} ({source}): name a node of \
          /sys/devices/system/node/online, let the sandbox allow mbind, or name no node"
@@ -58,9 +58,9 @@ pub enum ShimError {
     Numa {
         /// What the memory is for.
         name: String,
-        /// Node asked for.
+        /// The node that was asked for.
         node: u32,
-        /// What `mbind` said.
+        /// The error of `mbind`.
         source: io::Error,
     },
     /// A system call failed.
@@ -68,11 +68,11 @@ pub enum ShimError {
     System {
         /// What the memory is for.
         name: String,
-        /// Its size.
+        /// The memory's size.
         bytes: usize,
         /// The call that failed.
         call: &'static str,
-        /// Its error.
+        /// The call's error.
         source: io::Error,
         /// What usually helps.
         remedy: &'static str,
@@ -82,29 +82,29 @@ pub enum ShimError {
         "the peer's memory has {found} bytes, agreed on were {expected}: both sides must use one geometry"
     )]
     PeerSize {
-        /// Size of what was handed over.
+        /// The size of the memory that was handed over.
         found: u64,
-        /// Size agreed on.
+        /// The size that was agreed on.
         expected: usize,
     },
-    /// A peer's memory could still be changed in a way that would hurt us.
+    /// The peer could still change its memory in a way that would hurt this process.
     #[error("the peer's memory lacks the seal {missing}: {remedy}")]
     PeerSeals {
-        /// The seals that are not there.
+        /// The seals that are missing.
         missing: &'static str,
         /// What the peer has to do.
         remedy: &'static str,
     },
-    /// Huge pages that another process may punch holes into.
+    /// The memory lies in huge pages into which another process may punch holes.
     #[error(
         "the peer's writable memory lies in huge pages, which it could take away under us: create it with \
          HugePages::Never"
     )]
     PeerHugePages,
-    /// Limits not kept.
+    /// A geometry is outside its limits.
     #[error(transparent)]
     Geometry(#[from] segment::GeometryError),
-    /// Not a segment that we could use.
+    /// The header is not that of a segment that this process can use.
     #[error(transparent)]
     Header(#[from] segment::HeaderError),
 }

@@ -1,14 +1,13 @@
-//! Memory that several processes share: the `memory` window, and the work,
-//! control and link segments.
+//! Memory that several processes share: the `memory` window, and the work, control and link
+//! segments.
 //!
-//! It lies in a memfd whose size is sealed, so that no holder of the descriptor
-//! can truncate it and turn the others' accesses into SIGBUS.
+//! The memory lies in a memfd whose size is sealed, so that no holder of the descriptor can
+//! truncate it and turn the others' accesses into SIGBUS.
 //!
-//! A child of `fork` has none of these mappings: an access there is SIGSEGV.
+//! A child of `fork` has none of these mappings: an access there raises SIGSEGV.
 //!
-//! Nothing here makes a `&[u8]` or `&mut [u8]` over shared memory: other
-//! processes and devices write it at any time. Words are atomics, bytes are
-//! behind a raw pointer.
+//! No code here makes a `&[u8]` or `&mut [u8]` over shared memory, because other processes and
+//! devices write it at any time. Words are atomics; bytes are accessed through a raw pointer.
 
 use std::ffi::{c_int, c_long, c_uint, c_ulong};
 use std::io;
@@ -28,31 +27,31 @@ use crate::abi::PUSHGATE_PAGE;
 use crate::fork::{OwnedHere, keep_from_children};
 use crate::window::Window;
 
-/// The one size of huge page that we ask for.
+/// The only size of huge pages that this module asks for.
 const HUGE_PAGE: usize = 2 << 20;
-/// `f_type` of hugetlbfs, which huge memfds belong to.
+/// `f_type` of hugetlbfs, the file system of huge memfds.
 const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
-/// What errors call memory that came from elsewhere.
+/// What errors call memory that another process made.
 const PEERS: &str = "a peer's memory";
 
-/// What helps where a mapping cannot be kept out of children.
+/// The remedy when a mapping cannot be kept out of children.
 const DONTFORK: &str = "the kernel must have MADV_DONTFORK, and the sandbox allow it";
 
 /// Whether memory is to lie in 2 MiB pages (hugetlb).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HugePages {
-    /// If the size is a multiple of 2 MiB and pages are free; else normal pages,
+    /// Huge pages if the size is a multiple of 2 MiB and pages are free; otherwise normal pages,
     /// with a request for transparent huge ones.
     #[default]
     Try,
-    /// Normal pages. The choice for memory that another process is to write:
-    /// see [`SharedMemory::from_fd`].
+    /// Normal pages. Choose this for memory that another process is to write: see
+    /// [`SharedMemory::from_fd`].
     Never,
-    /// Or fail.
+    /// Huge pages, or an error.
     Require,
 }
 
-/// What [`SharedMemory::builder`] gives.
+/// Options for new memory ([`SharedMemory::builder`]).
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `create`"]
 pub struct SharedMemoryBuilder {
@@ -63,19 +62,19 @@ pub struct SharedMemoryBuilder {
 }
 
 impl SharedMemoryBuilder {
-    /// Whether to use 2 MiB pages; [`HugePages::Try`] if not called.
+    /// Sets whether to use 2 MiB pages. Default: [`HugePages::Try`].
     pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
         self.huge_pages = huge_pages;
         self
     }
 
-    /// The NUMA node to prefer; when it is full, pages come from elsewhere.
+    /// Sets the NUMA node to prefer; when the node is full, pages come from elsewhere.
     pub fn numa_node(mut self, node: Option<u32>) -> Self {
         self.numa_node = node;
         self
     }
 
-    /// Makes the memory: zeroed, every page present, its size sealed.
+    /// Makes the memory: zeroed, with every page present and the size sealed.
     pub fn create(self) -> Result<SharedMemory, ShimError> {
         let fits = self.bytes.is_multiple_of(HUGE_PAGE);
         let refuse = |allowed| Err(ShimError::Size { name: self.name.clone(), bytes: self.bytes, allowed });
@@ -108,8 +107,8 @@ impl SharedMemoryBuilder {
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
             .map_err(io::Error::from)
             .map_err(failed("F_ADD_SEALS", "the kernel must allow sealing"))?;
-        // Mapped without MAP_NORESERVE: where huge pages are short, this fails,
-        // and not some access later.
+        // Mapped without MAP_NORESERVE: if huge pages are short, this call fails instead of some
+        // later access.
         let map = MmapOptions::new()
             .len(self.bytes)
             .map_raw(&fd)
@@ -123,13 +122,13 @@ impl SharedMemoryBuilder {
             })?;
         }
         if self.huge_pages == HugePages::Try && !huge {
-            // SAFETY: the range is the mapping that `map` owns, and the advice changes no
-            // byte of it. Kernels without transparent huge pages refuse: no harm.
+            // SAFETY: the range is the mapping that `map` owns, and the advice changes no byte of
+            // it. Kernels without transparent huge pages refuse, which does no harm.
             let _ = unsafe { madvise(map.as_mut_ptr().cast(), map.len(), Advice::LinuxHugepage) };
         }
         match populate(&map, Advice::LinuxPopulateWrite) {
-            // An old kernel. The memory is new and nobody else has it; huge pages that
-            // cannot be had would end in SIGBUS here, so those are not tried.
+            // An old kernel. The memory is new and no other process has it. Touching huge pages
+            // that cannot be allocated would end in SIGBUS here, so huge memory is not touched.
             Err(Errno::INVAL) if !huge => touch(&map),
             other => other
                 .map_err(io::Error::from)
@@ -139,10 +138,10 @@ impl SharedMemoryBuilder {
     }
 }
 
-/// Memory that this process may write, and others with it.
+/// Memory that this process may write, and other processes too.
 ///
-/// Mapping and descriptor live as long as the value; address and length never
-/// change. It may be used from any thread.
+/// Mapping and descriptor live as long as the value; address and length never change. May be used
+/// from any thread.
 #[derive(Debug)]
 pub struct SharedMemory {
     map: OwnedHere<MmapRaw>,
@@ -150,19 +149,19 @@ pub struct SharedMemory {
     huge: bool,
 }
 
-// It is never empty.
+// There is no `is_empty`: the memory is never empty.
 #[allow(clippy::len_without_is_empty)]
 impl SharedMemory {
-    /// New memory of `bytes`; `name` is what /proc/PID/maps and errors call it.
+    /// Starts the options for new memory of `bytes`; /proc/PID/maps and errors show `name`.
     pub fn builder(name: impl Into<String>, bytes: usize) -> SharedMemoryBuilder {
         SharedMemoryBuilder { name: name.into(), bytes, huge_pages: HugePages::Try, numa_node: None }
     }
 
-    /// Maps writable what a peer handed us, if it has `expected_len` bytes and its
-    /// size is sealed.
+    /// Maps memory that a peer handed over, writable, if it has `expected_len` bytes and its size
+    /// is sealed.
     ///
-    /// Huge pages are refused: a peer may punch holes into memory that we both
-    /// write, and a hole that no free huge page can fill again is a SIGBUS.
+    /// Huge pages are refused: a peer may punch holes into memory that both processes write, and a
+    /// hole that no free huge page can fill again raises SIGBUS.
     pub fn from_fd(fd: OwnedFd, expected_len: usize) -> Result<SharedMemory, ShimError> {
         if check_peer(&fd, expected_len)?.huge {
             return Err(ShimError::PeerHugePages);
@@ -178,9 +177,9 @@ impl SharedMemory {
         Ok(SharedMemory { map: OwnedHere::new(map), fd, huge: false })
     }
 
-    /// From now on nobody can map the memory writable or change it through the
-    /// descriptor; mappings that exist stay as they are. Done before a window or
-    /// a segment is handed to those who shall only read it. For good.
+    /// Seals the memory against writers, for good: from now on no process can map it writable or
+    /// change it through the descriptor. Existing mappings stay as they are. Call this before
+    /// handing a window or a segment to processes that may only read it.
     pub fn seal_against_writers(&self) -> Result<(), ShimError> {
         fcntl_add_seals(&self.fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL).map_err(io::Error::from).map_err(
             system(
@@ -192,23 +191,23 @@ impl SharedMemory {
         )
     }
 
-    /// Where it is mapped, page aligned, writable.
+    /// The address of the mapping, page aligned and writable.
     pub fn as_ptr(&self) -> NonNull<u8> {
         base(&self.map)
     }
 
-    /// Bytes; never 0.
+    /// Length in bytes; never 0.
     pub fn len(&self) -> usize {
         self.map.len()
     }
 
-    /// What another process maps to share it.
+    /// The descriptor that another process maps to share the memory.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// True if it lies in hugetlb pages of 2 MiB. Transparent huge pages are the
-    /// kernel's affair and do not count.
+    /// Whether the memory lies in hugetlb pages of 2 MiB. Transparent huge pages do not count,
+    /// because the kernel decides about them.
     pub fn huge_pages(&self) -> bool {
         self.huge
     }
@@ -216,15 +215,15 @@ impl SharedMemory {
     /// `n` words that begin `offset` bytes into the memory.
     ///
     /// # Panics
-    /// If `offset` is no multiple of 8 or the words do not lie within the memory.
+    /// If `offset` is not a multiple of 8 or the words do not lie within the memory.
     pub fn words(&self, offset: usize, n: usize) -> &[AtomicU64] {
         check_words(self.len(), offset, n);
-        // SAFETY: `check_words` keeps the words inside the mapping and aligned (the
-        // mapping is page aligned), and the mapping is readable, writable, and lives as
-        // long as `self`, whom the slice borrows. Its pages cannot go away: the size was
-        // sealed against shrinking before it was mapped. Other processes and devices do
-        // write these words at any time, but every 64-bit pattern is a valid u64, and this
-        // process reaches them as atomics only, here and through raw pointers.
+        // SAFETY: `check_words` keeps the words inside the mapping and aligned (the mapping is page
+        // aligned). The mapping is readable and writable and lives as long as `self`, which the
+        // slice borrows. Its pages cannot go away: the size was sealed against shrinking before it
+        // was mapped. Other processes and devices do write these words at any time, but every
+        // 64-bit pattern is a valid u64, and this process accesses them as atomics only, here and
+        // through raw pointers.
         unsafe { std::slice::from_raw_parts(base(&self.map).as_ptr().add(offset).cast(), n) }
     }
 }
@@ -253,22 +252,22 @@ impl Window for SharedMemory {
 
 /// Memory of a peer that this process only reads.
 ///
-/// Mapping and descriptor live as long as the value; address and length never
-/// change. It may be used from any thread.
+/// Mapping and descriptor live as long as the value; address and length never change. May be used
+/// from any thread.
 #[derive(Debug)]
 pub struct ReadOnlyMemory {
     map: OwnedHere<MmapRaw>,
     fd: OwnedFd,
 }
 
-// It is never empty.
+// There is no `is_empty`: the memory is never empty.
 #[allow(clippy::len_without_is_empty)]
 impl ReadOnlyMemory {
-    /// Maps read-only what a peer handed us, if it has `expected_len` bytes and
-    /// its size is sealed. In huge pages it must be sealed against writers too,
-    /// for otherwise the peer could punch a hole that ends in SIGBUS.
+    /// Maps memory that a peer handed over, read-only, if it has `expected_len` bytes and its size
+    /// is sealed. Memory in huge pages must be sealed against writers too; otherwise the peer could
+    /// punch a hole, and an access there would raise SIGBUS.
     ///
-    /// The peer goes on writing it: everything read from it is hostile.
+    /// The peer goes on writing the memory, so everything read from it must be treated as hostile.
     pub fn from_fd(fd: OwnedFd, expected_len: usize) -> Result<ReadOnlyMemory, ShimError> {
         let peer = check_peer(&fd, expected_len)?;
         if peer.huge && !peer.seals.intersects(SealFlags::FUTURE_WRITE | SealFlags::WRITE) {
@@ -288,12 +287,12 @@ impl ReadOnlyMemory {
         Ok(ReadOnlyMemory { map: OwnedHere::new(map), fd })
     }
 
-    /// Where it is mapped, page aligned. Writing behind it is SIGSEGV.
+    /// The address of the mapping, page aligned. A write there raises SIGSEGV.
     pub fn as_ptr(&self) -> NonNull<u8> {
         base(&self.map)
     }
 
-    /// Bytes; never 0.
+    /// Length in bytes; never 0.
     pub fn len(&self) -> usize {
         self.map.len()
     }
@@ -306,21 +305,20 @@ impl ReadOnlyMemory {
     /// `n` words that begin `offset` bytes into the memory.
     ///
     /// # Panics
-    /// If `offset` is no multiple of 8 or the words do not lie within the memory.
+    /// If `offset` is not a multiple of 8 or the words do not lie within the memory.
     ///
     /// # Safety
-    /// The words may only be loaded: the pages are read-only, and a store or a
-    /// read-modify-write, even one that would change nothing, is undefined. Rust
-    /// promises relaxed loads on such pages; an acquire is a relaxed load with
-    /// `fence(Acquire)` behind it.
+    /// The words may only be loaded: the pages are read-only, and a store or a read-modify-write,
+    /// even one that would change nothing, is undefined behaviour. Rust guarantees relaxed loads on
+    /// such pages; for an acquire use a relaxed load followed by `fence(Acquire)`.
     pub unsafe fn words(&self, offset: usize, n: usize) -> &[AtomicU64] {
         check_words(self.len(), offset, n);
-        // SAFETY: `check_words` keeps the words inside the mapping and aligned (the
-        // mapping is page aligned), and the mapping is readable and lives as long as
-        // `self`, whom the slice borrows. Its pages cannot go away: the size was sealed
-        // against shrinking before it was mapped. The peer writes these words at any time,
-        // but every 64-bit pattern is a valid u64 and this process loads them as atomics
-        // only. That nobody stores through the slice is our caller's promise.
+        // SAFETY: `check_words` keeps the words inside the mapping and aligned (the mapping is page
+        // aligned). The mapping is readable and lives as long as `self`, which the slice borrows.
+        // Its pages cannot go away: the size was sealed against shrinking before it was mapped. The
+        // peer writes these words at any time, but every 64-bit pattern is a valid u64 and this
+        // process loads them as atomics only. The caller promises that nothing stores through the
+        // slice.
         unsafe { std::slice::from_raw_parts(base(&self.map).as_ptr().add(offset).cast(), n) }
     }
 }
@@ -352,8 +350,8 @@ struct Peer {
 }
 
 fn check_peer(fd: &OwnedFd, expected: usize) -> Result<Peer, ShimError> {
-    // Seals first: once they are seen, the size that is seen next is final. What
-    // cannot be sealed at all (a file, a socket) has no seals.
+    // Read the seals first: once they are seen, the size that is read next is final. A descriptor
+    // that cannot be sealed at all (a file, a socket) has no seals.
     let seals = fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
     if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
         return Err(ShimError::PeerSeals {
@@ -376,16 +374,16 @@ fn check_peer(fd: &OwnedFd, expected: usize) -> Result<Peer, ShimError> {
     Ok(Peer { seals, huge })
 }
 
-/// Makes every page present, for reading or writing; `EINVAL` before Linux 5.14.
+/// Makes every page present, for reading or writing; fails with `EINVAL` before Linux 5.14.
 fn populate(map: &MmapRaw, advice: Advice) -> rustix::io::Result<()> {
-    // SAFETY: the range is the mapping that `map` owns, and populating it changes no
-    // byte of it: pages that are missing appear as zeroes, as they would when touched.
+    // SAFETY: the range is the mapping that `map` owns, and populating it changes no byte of it:
+    // missing pages appear as zeroes, as they would when touched.
     rustix::io::retry_on_intr(|| unsafe { madvise(map.as_mut_ptr().cast(), map.len(), advice) })
 }
 
 fn populate_peers(map: &MmapRaw, advice: Advice, huge: bool) -> Result<(), ShimError> {
     match populate(map, advice) {
-        // An old kernel: normal pages come when they are touched.
+        // An old kernel: normal pages appear when they are touched.
         Err(Errno::INVAL) if !huge => Ok(()),
         other => other.map_err(io::Error::from).map_err(system(
             PEERS,
@@ -396,12 +394,12 @@ fn populate_peers(map: &MmapRaw, advice: Advice, huge: bool) -> Result<(), ShimE
     }
 }
 
-/// Writes to every page. Only for new memory that nobody else has.
+/// Writes to every page. Only for new memory that no other process has.
 fn touch(map: &MmapRaw) {
     for offset in (0..map.len() & !7).step_by(PUSHGATE_PAGE as usize) {
-        // SAFETY: `offset` lies inside the mapping with at least 8 bytes behind it, is
-        // aligned, and the mapping is writable and owned by `map`; nobody else has the
-        // descriptor yet, and an atomic would be right even if somebody had.
+        // SAFETY: `offset` lies inside the mapping with at least 8 bytes after it and is aligned,
+        // and the mapping is writable and owned by `map`. No other process has the descriptor yet,
+        // and an atomic would be right even if one had.
         let word = unsafe { &*base(map).as_ptr().add(offset).cast::<AtomicU64>() };
         word.store(0, Ordering::Relaxed);
     }
@@ -414,23 +412,23 @@ unsafe extern "C" {
 
 #[cfg(target_arch = "x86_64")]
 const SYS_MBIND: c_long = 237;
-/// The generic table, which aarch64 and riscv64 use.
+/// The generic system call table, which aarch64 and riscv64 use.
 #[cfg(not(target_arch = "x86_64"))]
 const SYS_MBIND: c_long = 235;
-/// `MPOL_PREFERRED` and not `MPOL_BIND`: a node that is full costs speed, and
-/// does not call the OOM killer while other nodes are free.
+/// The policy `MPOL_PREFERRED` and not `MPOL_BIND`: with this one a full node costs speed, and does
+/// not call the OOM killer while other nodes have free memory.
 const MPOL_PREFERRED: c_int = 1;
-/// The most that any kernel is built for.
+/// The most nodes that any kernel is built for.
 const MAX_NODES: usize = 1024;
 
 fn prefer_node(map: &MmapRaw, node: u32) -> io::Result<()> {
     let mut mask = [0u64; MAX_NODES / 64];
     let word = mask.get_mut(node as usize / 64).ok_or(io::ErrorKind::InvalidInput)?;
     *word = 1 << (node % 64);
-    // SAFETY: mbind(addr, len, mode, nodemask, maxnode, flags) reads `mask`, which has
-    // MAX_NODES bits (the kernel takes one off `maxnode`) and outlives the call, and sets
-    // the policy of the range that `map` owns; no byte of it changes. Every argument has
-    // the width of the C prototype's.
+    // SAFETY: mbind(addr, len, mode, nodemask, maxnode, flags) reads `mask`, which has MAX_NODES
+    // bits (the kernel subtracts one from `maxnode`) and outlives the call, and sets the policy of
+    // the range that `map` owns; no byte of it changes. Every argument has the width of the C
+    // prototype's.
     let rc = unsafe {
         syscall(
             SYS_MBIND,
@@ -470,7 +468,7 @@ mod tests {
 
     /// Loads a word of a read-only memory.
     fn load(memory: &ReadOnlyMemory, offset: usize) -> u64 {
-        // SAFETY: only loaded.
+        // SAFETY: the words are only loaded.
         let words = unsafe { memory.words(offset, 1) };
         words[0].load(Ordering::Relaxed)
     }
@@ -495,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_a_window() {
+    fn shared_memory_is_a_window() {
         let memory = memory();
         let window: &dyn Window = &memory;
         assert_eq!((window.kind(), window.len(), window.io_memory()), ("memory", SIZE, false));
@@ -504,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_can_write_after_the_seal_but_who_could_before() {
+    fn after_the_seal_only_existing_mappings_can_write() {
         let memory = memory();
         let early = SharedMemory::from_fd(handed(&memory), SIZE).unwrap();
         memory.seal_against_writers().unwrap();
@@ -522,8 +520,8 @@ mod tests {
         assert!(matches!(memory.seal_against_writers(), Err(ShimError::System { .. })));
 
         let reader = ReadOnlyMemory::from_fd(fd, SIZE).unwrap();
-        // SAFETY: the range is the mapping that `reader` owns; the call must fail, and
-        // would only add a permission if it did not.
+        // SAFETY: the range is the mapping that `reader` owns. The call must fail, and otherwise
+        // would only add a permission.
         let more = unsafe {
             mprotect(reader.as_ptr().as_ptr().cast(), SIZE, MprotectFlags::READ | MprotectFlags::WRITE)
         };
@@ -543,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_could_truncate_is_refused() {
+    fn memory_that_a_peer_could_truncate_is_refused() {
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         let length = file.metadata().unwrap().len() as usize;
         for (fd, length) in [
@@ -571,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn words_outside_or_askew_panic() {
+    fn words_outside_the_memory_or_misaligned_panic() {
         let memory = memory();
         for (offset, n) in
             [(4, 1), (SIZE - 8, 2), (SIZE + 8, 0), (0, usize::MAX / 8 + 1), (usize::MAX - 7, 1)]
@@ -612,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_cannot_be_are_refused() {
+    fn impossible_sizes_are_refused() {
         let make = |bytes, huge| SharedMemory::builder("odd", bytes).huge_pages(huge).create();
         assert!(matches!(make(0, HugePages::Try), Err(ShimError::Size { bytes: 0, .. })));
         assert!(matches!(make(4096, HugePages::Require), Err(ShimError::Size { bytes: 4096, .. })));

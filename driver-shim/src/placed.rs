@@ -1,9 +1,9 @@
-//! A queue pair's own memory in one window: control segment, work segment, payload,
-//! one behind the other on whole pages.
+//! A queue pair's own memory in one window: control segment, work segment and payload, one after
+//! the other on whole pages.
 //!
-//! Whoever has the window finds all of it, for the control segment's header says how
-//! large everything is: a device that shares nothing but a BAR with its proxy, and a
-//! proxy that takes up what another left in staging.
+//! A process that has the window finds all parts, because the control segment's header says how
+//! large they are. This serves a device that shares nothing but a BAR with its proxy, and a proxy
+//! that takes over what another one left in staging.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,15 +21,15 @@ const HEADER: usize = 8;
 pub struct Placed {
     /// Sizes of the rings.
     pub geometry: Geometry,
-    /// Control segment.
+    /// The control segment.
     pub control: Piece,
-    /// Work segment.
+    /// The work segment.
     pub work: Piece,
-    /// Payload ring.
+    /// The payload ring.
     pub payload: Piece,
 }
 
-/// Bytes of a window that holds all of it.
+/// Bytes of a window that holds all parts.
 pub fn bytes(geometry: &Geometry) -> usize {
     geometry.control_bytes() + geometry.work_bytes() + geometry.window_bytes()
 }
@@ -39,18 +39,18 @@ impl Placed {
     pub fn write(window: Arc<dyn Window>, geometry: &Geometry) -> Result<Self, ShimError> {
         let placed = Self::parts(&window, *geometry)?;
         let g = geometry;
-        // The control segment's last: who finds it finds the rest.
+        // The control segment's header is written last: a process that finds it finds the rest.
         write_header_words(placed.work.words(0, HEADER), g.work_bytes(), Segment::Work, g)?;
         write_header_words(placed.control.words(0, HEADER), g.control_bytes(), Segment::Control, g)?;
         Ok(placed)
     }
 
-    /// Finds the parts of a window that another process, or machine, has written. Nothing in
-    /// it is trusted: headers that are wrong, disagree or leave the window are refused.
+    /// Finds the parts of a window that another process or machine has written. Nothing in the
+    /// window is trusted: headers that are wrong, disagree or reach beyond the window are refused.
     pub fn find(window: Arc<dyn Window>) -> Result<Self, ShimError> {
         let all = Piece::whole(window.clone());
         let words = all.words(0, HEADER.min(all.len() / 8));
-        // The header names its segment's size, so that comes from there.
+        // The header names its segment's size, so the size is read from there.
         let named = words.get(2).map_or(0, |w| w.load(Ordering::Relaxed)) as usize;
         let geometry = check_header(words, Segment::Control, named.min(all.len()))?;
         let placed = Self::parts(&window, geometry)?;
@@ -76,7 +76,8 @@ impl Placed {
         })
     }
 
-    /// What a device that begins at 0 must not find, if there is any of it: what another one did.
+    /// Describes what an earlier device did in this window, if any did: a device that begins at 0
+    /// must not use such a window.
     pub fn used(&self) -> Option<String> {
         let State { credit, status, delivered, waiting, .. } = self.state();
         let word = |offset: usize| self.work.words(offset, 1)[0].load(Ordering::Acquire);
@@ -94,14 +95,14 @@ impl Placed {
         Some(format!("{name} {value:#x}"))
     }
 
-    /// What its rings hold.
+    /// The content of the rings.
     pub fn state(&self) -> State {
         let g = &self.geometry;
         let line = self.control.words(abi::PUSHGATE_CTL_CREDIT as usize, 3);
         let [credit, status, delivered] = [0, 1, 2].map(|i: usize| line[i].load(Ordering::Acquire));
         let slots = 1u64 << g.slots_log;
         let ring = self.work.words(abi::PUSHGATE_WORK_RING as usize, 8 << g.slots_log);
-        // A cursor of 24 bits, which is all that the lap in a WQE tells anyway.
+        // A cursor of 24 bits; the lap in a WQE tells no more than that anyway.
         let retired = credit >> abi::PUSHGATE_CURSOR_BITS & abi::PUSHGATE_CURSOR_MASK as u64;
         let words = |slot: u64| {
             let first = (slot & (slots - 1)) as usize * 8;
@@ -123,7 +124,7 @@ impl Placed {
     }
 }
 
-/// A ring's state, as it lies in memory.
+/// A ring's state as it lies in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     /// The credit word.
@@ -134,20 +135,20 @@ pub struct State {
     pub delivered: u64,
     /// Slots retired, modulo 2^24.
     pub retired: u64,
-    /// WQEs published and not retired, the oldest first.
+    /// WQEs published and not retired, oldest first.
     pub waiting: Vec<Waiting>,
 }
 
 /// A WQE that was published and not retired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// Its slot's cursor.
+    /// The cursor of the WQE's slot.
     pub slot: u64,
-    /// Where its payload begins, units of the payload ring.
+    /// Where the WQE's payload begins, in units of the payload ring.
     pub place: u32,
-    /// Its payload, bytes.
+    /// Length of the WQE's payload in bytes.
     pub length: u32,
-    /// All of it.
+    /// All words of the WQE.
     pub words: [u64; 8],
 }
 
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn p8_a_window_that_lies_is_refused() {
+    fn p8_a_window_whose_headers_are_wrong_is_refused() {
         let g = geometry();
         assert!(Placed::write(window(bytes(&g) - 4096), &g).is_err());
         assert!(Placed::find(window(8192)).is_err(), "zeros");
@@ -204,7 +205,7 @@ mod tests {
                 }
             }
         }
-        // Each right in itself and of the same sizes, but not of one queue pair.
+        // Two headers, each valid and of the same sizes, but of different queue pairs.
         let other = Geometry { rank: 3, ..g };
         let words = placed.work.words(0, HEADER);
         write_header_words(words, g.work_bytes(), Segment::Work, &other).unwrap();
@@ -212,7 +213,7 @@ mod tests {
         assert!(e.contains("rank: 2 }, the work segment Geometry {") && e.contains("rank: 3 }"), "{e}");
         write_header_words(words, g.work_bytes(), Segment::Work, &g).unwrap();
         Placed::find(all.clone()).unwrap();
-        // Right in itself, but of more than there is.
+        // A valid header of more memory than there is.
         let large = Geometry { window_log: 20, ..g };
         let words = placed.control.words(0, HEADER);
         write_header_words(words, large.control_bytes(), Segment::Control, &large).unwrap();
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_has_used_is_told() {
+    fn traces_of_an_earlier_device_are_reported() {
         let g = geometry();
         let placed = Placed::write(window(bytes(&g)), &g).unwrap();
         assert_eq!(placed.used(), None);
@@ -242,13 +243,13 @@ mod tests {
         slot.iter().for_each(|word| word.store(lap, Ordering::Relaxed));
         assert_eq!(placed.used().as_deref(), Some("waiting WQEs 0x1"));
         slot.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        // What came from the peer is for whoever attaches.
+        // What arrived from the peer belongs to the process that attaches.
         c.words(g.control_rx_offset(), 1)[0].store(lap, Ordering::Relaxed);
         assert_eq!(placed.used(), None);
     }
 
     #[test]
-    fn published_wqes_are_told() {
+    fn published_wqes_are_reported() {
         let g = geometry();
         let placed = Placed::write(window(bytes(&g)), &g).unwrap();
         let ring = placed.work.words(abi::PUSHGATE_WORK_RING as usize, 8 << g.slots_log);

@@ -1,9 +1,9 @@
-//! A handle of another process of this host, by which its end is seen whatever else
-//! holds its sockets: a pidfd.
+//! A handle of another process of this host, a pidfd, which shows the process's end whatever else
+//! holds its sockets.
 //!
-//! A socket's end tells of a death only when the last holder of the socket is gone, and
-//! a child that was forked without exec holds all of its parent's. A pidfd ends with the
-//! process itself. A process that is stopped has not ended.
+//! A socket's end shows a death only when the last holder of the socket is gone, and a child that
+//! was forked without exec holds all of its parent's sockets. A pidfd becomes readable when the
+//! process itself ends. A process that is stopped has not ended.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,20 +11,20 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
-/// A process, which may have ended. The descriptor ([`AsFd`]) is readable from the
-/// process's end on; it can be handed to other processes, of other PID namespaces too.
+/// A process, which may have ended. The descriptor ([`AsFd`]) is readable once the process has
+/// ended. It can be handed to other processes, also of other PID namespaces.
 #[derive(Debug)]
 pub struct Process(OwnedFd);
 
 impl Process {
-    /// This process, for its peers. Errors are the system's: `ENOSYS` before Linux 5.3,
+    /// A handle of this process, for its peers. Errors are the system's: `ENOSYS` before Linux 5.3,
     /// `EPERM` under some seccomp filters.
     pub fn own() -> io::Result<Process> {
         Self::open(getpid())
     }
 
-    /// The process that has a number in our PID namespace now. Right only while something
-    /// else shows that this process has not ended, for numbers are used again.
+    /// A handle of the process that has a number in our PID namespace now. Reliable only while
+    /// something else shows that the process has not ended, because numbers are reused.
     pub fn of(pid: u32) -> io::Result<Process> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(ErrorKind::InvalidInput)?;
         Self::open(pid)
@@ -34,9 +34,9 @@ impl Process {
         Ok(Process(pidfd_open(pid, PidfdFlags::empty())?))
     }
 
-    /// Takes over the descriptor that a peer made of itself. Anything but a pidfd is
-    /// `InvalidInput`: waiting for a file of some file systems takes as long as their
-    /// server likes. Other errors are those of reading `/proc`, by which it is told.
+    /// Takes over the descriptor that a peer made of itself. Fails with `InvalidInput` unless it is
+    /// a pidfd: waiting for a file of some file systems takes as long as their server likes. Other
+    /// errors come from reading `/proc`, which tells the type.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Process> {
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
         if !info.lines().any(|line| line.starts_with("Pid:")) {
@@ -70,7 +70,7 @@ mod tests {
         let process = Process::of(child.id()).unwrap();
         assert!(!process.has_ended() && !Process::own().unwrap().has_ended());
         child.kill().unwrap();
-        // Without waiting for the child: one that nobody has waited for has ended too.
+        // Without reaping the child: a child that has not been waited for has ended too.
         poll(&mut [PollFd::new(&process, PollFlags::IN)], None).unwrap();
         assert!(process.has_ended());
         child.wait().unwrap();
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn p8_what_is_no_pidfd_is_refused() {
+    fn p8_a_descriptor_that_is_no_pidfd_is_refused() {
         let own = Process::own().unwrap();
         Process::from_fd(own.0.try_clone().unwrap()).unwrap();
         let (pipe, _write) = rustix::pipe::pipe().unwrap();

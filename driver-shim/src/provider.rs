@@ -1,5 +1,5 @@
-//! Windows that the kernel module provides: a slice of a PCI function's BAR, or
-//! pages of its own. And either as it looks from elsewhere: as a file.
+//! Windows that the kernel module provides: a slice of a PCI function's BAR, or pages of the
+//! kernel's. Also either of them as it appears to another process or machine: as a file.
 
 use std::fs::File;
 use std::io;
@@ -16,10 +16,10 @@ use crate::kmod::{Device, KmodError, Mapping};
 use crate::uapi;
 use crate::window::{Interrupt, Window};
 
-/// Payload in a PCI function's memory. See `docs/driver.md`.
+/// A window of payload in a PCI function's memory (`docs/driver.md`).
 #[derive(Debug)]
 pub struct BarWindow {
-    // Mappings go before the file that they are of.
+    // Mappings are dropped before the file that they belong to.
     slice: Mapping,
     stage: Option<Mapping>,
     export: Option<OwnedFd>,
@@ -29,17 +29,17 @@ pub struct BarWindow {
 }
 
 impl BarWindow {
-    /// A slice of `bytes`, of `path` or of the first /dev/pushgateN that has so much
-    /// free. Zeroed, and nobody else's.
+    /// Takes a slice of `bytes`, of `path` or of the first /dev/pushgateN that has so much free.
+    /// The slice is zeroed and no other window has it.
     ///
-    /// Beside it a staging area of the same size is made, as far as the user's limits
-    /// allow, for transports that can't send from the slice.
+    /// Also makes a staging area of the same size, as far as the user's limits allow, for
+    /// transports that can't send from the slice.
     pub fn open(path: Option<&str>, name: &str, bytes: usize) -> Result<Self, KmodError> {
         let mut last = None;
         for path in candidates(path) {
             match Self::of(Device::open(&path), name, bytes) {
                 Ok(window) => return Ok(window),
-                // What is said of the last one that is there is what counts.
+                // Report the error of the last device that exists.
                 Err(e) => last = Some(last.filter(|_| e.errno() == NOT_THERE).unwrap_or(e)),
             }
         }
@@ -50,7 +50,7 @@ impl BarWindow {
         let device = device?;
         let slice = device.slice(bytes, 0)?;
         let (mapping, offset) = (slice.map()?, slice.offset);
-        // Not every function or kernel has them; then a copy has to do.
+        // Not every function or kernel can export; then payload is copied.
         let export = slice.export().ok();
         let stage = device.create_staging(name, bytes, 0).and_then(|area| area.map()).ok();
         Ok(BarWindow { slice: mapping, stage, export, device: Arc::new(device), offset, bytes })
@@ -116,14 +116,15 @@ impl Window for BarWindow {
 struct FunctionInterrupt {
     device: Arc<Device>,
     bell: EventFd,
-    /// Rings that were there when somebody last looked.
+    /// How many rings there were at the last look.
     seen: u64,
 }
 
 impl FunctionInterrupt {
     fn new(device: Arc<Device>) -> Result<Self, KmodError> {
         let bell = EventFd::new().map_err(|e| device.error("eventfd", e, "raise the limit of open files"))?;
-        // Armed before each sleep alone, so the module need not space wake-ups out.
+        // The doorbell is armed only before each sleep, so the module need not space out the
+        // wake-ups.
         let seen = device.doorbell(&bell, 0, 0)?.disarm()?;
         Ok(FunctionInterrupt { device, bell, seen })
     }
@@ -136,7 +137,7 @@ impl Interrupt for FunctionInterrupt {
                 self.seen = rings;
                 armed
             }
-            // A function that is gone rings no more: whoever sleeps does so to its limit.
+            // A function that is gone rings no more: a thread that sleeps does so until its limit.
             Err(_) => true,
         }
     }
@@ -153,8 +154,8 @@ impl Interrupt for FunctionInterrupt {
     }
 }
 
-/// Payload in pages of the kernel module, which outlive the process: a proxy of the
-/// same user finds them by their name.
+/// A window of payload in pages of the kernel module, which outlive the process: a proxy of the
+/// same user finds them by name.
 #[derive(Debug)]
 pub struct StagingWindow {
     owner: Owner,
@@ -165,15 +166,15 @@ pub struct StagingWindow {
 }
 
 impl StagingWindow {
-    /// An area of `bytes` under `name`, which lives `ttl_ms` longer than whoever has it.
-    /// `path` is /dev/pushgate, or a /dev/pushgateN for pages near that function.
+    /// Makes an area of `bytes` under `name`, which lives `ttl_ms` longer than the processes
+    /// attached to it. `path` is /dev/pushgate, or a /dev/pushgateN for pages near that function.
     pub fn create(path: Option<&str>, name: &str, bytes: usize, ttl_ms: u32) -> Result<Self, KmodError> {
         let device = Device::open(path.unwrap_or("/dev/pushgate"))?;
         let mapping = device.create_staging(name, bytes, ttl_ms)?.map()?;
         Ok(StagingWindow { owner: Owner::here(), name: name.into(), mapping, device, bytes })
     }
 
-    /// Takes up an area of this user's that its last owner has left behind.
+    /// Takes over an area of this user's that its last owner has left.
     pub fn take_up(path: Option<&str>, name: &str) -> Result<Self, KmodError> {
         let device = Device::open(path.unwrap_or("/dev/pushgate"))?;
         let area = device.open_staging(name)?;
@@ -183,8 +184,8 @@ impl StagingWindow {
 }
 
 impl Drop for StagingWindow {
-    /// Frees the area: who drops it in order has no use for it any more. A child of `fork` has
-    /// the same open file, and leaves its parent's area alone.
+    /// Frees the area: a process that drops its window in order no longer needs it. A child of
+    /// `fork` has the same open file and leaves its parent's area alone.
     fn drop(&mut self) {
         if self.owner.is_here() {
             let _ = self.device.free_staging();
@@ -218,8 +219,8 @@ impl Window for StagingWindow {
     }
 }
 
-/// A window as somebody else sees it: part of a file, which is a BAR
-/// (`/sys/bus/pci/devices/FUNCTION/resourceN`), or what a virtual machine's BAR is made of.
+/// A window as another process or machine sees it: part of a file, which is a BAR
+/// (`/sys/bus/pci/devices/FUNCTION/resourceN`) or the memory behind a virtual machine's BAR.
 #[derive(Debug)]
 pub struct FileWindow {
     map: OwnedHere<MmapRaw>,
@@ -229,9 +230,11 @@ pub struct FileWindow {
 }
 
 impl FileWindow {
-    /// `bytes` from `offset` on, a multiple of the page size. `io_memory`: it is a device's memory.
+    /// Maps `bytes`, a multiple of the page size, from `offset` on. `io_memory`: the file is a
+    /// device's memory.
     pub fn open(path: &Path, offset: u64, bytes: usize, io_memory: bool) -> io::Result<Self> {
-        // It would be mapped all the same, from within a page: what is in it would not be aligned.
+        // The kernel would map it all the same, from within a page, and its words would not be
+        // aligned.
         let page = rustix::param::page_size() as u64;
         if !offset.is_multiple_of(page) {
             let path = path.display();

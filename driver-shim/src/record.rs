@@ -1,20 +1,20 @@
-//! The 64-byte record that carries a message through all of pushgate: as a WQE
-//! from device to engine, as a link record from engine to engine, as a receive
-//! record from engine to device. `abi.h` draws its words.
+//! The 64-byte record that carries a message everywhere in pushgate: as a WQE from device to
+//! engine, as a link record from engine to engine, as a receive record from engine to device.
+//! `abi.h` shows its words.
 //!
-//! This module packs and unpacks private copies; it touches no shared memory.
+//! This module packs and unpacks private copies and accesses no shared memory.
 
 use crate::abi;
 
-/// The eight words of a record, laps included.
+/// The eight words of a record, including their laps.
 pub type Words = [u64; abi::PUSHGATE_RECORD_WORDS as usize];
 
 const DATA: u64 = abi::PUSHGATE_DATA_MASK;
 /// The lap bits of a word (bindgen gives `PUSHGATE_LAP_MASK` a signed type).
 const LAP: u64 = !DATA;
 
-/// The lap number that slot `cursor` of a ring of `1 << log` slots carries in
-/// its `cursor >> log`-th pass. A zeroed ring reads as the lap before the first.
+/// The lap number that slot `cursor` of a ring of `1 << log` slots carries in its `cursor >>
+/// log`-th pass. A zeroed ring reads as the lap before the first.
 #[inline(always)]
 pub const fn lap_of(cursor: u64, log: u32) -> u8 {
     ((cursor >> log) as u8).wrapping_add(1)
@@ -27,31 +27,31 @@ pub fn with_lap(words: &Words, lap: u8) -> Words {
     words.map(|w| (w & DATA) | lap)
 }
 
-/// What a record asks for.
+/// The operation that a record asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Opcode {
-    /// Nothing: a slot that had been reserved, and payload room given back.
+    /// No operation: a reserved slot that is unused, and payload room given back.
     Nop = abi::PUSHGATE_OP_NOP as u8,
     /// Two-sided: consumes a receive of the peer.
     Send = abi::PUSHGATE_OP_SEND as u8,
-    /// One-sided write into a region of the peer, with a signal behind it if
-    /// [`Record::WITH_SIGNAL`] is set.
+    /// One-sided: writes into a region of the peer, followed by a signal if [`Record::WITH_SIGNAL`]
+    /// is set.
     Put = abi::PUSHGATE_OP_PUT as u8,
     /// A signal alone.
     Signal = abi::PUSHGATE_OP_SIGNAL as u8,
 }
 
-/// Why a record was refused. The name is what counters and logs show.
+/// Why a record was refused. Counters and logs show the variant's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// A word carries neither this lap's number nor the last one's.
     #[error("a word carries a lap that is neither this one nor the last")]
     Lap,
-    /// Not an opcode of this ABI.
+    /// The opcode is not one of this ABI.
     #[error("opcode {0} is not one of nop 1, send 2, put 3, signal 4")]
     Opcode(u8),
-    /// A flag that this opcode does not have, or two that exclude each other.
+    /// A flag that this opcode does not have, or two flags that exclude each other.
     #[error("flags {flags:#04x} do not go with opcode {opcode}")]
     Flags {
         /// The opcode.
@@ -59,67 +59,68 @@ pub enum Malformed {
         /// All flags of the record.
         flags: u8,
     },
-    /// Longer than the operation, the inline area or the ring allows.
+    /// The payload is longer than the operation, the inline area or the ring allows.
     #[error("length {length} is over the {limit} bytes allowed here")]
     Length {
-        /// Bytes asked for.
+        /// The length in the record, in bytes.
         length: u32,
-        /// Bytes allowed.
+        /// The length allowed, in bytes.
         limit: u32,
     },
     /// The payload does not lie where the ring's cursor says it must.
     #[error("payload at unit {found}, but the ring's cursor is at unit {expected}")]
     Offset {
-        /// Unit named in the record.
+        /// The unit named in the record.
         found: u32,
-        /// Unit that the ring's cursor demands.
+        /// The unit that the ring's cursor demands.
         expected: u32,
     },
 }
 
-/// A decoded record. Only `flags` tells which of the fields mean something; the
-/// others hold whatever the words held.
+/// A decoded record. Which fields have a meaning depends on opcode and `flags`; the others hold
+/// whatever the words held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The operation.
     pub opcode: Opcode,
-    /// `PUSHGATE_F_*`.
+    /// The flags, `PUSHGATE_F_*`.
     pub flags: u8,
-    /// wr_id of a WQE, sequence number of a link or receive record.
+    /// The wr_id of a WQE; the sequence number of a link or receive record.
     pub id: u32,
-    /// Payload, bytes.
+    /// Length of the payload in bytes.
     pub length: u32,
     /// SEND: the tag.
     pub tag: u32,
-    /// Window: offset in units. Region: lkey.
+    /// Payload in the window: offset in units. Payload in a region: the lkey.
     pub place: u32,
-    /// Region: offset in bytes. Window: units held, at least what `length` needs.
+    /// Payload in a region: offset in bytes. Payload in the window: units held, at least what
+    /// `length` needs.
     pub place_offset: u64,
-    /// PUT: the peer's region.
+    /// PUT: the rkey of the peer's region.
     pub rkey: u32,
-    /// PUT: offset in it, bytes.
+    /// PUT: offset in the peer's region, in bytes.
     pub remote_offset: u64,
-    /// Signal to write.
+    /// The signal to write.
     pub signal: u32,
-    /// Its new value.
+    /// The signal's new value.
     pub signal_value: u64,
 }
 
 impl Record {
-    /// The payload lies in the record.
+    /// Flag: the payload lies in the record.
     pub const INLINE: u8 = abi::PUSHGATE_F_INLINE as u8;
-    /// The payload lies in a registered region.
+    /// Flag: the payload lies in a registered region.
     pub const REGION: u8 = abi::PUSHGATE_F_REGION as u8;
-    /// A CQE is wanted.
+    /// Flag: a CQE is wanted.
     pub const SIGNALED: u8 = abi::PUSHGATE_F_SIGNALED as u8;
-    /// A signal follows the data.
+    /// Flag: a signal follows the data.
     pub const WITH_SIGNAL: u8 = abi::PUSHGATE_F_WITH_SIGNAL as u8;
-    /// Receive record: payload in the landing ring.
+    /// Flag of a receive record: the payload lies in the landing ring.
     pub const LANDING: u8 = abi::PUSHGATE_F_LANDING as u8;
-    /// Receive record: payload in the posted buffer.
+    /// Flag of a receive record: the payload lies in the posted buffer.
     pub const BUFFER: u8 = abi::PUSHGATE_F_BUFFER as u8;
 
-    /// A record of `opcode` with every other field zero.
+    /// Makes a record of `opcode` with every other field zero.
     pub const fn new(opcode: Opcode) -> Self {
         Record {
             opcode,
@@ -136,13 +137,13 @@ impl Record {
         }
     }
 
-    /// True if `flag` is set.
+    /// Whether `flag` is set.
     #[inline(always)]
     pub const fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
-    /// True if payload room of the window belongs to this record.
+    /// Whether payload room of the window belongs to this record.
     #[inline(always)]
     pub const fn in_window(&self) -> bool {
         !matches!(self.opcode, Opcode::Signal) && self.flags & (Self::INLINE | Self::REGION) == 0
@@ -154,7 +155,7 @@ impl Record {
         if self.in_window() { self.place_offset as u32 } else { 0 }
     }
 
-    /// Packs the record's fields; inline payload is set by [`set_inline`].
+    /// Packs the record's fields; [`set_inline`] sets inline payload.
     pub fn encode(&self, lap: u8) -> Words {
         let mut w = [0u64; 8];
         w[0] = (self.opcode as u64) << abi::PUSHGATE_OPCODE_SHIFT
@@ -174,9 +175,9 @@ impl Record {
         with_lap(&w, lap)
     }
 
-    /// Unpacks and checks what can be checked without knowing the queue pair:
-    /// opcode, flags, inline length, largest message. Laps were checked by
-    /// whoever copied the words out of the ring.
+    /// Unpacks a record and checks what can be checked without knowing the queue pair: opcode,
+    /// flags, inline length, largest message. The code that copied the words out of the ring has
+    /// checked the laps.
     #[inline(always)]
     pub fn decode(w: &Words) -> Result<Self, Malformed> {
         let op = (w[0] >> abi::PUSHGATE_OPCODE_SHIFT) as u8;
@@ -221,7 +222,8 @@ impl Record {
     }
 }
 
-/// Where inline payload begins: first data word, word of the top bytes.
+/// Where an opcode's inline payload lies: first data word, word of the top bytes, number of data
+/// words.
 #[inline(always)]
 fn inline_area(opcode: Opcode) -> Option<(usize, usize, usize)> {
     match opcode {
@@ -234,7 +236,7 @@ fn inline_area(opcode: Opcode) -> Option<(usize, usize, usize)> {
 /// Packs `payload` into the inline area of a SEND or PUT.
 ///
 /// # Panics
-/// If the opcode has no inline area or `payload` is longer than it.
+/// If the opcode has no inline area or `payload` is longer than the area.
 pub fn set_inline(words: &mut Words, opcode: Opcode, payload: &[u8]) {
     let (first, tops, n) = inline_area(opcode).expect("opcode without inline payload");
     assert!(payload.len() <= n * 8, "inline payload of {} bytes, at most {}", payload.len(), n * 8);
@@ -248,8 +250,8 @@ pub fn set_inline(words: &mut Words, opcode: Opcode, payload: &[u8]) {
     }
 }
 
-/// Unpacks the inline area of a SEND or PUT; bytes past the record's length are
-/// whatever the words held.
+/// Unpacks the inline area of a SEND or PUT; bytes past the record's length are whatever the words
+/// held.
 pub fn inline(words: &Words, opcode: Opcode) -> [u8; abi::PUSHGATE_INLINE_SEND as usize] {
     let mut bytes = [0u8; abi::PUSHGATE_INLINE_SEND as usize];
     if let Some((first, tops, n)) = inline_area(opcode) {

@@ -1,5 +1,5 @@
-//! Where everything lies in work, control and link segments, and the header
-//! that says so. `abi.h` draws both.
+//! The layout of work, control and link segments, and the header that describes it. `abi.h` shows
+//! both.
 
 use std::fmt;
 use std::mem::{offset_of, size_of};
@@ -17,7 +17,7 @@ const UNIT: usize = abi::PUSHGATE_UNIT as usize;
 
 const HEADER_WORDS: usize = size_of::<abi::pushgate_header>() / 8;
 
-// What `pack` and `check_header` assume of the header's words.
+// What `pack` and `check_header` assume about the header's words.
 const _: () = {
     use abi::pushgate_header as h;
     assert!(cfg!(target_endian = "little") && size_of::<usize>() == 8);
@@ -34,10 +34,10 @@ const _: () = {
 pub enum Segment {
     /// Written by the device, read by the engine: WQEs and posted receives.
     Work = abi::PUSHGATE_SEG_WORK,
-    /// Written by the engine, read by the device: credits, statuses, signals,
-    /// CQEs, receive records, the landing ring.
+    /// Written by the engine, read by the device: credits, statuses, signals, CQEs, receive
+    /// records, the landing ring.
     Control = abi::PUSHGATE_SEG_CONTROL,
-    /// Written by one engine, read by the peer's: link records and counts.
+    /// Written by one engine, read by the peer's engine: link records and counts.
     Link = abi::PUSHGATE_SEG_LINK,
 }
 
@@ -54,21 +54,21 @@ impl fmt::Display for Segment {
 /// The sizes of one queue pair's rings. Logarithms are to base 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Payload ring, units of 64 bytes.
+    /// Logarithm of the payload ring's size in units of 64 bytes.
     pub window_log: u32,
-    /// WQE ring, slots.
+    /// Logarithm of the number of WQE slots.
     pub slots_log: u32,
-    /// CQ, CQEs.
+    /// Logarithm of the number of CQEs in the CQ.
     pub cq_log: u32,
-    /// Receive ring and posted receives, records.
+    /// Logarithm of the number of receive records, and of posted receives.
     pub rx_log: u32,
-    /// Link ring, records.
+    /// Logarithm of the number of link records.
     pub link_log: u32,
-    /// Landing ring, units of 64 bytes.
+    /// Logarithm of the landing ring's size in units of 64 bytes.
     pub landing_log: u32,
-    /// Signal words.
+    /// Number of signal words.
     pub signals: u32,
-    /// Rank of the owner.
+    /// Rank of the segment's owner.
     pub rank: u32,
 }
 
@@ -76,31 +76,31 @@ pub struct Geometry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} is {value}, allowed is {min} to {max}")]
 pub struct GeometryError {
-    /// Name of the field.
+    /// The field's name.
     pub field: &'static str,
-    /// What it holds.
+    /// The field's value.
     pub value: u32,
-    /// Least value allowed.
+    /// The least value allowed.
     pub min: u32,
-    /// Greatest value allowed.
+    /// The greatest value allowed.
     pub max: u32,
 }
 
-/// `bytes`, up to the end of its last page.
+/// `bytes`, rounded up to whole pages.
 const fn pages(bytes: usize) -> usize {
     bytes.next_multiple_of(PAGE)
 }
 
 impl Geometry {
-    /// Refuses what is outside the limits of the ABI. The layout functions below
-    /// want a valid geometry; with another they may overflow and panic.
+    /// Refuses a geometry outside the limits of the ABI. The layout functions below need a valid
+    /// geometry; with another one they may overflow and panic.
     pub fn validate(&self) -> Result<(), GeometryError> {
         for (field, value, min, max) in [
             ("window_log", self.window_log, 0, abi::PUSHGATE_MAX_UNITS_LOG),
             ("slots_log", self.slots_log, 1, abi::PUSHGATE_MAX_SLOTS_LOG),
             ("cq_log", self.cq_log, 0, abi::PUSHGATE_MAX_CQ_LOG),
             ("rx_log", self.rx_log, 1, abi::PUSHGATE_MAX_RX_LOG),
-            // Link records carry the laps of WQEs, so WQEs' limit holds for them.
+            // Link records carry the laps of WQEs, so the limit of WQEs applies.
             ("link_log", self.link_log, 1, abi::PUSHGATE_MAX_SLOTS_LOG),
             ("landing_log", self.landing_log, 0, abi::PUSHGATE_MAX_UNITS_LOG),
             ("signals", self.signals, 1, abi::PUSHGATE_MAX_SIGNALS),
@@ -119,42 +119,42 @@ impl Geometry {
         pages(UNIT << self.window_log)
     }
 
-    /// Where the posted receives begin in the work segment.
+    /// Offset of the posted receives in the work segment.
     pub const fn work_receives_offset(&self) -> usize {
         pages(abi::PUSHGATE_WORK_RING as usize + (RECORD << self.slots_log))
     }
 
-    /// Bytes of the work segment, whole pages.
+    /// Bytes of the work segment, in whole pages.
     pub const fn work_bytes(&self) -> usize {
         pages(self.work_receives_offset() + (RECV << self.rx_log))
     }
 
-    /// Where the CQ begins in the control segment.
+    /// Offset of the CQ in the control segment.
     pub const fn control_cq_offset(&self) -> usize {
         pages(abi::PUSHGATE_CTL_SIGNALS as usize + self.signals as usize * 8)
     }
 
-    /// Where the receive ring begins in the control segment.
+    /// Offset of the receive ring in the control segment.
     pub const fn control_rx_offset(&self) -> usize {
         pages(self.control_cq_offset() + (CQE << self.cq_log))
     }
 
-    /// Where the landing ring begins in the control segment.
+    /// Offset of the landing ring in the control segment.
     pub const fn control_landing_offset(&self) -> usize {
         pages(self.control_rx_offset() + (RECORD << self.rx_log))
     }
 
-    /// Bytes of the control segment, whole pages.
+    /// Bytes of the control segment, in whole pages.
     pub const fn control_bytes(&self) -> usize {
         pages(self.control_landing_offset() + (UNIT << self.landing_log))
     }
 
-    /// Bytes of the link segment, whole pages.
+    /// Bytes of the link segment, in whole pages.
     pub const fn link_bytes(&self) -> usize {
         pages(abi::PUSHGATE_LINK_RING as usize + (RECORD << self.link_log))
     }
 
-    /// Bytes of `segment`, whole pages.
+    /// Bytes of `segment`, in whole pages.
     pub const fn bytes(&self, segment: Segment) -> usize {
         match segment {
             Segment::Work => self.work_bytes(),
@@ -167,62 +167,62 @@ impl Geometry {
 /// Why a segment's header was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// Too few words to hold a header.
+    /// There are too few words for a header.
     #[error("a header has {HEADER_WORDS} words, here are {words}")]
     Short {
-        /// Words given.
+        /// How many words there are.
         words: usize,
     },
-    /// Not a segment of ours, or not yet written.
+    /// The memory is not a segment of pushgate, or its header is not written yet.
     #[error("segment begins with {found:#018x}, not with {:#018x} (\"PUSHGATE\")", abi::PUSHGATE_MAGIC)]
     Magic {
-        /// First word.
+        /// The first word.
         found: u64,
     },
-    /// A segment of another ABI.
+    /// The segment has another ABI version.
     #[error(
         "segment has ABI version {found}, this is {}: both sides must be of one release",
         abi::PUSHGATE_ABI_VERSION
     )]
     Version {
-        /// Version found.
+        /// The version found.
         found: u32,
     },
-    /// Another kind of segment than agreed on.
+    /// The segment is of another kind than was agreed on.
     #[error("segment is of kind {found}, expected {expected} ({})", *expected as u32)]
     Kind {
-        /// Kind found, `PUSHGATE_SEG_*`.
+        /// The kind found, `PUSHGATE_SEG_*`.
         found: u32,
-        /// Kind expected.
+        /// The kind expected.
         expected: Segment,
     },
-    /// Limits not kept.
+    /// The geometry is outside its limits.
     #[error("segment header: {0}")]
     Geometry(#[from] GeometryError),
-    /// The size in the header is not what its rings take.
+    /// The size in the header differs from the size that its rings take.
     #[error("segment header names {found} bytes, but its rings take {expected}")]
     Bytes {
-        /// Bytes named.
+        /// The size in the header, in bytes.
         found: u64,
-        /// Bytes that the header's geometry takes.
+        /// The size that the header's geometry takes, in bytes.
         expected: usize,
     },
-    /// Two segments of one queue pair, each right in itself.
+    /// Two segments, each valid, that do not belong to one queue pair.
     #[error(
         "the control segment says {control:?}, the work segment {work:?}: they are not of one queue pair"
     )]
     Disagree {
         /// The control segment's geometry.
         control: Geometry,
-        /// The work segment's.
+        /// The work segment's geometry.
         work: Geometry,
     },
-    /// The memory does not have the size of the segment in it.
+    /// The memory's size differs from the size of the segment in it.
     #[error("segment takes {expected} bytes, its memory has {found}")]
     Size {
-        /// Bytes of the memory.
+        /// The size of the memory, in bytes.
         found: usize,
-        /// Bytes that the header's geometry takes.
+        /// The size that the header's geometry takes, in bytes.
         expected: usize,
     },
 }
@@ -235,14 +235,14 @@ fn unpack(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
-/// Makes `mem` a segment of that kind: writes its header, the magic last.
+/// Makes `mem` a segment of this kind: writes its header, the magic last.
 ///
-/// The geometry must be valid and `mem` have exactly [`Geometry::bytes`].
+/// The geometry must be valid, and `mem` must have exactly [`Geometry::bytes`].
 pub fn write_header(mem: &SharedMemory, kind: Segment, geometry: &Geometry) -> Result<(), ShimError> {
     write_header_words(mem.words(0, HEADER_WORDS.min(mem.len() / 8)), mem.len(), kind, geometry)
 }
 
-/// The same for other memory of `len` bytes: `words` are its first ones.
+/// Writes the header of a segment of `len` bytes to its first `words`, the magic last.
 pub fn write_header_words(
     words: &[AtomicU64],
     len: usize,
@@ -266,22 +266,21 @@ pub fn write_header_words(
     ]) {
         word.store(value, Ordering::Relaxed);
     }
-    // Whoever sees the magic sees a whole header.
+    // Release: a process that sees the magic sees the whole header.
     header[0].store(abi::PUSHGATE_MAGIC, Ordering::Release);
     Ok(())
 }
 
-/// Checks the header of a peer's segment of `len` bytes. `words` are its first
-/// ones, 7 at the least; each is loaded once and never stored to, so they may be
-/// a read-only mapping's.
+/// Checks the header of a peer's segment of `len` bytes. `words` are its first words, at least 7.
+/// Each is loaded once and never stored to, so they may be those of a read-only mapping.
 ///
-/// The geometry that comes back keeps all limits and fits into `len` exactly.
-/// The peer may change the header afterwards: this copy is what counts.
+/// The geometry returned keeps all limits and takes exactly `len` bytes. The peer may change the
+/// header afterwards; only this copy counts.
 pub fn check_header(words: &[AtomicU64], kind: Segment, len: usize) -> Result<Geometry, HeaderError> {
     let header: &[AtomicU64; HEADER_WORDS] =
         words.first_chunk().ok_or(HeaderError::Short { words: words.len() })?;
     let magic = header[0].load(Ordering::Relaxed);
-    // An acquire that is sound on read-only pages, where only relaxed loads are.
+    // An acquire that is sound on read-only pages, where only relaxed loads are sound.
     std::sync::atomic::fence(Ordering::Acquire);
     if magic != abi::PUSHGATE_MAGIC {
         return Err(HeaderError::Magic { found: magic });
@@ -416,8 +415,8 @@ mod tests {
             let mem = segment(kind);
             assert_eq!(check_header(mem.words(0, 8), kind, mem.len()), Ok(geometry()));
             // The ABI's own struct agrees about where the fields lie.
-            // SAFETY: a header's 56 bytes lie in the mapping, aligned; this thread alone
-            // has the memory.
+            // SAFETY: the header's 56 bytes lie in the mapping, aligned; this thread is the only
+            // one with the memory.
             let h = unsafe { mem.as_ptr().cast::<abi::pushgate_header>().read() };
             let g = geometry();
             assert_eq!((h.magic, h.version), (u64::from_le_bytes(*b"PUSHGATE"), abi::PUSHGATE_ABI_VERSION));

@@ -1,5 +1,5 @@
-//! A window: the memory that a device pushes payload into and that a queue pair
-//! sends it from.
+//! The trait [`Window`]: memory into which a device pushes payload and from which a queue pair
+//! sends it.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -7,67 +7,68 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 
-/// A payload window, whoever provides it.
+/// A payload window of any provider.
 ///
-/// The device writes payload into it with posted writes, in units of
-/// [`PUSHGATE_UNIT`](crate::abi::PUSHGATE_UNIT) bytes, and never reads it; the
-/// queue pair sends from it in place. It is payload from its first byte: it has
-/// no header, and WQEs and control words lie elsewhere.
+/// The device writes payload into the window with posted writes, in units of
+/// [`PUSHGATE_UNIT`](crate::abi::PUSHGATE_UNIT) bytes, and never reads it; the queue pair sends
+/// from it in place. The window is payload from its first byte: it has no header, and WQEs and
+/// control words lie elsewhere.
 ///
-/// The mapping lives as long as the value, and address and length never change.
-/// All calls may be made from any thread at any time; who may touch which byte
-/// when is the business of the credits, not of this trait.
-// A window is never empty.
+/// The mapping lives as long as the value, and address and length never change. All calls may be
+/// made from any thread at any time. Credits, not this trait, decide who may access which byte
+/// when.
+///
+// There is no `is_empty`: a window is never empty.
 #[allow(clippy::len_without_is_empty)]
 pub trait Window: Send + Sync {
-    /// The provider, as in settings and logs: `memory` for shared memory.
+    /// The provider's name in settings and logs: `memory` for shared memory.
     fn kind(&self) -> &'static str;
 
-    /// Bytes; never 0.
+    /// Length in bytes; never 0.
     fn len(&self) -> usize;
 
-    /// Where this process has it mapped, page aligned. Devices, queue pairs and
-    /// other processes write and read behind this address, so no `&[u8]` or
-    /// `&mut [u8]` may ever be made over it.
+    /// The address of this process's mapping, page aligned. Devices, queue pairs and other
+    /// processes write and read there, so no `&[u8]` or `&mut [u8]` may ever be made over it.
     fn as_ptr(&self) -> NonNull<u8>;
 
-    /// What another process maps to see the same memory.
+    /// The descriptor that another process maps to see the same memory.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// True if the memory is known to lie in 2 MiB pages.
+    /// Whether the memory is known to lie in 2 MiB pages.
     fn huge_pages(&self) -> bool;
 
-    /// True if this is a device's memory (a BAR): a CPU's reads of it are slow
-    /// and uncached, and a GPU must register it as IOMEMORY.
+    /// Whether the window is a device's memory (a BAR): a CPU's reads of it are slow and uncached,
+    /// and a GPU must register it as IOMEMORY.
     fn io_memory(&self) -> bool {
         false
     }
 
-    /// As many bytes of ordinary memory beside it, mapped as long as the value, for
+    /// As many bytes of ordinary memory as the window has, mapped as long as the value, for
     /// transports that can't send from the window itself.
     fn stage(&self) -> Option<NonNull<u8>> {
         None
     }
 
-    /// A dma-buf that holds it, and the byte of that at which it begins, for RDMA devices
-    /// that can't register the mapping itself. `None` where there is none, or no need for one.
+    /// A dma-buf that holds the window, and the byte in it where the window begins, for RDMA
+    /// devices that can't register the mapping itself. `None` if there is no dma-buf, or no need
+    /// for one.
     fn export(&self) -> Option<(OwnedFd, u64)> {
         None
     }
 
-    /// Where it begins in what provides it: for a slice, its place in the BAR.
+    /// Where the window begins in its provider: for a slice, its offset in the BAR.
     fn offset(&self) -> u64 {
         0
     }
 
-    /// The name by which a process of the same user takes up the window after this one was
-    /// killed. `None` where it goes with its process.
+    /// The name by which a process of the same user takes over the window after this process was
+    /// killed. `None` if the window goes with its process.
     fn name(&self) -> Option<&str> {
         None
     }
 
-    /// The interrupt by which devices that write into it wake whoever waits for
-    /// them. `None` where they can't; an error where they could, and it was not to be had.
+    /// The interrupt by which devices that write into the window wake the thread that waits for
+    /// them. `None` if they have none; an error if they have one that could not be used.
     fn interrupt(&self) -> io::Result<Option<Box<dyn Interrupt>>> {
         Ok(None)
     }
@@ -75,23 +76,23 @@ pub trait Window: Send + Sync {
 
 /// The doorbell of a window whose device can interrupt. Used by one thread.
 ///
-/// Devices ring whenever they have published something and never ask whether anybody
-/// sleeps, which would be a read over the bus: rings are counted, and wake only between
+/// Devices ring whenever they have published something and never check whether anyone sleeps, which
+/// would cost a read over the bus. Rings are counted, and wake a thread only between
 /// [`Interrupt::arm`] and [`Interrupt::disarm`].
 pub trait Interrupt: Send {
-    /// The next ring makes [`Interrupt::fd`] readable. False, and nothing armed, if
-    /// there were rings since the last call of this or of `disarm`: then what they
-    /// announced must be looked for first.
+    /// Arms the interrupt: the next ring makes [`Interrupt::fd`] readable. False, with nothing
+    /// armed, if there were rings since the last call of `arm` or `disarm`: then first look for
+    /// what they announced.
     fn arm(&mut self) -> bool;
 
-    /// From now on rings are only counted. True if one woke.
+    /// Disarms the interrupt: from now on rings are only counted. True if one woke.
     fn disarm(&mut self) -> bool;
 
-    /// What becomes readable.
+    /// The descriptor that becomes readable.
     fn fd(&self) -> BorrowedFd<'_>;
 }
 
-/// A stretch of a window, whole pages: what a segment lies in. It keeps the window.
+/// A stretch of a window in whole pages, in which a segment lies. It keeps the window alive.
 #[derive(Clone)]
 pub struct Piece {
     window: Arc<dyn Window>,
@@ -99,7 +100,7 @@ pub struct Piece {
     bytes: usize,
 }
 
-/// The same without keeping it.
+/// A stretch of a window that does not keep the window alive.
 #[derive(Clone)]
 pub struct WeakPiece {
     window: Weak<dyn Window>,
@@ -108,16 +109,16 @@ pub struct WeakPiece {
 }
 
 impl Piece {
-    /// All of a window.
+    /// A piece that is all of a window.
     pub fn whole(window: Arc<dyn Window>) -> Self {
         let bytes = window.len();
         Piece { window, offset: 0, bytes }
     }
 
-    /// `bytes` from byte `offset` on.
+    /// A piece of `bytes` from byte `offset` on.
     ///
     /// # Panics
-    /// If they leave the window, or do not begin on a page.
+    /// If the piece reaches beyond the window, or does not begin on a page.
     pub fn part(window: &Arc<dyn Window>, offset: usize, bytes: usize) -> Self {
         assert!(offset.is_multiple_of(4096) && offset.checked_add(bytes).is_some_and(|e| e <= window.len()));
         Piece { window: window.clone(), offset, bytes }
@@ -126,35 +127,35 @@ impl Piece {
     /// `n` words from byte `offset` of the piece, as atomics.
     ///
     /// # Panics
-    /// If they do not lie within it, or the offset is no multiple of 8.
+    /// If the words do not lie within the piece, or the offset is not a multiple of 8.
     pub fn words(&self, offset: usize, n: usize) -> &[AtomicU64] {
         let end = n.checked_mul(8).and_then(|b| b.checked_add(offset));
         assert!(offset.is_multiple_of(8) && end.is_some_and(|end| end <= self.bytes));
-        // SAFETY: the words lie in the window's mapping, which lives as long as `self`, and
-        // are aligned, for the piece begins on a page. Others change them meanwhile,
-        // which atomics allow.
+        // SAFETY: the words lie in the window's mapping, which lives as long as `self`, and are
+        // aligned because the piece begins on a page. Other processes and devices change them
+        // meanwhile, which atomics allow.
         unsafe { std::slice::from_raw_parts(self.as_ptr().as_ptr().add(offset).cast(), n) }
     }
 
-    /// Where it begins in the window.
+    /// The offset of the piece in the window.
     pub fn begin(&self) -> usize {
         self.offset
     }
 
-    /// Does not keep the window.
+    /// A reference to the piece that does not keep the window alive.
     pub fn downgrade(&self) -> WeakPiece {
         WeakPiece { window: Arc::downgrade(&self.window), offset: self.offset, bytes: self.bytes }
     }
 }
 
 impl WeakPiece {
-    /// The piece, if somebody still has its window.
+    /// The piece, if its window still exists.
     pub fn upgrade(&self) -> Option<Piece> {
         let window = self.window.upgrade()?;
         Some(Piece { window, offset: self.offset, bytes: self.bytes })
     }
 
-    /// True as long as somebody has its window.
+    /// Whether its window still exists.
     pub fn is_alive(&self) -> bool {
         self.window.strong_count() > 0
     }

@@ -1,4 +1,5 @@
-//! Shared memory in a child of `fork`: not there, and dropping its handle touches nothing.
+//! Tests shared memory in a child of `fork`: the memory is not there, and dropping its handle
+//! touches nothing.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -16,7 +17,7 @@ unsafe extern "C" {
 fn p8_a_child_has_no_shared_mapping_and_unmaps_nothing_of_its_own() {
     let owner = Owner::here();
     let memory = SharedMemory::builder("fork-test", 4096).create().unwrap();
-    // SAFETY: the child has this thread alone and exits below.
+    // SAFETY: the child has only this thread, and exits below.
     let child = unsafe { fork() };
     if child == 0 {
         let checks = AssertUnwindSafe(|| {
@@ -24,16 +25,16 @@ fn p8_a_child_has_no_shared_mapping_and_unmaps_nothing_of_its_own() {
             assert!(Owner::here().is_here() && Owner::here() != owner);
             let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
             assert!(!maps.contains("fork-test"));
-            // Something of the child's own, where the parent has its memory.
+            // A mapping of the child's own, where the parent has its memory.
             let place = memory.as_ptr().as_ptr().cast();
             let both = ProtFlags::READ | ProtFlags::WRITE;
-            // SAFETY: nothing is mapped there, as was just seen.
+            // SAFETY: nothing is mapped there, as was just checked.
             let own = unsafe { mmap_anonymous(place, 4096, both, MapFlags::PRIVATE | MapFlags::FIXED) };
             let own = own.unwrap().cast::<u64>();
-            // SAFETY: mapped a moment ago, and this thread's alone.
+            // SAFETY: mapped a moment ago, and only this thread uses it.
             unsafe { own.write(7) };
             drop(memory);
-            // SAFETY: as above, unless the drop unmapped it, which is a fault here.
+            // SAFETY: mapped above, unless the drop unmapped it, in which case this access faults.
             assert_eq!(unsafe { own.read() }, 7);
         });
         std::process::exit(i32::from(catch_unwind(checks).is_err()));

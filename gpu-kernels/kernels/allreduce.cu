@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Allreduce around a ring: reduce-scatter, then all-gather, the reduction on
-// the GPU. A channel is a queue pair to the next rank and one from the previous,
-// with one block that sends and one that receives; channels split every chunk.
+// Allreduce around a ring: reduce-scatter, then all-gather; the GPU reduces. A channel is a queue
+// pair to the next rank and one from the previous rank, with one block that sends and one that
+// receives; the channels share every chunk among them.
 //
-// At step s (0 to 2n-3) rank r sends chunk r-s and receives chunk r-s-1, modulo
-// n: what arrives at step s is what leaves at step s+1. For s < n-1 the arriving
-// chunk is reduced with ours, afterwards it is final. The sender of a channel
-// therefore follows its receiver by one counter of finished slices.
+// At step s (0 to 2n-3) rank r sends chunk r-s and receives chunk r-s-1, modulo n: the chunk that
+// arrives at step s leaves at step s+1. For s < n-1 the arriving chunk is reduced with ours; after
+// that it is final. So the sender of a channel follows the receiver of the channel, by one counter
+// of finished slices.
 //
-// Few threads store and many load: with both directions of a PCIe link busy
-// that is the fastest (docs/benchmarks.md).
+// Few threads store and many load: that is fastest while both directions of a PCIe link are busy
+// (docs/benchmarks.md).
+//
 //
 // kernels: allreduce_f32 allreduce_f64 allreduce_f16 allreduce_bf16 allreduce_i32 allreduce_i64
 #include "pushgate/device.cuh"
@@ -51,7 +52,7 @@ PUSHGATE_DEVICE float bits_float(u32 u)
 	return v.f;
 }
 
-// bf16 is the upper half of a float; to nearest, ties to even.
+// bf16 is the upper half of a float; rounds to nearest, ties to even.
 PUSHGATE_DEVICE float widen(bf16 h) { return bits_float((u32)h.bits << 16); }
 PUSHGATE_DEVICE bf16 narrow_bf16(float f)
 {
@@ -75,8 +76,8 @@ PUSHGATE_DEVICE f16 narrow_f16(float f)
 	return h;
 }
 #else
-// Exact: the magnitude is scaled by a power of two as a float, which also
-// brings subnormals into place; then ties to even by hand.
+// Exact conversion: the magnitude is scaled by a power of two as a float, which also handles
+// subnormals; ties to even are rounded by hand.
 inline float widen(f16 h)
 {
 	u32 sign = (u32)(h.bits & 0x8000) << 16, magnitude = h.bits & 0x7fff;
@@ -112,7 +113,7 @@ template <op O, class T> PUSHGATE_DEVICE T combine(T a, T b)
 	default: return a * b;
 	}
 }
-// Signed sums and products wrap; in C++ only unsigned ones may.
+// Signed sums and products wrap. In C++ only unsigned ones may, so compute unsigned.
 template <op O> PUSHGATE_DEVICE int apply(int a, int b)
 {
 	if (O == op::sum || O == op::prod)
@@ -149,8 +150,8 @@ template <op O, class T> PUSHGATE_DEVICE u64x2 apply16(u64x2 a, u64x2 b)
 	return x.v;
 }
 
-// dst[i] = O(own[i], arrived[i]); dst may be own. Four loads over the bus are
-// in flight a thread: what hides its latency. `bytes` is whole elements.
+// dst[i] = O(own[i], arrived[i]); dst may be own. Each thread has four loads over the bus in
+// flight, which hides the latency of the bus. `bytes` is a whole number of elements.
 template <op O, class T>
 PUSHGATE_DEVICE void reduce_slice(void *dst, const void *own, const void *arrived, u64 bytes)
 {
@@ -183,8 +184,8 @@ PUSHGATE_DEVICE void reduce_slice(void *dst, const void *own, const void *arrive
 }
 
 // ------------------------------------------------------------------ splitting
-// Elements [first, first + count) of a channel's part of a chunk. Bounds are
-// multiples of 16 bytes but for the very end, so that every slice is aligned.
+// Elements [first, first + count) of a channel's part of a chunk. All bounds but the very end are
+// multiples of 16 bytes, so that every slice is aligned.
 struct part {
 	u64 first, count;
 };
@@ -296,7 +297,7 @@ PUSHGATE_DEVICE status receiver(const allreduce_params &p, const schedule &plan,
 
 template <op O, class T> PUSHGATE_DEVICE void allreduce(const allreduce_params &p)
 {
-	// One rank: the reduction of one input.
+	// With one rank the result is the reduction of one input.
 	if (p.ranks == 1) {
 		u64 bytes = p.count * sizeof(T), lanes = (u64)grid_size() * block_size();
 		if (p.input != p.output)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Ping-pong through the proxy, and its floor: a bare flag (and payload) that a
-// CPU thread relays.
+// Ping-pong through the proxy, and the lowest latency to compare with: a bare flag (and payload)
+// that a CPU thread relays.
 #include "pushgate/device.cuh"
 
 using namespace pushgate;
 
-// Reads what arrived, so that its cost is in the figure, and counts what is not
-// `expected`; every thread its share.
+// Reads what arrived, so that the cost of reading is part of the measurement, and counts the words
+// that are not `expected`. Each thread reads its share.
 PUSHGATE_DEVICE u64 wrong_words(const void *data, u64 bytes, u64 expected)
 {
 	u64 wrong = 0;
@@ -36,21 +36,23 @@ struct pingpong_params {
 	u32 pad;
 };
 
-// Wrong words of all threads of the block, in thread 0.
+// Sums the wrong words of all threads of the block; thread 0 gets the sum.
 PUSHGATE_DEVICE u64 sum_of_block(u64 v)
 {
 	u64 sum = 0;
 	for (u32 t = 0; t < block_size(); t++) {
-		// One thread after the other, by way of thread 0: the end of a run.
+		// One thread after the other, through thread 0: this is slow, but it runs once, at
+		// the end.
 		u64 one = block_any(thread_index() == t ? (u32)(v > 0xffffffffu ? 0xffffffffu : v) : 0);
 		sum += one;
 	}
 	return sum;
 }
 
-// What can be done before a message arrives is: room is reserved and the WQE set
-// up to its first word. What can wait until the answer is on its way does: the
-// message is given back then. Neither belongs between what arrives and what leaves.
+// Answers each message. Work that can be done before a message arrives is done before: room is
+// reserved and the WQE written up to its first word. Work that can wait is done once the answer is
+// on its way: the message is released then. Neither adds to the time between the message and its
+// answer.
 template <class S> PUSHGATE_DEVICE void bounce(const pingpong_params &p)
 {
 	queue_pair qp(reinterpret_cast<const pushgate_qp *>(p.qps)[block_index()]);
@@ -74,7 +76,7 @@ template <class S> PUSHGATE_DEVICE void bounce(const pingpong_params &p)
 			wr.length = (u32)p.bytes;
 			b.set(0, wr);
 		}
-		// Round 0 of the side that begins has nothing to wait for.
+		// In round 0 the side that begins has no message to wait for.
 		bool holds = answers || r > 0;
 		message m;
 		if (holds) {
@@ -95,7 +97,7 @@ template <class S> PUSHGATE_DEVICE void bounce(const pingpong_params &p)
 			release<S>(qp, 1, in);
 		}
 	}
-	// The last answer.
+	// Takes the last answer.
 	if (!answers && s == status::ok) {
 		message m;
 		s = recv<S>(qp, m);
@@ -128,7 +130,7 @@ struct relay_params {
 	u64 in;	    // u64 for each block: the flag it waits for
 	u64 stride; // bytes between two blocks' flags
 	u64 payload; // for each block, p.bytes apart; 0 bytes: none
-	u64 result; // u64[3] for each block: as above
+	u64 result; // u64[3] for each block: status, nanoseconds, wrong words or messages
 	u64 bytes;
 	u64 warmup;
 	u64 rounds;
@@ -191,8 +193,8 @@ struct idle_probe_params {
 	u64 gap_ns; // silence before each message
 };
 
-// After a silence, how long does the proxy take? From the message to the word
-// that says that the peer has it. One thread.
+// Measures how long the proxy takes after a silence, from the message to the word that says that
+// the peer has it. One thread.
 PUSHGATE_KERNEL(idle_probe, idle_probe_params)
 {
 	if (thread_index() != 0)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Latency and bandwidth between two ranks in the form of the OSU micro-benchmarks:
-// iterations of messages one way and an answer, or of messages both ways.
+// Latency and bandwidth between two ranks in the form of the OSU micro-benchmarks: each iteration
+// is messages one way and an answer, or messages both ways.
 #include "pushgate/device.cuh"
 
 using namespace pushgate;
@@ -13,14 +13,14 @@ struct osu_params {
 	u64 stride; // of messages, here and at the peer
 	u64 bytes;  // of a message; 0: signals alone
 	u64 slice;  // most bytes of one put out of the window
-	u64 first;  // iterations of this queue pair before: its signals stand there
+	u64 first;  // iterations that this queue pair has already run: its signals have that value
 	u64 warmup;
 	u64 rounds;
-	u32 messages;	  // that we send in an iteration; 0: a signal alone
+	u32 messages;	  // messages that we send in an iteration; 0: a signal alone
 	u32 places;	  // message m lies, and lands, at place m % places
 	u32 batch;	  // most puts that are published together
 	u32 senders;	  // blocks of ours that send, each with a signal of its own
-	u32 peer_senders; // ... and of the peer
+	u32 peer_senders; // blocks of the peer that send, each with a signal of its own
 	u32 lkey;	  // 0: pushed into the window; else the region of `src`, sent in place
 	u32 rkey;	  // where our messages land
 	u32 answers;	  // 1: the peer begins
@@ -28,7 +28,7 @@ struct osu_params {
 	u32 pad;
 };
 
-// One stretch of a message: what one put carries.
+// One stretch of a message: the bytes that one put carries.
 struct stretch {
 	u64 offset; // from the first place on
 	u32 bytes;
@@ -40,14 +40,15 @@ PUSHGATE_DEVICE stretch stretch_of(const osu_params &p, u64 slices, u64 unit)
 	return {unit / slices % p.places * p.stride + begin, (u32)(left < p.slice ? left : p.slice)};
 }
 
-// This block's share of an iteration's messages; behind the last of them its signal.
+// Sends this block's share of an iteration's messages, and this block's signal after the last of
+// them.
 //
-// Payload before WQE (P3): all threads store, publish() holds them at a barrier and
-// then releases the batch's first word, behind which the proxy looks at the others.
-// Data before signal: what one queue pair carries arrives in order, and the signal is in
-// the last put of this block, or behind it; other blocks have signals of their own.
-// Sources are only read while a kernel runs, so a place may be sent again at once, and
-// where messages land nobody reads before the kernels of both ends have ended.
+// Payload before WQE (P3): all threads store, publish() holds them at a barrier and then releases
+// the batch's first word; the proxy reads the other words only after that one. Data before signal:
+// messages of one queue pair arrive in order, and this block's signal travels in this block's last
+// put or after it; other blocks have signals of their own. While a kernel runs, sources are only
+// read, so the same place may be sent again at once. The memory where messages land is read only
+// after the kernels of both ends have ended.
 template <class S> PUSHGATE_DEVICE status send_share(queue_pair &qp, const osu_params &p, u64 value)
 {
 	u64 slices = p.bytes > p.slice ? (p.bytes + p.slice - 1) / p.slice : 1;
@@ -58,7 +59,7 @@ template <class S> PUSHGATE_DEVICE status send_share(queue_pair &qp, const osu_p
 	bool in = p.lkey == 0 && p.bytes <= PUSHGATE_INLINE_PUT;
 	u64 longest = p.bytes < p.slice ? p.bytes : p.slice;
 	u32 room = in || p.lkey ? 0 : (u32)longest;
-	// Threads that share one put: enough for the loads that each has in flight.
+	// How many threads share one put: enough for the loads that each thread has in flight.
 	u32 lanes = (u32)((longest + 63) / 64);
 	lanes = lanes < 1 ? 1 : lanes > S::size() ? S::size() : lanes;
 	for (u64 i = 0; i < mine; i += p.batch) {
@@ -80,7 +81,8 @@ template <class S> PUSHGATE_DEVICE status send_share(queue_pair &qp, const osu_p
 			send_wr wr;
 			wr.signal = (u32)b;
 			if (p.bytes == 0) {
-				// One that does not grow changes nothing.
+				// A signal with the value that the peer already has changes
+				// nothing.
 				wr.opcode = opcode::signal;
 				wr.value = last ? value : value - 1;
 			} else {
@@ -102,9 +104,9 @@ template <class S> PUSHGATE_DEVICE status send_share(queue_pair &qp, const osu_p
 	return status::ok;
 }
 
-// Until every block of the peer has sent its share. A thread for each signal; what one of
-// them has acquired, the others have behind any()'s barrier. The wait ends with a status when
-// the peer is lost or takes longer than the queue pair's limit, as all waits here do (P7).
+// Waits until every block of the peer has sent its share, with one thread for each signal. What one
+// thread has acquired, the other threads have after any()'s barrier. The wait ends with a status
+// when the peer is lost or takes longer than the queue pair's limit, as all waits here do (P7).
 template <class S> PUSHGATE_DEVICE status wait_for_peer(queue_pair &qp, const osu_params &p, u64 value)
 {
 	u32 bad = 0;
@@ -132,7 +134,8 @@ template <class S> PUSHGATE_DEVICE void exchange(const osu_params &p)
 			s = flush<S>(qp);
 	}
 	u64 end = clock_ns();
-	// Nothing is under way when the kernel has ended: its memory may change then.
+	// After this flush nothing is under way when the kernel ends, so the memory may change
+	// then.
 	if (s == status::ok)
 		s = flush<S>(qp);
 	if (S::rank() == 0) {

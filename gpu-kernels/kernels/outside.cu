@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Messages that prove themselves: every 16 bytes are the message's number and
-// their own place in it. For devices that share nothing but a window with their
-// proxy (examples/outside.rs).
+// Messages that can be checked byte by byte: every 16 bytes hold the message's number and their own
+// place in the message. For devices that share nothing but a window with their proxy
+// (examples/outside.rs).
 #include "pushgate/device.cuh"
 
 using namespace pushgate;
@@ -70,7 +70,7 @@ PUSHGATE_KERNEL(outside_take, outside_take_params)
 			}
 		release<block>(qp);
 	}
-	// Sums of all threads, one after the other: the end of a run, not its path.
+	// Sums over all threads, one after the other: slow, but it runs once, at the end.
 	for (u32 t = 0; t < block_size(); t++) {
 		if (thread_index() == t)
 			result[2] += wrong;

@@ -1,34 +1,35 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// What `pushgate probe` measures with: copies between any two memories that this
-// device reaches, and records to and fro. Timed by the device's own clock while
-// they run on, so that no launch is in the figure; or told by the host, one message
-// after the other, as a resident worker is.
+// The measurements of `pushgate probe`: copies between any two memories that this device reaches,
+// and records that go back and forth. The kernel keeps running and times itself with the device's
+// own clock, so that no launch is in the figure; or the host starts one message after the other, as
+// it does with a resident worker.
 #include "pushgate/arch.cuh"
 
 using namespace pushgate;
 
 // kernels: probe_copy probe_ping
 
-// Between two words that different blocks write, in words: no line is shared.
+// Distance in words between two words that different blocks write, so that they share no cache
+// line.
 static constexpr u64 apart = 16;
 
 struct probe_copy_params {
 	u64 dst;
 	u64 src;
 	u64 bytes;	// of a message, a multiple of 16, cut among the blocks
-	u64 stride;	// messages go to `places` places in turn, so far apart
+	u64 stride;	// bytes between the `places` places to which messages go in turn
 	u64 places;
 	u64 chunk;	// bytes of a block's slice between two flags
 	u64 wait_flags; // host, a word for each block: how many chunks are there to be copied; 0: all
-	u64 set_flags;	// the same, said to the other side; 0: nobody waits
+	u64 set_flags;	// how many chunks this side has copied, a word for each block; 0: no side waits for it
 	u64 go;		// host: the number of the last message that may begin; 0: all, and timed
-	u64 done;	// host: the last message that is complete; 0: not said
+	u64 done;	// host: the last message that is complete; 0: not reported
 	u64 meeting;	// device, zeroed: a word for each block, and one for `go` handed on
-	u64 result;	// device: status (0, or 1: a wait ended without), then nanoseconds of each batch
-	u64 batches;	// so many figures
-	u64 repeat;	// messages in each
-	u64 limit_ns;	// of all of it
+	u64 result;	// device: status (0, or 1: a wait timed out), then nanoseconds of each batch
+	u64 batches;	// how many batches are timed
+	u64 repeat;	// messages in each batch
+	u64 limit_ns;	// for the whole kernel
 	u32 width;	// bytes of a thread's access: 4, 8, 16; 0: bulk stores by the copy unit of the SM (sm_90)
 	u32 system;	// the destination is not this device's memory
 };
@@ -38,11 +39,11 @@ struct probe_copy_params {
 static PUSHGATE_DEVICE u64x2 get(const u64x2 *p) { return load_payload(p); }
 static PUSHGATE_DEVICE void put(u64x2 *p, u64x2 v) { store_payload(p, v); }
 template <class T> static PUSHGATE_DEVICE T get(const T *p) { return *reinterpret_cast<const volatile T *>(p); }
-// Volatile: neither left out nor joined to a wider one.
+// Volatile: the compiler neither leaves the store out nor joins it to a wider one.
 template <class T> static PUSHGATE_DEVICE void put(T *p, T v) { *reinterpret_cast<volatile T *>(p) = v; }
 
-// Eight loads are in flight before the first store, also at the end, where a thread
-// has fewer: one after the other they would be as many trips over the bus.
+// Copies with eight loads in flight before the first store, also at the end, where a thread has
+// fewer left: one after the other, the loads would cost as many round trips over the bus.
 template <class T> static PUSHGATE_DEVICE void copy_as(u64 dst, u64 src, u64 bytes)
 {
 	T *d = reinterpret_cast<T *>(dst);
@@ -69,21 +70,21 @@ template <class T> static PUSHGATE_DEVICE void copy_as(u64 dst, u64 src, u64 byt
 #if PUSHGATE_GPU && __CUDA_ARCH__ >= 900
 static constexpr u64 bulk_bytes = 16384;
 
-// Through two buffers of shared memory by turns: while one is stored from, the
-// other is filled.
+// Copies through two buffers of shared memory in turn: while one is stored from, the other is
+// filled.
 static PUSHGATE_DEVICE void copy_bulk(u64 dst, u64 src, u64 bytes)
 {
 	u64 turn = 0;
 	for (u64 at = 0; at < bytes; at += bulk_bytes, turn ^= 1) {
 		u64 n = bytes - at < bulk_bytes ? bytes - at : bulk_bytes;
 		u64x2 *buffer = static_cast<u64x2 *>(shared_memory()) + turn * (bulk_bytes / 16);
-		// The store before last has read this buffer.
+		// Wait until the store before last has read this buffer.
 		if (thread_index() == 0)
 			asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
 		block_barrier();
 		for (u64 i = thread_index(); i < n / 16; i += block_size())
 			buffer[i] = load_payload(reinterpret_cast<const u64x2 *>(src + at) + i);
-		// What ordinary stores put there, to the unit that reads it.
+		// Makes what ordinary stores wrote there visible to the copy unit that reads it.
 		asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 		block_barrier();
 		if (thread_index() == 0) {
@@ -117,7 +118,7 @@ static PUSHGATE_DEVICE void copy(const probe_copy_params &p, u64 dst, u64 src, u
 
 // ------------------------------------------------------------------- waiting
 
-// P7: false once the time is up.
+// Waits for a word at system scope. P7: false once the time is up.
 static PUSHGATE_DEVICE bool wait_system(const u64 *word, u64 least, u64 until)
 {
 	backoff pause;
@@ -139,9 +140,9 @@ static PUSHGATE_DEVICE bool wait_device(const u64 *word, u64 least, u64 until)
 	return true;
 }
 
-// All blocks have copied, and what they stored is where it belongs: a release at
-// system scope waits for that, also for the stores of the block's other threads,
-// which are older by the barrier.
+// Waits until all blocks have copied and their stores have reached their destination. The release
+// at system scope waits for that, also for the stores of the block's other threads, which the
+// barrier orders before it.
 static PUSHGATE_DEVICE bool meet(const probe_copy_params &p, u64 number, u64 until)
 {
 	u64 *words = reinterpret_cast<u64 *>(p.meeting);
@@ -160,8 +161,8 @@ static PUSHGATE_DEVICE bool meet(const probe_copy_params &p, u64 number, u64 unt
 	return !block_any(late);
 }
 
-// The block's slice of message `number`: whole lines, so that no two blocks store
-// into one.
+// The block's slice of message `number`, in whole cache lines, so that no two blocks store into the
+// same line.
 struct slice {
 	u64 dst, src, bytes;
 };
@@ -174,7 +175,7 @@ static PUSHGATE_DEVICE slice slice_of(const probe_copy_params &p, u64 number)
 	return {p.dst + place + from, p.src + place + from, n};
 }
 
-// One message after the other, each complete before the next begins.
+// Copies one message after the other; each is complete before the next begins.
 static PUSHGATE_DEVICE bool timed(const probe_copy_params &p, u64 until)
 {
 	u64 number = 0;
@@ -183,7 +184,7 @@ static PUSHGATE_DEVICE bool timed(const probe_copy_params &p, u64 until)
 		u64 start = clock_ns();
 		for (u64 r = 0; r < p.repeat; r++) {
 			number++;
-			// Of what another device wrote nothing old may lie in the L1 cache.
+			// The L1 cache must not hold old copies of what another device wrote.
 			if (thread_index() == 0)
 				fence_device();
 			block_barrier();
@@ -192,7 +193,7 @@ static PUSHGATE_DEVICE bool timed(const probe_copy_params &p, u64 until)
 			if (!meet(p, number, until))
 				return false;
 		}
-		// A block alone meets nobody who would tell it that it is late.
+		// A single block waits for no other block and so checks the time here.
 		bool late = false;
 		if (thread_index() == 0 && block_index() == 0) {
 			u64 now = clock_ns();
@@ -205,7 +206,7 @@ static PUSHGATE_DEVICE bool timed(const probe_copy_params &p, u64 until)
 	return true;
 }
 
-// Block 0 alone looks over the bus for the next message.
+// Waits until message `number` may begin. Only block 0 looks over the bus.
 static PUSHGATE_DEVICE bool begins(const probe_copy_params &p, u64 number, u64 until)
 {
 	u64 *relay = reinterpret_cast<u64 *>(p.meeting) + grid_size() * apart;
@@ -269,7 +270,7 @@ PUSHGATE_KERNEL_BOUND(probe_copy, probe_copy_params, 512)
 struct probe_ping_params {
 	u64 out;    // the record that it writes: host memory, or another device's
 	u64 in;	    // the one that it waits for
-	u64 result; // device: as above
+	u64 result; // device: status (0, or 1: a wait timed out), then nanoseconds of each batch
 	u64 batches;
 	u64 repeat;
 	u64 limit_ns;
@@ -277,7 +278,8 @@ struct probe_ping_params {
 	u32 first; // 1: begins; 0: answers
 };
 
-// At most a warp. Every word says for itself that it is there, so nothing is fenced.
+// Ping-pong with at most one warp. Every word shows by itself that it has arrived, so no fence is
+// needed.
 PUSHGATE_KERNEL(probe_ping, probe_ping_params)
 {
 	u64 *out = reinterpret_cast<u64 *>(p.out), *result = reinterpret_cast<u64 *>(p.result);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Pushing into a window, and its ceiling: the same stores without window,
-// credit or WQE.
+// Pushing into a window, and the ceiling to compare with: the same stores without window, credit or
+// WQE.
 #include "pushgate/device.cuh"
 
 using namespace pushgate;
@@ -32,7 +32,7 @@ struct push_params {
 	u32 pad;
 };
 
-// Each block pushes `rounds` messages, all blocks of a queue pair at once.
+// Each block pushes `rounds` messages; all blocks of a queue pair push at once.
 PUSHGATE_KERNEL(push_window, push_params)
 {
 	queue_pair qp(reinterpret_cast<const pushgate_qp *>(p.qps)[block_index() % p.n_qps]);
@@ -64,7 +64,7 @@ struct sink_params {
 	u64 count;  // messages of each queue pair
 };
 
-// One block for each queue pair takes its messages and gives them back unread.
+// One block for each queue pair takes the messages and releases them unread.
 PUSHGATE_KERNEL(sink, sink_params)
 {
 	if (thread_index() != 0)
@@ -90,8 +90,8 @@ struct hand_over_params {
 	u32 pad;
 };
 
-// Posts what lies in the window already, and waits until the peer has it: the
-// queue pair's own part of a transfer. One thread.
+// Posts a payload that lies in the window already, and waits until the peer has it: the queue
+// pair's own part of a transfer. One thread.
 PUSHGATE_KERNEL(hand_over, hand_over_params)
 {
 	if (thread_index() != 0)

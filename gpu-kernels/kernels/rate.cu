@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Small messages a second, and the ceiling: bare records without flow control.
+// Rate of small messages, and the ceiling to compare with: bare records without flow control.
 #include "pushgate/device.cuh"
 
 using namespace pushgate;
@@ -48,7 +48,7 @@ struct rate_sink_params {
 	u64 count;  // messages in all
 };
 
-// One block; every thread takes a message of its own at a time.
+// One block; each thread takes one message at a time.
 PUSHGATE_KERNEL(rate_sink, rate_sink_params)
 {
 	queue_pair qp(*reinterpret_cast<const pushgate_qp *>(p.qp));
@@ -72,7 +72,7 @@ PUSHGATE_KERNEL(rate_sink, rate_sink_params)
 			release<block>(qp, 1, true);
 		}
 	}
-	// Sums of all threads, one after the other: the end of a run, not its path.
+	// Sums over all threads, one after the other: slow, but it runs once, at the end.
 	u64 *result = reinterpret_cast<u64 *>(p.result);
 	for (u32 t = 0; t < block_size(); t++) {
 		if (thread_index() == t)
@@ -92,8 +92,8 @@ struct bare_records_params {
 	u64 count; // records of each thread
 };
 
-// Each thread writes whole records with a lap, as fast as it can; nobody holds
-// it back. `count` laps of the ring, spread over all threads.
+// Each thread writes whole records with a lap number, as fast as it can, without flow control:
+// `count` records each, spread over the ring.
 PUSHGATE_KERNEL(bare_records, bare_records_params)
 {
 	u64 first = (u64)block_index() * block_size() + thread_index();

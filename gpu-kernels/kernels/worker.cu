@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The resident worker: copies between memory of this device and registered host
-// memory, told by rings of commands in host memory, without a call of the driver.
-// gpu-kernels/src/worker.rs is its other half; docs/worker.md argues its coming
-// and going.
+// The resident worker: copies between this device's memory and registered host memory, commanded
+// through rings in host memory, without a call of the driver. gpu-kernels/src/worker.rs is the
+// host's half; docs/worker.md argues how the worker comes and goes.
 //
-// Block 0 dispatches: it alone looks over the bus, at both rings at once, and
-// hands commands on through device memory, where looking is cheap. Pushers (device
-// to host) and pullers (host to device) follow it. Each of these blocks passes all
-// commands of its ring in order and copies its slice of those that name it.
+// Block 0 is the dispatcher: it alone reads over the bus, both rings at once, and forwards commands
+// through device memory, where reading is cheap. Pushers (device to host) and pullers (host to
+// device) read them there. Each of these blocks passes all commands of its ring in order, and
+// copies its slice of the commands that name it.
 //
-// P8: addresses are taken as they are. Only this process's own host side writes
-// the rings, and it answers for what they name.
+// P8: the worker does not check addresses. Only the host side of this process writes the rings, and
+// that side is responsible for the addresses.
 #include "pushgate/arch.cuh"
 
 using namespace pushgate;
@@ -19,41 +18,42 @@ using namespace pushgate;
 // kernels: copy_worker copy_worker_mark
 
 static constexpr u32 command_words = 4;
-// A launch that takes longer is thought to wait for us.
+// A launch under way for longer than this is assumed to wait for this kernel.
 static constexpr u64 launch_ns = 1000000;
-// So long without a command is a pause.
+// This long without a command counts as a pause.
 static constexpr u64 idle_ns = 1000000;
 static constexpr u32 phase_running = 1, phase_leaving = 2, phase_left = 3;
 static constexpr u32 lap_shift = 56;
 static constexpr u64 glance_ns = 8000;
 
-// Rings are [0] push and [1] pull.
+// The kernel's parameters. In arrays of two, [0] is push and [1] is pull.
 struct copy_worker_params {
-	u64 state;	    // host, written here: generation << 8 | phase; two words on, that a graph's launch stays
+	u64 state;	    // host, written here: generation << 8 | phase; word 2: a graph's launch that stays idle
 	u64 leases;	    // host, read: {last generation to leave now, launches under way}, then {opened, done} of each
-	u64 counts;	    // host, written here: commands passed, of each block but the dispatcher; of that one
-			    // those with words in them
+	u64 counts;	    // host, written here: commands passed by each block that copies; then the pulls up to
+			    // which the dispatcher has stored inline words
 	u64 rings[2];	    // host, read: commands
-	u64 mailboxes[2];   // device: the same, handed on
+	u64 mailboxes[2];   // device: forwarded commands
 	u64 cursors;	    // device: the words below
-	u64 generation;	    // 0: of a graph that is replayed, of which the host does not know
-	u64 linger_ns;	    // stays for so long after the last command or lease
-	u64 limit_ns;	    // leaves so long after the last command, whatever the leases say
+	u64 generation;	    // 0: a launch in a graph, of whose replays the host does not know
+	u64 linger_ns;	    // stays this long after the last command or lease
+	u64 limit_ns;	    // leaves this long after the last command, whatever the leases say
 	u32 slots_log;
 	u32 leases_n;
 	u32 pushers;
 	u32 pullers;
 };
 
-// Of `cursors`: forwarded push, pull; and, of launches by their numbers (below): which is to
-// stop, which has the turn, how many of its blocks still serve. Operations of graphs that have
-// begun and ended. How many of the host's launches wait for the turn. How far each block that copies has
-// come; how many launches of graphs each block has seen begin; what became of the last of those,
-// and of the host's last.
+// Words of `cursors`. Words 0 and 1: commands forwarded, of push and pull. Then, with launches
+// numbered as described under "turns": the launch that is to stop; the launch that has the turn;
+// how many of that launch's blocks still serve; how many operations of graphs have begun; how many
+// have ended; how many of the host's launches wait for the turn. Then, for each block that copies,
+// how far it has come; for each block, how many launches of graphs it has seen begin; the fates of
+// the last launches of graphs (`fates` of them), and the fate of the host's last launch.
 static constexpr u32 stop_at = 2, turn_at = 3, serving_at = 4, opened_at = 5, closed_at = 6, waiting_at = 7,
 		     passed_at = 8;
-// More than a device has grids at once: 128 (CUDA C++ Programming Guide, "Maximum number of
-// resident grids per device").
+// More than the grids that a device runs at once: 128 (CUDA C++ Programming Guide, "Maximum number
+// of resident grids per device").
 static constexpr u32 fates = 256;
 static constexpr u64 leaving = 1ull << 63; // beside the number that has the turn
 static PUSHGATE_DEVICE u64 *word_of(const copy_worker_params &p, u32 which)
@@ -62,8 +62,8 @@ static PUSHGATE_DEVICE u64 *word_of(const copy_worker_params &p, u32 which)
 }
 static PUSHGATE_DEVICE bool of_a_graph(const copy_worker_params &p) { return p.generation == 0; }
 
-// A command is {device address, host address, bytes, first block | blocks << 16},
-// each with its lap in the topmost byte (P2).
+// A command is {device address, host address, bytes, first block | blocks << 16}; each word has its
+// lap number in the topmost byte (P2).
 static PUSHGATE_DEVICE u64 lap_of(u64 index, u32 slots_log) { return ((index >> slots_log) + 1) << lap_shift; }
 static PUSHGATE_DEVICE bool is_lap(u64 word, u64 lap) { return (word ^ lap) >> lap_shift == 0; }
 static PUSHGATE_DEVICE u64 data_of(u64 word) { return word & ((1ull << lap_shift) - 1); }
@@ -72,17 +72,18 @@ static PUSHGATE_DEVICE u64 *slot_of(u64 ring, u64 index, u32 slots_log)
 	return reinterpret_cast<u64 *>(ring) + (index & ((1ull << slots_log) - 1)) * command_words;
 }
 
-// A pull of one or two words may have them in its command, {device address, low 56 bits
-// of either, the rest}: the rest's bytes 0 and 1 are their topmost bytes, byte 4 says how
-// many there are, and the number of blocks is none. The dispatcher stores them itself,
-// which spares them the trips to a block and from there over the bus.
+// A pull of one or two words may carry the words in its command: {device address, low 56 bits of
+// the first word, low 56 bits of the second, rest}. The rest's bytes 0 and 1 are the topmost bytes
+// of the two words, its byte 4 is the number of words, and its number of blocks is 0. The
+// dispatcher stores the words itself, which saves the trip to a block and that block's read over
+// the bus.
 static PUSHGATE_DEVICE u32 inline_words(u64 where) { return (u32)(where >> 32) & 0xff; }
 static PUSHGATE_DEVICE u64 inline_word(u64 low, u64 where, u32 which)
 {
 	return data_of(low) | where >> 8 * which << lap_shift;
 }
 
-// Which of the command's slices is this block's, or `blocks` and more: none.
+// Which of the command's slices this block copies; a value of `blocks` or more means none.
 static PUSHGATE_DEVICE u32 rank_in(u64 where, u32 block, u32 all, u32 &blocks)
 {
 	u32 first = (u32)where & 0xffff;
@@ -103,8 +104,8 @@ static PUSHGATE_DEVICE void copy_bytes(u64 dst, u64 src, u64 bytes, u32 lane, u3
 		*reinterpret_cast<u8 *>(dst + i) = *reinterpret_cast<const u8 *>(src + i);
 }
 
-// Whole units at addresses that are multiples of one. Four loads are in flight
-// before the first store, which is what hides the latency of the bus.
+// Copies whole units between addresses that are multiples of the unit. Four loads are in flight
+// before the first store, which hides the latency of the bus.
 template <class T> static PUSHGATE_DEVICE void copy_units(u64 dst, u64 src, u64 n, u32 lane, u32 lanes)
 {
 	T *d = reinterpret_cast<T *>(dst);
@@ -132,8 +133,9 @@ template <class T> static PUSHGATE_DEVICE void copy_as(u64 dst, u64 src, u64 byt
 	copy_bytes(dst + done, src + done, bytes - done, lane, lanes);
 }
 
-// Any alignment, any length, no byte beyond. Only what the two addresses have in
-// common decides the unit: the rest of the way to alignment is a few bytes.
+// Copies at any alignment and any length, and touches no byte beyond. The unit depends on the
+// alignment that the two addresses have in common; the few bytes before and after are copied one by
+// one.
 static PUSHGATE_DEVICE void copy_exact(u64 dst, u64 src, u64 bytes, u32 lane, u32 lanes)
 {
 	u64 apart = dst ^ src;
@@ -149,18 +151,18 @@ static PUSHGATE_DEVICE void copy_exact(u64 dst, u64 src, u64 bytes, u32 lane, u3
 
 // ------------------------------------------------------------ pushers, pullers
 
-// Shared memory of a block: the command that is copied and the one that was found
-// meanwhile, by turns.
+// Shared memory of a block, two of these used in turn: one holds the command that is being copied,
+// the other the command found in the meantime.
 struct found {
 	u64 word[command_words];
 	u64 what; // nothing, a command, or the end
 };
 static constexpr u64 nothing = 0, command = 1, end = 2;
 
-// Moves `at` past commands that do not name this block, up to one that does, which
-// it puts into `f`. True if any was passed or found; `mine` if found.
+// Moves `at` past commands that do not name this block, up to one that does, which it copies into
+// `f`. True if any command was passed or found; `mine` if one was found.
 #if PUSHGATE_GPU
-// Two lanes a command, so that a block passes sixteen at the price of one.
+// Two lanes read one command, so that a block passes sixteen commands at the price of one.
 static PUSHGATE_DEVICE bool find(const copy_worker_params &p, u32 ring, u32 block, u32 all, u64 &at, bool &mine, found &f)
 {
 	u32 lane = thread_index() % 32, j = lane / 2, half = lane % 2;
@@ -199,25 +201,26 @@ static bool find(const copy_worker_params &p, u32 ring, u32 block, u32 all, u64 
 }
 #endif
 
-// One look. `passed` becomes the first command that is not this block's to skip, `at`
-// the one behind the command that was found. Puts what it is into `f`.
+// Looks once for commands and puts what it found into `f`. `passed` becomes the first command that
+// this block must not skip, `at` the command after the one that was found.
 static PUSHGATE_DEVICE void take(const copy_worker_params &p, u64 number, u32 ring, u32 block, u32 all, u64 &at,
 				 u64 &passed, backoff &pause, found &f)
 {
 	const u64 *stop = word_of(p, stop_at);
 	bool mine = false, ends = false;
-	// On its way together with the look at the commands, which it does not hold up.
+	// This load travels together with the loads of the commands and does not delay them.
 	u64 stopped = load_device<order::relaxed>(stop);
 	bool any = find(p, ring, block, all, at, mine, f);
 	if (!any && stopped == number) {
-		// What was handed on before the word was stored is seen behind it: an acquire
-		// by fence.
+		// The dispatcher forwarded all commands before it stored the word that stops us.
+		// The fence makes this an acquire, so a second look sees every forwarded command.
 		fence_device();
 		any = find(p, ring, block, all, at, mine, f);
 		ends = !any;
 	}
-	// The command is older than the payload that it names: an acquire by fence, for
-	// what the dispatcher released before it, and what it had acquired from the host.
+	// The command is older than the payload that it names. The fence acquires what the
+	// dispatcher released before the command, including what the dispatcher had acquired from
+	// the host.
 	if (mine)
 		fence_device();
 	if (thread_index() == 0)
@@ -230,9 +233,9 @@ static PUSHGATE_DEVICE void take(const copy_worker_params &p, u64 number, u32 ri
 		pause.wait();
 }
 
-// While all others copy a command, the first warp publishes the one before and looks
-// for the next: neither of these trips over the bus keeps the copying waiting. With
-// one warp only, and on a CPU, it does both.
+// Serves commands. While the other warps copy a command, the first warp publishes the count of the
+// command before and looks for the next: so copying never waits for these trips over the bus. With
+// only one warp, and on a CPU, the first warp does both in turn.
 static PUSHGATE_DEVICE void serve(const copy_worker_params &p, u64 number, u32 ring, u32 block)
 {
 	found *turns = static_cast<found *>(shared_memory());
@@ -250,13 +253,13 @@ static PUSHGATE_DEVICE void serve(const copy_worker_params &p, u64 number, u32 r
 	if (looks)
 		take(p, number, ring, block, all, at, passed, pause, turns[0]);
 	for (u32 turn = 0;; turn ^= 1) {
-		// The command, and what was acquired with it, to all threads; and all
-		// threads have stored what the command before told them.
+		// After this barrier all threads have the command and what was acquired with it,
+		// and all threads have done their stores for the command before.
 		block_barrier();
-		// P3: those stores, by way of the barrier, are older than the count for
-		// whoever reads it: the host, and the kernels of this device that see a flag
-		// which the host writes after it. Release at system scope is cumulative, so
-		// this holds for pushes and pulls alike.
+		// P3: through the barrier, those stores are ordered before the count for every
+		// reader of the count: the host, and kernels of this device that see a flag which
+		// the host writes after reading the count. Release at system scope is cumulative,
+		// so this holds for pushes and pulls alike.
 		if (thread_index() == 0 && passed != published) {
 			if (copied)
 				store<order::release>(count, passed);
@@ -272,7 +275,7 @@ static PUSHGATE_DEVICE void serve(const copy_worker_params &p, u64 number, u32 r
 			u64 device = data_of(f.word[0]), host = data_of(f.word[1]), bytes = data_of(f.word[2]);
 			u32 blocks;
 			u64 rank = rank_in(data_of(f.word[3]), block, all, blocks);
-			// Whole lines, so that no two blocks store into one.
+			// Whole cache lines, so that no two blocks store into the same line.
 			u64 slice = ((bytes + blocks - 1) / blocks + 127) & ~127ull;
 			u64 from = rank * slice;
 			if (from < bytes && !(apart && looks)) {
@@ -284,7 +287,7 @@ static PUSHGATE_DEVICE void serve(const copy_worker_params &p, u64 number, u32 r
 		if (looks)
 			take(p, number, ring, block, all, at, passed, pause, turns[turn ^ 1]);
 	}
-	// The fence releases the cursor, and what was copied, to whoever has the next turn.
+	// The fence releases the cursor, and what was copied, to the launch that has the next turn.
 	if (thread_index() == 0) {
 		store_device<order::relaxed>(cursor, at);
 		fence_device();
@@ -294,19 +297,24 @@ static PUSHGATE_DEVICE void serve(const copy_worker_params &p, u64 number, u32 r
 
 // ---------------------------------------------------------------------- turns
 //
-// The host's launches stand in one stream. A graph's do not: they come whenever it is replayed, beside
-// those and beside each other. One launch at a time has the turn. Another of the host's waits for
-// it, and is given it by a graph's as soon as that sees it: for a graph is not complete before its
-// launch has ended, while nothing of the program waits for the host's. Another of a graph goes, for whoever
-// has the turn stays for its operation.
+// The host's launches are ordered by one stream. Launches in a graph are not: they run whenever the
+// graph is replayed, beside the host's launches and beside each other. So one launch at a time has
+// the turn. Another launch of the host waits for the turn; a graph's launch that has the turn gives
+// it up as soon as it sees the host's launch wait, because the graph is not complete before its
+// launch has ended, while nothing of the program waits for the end of the host's launch. Another
+// launch of a graph does not wait but ends at once, because the launch that has the turn also stays
+// for the other graph's operation.
 //
-// The host's launches are told their number: even. A graph's can't be, for its parameters are those of
-// each replay. But blocks of a kind are alike: the first of each kind to begin make up one launch, the
-// second the next. So each block counts how many of its kind have begun, which makes an
-// odd number, and waits until the dispatcher of that number says what becomes of it.
+// The host's launches are told their number, which is even. A graph's launch can't be told one,
+// because its parameters are the same in each replay. But all blocks at one position of the grid
+// are alike: the first block to begin at each position together make up one launch, the second
+// blocks the next launch, and so on. So each block counts how many blocks have begun at its
+// position, which gives an odd launch number, and waits until that launch's dispatcher says whether
+// the launch serves or ends.
 
-// How many operations of graphs are under way. Too many rather than too few: what has begun
-// is looked at behind what has ended. (Less than none: the last one's launch comes late.)
+// Whether operations of graphs are under way. Errs towards more, not fewer: operations begun are
+// read after operations ended. (The difference can be negative: an operation may end before its
+// launch of the worker begins.)
 static PUSHGATE_DEVICE bool graphs_open(const copy_worker_params &p)
 {
 	u64 closed = load_device<order::acquire>(word_of(p, closed_at));
@@ -319,14 +327,14 @@ static PUSHGATE_DEVICE void say(const copy_worker_params &p, u64 phase)
 		store<order::relaxed>(reinterpret_cast<u64 *>(p.state), p.generation << 8 | phase);
 }
 
-// The dispatcher's first thread: true if its launch has the turn now.
+// Called by the dispatcher's first thread: takes the turn. True if this launch has the turn now.
 static PUSHGATE_DEVICE bool takes_turn(const copy_worker_params &p, u64 number)
 {
 	u64 *turn = word_of(p, turn_at), began = clock_ns();
 	add_device(word_of(p, of_a_graph(p) ? opened_at : waiting_at), 1);
-	// Its operation has begun, then the looks at the turn; whoever has that says
-	// "leaving", then looks at the operations, with a fence between. One of the two sees
-	// the other.
+	// We first count our operation as begun, then look at the turn. The launch that has the
+	// turn first stores "leaving", then looks at the operations. A fence stands between on both
+	// sides, so one of the two sees the other.
 	fence_total();
 	bool taken;
 	backoff pause;
@@ -336,7 +344,8 @@ static PUSHGATE_DEVICE bool takes_turn(const copy_worker_params &p, u64 number)
 		if (taken || (of_a_graph(p) && !(who & leaving)))
 			break;
 		if (clock_ns() - began > p.limit_ns) { // P7
-			// As whoever leaves: who posts now starts another.
+			// As on leaving: say so, so that a thread that posts from now on starts
+			// another launch.
 			say(p, phase_leaving);
 			fence_total();
 			taken = compare_and_swap(turn, 0, number) == 0;
@@ -346,12 +355,12 @@ static PUSHGATE_DEVICE bool takes_turn(const copy_worker_params &p, u64 number)
 	}
 	if (!of_a_graph(p))
 		add_device(word_of(p, waiting_at), ~0ull);
-	// Acquires what the last one released.
+	// Acquires what the previous owner of the turn released.
 	fence_device();
 	return taken;
 }
 
-// The number of the block's launch if that has the turn, 0 if it is to end.
+// The number of the block's launch if that launch has the turn, 0 if the launch is to end.
 static PUSHGATE_DEVICE u64 turn_of(const copy_worker_params &p, u32 block)
 {
 	u64 mine = 0;
@@ -373,12 +382,14 @@ static PUSHGATE_DEVICE u64 turn_of(const copy_worker_params &p, u32 block)
 		} else {
 			u64 fate, began = clock_ns();
 			backoff pause;
-			// P7: the dispatcher has its own limit; so this one is not reached before it.
+			// P7: the dispatcher has a limit of its own, which is half of this one, so
+			// this limit is not reached before.
 			while ((fate = load_device<order::acquire>(word_of(p, fate_at))) >> 1 < number &&
 			       clock_ns() - began < 2 * p.limit_ns)
 				pause.wait();
-			// The word may be another launch's already. If ours serves, it has the turn until
-			// we have served.
+			// The word may already hold the fate of a later launch. If our launch
+			// serves, it keeps the turn until this block has served, so the turn word
+			// tells.
 			serves = fate >> 1 == number
 					 ? fate & 1
 					 : (load_device<order::acquire>(word_of(p, turn_at)) & ~leaving) == number;
@@ -395,7 +406,7 @@ static PUSHGATE_DEVICE u64 *inline_count(const copy_worker_params &p)
 	return reinterpret_cast<u64 *>(p.counts) + p.pushers + p.pullers;
 }
 
-// Hands on the commands that are there, up to eight of each ring. True if any.
+// Forwards the commands that are there, up to eight of each ring. True if there was any.
 #if PUSHGATE_GPU
 // One access of the warp reads both rings: one round trip over the bus.
 static PUSHGATE_DEVICE bool forward(const copy_worker_params &p, u64 &push, u64 &pull)
@@ -409,7 +420,7 @@ static PUSHGATE_DEVICE bool forward(const copy_worker_params &p, u64 &push, u64 
 	u32 pulls = (__ffs(gaps >> 16 | 0x10000) - 1) / 2;
 	if (!(pushes | pulls))
 		return false;
-	// Inline words at once: they are in the command, so no order is needed before them.
+	// Stores inline words at once: they come in the command, so no order is needed before them.
 	u64 first = __shfl_xor_sync(0xffffffffu, v.x, 1), last = __shfl_xor_sync(0xffffffffu, v.y, 1);
 	u64 where = data_of(half ? v.y : last);
 	u32 words = ring && j < pulls ? inline_words(where) : 0;
@@ -417,10 +428,11 @@ static PUSHGATE_DEVICE bool forward(const copy_worker_params &p, u64 &push, u64 
 		store<order::relaxed>(reinterpret_cast<u64 *>(data_of(half ? first : v.x)) + half,
 				      inline_word(half ? v.x : v.y, where, half));
 	bool inlined = __any_sync(0xffffffffu, words != 0);
-	// What the host wrote before a command was acquired with it, at system scope; the
-	// fence releases it to the blocks with what we store. Either scope holds both of
-	// its ends, so what is older for us is older for them. All lanes go through it
-	// together, behind the ballot: what one has acquired the others pass on.
+	// What the host wrote before a command was acquired with the command, at system scope; the
+	// fence releases it to the blocks together with our stores of the command. Each of the two
+	// scopes includes both of its threads, so what is ordered before our stores for us is
+	// ordered before them for the blocks. All lanes execute the fence together, after the
+	// ballot: what one lane acquired, the others pass on.
 	__syncwarp();
 	fence_device();
 	if (j < (ring ? pulls : pushes))
@@ -428,16 +440,17 @@ static PUSHGATE_DEVICE bool forward(const copy_worker_params &p, u64 &push, u64 
 	push += pushes;
 	pull += pulls;
 	if (inlined) {
-		// P3: as for a block's count; the lanes' stores are older by way of the barrier.
+		// P3: as with a block's count, the barrier orders the lanes' stores before the
+		// count.
 		__syncwarp();
 		if (lane == 0)
 			store<order::release>(inline_count(p), pull);
 	}
 	return true;
 }
-// One access where there is a lease for each lane but one: the first pair says which
-// generations are to leave at once. `launching`: operations are not done, but all of
-// them are still being launched.
+// Whether all leases are done. One access of the warp suffices for 31 leases: lane 0 reads the pair
+// that holds the last generation to leave at once, and each other lane reads one lease.
+// `launching`: some operations are not done, but all of these are still being launched.
 static PUSHGATE_DEVICE bool leases_done(const copy_worker_params &p, bool &quit, bool &launching)
 {
 	bool quits = false;
@@ -486,8 +499,8 @@ static bool forward(const copy_worker_params &p, u64 &push, u64 &pull)
 	}
 	return any;
 }
-// `opened` first: a lease that is opened later than this look is for the look
-// behind the fence.
+// Whether all leases are done. `opened` is read before `done`: a lease that is opened after this
+// look is found by the look after the fence.
 static bool leases_done(const copy_worker_params &p, bool &quit, bool &launching)
 {
 	const u64 *w = reinterpret_cast<const u64 *>(p.leases);
@@ -502,11 +515,11 @@ static bool leases_done(const copy_worker_params &p, bool &quit, bool &launching
 }
 #endif
 
-// A warp dispatches on a GPU, one thread on a CPU.
+// The first thread's value, to all threads that dispatch: a warp on a GPU, one thread on a CPU.
 static PUSHGATE_DEVICE u64 agreed(u64 v) { return PUSHGATE_GPU ? warp_broadcast(v) : v; }
 
-// Whether an operation is under way. The leases are the host's launches' business: others of those
-// come for them.
+// Whether an operation is under way. Only the host's launches read the leases; when a lease needs
+// the worker and a graph's launch has the turn, another launch of the host comes for that lease.
 static PUSHGATE_DEVICE bool needs(const copy_worker_params &p, bool &quit, bool &launching)
 {
 	quit = launching = false;
@@ -523,7 +536,7 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
 	if (first)
 		say(p, phase_running);
 	backoff pause;
-	// Of one thread, here and below, so that all decide alike.
+	// The time of one thread, here and below, so that all threads decide alike.
 	u64 command = agreed(clock_ns()), needed = command;
 	u64 glanced = command, launching_since = command;
 	bool told = false;
@@ -539,8 +552,8 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
 			if (!of_a_graph(p))
 				continue;
 		}
-		// Whether it is still needed costs a trip over the bus, during which a
-		// command waits: seldom, then.
+		// Looking whether the worker is still needed costs a trip over the bus, during
+		// which a command waits. So look seldom.
 		if (now < glanced + glance_ns)
 			continue;
 		glanced = now;
@@ -548,14 +561,17 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
 		bool leased = needs(p, quit, launching);
 		if (!launching)
 			launching_since = now;
-		// A launch may wait for all that runs here: when the driver loads the kernel
-		// first, or makes room for what it spills. Then it waits for us, whom it is to
-		// follow: so we leave, and whoever launches starts the next generation behind it.
+		// A launch may wait for everything that runs here: when the driver loads the kernel
+		// first, or makes room for the registers that it spills. Then the launch waits for
+		// the worker, which in turn stays for that launch's operation. So the worker
+		// leaves, and the thread that launches starts the next generation, which stands
+		// behind the launch.
 		bool in_the_way = now > launching_since + launch_ns;
 		if (leased && !in_the_way)
 			needed = now;
-		// Of a graph, and nothing is copied: it may stay for another graph's operation, which its own must
-		// not wait for. So somebody is to take over.
+		// A graph's launch with nothing to copy may be staying for another graph's
+		// operation. Its own graph must not wait for that, so the host is asked to take
+		// over.
 		if (of_a_graph(p) && first && !told && now > command + idle_ns) {
 			store<order::relaxed>(reinterpret_cast<u64 *>(p.state) + 2, number);
 			told = true;
@@ -563,10 +579,10 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
 		bool asked = of_a_graph(p) && agreed(load_device<order::relaxed>(word_of(p, waiting_at)));
 		if (!quit && !expired && !asked && now < needed + p.linger_ns)
 			continue;
-		// Say so, then look once more (docs/worker.md, "Leaving"): whoever posts
-		// or leases stores first and then reads the state, with a fence between,
-		// as there is one here. Of two such, one at least sees the other. The same
-		// goes for a graph's operation and the turn.
+		// Say "leaving", then look once more (docs/worker.md, "Leaving"). A thread that
+		// posts or leases stores first and then reads the state, with a fence between; here
+		// a fence stands between as well. So at least one of the two sees the other's
+		// store. The same holds for a graph's operation and the turn.
 		if (first) {
 			say(p, phase_leaving);
 			store_device<order::relaxed>(word_of(p, turn_at), number | leaving);
@@ -588,9 +604,10 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
 			store_device<order::relaxed>(word_of(p, 1), pull);
 		}
 		agreed(0);
-		// Behind the commands that were handed on. The turn is another's when all
-		// blocks have stored how far they have come: they are this launch's, which ends no
-		// sooner anyway.
+		// Stop the blocks; the store is ordered after the commands that were forwarded. The
+		// turn passes on only when all blocks have stored how far they have come. Waiting
+		// for them costs nothing: they are blocks of this launch, which does not end before
+		// they do.
 		if (first) {
 			store_device<order::release>(word_of(p, stop_at), number);
 			backoff wait;
@@ -602,13 +619,13 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
 	}
 }
 
-// One block dispatches, p.pushers push, p.pullers pull.
+// The worker: one block dispatches, p.pushers blocks push, p.pullers blocks pull.
 PUSHGATE_KERNEL_BOUND(copy_worker, copy_worker_params, 512)
 {
 	u32 b = block_index();
 	u64 number = turn_of(p, b);
 	if (number == 0) {
-		// Never had the turn: others serve, or the next one will.
+		// This launch never had the turn: another launch serves, or the next one will.
 		if (b == 0 && thread_index() == 0)
 			say(p, phase_left);
 	} else if (b == 0) {
@@ -625,7 +642,7 @@ struct copy_worker_mark_params {
 	u64 closed; // device: how many operations of graphs have ended
 };
 
-// Behind a graph's operation.
+// Runs after a graph's operation and counts it as ended.
 PUSHGATE_KERNEL(copy_worker_mark, copy_worker_mark_params)
 {
 	if (block_index() == 0 && thread_index() == 0) {
@@ -644,14 +661,14 @@ struct bare_copy_params {
 	u64 rounds;
 };
 
-// The same loops without commands.
+// The worker's copy loops without commands.
 PUSHGATE_KERNEL_BOUND(bare_copy, bare_copy_params, 512)
 {
 	u64 slice = ((p.bytes + grid_size() - 1) / grid_size() + 127) & ~127ull;
 	u64 from = block_index() * slice;
 	u64 n = from >= p.bytes ? 0 : p.bytes - from < slice ? p.bytes - from : slice;
 	for (u64 r = 0; r < p.rounds; r++) {
-		// As for a command: what was loaded before may have changed.
+		// As before each command: what was loaded earlier may have changed since.
 		fence_device();
 		copy_exact(p.dst + from, p.src + from, n, thread_index(), block_size());
 	}
@@ -664,7 +681,7 @@ struct bare_echo_params {
 	u64 rounds;
 };
 
-// One thread says back each number that the host writes, from `from` + 1 on.
+// One thread echoes each number that the host writes, from `from` + 1 on.
 PUSHGATE_KERNEL(bare_echo, bare_echo_params)
 {
 	if (thread_index() || block_index())

@@ -1,11 +1,9 @@
-//! What build.rs and the run-time compiler share: which kernels a source has,
-//! and where nvcc is.
+//! Code shared by build.rs and the run-time compiler: finds a source's kernels, and nvcc.
 
 use std::path::PathBuf;
 
-/// Names of the kernels in a `.cu` text: lines that start with
-/// `PUSHGATE_KERNEL(name,`, and those that a comment `// kernels: a b c` lists
-/// because a macro makes them.
+/// The names of the kernels in a `.cu` text: from lines that start with `PUSHGATE_KERNEL(name,`,
+/// and from comments `// kernels: a b c`, which list kernels that a macro makes.
 pub fn kernel_names(text: &str) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for line in text.lines() {
@@ -27,8 +25,8 @@ fn is_identifier(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// nvcc, looked for in `PUSHGATE_NVCC` (empty means: none), `CUDA_HOME/bin`,
-/// `/usr/local/cuda/bin` and `PATH`, in this order.
+/// Looks for nvcc in `PUSHGATE_NVCC` (empty means none), `CUDA_HOME/bin`, `/usr/local/cuda/bin` and
+/// `PATH`, in this order.
 pub fn find_nvcc() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("PUSHGATE_NVCC") {
         return Some(PathBuf::from(named)).filter(|path| path.is_file());

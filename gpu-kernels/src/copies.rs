@@ -1,5 +1,5 @@
-//! Copies by engines of the device, for measuring: any two memories, timed points,
-//! streams that wait for each other. On the CPU a copy is memcpy, done on return.
+//! Copies by the device's copy engines, for measuring: between any two memories, with timed points,
+//! on streams that can wait for each other. On the CPU a copy is a memcpy, complete on return.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::cuda::{CudaCopies, CudaPoint};
 use crate::executor::{Executor, Result};
 
-/// A queue of copies, which run in the order in which they were put in. Dropping it
-/// waits for them.
+/// A queue of copies, which run in the order in which they were added. Dropping it waits for all of
+/// them.
 pub struct Copies(Kind);
 
 enum Kind {
@@ -16,7 +16,7 @@ enum Kind {
     Cpu,
 }
 
-/// A place in a [`Copies`], between two copies.
+/// A point in a [`Copies`] queue, between two copies.
 pub struct Point(At);
 
 enum At {
@@ -25,7 +25,7 @@ enum At {
 }
 
 impl Copies {
-    /// A queue of the executor's device.
+    /// Makes a queue on the executor's device.
     pub fn new(executor: &Arc<dyn Executor>) -> Result<Self> {
         Ok(Self(match executor.as_cuda() {
             Some(cuda) => Kind::Cuda(CudaCopies::new(cuda)?),
@@ -33,25 +33,26 @@ impl Copies {
         }))
     }
 
-    /// Copies `len` bytes between device memory, registered host memory (by its
-    /// device address) and memory of other GPUs. Returns at once on a GPU.
+    /// Copies `len` bytes between device memory, registered host memory (by its device address) and
+    /// memory of other GPUs. Returns at once on a GPU.
     ///
     /// # Safety
-    /// Both ranges must be valid for it, not overlap, and be left alone until a
-    /// [`Point`] made later was seen passed or this queue was dropped.
+    /// Both ranges must be valid for the copy, must not overlap, and must be left alone until a
+    /// [`Point`] made later has been passed or this queue has been dropped.
     pub unsafe fn copy(&self, dst: u64, src: u64, len: usize) -> Result<()> {
         match &self.0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: this function's caller promises what the inner `copy` requires.
             Kind::Cuda(copies) => unsafe { copies.copy(dst, src, len) },
             Kind::Cpu => {
-                // SAFETY: the caller's promise; on the CPU device addresses are addresses.
+                // SAFETY: the caller promises that both ranges are valid; on the CPU, device
+                // addresses are host addresses.
                 unsafe { std::ptr::copy_nonoverlapping(src as *const u8, dst as *mut u8, len) };
                 Ok(())
             }
         }
     }
 
-    /// Marks a place: behind all copies so far.
+    /// Marks a point after all copies added so far.
     pub fn point(&self) -> Result<Point> {
         Ok(Point(match &self.0 {
             Kind::Cuda(copies) => At::Cuda(copies.point()?),
@@ -59,18 +60,18 @@ impl Copies {
         }))
     }
 
-    /// Copies put in from now on wait for a point of another queue of this kind.
+    /// Makes copies added from now on wait for a point of another queue on a device of this kind.
     pub fn wait_for(&self, point: &Point) -> Result<()> {
         match (&self.0, &point.0) {
             (Kind::Cuda(copies), At::Cuda(point)) => copies.wait_for(point),
-            // Passed already.
+            // The copies before a point on the CPU are complete already.
             _ => Ok(()),
         }
     }
 }
 
 impl Point {
-    /// Whether all copies before it are complete. Never blocks.
+    /// Whether all copies before this point are complete. Never blocks.
     pub fn passed(&self) -> Result<bool> {
         match &self.0 {
             At::Cuda(point) => point.passed(),
@@ -78,8 +79,8 @@ impl Point {
         }
     }
 
-    /// By the device's clock, the time from `earlier` of the same queue to here; both
-    /// were seen passed. Zero for points of two kinds of device.
+    /// The time from `earlier`, a point of the same queue, to this point, by the device's clock.
+    /// Both points must have been seen passed. Zero for points of two different kinds of device.
     pub fn since(&self, earlier: &Point) -> Result<Duration> {
         match (&self.0, &earlier.0) {
             (At::Cuda(later), At::Cuda(earlier)) => later.since(earlier),

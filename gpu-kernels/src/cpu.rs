@@ -1,4 +1,4 @@
-//! The executor on this CPU: each CUDA thread is an OS thread that enters the
+//! The executor that runs kernels on this CPU: each CUDA thread is an OS thread that enters the
 //! kernel's C entry point (arch.cuh).
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -25,7 +25,7 @@ use crate::module::{Cache, Compiler, Key, Source, list, run_compiler};
 
 // ---------------------------------------------- arch.cuh's structures, mirrored
 
-/// `cpu_barrier`. Only kernels touch it.
+/// Mirrors `cpu_barrier` of arch.cuh. Only kernels access its fields.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct CpuBarrier {
@@ -34,7 +34,7 @@ pub struct CpuBarrier {
     slot: u64,
 }
 
-/// `cpu_block`.
+/// Mirrors `cpu_block` of arch.cuh.
 #[repr(C)]
 pub struct CpuBlock {
     index: u32,
@@ -46,14 +46,14 @@ pub struct CpuBlock {
     warps: [CpuBarrier; 32],
 }
 
-/// `cpu_thread`.
+/// Mirrors `cpu_thread` of arch.cuh.
 #[repr(C)]
 pub struct CpuThread {
     block: *mut CpuBlock,
     index: u64,
 }
 
-// build.rs asserts the same numbers about the C++ side.
+// build.rs asserts the same sizes and offsets on the C++ side.
 const _: () = {
     assert!(size_of::<CpuBarrier>() == 16 && offset_of!(CpuBarrier, generation) == 4);
     assert!(offset_of!(CpuBarrier, slot) == 8);
@@ -63,21 +63,23 @@ const _: () = {
     assert!(size_of::<CpuThread>() == 16 && offset_of!(CpuThread, index) == 8);
 };
 
-/// A kernel's stack: they are leaf code with a few words of state.
+/// Stack of a kernel's thread: kernels are leaf code with a few words of state.
 const STACK_BYTES: usize = 256 << 10;
-/// Threads of one launch; more would only wear out the scheduler.
+/// The most threads of one launch; more would only load the scheduler.
 const MAX_THREADS: u64 = 32_768;
-/// What a GPU gives at most is 227 KiB; the same order here.
+/// The most dynamic shared memory of a block. A GPU has at most 227 KiB, so this is about as much.
 const MAX_SHARED: u32 = 256 << 10;
-/// As a GPU's allocator aligns, and pages for whoever wants to register them.
+/// Alignment of device memory: as large as a GPU's allocator gives, and whole pages for callers
+/// that register the memory.
 const ALIGN: usize = 4096;
 
-/// A panic in another thread can't leave these locks' data half changed.
+/// Locks a mutex even if it is poisoned: a panic can't leave the data behind these locks half
+/// changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs kernels on this CPU.
+/// An executor that runs kernels on this CPU.
 #[derive(Debug)]
 pub struct CpuExecutor(Owner);
 
@@ -88,14 +90,14 @@ impl Default for CpuExecutor {
 }
 
 impl CpuExecutor {
-    /// The executor; there is nothing to open.
+    /// Makes the executor; there is no device to open.
     pub fn new() -> Self {
         Self(Owner::here())
     }
 
     fn load_with(source: &Source, cache: &Cache, compiler: &Compiler) -> Result<Arc<dyn LoadedModule>> {
-        // Hidden by default, so that two modules of one process never share the
-        // inline variables of the headers.
+        // Symbols are hidden by default, so that two modules in one process never share the inline
+        // variables of the headers.
         const FLAGS: &[&str] =
             &["-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-unknown-pragmas"];
         let mut key = Key::new("cpu");
@@ -124,17 +126,16 @@ impl CpuExecutor {
 }
 
 fn open(path: &Path) -> Result<Library> {
-    // SAFETY: the file lies in a folder that only this user can write, and was
-    // made from a source whose kernels this user asked to run: what its
-    // constructors do is as much theirs as what the kernels do. dlopen defaults
-    // to RTLD_LOCAL here, so its symbols replace none of ours.
+    // SAFETY: the file lies in a folder that only this user can write, and was made from a source
+    // whose kernels this user asked to run, so its constructors may do what its kernels may do.
+    // dlopen uses RTLD_LOCAL here, so the file's symbols replace none of ours.
     unsafe { Library::new(path) }.map_err(|error| DeviceError::Load {
         module: path.display().to_string(),
         reason: with_source(&error),
     })
 }
 
-/// libloading's own message leaves out what dlopen said.
+/// The message of a library error with dlopen's own text, which libloading's message leaves out.
 pub(crate) fn with_source(error: &libloading::Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
@@ -144,7 +145,7 @@ pub(crate) fn with_source(error: &libloading::Error) -> String {
 
 enum Code {
     Embedded,
-    /// With the names that the source's text has, for messages.
+    /// The library, and the kernel names in the source's text, for messages.
     Library(Library, Vec<String>),
 }
 
@@ -162,7 +163,7 @@ impl CpuModule {
         }
     }
 
-    /// The entry point and the size of its parameters.
+    /// Finds a kernel's entry point and the size of its parameters.
     fn find(&self, kernel: &str) -> Result<(CpuEntry, u32)> {
         match &self.code {
             Code::Embedded => CPU_KERNELS
@@ -172,10 +173,10 @@ impl CpuModule {
                 .ok_or_else(|| self.unknown(kernel)),
             Code::Library(library, _) => {
                 let size_name = format!("{kernel}_params_size");
-                // SAFETY: a NAME with a NAME_params_size beside it comes from
-                // PUSHGATE_KERNEL, which gives both these very types; a source
-                // that fakes the pair has asked for what it gets. The pointers
-                // are used while the module is alive: a launch keeps it.
+                // SAFETY: a symbol NAME with a NAME_params_size beside it comes from
+                // PUSHGATE_KERNEL, which gives the two symbols exactly these types; a source that
+                // fakes the pair is responsible for the result. The pointers are used only while
+                // the module is alive: a launch holds a reference to it.
                 let found = unsafe {
                     let size = library.get::<extern "C" fn() -> u32>(size_name.as_bytes());
                     let entry = library.get::<CpuEntry>(kernel.as_bytes());
@@ -205,9 +206,11 @@ impl LoadedModule for CpuModule {
     }
 }
 
-/// A registered range. A GPU pins its pages: where they are unmapped first, it goes on using
-/// them, and what is mapped at the same address next and registered again is taken for them. Here it does no
-/// harm, and so would not be seen; it is looked for instead.
+/// A registered range of host memory.
+///
+/// A GPU pins the pages. If the range is unmapped before it is unregistered, the GPU goes on using
+/// the old pages, even after other memory has been mapped and registered at that address. On the
+/// CPU that mistake does no harm and would stay unnoticed, so this executor checks for it.
 struct Held {
     addr: usize,
     len: usize,
@@ -217,8 +220,8 @@ impl Drop for Held {
     fn drop(&mut self) {
         let start = self.addr & !(rustix::param::page_size() - 1);
         let length = self.addr + self.len - start;
-        // SAFETY: writes back what is mapped there, if it is a file's at all, and with ASYNC not
-        // even that: on Linux it only looks whether all of it is mapped (msync(2), ENOMEM).
+        // SAFETY: msync with MS_ASYNC changes nothing. On Linux it only checks that all of the
+        // range is mapped (msync(2), ENOMEM).
         let mapped =
             unsafe { rustix::mm::msync(start as *mut c_void, length, rustix::mm::MsyncFlags::ASYNC) };
         if mapped == Err(rustix::io::Errno::NOMEM) {
@@ -309,8 +312,8 @@ impl Executor for CpuExecutor {
 
         let mut last = lock(&queue.last);
         let job = Arc::new(Job::new(module.clone(), entry, launch, params, last.clone())?);
-        // SAFETY: `find` gave the entry point of this kernel, its parameters have
-        // the size it asked for, and the caller answers for what they point to.
+        // SAFETY: `find` returned the entry point of this kernel, the parameters have the size that
+        // the kernel asked for, and the caller promises that the addresses in them are valid.
         let handles = unsafe { start(&job, kernel, launch) }?;
         *last = Some(job.end.clone());
         Ok(Running(OwnedHere::new(Box::new(CpuRunning { job, handles: Mutex::new(handles) }))))
@@ -325,7 +328,7 @@ impl Executor for CpuExecutor {
     ) -> Result<u32> {
         cpu_module(module)?.find(kernel)?;
         Launch::new(1, block).shared_bytes(shared_bytes).check(kernel, MAX_SHARED)?;
-        // The OS takes turns among them all.
+        // The OS schedules all threads in turn, so every block counts as resident.
         Ok(u32::MAX)
     }
 }
@@ -341,15 +344,14 @@ struct Heap {
     layout: Layout,
 }
 
-// SAFETY: plain memory that nothing thread-bound refers to; `read` and `write`
-// go through atomics.
+// SAFETY: plain memory without ties to a thread; `read` and `write` access it through atomics.
 unsafe impl Send for Heap {}
-// SAFETY: as above.
+// SAFETY: shared access is through atomics (`read`, `write`) or by kernels.
 unsafe impl Sync for Heap {}
 
 impl Heap {
     fn new(bytes: usize, align: usize) -> Result<Self> {
-        // At least a word, so that an empty buffer has an address too.
+        // At least one word, so that an empty buffer has an address too.
         let layout = bytes
             .checked_next_multiple_of(16)
             .and_then(|bytes| Layout::from_size_align(bytes.max(16), align).ok())
@@ -362,23 +364,23 @@ impl Heap {
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout; a kernel that still used
-        // it would break the promise made at its launch.
+        // SAFETY: allocated in `new` with this layout. No kernel still uses the memory: that was
+        // promised at the kernel's launch.
         unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
     }
 }
 
-// A kernel may run at the same time: whole aligned words are copied as relaxed
-// atomics, as arch.cuh's accesses are, so that nobody sees half a word.
+// A kernel may run at the same time, so whole aligned words are copied as relaxed atomics, as
+// arch.cuh accesses them: neither side sees half a word.
 impl BufferMemory for Heap {
     fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         debug_assert!(offset + from.len() <= self.layout.size());
         let (head, rest) = from.split_at(from.len().min(offset.wrapping_neg() % 8));
         let (words, tail) = rest.as_chunks::<8>();
         let at = |offset: usize| self.ptr.as_ptr().wrapping_add(offset);
-        // SAFETY: DeviceBuffer has checked that the range lies in the buffer,
-        // which lives as long as self and is only accessed through raw pointers
-        // and atomics. `base` + 8i is a multiple of 8 in a block aligned to more.
+        // SAFETY: DeviceBuffer has checked that the range lies in the buffer, which lives as long
+        // as self and is accessed only through raw pointers and atomics. `base` + 8i is a multiple
+        // of 8, because the block is aligned to more than that.
         unsafe {
             for (i, byte) in head.iter().enumerate() {
                 AtomicU8::from_ptr(at(offset + i)).store(*byte, Ordering::Relaxed);
@@ -401,7 +403,8 @@ impl BufferMemory for Heap {
         let (head, rest) = to.split_at_mut(to.len().min(offset.wrapping_neg() % 8));
         let (words, tail) = rest.as_chunks_mut::<8>();
         let at = |offset: usize| self.ptr.as_ptr().wrapping_add(offset);
-        // SAFETY: as in `write`.
+        // SAFETY: DeviceBuffer has checked the range, and the accesses are aligned and atomic as in
+        // `write`.
         unsafe {
             for (i, byte) in head.iter_mut().enumerate() {
                 *byte = AtomicU8::from_ptr(at(offset + i)).load(Ordering::Relaxed);
@@ -421,13 +424,13 @@ impl BufferMemory for Heap {
 
 // ------------------------------------------------------------------- launches
 
-/// The end of the launch before is what the next one waits for.
+/// A stream. The next launch waits for the end of the launch before it.
 #[derive(Default)]
 struct CpuStream {
     last: Mutex<Option<Arc<End>>>,
 }
 
-/// When a launch began and ended.
+/// The end of one launch: whether it has ended, and the times of its beginning and end.
 #[derive(Default)]
 struct End {
     times: Mutex<(Option<Instant>, Option<Instant>)>,
@@ -470,8 +473,8 @@ impl End {
     }
 }
 
-/// Whether the threads may enter the kernel: blocks wait for each other, so none
-/// may start before all of them exist.
+/// Whether a launch's threads may enter the kernel. Blocks wait for each other, so none may start
+/// before all of them exist.
 #[derive(Clone, Copy, PartialEq)]
 enum Gate {
     Closed,
@@ -485,9 +488,9 @@ struct Job {
     /// The parameters, aligned for any struct.
     params: Vec<u128>,
     blocks: Vec<UnsafeCell<CpuBlock>>,
-    /// What `CpuBlock::shared` points to.
+    /// The memory that `CpuBlock::shared` points to.
     _shared: Vec<Heap>,
-    /// Keeps the code mapped.
+    /// Keeps the kernel's code mapped.
     _module: Arc<dyn LoadedModule>,
     before: Option<Arc<End>>,
     gate: Mutex<Gate>,
@@ -496,11 +499,11 @@ struct Job {
     end: Arc<End>,
 }
 
-// SAFETY: the raw pointers are into heap blocks that the job owns. After it is
-// made, Rust reads `params` and takes addresses of `blocks` only; what lies
-// behind those is accessed by the kernel alone, with atomics.
+// SAFETY: the raw pointers point into heap blocks that the job owns. Once the job is made, Rust
+// only reads `params` and takes addresses of `blocks`; the kernel alone accesses what lies there,
+// with atomics.
 unsafe impl Send for Job {}
-// SAFETY: as above.
+// SAFETY: as for Send: after the job is made, Rust only reads it, and the kernel uses atomics.
 unsafe impl Sync for Job {}
 
 impl Job {
@@ -557,10 +560,11 @@ impl Job {
         self.opened.notify_all();
     }
 
-    /// One thread's life.
+    /// Runs one thread of the launch.
     ///
     /// # Safety
-    /// `entry` takes what `params` holds, and the launch's caller answers for it.
+    /// `entry` takes what `params` holds, and the caller of the launch promised that the addresses
+    /// in `params` are valid.
     unsafe fn run(&self, block: usize, index: u32) {
         let gate = self
             .opened
@@ -574,12 +578,12 @@ impl Job {
         }
         self.end.begin();
         let thread = CpuThread { block: self.blocks[block].get(), index: index.into() };
-        // SAFETY: `thread` and its block live until the call returns (the job is
-        // borrowed), the parameters are aligned to 16 and as large as the kernel
-        // asked for; the rest is the caller's promise.
+        // SAFETY: `thread` and its block live until the call returns (the job is borrowed). The
+        // parameters are aligned to 16 and as large as the kernel asked for. The caller promises
+        // the rest.
         unsafe { (self.entry)(&thread, self.params.as_ptr().cast()) };
-        // AcqRel: who sees zero has seen what every thread wrote, and passes it
-        // on through End's lock.
+        // AcqRel: the thread that counts down to zero has seen all that the other threads wrote,
+        // and passes it on through End's lock.
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.end.finish();
         }
@@ -589,7 +593,7 @@ impl Job {
 /// Starts all threads of a job, or none.
 ///
 /// # Safety
-/// As [`Job::run`].
+/// The requirements of [`Job::run`] hold for every thread.
 unsafe fn start(job: &Arc<Job>, kernel: &str, launch: Launch) -> Result<Vec<JoinHandle<()>>> {
     let wanted = u64::from(launch.grid) * u64::from(launch.block);
     let mut handles = Vec::with_capacity(wanted as usize);
@@ -599,7 +603,7 @@ unsafe fn start(job: &Arc<Job>, kernel: &str, launch: Launch) -> Result<Vec<Join
             let spawned = thread::Builder::new()
                 .name(format!("gpu-{block}-{index}"))
                 .stack_size(STACK_BYTES)
-                // SAFETY: passed on to our caller.
+                // SAFETY: the caller of `start` promises what `Job::run` requires.
                 .spawn(move || unsafe { shared.run(block as usize, index) });
             match spawned {
                 Ok(handle) => handles.push(handle),
@@ -618,8 +622,8 @@ unsafe fn start(job: &Arc<Job>, kernel: &str, launch: Launch) -> Result<Vec<Join
 
 fn join(handles: Vec<JoinHandle<()>>) {
     for handle in handles {
-        // The thread runs C code and our few lines; a panic in these is printed
-        // by its hook, and there is no more to do about it here.
+        // The thread runs C code and a few lines of ours. The panic hook prints a panic in those
+        // lines; there is nothing more to do about it here.
         let _ = handle.join();
     }
 }
@@ -671,7 +675,7 @@ using namespace pushgate;
 struct fill_params { u64 dst; u64 value; };
 PUSHGATE_KERNEL(fill, fill_params)
 {
-	// By way of shared memory and both barriers, so that these are used too.
+	// Uses shared memory and both barriers, so that these are tested too.
 	u64 *shared = (u64 *)shared_memory();
 	shared[thread_index()] = p.value;
 	block_barrier();
@@ -689,7 +693,7 @@ PUSHGATE_KERNEL(fill, fill_params)
         let buffer = executor.alloc(64 << 10).unwrap();
         assert_eq!(buffer.addr() % 4096, 0);
         let stream = executor.stream().unwrap();
-        // Four blocks, a quarter each, three rounds.
+        // Four blocks, a quarter of the memory each, three rounds.
         let params = words(&[buffer.addr(), 16 << 10, 1, 3]);
         // SAFETY: the buffer outlives the launch and is as long as the kernel is told.
         let running =
@@ -705,12 +709,12 @@ PUSHGATE_KERNEL(fill, fill_params)
     }
 
     #[test]
-    fn bad_launches_are_refused_by_name_and_value() {
+    fn refused_launches_name_the_wrong_value() {
         let executor = CpuExecutor::new();
         let module = executor.load_embedded().unwrap();
         let stream = executor.stream().unwrap();
         let error = |kernel, launch, params: &[u8]| {
-            // SAFETY: none of these reaches the kernel.
+            // SAFETY: none of these launches reaches the kernel.
             unsafe { executor.launch(&stream, &module, kernel, launch, params) }.unwrap_err().to_string()
         };
         let good = Launch::new(1, 1);
@@ -738,7 +742,7 @@ PUSHGATE_KERNEL(fill, fill_params)
         assert!(buffer.copy_from_host_at(usize::MAX, &from).is_err());
     }
 
-    /// A compiler that counts how often it compiles.
+    /// Makes a compiler that counts how often it compiles.
     fn counting_compiler(folder: &Folder) -> Compiler {
         let script = folder.0.join("counting");
         let log = folder.0.join("log");
@@ -770,11 +774,11 @@ PUSHGATE_KERNEL(fill, fill_params)
         let buffer = executor.alloc((grid * block * 8) as usize).unwrap();
         let stream = executor.stream().unwrap();
         let launch = Launch::new(grid as u32, block as u32).shared_bytes(block as u32 * 8).cooperating();
-        // Two on one stream: the second starts when the first has ended.
+        // Two launches on one stream: the second starts when the first has ended.
         let runs: Vec<Running> = [5, 7]
             .iter()
             .map(|value| {
-                // SAFETY: the buffer has a word for each thread and outlives both.
+                // SAFETY: the buffer has a word for each thread and outlives both launches.
                 unsafe { executor.launch(&stream, &module, "fill", launch, &words(&[buffer.addr(), *value])) }
                     .unwrap()
             })
@@ -802,7 +806,7 @@ PUSHGATE_KERNEL(fill, fill_params)
         assert!(error.contains("wrong.cu:2") && error.contains("nonsense"), "{error}");
     }
 
-    /// Waits for a word to become other than 0.
+    /// A kernel that waits until a word is not 0.
     pub(crate) const GATE: &str = r#"
 #include "pushgate/arch.cuh"
 using namespace pushgate;

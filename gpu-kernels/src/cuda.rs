@@ -1,10 +1,10 @@
 //! The executor on an NVIDIA GPU.
 //!
-//! A kernel here may run for as long as the program does, waiting for others.
-//! So nothing waits for the whole device or uses the default stream: copies have
-//! a stream of their own, launches are waited for by event, and memory is freed
-//! when no launch is under way. The context is pushed for each call and popped
-//! after it: a thread of somebody else's (NCCL's, say) keeps its own.
+//! A kernel may run as long as the program does and wait for other kernels. So this code never
+//! waits for the whole device and never uses the default stream: copies have a stream of their own,
+//! an event tells when a launch has ended, and memory is freed only when no launch is under way.
+//! The context is pushed for each call and popped after it, so threads of other libraries (NCCL's,
+//! say) keep their own context.
 
 mod compile;
 mod guard;
@@ -49,12 +49,13 @@ const STREAM_NON_BLOCKING: u32 = 1;
 const EVENT_TIMED: u32 = 0;
 const EVENT_UNTIMED: u32 = 2;
 const NOT_FOUND: u32 = 500;
-/// Dynamic shared memory that every kernel may have unasked.
+/// Dynamic shared memory that every kernel may have without cuFuncSetAttribute.
 const SHARED_UNASKED: u32 = 48 << 10;
 /// The whole device, in the unit of `Active::share`.
 const WHOLE: u64 = 1 << 32;
 
-/// A panic in another thread can't leave these locks' data half changed.
+/// Locks a mutex even if it is poisoned: a panic can't leave the data behind these locks half
+/// changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -63,15 +64,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone, Copy)]
 struct Raw<T>(T);
 
-// SAFETY: the driver's handles are names for its own objects; its functions take
-// them from any thread and lock by themselves. We only store and pass them on.
+// SAFETY: the driver's handles name the driver's own objects; its functions accept them from any
+// thread and lock internally. This code only stores the handles and passes them on.
 unsafe impl<T> Send for Raw<T> {}
-// SAFETY: as above.
+// SAFETY: as for Send: a handle is a name that any thread may pass to the driver.
 unsafe impl<T> Sync for Raw<T> {}
 
 // -------------------------------------------------------------------- context
 
-/// One GPU's primary context and what is shared by all who use it here.
+/// One GPU's primary context, with the state that everything using it in this process shares.
 pub(crate) struct Context {
     owner: Owner,
     driver: &'static Driver,
@@ -86,47 +87,50 @@ pub(crate) struct Context {
     max_shared: u32,
     read_only: bool,
     rdma: Rdma,
-    /// For the copies and fills of buffers.
+    /// The stream for copies to and from buffers, and for filling them.
     copies: Raw<CUstream>,
     ledger: Mutex<Ledger>,
 }
 
-/// What runs, and what waits for nothing to run.
+/// What runs on the device, and what waits until nothing runs.
 #[derive(Default)]
 struct Ledger {
     active: Vec<Active>,
-    /// cuMemFree waits for the device: with a kernel that waits for this very
-    /// thread, for ever. So freed memory lies here until nothing runs.
+    /// Freed memory, kept here until nothing runs. cuMemFree waits for the device, and would wait
+    /// for ever for a kernel that waits for the calling thread.
     freed: Vec<u64>,
-    /// Kernels that come and go by themselves.
+    /// Resident kernels, which start and end by themselves.
     residents: Vec<Weak<Presence>>,
 }
 
 impl Ledger {
-    /// Nothing runs that could wait for a thread of ours.
+    /// True if no kernel runs that could wait for a thread of this process.
     fn is_quiet(&mut self) -> bool {
         self.residents.retain(|resident| resident.strong_count() > 0);
         self.active.is_empty() && !self.residents.iter().filter_map(Weak::upgrade).any(|r| (r.present)())
     }
 }
 
-/// A launch that was not seen to end.
+/// A launch that has not been seen to end.
 struct Active {
     id: u64,
     end: Raw<CUevent>,
-    /// How much of the device its cooperating blocks fill, of `WHOLE`.
+    /// How much of the device the launch's cooperating blocks fill, in units of which `WHOLE` is
+    /// all.
     share: u64,
     blocks: u32,
 }
 
-/// While this lives, the thread may make any call though another one captures a graph in the
-/// mode `global`, the default: else a call that the driver takes for unsafe there (registering
-/// memory, allocating it, asking for an event) would fail, and end that capture with an error. None of ours
-/// has to do with a stream that captures.
+/// Lets this thread make any call of the driver while another thread captures a graph.
+///
+/// In the capture mode `global`, the default, calls that the driver holds for unsafe (registering
+/// or allocating memory, querying an event) fail in other threads and end the capture with an
+/// error. While this value lives the thread's mode is relaxed. None of our calls concerns a stream
+/// that captures.
 struct Relaxed {
     driver: &'static Driver,
     before: Option<CaptureMode>,
-    /// Not to be sent: the mode is the thread's.
+    /// Makes the type not Send: the capture mode belongs to the thread.
     _thread: PhantomData<*const ()>,
 }
 
@@ -134,8 +138,8 @@ impl Relaxed {
     fn new(driver: &'static Driver) -> Self {
         let mut mode = CaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let before = driver.cuThreadExchangeStreamCaptureMode.and_then(|exchange| {
-            // SAFETY: reads one enum and writes the mode before, which is one of the three
-            // that it has.
+            // SAFETY: reads one enum and writes the previous mode, which is one of the three that
+            // the enum has.
             (unsafe { exchange(&mut mode) } == SUCCESS).then_some(mode)
         });
         Self { driver, before, _thread: PhantomData }
@@ -146,14 +150,14 @@ impl Drop for Relaxed {
     fn drop(&mut self) {
         if let (Some(mut mode), Some(exchange)) = (self.before, self.driver.cuThreadExchangeStreamCaptureMode)
         {
-            // SAFETY: as above.
+            // SAFETY: reads and writes one enum, which holds the mode that the driver gave before.
             unsafe { exchange(&mut mode) };
         }
     }
 }
 
-/// Parameters of a kernel by size rather than by a list of pointers, from each of which the
-/// driver would read as much as the kernel says.
+/// Passes a kernel's parameters as one block with its size. With a list of pointers the driver
+/// would read as much from each pointer as the kernel's own signature says.
 fn by_size(bytes: &mut [u8], size: &mut usize) -> [*mut c_void; 5] {
     [
         sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT as usize as *mut c_void,
@@ -164,11 +168,11 @@ fn by_size(bytes: &mut [u8], size: &mut usize) -> [*mut c_void; 5] {
     ]
 }
 
-/// The context is current on this thread while this lives, and captures of others are none
-/// of its concern.
+/// Makes the context current on this thread while it lives, and keeps our calls from disturbing
+/// other threads' captures.
 struct Current<'a> {
     context: &'a Context,
-    /// Given back before the pop: the call may want a context.
+    /// Dropped before the context is popped, because the call may need a context.
     relaxed: Option<Relaxed>,
 }
 
@@ -176,8 +180,8 @@ impl Drop for Current<'_> {
     fn drop(&mut self) {
         drop(self.relaxed.take());
         let mut popped = null_mut();
-        // SAFETY: writes one handle; we pushed on this thread, and whoever
-        // pushed after us has popped.
+        // SAFETY: writes one handle. This code pushed the context on this thread, and every later
+        // push has been popped.
         unsafe { (self.context.driver.cuCtxPopCurrent_v2)(&mut popped) };
     }
 }
@@ -203,8 +207,8 @@ impl Context {
         let text =
             |call, function: unsafe extern "C" fn(*mut c_char, i32, CUdevice) -> u32| -> Result<String> {
                 let mut buffer = [0u8; 256];
-                // SAFETY: writes at most the length given, with a NUL at the end;
-                // the last byte is kept back.
+                // SAFETY: writes at most the given length, with a NUL at the end; the last byte is
+                // kept back.
                 let code = unsafe { function(buffer.as_mut_ptr().cast(), 255, device) };
                 driver.check(call, code, doing)?;
                 Ok(CStr::from_bytes_until_nul(&buffer)
@@ -228,7 +232,7 @@ impl Context {
         let rdma = Rdma::ask(driver, |which| attribute(which).unwrap_or(0));
 
         let mut context = null_mut();
-        // SAFETY: writes one handle; released in `drop`.
+        // SAFETY: writes one handle; `drop` releases it.
         let code = unsafe { (driver.cuDevicePrimaryCtxRetain)(&mut context, device) };
         driver.check("cuDevicePrimaryCtxRetain", code, doing)?;
         let mut opened = Self {
@@ -248,15 +252,15 @@ impl Context {
             copies: Raw(null_mut()),
             ledger: Mutex::default(),
         };
-        // First in line, and on a hardware queue apart from the kernels'.
+        // With the highest priority, and so on another hardware queue than the kernels.
         opened.copies = Raw(opened.make_stream(true)?);
         Ok(opened)
     }
 
     fn current(&self) -> Result<Current<'_>> {
-        // A child of `fork` has no CUDA: calls there fail, or never return.
+        // CUDA does not work in a child of `fork`: calls fail there, or never return.
         self.owner.check()?;
-        // SAFETY: the context is retained for as long as self lives.
+        // SAFETY: the context is retained as long as self lives.
         let code = unsafe { (self.driver.cuCtxPushCurrent_v2)(self.context.0) };
         self.check("cuCtxPushCurrent", code, || "entering the context".to_owned())?;
         Ok(Current { context: self, relaxed: Some(Relaxed::new(self.driver)) })
@@ -266,7 +270,7 @@ impl Context {
         self.driver.check(call, code, || format!("{} on device {} ({})", doing(), self.index, self.name))
     }
 
-    /// For drops, which have nobody to tell.
+    /// Logs an error in a drop, which has no caller to return it to.
     fn note(&self, call: &'static str, code: u32, doing: impl FnOnce() -> String) {
         if let Err(error) = self.check(call, code, doing) {
             tracing::warn!("{error}");
@@ -288,17 +292,16 @@ impl Context {
         Ok(stream)
     }
 
-    /// The bare launch. The context is current.
+    /// Launches a kernel without any checks. The context must be current.
     ///
     /// # Safety
-    /// Function and stream are of this context, and the kernel may do what it does
-    /// with what the parameters point to until it ends.
+    /// Function and stream belong to this context, and until the kernel ends, it may do what it
+    /// does with the memory that the parameters point to.
     unsafe fn start(&self, function: CUfunction, stream: CUstream, launch: Launch, params: &[u8]) -> u32 {
         let mut bytes = params.to_vec();
         let mut size = bytes.len();
         let mut extra = by_size(&mut bytes, &mut size);
-        // SAFETY: the caller's promise; the driver copies the parameters before it
-        // returns.
+        // SAFETY: the caller's promise; the driver copies the parameters before it returns.
         unsafe {
             (self.driver.cuLaunchKernel)(
                 function,
@@ -316,28 +319,28 @@ impl Context {
         }
     }
 
-    /// Waits for the copies, and for nothing else.
+    /// Waits for the stream of copies, and for nothing else.
     fn finish_copies(&self, doing: impl FnOnce() -> String) -> Result<()> {
-        // SAFETY: our own stream.
+        // SAFETY: the stream is our own.
         let code = unsafe { (self.driver.cuStreamSynchronize)(self.copies.0) };
         self.check("cuStreamSynchronize", code, doing)
     }
 
-    /// The context is current.
+    /// Asks whether an event is over. The context must be current.
     fn query(&self, event: CUevent) -> u32 {
-        // SAFETY: every event that is asked for is alive: an Event, or one that
-        // the ledger still has (it leaves the ledger before it is destroyed).
+        // SAFETY: the event is alive: either an `Event` holds it, or the ledger still does (the
+        // ledger drops an event's entry before the event is destroyed).
         unsafe { (self.driver.cuEventQuery)(event) }
     }
 
-    /// Forgets launches that have ended, and frees what waited for them. The
-    /// context is current.
+    /// Removes launches that have ended, and frees the memory that waited for them. The context
+    /// must be current.
     fn sweep(&self, ledger: &mut Ledger) {
         ledger.active.retain(|active| self.query(active.end.0) == NOT_READY);
         if ledger.is_quiet() {
             for addr in ledger.freed.drain(..) {
-                // SAFETY: allocated by cuMemAlloc; its buffer is gone and put it
-                // here once.
+                // SAFETY: allocated by cuMemAlloc; the buffer that owned it is gone and put it here
+                // once.
                 let code = unsafe { (self.driver.cuMemFree_v2)(addr) };
                 self.note("cuMemFree", code, || format!("freeing {addr:#x}"));
             }
@@ -350,12 +353,12 @@ impl Drop for Context {
         if !self.owner.is_here() {
             return;
         }
-        // Whatever refers to the context holds an Arc of it: nothing runs, and
-        // every buffer is gone.
+        // Everything that refers to the context holds an Arc of it, so now nothing runs and every
+        // buffer is gone.
         if let Ok(current) = self.current() {
             self.sweep(&mut lock(&self.ledger));
             if !self.copies.0.is_null() {
-                // SAFETY: made by us, destroyed once.
+                // SAFETY: made by this value and destroyed only here.
                 let code = unsafe { (self.driver.cuStreamDestroy_v2)(self.copies.0) };
                 self.note("cuStreamDestroy", code, || "destroying the stream of copies".to_owned());
             }
@@ -364,13 +367,13 @@ impl Drop for Context {
         let _relaxed = Relaxed::new(self.driver);
         // SAFETY: retained once in `open`.
         let code = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
-        self.note("cuDevicePrimaryCtxRelease", code, || "letting the context go".to_owned());
+        self.note("cuDevicePrimaryCtxRelease", code, || "releasing the context".to_owned());
     }
 }
 
 // --------------------------------------------------------------------- events
 
-/// An event, destroyed on drop.
+/// An event of the driver, destroyed on drop.
 struct Event {
     context: Arc<Context>,
     raw: Raw<CUevent>,
@@ -386,9 +389,9 @@ impl Event {
         Ok(Self { context: context.clone(), raw: Raw(raw) })
     }
 
-    /// The context is current.
+    /// Records the event on a stream. The context must be current.
     fn record(&self, stream: CUstream) -> Result<()> {
-        // SAFETY: both are valid and of this context.
+        // SAFETY: both are valid and belong to this context.
         let code = unsafe { (self.context.driver.cuEventRecord)(self.raw.0, stream) };
         self.context.check("cuEventRecord", code, || "marking a place in a stream".to_owned())
     }
@@ -397,7 +400,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let Ok(_current) = self.context.current() else { return };
-        // SAFETY: made by us, destroyed once.
+        // SAFETY: made by this value and destroyed only here.
         let code = unsafe { (self.context.driver.cuEventDestroy_v2)(self.raw.0) };
         self.context.note("cuEventDestroy", code, || "destroying an event".to_owned());
     }
@@ -407,25 +410,27 @@ impl Drop for Event {
 
 struct Function {
     raw: Raw<CUfunction>,
-    /// Bytes of parameters, where the driver tells or we know.
+    /// Bytes of parameters, where the driver reports them or our own tables do.
     params: Option<u32>,
-    /// The dynamic shared memory that it was allowed so far.
+    /// The dynamic shared memory that the function has been allowed so far.
     shared: Mutex<u32>,
 }
 
 struct CudaModule {
     name: String,
     context: Arc<Context>,
-    /// Each with the kernels of its source, where they are known: asking a module
-    /// for another's kernel is an error in the eyes of compute-sanitizer.
+    /// The modules, each with its source's kernels where these are known: asking a module for a
+    /// kernel that it does not have counts as an error in compute-sanitizer.
     modules: Vec<(Raw<CUmodule>, Option<Vec<String>>)>,
     embedded: bool,
     functions: Mutex<HashMap<String, Arc<Function>>>,
 }
 
 impl CudaModule {
-    /// Loads the images and, now rather than at the first launch (which would
-    /// wait for whatever runs then), the code of each kernel known by name.
+    /// Loads the images, and the code of every kernel known by name.
+    ///
+    /// Kernels are loaded now rather than at their first launch, because loading then would wait
+    /// for whatever runs on the device.
     fn load(
         context: &Arc<Context>,
         name: &str,
@@ -442,7 +447,7 @@ impl CudaModule {
             functions: Mutex::default(),
         };
         for (image_name, image) in images {
-            // The driver reads headers of 8-byte words.
+            // The driver reads the header as 8-byte words.
             let mut aligned = vec![0u128; image.len() / 16 + 1];
             // SAFETY: the copy is at least as long as the image; both are plain bytes.
             unsafe {
@@ -459,7 +464,8 @@ impl CudaModule {
         }
         for kernel in known {
             match module.find(kernel) {
-                // A name in a comment or behind an #if.
+                // The name stands in a comment or behind an #if, so the module need not have such a
+                // kernel.
                 Ok(_) | Err(DeviceError::UnknownKernel { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -468,7 +474,7 @@ impl CudaModule {
         Ok(Arc::new(module))
     }
 
-    /// The context is current.
+    /// Finds a kernel in the modules. The context must be current.
     fn find(&self, kernel: &str) -> Result<Arc<Function>> {
         let mut functions = lock(&self.functions);
         if let Some(found) = functions.get(kernel) {
@@ -507,7 +513,7 @@ impl CudaModule {
         Err(unknown(&functions))
     }
 
-    /// Drivers load code lazily; this ends that for one kernel.
+    /// Loads one kernel's code now; the driver would otherwise load it lazily.
     fn load_now(&self, function: CUfunction, doing: impl Fn() -> String) -> Result<()> {
         let driver = self.context.driver;
         if let Some(load) = driver.cuFuncLoad {
@@ -516,8 +522,8 @@ impl CudaModule {
         }
         let mut registers = 0;
         let which = FunctionAttribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
-        // SAFETY: a valid function; writes one int. To answer, the driver must
-        // have the code.
+        // SAFETY: a valid function; writes one int. To answer, the driver must have loaded the
+        // code.
         let code = unsafe { (driver.cuFuncGetAttribute)(&mut registers, which, function) };
         self.context.check("cuFuncGetAttribute", code, doing)
     }
@@ -525,13 +531,13 @@ impl CudaModule {
     fn params_size(&self, function: CUfunction) -> Option<u32> {
         let ask = self.context.driver.cuFuncGetParamInfo?;
         let (mut offset, mut size) = (0, 0);
-        // SAFETY: a valid function; writes two sizes, or fails. A kernel here takes
-        // one struct; to ask for a second parameter would be an error.
+        // SAFETY: a valid function; writes two sizes, or fails. A kernel here takes one struct;
+        // asking for a second parameter would be an error.
         let code = unsafe { ask(function, 0, &mut offset, &mut size) };
         (code == SUCCESS).then(|| u32::try_from(offset + size).ok())?
     }
 
-    /// How many blocks of this shape the idle device holds. The context is current.
+    /// How many blocks of this shape fit on the idle device at once. The context must be current.
     fn resident(&self, kernel: &str, function: &Function, block: u32, shared: u32) -> Result<u32> {
         self.allow_shared(kernel, function, shared)?;
         let mut per_processor = 0;
@@ -586,8 +592,8 @@ impl Drop for CudaModule {
     fn drop(&mut self) {
         let Ok(_current) = self.context.current() else { return };
         for (module, _) in &self.modules {
-            // SAFETY: loaded by us; each launch of its kernels held an Arc of us
-            // until it had ended.
+            // SAFETY: loaded by this value; each launch of its kernels held an Arc of it until the
+            // launch had ended.
             let code = unsafe { (self.context.driver.cuModuleUnload)(module.0) };
             self.context.note("cuModuleUnload", code, || format!("unloading {}", self.name));
         }
@@ -605,7 +611,7 @@ impl CudaBuffer {
     fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
         let _current = context.current()?;
         let mut addr = 0;
-        // At least a word, so that an empty buffer has an address too.
+        // At least one word, so that an empty buffer has an address too.
         // SAFETY: writes one address.
         let code = unsafe { (context.driver.cuMemAlloc_v2)(&mut addr, bytes.max(16)) };
         context.check("cuMemAlloc", code, || format!("allocating {bytes} bytes"))?;
@@ -622,23 +628,24 @@ impl CudaBuffer {
         self.context.sweep(&mut ledger);
         if ledger.is_quiet() {
             if bytes > 0 {
-                // SAFETY: our own memory of that length.
+                // SAFETY: memory of this buffer, of that length.
                 let code = unsafe { (driver.cuMemsetD8Async)(self.addr, 0, bytes, stream) };
                 self.context.check("cuMemsetD8Async", code, doing)?;
             }
             drop(ledger);
         } else {
             drop(ledger);
-            // A fill is a kernel and would wait for room among those that run;
-            // a copy needs none.
+            // A fill is a kernel and would wait for room among the running kernels; a copy needs no
+            // room.
             let zeros = vec![0u8; bytes.min(1 << 20)];
             for offset in (0..bytes).step_by(1 << 20) {
                 let len = (bytes - offset).min(1 << 20);
                 let to = self.addr + offset as u64;
-                // SAFETY: within our memory, from zeros that outlive the wait below.
+                // SAFETY: the destination lies within this buffer; the zeros outlive the wait
+                // below.
                 let code = unsafe { (driver.cuMemcpyHtoDAsync_v2)(to, zeros.as_ptr().cast(), len, stream) };
                 if code != SUCCESS {
-                    // What was started still reads `zeros`.
+                    // Copies that were started still read `zeros`.
                     let _ = self.context.finish_copies(doing);
                     return self.context.check("cuMemcpyHtoDAsync", code, doing);
                 }
@@ -657,8 +664,7 @@ impl BufferMemory for CudaBuffer {
         let _current = self.context.current()?;
         let to = self.addr + offset as u64;
         let doing = || format!("copying {} bytes to {to:#x}", from.len());
-        // SAFETY: DeviceBuffer has checked the range, and `from` is borrowed past
-        // the wait below.
+        // SAFETY: DeviceBuffer has checked the range, and `from` is borrowed past the wait below.
         let code = unsafe {
             (self.context.driver.cuMemcpyHtoDAsync_v2)(
                 to,
@@ -679,7 +685,7 @@ impl BufferMemory for CudaBuffer {
         let from = self.addr + offset as u64;
         let len = to.len();
         let doing = || format!("copying {len} bytes from {from:#x}");
-        // SAFETY: as in `write`, the other way.
+        // SAFETY: DeviceBuffer has checked the range, and `to` is borrowed past the wait below.
         let code = unsafe {
             (self.context.driver.cuMemcpyDtoHAsync_v2)(
                 to.as_mut_ptr().cast(),
@@ -707,12 +713,12 @@ impl Drop for CudaBuffer {
     }
 }
 
-/// Host ranges that this process has registered: CUDA takes each once only.
+/// Host ranges that this process has registered: CUDA accepts each range only once.
 static REGISTERED: Mutex<Option<HashMap<(usize, usize), Held>>> = Mutex::new(None);
 
 struct Held {
-    /// Where it was registered: a range that every context sees can be given back in
-    /// that one alone.
+    /// The context that registered the range. Every context sees the range, but only this one can
+    /// unregister it.
     context: Arc<Context>,
     count: usize,
     access: Access,
@@ -755,8 +761,8 @@ impl HostRange {
             if io_memory {
                 flags |= sys::CU_MEMHOSTREGISTER_IOMEMORY;
             }
-            // SAFETY: the driver pins the pages of this range, or says that it
-            // can't; it changes none of them.
+            // SAFETY: the driver pins the pages of this range, or says that it can't; it changes no
+            // byte of them.
             let code = unsafe { (context.driver.cuMemHostRegister_v2)(ptr.as_ptr().cast(), len, flags) };
             context.check("cuMemHostRegister", code, || {
                 format!("registering {len} bytes at {addr:#x} ({})", words(access, io_memory))
@@ -769,7 +775,7 @@ impl HostRange {
     fn device_addr(&self) -> Result<u64> {
         let mut addr = 0;
         let code = {
-            // SAFETY: a range that is registered for every context; writes one address.
+            // SAFETY: the range is registered for every context; writes one address.
             unsafe {
                 (self.context.driver.cuMemHostGetDevicePointer_v2)(&mut addr, self.ptr as *mut c_void, 0)
             }
@@ -792,7 +798,7 @@ impl Drop for HostRange {
         }
         let Some(Held { context, .. }) = table.remove(&(self.ptr, self.len)) else { return };
         if let Ok(_current) = context.current() {
-            // SAFETY: registered by us, and the last holder is gone.
+            // SAFETY: registered by this value, and its last holder is gone.
             let code = unsafe { (context.driver.cuMemHostUnregister)(self.ptr as *mut c_void) };
             context.note("cuMemHostUnregister", code, || {
                 format!("unregistering {} bytes at {:#x}", self.len, self.ptr)
@@ -811,20 +817,21 @@ struct CudaStream {
 impl Drop for CudaStream {
     fn drop(&mut self) {
         let Ok(_current) = self.context.current() else { return };
-        // SAFETY: made by us; what was put on it still ends, says the driver.
+        // SAFETY: made by this value; the driver documents that work already put on the stream
+        // still completes.
         let code = unsafe { (self.context.driver.cuStreamDestroy_v2)(self.raw.0) };
         self.context.note("cuStreamDestroy", code, || "destroying a stream".to_owned());
     }
 }
 
-/// See [`Stream::raw`].
+/// The driver's handle of a stream ([`Stream::raw`]).
 pub(crate) fn raw_stream(stream: &Stream) -> Option<u64> {
     stream.0.downcast_ref::<CudaStream>().map(|stream| stream.raw.0 as u64)
 }
 
 struct CudaRunning {
     id: u64,
-    /// For errors: which kernel, in which shape.
+    /// The kernel and its shape, for error messages.
     what: String,
     start: Event,
     end: Event,
@@ -833,7 +840,7 @@ struct CudaRunning {
 }
 
 impl CudaRunning {
-    /// The launch has ended, well or not.
+    /// Marks the launch as ended, with success or not.
     fn finish(&self) {
         let context = &self.end.context;
         let mut ledger = lock(&context.ledger);
@@ -846,7 +853,7 @@ impl CudaRunning {
         }
     }
 
-    /// Whether it has ended; an error has, too.
+    /// Whether the launch has ended; a launch that failed has ended too.
     fn poll(&self) -> Result<bool> {
         let current = self.end.context.current()?;
         let code = self.end.context.query(self.end.raw.0);
@@ -871,8 +878,8 @@ impl RunningKernel for CudaRunning {
             if timeout.is_some_and(|timeout| waited >= timeout) {
                 return Ok(WaitOutcome::TimedOut);
             }
-            // A short kernel is waited for hot; for a long one, a tenth of what
-            // it has taken so far adds no more than that.
+            // Spin while waiting for a short kernel. For a long one, sleep a tenth of the time it
+            // has taken so far, which adds at most a tenth.
             if waited < Duration::from_micros(100) {
                 std::hint::spin_loop();
             } else {
@@ -905,7 +912,8 @@ impl RunningKernel for CudaRunning {
 impl Drop for CudaRunning {
     fn drop(&mut self) {
         if let Err(error) = self.wait(None) {
-            // Told already if anybody waited; else this is the only word of it.
+            // A caller that waited has the error already; otherwise this line is the only report of
+            // it.
             tracing::warn!("{error}");
         }
         self.finish();
@@ -922,14 +930,16 @@ struct Device {
 
 static DEVICES: Mutex<Vec<(u32, Weak<Device>)>> = Mutex::new(Vec::new());
 
-/// Runs kernels on an NVIDIA GPU. Executors of one GPU in one process share its
-/// context, the embedded kernels and the account of what is resident.
+/// An executor that runs kernels on an NVIDIA GPU.
+///
+/// Executors of one GPU in one process share its context, the embedded kernels and the account of
+/// resident blocks.
 pub struct CudaExecutor {
     device: Arc<Device>,
 }
 
-/// Index of the GPU whose context is current on this thread, if CUDA is in use here.
-/// Initialises nothing.
+/// The index of the GPU whose context is current on this thread, if CUDA is in use in this process.
+/// Does not initialise CUDA.
 pub fn current_device() -> Option<u32> {
     let (driver, _) = guard::driver().ok()?;
     let mut device = 0;
@@ -954,17 +964,17 @@ impl CudaExecutor {
         Ok(Self { device })
     }
 
-    /// Where the GPU sits: "0000:3b:00.0".
+    /// The GPU's PCI address, such as "0000:3b:00.0".
     pub fn pci_bus_id(&self) -> &str {
         &self.device.context.pci
     }
 
-    /// Its name, as NVIDIA gives it.
+    /// The GPU's name, as NVIDIA gives it.
     pub fn device_name(&self) -> &str {
         &self.device.context.name
     }
 
-    /// Its compute capability: 90 for sm_90.
+    /// The GPU's compute capability: 90 for sm_90.
     pub fn sm(&self) -> u32 {
         self.device.context.sm
     }
@@ -997,7 +1007,7 @@ impl CudaExecutor {
         let images: Vec<(String, Vec<u8>)> =
             FATBINS.iter().map(|(name, image)| (format!("{name} (fatbin)"), image.to_vec())).collect();
         load(&images).or_else(|error| {
-            // Built for other GPUs, or by an nvcc newer than the driver.
+            // The image was built for other GPUs, or by an nvcc newer than the driver.
             tracing::warn!("{error}; compiling the kernels for this device instead");
             compile().map_err(|second| {
                 tracing::warn!("{second}");
@@ -1014,8 +1024,8 @@ impl CudaExecutor {
             .ok_or(DeviceError::Foreign { handle: "module", executor: "cuda" })
     }
 
-    /// Refuses cooperating blocks that don't fit beside those that run, and says
-    /// how much of the device they take.
+    /// Refuses cooperating blocks that do not fit beside those that run; returns the share of the
+    /// device that the blocks take.
     fn share(&self, ledger: &Ledger, kernel: &str, launch: Launch, resident: u32) -> Result<u64> {
         let resident_share = |resident: &Weak<Presence>| resident.upgrade().map_or(0, |r| r.share);
         let used = ledger.active.iter().map(|active| active.share).sum::<u64>()
@@ -1032,8 +1042,8 @@ impl CudaExecutor {
                     + ledger.residents.iter().filter_map(Weak::upgrade).map(|r| r.blocks).sum::<u32>(),
             });
         }
-        // Rounded down, as `free` is: a device filled to the last block by several
-        // launches of one shape is not refused that block.
+        // Rounded down, as `free` is, so that several launches of one shape can fill the device to
+        // its last block.
         Ok(u64::from(launch.grid) * WHOLE / u64::from(resident))
     }
 }
@@ -1146,7 +1156,8 @@ impl Executor for CudaExecutor {
         let (start, end) = (Event::new(context, EVENT_TIMED)?, Event::new(context, EVENT_TIMED)?);
         let what = format!("kernel `{kernel}` of {} ({launch:?})", loaded.name);
 
-        // From the count of what is resident to the launch, nobody else's launch.
+        // The lock is held from counting the resident blocks until the launch, so that no other
+        // launch comes between.
         let mut ledger = lock(&context.ledger);
         context.sweep(&mut ledger);
         let share = match resident {
@@ -1154,8 +1165,8 @@ impl Executor for CudaExecutor {
             None => 0,
         };
         start.record(queue.raw.0)?;
-        // SAFETY: function and stream are of the current context; the caller
-        // answers for what the parameters point to.
+        // SAFETY: function and stream belong to the current context; the caller promises that the
+        // addresses in the parameters are valid.
         let code = unsafe { context.start(function.raw.0, queue.raw.0, launch, params) };
         context.check("cuLaunchKernel", code, || format!("launching {what}"))?;
         end.record(queue.raw.0)?;
@@ -1191,11 +1202,10 @@ impl Executor for CudaExecutor {
 
 // --------------------------------------------------------------- copy streams
 
-/// A stream of host-to-device copies, and the marks in it: what
-/// [`crate::CudaCopy`] is made of.
+/// A stream of host-to-device copies with marks in it, on which [`crate::CudaCopy`] is built.
 pub(crate) struct CopyStream(CudaStream);
 
-/// A place in a [`CopyStream`].
+/// A point in a [`CopyStream`].
 pub(crate) struct CopyMark(Event);
 
 impl CopyStream {
@@ -1204,9 +1214,11 @@ impl CopyStream {
         Ok(Self(CudaStream { context: context.clone(), raw: Raw(raw) }))
     }
 
+    /// Starts a copy of `len` bytes, and marks the point after it.
+    ///
     /// # Safety
-    /// `from` is valid for reads of `len` bytes, and `to` device memory for
-    /// writes, until the mark was seen passed or self is dropped.
+    /// `from` is valid for reads of `len` bytes, and `to` is device memory valid for writes of
+    /// `len` bytes, until the mark has been seen passed or self has been dropped.
     pub(crate) unsafe fn copy(&self, to: u64, from: *const u8, len: usize) -> Result<CopyMark> {
         let context = &self.0.context;
         let mark = Event::new(context, EVENT_UNTIMED)?;
@@ -1219,7 +1231,7 @@ impl CopyStream {
         Ok(CopyMark(mark))
     }
 
-    /// See [`Context::flush_rdma_writes`].
+    /// Makes what RDMA devices wrote visible to kernels ([`Context::flush_rdma_writes`]).
     pub(crate) fn flush_rdma_writes(&self) -> Result<()> {
         self.0.context.flush_rdma_writes()
     }
@@ -1237,7 +1249,7 @@ impl CopyStream {
 impl Drop for CopyStream {
     fn drop(&mut self) {
         let Ok(_current) = self.0.context.current() else { return };
-        // SAFETY: our own stream; it holds copies only, which end by themselves.
+        // SAFETY: the stream is our own; it holds only copies, which end by themselves.
         let code = unsafe { (self.0.context.driver.cuStreamSynchronize)(self.0.raw.0) };
         self.0.context.note("cuStreamSynchronize", code, || "waiting for copies to end".to_owned());
     }
@@ -1250,10 +1262,10 @@ pub(crate) mod tests {
     use crate::module::tests::Folder;
     use crate::mover::CudaCopy;
 
-    /// A driver without a GPU: device memory is the heap, a kernel stores 42 to
-    /// the address that its parameters begin with, and an event is over at the
-    /// sixth look. Aborts where a context should be current and is not, or where a
-    /// call would end another thread's capture of a graph.
+    /// A stub driver without a GPU: device memory is the heap, a kernel stores 42 to the address
+    /// that its parameters begin with, and an event is over at the sixth query. It aborts where a
+    /// context should be current and is not, and where a call would end another thread's capture of
+    /// a graph.
     const DRIVER: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -1317,11 +1329,11 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         params: &[u64],
     ) -> Result<Running> {
         let bytes: Vec<u8> = params.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        // SAFETY: every caller passes the address of a live word, or is refused.
+        // SAFETY: every caller passes the address of a live word, or the launch is refused.
         unsafe { executor.launch(&executor.stream().unwrap(), module, "poke", launch, &bytes) }
     }
 
-    /// Run in a process of its own, with the driver above.
+    /// Runs in a process of its own, with the stub driver above.
     #[test]
     #[ignore = "another test starts this in a process of its own"]
     fn child() {
@@ -1352,12 +1364,12 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         assert_eq!(read(), 0);
         let at = [word.addr(), 0];
 
-        // What runs is counted: 8 blocks are resident.
+        // The running launch counts: 8 blocks can be resident.
         let six = poke(&executor, &module, Launch::new(6, 64).cooperating(), &at).unwrap();
         let error = poke(&second, &module, Launch::new(3, 64).cooperating(), &at).unwrap_err().to_string();
         assert!(error.contains("3 cooperating blocks") && error.contains("only 2 of the 8"), "{error}");
         assert!(error.contains("(6 blocks of other"), "{error}");
-        // Memory freed meanwhile waits for it; new memory is zeroed by copies.
+        // Memory freed meanwhile waits for the launch; new memory is zeroed by copies.
         drop(executor.alloc(100).unwrap());
         assert_eq!(lock(&executor.context().ledger).freed.len(), 1);
         assert!(six.elapsed().unwrap().is_none());
@@ -1389,7 +1401,7 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         let error = executor.register(ptr, 64, Access::ReadOnly, false).unwrap_err().to_string();
         assert!(error.contains("READ_ONLY_HOST_REGISTER_SUPPORTED is 0"), "{error}");
 
-        // Other memory at the same address is pinned anew.
+        // Other memory at the same address is pinned again.
         drop((one, two));
         let one = executor.register(ptr, 64, Access::ReadWrite, false).unwrap();
 
@@ -1399,13 +1411,13 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         while !copies.done(&ticket).unwrap() {}
         assert_eq!(read(), 0x0707070707070707);
 
-        // A dma-buf for RDMA devices, whose writes this driver must be asked to flush.
+        // A dma-buf for RDMA devices; this driver must be asked to flush their writes.
         let exported = word.export().unwrap().unwrap();
         assert_eq!(exported.offset, word.addr() % rustix::param::page_size() as u64);
         copies.flush_rdma_writes().unwrap();
 
         drop((six, one, ticket, copies, module, word, second, executor));
-        // SAFETY: the stub's own functions, as it defines them.
+        // SAFETY: these are the stub's own functions, with the types that the stub gives them.
         let (depth, live, flushed, pinned) = unsafe {
             let library = libloading::Library::new("libcuda.so.1").unwrap();
             let ask = |name: &str| library.get::<extern "C" fn() -> i32>(name.as_bytes()).unwrap()();
@@ -1420,7 +1432,7 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         }
     }
 
-    /// Reports a test that needs a GPU as skipped.
+    /// Reports that a test needs a GPU and was skipped.
     pub(crate) fn no_gpu(test: &str, reason: &str) {
         pushgate_tests::skip(&format!("no GPU for {test}: {reason}"));
     }
@@ -1442,12 +1454,12 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
             }
             module => Some(module.unwrap()),
         };
-        // All modules before the first kernel that waits.
+        // Load all modules before the first kernel that waits.
         let Some(embedded) = load(executor.load_embedded()) else { return };
         let gate_source = Source::text("gate.cu", crate::cpu::tests::GATE);
         let gate = load(executor.load_source(&gate_source));
 
-        // Memory of the host and of the device, written by a kernel.
+        // A kernel writes memory of the host and of the device.
         let host = crate::CpuExecutor::new().alloc(64 << 10).unwrap();
         let ptr = NonNull::new(host.addr() as *mut u8).unwrap();
         let seen = executor.register(ptr, host.len(), Access::ReadWrite, false).unwrap();
@@ -1468,15 +1480,15 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
                 assert_eq!(pair[..], words(&[2, i as u64 % 1024]));
             }
         }
-        // SAFETY: refused before it runs.
+        // SAFETY: the launch is refused before the kernel runs.
         let short =
             unsafe { executor.launch(&stream, &embedded, "bare_store", Launch::new(4, 64), &[0; 31]) };
         assert!(matches!(short, Err(DeviceError::ParamsSize { expected: 32, given: 31, .. })), "{short:?}");
 
-        // A mapping that is read-only, as a peer's window is.
+        // A read-only mapping, as a peer's window is.
         let file = rustix::fs::memfd_create("pushgate-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 1 << 20).unwrap();
-        // SAFETY: a new mapping, which nothing else refers to; it is left mapped.
+        // SAFETY: a new mapping that nothing else refers to; it is never unmapped.
         let mapped = unsafe {
             use rustix::mm::{MapFlags, ProtFlags, mmap};
             mmap(std::ptr::null_mut(), 1 << 20, ProtFlags::READ, MapFlags::SHARED, &file, 0).unwrap()
@@ -1486,7 +1498,7 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         println!("read-only registration: {read_only:?}");
         assert_eq!(read_only.is_ok(), executor.context().read_only);
 
-        // A kernel that fills the device and waits, and all else beside it.
+        // A kernel that fills the device and waits, with everything else running beside it.
         let Some(gate) = gate else { return };
         host.copy_from_host(&[0; 64]).unwrap();
         let resident = executor.max_resident_blocks(&gate, "gate", 64, 0).unwrap();
@@ -1504,7 +1516,7 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
         assert!(bytes.iter().all(|byte| *byte == 0));
         buffer.copy_from_host_at(5, &[6; 1000]).unwrap();
         let copies = CudaCopy::new(&executor).unwrap();
-        // SAFETY: within both buffers, which outlive the copy.
+        // SAFETY: the ranges lie within both buffers, which outlive the copy.
         let ticket = unsafe { copies.start(buffer.addr(), (host.addr() + 64) as *const u8, 4096) }.unwrap();
         while !copies.done(&ticket).unwrap() {
             thread::yield_now();

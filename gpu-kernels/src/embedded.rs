@@ -1,5 +1,5 @@
-//! What is compiled into the binary: kernels for the CPU, images for the GPU,
-//! and the sources and headers from which either can be made again.
+//! What is compiled into the binary: kernels for the CPU, images for the GPU, and the sources and
+//! headers from which either can be made again.
 
 use std::ffi::c_void;
 
@@ -12,16 +12,16 @@ pub type CpuEntry = unsafe extern "C" fn(thread: *const CpuThread, params: *cons
 pub struct CpuKernel {
     /// The kernel's name.
     pub name: &'static str,
-    /// What each thread enters.
+    /// The function that each thread enters.
     pub entry: CpuEntry,
-    /// The size of its parameter struct in bytes.
+    /// The size of the kernel's parameter struct in bytes.
     pub params_size: extern "C" fn() -> u32,
 }
 
 include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 
-/// The parameter size of a compiled-in kernel: the struct has one layout
-/// everywhere, so the CPU's answer holds for the GPU.
+/// The parameter size of a compiled-in kernel. The struct has the same layout everywhere, so the
+/// CPU's size is the GPU's too.
 pub fn params_size(kernel: &str) -> Option<u32> {
     CPU_KERNELS.iter().find(|known| known.name == kernel).map(|known| (known.params_size)())
 }

@@ -1,7 +1,8 @@
-//! What runs device code: the trait, its handles, and which one to take.
+//! The trait [`Executor`], which runs device code, with its handles, its errors and the choice of
+//! one.
 //!
-//! An [`Executor`] is a GPU ([`crate::CudaExecutor`]) or this CPU
-//! ([`crate::CpuExecutor`]). Both run the same kernels over the same memory.
+//! An [`Executor`] is a GPU ([`crate::CudaExecutor`]) or this CPU ([`crate::CpuExecutor`]). Both
+//! run the same kernels over the same memory.
 
 use std::any::Any;
 use std::fmt;
@@ -20,35 +21,36 @@ use crate::module::Source;
 /// `Result` with a [`DeviceError`].
 pub type Result<T, E = DeviceError> = std::result::Result<T, E>;
 
-/// What can go wrong with a device. Each message names the thing, the value and
-/// the remedy.
+/// What can go wrong with a device. Each message names the thing, the value and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// There is no usable CUDA driver or GPU.
-    #[error("CUDA is unavailable: {reason}; run with the device `cpu`, or mend the driver")]
+    #[error(
+        "CUDA is unavailable: {reason}; run with the device `cpu`, or install or repair the NVIDIA driver"
+    )]
     CudaUnavailable {
-        /// What was missing.
+        /// What is missing.
         reason: String,
     },
-    /// A device index that does not exist.
+    /// The device index does not exist.
     #[error(
         "device {index} does not exist: this process sees {count} GPU(s); name one below {count} (CUDA_VISIBLE_DEVICES hides the others)"
     )]
     NoSuchDevice {
         /// The index that was asked for.
         index: u32,
-        /// How many there are.
+        /// How many devices there are.
         count: u32,
     },
-    /// A GPU that can't run the kernels.
+    /// The GPU can't run the kernels.
     #[error("device {index} ({name}) cannot run the kernels: {what}; {remedy}")]
     UnfitDevice {
-        /// Its index.
+        /// The GPU's index.
         index: u32,
-        /// Its name.
+        /// The GPU's name.
         name: String,
-        /// What it lacks.
+        /// What the GPU lacks.
         what: String,
         /// What to do.
         remedy: &'static str,
@@ -60,16 +62,16 @@ pub enum DeviceError {
         call: &'static str,
         /// The code's name, such as CUDA_ERROR_OUT_OF_MEMORY.
         name: String,
-        /// The code.
+        /// The driver's result code.
         code: u32,
-        /// The driver's sentence.
+        /// The driver's sentence for the code.
         text: String,
-        /// What we were doing, with the values.
+        /// What the library was doing, with the values.
         doing: String,
-        /// The remedy, or nothing; starts with "; ".
+        /// The remedy, starting with "; ", or empty.
         hint: &'static str,
     },
-    /// No way to compile device code for the GPU.
+    /// Neither NVRTC nor nvcc can compile device code for the GPU.
     #[error(
         "no compiler for the GPU: NVRTC: {nvrtc}; nvcc: {nvcc}; set PUSHGATE_NVRTC_DIR to the folder of libnvrtc.so, or PUSHGATE_NVCC to nvcc (at build time too: the project's kernels are then compiled in)"
     )]
@@ -79,10 +81,10 @@ pub enum DeviceError {
         /// Why nvcc can't be used.
         nvcc: String,
     },
-    /// No C++ compiler for a user's source on the CPU.
+    /// There is no C++ compiler for a user's source on the CPU.
     #[error("no C++ compiler: tried {tried}; install g++ or clang++, or set CXX")]
     NoCompiler {
-        /// What was tried.
+        /// The compilers that were tried.
         tried: String,
     },
     /// A source does not compile.
@@ -92,7 +94,7 @@ pub enum DeviceError {
         source_name: String,
         /// The compiler.
         compiler: String,
-        /// What it printed.
+        /// What the compiler printed.
         output: String,
     },
     /// A compiled module does not load.
@@ -100,116 +102,117 @@ pub enum DeviceError {
     Load {
         /// The module's name or path.
         module: String,
-        /// Why.
+        /// Why it does not load.
         reason: String,
     },
-    /// A kernel that the module does not have.
+    /// The module has no kernel of this name.
     #[error("module {module} has no kernel `{kernel}`; it has: {known}")]
     UnknownKernel {
-        /// The name asked for.
+        /// The name that was asked for.
         kernel: String,
-        /// The module.
+        /// The module's name.
         module: String,
-        /// The names it has.
+        /// The kernels that the module has.
         known: String,
     },
-    /// Parameters of the wrong size.
+    /// A kernel was passed parameters of the wrong size.
     #[error(
         "kernel `{kernel}` takes {expected} bytes of parameters, not {given}; pass its parameter struct, #[repr(C)] and whole"
     )]
     ParamsSize {
-        /// The kernel.
+        /// The kernel's name.
         kernel: String,
-        /// Bytes passed.
+        /// How many bytes were passed.
         given: usize,
-        /// Bytes it takes.
+        /// How many bytes the kernel takes.
         expected: usize,
     },
-    /// A launch with a value out of bounds.
+    /// A value of a launch is out of bounds.
     #[error("kernel `{kernel}`: {what} = {value} is out of bounds; allowed: {allowed}")]
     Launch {
-        /// The kernel.
+        /// The kernel's name.
         kernel: String,
         /// Which value.
         what: &'static str,
-        /// The value.
+        /// The value that was given.
         value: u64,
         /// What is allowed.
         allowed: String,
     },
-    /// Cooperating blocks that can't all be resident: they would wait for each other for ever.
+    /// Not all cooperating blocks can be resident at once, so they would wait for each other for
+    /// ever.
     #[error(
         "kernel `{kernel}`: {grid} cooperating blocks of {block} threads, but only {free} of the {resident} that the device holds are free ({busy} blocks of other cooperating launches run); take fewer or smaller blocks, or wait for those launches"
     )]
     NotResident {
-        /// The kernel.
+        /// The kernel's name.
         kernel: String,
-        /// Blocks asked for.
+        /// How many blocks were asked for.
         grid: u32,
-        /// Threads in each.
+        /// Threads in each block.
         block: u32,
-        /// Blocks of this shape that the whole device holds.
+        /// How many blocks of this shape the whole device holds.
         resident: u32,
-        /// Blocks of this shape that still fit.
+        /// How many blocks of this shape still fit.
         free: u32,
-        /// Blocks of other cooperating launches.
+        /// How many blocks of other cooperating launches are resident.
         busy: u32,
     },
-    /// The OS gave too few threads.
+    /// The OS started too few threads for the launch.
     #[error(
         "kernel `{kernel}`: thread {started} of {wanted} did not start ({source}); take a smaller grid or raise `ulimit -u`"
     )]
     Threads {
-        /// The kernel.
+        /// The kernel's name.
         kernel: String,
-        /// How many it takes.
+        /// How many threads the launch needs.
         wanted: u64,
-        /// How many had started.
+        /// How many threads had started.
         started: u64,
         /// The OS's error.
         source: std::io::Error,
     },
-    /// A resident kernel that has died, or can't be started.
-    #[error("kernel `{kernel}` is lost: {reason}; make it anew, in another process if the context is lost")]
+    /// A resident kernel has died or can't be started.
+    #[error("kernel `{kernel}` is lost: {reason}; make a new one, in another process if the context is lost")]
     Lost {
-        /// The kernel.
+        /// The kernel's name.
         kernel: String,
-        /// Why.
+        /// Why it is lost.
         reason: String,
     },
-    /// A copy or an allocation with a range that can't be.
+    /// A copy reaches outside of its buffer.
     #[error("{what}: {len} bytes at offset {offset} do not fit into {size}; keep to the buffer")]
     Range {
         /// What was tried.
         what: &'static str,
-        /// Where it starts.
+        /// Where the range starts.
         offset: usize,
-        /// How long it is.
+        /// How long the range is.
         len: usize,
-        /// What there is.
+        /// How long the buffer is.
         size: usize,
     },
-    /// No memory.
+    /// The device has too little memory left.
     #[error("no memory for {bytes} bytes on the device `cpu`; ask for less")]
     OutOfMemory {
-        /// Bytes asked for.
+        /// How many bytes were asked for.
         bytes: usize,
     },
-    /// Host memory that this device can't be shown read-only.
+    /// This device can't register host memory that is mapped read-only.
     #[error(
         "device {index} ({name}) cannot register read-only host memory (READ_ONLY_HOST_REGISTER_SUPPORTED is 0); map {len} bytes at {addr:#x} writable as well, or use another device"
     )]
     ReadOnlyUnsupported {
-        /// The device.
+        /// The device's index.
         index: u32,
-        /// Its name.
+        /// The device's name.
         name: String,
         /// The range's address.
         addr: usize,
         /// The range's length.
         len: usize,
     },
-    /// The same range is registered otherwise already.
+    /// The range is already registered with other access.
     #[error(
         "host memory {addr:#x}+{len} is registered as {held} and cannot be registered as {asked}; drop the other registration first"
     )]
@@ -218,36 +221,36 @@ pub enum DeviceError {
         addr: usize,
         /// The range's length.
         len: usize,
-        /// How it is registered.
+        /// How the range is registered.
         held: String,
-        /// How it should be.
+        /// How the range should be registered.
         asked: String,
     },
-    /// A handle of another executor.
+    /// A handle was passed to an executor that did not make it.
     #[error("a {handle} of another executor was passed to `{executor}`; use the one that made it")]
     Foreign {
         /// Which handle.
         handle: &'static str,
-        /// The executor that got it.
+        /// The executor that was given the handle.
         executor: &'static str,
     },
-    /// The executor is another process's, from which this one was forked.
+    /// The executor belongs to another process, from which this one was forked.
     #[error(transparent)]
     Forked(#[from] Forked),
-    /// A file or a process.
+    /// An operation on a file or a process failed.
     #[error("{what} {}: {source}", path.display())]
     Io {
         /// What was tried.
         what: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
         /// The OS's error.
         source: std::io::Error,
     },
 }
 
-/// Codes of the driver behind which no call on the context succeeds any more, as cuda.h says
-/// of each ("leaves the process in an inconsistent state"), or which say that there is none:
+/// Codes of the driver after which no call on the context succeeds any more: cuda.h says of each
+/// that it "leaves the process in an inconsistent state", or that there is no context:
 /// DEINITIALIZED, INVALID_CONTEXT, ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED,
 /// INVALID_HANDLE, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, CONTEXT_IS_DESTROYED, ASSERT,
 /// HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK, MPS_CLIENT_TERMINATED, UNKNOWN.
@@ -255,7 +258,7 @@ const FINAL: [u32; 19] =
     [4, 201, 214, 220, 226, 400, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 999];
 
 impl DeviceError {
-    /// Whether trying again is of no use: the context is lost, and all that ran on it.
+    /// Whether trying again is useless because the context is lost, with everything that ran on it.
     pub fn is_final(&self) -> bool {
         match self {
             DeviceError::Cuda { code, .. } => FINAL.contains(code),
@@ -265,41 +268,41 @@ impl DeviceError {
     }
 }
 
-/// How a device may use registered host memory.
+/// How a device may access registered host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Loads and stores.
     ReadWrite,
-    /// Loads only: the mapping is PROT_READ.
+    /// Loads only: the memory is mapped PROT_READ.
     ReadOnly,
 }
 
-/// The shape of a launch. One dimension, as the kernels have it.
+/// The shape of a launch, in one dimension as all kernels here have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Blocks.
+    /// Number of blocks.
     pub grid: u32,
-    /// Threads of a block, 1 to 1024.
+    /// Threads in each block, 1 to 1024.
     pub block: u32,
-    /// Dynamic shared memory of a block in bytes.
+    /// Dynamic shared memory of each block in bytes.
     pub shared_bytes: u32,
-    /// Blocks of this launch wait for each other, or for a peer's kernel that
-    /// waits for them: refused unless all of them are resident at once.
+    /// Whether blocks of this launch wait for each other, or for a peer's kernel that waits for
+    /// them. Such a launch is refused unless all its blocks can be resident at once.
     pub cooperating: bool,
 }
 
 impl Launch {
-    /// `grid` blocks of `block` threads, no shared memory, not cooperating.
+    /// Makes a launch of `grid` blocks of `block` threads, without shared memory, not cooperating.
     pub fn new(grid: u32, block: u32) -> Self {
         Self { grid, block, shared_bytes: 0, cooperating: false }
     }
 
-    /// With dynamic shared memory.
+    /// Gives each block `shared_bytes` of dynamic shared memory.
     pub fn shared_bytes(self, shared_bytes: u32) -> Self {
         Self { shared_bytes, ..self }
     }
 
-    /// With blocks that wait for each other.
+    /// Says that the blocks wait for each other ([`Launch::cooperating`]).
     pub fn cooperating(self) -> Self {
         Self { cooperating: true, ..self }
     }
@@ -321,13 +324,13 @@ impl Launch {
     }
 }
 
-/// How a wait ended.
+/// How a wait for a kernel ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum WaitOutcome {
     /// The kernel has ended; what it wrote can be read.
     Done,
-    /// The time was up first; the kernel still runs.
+    /// The timeout passed first; the kernel still runs.
     TimedOut,
 }
 
@@ -335,9 +338,9 @@ pub enum WaitOutcome {
 pub trait LoadedModule: Any + Send + Sync {
     /// The source's name, or "embedded".
     fn name(&self) -> &str;
-    /// The kernels that are known by name.
+    /// The kernels of the module that are known by name.
     fn kernels(&self) -> Vec<String>;
-    /// For the executor that made it.
+    /// The concrete type, for the executor that made the module.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -347,55 +350,56 @@ impl fmt::Debug for dyn LoadedModule {
     }
 }
 
-/// Runs device code.
+/// An executor: runs device code on a GPU or on this CPU.
 ///
-/// An executor and its handles work in the process that made them: in a child of `fork`
-/// calls end with [`DeviceError::Forked`], and drops do nothing.
+/// An executor and its handles work in the process that made them. In a child of `fork` calls fail
+/// with [`DeviceError::Forked`], and drops do nothing.
 ///
-/// All methods may be called from any thread, and while kernels run, with one
-/// exception: load modules before the first kernel starts that waits for
-/// others, since loading may wait for the device to be idle.
+/// All methods may be called from any thread, also while kernels run, with one exception: load
+/// modules before starting the first kernel that waits for other kernels, because loading may wait
+/// until the device is idle.
 pub trait Executor: Send + Sync {
-    /// "cpu" or "cuda".
+    /// The executor's kind: "cpu" or "cuda".
     fn name(&self) -> &'static str;
-    /// The device in words.
+    /// A description of the device for people.
     fn describe(&self) -> String;
-    /// Which device of its kind, from 0.
+    /// The device's index among those of its kind, from 0.
     fn device_index(&self) -> u32;
-    /// The GPU executor, if it is one: for what only a GPU has.
+    /// The CUDA executor if this is one, for calls that only a GPU has.
     fn as_cuda(&self) -> Option<&CudaExecutor> {
         None
     }
 
-    /// The project's own kernels. Loaded once; later calls return the same.
+    /// Loads the project's own kernels. They are loaded once; later calls return the same module.
     fn load_embedded(&self) -> Result<Arc<dyn LoadedModule>>;
-    /// A user's own `.cu`, compiled at need and cached.
+    /// Loads a user's own `.cu`, which is compiled if needed and cached.
     fn load_source(&self, source: &Source) -> Result<Arc<dyn LoadedModule>>;
 
-    /// Zeroed device memory, aligned to 256 bytes at least. Freed on drop; where
-    /// kernels of this device run at that moment, after they ended.
+    /// Allocates zeroed device memory, aligned to at least 256 bytes. It is freed on drop; if
+    /// kernels of this device run at that moment, it is freed after they have ended.
     fn alloc(&self, bytes: usize) -> Result<DeviceBuffer>;
-    /// Makes host memory visible to the device. `access` says how the memory is
-    /// mapped, `io_memory` that it is a BAR. It must stay mapped until the
-    /// registration is dropped; dropping may wait for running kernels. The same
-    /// range may be registered again.
+    /// Makes host memory accessible to the device.
+    ///
+    /// `access` says how the memory is mapped, `io_memory` whether it is a BAR. The memory must
+    /// stay mapped until the registration is dropped; dropping may wait for running kernels. The
+    /// same range may be registered several times.
     fn register(&self, ptr: NonNull<u8>, len: usize, access: Access, io_memory: bool)
     -> Result<Registration>;
 
-    /// A queue of launches: those on one stream run one after the other, those
-    /// on several side by side. A GPU has about 8 independent queues
-    /// (CUDA_DEVICE_MAX_CONNECTIONS, up to 32): with more streams than that, a
-    /// kernel can stand behind one that waits for it.
+    /// Makes a queue of launches.
+    ///
+    /// Launches on one stream run one after the other; launches on different streams run side by
+    /// side. A GPU has about 8 independent hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, up to 32):
+    /// with more streams than that, a kernel can be queued behind a kernel that waits for it.
     fn stream(&self) -> Result<Stream>;
 
-    /// Starts a kernel and returns at once. `params` are the bytes of its
-    /// parameter struct.
+    /// Starts a kernel and returns at once. `params` are the bytes of the kernel's parameter
+    /// struct.
     ///
     /// # Safety
-    /// The kernel does what its code says with the addresses in `params`: these
-    /// must be valid on this device for what the kernel does with them, from now
-    /// until [`Running::wait`] returns [`WaitOutcome::Done`] or the [`Running`]
-    /// is dropped.
+    /// The kernel does what its code says with the addresses in `params`. They must be valid on
+    /// this device for those accesses from now until [`Running::wait`] returns
+    /// [`WaitOutcome::Done`] or the [`Running`] is dropped.
     unsafe fn launch(
         &self,
         stream: &Stream,
@@ -420,23 +424,22 @@ pub(crate) trait BufferMemory: Send + Sync {
     fn write(&self, offset: usize, from: &[u8]) -> Result<()>;
     /// Copies from the device. The caller has checked the range.
     fn read(&self, offset: usize, to: &mut [u8]) -> Result<()>;
-    /// See [`DeviceBuffer::export`].
+    /// Exports the buffer ([`DeviceBuffer::export`]).
     fn export(&self, _bytes: usize) -> Result<Option<DmaBuf>> {
         Ok(None)
     }
 }
 
-/// Device memory as other devices' drivers take it ([`DeviceBuffer::export`]).
+/// Device memory in the form that other devices' drivers take ([`DeviceBuffer::export`]).
 #[derive(Debug)]
 pub struct DmaBuf {
-    /// The dma-buf: the pages that the buffer touches, so that more than the
-    /// buffer may lie in it.
+    /// The dma-buf. It covers whole pages, so it may contain more than the buffer.
     pub fd: OwnedFd,
-    /// Where the buffer begins in it.
+    /// Where in the dma-buf the buffer begins, in bytes.
     pub offset: u64,
 }
 
-/// Device memory; freed on drop.
+/// A range of device memory, freed on drop.
 pub struct DeviceBuffer {
     addr: u64,
     len: usize,
@@ -448,47 +451,48 @@ impl DeviceBuffer {
         DeviceBuffer { addr, len, memory: OwnedHere::new(memory) }
     }
 
-    /// Its address on the device.
+    /// The buffer's address on the device.
     pub fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// Its length in bytes.
+    /// The buffer's length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Copies to the buffer's start; complete on return.
+    /// Copies `from` to the buffer's start; complete on return.
     pub fn copy_from_host(&self, from: &[u8]) -> Result<()> {
         self.copy_from_host_at(0, from)
     }
 
-    /// Copies to `offset`; complete on return.
+    /// Copies `from` to byte `offset` of the buffer; complete on return.
     pub fn copy_from_host_at(&self, offset: usize, from: &[u8]) -> Result<()> {
         self.check("copy to a device buffer", offset, from.len())?;
         self.memory.here()?.write(offset, from)
     }
 
-    /// Copies from the buffer's start.
+    /// Copies from the buffer's start into `to`; complete on return.
     pub fn copy_to_host(&self, to: &mut [u8]) -> Result<()> {
         self.copy_to_host_at(0, to)
     }
 
-    /// Copies from `offset`.
+    /// Copies from byte `offset` of the buffer into `to`; complete on return.
     pub fn copy_to_host_at(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         self.check("copy from a device buffer", offset, to.len())?;
         self.memory.here()?.read(offset, to)
     }
 
-    /// A dma-buf of the buffer, for an RDMA device that is to write there. `None`
-    /// if this device gives none, or if nothing could make such writes visible to
-    /// its kernels in time. Let it, and what was registered with it, go before the
-    /// buffer.
+    /// Exports the buffer as a dma-buf, for an RDMA device that is to write into it.
+    ///
+    /// `None` if this device can't export memory, or if nothing could make an RDMA device's writes
+    /// visible to its kernels in time. Drop the dma-buf, and everything registered with it, before
+    /// the buffer.
     pub fn export(&self) -> Result<Option<DmaBuf>> {
         self.memory.here()?.export(self.len)
     }
@@ -507,11 +511,11 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// Host memory that a device sees; unregistered on drop.
+/// Host memory that a device can access; unregistered on drop.
 pub struct Registration {
     device_addr: u64,
     len: usize,
-    /// Unregisters.
+    /// Unregisters the memory when it is dropped.
     _guard: OwnedHere<Box<dyn Any + Send + Sync>>,
 }
 
@@ -520,17 +524,17 @@ impl Registration {
         Registration { device_addr, len, _guard: OwnedHere::new(guard) }
     }
 
-    /// Where the device sees the memory.
+    /// The address at which the device sees the memory.
     pub fn device_addr(&self) -> u64 {
         self.device_addr
     }
 
-    /// Its length in bytes.
+    /// The memory's length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether the memory has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -547,8 +551,8 @@ impl fmt::Debug for Registration {
 pub struct Stream(pub(crate) Arc<dyn Any + Send + Sync>);
 
 impl Stream {
-    /// Its `CUstream`, for libraries that take one; none on the CPU. It is the
-    /// stream's for as long as a clone lives.
+    /// The stream's `CUstream`, for libraries that take one; `None` on the CPU. The handle is valid
+    /// as long as a clone of this stream lives.
     pub fn raw(&self) -> Option<u64> {
         cuda::raw_stream(self)
     }
@@ -566,25 +570,26 @@ pub(crate) trait RunningKernel: Send + Sync {
     fn elapsed(&self) -> Result<Option<Duration>>;
 }
 
-/// A kernel that was started. Dropping it waits for the kernel's end, so that
-/// what it uses can be freed: kernels end by themselves (every wait of the
-/// device API has an end).
+/// A kernel that was started.
+///
+/// Dropping it waits for the kernel's end, so that what the kernel uses can be freed afterwards.
+/// Kernels end by themselves, because every wait of the device API is bounded.
 #[must_use = "dropping it waits for the kernel"]
 pub struct Running(pub(crate) OwnedHere<Box<dyn RunningKernel>>);
 
 impl Running {
-    /// Waits for the kernel's end, for `timeout` at most. An error is the
-    /// kernel's own (an illegal address, say) and ends it too.
+    /// Waits for the kernel's end, for at most `timeout`. An error is one of the kernel itself (an
+    /// illegal address, say), which has ended then.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<WaitOutcome> {
         self.0.here()?.wait(timeout)
     }
 
-    /// Whether it has ended.
+    /// Whether the kernel has ended.
     pub fn is_done(&self) -> Result<bool> {
         self.0.here()?.is_done()
     }
 
-    /// How long it ran by the device's clock; none before its end.
+    /// How long the kernel ran by the device's clock; `None` before its end.
     pub fn elapsed(&self) -> Result<Option<Duration>> {
         self.0.here()?.elapsed()
     }
@@ -596,29 +601,29 @@ impl fmt::Debug for Running {
     }
 }
 
-/// Which kind of device to take.
+/// Which kind of device to choose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// A GPU where one is usable, else the CPU.
+    /// A GPU if one is usable, otherwise the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// A GPU, or an error.
+    /// A GPU; fails if none is usable.
     Cuda,
 }
 
-/// A kind of executor and whether it can be had here.
+/// A kind of executor, and whether this host has it.
 #[derive(Clone, Debug)]
 pub struct Available {
-    /// "cpu" or "cuda".
+    /// The executor's kind: "cpu" or "cuda".
     pub name: &'static str,
-    /// What it would run on, or why it can't.
+    /// The device that it would run on, or why there is none.
     pub state: std::result::Result<String, String>,
 }
 
-/// Every kind of executor, with the reason where it can't be had. Makes no
-/// CUDA context.
+/// Lists every kind of executor, with the reason for each that this host lacks. Makes no CUDA
+/// context.
 pub fn available_executors() -> Vec<Available> {
     let cuda = cuda::probe().map(|info| info.to_string());
     vec![
@@ -627,12 +632,12 @@ pub fn available_executors() -> Vec<Available> {
     ]
 }
 
-/// Takes an executor on device 0, and says in a sentence which and why.
+/// Opens an executor on device 0; also returns a sentence that says which one and why.
 pub fn choose(device: DeviceChoice) -> Result<(Arc<dyn Executor>, String)> {
     choose_at(device, 0)
 }
 
-/// Takes an executor, on GPU `index` where it is a GPU.
+/// Opens an executor, on GPU `index` if it is a GPU.
 pub fn choose_at(device: DeviceChoice, index: u32) -> Result<(Arc<dyn Executor>, String)> {
     let cpu = |why: String| -> (Arc<dyn Executor>, String) {
         let executor = CpuExecutor::new();
@@ -655,7 +660,8 @@ pub fn choose_at(device: DeviceChoice, index: u32) -> Result<(Arc<dyn Executor>,
                 Ok(cpu(format!("because CUDA is unavailable: {reason}")))
             }
             Err(error @ DeviceError::UnfitDevice { .. }) => Ok(cpu(format!("because {error}"))),
-            // A GPU that is there and fails is not hidden behind a slow CPU.
+            // A GPU that is present and fails is an error; the slow CPU does not silently replace
+            // it.
             Err(error) => Err(error),
         },
     }

@@ -1,7 +1,7 @@
-//! Device code, what runs it, and what moves bytes with a GPU.
+//! Device code, the executors that run it, and copies to and from GPU memory.
 //!
-//! The kernels (`kernels/*.cu` over `include/pushgate/*.cuh`) are one source for
-//! a GPU and for a CPU; [`Executor`] is what loads and launches them on either.
+//! The kernels (`kernels/*.cu` over `include/pushgate/*.cuh`) are one source for a GPU and for a
+//! CPU. An [`Executor`] loads and launches them on either.
 
 mod build_support;
 mod copies;

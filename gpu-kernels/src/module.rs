@@ -1,4 +1,4 @@
-//! A user's source, and the cache of what was compiled from it.
+//! A user's source, and the cache of modules compiled from such sources.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -16,23 +16,23 @@ use crate::build_support::kernel_names;
 use crate::embedded::HEADERS;
 use crate::executor::{DeviceError, Result};
 
-/// A `.cu` of a user's own, over the device API: `#include "pushgate/device.cuh"`
-/// and one `PUSHGATE_KERNEL(name, params)` or more.
+/// A user's own `.cu` source over the device API. It includes "pushgate/device.cuh" and has at
+/// least one `PUSHGATE_KERNEL(name, params)`.
 #[derive(Clone, Debug)]
 pub struct Source {
     name: String,
     text: String,
-    /// Where its own `#include "..."` are looked for.
+    /// The folder in which the source's own `#include "..."` files are looked for.
     dir: Option<PathBuf>,
 }
 
 impl Source {
-    /// A source held in memory; errors call it `name`.
+    /// Makes a source from a text in memory; errors call it `name`.
     pub fn text(name: impl Into<String>, text: impl Into<String>) -> Self {
         Self { name: name.into(), text: text.into(), dir: None }
     }
 
-    /// A source file, read now. Its own quoted includes are found beside it.
+    /// Reads a source file now. Files that it includes with quotes are found beside it.
     pub fn path(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let io = |source| DeviceError::Io { what: "read the source", path: path.to_owned(), source };
@@ -41,7 +41,7 @@ impl Source {
         Ok(Self { name: path.display().to_string(), text, dir: whole.parent().map(Path::to_owned) })
     }
 
-    /// What errors call it.
+    /// The name that errors use for the source.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -54,13 +54,13 @@ impl Source {
         self.dir.as_deref()
     }
 
-    /// The kernels that its text names.
+    /// The kernels that the source's text names.
     pub fn kernels(&self) -> Vec<String> {
         kernel_names(&self.text)
     }
 
-    /// Feeds a key everything that the compiled form depends on: the text, the
-    /// headers of the device API, and the user's own headers, however deep.
+    /// Adds to a key everything that the compiled form depends on: the text, the headers of the
+    /// device API, and all headers of the user's that it includes, directly or not.
     pub(crate) fn add_to(&self, key: &mut Key) {
         key.add(self.name.as_bytes());
         key.add(self.text.as_bytes());
@@ -75,8 +75,8 @@ impl Source {
     }
 }
 
-/// `root` is where the source lies, `dir` where the including file lies: the
-/// compilers look in both.
+/// Adds the files that `text` includes. `root` is the folder of the source, `dir` the folder of the
+/// including file: compilers look in both.
 fn add_includes(key: &mut Key, root: &Path, dir: &Path, text: &str, seen: &mut HashSet<PathBuf>) {
     for line in text.lines() {
         let Some(rest) = line.trim_start().strip_prefix('#') else { continue };
@@ -96,8 +96,8 @@ fn add_includes(key: &mut Key, root: &Path, dir: &Path, text: &str, seen: &mut H
     }
 }
 
-/// Names a compiled form by all that went into it: FNV-1a over 128 bits. The
-/// cache is private to its user, so nobody is there to forge a collision.
+/// The name of a compiled form, computed from everything that went into it: FNV-1a over 128 bits.
+/// The cache is private to its user, so no other user can forge a collision.
 pub(crate) struct Key(u128);
 
 impl Key {
@@ -107,7 +107,7 @@ impl Key {
         key
     }
 
-    /// Adds one part; its length keeps ("ab", "c") and ("a", "bc") apart.
+    /// Adds one part. Its length is added too, which keeps ("ab", "c") and ("a", "bc") apart.
     pub(crate) fn add(&mut self, part: &[u8]) {
         for byte in (part.len() as u64).to_le_bytes().iter().chain(part) {
             self.0 = (self.0 ^ u128::from(*byte)).wrapping_mul(0x0000000001000000000000000000013b);
@@ -119,15 +119,15 @@ impl Key {
     }
 }
 
-/// A folder of compiled modules that only this user can write: what lies there
-/// is loaded and run.
+/// A folder of compiled modules. Only this user may be able to write to it, because modules found
+/// there are loaded and run.
 pub(crate) struct Cache {
     dir: PathBuf,
 }
 
 impl Cache {
-    /// `$XDG_CACHE_HOME/pushgate` or `~/.cache/pushgate`; where neither can be
-    /// had privately, a folder of this process under the temporary folder.
+    /// Opens `$XDG_CACHE_HOME/pushgate` or `~/.cache/pushgate`. If neither can be a private folder,
+    /// makes a folder of this process under the temporary folder.
     pub(crate) fn open() -> Result<Self> {
         let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
         let home = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
@@ -145,7 +145,7 @@ impl Cache {
         Self::at(dir.clone())
     }
 
-    /// The cache at `dir`, made if it is not there.
+    /// Opens the cache at `dir`; makes the folder if it is not there.
     pub(crate) fn at(dir: PathBuf) -> Result<Self> {
         let io = |source| DeviceError::Io {
             what: "use as a cache of compiled modules",
@@ -162,9 +162,9 @@ impl Cache {
         Ok(Self { dir })
     }
 
-    /// The file for `key`; `compile` is called to write it where it is not there
-    /// yet. Two who compile the same at once both succeed: a whole file is
-    /// renamed into its place.
+    /// Returns the file for `key`; calls `compile` to write it if it is not there yet. Two
+    /// processes that compile the same source at once both succeed, because a whole file is renamed
+    /// into place.
     pub(crate) fn get(
         &self,
         key: &Key,
@@ -184,13 +184,13 @@ impl Cache {
             })
         });
         if written.is_err() {
-            // It may not be there at all; the error that counts is the first.
+            // The file may not exist; the first error is the one that counts.
             let _ = fs::remove_file(&temporary);
         }
         written.map(|()| path)
     }
 
-    /// A name that no other thread or process takes.
+    /// A name that no other thread or process uses.
     pub(crate) fn temporary(&self, extension: &str) -> PathBuf {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -198,7 +198,7 @@ impl Cache {
         self.dir.join(format!("tmp-{}-{n}-{random:016x}.{extension}", std::process::id()))
     }
 
-    /// The folder to name with `-I`: the headers of the device API, written once.
+    /// The folder to pass with `-I`: the headers of the device API, written once.
     pub(crate) fn headers(&self) -> Result<PathBuf> {
         let mut key = Key::new("headers");
         for (name, text) in HEADERS {
@@ -221,8 +221,8 @@ impl Cache {
         Ok(dir)
     }
 
-    /// Writes the source for a command-line compiler, which cites the name that
-    /// the user knows; removed when the guard goes.
+    /// Writes the source for a command-line compiler, whose messages then cite the name that the
+    /// user knows. The file is removed when the guard is dropped.
     pub(crate) fn source_file(&self, source: &Source) -> Result<Temporary> {
         let path = self.temporary("cu");
         let text = format!("#line 1 {:?}\n{}", source.name(), source.body());
@@ -250,7 +250,7 @@ impl Drop for Temporary {
     }
 }
 
-/// Runs a compiler; what it prints becomes the error.
+/// Runs a compiler; if it fails, what it printed becomes the error.
 pub(crate) fn run_compiler(source: &Source, mut command: Command) -> Result<()> {
     let compiler = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|e| DeviceError::Io {
@@ -264,12 +264,12 @@ pub(crate) fn run_compiler(source: &Source, mut command: Command) -> Result<()> 
     let mut text = String::from_utf8_lossy(&output.stderr).into_owned();
     text += &String::from_utf8_lossy(&output.stdout);
     if text.trim().is_empty() {
-        text = format!("({} without a word)", output.status);
+        text = format!("({}, no output)", output.status);
     }
     Err(DeviceError::Compile { source_name: source.name().to_owned(), compiler, output: text })
 }
 
-/// A command with what it prints for `--version`, which goes into the key.
+/// A compiler command, with its output for `--version`, which goes into the key.
 #[derive(Clone, Debug)]
 pub(crate) struct Compiler {
     words: Vec<OsString>,
@@ -277,7 +277,8 @@ pub(crate) struct Compiler {
 }
 
 impl Compiler {
-    /// `words`: the program and its first arguments (`ccache g++`).
+    /// Makes a compiler from `words`, the program and its first arguments (`ccache g++`). `None` if
+    /// it does not run.
     pub(crate) fn new(words: Vec<OsString>) -> Option<Self> {
         let (program, arguments) = words.split_first()?;
         let output = Command::new(program).args(arguments).arg("--version").output().ok()?;
@@ -288,7 +289,7 @@ impl Compiler {
         Some(Self { words, version })
     }
 
-    /// `$CXX`, else the first of c++, g++, clang++ that runs. Asked once.
+    /// The C++ compiler: `$CXX`, or else the first of c++, g++, clang++ that runs. Looked for once.
     pub(crate) fn cxx() -> Result<Self> {
         static FOUND: OnceLock<std::result::Result<Compiler, String>> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
@@ -298,7 +299,7 @@ impl Compiler {
             let named: Option<Vec<OsString>> =
                 std::env::var_os("CXX").map(split).filter(|words| !words.is_empty());
             let candidates = match named {
-                // Who names a compiler wants no other.
+                // A user who names a compiler wants no other.
                 Some(words) => vec![words],
                 None => ["c++", "g++", "clang++"].map(|name| vec![name.into()]).to_vec(),
             };
@@ -325,7 +326,7 @@ impl Compiler {
     }
 }
 
-/// "a, b, c", or that there are none.
+/// Joins names as "a, b, c"; "(none)" if there are none.
 pub(crate) fn list(names: &[String]) -> String {
     if names.is_empty() { "(none)".to_owned() } else { names.join(", ") }
 }
@@ -334,7 +335,7 @@ pub(crate) fn list(names: &[String]) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    /// A folder of its own, removed at the end.
+    /// A folder for one test, removed at its end.
     pub(crate) struct Folder(pub(crate) PathBuf);
 
     impl Folder {

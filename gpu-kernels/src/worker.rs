@@ -1,14 +1,13 @@
-//! The resident worker: a kernel that copies on command, so that a thread can move
-//! bytes between device and host memory without a call of the driver, which may
-//! block for as long as other threads' kernels wait for that very copy.
+//! The resident worker: a kernel that copies on command, so that a thread can move bytes between
+//! device and host memory without a call of the driver. Such a call may block as long as other
+//! threads' kernels wait for that very copy.
 //!
-//! docs/worker.md tells what it is for, when it comes and when it goes. The rings
-//! and the way of leaving are argued there and in `kernels/worker.cu`; here stand
-//! the host's halves of them: [`Control::announce`] is the one place where a
-//! missed worker is noticed.
+//! docs/worker.md says what the worker is for, when it comes and when it goes. The rings and the
+//! way of leaving are argued there and in `kernels/worker.cu`. This module has the host's half;
+//! [`Control::announce`] is the one place where a missing worker is noticed.
 //!
-//! P8: the worker copies between any addresses that it is told. It trusts this
-//! process's [`WorkerQueue`] alone, whose caller has checked them.
+//! P8: the worker copies between any addresses that it is given. It trusts only this process's
+//! [`WorkerQueue`], whose caller has checked the addresses.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -40,61 +39,65 @@ use queue::Ring;
 pub use queue::{Direction, OneWay, PostError, Ticket, WorkerQueue};
 
 const KERNEL: &str = "copy_worker";
-/// Behind an operation of a graph.
+/// The kernel that runs after a graph's operation and counts the operation as ended.
 const MARK: &str = "copy_worker_mark";
-/// What the kernel is told in place of a generation where it is part of a graph.
+/// The generation number in the parameters of a launch that is part of a graph.
 const OF_A_GRAPH: u64 = 0;
-/// Two of `found` in worker.cu, and room to spare.
+/// Dynamic shared memory of a block: two `found` structures of worker.cu, with room to spare.
 const SHARED_BYTES: u32 = 128;
-/// How long the end of the worker is waited for on drop.
+/// How long a drop waits for the worker's end.
 const END_LIMIT: Duration = Duration::from_secs(10);
-/// How often the worker's thread looks whether the kernel still lives.
+/// How often the worker's thread checks that the kernel still lives.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long one launch of the kernel serves a program that goes on and on: who waits for all that the device
-/// had to do at some moment waits for the launch of then.
+/// How long one launch of the kernel serves a program that keeps leasing. A thread that waits for
+/// all work that the device had at some moment waits for the launch of that moment, so the launch
+/// must end.
 const AGE: Duration = Duration::from_millis(100);
 
-/// A panic in another thread can't leave these locks' data half changed.
+/// Locks a mutex even if it is poisoned: a panic can't leave the data behind these locks half
+/// changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The worker's shape and manners. [`WorkerOptions::of`] has the values that were
-/// measured to be good on an H200 (docs/benchmarks.md).
+/// The worker's shape and its times. [`WorkerOptions::of`] has the values that measured well on an
+/// H200 (docs/benchmarks.md).
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerOptions {
     /// Blocks that copy to the host, 1 to 256.
     pub pushers: u32,
-    /// Of those, how many copy a push of more than `bulk` bytes while there are pulls under way, 1
-    /// and more: stores to the host and requests for reads go the same way over the bus, and
-    /// fewer stores at once leave room for the requests.
+    /// How many of the pushers, at least 1, copy a push of more than `bulk` bytes while pulls are
+    /// under way. Stores to the host and read requests go the same way over the bus, and fewer
+    /// stores at once leave room for the requests.
     pub pushers_beside_pulls: u32,
-    /// Bytes up to which a push is about latency, and is spread over all pushers.
+    /// The largest push in bytes that is spread over all pushers: up to here latency counts most.
     pub bulk: u32,
     /// Blocks that copy from the host, 1 to 256.
     pub pullers: u32,
-    /// Threads of a block: on a GPU a multiple of 32, at most 512.
+    /// Threads of a block: at most 512, on a GPU a multiple of 32.
     pub threads: u32,
-    /// Commands that each ring holds: a power of two, 32 to 65536.
+    /// How many commands each ring holds: a power of two, 32 to 65536.
     pub slots: u32,
-    /// A push is cut among blocks so that none has more bytes than this, while there
-    /// are blocks.
+    /// The most bytes of a push that one block copies, as long as there are enough blocks.
     pub push_slice: u32,
-    /// The same for a pull, which gains by more loads in flight in a block.
+    /// The most bytes of a pull that one block copies, as long as there are enough blocks. A pull
+    /// gains from more loads in flight in a block.
     pub pull_slice: u32,
-    /// How long the worker stays after the last lease is done, if operations come one after another.
+    /// How long the worker stays after the last lease is done when operations follow one another.
     pub linger: Duration,
-    /// The same if they come alone: whoever waits for the device waits for this too.
+    /// How long the worker stays after the last lease is done when operations come alone: a thread
+    /// that waits for the device waits for this time too.
     pub linger_alone: Duration,
-    /// How long it stays after the last command where it was started by one.
+    /// How long the worker stays after the last command when a command started it.
     pub linger_on_demand: Duration,
-    /// How long it stays after the last command at most, whatever the leases say (P7). Longer than any
-    /// operation may wait for others: behind it, one that still waits has a worker on demand alone.
+    /// The longest time that the worker stays after the last command, whatever the leases say (P7).
+    /// Must be longer than any operation may wait for others: an operation that still waits
+    /// afterwards has only a worker on demand.
     pub limit: Duration,
 }
 
 impl WorkerOptions {
-    /// The defaults for an executor.
+    /// The default options for an executor.
     pub fn of(executor: &dyn Executor) -> Self {
         let gpu = executor.as_cuda().is_some();
         Self {
@@ -146,32 +149,32 @@ impl WorkerOptions {
     }
 }
 
-/// An operation of the program's that the worker stays for ([`Worker::lease`]).
+/// An operation of the program for which the worker stays ([`Worker::lease`]).
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "the worker stays until Worker::lease_done was called and the stream has come there"]
+#[must_use = "the worker stays until Worker::lease_done has been called and the stream has reached its mark"]
 pub struct Lease(Held);
 
 #[derive(Debug, PartialEq, Eq)]
 enum Held {
-    /// By a pair of words.
+    /// Counted by a pair of words.
     Slot(usize),
-    /// By nodes of the graph that it becomes a part of.
+    /// Counted by nodes of the graph that the operation becomes part of.
     Graph,
-    /// Not: copies for it start the worker on demand.
+    /// Not counted: copies for the operation start the worker on demand.
     Nothing,
 }
 
 impl Lease {
-    /// Whether the worker is there for the operation for certain. Not where too many streams
-    /// have operations under way, or the driver is too old for what it takes.
+    /// Whether the worker is certain to be present for the operation. False if too many streams
+    /// have operations under way, or if the driver lacks a call that counting needs.
     pub fn is_counted(&self) -> bool {
         self.0 != Held::Nothing
     }
 }
 
-/// What starts the kernel.
+/// How the kernel is launched.
 enum Launcher {
-    /// Threads of this process.
+    /// As OS threads of this process (device `cpu`).
     Threads {
         executor: Arc<dyn Executor>,
         stream: Stream,
@@ -183,34 +186,35 @@ enum Launcher {
 
 struct Shared {
     owner: Owner,
-    // Dropped first: unregistered before the memory that `control` holds is unmapped.
+    // Dropped first: the memory is unregistered before `control`, which holds it, unmaps it.
     registration: Registration,
     control: Arc<Control>,
     options: WorkerOptions,
     launcher: Mutex<Launcher>,
-    /// Outside of the lock: marks are put into streams without it.
+    /// Not behind the lock, because marks are put into streams without the lock.
     resident: Option<Resident>,
     leases: Mutex<Vec<LeaseSlot>>,
     stop: AtomicBool,
-    /// Set once and for ever.
+    /// Set at most once; final.
     lost: OnceLock<Lost>,
-    /// The thread that starts the worker on demand and looks after it, and whether it is to start it.
+    /// The thread that starts the worker on demand and checks that it lives; `wanted` asks it to
+    /// start one.
     keeper: OnceLock<Thread>,
     wanted: AtomicBool,
     fault: Option<Fault>,
-    /// The last generation whose launch was made, and not only begun.
+    /// The last generation whose launch has been made, not just begun.
     started: AtomicU64,
-    /// Copies posted so far, of either direction.
+    /// Copies posted so far, by direction.
     posted: [AtomicU64; 2],
     began: Instant,
-    /// When an operation was last launched, in nanoseconds since `began`; 0: none yet.
+    /// When an operation was last launched, in nanoseconds since `began`; 0 if none has been.
     last_launch: AtomicU64,
-    /// The same of the kernel.
+    /// When the kernel was last launched, in nanoseconds since `began`.
     launched_at: AtomicU64,
     device: DeviceBuffer,
 }
 
-/// The host's account of a lease word.
+/// The host's account of a lease's pair of words.
 #[derive(Clone, Copy, Default)]
 struct LeaseSlot {
     stream: u64,
@@ -229,7 +233,7 @@ impl Shared {
         let mailboxes = self.device.addr() + layout.mailboxes() as u64;
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let nanos = |time: Duration| time.as_nanos().min(u128::from(u64::MAX >> 2)) as u64;
-        // `copy_worker_params`; both kinds of device are little-endian.
+        // The words of `copy_worker_params`; both kinds of device are little-endian.
         let state = match &self.fault {
             Some(fault) if fault.dies(generation) => Layout::UNHEARD,
             _ => Layout::STATE,
@@ -252,8 +256,8 @@ impl Shared {
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Starts a generation if the last one is gone. What fails for the moment is for the
-    /// keeper to try again, should somebody wait for it; what is final is the worker's end.
+    /// Starts a generation if the last one is gone. A final error ends the worker; any other error
+    /// leaves the keeper to try again if a command waits.
     fn ensure(&self, linger: Duration) -> Result<()> {
         let mut launcher = lock(&self.launcher);
         if let Some(lost) = self.lost.get() {
@@ -265,15 +269,15 @@ impl Shared {
         self.start_next(&mut launcher, linger)
     }
 
-    /// For an operation that begins: whether the launch that is there has served for so long that
-    /// another is to take over. By the clock of the operation before, which spares a look.
+    /// Whether the present launch has served so long that another should take over; asked when an
+    /// operation begins. Uses the time of the operation before, which saves reading the clock.
     fn is_old(&self) -> bool {
         let [last, launched] = [&self.last_launch, &self.launched_at].map(|at| at.load(Ordering::Relaxed));
         last.saturating_sub(launched) > AGE.as_nanos() as u64
     }
 
-    /// Has another launch take over: it stands behind the one that is there, which is told to go.
-    /// Should that fail, the old one stays.
+    /// Has another launch take over: starts it behind the present one, which is told to leave. If
+    /// the start fails, the present launch stays.
     fn renew(&self) {
         let mut launcher = lock(&self.launcher);
         let old = self.control.launched.load(Ordering::Relaxed);
@@ -282,15 +286,16 @@ impl Shared {
         if ends || !here || !self.is_old() || self.start_next(&mut launcher, self.options.linger).is_err() {
             return;
         }
-        // Release: behind the launch. (It is told more only by the drop, which nobody leases beside.)
+        // Release: ordered after the launch. (Only the drop stores a larger value, and no thread
+        // leases during the drop.)
         self.control.word(Layout::QUIT).store(old, Ordering::Release);
     }
 
     /// Starts the next generation.
     fn start_next(&self, launcher: &mut Launcher, linger: Duration) -> Result<()> {
         let generation = self.control.launched.load(Ordering::Relaxed) + 1;
-        // Before the launch: whoever reads the state of the new generation must not
-        // take it for a foreign one. The lock makes us the only writer.
+        // Stored before the launch: a thread that reads the new generation's state must recognise
+        // it. The lock makes this thread the only writer.
         self.control.launched.store(generation, Ordering::Release);
         let started = self.start(launcher, generation, linger);
         match &started {
@@ -303,7 +308,8 @@ impl Shared {
                 if error.is_final() {
                     self.lose(error.to_string(), true);
                 } else {
-                    // Who posted meanwhile took this generation for one on its way.
+                    // A thread that posted in the meantime took this generation for one about to
+                    // start.
                     self.summon();
                 }
             }
@@ -311,7 +317,7 @@ impl Shared {
         started
     }
 
-    /// Nanoseconds since it was made.
+    /// Nanoseconds since the worker was made.
     fn now(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
     }
@@ -322,20 +328,21 @@ impl Shared {
         }
         let params = self.params(generation, linger);
         match launcher {
-            // SAFETY: rings, words and mailboxes live as long as self, which is not
-            // dropped before the kernel has ended (`Worker::drop`); what commands
-            // name is promised in `post`.
+            // SAFETY: rings, words and mailboxes live as long as self, and `Worker::drop` keeps
+            // self until the kernel has ended. The caller of `post` promises that the addresses in
+            // commands are valid.
             Launcher::Gpu => unsafe { self.resident.as_ref().expect("made with it").start(&params) },
             Launcher::Threads { executor, stream, module, running } => {
                 running.retain(|run| !run.is_done().unwrap_or(true));
-                // SAFETY: as above.
+                // SAFETY: rings, words and mailboxes outlive the kernel, and the caller of `post`
+                // promises that the addresses in commands are valid.
                 unsafe { executor.launch(stream, module, KERNEL, self.shape(), &params) }
                     .map(|run| running.push(run))
             }
         }
     }
 
-    /// There are commands that not all blocks have passed.
+    /// Whether there are commands that not all blocks have passed.
     fn has_commands(&self) -> bool {
         [Direction::Push, Direction::Pull].iter().any(|way| {
             let posted = self.posted[*way as usize].load(Ordering::Relaxed);
@@ -343,7 +350,7 @@ impl Shared {
         })
     }
 
-    /// Has the keeper start it, if it is gone.
+    /// Has the keeper start the worker if it is gone.
     fn summon(&self) {
         self.wanted.store(true, Ordering::Release);
         if let Some(keeper) = self.keeper.get() {
@@ -351,7 +358,8 @@ impl Shared {
         }
     }
 
-    /// The end of it, for all who wait and will. `ended`: nothing of it runs on the device.
+    /// Marks the worker lost: current and future waits fail. `ended`: nothing of the worker runs on
+    /// the device.
     #[cold]
     fn lose(&self, reason: String, ended: bool) {
         let lost = Lost { reason, ended };
@@ -360,8 +368,8 @@ impl Shared {
         }
     }
 
-    /// Whether the kernel has died: it has ended and never said that it leaves, or its context
-    /// is lost. May block as any call of the driver: the keeper's.
+    /// Checks whether the kernel has died: it ended without announcing that it leaves, or its
+    /// context is lost. May block like any call of the driver, so only the keeper calls this.
     fn look(&self, trouble: &mut Trouble) {
         let started = self.started.load(Ordering::Acquire);
         let changes = self.control.launched.load(Ordering::Acquire) != started;
@@ -372,7 +380,7 @@ impl Shared {
         if let Some(fault) = &self.fault
             && fault.dies(started)
         {
-            // All that anybody hears of it from now on.
+            // This is the last that the host sees of the kernel.
             self.control.word(Layout::STATE).store(started << 8 | RUNNING, Ordering::Release);
             self.control.word(Layout::QUIT).store(started, Ordering::Release);
         }
@@ -380,25 +388,31 @@ impl Shared {
             Ok(false) => trouble.over(),
             Ok(true) => {
                 trouble.over();
-                // Acquire: what it stored last is older than its end, which we have seen.
+                // Acquire: the kernel's last stores are ordered before its end, which this thread
+                // has seen.
                 let state = self.control.word(Layout::STATE).load(Ordering::Acquire);
                 if state >> 8 <= started && state != started << 8 | LEFT {
-                    let said = "its kernel has ended before its time, with no error that CUDA knows of";
+                    let said = "its kernel ended without announcing it, and CUDA reports no error";
                     self.lose(said.to_owned(), true);
                 }
             }
             Err(error) if error.is_final() => self.lose(format!("its kernel has died: {error}"), true),
             Err(error) => {
                 if let Some((times, time)) = trouble.again() {
-                    self.lose(format!("asked {times} times in {time:?} how it is: {error}"), false);
+                    self.lose(
+                        format!(
+                            "the driver can't say whether it runs, asked {times} times in {time:?}: {error}"
+                        ),
+                        false,
+                    );
                 }
             }
         }
     }
 
-    /// For a worker that an operation starts. One that was launched a moment ago stands for a row of
-    /// them, between which the worker had better stay. One that comes alone may be
-    /// waited for with the whole device, and so with the worker.
+    /// How long a worker that an operation starts lingers. Recent launches predict more, so it
+    /// lingers longer. After an operation that comes alone the program may wait for the whole
+    /// device, and so for the worker.
     fn linger(&self) -> Duration {
         let last = self.last_launch.load(Ordering::Relaxed);
         let since = self.began.elapsed().saturating_sub(Duration::from_nanos(last));
@@ -408,28 +422,32 @@ impl Shared {
         }
     }
 
-    /// A graph's replay calls none of our code, so the graph has the worker in it, beside the operation.
+    /// Puts the worker into the graph that a stream captures, beside the operation: a graph's
+    /// replay calls none of our code, so nothing could start the worker then.
     fn join_graph(&self, stream: u64) -> Result<Held> {
         let Some(resident) = &self.resident else { return Ok(Held::Nothing) };
         let params = self.params(OF_A_GRAPH, self.options.linger_alone);
-        // SAFETY: as for `start`; a graph with operations of a library is not replayed when
-        // the library has gone, and with it the worker.
+        // SAFETY: rings, words and mailboxes live as long as the worker, as in `start`. A graph
+        // with operations of a library is not replayed after the library, and with it the worker,
+        // has gone.
         let added = unsafe { resident.add_to_graph(stream, &params) }?;
         Ok(if added { Held::Graph } else { Held::Nothing })
     }
 
-    /// Behind the operation. With a graph without this mark, which takes a lack of memory, a worker
-    /// that has served it stays until its limit, and so do all that come later.
+    /// Puts the mark after the operation into the graph. If that fails, for lack of memory, and the
+    /// graph is replayed all the same, a worker that has served it stays until its limit, and so do
+    /// all later ones.
     fn leave_graph(&self, stream: u64) -> Result<()> {
         let Some(resident) = &self.resident else { return Ok(()) };
         let closed = self.device.addr() + Layout::GRAPHS_CLOSED;
-        // SAFETY: a word of ours; as for `join_graph`. (False: the capture has failed meanwhile, so
-        // there will be no graph.)
+        // SAFETY: the word is the worker's own memory, which outlives the graph's replays, as in
+        // `join_graph`. (False means that the capture has failed in the meantime, so there will be
+        // no graph.)
         unsafe { resident.add_mark_to_graph(stream, closed) }.map(|_| ())
     }
 
-    /// Waits for a launch that another thread has begun: what this thread launches next is to
-    /// stand behind it.
+    /// Waits for a launch that another thread has begun, because what this thread launches next
+    /// must stand behind it.
     fn behind_launches(&self) {
         if self.started.load(Ordering::Acquire) != self.control.launched.load(Ordering::Acquire) {
             drop(lock(&self.launcher));
@@ -440,7 +458,7 @@ impl Shared {
         shape(&self.options)
     }
 
-    /// Whether nothing of it runs, or is to.
+    /// Whether no launch of the worker runs or is about to.
     fn ended(&self) -> Result<bool> {
         let ended = match &self.resident {
             Some(resident) => resident.ended()?,
@@ -464,16 +482,18 @@ fn shape(options: &WorkerOptions) -> Launch {
 
 // ---------------------------------------------------------------------- worker
 
-/// A resident worker on one device. May be shared by threads; its [`WorkerQueue`]
-/// belongs to one. Dropping it tells the kernel to leave and waits for that.
+/// A resident worker on one device. May be shared by threads; its [`WorkerQueue`] belongs to one
+/// thread.
+///
+/// Dropping it tells the kernel to leave and waits until the kernel has left.
 pub struct Worker {
     shared: Arc<Shared>,
     keeper: Option<JoinHandle<()>>,
 }
 
 impl Worker {
-    /// Makes the worker and runs it once, so that what a first start costs is spent
-    /// before other kernels run. Call it where the device is idle.
+    /// Makes the worker and runs its kernel once, so that the cost of a first start is paid before
+    /// other kernels run. Call it while the device is idle.
     pub fn new(executor: &Arc<dyn Executor>, options: WorkerOptions) -> Result<(Worker, WorkerQueue)> {
         Self::with_fault(executor, options, Fault::from_environment())
     }
@@ -556,20 +576,22 @@ impl Worker {
         Ok((worker, queue))
     }
 
-    /// Before an operation is put on `stream` (a `CUstream`) that will wait for
-    /// copies: the worker is there, or in line before the operation, and stays until
-    /// [`Worker::lease_done`] was called and the stream has come that far. Any
-    /// thread of the program; starts the kernel if it is not there, and makes no
-    /// other call of the driver than that and one that asks whether the stream
-    /// captures. If it does, the kernel becomes part of the graph, which must not be replayed
-    /// once the worker has been dropped.
+    /// Announces an operation that will be put on `stream` (a `CUstream`) and will wait for copies.
+    ///
+    /// On return the worker is present, or queued before the operation, and it stays until
+    /// [`Worker::lease_done`] has been called and the stream has reached that call's mark. May be
+    /// called by any thread.
+    ///
+    /// The call starts the kernel if it is not there. Its only other call of the driver asks
+    /// whether the stream captures a graph. If the stream does, the kernel becomes part of the
+    /// graph, and the graph must not be replayed once the worker has been dropped.
     pub fn lease(&self, stream: u64) -> Result<Lease> {
         let shared = &*self.shared;
         shared.owner.check()?;
         if let Some(lost) = self.lost() {
             return Err(lost.error());
         }
-        // Every thread has another stream by that name (CU_STREAM_PER_THREAD).
+        // Under this name every thread has a stream of its own (CU_STREAM_PER_THREAD).
         let is_many = shared.resident.is_some() && stream == 2;
         let follows = shared.resident.as_ref().map_or(Follows::Runs, |resident| resident.follows(stream));
         match follows {
@@ -579,7 +601,7 @@ impl Worker {
         }
         let slot = {
             let mut leases = lock(&shared.leases);
-            // A word that another stream has come to the end of may serve this one.
+            // A pair of words whose stream has done all its operations may serve this stream.
             let is_free = |(at, slot): &(usize, &LeaseSlot)| {
                 let done = shared.control.word(shared.lease_word(*at, true)).load(Ordering::Acquire);
                 slot.opened == slot.closed && done >= slot.closed
@@ -590,10 +612,11 @@ impl Worker {
             let slot = &mut leases[at];
             slot.stream = stream;
             slot.opened += 1;
-            // With the lock, so no other thread counts too. Before the lease, which says more.
+            // Under the lock, so no other thread counts at the same time. Stored before the lease,
+            // which says more than a launch under way.
             let launching = shared.control.word(Layout::LAUNCHING);
             launching.store(launching.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            // Relaxed: `announce` orders it against the state.
+            // Relaxed: `announce` orders this store before its look at the state.
             shared.control.word(shared.lease_word(at, false)).store(slot.opened, Ordering::Relaxed);
             at
         };
@@ -611,10 +634,11 @@ impl Worker {
         Ok(lease)
     }
 
-    /// Behind the operation: the lease is done when `stream` has come here. On the
-    /// device `cpu`, which has no such streams, it is done at once. If the stream
-    /// can't be told to say so, the lease is done at once too, and what is still
-    /// copied for the operation starts the worker on demand.
+    /// Ends a lease: it is done once `stream` has reached this point, after the operation.
+    ///
+    /// On the device `cpu`, whose streams can't do that, the lease is done at once. If the stream
+    /// can't be told to report, the lease is done at once too, and later copies for the operation
+    /// start the worker on demand.
     pub fn lease_done(&self, lease: Lease, stream: u64) -> Result<()> {
         let shared = &*self.shared;
         shared.owner.check()?;
@@ -624,10 +648,11 @@ impl Worker {
             Held::Nothing => return Ok(()),
         };
         self.launched();
-        // Relaxed: for a guess alone.
+        // Relaxed: used only for a guess.
         shared.last_launch.store(shared.now(), Ordering::Relaxed);
-        // It may have left for the launch. The next generation stands behind the operation, but
-        // before the mark, which would hold up a device with one queue for all streams.
+        // The worker may have left to let the launch proceed. The next generation is queued after
+        // the operation but before the mark: a mark that waits would hold up a device with one
+        // queue for all streams.
         if shared.control.announce()
             && let Err(error) = shared.ensure(shared.options.linger)
         {
@@ -635,7 +660,7 @@ impl Worker {
             return Err(error);
         }
         shared.behind_launches();
-        // Held over the call, so that values come in the stream's order.
+        // The lock is held over the call, so that values are written in the stream's order.
         let mut leases = lock(&shared.leases);
         let value = leases[at].closed + 1;
         let offset = shared.lease_word(at, true);
@@ -662,7 +687,7 @@ impl Worker {
         }
     }
 
-    /// A launch is over.
+    /// Counts a launch of the program as made.
     fn launched(&self) {
         let _leases = lock(&self.shared.leases);
         let launching = self.shared.control.word(Layout::LAUNCHING);
@@ -673,11 +698,12 @@ impl Worker {
         let mut leases = lock(&self.shared.leases);
         leases[at].opened -= 1;
         let word = self.shared.control.word(self.shared.lease_word(at, false));
-        // Not done before, done now: only lets the worker go.
+        // This operation did not count as done before and does now, which only lets the worker
+        // leave.
         word.store(leases[at].opened, Ordering::Relaxed);
     }
 
-    /// Whether the kernel is on the device or on its way there. Never in a child of `fork`.
+    /// Whether the kernel is on the device or about to start. Never true in a child of `fork`.
     pub fn is_present(&self) -> bool {
         self.shared.owner.is_here() && !self.shared.control.is_gone()
     }
@@ -687,15 +713,17 @@ impl Worker {
         self.shared.control.launched.load(Ordering::Relaxed)
     }
 
-    /// Why no copy ends any more, if so: the kernel has died, with its context or alone, or
-    /// can't be started. Noticed within about half a second, or 3 s where starting it fails in
-    /// a way that may pass. Asks no driver.
+    /// The cause if the worker is lost and no copy completes any more: the kernel has died, with
+    /// its context or alone, or can't be started.
+    ///
+    /// A death is noticed within about half a second; a start that keeps failing in a way that may
+    /// pass counts after 3 s. Does not call the driver.
     #[inline]
     pub fn lost(&self) -> Option<&Lost> {
         self.shared.lost.get()
     }
 
-    /// Waits until the kernel has gone by itself; false if that takes longer.
+    /// Waits until the kernel has left by itself; false if that takes longer than `limit`.
     pub fn wait_gone(&self, limit: Duration) -> Result<bool> {
         self.shared.owner.check()?;
         let began = Instant::now();
@@ -704,7 +732,7 @@ impl Worker {
                 return Err(lost.error());
             }
             if began.elapsed() > limit {
-                // An error of the kernel's is the better answer.
+                // If the kernel failed, its error says more than a timeout.
                 self.shared.ended()?;
                 return Ok(false);
             }
@@ -722,29 +750,30 @@ fn no_memory(layout: &Layout) -> impl Fn(ShimError) -> DeviceError {
     }
 }
 
-/// The thread that starts the worker where a command finds none, for a launch may block,
-/// and whoever posts must not; and that looks whether it lives.
+/// The keeper: the thread that starts the worker when a command finds none, and checks that it
+/// lives. A launch may block, and a thread that posts must not.
 fn keep(shared: &Shared) {
     let (mut starting, mut looking) = (Trouble::default(), Trouble::default());
     while !shared.stop.load(Ordering::Acquire) {
         match starting.pause() {
-            // Not to be woken: whoever posts meanwhile wants the same.
+            // Sleep without being woken: threads that post meanwhile want the same start that is
+            // being retried.
             Some(pause) => thread::sleep(pause),
             None => thread::park_timeout(LOOK),
         }
-        // Woken for nothing, it starts a worker for nothing, which leaves again. One of a graph that stays
-        // for others' operations is to be relieved, so that its graph can end.
+        // A needless wake-up starts a worker that finds nothing and leaves again. A graph's launch
+        // that stays for other graphs' operations is relieved, so that its own graph can end.
         let stays = shared.control.word(Layout::STAYS);
         let relieves = stays.load(Ordering::Relaxed) != 0 && stays.swap(0, Ordering::Relaxed) != 0;
         let wanted = shared.wanted.swap(false, Ordering::AcqRel) || relieves || shared.has_commands();
         if wanted && shared.control.may_be_gone() {
             match shared.ensure(shared.options.linger_on_demand) {
                 Ok(()) => starting.over(),
-                // Said by `ensure`.
+                // `ensure` has reported this error.
                 Err(error) if error.is_final() => {}
                 Err(error) => match starting.again() {
                     Some((times, time)) => {
-                        // Not one that says that it leaves, and may yet stay.
+                        // A worker that has only said that it leaves may still stay.
                         let ended = shared.control.is_gone();
                         shared.lose(format!("{error} ({times} times in {time:?})"), ended);
                     }
@@ -762,12 +791,13 @@ impl Drop for Worker {
     fn drop(&mut self) {
         let shared = &self.shared;
         if !shared.owner.is_here() {
-            // It names a thread that a child does not have.
+            // The handle names a thread that a child of `fork` does not have.
             std::mem::forget(self.keeper.take());
             return;
         }
         shared.stop.store(true, Ordering::Release);
-        // All launches, that which the keeper may be making too. (Nobody else has the worker any more.)
+        // Tells all launches to leave, including one that the keeper may be making. (No other
+        // thread has the worker any more.)
         shared.control.word(Layout::QUIT).store(u64::MAX, Ordering::Release);
         let began = Instant::now();
         while let Some(keeper) = &self.keeper
@@ -780,11 +810,11 @@ impl Drop for Worker {
                 thread::sleep(Duration::from_micros(50));
             }
         }
-        // A keeper that is still held up in the driver may yet have made a launch.
+        // A keeper that is still blocked in the driver may yet make a launch.
         while self.keeper.is_none() && began.elapsed() < END_LIMIT {
             match shared.ended() {
                 Ok(true) => return,
-                // The context is lost, and with it the kernel.
+                // The context is lost, and the kernel with it.
                 Err(error) if error.is_final() => return tracing::warn!("{error}"),
                 Ok(false) | Err(_) => thread::sleep(Duration::from_micros(50)),
             }

@@ -1,9 +1,9 @@
-//! A connection in use: NCCL's sendComm or recvComm, its registrations, its requests. What each
-//! end does with messages is in `send` and `receive`.
+//! A connection in use: NCCL's sendComm or recvComm, its registrations, its requests. `send` and
+//! `receive` say what each end does with messages.
 //!
-//! NCCL lets one thread post and test on a connection, while another registers and
-//! deregisters. The first has the state of the connection to itself (`Exclusive`), the
-//! second only asks the engine.
+//! NCCL lets one thread post and test on a connection while another registers and deregisters. The
+//! first thread has the connection's state to itself (`Exclusive`); the second only calls the
+//! engine.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -30,14 +30,14 @@ use crate::send::Sender;
 use crate::socket::Stream;
 use crate::watch::{self, Peer};
 
-/// Requests of a connection: NCCL's 32 for each buffer of a receive.
+/// The most requests of a connection: NCCL's 32 for each buffer of a receive.
 pub const REQUESTS: usize = 32 * MAX_RECVS;
 
-/// How long a connection that is closed waits for the GPU.
+/// How long closing a connection waits for the GPU.
 pub const SETTLE: Duration = Duration::from_secs(2);
 
-/// How long a deregistration tries to look at the requests between posts and tests, each of which takes
-/// microseconds, on a machine that may not run their thread for a while.
+/// How long a deregistration tries to get between two posts or tests to look at the requests. Each
+/// post or test takes microseconds, but a busy machine may suspend their thread for a while.
 const VISIT: Duration = Duration::from_secs(5);
 
 /// A registration, as NCCL holds it.
@@ -46,22 +46,23 @@ pub struct Mr {
     pub key: u32,
     pub address: usize,
     pub bytes: usize,
-    /// Memory of the lane's GPU.
+    /// The memory belongs to the lane's GPU.
     pub cuda: bool,
-    /// ... which its worker pushes: the engine knows nothing of it, and `key` nothing.
+    /// The GPU's worker pushes out of this memory. The engine does not know the region, so `key` is
+    /// unused.
     pub pushed: bool,
 }
 
-/// What is registered.
+/// The kind of memory that is registered.
 #[derive(Clone, Copy)]
 pub enum Kind<'a> {
     Host,
-    /// Memory of the lane's GPU, with a dma-buf and the place in it if NCCL has one.
+    /// Memory of the lane's GPU, with a dma-buf and the offset in it if NCCL has one.
     Cuda(Option<(BorrowedFd<'a>, u64)>),
 }
 
 impl Mr {
-    /// Where `size` bytes at `data` lie in it.
+    /// The offset in the region of the `size` bytes at `data`.
     pub fn offset(&self, data: usize, size: usize) -> Result<u64> {
         let offset = data.checked_sub(self.address).filter(|o| *o <= self.bytes && size <= self.bytes - o);
         offset.map(|o| o as u64).ok_or_else(|| {
@@ -83,18 +84,19 @@ pub struct Wanted<'a> {
     pub mr: Option<&'a Mr>,
 }
 
-/// What NCCL tests: its place in its connection. All else is the connection's.
+/// A request, as NCCL tests it: its connection and its place there. The connection has everything
+/// else.
 pub struct Request {
     comm: *const Comm,
     index: u32,
 }
 
-// SAFETY: the pointer is used by `test` alone, whose caller vouches for it.
+// SAFETY: only `test` uses the pointer, and its caller promises that the connection is not closed.
 unsafe impl Send for Request {}
-// SAFETY: as above; nothing here changes.
+// SAFETY: the fields never change, and only `test` uses the pointer, as for Send.
 unsafe impl Sync for Request {}
 
-/// See the module's text.
+/// A connection in use: what NCCL calls a sendComm or a recvComm.
 pub struct Comm {
     link: Link,
     side: Side,
@@ -106,20 +108,21 @@ enum Side {
     Receive(Box<Exclusive<Receiver>>),
 }
 
-/// What both sides have.
+/// The part of a connection that both ends have.
 pub struct Link {
     role: Role,
     pub qp: QpId,
     pub peer: Arc<Peer>,
     stream: Arc<Stream>,
     watched: u64,
-    /// A region for receives of nothing that name none, on a receiving end.
+    /// On a receiving end: a region for empty receives, which name no memory.
     pub nothing: u32,
     pub lane: Arc<Lane>,
     /// The RDMA device is used on the GPU's memory.
     reaches: bool,
     pub pushes: pushes::Counts,
-    /// What the lane's GPU sees of this connection's memory; goes when the engine has let go.
+    /// What the lane's GPU sees of this connection's memory; dropped once the engine has let go of
+    /// it.
     registrations: Vec<Registered>,
     runtime: Arc<Runtime>,
 }
@@ -131,12 +134,12 @@ impl fmt::Display for Link {
     }
 }
 
-/// What a receive of nothing names. Not of 0 bytes, which RDMA devices do not register;
-/// an atomic, for a peer that breaks the rules could write there.
+/// The memory that an empty receive names. It is not of 0 bytes, because RDMA devices do not
+/// register that; it is an atomic, because a peer that breaks the rules could write to it.
 static NOTHING: AtomicU64 = AtomicU64::new(0);
 
 impl Comm {
-    /// A connection of a queue pair that was joined; `stream` says when the peer goes.
+    /// Makes a connection from a queue pair that was joined; `stream` reports the end of the peer.
     pub fn new(runtime: Arc<Runtime>, joined: Joined, stream: Stream, role: Role) -> Result<Box<Comm>> {
         let (stream, peer) = (Arc::new(stream), Arc::new(Peer::default()));
         let Joined {
@@ -153,7 +156,7 @@ impl Comm {
             receives,
             registrations,
         } = joined;
-        // From here on its drop takes the queue pair out again.
+        // From here on dropping `link` takes the queue pair out of the engine again.
         let mut link = Link {
             role,
             qp,
@@ -172,7 +175,7 @@ impl Comm {
         }
         if role == Role::Receive {
             let memory = RegionMemory::Host { address: &raw const NOTHING as usize, keep: None };
-            // SAFETY: a static atomic, which others may write.
+            // SAFETY: a static atomic, which other threads and devices may write.
             link.nothing = unsafe { link.lane.engine.add_region(qp, memory, 8)? };
         }
         link.watched = link.runtime.watch.add(stream, peer, &link.lane.engine, qp)?;
@@ -194,7 +197,8 @@ impl Comm {
         Ok(comm)
     }
 
-    /// Registers memory of the host or of the GPU. From any thread, at any time; calls no CUDA.
+    /// Registers memory of the host or of the GPU. May be called from any thread at any time; makes
+    /// no call of CUDA.
     pub fn register(&self, address: usize, bytes: usize, kind: Kind<'_>) -> Result<Mr> {
         let cuda = matches!(kind, Kind::Cuda(_));
         if cuda && self.link.lane.gpu.is_none() {
@@ -207,9 +211,9 @@ impl Comm {
                 let exported = Some(reach::exported(dma_buf)?);
                 RegionMemory::Device { address: address as u64, exported }
             }
-            // The worker pushes it, by its address.
+            // The worker pushes this memory by its address.
             (Kind::Cuda(_), Role::Send) => return Ok(Mr { key: 0, address, bytes, cuda, pushed: true }),
-            // It pulls what has arrived in host memory.
+            // The worker pulls into this memory what has arrived in host memory.
             (Kind::Cuda(_), Role::Receive) => {
                 RegionMemory::Device { address: address as u64, exported: None }
             }
@@ -219,18 +223,19 @@ impl Comm {
             Failure::new(Code::System, text)
         };
         let engine = &self.link.lane.engine;
-        // SAFETY: NCCL keeps registered memory mapped until `deregister`, which waits for
-        // copies under way, or until the connection is closed, which takes the queue pair
-        // out. It is C's memory, of which nobody has a Rust reference. The rings' orderings
-        // keep the engine's accesses apart from NCCL's: it posts before and tests after.
-        // A dma-buf is NCCL's of this memory.
+        // SAFETY: NCCL keeps registered memory mapped until `deregister`, which waits for copies
+        // under way, or until the connection is closed, which takes the queue pair out. The memory
+        // is C's, and no Rust reference to it exists. The rings' orderings keep the engine's
+        // accesses apart from NCCL's, which posts before them and tests after them. A dma-buf is
+        // NCCL's own of this memory.
         let key = unsafe { engine.add_region(self.link.qp, memory, bytes as u64) }.map_err(|e| failed(&e))?;
-        // NCCL was told of what the RDMA device does with such memory: no other way then.
+        // NCCL was told what the RDMA device does with such memory, so no other path may replace
+        // it.
         if cuda && self.link.reaches && !engine.is_registered(self.link.qp, key)? {
             engine.remove_region(self.link.qp, key)?;
             let how = match kind {
                 Kind::Cuda(Some(_)) => "by the dma-buf that NCCL gave",
-                _ => "by its address, for NCCL gave no dma-buf (NCCL_DMABUF_ENABLE?)",
+                _ => "by its address, because NCCL gave no dma-buf (NCCL_DMABUF_ENABLE?)",
             };
             return Err(failed(&format!(
                 "the RDMA device does not take that memory {how}; set PUSHGATE_PATH=push and PUSHGATE_LANDING=host \
@@ -240,8 +245,9 @@ impl Comm {
         Ok(Mr { key, address, bytes, cuda, pushed: false })
     }
 
-    /// Deregisters memory. If a receive into the memory has no message yet, or slices of a message out of it are
-    /// still to be posted, the connection ends before; posts and tests of another thread wait for a moment.
+    /// Deregisters memory. If a receive into the memory has no message yet, or slices of a message
+    /// out of it are still to be posted, the connection ends first; posts and tests of another
+    /// thread wait briefly.
     pub fn deregister(&self, mr: Mr) -> Result<()> {
         if self.stop(&mr)? {
             self.link.lane.engine.fail(Some(self.link.qp), Status::new(abi::PUSHGATE_ABORTED))?;
@@ -254,8 +260,9 @@ impl Comm {
         if engine.remove_region(self.link.qp, mr.key)? {
             return Ok(());
         }
-        // A message still goes out of it, to a peer that has stopped. An error here would have NCCL, which frees
-        // a communicator then, leave all that it has not freed yet: so the message ends, with its connection.
+        // A message still goes out of the memory, to a peer that has stopped. An error here would
+        // make NCCL, which frees a communicator at this point, leave everything that it has not
+        // freed yet. So the message ends, and the connection with it.
         engine.fail(Some(self.link.qp), Status::new(abi::PUSHGATE_ABORTED))?;
         if engine.remove_region(self.link.qp, mr.key)? {
             self.ended_by_deregistration();
@@ -268,8 +275,9 @@ impl Comm {
         Err(Failure::new(Code::Usage, text))
     }
 
-    /// Whether requests that are not done need the memory, of which the engine does not know yet. A message in
-    /// slices out of the memory is stopped with that look: no thread that tests reads on behind the look.
+    /// Whether requests that are not done need the memory, although the engine does not know of
+    /// them yet. The same look stops a message in slices out of the memory, so that a thread that
+    /// tests reads nothing from the memory afterwards.
     pub fn stop(&self, mr: &Mr) -> Result<bool> {
         let began = Instant::now();
         loop {
@@ -279,7 +287,7 @@ impl Comm {
             };
             match needed {
                 Ok(needed) => return Ok(needed),
-                // Nobody gets in any more, and nobody posts or reads.
+                // No thread can enter any more, so none posts or reads.
                 Err(Refused::Poisoned) => return Ok(false),
                 Err(Refused::Busy) if began.elapsed() > VISIT => {
                     let text = format!(
@@ -296,10 +304,13 @@ impl Comm {
 
     #[cold]
     fn ended_by_deregistration(&self) {
-        log::info(&format!("{}: ended, for memory was deregistered that a request still needs", self.link));
+        log::info(&format!(
+            "{}: ended, because memory that a request still needs was deregistered",
+            self.link
+        ));
     }
 
-    /// Waits until the GPU has read what it was told to push before, or reads no more.
+    /// Waits until the GPU has done the pushes posted so far, or will read no more.
     fn pushes_end(&self, sender: &Exclusive<Sender>) -> Result<()> {
         let told = self.link.pushes.told();
         let began = Instant::now();
@@ -309,7 +320,8 @@ impl Comm {
                 return Err(Failure::new(Code::System, text));
             }
             if began.elapsed() > SETTLE / 10 {
-                // Maybe nobody tests any more, as behind an abort: look for ourselves.
+                // Perhaps no thread tests any more (after an abort, say), so advance the pushes
+                // here.
                 let _ = sender.visit(|s| s.advance_pushes(&self.link));
             }
             std::thread::sleep(Duration::from_micros(100));
@@ -317,11 +329,11 @@ impl Comm {
         Ok(())
     }
 
-    /// Sends; `None`: no room now, or no receive of that tag is posted; try again. Of a connection that has ended
-    /// the test of the request says how.
+    /// Sends a message. `None` means to try again: there is no room now, or no receive of that tag
+    /// is posted. If the connection has ended, the request's test returns the cause.
     ///
     /// # Safety
-    /// The `size` bytes at `data` can be read until the request is done.
+    /// The `size` bytes at `data` stay readable until the request is done.
     #[inline]
     pub unsafe fn send(
         &self,
@@ -331,17 +343,17 @@ impl Comm {
         mr: Option<&Mr>,
     ) -> Result<Option<&Request>> {
         let Side::Send(sender) = &self.side else { return Err(self.wrong_side("isend")) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         let request = sender.enter(|s| unsafe { s.send(&self.link, data, size, tag, mr) });
         let request = request.ok_or_else(|| self.two_threads())??;
         Ok(request.map(|i| &self.requests[i as usize]))
     }
 
-    /// Posts a receive of one to eight buffers; `None`: no room now, try again. Of a connection that has ended
-    /// the test of the request says how.
+    /// Posts a receive of one to eight buffers. `None` means to try again: there is no room now. If
+    /// the connection has ended, the request's test returns the cause.
     ///
     /// # Safety
-    /// The buffers can be written until the request is done.
+    /// The buffers stay writable until the request is done.
     #[inline]
     pub unsafe fn receive(&self, wanted: &[Wanted<'_>]) -> Result<Option<&Request>> {
         let Side::Receive(receiver) = &self.side else { return Err(self.wrong_side("irecv")) };
@@ -350,8 +362,8 @@ impl Comm {
         Ok(request.map(|i| &self.requests[i as usize]))
     }
 
-    /// Begins to make complete what RDMA has written into the GPU's memory; `None`: nothing
-    /// has to be waited for.
+    /// Begins to make complete what RDMA has written into the GPU's memory. `None`: there is
+    /// nothing to wait for.
     pub fn flush<'a>(
         &self,
         flushed: impl Iterator<Item = (usize, Option<&'a Mr>)>,
@@ -375,19 +387,22 @@ impl Comm {
         Failure::new(Code::Usage, text)
     }
 
-    /// Closes in order. Requests that are not done are dropped with it.
+    /// Closes the connection in order. Requests that are not done are dropped with it.
     pub fn close(self) {
         drop(self);
     }
 }
 
 impl Drop for Comm {
-    /// Waits for what the GPU still pushes: then the window may go.
+    /// Waits for the GPU's pushes under way, after which the window may be unmapped.
     fn drop(&mut self) {
         let Side::Send(sender) = &self.side else { return };
         let settled = sender.enter(|s| s.settle(&self.link)).unwrap_or(false);
         if !settled {
-            log::warn(&format!("{}: the GPU still pushes into its window, which stays", self.link));
+            log::warn(&format!(
+                "{}: the GPU still pushes into its window, so the window stays mapped",
+                self.link
+            ));
             std::mem::forget(std::mem::take(&mut self.link.registrations));
         }
     }
@@ -396,10 +411,12 @@ impl Drop for Comm {
 impl Drop for Link {
     fn drop(&mut self) {
         self.runtime.watch.remove(self.watched);
-        // Of an engine that is gone nothing needs to be taken out.
+        // An engine that is gone has already dropped the queue pair.
         let counters = match self.lane.engine.remove_qp(self.qp) {
             Err(EngineError::Unsettled(counters)) => {
-                log::warn(&format!("{self}: the GPU still pulls out of the peer's window, which stays"));
+                log::warn(&format!(
+                    "{self}: the GPU still pulls out of the peer's window, so the window stays mapped"
+                ));
                 std::mem::forget(std::mem::take(&mut self.registrations));
                 *counters
             }
@@ -411,7 +428,8 @@ impl Drop for Link {
 }
 
 impl Link {
-    /// An error if the lane's GPU copies no more. The peer hears of it too, and what waits there ends.
+    /// Fails if the lane's GPU copies no more; then the queue pair ends, so the peer learns of it
+    /// and waits there end.
     #[inline]
     pub fn gpu_lives(&self) -> Result<()> {
         match self.lane.gpu.as_ref().and_then(|gpu| gpu.lost()) {
@@ -422,22 +440,22 @@ impl Link {
 
     #[cold]
     fn gpu_is_lost(&self, reason: &str) -> Failure {
-        // An engine that is gone has ended it already.
+        // An engine that is gone has already ended the queue pair.
         let _ = self.lane.engine.fail(Some(self.qp), Status::new(abi::PUSHGATE_ABORTED));
         let text = format!("{self}: the GPU's copying kernel is lost: {reason}");
         Failure::new(Code::System, text)
     }
 
-    /// Nothing of ours runs on the GPU any more, or ever will.
+    /// True if no kernel of ours runs on the GPU, now or later.
     pub fn gpu_has_ended(&self) -> bool {
         self.lane.gpu.as_ref().and_then(|gpu| gpu.lost()).is_some_and(|lost| lost.ended)
     }
 
-    /// What a request that is not done has come to: it waits, or never will be done. `status` is
-    /// the queue pair's.
+    /// What a request that is not done should answer: false while it still waits, or the error if
+    /// it will never be done. `status` is the queue pair's.
     #[inline]
     pub fn waits(&self, status: Option<Status>) -> Result<bool> {
-        // It says the cause.
+        // The GPU's loss is the cause, so it comes before the queue pair's status.
         self.gpu_lives()?;
         match status {
             None => Ok(false),
@@ -447,14 +465,14 @@ impl Link {
 }
 
 impl Request {
-    /// True when it is done; `size` is told the bytes of each buffer. From then on it may
-    /// be another's.
+    /// Whether the request is done. If so, calls `size` with the bytes of each buffer; from then on
+    /// the request may be reused.
     ///
     /// # Safety
-    /// Its connection is not closed.
+    /// The request's connection is not closed.
     #[inline]
     pub unsafe fn test(&self, size: impl Fn(usize, usize)) -> Result<bool> {
-        // SAFETY: a connection does not move, and the caller says that it is there.
+        // SAFETY: a connection does not move, and the caller promises that it is not closed.
         let comm = unsafe { &*self.comm };
         let done = match &comm.side {
             Side::Send(s) => s.enter(|s| s.test(&comm.link, self.index, size)),

@@ -1,5 +1,4 @@
-//! What a call of NCCL's ends with if it fails: a code for NCCL, a sentence for
-//! the log.
+//! The error of a failed call of NCCL's: a code for NCCL and a sentence for the log.
 
 use std::fmt::{self, Display};
 
@@ -10,23 +9,23 @@ use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::qp::verbs::VerbsError;
 use pushgate_proxy::session::Status;
 
-/// `ncclResult_t`, as far as a plugin answers with it.
+/// The values of `ncclResult_t` that this plugin returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Code {
-    /// A call to the system failed.
+    /// A call of the system failed.
     System = 2,
-    /// A fault of ours.
+    /// A bug in this plugin.
     Internal = 3,
-    /// An argument that can't be.
+    /// An argument that is never valid.
     Argument = 4,
-    /// Allowed arguments that don't fit together, or a wrong setting.
+    /// Valid arguments that do not fit together, or a wrong setting.
     Usage = 5,
-    /// The other end, or the way there.
+    /// The other end failed, or the connection to it.
     Remote = 6,
 }
 
-/// See the module's text.
+/// A failed call: the code for NCCL and the text for the log.
 #[derive(Debug)]
 pub struct Failure {
     pub code: Code,
@@ -40,12 +39,12 @@ impl Failure {
         Failure { code, text: text.into() }
     }
 
-    /// For `map_err`: a failure of `what`.
+    /// Makes a closure for `map_err` that reports a failure of `what`.
     pub fn system<E: Display>(what: impl Display) -> impl FnOnce(E) -> Self {
         move |e| Failure::new(Code::System, format!("{what}: {e}"))
     }
 
-    /// A queue pair that has ended.
+    /// The failure that a queue pair's final status means for `end`.
     pub fn ended(status: Status, end: impl Display) -> Self {
         let (code, why) = match status.code as u32 {
             abi::PUSHGATE_PEER_LOST => (

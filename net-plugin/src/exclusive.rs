@@ -1,6 +1,6 @@
-//! State that one thread at a time may use, without a lock: NCCL promises that,
-//! and a caller that breaks the promise gets an error instead of a race. Another thread may
-//! look in, shortly: then the first waits for it.
+//! State that one thread at a time may use, without a lock. NCCL promises that; a caller that
+//! breaks the promise gets an error instead of a race. Another thread may visit the state briefly,
+//! and the first thread waits for the visitor.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 const FREE: u8 = 0;
 const USED: u8 = 1;
 const VISITED: u8 = 2;
-/// Somebody panicked there.
+/// A thread panicked while it used the value.
 const POISONED: u8 = 3;
 
 /// State that one thread at a time may use.
@@ -17,20 +17,20 @@ pub struct Exclusive<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: `enter` and `visit` let one thread at a time to the value, and what one thread did
-// there happens before the next enters (acquire and release of `state`).
+// SAFETY: `enter` and `visit` admit one thread at a time to the value, and everything that one
+// thread did there happens before the next thread enters (acquire and release of `state`).
 unsafe impl<T: Send> Sync for Exclusive<T> {}
 
-/// Why a visitor was not let in.
+/// Why a visitor was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// Another thread is there now.
+    /// Another thread is using the value.
     Busy,
-    /// A thread panicked there: nobody gets in any more.
+    /// A thread panicked while it used the value: no thread is admitted any more.
     Poisoned,
 }
 
-/// Nobody enters behind a panic.
+/// Marks the state poisoned if it is dropped by a panic.
 struct Inside<'a>(&'a AtomicU8);
 
 impl Drop for Inside<'_> {
@@ -48,16 +48,16 @@ impl<T> Exclusive<T> {
         self.state.compare_exchange(FREE, state, Ordering::Acquire, Ordering::Relaxed)
     }
 
-    /// Runs `f` on the value; `None` if somebody is there. After a panic in `f` that is
-    /// so for good: nobody sees a value that was left half changed.
+    /// Runs `f` on the value; `None` if another thread is using it. After a panic in `f` the answer
+    /// is always `None`, so no thread sees a value that was left half changed.
     #[inline]
     pub fn enter<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         if self.take(USED).is_err() {
             self.wait_for_visitor()?;
         }
         let inside = Inside(&self.state);
-        // SAFETY: `state` was FREE and is USED now: until it is FREE again this is the
-        // only reference.
+        // SAFETY: `state` was FREE and is USED now; until it is FREE again this is the only
+        // reference.
         let result = f(unsafe { &mut *self.value.get() });
         std::mem::forget(inside);
         self.state.store(FREE, Ordering::Release);
@@ -75,13 +75,14 @@ impl<T> Exclusive<T> {
         }
     }
 
-    /// Runs `f` on the value, for a thread that is none of those to whom it was promised: they wait for
-    /// it, so `f` must be short.
+    /// Runs `f` on the value for a thread other than the one that normally uses it. That thread
+    /// waits meanwhile, so `f` must be short.
     pub fn visit<R>(&self, f: impl FnOnce(&mut T) -> R) -> Result<R, Refused> {
         self.take(VISITED)
             .map_err(|state| if state == POISONED { Refused::Poisoned } else { Refused::Busy })?;
         let inside = Inside(&self.state);
-        // SAFETY: as in `enter`.
+        // SAFETY: `state` was FREE and is taken now; until it is FREE again this is the only
+        // reference.
         let result = f(unsafe { &mut *self.value.get() });
         std::mem::forget(inside);
         self.state.store(FREE, Ordering::Release);
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time_and_nobody_after_a_panic() {
+    fn one_thread_at_a_time_enters_and_none_after_a_panic() {
         let cell = Exclusive::new(1);
         assert_eq!(cell.enter(|v| (*v, cell.enter(|v| *v))), Some((1, None)));
         assert_eq!(cell.enter(|v| *v), Some(1));
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_visitor_is_waited_for_and_waits_for_nobody() {
+    fn a_visitor_is_refused_while_the_value_is_used_and_the_user_waits_for_a_visitor() {
         let cell = Exclusive::new(0u64);
         assert_eq!(cell.enter(|_| cell.visit(|v| *v)), Some(Err(Refused::Busy)));
         let done = std::sync::atomic::AtomicBool::new(false);

@@ -1,5 +1,5 @@
-//! A GPU whose memory NCCL hands over: the worker that pushes it into windows and pulls
-//! it out of them (docs/worker.md), without a call of CUDA's once it runs.
+//! A GPU whose memory NCCL hands over, with the worker that pushes the memory into windows and
+//! pulls it out of them (docs/worker.md). Once the worker runs, nothing here calls CUDA.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once};
@@ -14,24 +14,23 @@ use pushgate_proxy::mover::Mover;
 use crate::error::{Code, Failure, Result};
 use crate::log;
 
-/// See the module's text.
+/// A GPU with its worker.
 pub struct Gpu {
     executor: Arc<dyn Executor>,
     worker: Worker,
-    // A lock that is held for a few stores: connections of one GPU are driven by a thread
-    // or two.
+    // The lock is held only for a few stores: one or two threads drive the connections of a GPU.
     pushes: Mutex<OneWay>,
-    /// Connections have something for it to copy.
+    /// Some connection has copies for the worker to do.
     copies: AtomicBool,
 }
 
-/// Stands for the CPU executor in place of a GPU.
+/// The index that stands for the CPU executor in place of a GPU.
 const CPU: u32 = u32::MAX;
 
-/// The GPU that is current on this thread, by its index.
+/// The index of the GPU that is current on this thread.
 ///
-/// With `_PUSHGATE_NET_GPU=cpu` in the environment the CPU executor plays one, to which all
-/// memory of the process is its own: so this path runs, and is tested, where there is no GPU.
+/// With `_PUSHGATE_NET_GPU=cpu` in the environment the CPU executor plays a GPU that owns all
+/// memory of the process, so that this path runs and is tested where there is no GPU.
 pub fn current() -> Option<u32> {
     match std::env::var_os("_PUSHGATE_NET_GPU") {
         Some(which) if which == "cpu" => Some(CPU),
@@ -39,16 +38,17 @@ pub fn current() -> Option<u32> {
     }
 }
 
-/// NCCL tells when it launches kernels.
+/// NCCL reports its kernel launches to us.
 static HOOKED: AtomicBool = AtomicBool::new(false);
 
-/// NCCL has taken our profiler, which it does before it makes connections.
+/// Records that NCCL has loaded our profiler, which it does before it makes connections.
 pub fn hooked() {
     HOOKED.store(true, Ordering::Release);
 }
 
-/// For a connection of a GPU that copies: says, once, if copies may wait for ever for the kernel that makes
-/// them, which stands behind the one that waits for it (docs/worker.md, "On demand").
+/// Called for a connection of a GPU that copies. Warns, once, if copies may wait for ever for the
+/// kernel that makes them, because that kernel is queued behind the one that waits for the copies
+/// (docs/worker.md, "On demand").
 pub fn warn_of_one_queue() {
     const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
     static ONCE: Once = Once::new();
@@ -64,44 +64,45 @@ pub fn warn_of_one_queue() {
     }
 }
 
-/// A command that was not taken.
+/// The failure of a command that could not be posted.
 pub fn failed(e: PostError) -> Failure {
     let code = if matches!(e, PostError::Lost { .. }) { Code::System } else { Code::Internal };
     Failure::new(code, format!("the GPU: {e}"))
 }
 
 impl Gpu {
-    /// Opens it, and what copies into its memory for an engine. Its device should be idle.
+    /// Opens a GPU, and the mover that copies into its memory for an engine. The device should be
+    /// idle.
     pub fn open(index: u32) -> Result<(Gpu, Box<dyn Mover>)> {
         let device = if index == CPU { DeviceChoice::Cpu } else { DeviceChoice::Cuda };
         let (executor, _) = choose_at(device, index).map_err(Failure::system("the GPU"))?;
         let (worker, queue) = Worker::new(&executor, WorkerOptions::of(&*executor))
             .map_err(Failure::system("the GPU's copying kernel"))?;
         let [pushes, pulls] = queue.split();
-        // SAFETY: what the engine copies from besides small payloads are windows of peers and
-        // landing rings, which `join` registers before the queue pair is the engine's, and
-        // the connection keeps until it is not.
+        // SAFETY: besides small payloads the engine copies from peers' windows and landing rings.
+        // `join` registers these before the queue pair is the engine's, and the connection keeps
+        // them registered until the engine has let go of the queue pair.
         let mover = unsafe { WorkerMover::new(&executor, pulls)? };
         let copies = AtomicBool::new(false);
         Ok((Gpu { executor, worker, pushes: Mutex::new(pushes), copies }, Box::new(mover)))
     }
 
-    /// The GPU in words.
+    /// A description of the GPU for people.
     pub fn describe(&self) -> String {
         self.executor.describe()
     }
 
-    /// Memory of its own.
+    /// Allocates memory on the GPU.
     pub fn memory(&self, bytes: usize) -> Result<DeviceBuffer> {
         self.executor.alloc(bytes).map_err(Failure::system("memory of the GPU"))
     }
 
-    /// Its place on PCIe, if it is a GPU.
+    /// The GPU's PCI address, if it is a GPU.
     pub fn pci(&self) -> Option<&str> {
         self.executor.as_cuda().map(|cuda| cuda.pci_bus_id())
     }
 
-    /// From now on connections push or pull by its worker. An error where that can't be.
+    /// Called before connections push or pull by the GPU's worker. Fails where that is impossible.
     pub fn will_copy(&self) -> Result<()> {
         const VARIABLE: &str = "CUDA_LAUNCH_BLOCKING";
         let value = std::env::var_os(VARIABLE).unwrap_or_default();
@@ -117,47 +118,49 @@ impl Gpu {
         Ok(())
     }
 
-    /// They do: without, its worker need not stand beside NCCL's kernels.
+    /// Whether connections push or pull by the worker. If not, the worker need not run beside
+    /// NCCL's kernels.
     pub fn copies(&self) -> bool {
         self.copies.load(Ordering::Relaxed)
     }
 
-    /// The commands to push. Held for a few stores alone.
+    /// The queue of pushes, locked. Hold it only for a few stores.
     pub fn pushes(&self) -> MutexGuard<'_, OneWay> {
         self.pushes.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Lets the worker store into memory of ours.
+    /// Registers our memory, so that the worker can store to it.
     pub fn register(&self, memory: &dyn Window) -> Result<Registration> {
         self.executor
             .register(memory.as_ptr(), memory.len(), Access::ReadWrite, memory.io_memory())
             .map_err(Failure::system("registering a window with the GPU"))
     }
 
-    /// Lets the worker read a peer's memory.
+    /// Registers a peer's memory, so that the worker can read it.
     pub fn register_read_only(&self, memory: &ReadOnlyMemory) -> Result<Registration> {
         self.executor
             .register(memory.as_ptr(), memory.len(), Access::ReadOnly, false)
             .map_err(Failure::system("registering the peer's window with the GPU"))
     }
 
-    /// True once it is complete.
+    /// Whether a push is complete.
     pub fn pushed(&self, ticket: Ticket) -> bool {
         self.pushes().done(ticket)
     }
 
-    /// Why it copies no more, if so: no request that waits for it ends well. Asks no driver.
+    /// Why the GPU copies no more, if that is so: then no request that waits for a copy succeeds.
+    /// Does not call the driver.
     #[inline]
     pub fn lost(&self) -> Option<&Lost> {
         self.worker.lost()
     }
 
-    /// Before NCCL launches a kernel on `stream` that will wait for copies.
+    /// Called before NCCL launches a kernel on `stream` that will wait for copies.
     pub fn lease(&self, stream: u64) -> Result<Lease> {
         self.worker.lease(stream).map_err(Failure::system("the GPU's copying kernel"))
     }
 
-    /// Behind that launch.
+    /// Called after that launch.
     pub fn lease_done(&self, lease: Lease, stream: u64) -> Result<()> {
         self.worker.lease_done(lease, stream).map_err(Failure::system("the GPU's copying kernel"))
     }

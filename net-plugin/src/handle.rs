@@ -1,22 +1,22 @@
-//! The 128 bytes by which a connector finds a listener. NCCL carries them from one
-//! rank to the other, so whatever comes back is checked.
+//! The 128-byte handle by which a connector finds a listener. NCCL carries it from one rank to the
+//! other, so its content is checked on arrival.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! | --- | --- |
-//! | 0 to 7 | "PGNCCLH1", the last of it the version |
+//! | 0 to 7 | "PGNCCLH1"; its last character is the version |
 //! | 8 to 11 | 1: a Unix socket of this host; 2: TCP |
 //! | 12 to 13 | TCP: port |
-//! | 16 to 31 | nonce: made for this listener; names the Unix socket, and is asked for in the greeting |
-//! | 32 to 47 | TCP: IPv6 address, or an IPv4 one mapped into it. Unix: the host's boot id |
+//! | 16 to 31 | nonce: made for this listener; names the Unix socket, and the greeting must repeat it |
+//! | 32 to 47 | TCP: IPv6 address, or an IPv4 address mapped into it. Unix: the host's boot id |
 //! | 48 to 51 | TCP: scope of a link-local address |
-//! | 56 to 63 | check sum of the above |
+//! | 56 to 63 | checksum of the bytes before |
 //! | 64 to 71 | not carried: the connector's own mark in its copy, 0 at first |
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use crate::error::{Code, Failure, Result};
 
-/// `NCCL_NET_HANDLE_MAXSIZE`.
+/// The size of a handle, `NCCL_NET_HANDLE_MAXSIZE`.
 pub const BYTES: usize = 128;
 
 const MAGIC: [u8; 8] = *b"PGNCCLH1";
@@ -26,10 +26,10 @@ const MARK: std::ops::Range<usize> = 64..72;
 /// 16 random bytes.
 pub type Nonce = [u8; 16];
 
-/// Where a listener listens.
+/// The address at which a listener listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// Under a name made of the nonce, on the host with this boot id.
+    /// A Unix socket named after the nonce, on the host with this boot id.
     Unix([u8; 16]),
     Tcp(SocketAddr),
 }
@@ -40,7 +40,7 @@ pub struct Handle {
     pub address: Address,
 }
 
-/// FNV-1a: against accidents, not against forgers.
+/// The checksum, FNV-1a: it detects accidents, not forgeries.
 fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ *b as u64).wrapping_mul(0x0100_0000_01b3))
 }
@@ -109,7 +109,7 @@ pub fn mark(h: &[u8; BYTES]) -> u64 {
     u64::from_le_bytes(h[MARK].try_into().expect("eight bytes"))
 }
 
-/// Sets it.
+/// Sets the connector's mark in its copy of a handle.
 pub fn set_mark(h: &mut [u8; BYTES], mark: u64) {
     h[MARK].copy_from_slice(&mark.to_le_bytes());
 }
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_survive_and_garbage_does_not() {
+    fn a_handle_is_read_back_and_garbage_is_refused() {
         for address in [
             Address::Unix([7; 16]),
             Address::Tcp("10.1.2.3:4567".parse().unwrap()),

@@ -1,9 +1,9 @@
-//! How two ends find each other. Nothing here waits: every call looks what has come,
-//! goes as far as it can, and says if that is all the way.
+//! How two ends connect. Nothing here waits: every call looks at what has arrived, goes as far as
+//! it can, and says whether the connection is complete.
 //!
-//! The connector greets: nonce and offer. The listener answers with its own offer.
-//! Over RDMA both then say where the other may write. What does not greet in time,
-//! or as nobody of ours would, costs itself the connection and nobody else anything.
+//! The connector greets with nonce and offer. The listener answers with its own offer. Over RDMA
+//! both ends then say where the other may write. A sender that does not greet in time, or not as an
+//! end of this plugin would, loses its own connection and disturbs no other one.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -30,24 +30,24 @@ use crate::join::{Exchange, Half, Joined, Offer, Role, Taken};
 use crate::plugin::Runtime;
 use crate::socket::{Channel, Frame, Stream};
 
-/// Version of all that the two ends say to each other.
+/// Version of everything that the two ends say to each other.
 const VERSION: u32 = 3;
-/// Who has connected greets within this. Room for a rank whose thread is held up on a busy machine; a stranger
-/// costs a descriptor meanwhile.
+/// Time within which a connector must greet. It leaves room for a rank whose thread is held up on a
+/// busy machine. A connection that never greets occupies one descriptor for this time.
 const GREETING: Duration = Duration::from_secs(30);
-/// Connections that may be about to greet.
+/// How many connections may be about to greet.
 const STRANGERS: usize = 256;
 
 /// The first frame of either end.
 #[derive(Serialize, Deserialize)]
 struct Greeting {
-    /// See [`Spoken`].
+    /// The sender's version ([`Spoken`]).
     version: u32,
     nonce: Nonce,
     offer: Offer,
 }
 
-/// What the greetings of all versions have.
+/// The part that the greetings of all versions have.
 #[derive(Deserialize)]
 struct Spoken {
     version: u32,
@@ -61,9 +61,9 @@ fn lost(e: impl std::fmt::Display) -> Failure {
     Failure::new(Code::Remote, format!("making a connection: {e}"))
 }
 
-/// Of a frame that should be a greeting for `nonce`.
+/// Reads the offer from a frame that should be a greeting for `nonce`.
 fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<Offer> {
-    // First: what another version says besides can't be read.
+    // The version comes first: the rest of another version's greeting can't be read.
     let Spoken { version } = serde_json::from_slice(bytes).map_err(lost)?;
     if version != VERSION {
         return Err(lost(format!(
@@ -88,19 +88,19 @@ fn random() -> Result<Nonce> {
     Ok(nonce)
 }
 
-/// Which start of which host this is.
+/// The host's boot id, which names one start of one host.
 fn boot_id() -> [u8; 16] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0).to_be_bytes()
 }
 
-/// The address at which others reach this host: the setting, else the RDMA device's,
-/// else the one of the default route.
+/// The address at which other hosts reach this one: the setting, or else the RDMA device's, or else
+/// that of the default route.
 fn own_address(settings: &Settings, device: &Device) -> Result<IpAddr> {
     if let Ok(ip) = settings.host.parse() {
         return Ok(ip);
     }
-    // The address of a RoCE v2 device is one of its network interface's.
+    // The address of a RoCE v2 device is an address of its network interface.
     let gids = device.gids();
     let ips = gids.iter().filter(|g| g.netdev.is_some()).map(|g| IpAddr::from(g.gid.0).to_canonical());
     let mut ips: Vec<_> =
@@ -109,7 +109,7 @@ fn own_address(settings: &Settings, device: &Device) -> Result<IpAddr> {
     if let Some(ip) = ips.first() {
         return Ok(*ip);
     }
-    // Sends nothing: asks which way the kernel would take.
+    // Sends nothing: connecting a UDP socket only asks which route the kernel would take.
     let routed =
         UdpSocket::bind("0.0.0.0:0").and_then(|s| s.connect("192.0.2.1:9").and_then(|()| s.local_addr()));
     routed
@@ -136,13 +136,13 @@ pub struct Listener {
 #[derive(Default)]
 struct Accepting {
     strangers: Vec<(Channel, Instant)>,
-    /// They have greeted.
+    /// Connectors that have greeted.
     ready: Vec<(Channel, Frame)>,
     current: Option<Progress>,
 }
 
 impl Listener {
-    /// Listens; the handle is for connectors.
+    /// Starts to listen; returns the handle for connectors.
     pub fn new(runtime: Arc<Runtime>, class: Option<u8>) -> Result<(Self, [u8; handle::BYTES])> {
         let nonce = random()?;
         let failed = || Failure::system("listening for connections");
@@ -167,7 +167,7 @@ impl Listener {
         Ok((Listener { nonce, socket, class, state: Mutex::default(), runtime }, bytes))
     }
 
-    /// The next connection, if it is there.
+    /// Returns the next connection if it is ready.
     pub fn accept(&self) -> Result<Option<Box<Comm>>> {
         let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
         let state = &mut *state;
@@ -182,9 +182,9 @@ impl Listener {
                 }
                 let (channel, frame) = state.ready.remove(0);
                 match greeting(&frame.0, &self.nonce) {
-                    // Anybody may come here and say anything.
+                    // Any process can connect here and send anything.
                     Err(e) => {
-                        tracing::warn!("a stranger at the listening socket was sent away: {e}");
+                        tracing::warn!("refused a connection at the listening socket: {e}");
                         continue;
                     }
                     Ok(offer) => {
@@ -225,9 +225,10 @@ impl Listener {
         }
     }
 
-    /// The connector hears of it by the end of its socket, and NCCL by the connector.
+    /// Logs a connection that failed. The connector notices by the end of its socket, and NCCL by
+    /// the connector.
     fn gave_up(&self, e: &Failure) {
-        tracing::warn!("a connection did not come about, waiting for the next: {e}");
+        tracing::warn!("a connection failed while it was set up; waiting for the next one: {e}");
     }
 
     fn let_in(&self, strangers: &mut Vec<(Channel, Instant)>) -> Result<()> {
@@ -243,9 +244,9 @@ impl Listener {
                     }
                     strangers.push((Channel::new(stream), Instant::now()));
                 }
-                Ok(_) => tracing::warn!("a process of another user at the listening socket was sent away"),
+                Ok(_) => tracing::warn!("refused a process of another user at the listening socket"),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
-                // It had gone before we looked.
+                // The connector had gone before we accepted it.
                 Err(e)
                     if matches!(
                         e.kind(),
@@ -261,14 +262,17 @@ impl Listener {
             match channel.receive() {
                 Ok(Some(frame)) => state.ready.push((channel, frame)),
                 Ok(None) if since.elapsed() < GREETING => state.strangers.push((channel, since)),
-                Ok(None) => tracing::warn!("somebody connected and did not greet within {GREETING:?}"),
-                Err(e) => tracing::warn!("a stranger at the listening socket was sent away: {e}"),
+                Ok(None) => {
+                    tracing::warn!("a connection at the listening socket did not greet within {GREETING:?}")
+                }
+                Err(e) => tracing::warn!("refused a connection at the listening socket: {e}"),
             }
         }
     }
 }
 
-/// Over Unix sockets only processes of our own user, or root's: they get our memory.
+/// Over Unix sockets, accepts only processes of our own user or root's, because they get our
+/// memory.
 fn is_ours(stream: &Stream) -> bool {
     match stream {
         Stream::Unix(s) => {
@@ -280,15 +284,15 @@ fn is_ours(stream: &Stream) -> bool {
 
 // ------------------------------------------------------------------ both ends
 
-/// From the offers to the queue pair.
+/// A connection between the offers and the joined queue pair.
 struct Progress {
     channel: Channel,
     joined: Unclaimed,
     exchange: Option<Box<Exchange>>,
 }
 
-/// A queue pair that is no connection's yet. If it never is, the engine lets go of it before
-/// the GPU does of its memory.
+/// A queue pair that belongs to no connection yet. If it is dropped here, the engine lets go of it
+/// before the GPU lets go of its memory.
 struct Unclaimed(Option<Joined>);
 
 impl Drop for Unclaimed {
@@ -316,7 +320,7 @@ impl Progress {
         Ok(())
     }
 
-    /// The queue pair, once all has gone and come.
+    /// Returns the queue pair once every frame has been sent and received.
     fn advance(&mut self, runtime: &Runtime) -> Result<Option<Joined>> {
         if self.exchange.is_some()
             && let Some(frame) = self.channel.receive().map_err(lost)?
@@ -331,25 +335,25 @@ impl Progress {
 
 // ----------------------------------------------------------------- connecting
 
-/// A connection that is being made. The connector's copy of the handle names it.
+/// A connection that is being made. The mark in the connector's copy of the handle names it.
 pub struct Connecting {
     handle: Handle,
     stage: Stage,
 }
 
 enum Stage {
-    /// The listener's backlog was full.
+    /// The listener's backlog was full; dial again.
     Again,
-    /// The network is asked.
+    /// The TCP connection is being established.
     Dialing(TcpStream),
-    /// Greeted; no answer yet.
+    /// The greeting has been sent; there is no answer yet.
     Greeted(Half, Channel),
     Joining(Box<Progress>),
 }
 
 impl Runtime {
-    /// Connects to a listener, if that can be done by now. The handle is changed: it
-    /// remembers what was begun.
+    /// Connects to a listener if that can be completed by now. The call changes the handle to
+    /// remember what it has begun.
     pub fn connect(
         self: Arc<Self>,
         bytes: &mut [u8; handle::BYTES],
@@ -361,7 +365,7 @@ impl Runtime {
         let connecting = match mark {
             0 => Connecting { handle: wanted, stage: Stage::Again },
             _ => table().remove(&mark).filter(|c| c.handle == wanted).ok_or_else(|| {
-                let text = format!("a connection handle that says attempt {mark}, which nobody made");
+                let text = format!("a connection handle that names attempt {mark}, which was never begun");
                 Failure::new(Code::Argument, text)
             })?,
         };
@@ -444,7 +448,7 @@ fn greet(runtime: &Runtime, handle: &Handle, stream: Stream, class: Option<u8>) 
     Ok(Stage::Greeted(half, channel))
 }
 
-/// `None`: the backlog is full, try again.
+/// Dials a Unix socket. `None`: the listener's backlog is full, try again.
 fn dial_unix(nonce: &Nonce, host: [u8; 16]) -> Result<Option<UnixStream>> {
     if host != boot_id() {
         return Err(lost(
@@ -479,7 +483,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_version_is_named_whatever_else_its_greeting_says() {
+    fn a_greeting_of_another_version_is_refused_by_its_version() {
         let say = |version: u32, offer: &str| {
             let nonce = [7u8; 16];
             let text = format!(r#"{{"version":{version},"nonce":{nonce:?},"offer":{offer}}}"#);

@@ -1,5 +1,5 @@
-//! One end of a connection's queue pair: its memory, and how it is joined to the
-//! other's. The sending end is rank 0 of the queue pair, the receiving end rank 1.
+//! One end of a connection's queue pair: its memory, and how it is joined to the other end's. The
+//! sending end is rank 0 of the queue pair, the receiving end rank 1.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -29,16 +29,18 @@ use crate::plugin::{Lane, Runtime};
 use crate::props::MAX_BYTES;
 use crate::socket::Frame;
 
-/// Receives that NCCL may have out on a connection: 32 of 8 buffers each.
+/// How many receives NCCL may have outstanding on a connection, as a power of two: 32 of 8 buffers
+/// each.
 pub const RECEIVES_LOG: u32 = 8;
-/// WQEs of a sending end. NCCL has at most 32 requests of its own for each of the 8
-/// buffers of a receive; the rest is for slices.
+/// WQE slots of a sending end, as a power of two. NCCL has at most 32 requests of its own for each
+/// of the 8 buffers of a receive; the rest is for slices.
 pub const SLOTS_LOG: u32 = 9;
 
-/// An hour: our own producer publishes what it takes.
+/// The limit for a slot taken and not published: an hour, because our own producer publishes what
+/// it takes.
 const STUCK_NS: u64 = 3_600_000_000_000;
 
-/// Which end.
+/// Which end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Send,
@@ -51,24 +53,25 @@ impl Role {
     }
 }
 
-/// What one end tells the other first.
+/// The first thing that one end tells the other.
 #[derive(Serialize, Deserialize)]
 pub enum Offer {
-    /// The descriptors are those of the offer; of a receiving end its work segment comes behind them.
+    /// Over `local`. The frame's descriptors are those of the offer; a receiving end appends that
+    /// of its work segment.
     Local {
         offer: LocalOffer,
-        /// Its buffers may lie in a GPU, which pulls out of windows alone.
+        /// The buffers of this end may lie in a GPU, which pulls out of windows only.
         gpu: bool,
     },
     Verbs {
         offer: verbs::Offer,
-        /// Where messages for its GPU arrive, if it has one: those that arrive in host memory
-        /// must come by way of the window.
+        /// Where messages for this end's GPU arrive, if it has one. If they arrive in host memory,
+        /// they must come through the window.
         landing: Option<Landing>,
     },
 }
 
-/// Memory that the GPU sees.
+/// Memory that the GPU sees, with what keeps it mapped.
 pub type Registered = (Registration, Keep);
 
 struct Own {
@@ -80,7 +83,7 @@ struct Own {
     control: Arc<SharedMemory>,
 }
 
-/// This end, before the other is known.
+/// This end, before the other end's offer is known.
 pub struct Half {
     own: Own,
     link: Link,
@@ -89,7 +92,8 @@ pub struct Half {
 enum Link {
     Local {
         link: Arc<SharedMemory>,
-        /// What the other end rings, and it alone, if our engine sleeps; and what it rings that by.
+        /// The bell that only the other end rings when our engine sleeps, and the ringer handed to
+        /// that end.
         bells: Option<(Bell, Ringer)>,
     },
     Verbs(Box<(verbs::Half, Config)>),
@@ -101,46 +105,48 @@ pub struct Joined {
     pub producer: Producer,
     pub geometry: Geometry,
     pub lane: Arc<Lane>,
-    /// Where the GPU sees our window, on a sending end whose messages it may push.
+    /// The GPU's address of our window, on a sending end whose messages the GPU may push.
     pub window: Option<u64>,
-    /// Whether messages may go out of registered memory; `None`: the engine must be asked.
+    /// Whether messages may be sent out of registered memory; `None`: the engine must be asked.
     pub regions: Option<bool>,
-    /// Whether a short payload may go in its record.
+    /// Whether a short payload may travel in its record.
     pub in_record: bool,
-    /// Longest message of the queue pair.
+    /// The longest message of the queue pair.
     pub longest: usize,
     /// The RDMA device is used on the GPU's memory.
     pub reaches: bool,
-    /// What makes its writes there complete, on a receiving end that reaches.
+    /// Completes what the RDMA device wrote into the GPU's memory, on a receiving end whose device
+    /// writes there.
     pub flusher: Option<Flusher>,
-    /// What the peer has posted, on a sending end.
+    /// The receives that the peer has posted, on a sending end.
     pub receives: Option<PostedReceives>,
-    /// What the GPU sees of both ends' memory, each with that memory: it goes behind.
+    /// What the GPU sees of both ends' memory, each entry with the memory itself, which is dropped
+    /// after its registration.
     pub registrations: Vec<Registered>,
 }
 
-/// What became of a half when the other end's offer was there.
+/// What a half has become after the other end's offer arrived.
 pub enum Taken {
     Joined(Box<Joined>),
-    /// The peer must be told these places, and tells its own.
+    /// Over RDMA: the peer must be told these places, and tells its own.
     Exchange(Box<Exchange>, Places),
 }
 
-/// An end over RDMA that waits for the other's places.
+/// An end over RDMA that waits for the other end's places.
 pub struct Exchange {
     own: Own,
     accepted: Accepted,
     config: Config,
-    /// As its offer said.
+    /// Where messages for the peer's GPU arrive, as the peer's offer said.
     peer_landing: Option<Landing>,
     reaches: bool,
 }
 
-/// Where the peer's payload is read here.
+/// Where this host reads the peer's payload.
 enum PeerWindow<'a> {
-    /// Its window itself.
+    /// The peer's window itself.
     Shared(&'a Arc<ReadOnlyMemory>),
-    /// Our copy of it, which its RDMA device writes.
+    /// Our copy of the peer's window, which the peer's RDMA device writes.
     Mirror(&'a Arc<SharedMemory>),
 }
 
@@ -151,7 +157,7 @@ fn refused(why: impl std::fmt::Display) -> Failure {
 impl Own {
     fn new(runtime: &Runtime, role: Role) -> Result<Self> {
         let settings = &runtime.loaded.settings;
-        // A receiving end answers with a few words inline.
+        // A receiving end answers with a few words inline, so it needs little.
         let (window, slots_log, rx_log) = match role {
             Role::Send => (settings.net_window_size, SLOTS_LOG, 4),
             Role::Receive => (abi::PUSHGATE_PAGE as u64, 4, RECEIVES_LOG),
@@ -159,7 +165,7 @@ impl Own {
         let geometry = Geometry {
             window_log: window.trailing_zeros() - abi::PUSHGATE_UNIT_LOG,
             slots_log,
-            // Requests end with the credit that their slot gives back: no CQE says more.
+            // A request ends when the credit of its slot returns, so a CQE would say nothing more.
             cq_log: 0,
             rx_log,
             link_log: slots_log,
@@ -170,7 +176,7 @@ impl Own {
         let lane = runtime.lane()?;
         let window = Arc::new(runtime.memory("window", geometry.window_bytes(), settings.huge_pages)?);
         let work = segment(runtime, &geometry, Segment::Work)?;
-        // As for a link segment, in `Half::new`.
+        // Sealed for the same reason as a link segment (`Half::new`): the peer may only read.
         window.seal_against_writers()?;
         work.seal_against_writers()?;
         Ok(Own {
@@ -188,7 +194,7 @@ impl Own {
             peer: 1 - self.role.rank(),
             posted_receives: self.role == Role::Receive,
             reader_flushes: true,
-            // A slot waits for the GPU that pushes its payload as long as that takes.
+            // A slot waits as long as the GPU takes to push its payload.
             stuck_ns: STUCK_NS,
             in_place_share: 255,
             slow_ns: u64::MAX,
@@ -197,8 +203,8 @@ impl Own {
         }
     }
 
-    /// What our producer rings. Asked for before there is a queue pair, which a failure behind
-    /// it would leave with the engine.
+    /// The doorbell that our producer rings. It is requested before there is a queue pair, because
+    /// a failure after that would leave the queue pair in the engine.
     fn bell(&self, wake: Wake) -> Result<Option<EventFd>> {
         match wake {
             Wake::Doorbell => self.lane.bell.try_clone().map(Some).map_err(Failure::system("eventfd")),
@@ -225,7 +231,7 @@ impl Own {
         }
     }
 
-    /// Shows the GPU what it pushes to or pulls from.
+    /// Registers with the GPU the memory that it pushes to or pulls from.
     fn register(&self, peer_window: &PeerWindow<'_>) -> Result<Vec<Registered>> {
         let Some(gpu) = &self.lane.gpu else { return Ok(Vec::new()) };
         Ok(match (self.role, peer_window) {
@@ -242,7 +248,7 @@ impl Own {
         })
     }
 
-    /// What is done with GPU memory here.
+    /// What this end does with GPU memory.
     fn plan(&self) -> Option<Plan> {
         self.lane.rdma.as_ref().map(|r| r.plan)
     }
@@ -255,14 +261,15 @@ fn segment(runtime: &Runtime, geometry: &Geometry, kind: Segment) -> Result<Arc<
 }
 
 impl Half {
-    /// Makes this end. `class`: the traffic class that NCCL asks for.
+    /// Makes this end. `class` is the traffic class that NCCL asks for.
     pub fn new(runtime: &Runtime, role: Role, class: Option<u8>) -> Result<Self> {
         let own = Own::new(runtime, role)?;
         let settings = &runtime.loaded.settings;
         let link = match &runtime.loaded.rdma {
             None => {
                 let link = segment(runtime, &own.geometry, Segment::Link)?;
-                // The engine writes it through this mapping; whoever is handed it can only read.
+                // The engine writes the segment through this mapping; a process that receives the
+                // descriptor can only read.
                 link.seal_against_writers()?;
                 let rings = own.lane.wake() == Wake::Doorbell;
                 let bells = rings.then(bell::pair).transpose();
@@ -271,7 +278,7 @@ impl Half {
             Some(device) => {
                 let polled = settings.cq_events == CqEvents::Poll || own.lane.wake() == Wake::Polled;
                 let events = !polled && !settings.no_imm;
-                // Nobody writes into memory that is sent.
+                // Memory that messages are sent out of is never written by the peer.
                 let [posted_receives, regions_written] = [role == Role::Receive; 2];
                 let mut config =
                     Config { events, posted_receives, regions_written, ..Config::from(settings) };
@@ -296,7 +303,7 @@ impl Half {
                 let offer = LocalOffer::new(link, &*self.own.window, posted, bells.is_some());
                 let gpu = self.own.lane.gpu.is_some();
                 let ringer = bells.as_ref().map(|(_, ringer)| ringer);
-                // Its sender looks there for receives.
+                // The other end, which sends, reads our receives there.
                 let work = posted.then(|| self.own.work.fd());
                 let fds = LocalOffer::fds(link, &*self.own.window, ringer)
                     .into_iter()
@@ -309,7 +316,7 @@ impl Half {
         }
     }
 
-    /// Takes the other end's offer. `peer_pid` is its process, if that has a number here.
+    /// Takes the other end's offer. `peer_pid` is its process, if that process has a number here.
     pub fn take(
         self,
         runtime: &Runtime,
@@ -325,7 +332,7 @@ impl Half {
                 let work = fds.pop_if(|_| sends);
                 let theirs = offer.take(fds, peer).map_err(refused)?;
                 let receives = work.map(|work| posted_receives(work, &theirs.geometry)).transpose()?;
-                // Before the engine may copy from there.
+                // Register before the engine may copy from there.
                 let registrations = own.register(&PeerWindow::Shared(&theirs.window))?;
                 let fds = QpFds {
                     work: own.work.clone(),
@@ -368,32 +375,34 @@ impl Half {
 }
 
 impl Exchange {
-    /// Takes the other end's places.
+    /// Takes the other end's places and joins the queue pair.
     pub fn join(self, runtime: &Runtime, (bytes, _): Frame) -> Result<Joined> {
         let places: Places = serde_json::from_slice(&bytes).map_err(refused)?;
         let Exchange { own, accepted, config, peer_landing, reaches } = self;
         if let (Role::Send, false, Some(gpu)) = (own.role, reaches, &own.lane.gpu) {
-            // One that pulls elsewhere too.
+            // The GPU's worker pushes on this connection, even if the RDMA device reads the GPU's
+            // memory on others.
             gpu.will_copy()?;
         }
         let peer_geometry = accepted.peer_geometry();
-        // Before the engine may copy from there.
+        // Register before the engine may copy from there.
         let registrations = own.register(&PeerWindow::Mirror(accepted.mirror()))?;
         let flusher = match (&own.lane.rdma, &runtime.loaded.rdma) {
             (Some(OverRdma { reach: Some(reach), .. }), Some(device))
                 if reaches && own.role == Role::Receive =>
             {
                 let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
-                // SAFETY: the word is memory that the lane holds, with its export.
+                // SAFETY: the word is memory that the lane holds, together with its export.
                 Some(unsafe { Flusher::new(device, &config, reach.word(), allocate)? })
             }
             _ => None,
         };
         let receives = accepted.posted_receives();
         let qp = accepted.join(places)?;
-        // Where completions can't wake it, the engine must poll.
+        // Where completions can't wake the engine, it must poll.
         let wake = if qp.can_wake() { own.lane.wake() } else { Wake::Polled };
-        // The engine only reads it: a mapping of its own that can do nothing else.
+        // The engine only reads the work segment, so it gets a mapping of its own that can do
+        // nothing else.
         let work = own.work.fd().try_clone_to_owned().map_err(Failure::system("work segment"))?;
         let work = Arc::new(ReadOnlyMemory::from_fd(work, own.work.len())?);
         let endpoint = Endpoint::new(
@@ -411,7 +420,7 @@ impl Exchange {
         Ok(Joined {
             window,
             regions: Some(peer_landing != Some(Landing::Host)),
-            // A payload in a record would have to be copied into the GPU's memory by somebody.
+            // The receiver would have to copy a payload in a record into the GPU's memory.
             in_record: peer_landing != Some(Landing::Gpu),
             longest: runtime.loaded.properties.max_bytes,
             reaches,
@@ -423,22 +432,23 @@ impl Exchange {
     }
 }
 
-/// What the peer has posted, in the work segment that it handed over.
+/// The receives that the peer has posted, in the work segment that it handed over.
 fn posted_receives(work: OwnedFd, geometry: &Geometry) -> Result<PostedReceives> {
     let refused = |e: &dyn std::fmt::Display| refused(format!("its work segment: {e}"));
     let work = ReadOnlyMemory::from_fd(work, geometry.work_bytes()).map_err(|e| refused(&e))?;
     PostedReceives::of_work(&Arc::new(work), geometry).map_err(|e| refused(&e))
 }
 
-/// Whether the RDMA device is used on the GPU's memory at one end; what arrives for the
-/// peer's GPU does so at `peer`.
+/// Whether the RDMA device is used on the GPU's memory at this end; messages for the peer's GPU
+/// arrive at `peer`.
 fn reaches(role: Role, plan: Option<Plan>, peer: Option<Landing>, path: NetPath) -> Result<bool> {
     Ok(match (role, plan) {
         (_, None) => false,
         (Role::Receive, Some(plan)) => plan.landing == Landing::Gpu,
         (Role::Send, Some(Plan { out: Out::Push, .. })) => false,
         (Role::Send, Some(Plan { out: Out::Pull, .. })) if peer != Some(Landing::Host) => true,
-        // A message out of GPU memory has no place there to go to.
+        // With path = pull, a message out of GPU memory needs a place in the peer's GPU memory, and
+        // there is none.
         (Role::Send, Some(_)) if path == NetPath::Pull => {
             return Err(refused(
                 "messages for its GPU arrive in host memory, to which path = pull does not go; set \
@@ -455,20 +465,21 @@ mod tests {
 
     use super::*;
 
-    /// They are in a peer's hands before there is a queue pair.
+    /// A peer has these descriptors before there is a queue pair.
     #[test]
-    fn p8_what_a_peer_is_handed_over_local_it_can_only_read() {
+    fn p8_memory_that_a_peer_is_handed_over_local_is_read_only_for_the_peer() {
         let runtime = Runtime::of_a_test(crate::testing::WINDOW);
         let halves = [Role::Send, Role::Receive].map(|role| Half::new(&runtime, role, None).unwrap());
         let [ours, theirs] = [&halves[0], &halves[1]].map(|half| half.offer().unwrap());
-        // Link segment and window; of a receiving end also its work segment, behind its doorbell.
+        // Link segment and window; a receiving end also hands over its work segment, after its
+        // doorbell.
         let behind = ours.1.len();
         assert_eq!(theirs.1.len(), behind + 1);
         for fd in ours.1[..2].iter().chain(&theirs.1[..2]).chain(&theirs.1[behind..]) {
             let bytes = rustix::fs::fstat(fd).unwrap().st_size as usize;
             let mapped = SharedMemory::from_fd(fd.try_clone().unwrap(), bytes);
             assert!(mapped.is_err(), "{bytes} bytes can be written");
-            // A peer that seals first: nothing that comes later may fail for it.
+            // A peer that seals first must not make any later step fail.
             let _ = fcntl_add_seals(fd, SealFlags::SEAL);
         }
         let [half, _] = halves;

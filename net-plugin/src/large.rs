@@ -1,18 +1,17 @@
-//! Messages that are too long for the window, where the queue pair does not send from regions, or
-//! too long for any message of a queue pair. One at a time on a connection:
+//! Messages in slices: messages that are too long for the window, where the queue pair does not
+//! send from regions, or too long for any message of a queue pair. A connection has one at a time:
 //!
-//! 1. The sender says how long it is (signal `BYTES`, the sum over all such
-//!    messages) and that the next SEND begins one (signal `BEGINS`, the number of
-//!    that SEND, from 1).
-//! 2. The SEND carries the first slice, by tag and receive credit like any other.
-//! 3. The receiver invites: an inline SEND the other way, with key and offset of the
-//!    rest of the buffer that the SEND met.
-//! 4. The sender puts the rest there, slice by slice as the window has room, and with
-//!    the last one the signal `ENDS`, the number of such messages.
+//! 1. The sender announces the length (signal `BYTES`, the sum over all such messages) and that the
+//!    next SEND begins one (signal `BEGINS`, the number of that SEND, from 1).
+//! 2. The SEND carries the first slice, with tag and receive credit like any other SEND.
+//! 3. The receiver invites the rest: an inline SEND the other way, with key and offset of the rest
+//!    of the buffer that the SEND met.
+//! 4. The sender puts the rest there, slice by slice as the window has room, and with the last
+//!    slice the signal `ENDS`, the number of such messages.
 //!
-//! A queue pair is in order, so each is there when the next is seen. Where the memory is a
-//! GPU's, its worker pushes the slices, and several of them are under way at once. Slices of a
-//! region go out of it, and are as long as a message can be.
+//! A queue pair is in order, so each of these has arrived when the next is seen. If the memory is a
+//! GPU's, the GPU's worker pushes the slices, and several are under way at once. Slices of a region
+//! are sent out of the region, and are as long as a message can be.
 
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_proxy::producer::Producer;
@@ -20,24 +19,24 @@ use pushgate_proxy::producer::Producer;
 use crate::error::Result;
 use crate::path::Slices;
 
-/// Number of the last such message that is complete.
+/// Signal: how many messages in slices are complete.
 pub const ENDS: u32 = 0;
-/// Number of the SEND that begins one.
+/// Signal: the number of the SEND that begins the latest message in slices.
 pub const BEGINS: u32 = 1;
-/// Bytes of all of them so far.
+/// Signal: the bytes of all messages in slices so far.
 pub const BYTES: u32 = 2;
-/// Signal words of a connection.
+/// How many signal words a connection has.
 pub const SIGNALS: u32 = 3;
 
-/// Pushed at once: small enough that push and delivery overlap.
+/// Bytes of a slice that a CPU pushes: small enough that push and delivery overlap.
 pub const SLICE: usize = 128 << 10;
-/// The same where a GPU pushes, to which a command costs more than a byte, and all of whose
-/// blocks share in one.
+/// Bytes of a slice that a GPU pushes: larger, because a command costs a GPU more than a byte, and
+/// all its blocks share in one command.
 pub const GPU_SLICE: usize = 512 << 10;
-/// So many slices in one call, for the thread that makes it has other connections to look after.
+/// The most slices in one call, because the calling thread has other connections to serve.
 const TURN: usize = 4;
 
-/// Where the rest of a message goes, as the receiver says it.
+/// Where the rest of a message goes, as the receiver announces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invitation {
     pub key: u32,
@@ -62,25 +61,25 @@ impl Invitation {
     }
 }
 
-/// The sender's side of one.
+/// A message in slices, on the sender's side.
 pub struct Outgoing {
-    /// Its request.
+    /// The message's request.
     pub request: u32,
     data: *const u8,
     size: usize,
     tag: u32,
-    /// Bytes that go at once.
+    /// Bytes of one slice.
     slice: usize,
-    /// How they go.
+    /// How the slices leave.
     pub slices: Slices,
     done: usize,
     stage: Stage,
-    /// Its memory is deregistered: nothing more of it is read.
+    /// The message's memory is deregistered: nothing more of it is read.
     pub stopped: bool,
 }
 
-// SAFETY: a place that NCCL keeps until the request is done; whichever thread has
-// the connection may read it.
+// SAFETY: NCCL keeps the memory until the request is done, and whichever thread has the connection
+// may read it.
 unsafe impl Send for Outgoing {}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -91,7 +90,7 @@ enum Stage {
     Invited(Option<Invitation>),
 }
 
-/// Totals of a sending end.
+/// Totals over the messages in slices of a sending end.
 #[derive(Default)]
 pub struct Sums {
     bytes: u64,
@@ -99,8 +98,8 @@ pub struct Sums {
 }
 
 impl Outgoing {
-    /// Of `size` bytes at `data`, which can be read until the last slot is retired, by the
-    /// GPU if they are its own. `most`: what goes at once that way.
+    /// A message of `size` bytes at `data`, which stay readable until the last slot is retired; the
+    /// GPU reads them if they are its own memory. `most`: the most bytes that may leave at once.
     pub fn new(request: u32, data: *const u8, size: usize, tag: u32, slices: Slices, most: usize) -> Self {
         let slice = match slices {
             Slices::Copied => SLICE.min(most),
@@ -110,24 +109,24 @@ impl Outgoing {
         Outgoing { request, data, size, tag, slice, slices, done: 0, stage: Stage::Length, stopped: false }
     }
 
-    /// The next slice's source, beside which the payload itself need not be known.
+    /// A record that names the next slice's source, for a slice whose payload is not read here.
     fn sourced(&self, record: Record) -> Record {
         let Slices::Region { key, offset } = self.slices else { return record };
         let flags = record.flags | Record::REGION;
         Record { flags, place: key, place_offset: offset + self.done as u64, ..record }
     }
 
-    /// Whether what it sends begins in these `bytes` at `address`.
+    /// Whether the memory that the message is sent out of begins in these `bytes` at `address`.
     pub fn lies_in(&self, address: usize, bytes: usize) -> bool {
         (address..address.saturating_add(bytes)).contains(&(self.data as usize))
     }
 
-    /// Its first SEND is still to come, and must be the next.
+    /// Whether the message's first SEND is still to come; that SEND must be the next one posted.
     pub fn begins(&self) -> bool {
         !matches!(self.stage, Stage::Invited(_))
     }
 
-    /// The receiver has said where the rest goes. False if nobody asked it.
+    /// Takes the receiver's invitation for the rest. False if this message did not ask for one.
     pub fn invited(&mut self, invitation: Invitation) -> bool {
         let asked = self.stage == Stage::Invited(None);
         if asked {
@@ -136,9 +135,11 @@ impl Outgoing {
         asked
     }
 
-    /// Goes as far as there is credit, and not for long. `push` has a slice pushed into the window: the slot
-    /// that it took, or none without credit. `posted` is told of each message, and whether it
-    /// is a SEND; the slot of the last one, when that was posted.
+    /// Sends slices as long as there is credit, but at most `TURN` of them.
+    ///
+    /// `push` has a slice pushed into the window and returns the slot that it took, or `None`
+    /// without credit. `posted` is told of each message and whether it is a SEND. Returns the last
+    /// message's slot once that message is posted.
     pub fn advance(
         &mut self,
         producer: &mut Producer,
@@ -153,7 +154,7 @@ impl Outgoing {
         let mut slices = 0;
         while slices < TURN {
             let n = (self.size - self.done).min(self.slice);
-            // Not followed here, and maybe an address of the GPU's.
+            // The pointer is not dereferenced here, and may be an address of the GPU's.
             let from = self.data.wrapping_add(self.done);
             match self.stage {
                 Stage::Length => {
@@ -210,18 +211,18 @@ impl Outgoing {
     }
 }
 
-/// The receiver's side of one.
+/// A message in slices, on the receiver's side.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming {
-    /// Its request, and which of that one's buffers.
+    /// The request, and which of its buffers the message fills.
     pub request: u32,
     pub buffer: u8,
-    /// The region of that one.
+    /// The region of that buffer.
     pub key: u32,
     pub size: usize,
-    /// Until the invitation could be sent.
+    /// The invitation, until it has been sent.
     pub invitation: Option<Invitation>,
-    /// Its number among such messages, from 1.
+    /// The message's number among the messages in slices, from 1.
     pub number: u64,
 }
 
@@ -230,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_invitation_survives() {
+    fn an_invitation_is_read_back_as_it_was_written() {
         let i = Invitation { key: 0x8765_4321, offset: 0x1234_5678_9abc_def0 };
         assert_eq!(Invitation::decode(&i.encode()), i);
     }

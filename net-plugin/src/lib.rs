@@ -1,10 +1,10 @@
-//! NCCL's network plugin: what NCCL sends between ranks goes through windows,
-//! gate and queue pairs. docs/nccl.md says how to use it.
+//! NCCL's network plugin: what NCCL sends between ranks goes through windows, gate and queue pairs.
+//! docs/nccl.md says how to use it.
 //!
-//! `ffi` is the C boundary: the tables of five versions of the interface, thin
-//! shims over one implementation. Below it nothing knows a version. `plugin` is
-//! what a process has once, `handshake` how two ends find each other without ever
-//! blocking, `comm` a connection in use, `send` and `receive` its two ends.
+//! `ffi` is the C boundary: the tables of five versions of the interface, which are thin shims over
+//! one implementation. No other module knows a version. `plugin` has what a process has once,
+//! `handshake` how two ends connect without ever blocking, `comm` a connection in use, `send` and
+//! `receive` its two ends.
 
 mod comm;
 mod error;

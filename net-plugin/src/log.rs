@@ -1,6 +1,6 @@
-//! NCCL's log. What the libraries below say by `tracing` goes there too, by a
-//! subscriber of the plugin's own that is in force for the plugin's threads and
-//! calls alone: a program that has one of its own is not disturbed.
+//! NCCL's log. What the libraries below log by `tracing` goes there too, through a subscriber of
+//! the plugin's own that applies only to the plugin's threads and calls, so a program's own
+//! subscriber is not disturbed.
 
 use std::ffi::{CString, c_char, c_int, c_ulong};
 use std::fmt::{Debug, Write};
@@ -10,10 +10,10 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
-/// `ncclDebugLogger_t`.
+/// NCCL's log function, `ncclDebugLogger_t`.
 pub type Logger = Option<unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...)>;
 
-/// `ncclDebugLogLevel`.
+/// The levels of NCCL's log, `ncclDebugLogLevel`.
 #[derive(Clone, Copy)]
 #[repr(i32)]
 enum NcclLevel {
@@ -22,16 +22,16 @@ enum NcclLevel {
     Trace = 5,
 }
 
-/// `NCCL_INIT`.
+/// The subsystem `NCCL_INIT`.
 const INIT: c_ulong = 0x1;
-/// `NCCL_NET`.
+/// The subsystem `NCCL_NET`.
 const NET: c_ulong = 0x10;
-/// `NCCL_ALL`: a warning is shown whatever NCCL_DEBUG_SUBSYS says.
+/// All subsystems, `NCCL_ALL`: a warning is shown whatever NCCL_DEBUG_SUBSYS says.
 const ALL: c_ulong = !0;
 
 static LOGGER: RwLock<Logger> = RwLock::new(None);
 
-/// From now on what is said goes to `logger`.
+/// Sends all later log lines to `logger`.
 pub fn set_logger(logger: Logger) {
     if logger.is_some() {
         *LOGGER.write().unwrap_or_else(|e| e.into_inner()) = logger;
@@ -40,11 +40,11 @@ pub fn set_logger(logger: Logger) {
 
 fn write(level: NcclLevel, flags: c_ulong, file: &str, line: u32, text: &str) {
     let Some(logger) = *LOGGER.read().unwrap_or_else(|e| e.into_inner()) else { return };
-    // A zero byte within would end the text there.
+    // A zero byte within the text would end it there.
     let c = |s: &str| CString::new(s.replace('\0', " ")).expect("it has no zero byte");
     let (file, text) = (c(file), c(text));
-    // SAFETY: NCCL's own function, of the type that its headers say; "%s" takes the one
-    // string that follows, and all strings live until it returns.
+    // SAFETY: NCCL's own function, of the type that its headers declare; "%s" takes the one string
+    // that follows, and all strings live until the call returns.
     unsafe {
         logger(
             level as c_int,
@@ -57,34 +57,35 @@ fn write(level: NcclLevel, flags: c_ulong, file: &str, line: u32, text: &str) {
     }
 }
 
-/// Something that NCCL will be told failed.
+/// Logs a failure that NCCL will be told of.
 #[track_caller]
 pub fn warn(text: &str) {
     let at = std::panic::Location::caller();
     write(NcclLevel::Warn, ALL, at.file(), at.line(), text);
 }
 
-/// Something to know.
+/// Logs a line for information.
 #[track_caller]
 pub fn info(text: &str) {
     let at = std::panic::Location::caller();
     write(NcclLevel::Info, NET, at.file(), at.line(), text);
 }
 
-/// Something to know of the whole, which NCCL shows by default where it shows anything.
+/// Logs a line about the whole plugin, at a level that NCCL shows by default where it shows
+/// anything.
 #[track_caller]
 pub fn init(text: &str) {
     let at = std::panic::Location::caller();
     write(NcclLevel::Info, INIT | NET, at.file(), at.line(), text);
 }
 
-/// Runs `f` with events of the libraries below going to NCCL.
+/// Runs `f`, with log events of the libraries below going to NCCL.
 pub fn scoped<R>(f: impl FnOnce() -> R) -> R {
     static DISPATCH: OnceLock<Dispatch> = OnceLock::new();
     tracing::dispatcher::with_default(DISPATCH.get_or_init(|| Dispatch::new(ToNccl)), f)
 }
 
-/// See the module's text. Spans are not shown.
+/// The subscriber that sends `tracing` events to NCCL's log. Spans are not shown.
 struct ToNccl;
 
 impl Subscriber for ToNccl {

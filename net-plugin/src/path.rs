@@ -1,6 +1,5 @@
-//! How a message leaves: in its WQE, by way of the window, or from where it lies. And
-//! whether NCCL hands over memory of the GPU, or of the host that its own kernels have
-//! pushed to.
+//! Chooses how a message leaves (in its WQE, through the window, or out of its own memory), and
+//! whether NCCL hands over memory of the GPU or host memory to which its own kernels have pushed.
 
 use std::sync::{Arc, Mutex, Once};
 
@@ -27,27 +26,27 @@ pub struct Opened {
     pub gpu: Gpu,
     pub mover: Box<dyn Mover>,
     pub rdma: Option<OverRdma>,
-    /// A sentence.
+    /// The reason, as a sentence.
     pub why: String,
 }
 
 /// What is done with a GPU's memory over RDMA.
 pub struct OverRdma {
     pub plan: Plan,
-    /// How the RDMA device takes that memory, where the plan has it do so.
+    /// How the RDMA device registers that memory, if the plan needs that.
     pub reach: Option<Reach>,
 }
 
 impl OverRdma {
-    /// NCCL must hand over dma-bufs.
+    /// Whether NCCL must hand over dma-bufs.
     pub fn by_dma_buf(&self) -> bool {
         self.reach.as_ref().is_some_and(Reach::by_dma_buf)
     }
 }
 
 impl Opened {
-    /// Opens it, on the thread that has it. `told`: what NCCL was told of the first GPU, if this
-    /// is another.
+    /// Opens a GPU, on the thread on which it is current. `told` is set for a GPU other than the
+    /// first: what NCCL was told about the first one.
     pub fn new(
         index: u32,
         device: Option<&Arc<Device>>,
@@ -89,7 +88,7 @@ impl Opened {
     }
 }
 
-/// Messages for a GPU can't arrive as NCCL was told that they do.
+/// The error for a GPU for which messages can't arrive in the way that NCCL was told.
 fn beside_failed(index: u32, told: Landing, why: &str) -> Failure {
     let place = if told == Landing::Gpu { "its own" } else { "host" };
     let text = format!(
@@ -99,7 +98,8 @@ fn beside_failed(index: u32, told: Landing, why: &str) -> Failure {
     Failure::new(Code::Usage, text)
 }
 
-/// How packets go between the two, as sysfs shows it, and what a probe of this host says of that.
+/// How packets travel between GPU and RDMA device, as sysfs shows it, with what a probe of this
+/// host found.
 fn way(gpu: &Gpu, device: &Device) -> Way {
     let Some(at) = gpu.pci().and_then(|at| at.parse::<Address>().ok()) else { return Way::of(None, None) };
     let topology = Sysfs::host().read();
@@ -114,15 +114,15 @@ fn way(gpu: &Gpu, device: &Device) -> Way {
 
 /// What is done with GPU memory, and why.
 pub struct Choice {
-    /// NCCL may hand it over.
+    /// NCCL may hand over GPU memory; the first GPU, once opened.
     pub gpu: Option<Mutex<Option<Opened>>>,
-    /// What it was told of GPU memory over RDMA, which holds for each GPU.
+    /// What NCCL was told about GPU memory over RDMA, which holds for every GPU.
     pub told: Option<Told>,
-    /// A sentence.
+    /// The reason, as a sentence.
     pub why: String,
 }
 
-/// See [`Choice::told`].
+/// What NCCL was told about GPU memory over RDMA ([`Choice::told`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told {
     pub landing: Landing,
@@ -130,7 +130,8 @@ pub struct Told {
 }
 
 impl Choice {
-    /// By settings and what is there. `device`: with `qp = verbs`, the RDMA device.
+    /// Chooses by the settings and by what the host has. `device` is the RDMA device if `qp =
+    /// verbs`.
     pub fn of(settings: &Settings, device: Option<&Arc<Device>>) -> Result<Choice> {
         let bounce = |why: &str| Ok(Choice { gpu: None, told: None, why: format!("path bounce: {why}") });
         let refused = |allowed: &str| Err(Error::config("path", settings.path, allowed).into());
@@ -160,7 +161,7 @@ impl Choice {
                 let why = opened.why.clone();
                 Ok(Choice { gpu: Some(Mutex::new(Some(opened))), told, why })
             }
-            // Not another way in silence: all ranks must go the same.
+            // Do not fall back silently to another path: all ranks must use the same one.
             Err(e) => {
                 Err(Failure::new(e.code, format!("{e}; set PUSHGATE_PATH=bounce on all ranks to do without")))
             }
@@ -168,15 +169,15 @@ impl Choice {
     }
 }
 
-/// What NCCL must be told, unless the user has said something: it hands GPU memory to a NIC only
-/// if that is near the GPU, as it thinks, and ours has no place on PCIe; and with as few
-/// channels and as small pieces as it would take, too little is under way to fill the GPU's
-/// link. (Channels to a peer it has counted before any plugin is asked.)
+/// Variables that the plugin sets for NCCL unless the user has set them. NCCL hands GPU memory only
+/// to a NIC that it takes to be near the GPU, and ours has no place on PCIe. With NCCL's own choice
+/// of channels and of pieces' size, too little is under way to fill the GPU's link. (NCCL has
+/// counted its channels to a peer before it asks any plugin.)
 const TOLD: [(&str, &str); 3] =
     [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8"), ("NCCL_P2P_NET_CHUNKSIZE", "524288")];
 
-/// Tells it, once. The same whatever the plan is: another rank's may differ, and NCCL wants
-/// such settings alike on all ranks.
+/// Sets those variables, once. They do not depend on the plan: another rank's plan may differ, and
+/// NCCL wants such settings to be the same on all ranks.
 pub fn tell_nccl() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -184,12 +185,13 @@ pub fn tell_nccl() {
             match std::env::var(name) {
                 Ok(theirs) => log::init(&format!("{name} stays {theirs}, as set; ours would be {value}")),
                 Err(_) => {
-                    // SAFETY: the first init of the first communicator, on the user's thread, before NCCL
-                    // has started threads of its own; Rust's own readers are locked out. What is left would
-                    // race, as with any library that is loaded to set it: a C thread of the program's that
-                    // reads the environment now, or NCCL's own where one call makes communicators for several
-                    // GPUs (ncclCommInitAll, a group), each on a thread. docs/nccl.md says so: whoever
-                    // sets these before has no such moment.
+                    // SAFETY: this is the first init of the first communicator, on the user's
+                    // thread, before NCCL has started threads of its own; Rust's own readers are
+                    // locked out. A race remains, as with any library that is loaded to set a
+                    // variable: a C thread of the program that reads the environment now, or a
+                    // thread of NCCL's where one call makes communicators for several GPUs, each on
+                    // a thread (ncclCommInitAll, a group). docs/nccl.md says so; a user who sets
+                    // these variables beforehand avoids it.
                     unsafe { std::env::set_var(name, value) };
                     log::init(&format!("set {name}={value}"));
                 }
@@ -200,50 +202,50 @@ pub fn tell_nccl() {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
-    /// It fits into the WQE.
+    /// The message fits into the WQE.
     Inline,
-    /// We copy it into the window.
+    /// The plugin copies the message into the window.
     Push,
-    /// The WQE names a stretch of a region; nobody copies it here.
+    /// The WQE names a stretch of a region; this host copies nothing.
     Region { key: u32, offset: u64 },
-    /// Too long at once.
+    /// The message is too long to leave at once.
     Slices(Slices),
-    /// Memory of the GPU: its worker pushes it into the window.
+    /// The message is in GPU memory: the GPU's worker pushes it into the window.
     Worker,
 }
 
 /// How slices leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slices {
-    /// We copy them into the window.
+    /// The plugin copies them into the window.
     Copied,
     /// The GPU's worker pushes them into the window.
     Pushed,
-    /// The WQEs name stretches of a region, the first of which begins here.
+    /// The WQEs name stretches of a region; the first begins here.
     Region { key: u32, offset: u64 },
 }
 
-/// What a connection offers.
+/// The ways that a connection offers.
 #[derive(Clone, Copy)]
 pub struct Ways {
     /// The queue pair sends from regions.
     pub regions: bool,
-    /// A short payload may go in its record.
+    /// A short payload may travel in its record.
     pub in_record: bool,
-    /// What goes through the window at once.
+    /// The most bytes that go through the window at once.
     pub whole: usize,
-    /// What goes out of a region at once.
+    /// The most bytes that go out of a region at once.
     pub longest: usize,
 }
 
-/// Chooses for `size` bytes at `data`, registered as `mr`.
+/// Chooses the path for `size` bytes at `data`, registered as `mr`.
 pub fn choose(data: usize, size: usize, mr: Option<&Mr>, ways: Ways) -> Result<Path> {
     let Ways { regions, in_record, whole, longest } = ways;
     if size > LONGEST {
         let text = format!("a message of {} bytes, at most {LONGEST}", size as isize);
         return Err(Failure::new(Code::Usage, text));
     }
-    // NCCL names any place where nothing is to be sent, also behind the registration's end.
+    // For an empty message NCCL may name any address, even beyond the registration's end.
     if size == 0 {
         return Ok(Path::Inline);
     }
@@ -283,7 +285,7 @@ mod tests {
         assert_eq!(choose(1 << 19, Some(&mr), true), Path::Region { key: 9, offset: 0x100 });
         let slices = Path::Slices(Slices::Region { key: 9, offset: 0x100 });
         assert_eq!(choose((1 << 19) + 1, Some(&mr), true), slices);
-        // The receiver's GPU memory is written by an RDMA device alone.
+        // Only an RDMA device writes the receiver's GPU memory.
         let written = |size, mr, regions| {
             super::choose(0x1100, size, mr, Ways { in_record: false, ..ways(regions) }).unwrap()
         };
@@ -296,7 +298,7 @@ mod tests {
             [1, 65536, 65537].map(|size| choose(size, Some(&pushed), true)),
             [Path::Worker, Path::Worker, Path::Slices(Slices::Pushed)]
         );
-        // The RDMA device reads any length of it, even what a WQE would hold.
+        // The RDMA device reads any length of GPU memory, even what a WQE would hold.
         let read = Mr { cuda: true, ..mr };
         assert_eq!(choose(0, Some(&read), true), Path::Inline);
         for size in [1, 65537] {
@@ -306,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_its_registration_is_refused() {
+    fn a_buffer_beyond_its_registration_is_refused() {
         let mr = Mr { key: 9, address: 0x1000, bytes: 100, cuda: false, pushed: false };
         let ways = Ways { regions: true, in_record: true, whole: 65536, longest: 65536 };
         for (data, size) in [(0xfff, 1), (0x1000, 101), (0x1064, 1), (usize::MAX, 2)] {
@@ -314,7 +316,7 @@ mod tests {
             assert_eq!(e.code, Code::Usage, "{e}");
         }
         assert!(choose(0, usize::MAX, None, ways).unwrap_err().text.contains("-1 bytes"));
-        // But nothing lies anywhere.
+        // An empty message lies nowhere, so every address is accepted.
         for data in [0, 0xfff, 0x1065, usize::MAX] {
             assert_eq!(choose(data, 0, Some(&mr), ways).unwrap(), Path::Inline);
         }

@@ -1,5 +1,5 @@
-//! What is done with GPU memory over RDMA: who brings it out, and where it arrives. A pure
-//! choice from what is asked for and what is known of the machine.
+//! The plan for GPU memory over RDMA: who reads it, and where messages for it arrive. A pure choice
+//! from what is asked for and what is known about the machine.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// How messages leave a GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Out {
-    /// The GPU pushes them into the window, out of which the RDMA device sends.
+    /// The GPU pushes them into the window, and the RDMA device sends them from there.
     Push,
     /// The RDMA device reads the GPU's memory.
     Pull,
@@ -21,14 +21,14 @@ pub enum Out {
 /// Where messages for a GPU's memory arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Landing {
-    /// There: the RDMA device writes them.
+    /// In the GPU's memory: the RDMA device writes them there.
     Gpu,
-    /// In the copy of the peer's window in host memory, out of which the GPU pulls.
+    /// In the copy of the peer's window in host memory, out of which the GPU pulls them.
     Host,
 }
 
-/// Both, of one GPU. What NCCL is told follows from the landing, so that is alike for all GPUs of
-/// a process.
+/// How messages leave and where they arrive, for one GPU. What NCCL is told follows from the
+/// landing, so the landing is the same for all GPUs of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub out: Out,
@@ -36,12 +36,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The GPU's worker has something to copy.
+    /// Whether the GPU's worker has something to copy.
     pub fn copies(self) -> bool {
         self.out == Out::Push || self.landing == Landing::Host
     }
 
-    /// The RDMA device is used on the GPU's memory.
+    /// Whether the RDMA device is used on the GPU's memory.
     pub fn reaches(self) -> bool {
         self.out == Out::Pull || self.landing == Landing::Gpu
     }
@@ -60,19 +60,19 @@ impl fmt::Display for Plan {
     }
 }
 
-/// What is known of the way between GPU and RDMA device.
+/// What is known about the way between GPU and RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Way {
     pub distance: Distance,
-    /// It is one for the RDMA device's reads.
+    /// The way is good for the RDMA device's reads.
     pub pull: bool,
-    /// Why, in a sentence.
+    /// The reason, as a sentence.
     pub why: String,
 }
 
 impl Way {
-    /// What the advice for the two says, with what a probe of this host found, if it was
-    /// there; of two that nobody knows, nothing.
+    /// The way between a pair of GPU and RDMA device: by the advice for the pair, and by what a
+    /// probe of this host found, if one has run. Without a pair, nothing is known.
     pub fn of(pair: Option<&Pair>, findings: Option<&Findings>) -> Way {
         match pair {
             Some(pair) => {
@@ -89,14 +89,15 @@ impl Way {
         }
     }
 
-    /// What the RDMA device writes passes at most one root complex.
+    /// Whether the RDMA device's writes pass at most one root complex.
     fn near(&self) -> bool {
         matches!(self.distance, Distance::SameDevice | Distance::SameSwitch | Distance::SameRootComplex)
     }
 }
 
-/// Figures of what is a choice here. By way of host memory NCCL's own kernels would have to
-/// bring it, and ranks must agree on that before.
+/// The measured paths among which this plugin can choose. The path through host memory is not one
+/// of them: NCCL's own kernels would have to copy there, and the ranks must agree on that
+/// beforehand.
 struct Ours<'a>(Figures<'a>);
 
 impl Costs for Ours<'_> {
@@ -105,25 +106,25 @@ impl Costs for Ours<'_> {
     }
 }
 
-/// What can't be.
+/// A choice that is impossible.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Impossible {
-    /// "path" or "landing".
+    /// The setting: "path" or "landing".
     pub setting: &'static str,
-    /// What that may be, and where.
+    /// The values that are allowed, and where.
     pub allowed: &'static str,
     pub why: String,
 }
 
-/// Chooses. `path` is auto, push or pull; `registers` says whether the RDMA device can
-/// register the GPU's memory, and why not. Returns the reason too.
+/// Chooses a plan. `path` is auto, push or pull; `registers` says whether the RDMA device can
+/// register the GPU's memory, and why not. Also returns the reason.
 ///
-/// A read over PCIe is non-posted: a request out, the answer back, and a bound on those
-/// under way. Below a switch that costs little, and then nobody copies at all. Through a
-/// root complex it is slow, or refused by processors that pass peer writes only: there the
-/// GPU pushes. Writes are posted and pass one root complex; what happens between two is the
-/// processor's own business, so that there, and where nothing is known, host memory is in
-/// between.
+/// A read over PCIe is non-posted: a request goes out, the answer comes back, and the number under
+/// way is bounded. Below a switch that costs little, and then no one copies at all. Through a root
+/// complex reads are slow, or refused by processors that pass peer writes only: there the GPU
+/// pushes. Writes are posted and pass one root complex. What happens between two root complexes
+/// depends on the processor. So in that case, and if nothing is known, messages go through host
+/// memory.
 pub fn choose(
     path: NetPath,
     landing: NetLanding,
@@ -146,7 +147,7 @@ pub fn choose(
     let landing = match landing {
         NetLanding::Gpu => Landing::Gpu,
         NetLanding::Host => Landing::Host,
-        // Both ends read and write.
+        // Both ends read and write GPU memory.
         NetLanding::Auto if way.near() || path == NetPath::Pull => Landing::Gpu,
         NetLanding::Auto => Landing::Host,
     };
@@ -158,11 +159,12 @@ pub fn choose(
     Ok((Plan { out, landing }, way.why.clone()))
 }
 
-/// Chooses for a GPU beside the first of its process, where messages arrive by `told`. NCCL
-/// was told of that one's landing: whether messages come to a device with a place on PCIe (and
-/// so whether LL128 may be taken), and whether with dma-bufs. It asks once for all GPUs. How
-/// messages leave is nobody's business but this GPU's. The reason says what it would have
-/// been alone.
+/// Chooses a plan for a GPU other than the first of its process; messages for it arrive by `told`.
+///
+/// NCCL was told the first GPU's landing: whether messages come to a device with a place on PCIe
+/// (and so whether LL128 may be used), and whether with dma-bufs. NCCL asks once for all GPUs. How
+/// messages leave concerns only this GPU. The reason also says what the plan would have been for
+/// this GPU alone.
 pub fn choose_beside(
     told: Landing,
     path: NetPath,
@@ -174,8 +176,7 @@ pub fn choose_beside(
     let (plan, why) = choose(path, asked, way, registers)?;
     Ok(match choose(path, landing, way, registers) {
         Ok((alone, _)) if alone != plan => {
-            let first =
-                "messages arrive as for the first GPU of the process, for NCCL is told of one landing";
+            let first = "messages arrive as for the first GPU of the process, because NCCL is told of only one landing";
             (plan, format!("{first}; alone it would take {alone} ({why})"))
         }
         _ => (plan, why),
@@ -196,7 +197,7 @@ mod tests {
         Distance::Unknown,
     ];
 
-    /// As an advice says without ACS.
+    /// The way as an advice without ACS describes it.
     fn way(distance: Distance) -> Way {
         let pull = matches!(distance, Distance::SameDevice | Distance::SameSwitch);
         Way { distance, pull, why: distance.to_string() }
@@ -209,19 +210,19 @@ mod tests {
     }
 
     #[test]
-    fn the_distance_decides_where_nothing_is_asked_for() {
+    fn without_a_setting_the_distance_decides() {
         let auto = |distance| chosen(NetPath::Auto, NetLanding::Auto, distance);
         assert_eq!(ALL[..2].iter().map(|d| auto(*d)).collect::<Vec<_>>(), [(Out::Pull, Landing::Gpu); 2]);
         assert_eq!(auto(Distance::SameRootComplex), (Out::Push, Landing::Gpu));
         assert_eq!(ALL[3..].iter().map(|d| auto(*d)).collect::<Vec<_>>(), [(Out::Push, Landing::Host); 4]);
-        // ACS sends packets of a switch up to the root complex: an advice says so.
+        // ACS sends packets of a switch up to the root complex, and the advice says so.
         let redirected = Way { pull: false, ..way(Distance::SameSwitch) };
         let (plan, _) = choose(NetPath::Auto, NetLanding::Auto, &redirected, Ok(())).unwrap();
         assert_eq!(plan, Plan { out: Out::Push, landing: Landing::Gpu });
     }
 
     #[test]
-    fn two_of_which_nothing_is_known_meet_in_host_memory() {
+    fn devices_of_unknown_distance_meet_in_host_memory() {
         let nothing = Way::of(None, None);
         let (plan, why) = choose(NetPath::Auto, NetLanding::Auto, &nothing, Ok(())).unwrap();
         assert_eq!(plan, Plan { out: Out::Push, landing: Landing::Host });
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_done() {
+    fn a_setting_decides_over_the_distance() {
         for way in ALL {
             assert_eq!(chosen(NetPath::Pull, NetLanding::Auto, way), (Out::Pull, Landing::Gpu));
             assert_eq!(chosen(NetPath::Push, NetLanding::Gpu, way), (Out::Push, Landing::Gpu));
@@ -248,13 +249,13 @@ mod tests {
             choose_beside(told, path, NetLanding::Auto, &way, Ok(())).unwrap()
         };
         for (told, path, distance, out, alone) in [
-            // The first is below the device's switch, or at its root complex.
+            // The first GPU is below the RDMA device's switch, or at its root complex.
             (Landing::Gpu, NetPath::Auto, SameSwitch, Out::Pull, None),
             (Landing::Gpu, NetPath::Auto, SameRootComplex, Out::Push, None),
             (Landing::Gpu, NetPath::Auto, AcrossSockets, Out::Push, Some("landing host")),
             (Landing::Gpu, NetPath::Push, SameSwitch, Out::Push, None),
             (Landing::Gpu, NetPath::Pull, AcrossSockets, Out::Pull, None),
-            // It is far.
+            // The first GPU is far from the RDMA device.
             (Landing::Host, NetPath::Auto, SameSwitch, Out::Push, Some("path pull")),
             (Landing::Host, NetPath::Push, SameRootComplex, Out::Push, Some("landing gpu")),
             (Landing::Host, NetPath::Auto, Unknown, Out::Push, None),
@@ -266,7 +267,7 @@ mod tests {
             assert_eq!(said.is_some(), alone.is_some(), "{why}");
             assert!(alone.is_none_or(|alone| said.unwrap().contains(alone)), "{why}");
         }
-        // NCCL may take LL128 for the first one's sake: no other landing in silence.
+        // NCCL may use LL128 because of the first GPU, so the landing must not change silently.
         let way = way(SameSwitch);
         let e = choose_beside(Landing::Gpu, NetPath::Auto, NetLanding::Auto, &way, Err("no module"));
         assert_eq!(e.unwrap_err().setting, "landing");

@@ -1,8 +1,8 @@
-//! What a process has once: its settings, its engine, the watch of its connections.
+//! What a process has once: its settings, its engines, the watch of its connections.
 //!
-//! The threads run as long as a context or a connection needs them. (Contexts came
-//! with v11 of the interface; before, NCCL never says that it is done.) There is one
-//! engine for each GPU that a rank of this process uses ([`Lane`]).
+//! The threads run as long as a context or a connection needs them. (Contexts came with v11 of the
+//! interface; in earlier versions NCCL never says that it is done.) There is one engine for each
+//! GPU that a rank of this process uses ([`Lane`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,19 +31,19 @@ pub struct Loaded {
     pub settings: Settings,
     pub rdma: Option<Arc<Device>>,
     pub properties: Properties,
-    /// NCCL may hand over memory of GPUs; the first of them, opened already.
+    /// NCCL may hand over memory of GPUs; the first of them, already opened.
     gpu: Option<Mutex<Option<Opened>>>,
-    /// What it was told of that.
+    /// What NCCL was told about GPU memory.
     told: Option<Told>,
 }
 
-/// The threads, and what goes with them.
+/// The running threads and their state.
 pub struct Runtime {
-    // Dropped first: its thread asks the engine.
+    // Dropped first, because its thread calls the engine.
     pub watch: Watch,
     lanes: Mutex<HashMap<Option<u32>, Arc<Lane>>>,
     pub loaded: Arc<Loaded>,
-    /// Connections that are not there yet, by the mark in their handles.
+    /// Connections that are being made, by the mark in their handles.
     pub connecting: Mutex<HashMap<u64, Connecting>>,
     pub next_mark: AtomicU64,
     next_seed: AtomicU64,
@@ -51,18 +51,18 @@ pub struct Runtime {
 
 /// An engine, and the GPU that its connections are for.
 pub struct Lane {
-    /// Dropped before the GPU, whose memory its mover uses.
+    /// Dropped before the GPU, because its mover uses the GPU's memory.
     pub engine: Arc<Engine>,
     pub bell: EventFd,
-    /// Before the GPU, in whose memory it has some.
+    /// Dropped before the GPU, because it holds some of the GPU's memory.
     pub rdma: Option<OverRdma>,
     pub gpu: Option<Arc<Gpu>>,
 }
 
 impl Lane {
-    /// How its connections wake the engine. One that works for a GPU has a message every few
-    /// microseconds while it has any, and every one of them would find it falling asleep: it
-    /// polls, ever more rarely.
+    /// How the lane's connections wake the engine. A GPU's connections have a message every few
+    /// microseconds while they are busy, and each would find the engine just going to sleep, so
+    /// that engine polls, less and less often while idle.
     pub fn wake(&self) -> Wake {
         let copies = self.gpu.as_ref().is_some_and(|gpu| gpu.copies());
         if copies { Wake::Polled } else { Wake::Doorbell }
@@ -83,8 +83,8 @@ struct Process {
 
 static PROCESS: Mutex<Process> = Mutex::new(Process { loaded: None, runtime: Weak::new() });
 
-/// An error in a child of the process that made the first call: NCCL's connections, and the
-/// threads behind them, are the parent's. No system call.
+/// Fails in a child of the process that made the first call: NCCL's connections, and the threads
+/// behind them, belong to the parent. Makes no system call.
 #[inline]
 pub fn here() -> Result<()> {
     static OWNER: OnceLock<Owner> = OnceLock::new();
@@ -95,28 +95,28 @@ fn process() -> MutexGuard<'static, Process> {
     PROCESS.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Reads the settings, unless something that was made by them is in use.
+/// Reads the settings, unless something made from earlier settings is in use.
 pub fn load() -> Result<()> {
     here()?;
     let mut process = process();
     if process.runtime.strong_count() == 0 {
-        // Not those of before, should these be wrong.
+        // If the new settings are wrong, the old ones must not stay in force.
         process.loaded = None;
         process.loaded = Some(Arc::new(Loaded::new()?));
     }
     Ok(())
 }
 
-/// The same, for a communicator, with the threads that it needs.
+/// Reads the settings for a communicator, and starts the threads that it needs.
 pub fn open(traffic_class: Option<u8>) -> Result<Context> {
     load()?;
     let runtime = running()?;
-    // Before NCCL's kernels run.
+    // Opened before NCCL's kernels run.
     runtime.lane()?;
     Ok(Context { traffic_class, _runtime: runtime })
 }
 
-/// The GPU of a lane that is there.
+/// The GPU of a lane that exists.
 pub fn gpu(index: u32) -> Option<Arc<Gpu>> {
     here().ok()?;
     let runtime = process().runtime.upgrade()?;
@@ -124,17 +124,17 @@ pub fn gpu(index: u32) -> Option<Arc<Gpu>> {
     lanes.get(&Some(index))?.gpu.clone()
 }
 
-/// Ends a context; the last one, with no connection open, joins all threads.
+/// Ends a context. The last one, if no connection is open, joins all threads.
 pub fn close(context: Context) {
     drop(context);
     let mut process = process();
     if process.runtime.strong_count() == 0 {
-        // With it the RDMA device.
+        // This closes the RDMA device too.
         process.loaded = None;
     }
 }
 
-/// What getProperties says.
+/// The properties that getProperties returns.
 pub fn properties() -> Result<Properties> {
     here()?;
     Ok(loaded(&process())?.properties)
@@ -146,7 +146,7 @@ fn loaded(process: &Process) -> Result<&Arc<Loaded>> {
     })
 }
 
-/// The running threads, started if need be.
+/// The running threads, which are started if needed.
 pub fn running() -> Result<Arc<Runtime>> {
     here()?;
     let mut process = process();
@@ -203,7 +203,7 @@ impl Loaded {
 }
 
 impl Loaded {
-    /// Opens a GPU beside the first: messages for it arrive as NCCL was told of that one's.
+    /// Opens a GPU other than the first: messages for it arrive as NCCL was told about the first.
     fn another(&self, index: u32) -> Result<Opened> {
         let opened = Opened::new(index, self.rdma.as_ref(), &self.settings, self.told)?;
         log::init(&format!("GPU {index}, beside the first: {}", opened.why));
@@ -220,7 +220,7 @@ impl Loaded {
 
 #[cfg(test)]
 impl Runtime {
-    /// Over `local`, without a GPU, whatever the environment says.
+    /// Makes a runtime for tests over `local`, without a GPU, whatever the environment says.
     pub fn of_a_test(window: u64) -> Arc<Self> {
         let mut settings = Settings::default();
         settings.net_window_size = window;
@@ -242,7 +242,7 @@ impl Runtime {
         })
     }
 
-    /// For a connection of the GPU that is current on this thread, started if need be.
+    /// The lane for a connection of the GPU that is current on this thread; started if needed.
     pub fn lane(&self) -> Result<Arc<Lane>> {
         let index = self.loaded.gpu.as_ref().and_then(|_| gpu::current());
         let mut lanes = self.lanes.lock().unwrap_or_else(|e| e.into_inner());
@@ -251,7 +251,7 @@ impl Runtime {
         }
         let (gpu, mover, rdma) = match (index, &self.loaded.gpu) {
             (Some(index), Some(first)) => {
-                // It stays for its own lane, should another GPU's be the first.
+                // The first GPU stays open for its own lane if another GPU's lane is made first.
                 let first = first.lock().unwrap_or_else(|e| e.into_inner()).take_if(|o| o.index == index);
                 let opened = match first {
                     Some(first) => first,
@@ -263,7 +263,7 @@ impl Runtime {
         };
         let bell = EventFd::new().map_err(Failure::system("eventfd"))?;
         let theirs = bell.try_clone().map_err(Failure::system("eventfd"))?;
-        // It spins longer before it sleeps where that takes no core from NCCL's threads.
+        // The engine spins longer before it sleeps where that takes no core from NCCL's threads.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let options = EngineOptions { cpu: None, alone: cores >= 8, mover, bell: None };
         let engine = Arc::new(log::scoped(|| Engine::start(theirs, options))?);
@@ -272,7 +272,7 @@ impl Runtime {
         Ok(lane)
     }
 
-    /// Memory for segments, windows and transports.
+    /// Allocates memory for segments, windows and transports.
     pub fn memory(&self, name: &str, bytes: usize, huge: HugePages) -> Result<SharedMemory, ShimError> {
         let node = match self.loaded.settings.numa_node {
             AutoOr::Is(node) => Some(node as u32),
@@ -281,7 +281,7 @@ impl Runtime {
         SharedMemory::builder(format!("pushgate-net-{name}"), bytes).huge_pages(huge).numa_node(node).create()
     }
 
-    /// Where the tags of a queue pair's region keys begin.
+    /// The first tag of a queue pair's region keys.
     pub fn key_seed(&self) -> u32 {
         let n = self.next_seed.fetch_add(1, Ordering::Relaxed) as u32;
         std::process::id().wrapping_mul(2654435761) ^ n.wrapping_mul(0x9e37_79b9)

@@ -15,27 +15,27 @@ impl<T> Pool<T> {
         Pool { slots: (0..n).map(|_| None).collect(), free: (0..n).rev().collect() }
     }
 
-    /// A place that is free, if there is one.
+    /// A free place, if there is one.
     #[inline]
     pub fn free(&self) -> Option<u32> {
         self.free.last().copied()
     }
 
-    /// Fills the place that `free` named.
+    /// Fills the place that `free` returned.
     #[inline]
     pub fn fill(&mut self, value: T) {
         let i = self.free.pop().expect("`free` named it");
         self.slots[i as usize] = Some(value);
     }
 
-    /// The request there is done.
+    /// Frees a place whose request is done.
     #[inline]
     pub fn empty(&mut self, i: u32) {
         self.slots[i as usize] = None;
         self.free.push(i);
     }
 
-    /// The request there; an error if there is none.
+    /// The request at a place; fails if there is none.
     #[inline]
     pub fn get(&mut self, i: u32) -> Result<&mut T> {
         self.slots[i as usize].as_mut().ok_or_else(|| {

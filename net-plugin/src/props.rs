@@ -1,5 +1,5 @@
-//! What NCCL is told of the network: of the RDMA device's port over `verbs`, of host
-//! memory over `local`.
+//! What NCCL is told about the network: the RDMA device's port over `verbs`, host memory over
+//! `local`.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::Path;
@@ -10,51 +10,53 @@ use pushgate_proxy::qp::verbs::Device;
 use crate::ffi::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST};
 use crate::plan::Landing;
 
-/// Connections at once: what descriptors allow, at about twelve each.
+/// How many connections there may be at once: as many as descriptors allow, at about twelve each.
 pub const MAX_COMMS: c_int = 65536;
-/// Longest message of a queue pair, which is what NCCL is told.
+/// The longest message of a queue pair, which is what NCCL is told.
 pub const MAX_BYTES: usize = abi::PUSHGATE_MAX_MESSAGE as usize;
-/// Longest that is taken all the same, in pieces: NCCL looks at what it was told, and then sends up to 1 GiB at once
-/// out of a user's buffers (`NCCL_MAX_NET_SIZE`). No `isend` before v9 can say more.
+/// The longest message that is accepted, in slices. NCCL reads the limit that it was told, and
+/// still sends up to 1 GiB at once out of a user's buffers (`NCCL_MAX_NET_SIZE`). No `isend` before
+/// v9 can name a larger size.
 pub const LONGEST: usize = i32::MAX as usize;
 
-/// Mbit/s that NCCL is told of a `local` queue pair: 25 GB/s, which is what one thread
-/// that copies host memory reaches on a server, and more than NCCL's socket ever does.
-/// NCCL opens channels by it.
+/// The speed in Mbit/s that NCCL is told of a `local` queue pair: 25 GB/s, which one thread that
+/// copies host memory reaches on a server, and more than NCCL's socket transport ever reaches. NCCL
+/// opens channels by it.
 const LOCAL_SPEED: c_int = 200_000;
-/// The same where GPUs push and pull: 50 GB/s, what a GPU's link of PCIe 5 x16 carries, of all
-/// devices together.
+/// The speed in Mbit/s of all devices together where GPUs push and pull: 50 GB/s, which is what a
+/// GPU's PCIe 5 x16 link carries.
 const GPU_SPEED: c_int = 400_000;
-/// NCCL opens two channels to a peer for send/recv, or as many as there are devices if it takes so
-/// many to fill a GPU's link (`ncclTopoGetNchannels`). Two of its blocks copy 41 GB/s from and to its
-/// buffers on an H200, which is less than the link carries.
+/// How many devices NCCL is told of where GPUs push and pull. NCCL opens two channels to a peer for
+/// send/recv, or as many as there are devices if filling a GPU's link takes that many
+/// (`ncclTopoGetNchannels`). Two of its blocks copy 41 GB/s from and to its buffers on an H200,
+/// which is less than the link carries.
 pub const GPU_DEVICES: c_int = 4;
 /// Microseconds that a message takes through two engines; NCCL adds them to its own.
 const LATENCY: f32 = 3.0;
 
-/// See the module's text.
+/// What NCCL is told about the network.
 #[derive(Clone, Copy)]
 pub struct Properties {
-    /// NCCL keeps it for ever.
+    /// The path of the device's PCI function. NCCL keeps the pointer for ever.
     pci_path: Option<&'static CStr>,
-    /// Names the chip, so that NCCL sees whose bandwidth is shared.
+    /// Identifies the chip, so that NCCL sees which ports share bandwidth.
     pub guid: u64,
-    /// That NCCL is told of, all alike but for their port.
+    /// How many devices NCCL is told of; they differ only in their port.
     pub devices: c_int,
-    /// Mbit/s of each.
+    /// The speed of each device in Mbit/s.
     pub speed: c_int,
-    /// From 1; of the first of the devices.
+    /// The port number of the first device, from 1.
     pub port: c_int,
-    /// Microseconds.
+    /// Latency in microseconds.
     pub latency: f32,
-    /// Kinds of memory: `NCCL_PTR_*`.
+    /// Kinds of memory that NCCL may hand over: `NCCL_PTR_*`.
     pub ptr_support: c_int,
-    /// Longest message.
+    /// The longest message.
     pub max_bytes: usize,
 }
 
 impl Properties {
-    /// `gpu`: NCCL may hand over GPU memory.
+    /// The properties over `local`. `gpu`: NCCL may hand over GPU memory.
     pub fn local(gpu: bool) -> Self {
         let guid = u64::from_be_bytes(*b"pushgate");
         let ptr_support = if gpu { PTR_HOST | PTR_CUDA } else { PTR_HOST };
@@ -68,11 +70,11 @@ impl Properties {
         let read = |file: String| std::fs::read_to_string(base.join(file)).unwrap_or_default();
         let port = device.port();
         Properties {
-            // A process opens few devices.
+            // Leaking is fine: a process opens few devices.
             pci_path: pci_path(&base.join("device")).map(|path| &*Box::leak(path.into_boxed_c_str())),
             guid: guid(&read("node_guid".into())).unwrap_or(1),
             devices: 1,
-            // Where the kernel does not say, NCCL's own guess for such a case.
+            // If the kernel does not report a rate, use NCCL's own guess for such a case.
             speed: speed(&read(format!("ports/{port}/rate"))).unwrap_or(10_000),
             port: port as c_int,
             latency: LATENCY,
@@ -81,20 +83,22 @@ impl Properties {
         }
     }
 
-    /// NCCL may hand over memory of GPUs.
+    /// Whether NCCL may hand over memory of GPUs.
     pub fn takes_gpu_memory(&self) -> bool {
         self.ptr_support & PTR_CUDA != 0
     }
 
-    /// The same where NCCL may hand over GPU memory. `dma_buf`: as a dma-buf.
+    /// These properties for a network to which NCCL may hand over GPU memory. `dma_buf`: as a
+    /// dma-buf.
     ///
-    /// NCCL takes its LL128 protocol where it sees GPU and NIC at one switch, and its kernels
-    /// then look for lines of 128 bytes that arrive whole. An RDMA device that writes into the
-    /// GPU's memory does what NCCL expects of one; of copies by our kernel nobody has promised
-    /// that. So with these the device has no place, as over `local`.
+    /// NCCL uses its LL128 protocol if it sees GPU and NIC at one switch, and its kernels then look
+    /// for lines of 128 bytes that arrive whole. An RDMA device that writes into the GPU's memory
+    /// behaves as NCCL expects of such a device; for copies by our kernel no document guarantees that.
+    /// So with those copies the device has no place on PCIe, as over `local`.
     ///
-    /// NCCL need not know how messages leave. All else is the same whatever the plan: ranks of one
-    /// communicator may have different ones, and NCCL's must come to the same conclusions.
+    /// NCCL need not know how messages leave. Everything else is independent of the plan: ranks of
+    /// one communicator may have different plans, and NCCL must come to the same conclusions on
+    /// each.
     pub fn with_gpu(self, landing: Landing, dma_buf: bool) -> Self {
         let dma_buf = if dma_buf && landing == Landing::Gpu { PTR_DMABUF } else { 0 };
         Properties {
@@ -104,31 +108,32 @@ impl Properties {
         }
     }
 
-    /// NULL for what is no PCI function: NCCL puts it at the first CPU then.
+    /// The PCI path for NCCL; NULL if the device is no PCI function, and then NCCL places it at the
+    /// first CPU.
     pub fn pci_path(&self) -> *const c_char {
         self.pci_path.map_or(std::ptr::null(), |p| p.as_ptr())
     }
 }
 
-/// The path below /sys of a device's PCI function, as NCCL wants it.
+/// The path below /sys of a device's PCI function, in the form that NCCL wants.
 fn pci_path(device: &Path) -> Option<CString> {
     let path = std::fs::canonicalize(device).ok()?;
     is_pci(path.file_name()?.to_str()?).then_some(())?;
     CString::new(path.into_os_string().into_encoded_bytes()).ok()
 }
 
-/// As in 0000:3b:00.1.
+/// Whether a name is a PCI address, like 0000:3b:00.1.
 fn is_pci(name: &str) -> bool {
     let b = name.as_bytes();
     b.len() >= 12 && b[b.len() - 2] == b'.' && b[b.len() - 5] == b':' && b[b.len() - 8] == b':'
 }
 
-/// Of "98fe:1403:0012:ab34".
+/// Parses a GUID like "98fe:1403:0012:ab34".
 fn guid(text: &str) -> Option<u64> {
     u64::from_str_radix(&text.trim().replace(':', ""), 16).ok().filter(|g| *g != 0)
 }
 
-/// Mbit/s of "100 Gb/sec (4X EDR)" or "2.5 Gb/sec (1X SDR)".
+/// Parses a rate like "100 Gb/sec (4X EDR)" or "2.5 Gb/sec (1X SDR)" into Mbit/s.
 fn speed(text: &str) -> Option<c_int> {
     let (number, unit) = text.trim().split_once(' ')?;
     unit.starts_with("Gb/sec").then_some(())?;
@@ -155,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sysfs_says_is_understood() {
+    fn values_of_sysfs_are_parsed() {
         assert_eq!(speed("100 Gb/sec (4X EDR)\n"), Some(100_000));
         assert_eq!(speed("2.5 Gb/sec (1X SDR)"), Some(2_500));
         assert_eq!(speed(""), None);

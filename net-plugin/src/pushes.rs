@@ -1,5 +1,5 @@
-//! What the GPU was told to push into a connection's window. A slot is published when its
-//! payload is there, in the order of the slots.
+//! The pushes of the GPU into a connection's window. A slot is published once its payload is there,
+//! in the order of the slots.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ struct Push {
     words: Words,
 }
 
-/// Counted for `deregister`, which asks from another thread.
+/// Counts of pushes, for `deregister`, which reads them from another thread.
 #[derive(Default)]
 pub struct Counts {
     told: AtomicU64,
@@ -26,26 +26,26 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Pushes that the GPU was told of.
+    /// How many pushes have been posted to the GPU.
     pub fn told(&self) -> u64 {
         self.told.load(Ordering::Relaxed)
     }
 
-    /// Those whose source is free.
+    /// How many pushes are done, so that their source is free.
     pub fn done(&self) -> u64 {
         self.done.load(Ordering::Acquire)
     }
 }
 
-/// See the module's text.
+/// The pushes under way into one window.
 pub struct Pushes {
-    /// Where the GPU sees the window.
+    /// The GPU's address of the window.
     window: Option<u64>,
     queue: VecDeque<Push>,
 }
 
 impl Pushes {
-    /// For a window that the GPU sees at this address, of at most `most` slots.
+    /// The pushes for a window at this address on the GPU, with at most `most` slots.
     pub fn new(window: Option<u64>, most: usize) -> Self {
         Pushes { window, queue: VecDeque::with_capacity(most) }
     }
@@ -55,7 +55,7 @@ impl Pushes {
         self.queue.is_empty()
     }
 
-    /// Publishes what the GPU has pushed.
+    /// Publishes the slots whose payload the GPU has pushed.
     #[inline]
     pub fn advance(&mut self, gpu: Option<&Gpu>, counts: &Counts, producer: &mut Producer) {
         let mut any = false;
@@ -65,7 +65,7 @@ impl Pushes {
             }
             producer.publish(p.slot, &p.words);
             self.queue.pop_front();
-            // The source is free.
+            // The source is free from here on.
             counts.done.fetch_add(1, Ordering::Release);
             any = true;
         }
@@ -74,8 +74,8 @@ impl Pushes {
         }
     }
 
-    /// Has the GPU push a message into the window; its slot, or `None` if there is no room
-    /// now.
+    /// Has the GPU push a message into the window. Returns the message's slot, or `None` if there
+    /// is no room now.
     ///
     /// # Safety
     /// The `size` bytes at `data` are memory of this GPU, and stay until the push is done.
@@ -90,15 +90,15 @@ impl Pushes {
         let (Some(gpu), Some(window)) = (gpu, self.window) else {
             return Err(Failure::new(Code::Internal, "no GPU sees the window of this connection"));
         };
-        // Held until it is posted, so that the room is ours.
+        // The lock is held until the push is posted, so that the room stays ours.
         let mut pushes = gpu.pushes();
         if !pushes.has_room() {
             return Ok(None);
         }
         let Some((taken, words)) = producer.stage(record, size) else { return Ok(None) };
         let to = window + taken.place * u64::from(abi::PUSHGATE_UNIT);
-        // SAFETY: the source is the caller's; the target is the reservation's own, in a window
-        // that stays registered as long as the connection, whose end waits for it.
+        // SAFETY: the caller promises the source; the target belongs to the reservation, in a
+        // window that stays registered as long as the connection, whose end waits for the push.
         let ticket = unsafe { pushes.post(data as u64, to, size) }.map_err(gpu::failed)?;
         counts.told.fetch_add(1, Ordering::Relaxed);
         self.queue.push_back(Push { ticket, slot: taken.slot, words });

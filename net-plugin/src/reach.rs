@@ -1,5 +1,5 @@
-//! Whether the RDMA device can register a GPU's memory, tried on some of our own, and what
-//! a registration of NCCL's is made by.
+//! Tries whether the RDMA device can register a GPU's memory, on a piece of our own, and says how a
+//! registration of NCCL's is made.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use pushgate_proxy::region::Exported;
 use crate::error::{Failure, Result};
 use crate::gpu::Gpu;
 
-/// Bytes that are tried: a page of any GPU's.
+/// How many bytes are tried: a page of any GPU.
 const BYTES: usize = 64 << 10;
 
-/// How the RDMA device came to register the memory of a GPU.
+/// How the RDMA device registered the memory of a GPU.
 pub struct Reach {
     memory: Arc<DeviceBuffer>,
     exported: Exported,
 }
 
 impl Reach {
-    /// Tries, on the thread that has the GPU: by dma-buf, then by address. `Err` says why it
-    /// can't be.
+    /// Tries to register, on the thread on which the GPU is current: by dma-buf, then by address.
+    /// The inner `Err` says why neither works.
     pub fn of(gpu: &Gpu, device: &Arc<Device>) -> Result<Result<Reach, String>> {
         let memory = Arc::new(gpu.memory(BYTES)?);
         let mut why = Vec::new();
@@ -38,7 +38,7 @@ impl Reach {
             }
         };
         for exported in dma_buf.into_iter().chain([Exported::Address]) {
-            // SAFETY: a buffer of ours, of which the export is.
+            // SAFETY: a buffer of ours; the export is of that buffer.
             match unsafe { device.try_device_memory(memory.addr(), memory.len(), &exported) } {
                 Ok(()) => return Ok(Ok(Reach { memory, exported })),
                 Err(e) => why.push(e.to_string()),
@@ -47,17 +47,17 @@ impl Reach {
         Ok(Err(why.join("; ")))
     }
 
-    /// NCCL must hand over dma-bufs.
+    /// Whether NCCL must hand over dma-bufs.
     pub fn by_dma_buf(&self) -> bool {
         matches!(self.exported, Exported::DmaBuf(..))
     }
 
-    /// How, in words.
+    /// How the memory was registered, in words.
     pub fn describe(&self) -> &'static str {
         if self.by_dma_buf() { "registered by dma-buf" } else { "registered by its address" }
     }
 
-    /// Memory of the GPU that may be read at any time.
+    /// A word of the GPU's memory that may be read at any time.
     pub fn word(&self) -> Word {
         Word {
             address: self.memory.addr(),
@@ -68,8 +68,8 @@ impl Reach {
     }
 }
 
-/// Of memory that NCCL registers: with the dma-buf and the place in it that it hands over,
-/// or with its address alone. NCCL closes its descriptor when the call returns.
+/// The export for memory that NCCL registers: with the dma-buf and the offset that NCCL hands over,
+/// or with the address alone. NCCL closes its descriptor when the call returns.
 pub fn exported(dma_buf: Option<(BorrowedFd<'_>, u64)>) -> Result<Exported> {
     Ok(match dma_buf {
         None => Exported::Address,

@@ -1,5 +1,5 @@
-//! The receiving end of a connection: what was posted, what arrived for it, and when a
-//! receive or a flush is done.
+//! The receiving end of a connection: what was posted, what arrived for it, and when a receive or a
+//! flush is done.
 
 use std::collections::VecDeque;
 
@@ -23,14 +23,14 @@ struct Posted {
     key: u32,
     offset: u64,
     size: usize,
-    /// A message met it.
+    /// A message has met this buffer.
     met: bool,
 }
 
 /// What NCCL waits for on a receiving end.
 enum Awaited {
     Receive(Receiving),
-    /// The number of a flush.
+    /// A flush, by its number.
     Flush(u64),
 }
 
@@ -40,17 +40,17 @@ struct Receiving {
     sizes: [usize; MAX_RECVS],
 }
 
-/// See the module's text.
+/// The state of a receiving end.
 pub struct Receiver {
     producer: Producer,
-    /// What the RDMA device wrote into the GPU's memory is complete behind it.
+    /// Completes what the RDMA device wrote into the GPU's memory.
     flusher: Option<Flusher>,
     pool: Pool<Awaited>,
-    /// In the order in which they were posted, from the oldest that no message met.
+    /// Buffers in the order in which they were posted, from the oldest that no message has met.
     posted: VecDeque<Posted>,
-    /// Its number.
+    /// The number of the first buffer in `posted`.
     oldest: u64,
-    /// SENDs that arrived.
+    /// How many SENDs have arrived.
     arrived: u64,
     large: Option<Incoming>,
     large_bytes: u64,
@@ -72,20 +72,22 @@ impl Receiver {
         }
     }
 
-    /// See [`crate::comm::Comm::receive`].
+    /// Posts a receive ([`crate::comm::Comm::receive`]).
     pub fn receive(&mut self, link: &Link, wanted: &[Wanted<'_>]) -> Result<Option<u32>> {
         link.gpu_lives()?;
         let Some(request) = self.pool.free() else { return Ok(None) };
-        // One that has ended takes it all the same: its test says how.
+        // A connection that has ended still takes the receive; its test returns the cause.
         let ended = self.producer.status().is_some();
         if !ended && self.posted.len() + wanted.len() > 1 << RECEIVES_LOG {
             return Ok(None);
         }
-        // All or none is posted: so first what may be wrong with any.
+        // All buffers are posted or none, so first check everything that may be wrong with any of
+        // them.
         let mut places = [(0, 0); MAX_RECVS];
         for (w, place) in wanted.iter().zip(&mut places) {
             *place = match w.mr {
-                // NCCL names any place where nothing is to come, also behind the registration's end.
+                // For an empty receive NCCL may name any address, even beyond the registration's
+                // end.
                 _ if w.size == 0 => (link.nothing, 0),
                 Some(mr) => (mr.key, mr.offset(w.data, w.size)?),
                 None => {
@@ -95,7 +97,7 @@ impl Receiver {
             };
         }
         for (i, (w, (key, offset))) in wanted.iter().zip(places).enumerate().filter(|_| !ended) {
-            // No SEND is longer: what is goes in slices.
+            // No SEND is longer: a longer message comes in slices.
             let room = w.size.min(crate::props::MAX_BYTES);
             assert!(self.producer.post_recv(key, offset, room as u32, w.tag), "room was counted");
             self.posted.push_back(Posted { request, buffer: i as u8, key, offset, size: w.size, met: false });
@@ -113,12 +115,12 @@ impl Receiver {
                 || self.large.is_some_and(|large| large.key == mr.key))
     }
 
-    /// Takes in what arrived.
+    /// Handles what has arrived.
     fn progress(&mut self, link: &Link) -> Result<()> {
         let mut any = false;
         while let Some(r) = self.producer.try_recv() {
             any = true;
-            // The payload is in its buffer: the record holds nothing.
+            // The payload is in its buffer already, and the record holds nothing more.
             self.producer.release(1);
             self.arrive(link, &r)?;
         }
@@ -133,7 +135,7 @@ impl Receiver {
 
     fn arrive(&mut self, link: &Link, r: &Received) -> Result<()> {
         self.arrived += 1;
-        // The engine says which receive it took, by the low 32 bits of its number.
+        // The engine names the receive by the low 32 bits of its number.
         let at = r.place.wrapping_sub(self.oldest as u32) as usize;
         let Some(p) = self.posted.get_mut(at).filter(|p| !p.met) else {
             let text =
@@ -144,10 +146,12 @@ impl Receiver {
         let (request, buffer, key, room) = (p.request, p.buffer, p.key, p.size);
         let rest = Invitation { key: p.key, offset: p.offset + r.length as u64 };
         if self.producer.signal(large::BEGINS) == self.arrived {
-            // One at a time: the last one is complete, though nobody may have looked since.
+            // One message in slices at a time: the previous one is complete, though perhaps not yet
+            // noticed.
             self.advance_large()?;
             let bytes = self.producer.signal(large::BYTES);
-            // The peer's word: the message fits, has what came at once, and the last one has ended.
+            // Check what the peer claims: the message fits, is at least as long as its first slice,
+            // and the previous one has ended.
             let (size, first) = (bytes.wrapping_sub(self.large_bytes) as usize, r.length as usize);
             self.large_bytes = bytes;
             self.large_messages += 1;
@@ -183,8 +187,9 @@ impl Receiver {
         Ok(())
     }
 
-    /// What the worker has pulled is complete when the receive is; what the RDMA device wrote
-    /// may be on its way yet. (A message that took the other way there costs a read too many.)
+    /// Begins a flush. What the worker has pulled is complete when the receive is; what the RDMA
+    /// device wrote may still be on its way. (For a message that came through the worker the flush
+    /// costs one needless read.)
     pub fn flush(&mut self) -> Result<Option<u32>> {
         let Some(flusher) = &mut self.flusher else { return Ok(None) };
         let Some(request) = self.pool.free() else {
@@ -211,10 +216,10 @@ impl Receiver {
         Ok(())
     }
 
-    /// See [`crate::comm::Request::test`].
+    /// Tests a request ([`crate::comm::Request::test`]).
     #[inline]
     pub fn test(&mut self, link: &Link, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
-        // Before what arrived: then that is not older.
+        // Read the status first: what arrived before the end is then seen by `progress`.
         let status = self.producer.status();
         self.progress(link)?;
         let receiving = match self.pool.get(request)? {
@@ -225,7 +230,8 @@ impl Receiver {
                 if done {
                     self.pool.empty(request);
                 } else {
-                    // Not by the queue pair's end: what has arrived is complete without a peer.
+                    // Do not fail by the queue pair's end: what has arrived becomes complete
+                    // without a peer.
                     link.gpu_lives()?;
                 }
                 return Ok(done);
@@ -254,12 +260,12 @@ mod tests {
     const ROOM: usize = 1000;
     const FIRST: usize = 100;
 
-    /// Memory that the engine writes.
+    /// Memory that the engine writes to.
     fn room<const N: usize>() -> [AtomicU8; N] {
         [const { AtomicU8::new(0) }; N]
     }
 
-    /// A receive of [`ROOM`] bytes into a buffer.
+    /// Posts a receive of [`ROOM`] bytes into a buffer.
     fn receive<'a>(comm: &'a Comm, mr: &Mr, buffer: &[AtomicU8]) -> &'a Request {
         let wanted = Wanted { data: buffer.as_ptr() as usize, size: ROOM, tag: 7, mr: Some(mr) };
         // SAFETY: the buffers of the tests outlive the connections.
@@ -271,7 +277,8 @@ mod tests {
         until(|| peer.post(record, &[]).then_some(()));
     }
 
-    /// Begins one, the `number`th SEND, after which all have `bytes`.
+    /// Begins a message in slices with the `number`th SEND; `bytes` is the sum over all such
+    /// messages.
     fn begin(peer: &mut Producer, number: u64, bytes: u64) {
         signal(peer, large::BYTES, bytes);
         signal(peer, large::BEGINS, number);
@@ -279,7 +286,7 @@ mod tests {
         until(|| peer.post(record, &[7; FIRST]).then_some(()));
     }
 
-    /// The receive fails with this, and the peer hears that it was refused.
+    /// Checks that the receive fails with this text, and that the peer is told that it was refused.
     fn refused(request: &Request, peer: &Producer, says: &str) {
         let e = ended(request).unwrap_err();
         assert!(e.code == Code::Usage && e.text.contains(says), "{e}");
@@ -288,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn p7_a_receive_behind_the_end_of_its_connection_is_taken_and_its_test_says_how_it_ended() {
+    fn p7_a_receive_posted_after_the_end_of_its_connection_is_taken_and_its_test_returns_the_cause() {
         let buffer = room::<ROOM>();
         let Pair { comm, peer, socket } = pair(Role::Receive);
         let mr = comm.register(buffer.as_ptr() as usize, ROOM, Kind::Host).unwrap();
@@ -319,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn p8_what_a_peer_says_of_a_message_in_slices_is_checked() {
+    fn p8_a_peers_claims_about_a_message_in_slices_are_checked() {
         for (bytes, says) in [
             (ROOM as u64 + 1, "1001 bytes arrived for a buffer of 1000"),
             (u64::MAX >> 8, "for a buffer of 1000"),
@@ -332,7 +339,8 @@ mod tests {
             begin(&mut peer.producer, 1, bytes);
             refused(request, &peer.producer, says);
         }
-        // Just so many, told to be complete at once: what is missing is the sender's own lack.
+        // Messages of exactly these lengths, reported complete at once: if bytes are missing, that
+        // is the sender's own fault.
         for bytes in [FIRST, ROOM] {
             let buffer = room::<ROOM>();
             let Pair { comm, mut peer, socket: _socket } = pair(Role::Receive);
@@ -365,7 +373,7 @@ mod tests {
         let mr = comm.register(buffer.as_ptr() as usize, 2 * ROOM, Kind::Host).unwrap();
         let requests = [receive(&comm, &mr, &buffer), receive(&comm, &mr, &buffer[ROOM..])];
         begin(&mut peer.producer, 1, 500);
-        // Until the rest of it was asked for.
+        // Until the rest of the message was requested.
         until(|| {
             // SAFETY: the connection is open.
             assert!(!unsafe { requests[0].test(|_, _| ()) }.unwrap(), "400 bytes are missing");

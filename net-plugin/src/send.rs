@@ -19,32 +19,32 @@ use crate::pushes::Pushes;
 
 struct Sent {
     size: usize,
-    /// Its last slot, and how many messages of the connection came before it; `None`
+    /// The message's last slot, and how many messages of the connection came before it. `None`
     /// while slices of it are still to be posted, or if the connection had ended before it.
     last: Option<(u64, u64)>,
 }
 
-/// Whether messages may go out of registered regions. A peer tells only when it has
-/// tried, so the engine is asked again behind a message that arrived.
+/// Whether messages may go out of registered regions. A peer tells only once it has tried, so the
+/// engine is asked again after a message has arrived.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Regions {
     Known(bool),
-    /// Asked again when so many messages have been sent.
+    /// Unknown; asked again once this many messages have been sent.
     Unknown(u64),
 }
 
-/// See the module's text.
+/// The state of a sending end.
 pub struct Sender {
     producer: Producer,
-    /// What the peer has posted, and no message has taken.
+    /// The receives that the peer has posted and no message has taken.
     receives: PostedReceives,
     pushes: Pushes,
     in_record: bool,
     regions: Regions,
-    /// What goes through the window at once: half of it, so that there is always a place
-    /// for it when the other half is given back.
+    /// The most bytes that go through the window at once: half of the window, so that there is
+    /// always room for them when the other half is given back.
     whole: usize,
-    /// What goes out of a region at once.
+    /// The most bytes that go out of a region at once.
     longest: usize,
     pool: Pool<Sent>,
     messages: u64,
@@ -54,9 +54,12 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// `receives`: what the peer posts. `whole`, `longest`: what goes at once through the window, and out of a
-    /// region. `window`: where the GPU sees it. `regions`: whether messages may go out of registered memory, if that is known.
-    /// `in_record`: short payload may go in its record.
+    /// Makes a sending end.
+    ///
+    /// `receives`: what the peer posts. `whole`, `longest`: the most bytes that go at once through
+    /// the window, and out of a region. `window`: the GPU's address of the window. `regions`:
+    /// whether messages may go out of registered memory, if that is known. `in_record`: a short
+    /// payload may travel in its record.
     pub fn new(
         producer: Producer,
         receives: PostedReceives,
@@ -66,7 +69,7 @@ impl Sender {
         in_record: bool,
     ) -> Self {
         let regions = regions.map_or(Regions::Unknown(0), Regions::Known);
-        // One for each slot at most.
+        // At most one push for each slot.
         let pushes = Pushes::new(window, 1 << SLOTS_LOG);
         let (pool, sums) = (Pool::new(), large::Sums::default());
         let (messages, sends, large) = (0, 0, None);
@@ -86,7 +89,7 @@ impl Sender {
         }
     }
 
-    /// False if the GPU does not come to an end with its pushes.
+    /// Waits for the GPU's pushes. False if they do not end in time.
     pub fn settle(&mut self, link: &Link) -> bool {
         let began = Instant::now();
         loop {
@@ -101,8 +104,9 @@ impl Sender {
         }
     }
 
-    /// Stops a message whose slices in this memory are still to be posted: none is posted or read from now on.
-    /// True if there is one on a connection that has not ended, which must end then.
+    /// Stops a message whose slices in this memory are still to be posted: none is posted or read
+    /// from now on. True if there was one on a connection that has not ended; that connection must
+    /// end then.
     pub fn stop(&mut self, mr: &Mr) -> bool {
         let Some(large) = self.large.as_mut().filter(|large| large.lies_in(mr.address, mr.bytes)) else {
             return false;
@@ -111,16 +115,16 @@ impl Sender {
         self.producer.status().is_none()
     }
 
-    /// Publishes what the GPU has pushed.
+    /// Publishes the slots whose payload the GPU has pushed.
     #[inline]
     pub fn advance_pushes(&mut self, link: &Link) {
         self.pushes.advance(link.lane.gpu.as_deref(), &link.pushes, &mut self.producer);
     }
 
-    /// See [`crate::comm::Comm::send`].
+    /// Sends a message ([`crate::comm::Comm::send`]).
     ///
     /// # Safety
-    /// As there.
+    /// The requirements of [`crate::comm::Comm::send`] hold.
     pub unsafe fn send(
         &mut self,
         link: &Link,
@@ -144,15 +148,15 @@ impl Sender {
         let path = path::choose(data as usize, size, mr, ways)?;
         let Some(request) = self.pool.free() else { return Ok(None) };
         if ended {
-            // Its test says how it ended.
+            // The request's test returns how the connection ended.
             self.pool.fill(Sent { size, last: None });
             return Ok(Some(request));
         }
-        // The first SEND of one that goes in slices must be the next.
+        // The first SEND of a message in slices must be the next SEND.
         if self.large.as_ref().is_some_and(|l| matches!(path, Path::Slices(_)) || l.begins() || l.stopped) {
             return Ok(None);
         }
-        // One that no receive fits would hold up the messages of other tags behind it.
+        // A message that no receive fits would hold up later messages of other tags.
         if self.receives.find(tag).is_none() {
             return Ok(None);
         }
@@ -173,7 +177,7 @@ impl Sender {
             }
         };
         let slot = match path {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             Path::Worker => unsafe {
                 self.pushes.push(
                     link.lane.gpu.as_deref(),
@@ -183,7 +187,7 @@ impl Sender {
                     (data, size),
                 )?
             },
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             _ => unsafe { self.producer.post_raw(record, data, size) },
         };
         let Some(slot) = slot else { return Ok(None) };
@@ -217,7 +221,7 @@ impl Sender {
             if !fits || !large.invited(Invitation::decode(&r.inline)) {
                 return Err(Failure::new(
                     Code::Remote,
-                    format!("{link}: the receiver sent what nobody asked for"),
+                    format!("{link}: the receiver sent an answer to no message in slices"),
                 ));
             }
         }
@@ -229,11 +233,11 @@ impl Sender {
         };
         let (pushes, pushed) = (&mut self.pushes, large.slices == Slices::Pushed);
         let slice = |producer: &mut Producer, record, data, size| match pushed {
-            // SAFETY: a slice of what `Comm::send` was told, whose request is not done.
+            // SAFETY: a slice of what `Comm::send` was given, whose request is not done.
             true => unsafe {
                 pushes.push(link.lane.gpu.as_deref(), &link.pushes, producer, record, (data, size))
             },
-            // SAFETY: as above.
+            // SAFETY: a slice of what `Comm::send` was given, whose request is not done.
             false => Ok(unsafe { producer.post_raw(record, data, size) }),
         };
         if let Some(slot) = large.advance(&mut self.producer, &mut self.sums, before, slice, posted)? {
@@ -244,15 +248,15 @@ impl Sender {
         Ok(())
     }
 
-    /// See [`crate::comm::Request::test`].
+    /// Tests a request ([`crate::comm::Request::test`]).
     #[inline]
     pub fn test(&mut self, link: &Link, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
         if !self.pushes.is_empty() {
             self.advance_pushes(link);
         }
-        // Before the slots that were given back: then these are not older.
+        // Read the status first: slots that were given back before the end are then seen below.
         let status = self.producer.status();
-        // Nothing of one that has ended needs its memory any more.
+        // On a connection that has ended, nothing needs the message's memory any more.
         if self.large.is_some() && status.is_none() {
             self.advance_large(link)?;
         }
@@ -280,22 +284,22 @@ mod tests {
     use crate::join::Role;
     use crate::testing::{Pair, WINDOW, ended, pair, pair_of, until};
 
-    /// More than is under way at once.
+    /// More bytes than are under way at once.
     const BYTES: usize = 4 * WINDOW as usize;
 
-    /// Sends what goes in slices to a receiver that answers the first one with all of `answers`.
+    /// Sends a message in slices to a receiver that answers the first slice with all of `answers`.
     fn answered(answers: &[&[u8]]) -> Result<usize> {
         let (payload, mut room) = (vec![7u8; BYTES], vec![0u8; BYTES]);
         let Pair { comm, mut peer, socket: _socket } = pair(Role::Send);
         let proxy: &dyn Proxy = &*peer.lane.engine;
-        // SAFETY: it outlives the connection, and is not looked at meanwhile.
+        // SAFETY: the buffer outlives the connection and is not read meanwhile.
         let key = unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, BYTES as u64, None) }
             .unwrap();
         assert!(peer.producer.post_recv(key, 0, BYTES as u32, 7));
         // SAFETY: the payload outlives the connection.
         let request: &Request =
             unsafe { comm.send(payload.as_ptr(), payload.len(), 7, None) }.unwrap().expect("room");
-        // The sender's first slice is here.
+        // The sender's first slice has arrived.
         let first = until(|| peer.producer.try_recv()).length;
         let invitation = Invitation { key, offset: u64::from(first) }.encode();
         for answer in answers {
@@ -303,7 +307,8 @@ mod tests {
             let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
             assert!(peer.producer.post(record, answer));
         }
-        // All of them are there before the sender looks: else it might be done before the last.
+        // All answers are there before the sender looks; otherwise it might be done before the last
+        // one.
         until(|| (peer.producer.retired() >= answers.len() as u64).then_some(()));
         let ended = ended(request);
         drop(comm);
@@ -318,7 +323,7 @@ mod tests {
         let Pair { comm, mut peer, socket: _socket } = pair(Role::Send);
         let proxy: &dyn Proxy = &*peer.lane.engine;
         let mut room = [0u8; 64];
-        // SAFETY: it outlives the connection, and is not looked at meanwhile.
+        // SAFETY: the buffer outlives the connection and is not read meanwhile.
         let key = unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, 64, None) }.unwrap();
         let payload = [7u8; 64];
         let send = |size: usize, tag| {
@@ -341,10 +346,10 @@ mod tests {
     }
 
     #[test]
-    fn p7_a_send_behind_the_end_of_its_connection_is_taken_and_its_test_says_how_it_ended() {
+    fn p7_a_send_posted_after_the_end_of_its_connection_is_taken_and_its_test_returns_the_cause() {
         let Pair { comm, peer, socket } = pair(Role::Send);
         let payload = [7u8; 64];
-        // As a peer that closes in order.
+        // As a peer does that closes in order.
         peer.lane.engine.remove_qp(peer.qp).unwrap();
         drop(socket);
         let request = until(|| {
@@ -356,18 +361,18 @@ mod tests {
     }
 
     #[test]
-    fn p5_memory_that_is_deregistered_amid_its_slices_is_not_read_any_more() {
+    fn p5_memory_deregistered_between_slices_is_not_read_any_more() {
         let (payload, mut room) = (vec![7u8; BYTES], vec![0u8; BYTES]);
         let Pair { comm, mut peer, socket: _socket } = pair(Role::Send);
         let proxy: &dyn Proxy = &*peer.lane.engine;
-        // SAFETY: it outlives the connection, and is not looked at meanwhile.
+        // SAFETY: the buffer outlives the connection and is not read meanwhile.
         let key = unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, BYTES as u64, None) }
             .unwrap();
         assert!(peer.producer.post_recv(key, 0, BYTES as u32, 7));
         let mr = comm.register(payload.as_ptr() as usize, BYTES, Kind::Host).unwrap();
         // SAFETY: the payload outlives the connection.
         let request = unsafe { comm.send(payload.as_ptr(), BYTES, 7, Some(&mr)) }.unwrap().expect("room");
-        // The first slice is here, the rest waits to be invited.
+        // The first slice has arrived; the rest waits to be invited.
         until(|| peer.producer.try_recv());
         comm.deregister(mr).unwrap();
         assert_eq!(ended(request).unwrap_err().code, Code::System);
@@ -381,7 +386,7 @@ mod tests {
         let (payload, mut room) = (vec![7u8; BYTES], vec![0u8; BYTES]);
         let Pair { comm, mut peer, socket: _socket } = pair(Role::Send);
         let proxy: &dyn Proxy = &*peer.lane.engine;
-        // SAFETY: it outlives the connection, and is not looked at meanwhile.
+        // SAFETY: the buffer outlives the connection and is not read meanwhile.
         let key = unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, BYTES as u64, None) }
             .unwrap();
         assert!(peer.producer.post_recv(key, 0, BYTES as u32, 7));
@@ -393,8 +398,8 @@ mod tests {
         let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
         assert!(peer.producer.post(record, &invitation));
         until(|| (peer.producer.retired() >= 1).then_some(()));
-        // As far as a deregistration has come before the engine ends the connection: a thread that tests meanwhile
-        // finds a connection that goes on.
+        // The state of a deregistration before the engine ends the connection: a thread that tests
+        // meanwhile finds a connection that goes on.
         assert!(comm.stop(&mr).unwrap());
         for _ in 0..100 {
             // SAFETY: the connection is open.
@@ -410,13 +415,13 @@ mod tests {
     }
 
     #[test]
-    fn p5_memory_is_not_read_behind_its_deregistration_by_a_thread_that_tests_all_the_time() {
+    fn p5_memory_is_not_read_after_its_deregistration_while_a_thread_tests_all_the_time() {
         for round in 0..20 {
             let size = 64 * WINDOW as usize;
             let (mut payload, mut room) = (vec![7u8; size], vec![0u8; size]);
             let Pair { comm, mut peer, socket: _socket } = pair(Role::Send);
             let proxy: &dyn Proxy = &*peer.lane.engine;
-            // SAFETY: it outlives the connection, and is not looked at meanwhile.
+            // SAFETY: the buffer outlives the connection and is not read meanwhile.
             let key =
                 unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, size as u64, None) }
                     .unwrap();
@@ -433,7 +438,7 @@ mod tests {
                 scope.spawn(|| ended(request));
                 std::thread::sleep(std::time::Duration::from_micros(50 * round));
                 comm.deregister(mr).unwrap();
-                // SAFETY: the vector's own bytes, of which nobody reads any more.
+                // SAFETY: the vector's own bytes, which nothing reads any more.
                 unsafe { at.write_bytes(9, size) };
             });
             drop(comm);
@@ -443,18 +448,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_for_a_message_goes_out_of_its_region_in_slices() {
-        // More than goes through the window at once, and not all slices alike.
+    fn a_message_over_the_longest_goes_out_of_its_region_in_slices() {
+        // More than goes through the window at once, with slices of different lengths.
         let (longest, short, whole) = (WINDOW as usize, 50_000, 5 * WINDOW as usize / 2 + 1);
         let payload: Vec<u8> = (0..whole).map(|i| (i >> 8 ^ i) as u8).collect();
         let mut room = vec![0u8; whole];
         let Pair { comm, mut peer, socket: _socket } = pair_of(Role::Send, longest, Some(std::process::id()));
         let proxy: &dyn Proxy = &*peer.lane.engine;
-        // SAFETY: it outlives the connection, and is looked at behind it.
+        // SAFETY: the buffer outlives the connection and is read only after it.
         let key = unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, whole as u64, None) }
             .unwrap();
         let mr = comm.register(payload.as_ptr() as usize, whole, Kind::Host).unwrap();
-        // Sends so many bytes; the request, and how many of them the peer got at first.
+        // Sends this many bytes; returns the request, and how many of the bytes the peer got first.
         let send = |producer: &mut Producer, size: usize| {
             assert!(producer.post_recv(key, 0, size.min(longest) as u32, 7));
             producer.wake();
@@ -480,11 +485,11 @@ mod tests {
     }
 
     #[test]
-    fn p8_a_receiver_that_sends_what_nobody_asked_for_ends_the_connection() {
+    fn p8_a_receiver_that_answers_no_message_in_slices_ends_the_connection() {
         assert_eq!(answered(&[&[]]).unwrap(), BYTES);
         for answers in [&[&[1u8; 11][..]][..], &[&[1; 13]], &[&[], &[]]] {
             let e = answered(answers).unwrap_err();
-            assert!(e.code == Code::Remote && e.text.contains("what nobody asked for"), "{e}");
+            assert!(e.code == Code::Remote && e.text.contains("an answer to no message in slices"), "{e}");
         }
     }
 }

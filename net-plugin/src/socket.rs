@@ -1,8 +1,8 @@
-//! Frames of bytes and descriptors over a socket that never blocks: the handshake
-//! of two ends. (`driver-shim`'s frames are for those who may wait.)
+//! Frames of bytes and descriptors over a socket that never blocks, for the handshake of two ends.
+//! (`driver-shim` has frames for callers that may block.)
 //!
-//! A frame is "PGF1", its length and its number of descriptors, 32 bits each, little
-//! endian, then the bytes. The descriptors come with its first byte.
+//! A frame is "PGF1", its length and its number of descriptors (32 bits each, little endian), then
+//! the bytes. The descriptors come with its first byte.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,14 +20,14 @@ use rustix::net::{
 
 const MAGIC: [u8; 4] = *b"PGF1";
 const HEADER: usize = 12;
-/// A greeting is a few hundred bytes.
+/// The most bytes of a frame; a greeting is a few hundred bytes.
 const MAX_BYTES: usize = 1 << 16;
 const MAX_FDS: usize = 4;
 
 /// A frame's bytes and descriptors.
 pub type Frame = (Vec<u8>, Vec<OwnedFd>);
 
-/// The socket.
+/// The socket of a connection.
 pub enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
@@ -43,7 +43,8 @@ impl AsFd for Stream {
 }
 
 impl Stream {
-    /// A TCP connection whose other host is noticed to be gone in about ten seconds.
+    /// Takes a TCP connection and sets it up so that a host that is gone is noticed in about ten
+    /// seconds.
     pub fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
@@ -55,10 +56,10 @@ impl Stream {
         Ok(Stream::Tcp(stream))
     }
 
-    /// The process at the other end, if it is of this host and has a number here.
+    /// The process at the other end, if it is on this host and has a number here.
     pub fn peer_pid(&self) -> Option<u32> {
         match self {
-            // 0: of another PID namespace.
+            // 0 stands for a process of another PID namespace.
             Stream::Unix(s) => {
                 let cred = pushgate_proxy::wire::peer_cred(s).ok()?;
                 (cred.pid > 0).then_some(cred.pid as u32)
@@ -67,13 +68,14 @@ impl Stream {
         }
     }
 
-    /// Both ways at once, so that the peer notices whoever else holds the descriptor.
+    /// Shuts down both directions, so that the peer notices even if another process holds the
+    /// descriptor.
     pub fn shutdown(&self) {
         let _ = rustix::net::shutdown(self, rustix::net::Shutdown::Both);
     }
 }
 
-/// A socket with what is on its way out and in.
+/// A socket with the frames on their way out and in.
 pub struct Channel {
     stream: Stream,
     out: Vec<u8>,
@@ -87,18 +89,18 @@ impl Channel {
         Channel { stream, out: Vec::new(), out_fds: Vec::new(), input: Vec::new(), in_fds: Vec::new() }
     }
 
-    /// The socket, when all frames have gone and come.
+    /// The socket, once all frames have been sent and received.
     pub fn into_stream(self) -> Stream {
         self.stream
     }
 
-    /// [`Stream::peer_pid`] of the socket.
+    /// The process at the other end ([`Stream::peer_pid`]).
     pub fn peer_pid(&self) -> Option<u32> {
         self.stream.peer_pid()
     }
 
-    /// Sends as much as fits now; the rest with later calls of [`Channel::flush`]. One
-    /// frame with descriptors at a time.
+    /// Sends as much as fits now; later calls of [`Channel::flush`] send the rest. Only one frame
+    /// with descriptors may be under way.
     pub fn send(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<bool> {
         self.out.extend(MAGIC);
         self.out.extend((bytes.len() as u32).to_le_bytes());
@@ -108,7 +110,7 @@ impl Channel {
         self.flush()
     }
 
-    /// True when nothing is left to send.
+    /// Sends what is left. True when nothing is left.
     pub fn flush(&mut self) -> io::Result<bool> {
         while !self.out.is_empty() {
             let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
@@ -132,7 +134,7 @@ impl Channel {
         Ok(true)
     }
 
-    /// The next frame, if it is here.
+    /// The next frame, if it has arrived whole.
     pub fn receive(&mut self) -> io::Result<Option<Frame>> {
         let invalid = |text: String| io::Error::new(ErrorKind::InvalidData, text);
         loop {
@@ -162,7 +164,7 @@ impl Channel {
                     return Ok(Some((bytes, self.in_fds.drain(..fds).collect())));
                 }
             }
-            // Never more than is wanted: what follows is the next frame's.
+            // Never read more than this frame: what follows belongs to the next one.
             let mut chunk = [0; 4096];
             let most = want.saturating_sub(self.input.len()).clamp(1, chunk.len());
             match self.receive_some(&mut chunk[..most])? {
@@ -175,7 +177,7 @@ impl Channel {
         }
     }
 
-    /// `None`: nothing there now.
+    /// Reads what is there; `None` if there is nothing now.
     fn receive_some(&mut self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -220,7 +222,7 @@ mod tests {
         assert_eq!((&bytes[..], fds.len()), (&b"first"[..], 3));
         assert_eq!(b.receive().unwrap().unwrap().0, [7; 9000]);
         assert!(b.receive().unwrap().is_none());
-        // They are of the same socket.
+        // Both ends of the same socket.
         drop((a, fds));
         assert_eq!(b.receive().unwrap_err().kind(), ErrorKind::ConnectionReset);
     }

@@ -1,5 +1,5 @@
-//! Both ends of a connection in one process, for tests of one end against a peer that keeps to
-//! nothing: there its producer stands for it.
+//! Both ends of a connection in one process, for tests of one end against a peer that breaks the
+//! rules: a bare producer stands in for the peer.
 
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
@@ -11,14 +11,14 @@ use crate::plugin::Runtime;
 use crate::props::MAX_BYTES;
 use crate::socket::Stream;
 
-/// A connection of ours, and what the peer has of it.
+/// A connection of ours, and the peer's half of it.
 pub struct Pair {
     pub comm: Box<Comm>,
     pub peer: Joined,
     pub socket: UnixStream,
 }
 
-/// A window that is soon full.
+/// A small window, which is soon full.
 pub const WINDOW: u64 = 256 << 10;
 
 fn joined(taken: Taken) -> Joined {
@@ -28,13 +28,13 @@ fn joined(taken: Taken) -> Joined {
     }
 }
 
-/// Over `local`.
+/// Makes a pair over `local`.
 pub fn pair(role: Role) -> Pair {
     pair_of(role, MAX_BYTES, None)
 }
 
-/// The same, whose queue pair takes messages up to so many bytes, as far as we know. `pid`: the process whose
-/// memory either end may read, if it is to do so.
+/// Makes a pair whose queue pair takes messages of up to `longest` bytes, as far as we know. `pid`:
+/// the process whose memory either end may read, if it is to do so.
 pub fn pair_of(role: Role, longest: usize, pid: Option<u32>) -> Pair {
     let other = if role == Role::Send { Role::Receive } else { Role::Send };
     let runtime = Runtime::of_a_test(WINDOW);

@@ -1,10 +1,10 @@
-//! One thread for all connections' sockets: a peer that goes ends its queue pair, so
-//! that no request waits for it. On one host the peer's process is looked at as well, for
-//! its sockets stay open while a child that it forked lives (a data loader's).
+//! One thread that watches the sockets of all connections: the end of a peer ends its queue pair,
+//! so that no request waits for that peer. On one host the thread also watches the peer's process,
+//! because a process's sockets stay open while a child that it forked lives (a data loader's).
 //!
-//! An end that closes in order says how many messages it had before. So its peer can
-//! tell its requests apart: those that arrived are done, though the word of it may
-//! have been lost with the queue pair.
+//! An end that closes in order says how many messages it had received. So its peer can tell its
+//! requests apart: those that arrived are done, although the last counts may have been lost with
+//! the queue pair.
 
 use std::collections::HashMap;
 use std::io;
@@ -30,32 +30,32 @@ const BYE: [u8; 8] = *b"PGBYE\0\0\0";
 const FAREWELL: usize = 16;
 const STOP: u64 = u64::MAX;
 
-/// What is known of the other end.
+/// What is known about the other end.
 #[derive(Default)]
 pub struct Peer {
     received: AtomicU64,
 }
 
 impl Peer {
-    /// Messages of ours that it had when it closed.
+    /// How many of our messages the peer had received when it closed.
     #[inline]
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Acquire)
     }
 }
 
-/// Tells the peer that we close, with `received` of its messages here.
+/// Tells the peer that this end closes, having received `received` of its messages.
 pub fn say_goodbye(stream: &Stream, received: u64) {
     let mut bytes = [0; FAREWELL];
     bytes[..8].copy_from_slice(&BYE);
     bytes[8..].copy_from_slice(&received.to_le_bytes());
-    // Whoever does not hear it is gone already.
+    // An error means that the peer is gone already.
     let _ = send(stream, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
 struct Entry {
     stream: Arc<Stream>,
-    /// The peer's process, where it has a number here.
+    /// The peer's process, if it has a number here.
     process: Option<Process>,
     peer: Arc<Peer>,
     qp: QpId,
@@ -74,7 +74,7 @@ impl Shared {
     }
 }
 
-/// See the module's text.
+/// The thread that watches connections for the end of their peers.
 pub struct Watch {
     shared: Arc<Shared>,
     stop: EventFd,
@@ -98,10 +98,10 @@ impl Watch {
         Ok(Watch { shared, stop, next: AtomicU64::new(0), thread: Some(thread) })
     }
 
-    /// Watches the socket of a queue pair of `engine`, and the process at its other end; the
-    /// number is for [`Watch::remove`].
+    /// Watches the socket of a queue pair of `engine`, and the process at its other end. The number
+    /// returned is for [`Watch::remove`].
     pub fn add(&self, stream: Arc<Stream>, peer: Arc<Peer>, engine: &Arc<Engine>, qp: QpId) -> Result<u64> {
-        // The peer has just said something, so the number is still its own.
+        // The peer has just sent something, so the process number is still its own.
         let process = stream.peer_pid().and_then(|pid| Process::of(pid).ok());
         self.add_entry(Entry { stream, process, peer, qp, engine: engine.clone(), said: Vec::new() })
     }
@@ -111,7 +111,7 @@ impl Watch {
         let mut entries = self.shared.entries();
         let (epoll, failed) = (&self.shared.epoll, Failure::system("watching a connection"));
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
-        // Both tell the same: look whether the peer is still there.
+        // Both events have the same meaning: look whether the peer is still there.
         let data = epoll::EventData::new_u64(id);
         let mut added = epoll::add(epoll, entry.stream.as_fd(), data, flags);
         if let (Ok(()), Some(process)) = (added, &entry.process) {
@@ -125,7 +125,7 @@ impl Watch {
         Ok(id)
     }
 
-    /// From now on nobody else holds the socket.
+    /// Stops watching; afterwards the thread holds the socket no longer.
     pub fn remove(&self, id: u64) {
         if let Some(entry) = self.shared.entries().remove(&id) {
             entry.unwatch(&self.shared.epoll);
@@ -158,7 +158,7 @@ fn run(shared: &Shared) {
             if id == STOP {
                 return;
             }
-            // Held while its queue pair is ended: then `remove` returns behind that.
+            // Held while the queue pair is ended, so that `remove` returns only after that.
             let mut entries = shared.entries();
             let Some(entry) = entries.get_mut(&id) else { continue };
             match entry.hear() {
@@ -185,14 +185,14 @@ impl Entry {
         }
     }
 
-    /// Takes what the peer says; an error when it is gone.
+    /// Reads what the peer sends; fails when the peer is gone.
     fn hear(&mut self) -> io::Result<()> {
         loop {
             let mut bytes = [0; FAREWELL];
             match recv(&*self.stream, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => return Err(io::Error::other("the peer has closed the connection")),
                 Ok((_, n)) => self.said.extend_from_slice(&bytes[..n]),
-                // The last that it said has been heard.
+                // Everything that the process sent before it ended has been read.
                 Err(Errno::AGAIN) if self.process.as_ref().is_some_and(Process::has_ended) => {
                     return Err(io::Error::other("the peer's process has ended"));
                 }
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p7_a_peer_whose_process_has_ended_is_gone_though_its_socket_is_open() {
+    fn p7_a_peer_whose_process_has_ended_is_lost_though_its_socket_is_open() {
         let bell = EventFd::new().unwrap();
         let engine = Engine::start(bell, EngineOptions::default()).unwrap();
         let watch = Watch::start().unwrap();

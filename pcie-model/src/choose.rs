@@ -1,4 +1,4 @@
-//! Which way a message goes: by what a probe read, else by the model, else the safe one.
+//! Chooses the way of a message: by a probe's readings, or else by the model, or else the safe way.
 
 use crate::cost::{Way, estimate};
 use crate::error::Result;
@@ -6,49 +6,49 @@ use crate::findings::{Findings, Transfer, collapses};
 use crate::parameters::Parameters;
 use crate::route::Route;
 
-/// From where to where.
+/// The two ends of a message.
 #[derive(Debug, Clone, Copy)]
 pub enum Between<'a> {
     /// From a GPU to another (or the same), by PCI address ("0000:3b:00.0").
     Devices {
-        /// The sender's.
+        /// The sender's PCI address.
         from: &'a str,
-        /// The receiver's.
+        /// The receiver's PCI address.
         to: &'a str,
     },
     /// From a GPU to a NIC over a known route.
     Nic {
         /// The GPU's PCI address.
         from: &'a str,
-        /// What lies between.
+        /// The route between the two.
         route: &'a Route,
     },
-    /// From a GPU to a NIC, of which nobody knows where it is.
+    /// From a GPU to a NIC whose place is not known.
     Unknown,
 }
 
-/// A way and why.
+/// A way, with the reason for it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
     /// The way.
     pub way: Way,
-    /// What it is thought to take, microseconds; none where nothing is known.
+    /// The predicted time in microseconds; `None` if nothing is known.
     pub us: Option<f64>,
-    /// A sentence for a user.
+    /// The reason, as a sentence for a user.
     pub reason: String,
 }
 
-/// How sure a figure is: a way that is thought faster by less than this is not taken in
-/// place of a safer one.
+/// How sure a figure is: a way that is predicted to be faster by less than this fraction does not
+/// replace a safer one.
 const NOTICEABLE: f64 = 0.02;
 
-/// Takes the way for a message of `bytes`, out of those that the caller `can` go.
+/// Chooses the way for a message of `bytes` among those that the caller `can` use.
 ///
-/// Between two devices that a probe has measured: the way that took least there (for
-/// sizes between two readings by a power law through them). To a NIC, which a probe does
-/// not see: by the model with the probe's parameters or, without a probe, those given;
-/// but not a push where the probe saw the writers of this host collapse. Where nothing
-/// is known: bounce, by way of host memory, which works everywhere.
+/// Between two devices that a probe has measured, takes the way that took least there (for sizes
+/// between two readings by a power law through them). To a NIC, which a probe does not see, takes
+/// the way by the model, with the probe's parameters or, without a probe, the given ones; but never
+/// a push where the probe saw the writers of this host collapse. If nothing is known, takes bounce
+/// through host memory, which works everywhere.
 pub fn choose(
     findings: Option<&Findings>,
     parameters: &Parameters,
@@ -96,12 +96,12 @@ pub fn choose(
     }
 }
 
-/// Microseconds of a message from a GPU to a NIC, one way: by the model, with the
-/// probe's parameters where there are some. `None` where it does not arrive, or should
-/// not go: a push where the probe saw writers collapse.
+/// Microseconds of a message from a GPU to a NIC, one way, by the model, with the probe's
+/// parameters if there are some. `None` if the message does not arrive that way, or should not take
+/// it: a push where the probe saw writers collapse.
 ///
 /// # Errors
-/// A route or parameters that can't be.
+/// A route or parameters that are impossible.
 pub fn to_nic(
     findings: Option<&Findings>,
     parameters: &Parameters,
@@ -111,14 +111,14 @@ pub fn to_nic(
     bytes: u64,
 ) -> Result<Option<f64>> {
     let mut parameters = findings.map_or_else(|| parameters.clone(), |f| f.parameters(from, parameters));
-    // A GPU cuts its stores to what the way takes.
+    // A GPU cuts its stores to the payload size that the route takes.
     parameters.store_tlp = parameters.store_tlp.min(route.link.mps);
     let estimate = estimate(way, route, &parameters, bytes.max(1))?;
     let collapsed = way == Way::Push && findings.is_some_and(|f| collapses(&f.writers).is_some());
     Ok((estimate.time_ns.is_finite() && !collapsed).then_some(estimate.time_ns / 1e3))
 }
 
-/// Of a probe's own readings.
+/// Chooses by a probe's own readings.
 fn measured(findings: &Findings, from: &str, to: &str, can: &[Way], bytes: u64) -> Option<Choice> {
     let times: Vec<(Way, f64)> = can
         .iter()
@@ -127,7 +127,8 @@ fn measured(findings: &Findings, from: &str, to: &str, can: &[Way], bytes: u64) 
     fastest(&times, &format!("measured on {}", findings.date), bytes)
 }
 
-/// Safest first: bounce, push, pull. A later one must be faster to be taken.
+/// Picks the fastest way. Ordered from the safest: bounce, push, pull; a later way must be
+/// noticeably faster to be taken.
 fn fastest(times: &[(Way, f64)], source: &str, bytes: u64) -> Option<Choice> {
     let safety = |way: &Way| match way {
         Way::Bounce => 0,
@@ -176,7 +177,7 @@ mod tests {
         let at = |bytes| {
             choose(Some(&findings), &parameters, Between::Devices { from: A, to: B }, &Way::ALL, bytes)
         };
-        // Push 4 us + n/49, bounce 12 us + n/53: they cross at 5 MB.
+        // Push takes 4 us + n/49, bounce 12 us + n/53: they cross at 5 MB.
         let (small, large) = (at(4096), at(64 << 20));
         assert_eq!((small.way, large.way), (Way::Push, Way::Bounce));
         assert!(
@@ -229,7 +230,7 @@ mod tests {
         assert!(at(None, &parameters, 1 << 20).reason.contains("without a probe"));
         let with = at(Some(&findings), &parameters, 1 << 20);
         assert!(with.reason.contains("the probe's parameters"), "{}", with.reason);
-        // Where reads between peers fail, no pull.
+        // Where reads between peers fail, pull is not chosen.
         let deaf = Parameters { root_read_gbs: Some(0.0), ..parameters.clone() };
         for bytes in [8, 4096, 1 << 20, 1 << 26] {
             assert_ne!(at(None, &deaf, bytes).way, Way::Pull);

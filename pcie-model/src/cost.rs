@@ -1,4 +1,4 @@
-//! What a message costs on its way from a GPU to a NIC, pushed, pulled or bounced, and what bounds it.
+//! The cost of a message from a GPU to a NIC, pushed, pulled or bounced, and what limits it.
 
 use std::fmt;
 
@@ -9,20 +9,20 @@ use crate::link::{Completions, PAGE};
 use crate::parameters::Parameters;
 use crate::route::{Hop, Route, Window, latency};
 
-/// Who moves the payload.
+/// The way of a payload: which device moves it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
-    /// The GPU writes it into a window (posted).
+    /// The GPU writes the payload into a window (posted).
     Push,
-    /// The NIC reads it from GPU memory (non-posted).
+    /// The NIC reads the payload from GPU memory (non-posted).
     Pull,
-    /// The GPU's copy engine writes it into host memory, from where the NIC reads it.
+    /// The GPU's copy engine writes the payload into host memory, and the NIC reads it there.
     Bounce,
 }
 
 impl Way {
-    /// All of them.
+    /// All ways.
     pub const ALL: [Way; 3] = [Way::Push, Way::Pull, Way::Bounce];
 }
 
@@ -36,28 +36,28 @@ impl fmt::Display for Way {
     }
 }
 
-/// What bounds a stream of payload.
+/// What limits a stream of payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
     /// The wire, headers included.
     Link,
-    /// Tags: reads outstanding times their size, a round trip.
+    /// Tags: the bytes of outstanding reads for each round trip.
     Tags,
-    /// Threads do not store, or load, fast enough.
+    /// The threads do not store, or load, fast enough.
     Issue,
-    /// Room for completions at the reader.
+    /// The reader's room for completions.
     CompletionCredits,
-    /// Others write through the same link.
+    /// Other devices write through the same link.
     UpLink,
-    /// The root complex passes less between peers.
+    /// The root complex passes less than the link between peers.
     RootComplex,
     /// The copy engine.
     CopyEngine,
 }
 
 impl Limit {
-    /// The reason, for a user: a clause.
+    /// The reason, as a clause for a user.
     pub fn reason(self) -> &'static str {
         match self {
             Limit::Link => "the link is full, headers included",
@@ -87,12 +87,12 @@ impl fmt::Display for Limit {
     }
 }
 
-/// The steady rate of a stream, and what bounds it.
+/// The steady rate of a stream, and what limits it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Rate {
     /// GB/s of payload.
     pub gbs: f64,
-    /// What bounds it.
+    /// What limits the rate.
     pub limit: Limit,
 }
 
@@ -107,26 +107,28 @@ impl Rate {
     }
 }
 
-/// What one message costs.
+/// The cost of one message.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Estimate {
-    /// From the GPU's first store, or its request, until the NIC holds the last byte. Infinite where it never does.
+    /// Nanoseconds from the GPU's first store, or its request, until the NIC has the last byte.
+    /// Infinite if the NIC never gets it.
     pub time_ns: f64,
-    /// What of it does not depend on the size.
+    /// The part of the time that does not depend on the size.
     pub fixed_ns: f64,
-    /// GB/s of this message alone: bytes by time.
+    /// GB/s of this message alone: its bytes divided by its time.
     pub bandwidth: f64,
-    /// What a stream of such messages would reach, and what bounds it.
+    /// The rate that a stream of such messages would reach, and what limits it.
     pub stream: Rate,
 }
 
 impl Estimate {
-    /// Whether the fixed part is more than half of the time: then the limit of the stream says little.
+    /// Whether the fixed part is more than half of the time; then the limit of the stream says
+    /// little.
     pub fn is_latency_bound(&self) -> bool {
         self.fixed_ns * 2.0 > self.time_ns
     }
 
-    /// Why it takes that long, for a user.
+    /// Why the message takes that long, for a user.
     pub fn reason(&self) -> &'static str {
         match self {
             e if e.time_ns.is_infinite() => "the root complex passes none of it",
@@ -136,22 +138,23 @@ impl Estimate {
     }
 }
 
-/// One way of a posted write between devices, ns, without the bytes: `t_wire + sum(t_hop)`.
+/// Latency of a posted write between devices, one way, in ns, without the bytes: `t_wire +
+/// sum(t_hop)`.
 pub fn one_way(hops: &[Hop], p: &Parameters) -> f64 {
     p.wire_ns() + latency(hops, p)
 }
 
-/// Round trip of a read of host memory, ns, without the bytes: `RTT0 + 2 sum(t_hop)`. A read of GPU memory takes
-/// [`Parameters::gpu_memory_ns`] more.
+/// Round trip of a read of host memory in ns, without the bytes: `RTT0 + 2 sum(t_hop)`. A read of
+/// GPU memory takes [`Parameters::gpu_memory_ns`] more.
 pub fn round_trip(hops: &[Hop], p: &Parameters) -> f64 {
     p.rtt_ns + 2.0 * latency(hops, p)
 }
 
-/// Rate of posted writes of SMs: the wire with TLPs of `store_tlp` (pcie-bench, `mem_bw.write`), the link's other
-/// writers, and what the threads issue.
+/// The rate of posted writes by SMs: the least of the wire with TLPs of `store_tlp` (pcie-bench,
+/// `mem_bw.write`), this writer's share of the link, and what the threads issue.
 ///
 /// # Errors
-/// As [`Parameters::check`].
+/// Parameters that [`Parameters::check`] refuses.
 pub fn write_rate(route: &Route, p: &Parameters) -> Result<Rate> {
     let wire = route.link.write_rate(p.store_tlp)?;
     let issue = f64::from(p.store_threads) * f64::from(p.store_bytes) / p.store_interval_ns;
@@ -162,9 +165,10 @@ fn shared(wire: f64, route: &Route) -> f64 {
     if route.sharers > 1 { wire / f64::from(route.sharers) } else { f64::INFINITY }
 }
 
-/// Rate of a device's reads at an unloaded round trip of `rtt` ns: the wire (pcie-bench, `mem_bw.read`), and
-/// `tags * MRRS / (RTT + a request's own time on the wire)`, and the same with room for completions. A closed loop
-/// with deterministic service reaches the least of them (Little's law).
+/// The rate of a device's reads at an unloaded round trip of `rtt` ns: the least of the wire
+/// (pcie-bench, `mem_bw.read`), of `tags * MRRS / (RTT + a request's own time on the wire)`, and of
+/// that formula with the room for completions. A closed loop with deterministic service reaches the
+/// least of them (Little's law).
 pub fn read_rate(route: &Route, p: &Parameters, rtt: f64) -> Rate {
     let link = &route.link;
     let one = link.read_wire(0, link.mrrs.into());
@@ -178,16 +182,18 @@ pub fn read_rate(route: &Route, p: &Parameters, rtt: f64) -> Rate {
     ])
 }
 
-/// Bytes that a reader may have outstanding: by its tags, and by its room for completions, whole requests.
+/// How many bytes a reader may have outstanding, in whole requests: by its tags, and by its room
+/// for completions.
 fn in_flight(route: &Route, p: &Parameters) -> (f64, f64) {
     let mrrs = u64::from(route.link.mrrs);
     let room = p.completion_buffer.map_or(f64::INFINITY, |b| (b / mrrs * mrrs) as f64);
     ((u64::from(route.link.tags) * mrrs) as f64, room)
 }
 
-/// Time of a read of `bytes` at `address`, ns, at an unloaded round trip of `rtt`. What fits in flight goes at the rate of
-/// the wire, or `cap` where that is less; then every such round takes a round trip at least. So time has steps where tags
-/// bound the rate: one request more than fits waits for all of another round trip.
+/// The time of a read of `bytes` at `address` in ns, at an unloaded round trip of `rtt`. Requests
+/// that fit in flight go at the rate of the wire, or at `cap` if that is less, and each such round
+/// takes at least a round trip. So where tags limit the rate, time has steps: one request more than
+/// fits waits for another whole round trip.
 pub fn read_time(route: &Route, p: &Parameters, rtt: f64, address: u64, bytes: u64, cap: f64) -> f64 {
     let link = &route.link;
     let (tags, room) = in_flight(route, p);
@@ -196,7 +202,7 @@ pub fn read_time(route: &Route, p: &Parameters, rtt: f64, address: u64, bytes: u
     let cap = cap.min(shared(link.read_rate(), route));
     let time = |payload: u64, wire: u64| (wire as f64 / link.tlp()).max(payload as f64 / cap);
     let mrrs = u64::from(link.mrrs);
-    // Behind the first page requests are aligned.
+    // After the first page, requests are aligned.
     let address = if address % PAGE + bytes > PAGE { 0 } else { address };
     let each = time(mrrs, link.completions_of(address, mrrs) * link.completion_overhead() + mrrs);
     let all = time(bytes, wire.wire.max(wire.request_wire));
@@ -206,22 +212,23 @@ pub fn read_time(route: &Route, p: &Parameters, rtt: f64, address: u64, bytes: u
     base + all.max(earlier * (base + each) + last)
 }
 
-/// Time of posted writes of `bytes` at `address` in TLPs of `tlp` bytes over `hops`, ns, from the device's port until the
-/// last lies at its end: one way, and the wire.
+/// The time of posted writes of `bytes` at `address` in TLPs of `tlp` bytes over `hops`, in ns,
+/// from the device's port until the last one has arrived: one way, plus the wire.
 ///
 /// # Errors
-/// As [`crate::Link::write_wire`].
+/// A `tlp` that [`crate::Link::write_wire`] refuses.
 pub fn write_time(route: &Route, p: &Parameters, address: u64, bytes: u64, tlp: u32) -> Result<f64> {
     let link = &route.link;
     let wire = link.write_wire(address, bytes, tlp)? as f64;
-    // A hop keeps the longest of them whole before it goes on; the others follow meanwhile.
+    // A hop takes in the longest TLP whole before sending it on; the others follow meanwhile.
     let (tlp, first) = (u64::from(tlp), bytes.min(u64::from(tlp) - address % u64::from(tlp)));
     let longest = first.max(tlp.min(bytes - first)) + link.request_overhead();
     let held = if p.store_and_forward { route.hops.len() as f64 * longest as f64 / link.tlp() } else { 0.0 };
     Ok(one_way(&route.hops, p) + wire / link.tlp() + held)
 }
 
-/// What hops that store and forward add to a round trip of a read of `bytes`, ns: a request and a completion each.
+/// What hops that store and forward add to the round trip of a read of `bytes`, in ns: the time of
+/// a request and of a completion at each.
 fn held(route: &Route, p: &Parameters, bytes: u64) -> f64 {
     if !p.store_and_forward {
         return 0.0;
@@ -239,16 +246,17 @@ fn held(route: &Route, p: &Parameters, bytes: u64) -> f64 {
 /// One transfer of a message's payload.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
-    /// Posted writes by SMs, over that route, after its one-way time; `peer`: not to host memory.
+    /// Posted writes by SMs over this route, after its one-way time; `peer`: not to host memory.
     Write { route: Route, peer: bool },
-    /// A read over that route, its round trip included, of memory that takes `memory_ns` more than the host's.
+    /// A read over this route, its round trip included, of memory that takes `memory_ns` longer
+    /// than the host's.
     Read { route: Route, memory_ns: f64, peer: bool },
-    /// The copy engine's, after its launch.
+    /// A copy by the copy engine, after its launch.
     Copy { route: Route },
 }
 
 impl Step {
-    /// Where it goes.
+    /// The route of the transfer.
     pub(crate) fn route(&self) -> &Route {
         let (Step::Write { route, .. } | Step::Read { route, .. } | Step::Copy { route }) = self;
         route
@@ -261,7 +269,7 @@ impl Step {
         }
     }
 
-    /// What a root complex lets pass of it, GB/s.
+    /// The most GB/s that a root complex passes of the transfer.
     pub(crate) fn cap(&self, p: &Parameters) -> f64 {
         match self {
             Step::Write { route, peer: true } if route.through_root() => p.root_write_gbs,
@@ -292,7 +300,7 @@ impl Step {
     }
 }
 
-/// A message: what does not move payload, ns, and one or two transfers.
+/// The plan of a message: ns that move no payload, and one or two transfers.
 pub(crate) struct Plan {
     pub before_ns: f64,
     pub steps: Vec<Step>,
@@ -325,26 +333,27 @@ impl Plan {
     }
 }
 
-/// Time and bandwidth of a message of `bytes`.
+/// The time and bandwidth of a message of `bytes`.
 ///
-/// Common to all: a WQE goes to host memory, the CPU takes it and rings the NIC's doorbell. Then
-/// * *push* into the NIC: the payload's own way and the doorbell's, whichever is longer; with
-///   [`Parameters::fence`] the WQE waits for a round trip behind the payload.
-/// * *push* into host memory: the same, and a short read by the NIC.
-/// * *pull*: a read of GPU memory, all the way. No fence is charged, which favours it.
+/// All ways begin alike: a WQE goes to host memory, the CPU takes it and rings the NIC's doorbell.
+/// Then
+/// * *push* into the NIC: the payload's way or the doorbell's, whichever is longer; with
+///   [`Parameters::fence`] the WQE waits for a round trip after the payload.
+/// * *push* into host memory: as into the NIC, and then a short read by the NIC.
+/// * *pull*: a read of GPU memory over the whole way. No fence is charged, which favours this way.
 /// * *bounce*: a copy by the copy engine, the doorbell, and a short read by the NIC.
 ///
-/// Where payload is stored in host memory, messages above [`Parameters::chunk`] flow: the first chunk takes both
-/// steps one after the other, the rest the rate of the slower.
+/// Where payload is stored in host memory, messages longer than [`Parameters::chunk`] flow: the
+/// first chunk takes both steps one after the other, the rest goes at the rate of the slower step.
 ///
 /// # Errors
-/// A route or parameters that cannot be; `bytes`, if 0.
+/// A route or parameters that are impossible; `bytes` of 0.
 pub fn estimate(way: Way, route: &Route, p: &Parameters, bytes: u64) -> Result<Estimate> {
     route.check()?;
     p.check(&route.link)?;
     crate::error::within("bytes", bytes as f64, 1.0, 1e15)?;
     let plan = Plan::of(way, route, p);
-    // A single transfer is one chunk, of any size.
+    // A single transfer is one chunk of any size.
     let head = if plan.steps.len() == 1 { bytes } else { bytes.min(p.chunk) };
     let mut stream = plan.steps[0].rate(p)?;
     let (mut fixed_ns, mut time_ns) = (plan.before_ns, plan.before_ns);
@@ -359,31 +368,31 @@ pub fn estimate(way: Way, route: &Route, p: &Parameters, bytes: u64) -> Result<E
     Ok(Estimate { time_ns, fixed_ns, bandwidth: bytes as f64 / time_ns, stream })
 }
 
-/// Where the faster of two ways changes.
+/// A size at which another way becomes the faster one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Crossing {
-    /// Faster below.
+    /// The way that is faster below.
     pub below: Way,
-    /// Faster from there on.
+    /// The way that is faster from that size on.
     pub above: Way,
     /// The least size at which `above` is not slower.
     pub bytes: u64,
 }
 
-/// All sizes between 8 B and 1 GiB at which one way overtakes another. A pair without one has a way that is
-/// always faster.
+/// All sizes between 8 B and 1 GiB at which one way overtakes another. If a pair has no crossing,
+/// one of its ways is always faster.
 ///
 /// # Errors
-/// As [`estimate`].
+/// A route or parameters that [`estimate`] refuses.
 pub fn crossings(route: &Route, p: &Parameters) -> Result<Vec<Crossing>> {
     let mut all = Vec::new();
     for (i, &a) in Way::ALL.iter().enumerate() {
         for &b in &Way::ALL[i + 1..] {
-            // Whether b is not slower at that size.
+            // Whether `b` is not slower at this size.
             let wins = |n: u64| -> Result<bool> {
                 Ok(estimate(b, route, p, n)?.time_ns <= estimate(a, route, p, n)?.time_ns)
             };
-            // Eight to an octave: fine enough for the steps of reads.
+            // Eight marks to an octave: fine enough for the steps of reads.
             let marks: Vec<u64> =
                 (8 * 3..=8 * 30).map(|e| 2f64.powf(f64::from(e) / 8.0).round() as u64).collect();
             for pair in marks.windows(2) {

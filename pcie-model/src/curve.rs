@@ -1,5 +1,4 @@
-//! How long one transfer takes, by its size: the formula that a probe's readings are
-//! fitted to.
+//! The time of one transfer by its size: the formula that is fitted to a probe's readings.
 //!
 //! ```text
 //! kernel  blocks(n) = n / slice, at least 1, at most most_blocks
@@ -7,37 +6,37 @@
 //! engine  T(n)      = fixed + n / block_rate             below slice
 //!                   = fixed + meet + n / rate            from there on
 //! ```
-//! `fixed` is the trip of the first byte and the word back that says that the last one
-//! is there. Blocks of a kernel meet in device memory, which a single one does not. A
-//! block has a bounded number of bytes in flight, and the link a bounded rate. A copy
-//! engine is one block without end, but small copies go another way through it, at a
-//! rate of their own.
+//! `fixed` is the trip of the first byte, and of the word that reports the last one. The blocks of
+//! a kernel meet in device memory; a single block need not. A block has a bounded number of bytes
+//! in flight, and the link a bounded rate. A copy engine is modelled as one block without a bound,
+//! but small copies take another way through it, at a rate of their own.
 
 use serde::{Deserialize, Serialize};
 
 use crate::fit::{Reading, fit, worst};
 
-/// The parameters of the formula above. All are positive.
+/// The parameters of a curve; all are positive.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Curve {
     /// Microseconds that even an empty transfer takes.
     pub fixed: f64,
-    /// Microseconds until several blocks have met; what an engine's large copies take more.
+    /// Microseconds until several blocks have met; for an engine, what large copies take in
+    /// addition.
     pub meet: f64,
     /// Gigabytes (10^9 bytes) a second of one block, or of an engine's small copies.
     pub block_rate: f64,
-    /// Gigabytes a second of all blocks, or of large copies.
+    /// Gigabytes a second of all blocks, or of an engine's large copies.
     pub rate: f64,
-    /// Bytes from which on a block more takes part, or a copy is large.
+    /// Bytes for which one more block takes part, or from which on a copy is large.
     pub slice: u64,
-    /// Blocks at most; 1: an engine.
+    /// The most blocks; 1 stands for an engine.
     pub most_blocks: u32,
 }
 
-/// No transfer of ours waits longer than ten seconds, in microseconds.
+/// The longest transfer that counts, ten seconds, in microseconds.
 const MOST_US: f64 = 1e7;
-/// No memory is faster, gigabytes a second.
+/// The highest rate that counts, in gigabytes a second: no memory is faster.
 const MOST_RATE: f64 = 1e6;
 
 /// How many blocks carry `bytes`.
@@ -46,7 +45,7 @@ pub fn blocks(bytes: u64, slice: u64, most: u32) -> u32 {
 }
 
 impl Curve {
-    /// Microseconds for `bytes`.
+    /// Microseconds of a transfer of `bytes`.
     pub fn time(&self, bytes: u64) -> f64 {
         self.at(bytes as f64)
     }
@@ -68,7 +67,7 @@ impl Curve {
         bytes as f64 / self.time(bytes) / 1e3
     }
 
-    /// Nearest to the points, each (bytes, microseconds), of transfers that took their
+    /// The curve nearest to the points, each (bytes, microseconds), of transfers that chose their
     /// blocks by `slice` and `most_blocks`. `None` without a point.
     pub fn fitted(points: &[(u64, f64)], slice: u64, most_blocks: u32) -> Option<Self> {
         let readings = readings(points);
@@ -77,8 +76,8 @@ impl Curve {
         if readings.is_empty() || fastest <= 0.0 {
             return None;
         }
-        // Where readings do not determine a parameter it may go anywhere; not where no
-        // link is.
+        // A parameter that the readings do not determine may take any value, but not one that no
+        // link has.
         let of = |p: &[f64]| {
             let (fixed, rate) = (p[0].clamp(1e-6, MOST_US), p[1].clamp(1e-6, MOST_RATE));
             let (block_rate, meet) = match p {
@@ -88,14 +87,15 @@ impl Curve {
             Self { fixed, meet, block_rate, rate, slice, most_blocks }
         };
         let mut guess = vec![least * 0.9, fastest * 1.05];
-        // A line where no reading could tell more.
+        // A straight line if no reading could tell more.
         if most_blocks > 1 || readings.iter().any(|r| r.at < slice as f64) {
             guess.extend([fastest / 4.0, least * 0.5]);
         }
         Some(of(&fit(&readings, &guess, |p, at| of(p).at(at))))
     }
 
-    /// The largest relative error beside the points, and its size in bytes.
+    /// The largest relative error of the curve at the points, and the size in bytes where it
+    /// occurs.
     pub fn worst(&self, points: &[(u64, f64)]) -> Option<(f64, u64)> {
         worst(&readings(points), |at| self.at(at)).map(|(error, at)| (error, at as u64))
     }
@@ -124,7 +124,7 @@ mod tests {
         (6..=26).map(|i| 1u64 << i)
     }
 
-    /// Repeatable noise, -1 to 1.
+    /// Repeatable noise from -1 to 1.
     fn noise(seed: u64) -> f64 {
         let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678;
         for _ in 0..3 {
@@ -157,7 +157,7 @@ mod tests {
                 near(found.rate, real.rate, "rate");
                 if kernel {
                     near(found.block_rate, real.block_rate, "block_rate");
-                    // A small part of every reading that it is in.
+                    // `meet` is a small part of every reading that contains it.
                     assert!((found.meet - real.meet).abs() < 0.1, "{found:?}");
                 }
                 assert!(found.worst(&points).unwrap().0 < 0.03 && found.is_sane());
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn what_is_not_determined_stays_within_reason() {
-        // Small copies that all take the same: their rate could be anything.
+        // Small copies that all take the same time: their rate could be anything.
         for slice in [1, 2048, 1 << 40] {
             for most in [1, 16] {
                 let points: Vec<_> =

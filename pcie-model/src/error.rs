@@ -1,18 +1,18 @@
-//! The one error of this crate: a parameter that cannot be.
+//! The error of this crate: a parameter that is not allowed.
 
-/// A parameter that is not allowed: which, what it was, what it may be.
+/// A parameter that is not allowed: its name, its value and the allowed values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is {value}, allowed is {allowed}")]
 pub struct ParameterError {
-    /// The parameter, as its field is called.
+    /// The parameter's name, as its field is called.
     pub name: &'static str,
-    /// What it was.
+    /// The value that was given.
     pub value: String,
-    /// What it may be.
+    /// The values that are allowed.
     pub allowed: String,
 }
 
-/// The result of everything here that checks its parameters.
+/// The result of every function of this crate that checks its parameters.
 pub type Result<T, E = ParameterError> = std::result::Result<T, E>;
 
 impl ParameterError {
@@ -21,7 +21,7 @@ impl ParameterError {
     }
 }
 
-/// `Ok` where `value` is one of `allowed`.
+/// Accepts `value` if it is one of `allowed`.
 pub(crate) fn one_of(name: &'static str, value: u32, allowed: &[u32]) -> Result<()> {
     if allowed.contains(&value) {
         return Ok(());
@@ -30,7 +30,7 @@ pub(crate) fn one_of(name: &'static str, value: u32, allowed: &[u32]) -> Result<
     Err(ParameterError::new(name, value, format!("one of {}", list.join(", "))))
 }
 
-/// `Ok` where `value` lies in the range, ends included.
+/// Accepts `value` if it lies in the range, ends included.
 pub(crate) fn within(name: &'static str, value: f64, low: f64, high: f64) -> Result<()> {
     if value.is_finite() && (low..=high).contains(&value) {
         return Ok(());

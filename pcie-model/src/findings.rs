@@ -1,10 +1,9 @@
-//! What a probe of this host found, as it is kept in a file: readings as they were
-//! read, and what was fitted to them.
+//! What a probe of this host found, as kept in a file: the raw readings, and the curves fitted to
+//! them.
 //!
-//! One home for writer (`pushgate probe`) and readers (`pushgate topo`, the NCCL
-//! plugin). The file is TOML. Whatever is wrong with it is a sentence, and nobody has
-//! to trust it: numbers are checked here, and a wrong choice of path costs time, never
-//! bytes.
+//! This module serves the writer (`pushgate probe`) and the readers (`pushgate topo`, the NCCL
+//! plugin). The file is TOML. Everything wrong with it is reported in a sentence, and nothing has
+//! to trust the file: numbers are checked here, and a wrong choice of path costs time, never bytes.
 
 use std::collections::HashSet;
 use std::fs;
@@ -17,18 +16,18 @@ use crate::curve::Curve;
 use crate::parameters::Parameters;
 use crate::transfers::{fit_interval, flag_round_trip};
 
-/// Version of the format. Other versions are refused: a probe takes seconds.
+/// Version of the format. Other versions are refused, because a new probe takes only seconds.
 pub const FORMAT: u32 = 1;
 
-/// Names the file to read and write in place of the one below the cache folder.
+/// Environment variable that names the file to use in place of the one below the cache folder.
 pub const VARIABLE: &str = "PUSHGATE_PROBE_FILE";
 
 const MOST_BYTES: u64 = 4 << 20;
 
-/// Writers at once, as many figures of them: each is compared with each.
+/// The most writers at once, and so the most figures of them: each is compared with each.
 const MOST_WRITERS: usize = 256;
 
-/// What is wrong with a file of findings.
+/// Why a file of findings can't be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FindingsError {
@@ -40,42 +39,41 @@ pub enum FindingsError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// It is no file of findings.
-    #[error("findings {}: {reason}; run `pushgate probe` to have it written anew", path.display())]
+    /// The file is not one of findings.
+    #[error("findings {}: {reason}; run `pushgate probe` to write it again", path.display())]
     Wrong {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         reason: String,
     },
-    /// There is no folder to keep it in.
+    /// There is no folder to keep the file in.
     #[error("no folder for findings: set XDG_CACHE_HOME or HOME, or name a file with {VARIABLE} or --out")]
     NoFolder,
 }
 
-/// All that one run of the probe found.
+/// Everything that one run of the probe found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Findings {
-    /// [`FORMAT`].
+    /// The version of the format, [`FORMAT`].
     pub format: u32,
-    /// When, as in 2026-01-31T23:59:59Z.
+    /// When the probe ran, like 2026-01-31T23:59:59Z.
     pub date: String,
     /// The host's name.
     pub host: String,
-    /// What ran the kernels: "cuda", or "cpu" where there was no GPU (then these are
-    /// figures of memcpy).
+    /// What ran the kernels: "cuda", or "cpu" if there was no GPU (then the figures are those of
+    /// memcpy).
     pub executor: String,
-    /// The driver, in words.
+    /// A description of the driver.
     pub driver: String,
-    /// Which topology this holds for: 16 hexadecimal digits.
+    /// The topology for which the findings hold: 16 hexadecimal digits.
     pub topology: String,
-    /// The largest relative error of the devices' curves (push, read, copies) beside
-    /// their own points.
+    /// The largest relative error of the devices' curves (push, read, copies) at their own points.
     pub worst_error: f64,
-    /// Each device by itself.
+    /// Findings of each device by itself.
     pub devices: Vec<Device>,
-    /// Messages from device to device; from and to the same one where there is one only.
+    /// Messages between devices; with only one device, from that device to itself.
     #[serde(default)]
     pub pairs: Vec<Pair>,
     /// Several devices writing to host memory at once.
@@ -83,30 +81,31 @@ pub struct Findings {
     pub writers: Vec<Writers>,
 }
 
-/// One device.
+/// Findings of one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
-    /// Index among those that the probe saw.
+    /// The device's index among those that the probe saw.
     pub index: u32,
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// Its PCI address, or "cpu".
+    /// The device's PCI address, or "cpu".
     pub pci: String,
     /// Rates of stores to host memory by width and blocks.
     pub stores: Vec<Rate>,
     /// Rates of loads from host memory by blocks.
     pub loads: Vec<Rate>,
-    /// Single transfers by size.
+    /// Times of single transfers by size.
     pub lines: Vec<Line>,
-    /// From a kernel of the device to the CPU and back, flags in host memory, half of it:
-    /// microseconds of an 8-byte flag.
+    /// Half of a round trip between a kernel of the device and the CPU, through 8-byte flags in
+    /// host memory, in microseconds.
     pub flag: f64,
-    /// The same of 64 bytes, each word of which says that it is there.
+    /// Half of a round trip with records of 64 bytes, each word of which shows that it has arrived,
+    /// in microseconds.
     pub record: f64,
     /// Microseconds from the call that launches an empty kernel to its end.
     pub launch: f64,
-    /// Several streams of this device storing to host memory at once.
+    /// Several streams of this device that store to host memory at once.
     pub writers: Vec<Writers>,
 }
 
@@ -114,9 +113,9 @@ pub struct Device {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rate {
-    /// Bytes of a thread's access; 0: bulk stores of the SM's copy unit.
+    /// Bytes of one access of a thread; 0: bulk stores by the SM's copy unit.
     pub width: u32,
-    /// Blocks of [`Findings`]' shape, 512 threads on a GPU.
+    /// Blocks of the kernel, with 512 threads each on a GPU.
     pub blocks: u32,
     /// Gigabytes a second.
     pub rate: f64,
@@ -127,8 +126,8 @@ pub struct Rate {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Transfer {
-    /// A kernel's stores into a window in host memory; between devices, then loads of
-    /// the receiver's.
+    /// A kernel's stores into a window in host memory; between devices, followed by the receiver's
+    /// loads.
     Push,
     /// A kernel's loads from host memory.
     Read,
@@ -136,9 +135,9 @@ pub enum Transfer {
     CopyOut,
     /// The copy engine, host to device.
     CopyIn,
-    /// Copy engines by way of host memory; on one device with memcpy between the two.
+    /// Copy engines through host memory; with one device, with a memcpy between the two copies.
     Bounce,
-    /// Loads of a kernel from another device's memory; over a NIC: the NIC reads it.
+    /// A kernel's loads from another device's memory; to a NIC, the NIC's reads.
     Pull,
 }
 
@@ -159,21 +158,21 @@ impl std::fmt::Display for Transfer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Line {
-    /// What carried it.
+    /// What carried the transfers.
     pub way: Transfer,
-    /// Microseconds that the host's part of it takes (a call of the driver) and that
-    /// are not in the points; 0 where there is none.
+    /// Microseconds of the host's part (a call of the driver), which the points do not contain; 0
+    /// if there is none.
     pub launch: f64,
-    /// (bytes, microseconds), in order of bytes.
+    /// Points (bytes, microseconds) in order of bytes.
     pub points: Vec<(u64, f64)>,
-    /// Fitted to the points.
+    /// The curve fitted to the points.
     pub curve: Curve,
-    /// Its largest relative error beside them.
+    /// The largest relative error of the curve at the points.
     pub worst: f64,
 }
 
 impl Line {
-    /// Fitted to points; `None` without one.
+    /// Fits a curve to points; `None` without a point.
     pub fn fitted(
         way: Transfer,
         launch: f64,
@@ -186,8 +185,8 @@ impl Line {
         Some(Self { way, launch, points, curve, worst })
     }
 
-    /// Microseconds for `bytes`: between two readings by a power law through them,
-    /// beyond them by the curve.
+    /// Microseconds of a transfer of `bytes`: between two readings by a power law through them,
+    /// beyond the readings by the curve.
     pub fn time(&self, bytes: u64) -> f64 {
         let after = self.points.partition_point(|(n, _)| *n < bytes);
         match (after.checked_sub(1).map(|i| self.points[i]), self.points.get(after)) {
@@ -205,39 +204,39 @@ impl Line {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pair {
-    /// PCI address of the sender.
+    /// The sender's PCI address.
     pub from: String,
-    /// PCI address of the receiver.
+    /// The receiver's PCI address.
     pub to: String,
-    /// One way, microseconds of a 64-byte record that the other polls in host memory.
+    /// Microseconds, one way, of a 64-byte record that the receiver polls in host memory.
     pub record: f64,
-    /// The same in the receiver's own memory, stored there by the sender; none without
-    /// peer access.
+    /// Microseconds, one way, of a record that the sender stores into the receiver's own memory;
+    /// `None` without peer access.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_record: Option<f64>,
-    /// From the host's word that it may begin to the word that it is complete.
+    /// Times from the host's word that the transfer may begin until the word that it is complete.
     pub lines: Vec<Line>,
 }
 
-/// Writers at once.
+/// The rate of several writers at once.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Writers {
-    /// How many.
+    /// How many writers.
     pub n: u32,
-    /// Gigabytes a second, all of them together.
+    /// Gigabytes a second of all writers together.
     pub rate: f64,
 }
 
-/// Whether writers at once get less than half of what the best of fewer get: posted
-/// writes that are in each other's way. Such hosts are known (8 GPUs behind one switch:
-/// 2.7 of 37 GB/s), and only a reading shows them.
+/// The writers that get less than half of what the best smaller number of writers gets: their
+/// posted writes obstruct each other. Such hosts are known (8 GPUs behind one switch: 2.7 of 37
+/// GB/s), and only a reading shows them.
 pub fn collapses(writers: &[Writers]) -> Option<Writers> {
     writers.iter().find(|w| writers.iter().any(|fewer| fewer.n < w.n && w.rate < fewer.rate / 2.0)).copied()
 }
 
 impl Findings {
-    /// The line of a way between two devices, by PCI address.
+    /// The line of one way between two devices, by PCI address.
     pub fn line(&self, from: &str, to: &str, way: Transfer) -> Option<&Line> {
         self.pairs.iter().find(|p| p.from == from && p.to == to)?.lines.iter().find(|l| l.way == way)
     }
@@ -247,8 +246,7 @@ impl Findings {
         self.devices.iter().find(|d| d.pci == pci)
     }
 
-    /// The model's parameters for a device: what the readings say, and `others` for the
-    /// rest.
+    /// The model's parameters for a device: what the readings tell, and `others` for the rest.
     pub fn parameters(&self, pci: &str, others: &Parameters) -> Parameters {
         let mut p = others.clone();
         let Some(device) = self.device(pci) else { return p };
@@ -257,8 +255,8 @@ impl Findings {
             p.copy_launch_ns = copy.curve.fixed * 1e3;
             p.copy_gbs = copy.curve.rate;
         }
-        // One block of 512 threads is what a probe's figures are of (docs/probe.md); where
-        // it fills the link already, it says nothing of the threads.
+        // A probe's figures are of blocks of 512 threads (docs/probe.md). If one block fills the
+        // link already, its figure says nothing about the threads.
         let one_block = |rates: &[Rate]| {
             let most = rates.iter().map(|r| r.rate).fold(0.0, f64::max);
             rates.iter().find(|r| r.width == 16 && r.blocks == 1 && r.rate < 0.95 * most).map(|r| r.rate)
@@ -270,18 +268,18 @@ impl Findings {
             p.load_interval_ns = fit_interval(512, 8 * p.store_bytes, rate);
         }
         if let Some(read) = line(Transfer::Read) {
-            // A read's trip is the SM's part and the bus's; of the latter, that of another
-            // device's is known, so the former is the rest.
+            // A read's trip consists of the SM's part and the bus's. The bus's part is known from
+            // other devices, so the rest is the SM's.
             p.sm_ns = (read.curve.fixed * 1e3 - p.rtt_ns).max(0.0);
         }
-        // What of a flag to the CPU and back is no trip.
+        // The part of a flag's round trip to the CPU that is not travel.
         let trips = flag_round_trip(&[], &Parameters { cpu_turn_ns: 0.0, gpu_turn_ns: 0.0, ..p.clone() });
         let turns = (device.flag * 2e3 - trips).max(0.0);
         (p.cpu_turn_ns, p.gpu_turn_ns) = (turns / 2.0, turns / 2.0);
         p
     }
 
-    /// Where findings of a topology are kept: the file that [`VARIABLE`] names, else
+    /// The file for the findings of a topology: the one that [`VARIABLE`] names, or else
     /// `pushgate/probe-TOPOLOGY.toml` below XDG_CACHE_HOME or HOME/.cache.
     pub fn path(topology: &str) -> Result<PathBuf, FindingsError> {
         Self::path_with(topology, |name| std::env::var_os(name).map(PathBuf::from))
@@ -292,7 +290,7 @@ impl Findings {
         if let Some(named) = set(VARIABLE) {
             return Ok(named);
         }
-        // The base directory specification: a relative path is to be ignored.
+        // The base directory specification: a relative path must be ignored.
         let cache = set("XDG_CACHE_HOME")
             .filter(|path| path.is_absolute())
             .or_else(|| Some(set("HOME")?.join(".cache")))
@@ -300,12 +298,13 @@ impl Findings {
         Ok(cache.join("pushgate").join(format!("probe-{topology}.toml")))
     }
 
-    /// What is kept for a topology; `None` if there is no file.
+    /// Loads the findings kept for a topology; `None` if there is no file.
     pub fn kept(topology: &str) -> Result<Option<Self>, FindingsError> {
         Self::kept_at(&Self::path(topology)?, topology)
     }
 
-    /// The same in a file of that name. Findings of another topology are an error.
+    /// Loads the findings of a topology from the file `path`; `None` if there is no file. Findings
+    /// of another topology are an error.
     pub fn kept_at(path: &Path, topology: &str) -> Result<Option<Self>, FindingsError> {
         let found = match Self::load(path) {
             Err(FindingsError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
@@ -324,7 +323,7 @@ impl Findings {
     pub fn load(path: &Path) -> Result<Self, FindingsError> {
         let io = |source| FindingsError::Io { path: path.to_owned(), source };
         let wrong = |reason: String| FindingsError::Wrong { path: path.to_owned(), reason };
-        // A pipe or a device without an end would hold the reader up.
+        // A pipe, or a device without an end, would hold up the reader.
         if !fs::metadata(path).map_err(io)?.is_file() {
             return Err(wrong("is no regular file: name another".to_owned()));
         }
@@ -357,8 +356,8 @@ impl Findings {
         Ok(found)
     }
 
-    /// Writes the file whole or not at all, and makes its folder. Nothing is written that
-    /// could not be read.
+    /// Writes the file, whole or not at all, and makes its folder. Refuses to write findings that
+    /// could not be read back.
     pub fn save(&self, path: &Path) -> Result<(), FindingsError> {
         self.check().map_err(|reason| FindingsError::Wrong { path: path.to_owned(), reason })?;
         let io = |source| FindingsError::Io { path: path.to_owned(), source };
@@ -367,8 +366,8 @@ impl Findings {
         if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(io)?;
         }
-        // What a link names is replaced, not the link; and nothing but a file is: renaming
-        // over /dev/null would take it from the whole host.
+        // If the name is a link, its target is replaced and not the link. Only a regular file is
+        // replaced: renaming over /dev/null would remove it for the whole host.
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if fs::metadata(&target).is_ok_and(|m| !m.is_file()) {
             return Err(io(std::io::Error::other("is there and no file: name another, with --out")));
@@ -376,8 +375,8 @@ impl Findings {
         let mut beside = target.as_os_str().to_owned();
         beside.push(format!(".{}", std::process::id()));
         let beside = PathBuf::from(beside);
-        // Left by a process of this number that was killed. Made anew: whoever else may
-        // write to this folder could have put a link there.
+        // Left by a killed process with this number. It is removed and created again, because
+        // another user who can write to this folder could have put a link there.
         let _ = fs::remove_file(&beside);
         let mut file = fs::File::create_new(&beside).map_err(io)?;
         let written = file
@@ -426,7 +425,7 @@ impl Findings {
             }
             Ok(())
         };
-        // Of two of a kind only the first would ever count, and nobody would know.
+        // If there were two lines of one way, only the first would ever count, unnoticed.
         let lines = |lines: &[Line]| {
             let mut ways = HashSet::new();
             lines.iter().try_for_each(|l| match ways.insert(l.way) {
@@ -534,7 +533,7 @@ pub(crate) mod tests {
         assert!(wrong.save(&path).unwrap_err().to_string().contains("flag = NaN"));
         assert_eq!(Findings::load(&path).unwrap(), findings);
         assert!(matches!(Findings::load(&folder.0.join("none")), Err(FindingsError::Io { .. })));
-        // By a link: the link stays, and so does what is no file.
+        // Through a link: the link stays, and a target that is no file stays too.
         let link = folder.0.join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         findings.save(&link).unwrap();
@@ -642,7 +641,7 @@ pub(crate) mod tests {
         assert_eq!(p.store_interval_ns, 512.0 * 16.0 / 20.0);
         assert_eq!(p.load_interval_ns, others.load_interval_ns);
         assert!((p.sm_ns - 1850.0).abs() < 40.0, "{p:?}");
-        // The flags' round trip comes out, or nothing is left for the turns.
+        // Either the flags' round trip results, or nothing is left for the turns.
         let flags = flag_round_trip(&[], &p);
         assert!((flags - 2200.0).abs() < 1.0 || p.cpu_turn_ns == 0.0, "{flags}");
         assert!(p.check(&crate::Link::default()).is_ok());

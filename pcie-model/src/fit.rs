@@ -1,19 +1,20 @@
 //! A small robust fit: positive parameters of any formula to positive readings.
 //!
-//! Errors are relative, and a reading that is far off pulls hardly at all: the loss is
-//! first the pseudo-Huber function of the logarithm of predicted over measured, which
-//! finds the valley from afar, then Cauchy's, which forgets outliers; minimised by Nelder and Mead's simplex ("A simplex method for function
-//! minimization", The Computer Journal 7, 1965) over the parameters' logarithms.
+//! Errors are relative, and a reading that is far off has hardly any weight. The loss is first the
+//! pseudo-Huber function of the logarithm of predicted over measured, which finds the valley from
+//! afar, then Cauchy's function, which ignores outliers. It is minimised over the parameters'
+//! logarithms by Nelder and Mead's simplex ("A simplex method for function minimization", The
+//! Computer Journal 7, 1965).
 
-/// Up to where an error counts by its square: 2 %.
+/// Up to this relative error, 2 %, an error counts by its square.
 const KNEE: f64 = 0.02;
 
-/// One reading: at so much, so much.
+/// One reading: a value at a place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reading {
-    /// Where: bytes, say.
+    /// The place: bytes, say.
     pub at: f64,
-    /// What was read there; positive.
+    /// The value that was read there; positive.
     pub value: f64,
 }
 
@@ -21,7 +22,7 @@ pub struct Reading {
 fn loss(readings: &[Reading], forgets: bool, predict: impl Fn(f64) -> f64) -> f64 {
     let one = |r: &Reading| {
         let p = predict(r.at);
-        // Beyond all real values, without a NaN in the simplex.
+        // Larger than every real loss, without a NaN in the simplex.
         let error = if p > 0.0 && p.is_finite() { (p / r.value).ln() } else { 1e3 };
         let square = (error / KNEE).powi(2);
         if forgets { square.ln_1p() } else { (1.0 + square).sqrt() - 1.0 }
@@ -29,9 +30,9 @@ fn loss(readings: &[Reading], forgets: bool, predict: impl Fn(f64) -> f64) -> f6
     readings.iter().map(one).sum::<f64>() / readings.len().max(1) as f64
 }
 
-/// The parameters, all positive, with which `formula(parameters, at)` comes nearest
-/// to the readings; the best of several beginnings around `guess`. Readings that are
-/// not positive numbers are left out. `guess` itself where nothing is left.
+/// Finds the parameters, all positive, with which `formula(parameters, at)` comes nearest to the
+/// readings; takes the best of several starts around `guess`. Readings that are not positive
+/// numbers are ignored. Returns `guess` if no reading is left.
 pub fn fit(readings: &[Reading], guess: &[f64], formula: impl Fn(&[f64], f64) -> f64) -> Vec<f64> {
     let ok = |v: f64| v.is_finite() && v > 0.0;
     let readings: Vec<Reading> = readings.iter().copied().filter(|r| ok(r.at) && ok(r.value)).collect();
@@ -46,8 +47,8 @@ pub fn fit(readings: &[Reading], guess: &[f64], formula: impl Fn(&[f64], f64) ->
             loss(&readings, forgets, |at| formula(&p, at))
         };
         let mut best = (cost(&found), found);
-        // From where we are, and from the guess, with other first steps: a simplex that
-        // has gone flat comes loose.
+        // Restart from the present best and from the guess, with other first steps: this frees a
+        // simplex that has collapsed.
         for step in [0.5, -0.7, 1.5, -0.2, 0.1, 0.03] {
             for from in [start.clone(), best.1.clone()] {
                 let next = simplex(&from, step, &cost);
@@ -107,7 +108,8 @@ fn simplex(from: &[f64], step: f64, cost: &impl Fn(&[f64]) -> f64) -> (f64, Vec<
     )
 }
 
-/// The largest relative error of a prediction, and where: |predicted / measured - 1|.
+/// The largest relative error of a prediction, |predicted / measured - 1|, and the place where it
+/// occurs.
 pub fn worst(readings: &[Reading], predict: impl Fn(f64) -> f64) -> Option<(f64, f64)> {
     readings.iter().map(|r| ((predict(r.at) / r.value - 1.0).abs(), r.at)).max_by(|a, b| a.0.total_cmp(&b.0))
 }

@@ -1,4 +1,4 @@
-//! Latency by the length of the way: a posted write goes it once, a read twice.
+//! Latency by number of hops: a posted write travels the way once, a read twice.
 
 use serde::Serialize;
 
@@ -10,28 +10,29 @@ use crate::plot::{Axis, Plot, Scale, Series};
 use crate::route::{Hop, Route};
 use crate::simulator::{Load, Machine};
 
-/// What 64 bytes take over a number of hops, ns, by formula and in the simulator.
+/// The latency of 64 bytes over a number of hops, in ns, by formula and in the simulator.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Latency {
-    /// Hops between the ends.
+    /// How many hops lie between the ends.
     pub hops: u32,
-    /// A posted write, one way.
+    /// A posted write, one way, by formula.
     pub push_ns: f64,
-    /// The same, simulated.
+    /// A posted write, one way, simulated.
     pub push_simulated_ns: f64,
-    /// A read, round trip.
+    /// A read, round trip, by formula.
     pub pull_ns: f64,
-    /// The same, simulated.
+    /// A read, round trip, simulated.
     pub pull_simulated_ns: f64,
 }
 
-/// Bytes of the message whose latency it is.
+/// Bytes of the message.
 pub const BYTES: u64 = 64;
 
-/// The latency over 1 to `most` hops of one kind. The memory read is as quick as the host's.
+/// The latencies over 1 to `most` hops of one kind. The memory that is read is as quick as the
+/// host's.
 ///
 /// # Errors
-/// A link or parameters that cannot be; `most` above 32.
+/// A link or parameters that are impossible; `most` above 32.
 pub fn by_hops(link: &Link, p: &Parameters, hop: Hop, most: u32) -> Result<Vec<Latency>> {
     link.check()?;
     p.check(link)?;
@@ -52,7 +53,7 @@ pub fn by_hops(link: &Link, p: &Parameters, hop: Hop, most: u32) -> Result<Vec<L
         .collect()
 }
 
-/// That as a plot.
+/// Plots the latencies.
 pub fn plot(rows: &[Latency], hop: Hop) -> Plot {
     let line = |of: fn(&Latency) -> f64| rows.iter().map(|r| (f64::from(r.hops), of(r))).collect();
     let name = match hop {

@@ -1,12 +1,12 @@
-//! What moving a message between a GPU and a NIC costs over PCIe: by formulas ([`cost`], [`transfers`]) and by a
-//! simulator of the link, TLP by TLP.
+//! The cost of moving a message between a GPU and a NIC over PCIe: by formulas ([`cost`],
+//! [`transfers`]) and by a simulator of the link, TLP by TLP.
 //!
-//! [`findings`] is what a probe read on a host, and its file; [`choose`](choose::choose) takes the way of a message by
-//! them.
+//! [`findings`] holds what a probe read on a host, and its file; [`choose`](choose::choose) uses
+//! them to choose the way of a message.
 //!
-//! Pure functions, but for that file: no I/O, no clock. Times are in ns (those of findings in us, and say so),
-//! bandwidths in GB/s (10^9 bytes a second), sizes in bytes.
-//! docs/pcie-model.md says what is modelled and how well it fits what machines do.
+//! Everything but that file is pure functions: no I/O, no clock. Times are in ns (those of findings
+//! in us, which their docs say), bandwidths in GB/s (10^9 bytes a second), sizes in bytes.
+//! docs/pcie-model.md says what is modelled and how well it agrees with machines.
 
 pub mod choose;
 pub mod cost;

@@ -1,6 +1,6 @@
-//! One PCIe link: what its wire carries a second, and what of that is payload.
+//! One PCIe link: what its wire carries a second, and how much of that is payload.
 //!
-//! Bandwidths are in GB/s, 10^9 bytes a second, which is also bytes a nanosecond.
+//! Bandwidths are in GB/s, 10^9 bytes a second, which equals bytes a nanosecond.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ pub const FRAMING: u64 = 8;
 /// Bytes on the wire of a DLLP (ACK, flow control): 2 of framing, 4, and 2 of CRC. Base Specification 5.0,
 /// section 3.5; `Ack_Size`, `FC_Size` in pcie.py.
 pub const DLLP: u64 = 8;
-/// No request crosses a multiple of this. Base Specification 5.0, section 2.2.7.
+/// No request crosses a multiple of this many bytes. Base Specification 5.0, section 2.2.7.
 pub const PAGE: u64 = 4096;
 
 /// How a completer cuts its answer.
@@ -27,26 +27,26 @@ pub enum Completions {
     Rcb,
 }
 
-/// What of the link ACKs and flow-control updates are taken to cost.
+/// What share of the link ACKs and flow-control updates take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dllps {
-    /// As pcie-bench: one DLLP of each kind for every `AckLimit` *bytes*. Conservative, and near what
-    /// machines reach with TLPs of MPS bytes.
+    /// As pcie-bench counts: one DLLP of each kind for every `AckLimit` *bytes*. Conservative, and
+    /// near what machines reach with TLPs of MPS bytes.
     #[default]
     PcieBench,
-    /// As the specification's tables have their unit, *symbol times*, one byte on every lane: less by the
-    /// number of lanes.
+    /// In the unit of the specification's tables, *symbol times*, which is one byte on every lane:
+    /// the share is smaller by the number of lanes.
     SymbolTimes,
 }
 
-/// A link and what is configured for the requests that pass it.
+/// A link, with the settings of the requests that pass it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Link {
-    /// 1 to 6.
+    /// Generation, 1 to 6.
     pub generation: u32,
-    /// 1, 2, 4, 8 or 16.
+    /// Number of lanes: 1, 2, 4, 8 or 16.
     pub lanes: u32,
     /// Maximum payload size, bytes: a power of two from 128 to 4096.
     pub mps: u32,
@@ -68,7 +68,8 @@ pub struct Link {
 }
 
 impl Default for Link {
-    /// Generation 5, 16 lanes, MPS 256, MRRS 512, RCB 64, 256 tags, 64-bit addresses, no ECRC.
+    /// The default link: generation 5, 16 lanes, MPS 256, MRRS 512, RCB 64, 256 tags, 64-bit
+    /// addresses, no ECRC.
     fn default() -> Self {
         Link {
             generation: 5,
@@ -89,16 +90,16 @@ impl Default for Link {
 pub const PAYLOADS: [u32; 6] = [128, 256, 512, 1024, 2048, 4096];
 
 impl Link {
-    /// A link of that generation and width, all else default.
+    /// A link of this generation and width; everything else is the default.
     pub fn new(generation: u32, lanes: u32) -> Result<Self> {
         let link = Link { generation, lanes, ..Link::default() };
         link.check().map(|()| link)
     }
 
-    /// Whether such a link can be.
+    /// Checks that such a link is possible.
     ///
     /// # Errors
-    /// The first field that is not allowed, with what is.
+    /// The first field that is not allowed, with the allowed values.
     pub fn check(&self) -> Result<()> {
         one_of("generation", self.generation, &[1, 2, 3, 4, 5, 6])?;
         one_of("lanes", self.lanes, &[1, 2, 4, 8, 16])?;
@@ -108,13 +109,13 @@ impl Link {
         within("tags", self.tags.into(), 1.0, 16384.0)
     }
 
-    /// Bits a lane and nanosecond before encoding: GT/s. Base Specification, chapter 8.
+    /// Bits for each lane and nanosecond before encoding (GT/s). Base Specification, chapter 8.
     pub fn transfers(&self) -> f64 {
         2.5 * f64::from(1u32 << (self.generation - 1)) * if self.generation >= 3 { 0.8 } else { 1.0 }
     }
 
-    /// The part of the bits that encoding leaves: 8/10 (generations 1, 2), 128/130 (3 to 5). Generation 6 sends
-    /// flits of 256 bytes, 242 of them TLPs and DLLPs: 242/256, as pcie.py has it.
+    /// The fraction of the bits that encoding leaves: 8/10 (generations 1, 2), 128/130 (3 to 5).
+    /// Generation 6 sends flits of 256 bytes, 242 of them TLPs and DLLPs: 242/256, as in pcie.py.
     pub fn encoding(&self) -> f64 {
         match self.generation {
             1 | 2 => 0.8,
@@ -123,13 +124,14 @@ impl Link {
         }
     }
 
-    /// GB/s that the wire carries, all overhead included. `Raw` in pcie.py.
+    /// GB/s that the wire carries, all overhead included (`Raw` in pcie.py).
     pub fn raw(&self) -> f64 {
         self.transfers() * f64::from(self.lanes) * self.encoding() / 8.0
     }
 
-    /// Symbol times after which an ACK, or an update of flow control, is due. Base Specification 5.0, sections
-    /// 2.6.1.2 and 3.6.3.1 (tables 2-46 to 2-48, 3-7 to 3-9): `(MPS + 28) * factor / lanes + delay`.
+    /// Symbol times after which an ACK or an update of flow control is due. Base Specification 5.0,
+    /// sections 2.6.1.2 and 3.6.3.1 (tables 2-46 to 2-48, 3-7 to 3-9): `(MPS + 28) * factor / lanes
+    /// + delay`.
     pub fn ack_limit(&self) -> u64 {
         let tenths = match (self.lanes, self.mps <= 256) {
             (1 | 2 | 4, true) => 14,
@@ -146,8 +148,8 @@ impl Link {
         (u64::from(self.mps) + 28) * tenths / (10 * u64::from(self.lanes)) + delay
     }
 
-    /// GB/s left for TLPs: raw, less ACKs, flow control and clock compensation (4 of 1538 symbols). `TLP_bw` in
-    /// pcie.py, where [`Dllps::PcieBench`] is chosen.
+    /// GB/s left for TLPs: raw, less ACKs, flow control and clock compensation (4 of 1538 symbols).
+    /// With [`Dllps::PcieBench`] this is `TLP_bw` in pcie.py.
     pub fn tlp(&self) -> f64 {
         let due = match self.dllps {
             Dllps::PcieBench => self.ack_limit(),
@@ -160,14 +162,15 @@ impl Link {
         if self.ecrc { 4 } else { 0 }
     }
 
-    /// Bytes that a memory request, read or write, has on the wire besides its payload: 24, or 20 with a 32-bit
-    /// address, and 4 for ECRC. Base Specification 5.0, section 2.2.4.1; `TLP_MWr_Hdr_Szs` in pcie.py.
+    /// Bytes of a memory request, read or write, on the wire besides its payload: 24, or 20 with a
+    /// 32-bit address, and 4 for ECRC. Base Specification 5.0, section 2.2.4.1; `TLP_MWr_Hdr_Szs`
+    /// in pcie.py.
     pub fn request_overhead(&self) -> u64 {
         FRAMING + if self.addr64 { 16 } else { 12 } + self.digest()
     }
 
-    /// Bytes that a completion has on the wire besides its payload: 20, and 4 for ECRC. Base Specification 5.0,
-    /// section 2.2.9; `TLP_CplD_Hdr_Szs` in pcie.py.
+    /// Bytes of a completion on the wire besides its payload: 20, and 4 for ECRC. Base
+    /// Specification 5.0, section 2.2.9; `TLP_CplD_Hdr_Szs` in pcie.py.
     pub fn completion_overhead(&self) -> u64 {
         FRAMING + 12 + self.digest()
     }
@@ -194,9 +197,9 @@ impl Link {
         Err(ParameterError::new("store_tlp", tlp, format!("a power of two from 4 to MPS ({})", self.mps)))
     }
 
-    /// What a read of `bytes` at `address` puts on the wire. Requests are of MRRS bytes and end at multiples of
-    /// 4 KiB; their answers are cut as [`Link::completions`] says. `mem_bw.read` in pcie-bench, with the rules of
-    /// Base Specification 5.0, section 2.3.1.1, for unaligned reads.
+    /// What a read of `bytes` at `address` puts on the wire. Requests have MRRS bytes and end at
+    /// multiples of 4 KiB; their answers are cut as [`Link::completions`] says. `mem_bw.read` in
+    /// pcie-bench, with the rules of Base Specification 5.0, section 2.3.1.1, for unaligned reads.
     pub fn read_wire(&self, address: u64, bytes: u64) -> ReadWire {
         let mut sum = ReadWire::default();
         if bytes == 0 {
@@ -222,12 +225,13 @@ impl Link {
                 sum.payload += times * dwords(address, bytes);
             }
         };
-        // All boundaries are multiples of RCB: whole requests are misaligned alike.
+        // All boundaries are multiples of RCB, so all whole requests are misaligned in the same
+        // way.
         add(address, mrrs, times * (bytes / mrrs));
         add(address, bytes % mrrs, times);
     }
 
-    /// Completions that answer one request.
+    /// How many completions answer one request.
     pub fn completions_of(&self, address: u64, bytes: u64) -> u64 {
         let rcb = u64::from(self.rcb);
         match self.completions {
@@ -239,21 +243,22 @@ impl Link {
         }
     }
 
-    /// GB/s of payload of writes in aligned TLPs of `tlp` bytes, where nothing but the wire limits.
+    /// GB/s of payload of writes in aligned TLPs of `tlp` bytes, if only the wire limits them.
     ///
     /// # Errors
-    /// As [`Link::write_wire`].
+    /// A `tlp` that [`Link::write_wire`] refuses.
     pub fn write_rate(&self, tlp: u32) -> Result<f64> {
         Ok(self.tlp() * f64::from(tlp) / self.write_wire(0, tlp.into(), tlp)? as f64)
     }
 
-    /// GB/s of payload that no stream of TLPs of MPS bytes exceeds: the wire without any DLLP, for ACKs go the other way.
+    /// GB/s of payload that no stream of writes in TLPs of MPS bytes exceeds: the wire without any
+    /// DLLP, because ACKs go the other way.
     pub fn ceiling(&self) -> f64 {
         let mps = f64::from(self.mps);
         self.raw() * (1.0 - 4.0 / 1538.0) * mps / (mps + self.request_overhead() as f64)
     }
 
-    /// The same of reads: the completions that answer them.
+    /// GB/s of payload that no stream of reads exceeds: the completions on a wire without any DLLP.
     pub fn read_ceiling(&self) -> f64 {
         let cut = match self.completions {
             Completions::Mps => self.mps,
@@ -263,7 +268,7 @@ impl Link {
         self.raw() * (1.0 - 4.0 / 1538.0) * payload / (payload + self.completion_overhead() as f64)
     }
 
-    /// GB/s of payload of aligned reads, where nothing but the wire limits: neither completions one way nor
+    /// GB/s of payload of aligned reads, if only the wire limits them, by completions one way or
     /// requests the other.
     pub fn read_rate(&self) -> f64 {
         let r = self.read_wire(0, PAGE);
@@ -274,19 +279,19 @@ impl Link {
 /// What a read puts on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct ReadWire {
-    /// Read requests.
+    /// Number of read requests.
     pub requests: u64,
-    /// Their bytes, towards the memory.
+    /// Bytes of the requests on the wire, towards the memory.
     pub request_wire: u64,
-    /// Completions.
+    /// Number of completions.
     pub completions: u64,
-    /// Bytes of data in them, whole double words.
+    /// Bytes of data in the completions, in whole double words.
     pub payload: u64,
-    /// Their bytes, headers included, towards the reader.
+    /// Bytes of the completions on the wire, headers included, towards the reader.
     pub wire: u64,
 }
 
-/// Payload travels in whole words of 4 bytes. Base Specification 5.0, section 2.2.1.
+/// Bytes of payload in whole words of 4 bytes. Base Specification 5.0, section 2.2.1.
 fn dwords(address: u64, bytes: u64) -> u64 {
     (address % 4 + bytes).next_multiple_of(4)
 }
@@ -295,7 +300,7 @@ fn dwords(address: u64, bytes: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Tables of the specification, as pcie-bench prints them (`Ack_Limits` in pcie.py).
+    /// The specification's tables, as pcie-bench prints them (`Ack_Limits` in pcie.py).
     #[test]
     fn ack_limits_are_those_of_the_specification() {
         let limit = |generation, lanes, mps| Link { generation, lanes, mps, ..Link::default() }.ack_limit();

@@ -1,75 +1,86 @@
-//! What of a machine the formulas cannot know. A probe fits it; the defaults stand below with where they are from.
+//! Parameters of a machine that the formulas cannot know. A probe fits them; the defaults are given
+//! below with their sources.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, within};
 use crate::link::Link;
 
-/// Times in ns, bandwidths in GB/s (bytes a nanosecond), sizes in bytes.
+/// What the formulas need to know about a machine. Times in ns, bandwidths in GB/s (bytes a
+/// nanosecond), sizes in bytes.
 ///
-/// Where a default says *measured*, it is of this project, on one host: an H200 on PCIe 5 x16, driver 580, and the
-/// figures it is fitted to stand in docs/pcie-model.md. Absolute times of other hosts differ.
+/// A default called *measured* comes from this project, from one host: an H200 on PCIe 5 x16,
+/// driver 580. The figures that it is fitted to are in docs/pcie-model.md. Absolute times of other
+/// hosts differ.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Parameters {
-    /// Round trip of a read of host memory by a device that hangs on the root complex, memory included. 550:
+    /// Round trip of a read of host memory by a device at the root complex, memory included. 550:
     /// pcie-bench (SIGCOMM 2018), 64 B DMA reads on Xeons, 547 to 550 ns.
     pub rtt_ns: f64,
-    /// What of it is the memory, and not the way. 100: DRAM or a cache of the host; assumed.
+    /// The memory's part of that round trip. 100: DRAM or a cache of the host; assumed.
     pub memory_ns: f64,
-    /// What a read of GPU memory takes there more than one of host memory. 300: an L2 access; assumed.
+    /// How much longer a read of GPU memory takes than one of host memory. 300: an L2 access;
+    /// assumed.
     pub gpu_memory_ns: f64,
-    /// A switch, one way. 100: data sheets of Gen4 and Gen5 switches say 100 to 150; with 100 the same-switch
-    /// figures of PEX890xx machines come out.
+    /// Latency of a switch, one way. 100: data sheets of Gen4 and Gen5 switches say 100 to 150; 100
+    /// reproduces the same-switch figures of PEX890xx machines.
     pub switch_ns: f64,
-    /// A root complex between two of its ports, one way. 450: FlexDriver (ASPLOS 2022).
+    /// Latency of a root complex between two of its ports, one way. 450: FlexDriver (ASPLOS 2022).
     pub root_ns: f64,
-    /// The link between sockets, one way. 290: peer latencies of an EPYC Turin machine, 0.72 us within a node and
-    /// 1.3 across.
+    /// Latency of the link between sockets, one way. 290: peer latencies of an EPYC Turin machine,
+    /// 0.72 us within a node and 1.3 across.
     pub socket_ns: f64,
-    /// Whether every hop takes a whole TLP in before it sends it on. False: switches cut through.
+    /// Whether every hop takes in a whole TLP before sending it on. False: switches cut through.
     pub store_and_forward: bool,
 
-    /// Between an SM and the GPU's port, there and back. 650: measured, flags relayed between GPU and CPU.
+    /// Time between an SM and the GPU's port, there and back. 650: measured, flags relayed between
+    /// GPU and CPU.
     pub sm_ns: f64,
     /// TLP payload of coalesced stores, 4 to MPS. 256: H100 and H200 reach 52.2 to 52.8 GB/s.
     pub store_tlp: u32,
-    /// Threads that store. 2048: two blocks of 1024, enough for Gen5 x16 (measured).
+    /// Number of threads that store. 2048: two blocks of 1024, enough for Gen5 x16 (measured).
     pub store_threads: u32,
     /// Bytes of one store of a thread. 16.
     pub store_bytes: u32,
-    /// Between two stores of one thread, when many follow each other. 400: measured, 4 to 16 bytes alike.
+    /// Time between two stores of one thread in a long series. 400: measured, the same for 4 to 16
+    /// bytes.
     pub store_interval_ns: f64,
-    /// Between two dependent rounds of loads of one thread. 1420: measured, under load.
+    /// Time between two dependent rounds of loads of one thread. 1420: measured, under load.
     pub load_interval_ns: f64,
-    /// From one bulk store (TMA) of a buffer until the buffer is free for the next. 2000: measured, 16 KiB.
+    /// Time from one bulk store (TMA) of a buffer until the buffer is free for the next. 2000:
+    /// measured, 16 KiB.
     pub bulk_interval_ns: f64,
-    /// Whether a system fence stands between payload and WQE: it costs a round trip. True: what lands in another
-    /// place than its payload has no other order.
+    /// Whether a system fence stands between payload and WQE, which costs a round trip. True:
+    /// without a fence nothing orders a WQE that lands in another place than its payload.
     pub fence: bool,
-    /// From a flag that a GPU sees until its answer is issued. 150: measured.
+    /// Time from a flag that a GPU sees until the GPU issues its answer. 150: measured.
     pub gpu_turn_ns: f64,
 
-    /// A copy by the copy engine, besides its bytes. 2900: measured, 4 KiB to 4 MiB on a stream.
+    /// Time of a copy by the copy engine in addition to its bytes. 2900: measured, 4 KiB to 4 MiB
+    /// on a stream.
     pub copy_launch_ns: f64,
-    /// Copy engine to host memory. 55.4: measured.
+    /// Bandwidth of the copy engine to host memory. 55.4: measured.
     pub copy_gbs: f64,
-    /// What is moved as one piece before its successor's copy begins. 512 KiB: a slice of NCCL's buffers.
+    /// Bytes that are moved as one piece before the copy of the next piece begins. 512 KiB: a slice
+    /// of NCCL's buffers.
     pub chunk: u64,
 
-    /// From a WQE in host memory until the CPU has rung the NIC's doorbell. 150: measured, a relayed flag.
+    /// Time from a WQE in host memory until the CPU has rung the NIC's doorbell. 150: measured, a
+    /// relayed flag.
     pub cpu_turn_ns: f64,
     /// CPU time of a write-combined store of up to 64 bytes. 80: gdrcopy on V100, 89 ns with the 64 bytes' wire time.
     pub cpu_store_ns: f64,
 
-    /// A read by the NIC of its own memory. 50: assumed.
+    /// Time of a read by the NIC of its own memory. 50: assumed.
     pub nic_memory_ns: f64,
     /// Bytes of completions that the reader has room for; none: as many as its tags ask for.
     pub completion_buffer: Option<u64>,
-    /// What a root complex passes of writes between peers; none: the link. Desktop processors and old servers pass
-    /// less; 0: nothing.
+    /// GB/s of writes between peers that a root complex passes; none: as much as the link. Desktop
+    /// processors and old servers pass less; 0: nothing.
     pub root_write_gbs: Option<f64>,
-    /// The same of reads. 0: such reads fail, as on Intel's client processors.
+    /// GB/s of reads between peers that a root complex passes; none: as much as the link. 0: such
+    /// reads fail, as on Intel's client processors.
     pub root_read_gbs: Option<f64>,
 }
 
@@ -106,10 +117,10 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Whether these can be, on that link.
+    /// Checks that the parameters are possible on this link.
     ///
     /// # Errors
-    /// The first that is not allowed, with what is.
+    /// The first parameter that is not allowed, with the allowed values.
     pub fn check(&self, link: &Link) -> Result<()> {
         const SECOND: f64 = 1e9;
         within("rtt_ns", self.rtt_ns, 1.0, SECOND)?;
@@ -151,7 +162,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// The way alone between two devices without a hop, one way: half of the round trip, less the memory.
+    /// One-way latency between two devices without a hop: half of the round trip, less the memory.
     pub fn wire_ns(&self) -> f64 {
         (self.rtt_ns - self.memory_ns) / 2.0
     }

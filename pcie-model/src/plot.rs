@@ -1,5 +1,5 @@
-//! Line plots as SVG: several series, linear or logarithmic axes, readable without colour, for every series has its own
-//! dashes and markers.
+//! Line plots as SVG: several series, linear or logarithmic axes. They can be read without colour,
+//! because every series has its own dashes and markers.
 
 use std::fmt::Write;
 
@@ -18,29 +18,31 @@ pub enum Scale {
 /// One axis.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Axis {
-    /// What it shows, with its unit.
+    /// What the axis shows, with the unit.
     pub label: String,
-    /// How it is divided.
+    /// How the axis is divided.
     pub scale: Scale,
 }
 
 impl Axis {
-    /// An axis.
+    /// Makes an axis.
     pub fn new(label: &str, scale: Scale) -> Self {
         Axis { label: label.into(), scale }
     }
 }
 
-/// One line.
+/// One line of a plot.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Series {
-    /// What the legend calls it.
+    /// The line's name in the legend.
     pub name: String,
-    /// Its points. Those that an axis cannot show (not finite; not positive on a logarithmic one) are left out.
+    /// The line's points. Points that an axis cannot show (not finite; not positive on a
+    /// logarithmic axis) are left out.
     pub points: Vec<(f64, f64)>,
-    /// Markers alone, without a line between them.
+    /// Draws only the markers, without a line between them.
     pub only_markers: bool,
-    /// Where the line goes if not through the points: a model's, beside what was measured.
+    /// Points of the line, if it does not go through `points`: a model's line beside measured
+    /// points.
     pub along: Vec<(f64, f64)>,
 }
 
@@ -50,17 +52,17 @@ impl Series {
         Series { name: name.into(), points, ..Series::default() }
     }
 
-    /// Points alone.
+    /// Points without a line.
     pub fn markers(name: &str, points: Vec<(f64, f64)>) -> Self {
         Series { only_markers: true, ..Series::new(name, points) }
     }
 
-    /// Points, and a line that goes its own way; without points a line without markers.
+    /// Points with a line of its own beside them; without points, a line without markers.
     pub fn beside(name: &str, points: Vec<(f64, f64)>, along: Vec<(f64, f64)>) -> Self {
         Series { along, ..Series::new(name, points) }
     }
 
-    /// Where the line goes.
+    /// The points through which the line goes.
     fn line(&self) -> &[(f64, f64)] {
         match self.along.is_empty() {
             true => &self.points,
@@ -72,13 +74,13 @@ impl Series {
 /// A plot: [`Plot::svg`] draws it.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Plot {
-    /// Above it.
+    /// The title above the plot.
     pub title: String,
-    /// Across.
+    /// The horizontal axis.
     pub x: Axis,
-    /// Up.
+    /// The vertical axis.
     pub y: Axis,
-    /// The lines, first drawn first.
+    /// The lines, in the order in which they are drawn.
     pub series: Vec<Series>,
 }
 
@@ -89,11 +91,11 @@ const RIGHT: f64 = 36.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 58.0;
 const LINE: f64 = 18.0;
-/// Okabe and Ito's colours, dark enough on white, told apart by the colour-blind.
+/// Okabe and Ito's colours, dark enough on white; colour-blind readers can tell them apart.
 const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#000000", "#009e73", "#cc79a7", "#7a5c00"];
 const DASHES: [&str; 6] = ["none", "8 4", "2 3", "10 3 2 3", "5 5", "12 3 2 3 2 3"];
 
-/// A range of values, and where ticks stand in it.
+/// A range of values, and the ticks in it.
 struct Range {
     scale: Scale,
     low: f64,
@@ -133,7 +135,7 @@ impl Range {
         Range { scale: axis.scale, low, high, ticks }
     }
 
-    /// 0 at the low end, 1 at the high one.
+    /// The position of a value in the range: 0 at the low end, 1 at the high end.
     fn part(&self, v: f64) -> f64 {
         match self.scale {
             Scale::Linear => (v - self.low) / (self.high - self.low),
@@ -146,9 +148,9 @@ fn can_show(scale: Scale, v: f64) -> bool {
     v.is_finite() && (scale == Scale::Linear || v > 0.0)
 }
 
-/// The whole numbers around both, at least one apart.
+/// The whole numbers around both values, at least one apart.
 fn exponents(low: f64, high: f64) -> (i32, i32) {
-    // What lies on a power is not moved to the next by rounding.
+    // A value on a power must not move to the next one by rounding.
     let (a, b) = ((low + 1e-9).floor() as i32, (high - 1e-9).ceil() as i32);
     (a, b.max(a + 1))
 }
@@ -159,14 +161,14 @@ fn round_step(v: f64) -> f64 {
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|s| *s >= v * 0.999_999).unwrap_or(10.0 * power)
 }
 
-/// Without what rounding left behind.
+/// A number as text, without the residue of rounding.
 fn number(v: f64) -> String {
     let s = format!("{v:.6}");
     let s = s.trim_end_matches('0').trim_end_matches('.');
     if s.is_empty() || s == "-0" { "0".into() } else { s.into() }
 }
 
-/// A size in the units that it is whole in.
+/// A size in the largest unit in which it is a whole number.
 pub fn bytes(v: f64) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
     let unit = units.into_iter().find(|(e, _)| v >= 2f64.powi(*e) && v % 2f64.powi(*e) == 0.0);
@@ -178,8 +180,8 @@ fn escape(s: &str) -> String {
 }
 
 impl Plot {
-    /// The plot as a file of its own, or as an element of an HTML page. Legend entries stand below the plot, two in a
-    /// row.
+    /// The plot as a file of its own, or as an element of an HTML page. The legend's entries stand
+    /// below the plot, two in a row.
     pub fn svg(&self) -> String {
         let points = || self.series.iter().flat_map(|s| s.points.iter().chain(&s.along));
         let shown = || points().filter(|p| self.shows(p));
@@ -267,7 +269,7 @@ impl Plot {
     }
 }
 
-/// A marker of its own for each series: disc, square, triangle, ring, diamond, cross.
+/// Draws a series' marker: disc, square, triangle, ring, diamond or cross.
 fn marker(series: usize, (x, y): (f64, f64), colour: &str) -> String {
     let path = |d: String| format!("<path d=\"M{x:.1} {y:.1}{d}z\" fill=\"{colour}\"/>");
     match series % 6 {

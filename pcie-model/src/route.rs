@@ -1,4 +1,4 @@
-//! What lies between a GPU and a NIC.
+//! The route between a GPU and a NIC.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,7 +22,7 @@ pub enum Hop {
 }
 
 impl Hop {
-    /// One-way latency, ns.
+    /// The hop's latency, one way, in ns.
     pub fn latency(self, p: &Parameters) -> f64 {
         match self {
             Hop::Switch => p.switch_ns,
@@ -61,59 +61,60 @@ impl FromStr for Hop {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Window {
-    /// Host memory: the NIC reads it from there once more, over a short way.
+    /// In host memory: the NIC then reads it from there, over a short way.
     #[default]
     Host,
-    /// The NIC's own memory.
+    /// In the NIC's own memory.
     Nic,
 }
 
-/// The way from GPU to NIC.
+/// The route from GPU to NIC.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Route {
-    /// The narrowest link of the way.
+    /// The narrowest link of the route.
     pub link: Link,
-    /// What lies between, from the GPU on. None: they share a wire.
+    /// The hops between, from the GPU on. None means that GPU and NIC share a wire.
     pub hops: Vec<Hop>,
     /// Where the window lies.
     pub window: Window,
-    /// Writers (GPUs) that share the narrowest link. 0 and 1 mean: this one alone.
+    /// How many writers (GPUs) share the narrowest link. 0 and 1 both mean only this one.
     pub sharers: u32,
 }
 
 impl Route {
-    /// Whether such a way can be.
+    /// Checks that such a route is possible.
     ///
     /// # Errors
-    /// The first parameter that is not allowed, with what is.
+    /// The first parameter that is not allowed, with the allowed values.
     pub fn check(&self) -> Result<()> {
         self.link.check()?;
         within("hops", self.hops.len() as f64, 0.0, 32.0)?;
         within("sharers", self.sharers.into(), 0.0, 64.0)
     }
 
-    /// From the GPU to host memory: as far as the first root complex, and over every socket link, for a window lies
-    /// in the NIC's socket. Without a root complex on the way GPU and NIC sit below one up-link: then all of it.
+    /// The hops from the GPU to host memory: as far as the first root complex, and over every link
+    /// between sockets, because a window lies at the NIC's socket. Without a root complex on the
+    /// route, GPU and NIC sit below one up-link, and the hops are all of the route.
     pub fn gpu_to_host(&self) -> Vec<Hop> {
         let sockets = self.hops.iter().filter(|h| **h == Hop::Socket);
         let near = self.hops.iter().take_while(|h| **h != Hop::RootComplex).filter(|h| **h != Hop::Socket);
         near.chain(sockets).copied().collect()
     }
 
-    /// From host memory to the NIC: what lies behind the last root complex.
+    /// The hops from host memory to the NIC: those after the last root complex.
     pub fn host_to_nic(&self) -> Vec<Hop> {
         let behind = self.hops.iter().rposition(|h| *h == Hop::RootComplex).map_or(0, |i| i + 1);
         self.hops[behind..].iter().filter(|h| **h != Hop::Socket).copied().collect()
     }
 
-    /// Whether peers reach each other only through a root complex.
+    /// Whether the two ends reach each other only through a root complex.
     pub fn through_root(&self) -> bool {
         self.hops.iter().any(|h| *h != Hop::Switch)
     }
 }
 
-/// The sum of the hops' one-way latencies, ns.
+/// The sum of the hops' one-way latencies in ns.
 pub fn latency(hops: &[Hop], p: &Parameters) -> f64 {
     hops.iter().map(|h| h.latency(p)).sum()
 }

@@ -1,4 +1,4 @@
-//! Single transfers, as a probe measures them, and the parameters that follow from its figures.
+//! Single transfers as a probe measures them, and the parameters that follow from its figures.
 
 use crate::cost::{Limit, Rate, one_way, round_trip};
 use crate::error::Result;
@@ -6,28 +6,29 @@ use crate::link::Link;
 use crate::parameters::Parameters;
 use crate::route::Hop;
 
-/// SMs store to host memory: `threads` threads, `bytes` each time. The wire with TLPs of `store_tlp`, or
-/// `threads * bytes / store_interval`.
+/// The rate of SMs that store to host memory: `threads` threads, `bytes` each time. The lesser of
+/// the wire with TLPs of `store_tlp`, and `threads * bytes / store_interval`.
 ///
 /// # Errors
-/// As [`Parameters::check`].
+/// Parameters that [`Parameters::check`] refuses.
 pub fn sm_store(link: &Link, p: &Parameters, threads: u32, bytes: u32) -> Result<Rate> {
     bounded(link.write_rate(p.store_tlp)?, f64::from(threads) * f64::from(bytes) / p.store_interval_ns)
 }
 
-/// SMs load from host memory, `bytes` in flight for each of `threads`: `in flight / round trip`, under load.
+/// The rate of SMs that load from host memory with `bytes` in flight for each of `threads`: `in
+/// flight / round trip`, under load.
 ///
 /// # Errors
-/// As [`Link::check`].
+/// A link that [`Link::check`] refuses.
 pub fn sm_load(link: &Link, p: &Parameters, threads: u32, bytes: u32) -> Result<Rate> {
     link.check()?;
     bounded(link.read_rate(), f64::from(threads) * f64::from(bytes) / p.load_interval_ns)
 }
 
-/// Blocks store buffers of `bytes` in bulk (TMA), one at a time each.
+/// The rate of blocks that store buffers of `bytes` in bulk (TMA), one buffer at a time each.
 ///
 /// # Errors
-/// As [`Parameters::check`].
+/// Parameters that [`Parameters::check`] refuses.
 pub fn bulk_store(link: &Link, p: &Parameters, blocks: u32, bytes: u32) -> Result<Rate> {
     bounded(link.write_rate(link.mps)?, f64::from(blocks) * f64::from(bytes) / p.bulk_interval_ns)
 }
@@ -40,49 +41,53 @@ fn bounded(link: f64, issue: f64) -> Result<Rate> {
     })
 }
 
-/// One copy by the copy engine, launch to end, ns: `launch + bytes / bandwidth`.
+/// The time of one copy by the copy engine, from launch to end, in ns: `launch + bytes /
+/// bandwidth`.
 pub fn copy(p: &Parameters, bytes: u64) -> f64 {
     p.copy_launch_ns + bytes as f64 / p.copy_gbs
 }
 
-/// A CPU's write-combined stores into a BAR, ns of CPU time: the first line's, and the wire in TLPs of 64 bytes.
+/// The CPU time of a CPU's write-combined stores into a BAR, in ns: the first line's, plus the wire
+/// in TLPs of 64 bytes.
 ///
 /// # Errors
-/// As [`Link::write_rate`].
+/// A link that [`Link::write_rate`] refuses.
 pub fn cpu_store(link: &Link, p: &Parameters, bytes: u64) -> Result<f64> {
     Ok(p.cpu_store_ns + bytes as f64 / link.write_rate(64)?)
 }
 
-/// From a GPU's store of a flag until it lies in host memory, ns.
+/// The time from a GPU's store of a flag until the flag lies in host memory, in ns.
 pub fn gpu_flag(hops: &[Hop], p: &Parameters) -> f64 {
     p.sm_ns / 2.0 + one_way(hops, p)
 }
 
-/// What a GPU that polls host memory takes to see a flag there, ns, on average: half a round trip until its next
-/// read gets there, and half to come back.
+/// The average time that a GPU that polls host memory takes to see a flag there, in ns: half a
+/// round trip until its next read gets there, and half to come back.
 pub fn gpu_poll(hops: &[Hop], p: &Parameters) -> f64 {
     p.sm_ns + round_trip(hops, p)
 }
 
-/// Flag to the CPU, its answer in host memory, and the GPU ready to send the next, ns.
+/// The time of a flag to the CPU, the CPU's answer in host memory, and the GPU being ready to send
+/// the next flag, in ns.
 pub fn flag_round_trip(hops: &[Hop], p: &Parameters) -> f64 {
     gpu_flag(hops, p) + p.cpu_turn_ns + gpu_poll(hops, p) + p.gpu_turn_ns
 }
 
-/// The same where the CPU answers into GPU memory, which the GPU polls.
+/// The time of a flag's round trip, in ns, if the CPU answers into GPU memory, which the GPU polls.
 pub fn flag_round_trip_bar(hops: &[Hop], p: &Parameters) -> f64 {
     gpu_flag(hops, p) + p.cpu_turn_ns + one_way(hops, p) + p.gpu_turn_ns
 }
 
-/// A system fence behind stores to host memory, ns: a round trip.
+/// The time of a system fence after stores to host memory, in ns: a round trip.
 pub fn fence(hops: &[Hop], p: &Parameters) -> f64 {
     p.sm_ns + round_trip(hops, p)
 }
 
-/// The line through (bytes, ns) that has the least sum of squared *relative* errors: what of a transfer is fixed,
-/// ns, and its bandwidth, GB/s. None with fewer than two different sizes, or where more bytes do not take longer.
+/// Fits a line through (bytes, ns) with the least sum of squared *relative* errors; returns the
+/// fixed part of a transfer in ns and its bandwidth in GB/s. `None` with fewer than two different
+/// sizes, or if more bytes do not take longer.
 pub fn fit_line(points: &[(u64, f64)]) -> Option<(f64, f64)> {
-    // Weights 1/t^2 make the error relative.
+    // Weights of 1/t^2 make the error relative.
     let (mut w, mut x, mut y, mut xx, mut xy) = (0.0, 0.0, 0.0, 0.0, 0.0);
     for &(bytes, ns) in points.iter().filter(|(_, ns)| ns.is_finite() && *ns > 0.0) {
         let (n, g) = (bytes as f64, 1.0 / (ns * ns));
@@ -97,8 +102,8 @@ pub fn fit_line(points: &[(u64, f64)]) -> Option<(f64, f64)> {
     (spread > 1e-9 * w * xx && slope > 0.0).then(|| ((y - slope * x) / w, 1.0 / slope))
 }
 
-/// The interval between rounds of one thread (or block) that `workers`, each with `bytes` a round, reach at `gbs`:
-/// the inverse of [`sm_store`], [`sm_load`] and [`bulk_store`] below the link's rate.
+/// The interval between rounds of one thread (or block), if `workers` of them with `bytes` a round
+/// reach `gbs`: the inverse of [`sm_store`], [`sm_load`] and [`bulk_store`] below the link's rate.
 pub fn fit_interval(workers: u32, bytes: u32, gbs: f64) -> f64 {
     f64::from(workers) * f64::from(bytes) / gbs
 }

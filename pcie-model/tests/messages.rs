@@ -1,4 +1,4 @@
-//! Messages: which way is best, why, where that changes, and the simulator beside it.
+//! Tests of messages: which way is best, why, where that changes, and what the simulator says.
 
 use pushgate_pcie_model::simulator::message_time;
 use pushgate_pcie_model::{Hop, Limit, Link, Parameters, Route, Way, Window, crossings, estimate};
@@ -11,7 +11,7 @@ fn stream(way: Way, r: &Route, p: &Parameters) -> Limit {
     estimate(way, r, p, 1 << 30).unwrap().stream.limit
 }
 
-/// Every bound can bind, and is named.
+/// Every limit can be the one that binds, and is then named.
 #[test]
 fn the_binding_limit_is_named() {
     let p = Parameters::default();
@@ -36,7 +36,7 @@ fn the_binding_limit_is_named() {
     assert!(small.is_latency_bound() && small.reason().starts_with("latency"));
 }
 
-/// The same over a switch alone is no matter for the root complex.
+/// Over a switch only, the root complex's limit does not matter.
 #[test]
 fn a_root_complex_limits_only_what_passes_it() {
     let desktop = Parameters { root_read_gbs: Some(0.0), ..Parameters::default() };
@@ -44,7 +44,7 @@ fn a_root_complex_limits_only_what_passes_it() {
     assert!(below.time_ns.is_finite());
 }
 
-/// At a crossing the times are equal to a byte's worth, and each way is the faster on its side.
+/// At a crossing the times are equal to within a byte, and each way is the faster one on its side.
 #[test]
 fn crossings_are_where_the_order_changes() {
     let mut seen = 0;
@@ -65,7 +65,7 @@ fn crossings_are_where_the_order_changes() {
     assert!(seen >= 4, "{seen} crossings over all these ways");
 }
 
-/// Messages with simulated transfers take what the formulas say, within 5 %.
+/// Messages with simulated transfers take the time of the formulas, within 5 %.
 #[test]
 fn simulated_messages_take_what_the_formulas_say() {
     let mut worst = (0.0, String::new());

@@ -1,4 +1,4 @@
-//! What docs/ shows of latency by hops is what the code makes.
+//! Checks that the latencies by hops shown in docs/ are those that the code computes.
 
 use pushgate_pcie_model::{Hop, Link, Parameters, Route, Way, Window, estimate, hops, transfers};
 
@@ -16,7 +16,7 @@ fn the_committed_plot_is_what_the_code_makes() {
     let made = hops::plot(&rows(), Hop::Switch).svg();
     assert!(
         docs("pcie-latency-by-hops.svg") == made,
-        "make it anew: pushgate model --plot docs/pcie-latency-by-hops.svg"
+        "make the plot again: pushgate model --plot docs/pcie-latency-by-hops.svg"
     );
 }
 
@@ -37,7 +37,8 @@ fn the_table_by_hops_is_what_the_code_makes() {
     }
 }
 
-/// What the page says of one message with a fence of its own over one switch, and of the way around it.
+/// What the page says about one message with a fence of its own over one switch, and about avoiding
+/// it.
 #[test]
 fn the_page_says_what_a_fence_costs() {
     let (p, page) = (Parameters::default(), docs("pcie-model.md"));
@@ -62,7 +63,7 @@ fn the_page_says_what_a_fence_costs() {
     assert!(page.contains(&said), "docs/pcie-model.md lacks: {said}");
 }
 
-/// A write goes the way once, a read twice, over 1 to 6 hops of each kind.
+/// A write travels the way once and a read twice, over 1 to 6 hops of each kind.
 #[test]
 fn a_push_takes_half_of_a_pull() {
     for hop in [Hop::Switch, Hop::RootComplex, Hop::Socket] {

@@ -1,4 +1,4 @@
-//! The simulator against the formulas, and what only the simulator shows.
+//! Compares the simulator with the formulas, and tests what only the simulator shows.
 
 use proptest::prelude::*;
 use pushgate_pcie_model::cost::{self, read_rate, read_time, write_time};
@@ -52,7 +52,7 @@ fn parameters() -> impl Strategy<Value = Parameters> {
         })
 }
 
-/// Room for all that any of these links has on its way.
+/// Room for everything that any of these links has on its way.
 const AMPLE: Buffers =
     Buffers { posted: (1 << 20, 1 << 30), non_posted: 1 << 20, completion: (1 << 20, 1 << 30) };
 
@@ -66,7 +66,7 @@ fn near(got: f64, want: f64, part: f64) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// That many random cases, unless PROPTEST_CASES asks for another number.
+/// Runs this many random cases, unless PROPTEST_CASES asks for another number.
 fn cases(usual: u32) -> ProptestConfig {
     let all = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
     if std::env::var_os("PROPTEST_CASES").is_some() { all } else { ProptestConfig { cases: usual, ..all } }
@@ -75,7 +75,7 @@ fn cases(usual: u32) -> ProptestConfig {
 proptest! {
     #![proptest_config(cases(256))]
 
-    /// Closed forms count the TLPs and bytes that cutting one by one makes.
+    /// The closed forms count the TLPs and bytes that cutting one by one produces.
     #[test]
     fn closed_forms_count_what_cutting_makes(link in link(), address in 0u64..10_000, bytes in 0u64..40_000, tlp in 2u32..=12) {
         let requests: Vec<Piece> = split::requests(&link, address, bytes).collect();
@@ -114,7 +114,8 @@ proptest! {
         near(out.time_ns, read_time(&route, &p, rtt, address, bytes, f64::INFINITY), 0.05)?;
     }
 
-    /// A stream of reads reaches the least of what the wire, the tags and the room for completions allow.
+    /// A stream of reads reaches the least of what the wire, the tags and the room for completions
+    /// allow.
     #[test]
     fn reads_reach_the_rate_of_the_formula(link in link(), tags in 1u32..64, hops in hops(), p in parameters()) {
         let link = Link { tags, ..link };
@@ -129,7 +130,7 @@ proptest! {
         near(out.gbs, rate.gbs, 0.05)?;
     }
 
-    /// Posted writes take one way and the wire's time, whatever their alignment and width.
+    /// Posted writes take one way plus the wire's time, whatever their alignment and width.
     #[test]
     fn writes_take_the_time_of_the_formula(
         link in link(), hops in hops(), p in parameters(), address in 0u64..8192, bytes in 1u64..1_000_000, tlp in 2u32..=12,
@@ -143,7 +144,7 @@ proptest! {
         near(out.time_ns, write_time(&route, &p, address, bytes, tlp).unwrap(), 0.05)?;
     }
 
-    /// The same run from the same seed, and another from another.
+    /// A seed always gives the same run; another seed gives another run.
     #[test]
     fn one_seed_is_one_run(seed in any::<u64>()) {
         let route = Route { hops: vec![Hop::Switch], ..Route::default() };
@@ -156,7 +157,7 @@ proptest! {
     }
 }
 
-/// 512 bytes answered by two completions of 256 with 20 bytes each around them: 512 of 552.
+/// 512 bytes answered by two completions of 256 bytes with 20 bytes each around them: 512 of 552.
 #[test]
 fn a_read_of_512_has_92_75_percent() {
     let link = Link::default();
@@ -169,7 +170,7 @@ fn a_read_of_512_has_92_75_percent() {
     }
 }
 
-/// Few credits bound a stream of posted writes to what they cover: `room / (hop + wire + update)`.
+/// Few credits limit a stream of posted writes to what they cover: `room / (hop + wire + update)`.
 #[test]
 fn credits_bound_posted_writes() {
     let route = Route { hops: vec![Hop::RootComplex], ..Route::default() };
@@ -185,13 +186,14 @@ fn credits_bound_posted_writes() {
         let bound = (f64::from(tlps) * 256.0 / round).min(route.link.write_rate(256).unwrap());
         let got = m.run(&full).unwrap().gbs;
         assert!((got / bound - 1.0).abs() < 0.05, "{tlps} TLPs of room: {got} for {bound}");
-        // Data credits bind in the same way.
+        // Data credits limit in the same way.
         let by_data = Machine { buffers: Buffers { posted: (1 << 20, tlps * 256), ..AMPLE }, ..m };
         assert!((by_data.run(&full).unwrap().gbs / bound - 1.0).abs() < 0.05);
     }
 }
 
-/// The same of completions and of requests in a hop. A reader has room for all that it asked for: there nothing binds.
+/// Few credits limit completions and requests in a hop. A reader has room for everything that it
+/// asked for, so nothing is limited there.
 #[test]
 fn credits_bound_reads_in_hops_and_not_at_ends() {
     let route = Route { hops: vec![Hop::RootComplex], ..Route::default() };
@@ -220,7 +222,7 @@ fn credits_bound_reads_in_hops_and_not_at_ends() {
     }
 }
 
-/// Writers that share a link share it evenly and lose nothing of it; what grows is the delay.
+/// Writers that share a link share it evenly and lose none of it; only the delay grows.
 #[test]
 fn writers_share_a_link_evenly() {
     let route = Route { hops: vec![Hop::Switch, Hop::RootComplex], ..Route::default() };
@@ -239,9 +241,10 @@ fn writers_share_a_link_evenly() {
     assert!(before > 1e4, "eight writers fill the switch's buffers: {before} ns");
 }
 
-/// What was published of two GPUs below one switch that write to two root ports: a tenth and less of one's rate, reads
-/// unaffected. Arbitration and finite buffers do not do that. A root complex that lets no posted write go to a second
-/// target before the first has it does: turns at the switch make every TLP a change of target.
+/// The published case of two GPUs below one switch that write to two root ports: a tenth or less of
+/// one GPU's rate, with reads unaffected. Arbitration and finite buffers do not cause that. A root
+/// complex does that lets no posted write go to a second target before the first has it, because
+/// the switch's turns make every TLP a change of target.
 #[test]
 fn only_an_ordering_host_collapses() {
     let route = Route { hops: vec![Hop::Switch, Hop::RootComplex], ..Route::default() };

@@ -1,6 +1,6 @@
-//! What the formulas say beside what was measured and published: the tables of docs/pcie-model.md. Each row is within
-//! 10 %, fitted or predicted, or stands among those that the page discusses; there, too, the ratio is held, so that the
-//! page stays true.
+//! Compares the formulas with measured and published figures: the tables of docs/pcie-model.md.
+//! Each row, fitted or predicted, is within 10 %, or is among those that the page discusses. For
+//! these the ratio is checked too, so that the page stays true.
 
 use pushgate_pcie_model::cost::{read_rate, read_time, round_trip};
 use pushgate_pcie_model::transfers::{
@@ -16,7 +16,7 @@ struct Row {
     unit: &'static str,
     formula: f64,
     measured: f64,
-    /// Parameters that were chosen so that this row, among others, comes out.
+    /// The parameters that were chosen to reproduce this row, among others.
     fits: &'static [&'static str],
 }
 
@@ -33,7 +33,7 @@ impl Row {
         (self.formula / self.measured - 1.0).abs()
     }
 
-    /// As the page has it.
+    /// The row as the page has it.
     fn text(&self) -> String {
         let Row { what, source, unit, formula, measured, fits } = self;
         let ratio = formula / measured;
@@ -70,7 +70,7 @@ fn bulk(p: &Parameters, blocks: u32) -> f64 {
     bulk_store(&gen5(), p, blocks, 16 << 10).unwrap().gbs
 }
 
-/// A read over those hops of Gen3 x8, its time on the wire included.
+/// The time of a read over these hops of Gen3 x8, with its time on the wire.
 fn nfp(p: &Parameters, hops: &[Hop], bytes: u64) -> f64 {
     let route = Route { link: older(3, 8), hops: hops.to_vec(), ..Route::default() };
     read_time(&route, p, round_trip(hops, p), 0, bytes, f64::INFINITY)
@@ -80,12 +80,13 @@ fn pushes(p: &Parameters) -> f64 {
     estimate(Way::Push, &Route::default(), p, 1 << 30).unwrap().stream.gbs
 }
 
-/// 64 KiB, fence, flag there and back, by that many threads.
+/// The time of 64 KiB, a fence, and a flag there and back, with this many threads.
 fn burst(p: &Parameters, threads: u32) -> f64 {
     (flag_round_trip(&[], p) + fence(&[], p) + 65536.0 / stores(&gen5(), p, threads, 16)) / 1e3
 }
 
-/// What parameters were fitted to: that these come out says that the formula has the right shape, no more.
+/// The rows that parameters were fitted to: that they are reproduced shows that the formula has the
+/// right shape, nothing more.
 fn fitted(p: &Parameters) -> Vec<Row> {
     let copied = |bytes| copy(p, bytes) / 1e3;
     let flags = &["sm_ns", "cpu_turn_ns", "gpu_turn_ns"];
@@ -175,7 +176,7 @@ fn fitted(p: &Parameters) -> Vec<Row> {
     ]
 }
 
-/// What no parameter was fitted to, within 10 %.
+/// The rows that no parameter was fitted to, within 10 %.
 fn predicted(p: &Parameters) -> Vec<Row> {
     let v100 = older(3, 16);
     let written = |bytes| cpu_store(&v100, p, bytes).unwrap();
@@ -267,7 +268,7 @@ fn page() -> String {
     std::fs::read_to_string(path).expect("docs/pcie-model.md is readable")
 }
 
-/// The rows of the first table behind that heading, without its two lines of head.
+/// The rows of the first table after a heading, without its two header lines.
 fn table<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
     let at =
         page.find(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("docs/pcie-model.md has no {heading}"));
@@ -284,7 +285,7 @@ fn every_row_is_within_ten_percent_or_discussed() {
     assert!(wrong.is_empty(), "listed on the wrong side: {wrong:#?}");
 }
 
-/// No row more, none less, no other figure.
+/// The page has exactly these rows, with these figures.
 #[test]
 fn the_page_has_these_rows_and_no_others() {
     let (p, page) = (Parameters::default(), page());
@@ -298,7 +299,7 @@ fn the_page_has_these_rows_and_no_others() {
     }
 }
 
-/// A row that a parameter is said to be fitted to depends on it.
+/// A row to which a parameter is said to be fitted depends on that parameter.
 #[test]
 fn what_is_fitted_moves_with_its_parameter() {
     let p = Parameters::default();
@@ -318,7 +319,8 @@ fn what_is_fitted_moves_with_its_parameter() {
     }
 }
 
-/// What pcie-bench's formulas give, worked out apart from this code, GB/s, and the page's table of it.
+/// What pcie-bench's formulas give in GB/s, worked out apart from this code, and the page's table
+/// of it.
 #[test]
 fn ceilings_are_those_of_pcie_bench() {
     let page = page();
@@ -350,7 +352,8 @@ fn ceilings_are_those_of_pcie_bench() {
     }
 }
 
-/// Reads that tags bound: Little's law by hand, GB/s, beside the page's table, which adds a request's time on the wire.
+/// Reads that tags limit: Little's law by hand in GB/s, beside the page's table, which adds a
+/// request's time on the wire.
 #[test]
 fn reads_with_few_tags_follow_littles_law() {
     let page = page();
@@ -374,7 +377,7 @@ fn reads_with_few_tags_follow_littles_law() {
     }
 }
 
-/// Other reading of the same tables: narrower TLPs and cheaper DLLPs give what H200s reach as well.
+/// Another reading of the same tables: narrower TLPs and cheaper DLLPs also give what H200s reach.
 #[test]
 fn both_ways_of_counting_dllps_fit_stores() {
     let symbols = Link { dllps: Dllps::SymbolTimes, ..Link::default() };
@@ -383,7 +386,8 @@ fn both_ways_of_counting_dllps_fit_stores() {
     }
 }
 
-/// An answer to 512 bytes at offsets into a line, by MPS and RCB: the table of the page.
+/// The table of the page: the completions that answer 512 bytes at offsets into a line, by MPS and
+/// RCB.
 #[test]
 fn the_page_has_the_table_of_unaligned_reads() {
     let page = page();

@@ -59,7 +59,7 @@ pub enum GrantError {
     },
 }
 
-/// See the module's text.
+/// The gate of one queue pair: lends the resources that a send consumes, as [`Permit`]s.
 #[derive(Debug)]
 pub struct Gate {
     limits: Limits,

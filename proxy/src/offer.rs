@@ -12,7 +12,8 @@ use pushgate_driver_shim::segment::{Geometry, Segment, check_header};
 use pushgate_driver_shim::window::Window;
 use serde::{Deserialize, Serialize};
 
-/// See the module's text.
+/// One end's offer of a `local` queue pair: the sizes of its link segment and window, and how its
+/// engine is woken. The descriptors travel beside it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LocalOffer {
     abi: u32,

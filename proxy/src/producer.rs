@@ -63,7 +63,8 @@ pub struct Received {
     pub inline: [u8; abi::PUSHGATE_INLINE_SEND as usize],
 }
 
-/// See the module's text. For one thread at a time.
+/// A program's side of a queue pair on the host: pushes payload, publishes WQEs, posts receives and
+/// reads what the engine says. For one thread at a time.
 pub struct Producer {
     geometry: Geometry,
     window: Arc<dyn Window>,

@@ -34,8 +34,8 @@ pub struct Completion {
     pub length: u32,
 }
 
-/// See the module's text. Cursors are cumulative and never wrap in practice
-/// (2^64 messages).
+/// The staging ring of one queue pair, as the proxy keeps it: which slots were released, and which
+/// may be given back. Cursors are cumulative and never wrap in practice (2^64 messages).
 #[derive(Debug)]
 pub struct Staging {
     slots_log: u32,

@@ -1,4 +1,5 @@
-//! What a peer can do to an engine by the doorbells between the two: ring it, and nothing else.
+//! Tests what a peer can do to an engine through the doorbells between the two: ring it, and
+//! nothing else.
 
 mod common;
 
@@ -24,28 +25,29 @@ use pushgate_tests::hang;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{SendFlags, Shutdown, send, shutdown};
 
-/// An engine that serves an evil peer and a good one, wherever it runs.
+/// An engine that serves an evil peer and a good one, wherever the engine runs.
 struct Served {
     engine: Box<dyn Proxy>,
-    /// Its doorbell, for the device of a program in its own process.
+    /// The engine's doorbell, for the device of a program in this process.
     own: Option<EventFd>,
 }
 
 /// The good peer, and the devices at both ends.
 struct Good {
     engine: Engine,
-    /// At the served end, then at the good one.
+    /// The device at the served end, then the device at the good peer's end.
     devices: [Device; 2],
 }
 
-/// The peer that nothing is expected of: its memory and its ends of both bells.
+/// The evil peer: its memory and its ends of both bells.
 struct Evil {
     memory: Arc<Memory>,
     /// The doorbell that the served engine rings.
     bell: Bell,
-    /// The descriptor by which the served engine rings that doorbell; the peer has the descriptor, too.
+    /// The descriptor by which the served engine rings that doorbell; the peer has the descriptor
+    /// too.
     ringer: OwnedFd,
-    /// What rings the served engine.
+    /// The ringer for the served engine.
     rings: Ringer,
     /// The device at the served end.
     device: Device,
@@ -68,7 +70,7 @@ fn dup(fd: BorrowedFd<'_>) -> OwnedFd {
     fd.try_clone_to_owned().unwrap()
 }
 
-/// Both peers of the engine, joined, each with messages to send at the served end.
+/// Makes both peers of the engine, joined, each with messages to send at the served end.
 fn peers(served: &Served) -> (Evil, Good) {
     let m = [0, 1, 0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     let bell_of = |served: &Served| served.own.as_ref().map(|b| b.try_clone().unwrap());
@@ -91,12 +93,12 @@ fn peers(served: &Served) -> (Evil, Good) {
 }
 
 impl Good {
-    /// Messages there and back; each waits until engines sleep, or not.
+    /// Passes messages there and back; for some of them waits until engines sleep.
     fn messages(&mut self, n: u32) {
         for tag in 0..n {
             for from in [0, 1] {
                 if tag % 2 == 0 {
-                    // About when an engine falls asleep.
+                    // About the time when an engine falls asleep.
                     std::thread::sleep(Duration::from_micros(tag as u64 * 37 % 300));
                 }
                 let begin = Instant::now();
@@ -114,7 +116,7 @@ impl Good {
 }
 
 impl Evil {
-    /// Makes all that it holds blocking, and full, and says that it sleeps.
+    /// Makes everything that the peer holds blocking and full, and says that the peer sleeps.
     fn set_trap(&self) {
         for fd in [self.bell.handle(), self.ringer.as_fd(), self.rings.as_fd()] {
             fcntl_setfl(fd, fcntl_getfl(fd).unwrap() & !OFlags::NONBLOCK).unwrap();
@@ -122,12 +124,12 @@ impl Evil {
         let one_more = || send(&self.ringer, &[0; 64], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok();
         while one_more() {}
         let link = &self.memory.link;
-        // A receive is granted, so that there is something to ring for.
+        // Grants a receive, so that the served engine has a reason to ring.
         ring::advance(&link.words(abi::PUSHGATE_LINK_GRANTED as usize, 1)[0], 8);
         link.words(abi::PUSHGATE_LINK_SLEEPING as usize, 1)[0].store(1, Ordering::SeqCst);
     }
 
-    /// The served engine has something for it, and rings.
+    /// Makes the served engine ring the evil peer, because it has something for it.
     fn is_rung(&mut self, served: &Served) {
         let rings = || served.engine.counters().unwrap().rings;
         let before = rings();
@@ -146,7 +148,7 @@ fn thread() -> Served {
     Served { engine: Box::new(engine), own: Some(bell) }
 }
 
-/// `pushgate proxy`, as a thread of this process.
+/// `pushgate proxy`, run as a thread of this process.
 struct Server {
     stop: EventFd,
     thread: Option<JoinHandle<std::io::Result<()>>>,
@@ -179,7 +181,7 @@ fn a_trap_catches_nobody(served: Served) {
     evil.set_trap();
     evil.is_rung(&served);
     good.messages(20);
-    // The other bell: full, and no ring of the good peer's is behind that.
+    // The other bell is full too, so a ring of the good peer must not be queued behind that.
     let full = || send(evil.rings.as_fd(), &[0; 64], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_err();
     let begin = Instant::now();
     while !full() {
@@ -200,8 +202,9 @@ fn p8_a_peer_whose_bells_are_full_and_blocking_stops_no_engine_of_a_proxy_proces
     a_trap_catches_nobody(served);
 }
 
-/// A silent bell that was polled all the same would be found readable each time: the engine would
-/// never sleep. It looks by itself ten times a second, and how often it slept tells.
+/// If a silent bell were still polled, it would be found readable each time, and the engine would
+/// never sleep. The engine looks by itself ten times a second, and the number of its sleeps shows
+/// whether it sleeps.
 #[test]
 fn p8_a_peer_that_shuts_its_bell_down_keeps_no_engine_awake_and_hides_no_ring() {
     let served = thread();
@@ -214,13 +217,14 @@ fn p8_a_peer_that_shuts_its_bell_down_keeps_no_engine_awake_and_hides_no_ring() 
     let (before, begin) = (sleeps(), Instant::now());
     std::thread::sleep(Duration::from_secs(1));
     let (slept, tenths) = (sleeps() - before, begin.elapsed().as_millis() as u64 / 100);
-    // Each time for a tenth of a second; twice as often, for the questions above.
+    // Each sleep lasts a tenth of a second; the limit is twice that rate, because of the questions
+    // above.
     assert!(
         slept <= 2 * tenths + 4,
         "{slept} sleeps in {tenths} tenths of a second: a poll finds the dead bell"
     );
     good.messages(20);
-    // The dead end is closed too, with what rings it.
+    // The dead end is closed too, with its ringer.
     drop(evil);
     good.messages(4);
     assert_eq!(good.engine.counters().unwrap().dropped, 0);

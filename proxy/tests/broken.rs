@@ -1,4 +1,5 @@
-//! A transport that breaks and cannot tell its peer: the engine hands the cause to what can tell the peer.
+//! Tests a transport that breaks and cannot tell its peer: the engine hands the cause to the
+//! program, which can.
 
 mod common;
 
@@ -16,7 +17,7 @@ use pushgate_proxy::session::Status;
 
 const CAUSE: Status = Status { code: abi::PUSHGATE_LINK_DOWN as u8, rank: None, detail: 4 };
 
-/// A transport over which nothing comes, and which has failed.
+/// A transport that has failed and brings nothing.
 struct Failed;
 
 impl QueuePair for Failed {
@@ -97,7 +98,7 @@ fn p7_a_transport_that_breaks_tells_its_cause_once_to_who_can_tell_the_peer() {
     let (sender, told) = channel();
     let mut end = endpoint(&memory).with_broken(Box::new(move |status| sender.send(status).unwrap()));
     end.tick(1);
-    // The peer is told whose end it was.
+    // The peer is told which rank's end failed.
     assert_eq!(told.try_recv(), Ok(Status { rank: Some(0), ..CAUSE }));
     assert_eq!(end.status(), Some(CAUSE));
     end.tick(2);

@@ -1,4 +1,4 @@
-//! An engine that has much to copy keeps time by the clock.
+//! Tests that an engine with much to copy still keeps time by the clock.
 
 mod common;
 
@@ -15,17 +15,17 @@ use pushgate_proxy::idle::Wake;
 use pushgate_proxy::session::Status;
 use pushgate_tests::hang;
 
-/// Queue pairs of the engine.
+/// How many queue pairs each engine has.
 const QPS: usize = 8;
-/// A message: 128 passes that copy 1 MiB.
+/// Bytes of a message: 128 passes that copy 1 MiB each.
 const BYTES: usize = 128 << 20;
 struct Busy {
     engines: [Engine; 2],
-    /// Of each queue pair, what the engines call it, and its devices.
+    /// For each queue pair, its number in either engine, and its devices.
     qps: Vec<([QpId; 2], [Device; 2])>,
 }
 
-/// Two engines; all that side 1 does is to copy messages of [`BYTES`], 15 of each queue pair.
+/// Makes two engines; side 1 does nothing but copy messages of [`BYTES`], 15 on each queue pair.
 fn busy(from: &Region, to: &Region) -> Busy {
     let engines = [0, 1].map(|_| Engine::start(EventFd::new().unwrap(), EngineOptions::default()).unwrap());
     let qps: Vec<_> = (0..QPS)
@@ -36,7 +36,7 @@ fn busy(from: &Region, to: &Region) -> Busy {
                 let end = Endpoint::local(m[i].joined(&m[1 - i], None), options(1 - i as u32)).unwrap();
                 engines[i].add_qp(end, Wake::Polled).unwrap()
             });
-            // SAFETY: both outlive the engines, and nobody has a reference into them.
+            // SAFETY: both regions outlive the engines, and no references into them exist.
             let [lkey, rkey] = [(0, from), (1, to)]
                 .map(|(i, r)| unsafe { engines[i].add_region(qp[i], r.memory(), BYTES as u64) }.unwrap());
             let put = Record { flags: Record::REGION, place: lkey, rkey, ..Record::new(Opcode::Put) };
@@ -49,13 +49,14 @@ fn busy(from: &Region, to: &Region) -> Busy {
     Busy { engines, qps }
 }
 
-/// The deadline is the promise here: 100 ms with eight saturated queue pairs. On a machine whose
-/// processors have other work, an engine is held up like anybody: what a question to the
-/// same engine took in the same run, which it answers once a pass, is the room that is given.
+/// The promised deadline is 100 ms with eight saturated queue pairs. If the processors have other
+/// work, an engine is delayed like any thread. So the limit leaves as much room as a question to
+/// the same engine took in the same run; the engine answers questions once a pass.
 #[test]
 fn p7_a_peers_abort_is_seen_in_100_ms_by_an_engine_with_eight_saturated_queue_pairs() {
     let [from, to] = [0, 1].map(|_| Region::new(BYTES));
-    // This thread may be held up until all is delivered: that says nothing.
+    // This thread may be delayed until everything is delivered, which says nothing about the
+    // engine.
     let (took, longest) = (0..20)
         .find_map(|_| abort_beside_copies(&from, &to))
         .expect("the queue pairs are saturated while the abort is on its way");
@@ -63,8 +64,8 @@ fn p7_a_peers_abort_is_seen_in_100_ms_by_an_engine_with_eight_saturated_queue_pa
     assert!(took <= limit, "an abort was seen after {took:?}, the limit is {limit:?}");
 }
 
-/// How long an abort takes beside the copies of eight queue pairs, and the longest answer of the engine that
-/// copies. `None` where all was delivered before both were known.
+/// Measures how long an abort takes beside the copies of eight queue pairs, and the longest answer
+/// of the engine that copies. `None` if everything was delivered before both were known.
 fn abort_beside_copies(from: &Region, to: &Region) -> Option<(Duration, Duration)> {
     let Busy { engines, qps } = busy(from, to);
     let ([sending, receiving], devices) = &qps[QPS - 1];
@@ -74,7 +75,7 @@ fn abort_beside_copies(from: &Region, to: &Region) -> Option<(Duration, Duration
         assert_eq!(engines[1].status(qps[0].0[1]).unwrap(), None);
         begin.elapsed()
     };
-    // All of them are being copied.
+    // Until all of them are being copied.
     while engines[0].counters().unwrap().released < QPS as u64 * 15 {
         assert!(begin.elapsed() < hang(), "the messages are not sent");
     }

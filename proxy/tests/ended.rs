@@ -1,4 +1,4 @@
-//! What an end that fails or closes owes its device and its peer, and in which order.
+//! Tests what an end that fails or closes owes its device and its peer, and in which order.
 
 mod common;
 
@@ -43,7 +43,7 @@ fn half_read() -> HalfRead {
     let lkey = pair.ends[0].add_region(source.memory(), bytes).unwrap();
     let rkey = pair.ends[1].add_region(into.memory(), bytes).unwrap();
     source.write(0, &vec![1; 3 * MIB]);
-    // Each end learns that the other can read it.
+    // Each end finds out that the other can read its memory.
     pair.settle();
     pair.devices[1].post_recv(rkey, 0, bytes as u32, 7);
     pair.poll(1);
@@ -87,7 +87,7 @@ fn p7_a_region_unmapped_behind_the_senders_end_is_that_end_and_no_violation() {
 /// What the device's segment said when the peer was told of the end: its status, and the first CQE.
 type Seen = Arc<Mutex<Vec<(u64, u64)>>>;
 
-/// A queue pair that notes, whenever something goes to the peer, what the device can see.
+/// A queue pair that records what the device can see whenever something goes to the peer.
 struct Watched {
     qp: LocalQp,
     control: Arc<SharedMemory>,
@@ -142,7 +142,7 @@ impl QueuePair for Watched {
         self.qp.region_sends()
     }
     unsafe fn read_peer(&self, address: u64, to: usize, length: usize) -> io::Result<usize> {
-        // SAFETY: our caller promises the same.
+        // SAFETY: our caller promises what the inner call requires.
         unsafe { self.qp.read_peer(address, to, length) }
     }
     fn acknowledge(&mut self, counts: PeerCounts) {
@@ -174,8 +174,8 @@ fn watched() -> (Endpoint, Device, Seen) {
     (end, device, seen)
 }
 
-/// An endpoint and its device over a transport that works on behind an end, if `works`, until the
-/// test stops the transport.
+/// An endpoint and its device over a transport that, if `works`, goes on working after an end until
+/// the test stops the transport.
 fn watched_while(works: bool) -> (Endpoint, Device, Seen, Arc<AtomicBool>) {
     let [own, peer] = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     let m = own.joined(&peer, None);
@@ -254,7 +254,7 @@ fn p7_an_engine_does_not_sleep_before_an_end_is_shown() {
 
 // ------------------------------------------------------- a device that copies for ever
 
-/// A copy engine none of whose copies ends.
+/// A copy engine whose copies never end.
 struct Stuck {
     started: Arc<AtomicU64>,
     _here: Arc<()>,
@@ -279,7 +279,7 @@ fn p8_an_engine_that_ends_keeps_what_a_device_still_copies() {
     let end = Endpoint::local(own.joined(&peer, None), options(1)).unwrap();
     let qp = engine.add_qp(end, Wake::Polled).unwrap();
     let device_memory = RegionMemory::Device { address: 4096, exported: None };
-    // SAFETY: what would be written there never is.
+    // SAFETY: nothing is ever written there.
     let rkey = unsafe { engine.add_region(qp, device_memory, 4096) }.unwrap();
     let mut sender = Endpoint::local(peer.joined(&own, None), options(0)).unwrap();
     let mut device = Device::new(&peer, &own);
@@ -301,7 +301,7 @@ fn p8_an_engine_that_ends_keeps_what_a_device_still_copies() {
 
 // ------------------------------------------------------- copies that are under way
 
-/// A PUT of three MiB to side 1, which has copied the first: its region and its key there.
+/// A PUT of three MiB to side 1, which has copied the first; also side 1's region and its key.
 fn half_copied(source: fn(&mut Pair) -> Record) -> (Pair, Region, u32) {
     let geometry = Geometry { window_log: 16, ..GEOMETRY };
     assert!(UNIT << geometry.window_log >= 3 * MIB);
@@ -387,7 +387,7 @@ fn p3_p5_an_end_is_shown_when_a_devices_copies_have_ended() {
 
 // ------------------------------------------------------- an engine that panics
 
-/// A copy engine that panics when it is asked, as soon as the test says so.
+/// A copy engine that panics when it is asked, once the test says so.
 struct Panics {
     started: Arc<AtomicU64>,
     now: Arc<AtomicBool>,
@@ -415,7 +415,7 @@ fn p7_p8_an_engine_that_panics_tells_who_waits_and_says_which_memory_stays() {
     let (other, other_device, _) = watched();
     let other = engine.add_qp(other, Wake::Polled).unwrap();
     let device_memory = RegionMemory::Device { address: 4096, exported: None };
-    // SAFETY: what would be written there never is.
+    // SAFETY: nothing is ever written there.
     let rkey = unsafe { engine.add_region(copied, device_memory, 4096) }.unwrap();
     let mut sender = Endpoint::local(peer.joined(&own, None), options(0)).unwrap();
     let mut device = Device::new(&peer, &own);
@@ -435,7 +435,7 @@ fn p7_p8_an_engine_that_panics_tells_who_waits_and_says_which_memory_stays() {
         let status = device.status().map(|s| s.code as u32);
         assert_eq!(status, Some(abi::PUSHGATE_ABORTED), "who waits is told");
     }
-    // The engine is gone, and with it what it knew of each queue pair.
+    // The engine is gone, and with it what it knew about each queue pair.
     let removed = engine.remove_qp(other);
     assert!(matches!(removed, Err(EngineError::Unsettled(_))), "{removed:?}");
     drop(sender);

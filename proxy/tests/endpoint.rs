@@ -1,5 +1,5 @@
-//! Two endpoints joined by a queue pair (see `common`), a device on each side, one
-//! thread, virtual time. Tests bear the names of the promises.
+//! Tests two endpoints joined by a queue pair (see `common`), with a device on each side, in one
+//! thread and virtual time. Tests' names begin with the promises that they test.
 
 mod common;
 
@@ -32,7 +32,7 @@ fn bytes(seed: u64, length: usize) -> Vec<u8> {
     b
 }
 
-/// Receives one message, checks tag and content, and gives it back.
+/// Receives one message, checks tag and content, and releases it.
 fn take(device: &mut Device, tag: u32, content: &[u8]) {
     let m = device.try_recv().unwrap_or_else(|| panic!("message {tag} is not there"));
     let mut found = vec![0; m.length as usize];
@@ -78,7 +78,7 @@ fn planned(largest: usize) -> impl Strategy<Value = Planned> {
             Kind::Inline => r as usize % 41,
             Kind::PutInline => r as usize % 17,
             Kind::Signal => 0,
-            // Often whole units or the whole ring, else anything.
+            // Often whole units or the whole ring, otherwise any length.
             _ => match r % 4 {
                 0 => largest,
                 1 => r as usize / 4 % (largest / UNIT + 1) * UNIT,
@@ -174,7 +174,7 @@ impl Flow {
         self.posted += device.post(record, &self.content(i)) as usize;
     }
 
-    /// What a kernel does that reserved and then has nothing to say.
+    /// Does what a kernel does that has reserved and then has nothing to send.
     fn nop(&mut self, device: &mut Device, units: u64) {
         if let Some((slot, place)) = device.take(units, false) {
             let nop = Record { place: place as u32, place_offset: units, ..Record::new(Opcode::Nop) };
@@ -203,7 +203,7 @@ impl Flow {
         self.check_held(device, 0..self.held.len());
     }
 
-    /// P1: what a reader holds stays what it was.
+    /// P1: what a reader holds stays unchanged.
     fn check_held(&self, device: &Device, which: std::ops::Range<usize>) {
         for (m, i) in &self.held[which] {
             let mut found = vec![0; m.length as usize];
@@ -221,7 +221,7 @@ impl Flow {
         }
     }
 
-    /// P3: whoever sees a signal sees the data before it.
+    /// P3: a reader that sees a signal sees the data before it.
     fn look_at_signals(&mut self, device: &Device) {
         for i in self.seen..self.plan.len() {
             if self.plan[i].is_send() {
@@ -238,8 +238,7 @@ impl Flow {
         }
     }
 
-    /// P4: no message was released for which the receiver had not granted a
-    /// receive.
+    /// P4: no message was released for which the receiver had not granted a receive.
     fn check_credits(&self, pair: &Pair, rx_log: u32) {
         let released = pair.ends[self.from].counters().released as usize;
         let sends = self.plan[..released].iter().filter(|p| p.is_send()).count() as u64;
@@ -469,8 +468,8 @@ fn p5_a_slow_reader_is_copied_out_so_that_the_sender_goes_on() {
     }
     let c = pair.ends[1].counters();
     assert_eq!((c.copied_out, c.copies, c.delivered), (6, 6, 8), "two in place, then copies");
-    // The first eight messages fill the window: what is copied out is not given
-    // back before what is held in place in front of it (P5).
+    // The first eight messages fill the window: what is copied out is not given back before the
+    // messages held in place in front of it (P5).
     assert_eq!(pair.ends[0].counters().retired, 0);
     assert!(!pair.devices[0].post(window_send(8), &content(8)));
     for i in 0..2 {
@@ -490,7 +489,7 @@ fn p5_a_slow_reader_is_copied_out_so_that_the_sender_goes_on() {
 
 #[test]
 fn p3_p8_a_device_that_sees_its_segments_alone_receives_in_its_landing_ring() {
-    // A reader that keeps up, which else would receive in place.
+    // A reader that keeps up and would otherwise receive in place.
     let mut pair = Pair::new(GEOMETRY, [options(1), QpOptions { slow_ns: 1_000_000, ..options(0) }]);
     pair.ends = pair.ends.map(|end| end.with_inbound_copied());
     for i in 0..50 {
@@ -517,7 +516,7 @@ fn p5_nothing_is_copied_out_for_a_reader_that_keeps_up() {
     let content = |i: u32| bytes(i as u64, 4 * UNIT);
     let mut posted = 0;
     for i in 0..50u64 {
-        // It holds far more than its share, but gives back all the time.
+        // The reader holds far more than its share, but gives messages back all the time.
         while pair.devices[0].post(window_send(posted), &content(posted)) {
             posted += 1;
         }
@@ -527,7 +526,7 @@ fn p5_nothing_is_copied_out_for_a_reader_that_keeps_up() {
         pair.settle();
     }
     assert_eq!(pair.ends[1].counters().copied_out, 0);
-    // Now it stops.
+    // Now the reader stops.
     pair.tick(1_000_000 + 50 * 900);
     pair.tick(1_000_000 + 51 * 900);
     pair.tick(1_000_000 + 52 * 900);
@@ -610,7 +609,7 @@ fn p4_posted_receives_are_taken_in_order_and_no_more_than_the_ring_holds() {
 
 #[test]
 fn p7_receives_that_do_not_fit_end_both_sides_with_a_status() {
-    // What was posted, made of the right key: key, offset, length, tag.
+    // What was posted, derived from the right key: key, offset, length, tag.
     type Receive = fn(u32) -> (u32, u64, u32, u32);
     let cases: [(&str, Receive); 3] = [
         ("too small a buffer", |key| (key, 0, 29, 5)),
@@ -626,7 +625,8 @@ fn p7_receives_that_do_not_fit_end_both_sides_with_a_status() {
         pair.settle();
         pair.tick(1);
         assert_eq!(pair.codes(), [REFUSED, REFUSED], "{what}");
-        // Who sent more than there was room for, or posted what is no room.
+        // The end at fault: it sent more than there was room for, or posted something that is no
+        // room.
         let culprit = if what == "too small a buffer" { 0 } else { 1 };
         assert_eq!(pair.devices[1].status().unwrap().rank, Some(culprit), "{what}");
         assert!(pair.devices[1].try_recv().is_none(), "{what}");
@@ -669,7 +669,7 @@ fn p4_p7_a_send_whose_tag_is_not_posted_waits_for_it_or_for_the_end() {
         pair.devices[1].post_recv(key, 100, 100, 2);
         let record = Record { flags: Record::SIGNALED, ..window_send(3) };
         assert!(pair.devices[0].post(record, &bytes(3, 80)));
-        // Behind it and with its receive there: it does not overtake.
+        // Posted later, with its receive there: it does not overtake.
         assert!(pair.devices[0].post(inline_send(1), b"one"));
         pair.settle();
         pair.tick(1 << 40);
@@ -698,7 +698,7 @@ fn p4_p7_a_send_whose_tag_is_not_posted_waits_for_it_or_for_the_end() {
 proptest! {
     #![proptest_config(Config::with_cases(if rdma::chosen() { 20 } else { 200 }))]
 
-    /// Against a list that one could write on paper.
+    /// Compared with a simple list as model.
     #[test]
     fn p4_p6_tags_match_as_the_model_says(steps in prop::collection::vec((0u8..6, 0u32..4), 0..150)) {
         let (mut pair, region, key) = with_receives(15_000);
@@ -749,7 +749,7 @@ proptest! {
 
 // ------------------------------------------------- out of regions of the sender
 
-/// A region of each side; the sender's holds what `bytes(3, ...)` makes.
+/// A region of each side; the sender's holds the bytes of `bytes(3, ...)`.
 struct Sending {
     pair: Pair,
     from: Region,
@@ -758,14 +758,14 @@ struct Sending {
     rkey: u32,
 }
 
-/// Over the queue pair that the suite runs over. RDMA needs posted receives: without them a SEND out
-/// of a region is refused there.
+/// Sends over the queue pair that the suite runs over. RDMA needs posted receives: without them it
+/// refuses a SEND out of a region.
 fn sending(posted_receives: bool, length: usize) -> Sending {
     let receiver = QpOptions { posted_receives, ..options(0) };
     sending_over(Pair::new(GEOMETRY, [options(1), receiver]), length)
 }
 
-/// Over `local`, whatever the suite runs over.
+/// Sends over `local`, whatever the suite runs over.
 fn sending_locally(posted_receives: bool, length: usize) -> Sending {
     let receiver = QpOptions { posted_receives, ..options(0) };
     sending_over(Pair::local(GEOMETRY, [options(1), receiver]), length)
@@ -790,7 +790,7 @@ fn p3_p5_a_send_out_of_a_region_lands_in_a_posted_buffer_and_then_completes() {
         s.pair.devices[1].post_recv(s.rkey, to as u64, length as u32, i as u32);
         let record = region_send(i as u32, s.lkey, at as u64);
         assert!(s.pair.devices[0].post_from(Record { flags: record.flags | SIGNALED, ..record }, length));
-        // A pass of the receiver reads a part, so that others have their turn.
+        // One pass of the receiver reads only a part, so that others get their turn.
         let mut passes = 0;
         while s.pair.ends[1].counters().delivered == i as u64 {
             s.pair.poll(0);
@@ -809,7 +809,7 @@ fn p3_p5_a_send_out_of_a_region_lands_in_a_posted_buffer_and_then_completes() {
     }
     assert_eq!(s.pair.devices[0].units(), 0, "no room in the window was taken");
     let c = s.pair.ends[1].counters();
-    // Over RDMA without a copy at either end; the empty one has nothing to write.
+    // Over RDMA without a copy at either end; for the empty message there is nothing to write.
     let expected = if rdma::chosen() { (5, 1) } else { (0, 6) };
     assert_eq!((c.placed, c.copies), expected);
     s.pair.assert_clean();
@@ -822,11 +822,11 @@ fn p8_a_region_stays_until_nobody_reads_what_goes_out_of_it() {
     assert!(s.pair.devices[0].post_from(region_send(5, s.lkey, 0), 200));
     s.pair.settle();
     assert!(!s.pair.ends[0].region_in_use(s.lkey), "the peer was told nothing of it yet");
-    // A credit, and no receive of its tag: the peer reads when there is one.
+    // There is a credit but no receive of its tag: the peer reads once there is one.
     s.pair.devices[1].post_recv(s.rkey, 0, 200, 4);
     s.pair.settle();
     assert!(s.pair.ends[0].region_in_use(s.lkey) && !s.pair.ends[0].remove_region(s.lkey));
-    // Another region is nobody's.
+    // No queue pair has this other region.
     let other = Region::new(64);
     let key = s.pair.ends[0].add_region(other.memory(), 64).unwrap();
     assert!(s.pair.ends[0].remove_region(key));
@@ -889,7 +889,7 @@ fn p8_over_rdma_a_region_stays_until_the_device_has_sent_what_goes_out_of_it() {
     let gate = Gate::new(a.limits());
     let permit = gate.reserve(Need { bytes: 4096, receive: false }).unwrap();
     a.post_send(permit, 0, &record, &record.encode(0)).unwrap();
-    // Whatever the peer says that it has. And though nothing else asks for a completion.
+    // Whatever the peer claims to have, and although nothing else asks for a completion.
     assert!(a.region_in_use(17, 0) && a.region_in_use(17, 1) && !a.region_in_use(18, 0));
     while a.region_in_use(17, 1) {
         pass(&mut a, &mut b);
@@ -902,7 +902,7 @@ fn p6_puts_to_the_same_bytes_land_in_their_order() {
     let mut s = sending(rdma::chosen(), 4000);
     let region = |record: Record| Record { flags: record.flags | Record::REGION, place: s.lkey, ..record };
     let mut value = 0;
-    // Inline, short, long; and then what an RDMA device writes where it belongs.
+    // Inline, short and long payloads; then what an RDMA device writes where it belongs.
     for length in [9, 100, 128, 300] {
         for (from_region, offset) in [(false, 0), (true, 0), (false, 200), (true, 90)] {
             let mut next = |record: Record, length: usize, flags: u8| {
@@ -946,7 +946,7 @@ fn p6_puts_to_the_same_bytes_land_in_their_order() {
 #[test]
 fn p4_messages_of_nothing_out_of_a_region_take_one_receive_after_the_other() {
     let mut s = sending(true, 100);
-    // More than the window has units, for a number is no place.
+    // More messages than the window has units, because a number is no place.
     for i in 0..100u32 {
         s.pair.devices[1].post_recv(s.rkey, 0, 100, ANY);
         assert!(s.pair.devices[0].post_from(region_send(i, s.lkey, 0), 0));
@@ -966,7 +966,7 @@ fn p3_p4_over_rdma_a_long_send_is_written_to_the_receive_that_it_takes() {
     let (mut pair, region, key) = with_receives(2000);
     let mut placed = 0;
     for round in 0..10u32 {
-        // Out of order by tag, in bursts, round the ring's end.
+        // Out of order by tag, in bursts, around the ring's end.
         for i in 0..5 {
             pair.devices[1].post_recv(key, i * 400, 400, if i == 2 { ANY } else { i as u32 });
         }
@@ -1007,7 +1007,7 @@ fn p4_p8_over_rdma_a_send_longer_than_its_receive_is_refused_at_its_sender() {
 #[test]
 fn p4_p5_sends_out_of_a_region_wait_for_room_in_the_landing_ring() {
     let mut s = sending_locally(false, 8000);
-    // The ring has 2048 bytes: two fit, whatever lies before them.
+    // The ring has 2048 bytes: two messages fit, wherever the ring's head is.
     for i in 0..6u32 {
         assert!(s.pair.devices[0].post_from(region_send(i, s.lkey, i as u64 * 1000), 1000 + i as usize % 2));
     }
@@ -1017,7 +1017,7 @@ fn p4_p5_sends_out_of_a_region_wait_for_room_in_the_landing_ring() {
         take(&mut s.pair.devices[1], i, &s.from.read(i as usize * 1000, 1000 + i as usize % 2));
         s.pair.settle();
     }
-    // Longer than half of the ring, where one half and a bit is behind its head.
+    // Longer than half of the ring, with its head a little past the middle.
     for i in 6..12 {
         assert!(s.pair.devices[0].post_from(region_send(i, s.lkey, 0), 2000));
         s.pair.settle();
@@ -1025,7 +1025,7 @@ fn p4_p5_sends_out_of_a_region_wait_for_room_in_the_landing_ring() {
         s.pair.settle();
     }
     s.pair.assert_clean();
-    // And one that never fits is its sender's fault.
+    // A message that never fits is its sender's fault.
     assert!(s.pair.devices[0].post_from(region_send(12, s.lkey, 0), 2049));
     s.pair.settle();
     s.pair.tick(1);
@@ -1050,7 +1050,7 @@ fn p3_a_put_out_of_a_region_reaches_host_and_device_before_its_signal() {
     assert!(s.pair.devices[0].post_from(from(put(s.rkey, 5, 0, 1)), 7000));
     assert!(s.pair.devices[0].post_from(from(put(device, 9, 1, 1)), 7000));
     assert!(s.pair.devices[0].post(inline_send(3), b"behind"));
-    // By way of the landing ring, 2048 bytes at a time.
+    // Through the landing ring, 2048 bytes at a time.
     for step in 0..4 {
         if step > 0 {
             assert!(s.pair.poll(1), "the next piece was read");
@@ -1072,7 +1072,7 @@ fn p3_a_put_out_of_a_region_reaches_host_and_device_before_its_signal() {
 
 #[test]
 fn p3_a_relay_goes_by_the_longest_stretch_of_the_landing_ring() {
-    // Units that lie at the ring's end: given back, or held, of 32.
+    // Units that lie at the ring's end, of 32: given back, or held.
     for (before, held, pieces) in [(31, 0, 4), (0, 31, 110), (30, 1, 4), (3, 20, 13), (20, 3, 6)] {
         let mut s = sending_locally(false, 8000);
         let mover = SlowMover::default();
@@ -1081,7 +1081,7 @@ fn p3_a_relay_goes_by_the_longest_stretch_of_the_landing_ring() {
         s.pair.mover = Some(Box::new(mover.clone()));
         let device = RegionMemory::Device { address: DEVICE, exported: None };
         let device = s.pair.ends[1].add_region(device, 8000).unwrap();
-        // Both before the first is given back, or the second begins at the ring's start.
+        // Both before the first is given back; otherwise the second begins at the ring's start.
         for (tag, units) in [(0, before), (1, held)] {
             if units > 0 {
                 assert!(s.pair.devices[0].post_from(region_send(tag, s.lkey, 0), units * UNIT));
@@ -1131,7 +1131,7 @@ fn p8_a_sender_that_names_memory_it_does_not_have_is_refused_and_hurts_nobody_el
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
     let mut bystander = Pair::default();
     let page = abi::PUSHGATE_PAGE as usize;
-    // SAFETY: new memory, of which nobody else knows.
+    // SAFETY: new memory that no other code knows.
     let readable = unsafe {
         let at = mmap_anonymous(
             std::ptr::null_mut(),
@@ -1175,7 +1175,7 @@ fn p8_a_sender_that_names_memory_it_does_not_have_is_refused_and_hurts_nobody_el
 #[test]
 fn p7_p8_where_the_peer_cannot_read_a_region_send_is_refused_with_a_sentence() {
     let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
-    // A process that is there and is not this one: its memory is not what is told.
+    // A process that exists and is not this one: its memory is not what the offer names.
     let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     let own = std::process::id();
     let cases = [
@@ -1194,7 +1194,7 @@ fn p7_p8_where_the_peer_cannot_read_a_region_send_is_refused_with_a_sentence() {
         let lkey = sender.add_region(region.memory(), 100).unwrap();
         let mut device = Device::new(&m[0], &m[1]);
         assert!(device.post_from(region_send(0, lkey, 0), 100));
-        // Until the peer has told, it waits.
+        // The sender waits until the peer has reported.
         (0..4).for_each(|_| _ = sender.poll(&mut None));
         assert!(sender.status().is_none() && !sender.has_work());
         let mut reader = Endpoint::local(reader, options(0)).unwrap();
@@ -1205,7 +1205,7 @@ fn p7_p8_where_the_peer_cannot_read_a_region_send_is_refused_with_a_sentence() {
         sender.poll(&mut None);
         let status = sender.status().unwrap();
         assert_eq!((Some(status.code as u32), status.rank), (REFUSED, Some(0)));
-        // One that does not care is refused by who reads.
+        // A sender that ignores this is refused by the reader.
         ring_forge(&m[0], &Record { length: 8, ..region_send(0, 0, region_address(&region)) });
         reader.poll(&mut None);
         let status = reader.status().unwrap();
@@ -1231,7 +1231,7 @@ fn region_address(region: &Region) -> u64 {
 fn p8_over_rdma_no_message_out_of_a_region_is_longer_than_the_device_can_send() {
     rdma::must_be_chosen();
     let longest = rdma::device().longest_message() as usize;
-    // Soft-RoCE sends 8 MiB. Others send as much as there can be in a message.
+    // Soft-RoCE sends 8 MiB. Others send as much as a message can have.
     if longest > 64 << 20 {
         return pushgate_tests::skip("no RDMA device here has a longest message of 64 MiB or less");
     }
@@ -1270,7 +1270,7 @@ fn p8_only_memory_of_this_process_goes_out_of_a_region() {
 fn p2_a_slot_that_is_never_published_is_stuck_after_the_limit() {
     let mut pair = Pair::default();
     let limit = options(0).stuck_ns;
-    // A hole with nothing behind it is a kernel at work, however long it takes.
+    // A hole with nothing after it is a kernel at work, however long it takes.
     let (slot, place) = pair.devices[0].take(1, false).unwrap();
     assert_eq!((slot, place), (0, 0));
     pair.settle();
@@ -1298,7 +1298,7 @@ fn p2_a_hole_that_is_filled_in_time_is_nothing() {
     let mut pair = Pair::default();
     let limit = options(0).stuck_ns;
     for i in 0..40u32 {
-        // Each time another slot is late, and at every look there is one.
+        // Each time another slot is late, and at every look one is missing.
         let (slot, _) = pair.devices[0].take(0, false).unwrap();
         assert!(pair.devices[0].post(inline_send(2 * i + 1), b"b"));
         pair.settle();
@@ -1345,7 +1345,7 @@ fn p2_a_word_of_another_lap_is_refused() {
 
 // ------------------------------------------------------------------ P3: movers
 
-/// A device memory that only this can reach; a copy is done when told so.
+/// A device memory that only this mover can reach; a copy is done when the test says so.
 #[derive(Default)]
 struct DeviceMemory {
     bytes: Vec<u8>,
@@ -1379,7 +1379,7 @@ impl Mover for SlowMover {
         if ticket as usize >= m.allowed {
             return Ok(false);
         }
-        // SAFETY: the endpoint keeps the source valid until this says that it is done.
+        // SAFETY: the endpoint keeps the source valid until the copy is reported as done.
         let src = unsafe { std::slice::from_raw_parts(src as *const u8, length) };
         m.bytes[dst as usize..][..length].copy_from_slice(src);
         Ok(true)
@@ -1573,7 +1573,7 @@ fn p7_an_end_reaches_the_peer_and_every_signaled_wqe_completes_once() {
             assert_eq!(c.status as u32, expected, "{c:?}");
             seen.push(c.wr_id);
         }
-        // Those that the engine never took, too.
+        // This includes those that the engine never took.
         assert!(seen.iter().copied().eq(0..rx + 3), "{done} done, {limit}: {seen:?}");
     }
 }
@@ -1609,7 +1609,7 @@ fn p7_nothing_is_posted_in_the_pass_that_failed() {
     assert!(
         pair.devices[0].post(Record { flags: Record::INLINE | Record::SIGNALED, ..inline_send(0) }, b"x")
     );
-    // The device of side 0 gives back what it never had.
+    // The device of side 0 gives back a message that it never had.
     pair.devices[0].release(1);
     pair.poll(0);
     assert_eq!(pair.devices[0].status().map(|s| s.code as u32), REFUSED);
@@ -1639,7 +1639,7 @@ fn p7_closing_tells_the_peer_only_if_it_waits_for_something() {
 #[test]
 fn p8_a_put_outside_of_a_region_is_refused_and_hurts_nobody_else() {
     let mut bystander = Pair::default();
-    // What was asked for, made of the right key: key, offset, length.
+    // What was requested, derived from the right key: key, offset, length.
     type Wrong = fn(u32) -> (u32, u64, usize);
     let cases: [(&str, Wrong); 6] = [
         ("a byte too far", |key| (key, 1, 200)),
@@ -1658,7 +1658,7 @@ fn p8_a_put_outside_of_a_region_is_refused_and_hurts_nobody_else() {
             let (rkey, offset, length) = wrong(key);
             let length = if inline { length.min(16) } else { length };
             let flags = Record::SIGNALED | Record::WITH_SIGNAL | if inline { Record::INLINE } else { 0 };
-            // A byte too far is one only with all 200 of them.
+            // One byte too far is an error only with all 200 of them.
             let offset = if inline && n == 0 { 200 - 15 } else { offset };
             assert!(pair.devices[0].post(Record { flags, ..put(rkey, offset, 1, 1) }, &bytes(1, length)));
             pair.settle();
@@ -1695,7 +1695,7 @@ fn p8_a_removed_region_is_refused() {
     assert_eq!(region.read(0, 64), [0; 64]);
 }
 
-/// A mover that checks what it is asked and copies nothing.
+/// A mover that checks its requests and copies nothing.
 struct Watch {
     region: u64,
     window: std::ops::Range<usize>,
@@ -1749,7 +1749,7 @@ struct Outcome {
     copied: u64,
 }
 
-/// One of the values, the last of them seldom; now and then anything at all.
+/// Picks one of the values, the last of them seldom; now and then anything at all.
 fn pick(r: u64, values: &[u64]) -> u64 {
     let last = values.len() - 1;
     match r % 100 {
@@ -1766,7 +1766,7 @@ impl Victim {
         Victim { own, peer, region: Region::new(REGION) }
     }
 
-    /// A record that might be right, of what is right or nearly so.
+    /// A record that may be right, made of values that are right or nearly so.
     fn record(w: &[u64; 10], id: u32, keys: &[u64], place: u64, units: u64) -> Record {
         let opcode = [Opcode::Send, Opcode::Send, Opcode::Put, Opcode::Put, Opcode::Signal, Opcode::Nop]
             [w[1] as usize % 6];
@@ -1872,7 +1872,7 @@ impl Victim {
                     let id = pick(r, &[sequence, sequence + 1]) as u32;
                     let units = w[2] >> 32 & 3;
                     let mut record = Self::record(w, id, &keys, (w[2] >> 40) % (5 - units), units);
-                    // What no peer may do at all, or not now, is done now and then.
+                    // Now and then the peer does what it may never do, or not now.
                     let held = program.rx_head().wrapping_sub(program.consumed().load(Ordering::Relaxed));
                     let full = held >= 3 || posted_receives && sends >= receives;
                     if w[3] >> 48 & 15 != 0 {
@@ -1886,8 +1886,8 @@ impl Victim {
                     let mut words = Self::spoiled(sequence, HOSTILE.link_log, &record, w[9] >> 3);
                     match &wires {
                         Some(wires) => {
-                            // What only this wire has: a short payload in the slot (here: none
-                            // that is whole), a payload that lies in its region already.
+                            // What only this wire has: a short payload in the slot (here never a
+                            // whole one), and a payload that lies in its region already.
                             match w[9] >> 40 & 31 {
                                 0 => words[0] |= 0x80 << abi::PUSHGATE_FLAGS_SHIFT,
                                 1 | 2 => words[0] |= 0x40 << abi::PUSHGATE_FLAGS_SHIFT,
@@ -1938,11 +1938,11 @@ impl Victim {
                     end.tick(now);
                 }
                 13 if r % 32 == 0 => match &wires {
-                    // A status counts with its complement behind it.
+                    // A status counts only with its complement after it.
                     Some(wires) => wires[1].forge(40, &[w[1], if r & 64 == 0 { !w[1] } else { w[2] }], None),
                     None => line[3].store(w[1], Ordering::Relaxed),
                 },
-                // Places of regions that are none.
+                // Places of regions that do not exist.
                 13 if r % 32 == 1 => {
                     if let Some(wires) = &wires {
                         let at = 8192 + (w[1] as usize % (4096 + 4)) * 32;
@@ -1962,7 +1962,7 @@ impl Victim {
         self.own.check_gaps();
         self.peer.check_gaps();
         self.region.check_guards();
-        // A run of canaries in the region can only have come from behind the window.
+        // A run of canaries in the region can only have come from beyond the window.
         let found = self.region.read(0, REGION);
         assert!(!found.windows(16).any(|w| w == [0xc5; 16]), "bytes from outside of the window");
         assert_eq!(program.status().map(|s| s.word()), end.status().map(|s| s.word()));
@@ -1976,15 +1976,14 @@ impl Victim {
     }
 }
 
-/// Random programs and random peers: nothing outside of what was registered is
-/// touched, nothing panics, and another queue pair in the same loop delivers
-/// everything as ever.
+/// Random programs and random peers: nothing outside of what was registered is touched, nothing
+/// panics, and another queue pair in the same loop delivers everything as usual.
 #[test]
 fn p8_whatever_they_write_nothing_else_is_touched_or_stopped() {
     let victim = Victim::new();
     let bystander = RefCell::new((Pair::default(), 0u32));
     let sum = RefCell::new((0, Outcome::default(), 0));
-    // Each case over RDMA makes a queue pair of its own and waits for every write.
+    // Over RDMA each case makes a queue pair of its own and waits for every write.
     let count = if rdma::chosen() { 40 } else { 4000 };
     let config = Config { cases: count, failure_persistence: None, ..Config::default() };
     let steps = prop::collection::vec(any::<[u64; 10]>(), 1..60);
@@ -2015,7 +2014,7 @@ fn p8_whatever_they_write_nothing_else_is_touched_or_stopped() {
         "{cases} cases, {ended} ended with a status; {} released, {} delivered, {} bytes copied",
         all.released, all.delivered, all.copied
     );
-    // Not all of it was refused at the door.
+    // Not every case was refused at its first step.
     assert!(cases >= count / 2 && ended > count / 8 && ended < cases);
     let count = count as u64;
     assert!(all.released > count / 8 && all.delivered > count / 4 && all.copied > count / 4);

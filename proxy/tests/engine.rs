@@ -1,4 +1,4 @@
-//! The engine's thread: how it sleeps, what wakes it, what it costs when idle.
+//! Tests the engine's thread: how it sleeps, what wakes it, what it costs when idle.
 
 mod common;
 
@@ -15,7 +15,7 @@ use pushgate_proxy::engine::{Engine, EngineOptions, QpId};
 use pushgate_proxy::idle::Wake;
 use pushgate_tests::{hang, patience, patience_factor, skip};
 
-/// Tests that read clocks and threads of the whole process run one by one.
+/// Held by tests that read clocks and threads of the whole process: they run one by one.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|e| e.into_inner())
@@ -33,7 +33,7 @@ impl Running {
         Self::with(wake, false)
     }
 
-    /// Receives of side 1 name buffers, or not.
+    /// Makes both engines; with `posted_receives` the receives of side 1 name buffers.
     fn with(wake: Wake, posted_receives: bool) -> Self {
         let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
         let bells = [0, 1].map(|_| EventFd::new().unwrap());
@@ -72,14 +72,14 @@ impl Running {
     }
 }
 
-/// CPU time that the engines' threads have used.
+/// The CPU time that the engines' threads have used.
 fn engine_time() -> Duration {
     let mut sum = 0;
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
         let path = task.unwrap().path();
         let Ok(name) = std::fs::read_to_string(path.join("comm")) else { continue };
         if name.trim() == "pushgate-proxy" {
-            // Nanoseconds on a CPU, or, where the kernel does not count them, ticks.
+            // Nanoseconds on a CPU, or ticks if the kernel does not count nanoseconds.
             let number = |text: String, n: usize| text.split_whitespace().nth(n).and_then(|w| w.parse().ok());
             let exact = std::fs::read_to_string(path.join("schedstat")).ok().and_then(|s| number(s, 0));
             let ticks = || {
@@ -92,9 +92,9 @@ fn engine_time() -> Duration {
     Duration::from_nanos(sum)
 }
 
-/// The share of one CPU that each engine takes while a second passes, the least
-/// of five tries: other work on the machine only ever adds to it. The share is what is promised; a
-/// slower CPU takes a larger one for the same instructions.
+/// Checks the share of one CPU that each engine takes during a second, the least of five tries,
+/// because other work on the machine only ever adds to it. The share is what is promised; a slower
+/// CPU takes a larger share for the same instructions.
 fn idle_share(what: &str, limit: f64) {
     let limit = (limit * patience_factor()).min(0.5);
     let mut least = f64::MAX;
@@ -124,7 +124,7 @@ fn an_engine_with_a_doorbell_blocks_when_idle() {
     sleep(Duration::from_millis(50));
     let before = running.sleeps();
     idle_share("doorbell", 0.02);
-    // Each engine wakes by itself after 100 ms at most. A question wakes it too.
+    // Each engine wakes by itself after at most 100 ms. A question wakes it too.
     let begin = Instant::now();
     for asked in 1.. {
         let slept = running.sleeps() - before;
@@ -136,20 +136,20 @@ fn an_engine_with_a_doorbell_blocks_when_idle() {
     }
 }
 
-/// Time that threads of this process were ready to run and had no CPU, all together.
+/// The total time that threads of this process were ready to run and had no CPU.
 fn kept_waiting() -> Duration {
     let mut sum = 0;
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
-        // Of a thread that ends meanwhile there is none, nor with a kernel that does not count.
+        // A thread that ends meanwhile has none, and neither has a kernel that does not count.
         let text = std::fs::read_to_string(task.unwrap().path().join("schedstat")).unwrap_or_default();
         sum += text.split_whitespace().nth(1).and_then(|ns| ns.parse().ok()).unwrap_or(0u64);
     }
     Duration::from_nanos(sum)
 }
 
-/// However publication and falling asleep interleave. A lost wake-up would last
-/// until the engine looks by itself, after 100 ms. That is the deadline here; what a busy machine adds,
-/// the kernel says.
+/// However publication and falling asleep interleave, no wake-up is lost. A lost one would last
+/// until the engine looks by itself, after 100 ms. That is the deadline here; the kernel says what
+/// a busy machine adds.
 #[test]
 fn p7_a_ring_after_idleness_is_never_lost() {
     let _alone = alone();
@@ -158,7 +158,7 @@ fn p7_a_ring_after_idleness_is_never_lost() {
     let mut took = Vec::new();
     for tag in 0..200 {
         let r = next(&mut seed);
-        // Half of them about when an engine falls asleep, half when it sleeps.
+        // Half of the rings at about the time when an engine falls asleep, half while it sleeps.
         let us = if r & 1 == 0 { r / 2 % 150 } else { r / 2 % 5000 };
         sleep(Duration::from_micros(us));
         let before = kept_waiting();
@@ -184,7 +184,7 @@ fn an_engine_that_must_poll_is_cheap_from_the_second_second_on() {
     running.round(0);
     sleep(Duration::from_millis(1100));
     idle_share("polled", 0.03);
-    // And still there.
+    // The queue pair still works.
     running.round(1);
 }
 
@@ -193,7 +193,7 @@ fn p7_p8_removing_a_region_waits_for_its_reader_and_holds_up_nobody() {
     let _alone = alone();
     let mut running = Running::with(Wake::Doorbell, true);
     let [from, to] = [0, 1].map(|_| Region::new(100));
-    // SAFETY: both are dropped after the engines, and nobody has a reference into them.
+    // SAFETY: both regions are dropped after the engines, and no references into them exist.
     let [lkey, rkey] = unsafe {
         let add = |i: usize, r: &Region| running.engines[i].add_region(running.qps[i], r.memory(), 100);
         [add(0, &from).unwrap(), add(1, &to).unwrap()]
@@ -206,7 +206,7 @@ fn p7_p8_removing_a_region_waits_for_its_reader_and_holds_up_nobody() {
     while released() == 0 {
         assert!(begin.elapsed() < hang(), "it is not sent");
     }
-    // Nobody comes to read it: after the limit the region is what it was.
+    // No peer reads it: after the limit the region is what it was.
     let begin = Instant::now();
     assert!(!running.engines[0].remove_region(running.qps[0], lkey).unwrap());
     assert!(begin.elapsed() >= Duration::from_secs(2));
@@ -229,7 +229,7 @@ fn p7_p8_removing_a_region_waits_for_its_reader_and_holds_up_nobody() {
             removed.join().unwrap().unwrap()
         })
     };
-    // The reader is done: a removal ends before its limit, or the next one finds nobody.
+    // The reader is done: a removal ends before its limit, or the next one finds no reader.
     assert!(removed_once() || removed_once());
     assert!(!engine.remove_region(qp, lkey).unwrap(), "once is enough");
     assert_eq!(running.devices[1].try_recv().map(|m| (m.tag, m.place)), Some((2, 1)));
@@ -261,7 +261,7 @@ fn p7_an_engine_that_ends_tells_who_waits() {
     assert!(b.status(qps[1]).is_err());
 }
 
-/// The cores that a thread may run on, as the kernel writes them in its `status`.
+/// The cores that a thread may run on, as the kernel writes them in the thread's `status`.
 fn cores(status: &str) -> Option<String> {
     status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).map(|l| l.trim().to_owned())
 }
@@ -279,7 +279,7 @@ fn the_thread_that_frees_does_not_inherit_the_core_of_an_engine_that_is_pinned()
     let [own_memory, peer] = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     let end = Endpoint::local(own_memory.joined(&peer, None), options(1)).unwrap();
     let qp = engine.add_qp(end, Wake::Polled).unwrap();
-    // That thread answers.
+    // The thread answers.
     engine.remove_qp(qp).unwrap();
     let of = |name: &str| {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());

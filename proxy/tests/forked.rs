@@ -1,4 +1,5 @@
-//! A program of the proxy process that is killed while a child that it forked holds its connection.
+//! Tests a program of the proxy process that is killed while a child that it forked holds its
+//! connection.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
@@ -18,8 +19,9 @@ unsafe extern "C" {
     safe fn _exit(code: i32) -> !;
 }
 
-/// Writes requests on a program's connection as fast as they are taken: the server always finds one. A
-/// process beside it takes the answers, and ends when the server closes the connection.
+/// Writes requests on a program's connection as fast as they are accepted, so that the server
+/// always finds one. Another process reads the answers, and ends when the server closes the
+/// connection.
 fn write(stream: &UnixStream) {
     if fork() == 0 {
         while wire::recv::<Reply>(stream).is_ok() {}
@@ -28,8 +30,8 @@ fn write(stream: &UnixStream) {
     while wire::send(stream, &Request::Counters, &[]).is_ok() {}
 }
 
-/// What the process of the tests below does: a program with an engine, which forks a child that sleeps, or
-/// writes.
+/// What the process of the tests below does: it is a program with an engine, which forks a child
+/// that sleeps or writes.
 #[test]
 #[ignore = "a process that the test of this file starts"]
 fn role() {
@@ -37,7 +39,7 @@ fn role() {
     let stream = wire::dial(socket.as_ref(), Instant::now() + hang()).unwrap();
     let _engine = RemoteEngine::over(stream.try_clone().unwrap(), "forks").unwrap();
     match fork() {
-        // It has the connection too.
+        // The child has the connection too.
         0 => {
             if std::env::var_os("FORKED_WRITES").is_some() {
                 write(&stream);
@@ -50,7 +52,7 @@ fn role() {
     sleep(3600);
 }
 
-/// Both are killed when this is dropped.
+/// A program and its child; dropping this kills both.
 struct Program(Child, Option<Pid>);
 
 impl Drop for Program {
@@ -73,13 +75,13 @@ fn p7_a_program_that_is_killed_is_gone_though_its_forked_child_writes_on_the_con
     is_gone("writes");
 }
 
-/// A program whose child sleeps or writes is killed: the server lets go of it.
+/// Kills a program whose child sleeps or writes, and checks that the server lets go of the program.
 fn is_gone(child: &str) {
     let socket = format!("@pushgate-forked-{child}-{}", std::process::id());
     let (listener, _file) = bind(socket.as_ref()).unwrap();
     let stop = EventFd::new().unwrap();
     let mut options = ServerOptions::new(stop.try_clone().unwrap());
-    // Whether the first is gone is seen by whether there is room for a second.
+    // Room for a second program shows that the first one is gone.
     options.max_clients = 1;
     let server = std::thread::spawn(move || serve(listener, options));
 

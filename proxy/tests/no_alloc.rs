@@ -1,4 +1,4 @@
-//! In steady state the engine's passes allocate nothing.
+//! Tests that the engine's passes allocate nothing in steady state.
 
 mod common;
 
@@ -11,7 +11,7 @@ use pushgate_driver_shim::record::{Opcode, Record};
 struct Counting;
 
 thread_local! {
-    /// Allocations of this thread, so that the test harness does not count.
+    /// Allocations of this thread only, so that those of the test harness do not count.
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -20,7 +20,7 @@ fn count() {
     let _ = COUNT.try_with(|c| c.set(c.get() + 1));
 }
 
-// SAFETY: all of it is the system's allocator; counting allocates nothing.
+// SAFETY: all calls go to the system's allocator; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -29,13 +29,13 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        // SAFETY: as above.
+        // SAFETY: the caller's promise is passed on.
         unsafe { System.dealloc(p, layout) }
     }
 
     unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: as above.
+        // SAFETY: the caller's promise is passed on.
         unsafe { System.realloc(p, layout, size) }
     }
 }
@@ -45,7 +45,7 @@ static ALLOCATOR: Counting = Counting;
 
 const PAYLOAD: usize = 700;
 
-/// All kinds of message there are, with a reader that holds some of them back.
+/// Passes messages of all kinds, with a reader that holds some of them back.
 fn traffic(pair: &mut Pair, [lkey, rkey]: [u32; 2], begin: u32, messages: u32) {
     let payload = [7u8; PAYLOAD];
     let mut out = [0u8; PAYLOAD];
@@ -71,7 +71,7 @@ fn traffic(pair: &mut Pair, [lkey, rkey]: [u32; 2], begin: u32, messages: u32) {
                     let record = Record { flags: Record::SIGNALED, ..window_send(id) };
                     pair.devices[0].post(record, &payload[..id as usize % PAYLOAD])
                 }
-                // Over RDMA it would be refused.
+                // Over RDMA this would be refused.
                 4 if !rdma::chosen() => {
                     pair.devices[0].post_from(region_send(id, lkey, id as u64 % 100), id as usize % PAYLOAD)
                 }
@@ -85,7 +85,7 @@ fn traffic(pair: &mut Pair, [lkey, rkey]: [u32; 2], begin: u32, messages: u32) {
             pair.devices[1].read(&m, &mut out);
             held += 1;
         }
-        // What is held may be all that the sender waits for.
+        // The messages that are held may be all that the sender waits for.
         if held > 4 || posted.is_multiple_of(3) || posted == turn {
             pair.devices[1].release(held);
             held = 0;
@@ -122,7 +122,7 @@ fn no_pass_allocates_in_steady_state() {
     traffic(&mut pair, keys, 2000, messages);
     let allocations = COUNT.get() - before;
     assert_eq!(allocations, 0, "in {messages} messages");
-    // And the counter counts.
+    // Checks that the counter counts.
     drop(std::hint::black_box(Box::new(1)));
     assert_eq!(COUNT.get() - before, 1);
     assert_eq!(pair.ends[1].counters().delivered, 2000 + messages as u64);

@@ -1,6 +1,5 @@
-//! Payload that an RDMA device has written into another device's memory: the
-//! signal for it waits for a flush (P3). The transport here only says that a
-//! payload is in its place.
+//! Tests payload that an RDMA device has written into another device's memory: the signal for it
+//! waits for a flush (P3). The transport here only reports that a payload is in its place.
 
 mod common;
 
@@ -23,7 +22,7 @@ const DEVICE: u64 = 0x7000_0000_0000;
 
 type Records = Arc<Mutex<VecDeque<Record>>>;
 
-/// Hands out records as if their payload had been placed.
+/// A transport that returns records as if their payload had been placed.
 struct Placing {
     records: Records,
     /// Whether the peer was told of our regions.
@@ -104,7 +103,7 @@ impl QueuePair for Placing {
     }
 }
 
-/// Notes what the device sees of the signal when it flushes.
+/// A mover that records what the device sees of the signal when it flushes.
 struct Flushing {
     device: Device,
     seen: Arc<Mutex<Vec<u64>>>,
@@ -129,7 +128,7 @@ impl Mover for Flushing {
     }
 }
 
-/// A mover that says nothing of RDMA devices.
+/// A mover that knows nothing about RDMA devices.
 struct Plain;
 
 impl Mover for Plain {
@@ -203,7 +202,7 @@ fn p3_a_signal_waits_until_what_an_rdma_device_wrote_is_flushed() {
     let mut mover: Option<Box<dyn Mover>> = Some(Box::new(mover));
     s.comes(0, device, 1);
     s.comes(1, device, 2);
-    // Host memory: the transport's own order is enough.
+    // Host memory: the transport's own order suffices.
     s.comes(2, host, 3);
     s.end.poll(&mut mover);
     assert_eq!(*seen.lock().unwrap(), [0, 1], "each before its signal");
@@ -238,7 +237,7 @@ fn p8_a_peer_that_writes_to_a_region_it_was_not_offered_is_refused_and_named() {
     let mut s = Setting::with(false, false);
     let device = s.end.add_region(RegionMemory::Device { address: DEVICE, exported: None }, 4096).unwrap();
     s.comes(0, device, 1);
-    // Without a mover: it is the peer's fault all the same, and not ours.
+    // Without a mover: the fault is still the peer's, not ours.
     s.end.poll(&mut None);
     assert_eq!((s.device.signal(1), s.end.counters().placed), (0, 0));
     assert_eq!(s.end.status().map(|s| (s.code as u32, s.rank)), Some((abi::PUSHGATE_REFUSED, Some(1))));
@@ -296,7 +295,7 @@ fn p3_a_send_in_its_receive_is_shown_after_the_flush_and_says_which() {
     );
     assert_eq!(s.end.status(), None);
 
-    // Without a flush it is not shown.
+    // Without a flush the message is not shown.
     let mut s = Setting::with(true, true);
     let device = s.end.add_region(RegionMemory::Device { address: DEVICE, exported: None }, 4096).unwrap();
     s.device.post_recv(device, 0, 300, 1);
@@ -325,7 +324,7 @@ fn p3_the_flush_is_left_to_a_reader_who_says_so_and_to_nobody_else() {
 
 #[test]
 fn p8_a_send_in_a_receive_that_is_not_its_own_is_refused_and_names_the_peer() {
-    // Two receives, of tags 1 and 2; whether the peer was told of their region; what comes.
+    // Two receives, of tags 1 and 2; whether the peer was told of their region; what arrives.
     let cases = [
         ("another receive", true, send(0, 1, 1, 100)),
         ("one that was never posted", true, send(0, 1, 2, 100)),
@@ -346,7 +345,7 @@ fn p8_a_send_in_a_receive_that_is_not_its_own_is_refused_and_names_the_peer() {
         assert_eq!(s.end.status().map(|s| (s.code as u32, s.rank)), refused, "{what}");
         assert!(s.device.try_recv().is_none() && s.device.signal(1) == 0, "{what}");
     }
-    // One that was taken already, and a queue pair without posted receives.
+    // A receive that was taken already, and a queue pair without posted receives.
     for posted in [true, false] {
         let mut s = Setting::with(true, posted);
         let region = common::Region::new(200);

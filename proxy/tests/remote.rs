@@ -1,5 +1,5 @@
-//! The engine as a process of its own: two programs over one server, and what a
-//! broken or hostile program can do to it, which must be nothing.
+//! Tests the engine as a process of its own: two programs on one server, and what a broken or
+//! hostile program can do to the server, which must be nothing.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -31,12 +31,12 @@ use pushgate_proxy::session::Status;
 use pushgate_proxy::wire::{self, Answer, Refusal, Reply, Request};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-/// A guard against a hang, for what ought to happen at once.
+/// A limit against a hang, for what should happen at once.
 fn long() -> Duration {
     pushgate_tests::hang()
 }
 
-/// Descriptors are counted, and engines want a core: one test at a time.
+/// Held by each test, because tests count descriptors and engines need a core.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -86,7 +86,7 @@ impl TestServer {
         stream
     }
 
-    /// A connection past its Hello, to say what `RemoteEngine` would not.
+    /// Connects and sends Hello, so that a test can then send what `RemoteEngine` would not.
     fn raw(&self) -> UnixStream {
         let stream = self.dial();
         let hello = Request::Hello { version: wire::VERSION, name: "raw".into() };
@@ -101,7 +101,7 @@ impl TestServer {
         self.thread.take().unwrap().join().unwrap()
     }
 
-    /// Two new programs and a message between them.
+    /// Checks that two new programs can pass a message.
     fn still_works(&self) {
         let (a, b) = (self.program("good a"), self.program("good b"));
         let mut pair = Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell());
@@ -127,7 +127,7 @@ impl Program {
     }
 }
 
-/// What a producer rings: of an engine of another process, or of this one.
+/// What a producer rings: an engine in another process, or in this one.
 trait Ring {
     fn ring(&self);
 }
@@ -253,7 +253,7 @@ impl Side {
         }
     }
 
-    /// Waits until slot `n` and all before it were given back.
+    /// Waits until slot `n` and all slots before it have been given back.
     fn retired(&self) {
         let credit = &self.control.words(abi::PUSHGATE_CTL_CREDIT as usize, 1)[0];
         let mask = abi::PUSHGATE_CURSOR_MASK as u64;
@@ -352,7 +352,7 @@ fn messages_cross_the_engines_of_two_programs() {
     pair.a_to_b(100);
     pair.b_to_a(100);
 
-    // From where it lies: the receiver reads the sender's window.
+    // Read in place: the receiver reads the sender's window.
     let sent: Vec<u64> = (0..16).map(|i| 0x1111 * i).collect();
     for (word, value) in pair.a.window.words(0, 16).iter().zip(&sent) {
         word.store(*value, Ordering::Relaxed);
@@ -423,10 +423,10 @@ fn a_thread_and_a_process_are_peers_all_the_same() {
 
     let mut mine = vec![0u64; 64];
     let address = mine.as_mut_ptr() as usize;
-    // SAFETY: nothing is sent there, and the region goes before the vector does.
+    // SAFETY: nothing is sent there, and the region is removed before the vector is dropped.
     let key = unsafe { pa.add_host_region(pair.a_qp, address, 512, None) }.unwrap();
     assert!(pa.remove_region(pair.a_qp, key).unwrap());
-    // SAFETY: refused, so nothing is registered.
+    // SAFETY: the call is refused, so nothing is registered.
     let refused = unsafe {
         [
             pb.add_host_region(pair.b_qp, address, 512, None),
@@ -449,9 +449,9 @@ fn p8_a_program_that_dies_disturbs_its_peers_alone() {
     let mut other = Pair::new(&b.proxy, b.bell(), &c.proxy, c.bell());
     with_dying.a_to_b(5);
     other.a_to_b(5);
-    // As if it were killed: no Bye.
+    // As if the program were killed: no Bye.
     rustix::net::shutdown(a.proxy.fd(), rustix::net::Shutdown::Both).unwrap();
-    // P7: its peer is told who was lost, though it was waiting for nothing yet.
+    // P7: its peer is told which rank was lost, although it was not waiting for anything yet.
     let status = with_dying.b.ends_with(abi::PUSHGATE_PEER_LOST);
     assert_eq!(status.rank, Some(0));
     until("lost", || a.proxy.lost());
@@ -474,7 +474,7 @@ fn a_program_that_says_bye_is_not_lost_to_its_peers() {
     let mut pair = Pair::new(&a.proxy, &own, &b.proxy, b.bell());
     pair.a_to_b(5);
     drop(a);
-    // Bye is answered when the engine has ended.
+    // Bye is answered once the engine has ended.
     pair.a.ends_with(abi::PUSHGATE_ABORTED);
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(b.proxy.status(pair.b_qp).unwrap(), None);
@@ -547,12 +547,12 @@ fn p8_frames_that_are_none_end_their_program_alone() {
         for stream in [server.dial(), server.raw()] {
             let _ = (&stream).write_all(frame);
             let _ = stream.shutdown(std::net::Shutdown::Write);
-            // A sentence perhaps, then the end.
+            // Perhaps a sentence, then the end.
             while wire::recv::<Reply>(&stream).is_ok() {}
         }
         pair.a_to_b(2);
     }
-    // A whole frame of another tongue is answered before the end.
+    // A whole frame that is not of this protocol is answered before the end.
     let stream = server.raw();
     send_message(&stream, b"[1,2,3", &[]).unwrap();
     assert!(sentence(answer(&stream)).contains("not a message"));
@@ -560,7 +560,7 @@ fn p8_frames_that_are_none_end_their_program_alone() {
     let stream = server.raw();
     send_message(&stream, "[".repeat(60_000).as_bytes(), &[]).unwrap();
     assert!(sentence(answer(&stream)).contains("not a message"));
-    // Order: Hello, and once.
+    // The order: Hello first, and only once.
     let stream = server.dial();
     wire::send(&stream, &Request::Counters, &[]).unwrap();
     assert!(sentence(answer(&stream)).contains("must be Hello"));
@@ -600,7 +600,7 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
     let event = EventFd::new().unwrap();
     let (bell, ringer) = bell::pair().unwrap();
 
-    // Counts.
+    // Wrong numbers of descriptors.
     for n in 0..5 {
         for peer_bell in [false, true] {
             sentence(ask(&stream, &add(peer_bell), &good[..n]));
@@ -613,7 +613,7 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
     assert!(sentence(ask(&stream, &Request::Counters, &[event.as_fd()])).contains("none belong"));
     assert!(sentence(ask(&stream, &both, &six)).contains("7 descriptors"));
 
-    // Kinds.
+    // Wrong kinds of descriptors.
     let (pipe_read, pipe_write) = rustix::pipe::pipe().unwrap();
     let file = fs::File::open("/proc/self/exe").unwrap();
     let (unsealed, small, page, large) = (unsealed(1 << 20), sealed(100), sealed(4096), sealed(1 << 20));
@@ -631,7 +631,7 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
     ];
     for (i, name) in ["work", "control", "link", "peer's link", "peer's window"].iter().enumerate() {
         for (j, fd) in bad.iter().enumerate() {
-            // A window has no header: a page is one, and so is more.
+            // A window has no header, so one page is a window, and so is a larger size.
             if i == 4 && j >= 8 {
                 continue;
             }
@@ -649,7 +649,8 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
         let why = sentence(ask(&stream, &both, &fds));
         assert!(why.starts_with("bell") && why.contains("SOCK_SEQPACKET"), "{why}");
     }
-    // Segments in each other's place, one of another geometry, one that cannot be written.
+    // Segments in each other's place, a segment of another geometry, and one that cannot be
+    // written.
     let why = sentence(ask(&stream, &add(false), &[good[1], good[0], good[2], good[3], good[4]]));
     assert!(why.contains("kind"), "{why}");
     let other = SharedMemory::builder("work", Geometry { slots_log: 9, ..geometry(0) }.work_bytes())
@@ -669,9 +670,9 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
         sentence(ask(&stream, &add(false), &[good[0], readers.control.fd(), good[2], good[3], good[4]]));
     assert!(why.contains("control segment") && why.contains("sealed against writers"), "{why}");
 
-    // After all that the same connection takes what is right.
+    // After all that, the same connection accepts a correct request.
     let Ok(Answer::Qp(qp)) = ask(&stream, &both, &seven) else { panic!("refused") };
-    // Regions: kinds, sizes, queue pairs, keys.
+    // Regions: wrong kinds, sizes, queue pairs and keys.
     for fd in [pipe_read.as_fd(), file.as_fd(), unsealed.as_fd()] {
         sentence(ask(&stream, &Request::AddRegion { qp, bytes: 1 << 20 }, &[fd]));
     }
@@ -691,7 +692,7 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
     let nobodys = Request::Fail { qp: Some(QpId(5)), status: 4 };
     assert!(matches!(ask(&stream, &nobodys, &[]), Err(Refusal::NoQp(5))));
 
-    // Hello's own descriptor.
+    // Wrong descriptors with Hello.
     let hello = Request::Hello { version: wire::VERSION, name: "x".into() };
     for fds in
         [&[][..], &[pipe_write.as_fd()], &[small.fd()], &[event.as_fd()], &[bell.handle(), bell.handle()]]
@@ -701,7 +702,7 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
     server.still_works();
 }
 
-/// xorshift64*.
+/// A random generator (xorshift64*).
 struct Random(u64);
 
 impl Random {
@@ -756,7 +757,7 @@ fn p8_ten_thousand_random_frames_do_nothing() {
         for _ in 0..random.below(4) {
             let at = random.below(bytes.len());
             match random.below(5) {
-                // Digits mostly: numbers that are wrong pass the parser.
+                // Mostly digits: wrong numbers pass the parser.
                 0 | 1 if bytes.iter().any(u8::is_ascii_digit) => {
                     let digits: Vec<_> = (0..bytes.len()).filter(|i| bytes[*i].is_ascii_digit()).collect();
                     bytes[digits[random.below(digits.len())]] = b'0' + random.below(10) as u8;
@@ -769,7 +770,7 @@ fn p8_ten_thousand_random_frames_do_nothing() {
                 }
             }
         }
-        // In order often enough that a queue pair is taken in now and then.
+        // In order often enough that a queue pair is accepted now and then.
         let first = if random.below(2) == 0 { 0 } else { random.below(any.len()) };
         let fds = &any[first..(first + random.below(7)).min(any.len())];
         let sent = send_message(&stream, &bytes, fds);
@@ -879,7 +880,7 @@ fn another_user_is_refused_with_a_sentence() {
     let path = server.path.clone();
     let nobody = || {
         let uid = rustix::process::Uid::from_raw(65534);
-        // Of this thread alone, which ends with it.
+        // Only this thread's user changes, and the thread ends afterwards.
         rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
     };
     let why = std::thread::scope(|s| {
@@ -890,7 +891,7 @@ fn another_user_is_refused_with_a_sentence() {
         late.join().unwrap()
     });
     assert!(why.contains("user 0's") && why.contains("65534"), "{why}");
-    // The other way round: an abstract name that another user took first.
+    // The other case: an abstract name that another user took first.
     let name = format!("pushgate-squat-{}", std::process::id());
     let squat = std::thread::scope(|s| {
         let squatter = s.spawn(|| {
@@ -920,7 +921,7 @@ fn a_socket_has_one_proxy_and_a_private_directory() {
     let error = bind(&path).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AddrInUse);
     assert!(error.to_string().contains("already"), "{error}");
-    // One that died leaves its socket, and is replaced.
+    // A server that died leaves its socket, which is replaced.
     drop(listener);
     let (_listener, newer) = bind(&path).unwrap();
     drop(file);
@@ -947,7 +948,7 @@ fn a_socket_has_one_proxy_and_a_private_directory() {
     drop(held);
     bind(&name).unwrap();
 
-    // All the way through a path.
+    // The whole way, through a path.
     let (listener, file) = bind(&path).unwrap();
     let stop = EventFd::new().unwrap();
     let options = ServerOptions::new(stop.try_clone().unwrap());

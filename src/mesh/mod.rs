@@ -1,16 +1,16 @@
-//! How ranks find and hear each other outside of the data path: a socket
-//! between every two of them. Set-up messages go over it, and its end is how a
-//! rank learns that another one died. On one host it is a Unix socket, which
-//! carries descriptors too (`unix`), between hosts TCP (`tcp`).
+//! The mesh: a socket between every two ranks, beside the data path. Ranks find each other through
+//! it, send set-up messages over it, and learn from a socket's end that another rank died. On one
+//! host the sockets are Unix sockets, which also carry descriptors (`unix`); between hosts they are
+//! TCP (`tcp`).
 //!
-//! One thread (`reader`) serves all of a rank's sockets and never waits for one
-//! of them, so that an end is seen at once even while nobody waits for a message,
-//! and whatever another rank does. What a peer has not taken yet waits here, and
-//! what nobody has asked for yet too, both bounded.
+//! One thread (`reader`) serves all of a rank's sockets and never waits for one of them. So a
+//! rank's end is noticed at once, even while no thread waits for a message, and whatever another
+//! rank does. Two bounded queues hold what is in between: bytes that a peer has not taken yet, and
+//! frames that no caller has asked for yet.
 //!
-//! A socket does not end while a forked child of a dead rank holds it. So on one
-//! host each rank hands over a pidfd of itself, and between hosts it says now and
-//! then that it lives ([`Beats`]).
+//! A socket does not end while a forked child of a dead rank holds it. So on one host each rank
+//! hands a pidfd of itself to its peers, and between hosts each rank says now and then that it
+//! lives ([`Beats`]).
 
 mod reader;
 mod set_up;
@@ -40,61 +40,61 @@ use rustix::io::Errno;
 use crate::error::{Error, Result};
 pub(crate) use set_up::SetUp;
 
-/// "This rank leaves in order."
+/// Label of a farewell: this rank leaves in order.
 const BYE: u32 = 0;
-/// "This rank lives."
+/// Label of a sign of life.
 const BEAT: u32 = 2;
-/// "My end of a queue pair is gone, and why."
+/// Label of a report that the sender's end of a queue pair is gone, with the cause.
 const END: u32 = 3;
-/// The first label of a queue pair; its frames are those of [`SetUp`].
+/// The first label of a queue pair. The frames under it are those of [`SetUp`].
 pub(crate) const QUEUE_PAIRS: u32 = 16;
 
-/// Bytes of a frame, its label included; what ranks exchange at set-up is small.
+/// The most bytes of a frame, its label included. Set-up messages are far smaller.
 const MAX_BYTES: usize = 1 << 24;
 const MAX_FDS: usize = 16;
-/// Bytes that may wait until a peer takes them.
+/// The most bytes that may wait until a peer takes them.
 const MAX_OUT: usize = 2 * MAX_BYTES;
-/// Descriptors that may wait until a peer takes them.
+/// The most descriptors that may wait until a peer takes them.
 const MAX_OUT_FDS: usize = 4 * MAX_FDS;
-/// Bytes of a peer's frames that may wait until somebody asks for them. A collective has
-/// two of a rank's frames here at most, and a queue pair a few hundred bytes.
+/// The most bytes of one peer's frames that may wait until a caller asks for them. A collective has
+/// at most two frames of a rank here, and a queue pair a few hundred bytes.
 const MAX_WAITING: usize = 4 * MAX_BYTES;
-/// Descriptors of all peers' frames that may wait until somebody asks for them; at most half of the limit of
-/// open files.
+/// The most descriptors of all peers' frames that may wait until a caller asks for them; half of
+/// the limit of open files if that is less.
 const MAX_WAITING_FDS: usize = 1 << 14;
 /// Memory that a frame takes besides its bytes.
 const FRAME: usize = 128;
 
-/// How long the cause of a rank's leaving may come after its farewell.
+/// How long after a rank's farewell the cause of its leaving may still arrive.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// What is called by the reader's thread. Neither call may wait for a peer.
+/// Callbacks, called by the reader's thread. Neither may wait for a peer.
 pub(crate) struct Events {
-    /// A rank is lost.
+    /// Called with a rank that is lost.
     pub(crate) lost: Box<dyn Fn(u32) + Send>,
-    /// A rank's end of a queue pair is gone.
+    /// Called when a rank's end of a queue pair is gone.
     pub(crate) ended: Box<dyn Fn(Ended) + Send>,
 }
 
-/// A rank's end of a queue pair is gone, or its attempt to make one.
+/// A report that a rank's end of a queue pair, or its attempt to make one, is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
-    /// Whose end.
+    /// The rank whose end is gone.
     pub(crate) rank: u32,
-    /// The queue pair's.
+    /// The queue pair's label.
     pub(crate) label: u32,
-    /// That rank's number of its attempt to make it.
+    /// The number that the rank gave to its attempt to make the queue pair.
     pub(crate) attempt: u64,
-    /// Why.
+    /// Why the end is gone.
     pub(crate) status: Status,
 }
 
-/// How a rank of another host shows that it lives.
+/// How ranks of different hosts show each other that they live.
 #[derive(Clone, Copy)]
 struct Beats {
-    /// It says so as often as this.
+    /// How often a rank says that it lives.
     every: Duration,
-    /// A rank that says nothing for as long as this is lost.
+    /// A rank that says nothing for this long is lost.
     silence: Duration,
 }
 
@@ -109,9 +109,9 @@ enum Leaving {
 #[derive(Default)]
 struct State {
     frames: HashMap<(u32, u32), VecDeque<Frame>>,
-    /// What each rank's frames in `frames` take.
+    /// By rank: how much room its frames in `frames` take.
     waiting: HashMap<u32, Load>,
-    /// Queue pairs that are being made here, by rank and label.
+    /// Queue pairs that this rank is making, by rank and label.
     set_ups: HashSet<(u32, u32)>,
     ends: HashMap<u32, Leaving>,
     lost: Option<u32>,
@@ -121,41 +121,42 @@ struct State {
 struct Load {
     bytes: usize,
     fds: usize,
-    /// Descriptors of frames that were dropped, which a thread closes.
+    /// How many descriptors of dropped frames a thread is still closing.
     closing: Arc<AtomicUsize>,
 }
 
 impl Load {
-    /// Descriptors that are open here.
+    /// How many descriptors are open here, including those that a thread is still closing.
     fn open(&self) -> usize {
-        // Relaxed: a count that orders nothing.
+        // Relaxed: the count orders no other memory.
         self.fds + self.closing.load(Ordering::Relaxed)
     }
 }
 
-/// What may wait of peers' frames until somebody asks for them.
+/// Limits on peers' frames that wait until a caller asks for them.
 #[derive(Clone, Copy)]
 struct Most {
-    /// Bytes, of one peer.
+    /// The most bytes of one peer.
     bytes: usize,
-    /// Descriptors, of all peers together.
+    /// The most descriptors of all peers together.
     fds: usize,
-    /// Descriptors of one peer for which that peer is not lost, whatever the others have here.
+    /// A peer with no more descriptors here than this is not lost, however many the others have.
     share: usize,
 }
 
-/// So many descriptors that a thread closes are counted out when this is dropped.
+/// Subtracts a number of closed descriptors from a count when it is dropped.
 struct Counted(Arc<AtomicUsize>, usize);
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        // Relaxed: as where the count is read.
+        // Relaxed: the count orders no other memory (see `State::open`).
         self.0.fetch_sub(self.1, Ordering::Relaxed);
     }
 }
 
 impl State {
-    /// Keeps a frame until somebody asks for it. False if the rank has more here than it may.
+    /// Keeps a frame until a caller asks for it. False if the rank would have more here than it
+    /// may.
     fn keep(&mut self, rank: u32, label: u32, frame: Frame, most: Most) -> bool {
         let load = self.waiting.entry(rank).or_default();
         load.bytes += frame.0.len() + FRAME;
@@ -175,7 +176,7 @@ impl State {
         frame
     }
 
-    /// Drops those of a label's frames that are not to be kept; a thread closes their descriptors.
+    /// Drops those frames of a label that `keep` rejects; a thread closes their descriptors.
     fn retain(&mut self, rank: u32, label: u32, keep: impl Fn(&Frame) -> bool) {
         if let Some(queue) = self.frames.remove(&(rank, label)) {
             let (kept, dropped): (Vec<_>, Vec<_>) = queue.into_iter().partition(keep);
@@ -185,7 +186,8 @@ impl State {
                 let closing = self.waiting.entry(rank).or_default().closing.clone();
                 closing.fetch_add(fds.len(), Ordering::Relaxed);
                 let count = Counted(closing, fds.len());
-                // In that order: they are closed before they are counted out.
+                // A tuple drops in this order: the descriptors are closed before they are counted
+                // out.
                 drop_elsewhere((fds, count));
             }
             if !kept.is_empty() {
@@ -230,10 +232,10 @@ impl AsFd for Stream {
     }
 }
 
-/// What set-up makes for each other rank.
+/// What set-up makes for each other rank: the socket, and the process if known.
 struct Link {
     stream: Stream,
-    /// The rank's process, where it could be handed over.
+    /// The rank's process, where the rank could hand over a pidfd.
     process: Option<Process>,
 }
 
@@ -249,18 +251,18 @@ impl From<TcpStream> for Link {
     }
 }
 
-/// Another rank.
+/// This rank's side of the connection to another rank.
 struct Peer {
     link: Link,
     out: Mutex<Out>,
-    /// Something of `out` has left, or it is closed.
+    /// Signalled when some of `out` has left, or when `out` is closed.
     room: Condvar,
 }
 
 #[derive(Default)]
 struct Out {
     frames: Outgoing,
-    /// Nothing more leaves.
+    /// Nothing more is sent to this peer.
     closed: bool,
 }
 
@@ -269,7 +271,7 @@ impl Peer {
         self.out.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Sends what the socket takes now. True if something is left, for the reader's thread.
+    /// Sends what the socket takes now. True if something is left for the reader's thread to send.
     fn flush(&self, out: &mut Out) -> std::io::Result<bool> {
         let sent = out.frames.flush(&self.link.stream);
         if sent.is_err() {
@@ -279,14 +281,14 @@ impl Peer {
         sent.map(|all| !all)
     }
 
-    /// Nothing more is sent, and nobody waits to.
+    /// Stops sending to this peer and wakes every thread that waits to send.
     fn close(&self) {
         *self.out() = Out { closed: true, ..Out::default() };
         self.room.notify_all();
     }
 }
 
-/// This rank's sockets to all others.
+/// This rank's sockets to all other ranks.
 pub(crate) struct Mesh {
     pub(crate) rank: u32,
     pub(crate) size: u32,
@@ -294,24 +296,24 @@ pub(crate) struct Mesh {
     reader: Option<JoinHandle<()>>,
     timeout: Duration,
     beats: Beats,
-    /// Attempts to make a queue pair so far.
+    /// How many attempts to make a queue pair this rank has begun.
     attempts: AtomicU64,
 }
 
-/// What the reader's thread uses as well.
+/// State that the reader's thread uses too.
 struct Shared {
     peers: Vec<Option<Peer>>,
     inbox: Inbox,
-    /// Rings for what others want of the reader's thread.
+    /// Wakes the reader's thread when another thread wants something of it.
     bell: EventFd,
     stop: AtomicBool,
-    /// Ends of ours that peers are to be told of.
+    /// Ends of queue pairs on this rank that peers are still to be told of.
     tell: Mutex<Vec<Ended>>,
 }
 
 impl Shared {
-    /// Tells peers of the ends that are to be told of. Under the lock, so that a farewell which follows comes
-    /// behind all of them, whichever thread tells; no peer is waited for.
+    /// Tells peers of the ends in `tell`, without waiting for any peer. Holds the lock meanwhile,
+    /// so that a farewell that follows is sent after all of them, whichever thread tells them.
     fn tell_ends(&self) {
         let mut tell = self.tell.lock().unwrap_or_else(|e| e.into_inner());
         tell.drain(..).for_each(|ended| self.tell_end(ended));
@@ -321,8 +323,8 @@ impl Shared {
         self.peers[rank as usize].as_ref().expect("not to itself")
     }
 
-    /// Tells a peer, without waiting, that our end is gone. One that does not hear it is gone
-    /// already or ends at its limit.
+    /// Tells a peer, without waiting, that our end is gone. A peer that can't be told is gone
+    /// already, or ends at its timeout.
     fn tell_end(&self, ended: Ended) {
         let peer = self.peer(ended.rank);
         let mut out = peer.out();
@@ -334,16 +336,16 @@ impl Shared {
 }
 
 impl Mesh {
-    /// All ranks of one process.
+    /// Makes the meshes of all ranks of one process.
     pub(crate) fn local(size: u32, timeout: Duration) -> Result<Vec<Mesh>> {
         let all = unix::pairs(size)?.into_iter().enumerate();
         all.map(|(rank, links)| Mesh::new(rank as u32, links, timeout)).collect()
     }
 
-    /// The process of a rank of this host, if it has a number here.
+    /// The process number of a rank of this host, if the rank has a number in this PID namespace.
     pub(crate) fn pid(&self, rank: u32) -> Option<u32> {
         match &self.shared.peers[rank as usize].as_ref()?.link.stream {
-            // 0: of another PID namespace.
+            // 0 stands for a process of another PID namespace.
             Stream::Unix(s) => {
                 pushgate_proxy::wire::peer_cred(s).ok().map(|c| c.pid as u32).filter(|pid| *pid != 0)
             }
@@ -351,13 +353,13 @@ impl Mesh {
         }
     }
 
-    /// A rank in a process of its own, all on this host.
+    /// Joins as a rank in a process of its own; all ranks are on this host.
     pub(crate) fn connect(job: &str, rank: u32, size: u32, timeout: Duration) -> Result<Mesh> {
         Mesh::new(rank, unix::connect(job, rank, size, timeout)?, timeout)
     }
 
-    /// A rank on any host. All meet at `rendezvous`, where rank 0 listens; `host`
-    /// is the address at which this rank listens to higher ones, or "auto".
+    /// Joins as a rank on any host. All ranks meet at `rendezvous`, where rank 0 listens; `host` is
+    /// the address at which this rank listens to higher ranks, or "auto".
     pub(crate) fn connect_tcp(
         job: &str,
         rank: u32,
@@ -394,8 +396,8 @@ impl Mesh {
         })
     }
 
-    /// Starts to listen. `events` are called from the reader's thread; `lost` once for
-    /// each rank that ends without a farewell.
+    /// Starts the reader's thread. It calls `events`, and `lost` once for each rank that ends
+    /// without a farewell.
     pub(crate) fn listen(&mut self, events: Events) -> Result<()> {
         let (shared, beats) = (self.shared.clone(), self.beats);
         let reader = std::thread::Builder::new()
@@ -406,12 +408,12 @@ impl Mesh {
         Ok(())
     }
 
-    /// Sends `bytes` and descriptors to a rank, under a label (1, or [`QUEUE_PAIRS`] and up).
-    /// Descriptors go to ranks of this host only.
+    /// Sends `bytes` and descriptors to a rank, under a label (1, or [`QUEUE_PAIRS`] and up). Only
+    /// ranks of this host can be sent descriptors.
     ///
-    /// The frame is taken as a whole, and leaves as the peer takes it, or not at all. So
-    /// after *timed out*, which means that the peer has not taken what was sent before, it
-    /// may be sent again.
+    /// The frame is either accepted as a whole, and then leaves as fast as the peer takes it, or
+    /// not accepted at all. *Timed out* means that the peer has not taken what was sent before; the
+    /// frame was not accepted and may be sent again.
     pub(crate) fn send(&self, to: u32, label: u32, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let peer = self.shared.peer(to);
         if !fds.is_empty() && matches!(peer.link.stream, Stream::Tcp(_)) {
@@ -450,7 +452,8 @@ impl Mesh {
                 Ok(())
             }
             Err(e) => Err(match Errno::from_io_error(&e) {
-                // What TCP says of a host that is gone counts too.
+                // TCP reports a host that is gone as a send error, which counts as the loss of the
+                // rank.
                 Some(
                     Errno::PIPE | Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH,
                 ) => Error::PeerLost { rank: to },
@@ -459,8 +462,8 @@ impl Mesh {
         }
     }
 
-    /// The next message from a rank under a label. Ends with an error when that
-    /// rank is gone, any rank is lost, or time is up.
+    /// Returns the next message from a rank under a label. Fails when that rank is gone, when any
+    /// rank is lost, or when time is up.
     pub(crate) fn recv(&self, from: u32, label: u32) -> Result<Frame> {
         self.recv_until(from, label, Instant::now() + self.timeout)
     }
@@ -478,7 +481,8 @@ impl Mesh {
             let now = Instant::now();
             let mut left = deadline.saturating_duration_since(now);
             if state.ends.contains_key(&from) {
-                // It may have left because another rank died, whose end is not here yet.
+                // The rank may have left because another rank died whose end has not been noticed
+                // here yet.
                 let until = *left_in_order.get_or_insert(now + GRACE);
                 if now >= until {
                     return Err(Error::PeerLost { rank: from });
@@ -496,7 +500,7 @@ impl Mesh {
         }
     }
 
-    /// The kind of address by which the hosts reach each other, if they do so at all.
+    /// The address family by which the hosts reach each other; `None` if all ranks are on one host.
     pub(crate) fn family(&self) -> Option<Family> {
         match &self.shared.peers.iter().flatten().next()?.link.stream {
             Stream::Unix(_) => None,
@@ -507,18 +511,18 @@ impl Mesh {
         }
     }
 
-    /// The first rank that was lost.
+    /// The first rank that was lost, if any.
     pub(crate) fn lost(&self) -> Option<u32> {
         self.shared.inbox.state().lost
     }
 
-    /// Says goodbye to all who still listen, and waits until that has left.
+    /// Says farewell to all peers that still listen, and waits until the farewells have left.
     fn leave(&self) {
-        // A peer hears nothing behind the farewell.
+        // A peer ignores everything after the farewell, so report the ends first.
         self.shared.tell_ends();
         for peer in self.shared.peers.iter().flatten() {
             let mut out = peer.out();
-            // A peer that does not hear it is gone already.
+            // A push that fails means that the peer is gone already.
             if !out.closed && out.frames.push(&BYE.to_le_bytes(), Vec::new()).is_ok() {
                 let _ = peer.flush(&mut out);
             }
@@ -543,19 +547,21 @@ impl Mesh {
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        // A rank that unwinds is lost, not gone in order.
+        // A rank that unwinds from a panic must count as lost, so it says no farewell.
         let unwinds = std::thread::panicking();
         if !unwinds {
             self.leave();
         }
-        // Release, to the reader's Acquire: no more than the flag itself is told by it.
+        // Release, paired with the Acquire of the reader's thread. The flag alone is told; no other
+        // memory depends on it.
         self.shared.stop.store(true, Ordering::Release);
         self.shared.bell.ring();
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
         }
         for peer in self.shared.peers.iter().flatten() {
-            // Whatever process still holds this end of the socket, it has ended.
+            // Shut the socket down, so that the connection ends even if another process still holds
+            // this end.
             match &peer.link.stream {
                 Stream::Tcp(s) => tcp::close(s),
                 Stream::Unix(s) => drop(s.shutdown(Shutdown::Write)),
@@ -564,10 +570,10 @@ impl Drop for Mesh {
     }
 }
 
-/// Waits for any of `fds`. False when time is up.
+/// Waits until one of `fds` is ready. False when time is up.
 fn wait(fds: &mut [PollFd<'_>], until: Instant) -> bool {
     let left = until.saturating_duration_since(Instant::now());
-    // An interrupted wait is one that has to look again.
+    // An interrupted wait counts as ready: the caller looks again.
     !left.is_zero() && poll(fds, Some(&timespec(left))) != Ok(0)
 }
 

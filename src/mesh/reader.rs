@@ -1,7 +1,7 @@
-//! The thread that serves a rank's sockets: it takes in what comes, sends what a peer did
-//! not take at once, sees who is gone, and says that this rank lives.
+//! The thread that serves a rank's sockets: it receives frames, sends what a peer did not take at
+//! once, notices which ranks are gone, and says that this rank lives.
 //!
-//! Nothing here waits for one peer: each look at a socket takes what is there.
+//! The thread never waits for a single peer: each look at a socket takes what is there.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -21,8 +21,8 @@ struct Heard<'a> {
     rank: u32,
     peer: &'a Peer,
     incoming: Incoming,
-    /// How long it has said nothing, as far as this thread has looked: what passes while this
-    /// process itself is stopped does not count.
+    /// How long the peer has said nothing, counting only the time between this thread's looks: time
+    /// during which this process itself was stopped does not count.
     quiet: Duration,
 }
 
@@ -72,7 +72,8 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
         for i in (0..peers.len()).rev() {
             let p = &mut peers[i];
             if sockets[i].contains(PollFlags::OUT) {
-                // That the socket is broken is heard of by the look at what comes.
+                // A broken socket shows when the receive side is looked at, so the error is ignored
+                // here.
                 let _ = p.peer.flush(&mut p.peer.out());
             }
             let says = !(sockets[i] - PollFlags::OUT).is_empty();
@@ -83,7 +84,7 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
             }
             let leaves = match p.incoming.receive(&p.peer.link.stream, MAX_BYTES, p.max_fds()) {
                 Ok(Some(frame)) => shared.deliver(p.rank, frame, most, events),
-                // The last that it said has been heard.
+                // Everything that the process sent before it ended has been read.
                 Ok(None) if died[i] => Err("its process has ended".to_string()),
                 Ok(None) if silent => Err(format!("it said nothing for {:?}", beats.silence)),
                 Ok(None) => Ok(None),
@@ -107,7 +108,7 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
             drop(state);
             shared.inbox.arrived.notify_all();
             if leaving == Leaving::Lost {
-                // What is still there of the rank has no use for the socket either.
+                // A forked child of the dead rank has no use for the socket either.
                 let _ = shutdown(&gone.peer.link.stream, Shutdown::Both);
                 (events.lost)(gone.rank);
             }
@@ -115,8 +116,8 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
     }
 }
 
-/// What may wait here of so many peers. A program that has so many queue pairs made at once holds more
-/// descriptors than as many for itself.
+/// Limits on what may wait here from `peers` peers. A program that makes enough queue pairs at once
+/// to reach these limits needs more descriptors than that for itself.
 pub(super) fn most(peers: usize) -> Most {
     let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |n| n as usize / 2);
     let fds = files.min(MAX_WAITING_FDS);
@@ -124,14 +125,14 @@ pub(super) fn most(peers: usize) -> Most {
 }
 
 impl Heard<'_> {
-    /// Whether it says now and then that it lives, and is told so.
+    /// Whether this mesh sends signs of life and expects them.
     fn beats(&self) -> bool {
         matches!(self.peer.link.stream, Stream::Tcp(_))
     }
 
     fn beat(&self) {
         let mut out = self.peer.out();
-        // What waits to be sent will tell it too.
+        // Other bytes that wait to be sent show that this rank lives just as well.
         if !out.closed && out.frames.is_empty() && out.frames.push(&BEAT.to_le_bytes(), Vec::new()).is_ok() {
             let _ = self.peer.flush(&mut out);
         }
@@ -146,7 +147,7 @@ impl Heard<'_> {
 }
 
 impl Shared {
-    /// Puts a frame where somebody waits for it. An error is something that no rank of ours
+    /// Puts a frame where a caller waits for it. Fails on a frame that no rank of this release
     /// would send.
     fn deliver(
         &self,
@@ -158,13 +159,13 @@ impl Shared {
         let label = bytes.get(..4).map(|label| u32::from_le_bytes(label.try_into().expect("four bytes")));
         if !fds.is_empty() && label.is_none_or(|label| label < QUEUE_PAIRS) {
             drop_elsewhere(fds);
-            return Err("it sent descriptors with what is no set-up of a queue pair".into());
+            return Err("it sent descriptors with a frame that is no set-up of a queue pair".into());
         }
         let Some(label) = label else { return Err("it sent a frame without a label".into()) };
         bytes.drain(..4);
         let too_much = || {
             format!(
-                "it sent more than {} bytes that nobody asked for, or more than {} descriptors where all ranks \
+                "it sent more than {} bytes that no call asked for, or more than {} descriptors where all ranks \
                  together sent more than {}",
                 most.bytes, most.share, most.fds
             )
@@ -173,7 +174,8 @@ impl Shared {
             BYE => return Ok(Some(Leaving::Bye)),
             BEAT => {}
             END => {
-                let ended = set_up::parse_end(rank, &bytes).ok_or("it sent an end of no queue pair")?;
+                let ended = set_up::parse_end(rank, &bytes)
+                    .ok_or("it reported an end without a valid label or status")?;
                 let fits = set_up::ended(&mut self.inbox.state(), ended, most);
                 self.inbox.arrived.notify_all();
                 (events.ended)(ended);

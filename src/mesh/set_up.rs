@@ -1,14 +1,18 @@
-//! How two ranks make a queue pair, told over their socket: the frames under its label.
+//! Set-up of a queue pair between two ranks: the frames under the queue pair's label on their
+//! socket.
 //!
-//! A call that failed may be made again, by either rank, while the other still waits in its
-//! own. So each attempt has a number, and each frame names it. Two ends first **agree** on a
-//! pair of attempts: each takes the latest offer of the other and says so; the pair is agreed
-//! on when each knows that the other has taken its present offer. An attempt that fails is
-//! ended: what the peer has of it is dropped there, and the peer's end, if it was joined
-//! with, ends too. A rank that takes the offer of a later attempt sends its own once more, for
-//! the former attempt may have had it.
+//! Either rank may repeat a call that failed while the other rank still waits in its own call. So
+//! each attempt has a number, and each frame names the attempt. Two ends first **agree** on a pair
+//! of attempts: each end takes the latest offer of the other and says so; the pair is agreed on
+//! when each end knows that the other has taken its present offer.
 //!
-//! A frame ENDED also tells a peer of a queue pair that breaks later and cannot say so by its own link.
+//! An attempt that fails is ended: the peer drops what it has of that attempt, and if the peer had
+//! joined with it, the peer's end of the queue pair ends too. A rank that takes the offer of a
+//! later attempt sends its own offer once more, because the peer's earlier attempt may have
+//! consumed it.
+//!
+//! A frame END also tells a peer of a queue pair that breaks later and can't say so over its own
+//! link.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -21,17 +25,17 @@ use pushgate_proxy::session::Status;
 use super::{END, Ended, Frame, Mesh, Most, Shared, State};
 use crate::error::{Error, Result};
 
-/// Kind, the sender's attempt, the receiver's attempt where it is known.
+/// Length of a frame's head: kind, the sender's attempt, the receiver's attempt where it is known.
 const HEAD: usize = 17;
-/// "This is what I offer."
+/// Kind of a frame that carries the sender's offer.
 const OFFER: u8 = 1;
-/// "I have taken your offer of that attempt."
+/// Kind of a frame that says: the sender has taken the offer of that attempt.
 const TAKEN: u8 = 2;
-/// What the transport says behind that.
+/// Kind of a frame that carries what the transport says after the offers.
 const MORE: u8 = 3;
-/// Not sent as such: where a frame [`END`] waits among the others.
+/// Kind under which a received frame [`END`] waits among the others; never sent.
 const ENDED: u8 = 4;
-/// Frames that an attempt looks at when its time is up: those that were there by then.
+/// How many frames an attempt still reads after its time is up: frames that had arrived by then.
 const LATE: u32 = 64;
 
 fn head(kind: u8, own: u64, of: u64) -> [u8; HEAD] {
@@ -41,13 +45,13 @@ fn head(kind: u8, own: u64, of: u64) -> [u8; HEAD] {
     bytes
 }
 
-/// Kind and the two attempts.
+/// Splits a frame's head into its kind and the two attempts.
 fn parse(bytes: &[u8]) -> Option<(u8, u64, u64)> {
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
     (bytes.len() >= HEAD).then(|| (bytes[0], word(1), word(9)))
 }
 
-/// The frame that tells of an end: label, our attempt, status.
+/// Makes the frame that reports an end: label, our attempt, status.
 pub(super) fn end(ended: &Ended) -> Vec<u8> {
     let mut bytes = END.to_le_bytes().to_vec();
     bytes.extend(ended.label.to_le_bytes());
@@ -56,7 +60,7 @@ pub(super) fn end(ended: &Ended) -> Vec<u8> {
     bytes
 }
 
-/// Of what follows the label END.
+/// Reads the body of a frame under the label END.
 pub(super) fn parse_end(rank: u32, bytes: &[u8]) -> Option<Ended> {
     if bytes.len() != 20 {
         return None;
@@ -68,8 +72,8 @@ pub(super) fn parse_end(rank: u32, bytes: &[u8]) -> Option<Ended> {
     (label >= super::QUEUE_PAIRS).then_some(Ended { rank, label, attempt: word(4), status })
 }
 
-/// Drops what is here of an attempt that has ended, and of those before it; an attempt of
-/// ours that is under way hears of it. False if the rank has more here than it may.
+/// Drops the frames of an attempt that has ended, and of earlier attempts; an attempt of ours that
+/// is under way is told. False if the rank would have more here than it may.
 pub(super) fn ended(state: &mut State, ended: Ended, most: Most) -> bool {
     let Ended { rank, label, attempt, status } = ended;
     state.retain(rank, label, |(bytes, _)| parse(bytes).is_some_and(|(_, own, _)| own > attempt));
@@ -81,14 +85,14 @@ pub(super) fn ended(state: &mut State, ended: Ended, most: Most) -> bool {
     state.keep(rank, label, (bytes, Vec::new()), most)
 }
 
-/// Tells the peer of one end of a queue pair that this end has broken. Never waits.
+/// Tells the peer of a queue pair that this end has broken. Never waits.
 pub(crate) struct TellEnd {
     shared: Weak<Shared>,
     ended: Ended,
 }
 
 impl TellEnd {
-    /// Why it broke. The rank that a status does not name is this one.
+    /// Sends the report. A status that names no rank is reported as this rank's.
     pub(crate) fn tell(self, status: Status) {
         if let Some(shared) = self.shared.upgrade() {
             let ended = Ended { status, ..self.ended };
@@ -98,31 +102,31 @@ impl TellEnd {
     }
 }
 
-/// One attempt to make a queue pair with a rank. Dropped before [`SetUp::joined`] it is
-/// ended, which the peer is told.
+/// One attempt to make a queue pair with a rank. If it is dropped before [`SetUp::joined`], the
+/// attempt ends and the peer is told.
 pub(crate) struct SetUp<'a> {
     pub(crate) mesh: &'a Mesh,
     pub(crate) peer: u32,
     label: u32,
     own: u64,
-    /// Our offer.
+    /// Our offer: its bytes and descriptors.
     ours: (Vec<u8>, Vec<OwnedFd>),
-    /// The peer's latest offer, and its attempt.
+    /// The peer's latest offer, with the number of its attempt.
     offer: Option<(u64, Frame)>,
-    /// The latest attempt of the peer that was heard of, 0 before.
+    /// The latest attempt of the peer that we heard of; 0 before the first.
     heard: u64,
-    /// Frames that were looked at past a deadline.
+    /// How many frames have been read after the deadline.
     late: u32,
-    /// The peer's attempt that has taken our offer last.
+    /// The last attempt of the peer that has taken our offer.
     taken: u64,
     joined: bool,
 }
 
 impl Mesh {
-    /// Begins to make a queue pair with `peer`; one at a time under a label.
+    /// Begins to make a queue pair with `peer`. Only one attempt at a time under a label.
     pub(crate) fn set_up(&self, peer: u32, label: u32) -> SetUp<'_> {
         self.shared.inbox.state().set_ups.insert((peer, label));
-        // Relaxed: nothing but the number itself is told by it.
+        // Relaxed: only the number itself matters; it orders no other memory.
         let own = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
         let ours = (Vec::new(), Vec::new());
         SetUp { mesh: self, peer, label, own, ours, offer: None, heard: 0, late: 0, taken: 0, joined: false }
@@ -142,7 +146,7 @@ impl SetUp<'_> {
         self.send_frame(OFFER, 0, &self.ours.0, &fds)
     }
 
-    /// Waits for an offer of the peer, and says that it is taken.
+    /// Waits for an offer of the peer, and tells the peer that the offer is taken.
     pub(crate) fn take_offer(&mut self) -> Result<()> {
         let deadline = self.deadline();
         while self.offer.is_none() {
@@ -151,8 +155,8 @@ impl SetUp<'_> {
         Ok(())
     }
 
-    /// Waits until the peer has taken our offer, and its own is that of the same attempt.
-    /// Returns its offer.
+    /// Waits until the peer has taken our offer and we have the offer of that same attempt of the
+    /// peer. Returns the peer's offer.
     pub(crate) fn agree(&mut self) -> Result<Frame> {
         let deadline = self.deadline();
         loop {
@@ -163,39 +167,42 @@ impl SetUp<'_> {
         }
     }
 
-    /// Sends what follows the offer.
+    /// Sends a message of the transport that follows the offer.
     pub(crate) fn send(&self, bytes: &[u8]) -> Result<()> {
         self.send_frame(MORE, self.taken, bytes, &[])
     }
 
-    /// What the peer says behind its offer.
+    /// Receives what the peer's transport says after its offer.
     pub(crate) fn recv(&mut self) -> Result<Vec<u8>> {
         let deadline = self.deadline();
         loop {
             if let Some(bytes) = self.hear(deadline)? {
                 return Ok(bytes);
             }
-            // It ended the attempt that we agreed on.
+            // The peer ended the attempt that we had agreed on.
             if self.offer.is_none() {
                 return Err(Error::Aborted { rank: self.peer });
             }
         }
     }
 
-    /// For the end that breaks and cannot say so by its own link.
+    /// Makes the value that tells the peer later if this end breaks and can't say so over its own
+    /// link.
     pub(crate) fn teller(&self) -> TellEnd {
         let status = Status::new(abi::PUSHGATE_ABORTED);
         let ended = Ended { rank: self.peer, label: self.label, attempt: self.own, status };
         TellEnd { shared: Arc::downgrade(&self.mesh.shared), ended }
     }
 
-    /// The label, and the attempt of the peer with which this end is joined.
+    /// The label, and the peer's attempt with which this end is joined.
     pub(crate) fn peers(&self) -> (u32, u64) {
         (self.label, self.taken)
     }
 
-    /// The queue pair is made. Returns how the peer's end has ended, if it has: from now on
-    /// [`super::Events`] tell, so the caller must know the queue pair before these tell of it.
+    /// Ends the set-up: the queue pair is made. Returns how the peer's end has ended, if it has.
+    ///
+    /// From this call on, [`super::Events`] reports the peer's ends, so the caller must have
+    /// recorded the queue pair before.
     pub(crate) fn joined(mut self) -> Option<Status> {
         self.joined = true;
         let mut state = self.mesh.shared.inbox.state();
@@ -206,7 +213,7 @@ impl SetUp<'_> {
             _ => None,
         };
         let status = queue.filter_map(ended).next();
-        // What is there of a later attempt is for our next one.
+        // Frames of a later attempt of the peer are for our next attempt.
         let of_this = |(bytes, _): &Frame| parse(bytes).is_some_and(|(_, own, _)| own <= self.taken);
         state.retain(self.peer, self.label, |frame| !of_this(frame));
         status
@@ -222,10 +229,11 @@ impl SetUp<'_> {
         self.mesh.send(self.peer, self.label, &frame, fds)
     }
 
-    /// Takes the next frame. What the transport says to this attempt comes back; the rest is
-    /// dealt with here.
+    /// Handles the next frame. Returns a message of the peer's transport to this attempt; all other
+    /// frames are dealt with here.
     fn hear(&mut self, deadline: Instant) -> Result<Option<Vec<u8>>> {
-        // A peer that talks all the time buys no more of it.
+        // Bounds how long a peer that sends all the time can keep an attempt going after the
+        // deadline.
         self.late += (Instant::now() > deadline) as u32;
         if self.late > LATE {
             let what = format!("agreeing on a queue pair with rank {}", self.peer);
@@ -242,7 +250,8 @@ impl SetUp<'_> {
                 let before = self.heard;
                 self.heard = before.max(own);
                 if before > 0 && own > before {
-                    // Before TAKEN, by which the peer may join: this copy is there by then, and is dropped.
+                    // Send our offer before TAKEN, because the peer may join on TAKEN: then this
+                    // copy has arrived before and the peer drops it.
                     self.send_offer()?;
                 }
                 self.send_frame(TAKEN, own, &[], &[])?;
@@ -253,7 +262,7 @@ impl SetUp<'_> {
             }
             TAKEN if of == self.own => self.taken = own,
             MORE if of == self.own && own == self.taken => return Ok(Some(bytes)),
-            // Of an attempt that has failed since.
+            // A frame of an attempt that has failed in the meantime.
             _ => {}
         }
         Ok(None)

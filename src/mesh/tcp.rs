@@ -1,12 +1,11 @@
-//! Ranks of several hosts. Rank 0 listens at the rendezvous. Every other rank
-//! connects to it, says who it is and where it listens itself, and is told, once
-//! all are there, where the others listen. Then each connects to all lower
-//! ranks; its connection to rank 0 is the one that it has.
+//! The ranks of several hosts, joined by TCP. Rank 0 listens at the rendezvous. Every other rank
+//! connects to rank 0 and says who it is and where it listens itself. Once all ranks are there,
+//! rank 0 tells each where the others listen. Then each rank connects to all lower ranks, except
+//! rank 0, to which it is connected already.
 //!
-//! The port is open to all who reach it. So a greeting has a limit in bytes
-//! and in time, all greetings are heard side by side, and one that is wrong
-//! costs its sender the connection and nobody else anything. It is no
-//! protection against those who want in: docs/operations.md.
+//! The port is open to every host that reaches it. So a greeting is limited in bytes and in time,
+//! all greetings are read side by side, and a wrong one costs only its sender the connection. None
+//! of this keeps out a sender that wants to get in: docs/operations.md.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Read};
@@ -22,24 +21,25 @@ use serde::{Deserialize, Serialize};
 use super::wait;
 use crate::error::{Error, Result};
 
-/// First in every greeting and answer. With the version and the length behind
-/// it, and the refusal, it stays the same in all versions, so that any two can
-/// tell each other that they do not fit.
+/// First bytes of every greeting and answer. The magic, the version and the length that follow, and
+/// the refusal stay the same in all versions, so that any two versions can tell each other that
+/// they do not fit.
 const MAGIC: [u8; 8] = *b"PUSHGATE";
 /// Version of everything that goes over these connections.
 const VERSION: u32 = 2;
-/// Magic, version, length of what follows.
+/// Length of the header: magic, version, length of the body.
 const HEADER: usize = 16;
 const MAX_GREETING: usize = 1024;
 const MAX_ANSWER: usize = 1 << 16;
-/// A rank that has connected says who it is within this.
+/// Time within which a rank that has connected must say who it is.
 const GREETING: Duration = Duration::from_secs(5);
-/// Connections that may be about to greet, besides one of every rank.
+/// How many connections may be about to greet, in addition to one for each rank.
 const STRANGERS: usize = 64;
-/// A name that fits into a greeting, however it is escaped, and into a socket's.
+/// The longest name of a job: it fits into a greeting, however it is escaped, and into a socket's
+/// name.
 const MAX_JOB: usize = 80;
 
-/// Who connects, and to whom.
+/// A greeting: who connects, and to which rank.
 #[derive(Serialize, Deserialize)]
 struct Hello {
     abi: u32,
@@ -47,9 +47,9 @@ struct Hello {
     size: u32,
     rank: u32,
     to: u32,
-    /// To rank 0: where this rank listens.
+    /// Sent to rank 0 only: where this rank listens.
     listens: Option<SocketAddr>,
-    /// To any other: what rank 0 gave to this job's ranks alone.
+    /// Sent to other ranks only: the secret that rank 0 gave to this job's ranks alone.
     token: Option<String>,
 }
 
@@ -66,8 +66,8 @@ enum Answer {
 
 // ----------------------------------------------------------------- greetings
 
-/// A greeting or an answer that is still coming in: a peer that stops in the middle
-/// holds up nobody else.
+/// A greeting or an answer that is still arriving. It is read without waiting, so a peer that stops
+/// in the middle does not hold up anyone else.
 struct Incoming {
     bytes: Vec<u8>,
     want: usize,
@@ -78,9 +78,9 @@ impl Incoming {
         Incoming { bytes: Vec::new(), want: HEADER }
     }
 
-    /// Takes what is there, never more than is wanted. True when all is there.
+    /// Reads what is there, never more than is wanted. True when everything is there.
     fn fill(&mut self, stream: &TcpStream) -> io::Result<bool> {
-        // Memory follows what came, not what was announced.
+        // Memory grows with what arrived, not with the announced length.
         let mut chunk = [0; 16 << 10];
         let most = (self.want - self.bytes.len()).min(chunk.len());
         match recv(stream, &mut chunk[..most], RecvFlags::DONTWAIT) {
@@ -108,7 +108,7 @@ impl Incoming {
 
 fn send_all(stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
     while !bytes.is_empty() {
-        // NOSIGNAL: a host program in C may have left SIGPIPE deadly.
+        // NOSIGNAL: in a host program in C, SIGPIPE may still end the process.
         match send(stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(n) => bytes = &bytes[n..],
             Err(Errno::INTR) => {}
@@ -124,8 +124,8 @@ fn send_all(stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Resu
     Ok(())
 }
 
-/// Closes in a way that lets what we sent last arrive: with something unread the
-/// kernel would send a reset, and throw away what it has not sent yet.
+/// Closes a connection so that the last bytes we sent still arrive: if unread bytes were left, the
+/// kernel would send a reset and discard what it has not sent yet.
 pub(super) fn close(stream: &TcpStream) {
     let _ = stream.shutdown(Shutdown::Write);
     let mut chunk = [0; 16 << 10];
@@ -146,7 +146,7 @@ fn envelope(body: &impl Serialize) -> Vec<u8> {
     bytes
 }
 
-/// Version and body of a greeting or an answer, once it is complete.
+/// Returns version and body of a greeting or an answer, once it is complete.
 fn open(
     stream: &TcpStream,
     incoming: &mut Incoming,
@@ -176,12 +176,13 @@ fn answer(stream: &TcpStream, answer: &Answer) -> io::Result<()> {
     send_all(stream, &envelope(answer), Instant::now() + GREETING)
 }
 
-/// What somebody else wrote, as part of one line of ours.
+/// Text from another host, made fit to stand within one line of ours.
 fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(1000).collect()
 }
 
-/// A host that is gone is noticed in about ten seconds, idle or not.
+/// Sets keepalive and timeouts, so that a host that is gone is noticed in about ten seconds, idle
+/// or not.
 fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -194,7 +195,7 @@ fn tune(stream: &TcpStream) -> io::Result<()> {
 
 // ---------------------------------------------------------------- rendezvous
 
-/// Rank 0's socket.
+/// Opens rank 0's listening socket at the rendezvous.
 pub(super) fn listen_at(rendezvous: &str) -> Result<TcpListener> {
     TcpListener::bind(rendezvous).map_err(|e| match e.kind() {
         ErrorKind::AddrInUse => Error::io(format!(
@@ -217,7 +218,7 @@ struct Greeting {
     until: Instant,
 }
 
-/// A rank on its way to the others.
+/// This rank while it connects to the others.
 pub(super) struct Me<'a> {
     job: &'a str,
     rank: u32,
@@ -236,7 +237,7 @@ impl<'a> Me<'a> {
         Ok(Me { job, rank, size, timeout, deadline: Instant::now() + timeout })
     }
 
-    /// Rank 0: waits for all others and tells them of each other.
+    /// Rank 0: waits for all other ranks and tells each where the others listen.
     pub(super) fn gather(&self, listener: &TcpListener) -> Result<Streams> {
         let places = self.accept(listener, None)?;
         let mut random = [0; 16];
@@ -248,8 +249,7 @@ impl<'a> Me<'a> {
         self.settle(places, &Answer::Table { token, addresses })
     }
 
-    /// Any other: meets rank 0, then connects to lower ranks and is connected to
-    /// by higher ones.
+    /// Any other rank: meets rank 0, then connects to lower ranks and accepts higher ranks.
     pub(super) fn join(&self, rendezvous: &str, host: &str) -> Result<Streams> {
         let mut streams: Streams = (0..self.size).map(|_| None).collect();
         let first = self.dial(0, rendezvous)?;
@@ -272,7 +272,8 @@ impl<'a> Me<'a> {
             self.greet(&stream, lower, &place, None, Some(token.clone()))?;
             streams[lower as usize] = Some(stream);
         }
-        // No circle: all wait for rank 1 first, which waits for none, then for rank 2, ...
+        // No deadlock: all wait for rank 1 first, which waits for none of them, then for rank 2,
+        // and so on.
         let higher = self.settle(self.accept(&listener, Some(&token))?, &Answer::Welcome)?;
         for (place, stream) in streams.iter_mut().zip(higher) {
             *place = place.take().or(stream);
@@ -280,19 +281,19 @@ impl<'a> Me<'a> {
         Ok(streams)
     }
 
-    /// Connects to a rank, however long it takes until that listens.
+    /// Connects to a rank; repeats until that rank listens or time is up.
     fn dial(&self, rank: u32, place: &str) -> Result<TcpStream> {
         let mut pause = Duration::from_millis(5);
         loop {
             let attempt = || -> io::Result<TcpStream> {
                 let mut failed = io::Error::new(ErrorKind::NotFound, "the name has no address");
                 for address in place.to_socket_addrs()? {
-                    // One address that swallows packets must not cost the others their turn.
+                    // One address that swallows packets must not use up the time of the others.
                     let left = self.deadline.saturating_duration_since(Instant::now());
                     let limit = left.clamp(Duration::from_millis(1), Duration::from_secs(3));
                     match TcpStream::connect_timeout(&address, limit) {
-                        // Where nobody listens, the kernel may connect a socket of this
-                        // host to itself.
+                        // Where nobody listens, the kernel may connect a socket of this host to
+                        // itself.
                         Ok(s) if s.local_addr()? == s.peer_addr()? => {}
                         Ok(s) => return tune(&s).map(|()| s),
                         Err(e) => failed = e,
@@ -312,7 +313,7 @@ impl<'a> Me<'a> {
         }
     }
 
-    /// Says who we are, and returns what the other says to that.
+    /// Sends our greeting and returns the other rank's answer.
     fn greet(
         &self,
         stream: &TcpStream,
@@ -356,7 +357,7 @@ impl<'a> Me<'a> {
         }
     }
 
-    /// Waits until all higher ranks have greeted. They are not answered yet.
+    /// Waits until all higher ranks have greeted. They get no answer yet.
     fn accept(&self, listener: &TcpListener, token: Option<&str>) -> Result<Vec<Option<(Hello, TcpStream)>>> {
         listener.set_nonblocking(true).map_err(Error::io("rendezvous socket"))?;
         let mut places: Vec<Option<(Hello, TcpStream)>> = (0..self.size).map(|_| None).collect();
@@ -382,7 +383,7 @@ impl<'a> Me<'a> {
             }
             greetings.retain(|g| {
                 if g.until <= now {
-                    tracing::warn!(rank = self.rank, from = %g.from, "a stranger that says nothing");
+                    tracing::warn!(rank = self.rank, from = %g.from, "closed a connection that sent no greeting in time");
                 }
                 g.until > now
             });
@@ -402,13 +403,13 @@ impl<'a> Me<'a> {
             let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
             drop(fds);
             let (to_greetings, to_settled) = ready[1..].split_at(greetings.len());
-            // A rank that waits for its answer has nothing to say: it has gone, and
-            // may come back.
+            // A rank that waits for its answer sends nothing, so a readable socket means that the
+            // rank has gone; it may come back.
             for (i, _) in settled.into_iter().zip(to_settled).filter(|(_, ready)| **ready) {
                 tracing::warn!(rank = self.rank, "rank {i} left before all were there");
                 places[i] = None;
             }
-            // In the order in which they came, for the first of two alike is taken.
+            // In the order of arrival, because the first of two equal ranks is taken.
             let mut i = 0;
             for ready in to_greetings {
                 let g = &mut greetings[i];
@@ -420,9 +421,10 @@ impl<'a> Me<'a> {
                 let g = greetings.remove(i);
                 let (version, body) = match heard {
                     Ok(all) => all.expect("handled above"),
-                    // Not ours: whatever it is, an answer would tell it nothing.
+                    // Not a rank of ours. Its sender could not read an answer of ours, so send
+                    // none.
                     Err(why) => {
-                        tracing::warn!(rank = self.rank, from = %g.from, "a stranger: {why}");
+                        tracing::warn!(rank = self.rank, from = %g.from, "refused a connection at the rendezvous: {why}");
                         continue;
                     }
                 };
@@ -441,11 +443,11 @@ impl<'a> Me<'a> {
             if ready[0] {
                 match listener.accept() {
                     Ok((stream, from)) => {
-                        // The oldest is the least likely to be one of ours.
+                        // The oldest connection is the least likely to be a rank of ours.
                         if greetings.len() >= self.size as usize + STRANGERS {
                             greetings.remove(0);
                         }
-                        // Else it is gone already.
+                        // An error means that the connection is gone already.
                         if tune(&stream).is_ok() {
                             let until = Instant::now() + GREETING;
                             greetings.push(Greeting { from, stream, incoming: Incoming::envelope(), until });
@@ -454,7 +456,7 @@ impl<'a> Me<'a> {
                     Err(e) if e.kind() == ErrorKind::WouldBlock => {}
                     Err(e) => {
                         tracing::warn!(rank = self.rank, "accepting a rank: {e}");
-                        // No more descriptors, perhaps: some will be free again.
+                        // Perhaps no descriptor is left; some will be free again soon.
                         std::thread::sleep(Duration::from_millis(10));
                     }
                 }
@@ -462,7 +464,7 @@ impl<'a> Me<'a> {
         }
     }
 
-    /// Is it one of ours? If not: what is wrong, what is allowed, what to do.
+    /// Checks a greeting. An error says what is wrong, what is allowed and what to do.
     fn check(
         &self,
         version: u32,
@@ -508,7 +510,7 @@ impl<'a> Me<'a> {
     }
 
     fn refuse(&self, stream: &TcpStream, why: &str) {
-        // It hears that, or finds the connection closed.
+        // The sender receives the reason, or finds the connection closed.
         let _ = answer(stream, &Answer::Refused(why.into()));
         close(stream);
     }
@@ -548,7 +550,7 @@ mod tests {
     use super::*;
     use crate::mesh::{Events, MAX_BYTES, Mesh, Stream};
 
-    /// For what must not come: long enough that it would have come.
+    /// How long tests wait for something that must not come: long enough that it would have come.
     const LATER: Duration = Duration::from_millis(500);
 
     fn me(rank: u32, size: u32) -> Me<'static> {
@@ -564,7 +566,7 @@ mod tests {
         (mesh, lost)
     }
 
-    /// Rank 0 at a port of its own.
+    /// Starts rank 0 at a port of its own.
     fn rank0(at: &str, size: u32) -> (String, JoinHandle<Result<Streams>>) {
         let listener = TcpListener::bind(at).unwrap();
         let place = listener.local_addr().unwrap().to_string();
@@ -588,7 +590,7 @@ mod tests {
         }
     }
 
-    /// A client made by hand.
+    /// Makes a client by hand, which sends `bytes`.
     fn raw(place: &str, bytes: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(place).unwrap();
         stream.set_read_timeout(Some(hang())).unwrap();
@@ -620,13 +622,13 @@ mod tests {
     }
 
     #[test]
-    fn four_ranks_exchange() {
+    fn four_ranks_exchange_frames_in_order() {
         let mut places = vec!["127.0.0.1:0"];
-        // Not every machine has it.
+        // Not every machine has IPv6.
         places.extend(TcpListener::bind("[::1]:0").is_ok().then_some("[::1]:0"));
         for at in places {
             let all = ranks(at, 4);
-            // Longer than a socket holds, so that frames come in pieces.
+            // Longer than a socket buffer, so that frames arrive in pieces.
             let payload = |from: u32, to: u32| vec![(16 * from + to) as u8; 3 << 20];
             thread::scope(|s| {
                 for (mesh, _) in &all {
@@ -661,7 +663,7 @@ mod tests {
         };
         let good = envelope(&hello(1, 3));
         refused(&place, &version(&good), &["wire version is 9, allowed is 2", "one release"]);
-        // One whose version has another greeting altogether.
+        // A version that has a different greeting altogether.
         let mut other = version(&good)[..12].to_vec();
         other.extend([3, 0, 0, 0, 1, 2, 3]);
         refused(&place, &other, &["wire version is 9"]);
@@ -675,7 +677,7 @@ mod tests {
         refused(&place, &changed(|h| h.rank = 0), &["rank is 0, allowed is 1 to 2"]);
         refused(&place, &changed(|h| h.rank = 3), &["rank is 3, allowed is 1 to 2"]);
         refused(&place, &changed(|h| h.listens = None), &["no address"]);
-        // The refused one's own error says it too.
+        // The refused rank reports the same reason in its own error.
         let e = me(1, 4).join(&place, "auto").unwrap_err().to_string();
         assert!(
             e.starts_with(&format!("rank 0: refused rank 1 at {place}: its size is 4, allowed is 3")),
@@ -684,7 +686,7 @@ mod tests {
 
         let early = raw(&place, &good);
         refused(&place, &good, &["rank is 1, allowed is one that is not there yet", "running twice"]);
-        // It is gone, and comes back.
+        // The rank is gone, and comes back.
         drop(early);
         let others = [join(&place, 1, 3), join(&place, 2, 3)];
         first.join().unwrap().unwrap();
@@ -694,19 +696,19 @@ mod tests {
     }
 
     #[test]
-    fn p8_strangers_hold_up_nobody() {
+    fn p8_slow_connectors_that_are_no_rank_do_not_delay_the_set_up() {
         let mut huge = MAGIC.to_vec();
         huge.extend([1, 0, 0, 0, 255, 255, 255, 255]);
         let slow = [
             &b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"[..],
             &[0; 4096],
             &[],
-            // Slow: one that begins well and stops there.
+            // A slow connector that is no rank: a correct beginning, then nothing.
             b"PUSH",
             &envelope(&hello(1, 2))[..40],
             &huge,
         ];
-        // With strangers that stay, and without.
+        // Once while the other connectors stay connected, once without them.
         let meet = |staying: &[&[u8]]| {
             let start = Instant::now();
             let (place, first) = rank0("127.0.0.1:0", 2);
@@ -719,11 +721,15 @@ mod tests {
             second.join().unwrap().unwrap();
             start.elapsed()
         };
-        // The best of three each: a machine that is busy may hold up any of them.
+        // The best of three each, because a busy machine may hold up any of them.
         let best = |staying: &[&[u8]]| (0..3).map(|_| meet(staying)).min().expect("three");
         let (with, without) = (best(&slow), best(&[]));
-        // A stranger that is waited for costs its whole time. What the machine takes gives the room.
-        assert!(with < GREETING / 2 + 4 * without, "{with:?} with strangers that stay, {without:?} without");
+        // Waiting for one of the slow connectors would cost the whole time limit. The term with
+        // `without` leaves room for a slow machine.
+        assert!(
+            with < GREETING / 2 + 4 * without,
+            "{with:?} with other connectors that stay connected, {without:?} without"
+        );
     }
 
     #[test]
@@ -742,7 +748,7 @@ mod tests {
         assert!(first.join().unwrap().is_ok() && second.join().unwrap().is_ok());
     }
 
-    /// Rank 0's mesh of `size`, and ranks 1, 2, ... made by hand.
+    /// Makes rank 0's mesh of `size`, and the sockets of ranks 1, 2, ... by hand.
     fn by_hand(size: u32) -> (Mesh, Receiver<u32>, Vec<TcpStream>) {
         let (place, first) = rank0("127.0.0.1:0", size);
         let others: Vec<_> = (1..size).map(|r| raw(&place, &envelope(&hello(r, size)))).collect();
@@ -757,7 +763,7 @@ mod tests {
     fn p7_p8_a_frame_that_is_wrong_loses_its_rank() {
         let mut long = (MAX_BYTES as u32 + 1).to_le_bytes().to_vec();
         long.extend([0; 4]);
-        // Too long, with descriptors, without a label, with nothing, an end of no queue pair.
+        // Too long; with descriptors; without a label; empty; an end of no queue pair.
         for bytes in [
             &long[..],
             &[255; 8],
@@ -767,13 +773,13 @@ mod tests {
             &[8, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0],
         ] {
             let (mesh, lost, mut others) = by_hand(3);
-            // One that stops in the middle of a frame keeps nobody from being heard.
+            // A peer that stops in the middle of a frame does not keep the others from being heard.
             others[0].write_all(&[9, 0, 0, 0, 0, 0, 0, 0, 5]).unwrap();
             others[1].write_all(bytes).unwrap();
             assert_eq!(lost.recv_timeout(hang()), Ok(2));
             assert!(matches!(mesh.recv(1, 5), Err(Error::PeerLost { rank: 2 })));
             assert_eq!(mesh.lost(), Some(2));
-            // What was cut off is not taken for whole.
+            // A frame that was cut off is not taken for a whole one.
             others.remove(0);
             assert_eq!(lost.recv_timeout(hang()), Ok(1));
         }
@@ -782,7 +788,7 @@ mod tests {
     #[test]
     fn p7_a_rank_that_dies_is_lost_and_one_that_leaves_is_not() {
         let mut all = ranks("127.0.0.1:0", 3);
-        // As when its process dies: the sockets close, nothing is said.
+        // As if the process died: the sockets close, and no farewell is sent.
         let (dead, _) = all.pop().unwrap();
         for peer in dead.shared.peers.iter().flatten() {
             let Stream::Tcp(s) = &peer.link.stream else { panic!("not TCP") };
@@ -795,7 +801,7 @@ mod tests {
 
         let mut all = ranks("127.0.0.1:0", 2);
         let ((one, lost), (other, _)) = (all.remove(0), all.remove(0));
-        // Unread at the other end when it leaves.
+        // Still unread at the other end when this rank leaves.
         one.send(1, 5, &[1; 1 << 20], &[]).unwrap();
         other.send(0, 6, b"last words", &[]).unwrap();
         drop(other);
@@ -830,7 +836,7 @@ mod tests {
     }
 
     #[test]
-    fn p7_nobody_waits_for_ever() {
+    fn p7_ranks_that_never_come_or_answer_end_the_set_up_at_the_timeout() {
         // Within the limit two clients say who they are.
         let limit = patience(Duration::from_secs(2));
         let short = |rank, size| Me::new("red", rank, size, limit).unwrap();
@@ -847,7 +853,7 @@ mod tests {
             assert!(e.starts_with("waiting for rank 2 (the last that was refused"), "{e}");
             assert!(e.contains("size is 5") && e.contains(&format!("timed out after {limit:?}")), "{e}");
         });
-        // It listens and never answers; then it does not listen.
+        // First a rank 0 that listens and never answers; then one that does not listen.
         let e = short(1, 2).join(&place, "auto").unwrap_err().to_string();
         assert!(e.starts_with(&format!("waiting for an answer of rank 0 at {place} timed out")), "{e}");
         drop(listener);
@@ -857,7 +863,7 @@ mod tests {
 
     #[test]
     fn addresses_of_other_hosts_are_refused_by_name() {
-        // 192.0.2.0/24 is for documents: nobody has it.
+        // 192.0.2.0/24 is reserved for documentation: no host has such an address.
         let e = listen_at("192.0.2.1:7000").unwrap_err().to_string();
         assert!(
             e.starts_with("rendezvous is 192.0.2.1:7000, allowed is an address and port of the host"),
@@ -884,10 +890,10 @@ mod tests {
         ] {
             let error = join(&place, 1, 2);
             let (mut s, _) = listener.accept().unwrap();
-            // A greeting left unread would turn the end into a reset.
+            // An unread greeting would turn the close into a reset.
             s.read_exact(&mut [0; HEADER]).unwrap();
             s.write_all(says).unwrap();
-            // It may have closed the connection by then.
+            // The other side may have closed the connection by then.
             let _ = s.shutdown(Shutdown::Write);
             let e = error.join().unwrap().unwrap_err().to_string();
             assert!(e.starts_with(&format!("rank 0: no answer at {place}: ")) && e.contains(expected), "{e}");

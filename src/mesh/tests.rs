@@ -1,4 +1,4 @@
-//! A rank's mesh beside ranks that are made by hand, which can misbehave.
+//! Tests of one rank's mesh against ranks that are made by hand and can misbehave.
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -17,7 +17,7 @@ fn events(lost: impl Fn(u32) + Send + 'static, ended: impl Fn(Ended) + Send + 's
     Events { lost: Box::new(lost), ended: Box::new(ended) }
 }
 
-/// Rank 0's mesh of `size`, and the sockets of ranks 1, 2, ... by hand.
+/// Makes rank 0's mesh of `size`, and the sockets of ranks 1, 2, ... by hand.
 fn by_hand(size: u32, timeout: Duration) -> (Mesh, Receiver<u32>, Vec<UnixStream>) {
     let mut streams = unix::pairs(size).unwrap();
     let mine = streams.remove(0);
@@ -45,14 +45,14 @@ fn wire(label: u32, body: &[u8]) -> Vec<u8> {
 fn p7_a_frame_that_one_rank_does_not_finish_hides_no_other_ranks_death() {
     let (mesh, lost, mut others) = by_hand(3, Duration::from_secs(5));
     let (dies, mut stops) = (others.pop().unwrap(), others.pop().unwrap());
-    // In the middle of a frame's header, then within its bytes.
+    // First within a frame's header, then within its bytes.
     let frame = wire(5, b"late");
     stops.write_all(&frame[..6]).unwrap();
     thread::sleep(Duration::from_millis(50));
     stops.write_all(&frame[6..14]).unwrap();
     thread::sleep(Duration::from_millis(50));
     drop(dies);
-    // A reader that waits for the rest would give up the wrong rank at its limit.
+    // A reader that waited for the rest would report the wrong rank when its time is up.
     assert_eq!(lost.recv_timeout(hang()), Ok(2));
     stops.write_all(&frame[14..]).unwrap();
     let begin = Instant::now();
@@ -64,7 +64,7 @@ fn p7_a_frame_that_one_rank_does_not_finish_hides_no_other_ranks_death() {
 }
 
 #[test]
-fn p7_what_times_out_within_a_frame_leaves_the_stream_at_a_frames_end() {
+fn p7_a_send_that_times_out_within_a_frame_leaves_whole_frames_on_the_stream() {
     let (mesh, _lost, mut others) = by_hand(2, Duration::from_millis(300));
     let other = others.pop().unwrap();
     let body = vec![7; 1 << 20];
@@ -79,7 +79,8 @@ fn p7_what_times_out_within_a_frame_leaves_the_stream_at_a_frames_end() {
         }
         assert!(taken < 1000, "a peer that reads nothing takes everything");
     }
-    // It reads again: whatever was taken comes whole and in order, and so does the next.
+    // The peer reads again: every frame that was accepted arrives whole and in order, and so does
+    // the next one.
     let reads = thread::spawn(move || {
         let mut next = 0u64;
         loop {
@@ -120,7 +121,7 @@ fn p7_p8_a_rank_that_reads_nothing_does_not_hold_up_what_is_sent_to_others() {
         while !begun.load(Ordering::Relaxed) {
             thread::yield_now();
         }
-        // It is in the middle of that now.
+        // By now the other send is in the middle of its wait.
         thread::sleep(Duration::from_millis(200));
         mesh.send(2, 5, b"through", &[]).unwrap();
         assert!(recv_message(&reads, 64, 0).unwrap().0.ends_with(b"through"));
@@ -135,7 +136,7 @@ fn p8_a_rank_that_floods_this_one_with_frames_is_lost_before_memory_is() {
     let mut others = others.into_iter();
     let (mut floods, mut behaves) = (others.next().unwrap(), others.next().unwrap());
     let frame = wire(5, &vec![0; 1 << 20]);
-    // 256 MiB that nobody asked for.
+    // Sends 256 MiB that no caller asked for.
     for _ in 0..256 {
         if floods.write_all(&frame).is_err() {
             break;
@@ -160,16 +161,16 @@ fn p8_a_rank_that_floods_this_one_with_descriptors_is_lost_before_they_run_out()
         if send_message(&floods, &LABEL.to_le_bytes(), &fds).is_err() {
             break;
         }
-        // The kernel bounds what is on its way.
+        // The kernel bounds how much can be on its way.
         thread::yield_now();
     }
     assert_eq!(lost.recv_timeout(hang()), Ok(1));
-    // A new one can be opened.
+    // A new descriptor can still be opened.
     UnixStream::pair().unwrap();
 }
 
 #[test]
-fn p8_descriptors_with_what_is_no_set_up_lose_the_rank_that_sent_them() {
+fn p8_descriptors_on_a_frame_that_is_no_set_up_lose_the_rank_that_sent_them() {
     for label in [BYE, 1, 2, 3, 15] {
         let (_mesh, lost, others) = by_hand(2, hang());
         send_message(&others[0], &label.to_le_bytes(), &[std::io::stdin().as_fd()]).unwrap();
@@ -198,13 +199,13 @@ fn offer_of(attempt: u64) -> Vec<u8> {
     offer
 }
 
-/// The hour of the socket's linger is what a close on the mesh's thread would take.
+/// The socket's linger is an hour, so a close on the mesh's thread would take that long.
 #[test]
 fn p7_p8_descriptors_of_an_attempt_that_has_ended_hold_up_no_other_rank() {
     let (mesh, lost, mut others) = by_hand(4, hang());
     let (mut third, mut second, mut first) =
         (others.pop().unwrap(), others.pop().unwrap(), others.pop().unwrap());
-    // One that the end drops.
+    // A descriptor that is dropped with the end of its attempt.
     let (socket, end) = lingering();
     send_message(&first, &offer_of(1), &[socket.as_fd()]).unwrap();
     drop(socket);
@@ -215,7 +216,7 @@ fn p7_p8_descriptors_of_an_attempt_that_has_ended_hold_up_no_other_rank() {
     first.write_all(&wire(5, b"behind it")).unwrap();
     assert_eq!(mesh.recv(1, 5).unwrap().0, b"behind it");
     assert_eq!(mesh.shared.inbox.state().waiting[&1].open(), 1, "until it is closed");
-    // One within a frame whose bytes never come: the mesh keeps the descriptor until the stream ends.
+    // A descriptor within a frame whose bytes never come: the mesh keeps the descriptor until the stream ends.
     let (socket, other_end) = lingering();
     second.write_all(&[4, 0, 0, 0, 1, 0, 0, 0]).unwrap();
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -233,7 +234,7 @@ fn p7_p8_descriptors_of_an_attempt_that_has_ended_hold_up_no_other_rank() {
         assert!(begin.elapsed() < hang(), "the other rank is not heard");
         thread::yield_now();
     }
-    // The threads that close them end now.
+    // The threads that close the descriptors end now.
     drop((end, other_end));
     while mesh.shared.inbox.state().waiting[&1].open() > 0 {
         assert!(begin.elapsed() < hang(), "a closed descriptor is not counted out");
@@ -273,12 +274,12 @@ fn p8_a_rank_that_offers_anew_all_the_time_and_reads_nothing_leaves_descriptors_
         looks.join().unwrap()
     });
     assert!(most <= MAX_OUT_FDS, "{most} descriptors wait for a rank that reads nothing");
-    // A new one can be opened.
+    // A new descriptor can still be opened.
     UnixStream::pair().unwrap();
 }
 
 #[test]
-fn p7_the_word_of_an_end_that_breaks_as_its_rank_leaves_comes_before_the_farewell() {
+fn p7_the_report_of_an_end_that_breaks_as_its_rank_leaves_comes_before_the_farewell() {
     for _ in 0..50 {
         let [(a, _), (_b, heard)] = pair(hang());
         let set_up = a.set_up(1, LABEL);
@@ -303,7 +304,7 @@ fn a_frame_over_the_limit_is_refused_where_it_is_sent() {
 
 // ------------------------------------------------------------ ranks of other hosts
 
-/// Two meshes over TCP, with beats of their own.
+/// Makes two meshes over TCP, each with its own timing of signs of life.
 fn over_tcp(beats: [Beats; 2]) -> [(Mesh, Receiver<u32>); 2] {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -323,7 +324,8 @@ fn over_tcp(beats: [Beats; 2]) -> [(Mesh, Receiver<u32>); 2] {
 #[test]
 fn p7_a_rank_of_another_host_that_says_nothing_is_lost_though_its_socket_is_open() {
     let quick = Beats { every: Duration::from_millis(50), silence: Duration::from_millis(500) };
-    // As one that was killed and whose forked child holds the socket: nothing is said and nothing ends.
+    // Like a rank that was killed while a forked child holds its socket: no message and no end of
+    // file.
     let dead = Beats { every: hang() * 10, silence: hang() * 10 };
     let [(mesh, lost), _dead] = over_tcp([quick, dead]);
     assert_eq!(lost.recv_timeout(hang()), Ok(1));
@@ -332,7 +334,7 @@ fn p7_a_rank_of_another_host_that_says_nothing_is_lost_though_its_socket_is_open
 
 #[test]
 fn a_rank_of_another_host_that_beats_is_not_lost_however_long_nothing_else_is_said() {
-    // Another mesh, to which nothing is said, tells how long that would take to be lost.
+    // A second mesh that receives nothing shows how long the loss takes to notice.
     let quick = Beats { every: Duration::from_millis(50), silence: patience(Duration::from_secs(2)) };
     let dead = Beats { every: hang() * 10, silence: hang() * 10 };
     let [(a, lost_a), (b, lost_b)] = over_tcp([quick, quick]);
@@ -349,7 +351,7 @@ fn a_rank_of_another_host_that_beats_is_not_lost_however_long_nothing_else_is_sa
 
 const LABEL: u32 = QUEUE_PAIRS + 7;
 
-/// Two ranks of this process, with all that they hear of ends.
+/// Makes two ranks of this process, each with a channel of the ends that it hears of.
 fn pair(timeout: Duration) -> [(Mesh, Receiver<Ended>); 2] {
     let meshes = Mesh::local(2, timeout).unwrap().into_iter().map(|mut mesh| {
         let (sender, ended) = channel();
@@ -359,7 +361,7 @@ fn pair(timeout: Duration) -> [(Mesh, Receiver<Ended>); 2] {
     meshes.collect::<Vec<_>>().try_into().ok().expect("two")
 }
 
-/// Both ends, each with what it was offered, unless one of them fails.
+/// Meets the other end and returns what it offered, unless either end fails.
 fn meet(set_up: &mut SetUp<'_>, says: String) -> Result<String> {
     set_up.offer(says.into_bytes(), &[])?;
     set_up.take_offer()?;
@@ -367,10 +369,11 @@ fn meet(set_up: &mut SetUp<'_>, says: String) -> Result<String> {
     Ok(String::from_utf8(bytes).unwrap())
 }
 
-/// What both ends of a queue pair believe: what each offered, by rank.
+/// What both ends of a queue pair believe: each end's offer, by rank.
 type Belief = Mutex<Option<[String; 2]>>;
 
-/// Tries until both ends believe the same. Attempts fail at any point, and some of them on purpose.
+/// Repeats attempts until both ends believe the same. Attempts fail at any point, some of them on
+/// purpose.
 fn try_until_both_agree(
     mesh: &mut Mesh,
     heard: &Receiver<Ended>,
@@ -381,7 +384,7 @@ fn try_until_both_agree(
     let begin = Instant::now();
     for number in 0.. {
         assert!(begin.elapsed() < hang(), "they never agree");
-        // Longer each time: a machine that is busy needs longer.
+        // Longer each time, because a busy machine needs longer.
         mesh.timeout = Duration::from_millis(10 + 5 * number);
         let mut set_up = mesh.set_up(peer, LABEL);
         let mine = format!("{number} of {own}");
@@ -392,7 +395,7 @@ fn try_until_both_agree(
                 offered.and_then(|()| set_up.take_offer()).map(|()| None)
             }
             _ => meet(&mut set_up, mine.clone()).and_then(|theirs| {
-                // As over RDMA: one more message each way.
+                // Like RDMA: one more message each way.
                 set_up.send(mine.as_bytes())?;
                 assert_eq!(set_up.recv()?, theirs.as_bytes());
                 Ok(Some(theirs))
@@ -410,7 +413,7 @@ fn try_until_both_agree(
         let mut belief = [theirs.clone(), theirs];
         belief[own] = mine;
         *beliefs[own].lock().unwrap() = Some(belief.clone());
-        // The peer may have given up behind that, which is told.
+        // The peer may have given up after that; then we are told.
         while !heard.try_iter().any(|e| e.attempt == attempt) {
             if beliefs[1 - own].lock().unwrap().as_ref() == Some(&belief) {
                 return belief;
@@ -473,7 +476,7 @@ fn p7_an_end_that_breaks_alone_tells_its_peer_over_the_set_ups_socket() {
 }
 
 #[test]
-fn p8_a_rank_that_talks_of_queue_pairs_without_end_is_lost_or_ends_the_attempt() {
+fn p8_a_rank_that_sends_set_up_frames_without_end_is_lost_or_ends_the_attempt() {
     let (mesh, lost, mut others) = by_hand(2, Duration::from_millis(300));
     let mut other = others.pop().unwrap();
     let done = AtomicBool::new(false);
@@ -494,7 +497,7 @@ fn p8_a_rank_that_talks_of_queue_pairs_without_end_is_lost_or_ends_the_attempt()
         assert!(matches!(e, Error::TimedOut { .. } | Error::PeerLost { rank: 1 }), "{e}");
         done.store(true, Ordering::Relaxed);
     });
-    // Ends of queue pairs that nobody has take no room, in whatever order.
+    // Messages END for queue pairs that no rank has take no room, in any order.
     let (_mesh, _lost, mut others) = by_hand(2, hang());
     for attempt in (0..100_000u64).rev() {
         let mut end = LABEL.to_le_bytes().to_vec();

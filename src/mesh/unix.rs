@@ -1,13 +1,12 @@
-//! The ranks of one host: Unix sockets under abstract names made of job and rank.
+//! The ranks of one host, joined by Unix sockets under abstract names made of job and rank.
 //!
-//! Each rank connects to all lower ones and greets them, and is answered when all higher
-//! ranks have greeted these. With greeting and answer each hands the other a pidfd of itself.
-//! There is no circle in that: all wait for rank 0 first, which waits for none, then for
-//! rank 1.
+//! Each rank connects to all lower ranks and greets them. A rank answers a greeting once all ranks
+//! higher than itself have greeted it. With greeting and answer each rank hands the other a pidfd
+//! of itself. This can't deadlock: all wait for rank 0 first, which waits for none of them, then
+//! for rank 1, and so on.
 //!
-//! Any process of this host can connect to the name. So greetings are heard side by side,
-//! within a limit in bytes and in time, and one that is wrong costs its sender the connection
-//! and nobody else anything.
+//! Any process of this host can connect to the name. So greetings are read side by side, limited in
+//! bytes and in time, and a wrong one costs only its sender the connection.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,22 +25,22 @@ use crate::error::{Error, Result};
 
 /// Version of the messages between ranks of one host.
 const VERSION: u32 = 2;
-/// Bytes of a greeting and of an answer, at most.
+/// The most bytes of a greeting or of an answer.
 const MAX_HELLO: usize = 64;
 const MAX_ANSWER: usize = 1024;
-/// First byte of an answer; behind it the reason.
+/// First byte of an answer that accepts; in a refusal the reason follows the first byte.
 const WELCOME: u8 = 0;
 const REFUSED: u8 = 1;
-/// A rank that has connected says who it is within this.
+/// Time within which a rank that has connected must say who it is.
 const GREETING: Duration = Duration::from_secs(5);
-/// Connections that may be about to greet, besides one of every rank.
+/// How many connections may be about to greet, in addition to one for each rank.
 const STRANGERS: usize = 64;
-/// Between two tries to connect.
+/// Pause between two tries to connect.
 const PAUSE: Duration = Duration::from_millis(5);
 
 type Links = Vec<Option<Link>>;
 
-/// All ranks of one process: sockets in pairs.
+/// Makes the sockets of all ranks of one process, in pairs.
 pub(super) fn pairs(size: u32) -> Result<Vec<Vec<Option<UnixStream>>>> {
     let mut streams: Vec<Vec<Option<UnixStream>>> =
         (0..size).map(|_| (0..size).map(|_| None).collect()).collect();
@@ -52,9 +51,8 @@ pub(super) fn pairs(size: u32) -> Result<Vec<Vec<Option<UnixStream>>>> {
     Ok(streams)
 }
 
-/// A rank in a process of its own: each listens under an abstract name made
-/// of `job` and its rank, and connects to all lower ranks. Nothing is left
-/// behind whatever happens.
+/// Connects a rank in a process of its own: it listens under an abstract name made of `job` and its
+/// rank, and connects to all lower ranks. The name disappears with the process, however it ends.
 pub(super) fn connect(job: &str, rank: u32, size: u32, timeout: Duration) -> Result<Links> {
     let address = SocketAddr::from_abstract_name(name(job, rank))
         .map_err(|_| Error::config("job", job, "a name of at most 80 bytes"))?;
@@ -86,7 +84,7 @@ struct Greeting {
     until: Instant,
 }
 
-/// A rank on its way to the others.
+/// This rank while it connects to the others.
 struct Me<'a> {
     job: &'a str,
     rank: u32,
@@ -97,7 +95,7 @@ struct Me<'a> {
 }
 
 impl Me<'_> {
-    /// Connects to a lower rank, however long it takes until that listens, and greets it.
+    /// Connects to a lower rank and greets it; repeats until that rank listens or time is up.
     fn join(&self, lower: u32) -> Result<Link> {
         let hello: Vec<u8> =
             [VERSION, self.rank, lower, self.size].iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -110,12 +108,12 @@ impl Me<'_> {
                 let what = format!("waiting for rank {lower} ({why})");
                 return Err(Error::TimedOut { what, after: self.timeout });
             }
-            // It does not listen yet, or has gone and may come back.
+            // The lower rank does not listen yet, or it has gone and may come back.
             std::thread::sleep(PAUSE);
         }
     }
 
-    /// One try. The inner error may pass.
+    /// Tries once. After an inner error another try may succeed.
     fn greet(&self, lower: u32, hello: &[u8]) -> Result<std::result::Result<Link, io::Error>> {
         let at = format!("@{}", name(self.job, lower));
         let stream = match wire::dial(Path::new(&at), self.deadline) {
@@ -146,8 +144,8 @@ impl Me<'_> {
         }
     }
 
-    /// Sends a greeting or an answer, with our pidfd. The socket is new and empty: this does
-    /// not wait.
+    /// Sends a greeting or an answer, with our pidfd. Does not wait: the socket is new and its
+    /// buffer empty.
     fn say(&self, stream: &UnixStream, bytes: &[u8]) -> io::Result<()> {
         stream.set_write_timeout(Some(GREETING))?;
         let fds: Vec<_> = self.process.iter().map(|p| p.as_fd()).collect();
@@ -188,8 +186,8 @@ impl Me<'_> {
             let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
             drop(fds);
             let (to_greetings, to_settled) = ready[1..].split_at(greetings.len());
-            // A rank that waits for its answer has nothing to say: it has gone, and may come
-            // back.
+            // A rank that waits for its answer sends nothing, so a readable socket means that the
+            // rank has gone; it may come back.
             for (rank, _) in here.iter().zip(to_settled).filter(|(_, ready)| **ready) {
                 tracing::warn!(rank = self.rank, "rank {rank} left before all were there");
                 links[*rank] = None;
@@ -208,12 +206,12 @@ impl Me<'_> {
                     Err(e) => Err(e.to_string()),
                 };
                 match taken {
-                    // A rank that was started anew takes the place of its former self.
+                    // A rank that was started again replaces its earlier connection.
                     Ok((from, process)) => {
                         links[from as usize] = Some(Link { stream: Stream::Unix(g.stream), process });
                     }
                     Err(why) => {
-                        tracing::warn!(rank = self.rank, "a stranger at the rendezvous: {why}");
+                        tracing::warn!(rank = self.rank, "refused a connection at the rendezvous: {why}");
                         last_refused = format!(" (the last that was refused: {why})");
                         self.refuse(&Stream::Unix(g.stream), &why);
                     }
@@ -222,12 +220,13 @@ impl Me<'_> {
             if ready[0] {
                 match listener.accept() {
                     Ok((stream, _)) => {
-                        // The name is public: others are shown the door unheard.
+                        // Any process can connect to the name; processes of other users are refused
+                        // before they are read.
                         if let Err(e) = check_owner(&stream, self.rank) {
-                            tracing::warn!(rank = self.rank, "a stranger at the rendezvous: {e}");
+                            tracing::warn!(rank = self.rank, "refused a connection at the rendezvous: {e}");
                             continue;
                         }
-                        // The oldest is the least likely to be one of ours.
+                        // The oldest connection is the least likely to be a rank of ours.
                         if greetings.len() >= self.size as usize + STRANGERS {
                             greetings.remove(0);
                         }
@@ -237,7 +236,7 @@ impl Me<'_> {
                     Err(e) if e.kind() == ErrorKind::WouldBlock => {}
                     Err(e) => {
                         tracing::warn!(rank = self.rank, "accepting a rank: {e}");
-                        // No more descriptors, perhaps: some will be free again.
+                        // Perhaps no descriptor is left; some will be free again soon.
                         std::thread::sleep(PAUSE);
                     }
                 }
@@ -245,13 +244,13 @@ impl Me<'_> {
         }
         for rank in higher {
             let Some(Link { stream: Stream::Unix(stream), .. }) = &links[rank] else { continue };
-            // One that has gone meanwhile is seen to be lost as soon as all listen.
+            // A rank that has gone in the meantime is noticed as lost once all ranks listen.
             let _ = self.say(stream, &[WELCOME]);
         }
         Ok(())
     }
 
-    /// Is it one of ours? If not: what is wrong.
+    /// Checks a greeting. An error says what is wrong.
     fn check(
         &self,
         stream: &UnixStream,
@@ -281,7 +280,7 @@ impl Me<'_> {
         let Stream::Unix(stream) = stream else { return };
         let mut bytes = vec![REFUSED];
         bytes.extend(why.bytes().take(MAX_ANSWER - 1));
-        // It hears that, or finds the connection closed.
+        // The sender receives the reason, or finds the connection closed.
         let _ = self.say(stream, &bytes);
     }
 }
@@ -290,7 +289,7 @@ fn link(stream: UnixStream, fds: Vec<OwnedFd>) -> std::result::Result<Link, Stri
     Ok(Link { stream: Stream::Unix(stream), process: process(fds)? })
 }
 
-/// The peer's process, if it could hand over itself.
+/// The peer's process, if the peer could hand over a pidfd of itself.
 fn process(mut fds: Vec<OwnedFd>) -> std::result::Result<Option<Process>, String> {
     match fds.pop().map(Process::from_fd).transpose() {
         Err(e) if e.kind() != ErrorKind::InvalidInput => {
@@ -303,7 +302,8 @@ fn process(mut fds: Vec<OwnedFd>) -> std::result::Result<Option<Process>, String
     }
 }
 
-/// Only processes of our own user (or root) may be ranks of our job.
+/// Refuses processes of other users: only our own user's processes, or root's, may be ranks of our
+/// job.
 fn check_owner(stream: &UnixStream, rank: u32) -> Result<()> {
     let peer = wire::peer_cred(stream).map_err(Error::io("peer's user"))?;
     let own = rustix::process::geteuid().as_raw();

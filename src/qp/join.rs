@@ -1,5 +1,5 @@
-//! How a queue pair comes about: this end's memory and its offer, the other end's
-//! offer, then both are handed to the engine. What is offered is the transport's.
+//! Sets a queue pair up: makes this end's memory and offer, waits for the other end's offer, then
+//! hands both to the engine. The transport decides what an offer contains.
 
 use std::sync::Arc;
 
@@ -20,28 +20,28 @@ use crate::error::{Error, Result};
 use crate::mesh::{Frame, SetUp};
 use crate::settings::{QpKind, RingsPlace};
 
-/// What this end has of its own, whatever the transport.
+/// This end's own parts of a queue pair, the same for every transport.
 pub(super) struct Own {
     pub(super) geometry: Geometry,
     pub(super) config: QpConfig,
     pub(super) window: Arc<dyn Window>,
     pub(super) work: Piece,
     pub(super) control: Piece,
-    /// Work and control segment, if they lie in host memory ...
+    /// The work and control segments, if they lie in host memory.
     pub(super) memory: Option<[Arc<SharedMemory>; 2]>,
-    /// ... and all of it, if they lie in the window.
+    /// All parts of the window, if the segments lie in the window.
     pub(super) placed: Option<Placed>,
 }
 
 /// Where inbound payload lies.
 pub(super) enum Inbound {
-    /// Where its sender's device put it.
+    /// In the sender's window, where the sender's device put it.
     Window(Arc<ReadOnlyMemory>),
-    /// Where its sender's transport put it.
+    /// In this host's memory, where the sender's transport put it.
     Mirror(Arc<SharedMemory>),
 }
 
-/// A queue pair that an engine drives, with what its device needs mapped.
+/// A queue pair that an engine drives, with the memory that its device needs mapped.
 pub(super) struct Joined {
     pub(super) id: QpId,
     pub(super) own: Own,
@@ -54,7 +54,7 @@ enum Link {
     Verbs(Box<VerbsHalf>),
 }
 
-/// Our half of a queue pair, before the other end is known.
+/// Our half of a queue pair, before the other end's offer is known.
 pub(crate) struct Half<'a> {
     own: Own,
     link: Link,
@@ -115,15 +115,15 @@ impl Own {
         Ok(Own { work, control, memory: Some(memory), placed: None, window, geometry, config })
     }
 
-    /// The work segment as the engine has it, which only reads it: in host memory by a
-    /// mapping of its own that can do nothing else.
+    /// The work segment as the engine maps it, for reading only. In host memory this is a mapping
+    /// of its own that can't be written.
     pub(super) fn work_to_read(&self) -> Result<Mapped> {
         let Some([work, _]) = &self.memory else { return Ok(self.work.clone().into()) };
         let fd = work.fd().try_clone_to_owned().map_err(Error::io("work segment"))?;
         Ok(Arc::new(ReadOnlyMemory::from_fd(fd, work.len())?).into())
     }
 
-    /// What the engine is told besides.
+    /// The options with which the engine drives this queue pair.
     pub(super) fn options(&self, context: &Context, peer: u32) -> QpOptions {
         QpOptions {
             peer,
@@ -132,7 +132,7 @@ impl Own {
             stuck_ns: context.settings().stuck.as_nanos() as u64,
             // A quarter of the sender's window stays free for its next messages.
             in_place_share: 192,
-            // Long beside any kernel that works, short beside one that computes.
+            // Long for a kernel that keeps receiving, short for one that computes meanwhile.
             slow_ns: 20_000_000,
             ungated: cfg!(feature = "test-ungated") && std::env::var_os("_PUSHGATE_UNGATED").is_some(),
             key_seed: std::process::id().wrapping_mul(2654435761) ^ peer,
@@ -140,7 +140,7 @@ impl Own {
     }
 }
 
-/// A segment with its header.
+/// Makes a segment with its header.
 pub(super) fn segment(context: &Context, geometry: &Geometry, kind: Segment) -> Result<Arc<SharedMemory>> {
     let memory =
         context.memory(&format!("pushgate-{kind}-{}", geometry.rank), geometry.bytes(kind), false)?;
@@ -149,7 +149,7 @@ pub(super) fn segment(context: &Context, geometry: &Geometry, kind: Segment) -> 
 }
 
 impl<'a> Half<'a> {
-    /// Makes this end and tells the peer of it.
+    /// Makes this end and sends its offer to the peer.
     pub(crate) fn offer(context: &Context, mut set_up: SetUp<'a>, config: QpConfig) -> Result<Self> {
         let own = Own::new(context, set_up.mesh.rank, config)?;
         let link = match context.settings().qp {
@@ -164,7 +164,7 @@ impl<'a> Half<'a> {
         self.set_up.take_offer()
     }
 
-    /// Waits until both ends have each other's offer, and takes the peer's.
+    /// Waits until both ends have each other's offer, and accepts the peer's.
     pub(crate) fn accept(mut self, context: &Context) -> Result<Accepted<'a>> {
         let offer = self.set_up.agree()?;
         let link = match self.link {
@@ -178,7 +178,7 @@ impl<'a> Half<'a> {
 }
 
 impl<'a> Accepted<'a> {
-    /// Hands both ends to the engine.
+    /// Hands both ends to the engine and registers the memory with the device.
     pub(crate) fn join(mut self, context: &Context) -> Result<(QueuePair, SetUp<'a>)> {
         let peer = self.set_up.peer;
         let joined = match self.link {

@@ -1,5 +1,4 @@
-//! Joining two ranks of one host: each hands the other its link segment and its
-//! window, to read.
+//! Joins two ranks of one host: each hands the other its link segment and its window for reading.
 
 use std::sync::Arc;
 
@@ -17,10 +16,10 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mesh::{Frame, SetUp};
 
-/// What this transport needs of ours.
+/// What the `local` transport needs of this end.
 pub(super) struct LocalHalf {
     link: Arc<SharedMemory>,
-    /// What the peer rings, and it alone, if our engine sleeps.
+    /// The bell that only this peer rings, if our engine sleeps.
     bell: Option<Bell>,
 }
 
@@ -62,8 +61,8 @@ impl LocalHalf {
         let proxy = &context.inner.proxy;
         let id = proxy.add_qp(fds, own.options(context, peer), context.inner.wake)?;
         let undo = Undo::new(context, id);
-        // The engine has its own writable mapping now, wherever it runs. The peer has the descriptor
-        // already, and may have sealed it first so that this fails.
+        // The engine has its own writable mapping now, wherever it runs. The peer already has the
+        // descriptor, and may have sealed it first so that this call fails.
         self.link.seal_against_writers()?;
         undo.done();
         let link = Piece::whole(self.link.clone());
@@ -107,7 +106,7 @@ mod tests {
         let offer = ours.agree().unwrap();
         let failed = half.join(&context, &ours, own, offer).err().expect("a seal is refused");
         assert!(failed.to_string().contains("F_ADD_SEALS"), "{failed}");
-        // An engine that has the queue pair has its link segment.
+        // An engine that still had the queue pair would hold its link segment.
         let begin = Instant::now();
         while link.strong_count() > 0 {
             assert!(begin.elapsed() < pushgate_tests::hang(), "a queue pair is left in the engine");

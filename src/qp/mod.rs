@@ -1,5 +1,5 @@
-//! A queue pair as the program has it: its memory, its registrations with the
-//! device, and the structure that kernels get.
+//! A queue pair as the program sees it: its memory, the registrations with the device, and the
+//! structure that kernels get.
 
 mod join;
 mod local;
@@ -29,21 +29,22 @@ pub(crate) use join::Half;
 use join::{Inbound, Joined, Own};
 pub(crate) use verbs::open as open_rdma;
 
-/// Sizes of a queue pair, where they differ from the settings'.
+/// Sizes of a queue pair that differ from the settings.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QpConfig {
-    /// Payload ring, bytes: a power of two of at least 64.
+    /// Size of the payload ring in bytes: a power of two of at least 64.
     pub window_size: Option<u64>,
-    /// WQE slots: a power of two.
+    /// Number of WQE slots: a power of two.
     pub slots: Option<u64>,
-    /// Receives: a power of two.
+    /// Number of receives: a power of two.
     pub receives: Option<u64>,
-    /// Messages land in buffers that `post_recv` names.
+    /// Whether messages land in buffers that `post_recv` names.
     pub posted_receives: bool,
 }
 
-/// A reliable, ordered connection between two ranks' devices. Dropping it takes
-/// it out of the engine; kernels that use it must have ended.
+/// A reliable, ordered connection between two ranks' devices.
+///
+/// Dropping it takes the queue pair out of the engine. Kernels that use it must have ended by then.
 pub struct QueuePair {
     // Fields drop in this order: out of the engine (Drop), unregister, unmap.
     descriptor: abi::pushgate_qp,
@@ -57,27 +58,28 @@ pub struct QueuePair {
     context: Context,
 }
 
-/// A region's key: lkey and rkey in one.
+/// The key of a region: lkey and rkey in one.
 pub type RegionKey = u32;
 
-/// Rings an engine of this process for the CPU executor: the descriptor of its eventfd.
+/// Rings an engine in this process, on behalf of the CPU executor; `fd` is the engine's eventfd.
 pub(crate) extern "C" fn ring(fd: u64) {
     let one = 1u64.to_ne_bytes();
-    // SAFETY: the descriptor is kept open by the context of the queue pair whose structure
-    // names it, and kernels that use that structure end before it is dropped. A full
-    // counter gives EAGAIN: then the engine is awake already.
+    // SAFETY: the context of the queue pair whose structure names the descriptor keeps it open, and
+    // kernels that use that structure end before the queue pair is dropped. A full counter gives
+    // EAGAIN: then the engine is awake already.
     let fd = unsafe { BorrowedFd::borrow_raw(fd as i32) };
     let _ = rustix::io::write(fd, &one);
 }
 
-/// Rings an engine of the proxy's process for the CPU executor: the descriptor of a ringer.
+/// Rings an engine in the proxy process, on behalf of the CPU executor; `fd` is the descriptor of a
+/// ringer.
 extern "C" fn ring_process(fd: u64) {
-    // SAFETY: as in `ring`.
+    // SAFETY: the context keeps the descriptor open, as in `ring`.
     bell::ring(unsafe { BorrowedFd::borrow_raw(fd as i32) });
 }
 
-/// `Err` with the cause if the queue pair of a control segment has ended. By the word that
-/// devices read, which says the same wherever the engine runs.
+/// Fails with the cause if the queue pair of a control segment has ended. Reads the word that
+/// devices read, which is the same wherever the engine runs.
 pub(crate) fn check_status(control: &Piece, rank: u32) -> Result<()> {
     let word = control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0].load(Ordering::Acquire);
     match Status::from_word(word) {
@@ -86,7 +88,7 @@ pub(crate) fn check_status(control: &Piece, rank: u32) -> Result<()> {
     }
 }
 
-/// The part of a kernel's structure that says where segments and window lie, by their
+/// Fills in the part of a kernel's structure that says where segments and window lie, by their
 /// device addresses.
 pub(crate) fn device_addresses(g: &Geometry, window: u64, work: u64, control: u64) -> abi::pushgate_qp {
     abi::pushgate_qp {
@@ -112,9 +114,9 @@ pub(crate) fn device_addresses(g: &Geometry, window: u64, work: u64, control: u6
     }
 }
 
-/// A queue pair as kernels have it.
+/// An end of a queue pair that kernels can use.
 pub trait DeviceEnd {
-    /// The structure that kernels get; pass an array of them in device memory
+    /// The structure that kernels get. Pass an array of them in device memory
     /// ([`upload_descriptors`]).
     fn descriptor(&self) -> abi::pushgate_qp;
 }
@@ -125,7 +127,7 @@ impl DeviceEnd for QueuePair {
     }
 }
 
-/// Takes a queue pair out of its engine, and tells the peer, unless it was `done`.
+/// Takes a queue pair out of its engine, and tells the peer, if it is dropped before `done`.
 struct Undo<'a> {
     context: &'a Context,
     id: QpId,
@@ -137,7 +139,7 @@ impl<'a> Undo<'a> {
         Undo { context, id, done: false }
     }
 
-    /// The queue pair stays.
+    /// Keeps the queue pair.
     fn done(mut self) {
         self.done = true;
     }
@@ -154,9 +156,9 @@ impl Drop for Undo<'_> {
 }
 
 impl QueuePair {
-    /// Of what both ends joined: registers its memory with the device.
+    /// Makes the queue pair from what both ends joined: registers its memory with the device.
     fn new(context: &Context, peer: u32, joined: Joined) -> Result<QueuePair> {
-        // Until it belongs to a `QueuePair`.
+        // Undoes the join until the queue pair belongs to a `QueuePair`.
         let undo = Undo::new(context, joined.id);
         let settings = context.settings();
         let Own { geometry: g, window, work, control, .. } = &joined.own;
@@ -200,65 +202,68 @@ impl QueuePair {
         })
     }
 
-    /// Where its window begins in what provides it, if WQE ring and control words lie
-    /// there too (`rings = window`): what an [`crate::AttachedQueuePair`] is told.
+    /// Where the window begins in its provider, if WQE ring and control words lie in the window too
+    /// (`rings = window`). An [`crate::AttachedQueuePair`] needs this offset.
     pub fn place(&self) -> Option<u64> {
         self.memory.own.placed.as_ref().map(|placed| placed.control.offset())
     }
 
-    /// The name of the staging area that its window lies in (`window = staging`): by that name
-    /// another process takes up the area should this one be killed.
+    /// The name of the staging area that contains the window (`window = staging`). If this process
+    /// is killed, another process takes over the area by this name.
     pub fn area(&self) -> Option<&str> {
         self.memory.own.window.name()
     }
 
-    /// What its rings hold, if they lie in the window (`rings = window`): what another proxy
-    /// finds there should this process die. Whoever still sends changes it meanwhile.
+    /// The content of the rings, if they lie in the window (`rings = window`): what another proxy
+    /// would find there if this process died. Kernels that still send change it meanwhile.
     pub fn ring_state(&self) -> Option<RingState> {
         self.memory.own.placed.as_ref().filter(|_| self.context.here().is_ok()).map(Placed::state)
     }
 
-    /// The other end.
+    /// The rank of the other end.
     pub fn peer(&self) -> u32 {
         self.peer
     }
 
-    /// Largest message: what the window holds.
+    /// The largest message in bytes: the size of the window's payload.
     pub fn max_message(&self) -> u64 {
         (abi::PUSHGATE_UNIT as u64) << self.descriptor.window_log
     }
 
-    /// Lets the peer put into shared memory, and WQEs of this side name it.
+    /// Registers shared memory: the peer may put into it, and WQEs of this end may name it.
     pub fn register_shared(&self, memory: &Shared) -> Result<RegionKey> {
         Ok(self.context.inner.proxy.add_shared_region(self.id, memory.memory())?)
     }
 
-    /// Lets the peer put into device memory. With the engine in this process only.
-    /// Between RDMA devices the peer's writes there directly where the GPU and both
-    /// of them allow it; elsewhere the payload comes to host memory, and the
-    /// GPU's copy engine fetches it.
+    /// Registers device memory: the peer may put into it. Works only with the engine in this
+    /// process.
+    ///
+    /// Between RDMA devices the peer's device writes into the buffer directly, where the GPU and
+    /// both RDMA devices allow that. Elsewhere the payload arrives in host memory, and the GPU's
+    /// copy engine fetches it.
     ///
     /// # Safety
-    /// The buffer outlives the queue pair or [`QueuePair::deregister`]. (Should the log say that the
-    /// device's copies did not end when the queue pair was dropped, the buffer stays until they do.)
+    /// The buffer outlives the queue pair, or a successful [`QueuePair::deregister`]. (If the log
+    /// says that the device's copies did not end when the queue pair was dropped, the buffer must
+    /// stay until they do.)
     pub unsafe fn register_buffer(&self, buffer: &DeviceBuffer) -> Result<RegionKey> {
         self.context.here()?;
         let (proxy, bytes) = (&self.context.inner.proxy, buffer.len() as u64);
         if self.context.device() == "cpu" {
-            // SAFETY: the CPU executor's device addresses are host addresses; the
-            // caller keeps the buffer, and nobody holds references into it.
+            // SAFETY: the CPU executor's device addresses are host addresses; the caller keeps the
+            // buffer, and no references into it exist.
             return Ok(unsafe { proxy.add_host_region(self.id, buffer.addr() as usize, bytes, None)? });
         }
         let exported = match self.context.settings().qp {
             QpKind::Verbs => self.export(buffer),
             QpKind::Local => None,
         };
-        // SAFETY: the caller keeps the buffer; the export is of all of it.
+        // SAFETY: the caller keeps the buffer; the export covers all of it.
         Ok(unsafe { proxy.add_device_region(self.id, buffer.addr(), bytes, exported)? })
     }
 
-    /// What an RDMA device needs to write into a buffer. Without it there is the
-    /// copy engine, so that an error is no reason to refuse the buffer.
+    /// Exports a buffer for an RDMA device that is to write into it. On an error the copy engine is
+    /// used instead, so an error is no reason to refuse the buffer.
     fn export(&self, buffer: &DeviceBuffer) -> Option<Exported> {
         match buffer.export() {
             Ok(dma_buf) => dma_buf.map(|d| Exported::DmaBuf(Arc::new(d.fd), d.offset)),
@@ -269,23 +274,24 @@ impl QueuePair {
         }
     }
 
-    /// Takes a registration back, once nothing under way uses it any more. False if the
-    /// key names none, or if messages out of the region, or copies to it, did not end
-    /// within 2 s: then it stays registered, and its memory must stay.
+    /// Deregisters a region once nothing under way uses it any more.
     ///
-    /// Of a queue pair that has failed only copies are waited for. A peer on the same host
-    /// may then read for a moment longer what lies where the region was, but shows nothing of that.
+    /// False if the key names no region, or if messages out of the region, or copies to it, did not
+    /// end within 2 s: then the region stays registered, and its memory must stay.
+    ///
+    /// On a queue pair that has failed only copies are waited for. A peer on the same host may then
+    /// read, for a moment longer, what lies where the region was, but shows none of it.
     pub fn deregister(&self, key: RegionKey) -> Result<bool> {
         Ok(self.context.inner.proxy.remove_region(self.id, key)?)
     }
 
-    /// `Err` with the cause if the queue pair has ended.
+    /// Fails with the cause if the queue pair has ended.
     pub fn check(&self) -> Result<()> {
         self.context.here()?;
         check_status(&self.control, self.rank)
     }
 
-    /// Ends it: waits here and at the peer end with *aborted*.
+    /// Ends the queue pair: waits end with *aborted*, here and at the peer.
     pub fn abort(&self) -> Result<()> {
         Ok(self.context.inner.proxy.fail(Some(self.id), Status::new(abi::PUSHGATE_ABORTED))?)
     }
@@ -301,12 +307,12 @@ impl QueuePair {
         std::mem::forget(std::mem::take(&mut self.registrations));
     }
 
-    /// The engine's number for it.
+    /// The engine's number for the queue pair.
     pub(crate) fn id(&self) -> QpId {
         self.id
     }
 
-    /// For whoever notices that the engine is gone and must speak for it.
+    /// The control segment, for code that must write the final status when the engine is gone.
     pub(crate) fn control(&self) -> &Piece {
         &self.control
     }
@@ -314,8 +320,8 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // An engine that is gone has dropped it already.
-        // In a child of `fork` the engine refuses, and the fields' drops do nothing.
+        // An error means that the engine is gone and has dropped the queue pair already. In a child
+        // of `fork` the engine refuses, and the fields' drops do nothing.
         if let Err(EngineError::Unsettled(_)) = self.context.inner.proxy.remove_qp(self.id) {
             tracing::error!(
                 rank = self.rank,
@@ -327,14 +333,14 @@ impl Drop for QueuePair {
     }
 }
 
-/// The structures of several queue pairs, side by side in device memory.
+/// Copies the structures of several queue pairs to device memory, side by side.
 pub fn upload_descriptors<'a, Q: DeviceEnd + 'a>(
     context: &Context,
     qps: impl IntoIterator<Item = &'a Q>,
 ) -> Result<DeviceBuffer> {
     let all: Vec<_> = qps.into_iter().map(|q| q.descriptor()).collect();
-    // SAFETY: `pushgate_qp` is plain integers without padding (16 u64, 10 u32), so
-    // all its bytes are initialised; the slice covers the vector exactly.
+    // SAFETY: `pushgate_qp` is plain integers without padding (16 u64, 10 u32), so all its bytes
+    // are initialised; the slice covers the vector exactly.
     let bytes = unsafe { std::slice::from_raw_parts(all.as_ptr().cast::<u8>(), size_of_val(all.as_slice())) };
     const { assert!(size_of::<abi::pushgate_qp>() == 16 * 8 + 10 * 4) };
     context.upload(bytes)

@@ -1,4 +1,4 @@
-//! A queue pair whose engine says that a device still copies for it.
+//! Tests a queue pair whose engine says that a device still copies for it.
 
 use std::sync::{Arc, Weak};
 
@@ -20,7 +20,7 @@ use crate::Settings;
 use crate::context::Context;
 use crate::mesh::{Events, Mesh, QUEUE_PAIRS};
 
-/// An engine for which no device's copy ever ends.
+/// An engine for which a device's copies never end.
 struct Unsettled(Arc<dyn Proxy>);
 
 impl Proxy for Unsettled {
@@ -40,7 +40,7 @@ impl Proxy for Unsettled {
         bytes: u64,
         keep: Option<Keep>,
     ) -> Result<u32, EngineError> {
-        // SAFETY: our caller promises the same.
+        // SAFETY: our caller promises what the inner call requires.
         unsafe { self.0.add_host_region(qp, address, bytes, keep) }
     }
     unsafe fn add_device_region(
@@ -50,7 +50,7 @@ impl Proxy for Unsettled {
         bytes: u64,
         exported: Option<Exported>,
     ) -> Result<u32, EngineError> {
-        // SAFETY: our caller promises the same.
+        // SAFETY: our caller promises what the inner call requires.
         unsafe { self.0.add_device_region(qp, address, bytes, exported) }
     }
     fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
@@ -76,13 +76,14 @@ impl Proxy for Unsettled {
     }
 }
 
-/// A queue pair between two ranks of one context, and what tells whether its memory is still there.
+/// Makes a queue pair between two ranks of one context, with handles that tell whether its memory
+/// still exists.
 fn queue_pair(unsettled: bool) -> ([QueuePair; 2], Weak<dyn Window>, [WeakPiece; 2]) {
     let mut settings = Settings::default();
     settings.set("device", "cpu").unwrap();
     let mut context = Context::builder().settings(settings).build().unwrap();
     if unsettled {
-        let inner = Arc::get_mut(&mut context.inner).expect("nobody else has it yet");
+        let inner = Arc::get_mut(&mut context.inner).expect("no other reference exists yet");
         inner.proxy = Arc::new(Unsettled(inner.proxy.clone()));
     }
     let mut meshes = Mesh::local(2, hang()).unwrap();
@@ -111,7 +112,7 @@ fn p8_the_memory_of_a_queue_pair_that_a_device_still_copies_for_stays() {
     drop(qps);
     assert!(window.strong_count() > 0, "the window was unmapped under the device");
     assert!(pieces.iter().all(WeakPiece::is_alive), "a segment was unmapped under the device");
-    // All others' goes.
+    // The memory of an engine that has settled is freed.
     let (qps, window, pieces) = queue_pair(false);
     drop(qps);
     assert!(window.strong_count() == 0 && !pieces.iter().any(WeakPiece::is_alive));

@@ -1,4 +1,4 @@
-//! Joining two ranks over RDMA: offers, then the places where each may write.
+//! Joins two ranks over RDMA: exchanges offers, then the places where each end may write.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ impl From<VerbsError> for Error {
     }
 }
 
-/// The settings' device, opened.
+/// Opens the RDMA device that the settings name.
 pub(crate) fn open(settings: &Settings) -> Result<Arc<Device>> {
     Ok(Device::open(name(settings).as_deref(), settings.ib_port as u8)?)
 }
@@ -33,7 +33,8 @@ fn name(settings: &Settings) -> Option<String> {
     (settings.ib_dev != "auto").then(|| settings.ib_dev.clone())
 }
 
-/// What the settings say of it. Family, events and posted receives are the caller's to know.
+/// The part of the configuration that the settings determine. The caller fills in family, events
+/// and posted receives.
 impl From<&Settings> for Config {
     fn from(s: &Settings) -> Self {
         let number = |v: AutoOr<usize>| match v {
@@ -60,7 +61,7 @@ impl From<&Settings> for Config {
 
 fn config(context: &Context, mesh: &Mesh) -> Result<Config> {
     let s = context.settings();
-    // An engine whose kernels can't wake it polls; then so can completions.
+    // An engine that its kernels can't wake polls, so its completions can be polled too.
     let sleeps = context.inner.wake == Wake::Doorbell;
     if s.cq_events == CqEvents::Event && !sleeps {
         let allowed = "auto or poll with device = cuda: a GPU's kernels can't wake the proxy";
@@ -85,7 +86,7 @@ fn parse<T: serde::de::DeserializeOwned>(peer: u32, bytes: &[u8]) -> Result<T> {
     })
 }
 
-/// Memory for the transport; the device reads the mirror.
+/// An allocator of memory for the transport; the device reads the mirror.
 fn allocator(context: &Context) -> impl FnMut(&str, usize) -> Result<SharedMemory, ShimError> {
     move |name, bytes| context.try_memory(&format!("pushgate-{name}"), bytes, name == "mirror")
 }
@@ -94,13 +95,13 @@ fn allocator(context: &Context) -> impl FnMut(&str, usize) -> Result<SharedMemor
 #[derive(Clone, Copy)]
 enum Rings {
     Host,
-    /// A device's, whose kernels may run elsewhere.
+    /// A device's memory; its kernels may run elsewhere.
     Device {
         interrupts: bool,
     },
 }
 
-/// An engine sleeps only if all that it waits for can wake it.
+/// How an engine waits: it sleeps only if everything that it waits for can wake it.
 fn wake(completions: bool, rings: Rings) -> Wake {
     match (completions, rings) {
         (false, _) | (_, Rings::Device { interrupts: false }) => Wake::Polled,
@@ -108,10 +109,10 @@ fn wake(completions: bool, rings: Rings) -> Wake {
     }
 }
 
-/// What this transport needs of ours.
+/// What the `verbs` transport needs of this end, before the other end's offer is known.
 pub(super) struct VerbsHalf(Half);
 
-/// The same, ready to receive.
+/// What the `verbs` transport needs of this end once it is ready to receive.
 pub(super) struct VerbsAccepted(Accepted);
 
 impl VerbsHalf {
@@ -145,7 +146,7 @@ impl VerbsAccepted {
             .map_err(|e| Error::Mismatch { rank: peer, reason: e.to_string() })?;
         let mut rings = Rings::Host;
         if own.placed.is_some() {
-            // A device that shares no more than the window rings by that, and sees nothing beside it.
+            // A device that shares only the window rings by the interrupt, and sees nothing else.
             let interrupt = own.window.interrupt().unwrap_or_else(|e| {
                 tracing::warn!(rank = own.geometry.rank, peer, "no interrupt, so the proxy polls: {e}");
                 None
@@ -156,7 +157,7 @@ impl VerbsAccepted {
             };
             endpoint = endpoint.with_interrupt(interrupt).with_inbound_copied();
         }
-        // The link that would tell the peer is the one that broke.
+        // The link that would tell the peer is the one that may break.
         let teller = set_up.teller();
         endpoint = endpoint.with_broken(Box::new(move |status| teller.tell(status)));
         let wake = wake(can_wake, rings);
@@ -170,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p7_an_engine_that_nobody_can_wake_polls() {
+    fn p7_an_engine_that_nothing_can_wake_polls() {
         assert_eq!(wake(true, Rings::Host), Wake::Doorbell);
         assert_eq!(wake(true, Rings::Device { interrupts: true }), Wake::Doorbell);
         assert_eq!(wake(true, Rings::Device { interrupts: false }), Wake::Polled);

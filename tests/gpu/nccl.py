@@ -367,7 +367,7 @@ def rank_small(torch, dist, rank, world, device, options):
         lones.append((time.perf_counter() - begin) * 1e6)
     lones.sort()
     row["lone"] = lones[len(lones) // 2]
-    # Launched ahead: behind a kernel that takes longer than to issue them all.
+    # Launched ahead: queued behind a kernel that takes longer than issuing all of them.
     behind = []
     for _ in range(options["runs"]):
         dist.barrier()
@@ -381,7 +381,7 @@ def rank_small(torch, dist, rank, world, device, options):
         torch.cuda.synchronize()
         behind.append(events[0].elapsed_time(events[1]) * 1e3 / n)
     row["behind"] = min(behind)
-    # As a program in C calls it: no PyTorch around it.
+    # Called as a program in C would call it, without PyTorch.
     all_reduce, destroy = communicator(dist, rank, world)
     call = (t.data_ptr(), t.numel(), torch.cuda.current_stream().cuda_stream)
     for _ in range(20):
@@ -421,7 +421,7 @@ class Runner:
                 "NCCL_NSOCKS_PERTHREAD": threads[1],
                 **apart,
             }
-        # As in pushgate:NCCL_PROTO=Simple;NCCL_MIN_NCHANNELS=4
+        # For example pushgate:NCCL_PROTO=Simple;NCCL_MIN_NCHANNELS=4
         env.update(pair.split("=", 1) for pair in more.split(";") if pair)
         return env
 
@@ -454,7 +454,7 @@ class Runner:
         end = time.time() + limit
         try:
             for rank, p in enumerate(processes):
-                # Those who are to die are not waited for: they end below.
+                # Ranks that are to die are not waited for; they are ended below.
                 code = rank not in dying and p.wait(max(end - time.time(), 0.1))
                 if code:
                     raise Failed(f"rank {rank} ended with {code}: {tail(f'{folder}/{rank}.log')}")
@@ -499,7 +499,7 @@ def scenarios(r, gpus, args):
         return f"{len(ours[0]['digests'])} sums, worst {max(o['worst'] for o in ours):.2f} of what rounding allows"
 
     def bits():
-        # On the same ring with the same protocol additions come in the same order.
+        # On the same ring with the same protocol, additions come in the same order.
         options = {"dtypes": dtypes, "sizes": sizes[:-1]}
         channels = {"NCCL_MIN_NCHANNELS": "2", "NCCL_MAX_NCHANNELS": "2"}
         ours = r.run("functional", "pushgate", world, options, {**pinned, **channels})
@@ -521,7 +521,7 @@ def scenarios(r, gpus, args):
         return f"{max(x['seconds'] for x in r.run('queued', 'pushgate', world, env=env, limit=120)):.2f} s"
 
     def blocking():
-        # Every launch waits for its kernel, so none of ours can copy meanwhile.
+        # Every launch waits for its kernel, so none of our kernels can copy meanwhile.
         options, env = {"dtypes": dtypes[:1], "sizes": sizes[:6]}, {"CUDA_LAUNCH_BLOCKING": "1"}
         try:
             r.run("functional", "pushgate", world, options, env, limit=60)
@@ -533,7 +533,7 @@ def scenarios(r, gpus, args):
         return f"refused; with bounce {len(ours[0]['digests'])} sums"
 
     def one_process():
-        # Its ranks are of one host and process; so NCCL must be told to use the network.
+        # The ranks share a host and a process, so NCCL must be told to use the network.
         r.run("one_process", "pushgate", 1, env={"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"})
         return f"{gpus} GPUs"
 
@@ -567,7 +567,7 @@ def scenarios(r, gpus, args):
         for _ in range(args.starts):
             for transport in transports:
                 ranks = r.run("small", transport, world, {"size": 8, "runs": args.runs})
-                # The slowest rank's: the others wait for it.
+                # The slowest rank's time, because the others wait for it.
                 rows[transport].append({c: max(row[c] for row in ranks) for c in SMALL})
         head = f"8 B allreduce, us, of {args.starts} starts"
         print(f"      {head:<44}" + "".join(f"{c:>14}" for c in SMALL) + "   best / median")

@@ -14,13 +14,13 @@ PUSHGATE_DEVICE void add(u64 *p, u64 n)
 	} while (seen != old);
 }
 
-// Word `j` of message `sequence` of `producer`.
+// The content of word `j` of message `sequence` of `producer`.
 PUSHGATE_DEVICE u64 word(u64 producer, u64 sequence, u64 j)
 {
 	return (producer << 32 | sequence) ^ j * 0x9e3779b97f4a7c15ull;
 }
 
-// A mix: inline ones, odd sizes, and up to `most` words.
+// The length of a message in words: a mix of inline ones, odd sizes, and up to `most` words.
 PUSHGATE_DEVICE u32 words(u64 producer, u64 sequence, u32 most)
 {
 	u32 k = (u32)(producer * 7 + sequence) % 5;
@@ -63,7 +63,8 @@ PUSHGATE_KERNEL(push_thread, crowd_params) { push<thread>(p); }
 PUSHGATE_KERNEL(push_warp, crowd_params) { push<warp>(p); }
 PUSHGATE_KERNEL(push_block, crowd_params) { push<block>(p); }
 
-// One block takes them all: every word right, every producer's in order.
+// One block takes all messages and checks that every word is right and every producer's messages
+// are in order.
 PUSHGATE_KERNEL(crowd_sink, crowd_params)
 {
 	queue_pair qp(*reinterpret_cast<const pushgate_qp *>(p.qp));
@@ -120,7 +121,7 @@ PUSHGATE_DEVICE void take_completion(queue_pair &qp, const completions_params &p
 	add(result + 1, 1);
 }
 
-// Every thread posts, and every thread polls whoever's completions there are.
+// Every thread posts, and every thread polls completions, whichever thread they belong to.
 PUSHGATE_KERNEL(completions, completions_params)
 {
 	queue_pair qp(*reinterpret_cast<const pushgate_qp *>(p.qp));
@@ -170,7 +171,7 @@ struct each_params {
 	u32 pad;
 };
 
-// A batch for each round, a message for each thread.
+// A batch for each round, with one message for each thread.
 template <class S> PUSHGATE_DEVICE void send_each(const each_params &p)
 {
 	queue_pair qp(*reinterpret_cast<const pushgate_qp *>(p.qp));

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Calls of the device API, one after the other, as a test lists them. Every
-// step's status, what it found and how long it took are written down; a step
-// that fails does not end the script.
+// Makes calls of the device API, one after the other, as a test lists them. Each step's status,
+// what it found and how long it took are recorded; a step that fails does not end the script.
 #include "pushgate/device.cuh"
 
 using namespace pushgate;
 
-// The numbers are device_api.rs's.
+// The numbers are those of device_api.rs.
 enum class call : u32 {
 	post = 0,	  // opcode a, payload b, length c, tag d, and the fields by their names
 	recv = 1,	  // copied to a, which has room for b; flags
@@ -71,13 +70,13 @@ PUSHGATE_DEVICE send_wr request(const step &t)
 	return wr;
 }
 
-// All threads of a scope go on, or none.
+// Whether the time is over; all threads of a scope get the same answer.
 template <class S> PUSHGATE_DEVICE bool over(u64 start, u64 limit)
 {
 	return S::broadcast(S::rank() == 0 && clock_ns() - start > limit);
 }
 
-// The short calls are tested as such, the rest through post_send.
+// The short calls are tested by calling them, the rest through post_send.
 template <class S> PUSHGATE_DEVICE status post(queue_pair &qp, const step &t)
 {
 	send_wr wr = request(t);
@@ -112,7 +111,7 @@ template <class S> PUSHGATE_DEVICE status send_batch(queue_pair &qp, const step 
 	for (u32 i = S::rank(); i < t.a; i += S::size()) {
 		send_wr wr;
 		wr.opcode = opcode::send;
-		// Less than was reserved is allowed.
+		// A length below what was reserved is allowed.
 		wr.length = (u32)t.b - i % 2;
 		wr.tag = (u32)t.c + i;
 		wr.wr_id = (u32)t.c + i;
@@ -137,7 +136,7 @@ template <class S> PUSHGATE_DEVICE outcome perform(queue_pair &qp, const step &t
 			break;
 		o.x = (u64)m.length << 32 | m.tag;
 		o.y = m.is_inline ? 1 : m.in_buffer ? 2 | (u64)m.receive << 8 : m.data ? 3 : 0;
-		// All threads of the scope have the same.
+		// All threads of the scope have the same message.
 		if (S::any(m.receive != (u32)S::broadcast(m.receive)) || m.length > t.b)
 			s = status::invalid;
 		else

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The memory of two joined queue pairs, and an engine for each in C++ so that
-// ThreadSanitizer sees both sides: proxy/src/endpoint.rs and qp/local.rs, less
-// all that is not about order. Its orderings have names too, CONSUMER_*.
+// The memory of two joined queue pairs, and an engine for each in C++, so that ThreadSanitizer sees
+// both sides: proxy/src/endpoint.rs and qp/local.rs, without everything that does not concern
+// order. The engine's orderings have names too, CONSUMER_*.
 //
-// One difference: where the proxy loads relaxed and then fences (ring.rs says
-// why), this loads with acquire, because ThreadSanitizer knows no fences.
+// One difference: where the proxy loads relaxed and then fences (ring.rs says why), this engine
+// loads with acquire, because ThreadSanitizer does not know fences.
 //
-// Payload, regions and landing ring are plain memory on purpose, here as on the
-// device: each access that the orderings do not keep apart is a race to report.
+// Payload, regions and landing ring are plain memory on purpose, as on the device: each access that
+// the orderings do not keep apart is a race to report.
 #ifndef PUSHGATE_LITMUS_ENGINE_H
 #define PUSHGATE_LITMUS_ENGINE_H
 
@@ -23,10 +23,10 @@
 #ifndef CONSUMER_LOOK // WQE before the payload that it names
 #define CONSUMER_LOOK __ATOMIC_ACQUIRE
 #endif
-#ifndef CONSUMER_LINK // the same, handed from engine to engine: writer
+#ifndef CONSUMER_LINK // payload before the link record that names it: the writer's store
 #define CONSUMER_LINK __ATOMIC_RELEASE
 #endif
-#ifndef CONSUMER_LINK_LOOK // ... and reader
+#ifndef CONSUMER_LINK_LOOK // link record before the payload that it names: the reader's load
 #define CONSUMER_LINK_LOOK __ATOMIC_ACQUIRE
 #endif
 #ifndef CONSUMER_DELIVER // payload (moved by us, or the peer's) before the receive record
@@ -41,7 +41,7 @@
 #ifndef CONSUMER_COUNT // our reads and the device's before the peer's engine hears of them
 #define CONSUMER_COUNT __ATOMIC_RELEASE
 #endif
-#ifndef CONSUMER_OBSERVE // ... and its reader
+#ifndef CONSUMER_OBSERVE // the peer's engine reads those counts
 #define CONSUMER_OBSERVE __ATOMIC_ACQUIRE
 #endif
 #ifndef CONSUMER_CREDIT // all reads of a room before the credit for it
@@ -50,7 +50,7 @@
 #ifndef CONSUMER_CQE // all reads of a source region before the completion
 #define CONSUMER_CQE __ATOMIC_RELEASE
 #endif
-#ifndef CONSUMER_DELIVERED // ... before the delivered count
+#ifndef CONSUMER_DELIVERED // all reads of a source region before the delivered count
 #define CONSUMER_DELIVERED __ATOMIC_RELEASE
 #endif
 #ifndef CONSUMER_RECEIVE // posted receive before our stores into its buffer
@@ -61,7 +61,7 @@ namespace litmus {
 
 using namespace pushgate;
 
-// The whole program ends, whatever its threads are at.
+// Ends the whole program, whatever its threads are doing.
 [[noreturn]] inline void fail(const char *format, ...)
 {
 	va_list args;
@@ -187,7 +187,7 @@ struct record {
 
 inline u64 lap_of(u64 cursor, u32 log) { return ((cursor >> log) + 1) & 0xff; }
 
-// A word is of this lap, of the last, or torn.
+// Whether a word is of this lap; false for the last lap; fails if the word is of neither.
 inline bool of_lap(u64 word, u64 lap)
 {
 	u64 found = word >> PUSHGATE_LAP_SHIFT;
@@ -238,7 +238,7 @@ class endpoint {
 		return transmit() || work;
 	}
 
-	// Messages of the peer that were put where they belong. Any thread.
+	// How many messages of the peer have been put where they belong. Any thread may call this.
 	u64 done() const { return __atomic_load_n(&done_, __ATOMIC_RELAXED); }
 
     private:
@@ -298,7 +298,7 @@ class endpoint {
 
 	bool progress()
 	{
-		// Released before received, as in qp/local.rs.
+		// Released is read before received, as in qp/local.rs.
 		u64 released = __atomic_load_n(peer.link_line + 1, CONSUMER_OBSERVE);
 		received = __atomic_load_n(peer.link_line + 0, CONSUMER_OBSERVE);
 		granted = __atomic_load_n(peer.link_line + 2, CONSUMER_OBSERVE);

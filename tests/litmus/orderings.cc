@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The device code as it is, its CUDA threads as OS threads, against engines that
-// read and write the same payload plainly. Built with -fsanitize=thread; as it
-// stands it must be clean, and with any one ordering weakened
-// (-DPUSHGATE_ORDER_X=order::relaxed, -DCONSUMER_X=__ATOMIC_RELAXED) the
-// scenario that needs it must be reported: tests/tests/tsan.rs.
+// Runs the device code as it is, its CUDA threads as OS threads, against engines that read and
+// write the same payload with plain accesses. Built with -fsanitize=thread. As it stands the code
+// must be clean; with any one ordering weakened (-DPUSHGATE_ORDER_X=order::relaxed,
+// -DCONSUMER_X=__ATOMIC_RELAXED), the scenario that needs the ordering must be reported:
+// tests/tests/tsan.rs.
 //
 //   orderings SCENARIO SEED
 //
-// Threads of a scenario are told apart in time by relaxed words alone, which
-// order nothing, so that what orders their data is what is tested.
+// The threads of a scenario are separated in time only by relaxed words, which order nothing, so
+// that the tested orderings are the only ones that order their data.
 #include <pthread.h>
 
 #include "engine.h"
@@ -37,7 +37,7 @@ static void jitter(u64 a, u64 b)
 
 static u8 pattern(u64 message, u32 i) { return (u8)(message * 37 + i * 7 + (i >> 8) + 1); }
 
-// By the threads of a scope, each its bytes.
+// Fills a message with the threads of a scope, each thread its own bytes.
 template <class S> static void fill(u8 *p, u32 bytes, u64 message)
 {
 	for (u32 i = S::rank(); i < bytes; i += S::size())
@@ -56,7 +56,7 @@ static void need(status s, const char *what)
 		fail("%s: status %u", what, (u32)s);
 }
 
-// A step that another thread waits for. Relaxed: it orders nothing.
+// A step that another thread waits for. Relaxed, so that it orders nothing.
 struct step {
 	u32 value = 0;
 	void set() { __atomic_store_n(&value, 1, __ATOMIC_RELAXED); }
@@ -69,7 +69,7 @@ struct step {
 };
 
 // ------------------------------------------------------------------- threads
-// Blocks of device threads, each an OS thread, until join().
+// Blocks of device threads, each thread an OS thread, until join().
 class device {
     public:
 	template <class F> void launch(u32 size, F kernel)
@@ -142,7 +142,7 @@ struct pair {
 			}
 		});
 	}
-	// Once `messages` of side a are delivered.
+	// Stops once `messages` messages of side a have been delivered.
 	void stop(u64 messages)
 	{
 		backoff pause;
@@ -236,8 +236,8 @@ static void put_scopes()
 	}
 }
 
-// Messages over half the ring, whose room the ring's end splits, from a thread
-// that learns on the way that others have moved the cursor.
+// Messages of more than half the ring, whose room the ring's end splits, from a thread that learns
+// on the way that other threads have moved the cursor.
 static void skip()
 {
 	pair p(shape{}); // 16 units
@@ -267,7 +267,7 @@ static void skip()
 		check(p.b.regions[0] + m * 1024, units[m] * 64, m, "put");
 }
 
-// One thread reads the credit word, another lives on what it saw.
+// One thread reads the credit word, another uses only what the first one saw.
 static void share()
 {
 	shape s;
@@ -287,7 +287,7 @@ static void share()
 	d.launch(1, [&] {
 		queue_pair qp(p.a.qp);
 		made.wait();
-		// The fifth waits until all four are given back.
+		// The fifth message waits until all four have been given back.
 		for (u64 m = 0; m < 5; m++)
 			post(qp, m);
 		read.set();
@@ -320,7 +320,7 @@ static void send_from_threads(device &d, pair &p, u32 threads, u32 each, u32 mos
 	});
 }
 
-// One message at a time, and up to three held.
+// Takes one message at a time, and holds up to three.
 template <class S> static void recv_scope(u32 size)
 {
 	policy po;
@@ -419,9 +419,9 @@ template <class S> static void signals(u32 size)
 }
 
 // ---------------------------------------------------------------- completions
-// Sends from a region in `places` places, each written again as soon as
-// `wait(qp, m)` says that message m is out. The ring is larger than all
-// messages together: no credit is read that would order the same.
+// Sends from a region with `places` places. Each place is written again as soon as `wait(qp, m)`
+// says that message m is out. The ring is larger than all messages together, so no credit is read
+// that would order the same accesses.
 template <class S, class Wait> static void from_region(u32 size, u32 places, bool signaled, Wait wait)
 {
 	shape s;
@@ -475,7 +475,7 @@ template <class S> static void flushes(u32 size)
 	from_region<S>(size, 1, false, [](queue_pair &qp, u64) { need(flush<S>(qp), "flush"); });
 }
 
-// Several threads take completions at once; each one is taken once.
+// Several threads take completions at once; each completion is taken once.
 static void poll_together()
 {
 	shape s;
@@ -519,8 +519,8 @@ static void poll_together()
 }
 
 // ------------------------------------------------------------------ give-backs
-// A batch that is cancelled after stores into its room: whoever gets the room
-// next must not meet them.
+// A batch that is cancelled after stores into its room: the next owner of the room must not meet
+// those stores.
 static void cancel()
 {
 	shape s;
@@ -576,7 +576,7 @@ template <class S> static void posted_receives(u32 size)
 	d.launch(size, [&] {
 		queue_pair qp(p.b.qp);
 		for (u32 n_got = 0; n_got < n; n_got++) {
-			// What was there before is ours until it is posted.
+			// The buffer's former content is ours until the buffer is posted.
 			for (u32 i = S::rank(); i < bytes; i += S::size())
 				buffer[i] = 0;
 			need(post_recv<S>(qp, 0, 0, bytes), "post_recv");
@@ -594,7 +594,7 @@ template <class S> static void posted_receives(u32 size)
 	p.stop(n);
 }
 
-// Each thread of a block posts, then all flush: what any of them posted is out.
+// Each thread of a block posts, then all flush: everything that any of them posted is out.
 static void flush_together()
 {
 	shape s;
@@ -611,7 +611,7 @@ static void flush_together()
 		queue_pair qp(p.a.qp);
 		u32 t = thread_index();
 		fill<thread>(own + t * longest, bytes, t);
-		usleep(t * 5000); // the leader first
+		usleep(t * 5000); // the leader goes first
 		send_wr wr;
 		wr.opcode = opcode::put;
 		wr.from_region = true;
@@ -628,9 +628,9 @@ static void flush_together()
 		check(p.b.regions[0] + t * longest, bytes, t, "put before a flush");
 }
 
-// P1 for a thread that did nothing while its queue pair's cursors went once
-// round their 24 bits: what it remembers of the credit is no credit. No engine:
-// the words are set to what they would be, a full ring.
+// P1 for a thread that did nothing while its queue pair's cursors went once around their 24 bits:
+// the credit that it remembers is not valid. No engine: the words are set to what they would be, a
+// full ring.
 static void idle()
 {
 	shape s;
@@ -680,7 +680,8 @@ int main(int argc, char **argv)
 			puts(s.name);
 		return 2;
 	}
-	// Whatever else fails to end; as pushgate_tests::hang has it.
+	// Ends the program if anything else fails to end; the limit is that of
+	// pushgate_tests::hang.
 	const char *patience = getenv("_PUSHGATE_TEST_PATIENCE");
 	alarm(60 * (patience ? atof(patience) : 1));
 	seed = strtoull(argv[2], nullptr, 10);

@@ -48,8 +48,8 @@ pub fn example(name: &str) -> PathBuf {
     path
 }
 
-/// The NCCL plugin: the file that `NCCL_CALLER_PLUGIN` names, else that of the bundle, else the one that cargo built
-/// for the calling test.
+/// The NCCL plugin: the file that `NCCL_CALLER_PLUGIN` names, or else the bundle's, or else the one that
+/// cargo built for the calling test.
 ///
 /// # Panics
 ///

@@ -1,4 +1,4 @@
-//! What the integration suites share.
+//! Code that the integration suites share.
 
 pub mod built;
 pub mod nccl;
@@ -9,9 +9,8 @@ use std::io::Write;
 pub use built::pushgate;
 pub use patience::{hang, patience, patience_factor, wait_until};
 
-/// Says that a test did not run, and why: on standard output and, if
-/// `PUSHGATE_SKIP_LOG` names a file, as a line appended to it, so that whoever
-/// ran the suites can list what this machine lacked.
+/// Reports that a test did not run, and why: on standard output and, if `PUSHGATE_SKIP_LOG` names a
+/// file, as a line appended to that file, so that a runner can list what this machine lacked.
 pub fn skip(reason: &str) {
     let line = format!("SKIPPED: {reason}\n");
     print!("{line}");

@@ -1,4 +1,5 @@
-//! How long a test waits before it calls a thing hung, on a machine that may be slow or busy.
+//! How long a test waits before it counts something as hanging, on a machine that may be slow or
+//! busy.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -38,7 +39,7 @@ pub fn patience(limit: Duration) -> Duration {
     limit.mul_f64(patience_factor())
 }
 
-/// The guard against a hang where a test has no reason for another limit: a minute, stretched.
+/// The limit against a hang for tests without a reason for another limit: a minute, stretched.
 pub fn hang() -> Duration {
     patience(Duration::from_secs(60))
 }
@@ -47,7 +48,7 @@ pub fn hang() -> Duration {
 ///
 /// # Panics
 ///
-/// After [`hang`], with `what` as the thing that did not come.
+/// After [`hang`], naming `what` as the thing that did not come.
 #[track_caller]
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let (begin, limit) = (Instant::now(), hang());

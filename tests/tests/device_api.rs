@@ -1,6 +1,5 @@
-//! The device API through the whole stack: kernels of tests/kernels, the public
-//! API, the engine, the `local` queue pair. On the CPU always, on a GPU where
-//! there is one.
+//! Tests the device API through the whole stack: kernels of tests/kernels, the public API, the
+//! engine, the `local` queue pair. Always on the CPU, and on a GPU where there is one.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -16,7 +15,7 @@ use pushgate_tests::{built, hang, patience, wait_until};
 
 // ------------------------------------------------------------------- harness
 
-/// One at a time: they spin, and some of them measure time.
+/// Held by each test: tests spin, and some measure time, so one runs at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn on_every_device(test: impl Fn(DeviceChoice)) {
@@ -93,7 +92,7 @@ impl Rig {
         self.context.counters().unwrap()
     }
 
-    /// Threads that a launch may well have here.
+    /// A launch with as many threads as this device handles well.
     fn crowd(&self) -> Launch {
         Launch::new(4, 64).cooperating()
     }
@@ -110,12 +109,12 @@ struct End<'a> {
     rig: &'a Rig,
 }
 
-/// Which threads make a call together, in a block of how many.
+/// Which threads make a call together, and the number of threads in the block.
 #[derive(Clone, Copy, Debug)]
 struct Scope(&'static str, u32);
 
 const THREAD: Scope = Scope("script_thread", 1);
-/// The short ones are of a warp and a block that are not full.
+/// The short ones are a warp and a block that are not full.
 const SCOPES: [Scope; 5] = [
     THREAD,
     Scope("script_warp", 32),
@@ -132,8 +131,8 @@ impl End<'_> {
         launch: Launch,
         params: [u64; N],
     ) -> Running {
-        // SAFETY: each test keeps the queue pairs and buffers that it names until
-        // the kernel has ended.
+        // SAFETY: each test keeps the queue pairs and buffers that it names until the kernel has
+        // ended.
         unsafe { self.rig.context.launch(&self.stream, module, kernel, launch, &params).unwrap() }
     }
 
@@ -157,7 +156,7 @@ impl End<'_> {
         }
     }
 
-    /// The engine's word on it, once it has one.
+    /// The cause with which the engine ended the queue pair, once it has.
     fn ended(&self) -> Error {
         let start = Instant::now();
         loop {
@@ -241,7 +240,7 @@ fn noise(n: usize, seed: u64) -> Vec<u8> {
     std::iter::repeat_with(next).take(n).collect()
 }
 
-/// `struct step` of script.cu.
+/// Mirrors `struct step` of script.cu.
 #[derive(Clone, Copy, Debug, Default)]
 struct Step {
     what: u64,
@@ -314,7 +313,7 @@ impl Step {
         Step { flags: self.flags | CANCEL, ..self }
     }
 
-    /// As often as there is room.
+    /// Repeats the step as long as there is room.
     fn filling(self) -> Step {
         Step { what: 11, ..self }
     }
@@ -369,7 +368,7 @@ impl Step {
     }
 }
 
-/// A message goes through; nothing before it is in the way.
+/// Passes a message, which shows that nothing holds up the queue pair.
 #[track_caller]
 fn works(pair: &[End<'_>; 2], tag: u32) {
     let rig = pair[0].rig;
@@ -392,7 +391,7 @@ const SIZES: [usize; 15] = [0, 1, 7, 8, 16, 39, 40, 41, 63, 64, 65, 1000, 4096, 
 
 fn every_size(rig: &Rig, scopes: &[Scope]) {
     let pair = rig.pair(window(8192));
-    // In 16 KiB of its own, so that what is written too far shows.
+    // Each in 16 KiB of its own, so that a write beyond the end shows.
     const EACH: usize = 16 << 10;
     let data = noise(SIZES.len() * EACH, 1);
     let from = rig.upload(&data);
@@ -491,7 +490,7 @@ fn p1_a_window_that_holds_exactly_one_message() {
                 .collect();
             let receiver = pair[1].start(THREAD, &receives);
             let sent = pair[0].run(THREAD, &sends);
-            // What can never fit is said at once and takes nothing.
+            // What can never fit is reported at once and takes nothing.
             assert!(sent[..refused].iter().all(|o| o.status == "invalid"), "{sent:?}");
             all_ok(&sent[refused..]);
             let got = receiver.end();
@@ -522,7 +521,7 @@ fn p4_a_slow_receiver_stalls_the_gate_and_loses_nothing() {
         let mut receives = Vec::new();
         for i in 0..60 {
             receives.push(Step::recv(to.addr() + i * 1000, 1000));
-            // Several at once, as it may.
+            // Several at once, which is allowed.
             if i % 3 == 2 {
                 receives.push(Step::release(3));
             }
@@ -550,13 +549,13 @@ fn p4_what_a_slow_reader_holds_too_long_is_copied_out() {
         let data = noise(64 << 10, 4);
         let (from, to) = (rig.upload(&data), rig.zeroed(64 << 10));
         let mut sends: Vec<_> = (0..40).map(|i| Step::send(from.addr() + i * 1000, 1000, i as u32)).collect();
-        // Time to be called slow, between the third and the fourth: an engine that
-        // sleeps looks at its clock ten times a second.
+        // Time to count as slow, between the third and the fourth: an engine that sleeps reads its
+        // clock ten times a second.
         sends.insert(3, Step::poll(Duration::from_millis(500)));
-        // Behind the fourth.
+        // After the fourth.
         sends.insert(5, Step::signal(0, 1));
         let sender = pair[0].start(THREAD, &sends);
-        // Three are read late, in place: three quarters of the window.
+        // Three messages are read late, in place: three quarters of the window.
         let mut receives: Vec<_> = (0..3).map(|i| Step::recv(to.addr() + i * 1000, 1000)).collect();
         receives.push(Step::wait_signal(0, 1));
         for i in 3..40 {
@@ -592,7 +591,7 @@ fn one_sided(rig: &Rig, scopes: &[Scope], target: Target) {
     let buffer = rig.zeroed(64 << 10);
     let (region, rkey) = match target {
         Target::Shared => (shared.device_addr(), pair[1].qp.register_shared(&shared).unwrap()),
-        // SAFETY: deregistered below, before the buffer goes.
+        // SAFETY: deregistered below, before the buffer is freed.
         Target::Buffer => (buffer.addr(), unsafe { pair[1].qp.register_buffer(&buffer) }.unwrap()),
     };
     let data = noise(64 << 10, 2);
@@ -612,8 +611,8 @@ fn one_sided(rig: &Rig, scopes: &[Scope], target: Target) {
             } else {
                 sends.extend([put, Step::signal(7, value)]);
             }
-            // The receiver reads at once what was announced, and only then the same
-            // bytes are written again.
+            // The receiver reads at once what was announced, and only then the same bytes are
+            // written again.
             receives.push(Step::wait_signal(7, value));
             receives.push(Step::copy(to.addr() + ((i as u64) << 13), region + remote, n));
             receives.push(Step::signal(0, value));
@@ -688,7 +687,7 @@ fn p5_completions_come_once_and_in_order() {
         let shared = rig.context.shared("region", 4096).unwrap();
         let rkey = pair[1].qp.register_shared(&shared).unwrap();
         let (from, to) = (rig.upload(&noise(4096, 5)), rig.zeroed(4096));
-        // Kinds in turn, every third without a completion, far more than the CQ holds.
+        // The kinds in turn, every third without a completion, far more than the CQ holds.
         let (mut steps, mut expected, mut sends) = (Vec::new(), Vec::new(), 0);
         for i in 0..50u32 {
             let wr_id = 0xfedc_0000 + i;
@@ -766,7 +765,7 @@ fn p1_p6_many_blocks_push_into_one_queue_pair() {
                 let qp = end.descriptor.addr();
                 [qp, scratch.addr(), next.addr(), result.addr(), producers, each, MOST]
             };
-            // On the CPU every thread more is one to switch to at each message.
+            // On the CPU each additional thread costs a switch at each message.
             let threads = if rig.cpu() { 1 } else { 64 };
             let sink = Launch::new(1, threads).cooperating();
             let sink = pair[1].launch(&rig.crowd, "crowd_sink", sink, params(&pair[1], &taken));
@@ -822,7 +821,7 @@ fn recv_each_takes_a_message_for_each_thread() {
 fn batches_go_out_whole_and_cancelled_ones_not_at_all() {
     on_every_device(|device| {
         let rig = Rig::new(device, &[]);
-        // Three messages of 1000 bytes and their padding do not divide it.
+        // Three messages of 1000 bytes and their padding do not divide the window.
         let pair = rig.pair(QpConfig { slots: Some(16), ..window(8192) });
         let data = noise(3000, 6);
         let (from, to, spare) = (rig.upload(&data), rig.zeroed(3000), rig.zeroed(8000));
@@ -872,7 +871,8 @@ fn p1_try_forms_take_nothing_when_something_is_full() {
         let from = rig.upload(&noise(4096, 7));
         let to = rig.zeroed(4096);
         let drain = |n: usize| [Step::recv(to.addr(), 4096), Step::release(1)].repeat(n);
-        // The window: four of 16 units. The slots: two receives and eight that wait.
+        // The window: four messages of 16 units. The slots: two receives and eight messages that
+        // wait.
         let cases = [
             ("window", window(4096), 1000, 4),
             ("slots", QpConfig { slots: Some(8), receives: Some(2), ..QpConfig::default() }, 8, 10),
@@ -897,7 +897,7 @@ fn p1_try_forms_take_nothing_when_something_is_full() {
                 works(&pair, 1);
             }
         }
-        // The CQ: messages that were retired long ago, and nobody polled.
+        // The CQ: messages that were retired long ago, and no thread has polled.
         let pair = rig.pair(QpConfig { slots: Some(8), ..QpConfig::default() });
         let signal = Step::signal(1, 1);
         for _ in 0..2 {
@@ -960,8 +960,8 @@ fn p8_puts_outside_of_what_was_registered_are_refused() {
         for (what, case) in cases {
             let pair = rig.pair(QpConfig::default());
             let rkey = pair[1].qp.register_shared(&shared).unwrap();
-            // A seed of its own for each key keeps the tags of two queue pairs apart
-            // only by chance: without it, this would not be another key.
+            // Only by chance does a seed for each key keep the tags of two queue pairs apart; with
+            // equal tags this would not be another key.
             let (key, offset) = case(rkey, if foreign == rkey { !rkey } else { foreign }, bytes);
             let before = rig.counters().refused;
             let sent =
@@ -992,8 +992,8 @@ fn messages_land_in_posted_buffers() {
         let pair = rig.pair(config);
         let buffer = rig.zeroed(32 << 10);
         let shared = rig.context.shared("region", 32 << 10).unwrap();
-        // SAFETY: the buffer lives until both kernels have ended, and so does the
-        // queue pair's use of it.
+        // SAFETY: the buffer lives until both kernels have ended, and with them the queue pair's
+        // use of it.
         let lkeys = [
             unsafe { pair[1].qp.register_buffer(&buffer) }.unwrap(),
             pair[1].qp.register_shared(&shared).unwrap(),
@@ -1029,7 +1029,7 @@ fn messages_land_in_posted_buffers() {
                 let arrived = if i % 2 == 0 {
                     there[begin..begin + n].to_vec()
                 } else {
-                    // SAFETY: nobody writes it now.
+                    // SAFETY: nothing writes to the memory now.
                     unsafe { std::slice::from_raw_parts(shared.as_ptr().as_ptr().add(begin), n) }.to_vec()
                 };
                 assert!(arrived == data[begin..begin + n], "{scope:?}: message {i}");
@@ -1106,7 +1106,7 @@ fn p8_a_message_that_does_not_fit_its_buffer_is_refused() {
 #[test]
 fn p7_waits_end_with_a_time_out() {
     on_every_device(|device| {
-        // What must not time out below has to be done within it.
+        // What must not time out below has to be done within this time.
         let limit = patience(Duration::from_secs(1));
         let rig = Rig::new(device, &[("timeout", &limit.as_millis().to_string())]);
         let pair = rig.pair(QpConfig { slots: Some(8), receives: Some(2), ..QpConfig::default() });
@@ -1115,7 +1115,7 @@ fn p7_waits_end_with_a_time_out() {
         let send = Step::send(from.addr(), 16, 0);
         for scope in [THREAD, SCOPES[3]] {
             let got = pair[1].run(scope, &[Step::recv(to.addr(), 64), Step::wait_signal(1, 1)]);
-            // Two arrive, eight wait, and then there is no slot.
+            // Two messages arrive, eight wait, and then there is no slot.
             all_ok(&pair[0].run(scope, &[send, send, Step::flush()]));
             wait_until("both are retired", || rig.counters().retired == rig.counters().released);
             let sent = pair[0].run(scope, &[send.filling(), send, Step::flush()]);
@@ -1124,7 +1124,7 @@ fn p7_waits_end_with_a_time_out() {
                 assert_eq!(o.status, "timed out");
                 assert!(o.took >= limit && o.took < limit + hang(), "{o:?}");
             }
-            // A time-out ends the wait, not the queue pair.
+            // A timeout ends the wait, not the queue pair.
             pair[0].qp.check().unwrap();
             all_ok(&pair[1].run(scope, &[Step::recv(to.addr(), 64), Step::release(1)].repeat(10)));
             works(&pair, 1);
@@ -1157,7 +1157,7 @@ fn p7_abort_ends_waits_at_both_ends() {
                 std::thread::scope(|s| s.spawn(|| qp.abort().unwrap()).join().unwrap());
                 assert_eq!(near.end().last().unwrap().status, "aborted", "{what}");
                 assert_eq!(far.end()[0].status, "aborted", "{what}");
-                // By the abort, and not by their own time limits.
+                // Ended by the abort, and not by their own limits.
                 assert!(start.elapsed() < hang(), "{what}: {:?}", start.elapsed());
                 for end in &pair {
                     let e = end.ended();
@@ -1176,7 +1176,7 @@ fn p5_what_was_not_retired_completes_with_the_status() {
         let from = rig.upload(&noise(64, 1));
         let sends: Vec<_> = (0..6).map(|i| Step::send(from.addr(), 8, i).signaled(100 + i)).collect();
         all_ok(&pair[0].run(THREAD, &sends));
-        // Inline ones are retired when they are there: two of them.
+        // Inline messages are retired when they have arrived: two of them.
         let poll = Step::poll(hang());
         let two = pair[0].run(THREAD, &[poll, poll, Step::poll(Duration::from_millis(50))]);
         assert_eq!(two[2].status, "again");
@@ -1192,7 +1192,7 @@ fn p5_what_was_not_retired_completes_with_the_status() {
 
 const LAP: u64 = 1 << abi::PUSHGATE_LAP_SHIFT;
 
-/// The eight words of slot 0's first lap: 100 bytes in the window's first two units.
+/// The eight words of slot 0 in its first lap: 100 bytes in the window's first two units.
 fn wqe(opcode: u32, flags: u32) -> [u64; 8] {
     let head = (opcode as u64) << abi::PUSHGATE_OPCODE_SHIFT | (flags as u64) << abi::PUSHGATE_FLAGS_SHIFT;
     [head | 100, 0, 0, 0, 0, 0, 2, 0].map(|w| w | LAP)
@@ -1295,7 +1295,7 @@ fn p2_a_slot_that_is_never_published_is_stuck() {
         let from = rig.upload(&noise(64, 1));
         let half: Vec<u8> = {
             let mut words = wqe(abi::PUSHGATE_OP_SEND, 0);
-            words[5] = 0; // of the last lap still
+            words[5] = 0; // still has the last lap's number
             words.iter().flat_map(|w| w.to_le_bytes()).collect()
         };
         let half = rig.upload(&half);

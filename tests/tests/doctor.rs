@@ -1,9 +1,10 @@
-//! `pushgate doctor` on a host that is right and on one that is wrong in seven ways, in the virtual
-//! machine: `cargo xtask vm --suite doctor`. What it says about files alone is tested with the crate
-//! (doctor/tests); here the kernel says it. And, anywhere, what it says of NCCL's plugin as it is built.
+//! Tests `pushgate doctor` on a host that is right and on one that is wrong in seven ways, in the
+//! virtual machine: `cargo xtask vm --suite doctor`. The crate's own tests (doctor/tests) cover
+//! what it says about files; here the kernel provides the readings. One test, which runs anywhere,
+//! covers what it says about NCCL's plugin as it is built.
 //!
-//! After what is wrong was found, the remedy that was named is applied where it can be, and the finding
-//! must be gone.
+//! After a fault was found, the remedy that the doctor named is applied where possible, and then
+//! the finding must be gone.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// A user without any right.
+/// A user without rights.
 const NOBODY: u32 = 65534;
 
 fn sh(script: &str) {
@@ -21,12 +22,12 @@ fn sh(script: &str) {
     assert!(status.success(), "{status}: {script}");
 }
 
-/// The soft-RoCE device and the link below it. All tests take this one, in turns.
+/// The soft-RoCE device and the link below it. All tests use this one device, in turn.
 const DEVICE: &str = "rxedoc";
 const LINK: &str = "doc0";
 const PORT: &str = "/sys/class/infiniband/rxedoc/ports/1";
 
-/// The interface's address shows as a GID, wherever in the table.
+/// Waits until the interface's address shows as a GID, anywhere in the table.
 fn wait_for_gid() {
     let end = Instant::now() + pushgate_tests::hang();
     let has = |file: std::fs::DirEntry| {
@@ -38,7 +39,7 @@ fn wait_for_gid() {
     }
 }
 
-/// Makes the device or, if a test before has left it otherwise, all right; waits for its GID.
+/// Makes the device, or repairs it if an earlier test has changed it; waits for its GID.
 fn right() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let guard = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -55,7 +56,7 @@ fn doctor() -> Doctor {
     Doctor::default().with(&["--qp", "verbs", "--ib-dev", DEVICE])
 }
 
-/// How this check alone ends.
+/// The status with which this one check ended.
 fn status(check: &str) -> String {
     doctor().with(&["--only", check]).look().status(check).to_string()
 }
@@ -64,9 +65,9 @@ fn status(check: &str) -> String {
 #[derive(Clone, Default)]
 struct Doctor {
     arguments: Vec<String>,
-    /// In a mount namespace of its own, after these commands.
+    /// Run in a mount namespace of its own, after these commands.
     before: Option<String>,
-    /// With this limit of locked memory in KiB, by a user without rights.
+    /// Run with this limit of locked memory in KiB, as a user without rights.
     memlock: Option<&'static str>,
 }
 
@@ -146,7 +147,7 @@ impl Seen {
         failed.map(|f| f["check"].as_str().unwrap()).collect()
     }
 
-    /// This check ended so, says this, and names this remedy.
+    /// Checks that a check ended with this status, this reading and this remedy.
     fn says(&self, check: &str, status: &str, reading: &str, remedy: &str) {
         let of = |f: &&Value| f["check"] == check && f["status"] == status;
         let found = self.findings.iter().find(of);
@@ -177,8 +178,8 @@ fn nothing_fails_where_soft_roce_is_right() {
     for check in RDMA.into_iter().chain(["settings", "memlock", "memfd", "process-vm-readv"]) {
         assert_eq!(seen.status(check), "passed", "{check}");
     }
-    // A user without rights sees the same; without the warnings about this guest's memory there is
-    // nothing to say.
+    // A user without rights sees the same. Without the warnings about this guest's memory there is
+    // nothing to report.
     let only = [&RDMA[..], &["memlock"]].concat().join(",");
     let (code, text) = Doctor { memlock: Some("unlimited"), ..doctor() }.with(&["--only", &only]).text();
     assert_eq!(code, 0);
@@ -219,11 +220,12 @@ fn an_interface_without_an_address_is_found() {
     let _device = right();
     let remedy = format!("ip address add ADDRESS/LENGTH dev {LINK}");
     sh(&format!("ip -4 address flush dev {LINK}"));
-    // What the kernel gives it by itself reaches the link alone. (Set anew, for it may be gone.)
+    // The address that the kernel assigns by itself reaches only the link. (Set again, because it
+    // may be gone.)
     sh(&format!("ip link set dev {LINK} down; ip link set dev {LINK} up"));
     let seen = doctor().with(&["--only", "rdma-address"]).look();
     seen.says("rdma-address", "warned", "only a link-local address", &remedy);
-    // The entry that the kernel makes of the interface's hardware address stays all the same.
+    // The entry that the kernel makes from the interface's hardware address stays all the same.
     sh(&format!("ip address flush dev {LINK}"));
     let seen = doctor().look();
     seen.says("rdma-address", "failed", "it has no address", &remedy);
@@ -233,8 +235,8 @@ fn an_interface_without_an_address_is_found() {
     assert_eq!(status("rdma-address"), "passed");
 }
 
-/// The kernel keeps an entry for each interface that is there, so a table without one is not to be had
-/// of soft-RoCE: a folder of empty entries, as the kernel shows those, is mounted over it.
+/// The kernel keeps an entry for each interface, so soft-RoCE never has an empty table: a folder of
+/// empty entries, as the kernel shows them, is mounted over the table.
 #[test]
 #[ignore = "in the virtual machine: cargo xtask vm --suite doctor"]
 fn a_port_without_a_gid_is_found() {
@@ -248,8 +250,8 @@ fn a_port_without_a_gid_is_found() {
     assert_eq!((seen.failed(), seen.code), (vec!["rdma-gid"], 2), "and nothing that follows from it");
 }
 
-/// Soft-RoCE is v2 alone, so the files that tell an entry's type are others, mounted over them, which
-/// say what the kernel says of v1.
+/// Soft-RoCE supports only v2, so the files with an entry's type are replaced by mounts with what
+/// the kernel says for v1.
 #[test]
 #[ignore = "in the virtual machine: cargo xtask vm --suite doctor"]
 fn roce_v1_alone_is_found() {
@@ -287,7 +289,7 @@ fn a_module_that_is_not_loaded_is_found() {
     sh("insmod \"$KMOD_DIR/pushgate.ko\"");
     let staging = doctor().with(&["--window", "staging", "--only", "module"]);
     assert_eq!(staging.look().status("module"), "passed");
-    // Loaded, and this user may not open it.
+    // The module is loaded, but this user may not open its device.
     let user = Doctor { memlock: Some("unlimited"), ..staging.clone() }.look();
     user.says("module", "failed", "Permission denied", "group pushgate");
     // No function is bound, so there is no BAR.
@@ -298,7 +300,7 @@ fn a_module_that_is_not_loaded_is_found() {
 
 const CHILD: &str = "DOCTOR_TEST_CHILD";
 
-/// What the next test runs with an environment of its own: libraries that are opened stay.
+/// Run by the next test with an environment of its own, because libraries that were opened stay.
 #[test]
 #[ignore = "another test starts this in processes of its own"]
 fn looks_at_nccl() {
@@ -308,7 +310,7 @@ fn looks_at_nccl() {
     println!("\nreport {}", serde_json::to_string(&report).unwrap());
 }
 
-/// Findings of `nccl` and `nccl-plugin` in this environment.
+/// The findings of `nccl` and `nccl-plugin` in this environment.
 fn nccl(variables: &[(&str, &Path)]) -> Seen {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "looks_at_nccl", "--ignored", "--nocapture"]).env(CHILD, "1");
@@ -332,7 +334,7 @@ fn the_plugin_is_found_as_nccl_would_find_it() {
         .join(format!("doctor-nccl-{}", std::process::id()));
     let site = folder.join("nvidia/nccl/lib");
     std::fs::create_dir_all(&site).unwrap();
-    // A library that says its version as NCCL does, and is nothing else.
+    // A library that reports its version as NCCL does, and has nothing else.
     let source = folder.join("nccl.c");
     std::fs::write(&source, "int ncclGetVersion(int *v) { *v = 22809; return 0; }").unwrap();
     let stub = site.join("libnccl.so.2");
@@ -358,7 +360,7 @@ fn the_plugin_is_found_as_nccl_would_find_it() {
     nccl(&[path]).says("nccl-plugin", "warned", "is not set", "NCCL_NET_PLUGIN=pushgate");
     assert_eq!(nccl(&[]).status("nccl-plugin"), "not_applicable");
 
-    // What is not there, is no library, or none of a plugin.
+    // A file that does not exist, a file that is no library, and a library that is no plugin.
     let absent = folder.join("absent.so");
     nccl(&[("NCCL_NET_PLUGIN", &absent)]).says(
         "nccl-plugin",

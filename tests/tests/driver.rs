@@ -1,6 +1,6 @@
-//! The kernel module, in the virtual machine: `cargo xtask vm --suite driver`. Elsewhere every test
-//! here is skipped. The machine has four ivshmem functions: two with a memory of their own, and two
-//! peers that share one and ring each other. In the manner of gdrcopy's sanity suite.
+//! Tests the kernel module in the virtual machine: `cargo xtask vm --suite driver`. Elsewhere every
+//! test here is skipped. The machine has four ivshmem functions: two with a memory of their own,
+//! and two peers that share one memory and ring each other. Modelled on gdrcopy's sanity suite.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -31,7 +31,7 @@ const WINDOW: usize = 4 * MIB;
 const PATTERN: u64 = 0x5a5a_1234_abcd_ef01;
 const SHORT: Option<Duration> = Some(Duration::from_millis(60));
 
-/// A guard against a hang.
+/// A limit against a hang.
 fn long() -> Option<Duration> {
     Some(hang())
 }
@@ -71,8 +71,8 @@ fn load(options: &[&str]) {
     SLOTS.iter().copied().for_each(bind);
 }
 
-/// One test at a time, for they share the functions; and each in a process of its own, which the
-/// suite's script sees to: what one has mapped is kept from others as long as it lives. `None` where
+/// Held by each test, because the tests share the functions. The suite's script runs each test in a
+/// process of its own: what a process has mapped is kept from others as long as it lives. `None` if
 /// there is no module to test.
 fn alone() -> Option<MutexGuard<'static, ()>> {
     static LOCK: Mutex<()> = Mutex::new(());
@@ -85,7 +85,7 @@ fn alone() -> Option<MutexGuard<'static, ()>> {
         load(&[]);
     }
     quiet();
-    // A test before may have loaded it with options of its own.
+    // An earlier test may have loaded the module with options of its own.
     if fs::read_to_string("/sys/module/pushgate/parameters/doorbell_bar").unwrap().trim() != "-1" {
         assert!(module("rmmod", &["pushgate"]));
         load(&[]);
@@ -100,7 +100,7 @@ fn state() -> HashMap<String, u64> {
     text.lines().filter_map(pair).collect()
 }
 
-/// Waits until the module holds nothing for anybody, as it must once all have closed.
+/// Waits until the module holds nothing for anyone, as it must once every file is closed.
 fn quiet() {
     let end = Instant::now() + hang();
     loop {
@@ -128,13 +128,13 @@ fn errno<T>(result: Result<T, KmodError>) -> Errno {
 
 fn read(map: &Mapping, at: usize) -> u64 {
     assert!(at + 8 <= map.len());
-    // SAFETY: within the mapping, which lives; others write there too, so it is volatile.
+    // SAFETY: within the mapping, which lives; others write there too, so the access is volatile.
     unsafe { map.as_ptr().as_ptr().add(at).cast::<u64>().read_volatile() }
 }
 
 fn write(map: &Mapping, at: usize, word: u64) {
     assert!(at + 8 <= map.len());
-    // SAFETY: as in read.
+    // SAFETY: within the mapping, which lives; others access it too, so the access is volatile.
     unsafe { map.as_ptr().as_ptr().add(at).cast::<u64>().write_volatile(word) }
 }
 
@@ -147,7 +147,7 @@ fn fill(map: &Mapping, word: u64) {
     (0..map.len()).step_by(8).for_each(|at| write(map, at, word));
 }
 
-/// As another user: identities are a thread's own on Linux.
+/// Runs as another user: on Linux each thread has an identity of its own.
 fn as_user<T: Send>(uid: u32, run: impl FnOnce() -> T + Send) -> T {
     let become_it = || {
         let uid = rustix::process::Uid::from_raw(uid);
@@ -159,7 +159,7 @@ fn as_user<T: Send>(uid: u32, run: impl FnOnce() -> T + Send) -> T {
 
 struct Raw(Opcode, *mut c_void);
 
-// SAFETY: what the pointer leads to is the caller's to choose, wrong ones included: the kernel checks it.
+// SAFETY: callers choose where the pointer leads, wrong addresses included: the kernel checks it.
 unsafe impl Ioctl for Raw {
     type Output = i32;
     const IS_MUTATING: bool = true;
@@ -176,11 +176,11 @@ unsafe impl Ioctl for Raw {
 
 fn raw(device: &Device, command: Opcode, argument: *mut c_void) -> Result<i32, Errno> {
     // SAFETY: the module writes no further than the length that the struct itself states, and each
-    // caller here has that much or an address that is not mapped.
+    // caller here has that much memory or an address that is not mapped.
     unsafe { ioctl(device.as_fd(), Raw(command, argument)) }
 }
 
-/// A process with a role of `role`, which it says lines to and hears lines from.
+/// A process with a role of `role`, which exchanges lines with the test.
 struct Actor {
     child: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -195,7 +195,7 @@ impl Actor {
         Actor { child, lines }
     }
 
-    /// Its next line that begins with @.
+    /// The process's next line that begins with @.
     fn hear(&mut self) -> String {
         for line in self.lines.by_ref() {
             // libtest writes before it on the same line.
@@ -210,7 +210,7 @@ impl Actor {
         writeln!(self.child.stdin.as_ref().unwrap(), "{line}").unwrap();
     }
 
-    /// The signal that it dies by.
+    /// Ends the process; returns the signal that it died by.
     fn end(mut self) -> Option<i32> {
         self.child.wait().unwrap().signal()
     }
@@ -238,7 +238,7 @@ fn role() {
         line.trim().to_string()
     };
     match role.as_str() {
-        // Maps the whole of /dev/pushgate0, writes it, gives it back and stays.
+        // Maps all of /dev/pushgate0, writes it, gives it back and stays.
         "former-owner" => {
             let take = || {
                 let device = function(0);
@@ -250,7 +250,7 @@ fn role() {
             take();
             println!("@given back");
             hear();
-            // To itself it may be given again.
+            // The process itself may get it again.
             take();
             println!("@taken again");
             hear();
@@ -283,7 +283,8 @@ const MESSAGES: u64 = 16;
 const MESSAGE: u64 = 1024;
 
 /// A rank of two. Rank 0, whose rings lie in staging, pushes more messages than rank 1, which takes
-/// none, has receives for. What that has got it holds in place, so that nothing retires.
+/// none, has receives for. The messages that rank 1 has it holds in place, so that nothing is
+/// retired.
 fn rank(rank: u32) {
     let mut settings = pushgate::Settings::default();
     for (name, value) in [
@@ -311,7 +312,7 @@ fn rank(rank: u32) {
     let result = context.alloc(8).unwrap();
     let (module, stream) = (pushgate::Module::embedded(&context), context.stream().unwrap());
     let params = [qps.addr(), result.addr(), 0, MESSAGES, MESSAGE];
-    // SAFETY: all that the kernel uses lives until this process is killed.
+    // SAFETY: everything that the kernel uses lives until this process is killed.
     let running = unsafe {
         context.launch(&stream, &module, "outside_send", pushgate::Launch::new(1, 1), &params).unwrap()
     };
@@ -324,7 +325,7 @@ fn rank(rank: u32) {
         assert!(Instant::now() < end, "{state:?}");
         thread::sleep(Duration::from_millis(10));
     };
-    // What the peer has is told a little later: until nothing changes any more.
+    // The peer's counts arrive a little later: wait until nothing changes any more.
     let mut state = settled.clone();
     loop {
         thread::sleep(patience(Duration::from_millis(300)));
@@ -378,7 +379,7 @@ fn p6_a_killed_proxy_leaves_rings_and_payload_to_the_next() {
             assert_eq!(pair, [number, i], "message {number}");
         }
     }
-    // Freed, it is gone.
+    // Once freed, the area is gone.
     assert!(taken.len() >= placed.payload.len());
     drop((placed, taken));
     let gone = StagingWindow::take_up(None, &name).expect_err("it was freed");
@@ -400,7 +401,7 @@ fn a_device_says_what_it_offers() {
         let info = function(number).info().unwrap();
         assert_eq!((info.window_bytes, info.vectors), (WINDOW as u64, vectors), "pushgate{number}");
         assert_eq!(info.function, uapi::PUSHGATE_FUNCTION_LIVE);
-        // Its register lies in a BAR of 256 bytes: never mapped.
+        // The device's register lies in a BAR of 256 bytes, which is never mapped.
         assert_eq!(info.features as u32 & uapi::PUSHGATE_FEATURE_DOORBELL_MMAP, 0);
         assert_ne!(info.features as u32 & uapi::PUSHGATE_FEATURE_DOORBELL_RING, 0);
         assert_eq!(function(number).status().unwrap().function(), uapi::PUSHGATE_FUNCTION_LIVE);
@@ -420,12 +421,12 @@ const CALLS: [(Opcode, usize); 9] = [
     (commands::DOORBELL_RING, size_of::<uapi::pushgate_doorbell_ring>()),
 ];
 
-/// Two pages, of which the second is not there (or not to be written, with `second`).
+/// Two pages, of which the second is missing (or read-only, depending on `second`).
 fn edge(second: ProtFlags) -> *mut u8 {
     let (both, private) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: new memory, where the kernel likes; never unmapped.
+    // SAFETY: new memory, where the kernel chooses; never unmapped.
     let at = unsafe { rustix::mm::mmap_anonymous(null_mut(), 2 * PAGE, both, private) }.unwrap();
-    // SAFETY: the second page is of that memory, and no reference leads there.
+    // SAFETY: the second page belongs to that memory, and no reference leads there.
     unsafe {
         let page = at.cast::<u8>().add(PAGE).cast();
         rustix::mm::mprotect(page, PAGE, MprotectFlags::from_bits_retain(second.bits())).unwrap();
@@ -452,7 +453,8 @@ fn every_wrong_size_flag_and_pointer_is_refused() {
         for size in [PAGE as u32 + 1, 8192, u32::MAX] {
             assert_eq!(call(size, 0, 0), Err(Errno::TOOBIG), "command {command:#x} of size {size}");
         }
-        // Longer than ours: refused if there is anything in what we do not know.
+        // Longer than the module's struct: refused if the part that the module does not know is not
+        // zero.
         assert_eq!(call(bytes as u32 + 4, bytes / 4, 1), Err(Errno::TOOBIG), "{command:#x}");
         assert_eq!(call(PAGE as u32, PAGE / 4 - 1, 1), Err(Errno::TOOBIG), "{command:#x}");
         assert_ne!(call(PAGE as u32, 0, 0), Err(Errno::TOOBIG), "{command:#x}");
@@ -462,14 +464,14 @@ fn every_wrong_size_flag_and_pointer_is_refused() {
         for pointer in [0usize, 1, 0x1000, 0x7fff_ffff_f000, usize::MAX, usize::MAX - 3, 1 << 63] {
             assert_eq!(raw(&device, command, pointer as *mut c_void), Err(Errno::FAULT), "{command:#x}");
         }
-        // A struct that runs into a page that is not there.
+        // A struct that extends into a page that is missing.
         let end = edge(ProtFlags::empty());
         // SAFETY: the last four bytes of the first page.
         let at = unsafe { end.add(PAGE - 4) };
-        // SAFETY: as above.
+        // SAFETY: the last four bytes of the first page.
         unsafe { at.cast::<u32>().write(bytes as u32) };
         assert_eq!(raw(&device, command, at.cast()), Err(Errno::FAULT), "{command:#x}");
-        // On the device without a function there is none to ask.
+        // The device without a function has none to report.
         let wanted =
             [commands::INFO, commands::STAGING_CREATE, commands::STAGING_OPEN, commands::STAGING_FREE];
         let result = raw(&staging(), command, null_mut());
@@ -479,7 +481,7 @@ fn every_wrong_size_flag_and_pointer_is_refused() {
     for unknown in [0xbd09u32, 0xbd00 | 0xff, 0x5401, 0x5421 + 1, 0, 0x4008_bd00, 0xc008_bd01] {
         assert_eq!(raw(&device, unknown as Opcode, null_mut()), Err(Errno::NOTTY), "{unknown:#x}");
     }
-    // Results that cannot be written: refused, and nothing is kept.
+    // Results that cannot be written: the call is refused and nothing is kept.
     let name = b"unwritten\0";
     let page = edge(ProtFlags::READ | ProtFlags::WRITE);
     let set = |at: usize, word: u32| {
@@ -494,10 +496,10 @@ fn every_wrong_size_flag_and_pointer_is_refused() {
             // SAFETY: the name's place in the struct, in the first page.
             unsafe { page.add(32).copy_from(name.as_ptr(), name.len()) };
         }
-        // SAFETY: our own page, which no reference leads to.
+        // SAFETY: our own page, to which no reference leads.
         unsafe { rustix::mm::mprotect(page.cast(), PAGE, MprotectFlags::READ) }.unwrap();
         assert_eq!(raw(&device, command, page.cast()), Err(Errno::FAULT));
-        // SAFETY: as above.
+        // SAFETY: our own page, to which no reference leads.
         unsafe { rustix::mm::mprotect(page.cast(), PAGE, MprotectFlags::READ | MprotectFlags::WRITE) }
             .unwrap();
     }
@@ -574,7 +576,7 @@ fn random_calls_change_nothing() {
     quiet();
 }
 
-/// Runs in a process of its own, so that whatever it gets goes with it.
+/// Runs in a process of its own, so that whatever it obtains ends with it.
 fn random_calls() {
     let mut seed = 0x9e37_79b9_7f4a_7c15u64;
     let mut next = move || {
@@ -592,7 +594,7 @@ fn random_calls() {
     for _ in 0..80_000 {
         let (command, bytes) = CALLS[next() as usize % CALLS.len()];
         for word in &mut words {
-            // Mostly small: an argument wholly at random is refused at the first look.
+            // Mostly small numbers: an entirely random argument is refused at the first check.
             *word = match next() % 8 {
                 0 => next() as u32,
                 1 => bell.as_fd().as_raw_fd() as u32,
@@ -612,7 +614,7 @@ fn random_calls() {
         if raw(device, command, words.as_mut_ptr().cast()).is_ok() {
             accepted += 1;
             if command == commands::SLICE_EXPORT {
-                // SAFETY: the module has just made it, and nobody else has it.
+                // SAFETY: the module has just made the descriptor, and no other code has it.
                 drop(unsafe { OwnedFd::from_raw_fd(words[2] as i32) });
             }
         }
@@ -648,11 +650,11 @@ fn slices_are_apart_and_zero() {
         let mut ranges: Vec<_> = slices.iter().map(|s| (s.offset, s.offset + s.bytes as u64)).collect();
         ranges.sort();
         assert!(ranges.windows(2).all(|two| two[0].1 <= two[1].0), "{ranges:?}");
-        // Dropped by now; the same process may have them again, zeroed.
+        // The slices are dropped by now; the same process may get them again, zeroed.
     }
 }
 
-/// How the processor caches what is mapped of BAR 2 of a function, each way once.
+/// How the processor caches the mapped parts of BAR 2 of a function, each kind once.
 fn caching(slot: u8) -> Vec<String> {
     let resource = fs::read_to_string(format!("{}/resource", sysfs(slot))).unwrap();
     let mut words = resource.lines().nth(2).unwrap().split(' ').map(number);
@@ -682,9 +684,9 @@ unsafe extern "C" {
     fn _exit(code: c_int) -> !;
 }
 
-/// The status of a forked child that does no more than read a word and compare it.
+/// The status of a forked child that only reads a word and compares it.
 fn fork_and_read(map: &Mapping, word: u64) -> c_int {
-    // SAFETY: the child reads one word and leaves; it takes no lock and allocates nothing.
+    // SAFETY: the child reads one word and exits; it takes no lock and allocates nothing.
     unsafe {
         let child = fork();
         if child == 0 {
@@ -724,7 +726,7 @@ fn a_slices_mapping_stays_whole_and_its_processs_own() {
         map_at(PAGE, both, MapFlags::SHARED, uapi::PUSHGATE_MMAP_DOORBELL + PAGE as u64),
         Some(Errno::INVAL)
     );
-    // SAFETY: these are refused, so the mapping stays as it is.
+    // SAFETY: these calls are refused, so the mapping stays as it is.
     unsafe {
         assert_eq!(rustix::mm::munmap(at.cast(), PAGE), Err(Errno::INVAL), "no part of it alone");
         assert_eq!(rustix::mm::munmap(at.add(5 * PAGE).cast(), PAGE), Err(Errno::INVAL));
@@ -737,13 +739,13 @@ fn a_slices_mapping_stays_whole_and_its_processs_own() {
     assert_eq!(caching(0x10), ["write-combining"]);
     fill(&map, PATTERN);
     assert_eq!(other_than(&map, PATTERN), None);
-    // A second mapping of a part shows the same.
+    // A second mapping of a part shows the same bytes.
     let again = slice.map().unwrap();
     assert_eq!(other_than(&again, PATTERN), None);
     drop(again);
-    // A child has no mapping: what it could pass to a GPU would outlive its parent unseen.
+    // A child has no mapping: a mapping that it passed to a GPU would outlive its parent unnoticed.
     assert_eq!(fork_and_read(&map, PATTERN) & 0x7f, 11);
-    // The mapping holds the file, and the file the slice.
+    // The mapping holds the file, and the file holds the slice.
     drop(device);
     write(&map, 0, PATTERN ^ 1);
     assert_eq!(read(&map, 0), PATTERN ^ 1);
@@ -783,10 +785,10 @@ fn a_device_passed_over_a_socket_is_the_same_file() {
     let (_, mut descriptors) = fdpass::recv_message(&there, 64, 1).unwrap();
     let device = Device::from_fd(descriptors.remove(0)).unwrap();
     assert_eq!(errno(device.slice(PAGE, 0)), Errno::EXIST);
-    // Whoever has it acts as the user who opened it, not as who they are.
+    // A process that has the descriptor acts as the user who opened it, not as its own user.
     device.create_staging("by-root", PAGE, 0).unwrap();
     as_user(1000, || assert_eq!(errno(staging().open_staging("by-root")), Errno::NOENT));
-    // Any other descriptor is refused.
+    // A descriptor of any other file is refused.
     assert!(Device::from_fd(fs::File::open("/dev/null").unwrap().into()).is_err());
 }
 
@@ -797,14 +799,14 @@ fn a_slice_waits_for_its_former_owner_to_exit() {
     let whole = || function(0).slice(WINDOW, 0).map(|_| ()).map_err(|e| e.errno().unwrap());
     let mut owner = Actor::new("former-owner");
     assert_eq!(owner.hear(), "given back");
-    // It has unmapped and closed all it had, but a GPU may still have it mapped.
+    // The process has unmapped and closed everything, but a GPU may still have the slice mapped.
     assert_eq!(whole(), Err(Errno::NOSPC.raw_os_error()));
     thread::sleep(Duration::from_millis(1500));
     assert_eq!(whole(), Err(Errno::NOSPC.raw_os_error()));
     assert_eq!((state()["files"], state()["retired"]), (0, 1));
-    // The module stays too, or who would remember?
+    // The module stays too; otherwise the record would be lost.
     assert!(!module("rmmod", &["pushgate"]));
-    // Nor does a new driver of the same function forget.
+    // Binding the function to the driver again does not lose the record either.
     unbind(SLOTS[0]);
     bind(SLOTS[0]);
     assert_eq!(whole(), Err(Errno::NOSPC.raw_os_error()));
@@ -817,7 +819,7 @@ fn a_slice_waits_for_its_former_owner_to_exit() {
     assert_eq!(other_than(&slice.map().unwrap(), 0), None, "what it wrote is gone");
 }
 
-/// One of the module's limits of slices for each user, until it is dropped.
+/// Sets one of the module's limits of slices for each user until it is dropped.
 struct SliceLimit {
     file: &'static str,
     before: String,
@@ -852,7 +854,8 @@ fn a_user_at_its_limit_of_slices_stops_no_other() {
     let _limit = SliceLimit::new(2 * MIB);
     let devices = |user| as_user(user, || [0, 1, 0].map(function));
     let (mine, others) = (devices(1000), devices(1001));
-    // Of all functions together, and of whoever opened the file, not of who asks.
+    // The limit covers all functions together, and counts for the user who opened the file, not for
+    // the caller.
     mine[0].slice(MIB, 0).unwrap();
     mine[1].slice(MIB, 0).unwrap();
     assert_eq!(errno(mine[2].slice(1, 0)), Errno::DQUOT);
@@ -860,10 +863,10 @@ fn a_user_at_its_limit_of_slices_stops_no_other() {
     others[0].slice(2 * MIB, 0).unwrap();
     assert_eq!(errno(others[1].slice(PAGE, 0)), Errno::DQUOT);
     function(0).slice(MIB, 0).unwrap();
-    // No room is no matter of limits.
+    // A lack of room is reported as such, not as a limit.
     assert_eq!(errno(function(0).slice(WINDOW, 0)), Errno::NOSPC);
     assert_eq!(errno(function(1).slice(2 * MIB + PAGE, 0)), Errno::DQUOT);
-    // What is given back can be had again, and a dma-buf keeps what it has of the share.
+    // What is given back can be had again, and a dma-buf keeps its part of the share.
     let [first, second, third] = mine;
     drop(first);
     third.slice(MIB, 0).unwrap();
@@ -877,7 +880,7 @@ fn a_user_at_its_limit_of_slices_stops_no_other() {
     assert_eq!(errno(second.slice(2 * PAGE, 0)), Errno::DQUOT);
     drop(exported);
     let slice = second.slice(2 * MIB, 0).unwrap();
-    // A limit that falls below what somebody has takes nothing away.
+    // A limit that falls below what a user has takes nothing away.
     let _lower = SliceLimit::new(0);
     assert_eq!(errno(function(3).slice(1, 0)), Errno::DQUOT);
     slice.map().unwrap();
@@ -885,11 +888,11 @@ fn a_user_at_its_limit_of_slices_stops_no_other() {
 
 #[test]
 #[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
-fn a_user_has_so_many_slices_and_no_more() {
+fn a_user_gets_no_more_slices_than_the_limit() {
     let Some(_guard) = alone() else { return };
     let _limit = SliceLimit::slices(4);
     let take = |device: &Device| device.slice(PAGE, 0).map(|slice| slice.offset);
-    // Of all functions together.
+    // The limit covers all functions together.
     let held: Vec<_> = (0..4).map(|i| function(i % 2)).collect();
     for device in &held {
         take(device).unwrap();
@@ -897,7 +900,7 @@ fn a_user_has_so_many_slices_and_no_more() {
     let more = function(1);
     assert_eq!(errno(take(&more)), Errno::DQUOT);
     as_user(1000, || take(&function(1)).map(drop)).unwrap();
-    // Given back unmapped they count no more; mapped, they do.
+    // Slices given back unmapped no longer count; slices given back mapped do.
     drop(held);
     for _ in 0..4 {
         let device = function(0);
@@ -909,7 +912,7 @@ fn a_user_has_so_many_slices_and_no_more() {
     drop((maps, kept));
     assert_eq!(state()["retired"], 4);
     assert_eq!(errno(more.slice(PAGE, 0)), Errno::DQUOT, "on a function where there is none to take over");
-    // Here it takes one's place, or that of several.
+    // A new slice takes the place of a retired one, or of several.
     for pages in [1, 3] {
         function(0).slice(pages * PAGE, 0).unwrap();
     }
@@ -917,7 +920,7 @@ fn a_user_has_so_many_slices_and_no_more() {
 
 #[test]
 #[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
-fn what_was_given_back_is_had_again_in_parts() {
+fn a_slice_given_back_can_be_taken_again_in_parts() {
     let Some(_guard) = alone() else { return };
     let limit = SliceLimit::new(3 * MIB);
     let (first, second) = (function(0), function(0));
@@ -929,7 +932,7 @@ fn what_was_given_back_is_had_again_in_parts() {
     assert_eq!(state()["retired"], 1);
     drop(limit);
     let _limit = SliceLimit::new(2 * MIB);
-    // There is room before it, which the user may not have besides.
+    // There is room before it, but the user may not have that in addition.
     let halves = [0, 0].map(function);
     let offsets = halves.each_ref().map(|device| device.slice(MIB, 0).unwrap().offset);
     assert_eq!(offsets, [MIB as u64, 2 * MIB as u64]);
@@ -947,14 +950,15 @@ fn a_retired_slice_counts_for_its_user_until_the_process_exits() {
     assert_eq!((state()["files"], state()["retired"]), (0, 1));
     assert_eq!(take(), Err(Errno::DQUOT.raw_os_error()));
     as_user(1000, || take().unwrap());
-    // To the process itself it counts once.
+    // For the process itself it counts once.
     owner.say("again");
     assert_eq!(owner.hear(), "taken again");
     owner.kill();
     take().expect("it is dead, so its share is free at once");
 }
 
-/// What a process had, and then takes at another place or in other sizes, counts once for each byte.
+/// Bytes that a process had and then takes again, at another place or in other sizes, count once
+/// each.
 #[test]
 #[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn overlaps_of_retired_slices_count_once() {
@@ -965,12 +969,13 @@ fn overlaps_of_retired_slices_count_once() {
     drop(function(1).slice(MIB, 0).unwrap().map().unwrap());
     drop(first);
     {
-        // In front there is room, but beyond the limit: so it goes where the retired one was.
+        // There is room in front, but beyond the limit, so the slice goes where the retired one
+        // was.
         let _lower = SliceLimit::new(MIB);
         assert_eq!(function(1).slice(MIB, 0).unwrap().offset, MIB as u64);
     }
     for round in 0..60 {
-        // Another user's pushes ours to ever other places, within 2 MiB in all.
+        // Another user's slice pushes ours to ever other places, within 2 MiB in all.
         let filler = as_user(1001, || function(1));
         let pages = 1 + round * 37 % 200;
         filler.slice(pages * PAGE, 0).unwrap();
@@ -981,7 +986,7 @@ fn overlaps_of_retired_slices_count_once() {
 
 #[test]
 #[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
-fn a_limit_holds_for_those_who_ask_at_once() {
+fn a_limit_holds_for_calls_at_the_same_time() {
     let Some(_guard) = alone() else { return };
     let _limit = SliceLimit::new(5 * 64 * PAGE);
     for _ in 0..20 {
@@ -1027,12 +1032,12 @@ fn a_function_that_goes_raises_sigbus_and_says_so() {
     // Staging needs no function.
     device.create_staging("after", PAGE, 0).unwrap();
 
-    // Who sleeps is woken, armed or not.
+    // A sleeper is woken, whether armed or not.
     assert!(!bell.wait(Some(Duration::ZERO)).unwrap());
     unbind(SLOTS[2]);
     assert!(bell.wait(long()).unwrap());
     assert_eq!(status2.function(), uapi::PUSHGATE_FUNCTION_GONE);
-    // A function that was bound anew is another one: old files stay dead.
+    // A function that was bound again is a new one: old files stay dead.
     bind(SLOTS[0]);
     bind(SLOTS[2]);
     assert_eq!(errno(device.slice(PAGE, 0)), Errno::NODEV);
@@ -1040,7 +1045,7 @@ fn a_function_that_goes_raises_sigbus_and_says_so() {
     assert_eq!(function(2).info().unwrap().vectors, 4);
 }
 
-/// Unbinding while others open, map, read and close: nothing is left behind, nobody hangs.
+/// Unbinding while others open, map, read and close: nothing is left, and no process hangs.
 #[test]
 #[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
 fn unbinding_races_with_everything() {
@@ -1050,10 +1055,10 @@ fn unbinding_races_with_everything() {
         for _ in 0..3 {
             scope.spawn(|| {
                 let mut mapped = 0;
-                // After the end nobody unbinds any more.
+                // After the end, nothing unbinds any more.
                 while Instant::now() < end || mapped == 0 {
                     assert!(Instant::now() < end + hang(), "never mapped");
-                    // Not touched: that would be a SIGBUS now and then.
+                    // The mapping is not touched, because that would sometimes raise SIGBUS.
                     let Ok(device) = Device::open("/dev/pushgate1") else { continue };
                     if let Ok(slice) = device.slice(PAGE * 16, 0) {
                         mapped += usize::from(slice.map().is_ok());
@@ -1083,7 +1088,7 @@ fn the_module_stays_while_it_is_used() {
     let device = staging();
     device.create_staging("kept", PAGE, 1500).unwrap();
     drop(device);
-    assert!(!remove(), "an area that nobody is attached to is still somebody's");
+    assert!(!remove(), "an area that no file is attached to still holds the module");
     quiet();
     assert!(remove());
     assert!(!fs::exists("/dev/pushgate").unwrap() && !fs::exists("/dev/pushgate0").unwrap());
@@ -1092,7 +1097,7 @@ fn the_module_stays_while_it_is_used() {
         function(3).slice(PAGE, 0).unwrap();
         assert!(remove());
     }
-    // A register in the window itself: its page is mapped alone, and no slice has it.
+    // A register in the window itself: its page is mapped by itself, and no slice contains it.
     load(&["doorbell_bar=2", &format!("doorbell_offset={}", MIB + 8)]);
     let device = function(0);
     let info = device.info().unwrap();
@@ -1100,7 +1105,7 @@ fn the_module_stays_while_it_is_used() {
     assert_eq!(info.doorbell_offset, 8);
     assert_eq!(errno(device.map_doorbell()), Errno::NODATA, "with a slice alone");
     let slice = device.slice(WINDOW - MIB - PAGE, 0).unwrap();
-    assert_eq!(slice.offset as usize, MIB + PAGE, "the doorbell's page is in nobody's slice");
+    assert_eq!(slice.offset as usize, MIB + PAGE, "the doorbell's page is in no slice");
     let page = device.map_doorbell().unwrap();
     device.ring(0x1234_5678).unwrap();
     assert_eq!(read(&page, 8) as u32, 0x1234_5678);
@@ -1123,7 +1128,7 @@ fn staging_survives_its_owners_sigkill() {
     assert_eq!((state()["files"], state()["areas"], state()["areas_idle"]), (0, 1, 1));
     as_user(1000, || {
         assert_eq!(errno(staging().open_staging("survivor")), Errno::NOENT);
-        // The name is each user's own, and says nothing of another's.
+        // Each user has names of their own; another user's names are invisible.
         staging().create_staging("survivor", PAGE, 0).unwrap();
     });
     let device = staging();
@@ -1136,7 +1141,7 @@ fn staging_survives_its_owners_sigkill() {
     assert_eq!(errno(device.open_staging("survivor")), Errno::BUSY, "one for each file");
     area.free().unwrap();
     assert_eq!(errno(staging().open_staging("survivor")), Errno::NOENT);
-    // Freed, but mapped: still there, and still counted.
+    // Freed but mapped: the area still exists, and still counts.
     assert_eq!(read(&map, 0), PATTERN);
     drop(device);
     assert_eq!(state()["areas"], 1);
@@ -1149,20 +1154,20 @@ fn staging_survives_its_owners_sigkill() {
 fn an_area_that_nobody_takes_up_is_freed_after_its_time() {
     let Some(_guard) = alone() else { return };
     let device = staging();
-    // What is to come in time comes within a quarter of it.
+    // What must happen in time happens within a quarter of it.
     let time = patience(Duration::from_millis(1400));
     device.create_staging("short", MIB, time.as_millis().try_into().unwrap()).unwrap();
     thread::sleep(time * 3 / 2);
-    assert_eq!(state()["areas"], 1, "while somebody is attached its time does not run");
+    assert_eq!(state()["areas"], 1, "while a file is attached its time does not run");
     drop(device);
-    // Taken up in time it starts anew.
+    // Each time the area is taken over before its time runs out, that time starts again.
     for _ in 0..3 {
         thread::sleep(time / 4);
         staging().open_staging("short").unwrap();
     }
     let opened = Instant::now();
     wait_until("the area is freed", || state()["areas"] == 0);
-    // From an instant before that: the call's own end.
+    // Measured from before the call, because the area's time begins when the call ends.
     assert!(opened.elapsed() >= time * 3 / 4, "it was freed {:?} after it was opened", opened.elapsed());
     assert_eq!(errno(staging().open_staging("short")), Errno::NOENT);
     assert_eq!(state()["areas_bytes"], 0);
@@ -1188,7 +1193,7 @@ fn staging_has_limits_for_each_user() {
     devices[1].create_staging("b", PAGE, 0).unwrap();
     devices[2].create_staging("c", PAGE, 0).unwrap();
     assert_eq!(errno(devices[3].create_staging("d", PAGE, 0)), Errno::MFILE);
-    // Another user's share is another one.
+    // Another user has a share of their own.
     staging().create_staging("a", 2 * MIB, 0).unwrap();
     drop(devices);
     quiet();
@@ -1208,12 +1213,12 @@ fn staging_is_ordinary_memory() {
     assert_eq!(other_than(&map, 0), None);
     fill(&map, PATTERN);
     assert_eq!(fork_and_read(&map, PATTERN) & 0x7f, 11, "a child does not have it");
-    // SAFETY: the pages are given back and come again on the next access, as they were.
+    // SAFETY: the pages are given back, and come again unchanged on the next access.
     unsafe {
         let at = map.as_ptr().as_ptr();
         rustix::mm::madvise(at.cast(), MIB, rustix::mm::Advice::LinuxDontNeed).unwrap();
         assert_eq!(other_than(&map, PATTERN), None);
-        // Parts go as they like.
+        // Parts may be unmapped in any way.
         rustix::mm::munmap(at.add(MIB).cast(), MIB).unwrap();
         rustix::mm::mprotect(at.cast(), PAGE, MprotectFlags::READ).unwrap();
     }
@@ -1223,7 +1228,7 @@ fn staging_is_ordinary_memory() {
     assert_eq!(other_than(&again, PATTERN), None);
 }
 
-/// Bytes that the kernel has left, of which the module's tests must not keep any.
+/// Bytes of memory that the kernel has left; the module's tests must not use any up.
 fn available() -> i64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap();
     let line = text.lines().find(|line| line.starts_with("MemFree:")).unwrap();
@@ -1267,7 +1272,8 @@ fn an_rdma_device_registers_staging_and_refuses_a_slice() {
     let slice = device.slice(MIB, 0).unwrap().map().unwrap();
     let area = device.create_staging("registered", 4 * MIB, 0).unwrap();
     let map = area.map().unwrap();
-    // SAFETY: calls of libibverbs with what earlier ones returned; what is registered outlives the registration.
+    // SAFETY: calls of libibverbs with what earlier calls returned; registered memory outlives its
+    // registration.
     unsafe {
         let mut count = 0;
         let list = verbs.ibv_get_device_list(&mut count);
@@ -1285,7 +1291,7 @@ fn an_rdma_device_registers_staging_and_refuses_a_slice() {
         let error = std::io::Error::last_os_error();
         assert!(refused.is_null());
         println!("ibv_reg_mr of a slice: {error}");
-        // Everything goes but the pin: the pages stay its own.
+        // Everything is dropped but the pin: the pages stay its own.
         drop((map, slice));
         drop(device);
         wait_until("the area is gone", || state()["areas"] == 0);
@@ -1300,7 +1306,7 @@ fn an_rdma_device_registers_staging_and_refuses_a_slice() {
 
 // ---------------------------------------------------------------- the host's side, doorbells
 
-/// Asks the host, through the first words of the shared memory: xtask/src/vm/ivshmem.rs answers.
+/// Asks the host through the first words of the shared memory; xtask/src/vm/ivshmem.rs answers.
 struct Host {
     map: Mapping,
     number: u64,
@@ -1360,7 +1366,7 @@ fn host_and_guest_see_each_others_stores() {
 
 #[test]
 #[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
-fn the_hosts_rings_wake_only_who_is_armed() {
+fn the_hosts_rings_wake_only_an_armed_doorbell() {
     let Some(_guard) = alone() else { return };
     let device = function(2);
     let (bell, other) = (EventFd::new().unwrap(), EventFd::new().unwrap());
@@ -1370,13 +1376,13 @@ fn the_hosts_rings_wake_only_who_is_armed() {
     let quiet = second.doorbell(&other, 2, 0).unwrap();
     assert_eq!(quiet.arm(0).unwrap(), (0, true));
 
-    // Not armed: counted, and no wake.
+    // Not armed: the ring is counted and wakes nothing.
     host.ring(1, 1, 0);
     assert_eq!(host.answer(), 1);
     wait_until("the ring is counted", || status.rings() > 0);
     assert!(!bell.wait(SHORT).unwrap());
     assert_eq!(status.rings(), 1);
-    // A ring since the last look: not armed, look again.
+    // There was a ring since the last look: nothing is armed, look again.
     assert_eq!(doorbell.arm(0).unwrap(), (1, false));
     assert_eq!(doorbell.arm(1).unwrap(), (1, true));
     host.ring(1, 1, 0);
@@ -1386,7 +1392,7 @@ fn the_hosts_rings_wake_only_who_is_armed() {
     host.ring(1, 1, 0);
     host.answer();
     assert!(!bell.wait(SHORT).unwrap());
-    // The other vector's listener has heard nothing of all that.
+    // The other vector's listener got none of these rings.
     assert!(!other.drain());
     host.ring(2, 1, 0);
     assert!(other.wait(long()).unwrap());
@@ -1401,7 +1407,7 @@ fn no_ring_is_lost_between_look_and_sleep() {
     let doorbell = device.doorbell(&bell, 0, 0).unwrap();
     let rung = std::sync::atomic::AtomicU64::new(0);
     const ROUNDS: u64 = 3000;
-    // Each ring waits until the one before was seen; so a lost one ends in the time limit.
+    // Each ring waits until the one before was seen, so a lost ring ends in the time limit.
     let seen_all = std::sync::atomic::AtomicU64::new(0);
     use std::sync::atomic::Ordering::SeqCst;
     let mut sleeps = 0;
@@ -1409,7 +1415,7 @@ fn no_ring_is_lost_between_look_and_sleep() {
         scope.spawn(|| {
             for round in 1..=ROUNDS {
                 rung.store(round, SeqCst);
-                // Peer 0, vector 0.
+                // Rings peer 0, vector 0.
                 ringer.ring(0).unwrap();
                 let end = Instant::now() + hang();
                 while seen_all.load(SeqCst) < round {
@@ -1433,7 +1439,8 @@ fn no_ring_is_lost_between_look_and_sleep() {
                 seen = rings;
                 continue;
             }
-            // Work that was published before we armed rings after; or it is here.
+            // Work that was published before the doorbell was armed rang afterwards; otherwise it
+            // is seen here.
             if rung.load(SeqCst) > looked {
                 continue;
             }
@@ -1460,7 +1467,7 @@ fn interrupts_are_moderated_and_the_last_is_not_lost() {
         ringer.ring(3).unwrap();
         wakes += u32::from(bell.wait(Some(Duration::from_millis(2))).unwrap());
     }
-    // The last ring's wake comes when the interval is over.
+    // The last ring's wake-up comes when the interval is over.
     thread::sleep(Duration::from_millis(250));
     wakes += u32::from(bell.drain());
     let most = begin.elapsed().as_millis() as u32 / 100 + 2;
@@ -1524,7 +1531,7 @@ fn an_importer_attaches_to_an_exported_slice() {
         Ok([words[0], words[1], words[2]])
     };
     let device = function(0);
-    // The first stays a gap before the second, so that an offset is seen.
+    // A gap separates the first slice from the second, so that an offset shows.
     let first = function(0);
     first.slice(3 * PAGE, 0).unwrap();
     let slice = device.slice(MIB, 0).unwrap();
@@ -1538,13 +1545,13 @@ fn an_importer_attaches_to_an_exported_slice() {
     assert_eq!((address, bytes, word), (bar + slice.offset, MIB as u64, PATTERN));
     assert_eq!(read(&map, 8), !PATTERN, "what the importer wrote");
 
-    // The dma-buf keeps the slice when the file is gone, and from others.
+    // The dma-buf keeps the slice, and keeps others off it, after the file is gone.
     let offset = slice.offset;
     drop(map);
     drop(device);
     assert_eq!(import(&exported).unwrap()[0], bar + offset);
     assert_eq!(errno(function(0).slice(WINDOW - 3 * PAGE, 0)), Errno::NOSPC);
-    // After the function nobody maps it any more; what is there stays a dma-buf.
+    // After the function is gone nothing can map the slice any more; existing dma-bufs stay.
     unbind(SLOTS[0]);
     assert_eq!(import(&exported).unwrap_err().raw_os_error(), Some(Errno::NODEV.raw_os_error()));
     bind(SLOTS[0]);

@@ -1,5 +1,5 @@
-//! The examples as programs: what they print, what they exit with, and what is
-//! left when a part of them dies.
+//! Tests the examples as programs: what they print, their exit codes, and what is left when a part
+//! of them dies.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -13,19 +13,19 @@ use pushgate_tests::{hang, patience, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-// Its own tests run here: an example's do not run by themselves.
+// The example's own tests run here, because tests of an example do not run by themselves.
 #[allow(dead_code)]
 #[path = "../../examples/allreduce/rnr.rs"]
 mod rnr;
 
-/// One group of processes at a time: there may be few cores.
+/// Held by each test: there may be few cores, so one group of processes runs at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A program that runs, in an environment without settings.
+/// A program that runs in an environment without settings.
 struct Run {
     child: Child,
     output: [Option<JoinHandle<String>>; 2],
@@ -54,7 +54,7 @@ impl Run {
         for key in Settings::KEYS {
             command.env_remove(key.variable());
         }
-        // No wait within the program is what is tested here.
+        // These tests are not about waits within the program.
         command.env("PUSHGATE_TIMEOUT", hang().as_millis().to_string());
         command.env_remove("PUSHGATE_CONFIG").env_remove("PUSHGATE_LOG").envs(env.iter().copied());
         let start = Instant::now();
@@ -63,8 +63,8 @@ impl Run {
         Run { child, output, start }
     }
 
-    /// Waits for its end; the output is complete when the last process that has
-    /// it is gone.
+    /// Waits for the program's end. The output is complete when the last process that has it open
+    /// is gone.
     fn end(mut self, limit: Duration) -> Ended {
         let deadline = self.start + limit;
         let status = loop {
@@ -78,7 +78,7 @@ impl Run {
         Ended { code: status.code(), stdout, stderr }
     }
 
-    /// Its child processes, by role.
+    /// The program's child processes, by role.
     fn parts(&self) -> Vec<(u32, String)> {
         let mut parts = Vec::new();
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -95,7 +95,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // A test that failed leaves nothing; the parts follow their parent.
+        // A test that failed leaves nothing behind; the parts end with their parent.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -103,18 +103,18 @@ impl Drop for Run {
 
 fn parent_of(pid: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold anything but ends at the last parenthesis.
+    // The name may contain anything but ends at the last parenthesis.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     (fields.next()? != "Z").then_some(())?;
     fields.next()?.parse().ok()
 }
 
-/// CPU time that a process has used.
+/// The CPU time that a process has used.
 fn cpu_time(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let mut fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace().skip(11);
     let mut ticks = || fields.next().and_then(|ticks| ticks.parse::<u64>().ok()).unwrap_or(0);
-    // Of a hundredth of a second each.
+    // Ticks are hundredths of a second.
     Duration::from_millis(10 * (ticks() + ticks()))
 }
 
@@ -124,7 +124,7 @@ fn role_of(pid: u32) -> Option<String> {
     String::from_utf8(role.to_vec()).ok()
 }
 
-/// A guard against a hang.
+/// A limit against a hang.
 fn limit() -> Duration {
     2 * hang()
 }
@@ -134,7 +134,7 @@ fn allreduce(args: &str) -> Ended {
     Run::start("allreduce", &args, &[]).end(limit())
 }
 
-/// Runs it with `--json` on the CPU; every line it printed, checked.
+/// Runs the program with `--json` on the CPU; returns every line that it printed, checked.
 #[track_caller]
 fn lines(args: &str) -> Vec<Value> {
     let ended = allreduce(&format!("--json --device cpu {args}"));
@@ -166,7 +166,7 @@ fn every_type_and_operation_agrees_with_the_reference() {
 #[test]
 fn counts_that_no_number_of_ranks_divides() {
     let _one = alone();
-    // Primes, fewer elements than ranks, one, and more than the window holds.
+    // Primes, fewer elements than ranks, one element, and more than the window holds.
     let sizes = "2,4,14,26,1994,20006,1000006";
     for ranks in [3, 4] {
         let got = lines(&format!(
@@ -196,11 +196,11 @@ fn sizes_come_from_small_to_large_with_all_fields() {
         let number = |field: &str| line[field].as_f64().unwrap_or_else(|| panic!("{field}: {line}"));
         let (us, algbw, busbw) = (number("time_us"), number("algbw_gbs"), number("busbw_gbs"));
         assert!(us > 0.0);
-        // bytes / time, and 2(n-1)/n of it.
+        // bytes / time, and 2(n-1)/n of that.
         assert!((algbw * us * 1e3 / number("bytes") - 1.0).abs() < 1e-6, "{line}");
         assert!((busbw / algbw - 1.0).abs() < 1e-6, "{line}");
     }
-    // The last line is the largest, whatever the order given.
+    // The last line is the largest size, whatever the order given.
     let got = lines("--ranks 2 --iters 1 --warmup 0 --size 4K,256");
     assert_eq!((&got[0]["bytes"], &got[1]["bytes"]), (&256.into(), &4096.into()));
 }
@@ -289,7 +289,7 @@ fn bad_input_is_one_sentence_and_starts_nothing() {
         let ended = allreduce(args);
         assert_eq!(ended.code, Some(2), "{args}: {ended:?}");
         assert_eq!(ended.stdout, "", "{args}");
-        // Where clap speaks, it adds a usage.
+        // If clap reports the error, it adds a usage line.
         if !what.is_empty() {
             assert_eq!(ended.stderr.lines().count(), 1, "{args}: {}", ended.stderr);
             assert!(
@@ -346,7 +346,7 @@ fn kill_one(proxy: &str, ranks: usize, victim: impl Fn(&str) -> bool) -> Ended {
         std::thread::sleep(Duration::from_millis(10));
     };
     let begun = run.start.elapsed();
-    // Well into its iterations: long enough for that, and every rank has worked for a while.
+    // Well into its iterations: long enough that every rank has worked for a while.
     std::thread::sleep(Duration::from_millis(1500));
     let worked = |pid: u32| cpu_time(pid) >= patience(Duration::from_millis(300));
     wait_until("every rank works", || parts.iter().all(|(pid, role)| role == "proxy" || worked(*pid)));
@@ -362,7 +362,8 @@ fn kill_one(proxy: &str, ranks: usize, victim: impl Fn(&str) -> bool) -> Ended {
     for (pid, role) in parts {
         assert!(role_of(pid).is_none(), "{role} ({pid}) is left");
     }
-    // P7: the others end within five seconds. On a slow machine a start takes longer too, and so may the end.
+    // P7: the others end within five seconds. On a slow machine a start takes longer, and so may
+    // the end.
     let promised = patience(Duration::from_secs(5)) + 4 * begun;
     assert!(after < promised, "the others took {after:?}, and not {promised:?}");
     ended
@@ -397,7 +398,7 @@ fn p7_the_proxy_process_dies_and_all_ranks_end() {
 // -------------------------------------------------------------- custom_kernel
 
 #[test]
-fn a_kernel_of_your_own() {
+fn a_users_own_kernel_compiles_and_runs() {
     let _one = alone();
     for device in ["cpu", "auto"] {
         let ended = Run::start("custom_kernel", &[], &[("PUSHGATE_DEVICE", device)]).end(limit());

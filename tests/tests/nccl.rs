@@ -1,8 +1,8 @@
-//! The NCCL plugin under a caller in NCCL's manner: `nccl-caller`, one process for each
-//! scenario, for each has settings of its own and may leave nothing behind.
+//! Tests the NCCL plugin under a caller in NCCL's manner, `nccl-caller`: one process for each
+//! scenario, because each has settings of its own and may leave nothing behind.
 //!
-//! The plugin is the one that cargo built beside this test, or the file that
-//! `NCCL_CALLER_PLUGIN` names. Transport and device are those of the environment.
+//! The plugin is the one that cargo built beside this test, or the file that `NCCL_CALLER_PLUGIN`
+//! names. Transport and device are those of the environment.
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -11,13 +11,15 @@ use pushgate_tests::built::{nccl_caller, plugin};
 
 const VERSIONS: [u32; 5] = [8, 9, 10, 11, 12];
 
-/// A guard against a caller that hangs, and no measure of how fast a machine is: a run takes seconds. A caller
-/// that says nothing ends before `cargo xtask test` ends the whole step for its silence (10 minutes, stretched).
+/// A limit against a caller that hangs, not a measure of a machine's speed: a run takes seconds. A
+/// caller that prints nothing ends before `cargo xtask test` ends the whole step for its silence
+/// (10 minutes, stretched).
 fn limit() -> Duration {
     3 * pushgate_tests::hang()
 }
 
-/// So many, or fewer over RDMA in software, which takes 0.3 s for a connection.
+/// A number of repetitions: `n`, or `rdma` over RDMA in software, which takes 0.3 s for a
+/// connection.
 fn times(n: usize, rdma: usize) -> usize {
     if over_rdma() { rdma } else { n }
 }
@@ -29,17 +31,17 @@ fn over_rdma() -> bool {
 fn command(arguments: &str) -> Command {
     let mut command = Command::new(nccl_caller(env!("CARGO_BIN_EXE_nccl-caller")));
     command.args(arguments.split_whitespace()).arg("--plugin").arg(plugin());
-    // Small, so that there are messages beyond it.
+    // A small window, so that there are messages beyond its size.
     command.env("PUSHGATE_NET_WINDOW_SIZE", "256K").stdin(Stdio::null());
     command
 }
 
-/// Its output, if it ends in time.
+/// The command's output, if it ends in time.
 fn output(command: &mut Command, limit: Duration) -> Output {
     let mut child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("nccl-caller starts");
     let begin = Instant::now();
-    // What it says fits into the pipes.
+    // The output fits into the pipes.
     while child.try_wait().expect("wait").is_none() {
         if begin.elapsed() > limit {
             child.kill().expect("kill");
@@ -61,10 +63,10 @@ fn run_with(mut command: Command, variables: &[(&str, &str)]) -> String {
     said.into_owned()
 }
 
-/// The CPU executor as the GPU, and memory as the GPU's.
+/// Settings that make the CPU executor play the GPU, and register memory as the GPU's.
 const GPU: [(&str, &str); 2] = [("_PUSHGATE_NET_GPU", "cpu"), ("NCCL_CALLER_MEMORY", "cuda")];
 
-/// What it prints, and what the plugin logs.
+/// What the caller prints, and what the plugin logs.
 fn logged(mut command: Command) -> (String, String) {
     command.env("NCCL_CALLER_VERBOSE", "1");
     let shown = format!("{command:?}");
@@ -75,8 +77,8 @@ fn logged(mut command: Command) -> (String, String) {
     (said.into_owned(), errors.into_owned())
 }
 
-/// Traffic of GPU memory by a plugin that says so in its log; how many flushes had to be
-/// waited for.
+/// Runs traffic of GPU memory with a plugin whose log must contain `says`; returns how many flushes
+/// had to be waited for.
 fn gpu_traffic(arguments: &str, variables: &[(&str, &str)], says: &str) -> u64 {
     let mut command = command(arguments);
     command.envs(GPU).envs(variables.iter().copied());
@@ -128,17 +130,17 @@ fn p3_p4_p6_gpu_memory_is_pushed_and_pulled() {
         true => ("path push: the GPU pushes into the window, which the RDMA device sends; landing host", 15),
         false => ("path push: the GPU pushes into the window, and the receiver's pulls out of it", 150),
     };
-    // Half a window at most, and longer ones, in slices.
+    // Messages of at most half a window, and longer ones in slices.
     let all =
         [(8, "--max 120000"), (11, "--max 900000 --processes"), (11, "--max 900000"), (12, "--max 120000")];
-    // What a version's calls do is the same over RDMA.
+    // Over RDMA a version's calls do the same, so fewer versions run there.
     for (version, how) in &all[..times(4, 2)] {
         let traffic = format!("traffic {how} --version {version} --groups {groups} --in-flight 8");
         assert_eq!(gpu_traffic(&traffic, &[], said), 0, "the pull is the last there is to wait for");
     }
     if !over_rdma() {
         run_with(command("many --times 20"), &GPU);
-        // Slices of half a MiB, several in the window at once.
+        // Slices of half a MiB, several of them in the window at once.
         let mut long = command("traffic --processes --version 11 --groups 40 --in-flight 4 --max 9000000");
         long.env("PUSHGATE_NET_WINDOW_SIZE", "4M");
         run_with(long, &GPU);
@@ -157,8 +159,8 @@ fn path_pull_is_refused_over_local() {
     assert!(said.contains("path is pull, allowed is auto, push or bounce with qp = local"), "{said}");
 }
 
-/// GPU memory over RDMA, where the device can register it. That of the CPU executor is the
-/// host's, so any can.
+/// GPU memory over RDMA, if the device can register it. The CPU executor's memory is the host's, so
+/// any device can.
 #[test]
 #[ignore = "needs an RDMA device: cargo xtask vm --suite nccl-gpu"]
 fn p3_p4_p6_gpu_memory_that_the_rdma_device_registers_is_written_and_read() {
@@ -175,22 +177,23 @@ fn p3_p4_p6_gpu_memory_that_the_rdma_device_registers_is_written_and_read() {
         let traffic = format!("traffic {how} --version {version} --groups 15 --in-flight 8");
         assert!(gpu_traffic(&traffic, variables, said) > 5, "what the RDMA device wrote was not flushed");
     }
-    // Each end does as its own GPU can.
+    // Each end does what its own GPU can.
     let traffic = "traffic --processes --version 11 --groups 15 --in-flight 8 --max 600000";
     let other = [push[0], push[1], ("NCCL_CALLER_RANK_1", "PUSHGATE_LANDING=host")];
     assert!(gpu_traffic(traffic, &other, written) > 5);
-    // From the host to a GPU that is written to, and to one that pulls.
+    // From the host to a GPU whose memory is written, and to one that pulls.
     for landing in ["gpu", "host"] {
         let other = format!(
             "_PUSHGATE_NET_GPU=cpu NCCL_CALLER_MEMORY=cuda PUSHGATE_PATH=push PUSHGATE_LANDING={landing}"
         );
         run_with(command(traffic), &[("NCCL_CALLER_RANK_1", &other)]);
     }
-    // Queue pairs to flush by, registrations and workers go with their connections.
+    // Queue pairs for flushing, registrations and workers go with their connections.
     let mut many = command("many --times 2");
     many.envs(GPU).envs(push);
     run_with(many, &[]);
-    // What is no dma-buf is no memory of a GPU, and the log says what to do without.
+    // A descriptor that is no dma-buf is refused as GPU memory, and the log says what to do without
+    // dma-bufs.
     let mut rules = command("rules");
     rules.envs([GPU[0], push[0], push[1]]);
     let (_, log) = logged(rules);
@@ -198,7 +201,7 @@ fn p3_p4_p6_gpu_memory_that_the_rdma_device_registers_is_written_and_read() {
         log.contains("by the dma-buf that NCCL gave; set PUSHGATE_PATH=push and PUSHGATE_LANDING=host"),
         "{log}"
     );
-    // Out of GPU memory nothing can go by way of host memory.
+    // Messages out of GPU memory can't go through host memory.
     let mut command = command(traffic);
     command.envs(GPU).envs(pull);
     command.env("NCCL_CALLER_RANK_1", "PUSHGATE_PATH=push PUSHGATE_LANDING=host");
@@ -227,8 +230,8 @@ fn gpu_memory_is_deregistered_when_the_pushes_out_of_it_have_ended() {
         ("_PUSHGATE_WORKER_FAULT", "late:2:400"),
     ];
     run_with(command("deregister"), &late);
-    // The thread that deregisters looks after the pushes itself when they take long, beside the one that
-    // posts and tests.
+    // The thread that deregisters checks the pushes itself when they take long, beside the thread
+    // that posts and tests.
     run_with(command("traffic --version 11 --groups 10 --in-flight 4 --max 60000"), &late);
 }
 
@@ -276,7 +279,7 @@ fn a_thousand_connections_leave_nothing_behind() {
     run_with(command(&format!("many --times {} --version 8", times(50, 4))), &[]);
 }
 
-/// Ranks as processes, one thread each, and as threads of one process, four each at once.
+/// Ranks as processes with one thread each, and ranks as threads of one process with four each.
 fn closed_in_flight(variables: &[(&str, &str)]) {
     // RDMA in software carries little, and takes 0.3 s for a connection.
     for (how, n, messages) in
@@ -291,7 +294,7 @@ fn closed_in_flight(variables: &[(&str, &str)]) {
 fn p7_connections_closed_with_messages_in_flight_take_every_post_and_leave_nothing() {
     closed_in_flight(&[]);
     if !over_rdma() {
-        // By way of a window that is not read in slices.
+        // Through a window that is not read in slices.
         closed_in_flight(&[("PUSHGATE_NET_WINDOW_SIZE", "4M")]);
     }
 }
@@ -328,7 +331,7 @@ fn p7_a_peer_that_is_killed_ends_its_requests() {
 }
 
 #[test]
-fn it_is_loaded_unloaded_and_loaded_again() {
+fn the_plugin_can_be_loaded_unloaded_and_loaded_again() {
     for version in [8, 11] {
         run(&format!("reload --version {version} --groups 50"));
     }
@@ -346,7 +349,7 @@ fn a_wrong_setting_is_refused_by_its_name() {
     ] {
         for version in [10, 11] {
             let mut command = command(&format!("setting --version {version}"));
-            // Not over what a machine has for a transport.
+            // Not over the transport that the environment names.
             command.env("PUSHGATE_QP", "local");
             let found = run_with(command, &[(name, value)]);
             assert!(found.contains(said), "{name}={value}: {found}");
@@ -376,14 +379,14 @@ fn speed_is_measured_in_every_size_beside_a_copy() {
     assert_eq!(sizes, [8.0, 4096.0, 65536.0, 524288.0], "{said}");
     for row in rows {
         assert_eq!(row.len(), 8, "{said}");
-        // What is 0 has not happened.
+        // A figure of 0 means that something did not happen.
         assert!(row[1] > 0.0 && row[3] > 0.0 && row[6] > 0.0, "{said}");
     }
 }
 
 #[test]
 fn nccls_rules_alone_leave_out_what_they_say() {
-    // What a version's calls do is the same over RDMA.
+    // Over RDMA a version's calls do the same, so fewer versions run there.
     for version in &[11, 8][..times(2, 1)] {
         let said = run(&format!("rules --nccl-rules --version {version}"));
         assert!(said.contains("left out, NCCL never does it: more than 32 requests"), "{said}");
@@ -392,7 +395,7 @@ fn nccls_rules_alone_leave_out_what_they_say() {
     }
     assert!(run("garbage --nccl-rules").starts_with("left out: garbage"));
     assert!(!run("truncation --nccl-rules").contains("not so here"));
-    // What is left out is tried without the option.
+    // What is left out with the option is tried without it.
     assert!(!run("rules").contains("left out"));
 }
 

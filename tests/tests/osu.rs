@@ -1,4 +1,4 @@
-//! `pushgate bench osu-latency`, `osu-bw` and `osu-bibw` as commands: what they print, what
+//! Tests `pushgate bench osu-latency`, `osu-bw` and `osu-bibw` as commands: what they print, what
 //! they find, and what is left when a rank dies.
 
 use std::process::{Command, Output, Stdio};
@@ -17,7 +17,7 @@ const KINDS: [(&str, &str, &str); 3] = [
 ];
 const BUFFERS: [[&str; 2]; 4] = [["H", "H"], ["D", "D"], ["H", "D"], ["D", "H"]];
 
-/// One group of processes at a time: there may be few cores.
+/// Held by each test: there may be few cores, so one group of processes runs at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -40,7 +40,7 @@ fn run(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String, String) {
     (status.code(), text(stdout), text(stderr))
 }
 
-/// The rows of a table whose header is right: size, figure, and the word of the validation.
+/// The rows of a table with the right header: size, figure, and the word of the validation.
 fn table(kind: usize, buffers: [&str; 2], out: &str) -> Vec<(u64, f64, Option<String>)> {
     let (name, test, column) = KINDS[kind];
     let lines: Vec<&str> = out.lines().collect();
@@ -68,7 +68,7 @@ fn table(kind: usize, buffers: [&str; 2], out: &str) -> Vec<(u64, f64, Option<St
     lines[4..].iter().map(row).collect()
 }
 
-/// All sizes, all right.
+/// Checks that all sizes are there and right.
 fn right(kind: usize, buffers: [&str; 2], sizes: &[u64], args: &[&str]) {
     let [a, b] = buffers;
     let all = [&[KINDS[kind].0, "-d", a, b, "-c"], args].concat();
@@ -103,7 +103,7 @@ fn what_is_longer_than_half_a_window_goes_in_slices() {
                 ["-m", "3000:12K", "-i", "4", "-x", "1", "--window-size", "4K", "--processes", processes];
             right(kind, buffers, &[3000, 6000, 12000], &args);
         }
-        // Several blocks and threads share each message; few slots.
+        // Several blocks and threads share each message; there are few slots.
         let args = "-m 100:6400 -i 4 -x 0 --window-size 2K --slots 4 --blocks 3 --threads 2".split(' ');
         right(kind, ["D", "D"], &[100, 200, 400, 800, 1600, 3200, 6400], &args.collect::<Vec<_>>());
     }
@@ -126,7 +126,7 @@ fn a_proxy_process_serves_it() {
     let start = Instant::now();
     let (code, out, err) = loop {
         let ended = run(&args, &[]);
-        // It may not listen yet.
+        // The other rank may not listen yet.
         if ended.0 == Some(0) || start.elapsed() > hang() {
             break ended;
         }
@@ -201,19 +201,19 @@ fn what_cannot_work_is_said_before_it_starts() {
         assert_eq!((code, out.as_str()), (Some(2), ""), "{args}: {err}");
         assert!(err.starts_with(&format!("pushgate: {says}")) && err.lines().count() == 1, "{args}: {err}");
     }
-    // More blocks than signals is seen by the ranks, one of them the first.
+    // The ranks find that there are more blocks than signals; one rank reports first.
     let (code, _, err) = run(&["osu-bw", "--blocks", "8", "--signals", "4", "--processes", "1"], &[]);
     assert_eq!(code, Some(1));
     assert!(err.contains("--blocks 8 needs as many signals: --signals is 4"), "{err}");
 }
 
-/// Processes of the command that `parent` started: rank and number.
+/// Processes of the command that `parent` started, with rank and number.
 fn ranks(parent: u32) -> Vec<(char, i32)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
         let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
-        // Behind the name, which may hold anything: state, parent.
+        // After the name, which may contain anything: state, parent.
         let of =
             stat.rsplit(')').next().and_then(|s| s.split_whitespace().nth(1)).and_then(|p| p.parse().ok());
         let Ok(env) = std::fs::read(entry.path().join("environ")) else { continue };
@@ -254,7 +254,8 @@ fn p7_a_rank_that_dies_ends_the_other_and_a_parent_that_dies_both() {
             assert_eq!(ended.status.code(), Some(1));
             let err = String::from_utf8(ended.stderr).unwrap();
             assert!(err.contains(&format!("rank 1 (pid {}) was killed by signal 9", both[1].1)), "{err}");
-            // It has heard of it itself: its parent would have ended it without a word.
+            // The rank has noticed the loss itself: its parent would have ended it without a
+            // message.
             assert!(err.contains("pushgate: rank 1 is lost"), "{err}");
         }
         while both.iter().any(|(_, pid)| {

@@ -1,5 +1,5 @@
-//! `pushgate topo` as a command, over a sysfs and a /proc in a folder: what it prints, in each form, and what it
-//! refuses. Trees of every shape are tested with the crate (topology/tests).
+//! Tests `pushgate topo` as a command over a sysfs and a /proc in a folder: what it prints in each
+//! form, and what it refuses. The crate's tests (topology/tests) cover trees of every shape.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use pushgate_tests::pushgate;
 use serde_json::Value;
 
-/// A GPU and a NIC at two ports of one root complex, in a folder that goes with its owner.
+/// A GPU and a NIC at two ports of one root complex, in a folder that is removed with its owner.
 struct Host(PathBuf);
 
 impl Host {
@@ -52,7 +52,7 @@ impl Host {
         command.args(arguments).output().unwrap()
     }
 
-    /// What it prints when all is well.
+    /// The command's output when it succeeds.
     fn said(&self, arguments: &[&str]) -> String {
         let output = self.topo(arguments);
         assert!(output.status.success() && output.stderr.is_empty(), "{arguments:?}: {output:?}");

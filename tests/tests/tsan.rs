@@ -1,6 +1,6 @@
-//! The device code's orderings under ThreadSanitizer: clean as they stand, and
-//! each one needed. tests/litmus/ has the program; the engines in it are the
-//! proxy's, retold in C++.
+//! Tests the device code's orderings under ThreadSanitizer: the code is clean as it stands, and
+//! each ordering is needed. tests/litmus/ has the program; its engines are the proxy's, rewritten
+//! in C++.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -12,17 +12,17 @@ use std::time::Instant;
 
 use pushgate_tests::built::{self, root};
 
-/// ThreadSanitizer ends the program with this at its first report.
+/// The exit code with which ThreadSanitizer ends the program at its first report.
 const RACE: i32 = 66;
-/// A schedule may hide what the next one shows.
+/// How many seeds each scenario runs with: one schedule may hide what the next one shows.
 const SEEDS: u64 = 4;
-/// Most runs of a scenario with a weakened ordering. The first that reports a race is enough; on a busy
-/// machine threads may take turns so that one run has none.
+/// The most runs of a scenario with a weakened ordering. The first run that reports a race is
+/// enough; on a busy machine threads may take turns so that a run has no race.
 const WEAKENED_SEEDS: u64 = 40;
-/// Compilers and programs at a time, over all tests of this file.
+/// How many compilers and programs run at a time, over all tests of this file.
 const AT_ONCE: usize = 2;
 
-/// Each ordering, and the scenarios that it alone keeps in order.
+/// Each ordering, with the scenarios that only it keeps in order.
 const ORDERINGS: &[(&str, &[&str])] = &[
     ("PUSHGATE_ORDER_PUBLISH", &["put", "recv-block", "cq-thread"]),
     ("PUSHGATE_ORDER_RECORD", &["recv-thread", "recv-block", "recv-warp"]),
@@ -47,7 +47,7 @@ const ORDERINGS: &[(&str, &[&str])] = &[
     ("CONSUMER_RECEIVE", &["post-recv-thread"]),
 ];
 
-/// Scenarios with nothing weakened, a test each below for the others.
+/// Scenarios that run with nothing weakened; the others have a test each below.
 const CLEAN: &[&str] = &[
     "put",
     "share",
@@ -87,11 +87,12 @@ impl Drop for Place {
 /// How ThreadSanitizer's programs are made and run here.
 struct Tools {
     cxx: String,
-    /// Some kernels spread addresses wider than this runtime can map.
+    /// Whether addresses must be fixed: some kernels spread addresses wider than this runtime can
+    /// map.
     fixed_addresses: bool,
 }
 
-/// What is missing, if it does not work here.
+/// The tools, or what is missing if ThreadSanitizer does not work here.
 static TOOLS: LazyLock<Result<Tools, String>> = LazyLock::new(|| {
     let cxx = std::env::var("CXX").ok().filter(|cxx| !cxx.is_empty()).unwrap_or_else(|| "g++".into());
     let source = scratch("probe.cc");
@@ -140,12 +141,12 @@ impl Tools {
         command
     }
 
-    /// Compiles the litmus program; `weakened` names an ordering.
+    /// Compiles the litmus program; `weakened` names an ordering to weaken.
     fn compile(&self, weakened: Option<&str>) -> Result<PathBuf, String> {
         let _place = Place::take();
         let program = scratch(weakened.unwrap_or("right"));
         let mut command = Command::new(&self.cxx);
-        // -Wno-tsan: the one fence is the doorbell's, which no scenario has.
+        // -Wno-tsan: the only fence is the doorbell's, which no scenario uses.
         command.args([
             "-std=c++17",
             "-fsanitize=thread",
@@ -188,7 +189,7 @@ impl Tools {
 enum Outcome {
     Clean,
     Race(String),
-    /// Wrong values, or no end.
+    /// Wrong values, or the program did not end.
     Failed(String),
 }
 
@@ -207,7 +208,7 @@ static RIGHT: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
     tools.compile(None)
 });
 
-/// Runs scenarios as the code stands: values right, nothing reported.
+/// Runs scenarios with the code as it stands: the values must be right, and nothing reported.
 fn clean(scenarios: &[&str]) {
     let Some(tools) = tools() else { return };
     let program = RIGHT.as_ref().unwrap_or_else(|e| panic!("{e}"));
@@ -273,8 +274,8 @@ fn p3_every_named_ordering_has_a_scenario() {
     assert_eq!(here, named_orderings(), "ORDERINGS (left) and the headers (right) name the same");
 }
 
-/// Weakens one ordering. A line of the table for each scenario; false if one
-/// of them was not reported.
+/// Weakens one ordering. Adds a line to the table for each scenario; false if one of them was not
+/// reported.
 fn weaken(tools: &Tools, name: &str, scenarios: &[&str], table: &mut String) -> bool {
     let began = Instant::now();
     let program = match tools.compile(Some(name)) {

@@ -1,4 +1,4 @@
-//! [`Address`]: where a PCI function is on its bus.
+//! The address of a PCI function on its bus.
 
 use std::fmt;
 use std::path::Path;
@@ -9,9 +9,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Domain, bus, device and function of a PCI function, as sysfs writes it: `0000:17:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
-    /// Segment; more than 16 bits where a driver makes domains of its own (Intel's VMD begins at 10000).
+    /// Domain (segment). It has more than 16 bits where a driver makes domains of its own (Intel's
+    /// VMD begins at 10000).
     pub domain: u32,
-    /// Bus.
+    /// Bus number.
     pub bus: u8,
     /// Device on that bus, 0 to 31.
     pub device: u8,
@@ -19,25 +20,25 @@ pub struct Address {
     pub function: u8,
 }
 
-/// Text that is no PCI address.
+/// The error for a text that is not a PCI address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no PCI address: write domain:bus:device.function in hexadecimal, like 0000:17:00.0")]
 pub struct BadAddress(pub String);
 
 impl Address {
-    /// The function that a folder of sysfs belongs to: the last part of its real path that is an address. An
-    /// auxiliary device (a sub-function of mlx5's) lies below its function.
+    /// The function that a folder of sysfs belongs to: the last part of its real path that is an
+    /// address. An auxiliary device (a sub-function of mlx5's) lies below its function.
     pub fn of_path(real: &Path) -> Option<Self> {
         real.components().rev().find_map(|c| c.as_os_str().to_str()?.parse().ok())
     }
 
-    /// Whether both are functions of one device.
+    /// Whether both addresses are functions of one device.
     pub fn same_device(self, other: Self) -> bool {
         (self.domain, self.bus, self.device) == (other.domain, other.bus, other.device)
     }
 }
 
-/// Hexadecimal digits and nothing else: `from_str_radix` alone would take a sign.
+/// Parses hexadecimal digits and nothing else: `from_str_radix` alone would accept a sign.
 pub(crate) fn hex(text: &str, max_digits: usize) -> Option<u32> {
     let fits = (1..=max_digits).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
     if fits { u32::from_str_radix(text, 16).ok() } else { None }
@@ -46,7 +47,7 @@ pub(crate) fn hex(text: &str, max_digits: usize) -> Option<u32> {
 impl FromStr for Address {
     type Err = BadAddress;
 
-    /// Any case, the domain with 4 to 8 digits or left out: NVML writes 8, lspci none.
+    /// Accepts any case, and a domain of 4 to 8 digits or none: NVML writes 8, lspci none.
     fn from_str(text: &str) -> Result<Self, BadAddress> {
         let parse = || {
             let (front, function) = text.rsplit_once('.')?;

@@ -1,4 +1,4 @@
-//! Which path is advised for a pair, and why. Pure.
+//! Advises a path for a pair, with the reason. Pure functions.
 
 use std::fmt;
 
@@ -12,13 +12,13 @@ use crate::pair::{Far, Pair};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
-    /// The GPU stores it into the window; the NIC reads near itself.
+    /// The GPU stores the message into the window, and the NIC reads it nearby.
     Push,
     /// The NIC reads the GPU's memory: plain GPUDirect RDMA.
     Pull,
-    /// The GPU's copy engine copies it to host memory; the NIC reads there.
+    /// The GPU's copy engine copies the message to host memory, and the NIC reads it there.
     Bounce,
-    /// No NIC: it stays on this host.
+    /// There is no NIC: the message stays on this host.
     Local,
 }
 
@@ -33,70 +33,73 @@ impl fmt::Display for Method {
     }
 }
 
-/// What an advice rests on.
+/// What an advice is based on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Basis {
-    /// How far the two are from each other.
+    /// The distance between the two.
     Distance,
-    /// A cost model's figures.
+    /// Figures of a cost model.
     Model,
     /// Figures measured on this host.
     Probe,
 }
 
-/// An advice.
+/// An advice for a pair.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
-    /// What to do.
+    /// The method that is advised.
     pub method: Method,
-    /// Why, in a sentence.
+    /// The reason, as a sentence.
     pub reason: String,
-    /// What may spoil it, a sentence each.
+    /// What may spoil the advice, one sentence each.
     pub warnings: Vec<String>,
-    /// What it rests on.
+    /// What the advice is based on.
     pub basis: Basis,
 }
 
-/// Where seconds come from: a cost model, or what was measured.
+/// A source of predicted times: a cost model, or measurements.
 pub trait Costs {
-    /// Seconds that one message of `bytes` takes from the GPU into the NIC by `method`; none if it can't say, or
-    /// the method does not work there.
+    /// Seconds that one message of `bytes` takes from the GPU into the NIC by `method`; `None` if
+    /// that is unknown, or if the method does not work there.
     fn seconds(&self, pair: &Pair, method: Method, bytes: u64) -> Option<f64>;
 }
 
-/// What an advice may rest on.
+/// The evidence for an advice.
 #[derive(Clone, Copy)]
 pub enum Evidence<'a> {
-    /// Distances and settings alone.
+    /// Distances and settings only.
     ByDistance,
     /// A cost model.
     Model {
-        /// It.
+        /// The model.
         costs: &'a dyn Costs,
-        /// The size of a message to advise for, bytes.
+        /// The size of the message to advise for, in bytes.
         bytes: u64,
     },
-    /// What a probe measured on this host.
+    /// A probe's measurements on this host.
     Probe {
-        /// It.
+        /// The measurements.
         costs: &'a dyn Costs,
-        /// The size of a message to advise for, bytes.
+        /// The size of the message to advise for, in bytes.
         bytes: u64,
     },
 }
 
-/// The advice where there is no NIC and no shim function.
+/// The advice for a host without a NIC and without a shim function.
 pub fn without_nic() -> Advice {
     let reason = "no RDMA NIC is here: messages stay on this host".to_owned();
     Advice { method: Method::Local, reason, warnings: Vec::new(), basis: Basis::Distance }
 }
 
-/// Which path is advised for a pair.
+/// Advises a path for a pair.
 ///
-/// Figures win over distances: of the methods that `evidence` has seconds for, the quickest. Where it has none, or
-/// they differ by less than such figures can tell apart, the distance decides. A pull through a root complex is never advised by figures: whether a processor carries a
-/// device's reads of another, and how fast, no formula knows, and a probe has no NIC to try it with.
+/// Figures take precedence over distances: of the methods for which `evidence` has seconds, the
+/// quickest one is advised. Where there are no figures, or they differ by less than such figures
+/// can tell apart, the distance decides.
+///
+/// A pull through a root complex is never advised by figures: no formula knows whether and how fast
+/// a processor carries one device's reads of another, and a probe has no NIC with which to try.
 pub fn advise(pair: &Pair, evidence: Evidence<'_>) -> Advice {
     let (costs, bytes, basis, verb) = match evidence {
         Evidence::ByDistance => return by_distance(pair),
@@ -126,7 +129,8 @@ pub fn advise(pair: &Pair, evidence: Evidence<'_>) -> Advice {
     Advice { method, reason, warnings: warnings(pair, method), basis }
 }
 
-/// The model is within so much of what was measured elsewhere (docs/pcie-model.md): a smaller gain is none.
+/// The model is within this fraction of what was measured elsewhere (docs/pcie-model.md), so a
+/// smaller gain does not count.
 const NOTICEABLE: f64 = 0.1;
 
 fn by_distance(pair: &Pair) -> Advice {
@@ -134,7 +138,7 @@ fn by_distance(pair: &Pair) -> Advice {
     Advice { method, reason: reason.into(), warnings: warnings(pair, method), basis: Basis::Distance }
 }
 
-/// The NIC's reads of the GPU reach no root complex, as far as is known.
+/// Whether the NIC's reads of the GPU reach no root complex, as far as is known.
 fn reads_stay_below(pair: &Pair) -> bool {
     judge(pair).0 == Method::Pull
 }
@@ -190,7 +194,7 @@ fn judge(pair: &Pair) -> (Method, &'static str) {
 
 fn warnings(pair: &Pair, method: Method) -> Vec<String> {
     let mut said = Vec::new();
-    // A software NIC's bytes never go from device to device.
+    // The bytes of a software NIC never travel from device to device.
     let acs = pair.path.as_ref().filter(|_| pair.far != Far::SoftwareNic).map(|p| &p.acs);
     let then = if pair.far == Far::Shim { "stores take the short way" } else { "pull becomes the short way" };
     match acs {
@@ -210,7 +214,7 @@ fn warnings(pair: &Pair, method: Method) -> Vec<String> {
         }
         _ => {}
     }
-    // A push into host memory goes by the IOMMU anyway.
+    // A push into host memory passes the IOMMU anyway.
     if pair.iommu_translates == Some(true) && (method == Method::Pull || pair.far == Far::Shim) {
         said.push("the IOMMU translates: packets between devices go up to it; boot with iommu=pt if that is allowed".into());
     }

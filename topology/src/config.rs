@@ -1,23 +1,24 @@
-//! What a function's configuration space says. Pure: bytes in, facts out.
+//! Parses a function's configuration space: bytes in, facts out, without I/O.
 //!
-//! Offsets and bits are those of the PCI Express Base Specification, named as in Linux' `pci_regs.h`. The
-//! kernel lets everybody read the first 64 bytes (128 of a CardBus bridge) and root the rest.
+//! Offsets and bits are those of the PCI Express Base Specification, named as in Linux'
+//! `pci_regs.h`. Every user may read the first 64 bytes (128 of a CardBus bridge), and root the
+//! rest.
 
 use serde::Serialize;
 
 use crate::link::LinkState;
 
-/// A fact, or why it isn't there.
+/// A fact, or why it is missing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Read<T> {
-    /// As read.
+    /// The fact, as read.
     Is(T),
     /// The function does not have it.
     Absent,
-    /// It lies behind the 64 bytes that everybody may read.
+    /// The fact lies beyond the 64 bytes that every user may read.
     NeedsRoot,
-    /// It could not be read.
+    /// The fact could not be read.
     #[default]
     Unread,
 }
@@ -32,11 +33,11 @@ impl<T> Read<T> {
     }
 }
 
-/// What kind of port a PCIe function is (Device/Port Type of the PCI Express Capabilities register).
+/// The kind of port of a PCIe function (Device/Port Type of the PCI Express Capabilities register).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PortType {
-    /// Endpoint, legacy endpoint or one integrated into the root complex.
+    /// An endpoint, a legacy endpoint, or an endpoint integrated into the root complex.
     Endpoint,
     /// A port of the root complex.
     Root,
@@ -46,38 +47,38 @@ pub enum PortType {
     Downstream,
     /// A bridge between PCIe and PCI.
     Bridge,
-    /// What else there is: event collectors, reserved numbers.
+    /// Any other kind: event collectors, reserved numbers.
     Other,
 }
 
 /// The PCI Express capability.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Express {
-    /// Its kind.
+    /// The kind of port.
     pub port: PortType,
-    /// Largest payload of a packet that it sends and takes now (MPS), bytes.
+    /// The largest payload of a packet that the function sends and accepts now (MPS), in bytes.
     pub max_payload: u32,
-    /// Largest payload that it could.
+    /// The largest payload that the function supports, in bytes.
     pub max_payload_supported: u32,
-    /// Largest read that it asks for (MRRS), bytes.
+    /// The largest read that the function requests (MRRS), in bytes.
     pub max_read_request: u32,
-    /// Read completion boundary, bytes: 64 or 128. Of a root port, what it cuts completions at; of an endpoint,
-    /// what it was told of its root port's.
+    /// Read completion boundary in bytes, 64 or 128. A root port cuts completions at it; an
+    /// endpoint has the value that it was told for its root port.
     pub read_completion_boundary: u32,
-    /// Tags of 8 bits are on.
+    /// Whether 8-bit tags are enabled.
     pub extended_tags: bool,
-    /// Tags of 10 bits are on, as requester.
+    /// Whether 10-bit tags are enabled, as requester.
     pub ten_bit_tags: bool,
-    /// It may mark its packets relaxed-ordered.
+    /// Whether the function may mark its packets relaxed-ordered.
     pub relaxed_ordering: bool,
-    /// Its link as trained.
+    /// The link as trained now.
     pub link_now: Option<LinkState>,
-    /// The best link it can have.
+    /// The best link that the function supports.
     pub link_best: Option<LinkState>,
 }
 
 impl Express {
-    /// Reads that it can have under way, as its tags allow.
+    /// How many reads may be under way, by the tags.
     pub fn tags(&self) -> u32 {
         match (self.ten_bit_tags, self.extended_tags) {
             (true, _) => 768,
@@ -90,9 +91,9 @@ impl Express {
 /// Access control services: what a port does to traffic between its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Acs {
-    /// ACS Capability register.
+    /// The ACS Capability register.
     pub capability: u16,
-    /// ACS Control register.
+    /// The ACS Control register.
     pub control: u16,
 }
 
@@ -111,16 +112,16 @@ impl Acs {
         self.control & Self::COMPLETION_REDIRECT != 0
     }
 
-    /// Whether a table decides which peers may be reached at all. It is not read.
+    /// Whether a table decides which peers may be reached at all. The table itself is not read.
     pub fn egress_controlled(self) -> bool {
         self.control & Self::EGRESS_CONTROL != 0
     }
 }
 
-/// What was found in a configuration space.
+/// What a configuration space says.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Config {
-    /// Bytes that could be read.
+    /// How many bytes could be read.
     pub readable: usize,
     /// The PCI Express capability.
     pub express: Read<Express>,
@@ -134,13 +135,13 @@ const HEADER_TYPE: usize = 0x0e;
 const HEADER_CARDBUS: u8 = 2;
 const CAPABILITY_LIST: usize = 0x34;
 const CARDBUS_CAPABILITY_LIST: usize = 0x14;
-/// Where the header ends: no capability lies in it.
+/// The end of the header, in which no capability lies.
 const HEADER: usize = 0x40;
 const CAP_ID_EXPRESS: u8 = 0x10;
 const EXT_CAP_ID_ACS: u16 = 0x000d;
 const EXTENDED: usize = 0x100;
 
-/// The first 64 bytes, which everybody may read, and 128 of a CardBus bridge.
+/// The bytes that every user may read: 64, and 128 of a CardBus bridge.
 const UNPRIVILEGED: usize = 128;
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -151,11 +152,12 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
-/// Reads what `bytes`, the beginning of a configuration space, say.
+/// Parses `bytes`, the beginning of a configuration space.
 pub fn parse(bytes: &[u8]) -> Config {
     let all_ones = bytes.len() >= 4 && bytes[..4] == [0xff; 4];
     if bytes.len() < 64 || all_ones {
-        // Too short to be one, or a function that does not answer: gone, or asleep.
+        // Too short for a configuration space, or a function that does not answer: it is gone or
+        // asleep.
         return Config { readable: bytes.len(), ..Config::default() };
     }
     let express = match find(bytes, CAP_ID_EXPRESS) {
@@ -172,7 +174,7 @@ pub fn parse(bytes: &[u8]) -> Config {
     Config { readable: bytes.len(), express, acs }
 }
 
-/// Where a capability is.
+/// Finds the offset of a capability.
 fn find(bytes: &[u8], id: u8) -> Read<usize> {
     if u16_at(bytes, STATUS).is_none_or(|s| s & STATUS_CAP_LIST == 0) {
         return Read::Absent;
@@ -182,7 +184,7 @@ fn find(bytes: &[u8], id: u8) -> Read<usize> {
         _ => CAPABILITY_LIST,
     };
     let mut at = usize::from(bytes[list] & !3);
-    // 48 capabilities fill the space; more is a loop.
+    // 48 capabilities fill the space; a longer list is a loop.
     for _ in 0..48 {
         if at < HEADER {
             return if at == 0 { Read::Absent } else { Read::Unread };
@@ -244,7 +246,7 @@ fn express(bytes: &[u8], at: usize) -> Read<Express> {
 
 fn acs(bytes: &[u8]) -> Read<Acs> {
     let mut at = EXTENDED;
-    // 960 capabilities of a word fill the space; more is a loop.
+    // 960 capabilities of one word fill the space; a longer list is a loop.
     for _ in 0..960 {
         let Some(head) = u32_at(bytes, at) else { return Read::Unread };
         if head == 0 || head == u32::MAX {
@@ -272,8 +274,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A configuration space with a PCI Express capability at 0x60 behind power management at 0x40, and ACS at
-    /// 0x148 behind AER at 0x100.
+    /// A configuration space with a PCI Express capability at 0x60 after power management at 0x40,
+    /// and ACS at 0x148 after AER at 0x100.
     fn space() -> Vec<u8> {
         let mut b = vec![0u8; 4096];
         b[STATUS] = STATUS_CAP_LIST as u8;
@@ -306,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn without_root_it_says_so() {
+    fn facts_that_need_root_say_so() {
         let config = parse(&space()[..64]);
         assert_eq!((config.express, config.acs), (Read::NeedsRoot, Read::NeedsRoot));
         let conventional = parse(&space()[..256]);

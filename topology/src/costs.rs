@@ -1,4 +1,4 @@
-//! What the cost model and a probe say of a pair, for [`crate::advise`].
+//! The costs of a pair by the cost model and a probe, for [`crate::advise`].
 
 use pushgate_pcie_model::choose::to_nic;
 use pushgate_pcie_model::findings::Findings;
@@ -10,16 +10,17 @@ use crate::distance::{Distance, Hop, narrowest};
 use crate::pair::{Far, Pair};
 use crate::tree::Topology;
 
-/// Seconds of messages by the model, with the probe's parameters where there are some.
+/// The seconds of messages by the model, with the probe's parameters if there are some.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures<'a> {
     /// What a probe of this host found.
     pub findings: Option<&'a Findings>,
-    /// For the rest.
+    /// The parameters that the probe did not find.
     pub parameters: &'a Parameters,
 }
 
-/// What a function has of links up to the host, as the model has it: the narrowest. None where no link is told.
+/// The narrowest of a function's links up to the host, in the model's terms. `None` if no link is
+/// known.
 pub fn link_to_host(topology: &Topology, at: Address) -> Option<Link> {
     let (chain, _) = topology.above(at);
     let state = narrowest(topology, chain.iter().copied())?.state;
@@ -28,8 +29,8 @@ pub fn link_to_host(topology: &Topology, at: Address) -> Option<Link> {
     Some(Link { mps: payloads.min().unwrap_or(known.mps), ..known })
 }
 
-/// The way of a pair as the model has it. None where nobody knows it: no PCI function, a
-/// virtual machine that does not tell, no link.
+/// The route of a pair in the model's terms. `None` if it is not known: no PCI function, a virtual
+/// machine that hides it, no link.
 pub fn route(pair: &Pair) -> Option<Route> {
     if matches!(pair.distance(), Distance::Virtual | Distance::Unknown) {
         return None;
@@ -45,7 +46,7 @@ pub fn route(pair: &Pair) -> Option<Route> {
         ..known
     };
     let hops = path.hops.iter().filter_map(|hop| match hop {
-        // Hardly less than a switch.
+        // A bridge costs hardly less than a switch.
         Hop::Switch(_) | Hop::Bridge(_) => Some(pushgate_pcie_model::Hop::Switch),
         Hop::RootComplex(_) => Some(pushgate_pcie_model::Hop::RootComplex),
         Hop::Sockets(..) => Some(pushgate_pcie_model::Hop::Socket),
@@ -55,10 +56,10 @@ pub fn route(pair: &Pair) -> Option<Route> {
     Some(Route { link, hops: hops.collect(), window, sharers: 1 })
 }
 
-/// The size of message to advise for where one must stand for all, bytes: a slice of NCCL's.
+/// The size in bytes for an advice that must cover all messages: a slice of NCCL's.
 pub const ADVISED: u64 = 512 << 10;
 
-/// What an advice rests on with these figures.
+/// The evidence that these figures are for an advice.
 pub fn evidence<'a>(costs: &'a dyn Costs, findings: Option<&Findings>) -> Evidence<'a> {
     match findings {
         Some(_) => Evidence::Probe { costs, bytes: ADVISED },
@@ -70,7 +71,7 @@ impl Costs for Figures<'_> {
     fn seconds(&self, pair: &Pair, method: Method, bytes: u64) -> Option<f64> {
         let way = match method {
             Method::Push => Way::Push,
-            // Nothing reads through a window, and a software NIC reads host memory alone.
+            // Nothing reads through a window, and a software NIC reads only host memory.
             Method::Pull if pair.far == Far::Nic => Way::Pull,
             Method::Bounce if pair.far != Far::Shim => Way::Bounce,
             _ => return None,
@@ -87,7 +88,7 @@ mod tests {
     use crate::advise::{Basis, Evidence, advise};
     use crate::tree::{Function, Gpu, Nic, Parent, Topology};
 
-    /// A GPU and a NIC below two root complexes, and the pair that they are.
+    /// A GPU and a NIC below two root complexes, as a pair.
     fn pair(known: bool) -> Pair {
         let mut topology = Topology::default();
         for (at, root) in [("0000:17:00.0", "pci0000:15"), ("0000:98:00.0", "pci0000:97")] {

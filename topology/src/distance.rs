@@ -1,4 +1,4 @@
-//! How far two functions are from each other, and what lies between them. Pure.
+//! The distance between two functions, and what lies between them. Pure functions.
 
 use std::fmt;
 
@@ -9,12 +9,12 @@ use crate::config::Read;
 use crate::link::LinkState;
 use crate::tree::{Function, Parent, Role, Source, Topology, UNPLACED};
 
-/// How far two functions are from each other.
+/// The distance between two functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Distance {
-    /// Functions of one device, or the same one.
+    /// Functions of one device, or the same function.
     SameDevice,
     /// A switch is above both: packets need not reach the root complex.
     SameSwitch,
@@ -24,14 +24,14 @@ pub enum Distance {
     SameSocket,
     /// Packets cross the link between sockets.
     AcrossSockets,
-    /// A virtual machine's tree, which says nothing.
+    /// A virtual machine's tree, which says nothing about distances.
     Virtual,
-    /// Not known: one has no place, or its NUMA node is not told.
+    /// Unknown: one of the two has no place, or its NUMA node is not reported.
     Unknown,
 }
 
 impl Distance {
-    /// Short, for tables.
+    /// A short name, for tables.
     pub fn short(self) -> &'static str {
         match self {
             Self::SameDevice => "DEV",
@@ -69,9 +69,9 @@ pub enum Hop {
     Bridge(Address),
     /// A root complex.
     RootComplex(String),
-    /// From one NUMA node to another of the same package.
+    /// From one NUMA node to another in the same package.
     Nodes(u32, u32),
-    /// From the socket of one NUMA node to that of another.
+    /// From the socket of one NUMA node to the socket of another.
     Sockets(u32, u32),
 }
 
@@ -90,10 +90,10 @@ impl fmt::Display for Hop {
 /// A link on the way.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PathLink {
-    /// The function at its lower end.
+    /// The function at the lower end of the link.
     pub below: Address,
-    /// What it carries under load: as trained now, but a GPU's at the best speed of both ends, for idle GPUs
-    /// lower it.
+    /// The link under load: as trained now, but for a GPU the best speed of both ends, because idle
+    /// GPUs lower their speed.
     pub state: LinkState,
 }
 
@@ -101,16 +101,16 @@ pub struct PathLink {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AcsOnWay {
-    /// No switch decides: the way leads through the root complex anyway, or there is no port between.
+    /// Irrelevant: the way leads through the root complex anyway, or there is no port between.
     NotAsked,
     /// Packets take the short way.
     Direct,
     /// Packets go up to the root complex, because of these ports.
     Redirects(Vec<Address>),
-    /// As [`AcsOnWay::Redirects`], concluded from the two being in different IOMMU groups: behind one switch
-    /// the kernel separates only what its ports isolate.
+    /// Packets go up to the root complex. Concluded from different IOMMU groups: behind one switch
+    /// the kernel separates only what the switch's ports isolate.
     InferredRedirects,
-    /// It could not be read: root may. Or a table of P2P egress control decides.
+    /// Unknown: only root may read it, or a table of P2P egress control decides.
     Unknown,
 }
 
@@ -132,26 +132,27 @@ pub struct Path {
     pub from: Address,
     /// The other end.
     pub to: Address,
-    /// How far.
+    /// The distance between the ends.
     pub distance: Distance,
-    /// What packets pass, in order, a redirection by ACS included. Empty where the distance is not known.
+    /// The hops that packets pass, in order, including a redirection by ACS. Empty if the distance
+    /// is unknown.
     pub hops: Vec<Hop>,
-    /// Functions that packets pass, both ends included, in order, without a redirection.
+    /// The functions that packets pass, in order, including both ends but not a redirection.
     pub through: Vec<Address>,
-    /// The link with the least bandwidth, of those that are known, a redirection by ACS included.
+    /// The known link with the least bandwidth, including a redirection by ACS.
     pub narrowest: Option<PathLink>,
     /// Redirection by ACS.
     pub acs: AcsOnWay,
 }
 
 impl Topology {
-    /// The way between two functions; none if one is not in the tree.
+    /// The way between two functions; `None` if one is not in the tree.
     pub fn path(&self, from: Address, to: Address) -> Option<Path> {
         let (up, _) = self.above(from);
         let (down, _) = self.above(to);
         let (Some(first), Some(last)) = (up.first(), down.first()) else { return None };
         let meet = up.iter().position(|f| down.iter().any(|g| g.address == f.address));
-        // Both chains without what they share.
+        // Both chains without the part that they share.
         let shared = meet.map_or(0, |at| up.len() - at);
         let (left, right) = (&up[..up.len() - shared], &down[..down.len() - shared]);
         let top = meet.map(|at| up[at]);
@@ -178,7 +179,7 @@ impl Topology {
         let fall: Vec<Hop> = right.iter().rev().filter_map(|f| hop(f)).collect();
         path.hops = rise;
         match top {
-            // One of the two stands above the other, or they are one.
+            // One of the two is above the other, or both are the same.
             _ if left.is_empty() || right.is_empty() => {
                 path.distance = if from == to { Distance::SameDevice } else { Distance::SameSwitch };
             }
@@ -226,7 +227,7 @@ impl Topology {
         Some(path)
     }
 
-    /// What is between root complexes of two NUMA nodes.
+    /// The distance between root complexes of two NUMA nodes, and the hop between them.
     fn between(&self, a: Option<u32>, b: Option<u32>) -> Option<(Distance, Option<Hop>)> {
         let (a, b) = (a?, b?);
         if a == b {
@@ -255,8 +256,8 @@ fn hop(f: &Function) -> Option<Hop> {
     }
 }
 
-/// The link above `f`, as both ends report it. Between a switch's upstream port and its downstream ports, and
-/// between a root port and its root complex, there is none.
+/// The link above `f`, as both ends report it. There is none between a switch's upstream port and
+/// its downstream ports, nor between a root port and its root complex.
 pub(crate) fn link_above(topology: &Topology, f: &Function) -> Option<LinkState> {
     if matches!(f.role, Role::RootPort | Role::DownstreamPort) {
         return None;
@@ -287,8 +288,8 @@ pub(crate) fn narrowest<'a>(
         .min_by(|a, b| a.state.gigabytes().total_cmp(&b.state.gigabytes()))
 }
 
-/// What the ports between two functions behind the switch `top` do to packets. In a file one entry stands for
-/// a whole switch, so what it says counts for its ports.
+/// What the ports between two functions behind the switch `top` do to packets. In a file one entry
+/// stands for a whole switch, so its settings count for the switch's ports.
 fn acs(
     first: &Function,
     last: &Function,

@@ -1,4 +1,4 @@
-//! A topology as text: the tree, the matrices, the advice.
+//! Draws a topology as text: the tree, the matrices, the advice.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -11,17 +11,17 @@ use crate::pair::Pair;
 use crate::report::Report;
 use crate::tree::{DEEPEST, Function, Nic, Parent, Role, RootComplex, Source, Topology};
 
-/// How it is drawn.
+/// Options of the drawing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Style {
-    /// Lines of ASCII instead of box-drawing characters.
+    /// Draws lines in ASCII instead of box-drawing characters.
     pub ascii: bool,
-    /// Every function, not only GPUs, NICs and shim functions with what is above them.
+    /// Draws every function, instead of only GPUs, NICs and shim functions with what is above them.
     pub all: bool,
 }
 
 impl Style {
-    /// What stands before an entry and before what is below it.
+    /// The prefixes of an entry and of what is below the entry.
     fn branch(self, last: bool) -> (&'static str, &'static str) {
         match (self.ascii, last) {
             (false, false) => ("├─ ", "│  "),
@@ -32,7 +32,7 @@ impl Style {
     }
 }
 
-/// Everything: host, tree, matrices, advice, what looks wrong, notes.
+/// Draws everything: host, tree, matrices, advice, findings, notes.
 pub fn report(report: &Report, style: Style) -> String {
     let t = &report.topology;
     let mut out = host(t);
@@ -53,7 +53,7 @@ pub fn report(report: &Report, style: Style) -> String {
     out
 }
 
-/// What looks wrong, and what could not be read: a sentence each.
+/// What looks wrong and what could not be read, one sentence each.
 pub fn notes(report: &Report) -> Vec<String> {
     let mut said = report.findings.clone();
     if report.needs_root {
@@ -65,7 +65,7 @@ pub fn notes(report: &Report) -> Vec<String> {
     said
 }
 
-/// What the host is, in a few lines.
+/// Describes the host in a few lines.
 pub fn host(t: &Topology) -> String {
     let m = &t.machine;
     let product: Vec<&str> = [&m.vendor, &m.product].into_iter().flatten().map(String::as_str).collect();
@@ -112,7 +112,7 @@ fn plural(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// The tree. Root complexes by NUMA node, below them what matters, or all.
+/// Draws the tree: root complexes by NUMA node, and below them what matters, or everything.
 pub fn tree(t: &Topology, style: Style) -> String {
     let mut out = String::new();
     let drawn = shown(t, style);
@@ -166,7 +166,7 @@ pub fn tree(t: &Topology, style: Style) -> String {
     out
 }
 
-/// Functions that are drawn.
+/// The functions that are drawn.
 fn shown(t: &Topology, style: Style) -> BTreeSet<Address> {
     let with_above = |f: &Function| t.above(f.address).0.into_iter().map(|f| f.address).collect::<Vec<_>>();
     t.functions.values().filter(|f| style.all || t.matters(f.address)).flat_map(with_above).collect()
@@ -254,7 +254,7 @@ fn nic_text(nic: &Nic, alone: bool) -> String {
     text
 }
 
-/// Rows of cells, columns aligned.
+/// A table: rows of cells with aligned columns.
 fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| rows.iter().filter_map(|r| Some(r.get(c)?.chars().count())).max().unwrap_or(0);
@@ -271,7 +271,7 @@ fn table(rows: &[Vec<String>]) -> String {
     out
 }
 
-/// The matrix GPU x NIC: how far, and the method advised.
+/// The matrix GPU x NIC: the distances, and the methods advised.
 pub fn gpu_nic(report: &Report) -> String {
     let t = &report.topology;
     if report.gpu_nic.is_empty() {
@@ -301,7 +301,7 @@ fn distance_cell(distance: Distance, pair: &Pair) -> String {
     }
 }
 
-/// The matrix GPU x GPU: how far over PCIe, NVLinks, peer access.
+/// The matrix GPU x GPU: the distances over PCIe, NVLinks, peer access.
 pub fn gpu_gpu(report: &Report) -> String {
     let t = &report.topology;
     if report.gpu_gpu.is_empty() {
@@ -345,7 +345,7 @@ fn legend(used: &[Distance], nvlinks: bool) -> String {
     format!("  ({})\n", said.join("; "))
 }
 
-/// Each advice with the pairs that it is for, as in `gpu0-mlx5_0`.
+/// Each advice with the pairs that it is for, like `gpu0-mlx5_0`.
 pub fn advised(report: &Report) -> Vec<(&Advice, Vec<String>)> {
     let mut groups: Vec<(&Advice, Vec<String>)> = Vec::new();
     for p in &report.gpu_nic {

@@ -1,5 +1,5 @@
-//! The file that says how a machine is built: TOML, written by people or from NCCL's XML. docs/topology.md
-//! describes it, with an example.
+//! The file that describes how a machine is built: TOML, written by people or converted from NCCL's
+//! XML. docs/topology.md describes the format, with an example.
 
 use std::collections::BTreeSet;
 
@@ -13,35 +13,35 @@ use crate::tree::{
     DEEPEST, Function, Gpu, Nic, NvLink, NvLinkEnd, Parent, Port, Role, RootComplex, Shim, Source, Topology,
 };
 
-/// The version that is written and read.
+/// The version of the format that is written and read.
 const VERSION: u32 = 1;
-/// No description of a machine is longer, bytes.
+/// The longest description of a machine that is accepted, in bytes.
 pub(crate) const LARGEST: usize = 4 << 20;
 
-/// No host has more GPUs, each of which makes a pair with each NIC.
+/// The most GPUs of a host that are accepted; each makes a pair with each NIC.
 const MOST_GPUS: usize = 64;
-/// No host has more entries of another table, each of which is looked for among the others.
+/// The most entries of another table that are accepted; each is looked up among the others.
 const MOST: usize = 1 << 12;
-/// No host has more PCI functions.
+/// The most PCI functions of a host that are accepted.
 const MOST_DEVICES: usize = 1 << 14;
 
 /// Why a file does not describe a machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FileError {
-    /// It is no TOML, or no topology.
+    /// The file is not TOML, or not a topology.
     #[error("it is no topology in TOML: {0}")]
     Toml(String),
-    /// It is no XML, or none of NCCL's.
+    /// The file is not XML, or not NCCL's.
     #[error("it is no topology of NCCL's: {0}")]
     Xml(String),
-    /// A value that can't be.
+    /// A value is impossible.
     #[error("{at}: {value:?}: {allowed}")]
     Value {
-        /// Where.
+        /// Where the value stands.
         at: String,
-        /// What stands there.
+        /// The value.
         value: String,
-        /// What may stand there.
+        /// What is allowed there.
         allowed: String,
     },
 }
@@ -192,7 +192,7 @@ struct ShimForm {
     name: Option<String>,
 }
 
-/// A name as it may be printed.
+/// Checks that a name may be printed.
 fn name(at: &str, text: &str) -> Result<String, FileError> {
     let fits = !text.is_empty() && text.len() <= 256 && !text.chars().any(char::is_control);
     if fits { Ok(text.to_owned()) } else { Err(wrong(at, text, "1 to 256 bytes without control characters")) }
@@ -239,7 +239,7 @@ impl DeviceForm {
             _ => return Err(wrong(&at("speed"), "half a link", "give speed and width, or neither")),
         };
         f.config.acs = match self.acs {
-            // P2P request and completion redirect.
+            // P2P request redirect and completion redirect.
             Some(AcsForm::Redirects) => Read::Is(Acs { capability: 0xc, control: 0xc }),
             Some(AcsForm::Direct) => Read::Is(Acs { capability: 0xc, control: 0 }),
             None => Read::Unread,
@@ -280,7 +280,7 @@ impl DeviceForm {
 }
 
 impl Topology {
-    /// A topology from the text of a file.
+    /// Reads a topology from the text of a file.
     pub fn from_toml(text: &str) -> Result<Self, FileError> {
         if text.len() > LARGEST {
             return Err(FileError::Toml(format!("{} bytes; at most {LARGEST} are read", text.len())));
@@ -289,8 +289,8 @@ impl Topology {
         form.topology()
     }
 
-    /// The text of a file that says what is known of this machine's shape. States of ports, drivers and
-    /// configuration spaces (but ACS) are not in it.
+    /// The text of a file that describes this machine's shape. It does not contain states of ports,
+    /// drivers and configuration spaces (except ACS).
     pub fn to_toml(&self) -> String {
         let form = Form {
             version: VERSION,

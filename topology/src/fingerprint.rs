@@ -1,13 +1,15 @@
-//! A name for a topology: what was measured on one does not hold for another.
+//! The fingerprint of a topology: measurements on one topology do not hold for another.
 
 use crate::address::Address;
 use crate::tree::{Parent, Topology};
 
 impl Topology {
-    /// 16 hexadecimal digits that change with the GPUs, NICs and windows of this host,
-    /// their places and what is above them, and with its processor; not with what a
-    /// process may see of them, nor from one start of the host to the next. `of` is
-    /// mixed in: what ran the kernels ("cuda", "cpu"), whose figures have nothing in common.
+    /// 16 hexadecimal digits that identify this topology.
+    ///
+    /// They change with the GPUs, NICs and windows of this host, with their places and what is
+    /// above them, and with the processor. They do not change with what a process is allowed to see
+    /// of these, nor from one start of the host to the next. `of` is part of them: it names what
+    /// ran the kernels ("cuda", "cpu"), because figures of the two have nothing in common.
     pub fn fingerprint(&self, of: &str) -> String {
         let mut text = format!("{of};{};", self.machine.cpu_model.as_deref().unwrap_or("?"));
         let nics = self.nics.iter().filter_map(|n| n.address);
@@ -18,7 +20,7 @@ impl Topology {
         ends.dedup();
         for end in ends {
             let mut at = Some(end);
-            // A tree from a file could have a ring.
+            // A tree from a file could contain a ring.
             for _ in 0..64 {
                 let Some(function) = at.and_then(|a| self.functions.get(&a)) else { break };
                 let ids = (function.vendor.unwrap_or(0), function.device.unwrap_or(0));
@@ -59,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn it_changes_with_the_hardware_alone() {
+    fn the_fingerprint_changes_only_with_the_hardware() {
         let one = host(&["0000:17:00.0"]);
         let name = one.fingerprint("cuda");
         assert!(name.len() == 16 && name.bytes().all(|b| b.is_ascii_hexdigit()));

@@ -1,8 +1,9 @@
-//! Where GPUs, NICs and windows sit on a host, how far they are from each other, and which path is advised for
-//! each pair: docs/topology.md.
+//! Where GPUs, NICs and windows sit on a host, how far they are from each other, and which path is
+//! advised for each pair: docs/topology.md.
 //!
-//! [`Topology`] is plain data, read from sysfs ([`Sysfs`]). [`Topology::path`] gives the way between two
-//! functions, [`Topology::pairs`] every GPU with every NIC, [`advise`] the advice. All but the readers is pure.
+//! [`Topology`] is plain data, read from sysfs ([`Sysfs`]). [`Topology::path`] gives the way
+//! between two functions, [`Topology::pairs`] every GPU with every NIC, [`advise`] the advice.
+//! Everything but the readers is pure.
 
 mod address;
 mod advise;

@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 /// Speed and width of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkState {
-    /// Gigatransfers a second of a lane: 2.5, 5, 8, 16, 32 or 64.
+    /// Gigatransfers a second of each lane: 2.5, 5, 8, 16, 32 or 64.
     pub gts: f64,
-    /// Lanes.
+    /// Number of lanes.
     pub width: u8,
 }
 
 impl LinkState {
-    /// What the lanes carry each way, in GB/s (10^9 bytes), after the line code: 8 of 10 bits up to 5 GT/s,
-    /// 128 of 130 up to 32 GT/s, 236 of 256 bytes of a flit from 64 GT/s on (PCI Express Base Specification 6.0,
-    /// sections 4.2.1 to 4.2.3). Packet headers come out of it.
+    /// GB/s (10^9 bytes) that the lanes carry each way after the line code: 8 of 10 bits up to 5
+    /// GT/s, 128 of 130 up to 32 GT/s, 236 of 256 bytes of a flit from 64 GT/s on (PCI Express Base
+    /// Specification 6.0, sections 4.2.1 to 4.2.3). Packet headers are part of this figure.
     pub fn gigabytes(self) -> f64 {
         let code = match self.gts {
             s if s <= 5.0 => 0.8,
@@ -26,12 +26,12 @@ impl LinkState {
         self.gts * f64::from(self.width) * code / 8.0
     }
 
-    /// PCIe generation of this speed.
+    /// The PCIe generation of this speed.
     pub fn generation(self) -> u8 {
         [2.5, 5.0, 8.0, 16.0, 32.0].iter().take_while(|s| self.gts > **s).count() as u8 + 1
     }
 
-    /// What both ends can do.
+    /// The best link that both ends support.
     pub fn lesser(self, other: Self) -> Self {
         Self { gts: self.gts.min(other.gts), width: self.width.min(other.width) }
     }
@@ -43,17 +43,18 @@ impl fmt::Display for LinkState {
     }
 }
 
-/// The link that a function reports: of an endpoint or a switch's upstream port the one above it, of a
-/// root port or a switch's downstream port the one below.
+/// The link that a function reports. An endpoint or a switch's upstream port reports the link above
+/// it, a root port or a switch's downstream port the link below.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Link {
-    /// As trained now. GPUs lower the speed while idle.
+    /// The link as trained now. GPUs lower the speed while idle.
     pub now: Option<LinkState>,
-    /// The best this end can do.
+    /// The best link that this end supports.
     pub best: Option<LinkState>,
 }
 
-/// Speed from sysfs's `current_link_speed` ("32.0 GT/s PCIe", "8 GT/s", "Unknown") or a bare number.
+/// Parses the speed from sysfs's `current_link_speed` ("32.0 GT/s PCIe", "8 GT/s", "Unknown") or
+/// from a bare number.
 pub fn parse_speed(text: &str) -> Option<f64> {
     let number = text.split_whitespace().next()?;
     let gts: f64 = number.parse().ok()?;
@@ -62,7 +63,7 @@ pub fn parse_speed(text: &str) -> Option<f64> {
     (known && (2.0..=256.0).contains(&gts)).then_some(gts)
 }
 
-/// Width from sysfs's `current_link_width`: 1 to 32; 0 and 255 mean that no link is up.
+/// Parses the width from sysfs's `current_link_width`: 1 to 32; 0 and 255 mean that no link is up.
 pub fn parse_width(text: &str) -> Option<u8> {
     text.trim().parse().ok().filter(|w| (1..=32).contains(w))
 }

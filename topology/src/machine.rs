@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::tree::{Role, Topology};
 
-/// What is known of the host.
+/// What is known about the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// Vendor of the system, from DMI.
@@ -13,19 +13,20 @@ pub struct Machine {
     pub product: Option<String>,
     /// Model of the processor.
     pub cpu_model: Option<String>,
-    /// What it was made for.
+    /// What kind of machine the processor was made for.
     pub cpu: CpuKind,
     /// NUMA nodes.
     pub nodes: Vec<Node>,
-    /// Why this is taken for a virtual machine; none: it is not.
+    /// Why the host is taken for a virtual machine; `None` if it is not.
     pub virtual_machine: Option<String>,
-    /// The tree is the hypervisor's and flat: distances read from it say nothing.
+    /// Whether the tree is the hypervisor's and flat: distances read from such a tree say nothing.
     pub flat: bool,
     /// Version of NVIDIA's kernel driver.
     pub nvidia_driver: Option<String>,
 }
 
-/// What a processor was made for. Those of clients are known to carry writes between devices, not reads.
+/// What kind of machine a processor was made for. Processors of client machines are known to carry
+/// writes between devices, but not reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CpuKind {
@@ -39,7 +40,7 @@ pub enum CpuKind {
 }
 
 impl CpuKind {
-    /// From the model's name in /proc/cpuinfo.
+    /// Derives the kind from the model's name in /proc/cpuinfo.
     pub fn of(model: &str) -> Self {
         let has = |words: &[&str]| words.iter().any(|w| model.contains(w));
         if has(&["Xeon", "EPYC", "Threadripper"]) {
@@ -55,22 +56,22 @@ impl CpuKind {
 /// A NUMA node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Node {
-    /// Its number.
+    /// The node's number.
     pub number: u32,
-    /// The package (socket) that its first processor is in.
+    /// The package (socket) of the node's first processor.
     pub package: Option<u32>,
 }
 
-/// What tells a virtual machine, as read.
+/// The signs of a virtual machine, as read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Signs<'a> {
     /// `sys_vendor` and `product_name` of DMI.
     pub dmi: [Option<&'a str>; 2],
-    /// The flags of /proc/cpuinfo have `hypervisor`.
+    /// Whether the flags in /proc/cpuinfo contain `hypervisor`.
     pub flag: bool,
-    /// /sys/hypervisor/type.
+    /// The content of /sys/hypervisor/type.
     pub kind: Option<&'a str>,
-    /// Vendor of the subsystem of the host bridge at 00:00.0.
+    /// The vendor of the subsystem of the host bridge at 00:00.0.
     pub bridge: Option<u16>,
 }
 
@@ -108,7 +109,8 @@ pub(crate) fn why_virtual(signs: &Signs) -> Option<String> {
     (signs.bridge == Some(QEMU)).then(|| "its host bridge is QEMU's".into())
 }
 
-/// Whether a virtual machine's tree says nothing: no switch stands above any device.
+/// Whether a virtual machine's tree says nothing about distances: no switch stands above any
+/// device.
 pub(crate) fn is_flat(topology: &Topology) -> bool {
     let ends = topology.functions.values().filter(|f| f.role == Role::Endpoint);
     !ends.into_iter().any(|f| topology.above(f.address).0.iter().any(|up| up.role == Role::Switch))

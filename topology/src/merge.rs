@@ -1,9 +1,9 @@
-//! Putting together what several sources know: a file and the running kernel, the kernel and a GPU's driver.
+//! Combines several sources: a file and the running kernel, the kernel and a GPU's driver.
 
 use crate::tree::{Function, Gpu, Nic, Parent, Topology, UNPLACED};
 
 impl Gpu {
-    /// Takes from `other` what it knows.
+    /// Takes over what `other` knows.
     fn learn(&mut self, other: Self) {
         self.index = other.index.or(self.index);
         self.name = other.name.or(self.name.take());
@@ -20,8 +20,8 @@ impl Gpu {
 }
 
 impl Topology {
-    /// Adds what a GPU's driver tells: [`crate::nvml::read`], or a caller that asked CUDA. GPUs that the tree
-    /// has not are left out, with a note.
+    /// Adds what a GPU's driver reports, through [`crate::nvml::read`] or a caller that asked CUDA.
+    /// GPUs that are not in the tree are left out, with a note.
     pub fn learn_gpus(&mut self, told: Vec<Gpu>) {
         for gpu in told {
             match self.gpus.iter_mut().find(|g| g.address == gpu.address) {
@@ -33,9 +33,10 @@ impl Topology {
         }
     }
 
-    /// The tree of a file with what is found on this host: drivers, configuration spaces, links as trained,
-    /// states of ports. Places are the file's. Devices that it does not name have no place, with a note. A host
-    /// on which nothing matters, and nothing of the file is, adds nothing: it is another machine's file.
+    /// Combines the tree of a file with what is found on this host: drivers, configuration spaces,
+    /// links as trained, states of ports. Places come from the file. Devices that the file does not
+    /// name have no place, with a note. If nothing on the host matters, and nothing of the file is
+    /// on it, the host adds nothing: the file describes another machine.
     pub fn on_host(mut self, live: Self) -> Self {
         let on_host =
             |t: &Self| t.functions.keys().any(|at| t.matters(*at) && live.functions.contains_key(at));

@@ -1,7 +1,9 @@
-//! NCCL's topology, as `NCCL_TOPO_DUMP_FILE` writes it and `NCCL_TOPO_FILE` reads it (NCCL, src/graph/xml.cc
-//! and topo.cc): `<system><cpu><pci>...<gpu/><nic><net/></nic></pci></cpu></system>`.
+//! NCCL's topology, as `NCCL_TOPO_DUMP_FILE` writes it and `NCCL_TOPO_FILE` reads it (NCCL,
+//! src/graph/xml.cc and topo.cc):
+//! `<system><cpu><pci>...<gpu/><nic><net/></nic></pci></cpu></system>`.
 //!
-//! NCCL leaves out root ports and a switch's downstream ports, and does not tell root complexes apart.
+//! NCCL leaves out root ports and a switch's downstream ports, and does not tell root complexes
+//! apart.
 
 use std::collections::BTreeSet;
 
@@ -16,8 +18,8 @@ use crate::tree::{
 };
 
 impl Topology {
-    /// A topology from the text of NCCL's XML. What NCCL does not tell, and what is strange in it, is in the
-    /// notes.
+    /// Reads a topology from the text of NCCL's XML. The notes say what NCCL leaves out and what is
+    /// strange in the text.
     pub fn from_nccl(xml: &str) -> Result<Self, FileError> {
         if xml.len() > LARGEST {
             return Err(FileError::Xml(format!("{} bytes; at most {LARGEST} are read", xml.len())));
@@ -49,7 +51,7 @@ fn elements<'a, 'i: 'a>(of: Element<'a, 'i>, name: &'static str) -> impl Iterato
     of.children().filter(move |c| c.has_tag_name(name))
 }
 
-/// An attribute as it may be printed.
+/// An attribute, checked that it may be printed.
 fn text(of: Element<'_, '_>, name: &str) -> Option<String> {
     let value = of.attribute(name)?.trim();
     let fits = !value.is_empty() && value.len() <= 256 && !value.chars().any(char::is_control);
@@ -79,7 +81,7 @@ impl Reading {
     }
 
     fn cpu(&mut self, cpu: Element<'_, '_>) {
-        // One file holds several hosts where NVLink joins them.
+        // One file can describe several hosts, if NVLink joins them.
         let host = text(cpu, "host_hash");
         if self.host.is_none() {
             self.host = host.clone();
@@ -190,7 +192,7 @@ fn nvlinks(gpu: Element<'_, '_>) -> Vec<NvLink> {
     for link in elements(gpu, "nvlink") {
         let count = number(link, "count").unwrap_or(1);
         let target = link.attribute("target").and_then(|t| t.parse::<Address>().ok());
-        // The classes by which NCCL tells what is at the other end: 068000 an NVSwitch, 068001 a CPU.
+        // NCCL tells the other end of an NVLink by its class: 068000 is an NVSwitch, 068001 a CPU.
         match (link.attribute("tclass"), target) {
             (Some("0x068001"), _) => add(NvLinkEnd::Cpu, count),
             (Some("0x068000"), _) | (_, None) => add(NvLinkEnd::Switch, count),

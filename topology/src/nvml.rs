@@ -1,4 +1,5 @@
-//! What NVML tells of GPUs: index, name, MIG, MPS, NVLinks, peer access. The library is opened at run time.
+//! Reads from NVML what it reports about GPUs: index, name, MIG, MPS, NVLinks, peer access. The
+//! library is opened at run time.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -11,26 +12,27 @@ use nvml_wrapper::{Device, Nvml};
 use crate::address::Address;
 use crate::tree::{Gpu, Mig, NvLink, NvLinkEnd, Peer};
 
-/// No GPU has more NVLinks (NVML_NVLINK_MAX_LINKS is 18 as of CUDA 13).
+/// The most NVLinks of a GPU that are asked for (NVML_NVLINK_MAX_LINKS is 18 as of CUDA 13).
 const MOST_NVLINKS: u32 = 36;
-/// No GPU has more MIG instances (7 as of CUDA 13).
+/// The most MIG instances of a GPU that are asked for (7 as of CUDA 13).
 const MOST_INSTANCES: u32 = 64;
 
-/// What could be learned, and what could not, a sentence each.
+/// What NVML reported, and what could not be read, one sentence each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Told {
-    /// GPUs.
+    /// The GPUs.
     pub gpus: Vec<Gpu>,
     /// What failed.
     pub notes: Vec<String>,
 }
 
-/// Asks NVML of this host. An error says why there is none: no driver, most often.
+/// Asks NVML of this host. An error says why there is no NVML: most often because there is no
+/// driver.
 pub fn read() -> Result<Told, String> {
     read_from(OsStr::new("libnvidia-ml.so.1"))
 }
 
-/// As [`read`], from a library of that name or path.
+/// Asks NVML, loading the library by this name or path ([`read`]).
 pub fn read_from(library: &OsStr) -> Result<Told, String> {
     let nvml = Nvml::builder()
         .lib_path(library)
@@ -71,19 +73,19 @@ pub fn read_from(library: &OsStr) -> Result<Told, String> {
 /// What other programs do with a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Busy {
-    /// Processes with a CUDA context there, but this one. Their ids are those of the host, in a container maybe not
-    /// ours to see.
+    /// Processes other than this one that have a CUDA context there. Their ids are those of the
+    /// host; a container may be unable to see them.
     pub processes: Vec<u32>,
-    /// Per cent of the last sample period (up to a second) in which a kernel ran.
+    /// Percentage of the last sample period (up to a second) in which a kernel ran.
     pub utilization: Option<u32>,
 }
 
-/// Who else uses the GPU at a PCI address. An error says why nobody can be asked.
+/// Finds out which processes use the GPU at a PCI address. An error says why NVML can't be asked.
 pub fn busy(at: &str) -> Result<Busy, String> {
     busy_by(OsStr::new("libnvidia-ml.so.1"), at)
 }
 
-/// As [`busy`], from a library of that name or path.
+/// Finds out which processes use a GPU, loading the library by this name or path ([`busy`]).
 pub fn busy_by(library: &OsStr, at: &str) -> Result<Busy, String> {
     let nvml = Nvml::builder()
         .lib_path(library)
@@ -93,7 +95,7 @@ pub fn busy_by(library: &OsStr, at: &str) -> Result<Busy, String> {
         let own = std::process::id();
         let processes =
             device.running_compute_processes()?.iter().map(|p| p.pid).filter(|pid| *pid != own).collect();
-        // Not every GPU tells.
+        // Not every GPU reports this.
         Ok(Busy { processes, utilization: device.utilization_rates().ok().map(|rates| rates.gpu) })
     });
     asked.map_err(|e| format!("NVML, GPU at {at}: {}", chain(&e)))
@@ -113,7 +115,8 @@ fn printable(text: String) -> String {
     text.chars().filter(|c| !c.is_control()).take(96).collect()
 }
 
-/// Whether the control daemon of the multi-process service has its pipe where CUDA programs look for it.
+/// Whether the control daemon of the multi-process service has its pipe where CUDA programs look
+/// for it.
 fn mps_service() -> bool {
     let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map_or("/tmp/nvidia-mps".into(), PathBuf::from);
     folder.join("control").exists()
@@ -124,7 +127,7 @@ fn mig(device: &Device<'_>) -> Option<Mig> {
         return None;
     }
     let most = device.mig_device_count().unwrap_or(0).min(MOST_INSTANCES);
-    // Places that hold no instance answer that nothing is found.
+    // Indices without an instance answer that nothing is found.
     let names = (0..most).filter_map(|i| device.mig_device_by_index(i).ok()?.name().ok().map(printable));
     Some(Mig { instances: names.collect() })
 }
@@ -136,11 +139,12 @@ fn nvlinks(device: &Device<'_>, gpus: &[Address]) -> Vec<NvLink> {
         match wrapper.is_active() {
             Ok(true) => {}
             Ok(false) | Err(NvmlError::NotSupported) => continue,
-            // Beyond the last.
+            // The last link has been passed.
             Err(_) => break,
         }
-        // A GPU of this host, or else a switch, which virtual machines do not see. (nvml-wrapper 0.13.0 has
-        // `remote_device_type`, which always says unknown: the answer goes into a temporary.)
+        // The address is that of a GPU of this host, or else of a switch, which virtual machines do
+        // not see. (nvml-wrapper 0.13.0 has `remote_device_type`, which always returns unknown,
+        // because the answer goes into a temporary.)
         let remote = wrapper.remote_pci_info().ok().and_then(|p| p.bus_id.parse::<Address>().ok());
         let end = remote.filter(|at| gpus.contains(at)).map_or(NvLinkEnd::Switch, NvLinkEnd::Gpu);
         *ends.entry(end).or_default() += 1;

@@ -1,4 +1,4 @@
-//! A GPU and what it may send through, with all that an advice on them asks. Plain data.
+//! A GPU and a device that it may send through, with everything that an advice needs. Plain data.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::link::LinkState;
 use crate::machine::CpuKind;
 use crate::tree::{Function, Gpu, Role, Topology};
 
-/// What is at the other end of a pair.
+/// The kind of device at the other end of a pair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Far {
@@ -26,29 +26,29 @@ pub enum Far {
 pub struct Pair {
     /// The GPU.
     pub gpu: Address,
-    /// What is at the other end.
+    /// The kind of device at the other end.
     pub far: Far,
-    /// Its name: `mlx5_0`, `pushgate0`.
+    /// The name of that device: `mlx5_0`, `pushgate0`.
     pub name: String,
-    /// Its PCI function; a software device may have none.
+    /// The PCI function of that device; a software device may have none.
     pub to: Option<Address>,
-    /// The way between; none without a PCI function.
+    /// The way between the two; `None` without a PCI function.
     pub path: Option<Path>,
-    /// What the processor was made for.
+    /// What kind of machine the processor was made for.
     pub cpu: CpuKind,
-    /// The driver of the GPU.
+    /// The GPU's driver.
     pub gpu_driver: Option<String>,
-    /// Other GPUs that share a switch's upstream link with this one on the way. Empty where the way does not
-    /// lead over one.
+    /// Other GPUs that share a switch's upstream link with this one on the way. Empty if the way
+    /// uses no such link.
     pub uplink_shared_with: Vec<Address>,
     /// Whether the IOMMU translates the GPU's or the NIC's addresses, if known.
     pub iommu_translates: Option<bool>,
-    /// What a cost model asks.
+    /// The numbers that a cost model needs.
     pub parameters: Parameters,
 }
 
 impl Pair {
-    /// How far.
+    /// The distance between the two.
     pub fn distance(&self) -> Distance {
         self.path.as_ref().map_or(Distance::Unknown, |p| p.distance)
     }
@@ -59,26 +59,27 @@ impl Pair {
 pub struct Parameters {
     /// The narrowest link.
     pub link: Option<LinkState>,
-    /// Switches passed, each time counted.
+    /// How many switches are passed; a switch passed twice counts twice.
     pub switches: u32,
-    /// Root complexes passed.
+    /// How many root complexes are passed.
     pub root_complexes: u32,
-    /// Links between sockets passed.
+    /// How many links between sockets are passed.
     pub sockets: u32,
-    /// The largest payload that may go the whole way, bytes: the least MPS of all on it.
+    /// The largest payload that can go the whole way, in bytes: the least MPS of all functions on
+    /// it.
     pub max_payload: Option<u32>,
-    /// The largest read of the far end, bytes (MRRS).
+    /// The largest read of the far end, in bytes (MRRS).
     pub max_read_request: Option<u32>,
-    /// Read completion boundary of the far end, bytes.
+    /// The read completion boundary of the far end, in bytes.
     pub read_completion_boundary: Option<u32>,
-    /// Reads that the far end's tags allow under way.
+    /// How many reads the far end's tags allow under way.
     pub tags: Option<u32>,
     /// Whether the GPU may mark its packets relaxed-ordered.
     pub gpu_relaxed_ordering: Option<bool>,
 }
 
 impl Parameters {
-    /// Of a way from a GPU to a far end.
+    /// The numbers of a way from a GPU to a far end.
     pub fn of(topology: &Topology, path: &Path) -> Self {
         let count = |what: fn(&Hop) -> bool| path.hops.iter().filter(|h| what(h)).count() as u32;
         let express = |at: Address| -> Option<&Express> { topology.function(at)?.config.express.get() };
@@ -98,7 +99,7 @@ impl Parameters {
 }
 
 impl Topology {
-    /// Every GPU with every NIC and every shim function.
+    /// Pairs every GPU with every NIC and every shim function.
     pub fn pairs(&self) -> Vec<Pair> {
         let nics = self.nics.iter().map(|n| {
             let far = if n.software { Far::SoftwareNic } else { Far::Nic };
@@ -138,7 +139,8 @@ impl Topology {
         }
     }
 
-    /// GPUs behind the outermost switch above `gpu`, if the way leaves that switch by its upstream link.
+    /// The GPUs behind the outermost switch above `gpu`, if the way leaves that switch by its
+    /// upstream link.
     fn uplink_shared_with(&self, gpu: Address, path: &Path) -> Vec<Address> {
         let leaves = path.hops.iter().any(|h| matches!(h, Hop::RootComplex(_)));
         let (chain, _) = self.above(gpu);
@@ -151,7 +153,8 @@ impl Topology {
         self.gpus.iter().filter(behind).map(|g| g.address).collect()
     }
 
-    /// What looks wrong with the links and settings of GPUs, NICs and shim functions, a sentence each.
+    /// What looks wrong with the links and settings of GPUs, NICs and shim functions, one sentence
+    /// each.
     pub fn findings(&self) -> Vec<String> {
         let mut found = Vec::new();
         for f in self.functions.values().filter(|f| self.matters(f.address)) {
@@ -171,8 +174,9 @@ impl Topology {
                 }
             }
             if let Read::Is(e) = &f.config.express {
-                // All above must take them, too. Not pcie_bus_perf: it sets each by its own bus alone, and a
-                // packet that is larger than its receiver takes is malformed (Linux, kernel-parameters.txt).
+                // All functions above must accept the packets too. Not with pcie_bus_perf, which
+                // sets each function by its own bus only; a packet larger than its receiver accepts
+                // is malformed (Linux, kernel-parameters.txt).
                 let supported = |f: &&Function| f.config.express.get().map(|e| e.max_payload_supported);
                 let could = self.above(f.address).0.iter().filter_map(supported).min().unwrap_or(0);
                 if e.max_payload < 256 && could >= 256 {
@@ -193,8 +197,8 @@ impl Topology {
         found
     }
 
-    /// GPUs that send larger packets than something behind the same switch takes: their stores are
-    /// malformed packets there.
+    /// GPUs that send larger packets than something behind the same switch accepts: their stores
+    /// are malformed packets there.
     fn too_large(&self) -> Vec<String> {
         let mut found = Vec::new();
         for pair in self.pairs().iter().filter(|p| p.far != Far::SoftwareNic) {

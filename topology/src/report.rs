@@ -1,5 +1,5 @@
-//! All that `pushgate topo --json` prints, as one value. Field names are stable within a version:
-//! docs/topology.md.
+//! The report that `pushgate topo --json` prints, as one value. Field names are stable within a
+//! version: docs/topology.md.
 
 use serde::Serialize;
 
@@ -9,31 +9,32 @@ use crate::distance::{Distance, Path};
 use crate::pair::Pair;
 use crate::tree::{Gpu, NvLinkEnd, Topology};
 
-/// A topology, judged.
+/// A topology with its judgement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// 1. Grows when a field goes or changes its meaning, not when one is added.
+    /// The version, 1. It grows when a field is removed or changes its meaning, not when one is
+    /// added.
     pub version: u32,
-    /// What was read.
+    /// The topology that was read.
     pub topology: Topology,
     /// Every GPU with every NIC and shim function.
     pub gpu_nic: Vec<GpuNic>,
-    /// Every GPU with every other one, once.
+    /// Every pair of GPUs, once.
     pub gpu_gpu: Vec<GpuGpu>,
-    /// The advice where there is nothing to pair GPUs with.
+    /// The advice if there is no device to pair GPUs with.
     pub without_nic: Option<Advice>,
-    /// What looks wrong with links and settings, a sentence each.
+    /// What looks wrong with links and settings, one sentence each.
     pub findings: Vec<String>,
-    /// Configuration spaces were cut short: run as root for MPS, MRRS, tags and ACS.
+    /// Whether configuration spaces were cut short: run as root for MPS, MRRS, tags and ACS.
     pub needs_root: bool,
 }
 
-/// A GPU and a NIC or shim function, judged.
+/// A GPU and a NIC or shim function, with the advice for them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GpuNic {
     /// The GPU's label: `gpu0`.
     pub gpu_label: String,
-    /// How far.
+    /// The distance between the two.
     pub distance: Distance,
     /// The pair.
     #[serde(flatten)]
@@ -42,25 +43,26 @@ pub struct GpuNic {
     pub advice: Advice,
 }
 
-/// Two GPUs.
+/// Two GPUs, with what joins them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GpuGpu {
-    /// One.
+    /// One GPU.
     pub from: Address,
-    /// The other.
+    /// The other GPU.
     pub to: Address,
-    /// How far.
+    /// The distance between the two.
     pub distance: Distance,
     /// The way over PCIe.
     pub path: Option<Path>,
     /// NVLinks between them, directly or through a switch.
     pub nvlinks: u32,
-    /// Whether kernels of each can use the other's memory; none: nobody was asked.
+    /// Whether kernels of each GPU can use the other's memory; `None` if no driver was asked.
     pub peer_access: Option<bool>,
 }
 
 impl Topology {
-    /// The label of a GPU: `gpu` and NVML's index, or its place by address where that is not known.
+    /// The label of a GPU: `gpu` and NVML's index, or its place by address if the index is not
+    /// known.
     pub fn gpu_label(&self, at: Address) -> String {
         let place = self.gpus.iter().position(|g| g.address == at);
         match place.map(|p| (p, self.gpus[p].index)) {
@@ -81,7 +83,7 @@ impl Topology {
         direct.max(to(a, NvLinkEnd::Switch).min(to(b, NvLinkEnd::Switch)))
     }
 
-    /// Whether kernels of each GPU can use the other's memory; none if nobody was asked.
+    /// Whether kernels of each GPU can use the other's memory; `None` if no driver was asked.
     pub fn peer_access(&self, a: Address, b: Address) -> Option<bool> {
         let one = |a, b| {
             let gpu = self.gpus.iter().find(|g| g.address == a)?;
@@ -93,7 +95,7 @@ impl Topology {
         }
     }
 
-    /// Judges it all.
+    /// Judges the topology.
     pub fn report(&self, evidence: Evidence<'_>) -> Report {
         let gpu_nic: Vec<GpuNic> = self
             .pairs()

@@ -1,7 +1,7 @@
-//! The tree as the kernel shows it. The only part of this crate that reads /sys and /proc.
+//! Reads the tree as the kernel shows it. Only this part of the crate reads /sys and /proc.
 //!
-//! Nothing in there is trusted to be as the kernel writes it: what is missing is left out, what does not parse
-//! becomes a note.
+//! Nothing there is trusted to be as the kernel writes it: what is missing is left out, and what
+//! can't be parsed becomes a note.
 
 mod files;
 mod gpu;
@@ -17,10 +17,11 @@ use crate::machine::{is_flat, why_virtual};
 use crate::tree::{Function, Iommu, Parent, RootComplex, Shim, Source, Topology, UNPLACED};
 use files::Files;
 
-/// More functions than any host has: what lists more is no sysfs.
+/// The most functions that are read: a folder that lists more is not sysfs.
 const MOST_FUNCTIONS: usize = 1 << 14;
 
-/// Where to read. Roots are arguments, so that trees in a folder can be read like the host's own.
+/// Where to read. The roots are arguments, so that trees in a folder can be read like the host's
+/// own.
 #[derive(Clone, Debug)]
 pub struct Sysfs {
     sys: PathBuf,
@@ -28,23 +29,23 @@ pub struct Sysfs {
 }
 
 impl Sysfs {
-    /// A sysfs at `sys`, and no /proc.
+    /// Reads from a sysfs at `sys`, without /proc.
     pub fn new(sys: impl Into<PathBuf>) -> Self {
         Self { sys: sys.into(), proc: PathBuf::from("/nonexistent") }
     }
 
-    /// This host's.
+    /// Reads from this host.
     pub fn host() -> Self {
         Self::new("/sys").with_proc("/proc")
     }
 
-    /// With a /proc at `proc`: the processor's model, and what NVIDIA's driver tells.
+    /// Also reads a /proc at `proc`: the processor's model, and what NVIDIA's driver reports.
     pub fn with_proc(mut self, proc: impl Into<PathBuf>) -> Self {
         self.proc = proc.into();
         self
     }
 
-    /// Reads it. What fails is in the topology's notes; an empty folder gives an empty topology.
+    /// Reads the topology. Failures become its notes; an empty folder gives an empty topology.
     pub fn read(&self) -> Topology {
         let mut sys = Files::new(&self.sys);
         let mut proc = Files::new(&self.proc);
@@ -100,7 +101,7 @@ fn functions(sys: &mut Files, topology: &mut Topology) {
     }
 }
 
-/// What is above a function, from its real path: `devices/pci0000:15/0000:15:01.0/0000:16:00.0`.
+/// What is above a function, by its real path: `devices/pci0000:15/0000:15:01.0/0000:16:00.0`.
 fn place(sys: &mut Files, link: &str, address: Address) -> Option<Parent> {
     let real = sys.real(link)?;
     let parts: Vec<&str> = real.components().filter_map(|c| c.as_os_str().to_str()).collect();
@@ -142,7 +143,7 @@ fn function(sys: &mut Files, link: &str, address: Address, parent: Parent) -> Fu
     f.numa = numa.and_then(|n| n.try_into().ok());
     f.config = config::parse(&sys.bytes(&format!("{link}/config"), 4096).unwrap_or_default());
     let mut state = |when: &str| {
-        // A port without a link says "Unknown", 0 or 255: that is no fault.
+        // A port without a link reports "Unknown", 0 or 255, which is not an error.
         let speed = sys.word(&format!("{link}/{when}_link_speed"));
         let width = sys.word(&format!("{link}/{when}_link_width"));
         match (speed, width) {
@@ -172,7 +173,7 @@ fn function(sys: &mut Files, link: &str, address: Address, parent: Parent) -> Fu
     f
 }
 
-/// Functions of the driver `pushgate`, and the names of their files from class/pushgate.
+/// Finds the functions of the driver `pushgate`, and the names of their files in class/pushgate.
 fn shims(sys: &mut Files, topology: &mut Topology) {
     let bound = topology.functions.values().filter(|f| f.driver.as_deref() == Some("pushgate"));
     topology.shims = bound.map(|f| Shim { address: f.address, name: None }).collect();

@@ -1,4 +1,4 @@
-//! The data of a topology: plain, public, the same from sysfs and from a file.
+//! The data of a topology: plain and public, the same from sysfs and from a file.
 
 use std::collections::BTreeMap;
 
@@ -12,21 +12,21 @@ use crate::machine::Machine;
 /// Where GPUs, NICs and windows sit on a host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Topology {
-    /// Where the tree was read.
+    /// Where the tree was read from.
     pub source: Source,
     /// The host around it.
     pub machine: Machine,
     /// Root complexes, by name.
     pub root_complexes: Vec<RootComplex>,
-    /// Every PCI function, by address. A function's parent is in here or a root complex.
+    /// Every PCI function, by address. A function's parent is another of these, or a root complex.
     pub functions: BTreeMap<Address, Function>,
     /// GPUs, by address.
     pub gpus: Vec<Gpu>,
     /// RDMA NICs, by name.
     pub nics: Vec<Nic>,
-    /// Functions of the shim driver, by address: their BAR is a window.
+    /// Functions of the shim driver, by address; their BAR is a window.
     pub shims: Vec<Shim>,
-    /// What could not be read or understood, a sentence each.
+    /// What could not be read or understood, one sentence each.
     pub notes: Vec<String>,
 }
 
@@ -34,23 +34,23 @@ pub struct Topology {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The kernel's view.
+    /// From the kernel.
     #[default]
     Sysfs,
-    /// A file that says how the machine is built.
+    /// From a file that describes how the machine is built.
     File,
 }
 
 /// A root complex: a host bridge with the buses below it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RootComplex {
-    /// As sysfs names it: `pci0000:15`.
+    /// The name in sysfs: `pci0000:15`.
     pub name: String,
-    /// Its NUMA node, if known.
+    /// The NUMA node, if known.
     pub numa: Option<u32>,
 }
 
-/// What a function is in the tree.
+/// The role of a function in the tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -62,52 +62,52 @@ pub enum Role {
     DownstreamPort,
     /// A bridge to a conventional bus.
     Bridge,
-    /// Everything else.
+    /// Any other function.
     #[default]
     Endpoint,
 }
 
-/// What stands above a function.
+/// What is directly above a function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Parent {
-    /// It lies on a root bus.
+    /// The function lies on a root bus.
     RootComplex(String),
-    /// It lies behind this function.
+    /// The function lies behind this one.
     Function(Address),
 }
 
 /// A PCI function.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Function {
-    /// Where it is.
+    /// The address.
     pub address: Address,
-    /// What is above it.
+    /// What is directly above the function.
     pub parent: Parent,
-    /// What it is.
+    /// The function's role.
     pub role: Role,
-    /// Class code, 24 bits.
+    /// The class code, 24 bits.
     pub class: Option<u32>,
-    /// Vendor.
+    /// The vendor's number.
     pub vendor: Option<u16>,
-    /// Device.
+    /// The device's number.
     pub device: Option<u16>,
-    /// Vendor of the subsystem.
+    /// The vendor of the subsystem.
     pub subsystem_vendor: Option<u16>,
     /// The kernel driver bound to it.
     pub driver: Option<String>,
-    /// NUMA node, if the kernel knows it.
+    /// The NUMA node, if the kernel knows it.
     pub numa: Option<u32>,
-    /// Its link.
+    /// The link that the function reports.
     pub link: Link,
-    /// Its configuration space.
+    /// The configuration space.
     pub config: Config,
-    /// Its IOMMU group.
+    /// The IOMMU group.
     pub iommu: Option<Iommu>,
 }
 
 impl Function {
-    /// One of which nothing is known but its place.
+    /// A function of which only the place is known.
     pub fn new(address: Address, parent: Parent) -> Self {
         Self {
             address,
@@ -125,12 +125,12 @@ impl Function {
         }
     }
 
-    /// Whether it is a GPU of NVIDIA: class 0300 (VGA) or 0302 (3D controller).
+    /// Whether the function is a GPU of NVIDIA's: class 0300 (VGA) or 0302 (3D controller).
     pub fn is_gpu(&self) -> bool {
         self.vendor == Some(NVIDIA) && matches!(self.class.map(|c| c >> 8), Some(0x0300 | 0x0302))
     }
 
-    /// What the class says in a word or two.
+    /// The class in a word or two.
     pub fn class_name(&self) -> &'static str {
         let Some(class) = self.class else { return "function" };
         match (class >> 8) as u16 {
@@ -156,7 +156,7 @@ impl Function {
     }
 }
 
-/// Class of a bridge between PCI buses, which every port of a switch or root complex is.
+/// The class of a bridge between PCI buses, which every port of a switch or root complex is.
 const BRIDGE: u32 = 0x0604;
 
 /// NVIDIA's vendor number.
@@ -165,14 +165,16 @@ pub(crate) const NVIDIA: u16 = 0x10de;
 /// The IOMMU group of a function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Iommu {
-    /// Its number.
+    /// The group's number.
     pub group: u32,
-    /// Its type: `identity`, `DMA`, `DMA-FQ`, ...; unknown where the kernel keeps the file from us.
+    /// The group's type: `identity`, `DMA`, `DMA-FQ`, ...; `None` if this process may not read the
+    /// file.
     pub kind: Option<String>,
 }
 
 impl Iommu {
-    /// Whether addresses of its functions are translated. Then traffic between peers goes by the IOMMU.
+    /// Whether the IOMMU translates addresses of the group's functions. If so, traffic between
+    /// peers passes the IOMMU.
     pub fn translates(&self) -> Option<bool> {
         self.kind.as_deref().map(|k| k != "identity")
     }
@@ -181,33 +183,33 @@ impl Iommu {
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
-    /// Where it is.
+    /// The address of the GPU's function.
     pub address: Address,
-    /// NVML's index, which is `nvidia-smi`'s.
+    /// The index in NVML, which is also `nvidia-smi`'s.
     pub index: Option<u32>,
-    /// Model.
+    /// The model's name.
     pub name: Option<String>,
-    /// UUID.
+    /// The UUID.
     pub uuid: Option<String>,
-    /// Instances that it is split into; none: MIG is off or unknown.
+    /// The instances that the GPU is split into; `None` if MIG is off or unknown.
     pub mig: Option<Mig>,
-    /// Whether a control daemon of the multi-process service serves it; none: unknown.
+    /// Whether a control daemon of the multi-process service serves the GPU; `None` if unknown.
     pub mps: Option<bool>,
     /// NVLinks that are up.
     pub nvlinks: Vec<NvLink>,
-    /// What it can reach in other GPUs.
+    /// Which other GPUs' memory the GPU can access.
     pub peers: Vec<Peer>,
 }
 
 impl Gpu {
-    /// One of which nothing is known but its place.
+    /// A GPU of which only the place is known.
     pub fn new(address: Address) -> Self {
         let (nvlinks, peers) = (Vec::new(), Vec::new());
         Self { address, index: None, name: None, uuid: None, mig: None, mps: None, nvlinks, peers }
     }
 }
 
-/// Multi-instance GPU.
+/// Multi-instance GPU: the instances of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Mig {
     /// Names of the instances, as `nvidia-smi -L` prints them.
@@ -217,9 +219,9 @@ pub struct Mig {
 /// NVLinks of a GPU to one place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NvLink {
-    /// What is there.
+    /// The other end of the links.
     pub to: NvLinkEnd,
-    /// How many.
+    /// The number of links.
     pub links: u32,
 }
 
@@ -229,55 +231,57 @@ pub struct NvLink {
 pub enum NvLinkEnd {
     /// A GPU.
     Gpu(Address),
-    /// A switch: every GPU at it can be reached.
+    /// A switch: every GPU at the switch can be reached.
     Switch,
     /// The CPU.
     Cpu,
 }
 
-/// What a GPU can reach in another one.
+/// Whether a GPU can access the memory of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Peer {
-    /// The other one.
+    /// The other GPU.
     pub to: Address,
-    /// Kernels of this GPU can read and write that one's memory.
+    /// Whether kernels of this GPU can read and write the other's memory.
     pub access: bool,
 }
 
 /// An RDMA NIC.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Nic {
-    /// Its name: `mlx5_0`.
+    /// The NIC's name: `mlx5_0`.
     pub name: String,
-    /// Its PCI function. Of a software device that of its network device, which may have none.
+    /// The NIC's PCI function; for a software device that of its network device, which may have
+    /// none.
     pub address: Option<Address>,
-    /// The CPU does its work: soft-RoCE, soft-iWARP.
+    /// Whether the CPU does the NIC's work: soft-RoCE, soft-iWARP.
     pub software: bool,
-    /// Network device of its first port.
+    /// The network device of the first port.
     pub netdev: Option<String>,
-    /// Ports.
+    /// The NIC's ports.
     pub ports: Vec<Port>,
 }
 
 /// A port of an RDMA NIC.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Port {
-    /// Its number, from 1.
+    /// The port's number, from 1.
     pub number: u32,
-    /// Its state: `ACTIVE`, `DOWN`, ...
+    /// The port's state: `ACTIVE`, `DOWN`, ...
     pub state: Option<String>,
-    /// Rate in Gb/s.
+    /// The rate in Gb/s.
     pub gigabits: Option<f64>,
-    /// `InfiniBand` or `Ethernet`.
+    /// The link layer: `InfiniBand` or `Ethernet`.
     pub link_layer: Option<String>,
 }
 
 /// A function of the shim driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Shim {
-    /// Where it is.
+    /// The address.
     pub address: Address,
-    /// Its device file's name, `pushgate0`; none: bound, but no such device.
+    /// The name of its device file, `pushgate0`; `None` if the function is bound but has no such
+    /// file.
     pub name: Option<String>,
 }
 
@@ -287,14 +291,15 @@ impl Topology {
         self.functions.get(&at)
     }
 
-    /// A function with all that is above it, itself first; with the root complex it ends at, if it is listed.
+    /// A function with everything above it, the function first; and the root complex at the end, if
+    /// that is listed.
     pub fn above(&self, at: Address) -> (Vec<&Function>, Option<&RootComplex>) {
         let mut chain = Vec::new();
         let mut next = self.functions.get(&at);
         while let Some(f) = next {
             chain.push(f);
             match &f.parent {
-                // A tree that is checked has no loop; one built by hand may.
+                // A checked tree has no loop; a tree built by hand may have one.
                 Parent::Function(up) if chain.len() <= self.functions.len() => next = self.functions.get(up),
                 Parent::Function(_) => return (chain, None),
                 Parent::RootComplex(name) => {
@@ -305,12 +310,13 @@ impl Topology {
         (chain, None)
     }
 
-    /// What lies directly below, by address.
+    /// The functions directly below, by address.
     pub fn below<'a>(&'a self, parent: &'a Parent) -> impl Iterator<Item = &'a Function> {
         self.functions.values().filter(move |f| f.parent == *parent)
     }
 
-    /// NUMA node of a function: its own, else its root complex's, else the only one that the host has.
+    /// The NUMA node of a function: its own, or else its root complex's, or else the only one of
+    /// the host.
     pub fn numa_of(&self, at: Address) -> Option<u32> {
         let (chain, root) = self.above(at);
         let own = chain.iter().find_map(|f| f.numa);
@@ -320,21 +326,22 @@ impl Topology {
         })
     }
 
-    /// Whether anything is attached to it whose place matters: a GPU, a NIC or a shim function.
+    /// Whether a GPU, a NIC or a shim function is attached to the function, so that its place
+    /// matters.
     pub fn matters(&self, at: Address) -> bool {
         self.gpus.iter().any(|g| g.address == at)
             || self.nics.iter().any(|n| n.address == Some(at))
             || self.shims.iter().any(|s| s.address == at)
     }
 
-    /// Whether configuration spaces were cut short for want of privilege.
+    /// Whether configuration spaces were cut short for lack of privilege.
     pub fn needs_root(&self) -> bool {
         self.functions
             .values()
             .any(|f| f.config.express == Read::NeedsRoot || f.config.acs == Read::NeedsRoot)
     }
 
-    /// The address of what is called so: an address, a NIC's name, `gpu0`, `pushgate0`.
+    /// The address of the device with this name: an address, a NIC's name, `gpu0`, `pushgate0`.
     pub fn find(&self, name: &str) -> Option<Address> {
         if let Ok(at) = name.parse::<Address>() {
             return self.functions.contains_key(&at).then_some(at);
@@ -358,8 +365,9 @@ impl Topology {
         false
     }
 
-    /// Mends what would mislead the rest: a function whose parent is not there, or that lies above itself, is
-    /// taken as unplaced, with a note; roles that the configuration space did not tell follow from the shape.
+    /// Repairs what would mislead later steps. A function whose parent is missing, or that lies
+    /// above itself, becomes unplaced, with a note. Roles that the configuration space did not tell
+    /// are derived from the tree's shape.
     pub(crate) fn settle(&mut self) {
         let lost: Vec<Address> = self.functions.keys().copied().filter(|at| !self.ends(*at)).collect();
         for at in lost {
@@ -386,14 +394,14 @@ impl Topology {
         self.shims.sort_by_key(|s| s.address);
     }
 
-    /// Whether anything but a bridge is directly below.
+    /// Whether anything other than a bridge is directly below.
     fn holds_endpoint(&self, at: Address) -> bool {
         let parent = Parent::Function(at);
         self.below(&parent).any(|f| f.class.map(|c| c >> 8) != Some(BRIDGE))
     }
 
-    /// Roles of bridges whose configuration space could not be read, by their place: on a root bus a root port,
-    /// below one a switch, below that its downstream ports.
+    /// Derives the roles of bridges whose configuration space could not be read, by their place: on
+    /// a root bus a root port, below one a switch, below that the switch's downstream port.
     pub(crate) fn infer_roles(&mut self) {
         let mut by_depth: Vec<(usize, Address)> =
             self.functions.keys().map(|at| (self.above(*at).0.len(), *at)).collect();
@@ -410,7 +418,7 @@ impl Topology {
                 None => match &f.parent {
                     Parent::RootComplex(_) => Role::RootPort,
                     Parent::Function(up) => match self.functions.get(up).map(|f| f.role) {
-                        // All that is directly below a switch are its ports.
+                        // Everything directly below a switch is one of its ports.
                         Some(Role::RootPort | Role::DownstreamPort) if !self.holds_endpoint(at) => {
                             Role::Switch
                         }
@@ -426,8 +434,9 @@ impl Topology {
     }
 }
 
-/// Bridges above each other: more than any bus has, for numbers of buses are 8 bits and a switch takes two.
+/// The most bridges above each other: more than any bus has, because bus numbers have 8 bits and a
+/// switch takes two.
 pub(crate) const DEEPEST: usize = 64;
 
-/// The root complex of functions whose place is not known.
+/// The name of the root complex for functions whose place is unknown.
 pub(crate) const UNPLACED: &str = "unplaced";

@@ -1,4 +1,5 @@
-//! Trees that no kernel writes: each gives a note that names the file, never a panic, and leaves the rest whole.
+//! Trees that no kernel writes: each gives a note that names the file, never a panic, and the rest
+//! stays whole.
 
 mod common;
 
@@ -13,7 +14,7 @@ use pushgate_topology::{Evidence, Sysfs, Topology, draw};
 const GPU: &str = "pci0000:15/0000:15:01.0/0000:16:00.0";
 const NIC: &str = "pci0000:15/0000:15:02.0/0000:17:00.0";
 
-/// A host with a GPU and a NIC that are as they should be.
+/// A host with a GPU and a NIC, both in order.
 fn host() -> Host {
     let host = Host::server(1);
     for place in [GPU, NIC] {
@@ -25,7 +26,7 @@ fn host() -> Host {
     host
 }
 
-/// Draws and judges all of it.
+/// Draws and judges a whole topology.
 fn exercise(t: &Topology) -> String {
     let report = t.report(Evidence::ByDistance);
     serde_json::to_string(&report).unwrap();
@@ -39,7 +40,8 @@ fn exercise(t: &Topology) -> String {
         + &draw::report(&report, draw::Style::default())
 }
 
-/// What is read once `spoil` has been at it, and that one note has `expected` in it.
+/// The topology that is read after `spoil` has changed the host; checks that a note contains
+/// `expected`.
 fn spoiled(spoil: impl Fn(&Host), expected: &str) -> Topology {
     let host = host();
     spoil(&host);
@@ -116,7 +118,7 @@ fn links_that_lead_nowhere_or_round_are_left_out() {
 #[test]
 fn functions_above_themselves_have_no_place() {
     let host = host();
-    // Each lies below the other.
+    // Each of the two lies below the other.
     for (place, name) in [
         ("pci0000:15/0000:30:00.0/0000:31:00.0", "0000:31:00.0"),
         ("pci0000:15/0000:31:00.0/0000:30:00.0", "0000:30:00.0"),
@@ -133,7 +135,7 @@ fn functions_above_themselves_have_no_place() {
 }
 
 #[test]
-fn files_that_are_none_or_too_long_do_not_hold_it_up() {
+fn pipes_devices_and_files_that_are_too_long_do_not_hold_up_the_reader() {
     let long = vec![b'7'; 3 << 20];
     let file = format!("sys/devices/{GPU}/numa_node");
     let t = spoiled(
@@ -146,7 +148,7 @@ fn files_that_are_none_or_too_long_do_not_hold_it_up() {
         make(&h.at(&file));
     };
     spoiled(|h| put(h, &|p| fs::create_dir(p).unwrap()), "numa_node: cannot be read: no regular file");
-    // Nobody writes to the pipe: opening it would wait for ever.
+    // The pipe has no writer, so opening it would wait for ever.
     let pipe = |p: &std::path::Path| {
         assert!(std::process::Command::new("mkfifo").arg(p).status().unwrap().success())
     };
@@ -157,7 +159,7 @@ fn files_that_are_none_or_too_long_do_not_hold_it_up() {
 }
 
 #[test]
-fn without_permission_it_says_who_may() {
+fn unreadable_files_give_a_note_that_says_who_may_read() {
     let host = host();
     let file = host.at(&format!("sys/devices/{GPU}/config"));
     fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();
@@ -171,11 +173,11 @@ fn without_permission_it_says_who_may() {
     if !rustix::process::geteuid().is_root() {
         return read();
     }
-    // Root reads it all the same.
+    // Root can read the file all the same.
     assert!(host.read().notes.is_empty());
     std::thread::scope(|s| {
         let nobody = s.spawn(|| {
-            // Of this thread alone, which ends with it.
+            // Only this thread's user changes, and the thread ends afterwards.
             let uid = rustix::process::Uid::from_raw(65534);
             rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
             read();
@@ -202,7 +204,7 @@ fn rdma_devices_of_noise() {
         },
         "class/infiniband/mlx5_7: its function 0000:66:00.0 is not listed",
     );
-    // A name that would lead elsewhere.
+    // A name that would lead to another folder.
     let host = host();
     host.rxe("rxe0", "../../../../../../etc");
     let t = host.clean();
@@ -233,7 +235,7 @@ fn notes_do_not_grow_without_end() {
     assert!(t.notes[100].ends_with("200 more notes of the same kind"), "{}", t.notes[100]);
 }
 
-/// Content that files may have: what the kernel writes, near misses, noise.
+/// Contents that files may have: what the kernel writes, near misses, noise.
 fn content() -> impl Strategy<Value = Vec<u8>> {
     let word = prop::sample::select(vec![
         "0x030200",
@@ -278,7 +280,7 @@ fn place() -> impl Strategy<Value = String> {
     })
 }
 
-/// Something put into a tree. What can't be put there is left.
+/// Something put into a tree. What can't be put there is skipped.
 #[derive(Clone, Debug)]
 enum Put {
     File(String, Vec<u8>),
@@ -347,7 +349,7 @@ proptest! {
         for put in puts {
             let (Put::File(path, _) | Put::Link(path, _)) = &put;
             let full = folder.path().join("sys").join(path);
-            // A link made before may lead out of the folder.
+            // A link made earlier may lead out of the folder.
             let parent = full.parent().unwrap();
             if fs::create_dir_all(parent).is_err()
                 || !fs::canonicalize(parent).is_ok_and(|p| p.starts_with(folder.path()))
@@ -365,11 +367,11 @@ proptest! {
         let t = Sysfs::new(folder.path().join("sys")).with_proc(folder.path().join("proc")).read();
         let text = exercise(&t);
         prop_assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{:?}", text);
-        // Everything has a root complex that is listed.
+        // Every function has a root complex that is listed.
         for at in t.functions.keys() {
             prop_assert!(t.above(*at).1.is_some());
         }
-        // As a file it says the same again.
+        // Written to a file and read again, the tree is the same.
         let file = Topology::from_toml(&t.to_toml()).unwrap();
         prop_assert_eq!(file.to_toml(), t.to_toml());
     }

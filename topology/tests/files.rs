@@ -1,4 +1,4 @@
-//! Files that describe a machine: TOML and NCCL's XML, there and back, and what is refused.
+//! Files that describe a machine, TOML and NCCL's XML: reading, writing, and what is refused.
 
 mod common;
 
@@ -9,8 +9,9 @@ use pushgate_topology::{
     draw,
 };
 
-/// As NCCL writes it: two sockets; on each a switch with a GPU and a NIC, the second GPU split from its NIC; a
-/// socket transport, a second host, a switch that virtual machines do not see.
+/// A file as NCCL writes it: two sockets; on each a switch with a GPU and a NIC, the second GPU
+/// separated from its NIC; a socket transport, a second host, a switch that virtual machines do not
+/// see.
 const NCCL: &str = r#"<system version="1">
   <cpu host_hash="0xa1" numaid="0" affinity="0000ffff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
     <pci busid="0000:16:00.0" class="0x060400" vendor="0x1000" device="0xc030" link_speed="32.0 GT/s PCIe" link_width="16">
@@ -100,13 +101,13 @@ fn xml_that_is_none_is_refused() {
         ("<graphs version=\"1\"/>", "its first element is <graphs>, where <system> should be"),
         ("<system version=\"1\"/>", "it has no <cpu> with a <pci> in it"),
         (&deep, "it is no topology of NCCL's: "),
-        // Entities that grow: none are expanded.
+        // Entities that grow: none of them is expanded.
         ("<!DOCTYPE s [<!ENTITY a \"b\">]><system>&a;</system>", "it is no topology of NCCL's: "),
     ] {
         let e = Topology::from_nccl(xml).unwrap_err();
         assert!(matches!(e, FileError::Xml(_)) && e.to_string().contains(expected), "{e}");
     }
-    // 100 times the same function, each below the last: no tree, and no loop either.
+    // The same function 100 times, each below the last: neither a tree nor a loop.
     let t = Topology::from_nccl(&closed).unwrap();
     assert!(t.notes.iter().any(|n| n.contains("64 switches deep")), "{:?}", t.notes);
     assert_eq!(t.functions.len(), 1);
@@ -235,7 +236,7 @@ fn a_chain_that_is_too_long_is_refused() {
 
 proptest! {
     #[test]
-    fn no_text_makes_it_panic(text in "\\PC{0,200}", cut in 0..NCCL.len(), with in "\\PC{0,12}") {
+    fn no_text_makes_the_reader_panic(text in "\\PC{0,200}", cut in 0..NCCL.len(), with in "\\PC{0,12}") {
         let _ = Topology::from_toml(&text);
         let _ = Topology::from_nccl(&text);
         for whole in [NCCL, example()] {

@@ -1,5 +1,6 @@
-//! What is asked of NVML and what is made of the answers, with a library that stands in for it: three GPUs, the
-//! last one lost; NVLinks to a switch and to each other; MIG and a client of the multi-process service on one.
+//! What the crate asks NVML and makes of the answers, with a stub library: three GPUs, the last one
+//! lost; NVLinks to a switch and to each other; MIG and a client of the multi-process service on
+//! one.
 
 mod common;
 
@@ -75,7 +76,7 @@ fn answers_become_gpus() {
     };
     assert_eq!((&first.nvlinks, &second.nvlinks), (&links(b), &links(a)));
     assert_eq!(first.peers, [Peer { to: b, access: true }]);
-    // It may read but not write.
+    // The GPU may read but not write.
     assert_eq!(second.peers, [Peer { to: a, access: false }]);
     assert_eq!(told.notes.len(), 1);
     assert!(

@@ -1,4 +1,4 @@
-//! Hosts of every shape: what is found, how far apart it is, what is advised, and how it is drawn.
+//! Hosts of every shape: what is found, the distances, the advice, and the drawing.
 
 mod common;
 
@@ -13,7 +13,8 @@ use pushgate_topology::{
 const RP: &str = "pci0000:15/0000:15:01.0";
 const UP: &str = "pci0000:15/0000:15:01.0/0000:16:00.0";
 
-/// One switch with a GPU (0000:18:00.0) and a NIC (0000:19:00.0, mlx5_0) at ports with this ACS control.
+/// One switch with a GPU (0000:18:00.0) and a NIC (0000:19:00.0, mlx5_0) at ports with this ACS
+/// control register.
 fn one_switch(acs: u16) -> Host {
     let host = Host::server(1);
     host.add(RP, root_port());
@@ -103,7 +104,8 @@ fn acs_on_the_way_makes_it_push() {
     assert!(way.contains("ACS       redirects to the root complex at 0000:17:00.0, 0000:17:01.0"), "{way}");
 }
 
-/// The same switch, its configuration spaces cut to 64 bytes, GPU and NIC in these IOMMU groups.
+/// That switch with its configuration spaces cut to 64 bytes, and GPU and NIC in these IOMMU
+/// groups.
 fn cut_switch(groups: Option<(u32, u32)>) -> Topology {
     let host = Host::server(1);
     host.add(RP, root_port().cut());
@@ -145,7 +147,8 @@ fn without_root_roles_follow_from_the_shape_and_acs_from_iommu_groups() {
     assert!(said.warnings[0].starts_with("the IOMMU translates"), "{said:?}");
 }
 
-/// GPUs at `gpus`, a NIC at `nic`, each behind a root port of its own; the NUMA node behind the place.
+/// GPUs at `gpus` and a NIC at `nic_at`, each behind a root port of its own; the number is the NUMA
+/// node.
 fn spread(host: &Host, gpus: &[(&str, i32)], nic_at: (&str, i32)) -> Topology {
     let put = |place: &str, numa: i32, below: Dev| {
         host.add(place.rsplit_once('/').unwrap().0, root_port().on(numa));
@@ -232,7 +235,7 @@ fn numa_nodes_of_one_package_are_one_socket() {
 }
 
 #[test]
-fn a_node_that_is_not_told_is_unknown_unless_there_is_one_alone() {
+fn an_unreported_node_is_unknown_unless_the_host_has_only_one() {
     let far = ("pci0000:97/0000:97:01.0/0000:98:00.0", -1);
     let near = [("pci0000:15/0000:15:01.0/0000:16:00.0", 0)];
     let pair = only_pair(&spread(&Host::server(2), &near, far));
@@ -361,7 +364,7 @@ fn the_file_of_another_machine_is_shown_as_it_is() {
     assert_eq!(t.notes, ["nothing of the file is on this host: it is shown as the file has it"]);
     t.notes.clear();
     assert_eq!(t, file().unwrap());
-    // Where this host has a GPU of its own, the file is of this host, and wrong.
+    // If this host has a GPU of its own, the file describes this host, and wrongly.
     let t = file().unwrap().on_host(one_switch(0).clean());
     assert!(t.notes.contains(&"in the file, but not on this host: 0000:53:00.0".to_owned()), "{:?}", t.notes);
     assert_eq!(t.path(at("0000:18:00.0"), at("0000:53:00.0")).unwrap().distance, Distance::Unknown);
@@ -396,7 +399,7 @@ fn what_the_driver_tells_of_mig_nvlinks_and_peers() {
     assert!(text.contains("0000:18:00.0 gpu4 NVIDIA H200, MIG: 2 instances, 32 GT/s"), "{text}");
     assert!(text.contains("  gpu4  X             SW NV18 peer\n  gpu5  SW NV18 peer  X\n"), "{text}");
     assert_eq!((t.find("gpu5"), t.find("mlx5_0"), t.find("gpu0")), (Some(b), Some(at("0000:19:00.0")), None));
-    // One direction that fails is no peer access.
+    // Peer access that fails in one direction counts as none.
     t.learn_gpus(vec![Gpu { peers: vec![Peer { to: a, access: false }], ..Gpu::new(b) }]);
     assert_eq!(t.peer_access(a, b), Some(false));
 }
@@ -491,7 +494,7 @@ fn egress_control_leaves_it_unknown() {
 fn payloads_that_do_not_fit_are_found() {
     let host = one_switch(0);
     let config = format!("sys/devices/{UP}/0000:17:01.0/0000:19:00.0/config");
-    // The NIC at 128 bytes, though all could take 512.
+    // The NIC is set to 128 bytes, though all functions could take 512.
     let mut bytes = fs::read(host.at(&config)).unwrap();
     bytes[0x48] &= !0xe0;
     fs::write(host.at(&config), &bytes).unwrap();
@@ -503,7 +506,7 @@ fn payloads_that_do_not_fit_are_found() {
             && found.iter().all(|f| f.ends_with("boot with pci=pcie_bus_safe")),
         "{found:?}"
     );
-    // A root port that takes no more is no fault of the NIC's.
+    // A root port that takes no more is not the NIC's fault.
     let port = format!("sys/devices/{RP}/config");
     let mut bytes = fs::read(host.at(&port)).unwrap();
     bytes[0x44] = 0;
@@ -538,7 +541,7 @@ fn without_a_nic_it_stays_local() {
     );
 }
 
-/// Seconds as somebody measured them.
+/// A table of seconds, as if measured.
 struct Table(Vec<(Method, f64)>);
 
 impl Costs for Table {
@@ -557,7 +560,7 @@ fn figures_win_over_distances() {
         advice.reason,
         "by what a probe found here the model expects bounce 4.00 us, push 5.50 us, pull 9.00 us for 65536 bytes"
     );
-    // What no such figures can tell apart is no reason to leave what the distance says.
+    // A difference too small for such figures is no reason to deviate from what the distance says.
     let close = Table(vec![(Method::Pull, 4.3e-6), (Method::Bounce, 4e-6)]);
     assert_eq!(advise(&pair, Evidence::Model { costs: &close, bytes: 65536 }).method, Method::Pull);
     let silent = Table(vec![(Method::Push, f64::NAN)]);

@@ -1,6 +1,6 @@
-//! The files that bindgen makes: driver-shim/src/abi.rs from abi.h, uapi.rs from the module's header, and the bindings of libibverbs
-//! from its verbs.h. The result depends on neither libclang's version nor the caller's rustfmt
-//! settings, so it can be compared byte for byte.
+//! The files that bindgen makes: driver-shim/src/abi.rs from abi.h, uapi.rs from the module's
+//! header, and the bindings of libibverbs from its verbs.h. The result depends neither on
+//! libclang's version nor on the caller's rustfmt settings, so it can be compared byte for byte.
 
 use crate::Paths;
 #[cfg(not(feature = "bindings"))]
@@ -10,12 +10,12 @@ use anyhow::Result;
 use std::fs;
 use std::path::PathBuf;
 
-/// The rdma-core whose verbs.h the committed bindings are made from: Debian 12's. Another one has
-/// other declarations, so there is nothing to compare with.
+/// The rdma-core whose verbs.h the committed bindings are made from: Debian 12's. Another release
+/// has other declarations, so there would be nothing to compare with.
 const RDMA_CORE: &str = "44";
 
-/// Writes the files, or with `check` compares them. This xtask has no bindgen; the one that runs it
-/// here is built into a target folder of its own, so that neither evicts the other.
+/// Writes the files, or compares them with `check`. This xtask has no bindgen; it builds one that
+/// has into a target folder of its own and runs that, so that neither build evicts the other.
 #[cfg(not(feature = "bindings"))]
 pub fn run(paths: &Paths, check: bool, guard: Guard) -> Result<()> {
     let mut command = process::cargo(&paths.root);
@@ -27,7 +27,7 @@ pub fn run(paths: &Paths, check: bool, guard: Guard) -> Result<()> {
     process::run(command, guard)
 }
 
-/// Writes the files, or with `check` compares them.
+/// Writes the files, or compares them with `check`.
 #[cfg(feature = "bindings")]
 pub fn run(paths: &Paths, check: bool, _: Guard) -> Result<()> {
     made::one(paths, check, &made::ABI)?;
@@ -39,7 +39,8 @@ pub fn run(paths: &Paths, check: bool, _: Guard) -> Result<()> {
     Ok(())
 }
 
-/// Why the bindings of libibverbs can't be made here, with the remedy; `None`: they can.
+/// Why the bindings of libibverbs can't be made on this machine, with the remedy; `None` if they
+/// can.
 pub fn without_verbs() -> Option<String> {
     let found = match installed() {
         None => "its headers are not installed here".to_string(),
@@ -52,8 +53,8 @@ pub fn without_verbs() -> Option<String> {
     ))
 }
 
-/// The version of the installed headers. They don't say it themselves, but the description for
-/// pkg-config that is packaged with them does; read as text, it needs no pkg-config.
+/// The version of the installed headers. The headers do not state it, but the pkg-config
+/// description that is packaged with them does; reading it as text needs no pkg-config.
 fn installed() -> Option<String> {
     let below = fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
     let folders = ["/usr/lib", "/usr/lib64"].map(PathBuf::from).into_iter().chain(below);
@@ -62,7 +63,7 @@ fn installed() -> Option<String> {
     Some(text.lines().find_map(|line| line.strip_prefix("Version:"))?.trim().to_string())
 }
 
-/// rdma-core's own version in that of the library: 44 in 1.14.44.0.
+/// rdma-core's own version, as part of the library's version: 44 in 1.14.44.0.
 fn of_rdma_core(version: &str) -> Option<&str> {
     version.split('.').nth(2)
 }
@@ -74,9 +75,9 @@ mod made {
     use anyhow::Context;
     use bindgen::Builder;
 
-    /// A committed file.
+    /// A committed file that bindgen makes.
     pub struct Made {
-        /// From the repository root, as is `header` if it is ours.
+        /// Path from the repository root; `header` too, if it is one of ours.
         rust: &'static str,
         header: &'static str,
         builder: fn(&Paths, &Made) -> Result<Builder>,
@@ -100,7 +101,8 @@ mod made {
             Ok(bindgen::builder()
                 .header(paths.root.join(made.header).to_str().context("the repository's path is not UTF-8")?)
                 .allowlist_file(r".*/uapi/pushgate\.h")
-                // The kernel's own names for fixed widths are C's, which Rust would call c_uint.
+                // The kernel's own names for fixed widths; Rust would call C's types c_uint and so
+                // on.
                 .blocklist_type("__[us](8|16|32|64)")
                 .raw_line("// Generated from include/uapi/pushgate.h by `cargo xtask bindings`; do not edit.")
                 .raw_line("")
@@ -116,15 +118,15 @@ mod made {
         builder: |_, made| {
             let mut builder = bindgen::builder()
                 .header_contents("verbs-wrapper.h", &format!("#include <{}>\n", made.header))
-                // Nothing is linked: each function is looked up, and one that an older library
-                // lacks is an Err in its field.
+                // Nothing is linked: each function is looked up at run time, and one that an older
+                // library lacks is an Err in its field.
                 .dynamic_library_name("Verbs")
                 .dynamic_link_require_all(false)
-                // A library newer than these headers may return a value that they don't name. As a
+                // A library newer than these headers may return a value that they don't name. In a
                 // Rust enum that would be undefined behaviour.
                 .default_enum_style(bindgen::EnumVariation::NewType { is_bitfield: false, is_global: false })
                 .layout_tests(true)
-                // glibc's insides, which are not for us: the crate has them as bytes.
+                // glibc's internals; the crate has them as bytes.
                 .blocklist_type("_*pthread_.*|__atomic_wide_counter.*")
                 .raw_line(format!(
                     "// Generated from <{}> of rdma-core {RDMA_CORE} by `cargo xtask bindings`; do not edit.",
@@ -148,8 +150,8 @@ mod made {
         },
     };
 
-    /// What is called. The crate requires all but those that it says are optional; a test of its
-    /// own finds one that is neither.
+    /// The functions that are called. The crate requires all of them except those that it lists as
+    /// optional; a test of the crate finds a function that is in neither group.
     const FUNCTIONS: &[&str] = &[
         "_ibv_query_gid_ex",
         "ibv_ack_async_event",
@@ -188,10 +190,10 @@ mod made {
         "ibv_wc_status_str",
     ];
 
-    /// What the signatures above don't mention.
+    /// Types that the signatures above don't mention.
     const TYPES: &[&str] = &["verbs_context", "ibv_gid_type", "ibv_rate"];
 
-    /// Enums whose values are or'ed.
+    /// Enums whose values are combined with or.
     const FLAGS: &[&str] = &[
         "ib_uverbs_access_flags",
         "ibv_access_flags",
@@ -203,7 +205,7 @@ mod made {
         "ibv_wc_flags",
     ];
 
-    /// Only ever pointed to, so nobody needs their fields.
+    /// Types that are used only through pointers, so their fields are not needed.
     const OPAQUE: &[&str] = &[
         "ibv_.*counter.*",
         "ibv_cq_ex",
@@ -243,7 +245,7 @@ mod made {
             .rustfmt_configuration_file(Some(paths.root.join("rustfmt.toml")))
             .generate()
             .context("bindgen failed")?;
-        // Not to_string(): that one leaves the text unformatted when rustfmt fails.
+        // Not to_string(), which leaves the text unformatted when rustfmt fails.
         let mut text = Vec::new();
         bindings.write(Box::new(&mut text)).context("cannot format the bindings with rustfmt")?;
         String::from_utf8(text).context("the bindings are not UTF-8")

@@ -1,5 +1,5 @@
-//! A CUDA 13 compiler: the one that is installed, else NVIDIA's wheels in a virtual environment of
-//! our own. And the check that every kernel compiles.
+//! Finds a CUDA 13 compiler: the installed one, or else NVIDIA's wheels in a virtual environment
+//! below the target folder. Also checks that every kernel compiles.
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
@@ -15,7 +15,7 @@ use crate::process;
 use crate::progress::Guard;
 use crate::system::{self, Need};
 
-/// The last CUDA that drivers of the 580 branch run; each package is versioned by itself.
+/// The last CUDA that drivers of the 580 branch run; each package has its own version.
 const WHEELS: [&str; 6] = [
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-nvvm==13.0.88",
@@ -25,7 +25,7 @@ const WHEELS: [&str; 6] = [
     "nvidia-cuda-nvrtc==13.0.88",
 ];
 
-/// A100, H100 and H200, B200.
+/// The compute capabilities of A100, of H100 and H200, and of B200.
 const ARCHITECTURES: [&str; 3] = ["80", "90", "100"];
 
 /// Folders that hold device code, from the repository root.
@@ -49,7 +49,7 @@ impl Toolkit {
     }
 }
 
-/// The toolkit to use, fetched if there is none.
+/// The toolkit to use; fetches one if there is none.
 pub fn toolkit(paths: &Paths, guard: Guard) -> Result<Toolkit> {
     if let Some(toolkit) = present(paths) {
         return Ok(toolkit);
@@ -67,7 +67,8 @@ pub fn present(paths: &Paths) -> Option<Toolkit> {
     installed().or_else(|| fetched(&venv(paths)))
 }
 
-/// The places where the build looks for nvcc too, in its order. Other versions are passed over.
+/// Looks for nvcc in the places where the build looks too, in the same order. Toolkits of other
+/// versions are skipped.
 fn installed() -> Option<Toolkit> {
     let named = env::var_os("PUSHGATE_NVCC").map(PathBuf::from);
     let home = env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin"));
@@ -75,7 +76,7 @@ fn installed() -> Option<Toolkit> {
     let folders =
         home.into_iter().chain([PathBuf::from("/usr/local/cuda/bin")]).chain(env::split_paths(&path));
     let nvcc = named.into_iter().chain(folders.map(|dir| dir.join("nvcc"))).find(|nvcc| is_cuda_13(nvcc))?;
-    // A link in /usr/bin says nothing about where the libraries lie.
+    // A link in /usr/bin does not tell where the libraries are.
     Some(Toolkit::at(fs::canonicalize(&nvcc).unwrap_or(nvcc)))
 }
 
@@ -91,7 +92,8 @@ fn venv(paths: &Paths) -> PathBuf {
     paths.target.join("cuda")
 }
 
-/// Written last, so a virtual environment without it is unfinished or of other versions.
+/// The stamp of a virtual environment. It is written last, so an environment without it is
+/// unfinished or of other versions.
 fn stamp(venv: &Path) -> PathBuf {
     venv.join("pushgate-wheels.txt")
 }
@@ -120,7 +122,7 @@ fn fetch(paths: &Paths, guard: Guard) -> Result<Toolkit> {
     if let Some(toolkit) = fetched(&venv) {
         return Ok(toolkit);
     }
-    // On stderr: `nvcc` prints a path to stdout and nothing else.
+    // On stderr, because `nvcc` prints only a path to stdout.
     eprintln!("Fetching CUDA 13.0's compiler into {} (once; about 200 MB)", venv.display());
     let mut make = process::command("python3", &paths.root);
     make.args(["-m", "venv", "--clear"]).arg(&venv);
@@ -133,7 +135,7 @@ fn fetch(paths: &Paths, guard: Guard) -> Result<Toolkit> {
     fetched(&venv).with_context(|| format!("the wheels left no nvcc in {}", venv.display()))
 }
 
-/// Every .cu file, from the repository root.
+/// Every .cu file, as paths from the repository root.
 fn sources(root: &Path) -> Result<Vec<PathBuf>> {
     let mut sources = Vec::new();
     for folder in KERNELS {
@@ -152,13 +154,13 @@ fn sources(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(sources)
 }
 
-/// Compiles every kernel for the CPU executor, warnings being errors.
+/// Compiles every kernel for the CPU executor; warnings are errors.
 pub fn compile_for_cpu(paths: &Paths, guard: Guard) -> Result<()> {
     let out = paths.scratch("kernels")?;
     let compile = |source: &PathBuf| {
         let mut command = process::command("g++", &paths.root);
-        // Optimised, as the executor does it: some warnings come from no other pass. `#pragma unroll`
-        // is for nvcc.
+        // Optimised, as the executor compiles: some warnings come from no other pass. `#pragma
+        // unroll` is for nvcc.
         command.args(["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]);
         command.args(["-c", "-x", "c++"]);
         command.args(includes()).arg(source).arg("-o").arg(object(&out, source, "o"));
@@ -167,7 +169,7 @@ pub fn compile_for_cpu(paths: &Paths, guard: Guard) -> Result<()> {
     process::run_all(sources(&paths.root)?.iter().map(compile).collect(), 2, guard)
 }
 
-/// Compiles every kernel for the GPUs that we support, warnings being errors.
+/// Compiles every kernel for the supported GPUs; warnings are errors.
 pub fn compile_for_gpu(paths: &Paths, toolkit: &Toolkit, guard: Guard) -> Result<()> {
     let out = paths.scratch("kernels")?;
     let compile = |source: &PathBuf| {
@@ -186,7 +188,8 @@ fn includes() -> impl Iterator<Item = String> {
     INCLUDES.iter().map(|folder| format!("-I{folder}"))
 }
 
-/// Two folders may hold files of one name.
+/// The object file of a source; its name includes the folder, because two folders may hold files of
+/// one name.
 fn object(out: &Path, source: &Path, extension: &str) -> PathBuf {
     let folders = source.parent().into_iter().flat_map(Path::iter);
     let mut name = OsString::new();

@@ -1,5 +1,5 @@
-//! What runs on a host with a GPU. Tests that need one skip themselves elsewhere, so there the same
-//! command runs more of them; the bundle is for a host without a Rust toolchain.
+//! What to run on a host with a GPU. Tests that need a GPU skip themselves elsewhere, so on such a
+//! host the same command runs more tests; the bundle is for a host without a Rust toolchain.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -55,7 +55,7 @@ pub fn bundle(paths: &Paths, out: Option<PathBuf>, tests: &[String]) -> Result<(
         programs.extend(build(&arguments)?);
     }
     if out.join("tests").exists() {
-        // What an earlier bundle had and this one has not must not run.
+        // Tests of an earlier bundle that this one lacks must not run.
         fs::remove_dir_all(out.join("tests"))?;
     }
     fs::create_dir_all(out.join("tests")).with_context(|| format!("cannot make {}", out.display()))?;
@@ -81,7 +81,7 @@ pub fn bundle(paths: &Paths, out: Option<PathBuf>, tests: &[String]) -> Result<(
 /// Sources that tests read: kernels for NVRTC, headers, programs for ThreadSanitizer.
 const SOURCES: &[&str] = &["driver-shim/include", "gpu-kernels/include", "tests/kernels", "tests/litmus"];
 
-/// Copies a folder with all that is in it.
+/// Copies a folder with everything in it.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {

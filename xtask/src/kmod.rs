@@ -1,4 +1,4 @@
-//! The kernel module, built for the virtual machine's kernel.
+//! Builds the kernel module for the virtual machine's kernel.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use crate::progress::Guard;
 use crate::system::{self, Need};
 use crate::vm::kernel::{self, Kernel};
 
-/// What must be there to build it.
+/// What building the module needs.
 pub const NEEDS: &[Need] = &[Need::ModuleBuild, Need::Kmod];
 
-/// Builds it; returns the folder of the modules.
+/// Builds the module; returns the folder of the modules.
 pub fn task(paths: &Paths) -> Result<PathBuf> {
     if let Some(reason) = kernel::unavailable() {
         bail!("{reason}");
@@ -22,7 +22,8 @@ pub fn task(paths: &Paths) -> Result<PathBuf> {
     build(paths, &kernel::get(paths, None, Guard::NONE)?, Guard::NONE)
 }
 
-/// The driver and the importer that its tests load, in one folder. Any warning is an error.
+/// Builds the driver, and the importer that its tests load, into one folder. Any warning is an
+/// error.
 pub fn build(paths: &Paths, kernel: &Kernel, guard: Guard) -> Result<PathBuf> {
     if let Some(reason) = system::unmet(NEEDS) {
         bail!("building the kernel module {reason}");
@@ -37,10 +38,10 @@ pub fn build(paths: &Paths, kernel: &Kernel, guard: Guard) -> Result<PathBuf> {
     let module = copy.join("kmod").canonicalize()?;
     let mut make = process::command("make", &module);
     make.args(["-s", "-j2", "W=1", "KCFLAGS=-Werror", "PUSHGATE_TEST=m", "modules"]);
-    // Types for BPF take pahole, where the headers come with a vmlinux; nobody here reads them.
+    // If the headers come with a vmlinux, types for BPF would need pahole; nothing here reads them.
     make.arg("CONFIG_DEBUG_INFO_BTF_MODULES=");
     make.arg("-C").arg(&headers).arg(format!("M={}", module.display()));
-    // modpost warns on stderr and goes on.
+    // modpost prints warnings to stderr and goes on.
     let log = copy.join("make.log");
     let to = Redirect { stderr: Some(fs::File::create(&log)?), ..Redirect::default() };
     let result = process::run_redirected(make, to, guard);
@@ -53,7 +54,7 @@ pub fn build(paths: &Paths, kernel: &Kernel, guard: Guard) -> Result<PathBuf> {
     Ok(module)
 }
 
-/// Copies a folder's files, those that differ alone, so that make builds no more than it must.
+/// Copies a folder's files, only those that differ, so that make builds no more than it must.
 fn mirror(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {

@@ -1,5 +1,5 @@
-//! Whether C, C++ and Rust agree on abi.h: the numbers that abi.rs states, and that rustc checks
-//! when it compiles that file, against those that the system's compilers see.
+//! Checks that C, C++ and Rust agree about abi.h: compares the numbers that abi.rs states, which
+//! rustc checks when it compiles that file, with those that the system's compilers see.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,11 +11,11 @@ use crate::Paths;
 use crate::process;
 use crate::progress::Guard;
 
-/// C expressions of constants, sizes, alignments and offsets, with their values as 64-bit patterns:
-/// bindgen gives a C constant above `i64::MAX` a signed type.
+/// C expressions of constants, sizes, alignments and offsets, with their values as 64-bit patterns,
+/// because bindgen gives a C constant above `i64::MAX` a signed type.
 type Numbers = BTreeMap<String, u64>;
 
-/// Compares them; an error names everything that differs.
+/// Compares the numbers; an error names everything that differs.
 pub fn check(paths: &Paths, guard: Guard) -> Result<()> {
     let rust = fs::read_to_string(paths.root.join("driver-shim/src/abi.rs")).context("cannot read abi.rs")?;
     let rust = stated(&rust)?;
@@ -38,7 +38,7 @@ pub fn check(paths: &Paths, guard: Guard) -> Result<()> {
 /// The numbers that bindgen's output states.
 fn stated(rust: &str) -> Result<Numbers> {
     let mut numbers = Numbers::new();
-    // rustfmt breaks long lines; without the breaks a statement is in one piece.
+    // rustfmt breaks long lines; without the breaks each statement is in one piece.
     let code = rust.lines().filter(|line| !line.starts_with("//"));
     let text = code.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ");
     for part in text.split([';', '{']) {
@@ -78,7 +78,7 @@ fn number(text: &str) -> Result<u64> {
     Ok(value as u64)
 }
 
-/// A program that prints every number, C and C++ alike.
+/// A program, in C as well as C++, that prints every number.
 fn program(numbers: &Numbers) -> String {
     let mut text = String::from(
         "#include <stddef.h>\n#include <stdio.h>\n#ifndef __cplusplus\n#include <stdalign.h>\n#endif\n\

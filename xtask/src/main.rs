@@ -110,28 +110,28 @@ enum Task {
     Nvcc,
 }
 
-/// Where things lie.
+/// The folders that tasks use.
 pub struct Paths {
-    /// The repository.
+    /// The repository's root.
     pub root: PathBuf,
-    /// Cargo's target folder; whatever a task makes goes below it.
+    /// Cargo's target folder; everything that a task makes goes below it.
     pub target: PathBuf,
 }
 
 impl Paths {
     fn find() -> Result<Paths> {
-        // Cargo sets the variable for what it runs; the other is for a binary started by hand.
+        // Cargo sets the variable for programs that it runs; the other value serves a binary started by hand.
         let manifest = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
         let root = PathBuf::from(manifest).parent().context("xtask lies in no workspace")?.to_path_buf();
         let target = match env::var_os("CARGO_TARGET_DIR") {
-            // Absolute: steps run in the repository root, the caller maybe elsewhere.
+            // Made absolute: steps run in the repository's root, the caller perhaps elsewhere.
             Some(dir) if !dir.is_empty() => env::current_dir()?.join(dir),
             _ => root.join("target"),
         };
         Ok(Paths { root, target })
     }
 
-    /// A folder of our own below the target folder, made if it is not there.
+    /// A folder for tasks below the target folder; made if it does not exist.
     pub fn scratch(&self, name: &str) -> Result<PathBuf> {
         let dir = self.target.join("xtask").join(name);
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;

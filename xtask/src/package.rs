@@ -14,12 +14,12 @@ use crate::progress::Guard;
 use crate::system::{self, Need};
 use crate::{Paths, programs};
 
-/// What must be there to make it.
+/// What making the package needs.
 pub const NEEDS: &[Need] = &[Need::Cxx, Need::Packaging];
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Files that go in as they are: where they lie in the repository, and where in the package.
+/// Files that are packaged unchanged: where they lie in the repository, and where in the package.
 const FILES: &[(&str, &str)] = &[
     ("driver-shim/include/pushgate/abi.h", "usr/include/pushgate/abi.h"),
     ("gpu-kernels/include/pushgate/arch.cuh", "usr/include/pushgate/arch.cuh"),
@@ -29,7 +29,7 @@ const FILES: &[(&str, &str)] = &[
     ("packaging/copyright", "usr/share/doc/pushgate/copyright"),
 ];
 
-/// What dpkg runs, with `@VERSION@` replaced.
+/// Scripts that dpkg runs; `@VERSION@` is replaced in them.
 const SCRIPTS: &[&str] = &["postinst", "prerm", "postrm"];
 
 /// Makes the package; returns its path.
@@ -42,13 +42,13 @@ pub fn build(paths: &Paths, guard: Guard) -> Result<PathBuf> {
         "the package is made for amd64 alone, and this is {}: make it on an x86-64 host",
         std::env::consts::ARCH
     );
-    // Whatever the caller's is, what is installed is everybody's to read.
+    // Whatever the caller's umask is, everybody may read what is installed.
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let maker = Maker { paths, out: paths.scratch("package")?, guard };
     let changelog = maker.changelog()?;
     check_versions(paths, &changelog)?;
     let tree = maker.out.join("tree");
-    // What an earlier version had must not come along.
+    // Files of an earlier version must not be packaged.
     if tree.exists() {
         fs::remove_dir_all(&tree).with_context(|| format!("cannot remove {}", tree.display()))?;
     }
@@ -56,7 +56,7 @@ pub fn build(paths: &Paths, guard: Guard) -> Result<PathBuf> {
     maker.control(&tree, &changelog)?;
     let package = maker.out.join(format!("pushgate_{VERSION}_amd64.deb"));
     let mut command = process::command("dpkg-deb", &maker.out);
-    // What makes two builds of the same sources alike: no owner, no time of this build.
+    // Makes two builds of the same sources alike: no owner and no time of this build.
     command.env("SOURCE_DATE_EPOCH", changelog.time()?);
     command.args(["--root-owner-group", "-Zxz", "--build"]).arg(&tree).arg(&package);
     process::run(command, guard)?;
@@ -72,7 +72,8 @@ impl Changelog {
         value.with_context(|| format!("packaging/changelog says nothing of {name} in its first entry"))
     }
 
-    /// Seconds since 1970, as build tools agree on: the caller's if there is one.
+    /// Seconds since 1970, in the form that build tools agree on: the caller's value if there is
+    /// one.
     fn time(&self) -> Result<String> {
         match std::env::var("SOURCE_DATE_EPOCH") {
             Ok(time) => Ok(time),
@@ -81,7 +82,7 @@ impl Changelog {
     }
 }
 
-/// Each place that states the version must state the same.
+/// Checks that each place that states the version states the same.
 fn check_versions(paths: &Paths, changelog: &Changelog) -> Result<()> {
     let stated = |file: &str, before: &str| -> Result<String> {
         let text =
@@ -123,7 +124,7 @@ impl Maker<'_> {
         Ok(Changelog(fields.map(|(name, value)| (name.to_string(), value.to_string())).collect()))
     }
 
-    /// All files but those for dpkg itself.
+    /// Puts in all files except those for dpkg itself.
     fn fill(&self, tree: &Path) -> Result<()> {
         for (from, to) in FILES {
             put(&tree.join(to), &self.read(from)?)?;
@@ -138,7 +139,8 @@ impl Maker<'_> {
         fs::read(self.paths.root.join(file)).with_context(|| format!("cannot read {file}"))
     }
 
-    /// What dkms builds. The tests' importer stays behind, and what a build beside the sources has left.
+    /// Puts in what dkms builds, without the tests' importer and without what a build beside the
+    /// sources has left.
     fn module(&self, folder: &Path) -> Result<()> {
         let kmod = self.paths.root.join("driver-shim/kmod");
         for entry in fs::read_dir(&kmod).with_context(|| format!("cannot read {}", kmod.display()))? {
@@ -151,19 +153,21 @@ impl Maker<'_> {
         put(&folder.join("include/uapi/pushgate.h"), &self.read("driver-shim/include/uapi/pushgate.h")?)
     }
 
-    /// The page of section 4. Its first heading is what the page's header says anyway.
+    /// Makes the page of section 4. Its first heading is omitted, because the page's header says
+    /// the same.
     fn manual(&self) -> Result<Vec<u8>> {
         let text = String::from_utf8(self.read("docs/pushgate.4.md")?)?;
         let body = text.strip_prefix("# pushgate(4)\n").context("docs/pushgate.4.md has another heading")?;
         let source = self.out.join("pushgate.4.md");
         fs::write(&source, body.replace("\n## ", "\n# ").replace("\n### ", "\n## "))?;
-        // Names as PUSHGATE_IOC_INFO have underscores that emphasise nothing.
+        // Names like PUSHGATE_IOC_INFO have underscores that emphasise nothing.
         let how = ["-s", "-Tman", "--parse-no-intraemph", "-Mtitle=PUSHGATE", "-Msection=4", "pushgate.4.md"];
         let roff = self.capture("lowdown", &self.out, &how)?;
         ensure!(roff.contains(".TH "), "lowdown has made no manual page of {}", source.display());
-        // As lowdown lays a table out, groff widens all columns alike: here the last alone.
+        // lowdown's layout of a table makes groff widen all columns alike; here only the last
+        // column is widened.
         let roff = roff.replace("tab(|) expand allbox;", "tab(|) allbox;").replace(" l.\n", " lx.\n");
-        // By this line man knows that the page has tables.
+        // This line tells man that the page has tables.
         Ok(format!("'\\\" t\n{roff}").into_bytes())
     }
 
@@ -179,7 +183,7 @@ impl Maker<'_> {
         set_mode(to, 0o755)
     }
 
-    /// As Debian wants it: at the best level, without name and time.
+    /// Compresses as Debian wants it: at the best level, without name and time.
     fn packed(&self, to: &Path, content: &[u8]) -> Result<()> {
         let plain = self.out.join("plain");
         fs::write(&plain, content)?;
@@ -190,7 +194,7 @@ impl Maker<'_> {
         process::run_redirected(gzip, to, self.guard)
     }
 
-    /// The folder DEBIAN.
+    /// Makes the folder DEBIAN.
     fn control(&self, tree: &Path, changelog: &Changelog) -> Result<()> {
         let folder = tree.join("DEBIAN");
         let files = files(tree)?;
@@ -230,7 +234,7 @@ impl Maker<'_> {
 
     /// The packages of the libraries that the command links.
     fn libraries(&self, tree: &Path) -> Result<String> {
-        // It wants to be run where a source package lies.
+        // The program must run where a source package lies.
         let stub = self.out.join("stub");
         put(&stub.join("debian/control"), b"Source: pushgate\n\nPackage: pushgate\nArchitecture: amd64\n")?;
         let program = tree.join("usr/bin/pushgate");
@@ -250,7 +254,7 @@ fn set_mode(file: &Path, mode: u32) -> Result<()> {
     Ok(())
 }
 
-/// All files below a folder, as names within it and lengths.
+/// All files below a folder, as paths within it, with their lengths.
 fn files(tree: &Path) -> Result<Vec<(String, u64)>> {
     let mut found = Vec::new();
     let mut folders = vec![tree.to_path_buf()];

@@ -1,4 +1,4 @@
-//! The NCCL plugin's shared library, under the name that NCCL looks for.
+//! Builds the NCCL plugin's shared library, under the name that NCCL looks for.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,9 @@ use crate::Paths;
 use crate::process;
 use crate::progress::Guard;
 
-/// Builds it for release; where it is. With `nvcc` it has its device code in it; else where the
-/// build finds one, or the first use on a host compiles it.
+/// Builds the plugin for release and returns its path. With `nvcc` its device code is embedded;
+/// otherwise it is embedded if the build finds an nvcc, or else compiled at the first use on a
+/// host.
 pub fn build(paths: &Paths, nvcc: Option<&Path>, guard: Guard) -> Result<PathBuf> {
     let mut cargo = process::cargo(&paths.root);
     cargo.envs(nvcc.map(|nvcc| ("PUSHGATE_NVCC", nvcc)));
@@ -18,7 +19,7 @@ pub fn build(paths: &Paths, nvcc: Option<&Path>, guard: Guard) -> Result<PathBuf
     process::run_quietly(cargo, guard)?;
     let folder = paths.target.join("release");
     let (made, wanted) = (folder.join("libnccl_net_pushgate.so"), folder.join("libnccl-net-pushgate.so"));
-    // A copy and no link, put there in one step: a program may have the old one open.
+    // A copy and not a link, renamed into place: a program may have the old library open.
     let new = folder.join("libnccl-net-pushgate.so.new");
     fs::copy(&made, &new)
         .and_then(|_| fs::rename(&new, &wanted))

@@ -1,5 +1,5 @@
-//! Starting other programs: each in a process group of its own, which ends as a
-//! whole when the program ends, shows no progress or we are interrupted.
+//! Starts other programs, each in a process group of its own. The whole group ends when the program
+//! ends, when it shows no progress, or when xtask is interrupted.
 
 use std::ffi::{OsStr, c_int};
 use std::fs::File;
@@ -18,18 +18,19 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-/// How often a running command is looked at.
+/// How often a running command is checked.
 pub const TICK: Duration = Duration::from_millis(20);
-/// What a command gets to clean up between SIGTERM and SIGKILL.
+/// The time between SIGTERM and SIGKILL, for a command to clean up.
 pub const GRACE: Duration = Duration::from_secs(2);
-/// How long the rest of an ended command's output is waited for: what its pipes hold, for its group is gone.
+/// How long the rest of an ended command's output is waited for. Only what the pipes hold can still
+/// come, because the command's group is gone.
 const REST: Duration = Duration::from_secs(60);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// From now on SIGHUP, SIGINT and SIGTERM end the running commands instead of us.
+/// Makes SIGHUP, SIGINT and SIGTERM end the running commands instead of this process.
 pub fn catch_signals() {
-    // Rust's std has no way to catch a signal and rustix leaves it to libc.
+    // Rust's std has no way to catch a signal, and rustix leaves it to libc.
     unsafe extern "C" {
         fn signal(number: c_int, handler: extern "C" fn(c_int)) -> usize;
     }
@@ -37,8 +38,8 @@ pub fn catch_signals() {
         INTERRUPTED.store(true, Ordering::Relaxed);
     }
     for number in [Signal::HUP, Signal::INT, Signal::TERM] {
-        // SAFETY: the declaration is that of C's signal(); the handler does no more than store to
-        // a lock-free atomic, which a signal handler may do at any point.
+        // SAFETY: the declaration is that of C's signal(). The handler only stores to a lock-free
+        // atomic, which a signal handler may do at any point.
         unsafe { signal(number.as_raw(), note) };
     }
 }
@@ -48,21 +49,21 @@ pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
-/// Has a command killed when we die, even by SIGKILL. Only for the main thread: the kernel watches
-/// the thread that started the child.
+/// Has a command killed when this process dies, even by SIGKILL. Call it only on the main thread,
+/// because the kernel watches the thread that started the child.
 pub fn die_with_us(command: &mut Command) {
     let us = rustix::process::getpid();
     let ask = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // We may have died before it asked.
+        // The parent may have died before the child asked.
         if rustix::process::getppid() == Some(us) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     };
     // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
     unsafe { command.pre_exec(ask) };
 }
 
-/// Lets a command inherit a descriptor that is otherwise closed in what we start. It must be open
-/// until the command has started.
+/// Lets a command inherit a descriptor that is otherwise closed in programs that we start. The
+/// descriptor must stay open until the command has started.
 pub fn inherit(command: &mut Command, descriptor: BorrowedFd) {
     let number = descriptor.as_raw_fd();
     let keep = move || {
@@ -81,18 +82,18 @@ pub fn command(program: impl AsRef<OsStr>, dir: &Path) -> Command {
     command
 }
 
-/// The cargo that runs us.
+/// The cargo that runs this program.
 pub fn cargo(dir: &Path) -> Command {
     command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), dir)
 }
 
-/// Runs a command with its output on ours; an exit status but 0 is an error.
+/// Runs a command with its output on ours; an exit status other than 0 is an error.
 pub fn run(command: Command, guard: Guard) -> Result<()> {
     show(&command);
     run_quietly(command, guard)
 }
 
-/// Where a command writes what does not go to our stdout.
+/// Files for output of a command that does not go to our stdout.
 #[derive(Default)]
 pub struct Redirect {
     /// A file for what the command writes to stdout.
@@ -156,7 +157,7 @@ pub fn capture(mut command: Command, echo: bool, guard: Guard) -> Result<String>
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Runs all commands, `at_once` at a time. A failure does not stop those that follow.
+/// Runs all commands, `at_once` at a time. A failure does not stop the commands after it.
 pub fn run_all(commands: Vec<Command>, at_once: usize, guard: Guard) -> Result<()> {
     let mut waiting = commands.into_iter();
     let mut jobs: Vec<Job> = Vec::new();
@@ -199,7 +200,7 @@ struct Job {
 
 impl Job {
     fn start(mut command: Command, to: Redirect, guard: Guard) -> Result<Job> {
-        // One pipe for both, so that lines stay in their order.
+        // One pipe for both outputs, so that lines stay in order.
         let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
         command
             .stdout(to.stdout.map_or_else(|| theirs.try_clone().map(Stdio::from), |file| Ok(file.into()))?);
@@ -220,8 +221,8 @@ impl Job {
     }
 }
 
-/// Waits until the output of a command that has ended is read to its end. False at the limit, or where we are
-/// interrupted: something that left the command's group may hold the pipe for ever.
+/// Waits until the output of a command that has ended is read to its end. False at the limit, or if
+/// this process is interrupted: a process that left the command's group may hold the pipe for ever.
 fn ends_within(output_ended: &mpsc::Receiver<()>, limit: Duration) -> bool {
     let until = Instant::now() + limit;
     loop {
@@ -233,7 +234,7 @@ fn ends_within(output_ended: &mpsc::Receiver<()>, limit: Duration) -> bool {
     }
 }
 
-/// Cargo writes to our pipe and would leave out the colours of a terminal.
+/// Asks cargo for colours if our output is a terminal: cargo sees our pipe and would omit them.
 fn colour(command: &mut Command, is_terminal: bool) {
     let is_cargo = Path::new(command.get_program()).file_name() == Some(OsStr::new("cargo"));
     if is_terminal
@@ -245,13 +246,13 @@ fn colour(command: &mut Command, is_terminal: bool) {
     }
 }
 
-/// Where nobody reads our output any more, the job goes on all the same.
+/// Writes bytes and ignores errors: the job goes on even if its output is no longer read.
 pub fn write_to(mut to: impl Write, bytes: &[u8]) {
     let _ = to.write_all(bytes).and_then(|()| to.flush());
 }
 
-/// Reads a pipe to its end in a thread of its own and counts what was heard. The receiver hears
-/// when the pipe has ended.
+/// Reads a pipe to its end on a thread of its own and counts the bytes. The receiver is told when
+/// the pipe has ended.
 pub fn pass_on(
     mut pipe: impl Read + Send + 'static,
     heard: &Arc<AtomicU64>,
@@ -270,35 +271,35 @@ pub fn pass_on(
     is_done
 }
 
-/// A child and its process group. Dropped, it ends both.
+/// A child and its process group. Dropping the value ends both.
 pub struct Running {
     child: Child,
     name: String,
     reaped: bool,
-    /// Bytes of its output, counted by [`pass_on`].
+    /// Bytes of the child's output, counted by [`pass_on`].
     pub heard: Arc<AtomicU64>,
 }
 
 impl Running {
-    /// Starts it, with nothing on stdin.
+    /// Starts the child, with nothing on stdin.
     pub fn start(mut command: Command) -> Result<Running> {
         if interrupted() {
             bail!("interrupted");
         }
         let name = words(&command);
-        // A background group that reads a terminal is stopped: no stdin.
+        // No stdin, because a background group that reads a terminal is stopped.
         command.process_group(0).stdin(Stdio::null());
         let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         Ok(Running { child, name, reaped: false, heard: Arc::default() })
     }
 
-    /// What it writes to stdout, where that is piped. The first call gets it.
+    /// The child's stdout, if it is piped. Only the first call gets it.
     pub fn stdout(&mut self) -> Option<ChildStdout> {
         self.child.stdout.take()
     }
 
-    /// The exit status if it has ended; an error, and its end, if the watch says so or we are
-    /// interrupted.
+    /// The exit status if the child has ended. If the watch says so or this process is interrupted,
+    /// ends the child and returns an error.
     pub fn poll(&mut self, watch: &mut Watch) -> Result<Option<ExitStatus>> {
         if self.ended() {
             return Ok(Some(self.reap()?));
@@ -314,7 +315,7 @@ impl Running {
         Ok(None)
     }
 
-    /// Whether it has ended, whatever its exit status; its group ends with it.
+    /// Whether the child has ended, whatever its exit status; then its group ends too.
     pub fn has_ended(&mut self) -> Result<bool> {
         let has_ended = self.ended();
         if has_ended {
@@ -330,21 +331,21 @@ impl Running {
         Ok(())
     }
 
-    /// Whether the child has ended. It is left unreaped, so that its id, which is also that of
-    /// its group, belongs to nobody else yet.
+    /// Whether the child has ended. It is not reaped, so that its id, which is also its group's, is
+    /// not reused yet.
     fn ended(&self) -> bool {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         matches!(waitid(WaitId::Pid(Pid::from_child(&self.child)), options), Ok(Some(_)))
     }
 
-    /// Ends what the child has left running, then the child's own entry.
+    /// Ends what the child has left running, then reaps the child.
     fn reap(&mut self) -> Result<ExitStatus> {
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         self.reaped = true;
         Ok(self.child.wait()?)
     }
 
-    /// Ends it with its group, unless that is done.
+    /// Ends the child with its group, unless that is done already.
     pub fn end(&mut self) {
         if self.reaped {
             return;
@@ -367,7 +368,7 @@ impl Drop for Running {
 /// A command as one would type it, without the variables set for it.
 fn words(command: &Command) -> String {
     let program = Path::new(command.get_program());
-    // The toolchain's cargo goes by a long path.
+    // The toolchain's cargo has a long path.
     let is_cargo = program.file_name() == Some(OsStr::new("cargo"));
     let program = if is_cargo { OsStr::new("cargo") } else { program.as_os_str() };
     [program].into_iter().chain(command.get_args()).map(quote).collect::<Vec<_>>().join(" ")
@@ -384,7 +385,7 @@ fn show(command: &Command) {
     println!("{}", words(command));
 }
 
-/// A word as a shell wants it.
+/// Quotes a word for a shell.
 pub fn quote(word: &OsStr) -> String {
     let word = word.to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./,:@%".contains(c);
@@ -419,7 +420,8 @@ mod tests {
         assert!(error.contains("no progress"), "{error}");
         let sleep = std::fs::read_to_string(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
-        // Gone, or dead and not yet reaped by init; on a busy machine a killed process takes a moment.
+        // The process is gone, or dead and not yet reaped by init; on a busy machine a killed
+        // process takes a moment.
         let stat = || std::fs::read_to_string(format!("/proc/{}/stat", sleep.trim())).unwrap_or_default();
         let is_gone = |stat: &str| stat.is_empty() || stat.contains(") Z ");
         let until = Instant::now() + Duration::from_secs(60);
@@ -438,7 +440,7 @@ mod tests {
 
     #[test]
     fn a_command_that_says_something_on_either_stream_goes_on() {
-        // Silent for less than the limit each time, and longer than it in all.
+        // Silent for less than the limit each time, but for longer in all.
         let script = "for i in 1 2 3 4 5 6 7 8; do sleep 1; echo $i >&$((1 + i % 2)); done";
         let guard = Guard::new(Some(Duration::from_secs(6)), None);
         run_quietly(shell(script), guard).unwrap();

@@ -1,4 +1,4 @@
-//! Programs that cargo builds, and where they are.
+//! Builds programs with cargo and tells where they are.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use crate::Paths;
 use crate::process;
 use crate::progress::Guard;
 
-/// What sort of target a program is made of.
+/// The kind of target that a program is made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A command.
@@ -22,15 +22,15 @@ pub enum Kind {
 
 /// A program that was built.
 pub struct Program {
-    /// Its target's name.
+    /// The name of the program's target.
     pub name: String,
-    /// Where it is.
+    /// The program's path.
     pub path: PathBuf,
-    /// What it was made of.
+    /// The kind of the program's target.
     pub kind: Kind,
 }
 
-/// Has cargo build for release; returns the programs that it was asked for.
+/// Has cargo build for release; returns the programs that were asked for.
 pub fn build(
     paths: &Paths,
     arguments: &[&str],
@@ -47,7 +47,7 @@ pub fn build(
     Ok(programs)
 }
 
-/// The programs in cargo's messages.
+/// Finds the programs in cargo's messages.
 fn programs(messages: &str) -> Result<Vec<Program>> {
     let mut programs = Vec::new();
     for line in messages.lines() {

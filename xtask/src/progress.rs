@@ -1,5 +1,5 @@
-//! Tells a hang from slowness: what runs is ended where it shows no progress for far longer than it
-//! ever needs, and for nothing else. The time allowed grows with the slowness of the machine.
+//! Tells a hang from slowness: a command is ended if it shows no progress for far longer than it
+//! ever needs, and for no other reason. The time allowed grows with the slowness of the machine.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,26 +10,28 @@ use std::time::{Duration, Instant};
 /// any step there is about a minute (the summary of `cargo xtask test` names each step's).
 pub const SILENCE: Duration = Duration::from_secs(600);
 
-/// What ends a command before its own end. Progress is output: CPU time is none, for a loop that
-/// waits for ever may spin.
+/// Limits that end a command before its own end. Progress means output. CPU time does not count,
+/// because a loop that waits for ever may spin.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Guard {
-    /// Silence after which the command hangs, on a quiet machine of two cores. `None`: never.
+    /// The silence after which a command counts as hanging, on a quiet machine of two cores.
+    /// `None`: never.
     silence: Option<Duration>,
-    /// When the whole run must have ended. `None`: never.
+    /// The time by which the whole run must have ended. `None`: never.
     end: Option<Instant>,
 }
 
 impl Guard {
-    /// Ends nothing.
+    /// A guard that ends nothing.
     pub const NONE: Guard = Guard { silence: None, end: None };
 
-    /// Ends what is silent for `silence`, stretched by the machine's slowness, or still runs at `end`.
+    /// A guard that ends what is silent for `silence`, stretched by the machine's slowness, or
+    /// still runs at `end`.
     pub fn new(silence: Option<Duration>, end: Option<Instant>) -> Guard {
         Guard { silence, end }
     }
 
-    /// A guard with another limit of silence, and this one's end of the run.
+    /// A guard with another limit of silence and this one's end of the run.
     pub fn but_silent_for(self, silence: Duration) -> Guard {
         Guard { silence: Some(silence), ..self }
     }
@@ -40,7 +42,7 @@ impl Guard {
     }
 }
 
-/// Looks at one command, or one machine, for a [`Guard`].
+/// Watches one command, or one machine, for a [`Guard`].
 #[derive(Debug)]
 pub struct Watch {
     guard: Guard,
@@ -50,13 +52,13 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// A watch that begins now.
+    /// Makes a watch that begins now.
     pub fn new(guard: Guard) -> Watch {
         Watch { guard, seen: 0, since: Instant::now(), stretch: 1.0 }
     }
 
-    /// `progress` is any number that differs after progress. An error says why what is watched
-    /// must end.
+    /// Looks at the progress, which is any number that changes when there is some. An error says
+    /// why the watched command must end.
     pub fn look(&mut self, progress: u64) -> Result<(), String> {
         self.look_at(progress, Instant::now(), slowness)
     }
@@ -73,7 +75,7 @@ impl Watch {
         }
         let Some(limit) = self.guard.silence else { return Ok(()) };
         if silent >= limit.mul_f64(self.stretch) {
-            // The load may have come since: measured only now, where it counts.
+            // The load may have begun in the meantime, so it is measured only now, when it matters.
             self.stretch = self.stretch.max(slowness());
             if silent >= limit.mul_f64(self.stretch) {
                 return Err(format!(
@@ -95,13 +97,13 @@ pub fn take_longest_silence() -> Duration {
     Duration::from_millis(LONGEST_SILENCE_MS.swap(0, Ordering::Relaxed))
 }
 
-/// Seconds that one thread of the machine which the figures in docs/testing.md come from takes for
-/// [`work`] when nothing else runs.
+/// Seconds that [`work`] takes on one thread of the machine from which the figures in
+/// docs/testing.md come, when nothing else runs.
 const REFERENCE: f64 = 0.135;
 
-/// How many times longer two busy threads take here and now than on a quiet machine of two cores, by
-/// a measurement of about 0.2 s: at least 1. It grows with slow cores, few cores and other
-/// processes alike.
+/// How many times longer two busy threads take here and now than on a quiet machine of two cores,
+/// at least 1; measured in about 0.2 s. It grows with slow cores, with few cores and with other
+/// processes.
 pub fn slowness() -> f64 {
     let begin = Instant::now();
     let threads = [thread::spawn(work), thread::spawn(work)];
@@ -111,13 +113,14 @@ pub fn slowness() -> f64 {
     (begin.elapsed().as_secs_f64() / REFERENCE).max(1.0)
 }
 
-/// What tests and suites multiply their own limits by, which guard against a hang. Twice the slowness: the
-/// load may grow after the measurement.
+/// The factor by which tests and suites multiply their limits against a hang. It is twice the
+/// slowness, because the load may grow after the measurement.
 pub fn patience() -> u32 {
     (2.0 * slowness()).ceil() as u32
 }
 
-/// Checks 128 MiB of UTF-8. The standard library's code is optimised in every build of this program.
+/// Checks 128 MiB of UTF-8. The standard library's code is optimised in every build of this
+/// program.
 fn work() {
     let text = "é".repeat(32 << 10);
     for _ in 0..2000 {
@@ -159,7 +162,7 @@ mod tests {
         let mut watch = Watch::new(guard());
         let begin = watch.since;
         watch.look_at(0, begin + LIMIT * 3, || 4.0).unwrap();
-        // Once measured slow, the machine is not measured at each look.
+        // A machine that was once measured to be slow is not measured again at each look.
         watch.look_at(0, begin + LIMIT * 39 / 10, || unreachable!()).unwrap();
         watch.look_at(0, begin + LIMIT * 4, || 1.0).unwrap_err();
     }

@@ -1,4 +1,4 @@
-//! Runs the steps one after the other and tells how it went.
+//! Runs the steps one after the other and reports the results.
 
 use std::fs;
 use std::process::ExitCode;
@@ -11,19 +11,19 @@ use crate::progress::{self, Guard, SILENCE};
 use crate::steps::{Bench, Outcome, STEPS, Step, When};
 use crate::{Paths, system};
 
-/// What the command line asks for.
+/// The options of the command line.
 pub struct Options {
-    /// Skips are failures, those for want of a GPU aside.
+    /// Skips count as failures, except those for lack of a GPU.
     pub strict: bool,
-    /// The long steps too.
+    /// Also run the long steps.
     pub full: bool,
-    /// The quick steps alone.
+    /// Run only the quick steps.
     pub quick: bool,
     /// Install nothing.
     pub no_install: bool,
-    /// When the run ends itself, with its summary.
+    /// The time after which the run ends itself, with its summary.
     pub limit: Duration,
-    /// Nothing but these; empty: all.
+    /// Run only these steps; if empty, all.
     pub only: Vec<String>,
 }
 
@@ -111,7 +111,7 @@ fn run(step: &Step, bench: &mut Bench, strict: bool) -> Result<Row> {
     Ok(row)
 }
 
-/// What the summary says of a step that ended so and left these parts out.
+/// The verdict on a step with this result and these parts left out, and the notes below it.
 fn judge(result: Result<Outcome>, skips: &[String], strict: bool) -> (Verdict, Vec<String>) {
     let forbidden = |reason: &str| strict && !reason.starts_with("no GPU");
     let mut notes = Vec::new();

@@ -1,4 +1,4 @@
-//! The steps of `cargo xtask test`: what each is called, may take, needs and does.
+//! The steps of `cargo xtask test`: their names, budgets and needs, and what they do.
 
 use std::process::Command;
 
@@ -11,36 +11,36 @@ use crate::{Paths, bindings, cuda, layout, plugin, programs, promises, site, vm}
 
 /// One step of the table.
 pub struct Step {
-    /// What `--only` and the summary call it.
+    /// The name for `--only` and the summary.
     pub name: &'static str,
-    /// Seconds that it should take on two quiet cores, with nothing built or fetched before. Reported,
-    /// never enforced.
+    /// Seconds that the step should take on two quiet cores, with nothing built or fetched before.
+    /// Reported, never enforced.
     pub budget: u64,
-    /// In which runs it is.
+    /// The runs that include the step.
     pub when: When,
-    /// Without these it is skipped.
+    /// What the step needs; without any of it the step is skipped.
     pub needs: &'static [Need],
-    /// What it does, for `--list`.
+    /// What the step does, for `--list`.
     pub about: &'static str,
-    /// Does it.
+    /// The function that runs the step.
     pub run: fn(&mut Bench) -> Result<Outcome>,
 }
 
-/// In which runs of `cargo xtask test` a step is, if `--only` does not name it.
+/// The runs of `cargo xtask test` that include a step, if `--only` does not name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// In all but those with `--quick`.
+    /// All runs but those with `--quick`.
     Default,
-    /// In all, those with `--quick` included.
+    /// All runs, also those with `--quick`.
     Always,
-    /// With `--quick` only: a larger step of the other runs does the same and more.
+    /// Only runs with `--quick`: in other runs a larger step does the same and more.
     Quick,
-    /// With `--full` only.
+    /// Only runs with `--full`.
     Full,
 }
 
 impl When {
-    /// Whether a run with these options has the step.
+    /// Whether a run with these options includes the step.
     pub fn is_in(self, quick: bool, full: bool) -> bool {
         match self {
             When::Default => !quick,
@@ -51,21 +51,21 @@ impl When {
     }
 }
 
-/// What a step that did not fail ended with.
+/// How a step that did not fail ended.
 pub enum Outcome {
-    /// It did all that it should.
+    /// The step did everything that it should.
     Passed,
-    /// It did nothing, for this reason.
+    /// The step did nothing, for this reason.
     Skipped(String),
 }
 
 /// What a step works with.
 pub struct Bench {
-    /// Where things lie.
+    /// Where files and folders are.
     pub paths: Paths,
     /// What ends a command that hangs.
     pub guard: Guard,
-    /// What the tests multiply their limits by that guard against a hang.
+    /// The factor by which the tests multiply their limits against a hang.
     pub patience: u32,
     /// Nothing may be installed.
     pub no_install: bool,
@@ -73,8 +73,8 @@ pub struct Bench {
     pub skips: Vec<String>,
 }
 
-/// All steps, in the order in which they run. Without `--full` the budgets add up to less than
-/// 20 minutes, with `--quick` to a few.
+/// All steps, in the order in which they run. Without `--full` the budgets add up to less than 20
+/// minutes, with `--quick` to a few.
 pub const STEPS: &[Step] = &[
     Step {
         name: "system",
@@ -286,12 +286,12 @@ impl Bench {
         passed(process::run(command, self.guard))
     }
 
-    /// Cargo, with the variables that tests read.
+    /// A cargo command, with the variables that tests read.
     fn command(&self) -> Command {
         let mut command = process::cargo(&self.paths.root);
         command.env("PUSHGATE_SKIP_LOG", self.skip_log());
         command.env("_PUSHGATE_TEST_PATIENCE", self.patience.to_string());
-        // A toolkit that is there: its NVRTC is what the tests that need one load.
+        // If there is a toolkit, tests that need NVRTC load the toolkit's.
         if std::env::var_os("PUSHGATE_NVRTC_DIR").is_none()
             && let Some(nvrtc) = cuda::present(&self.paths).and_then(|toolkit| toolkit.nvrtc)
         {
@@ -300,7 +300,7 @@ impl Bench {
         command
     }
 
-    /// The file to which tests append a line `SKIPPED: reason` for whatever they leave out:
+    /// The file to which tests append a line `SKIPPED: reason` for everything that they leave out:
     /// libtest shows nothing of what a passing test prints.
     pub fn skip_log(&self) -> std::path::PathBuf {
         self.paths.target.join("xtask").join("skips.txt")
@@ -323,7 +323,7 @@ fn kernels(bench: &mut Bench) -> Result<Outcome> {
 
 fn loom(bench: &mut Bench) -> Result<Outcome> {
     let mut command = bench.command();
-    // Other flags, so other artifacts: a target folder of their own keeps both sets.
+    // Other flags make other artifacts; a target folder of their own keeps both sets.
     command
         .env("RUSTFLAGS", "--cfg loom")
         .arg("test")
@@ -341,8 +341,8 @@ fn tsan(bench: &mut Bench) -> Result<Outcome> {
     bench.cargo(&["test", "--release", "--package", "pushgate-tests", "--test", "tsan"])
 }
 
-/// Whatever the plugin and its engine do that no byte of it may be invalid, unset or lost. Threads
-/// take turns under valgrind, so little is sent.
+/// Runs the plugin and its engine under valgrind: no byte that they touch may be invalid, unset or
+/// leaked. Threads take turns under valgrind, so little is sent.
 fn memcheck(bench: &mut Bench) -> Result<Outcome> {
     let plugin = plugin::build(&bench.paths, None, bench.guard)?;
     let build = ["build", "--package=pushgate-tests", "--bin=nccl-caller"];
@@ -380,7 +380,7 @@ fn memcheck(bench: &mut Bench) -> Result<Outcome> {
 
 fn allreduce(bench: &mut Bench, ranks: u32, sizes: &str, more: &[&str]) -> Result<Outcome> {
     if more.contains(&"process") {
-        // The command that the proxy process runs is not what `--example` builds.
+        // `--example` does not build the command that the proxy process runs.
         bench.cargo(&["build", "--release", "--package", "pushgate", "--bin", "pushgate"])?;
     }
     let mut command = bench.command();
@@ -392,7 +392,7 @@ fn allreduce(bench: &mut Bench, ranks: u32, sizes: &str, more: &[&str]) -> Resul
     Ok(Outcome::Passed)
 }
 
-/// The demonstration's last line: right sums, and nothing lost on the way.
+/// Checks the demonstration's last line: the sums are right, and no message was lost.
 fn check_result(line: &str) -> Result<()> {
     let result: serde_json::Value =
         serde_json::from_str(line).with_context(|| format!("the last line is no JSON object: {line:?}"))?;

@@ -12,37 +12,38 @@ use crate::progress::Guard;
 /// Something that a step needs and that cargo can't fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// A C and a C++ compiler: device code for the CPU executor, the layout check, nvcc's host side.
+    /// A C and a C++ compiler: for device code on the CPU executor, the layout check, and nvcc's
+    /// host side.
     Cxx,
-    /// Python with its venv module: where nvcc is installed.
+    /// Python with its venv module, into which nvcc is installed.
     Python,
-    /// libclang, any version: bindgen.
+    /// libclang of any version, for bindgen.
     Libclang,
-    /// The headers of libibverbs, and with them the library: its bindings and their tests.
+    /// The headers of libibverbs, and with them the library: for its bindings and their tests.
     Verbs,
     /// The rustfmt component.
     Rustfmt,
     /// The clippy component.
     Clippy,
-    /// A machine in software.
+    /// QEMU, which emulates the virtual machine.
     Qemu,
-    /// A shell that needs no library: the guest's first programs.
+    /// A shell that needs no library, for the guest's first programs.
     Busybox,
-    /// What makes and tests RDMA devices, in the guest.
+    /// Programs that make and test RDMA devices in the guest.
     RdmaTools,
     /// Programs for kernels and their modules.
     Kmod,
     /// What builds a module for Debian 12's kernel: the compiler that built that kernel.
     ModuleBuild,
-    /// What makes the Debian package.
+    /// Programs that make the Debian package.
     Packaging,
-    /// What the package and its test need where it is installed.
+    /// What the package and its test need on the system where it is installed.
     Installing,
-    /// Memcheck, for a step of `--full`.
+    /// Valgrind's memcheck, for a step of `--full`.
     Valgrind,
 }
 
-/// All of them, in the order in which they are reported.
+/// All needs, in the order in which they are reported.
 pub const ALL: [Need; 14] = [
     Need::Cxx,
     Need::Python,
@@ -61,7 +62,7 @@ pub const ALL: [Need; 14] = [
 ];
 
 impl Need {
-    /// Its name in messages.
+    /// The need's name in messages.
     pub fn name(self) -> &'static str {
         match self {
             Need::Cxx => "cc and g++",
@@ -81,11 +82,11 @@ impl Need {
         }
     }
 
-    /// Looks whether it is there.
+    /// Checks whether the need is met.
     pub fn is_met(self) -> bool {
         match self {
             Need::Cxx => succeeds("cc", &["--version"]) && succeeds("g++", &["--version"]),
-            // Without Debian's python3-venv the module venv is there, but ensurepip is not.
+            // Without Debian's python3-venv, the module venv exists but ensurepip does not.
             Need::Python => succeeds("python3", &["-c", "import venv, ensurepip"]),
             Need::Libclang => has_libclang(),
             Need::Verbs => Path::new("/usr/include/infiniband/verbs.h").exists(),
@@ -145,7 +146,7 @@ pub fn unmet(needs: &[Need]) -> Option<String> {
     Some(format!("needs {}; run: {}", names.join(", "), remedy(&missing)))
 }
 
-/// Installs what is missing: packages when run as root, components where there is rustup.
+/// Installs what is missing: packages if run as root, components if there is rustup.
 pub fn install(root: &Path, guard: Guard) -> Result<()> {
     let missing = missing(&ALL);
     let packages = packages(&missing);
@@ -212,7 +213,8 @@ fn remedy(missing: &[Need]) -> String {
     commands.join(" && ")
 }
 
-/// The same places where bindgen looks: LIBCLANG_PATH, the loader's cache, LLVM's own folders.
+/// Whether libclang is in one of the places where bindgen looks: LIBCLANG_PATH, the loader's cache,
+/// LLVM's own folders.
 fn has_libclang() -> bool {
     if std::env::var_os("LIBCLANG_PATH").is_some() {
         return true;
@@ -222,7 +224,7 @@ fn has_libclang() -> bool {
             && name.contains(".so")
             && !name.starts_with("libclang-cpp")
     };
-    // Off a user's PATH on Debian.
+    // On Debian the program is not on a user's PATH.
     let cache = ["ldconfig", "/sbin/ldconfig"].iter().find_map(|ldconfig| {
         let output = Command::new(ldconfig).arg("-p").output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
@@ -237,7 +239,7 @@ fn has_libclang() -> bool {
         .any(|file| is_libclang(&file.file_name().to_string_lossy()))
 }
 
-/// A program, also where a user's PATH does not lead.
+/// Finds a program, also in folders that are not on a user's PATH.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
@@ -248,7 +250,8 @@ fn have(programs: &[&str]) -> bool {
     programs.iter().all(|name| find_program(name).is_some())
 }
 
-/// A busybox that needs no library. Debian's package busybox has another one in the same place.
+/// Finds a busybox that needs no library. Debian's package busybox installs another one in the same
+/// place.
 pub fn static_busybox() -> Option<PathBuf> {
     let file = find_program("busybox")?;
     let bytes = fs::read(&file).ok()?;

@@ -22,7 +22,7 @@ typedef unsigned long long pushgate_u64;
 #include <stdint.h>
 typedef uint32_t pushgate_u32;
 #if defined(__cplusplus)
-/* The type that CUDA's atomics take; the same width everywhere we run. */
+/* The type that CUDA's atomics take; it has the same width everywhere. */
 typedef unsigned long long pushgate_u64;
 #else
 typedef uint64_t pushgate_u64;
@@ -123,7 +123,7 @@ typedef uint64_t pushgate_u64;
 /*
  *   w0  55:48 status   47:40 opcode   31:0 wr_id
  *   w1  31:0 length
- * Lap as above, from the CQ's own cursor.
+ * Each word has a lap in bits 63:56, from the CQ's own cursor.
  */
 #define PUSHGATE_CQE_WORDS 2
 #define PUSHGATE_CQE_STATUS_SHIFT 48

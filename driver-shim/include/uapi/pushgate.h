@@ -5,11 +5,11 @@
  * errors.
  *
  * Every ioctl takes a struct that begins with its own size, and structs only
- * ever grow at the end. A program newer than the module may pass a longer one
- * if all that the module does not know is zero (else E2BIG); an older program
- * passes a shorter one and the rest counts as zero. Shorter than the first
- * version of the struct is EINVAL, as is a flag or a reserved field that is
- * not zero.
+ * ever grow at the end. A program newer than the module may pass a longer
+ * struct if every byte that the module does not know is zero (otherwise
+ * E2BIG). An older program passes a shorter struct, and the missing fields
+ * count as zero. EINVAL: a struct shorter than its first version, or a flag or
+ * reserved field that is not zero.
  */
 #ifndef _UAPI_PUSHGATE_H
 #define _UAPI_PUSHGATE_H
@@ -19,7 +19,7 @@
 
 #define PUSHGATE_UAPI_VERSION 1
 
-/* No sizes in the numbers: they would change as the structs grow. */
+/* The numbers contain no sizes, which would change as the structs grow. */
 #define PUSHGATE_IOC_MAGIC 0xBD
 #define PUSHGATE_IOC_INFO _IO(PUSHGATE_IOC_MAGIC, 0)
 #define PUSHGATE_IOC_SLICE_ALLOC _IO(PUSHGATE_IOC_MAGIC, 1)
@@ -48,15 +48,15 @@
 /* The doorbell register is written by PUSHGATE_IOC_DOORBELL_RING. */
 #define PUSHGATE_FEATURE_DOORBELL_RING 0x20
 
-/* What a status word says of the function. */
+/* What a status word says about the function. */
 #define PUSHGATE_FUNCTION_NONE 0
 #define PUSHGATE_FUNCTION_LIVE 1
 #define PUSHGATE_FUNCTION_GONE 2
 
 /*
  * The page at PUSHGATE_MMAP_STATUS: ordinary memory, one for each open file,
- * read-only for programs. It stays mapped and true when the function is gone,
- * so a GPU that has it registered learns of it too.
+ * read-only for programs. It stays mapped and valid when the function is gone,
+ * so a GPU that has the page registered sees that too.
  */
 struct pushgate_status_page {
 	__u64 function;		/* PUSHGATE_FUNCTION_ */
@@ -113,7 +113,8 @@ struct pushgate_staging_open {
 	char name[PUSHGATE_NAME_BYTES];
 };
 
-/* The attached area's name is free at once, its memory with the last user. */
+/* Frees the attached area: its name at once, its memory when the last process
+ * has unmapped it. */
 struct pushgate_staging_free {
 	__u32 size;
 	__u32 flags;		/* none yet: 0 */
@@ -122,7 +123,7 @@ struct pushgate_staging_free {
 struct pushgate_doorbell_set {
 	__u32 size;
 	__u32 flags;		/* none yet: 0 */
-	__s32 eventfd;		/* -1: none any more */
+	__s32 eventfd;		/* -1: detach the eventfd */
 	__u32 vector;
 	__u32 interval_us;	/* at most one wake-up in that time; 0: each ring */
 	__u32 reserved;
@@ -133,7 +134,7 @@ struct pushgate_doorbell_set {
 
 /*
  * PUSHGATE_ARM arms only if no ring came after the `seen`th; otherwise `armed`
- * is 0 and the caller has work to look for. So nothing is lost between a last
+ * is 0 and the caller must look for work. So no ring is lost between the last
  * look and the sleep.
  */
 struct pushgate_doorbell_arm {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Loaded by tests alone: attaches to a dma-buf as a device would, and says what
- * address it got and what lies there. debugfs: write a descriptor's number to
- * pushgate-importer/import, read "address bytes first-word" from it.
+ * Loaded by tests only: attaches to a dma-buf as a device would, and reports the address that it
+ * got and what lies there. In debugfs, write a descriptor's number to pushgate-importer/import,
+ * then read "address bytes first-word" from that file.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -47,7 +47,7 @@ static int import(int fd)
 	}
 	address = sg_dma_address(table->sgl);
 	length = sg_dma_len(table->sgl);
-	/* Without an IOMMU the bus address is the physical one. */
+	/* Without an IOMMU the bus address is the physical address. */
 	window = ioremap_wc(address, PAGE_SIZE);
 	if (window) {
 		word = readq(window);

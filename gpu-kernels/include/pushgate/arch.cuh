@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The few primitives that differ between a GPU (nvcc, NVRTC) and a CPU (any
-// C++17 compiler with the GNU __atomic built-ins). Everything else of the device code is one
-// source. Self-contained on purpose: NVRTC has no standard headers, and a page
-// of PTX compiles in milliseconds where libcu++ takes seconds.
+// The few primitives that differ between a GPU (nvcc, NVRTC) and a CPU (any C++17 compiler with the
+// GNU __atomic built-ins). All other device code is one source for both. The file includes no
+// standard header on purpose: NVRTC has none, and this page of PTX compiles in milliseconds where
+// libcu++ takes seconds.
 #ifndef PUSHGATE_ARCH_CUH
 #define PUSHGATE_ARCH_CUH
 
@@ -32,7 +32,7 @@ using u16 = unsigned short;
 using u32 = pushgate_u32;
 using u64 = pushgate_u64;
 
-// Memory order of one access; system scope unless the name says device.
+// Memory order of one access, at system scope unless the function's name says device.
 enum class order { relaxed, acquire, release };
 
 struct alignas(16) u64x2 {
@@ -49,15 +49,15 @@ PUSHGATE_DEVICE u32 grid_size() { return gridDim.x; }
 
 PUSHGATE_DEVICE void block_barrier() { __syncthreads(); }
 
-// Lanes of this warp that exist: the last warp of a block may be short.
+// Mask of this warp's lanes that exist: the last warp of a block may be short.
 PUSHGATE_DEVICE u32 warp_mask()
 {
 	u32 left = blockDim.x - (threadIdx.x & ~31u);
 	return left >= 32 ? 0xffffffffu : (1u << left) - 1;
 }
 PUSHGATE_DEVICE void warp_barrier() { __syncwarp(warp_mask()); }
-// The barrier orders memory among the lanes, which a shuffle alone does not: what
-// lane 0 acquired holds for all.
+// Lane 0's value, to every lane of the warp. The barrier orders memory among the lanes, which a
+// shuffle alone does not do: what lane 0 acquired is visible to all lanes afterwards.
 PUSHGATE_DEVICE u64 warp_broadcast(u64 v)
 {
 	u32 mask = warp_mask();
@@ -65,8 +65,8 @@ PUSHGATE_DEVICE u64 warp_broadcast(u64 v)
 	return __shfl_sync(mask, v, 0);
 }
 
-// Thread 0's value, to every thread of the block. Both barriers are needed: the
-// first shows the value, the second keeps the next call from overwriting it.
+// Thread 0's value, to every thread of the block. Both barriers are needed: the first makes the
+// value visible, the second keeps the next call from overwriting it.
 PUSHGATE_DEVICE u64 block_broadcast(u64 v)
 {
 	__shared__ u64 slot;
@@ -78,7 +78,7 @@ PUSHGATE_DEVICE u64 block_broadcast(u64 v)
 	return r;
 }
 
-// Any one of the values that are not 0, to every thread; 0 if there is none.
+// Gives every thread of the block one of the values that are not 0, or 0 if all are 0.
 PUSHGATE_DEVICE u32 block_any(u32 v)
 {
 	__shared__ u32 slot;
@@ -98,7 +98,7 @@ PUSHGATE_DEVICE u32 warp_any(u32 v)
 	return who ? __shfl_sync(warp_mask(), v, __ffs(who) - 1) : 0;
 }
 
-// Dynamic shared memory of the launch.
+// The launch's dynamic shared memory.
 PUSHGATE_DEVICE void *shared_memory()
 {
 	extern __shared__ u64x2 pushgate_dynamic_shared[];
@@ -123,14 +123,15 @@ template <order O> PUSHGATE_DEVICE void store(u64 *p, u64 v)
 		asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
-// For words that are read in pairs, or handed on, among threads of this device:
-// what was read before is older than all that follows, and all that went before
-// older than what is stored next. Drops stale lines of the L1 cache.
+// An acquire and release fence among threads of this device, for words that are read in pairs or
+// handed on. Loads before the fence are ordered before every access after it, and every access
+// before it is ordered before the stores after it. It also drops stale lines of the L1 cache.
 PUSHGATE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-// At system scope, and a store before it is ordered against a load behind it.
+// A sequentially consistent fence at system scope: it also orders a store before it against a load
+// after it.
 PUSHGATE_DEVICE void fence_total() { asm volatile("fence.sc.sys;" ::: "memory"); }
 
-// Two neighbouring words, each an atomic of its own; 16-byte aligned.
+// Loads two neighbouring words, each as an atomic of its own. `p` is 16-byte aligned.
 PUSHGATE_DEVICE u64x2 load_pair(const u64 *p)
 {
 	u64x2 v;
@@ -148,7 +149,7 @@ PUSHGATE_DEVICE void store_pair(u64 *p, u64 x, u64 y)
 	asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(x), "l"(y) : "memory");
 }
 
-// Words that only threads of this device share.
+// Load of a word that only threads of this device share.
 template <order O> PUSHGATE_DEVICE u64 load_device(const u64 *p)
 {
 	u64 v;
@@ -165,7 +166,7 @@ template <order O> PUSHGATE_DEVICE void store_device(u64 *p, u64 v)
 	else
 		asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-// Returns what was there.
+// Compare-and-swap at device scope; returns the old value.
 template <order O = order::relaxed> PUSHGATE_DEVICE u64 compare_and_swap(u64 *p, u64 expected, u64 desired)
 {
 	u64 v;
@@ -181,7 +182,7 @@ template <order O = order::relaxed> PUSHGATE_DEVICE u64 compare_and_swap(u64 *p,
 		     : "memory");
 	return v;
 }
-// Adds; returns what was there.
+// Adds at device scope; returns the old value.
 PUSHGATE_DEVICE u64 add_device(u64 *p, u64 v)
 {
 	u64 before;
@@ -189,7 +190,7 @@ PUSHGATE_DEVICE u64 add_device(u64 *p, u64 v)
 	return before;
 }
 
-// 16 bytes of payload, weak: ordered by whoever publishes them.
+// Loads 16 bytes of payload with a weak load. The thread that publishes the payload orders it.
 PUSHGATE_DEVICE u64x2 load_payload(const u64x2 *p)
 {
 	u64x2 v;
@@ -209,8 +210,8 @@ PUSHGATE_DEVICE u64 clock_ns()
 	return t;
 }
 
-// Between two looks at a word. Never yields the first few thousand looks: each
-// is a round trip over PCIe already.
+// The pause between two looks at a word. The first few thousand looks never yield, because each of
+// them already is a round trip over PCIe.
 struct backoff {
 	u32 n = 0;
 	PUSHGATE_DEVICE void wait()
@@ -220,26 +221,25 @@ struct backoff {
 	}
 };
 
-// A GPU cannot wake a CPU through host memory, so most queue pairs have no doorbell.
-// Where the window's device has one it is stored to behind the WQE (BELL), always:
-// to ask whether the engine sleeps would be a read over the bus.
+// Rings the doorbell. A GPU cannot wake a CPU through host memory, so most queue pairs have no
+// doorbell. Where the window's device has one, the doorbell is stored to after every publication
+// (BELL): asking first whether the engine sleeps would cost a read over the bus.
 PUSHGATE_DEVICE void ring(const pushgate_qp &qp)
 {
 	if (qp.doorbell)
 		store<PUSHGATE_ORDER_BELL>(reinterpret_cast<u64 *>(qp.doorbell), qp.doorbell_arg);
 }
 
-// A kernel takes one struct by value. The bound lets ptxas use all registers
-// that a block of that many threads can have.
+// Declares a kernel, which takes one struct by value. The bound on threads lets ptxas use all
+// registers that a block of that many threads can have.
 #define PUSHGATE_KERNEL_BOUND(name, Params, threads) \
 	extern "C" __global__ void __launch_bounds__(threads, 1) name([[maybe_unused]] const Params p)
 #define PUSHGATE_KERNEL(name, Params) PUSHGATE_KERNEL_BOUND(name, Params, 1024)
 
 #else
 // ------------------------------------------------------------------ on a CPU
-// Each CUDA thread is an OS thread; the executor owns these structures
-// (gpu-kernels/src/cpu.rs mirrors them) and enters each thread through the
-// kernel's C entry point.
+// Each CUDA thread is an OS thread. The executor owns these structures (gpu-kernels/src/cpu.rs
+// mirrors them) and enters each thread through the kernel's C entry point.
 
 struct cpu_barrier {
 	u32 arrived;
@@ -264,8 +264,8 @@ struct cpu_thread {
 
 inline thread_local cpu_thread self;
 
-// There may be more threads than cores: look a few times, then yield, then
-// sleep, so that whoever is waited for gets to run.
+// The pause between two looks at a word. There may be more threads than cores, so it looks a few
+// times, then yields, then sleeps, and the thread that it waits for gets to run.
 struct backoff {
 	u32 n = 0;
 	void wait()
@@ -287,8 +287,8 @@ inline u32 block_size() { return self.block->size; }
 inline u32 block_index() { return self.block->index; }
 inline u32 grid_size() { return self.block->grid; }
 
-// Sense by generation: the last to arrive releases all that the others wrote
-// before (acq_rel on the counter, release on the generation).
+// Barrier by generation. The last thread to arrive releases all that the other threads wrote
+// before: acq_rel on the counter, release on the generation.
 inline void cpu_wait(cpu_barrier &b, u32 n)
 {
 	u32 generation = __atomic_load_n(&b.generation, __ATOMIC_ACQUIRE);
@@ -312,7 +312,7 @@ inline u64 cpu_broadcast(cpu_barrier &b, u32 n, bool first, u64 v)
 	cpu_wait(b, n);
 	return r;
 }
-// Any one of the values that are not 0, to all; 0 if there is none.
+// Gives every thread one of the values that are not 0, or 0 if all are 0.
 inline u32 cpu_any(cpu_barrier &b, u32 n, bool first, u32 v)
 {
 	if (n == 1)
@@ -360,8 +360,8 @@ template <order O> inline u64 load(const u64 *p)
 template <order O> inline void store(u64 *p, u64 v)
 {
 #if defined(__x86_64__)
-	// A window in a BAR is write-combining: what was stored there is ordered by
-	// nothing but this. (Windows in ordinary memory don't need it.)
+	// A window in a BAR is write-combining: only this fence orders what was stored there
+	// before. Windows in ordinary memory do not need it.
 	if (O == order::release)
 		__builtin_ia32_sfence();
 #endif
@@ -395,22 +395,23 @@ inline u64 clock_ns()
 	return (u64)t.tv_sec * 1000000000ull + (u64)t.tv_nsec;
 }
 
-// The doorbell of a window that can wake the engine. The fence stands between
-// our publication and the look at the flag, the engine's between its flag and
-// its last look at the ring (ring.rs, may_sleep): one of the two sees the other, so
-// no wake-up is lost. An atomic exchange would do the same and cost the same.
+// Rings the doorbell of a window that can wake the engine. Our fence stands between our publication
+// and our look at the flag; the engine's fence stands between its store of the flag and its last
+// look at the ring (ring.rs, may_sleep). One of the two sees the other's store, so no wake-up is
+// lost. An atomic exchange would do the same and cost the same.
 inline void ring(const pushgate_qp &qp)
 {
 	if (!qp.doorbell)
 		return;
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-	// Without that flag an interrupt wakes, whose driver knows who sleeps.
+	// Without the flag the doorbell is an interrupt, whose driver knows whether the engine
+	// sleeps.
 	if (!qp.sleeping || __atomic_load_n(reinterpret_cast<const u64 *>(qp.sleeping), __ATOMIC_RELAXED))
 		reinterpret_cast<void (*)(u64)>(qp.doorbell)(qp.doorbell_arg);
 }
 
-// A kernel takes one struct by value. Its C entry point is what the executor
-// calls on each thread; NAME_params_size lets it check the struct's size.
+// Declares a kernel, which takes one struct by value. The executor calls the kernel's C entry point
+// on each thread; NAME_params_size lets the executor check the struct's size.
 #define PUSHGATE_EXPORT extern "C" __attribute__((visibility("default")))
 #define PUSHGATE_KERNEL(name, Params)                                                   \
 	static void name##_body(const Params &p);                                       \

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The device API: what a kernel needs of libibverbs, over a window that it may
-// only write and control words that it may only read. docs/device-api.md is its
-// manual; docs/protocol.md argues each ordering under the name it has here.
+// The device API: what a kernel needs of libibverbs, over a window that the kernel may only write
+// and control words that it may only read. docs/device-api.md is the manual; docs/protocol.md
+// argues each ordering under the name that it has here.
 //
-// Every call takes a scope: pushgate::thread (the default), pushgate::warp or
-// pushgate::block. All threads of the scope call it, with the same arguments,
-// and all get the same status. Waits end with success or a status (P7).
+// Every call takes a scope: pushgate::thread (the default), pushgate::warp or pushgate::block. All
+// threads of the scope make the call with the same arguments, and all get the same status. Every
+// wait is bounded: it ends with success or with a status that names the cause (P7).
 #ifndef PUSHGATE_DEVICE_CUH
 #define PUSHGATE_DEVICE_CUH
 
 #include "pushgate/arch.cuh"
 
-// Orderings by name, so that a litmus test can weaken one at a time.
+// The orderings by name, so that a litmus test can weaken one at a time.
 #ifndef PUSHGATE_ORDER_PUBLISH // payload before WQE
 #define PUSHGATE_ORDER_PUBLISH order::release
 #endif
@@ -25,10 +25,10 @@
 #ifndef PUSHGATE_ORDER_CREDIT // credit before stores into the room that it gives
 #define PUSHGATE_ORDER_CREDIT order::acquire
 #endif
-#ifndef PUSHGATE_ORDER_CREDIT_SHARE // the same, handed from thread to thread: writer
+#ifndef PUSHGATE_ORDER_CREDIT_SHARE // credit handed from thread to thread: the writer's store
 #define PUSHGATE_ORDER_CREDIT_SHARE order::release
 #endif
-#ifndef PUSHGATE_ORDER_CREDIT_TAKE // ... and reader
+#ifndef PUSHGATE_ORDER_CREDIT_TAKE // credit handed from thread to thread: the reader's load
 #define PUSHGATE_ORDER_CREDIT_TAKE order::acquire
 #endif
 #ifndef PUSHGATE_ORDER_RECEIVE // our use of a buffer before it is posted for a receive
@@ -87,7 +87,7 @@ struct block {
 };
 
 // ------------------------------------------------------------------- copying
-// Loads `16` bytes at any alignment; bytes from `limit` on read as zero.
+// Loads 16 bytes at any alignment; bytes from `limit` on read as zero.
 PUSHGATE_DEVICE u64x2 load_any(const u8 *src, u64 limit)
 {
 	u64x2 v = {0, 0};
@@ -99,10 +99,9 @@ PUSHGATE_DEVICE u64x2 load_any(const u8 *src, u64 limit)
 	return v;
 }
 
-// Copies `bytes` to 16-byte aligned room that is whole units long: the last
-// store may write padding. `lanes` threads take part, this one being `lane`.
-// Four loads are in flight before the first store, which is what hides the
-// latency of reading across a bus.
+// Copies `bytes` to `dst`, which is 16-byte aligned and a whole number of 16-byte units long: the
+// last store may write padding. `lanes` threads take part; this one is number `lane`. Each thread
+// has four loads in flight before its first store, which hides the latency of reading over a bus.
 PUSHGATE_DEVICE void push_payload(void *dst, const void *src, u64 bytes, u32 lane, u32 lanes)
 {
 	u64x2 *d = static_cast<u64x2 *>(dst);
@@ -128,7 +127,7 @@ PUSHGATE_DEVICE void push_payload(void *dst, const void *src, u64 bytes, u32 lan
 		store_payload(d + whole, load_any(static_cast<const u8 *>(src) + whole * 16, bytes % 16));
 }
 
-// Copies out of a received message (or anything else) to ordinary memory, byte exact.
+// Copies a received message, or any other bytes, to ordinary memory, byte exact.
 PUSHGATE_DEVICE void pull_payload(void *dst, const void *src, u64 bytes, u32 lane, u32 lanes)
 {
 	u64 whole = 0;
@@ -148,7 +147,7 @@ enum class opcode : u32 {
 	signal = PUSHGATE_OP_SIGNAL,
 };
 
-// In the manner of ibv_send_wr. Fields that the opcode does not use are ignored.
+// A work request, in the manner of ibv_send_wr. Fields that the opcode does not use are ignored.
 struct send_wr {
 	pushgate::opcode opcode = opcode::nop;
 	bool signaled = false;	       // a CQE when the message is retired
@@ -163,7 +162,7 @@ struct send_wr {
 	u32 rkey = 0;		       // put: region of the peer
 	u64 remote_offset = 0;	       // put: bytes
 	u32 signal = 0;		       // put with_signal, signal: index
-	u64 value = 0;		       // ... and new value, at most PUSHGATE_SIGNAL_MAX
+	u64 value = 0;		       // put with_signal, signal: new value, at most PUSHGATE_SIGNAL_MAX
 
 	PUSHGATE_DEVICE bool inlined() const
 	{
@@ -188,7 +187,7 @@ struct wc {
 	u32 length;
 };
 
-// A received message. `data` stays valid until its release.
+// A received message. `data` stays valid until the message is released.
 struct message {
 	u32 length = 0;
 	u32 tag = 0;
@@ -196,14 +195,15 @@ struct message {
 	u64 words[5] = {0, 0, 0, 0, 0}; // inline payload
 	bool is_inline = false;
 	bool in_buffer = false; // in the buffer that post_recv named
-	u32 receive = 0; // which post_recv that was, counted from 0, its low 32 bits
+	u32 receive = 0; // number of that post_recv, counted from 0; the low 32 bits
 };
 
 // ----------------------------------------------------------------- queue pair
-// A thread's view of a queue pair: the addresses and what it has cached of the
-// cursors. Cheap to make; threads of one scope each have one and use it alike.
-// Sending: any number of threads at once. Receiving and posting receives: one
-// scope at a time, which keeps the cursor in registers and stores it in close().
+// A thread's view of a queue pair: the addresses, and the cursors as the thread last saw them.
+// Cheap to make; each thread of a scope makes one, and all of them call the same functions on it.
+//
+// Sending: any number of threads at once. Receiving and posting receives: one scope at a time,
+// which keeps the receive cursor in registers and stores it in close().
 class queue_pair {
     public:
 	PUSHGATE_DEVICE explicit queue_pair(const pushgate_qp &qp) : q(qp)
@@ -215,7 +215,7 @@ class queue_pair {
 		released = load_device<order::relaxed>(&s->rx_released);
 	}
 
-	// Stores the receive cursor for the next kernel. One thread calls it.
+	// Stores the receive cursor for the next kernel. One thread of the scope calls it.
 	PUSHGATE_DEVICE void close()
 	{
 		store_device<order::relaxed>(&state()->rx_head, rx);
@@ -230,19 +230,20 @@ class queue_pair {
 	u64 credit;   // credit word as last seen
 	u64 rx;	      // receive records taken
 	u64 released; // receive records given back
-	bool placed = false; // something given back here had a place
+	bool placed = false; // a message released here had a place
 
-	// Looks at the status word; `ok` while the queue pair works.
+	// Reads the status word: `ok` while the queue pair works.
 	PUSHGATE_DEVICE status health() const
 	{
-		// Acquire: what was delivered before the end is seen by the last look.
+		// Acquire: a last look after this sees everything that was delivered before the
+		// queue pair ended.
 		u64 s = load<order::acquire>(reinterpret_cast<const u64 *>(q.credit) + 1);
 		return static_cast<status>(s & 0xff);
 	}
 
-	// Waits until `ready()` or an end. Looks at status and clock now and then
-	// only: both cost more than the word that is waited for. `together`: all
-	// lanes of the warp wait, and must leave as one.
+	// Waits until `ready()` is true, the queue pair ends, or its time limit passes (P7). Reads
+	// status and clock only every 64 looks, because both cost more than the word that is waited
+	// for. `together`: all lanes of the warp wait here and must leave together.
 	template <class F> PUSHGATE_DEVICE status wait(F ready, bool together = false)
 	{
 		backoff pause;
@@ -267,7 +268,7 @@ class queue_pair {
 	}
 };
 
-// Where a batch stands: what one compare-and-swap took.
+// Where a batch lies: what one compare-and-swap took.
 struct reservation {
 	u32 slot; // cursor of the first WQE, 24 bits
 	u32 unit; // place of the first payload in the ring, units
@@ -280,9 +281,9 @@ constexpr u64 cursor_mask = PUSHGATE_CURSOR_MASK;
 PUSHGATE_DEVICE u32 slots_of(u64 word) { return (u32)(word >> PUSHGATE_CURSOR_BITS & cursor_mask); }
 PUSHGATE_DEVICE u32 units_of(u64 word) { return (u32)(word & cursor_mask); }
 
-// Units that `n` payloads of `each` units take from position `pos` of a ring:
-// a payload that does not fit before the ring's end begins at its start, and
-// what is skipped counts. The proxy computes the same (staging.rs).
+// How many units `n` payloads of `each` units take from position `pos` of a ring. A payload that
+// does not fit before the ring's end begins at the ring's start, and the skipped units count too.
+// The proxy computes the same number (staging.rs).
 PUSHGATE_DEVICE u32 span(u32 pos, u32 ring, u32 n, u32 each)
 {
 	if (each == 0)
@@ -291,7 +292,7 @@ PUSHGATE_DEVICE u32 span(u32 pos, u32 ring, u32 n, u32 each)
 	return fit >= n ? n * each : left + (n - fit) * each;
 }
 
-// The i-th payload's place, by the same rule.
+// The place of payload `i`, by the rule of span().
 PUSHGATE_DEVICE u32 place(u32 pos, u32 ring, u32 i, u32 each)
 {
 	if (each == 0)
@@ -300,7 +301,7 @@ PUSHGATE_DEVICE u32 place(u32 pos, u32 ring, u32 i, u32 each)
 	return i < fit ? pos + i * each : (i - fit) * each;
 }
 
-// Enough credit for `slots` and `units` more?
+// Whether the credit covers `slots` and `units` more.
 PUSHGATE_DEVICE bool fits(const pushgate_qp &q, u64 cursor, u64 credit, u32 slots, u32 units)
 {
 	u32 used_slots = (slots_of(cursor) - slots_of(credit)) & cursor_mask;
@@ -313,10 +314,10 @@ PUSHGATE_DEVICE u64 lap_bits(u32 cursor, u32 log)
 	return (u64)(((cursor >> log) + 1) & 0xff) << PUSHGATE_LAP_SHIFT;
 }
 
-// One try, by the leader of a scope: `n` slots with `each` units of payload and
-// `cqes` slots of the CQ, all or nothing. On success `r` says where. If the
-// payload can only be placed once the ring's end has been skipped *and* both do
-// not fit at once, `*skip` gets the units to skip and nothing is taken.
+// Tries once to reserve, as the leader of a scope: `n` slots with `each` units of payload and
+// `cqes` slots of the CQ, all or nothing. On success `r` says where they lie. If the payload fits
+// only once the ring's end has been skipped, and skipped units and payload do not fit at once,
+// `*skip` gets the number of units to skip and nothing is taken.
 PUSHGATE_DEVICE status try_take(queue_pair &qp, u32 n, u32 each, u32 cqes, reservation &r, u32 *skip)
 {
 	const pushgate_qp &q = qp.q;
@@ -334,16 +335,18 @@ PUSHGATE_DEVICE status try_take(queue_pair &qp, u32 n, u32 each, u32 cqes, reser
 			return status::again;
 		}
 		if (!fits(q, cursor, qp.credit, n, units)) {
-			// What other threads have seen, then the word itself.
+			// First the credit that other threads of this device have seen, then the
+			// credit word itself.
 			qp.credit = load_device<PUSHGATE_ORDER_CREDIT_TAKE>(&qp.state()->credit);
 			if (!fits(q, cursor, qp.credit, n, units)) {
 				u64 shared = qp.credit;
 				qp.credit = load<PUSHGATE_ORDER_CREDIT>(reinterpret_cast<const u64 *>(q.credit));
-				// A slow thread must not put an older credit over a newer one;
-				// whoever loses has nothing to add.
+				// A slow thread must not replace a newer credit by its older one. A
+				// thread that loses the swap has nothing to add.
 				compare_and_swap<PUSHGATE_ORDER_CREDIT_SHARE>(&qp.state()->credit, shared, qp.credit);
 				if (!fits(q, cursor, qp.credit, n, units)) {
-					// The cursor may be old as well; only a fresh one proves "full".
+					// The cursor may be old too; only a fresh cursor proves
+					// that the ring is full.
 					u64 fresh = load_device<order::relaxed>(&qp.state()->reserved);
 					if (fresh == cursor) {
 						qp.guess = cursor;
@@ -378,8 +381,9 @@ PUSHGATE_DEVICE status try_take(queue_pair &qp, u32 n, u32 each, u32 cqes, reser
 			return status::ok;
 		}
 		cursor = seen;
-		// A credit from long ago means nothing beside a fresh cursor: both are
-		// modulo 2^24. What others have shared is at most a ring behind it.
+		// An old credit must not be compared with a fresh cursor, because both count modulo
+		// 2^24. The credit that other threads have shared lags the cursor by one ring at
+		// most.
 		qp.credit = load_device<PUSHGATE_ORDER_CREDIT_TAKE>(&qp.state()->credit);
 	}
 }
@@ -451,10 +455,10 @@ PUSHGATE_DEVICE void pack(const send_wr &wr, u32 unit, u32 units, u64 lap, u64 (
 } // namespace detail
 
 // ---------------------------------------------------------------------- batch
-// `n` messages of equal payload length, reserved by one compare-and-swap and
-// published by one release store: the first WQE's first word is written last,
-// and the proxy looks at no later slot before it. Whoever began a batch must
-// set every message and publish, or cancel.
+// A batch: `n` messages of equal payload length, reserved by one compare-and-swap and published by
+// one release store. The first WQE's first word is written last, and the proxy reads no later slot
+// before that word is there. A scope that began a batch must set every message and publish, or
+// cancel.
 //
 //   batch<block> b(qp);
 //   if (b.begin(n, bytes) == status::ok) {
@@ -466,23 +470,23 @@ template <class S> class batch {
     public:
 	PUSHGATE_DEVICE explicit batch(queue_pair &qp) : qp(qp) {}
 
-	// Waits for credit. `signaled`: each message also takes a CQ slot.
+	// Begins the batch; waits for credit. `signaled`: each message also takes a CQ slot.
 	PUSHGATE_DEVICE status begin(u32 n, u32 bytes, bool signaled = false) { return take(n, bytes, signaled, true); }
-	// Does not wait: `again` means that nothing was taken.
+	// Begins the batch without waiting: `again` means no credit, and nothing was taken.
 	PUSHGATE_DEVICE status try_begin(u32 n, u32 bytes, bool signaled = false)
 	{
 		return take(n, bytes, signaled, false);
 	}
 
-	// Room for message `i`'s payload in the window, 64-byte aligned. Store only:
-	// a window is never read by the device.
+	// The place of message `i`'s payload in the window, 64-byte aligned. Store to it only: the
+	// device never reads a window.
 	PUSHGATE_DEVICE void *payload(u32 i) const
 	{
 		return reinterpret_cast<u8 *>(qp.q.window) + ((u64)unit_of(i) << PUSHGATE_UNIT_LOG);
 	}
 
-	// Writes WQE `i`. wr.length may be less than was reserved; what wr.payload
-	// points at is not copied here unless it goes inline, which takes bytes == 0.
+	// Writes WQE `i`. wr.length may be less than was reserved. The bytes at wr.payload are
+	// copied only when they travel inline, which requires a batch begun with bytes == 0.
 	PUSHGATE_DEVICE void set(u32 i, const send_wr &wr)
 	{
 		u32 slot = (r.slot + i) & detail::cursor_mask;
@@ -500,8 +504,9 @@ template <class S> class batch {
 		}
 	}
 
-	// One release for the whole batch (P3, PUBLISH). Messages that carry all
-	// they have in their WQE need none: each word proves itself by its lap.
+	// Publishes the batch with one release (P3, PUBLISH). With `inline_only`, messages that are
+	// complete in their WQEs, no release is needed: each word proves by its lap number that it
+	// is there.
 	PUSHGATE_DEVICE void publish(bool inline_only = false)
 	{
 		S::sync();
@@ -516,8 +521,9 @@ template <class S> class batch {
 		}
 	}
 
-	// Gives everything back as NOPs. Released like any other: the room may have
-	// been stored to, and its next owner must come after those stores.
+	// Cancels the batch: gives everything back as NOPs. The NOPs are published with a release
+	// too, because the room may have been stored to, and its next owner must come after those
+	// stores.
 	PUSHGATE_DEVICE void cancel()
 	{
 		if (S::rank() == 0)
@@ -561,8 +567,8 @@ template <class S> class batch {
 		return end == status::ok ? s : end;
 	}
 
-	// A payload over half the ring may find its room split by the ring's end;
-	// then the end is given away as a NOP of its own first.
+	// Tries once to take the room. The ring's end may split the room for a payload of more than
+	// half the ring; then the units up to the end are first given away as a NOP of their own.
 	PUSHGATE_DEVICE status attempt(u32 count, u32 cqes)
 	{
 		u32 skip;
@@ -572,8 +578,8 @@ template <class S> class batch {
 			u32 none;
 			if (detail::try_take(qp, 1, skip, 0, gap, &none) != status::ok)
 				return status::again;
-			// Others may have moved the cursor meanwhile: whatever was taken is
-			// given back, and the next attempt looks again.
+			// Other threads may have moved the cursor in the meantime. Whatever units
+			// were taken are given back as this NOP, and the next attempt looks again.
 			u64 w[8];
 			u32 unit = detail::place(gap.unit, qp.ring_units(), 0, skip);
 			detail::pack(send_wr(), unit, skip, detail::lap_bits(gap.slot, qp.q.slots_log), w);
@@ -621,13 +627,13 @@ template <class S = thread> PUSHGATE_DEVICE status post_send(queue_pair &qp, con
 {
 	return detail::post<S>(qp, wr, true);
 }
-// The same without waiting: `again` means that nothing was taken.
+// Posts like post_send(), but does not wait: `again` means no credit, and nothing was taken.
 template <class S = thread> PUSHGATE_DEVICE status try_post_send(queue_pair &qp, const send_wr &wr)
 {
 	return detail::post<S>(qp, wr, false);
 }
 
-// Takes one completion, if there is one. Any number of threads at once.
+// Takes one completion if there is one. Any number of threads at once.
 template <class S = thread> PUSHGATE_DEVICE bool poll_cq(queue_pair &qp, wc &c)
 {
 	u64 w0 = 0, w1 = 0;
@@ -637,7 +643,7 @@ template <class S = thread> PUSHGATE_DEVICE bool poll_cq(queue_pair &qp, wc &c)
 			const u64 *p = reinterpret_cast<const u64 *>(qp.q.cq) +
 				       (head & ((1ull << qp.q.cq_log) - 1)) * PUSHGATE_CQE_WORDS;
 			u64 lap = ((head >> qp.q.cq_log) + 1) & 0xff;
-			// Both in one go would need an acquire of its own behind them.
+			// Two loads: one load of both words would need an acquire fence after it.
 			w0 = load<PUSHGATE_ORDER_COMPLETION>(p);
 			w1 = w0 >> PUSHGATE_LAP_SHIFT == lap ? load<order::relaxed>(p + 1) : 0;
 			if (w0 >> PUSHGATE_LAP_SHIFT != lap || w1 >> PUSHGATE_LAP_SHIFT != lap) {
@@ -660,7 +666,7 @@ template <class S = thread> PUSHGATE_DEVICE bool poll_cq(queue_pair &qp, wc &c)
 	return c.opcode != static_cast<opcode>(0);
 }
 
-// One-sided: into region `rkey` of the peer, `offset` bytes from its start.
+// One-sided: puts `bytes` into region `rkey` of the peer, `offset` bytes from the region's start.
 template <class S = thread>
 PUSHGATE_DEVICE status put(queue_pair &qp, u32 rkey, u64 offset, const void *src, u32 bytes)
 {
@@ -673,7 +679,8 @@ PUSHGATE_DEVICE status put(queue_pair &qp, u32 rkey, u64 offset, const void *src
 	return post_send<S>(qp, wr);
 }
 
-// The same, and when the data is there, signal `index` of the peer becomes `value`.
+// One-sided: puts data as put() does; once the data is there, the peer's signal `index` becomes
+// `value`.
 template <class S = thread>
 PUSHGATE_DEVICE status put_signal(queue_pair &qp, u32 rkey, u64 offset, const void *src, u32 bytes, u32 index,
 				  u64 value)
@@ -690,7 +697,7 @@ PUSHGATE_DEVICE status put_signal(queue_pair &qp, u32 rkey, u64 offset, const vo
 	return post_send<S>(qp, wr);
 }
 
-// A signal alone; it comes after everything posted before it.
+// Sets the peer's signal alone; it comes after everything posted to this queue pair before.
 template <class S = thread> PUSHGATE_DEVICE status signal(queue_pair &qp, u32 index, u64 value)
 {
 	send_wr wr;
@@ -700,7 +707,7 @@ template <class S = thread> PUSHGATE_DEVICE status signal(queue_pair &qp, u32 in
 	return post_send<S>(qp, wr);
 }
 
-// Two-sided: takes a receive of the peer.
+// Two-sided: sends a message, which takes a receive of the peer.
 template <class S = thread> PUSHGATE_DEVICE status send(queue_pair &qp, const void *src, u32 bytes, u32 tag = 0)
 {
 	send_wr wr;
@@ -711,7 +718,7 @@ template <class S = thread> PUSHGATE_DEVICE status send(queue_pair &qp, const vo
 	return post_send<S>(qp, wr);
 }
 
-// Waits until our signal `index` is at least `value`.
+// Waits until this end's signal `index` is at least `value`.
 template <class S = thread> PUSHGATE_DEVICE status wait_signal(queue_pair &qp, u32 index, u64 value)
 {
 	u64 s = (u64)status::invalid;
@@ -722,7 +729,7 @@ template <class S = thread> PUSHGATE_DEVICE status wait_signal(queue_pair &qp, u
 	return static_cast<status>(S::broadcast(s));
 }
 
-// Waits until the peer has all that was posted to this queue pair before.
+// Waits until the peer has everything that was posted to this queue pair before.
 template <class S = thread> PUSHGATE_DEVICE status flush(queue_pair &qp)
 {
 	S::sync(); // what the other threads of the scope posted counts too
@@ -771,10 +778,10 @@ PUSHGATE_DEVICE bool unpack(const pushgate_qp &q, const u64 (&w)[8], u64 lap, me
 	return true;
 }
 
-// Looks at the receive record `cursor`; fills `m` if it is there. One thread,
-// which on a GPU pays a round trip over the bus for each of the loads: they are
-// strong, and strong loads of one thread wait for each other. Word 0 is looked
-// at first, so that only a record that is there costs them all.
+// Looks at the receive record `cursor` and fills `m` if the record is there. Called by one thread.
+// On a GPU each of its loads is a round trip over the bus: they are strong loads, and strong loads
+// of one thread wait for each other. Word 0 is read first, so that only a record that is there
+// costs all the round trips.
 PUSHGATE_DEVICE bool look(queue_pair &qp, u64 cursor, message &m)
 {
 	const u64 *p = receive_record(qp.q, cursor);
@@ -790,8 +797,8 @@ PUSHGATE_DEVICE bool look(queue_pair &qp, u64 cursor, message &m)
 }
 
 #if PUSHGATE_GPU
-// The same by a whole warp, eight of whose lanes take a word each: one access,
-// one round trip, 3 us less than a thread needs. All lanes get `m`.
+// Looks at the receive record `cursor` with a whole warp, eight of whose lanes read one word each:
+// one access and one round trip, 3 us less than a single thread needs. All lanes get `m`.
 PUSHGATE_DEVICE bool look_together(queue_pair &qp, u64 cursor, message &m)
 {
 	u32 lane = thread_index() % 32, mask = warp_mask();
@@ -810,7 +817,7 @@ PUSHGATE_DEVICE bool look_together(queue_pair &qp, u64 cursor, message &m)
 inline bool look_together(queue_pair &qp, u64 cursor, message &m) { return look(qp, cursor, m); }
 #endif
 
-// Hands a message from the leader to its scope.
+// Hands a message from the scope's leader to all its threads.
 template <class S> PUSHGATE_DEVICE void share(message &m)
 {
 	u64 head = S::broadcast((u64)m.length << 32 | m.tag);
@@ -829,7 +836,7 @@ template <class S> PUSHGATE_DEVICE void share(message &m)
 
 template <class S> PUSHGATE_DEVICE status receive(queue_pair &qp, message &m, bool wait)
 {
-	// On a GPU the scope's first warp looks together, if it has lanes enough.
+	// On a GPU the scope's first warp looks together, if the scope has at least eight threads.
 	bool together = PUSHGATE_GPU && S::size() >= 8;
 	u64 s = 0;
 	if (together ? S::rank() < 32 : S::rank() == 0) {
@@ -840,11 +847,11 @@ template <class S> PUSHGATE_DEVICE status receive(queue_pair &qp, message &m, bo
 			s = (u64)qp.health();
 			if (together)
 				s = warp_broadcast(s);
-			// What arrived before the end is still taken.
+			// A message that arrived before the queue pair ended is still taken.
 			s = s == 0 ? (u64)status::again : ready() ? 0 : s;
 		}
 	}
-	// A warp that looked together has it all already.
+	// A single warp that looked together already has the message in every lane.
 	if (!(together && S::one_warp)) {
 		s = S::broadcast(s);
 		if (s == 0 && S::size() > 1)
@@ -862,14 +869,14 @@ template <class S = thread> PUSHGATE_DEVICE status recv(queue_pair &qp, message 
 {
 	return detail::receive<S>(qp, m, true);
 }
-// The same without waiting.
+// Receives without waiting: `again` means that no message is there.
 template <class S = thread> PUSHGATE_DEVICE status try_recv(queue_pair &qp, message &m)
 {
 	return detail::receive<S>(qp, m, false);
 }
 
-// Receives S::size() messages at once, each thread of the scope its own: how
-// small messages are taken fastest. `ok` only if all of them came.
+// Receives S::size() messages at once, one for each thread of the scope: the fastest way to take
+// small messages. `ok` only if all of them arrived.
 template <class S = warp> PUSHGATE_DEVICE status recv_each(queue_pair &qp, message &m)
 {
 	u64 mine = qp.rx + S::rank();
@@ -880,15 +887,15 @@ template <class S = warp> PUSHGATE_DEVICE status recv_each(queue_pair &qp, messa
 	return s;
 }
 
-// Gives back the `count` oldest messages not yet given back: their places may
-// be written again from now on. All threads of the scope are done with them.
-// `inline_only`: none of them had a place (the words were copied by recv).
+// Releases the `count` oldest messages not yet released: from now on their places may be written
+// again. All threads of the scope must be done with them. `inline_only`: none of them had a place,
+// because recv() copied their words.
 template <class S = thread> PUSHGATE_DEVICE void release(queue_pair &qp, u32 count = 1, bool inline_only = false)
 {
 	S::sync();
 	qp.released += count;
-	// A relaxed store would hide an earlier release from whoever sees only the
-	// newer count.
+	// A relaxed store would hide an earlier release from a reader that sees only the newer
+	// count.
 	qp.placed |= !inline_only;
 	if (S::rank() == 0) {
 		u64 *p = reinterpret_cast<u64 *>(qp.q.consumed);
@@ -900,7 +907,7 @@ template <class S = thread> PUSHGATE_DEVICE void release(queue_pair &qp, u32 cou
 	}
 }
 
-// Copies a received message to `dst` (at least m.length bytes).
+// Copies a received message to `dst`, which has room for m.length bytes.
 template <class S = thread> PUSHGATE_DEVICE void copy_out(void *dst, const message &m)
 {
 	if (m.is_inline) {
@@ -911,8 +918,8 @@ template <class S = thread> PUSHGATE_DEVICE void copy_out(void *dst, const messa
 	}
 }
 
-// Names a buffer for a receive. A message takes the oldest receive of its tag, or
-// of any, and says which (message::receive): a later one of another tag may be taken
+// Posts a buffer for a receive. A message takes the oldest receive with its tag or with any tag,
+// and says which receive that was (message::receive): a later receive with another tag may be taken
 // first. Only on queue pairs made with posted receives.
 template <class S = thread>
 PUSHGATE_DEVICE status post_recv(queue_pair &qp, u32 lkey, u64 offset, u32 length, u32 tag = PUSHGATE_ANY_TAG)

@@ -1,5 +1,5 @@
-//! From CUDA source to a cubin for one device: by NVRTC, or by nvcc where NVRTC
-//! is absent. Cached on disk.
+//! Compiles CUDA source to a cubin for one device, by NVRTC, or by nvcc where NVRTC is absent.
+//! Results are cached on disk.
 #![allow(non_snake_case)] // NVRTC's own names
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
@@ -22,7 +22,7 @@ use crate::module::{Cache, Compiler, Key, Source, run_compiler};
 
 macro_rules! nvrtc {
     ($(fn $name:ident($($type:ty),*);)*) => {
-        /// The functions of NVRTC that we call, as [`super::guard`] has those of
+        /// The functions of NVRTC that this code calls, loaded as [`super::guard`] loads those of
         /// the driver.
         struct Nvrtc {
             $($name: unsafe extern "C" fn($($type),*) -> u32,)*
@@ -37,11 +37,12 @@ macro_rules! nvrtc {
             fn resolve(library: Library) -> std::result::Result<Self, String> {
                 Ok(Self {
                     $(
-                        // SAFETY: nvrtc.h declares it so (checked above against
-                        // cudarc's reading), an enum result being 32 bits in C.
+                        // SAFETY: nvrtc.h declares the symbol with this type (checked above against
+                        // cudarc's bindings); an enum result is 32 bits in C.
                         $name: unsafe { symbol(&library, stringify!($name)) }?,
                     )*
-                    // SAFETY: as above.
+                    // SAFETY: nvrtc.h declares the symbol so; it takes the code by value, as a
+                    // number of 32 bits.
                     nvrtcGetErrorString: unsafe { symbol(&library, "nvrtcGetErrorString") }?,
                     version: (0, 0),
                     _library: library,
@@ -66,7 +67,7 @@ nvrtc! {
 
 const SONAMES: &[&str] = &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
-/// Folders that may have NVRTC, beside those that the dynamic linker knows.
+/// Folders that may hold NVRTC, in addition to those that the dynamic linker searches.
 fn folders() -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let env = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -74,7 +75,7 @@ fn folders() -> Vec<PathBuf> {
         folders.push(home.join("lib64"));
     }
     folders.push(PathBuf::from("/usr/local/cuda/lib64"));
-    // Python environments that have NVIDIA's wheels.
+    // Python environments that contain NVIDIA's wheels.
     let mut sites: Vec<PathBuf> = env("PUSHGATE_PYTHON_SITE").into_iter().collect();
     for root in ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env) {
         let Ok(entries) = fs::read_dir(root.join("lib")) else { continue };
@@ -89,7 +90,7 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-/// The first file of `folder` whose name starts so.
+/// The first file of `folder` whose name starts with `prefix`.
 fn starting(folder: &Path, prefix: &str) -> Option<PathBuf> {
     let mut found: Vec<PathBuf> = fs::read_dir(folder)
         .ok()?
@@ -102,9 +103,9 @@ fn starting(folder: &Path, prefix: &str) -> Option<PathBuf> {
 }
 
 fn load_global(path: &Path) -> std::result::Result<Library, String> {
-    // SAFETY: NVIDIA's library from a place that the user or the administrator
-    // named; its constructors are made for being loaded by any thread. Global,
-    // so that NVRTC finds the built-ins that were loaded before it.
+    // SAFETY: NVIDIA's library, from a place that the user or the administrator named; its
+    // constructors may run on any thread. It is loaded RTLD_GLOBAL, so that NVRTC finds the
+    // built-ins that were loaded before.
     let library = unsafe { UnixLibrary::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
     library.map(Library::from).map_err(|error| with_source(&error))
 }
@@ -112,8 +113,8 @@ fn load_global(path: &Path) -> std::result::Result<Library, String> {
 fn open_in(folder: &Path) -> std::result::Result<Nvrtc, String> {
     let wanted =
         starting(folder, "libnvrtc.so").ok_or_else(|| format!("{} has no libnvrtc.so", folder.display()))?;
-    // NVRTC opens its built-ins by name only, at the first compile; where the
-    // folder is not on the linker's path that fails unless they are loaded.
+    // NVRTC opens its built-ins by name only, at the first compile. If the folder is not on the
+    // linker's path, that fails unless the built-ins are loaded already.
     if let Some(builtins) = starting(folder, "libnvrtc-builtins.so") {
         std::mem::forget(load_global(&builtins)?);
     }
@@ -122,13 +123,14 @@ fn open_in(folder: &Path) -> std::result::Result<Nvrtc, String> {
 
 fn open() -> std::result::Result<Nvrtc, String> {
     if let Some(named) = std::env::var_os("PUSHGATE_NVRTC_DIR").filter(|named| !named.is_empty()) {
-        // Who names a folder wants no other.
+        // A user who names a folder wants the NVRTC there and no other.
         return open_in(Path::new(&named))
             .map_err(|reason| format!("PUSHGATE_NVRTC_DIR: {reason}"))
             .and_then(ask);
     }
     for soname in SONAMES {
-        // SAFETY: as in `load_global`.
+        // SAFETY: NVIDIA's library, from the linker's search path; its constructors may run on any
+        // thread.
         if let Ok(library) = unsafe { Library::new(*soname) } {
             return Nvrtc::resolve(library).and_then(ask);
         }
@@ -159,24 +161,24 @@ fn nvrtc() -> std::result::Result<&'static Nvrtc, String> {
     NVRTC.get_or_init(open).as_ref().map_err(String::clone)
 }
 
-/// A program that is destroyed on drop.
+/// A program of NVRTC, destroyed on drop.
 struct Program<'a>(&'a Nvrtc, nvrtcProgram);
 
 impl Drop for Program<'_> {
     fn drop(&mut self) {
-        // SAFETY: made by nvrtcCreateProgram, destroyed once.
+        // SAFETY: made by nvrtcCreateProgram and destroyed only here.
         unsafe { (self.0.nvrtcDestroyProgram)(&mut self.1) };
     }
 }
 
 impl Nvrtc {
     fn explain(&self, code: u32) -> String {
-        // SAFETY: returns a static string for every code, unknown ones too.
+        // SAFETY: returns a static string for every code, including unknown ones.
         let text = unsafe { (self.nvrtcGetErrorString)(code) };
         if text.is_null() {
             return format!("code {code}");
         }
-        // SAFETY: checked above.
+        // SAFETY: the pointer is not null, as checked above.
         let text = unsafe { CStr::from_ptr(text) };
         format!("{} ({code})", text.to_string_lossy())
     }
@@ -207,7 +209,7 @@ impl Nvrtc {
         let option_pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
 
         let mut program = Program(self, null_mut());
-        // SAFETY: C strings that outlive the call, and two arrays of the length given.
+        // SAFETY: C strings that outlive the call, and two arrays of the given length.
         let code = unsafe {
             (self.nvrtcCreateProgram)(
                 &mut program.1,
@@ -219,11 +221,11 @@ impl Nvrtc {
             )
         };
         if code != 0 {
-            // Nothing was made, so there is nothing to destroy.
+            // No program was made, so there is none to destroy.
             std::mem::forget(program);
             return Err(fail(format!("nvrtcCreateProgram failed with {}", self.explain(code))));
         }
-        // SAFETY: the program is valid; an array of C strings of the length given.
+        // SAFETY: the program is valid; the C strings' array has the given length.
         let code = unsafe {
             (self.nvrtcCompileProgram)(program.1, option_pointers.len() as c_int, option_pointers.as_ptr())
         };
@@ -241,7 +243,7 @@ impl Nvrtc {
             return Err(fail(format!("nvrtcGetCUBINSize gave {size} bytes, {}", self.explain(code))));
         }
         let mut cubin = vec![0u8; size];
-        // SAFETY: writes as many bytes as it said.
+        // SAFETY: writes as many bytes as nvrtcGetCUBINSize reported.
         let code = unsafe { (self.nvrtcGetCUBIN)(program.1, cubin.as_mut_ptr().cast()) };
         if code != 0 {
             return Err(fail(format!("nvrtcGetCUBIN failed with {}", self.explain(code))));
@@ -256,7 +258,7 @@ impl Nvrtc {
             return "(no log)".to_owned();
         }
         let mut log = vec![0u8; size];
-        // SAFETY: writes as many bytes as it said.
+        // SAFETY: writes as many bytes as nvrtcGetProgramLogSize reported.
         if unsafe { (self.nvrtcGetProgramLog)(program.1, log.as_mut_ptr().cast()) } != 0 {
             return "(no log)".to_owned();
         }
@@ -264,7 +266,7 @@ impl Nvrtc {
     }
 }
 
-/// `source` for `sm_<arch>` (90, say), from the cache or compiled now.
+/// Compiles `source` for `sm_<arch>` (90, say), or takes the cubin from the cache.
 pub(super) fn cubin(source: &Source, arch: u32, cache: &Cache) -> Result<Vec<u8>> {
     let nvrtc_reason = match nvrtc() {
         Ok(nvrtc) => return by_nvrtc(nvrtc, source, arch, cache),
@@ -334,7 +336,7 @@ mod tests {
         cubin.starts_with(b"\x7fELF")
     }
 
-    /// Needs no GPU, only the library.
+    /// Needs no GPU, only the NVRTC library.
     #[test]
     fn nvrtc_compiles_every_kernel_and_caches_it() {
         if std::env::var_os("PUSHGATE_NVRTC_DIR").is_none() {
@@ -371,7 +373,7 @@ mod tests {
 
     #[test]
     fn nvcc_compiles_a_source_at_run_time() {
-        // Without one that the build would find: that of the toolkit whose NVRTC is tested above.
+        // Where the build would find no nvcc: the one of the toolkit whose NVRTC is tested above.
         let beside_nvrtc = || {
             let libraries = PathBuf::from(std::env::var_os("PUSHGATE_NVRTC_DIR")?);
             Some(libraries.parent()?.join("bin/nvcc")).filter(|nvcc| nvcc.is_file())
@@ -391,10 +393,10 @@ mod tests {
 
     #[test]
     fn fatbins_are_whole_or_absent() {
-        // A build without nvcc has none; one of some of the sources would be wrong.
+        // A build without nvcc has no fatbins; fatbins of only some sources would be wrong.
         let names: Vec<&str> = FATBINS.iter().map(|(name, _)| *name).collect();
         assert!(names.is_empty() || names == SOURCES.iter().map(|(name, _)| *name).collect::<Vec<_>>());
-        // The magic of a fatbin.
+        // The magic number of a fatbin.
         assert!(FATBINS.iter().all(|(_, image)| image.starts_with(&0xba55ed50u32.to_le_bytes())));
     }
 }

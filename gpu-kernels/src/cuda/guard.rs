@@ -1,10 +1,10 @@
-//! The way to the CUDA driver that can't panic.
+//! Calls of the CUDA driver that can't panic.
 //!
-//! cudarc's own entry points panic where libcuda is missing or lacks a symbol,
-//! and read the result as a Rust enum, which a newer driver's code would break.
-//! So its bindings give the types and we make the calls: every symbol is looked
-//! up once in the one library that is then called, and results are plain
-//! numbers. Each signature is checked against cudarc's at compile time.
+//! cudarc's own entry points panic where libcuda is missing or lacks a symbol, and read the result
+//! as a Rust enum, which a newer driver's code would make undefined behaviour. So this module takes
+//! only the types from cudarc's bindings and makes the calls itself: each symbol is looked up once,
+//! in the library that is then called, and results are plain numbers. Each signature is checked
+//! against cudarc's at compile time.
 #![allow(non_snake_case)] // the driver's own names
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
@@ -23,12 +23,12 @@ use libloading::Library;
 use crate::cpu::with_source;
 use crate::executor::DeviceError;
 
-/// What calls return in place of `CUresult`.
+/// The result of a call, in place of `CUresult`.
 pub(crate) type Code = u32;
 pub(crate) const SUCCESS: Code = 0;
 pub(crate) const NOT_READY: Code = 600;
 
-/// The oldest driver whose interface we use.
+/// The oldest CUDA version of the driver that this code supports.
 const OLDEST: i32 = 12000;
 
 macro_rules! driver {
@@ -37,7 +37,7 @@ macro_rules! driver {
         older: $(fn $older:ident = $newer:ident($($older_type:ty),*);)*
         optional: $(fn $maybe:ident($($maybe_type:ty),*);)*
     ) => {
-        /// The functions of libcuda that we call.
+        /// The functions of libcuda that this crate calls.
         pub(crate) struct Driver {
             $(pub(crate) $name: unsafe extern "C" fn($($type),*) -> Code,)*
             $(pub(crate) $older: unsafe extern "C" fn($($older_type),*) -> Code,)*
@@ -60,23 +60,26 @@ macro_rules! driver {
             fn resolve(library: Library) -> Result<Self, String> {
                 Ok(Self {
                     $(
-                        // SAFETY: cuda.h declares the symbol with this type (the
-                        // constants above check it against cudarc's reading of
-                        // cuda.h), an enum result being a 32-bit number in C.
+                        // SAFETY: cuda.h declares the symbol with this type (the constants above
+                        // check it against cudarc's bindings of cuda.h); an enum result is a 32-bit
+                        // number in C.
                         $name: unsafe { symbol(&library, stringify!($name)) }?,
                     )*
                     $(
-                        // SAFETY: as above.
+                        // SAFETY: cuda.h declares the symbol with this type, an enum result being a
+                        // 32-bit number in C.
                         $older: unsafe { symbol(&library, stringify!($older)) }?,
                     )*
                     $(
-                        // SAFETY: as above.
+                        // SAFETY: cuda.h declares the symbol with this type, an enum result being a
+                        // 32-bit number in C.
                         $maybe: unsafe { symbol(&library, stringify!($maybe)) }.ok(),
                     )*
-                    // SAFETY: as above; these two take the code by value, for
-                    // which a number stands just as well.
+                    // SAFETY: cuda.h declares both so, except that they take the code by value as
+                    // an enum, for which a 32-bit number can stand.
                     cuGetErrorName: unsafe { symbol(&library, "cuGetErrorName") }?,
-                    // SAFETY: as above.
+                    // SAFETY: cuda.h declares it so, except for the code, for which a 32-bit number
+                    // can stand.
                     cuGetErrorString: unsafe { symbol(&library, "cuGetErrorString") }?,
                     _library: library,
                 })
@@ -123,17 +126,16 @@ driver! {
         CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void,
         *mut *mut c_void
     );
-    // In every driver's library, while cudarc's for CUDA 13 has only the name of
-    // 12.8 and later, of the same type.
+    // Every driver's library has this name; cudarc's bindings for CUDA 13 have only the name of
+    // 12.8 and later, which has the same type.
     older:
     fn cuEventElapsedTime = cuEventElapsedTime_v2(*mut f32, CUevent, CUevent);
     optional:
     fn cuCtxGetDevice(*mut CUdevice);
-    // 12.4 and later.
+    // CUDA 12.4 and later.
     fn cuFuncLoad(CUfunction);
     fn cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
-    // Only for RDMA devices that write into the GPU's memory: what stands in for
-    // a driver elsewhere need not have them.
+    // Only for RDMA devices that write into the GPU's memory. A stub of the driver may lack these.
     fn cuMemGetHandleForAddressRange(*mut c_void, CUdeviceptr, usize, CUmemRangeHandleType, c_ulonglong);
     fn cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope);
     // Only for the resident worker.
@@ -141,7 +143,7 @@ driver! {
     fn cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
     fn cuStreamWriteValue64_v2(CUstream, CUdeviceptr, u64, c_uint);
     fn cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
-    // ... in graphs; 12.3 and later.
+    // Only for the resident worker in graphs; CUDA 12.3 and later.
     fn cuStreamGetCaptureInfo_v3(
         CUstream, *mut CUstreamCaptureStatus, *mut u64, *mut CUgraph, *mut *const CUgraphNode,
         *mut *const CUgraphEdgeData, *mut usize
@@ -156,10 +158,12 @@ driver! {
     fn cuCtxEnablePeerAccess(CUcontext, c_uint);
 }
 
+/// Looks a symbol up in a library.
+///
 /// # Safety
 /// `name` must have the type `T`, a function pointer.
 pub(super) unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the symbol has the type `T`.
     match unsafe { library.get::<T>(name.as_bytes()) } {
         Ok(found) => Ok(*found),
         Err(error) => {
@@ -168,12 +172,12 @@ pub(super) unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T,
     }
 }
 
-/// What [`probe`] found.
+/// The CUDA driver and GPUs that [`probe`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaInfo {
     /// How many GPUs this process sees.
     pub devices: u32,
-    /// The CUDA version that the driver speaks, (13, 0) say.
+    /// The CUDA version that the driver supports: (13, 0), say.
     pub driver: (u32, u32),
 }
 
@@ -183,13 +187,13 @@ impl fmt::Display for CudaInfo {
     }
 }
 
-/// Looks for a CUDA driver and its GPUs, or says in a sentence why there are
-/// none. Opens the driver once for the process; makes no context.
+/// Looks for a CUDA driver and GPUs; an error is a sentence that says why there are none. Opens the
+/// driver once for the process and makes no context.
 pub fn probe() -> Result<CudaInfo, String> {
     driver().map(|(_, info)| info.clone())
 }
 
-/// The driver, opened and initialised on the first call.
+/// The driver, which is opened and initialised on the first call.
 pub(crate) fn driver() -> Result<(&'static Driver, &'static CudaInfo), String> {
     static DRIVER: OnceLock<Result<(Driver, CudaInfo), String>> = OnceLock::new();
     match DRIVER.get_or_init(open) {
@@ -199,10 +203,10 @@ pub(crate) fn driver() -> Result<(&'static Driver, &'static CudaInfo), String> {
 }
 
 fn open() -> Result<(Driver, CudaInfo), String> {
-    // The soname, never libcuda.so: a toolkit's stubs folder on LD_LIBRARY_PATH
-    // has the latter and answers to nothing.
-    // SAFETY: NVIDIA's driver library, or what the administrator put in its
-    // place; its constructors are made for being loaded by any thread.
+    // Open the soname, never libcuda.so: a toolkit's folder of stubs on LD_LIBRARY_PATH has a
+    // libcuda.so that serves no call.
+    // SAFETY: NVIDIA's driver library, or what the administrator put in its place; its constructors
+    // may run on any thread.
     let library = unsafe { Library::new("libcuda.so.1") }
         .map_err(|error| format!("libcuda.so.1 does not load ({})", with_source(&error)))?;
     let driver = Driver::resolve(library).map_err(|reason| format!("libcuda.so.1: {reason}"))?;
@@ -210,7 +214,7 @@ fn open() -> Result<(Driver, CudaInfo), String> {
         let (name, text) = driver.explain(code);
         format!("{call} failed with {name} ({code}): {text}")
     };
-    // SAFETY: 0 is the only flag there is.
+    // SAFETY: 0 is the only value of the flags.
     let code = unsafe { (driver.cuInit)(0) };
     if code != SUCCESS {
         return Err(failed("cuInit", code));
@@ -245,15 +249,15 @@ fn open() -> Result<(Driver, CudaInfo), String> {
 }
 
 impl Driver {
-    /// The name and the sentence of a code.
+    /// The name of a code and the driver's sentence for it.
     pub(crate) fn explain(&self, code: Code) -> (String, String) {
         let ask = |function: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
             let mut text = null();
-            // SAFETY: writes one pointer: to a static string, or null for a code
-            // that it does not know.
+            // SAFETY: writes one pointer: to a static string, or null for a code that the driver
+            // does not know.
             let answer = unsafe { function(code, &mut text) };
             (answer == SUCCESS && !text.is_null())
-                // SAFETY: checked above.
+                // SAFETY: the pointer is not null, as checked just before.
                 .then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
         };
         (
@@ -262,7 +266,7 @@ impl Driver {
         )
     }
 
-    /// An error unless `code` is success.
+    /// Returns an error unless `code` is success.
     pub(crate) fn check(
         &self,
         call: &'static str,
@@ -277,10 +281,10 @@ impl Driver {
     }
 }
 
-/// The remedy for the codes that have one.
+/// The remedy for a code, empty for codes that have none.
 fn hint(code: Code) -> &'static str {
     match code {
-        2 => "; ask for less, or see with nvidia-smi who holds the device's memory",
+        2 => "; ask for less, or look in nvidia-smi which process holds the device's memory",
         3 => "; look in the kernel log for what became of the device",
         4 => "; the process is ending: drop the device's handles before main returns",
         34 => "; a toolkit's stub libcuda was loaded: take its folder off LD_LIBRARY_PATH",
@@ -322,8 +326,8 @@ pub(super) mod tests {
 
     pub(crate) const CHILD: &str = "_PUSHGATE_TEST_PROBE";
 
-    /// What the child prints. Run in a process of its own: a library that was
-    /// once loaded stays, and so does what was found.
+    /// What the child process prints. It must run in a process of its own: a library stays loaded
+    /// once it has been, and the driver that was found is kept.
     #[test]
     #[ignore = "other tests start this in processes of their own"]
     fn child() {
@@ -370,7 +374,7 @@ pub(super) mod tests {
         stub_source(init, version, devices, "")
     }
 
-    /// All symbols that `has` does not define.
+    /// C source of the symbols that `has` does not define.
     pub(crate) fn stub_source(init: u32, version: u32, devices: u32, has: &str) -> String {
         let mut source = String::new();
         for name in SYMBOLS.iter().filter(|name| !has.contains(&format!("int {name}("))) {
@@ -392,8 +396,8 @@ pub(super) mod tests {
 
     #[test]
     fn without_libcuda_there_is_a_sentence() {
-        // A file that is no library stands in for none, so that the test means
-        // the same where a driver is installed.
+        // A file that is not a library stands for a missing library, so that the test does the same
+        // where a driver is installed.
         let folder = Folder::new("no-libcuda");
         std::fs::write(folder.0.join("libcuda.so.1"), "no library").unwrap();
         let text = probe_in_child(&folder.0);
@@ -442,7 +446,7 @@ pub(super) mod tests {
         stub(&folder, &whole_stub(0, 13000, 1));
         let text = probe_in_child(&folder.0);
         assert!(text.contains("CUDA cuDeviceGet failed with CUDA_ERROR_FAKE (12345)"), "{text}");
-        // A GPU that is there and fails is not hidden behind the CPU.
+        // A GPU that is present and fails is reported; the CPU does not silently replace it.
         assert!(text.contains("AUTO cuDeviceGet failed"), "{text}");
     }
 }

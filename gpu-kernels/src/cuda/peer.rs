@@ -1,4 +1,4 @@
-//! The copy engines in both directions, and the memory of another GPU.
+//! Copies by the copy engines in both directions, and access to the memory of another GPU.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ const ALREADY: u32 = 704; // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 /// A stream of copies between any two memories that the driver knows.
 pub(crate) struct CudaCopies(CudaStream);
 
-/// A place in such a stream, with its time.
+/// A point in a stream of copies, with its time.
 pub(crate) struct CudaPoint(Event);
 
 fn lacks(name: &str) -> DeviceError {
@@ -25,8 +25,10 @@ impl CudaCopies {
         Ok(Self(CudaStream { context: context.clone(), raw: Raw(context.make_stream(true)?) }))
     }
 
+    /// Starts a copy of `len` bytes.
+    ///
     /// # Safety
-    /// Both ranges are valid, and left alone, until a later point was passed.
+    /// Both ranges are valid, and left alone, until a later point has been passed.
     pub(crate) unsafe fn copy(&self, dst: u64, src: u64, len: usize) -> Result<()> {
         let context = &self.0.context;
         let copy = context.driver.cuMemcpyAsync.ok_or_else(|| lacks("cuMemcpyAsync"))?;
@@ -43,13 +45,13 @@ impl CudaCopies {
         Ok(CudaPoint(event))
     }
 
-    /// What comes next waits for a point of a stream, of this GPU or another.
+    /// Makes later copies wait for a point of another stream, on this GPU or another.
     pub(crate) fn wait_for(&self, point: &CudaPoint) -> Result<()> {
         let context = &self.0.context;
         let wait = context.driver.cuStreamWaitEvent.ok_or_else(|| lacks("cuStreamWaitEvent"))?;
         let _current = context.current()?;
-        // SAFETY: a stream of ours and an event that lives as long as `point`; the
-        // driver keeps what it needs of it.
+        // SAFETY: a stream of ours, and an event that lives as long as `point`; the driver keeps
+        // what it needs of the event.
         let code = unsafe { wait(self.0.raw.0, point.0.raw.0, 0) };
         context.check("cuStreamWaitEvent", code, || "waiting for another stream".to_owned())
     }
@@ -59,7 +61,7 @@ impl Drop for CudaCopies {
     fn drop(&mut self) {
         let context = &self.0.context;
         let Ok(_current) = context.current() else { return };
-        // SAFETY: our own stream; it holds copies only, which end by themselves.
+        // SAFETY: the stream is our own; it holds only copies, which end by themselves.
         let code = unsafe { (context.driver.cuStreamSynchronize)(self.0.raw.0) };
         context.note("cuStreamSynchronize", code, || "waiting for copies to end".to_owned());
     }
@@ -75,13 +77,13 @@ impl CudaPoint {
         }
     }
 
-    /// Both have been passed.
+    /// The time from `earlier` to this point. Both must have been passed.
     pub(crate) fn since(&self, earlier: &CudaPoint) -> Result<Duration> {
         let context = &self.0.context;
         let _current = context.current()?;
         let mut milliseconds = 0f32;
-        // SAFETY: both events are timed and were recorded in this context, or the
-        // driver says that they were not; writes one float.
+        // SAFETY: both events are timed and were recorded in this context; otherwise the driver
+        // returns an error. Writes one float.
         let code =
             unsafe { (context.driver.cuEventElapsedTime)(&mut milliseconds, earlier.0.raw.0, self.0.raw.0) };
         context.check("cuEventElapsedTime", code, || "timing copies".to_owned())?;
@@ -90,8 +92,8 @@ impl CudaPoint {
 }
 
 impl CudaExecutor {
-    /// Lets kernels of this GPU load from and store to the memory of `other`, from
-    /// now on. False: the two can't.
+    /// Lets kernels of this GPU load from and store to the memory of `other` from now on. False if
+    /// the two GPUs can't.
     pub fn reach(&self, other: &CudaExecutor) -> Result<bool> {
         let (context, theirs) = (self.context(), other.context());
         if Arc::ptr_eq(context, theirs) {
@@ -110,8 +112,8 @@ impl CudaExecutor {
             return Ok(false);
         }
         let _current = context.current()?;
-        // SAFETY: the other's context is retained for as long as `other` lives, and
-        // access to it ends with it.
+        // SAFETY: the other GPU's context is retained as long as `other` lives, and access to it
+        // ends with it.
         match unsafe { enable(theirs.context.0, 0) } {
             SUCCESS | ALREADY => Ok(true),
             code => context.check("cuCtxEnablePeerAccess", code, doing).map(|()| true),

@@ -1,5 +1,5 @@
-//! What lets an RDMA device write into the GPU's memory, and when its kernels
-//! may read that (P3, data before signal).
+//! Exports GPU memory for RDMA devices that write into it, and decides when kernels may read what
+//! such a device wrote (P3, data before signal).
 
 use std::ffi::c_int;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -14,26 +14,27 @@ use super::Context;
 use super::guard::Driver;
 use crate::executor::{DeviceError, DmaBuf, Result};
 
-/// What the driver says of a GPU's memory and other devices.
+/// What the driver reports about a GPU's memory and other devices' access to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rdma {
-    /// CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, and the call is there.
+    /// CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED is set and the driver has the call.
     dma_buf: bool,
-    /// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING.
+    /// The value of CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING.
     ordering: u32,
-    /// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS; 0 without the call.
+    /// The value of CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS; 0 if the driver lacks
+    /// the call.
     options: u32,
 }
 
-/// What stands between an RDMA device's write and a kernel that reads it after
-/// our signal.
+/// What must happen between an RDMA device's write and our signal, so that a kernel that sees the
+/// signal also sees the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Visibility {
     /// Nothing: the GPU sees such writes in order by itself.
     Ordered,
-    /// A flush.
+    /// A flush of the writes.
     Flush,
-    /// Nothing that we could do.
+    /// Nothing would suffice.
     Never,
 }
 
@@ -48,16 +49,17 @@ impl Rdma {
         }
     }
 
-    /// The decision on P3, made here alone. CUDA Driver API, "Event Management",
-    /// cuFlushGPUDirectRDMAWrites: the call blocks until remote writes are visible
-    /// to the scope, and "can be safely omitted" where the scope lies within
-    /// WRITES_ORDERING, by comparing the numbers. Our scope is the owner: the
-    /// kernels of the GPU that has the memory. FLUSH_WRITES_OPTIONS says by its bit
-    /// HOST if the call is supported.
+    /// Decides how writes become visible (P3); this is the only place that decides.
     ///
-    /// The same page leaves to the user GPUs whose memory is reached by several
-    /// paths at once (CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE). We export by
-    /// the one default path.
+    /// CUDA Driver API, "Event Management", cuFlushGPUDirectRDMAWrites: the call blocks until
+    /// remote writes are visible to the scope, and "can be safely omitted" where the scope lies
+    /// within WRITES_ORDERING, by comparing the numbers. Our scope is the owner: the kernels of the
+    /// GPU that has the memory. The bit HOST of FLUSH_WRITES_OPTIONS says whether the call is
+    /// supported.
+    ///
+    /// For GPUs whose memory can be reached by several paths, that page leaves the choice of the
+    /// path (CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE) to the user. This code exports by the one
+    /// default path.
     fn visibility(&self) -> Visibility {
         if self.ordering >= Ordering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as u32 {
             Visibility::Ordered
@@ -69,7 +71,8 @@ impl Rdma {
     }
 }
 
-/// The pages that `bytes` from `addr` touch, and where in them those begin.
+/// The whole pages around `bytes` from `addr`: their start, their length, and the offset of `addr`
+/// in them.
 fn pages(addr: u64, bytes: usize, page: u64) -> (u64, usize, u64) {
     let start = addr & !(page - 1);
     let end = (addr + bytes as u64).next_multiple_of(page);
@@ -77,12 +80,13 @@ fn pages(addr: u64, bytes: usize, page: u64) -> (u64, usize, u64) {
 }
 
 impl Context {
-    /// See [`crate::DeviceBuffer::export`].
+    /// Exports a range of device memory as a dma-buf ([`crate::DeviceBuffer::export`]).
     pub(super) fn export(&self, addr: u64, bytes: usize) -> Result<Option<DmaBuf>> {
         let Some(export) = self.driver.cuMemGetHandleForAddressRange.filter(|_| self.rdma.dma_buf) else {
             return Ok(None);
         };
-        // Better copied than seen too early.
+        // Without a way to make writes visible, refuse: the payload is then copied instead of seen
+        // too early.
         if bytes == 0 || self.rdma.visibility() == Visibility::Never {
             return Ok(None);
         }
@@ -90,14 +94,14 @@ impl Context {
         let (start, length, offset) = pages(addr, bytes, rustix::param::page_size() as u64);
         let mut fd: c_int = -1;
         let kind = HandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-        // SAFETY: for this type of handle the driver writes one int. It checks the
-        // range against its own allocations.
+        // SAFETY: for this type of handle the driver writes one int. It checks the range against
+        // its own allocations.
         let code = unsafe { export((&raw mut fd).cast(), start, length, kind, 0) };
         let doing = || format!("exporting {length} bytes at {start:#x} as a dma-buf");
         self.check("cuMemGetHandleForAddressRange", code, doing)?;
-        // SAFETY: a new descriptor, which the driver leaves to us.
+        // SAFETY: a new descriptor, which the driver hands over to the caller.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // The GPU's memory is not for whatever program we may start.
+        // Programs that this process starts must not inherit the GPU's memory.
         rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).map_err(|e| DeviceError::Io {
             what: "closing on exec",
             path: "a dma-buf".into(),
@@ -106,23 +110,21 @@ impl Context {
         Ok(Some(DmaBuf { fd, offset }))
     }
 
-    /// Makes what RDMA devices have written into this GPU's memory visible to its
-    /// kernels.
+    /// Makes what RDMA devices have written into this GPU's memory visible to its kernels.
     pub(super) fn flush_rdma_writes(&self) -> Result<()> {
         match self.rdma.visibility() {
             Visibility::Ordered => Ok(()),
             Visibility::Flush => self.flush_by_call(),
-            // Never exported, so that nobody has written.
+            // Such memory is never exported, so no device can have written.
             Visibility::Never => Err(self.cannot_flush()),
         }
     }
 
     fn flush_by_call(&self) -> Result<()> {
         let flush = self.driver.cuFlushGPUDirectRDMAWrites.ok_or_else(|| self.cannot_flush())?;
-        // The target is whatever context is current, and on an engine's thread that
-        // is none.
+        // The flush concerns the context that is current, and on an engine's thread none is.
         let _current = self.current()?;
-        // SAFETY: takes two numbers; the context that it is about is current.
+        // SAFETY: takes two numbers; the context that it concerns is current.
         let code = unsafe {
             flush(
                 Target::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
@@ -156,7 +158,7 @@ pub(super) mod tests {
         assert_eq!(of(100, 1), Visibility::Ordered);
         assert_eq!(of(0, 1), Visibility::Flush);
         assert_eq!(of(0, 3), Visibility::Flush);
-        // By operations on a stream alone: not at the engine's bidding.
+        // This GPU flushes only by operations on a stream, which the engine can't use.
         assert_eq!(of(0, 2), Visibility::Never);
         assert_eq!(of(0, 0), Visibility::Never);
     }
@@ -169,7 +171,7 @@ pub(super) mod tests {
         assert_eq!(pages(0x20_0e00, 1 << 30, 65536), (0x20_0000, (1 << 30) + 65536, 0xe00));
     }
 
-    /// How long the driver's own flush takes, whether or not it is needed here.
+    /// Times the driver's own flush, whether or not the flush is needed on this GPU.
     pub(in super::super) fn timed_flush(executor: &CudaExecutor) -> (Result<()>, Duration) {
         let start = Instant::now();
         (executor.context().flush_by_call(), start.elapsed())
@@ -191,11 +193,11 @@ pub(super) mod tests {
         for _ in 0..3 {
             println!("flush by the driver: {:?}", timed_flush(&executor));
         }
-        // From a thread without a context, and beside another's.
+        // From a thread without a context, and beside another thread's.
         let elsewhere = std::thread::scope(|s| s.spawn(|| timed_flush(&executor)).join().unwrap());
         println!("flush by the driver on a new thread: {elsewhere:?}");
 
-        // Small ones share a page of the driver's own and begin anywhere in it.
+        // Small buffers share a page of the driver's and may begin anywhere in it.
         let sizes = [1, 64, 100, 4096, 4097, 65536, 1 << 20, (2 << 20) + 5, 64 << 20];
         let buffers: Vec<_> = sizes.iter().map(|size| executor.alloc(*size).unwrap()).collect();
         for buffer in &buffers {
@@ -211,7 +213,7 @@ pub(super) mod tests {
             let size = rustix::fs::seek(&dma_buf.fd, rustix::fs::SeekFrom::End(0));
             println!("{buffer:?}: offset {:#x}, {size:?} bytes, {link:?}", dma_buf.offset);
             assert_eq!(dma_buf.offset, buffer.addr() % rustix::param::page_size() as u64);
-            // A sandbox may hide what a descriptor is.
+            // A sandbox may hide what a descriptor refers to.
             if let Ok(size) = size {
                 assert!(size >= dma_buf.offset + buffer.len() as u64);
             }

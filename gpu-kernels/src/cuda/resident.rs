@@ -1,7 +1,8 @@
-//! A kernel that comes and goes by itself, and the calls around it that may be
-//! made on any thread of a program: while it captures a graph, and between a
-//! library's own launches. So no events here, no queries but where nothing else
-//! will do, and no memory.
+//! A resident kernel, which starts and ends by itself, and the calls of the driver around it.
+//!
+//! Any thread of a program may make these calls, also while it captures a graph and between a
+//! library's own launches. So this code uses no events, allocates no memory, and queries only where
+//! nothing else will do.
 
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -15,17 +16,17 @@ use super::guard::{NOT_READY, SUCCESS};
 use super::{Context, CudaExecutor, CudaStream, Function, Raw, WHOLE, lock};
 use crate::executor::{DeviceError, Launch, LoadedModule, Result};
 
-/// What the ledger knows of a resident kernel.
+/// What the ledger knows about a resident kernel.
 pub(super) struct Presence {
-    /// Whether it runs, or may begin to.
+    /// Whether the kernel runs or may begin to.
     pub(super) present: Box<dyn Fn() -> bool + Send + Sync>,
-    /// What it takes of the device when it does, of `WHOLE`: always set aside,
-    /// since nobody asks before it comes.
+    /// The share of the device that the kernel takes when it runs, in units of which `WHOLE` is
+    /// all. Always set aside, because the kernel starts without asking the ledger.
     pub(super) share: u64,
     pub(super) blocks: u32,
 }
 
-/// A kernel, its shape, and a stream of its own, first in line.
+/// A kernel with its shape and a stream of its own, which has the highest priority.
 pub(crate) struct Resident {
     context: Arc<Context>,
     function: Arc<Function>,
@@ -33,20 +34,20 @@ pub(crate) struct Resident {
     stream: CudaStream,
     _presence: Arc<Presence>,
     _module: Arc<dyn LoadedModule>,
-    /// What a stream may be told to write (cuStreamWriteValue64).
+    /// Whether a stream can be told to write a word (cuStreamWriteValue64).
     writes: bool,
-    /// Counts the ends of a graph's operations.
+    /// The kernel that counts the ends of a graph's operations.
     mark: Arc<Function>,
 }
 
-/// What a stream does with what is put on it now.
+/// What a stream does now with work that is put on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Follows {
-    /// It runs when its turn comes, and the stream can tell us.
+    /// The work runs when its turn comes, and the stream can write a word after it.
     Runs,
-    /// It becomes part of a graph.
+    /// The work becomes part of a graph.
     Captures,
-    /// It can't be told.
+    /// The driver can't tell.
     Unknown,
 }
 
@@ -88,28 +89,28 @@ impl Resident {
         Ok(Self { context, function, launch, stream, _presence: presence, _module: module, writes, mark })
     }
 
-    /// Starts the kernel once more, behind itself.
+    /// Starts the kernel once more, after its earlier launches.
     ///
     /// # Safety
-    /// As [`crate::Executor::launch`], until [`Resident::ended`] says so.
+    /// The requirements of [`crate::Executor::launch`] hold until [`Resident::ended`] returns true.
     pub(crate) unsafe fn start(&self, params: &[u8]) -> Result<()> {
         let _current = self.context.current()?;
         let raw = self.stream.raw.0;
-        // SAFETY: both are of this context; the rest is the caller's promise.
+        // SAFETY: function and stream belong to this context; the caller promises the rest.
         let code = unsafe { self.context.start(self.function.raw.0, raw, self.launch, params) };
         self.context.check("cuLaunchKernel", code, || format!("starting the worker ({:?})", self.launch))
     }
 
-    /// Whether [`Resident::ended`] knows.
+    /// Whether [`Resident::ended`] can tell.
     pub(crate) fn tells_its_end(&self) -> bool {
         self.context.driver.cuStreamQuery.is_some()
     }
 
-    /// Whether every start has ended.
+    /// Whether every launch has ended.
     pub(crate) fn ended(&self) -> Result<bool> {
         let Some(query) = self.context.driver.cuStreamQuery else { return Ok(true) };
         let _current = self.context.current()?;
-        // SAFETY: our own stream.
+        // SAFETY: the stream is our own.
         match unsafe { query(self.stream.raw.0) } {
             NOT_READY => Ok(false),
             code => {
@@ -118,14 +119,14 @@ impl Resident {
         }
     }
 
-    /// What the stream does with what is put on it.
+    /// Finds out what the stream does with work that is put on it now.
     pub(crate) fn follows(&self, stream: u64) -> Follows {
         let Some(ask) = self.context.driver.cuStreamIsCapturing else {
             return if self.writes { Follows::Runs } else { Follows::Unknown };
         };
         let Ok(_current) = self.context.current() else { return Follows::Unknown };
         let mut status = CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32;
-        // SAFETY: the caller's stream, alive as it says; writes one enum of 32 bits.
+        // SAFETY: the caller's stream, which the caller says is alive; writes one enum of 32 bits.
         let code = unsafe { ask(stream as CUstream, (&raw mut status).cast()) };
         if code != SUCCESS {
             Follows::Unknown
@@ -138,27 +139,32 @@ impl Resident {
         }
     }
 
-    /// Adds the kernel to the graph that a stream captures, behind what was captured before on that
-    /// stream; nothing else of the graph waits for it. False: this driver can't, or nothing is captured.
+    /// Adds the kernel to the graph that a stream captures, after what was captured on that stream
+    /// before; no other node of the graph waits for the kernel. False: this driver can't, or
+    /// nothing is captured.
     ///
     /// # Safety
-    /// As [`crate::Executor::launch`], for as long as the graph may be replayed.
+    /// The requirements of [`crate::Executor::launch`] hold for as long as the graph may be
+    /// replayed.
     pub(crate) unsafe fn add_to_graph(&self, stream: u64, params: &[u8]) -> Result<bool> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.add_node(stream, &self.function, self.launch, params) }
     }
 
-    /// The same of the kernel that counts the word at `addr` up.
+    /// Adds the kernel that increments the word at `addr` to the graph that a stream captures.
+    /// False: this driver can't, or nothing is captured.
     ///
     /// # Safety
-    /// As above; the word is this device's.
+    /// The requirements of [`Resident::add_to_graph`] hold, and the word is memory of this device.
     pub(crate) unsafe fn add_mark_to_graph(&self, stream: u64, addr: u64) -> Result<bool> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.add_node(stream, &self.mark, Launch::new(1, 1), &addr.to_le_bytes()) }
     }
 
+    /// Adds a kernel node to the graph that a stream captures.
+    ///
     /// # Safety
-    /// As [`Resident::add_to_graph`].
+    /// The requirements of [`Resident::add_to_graph`] hold.
     unsafe fn add_node(
         &self,
         stream: u64,
@@ -209,23 +215,24 @@ impl Resident {
             ctx: null_mut(),
         };
         let mut node = null_mut();
-        // SAFETY: the graph is being captured on this stream, which its owner does not use
-        // meanwhile; `before` are `count` nodes of it, valid until the next call about the
-        // stream. The driver copies the parameters before it returns; what the kernel may do is
-        // the caller's promise. (`edges` is asked for, or the question fails where there are other
-        // kinds than the plain one; ours are plain, so behind the whole of those nodes.)
+        // SAFETY: the graph is being captured on this stream, and the stream's owner does not use
+        // the stream meanwhile. `before` are `count` nodes of the graph, valid until the next call
+        // about the stream. The driver copies the parameters before it returns; the caller promises
+        // what the kernel may do. (`edges` is requested because the query fails without it where
+        // there are edges of other kinds than the plain one; our edges are plain, so our node runs
+        // after the whole of the nodes before it.)
         let code = unsafe { add(&mut node, graph, before, count, &node_params) };
         self.context.check("cuGraphAddKernelNode", code, doing)?;
         Ok(true)
     }
 
-    /// Puts a store of `value` to `addr` behind all that was put on `stream` before.
-    /// The word is ours and outlives the stream's work (the worker waits for it).
+    /// Puts a store of `value` to `addr` after all work that was put on `stream` before. The word
+    /// is ours and outlives the stream's work (the worker waits for it).
     pub(crate) fn write_behind(&self, stream: u64, addr: u64, value: u64) -> Result<()> {
         let Some(write) = self.context.driver.cuStreamWriteValue64_v2 else { return Ok(()) };
         let _current = self.context.current()?;
-        // SAFETY: the caller's stream; a registered word. Flag 0: not before the
-        // work ahead of it is complete and visible.
+        // SAFETY: the caller's stream; a registered word. Flag 0: the store happens only when the
+        // work before it is complete and visible.
         let code = unsafe { write(stream as CUstream, addr, value, 0) };
         self.context.check("cuStreamWriteValue64", code, || format!("marking a place in stream {stream:#x}"))
     }

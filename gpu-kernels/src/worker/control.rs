@@ -1,5 +1,5 @@
-//! The host memory that worker and host share: where its words lie, and what they say of the
-//! worker's coming and going.
+//! The host memory that worker and host share: where its words lie, and how they say whether the
+//! worker is present.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -12,18 +12,18 @@ pub(super) const LAP_SHIFT: u32 = 56;
 pub(super) const RUNNING: u64 = 1;
 pub(super) const LEAVING: u64 = 2;
 pub(super) const LEFT: u64 = 3;
-/// Pairs of words that a warp reads at once: the first holds the generations that are
-/// to leave, the rest a stream with operations under way each.
+/// Pairs of words that a warp reads at once. The first holds the last generation that is to leave;
+/// each other pair belongs to a stream with operations under way.
 pub(super) const LEASES: usize = 32;
 
-/// Of the device's words, as kernels/worker.cu names them.
+/// Indices of the device's words, as kernels/worker.cu names them.
 pub(super) const CLOSED_AT: usize = 6;
 pub(super) const PASSED_AT: usize = 8;
 pub(super) const FATES: usize = 256;
 
-/// Where the words of host memory lie, in bytes. What the host writes and what the
-/// device writes lie in lines apart, but for a lease, whose two words are looked at
-/// by one load, and for `STAYS`, which the device sets and the host takes back.
+/// Where the words of host memory lie, in bytes. Words that the host writes and words that the
+/// device writes lie in separate cache lines, except for a lease, whose two words are read by one
+/// load, and for `STAYS`, which the device sets and the host clears.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
     pub(super) slots: usize,
@@ -33,17 +33,17 @@ pub(super) struct Layout {
 
 impl Layout {
     pub(super) const STATE: usize = 0;
-    /// Where the state of a kernel goes that is to die without a word (`fault`).
+    /// Where a kernel writes its state whose end is to stay unannounced (`fault`).
     pub(super) const UNHEARD: usize = 8;
-    /// Not 0: a launch of a graph stays, and nothing is copied.
+    /// Not 0: a graph's launch stays although nothing is copied.
     pub(super) const STAYS: usize = 16;
     pub(super) const LEASES: usize = 64;
     pub(super) const QUIT: usize = Self::LEASES;
-    /// Launches under way: leases whose `lease_done` is still to come.
+    /// How many launches are under way: leases for which `lease_done` has not been called yet.
     pub(super) const LAUNCHING: usize = Self::LEASES + 8;
     pub(super) const COUNTS: usize = Self::LEASES + LEASES * 16;
 
-    /// How far the dispatcher has come with pulls whose bytes are in the command.
+    /// The word with the number of pulls up to which the dispatcher has stored inline words.
     pub(super) fn inline_count(&self) -> usize {
         Self::COUNTS + (self.pushers + self.pullers) * 8
     }
@@ -61,17 +61,18 @@ impl Layout {
         self.ring(Direction::Pull) + self.ring_bytes()
     }
 
-    /// Of device memory: cursors and the like (kernels/worker.cu), then the two mailboxes.
+    /// Offset of the two mailboxes in device memory, after the cursors and other words
+    /// (kernels/worker.cu).
     pub(super) fn mailboxes(&self) -> usize {
         let copying = self.pushers + self.pullers;
         ((PASSED_AT + copying + 1 + copying + FATES + 1) * 8).next_multiple_of(256)
     }
 
-    /// There, how many operations of graphs have ended.
+    /// Offset in device memory of the number of graphs' operations that have ended.
     pub(super) const GRAPHS_CLOSED: u64 = CLOSED_AT as u64 * 8;
 }
 
-/// The host memory that worker and host share, and which generation was started.
+/// The host memory that worker and host share, and the number of the last generation started.
 pub(super) struct Control {
     pub(super) memory: SharedMemory,
     pub(super) layout: Layout,
@@ -93,37 +94,35 @@ impl Control {
         self.memory.words(Layout::COUNTS + first * 8, n)
     }
 
-    /// The last generation has left. False while one is on its way.
+    /// Whether the last generation has left. False while a generation is about to start.
     pub(super) fn is_gone(&self) -> bool {
         self.last_is(&[LEFT])
     }
 
-    /// The last generation has left, or has said that it will unless it sees
-    /// something new at once.
+    /// Whether the last generation has left, or has said that it leaves unless it sees something
+    /// new at once.
     pub(super) fn may_be_gone(&self) -> bool {
         self.last_is(&[LEFT, LEAVING])
     }
 
     fn last_is(&self, phases: &[u64]) -> bool {
-        // Acquire: who finds it gone may use what it used.
+        // Acquire: a thread that finds the worker gone may use the memory that the worker used.
         let state = self.word(Layout::STATE).load(Ordering::Acquire);
         let launched = self.launched.load(Ordering::Relaxed);
         phases.iter().any(|phase| state == launched << 8 | phase)
     }
 
-    /// Behind the store of a command or a lease: true if a generation must be
-    /// started to see it.
+    /// Called after storing a command or a lease: true if a generation must be started to see it.
     ///
-    /// The fence orders that store before the load of the state; the worker's
-    /// `fence_total` orders its store of "leaving" before its last look. In the one
-    /// order of all such fences either ours comes first, and the worker's last look
-    /// finds what we stored, or the worker's does, and we find it leaving. Both at once
-    /// is possible and harmless: then a generation more is started, which stands
-    /// behind the one that stayed, finds nothing to do and leaves.
+    /// The fence orders that store before the load of the state; the worker's `fence_total` orders
+    /// its store of "leaving" before its last look. All such fences have one order. If ours comes
+    /// first, the worker's last look finds what we stored; if the worker's comes first, we find it
+    /// leaving. Both can happen at once, which is harmless: one more generation is started, runs
+    /// after the one that stayed, finds nothing to do and leaves.
     ///
-    /// `launched` may be newer than the state. Then that generation's look is still
-    /// to come, or came behind this fence: for had its "leaving" been stored before our
-    /// fence, we would have read that.
+    /// `launched` may be newer than the state. Then the last look of that generation is still to
+    /// come, or came after this fence: if its "leaving" had been stored before our fence, we would
+    /// have read it.
     pub(super) fn announce(&self) -> bool {
         fence(Ordering::SeqCst);
         self.may_be_gone()

@@ -1,14 +1,14 @@
-//! What can happen to a worker, on purpose: for tests, by `_PUSHGATE_WORKER_FAULT` in the
+//! Faults of a worker that tests cause on purpose, through `_PUSHGATE_WORKER_FAULT` in the
 //! environment.
 //!
-//! | value | |
+//! | value | effect |
 //! | --- | --- |
-//! | `silent:N` | generation N ends soon after it began, and says nothing |
-//! | `context:N` | the same, and then the driver says of each call that the context is lost |
-//! | `refused:N:M` | M launches fail in a way that may pass, from that of generation N on |
-//! | `late:N:MS` | launches are made MS milliseconds late, from that of generation N on |
+//! | `silent:N` | generation N ends soon after it began, without announcing it |
+//! | `context:N` | generation N ends so, and then every call of the driver reports a lost context |
+//! | `refused:N:M` | from generation N on, M launches fail in a way that may pass |
+//! | `late:N:MS` | from generation N on, launches are made MS milliseconds late |
 //!
-//! Generation 1 is the one that [`super::Worker::new`] tries the kernel with.
+//! Generation 1 is the trial run of the kernel in [`super::Worker::new`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::executor::{DeviceError, Result};
 
 const VARIABLE: &str = "_PUSHGATE_WORKER_FAULT";
 
-/// See the module's text.
+/// A fault to cause on purpose, as `_PUSHGATE_WORKER_FAULT` names it.
 #[derive(Debug)]
 pub(super) enum Fault {
     Silent { generation: u64 },
@@ -50,12 +50,12 @@ impl Fault {
         })
     }
 
-    /// That generation says nothing, and is told to go.
+    /// Whether this generation ends without announcing it; it is also told to leave.
     pub(super) fn dies(&self, generation: u64) -> bool {
         matches!(self, Fault::Silent { generation: at } | Fault::Context { generation: at } if *at == generation)
     }
 
-    /// What the driver says to a launch.
+    /// The driver's answer to the launch of this generation.
     pub(super) fn before_launch(&self, generation: u64) -> Result<()> {
         match self {
             Fault::Refused { first, left } if generation >= *first => {
@@ -71,7 +71,7 @@ impl Fault {
         }
     }
 
-    /// What it says behind the end of that generation.
+    /// The driver's answer to calls after the end of this generation.
     pub(super) fn after_end(&self, generation: u64) -> Result<()> {
         match self {
             Fault::Context { generation: at } if generation >= *at => {
@@ -87,7 +87,7 @@ fn said(name: &str, code: u32) -> DeviceError {
         call: "a call",
         name: name.to_owned(),
         code,
-        text: format!("{VARIABLE} wants it so"),
+        text: format!("{VARIABLE} asks for this error"),
         doing: "running the worker".to_owned(),
         hint: "",
     }

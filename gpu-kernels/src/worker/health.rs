@@ -1,23 +1,24 @@
-//! How a worker ends before its time, and how long one is patient with it.
+//! The loss of a worker, and how long calls that fail are repeated before the worker counts as
+//! lost.
 
 use std::time::{Duration, Instant};
 
 use super::KERNEL;
 use crate::executor::DeviceError;
 
-/// How long what may pass is tried again.
+/// How long a call whose failure may pass is repeated.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
-/// Between the first two attempts; twice as long each time, up to `LONGEST`.
+/// Pause between the first two attempts; it doubles each time, up to `LONGEST`.
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// The end of a worker, which is for ever.
+/// The loss of a worker, which is final.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Lost {
-    /// A sentence: the cause.
+    /// The cause, as a sentence.
     pub reason: String,
-    /// Nothing of it runs on the device, so that no memory is touched any more. False where
+    /// True if nothing of the worker runs on the device, so no memory is touched any more. False if
     /// the driver says neither that it runs nor that it does not.
     pub ended: bool,
 }
@@ -28,7 +29,7 @@ impl Lost {
     }
 }
 
-/// Something that fails, and may do so for a while only.
+/// Counts the failures of something that may recover.
 #[derive(Debug, Default)]
 pub(super) struct Trouble {
     since: Option<Instant>,
@@ -36,19 +37,20 @@ pub(super) struct Trouble {
 }
 
 impl Trouble {
-    /// It went well, or nobody asks for it any more.
+    /// Resets the count: the call succeeded, or nothing asks for it any more.
     pub(super) fn over(&mut self) {
         *self = Self::default();
     }
 
-    /// It failed. How often and for how long it has, if that is long enough.
+    /// Counts a failure. Returns how often and for how long the calls have failed, once that is
+    /// `PATIENCE`.
     pub(super) fn again(&mut self) -> Option<(u32, Duration)> {
         self.times += 1;
         let time = self.since.get_or_insert_with(Instant::now).elapsed();
         (time >= PATIENCE).then_some((self.times, time))
     }
 
-    /// Until the next attempt; none where nothing fails.
+    /// The pause before the next attempt; `None` if nothing has failed.
     pub(super) fn pause(&self) -> Option<Duration> {
         self.times.checked_sub(1).map(|n| (SHORTEST * (1 << n.min(10))).min(LONGEST))
     }

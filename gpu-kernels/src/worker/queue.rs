@@ -1,4 +1,4 @@
-//! The producer's end of a worker's rings: copies are posted here, and asked after.
+//! The producer's end of a worker's rings: copies are posted here and asked for their completion.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::control::{COMMAND_WORDS, LAP_SHIFT};
 use super::{Result, Shared};
 
-/// Which way a copy goes.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the device's memory to the host's.
@@ -16,28 +16,28 @@ pub enum Direction {
     Pull,
 }
 
-/// A command could not be posted.
+/// Why a command could not be posted.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
-    /// As many are under way as the ring holds. Nothing was posted.
+    /// As many copies are under way as the ring holds. Nothing was posted.
     #[error("{slots} copies are under way, as many as the ring holds; wait for one of them")]
     Full {
-        /// What the ring holds.
+        /// How many commands the ring holds.
         slots: u32,
     },
-    /// A number that no command can carry.
+    /// A number does not fit into a command.
     #[error("{what} {value:#x} does not fit into 56 bits; no memory of this process lies there")]
     Range {
         /// Which number.
         what: &'static str,
-        /// The number.
+        /// The number itself.
         value: u64,
     },
-    /// The worker's kernel has died, or can't be started: no copy of this worker's ends any more.
+    /// The worker's kernel has died or can't be started: no copy of this worker completes any more.
     #[error("the worker is lost: {reason}; drop it and make another")]
     Lost {
-        /// Why.
+        /// Why the worker is lost.
         reason: String,
     },
 }
@@ -48,7 +48,7 @@ pub enum PostError {
 pub struct Ticket {
     pub(super) direction: Direction,
     pub(super) index: u64,
-    /// Whose copy it is: the first block and how many; the dispatcher's if none.
+    /// The blocks that copy it: the first and how many; no blocks for a copy by the dispatcher.
     first: u32,
     blocks: u32,
 }
@@ -56,34 +56,33 @@ pub struct Ticket {
 #[derive(Default)]
 pub(super) struct Ring {
     posted: u64,
-    /// As last seen.
+    /// Commands passed by all blocks, as last seen.
     passed: u64,
-    /// Whose turn it is.
+    /// The block with which the next command begins.
     block: u32,
-    /// Commands up to the last one that has its bytes in it.
+    /// Commands up to and including the last one that carries its bytes.
     inline: u64,
 }
 
-/// The producer's end of a worker's rings, one for each direction. It belongs to
-/// one thread at a time, calls no driver, takes no lock and allocates nothing.
+/// The producer's end of a worker's rings, one ring for each direction. It belongs to one thread at
+/// a time, calls no driver, takes no lock and allocates nothing.
 pub struct WorkerQueue {
     pub(super) rings: [Ring; 2],
     pub(super) shared: Arc<Shared>,
 }
 
 impl WorkerQueue {
-    /// Posts a copy of `len` bytes between `device_addr` and `host_addr`, the latter
-    /// as the device sees it ([`crate::Registration::device_addr`]). Copies run side by side:
-    /// a later one may be complete before an earlier one.
+    /// Posts a copy of `len` bytes between `device_addr` and `host_addr`. `host_addr` is the host
+    /// memory's address on the device ([`crate::Registration::device_addr`]). Copies run side by
+    /// side: a later copy may be complete before an earlier one.
     ///
-    /// What this thread wrote to the host memory before is what a pull reads, and
-    /// what a kernel wrote to device memory before this thread saw a flag of it is
-    /// what a push reads.
+    /// A pull reads what this thread wrote to the host memory before the call. A push reads what a
+    /// kernel wrote to device memory before this thread saw a flag of that kernel.
     ///
     /// # Safety
-    /// Both ranges are memory that the device may use as the direction says, and
-    /// stay so until [`WorkerQueue::done`] has said true for the ticket; nothing else
-    /// writes what is read or touches what is written meanwhile.
+    /// Both ranges are memory that the device may use in this direction, and stay so until
+    /// [`WorkerQueue::done`] has returned true for the ticket. Meanwhile nothing else writes the
+    /// source or touches the destination.
     pub unsafe fn post(
         &mut self,
         direction: Direction,
@@ -116,7 +115,7 @@ impl WorkerQueue {
         };
         let ring = &mut self.rings[direction as usize];
         let blocks = len.div_ceil(u64::from(slice)).clamp(1, u64::from(most)) as u32;
-        // Where not all are to copy, those at the beginning do, without a turn over the end.
+        // If not all blocks are to copy, the first ones do, without wrapping around.
         let first = if most < all && ring.block + blocks > most { 0 } else { ring.block };
         let place = u64::from(first) | u64::from(blocks) << 16;
         ring.block = (first + blocks) % most;
@@ -124,14 +123,14 @@ impl WorkerQueue {
         Ok(Ticket { direction, index, first, blocks })
     }
 
-    /// Posts a pull of one or two words that travel in the command itself: no block is told of
-    /// them, and none reads them over the bus.
+    /// Posts a pull of one or two words that travel in the command itself: no block handles the
+    /// command, and none reads the words over the bus.
     ///
     /// # Panics
-    /// If there are none or more, or `device_addr` is no multiple of 8.
+    /// If there is no word or more than two, or if `device_addr` is not a multiple of 8.
     ///
     /// # Safety
-    /// As [`WorkerQueue::post`], for the device's memory.
+    /// The requirements of [`WorkerQueue::post`] hold for the device's memory.
     pub unsafe fn post_inline(&mut self, device_addr: u64, words: &[u64]) -> Result<Ticket, PostError> {
         assert!((1..=2).contains(&words.len()), "{} words", words.len());
         assert!(device_addr.is_multiple_of(8), "device address {device_addr:#x}");
@@ -142,7 +141,7 @@ impl WorkerQueue {
         self.make_room(Direction::Pull)?;
         let (one, two) = (words[0], words.get(1).copied().unwrap_or(0));
         let low = (1 << LAP_SHIFT) - 1;
-        // No blocks; kernels/worker.cu has the layout.
+        // A command without blocks; kernels/worker.cu has the layout.
         let rest = one >> LAP_SHIFT | two >> LAP_SHIFT << 8 | (words.len() as u64) << 32;
         let index = self.publish(Direction::Pull, [device_addr, one & low, two & low, rest]);
         self.rings[Direction::Pull as usize].inline = index + 1;
@@ -152,14 +151,15 @@ impl WorkerQueue {
     fn make_room(&mut self, direction: Direction) -> Result<(), PostError> {
         let slots = u64::from(self.shared.options.slots);
         let Ring { posted, passed, .. } = self.rings[direction as usize];
-        // Every block has passed the slot's last command before it is written again.
+        // A slot is written again only when every block has passed its last command.
         if posted - passed >= slots && posted - self.passed(direction) >= slots {
             return Err(PostError::Full { slots: slots as u32 });
         }
         Ok(())
     }
 
-    /// Writes a command, for which there is room; its index.
+    /// Writes a command, for which there must be room, and wakes the worker; returns the command's
+    /// index.
     fn publish(&mut self, direction: Direction, command: [u64; COMMAND_WORDS]) -> u64 {
         let index = self.write(direction, command);
         if self.shared.control.announce() {
@@ -168,31 +168,31 @@ impl WorkerQueue {
         index
     }
 
-    /// The same without a word to anybody.
+    /// Writes a command without waking the worker; returns the command's index.
     pub(super) fn write(&mut self, direction: Direction, command: [u64; COMMAND_WORDS]) -> u64 {
         let options = &self.shared.options;
         let slots = u64::from(options.slots);
         let index = self.rings[direction as usize].posted;
         self.rings[direction as usize].posted += 1;
-        // Relaxed: for guesses alone, of how many blocks are to push, and of whether something was forgotten.
+        // Relaxed: used only to guess how many blocks should push, and whether a command was
+        // forgotten.
         self.shared.posted[direction as usize].store(index + 1, Ordering::Relaxed);
         let lap = (index >> options.slots.trailing_zeros()).wrapping_add(1) << LAP_SHIFT;
         let control = &self.shared.control;
         let at = control.layout.ring(direction) + (index & (slots - 1)) as usize * COMMAND_WORDS * 8;
         let words = control.memory.words(at, COMMAND_WORDS);
-        // Each word has its lap, so their order is nothing to the reader (P2).
-        // Release: what we wrote before, the payload of a pull, and what we have
-        // acquired, a kernel's flag that its payload is there, are older than each
-        // word.
+        // Each word carries its lap, so the order of the words does not matter to the reader (P2).
+        // Release: everything that this thread wrote before (the payload of a pull) or acquired
+        // before (a kernel's flag that a push's payload is there) is ordered before each word.
         for (word, data) in words.iter().zip(command) {
             word.store(data | lap, Ordering::Release);
         }
         index
     }
 
-    /// Whether the copy is complete: the host memory of a push can be read, the device
-    /// memory of a pull is what a kernel reads that sees a flag which the host writes
-    /// after this (P3).
+    /// Whether the copy is complete. After true, the host memory of a push can be read, and a
+    /// kernel that sees a flag which the host writes from now on reads the device memory of a pull
+    /// as copied (P3).
     pub fn done(&mut self, ticket: Ticket) -> bool {
         if ticket.index < self.rings[ticket.direction as usize].passed {
             return true;
@@ -200,9 +200,9 @@ impl WorkerQueue {
         if ticket.blocks == 0 {
             return self.inlined() > ticket.index;
         }
-        // Those blocks alone: the others pass it when they come to it.
+        // Only the blocks that copy: the others pass the command when they come to it.
         let counts = self.shared.control.counts(ticket.direction);
-        // Acquire: what each block stored is older than its count.
+        // Acquire: what each block stored is ordered before its count.
         (0..ticket.blocks as usize).all(|i| {
             counts[(ticket.first as usize + i) % counts.len()].load(Ordering::Acquire) > ticket.index
         })
@@ -213,16 +213,15 @@ impl WorkerQueue {
         self.shared.control.counts(Direction::Pull).iter().any(|count| count.load(Ordering::Relaxed) < posted)
     }
 
-    /// How many copies of a direction are complete and have none before them that is
-    /// not.
+    /// How many copies of a direction are complete with all copies before them.
     pub fn passed(&mut self, direction: Direction) -> u64 {
         let counts = self.shared.control.counts(direction);
-        // Acquire: as in `done`.
+        // Acquire: what each block stored is ordered before its count, as in `done`.
         let passed = counts.iter().map(|count| count.load(Ordering::Acquire)).min().unwrap_or(0);
         let inline = self.rings[direction as usize].inline;
-        // A block passes what the dispatcher stores, without a look at it: so up to the last
-        // such command the dispatcher's word counts too. What lies between that word and the
-        // next such command is seen with it, later.
+        // A block passes commands that the dispatcher stores without looking at them. So up to the
+        // last such command, the dispatcher's word limits the count too. Copies between that word
+        // and the next such command are counted later, together with that command.
         let passed = match inline > self.rings[direction as usize].passed {
             true => passed.min(Some(self.inlined()).filter(|n| *n < inline).unwrap_or(u64::MAX)),
             false => passed,
@@ -232,14 +231,14 @@ impl WorkerQueue {
         ring.passed
     }
 
-    /// Commands up to this one are stored if their bytes are in them.
+    /// How many commands, from the first, have their inline bytes stored.
     fn inlined(&self) -> u64 {
         let control = &self.shared.control;
-        // Acquire: as in `done`.
+        // Acquire: the dispatcher's stores are ordered before its word, as in `done`.
         control.word(control.layout.inline_count()).load(Ordering::Acquire)
     }
 
-    /// Why no copy ends any more, if so ([`crate::Worker::lost`]).
+    /// Fails with the cause if no copy completes any more ([`crate::Worker::lost`]).
     pub fn health(&self) -> Result<(), PostError> {
         if let Err(forked) = self.shared.owner.check() {
             return Err(PostError::Lost { reason: forked.to_string() });
@@ -262,7 +261,7 @@ pub struct OneWay {
 }
 
 impl WorkerQueue {
-    /// Both directions apart, pushes first: their rings have nothing in common.
+    /// Splits the queue into its two directions, pushes first: the two rings share nothing.
     pub fn split(self) -> [OneWay; 2] {
         let WorkerQueue { rings: [push, pull], shared } = self;
         let half = |rings| WorkerQueue { rings, shared: shared.clone() };
@@ -274,44 +273,44 @@ impl WorkerQueue {
 }
 
 impl OneWay {
-    /// Which.
+    /// The direction of this half.
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// As [`WorkerQueue::post`].
+    /// Posts a copy ([`WorkerQueue::post`]).
     ///
     /// # Safety
-    /// As there.
+    /// The requirements of [`WorkerQueue::post`] hold.
     pub unsafe fn post(&mut self, device_addr: u64, host_addr: u64, len: usize) -> Result<Ticket, PostError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.queue.post(self.direction, device_addr, host_addr, len) }
     }
 
-    /// As [`WorkerQueue::post_inline`].
+    /// Posts a pull of one or two words ([`WorkerQueue::post_inline`]).
     ///
     /// # Panics
-    /// As there, and if these are the pushes.
+    /// If [`WorkerQueue::post_inline`] would, and if this is the direction of pushes.
     ///
     /// # Safety
-    /// As there.
+    /// The requirements of [`WorkerQueue::post_inline`] hold.
     pub unsafe fn post_inline(&mut self, device_addr: u64, words: &[u64]) -> Result<Ticket, PostError> {
         assert_eq!(self.direction, Direction::Pull);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.queue.post_inline(device_addr, words) }
     }
 
-    /// As [`WorkerQueue::done`].
+    /// Whether the copy is complete ([`WorkerQueue::done`]).
     pub fn done(&mut self, ticket: Ticket) -> bool {
         self.queue.done(ticket)
     }
 
-    /// As [`WorkerQueue::passed`].
+    /// How many copies are complete with all copies before them ([`WorkerQueue::passed`]).
     pub fn passed(&mut self) -> u64 {
         self.queue.passed(self.direction)
     }
 
-    /// True if the ring takes another command now.
+    /// Whether the ring takes another command now.
     pub fn has_room(&mut self) -> bool {
         let slots = u64::from(self.queue.shared.options.slots);
         let ring = &self.queue.rings[self.direction as usize];
@@ -319,7 +318,7 @@ impl OneWay {
         posted - passed < slots || posted - self.passed() < slots
     }
 
-    /// As [`WorkerQueue::health`].
+    /// Fails with the cause if no copy completes any more ([`WorkerQueue::health`]).
     pub fn health(&self) -> Result<(), PostError> {
         self.queue.health()
     }

@@ -1,4 +1,4 @@
-//! On the CPU always, on a GPU where there is one.
+//! Tests of the worker, always on the CPU, and also on a GPU where there is one.
 
 use std::ptr::NonNull;
 
@@ -9,7 +9,7 @@ use crate::cuda::tests::no_gpu;
 use crate::executor::{DeviceChoice, WaitOutcome, choose};
 use crate::{CpuExecutor, CudaExecutor};
 
-/// One at a time: they measure time and spin.
+/// Held by each test: they measure time and spin, so only one runs at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn on_every_device(test: impl Fn(&Arc<dyn Executor>)) {
@@ -26,7 +26,7 @@ fn gpu(executor: &Arc<dyn Executor>) -> bool {
     executor.as_cuda().is_some()
 }
 
-/// The same numbers on every run.
+/// Random numbers, the same on every run.
 struct Random(u64);
 
 impl Random {
@@ -38,7 +38,7 @@ impl Random {
     }
 }
 
-/// Registered host memory and device memory of one length.
+/// Registered host memory and device memory of the same length.
 struct Memory {
     host: SharedMemory,
     seen: Registration,
@@ -63,12 +63,12 @@ impl Memory {
     }
 
     fn read_host(&self, bytes: &mut [u8]) {
-        // SAFETY: as above.
+        // SAFETY: within the mapping; no copy is under way.
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.host.as_ptr().as_ptr(), bytes.len()) };
     }
 }
 
-/// Waits for a copy, with a limit.
+/// Waits for a copy to complete; fails the test after a limit.
 fn finish(queue: &mut WorkerQueue, ticket: Ticket) {
     let began = Instant::now();
     while !queue.done(ticket) {
@@ -78,7 +78,7 @@ fn finish(queue: &mut WorkerQueue, ticket: Ticket) {
     }
 }
 
-/// A few shapes, small enough for a small machine.
+/// A few shapes of a worker, small enough for a small machine.
 fn shapes(executor: &Arc<dyn Executor>) -> Vec<WorkerOptions> {
     let options = WorkerOptions::of(&**executor);
     let few = WorkerOptions { slots: 32, ..options };
@@ -116,7 +116,7 @@ fn shapes(executor: &Arc<dyn Executor>) -> Vec<WorkerOptions> {
 #[test]
 fn copies_of_any_length_and_alignment_are_exact() {
     const BYTES: usize = 1 << 20;
-    // Each copy has a place of its own, so that any number is under way at once.
+    // Each copy has a place of its own, so that any number can be under way at once.
     const PLACE: usize = 8192;
     on_every_device(|executor| {
         for options in shapes(executor) {
@@ -126,7 +126,7 @@ fn copies_of_any_length_and_alignment_are_exact() {
             for round in 0..if gpu(executor) { 40 } else { 12 } {
                 let bytes: [Vec<u8>; 2] =
                     std::array::from_fn(|_| (0..BYTES).map(|_| random.below(256) as u8).collect());
-                // Push: device 0 to host 0. Pull: host 1 to device 1.
+                // Pushes copy from device 0 to host 0, pulls from host 1 to device 1.
                 memory[0].device.copy_from_host(&bytes[0]).unwrap();
                 memory[0].fill_host(&vec![0xee; BYTES]);
                 memory[1].fill_host(&bytes[1]);
@@ -160,10 +160,11 @@ fn copies_of_any_length_and_alignment_are_exact() {
                                 .collect();
                             let is_inline = at == 1 && (len == 8 || len == 16) && addrs.0.is_multiple_of(8);
                             let posted = match is_inline {
-                                // SAFETY: within the buffers, which outlive the worker's copies;
-                                // no two places overlap.
+                                // SAFETY: within the buffers, which outlive the worker's copies; no
+                                // two places overlap.
                                 true => unsafe { queue.post_inline(addrs.0, &words) },
-                                // SAFETY: as above.
+                                // SAFETY: within the buffers, which outlive the worker's copies; no
+                                // two places overlap.
                                 false => unsafe { queue.post(direction, addrs.0, addrs.1, len) },
                             };
                             match posted {
@@ -179,7 +180,7 @@ fn copies_of_any_length_and_alignment_are_exact() {
                         let at = random.below(tickets.len() as u64) as usize;
                         finish(&mut queue, tickets[at]);
                     }
-                    // What is counted as passed is done, one by one.
+                    // Every copy up to the count of passed ones is done.
                     let passed = queue.passed(Direction::Pull);
                     let counted =
                         tickets.iter().filter(|t| t.direction == Direction::Pull && t.index < passed);
@@ -198,14 +199,14 @@ fn copies_of_any_length_and_alignment_are_exact() {
     });
 }
 
-/// Copies a number to the device and back, and looks at it.
+/// Copies a number to the device and back, and checks it.
 fn echo(queue: &mut WorkerQueue, memory: &Memory, value: u64) {
     let (there, back) = (memory.host_addr(), memory.host_addr() + 64);
     memory.host.words(0, 1)[0].store(value, Ordering::Relaxed);
     // SAFETY: within the buffers, which outlive the copies.
     let pull = unsafe { queue.post(Direction::Pull, memory.device.addr(), there, 8) }.unwrap();
     finish(queue, pull);
-    // SAFETY: as above.
+    // SAFETY: within the buffers, which outlive the copies.
     let push = unsafe { queue.post(Direction::Push, memory.device.addr(), back, 8) }.unwrap();
     finish(queue, push);
     assert_eq!(memory.host.words(64, 1)[0].load(Ordering::Relaxed), value);
@@ -226,8 +227,8 @@ fn commands_and_leases_meet_a_worker_that_leaves() {
         let mut random = Random(42);
         let before = worker.starts();
         for cycle in 0..3000 {
-            // Sometimes with a lease, mostly without, after a pause that is about as
-            // long as the worker lingers.
+            // Now and then with a lease, mostly without, after a pause about as long as the worker
+            // lingers.
             let lease = (random.below(3) == 0).then(|| worker.lease(raw).unwrap());
             assert!(lease.as_ref().is_none_or(Lease::is_counted));
             echo(&mut queue, &memory, cycle);
@@ -247,7 +248,7 @@ fn commands_and_leases_meet_a_worker_that_leaves() {
 }
 
 #[test]
-fn p7_it_goes_out_of_a_launchs_way_and_comes_for_a_lease() {
+fn p7_a_worker_makes_way_for_a_launch_and_returns_for_a_lease() {
     on_every_device(|executor| {
         let (worker, mut queue) = Worker::new(executor, WorkerOptions::of(&**executor)).unwrap();
         let memory = Memory::new(executor, 4096);
@@ -256,7 +257,8 @@ fn p7_it_goes_out_of_a_launchs_way_and_comes_for_a_lease() {
         assert!(!worker.is_present());
         let leases: Vec<Lease> = (0..6).map(|at| worker.lease(raw(at)).unwrap()).collect();
         echo(&mut queue, &memory, 7);
-        // A launch may wait for it: as long as none of them is over, it does not stay.
+        // A launch may wait for the worker: as long as no launch has been reported as made, the
+        // worker does not stay.
         assert!(worker.wait_gone(hang()).unwrap());
         let starts = worker.starts();
         for (at, lease) in leases.into_iter().enumerate() {
@@ -266,10 +268,10 @@ fn p7_it_goes_out_of_a_launchs_way_and_comes_for_a_lease() {
         let began = Instant::now();
         assert!(worker.wait_gone(hang()).unwrap());
         println!("{}: gone {:?} after the last lease", executor.name(), began.elapsed());
-        // Without a lease: for a while.
+        // Without a lease: the worker stays for a while only.
         echo(&mut queue, &memory, 8);
         assert!(worker.wait_gone(hang()).unwrap());
-        // More streams than there are words; the last are not counted.
+        // More streams than there are words; the last ones are not counted.
         let many: Vec<Lease> = (0..LEASES + 2)
             .map(|at| worker.lease(if gpu(executor) { raw(at % 6) } else { 100 + at as u64 }).unwrap())
             .collect();
@@ -283,7 +285,7 @@ fn p7_it_goes_out_of_a_launchs_way_and_comes_for_a_lease() {
 }
 
 #[test]
-fn it_stays_between_operations_in_a_row_and_not_behind_one_alone() {
+fn a_worker_stays_between_operations_in_a_row_and_leaves_after_a_single_one() {
     on_every_device(|executor| {
         let long = 6 * hang();
         let options =
@@ -294,7 +296,7 @@ fn it_stays_between_operations_in_a_row_and_not_behind_one_alone() {
         let operation = || worker.lease_done(worker.lease(raw).unwrap(), raw).unwrap();
         operation();
         assert!(worker.wait_gone(hang()).unwrap(), "the first is alone");
-        // In a row, measured by so long a linger.
+        // Operations in a row: the first one is recent enough, given this long linger.
         operation();
         assert!(!worker.wait_gone(Duration::from_millis(300)).unwrap());
     });
@@ -304,7 +306,8 @@ fn it_stays_between_operations_in_a_row_and_not_behind_one_alone() {
 fn launches_of_graphs_and_of_the_host_take_turns() {
     on_every_device(|executor| {
         let options = WorkerOptions {
-            // Should the test fail, whoever waits for its end does so no longer.
+            // If the test fails, a thread that waits for the worker's end is released after this
+            // limit.
             limit: hang(),
             linger: Duration::ZERO,
             linger_on_demand: Duration::from_micros(30),
@@ -316,22 +319,25 @@ fn launches_of_graphs_and_of_the_host_take_turns() {
         let streams: Vec<Stream> = (0..4).map(|_| executor.stream().unwrap()).collect();
         let raws = [0, 1, 3].map(|at: usize| streams[at].raw().unwrap_or(at as u64 + 2));
         let shared = &worker.shared;
-        // As a graph's replay would launch them.
+        // Launches the worker as a graph's replay would.
         let begin = |at: usize| {
             let params = shared.params(OF_A_GRAPH, Duration::from_micros(5));
-            // SAFETY: as for `start`; all have ended before the worker goes, below.
+            // SAFETY: rings, words and mailboxes belong to the worker, and every launch has ended
+            // before the worker is dropped, below.
             unsafe { executor.launch(&streams[at], &module, KERNEL, shared.shape(), &params) }.unwrap()
         };
         let closed = (shared.device.addr() + Layout::GRAPHS_CLOSED).to_le_bytes();
         let end = |at: usize| {
-            // SAFETY: as above.
+            // SAFETY: the word belongs to the worker, and every launch has ended before the worker
+            // is dropped.
             unsafe { executor.launch(&streams[at], &module, MARK, Launch::new(1, 1), &closed) }.unwrap()
         };
         let ends = |run: &Running| {
             assert!(matches!(run.wait(Some(hang())).unwrap(), WaitOutcome::Done), "{worker:?}");
         };
-        // One stays for the operations of both, and then one of the host's; it can't be told which of the two,
-        // nor whether it has blocks of both.
+        // One launch stays for the operations of both graphs, and then perhaps one of the host's.
+        // Which of the two graphs' launches stays can't be known, nor whether its blocks come from
+        // both.
         let two = [begin(0), begin(1)];
         for _ in 0..2 {
             thread::sleep(Duration::from_millis(100));
@@ -341,14 +347,14 @@ fn launches_of_graphs_and_of_the_host_take_turns() {
         }
         two.iter().for_each(ends);
         assert!(worker.wait_gone(hang()).unwrap());
-        // Nothing is copied for it, and nobody leases: a graph does not stay incomplete for others'
-        // operations, which may wait for what stands behind it.
+        // Nothing is copied and no lease is open: a graph's launch does not keep its graph
+        // incomplete for other graphs' operations, which may wait for work behind that graph.
         ends(&begin(0));
         assert!(!worker.wait_gone(Duration::from_millis(100)).unwrap(), "it stays for the graph's operation");
         ends(&end(2));
         assert!(worker.wait_gone(hang()).unwrap());
-        // A launch of the host's that comes takes over: the graph is complete without the mark,
-        // for which a lease may wait that stands behind the graph in its own stream.
+        // A launch of the host's takes over: the graph completes without its mark. A lease whose
+        // operation stands behind the graph in the graph's own stream may need that.
         let first = streams[0].raw().unwrap_or(2);
         let one = begin(0);
         let lease = worker.lease(first).unwrap();
@@ -361,10 +367,11 @@ fn launches_of_graphs_and_of_the_host_take_turns() {
         let mut random = Random(7);
         let mut runs: Vec<Running> = Vec::new();
         for cycle in 0..500 {
-            // Marks stand on another stream, so some come before what they end.
+            // The marks are on another stream, so some run before the operation that they end.
             let open = random.below(3) as usize;
             runs.extend((0..open).map(|at| begin((at + cycle) % 2)));
-            // Before the graphs' and behind them in one stream, or beside them.
+            // In one stream with the graphs' launches, before or behind them, or in a stream of its
+            // own.
             let raw = raws[random.below(3) as usize];
             let lease = (random.below(3) == 0).then(|| worker.lease(raw).unwrap());
             if random.below(4) > 0 {
@@ -390,9 +397,10 @@ fn p7_a_launch_waits_for_its_turn_no_longer_than_the_limit() {
         let (worker, mut queue) =
             Worker::new(executor, WorkerOptions { limit, ..WorkerOptions::of(&**executor) }).unwrap();
         let memory = Memory::new(executor, 4096);
-        // Somebody has the turn who never gives it back: forwarded, forwarded, stops, has the turn.
+        // Makes a launch that never ends have the turn. The words are: forwarded pushes, forwarded
+        // pulls, the launch that stops, the launch that has the turn.
         let turn = |number: u64| {
-            // A launch gives the turn back behind its last word to the host.
+            // A launch gives the turn back only after its last word to the host.
             let began = Instant::now();
             while !worker.shared.ended().unwrap() {
                 assert!(began.elapsed() < hang(), "{worker:?}");
@@ -427,9 +435,10 @@ fn a_launch_that_has_served_for_long_is_relieved() {
         let before = worker.starts();
         let began = Instant::now();
         let mut value = 0;
-        // It would stay between these. (For longer where the machine has other work.)
+        // Without relief the worker would stay between these operations. (The loop runs longer on a
+        // busy machine.)
         while began.elapsed() < 8 * AGE || worker.starts() - before < 2 {
-            assert!(began.elapsed() < hang(), "nobody relieves it");
+            assert!(began.elapsed() < hang(), "the launch is not relieved");
             let lease = worker.lease(raw).unwrap();
             value += 1;
             echo(&mut queue, &memory, value);
@@ -437,13 +446,13 @@ fn a_launch_that_has_served_for_long_is_relieved() {
         }
         let (starts, time) = (worker.starts() - before, began.elapsed());
         assert!(starts as u128 <= 2 + time.as_nanos() / AGE.as_nanos(), "{starts} starts in {time:?}");
-        // Before memory is given back, which waits for all that runs.
+        // Before the memory is freed, because freeing waits for everything that runs.
         drop(worker);
     });
 }
 
 #[test]
-fn a_command_that_nobody_was_told_of_is_found() {
+fn a_command_posted_without_a_wakeup_is_still_executed() {
     on_every_device(|executor| {
         let (worker, mut queue) = Worker::new(executor, WorkerOptions::of(&**executor)).unwrap();
         let memory = Memory::new(executor, 4096);
@@ -500,7 +509,7 @@ fn many_threads_lease_at_once() {
 }
 
 #[test]
-fn p7_a_lease_that_never_ends_does_not_keep_it_for_ever() {
+fn p7_a_lease_that_never_ends_keeps_the_worker_no_longer_than_its_limit() {
     on_every_device(|executor| {
         let options = WorkerOptions { limit: Duration::from_millis(60), ..WorkerOptions::of(&**executor) };
         let (worker, mut queue) = Worker::new(executor, options).unwrap();
@@ -509,7 +518,7 @@ fn p7_a_lease_that_never_ends_does_not_keep_it_for_ever() {
         let lease = worker.lease(1).unwrap();
         assert!(worker.is_present() || began.elapsed() >= options.limit);
         assert!(worker.wait_gone(hang()).unwrap());
-        // It still comes when it is needed.
+        // The worker still comes when a command needs it.
         echo(&mut queue, &memory, 5);
         assert!(worker.wait_gone(hang()).unwrap());
         drop(lease);
@@ -533,13 +542,13 @@ fn a_full_ring_says_so_and_a_worker_that_is_dropped_ends_its_queue() {
             assert!(posted < 1000, "never full");
         };
         assert!(matches!(full, PostError::Full { slots: 32 }) && posted >= 32, "{full} after {posted}");
-        // SAFETY: refused.
+        // SAFETY: the copy is refused.
         let wrong = unsafe { queue.post(Direction::Push, 1 << 57, 0, 8) };
         assert!(matches!(wrong, Err(PostError::Range { .. })), "{wrong:?}");
         let _lease = worker.lease(1).unwrap();
-        // Busy, and a lease is open.
+        // Drop the worker while it is busy and a lease is open.
         drop(worker);
-        // SAFETY: refused.
+        // SAFETY: the copy is refused.
         let lost = unsafe { queue.post(Direction::Pull, memory.device.addr(), memory.host_addr(), 8) };
         assert!(matches!(lost, Err(PostError::Lost { .. })), "{lost:?}");
         drop(queue);
@@ -568,7 +577,7 @@ fn options_out_of_bounds_are_named() {
 
 // ------------------------------------------------------------------- its end
 
-/// Echoes until it fails; what that says. Each wait has an end.
+/// Copies until a copy fails, and returns the error's text. Each wait has a limit.
 fn until_lost(queue: &mut WorkerQueue, memory: &Memory) -> String {
     let began = Instant::now();
     loop {
@@ -590,12 +599,13 @@ fn until_lost(queue: &mut WorkerQueue, memory: &Memory) -> String {
 }
 
 #[test]
-fn p7_who_waits_for_a_worker_that_died_hears_of_it() {
+fn p7_a_wait_for_a_worker_that_died_fails_with_the_cause() {
     let silent = || Fault::Silent { generation: 2 };
     let context = || Fault::Context { generation: 2 };
-    for (fault, cause) in
-        [(silent as fn() -> Fault, "ended before its time"), (context, "CUDA_ERROR_LAUNCH_FAILED (719)")]
-    {
+    for (fault, cause) in [
+        (silent as fn() -> Fault, "ended without announcing it"),
+        (context, "CUDA_ERROR_LAUNCH_FAILED (719)"),
+    ] {
         on_every_device(|executor| {
             let options = WorkerOptions { linger_on_demand: 6 * hang(), ..WorkerOptions::of(&**executor) };
             let (worker, mut queue) = Worker::with_fault(executor, options, Some(fault())).unwrap();
@@ -604,7 +614,7 @@ fn p7_who_waits_for_a_worker_that_died_hears_of_it() {
             assert!(reason.contains(cause), "{reason}");
             let lost = worker.lost().unwrap();
             assert!(lost.ended && lost.reason == reason, "{lost:?}");
-            // Nobody else waits either.
+            // Leases fail too, instead of waiting.
             let refused = worker.lease(1).map(|_| ()).unwrap_err();
             assert!(matches!(refused, DeviceError::Lost { .. }) && refused.is_final(), "{refused}");
             assert!(matches!(worker.wait_gone(hang()), Err(DeviceError::Lost { .. })));
@@ -623,7 +633,8 @@ fn p7_a_launch_that_fails_for_a_while_is_tried_again_and_not_for_ever() {
             Worker::with_fault(executor, WorkerOptions::of(&**executor), Some(fault)).unwrap()
         };
         let memory = Memory::new(executor, 4096);
-        // On demand, and by a lease, which says so and leaves it to the keeper.
+        // First on demand, then by a lease, which returns the error and leaves the retries to the
+        // keeper.
         for leased in [false, true] {
             let (worker, mut queue) = start(3);
             if leased {
@@ -652,7 +663,8 @@ fn a_first_start_that_fails_for_a_while_is_tried_again() {
     });
 }
 
-/// A worker whose launches take long, from the second on: longer than a busy machine keeps a thread waiting.
+/// Makes a worker whose launches, from the second on, take longer than a busy machine keeps a
+/// thread waiting.
 fn late(executor: &Arc<dyn Executor>) -> (Worker, WorkerQueue) {
     let fault = Fault::Late { first: 2, by: patience(Duration::from_secs(1)) };
     Worker::with_fault(executor, WorkerOptions::of(&**executor), Some(fault)).unwrap()
@@ -672,7 +684,7 @@ fn a_lease_waits_for_a_launch_that_another_thread_has_begun() {
                 thread::yield_now();
             }
             assert_eq!(worker.shared.started.load(Ordering::Acquire), 1, "the launch is not slow");
-            // What this thread launches next must stand behind the worker.
+            // What this thread launches next must run after the worker's launch.
             let second = worker.lease(two).unwrap();
             assert_eq!(worker.shared.started.load(Ordering::Acquire), 2, "the lease came before the launch");
             for (lease, stream) in [(first.join().unwrap(), one), (second, two)] {
@@ -683,7 +695,7 @@ fn a_lease_waits_for_a_launch_that_another_thread_has_begun() {
 }
 
 #[test]
-fn a_worker_that_went_out_of_a_launchs_way_is_back_before_the_mark() {
+fn a_worker_that_made_way_for_a_launch_is_back_before_the_mark() {
     on_every_device(|executor| {
         let (worker, _queue) = late(executor);
         let stream = executor.stream().unwrap();
@@ -697,7 +709,7 @@ fn a_worker_that_went_out_of_a_launchs_way_is_back_before_the_mark() {
             let over = scope.spawn(|| worker.lease_done(lease, raw).unwrap());
             let began = Instant::now();
             loop {
-                // In this order: a mark that is seen here has a launch before it that is seen there.
+                // Read in this order: a mark that is seen here implies a launch that is seen there.
                 let now = done();
                 if worker.shared.started.load(Ordering::Acquire) == 3 {
                     break;
@@ -718,7 +730,7 @@ fn a_worker_that_went_out_of_a_launchs_way_is_back_before_the_mark() {
 
 // ------------------------------------------------------------ a busy program
 
-/// The driver as a program's own threads use it.
+/// The driver's functions, called as a program's own threads call them.
 struct Driver(libloading::Library);
 
 impl Driver {
@@ -730,7 +742,7 @@ impl Driver {
 
 const CHILD: &str = "_PUSHGATE_TEST_WORKER";
 
-/// Waits until another thread's launches block; how many it has made.
+/// Waits until another thread's launches block; returns how many it has made.
 fn until_no_more_go_in(launched: &AtomicU64) -> u64 {
     let (began, mut before) = (Instant::now(), 0);
     loop {
@@ -744,12 +756,12 @@ fn until_no_more_go_in(launched: &AtomicU64) -> u64 {
     }
 }
 
-/// Run in processes of its own: with one hardware queue, and as usual.
+/// Runs in processes of its own, once with one hardware queue and once with the usual number.
 #[test]
 #[ignore = "another test starts this in processes of its own"]
 fn child() {
     assert!(std::env::var_os(CHILD).is_some(), "no test by itself");
-    // SAFETY: the driver's own library, loaded already.
+    // SAFETY: the driver's own library, which is loaded already.
     let driver = Driver(unsafe { libloading::Library::new("libcuda.so.1") }.unwrap());
     let executor: Arc<dyn Executor> = Arc::new(CudaExecutor::new(0).unwrap());
     let (worker, mut queue) = Worker::new(&executor, WorkerOptions::of(&*executor)).unwrap();
@@ -767,15 +779,16 @@ fn child() {
     };
     drop(launch(&stream, 0)); // whatever a first launch costs
 
-    // With one hardware queue a worker that comes late stands behind all that was queued
-    // before: on demand there is no promise then.
+    // With one hardware queue, a worker that comes late stands behind all that was queued before:
+    // there is no promise on demand then.
     let one_queue = std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_some();
     for on_demand in if one_queue { &[false][..] } else { &[false, true] } {
         let on_demand = *on_demand;
         flags.host.words(0, 1)[0].store(0, Ordering::Relaxed);
         memory.fill_host(&bytes);
         memory.device.copy_from_host(&[0; 1 << 20]).unwrap();
-        // As a library's hooks would: lease, its kernel that waits for copies, mark.
+        // As a library's hooks would call it: lease, the library's kernel that waits for copies,
+        // mark.
         let raw = stream.raw().unwrap();
         let lease = (!on_demand).then(|| worker.lease(raw).unwrap());
         let waiting = launch(&stream, 1);
@@ -785,10 +798,10 @@ fn child() {
         }
         let launched = AtomicU64::new(0);
         thread::scope(|scope| {
-            // On demand the copies are to come before the queue is full.
+            // On demand, the copies must be made before the queue is full.
             if !on_demand {
                 scope.spawn(|| {
-                    // Behind the kernel that waits, and each behind the other.
+                    // Launches queue up behind the kernel that waits, each behind the one before.
                     let mut runs = Vec::new();
                     for _ in 0..2000 {
                         runs.push(launch(&stream, 0));
@@ -803,10 +816,10 @@ fn child() {
             for at in 0..64 {
                 let offset = at * (1 << 14);
                 let (device, host) = (memory.device.addr() + offset, memory.host_addr() + offset);
-                // SAFETY: within the buffers; the push is behind the pull's end.
+                // SAFETY: within the buffers; the push is posted after the pull's end.
                 let pull = unsafe { queue.post(Direction::Pull, device, host, 1 << 14) }.unwrap();
                 finish(&mut queue, pull);
-                // SAFETY: as above.
+                // SAFETY: within the buffers; the push is posted after the pull's end.
                 last = Some(unsafe { queue.post(Direction::Push, device, host, 1 << 14) }.unwrap());
             }
             finish(&mut queue, last.unwrap());
@@ -834,7 +847,7 @@ fn child() {
         assert!(worker.wait_gone(hang()).unwrap());
     }
 
-    // Synchronising right behind an operation: what the worker adds.
+    // Measures what the worker adds to a synchronisation right after an operation.
     let synchronize: extern "C" fn() -> u32 = driver.call("cuCtxSynchronize");
     let raw = other.raw().unwrap();
     let mut times = [Vec::new(), Vec::new()];
@@ -852,7 +865,8 @@ fn child() {
     times.iter_mut().for_each(|t| t.sort());
     println!("launch and synchronise: {:?} with the worker, {:?} without", times[0][50], times[1][50]);
 
-    // A stream that captures: the worker and its mark become part of the graph, and no lease.
+    // A stream that captures: the worker and its mark become part of the graph, and no lease is
+    // counted.
     let begin: extern "C" fn(u64, u32) -> u32 = driver.call("cuStreamBeginCapture_v2");
     let end: extern "C" fn(u64, &mut u64) -> u32 = driver.call("cuStreamEndCapture");
     let nodes: extern "C" fn(u64, u64, &mut usize) -> u32 = driver.call("cuGraphGetNodes");
@@ -863,10 +877,10 @@ fn child() {
     assert_eq!(begin(raw, 0), 0);
     let lease = worker.lease(raw).unwrap();
     assert!(lease.is_counted());
-    // The operation: waits until the word in the device's memory is 1 and more.
+    // The operation waits until the word in the device's memory is 1 or more.
     assert_eq!(wait(raw, flags.device.addr(), 1, 0), 0);
     worker.lease_done(lease, raw).unwrap();
-    // Another stream's lease, and copies on demand, while this one captures.
+    // Another stream's lease, and copies on demand, while this stream captures.
     let second = stream.raw().unwrap();
     let lease = worker.lease(second).unwrap();
     assert!(lease.is_counted());
@@ -879,7 +893,7 @@ fn child() {
     assert_eq!(count, 3);
     assert_eq!(instantiate(&mut exec, graph, 0), 0);
     assert!(worker.wait_gone(hang()).unwrap());
-    // Replays until no more go in, and none of them ends before a copy; a launch would block.
+    // Replays until no more fit, and no replay ends before a copy; a launch would block.
     let launched = AtomicU64::new(0);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -902,7 +916,7 @@ fn child() {
     assert_eq!(synchronize(), 0);
     echo(&mut queue, &memory, 79);
 
-    // Memory freed while it is there waits until it has gone.
+    // Memory that is freed while the worker is present waits until the worker has left.
     let lease = worker.lease(second).unwrap();
     drop(executor.alloc(1 << 20).unwrap());
     worker.lease_done(lease, second).unwrap();

@@ -1,4 +1,4 @@
-//! The C boundary.
+//! The C boundary: the tables that NCCL looks up.
 
 pub mod profiler;
 pub mod tables;

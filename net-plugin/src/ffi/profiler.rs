@@ -1,6 +1,6 @@
-//! The profiler's interface of NCCL 2.28 and later, for one thing alone: it tells, on the
-//! user's thread, when a kernel is about to be launched and when it was. So the worker
-//! that copies for it stands in line before it, and leaves behind it (docs/worker.md).
+//! The profiler interface of NCCL 2.28 and later, used for one purpose only: it tells, on the
+//! user's thread, when a kernel is about to be launched and when it has been. So the worker that
+//! copies for that kernel can be queued before it and leave after it (docs/worker.md).
 
 #![allow(non_upper_case_globals)] // The symbol's name is NCCL's.
 
@@ -12,20 +12,20 @@ use crate::gpu::{self, Gpu};
 use crate::log::{self, Logger};
 use crate::plugin;
 
-/// `ncclProfileKernelLaunch`.
+/// The event type `ncclProfileKernelLaunch`.
 const KERNEL_LAUNCH: u64 = 1 << 11;
 
-/// `ncclProfilerEventDescr_v5_t`, as far as a launch has it.
+/// The part of `ncclProfilerEventDescr_v5_t` that a kernel launch fills in.
 #[repr(C)]
 struct Event {
     kind: u64,
     parent: *mut c_void,
     rank: c_int,
-    /// The union's first member that a launch has.
+    /// The first member of the union in a kernel launch.
     stream: *mut c_void,
 }
 
-/// `ncclProfiler_v5_t`.
+/// The table `ncclProfiler_v5_t`.
 #[repr(C)]
 pub struct Profiler {
     name: *const c_char,
@@ -45,12 +45,12 @@ pub struct Profiler {
     finalize: unsafe extern "C" fn(*mut c_void) -> R,
 }
 
-// SAFETY: a constant table; nobody writes it.
+// SAFETY: a constant table, which is never written.
 unsafe impl Sync for Profiler {}
 
 const _: () = assert!(std::mem::size_of::<Profiler>() == 48 && std::mem::offset_of!(Event, stream) == 24);
 
-/// A launch under way.
+/// A kernel launch under way, with the worker's lease for it.
 struct Launch {
     gpu: Arc<Gpu>,
     lease: pushgate::worker::Lease,
@@ -70,9 +70,9 @@ unsafe extern "C" fn init(
     log::set_logger(logger);
     call("profiler init", || {
         let gpu = gpu::current().and_then(plugin::gpu);
-        // SAFETY: NCCL's places.
+        // SAFETY: NCCL gives places that can be written.
         unsafe {
-            // Of other uses of the profiler we are no part.
+            // Without a GPU of ours the profiler asks for no events.
             if gpu.is_some() {
                 gpu::hooked();
                 *mask |= KERNEL_LAUNCH as c_int;
@@ -85,8 +85,8 @@ unsafe extern "C" fn init(
 
 unsafe extern "C" fn start(context: *mut c_void, handle: *mut *mut c_void, event: *const c_void) -> R {
     hot("profiler startEvent", || {
-        // SAFETY: NCCL's place; a context of ours or NULL; an event of NCCL's, of which every
-        // kind begins with the kind.
+        // SAFETY: NCCL gives a place that can be written, a context of ours or NULL, and an event;
+        // each type of event begins with its type.
         unsafe {
             *handle = std::ptr::null_mut();
             let event = event.cast::<Event>();
@@ -104,7 +104,7 @@ unsafe extern "C" fn start(context: *mut c_void, handle: *mut *mut c_void, event
 unsafe extern "C" fn stop(handle: *mut c_void) -> R {
     hot("profiler stopEvent", || {
         if !handle.is_null() {
-            // SAFETY: of `start`, given back once.
+            // SAFETY: the pointer comes from `start` and is given back once.
             let Launch { gpu, lease, stream } = *unsafe { Box::from_raw(handle.cast::<Launch>()) };
             gpu.lease_done(lease, stream)?;
         }
@@ -119,14 +119,14 @@ unsafe extern "C" fn record(_handle: *mut c_void, _state: c_int, _arguments: *co
 unsafe extern "C" fn finalize(context: *mut c_void) -> R {
     call("profiler finalize", || {
         if !context.is_null() {
-            // SAFETY: of `init`, given back once.
+            // SAFETY: the pointer comes from `init` and is given back once.
             drop(unsafe { Box::from_raw(context.cast::<Arc<Gpu>>()) });
         }
         Ok(())
     })
 }
 
-/// For NCCL 2.28 and later.
+/// The symbol that NCCL 2.28 and later looks up.
 #[unsafe(no_mangle)]
 pub static ncclProfiler_v5: Profiler =
     Profiler { name: c"pushgate".as_ptr(), init, start, stop, record, finalize };

@@ -1,8 +1,8 @@
-//! The tables that NCCL looks up, newest first, and the shims between a version's
-//! calls and the one implementation. NCCL 2.28 to 2.29 take v11, 2.30 and later v12;
-//! v8 to v10 are for older ones.
+//! The tables that NCCL looks up, newest first, and the shims between each version's calls and the
+//! one implementation. NCCL 2.28 to 2.29 take v11, 2.30 and later v12; v8 to v10 are for older
+//! releases.
 //!
-//! No panic leaves a call, and what a call hands out is written on every path.
+//! No panic leaves a call, and every out parameter is written on every path.
 
 #![allow(non_upper_case_globals)] // The symbols' names are NCCL's.
 
@@ -23,7 +23,7 @@ use crate::plugin::{self, Context};
 use crate::props::{self, Properties};
 
 pub(super) type R = c_int;
-/// `ncclProfilerCallback_t`; not used.
+/// `ncclProfilerCallback_t`, which is not used.
 type Profiler = *const c_void;
 type Out = *mut *mut c_void;
 type OutDevice = *mut *mut DeviceHandle;
@@ -32,7 +32,7 @@ const NAME: *const c_char = c"pushgate".as_ptr();
 
 // ------------------------------------------------------------------- boundary
 
-/// Runs one call: its failure goes to NCCL's log, a panic is one too.
+/// Runs one call: a failure goes to NCCL's log, and a panic counts as a failure.
 #[inline]
 pub(super) fn hot(what: &str, f: impl FnOnce() -> Result<()>) -> R {
     match catch_unwind(AssertUnwindSafe(f)) {
@@ -59,7 +59,7 @@ fn failed(what: &str, e: &Failure) -> R {
     e.code as c_int
 }
 
-/// The same for calls that are rare: the libraries below may have something to say.
+/// Runs one of the rare calls, and also sends to NCCL's log what the libraries below log in it.
 pub(super) fn call(what: &str, f: impl FnOnce() -> Result<()>) -> R {
     hot(what, || log::scoped(f))
 }
@@ -68,7 +68,7 @@ fn null(what: &str) -> Failure {
     Failure::new(Code::Argument, format!("{what} is NULL"))
 }
 
-/// Writes a result.
+/// Writes a result to a place of NCCL's.
 ///
 /// # Safety
 /// `to` is NULL or can be written.
@@ -76,31 +76,31 @@ unsafe fn put<T>(to: *mut T, what: &str, value: T) -> Result<()> {
     if to.is_null() {
         return Err(null(what));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller promises that `to` can be written if it is not NULL.
     unsafe { to.write(value) };
     Ok(())
 }
 
-/// What a pointer that we handed out points to.
+/// Borrows the object behind a pointer that this plugin handed out.
 ///
 /// # Safety
 /// `p` is NULL, or came from this plugin as a pointer to a `T` and was not given back.
 unsafe fn at<'a, T>(p: *mut c_void, what: &str) -> Result<&'a T> {
     plugin::here()?;
-    // SAFETY: the caller's.
+    // SAFETY: the caller promises that `p` is NULL or such a pointer.
     unsafe { p.cast::<T>().as_ref() }.ok_or_else(|| null(what))
 }
 
-/// Takes one back.
+/// Takes back an object that this plugin handed out.
 ///
 /// # Safety
-/// As [`at`], and nobody uses it any more.
+/// The requirements of [`at`] hold, and nothing uses the object any more.
 unsafe fn back<T>(p: *mut c_void, what: &str) -> Result<Box<T>> {
     if p.is_null() {
         return Err(null(what));
     }
     plugin::here()?;
-    // SAFETY: the caller's; all of them were boxes.
+    // SAFETY: the caller's promise; every object handed out was a box.
     Ok(unsafe { Box::from_raw(p.cast::<T>()) })
 }
 
@@ -119,7 +119,7 @@ unsafe extern "C" fn init_v11(
 ) -> R {
     log::set_logger(logger);
     call("init", || {
-        // SAFETY: NCCL's places, or NULL.
+        // SAFETY: NCCL gives places that can be written, or NULL.
         unsafe {
             put(ctx, "ctx", std::ptr::null_mut())?;
             let traffic_class = traffic_class(config);
@@ -140,7 +140,7 @@ unsafe extern "C" fn init_v9(logger: Logger) -> R {
 
 unsafe extern "C" fn finalize(ctx: *mut c_void) -> R {
     call("finalize", || {
-        // An init that failed is followed by one with NULL.
+        // After an init that failed, NCCL calls finalize with NULL.
         if !ctx.is_null() {
             // SAFETY: a context that `init_v11` handed out, given back once.
             plugin::close(*unsafe { back::<Context>(ctx, "ctx")? });
@@ -149,16 +149,18 @@ unsafe extern "C" fn finalize(ctx: *mut c_void) -> R {
     })
 }
 
+/// Reads the traffic class that a communicator asks for.
+///
 /// # Safety
-/// `config` is NULL or points to one.
+/// `config` is NULL or points to a `CommConfig`.
 unsafe fn traffic_class(config: *const CommConfig) -> Option<u8> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller promises that `config` is NULL or valid.
     let class = unsafe { config.as_ref() }?.traffic_class;
     u8::try_from(class).ok()
 }
 
 unsafe extern "C" fn devices(ndev: *mut c_int) -> R {
-    // SAFETY: NCCL's place, or NULL.
+    // SAFETY: NCCL gives a place that can be written, or NULL.
     call("devices", || unsafe { put(ndev, "ndev", plugin::properties()?.devices) })
 }
 
@@ -178,7 +180,7 @@ fn properties(dev: c_int) -> Result<Properties> {
 
 fn props_v9(dev: c_int) -> Result<PropsV9> {
     let p = properties(dev)?;
-    // NCCL takes devices of one name for one.
+    // NCCL takes devices of the same name for one device.
     const NAMES: [&CStr; props::GPU_DEVICES as usize] =
         [c"pushgate", c"pushgate-1", c"pushgate-2", c"pushgate-3"];
     Ok(PropsV9 {
@@ -192,8 +194,8 @@ fn props_v9(dev: c_int) -> Result<PropsV9> {
         port: p.port,
         latency: p.latency,
         max_comms: props::MAX_COMMS,
-        // With several, NCCL has ranks share a connection that send by way of one of their host (PXN), told apart
-        // by tags.
+        // If a device takes several receives at once, NCCL lets ranks that send through one rank of
+        // their host (PXN) share a connection, told apart by tags.
         max_recvs: super::types::MAX_RECVS as c_int,
         net_device_type: 0,
         net_device_version: 0,
@@ -220,20 +222,20 @@ unsafe extern "C" fn properties_v8(dev: c_int, to: *mut PropsV8) -> R {
             net_device_type: p.net_device_type,
             net_device_version: p.net_device_version,
         };
-        // SAFETY: NCCL's place, or NULL.
+        // SAFETY: NCCL gives a place that can be written, or NULL.
         unsafe { put(to, "props", p) }
     })
 }
 
 unsafe extern "C" fn properties_v9(dev: c_int, to: *mut PropsV9) -> R {
-    // SAFETY: NCCL's place, or NULL.
+    // SAFETY: NCCL gives a place that can be written, or NULL.
     call("getProperties", || unsafe { put(to, "props", props_v9(dev)?) })
 }
 
 unsafe extern "C" fn properties_v11(dev: c_int, to: *mut PropsV11) -> R {
     call("getProperties", || {
         let v9 = props_v9(dev)?;
-        // SAFETY: NCCL's place, or NULL.
+        // SAFETY: NCCL gives a place that can be written, or NULL.
         unsafe { put(to, "props", PropsV11 { v9, max_multi_request_size: 1 }) }
     })
 }
@@ -262,7 +264,7 @@ unsafe extern "C" fn properties_v12(dev: c_int, to: *mut PropsV12) -> R {
             rail_id: -1,
             plane_id: -1,
         };
-        // SAFETY: NCCL's place, or NULL.
+        // SAFETY: NCCL gives a place that can be written, or NULL.
         unsafe { put(to, "props", p) }
     })
 }
@@ -271,7 +273,7 @@ unsafe extern "C" fn properties_v12(dev: c_int, to: *mut PropsV12) -> R {
 
 unsafe fn listen(class: Option<u8>, dev: c_int, handle: *mut c_void, to: Out) -> R {
     call("listen", || {
-        // SAFETY: NCCL's places, or NULL; a handle has 128 bytes.
+        // SAFETY: NCCL gives places that can be written, or NULL; a handle has 128 bytes.
         unsafe {
             put(to, "listenComm", std::ptr::null_mut())?;
             properties(dev)?;
@@ -285,8 +287,8 @@ unsafe fn listen(class: Option<u8>, dev: c_int, handle: *mut c_void, to: Out) ->
 
 unsafe fn connect(class: Option<u8>, dev: c_int, handle: *mut c_void, to: Out) -> R {
     call("connect", || {
-        // SAFETY: NCCL's places, or NULL; a handle has 128 bytes, and nobody else has it
-        // meanwhile.
+        // SAFETY: NCCL gives places that can be written, or NULL; a handle has 128 bytes, which
+        // nothing else uses during the call.
         unsafe {
             put(to, "sendComm", std::ptr::null_mut())?;
             properties(dev)?;
@@ -297,20 +299,22 @@ unsafe fn connect(class: Option<u8>, dev: c_int, handle: *mut c_void, to: Out) -
     })
 }
 
+/// Reads the traffic class of a context.
+///
 /// # Safety
-/// `ctx` is NULL or a context.
+/// `ctx` is NULL or a context of this plugin.
 unsafe fn class_of(ctx: *mut c_void) -> Option<u8> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller promises that `ctx` is NULL or a context.
     unsafe { ctx.cast::<Context>().as_ref() }.and_then(|c| c.traffic_class)
 }
 
 unsafe extern "C" fn listen_v11(ctx: *mut c_void, dev: c_int, handle: *mut c_void, to: Out) -> R {
-    // SAFETY: as our caller says.
+    // SAFETY: our caller promises what `listen` requires.
     unsafe { listen(class_of(ctx), dev, handle, to) }
 }
 
 unsafe extern "C" fn listen_v10(dev: c_int, handle: *mut c_void, to: Out) -> R {
-    // SAFETY: as our caller says.
+    // SAFETY: our caller promises what `listen` requires.
     unsafe { listen(None, dev, handle, to) }
 }
 
@@ -321,7 +325,7 @@ unsafe extern "C" fn connect_v11(
     to: Out,
     _device: OutDevice,
 ) -> R {
-    // SAFETY: as our caller says.
+    // SAFETY: our caller promises what `connect` requires.
     unsafe { connect(class_of(ctx), dev, handle, to) }
 }
 
@@ -332,18 +336,18 @@ unsafe extern "C" fn connect_v10(
     to: Out,
     _device: OutDevice,
 ) -> R {
-    // SAFETY: as our caller says.
+    // SAFETY: our caller promises what `connect` and `traffic_class` require.
     unsafe { connect(traffic_class(config), dev, handle, to) }
 }
 
 unsafe extern "C" fn connect_v9(dev: c_int, handle: *mut c_void, to: Out, _device: OutDevice) -> R {
-    // SAFETY: as our caller says.
+    // SAFETY: our caller promises what `connect` requires.
     unsafe { connect(None, dev, handle, to) }
 }
 
 unsafe extern "C" fn accept(listener: *mut c_void, to: Out, _device: OutDevice) -> R {
     call("accept", || {
-        // SAFETY: NCCL's places, or NULL, and a listener of ours.
+        // SAFETY: NCCL gives places that can be written, or NULL, and a listener of ours.
         unsafe {
             put(to, "recvComm", std::ptr::null_mut())?;
             let comm = at::<Listener>(listener, "listenComm")?.accept()?;
@@ -372,8 +376,8 @@ unsafe extern "C" fn close_listen(listener: *mut c_void) -> R {
 
 unsafe extern "C" fn reg_mr(comm: *mut c_void, data: *mut c_void, size: usize, kind: c_int, to: Out) -> R {
     call("regMr", || {
-        // SAFETY: NCCL's place, or NULL, and a connection of ours. The memory is NCCL's,
-        // which keeps it until deregMr.
+        // SAFETY: NCCL gives a place that can be written, or NULL, and a connection of ours. The
+        // memory is NCCL's, which keeps it until deregMr.
         unsafe {
             put(to, "mhandle", std::ptr::null_mut())?;
             if kind != PTR_HOST && kind != PTR_CUDA {
@@ -401,8 +405,9 @@ unsafe extern "C" fn reg_mr_dma_buf(
     to: Out,
 ) -> R {
     call("regMrDmaBuf", || {
-        // SAFETY: NCCL's place, or NULL, and a connection of ours. The memory is NCCL's, which
-        // keeps it until deregMr; its descriptor is open until we return.
+        // SAFETY: NCCL gives a place that can be written, or NULL, and a connection of ours. The
+        // memory is NCCL's, which keeps it until deregMr; its descriptor is open until this call
+        // returns.
         unsafe {
             put(to, "mhandle", std::ptr::null_mut())?;
             if kind != PTR_CUDA || fd < 0 {
@@ -423,16 +428,18 @@ unsafe extern "C" fn dereg_mr(comm: *mut c_void, mr: *mut c_void) -> R {
         if mr.is_null() {
             return Ok(());
         }
-        // SAFETY: a connection of ours, and a registration, given back once.
+        // SAFETY: a connection of ours, and a registration of ours that is given back once.
         unsafe { at::<Comm>(comm, "comm")?.deregister(*back::<Mr>(mr, "mhandle")?) }
     })
 }
 
 // ------------------------------------------------------------------- messages
 
+/// Sends a message.
+///
 /// # Safety
-/// As NCCL promises: a connection and a registration of ours, `size` bytes at `data`
-/// that stay until the request is done.
+/// As NCCL promises: a connection and a registration of ours, and `size` bytes at `data` that stay
+/// until the request is done.
 #[inline]
 unsafe fn isend(
     comm: *mut c_void,
@@ -443,7 +450,7 @@ unsafe fn isend(
     to: Out,
 ) -> R {
     hot("isend", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe {
             put(to, "request", std::ptr::null_mut())?;
             let mr = mr.cast::<Mr>().as_ref();
@@ -457,6 +464,8 @@ unsafe fn isend(
     })
 }
 
+/// Posts a receive of `n` buffers.
+///
 /// # Safety
 /// As NCCL promises: arrays of `n`, each buffer writable until the request is done.
 #[inline]
@@ -470,8 +479,8 @@ unsafe fn irecv(
     to: Out,
 ) -> R {
     hot("irecv", || {
-        // SAFETY: the caller's. `*request` may hold NCCL_NET_OPTIONAL_RECV_COMPLETION or
-        // an old pointer: it is written whatever happens.
+        // SAFETY: the caller's promise. `*request` may hold NCCL_NET_OPTIONAL_RECV_COMPLETION or an
+        // old pointer; it is written on every path.
         unsafe {
             put(to, "request", std::ptr::null_mut())?;
             let max = super::types::MAX_RECVS;
@@ -509,7 +518,7 @@ unsafe extern "C" fn isend_v10(
     _phandle: *mut c_void,
     to: Out,
 ) -> R {
-    // SAFETY: as our caller says.
+    // SAFETY: our caller promises what `isend` requires.
     unsafe { isend(comm, data, size, tag, mr, to) }
 }
 
@@ -521,7 +530,7 @@ unsafe extern "C" fn isend_v9(
     mr: *mut c_void,
     to: Out,
 ) -> R {
-    // SAFETY: as our caller says.
+    // SAFETY: our caller promises what `isend` requires.
     unsafe { isend(comm, data, size, tag, mr, to) }
 }
 
@@ -533,7 +542,8 @@ unsafe extern "C" fn isend_v8(
     mr: *mut c_void,
     to: Out,
 ) -> R {
-    // SAFETY: as our caller says. A negative size is more than any message may have.
+    // SAFETY: our caller promises what `isend` requires. A negative size becomes larger than any
+    // message may be.
     unsafe { isend(comm, data, size as isize as usize, tag, mr, to) }
 }
 
@@ -547,7 +557,7 @@ unsafe extern "C" fn irecv_v10(
     _phandles: *mut *mut c_void,
     to: Out,
 ) -> R {
-    // SAFETY: as our caller says.
+    // SAFETY: our caller promises what `irecv` requires.
     unsafe { irecv(comm, n, data, |i| *sizes.add(i), tags, mrs, to) }
 }
 
@@ -560,7 +570,7 @@ unsafe extern "C" fn irecv_v9(
     mrs: *mut *mut c_void,
     to: Out,
 ) -> R {
-    // SAFETY: as our caller says.
+    // SAFETY: our caller promises what `irecv` requires.
     unsafe { irecv(comm, n, data, |i| *sizes.add(i), tags, mrs, to) }
 }
 
@@ -573,7 +583,7 @@ unsafe extern "C" fn irecv_v8(
     mrs: *mut *mut c_void,
     to: Out,
 ) -> R {
-    // SAFETY: as our caller says.
+    // SAFETY: our caller promises what `irecv` requires.
     unsafe { irecv(comm, n, data, |i| (*sizes.add(i)).max(0) as usize, tags, mrs, to) }
 }
 
@@ -586,7 +596,8 @@ unsafe extern "C" fn iflush(
     to: Out,
 ) -> R {
     hot("iflush", || {
-        // SAFETY: NCCL's place, or NULL; arrays of `n`, a connection and registrations of ours.
+        // SAFETY: NCCL gives a place that can be written, or NULL; arrays of `n`; a connection and
+        // registrations of ours.
         unsafe {
             put(to, "request", std::ptr::null_mut())?;
             let max = super::types::MAX_RECVS;
@@ -610,8 +621,9 @@ unsafe extern "C" fn iflush(
 
 unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> R {
     hot("test", || {
-        // SAFETY: NCCL's places, or NULL; a request of ours that is not done, of a
-        // connection that is not closed. `sizes` has as many entries as the request.
+        // SAFETY: NCCL gives places that can be written, or NULL, and a request of ours that is not
+        // done, of a connection that is not closed. `sizes` has as many entries as the request has
+        // buffers.
         unsafe {
             put(done, "done", 0)?;
             let to = |i: usize, size: usize| {
@@ -682,7 +694,7 @@ macro_rules! table {
 }
 
 table! {
-    /// `ncclNet_v8_t`
+    /// The table `ncclNet_v8_t`.
     NetV8, ncclNetPlugin_v8, 152, {
         init: unsafe extern "C" fn(Logger) -> R = init_v9,
         devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
@@ -706,7 +718,7 @@ table! {
 }
 
 table! {
-    /// `ncclNet_v9_t`
+    /// The table `ncclNet_v9_t`.
     NetV9, ncclNetPlugin_v9, 160, {
         init: unsafe extern "C" fn(Logger) -> R = init_v9,
         devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
@@ -731,7 +743,7 @@ table! {
 }
 
 table! {
-    /// `ncclNet_v10_t`
+    /// The table `ncclNet_v10_t`.
     NetV10, ncclNetPlugin_v10, 160, {
         init: unsafe extern "C" fn(Logger, Profiler) -> R = init_v10,
         devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
@@ -787,10 +799,10 @@ macro_rules! since_11 {
 }
 
 since_11!(
-    /// `ncclNet_v11_t`
+    /// The table `ncclNet_v11_t`.
     NetV11, ncclNetPlugin_v11, PropsV11, VDevice4, properties_v11
 );
 since_11!(
-    /// `ncclNet_v12_t`
+    /// The table `ncclNet_v12_t`.
     NetV12, ncclNetPlugin_v12, PropsV12, VDevice8, properties_v12
 );

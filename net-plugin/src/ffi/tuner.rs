@@ -1,6 +1,6 @@
-//! The tuner's interface, v4, for what NCCL's model can't know of us: its low-latency
-//! protocol sends twice the bytes, from host memory, through threads of ours, and NCCL
-//! would use it up to several megabytes.
+//! The tuner interface v4. It corrects one thing that NCCL's model can't know about this plugin:
+//! NCCL's low-latency protocol sends twice the bytes, from host memory, through threads of ours,
+//! and NCCL would use it up to several megabytes.
 
 #![allow(non_upper_case_globals)] // The symbol's name is NCCL's.
 
@@ -10,15 +10,15 @@ use super::tables::{R, call, hot};
 use crate::log::{self, Logger};
 use crate::plugin;
 
-/// Collectives of more bytes go without it (docs/benchmarks.md: both cost the same at about
-/// this size on two H200).
+/// Collectives of more bytes do not use the low-latency protocol (docs/benchmarks.md: both ways
+/// cost the same at about this size on two H200).
 const LL_LIMIT: usize = 256 << 10;
-/// `NCCL_PROTO_LL`.
+/// The protocol `NCCL_PROTO_LL`.
 const LL: usize = 0;
-/// `NCCL_ALGO_PROTO_IGNORE`.
+/// The cost `NCCL_ALGO_PROTO_IGNORE`.
 const IGNORE: f32 = -1.0;
 
-/// `ncclTuner_v4_t`.
+/// The table `ncclTuner_v4_t`.
 #[repr(C)]
 pub struct Tuner {
     name: *const c_char,
@@ -37,15 +37,16 @@ pub struct Tuner {
     destroy: unsafe extern "C" fn(*mut c_void) -> R,
 }
 
-// SAFETY: a constant table; nobody writes it.
+// SAFETY: a constant table, which is never written.
 unsafe impl Sync for Tuner {}
 
 unsafe extern "C" fn init(_ranks: usize, nodes: usize, logger: Logger, context: *mut *mut c_void) -> R {
     log::set_logger(logger);
     call("tuner init", || {
-        // Within a node NCCL goes other ways. What is not NULL says: ours.
+        // Within one node NCCL uses other transports. A context that is not NULL means that the
+        // network is ours.
         let ours = nodes > 1 && plugin::properties().is_ok_and(|p| p.takes_gpu_memory());
-        // SAFETY: NCCL's place.
+        // SAFETY: NCCL gives a place that can be written.
         unsafe { *context = std::ptr::without_provenance_mut(usize::from(ours)) };
         Ok(())
     })
@@ -65,7 +66,8 @@ unsafe extern "C" fn info(
     hot("tuner getCollInfo", || {
         let (algorithms, protocols) = (algorithms.max(0) as usize, protocols.max(0) as usize);
         if !context.is_null() && bytes > LL_LIMIT && !costs.is_null() {
-            // SAFETY: NCCL's table, algorithms by protocols, its own until we return.
+            // SAFETY: NCCL's table of algorithms by protocols, which is ours until the call
+            // returns.
             let costs = unsafe { std::slice::from_raw_parts_mut(costs, algorithms * protocols) };
             without_ll(costs, protocols);
         }
@@ -73,7 +75,7 @@ unsafe extern "C" fn info(
     })
 }
 
-/// Takes the low-latency protocol out of a table, if that leaves something.
+/// Excludes the low-latency protocol from a table of costs, if that leaves another choice.
 fn without_ll(costs: &mut [f32], protocols: usize) {
     let is_ll = |at: usize| at % protocols == LL;
     if costs.iter().enumerate().any(|(at, cost)| !is_ll(at) && *cost >= 0.0) {
@@ -85,7 +87,7 @@ unsafe extern "C" fn destroy(_context: *mut c_void) -> R {
     0
 }
 
-/// For NCCL 2.21 and later.
+/// The symbol that NCCL 2.21 and later looks up.
 #[unsafe(no_mangle)]
 pub static ncclTunerPlugin_v4: Tuner = Tuner { name: c"pushgate".as_ptr(), init, info, destroy };
 

@@ -1,18 +1,18 @@
-//! What NCCL's headers declare, field by field. The layouts are asserted below
-//! against those of x86-64 C.
+//! The types of NCCL's headers, field by field. Their layouts are asserted below against those of
+//! x86-64 C.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// `NCCL_PTR_HOST`.
+/// The memory type `NCCL_PTR_HOST`.
 pub const PTR_HOST: c_int = 1;
-/// `NCCL_PTR_CUDA`.
+/// The memory type `NCCL_PTR_CUDA`.
 pub const PTR_CUDA: c_int = 2;
-/// `NCCL_PTR_DMABUF`.
+/// The memory type `NCCL_PTR_DMABUF`.
 pub const PTR_DMABUF: c_int = 4;
-/// Buffers that one receive may name.
+/// The most buffers that one receive may name.
 pub const MAX_RECVS: usize = 8;
 
-/// `ncclNetDeviceHandle_t`: for devices that unpack. Never filled here.
+/// `ncclNetDeviceHandle_t`, for devices that unpack. This plugin never fills it in.
 #[repr(C)]
 pub struct DeviceHandle {
     net_device_type: c_int,
@@ -22,14 +22,14 @@ pub struct DeviceHandle {
     needs_proxy_progress: c_int,
 }
 
-/// `ncclNetCommConfig_v10_t` and later.
+/// `ncclNetCommConfig_v10_t` and later versions.
 #[repr(C)]
 pub struct CommConfig {
-    /// -1: not set.
+    /// The traffic class; -1 if it is not set.
     pub traffic_class: c_int,
 }
 
-/// `ncclNetAttr_v11_t`; hints that are not used.
+/// `ncclNetAttr_v11_t`: hints, which this plugin does not use.
 #[repr(C)]
 pub struct NetAttr {
     words: [u32; 11],
@@ -39,9 +39,9 @@ pub struct NetAttr {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct VDevice4 {
-    /// How many.
+    /// How many devices.
     pub ndevs: c_int,
-    /// Which.
+    /// Which devices.
     pub devs: [c_int; 4],
 }
 
@@ -49,13 +49,13 @@ pub struct VDevice4 {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct VDevice8 {
-    /// How many.
+    /// How many devices.
     pub ndevs: c_int,
-    /// Which.
+    /// Which devices.
     pub devs: [c_int; 8],
 }
 
-/// `ncclNetProperties_v8_t`.
+/// The properties of a device, `ncclNetProperties_v8_t`.
 #[repr(C)]
 #[allow(missing_docs)] // NCCL's names.
 pub struct PropsV8 {
@@ -73,7 +73,7 @@ pub struct PropsV8 {
     pub net_device_version: c_int,
 }
 
-/// `ncclNetProperties_v9_t`, which v10 has too.
+/// The properties of a device, `ncclNetProperties_v9_t`, which v10 uses too.
 #[repr(C)]
 #[allow(missing_docs)]
 pub struct PropsV9 {
@@ -95,7 +95,7 @@ pub struct PropsV9 {
     pub max_coll_bytes: usize,
 }
 
-/// `ncclNetProperties_v11_t`.
+/// The properties of a device, `ncclNetProperties_v11_t`.
 #[repr(C)]
 #[allow(missing_docs)]
 pub struct PropsV11 {
@@ -103,7 +103,7 @@ pub struct PropsV11 {
     pub max_multi_request_size: c_int,
 }
 
-/// `ncclNetProperties_v12_t`.
+/// The properties of a device, `ncclNetProperties_v12_t`.
 #[repr(C)]
 #[allow(missing_docs)]
 pub struct PropsV12 {

@@ -1,4 +1,4 @@
-//! The loop: what happens next, and what follows from it.
+//! The simulator's loop: takes the next event and does what follows from it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,7 +14,7 @@ enum Event {
     Look(usize),
     /// A TLP left a buffer at the far end of a wire.
     Credit(usize, Tlp),
-    /// All of a TLP is at its end.
+    /// A TLP has arrived completely.
     Arrive(Tlp),
     /// A target has the data that a request asked for.
     Answer(Tlp),
@@ -26,7 +26,7 @@ struct Scheduled {
     event: Event,
 }
 
-// Earliest first, then in the order of their making: the same run every time.
+// Earliest first, then in the order in which they were made, so that every run is the same.
 impl Ord for Scheduled {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.order).cmp(&(other.at, other.order))
@@ -47,7 +47,7 @@ impl Eq for Scheduled {}
 struct Requester {
     pieces: Box<dyn Iterator<Item = Piece>>,
     next: Option<Piece>,
-    /// When it may issue again.
+    /// The time from which it may issue again.
     free: Picoseconds,
     tags: u32,
     /// Bytes of room taken, MRRS for every request.
@@ -56,7 +56,8 @@ struct Requester {
     done: Picoseconds,
 }
 
-/// How many requesters and hops there are: nodes are numbered from the requesters over the hops to the targets.
+/// How many requesters and hops there are. Nodes are numbered from the requesters over the hops to
+/// the targets.
 #[derive(Clone, Copy)]
 struct Shape {
     requesters: usize,
@@ -72,7 +73,7 @@ impl Shape {
         self.requesters + self.hops
     }
 
-    /// The node behind `node` on a TLP's way.
+    /// The node after `node` on a TLP's way.
     fn next(self, node: usize, tlp: &Tlp) -> usize {
         let (first, last) = (self.requesters, self.first_target() - 1);
         match (tlp.up, self.is_hop(node)) {
@@ -97,7 +98,8 @@ pub(super) struct Engine<'a> {
     nodes: Vec<Node>,
     requesters: Vec<Requester>,
     random: u64,
-    /// Arrivals of data so far, and when a quarter and three quarters had come.
+    /// Bytes of data that have arrived, and the times at which a quarter and three quarters had
+    /// arrived.
     arrived: u64,
     quarters: [Option<(Picoseconds, u64)>; 2],
     data_tlps: u64,
@@ -137,7 +139,8 @@ impl<'a> Engine<'a> {
                 nodes[to].inputs.push(Input::new(Some(wires.len() - 1)));
             }
         };
-        // The first hop (or the one target) is `r`, the last hop (or the one requester) `r + h - 1`.
+        // The first hop (or the only target) is `r`, the last hop (or the only requester) is `r + h
+        // - 1`.
         (0..r).for_each(|i| join(i, r));
         (r..r + h).skip(1).for_each(|i| join(i - 1, i));
         if h > 0 {
@@ -388,7 +391,7 @@ impl<'a> Engine<'a> {
         self.look(node);
     }
 
-    /// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+    /// The next random number, by SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
     fn draw(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.random;

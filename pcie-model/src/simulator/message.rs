@@ -1,4 +1,5 @@
-//! A message from GPU to NIC with its transfers simulated; all else is as [`crate::estimate`] has it.
+//! A message from GPU to NIC whose transfers are simulated; everything else is as in
+//! [`crate::estimate`].
 
 use super::{Kind, Load, Machine, Outcome};
 use crate::cost::{Plan, Step, Way, one_way};
@@ -6,20 +7,21 @@ use crate::error::{Result, within};
 use crate::parameters::Parameters;
 use crate::route::Route;
 
-/// Bytes of a transfer that are simulated, of all requesters together; what is longer goes on at the rate they reached.
+/// How many bytes of a transfer are simulated, of all requesters together. A longer transfer goes
+/// on at the rate that they reached.
 const MOST: u64 = 4 << 20;
 
-/// Time and steady rate of one transfer of `bytes`.
+/// Time and steady rate of one simulated transfer.
 struct Run {
     time_ns: f64,
     gbs: f64,
 }
 
-/// Time of a message, ns, from the GPU's first store, or its request, until the NIC holds the last byte. Other writers
-/// of a shared link send the same at the same time.
+/// The time of a message in ns, from the GPU's first store, or its request, until the NIC has the
+/// last byte. Other writers of a shared link send the same bytes at the same time.
 ///
 /// # Errors
-/// As [`crate::estimate`].
+/// A route or parameters that [`crate::estimate`] refuses.
 pub fn message_time(way: Way, route: &Route, p: &Parameters, bytes: u64) -> Result<f64> {
     route.check()?;
     p.check(&route.link)?;
@@ -42,7 +44,7 @@ fn simulate(step: &Step, p: &Parameters, bytes: u64) -> Result<Run> {
     let some = bytes.min(most / u64::from(step.route().sharers.max(1)));
     let (route, before, memory_ns, kind) = match step {
         Step::Copy { route } => {
-            // An engine of its own, of which no more is known than its rate.
+            // The copy engine is simulated by its rate only; nothing more is known about it.
             let gbs = p.copy_gbs.min(route.link.ceiling() / f64::from(route.sharers.max(1)));
             return Ok(Run { time_ns: bytes as f64 / gbs, gbs });
         }
@@ -58,7 +60,7 @@ fn simulate(step: &Step, p: &Parameters, bytes: u64) -> Result<Run> {
     machine.memory_ns += memory_ns;
     machine.requesters = route.sharers.max(1);
     if machine.hops.is_empty() && machine.requesters > 1 {
-        // They meet somewhere.
+        // Requesters that share a link must meet at some hop.
         machine.hops.push(0.0);
     }
     let out = machine.run(&Load { kind, address: 0, bytes: some })?;
@@ -69,7 +71,7 @@ fn simulate(step: &Step, p: &Parameters, bytes: u64) -> Result<Run> {
     Ok(Run { time_ns: out.time_ns - before + over + rest, gbs })
 }
 
-/// One requester's part.
+/// One requester's part of the rate.
 fn rate(out: &Outcome, bytes: u64, requesters: u32) -> f64 {
     // Few TLPs have no middle to measure.
     if out.data_tlps < 64 { bytes as f64 / out.time_ns } else { out.gbs / f64::from(requesters) }

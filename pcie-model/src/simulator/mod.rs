@@ -1,4 +1,5 @@
-//! A simulator of PCIe, TLP by TLP: requesters behind a chain of hops, writing to or reading from targets.
+//! A simulator of PCIe, TLP by TLP: requesters behind a chain of hops write to targets or read from
+//! them.
 //!
 //! ```text
 //! requester 0 ─┐                          ┌─ target 0
@@ -6,9 +7,10 @@
 //! requester n ─┘                          └─ …
 //! ```
 //!
-//! Every wire has both directions, each a serialiser with credits for posted, non-posted and completion TLPs, headers
-//! and data apart; every hop has finite buffers at each input, and every output takes turns among them. Reads hold
-//! tags. Without jitter nothing is random; with it, a seed gives the same run again.
+//! Every wire has two directions. Each direction is a serialiser with credits for posted,
+//! non-posted and completion TLPs, with headers and data counted apart. Every hop has finite
+//! buffers at each input, and every output takes turns among the inputs. Reads hold tags. Without
+//! jitter nothing is random; with jitter, a seed reproduces a run.
 
 mod engine;
 mod message;
@@ -23,17 +25,17 @@ use crate::link::Link;
 use crate::parameters::Parameters;
 use crate::route::{Hop, Route};
 
-/// 10^-12 s: the simulator's clock. A byte on the fastest link takes 8.
+/// The simulator's unit of time, 10^-12 s. A byte on the fastest link takes 8.
 type Picoseconds = u64;
 
-/// Room at each input, for one class: headers, and bytes of data.
+/// Room at each input for each class: headers, and bytes of data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffers {
     /// Posted writes.
     pub posted: (u32, u32),
-    /// Read requests: headers alone.
+    /// Read requests, which have only headers.
     pub non_posted: u32,
-    /// Completions, in hops. Ends promise room for all they asked for.
+    /// Completions, in hops. The ends promise room for everything they asked for.
     pub completion: (u32, u32),
 }
 
@@ -44,40 +46,42 @@ impl Default for Buffers {
     }
 }
 
-/// What is simulated.
+/// The machine to simulate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
-    /// Every wire.
+    /// The settings of every wire.
     pub link: Link,
-    /// Latency of each hop, ns.
+    /// Latency of each hop in ns.
     pub hops: Vec<f64>,
-    /// Latency of both ends of a way together, ns.
+    /// Latency of both ends of a way together, in ns.
     pub wire_ns: f64,
-    /// What a target takes to answer a read, ns.
+    /// Time that a target takes to answer a read, in ns.
     pub memory_ns: f64,
-    /// At most this much more or less in each answer's time, evenly spread, ns.
+    /// Largest deviation, up or down, of each answer's time, evenly spread, in ns.
     pub jitter_ns: f64,
-    /// Of the jitter.
+    /// Seed of the jitter.
     pub seed: u64,
-    /// Whether hops take a whole TLP in before they send it on.
+    /// Whether hops take in a whole TLP before sending it on.
     pub store_and_forward: bool,
-    /// Devices that read or write.
+    /// Number of devices that read or write.
     pub requesters: u32,
-    /// Devices that are read or written. A requester goes from one to the next with every page of 4 KiB.
+    /// Number of devices that are read or written. A requester goes on to the next one with every
+    /// page of 4 KiB.
     pub targets: u32,
     /// Room at each input.
     pub buffers: Buffers,
-    /// From a TLP's leaving a buffer until its sender knows, ns.
+    /// Time from when a TLP leaves a buffer until its sender knows, in ns.
     pub credit_ns: f64,
-    /// Between two posted writes that leave the last hop for different targets, ns: a host that lets no write go to a
-    /// second target before the first has all that came before.
+    /// Time between two posted writes that leave the last hop for different targets, in ns. Models
+    /// a host that lets no write go to a second target before the first has everything that came
+    /// before.
     pub drain_ns: f64,
     /// Bytes that a reader has room for, MRRS for every request; none: what its tags allow.
     pub completion_buffer: Option<u64>,
 }
 
 impl Machine {
-    /// The machine of a route: one requester, one target.
+    /// The machine of a route, with one requester and one target.
     pub fn of(route: &Route, hops: &[Hop], p: &Parameters) -> Self {
         Machine {
             link: route.link,
@@ -141,24 +145,24 @@ impl Machine {
         }
     }
 
-    /// Runs it: every requester moves `load`.
+    /// Runs the machine: every requester moves `load`.
     ///
     /// # Errors
-    /// What of the machine or the load cannot be.
+    /// A machine or a load that is impossible.
     pub fn run(&self, load: &Load) -> Result<Outcome> {
         self.check(load)?;
         Ok(engine::Engine::new(self, load).run())
     }
 }
 
-/// What requesters do.
+/// Whether requesters write or read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// Posted writes in TLPs that end at multiples of `tlp`, one every `interval_ns` at most.
+    /// Posted writes in TLPs that end at multiples of `tlp`, at most one in `interval_ns`.
     Write {
-        /// Bytes of a TLP's payload.
+        /// Payload of a TLP in bytes.
         tlp: u32,
-        /// Between two TLPs of one requester.
+        /// Time between two TLPs of one requester, in ns.
         interval_ns: f64,
     },
     /// Reads of MRRS bytes, as many at once as there are tags.
@@ -172,7 +176,7 @@ pub struct Load {
     pub kind: Kind,
     /// The first byte's address.
     pub address: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
@@ -188,21 +192,23 @@ impl Load {
     }
 }
 
-/// What came of it.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// Until the last byte of the last requester arrived, ns.
+    /// Time until the last byte of the last requester arrived, in ns.
     pub time_ns: f64,
-    /// The same of each requester.
+    /// Time until each requester's last byte arrived, in ns.
     pub each_ns: Vec<f64>,
-    /// Bytes of all requesters a ns, GB/s, while the middle half of them arrived: without start and end.
+    /// Rate of all requesters together in GB/s (bytes a ns) while the middle half of the bytes
+    /// arrived: without start and end.
     pub gbs: f64,
-    /// TLPs with data.
+    /// Number of TLPs with data.
     pub data_tlps: u64,
-    /// Their bytes on the wire, headers included, on one wire of their way.
+    /// Bytes of those TLPs, headers included, on one wire of their way.
     pub data_wire: u64,
-    /// From issue to arrival of one TLP with data (of a read: from its request), ns: mean and most.
+    /// Time from issue to arrival of one TLP with data (for a read, from its request), in ns: mean
+    /// and maximum.
     pub delay_ns: (f64, f64),
-    /// Most posted writes that stood in one input of a hop.
+    /// The most posted writes that were queued in one input of a hop.
     pub most_queued: usize,
 }

@@ -1,4 +1,4 @@
-//! Ports, queues, credits and arbitration: what a TLP meets between two ends.
+//! Ports, queues, credits and arbitration: what a TLP passes between two ends.
 
 use std::collections::VecDeque;
 
@@ -16,26 +16,26 @@ pub(super) enum Class {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tlp {
     pub class: Class,
-    /// Payload in whole words, bytes.
+    /// Payload in whole words, in bytes.
     pub payload: u32,
-    /// With headers, bytes.
+    /// Bytes on the wire, headers included.
     pub wire: u32,
-    /// Bytes of the request that it is, or answers, that a user asked for.
+    /// Bytes that a user asked for, of the request that this TLP is or answers.
     pub useful: u32,
     pub requester: u32,
     pub target: u32,
-    /// The first byte that is asked for or carried.
+    /// Address of the first byte that is asked for or carried.
     pub address: u64,
-    /// The last completion of its request.
+    /// Whether this is the last completion of its request.
     pub last: bool,
-    /// Towards the target, or back.
+    /// True towards the target, false back.
     pub up: bool,
-    /// When its requester issued it.
+    /// Time at which its requester issued it.
     pub issued: Picoseconds,
 }
 
 impl Tlp {
-    /// Data credits: units of 16 bytes.
+    /// Data credits that the TLP takes, in units of 16 bytes.
     fn units(&self) -> u64 {
         if self.class == Class::NonPosted { 0 } else { u64::from(self.payload).div_ceil(16) }
     }
@@ -54,7 +54,7 @@ pub(super) struct Wire {
     pub to: usize,
     pub busy_until: Picoseconds,
     credits: [Credit; 3],
-    /// Next input to be looked at.
+    /// The input to look at next.
     turn: usize,
 }
 
@@ -75,8 +75,8 @@ impl Wire {
         }
     }
 
-    /// Ends promise room for whatever they asked for. Base Specification 5.0, section 2.6.1: infinite completion
-    /// credits.
+    /// Removes the limit on completions: the ends promise room for whatever they asked for. Base
+    /// Specification 5.0, section 2.6.1: infinite completion credits.
     pub fn with_endless_completions(mut self) -> Self {
         self.credits[Class::Completion as usize] = Credit { headers: u64::MAX / 2, units: u64::MAX / 2 };
         self
@@ -113,7 +113,8 @@ pub(super) struct Input {
     /// The wire whose buffers these are; none: the node's own.
     pub wire: Option<usize>,
     queues: [VecDeque<Queued>; 3],
-    /// Target and time of the last posted write that left: for hosts that drain one target before the next.
+    /// Target and time of the last posted write that left, for hosts that drain one target before
+    /// the next.
     last_posted: Option<(u32, Picoseconds)>,
 }
 
@@ -130,9 +131,9 @@ impl Input {
         self.queues[class as usize].len()
     }
 
-    /// The oldest TLP that may go to `wire` now. Within a class none overtakes another; requests and completions do not
-    /// overtake posted writes that came before them. Base Specification 5.0, section 2.4.1, without relaxed
-    /// ordering.
+    /// The oldest TLP that may go to `wire` now. Within a class no TLP overtakes another; requests
+    /// and completions do not overtake posted writes that came before them. Base Specification 5.0,
+    /// section 2.4.1, without relaxed ordering.
     fn candidate(
         &self,
         now: Picoseconds,
@@ -152,7 +153,8 @@ impl Input {
         heads.filter(|(q, _)| able(q)).map(|(q, class)| (q.order, class)).min()
     }
 
-    /// When the posted write at the head may go, if it waits for its predecessor's target.
+    /// The time at which the posted write at the head may go, if it waits for its predecessor's
+    /// target.
     pub fn waits_for_drain(&self, drain: Picoseconds) -> Option<Picoseconds> {
         let (target, at) = self.last_posted?;
         let head = self.queues[Class::Posted as usize].front()?;
@@ -165,16 +167,16 @@ impl Input {
 pub(super) struct Node {
     pub inputs: Vec<Input>,
     pub outputs: Vec<usize>,
-    /// From the first byte of a TLP in to its first byte out.
+    /// Time from a TLP's first byte in to its first byte out.
     pub latency: Picoseconds,
-    /// Between posted writes to different targets.
+    /// Time between posted writes to different targets.
     pub drain: Picoseconds,
-    /// When it is next looked at for that.
+    /// When the node is next looked at because of that time.
     pub woken: Picoseconds,
 }
 
 impl Node {
-    /// Takes the TLP that `wire` sends next, by turns among inputs, and says from which input it is.
+    /// Takes the TLP that `wire` sends next, in turn among the inputs; returns it with its input.
     pub fn take(
         &mut self,
         now: Picoseconds,
@@ -217,7 +219,7 @@ mod tests {
         }
     }
 
-    /// No run has both in one direction: this holds the rule for one that will.
+    /// No run so far has both classes in one direction; this test keeps the rule for later runs.
     #[test]
     fn nothing_overtakes_a_posted_write() {
         for late in [Class::NonPosted, Class::Completion] {
@@ -233,7 +235,8 @@ mod tests {
         }
     }
 
-    /// Posted writes pass requests that have no credit: without that, two devices that read each other stop for ever.
+    /// Posted writes pass requests that have no credit. Otherwise two devices that read each other
+    /// would stop for ever.
     #[test]
     fn a_posted_write_overtakes_a_stuck_request() {
         let mut node = Node::default();

@@ -1,29 +1,30 @@
-//! Cutting requests and answers into TLPs, one by one as hardware does: the closed forms in [`crate::link`] are
-//! compared with these.
+//! Cuts requests and answers into TLPs one by one, as hardware does; the closed forms in
+//! [`crate::link`] are compared with these.
 
 use crate::link::{Completions, Link, PAGE};
 
 /// A piece of a request or an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Its first byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// Its bytes.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
 impl Piece {
-    /// Bytes of payload that it has as a TLP: the words of 4 bytes that it touches.
+    /// Payload of the piece as a TLP: the words of 4 bytes that it touches.
     pub fn payload(&self) -> u64 {
         let (first, end) = (self.address / 4, (self.address + self.bytes).div_ceil(4));
         4 * (end - first)
     }
 }
 
-/// Bytes that a TLP has on the wire, put together as the data link layer does. Generations 1 and 2: STP, two bytes of
-/// sequence number, LCRC, END; later ones: a token of four bytes that holds length and sequence number, LCRC. Between
-/// them the header, three double words or, in a request with a 64-bit address, four; the data; a digest.
-/// Base Specification 5.0, sections 2.2.1, 3.6.2, 4.2.2.
+/// Bytes that a TLP has on the wire, put together as the data link layer does. Generations 1 and 2:
+/// STP, two bytes of sequence number, LCRC, END; later ones: a token of four bytes that holds
+/// length and sequence number, and LCRC. Between these the header (three double words, or four in a
+/// request with a 64-bit address), the data, and a digest. Base Specification 5.0, sections 2.2.1,
+/// 3.6.2, 4.2.2.
 pub fn on_wire(link: &Link, request: bool, payload: u64) -> u64 {
     let (start, end) = if link.generation <= 2 { (1 + 2, 4 + 1) } else { (4, 4) };
     let header_words = if request && link.addr64 { 4 } else { 3 };
@@ -31,7 +32,7 @@ pub fn on_wire(link: &Link, request: bool, payload: u64) -> u64 {
     start + 4 * (header_words + digest_words) + payload + end
 }
 
-/// Pieces, each as long as `length` says for an address and what is left.
+/// An iterator over pieces; `length` gives the length of each from its address and what is left.
 struct Pieces<F> {
     at: u64,
     left: u64,
@@ -53,20 +54,21 @@ impl<F: Fn(u64, u64) -> u64> Iterator for Pieces<F> {
     }
 }
 
-/// Read requests: up to MRRS bytes, none across 4 KiB.
+/// Cuts a read into requests: up to MRRS bytes each, none across 4 KiB.
 pub fn requests(link: &Link, address: u64, bytes: u64) -> impl Iterator<Item = Piece> + use<> {
     let mrrs = u64::from(link.mrrs);
     Pieces { at: address, left: bytes, length: move |at, _| mrrs.min(PAGE - at % PAGE) }
 }
 
-/// Writes: each ends at a multiple of `tlp`, as coalesced lines do.
+/// Cuts a write into TLPs: each ends at a multiple of `tlp`, as coalesced lines do.
 pub fn writes(tlp: u32, address: u64, bytes: u64) -> impl Iterator<Item = Piece> + use<> {
     let tlp = u64::from(tlp);
     Pieces { at: address, left: bytes, length: move |at, _| tlp - at % tlp }
 }
 
-/// The answer to one read request. Unaligned, its first completion ends at the read completion boundary; the others
-/// have MPS bytes, or end at every boundary. Base Specification 5.0, section 2.3.1.1, lets a completer choose.
+/// Cuts the answer to one read request into completions. If the request is unaligned, the first
+/// completion ends at the read completion boundary; the others have MPS bytes, or end at every
+/// boundary. Base Specification 5.0, section 2.3.1.1, lets a completer choose.
 pub fn completions(link: &Link, request: Piece) -> impl Iterator<Item = Piece> + use<> {
     let (rcb, mps, cut) = (u64::from(link.rcb), u64::from(link.mps), link.completions);
     let length = move |at: u64, _| match (at % rcb, cut) {

@@ -1,22 +1,23 @@
-//! Bindings of libibverbs, which is opened at run time: what uses this crate starts, and says what
-//! is missing, on a machine without the library.
+//! Bindings of libibverbs, which is opened at run time: a program that uses this crate starts on a
+//! machine without the library, and can say what is missing.
 //!
-//! * [`open`] gives the process's [`Verbs`]. Its methods are the functions that the library exports.
-//! * The functions that exist in C's `<infiniband/verbs.h>` only, as static inlines or as macros
-//!   over an exported one, are functions of this crate: [`ibv_post_send`], [`ibv_query_port`],
-//!   [`ibv_alloc_dm`] and so on. Where such a function has the name of a method of [`Verbs`]
-//!   ([`ibv_query_port`], [`ibv_reg_mr`], [`ibv_reg_dmabuf_mr`]), it is the one to call.
+//! * [`open`] gives the process's [`Verbs`]. Its methods are the functions that the library
+//!   exports.
+//! * The functions that exist only in C's `<infiniband/verbs.h>`, as static inlines or as macros
+//!   over an exported function, are functions of this crate: [`ibv_post_send`], [`ibv_query_port`],
+//!   [`ibv_alloc_dm`] and so on. If such a function has the name of a method of [`Verbs`]
+//!   ([`ibv_query_port`], [`ibv_reg_mr`], [`ibv_reg_dmabuf_mr`]), call the function.
 //! * Types, constants and layouts are made by bindgen from the header of rdma-core 44 (Debian 12),
-//!   by `cargo xtask bindings`. Later libraries keep that ABI; values of enums that they add are
+//!   by `cargo xtask bindings`. Later libraries keep that ABI; values that they add to enums are
 //!   values here too, only without a name.
 //!
-//! The names are C's, so that its manual pages are the reference. Errors are C's as well: an errno
+//! The names are C's, so that C's manual pages are the reference. Errors are C's too: an errno
 //! value returned, or null with errno set (`std::io::Error::last_os_error`).
 
-// C's names, for all of the crate.
+// C's names, in the whole crate.
 #![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)]
 
-// Made by bindgen: documented by C's manual pages, and no place to argue.
+// Made by bindgen: C's manual pages document it.
 #[allow(missing_docs, unsafe_op_in_unsafe_fn, clippy::all, clippy::undocumented_unsafe_blocks)]
 mod bindings;
 mod inlines;
@@ -29,11 +30,11 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-/// The name under which [`open`] looks for the library: that of its ABI, which needs no
-/// development package.
+/// The name under which [`open`] looks for the library: its ABI's name, which needs no development
+/// package.
 pub const LIBRARY: &str = "libibverbs.so.1";
 
-/// `ibv_port_attr::link_layer` of a port that does not say.
+/// `ibv_port_attr::link_layer` of a port that does not report one.
 pub const IBV_LINK_LAYER_UNSPECIFIED: u8 = 0;
 /// `ibv_port_attr::link_layer` of an InfiniBand port: peers are addressed by LID.
 pub const IBV_LINK_LAYER_INFINIBAND: u8 = 1;
@@ -54,7 +55,7 @@ pub struct pthread_cond_t([u8; 48]);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// There is no such library, or one that can't be loaded.
+    /// The library does not exist or can't be loaded.
     #[error(
         "cannot open {library}, the library of RDMA verbs: {cause}; \
          install the package libibverbs1 and a provider (package ibverbs-providers)"
@@ -62,7 +63,7 @@ pub enum OpenError {
     Library {
         /// The name or path that was tried.
         library: String,
-        /// What the loader said.
+        /// The loader's message.
         cause: String,
     },
     /// The library lacks a function of [`REQUIRED`].
@@ -75,10 +76,10 @@ pub enum OpenError {
         library: String,
         /// The first function that it lacks.
         symbol: &'static str,
-        /// What the loader said.
+        /// The loader's message.
         cause: String,
     },
-    /// The layouts are those of another machine.
+    /// The layouts are those of another architecture.
     #[error(
         "pushgate's bindings of {library} are for Linux on x86-64 alone; \
          use another transport on this machine"
@@ -89,30 +90,32 @@ pub enum OpenError {
     },
 }
 
-/// Opens [`LIBRARY`], the first time; later calls return what the first one did, an error as well.
-/// It is never closed: providers start threads and keep state that can't be unloaded.
+/// Opens [`LIBRARY`] on the first call; later calls return what the first one returned, also if
+/// that was an error. The library is never closed: providers start threads and keep state that
+/// can't be unloaded.
 pub fn open() -> Result<&'static Verbs, OpenError> {
     static OPENED: OnceLock<Result<Verbs, OpenError>> = OnceLock::new();
-    // SAFETY: libibverbs has no constructors that ask anything of their caller. It keeps the types
-    // of its functions for as long as its name ends in .so.1, and dlsym returns the default version
-    // of each, which is the one that the header describes.
+    // SAFETY: libibverbs has no constructors that require anything of their caller. It keeps the
+    // types of its functions as long as its name ends in .so.1, and dlsym returns the default
+    // version of each function, which is the one that the header describes.
     let opened = OPENED.get_or_init(|| unsafe { load(LIBRARY) });
     opened.as_ref().map_err(Clone::clone)
 }
 
-/// Opens a library by another name or path, such as a test's mock. No caller of [`open`] sees it.
+/// Opens a library by another name or path, such as a test's mock. Callers of [`open`] do not see
+/// it.
 ///
 /// # Safety
 ///
 /// The library's constructors run. Those of its functions that are called later have the types that
 /// verbs.h declares.
 pub unsafe fn load(library: &str) -> Result<Verbs, OpenError> {
-    // glibc's mutex lies inside ibv_context, so the layout is the architecture's.
+    // glibc's mutex lies inside ibv_context, so the layout depends on the architecture.
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Err(OpenError::Machine { library: library.into() });
     }
     // RTLD_NOW: a library that lacks something of its own fails here, not in the middle of a call.
-    // SAFETY: the caller vouches for the constructors and the types.
+    // SAFETY: the caller promises the constructors and the types.
     let opened =
         unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL).and_then(|it| Verbs::from_library(it)) };
     let verbs =
@@ -125,7 +128,8 @@ pub unsafe fn load(library: &str) -> Result<Verbs, OpenError> {
     }
 }
 
-/// libloading's own message leaves out what the loader said.
+/// The message of a library error with the loader's own text, which libloading's message leaves
+/// out.
 fn with_source(error: &libloading::Error) -> String {
     match error.source() {
         Some(source) => format!("{error}: {source}"),
@@ -135,8 +139,8 @@ fn with_source(error: &libloading::Error) -> String {
 
 macro_rules! required {
     ($($symbol:ident)*) => {
-        /// The functions without which [`open`] fails: the methods of an opened [`Verbs`] that never
-        /// panic. Every libibverbs of the last ten years has them.
+        /// The functions without which [`open`] fails: the methods of an opened [`Verbs`] that
+        /// never panic. Every libibverbs of the last ten years has them.
         pub const REQUIRED: &[&str] = &[$(stringify!($symbol)),*];
 
         fn missing(verbs: &Verbs) -> Option<(&'static str, &libloading::Error)> {
@@ -161,9 +165,9 @@ required! {
     ibv_wc_status_str ibv_event_type_str ibv_port_state_str ibv_node_type_str
 }
 
-/// The functions that an opened [`Verbs`] may lack. Its methods of these names panic then: call
-/// [`ibv_query_gid_ex`], [`ibv_reg_mr`] and [`ibv_reg_dmabuf_mr`] of this crate instead, or look at
-/// the field (`verbs.ibv_reg_dmabuf_mr.is_ok()`).
+/// The functions that an opened [`Verbs`] may lack. Its methods of these names panic then. Instead,
+/// call [`ibv_query_gid_ex`], [`ibv_reg_mr`] and [`ibv_reg_dmabuf_mr`] of this crate, or check the
+/// field (`verbs.ibv_reg_dmabuf_mr.is_ok()`).
 pub const OPTIONAL: &[&str] =
     &["_ibv_query_gid_ex", "ibv_is_fork_initialized", "ibv_reg_mr_iova2", "ibv_reg_dmabuf_mr"];
 
@@ -171,7 +175,7 @@ pub const OPTIONAL: &[&str] =
 mod tests {
     use super::*;
 
-    /// Were a function neither, calling it could panic without anyone having been told.
+    /// If a function were in neither list, calling it could panic without a warning.
     #[test]
     fn every_function_is_required_or_optional() {
         let text = include_str!("bindings.rs").split("impl Verbs {").nth(1).unwrap();

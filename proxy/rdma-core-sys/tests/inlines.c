@@ -1,5 +1,5 @@
 /* C's side of tests/inlines.rs: a function around each of the real inlines, and stand-ins for the
- * exported functions that some of them end in, so that libibverbs itself is not needed. */
+ * exported functions that some inlines call, so that libibverbs itself is not needed. */
 
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -62,7 +62,7 @@ int c_query_device_ex(struct ibv_context *context, const struct ibv_query_device
 	return ibv_query_device_ex(context, input, attr);
 }
 
-/* The macro asks whether the flags are a constant. */
+/* The macro checks whether the flags are a constant. */
 struct ibv_mr *c_reg_mr_plain(struct ibv_pd *pd, void *addr, size_t length)
 {
 	return ibv_reg_mr(pd, addr, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
@@ -104,7 +104,7 @@ struct ibv_mr *c_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t dm_off
 
 #define A_REGION ((struct ibv_mr *)0x7000)
 
-/* Like the real one, it does not write all that the header's type has. */
+/* Like the real function, this one does not write everything that the header's type has. */
 int ibv_query_port(struct ibv_context *context, uint8_t port_num, struct _compat_ibv_port_attr *attr)
 {
 	NOTE("ibv_query_port", P(context), port_num, P(attr));

@@ -1,5 +1,6 @@
-//! The functions of `src/inlines.rs` against the real inlines of `<infiniband/verbs.h>`: both drive
-//! the same contexts, whose operations note how they are called. And layouts against C's.
+//! Compares the functions of `src/inlines.rs` with the real inlines of `<infiniband/verbs.h>`: both
+//! drive the same contexts, whose operations record how they are called. Also compares layouts with
+//! C's.
 
 mod common;
 
@@ -18,7 +19,7 @@ const EOPNOTSUPP: c_int = 95;
 type Call = (String, Vec<u64>);
 
 thread_local! {
-    /// What was called since `take`. Each test has a thread of its own.
+    /// The calls since `take`. Each test has a thread of its own.
     static CALLS: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) };
     /// What an operation that returns a number returns.
     static RESULT: Cell<c_int> = const { Cell::new(0) };
@@ -33,7 +34,7 @@ fn note(name: &str, arguments: &[u64]) -> c_int {
 
 /// Called by the stand-ins of inlines.c.
 unsafe extern "C" fn note_from_c(name: *const c_char, arguments: *const u64, count: usize) {
-    // SAFETY: inlines.c passes a literal and an array of that length.
+    // SAFETY: inlines.c passes a literal, and an array of that length.
     let (name, arguments) = unsafe { (CStr::from_ptr(name), std::slice::from_raw_parts(arguments, count)) };
     note(name.to_str().unwrap(), arguments);
 }
@@ -51,7 +52,7 @@ unsafe extern "C" fn post_recv(q: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *
 }
 
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: the tests pass room for one.
+    // SAFETY: the tests pass room for one completion.
     unsafe { (*wc).wr_id = 99 };
     note("poll_cq", &[p(cq), entries as u64, p(wc)])
 }
@@ -105,7 +106,7 @@ unsafe extern "C" fn reg_dm_mr(
     ptr::without_provenance_mut(0x9000)
 }
 
-/// A context with all operations, and what belongs to it.
+/// A context with all operations, and the objects that belong to it.
 #[repr(C)]
 #[derive(Default)]
 struct Objects {
@@ -119,7 +120,7 @@ struct Objects {
     dm_attr: ibv_alloc_dm_attr,
 }
 
-/// Those, reached by pointers only, as C does.
+/// The objects, reached only through pointers, as C reaches them.
 struct Mock(*mut Objects);
 
 impl Mock {
@@ -157,7 +158,7 @@ impl Mock {
     }
 
     fn context(&self) -> *mut ibv_context {
-        // SAFETY: the objects are there, here and below.
+        // SAFETY: the objects exist until the Mock is dropped, here and below.
         unsafe { &raw mut (*self.0).table.context }
     }
 
@@ -199,22 +200,22 @@ impl Mock {
 
 impl Drop for Mock {
     fn drop(&mut self) {
-        // SAFETY: it came from a box, and nobody has a pointer any more.
+        // SAFETY: the pointer came from a box, and no other pointer to it remains.
         drop(unsafe { Box::from_raw(self.0) });
     }
 }
 
-/// Room for what an inline writes: more than any header's structure, at any alignment.
+/// Room for what an inline writes: more than any of the header's structures, at any alignment.
 type Out = [u64; 256];
 const FILL: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 
-/// All that can be seen of a call.
+/// Everything that can be observed of a call.
 #[derive(Debug, PartialEq)]
 struct Seen {
     result: u64,
     errno: c_int,
     calls: Vec<Call>,
-    /// The first bytes that the call may have written.
+    /// The first bytes of what the call may have written.
     out: Vec<u8>,
 }
 
@@ -224,7 +225,7 @@ unsafe extern "C" {
 
 /// Makes a call that returns `result` and may write `size` bytes.
 fn seen(out: *mut Out, size: usize, caller_size: usize, call: impl FnOnce() -> u64) -> Seen {
-    // SAFETY: `out` is the test's own array; errno is this thread's.
+    // SAFETY: `out` is the test's own array; errno belongs to this thread.
     unsafe {
         *out = [FILL; 256];
         *__errno_location() = 0;
@@ -233,7 +234,7 @@ fn seen(out: *mut Out, size: usize, caller_size: usize, call: impl FnOnce() -> u
     SIZE.set(caller_size);
     let result = call();
     let errno = std::io::Error::last_os_error().raw_os_error().unwrap();
-    // SAFETY: as above; 256 words are more than any size here.
+    // SAFETY: the test's own array of 256 words, which is more than any size here.
     let out = unsafe { std::slice::from_raw_parts(out.cast::<u8>(), size) }.to_vec();
     Seen { result, errno, calls: CALLS.take(), out }
 }
@@ -241,12 +242,12 @@ fn seen(out: *mut Out, size: usize, caller_size: usize, call: impl FnOnce() -> u
 /// inlines.c, compiled.
 struct C {
     library: Library,
-    /// Its stand-ins, as if they were libibverbs.
+    /// The stand-ins of inlines.c, used as if they were libibverbs.
     verbs: Verbs,
 }
 
 impl C {
-    /// `None`, and a skip, if that can't be had here.
+    /// Compiles inlines.c. `None`, and a skip, if that is impossible on this machine.
     fn compile(name: &str, options: &[&str]) -> Option<C> {
         if let Some(reason) = common::missing(true) {
             pushgate_tests::skip(&format!("C's inlines can't be compared with: {reason}"));
@@ -260,43 +261,43 @@ impl C {
         Some(c)
     }
 
-    /// What operations and stand-ins return from now on.
+    /// Sets what operations and stand-ins return from now on.
     fn will_return(&self, result: c_int) {
         RESULT.set(result);
         type Note = unsafe extern "C" fn(*const c_char, *const u64, usize);
         let set = self.function::<unsafe extern "C" fn(Note, c_int)>("c_set");
-        // SAFETY: that is c_set's type.
+        // SAFETY: this is c_set's type.
         unsafe { set(note_from_c, result) };
     }
 
     fn function<F: Copy>(&self, name: &str) -> F {
-        // SAFETY: the types are those of inlines.c, where each caller read them.
+        // SAFETY: the types are those of inlines.c, from which each caller took them.
         *unsafe { self.library.get::<F>(name) }.unwrap()
     }
 
     fn size(&self, name: &str) -> usize {
-        // SAFETY: it is a uint64_t there.
+        // SAFETY: the symbol is a uint64_t in inlines.c.
         unsafe { **self.library.get::<*const u64>(name).unwrap() as usize }
     }
 }
 
-/// The C function of that name, and the Rust function of ours, each called with these arguments; what
-/// they do must be the same. Evaluates to it.
+/// Calls the C function of this name and our Rust function with these arguments, checks that they
+/// do the same, and evaluates to what they did.
 macro_rules! both {
     ($c:expr, $rust:expr, $name:literal($($argument:expr => $type:ty),*) -> $result:ty,
      out: $out:expr, $size:expr, $c_size:expr) => {{
         let c = $c.function::<unsafe extern "C" fn($($type),*) -> $result>($name);
-        // SAFETY: that is the function's type in inlines.c, and the arguments are a mock's.
+        // SAFETY: this is the function's type in inlines.c, and the arguments belong to a mock.
         let of_c = seen($out, $size, $c_size, || unsafe { c($($argument),*) }.bits());
-        // SAFETY: the same mock's, whose objects are there and which lets anything be written that
-        // `out` has room for.
+        // SAFETY: the arguments belong to the same mock, whose objects exist and which allows
+        // anything to be written for which `out` has room.
         let of_rust = seen($out, $size, $size, || unsafe { $rust }.bits());
         assert_eq!(of_rust, of_c, "{}", $name);
         of_rust
     }};
 }
 
-/// A result as a number, of one kind for all.
+/// A result as a number, the same type for all.
 trait Bits {
     fn bits(self) -> u64;
 }
@@ -364,7 +365,7 @@ fn an_operation_that_a_provider_lacks_is_an_error_and_no_crash() {
     let (mut send, mut recv) = (ptr::null_mut(), ptr::null_mut());
     let mut host = [0_u8; 8];
     let host = host.as_mut_ptr().cast::<c_void>();
-    // SAFETY: a mock's objects, and room for all that is written.
+    // SAFETY: a mock's objects, and room for everything that is written.
     unsafe {
         assert_eq!(ibv_post_send(mock.qp(), mock.send(), &mut send), EOPNOTSUPP);
         assert_eq!(ibv_post_recv(mock.qp(), mock.recv(), &mut recv), EOPNOTSUPP);
@@ -376,7 +377,8 @@ fn an_operation_that_a_provider_lacks_is_an_error_and_no_crash() {
     assert_eq!((send, recv), (mock.send(), mock.recv()), "nothing was posted, so the first is the bad one");
 }
 
-/// Contexts that have the operation at `offset`, and contexts that for one reason or other have not.
+/// Contexts that have the operation at `offset`, and contexts that for one of several reasons have
+/// not.
 fn contexts(offset: usize, remove: fn(&mut verbs_context)) -> Vec<(&'static str, bool, Mock)> {
     let mock = |change: &dyn Fn(&mut verbs_context)| {
         let mock = Mock::new();
@@ -420,7 +422,7 @@ fn query_port_prefers_the_extended_operation() {
                 false => called("ibv_query_port", &[context, 2, p(out)]),
             };
             assert_eq!((it.calls, it.result), (calls, result as u64), "{name}");
-            // What the old function leaves alone must not be what lay there before.
+            // What the old function leaves alone must not keep its former content.
             let link_layer = it.out[offset_of!(ibv_port_attr, link_layer)];
             assert_eq!(link_layer, if extended { 0xaa } else { IBV_LINK_LAYER_UNSPECIFIED }, "{name}");
         }
@@ -498,8 +500,8 @@ fn optional_access_flags_take_the_newer_function() {
     assert_eq!(it.calls, called("ibv_reg_mr_iova2", &[p(pd), 0x10_0000, 64, 0x10_0000, RELAXED as u64]));
     assert_ne!(it.result, 0);
 
-    // No inline in C, so nothing to compare with.
-    // SAFETY: the stand-in looks at nothing.
+    // C has no such inline, so there is nothing to compare with.
+    // SAFETY: the stand-in uses none of the arguments.
     let it = seen(out, 0, 0, || p(unsafe { ibv_reg_dmabuf_mr(&c.verbs, pd, 1, 2, 3, 4, 5) }));
     assert_eq!(it.calls, called("ibv_reg_dmabuf_mr", &[p(pd), 1, 2, 3, 4, 5]));
 }
@@ -512,14 +514,14 @@ fn a_library_without_the_optional_functions_is_made_do_with() {
     let mut room: Out = [0; 256];
     let out = &raw mut room;
     let (pd, address) = (mock.pd(), ptr::without_provenance_mut::<c_void>(0x10_0000));
-    // SAFETY: the stand-ins look at nothing.
+    // SAFETY: the stand-ins use none of the arguments.
     let it = seen(out, 0, 0, || p(unsafe { ibv_reg_mr(&c.verbs, pd, address, 64, RELAXED) }));
     let plain = RELAXED & !IBV_ACCESS_OPTIONAL_RANGE;
     assert_eq!(it.calls, called("ibv_reg_mr", &[p(pd), 0x10_0000, 64, plain as u64]));
-    // SAFETY: as above.
+    // SAFETY: the stand-ins use none of the arguments.
     let it = seen(out, 0, 0, || p(unsafe { ibv_reg_dmabuf_mr(&c.verbs, pd, 1, 2, 3, 4, 5) }));
     assert_eq!((it.result, it.errno, it.calls), (0, EOPNOTSUPP, vec![]));
-    // SAFETY: as above.
+    // SAFETY: the stand-ins use none of the arguments.
     let it =
         seen(out, 0, 0, || unsafe { ibv_query_gid_ex(&c.verbs, mock.context(), 1, 3, out.cast(), 0) as u64 });
     assert_eq!((it.result, it.calls), (EOPNOTSUPP as u64, vec![]));
@@ -585,7 +587,7 @@ fn device_memory_goes_through_the_extended_table() {
     }
 }
 
-/// C expressions with Rust's values for them.
+/// C expressions, with Rust's values for them.
 macro_rules! layout {
     ($($tag:tt $name:ident { $($($field:ident).+),* $(,)? })*) => { vec![$(
         (format!("sizeof({} {})", stringify!($tag), stringify!($name)), size_of::<$name>() as u64),
@@ -598,7 +600,7 @@ macro_rules! layout {
     )*] };
 }
 
-/// The table of operations, of which the end stays where it is when the head grows.
+/// The table of operations, whose end stays in place when the head grows.
 macro_rules! operations {
     ($($field:ident)*) => { vec![$((
         format!("sizeof(struct verbs_context) - offsetof(struct verbs_context, {})", stringify!($field)),
@@ -669,7 +671,7 @@ fn layouts_and_constants_are_those_of_c() {
         ibv_port_state { IBV_PORT_ACTIVE }
         ibv_mtu { IBV_MTU_4096 }
     });
-    // Those that no generated file has.
+    // Constants that no generated file has.
     numbers.extend([
         ("IBV_LINK_LAYER_UNSPECIFIED".into(), IBV_LINK_LAYER_UNSPECIFIED as u64),
         ("IBV_LINK_LAYER_INFINIBAND".into(), IBV_LINK_LAYER_INFINIBAND as u64),
@@ -684,7 +686,7 @@ fn layouts_and_constants_are_those_of_c() {
         text += &format!("\t{expression},\n");
     }
     let path = common::shared_object("layout.so", &(text + "};\n"), &[]);
-    // SAFETY: it has no code; the array is as long as the list that it was made from.
+    // SAFETY: the library has no code; the array is as long as the list from which it was made.
     let seen = unsafe {
         let library = Library::new(path).unwrap();
         let first = *library.get::<*const u64>("numbers").unwrap();

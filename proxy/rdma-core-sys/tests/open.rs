@@ -1,4 +1,4 @@
-//! Opening the library: where it is, where it is not, and where it is not what it should be.
+//! Opening the library: where it is, where it is missing, and where something else has its name.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::ptr;
 use pushgate_rdma_core_sys::*;
 
 const ENOSYS: c_int = 38;
-/// Set where a test runs this binary again.
+/// Set when a test runs this binary again.
 const CHILD: &str = "OPEN_LIBIBVERBS_HERE";
 
 #[test]
@@ -26,7 +26,7 @@ fn where_the_library_is_devices_can_be_listed() {
     unsafe {
         let list = verbs.ibv_get_device_list(&mut count);
         if list.is_null() {
-            // What a kernel without the RDMA modules says.
+            // The error of a kernel without the RDMA modules.
             assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(ENOSYS));
             return;
         }
@@ -44,7 +44,7 @@ fn the_library_names_what_it_reports() {
     let Ok(verbs) = open() else {
         return pushgate_tests::skip(&open().err().unwrap().to_string());
     };
-    // SAFETY: the functions return literals, for values that they do not know as well.
+    // SAFETY: the functions return literals, also for values that they do not know.
     let (error, unknown, event, port) = unsafe {
         (
             CStr::from_ptr(verbs.ibv_wc_status_str(ibv_wc_status::IBV_WC_WR_FLUSH_ERR)),
@@ -58,9 +58,9 @@ fn the_library_names_what_it_reports() {
     assert!(port.to_string_lossy().eq_ignore_ascii_case("active"), "{port:?}");
 }
 
-/// The error, which must be there and must end with what to install.
+/// The error, which must exist and must end with what to install.
 fn error_of(library: &str) -> String {
-    // SAFETY: there is none, or one of ours, of which nothing is called.
+    // SAFETY: there is no such library, or one of ours, of which no function is called.
     let error = unsafe { load(library) }.err().unwrap().to_string();
     assert!(error.contains("libibverbs1") && error.contains("ibverbs-providers"), "{error}");
     error
@@ -73,7 +73,7 @@ fn a_library_that_is_not_there_is_a_sentence() {
     assert!(error.contains("No such file"), "{error}");
 }
 
-/// A library with the required functions but for one, at that place. `None`, and a skip, without cc.
+/// A library with the required functions except one, by its index. `None`, and a skip, without cc.
 fn stub(name: &str, without: &str) -> Option<String> {
     if let Some(reason) = common::missing(false) {
         pushgate_tests::skip(&format!("no library to try can be made: {reason}"));
@@ -81,7 +81,7 @@ fn stub(name: &str, without: &str) -> Option<String> {
     }
     let functions = REQUIRED.iter().filter(|function| **function != without);
     let text: String = functions.map(|function| format!("void {function}(void) {{}}\n")).collect();
-    // Nobody calls them, so their types do not matter.
+    // The functions are never called, so their types do not matter.
     Some(common::shared_object(name, &text, &[]).to_str().unwrap().into())
 }
 
@@ -91,7 +91,7 @@ fn a_function_that_is_missing_is_named() {
         let Some(library) = stub(&format!("without-{without}.so"), without) else { return };
         let error = error_of(&library);
         assert!(error.starts_with(&format!("{library} lacks the function {without}: ")), "{error}");
-        // What dlsym said.
+        // dlsym's message.
         assert!(error.contains("undefined symbol"), "{error}");
     }
 }
@@ -99,14 +99,14 @@ fn a_function_that_is_missing_is_named() {
 #[test]
 fn a_library_without_the_optional_functions_opens() {
     let Some(library) = stub("required.so", "") else { return };
-    // SAFETY: it is ours, and nothing is called.
+    // SAFETY: our own library, of which no function is called.
     let verbs = unsafe { load(&library) }.unwrap();
     assert!(verbs._ibv_query_gid_ex.is_err());
     assert!(verbs.ibv_reg_mr_iova2.is_err());
     assert!(verbs.ibv_reg_dmabuf_mr.is_err());
 }
 
-/// No test by itself: what the next ones run in a process that finds another library.
+/// Not a test by itself: the next tests run it in a process that finds another library.
 #[test]
 #[ignore = "other tests start this in processes of their own"]
 fn child() {
@@ -116,7 +116,7 @@ fn child() {
     println!("said: {}", first.err().map_or("opened".into(), |error| error.to_string()));
 }
 
-/// What [`open`] says in a process for which the library lies in `folder`.
+/// What [`open`] returns in a process for which the library lies in `folder`.
 fn said_with(folder: &Path) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command

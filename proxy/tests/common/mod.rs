@@ -25,7 +25,7 @@ use pushgate_proxy::ring;
 
 pub const UNIT: usize = abi::PUSHGATE_UNIT as usize;
 const PAGE: usize = abi::PUSHGATE_PAGE as usize;
-/// What nobody may write over.
+/// The byte in memory that must not be overwritten.
 const CANARY: u8 = 0xc5;
 
 pub const GEOMETRY: Geometry = Geometry {
@@ -52,14 +52,14 @@ pub fn options(peer: u32) -> QpOptions {
     }
 }
 
-/// Bytes that tell which message they are of.
+/// Fills bytes with a pattern that tells which message they belong to.
 pub fn pattern(seed: u64, bytes: &mut [u8]) {
     for (i, b) in bytes.iter_mut().enumerate() {
         *b = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(i as u32 & 63) >> 7) as u8 ^ i as u8;
     }
 }
 
-/// What one side's program allocates, and the handles it gives to engines.
+/// The memory that one side's program allocates, and the handles that it gives to engines.
 pub struct Memory {
     pub geometry: Geometry,
     pub work: Arc<SharedMemory>,
@@ -100,8 +100,8 @@ impl Memory {
         Arc::new(memory)
     }
 
-    /// As new: zeroes, headers, and a canary in every byte of the control and
-    /// link segments that has no meaning, and behind the window.
+    /// Resets the memory: zeroes, headers, and a canary in every byte of the control and link
+    /// segments that has no meaning, and after the window.
     pub fn reset(&self) {
         for m in [&self.work, &self.control, &self.link, &self.window] {
             m.words(0, m.len() / 8).iter().for_each(|w| w.store(0, Ordering::Relaxed));
@@ -140,7 +140,7 @@ impl Memory {
         ]
     }
 
-    /// Nothing but the words that mean something was written.
+    /// Checks that only words with a meaning were written.
     pub fn check_gaps(&self) {
         for (m, gap) in self.gaps() {
             for (i, w) in m.words(gap.start, gap.len() / 8).iter().enumerate() {
@@ -154,8 +154,8 @@ impl Memory {
         }
     }
 
-    /// What an engine gets for a queue pair from here to `peer`, with the bell that it sleeps
-    /// on and what rings the peer's, if they sleep.
+    /// What an engine gets for a queue pair from here to `peer`. If the engines sleep, `bells` has
+    /// the bell that this one sleeps on and the ringer of the peer's bell.
     pub fn joined(&self, peer: &Memory, bells: Option<(Bell, Ringer)>) -> QpMemory {
         let (bell, peer_bell) = bells.unzip();
         QpMemory {
@@ -172,7 +172,8 @@ impl Memory {
     }
 }
 
-/// For each side of a queue pair the bell that it sleeps on, and what rings the other's.
+/// For each side of a queue pair, the bell that it sleeps on and the ringer of the other side's
+/// bell.
 pub fn bells() -> [(Bell, Ringer); 2] {
     let ((a, rings_a), (b, rings_b)) = (bell::pair().unwrap(), bell::pair().unwrap());
     [(a, rings_b), (b, rings_a)]
@@ -185,7 +186,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// Not aligned to anything, as a program's own memory may be.
+    /// The offset of the memory, which is unaligned, as a program's own memory may be.
     const OFFSET: usize = PAGE + 27;
 
     pub fn new(bytes: usize) -> Self {
@@ -197,8 +198,8 @@ impl Region {
 
     pub fn reset(&self) {
         let p = self.memory.as_ptr().as_ptr();
-        // SAFETY: both stretches lie in the mapping, which this process may write;
-        // no reference into it exists.
+        // SAFETY: both ranges lie in the mapping, which this process may write; no reference into
+        // it exists.
         unsafe {
             p.write_bytes(CANARY, self.memory.len());
             p.add(Self::OFFSET).write_bytes(0, self.bytes);
@@ -213,7 +214,8 @@ impl Region {
     fn copy(&self, range: Range<usize>) -> Vec<u8> {
         assert!(range.end <= self.memory.len());
         let mut bytes = vec![0; range.len()];
-        // SAFETY: checked above; `bytes` is as long as the range and another memory.
+        // SAFETY: the range was checked above; `bytes` is as long as the range and lies in other
+        // memory.
         unsafe {
             let p = self.memory.as_ptr().as_ptr().add(range.start);
             std::ptr::copy_nonoverlapping(p, bytes.as_mut_ptr(), bytes.len());
@@ -223,7 +225,8 @@ impl Region {
 
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.bytes);
-        // SAFETY: as above.
+        // SAFETY: the range lies in the mapping, which this process may write; no reference into it
+        // exists.
         unsafe {
             let p = self.memory.as_ptr().as_ptr().add(Self::OFFSET + offset);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), p, bytes.len());
@@ -246,7 +249,7 @@ impl Region {
     }
 }
 
-/// A received message; its payload stays where it is until the release.
+/// A received message; its payload stays in place until it is released.
 pub type Message = Received;
 
 /// A program's device on one side of a queue pair.
@@ -254,7 +257,7 @@ pub struct Device {
     pub own: Arc<Memory>,
     pub peer: Arc<Memory>,
     producer: Producer,
-    /// Where inbound payload lies: the peer's window, or the mirror of it.
+    /// Where inbound payload lies: in the peer's window, or in the mirror of that window.
     pub inbound: Arc<SharedMemory>,
 }
 
@@ -298,7 +301,7 @@ impl Device {
         unsafe { self.post_raw(record, std::ptr::null(), length) }.is_some()
     }
 
-    /// Copies a message's payload out, wherever it lies. Not for posted buffers.
+    /// Copies a message's payload out, wherever it lies, except from posted buffers.
     pub fn read(&self, m: &Message, out: &mut [u8]) {
         let out = &mut out[..m.length as usize];
         assert_eq!(m.flags & Record::BUFFER, 0);
@@ -314,8 +317,8 @@ impl Device {
         };
         let place = m.place as usize * UNIT;
         assert!(place + out.len() <= ring, "{m:?} leaves its ring");
-        // SAFETY: it lies in the mapping; until the release nobody writes there (P1),
-        // which is what the caller's comparison is about.
+        // SAFETY: the payload lies in the mapping, and until the release nothing writes there (P1),
+        // which the caller's comparison verifies.
         unsafe {
             let p = memory.as_ptr().as_ptr().add(base + place);
             std::ptr::copy_nonoverlapping(p, out.as_mut_ptr(), out.len());
@@ -347,12 +350,13 @@ fn local_ends(m: &[Arc<Memory>; 2], options: [QpOptions; 2]) -> [Endpoint; 2] {
 }
 
 impl Pair {
-    /// Over the queue pair that the suite runs over.
+    /// Makes a pair over the queue pair that the suite runs over.
     pub fn new(geometry: Geometry, options: [QpOptions; 2]) -> Self {
         Pair::over(rdma::chosen(), geometry, options)
     }
 
-    /// Over `local`, whatever the suite runs over: for what no other queue pair has.
+    /// Makes a pair over `local`, whatever the suite runs over: for features that no other queue
+    /// pair has.
     pub fn local(geometry: Geometry, options: [QpOptions; 2]) -> Self {
         Pair::over(false, geometry, options)
     }
@@ -372,8 +376,8 @@ impl Pair {
         Pair { ends, devices, mover: None, now: 0, wires }
     }
 
-    /// Writes a record into the slot of the other side's link where `cursor` comes,
-    /// as a rogue engine of side `from` could.
+    /// Writes a record into the slot for `cursor` of the other side's link, as a rogue engine of
+    /// side `from` could.
     pub fn forge(&self, from: usize, cursor: u64, record: &Record) {
         let log = self.devices[from].own.geometry.link_log;
         match &self.wires {
@@ -394,7 +398,7 @@ impl Pair {
         self.ends[end].poll(&mut self.mover)
     }
 
-    /// Polls both until neither finds work; no time passes.
+    /// Polls both ends until neither finds work; no time passes.
     pub fn settle(&mut self) {
         for _ in 0..10_000 {
             if !(self.poll(0) | self.poll(1)) {
@@ -410,7 +414,7 @@ impl Pair {
         panic!("the endpoints find work for ever");
     }
 
-    /// What an engine does once in a while, for both.
+    /// Does for both ends what an engine does from time to time.
     pub fn tick(&mut self, now: u64) {
         self.now = now;
         self.ends.iter_mut().for_each(|e| e.tick(now));
@@ -424,7 +428,7 @@ impl Pair {
         })
     }
 
-    /// P4 at both ends.
+    /// Checks P4 at both ends.
     pub fn assert_clean(&self) {
         for (i, end) in self.ends.iter().enumerate() {
             let c = end.counters();
@@ -435,17 +439,17 @@ impl Pair {
     }
 }
 
-/// A message of five words or less, in the WQE.
+/// A record whose payload of at most five words lies in the WQE.
 pub fn inline_send(wr_id: u32) -> Record {
     Record { flags: Record::INLINE, id: wr_id, tag: wr_id, ..Record::new(Opcode::Send) }
 }
 
-/// One whose payload lies in a region.
+/// A record whose payload lies in a region.
 pub fn region_send(wr_id: u32, lkey: u32, offset: u64) -> Record {
     Record { flags: Record::REGION, place: lkey, place_offset: offset, ..window_send(wr_id) }
 }
 
-/// One whose payload lies in the window.
+/// A record whose payload lies in the window.
 pub fn window_send(wr_id: u32) -> Record {
     Record { id: wr_id, tag: wr_id, ..Record::new(Opcode::Send) }
 }

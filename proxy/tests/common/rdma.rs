@@ -1,5 +1,5 @@
-//! The same pair of endpoints over RDMA: both ends on one device, each work
-//! request waited for, so that a pass of one end is there when the other looks.
+//! The pair of endpoints over RDMA: both ends are on one device. Each work request is waited for,
+//! so that when one end looks, the other end's pass has arrived.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -30,17 +30,17 @@ fn mode() -> &'static str {
     })
 }
 
-/// True if the suite runs over RDMA.
+/// Whether the suite runs over RDMA.
 pub fn chosen() -> bool {
     mode() != "local"
 }
 
-/// For tests that say something of RDMA alone.
+/// Fails unless the suite runs over RDMA; for tests that concern only RDMA.
 pub fn must_be_chosen() {
     assert!(chosen(), "set PUSHGATE_TEST_QP to verbs or verbs-no-imm: this test concerns RDMA alone");
 }
 
-/// True if SENDs carry immediate data.
+/// Whether SENDs carry immediate data.
 pub fn imm() -> bool {
     mode() == "verbs"
 }
@@ -61,11 +61,12 @@ pub struct Wire {
     pub qp: Arc<Mutex<VerbsQp>>,
     pub mirror: Arc<SharedMemory>,
     peer_geometry: Geometry,
-    /// This end was stopped, and the other was: it answers no more.
+    /// Whether this end and the other end were stopped; a stopped end answers no more.
     stopped: [Arc<AtomicBool>; 2],
 }
 
-/// Both ends, ready. `memory` is of the two sides; which of them post receives.
+/// Joins both ends. `memory` is that of the two sides; `posted_receives` says which of them post
+/// receives.
 pub fn connect(memory: [&Memory; 2], posted_receives: [bool; 2]) -> [Wire; 2] {
     connect_with(memory, posted_receives, &Config { imm: imm(), ..Config::default() })
 }
@@ -80,7 +81,7 @@ fn connect_with(memory: [&Memory; 2], posted_receives: [bool; 2], config: &Confi
     })
 }
 
-/// The same queue pairs as they are: nobody waits for their work requests.
+/// Joins both ends without waiting for each work request.
 pub fn joined(
     memory: [&Memory; 2],
     posted_receives: [bool; 2],
@@ -123,7 +124,7 @@ impl Wire {
         }
     }
 
-    /// A record in the slot of `cursor`, announced as such a record would be.
+    /// Writes a record into the slot for `cursor`, announced as such a record would be.
     pub fn forge_record(&self, cursor: u64, log: u32, words: &Words) {
         let slot = abi::PUSHGATE_PAGE as usize + (cursor as usize & ((1 << log) - 1)) * 256;
         let send = (words[0] >> abi::PUSHGATE_OPCODE_SHIFT) as u8 == Opcode::Send as u8;
@@ -139,7 +140,7 @@ fn wait(qp: &mut VerbsQp, peer_stopped: &AtomicBool) {
     }
 }
 
-/// A queue pair that has done everything when a pass is over.
+/// A queue pair that has completed everything when a pass is over.
 struct Settled(Wire);
 
 impl Settled {

@@ -1,5 +1,5 @@
-//! Drives a network plugin as NCCL does: `nccl-caller SCENARIO --plugin FILE`, with
-//! the scenarios of `pushgate_tests::nccl::scenario`. Exit status 0, or 101 with what was wrong.
+//! Drives a network plugin as NCCL does: `nccl-caller SCENARIO --plugin FILE`, with the scenarios
+//! of `pushgate_tests::nccl::scenario`. Exit status 0, or 101 with what was wrong.
 
 use pushgate_tests::nccl::scenario::{self, Options};
 

@@ -1,5 +1,5 @@
-//! Connections that are closed with messages in flight and made anew at once. Neither rank waits for the
-//! other but to connect, so the slower one posts to a peer that has gone.
+//! Connections that are closed with messages in flight, and made again at once. The ranks wait for
+//! each other only when they connect, so the slower rank posts to a peer that has gone.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use crate::{hang, patience};
 /// Bytes of a message.
 const BYTES: usize = 1 << 20;
 
-/// Closing succeeds within seconds: that is the promise. What it waits for are limits of 2 s each, of which
-/// few meet; the rest is room for a slow and busy machine.
+/// The limit for closing a connection: closing promises to succeed within seconds. It waits for
+/// limits of 2 s each, of which few coincide; the rest is room for a slow and busy machine.
 const CLOSED: Duration = Duration::from_secs(60);
 
 type Peers = Vec<Box<dyn Bootstrap>>;
@@ -20,17 +20,18 @@ type Peers = Vec<Box<dyn Bootstrap>>;
 /// What a rank does with a connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Pace {
-    /// Posts all, and closes.
+    /// Posts everything, and closes.
     Fast,
     /// Posts slowly, and sees each request end before it closes.
     Slow,
     /// Posts nothing, and closes.
     Gone,
-    /// Sees its peer go first, posts all, and sees each request fail.
+    /// Sees its peer go first, posts everything, and sees each request fail.
     Late,
 }
 
-/// In turns: ranks that are alike, one that is slower, one that goes first. The next three rounds the other way round.
+/// The paces of the ranks, in turn: both alike, one slower, one that goes first; then three rounds
+/// with the ranks exchanged.
 fn pace(round: usize, rank: u64) -> Pace {
     let first = (round / 3) as u64 % 2 == rank;
     match (round % 3, first) {
@@ -55,27 +56,29 @@ struct Rank<'a> {
     rank: u64,
     /// Messages each way on a connection.
     messages: usize,
-    /// What each message holds.
+    /// The content of each message.
     out: Buffer,
-    /// What the peer's hold.
+    /// The content of the peer's messages.
     expected: Buffer,
     into: Buffer,
 }
 
 impl Rank<'_> {
-    /// Receives are the first.
+    /// Whether a request is a receive; receives come first.
     fn is_receive(&self, number: usize) -> bool {
         number < self.messages
     }
 
-    /// Posts all; a plugin without room is asked again behind a look at what is open, as NCCL does.
+    /// Posts everything. If the plugin has no room, looks at the open requests and asks again, as
+    /// NCCL does.
     fn post(&self, ends: Ends, registrations: &[(Ptr, Ptr)], pace: Pace) -> Vec<Request> {
         let mut requests = Vec::new();
         let mut last = Instant::now();
         while requests.len() < 2 * self.messages {
             let i = requests.len();
             let (_, mr) = registrations[i.min(self.messages)];
-            // SAFETY: the buffers stay until the connections are closed, and nobody else writes there.
+            // SAFETY: the buffers stay until the connections are closed, and nothing else writes to
+            // them.
             let posted = unsafe {
                 match self.is_receive(i) {
                     true => self.plugin.irecv(ends.recv, &[self.into.at(i * BYTES)], &[BYTES], &[7], &[mr]),
@@ -100,12 +103,12 @@ impl Rank<'_> {
         requests
     }
 
-    /// Tests all that are open. True if any has ended.
+    /// Tests all open requests. True if any has ended.
     fn test(&self, requests: &mut [Request]) -> bool {
         let mut any = false;
         for (i, request) in requests.iter_mut().enumerate() {
             let Request::Open(at) = *request else { continue };
-            // SAFETY: not done yet.
+            // SAFETY: the request is not done yet.
             let done = unsafe {
                 match self.is_receive(i) {
                     true => self.plugin.test_receive(at, true).map(|sizes| sizes.is_some()),
@@ -119,7 +122,8 @@ impl Rank<'_> {
             }
             any = true;
             if let (true, Request::Done) = (self.is_receive(i), *request) {
-                // SAFETY: within both; the plugin is done with this stretch, and nobody writes what is expected.
+                // SAFETY: within both buffers; the plugin is done with this stretch, and nothing
+                // writes to `expected`.
                 let [found, expected] = [self.into.at(i * BYTES), self.expected.at(0)]
                     .map(|at| unsafe { std::slice::from_raw_parts(at.cast::<u8>(), BYTES) });
                 assert!(found == expected, "receive {i} is done, and not all of its message is there");
@@ -129,7 +133,7 @@ impl Rank<'_> {
         any
     }
 
-    /// Until none is open: how many are done.
+    /// Tests until no request is open; returns how many are done.
     fn finish(&self, requests: &mut [Request]) -> usize {
         let mut last = Instant::now();
         while requests.iter().any(|r| matches!(r, Request::Open(_))) {
@@ -148,20 +152,22 @@ impl Rank<'_> {
         let mut theirs = [0; 128];
         peer.hear(&mut theirs);
         let ends = pair::poll_ends(plugin, self.ctx, listener, &mut theirs).expect("connect");
-        // One for each receive, and one for all sends.
+        // One registration for each receive, and one for all sends.
         let receives = (0..self.messages).map(|i| (ends.recv, self.into.at(i * BYTES)));
         let registrations: Vec<(Ptr, Ptr)> = receives
             .chain([(ends.send, self.out.at(0))])
             .map(|(comm, at)| (comm, plugin.reg_mr(comm, at, BYTES).expect("regMr")))
             .collect();
         if pace == Pace::Late {
-            // It has closed.
+            // The peer has closed.
             peer.hear(&mut [0]);
         }
         let mut requests =
             if pace == Pace::Gone { Vec::new() } else { self.post(ends, &registrations, pace) };
         match pace {
-            Pace::Late => assert_eq!(self.finish(&mut requests), 0, "done, with nobody there: {requests:?}"),
+            Pace::Late => {
+                assert_eq!(self.finish(&mut requests), 0, "done, although the peer is gone: {requests:?}")
+            }
             Pace::Slow => _ = self.finish(&mut requests),
             Pace::Fast | Pace::Gone => {}
         }
@@ -183,8 +189,8 @@ impl Rank<'_> {
     }
 }
 
-/// So many rounds of a rank, on as many threads as there are peers. A thread that panics drops its peer, so
-/// that the other rank's thread hears of that.
+/// Runs this many rounds of a rank, on as many threads as there are peers. A thread that panics
+/// drops its peer, which the other rank's thread notices.
 fn rounds(
     (plugin, messages): (&Plugin, usize),
     ctx: Ptr,
@@ -193,7 +199,7 @@ fn rounds(
     peers: Peers,
 ) -> Peers {
     struct Context(Ptr);
-    // SAFETY: NCCL hands its context to several threads.
+    // SAFETY: NCCL passes its context to several threads too.
     unsafe impl Sync for Context {}
     let ctx = &Context(ctx);
     std::thread::scope(|scope| {
@@ -218,13 +224,14 @@ fn rounds(
     })
 }
 
-/// A rank: a few rounds, behind which all that is made once is there, then those that are to leave nothing.
+/// A rank: first a few rounds, after which everything that is made once exists, then the rounds
+/// that must leave nothing.
 fn rank(o: &Options, plugin: &Plugin, rank: u64, peers: Peers) {
     let ctx = begin(plugin);
-    // One of each kind.
+    // One round of each kind.
     let few = 3;
     let mut peers = rounds((plugin, o.in_flight), ctx, rank, 0..few, peers);
-    // With the other rank in this process: both are between their rounds.
+    // If the other rank is in this process, both ranks are between their rounds here.
     peers.iter_mut().for_each(|peer| peer.barrier());
     let before = scenario::counts();
     peers.iter_mut().for_each(|peer| peer.barrier());
@@ -241,7 +248,7 @@ fn rank(o: &Options, plugin: &Plugin, rank: u64, peers: Peers) {
     o.promise(&what, kept, &after);
     peers.iter_mut().for_each(|peer| peer.barrier());
     plugin.finalize(ctx).expect("finalize");
-    // Standard output is the bootstrap's in the second process.
+    // In the second process, standard output belongs to the bootstrap.
     if rank == 0 {
         println!(
             "{} threads, {} times each; descriptors, threads, mappings {before:?} before and {after:?} after",
@@ -250,8 +257,8 @@ fn rank(o: &Options, plugin: &Plugin, rank: u64, peers: Peers) {
     }
 }
 
-/// Connections closed with messages in flight and made anew: every post is taken and every test ends, closing
-/// succeeds within seconds, and nothing is left.
+/// Connections closed with messages in flight and made again: every post is accepted and every test
+/// ends, closing succeeds within seconds, and nothing is left.
 pub fn closing(o: &Options) {
     let plugin = o.open();
     if o.processes {

@@ -14,10 +14,10 @@ unsafe extern "C" {
     fn fork() -> i32;
 }
 
-/// `ncclInvalidUsage`.
+/// The result `ncclInvalidUsage`.
 const USAGE: i32 = 5;
 
-/// What the child has of its parent.
+/// What the child inherits from its parent.
 struct Inherited {
     ctx: Ptr,
     listener: Ptr,
@@ -41,7 +41,7 @@ fn every_call_is_refused(plugin: &Plugin, version: u32, buffer: &Buffer, i: &Inh
     refused("connect", plugin.connect(i.ctx, &mut [0; 128]));
     refused("accept", plugin.accept(i.listener));
     refused("regMr", plugin.reg_mr(i.send, buffer.at(0), 4096));
-    // SAFETY: they are refused and touch nothing.
+    // SAFETY: the calls are refused and touch nothing.
     unsafe {
         refused("isend", plugin.isend(i.send, buffer.at(0), 4096, 1, i.mr));
         refused("irecv", plugin.irecv(i.recv, &[buffer.at(4096)], &[4096], &[1], &[i.mr]));
@@ -58,7 +58,7 @@ fn every_call_is_refused(plugin: &Plugin, version: u32, buffer: &Buffer, i: &Inh
     }
 }
 
-/// A child calls everything, is refused, and exits; the parent's requests are done all the same.
+/// A child makes every call, is refused, and exits; the parent's requests complete all the same.
 pub(super) fn forked(o: &Options) {
     let plugin = o.open();
     let ctx = begin(&plugin);
@@ -75,11 +75,12 @@ pub(super) fn forked(o: &Options) {
         });
         let receive = receive.expect("room");
         let inherited = Inherited { ctx, listener, send: ends.send, recv: ends.recv, mr: into_mr, receive };
-        // SAFETY: the child has this thread alone, calls the plugin, which takes no lock there, and exits.
+        // SAFETY: the child has only this thread, calls the plugin, which takes no lock in a child,
+        // and exits.
         let child = unsafe { fork() };
         if child == 0 {
             let calls = AssertUnwindSafe(|| every_call_is_refused(&plugin, o.version, &buffer, &inherited));
-            // With exit handlers.
+            // Exits with exit handlers.
             std::process::exit(i32::from(catch_unwind(calls).is_err()));
         }
         ends_well(Pid::from_raw(child).expect("a child"));
@@ -102,7 +103,7 @@ pub(super) fn forked(o: &Options) {
 
 fn finish_flush(plugin: &Plugin, flush: Ptr) {
     let begin = Instant::now();
-    // SAFETY: ours, not done yet.
+    // SAFETY: our own request, not done yet.
     while !unsafe { plugin.test(flush, None).expect("flush") } {
         assert!(begin.elapsed() < hang(), "a flush hangs");
         std::thread::yield_now();

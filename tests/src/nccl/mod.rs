@@ -1,9 +1,9 @@
-//! A caller of network plugins in the manner of NCCL: it loads the shared library,
-//! takes one of its tables, and drives it as NCCL's proxy threads do. It knows
-//! nothing of the plugin but what NCCL's headers say, so any plugin can be tried.
+//! A caller of network plugins in the manner of NCCL: it loads the shared library, takes one of its
+//! tables, and drives it as NCCL's proxy threads do. It knows nothing about the plugin but what
+//! NCCL's headers say, so any plugin can be tried.
 //!
-//! `table` is the library and its calls, `pair` two ranks with connections and
-//! traffic between them, `scenario`, `closing` and `tags` what is tried, `speed` what is measured.
+//! `table` has the library and its calls, `pair` two ranks with connections and traffic between
+//! them, `scenario`, `closing` and `tags` what is tried, `speed` what is measured.
 
 pub mod closing;
 mod cuda;

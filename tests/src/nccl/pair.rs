@@ -1,6 +1,5 @@
-//! Two ranks that are connected both ways, and traffic between them. Each has two
-//! threads, as NCCL's proxy: one that listens, connects, accepts and registers, one
-//! that posts and tests.
+//! Two ranks that are connected both ways, and traffic between them. Each rank has two threads,
+//! like NCCL's proxy: one that listens, connects, accepts and registers, one that posts and tests.
 
 use std::ffi::c_int;
 use std::io::{Read, Write};
@@ -10,21 +9,21 @@ use std::time::{Duration, Instant};
 use super::table::{Plugin, Ptr, Result};
 use crate::hang;
 
-/// What NCCL's bootstrap network is: bytes between the two ranks.
+/// The counterpart of NCCL's bootstrap network: bytes between the two ranks.
 pub trait Bootstrap: Send {
-    /// Sends.
+    /// Sends bytes to the other rank.
     fn tell(&mut self, bytes: &[u8]);
-    /// Receives as many.
+    /// Receives as many bytes as `bytes` holds.
     fn hear(&mut self, bytes: &mut [u8]);
 
-    /// Until the other is here too.
+    /// Waits until the other rank is here too.
     fn barrier(&mut self) {
         self.tell(b"!");
         self.hear(&mut [0]);
     }
 }
 
-/// Of a pair of streams.
+/// A bootstrap over a pair of streams.
 pub struct Streams<R, W>(pub R, pub W);
 
 impl<R: Read + Send, W: Write + Send> Bootstrap for Streams<R, W> {
@@ -37,12 +36,12 @@ impl<R: Read + Send, W: Write + Send> Bootstrap for Streams<R, W> {
     }
 }
 
-/// A small generator with a seed (splitmix64).
+/// A small random generator with a seed (splitmix64).
 #[derive(Clone)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// The next.
+    /// The next random number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -50,13 +49,13 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// 0 to `n` - 1.
+    /// A random number from 0 to `n` - 1.
     pub fn below(&mut self, n: usize) -> usize {
         (self.draw() % n as u64) as usize
     }
 }
 
-/// Memory that is shared with a plugin: raw, of no Rust reference.
+/// Memory that is shared with a plugin: raw, without Rust references.
 pub struct Buffer {
     at: *mut u8,
     layout: std::alloc::Layout,
@@ -64,38 +63,38 @@ pub struct Buffer {
 
 // SAFETY: raw memory, whose users take turns.
 unsafe impl Send for Buffer {}
-// SAFETY: as above.
+// SAFETY: raw memory, whose users take turns.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Zeroed.
+    /// Allocates zeroed memory.
     pub fn new(bytes: usize) -> Self {
         let layout = std::alloc::Layout::from_size_align(bytes.max(1), 4096).expect("a size");
-        // SAFETY: it is not empty.
+        // SAFETY: the size is not 0.
         let at = unsafe { std::alloc::alloc_zeroed(layout) };
         assert!(!at.is_null(), "no memory of {bytes} bytes");
         Buffer { at, layout }
     }
 
-    /// A place in it.
+    /// The address of byte `offset`.
     pub fn at(&self, offset: usize) -> Ptr {
         assert!(offset <= self.layout.size());
-        // SAFETY: within it, or its end.
+        // SAFETY: within the memory, or at its end.
         unsafe { self.at.add(offset) }.cast()
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub fn bytes(&self) -> usize {
         self.layout.size()
     }
 
-    /// Fills a stretch with what `seed` gives.
+    /// Fills a stretch with the pattern of `seed`.
     pub fn fill(&self, offset: usize, length: usize, seed: u64) {
         assert!(offset + length <= self.bytes());
         let mut r = Random(seed);
         for i in (0..length).step_by(8) {
             let word = r.draw().to_le_bytes();
-            // SAFETY: within it; nobody else uses this stretch now.
+            // SAFETY: within the memory; nothing else uses this stretch now.
             unsafe {
                 let to = self.at.add(offset + i);
                 std::ptr::copy_nonoverlapping(word.as_ptr(), to, word.len().min(length - i));
@@ -103,35 +102,35 @@ impl Buffer {
         }
     }
 
-    /// The first byte that is not what `seed` gives.
+    /// The first byte that differs from the pattern of `seed`.
     pub fn differs(&self, offset: usize, length: usize, seed: u64) -> Option<usize> {
         assert!(offset + length <= self.bytes());
         let mut r = Random(seed);
         (0..length).step_by(8).find_map(|i| {
             let word = r.draw().to_le_bytes();
             let n = word.len().min(length - i);
-            // SAFETY: within it; the plugin is done with this stretch.
+            // SAFETY: within the memory; the plugin is done with this stretch.
             let found = unsafe { std::slice::from_raw_parts(self.at.add(offset + i), n) };
             (0..n).find(|k| found[*k] != word[*k]).map(|k| i + k)
         })
     }
 
-    /// Sets all of a stretch.
+    /// Sets every byte of a stretch.
     pub fn set(&self, offset: usize, length: usize, byte: u8) {
         assert!(offset + length <= self.bytes());
-        // SAFETY: as above.
+        // SAFETY: within the memory; nothing else uses this stretch now.
         unsafe { self.at.add(offset).write_bytes(byte, length) };
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: of `new`.
+        // SAFETY: allocated in `new` with this layout.
         unsafe { std::alloc::dealloc(self.at, self.layout) };
     }
 }
 
-/// Raw pointers of a plugin, for another thread.
+/// Raw pointers of a plugin, which may go to another thread.
 #[derive(Clone, Copy)]
 pub struct Ends {
     /// The sendComm.
@@ -140,12 +139,12 @@ pub struct Ends {
     pub recv: Ptr,
 }
 
-// SAFETY: NCCL passes them between its threads too.
+// SAFETY: NCCL passes such pointers between its threads too.
 unsafe impl Send for Ends {}
-// SAFETY: as above.
+// SAFETY: NCCL uses such pointers from several threads too.
 unsafe impl Sync for Ends {}
 
-/// Connects both ways, polling both ends in turns as NCCL does.
+/// Connects both ways, polling both ends in turn as NCCL does.
 pub fn connect(plugin: &Plugin, ctx: Ptr, peer: &mut dyn Bootstrap) -> Result<Ends> {
     let (listener, own) = plugin.listen(ctx)?;
     peer.tell(&own);
@@ -156,7 +155,7 @@ pub fn connect(plugin: &Plugin, ctx: Ptr, peer: &mut dyn Bootstrap) -> Result<En
     Ok(ends)
 }
 
-/// The polls of [`connect`].
+/// The polls of [`connect`], from a handle on.
 pub fn poll_ends(plugin: &Plugin, ctx: Ptr, listener: Ptr, handle: &mut [u8; 128]) -> Result<Ends> {
     let (mut send, mut recv) = (None, None);
     let begin = Instant::now();
@@ -178,22 +177,22 @@ pub fn poll_ends(plugin: &Plugin, ctx: Ptr, listener: Ptr, handle: &mut [u8; 128
     }
 }
 
-/// What is sent each way. Both ranks make the same from it.
+/// The traffic each way. Both ranks derive the same messages from it.
 #[derive(Clone, Copy, Debug)]
 pub struct Traffic {
-    /// Groups of messages.
+    /// Number of groups of messages.
     pub groups: usize,
-    /// Longest message.
+    /// The longest message.
     pub max: usize,
-    /// Requests at once, each way.
+    /// Requests in flight, each way.
     pub in_flight: usize,
-    /// Buffers of a receive at most.
+    /// The most buffers of a receive.
     pub grouping: usize,
-    /// Messages of a group are sent in an order of their own.
+    /// Whether the messages of a group are sent in another order than their buffers.
     pub shuffle: bool,
-    /// Sends name their registration. (NCCL's always do; a plugin need not take others.)
+    /// Whether sends name their registration. (NCCL's always do; a plugin need not accept others.)
     pub registered: bool,
-    /// Of all that is random.
+    /// Seed of everything that is random.
     pub seed: u64,
 }
 
@@ -211,7 +210,7 @@ impl Traffic {
         (0..self.groups)
             .map(|_| {
                 let n = if r.below(3) == 0 { 1 + r.below(self.grouping) } else { 1 };
-                // Tags of a group differ, those of groups repeat.
+                // Tags within a group differ; those of different groups repeat.
                 let first = r.below(50) as c_int;
                 (0..n as c_int)
                     .map(|i| {
@@ -232,9 +231,9 @@ impl Traffic {
 /// What a rank received.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Received {
-    /// Bytes, every one checked.
+    /// Number of bytes, all of them checked.
     pub bytes: u64,
-    /// Flushes that had to be waited for.
+    /// Number of flushes that had to be waited for.
     pub flushes: u64,
 }
 
@@ -244,11 +243,11 @@ pub fn exchange(plugin: &Plugin, rank: u64, ends: Ends, traffic: &Traffic) -> Re
     let stride = t.max.next_multiple_of(64) + 64;
     let out = Buffer::new(stride * t.in_flight);
     let into = Buffer::new(stride * t.in_flight * t.grouping);
-    // The service thread's.
+    // Registered by the service thread.
     let out_mr = plugin.reg_mr(ends.send, out.at(0), out.bytes())?;
     let into_mr = plugin.reg_mr(ends.recv, into.at(0), into.bytes())?;
     struct Shared<'a>(&'a Plugin, Ends, Ptr, Ptr);
-    // SAFETY: as `Ends`.
+    // SAFETY: the pointers in it may be used by several threads, as those of `Ends` may.
     unsafe impl Sync for Shared<'_> {}
     let shared = Shared(plugin, ends, out_mr, into_mr);
     let stop = AtomicBool::new(false);
@@ -260,14 +259,14 @@ pub fn exchange(plugin: &Plugin, rank: u64, ends: Ends, traffic: &Traffic) -> Re
             stop.store(true, Ordering::Release);
             done
         });
-        // Meanwhile the service thread registers and deregisters other memory, as for a
-        // user's buffers.
+        // Meanwhile the service thread registers and deregisters other memory, as it would a user's
+        // buffers.
         let other = Buffer::new(1 << 16);
         while !stop.load(Ordering::Acquire) {
             let both = [ends.send, ends.recv]
                 .map(|comm| plugin.reg_mr(comm, other.at(0), other.bytes()).map(|mr| (comm, mr)));
             for (comm, mr) in both.into_iter().flatten() {
-                // One that has failed meanwhile says so to the other thread too.
+                // If the connection has failed, the other thread gets an error too.
                 let _ = plugin.dereg_mr(comm, mr);
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -304,10 +303,10 @@ fn progress(
             group
         })
         .collect();
-    // Slot: request, and what it is.
+    // For each slot: the request, and the number of its message.
     let mut sends: Vec<Option<(Ptr, usize)>> = vec![None; t.in_flight];
     let mut recvs: Vec<Option<(Ptr, usize)>> = vec![None; t.in_flight];
-    // Those whose receive is done, as NCCL flushes before it tells a GPU that needs it.
+    // Receives that are done and being flushed: NCCL flushes before it tells a GPU that needs it.
     let mut flushing = vec![false; t.in_flight];
     let (mut next_send, mut next_recv, mut done_sends, mut done_recvs) = (0, 0, 0, 0);
     let mut received = Received::default();
@@ -324,7 +323,7 @@ fn progress(
                 }
                 let data: Vec<Ptr> = (0..group.len()).map(|i| into.at(at(i))).collect();
                 let tags: Vec<c_int> = group.iter().map(|m| m.tag).collect();
-                // SAFETY: nobody else uses these stretches until the request is done.
+                // SAFETY: nothing else uses these stretches until the request is done.
                 let request =
                     unsafe { plugin.irecv(ends.recv, &data, &room, &tags, &vec![into_mr; group.len()])? };
                 if let Some(request) = request {
@@ -333,12 +332,13 @@ fn progress(
                 }
             }
             let Some((request, group)) = *place else { continue };
-            // Who uses a connection in NCCL tests its own oldest alone. (A connection has several users
-            // only if its receives take several buffers.) Else in any order.
+            // Each user of a connection in NCCL tests only its own oldest request. (A connection
+            // has several users only if its receives take several buffers.) Otherwise requests are
+            // tested in any order.
             if !plugin.strict && group != done_recvs {
                 continue;
             }
-            // SAFETY: not done yet.
+            // SAFETY: the request is not done yet.
             let sizes = unsafe {
                 match flushing[slot] {
                     true => plugin.test(request, None)?.then_some([0; 8]),
@@ -379,7 +379,7 @@ fn progress(
             if place.is_none() && next_send < outgoing.len() {
                 let m = outgoing[next_send];
                 out.fill(slot * stride, m.size, m.seed);
-                // SAFETY: nobody else uses this stretch until the request is done.
+                // SAFETY: nothing else uses this stretch until the request is done.
                 let request =
                     unsafe { plugin.isend(ends.send, out.at(slot * stride), m.size, m.tag, out_mr)? };
                 if let Some(request) = request {
@@ -391,9 +391,10 @@ fn progress(
             if !plugin.strict && number != done_sends {
                 continue;
             }
-            // With and without a place for the size. SAFETY: not done yet.
+            // With and without a place for the size.
+            // SAFETY: the request is not done yet.
             if unsafe { plugin.test_send(request, number % 2 == 0)? } {
-                // What NCCL's next kernel would do with it.
+                // Overwrites the memory, as NCCL's next kernel would.
                 out.set(slot * stride, outgoing[number].size, 0x11);
                 (*place, done_sends) = (None, done_sends + 1);
             }

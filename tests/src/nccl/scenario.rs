@@ -1,5 +1,5 @@
-//! What is tried on a plugin. Each runs in a process of its own (`nccl-caller`), with
-//! the settings of its environment.
+//! The scenarios that are tried on a plugin. Each runs in a process of its own (`nccl-caller`),
+//! with the settings of its environment.
 
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
@@ -13,37 +13,37 @@ use super::pair::{self, Bootstrap, Buffer, Ends, Received, Streams, Traffic};
 use super::table::{Plugin, Ptr, warnings};
 use crate::{hang, patience};
 
-/// What every scenario gets.
+/// The options of every scenario.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The plugin's file.
     pub plugin: std::path::PathBuf,
-    /// Of the table.
+    /// The version of the table.
     pub version: u32,
-    /// Ranks are processes, not threads of one.
+    /// Ranks are processes, not threads of one process.
     pub processes: bool,
     /// Sends name no registration.
     pub unregistered: bool,
     /// Groups of messages each way.
     pub groups: usize,
-    /// Longest message.
+    /// The longest message.
     pub max: usize,
-    /// Requests at once, each way.
+    /// Requests in flight, each way.
     pub in_flight: usize,
-    /// Of all that is random.
+    /// Seed of everything that is random.
     pub seed: u64,
-    /// How often, where a scenario repeats something.
+    /// How often a scenario repeats something.
     pub times: usize,
-    /// Threads of a rank, where a scenario has several, each with connections of its own.
+    /// Threads of a rank, each with connections of its own, in scenarios that have several.
     pub threads: usize,
-    /// Only what NCCL asks of a plugin makes a scenario fail. Else the promises of this project's
-    /// plugin do as well.
+    /// Only what NCCL requires of a plugin can fail a scenario. Otherwise the promises of this
+    /// project's plugin can fail it too.
     pub nccl_rules: bool,
 }
 
 impl Options {
     fn traffic(&self, plugin: &Plugin) -> Traffic {
-        // Ours promises as many whatever it says.
+        // This project's plugin accepts 8, whatever its properties say.
         let most = match self.nccl_rules {
             true => plugin.properties(0).expect("properties").max_recvs.clamp(1, 8),
             false => 8,
@@ -63,8 +63,8 @@ impl Options {
         Plugin::open(&self.plugin, self.version, !self.nccl_rules).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// Something that this project's plugin promises and NCCL does not ask for: wrong if it is not kept,
-    /// or, with NCCL's rules alone, said.
+    /// Checks something that this project's plugin promises and NCCL does not require. If it is not
+    /// kept, the scenario fails, or, with only NCCL's rules, prints it.
     pub(super) fn promise(&self, what: &str, kept: bool, found: &dyn std::fmt::Debug) {
         match (kept, self.nccl_rules) {
             (true, _) => {}
@@ -73,8 +73,8 @@ impl Options {
         }
     }
 
-    /// Whether to try what NCCL never does, which may harm a plugin that does not expect it. Says so
-    /// if not.
+    /// Whether to try what NCCL never does and what may harm a plugin that does not expect it.
+    /// Prints if not.
     fn dares(&self, what: &str) -> bool {
         if self.nccl_rules {
             println!("left out, NCCL never does it: {what}");
@@ -82,7 +82,8 @@ impl Options {
         !self.nccl_rules
     }
 
-    /// The other rank, a process that runs `scenario`, and the bytes between us.
+    /// Starts the other rank, a process that runs `scenario`; returns it with the bootstrap between
+    /// us.
     pub(super) fn spawn(&self, scenario: &str) -> (Child, Box<dyn Bootstrap>) {
         self.spawn_with(scenario, &[])
     }
@@ -105,7 +106,7 @@ impl Options {
         for (name, set) in [("--unregistered", self.unregistered), ("--nccl-rules", self.nccl_rules)] {
             command.args(set.then_some(name));
         }
-        // Settings of its own.
+        // Settings of the second rank's own.
         let other = std::env::var("NCCL_CALLER_RANK_1").unwrap_or_default();
         command.envs(other.split_whitespace().filter_map(|setting| setting.split_once('=')));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a second rank");
@@ -113,7 +114,8 @@ impl Options {
         (child, Box::new(Streams(from, to)))
     }
 
-    /// The other rank, a process that runs `scenario`, and the bytes between each of our threads and one of its own.
+    /// Starts the other rank, a process that runs `scenario`, with a bootstrap between each of our
+    /// threads and one of its threads.
     pub(super) fn spawn_threads(&self, scenario: &str) -> (Child, Vec<Box<dyn Bootstrap>>) {
         let name = format!("pushgate/nccl-caller/{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).expect("a name");
@@ -125,7 +127,8 @@ impl Options {
         (child, peers)
     }
 
-    /// The bytes between each thread of the first rank and one of ours, in the process that the first rank spawned.
+    /// The bootstraps between the first rank's threads and ours, in the process that the first rank
+    /// started.
     pub(super) fn threads_of_parent(&self) -> Vec<Box<dyn Bootstrap>> {
         let name = std::env::var(THREADS).expect("the first rank says where its threads are");
         let address = SocketAddr::from_abstract_name(name).expect("a name");
@@ -134,7 +137,8 @@ impl Options {
     }
 }
 
-/// A connection of one of the second rank's threads. A second rank that has ended is not waited for.
+/// Accepts a connection of one of the second rank's threads. Does not wait for a second rank that
+/// has ended.
 fn accept(listener: &UnixListener, second: &mut Child) -> Box<dyn Bootstrap> {
     let begin = Instant::now();
     loop {
@@ -151,16 +155,16 @@ fn accept(listener: &UnixListener, second: &mut Child) -> Box<dyn Bootstrap> {
     }
 }
 
-/// Where a second rank finds the threads of the first.
+/// The variable that tells a second rank where the first rank's threads are.
 const THREADS: &str = "NCCL_CALLER_THREADS";
 
-/// A first rank that has failed is not waited for.
+/// Makes this process end when the first rank does.
 pub(super) fn die_with_parent() {
     let killed = Some(rustix::process::Signal::KILL);
     rustix::process::set_parent_process_death_signal(killed).expect("prctl");
 }
 
-/// Our own bootstrap, in a process that was spawned.
+/// Our own bootstrap, in a process that was started by the first rank.
 pub(super) fn parent() -> Box<dyn Bootstrap> {
     Box::new(Streams(std::io::stdin(), std::io::stdout()))
 }
@@ -179,7 +183,7 @@ pub(super) fn close(plugin: &Plugin, ends: Ends) {
     plugin.close_recv(ends.recv).expect("closeRecv");
 }
 
-/// What a communicator begins with.
+/// The calls with which a communicator begins.
 pub(super) fn begin(plugin: &Plugin) -> Ptr {
     let ctx = plugin.init().unwrap_or_else(|e| {
         panic!("{e}: NCCL would pass the plugin over; it says: {:#?}", warnings());
@@ -202,7 +206,7 @@ fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peer: Box<dyn Bootstrap>) -
     received
 }
 
-/// Traffic both ways between two ranks, every byte checked.
+/// Traffic both ways between two ranks, with every byte checked.
 pub fn traffic(o: &Options) {
     let begin = Instant::now();
     let plugin = o.open();
@@ -235,7 +239,7 @@ pub fn rank_1(o: &Options) {
     rank(o, &o.open(), 1, parent());
 }
 
-/// A connection to itself, one way.
+/// Makes a connection to itself, one way.
 pub(super) fn loopback(plugin: &Plugin, ctx: Ptr) -> Ends {
     let (listener, mut handle) = plugin.listen(ctx).expect("listen");
     let ends = pair::poll_ends(plugin, ctx, listener, &mut handle).expect("connect");
@@ -243,10 +247,11 @@ pub(super) fn loopback(plugin: &Plugin, ctx: Ptr) -> Ends {
     ends
 }
 
-/// Tests one that nothing else is needed for, without a place for its size, until it is done or has failed.
+/// Tests a request that needs nothing else, without a place for its size, until it is done or has
+/// failed.
 fn wait(plugin: &Plugin, request: Ptr) -> Result<(), super::table::Failed> {
     let begin = Instant::now();
-    // SAFETY: ours, not done yet.
+    // SAFETY: our own request, not done yet.
     while !unsafe { plugin.test(request, None)? } {
         assert!(begin.elapsed() < hang(), "a request that does not end");
         std::thread::yield_now();
@@ -254,12 +259,12 @@ fn wait(plugin: &Plugin, request: Ptr) -> Result<(), super::table::Failed> {
     Ok(())
 }
 
-/// What became of a receive, with its sizes, and of a send.
+/// How a request ended: the sizes of a receive, or nothing in particular for a send.
 type Outcome = Result<[i32; 8], super::table::Failed>;
 
-/// Tests receives and sends in turns, as NCCL's one thread does, until they are done or have failed: a plugin
-/// may move bytes in these calls alone, so that a receive is not done before somebody looks at its send. With
-/// NCCL's rules the oldest of each alone. What became of the receives and of the sends.
+/// Tests receives and sends in turn, as NCCL's one thread does, until all are done or have failed;
+/// returns how they ended. A plugin may move bytes only in these calls, so a receive may need a
+/// test of its send. With NCCL's rules only the oldest of each kind is tested.
 fn finish(plugin: &Plugin, recvs: &[Ptr], sends: &[Ptr]) -> [Vec<Outcome>; 2] {
     let begin = Instant::now();
     let mut ended = [vec![None; recvs.len()], vec![None; sends.len()]];
@@ -269,7 +274,8 @@ fn finish(plugin: &Plugin, recvs: &[Ptr], sends: &[Ptr]) -> [Vec<Outcome>; 2] {
                 if ended[kind][i].is_some() {
                     continue;
                 }
-                // Sizes are left out for some. SAFETY: ours, not done yet.
+                // For some requests no sizes are asked.
+                // SAFETY: our own request, not done yet.
                 let outcome = unsafe {
                     match kind {
                         0 => plugin.test_receive(*request, i % 2 == 0),
@@ -288,15 +294,16 @@ fn finish(plugin: &Plugin, recvs: &[Ptr], sends: &[Ptr]) -> [Vec<Outcome>; 2] {
     ended.map(|outcomes| outcomes.into_iter().flatten().collect())
 }
 
-/// The same of one message that arrives; its size.
+/// Tests the receive and the send of one message that arrives; returns its size.
 pub(super) fn finish_one(plugin: &Plugin, recv: Ptr, send: Ptr) -> i32 {
     let [received, sent] = finish(plugin, &[recv], &[send]);
     sent[0].expect("send");
     received[0].expect("receive")[0]
 }
 
-/// Posts; if the plugin has no room, again, as NCCL does: it may be waiting for the last of a connection's
-/// handshake. (This project's has room for a receive at once, or none.)
+/// Posts a request; repeats if the plugin has no room, as NCCL does: the plugin may be waiting for
+/// the end of a connection's handshake. (This project's plugin has room for a receive at once, or
+/// never.)
 pub(super) fn post(plugin: &Plugin, one: impl Fn() -> super::table::Result<Option<Ptr>>) -> Option<Ptr> {
     let begin = Instant::now();
     loop {
@@ -308,7 +315,7 @@ pub(super) fn post(plugin: &Plugin, one: impl Fn() -> super::table::Result<Optio
     }
 }
 
-/// Sends, once the plugin has heard of the receive, which was posted.
+/// Sends once the plugin has learned of the receive that was posted.
 pub(super) fn send(
     plugin: &Plugin,
     ends: Ends,
@@ -335,7 +342,7 @@ fn posted_send(plugin: &Plugin, one: impl Fn() -> super::table::Result<Option<Pt
 }
 
 fn receive(plugin: &Plugin, ends: Ends, buffer: &Buffer, size: usize, tag: i32, mr: Ptr) -> Option<Ptr> {
-    // SAFETY: as above.
+    // SAFETY: the buffer outlives the connection in all scenarios.
     post(plugin, || unsafe { plugin.irecv(ends.recv, &[buffer.at(0)], &[size], &[tag], &[mr]) })
 }
 
@@ -351,10 +358,10 @@ fn end(o: &Options, plugin: &Plugin, ends: Ends, (out_mr, into_mr): (Ptr, Ptr)) 
     o.promise(what, ended.iter().all(Result::is_ok), &ended);
 }
 
-/// What properties must hold, and the small rules of the calls.
+/// Checks the properties and the small rules of the calls.
 pub fn rules(o: &Options) {
     let plugin = o.open();
-    // What an init that failed is followed by.
+    // What NCCL calls after an init that failed.
     if o.version >= 11 && o.dares("finalize of NULL before any init") {
         plugin.finalize(std::ptr::null_mut()).expect("finalize of NULL");
     }
@@ -364,7 +371,7 @@ pub fn rules(o: &Options) {
     assert!(p.max_recvs >= 1 && p.max_comms > 0 && p.ptr_support & 1 == 1, "{p:?}");
     assert!(p.latency >= 0.0 && p.latency < 1000.0 && p.device_type == 0, "{p:?}");
     assert!(p.max_p2p_bytes.is_none_or(|b| b > 0 && b <= 1 << 40), "{p:?}");
-    // NCCL takes 10 Gbit/s then.
+    // Without a speed NCCL assumes 10 Gbit/s.
     o.promise("it knows its speed", p.speed > 0, &p.speed);
     o.promise("at most 8 buffers in a receive", p.max_recvs <= 8, &p.max_recvs);
     if !o.nccl_rules {
@@ -381,7 +388,7 @@ pub fn rules(o: &Options) {
     let into_mr = plugin.reg_mr(ends.recv, into.at(0), into.bytes()).expect("regMr");
     let has_handles = !out_mr.is_null() && !into_mr.is_null();
     o.promise("a registration has a handle", has_handles, &(out_mr, into_mr));
-    // Nothing is taken for a dma-buf that is none, and the connection stays good.
+    // A descriptor that is no dma-buf is refused, and the connection stays good.
     if o.dares("a dma-buf that is none") {
         let file = std::fs::File::open("/dev/null").expect("/dev/null");
         for (kind, fd) in [(1, file.as_raw_fd()), (2, -1), (4, file.as_raw_fd())] {
@@ -393,7 +400,7 @@ pub fn rules(o: &Options) {
         }
     }
     assert!(p.ptr_support & 4 == 0 || plugin.takes_dma_bufs(), "dma-bufs are advertised, without a call");
-    // 32 receives and sends at once, the sends without looking at the receives.
+    // 32 receives and sends at once; the sends are posted without testing the receives.
     let recvs: Vec<Ptr> = (0..32)
         .map(|i| receive(&plugin, ends, &into, 4096, i, into_mr).expect("room for 32 receives"))
         .collect();
@@ -402,7 +409,7 @@ pub fn rules(o: &Options) {
     let [received, sent] = if o.nccl_rules || super::table::is_gpu_memory() {
         finish(&plugin, &recvs, &sends)
     } else {
-        // Host memory arrives though nobody looks at its send.
+        // Host memory arrives without a test of its send.
         let [received, _] = finish(&plugin, &recvs, &[]);
         let [_, sent] = finish(&plugin, &[], &sends);
         [received, sent]
@@ -412,18 +419,18 @@ pub fn rules(o: &Options) {
         assert!(i % 2 != 0 || sizes[0] == 64, "{sizes:?}");
     }
     sent.into_iter().for_each(|s| assert!(s.is_ok(), "send: {s:?}"));
-    // Nothing, with registrations and without.
+    // Empty messages, with registrations and without.
     let mut registrations = vec![(out_mr, into_mr)];
     if o.dares("a message of nothing without a registration") {
         registrations.push((std::ptr::null_mut(), std::ptr::null_mut()));
     }
-    // Where nothing is to go, NCCL names places behind the buffers' ends too.
+    // For an empty message NCCL may name addresses beyond the buffers' ends.
     let behind = |buffer: &Buffer| buffer.at(buffer.bytes()).cast::<u8>().wrapping_add(32 << 10).cast();
     for (a, b) in registrations {
-        // SAFETY: nothing lies there.
+        // SAFETY: the message is empty, so nothing at the address is used.
         let r = post(&plugin, || unsafe { plugin.irecv(ends.recv, &[behind(&into)], &[0], &[5], &[b]) })
             .expect("room");
-        // SAFETY: as above.
+        // SAFETY: the message is empty, so nothing at the address is used.
         let s =
             posted_send(&plugin, || unsafe { plugin.isend(ends.send, behind(&out), 0, 5, a) }).expect("room");
         assert_eq!(finish_one(&plugin, r, s), 0);
@@ -435,7 +442,7 @@ pub fn rules(o: &Options) {
             plugin.iflush_null(ends.recv, n).expect_err("so many buffers and no arrays");
         }
     }
-    // More receives than there is room for: refused with a NULL request, not an error.
+    // More receives than there is room for: refused with a NULL request, which is not an error.
     let most = if o.dares("more than 32 requests of a connection at once") { 1 << 20 } else { 32 };
     let mut posted = 0;
     while posted < most && receive(&plugin, ends, &into, 64, 9, into_mr).is_some() {
@@ -443,19 +450,21 @@ pub fn rules(o: &Options) {
         assert!(posted < 1 << 20, "no end of receives");
     }
     assert!(posted >= 32);
-    // Closed and deregistered with all of them in flight, and a send too: what an abort does. To NCCL an error
-    // is no more than a line in its log then, and what it had yet to close stays.
+    // Closes and deregisters with all of them in flight, and with a send: what an abort does. An
+    // error here would be one line in NCCL's log, and NCCL would leave open what it had yet to
+    // close.
     send(&plugin, ends, &out, if o.nccl_rules { 64 } else { 1 << 16 }, 9, out_mr);
     end(o, &plugin, ends, (out_mr, into_mr));
     plugin.finalize(ctx).expect("finalize");
 }
 
-/// A receive that is shorter than what comes for it: nothing behind it is written. NCCL asks no more, for
-/// it never does that; this project's plugin makes it an error on both sides.
+/// A receive that is shorter than the message that arrives: nothing beyond its end is written. NCCL
+/// requires no more, because it never does that; this project's plugin makes it an error on both
+/// sides.
 pub fn truncation(o: &Options) {
     let plugin = o.open();
     let ctx = begin(&plugin);
-    // In the WQE, in the window or a region, in slices.
+    // Sizes that travel in the WQE, in the window or a region, and in slices.
     for size in [30, 5000, o.max] {
         let ends = loopback(&plugin, ctx);
         let (out, into) = (Buffer::new(size), Buffer::new(size));
@@ -479,13 +488,14 @@ pub fn truncation(o: &Options) {
     println!("nothing behind the receive was written");
 }
 
-/// Tests a receive that is too short and its send in turns until both have ended. With NCCL's rules for a
-/// second behind the first of them: nobody says that the other does.
+/// Tests a receive that is too short, and its send, in turn until both have ended. With NCCL's
+/// rules it stops a while after the first has ended, because no rule says that the other one ends
+/// too.
 fn finish_cut(plugin: &Plugin, recv: Ptr, send: Ptr) -> [Option<Outcome>; 2] {
     let (begin, mut first) = (Instant::now(), None);
     let mut ended: [Option<Outcome>; 2] = [None; 2];
     while ended.contains(&None) {
-        // SAFETY: ours, not done yet.
+        // SAFETY: our own requests, not done yet.
         unsafe {
             if ended[0].is_none() {
                 ended[0] = plugin.test_receive(recv, true).transpose();
@@ -507,7 +517,7 @@ fn finish_cut(plugin: &Plugin, recv: Ptr, send: Ptr) -> [Option<Outcome>; 2] {
     ended
 }
 
-/// Handles that no listener made, and strangers at a listener.
+/// Handles that no listener made, and strangers that connect to a listener.
 pub fn garbage(o: &Options) {
     let plugin = o.open();
     let ctx = plugin.init().expect("init");
@@ -521,7 +531,7 @@ pub fn garbage(o: &Options) {
             _ => handle[r.below(64)] ^= 1 << r.below(8),
         }
         if seed == 2 {
-            // An attempt that nobody began.
+            // The mark of an attempt that was never begun.
             handle = good;
             handle[64] = 77;
         }
@@ -529,7 +539,7 @@ pub fn garbage(o: &Options) {
             assert!(plugin.connect(ctx, &mut handle).is_err(), "garbage {seed} was taken: {handle:?}");
         }
     }
-    // Strangers: one who talks nonsense, one who says nothing, one who goes.
+    // Three strangers: one sends nonsense, one sends nothing, one disconnects.
     let name = good[16..32].iter().map(|b| format!("{b:02x}")).collect::<String>();
     let address = SocketAddr::from_abstract_name(format!("pushgate/net/{name}")).expect("a name");
     let strangers = if good[8] == 1 {
@@ -547,7 +557,7 @@ pub fn garbage(o: &Options) {
     for _ in 0..10 {
         assert_eq!(plugin.accept(listener), Ok(None));
     }
-    // Still good for two connections, of one handle.
+    // The listener still accepts two connections, made with one handle.
     for _ in 0..2 {
         let mut handle = good;
         let ends = pair::poll_ends(&plugin, ctx, listener, &mut handle).expect("connect");
@@ -555,11 +565,11 @@ pub fn garbage(o: &Options) {
     }
     drop(strangers);
     plugin.close_listen(listener).expect("closeListen");
-    // Its listener is gone.
+    // The handle's listener is gone.
     let mut handle = good;
     let begin = Instant::now();
     while let Ok(comm) = plugin.connect(ctx, &mut handle) {
-        assert!(comm.is_none(), "connected to nobody");
+        assert!(comm.is_none(), "connected to a listener that is gone");
         assert!(begin.elapsed() < hang(), "a connection to a listener that is gone never fails");
         std::thread::yield_now();
     }
@@ -574,13 +584,13 @@ fn count(what: &str) -> usize {
     }
 }
 
-/// Descriptors, threads, mappings.
+/// The numbers of descriptors, threads and mappings.
 pub(super) fn counts() -> [usize; 3] {
     ["fd", "task", "maps"].map(count)
 }
 
-/// The same, once there are no more descriptors and threads than before, or after `limit`: the threads that
-/// play a GPU's worker end by themselves behind the last copy.
+/// The counts, once there are no more descriptors and threads than before, or after `limit`: the
+/// threads that play a GPU's worker end by themselves after the last copy.
 pub(super) fn counts_down_to(before: [usize; 3], limit: Duration) -> [usize; 3] {
     let begin = Instant::now();
     loop {
@@ -592,7 +602,7 @@ pub(super) fn counts_down_to(before: [usize; 3], limit: Duration) -> [usize; 3] 
     }
 }
 
-/// Many connections opened, used and closed: nothing is left of them.
+/// Many connections opened, used and closed: nothing of them is left.
 pub fn many(o: &Options) {
     cuda::bring_up();
     let threads = count("task");
@@ -622,8 +632,8 @@ pub fn many(o: &Options) {
         close(&plugin, ends);
     };
     let ctx = begin(&plugin);
-    // What is made once is there after the first few; and the stacks, which the C library keeps, of as
-    // many threads at once as play a GPU's worker, after more.
+    // What is made once exists after the first few connections. The stacks of as many threads as
+    // play a GPU's worker at once, which the C library keeps, exist only after more of them.
     let gpu = super::table::is_gpu_memory();
     (0..if gpu { 16 } else { 4 }).for_each(|_| one(ctx));
     let before = counts();
@@ -643,14 +653,14 @@ pub fn many(o: &Options) {
     println!("{} connections; descriptors, threads, mappings {before:?} before and {after:?} after", o.times);
 }
 
-/// Loaded, used, unloaded; again.
+/// The library is loaded, used and unloaded, several times.
 pub fn reload(o: &Options) {
     cuda::bring_up();
     let threads = count("task");
     for _ in 0..3 {
         let plugin = o.open();
         let ctx = begin(&plugin);
-        // NCCL's second communicator, and the first one's end before the second's.
+        // NCCL's second communicator; the first one ends before it.
         let second = plugin.init().expect("init");
         plugin.finalize(ctx).expect("finalize");
         let [a, b] = stream_pair();
@@ -685,7 +695,8 @@ pub fn setting(o: &Options) {
     }
 }
 
-/// A peer that is killed in the middle: requests fail within 10 s, those too that are posted behind that.
+/// A peer that is killed in the middle: requests fail within 10 s, including those posted
+/// afterwards.
 pub fn killed(o: &Options) {
     let plugin = o.open();
     let (mut child, mut peer) = o.spawn("victim");
@@ -696,11 +707,11 @@ pub fn killed(o: &Options) {
     let into_mr = plugin.reg_mr(ends.recv, buffer.at(0), buffer.bytes()).expect("regMr");
     peer.barrier();
     let r = receive(&plugin, ends, &buffer, 1 << 20, 1, into_mr).expect("room");
-    // SAFETY: the buffer stays.
+    // SAFETY: the buffer outlives the connection.
     let early = unsafe { plugin.isend(ends.send, buffer.at(0), 4096, 1, out_mr) };
-    assert_eq!(early, Ok(None), "nobody has posted a receive");
+    assert_eq!(early, Ok(None), "no receive is posted");
     let mut half_made = {
-        // A connection that is being made with it, too.
+        // Also a connection that is just being made with the peer.
         let mut theirs = [0; 128];
         peer.hear(&mut theirs);
         theirs
@@ -709,12 +720,12 @@ pub fn killed(o: &Options) {
     child.kill().expect("kill");
     child.wait().expect("wait");
     let begin = Instant::now();
-    // Taken once the plugin knows that nobody posts a receive any more.
+    // Accepted once the plugin knows that the peer posts no more receives.
     let s = send(&plugin, ends, &buffer, 4096, 1, out_mr).expect("a post to a peer that is gone is taken");
     for (what, request) in [("receive", r), ("send", s)] {
-        let failed = wait(&plugin, request).expect_err("it ended well, with nobody there");
+        let failed = wait(&plugin, request).expect_err("it succeeded, although the peer is gone");
         println!("{what}: {failed} after {:.2} s", begin.elapsed().as_secs_f64());
-        // The promise is ten seconds; a slow machine is given the same multiple of that.
+        // The promise is ten seconds; a slow machine gets the same multiple of that.
         assert!(begin.elapsed() < patience(Duration::from_secs(10)), "after {:?}", begin.elapsed());
     }
     while let Ok(comm) = plugin.connect(ctx, &mut half_made) {
@@ -729,7 +740,7 @@ pub fn killed(o: &Options) {
     plugin.finalize(ctx).expect("finalize");
 }
 
-/// Posts behind the end of a connection: taken, and their tests say that it has ended.
+/// Posts after the end of a connection are accepted, and their tests report that it has ended.
 fn fail_when_tested(plugin: &Plugin, ends: Ends, buffer: &Buffer, (out_mr, into_mr): (Ptr, Ptr)) {
     let s = send(plugin, ends, buffer, 1, 1, out_mr).expect("isend behind the end is taken");
     let r = receive(plugin, ends, buffer, 1, 1, into_mr).expect("irecv behind the end is taken");
@@ -747,15 +758,15 @@ pub fn victim(o: &Options) {
     peer.barrier();
     let (_listener, handle) = plugin.listen(ctx).expect("listen");
     peer.tell(&handle);
-    // Longer than the other waits; it is killed before.
+    // Longer than the other rank waits; this process is killed before.
     std::thread::sleep(hang() * 2);
 }
 
-/// Messages before which a sender knows whether its peer reads its memory.
+/// After this many messages a sender knows whether its peer reads its memory.
 const KNOWN: usize = 8;
 
-/// Memory that a message goes out of is deregistered while the peer stands still: NCCL, which frees a
-/// communicator then, must not hear of an error, or it would not free the rest.
+/// Memory that a message is sent out of is deregistered while the peer stands still. NCCL, which
+/// frees a communicator at that point, must not get an error, or it would not free the rest.
 pub fn stopped(o: &Options) {
     let plugin = o.open();
     let (mut child, mut peer) = o.spawn("sleeper");
@@ -770,25 +781,25 @@ pub fn stopped(o: &Options) {
     peer.barrier();
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("kill");
-    // Until all its threads stand still, its engine's too.
+    // Until all of the peer's threads are stopped, including its engine's.
     let stopped =
         rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).expect("waitpid");
     assert!(stopped.is_some_and(|(_, status)| status.stopped()), "the sleeper is not stopped: {stopped:?}");
     let s = send(&plugin, ends, &buffer, buffer.bytes(), 1, mr).expect("room");
-    // So that it is on its way.
+    // So that the message is on its way.
     std::thread::sleep(Duration::from_millis(100));
     let begin = Instant::now();
     plugin.dereg_mr(ends.send, mr).expect("deregMr");
     println!("deregistered after {:.2} s", begin.elapsed().as_secs_f64());
-    // Over RDMA the peer's device has the message already, and the connection has not ended.
+    // Over RDMA the peer's device already has the message, and the connection has not ended.
     child.kill().expect("kill");
     child.wait().expect("wait");
-    wait(&plugin, s).expect_err("nobody took it");
+    wait(&plugin, s).expect_err("no receive took it");
     close(&plugin, ends);
     plugin.finalize(ctx).expect("finalize");
 }
 
-/// The other rank of [`stopped`], with a receive more than it waits for.
+/// The other rank of [`stopped`], with one receive more than it waits for.
 pub fn sleeper(o: &Options) {
     die_with_parent();
     let plugin = o.open();
@@ -803,18 +814,20 @@ pub fn sleeper(o: &Options) {
         wait(&plugin, *r).expect("receive");
     }
     peer.barrier();
-    // It is stopped, then killed.
+    // This process is stopped, then killed.
     std::thread::sleep(hang() * 2);
 }
 
-/// Sends and receives until a call fails, and then tries each that could wait. How it failed.
+/// Sends and receives until a call fails, then tries every call that could wait. Returns how it
+/// failed.
 fn until_lost(plugin: &Plugin, ends: Ends, peer: &mut dyn Bootstrap) -> super::table::Failed {
     let (out, into) = (Buffer::new(1 << 16), Buffer::new(1 << 16));
     let out_mr = plugin.reg_mr(ends.send, out.at(0), out.bytes()).expect("regMr");
     let into_mr = plugin.reg_mr(ends.recv, into.at(0), into.bytes()).expect("regMr");
     let begin = Instant::now();
     let (mut s, mut r) = (None, None);
-    // SAFETY: of all: the buffers stay until the ends are closed, requests are not done.
+    // SAFETY, for all calls: the buffers stay until the ends are closed, and the requests are not
+    // done.
     let mut one = || unsafe {
         if r.is_none() {
             r = plugin.irecv(ends.recv, &[into.at(0)], &[1 << 16], &[1], &[into_mr])?;
@@ -833,25 +846,25 @@ fn until_lost(plugin: &Plugin, ends: Ends, peer: &mut dyn Bootstrap) -> super::t
     };
     let failed = loop {
         match one() {
-            Ok(()) => assert!(begin.elapsed() < hang(), "nobody says that the GPU is lost"),
+            Ok(()) => assert!(begin.elapsed() < hang(), "no call reports that the GPU is lost"),
             Err(failed) => break failed,
         }
         std::thread::yield_now();
     };
-    // Nobody hears of it by the other's closing.
+    // So that neither rank learns of the failure by the other's closing.
     peer.barrier();
     let begin = Instant::now();
-    // Both ends have ended, or do so now: nothing is left that waits.
+    // Both ends have ended or end now: no request waits any more.
     for request in [s, r].into_iter().flatten() {
-        wait(plugin, request).expect_err("a copy that nobody makes is done");
+        wait(plugin, request).expect_err("a copy is done, although the GPU is lost");
     }
-    // Nor do posts: they fail, or their tests.
+    // Posts do not wait either: they fail, or their tests do.
     let refused = |posted: Result<Option<Ptr>, super::table::Failed>| match posted {
         Ok(Some(request)) => _ = wait(plugin, request).expect_err("done, behind the end"),
         Ok(None) => panic!("a post behind the end is not taken"),
         Err(_) => {}
     };
-    // SAFETY: as above.
+    // SAFETY: the buffers stay until the ends are closed, and the requests are not done.
     unsafe {
         refused(plugin.isend(ends.send, out.at(0), 64, 1, out_mr));
         refused(plugin.irecv(ends.recv, &[into.at(0)], &[64], &[1], &[into_mr]));
@@ -864,8 +877,8 @@ fn until_lost(plugin: &Plugin, ends: Ends, peer: &mut dyn Bootstrap) -> super::t
     failed
 }
 
-/// A GPU of ours whose copying kernel dies (`_PUSHGATE_WORKER_FAULT` in `NCCL_CALLER_FAULT`): it
-/// and the peer hear of it, in calls that otherwise would wait for ever.
+/// A GPU whose copying kernel dies (`_PUSHGATE_WORKER_FAULT` in `NCCL_CALLER_FAULT`): calls that
+/// would otherwise wait for ever fail, on this rank and on the peer.
 pub fn lost(o: &Options) {
     let plugin = o.open();
     let fault = std::env::var("NCCL_CALLER_FAULT").expect("NCCL_CALLER_FAULT says how the other's GPU dies");
@@ -893,8 +906,8 @@ pub fn lost_rank(o: &Options) {
     assert!(said.iter().any(|w| w.contains("copying kernel is lost: ")), "{said:#?}");
 }
 
-/// Memory that is deregistered with a send under way is free behind that: nobody reads it any
-/// more, and the message has what it held.
+/// Memory that is deregistered with a send under way is free afterwards: nothing reads it any more,
+/// and the message has its former content.
 pub fn deregister(o: &Options) {
     let plugin = o.open();
     let ctx = plugin.init().expect("init");
@@ -908,7 +921,7 @@ pub fn deregister(o: &Options) {
         let r = receive(&plugin, ends, &into, size, 1, into_mr).expect("room");
         let s = send(&plugin, ends, &out, size, 1, out_mr).expect("room");
         plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
-        // What it was freed for.
+        // The new use of the memory.
         out.set(0, size, 0x11);
         finish_one(&plugin, r, s);
         assert_eq!(into.differs(0, size, seed), None, "memory was read behind its deregistration");
@@ -919,8 +932,8 @@ pub fn deregister(o: &Options) {
     println!("three times");
 }
 
-/// What the plugin has to say of a program with one hardware queue, without its profiler
-/// and, with `--times 1`, with it.
+/// What the plugin logs about a program with one hardware queue: without its profiler and, with
+/// `--times 1`, with it.
 pub fn queue(o: &Options) {
     let plugin = o.open();
     let ctx = plugin.init().expect("init");
@@ -935,10 +948,10 @@ pub fn queue(o: &Options) {
     warnings().iter().for_each(|w| println!("warning: {w}"));
 }
 
-/// A scenario.
+/// The function of a scenario.
 pub type Scenario = fn(&Options);
 
-/// What NCCL asks of any plugin; what a plugin does beyond that is among it, and named.
+/// Scenarios with what NCCL requires of any plugin. What they check beyond that is marked.
 pub const NCCL: [(&str, Scenario); 7] = [
     ("traffic", traffic),
     ("rules", rules),
@@ -949,7 +962,7 @@ pub const NCCL: [(&str, Scenario); 7] = [
     ("speed", super::speed::speed),
 ];
 
-/// What this project's plugin promises beyond that.
+/// Scenarios with what this project's plugin promises beyond that.
 pub const OWN: [(&str, Scenario); 9] = [
     ("garbage", garbage),
     ("setting", setting),
@@ -962,7 +975,7 @@ pub const OWN: [(&str, Scenario); 9] = [
     ("queue", queue),
 ];
 
-/// Processes that a scenario starts.
+/// Functions of processes that a scenario starts.
 const SECOND: [(&str, Scenario); 6] = [
     ("rank-1", rank_1),
     ("victim", victim),
@@ -972,8 +985,8 @@ const SECOND: [(&str, Scenario); 6] = [
     ("speed-rank", super::speed::second),
 ];
 
-/// Runs a scenario by its name; false if there is none of that name. With NCCL's rules alone one of [`OWN`]
-/// only says that it is left out.
+/// Runs a scenario by its name; false if there is none of that name. With only NCCL's rules a
+/// scenario of [`OWN`] just prints that it is left out.
 pub fn run(name: &str, o: &Options) -> bool {
     if o.nccl_rules && OWN.iter().any(|(own, _)| *own == name) {
         println!("left out: {name} is a promise of this project's plugin, and NCCL asks nothing of the kind");

@@ -1,6 +1,6 @@
-//! How fast a plugin is, between two processes of a host, on host memory: one message back and forth, and
-//! messages one way with one and with several in flight. Beside it what one thread copies, which is what
-//! a plugin with one copy can reach.
+//! Measures how fast a plugin is between two processes of a host, on host memory: one message back
+//! and forth, and messages one way with one and with several in flight. Also measures what one
+//! thread copies, which is what a plugin with one copy can reach.
 
 use std::time::Instant;
 
@@ -9,15 +9,15 @@ use super::scenario::{Options, begin, close, die_with_parent, parent};
 use super::table::{Plugin, Ptr, Result};
 use crate::hang;
 
-/// Bytes of a message.
+/// The sizes of messages in bytes.
 const SIZES: [usize; 4] = [8, 4 << 10, 64 << 10, 512 << 10];
-/// Messages in flight.
+/// The numbers of messages in flight.
 const IN_FLIGHT: [usize; 2] = [1, 8];
-/// The best of so many.
+/// The best of this many runs counts.
 const RUNS: usize = 5;
 const SEED: u64 = 77;
 
-/// One rank's end, and its memory: a slot for each message in flight.
+/// One rank's end and its memory: a slot for each message in flight.
 struct Rank<'a> {
     plugin: &'a Plugin,
     ends: Ends,
@@ -33,17 +33,17 @@ const SLOTS: usize = IN_FLIGHT[IN_FLIGHT.len() - 1];
 impl Rank<'_> {
     fn send(&self, slot: usize, size: usize) -> Result<Option<Ptr>> {
         let at = self.out.at(slot * STRIDE);
-        // SAFETY: nobody writes this slot while a message is under way.
+        // SAFETY: nothing writes this slot while a message is under way.
         unsafe { self.plugin.isend(self.ends.send, at, size, 1, self.out_mr) }
     }
 
     fn receive(&self, slot: usize, size: usize) -> Result<Option<Ptr>> {
         let at = self.into.at(slot * STRIDE);
-        // SAFETY: nobody else uses this slot until the request is done.
+        // SAFETY: nothing else uses this slot until the request is done.
         unsafe { self.plugin.irecv(self.ends.recv, &[at], &[size], &[1], &[self.into_mr]) }
     }
 
-    /// Sends `n` messages, or receives them, with `depth` in flight at most.
+    /// Sends or receives `n` messages with at most `depth` in flight.
     fn pass(&self, sends: bool, size: usize, n: usize, depth: usize) -> Result<()> {
         let mut requests = [None; SLOTS];
         let (mut posted, mut done) = (0, 0);
@@ -59,7 +59,7 @@ impl Rank<'_> {
             if done < posted {
                 let slot = done % depth;
                 let request = requests[slot].expect("posted");
-                // SAFETY: not done yet.
+                // SAFETY: the request is not done yet.
                 let ended = unsafe {
                     match sends {
                         true => self.plugin.test_send(request, true)?,
@@ -72,14 +72,15 @@ impl Rank<'_> {
                 last = Instant::now();
             } else {
                 assert!(last.elapsed() < hang(), "no progress within a long time: posted, done {before:?}");
-                // As NCCL's proxy with nothing to do.
+                // What NCCL's proxy does when it has no work.
                 std::thread::yield_now();
             }
         }
         Ok(())
     }
 
-    /// `n` messages one way, and one of 8 bytes back when all are there; what that took. On both ranks.
+    /// Passes `n` messages one way, and one of 8 bytes back when all have arrived; returns the
+    /// time. Both ranks call it.
     fn one_way(&self, first: bool, size: usize, n: usize, depth: usize) -> Result<f64> {
         let begin = Instant::now();
         self.pass(first, size, n, depth)?;
@@ -87,7 +88,8 @@ impl Rank<'_> {
         Ok(begin.elapsed().as_secs_f64())
     }
 
-    /// One message back and forth, `n` times. The receive is posted before the peer can have sent, as NCCL's are.
+    /// Passes one message back and forth, `n` times. The receive is posted before the peer can have
+    /// sent, as NCCL posts it.
     fn back_and_forth(&self, first: bool, size: usize, n: usize) -> Result<f64> {
         let begin = Instant::now();
         let (mut send, mut receive) = (None, None);
@@ -98,14 +100,15 @@ impl Rank<'_> {
                 receive = self.receive(0, size)?;
                 posted += usize::from(receive.is_some());
             }
-            // The first waits for the answer before it sends the next, the second for what it answers.
+            // The first rank waits for the answer before it sends the next; the second waits for
+            // what it answers.
             let may_send = if first { received == sent && posted > sent } else { received > sent };
             if send.is_none() && sent < n && may_send {
                 send = self.send(0, size)?;
                 sent += usize::from(send.is_some());
             }
             let sent_one = match send {
-                // SAFETY: not done yet.
+                // SAFETY: the request is not done yet.
                 Some(request) => unsafe { self.plugin.test_send(request, true)? },
                 None => false,
             };
@@ -113,7 +116,7 @@ impl Rank<'_> {
                 (send, done) = (None, done + 1);
             }
             let received_one = match receive {
-                // SAFETY: not done yet.
+                // SAFETY: the request is not done yet.
                 Some(request) => unsafe { self.plugin.test_receive(request, true)?.is_some() },
                 None => false,
             };
@@ -130,7 +133,8 @@ impl Rank<'_> {
         Ok(begin.elapsed().as_secs_f64())
     }
 
-    /// The best of [`RUNS`], and one before that is not counted. The first rank's alone are of use.
+    /// The best of [`RUNS`] runs, after one that does not count. Only the first rank's figures are
+    /// used.
     fn best(&self, peer: &mut dyn Bootstrap, run: impl Fn() -> Result<f64>) -> f64 {
         let all = (0..=RUNS).map(|_| {
             peer.barrier();
@@ -140,11 +144,11 @@ impl Rank<'_> {
     }
 }
 
-/// Of a size and a number in flight.
+/// The figures of one size.
 struct Figures {
-    /// Microseconds of a message one way, one at a time.
+    /// Microseconds of one message one way, one message at a time.
     latency: f64,
-    /// Bytes a second with [`IN_FLIGHT`].
+    /// Bytes a second with each number of [`IN_FLIGHT`].
     rates: [f64; IN_FLIGHT.len()],
 }
 
@@ -164,19 +168,20 @@ fn measure(o: &Options, plugin: &Plugin, first: bool, peer: &mut dyn Bootstrap) 
             .map(|depth| (n * size) as f64 / rank.best(peer, || rank.one_way(first, size, n, depth)));
         Figures { latency, rates }
     });
-    // What the last size's messages left there: all of them one after another were what the sender has.
+    // What the last size's messages left: the receiver's slots, one after another, hold what the
+    // sender has.
     let arrived = if first { STRIDE } else { STRIDE * SLOTS.min(n) };
     assert_eq!(rank.into.differs(0, arrived, SEED), None, "what came is not what was sent");
     plugin.dereg_mr(ends.send, rank.out_mr).expect("deregMr");
     plugin.dereg_mr(ends.recv, rank.into_mr).expect("deregMr");
-    // Neither has closed before the other has its last message.
+    // Neither rank closes before the other has its last message.
     peer.barrier();
     close(plugin, ends);
     plugin.finalize(ctx).expect("finalize");
     figures.into()
 }
 
-/// Bytes a second of one thread's copies between as many slots as are in flight.
+/// Bytes a second that one thread copies between as many slots as are in flight.
 fn memcpy(size: usize, depth: usize, n: usize) -> f64 {
     let (from, to) = (Buffer::new(STRIDE * SLOTS), Buffer::new(STRIDE * SLOTS));
     from.fill(0, from.bytes(), SEED);
@@ -184,9 +189,9 @@ fn memcpy(size: usize, depth: usize, n: usize) -> f64 {
         let begin = Instant::now();
         for i in 0..n {
             let at = i % depth * STRIDE;
-            // SAFETY: within both, which nobody else uses.
+            // SAFETY: within both buffers, which nothing else uses.
             unsafe { std::ptr::copy_nonoverlapping(from.at(at).cast::<u8>(), to.at(at).cast(), size) };
-            // Each is made, though the next writes the same.
+            // Every copy is made, although the next writes the same bytes.
             std::hint::black_box(&to);
         }
         (n * size) as f64 / begin.elapsed().as_secs_f64()
@@ -194,7 +199,7 @@ fn memcpy(size: usize, depth: usize, n: usize) -> f64 {
     (0..=RUNS).map(run).skip(1).fold(0.0, f64::max)
 }
 
-/// Prints what a plugin's messages take, and what they carry.
+/// Prints the times of a plugin's messages and the rates that they reach.
 pub fn speed(o: &Options) {
     let plugin = o.open();
     let (mut child, mut peer) = o.spawn("speed-rank");

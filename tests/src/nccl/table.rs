@@ -1,5 +1,4 @@
-//! A plugin's shared library, and the calls of its table: those of v8 to v12, made
-//! to look alike.
+//! A plugin's shared library, and the calls of its table: those of v8 to v12, behind one interface.
 
 #![allow(clippy::not_unsafe_ptr_arg_deref)] // What the plugin handed out goes back to it as it came.
 
@@ -9,12 +8,12 @@ use std::sync::Mutex;
 
 /// A pointer that the plugin handed out.
 pub type Ptr = *mut c_void;
-/// `ncclResult_t`, not 0, with the call that gave it.
+/// A result `ncclResult_t` other than 0, with the call that returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed {
     /// The call.
     pub call: &'static str,
-    /// Its answer.
+    /// The call's result.
     pub code: c_int,
 }
 
@@ -26,17 +25,17 @@ impl std::fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// A call's outcome.
+/// The outcome of a call.
 pub type Result<T> = std::result::Result<T, Failed>;
 
-/// `NCCL_NET_OPTIONAL_RECV_COMPLETION`: what may stand in a receive's request.
+/// `NCCL_NET_OPTIONAL_RECV_COMPLETION`, which may stand in a receive's request.
 pub const OPTIONAL: Ptr = std::ptr::without_provenance_mut(1);
 
-/// What NCCL may have in the place of a request: one that is done. A plugin that has no room must put NULL
-/// there.
+/// A request that is done, which NCCL may have in the place of a new request. A plugin without room
+/// must write NULL there.
 const EARLIER: Ptr = std::ptr::without_provenance_mut(0xdead);
 
-/// What the plugin has said by NCCL's logger: level, text.
+/// What the plugin has logged through NCCL's logger: level and text.
 pub static LOG: Mutex<Vec<(c_int, String)>> = Mutex::new(Vec::new());
 
 /// Whether memory is registered as a GPU's: `NCCL_CALLER_MEMORY=cuda`.
@@ -44,7 +43,7 @@ pub fn is_gpu_memory() -> bool {
     std::env::var_os("NCCL_CALLER_MEMORY").is_some_and(|kind| kind == "cuda")
 }
 
-/// Warnings so far.
+/// The warnings logged so far.
 pub fn warnings() -> Vec<String> {
     let log = LOG.lock().unwrap();
     log.iter().filter(|(level, _)| *level == 2).map(|(_, text)| text.clone()).collect()
@@ -54,11 +53,13 @@ unsafe extern "C" {
     fn snprintf(to: *mut c_char, room: usize, format: *const c_char, ...) -> c_int;
 }
 
-/// Stands for NCCL's logger, which is variadic: a plugin gives it any format and what that takes.
-/// Rust can't define such a function. On x86-64 and aarch64 the arguments come in the same places as
-/// those of one that takes many: integers and pointers in registers, then on the stack, floating
-/// point in registers of its own. So this takes as many of both as a line of a log may have, and hands
-/// them all to `snprintf`, which reads those that the format names.
+/// Stands in for NCCL's logger, which is variadic: a plugin passes any format and its arguments.
+///
+/// Rust can't define such a function. On x86-64 and aarch64 the arguments are passed in the same
+/// places as those of a function with many parameters: integers and pointers in registers, then on
+/// the stack, floating point in registers of its own. So this function takes as many of both as a
+/// line of a log may have, and passes all of them to `snprintf`, which reads those that the format
+/// names.
 #[rustfmt::skip] // For lines of many.
 #[allow(clippy::too_many_arguments)]
 unsafe extern "C" fn logger(
@@ -69,8 +70,8 @@ unsafe extern "C" fn logger(
 ) {
     let mut line = [0u8; 4096];
     let to = line.as_mut_ptr().cast();
-    // SAFETY: the plugin's format and what it names, which it gave. Words beyond those are whatever lies
-    // there, on the stack above the plugin's call, and nobody looks at them.
+    // SAFETY: the plugin's format and the arguments that it names, which the plugin passed. The
+    // words beyond are whatever lies on the stack above the plugin's call, and nothing reads them.
     unsafe {
         snprintf(
             to, line.len(), format,
@@ -85,15 +86,15 @@ unsafe extern "C" fn logger(
     LOG.lock().unwrap().push((level, said));
 }
 
-/// As plugins see it.
+/// The logger's type as plugins see it.
 type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
 
 fn log() -> Logger {
-    // SAFETY: `logger` says why it can be called so.
+    // SAFETY: `logger` says why it can be called like that.
     unsafe { std::mem::transmute::<*const c_void, Logger>(logger as *const c_void) }
 }
 
-/// `ncclProfilerCallback_t`: nobody listens.
+/// Stands in for `ncclProfilerCallback_t` and does nothing.
 unsafe extern "C" fn profiler(_: *mut Ptr, _: c_int, _: Ptr, _: i64, _: Ptr) -> c_int {
     0
 }
@@ -127,54 +128,55 @@ enum Slot {
     Finalize,
 }
 
-/// What a plugin says of its device.
+/// What a plugin reports about its device.
 #[derive(Clone, Debug)]
 pub struct Props {
-    /// Name.
+    /// The device's name.
     pub name: String,
-    /// Path in sysfs, if any.
+    /// The device's path in sysfs, if any.
     pub pci_path: Option<String>,
-    /// `NCCL_PTR_*`.
+    /// Kinds of memory: `NCCL_PTR_*`.
     pub ptr_support: c_int,
-    /// Mbit/s.
+    /// Speed in Mbit/s.
     pub speed: c_int,
-    /// Port.
+    /// The port's number.
     pub port: c_int,
-    /// Microseconds.
+    /// Latency in microseconds.
     pub latency: f32,
-    /// Connections.
+    /// The most connections.
     pub max_comms: c_int,
-    /// Buffers of a receive.
+    /// The most buffers of a receive.
     pub max_recvs: c_int,
-    /// 0: host.
+    /// The type of device; 0 is the host.
     pub device_type: c_int,
-    /// Longest message; none in v8.
+    /// The longest message; `None` in v8.
     pub max_p2p_bytes: Option<usize>,
 }
 
 /// A loaded plugin with one of its tables.
 pub struct Plugin {
     table: *const *const c_void,
-    /// Of the table.
+    /// The version of the table.
     pub version: u32,
-    /// Beyond what NCCL asks of a plugin: what it leaves to chance is checked as well.
+    /// Also checks what goes beyond NCCL's requirements and what NCCL leaves to chance.
     pub strict: bool,
-    /// Ranks of this process that have called `init`.
+    /// How many ranks of this process have called `init`.
     users: Mutex<u32>,
     _library: libloading::Library,
 }
 
 // SAFETY: a table of C functions, which NCCL too calls from several threads.
 unsafe impl Send for Plugin {}
-// SAFETY: as above.
+// SAFETY: a table of C functions, which NCCL too calls from several threads.
 unsafe impl Sync for Plugin {}
 
-/// A function of the table, by its type.
+/// A function of the table, with its type.
 macro_rules! function {
     ($self:ident, $slot:ident, fn($($arg:ty),*)) => {{
         let f = $self.slot(Slot::$slot);
         assert!(!f.is_null(), "the table has no {}", stringify!($slot));
-        // Part of the caller's unsafe block: NCCL's headers give this slot this type in this version.
+        // Within the caller's unsafe block: NCCL's headers give this slot this type in this
+        // version.
         std::mem::transmute::<*const c_void, unsafe extern "C" fn($($arg),*) -> c_int>(f)
     }};
 }
@@ -184,19 +186,19 @@ fn check(call: &'static str, code: c_int) -> Result<()> {
 }
 
 impl Plugin {
-    /// Loads a library and takes its table of that version. If `strict`, more is asked of it than NCCL
-    /// does: results are written, whatever was there and though the call fails, sizes that `test` gives may
-    /// be left out, and requests are tested in any order.
+    /// Loads a library and takes its table of a version. With `strict` more is required of the
+    /// plugin than NCCL requires: results are written whatever was there, even if the call fails;
+    /// the sizes that `test` returns may be left out; and requests are tested in any order.
     pub fn open(path: &Path, version: u32, strict: bool) -> std::result::Result<Self, String> {
         use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
         // SAFETY: a plugin's constructors are as trustworthy as the plugin.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library: libloading::Library = library.map_err(|e| format!("{}: {e}", path.display()))?.into();
         let find = |version: u32| {
-            // SAFETY: a data symbol; only its address is taken.
+            // SAFETY: a data symbol, of which only the address is taken.
             let table =
                 unsafe { library.get::<*const c_void>(format!("ncclNetPlugin_v{version}").as_bytes()) };
-            // SAFETY: taken as the address that it is.
+            // SAFETY: used as the address that it is.
             table.map(|table| unsafe { table.into_raw() }.as_raw_ptr() as *const *const c_void)
         };
         let table = find(version).map_err(|e| {
@@ -208,18 +210,18 @@ impl Plugin {
     }
 
     fn slot(&self, slot: Slot) -> *const c_void {
-        // SAFETY: every version has the slots that are asked of it, pointers all.
+        // SAFETY: every version has the slots that are read here, and all are pointers.
         unsafe { *self.table.add(slot as usize) }
     }
 
-    /// Its name, as NCCL_NET matches it.
+    /// The plugin's name, as NCCL_NET matches it.
     pub fn name(&self) -> String {
         // SAFETY: a C string that lives as long as the library.
         unsafe { CStr::from_ptr(self.slot(Slot::Name).cast()) }.to_string_lossy().into_owned()
     }
 
-    /// The context, NULL before v11. As in NCCL one thread at a time calls it. Before v11 NCCL calls a
-    /// plugin's only for a communicator beside which there is no other in the process.
+    /// Calls init; returns the context, NULL before v11. As in NCCL, one thread at a time calls it.
+    /// Before v11 NCCL calls it only for a communicator that is the only one of the process.
     pub fn init(&self) -> Result<Ptr> {
         let mut users = self.users.lock().unwrap();
         let mut ctx = std::ptr::null_mut();
@@ -228,7 +230,7 @@ impl Plugin {
             return Ok(ctx);
         }
         let mut config: c_int = -1;
-        // SAFETY: places of ours, of the types that the version says.
+        // SAFETY: places of ours, of the types that the version requires.
         let code = unsafe {
             match self.version {
                 8 | 9 => function!(self, Init, fn(Logger))(log()),
@@ -247,8 +249,8 @@ impl Plugin {
         Ok(ctx)
     }
 
-    /// Begins to use its profiler, v5, as NCCL does between init and the first connection: whether
-    /// it asks to hear of launches.
+    /// Begins to use the plugin's profiler, v5, as NCCL does between init and the first connection;
+    /// returns whether it asks for kernel launches.
     pub fn profile(&self) -> std::result::Result<bool, String> {
         type Init = unsafe extern "C" fn(
             *mut Ptr,
@@ -260,11 +262,12 @@ impl Plugin {
             c_int,
             Logger,
         ) -> c_int;
-        // SAFETY: a data symbol; only its address is taken.
+        // SAFETY: a data symbol, of which only the address is taken.
         let table = unsafe { self._library.get::<*const c_void>(b"ncclProfiler_v5") };
         let table = table.map_err(|e| format!("ncclProfiler_v5: {e}"))?;
         let (mut context, mut mask) = (std::ptr::null_mut(), 0);
-        // SAFETY: NCCL's header has a name first, then a function of this type; places of ours.
+        // SAFETY: in NCCL's header a name comes first, then a function of this type; the places are
+        // ours.
         let code = unsafe {
             let table = table.into_raw().as_raw_ptr() as *const *const c_void;
             let init = std::mem::transmute::<*const c_void, Init>(*table.add(1));
@@ -276,7 +279,7 @@ impl Plugin {
         }
     }
 
-    /// Nothing before v11.
+    /// Calls finalize; does nothing before v11.
     pub fn finalize(&self, ctx: Ptr) -> Result<()> {
         let mut users = self.users.lock().unwrap();
         *users = users.saturating_sub(1);
@@ -287,29 +290,29 @@ impl Plugin {
         check("finalize", unsafe { function!(self, Finalize, fn(Ptr))(ctx) })
     }
 
-    /// How many there are.
+    /// The number of devices.
     pub fn devices(&self) -> Result<c_int> {
         let mut n = -1;
-        // SAFETY: a place of ours.
+        // SAFETY: the place is ours.
         check("devices", unsafe { function!(self, Devices, fn(*mut c_int))(&mut n) }).map(|()| n)
     }
 
-    /// Of device `dev`.
+    /// The properties of device `dev`.
     pub fn properties(&self, dev: c_int) -> Result<Props> {
-        // NCCL does not clear it either.
+        // NCCL does not clear this memory either.
         let mut raw = [0xa5a5_a5a5_a5a5_a5a5u64; 32];
         let p = raw.as_mut_ptr().cast::<u8>();
-        // SAFETY: room for any version's.
+        // SAFETY: there is room for the properties of any version.
         check("getProperties", unsafe { function!(self, Properties, fn(c_int, *mut u8))(dev, p) })?;
-        // SAFETY: offsets within `raw`, aligned as C has them.
+        // SAFETY: the offsets lie within `raw` and are aligned as in C.
         let (int, float) =
             unsafe { (|at: usize| *p.add(at).cast::<c_int>(), |at: usize| *p.add(at).cast::<f32>()) };
         let text = |word: u64| {
             let at = word as usize as *const c_char;
-            // SAFETY: NULL or a C string that stays.
+            // SAFETY: NULL, or a C string that stays.
             (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
         };
-        // Where the fields behind ptrSupport begin.
+        // Where the fields after ptrSupport begin.
         let base = if self.version == 8 { 32 } else { 36 };
         Ok(Props {
             name: text(raw[0]).unwrap_or_default(),
@@ -329,11 +332,11 @@ impl Plugin {
         })
     }
 
-    /// A listener, and the handle for connectors.
+    /// Makes a listener; returns it and the handle for connectors.
     pub fn listen(&self, ctx: Ptr) -> Result<(Ptr, [u8; 128])> {
         let (mut comm, mut handle) = (self.unwritten(), [0u8; 128]);
         let h: Ptr = handle.as_mut_ptr().cast();
-        // SAFETY: places of ours.
+        // SAFETY: the places are ours.
         let code = unsafe {
             match self.version {
                 ..11 => function!(self, Listen, fn(c_int, Ptr, *mut Ptr))(0, h, &mut comm),
@@ -343,13 +346,13 @@ impl Plugin {
         check("listen", code).map(|()| (comm, handle))
     }
 
-    /// One poll of a connection that is being made.
+    /// Polls once a connection that is being made.
     pub fn connect(&self, ctx: Ptr, handle: &mut [u8; 128]) -> Result<Option<Ptr>> {
         let mut comm = self.unwritten();
         let mut device = std::ptr::null_mut::<c_void>();
         let mut config: c_int = -1;
         let h: Ptr = handle.as_mut_ptr().cast();
-        // SAFETY: places of ours.
+        // SAFETY: the places are ours.
         let code = unsafe {
             match self.version {
                 ..10 => {
@@ -374,18 +377,18 @@ impl Plugin {
         self.result("connect", code, comm).map(|comm| (!comm.is_null()).then_some(comm))
     }
 
-    /// One poll of a listener.
+    /// Polls a listener once.
     pub fn accept(&self, listener: Ptr) -> Result<Option<Ptr>> {
         let mut comm = self.unwritten();
         let mut device = std::ptr::null_mut::<c_void>();
-        // SAFETY: places of ours.
+        // SAFETY: the places are ours.
         let code =
             unsafe { function!(self, Accept, fn(Ptr, *mut Ptr, *mut Ptr))(listener, &mut comm, &mut device) };
         self.result("accept", code, comm).map(|comm| (!comm.is_null()).then_some(comm))
     }
 
-    /// Registers memory: as the host's, or with `NCCL_CALLER_MEMORY=cuda` as a GPU's, for a
-    /// plugin whose GPU is the CPU executor.
+    /// Registers memory, as the host's or, with `NCCL_CALLER_MEMORY=cuda`, as a GPU's, for a plugin
+    /// whose GPU is the CPU executor.
     pub fn reg_mr(&self, comm: Ptr, data: Ptr, size: usize) -> Result<Ptr> {
         let mut mr = self.unwritten();
         let kind = if is_gpu_memory() { 2 } else { 1 };
@@ -408,16 +411,16 @@ impl Plugin {
         self.result("regMrDmaBuf", code, mr)
     }
 
-    /// The reverse.
+    /// Deregisters memory.
     pub fn dereg_mr(&self, comm: Ptr, mr: Ptr) -> Result<()> {
-        // SAFETY: of `reg_mr`, once.
+        // SAFETY: a registration of `reg_mr`, given back once.
         check("deregMr", unsafe { function!(self, DeregMr, fn(Ptr, Ptr))(comm, mr) })
     }
 
-    /// `None`: no room, try again.
+    /// Posts a send. `None`: no room, try again.
     ///
     /// # Safety
-    /// The memory stays until the request is done or the connection closed.
+    /// The memory stays until the request is done or the connection is closed.
     pub unsafe fn isend(
         &self,
         comm: Ptr,
@@ -428,7 +431,7 @@ impl Plugin {
     ) -> Result<Option<Ptr>> {
         let mut request = EARLIER;
         let (none, r) = (std::ptr::null_mut(), &mut request);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         let code = unsafe {
             match self.version {
                 8 => function!(self, Isend, fn(Ptr, Ptr, c_int, c_int, Ptr, *mut Ptr))(
@@ -450,10 +453,10 @@ impl Plugin {
         self.result("isend", code, request).map(|request| (!request.is_null()).then_some(request))
     }
 
-    /// `None`: no room, try again. All slices are of one length.
+    /// Posts a receive. `None`: no room, try again. All slices have the same length.
     ///
     /// # Safety
-    /// As [`Plugin::isend`].
+    /// The requirements of [`Plugin::isend`] hold.
     pub unsafe fn irecv(
         &self,
         comm: Ptr,
@@ -466,13 +469,13 @@ impl Plugin {
             (data.to_vec(), sizes.to_vec(), tags.to_vec(), mrs.to_vec());
         let mut ints: Vec<c_int> = sizes.iter().map(|s| *s as c_int).collect();
         let mut none = vec![std::ptr::null_mut::<c_void>(); data.len()];
-        // NCCL puts `OPTIONAL` there in protocols whose data says itself that it is there; a plugin may then
-        // say that a receive is done before it is. This one's data does not, so it is asked of plugins alone
-        // that make no use of it.
+        // NCCL writes `OPTIONAL` there in protocols whose data shows by itself that it has arrived;
+        // then a plugin may report a receive as done before it is. This caller's data does not show
+        // that, so `OPTIONAL` is used only with plugins that make no use of it.
         let mut request = if self.strict { OPTIONAL } else { EARLIER };
         let (n, r) = (data.len() as c_int, &mut request);
         let (d, s, t, m) = (data.as_mut_ptr(), sizes.as_mut_ptr(), tags.as_mut_ptr(), mrs.as_mut_ptr());
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         let code = unsafe {
             match self.version {
                 8 => function!(
@@ -495,7 +498,7 @@ impl Plugin {
         self.result("irecv", code, request).map(|request| (!request.is_null()).then_some(request))
     }
 
-    /// A flush; `None`: there is nothing to wait for.
+    /// Begins a flush. `None`: there is nothing to wait for.
     pub fn iflush(&self, comm: Ptr, data: Ptr, size: c_int, mr: Ptr) -> Result<Option<Ptr>> {
         let (mut data, mut size, mut mr, mut request) = ([data], [size], [mr], std::ptr::null_mut());
         // SAFETY: memory of ours.
@@ -512,7 +515,7 @@ impl Plugin {
         check("iflush", code).map(|()| (!request.is_null()).then_some(request))
     }
 
-    /// A flush of so many buffers whose arrays are NULL.
+    /// Begins a flush of `n` buffers whose arrays are NULL.
     pub fn iflush_null(&self, comm: Ptr, n: c_int) -> Result<Option<Ptr>> {
         let mut request = std::ptr::dangling_mut();
         // SAFETY: a place of ours, and no arrays.
@@ -530,14 +533,14 @@ impl Plugin {
         check("iflush", code).map(|()| None)
     }
 
-    /// True when done; `sizes` may be left out.
+    /// Tests a request: true when it is done; `sizes` may be left out.
     ///
     /// # Safety
-    /// A request that is not done, of a connection that is not closed.
+    /// The request is not done, and its connection is not closed.
     pub unsafe fn test(&self, request: Ptr, sizes: Option<&mut [c_int; 8]>) -> Result<bool> {
         let mut done = -1;
         let sizes = sizes.map_or(std::ptr::null_mut(), |s| s.as_mut_ptr());
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         let code =
             unsafe { function!(self, Test, fn(Ptr, *mut c_int, *mut c_int))(request, &mut done, sizes) };
         check("test", code)?;
@@ -545,64 +548,66 @@ impl Plugin {
         Ok(done != 0)
     }
 
-    /// [`Plugin::test`] of a send, for which NCCL has room for one size. It is left out if not `sized`, which
-    /// NCCL never does.
+    /// Tests a send ([`Plugin::test`]), for which NCCL has room for one size. Without `sized` the
+    /// size is left out, which NCCL never does.
     ///
     /// # Safety
-    /// As [`Plugin::test`].
+    /// The requirements of [`Plugin::test`] hold.
     pub unsafe fn test_send(&self, request: Ptr, sized: bool) -> Result<bool> {
         const NONE: c_int = c_int::MIN;
         let mut sizes = [NONE; 8];
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         let done = unsafe { self.test(request, (sized || !self.strict).then_some(&mut sizes)) };
         assert_eq!(sizes[1..], [NONE; 7], "test of a send wrote more than one size");
         done
     }
 
-    /// [`Plugin::test`] of a receive. Sizes are left out if not `sized`, which NCCL never does.
+    /// Tests a receive ([`Plugin::test`]). Without `sized` the sizes are left out, which NCCL never
+    /// does.
     ///
     /// # Safety
-    /// As [`Plugin::test`].
+    /// The requirements of [`Plugin::test`] hold.
     pub unsafe fn test_receive(&self, request: Ptr, sized: bool) -> Result<Option<[c_int; 8]>> {
-        // NCCL's place holds nothing but 0.
+        // NCCL's place holds 0 before the call.
         let mut sizes = [if self.strict { -1 } else { 0 }; 8];
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         let done = unsafe { self.test(request, (sized || !self.strict).then_some(&mut sizes))? };
         Ok(done.then_some(sizes))
     }
 
-    /// What is in the place of a connection or registration before the call: NCCL's hold NULL.
+    /// What the place of a connection or registration holds before the call: NCCL's hold NULL.
     fn unwritten(&self) -> Ptr {
         if self.strict { OPTIONAL } else { std::ptr::null_mut() }
     }
 
-    /// What a call has answered, and put there. This project's plugin puts something there if it fails too.
+    /// The result of a call and what it wrote. This project's plugin writes there even if the call
+    /// fails.
     fn result(&self, call: &'static str, code: c_int, at: Ptr) -> Result<Ptr> {
         let written = at != OPTIONAL && at != EARLIER;
         assert!(written || code != 0 && !self.strict, "{call} left what it should write at {at:?}");
         check(call, code).map(|()| at)
     }
 
-    /// Whether the table has a `regMrDmaBuf`.
+    /// Whether the table has `regMrDmaBuf`.
     pub fn takes_dma_bufs(&self) -> bool {
         !self.slot(Slot::RegMrDmaBuf).is_null()
     }
 
     /// Closes a sending end.
     pub fn close_send(&self, comm: Ptr) -> Result<()> {
-        // SAFETY: of `connect`, once.
+        // SAFETY: an end of `connect`, closed once.
         check("closeSend", unsafe { function!(self, CloseSend, fn(Ptr))(comm) })
     }
 
     /// Closes a receiving end.
     pub fn close_recv(&self, comm: Ptr) -> Result<()> {
-        // SAFETY: of `accept`, once.
+        // SAFETY: an end of `accept`, closed once.
         check("closeRecv", unsafe { function!(self, CloseRecv, fn(Ptr))(comm) })
     }
 
     /// Closes a listener.
     pub fn close_listen(&self, comm: Ptr) -> Result<()> {
-        // SAFETY: of `listen`, once.
+        // SAFETY: a listener of `listen`, closed once.
         check("closeListen", unsafe { function!(self, CloseListen, fn(Ptr))(comm) })
     }
 }
@@ -614,7 +619,7 @@ mod tests {
     #[test]
     fn the_logger_takes_any_format_as_nccls() {
         let (name, big) = (c"eth0".as_ptr(), usize::MAX);
-        // SAFETY: what the formats name.
+        // SAFETY: the arguments are those that the formats name.
         unsafe {
             log()(2, 0, name, 1, c"plain 100%%".as_ptr());
             log()(

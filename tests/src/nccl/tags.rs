@@ -1,6 +1,6 @@
-//! Receives of several buffers, told apart by tags: what ranks do that share a connection (PXN).
+//! Receives of several buffers, told apart by tags: used by ranks that share a connection (PXN).
 //!
-//! A message whose receive is not posted must not stand before those whose receives are.
+//! A message whose receive is not posted must not hold up messages whose receives are.
 
 use std::time::Instant;
 
@@ -9,13 +9,13 @@ use super::scenario::{Options, begin, close, loopback};
 use super::table::{Plugin, Ptr, warnings};
 use crate::hang;
 
-/// Looks at a post that must not be taken.
+/// How often a post that must not be accepted is tried.
 const LOOKS: usize = 300;
-/// Groups of [`shared`] whose receives are posted at once.
+/// How many groups of [`shared`] have their receives posted at once.
 const AHEAD: usize = 3;
 
-/// A connection of a rank to itself, with memory for every message of a scenario: message `i` is sent
-/// from place `i` and received at place `i`.
+/// A connection of a rank to itself, with memory for every message of a scenario: message `i` is
+/// sent from place `i` and received at place `i`.
 struct Shared<'a> {
     plugin: &'a Plugin,
     ends: Ends,
@@ -25,7 +25,7 @@ struct Shared<'a> {
     stride: usize,
 }
 
-/// A message, by its place, whose request is not done.
+/// Messages, by place, whose requests are not done.
 type Sent = Vec<(usize, Ptr)>;
 
 /// A receive that is not done: the places of its buffers.
@@ -47,7 +47,7 @@ impl<'a> Shared<'a> {
         Shared { plugin, ends, out, into, registrations, stride }
     }
 
-    /// Sends message `place`, if the plugin takes it now.
+    /// Sends message `place` if the plugin accepts it now.
     fn send(&self, place: usize, size: usize, tag: usize) -> Option<Ptr> {
         let at = self.out.at(place * self.stride);
         // SAFETY: the buffer stays until the connection is closed.
@@ -55,13 +55,13 @@ impl<'a> Shared<'a> {
         sent.unwrap_or_else(|e| panic!("{e}; the plugin says: {:#?}", warnings()))
     }
 
-    /// Posts a receive of one buffer for each tag from 0 on, if the plugin takes it now.
+    /// Posts a receive with one buffer for each tag from 0 on, if the plugin accepts it now.
     fn receive(&self, places: &[usize]) -> Option<Group> {
         let n = places.len();
         let data: Vec<Ptr> = places.iter().map(|place| self.into.at(place * self.stride)).collect();
         let tags: Vec<i32> = (0..n as i32).collect();
         let (sizes, mrs) = (vec![self.stride; n], vec![self.registrations[1]; n]);
-        // SAFETY: nobody else uses these places.
+        // SAFETY: nothing else uses these places.
         let posted = unsafe { self.plugin.irecv(self.ends.recv, &data, &sizes, &tags, &mrs) };
         let request = posted.unwrap_or_else(|e| panic!("{e}; the plugin says: {:#?}", warnings()))?;
         Some(Group { request, places: places.to_vec() })
@@ -72,12 +72,12 @@ impl<'a> Shared<'a> {
         let before = (groups.len(), sent.len());
         let failed = |e| -> ! { panic!("{e}; the plugin says: {:#?}", warnings()) };
         sent.retain(|(_, request)| {
-            // SAFETY: ours, not done yet.
+            // SAFETY: our own request, not done yet.
             let done = unsafe { self.plugin.test_send(*request, true) };
             !done.unwrap_or_else(|e| failed(e))
         });
         if let Some(group) = groups.first() {
-            // SAFETY: as above.
+            // SAFETY: our own request, not done yet.
             let done = unsafe { self.plugin.test_receive(group.request, true) };
             if let Some(sizes) = done.unwrap_or_else(|e| failed(e)) {
                 for (tag, place) in group.places.iter().enumerate() {
@@ -98,9 +98,10 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// Receives of all tags are posted as a group. All messages but that of the last tag are sent, then a second of
-/// tag 1, whose receive comes with the next group: it is not taken, so the last tag's arrives, and with the
-/// next group the second of tag 1.
+/// One message is sent too early. Receives of all tags are posted as a group. All messages but that
+/// of the last tag are sent, then a second message of tag 1, whose receive comes with the next
+/// group. The second message is not accepted, so the last tag's message arrives; the second one
+/// arrives with the next group.
 fn one_that_is_early(o: &Options, plugin: &Plugin, ctx: Ptr, tags: usize, size: usize) {
     let shared = Shared::new(plugin, ctx, 2 * tags, size);
     let (mut groups, mut sent) = (Vec::new(), Sent::new());
@@ -152,7 +153,8 @@ fn one_that_is_early(o: &Options, plugin: &Plugin, ctx: Ptr, tags: usize, size: 
     shared.end();
 }
 
-/// Users of a connection, each with a tag and at a pace of its own; each group of receives has one buffer for each.
+/// Users of one connection, each with a tag and a pace of its own; each group of receives has one
+/// buffer for each user.
 fn shared(o: &Options, plugin: &Plugin, ctx: Ptr, tags: usize) {
     let mut r = Random(o.seed);
     let places = o.groups * tags;
@@ -167,7 +169,7 @@ fn shared(o: &Options, plugin: &Plugin, ctx: Ptr, tags: usize) {
         .collect();
     let shared = Shared::new(plugin, ctx, places, stride);
     let (mut groups, mut sent) = (Vec::new(), Sent::new());
-    // What each user has sent, and who is eager now.
+    // What each user has sent, and which user is eager now.
     let mut next = vec![0; tags];
     let (mut posted, mut eager, mut last) = (0, 0, Instant::now());
     while posted < o.groups || !groups.is_empty() || !sent.is_empty() || next.iter().any(|n| *n < o.groups) {
@@ -202,7 +204,7 @@ fn shared(o: &Options, plugin: &Plugin, ctx: Ptr, tags: usize) {
     shared.end();
 }
 
-/// Messages of several tags on one connection: none holds up another.
+/// Messages of several tags on one connection: no message holds up another.
 pub fn tags(o: &Options) {
     let plugin = o.open();
     let ctx = begin(&plugin);
@@ -213,7 +215,7 @@ pub fn tags(o: &Options) {
         return;
     }
     let most = most.min(8) as usize;
-    // In the WQE, in the window or a region, in slices.
+    // Sizes that travel in the WQE, in the window or a region, and in slices.
     for size in [30, 60_000, o.max] {
         one_that_is_early(o, &plugin, ctx, most, size);
     }

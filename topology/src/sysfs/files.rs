@@ -1,27 +1,27 @@
-//! Reading small files below a root, with a note for whatever is wrong with them.
+//! Reads small files below a root, with a note for everything that is wrong with them.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::{Component, Path, PathBuf};
 
-/// No file that is read as text is larger.
+/// The most bytes of a file that is read as text.
 const LARGEST: u64 = 64 << 10;
-/// Longer than any value of one line.
+/// The most bytes of a value of one line.
 const LONGEST_WORD: usize = 256;
-/// What a listing may hold at most.
+/// The most entries of a listing.
 const MOST_ENTRIES: usize = 1 << 16;
-/// Notes that are kept.
+/// The most notes that are kept.
 const MOST_NOTES: usize = 100;
 
 pub(super) struct Files {
     root: PathBuf,
-    /// `root` without symbolic links.
+    /// `root` with symbolic links resolved.
     real_root: Option<PathBuf>,
     notes: Vec<String>,
     dropped: usize,
 }
 
-/// Text as a note shows it: quoted, and not all of it.
+/// A text as a note shows it: quoted, and shortened.
 fn shown(text: &str) -> String {
     let short: String = text.chars().take(40).collect();
     if short.len() < text.len() { format!("{short:?}...") } else { format!("{short:?}") }
@@ -54,12 +54,12 @@ impl Files {
         self.note(format!("{path}: cannot be read: {error}{remedy}"));
     }
 
-    /// Whether there is something, followed to its end.
+    /// Whether a path exists, following links.
     pub(super) fn exists(&self, path: &str) -> bool {
         self.root.join(path).exists()
     }
 
-    /// Names in a folder, sorted. Those that are no plain text are left out, with a note.
+    /// The names in a folder, sorted. Names that are not plain text are left out, with a note.
     pub(super) fn list(&mut self, path: &str) -> Vec<String> {
         let entries = match fs::read_dir(self.root.join(path)) {
             Ok(entries) => entries,
@@ -82,12 +82,12 @@ impl Files {
         names
     }
 
-    /// The first `limit` bytes of a file. None, without a note, if there is none.
+    /// The first `limit` bytes of a file. `None`, without a note, if there is no file.
     pub(super) fn bytes(&mut self, path: &str, limit: u64) -> Option<Vec<u8>> {
         let full = self.root.join(path);
         let mut bytes = Vec::new();
         let read = || {
-            // A pipe or a device would keep us waiting.
+            // A pipe or a device would make the reader wait.
             if !fs::metadata(&full)?.is_file() {
                 return Err(std::io::Error::other("no regular file"));
             }
@@ -96,7 +96,7 @@ impl Files {
         match { read }() {
             Ok(_) => Some(bytes),
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => None,
-            // Attributes that a device does not have in its state answer so.
+            // Attributes that a device does not have in its present state return this error.
             Err(e) if e.kind() == ErrorKind::InvalidInput => None,
             Err(e) => {
                 self.failed(path, &e);
@@ -105,12 +105,12 @@ impl Files {
         }
     }
 
-    /// A file as text, of at most 64 KiB: what is longer is cut.
+    /// A file as text, of at most 64 KiB; the rest is cut off.
     pub(super) fn text(&mut self, path: &str) -> Option<String> {
         let bytes = self.bytes(path, LARGEST)?;
         match String::from_utf8(bytes) {
             Ok(text) => Some(text),
-            // Cut in the middle of a character, or no text.
+            // The text was cut in the middle of a character, or is not text.
             Err(e) if e.utf8_error().error_len().is_none() => {
                 Some(String::from_utf8_lossy(e.as_bytes()).into_owned())
             }
@@ -121,7 +121,7 @@ impl Files {
         }
     }
 
-    /// A file of one short line. None, without a note, if it is not there or empty.
+    /// A file of one short line. `None`, without a note, if the file is missing or empty.
     pub(super) fn word(&mut self, path: &str) -> Option<String> {
         let text = self.text(path)?;
         let word = text.trim();
@@ -135,7 +135,7 @@ impl Files {
         Some(word.to_owned())
     }
 
-    /// A file of one value, as `parse` reads it; what it can't becomes a note.
+    /// A file of one value, parsed by `parse`; a value that can't be parsed becomes a note.
     pub(super) fn parsed<T>(
         &mut self,
         path: &str,
@@ -150,8 +150,8 @@ impl Files {
         value
     }
 
-    /// Where something really is, below the root. None if it is not there; outside of the root, or in a loop:
-    /// with a note.
+    /// The real path of a file below the root. `None` if the file is missing; also `None`, with a
+    /// note, if it is outside of the root or in a loop.
     pub(super) fn real(&mut self, path: &str) -> Option<PathBuf> {
         let real = match fs::canonicalize(self.root.join(path)) {
             Ok(real) => real,
@@ -169,8 +169,8 @@ impl Files {
         }
     }
 
-    /// The last part of where a symbolic link points: of `driver` the driver's name. None, without a note, if it
-    /// is not there.
+    /// The last part of a symbolic link's target: for `driver`, the driver's name. `None`, without
+    /// a note, if there is no link.
     pub(super) fn link_name(&mut self, path: &str) -> Option<String> {
         let target = fs::read_link(self.root.join(path)).ok()?;
         let name = match target.components().next_back() {

@@ -1,4 +1,5 @@
-//! GPUs: functions of NVIDIA's with a display class, and what the driver tells of them in /proc.
+//! Finds GPUs: functions of NVIDIA's with a display class, with what the driver reports about them
+//! in /proc.
 
 use super::files::Files;
 use super::host::field;

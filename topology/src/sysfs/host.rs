@@ -1,4 +1,4 @@
-//! Processor, NUMA nodes, and the signs of a virtual machine.
+//! Reads the processor, the NUMA nodes, and the signs of a virtual machine.
 
 use super::files::Files;
 use crate::machine::{CpuKind, Node};
@@ -16,14 +16,14 @@ pub(super) fn read(sys: &mut Files, proc: &mut Files, topology: &mut Topology) {
     machine.nvidia_driver = proc.text("driver/nvidia/version").and_then(|t| version(&t));
 }
 
-/// The flag `hypervisor` of the processor, and the type that Xen tells.
+/// Whether the processor has the flag `hypervisor`, and the type that Xen reports.
 pub(super) fn signs(sys: &mut Files, proc: &mut Files) -> (bool, Option<String>) {
     let cpuinfo = proc.text("cpuinfo").unwrap_or_default();
     let flag = field(&cpuinfo, "flags").is_some_and(|f| f.split_whitespace().any(|w| w == "hypervisor"));
     (flag, sys.word("hypervisor/type"))
 }
 
-/// The first `name : value` of a file of such lines.
+/// The first value of `name` in a file of lines `name : value`.
 pub(super) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -31,8 +31,8 @@ pub(super) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ...": the word that is
-/// numbers and points.
+/// The version in "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release
+/// Build ...": the word that consists of numbers and points.
 fn version(text: &str) -> Option<String> {
     let line = text.lines().find(|l| l.starts_with("NVRM version"))?;
     let is_version = |w: &&str| w.contains('.') && w.bytes().all(|b| b.is_ascii_digit() || b == b'.');
@@ -43,12 +43,12 @@ fn nodes(sys: &mut Files) -> Vec<Node> {
     let mut nodes = Vec::new();
     for name in sys.list("devices/system/node") {
         let Some(number) = name.strip_prefix("node").and_then(|n| n.parse().ok()) else { continue };
-        // Memory without processors has an empty list.
+        // A node of memory without processors has an empty list.
         let cpus = sys.word(&format!("devices/system/node/{name}/cpulist")).unwrap_or_default();
         let first: Option<u32> = cpus.split([',', '-']).next().and_then(|n| n.parse().ok());
         let package = first.and_then(|cpu| {
             let path = format!("devices/system/cpu/cpu{cpu}/topology/physical_package_id");
-            // -1: the processor does not tell.
+            // -1 means that the processor does not report its package.
             let id = sys.parsed(&path, "package", |t| t.parse::<i64>().ok())?;
             id.try_into().ok()
         });

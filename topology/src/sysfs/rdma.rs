@@ -1,4 +1,4 @@
-//! RDMA NICs, and the PCI function each is or stands on.
+//! Finds RDMA NICs, and the PCI function that each is or is based on.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::files::Files;
 use crate::address::Address;
 use crate::tree::{Nic, Port, Topology};
 
-/// Network devices below one: a VLAN over a bond over its ports. No host has more.
+/// The most network devices below one (a VLAN over a bond over its ports) that are followed.
 const MOST_BELOW: usize = 256;
 
 pub(super) fn read(sys: &mut Files, topology: &mut Topology) {
@@ -14,7 +14,7 @@ pub(super) fn read(sys: &mut Files, topology: &mut Topology) {
         let base = format!("class/infiniband/{name}");
         let Some(real) = sys.real(&base) else { continue };
         let ports = ports(sys, &base);
-        // rxe names its network device in `parent`; all devices have those of their addresses.
+        // rxe names its network device in `parent`; every device has those of its addresses.
         let parent = sys.word(&format!("{base}/parent"));
         let software = parent.is_some() || real.components().any(|c| c.as_os_str() == "virtual");
         let by_address = || ports.first().map(|p| format!("{base}/ports/{}/gid_attrs/ndevs/0", p.number));
@@ -23,7 +23,7 @@ pub(super) fn read(sys: &mut Files, topology: &mut Topology) {
             None => by_address().and_then(|path| sys.word(&path)),
         };
         let netdev = netdev.or_else(|| sys.list(&format!("{base}/device/net")).into_iter().next());
-        // A name becomes part of a path.
+        // The name becomes part of a path.
         let netdev = netdev.filter(|n| !n.contains('/') && n != "..");
         let mut address = None;
         if sys.exists(&format!("{base}/device")) {
@@ -44,10 +44,10 @@ pub(super) fn read(sys: &mut Files, topology: &mut Topology) {
     }
 }
 
-/// The PCI function of a network device: its own, or the first one's below it.
+/// The PCI function of a network device: its own, or the first one found below it.
 fn of_netdev(sys: &mut Files, name: &str, seen: &mut BTreeSet<String>) -> Option<Address> {
     let base = format!("class/net/{name}");
-    // Each once: links may lead in circles.
+    // Visit each device once, because links may lead in circles.
     if seen.len() >= MOST_BELOW || !seen.insert(name.to_owned()) || !sys.exists(&base) {
         return None;
     }
@@ -67,7 +67,7 @@ fn ports(sys: &mut Files, base: &str) -> Vec<Port> {
             sys.note(format!("{path}: no port number"));
             continue;
         };
-        // "4: ACTIVE", "400 Gb/sec (4X NDR)".
+        // For example "4: ACTIVE" and "400 Gb/sec (4X NDR)".
         let state = sys.word(&format!("{path}/state"));
         let state = state.map(|s| s.split_once(": ").map_or(s.clone(), |(_, name)| name.to_owned()));
         let gigabits = sys.parsed(&format!("{path}/rate"), "rate like 400 Gb/sec", |t| {

@@ -1,5 +1,5 @@
-//! Builds a sysfs and a /proc in a folder, as the kernel lays them out: real folders below `devices`, symbolic
-//! links from `bus` and `class`.
+//! Builds a sysfs and a /proc in a folder, laid out as the kernel does: real folders below
+//! `devices`, symbolic links from `bus` and `class`.
 
 #![allow(dead_code)] // each suite uses its part
 
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use pushgate_topology::{Address, Sysfs, Topology};
 
-/// A folder that goes with its owner.
+/// A folder that is removed with its owner.
 pub struct Folder(PathBuf);
 
 impl Folder {
@@ -18,7 +18,7 @@ impl Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name =
             format!("pushgate-topology-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        // In memory where there is such a place: the suites make thousands of small files.
+        // In memory if possible: the suites make thousands of small files.
         let memory = PathBuf::from("/dev/shm");
         let path = if memory.is_dir() { memory } else { std::env::temp_dir() }.join(name);
         fs::create_dir_all(&path).unwrap();
@@ -43,7 +43,7 @@ pub struct Dev {
     pub vendor: u16,
     pub numa: i32,
     pub driver: Option<&'static str>,
-    /// Speed and width, now and at best.
+    /// Speed and width of the link, now and at best.
     pub link: Option<[(&'static str, u8); 2]>,
     pub config: Vec<u8>,
     pub iommu: Option<(u32, &'static str)>,
@@ -56,8 +56,8 @@ pub const UPSTREAM: u8 = 5;
 pub const DOWNSTREAM: u8 = 6;
 pub const ENDPOINT: u8 = 0;
 
-/// A whole configuration space with the PCI Express capability of such a port, and ACS with that control
-/// register if there is one.
+/// A whole configuration space with the PCI Express capability of such a port, and with ACS and
+/// this control register if one is given.
 pub fn config(port: u8, acs: Option<u16>) -> Vec<u8> {
     let mut b = vec![0u8; 4096];
     b[6] = 1 << 4;
@@ -107,7 +107,7 @@ impl Dev {
         Self { config: config(DOWNSTREAM, Some(control)), ..self }
     }
 
-    /// As somebody who is not root reads it.
+    /// Cuts the configuration space to what a user other than root can read.
     pub fn cut(mut self) -> Self {
         self.config.truncate(64);
         self
@@ -131,7 +131,7 @@ impl Host {
         host
     }
 
-    /// A server with so many NUMA nodes, each a socket of its own.
+    /// A server with this many NUMA nodes, each a socket of its own.
     pub fn server(nodes: u32) -> Self {
         let host = Self::new();
         host.cpu("Intel(R) Xeon(R) Platinum 8480C", "fpu vme");
@@ -171,7 +171,7 @@ impl Host {
         );
     }
 
-    /// A function at `pci0000:15/0000:15:01.0/...`.
+    /// Adds a function at a place like `pci0000:15/0000:15:01.0/...`.
     pub fn add(&self, place: &str, dev: Dev) {
         let name = place.rsplit('/').next().unwrap();
         let base = format!("sys/devices/{place}");
@@ -199,7 +199,7 @@ impl Host {
         self.link(&format!("sys/bus/pci/devices/{name}"), &format!("../../../devices/{place}"));
     }
 
-    /// An RDMA NIC on a function that was added.
+    /// Adds an RDMA NIC on a function that was added before.
     pub fn rdma(&self, name: &str, place: &str) {
         let base = format!("sys/devices/{place}/infiniband/{name}");
         self.file(&format!("{base}/ports/1/state"), "4: ACTIVE\n");
@@ -212,7 +212,7 @@ impl Host {
         );
     }
 
-    /// A network device, on a function or without one.
+    /// Adds a network device, on a function or without one.
     pub fn netdev(&self, name: &str, place: Option<&str>) {
         match place {
             Some(place) => {
@@ -230,7 +230,7 @@ impl Host {
         }
     }
 
-    /// A soft-RoCE device on a network device.
+    /// Adds a soft-RoCE device on a network device.
     pub fn rxe(&self, name: &str, netdev: &str) {
         let base = format!("sys/devices/virtual/infiniband/{name}");
         self.file(&format!("{base}/parent"), format!("{netdev}\n"));
@@ -243,7 +243,7 @@ impl Host {
         );
     }
 
-    /// A function bound to the shim driver, with its device file's entry.
+    /// Adds a function bound to the shim driver, with the entry of its device file.
     pub fn shim(&self, number: u32, place: &str) {
         self.add(place, Dev { driver: Some("pushgate"), ..dev(0x050000, 0x1af4, ENDPOINT) });
         let name = format!("pushgate{number}");
@@ -256,7 +256,7 @@ impl Host {
         Sysfs::new(self.at("sys")).with_proc(self.at("proc")).read()
     }
 
-    /// As [`Host::read`], and nothing was wrong.
+    /// Reads the host and checks that nothing was wrong.
     pub fn clean(&self) -> Topology {
         let topology = self.read();
         assert_eq!(topology.notes, Vec::<String>::new());

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the tests of this bundle, each test program by itself, and ends with one line: how many programs
+# Runs the tests of this bundle, one test program after the other, and ends with one line: how many programs
 # passed and failed.
 #
 #   run-tests                    all

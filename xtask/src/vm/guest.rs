@@ -1,4 +1,4 @@
-//! The machines: what QEMU is told, and what becomes of them.
+//! Runs the virtual machines: QEMU's options, and how the machines end.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -19,16 +19,18 @@ use crate::process::{self, Running};
 use crate::progress::{Guard, Watch};
 use crate::{Paths, system, vm::initramfs::Archive};
 
-/// How long a machine may be silent while it comes up, which takes about 6 s in all on two idle cores.
+/// How long a machine may be silent while it boots, which takes about 6 s in all on two idle cores.
 const BOOT_SILENCE: Duration = Duration::from_secs(120);
-/// What the other machine gets to end once one has failed.
+/// How long the other machine gets to end once one has failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(60);
-/// The first word of the guest's first program on the console: what panics before it is the kernel alone.
+/// The first line of the guest's first program on the console: a panic before it is the kernel's
+/// own.
 const USER_SPACE: &str = "pushgate-vm starts user space";
-/// How much of a console's end is shown where things went wrong.
+/// How many lines of a console's end are shown after a failure.
 const LAST_LINES: usize = 15;
 
-/// Modules that every guest has, with their options. Those that they need are found out.
+/// Modules that every guest has, with their options. The modules that they depend on are found
+/// automatically.
 const MODULES: &[(&str, &str)] = &[
     ("virtio_pci", ""),
     ("virtio_console", ""),
@@ -42,7 +44,7 @@ const MODULES: &[(&str, &str)] = &[
     ("ib_uverbs", ""),
     ("rdma_ucm", ""),
     ("rdma_rxe", ""),
-    // No device of its own: links are made by name.
+    // The module makes no device by itself: links are made by name.
     ("dummy", "numdummies=0"),
 ];
 
@@ -50,17 +52,17 @@ const MODULES: &[(&str, &str)] = &[
 pub struct Job {
     /// A shell script.
     pub script: String,
-    /// Files beside it in /run/vm, by name.
+    /// Files beside the script in /run/vm, by name.
     pub files: Vec<(String, String)>,
-    /// 1 or 2.
+    /// The number of guests, 1 or 2.
     pub guests: u8,
     /// PCI functions of the first guest.
     pub devices: Vec<Device>,
     /// A shell script that the first guest may have run on the host.
     pub host: Option<String>,
-    /// Memory of each, in MiB.
+    /// Memory of each guest in MiB.
     pub memory: u32,
-    /// What it may take, boot and all, where the user has set a limit.
+    /// The time that the job may take, including the boot, if the user has set a limit.
     pub limit: Option<Duration>,
     /// What ends a guest that hangs.
     pub guard: Guard,
@@ -68,14 +70,14 @@ pub struct Job {
 
 /// How a job ended.
 pub struct Ended {
-    /// The exit status of each guest's script; an error if a guest came up and did not come to the
+    /// The exit status of each guest's script. An error if a guest came up and did not reach the
     /// end of its script.
     pub codes: Result<Vec<u8>>,
-    /// The folder of the run: below it `1/out` and `2/out` are what the guests left in /run/out.
+    /// The folder of the run: `1/out` and `2/out` in it are what the guests left in /run/out.
     pub folder: PathBuf,
 }
 
-/// A machine that runs.
+/// A machine that is running.
 struct Guest {
     number: u8,
     qemu: Running,
@@ -84,15 +86,15 @@ struct Guest {
     code: Option<u8>,
 }
 
-/// What boots.
+/// What boots a guest.
 pub struct Machine {
-    /// The command that QEMU is.
+    /// The command that starts QEMU.
     pub qemu: Vec<OsString>,
-    /// Where QEMU's own modules are, if elsewhere than it was built for.
+    /// Where QEMU's own modules are, if not where it was built for.
     pub modules: Option<PathBuf>,
     /// The kernel.
     pub image: PathBuf,
-    /// What the guest sees, read-only, as its root.
+    /// The folder that the guest sees, read-only, as its root.
     pub root: PathBuf,
 }
 
@@ -109,9 +111,10 @@ pub fn run(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Ended> {
     boot(&machine, folder, job)
 }
 
-/// Boots guests as [`run`] does, on a machine of the caller's; `folder` is the run's and holds the `initrd`.
+/// Boots guests as [`run`] does, on a machine of the caller's; `folder` is the run's and holds the
+/// `initrd`.
 ///
-/// An error if a guest does not come up. A kernel that panics before user space, as emulated timers on
+/// Fails if a guest does not come up. A kernel that panics before user space, as emulated timers on
 /// a busy host make it do, is booted once more.
 pub fn boot(machine: &Machine, folder: PathBuf, job: &Job) -> Result<Ended> {
     let mut again = true;
@@ -138,7 +141,7 @@ pub fn boot(machine: &Machine, folder: PathBuf, job: &Job) -> Result<Ended> {
     }
 }
 
-/// One boot: the machines, which are off, and the exit status of each script.
+/// Boots once: returns the machines, which are off, and the exit status of each script.
 fn boot_once(machine: &Machine, folder: &Path, job: &Job) -> Result<(Vec<Guest>, Result<Vec<u8>>)> {
     let mut cables = match job.guests {
         1 => [None, None],
@@ -147,7 +150,7 @@ fn boot_once(machine: &Machine, folder: &Path, job: &Job) -> Result<(Vec<Guest>,
             [Some(a), Some(b)]
         }
     };
-    // Before QEMU, which waits for it.
+    // Started before QEMU, which waits for it.
     let server = Server::start(folder, &job.devices)?;
     let mut guests = Vec::new();
     for number in 1..=job.guests {
@@ -195,7 +198,7 @@ fn wait(guests: &mut [Guest], job: &Job) -> Result<Vec<u8>> {
             bail!("ended at the limit that was set: {}", slow.name());
         }
         if let Some((number, code, watch)) = &mut failed {
-            // Whatever the other one still says: it waits for a peer that is gone.
+            // Whatever the other guest still prints, it waits for a peer that is gone.
             if let Err(reason) = watch.look(0) {
                 bail!(
                     "guest {number} ended with exit code {code}, and {} did not end: {reason}",
@@ -243,7 +246,7 @@ impl Guest {
         Ok(Guest { number, qemu, folder, output_ended, code: None })
     }
 
-    /// Removes what a boot has left, for another one.
+    /// Removes what a boot has left, before another boot.
     fn clear(&self) -> Result<()> {
         fs::rename(self.folder.join("console.log"), self.folder.join("console-panic.log"))?;
         for name in ["started", "status"] {
@@ -302,7 +305,7 @@ impl Guest {
     }
 }
 
-/// Those lines of a console that tell most: from the first word of a crash on, or the last ones.
+/// The lines of a console that tell most: from the first word of a crash on, or the last ones.
 fn telling<'a>(lines: &'a [&'a str]) -> &'a [&'a str] {
     let is_crash = |line: &&str| {
         ["BUG: ", "Oops", "general protection", "Kernel panic", "pushgate-vm:"]
@@ -314,7 +317,7 @@ fn telling<'a>(lines: &'a [&'a str]) -> &'a [&'a str] {
     &lines[from..lines.len().min(from + 2 * LAST_LINES)]
 }
 
-/// Prints a guest's output on ours, line by line where it has a prefix.
+/// Prints a guest's output on ours, line by line if it has a prefix.
 struct Printer {
     prefix: String,
     line: Vec<u8>,
@@ -338,7 +341,7 @@ impl Printer {
     }
 }
 
-/// The last line may have no end.
+/// The last line may have no end, so it is printed on drop.
 impl Drop for Printer {
     fn drop(&mut self) {
         if !self.line.is_empty() {
@@ -358,18 +361,19 @@ fn qemu(number: u8, machine: &Machine, job: &Job, run: &Path) -> Result<Command>
         command.env("QEMU_MODULE_DIR", modules);
     }
     command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-    // By name: a KVM that is there may be one under which no stock kernel boots.
+    // The accelerator is named, because a KVM that is there may be one under which no stock kernel
+    // boots.
     command.args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"]);
     command.arg("-m").arg(job.memory.to_string());
     command.arg("-kernel").arg(&machine.image).arg("-initrd").arg(run.join("initrd"));
-    // An oops ends the machine, so that no test passes over one. no_timer_check: a busy host starves the
-    // emulated timer, and the kernel would call that a broken board and panic.
+    // An oops ends the machine, so that no test passes over one. no_timer_check: a busy host
+    // starves the emulated timer, and the kernel would take that for a broken board and panic.
     let words = "console=ttyS0 loglevel=5 panic=-1 oops=panic no_timer_check mitigations=off rcupdate.rcu_expedited=1";
     // Variables without a dot go into the environment of the first program.
     command.arg("-append").arg(format!("{words} VM_GUEST={number}"));
     command.arg("-chardev").arg(option("file,id=console,path=", &folder.join("console.log")));
     command.args(["-serial", "chardev:console"]);
-    // What the job writes, apart from the kernel's messages and with no terminal in between.
+    // The job's output, apart from the kernel's messages and without a terminal in between.
     command.args(["-device", "virtio-serial-pci", "-chardev", "file,id=output,path=/dev/stdout"]);
     command.args(["-device", "virtserialport,chardev=output,name=output"]);
     let share = "multidevs=remap,security_model=none";
@@ -380,12 +384,12 @@ fn qemu(number: u8, machine: &Machine, job: &Job, run: &Path) -> Result<Command>
     Ok(command)
 }
 
-/// An option of QEMU's that ends in a path: a comma in it stands twice.
+/// An option of QEMU's that ends in a path; a comma in the path is doubled.
 pub fn option(start: &str, path: &Path) -> OsString {
     format!("{start}{}", path.display().to_string().replace(',', ",,")).into()
 }
 
-/// What the guest boots from, the job included.
+/// The initial file system from which the guest boots, including the job.
 pub fn initramfs(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Vec<u8>> {
     let busybox = system::static_busybox().context("no static busybox")?;
     let mut archive = Archive::default();
@@ -420,7 +424,7 @@ pub fn initramfs(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Vec<u8>> {
     archive.file("vm/settings", settings.iter().map(line).collect::<String>().as_bytes());
     let visible: Vec<_> = [&root, &target].iter().map(|path| format!("{}\n", path.display())).collect();
     archive.file("vm/visible", visible.concat().as_bytes());
-    // The kernel starts it by this name, and with no variable of ours.
+    // The kernel starts modprobe by this name, and without our variables.
     let modprobe = format!(
         "#!/bin/sh\nexec {} -d {} \"$@\"\n",
         system::find_program("modprobe").context("no modprobe")?.display(),
@@ -436,8 +440,8 @@ pub fn initramfs(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// A new folder for this run below `all`. Those of runs that are over go, so that the last one's logs
-/// stay.
+/// Makes a new folder for this run below `all`. Folders of runs that are over are removed, except
+/// the logs of the last one.
 pub fn run_folder(all: &Path) -> Result<PathBuf> {
     for file in fs::read_dir(all)?.flatten() {
         let name = file.file_name().to_string_lossy().into_owned();

@@ -1,9 +1,9 @@
-//! What a suite runs on the host while its guest waits: a process outside of the machine that
-//! shares a function's memory with it.
+//! Runs a suite's script on the host while its guest waits: a process outside of the machine that
+//! shares a function's memory with the machine.
 //!
-//! The script is the suite's own. The guest only says when, and gives numbers: a file `ask` in its
-//! output folder with lines `NAME=NUMBER`, which the script finds as `ASK_NAME`. What it writes
-//! goes to `host.txt` there, its exit status to `answer`.
+//! The script belongs to the suite. The guest only says when, and gives numbers: a file `ask` in
+//! the guest's output folder with lines `NAME=NUMBER`, which the script finds as `ASK_NAME`. The
+//! script's output goes to `host.txt` there, its exit status to `answer`.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -22,14 +22,14 @@ use crate::progress::{Guard, Watch};
 
 const TICK: Duration = Duration::from_millis(5);
 
-/// The thread that waits for the guest's word; dropped, it ends what it has started.
+/// The thread that waits for the guest's request; dropping it ends what it has started.
 pub struct Helper {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Helper {
-    /// `folder` is the guest's part of `run`.
+    /// Starts the thread. `folder` is the guest's part of `run`.
     pub fn start(run: &Path, folder: PathBuf, script: String, bells: Bells) -> Helper {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, run) = (stop.clone(), run.to_path_buf());
@@ -85,7 +85,7 @@ fn perform(
     let log = fs::File::create(folder.join("out/host.txt"))?;
     command.stderr(log.try_clone()?).stdout(Stdio::from(log));
     let mut running = Running::start(command)?;
-    // The guest waits for the answer, and its own guard ends both.
+    // The guest waits for the answer, and the guest's own guard ends both.
     let mut watch = Watch::new(Guard::NONE);
     loop {
         if let Some(status) = running.poll(&mut watch)? {
@@ -99,7 +99,7 @@ fn perform(
     }
 }
 
-/// Lines NAME=NUMBER, and nothing else: a guest does not say what its host runs.
+/// Parses lines NAME=NUMBER and nothing else: a guest must not decide what its host runs.
 fn numbers(text: &str) -> Result<Vec<(&str, u64)>> {
     let line = |line| -> Result<_> {
         let (name, value) = str::split_once(line, '=').context("not NAME=NUMBER")?;

@@ -1,6 +1,6 @@
 //! The guest's first file system: a cpio archive in the format "newc", which the kernel unpacks.
 
-/// An archive in the making.
+/// An archive that is being made.
 #[derive(Default)]
 pub struct Archive {
     bytes: Vec<u8>,
@@ -11,17 +11,17 @@ const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 
 impl Archive {
-    /// Adds a folder; the one around it must be there already.
+    /// Adds a folder; its parent must exist already.
     pub fn folder(&mut self, name: &str) {
         self.entry(name, FOLDER, &[]);
     }
 
-    /// Adds a file, executable.
+    /// Adds an executable file.
     pub fn file(&mut self, name: &str, content: &[u8]) {
         self.entry(name, PROGRAM, content);
     }
 
-    /// The archive with its end mark.
+    /// Returns the archive with its end mark.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
@@ -31,7 +31,8 @@ impl Archive {
         self.entries += 1;
         let size = u32::try_from(content.len()).expect("no file of 4 GiB goes into an initramfs");
         let name_size = name.len() as u32 + 1;
-        // Inode, mode, user, group, links, time, size, device twice two, length of the name, no sum.
+        // Inode, mode, user, group, links, time, size, twice two device numbers, length of the
+        // name, no checksum.
         let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name_size, 0];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {
@@ -61,7 +62,7 @@ mod tests {
         let bytes = archive.finish();
         assert_eq!(bytes.len() % 4, 0);
         assert_eq!(&bytes[..22], b"07070100000001000041ED");
-        // 110 bytes of header and "a\0" are 112.
+        // 110 bytes of header and "a\0" make 112.
         assert_eq!(&bytes[112..118], b"070701");
         let file = &bytes[112..];
         assert_eq!(&file[54..62], b"00000005");

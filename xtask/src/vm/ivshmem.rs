@@ -1,11 +1,11 @@
 //! PCI functions without a driver of their own: QEMU's ivshmem, whose BAR is a file of the host's.
 //!
-//! `ivshmem-plain` has nothing but that. `ivshmem-doorbell` has interrupt vectors and a register that
-//! rings those of its peers; QEMU gets the eventfds from a server, which is this program. The server's
-//! socket lies in the run's folder as `ivshmem.sock`, so any process of the host can be a peer too.
-//! (Protocol: docs/specs/ivshmem-spec of QEMU.)
+//! `ivshmem-plain` has only the BAR. `ivshmem-doorbell` also has interrupt vectors, and a register
+//! that rings the vectors of its peers; QEMU gets the eventfds from a server, which is this
+//! program. The server's socket lies in the run's folder as `ivshmem.sock`, so any process of the
+//! host can be a peer too. (Protocol: docs/specs/ivshmem-spec of QEMU.)
 //!
-//! A thread besides does what a test in the guest asks of "the host", through the first words of the
+//! Another thread does what a test in the guest asks of "the host" through the first words of the
 //! shared memory: tests/tests/driver.rs has the other end.
 
 use std::ffi::OsString;
@@ -28,27 +28,27 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::guest::option;
 
-/// Vectors of each peer.
+/// How many vectors each peer has.
 const VECTORS: usize = 4;
 const SHARED_MIB: u64 = 4;
 const SOCKET: &str = "ivshmem.sock";
 const TICK: Duration = Duration::from_millis(1);
 
-/// A function of the guest, 0000:00:`slot`.0.
+/// A function of the guest at 0000:00:`slot`.0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Its place on the bus, which also says which file is its memory: `ivshmem-SLOT` in hexadecimal.
+    /// The slot on the bus, which also names the file of its memory: `ivshmem-SLOT` in hexadecimal.
     pub slot: u8,
-    /// What its BAR 2 is.
+    /// What the function's BAR 2 is.
     pub memory: Memory,
 }
 
 /// What lies behind a BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// A file of its own, of so many MiB; no interrupts.
+    /// A file of its own of this many MiB; no interrupts.
     Own(u64),
-    /// The file `ivshmem-shared`, which all such functions see; each rings the others.
+    /// The file `ivshmem-shared`, which all such functions share; each rings the others.
     Shared,
 }
 
@@ -67,7 +67,7 @@ impl Device {
         }
     }
 
-    /// What QEMU must be told.
+    /// The options for QEMU.
     pub fn arguments(&self, run: &Path) -> Result<Vec<OsString>> {
         let slot = self.slot;
         let mut list: Vec<OsString> = Vec::new();
@@ -88,7 +88,7 @@ impl Device {
     }
 }
 
-/// One who is connected. Its id is never given to another.
+/// A connected peer. Its id is never given to another peer.
 struct Peer {
     id: i64,
     stream: UnixStream,
@@ -103,14 +103,14 @@ pub struct Bells(Peers);
 
 impl Bells {
     /// An eventfd for vector 0 of each function that has interrupts, in the order in which QEMU has
-    /// connected them, which is that of their slots.
+    /// connected them, which is the order of their slots.
     pub fn all(&self) -> Result<Vec<OwnedFd>> {
         let peers = self.0.lock().expect("no thread panics");
         Ok(peers.iter().map(|peer| peer.vectors[0].try_clone()).collect::<Result<_, _>>()?)
     }
 }
 
-/// The threads that serve a run; dropped, they end.
+/// The threads that serve a run; they end when it is dropped.
 pub struct Server {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -118,7 +118,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes the memory, and where functions share it, serves them.
+    /// Makes the memory, and serves the functions that share one.
     pub fn start(run: &Path, devices: &[Device]) -> Result<Server> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut server = Server { stop: stop.clone(), threads: Vec::new(), bells: Bells::default() };
@@ -147,7 +147,7 @@ impl Server {
         Ok(server)
     }
 
-    /// What rings its functions.
+    /// What rings the functions of this server.
     pub fn bells(&self) -> Bells {
         self.bells.clone()
     }
@@ -172,7 +172,7 @@ fn serve(listener: &UnixListener, memory: &File, peers: &Peers, stop: &AtomicBoo
             }
             next += 1;
         }
-        // One who has left is made known to the others.
+        // Tell the other peers about one that has left.
         let mut all = peers.lock().expect("no thread panics");
         let (stay, left): (Vec<_>, Vec<_>) = all.drain(..).partition(is_connected);
         for (gone, other) in left.iter().flat_map(|gone| stay.iter().map(move |other| (gone, other))) {
@@ -191,7 +191,8 @@ fn is_connected(peer: &Peer) -> bool {
     }
 }
 
-/// Version, own id, memory; then the vectors of all, each told to each.
+/// Sends version, the peer's own id and the memory; then the vectors of all peers, each peer to
+/// each.
 fn welcome(id: i64, stream: UnixStream, memory: &File, peers: &mut Vec<Peer>) -> Result<()> {
     let vectors = (0..VECTORS).map(|_| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC));
     let new = Peer { id, stream, vectors: vectors.collect::<Result<_, _>>()? };
@@ -225,11 +226,11 @@ fn send(to: &Peer, value: i64, descriptor: Option<BorrowedFd>) -> Result<()> {
     Ok(())
 }
 
-/// What word 7 of the shared memory is where the words before it are a request.
+/// The value of word 7 of the shared memory if the words before it are a request.
 const REQUESTS: u64 = u64::from_le_bytes(*b"REQUESTS");
 
-/// Does what the guest asks: words 0 to 5 of the shared memory are a number, a request and its
-/// arguments; words 8 and 9 the number of the last that was done, and its result.
+/// Does what the guest asks. Words 0 to 5 of the shared memory are a number, a request and its
+/// arguments; words 8 and 9 are the number of the last request that was done, and its result.
 fn host(shared: &File, files: &[(u8, File)], peers: &Peers, stop: &AtomicBool) {
     let mut words = [0; 80];
     while !stop.load(Ordering::Relaxed) {
@@ -266,7 +267,7 @@ fn perform(request: u64, [a, b, c, d]: [u64; 4], files: &[(u8, File)], peers: &P
             file()?.write_all_at(&bytes, b).ok()?;
             Some(bytes.len() as u64)
         }
-        // How many of the words there are d.
+        // Counts the words there that equal d.
         3 => {
             let mut bytes = vec![0; c.saturating_sub(b) as usize];
             file()?.read_exact_at(&mut bytes, b).ok()?;

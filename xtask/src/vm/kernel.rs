@@ -15,15 +15,16 @@ use crate::system;
 
 /// An unpacked kernel package.
 pub struct Kernel {
-    /// Where it is unpacked.
+    /// The folder in which it is unpacked.
     pub dir: PathBuf,
-    /// Its release, as in /lib/modules.
+    /// The kernel's release, as in /lib/modules.
     pub release: String,
-    /// What each module needs, as depmod found out: path to paths, below the modules' folder.
+    /// The dependencies of each module, as depmod found them: path to paths, below the modules'
+    /// folder.
     dependencies: HashMap<String, Vec<String>>,
 }
 
-/// Why no kernel can be fetched on this system; `None` if it is a Debian 12.
+/// Why no kernel can be fetched on this system; `None` on Debian 12.
 pub fn unavailable() -> Option<String> {
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let has = |wanted: &str| release.lines().any(|line| line.replace('"', "") == wanted);
@@ -31,10 +32,10 @@ pub fn unavailable() -> Option<String> {
     (!is_fit).then(|| "the virtual machine's kernel is Debian 12's for amd64, fetched by apt".into())
 }
 
-/// The kernel of that release, or the newest that apt knows by itself; from the cache if it is there. An
-/// older one of the cache serves where nobody asks for one and apt can't help.
+/// Returns the kernel of the wanted release, or the newest that apt knows; from the cache if it is
+/// there. If no release is wanted and apt can't help, an older kernel in the cache serves.
 pub fn get(paths: &Paths, wanted: Option<&str>, guard: Guard) -> Result<Kernel> {
-    // The guest knows it by that name.
+    // The guest knows the folder by the resolved name.
     let cache = paths.scratch("vm")?.canonicalize()?;
     let fetched = match wanted {
         Some(release) => unpacked(&cache, release.into(), guard).with_context(|| {
@@ -59,12 +60,13 @@ pub fn get(paths: &Paths, wanted: Option<&str>, guard: Guard) -> Result<Kernel> 
 }
 
 impl Kernel {
-    /// The kernel itself.
+    /// The path of the kernel image.
     pub fn image(&self) -> PathBuf {
         self.dir.join("boot").join(format!("vmlinux-{}", self.release))
     }
 
-    /// The files of the named modules and of all that they need, in an order in which they load.
+    /// The files of the named modules and of all that they depend on, in an order in which they
+    /// load.
     pub fn modules(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
         let folder = self.dir.join("lib/modules").join(&self.release);
         let builtin = fs::read_to_string(folder.join("modules.builtin")).unwrap_or_default();
@@ -74,7 +76,7 @@ impl Kernel {
     }
 }
 
-/// The content of a module, unpacked.
+/// The content of a module, decompressed.
 pub fn read_module(file: &Path) -> Result<Vec<u8>> {
     if file.extension() != Some(OsStr::new("xz")) {
         return fs::read(file).with_context(|| format!("cannot read {}", file.display()));
@@ -84,7 +86,7 @@ pub fn read_module(file: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// The name of the module in a file: dashes are underscores.
+/// The name of the module in a file: dashes become underscores.
 pub fn module_name(file: &str) -> String {
     let name = file.rsplit('/').next().unwrap_or(file);
     name.split('.').next().unwrap_or(name).replace('-', "_")
@@ -94,9 +96,9 @@ fn folder(cache: &Path, release: &str) -> PathBuf {
     cache.join(format!("kernel-{release}"))
 }
 
-/// Sees to it that the newest kernel is in the cache; returns its release.
+/// Makes sure that the newest kernel is in the cache; returns its release.
 fn fetch(cache: &Path, guard: Guard) -> Result<String> {
-    // apt may know of no kernel before the first update, or of one that is gone from the archive.
+    // apt may know no kernel before the first update, or one that is gone from the archive.
     let first = newest_known().and_then(|release| unpacked(cache, release, guard));
     if first.is_ok() || !rustix::process::geteuid().is_root() {
         return first;
@@ -118,26 +120,28 @@ fn newest_known() -> Result<String> {
 
 fn newest_cached(cache: &Path) -> Option<String> {
     let name = |file: fs::DirEntry| Some(file.file_name().to_str()?.strip_prefix("kernel-")?.to_string());
-    // 6.1.0-9 is older than 6.1.0-10.
+    // Compare numbers: 6.1.0-9 is older than 6.1.0-10.
     let numbers = |release: &String| -> Vec<u32> {
         release.split(['.', '-']).map(|number| number.parse().unwrap_or(0)).collect()
     };
     fs::read_dir(cache).ok()?.flatten().filter_map(name).max_by_key(numbers)
 }
 
-/// Fetches and unpacks a kernel unless that is done already.
+/// Fetches and unpacks a kernel unless that has been done already.
 fn unpacked(cache: &Path, release: String, guard: Guard) -> Result<String> {
     let dir = folder(cache, &release);
     made(cache, &dir, |part| fetch_into(part, &release, guard))?;
     Ok(release)
 }
 
-/// Makes a folder of the cache unless it is there: what `make` leaves in `tree` below its own.
+/// Makes a folder of the cache unless it exists, from what `make` leaves in `tree` below its own
+/// folder.
 fn made(cache: &Path, dir: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if dir.exists() {
         return Ok(());
     }
-    // Under another name until it is whole. Of two who do this at once the first to finish wins.
+    // The folder has another name until it is whole. If two processes do this at once, the first to
+    // finish wins.
     let part = cache.join(format!("part-{}", std::process::id()));
     let tree = part.join("tree");
     fs::create_dir_all(&tree).with_context(|| format!("cannot make {}", tree.display()))?;
@@ -171,7 +175,7 @@ fn fetch_headers(part: &Path, release: &str, guard: Guard) -> Result<()> {
     ensure!(packages.len() == 2, "apt knows no package {main}; run: sudo apt-get update");
     packages.push(main.clone());
     download(part, &packages, guard)?;
-    // The only absolute path in them; their links are relative.
+    // The only absolute path in the packages; their links are relative.
     let makefile = part.join("tree/usr/src").join(&main).join("Makefile");
     let text = fs::read_to_string(&makefile)?;
     let here = text.replace("include /usr/src/", "include $(dir $(lastword $(MAKEFILE_LIST)))../");
@@ -182,7 +186,7 @@ fn fetch_headers(part: &Path, release: &str, guard: Guard) -> Result<()> {
 /// Fetches packages into a folder and unpacks them into its `tree`.
 fn download(part: &Path, packages: &[String], guard: Guard) -> Result<()> {
     let mut download = process::command("apt-get", part);
-    // As root apt downloads as another user, who may not write here, and says so.
+    // Run as root, apt downloads as another user, who may not write here, and prints a warning.
     if rustix::process::geteuid().is_root() {
         download.args(["-o", "APT::Sandbox::User=root"]);
     }
@@ -202,7 +206,8 @@ fn download(part: &Path, packages: &[String], guard: Guard) -> Result<()> {
 fn fetch_into(part: &Path, release: &str, guard: Guard) -> Result<()> {
     let tree = part.join("tree");
     download(part, &[format!("linux-image-{release}")], guard)?;
-    // Unpacked here once, for the guest takes 6 s to do it at every boot. QEMU boots it as it is (PVH).
+    // Decompressed here once, because the guest would take 6 s for it at every boot. QEMU boots it
+    // as it is (PVH).
     let boot = tree.join("boot");
     let packed = part.join("kernel.packed");
     let image = fs::read(boot.join(format!("vmlinuz-{release}")))?;
@@ -216,27 +221,27 @@ fn fetch_into(part: &Path, release: &str, guard: Guard) -> Result<()> {
     unpack.arg("-dc").arg(&packed);
     let image = fs::File::create(boot.join(format!("vmlinux-{release}")))?;
     process::run_redirected(unpack, Redirect { stdout: Some(image), ..Redirect::default() }, guard)?;
-    // Debian's package leaves that to the installation. It writes the aliases besides, by which the
+    // Debian's package leaves this to its installation. depmod also writes the aliases by which the
     // kernel asks for modules.
     let mut depmod = process::command(system::find_program("depmod").context("no depmod")?, part);
     depmod.arg("-b").arg(&tree).arg(release);
     process::run(depmod, guard)
 }
 
-/// The compressed kernel in an image, and the program that unpacks it. Where it is says the header of the
-/// boot protocol.
+/// The compressed kernel in an image, and the program that unpacks it. The header of the boot
+/// protocol says where it lies.
 fn payload(image: &[u8]) -> Result<(&'static str, &[u8])> {
     let number = |at: usize| {
         let bytes = image.get(at..at + 4)?;
         Some(u32::from_le_bytes(bytes.try_into().ok()?) as usize)
     };
     ensure!(image.get(0x202..0x206) == Some(b"HdrS"), "the kernel's image has no header");
-    // Sectors of the part in real mode, less the first; then offset and length behind them. The last
+    // Sectors of the part in real mode, less the first; then offset and length after them. The last
     // four bytes are the unpacked length.
     let start = (usize::from(image[0x1f1]) + 1) * 512;
     let find = || image.get(start + number(0x248)?..)?.get(..number(0x24c)?.checked_sub(4)?);
     let payload = find().context("the kernel's image is cut short")?;
-    // Debian 12's own is the one, its backports are the other.
+    // Debian 12's own kernel uses the first, its backports the second.
     let formats: [(&str, &[u8]); 2] = [("xz", b"\xfd7zXZ\0"), ("zstd", b"\x28\xb5\x2f\xfd")];
     let known = formats.into_iter().find(|(_, magic)| payload.starts_with(magic));
     let (unpacker, _) = known.context("the kernel is compressed with neither xz nor zstd")?;
@@ -251,7 +256,7 @@ fn parse_dependencies(text: &str) -> Result<HashMap<String, Vec<String>>> {
     text.lines().map(|line| parse(line).with_context(|| format!("modules.dep has a line {line:?}"))).collect()
 }
 
-/// The named modules and all that they need, each once and after what it needs.
+/// The named modules and all that they depend on, each once and after its dependencies.
 fn closure(
     dependencies: &HashMap<String, Vec<String>>,
     builtin: &[String],
@@ -278,7 +283,7 @@ fn closure(
     Ok(order)
 }
 
-/// Cargo's programs of the user who runs us.
+/// The folder of cargo's programs of the user who runs this.
 pub fn cargo_bin() -> PathBuf {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     home.unwrap_or_else(|| Path::new(&env::var_os("HOME").unwrap_or_default()).join(".cargo")).join("bin")

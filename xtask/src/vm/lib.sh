@@ -1,13 +1,14 @@
-# What the scripts of suites may use. VM_SUITE names the one that runs. VM_PATIENCE, a whole number, is the
-# factor by which the host stretches time limits; limits here guard against a hang, and say so where they do not.
+# Functions for the scripts of suites. VM_SUITE names the suite that runs. VM_PATIENCE, a whole number, is the
+# factor by which the host stretches time limits. Limits here guard against a hang unless a comment says
+# otherwise.
 : "${VM_PATIENCE:=1}"
 
-# stretched SECONDS: so many seconds on this machine.
+# stretched SECONDS: this many seconds, stretched for this machine.
 stretched() {
     echo $(($1 * VM_PATIENCE))
 }
 
-# within SECONDS WHAT COMMAND...: waits until the command succeeds; fails with what did not come.
+# within SECONDS WHAT COMMAND...: waits until the command succeeds; otherwise fails and names WHAT.
 within() {
     end=$(($(date +%s) + $(stretched "$1"))) awaited=$2
     shift 2
@@ -20,19 +21,19 @@ within() {
     done
 }
 
-# A link that leads nowhere, for RDMA within this guest: its name, its address.
+# Makes a link that leads nowhere, for RDMA within this guest: its name, its address.
 dummy() {
     ip link add "$1" mtu 4200 type dummy && ip address add "$2" dev "$1" && ip link set "$1" up
 }
 
-# A soft-RoCE device over a link, once its address shows as a GID.
+# Makes a soft-RoCE device over a link, and waits until the link's address shows as a GID.
 rxe() {
     rdma link add "$1" type rxe netdev "$2" || return 1
     within 60 "$1 has got no GID of the address of $2" \
         grep -qs '[1-9a-f]' "/sys/class/infiniband/$1/ports/1/gids/1"
 }
 
-# Waits until the other guest has come to the same point; fails if it has ended the suite already.
+# Waits until the other guest has reached the same point; fails if that guest has ended the suite already.
 together() {
     : >"/run/both/$VM_SUITE.$1.$VM_GUEST"
     until [ -e "/run/both/$VM_SUITE.$1.$((3 - VM_GUEST))" ]; do
@@ -44,7 +45,7 @@ together() {
     done
 }
 
-# Waits until something listens on a TCP port of this guest.
+# Waits until a process listens on a TCP port of this guest.
 listening() {
     within 60 "nothing listens on port $1" listens "$1"
 }
@@ -52,8 +53,8 @@ listens() {
     ss -Hltn "sport = :$1" | grep -q .
 }
 
-# Has the suite's script for the host run there, with numbers for it as NAME=NUMBER; returns its exit
-# status once it has ended. What it wrote is in /run/out/host.txt.
+# Has the host run the suite's host script, with numbers for it as NAME=NUMBER. Returns the script's exit
+# status once it has ended; its output is in /run/out/host.txt.
 on_host() {
     rm -f /run/out/answer
     printf '%s\n' "$@" >/run/out/ask.part

@@ -40,12 +40,12 @@ pub const PACKAGE_NEEDS: &[Need] = &[
     Need::Installing,
 ];
 
-/// Seconds that a command may take if nobody says.
+/// Seconds that a command may take by default.
 const COMMAND_LIMIT: u64 = 600;
-/// Memory of a guest in MiB if nobody says.
+/// Memory of a guest in MiB by default.
 const MEMORY: u32 = 2048;
 
-/// The command line.
+/// The options of `cargo xtask vm`.
 #[derive(clap::Args)]
 pub struct Options {
     /// Run these suites, those of one guest first.
@@ -124,7 +124,8 @@ pub fn run_packed(folder: &Path) -> Result<ExitCode> {
     pack::run(folder)
 }
 
-/// A step of `cargo xtask test`: the suites for so many machines that are on by default, in one boot.
+/// A step of `cargo xtask test`: in one boot, the suites for this many machines that run by
+/// default.
 pub fn step(bench: &mut Bench, guests: u8) -> Result<Outcome> {
     step_of(bench, |suite| suite.default && suite.guests == guests)
 }
@@ -157,10 +158,10 @@ fn list() {
     }
 }
 
-/// How suites ended.
+/// The results of suites.
 #[derive(Default)]
 struct Report {
-    /// The exit status of the first that failed, or 0.
+    /// The exit status of the first suite that failed, or 0.
     code: u8,
     /// What failed and how, in words.
     failures: Vec<String>,
@@ -182,7 +183,7 @@ fn run_suites(
         if suites.is_empty() {
             continue;
         }
-        // The limit is on what runs, not on the compiler.
+        // The limit covers what runs, not the compiler.
         let mut settings = build(paths, &suites, &[], guard)?;
         if suites.iter().any(|suite| suite.module) {
             let modules = kmod::build(paths, kernel, guard)?;
@@ -198,7 +199,7 @@ fn run_suites(
         let patience = progress::patience();
         settings.push_str(&format!("export VM_PATIENCE={patience} _PUSHGATE_TEST_PATIENCE={patience}\n"));
         let mut left = &suites[..];
-        // A failed suite ends its machine, so that nothing of it reaches the next one.
+        // A failed suite ends its machine, so that its effects do not reach the next suite.
         while !left.is_empty() {
             let start = Instant::now();
             let job = suites_job(left, &settings, memory, limit, guard);
@@ -211,7 +212,7 @@ fn run_suites(
     Ok(report)
 }
 
-/// Suites for one kind of machine, in one boot.
+/// The job of suites for one kind of machine, in one boot.
 fn suites_job(suites: &[&Suite], settings: &str, memory: u32, limit: Option<Duration>, guard: Guard) -> Job {
     let mut devices: Vec<_> = suites.iter().flat_map(|suite| suite.devices).copied().collect();
     devices.sort_by_key(|device| device.slot);
@@ -229,8 +230,8 @@ fn suites_job(suites: &[&Suite], settings: &str, memory: u32, limit: Option<Dura
 }
 
 impl Report {
-    /// Reads what the guests have written of each suite, and says it. Returns how many suites have
-    /// run: the others did not begin, for one before them failed.
+    /// Reads what the guests have written about each suite, and prints it. Returns how many suites
+    /// have run; the others did not begin, because a suite before them failed.
     fn add(&mut self, suites: &[&Suite], ended: Ended) -> Result<usize> {
         let guests = if suites[0].guests == 1 { 1..=1 } else { 1..=2 };
         let folders: Vec<_> = guests.map(|number: u8| ended.folder.join(number.to_string())).collect();
@@ -248,7 +249,7 @@ impl Report {
                         if code == 0 { "passed".into() } else { format!("failed: exit code {code}") };
                     (code, verdict, Some(seconds))
                 }
-                // It was under way when the machine ended.
+                // The suite was running when the machine ended.
                 None => match error.take() {
                     Some(error) => (1, format!("failed: {error:#}"), None),
                     None => break,
@@ -268,7 +269,7 @@ impl Report {
                 self.code = if self.code == 0 { code } else { self.code };
             }
         }
-        // All suites have passed, and then the machine did not power off.
+        // All suites have passed, but the machine did not power off.
         if let Some(error) = error {
             self.failures.push(format!("after the suites: {error:#}"));
             self.code = 1;
@@ -336,8 +337,9 @@ fn export(name: &str, path: &Path) -> String {
     format!("export {name}={}\n", process::quote(path.as_os_str()))
 }
 
-/// Runs one suite after the other, until one fails in any guest: each in a PID namespace of its own, so
-/// that what it leaves running ends with it, and with empty folders for temporary files.
+/// A script that runs one suite after the other until one fails in any guest. Each suite runs in a
+/// PID namespace of its own, so that processes it leaves end with it, and with empty folders for
+/// temporary files.
 fn suites_script(suites: &[&Suite], settings: &str) -> String {
     let mut script = settings.to_string();
     script.push_str(include_str!("suites.sh"));

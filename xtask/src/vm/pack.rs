@@ -1,5 +1,5 @@
-//! A suite with all that it needs in one archive, for a host that has neither QEMU nor packages nor a
-//! toolchain: a GPU's, whose kernels push into the guest's BAR.
+//! Packs a suite with everything that it needs into one archive, for a host that has neither QEMU
+//! nor packages nor a toolchain: a GPU host, whose kernels push into the guest's BAR.
 //!
 //! The guest sees a small root file system in place of its host's: busybox, iproute2, libibverbs,
 //! and the suite's programs where they were built. QEMU brings its libraries and their loader.
@@ -23,13 +23,13 @@ use crate::{Paths, cuda, kmod, system};
 
 /// Name of the folder in the archive.
 const FOLDER: &str = "pushgate-vm";
-/// What the guest finds besides busybox: its own `ip`, unlike busybox's, knows of soft-RoCE's links.
+/// What the guest finds besides busybox. This `ip`, unlike busybox's, knows soft-RoCE links.
 const PROGRAMS: &[&str] = &["dash", "ip", "rdma", "ss"];
-/// Firmware of a PC, and what QEMU boots a kernel with.
+/// The firmware of a PC, and what QEMU boots a kernel with.
 const FIRMWARE: &[&str] = &["bios-256k.bin", "linuxboot_dma.bin", "kvmvapic.bin", "pvh.bin"];
 const MEMORY: u32 = 2048;
 
-/// Gathers, and packs into `file`.
+/// Gathers everything and packs it into `file`.
 pub fn pack(paths: &Paths, kernel: &Kernel, suite: &Suite, file: &Path) -> Result<()> {
     ensure!(suite.guests == 1, "{} runs in two machines; packed is one", suite.name);
     let nvcc = cuda::toolkit(paths, Guard::NONE)?.nvcc;
@@ -56,7 +56,8 @@ pub fn pack(paths: &Paths, kernel: &Kernel, suite: &Suite, file: &Path) -> Resul
     }
     tree.busybox()?;
     tree.libibverbs()?;
-    // In the guest where they were built; on the host in a folder of the archive.
+    // In the guest the programs are where they were built; on the host they are in a folder of the
+    // archive.
     let mut host = String::new();
     for (name, program) in variables(&settings).filter(|(_, path)| path.is_file()) {
         tree.program(&program)?;
@@ -97,9 +98,10 @@ pub fn run(folder: &Path) -> Result<ExitCode> {
     let suite = SUITES.iter().find(|suite| suite.name == name).context("packed by another release")?;
     let host = fs::read_to_string(folder.join("host/settings"))?;
     let settings = format!("HERE={}\n{host}", process::quote(folder.as_os_str()));
-    // What runs in the guest is in the initrd already; this one's settings are for the host.
+    // What runs in the guest is in the initrd already; these settings are for the host.
     let job = suites_job(&[suite], &settings, MEMORY, None, Guard::new(Some(SILENCE), None));
-    // In memory: a GPU's driver can't pin the pages of a file on disk, which the BAR's file would be.
+    // In memory, because a GPU's driver can't pin the pages of a file on disk, and the BAR is such
+    // a file.
     let runs = Path::new("/dev/shm/pushgate-vm");
     fs::create_dir_all(runs)?;
     let run = guest::run_folder(runs)?;
@@ -124,7 +126,7 @@ pub fn run(folder: &Path) -> Result<ExitCode> {
     Ok(ExitCode::from(report.code))
 }
 
-/// Variables of [`build`]'s settings whose value is a path, with no quotes in it.
+/// The variables of [`build`]'s settings whose value is a path without quotes in it.
 fn variables(settings: &str) -> impl Iterator<Item = (&str, PathBuf)> {
     let lines = settings.lines().filter_map(|line| line.strip_prefix("export ")?.split_once('='));
     lines.map(|(name, value)| (name, PathBuf::from(value.trim_matches('\''))))
@@ -137,7 +139,7 @@ fn strip(paths: &Paths, from: &Path, to: &Path) -> Result<()> {
     process::run_quietly(strip, Guard::NONE)
 }
 
-/// QEMU, its libraries, the loader that finds them, and firmware.
+/// Adds QEMU, its libraries, the loader that finds them, and firmware.
 fn qemu(folder: &Path) -> Result<()> {
     let program = system::find_program("qemu-system-x86_64").context("no QEMU")?;
     let into = folder.join("qemu");
@@ -167,7 +169,7 @@ fn qemu(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The libraries of a program, their loader among them, by the names that it asks for.
+/// The libraries of a program, including their loader, by the names that the program asks for.
 fn libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
     let mut ldd = process::command("ldd", Path::new("/"));
     ldd.arg(program);
@@ -179,7 +181,7 @@ fn libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
     Ok(text.lines().filter_map(|line| line.split_whitespace().find(is_path)).map(PathBuf::from).collect())
 }
 
-/// The guest's root.
+/// The guest's root file system.
 struct Tree {
     root: PathBuf,
 }
@@ -189,7 +191,7 @@ impl Tree {
         Tree { root }
     }
 
-    /// Where a file of the host's is in it.
+    /// Where a file of the host's lies in it.
     fn place(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
@@ -211,8 +213,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Everything else is busybox, in /bin, behind the rest in the guest's PATH; /bin/sh is dash,
-    /// for busybox's would take its own ip.
+    /// Makes every other program busybox, in /bin, last in the guest's PATH. /bin/sh is dash,
+    /// because busybox's shell would use its own ip.
     fn busybox(&mut self) -> Result<()> {
         let busybox = system::static_busybox().context("no static busybox")?;
         self.copy(&busybox, Path::new("/bin/busybox"))?;
@@ -232,7 +234,7 @@ impl Tree {
         Ok(())
     }
 
-    /// The library is opened at run time, and so are its providers.
+    /// Adds libibverbs and its providers, which are opened at run time.
     fn libibverbs(&mut self) -> Result<()> {
         let folder = Path::new("/usr/lib/x86_64-linux-gnu");
         self.program(&folder.join("libibverbs.so.1"))?;

@@ -1,11 +1,11 @@
-# The guest's first program once the host's root file system is /: makes the network and the RDMA
-# devices, runs the job with its output on the virtio port, and powers off.
+# The guest's first program once the host's root file system is /: sets up the network and the RDMA devices,
+# runs the job with its output on the virtio port, and powers off.
 . /run/vm/settings
 . /run/vm/lib.sh
 export PATH="$CARGO_BIN:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 export HOME=/root LANG=C.UTF-8 RUST_BACKTRACE=1 VM_GUEST
 export PUSHGATE_SKIP_LOG=/run/out/skips.txt
-# Other modules of the same kernel, whether a person or the kernel asks for them.
+# Makes modprobe find other modules of the same kernel, whether a person or the kernel asks for them.
 export MODPROBE_OPTIONS="-d $KERNEL_DIR"
 share=/run/share/$VM_GUEST
 
@@ -34,21 +34,21 @@ if [ "$GUESTS" = 2 ]; then
     ip link set eth0 name n0 mtu 4200 && ip address add "$VM_GUEST_IP/24" dev n0 && ip link set n0 up ||
         fail "no link n0"
     rxe rxen0 n0 || fail "no soft-RoCE device rxen0"
-    # Until both are there: the host gives up where it takes too long.
+    # Waits until both guests are there; the host gives up if that takes too long.
     : >"/run/both/.up.$VM_GUEST"
     until [ -e "/run/both/.up.$((3 - VM_GUEST))" ]; do sleep 0.05; done
 fi
 
 port=
 until [ -c "$port" ]; do port=$(echo /dev/vport*p1); done
-# The port can be opened once only, and /dev/stdout opens what it names again.
+# The port can be opened only once, and opening /dev/stdout would open it again.
 mkfifo /run/vm/output
 /run/vm/busybox cat /run/vm/output >"$port" &
 copier=$!
 : >"$share/started"
 (cd "$ROOT" && exec /bin/sh /run/vm/job) </dev/null >/run/vm/output 2>&1
 code=$?
-# Whoever still holds the pipe was left behind by the job: nobody waits for that.
+# A process that still holds the pipe was left behind by the job, and is not waited for.
 tries=0
 while kill -0 "$copier" 2>/dev/null && [ "$tries" -lt 20 ]; do
     tries=$((tries + 1))

@@ -4,39 +4,41 @@ use super::ivshmem::{Device, Memory};
 
 /// One suite of the table.
 pub struct Suite {
-    /// What `--suite` calls it. Lower case and dashes.
+    /// The name for `--suite`, in lower case and dashes.
     pub name: &'static str,
-    /// How many machines it runs in: 1 or 2.
+    /// How many machines the suite runs in: 1 or 2.
     pub guests: u8,
-    /// Seconds that its script should take in the guest on a quiet host of two cores. Reported, never
-    /// enforced.
+    /// Seconds that the script should take in the guest on a quiet host of two cores. Reported,
+    /// never enforced.
     pub budget: u64,
-    /// Whether `cargo xtask test` runs it: with one machine in the step `vm`, with two in `vm-pair`.
+    /// Whether `cargo xtask test` runs the suite: with one machine in the step `vm`, with two in
+    /// `vm-pair`.
     pub default: bool,
-    /// What it shows, for `--list`.
+    /// What the suite shows, for `--list`.
     pub about: &'static str,
-    /// What must be built on the host first: calls of cargo, `build` or `test`, to which `--release`
-    /// (and `--no-run`) is added.
+    /// What must be built on the host first: calls of cargo, `build` or `test`, to which
+    /// `--release` (and `--no-run`) is added.
     pub build: &'static [&'static [&'static str]],
-    /// PCI functions that the guest has besides.
+    /// Additional PCI functions of the guest.
     pub devices: &'static [Device],
-    /// Whether it loads our kernel module: `KMOD_DIR` is where its files are then.
+    /// Whether the suite loads our kernel module; then `KMOD_DIR` is the folder of the module's
+    /// files.
     pub module: bool,
-    /// Whether it installs our Debian package: `PACKAGE` is that file then, and `HEADERS_DIR` where
-    /// the headers of the guest's kernel are unpacked.
+    /// Whether the suite installs our Debian package; then `PACKAGE` is that file, and
+    /// `HEADERS_DIR` the folder in which the headers of the guest's kernel are unpacked.
     pub package: bool,
-    /// Run on the host by `/bin/sh -eu` when the guest asks for it (`on_host` of lib.sh), with the
-    /// variables that name programs, `RUN` (the run's folder, where functions' memory is), and a
-    /// descriptor `BELL_x` that rings the x-th function with interrupts.
+    /// A script that `/bin/sh -eu` runs on the host when the guest asks for it (`on_host` of
+    /// lib.sh). It has the variables that name programs, `RUN` (the run's folder, where functions'
+    /// memory is), and a descriptor `BELL_x` that rings the x-th function with interrupts.
     pub host: Option<&'static str>,
-    /// Run in the guest as root by `/bin/sh -eu`, in the repository's root, which is read-only. With
-    /// two guests it runs in both. Results go to /run/out. It finds
+    /// The suite's script, run in the guest as root by `/bin/sh -eu`, in the repository's root,
+    /// which is read-only. With two guests it runs in both. Results go to /run/out. The script has
     ///
     /// * the functions of lib.sh;
     /// * `BIN_DIR`, cargo's release folder;
     /// * a variable for each program built: `BIN_x`, `EXAMPLE_x` and `TEST_x` (an integration test,
     ///   or the unit tests of crate x), in capitals with underscores for dashes;
-    /// * `VM_GUEST`, 1 or 2, and with two guests `VM_GUEST_IP`, `VM_PEER_IP`. (The names that begin
+    /// * `VM_GUEST`, 1 or 2, and with two guests `VM_GUEST_IP`, `VM_PEER_IP`. (Names that begin
     ///   with PUSHGATE are settings, and the library refuses those that it does not know.)
     pub script: &'static str,
 }
@@ -84,7 +86,7 @@ wait $!
         guests: 1,
         budget: 2,
         default: true,
-        about: "a suite that leaves a process and files behind, for the next one to miss",
+        about: "a suite that leaves a process and files behind, which the next suite must not find",
         build: &[],
         devices: &[],
         module: false,
@@ -109,7 +111,7 @@ until grep -q left-behind /tmp/left-behind; do sleep 0.05; done
         package: false,
         host: None,
         script: r#"
-# The process, were it still there, would write its file anew by now.
+# If the process still existed, it would have written its file again by now.
 sleep 1
 ! find /tmp /var/tmp /dev/shm -xdev -name 'left-behind' | grep . || exit 1
 "#,
@@ -312,7 +314,8 @@ fi
     },
 ];
 
-/// Four functions for the driver: two with memory of their own, and two peers that share one memory and ring each other.
+/// Four functions for the driver: two with memory of their own, and two peers that share one memory
+/// and ring each other.
 const IVSHMEM: &[Device] = &[
     Device { slot: 0x10, memory: Memory::Own(4) },
     Device { slot: 0x11, memory: Memory::Own(4) },
@@ -336,7 +339,7 @@ mod tests {
         sorted.sort();
         sorted.dedup();
         assert_eq!(sorted.len(), SUITES.len());
-        // They become names of files and stand in scripts.
+        // The names become names of files and stand in scripts.
         assert!(sorted.iter().all(|n| n.chars().all(|c| c.is_ascii_lowercase() || c == '-')));
     }
 

@@ -1,16 +1,16 @@
 
-# suite NAME: runs a suite; its exit status and seconds are for the host. The first failure ends this
-# machine, for what a failed suite leaves in the kernel (links, modules) must not reach the next one.
+# suite NAME: runs a suite; its exit status and seconds are for the host. The first failure ends this machine,
+# because what a failed suite leaves in the kernel (links, modules) must not reach the next suite.
 suite() {
     export VM_SUITE=$1
     echo "==== $1"
     read -r start _ </proc/uptime
     code=0
-    # The shell within is the namespace's first process: it takes in orphans, and all end with it.
+    # The inner shell is the namespace's first process: it adopts orphans, and all of them end with it.
     unshare -m -p -f --mount-proc /bin/sh -c '/bin/sh -eu "/run/vm/suite-$VM_SUITE"; exit $?' || code=$?
     read -r end _ </proc/uptime
     for folder in /tmp /var/tmp /dev/shm; do
-        # The repository may be mounted below one of them: not beyond this file system.
+        # The repository may be mounted below one of these folders, so stay on this file system.
         find "$folder" -xdev -mindepth 1 -delete 2>/dev/null
     done
     seconds=$(awk "BEGIN { print $end - $start }")

@@ -1,9 +1,9 @@
-//! Shared objects made by the system's compiler.
+//! Makes shared objects with the system's compiler.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Why C can't be compiled here, with or without libibverbs' headers; `None`: it can.
+/// Why C can't be compiled on this machine, with or without libibverbs' headers; `None` if it can.
 pub fn missing(headers: bool) -> Option<&'static str> {
     if !Command::new("cc").arg("--version").output().is_ok_and(|output| output.status.success()) {
         Some("no C compiler (cc)")
@@ -14,7 +14,7 @@ pub fn missing(headers: bool) -> Option<&'static str> {
     }
 }
 
-/// Compiles a C text to a shared object of that name, which links no libibverbs.
+/// Compiles a C text to a shared object of this name, which links no libibverbs.
 pub fn shared_object(name: &str, text: &str, options: &[&str]) -> PathBuf {
     let object = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(object.parent().unwrap()).unwrap();

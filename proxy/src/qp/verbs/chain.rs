@@ -23,7 +23,7 @@ pub(super) struct Source {
     pub(super) key: u32,
 }
 
-/// See the module's text.
+/// Work requests that are posted together as one chain, and the count of those that are done.
 pub(super) struct Chain {
     requests: Vec<sys::ibv_send_wr>,
     sources: Vec<sys::ibv_sge>,

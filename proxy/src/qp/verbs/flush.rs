@@ -66,7 +66,8 @@ impl Numbers {
     }
 }
 
-/// See the module's text. Belongs to one thread at a time.
+/// Completes what RDMA writes bring into a GPU's memory, by small reads of that memory through the
+/// same RDMA device (P3). Belongs to one thread at a time.
 pub struct Flusher {
     // The queue pair goes before registrations, those before their memory.
     rc: Rc,

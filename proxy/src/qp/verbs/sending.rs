@@ -18,7 +18,8 @@ struct Shadow {
     _memory: Option<SharedMemory>,
 }
 
-/// See the module's text.
+/// The memory that the RDMA device sends payload from: the window, or a copy of it in ordinary
+/// memory.
 pub(super) struct Sending {
     // A registration goes before its memory.
     mr: Mr,

@@ -1,7 +1,7 @@
-# What the suites that run the demonstration share. Every run has a limit, so that a hang fails the
-# suite where it is.
+# Functions shared by the suites that run the demonstration. Every run has a limit, so that a hang fails the
+# suite at that point.
 export NO_COLOR=1
-# What the programs themselves wait for their peers: the default, stretched.
+# How long the programs themselves wait for their peers: the default, stretched.
 export PUSHGATE_TIMEOUT=$(stretched 30000)
 
 fail() {
@@ -9,7 +9,7 @@ fail() {
     exit 1
 }
 
-# Hundredths of a second.
+# The time in hundredths of a second.
 now() {
     read -r up _ </proc/uptime
     echo "${up%.*}${up#*.}"
@@ -19,15 +19,15 @@ counter() {
     cat "/sys/class/infiniband/$1/ports/1/hw_counters/$2"
 }
 
-# What the device counted of receivers that were not ready: answers sent, heard, and given up after.
-# Read here, for the demonstration's own count may be wrong.
+# The device's own counts of receivers that were not ready: answers sent, answers received, and failures after
+# them. They are read here because the demonstration's own count may be wrong.
 rnr() {
-    # For 10 ms the kernel answers with what it read before.
+    # For 10 ms the kernel returns the values that it read before.
     sleep 0.05
     echo "$(counter "$1" send_rnr_err) $(counter "$1" rcvd_rnr_err) $(counter "$1" retry_rnr_exceeded_err)"
 }
 
-# Shows every two seconds how far the program has come, if that is further: by output the host tells
+# Prints every two seconds how far the program has come, if that has changed: output is how the host tells
 # slowness from a hang.
 progress() {
     seen=0
@@ -38,8 +38,8 @@ progress() {
     done
 }
 
-# run SECONDS PROGRAM ARGUMENT...: sets code; what it said is in /tmp/out and /tmp/err. After so many
-# seconds, stretched, it hangs.
+# run SECONDS PROGRAM ARGUMENT...: sets code; the program's output is in /tmp/out and /tmp/err. After this
+# many seconds, stretched, the program counts as hanging.
 run() {
     begin=$(now)
     code=0
@@ -61,7 +61,7 @@ says() {
     grep -qF -e "$1" /tmp/err || fail "it does not say: $1"
 }
 
-# The last line of the demonstration: right sums, nothing dropped, no RNR by its own count.
+# Checks the last line of the demonstration: right sums, nothing dropped, no RNR by its own count.
 verified() {
     [ "$code" = 0 ] || fail "exit code $code"
     for word in '"verified":true,' '"dropped":0,' '"rnr":0,' '"qp":"verbs",'; do
@@ -69,7 +69,7 @@ verified() {
     done
 }
 
-# right DEVICE ARGUMENT...: the demonstration is right, and the device counted no RNR.
+# right DEVICE ARGUMENT...: checks that the demonstration is right and that the device counted no RNR.
 right() {
     before=$(rnr "$1")
     run 120 "$EXAMPLE_ALLREDUCE" --json --device cpu --qp verbs --ib-dev "$@"

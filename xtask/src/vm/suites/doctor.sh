@@ -1,9 +1,9 @@
-# `pushgate doctor`, where soft-RoCE is right and where it is wrong.
-# A process that another test starts is no test.
+# Tests `pushgate doctor` with soft-RoCE in order and with faults. Left out: looks_at_nccl, which another test
+# starts as a process of its own.
 set -- --ignored --skip looks_at_nccl
 count=$("$TEST_DOCTOR" --list --format terse "$@" | grep -c ': test$')
 [ "$count" -ge 8 ] || { echo "FAILED: $count tests"; exit 1; }
-# Seen as it goes, should it be cut short; how it ended stands in its last lines.
+# Shown while it runs, in case it is cut short; the last lines say how it ended.
 "$TEST_DOCTOR" "$@" --test-threads 1 2>&1 | tee /tmp/said
 rdma link delete rxedoc
 ip link delete doc0

@@ -1,15 +1,15 @@
-# The kernel module: its calls, and the demonstration over the windows that it gives.
+# Tests the kernel module: its calls, and the demonstration over the windows that it provides.
 load
-# The tests below come as another user too.
+# Some tests below act as another user.
 chmod 666 /dev/pushgate*
 
-# Four ranks, each with a window to its neighbour and one to the other: eight slices of the first BAR.
+# Four ranks, each with a window to either neighbour: eight slices of the first BAR.
 for window in staging bar; do
     for imm in --no-imm=false --no-imm; do
         right rxe0 --ranks 4 --size 1M --iters 1 "$imm" --window "$window" --window-size 256K
         last=$(tail -n 1 /tmp/out)
         case $last in *"\"window\":\"$window\","*) ;; *) fail "the window was another" ;; esac
-        # Soft-RoCE can't register a BAR, so its payload is copied on the way; staging's is not.
+        # Soft-RoCE can't register a BAR, so its payload is copied on the way; that of staging is not.
         case $window$last in
             staging*'"bounced":0,'*) ;;
             bar*'"bounced":0,'*) fail "who sent out of a BAR?" ;;
@@ -17,7 +17,7 @@ for window in staging bar; do
         esac
     done
 done
-# What can't be had is said so.
+# What is impossible is refused with a reason.
 run 60 "$EXAMPLE_ALLREDUCE" --device cpu --qp verbs --ib-dev rxe0 --ranks 2 --size 64K \
     --window bar --window-dev /dev/pushgate9
 [ "$code" != 0 ] || fail "a window of a device that is not there"
@@ -31,16 +31,18 @@ run 60 "$EXAMPLE_ALLREDUCE" --device cpu --ranks 2 --size 64K --window bar
 says 'window is bar, allowed is memory with qp = local'
 
 before=$(rnr rxe0)
-# Asleep at the beginning of each burst, it is woken by the interrupt; by chance it may be awake for one.
+# The proxy sleeps at the beginning of each burst and is woken by the interrupt; by chance it may be awake for
+# one burst.
 outside 64 16384 8 1
 [ "$interrupts" -ge 4 ] || fail "$interrupts interrupts woke the proxy in 8 bursts"
 outside 8 65536 4 0
-[ "$interrupts" = 0 ] || fail "$interrupts interrupts and nobody rang"
+[ "$interrupts" = 0 ] || fail "$interrupts interrupts without a ring"
 [ "$(rnr rxe0)" = "$before" ] || fail "RNR counters went from $before to $(rnr rxe0)"
 unset PUSHGATE_DEVICE PUSHGATE_QP PUSHGATE_IB_DEV PUSHGATE_TIMEOUT
 
 status=0 RUST_BACKTRACE=0
-# Each in a process of its own: what one has mapped is kept from others as long as it lives.
+# Each test in a process of its own, because what a process has mapped is kept from others as long as it
+# lives.
 for test in $("$TEST_DRIVER" --list | sed -n 's/: test$//p'); do
     [ "$test" != role ] || continue
     "$TEST_DRIVER" --exact "$test" --ignored --nocapture >/tmp/said 2>&1 || status=$?

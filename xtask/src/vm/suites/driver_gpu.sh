@@ -1,4 +1,4 @@
-# A GPU of the host stores into a BAR in here; proxy and peer are two ranks over soft-RoCE.
+# A GPU of the host stores into a BAR of this guest; proxy and peer are two ranks over soft-RoCE.
 load
 for size in 64 4096 16384 65536; do
     echo "-- $size bytes"

@@ -1,4 +1,5 @@
-# "$@" chooses among the tests. A name that is gone must not become a run of nothing, nor a setting one over `local`.
+# "$@" selects tests. A wrong name must not run nothing unnoticed, and a wrong setting must not run over
+# `local`.
 "$TEST_NCCL" --list --format terse "$@" | sed -n 's/: test$//p' | sort >/tmp/expected
 [ -s /tmp/expected ] || fail "no tests"
 before=$(counter rxe0 sent_pkts)

@@ -1,8 +1,8 @@
 # Tables in the form of the OSU micro-benchmarks over RDMA: every byte checked, from memory of every kind,
-# through windows of every kind, both ranks started here or each by itself.
+# through windows of every kind, with both ranks started together or each by itself.
 load
 
-# table LINES ARGUMENT...: it ends well, with so many sizes, all of them right.
+# table LINES ARGUMENT...: checks that the bench ends well, with this many sizes, all of them right.
 table() {
     lines=$1
     shift
@@ -11,9 +11,9 @@ table() {
     [ "$(grep -c '^[0-9].* Pass$' /tmp/out)" = "$lines" ] || fail "these are not $lines right sizes"
     grep -q '^# qp verbs, ' /tmp/out || fail "the queue pair was another"
 }
-# 64 KiB go in two slices through a window of 64 KiB.
+# 64 KiB travel in two slices through a window of 64 KiB.
 for buffers in 'H H' 'D D' 'H D' 'D H'; do
-    # Words are arguments.
+    # Unquoted, because the words are arguments.
     table 3 osu-bibw -d $buffers -m 16K:64K -W 4 --window-size 64K
 done
 table 6 osu-latency -d D D -m 32 --no-imm
@@ -28,7 +28,7 @@ _PUSHGATE_OSU_FLIP=3 run 120 "$BIN_PUSHGATE" bench osu-bw --device cpu --qp verb
 grep -q '^4096 .* Fail$' /tmp/out || fail "a wrong byte was not found"
 says '1 wrong bytes, the first at offset 3 of message 0'
 
-# Each by itself, as on two hosts.
+# Each rank started by itself, as on two hosts.
 alone="--device cpu --qp verbs --ib-dev rxe0 --rendezvous 10.9.0.1:7117 -c -i 4 -m 1K:4K -W 8"
 timeout -k 2 "$(stretched 120)" "$BIN_PUSHGATE" bench osu-bibw $alone --rank 1 >/tmp/other 2>&1 &
 run 120 "$BIN_PUSHGATE" bench osu-bibw $alone --rank 0

@@ -1,11 +1,11 @@
-# What the suites of the kernel module share.
+# Functions shared by the suites of the kernel module.
 dmesg_is_clean() {
     dmesg >/run/out/dmesg.txt
     pattern='WARNING|BUG|Oops|Call Trace|refcount|leak|general protection|Bad page|Bad rss|x86/PAT.*(conflict|err)'
     ! grep -E "$pattern" /run/out/dmesg.txt || fail "the kernel has something to say"
 }
 
-# Loads the module and binds it to every function there is.
+# Loads the module and binds it to every function.
 load() {
     insmod "$KMOD_DIR/pushgate.ko"
     for slot in 10 11 12 13; do
@@ -15,8 +15,8 @@ load() {
     done
 }
 
-# A device outside of this machine. It has the BAR's memory and the interrupt, nothing else; proxy and
-# peer run here, as two ranks over soft-RoCE.
+# A device outside of this machine, which has only the BAR's memory and the interrupt. Proxy and peer run
+# here, as two ranks over soft-RoCE.
 field() {
     sed -n "s/.*\"$1\":\([0-9]*\).*/\1/p" "$2" | tail -n 1
 }

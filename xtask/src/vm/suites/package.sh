@@ -1,5 +1,5 @@
-# The Debian package, installed in a copy of this system that is thrown away: the root is read-only, so
-# what dpkg and dkms write goes to a layer in memory, where it can be looked through afterwards.
+# Installs the Debian package in a disposable copy of this system: the root is read-only, so what dpkg and
+# dkms write goes to a layer in memory, which is examined afterwards.
 . /run/vm/settings
 release=$(uname -r)
 root=/run/root layers=/run/layers
@@ -13,7 +13,7 @@ says() {
     grep -qF -e "$1" /tmp/said || fail "it does not say: $1"
 }
 
-# layer NAME LOWER WHERE: LOWER with a layer of its own over it.
+# layer NAME LOWER WHERE: mounts LOWER with a layer of its own on top.
 layer() {
     mkdir -p "$layers/$1/upper" "$layers/$1/work"
     mount -t overlay -o "lowerdir=$2,upperdir=$layers/$1/upper,workdir=$layers/$1/work" overlay "$3" ||
@@ -28,19 +28,19 @@ layer root / "$root"
 layer usr "$HEADERS_DIR/usr:/usr" "$root/usr"
 mkdir -p "$root/usr/lib/modules"
 layer modules "$KERNEL_DIR/lib/modules:$HEADERS_DIR/lib/modules" "$root/usr/lib/modules"
-# dkms is a bash script that reads from processes.
+# dkms is a bash script that uses process substitution.
 [ -e /dev/fd ] || ln -s /proc/self/fd /dev/fd
 for folder in proc sys dev; do mount --rbind "/$folder" "$root/$folder"; done
 for folder in run tmp; do mount -t tmpfs tmpfs "$root/$folder"; done
 cp "$PACKAGE" "$KMOD_DIR/pushgate.ko" "$TEST_DRIVER" "$root/tmp"
 package=/tmp/${PACKAGE##*/}
 
-# udev tools ignore what they are asked for in a chroot, unless told that it is none.
+# udev's tools do nothing in a chroot, unless told that they are not in one.
 inside() {
     env -u MODPROBE_OPTIONS SYSTEMD_IGNORE_CHROOT=1 DEBIAN_FRONTEND=noninteractive chroot "$root" "$@"
 }
 
-# step WORD...: shown, and its words kept for `says`.
+# step WORD...: prints and runs the words, and keeps the output for `says`.
 step() {
     echo "-- $*"
     code=0
@@ -49,13 +49,13 @@ step() {
     [ "$code" = 0 ] || fail "exit code $code"
 }
 
-# compare LAYER LOWER...: what the layer holds beyond what was there before.
+# compare LAYER LOWER...: lists what the layer holds beyond what was there before.
 compare() {
     layer=$1
     shift
     (cd "$layers/$layer/upper" && find . ! -type d) | while read -r file; do
         file=${file#./} kind=new
-        # An overlay's sign for a file that is gone.
+        # An overlay's mark for a file that was removed.
         [ ! -c "$layers/$layer/upper/$file" ] || kind=gone
         for lower in "$@"; do
             if [ "$kind" = new ] && { [ -e "$lower/$file" ] || [ -h "$lower/$file" ]; }; then
@@ -75,7 +75,7 @@ left() {
 
 inside /lib/systemd/systemd-udevd --daemon
 
-# Without headers the rest is installed, and it says what is missing.
+# Without headers everything else is installed, and the output says what is missing.
 headers=$root/usr/src/linux-headers-$release
 mount -t tmpfs tmpfs "$headers"
 step inside dpkg --install "$package"
@@ -83,13 +83,13 @@ says "kernel headers for this kernel do not seem to be installed"
 says "linux-headers-$release installed, this builds it: dkms autoinstall -k $release"
 inside pushgate --help | grep -q 'Usage: pushgate' || fail "pushgate --help"
 ! inside modinfo pushgate 2>/dev/null || fail "a module without headers?"
-# Removed while the module is in use: it stays, and that is said.
+# Removed while the module is in use: the module stays loaded, and the output says so.
 insmod "$root/tmp/pushgate.ko"
 exec 9<>/dev/pushgate
 step inside dpkg --remove pushgate
 says "the module stays loaded, for it is in use; once it is not, this removes it: rmmod pushgate"
 [ -d /sys/module/pushgate ] || fail "the module was removed under an open file"
-# Purged then: the group stays too, for a new one with its number would have the devices.
+# Purged after that: the group stays too, because a new group with its number would get the devices.
 step inside dpkg --purge pushgate
 says "this removes both: rmmod pushgate && delgroup pushgate"
 inside getent group pushgate || fail "the group is gone, and the devices belong to its number"
@@ -98,7 +98,7 @@ rmmod pushgate
 inside delgroup --quiet pushgate
 umount "$headers"
 
-# With headers dkms builds it.
+# With headers, dkms builds the module.
 step inside dpkg --install "$package"
 inside dkms status pushgate | tee /tmp/said
 says "$release, x86_64: installed"
@@ -114,18 +114,18 @@ for node in /dev/pushgate /dev/pushgate0 /dev/pushgate3; do
     [ "$who" = "root:pushgate 660" ] || fail "$node is $who"
 done
 group=$(inside getent group pushgate | cut -d: -f3)
-# opens GROUP: whether a user with that group besides may open the devices.
+# opens GROUP: whether a user who is also in that group may open the devices.
 opens() {
     inside setpriv --reuid 4711 --regid 4711 --groups "$1" sh -c ': <>/dev/pushgate && : <>/dev/pushgate0' 2>/tmp/said
 }
 opens "$group" || fail "a member of the group may not open them: $(cat /tmp/said)"
-! opens 4711 || fail "somebody who is not in the group may open them"
+! opens 4711 || fail "a user who is not in the group may open them"
 says "Permission denied"
-# What was built there does what the module does.
+# The module that dkms built works like the repository's.
 KMOD_DIR=/tmp inside "/tmp/${TEST_DRIVER##*/}" --exact a_device_says_what_it_offers --ignored --nocapture |
     tee /tmp/said
 says "test result: ok. 1 passed"
-# As a reader sees it: sections, a table, names with underscores.
+# The manual as a reader sees it: sections, a table, names with underscores.
 MANWIDTH=100 inside man 4 pushgate >/tmp/said
 for words in PUSHGATE_IOC_SLICE_ALLOC staging_user_bytes ENOSPC "pages that outlive a process"; do says "$words"; done
 inside test -r /usr/include/pushgate/device.cuh
@@ -133,14 +133,14 @@ echo '#include <uapi/pushgate.h>' | inside gcc -fsyntax-only -x c -
 printf '#include <pushgate/device.cuh>\n' | inside g++ -std=c++17 -fsyntax-only -x c++ -
 
 step inside dpkg --remove pushgate
-[ ! -d /sys/module/pushgate ] || fail "the module is still loaded, and nobody uses it"
+[ ! -d /sys/module/pushgate ] || fail "the module is still loaded although it is not in use"
 [ ! -e /dev/pushgate ] || fail "there is still a device"
 step inside dpkg --purge pushgate
 ! inside getent group pushgate || fail "the group is still there"
 ! inside dpkg-query --show pushgate 2>/dev/null || fail "dpkg still knows the package"
 
-# Of what others keep of it: dpkg's records, man's index, the key with which dkms signs modules, and the
-# list of groups as it was before the last change.
+# Without what other programs keep: dpkg's records, man's index, the key with which dkms signs modules, and
+# the list of groups from before the last change.
 left | sort | tee /run/out/left.txt | grep -vE \
     -e '^(new|changed): root var/(lib/dpkg/|log/dpkg\.log$|cache/man/)' \
     -e '^new: root var/lib/dkms/mok\.(key|pub)$' \

@@ -1,42 +1,43 @@
 for imm in --no-imm=false --no-imm; do
     right rxe0 --ranks 4 --size 4M --iters 1 "$imm"
-    # Receivers that post late, and then one receive at a time as good as.
+    # Receivers that post late, and then practically one receive at a time.
     right rxe0 --ranks 4 --size 128K --iters 1 "$imm" --receives 2 --slice 4K --late-ms 30
     stalled
 done
 
-# The proof that these checks can fail: the same with senders that ignore credit.
+# Shows that these checks can fail: the same runs with senders that ignore credit.
 late="--json --device cpu --qp verbs --ib-dev rxe0 --ranks 4 --iters 1 --receives 2 --slice 4K --late-ms 30"
 ungated() {
     before=$(rnr rxe0)
-    # Words are arguments.
+    # Unquoted, because the words are arguments.
     run 120 "$EXAMPLE_ALLREDUCE_UNGATED" $late "$@"
     after=$(rnr rxe0)
 }
 
-# That build is right as long as nobody tells it.
+# Without being told to ignore credit, that build is right.
 ungated --size 128K
 verified
 [ "$before" = "$after" ] || fail "RNR in the build that can ignore credit: $before, then $after"
 
-# A sender may happen to come late enough: it gets ten turns.
+# A sender may happen to be late enough, so it gets ten tries.
 breaks() {
     imm=$1
     for turn in 1 2 3 4 5 6 7 8 9 10; do
-        # 64 messages a step: more than its receives and the 16 that are set aside to wake it.
+        # 64 messages a step: more than the rank's receives and the 16 that are reserved to wake it.
         _PUSHGATE_UNGATED=1 PUSHGATE_LOG=warn ungated --size 1M "$imm"
         if [ "$code" = 0 ]; then
             [ "$before" = "$after" ] || fail "all is right, it says, and RNR went from $before to $after"
             continue
         fi
         case $imm in
-            # Then there are no receives to miss, and the receiver alone can know.
+            # Without immediate data there are no receives to miss, and only the receiver can detect the
+            # overrun.
             --no-imm)
                 [ "$before" = "$after" ] || fail "RNR without immediate data: $before, then $after"
                 says 'overrun: no receive was granted'
                 says 'sent what was not granted'
                 ;;
-            # The receiver may have noticed before its receives were used up.
+            # The receiver may have detected the overrun before its receives were used up.
             *)
                 [ "$before" != "$after" ] && grep -q 'RNR retry counter exceeded' /tmp/err &&
                     grep -qF 'it had no receive posted (RNR)' /tmp/err || continue

@@ -1,7 +1,7 @@
-# The verbs queue pair beside perftest, in turns.
-# Each end has a core of its own, as the threads of ours have: two that poll must not share one.
-# perftest's own figures, in MiB/s and in ticks of the processor's clock: what it makes microseconds
-# with, it guesses anew each time.
+# Measures the verbs queue pair beside perftest, in turn. Each end has a core of its own, as the threads of
+# pushgate's bench have: two ends that poll must not share a core. theirs: perftest's own figures, in MiB/s
+# and in ticks of the processor's clock; the clock rate with which perftest makes microseconds is estimated
+# again each time.
 theirs() {
     what=$1
     shift
@@ -21,7 +21,8 @@ ours() {
     awk -v what="$what" '{ print what, $5 } /clock/ { print "clock", $(NF - 1) }' \
         /run/out/ours.txt >>/run/out/figures.txt
 }
-# About as long as ours: who polls for longer on a busy host loses its cores for a while.
+# These take about as long as pushgate's runs: a program that polls for longer on a busy host loses its cores
+# for a while.
 options="-d rxe0 -x 1 -m 4096 -F"
 for turn in 1 2 3 4 5; do
     theirs ib_write_bw ib_write_bw $options -s 65536 -n 600 -t 16
@@ -30,7 +31,7 @@ for turn in 1 2 3 4 5; do
     ours lat lat --size 64 --seconds 0.15
     theirs ib_write_lat ib_write_lat $options -s 64 -n 5000 -C
     ours lat-no-imm lat --size 64 --no-imm --seconds 0.15
-    # As many bytes as ours sends for 64: record and counts are in the same packet.
+    # As many bytes as pushgate sends for 64: record and counts are in the same packet.
     theirs ib_send_lat_168 ib_send_lat $options -s 168 -n 5000 -C
     theirs ib_write_lat_168 ib_write_lat $options -s 168 -n 5000 -C
     # Records that follow their payload at once, and records that wait for its completion.
@@ -51,7 +52,7 @@ awk '
                 }
         return values[what, int((count + 1) / 2)]
     }
-    # `median` has sorted them.
+    # `median` has sorted the values.
     function best(what, most) { return values[what, most ? n[what] : 1] }
     function row(title, mine, their, unit, most, aim,    m, t) {
         m = median(mine); t = median(their) / unit

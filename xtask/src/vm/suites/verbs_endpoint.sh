@@ -1,5 +1,5 @@
-# Tests that concern the queue pair `local` alone, and take `local` whatever PUSHGATE_TEST_QP says. They run
-# on the host; here they would count as tests over RDMA.
+# Tests that concern only the queue pair `local` and use `local` whatever PUSHGATE_TEST_QP says. They run on
+# the host; here they would count as tests over RDMA.
 local_only='
 p3_a_put_out_of_a_region_reaches_host_and_device_before_its_signal
 p3_a_relay_goes_by_the_longest_stretch_of_the_landing_ring
@@ -9,12 +9,12 @@ p8_a_region_stays_until_nobody_reads_what_goes_out_of_it
 p8_a_sender_that_names_memory_it_does_not_have_is_refused_and_hurts_nobody_else
 p8_a_turn_ends_when_the_engine_has_copied_enough'
 
-# tests PROGRAM ARGUMENT...: the names of the tests that it has, sorted.
+# tests PROGRAM ARGUMENT...: the names of the program's tests, sorted.
 tests() {
     "$@" --list --format terse | sed -n 's/: test$//p' | sort
 }
 
-# ran: the names of the tests that passed, sorted, by what the last run said.
+# ran: the names of the tests that passed, sorted, by the output of the last run.
 ran() {
     sed -n 's/^test \(.*\) \.\.\. ok$/\1/p' /tmp/out | sort
 }
@@ -24,7 +24,7 @@ tests "$TEST_ENDPOINT" >/tmp/all
 for name in $local_only; do
     grep -qxF "$name" /tmp/all || fail "the suite has no test $name: mend the list of those of local alone"
     set -- "$@" --skip "$name"
-    echo "not over RDMA, for it concerns the queue pair local: $name"
+    echo "not over RDMA, because it concerns the queue pair local: $name"
 done
 printf '%s\n' $local_only | sort | comm -23 /tmp/all - >/tmp/expected
 [ "$(wc -l </tmp/expected)" -gt 40 ] || fail "so few tests: $(cat /tmp/expected)"
@@ -38,7 +38,7 @@ for qp in verbs verbs-no-imm; do
     [ "$(counter rxe0 sent_pkts)" -gt $((before + 1000)) ] || fail "nothing went over rxe0"
 done
 
-# The memory of RDMA devices, where they have any.
+# RDMA devices' own memory, where they have any.
 if [ -n "${TEST_PUSHGATE_PROXY:-}" ]; then
     run 60 "$TEST_PUSHGATE_PROXY" --ignored --exact \
         qp::verbs::nic::tests::real_devices_give_memory_or_say_that_they_have_none

@@ -2,7 +2,8 @@ roles() {
     grep -lz "^_PUSHGATE_ROLE=$1" /proc/[0-9]*/environ 2>/dev/null | cut -d / -f 3
 }
 
-# A run over a device of its own that would go on for hours, once it is well into its iterations.
+# Starts a run over a device of its own that would go on for hours; returns when it is well into its
+# iterations.
 start_long() {
     device=$1
     dummy "$2" "$3" && rxe "$device" "$2" || fail "no device $device"
@@ -22,8 +23,8 @@ start_long() {
     done
 }
 
-# ... ends within five seconds after `fault`, says why, and leaves nothing behind. The five seconds are a
-# promise; a slow machine is given the same multiple of them.
+# ends_with WORDS: checks that the run ends within five seconds after `fault`, says why, and leaves nothing
+# behind. The five seconds are a promise; a slow machine gets the same multiple of them.
 ends_with() {
     until [ -e /tmp/code ]; do
         [ $(($(now) - fault)) -lt "$(stretched 6000)" ] || fail "it still runs a minute after: $what"
@@ -39,7 +40,7 @@ ends_with() {
     [ -z "$(roles .)" ] || fail "processes are left: $(roles .)"
 }
 
-# Time for what needs the device's users to close it first.
+# Time for what the device's users must close first.
 gone() {
     until=$(($(now) + $(stretched 6000)))
     while [ -e "$1" ]; do
@@ -48,7 +49,8 @@ gone() {
     done
 }
 
-# fault WORDS COMMAND...: a run that this hits ends, and then its device can go.
+# fault WORDS COMMAND...: checks that a run that this command hits ends, and that its device can be removed
+# then.
 number=0
 fault() {
     words=$1
@@ -56,7 +58,7 @@ fault() {
     number=$((number + 1))
     start_long "rxef$number" "f$number" "10.9.$((10 + number)).1/24"
     fault=$(now) what=$*
-    # It may wait for the device's users.
+    # The command may wait for the device's users.
     timeout "$(stretched 60)" "$@" &
     ends_with "$words"
     wait $!
@@ -71,7 +73,7 @@ fault() {
 fault 'its port is down' ip link set f1 down
 fault 'its address was removed' ip address delete 10.9.12.1/24 dev f2
 fault 'its device or network interface was removed' ip link delete f3
-# `rdma link delete` is no fault: here it waits until the last user has closed the device.
+# `rdma link delete` is no fault: it waits until the last user has closed the device.
 
 start_long rxef4 f4 10.9.14.1/24
 fault=$(now) what="rank 1 is killed"
@@ -81,7 +83,7 @@ says 'was killed by signal 9'
 ! grep -q 'rank 0 is lost' /tmp/err || fail "the wrong rank"
 timeout "$(stretched 60)" rdma link delete rxef4 || fail "rxef4 can't be removed"
 
-# What cannot work ends in a sentence, at once.
+# What cannot work ends at once, with a sentence.
 wrong() {
     words=$1
     shift
@@ -97,7 +99,7 @@ ip link set d1 down
 wrong 'port 1 of rxe1 is down; bring its network interface up' --ib-dev rxe1
 ip link set d1 up
 
-# Without libibverbs: only this shell's mounts change, so the rest of the guest still has it.
+# Without libibverbs: only this shell's mounts change, so the rest of the guest still has the library.
 library=$(ldconfig -p | awk '/libibverbs\.so\.1 / { print $NF; exit }')
 unshare -m /bin/sh -eu -c "mount --bind /dev/null '$library'; exec sleep 6000" &
 without=$!

@@ -1,22 +1,22 @@
 node=$((VM_GUEST - 1))
-# Four seconds until a packet is sent again. The default, 67 ms, passes here without any loss, and
-# soft-RoCE does not survive every retransmission.
+# Four seconds until a packet is sent again. The default, 67 ms, passes here without any loss, and soft-RoCE
+# does not survive every retransmission.
 patience=20
 
-# What the transport had to send again or got twice.
+# How much the transport had to send again or received twice.
 again() {
     sleep 0.05
     echo $(($(counter rxen0 duplicate_request) + $(counter rxen0 out_of_seq_request) + $(counter rxen0 completer_retry_err)))
 }
 
-# The demonstration over both guests, two ranks in each.
+# Starts the demonstration over both guests, two ranks in each.
 start() {
     before=$(rnr rxen0)
     run 120 "$EXAMPLE_ALLREDUCE" --json --device cpu --qp verbs --ib-dev rxen0 --ack-timeout "$patience" \
         --ranks 4 --nodes 2 --node "$node" --rendezvous 10.9.9.1:7000 "$@"
 }
 
-# Node 0 has the result, both have an exit code and a device that counts.
+# Checks that node 0 has the result, and that both have an exit code and a device that counts.
 right_here() {
     [ "$node" = 1 ] || verified
     [ "$code" = 0 ] || fail "exit code $code"
@@ -33,7 +33,7 @@ for imm in --no-imm=false --no-imm; do
     [ "$node" = 1 ] || stalled
 done
 
-# Nodes that were told different things.
+# Nodes that were given different sizes.
 together sizes
 start --size "${VM_GUEST}M"
 [ "$code" = 1 ] || fail "exit code $code"
@@ -41,7 +41,7 @@ says '--size is'
 says 'give all nodes the same'
 
 
-# Strangers at the rendezvous before the ranks come: one that talks, one that says nothing. They stay.
+# Strangers at the rendezvous before the ranks come: one sends something, one sends nothing. Both stay.
 together strangers
 if [ "$node" = 1 ]; then
     strangers=
@@ -63,8 +63,8 @@ fi
 start --size 64K --iters 1
 right_here
 
-# A bad cable. Packets are lost and pass each other: soft-RoCE must send again, and if it gives up, the
-# run ends with a status. What it says is verified must be right.
+# A bad cable. Packets are lost and pass each other: soft-RoCE must send again, and if it gives up, the run
+# ends with a status. What the run reports as verified must be right.
 together cable
 tc qdisc add dev n0 root netem loss 1% delay 2ms 2ms reorder 25%
 together bad-cable
@@ -84,7 +84,7 @@ for turn in 1 2 3; do
         esac
         echo "$code" >"/run/both/$turn$imm.code.$VM_GUEST"
         together "after$turn$imm"
-        # Both must come to the same here, or they would part.
+        # Both nodes must come to the same result here, or they would go different ways.
         grep -qv '^0$' "/run/both/$turn$imm".code.* || right=$((right + 1))
     done
     [ "$right" = 0 ] || break
