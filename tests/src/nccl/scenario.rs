@@ -826,7 +826,7 @@ fn until_lost(plugin: &Plugin, ends: Ends, peer: &mut dyn Bootstrap) -> super::t
     let into_mr = plugin.reg_mr(ends.recv, into.at(0), into.bytes()).expect("regMr");
     let begin = Instant::now();
     let (mut s, mut r) = (None, None);
-    // SAFETY, for all calls: the buffers stay until the ends are closed, and the requests are not
+    // SAFETY: for all calls, the buffers stay until the ends are closed, and the requests are not
     // done.
     let mut one = || unsafe {
         if r.is_none() {
