@@ -46,6 +46,8 @@ const BYE: u32 = 0;
 const BEAT: u32 = 2;
 /// Label of a report that the sender's end of a queue pair is gone, with the cause.
 const END: u32 = 3;
+/// Label of a report that another rank is lost, with that rank's number.
+const LOST: u32 = 4;
 /// The first label of a queue pair. The frames under it are those of [`SetUp`].
 pub(crate) const QUEUE_PAIRS: u32 = 16;
 
@@ -70,7 +72,8 @@ const GRACE: Duration = Duration::from_millis(250);
 
 /// Callbacks, called by the reader's thread. Neither may wait for a peer.
 pub(crate) struct Events {
-    /// Called with a rank that is lost.
+    /// Called when a rank is lost, with the rank that was lost first: the lost rank may have left because
+    /// of that one.
     pub(crate) lost: Box<dyn Fn(u32) + Send>,
     /// Called when a rank's end of a queue pair is gone.
     pub(crate) ended: Box<dyn Fn(Ended) + Send>,
@@ -115,6 +118,8 @@ struct State {
     set_ups: HashSet<(u32, u32)>,
     ends: HashMap<u32, Leaving>,
     lost: Option<u32>,
+    /// By rank: the rank that it has reported as lost.
+    reported: HashMap<u32, u32>,
 }
 
 #[derive(Default)]
@@ -485,7 +490,8 @@ impl Mesh {
                 // here yet.
                 let until = *left_in_order.get_or_insert(now + GRACE);
                 if now >= until {
-                    return Err(Error::PeerLost { rank: from });
+                    let rank = state.reported.get(&from).copied().unwrap_or(from);
+                    return Err(Error::PeerLost { rank });
                 }
                 left = left.min(until - now);
             }

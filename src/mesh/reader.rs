@@ -12,8 +12,8 @@ use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Resource, getrlimit};
 
 use super::{
-    BEAT, BYE, Beats, END, Events, Leaving, MAX_BYTES, MAX_FDS, MAX_WAITING, MAX_WAITING_FDS, Most, Peer,
-    QUEUE_PAIRS, Shared, Stream, set_up, timespec,
+    BEAT, BYE, Beats, END, Events, LOST, Leaving, MAX_BYTES, MAX_FDS, MAX_WAITING, MAX_WAITING_FDS, Most,
+    Peer, QUEUE_PAIRS, Shared, Stream, set_up, timespec,
 };
 
 /// A peer that has not left.
@@ -102,15 +102,21 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
             gone.peer.close();
             let mut state = shared.inbox.state();
             state.ends.insert(gone.rank, leaving);
+            // A rank may leave because it has lost another, and be gone before the end of that other is seen here.
+            let first = state.reported.get(&gone.rank).copied().unwrap_or(gone.rank);
             if leaving == Leaving::Lost {
-                state.lost.get_or_insert(gone.rank);
+                state.lost.get_or_insert(first);
             }
             drop(state);
+            if leaving == Leaving::Lost {
+                // Before this rank's program hears of the loss and leaves.
+                peers.iter().for_each(|p| p.report_lost(first));
+            }
             shared.inbox.arrived.notify_all();
             if leaving == Leaving::Lost {
                 // A forked child of the dead rank has no use for the socket either.
                 let _ = shutdown(&gone.peer.link.stream, Shutdown::Both);
-                (events.lost)(gone.rank);
+                (events.lost)(first);
             }
         }
     }
@@ -134,6 +140,15 @@ impl Heard<'_> {
         let mut out = self.peer.out();
         // Other bytes that wait to be sent show that this rank lives just as well.
         if !out.closed && out.frames.is_empty() && out.frames.push(&BEAT.to_le_bytes(), Vec::new()).is_ok() {
+            let _ = self.peer.flush(&mut out);
+        }
+    }
+
+    /// Tells the peer that `rank` is lost. A push that fails means that the peer is gone, too.
+    fn report_lost(&self, rank: u32) {
+        let frame = [LOST, rank].map(u32::to_le_bytes).concat();
+        let mut out = self.peer.out();
+        if !out.closed && out.frames.push(&frame, Vec::new()).is_ok() {
             let _ = self.peer.flush(&mut out);
         }
     }
@@ -173,6 +188,15 @@ impl Shared {
         match label {
             BYE => return Ok(Some(Leaving::Bye)),
             BEAT => {}
+            LOST => {
+                let lost = bytes.try_into().map(u32::from_le_bytes).ok();
+                // Not of this rank, nor of the one that reports: neither explains why that one leaves.
+                let lost = lost.filter(|lost| {
+                    *lost != rank && self.peers.get(*lost as usize).is_some_and(Option::is_some)
+                });
+                let lost = lost.ok_or("it reported the loss of no other rank")?;
+                self.inbox.state().reported.entry(rank).or_insert(lost);
+            }
             END => {
                 let ended = set_up::parse_end(rank, &bytes)
                     .ok_or("it reported an end without a valid label or status")?;

@@ -1,6 +1,6 @@
 //! Tests of one rank's mesh against ranks that are made by hand and can misbehave.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,6 +39,32 @@ fn wire(label: u32, body: &[u8]) -> Vec<u8> {
     bytes.extend(label.to_le_bytes());
     bytes.extend(body);
     bytes
+}
+
+#[test]
+fn p7_a_rank_that_is_lost_behind_its_report_of_another_rank_names_that_rank() {
+    let (mesh, lost, mut others) = by_hand(4, hang());
+    let (third, _second, mut first) = (others.pop().unwrap(), others.pop().unwrap(), others.pop().unwrap());
+    // The second rank died first, but of this the first rank alone has heard yet.
+    first.write_all(&wire(LOST, &2u32.to_le_bytes())).unwrap();
+    drop(first);
+    assert_eq!(lost.recv_timeout(hang()), Ok(2));
+    assert_eq!(mesh.lost(), Some(2));
+    // The others hear it before this rank's program can leave.
+    let frame = wire(LOST, &2u32.to_le_bytes());
+    let mut heard = vec![0; frame.len()];
+    (&third).read_exact(&mut heard).unwrap();
+    assert_eq!(heard, frame);
+}
+
+#[test]
+fn p8_a_rank_that_reports_the_loss_of_no_other_rank_is_itself_lost() {
+    for body in [&0u32.to_le_bytes()[..], &1u32.to_le_bytes(), &3u32.to_le_bytes(), &[2, 0, 0], &[]] {
+        let (mesh, lost, mut others) = by_hand(3, hang());
+        others[0].write_all(&wire(LOST, body)).unwrap();
+        assert_eq!(lost.recv_timeout(hang()), Ok(1), "{body:?}");
+        assert_eq!(mesh.lost(), Some(1));
+    }
 }
 
 #[test]

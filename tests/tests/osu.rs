@@ -178,8 +178,9 @@ fn one_wrong_byte_on_its_way_is_found_by_validation_alone() {
                 "pushgate: validation failed: 32 bytes, rank {rank} received 1 wrong bytes, \
                  the first at offset 17 of message 0: "
             );
-            assert!(err.starts_with(&says), "{err}");
-            assert_eq!(err.lines().count(), 1, "{err}");
+            // On a busy machine the other rank may report that this one is lost before the command ends it.
+            let lines = err.lines().filter(|line| !line.contains("is lost"));
+            assert!(lines.clone().count() == 1 && lines.clone().all(|l| l.starts_with(&says)), "{err}");
             assert_eq!(run(&args, &flip).0, Some(0));
         }
     }
