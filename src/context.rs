@@ -444,10 +444,7 @@ fn numa_node_of(bus_id: &str) -> Option<u32> {
 /// Core for an engine, and whether it may spin there: engines take the last
 /// cores, one each, where every engine leaves at least three to the rest.
 fn core(setting: AutoOr<usize>, index: usize, engines: usize) -> (Option<usize>, bool) {
-    let allowed: Vec<usize> = match rustix::thread::sched_getaffinity(None) {
-        Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU).filter(|c| set.is_set(*c)).collect(),
-        Err(_) => Vec::new(),
-    };
+    let allowed = crate::effect::cores();
     let alone = allowed.len() >= 4 * engines;
     let cpu = match setting {
         AutoOr::Is(cpu) => Some(cpu),
