@@ -41,6 +41,14 @@ pub fn code(e: &anyhow::Error) -> u8 {
     if no_cuda || e.is::<Input>() { WRONG } else { FAILED }
 }
 
+/// What is said of an error: its causes, each once. Where a signal was caught, not what it interrupted.
+pub fn sentence(e: &anyhow::Error) -> String {
+    match signals::caught() {
+        Some(_) => e.root_cause().to_string(),
+        None => pushgate::explain(e.as_ref()),
+    }
+}
+
 /// The exit code of a program that a signal asked to end, as shells show it.
 pub fn of_signal(number: i32) -> u8 {
     u8::try_from(128 + number).unwrap_or(u8::MAX)

@@ -108,7 +108,7 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(e) => {
-            eprintln!("pushgate: {}", pushgate::explain(&*e));
+            eprintln!("pushgate: {}", exit::sentence(&e));
             ExitCode::from(exit::code(&e))
         }
     }
