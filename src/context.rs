@@ -454,10 +454,7 @@ fn numa_node_of(bus_id: &str) -> Option<u32> {
 /// Engines take the last cores, one each, if at least three cores for each engine remain for the
 /// rest.
 fn core(setting: AutoOr<usize>, index: usize, engines: usize) -> (Option<usize>, bool) {
-    let allowed: Vec<usize> = match rustix::thread::sched_getaffinity(None) {
-        Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU).filter(|c| set.is_set(*c)).collect(),
-        Err(_) => Vec::new(),
-    };
+    let allowed = crate::effect::cores();
     let alone = allowed.len() >= 4 * engines;
     let cpu = match setting {
         AutoOr::Is(cpu) => Some(cpu),

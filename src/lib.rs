@@ -22,7 +22,9 @@
 mod attached;
 mod comm;
 mod context;
+mod effect;
 mod error;
+mod explain;
 mod mesh;
 mod qp;
 mod relay;
@@ -34,6 +36,7 @@ pub use attached::AttachedQueuePair;
 pub use comm::{Comm, MAX_RANKS};
 pub use context::{Context, ContextBuilder, Module, Shared};
 pub use error::{Error, Result, status_name};
+pub use explain::explain;
 pub use pushgate_driver_shim::abi;
 pub use pushgate_driver_shim::placed::{State as RingState, Waiting};
 pub use pushgate_gpu_kernels::{
@@ -60,9 +63,15 @@ pub mod proxy {
     /// Serves programs at `socket` (a path, or @ and an abstract name) until `stop` is rung; each
     /// program gets an engine of its own.
     pub fn run(socket: &Path, stop: EventFd) -> Result<()> {
+        run_and_tell(socket, stop, || {})
+    }
+
+    /// Serves programs as [`run`] does, and calls `serving` once programs can connect.
+    pub fn run_and_tell(socket: &Path, stop: EventFd, serving: impl FnOnce()) -> Result<()> {
         raise_open_files();
         let failed = |e| Error::io(format!("proxy at {}", socket.display()))(e);
         let (listener, _file) = bind(socket).map_err(failed)?;
+        serving();
         serve(listener, ServerOptions::new(stop)).map_err(failed)
     }
 

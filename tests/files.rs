@@ -16,7 +16,7 @@ fn refused(args: &[&str], config: Option<&str>) -> String {
     command.envs(config.map(|file| ("PUSHGATE_CONFIG", file))).stdin(Stdio::null());
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
     said
 }
 

@@ -84,6 +84,10 @@ fn plain(text: &str) -> String {
 pub struct Report {
     /// This release.
     pub version: &'static str,
+    /// The kind of queue pair that was looked for: `local` or `verbs`.
+    pub queue_pair: &'static str,
+    /// What was looked for, in a sentence, and how to look for RDMA where nobody asked for it.
+    pub looked_for: String,
     /// In the order of the checks.
     pub findings: Vec<Finding>,
     /// How many passed.
@@ -97,11 +101,13 @@ pub struct Report {
 }
 
 impl Report {
-    /// Counts.
+    /// Counts the findings. What was looked for is left empty.
     pub fn new(findings: Vec<Finding>) -> Report {
         let count = |status| findings.iter().filter(|f| f.status == status).count();
         Report {
             version: env!("CARGO_PKG_VERSION"),
+            queue_pair: "",
+            looked_for: String::new(),
             passed: count(Status::Passed),
             warned: count(Status::Warned),
             failed: count(Status::Failed),
@@ -119,7 +125,7 @@ impl Report {
         }
     }
 
-    /// A line for each finding, the remedy below it, and a last line that counts.
+    /// A line for each finding, the remedy below it, what was looked for, and a last line that counts.
     pub fn text(&self) -> String {
         let mut text = String::new();
         let width = self.findings.iter().map(|f| f.check.len()).max().unwrap_or(0);
@@ -140,6 +146,9 @@ impl Report {
             if let Some(remedy) = &f.remedy {
                 let _ = writeln!(text, "{:<6}  {:<width$}  -> {remedy}", "", "");
             }
+        }
+        if !self.looked_for.is_empty() {
+            let _ = writeln!(text, "{}", self.looked_for);
         }
         let _ = writeln!(
             text,

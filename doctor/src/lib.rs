@@ -4,8 +4,11 @@
 //! plain data. A [`Check`] is a function of those alone and gives [`Finding`]s: passed, warned,
 //! failed or not applicable, with what was read and what to do. docs/doctor.md describes each.
 //!
+//! [`archive`] packs what was read, so that the checks can be run elsewhere.
+//!
 //! Nothing here needs root; what only root may read is said to be so.
 
+pub mod archive;
 pub mod checks;
 pub mod finding;
 pub mod read;
@@ -28,14 +31,85 @@ pub fn named(names: &[String]) -> Result<Vec<&'static Check>, String> {
 
 /// Looks at what the checks need, and runs them.
 pub fn run(checks: &[&Check], roots: &Roots, wants: Wants) -> Report {
+    judge(checks, &look(checks, roots, wants))
+}
+
+/// Looks at what the checks need.
+pub fn look(checks: &[&Check], roots: &Roots, wants: Wants) -> Readings {
     let parts: Vec<Part> = checks.iter().flat_map(|check| check.parts).copied().collect();
-    judge(checks, &read::read(roots, wants, &parts))
+    read::read(roots, wants, &parts)
 }
 
 /// Runs checks over what was read.
 pub fn judge(checks: &[&Check], readings: &Readings) -> Report {
+    // A tree of files kept of a host reads as on that host.
+    let inside = format!("{}/", readings.root);
+    let outside = |text: String| if readings.root.is_empty() { text } else { text.replace(&inside, "/") };
     let findings = checks.iter().flat_map(|check| {
-        (check.run)(readings).into_iter().map(|finding| Finding { check: check.name, ..finding })
+        (check.run)(readings).into_iter().map(|finding| Finding {
+            check: check.name,
+            subject: outside(finding.subject),
+            reading: outside(finding.reading),
+            remedy: finding.remedy.map(outside),
+            ..finding
+        })
     });
-    Report::new(findings.collect())
+    let looked_at_rdma = checks.iter().any(|check| check.parts.contains(&Part::Rdma));
+    Report {
+        queue_pair: if readings.wants.verbs { "verbs" } else { "local" },
+        looked_for: looked_for(readings, looked_at_rdma),
+        ..Report::new(findings.collect())
+    }
+}
+
+/// What was looked for, and how to look for RDMA where nobody asked for it.
+fn looked_for(readings: &Readings, looked_at_rdma: bool) -> String {
+    let wants = &readings.wants;
+    let ask = "`pushgate doctor --qp verbs` asks for RDMA, which ranks of several hosts need";
+    match (&wants.device, wants.verbs) {
+        (Some(device), true) => {
+            format!("Looked for what queue pairs of the kind verbs (RDMA) need, on the device {device}.")
+        }
+        (None, true) => "Looked for what queue pairs of the kind verbs (RDMA) need, on any device.".into(),
+        (_, false) => {
+            let devices = match readings.rdma.is() {
+                _ if !looked_at_rdma => "",
+                Some(devices) if !devices.is_empty() => "",
+                _ => " This host has no RDMA device.",
+            };
+            format!(
+                "Looked for what queue pairs of the kind local need, which join ranks of one host.{devices} {ask}."
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_rdma_is_told_what_was_looked_for_and_how_to_ask_for_rdma() {
+        let said = |readings: &Readings| judge(&CHECKS.iter().collect::<Vec<_>>(), readings);
+        let mut readings = Readings::default();
+        let report = said(&readings);
+        assert_eq!(report.queue_pair, "local");
+        assert_eq!(
+            report.looked_for,
+            "Looked for what queue pairs of the kind local need, which join ranks of one host. This host has no \
+             RDMA device. `pushgate doctor --qp verbs` asks for RDMA, which ranks of several hosts need."
+        );
+        let text = report.text();
+        assert_eq!(text.lines().rev().nth(1), Some(&*report.looked_for), "{text}");
+        // Checks that look at no RDMA device know of none.
+        let module = judge(&named(&["module".into()]).unwrap(), &readings);
+        assert!(!module.looked_for.contains("has no RDMA"), "{}", module.looked_for);
+        readings.wants.verbs = true;
+        let report = said(&readings);
+        assert_eq!((report.queue_pair, report.failed), ("verbs", 1));
+        assert_eq!(
+            report.looked_for,
+            "Looked for what queue pairs of the kind verbs (RDMA) need, on any device."
+        );
+    }
 }

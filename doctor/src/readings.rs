@@ -5,9 +5,10 @@ use std::net::IpAddr;
 
 use pushgate_proxy::qp::verbs::PortState;
 use pushgate_proxy::qp::verbs::gid::GidEntry;
+use serde::{Deserialize, Serialize};
 
 /// What was asked of one place.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Read<T> {
     /// This.
     Is(T),
@@ -27,6 +28,14 @@ impl<T> Read<T> {
         }
     }
 
+    /// The content, if there is one, to be changed.
+    pub(crate) fn is_mut(&mut self) -> Option<&mut T> {
+        match self {
+            Read::Is(it) => Some(it),
+            _ => None,
+        }
+    }
+
     /// Looks into the content; what it makes no sense of is unreadable.
     pub fn then<U>(self, parse: impl FnOnce(T) -> Result<U, String>) -> Read<U> {
         match self {
@@ -38,7 +47,7 @@ impl<T> Read<T> {
 }
 
 /// Where the payload is to land.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Window {
     /// Shared memory.
     #[default]
@@ -50,7 +59,7 @@ pub enum Window {
 }
 
 /// Whether windows shall lie in huge pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum HugePages {
     /// Where there are any.
     #[default]
@@ -62,7 +71,7 @@ pub enum HugePages {
 }
 
 /// What the settings in force ask of the host.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wants {
     /// Queue pairs are `verbs`.
     pub verbs: bool,
@@ -126,6 +135,8 @@ impl Wants {
 pub struct Readings {
     /// The settings.
     pub wants: Wants,
+    /// The folder below which a tree of files kept of a host lies. Empty: this host.
+    pub root: String,
     /// RDMA devices; absent: the kernel has no such class.
     pub rdma: Read<Vec<RdmaDevice>>,
     /// Network interfaces behind RDMA ports, by name.
@@ -193,7 +204,7 @@ pub struct Netdev {
 }
 
 /// IEEE 802.1Qaz as the driver tells it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dcb {
     /// Bit for each priority: pause frames on.
     pub pfc: Option<u8>,
@@ -318,7 +329,7 @@ pub struct Module {
 }
 
 /// NCCL.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Nccl {
     /// `ncclGetVersion`, and the library that answered.
     pub version: Read<(u32, String)>,
@@ -331,7 +342,7 @@ pub struct Nccl {
 }
 
 /// A network plugin.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plugin {
     /// As the linker was asked for it.
     pub file: String,

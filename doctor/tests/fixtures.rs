@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use pushgate_doctor::readings::{Dcb, Plugin, Read};
 use pushgate_doctor::{
-    CHECKS, Finding, HugePages, Part, Readings, Report, Roots, Status, Wants, Window, judge, named, read,
+    CHECKS, Finding, HugePages, Part, Readings, Report, Roots, Status, Wants, Window, archive, judge, look,
+    named, read,
 };
 use pushgate_proxy::qp::verbs::PortState;
 
@@ -85,7 +86,8 @@ struct Host {
 }
 
 impl Host {
-    fn new() -> Host {
+    /// Without a file.
+    fn empty() -> Host {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("doctor-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         // Some 70 files for each of 150 cases: in memory where that may be.
@@ -94,7 +96,11 @@ impl Host {
             Ok(()) => memory,
             Err(_) => Path::new(env!("CARGO_TARGET_TMPDIR")).join(name),
         };
-        let host = Host { root, wants: Wants { verbs: true, ..Wants::default() }, live: |_| {} };
+        Host { root, wants: Wants { verbs: true, ..Wants::default() }, live: |_| {} }
+    }
+
+    fn new() -> Host {
+        let host = Host::empty();
         FILES.iter().for_each(|(file, text)| host.write(file, text.as_bytes()));
         for priority in 0..8 {
             for point in ["roce_np", "roce_rp"] {
@@ -154,13 +160,63 @@ impl Host {
         gone.unwrap();
     }
 
-    fn report(&self) -> Report {
-        let parts = [Part::Rdma, Part::Gpu, Part::Pci, Part::Host, Part::Module, Part::Nccl];
-        let mut readings = read::read(&Roots::below(&self.root), self.wants.clone(), &parts);
+    fn readings(&self) -> Readings {
+        let mut readings = look(&CHECKS.iter().collect::<Vec<_>>(), &self.roots(), self.wants.clone());
         said(&mut readings);
         (self.live)(&mut readings);
-        judge(&CHECKS.iter().collect::<Vec<_>>(), &readings)
+        readings
     }
+
+    fn roots(&self) -> Roots {
+        Roots::below(&self.root)
+    }
+
+    fn report(&self) -> Report {
+        judge(&CHECKS.iter().collect::<Vec<_>>(), &self.readings())
+    }
+
+    /// What the checks say of an archive of this host, once it is unpacked elsewhere; and the archive.
+    fn archived(&self) -> (Report, Vec<u8>) {
+        let mut bytes = Vec::new();
+        let files = archive::write(&mut bytes, &self.roots(), &self.readings(), &hidden).unwrap();
+        assert!(files > 1);
+        let elsewhere = Host::empty();
+        tar::Archive::new(&*bytes).unpack(&elsewhere.root).unwrap();
+        let roots = Roots::kept(&elsewhere.root.join(archive::FOLDER)).unwrap();
+        let wants = roots.answers.as_ref().unwrap().wants().clone();
+        (pushgate_doctor::run(&CHECKS.iter().collect::<Vec<_>>(), &roots, wants), bytes)
+    }
+}
+
+/// What the command takes out of sentences, as far as these tests have it.
+fn hidden(text: &str) -> String {
+    text.replace("node17", "(host)")
+}
+
+/// A finding without what differs between a host and its archive: addresses, and names of control groups.
+fn plain(finding: &Finding) -> Finding {
+    let words = |text: &str| {
+        let word = |word: &str| {
+            let bare = word.trim_matches(['(', ')', ',', ':', ';']);
+            if bare.parse::<IpAddr>().is_ok() { word.replace(bare, "ADDRESS") } else { word.to_owned() }
+        };
+        let text = text.split(' ').map(word).collect::<Vec<_>>().join(" ");
+        let groups = text.replace("user.slice/job", "group1/group2").replace("user.slice/", "group1/");
+        groups.replace("memory/job", "memory/group1")
+    };
+    Finding { reading: words(&finding.reading), ..finding.clone() }
+}
+
+/// The checks say the same of a host and of its archive.
+#[track_caller]
+fn is_kept(host: &Host, what: &str) {
+    let plain = |report: &Report| report.findings.iter().map(plain).collect::<Vec<_>>();
+    let (kept, _) = host.archived();
+    let (here, kept) = (plain(&host.report()), plain(&kept));
+    for (here, kept) in here.iter().zip(&kept) {
+        assert_eq!(here, kept, "{what}");
+    }
+    assert_eq!(here.len(), kept.len(), "{what}");
 }
 
 impl Drop for Host {
@@ -659,6 +715,76 @@ fn each_way_of_being_wrong_is_found_by_name() {
 }
 
 #[test]
+fn an_archive_has_the_findings_of_its_host() {
+    is_kept(&Host::new(), "all is well");
+    for case in CASES {
+        let mut host = Host::new();
+        (case.change)(&mut host);
+        is_kept(&host, &format!("{} {:?} {:?}", case.check, case.status, case.says));
+    }
+}
+
+#[test]
+fn an_archive_holds_nothing_that_tells_its_host_from_others() {
+    let mut host = Host::new();
+    host.write(
+        "proc/cmdline",
+        b"root=UUID=1b2c3d4e-0000-1111-2222-333344445555 ip=10.9.8.7::node17 iommu=pt",
+    );
+    host.write("proc/self/status", b"Name:\tdoctor\nUid:\t1234\t1234\nCapEff:\t0000000000000000\n");
+    host.write("proc/self/uid_map", b"         0       1234          1\n");
+    host.write("N/infiniband/mlx5_0/node_guid", b"0c42:a103:0000:1234\n");
+    host.write("N/net/eth9/address", b"0c:42:a1:00:12:34\n");
+    host.write("etc/systemd/system.conf.d/node17.conf", b"# of node17\n[Manager]\nDefaultLimitMEMLOCK=8M\n");
+    host.write("sys/fs/cgroup/user.slice/user-1234.slice/pids.max", b"100\n");
+    host.write("sys/fs/cgroup/user.slice/user-1234.slice/pids.current", b"1\n");
+    host.write("proc/self/cgroup", b"0::/user.slice/user-1234.slice\n");
+    // A serial number: extended capability 3 (PCI Express, \"Device Serial Number\").
+    let mut space = config(0x1);
+    space[0x100..0x10c].copy_from_slice(&[3, 0, 0x81, 0x14, 0xde, 0xad, 0xbe, 0xef, 0x12, 0x34, 0x56, 0x78]);
+    host.write(&format!("{SWITCH}/0000:02:01.0/config"), &space);
+    host.live = |r| r.host.readv = Read::Unreadable("refused at node17".into());
+    let (report, bytes) = host.archived();
+    assert_eq!(report.findings.iter().find(|f| f.check == "acs").unwrap().status, Status::Passed);
+    let secrets: [&[u8]; 12] = [
+        b"node17",
+        b"10.1.2.3",
+        b"0a01:0203",
+        b"10.9.8.7",
+        b"ff:fe00",
+        b"00ff:fe00",
+        b"1234",
+        b"1b2c3d4e",
+        b"0c42",
+        b"user.slice",
+        b"\xde\xad\xbe\xef",
+        b"bash",
+    ];
+    for secret in secrets {
+        let found = bytes.windows(secret.len()).any(|window| window == secret);
+        assert!(!found, "{}", String::from_utf8_lossy(secret));
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    assert!(text.contains("refused at (host)") && text.contains("198.18.0.") && text.contains("iommu=pt"));
+}
+
+#[test]
+fn answers_that_make_no_sense_are_refused_with_the_file() {
+    let host = Host::new();
+    let folder = host.root.display();
+    for (text, says) in [
+        ("", "EOF while parsing a value at line 1 column 0"),
+        ("{}", "missing field `format` at line 1 column 2"),
+    ] {
+        host.write("answers.json", text.as_bytes());
+        let why = Roots::kept(&host.root).map(|_| ()).unwrap_err();
+        assert_eq!(why, format!("{folder}/answers.json is no file of `pushgate doctor --archive`: {says}"));
+    }
+    host.remove("answers.json");
+    assert!(Roots::kept(&host.root).unwrap().answers.is_none());
+}
+
+#[test]
 fn every_check_has_a_case_of_each_end_that_it_can_come_to() {
     for check in CHECKS {
         let of = |status| CASES.iter().any(|c| c.check == check.name && c.status == status);
@@ -700,13 +826,19 @@ fn files_that_make_no_sense_are_no_panic() {
             host.write(file, bytes);
             let report = host.report();
             assert!(report.findings.iter().all(is_well_formed), "{file}: {:#?}", report.findings);
+            // An archive takes longer than a look: garbage that is no text, and garbage that is.
+            if bytes.starts_with(b"\xff") || bytes.starts_with(b":") {
+                is_kept(&host, file);
+            }
         }
         // What can't be read at all, for root as well.
         host.remove(file);
         fs::create_dir(host.path(file)).unwrap();
         assert!(host.report().findings.iter().all(is_well_formed), "{file}");
+        is_kept(&host, file);
         host.remove(file);
         assert!(host.report().findings.iter().all(is_well_formed), "{file}");
+        is_kept(&host, file);
         host.write(file, &before);
     }
     // A host of which there is nothing at all.

@@ -17,6 +17,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -25,9 +26,9 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use clap::{Arg, ArgAction, ArgMatches};
 use data::{Dtype, Op};
 use pushgate::settings::{DeviceChoice, ProxyPlace, parse_size};
-use pushgate::{Comm, Context, Error, MAX_RANKS, Settings};
+use pushgate::{Comm, Context, Error, MAX_RANKS, Settings, explain};
 use rank::{Line, Report};
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 
 /// What the command line asks for, checked.
 pub struct Options {
@@ -49,6 +50,8 @@ pub struct Options {
     pub slice: Option<u64>,
     pub in_place: bool,
     pub json: bool,
+    /// A socket of the proxy process was named: the proxy there runs already.
+    pub proxy_runs: bool,
     pub settings: Settings,
 }
 
@@ -169,6 +172,9 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
         slice,
         in_place: m.get_flag("in-place"),
         json: m.get_flag("json"),
+        proxy_runs: text("proxy-socket").is_some()
+            || std::env::var_os("PUSHGATE_PROXY_SOCKET").is_some()
+            || settings.proxy_socket != Settings::default().proxy_socket,
         settings,
     })
 }
@@ -182,7 +188,9 @@ fn share(ranks: u32, nodes: u32, node: u32) -> Range<u32> {
 /// Public for allreduce-ungated, of which this is a module.
 pub fn main() -> ExitCode {
     let filter = std::env::var("PUSHGATE_LOG").unwrap_or_else(|_| "error".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours =
+        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
     let matches = command().get_matches();
     let mut options = match options(&matches) {
         Ok(o) => o,
@@ -201,7 +209,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(e) => {
             // One write: several ranks share this stream.
-            let _ = std::io::stderr().write_all(format!("allreduce: {e:#}\n").as_bytes());
+            let _ = std::io::stderr().write_all(format!("allreduce: {}\n", explain(&*e)).as_bytes());
             let config = matches!(e.downcast_ref(), Some(Error::Config { .. }));
             ExitCode::from(if config { 2 } else { 1 })
         }
@@ -294,16 +302,24 @@ fn spawn(o: &Options, role: &str, stdout: Stdio) -> Result<Child> {
         .context("starting a rank")
 }
 
-/// Returns when the proxy takes connections, for a rank that comes first is refused.
-fn wait_for_proxy(o: &Options, proxy: &mut Child) -> Result<()> {
-    let socket = &o.settings.proxy_socket;
+/// Connects to the proxy process and hangs up: whether there is one.
+fn dial_proxy(socket: &Path) -> std::io::Result<()> {
     let address = match socket.as_os_str().as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
     };
+    UnixStream::connect_addr(&address).map(drop)
+}
+
+/// Starts a proxy process for this job alone. Returns when the proxy takes connections, for a rank
+/// that comes first is refused.
+fn start_proxy(o: &mut Options, service: &mut Children) -> Result<()> {
+    o.settings.proxy_socket = format!("@pushgate-allreduce-{}", std::process::id()).into();
+    service.0.push(spawn(o, "proxy", Stdio::null())?);
+    let socket = &o.settings.proxy_socket;
     let start = Instant::now();
-    while UnixStream::connect_addr(&address).is_err() {
-        if let Some(status) = proxy.try_wait()? {
+    while dial_proxy(socket).is_err() {
+        if let Some(status) = service.0[0].try_wait()? {
             return Err(anyhow!("the proxy at {} did not start: {status}", socket.display()));
         }
         if start.elapsed() > o.settings.timeout {
@@ -312,6 +328,29 @@ fn wait_for_proxy(o: &Options, proxy: &mut Child) -> Result<()> {
         std::thread::sleep(Duration::from_millis(2));
     }
     Ok(())
+}
+
+/// Finds the proxy process that was named, which runs already.
+fn find_proxy(o: &Options) -> Result<()> {
+    let socket = o.settings.proxy_socket.display();
+    if let Err(e) = dial_proxy(&o.settings.proxy_socket) {
+        bail!(
+            "no proxy runs at {socket} ({e}): start one with `pushgate proxy --proxy-socket {socket}`, or leave \
+             proxy-socket out, and allreduce starts a proxy of its own"
+        );
+    }
+    eprintln!("allreduce: using the proxy that runs at {socket}");
+    Ok(())
+}
+
+/// How long ranks may take to end by themselves after the first failure.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Whether a process was stopped by a signal (proc_pid_stat(5)).
+fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name may hold anything but ends at the last parenthesis.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
 }
 
 /// Ends what it started, whatever happens.
@@ -329,13 +368,11 @@ impl Drop for Children {
 fn parent(o: &mut Options) -> Result<ExitCode> {
     let of = processes(o)?;
     let mut service = Children(Vec::new());
-    // A socket that was named belongs to a proxy that runs already; without one
-    // this job has a proxy of its own.
-    if o.settings.proxy == ProxyPlace::Process && o.settings.proxy_socket == Settings::default().proxy_socket
-    {
-        o.settings.proxy_socket = format!("@pushgate-allreduce-{}", std::process::id()).into();
-        service.0.push(spawn(o, "proxy", Stdio::null())?);
-        wait_for_proxy(o, &mut service.0[0])?;
+    o.settings.without_effect().iter().for_each(|said| eprintln!("allreduce: warning: {said}"));
+    match (o.settings.proxy, o.proxy_runs) {
+        (ProxyPlace::Process, true) => find_proxy(o)?,
+        (ProxyPlace::Process, false) => start_proxy(o, &mut service)?,
+        _ => {}
     }
     let o = &*o;
     let (sender, reports) = channel();
@@ -365,6 +402,11 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
     let mut lines = 0;
     let mut failed: Option<Instant> = None;
     let mut code = ExitCode::SUCCESS;
+    let who = |index: usize| match of as usize == o.share.len() {
+        true => format!("rank {}", o.share.start as usize + index),
+        false => format!("process {index}"),
+    };
+    // Whose end needs no word any more: it was told, or this process ended the child itself.
     let mut told = vec![false; of as usize];
     loop {
         match reports.recv_timeout(Duration::from_millis(20)) {
@@ -390,13 +432,9 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
                         && !told[index]
                     {
                         told[index] = true;
-                        let who = if of as usize == o.share.len() {
-                            format!("rank {}", o.share.start as usize + index)
-                        } else {
-                            format!("process {index}")
-                        };
+                        let (who, pid) = (who(index), child.id());
                         bar.suspend(|| {
-                            eprintln!("allreduce: {who} (pid {}) was killed by signal {signal}", child.id())
+                            eprintln!("allreduce: {who} (pid {pid}) was killed by signal {signal}")
                         });
                     }
                     failed.get_or_insert_with(Instant::now);
@@ -408,11 +446,19 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
             break;
         }
         // The others end by themselves with a status; this is for one that can't.
-        if failed.is_some_and(|t| t.elapsed() > Duration::from_secs(10)) {
-            for child in &children.0 {
-                if let Some(pid) = Pid::from_raw(child.id() as i32) {
-                    let _ = rustix::process::kill_process(pid, Signal::KILL);
+        if failed.is_some_and(|t| t.elapsed() > GRACE) {
+            for (index, child) in children.0.iter_mut().enumerate() {
+                if child.try_wait()?.is_some() || told[index] {
+                    continue;
                 }
+                told[index] = true;
+                let (who, pid) = (who(index), child.id());
+                let why = match is_stopped(pid) {
+                    true => "is stopped (SIGSTOP) and can't end by itself".into(),
+                    false => format!("did not end within {} s of the first failure", GRACE.as_secs()),
+                };
+                bar.suspend(|| eprintln!("allreduce: {who} (pid {pid}) {why}: ended by allreduce"));
+                let _ = child.kill();
             }
         }
     }

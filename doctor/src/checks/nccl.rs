@@ -47,7 +47,7 @@ pub fn plugin(r: &Readings) -> Vec<Finding> {
             Finding::failed("", format!("{} has no table ncclNetPlugin_v8 to v12", p.file), remedy)
         }
         (Read::Is(p), _) if p.name != "pushgate" => {
-            Finding::warned("", format!("{} is the plugin {:?}, another one", p.file, p.name), remedy)
+            Finding::warned("", format!("{} is the plugin `{}`, another one", p.file, p.name), remedy)
         }
         (Read::Is(p), Some(_)) => {
             let tables: Vec<_> = p.tables.iter().map(|v| format!("v{v}")).collect();

@@ -177,7 +177,7 @@ pub fn port(r: &Readings) -> Vec<Finding> {
                         true => Finding::passed(&subject, format!("active, {layer}")),
                         false => Finding::warned(
                             &subject,
-                            format!("active, but the link layer is {layer:?}"),
+                            format!("active, but the link layer is `{layer}`"),
                             "InfiniBand and Ethernet are known; look at the driver",
                         ),
                     }

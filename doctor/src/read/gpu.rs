@@ -20,7 +20,7 @@ pub fn gpu(roots: &Roots) -> Gpu {
     bound.sort();
     bound.dedup();
     let driver = text(&nvidia.join("version")).then(|t| match t.lines().next() {
-        Some(line) if !line.is_empty() => Ok(line.to_string()),
+        Some(line) if !line.is_empty() => Ok(line.trim().to_string()),
         _ => Err(format!("{} is empty", nvidia.join("version").display())),
     });
     let present = count > 0 || driver != Read::Absent;

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use pushgate_driver_shim::memory;
 use pushgate_proxy::qp::process_vm_readv_callable;
 
-use super::{Roots, failed, names, number, open, text};
+use super::{Roots, failed, kept_unreadable, names, number, open, text};
+use crate::archive::UNREADABLE;
 use crate::readings::{Cgroup, Host, HugePages, Limit, Read, Wants};
 
 pub fn host(roots: &Roots, wants: &Wants) -> Host {
@@ -39,7 +40,7 @@ pub fn host(roots: &Roots, wants: &Wants) -> Host {
 }
 
 /// The first user namespace maps all users to themselves (user_namespaces(7)).
-fn is_whole(uid_map: &str) -> bool {
+pub(crate) fn is_whole(uid_map: &str) -> bool {
     uid_map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
@@ -90,6 +91,9 @@ pub fn symbol(roots: &Roots, name: &str) -> Read<bool> {
         match line {
             // Address, type, name, module.
             Ok(line) => {
+                if let Some(why) = line.strip_prefix(UNREADABLE) {
+                    return kept_unreadable(&path, why);
+                }
                 if line.split(|b| b.is_ascii_whitespace()).nth(2) == Some(name.as_bytes()) {
                     return Read::Is(true);
                 }

@@ -2,7 +2,7 @@
 //! not be read and why; nothing here judges.
 
 mod gpu;
-mod host;
+pub(crate) mod host;
 mod module;
 mod nccl;
 mod netlink;
@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
+use crate::archive::{Answers, UNREADABLE};
 use crate::checks::Part;
 use crate::readings::{Read, Readings, Wants, Window};
 
@@ -29,6 +30,8 @@ pub struct Roots {
     pub etc: PathBuf,
     /// System calls, netlink and libraries are asked, too. They tell of this host alone.
     pub live: bool,
+    /// What the host said that is in no file, of a tree that was kept by [`archive`](crate::archive).
+    pub answers: Option<Answers>,
 }
 
 impl Roots {
@@ -41,14 +44,31 @@ impl Roots {
     /// a folder. Nothing but files is looked at.
     pub fn below(root: &Path) -> Roots {
         let at = |name| root.join(name);
-        Roots { sys: at("sys"), proc: at("proc"), dev: at("dev"), etc: at("etc"), live: false }
+        let (sys, proc, dev, etc) = (at("sys"), at("proc"), at("dev"), at("etc"));
+        Roots { sys, proc, dev, etc, live: false, answers: None }
+    }
+
+    /// A tree as [`Roots::below`] takes it, or an unpacked archive, whose answers are read too.
+    ///
+    /// # Errors
+    /// A sentence: the folder is none, or its answers make no sense.
+    pub fn kept(root: &Path) -> Result<Roots, String> {
+        match std::fs::canonicalize(root) {
+            Ok(root) if root.is_dir() => Ok(Roots { answers: Answers::load(&root)?, ..Roots::below(&root) }),
+            _ => Err(format!(
+                "{} is no folder: name one that holds sys, proc, dev and etc of a host, such as an unpacked \
+                 archive of `pushgate doctor --archive`",
+                root.display()
+            )),
+        }
     }
 }
 
 /// Looks at what these parts need.
 pub fn read(roots: &Roots, wants: Wants, parts: &[Part]) -> Readings {
     let has = |part| parts.contains(&part);
-    let mut r = Readings { wants, ..Readings::default() };
+    let root = roots.sys.parent().filter(|_| !roots.live).map_or(String::new(), |r| r.display().to_string());
+    let mut r = Readings { wants, root, ..Readings::default() };
     if has(Part::Rdma) {
         r.rdma = rdma::devices(roots, r.wants.device.as_deref());
         r.netdevs = rdma::netdevs(roots, &r.rdma);
@@ -74,6 +94,9 @@ pub fn read(roots: &Roots, wants: Wants, parts: &[Part]) -> Readings {
     if has(Part::Nccl) && roots.live {
         r.nccl = nccl::nccl();
     }
+    if let Some(answers) = &roots.answers {
+        answers.fill(&mut r);
+    }
     r
 }
 
@@ -98,12 +121,21 @@ fn open(path: &Path) -> std::io::Result<File> {
 }
 
 /// A file's bytes, the first MiB.
-fn binary(path: &Path) -> Read<Vec<u8>> {
+pub(crate) fn binary(path: &Path) -> Read<Vec<u8>> {
     let mut bytes = Vec::new();
     match open(path).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes)) {
-        Ok(_) => Read::Is(bytes),
+        Ok(_) => match bytes.strip_prefix(UNREADABLE) {
+            Some(why) => kept_unreadable(path, why),
+            None => Read::Is(bytes),
+        },
         Err(error) => failed(path, &error),
     }
+}
+
+/// A file of an archive that could not be read on the host.
+fn kept_unreadable<T>(path: &Path, why: &[u8]) -> Read<T> {
+    let why = String::from_utf8_lossy(why);
+    Read::Unreadable(format!("{} can't be read: {}", path.display(), why.trim_end()))
 }
 
 /// A file's text without space around it.
@@ -118,12 +150,12 @@ fn text(path: &Path) -> Read<String> {
 fn number<T: std::str::FromStr>(path: &Path) -> Read<T> {
     text(path).then(|text| {
         let short: String = text.chars().take(40).collect();
-        text.parse().map_err(|_| format!("{} holds {short:?}, which is no number in range", path.display()))
+        text.parse().map_err(|_| format!("{} holds `{short}`, which is no number in range", path.display()))
     })
 }
 
 /// The names in a folder, in order; none if it can't be read.
-fn names(folder: &Path) -> Vec<String> {
+pub(crate) fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
     names.sort();

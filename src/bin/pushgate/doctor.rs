@@ -1,7 +1,8 @@
 //! `pushgate doctor`: what is wrong with this host for RDMA and GPUs.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
@@ -10,6 +11,9 @@ use pushgate::Settings;
 use pushgate::settings::{AutoOr, HugePages, QpKind, WindowKind, WriteOrder};
 use pushgate_doctor::{self as doctor, Roots, Wants};
 
+use crate::exit;
+use crate::report::redact::Redact;
+
 pub fn command(settings: impl Fn(Command) -> Command) -> Command {
     settings(
         Command::new("doctor")
@@ -17,8 +21,8 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
             .after_help(
                 "Needs no root. Looks with the settings in force: --qp verbs asks more of a host than \
                  --qp local, --window bar more than memory.\n\
-                 Exit status: 0 nothing to say, 1 warnings, 2 failures (or a wrong flag). docs/doctor.md \
-                 describes each check.",
+                 Exit status: 0 nothing to say, 1 warnings (or an archive that can't be written), 2 failures (or a \
+                 wrong flag). docs/doctor.md describes each check, and what an archive leaves out.",
             )
             .arg(
                 Arg::new("only")
@@ -41,7 +45,20 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
                     .long("root")
                     .value_name("FOLDER")
                     .value_parser(clap::value_parser!(PathBuf))
-                    .help("Looks at a tree of files kept of a host (sys, proc, dev, etc) and asks this one nothing"),
+                    .help(
+                        "Looks at a host's files kept in this folder, such as an unpacked archive, and asks this host \
+                         nothing",
+                    ),
+            )
+            .arg(
+                Arg::new("archive")
+                    .long("archive")
+                    .value_name("FILE")
+                    .value_parser(clap::value_parser!(PathBuf))
+                    .help(
+                        "Also packs what the checks read into a tar file, without names and addresses, for somebody \
+                         else to look at with --root",
+                    ),
             ),
     )
 }
@@ -98,25 +115,71 @@ pub fn run(m: &ArgMatches) -> Result<ExitCode> {
         Ok(checks) => checks,
         Err(why) => {
             eprintln!("pushgate: --only: {why}");
-            return Ok(ExitCode::from(2));
+            return Ok(ExitCode::from(exit::WRONG));
         }
     };
     if m.get_flag("list") {
         let lines = checks.iter().map(|check| format!("{:<20} {}\n", check.name, check.about));
         return say(&lines.collect::<String>()).map(|()| ExitCode::SUCCESS);
     }
-    let roots = match m.get_one::<PathBuf>("root") {
-        Some(root) if root.is_dir() => Roots::below(root),
-        Some(root) => return Err(anyhow!("--root: {} is no folder", root.display())),
+    let roots = match m.get_one::<PathBuf>("root").map(|root| Roots::kept(root)) {
         None => Roots::host(),
+        Some(Ok(roots)) => roots,
+        Some(Err(why)) => {
+            eprintln!("pushgate: --root: {why}");
+            return Ok(ExitCode::from(exit::WRONG));
+        }
     };
-    let (settings, told) = settings(m);
-    let report = doctor::run(&checks, &roots, wants(&settings, told));
+    // Before the work, not after it.
+    let archive = m.get_one::<PathBuf>("archive").map(|path| Ok::<_, anyhow::Error>((path, create(path)?)));
+    let archive = archive.transpose()?;
+    // An archive is looked at as its host was, unless a flag asks for something else.
+    let given = Settings::KEYS.iter().any(|key| matches!(m.try_get_one::<String>(&key.flag()), Ok(Some(_))));
+    let wants = match &roots.answers {
+        Some(answers) if !given => answers.wants().clone(),
+        _ => {
+            let (settings, told) = settings(m);
+            wants(&settings, told)
+        }
+    };
+    let readings = match &archive {
+        Some(_) => doctor::look(&doctor::named(&[]).unwrap_or_default(), &roots, wants),
+        None => doctor::look(&checks, &roots, wants),
+    };
+    let report = doctor::judge(&checks, &readings);
+    let packed = archive.map(|(path, file)| pack(path, file, &roots, &readings)).transpose()?;
     match m.get_flag("json") {
         true => say(&(serde_json::to_string_pretty(&report)? + "\n"))?,
         false => say(&report.text())?,
     }
+    if let Some(packed) = packed {
+        eprintln!("pushgate: {packed}");
+    }
     Ok(ExitCode::from(report.exit_code()))
+}
+
+/// The file of an archive. One that is there stays.
+fn create(path: &Path) -> Result<File> {
+    File::create_new(path).map_err(|e| match e.kind() {
+        ErrorKind::AlreadyExists => {
+            anyhow!("{} is there: --archive FILE names a file that is not", path.display())
+        }
+        _ => anyhow!("{} can't be written: {e}", path.display()),
+    })
+}
+
+/// Packs what was read, without what tells this host from others. Returns what to do with the file.
+fn pack(path: &Path, file: File, roots: &Roots, readings: &doctor::Readings) -> Result<String> {
+    let redact = Redact::of_this_host(&[]);
+    let written = doctor::archive::write(BufWriter::new(file), roots, readings, &|text| redact.of(text));
+    let files = written.inspect_err(|_| drop(std::fs::remove_file(path)));
+    let files = files.with_context(|| format!("{} can't be written", path.display()))?;
+    Ok(format!(
+        "{0} holds {files} files, without names and addresses. Look at it before you send it. To look at this host \
+         elsewhere: tar xf {0} && pushgate doctor --root {1}",
+        path.display(),
+        doctor::archive::FOLDER
+    ))
 }
 
 /// Whoever reads may have gone: `pushgate doctor | head` is no panic.

@@ -4,11 +4,15 @@
 
 mod bench;
 mod doctor;
+mod exit;
 mod model;
 mod probe;
+mod proxy;
 mod report;
+mod signals;
 mod topo;
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -59,16 +63,28 @@ fn settings(m: &ArgMatches) -> Result<Settings, Error> {
     Ok(settings)
 }
 
+/// The settings, with a warning for each that has no effect.
+fn warned(m: &ArgMatches) -> Result<Settings, Error> {
+    let settings = settings(m)?;
+    // A rank that a bench started says nothing that the bench has said.
+    if std::env::var_os(bench::ROLE).is_none() {
+        settings.without_effect().iter().for_each(|said| eprintln!("pushgate: warning: {said}"));
+    }
+    Ok(settings)
+}
+
 fn main() -> ExitCode {
     let filter = std::env::var("PUSHGATE_LOG").unwrap_or_else(|_| "warn".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours =
+        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
     let matches = command().get_matches();
     let (name, m) = matches.subcommand().expect("clap requires one");
     let done = (|| -> Result<ExitCode> {
         match name {
             "doctor" => return doctor::run(m),
             "model" => model::run(m)?,
-            "proxy" => proxy(&settings(m)?)?,
+            "proxy" => return proxy::run(m, &settings(m)?),
             "report" => report::run(m)?,
             "config" => {
                 config(m);
@@ -83,29 +99,19 @@ fn main() -> ExitCode {
                     }
                 }
             }
-            "probe" => probe::run(m, &settings(m)?)?,
+            "probe" => probe::run(m, &warned(m)?)?,
             "topo" => topo::run(m)?,
-            _ => bench::run(m, settings)?,
+            _ => bench::run(m, warned)?,
         }
         Ok(ExitCode::SUCCESS)
     })();
     match done {
         Ok(code) => code,
         Err(e) => {
-            eprintln!("pushgate: {e:#}");
-            ExitCode::from(if matches!(e.downcast_ref(), Some(Error::Config { .. })) { 2 } else { 1 })
+            eprintln!("pushgate: {}", exit::sentence(&e));
+            ExitCode::from(exit::code(&e))
         }
     }
-}
-
-/// Serves until SIGINT or SIGTERM; then the socket goes, and every program's
-/// queue pairs end with *aborted*.
-fn proxy(settings: &Settings) -> Result<()> {
-    let stop = pushgate::proxy::Stop::new()?;
-    let ring = stop.try_clone()?;
-    ctrlc::set_handler(move || ring.ring())?;
-    eprintln!("pushgate proxy: serving at {}", settings.proxy_socket.display());
-    Ok(pushgate::proxy::run(&settings.proxy_socket, stop)?)
 }
 
 fn config(m: &ArgMatches) {

@@ -16,6 +16,7 @@ use pushgate_pcie_model::{
 use pushgate_topology::{Pair, route};
 use serde::Serialize;
 
+use crate::exit::Input;
 use crate::topo;
 
 /// Hops of the table by hops.
@@ -169,11 +170,11 @@ fn parameters(m: &ArgMatches, link: &Link, gpu: Option<&str>) -> Result<Paramete
         None if m.get_flag("found") => fitting(found(gpu)?),
         None => fitting(Parameters::default()),
         Some(file) => {
-            let text = read_text(file).with_context(|| format!("cannot read {file}"))?;
-            let read: toml::Table = text.parse().with_context(|| format!("{file} is not TOML"))?;
+            let text = read_text(file).with_context(|| Input(format!("cannot read {file}")))?;
+            let read: toml::Table = text.parse().with_context(|| Input(format!("{file} is not TOML")))?;
             let said = read.contains_key("store_tlp");
             let p: Parameters =
-                read.try_into().with_context(|| format!("{file} holds no parameters of the model"))?;
+                read.try_into().with_context(|| Input(format!("{file} holds no parameters of the model")))?;
             if said { p } else { fitting(p) }
         }
     };

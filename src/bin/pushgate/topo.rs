@@ -3,12 +3,14 @@
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate_driver_shim::file::read_text;
 use pushgate_pcie_model::Parameters;
 use pushgate_pcie_model::findings::{Findings, FindingsError};
 use pushgate_topology::{Figures, Report, Sysfs, Topology, draw, evidence, nvml};
+
+use crate::exit::Input;
 
 pub fn command() -> Command {
     let flag = |name: &'static str, help: &'static str| {
@@ -50,7 +52,7 @@ pub fn command() -> Command {
 
 pub fn run(m: &ArgMatches) -> Result<()> {
     if let Some(path) = m.get_one::<String>("from-nccl") {
-        let topology = Topology::from_nccl(&text(path)?).with_context(|| path.clone())?;
+        let topology = Topology::from_nccl(&text(path)?).with_context(|| Input(path.clone()))?;
         for note in &topology.notes {
             eprintln!("pushgate topo: {path}: {note}");
         }
@@ -75,10 +77,10 @@ pub fn run(m: &ArgMatches) -> Result<()> {
                 }
             };
             topology.find(name).with_context(|| {
-                format!(
+                Input(format!(
                     "{name:?} is no PCI function here: give an address like 0000:17:00.0 or a name; {}",
                     known()
-                )
+                ))
             })
         };
         let (from, to) = (end()?, end()?);
@@ -124,10 +126,10 @@ fn show(text: &str) -> Result<()> {
 /// Reads a host's tree, with what its GPUs' driver tells if it is this one, in the shape of a file if one is named.
 pub fn topology(sys: &str, proc: &str, file: Option<&str>) -> Result<Topology> {
     if !Path::new(sys).is_dir() {
-        bail!("{sys}: no such folder; --sysfs takes the root of a sysfs");
+        return Err(Input(format!("{sys}: no such folder; --sysfs takes the root of a sysfs")).into());
     }
     if !Path::new(proc).is_dir() {
-        bail!("{proc}: no such folder; --proc takes the root of a /proc");
+        return Err(Input(format!("{proc}: no such folder; --proc takes the root of a /proc")).into());
     }
     let mut topology = Sysfs::new(sys).with_proc(proc).read();
     // Another machine's files know nothing of this one's GPUs.
@@ -144,10 +146,10 @@ pub fn topology(sys: &str, proc: &str, file: Option<&str>) -> Result<Topology> {
         _ => {}
     }
     let Some(path) = file else { return Ok(topology) };
-    let file = Topology::from_toml(&text(path)?).with_context(|| path.to_owned())?;
+    let file = Topology::from_toml(&text(path)?).with_context(|| Input(path.to_owned()))?;
     Ok(file.on_host(topology))
 }
 
 fn text(path: &str) -> Result<String> {
-    read_text(path).with_context(|| format!("{path} cannot be read"))
+    read_text(path).with_context(|| Input(format!("{path} cannot be read")))
 }

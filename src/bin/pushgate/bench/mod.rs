@@ -21,6 +21,8 @@ use pushgate::{
 };
 use serde_json::json;
 
+pub use osu::ROLE;
+
 pub fn command(settings: impl Fn(Command) -> Command) -> Command {
     let bench = |name: &'static str, about: &'static str, bytes: &'static str| {
         let c = Command::new(name)

@@ -9,18 +9,19 @@ mod single;
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use pushgate::{DeviceChoice, Settings};
+use pushgate::{DeviceChoice, DeviceError, Settings};
 use pushgate_gpu_kernels::{CudaExecutor, Executor, choose as choose_device, probe as probe_cuda};
 use pushgate_pcie_model::findings::{self, FORMAT, Findings, Rate, Transfer, collapses};
 use pushgate_topology::Sysfs;
 use pushgate_topology::nvml::busy;
 
 use self::rig::Rig;
+use crate::exit::Input;
+use crate::signals;
 
 pub fn command(settings: impl Fn(Command) -> Command) -> Command {
     let switch = |name: &'static str, help: &'static str| {
@@ -74,10 +75,8 @@ impl Drop for Bar {
 pub fn run(m: &ArgMatches, settings: &Settings) -> Result<()> {
     let json = m.get_flag("json");
     let executors = executors(settings.device, m.get_flag("force"))?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let told = stop.clone();
     // Seen between two measurements, which are short; then all is taken down in order.
-    ctrlc::set_handler(move || told.store(true, Ordering::Relaxed))?;
+    signals::catch(None);
 
     // Of the host, whatever CUDA_VISIBLE_DEVICES hides: who reads the findings may see others.
     let topology = Sysfs::new("/sys").read().fingerprint(executors[0].name());
@@ -87,9 +86,10 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<()> {
     };
     // What is wrong with kept findings matters to those alone who want to use them.
     let again = m.get_flag("check") || m.get_flag("choice");
-    let kept = if again { Findings::kept_at(&path, &topology)? } else { None };
+    let kept =
+        if again { Findings::kept_at(&path, &topology).map_err(|e| Input(e.to_string()))? } else { None };
     let began = Instant::now();
-    let rig = Rig::new(executors, stop)?;
+    let rig = Rig::new(executors)?;
     let found = match kept {
         Some(kept) => kept,
         None => {
@@ -120,7 +120,7 @@ fn executors(device: DeviceChoice, force: bool) -> Result<Vec<Arc<dyn Executor>>
     let count = match (device, probe_cuda()) {
         (DeviceChoice::Cpu, _) => 0,
         (_, Ok(info)) => info.devices,
-        (DeviceChoice::Cuda, Err(reason)) => bail!("CUDA is unavailable: {reason}"),
+        (DeviceChoice::Cuda, Err(reason)) => return Err(DeviceError::CudaUnavailable { reason }.into()),
         (_, Err(_)) => 0,
     };
     if count == 0 {

@@ -2,7 +2,7 @@
 //! them see, and launches of the probe's kernels. Every wait ends.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
@@ -12,6 +12,8 @@ use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_gpu_kernels::{
     Access, Copies, DeviceBuffer, Executor, LoadedModule, Registration, Running, Stream, WaitOutcome,
 };
+
+use crate::signals;
 
 /// Batches of one launch at most.
 const MOST_BATCHES: u64 = 32;
@@ -172,14 +174,13 @@ pub struct Rig {
     /// Two buffers of [`Scale::most`] each, and control words.
     pub buffers: [Host; 2],
     pub control: Host,
-    pub stop: Arc<AtomicBool>,
 }
 
 /// Streams of a device: writers at once, or both ends of a message.
 pub const STREAMS: usize = 4;
 
 impl Rig {
-    pub fn new(executors: Vec<Arc<dyn Executor>>, stop: Arc<AtomicBool>) -> Result<Self> {
+    pub fn new(executors: Vec<Arc<dyn Executor>>) -> Result<Self> {
         let Some(first) = executors.first() else { bail!("no device to probe") };
         let scale = Scale::of(&**first);
         let most = scale.most as usize;
@@ -212,7 +213,7 @@ impl Rig {
                 })
             })
             .collect::<Result<Vec<_>>>()?;
-        Ok(Self { scale, units, buffers, control, stop })
+        Ok(Self { scale, units, buffers, control })
     }
 
     pub fn is_cpu(&self) -> bool {
@@ -221,7 +222,7 @@ impl Rig {
 
     /// Between two measurements: whether the user wants out.
     pub fn go_on(&self) -> Result<()> {
-        ensure!(!self.stop.load(Ordering::Relaxed), "interrupted; nothing was kept");
+        ensure!(signals::caught().is_none(), "interrupted; nothing was kept");
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use pushgate_pcie_model::findings::Findings;
 use pushgate_topology::{self as topology, Sysfs, nvml};
 
 use super::super::{doctor as checks, probe, topo};
+use crate::exit::Input;
 
 /// All that a page shows.
 #[derive(Clone, Debug)]
@@ -50,7 +51,7 @@ pub fn gather(m: &ArgMatches) -> Result<Facts> {
     let tree = topo::topology("/sys", "/proc", file("topology"))?;
     let prints = EXECUTORS.map(|executor| Sysfs::new("/sys").read().fingerprint(executor));
     let findings = match file("findings") {
-        Some(path) => Ok(Findings::load(Path::new(path))?),
+        Some(path) => Ok(Findings::load(Path::new(path)).map_err(|e| Input(e.to_string()))?),
         None => kept(&prints),
     };
     let mut beware = Vec::new();

@@ -5,7 +5,7 @@ mod html;
 mod measured;
 mod page;
 mod plots;
-mod redact;
+pub mod redact;
 #[cfg(test)]
 mod tests;
 
@@ -26,38 +26,49 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
         |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("FILE").help(help);
     settings(
         Command::new("report")
-            .about("Writes what is known of this host as one HTML page that can be sent: topology, advice, measurements, plots, the doctor's findings")
+            .about("Writes what is known of this host as one HTML page that can be sent: the doctor's findings, topology, advice, measurements, plots")
             .after_help(
                 "Measures nothing: figures are those that `pushgate probe` has kept; what is not there is named, with \
                  what to do. The page holds all it needs: no scripts, nothing is fetched. It shows addresses of this \
                  host's network and its name, unless --redact is given: look at it before you send it. docs/report.md \
                  describes it.",
             )
-            .arg(file("out", "File to write").default_value("pushgate-report.html"))
+            .arg(file("out", "File to write; - is standard output").default_value("pushgate-report.html"))
             .arg(switch("force", "Write over a file that is there"))
             .arg(file("topology", "The machine's shape, as for `pushgate topo`"))
             .arg(file("findings", "What a probe found [default: what is kept of this host]"))
             .arg(switch(
                 "redact",
-                "Leave out the host's name, the home folder, UUIDs, GUIDs and addresses of networks",
+                "Leave out the names of host and user, the home folder, UUIDs, GUIDs and addresses of networks",
             )),
     )
 }
 
 pub fn run(m: &ArgMatches) -> Result<()> {
     let out = PathBuf::from(m.get_one::<String>("out").expect("has a default"));
+    let to_stdout = out == Path::new("-");
     let force = m.get_flag("force");
     // Before the work, not after it.
-    gather::may_write(&out, force)?;
+    if !to_stdout {
+        gather::may_write(&out, force)?;
+    }
     let facts = gather::gather(m)?;
     let redact = match m.get_flag("redact") {
         true => {
             let probed = facts.findings.as_ref().map_or("", |f| f.host.as_str());
-            Redact::new(&[&facts.host, probed], std::env::var("HOME").ok().as_deref())
+            Redact::of_this_host(&[probed])
         }
         false => Redact::default(),
     };
     let page = page::html(&facts, redact);
+    if to_stdout {
+        let mut out = std::io::stdout().lock();
+        return match out.write_all(page.as_bytes()).and_then(|()| out.flush()) {
+            // Whoever reads has seen enough.
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            done => done.context("standard output can't be written"),
+        };
+    }
     write(&out, &page, force).with_context(|| format!("{} can't be written", out.display()))?;
     println!("{}: {} KiB", out.display(), page.len().div_ceil(1024));
     Ok(())

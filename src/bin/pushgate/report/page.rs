@@ -3,7 +3,7 @@
 use pushgate_doctor::{Finding, Status};
 use pushgate_pcie_model::findings::{Device, Findings, collapses};
 use pushgate_pcie_model::{Hop, Link, Parameters, Route, Window, hops};
-use pushgate_topology::{Address, Source, draw, link_to_host, route};
+use pushgate_topology::{Address, Basis, Source, draw, link_to_host, route};
 
 use super::gather::Facts;
 use super::html::{Body, Cell};
@@ -21,12 +21,12 @@ const HOPS: u32 = 6;
 
 /// Sections: what links name them, and their titles.
 const SECTIONS: [(&str, &str); 7] = [
+    ("doctor", "Doctor"),
     ("summary", "Summary"),
     ("topology", "Topology"),
     ("advice", "Advice"),
     ("measurements", "Measurements"),
     ("plots", "Plots"),
-    ("doctor", "Doctor"),
     ("versions", "Versions and settings"),
 ];
 
@@ -43,7 +43,7 @@ pub fn html(facts: &Facts, redact: Redact) -> String {
     }
     body.raw("</ul></nav>\n<main>");
     let write: [fn(&mut Body, &Facts); 7] =
-        [summary, topology, advice, measurements, all_plots, doctor, versions];
+        [doctor, summary, topology, advice, measurements, all_plots, versions];
     for ((id, title), write) in SECTIONS.into_iter().zip(write) {
         body.section(id, title);
         write(&mut body, facts);
@@ -151,7 +151,11 @@ fn advice(body: &mut Body, facts: &Facts) {
     let mut rows: Vec<Vec<Cell>> = Vec::new();
     for (advice, pairs) in draw::advised(report) {
         let why = advice.warnings.iter().fold(advice.reason.clone(), |why, w| format!("{why}. Beware: {w}"));
-        let basis = format!("{:?}", advice.basis).to_lowercase();
+        let basis = match advice.basis {
+            Basis::Distance => "distance",
+            Basis::Model => "model",
+            Basis::Probe => "probe",
+        };
         rows.push(vec![
             pairs.join(" ").into(),
             Cell::from(advice.method.to_string()),
@@ -265,61 +269,13 @@ fn routes(facts: &Facts) -> Vec<(Route, Address, Vec<String>)> {
 }
 
 fn all_plots(body: &mut Body, facts: &Facts) {
-    let findings = facts.findings.as_ref().ok().filter(|f| f.executor == "cuda");
     let known = routes(facts);
-    let none = known.is_empty();
-    let shown: Vec<(Route, Option<Address>, String)> = match none {
-        true => vec![(Route { hops: vec![Hop::Switch], ..Route::default() }, None, "An example".into())],
-        false => known
-            .iter()
-            .take(MOST_ROUTES)
-            .map(|(route, gpu, names)| {
-                let more =
-                    if names.len() > 1 { format!(" and {} more", names.len() - 1) } else { String::new() };
-                (route.clone(), Some(*gpu), format!("{}{more}", names[0]))
-            })
-            .collect(),
-    };
-    body.heading("The model: push, pull and bounce by size");
-    if none {
-        body.missing(
-            "no way from a GPU to a NIC is known here, so these plots are of an example: GPU and NIC below one switch, \
-             PCIe 5 x16. `pushgate topo` says why a way is not known; --topology FILE tells it.",
-        );
-    } else if known.len() > MOST_ROUTES {
-        body.para(&format!("Shown are {MOST_ROUTES} of {} kinds of ways.", known.len()));
-    }
-    for (route, gpu, who) in &shown {
-        let pci = gpu.map(|at| at.to_string());
-        let probed = findings.zip(pci.as_deref()).filter(|(f, pci)| f.device(pci).is_some());
-        let p = probed.map_or_else(Parameters::default, |(f, pci)| f.parameters(pci, &Parameters::default()));
-        let p = fitting(p, &route.link);
-        let between: Vec<String> = route.hops.iter().map(Hop::to_string).collect();
-        let caption = format!(
-            "{}: PCIe {} x{}, MPS {}; between them: {}; window in {}; parameters: {}.",
-            who,
-            route.link.generation,
-            route.link.lanes,
-            route.link.mps,
-            if between.is_empty() { "nothing".to_owned() } else { between.join(", ") },
-            if route.window == Window::Nic { "the far end's memory" } else { "host memory" },
-            if probed.is_some() { "this host's probe" } else { "defaults" }
-        );
-        match plots::by_size(who, route, &p) {
-            Ok(both) => both.into_iter().for_each(|plot| body.plot(plot, &caption)),
-            Err(e) => body.missing(&format!("the model refuses the way of {who}: {e}")),
-        }
-    }
-
-    body.heading("The model: latency by hops");
-    let link = shown[0].0.link;
-    let p = fitting(Parameters::default(), &link);
-    match hops::by_hops(&link, &p, Hop::Switch, HOPS) {
-        Ok(rows) => body.plot(
-            hops::plot(&rows, Hop::Switch),
-            "Each switch more costs a posted write once and a read twice. Parameters: defaults.",
+    match known.is_empty() {
+        true => body.missing(
+            "the model has no plots: no way from a GPU to a NIC is known here. `pushgate topo` says why; --topology \
+             FILE tells the way.",
         ),
-        Err(e) => body.missing(&format!("the model refuses this link: {e}")),
+        false => model_plots(body, facts, &known),
     }
 
     body.heading("Measured, over the fitted curves");
@@ -353,8 +309,54 @@ fn all_plots(body: &mut Body, facts: &Facts) {
     }
 }
 
+/// Push, pull and bounce by size over each route, and latency by hops over the first.
+fn model_plots(body: &mut Body, facts: &Facts, known: &[(Route, Address, Vec<String>)]) {
+    let findings = facts.findings.as_ref().ok().filter(|f| f.executor == "cuda");
+    body.heading("The model: push, pull and bounce by size");
+    if known.len() > MOST_ROUTES {
+        body.para(&format!("Shown are {MOST_ROUTES} of {} kinds of ways.", known.len()));
+    }
+    for (route, gpu, names) in known.iter().take(MOST_ROUTES) {
+        let more = if names.len() > 1 { format!(" and {} more", names.len() - 1) } else { String::new() };
+        let who = format!("{}{more}", names[0]);
+        let pci = gpu.to_string();
+        let probed = findings.filter(|f| f.device(&pci).is_some());
+        let p = probed.map_or_else(Parameters::default, |f| f.parameters(&pci, &Parameters::default()));
+        let p = fitting(p, &route.link);
+        let between: Vec<String> = route.hops.iter().map(Hop::to_string).collect();
+        let caption = format!(
+            "{}: PCIe {} x{}, MPS {}; between them: {}; window in {}; parameters: {}.",
+            who,
+            route.link.generation,
+            route.link.lanes,
+            route.link.mps,
+            if between.is_empty() { "nothing".to_owned() } else { between.join(", ") },
+            if route.window == Window::Nic { "the far end's memory" } else { "host memory" },
+            if probed.is_some() { "this host's probe" } else { "defaults" }
+        );
+        match plots::by_size(&who, route, &p) {
+            Ok(both) => both.into_iter().for_each(|plot| body.plot(plot, &caption)),
+            Err(e) => body.missing(&format!("the model refuses the way of {who}: {e}")),
+        }
+    }
+
+    body.heading("The model: latency by hops");
+    let link = known[0].0.link;
+    let p = fitting(Parameters::default(), &link);
+    match hops::by_hops(&link, &p, Hop::Switch, HOPS) {
+        Ok(rows) => body.plot(
+            hops::plot(&rows, Hop::Switch),
+            "Each switch more costs a posted write once and a read twice. Parameters: defaults.",
+        ),
+        Err(e) => body.missing(&format!("the model refuses this link: {e}")),
+    }
+}
+
 fn doctor(body: &mut Body, facts: &Facts) {
     let report = &facts.doctor;
+    if !report.looked_for.is_empty() {
+        body.para(&report.looked_for);
+    }
     body.para(&format!(
         "{} passed, {} warned, {} failed, {} not applicable.",
         report.passed, report.warned, report.failed, report.not_applicable

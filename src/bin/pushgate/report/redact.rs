@@ -27,6 +27,18 @@ impl Redact {
         Self { names, addresses: true }
     }
 
+    /// Of this host, its user, and what else a host was called.
+    pub fn of_this_host(also: &[&str]) -> Self {
+        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let variable = |name: &str| std::env::var(name).ok();
+        let hosts: Vec<&str> = std::iter::once(&*name).chain(also.iter().copied()).collect();
+        let mut redact = Self::new(&hosts, variable("HOME").as_deref());
+        // Root is a user of every host.
+        let user = variable("USER").or_else(|| variable("LOGNAME"));
+        redact.names.extend(user.filter(|u| !u.is_empty() && u != "root").map(|u| (u, "(user)")));
+        redact
+    }
+
     /// The text without it.
     pub fn of(&self, text: &str) -> String {
         let mut text = text.to_owned();

@@ -11,6 +11,7 @@ use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::settings::{ProxyPlace, QpKind, parse_size};
 use pushgate::{Error, Settings};
+pub use start::ROLE;
 
 /// Counts above this size are the smaller ones ("large message" there).
 const LARGE: u64 = 8192;

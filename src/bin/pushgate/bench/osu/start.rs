@@ -13,7 +13,7 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use super::{Options, rank, wrong};
 
 /// How a child knows which rank it is: `RANK/OF/JOB`, OF devices to choose from.
-const ROLE: &str = "_PUSHGATE_OSU_ROLE";
+pub const ROLE: &str = "_PUSHGATE_OSU_ROLE";
 /// ... and whose child it is.
 const PARENT: &str = "_PUSHGATE_PARENT";
 /// One rank has ended: how long until the other is ended too.

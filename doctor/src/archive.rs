@@ -1,0 +1,763 @@
+//! An archive of what the checks read of a host, redacted, for somebody else to run the checks on.
+//!
+//! [`write`] makes a tar file with one folder, [`FOLDER`]. The folder holds the parts of the kernel's files that
+//! the checks look at, where they lie on the host, and [`ANSWERS`]: what libibverbs, netlink, system calls,
+//! the kernel module and NCCL said, and the settings. [`Roots::kept`](crate::Roots::kept) takes the unpacked
+//! folder, and the checks come to the same ends.
+//!
+//! Names and addresses that tell one host from another are replaced by stand-ins, the same stand-in
+//! wherever one stands. What no check looks at is left out: GUIDs, MAC addresses, serial numbers, other
+//! processes, other lines of a file. docs/doctor.md lists both.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Component, Path, PathBuf};
+
+use pushgate_proxy::qp::verbs::PortState;
+use pushgate_proxy::qp::verbs::gid::GidType;
+use serde::{Deserialize, Serialize};
+
+use crate::read::{Roots, binary, host, names};
+use crate::readings::{Dcb, Nccl, Opened, Read, Readings, Wants};
+
+/// The folder that an archive unpacks to.
+pub const FOLDER: &str = "pushgate-doctor";
+/// The file in that folder that holds what is no file on the host.
+pub const ANSWERS: &str = "answers.json";
+/// The layout of [`ANSWERS`].
+const FORMAT: u32 = 1;
+
+/// What a file begins with that could not be read on the host; the reason follows.
+pub(crate) const UNREADABLE: &[u8] = b"\0unreadable: ";
+
+/// What the host said that is in no file, and the settings that the checks looked with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Answers {
+    format: u32,
+    pushgate: String,
+    wants: Wants,
+    /// What libibverbs says of a port, by device and port.
+    ports: BTreeMap<String, Read<Port>>,
+    /// Addresses and bridging of an interface, by its name.
+    netdevs: BTreeMap<String, (Read<Vec<IpAddr>>, Read<Dcb>)>,
+    readv: Read<()>,
+    memfd: Read<()>,
+    shm: Read<(u64, u64)>,
+    module: Vec<(String, Opened)>,
+    nccl: Nccl,
+}
+
+/// [`PortState`], as the file has it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Port {
+    active: bool,
+    mtu: u32,
+    max_mtu: u32,
+    lid: u16,
+    ethernet: bool,
+    message: u32,
+    in_order: bool,
+}
+
+impl From<&PortState> for Port {
+    fn from(state: &PortState) -> Port {
+        let PortState { active, mtu, max_mtu, lid, ethernet, message, in_order } = *state;
+        Port { active, mtu, max_mtu, lid, ethernet, message, in_order }
+    }
+}
+
+impl From<&Port> for PortState {
+    fn from(port: &Port) -> PortState {
+        let Port { active, mtu, max_mtu, lid, ethernet, message, in_order } = *port;
+        PortState { active, mtu, max_mtu, lid, ethernet, message, in_order }
+    }
+}
+
+impl Answers {
+    /// The answers in a folder that was an archive; nothing if the folder has none.
+    pub(crate) fn load(root: &Path) -> Result<Option<Answers>, String> {
+        let path = root.join(ANSWERS);
+        let wrong =
+            |why: String| format!("{} is no file of `pushgate doctor --archive`: {why}", path.display());
+        let bytes = match binary(&path) {
+            Read::Absent => return Ok(None),
+            Read::Unreadable(why) => return Err(why),
+            Read::Is(bytes) => bytes,
+        };
+        let answers: Answers = serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;
+        match answers.format {
+            FORMAT => Ok(Some(answers)),
+            other => Err(wrong(format!("its format is {other}, and this pushgate reads {FORMAT}"))),
+        }
+    }
+
+    /// The settings that the host was looked at with.
+    pub fn wants(&self) -> &Wants {
+        &self.wants
+    }
+
+    /// Puts the answers where a host that can be asked would have put them.
+    pub(crate) fn fill(&self, r: &mut Readings) {
+        for device in r.rdma.is_mut().into_iter().flatten() {
+            for port in &mut device.ports {
+                if let Some(said) = self.ports.get(&format!("{}/{}", device.name, port.number)) {
+                    port.verbs = said.clone().then(|port| Ok(PortState::from(&port)));
+                }
+            }
+        }
+        for (name, dev) in &mut r.netdevs {
+            if let Some((addresses, dcb)) = self.netdevs.get(name) {
+                (dev.addresses, dev.dcb) = (addresses.clone(), dcb.clone());
+            }
+        }
+        (r.host.readv, r.host.memfd, r.host.shm) = (self.readv.clone(), self.memfd.clone(), self.shm.clone());
+        r.module.devices = self.module.clone();
+        r.nccl = self.nccl.clone();
+    }
+
+    fn of(r: &Readings, stand: &StandIns) -> Answers {
+        let ports = r.rdma.is().into_iter().flatten().flat_map(|d| d.ports.iter().map(move |p| (d, p)));
+        let devices = r.module.devices.iter().map(|(path, opened)| {
+            (outside(r, path), opened.clone().map_err(|why| stand.text(&outside(r, &why))))
+        });
+        let nccl = &r.nccl;
+        Answers {
+            format: FORMAT,
+            pushgate: env!("CARGO_PKG_VERSION").into(),
+            wants: Wants {
+                device: r.wants.device.as_deref().map(|name| stand.name(name)),
+                settings: match &r.wants.settings {
+                    Ok(from) => Ok(stand.text(from)),
+                    Err(why) => Err(stand.text(why)),
+                },
+                ..r.wants.clone()
+            },
+            ports: ports
+                .map(|(d, p)| {
+                    let said = stand.read(&p.verbs).then(|state| Ok(Port::from(&state)));
+                    (format!("{}/{}", stand.name(&d.name), p.number), said)
+                })
+                .collect(),
+            netdevs: r
+                .netdevs
+                .iter()
+                .map(|(name, dev)| {
+                    let addresses = stand.read(&dev.addresses);
+                    let addresses =
+                        addresses.then(|all| Ok(all.into_iter().map(|ip| stand.ip(ip)).collect()));
+                    (stand.name(name), (addresses, stand.read(&dev.dcb)))
+                })
+                .collect(),
+            readv: stand.read(&r.host.readv),
+            memfd: stand.read(&r.host.memfd),
+            shm: stand.read(&r.host.shm),
+            module: devices.collect(),
+            nccl: Nccl {
+                version: stand.read(&nccl.version).then(|(code, from)| Ok((code, stand.text(&from)))),
+                plugin_variable: nccl.plugin_variable.as_deref().map(|v| stand.text(v)),
+                ref_count: nccl.ref_count.clone(),
+                plugin: stand.read(&nccl.plugin).then(|mut plugin| {
+                    plugin.file = stand.text(&plugin.file);
+                    Ok(plugin)
+                }),
+            },
+        }
+    }
+}
+
+/// A path as it is on the host, of one below the folder that was read.
+fn outside(r: &Readings, text: &str) -> String {
+    if r.root.is_empty() { text.into() } else { text.replace(&format!("{}/", r.root), "/") }
+}
+
+/// What stands for names and addresses of a host.
+struct StandIns<'a> {
+    /// Takes host names, user names and addresses out of text.
+    hide: &'a dyn Fn(&str) -> String,
+    known: RefCell<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    addresses: BTreeMap<IpAddr, IpAddr>,
+    names: BTreeMap<String, String>,
+    groups: BTreeMap<String, String>,
+}
+
+impl StandIns<'_> {
+    /// An address of the same kind: of the host itself, of the link alone, or one for documentation and
+    /// tests (RFC 2544, RFC 3849).
+    fn ip(&self, ip: IpAddr) -> IpAddr {
+        if ip.is_loopback() || ip.is_unspecified() {
+            return ip;
+        }
+        let known = &mut self.known.borrow_mut().addresses;
+        let n = known.len() as u16 + 1;
+        let v6 = |first: [u16; 2]| Ipv6Addr::new(first[0], first[1], 0, 0, 0, 0, 0, n).into();
+        let new = || match ip {
+            IpAddr::V4(v4) => {
+                let [high, low] = n.to_be_bytes();
+                let [a, b] = if v4.is_link_local() { [169, 254] } else { [198, 18] };
+                Ipv4Addr::new(a, b, high, low).into()
+            }
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => v6([0xfe80, 0]),
+            IpAddr::V6(_) => v6([0x2001, 0xdb8]),
+        };
+        *known.entry(ip).or_insert_with(new)
+    }
+
+    /// The GID of an address: IPv4 ones stand mapped into IPv6.
+    fn gid(&self, ip: IpAddr) -> String {
+        let v6 = match self.ip(ip) {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        v6.segments().map(|part| format!("{part:04x}")).join(":")
+    }
+
+    /// A name of a device or an interface, with other digits where it holds a MAC address or a GUID, as in
+    /// `enx02005e100001`.
+    fn name(&self, name: &str) -> String {
+        /// Digits of a MAC address.
+        const MAC: usize = 12;
+        let digits = |c: char| c.is_ascii_hexdigit();
+        let Some(start) = name.char_indices().map(|(at, _)| at).find(|at| {
+            let rest = &name[*at..];
+            rest.len() - rest.trim_start_matches(digits).len() >= MAC
+        }) else {
+            return name.into();
+        };
+        let known = &mut self.known.borrow_mut().names;
+        let n = known.len() + 1;
+        let rest = name[start..].trim_start_matches(digits);
+        let width = name.len() - start - rest.len();
+        known.entry(name.into()).or_insert_with(|| format!("{}{n:0width$}{rest}", &name[..start])).clone()
+    }
+
+    /// A path, each of its names as [`StandIns::name`].
+    fn path(&self, path: &str) -> String {
+        path.split('/').map(|name| self.name(name)).collect::<Vec<_>>().join("/")
+    }
+
+    /// A name of a control group: they are made of users' numbers and names of jobs.
+    fn group(&self, name: &str) -> String {
+        let known = &mut self.known.borrow_mut().groups;
+        let n = known.len() + 1;
+        known.entry(name.into()).or_insert_with(|| format!("group{n}")).clone()
+    }
+
+    /// A sentence.
+    fn text(&self, text: &str) -> String {
+        let known = self.known.borrow();
+        let named = known.names.iter().fold(text.to_owned(), |text, (name, other)| text.replace(name, other));
+        (self.hide)(&named)
+    }
+
+    /// What was read; its reason if it could not be, as a sentence.
+    fn read<T: Clone>(&self, read: &Read<T>) -> Read<T> {
+        match read {
+            Read::Unreadable(why) => Read::Unreadable(self.text(why)),
+            other => other.clone(),
+        }
+    }
+}
+
+enum Entry {
+    Folder,
+    File(Vec<u8>),
+    Link(String),
+}
+
+/// The archive while it is put together: entries by their paths, without a slash at the beginning.
+struct Pack<'a> {
+    /// Where the host's files are: `/`, or a tree that was kept.
+    root: PathBuf,
+    stand: StandIns<'a>,
+    entries: BTreeMap<String, Entry>,
+}
+
+/// Writes an archive of what the checks read. `readings` are of all parts. `hide` takes out of sentences what
+/// tells one host from another: names of host and user, addresses. Returns the number of files.
+///
+/// # Errors
+/// Those of `out`.
+pub fn write(
+    out: impl Write,
+    roots: &Roots,
+    readings: &Readings,
+    hide: &dyn Fn(&str) -> String,
+) -> io::Result<usize> {
+    let mut pack = Pack {
+        root: roots.sys.parent().unwrap_or(Path::new("/")).to_owned(),
+        stand: StandIns { hide, known: RefCell::default() },
+        entries: BTreeMap::new(),
+    };
+    pack.rdma(readings);
+    pack.pci(readings);
+    pack.gpu(readings);
+    pack.host(roots);
+    pack.module();
+    let answers = serde_json::to_vec_pretty(&Answers::of(readings, &pack.stand))?;
+    pack.put(ANSWERS.into(), Entry::File(answers));
+    pack.tar(out)
+}
+
+/// The whole text.
+fn all(_: &StandIns, text: &str) -> String {
+    text.into()
+}
+
+/// Those of its lines that begin so.
+fn lines<'a>(starts: &'a [&'a str]) -> impl Fn(&StandIns, &str) -> String + 'a {
+    move |_, text| {
+        let kept = text.lines().filter(|line| starts.iter().any(|start| line.trim().starts_with(start)));
+        kept.collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Pack<'_> {
+    fn put(&mut self, path: String, entry: Entry) {
+        let there = self.entries.contains_key(&path);
+        if !(there && matches!(entry, Entry::Folder)) {
+            self.entries.insert(path, entry);
+        }
+    }
+
+    /// A folder, if it is there.
+    fn folder(&mut self, path: &str) {
+        if self.root.join(path).is_dir() {
+            self.put(self.stand.path(path), Entry::Folder);
+        }
+    }
+
+    /// What `keep` leaves of a file's text, if the file is there.
+    fn file(&mut self, path: &str, keep: impl FnOnce(&StandIns, &str) -> String) {
+        self.file_as(path, self.stand.path(path), keep);
+    }
+
+    fn file_as(&mut self, path: &str, shown: String, keep: impl FnOnce(&StandIns, &str) -> String) {
+        let bytes = match binary(&self.root.join(path)) {
+            Read::Absent => return,
+            Read::Unreadable(why) => unreadable(&self.stand, &why),
+            Read::Is(bytes) => match std::str::from_utf8(&bytes) {
+                Ok(text) => keep(&self.stand, text.trim()).into_bytes(),
+                // No text on the host, and none in the archive.
+                Err(_) => vec![0xff],
+            },
+        };
+        self.put(shown, Entry::File(bytes));
+    }
+
+    /// Follows a path through the symbolic links on it, and keeps these. Returns the path without links;
+    /// nothing if it leads nowhere, or out of the tree.
+    fn follow(&mut self, path: &str) -> Option<String> {
+        /// As many as the kernel follows.
+        const MOST_LINKS: usize = 40;
+        let mut at: Vec<String> = Vec::new();
+        let mut rest: VecDeque<String> = path.split('/').map(String::from).collect();
+        let mut links = 0;
+        while let Some(name) = rest.pop_front() {
+            if name == ".." {
+                at.pop();
+                continue;
+            }
+            at.push(name);
+            let here = at.join("/");
+            let real = self.root.join(&here);
+            if !real.symlink_metadata().ok()?.is_symlink() {
+                continue;
+            }
+            links += 1;
+            if links > MOST_LINKS {
+                return None;
+            }
+            let target = real.read_link().ok()?;
+            let inside = match target.is_absolute() {
+                true => {
+                    at.clear();
+                    target.strip_prefix(&self.root).ok()?.to_owned()
+                }
+                false => {
+                    at.pop();
+                    target
+                }
+            };
+            let parts = inside.components().map(|part| match part {
+                Component::Normal(name) => Some(name.to_str()?.to_owned()),
+                Component::ParentDir => Some("..".to_owned()),
+                _ => None,
+            });
+            let parts: Vec<String> = parts.collect::<Option<_>>()?;
+            let mut to = at.clone();
+            for part in &parts {
+                if part == ".." {
+                    to.pop();
+                } else {
+                    to.push(part.clone());
+                }
+            }
+            let target = relative(&self.stand.path(&here), &self.stand.path(&to.join("/")));
+            self.put(self.stand.path(&here), Entry::Link(target));
+            for part in parts.into_iter().rev() {
+                rest.push_front(part);
+            }
+        }
+        let end = at.join("/");
+        self.folder(&end);
+        Some(end)
+    }
+
+    fn rdma(&mut self, r: &Readings) {
+        self.folder("sys/class/infiniband");
+        for device in r.rdma.is().into_iter().flatten() {
+            let Some(at) = self.follow(&format!("sys/class/infiniband/{}", device.name)) else { continue };
+            self.file(&format!("{at}/node_type"), all);
+            self.file(&format!("{at}/parent"), |stand, name| stand.name(name));
+            if let Some(function) = self.follow(&format!("{at}/device")) {
+                for name in names(&self.root.join(&function).join("net")) {
+                    self.folder(&format!("{function}/net/{name}"));
+                    if let Some(net) = self.follow(&format!("sys/class/net/{name}")) {
+                        self.file(&format!("{net}/dev_port"), all);
+                    }
+                }
+            }
+            for port in &device.ports {
+                let at = format!("{at}/ports/{}", port.number);
+                self.folder(&at);
+                for file in ["state", "phys_state", "link_layer"] {
+                    self.file(&format!("{at}/{file}"), all);
+                }
+                let at = self.stand.path(&at);
+                for entry in &port.gids {
+                    let kind = match entry.kind {
+                        GidType::RoceV2 => "RoCE v2",
+                        GidType::IbOrRoceV1 => "IB/RoCE v1",
+                    };
+                    let mut texts =
+                        vec![("gid_attrs/types", kind.to_owned()), ("gids", self.stand.gid(entry.ip()))];
+                    texts
+                        .extend(entry.netdev.as_ref().map(|name| ("gid_attrs/ndevs", self.stand.name(name))));
+                    for (file, text) in texts {
+                        self.put(format!("{at}/{file}/{}", entry.index), Entry::File(text.into_bytes()));
+                    }
+                }
+            }
+        }
+        for name in r.netdevs.keys() {
+            let Some(at) = self.follow(&format!("sys/class/net/{name}")) else { continue };
+            self.file(&format!("{at}/mtu"), all);
+            for point in ["roce_np", "roce_rp"] {
+                for priority in 0..8 {
+                    self.file(&format!("{at}/ecn/{point}/enable/{priority}"), all);
+                }
+            }
+        }
+    }
+
+    fn pci(&mut self, r: &Readings) {
+        // The command line may hold names and addresses of hosts, and numbers of disks.
+        self.file("proc/cmdline", |_, text| {
+            text.split_whitespace().filter(|word| word.contains("iommu")).collect::<Vec<_>>().join(" ")
+        });
+        let groups = "sys/kernel/iommu_groups";
+        if let Some(first) = names(&self.root.join(groups)).first() {
+            self.folder(&format!("{groups}/{first}"));
+        }
+        for function in &r.pci {
+            let Some(at) = self.follow(&format!("sys/bus/pci/devices/{}", function.address)) else {
+                continue;
+            };
+            self.file(&format!("{at}/vendor"), all);
+            self.file(&format!("{at}/class"), all);
+            if let Some(group) = self.follow(&format!("{at}/iommu_group")) {
+                self.file(&format!("{group}/type"), all);
+            }
+            let driver = self.root.join(&at).join("driver").read_link().ok();
+            if let Some(name) = driver.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()) {
+                let link = format!("{at}/driver");
+                let target = relative(&link, &format!("sys/bus/pci/drivers/{name}"));
+                self.put(link, Entry::Link(target));
+            }
+            for bridge in &function.bridges {
+                let Some(at) = self.follow(&format!("sys/bus/pci/devices/{}", bridge.address)) else {
+                    continue;
+                };
+                let config = match binary(&self.root.join(&at).join("config")) {
+                    Read::Absent => continue,
+                    Read::Unreadable(why) => unreadable(&self.stand, &why),
+                    Read::Is(bytes) => acs_alone(&bytes),
+                };
+                self.put(format!("{at}/config"), Entry::File(config));
+            }
+        }
+    }
+
+    fn gpu(&mut self, r: &Readings) {
+        let nvidia = "proc/driver/nvidia";
+        self.file(&format!("{nvidia}/version"), |_, text| text.lines().next().unwrap_or("").into());
+        self.file(&format!("{nvidia}/params"), |_, text| {
+            let kept = text.lines().filter(|line| line.contains("PeerMappingOverride"));
+            kept.collect::<Vec<_>>().join("\n")
+        });
+        let capabilities = format!("{nvidia}/capabilities");
+        for gpu in names(&self.root.join(&capabilities)) {
+            for instance in names(&self.root.join(&capabilities).join(&gpu).join("mig")) {
+                let path = format!("{capabilities}/{gpu}/mig/{instance}");
+                self.folder(&path);
+            }
+        }
+        for module in ["nvidia_peermem", "nv_peer_mem"] {
+            self.folder(&format!("sys/module/{module}"));
+        }
+        if let Some(pid) = r.gpu.mps {
+            self.file(&format!("proc/{pid}/comm"), all);
+            self.file(&format!("proc/{pid}/cmdline"), |_, _| "nvidia-cuda-mps-control".into());
+        }
+    }
+
+    fn host(&mut self, roots: &Roots) {
+        self.file("proc/sys/kernel/osrelease", all);
+        self.file("proc/sys/kernel/yama/ptrace_scope", all);
+        self.file("proc/self/status", lines(&["CapEff:"]));
+        self.file("proc/self/limits", lines(&["Max locked memory"]));
+        // Whether all users are mapped; not which.
+        self.file("proc/self/uid_map", |_, text| {
+            if host::is_whole(text) { "0 0 4294967295" } else { "0 1 1" }.into()
+        });
+        let symbol = match host::symbol(roots, "ib_umem_dmabuf_get") {
+            Read::Absent => None,
+            Read::Is(true) => Some(b"0 t ib_umem_dmabuf_get\n".to_vec()),
+            Read::Is(false) => Some(b"0 t start\n".to_vec()),
+            Read::Unreadable(why) => Some(unreadable(&self.stand, &why)),
+        };
+        if let Some(symbol) = symbol {
+            self.put("proc/kallsyms".into(), Entry::File(symbol));
+        }
+        let limit = lines(&["DefaultLimitMEMLOCK="]);
+        self.file("etc/systemd/system.conf", &limit);
+        let parts = "etc/systemd/system.conf.d";
+        for (n, name) in names(&self.root.join(parts)).iter().filter(|n| n.ends_with(".conf")).enumerate() {
+            // In the same order.
+            self.file_as(&format!("{parts}/{name}"), format!("{parts}/{n:03}.conf"), &limit);
+        }
+        for file in ["nr_hugepages", "free_hugepages"] {
+            self.file(&format!("sys/kernel/mm/hugepages/hugepages-2048kB/{file}"), all);
+        }
+        self.groups();
+    }
+
+    /// This process's control groups and those above them.
+    fn groups(&mut self) {
+        const FILES: [&str; 11] = [
+            "cgroup.controllers",
+            "memory.max",
+            "memory.current",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "pids.max",
+            "pids.current",
+            "hugetlb.2MB.max",
+            "hugetlb.2MB.current",
+            "rdma.max",
+            "rdma.current",
+        ];
+        let device_first = |stand: &StandIns, text: &str| {
+            let line = |line: &str| match line.split_once(' ') {
+                Some((device, rest)) => format!("{} {rest}", stand.name(device)),
+                None => line.to_owned(),
+            };
+            text.lines().map(line).collect::<Vec<_>>().join("\n")
+        };
+        let Read::Is(bytes) = binary(&self.root.join("proc/self/cgroup")) else { return };
+        let mut kept = String::new();
+        for line in String::from_utf8_lossy(&bytes).lines() {
+            let mut parts = line.splitn(3, ':');
+            let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
+                continue;
+            };
+            let has = |name| controllers.split(',').any(|c| c == name);
+            let (controller, mount) = match controllers {
+                "" => ("", "sys/fs/cgroup".to_owned()),
+                _ if has("memory") => ("memory", "sys/fs/cgroup/memory".to_owned()),
+                _ if has("pids") => ("pids", "sys/fs/cgroup/pids".to_owned()),
+                _ => continue,
+            };
+            let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).collect();
+            // Of a group outside of a container's view, the mount alone is looked at.
+            let names = if names.iter().any(|name| [".", ".."].contains(name)) { Vec::new() } else { names };
+            let (mut real, mut shown) = (mount.clone(), mount.clone());
+            let mut group = String::new();
+            for name in std::iter::once(None).chain(names.into_iter().map(Some)) {
+                if let Some(name) = name {
+                    let stand = self.stand.group(name);
+                    real = format!("{real}/{name}");
+                    shown = format!("{shown}/{stand}");
+                    group = format!("{group}/{stand}");
+                }
+                if self.root.join(&real).is_dir() {
+                    self.put(shown.clone(), Entry::Folder);
+                }
+                for file in FILES {
+                    let (from, to) = (format!("{real}/{file}"), format!("{shown}/{file}"));
+                    match file.starts_with("rdma") {
+                        true => self.file_as(&from, to, device_first),
+                        false => self.file_as(&from, to, all),
+                    }
+                }
+                let of_files =
+                    lines(&["inactive_file ", "active_file ", "total_inactive_file ", "total_active_file "]);
+                self.file_as(&format!("{real}/memory.stat"), format!("{shown}/memory.stat"), of_files);
+            }
+            kept += &format!("0:{controller}:{}\n", if group.is_empty() { "/" } else { &group });
+        }
+        self.put("proc/self/cgroup".into(), Entry::File(kept.into_bytes()));
+    }
+
+    fn module(&mut self) {
+        self.folder("sys/module/pushgate");
+        self.file("sys/module/pushgate/version", all);
+    }
+
+    /// Times, owners and modes are the same in every archive.
+    fn tar(self, out: impl Write) -> io::Result<usize> {
+        let mut tar = tar::Builder::new(out);
+        let mut files = 0;
+        for (path, entry) in self.entries {
+            let path = format!("{FOLDER}/{path}");
+            let mut header = tar::Header::new_gnu();
+            header.set_size(0);
+            header.set_mtime(0);
+            header.set_uid(0);
+            header.set_gid(0);
+            header.set_mode(if matches!(entry, Entry::File(_)) { 0o644 } else { 0o755 });
+            match entry {
+                Entry::Folder => {
+                    header.set_entry_type(tar::EntryType::Directory);
+                    tar.append_data(&mut header, path, io::empty())?;
+                }
+                Entry::Link(target) => {
+                    header.set_entry_type(tar::EntryType::Symlink);
+                    tar.append_link(&mut header, path, target)?;
+                }
+                Entry::File(bytes) => {
+                    files += 1;
+                    header.set_size(bytes.len() as u64);
+                    tar.append_data(&mut header, path, &*bytes)?;
+                }
+            }
+        }
+        tar.into_inner()?.flush()?;
+        Ok(files)
+    }
+}
+
+/// A file that stands for one that could not be read, for this reason.
+fn unreadable(stand: &StandIns, why: &str) -> Vec<u8> {
+    // The sentence names the path, which whoever reads the archive has anyway.
+    let reason = why.split_once("can't be read: ").map_or(why, |(_, reason)| reason);
+    [UNREADABLE, stand.text(reason).as_bytes()].concat()
+}
+
+/// The target of a symbolic link at `link` to `to`, both below one folder.
+fn relative(link: &str, to: &str) -> String {
+    let (link, to): (Vec<&str>, Vec<&str>) = (link.split('/').collect(), to.split('/').collect());
+    let folder = &link[..link.len() - 1];
+    let common = folder.iter().zip(&to).take_while(|(a, b)| a == b).count();
+    let up = std::iter::repeat_n("..", folder.len() - common);
+    let path: Vec<&str> = up.chain(to[common..].iter().copied()).collect();
+    if path.is_empty() { ".".into() } else { path.join("/") }
+}
+
+/// A configuration space with nothing but the heads of extended capabilities and the ACS registers: other
+/// capabilities hold serial numbers.
+fn acs_alone(bytes: &[u8]) -> Vec<u8> {
+    /// Where extended capabilities begin (PCI Express, "Extended Configuration Space").
+    const EXTENDED: usize = 0x100;
+    const ACS: u16 = 0xd;
+    let mut kept = vec![0; bytes.len().min(4096)];
+    let mut copy = |from: usize, length: usize| -> Option<u32> {
+        let word = bytes.get(from..from + length)?;
+        kept.get_mut(from..from + length)?.copy_from_slice(word);
+        Some(u32::from_le_bytes(word.try_into().ok()?))
+    };
+    // All ones of a function that does not answer.
+    copy(0, 4);
+    let mut at = EXTENDED;
+    for _ in 0..(4096 - EXTENDED) / 4 {
+        let Some(head) = copy(at, 4) else { break };
+        if head as u16 == ACS {
+            copy(at + 4, 4);
+            break;
+        }
+        at = (head >> 20) as usize & !3;
+        if at < EXTENDED {
+            break;
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stand_ins(hide: &dyn Fn(&str) -> String) -> StandIns<'_> {
+        StandIns { hide, known: RefCell::default() }
+    }
+
+    #[test]
+    fn an_address_has_one_stand_in_of_its_own_kind() {
+        let hide = |text: &str| text.to_owned();
+        let stand = stand_ins(&hide);
+        let ip = |text: &str| stand.ip(text.parse().unwrap()).to_string();
+        assert_eq!(
+            (ip("10.1.2.3"), ip("fe80::1:2"), ip("2001:67c::9")),
+            ("198.18.0.1".into(), "fe80::2".into(), "2001:db8::3".into())
+        );
+        assert_eq!((ip("169.254.3.4"), ip("10.1.2.3")), ("169.254.0.4".into(), "198.18.0.1".into()));
+        assert_eq!(
+            (ip("127.0.0.1"), ip("::1"), ip("0.0.0.0")),
+            ("127.0.0.1".into(), "::1".into(), "0.0.0.0".into())
+        );
+        assert_eq!(stand.gid("10.1.2.3".parse().unwrap()), "0000:0000:0000:0000:0000:ffff:c612:0001");
+    }
+
+    #[test]
+    fn names_that_hold_a_mac_address_or_a_guid_get_other_digits() {
+        let hide = |text: &str| text.replace("node17", "(host)");
+        let stand = stand_ins(&hide);
+        assert_eq!(stand.name("enx02005e100001"), "enx000000000001");
+        assert_eq!(stand.name("ibx0c42a10300001234"), "ibx0000000000000002");
+        assert_eq!(stand.name("mlx5_0"), "mlx5_0");
+        assert_eq!(stand.path("sys/class/net/enx02005e100001/mtu"), "sys/class/net/enx000000000001/mtu");
+        assert_eq!(stand.text("DCB of enx02005e100001 at node17"), "DCB of enx000000000001 at (host)");
+    }
+
+    #[test]
+    fn links_are_relative_to_their_folder() {
+        assert_eq!(relative("sys/class/net/eth0", "sys/devices/x/eth0"), "../../devices/x/eth0");
+        assert_eq!(relative("a/b", "a"), ".");
+        assert_eq!(relative("a/b", "a/c/d"), "c/d");
+    }
+
+    #[test]
+    fn a_configuration_space_keeps_its_acs_registers_alone() {
+        let mut bytes = vec![7u8; 4096];
+        bytes[0x100..0x104].copy_from_slice(&[3, 0, 0x81, 0x14]);
+        bytes[0x148..0x150].copy_from_slice(&[0xd, 0, 1, 0, 9, 9, 0x1d, 0]);
+        let kept = acs_alone(&bytes);
+        assert_eq!(pushgate_topology::parse_config(&kept).acs, pushgate_topology::parse_config(&bytes).acs);
+        assert_eq!(kept.iter().filter(|b| **b == 7).count(), 4, "the function's own number");
+        for bytes in [vec![0xff; 4096], vec![0; 64], vec![0xff; 64], vec![], vec![0x13; 4096]] {
+            let (kept, told) = (acs_alone(&bytes), pushgate_topology::parse_config(&bytes));
+            assert_eq!(
+                pushgate_topology::parse_config(&kept).acs,
+                told.acs,
+                "{:?}",
+                &bytes[..bytes.len().min(4)]
+            );
+        }
+    }
+}

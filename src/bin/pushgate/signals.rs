@@ -1,0 +1,60 @@
+//! SIGINT, SIGTERM and SIGHUP as requests to end in order.
+//!
+//! A subcommand that has nothing to tidy up leaves these signals alone: the kernel ends the process.
+
+use std::ffi::c_int;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use pushgate::proxy::Stop;
+use rustix::process::Signal;
+
+/// Sent by service managers to end a service.
+pub const TERMINATE: i32 = Signal::TERM.as_raw();
+
+/// The first signal that was caught; 0: none.
+static CAUGHT: AtomicI32 = AtomicI32::new(0);
+/// The eventfd that the handler rings; -1: none.
+static BELL: AtomicI32 = AtomicI32::new(-1);
+
+/// Ends the process, as before [`catch`].
+const SIG_DFL: usize = 0;
+
+unsafe extern "C" {
+    /// signal(2), of the C library.
+    fn signal(number: c_int, handler: usize) -> usize;
+}
+
+extern "C" fn on_signal(number: c_int) {
+    let _ = CAUGHT.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed);
+    let bell = BELL.load(Ordering::Acquire);
+    if bell >= 0 {
+        // SAFETY: `catch` leaked this descriptor, so nothing closes it.
+        let bell = unsafe { BorrowedFd::borrow_raw(bell) };
+        // write(2) is async-signal-safe, and rustix calls it without allocating or locking.
+        let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+    }
+    // A second Ctrl-C ends a program that does not get to its end.
+    // SAFETY: signal(2) is async-signal-safe, and SIG_DFL is a handler that it takes.
+    unsafe { signal(number, SIG_DFL) };
+}
+
+/// Catches the three signals from now on. The first of each is kept for [`caught`] and rings `bell`;
+/// the second of each ends the process. Called at most once.
+pub fn catch(bell: Option<Stop>) {
+    if let Some(bell) = bell {
+        BELL.store(bell.as_fd().as_raw_fd(), Ordering::Release);
+        // The handler may run until the process ends.
+        std::mem::forget(bell);
+    }
+    for number in [Signal::INT, Signal::TERM, Signal::HUP] {
+        // SAFETY: `on_signal` has the signature that signal(2) calls, and does only what is
+        // async-signal-safe: atomics, write(2), signal(2).
+        unsafe { signal(number.as_raw(), on_signal as extern "C" fn(c_int) as usize) };
+    }
+}
+
+/// The number of the first signal that was caught.
+pub fn caught() -> Option<i32> {
+    Some(CAUGHT.load(Ordering::Relaxed)).filter(|number| *number != 0)
+}
