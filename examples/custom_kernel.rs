@@ -1,8 +1,23 @@
 //! A kernel of your own over the device API, from source to result: two ranks
 //! of one process greet each other. The kernel is custom_kernel.cu.
 
+use std::error::Error;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
 use pushgate::zerocopy::{Immutable, IntoBytes};
-use pushgate::{Comm, Context, Launch, Module, QpConfig, Result, Source, status_name, upload_descriptors};
+use pushgate::{Comm, Context, Launch, Module, QpConfig, Source, status_name, upload_descriptors};
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+const HELP: &str = "\
+Two ranks of this process greet each other by a kernel of their own, custom_kernel.cu
+
+Usage: custom_kernel [-h | --help | -V | --version]
+
+Settings come from PUSHGATE_ variables, which `pushgate config` lists: with PUSHGATE_DEVICE=cpu the
+kernel runs on the CPU.
+";
 
 /// `struct greet_params` of the kernel: the same fields in the same order.
 #[derive(IntoBytes, Immutable)]
@@ -16,11 +31,43 @@ struct Params {
     pad: u32,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    let argument = std::env::args_os().nth(1);
+    let done = match argument.as_ref().map(|a| a.to_string_lossy()).as_deref() {
+        None => run(),
+        Some("-h" | "--help") => say(HELP.trim_end()),
+        Some("-V" | "--version") => say(&format!("custom_kernel {}", pushgate::VERSION)),
+        Some(other) => {
+            eprintln!("custom_kernel: unknown argument `{other}`: expected --help, --version or nothing");
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        // By Display, which has the remedy and the lines of a compiler; Debug would show neither.
+        Err(e) => {
+            eprintln!("custom_kernel: {e}");
+            let config = e.downcast_ref().is_some_and(pushgate::Error::is_config);
+            ExitCode::from(if config { 2 } else { 1 })
+        }
+    }
+}
+
+/// Prints a line. A reader that has gone, as `head` does, is no error; `println!` would panic.
+fn say(line: &str) -> Result<()> {
+    match writeln!(io::stdout(), "{line}") {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
+            Err(format!("cannot write to standard output: {e}").into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn run() -> Result<()> {
     // A device and an engine. Settings come from the environment: with
     // PUSHGATE_DEVICE=cpu the same kernel runs on the CPU.
     let context = Context::builder().build()?;
-    println!("{}", context.why());
+    say(&context.why())?;
 
     // Compiled now for that device, then cached. Before any kernel runs.
     let source = Source::text("custom_kernel.cu", include_str!("custom_kernel.cu"));
@@ -78,10 +125,9 @@ fn rank(comm: &Comm, module: &Module) -> Result<()> {
     // If the queue pair ended, its cause says more than the kernel's status.
     qp.check()?;
     if status != 0 {
-        eprintln!("rank {me}: the kernel ended with: {}", status_name(status));
-        std::process::exit(1);
+        return Err(format!("rank {me}: the kernel ended with: {}", status_name(status)).into());
     }
-    println!("rank {me}: {}; rank {peer} put {put} and sent {sent}", status_name(status));
+    say(&format!("rank {me}: {}; rank {peer} put {put} and sent {sent}", status_name(status)))?;
     // Nobody leaves while the other still needs it.
-    comm.barrier()
+    Ok(comm.barrier()?)
 }

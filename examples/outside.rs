@@ -12,8 +12,10 @@
 
 #![allow(missing_docs)] // a program, not a library
 
+use std::io::Write;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -21,7 +23,7 @@ use clap::{Parser, ValueEnum};
 use pushgate::settings::{RingsPlace, parse_size};
 use pushgate::zerocopy::{Immutable, IntoBytes};
 use pushgate::{
-    AttachedQueuePair, Comm, Context, DeviceBuffer, Launch, Module, QpConfig, Settings, WaitOutcome,
+    AttachedQueuePair, Comm, Context, DeviceBuffer, Error, Launch, Module, QpConfig, Settings, WaitOutcome,
     status_name, upload_descriptors,
 };
 
@@ -36,6 +38,7 @@ enum Role {
 ///
 /// Settings come from PUSHGATE_ variables; `pushgate config` lists them.
 #[derive(Parser)]
+#[command(version = pushgate::VERSION)]
 struct Options {
     #[arg(long)]
     role: Role,
@@ -98,9 +101,19 @@ struct Take {
     bytes: u64,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     let filter = std::env::var("PUSHGATE_LOG").unwrap_or_else(|_| "warn".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("outside: {e:#}");
+            ExitCode::from(if e.downcast_ref().is_some_and(pushgate::Error::is_config) { 2 } else { 1 })
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let options = Options::parse();
     let settings = Settings::load()?;
     match options.role {
@@ -110,15 +123,20 @@ fn main() -> Result<()> {
     }
 }
 
+/// Prints a line. `println!` would panic where standard output takes no more.
+fn say(line: &str) -> Result<()> {
+    writeln!(std::io::stdout(), "{line}").context("cannot write to standard output")
+}
+
 fn proxy(o: &Options, settings: Settings) -> Result<()> {
     if settings.rings != RingsPlace::Window {
-        bail!("rings is host, needed is window: set PUSHGATE_RINGS=window (with PUSHGATE_WINDOW=bar)");
+        return Err(settings.refused("rings", "window, with window = bar, for the role proxy").into());
     }
     let context = Context::builder().settings(settings).build()?;
     let comm = Comm::connect(&context, &o.job, 0, 2)?;
     let qp = comm.queue_pair(1, 0, QpConfig::default())?;
     let offset = qp.place().context("the rings are not in the window")?;
-    println!("{{\"ready\":true,\"offset\":{offset}}}");
+    say(&format!("{{\"ready\":true,\"offset\":{offset}}}"))?;
     // The peer comes when it has all. That its kernel gave the last back, its engine tells a little later.
     comm.barrier()?;
     let end = Instant::now() + context.settings().timeout;
@@ -132,11 +150,11 @@ fn proxy(o: &Options, settings: Settings) -> Result<()> {
     };
     // Until now the peer's engine was needed.
     comm.barrier()?;
-    println!(
+    say(&format!(
         "{{\"role\":\"proxy\",\"released\":{},\"retired\":{},\"dropped\":{},\"rnr\":{},\"refused\":{},\
          \"bounced\":{},\"sleeps\":{},\"interrupts\":{}}}",
         c.released, c.retired, c.dropped, c.rnr, c.refused, c.bounced, c.sleeps, c.interrupts
-    );
+    ))?;
     Ok(())
 }
 
@@ -166,12 +184,12 @@ fn peer(o: &Options, mut settings: Settings) -> Result<()> {
     let [status, got, wrong] = words(&result)?;
     qp.check()?;
     let c = context.counters()?;
-    println!(
+    say(&format!(
         "{{\"role\":\"peer\",\"status\":\"{}\",\"messages\":{got},\"wrong\":{wrong},\"dropped\":{},\"rnr\":{}}}",
         status_name(status),
         c.dropped,
         c.rnr
-    );
+    ))?;
     comm.barrier()?;
     comm.barrier()?;
     if (status, got, wrong) != (0, o.count, 0) {
@@ -188,7 +206,9 @@ fn device(o: &Options, settings: Settings) -> Result<()> {
     let context = Context::builder().settings(settings).build()?;
     let qp = AttachedQueuePair::new(&context, file, o.offset, o.io_memory, bell)?;
     if o.bytes > qp.max_message() {
-        bail!("bytes is {}, allowed is at most the window's {}", o.bytes, qp.max_message());
+        return Err(
+            Error::flag("bytes", o.bytes, format!("at most the window's {}", qp.max_message())).into()
+        );
     }
     let (module, qps) = (Module::embedded(&context), upload_descriptors(&context, [&qp])?);
     let (stream, result, heard) = (context.stream()?, context.alloc(8)?, context.alloc(3 * 8)?);
@@ -230,7 +250,7 @@ fn device(o: &Options, settings: Settings) -> Result<()> {
     }
     times.sort();
     let us = |d: Duration| d.as_nanos() as f64 / 1e3;
-    print!(
+    let mut line = format!(
         "{{\"role\":\"device\",\"device\":\"{}\",\"messages\":{},\"bytes\":{},\"bursts\":{bursts},\
          \"burst_us_min\":{:.1},\"burst_us_median\":{:.1},\"heard\":1",
         context.device(),
@@ -241,7 +261,7 @@ fn device(o: &Options, settings: Settings) -> Result<()> {
     );
     if let Some(r) = qp.relay() {
         let mean = |d: Duration| us(d) / r.rings.max(1) as f64;
-        print!(
+        line += &format!(
             ",\"relay\":{{\"rings\":{},\"look_us_mean\":{:.2},\"look_us_worst\":{:.2},\
              \"write_us_mean\":{:.2},\"write_us_worst\":{:.2}}}",
             r.rings,
@@ -251,8 +271,7 @@ fn device(o: &Options, settings: Settings) -> Result<()> {
             us(r.worst_write)
         );
     }
-    println!("}}");
-    Ok(())
+    say(&format!("{line}}}"))
 }
 
 /// A descriptor of its own for what this process was started with.

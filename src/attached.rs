@@ -163,7 +163,7 @@ mod tests {
         drop(attach().unwrap());
         placed.control.words(abi::PUSHGATE_CTL_CREDIT as usize, 1)[0].store(9, Ordering::Relaxed);
         let e = attach().err().expect("it was used").to_string();
-        assert!(e.contains("(credit 0x9), allowed is one that no device has used"), "{e}");
+        assert!(e.contains("(credit 0x9)`: expected one that no device has used"), "{e}");
         std::fs::remove_file(&path).unwrap();
     }
 }

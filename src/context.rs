@@ -486,9 +486,9 @@ mod tests {
             Context::builder().settings(settings).build()
         };
         for (name, value, says) in [
-            ("window", "bar", "window is bar, allowed is memory with qp = local"),
-            ("rings", "window", "rings is window, allowed is host with window = memory"),
-            ("rendezvous", "node0:7000", "rendezvous is node0:7000, allowed is none with qp = local"),
+            ("window", "bar", "invalid window `bar`: expected memory with qp = local"),
+            ("rings", "window", "invalid rings `window`: expected host with window = memory"),
+            ("rendezvous", "node0:7000", "invalid rendezvous `node0:7000`: expected none with qp = local"),
         ] {
             let e = build(name, value).err().expect(says).to_string();
             assert!(e.starts_with(says), "{e}");

@@ -1,5 +1,8 @@
 //! What can go wrong, for callers.
 
+use std::fmt;
+use std::time::Duration;
+
 use pushgate_driver_shim::fork::Forked;
 use pushgate_driver_shim::kmod::KmodError;
 use pushgate_driver_shim::{ShimError, abi};
@@ -9,31 +12,55 @@ use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::qp::verbs::VerbsError;
 use pushgate_proxy::session::Status;
 
+use crate::settings::Origin;
+
 /// The result of most calls here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Every error names the thing, the value and the remedy.
+/// Why a call failed. Each error, printed by `Display`, names the thing, the value and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A setting or argument that is not allowed.
-    #[error("{name} is {value}, allowed is {allowed}")]
+    #[error("invalid {name} `{}`{}: expected {allowed}", Quoted(.value), OfOrigin(.origin))]
     Config {
         /// The setting's name, as a flag or argument.
         name: String,
-        /// What it was.
+        /// Its value.
         value: String,
+        /// Where the value comes from.
+        origin: Origin,
         /// What it may be.
         allowed: String,
     },
+    /// A name that no setting has.
+    #[error("unknown setting `{}`{}: {}", Quoted(.name), OfPlace(.origin), Meant(.near))]
+    UnknownSetting {
+        /// The name, as it was written.
+        name: String,
+        /// Where it was written.
+        origin: Origin,
+        /// The setting that was probably meant, in the spelling of that place.
+        near: Option<String>,
+    },
+    /// A settings file that is no TOML.
+    #[error("invalid settings file {path}: {why}")]
+    SettingsFile {
+        /// The file.
+        path: String,
+        /// What is wrong: several lines, with the line of the file and a caret below the place.
+        why: String,
+    },
     /// A rank is gone: its process or its proxy ended, or its host can't be reached.
-    #[error("rank {rank} is lost: its process or its proxy ended, or its host is out of reach")]
+    #[error(
+        "rank {rank} is lost: its process or its proxy ended, or its host is out of reach; its own output says why"
+    )]
     PeerLost {
         /// Which.
         rank: u32,
     },
     /// Something that a rank named was refused.
-    #[error("a request of rank {rank} was refused (slot {slot}); its log says why")]
+    #[error("a request of rank {rank} was refused (slot {slot}); the log of its proxy says why")]
     Refused {
         /// Whose.
         rank: u32,
@@ -41,21 +68,24 @@ pub enum Error {
         slot: u32,
     },
     /// A wait took longer than its limit.
-    #[error("{what} timed out after {after:?}; raise `timeout` if that is too short")]
+    #[error("{what} timed out{}; raise `timeout` if that is too short", After(.after))]
     TimedOut {
         /// What was waited for.
         what: String,
-        /// The limit.
-        after: std::time::Duration,
+        /// The limit, or zero where it is another rank's.
+        after: Duration,
     },
     /// The communicator or queue pair was aborted.
-    #[error("aborted by rank {rank}")]
+    #[error("aborted by rank {rank}; its own output says why")]
     Aborted {
         /// By whom.
         rank: u32,
     },
     /// A WQE slot was reserved and never published.
-    #[error("slot {slot} of rank {rank} was reserved and never published: a kernel began a batch and ended")]
+    #[error(
+        "slot {slot} of rank {rank} was reserved and never published: a kernel began a batch and ended; publish \
+         every slot that is reserved, a NOP at the least"
+    )]
     Stuck {
         /// Whose.
         rank: u32,
@@ -63,7 +93,10 @@ pub enum Error {
         slot: u32,
     },
     /// A message arrived for which there was no room: a fault of the sender's proxy.
-    #[error("rank {rank} sent what was not granted (message {message})")]
+    #[error(
+        "rank {rank} sent what was not granted (message {message}): a fault of its proxy; run one release of \
+         pushgate on all hosts"
+    )]
     Overrun {
         /// The sender.
         rank: u32,
@@ -71,7 +104,9 @@ pub enum Error {
         message: u32,
     },
     /// The transport to a rank failed under a queue pair.
-    #[error("the RDMA link of rank {rank} failed: {cause}")]
+    #[error(
+        "the RDMA link of rank {rank} failed: {cause}; `pushgate doctor --qp verbs` on its host looks why"
+    )]
     Transport {
         /// Whose end it is: this rank's own, or the peer's.
         rank: u32,
@@ -143,9 +178,28 @@ impl From<EngineError> for Error {
 }
 
 impl Error {
-    /// A setting or argument that is not allowed.
+    /// A setting or argument that is not allowed, set by the program.
     pub fn config(name: &str, value: impl ToString, allowed: impl ToString) -> Self {
-        Error::Config { name: name.into(), value: value.to_string(), allowed: allowed.to_string() }
+        let (value, allowed) = (value.to_string(), allowed.to_string());
+        Error::Config { name: name.into(), value, origin: Origin::Program, allowed }
+    }
+
+    /// A flag of the command line, `name` without its dashes, that is not allowed.
+    pub fn flag(name: &str, value: impl ToString, allowed: impl ToString) -> Self {
+        Self::config(name, value, allowed).from_origin(Origin::Flag(format!("--{name}")))
+    }
+
+    /// The same error of a value that comes from elsewhere. Changes [`Error::Config`] alone.
+    pub fn from_origin(mut self, from: Origin) -> Self {
+        if let Error::Config { origin, .. } = &mut self {
+            *origin = from;
+        }
+        self
+    }
+
+    /// Whether a setting, an argument or the settings file is wrong. Programs exit with 2 then.
+    pub fn is_config(&self) -> bool {
+        matches!(self, Error::Config { .. } | Error::UnknownSetting { .. } | Error::SettingsFile { .. })
     }
 
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
@@ -159,7 +213,7 @@ impl Error {
         match status.code as u32 {
             abi::PUSHGATE_PEER_LOST => Error::PeerLost { rank },
             abi::PUSHGATE_TIMED_OUT => {
-                Error::TimedOut { what: format!("a wait of rank {rank}"), after: std::time::Duration::ZERO }
+                Error::TimedOut { what: format!("a wait of rank {rank}"), after: Duration::ZERO }
             }
             abi::PUSHGATE_REFUSED => Error::Refused { rank, slot: status.detail },
             abi::PUSHGATE_STUCK => Error::Stuck { rank, slot: status.detail },
@@ -167,6 +221,63 @@ impl Error {
             abi::PUSHGATE_LINK_DOWN => Error::Transport { rank, cause: link_cause(status.detail) },
             _ => Error::Aborted { rank },
         }
+    }
+}
+
+/// Prints a value on one line: control characters are escaped.
+struct Quoted<'a>(&'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            if c.is_control() { write!(f, "{}", c.escape_default())? } else { write!(f, "{c}")? }
+        }
+        Ok(())
+    }
+}
+
+/// Prints ` (from PLACE)`, and nothing for what the program or a default says.
+struct OfOrigin<'a>(&'a Origin);
+
+impl fmt::Display for OfOrigin<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Origin::Default | Origin::Program => Ok(()),
+            place => write!(f, " (from {place})"),
+        }
+    }
+}
+
+/// Prints ` (from PLACE)` where the name of the setting does not say it.
+struct OfPlace<'a>(&'a Origin);
+
+impl fmt::Display for OfPlace<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Origin::Variable(_) => f.write_str(" (from the environment)"),
+            place => OfOrigin(place).fmt(f),
+        }
+    }
+}
+
+/// Prints what to do about an unknown setting.
+struct Meant<'a>(&'a Option<String>);
+
+impl fmt::Display for Meant<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(near) => write!(f, "did you mean `{near}`?"),
+            None => f.write_str("`pushgate config` lists the settings"),
+        }
+    }
+}
+
+/// Prints ` after 1.5s`, and nothing for a limit that is not known.
+struct After<'a>(&'a Duration);
+
+impl fmt::Display for After<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_zero() { Ok(()) } else { write!(f, " after {:?}", self.0) }
     }
 }
 
@@ -213,10 +324,33 @@ mod tests {
             let status = Status { rank: Some(3), detail, ..Status::new(abi::PUSHGATE_LINK_DOWN) };
             Error::from_status(status, 0).to_string()
         };
-        assert_eq!(said(1), "the RDMA link of rank 3 failed: its port is down");
-        assert_eq!(said(4), "the RDMA link of rank 3 failed: it does not answer (retries exceeded)");
-        assert_eq!(said(256 + 12), "the RDMA link of rank 3 failed: work completion status 12");
-        assert_eq!(said(77), "the RDMA link of rank 3 failed: cause 77");
+        let expected = |cause| {
+            format!(
+                "the RDMA link of rank 3 failed: {cause}; `pushgate doctor --qp verbs` on its host looks why"
+            )
+        };
+        assert_eq!(said(1), expected("its port is down"));
+        assert_eq!(said(4), expected("it does not answer (retries exceeded)"));
+        assert_eq!(said(256 + 12), expected("work completion status 12"));
+        assert_eq!(said(77), expected("cause 77"));
         assert_eq!(status_name(abi::PUSHGATE_LINK_DOWN as u64), "link down");
+    }
+
+    #[test]
+    fn a_limit_that_is_known_is_said() {
+        let timed_out = |after| Error::TimedOut { what: "a wait of rank 1".into(), after }.to_string();
+        let remedy = "raise `timeout` if that is too short";
+        assert_eq!(timed_out(Duration::ZERO), format!("a wait of rank 1 timed out; {remedy}"));
+        assert_eq!(
+            timed_out(Duration::from_millis(1500)),
+            format!("a wait of rank 1 timed out after 1.5s; {remedy}")
+        );
+    }
+
+    #[test]
+    fn settings_arguments_and_their_file_are_errors_of_configuration() {
+        let config = Error::flag("runs", 0, "1 to 1000");
+        assert_eq!(config.to_string(), "invalid runs `0` (from --runs): expected 1 to 1000");
+        assert!(config.is_config() && !Error::Aborted { rank: 0 }.is_config());
     }
 }

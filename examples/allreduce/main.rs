@@ -8,6 +8,9 @@
 #![allow(missing_docs)] // a program, not a library
 
 mod data;
+// The settings as flags, as the command has them.
+#[path = "../../src/bin/pushgate/flags.rs"]
+mod flags;
 mod rank;
 mod rnr;
 
@@ -66,8 +69,9 @@ fn command() -> clap::Command {
     };
     let option =
         |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("N").help(help);
-    let mut command = clap::Command::new("allreduce")
+    let command = clap::Command::new("allreduce")
         .about("Allreduce around a ring of ranks, pushed through windows and released by the gate")
+        .version(pushgate::VERSION)
         .arg(arg("ranks", "N", "4", "Ranks, on all nodes together"))
         .arg(arg("nodes", "N", "1", "Hosts that this is started on, with --rendezvous at that of node 0"))
         .arg(arg("node", "I", "0", "Which of them this is; node 0 prints the results"))
@@ -88,19 +92,7 @@ fn command() -> clap::Command {
         .arg(arg("late-ms", "N", "0", "Odd ranks start each iteration this much later, milliseconds"))
         .arg(Arg::new("in-place").long("in-place").action(ArgAction::SetTrue).help("Output over input"))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("One JSON object a line"));
-    for key in Settings::KEYS {
-        let help = format!("{} ({}) [default: {}]", key.help.trim(), key.allowed, key.default);
-        let mut arg = Arg::new(key.flag()).long(key.flag()).value_name("VALUE").help(help);
-        if key.is_switch() {
-            arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
-        }
-        command = command.arg(arg);
-    }
-    command
-}
-
-fn wrong(name: &str, value: impl ToString, allowed: impl ToString) -> Error {
-    Error::Config { name: name.into(), value: value.to_string(), allowed: allowed.to_string() }
+    flags::help(flags::settings(command, false))
 }
 
 fn options(m: &ArgMatches) -> Result<Options, Error> {
@@ -109,24 +101,19 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
         let Some(v) = text(name) else { return Ok(None) };
         match v.parse() {
             Ok(n) if (min..=max).contains(&n) => Ok(Some(n)),
-            _ => Err(wrong(name, v, format!("{min} to {max}"))),
+            _ => Err(Error::flag(name, v, format!("{min} to {max}"))),
         }
     };
-    let mut settings = Settings::load()?;
-    for key in Settings::KEYS {
-        if let Some(v) = text(&key.flag()) {
-            settings.set(key.name, v)?;
-        }
-    }
+    let settings = flags::load(m)?;
     let dtype = text("dtype").expect("has a default");
-    let dtype = Dtype::parse(dtype).ok_or_else(|| wrong("dtype", dtype, Dtype::ALL))?;
+    let dtype = Dtype::parse(dtype).ok_or_else(|| Error::flag("dtype", dtype, Dtype::ALL))?;
     let op = text("op").expect("has a default");
-    let op = Op::parse(op).ok_or_else(|| wrong("op", op, Op::ALL))?;
+    let op = Op::parse(op).ok_or_else(|| Error::flag("op", op, Op::ALL))?;
     let allowed = format!("whole {} elements, at most 64G, as in 4096, 16M or 1K,1M", dtype.name());
     let mut sizes = Vec::new();
     for s in text("size").expect("has a default").split(',') {
         let bytes = parse_size(s).filter(|b| *b > 0 && *b <= 64 << 30 && b % dtype.size() as u64 == 0);
-        sizes.push(bytes.ok_or_else(|| wrong("size", s, &allowed))?);
+        sizes.push(bytes.ok_or_else(|| Error::flag("size", s, &allowed))?);
     }
     // The last line is the largest size, whatever the order they came in.
     sizes.sort_unstable();
@@ -136,7 +123,7 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
             let window = settings.window_size;
             let slice = parse_size(s).filter(|b| *b >= 16 && b.is_multiple_of(16) && *b <= window);
             let allowed = format!("a multiple of 16, at most the window's {window}");
-            Some(slice.ok_or_else(|| wrong("slice", s, allowed))?)
+            Some(slice.ok_or_else(|| Error::flag("slice", s, allowed))?)
         }
     };
     let ranks = number("ranks", 1, MAX_RANKS)?.expect("has a default");
@@ -144,12 +131,12 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
     let node = number("node", 0, nodes - 1)?.expect("has a default");
     if nodes > 1 && settings.rendezvous == "none" {
         let allowed = format!("HOST:PORT of node 0 with nodes = {nodes}");
-        return Err(wrong("rendezvous", "none", allowed));
+        return Err(settings.refused("rendezvous", allowed));
     }
     settings.check()?;
     let job = match text("job") {
         Some(job) if job.is_empty() || job.len() > 80 => {
-            return Err(wrong("job", job, "a name of 1 to 80 bytes"));
+            return Err(Error::flag("job", job, "a name of 1 to 80 bytes"));
         }
         Some(job) => job.into(),
         None if nodes > 1 => "allreduce".into(),
@@ -191,11 +178,20 @@ pub fn main() -> ExitCode {
     let colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
-    let matches = command().get_matches();
+    let matches = match command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(e) => match e.print() {
+            Err(why) if !e.use_stderr() && why.kind() != std::io::ErrorKind::BrokenPipe => {
+                let _ = writeln!(std::io::stderr(), "allreduce: cannot write to standard output: {why}");
+                return ExitCode::FAILURE;
+            }
+            _ => return ExitCode::from(e.exit_code() as u8),
+        },
+    };
     let mut options = match options(&matches) {
         Ok(o) => o,
         Err(e) => {
-            eprintln!("allreduce: {e}");
+            let _ = writeln!(std::io::stderr(), "allreduce: {e}");
             return ExitCode::from(2);
         }
     };
@@ -210,7 +206,7 @@ pub fn main() -> ExitCode {
         Err(e) => {
             // One write: several ranks share this stream.
             let _ = std::io::stderr().write_all(format!("allreduce: {}\n", explain(&*e)).as_bytes());
-            let config = matches!(e.downcast_ref(), Some(Error::Config { .. }));
+            let config = e.downcast_ref().is_some_and(Error::is_config);
             ExitCode::from(if config { 2 } else { 1 })
         }
     }
@@ -285,7 +281,7 @@ fn processes(o: &Options) -> Result<u32> {
         (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, Err(_)) => Ok(ranks),
         (_, Ok(info)) => Ok(ranks.min(info.devices)),
         (DeviceChoice::Cuda, Err(why)) => {
-            Err(wrong("device", "cuda", format!("auto or cpu here ({why})")).into())
+            Err(o.settings.refused("device", format!("auto or cpu here ({why})")).into())
         }
     }
 }
@@ -410,7 +406,7 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
     let mut told = vec![false; of as usize];
     loop {
         match reports.recv_timeout(Duration::from_millis(20)) {
-            Ok(Report::Why(why)) if !o.json => bar.suspend(|| header(&why)),
+            Ok(Report::Why(why)) if !o.json => bar.suspend(|| header(&why))?,
             Ok(Report::Why(_)) => {}
             Ok(Report::Step) => bar.inc(1),
             Ok(Report::Line(line)) => {
@@ -477,8 +473,8 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
         let (first, last) = (o.share.start, o.share.end - 1);
         match first == last {
             _ if o.json => {}
-            true => println!("# node {}: its rank {first} is done", o.node),
-            false => println!("# node {}: its ranks {first} to {last} are done", o.node),
+            true => say(&format!("# node {}: its rank {first} is done", o.node))?,
+            false => say(&format!("# node {}: its ranks {first} to {last} are done", o.node))?,
         }
     } else if lines != o.sizes.len() {
         return Err(anyhow!("{lines} of {} sizes were reported", o.sizes.len()));
@@ -486,37 +482,42 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
     Ok(code)
 }
 
-fn header(why: &str) {
-    println!("# {why}");
-    println!(
+/// Prints a line. Where its reader has gone, as `head` does, the job ends quietly: the ranks end with this process.
+fn say(line: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{line}").and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        done => done.context("cannot write to standard output"),
+    }
+}
+
+fn header(why: &str) -> Result<()> {
+    say(&format!("# {why}"))?;
+    say(&format!(
         "#{:>11} {:>12} {:>6} {:>5} {:>12} {:>9} {:>9} {:>9} {:>7} {:>8}",
         "size", "count", "type", "op", "time", "algbw", "busbw", "best", "#wrong", "stalls"
-    );
-    println!(
+    ))?;
+    say(&format!(
         "#{:>11} {:>12} {:>6} {:>5} {:>12} {:>9} {:>9} {:>9} {:>7} {:>8}",
         "(B)", "(elements)", "", "", "(us)", "(GB/s)", "(GB/s)", "(GB/s)", "", ""
-    );
+    ))
 }
 
 fn print(o: &Options, l: &Line) -> Result<()> {
-    let mut out = std::io::stdout().lock();
     if o.json {
-        writeln!(out, "{}", serde_json::to_string(l)?)?;
-    } else {
-        writeln!(
-            out,
-            " {:>11} {:>12} {:>6} {:>5} {:>12.1} {:>9.2} {:>9.2} {:>9.2} {:>7} {:>8}",
-            l.bytes,
-            l.count,
-            l.dtype,
-            l.op,
-            l.time_us,
-            l.algbw_gbs,
-            l.busbw_gbs,
-            l.best_busbw_gbs,
-            l.wrong,
-            l.credit_stalls
-        )?;
+        return say(&serde_json::to_string(l)?);
     }
-    Ok(out.flush()?)
+    say(&format!(
+        " {:>11} {:>12} {:>6} {:>5} {:>12.1} {:>9.2} {:>9.2} {:>9.2} {:>7} {:>8}",
+        l.bytes,
+        l.count,
+        l.dtype,
+        l.op,
+        l.time_us,
+        l.algbw_gbs,
+        l.busbw_gbs,
+        l.best_busbw_gbs,
+        l.wrong,
+        l.credit_stalls
+    ))
 }

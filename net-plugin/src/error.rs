@@ -82,7 +82,7 @@ impl Display for Failure {
 impl From<Error> for Failure {
     fn from(e: Error) -> Self {
         let code = match &e {
-            Error::Config { .. } => Code::Usage,
+            e if e.is_config() => Code::Usage,
             Error::Mismatch { .. } => Code::Remote,
             _ => Code::System,
         };

@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, Mutex, Once};
 
+use pushgate::Settings;
 use pushgate::settings::{NetPath, QpKind};
-use pushgate::{Error, Settings};
 use pushgate_driver_shim::abi;
 use pushgate_gpu_kernels::DeviceChoice;
 use pushgate_pcie_model::findings::Findings;
@@ -70,10 +70,7 @@ impl Opened {
                 };
                 let (plan, why) = chosen.map_err(|e| match told {
                     Some(told) => beside_failed(index, told.landing, &e.why),
-                    None => {
-                        let value = if e.setting == "path" { path.to_string() } else { landing.to_string() };
-                        Error::config(e.setting, value, format!("{}: {}", e.allowed, e.why)).into()
-                    }
+                    None => settings.refused(e.setting, format!("{}: {}", e.allowed, e.why)).into(),
                 })?;
                 let reach = reach.ok().filter(|_| plan.reaches());
                 let how = reach.as_ref().map_or(String::new(), |r| format!("; {}", r.describe()));
@@ -134,7 +131,7 @@ impl Choice {
     /// verbs`.
     pub fn of(settings: &Settings, device: Option<&Arc<Device>>) -> Result<Choice> {
         let bounce = |why: &str| Ok(Choice { gpu: None, told: None, why: format!("path bounce: {why}") });
-        let refused = |allowed: &str| Err(Error::config("path", settings.path, allowed).into());
+        let refused = |allowed: &str| Err(settings.refused("path", allowed).into());
         match (settings.path, settings.qp) {
             (NetPath::Bounce, _) => return bounce("as asked for; NCCL's kernels push to host memory"),
             (NetPath::Pull, QpKind::Local) => {

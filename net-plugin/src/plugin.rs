@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
+use pushgate::Settings;
 use pushgate::settings::{AutoOr, ProxyPlace, QpKind, WindowKind};
-use pushgate::{Error, Settings};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fork::Owner;
@@ -163,10 +163,10 @@ impl Loaded {
         let settings = Settings::load()?;
         settings.check()?;
         if settings.proxy == ProxyPlace::Process {
-            return Err(refused("proxy", "process", "thread"));
+            return Err(settings.refused("proxy", "thread in the NCCL plugin").into());
         }
         if settings.window != WindowKind::Memory {
-            return Err(refused("window", &settings.window.to_string(), "memory"));
+            return Err(settings.refused("window", "memory in the NCCL plugin").into());
         }
         let rdma = match settings.qp {
             QpKind::Verbs => {
@@ -286,9 +286,4 @@ impl Runtime {
         let n = self.next_seed.fetch_add(1, Ordering::Relaxed) as u32;
         std::process::id().wrapping_mul(2654435761) ^ n.wrapping_mul(0x9e37_79b9)
     }
-}
-
-fn refused(name: &str, value: &str, allowed: &str) -> Failure {
-    let allowed = format!("{allowed} in the NCCL plugin");
-    Error::Config { name: name.into(), value: value.into(), allowed }.into()
 }

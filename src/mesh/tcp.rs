@@ -866,17 +866,20 @@ mod tests {
         // 192.0.2.0/24 is reserved for documentation: no host has such an address.
         let e = listen_at("192.0.2.1:7000").unwrap_err().to_string();
         assert!(
-            e.starts_with("rendezvous is 192.0.2.1:7000, allowed is an address and port of the host"),
+            e.starts_with("invalid rendezvous `192.0.2.1:7000`: expected an address and port of the host"),
             "{e}"
         );
         let (place, _first) = rank0("127.0.0.1:0", 2);
         let e = me(1, 2).join(&place, "192.0.2.1").unwrap_err().to_string();
-        assert!(e.starts_with("host is 192.0.2.1, allowed is auto or an IP address of this host"), "{e}");
+        assert!(
+            e.starts_with("invalid host `192.0.2.1`: expected auto or an IP address of this host"),
+            "{e}"
+        );
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let e = listen_at(&taken.local_addr().unwrap().to_string()).unwrap_err().to_string();
         assert!(e.contains("another program or job has that port"), "{e}");
         let long = "x".repeat(MAX_JOB + 1);
-        assert!(Me::new(&long, 0, 2, hang()).err().unwrap().to_string().starts_with("job is xxx"));
+        assert!(Me::new(&long, 0, 2, hang()).err().unwrap().to_string().starts_with("invalid job `xxx"));
         me(1, 2).join(&place, "127.0.0.1").unwrap();
     }
 

@@ -65,11 +65,11 @@ fn config(context: &Context, mesh: &Mesh) -> Result<Config> {
     let sleeps = context.inner.wake == Wake::Doorbell;
     if s.cq_events == CqEvents::Event && !sleeps {
         let allowed = "auto or poll with device = cuda: a GPU's kernels can't wake the proxy";
-        return Err(Error::config("cq-events", "event", allowed));
+        return Err(s.refused("cq-events", allowed));
     }
     if s.cq_events == CqEvents::Event && s.no_imm {
         let allowed = "auto or poll with no-imm: without immediate data nothing announces a message";
-        return Err(Error::config("cq-events", "event", allowed));
+        return Err(s.refused("cq-events", allowed));
     }
     let events = sleeps && s.cq_events != CqEvents::Poll;
     Ok(Config { family: mesh.family(), events, ..Config::from(s) })

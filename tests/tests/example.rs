@@ -249,41 +249,49 @@ fn bad_input_is_one_sentence_and_starts_nothing() {
     example("allreduce");
     let cuda = pushgate::probe_cuda().is_ok();
     let mut cases = vec![
-        ("--size 10M,13", "size is 13", "whole f32 elements"),
-        ("--size 0", "size is 0", "whole f32 elements"),
-        ("--size 16X", "size is 16X", "4096, 16M"),
-        ("--size 65G", "size is 65G", "64G"),
+        ("--size 10M,13", "invalid size `13`", "whole f32 elements"),
+        ("--size 0", "invalid size `0`", "whole f32 elements"),
+        ("--size 16X", "invalid size `16X`", "4096, 16M"),
+        ("--size 65G", "invalid size `65G`", "64G"),
         ("--size -4", "", ""),
-        ("--dtype f8", "dtype is f8", "f32, f64, f16, bf16, i32 or i64"),
-        ("--op xor", "op is xor", "sum, max, min or prod"),
-        ("--ranks 0", "ranks is 0", "1 to 256"),
-        ("--ranks 257", "ranks is 257", "1 to 256"),
-        ("--ranks many", "ranks is many", "1 to 256"),
-        ("--device tpu", "device is tpu", "auto, cpu or cuda"),
-        ("--window disk", "window is disk", "memory"),
-        ("--qp carrier-pigeon", "qp is carrier-pigeon", "local or verbs"),
-        ("--proxy nobody", "proxy is nobody", "thread or process"),
-        ("--window-size 3M", "window-size is 3M", "power of two"),
-        ("--slots 100", "slots is 100", "power of two"),
-        ("--timeout 0", "timeout is 0", "1 to 86400000"),
-        ("--slice 24", "slice is 24", "multiple of 16"),
-        ("--iters 0", "iters is 0", "1 to 1000000"),
-        ("--channels 65", "channels is 65", "1 to 64"),
-        ("--late-ms 60001", "late-ms is 60001", "0 to 60000"),
-        ("--no-imm=maybe", "no-imm is maybe", "true or false"),
+        ("--dtype f8", "invalid dtype `f8`", "f32, f64, f16, bf16, i32 or i64"),
+        ("--op xor", "invalid op `xor`", "sum, max, min or prod"),
+        ("--ranks 0", "invalid ranks `0`", "1 to 256"),
+        ("--ranks 257", "invalid ranks `257`", "1 to 256"),
+        ("--ranks many", "invalid ranks `many`", "1 to 256"),
+        ("--device tpu", "invalid device `tpu`", "auto, cpu or cuda"),
+        ("--window disk", "invalid window `disk`", "memory"),
+        ("--qp carrier-pigeon", "invalid qp `carrier-pigeon`", "local or verbs"),
+        ("--proxy nobody", "invalid proxy `nobody`", "thread or process"),
+        ("--window-size 3M", "invalid window-size `3M`", "power of two"),
+        ("--slots 100", "invalid slots `100`", "power of two"),
+        ("--timeout 0", "invalid timeout `0`", "1ms to 24h"),
+        ("--slice 24", "invalid slice `24`", "multiple of 16"),
+        ("--iters 0", "invalid iters `0`", "1 to 1000000"),
+        ("--channels 65", "invalid channels `65`", "1 to 64"),
+        ("--late-ms 60001", "invalid late-ms `60001`", "0 to 60000"),
+        ("--no-imm=maybe", "invalid no-imm `maybe`", "true or false"),
         ("--no-imm true", "", ""),
-        ("--ib-mtu 1500", "ib-mtu is 1500", "auto, 256, 512, 1024, 2048 or 4096"),
-        ("--rendezvous 7000", "rendezvous is 7000", "none or HOST:PORT"),
-        ("--rendezvous 127.0.0.1:7000", "rendezvous is 127.0.0.1:7000", "allowed is none with qp = local"),
-        ("--nodes 2", "rendezvous is none", "HOST:PORT of node 0 with nodes = 2"),
-        ("--nodes 2 --qp verbs", "rendezvous is none", "HOST:PORT of node 0 with nodes = 2"),
-        ("--nodes 2 --rendezvous 127.0.0.1:7000", "rendezvous is 127.0.0.1:7000", "none with qp = local"),
-        ("--nodes 5", "nodes is 5", "1 to 4"),
-        ("--nodes 2 --node 2", "node is 2", "0 to 1"),
-        ("--node 1", "node is 1", "0 to 0"),
+        ("--ib-mtu 1500", "invalid ib-mtu `1500`", "auto, 256, 512, 1024, 2048 or 4096"),
+        ("--rendezvous 7000", "invalid rendezvous `7000`", "none or HOST:PORT"),
+        (
+            "--rendezvous 127.0.0.1:7000",
+            "invalid rendezvous `127.0.0.1:7000`",
+            "expected none with qp = local",
+        ),
+        ("--nodes 2", "invalid rendezvous `none`", "HOST:PORT of node 0 with nodes = 2"),
+        ("--nodes 2 --qp verbs", "invalid rendezvous `none`", "HOST:PORT of node 0 with nodes = 2"),
+        (
+            "--nodes 2 --rendezvous 127.0.0.1:7000",
+            "invalid rendezvous `127.0.0.1:7000`",
+            "none with qp = local",
+        ),
+        ("--nodes 5", "invalid nodes `5`", "1 to 4"),
+        ("--nodes 2 --node 2", "invalid node `2`", "0 to 1"),
+        ("--node 1", "invalid node `1`", "0 to 0"),
     ];
     if !cuda {
-        cases.push(("--device cuda", "device is cuda", "auto or cpu"));
+        cases.push(("--device cuda", "invalid device `cuda`", "auto or cpu"));
     }
     for (args, what, allowed) in cases {
         let ended = allreduce(args);
@@ -300,10 +308,10 @@ fn bad_input_is_one_sentence_and_starts_nothing() {
         }
     }
     for (name, value, what, allowed) in [
-        ("PUSHGATE_QP", "smoke", "qp is smoke", "local or verbs"),
-        ("PUSHGATE_NO_IMM", "maybe", "no-imm is maybe", "true or false"),
-        ("PUSHGATE_WINDO", "memory", "setting is windo", "window"),
-        ("PUSHGATE_DEVICE", "", "device is", "auto, cpu or cuda"),
+        ("PUSHGATE_QP", "smoke", "invalid qp `smoke` (from PUSHGATE_QP)", "local or verbs"),
+        ("PUSHGATE_NO_IMM", "maybe", "invalid no-imm `maybe` (from PUSHGATE_NO_IMM)", "true or false"),
+        ("PUSHGATE_WINDO", "memory", "unknown setting `PUSHGATE_WINDO`", "did you mean `PUSHGATE_WINDOW`?"),
+        ("PUSHGATE_DEVICE", "", "invalid device ``", "auto, cpu or cuda"),
         ("PUSHGATE_CONFIG", "/nonexistent/pushgate.toml", "/nonexistent/pushgate.toml", ""),
     ] {
         let ended = Run::start("allreduce", &["--ranks", "2"], &[(name, value)]).end(limit());

@@ -156,7 +156,12 @@ fn path_pull_is_refused_over_local() {
     let mut command = command("setting");
     command.envs(GPU).env("PUSHGATE_QP", "local");
     let said = run_with(command, &[("PUSHGATE_PATH", "pull")]);
-    assert!(said.contains("path is pull, allowed is auto, push or bounce with qp = local"), "{said}");
+    assert!(
+        said.contains(
+            "invalid path `pull` (from PUSHGATE_PATH): expected auto, push or bounce with qp = local"
+        ),
+        "{said}"
+    );
 }
 
 /// GPU memory over RDMA, if the device can register it. The CPU executor's memory is the host's, so
@@ -340,11 +345,23 @@ fn the_plugin_can_be_loaded_unloaded_and_loaded_again() {
 #[test]
 fn a_wrong_setting_is_refused_by_its_name() {
     for (name, value, said) in [
-        ("PUSHGATE_QP", "carrier-pigeon", "qp is carrier-pigeon, allowed is local or verbs"),
-        ("PUSHGATE_NET_WINDOW_SIZE", "3M", "net-window-size is 3M"),
-        ("PUSHGATE_NO_SUCH_THING", "1", "setting is no_such_thing"),
-        ("PUSHGATE_PROXY", "process", "proxy is process, allowed is thread in the NCCL plugin"),
-        ("PUSHGATE_RENDEZVOUS", "127.0.0.1:7000", "rendezvous is 127.0.0.1:7000"),
+        (
+            "PUSHGATE_QP",
+            "carrier-pigeon",
+            "invalid qp `carrier-pigeon` (from PUSHGATE_QP): expected local or verbs",
+        ),
+        ("PUSHGATE_NET_WINDOW_SIZE", "3M", "invalid net-window-size `3M` (from PUSHGATE_NET_WINDOW_SIZE)"),
+        ("PUSHGATE_NO_SUCH_THING", "1", "unknown setting `PUSHGATE_NO_SUCH_THING` (from the environment)"),
+        (
+            "PUSHGATE_PROXY",
+            "process",
+            "invalid proxy `process` (from PUSHGATE_PROXY): expected thread in the NCCL plugin",
+        ),
+        (
+            "PUSHGATE_RENDEZVOUS",
+            "127.0.0.1:7000",
+            "invalid rendezvous `127.0.0.1:7000` (from PUSHGATE_RENDEZVOUS)",
+        ),
         ("PUSHGATE_CONFIG", "/nowhere/pushgate.toml", "/nowhere/pushgate.toml"),
     ] {
         for version in [10, 11] {

@@ -190,13 +190,19 @@ fn one_wrong_byte_on_its_way_is_found_by_validation_alone() {
 fn what_cannot_work_is_said_before_it_starts() {
     let _alone = alone();
     for (args, says) in [
-        ("osu-bw -d D X", "buffers is D X, allowed is H H, D D, H D or D H"),
-        ("osu-bw -m 9:8", "message-size is 9:8, allowed is MAX or MIN:MAX, 0 to 256M"),
-        ("osu-bw -W 0", "messages is 0, allowed is 1 to 4096"),
-        ("osu-bw --window bar", "window is bar, allowed is memory with qp = local"),
-        ("osu-latency --proxy process -d D D", "buffers is D D, allowed is H for rank 0, which receives"),
-        ("osu-bibw --proxy process", "buffers is H H, allowed is D for rank 0, which sends"),
-        ("osu-bw --rank 1", "rank is 1, allowed is none without --rendezvous"),
+        ("osu-bw -d D X", "invalid buffers `D X` (from --buffers): expected H H, D D, H D or D H"),
+        (
+            "osu-bw -m 9:8",
+            "invalid message-size `9:8` (from --message-size): expected MAX or MIN:MAX, 0 to 256M",
+        ),
+        ("osu-bw -W 0", "invalid messages `0` (from --messages): expected 1 to 4096"),
+        ("osu-bw --window bar", "invalid window `bar` (from --window): expected memory with qp = local"),
+        (
+            "osu-latency --proxy process -d D D",
+            "invalid buffers `D D`: expected H for rank 0, which receives",
+        ),
+        ("osu-bibw --proxy process", "invalid buffers `H H`: expected D for rank 0, which sends"),
+        ("osu-bw --rank 1", "invalid rank `1` (from --rank): expected none without --rendezvous"),
     ] {
         let (code, out, err) = run(&args.split(' ').collect::<Vec<_>>(), &[]);
         assert_eq!((code, out.as_str()), (Some(2), ""), "{args}: {err}");

@@ -29,6 +29,13 @@ const FILES: &[(&str, &str)] = &[
     ("packaging/copyright", "usr/share/doc/pushgate/copyright"),
 ];
 
+/// Shells, and where each looks for the completions that packages bring.
+const COMPLETIONS: &[(&str, &str)] = &[
+    ("bash", "usr/share/bash-completion/completions/pushgate"),
+    ("fish", "usr/share/fish/vendor_completions.d/pushgate.fish"),
+    ("zsh", "usr/share/zsh/vendor-completions/_pushgate"),
+];
+
 /// Scripts that dpkg runs; `@VERSION@` is replaced in them.
 const SCRIPTS: &[&str] = &["postinst", "prerm", "postrm"];
 
@@ -132,7 +139,8 @@ impl Maker<'_> {
         self.module(&tree.join(format!("usr/src/pushgate-{VERSION}")))?;
         self.packed(&tree.join("usr/share/doc/pushgate/changelog.gz"), &self.read("packaging/changelog")?)?;
         self.packed(&tree.join("usr/share/man/man4/pushgate.4.gz"), &self.manual()?)?;
-        self.command(&tree.join("usr/bin/pushgate"))
+        let built = self.command(&tree.join("usr/bin/pushgate"))?;
+        self.pages(&built, tree)
     }
 
     fn read(&self, file: &str) -> Result<Vec<u8>> {
@@ -171,16 +179,37 @@ impl Maker<'_> {
         Ok(format!("'\\\" t\n{roff}").into_bytes())
     }
 
-    fn command(&self, to: &Path) -> Result<()> {
+    /// Puts the command there; returns cargo's, with which it is the same but for symbols.
+    fn command(&self, to: &Path) -> Result<PathBuf> {
         let arguments = ["build", "--package", "pushgate", "--bin", "pushgate"];
         let built = programs::build(self.paths, &arguments, &[], self.guard)?;
         let built = built.iter().find(|program| program.name == "pushgate");
-        let built = &built.context("cargo has not built the command pushgate")?.path;
+        let built = built.context("cargo has not built the command pushgate")?.path.clone();
         fs::create_dir_all(to.parent().expect("a file lies in a folder"))?;
         let mut strip = process::command("strip", &self.out);
-        strip.args(["--strip-all", "--remove-section=.comment", "-o"]).arg(to).arg(built);
+        strip.args(["--strip-all", "--remove-section=.comment", "-o"]).arg(to).arg(&built);
         process::run(strip, self.guard)?;
-        set_mode(to, 0o755)
+        set_mode(to, 0o755)?;
+        Ok(built)
+    }
+
+    /// What the command itself makes: pushgate(1) with a page for each subcommand, and completions for shells.
+    fn pages(&self, command: &Path, tree: &Path) -> Result<()> {
+        let command = command.display().to_string();
+        let pages = self.out.join("man1");
+        // A subcommand that is no more must not come along.
+        if pages.exists() {
+            fs::remove_dir_all(&pages).with_context(|| format!("cannot remove {}", pages.display()))?;
+        }
+        fs::create_dir_all(&pages)?;
+        self.capture(&command, &pages, &["manual", "--folder", "."])?;
+        for (name, _) in files(&pages)? {
+            self.packed(&tree.join(format!("usr/share/man/man1/{name}.gz")), &fs::read(pages.join(&name))?)?;
+        }
+        for (shell, file) in COMPLETIONS {
+            put(&tree.join(file), self.capture(&command, &self.out, &["completions", shell])?.as_bytes())?;
+        }
+        Ok(())
     }
 
     /// Compresses as Debian wants it: at the best level, without name and time.

@@ -1,7 +1,7 @@
 //! `pushgate doctor`: what is wrong with this host for RDMA and GPUs.
 
 use std::fs::File;
-use std::io::{BufWriter, ErrorKind, Write};
+use std::io::{BufWriter, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -12,6 +12,7 @@ use pushgate::settings::{AutoOr, HugePages, QpKind, WindowKind, WriteOrder};
 use pushgate_doctor::{self as doctor, Roots, Wants};
 
 use crate::exit;
+use crate::output::{out, outln};
 use crate::report::redact::Redact;
 
 pub fn command(settings: impl Fn(Command) -> Command) -> Command {
@@ -101,7 +102,7 @@ pub fn settings(m: &ArgMatches) -> (Settings, Result<String, String>) {
     };
     for key in Settings::KEYS {
         if let Some(value) = m.get_one::<String>(&key.flag())
-            && let Err(e) = settings.set(key.name, value)
+            && let Err(e) = settings.set_flag(key.name, value)
         {
             told = told.and(Err(e.to_string()));
         }
@@ -120,7 +121,8 @@ pub fn run(m: &ArgMatches) -> Result<ExitCode> {
     };
     if m.get_flag("list") {
         let lines = checks.iter().map(|check| format!("{:<20} {}\n", check.name, check.about));
-        return say(&lines.collect::<String>()).map(|()| ExitCode::SUCCESS);
+        out!("{}", lines.collect::<String>())?;
+        return Ok(ExitCode::SUCCESS);
     }
     let roots = match m.get_one::<PathBuf>("root").map(|root| Roots::kept(root)) {
         None => Roots::host(),
@@ -149,8 +151,8 @@ pub fn run(m: &ArgMatches) -> Result<ExitCode> {
     let report = doctor::judge(&checks, &readings);
     let packed = archive.map(|(path, file)| pack(path, file, &roots, &readings)).transpose()?;
     match m.get_flag("json") {
-        true => say(&(serde_json::to_string_pretty(&report)? + "\n"))?,
-        false => say(&report.text())?,
+        true => outln!("{}", serde_json::to_string_pretty(&report)?)?,
+        false => out!("{}", report.text())?,
     }
     if let Some(packed) = packed {
         eprintln!("pushgate: {packed}");
@@ -180,13 +182,4 @@ fn pack(path: &Path, file: File, roots: &Roots, readings: &doctor::Readings) -> 
         path.display(),
         doctor::archive::FOLDER
     ))
-}
-
-/// Whoever reads may have gone: `pushgate doctor | head` is no panic.
-fn say(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.context("writing what was found"),
-    }
 }

@@ -30,7 +30,7 @@ pub fn code(e: &anyhow::Error) -> u8 {
         return of_signal(number);
     }
     let device = match e.downcast_ref() {
-        Some(Error::Config { .. }) => return WRONG,
+        Some(wrong) if Error::is_config(wrong) => return WRONG,
         // No other file is read by the library and named by the user.
         Some(Error::Io { what, .. }) if what.contains("settings file") => return WRONG,
         Some(Error::Device(device)) => Some(device),

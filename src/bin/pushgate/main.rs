@@ -3,45 +3,45 @@
 #![allow(missing_docs)] // a program, not a library
 
 mod bench;
+mod config;
 mod doctor;
 mod exit;
+mod flags;
 mod model;
+mod output;
+mod pages;
 mod probe;
 mod proxy;
 mod report;
 mod signals;
 mod topo;
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Arg, ArgMatches, Command};
+use clap::{ArgMatches, Command};
 use pushgate::{Error, Settings};
 
-fn command() -> Command {
-    let settings = |mut c: Command| {
-        for key in Settings::KEYS {
-            let help = format!("{} ({}) [default: {}]", key.help.trim(), key.allowed, key.default);
-            let mut arg = Arg::new(key.flag()).long(key.flag()).value_name("VALUE").help(help);
-            if key.is_switch() {
-                arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
-            }
-            c = c.arg(arg);
-        }
-        c
-    };
-    Command::new("pushgate")
+use flags::load as settings;
+use output::{OutputError, outln};
+
+/// The whole command line. `completing`: settings name the values that are allowed, where they are few.
+fn command(completing: bool) -> Command {
+    let settings = |c: Command| flags::settings(c, completing);
+    let command = Command::new("pushgate")
         .about("GPU-initiated networking that pushes")
-        .version(env!("CARGO_PKG_VERSION"))
+        .version(pushgate::VERSION)
         .subcommand_required(true)
         .arg_required_else_help(true)
+        .after_help(
+            "Settings are flags, PUSHGATE_ variables or keys of /etc/pushgate.toml; `pushgate config` shows them all.\n\
+             Exit status: 0; 2 for a wrong setting or argument; 1 for anything else. `doctor` has its own.",
+        )
         .subcommand(settings(
             Command::new("proxy").about("Serves programs of this user that run with proxy = process"),
         ))
-        .subcommand(settings(
-            Command::new("config").about("Prints every setting: its value, default and what is allowed"),
-        ))
+        .subcommand(config::command(settings))
         .subcommand(settings(
             Command::new("devices").about("Says which executors there are, and why not the others"),
         ))
@@ -51,16 +51,16 @@ fn command() -> Command {
         .subcommand(report::command(settings))
         .subcommand(topo::command())
         .subcommand(bench::command(settings))
+        .subcommands(pages::commands());
+    flags::help(command)
 }
 
-fn settings(m: &ArgMatches) -> Result<Settings, Error> {
-    let mut settings = Settings::load()?;
-    for key in Settings::KEYS {
-        if let Some(v) = m.get_one::<String>(&key.flag()) {
-            settings.set(key.name, v)?;
-        }
-    }
-    Ok(settings)
+/// What the command line asks for, or how a help page or a wrong argument ends the program.
+fn arguments() -> Result<ArgMatches, ExitCode> {
+    command(false).try_get_matches().map_err(|e| match e.print() {
+        Err(why) if !e.use_stderr() => ended(&OutputError::from(why).into()),
+        _ => ExitCode::from(e.exit_code() as u8),
+    })
 }
 
 /// The settings, with a warning for each that has no effect.
@@ -78,7 +78,10 @@ fn main() -> ExitCode {
     let colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
-    let matches = command().get_matches();
+    let matches = match arguments() {
+        Ok(matches) => matches,
+        Err(code) => return code,
+    };
     let (name, m) = matches.subcommand().expect("clap requires one");
     let done = (|| -> Result<ExitCode> {
         match name {
@@ -86,47 +89,37 @@ fn main() -> ExitCode {
             "model" => model::run(m)?,
             "proxy" => return proxy::run(m, &settings(m)?),
             "report" => report::run(m)?,
-            "config" => {
-                config(m);
-                settings(m)?;
-            }
-            "devices" => {
-                settings(m)?;
-                for a in pushgate::available_executors() {
-                    match a.state {
-                        Ok(what) => println!("{}: {what}", a.name),
-                        Err(why) => println!("{}: not available: {why}", a.name),
-                    }
-                }
-            }
+            "config" => config::run(m)?,
+            "devices" => devices(m)?,
             "probe" => probe::run(m, &warned(m)?)?,
             "topo" => topo::run(m)?,
+            "completions" => pages::completions(m, command(true))?,
+            "manual" => pages::manual(m, command(false))?,
             _ => bench::run(m, warned)?,
         }
         Ok(ExitCode::SUCCESS)
     })();
-    match done {
-        Ok(code) => code,
-        Err(e) => {
-            eprintln!("pushgate: {}", exit::sentence(&e));
-            ExitCode::from(exit::code(&e))
-        }
-    }
+    done.unwrap_or_else(|e| ended(&e))
 }
 
-fn config(m: &ArgMatches) {
-    println!("{:<14} {:<26} {:<18} {:<48} help", "setting", "variable", "default", "allowed");
-    for key in Settings::KEYS {
-        println!(
-            "{:<14} {:<26} {:<18} {:<48} {}",
-            key.flag(),
-            key.variable(),
-            key.default,
-            key.allowed,
-            key.help.trim()
-        );
+/// Says why the program ends, unless its reader has gone, and returns what it exits with.
+fn ended(e: &anyhow::Error) -> ExitCode {
+    if e.downcast_ref().is_some_and(OutputError::is_closed) {
+        return ExitCode::SUCCESS;
     }
-    if let Ok(s) = settings(m) {
-        println!("\nin force: {s:#?}");
-    }
+    // The same disk may be full, and nobody is left to be told.
+    let _ = writeln!(std::io::stderr(), "pushgate: {}", exit::sentence(e));
+    ExitCode::from(exit::code(e))
 }
+
+fn devices(m: &ArgMatches) -> Result<()> {
+    settings(m)?;
+    for a in pushgate::available_executors() {
+        match a.state {
+            Ok(what) => outln!("{}: {what}", a.name)?,
+            Err(why) => outln!("{}: not available: {why}", a.name)?,
+        }
+    }
+    Ok(())
+}
+

@@ -17,6 +17,7 @@ use pushgate_topology::{Pair, route};
 use serde::Serialize;
 
 use crate::exit::Input;
+use crate::output::{out, outln};
 use crate::topo;
 
 /// Hops of the table by hops.
@@ -121,12 +122,12 @@ fn wrong(e: ParameterError) -> Error {
         "store_tlp" => "store-width",
         name => name,
     };
-    Error::config(flag, e.value, e.allowed)
+    Error::flag(flag, e.value, e.allowed)
 }
 
 fn number(m: &ArgMatches, name: &str) -> Result<u32, Error> {
     let text: &String = m.get_one(name).expect("has a default");
-    text.parse().map_err(|_| Error::config(name, text, "a whole number"))
+    text.parse().map_err(|_| Error::flag(name, text, "a whole number"))
 }
 
 /// The way between two functions of this host, and the GPU's address.
@@ -143,7 +144,7 @@ fn between(m: &ArgMatches) -> Result<Option<(Route, String)>> {
         let known: Vec<String> = pairs.iter().map(label).collect();
         let known =
             if known.is_empty() { "none: `pushgate topo` shows why".into() } else { known.join(", ") };
-        return Err(Error::config("between", asked, known).into());
+        return Err(Error::flag("between", asked, known).into());
     };
     let route = route(pair).with_context(|| {
         format!("the tree does not tell the way between {asked}: name a file that does by --topology")
@@ -179,7 +180,7 @@ fn parameters(m: &ArgMatches, link: &Link, gpu: Option<&str>) -> Result<Paramete
         }
     };
     if let Some(text) = m.get_one::<String>("store-width") {
-        p.store_tlp = text.parse().map_err(|_| Error::config("store-width", text, "a whole number"))?;
+        p.store_tlp = text.parse().map_err(|_| Error::flag("store-width", text, "a whole number"))?;
     }
     p.check(link).map_err(wrong)?;
     Ok(p)
@@ -218,7 +219,7 @@ fn asked(m: &ArgMatches) -> Result<Asked> {
             let parse = |s: &str| {
                 pushgate::settings::parse_size(s)
                     .filter(|n| (1..=1 << 40).contains(n))
-                    .ok_or_else(|| Error::config("bytes", s, "1 to 1024G, as 4096, 64K or 1M"))
+                    .ok_or_else(|| Error::flag("bytes", s, "1 to 1024G, as 4096, 64K or 1M"))
             };
             all.split(',').map(parse).collect::<Result<_, _>>()?
         }
@@ -234,7 +235,7 @@ fn asked(m: &ArgMatches) -> Result<Asked> {
 pub fn run(m: &ArgMatches) -> Result<()> {
     let a = asked(m)?;
     if m.get_flag("params-help") {
-        print!("{}", toml::to_string(&a.parameters)?);
+        out!("{}", toml::to_string(&a.parameters)?)?;
         return Ok(());
     }
     // The chain of the table by hops is of the first kind that the way has.
@@ -257,9 +258,9 @@ pub fn run(m: &ArgMatches) -> Result<()> {
     let report =
         Report { route: &a.route, parameters: &a.parameters, messages, crossings, latency_by_hops: by_hops };
     if m.get_flag("json") {
-        println!("{}", serde_json::to_string(&report)?);
+        outln!("{}", serde_json::to_string(&report)?)?;
     } else {
-        print!("{}", text(&report, hop));
+        out!("{}", text(&report, hop))?;
     }
     Ok(())
 }
@@ -386,13 +387,16 @@ mod tests {
     #[test]
     fn what_is_not_allowed_is_named_by_its_flag() {
         let why = |flags: &[&str]| parse(flags).err().expect("is refused").to_string();
-        assert_eq!(why(&["--gen", "7"]), "gen is 7, allowed is one of 1, 2, 3, 4, 5, 6");
-        assert_eq!(why(&["--lanes", "x"]), "lanes is x, allowed is a whole number");
+        assert_eq!(why(&["--gen", "7"]), "invalid gen `7` (from --gen): expected one of 1, 2, 3, 4, 5, 6");
+        assert_eq!(why(&["--lanes", "x"]), "invalid lanes `x` (from --lanes): expected a whole number");
         assert_eq!(
             why(&["--store-width", "48"]),
-            "store-width is 48, allowed is a power of two from 4 to MPS (256)"
+            "invalid store-width `48` (from --store-width): expected a power of two from 4 to MPS (256)"
         );
-        assert_eq!(why(&["--bytes", "0"]), "bytes is 0, allowed is 1 to 1024G, as 4096, 64K or 1M");
+        assert_eq!(
+            why(&["--bytes", "0"]),
+            "invalid bytes `0` (from --bytes): expected 1 to 1024G, as 4096, 64K or 1M"
+        );
         assert_eq!(why(&["--params", "/nowhere.toml"]), "cannot read /nowhere.toml");
     }
 

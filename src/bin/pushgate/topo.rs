@@ -1,6 +1,5 @@
 //! `pushgate topo`: where GPUs, NICs and windows sit, and which path is advised for each pair.
 
-use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -11,6 +10,7 @@ use pushgate_pcie_model::findings::{Findings, FindingsError};
 use pushgate_topology::{Figures, Report, Sysfs, Topology, draw, evidence, nvml};
 
 use crate::exit::Input;
+use crate::output::out;
 
 pub fn command() -> Command {
     let flag = |name: &'static str, help: &'static str| {
@@ -78,7 +78,7 @@ pub fn run(m: &ArgMatches) -> Result<()> {
             };
             topology.find(name).with_context(|| {
                 Input(format!(
-                    "{name:?} is no PCI function here: give an address like 0000:17:00.0 or a name; {}",
+                    "`{name}` is no PCI function here: give an address like 0000:17:00.0 or a name; {}",
                     known()
                 ))
             })
@@ -115,12 +115,8 @@ pub fn judged(topology: &Topology, findings: Option<&Findings>) -> Report {
     topology.report(evidence(&figures, findings))
 }
 
-/// To stdout. A reader that has seen enough (`| head`) is no error.
 fn show(text: &str) -> Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        done => done.context("cannot write to stdout"),
-    }
+    Ok(out!("{text}")?)
 }
 
 /// Reads a host's tree, with what its GPUs' driver tells if it is this one, in the shape of a file if one is named.

@@ -61,12 +61,12 @@ pub fn run(b: &Bench) -> Result<()> {
             std::thread::sleep(window);
             share = share.min((engine_time()? - before).as_secs_f64() / window.as_secs_f64() * 100.0);
         }
-        b.print("idle", 0, share, None, "% of a core", device, &format!("{wake}, {name}"));
+        b.print("idle", 0, share, None, "% of a core", device, &format!("{wake}, {name}"))?;
         let note = format!(
             "{wake}, {name}: added to a message after {gap:?}, mean of {rounds} (worst {:.0})",
             added.1
         );
-        b.print("idle", 0, added.0, None, "us added", device, &note);
+        b.print("idle", 0, added.0, None, "us added", device, &note)?;
     }
     Ok(())
 }

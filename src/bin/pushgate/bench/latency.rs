@@ -136,7 +136,7 @@ pub fn run(b: &Bench) -> Result<()> {
         }
         let note =
             format!("{}, {threads} threads, {rounds} rounds", if inline { "inline" } else { "window" });
-        b.print("latency", bytes, value, Some(ceiling), "us one way", context.device(), &note);
+        b.print("latency", bytes, value, Some(ceiling), "us one way", context.device(), &note)?;
     }
     Ok(())
 }

@@ -91,9 +91,9 @@ pub fn run(b: &Bench) -> Result<()> {
         }
         let gbs = |time: f64| (count * bytes) as f64 / time / 1e9;
         let note = format!("put into host memory, {count} messages");
-        b.print("local", bytes, gbs(put), Some(gbs(ceiling)), "GB/s", context.device(), &note);
+        b.print("local", bytes, gbs(put), Some(gbs(ceiling)), "GB/s", context.device(), &note)?;
         let note = format!("taken in place, {copied} of {} payloads copied", count * b.runs as u64);
-        b.print("local", bytes, gbs(placed), Some(gbs(ceiling)), "GB/s", context.device(), &note);
+        b.print("local", bytes, gbs(placed), Some(gbs(ceiling)), "GB/s", context.device(), &note)?;
     }
     Ok(())
 }

@@ -23,6 +23,8 @@ use serde_json::json;
 
 pub use osu::ROLE;
 
+use crate::output::outln;
+
 pub fn command(settings: impl Fn(Command) -> Command) -> Command {
     let bench = |name: &'static str, about: &'static str, bytes: &'static str| {
         let c = Command::new(name)
@@ -128,17 +130,12 @@ pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Er
     if let Some(done) = osu::run(name, m, &settings) {
         return done;
     }
-    let wrong = |name: &str, value: &str, allowed: &str| Error::Config {
-        name: name.into(),
-        value: value.into(),
-        allowed: allowed.into(),
-    };
     let number = |name: &str, max: u32| -> Result<Option<u32>, Error> {
         // Not every bench has every option.
         let Ok(Some(v)) = m.try_get_one::<String>(name) else { return Ok(None) };
         match v.parse() {
             Ok(n) if (1..=max).contains(&n) => Ok(Some(n)),
-            _ => Err(wrong(name, v, &format!("1 to {max}"))),
+            _ => Err(Error::flag(name, v, format!("1 to {max}"))),
         }
     };
     let mut bytes = Vec::new();
@@ -146,9 +143,9 @@ pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Er
         for s in list.split(',') {
             let n = parse_size(s)
                 .filter(|n| (8..=256 << 20).contains(n) && (*n <= 40 || n % 16 == 0) && n % 8 == 0);
-            bytes.push(
-                n.ok_or_else(|| wrong("bytes", s, "8 to 40 in steps of 8, or a multiple of 16 up to 256M"))?,
-            );
+            bytes.push(n.ok_or_else(|| {
+                Error::flag("bytes", s, "8 to 40 in steps of 8, or a multiple of 16 up to 256M")
+            })?);
         }
     }
     let seconds = m.get_one::<String>("seconds").expect("has a default");
@@ -160,7 +157,7 @@ pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Er
             .parse()
             .ok()
             .filter(|s| (0.001..=60.0).contains(s))
-            .ok_or_else(|| wrong("seconds", seconds, "0.001 to 60"))?,
+            .ok_or_else(|| Error::flag("seconds", seconds, "0.001 to 60"))?,
         bytes,
         blocks: number("blocks", 4096)?,
         threads: number("threads", 1024)?,
@@ -179,7 +176,7 @@ pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Er
                 Some(v) => Some(
                     parse_size(v)
                         .filter(|n| (8..=256 << 20).contains(n) && n % 8 == 0)
-                        .ok_or_else(|| wrong("size", v, "8 to 256M in steps of 8"))?,
+                        .ok_or_else(|| Error::flag("size", v, "8 to 256M in steps of 8"))?,
                 ),
             };
             let mode = m.get_one::<String>("mode").cloned();
@@ -210,7 +207,7 @@ fn gate(b: &Bench) -> Result<()> {
                 best = best.min(ns);
             }
         }
-        b.print("gate", 8, 1e3 / best, None, "million/s", "cpu", note);
+        b.print("gate", 8, 1e3 / best, None, "million/s", "cpu", note)?;
     }
     Ok(())
 }
@@ -221,7 +218,7 @@ impl Bench {
         const MOST: u64 = 512 << 20;
         if least > MOST {
             let allowed = format!("what fits a window of {MOST} bytes, all blocks together");
-            return Err(Error::Config { name: "bytes".into(), value: least.to_string(), allowed }.into());
+            return Err(Error::flag("bytes", least, allowed).into());
         }
         Ok(wanted.next_power_of_two().clamp(64, MOST))
     }
@@ -248,21 +245,22 @@ impl Bench {
         unit: &str,
         device: &str,
         note: &str,
-    ) {
+    ) -> Result<()> {
         let ratio = ceiling.map(|c| value / c);
         if self.json {
             let line = json!({
                 "bench": bench, "bytes": bytes, "value": value, "ceiling": ceiling, "ratio": ratio, "unit": unit,
                 "device": device, "note": note, "runs": self.runs,
             });
-            println!("{line}");
+            outln!("{line}")?;
         } else {
             let ceiling = match (ceiling, ratio) {
                 (Some(c), Some(r)) => format!("ceiling {c:>9.3}  ratio {r:>6.3}"),
                 _ => String::new(),
             };
-            println!("{bench:<8} {bytes:>9} B  {value:>9.3} {unit:<18} {ceiling}  {device}: {note}");
+            outln!("{bench:<8} {bytes:>9} B  {value:>9.3} {unit:<18} {ceiling}  {device}: {note}")?;
         }
+        Ok(())
     }
 }
 

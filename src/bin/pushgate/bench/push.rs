@@ -37,8 +37,8 @@ pub fn run(b: &Bench) -> Result<()> {
         // Room for two messages of each block at least, so that a block fills one
         // while another is retired.
         if bytes % 16 != 0 {
-            let allowed = "a multiple of 16: what a thread stores at once".into();
-            return Err(Error::Config { name: "bytes".into(), value: bytes.to_string(), allowed }.into());
+            let allowed = "a multiple of 16: what a thread stores at once";
+            return Err(Error::flag("bytes", bytes, allowed).into());
         }
         let window = b.window((2 * blocks as u64 * bytes).max(64 << 10), blocks as u64 * bytes)?;
         let places = window / (blocks as u64 * bytes);
@@ -86,7 +86,7 @@ pub fn run(b: &Bench) -> Result<()> {
         }
         let note =
             format!("{blocks} blocks x {threads}, window {}K, {rounds} messages a block", window >> 10);
-        b.print("push", bytes, value, Some(ceiling), "GB/s", context.device(), &note);
+        b.print("push", bytes, value, Some(ceiling), "GB/s", context.device(), &note)?;
     }
     Ok(())
 }

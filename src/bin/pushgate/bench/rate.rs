@@ -124,7 +124,7 @@ pub fn run(b: &Bench) -> Result<()> {
         }
         let how = if single { "one thread, one message at a time" } else { "warps, 32 messages at a time" };
         let note = format!("{blocks} blocks x {threads}: {how}, {each} each");
-        b.print("rate", 8, value, Some(ceiling), "million messages/s", context.device(), &note);
+        b.print("rate", 8, value, Some(ceiling), "million messages/s", context.device(), &note)?;
     }
     Ok(())
 }

@@ -21,6 +21,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::json;
 
 use super::Bench;
+use crate::output::outln;
 
 /// Messages of one pass in each direction, as in an endpoint.
 const BATCH: u64 = 64;
@@ -79,12 +80,12 @@ fn bandwidth(b: &Bench, pair: &mut Pair, size: u64, depth: u64, note: &str) -> R
             "bench": "rdma", "mode": "bw", "bytes": size, "value": rate, "unit": "MB/s", "depth": depth,
             "messages": count, "runs": b.runs, "note": note,
         });
-        println!("{line}");
+        outln!("{line}")?;
     } else {
         let gbs = rate / 1e3;
-        println!(
+        outln!(
             "rdma bw  {size:>9} B  {rate:>9.2} MB/s {gbs:>8.4} GB/s  {note}, {count} messages, {depth} in flight"
-        );
+        )?;
     }
     Ok(())
 }
@@ -115,12 +116,12 @@ fn latency(b: &Bench, pair: &mut Pair, size: u64, note: &str) -> Result<()> {
             "bench": "rdma", "mode": "lat", "bytes": size, "value": median, "min": min, "p99": p99,
             "unit": "us", "clock_mhz": clock, "rounds": n, "runs": b.runs, "note": note,
         });
-        println!("{line}");
+        outln!("{line}")?;
     } else {
-        println!(
+        outln!(
             "rdma lat {size:>9} B  {median:>9.2} us one way, min {min:.2}, 99 % {p99:.2}  \
              {note}, {n} rounds, clock {clock:.1} MHz"
-        );
+        )?;
     }
     Ok(())
 }
@@ -293,7 +294,12 @@ impl End {
         match self.qp.poll_recv(&mut words) {
             Inbound::Empty => return Ok(false),
             Inbound::Record => {}
-            other => bail!("message {}: {other:?}", self.session.inbound()),
+            Inbound::Placed => {
+                bail!("message {} came as a put, which nobody sends here", self.session.inbound())
+            }
+            Inbound::Torn => {
+                bail!("message {}: its slot holds what no sender could have written", self.session.inbound())
+            }
         }
         let r = Record::decode(&words)?;
         let message = self.session.inbound();

@@ -106,7 +106,7 @@ impl Rig {
             spins += 1;
             if spins.is_multiple_of(4096) {
                 queue.health()?;
-                ensure!(start.elapsed() < self.limit, "{queue:?} does not come on");
+                ensure!(start.elapsed() < self.limit, "the worker made no progress within {:?}", self.limit);
                 self.let_others_run();
             }
         }
@@ -126,7 +126,7 @@ impl Rig {
             let start = Instant::now();
             let ticket = self.post(queue, way, 0, len)?;
             while !queue.done(ticket) {
-                ensure!(start.elapsed() < self.limit, "{queue:?} does not come on");
+                ensure!(start.elapsed() < self.limit, "the worker made no progress within {:?}", self.limit);
                 self.let_others_run();
             }
             times.push(start.elapsed());
@@ -243,7 +243,7 @@ pub fn run(b: &Bench) -> Result<()> {
                 "{name}, {IN_FLIGHT} in flight each way, {blocks} blocks x {}; ceiling: the same loops without commands, which end together",
                 options.threads
             );
-            b.print("worker", len as u64, value, Some(ceiling), "GB/s", device, &note);
+            b.print("worker", len as u64, value, Some(ceiling), "GB/s", device, &note)?;
         }
     }
     for way in [Direction::Push, Direction::Pull] {
@@ -255,8 +255,9 @@ pub fn run(b: &Bench) -> Result<()> {
                 ceiling = ceiling.min(rig.echo(None, count as u64)?);
                 value = value.min(rig.latency(&mut queue, way, len, count)?);
             }
-            let note = format!("{way:?}, from post to done; ceiling: a bare word there and back");
-            b.print("worker", len as u64, value, Some(ceiling), "us (median)", device, &note);
+            let way = if way == Direction::Push { "push" } else { "pull" };
+            let note = format!("{way}, from post to done; ceiling: a bare word there and back");
+            b.print("worker", len as u64, value, Some(ceiling), "us (median)", device, &note)?;
         }
     }
     let count = if gpu { 2000 } else { 200 };
@@ -268,8 +269,8 @@ pub fn run(b: &Bench) -> Result<()> {
     }
     let note = "a word that travels in a command, to a kernel that waits for it in the device's memory, and its answer; \
                 ceiling: it waits in the host's";
-    b.print("worker", 8, value, Some(ceiling), "us (median)", device, note);
+    b.print("worker", 8, value, Some(ceiling), "us (median)", device, note)?;
     let note = "a lease and its end: the time of the launching thread";
-    b.print("worker", 0, leased, None, "us (median)", device, note);
+    b.print("worker", 0, leased, None, "us (median)", device, note)?;
     Ok(())
 }

@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::rig::Rig;
 use super::{pairs, single, size};
+use crate::output::{out, outln};
 
 /// What a prediction may be off.
 const ALLOWED: f64 = 0.15;
@@ -20,7 +21,7 @@ const SLOWER: f64 = 0.05;
 /// Measures again what the curves are of, and each device's latencies.
 pub fn against(rig: &Rig, found: &Findings, json: bool) -> Result<()> {
     let mut worst = (0.0, String::new());
-    let mut row = |device: &str, way: &str, bytes: u64, measured: f64, predicted: f64| {
+    let mut row = |device: &str, way: &str, bytes: u64, measured: f64, predicted: f64| -> Result<()> {
         let error = predicted / measured - 1.0;
         if error.abs() > worst.0 {
             worst = (error.abs(), format!("{way} of {}", size(bytes)));
@@ -30,16 +31,17 @@ pub fn against(rig: &Rig, found: &Findings, json: bool) -> Result<()> {
                 "check": way, "device": device, "bytes": bytes, "measured_us": measured, "predicted_us": predicted,
                 "error": error,
             });
-            println!("{row}");
+            outln!("{row}")?;
         } else {
-            println!(
+            outln!(
                 "{way:<10} {:>8} {measured:>10.2} us {predicted:>10.2} us {:>8.2} GB/s {:>8.2} GB/s {:>6.1} %",
                 size(bytes),
                 bytes as f64 / measured / 1e3,
                 bytes as f64 / predicted / 1e3,
                 error * 100.0
-            );
+            )?;
         }
+        Ok(())
     };
     let mut seen = 0;
     for device in &found.devices {
@@ -54,21 +56,27 @@ pub fn against(rig: &Rig, found: &Findings, json: bool) -> Result<()> {
         };
         seen += 1;
         if !json {
-            println!("\n{} at {}, predictions of {}", device.name, device.pci, found.date);
-            println!(
+            outln!("\n{} at {}, predictions of {}", device.name, device.pci, found.date)?;
+            outln!(
                 "{:<10} {:>8} {:>13} {:>13} {:>13} {:>13} {:>8}",
-                "way", "bytes", "measured", "predicted", "measured", "predicted", "error"
-            );
+                "way",
+                "bytes",
+                "measured",
+                "predicted",
+                "measured",
+                "predicted",
+                "error"
+            )?;
         }
         for line in device.lines.iter().filter(|l| l.way != Transfer::Bounce) {
             for bytes in rig.scale.sizes() {
                 let measured = single::time(rig, unit, line.way, bytes)?;
-                row(&device.pci, &line.way.to_string(), bytes, measured, line.curve.time(bytes));
+                row(&device.pci, &line.way.to_string(), bytes, measured, line.curve.time(bytes))?;
             }
         }
         // Last, as in the probe: clocks are up by then.
-        row(&device.pci, "flag", 8, single::record(rig, unit, 1)?, device.flag);
-        row(&device.pci, "record", 64, single::record(rig, unit, 8)?, device.record);
+        row(&device.pci, "flag", 8, single::record(rig, unit, 1)?, device.flag)?;
+        row(&device.pci, "record", 64, single::record(rig, unit, 8)?, device.record)?;
     }
     ensure!(
         seen > 0,
@@ -76,7 +84,7 @@ pub fn against(rig: &Rig, found: &Findings, json: bool) -> Result<()> {
         found.date
     );
     if !json {
-        println!("worst: {:.1} % ({}); allowed: {:.0} %", worst.0 * 100.0, worst.1, ALLOWED * 100.0);
+        outln!("worst: {:.1} % ({}); allowed: {:.0} %", worst.0 * 100.0, worst.1, ALLOWED * 100.0)?;
     }
     ensure!(
         worst.0 <= ALLOWED,
@@ -109,10 +117,10 @@ pub fn choice(rig: &Rig, found: &Findings, json: bool) -> Result<()> {
         let sets = [all.clone(), vec![Way::Push, Way::Bounce]];
         let sets = &sets[..if all.contains(&Way::Pull) { 2 } else { 1 }];
         if !json {
-            println!("\n{a} to {b}, us (median of {TURNS} launches' medians at most)");
-            print!("{:>8}", "bytes");
-            all.iter().for_each(|w| print!(" {:>9}", w.to_string()));
-            println!("   {:>9} {:>8} {:>6} chosen   without peer access", "auto", "GB/s", "ratio");
+            outln!("\n{a} to {b}, us (median of {TURNS} launches' medians at most)")?;
+            let ways: String = all.iter().map(|way| format!(" {:>9}", way.to_string())).collect();
+            let auto = format!("{:>9} {:>8} {:>6}", "auto", "GB/s", "ratio");
+            outln!("{:>8}{ways}   {auto} chosen   without peer access", "bytes")?;
         }
         for bytes in rig.scale.sizes() {
             let ends = Between::Devices { from: &a, to: &b };
@@ -153,19 +161,19 @@ pub fn choice(rig: &Rig, found: &Findings, json: bool) -> Result<()> {
                         "choice": choice.way, "from": a, "to": b, "bytes": bytes, "auto_us": auto, "ratio": ratio,
                         "ways": each, "reason": choice.reason,
                     });
-                    println!("{row}");
+                    outln!("{row}")?;
                 }
             } else {
-                print!("{:>8}", size(bytes));
-                times.iter().for_each(|us| print!(" {us:>9.2}"));
+                let times: String = times.iter().map(|us| format!(" {us:>9.2}")).collect();
+                out!("{:>8}{times}", size(bytes))?;
                 for (choice, (auto, ratio)) in choices.iter().zip(autos.iter().zip(&ratios)) {
-                    print!(
+                    out!(
                         "   {auto:>9.2} {:>8.2} {ratio:>6.3} {:<6}",
                         bytes as f64 / auto / 1e3,
                         choice.way.to_string()
-                    );
+                    )?;
                 }
-                println!();
+                outln!()?;
             }
         }
     }
@@ -175,11 +183,7 @@ pub fn choice(rig: &Rig, found: &Findings, json: bool) -> Result<()> {
         found.date
     );
     if !json {
-        println!(
-            "worst: {:.1} % slower than the best way; allowed: {:.0} %",
-            worst.0 * 100.0,
-            SLOWER * 100.0
-        );
+        outln!("worst: {:.1} % slower than the best way; allowed: {:.0} %", worst.0 * 100.0, SLOWER * 100.0)?;
     }
     ensure!(
         worst.0 <= SLOWER,

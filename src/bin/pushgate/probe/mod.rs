@@ -21,6 +21,7 @@ use pushgate_topology::nvml::busy;
 
 use self::rig::Rig;
 use crate::exit::Input;
+use crate::output::{out, outln};
 use crate::signals;
 
 pub fn command(settings: impl Fn(Command) -> Command) -> Command {
@@ -98,10 +99,10 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<()> {
             // What others will read.
             let found = Findings::load(&path)?;
             if json {
-                println!("{}", serde_json::to_string(&found)?);
+                outln!("{}", serde_json::to_string(&found)?)?;
             } else {
-                summary(&found);
-                println!("\n{:.1} s; kept in {}", began.elapsed().as_secs_f64(), path.display());
+                summary(&found)?;
+                outln!("\n{:.1} s; kept in {}", began.elapsed().as_secs_f64(), path.display())?;
             }
             found
         }
@@ -208,74 +209,78 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-fn rates(what: &str, rates: &[Rate], width: u32) {
+fn rates(what: &str, rates: &[Rate], width: u32) -> Result<()> {
     let of: Vec<String> = rates
         .iter()
         .filter(|r| r.width == width)
         .map(|r| format!("{} blocks {:.1}", r.blocks, r.rate))
         .collect();
-    println!("  {what:<28} {}", of.join(", "));
+    Ok(outln!("  {what:<28} {}", of.join(", "))?)
 }
 
-fn summary(found: &Findings) {
-    println!(
+fn summary(found: &Findings) -> Result<()> {
+    outln!(
         "{}, executor {}, driver {}, topology {}",
-        found.host, found.executor, found.driver, found.topology
-    );
+        found.host,
+        found.executor,
+        found.driver,
+        found.topology
+    )?;
     for d in &found.devices {
-        println!("\ndevice {}: {} at {}", d.index, d.name, d.pci);
+        outln!("\ndevice {}: {} at {}", d.index, d.name, d.pci)?;
         if found.executor == "cpu" {
-            println!("  no GPU: these are memory copies of this CPU");
+            outln!("  no GPU: these are memory copies of this CPU")?;
         }
         for width in [4, 8, 16] {
-            rates(&format!("stores of {width} B, GB/s"), &d.stores, width);
+            rates(&format!("stores of {width} B, GB/s"), &d.stores, width)?;
         }
         if d.stores.iter().any(|r| r.width == 0) {
-            rates("bulk stores, GB/s", &d.stores, 0);
+            rates("bulk stores, GB/s", &d.stores, 0)?;
         }
-        rates("loads of 16 B, GB/s", &d.loads, 16);
+        rates("loads of 16 B, GB/s", &d.loads, 16)?;
         let writers: Vec<String> = d.writers.iter().map(|w| format!("{} {:.1}", w.n, w.rate)).collect();
-        println!("  {:<28} {}", "writers at once, GB/s", writers.join(", "));
-        println!("  one way, us: flag {:.2}, 64 B {:.2}; empty kernel {:.1}", d.flag, d.record, d.launch);
-        table(&d.lines);
+        outln!("  {:<28} {}", "writers at once, GB/s", writers.join(", "))?;
+        outln!("  one way, us: flag {:.2}, 64 B {:.2}; empty kernel {:.1}", d.flag, d.record, d.launch)?;
+        table(&d.lines)?;
     }
     for p in &found.pairs {
         let peer = p.peer_record.map_or(String::new(), |us| format!(", in the peer's memory {us:.2}"));
-        println!("\n{} to {}: 64 B one way {:.2} us{peer}; messages, host to host:", p.from, p.to, p.record);
-        table(&p.lines);
+        outln!("\n{} to {}: 64 B one way {:.2} us{peer}; messages, host to host:", p.from, p.to, p.record)?;
+        table(&p.lines)?;
     }
     if !found.writers.is_empty() {
         let writers: Vec<String> = found.writers.iter().map(|w| format!("{} {:.1}", w.n, w.rate)).collect();
-        println!("\ndevices writing to host memory at once, GB/s: {}", writers.join(", "));
+        outln!("\ndevices writing to host memory at once, GB/s: {}", writers.join(", "))?;
     }
     for writers in std::iter::once(&found.writers).chain(found.devices.iter().map(|d| &d.writers)) {
         if let Some(w) = collapses(writers) {
-            println!(
+            outln!(
                 "COLLAPSE: {} writers at once reach {:.1} GB/s together, less than half of fewer",
-                w.n, w.rate
-            );
+                w.n,
+                w.rate
+            )?;
         }
     }
+    Ok(())
 }
 
-fn table(lines: &[findings::Line]) {
-    print!("  {:>8}", "");
-    lines.iter().for_each(|l| print!(" {:>20}", l.way));
-    println!();
-    let Some(first) = lines.first() else { return };
+fn table(lines: &[findings::Line]) -> Result<()> {
+    let ways: String = lines.iter().map(|line| format!(" {:>20}", line.way)).collect();
+    outln!("  {:>8}{ways}", "")?;
+    let Some(first) = lines.first() else { return Ok(()) };
     for (i, (bytes, _)) in first.points.iter().enumerate() {
-        print!("  {:>8}", size(*bytes));
+        out!("  {:>8}", size(*bytes))?;
         for line in lines {
             let (n, us) = line.points[i];
-            print!(" {us:>9.2} us {:>6.2} G", n as f64 / us / 1e3);
+            out!(" {us:>9.2} us {:>6.2} G", n as f64 / us / 1e3)?;
         }
-        println!();
+        outln!()?;
     }
-    print!("  {:>8}", "fitted");
+    out!("  {:>8}", "fitted")?;
     for l in lines {
-        print!(" {:>20}", format!("{:.1} + n/{:.1}, {:.0} %", l.curve.fixed, l.curve.rate, l.worst * 100.0));
+        out!(" {:>20}", format!("{:.1} + n/{:.1}, {:.0} %", l.curve.fixed, l.curve.rate, l.worst * 100.0))?;
     }
-    println!();
+    Ok(outln!()?)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use anyhow::{Context as _, Result};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use self::redact::Redact;
+use crate::output::{out, outln};
 
 pub fn command(settings: impl Fn(Command) -> Command) -> Command {
     let switch = |name: &'static str, help: &'static str| {
@@ -62,16 +63,10 @@ pub fn run(m: &ArgMatches) -> Result<()> {
     };
     let page = page::html(&facts, redact);
     if to_stdout {
-        let mut out = std::io::stdout().lock();
-        return match out.write_all(page.as_bytes()).and_then(|()| out.flush()) {
-            // Whoever reads has seen enough.
-            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-            done => done.context("standard output can't be written"),
-        };
+        return Ok(out!("{page}")?);
     }
     write(&out, &page, force).with_context(|| format!("{} can't be written", out.display()))?;
-    println!("{}: {} KiB", out.display(), page.len().div_ceil(1024));
-    Ok(())
+    Ok(outln!("{}: {} KiB", out.display(), page.len().div_ceil(1024))?)
 }
 
 /// Over another file only with `force`, and then whole or not at all.

@@ -28,7 +28,7 @@ run 60 "$EXAMPLE_ALLREDUCE" --device cpu --qp verbs --ib-dev rxe0 --ranks 2 --si
 says 'a bar window of 8388608 bytes'
 run 60 "$EXAMPLE_ALLREDUCE" --device cpu --ranks 2 --size 64K --window bar
 [ "$code" = 2 ] || fail "exit code $code"
-says 'window is bar, allowed is memory with qp = local'
+says 'expected memory with qp = local'
 
 before=$(rnr rxe0)
 # The proxy sleeps at the beginning of each burst and is woken by the interrupt; by chance it may be awake for

@@ -128,6 +128,11 @@ says "test result: ok. 1 passed"
 # The manual as a reader sees it: sections, a table, names with underscores.
 MANWIDTH=100 inside man 4 pushgate >/tmp/said
 for words in PUSHGATE_IOC_SLICE_ALLOC staging_user_bytes ENOSPC "pages that outlive a process"; do says "$words"; done
+MANWIDTH=100 inside man 1 pushgate >/tmp/said
+for words in "pushgate-bench" "Exit status"; do says "$words"; done
+MANWIDTH=100 inside man 1 pushgate-bench-push >/tmp/said
+says "--window-size"
+inside bash -n /usr/share/bash-completion/completions/pushgate || fail "the completions are no bash"
 inside test -r /usr/include/pushgate/device.cuh
 echo '#include <uapi/pushgate.h>' | inside gcc -fsyntax-only -x c -
 printf '#include <pushgate/device.cuh>\n' | inside g++ -std=c++17 -fsyntax-only -x c++ -

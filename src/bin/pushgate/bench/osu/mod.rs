@@ -194,30 +194,26 @@ pub fn run(
     })())
 }
 
-fn wrong(name: &str, value: impl ToString, allowed: impl ToString) -> Error {
-    Error::Config { name: name.into(), value: value.to_string(), allowed: allowed.to_string() }
-}
-
 fn options(kind: Kind, m: &ArgMatches, mut settings: Settings) -> Result<Options, Error> {
     let number = |name: &str, min: u64, max: u64| -> Result<Option<u64>, Error> {
         // Latency has no window.
         let Ok(Some(v)) = m.try_get_one::<String>(name) else { return Ok(None) };
         match v.parse() {
             Ok(n) if (min..=max).contains(&n) => Ok(Some(n)),
-            _ => Err(wrong(name, v, format!("{min} to {max}"))),
+            _ => Err(Error::flag(name, v, format!("{min} to {max}"))),
         }
     };
     let mut places: Vec<&str> =
         m.get_many::<String>("buffers").expect("has a default").map(String::as_str).collect();
     let given = places.join(" ");
     let wrong_places =
-        || wrong("buffers", &given, "H H, D D, H D or D H; before them cuda or cpu, or nothing");
+        || Error::flag("buffers", &given, "H H, D D, H D or D H; before them cuda or cpu, or nothing");
     if places.len() == 3 {
         let device = places.remove(0);
         if !["cuda", "cpu"].contains(&device) {
             return Err(wrong_places());
         }
-        settings.set("device", device)?;
+        settings.set_flag("device", device)?;
     }
     let place = |letter: &str| match letter {
         "H" => Ok(Place::Host),
@@ -231,7 +227,7 @@ fn options(kind: Kind, m: &ArgMatches, mut settings: Settings) -> Result<Options
             let next = |size: &u64| Some((size * 2).max(1)).filter(|s| *s <= max);
             std::iter::successors(Some(min), next).collect()
         }
-        _ => return Err(wrong("message-size", sizes, "MAX or MIN:MAX, 0 to 256M")),
+        _ => return Err(Error::flag("message-size", sizes, "MAX or MIN:MAX, 0 to 256M")),
     };
     Ok(Options {
         kind,
@@ -257,17 +253,18 @@ fn check(o: &Options) -> Result<(), Error> {
     let alone = o.settings.rendezvous != "none";
     match o.rank {
         None if alone => {
-            return Err(wrong("rank", "none", "0 at one host and 1 at the other, with a rendezvous"));
+            let allowed = "0 at one host and 1 at the other, with a rendezvous";
+            return Err(Error::config("rank", "none", allowed));
         }
         Some(rank) if !alone => {
             let allowed = "none without --rendezvous HOST:PORT: both ranks are started here then";
-            return Err(wrong("rank", rank, allowed));
+            return Err(Error::flag("rank", rank, allowed));
         }
         Some(_) if o.processes.is_some() => {
-            return Err(wrong("processes", o.processes.expect("it is some"), "none with --rank"));
+            return Err(Error::flag("processes", o.processes.expect("it is some"), "none with --rank"));
         }
         None if o.job.is_some() => {
-            return Err(wrong("job", o.job.as_deref().expect("it is some"), "none without --rank"));
+            return Err(Error::flag("job", o.job.as_deref().expect("it is some"), "none without --rank"));
         }
         _ => {}
     }
@@ -279,14 +276,14 @@ fn check(o: &Options) -> Result<(), Error> {
                     "D for rank {rank}, which sends: out of host memory its peer's engine would read this program's, \
                      which a proxy process is not; or --proxy thread"
                 );
-                return Err(wrong("buffers", o.buffers(), allowed));
+                return Err(Error::config("buffers", o.buffers(), allowed));
             }
             if receives && place == Place::Device {
                 let allowed = format!(
                     "H for rank {rank}, which receives: a proxy process can't write to this program's device memory; \
                      or --proxy thread"
                 );
-                return Err(wrong("buffers", o.buffers(), allowed));
+                return Err(Error::config("buffers", o.buffers(), allowed));
             }
         }
     }
@@ -346,24 +343,34 @@ mod tests {
         let o = parse(&["osu-bw", "-d", "cpu", "D", "H", "-c"]).unwrap();
         assert_eq!((o.buffers(), o.validate), ("D H".into(), true));
         assert_eq!(o.settings.device, pushgate::settings::DeviceChoice::Cpu);
-        assert!(says(&["osu-bw", "-d", "X", "D"]).starts_with("buffers is X D, allowed is H H, D D"));
-        assert!(says(&["osu-bw", "-d", "rocm", "D", "D"]).starts_with("buffers is rocm D D"));
-        assert!(says(&["osu-bw", "-m", "8:4"]).starts_with("message-size is 8:4"));
-        assert!(says(&["osu-bw", "-m", "1G"]).starts_with("message-size is 1G"));
-        assert!(says(&["osu-bw", "-i", "0"]).starts_with("iterations is 0, allowed is 1 to"));
         assert!(
-            says(&["osu-bw", "--rank", "0"]).starts_with("rank is 0, allowed is none without --rendezvous")
+            says(&["osu-bw", "-d", "X", "D"])
+                .starts_with("invalid buffers `X D` (from --buffers): expected H H, D D")
         );
-        assert!(says(&["osu-bw", "--qp", "verbs", "--rendezvous", "a:1"]).starts_with("rank is none"));
+        assert!(says(&["osu-bw", "-d", "rocm", "D", "D"]).starts_with("invalid buffers `rocm D D`"));
+        assert!(says(&["osu-bw", "-m", "8:4"]).starts_with("invalid message-size `8:4`"));
+        assert!(says(&["osu-bw", "-m", "1G"]).starts_with("invalid message-size `1G`"));
+        assert!(
+            says(&["osu-bw", "-i", "0"])
+                .starts_with("invalid iterations `0` (from --iterations): expected 1 to")
+        );
+        assert!(
+            says(&["osu-bw", "--rank", "0"])
+                .starts_with("invalid rank `0` (from --rank): expected none without --rendezvous")
+        );
+        assert!(
+            says(&["osu-bw", "--qp", "verbs", "--rendezvous", "a:1"])
+                .starts_with("invalid rank `none`: expected 0 at one host and 1 at the other")
+        );
     }
 
     #[test]
     fn a_proxy_process_takes_what_it_can_reach() {
         assert!(parse(&["osu-bw", "--proxy", "process", "-d", "D", "H"]).is_ok());
         let no = says(&["osu-bw", "--proxy", "process", "-d", "H", "H"]);
-        assert!(no.starts_with("buffers is H H, allowed is D for rank 0, which sends"), "{no}");
+        assert!(no.starts_with("invalid buffers `H H`: expected D for rank 0, which sends"), "{no}");
         let no = says(&["osu-bw", "--proxy", "process", "-d", "D", "D"]);
-        assert!(no.starts_with("buffers is D D, allowed is H for rank 1, which receives"), "{no}");
+        assert!(no.starts_with("invalid buffers `D D`: expected H for rank 1, which receives"), "{no}");
         let no = says(&["osu-latency", "--proxy", "process", "-d", "D", "D"]);
         assert!(no.contains("rank 0, which receives"), "{no}");
     }

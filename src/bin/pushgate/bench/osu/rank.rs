@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::pattern::{Layout, Pattern, Wrong};
 use super::table::{self, Line};
 use super::{Kind, MOST_BLOCKS, Options, Place};
+use crate::output::outln;
 
 /// Windows that are checked before those that are measured. There, the measured ones are filled and
 /// checked one by one as well; here one kernel runs them all, and they carry the same bytes.
@@ -346,13 +347,13 @@ pub fn run(o: &Options, comm: &Comm, processes: u32) -> Result<Option<String>> {
     let mut rank = Rank::new(o, comm)?;
     let prints = comm.rank() == 0;
     if prints && !o.json {
-        println!("{}", table::header(o, comm.context(), processes));
+        outln!("{}", table::header(o, comm.context(), processes))?;
     }
     for &bytes in &o.sizes {
         let (ns, wrong) = rank.size(bytes)?;
         if prints {
             let valid = o.validate.then_some(wrong.is_none());
-            println!("{}", table::line(o, comm.context(), &Line { bytes, ns, valid }));
+            outln!("{}", table::line(o, comm.context(), &Line { bytes, ns, valid }))?;
         }
         if wrong.is_some() {
             return Ok(wrong);

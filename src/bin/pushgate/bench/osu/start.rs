@@ -1,8 +1,10 @@
 //! Where the two ranks run: two processes of this host, threads of one, or one here and
 //! one elsewhere.
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -10,7 +12,8 @@ use pushgate::settings::DeviceChoice;
 use pushgate::{Comm, Context, Error};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-use super::{Options, rank, wrong};
+use super::{Options, rank};
+use crate::output::{OutputError, outln};
 
 /// How a child knows which rank it is: `RANK/OF/JOB`, OF devices to choose from.
 pub const ROLE: &str = "_PUSHGATE_OSU_ROLE";
@@ -32,7 +35,7 @@ pub fn run(o: &Options) -> Result<()> {
         (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, Err(_)) => None,
         (_, Ok(info)) => Some(info.devices),
         (DeviceChoice::Cuda, Err(why)) => {
-            return Err(wrong("device", "cuda", format!("auto or cpu here ({why})")).into());
+            return Err(o.settings.refused("device", format!("auto or cpu here ({why})")).into());
         }
     };
     // Kernels of two processes take turns on a GPU, milliseconds each.
@@ -128,7 +131,13 @@ impl Drop for Children {
     }
 }
 
-/// Two processes of this program with the same arguments. Rank 0 prints.
+/// Prints what rank 0 says, until it ends or standard output fails. Rank 0 goes on until this program ends both
+/// ranks: one that ended alone would make the other say that it is lost.
+fn forward(rank0: &mut BufReader<ChildStdout>) -> Result<(), OutputError> {
+    rank0.lines().try_for_each(|line| outln!("{}", line?))
+}
+
+/// Two processes of this program with the same arguments. Rank 0 prints, by way of this process.
 fn parent(devices: u32) -> Result<()> {
     let spawn = |rank: u32| {
         let job = format!("osu-{}", std::process::id());
@@ -137,6 +146,7 @@ fn parent(devices: u32) -> Result<()> {
             .env(ROLE, format!("{rank}/{devices}/{job}"))
             .env(PARENT, std::process::id().to_string())
             .stdin(Stdio::null())
+            .stdout(if rank == 0 { Stdio::piped() } else { Stdio::inherit() })
             .spawn()
             .with_context(|| format!("starting rank {rank}"))
     };
@@ -149,6 +159,11 @@ fn parent(devices: u32) -> Result<()> {
             let _ = first.wait();
             return Err(e);
         }
+    };
+    let mut rank0 = BufReader::new(children.0[0].stdout.take().expect("it is piped"));
+    let printed = std::thread::spawn(move || (forward(&mut rank0), rank0));
+    let ended = |printed: JoinHandle<(_, _)>| -> Result<(), OutputError> {
+        printed.join().expect("printing does not panic").0
     };
     let mut failed: Option<(Instant, i32)> = None;
     let mut told = [false; 2];
@@ -171,12 +186,15 @@ fn parent(devices: u32) -> Result<()> {
             }
         }
         match failed {
+            // It ends before rank 0 does if it can't print.
+            _ if printed.is_finished() && running == 2 => return Ok(ended(printed)?),
             Some((since, code)) if running == 0 || since.elapsed() > GRACE => {
                 drop(children);
+                ended(printed)?;
                 // What is to be said was said.
                 std::process::exit(code);
             }
-            None if running == 0 => return Ok(()),
+            None if running == 0 => return Ok(ended(printed)?),
             _ => std::thread::sleep(Duration::from_millis(5)),
         }
     }

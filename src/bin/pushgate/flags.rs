@@ -1,0 +1,91 @@
+//! Settings as flags of the subcommands, and which of them a subcommand's help shows.
+
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use pushgate::settings::{Group, Key};
+use pushgate::{Error, Settings};
+
+/// The settings that the doctor looks at.
+const DOCTOR: [&str; 12] = [
+    "qp",
+    "window",
+    "window_size",
+    "net_window_size",
+    "slots",
+    "receives",
+    "huge_pages",
+    "ib_dev",
+    "ib_port",
+    "gid_index",
+    "write_order",
+    "traffic_class",
+];
+
+/// Whether a setting changes what a subcommand does.
+fn matters(subcommand: &str, key: &Key) -> bool {
+    match subcommand {
+        "config" => true,
+        "devices" | "gate" => false,
+        "proxy" => key.name == "proxy_socket",
+        "doctor" => DOCTOR.contains(&key.name),
+        "report" => key.group == Group::Device || DOCTOR.contains(&key.name),
+        "probe" => key.group == Group::Device,
+        "worker" => matches!(key.group, Group::Device | Group::Waits),
+        "rdma" => matches!(key.group, Group::Rdma | Group::Waits) && key.name != "cq_events",
+        name if name.starts_with("osu-") || name == "allreduce" => key.group != Group::Nccl,
+        // Both ranks are in one process.
+        _ => !matches!(key.group, Group::Nccl | Group::Ranks),
+    }
+}
+
+/// Adds every setting as a flag. `--help` shows those that matter to this subcommand, `--help-all` the others too:
+/// these are taken as well, so that one set of flags fits all subcommands.
+pub fn settings(mut command: Command, completing: bool) -> Command {
+    let name = command.get_name().to_owned();
+    for key in Settings::KEYS {
+        let help = format!("{} ({}) [default: {}]", key.help.trim(), key.allowed, key.default);
+        let value = match key.unit {
+            "bytes" => "BYTES",
+            "ms" => "TIME",
+            _ => "VALUE",
+        };
+        let mut arg = Arg::new(key.flag()).long(key.flag()).value_name(value).help(help);
+        if key.is_switch() {
+            arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
+        }
+        let choices = (key.choices)();
+        if completing && !choices.is_empty() {
+            arg = arg.value_parser(PossibleValuesParser::new(choices)).hide_possible_values(true);
+        }
+        command = command.arg(match matters(&name, key) {
+            true => arg.help_heading("Settings"),
+            false => arg.help_heading("Settings without effect here").hide_short_help(true),
+        });
+    }
+    command
+}
+
+/// Gives a command and those below it `--help`, and `--help-all` where that shows more.
+pub fn help(command: Command) -> Command {
+    let more = command.get_arguments().any(Arg::is_hide_short_help_set);
+    let command = command
+        .mut_subcommands(help)
+        .disable_help_flag(true)
+        .arg(Arg::new("help").short('h').long("help").action(ArgAction::HelpShort).help("Print help"));
+    if !more {
+        return command;
+    }
+    let all = Arg::new("help-all").long("help-all").action(ArgAction::HelpLong);
+    command.arg(all.help("Print help with the settings that have no effect here"))
+}
+
+/// The settings in force: file, environment, and the flags of a subcommand.
+pub fn load(m: &ArgMatches) -> Result<Settings, Error> {
+    let mut settings = Settings::load()?;
+    for key in Settings::KEYS {
+        if let Some(value) = m.get_one::<String>(&key.flag()) {
+            settings.set_flag(key.name, value)?;
+        }
+    }
+    Ok(settings)
+}
