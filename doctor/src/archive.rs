@@ -1,6 +1,6 @@
 //! An archive of what the checks read of a host, redacted, for somebody else to run the checks on.
 //!
-//! [`write`] makes a tar file with one folder, [`FOLDER`]. The folder holds the parts of the kernel's files that
+//! [`write()`] makes a tar file with one folder, [`FOLDER`]. The folder holds the parts of the kernel's files that
 //! the checks look at, where they lie on the host, and [`ANSWERS`]: what libibverbs, netlink, system calls,
 //! the kernel module and NCCL said, and the settings. [`Roots::kept`](crate::Roots::kept) takes the unpacked
 //! folder, and the checks come to the same ends.

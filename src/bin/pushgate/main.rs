@@ -122,4 +122,3 @@ fn devices(m: &ArgMatches) -> Result<()> {
     }
     Ok(())
 }
-
