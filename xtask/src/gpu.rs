@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::process;
 use crate::programs::{self, Kind};
 use crate::progress::Guard;
-use crate::{Paths, cuda, plugin};
+use crate::{Paths, cuda, files, plugin};
 
 /// Prints what to run.
 pub fn explain() {
@@ -65,7 +65,7 @@ pub fn bundle(paths: &Paths, out: Option<PathBuf>, tests: &[String]) -> Result<(
     fs::copy(paths.root.join("tests/gpu/nccl.py"), &suite).context("the suite of the plugin")?;
     println!("{}", suite.display());
     for folder in SOURCES {
-        copy(&paths.root.join(folder), &out.join("source").join(folder))?;
+        files::copy_folder(&paths.root.join(folder), &out.join("source").join(folder))?;
     }
     let run = out.join("run-tests");
     fs::write(&run, include_str!("gpu/run-tests.sh"))?;
@@ -80,21 +80,6 @@ pub fn bundle(paths: &Paths, out: Option<PathBuf>, tests: &[String]) -> Result<(
 
 /// Sources that tests read: kernels for NVRTC, headers, programs for ThreadSanitizer.
 const SOURCES: &[&str] = &["driver-shim/include", "gpu-kernels/include", "tests/kernels", "tests/litmus"];
-
-/// Copies a folder with everything in it.
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
-        let entry = entry?;
-        let to = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &to)?;
-        } else {
-            fs::copy(entry.path(), to)?;
-        }
-    }
-    Ok(())
-}
 
 fn strip(paths: &Paths, from: &Path, to: &Path) -> Result<()> {
     let mut strip = process::command("strip", &paths.root);
