@@ -312,14 +312,16 @@ fn the_examples_refuse_wrong_input_alike() {
 
 #[test]
 fn a_kernel_that_does_not_compile_is_shown_with_the_compilers_lines() {
-    use std::os::unix::fs::PermissionsExt;
-    let compiler = folder().join("compiler");
+    let (script, compiler) = (folder().join("script"), folder().join("compiler"));
     fs::write(
-        &compiler,
+        &script,
         "#!/bin/sh\necho 'custom_kernel.cu:7:1: error: expected }' >&2\necho '    7 | x' >&2\nexit 1\n",
     )
     .unwrap();
-    fs::set_permissions(&compiler, fs::Permissions::from_mode(0o755)).unwrap();
+    // Another process writes the file: what this one has open for writing, a child that another test starts
+    // may have open too, and then nothing can execute the file.
+    let status = Command::new("install").args(["-m", "755"]).args([&script, &compiler]).status().unwrap();
+    assert!(status.success());
     let mut command = program("custom_kernel");
     command.env("PUSHGATE_DEVICE", "cpu").env("CXX", &compiler).env("XDG_CACHE_HOME", folder().join("cache"));
     let (code, _, err) = run(&mut command);
