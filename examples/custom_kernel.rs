@@ -67,7 +67,7 @@ fn run() -> Result<()> {
     // A device and an engine. Settings come from the environment: with
     // PUSHGATE_DEVICE=cpu the same kernel runs on the CPU.
     let context = Context::builder().build()?;
-    say(&context.why())?;
+    say(context.why())?;
 
     // Compiled now for that device, then cached. Before any kernel runs.
     let source = Source::text("custom_kernel.cu", include_str!("custom_kernel.cu"));
