@@ -38,7 +38,7 @@ enum Role {
 ///
 /// Settings come from PUSHGATE_ variables; `pushgate config` lists them.
 #[derive(Parser)]
-#[command(version = pushgate::VERSION)]
+#[command(name = "outside", version = pushgate::VERSION)]
 struct Options {
     #[arg(long)]
     role: Role,

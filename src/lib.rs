@@ -47,8 +47,10 @@ pub use pushgate_proxy::counters::Counters;
 pub use qp::{DeviceEnd, QpConfig, QueuePair, RegionKey, upload_descriptors};
 pub use relay::RelayStats;
 pub use settings::Settings;
-/// The version of this crate, as in `0.1.0 (commit 0123456789ab)`. A build that is not made in the project's
-/// repository has no commit.
+/// The version of this crate, as in `0.1.0 (commit 0123456789ab)`.
+///
+/// `, changed` behind the commit means that the sources had been changed since. A build that is not made in the
+/// project's repository has no commit.
 pub const VERSION: &str = env!("_PUSHGATE_VERSION");
 
 /// Re-exported for the derives (`IntoBytes`, `Immutable`) on structs of kernel parameters.

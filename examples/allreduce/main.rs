@@ -31,7 +31,7 @@ use data::{Dtype, Op};
 use pushgate::settings::{DeviceChoice, ProxyPlace, parse_size};
 use pushgate::{Comm, Context, Error, MAX_RANKS, Settings, explain};
 use rank::{Line, Report};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
 /// What the command line asks for, checked.
 pub struct Options {
@@ -203,6 +203,7 @@ pub fn main() -> ExitCode {
     };
     match done {
         Ok(code) => code,
+        Err(e) if is_closed(&e) => ExitCode::SUCCESS,
         Err(e) => {
             // One write: several ranks share this stream.
             let _ = std::io::stderr().write_all(format!("allreduce: {}\n", explain(&*e)).as_bytes());
@@ -354,8 +355,14 @@ struct Children(Vec<Child>);
 
 impl Drop for Children {
     fn drop(&mut self) {
+        // All stop before one of them dies: the others would say that it is lost.
+        for signal in [Signal::STOP, Signal::KILL] {
+            // One that was waited for is gone, and its number another's.
+            for c in self.0.iter_mut().filter_map(|c| matches!(c.try_wait(), Ok(None)).then_some(c)) {
+                let _ = rustix::process::kill_process(Pid::from_child(c), signal);
+            }
+        }
         for c in &mut self.0 {
-            let _ = c.kill();
             let _ = c.wait();
         }
     }
@@ -482,13 +489,15 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// Prints a line. Where its reader has gone, as `head` does, the job ends quietly: the ranks end with this process.
+/// Prints a line.
 fn say(line: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    match writeln!(out, "{line}").and_then(|()| out.flush()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
-        done => done.context("cannot write to standard output"),
-    }
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to standard output")
+}
+
+/// Whether a reader of standard output has gone, as `head` does. The job then ends quietly.
+fn is_closed(e: &anyhow::Error) -> bool {
+    e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 fn header(why: &str) -> Result<()> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use pushgate::settings::DeviceChoice;
 use pushgate::{Comm, Context, Error};
-use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 
 use super::{Options, rank};
 use crate::output::{OutputError, outln};
@@ -124,8 +124,16 @@ struct Children([Child; 2]);
 
 impl Drop for Children {
     fn drop(&mut self) {
+        // Both stop before one of them dies: the other would say that its peer is lost.
+        for signal in [Signal::STOP, Signal::KILL] {
+            // One that was waited for is gone, and its number another's.
+            for child in
+                self.0.iter_mut().filter_map(|child| matches!(child.try_wait(), Ok(None)).then_some(child))
+            {
+                let _ = kill_process(Pid::from_child(child), signal);
+            }
+        }
         for child in &mut self.0 {
-            let _ = child.kill();
             let _ = child.wait();
         }
     }
