@@ -27,6 +27,10 @@ use pushgate::{
     status_name, upload_descriptors,
 };
 
+// The log, as the command has it.
+#[path = "../src/bin/pushgate/log.rs"]
+mod log;
+
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Role {
     Proxy,
@@ -102,9 +106,7 @@ struct Take {
 }
 
 fn main() -> ExitCode {
-    let filter = std::env::var("PUSHGATE_LOG").unwrap_or_else(|_| "warn".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    match run() {
+    match log::start("warn").map_err(Into::into).and_then(|()| run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("outside: {e:#}");

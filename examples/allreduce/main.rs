@@ -8,9 +8,11 @@
 #![allow(missing_docs)] // a program, not a library
 
 mod data;
-// The settings as flags, as the command has them.
+// The settings as flags, and the log, as the command has them.
 #[path = "../../src/bin/pushgate/flags.rs"]
 mod flags;
+#[path = "../../src/bin/pushgate/log.rs"]
+mod log;
 mod rank;
 mod rnr;
 
@@ -174,10 +176,10 @@ fn share(ranks: u32, nodes: u32, node: u32) -> Range<u32> {
 
 /// Public for allreduce-ungated, of which this is a module.
 pub fn main() -> ExitCode {
-    let filter = std::env::var("PUSHGATE_LOG").unwrap_or_else(|_| "error".into());
-    let colours =
-        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
+    if let Err(e) = log::start("error") {
+        let _ = writeln!(std::io::stderr(), "allreduce: {e}");
+        return ExitCode::from(2);
+    }
     let matches = match command().try_get_matches() {
         Ok(matches) => matches,
         Err(e) => match e.print() {

@@ -1,6 +1,7 @@
 //! Where tests find the programs that they start and the sources that they read: in the checkout that
 //! built them, or in a bundle (`cargo xtask gpu --bundle`) on a host without a toolchain.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -34,18 +35,19 @@ pub fn pushgate() -> &'static Path {
     })
 }
 
-/// The program of an example, built with the calling test's profile if it is not there.
+/// The program of an example, built with the calling test's profile: a test alone (`--test NAME`) builds no
+/// example, and must not try one of earlier sources.
 pub fn example(name: &str) -> PathBuf {
     if let Some(folder) = bundle() {
         return folder.join(name);
     }
-    static BUILDING: Mutex<()> = Mutex::new(());
-    let _one = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = profile().join("examples").join(name);
-    if !path.is_file() {
+    static BUILT: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if !built.contains(name) {
         build(&["--package", "pushgate", "--example", name]);
+        built.insert(name.into());
     }
-    path
+    profile().join("examples").join(name)
 }
 
 /// The NCCL plugin: the file that `NCCL_CALLER_PLUGIN` names, or else the bundle's, or else the one that

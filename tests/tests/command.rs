@@ -99,6 +99,22 @@ fn a_wrong_variable_is_quoted_with_its_name_and_what_is_allowed() {
 }
 
 #[test]
+fn a_log_filter_that_cannot_be_read_is_refused() {
+    for (name, words) in [("pushgate", "config"), ("allreduce", "--ranks 2")] {
+        refused(
+            program(name).args(words.split_whitespace()).env("PUSHGATE_LOG", "pushgate_proxy=loud"),
+            &format!(
+                "{name}: invalid PUSHGATE_LOG `pushgate_proxy=loud` (from PUSHGATE_LOG): expected levels (error, warn, \
+                 info, debug, trace, off), each alone or behind CRATE=, with commas between"
+            ),
+        );
+    }
+    for filter in ["", "off", "debug", "warn,pushgate_proxy=debug"] {
+        assert_eq!(run(program("pushgate").arg("config").env("PUSHGATE_LOG", filter)).0, Some(0), "{filter}");
+    }
+}
+
+#[test]
 fn an_unknown_variable_is_refused_with_the_nearest_name() {
     for (name, says) in [
         ("PUSHGATE_WINDOWSIZE", "did you mean `PUSHGATE_WINDOW_SIZE`?"),

@@ -7,6 +7,7 @@ mod config;
 mod doctor;
 mod exit;
 mod flags;
+mod log;
 mod model;
 mod output;
 mod pages;
@@ -16,7 +17,7 @@ mod report;
 mod signals;
 mod topo;
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -74,10 +75,9 @@ fn warned(m: &ArgMatches) -> Result<Settings, Error> {
 }
 
 fn main() -> ExitCode {
-    let filter = std::env::var("PUSHGATE_LOG").unwrap_or_else(|_| "warn".into());
-    let colours =
-        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
+    if let Err(e) = log::start("warn") {
+        return ended(&e.into());
+    }
     let matches = match arguments() {
         Ok(matches) => matches,
         Err(code) => return code,
