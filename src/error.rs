@@ -189,7 +189,7 @@ impl Error {
         Self::config(name, value, allowed).from_origin(Origin::Flag(format!("--{name}")))
     }
 
-    /// The same error of a value that comes from elsewhere. Changes [`Error::Config`] alone.
+    /// Sets where the refused value of an [`Error::Config`] comes from. Leaves every other error as it is.
     pub fn from_origin(mut self, from: Origin) -> Self {
         if let Error::Config { origin, .. } = &mut self {
             *origin = from;

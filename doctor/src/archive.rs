@@ -655,7 +655,7 @@ impl Pack<'_> {
 
 /// A file that stands for one that could not be read, for this reason.
 fn unreadable(stand: &StandIns, why: &str) -> Vec<u8> {
-    // The sentence names the path, which whoever reads the archive has anyway.
+    // The sentence names the path, which the archive holds anyway.
     let reason = why.split_once("can't be read: ").map_or(why, |(_, reason)| reason);
     [UNREADABLE, stand.text(reason).as_bytes()].concat()
 }

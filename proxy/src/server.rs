@@ -645,7 +645,7 @@ pub fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     let uid = rustix::process::geteuid().as_raw();
     if !meta.is_dir() || meta.uid() != uid || meta.mode() & 0o077 != 0 {
         let text = format!(
-            "{} must be a directory of user {uid} with mode 0700 (it is user {}'s, mode {:o}), for whoever \
+            "{} must be a directory of user {uid} with mode 0700 (it is user {}'s, mode {:o}), because a user who \
              reaches the socket there can hand the proxy work: chmod it, or name another",
             dir.display(),
             meta.uid(),

@@ -426,7 +426,7 @@ fn a_proxy_takes_no_socket_that_is_taken_and_no_folder_of_others() {
         1,
         &format!(
             "proxy at {open}/proxy: {open} must be a directory of user {uid} with mode 0700 (it is user {uid}'s, mode \
-             755), for whoever reaches the socket there can hand the proxy work: chmod it, or name another"
+             755), because a user who reaches the socket there can hand the proxy work: chmod it, or name another"
         ),
     );
     let private = folder.file("private");
@@ -557,7 +557,7 @@ fn ctrl_c_is_130_to_a_shell_everywhere_and_leaves_no_rank() {
     kill_process(Pid::from_child(&job), Signal::INT).unwrap();
     assert_eq!(of(wait(&mut job)), Some(130));
     for pid in pids {
-        // A zombie waits for whoever inherited it.
+        // A zombie waits for its new parent.
         let stat = move || std::fs::read_to_string(format!("/proc/{pid}/stat"));
         wait_until("the ranks end", || stat().map_or(true, |s| s.contains(") Z ")));
     }

@@ -107,7 +107,7 @@ fn xml_that_is_none_is_refused() {
         let e = Topology::from_nccl(xml).unwrap_err();
         assert!(matches!(e, FileError::Xml(_)) && e.to_string().contains(expected), "{e}");
     }
-    // The same function 100 times, each below the last: neither a tree nor a loop.
+    // One function 100 times, each below the one before: neither a tree nor a loop.
     let t = Topology::from_nccl(&closed).unwrap();
     assert!(t.notes.iter().any(|n| n.contains("64 switches deep")), "{:?}", t.notes);
     assert_eq!(t.functions.len(), 1);

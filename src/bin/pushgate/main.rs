@@ -107,7 +107,7 @@ fn ended(e: &anyhow::Error) -> ExitCode {
     if e.downcast_ref().is_some_and(OutputError::is_closed) {
         return ExitCode::SUCCESS;
     }
-    // The same disk may be full, and nobody is left to be told.
+    // Standard error may lie on the full disk too; then the exit code alone tells of the failure.
     let _ = writeln!(std::io::stderr(), "pushgate: {}", exit::sentence(e));
     ExitCode::from(exit::code(e))
 }

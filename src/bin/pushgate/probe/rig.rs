@@ -100,7 +100,7 @@ impl Scale {
                 blocks: 1,
                 slice: 1,
                 time: Duration::from_millis(4),
-                // Its threads share the cores with whoever else is there: each hand-over may
+                // Its threads share the cores with all other programs: each hand-over may
                 // cost a turn of every one of them.
                 limit: Duration::from_secs(30),
                 rounds: 50,

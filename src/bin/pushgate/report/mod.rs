@@ -76,7 +76,7 @@ fn write(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
     let mut beside = target.as_os_str().to_owned();
     beside.push(format!(".{}", std::process::id()));
     let first = if force { PathBuf::from(beside) } else { path.to_owned() };
-    // Whoever came since it was asked for is not written over.
+    // A file that was made since the question is not written over.
     let mut file = fs::File::create_new(&first)?;
     let written = file
         .write_all(text.as_bytes())
