@@ -205,7 +205,7 @@ pub fn main() -> ExitCode {
     };
     match done {
         Ok(code) => code,
-        Err(e) if is_closed(&e) => ExitCode::SUCCESS,
+        Err(e) if e.is::<ReaderGone>() => ExitCode::SUCCESS,
         Err(e) => {
             // One write: several ranks share this stream.
             let _ = std::io::stderr().write_all(format!("allreduce: {}\n", explain(&*e)).as_bytes());
@@ -491,15 +491,25 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
     Ok(code)
 }
 
+/// The reader of standard output has gone, as `head` does. The job then ends quietly.
+#[derive(Debug)]
+struct ReaderGone;
+
+impl std::fmt::Display for ReaderGone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the reader of standard output has gone")
+    }
+}
+
+impl std::error::Error for ReaderGone {}
+
 /// Prints a line.
 fn say(line: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to standard output")
-}
-
-/// Whether a reader of standard output has gone, as `head` does. The job then ends quietly.
-fn is_closed(e: &anyhow::Error) -> bool {
-    e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    match writeln!(out, "{line}").and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(ReaderGone.into()),
+        done => done.context("cannot write to standard output"),
+    }
 }
 
 fn header(why: &str) -> Result<()> {
