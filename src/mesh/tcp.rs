@@ -548,7 +548,7 @@ mod tests {
     use rustix::net::sockopt::set_socket_linger;
 
     use super::*;
-    use crate::mesh::{Events, MAX_BYTES, Mesh, Stream};
+    use crate::mesh::{Events, MAX_BYTES, Mesh};
 
     /// How long tests wait for something that must not come: long enough that it would have come.
     const LATER: Duration = Duration::from_millis(500);
@@ -787,13 +787,15 @@ mod tests {
 
     #[test]
     fn p7_a_rank_that_dies_is_lost_and_one_that_leaves_is_not() {
-        let mut all = ranks("127.0.0.1:0", 3);
-        // As if the process died: the sockets close, and no farewell is sent.
-        let (dead, _) = all.pop().unwrap();
-        for peer in dead.shared.peers.iter().flatten() {
-            let Stream::Tcp(s) = &peer.link.stream else { panic!("not TCP") };
-            s.shutdown(Shutdown::Both).unwrap();
-        }
+        let (place, first) = rank0("127.0.0.1:0", 3);
+        let (second, third) = (join(&place, 1, 3), join(&place, 2, 3));
+        let all: Vec<_> = [first, second]
+            .into_iter()
+            .zip(0..)
+            .map(|(t, rank)| mesh(rank, t.join().unwrap().unwrap()))
+            .collect();
+        // As if the process died: its sockets close, and it sends no farewell and no report.
+        drop(third.join().unwrap().unwrap());
         for (mesh, lost) in &all {
             assert_eq!(lost.recv_timeout(hang()), Ok(2));
             assert!(matches!(mesh.recv(2, 5), Err(Error::PeerLost { rank: 2 })));
