@@ -399,6 +399,19 @@ impl Settings {
         Error::config(&key.flag(), self.text(key), allowed).from_origin(self.origin(key))
     }
 
+    /// Adds where the value comes from to an error that refuses the value of a setting. Leaves every other error as
+    /// it is.
+    pub(crate) fn with_origin(&self, e: Error) -> Error {
+        let key = match &e {
+            Error::Config { name, value, .. } => Key::of(name).filter(|key| self.text(key) == *value),
+            _ => None,
+        };
+        match key {
+            Some(key) => e.from_origin(self.origin(key)),
+            None => e,
+        }
+    }
+
     /// Refuses settings that are each allowed but do not go together.
     pub fn check(&self) -> Result<()> {
         if self.rendezvous != "none" && self.qp == QpKind::Local {
@@ -493,6 +506,19 @@ mod tests {
             (origin(&s, "slots"), origin(&s, "signals")),
             ("the program".into(), "the program".into())
         );
+    }
+
+    #[test]
+    fn an_error_about_a_settings_value_is_told_where_the_value_comes_from() {
+        let mut s = Settings::default();
+        s.set_flag("rendezvous", "192.0.2.1:7000").unwrap();
+        let refused = |value: &str| s.with_origin(Error::config("rendezvous", value, "another")).to_string();
+        assert_eq!(
+            refused("192.0.2.1:7000"),
+            "invalid rendezvous `192.0.2.1:7000` (from --rendezvous): expected another"
+        );
+        // Not the setting's value, so its origin is not the setting's.
+        assert_eq!(refused("10.0.0.1:7000"), "invalid rendezvous `10.0.0.1:7000`: expected another");
     }
 
     #[test]

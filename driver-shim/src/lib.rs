@@ -26,7 +26,7 @@ pub mod window;
 #[non_exhaustive]
 pub enum ShimError {
     /// A size that is not possible.
-    #[error("memory {name:?} of {bytes} bytes: allowed is {allowed}")]
+    #[error("memory {name:?} of {bytes} bytes: expected {allowed}")]
     Size {
         /// What the memory is for.
         name: String,

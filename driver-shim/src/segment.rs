@@ -74,7 +74,7 @@ pub struct Geometry {
 
 /// A field of a [`Geometry`] outside its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field} is {value}, allowed is {min} to {max}")]
+#[error("{field} is {value}, expected {min} to {max}")]
 pub struct GeometryError {
     /// The field's name.
     pub field: &'static str,
@@ -406,7 +406,7 @@ mod tests {
             }
         }
         let text = Geometry { slots_log: 17, ..geometry() }.validate().unwrap_err().to_string();
-        assert_eq!(text, "slots_log is 17, allowed is 1 to 16");
+        assert_eq!(text, "slots_log is 17, expected 1 to 16");
     }
 
     #[test]

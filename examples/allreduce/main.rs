@@ -239,7 +239,7 @@ fn child(o: &Options, role: &str) -> Result<()> {
     follow_parent()?;
     pushgate::proxy::raise_open_files();
     let mut parts = role.splitn(3, '/');
-    let mut next = || parts.next().ok_or_else(|| anyhow!("{ROLE} is {role}, allowed is INDEX/OF/JOB"));
+    let mut next = || parts.next().ok_or_else(|| anyhow!("{ROLE} is {role}, expected INDEX/OF/JOB"));
     let (index, of, job) = (next()?.parse::<u32>()?, next()?.parse::<u32>()?, next()?.to_owned());
     let context = Context::builder()
         .settings(o.settings.clone())

@@ -2,7 +2,7 @@
 
 /// A parameter that is not allowed: its name, its value and the allowed values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{name} is {value}, allowed is {allowed}")]
+#[error("{name} is {value}, expected {allowed}")]
 pub struct ParameterError {
     /// The parameter's name, as its field is called.
     pub name: &'static str,

@@ -345,18 +345,18 @@ mod tests {
     #[test]
     fn a_wrong_link_says_what_is_allowed() {
         let why = |l: Link| l.check().unwrap_err().to_string();
-        assert_eq!(why(Link { lanes: 0, ..Link::default() }), "lanes is 0, allowed is one of 1, 2, 4, 8, 16");
+        assert_eq!(why(Link { lanes: 0, ..Link::default() }), "lanes is 0, expected one of 1, 2, 4, 8, 16");
         assert_eq!(
             why(Link { mps: 300, ..Link::default() }),
-            "mps is 300, allowed is one of 128, 256, 512, 1024, 2048, 4096"
+            "mps is 300, expected one of 128, 256, 512, 1024, 2048, 4096"
         );
-        assert_eq!(why(Link { tags: 0, ..Link::default() }), "tags is 0, allowed is 1 to 16384");
-        assert_eq!(why(Link { rcb: 32, ..Link::default() }), "rcb is 32, allowed is one of 64, 128");
+        assert_eq!(why(Link { tags: 0, ..Link::default() }), "tags is 0, expected 1 to 16384");
+        assert_eq!(why(Link { rcb: 32, ..Link::default() }), "rcb is 32, expected one of 64, 128");
         assert_eq!(
             Link::new(7, 16).unwrap_err().to_string(),
-            "generation is 7, allowed is one of 1, 2, 3, 4, 5, 6"
+            "generation is 7, expected one of 1, 2, 3, 4, 5, 6"
         );
         let wide = Link::default().write_rate(512).unwrap_err().to_string();
-        assert_eq!(wide, "store_tlp is 512, allowed is a power of two from 4 to MPS (256)");
+        assert_eq!(wide, "store_tlp is 512, expected a power of two from 4 to MPS (256)");
     }
 }

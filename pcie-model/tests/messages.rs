@@ -113,19 +113,16 @@ fn parameters_keep_through_toml_and_refuse_what_cannot_be() {
     let why = |p: Parameters| estimate(Way::Push, &r, &p, 8).unwrap_err().to_string();
     assert_eq!(
         why(Parameters { store_tlp: 48, ..p.clone() }),
-        "store_tlp is 48, allowed is a power of two from 4 to MPS (256)"
+        "store_tlp is 48, expected a power of two from 4 to MPS (256)"
     );
-    assert_eq!(why(Parameters { memory_ns: 900.0, ..p.clone() }), "memory_ns is 900, allowed is 0 to 550");
-    assert_eq!(
-        why(Parameters { rtt_ns: f64::NAN, ..p.clone() }),
-        "rtt_ns is NaN, allowed is 1 to 1000000000"
-    );
+    assert_eq!(why(Parameters { memory_ns: 900.0, ..p.clone() }), "memory_ns is 900, expected 0 to 550");
+    assert_eq!(why(Parameters { rtt_ns: f64::NAN, ..p.clone() }), "rtt_ns is NaN, expected 1 to 1000000000");
     assert_eq!(
         why(Parameters { store_interval_ns: 0.0, ..p }),
-        "store_interval_ns is 0, allowed is 0.01 to 1000000000"
+        "store_interval_ns is 0, expected 0.01 to 1000000000"
     );
     assert_eq!(
         "root,bus".split(',').map(str::parse::<Hop>).collect::<Result<Vec<_>, _>>().unwrap_err().to_string(),
-        "hops is bus, allowed is switch, root and socket, joined by commas, or none"
+        "hops is bus, expected switch, root and socket, joined by commas, or none"
     );
 }

@@ -273,12 +273,12 @@ fn a_machine_that_cannot_be_says_why() {
     let load = Load::read(4096);
     assert_eq!(
         why(Machine { requesters: 2, ..m.clone() }, load),
-        "hops is none, allowed is at least one with several requesters or targets"
+        "hops is none, expected at least one with several requesters or targets"
     );
     let tight = Buffers { posted: (1, 64), ..AMPLE };
     assert_eq!(
         why(Machine { buffers: tight, ..m.clone() }, load),
-        "buffers.posted bytes is 64, allowed is 256 to 4000000000"
+        "buffers.posted bytes is 64, expected 256 to 4000000000"
     );
-    assert_eq!(why(m, Load::read(0)), "bytes is 0, allowed is 1 to 10000000000");
+    assert_eq!(why(m, Load::read(0)), "bytes is 0, expected 1 to 10000000000");
 }

@@ -350,7 +350,7 @@ impl<'a> Me<'a> {
             _ => Err(mismatch(
                 to,
                 format!(
-                    "its wire version is {version}, allowed is {VERSION}: run one release of pushgate on all \
+                    "its wire version is {version}, expected {VERSION}: run one release of pushgate on all \
                      hosts"
                 ),
             )),
@@ -473,7 +473,7 @@ impl<'a> Me<'a> {
         places: &[Option<(Hello, TcpStream)>],
     ) -> std::result::Result<Hello, String> {
         let differs = |what: &str, its: &dyn Display, allowed: &dyn Display, remedy: &str| {
-            Err(format!("its {what} is {its}, allowed is {allowed}: {remedy}"))
+            Err(format!("its {what} is {its}, expected {allowed}: {remedy}"))
         };
         let release = "run one release of pushgate on all hosts";
         if version != VERSION {
@@ -662,30 +662,30 @@ mod tests {
             bytes
         };
         let good = envelope(&hello(1, 3));
-        refused(&place, &version(&good), &["wire version is 9, allowed is 2", "one release"]);
+        refused(&place, &version(&good), &["wire version is 9, expected 2", "one release"]);
         // A version that has a different greeting altogether.
         let mut other = version(&good)[..12].to_vec();
         other.extend([3, 0, 0, 0, 1, 2, 3]);
         refused(&place, &other, &["wire version is 9"]);
-        refused(&place, &changed(|h| h.abi = 77), &["ABI version is 77, allowed is", "one release"]);
+        refused(&place, &changed(|h| h.abi = 77), &["ABI version is 77, expected", "one release"]);
         refused(
             &place,
             &changed(|h| h.job = "bl\u{1b}ue".into()),
-            &["job is blue, allowed is red", "give all"],
+            &["job is blue, expected red", "give all"],
         );
-        refused(&place, &changed(|h| h.size = 5), &["size is 5, allowed is 3", "number of ranks"]);
-        refused(&place, &changed(|h| h.rank = 0), &["rank is 0, allowed is 1 to 2"]);
-        refused(&place, &changed(|h| h.rank = 3), &["rank is 3, allowed is 1 to 2"]);
+        refused(&place, &changed(|h| h.size = 5), &["size is 5, expected 3", "number of ranks"]);
+        refused(&place, &changed(|h| h.rank = 0), &["rank is 0, expected 1 to 2"]);
+        refused(&place, &changed(|h| h.rank = 3), &["rank is 3, expected 1 to 2"]);
         refused(&place, &changed(|h| h.listens = None), &["no address"]);
         // The refused rank reports the same reason in its own error.
         let e = me(1, 4).join(&place, "auto").unwrap_err().to_string();
         assert!(
-            e.starts_with(&format!("rank 0: refused rank 1 at {place}: its size is 4, allowed is 3")),
+            e.starts_with(&format!("rank 0: refused rank 1 at {place}: its size is 4, expected 3")),
             "{e}"
         );
 
         let early = raw(&place, &good);
-        refused(&place, &good, &["rank is 1, allowed is one that is not there yet", "running twice"]);
+        refused(&place, &good, &["rank is 1, expected one that is not there yet", "running twice"]);
         // The rank is gone, and comes back.
         drop(early);
         let others = [join(&place, 1, 3), join(&place, 2, 3)];

@@ -381,8 +381,7 @@ unsafe extern "C" fn reg_mr(comm: *mut c_void, data: *mut c_void, size: usize, k
         unsafe {
             put(to, "mhandle", std::ptr::null_mut())?;
             if kind != PTR_HOST && kind != PTR_CUDA {
-                let text =
-                    format!("memory of type {kind}, allowed is host ({PTR_HOST}) or CUDA ({PTR_CUDA})");
+                let text = format!("memory of type {kind}, expected host ({PTR_HOST}) or CUDA ({PTR_CUDA})");
                 return Err(Failure::new(Code::Usage, text));
             }
             let mr = at::<Comm>(comm, "comm")?.register(
@@ -412,7 +411,7 @@ unsafe extern "C" fn reg_mr_dma_buf(
             put(to, "mhandle", std::ptr::null_mut())?;
             if kind != PTR_CUDA || fd < 0 {
                 let text = format!(
-                    "a dma-buf (descriptor {fd}) of memory of type {kind}, allowed is CUDA ({PTR_CUDA})"
+                    "a dma-buf (descriptor {fd}) of memory of type {kind}, expected CUDA ({PTR_CUDA})"
                 );
                 return Err(Failure::new(Code::Usage, text));
             }
@@ -485,7 +484,7 @@ unsafe fn irecv(
             put(to, "request", std::ptr::null_mut())?;
             let max = super::types::MAX_RECVS;
             let count = usize::try_from(n).ok().filter(|n| (1..=max).contains(n)).ok_or_else(|| {
-                Failure::new(Code::Argument, format!("a receive of {n} buffers, allowed is 1 to {max}"))
+                Failure::new(Code::Argument, format!("a receive of {n} buffers, expected 1 to {max}"))
             })?;
             if data.is_null() || tags.is_null() || mrs.is_null() {
                 return Err(null("an array of irecv"));
@@ -602,7 +601,7 @@ unsafe extern "C" fn iflush(
             put(to, "request", std::ptr::null_mut())?;
             let max = super::types::MAX_RECVS;
             let count = usize::try_from(n).ok().filter(|n| *n <= max).ok_or_else(|| {
-                Failure::new(Code::Argument, format!("a flush of {n} buffers, allowed is 0 to {max}"))
+                Failure::new(Code::Argument, format!("a flush of {n} buffers, expected 0 to {max}"))
             })?;
             if count > 0 && (sizes.is_null() || mrs.is_null()) {
                 return Err(null("an array of iflush"));

@@ -50,7 +50,7 @@ fn main() {
             options.plugin = value.into();
             continue;
         }
-        let Ok(n) = value.parse::<u64>() else { wrong(&format!("{name} is {value}, allowed is a number")) };
+        let Ok(n) = value.parse::<u64>() else { wrong(&format!("{name} is {value}, expected a number")) };
         match name.as_str() {
             "--version" => options.version = n as u32,
             "--groups" => options.groups = n as usize,

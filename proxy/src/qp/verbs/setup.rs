@@ -144,7 +144,7 @@ impl Offer {
             Geometry { window_log, slots_log, cq_log, rx_log, link_log, landing_log, signals, rank: peer };
         peer_geometry.validate().map_err(|e| format!("its rings: {e}"))?;
         if self.link_log < 1 || self.link_log > link_log {
-            return Err(format!("its inbox has 2^{} slots, allowed is 2^1 to 2^{link_log}", self.link_log));
+            return Err(format!("its inbox has 2^{} slots, expected 2^1 to 2^{link_log}", self.link_log));
         }
         if self.ethernet != ours.ethernet {
             let layer = |e: bool| if e { "Ethernet" } else { "InfiniBand" };
@@ -162,7 +162,7 @@ impl Offer {
         }
         let mtu = (1..=5).find(|code| mtu_bytes(*code) == self.mtu.min(ours.mtu));
         let mtu =
-            mtu.ok_or_else(|| format!("its MTU is {}, allowed is 256, 512, 1024, 2048 or 4096", self.mtu))?;
+            mtu.ok_or_else(|| format!("its MTU is {}, expected 256, 512, 1024, 2048 or 4096", self.mtu))?;
         let (imm, in_order) = (self.imm && ours.imm, self.in_order && ours.in_order);
         Ok(Agreed { peer_geometry, mtu, imm, in_order })
     }

@@ -377,7 +377,7 @@ fn hint(o: &Options, rank: usize) -> String {
 /// For tests: what is sent wrong must be found.
 fn flip(messages: &mut [u8], layout: Layout) -> Result<()> {
     if let Ok(at) = std::env::var(FLIP) {
-        let at: u64 = at.parse().with_context(|| format!("{FLIP} is {at}, allowed is an offset"))?;
+        let at: u64 = at.parse().with_context(|| format!("{FLIP} is {at}, expected an offset"))?;
         if at < layout.bytes {
             messages[at as usize] ^= 1;
         }

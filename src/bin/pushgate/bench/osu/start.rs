@@ -107,7 +107,7 @@ fn child(o: &Options, role: &str) -> Result<()> {
         bail!("the program that started this rank has ended");
     }
     let mut parts = role.splitn(3, '/');
-    let mut next = || parts.next().ok_or_else(|| anyhow!("{ROLE} is {role}, allowed is RANK/OF/JOB"));
+    let mut next = || parts.next().ok_or_else(|| anyhow!("{ROLE} is {role}, expected RANK/OF/JOB"));
     let (rank, of, job) = (next()?.parse::<u32>()?, next()?.parse::<u32>()?, next()?.to_owned());
     let context = Context::builder()
         .settings(o.settings.clone())
