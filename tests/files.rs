@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::process::{Command, Stdio};
+use std::thread;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -39,19 +40,27 @@ fn p8_a_file_without_an_end_is_refused_by_its_name_with_the_bound_and_the_remedy
 
 #[test]
 fn p7_a_pipe_that_nobody_closes_does_not_hold_a_command_for_ever() {
-    let path = std::env::temp_dir().join(format!("pushgate-files-{}", std::process::id()));
-    mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    let name = path.to_str().unwrap();
-    // The pipe has no writer.
-    let silent = refused(&["model", "--params", name], None);
-    // The pipe has a writer that writes nothing.
-    let writer = File::options().read(true).write(true).open(&path).unwrap();
-    let held = refused(&["bench", "local", "--device", "cpu"], Some(name));
-    let findings = refused(&["report", "--findings", name, "--out", "/nonexistent/page"], None);
+    let [without, with] = ["without", "with"].map(|writer| {
+        let path =
+            std::env::temp_dir().join(format!("pushgate-files-{}-{writer}-writer", std::process::id()));
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        path.to_str().unwrap().to_owned()
+    });
+    // Writes nothing.
+    let writer = File::options().read(true).write(true).open(&with).unwrap();
+    // Each command reads until its limit, so they run at once.
+    let [model, bench, report] = thread::scope(|s| {
+        let model = s.spawn(|| refused(&["model", "--params", &without], None));
+        let bench = s.spawn(|| refused(&["bench", "local", "--device", "cpu"], Some(&with)));
+        let report =
+            s.spawn(|| refused(&["report", "--findings", &with, "--out", "/nonexistent/page"], None));
+        [model, bench, report].map(|t| t.join().unwrap())
+    });
     drop(writer);
-    std::fs::remove_file(&path).unwrap();
-    for said in [silent, held] {
-        assert!(said.contains(name) && said.contains("name a regular file"), "{said}");
+    for path in [&without, &with] {
+        std::fs::remove_file(path).unwrap();
     }
-    assert!(findings.contains(name) && findings.contains("no regular file"), "{findings}");
+    assert!(model.contains(&without) && model.contains("name a regular file"), "{model}");
+    assert!(bench.contains(&with) && bench.contains("name a regular file"), "{bench}");
+    assert!(report.contains(&with) && report.contains("no regular file"), "{report}");
 }

@@ -14,13 +14,12 @@ use std::path::PathBuf;
 /// has other declarations, so there would be nothing to compare with.
 const RDMA_CORE: &str = "44";
 
-/// Writes the files, or compares them with `check`. This xtask has no bindgen; it builds one that
-/// has into a target folder of its own and runs that, so that neither build evicts the other.
+/// Writes the files, or compares them with `check`. This xtask has no bindgen; it builds an xtask
+/// that has bindgen and runs that.
 #[cfg(not(feature = "bindings"))]
 pub fn run(paths: &Paths, check: bool, guard: Guard) -> Result<()> {
     let mut command = process::cargo(&paths.root);
-    command.args(["run", "--package", "xtask", "--features", "bindings", "--target-dir"]);
-    command.arg(paths.target.join("bindings")).args(["--", "bindings"]);
+    command.args(["run", "--package", "xtask", "--features", "bindings", "--", "bindings"]);
     if check {
         command.arg("--check");
     }

@@ -112,7 +112,18 @@ pub const STEPS: &[Step] = &[
         when: When::Always,
         needs: &[Need::Clippy, Need::Cxx],
         about: "clippy finds nothing to say",
-        run: |bench| bench.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+        run: |bench| {
+            bench.cargo(&[
+                "clippy",
+                "--workspace",
+                "--all-targets",
+                "--features",
+                "test-ungated",
+                "--",
+                "-D",
+                "warnings",
+            ])
+        },
     },
     Step {
         name: "unit",
@@ -165,7 +176,7 @@ pub const STEPS: &[Step] = &[
         when: When::Default,
         needs: &[Need::Cxx],
         about: "all unit and integration tests",
-        run: |bench| bench.cargo(&["test", "--workspace", "--release", "--no-fail-fast"]),
+        run: tests,
     },
     Step {
         name: "loom",
@@ -244,7 +255,8 @@ pub const STEPS: &[Step] = &[
         needs: &[],
         about: "the proxy's property tests with 20,000 cases each",
         run: |bench| {
-            let arguments = ["test", "--release", "--package", "pushgate-proxy"];
+            let arguments =
+                ["test", "--release", "--package", "pushgate-proxy", "--features", "test-ungated"];
             bench.cargo_with(&arguments, &[("PROPTEST_CASES", "20000")])
         },
     },
@@ -319,6 +331,14 @@ fn kernels(bench: &mut Bench) -> Result<Outcome> {
     }
     let toolkit = cuda::toolkit(&bench.paths, bench.guard)?;
     passed(cuda::compile_for_gpu(&bench.paths, &toolkit, bench.guard))
+}
+
+fn tests(bench: &mut Bench) -> Result<Outcome> {
+    let workspace = bench.cargo(&["test", "--workspace", "--release", "--no-fail-fast"]);
+    // A target that needs a feature of its own, so that every other test has the library as users build it.
+    let endpoint = bench.cargo(&[vm::suites::ENDPOINT_TESTS, &["--release", "--no-fail-fast"]].concat());
+    workspace?;
+    endpoint
 }
 
 fn loom(bench: &mut Bench) -> Result<Outcome> {

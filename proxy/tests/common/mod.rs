@@ -15,13 +15,12 @@ use std::sync::atomic::Ordering;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::{self, Bell, Ringer};
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
-use pushgate_driver_shim::record::{Opcode, Record, Words, lap_of};
+use pushgate_driver_shim::record::{Opcode, Record, Words};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 use pushgate_proxy::endpoint::{Endpoint, QpMemory, QpOptions};
 use pushgate_proxy::mover::Mover;
 use pushgate_proxy::producer::{Producer, Received};
 use pushgate_proxy::region::RegionMemory;
-use pushgate_proxy::ring;
 
 pub const UNIT: usize = abi::PUSHGATE_UNIT as usize;
 const PAGE: usize = abi::PUSHGATE_PAGE as usize;
@@ -378,7 +377,11 @@ impl Pair {
 
     /// Writes a record into the slot for `cursor` of the other side's link, as a rogue engine of
     /// side `from` could.
+    #[cfg(feature = "test-ungated")]
     pub fn forge(&self, from: usize, cursor: u64, record: &Record) {
+        use pushgate_driver_shim::record::lap_of;
+        use pushgate_proxy::ring;
+
         let log = self.devices[from].own.geometry.link_log;
         match &self.wires {
             Some(wires) => wires[from].forge_record(cursor, log, &record.encode(lap_of(cursor, log))),

@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
-use pushgate_driver_shim::record::{Opcode, Record, Words};
+use pushgate_driver_shim::record::{Record, Words};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::gate::{Limits, Permit};
@@ -24,7 +23,7 @@ fn mode() -> &'static str {
         let mode = std::env::var("PUSHGATE_TEST_QP").unwrap_or_else(|_| "local".into());
         assert!(
             ["local", "verbs", "verbs-no-imm"].contains(&mode.as_str()),
-            "PUSHGATE_TEST_QP is {mode}, allowed is local, verbs or verbs-no-imm"
+            "PUSHGATE_TEST_QP is {mode}, expected local, verbs or verbs-no-imm"
         );
         mode
     })
@@ -117,6 +116,7 @@ impl Wire {
     }
 
     /// Writes `words` at byte `at` of the peer's inbox.
+    #[cfg(feature = "test-ungated")]
     pub fn forge(&self, at: usize, words: &[u64], imm: Option<u32>) {
         let mut qp = self.qp.lock().unwrap();
         if qp.forge(at, words, imm).is_ok() {
@@ -125,7 +125,11 @@ impl Wire {
     }
 
     /// Writes a record into the slot for `cursor`, announced as such a record would be.
+    #[cfg(feature = "test-ungated")]
     pub fn forge_record(&self, cursor: u64, log: u32, words: &Words) {
+        use pushgate_driver_shim::abi;
+        use pushgate_driver_shim::record::Opcode;
+
         let slot = abi::PUSHGATE_PAGE as usize + (cursor as usize & ((1 << log) - 1)) * 256;
         let send = (words[0] >> abi::PUSHGATE_OPCODE_SHIFT) as u8 == Opcode::Send as u8;
         self.forge(slot, words, (send && imm()).then_some(cursor as u32));

@@ -7,7 +7,7 @@ mod initramfs;
 mod ivshmem;
 pub mod kernel;
 mod pack;
-mod suites;
+pub mod suites;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

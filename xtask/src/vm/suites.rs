@@ -47,10 +47,14 @@ const PUSHGATE: &[&str] = &["build", "-p", "pushgate", "--bin", "pushgate"];
 const ALLREDUCE: &[&str] = &["build", "--example", "allreduce"];
 const OUTSIDE: &[&str] = &["build", "--example", "outside"];
 const UNGATED: &[&str] = &["build", "--example", "allreduce-ungated", "--features", "test-ungated"];
-// With pushgate-tests beside it, cargo gives the dependencies the features that they have in all other builds of
-// `cargo xtask test`, and builds none of them again.
-const ENDPOINT_TESTS: &[&str] =
-    &["test", "--package", "pushgate-proxy", "--package", "pushgate-tests", "--test", "endpoint"];
+/// The suite of queue pairs. With pushgate-tests beside pushgate-proxy, cargo gives the dependencies the features that
+/// they have in all other builds of `cargo xtask test`, and builds none of them again.
+#[rustfmt::skip]
+pub const ENDPOINT_TESTS: &[&str] = &[
+    "test", "--package", "pushgate-proxy", "--package", "pushgate-tests", "--features", "pushgate-proxy/test-ungated",
+    "--test", "endpoint",
+];
+// With pushgate-tests for the reason that `ENDPOINT_TESTS` names.
 const PROXY_UNIT_TESTS: &[&str] =
     &["test", "--package", "pushgate-proxy", "--package", "pushgate-tests", "--lib"];
 const DRIVER_TESTS: &[&str] = &["test", "--package", "pushgate-tests", "--test", "driver"];
