@@ -3,8 +3,8 @@
 
 use std::io;
 
-#[allow(missing_docs, non_camel_case_types, non_upper_case_globals)]
-pub mod abi;
+pub use pushgate_abi::{abi, record};
+
 pub mod bell;
 pub mod eventfd;
 pub mod fdpass;
@@ -15,7 +15,6 @@ pub mod memory;
 pub mod placed;
 pub mod process;
 pub mod provider;
-pub mod record;
 pub mod segment;
 #[allow(missing_docs, non_camel_case_types, clippy::undocumented_unsafe_blocks)]
 pub mod uapi;

@@ -7,6 +7,9 @@
 
 pub mod ring;
 
+#[cfg(not(loom))]
+pub use pushgate_core::{gate, inbound, outbound, session, staging};
+
 // Under loom the ring alone is built: loom's atomics are no words of a mapping.
 #[cfg(not(loom))]
 pub mod counters;
@@ -14,8 +17,6 @@ pub mod counters;
 pub mod endpoint;
 #[cfg(not(loom))]
 pub mod engine;
-#[cfg(not(loom))]
-pub mod gate;
 #[cfg(not(loom))]
 pub mod idle;
 #[cfg(not(loom))]
@@ -42,9 +43,5 @@ pub mod region;
 pub mod remote;
 #[cfg(not(loom))]
 pub mod server;
-#[cfg(not(loom))]
-pub mod session;
-#[cfg(not(loom))]
-pub mod staging;
 #[cfg(not(loom))]
 pub mod wire;

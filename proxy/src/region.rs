@@ -5,6 +5,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+pub use pushgate_core::inbound::Stretch;
+
 use crate::memory::Keep;
 
 /// How an RDMA device comes to register memory of another device.
@@ -35,15 +37,6 @@ pub enum RegionMemory {
         /// themselves.
         exported: Option<Exported>,
     },
-}
-
-/// A stretch of a region that was checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stretch {
-    /// Host address.
-    Host(usize),
-    /// Device address.
-    Device(u64),
 }
 
 /// Why a key, offset or length was refused.

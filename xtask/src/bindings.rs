@@ -1,4 +1,4 @@
-//! The files that bindgen makes: driver-shim/src/abi.rs from abi.h, uapi.rs from the module's
+//! The files that bindgen makes: driver-shim/abi/src/abi.rs from abi.h, uapi.rs from the module's
 //! header, and the bindings of libibverbs from its verbs.h. The result depends neither on
 //! libclang's version nor on the caller's rustfmt settings, so it can be compared byte for byte.
 
@@ -83,7 +83,7 @@ mod made {
     }
 
     pub const ABI: Made = Made {
-        rust: "driver-shim/src/abi.rs",
+        rust: "driver-shim/abi/src/abi.rs",
         header: "driver-shim/include/pushgate/abi.h",
         builder: |paths, made| {
             Ok(bindgen::builder()

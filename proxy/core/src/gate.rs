@@ -177,7 +177,7 @@ impl Permit<'_> {
     /// The message was handed to the transport; what it held comes back by
     /// [`Gate::complete`], [`Gate::retire`] and [`Gate::grant`]. For queue pairs.
     #[inline]
-    pub(crate) fn post(self) {
+    pub fn post(self) {
         std::mem::forget(self);
     }
 }

@@ -1,7 +1,7 @@
-//! What two ends of a queue pair know of each other: sequence numbers, the
-//! cumulative counts of the peer, and how it ended. Pure state.
+//! What two ends of a queue pair know of each other: the epoch, the cumulative counts of the peer, and how the queue
+//! pair ended. Pure state.
 
-use pushgate_driver_shim::abi;
+use pushgate_abi::abi;
 
 /// Packs an epoch and a cumulative count into one word, so that both are seen
 /// together.
@@ -98,7 +98,6 @@ pub struct Session {
     epoch: u16,
     received: u64,
     released: u64,
-    inbound: u64,
     status: Option<Status>,
 }
 
@@ -137,23 +136,6 @@ impl Session {
     /// Messages of ours whose place the peer no longer needs.
     pub fn released(&self) -> u64 {
         self.released
-    }
-
-    /// Checks an inbound record's sequence number (the low 32 bits travel) and
-    /// expects the next.
-    #[inline(always)]
-    pub fn accept(&mut self, sequence: u32) -> Result<(), Violation> {
-        if sequence != self.inbound as u32 {
-            return Err(Violation::Sequence { found: sequence, expected: self.inbound as u32 });
-        }
-        self.inbound += 1;
-        Ok(())
-    }
-
-    /// Inbound messages accepted so far.
-    #[inline(always)]
-    pub fn inbound(&self) -> u64 {
-        self.inbound
     }
 
     /// How it ended, if it has.
@@ -206,13 +188,5 @@ mod tests {
         let mut s = Session::new(0);
         assert_eq!(s.peer_counts(4, 0, 5), Err(Violation::Count { counted: 5, sent: 4 }));
         assert_eq!(s.peer_counts(4, 5, 0), Err(Violation::Count { counted: 5, sent: 4 }));
-    }
-
-    #[test]
-    fn p4_sequence_numbers_catch_an_overrun() {
-        let mut s = Session::new(0);
-        assert_eq!(s.accept(0), Ok(()));
-        assert_eq!(s.accept(17), Err(Violation::Sequence { found: 17, expected: 1 }));
-        assert_eq!(s.accept(1), Ok(()));
     }
 }

@@ -7,8 +7,8 @@
 //! the credit word, which is all that goes out, counts only what was retired
 //! in order (P1, P5).
 
-use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{Malformed, Opcode, Record};
+use pushgate_abi::abi;
+use pushgate_abi::record::{Malformed, Opcode, Record};
 
 /// One released slot that has not been retired yet.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,0 +1,19 @@
+//! What a queue pair decides: the staging ring, the gate, the sender and the receiver as state machines.
+//!
+//! Nothing here knows I/O, a clock, a thread or shared memory. The caller tells what happened and performs what is
+//! answered, so one seed replays a failure, and any schedule can be tried.
+//!
+//! * [`staging`] keeps the sender's slots and payload until the peer no longer needs them (P1, P5).
+//! * [`gate`] lends what a send consumes, as permits (P4).
+//! * [`outbound`] joins both: the sender of one queue pair.
+//! * [`inbound`] is the receiver of one queue pair; [`landing`] is the ring that it copies payload to.
+//! * [`session`] is what both ends know of each other.
+
+#![forbid(unsafe_code)]
+
+pub mod gate;
+pub mod inbound;
+pub mod landing;
+pub mod outbound;
+pub mod session;
+pub mod staging;

@@ -1,0 +1,157 @@
+//! How an endpoint ends: the cause is kept, the peer is told, and the device sees the end when nothing that is under way
+//! can touch memory any more.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::Record;
+
+use super::{COPIES, Endpoint, STATUS, complete};
+use crate::mover::Mover;
+use crate::ring::{self, Look};
+use crate::session::Status;
+
+impl Endpoint {
+    /// The transport failed.
+    #[cold]
+    pub(super) fn broke(&mut self, status: Status) {
+        let rnr = (abi::PUSHGATE_LINK_DOWN as u8, abi::PUSHGATE_DOWN_RNR);
+        let first = self.session.status().is_none();
+        self.counters.rnr += (first && (status.code, status.detail) == rnr) as u64;
+        // Before the device sees the end, behind which a program may leave, and say so to the peer.
+        if first && let Some(tell) = self.broken.take() {
+            tell(Status { rank: status.rank.or(Some(self.rank())), ..status });
+        }
+        self.fail(status);
+    }
+
+    /// Ends the queue pair: the device's waits end with `status`, messages that
+    /// were not retired complete with it, the peer is told. The device sees the end when nothing
+    /// that is under way can touch memory any more: later passes see to that.
+    pub fn fail(&mut self, status: Status) {
+        if self.over {
+            return;
+        }
+        self.session.fail(status);
+        self.stop();
+        // The peer names the culprit itself if it is another rank; else us.
+        let told = Status { rank: status.rank.or(Some(self.rank())), ..status };
+        self.qp.set_status(told.word());
+        self.end();
+        // If that fails too, the peer hears of it otherwise, or at its limit.
+        let _ = self.qp.notify();
+    }
+
+    /// Begins nothing any more. Of the copies under way only those that a device makes go on.
+    pub(super) fn stop(&mut self) {
+        self.over = true;
+        self.moving.retain_mut(|m| m.movement.cut());
+        self.settling.get_or_insert_with(Instant::now);
+    }
+
+    /// Shows the end to the device once the transport has stopped and the copies under way have ended,
+    /// or [`COPIES`] have passed. True if it was shown now.
+    #[cold]
+    pub(super) fn end(&mut self) -> bool {
+        if self.shown {
+            return false;
+        }
+        // P3, P5: a completion says that its source may be written again, and an end that posted buffers
+        // and regions are the device's again.
+        let copies = !self.moving.is_empty() && self.settling.is_some_and(|since| since.elapsed() < COPIES);
+        if !self.qp.stopped() || copies {
+            return false;
+        }
+        self.shown = true;
+        // A side that has left has no status of its own.
+        self.show_end(self.session.status().unwrap_or(Status::new(abi::PUSHGATE_ABORTED)));
+        true
+    }
+
+    /// Completes what was not retired, then writes the status.
+    fn show_end(&mut self, status: Status) {
+        let (cq, head, log) = (&self.cq, &mut self.cq_head, self.geometry.cq_log);
+        let staging = self.outbound.staging_mut();
+        staging.retire(u64::MAX, |c| {
+            complete(cq, head, log, c.wr_id, c.opcode, status.code, c.length);
+        });
+        // What was published and not yet released completes as well, so that a
+        // device that polls its CQ gets an answer to each.
+        let (first, log_slots) = (staging.head(), staging.slots_log());
+        for slot in first..first + (1 << log_slots) {
+            let Look::Ready(words) = ring::look(&self.wqes, slot, log_slots) else { break };
+            if let Ok(r) = Record::decode(&words)
+                && r.has(Record::SIGNALED)
+            {
+                complete(cq, head, log, r.id, r.opcode as u8, status.code, r.length);
+            }
+        }
+        // After the completions: who sees the end and looks at the CQ once more
+        // finds them all.
+        self.drain_stores();
+        self.control_line[STATUS].store(status.word(), Ordering::Release);
+        self.drain_stores();
+    }
+
+    /// Of a queue pair that was closed or has failed: true when nothing of its transport can touch
+    /// memory any more, and the device was told. Asked again and again until then.
+    pub fn is_gone(&mut self) -> bool {
+        self.end();
+        self.shown
+    }
+
+    /// Finishes copies under way, so that their memory can go. False if a device
+    /// does not end them within `limit`: then the memory must stay.
+    pub fn settle(&mut self, mover: &mut Option<Box<dyn Mover>>, limit: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            let moved = self.advance(mover);
+            if self.moving.is_empty() {
+                break;
+            }
+            self.settling.get_or_insert(start);
+            if start.elapsed() > limit {
+                return false;
+            }
+            if !moved {
+                std::thread::yield_now();
+            }
+        }
+        self.settling = None;
+        self.acknowledge();
+        true
+    }
+
+    /// The engine stops. Whoever still waits here is told; the peer only if it
+    /// still has something to wait for, for a peer that is done need not hear
+    /// that we left first. The device sees the end as behind [`Endpoint::fail`]. Closing again does nothing.
+    pub fn close(&mut self) {
+        if self.over {
+            return;
+        }
+        if self.outbound.staging().outstanding() > 0 || self.outbound.is_pending() || self.published() {
+            // The completions first, then the status, then the peer.
+            self.fail(Status::new(abi::PUSHGATE_ABORTED));
+            return;
+        }
+        self.stop();
+        self.qp.leave();
+        let _ = self.qp.notify();
+        self.end();
+    }
+
+    #[cold]
+    pub(super) fn violated(&mut self, why: &dyn std::fmt::Display) {
+        self.blame(self.options.peer, why);
+    }
+
+    /// Refuses what a side's device or engine wrote, and names that side.
+    #[cold]
+    pub(super) fn blame(&mut self, culprit: u32, why: &dyn std::fmt::Display) {
+        self.counters.refused += 1;
+        let (rank, peer) = (self.rank(), self.peer());
+        tracing::warn!(rank, peer, "rank {culprit} broke the protocol: {why}");
+        self.fail(Status { rank: Some(culprit), ..Status::new(abi::PUSHGATE_REFUSED) });
+    }
+}

@@ -1,0 +1,624 @@
+//! One queue pair as the engine drives it: takes WQEs out of the work segment,
+//! asks the gate, posts, retires; takes in what the peer sent, puts it where it
+//! belongs and tells the device. All state that decides anything is private.
+
+mod ending;
+mod receiver;
+mod sender;
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+#[cfg(not(target_arch = "x86_64"))]
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::bell::{Bell, Ringer};
+use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::record::lap_of;
+use pushgate_driver_shim::segment::{Geometry, HeaderError, Segment, check_header};
+use pushgate_driver_shim::window::Interrupt;
+
+use crate::counters::Counters;
+use crate::gate::Gate;
+use crate::inbound::{Inbound, MOST_COPIES, Rules};
+use crate::memory::{Mapped, Words};
+use crate::mover::{Move, Mover};
+use crate::outbound::Outbound;
+use crate::qp::local::{LocalQp, Processes};
+use crate::qp::{PeerCounts, QueuePair, RegionSends};
+use crate::region::{RegionMemory, Regions};
+use crate::ring::{self, Look};
+use crate::session::{Session, Status, count_of};
+use crate::staging::Staging;
+
+/// Records that one pass takes in each direction before the engine looks at
+/// its other queue pairs.
+const BATCH: u32 = 64;
+
+/// How long an end waits for copies by a device before it is shown all the same: a device that does
+/// not end them must not hold up those who wait for the end.
+const COPIES: Duration = Duration::from_secs(2);
+
+/// The memory of one queue pair, as its program hands it to an engine. Every
+/// segment's header is checked before anything else is read.
+pub struct QpMemory {
+    /// Work segment: the device writes, we read.
+    pub work: Arc<ReadOnlyMemory>,
+    /// Control segment: we write, the device reads.
+    pub control: Arc<SharedMemory>,
+    /// Our link segment.
+    pub link: Arc<SharedMemory>,
+    /// The peer's link segment.
+    pub peer_link: Arc<ReadOnlyMemory>,
+    /// The peer's window.
+    pub peer_window: Arc<ReadOnlyMemory>,
+    /// What the peer rings to wake our engine, if that sleeps.
+    pub bell: Option<Bell>,
+    /// Wakes the peer's engine, where it can be woken.
+    pub peer_bell: Option<Ringer>,
+    /// The peer's process, by its number in our PID namespace: what it sends out of
+    /// regions is read there.
+    pub peer_pid: Option<u32>,
+    /// This engine runs in the process of its program, whose number the peer knows: its
+    /// regions can be read there.
+    pub in_program: bool,
+}
+
+/// What else an endpoint is told.
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
+pub struct QpOptions {
+    /// The peer's rank.
+    pub peer: u32,
+    /// Messages land in buffers that receives name, not where they lie.
+    pub posted_receives: bool,
+    /// Whoever takes messages in sees to it that what an RDMA device wrote into a
+    /// device's memory is there before that device is told of it (P3). Else the engine
+    /// does, by its mover, before each such message is shown.
+    pub reader_flushes: bool,
+    /// A slot reserved and not published while later ones are complete ends the
+    /// queue pair after this, nanoseconds.
+    pub stuck_ns: u64,
+    /// Share of the peer's window, in 256ths, that a slow reader may hold in
+    /// place; what comes on top is copied out.
+    pub in_place_share: u8,
+    /// A reader that gives nothing back for this long while it holds messages is
+    /// slow, nanoseconds: what it holds beyond its share is copied out. A reader
+    /// that keeps up is never copied for.
+    pub slow_ns: u64,
+    /// Receive credits ignored; for tests alone.
+    pub ungated: bool,
+    /// Seed of the regions' tags.
+    pub key_seed: u32,
+}
+
+/// Why a queue pair could not be taken in.
+#[derive(Debug, thiserror::Error)]
+pub enum EndpointError {
+    /// A segment's header is wrong.
+    #[error("{segment} segment: {source}")]
+    Header {
+        /// Which.
+        segment: &'static str,
+        /// What is wrong with it.
+        source: HeaderError,
+    },
+    /// Two segments of one side disagree.
+    #[error("{segment} segment says {found:?}, the control segment {expected:?}")]
+    Disagree {
+        /// Which.
+        segment: &'static str,
+        /// Its geometry.
+        found: Box<Geometry>,
+        /// The control segment's.
+        expected: Box<Geometry>,
+    },
+    /// The peer's window is smaller than its geometry says.
+    #[error("the peer's window has {found} bytes, its geometry says {expected}")]
+    Window {
+        /// Bytes mapped.
+        found: usize,
+        /// Bytes that there should be.
+        expected: usize,
+    },
+    /// The peer was told otherwise: it would wait for receives that nobody tells it of,
+    /// or look for none.
+    #[error(
+        "posted_receives is {options} in QpOptions, but queue pair `{qp}` was offered to the peer with {offered}: \
+         set both alike"
+    )]
+    PostedReceives {
+        /// The transport.
+        qp: &'static str,
+        /// What the endpoint is to do.
+        options: bool,
+        /// What the peer was told.
+        offered: bool,
+    },
+    /// `ungated` in a build without it.
+    #[error("this build cannot switch the gate's receive credit off")]
+    Ungated,
+}
+
+/// A copy under way.
+struct Moving {
+    movement: Move,
+    /// The region that it goes to.
+    region: Option<u32>,
+}
+
+/// Words of the control line.
+const CREDIT: usize = 0;
+const STATUS: usize = 1;
+const DELIVERED: usize = 2;
+
+/// Called once with the cause when a transport breaks.
+pub type TellBroken = Box<dyn FnOnce(Status) + Send>;
+
+/// One queue pair as the engine drives it: its rings, its regions, its transport, and how it ended.
+pub struct Endpoint {
+    geometry: Geometry,
+    peer_geometry: Geometry,
+    options: QpOptions,
+    // The producer's side.
+    wqes: Words,
+    control_line: Words,
+    sleeping: Words,
+    cq: Words,
+    cq_head: u64,
+    outbound: Outbound,
+    session: Session,
+    qp: Box<dyn QueuePair>,
+    /// The transport is asked for the receive that a SEND takes.
+    knows_receives: bool,
+    // The receiver's side.
+    signals: Words,
+    rx: Words,
+    inbound: Inbound,
+    consumed: Words,
+    receives: Words,
+    next_scan: u64,
+    landing: usize,
+    /// Copies under way, in the order of their messages.
+    moving: VecDeque<Moving>,
+    /// Bytes that the engine itself has moved.
+    moved_here: u64,
+    /// Inline payload on its way to device memory, for each copy that may be under way.
+    inline: Box<[[u8; abi::PUSHGATE_INLINE_SEND as usize]; MOST_COPIES]>,
+    next_inline: usize,
+    acknowledged: PeerCounts,
+    regions: Regions,
+    counters: Counters,
+    interrupt: Option<Box<dyn Interrupt>>,
+    broken: Option<TellBroken>,
+    /// The queue pair has failed, or this side has left: nothing is begun any more.
+    over: bool,
+    /// The end was shown to the device.
+    shown: bool,
+    /// Since when nothing but the end of the copies under way is waited for.
+    settling: Option<Instant>,
+    /// The device sees nothing of where the transport puts what comes.
+    copies: bool,
+    /// The control segment is a device's memory, to which this CPU's stores are not ordered.
+    write_combined: bool,
+    _control: Mapped,
+}
+
+fn header(
+    words: &[AtomicU64],
+    kind: Segment,
+    name: &'static str,
+    len: usize,
+) -> Result<Geometry, EndpointError> {
+    check_header(words, kind, len).map_err(|source| EndpointError::Header { segment: name, source })
+}
+
+impl Endpoint {
+    /// A queue pair over the `local` transport.
+    pub fn local(memory: QpMemory, options: QpOptions) -> Result<Self, EndpointError> {
+        let geometry = header(memory.control.words(0, 8), Segment::Control, "control", memory.control.len())?;
+        let page = abi::PUSHGATE_PAGE as usize;
+        let check = |mem: &Arc<ReadOnlyMemory>, kind, name| {
+            header(&Words::readable(mem, 0, 8.min(mem.len().min(page) / 8)), kind, name, mem.len())
+        };
+        let work = check(&memory.work, Segment::Work, "work")?;
+        let link = header(memory.link.words(0, 8), Segment::Link, "link", memory.link.len())?;
+        for (segment, found) in [("work", work), ("link", link)] {
+            if found != geometry {
+                return Err(EndpointError::Disagree {
+                    segment,
+                    found: Box::new(found),
+                    expected: Box::new(geometry),
+                });
+            }
+        }
+        let peer_geometry = check(&memory.peer_link, Segment::Link, "peer's link")?;
+        if memory.peer_window.len() < peer_geometry.window_bytes() {
+            return Err(EndpointError::Window {
+                found: memory.peer_window.len(),
+                expected: peer_geometry.window_bytes(),
+            });
+        }
+        let qp = LocalQp::new(
+            &memory.link,
+            &geometry,
+            &memory.peer_link,
+            &peer_geometry,
+            memory.peer_window,
+            (memory.bell, memory.peer_bell),
+            Processes { peer: memory.peer_pid, in_program: memory.in_program },
+        );
+        Self::new(memory.work, memory.control, geometry, peer_geometry, Box::new(qp), options)
+    }
+
+    /// A queue pair over any transport; both geometries are checked.
+    pub fn new(
+        work: impl Into<Mapped>,
+        control: impl Into<Mapped>,
+        geometry: Geometry,
+        peer_geometry: Geometry,
+        qp: Box<dyn QueuePair>,
+        options: QpOptions,
+    ) -> Result<Self, EndpointError> {
+        let (work, control) = (work.into(), control.into());
+        if let Some(offered) = qp.offered_receives()
+            && offered != options.posted_receives
+        {
+            return Err(EndpointError::PostedReceives {
+                qp: qp.name(),
+                options: options.posted_receives,
+                offered,
+            });
+        }
+        let limits = qp.limits();
+        let gate = if options.ungated {
+            #[cfg(feature = "test-ungated")]
+            {
+                Gate::without_receive_credit(limits)
+            }
+            #[cfg(not(feature = "test-ungated"))]
+            return Err(EndpointError::Ungated);
+        } else {
+            Gate::new(limits)
+        };
+        let knows_receives = qp.knows_receives();
+        let g = &geometry;
+        let receives = (abi::PUSHGATE_RECV_WORDS as usize) << g.rx_log;
+        Ok(Endpoint {
+            wqes: Words::readable(&work, abi::PUSHGATE_WORK_RING as usize, 8 << g.slots_log),
+            consumed: Words::readable(&work, abi::PUSHGATE_WORK_CONSUMED as usize, 1),
+            receives: Words::readable(&work, g.work_receives_offset(), receives),
+            control_line: Words::writable(&control, abi::PUSHGATE_CTL_CREDIT as usize, 3),
+            sleeping: Words::writable(&control, abi::PUSHGATE_CTL_SLEEPING as usize, 1),
+            signals: Words::writable(&control, abi::PUSHGATE_CTL_SIGNALS as usize, g.signals as usize),
+            cq: Words::writable(&control, g.control_cq_offset(), 2 << g.cq_log),
+            rx: Words::writable(&control, g.control_rx_offset(), 8 << g.rx_log),
+            landing: control.address() + g.control_landing_offset(),
+            outbound: Outbound::new(Staging::new(g.slots_log, g.window_log), gate),
+            session: Session::new(0),
+            qp,
+            knows_receives,
+            cq_head: 0,
+            inbound: Inbound::new(Rules {
+                rx_log: g.rx_log,
+                landing_log: g.landing_log,
+                signals: g.signals,
+                in_place: (options.in_place_share as u64) << peer_geometry.window_log >> 8,
+                slow_ns: options.slow_ns,
+                posted_receives: options.posted_receives,
+            }),
+            next_scan: 0,
+            moving: VecDeque::with_capacity(MOST_COPIES),
+            moved_here: 0,
+            inline: Box::new([[0; abi::PUSHGATE_INLINE_SEND as usize]; MOST_COPIES]),
+            next_inline: 0,
+            acknowledged: PeerCounts::default(),
+            regions: Regions::new(options.key_seed),
+            counters: Counters::default(),
+            geometry,
+            peer_geometry,
+            options,
+            interrupt: None,
+            broken: None,
+            over: false,
+            shown: false,
+            settling: None,
+            copies: false,
+            write_combined: control.is_io_memory(),
+            _control: control,
+        })
+    }
+
+    /// The device rings this whenever it has published something, instead of looking
+    /// whether the engine sleeps.
+    pub fn with_interrupt(mut self, interrupt: Option<Box<dyn Interrupt>>) -> Self {
+        self.interrupt = interrupt;
+        self
+    }
+
+    /// `tell` is called with the cause if the transport breaks, once: the transport may be
+    /// unable to tell the peer of its own end. Called on the engine's thread, so it must not
+    /// wait.
+    pub fn with_broken(mut self, tell: TellBroken) -> Self {
+        self.broken = Some(tell);
+        self
+    }
+
+    /// The device sees its own segments alone, not where the transport puts what comes:
+    /// a SEND's payload is copied into the landing ring, which lies in the control segment.
+    pub fn with_inbound_copied(mut self) -> Self {
+        self.copies = true;
+        self
+    }
+
+    /// Rank of this side.
+    pub fn rank(&self) -> u32 {
+        self.geometry.rank
+    }
+
+    /// Rank of the other side.
+    pub fn peer(&self) -> u32 {
+        self.options.peer
+    }
+
+    /// Counts so far.
+    pub fn counters(&self) -> Counters {
+        let (bounced, bounced_bytes) = self.qp.bounced();
+        Counters { bounced, bounced_bytes, ..self.counters }
+    }
+
+    /// Registers memory that WQEs of this side and records of the peer may name.
+    pub fn add_region(&mut self, memory: RegionMemory, bytes: u64) -> Option<u32> {
+        let key = self.regions.add(memory.clone(), bytes)?;
+        self.qp.add_region(key, &memory, bytes);
+        Some(key)
+    }
+
+    /// Whether SENDs may go out of regions of this side.
+    pub fn region_sends(&self) -> RegionSends {
+        self.qp.region_sends()
+    }
+
+    /// Whether our RDMA device has registered a region.
+    pub fn is_registered(&self, key: u32) -> bool {
+        self.qp.registers(key)
+    }
+
+    /// True once the peer's engine knows of all regions that it may write itself,
+    /// or never will.
+    pub fn regions_told(&self) -> bool {
+        self.session.status().is_some() || self.qp.regions_told()
+    }
+
+    /// True while messages out of a region, or copies to it, are under way: its memory
+    /// must stay. Of a queue pair that has failed every region is in use until the device was shown the
+    /// end: over RDMA until the RDMA device has stopped. Behind that a peer on this host may still read
+    /// in the region, but shows nothing that it has read.
+    pub fn region_in_use(&mut self, key: u32) -> bool {
+        self.moving.iter().any(|m| m.region == Some(key))
+            || match self.session.status() {
+                None => self.qp.region_in_use(key, self.session.received()),
+                // Until then the transport may touch any of them.
+                Some(_) => !self.shown,
+            }
+    }
+
+    /// Removes a region that `add_region` registered. False if the key names none, or one that is in use.
+    pub fn remove_region(&mut self, key: u32) -> bool {
+        if self.region_in_use(key) {
+            return false;
+        }
+        // The transport first: it may have the memory registered.
+        self.qp.remove_region(key);
+        self.regions.remove(key)
+    }
+
+    /// Puts what this CPU stored to the control segment before what it stores next, and out of its
+    /// buffers. On x86 a release store does not do that where the memory is write-combining.
+    #[inline(always)]
+    fn drain_stores(&self) {
+        if self.write_combined {
+            drain_stores();
+        }
+    }
+
+    /// One pass: whatever can be done now, at most 64 records each way.
+    /// True if anything was.
+    #[inline]
+    pub fn poll(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        if self.over {
+            return self.poll_ended(mover);
+        }
+        let mut work = self.receive(mover);
+        work |= self.acknowledge();
+        work |= self.progress();
+        // What was just ended posts nothing more: nobody would complete it.
+        if self.session.status().is_none() {
+            work |= self.transmit();
+        }
+        match self.qp.notify() {
+            Ok(rang) => self.counters.rings += rang as u64,
+            Err(status) => self.broke(status),
+        }
+        if work {
+            // An engine that finds no more might leave them in its buffers for long.
+            self.drain_stores();
+        }
+        work
+    }
+
+    /// A pass over a queue pair that has ended: waits for what may still touch memory, then shows the end.
+    /// True if anything was done.
+    #[cold]
+    fn poll_ended(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        let moved = self.advance(mover);
+        self.end() | moved
+    }
+
+    /// True while the queue pair has ended and the device was not shown that yet. What this waits for
+    /// wakes no engine.
+    #[inline]
+    pub fn is_ending(&self) -> bool {
+        self.over && !self.shown
+    }
+
+    /// True if a pass would find work; changes nothing. For the last look
+    /// before sleeping.
+    pub fn has_work(&self) -> bool {
+        if self.over {
+            return !self.shown;
+        }
+        let counts = self.qp.peer_counts();
+        let count = |word: u64| count_of(word, self.session.epoch()).unwrap_or(0);
+        let (sent, received) = (self.outbound.staging().messages(), self.session.received());
+        (!self.outbound.is_pending() && self.published())
+            || (!self.inbound.waits() && self.qp.has_inbound())
+            || !self.moving.is_empty()
+            || ring::observe(&self.consumed[0]) != self.inbound.consumed()
+            || (self.options.posted_receives && self.next_receive().is_some())
+            || Status::from_word(self.qp.peer_status()).is_some()
+            || (received < sent && count(counts.received) > received)
+            || (self.outbound.staging().outstanding() > 0
+                && count(counts.released) > self.session.released())
+            || (self.outbound.is_pending() && count(counts.granted) > self.outbound.gate().granted())
+            || (self.outbound.is_undecided()
+                && self.outbound.record().is_ok_and(|r| !matches!(self.check(&r), Ok(false))))
+    }
+
+    /// The words that tell others that this engine sleeps.
+    pub fn sleeping(&self) -> impl Iterator<Item = &AtomicU64> {
+        [Some(&self.sleeping[0]), self.qp.sleeping()].into_iter().flatten()
+    }
+
+    /// Now and then, with the time: looks for a slot that is never published,
+    /// and for the peer's end.
+    pub fn tick(&mut self, now: u64) {
+        if self.over {
+            return;
+        }
+        if let Some(status) = self.peers_end() {
+            self.fail(status);
+            return;
+        }
+        self.inbound.tick(now);
+        if let Some(status) = self.qp.check(now) {
+            self.broke(status);
+            return;
+        }
+        // A look at the whole ring, so only a few times within the limit.
+        if now < self.next_scan {
+            return;
+        }
+        let hole = !self.outbound.is_pending() && self.hole();
+        if self.outbound.staging_mut().stuck(hole, now, self.options.stuck_ns) {
+            self.counters.stuck += 1;
+            let detail = self.outbound.staging().head() as u32;
+            tracing::warn!(rank = self.rank(), slot = detail, "a WQE slot was reserved and never published");
+            self.fail(Status { detail, ..Status::new(abi::PUSHGATE_STUCK) });
+        }
+        let limit = self.options.stuck_ns;
+        let soon = now.saturating_add(limit / 8);
+        self.next_scan = self.outbound.staging().stuck_at(limit).map_or(soon, |at| at.min(soon));
+    }
+
+    /// How the peer ended, if it has.
+    fn peers_end(&self) -> Option<Status> {
+        let status = Status::from_word(self.qp.peer_status())?;
+        // It names the culprit, which may be a third rank.
+        Some(Status { rank: status.rank.or(Some(self.options.peer)), ..status.checked() })
+    }
+
+    /// True if a later slot is written while the head is not.
+    fn hole(&self) -> bool {
+        let staging = self.outbound.staging();
+        let (head, log) = (staging.head(), staging.slots_log());
+        let room = (1 << log) - staging.outstanding();
+        !ring::touched(&self.wqes, head, log) && (1..room).any(|i| ring::touched(&self.wqes, head + i, log))
+            || ring::touched(&self.wqes, head, log)
+                && matches!(ring::look(&self.wqes, head, log), Look::Empty)
+    }
+
+    /// True if the device has published a WQE that was not looked at yet.
+    fn published(&self) -> bool {
+        let staging = self.outbound.staging();
+        staging.has_room()
+            && !matches!(ring::look(&self.wqes, staging.head(), staging.slots_log()), Look::Empty)
+    }
+
+    /// True while a device copies for this queue pair: the memory must stay.
+    pub fn device_copies(&self) -> bool {
+        self.moving.iter().any(|m| m.movement.on_device())
+    }
+
+    /// The engine is about to sleep. True if there is something to look for first.
+    pub fn prepare_sleep(&mut self) -> bool {
+        if self.over {
+            return false;
+        }
+        // BELL: armed before the engine's last look at the ring. A ring behind a WQE that
+        // this look did not see comes after that, and wakes.
+        let rang = self.interrupt.as_mut().is_some_and(|i| !i.arm());
+        self.qp.prepare_sleep() || rang
+    }
+
+    /// What the peer rings to wake a sleeping engine.
+    pub fn bell(&self) -> Option<&Bell> {
+        // Nothing that the peer of one that has ended says is waited for.
+        self.qp.bell().filter(|_| !self.over)
+    }
+
+    /// Descriptors that wake a sleeping engine, besides the bells. True if those of
+    /// the transport wake only for a while ([`QueuePair::wakes`]).
+    pub fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> bool {
+        if self.over {
+            return false;
+        }
+        fds.extend(self.interrupt.as_ref().map(|i| i.fd()));
+        let before = fds.len();
+        self.qp.wakes(fds);
+        fds.len() > before
+    }
+
+    /// The engine woke, or did not sleep after all.
+    pub fn woken(&mut self) {
+        self.counters.interrupts += self.interrupt.as_mut().is_some_and(|i| i.disarm()) as u64;
+        self.qp.woken();
+    }
+
+    /// How it ended, if it has.
+    pub fn status(&self) -> Option<Status> {
+        self.session.status()
+    }
+
+}
+
+#[cold]
+fn drain_stores() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has the instruction.
+    unsafe {
+        std::arch::x86_64::_mm_sfence()
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    fence(Ordering::SeqCst);
+}
+
+/// Writes a CQE. Its slot was reserved by the producer together with the WQE
+/// slot; one that lied about that overwrites its own completions.
+#[inline]
+fn complete(cq: &[AtomicU64], head: &mut u64, log: u32, wr_id: u32, opcode: u8, status: u8, length: u32) {
+    let first = (*head & ((1 << log) - 1)) as usize * abi::PUSHGATE_CQE_WORDS as usize;
+    let lap = (lap_of(*head, log) as u64) << abi::PUSHGATE_LAP_SHIFT;
+    *head += 1;
+    cq[first + 1].store(length as u64 | lap, Ordering::Relaxed);
+    // COMPLETION: all of it, and what it stands for, before its first word.
+    cq[first].store(
+        (status as u64) << abi::PUSHGATE_CQE_STATUS_SHIFT
+            | (opcode as u64) << abi::PUSHGATE_CQE_OPCODE_SHIFT
+            | wr_id as u64
+            | lap,
+        Ordering::Release,
+    );
+}

@@ -1,0 +1,389 @@
+//! The receiving half of an endpoint: performs what the receiver's state machine answers. It copies, writes receive records
+//! and signals, and publishes the counts.
+
+use std::sync::atomic::{Ordering, fence};
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{self, Record, Words as RecordWords, lap_of};
+
+use super::{BATCH, Endpoint, Moving};
+use crate::inbound::{Destination, Fault, Finish, MOST_COPIES, Message, Payload, Posted, Site, Step, torn};
+use crate::mover::{self, Failed, Move, Mover, SLICE, Source};
+use crate::qp::{self, PeerCounts, QueuePair};
+use crate::region::{self, Regions, Stretch};
+use crate::ring;
+use crate::session::{Status, count_word};
+
+/// What came of an inbound message.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// There is none.
+    Nothing,
+    /// It is in its place, or its bytes are on their way.
+    Taken,
+    /// It waits, and the messages behind it.
+    Waits,
+}
+
+/// What the receiver's state machine asks of this queue pair.
+struct Here<'a> {
+    regions: &'a Regions,
+    qp: &'a dyn QueuePair,
+    /// The device sees nothing of where the transport puts what comes.
+    copies: bool,
+}
+
+impl Site for Here<'_> {
+    type Refused = region::Refused;
+
+    #[inline]
+    fn region(&self, key: u32, offset: u64, length: u32) -> Result<Stretch, region::Refused> {
+        self.regions.resolve(key, offset, length)
+    }
+
+    fn offers(&self, key: u32) -> bool {
+        self.qp.offers(key)
+    }
+
+    #[inline]
+    fn reads_in_place(&self) -> bool {
+        !self.copies && self.qp.in_place()
+    }
+
+    fn reads_peer(&self) -> bool {
+        self.qp.reads_peer()
+    }
+
+    #[inline]
+    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
+        self.qp.payload(unit, units)
+    }
+}
+
+impl Endpoint {
+    /// Takes in what the device gave back and what the peer sent, [`BATCH`] messages at most. True if there was
+    /// anything.
+    #[inline]
+    pub(super) fn receive(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        let mut work = self.reap();
+        // Then other queue pairs have their turn.
+        let enough = self.moved_here + SLICE as u64;
+        if !self.moving.is_empty() {
+            work |= self.advance(mover);
+        }
+        let mut n = 0;
+        // Nothing is delivered behind a message that was not: a copy that failed,
+        // a count that cannot be.
+        while n < BATCH
+            && self.moved_here < enough
+            && self.session.status().is_none()
+            && self.inbound.takes_another()
+        {
+            n += 1;
+            let outcome = match self.inbound.waits() {
+                true => self.retry(mover),
+                false => self.take_in(mover),
+            };
+            match outcome {
+                Ok(Outcome::Taken) => work = true,
+                Ok(Outcome::Nothing | Outcome::Waits) => break,
+                Err(fault) => {
+                    self.fault(fault);
+                    return true;
+                }
+            }
+        }
+        work
+    }
+
+    /// Tries the message that waits.
+    #[cold]
+    #[inline(never)]
+    fn retry(&mut self, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Fault> {
+        let Some(m) = self.inbound.retry() else { return Ok(Outcome::Nothing) };
+        let outcome = self.deliver(&m.record, &m.words, m.placed, m.sequence, mover)?;
+        if outcome == Outcome::Waits {
+            self.inbound.keep(m);
+        }
+        Ok(outcome)
+    }
+
+    /// Takes the next message of the transport, if there is one.
+    #[inline]
+    fn take_in(&mut self, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Fault> {
+        let mut words = [0; 8];
+        let placed = match self.qp.poll_recv(&mut words) {
+            qp::Inbound::Empty => return Ok(Outcome::Nothing),
+            qp::Inbound::Record => false,
+            qp::Inbound::Placed => true,
+            qp::Inbound::Torn => return Err(torn()),
+        };
+        let (record, sequence) = self.inbound.accept(&words)?;
+        let outcome = self.deliver(&record, &words, placed, sequence, mover)?;
+        if outcome == Outcome::Waits {
+            self.inbound.keep(Message { record, words, placed, sequence });
+        }
+        Ok(outcome)
+    }
+
+    #[cold]
+    fn fault(&mut self, fault: Fault) {
+        match fault {
+            Fault::Overrun(e) => self.overrun(&*e),
+            Fault::Peer(e) => self.violated(&*e),
+            Fault::Device(e) => self.blame(self.geometry.rank, &*e),
+        }
+    }
+
+    /// The receiver's check of P4 caught something.
+    #[cold]
+    fn overrun(&mut self, why: &dyn std::fmt::Display) {
+        self.counters.dropped += 1;
+        tracing::error!(rank = self.rank(), peer = self.peer(), "overrun: {why}");
+        let detail = self.inbound.accepted() as u32;
+        self.fail(Status { rank: Some(self.options.peer), detail, ..Status::new(abi::PUSHGATE_OVERRUN) });
+    }
+
+    /// Takes in what the device gave back and posted.
+    #[inline]
+    fn reap(&mut self) -> bool {
+        // CONSUMED: the device's reads of the places before they are given back.
+        let mut work = match self.inbound.consume(ring::observe(&self.consumed[0])) {
+            Ok(new) => new,
+            Err(fault) => {
+                self.fault(fault);
+                return true;
+            }
+        };
+        if self.options.posted_receives {
+            while let Some((receive, words)) = self.next_receive() {
+                self.inbound.post(receive);
+                self.qp.receive_posted(receive.number, words);
+                work = true;
+            }
+        }
+        work
+    }
+
+    /// The next posted receive and its words, if the device has written all of it.
+    pub(super) fn next_receive(&self) -> Option<(Posted, [u64; 4])> {
+        let number = self.inbound.next_post()?;
+        let log = self.geometry.rx_log;
+        let first = (number & ((1 << log) - 1)) as usize * abi::PUSHGATE_RECV_WORDS as usize;
+        let word = |i: usize| self.receives[first + i].load(Ordering::Relaxed);
+        let w0 = word(0);
+        if (w0 >> abi::PUSHGATE_LAP_SHIFT) as u8 != lap_of(number, log) {
+            return None;
+        }
+        // RECEIVE: the device's use of the buffer before ours.
+        fence(Ordering::Acquire);
+        let words = [w0, word(1), word(2), word(3)];
+        Posted::decode(number, log, &words).map(|receive| (receive, words))
+    }
+
+    /// Puts one inbound message where it belongs, or begins to.
+    #[inline]
+    fn deliver(
+        &mut self,
+        r: &Record,
+        words: &RecordWords,
+        placed: bool,
+        sequence: u64,
+        mover: &mut Option<Box<dyn Mover>>,
+    ) -> Result<Outcome, Fault> {
+        let here = Here { regions: &self.regions, qp: &*self.qp, copies: self.copies };
+        match self.inbound.place(r, placed, sequence, &here)? {
+            Step::Wait => return Ok(Outcome::Waits),
+            Step::ShowWords => {
+                ring::publish(&self.rx, self.inbound.shown() - 1, self.geometry.rx_log, words);
+                self.delivered(r);
+            }
+            Step::Finish(finish) => self.finish(r, finish),
+            Step::Placed(to, finish) => {
+                if let (Stretch::Device(_), false) = (to, self.options.reader_flushes) {
+                    // P3: an RDMA device's writes to another device are not ordered with ours to
+                    // host memory.
+                    let no_mover = || Fault::Device("no mover to flush the device's memory with".into());
+                    let mover = mover.as_deref_mut().ok_or_else(no_mover)?;
+                    mover.flush().map_err(|e| Fault::Device(Box::new(e)))?;
+                }
+                self.counters.placed += 1;
+                self.finish(r, finish);
+            }
+            Step::Copy { from, to, stage } => self.begin(r, words, (from, to), stage, mover)?,
+        }
+        Ok(Outcome::Taken)
+    }
+
+    /// Begins a copy; small host copies end at once.
+    fn begin(
+        &mut self,
+        r: &Record,
+        words: &RecordWords,
+        (from, to): (Payload, Destination),
+        stage: (u64, u64),
+        mover: &mut Option<Box<dyn Mover>>,
+    ) -> Result<(), Fault> {
+        let src = match from {
+            Payload::Inline => {
+                // There are as many buffers as copies, so that of the oldest copy is out of use.
+                let buffer = &mut self.inline[self.next_inline];
+                *buffer = record::inline(words, r.opcode);
+                self.next_inline = (self.next_inline + 1) % MOST_COPIES;
+                Source::Mapped(buffer.as_ptr() as usize)
+            }
+            Payload::Mapped(address) => Source::Mapped(address),
+            Payload::Peer(address) => Source::Peer(address),
+        };
+        let landing = |unit: u64| self.landing + ((unit as usize) << abi::PUSHGATE_UNIT_LOG);
+        let (region, dst) = match to {
+            Destination::Region { key, stretch } => (Some(key), stretch),
+            Destination::Landing(unit) => {
+                self.counters.copied_out += 1;
+                (None, Stretch::Host(landing(unit)))
+            }
+        };
+        let stage = (landing(stage.0), (stage.1 as usize) << abi::PUSHGATE_UNIT_LOG);
+        let movement = Move::start(src, dst, r.length as usize, mover.as_deref_mut(), stage)
+            .map_err(|e: mover::MoveError| Fault::Device(Box::new(e)))?;
+        self.moving.push_back(Moving { movement, region });
+        if self.moving.len() == 1 {
+            self.advance(mover);
+        }
+        Ok(())
+    }
+
+    /// Moves the bytes of `moving` on and delivers what is done, in order. True if
+    /// anything was: a device's copy is only waited for. The queue pair may have
+    /// failed.
+    pub(super) fn advance(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        let mut work = false;
+        while let Some(m) = self.moving.front_mut() {
+            // SAFETY: the destination was resolved in a registered region (which is not
+            // removed while a copy in `moving` goes there) or in our landing ring, the source
+            // in the peer's window, both mapped as long as this endpoint lives; they
+            // are different mappings. What is read out of the peer's process the kernel
+            // checks. The stage is free room of the landing ring: nothing else is begun
+            // while it is used. The peer or its device may write the source
+            // meanwhile only against P1, which spoils its own message.
+            match unsafe { m.movement.advance(mover.as_deref_mut(), &*self.qp) } {
+                Ok(Step::Done) => {}
+                Ok(step) => return work | (step == Step::Moved),
+                Err(e) => {
+                    self.moving.pop_front();
+                    self.cut_short(&e);
+                    return true;
+                }
+            }
+            work = true;
+            let m = self.moving.pop_front().expect("it was there");
+            // Behind one that failed nothing is delivered; its memory was waited for.
+            if self.session.status().is_some() {
+                continue;
+            }
+            match m.movement.reads_peer().then(|| self.end_before_read()).flatten() {
+                Some(status) => self.fail(status),
+                None => self.moved(&m.movement),
+            }
+        }
+        work
+    }
+
+    /// How the peer ended, if that may have been before a read of its process that is done.
+    ///
+    /// Behind its end the peer gives regions back, and their memory is used anew. So what was read
+    /// is the message only if the peer had not ended when its last byte was read, and that is
+    /// looked at here, after the read. P3: the peer stores its status, then (which happens after
+    /// that, on whatever thread) the region is given back, then somebody writes there. If a
+    /// byte that we read is one of those writes, the fence puts our load of the status after the
+    /// read, and it finds the status.
+    fn end_before_read(&self) -> Option<Status> {
+        fence(Ordering::Acquire);
+        self.peers_end()
+    }
+
+    /// A copy failed.
+    #[cold]
+    fn cut_short(&mut self, e: &Failed) {
+        if let Failed::Peer { error, .. } = e {
+            if let Some(status) = self.end_before_read() {
+                // A region that was given back may be mapped no more.
+                self.fail(status);
+                return;
+            }
+            match rustix::io::Errno::from_io_error(error) {
+                // Nobody reads it any more: its process is gone, or ends.
+                Some(rustix::io::Errno::SRCH) => {
+                    tracing::error!(rank = self.rank(), peer = self.peer(), "{e}");
+                    self.fail(Status { rank: Some(self.peer()), ..Status::new(abi::PUSHGATE_PEER_LOST) });
+                    return;
+                }
+                Some(rustix::io::Errno::NOMEM) => {}
+                // It named what it does not have, or took back its leave to read.
+                _ => return self.violated(e),
+            }
+        }
+        tracing::error!(rank = self.rank(), "{e}");
+        self.fail(Status { rank: Some(self.rank()), ..Status::new(abi::PUSHGATE_ABORTED) });
+    }
+
+    /// All bytes of the oldest copy are where they belong.
+    fn moved(&mut self, movement: &Move) {
+        let (r, finish) = self.inbound.copied();
+        self.counters.copies += 1;
+        self.counters.copied_bytes += r.length as u64;
+        if !movement.queues() {
+            self.moved_here += r.length as u64;
+        }
+        self.finish(&r, finish);
+    }
+
+    /// Completes a message whose payload is in its place.
+    #[inline]
+    fn finish(&mut self, r: &Record, finish: Finish) {
+        match finish {
+            Finish::Show(shown) => {
+                self.drain_stores();
+                let at = self.inbound.shown() - 1;
+                ring::publish(&self.rx, at, self.geometry.rx_log, &shown.encode(0));
+            }
+            Finish::Signal => self.signal(r),
+            Finish::Nothing => {}
+        }
+        self.delivered(r);
+    }
+
+    #[inline(always)]
+    fn delivered(&mut self, r: &Record) {
+        self.counters.delivered += 1;
+        self.counters.delivered_bytes += r.length as u64;
+    }
+
+    /// Signals only grow, so that writing one twice is harmless.
+    #[inline]
+    fn signal(&mut self, r: &Record) {
+        let word = &self.signals[r.signal as usize];
+        if word.load(Ordering::Relaxed) < r.signal_value {
+            // SIGNAL: the data before it.
+            self.drain_stores();
+            ring::advance(word, r.signal_value);
+        }
+    }
+
+    /// Publishes our counts, once a pass.
+    #[inline]
+    pub(super) fn acknowledge(&mut self) -> bool {
+        let (counts, epoch) = (self.inbound.counts(), self.session.epoch());
+        let counts = PeerCounts {
+            released: count_word(epoch, counts.released),
+            received: count_word(epoch, counts.received),
+            granted: count_word(epoch, counts.granted),
+        };
+        if counts == self.acknowledged || self.session.status().is_some() {
+            return false;
+        }
+        self.acknowledged = counts;
+        self.qp.acknowledge(counts);
+        true
+    }
+}

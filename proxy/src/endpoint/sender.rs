@@ -1,0 +1,197 @@
+//! The sending half of an endpoint: reads WQEs, has them checked, posts those that hold a permit, and gives back what the
+//! peer no longer needs.
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{Malformed, Opcode, Record};
+
+use super::{BATCH, CREDIT, DELIVERED, Endpoint, complete};
+use crate::gate::Stall;
+use crate::outbound::Next;
+use crate::qp::RegionSends;
+use crate::ring::{self, Found};
+use crate::session::{Status, count_of};
+
+impl Endpoint {
+    /// Posts what the device has published, as far as the gate has permits, [`BATCH`] WQEs at most. True if there was
+    /// any.
+    #[inline]
+    pub(super) fn transmit(&mut self) -> bool {
+        let mut n = 0;
+        while n < BATCH {
+            match self.outbound.next() {
+                Next::Full => break,
+                Next::Held => {}
+                Next::Slot(slot) => {
+                    let log = self.outbound.staging().slots_log();
+                    match ring::look_into(&self.wqes, slot, log, self.outbound.words()) {
+                        Found::Empty => break,
+                        Found::Ready => {}
+                        Found::Torn => {
+                            self.refuse(&Malformed::Lap);
+                            return true;
+                        }
+                    }
+                }
+            }
+            let record = match self.outbound.record() {
+                Ok(record) => record,
+                Err(e) => {
+                    self.refuse(&e);
+                    return true;
+                }
+            };
+            if self.outbound.is_unchecked() {
+                match self.check(&record) {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        self.counters.stall_receive += self.outbound.undecided(&record) as u64;
+                        break;
+                    }
+                    Err(e) => {
+                        self.refuse(&*e);
+                        return true;
+                    }
+                }
+            }
+            if record.opcode == Opcode::Nop {
+                self.outbound.skip(&record);
+                self.counters.nops += 1;
+                n += 1;
+                continue;
+            }
+            let qp = &mut self.qp;
+            let posted = self
+                .outbound
+                .reserve(&record)
+                .map(|(permit, sequence, words)| qp.post_send(permit, sequence, &record, words));
+            match posted {
+                Ok(Ok(())) => {}
+                Ok(Err(status)) => {
+                    self.broke(status);
+                    return true;
+                }
+                Err(stall) => {
+                    if self.outbound.stall() {
+                        *match stall {
+                            Stall::SendQueue => &mut self.counters.stall_send_queue,
+                            Stall::CompletionQueue => &mut self.counters.stall_completion_queue,
+                            Stall::Receive => &mut self.counters.stall_receive,
+                            Stall::Bytes => &mut self.counters.stall_bytes,
+                        } += 1;
+                    }
+                    break;
+                }
+            }
+            self.outbound.posted(&record);
+            self.counters.released += 1;
+            self.counters.released_bytes += record.length as u64;
+            n += 1;
+        }
+        n != 0
+    }
+
+    /// What the codec could not check: place, source region, signal. The peer
+    /// checks what only it knows: rkey and bounds. False if the peer has yet to say
+    /// whether it may be sent.
+    #[inline]
+    pub(super) fn check(&self, r: &Record) -> Result<bool, Box<dyn std::error::Error>> {
+        self.outbound.staging().check(r)?;
+        if r.has(Record::REGION) {
+            self.regions.resolve(r.place, r.place_offset, r.length)?;
+            match self.qp.takes_region(r) {
+                RegionSends::Yes => {}
+                RegionSends::Unknown => return Ok(false),
+                RegionSends::No(why) => {
+                    let name = self.qp.name();
+                    return Err(format!("a payload in a region, on queue pair `{name}`: {why}").into());
+                }
+            }
+        }
+        if self.knows_receives && r.opcode == Opcode::Send {
+            match self.qp.receive_for(r) {
+                None => return Ok(false),
+                Some(room) if room < r.length => {
+                    let bytes = r.length;
+                    return Err(format!(
+                        "{bytes} bytes for a receive of the peer that takes {room}: send less, or let it post a \
+                         longer one"
+                    )
+                    .into());
+                }
+                Some(_) => {}
+            }
+        }
+        if (r.opcode == Opcode::Signal || r.has(Record::WITH_SIGNAL))
+            && r.signal >= self.peer_geometry.signals
+        {
+            return Err(format!("signal {} of {}", r.signal, self.peer_geometry.signals).into());
+        }
+        Ok(true)
+    }
+
+    #[cold]
+    fn refuse(&mut self, why: &dyn std::fmt::Display) {
+        self.counters.refused += 1;
+        let slot = self.outbound.staging().head();
+        tracing::warn!(rank = self.rank(), peer = self.peer(), slot, "WQE refused: {why}");
+        let status =
+            Status { rank: Some(self.rank()), detail: slot as u32, ..Status::new(abi::PUSHGATE_REFUSED) };
+        self.fail(status);
+    }
+
+    /// Takes in the peer's counts; gives back what they free.
+    #[inline]
+    pub(super) fn progress(&mut self) -> bool {
+        if self.session.status().is_some() {
+            return false;
+        }
+        let counts = self.qp.peer_counts();
+        let sent = self.outbound.staging().messages();
+        let (released, received) = match self.session.peer_counts(sent, counts.released, counts.received) {
+            Ok(c) => c,
+            Err(e) => {
+                self.violated(&e);
+                return true;
+            }
+        };
+        let mut work = false;
+        if let Some(granted) = count_of(counts.granted, self.session.epoch()) {
+            match self.outbound.grant(granted) {
+                Ok(new) => work |= new,
+                Err(e) => {
+                    self.violated(&e);
+                    return true;
+                }
+            }
+        }
+        match self.qp.poll_send(received) {
+            Ok(0) => {}
+            Ok(completed) => self.outbound.complete(completed),
+            Err(status) => {
+                self.broke(status);
+                return true;
+            }
+        }
+        if self.outbound.staging().outstanding() > 0 {
+            let (cq, head, log) = (&self.cq, &mut self.cq_head, self.geometry.cq_log);
+            let ok = abi::PUSHGATE_OK as u8;
+            let retired = self.outbound.retire(released, |c| {
+                complete(cq, head, log, c.wr_id, c.opcode, ok, c.length);
+            });
+            self.counters.retired += retired.messages;
+            if let Some(credit) = self.outbound.new_credit() {
+                // CREDIT: the peer's last read of the place, seen through its
+                // count, before the device may write there again.
+                self.drain_stores();
+                ring::advance(&self.control_line[CREDIT], credit);
+                work = true;
+            }
+        }
+        if let Some(delivered) = self.outbound.newly_delivered(received) {
+            self.drain_stores();
+            ring::advance(&self.control_line[DELIVERED], delivered);
+            work = true;
+        }
+        work
+    }
+}
