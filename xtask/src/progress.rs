@@ -115,8 +115,8 @@ pub fn slowness() -> f64 {
 
 /// The factor by which tests and suites multiply their limits against a hang. It is twice the
 /// slowness, because the load may grow after the measurement.
-pub fn patience() -> u32 {
-    (2.0 * slowness()).ceil() as u32
+pub fn patience(slowness: f64) -> u32 {
+    (2.0 * slowness).ceil() as u32
 }
 
 /// Checks 128 MiB of UTF-8. The standard library's code is optimised in every build of this

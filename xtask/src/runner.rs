@@ -47,6 +47,8 @@ struct Row {
     budget: u64,
     /// The longest time without output, seconds.
     silence: f64,
+    /// [`progress::slowness`], the mean of before and after.
+    slowness: f64,
     notes: Vec<String>,
 }
 
@@ -71,8 +73,14 @@ pub fn test(paths: Paths, options: &Options) -> Result<ExitCode> {
     let named = |step: &&Step| options.only.iter().any(|name| name == step.name);
     let by_default = |step: &&Step| options.only.is_empty() && step.when.is_in(options.quick, options.full);
     let mut rows = Vec::new();
+    let mut before = progress::slowness();
     for step in STEPS.iter().filter(|step| named(step) || by_default(step)) {
-        rows.push(run(step, &mut bench, options.strict)?);
+        bench.patience = progress::patience(before);
+        let mut row = run(step, &mut bench, options.strict)?;
+        let after = progress::slowness();
+        row.slowness = (before + after) / 2.0;
+        before = after;
+        rows.push(row);
     }
     let failed = summary(&rows, begin.elapsed());
     Ok(match (process::interrupted(), failed) {
@@ -88,7 +96,6 @@ fn run(step: &Step, bench: &mut Bench, strict: bool) -> Result<Row> {
     fs::write(&log, "").with_context(|| format!("cannot write {}", log.display()))?;
     bench.skips.clear();
     let start = Instant::now();
-    bench.patience = progress::patience();
     progress::take_longest_silence();
     let result = if process::interrupted() {
         Ok(Outcome::Skipped("interrupted".into()))
@@ -103,7 +110,7 @@ fn run(step: &Step, bench: &mut Bench, strict: bool) -> Result<Row> {
     bench.skips.extend(counted(&fs::read_to_string(&log).unwrap_or_default()));
     let (verdict, notes) = judge(result, &bench.skips, strict);
     let silence = progress::take_longest_silence().as_secs_f64();
-    let row = Row { name: step.name, verdict, seconds, budget: step.budget, silence, notes };
+    let row = Row { name: step.name, verdict, seconds, budget: step.budget, silence, slowness: 1.0, notes };
     for note in &row.notes {
         println!("{}: {note}", step.name);
     }
@@ -156,21 +163,28 @@ fn counted(log: &str) -> Vec<String> {
 /// Prints the table; returns how many steps failed.
 fn summary(rows: &[Row], took: Duration) -> usize {
     println!("\n==== summary");
-    println!("{:<11} {:<8} {:>8} {:>7} {:>8}", "step", "", "seconds", "budget", "silence");
+    println!("{:<11} {:<8} {:>8} {:>7} {:>8} {:>8}", "step", "", "seconds", "budget", "slowness", "silence");
     for row in rows {
         println!(
-            "{:<11} {:<8} {:>8.1} {:>7} {:>8.1}",
+            "{:<11} {:<8} {:>8.1} {:>7} {:>8.1} {:>8.1}",
             row.name,
             row.verdict.name(),
             row.seconds,
             row.budget,
+            row.slowness,
             row.silence
         );
         for note in &row.notes {
             println!("  {}", note.replace('\n', "\n  "));
         }
     }
-    println!("{:.0} s in all; a budget is for two quiet cores and is not enforced", took.as_secs_f64());
+    let seconds: f64 = rows.iter().map(|row| row.seconds).sum();
+    let slowness = rows.iter().map(|row| row.seconds * row.slowness).sum::<f64>() / seconds.max(0.1);
+    println!(
+        "{:.0} s in all. A budget is for two quiet cores and is not enforced; by samples between the steps this machine was \
+         {slowness:.1} times as slow as those",
+        took.as_secs_f64()
+    );
     let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
     let (passed, failed) = (count(Verdict::Passed), count(Verdict::Failed));
     println!("{passed} passed, {failed} failed, {} skipped", count(Verdict::Skipped));

@@ -196,7 +196,7 @@ fn run_suites(
             settings.push_str(&export("PACKAGE", &package::build(paths, guard)?));
             settings.push_str(&export("HEADERS_DIR", &kernel::headers(paths, kernel, guard)?));
         }
-        let patience = progress::patience();
+        let patience = progress::patience(progress::slowness());
         settings.push_str(&format!("export VM_PATIENCE={patience} _PUSHGATE_TEST_PATIENCE={patience}\n"));
         let mut left = &suites[..];
         // A failed suite ends its machine, so that its effects do not reach the next suite.
