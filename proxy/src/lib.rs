@@ -1,8 +1,7 @@
-//! Staging ring, gate, session, engine and queue pairs: the proxy of pushgate.
+//! Endpoint, engine and queue pairs: the proxy of pushgate.
 //!
-//! `staging`, `gate` and `session` are pure state machines; `ring` holds the few
-//! atomics that two parties touch; `endpoint` joins them for one queue pair and
-//! `engine` drives the endpoints; `producer` is the other side of the rings, for a program
+//! `pushgate-core` decides; this crate performs. `ring` holds the few atomics that two parties touch; `endpoint` joins
+//! ring, core and queue pair; `engine` drives the endpoints; `producer` is the other side of the rings, for a program
 //! whose device is a thread of the host. docs/architecture.md tells the whole path.
 
 pub mod ring;

@@ -12,7 +12,7 @@ use pushgate_driver_shim::record::{Opcode, Record, Words};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 
 use crate::endpoint::{Endpoint, QpMemory, QpOptions};
-use crate::gate::{Gate, Limits, Need};
+use crate::gate::{Budget, Gate, Need};
 use crate::memory;
 use crate::ring::{self, Found};
 use crate::staging::Staging;
@@ -23,8 +23,8 @@ const BATCH: u64 = 64;
 /// Time for `batches` times 64 inline SENDs: each is decoded, checked, given a
 /// permit, released and, once for each batch, completed and retired.
 pub fn releases(batches: u64) -> (u64, Duration) {
-    let limits = Limits { send_slots: 1024, cq_slots: 1024, receives: 1024, bytes: 1 << 30 };
-    let (gate, mut staging) = (Gate::new(limits), Staging::new(10, 14));
+    let budget = Budget { send_slots: 1024, cq_slots: 1024, bytes: 1 << 30 };
+    let (gate, mut staging) = (Gate::new(1024, budget), Staging::new(10, 14));
     let words: Words = Record { flags: Record::INLINE, length: 8, ..Record::new(Opcode::Send) }.encode(1);
     let mut checksum = 0;
     let start = Instant::now();

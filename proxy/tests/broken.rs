@@ -11,7 +11,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Record, Words};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::Endpoint;
-use pushgate_proxy::gate::{Limits, Permit};
+use pushgate_proxy::gate::{Budget, Permit};
 use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
 use pushgate_proxy::session::Status;
 
@@ -25,8 +25,8 @@ impl QueuePair for Failed {
         "failed"
     }
 
-    fn limits(&self) -> Limits {
-        Limits { send_slots: 4, cq_slots: 4, receives: 4, bytes: 4096 }
+    fn budget(&self) -> Budget {
+        Budget { send_slots: 4, cq_slots: 4, bytes: 4096 }
     }
 
     fn post_send(&mut self, _: Permit<'_>, _: u64, _: &Record, _: &Words) -> Result<(), Status> {

@@ -15,7 +15,7 @@ use pushgate_driver_shim::record::{Opcode, Record, Words};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::engine::{Engine, EngineError, EngineOptions};
-use pushgate_proxy::gate::{Limits, Permit};
+use pushgate_proxy::gate::{Budget, Permit};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::mover::{MoveError, Mover};
 use pushgate_proxy::qp::local::{LocalQp, Processes};
@@ -108,8 +108,8 @@ impl QueuePair for Watched {
     fn name(&self) -> &'static str {
         self.qp.name()
     }
-    fn limits(&self) -> Limits {
-        self.qp.limits()
+    fn budget(&self) -> Budget {
+        self.qp.budget()
     }
     fn post_send(&mut self, permit: Permit<'_>, sequence: u64, r: &Record, w: &Words) -> Result<(), Status> {
         self.qp.post_send(permit, sequence, r, w)

@@ -12,7 +12,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, Words};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
-use pushgate_proxy::gate::{Limits, Permit};
+use pushgate_proxy::gate::{Budget, Permit};
 use pushgate_proxy::mover::{MoveError, Mover};
 use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
 use pushgate_proxy::region::RegionMemory;
@@ -36,8 +36,8 @@ impl QueuePair for Placing {
         "placing"
     }
 
-    fn limits(&self) -> Limits {
-        Limits { send_slots: 4, cq_slots: 4, receives: 4, bytes: 1 << 20 }
+    fn budget(&self) -> Budget {
+        Budget { send_slots: 4, cq_slots: 4, bytes: 1 << 20 }
     }
 
     fn post_send(&mut self, _: Permit<'_>, _: u64, _: &Record, _: &Words) -> Result<(), Status> {

@@ -17,7 +17,8 @@ type Numbers = BTreeMap<String, u64>;
 
 /// Compares the numbers; an error names everything that differs.
 pub fn check(paths: &Paths, guard: Guard) -> Result<()> {
-    let rust = fs::read_to_string(paths.root.join("driver-shim/abi/src/abi.rs")).context("cannot read abi.rs")?;
+    let rust =
+        fs::read_to_string(paths.root.join("driver-shim/abi/src/abi.rs")).context("cannot read abi.rs")?;
     let rust = stated(&rust)?;
     let out = paths.scratch("layout")?;
     for (compiler, standard, file) in [("cc", "-std=c11", "layout.c"), ("g++", "-std=c++17", "layout.cpp")] {

@@ -8,16 +8,14 @@
 
 use std::cell::Cell;
 
-/// What a queue pair can hold at once. From the transport, at set-up.
+/// What a link can hold at once. It is the link's own: the next link of the same session brings a fresh one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct Budget {
     /// Work requests that the send queue holds.
     pub send_slots: u32,
     /// Completions that the completion queue holds. Every work request costs
     /// one, signalled or not: on an error the unsignalled ones complete too.
     pub cq_slots: u32,
-    /// Receives that the peer can have posted at once.
-    pub receives: u32,
     /// Payload bytes posted and not yet retired.
     pub bytes: u64,
 }
@@ -62,7 +60,9 @@ pub enum GrantError {
 /// The gate of one queue pair: lends the resources that a send consumes, as [`Permit`]s.
 #[derive(Debug)]
 pub struct Gate {
-    limits: Limits,
+    budget: Budget,
+    /// Receives that the peer can have posted at once.
+    receives: u32,
     send_free: Cell<u32>,
     cq_free: Cell<u32>,
     bytes: Cell<u64>,
@@ -81,12 +81,14 @@ pub struct Permit<'g> {
 }
 
 impl Gate {
-    /// A gate with nothing in flight and no receive granted.
-    pub fn new(limits: Limits) -> Self {
+    /// A gate with nothing in flight and no receive granted, for a peer that can have `receives` posted at once and a
+    /// link of this budget.
+    pub fn new(receives: u32, budget: Budget) -> Self {
         Gate {
-            limits,
-            send_free: Cell::new(limits.send_slots),
-            cq_free: Cell::new(limits.cq_slots),
+            budget,
+            receives,
+            send_free: Cell::new(budget.send_slots),
+            cq_free: Cell::new(budget.cq_slots),
             bytes: Cell::new(0),
             granted: Cell::new(0),
             consumed: Cell::new(0),
@@ -96,13 +98,28 @@ impl Gate {
 
     /// A gate that ignores receive credits, to prove that the receiver notices.
     #[cfg(feature = "test-ungated")]
-    pub fn without_receive_credit(limits: Limits) -> Self {
-        Gate { ungated: true, ..Gate::new(limits) }
+    pub fn without_receive_credit(receives: u32, budget: Budget) -> Self {
+        Gate { ungated: true, ..Gate::new(receives, budget) }
+    }
+
+    /// Another link takes the place of one that broke. Its budget is fresh; receive credit belongs to the session and
+    /// stays, less what the messages had consumed that are posted again: `sends` receives and `bytes` of payload.
+    ///
+    /// # Panics
+    ///
+    /// If less had been consumed.
+    pub fn renew(&mut self, budget: Budget, sends: u64, bytes: u64) {
+        let consumed = self.consumed.get().checked_sub(sends).expect("SENDs posted again were posted");
+        self.retire(bytes);
+        self.consumed.set(consumed);
+        self.budget = budget;
+        self.send_free.set(budget.send_slots);
+        self.cq_free.set(budget.cq_slots);
     }
 
     /// Takes all that `need` asks for, or nothing and says what is missing.
     ///
-    /// A message longer than [`Limits::bytes`] passes when nothing else is in
+    /// A message longer than [`Budget::bytes`] passes when nothing else is in
     /// flight: the limit bounds the pipeline, not the message.
     #[inline]
     pub fn reserve(&self, need: Need) -> Result<Permit<'_>, Stall> {
@@ -112,7 +129,7 @@ impl Gate {
             Stall::CompletionQueue
         } else if need.receive && self.consumed.get() >= self.granted.get() && !self.ungated {
             Stall::Receive
-        } else if self.bytes.get() > 0 && self.bytes.get() + need.bytes as u64 > self.limits.bytes {
+        } else if self.bytes.get() > 0 && self.bytes.get() + need.bytes as u64 > self.budget.bytes {
             Stall::Bytes
         } else {
             self.send_free.set(self.send_free.get() - 1);
@@ -132,8 +149,8 @@ impl Gate {
             return Ok(false);
         }
         let used = self.consumed.get();
-        if granted.saturating_sub(used) > self.limits.receives as u64 && !self.ungated {
-            return Err(GrantError::TooMany { granted, used, limit: self.limits.receives });
+        if granted.saturating_sub(used) > self.receives as u64 && !self.ungated {
+            return Err(GrantError::TooMany { granted, used, limit: self.receives });
         }
         self.granted.set(granted);
         Ok(true)
@@ -146,7 +163,7 @@ impl Gate {
     #[inline]
     pub fn complete(&self, n: u32) {
         let send = self.send_free.get() + n;
-        assert!(send <= self.limits.send_slots, "{n} completions are more than were posted");
+        assert!(send <= self.budget.send_slots, "{n} completions are more than were posted");
         self.send_free.set(send);
         self.cq_free.set(self.cq_free.get() + n);
     }
@@ -159,7 +176,7 @@ impl Gate {
 
     /// Work requests posted and not completed.
     pub fn in_flight(&self) -> u32 {
-        self.limits.send_slots - self.send_free.get()
+        self.budget.send_slots - self.send_free.get()
     }
 
     /// The peer's cumulative grant, as last taken in.
@@ -195,11 +212,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LIMITS: Limits = Limits { send_slots: 4, cq_slots: 3, receives: 5, bytes: 1000 };
+    const BUDGET: Budget = Budget { send_slots: 4, cq_slots: 3, bytes: 1000 };
+    const RECEIVES: u32 = 5;
 
     #[test]
     fn p4_what_is_missing_is_named_and_nothing_is_taken() {
-        let gate = Gate::new(LIMITS);
+        let gate = Gate::new(RECEIVES, BUDGET);
         assert_eq!(gate.reserve(Need { bytes: 1, receive: true }).unwrap_err(), Stall::Receive);
         assert_eq!(gate.in_flight(), 0);
         gate.grant(1).unwrap();
@@ -212,7 +230,7 @@ mod tests {
 
     #[test]
     fn p4_a_permit_not_posted_returns_what_it_held() {
-        let gate = Gate::new(LIMITS);
+        let gate = Gate::new(RECEIVES, BUDGET);
         gate.grant(1).unwrap();
         drop(gate.reserve(Need { bytes: 1000, receive: true }).unwrap());
         gate.reserve(Need { bytes: 1000, receive: true }).unwrap().post();
@@ -221,7 +239,7 @@ mod tests {
 
     #[test]
     fn p4_old_grants_are_harmless_and_impossible_ones_refused() {
-        let gate = Gate::new(LIMITS);
+        let gate = Gate::new(RECEIVES, BUDGET);
         assert_eq!(gate.grant(3), Ok(true));
         assert_eq!(gate.grant(3), Ok(false));
         assert_eq!(gate.grant(1), Ok(false));
@@ -231,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_message_over_the_byte_limit_passes_alone() {
-        let gate = Gate::new(LIMITS);
+        let gate = Gate::new(RECEIVES, BUDGET);
         gate.reserve(Need { bytes: 5000, receive: false }).unwrap().post();
         assert_eq!(gate.reserve(Need { bytes: 1, receive: false }).map(|_| ()), Err(Stall::Bytes));
         gate.complete(1);
@@ -244,23 +262,25 @@ mod tests {
         /// events, a permit exists exactly when every count allows it.
         #[test]
         fn p4_permits_exactly_when_all_credits_are_there(
-            events in prop::collection::vec((0u8..5, 0u32..700), 1..200)
+            events in prop::collection::vec((0u8..6, 0u32..700), 1..200)
         ) {
-            let gate = Gate::new(LIMITS);
-            let (mut flying, mut landed, mut granted, mut used) = (Vec::new(), Vec::new(), 0u64, 0u64);
+            let mut gate = Gate::new(RECEIVES, BUDGET);
+            // Payload and whether it consumed a receive, of messages posted and of those completed.
+            let (mut flying, mut landed): (Vec<(u32, bool)>, Vec<(u32, bool)>) = Default::default();
+            let (mut granted, mut used) = (0u64, 0u64);
             for (kind, bytes) in events {
-                let in_flight: u64 = flying.iter().chain(&landed).map(|b| *b as u64).sum();
+                let in_flight: u64 = flying.iter().chain(&landed).map(|(b, _)| *b as u64).sum();
                 match kind {
                     0 | 1 => {
                         let receive = kind == 1;
                         let allowed = flying.len() < 3
                             && (!receive || used < granted)
-                            && (in_flight + bytes as u64 <= LIMITS.bytes || in_flight == 0);
+                            && (in_flight + bytes as u64 <= BUDGET.bytes || in_flight == 0);
                         match gate.reserve(Need { bytes, receive }) {
                             Ok(permit) => {
                                 prop_assert!(allowed);
                                 permit.post();
-                                flying.push(bytes);
+                                flying.push((bytes, receive));
                                 used += receive as u64;
                             }
                             Err(_) => prop_assert!(!allowed),
@@ -270,10 +290,18 @@ mod tests {
                         landed.push(flying.remove(0));
                         gate.complete(1);
                     }
-                    3 if !landed.is_empty() => gate.retire(landed.remove(0) as u64),
+                    3 if !landed.is_empty() => gate.retire(landed.remove(0).0 as u64),
                     4 => {
                         granted = (used + bytes as u64 % 6).max(granted);
                         gate.grant(granted).unwrap();
+                    }
+                    // The link breaks; the peer has accepted all but the last few of what is in flight.
+                    5 => {
+                        let again = flying.split_off(flying.len() - bytes as usize % (flying.len() + 1));
+                        let sends = again.iter().filter(|(_, receive)| *receive).count() as u64;
+                        gate.renew(BUDGET, sends, again.iter().map(|(b, _)| *b as u64).sum());
+                        landed.append(&mut flying);
+                        used -= sends;
                     }
                     _ => {}
                 }

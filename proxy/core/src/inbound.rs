@@ -93,7 +93,7 @@ pub struct Message {
 
 /// What the caller has to do with a message.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Step {
+pub enum Action {
     /// Nothing: the message waits, and the messages behind it.
     Wait,
     /// Write the message's own words as the next receive record.
@@ -339,7 +339,7 @@ impl Inbound {
         self.waiting.is_some()
     }
 
-    /// Keeps a message that [`Step::Wait`] was answered for.
+    /// Keeps a message that [`Action::Wait`] was answered for.
     #[cold]
     pub fn keep(&mut self, message: Message) {
         self.waiting = Some(message);
@@ -373,7 +373,7 @@ impl Inbound {
         self.accepted
     }
 
-    /// Decides on an accepted message. Whatever is answered but [`Step::Wait`] has been taken into account: the caller
+    /// Decides on an accepted message. Whatever is answered but [`Action::Wait`] has been taken into account: the caller
     /// must do it, or end the queue pair.
     #[inline]
     pub fn place<S: Site>(
@@ -382,7 +382,7 @@ impl Inbound {
         placed: bool,
         sequence: u64,
         site: &S,
-    ) -> Result<Step, Fault> {
+    ) -> Result<Action, Fault> {
         let lands = match r.opcode {
             Opcode::Put => true,
             Opcode::Send => self.rules.posted_receives,
@@ -400,11 +400,11 @@ impl Inbound {
                     return Err(Fault::Overrun("no receive was granted for this message".into()));
                 }
                 if !self.copying.is_empty() {
-                    return Ok(Step::Wait);
+                    return Ok(Action::Wait);
                 }
                 if r.has(Record::INLINE) {
                     self.shown += 1;
-                    return Ok(Step::ShowWords);
+                    return Ok(Action::ShowWords);
                 }
                 self.place_at_hand(r, sequence, site)
             }
@@ -419,18 +419,21 @@ impl Inbound {
                     return self.begin(r, sequence, Landed::Region, to, site);
                 }
                 if self.written(r.rkey, site)? {
-                    return Ok(Step::Placed(to, if with_signal { Finish::Signal } else { Finish::Nothing }));
+                    return Ok(Action::Placed(
+                        to,
+                        if with_signal { Finish::Signal } else { Finish::Nothing },
+                    ));
                 }
-                Ok(Step::Wait)
+                Ok(Action::Wait)
             }
             Opcode::Signal => {
                 if r.signal >= self.rules.signals {
                     return Err(Fault::Peer("signal out of range".into()));
                 }
                 if !self.copying.is_empty() {
-                    return Ok(Step::Wait);
+                    return Ok(Action::Wait);
                 }
-                Ok(Step::Finish(Finish::Signal))
+                Ok(Action::Finish(Finish::Signal))
             }
             Opcode::Nop => unreachable!("`accept` refuses it"),
         }
@@ -446,7 +449,7 @@ impl Inbound {
 
     /// A SEND without posted receives whose payload lies with the sender: shown where it lies, or copied to the
     /// landing ring.
-    fn place_at_hand<S: Site>(&mut self, r: &Record, sequence: u64, site: &S) -> Result<Step, Fault> {
+    fn place_at_hand<S: Site>(&mut self, r: &Record, sequence: u64, site: &S) -> Result<Action, Fault> {
         self.payload(r, site)?;
         let units = r.length.div_ceil(abi::PUSHGATE_UNIT) as u64;
         let room = self.landing.room(units);
@@ -459,7 +462,7 @@ impl Inbound {
             self.in_place.push_back(Held { rx: self.shown, sequence, units: held });
             self.in_place_units += held;
             self.shown += 1;
-            return Ok(Step::Finish(Finish::Show(Record { flags: 0, ..*r })));
+            return Ok(Action::Finish(Finish::Show(Record { flags: 0, ..*r })));
         }
         match room {
             Ok(room) => {
@@ -467,7 +470,7 @@ impl Inbound {
                 self.begin(r, sequence, Landed::Landing(room), Destination::Landing(room.unit), site)
             }
             // The reader will give room back.
-            Err(NoRoom::Now) => Ok(Step::Wait),
+            Err(NoRoom::Now) => Ok(Action::Wait),
             Err(NoRoom::Ever) => {
                 let size = self.landing.units() << abi::PUSHGATE_UNIT_LOG;
                 let why = format!("{} bytes do not fit the landing ring of {size} bytes", r.length);
@@ -483,7 +486,7 @@ impl Inbound {
         placed: bool,
         sequence: u64,
         site: &S,
-    ) -> Result<Step, Fault> {
+    ) -> Result<Action, Fault> {
         if self.posted.is_empty() {
             return Err(Fault::Overrun("no receive was posted for this message".into()));
         }
@@ -496,7 +499,7 @@ impl Inbound {
         let Some(at) = found else {
             // A credit says that there is a receive and not which. The program has the rest of the queue pair's life
             // to post the right one.
-            return Ok(Step::Wait);
+            return Ok(Action::Wait);
         };
         let b = self.posted[at];
         if b.length < r.length {
@@ -517,11 +520,11 @@ impl Inbound {
             }
             true if self.written(b.key, site)? => {
                 self.shown += 1;
-                Step::Placed(to, Finish::Show(in_buffer(r, b.number)))
+                Action::Placed(to, Finish::Show(in_buffer(r, b.number)))
             }
-            true => Step::Wait,
+            true => Action::Wait,
         };
-        if step != Step::Wait {
+        if step != Action::Wait {
             self.posted.remove(at);
         }
         Ok(step)
@@ -535,7 +538,9 @@ impl Inbound {
         if r.has(Record::REGION) {
             return match site.reads_peer() {
                 true => Ok(Payload::Peer(r.place_offset)),
-                false => Err(Fault::Peer("it sent out of a region, which we had not said we can read".into())),
+                false => {
+                    Err(Fault::Peer("it sent out of a region, which we had not said we can read".into()))
+                }
             };
         }
         let (unit, units) = (r.place, r.units());
@@ -557,17 +562,17 @@ impl Inbound {
         landed: Landed,
         to: Destination,
         site: &S,
-    ) -> Result<Step, Fault> {
+    ) -> Result<Action, Fault> {
         let from = self.payload(r, site)?;
         let on_device = matches!(to, Destination::Region { stretch: Stretch::Device(_), .. });
         let of_peer = matches!(from, Payload::Peer(_));
         let queues = on_device && !of_peer;
         let stage = self.landing.longest_free();
         if !self.copying.is_empty() && !queues || on_device && of_peer && stage.1 == 0 {
-            return Ok(Step::Wait);
+            return Ok(Action::Wait);
         }
         self.copying.push_back(Copying { record: *r, sequence, landed, queues });
-        Ok(Step::Copy { from, to, stage })
+        Ok(Action::Copy { from, to, stage })
     }
 
     /// The oldest copy is complete: what remains to be done with its message, and the message's record.

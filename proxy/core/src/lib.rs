@@ -15,5 +15,6 @@ pub mod gate;
 pub mod inbound;
 pub mod landing;
 pub mod outbound;
+pub mod recovery;
 pub mod session;
 pub mod staging;

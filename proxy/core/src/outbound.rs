@@ -5,7 +5,7 @@
 
 use pushgate_abi::record::{Malformed, Opcode, Record, Words};
 
-use crate::gate::{Gate, GrantError, Need, Permit, Stall};
+use crate::gate::{Budget, Gate, GrantError, Need, Permit, Stall};
 use crate::staging::{Completion, Retired, Staging};
 
 /// What is known of the WQE at the ring's head.
@@ -186,6 +186,18 @@ impl Outbound {
             self.credit = credit;
             credit
         })
+    }
+
+    /// Another link takes the place of one that broke, with a fresh `budget`. The peer has accepted the first `accepted`
+    /// messages: what comes behind them is read, checked and posted again.
+    ///
+    /// # Panics
+    ///
+    /// If the peer has accepted more than was posted or less than was given back: the caller has compared the counts.
+    pub fn rewind(&mut self, accepted: u64, budget: Budget) {
+        let again = self.staging.rewind(accepted);
+        self.gate.renew(budget, again.sends, again.bytes);
+        (self.head, self.stalled) = (Head::Unread, false);
     }
 
     /// The count of slots that the peer has, if it has changed with the peer's `received` messages.

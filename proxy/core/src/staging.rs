@@ -49,6 +49,7 @@ pub struct Staging {
     units: u64,
     messages: u64,
     retired_units: u64,
+    retired_messages: u64,
     entries: Box<[Entry]>,
     /// The slot that is missing, and since when.
     hole: Option<(u64, u64)>,
@@ -60,6 +61,15 @@ pub struct Retired {
     /// Messages, NOPs not counted.
     pub messages: u64,
     /// Their payload.
+    pub bytes: u64,
+}
+
+/// What [`Staging::rewind`] put back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rewound {
+    /// SENDs among the messages.
+    pub sends: u64,
+    /// Payload of the messages, bytes.
     pub bytes: u64,
 }
 
@@ -77,6 +87,7 @@ impl Staging {
             units: 0,
             messages: 0,
             retired_units: 0,
+            retired_messages: 0,
             entries: vec![Entry::default(); 1 << slots_log].into(),
             hole: None,
         }
@@ -196,7 +207,7 @@ impl Staging {
                 break;
             }
             self.tail += 1;
-            self.retired_units = e.units_after;
+            (self.retired_units, self.retired_messages) = (e.units_after, e.messages_after);
             if e.opcode as u32 != abi::PUSHGATE_OP_NOP {
                 sum.messages += 1;
                 sum.bytes += e.length as u64;
@@ -205,6 +216,33 @@ impl Staging {
                 completion(Completion { wr_id: e.wr_id, opcode: e.opcode, length: e.length });
             }
         }
+        sum
+    }
+
+    /// Puts the head back to the first slot whose message the peer has not accepted, so that the slots from there on are
+    /// read, checked and released again. A slot stays in the producer's ring until its credit is given back, so nothing
+    /// has to be kept for this.
+    ///
+    /// # Panics
+    ///
+    /// If `accepted` is less than what was given back or more than was released: the caller has compared the peer's
+    /// counts with each other.
+    pub fn rewind(&mut self, accepted: u64) -> Rewound {
+        assert!((self.retired_messages..=self.messages).contains(&accepted), "{accepted} messages accepted");
+        let mut sum = Rewound::default();
+        while self.head > self.tail && self.entry(self.head - 1).messages_after > accepted {
+            self.head -= 1;
+            let e = self.entry(self.head);
+            if e.opcode as u32 != abi::PUSHGATE_OP_NOP {
+                sum.sends += (e.opcode as u32 == abi::PUSHGATE_OP_SEND) as u64;
+                sum.bytes += e.length as u64;
+            }
+        }
+        (self.units, self.messages) = match self.head > self.tail {
+            true => (self.entry(self.head - 1).units_after, accepted),
+            false => (self.retired_units, self.retired_messages),
+        };
+        self.hole = None;
         sum
     }
 
@@ -396,6 +434,22 @@ mod tests {
             assert_eq!(staging.messages(), self.slots[self.taken - 1].messages);
         }
 
+        /// A link broke: the peer has accepted the first `accepted` messages.
+        fn rewind(&mut self, staging: &mut Staging, accepted: u64) {
+            let to = self.covered(accepted);
+            let back = &self.slots[to..self.taken];
+            let messages = back.iter().map(|s| &s.record).filter(|r| r.opcode != Opcode::Nop);
+            let expected = Rewound {
+                sends: messages.clone().filter(|r| r.opcode == Opcode::Send).count() as u64,
+                bytes: messages.map(|r| r.length as u64).sum(),
+            };
+            let signaled = back.iter().filter(|s| s.record.has(Record::SIGNALED)).count();
+            assert_eq!(staging.rewind(accepted), expected);
+            self.completions.truncate(self.completions.len() - signaled);
+            self.taken = to;
+            assert_eq!((staging.head(), staging.messages()), (self.first + to as u64, accepted), "P6");
+        }
+
         /// How many taken slots hold only messages up to `count`.
         fn covered(&self, count: u64) -> usize {
             self.slots[..self.taken].partition_point(|s| s.messages <= count)
@@ -444,13 +498,14 @@ mod tests {
         /// Whatever the sizes and whoever is slow: the producer writes no unit
         /// that the peer may still read (P1), slots come back in order, each
         /// completion once (P5), and the credit word is exactly the model's, also
-        /// where its fields wrap.
+        /// where its fields wrap. A rewind releases again exactly what the peer
+        /// has not accepted (P6).
         #[test]
-        fn p1_p5_any_schedule_keeps_the_model(
+        fn p1_p5_p6_any_schedule_keeps_the_model(
             slots_log in 1u32..5,
             window_log in 0u32..6,
             before_wrap in (0u64..40, 0u64..200),
-            steps in prop::collection::vec((0u8..10, any::<u32>()), 1..300),
+            steps in prop::collection::vec((0u8..11, any::<u32>()), 1..300),
         ) {
             let wrap = 1 << abi::PUSHGATE_CURSOR_BITS;
             let mut staging = at(slots_log, window_log, wrap - before_wrap.0, wrap - before_wrap.1);
@@ -488,6 +543,11 @@ mod tests {
                         if kind == 6 { model.settle(&mut staging) }
                     }
                     8 => model.settle(&mut staging),
+                    9 => {
+                        let sent = model.slots[..model.taken].last().map_or(0, |s| s.messages);
+                        let accepted = model.received + (r as u64) % (sent - model.received + 1);
+                        model.rewind(&mut staging, accepted);
+                    }
                     _ => model.credit = staging.credit_word(),
                 }
             }

@@ -9,9 +9,7 @@ mod sender;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-#[cfg(not(target_arch = "x86_64"))]
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
@@ -272,16 +270,16 @@ impl Endpoint {
                 offered,
             });
         }
-        let limits = qp.limits();
+        let (receives, budget) = (1 << peer_geometry.rx_log, qp.budget());
         let gate = if options.ungated {
             #[cfg(feature = "test-ungated")]
             {
-                Gate::without_receive_credit(limits)
+                Gate::without_receive_credit(receives, budget)
             }
             #[cfg(not(feature = "test-ungated"))]
             return Err(EndpointError::Ungated);
         } else {
-            Gate::new(limits)
+            Gate::new(receives, budget)
         };
         let knows_receives = qp.knows_receives();
         let g = &geometry;
@@ -480,8 +478,7 @@ impl Endpoint {
             || (self.options.posted_receives && self.next_receive().is_some())
             || Status::from_word(self.qp.peer_status()).is_some()
             || (received < sent && count(counts.received) > received)
-            || (self.outbound.staging().outstanding() > 0
-                && count(counts.released) > self.session.released())
+            || (self.outbound.staging().outstanding() > 0 && count(counts.released) > self.session.released())
             || (self.outbound.is_pending() && count(counts.granted) > self.outbound.gate().granted())
             || (self.outbound.is_undecided()
                 && self.outbound.record().is_ok_and(|r| !matches!(self.check(&r), Ok(false))))
@@ -591,7 +588,6 @@ impl Endpoint {
     pub fn status(&self) -> Option<Status> {
         self.session.status()
     }
-
 }
 
 #[cold]
@@ -602,7 +598,7 @@ fn drain_stores() {
         std::arch::x86_64::_mm_sfence()
     };
     #[cfg(not(target_arch = "x86_64"))]
-    fence(Ordering::SeqCst);
+    std::sync::atomic::fence(Ordering::SeqCst);
 }
 
 /// Writes a CQE. Its slot was reserved by the producer together with the WQE

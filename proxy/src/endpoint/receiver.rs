@@ -7,8 +7,8 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{self, Record, Words as RecordWords, lap_of};
 
 use super::{BATCH, Endpoint, Moving};
-use crate::inbound::{Destination, Fault, Finish, MOST_COPIES, Message, Payload, Posted, Site, Step, torn};
-use crate::mover::{self, Failed, Move, Mover, SLICE, Source};
+use crate::inbound::{Action, Destination, Fault, Finish, MOST_COPIES, Message, Payload, Posted, Site, torn};
+use crate::mover::{self, Failed, Move, Mover, SLICE, Source, Step};
 use crate::qp::{self, PeerCounts, QueuePair};
 use crate::region::{self, Regions, Stretch};
 use crate::ring;
@@ -193,13 +193,13 @@ impl Endpoint {
     ) -> Result<Outcome, Fault> {
         let here = Here { regions: &self.regions, qp: &*self.qp, copies: self.copies };
         match self.inbound.place(r, placed, sequence, &here)? {
-            Step::Wait => return Ok(Outcome::Waits),
-            Step::ShowWords => {
+            Action::Wait => return Ok(Outcome::Waits),
+            Action::ShowWords => {
                 ring::publish(&self.rx, self.inbound.shown() - 1, self.geometry.rx_log, words);
                 self.delivered(r);
             }
-            Step::Finish(finish) => self.finish(r, finish),
-            Step::Placed(to, finish) => {
+            Action::Finish(finish) => self.finish(r, finish),
+            Action::Placed(to, finish) => {
                 if let (Stretch::Device(_), false) = (to, self.options.reader_flushes) {
                     // P3: an RDMA device's writes to another device are not ordered with ours to
                     // host memory.
@@ -210,7 +210,7 @@ impl Endpoint {
                 self.counters.placed += 1;
                 self.finish(r, finish);
             }
-            Step::Copy { from, to, stage } => self.begin(r, words, (from, to), stage, mover)?,
+            Action::Copy { from, to, stage } => self.begin(r, words, (from, to), stage, mover)?,
         }
         Ok(Outcome::Taken)
     }

@@ -19,7 +19,7 @@ use pushgate_driver_shim::record::{Record, Words as RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 
 use super::{Inbound, PeerCounts, QueuePair, RegionSends, process_memory};
-use crate::gate::{Limits, Permit};
+use crate::gate::{Budget, Permit};
 use crate::memory::Words;
 use crate::region::RegionMemory;
 use crate::ring;
@@ -62,7 +62,7 @@ pub struct LocalQp {
     in_log: u32,
     window: Arc<ReadOnlyMemory>,
     window_units: u64,
-    limits: Limits,
+    budget: Budget,
     /// Rung by the peer's engine.
     bell: Option<Bell>,
     /// Rings the peer's engine.
@@ -123,10 +123,9 @@ impl LocalQp {
             in_log: peer_geometry.link_log,
             window,
             window_units: 1 << peer_geometry.window_log,
-            limits: Limits {
+            budget: Budget {
                 send_slots: 1 << geometry.link_log,
                 cq_slots: 1 << geometry.link_log,
-                receives: 1 << peer_geometry.rx_log,
                 // Nothing is in flight but what the window holds.
                 bytes: u64::MAX / 2,
             },
@@ -161,8 +160,8 @@ impl QueuePair for LocalQp {
         "local"
     }
 
-    fn limits(&self) -> Limits {
-        self.limits
+    fn budget(&self) -> Budget {
+        self.budget
     }
 
     #[inline]

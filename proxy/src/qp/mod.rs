@@ -15,7 +15,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::record::{Record, Words};
 
-use crate::gate::{Limits, Permit};
+use crate::gate::{Budget, Permit};
 use crate::region::RegionMemory;
 use crate::session::Status;
 
@@ -73,8 +73,8 @@ pub trait QueuePair: Send {
     /// "local" or "verbs".
     fn name(&self) -> &'static str;
 
-    /// What the gate must keep to.
-    fn limits(&self) -> Limits;
+    /// What it can hold at once.
+    fn budget(&self) -> Budget;
 
     /// Posts one message. The permit is what makes it safe to: a message that
     /// is posted arrives. `words` are the record as the producer wrote it.

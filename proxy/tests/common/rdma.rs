@@ -9,7 +9,7 @@ use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_driver_shim::record::{Record, Words};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
-use pushgate_proxy::gate::{Limits, Permit};
+use pushgate_proxy::gate::{Budget, Permit};
 use pushgate_proxy::qp::verbs::{Config, Device, Half, VerbsQp};
 use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
 use pushgate_proxy::region::RegionMemory;
@@ -158,8 +158,8 @@ impl QueuePair for Settled {
         self.qp().name()
     }
 
-    fn limits(&self) -> Limits {
-        self.qp().limits()
+    fn budget(&self) -> Budget {
+        self.qp().budget()
     }
 
     fn post_send(&mut self, p: Permit<'_>, sequence: u64, r: &Record, words: &Words) -> Result<(), Status> {

@@ -19,7 +19,7 @@ use super::sending::Sending;
 use super::setup::{Accepted, InboxLayout, Places, REGION_WORDS};
 use super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, slot_bytes};
 use super::{CONTROL_WRS, LAST_RECEIVE, LAST_SEND, NOTIFIES, RECEIVE};
-use crate::gate::{Limits, Permit};
+use crate::gate::{Budget, Permit};
 use crate::memory::Words;
 use crate::qp::{Inbound, PeerCounts, QueuePair, RegionSends, crossing};
 use crate::receives::{PeerReceives, RECEIVE_WORDS};
@@ -128,7 +128,7 @@ pub struct VerbsQp {
     peer_events: bool,
     out_log: u32,
     in_log: u32,
-    limits: Limits,
+    budget: Budget,
 
     completions: Box<[sys::ibv_wc; COMPLETIONS]>,
     chain: Chain,
@@ -226,11 +226,10 @@ impl VerbsQp {
             peer_events: a.peer_events,
             out_log,
             in_log,
-            limits: Limits {
+            budget: Budget {
                 send_slots: slots,
                 // The CQ was made with one for every work request of each message.
                 cq_slots: slots,
-                receives: 1 << a.peer_geometry.rx_log,
                 // Nothing is in flight but what the window holds.
                 bytes: u64::MAX / 2,
             },
@@ -812,8 +811,8 @@ impl QueuePair for VerbsQp {
         "verbs"
     }
 
-    fn limits(&self) -> Limits {
-        self.limits
+    fn budget(&self) -> Budget {
+        self.budget
     }
 
     #[inline]
