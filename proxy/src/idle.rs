@@ -1,9 +1,8 @@
-//! How an engine that finds no work waits: pure policy, time passed in.
+//! How an engine that finds no work waits. Pure policy: time is passed in.
 //!
-//! A GPU cannot wake a CPU through host memory, so a window without an
-//! interrupt is polled: at first as fast as can be, then in timed steps that
-//! bound the latency they add. Where a doorbell exists the engine spins and
-//! yields a moment and then blocks.
+//! A GPU cannot wake a CPU through host memory, so a window without an interrupt is polled: at first as fast as
+//! possible, then in timed steps, whose length bounds the latency that they add. Where there is a doorbell, the engine
+//! spins and yields for a moment and then blocks.
 
 use std::time::Duration;
 
@@ -40,10 +39,10 @@ pub struct Idle {
     spinning: bool,
 }
 
-/// Timed step in the first idle second: with the timer's own slack it stays
-/// under the 100 us that polling may add, at about 5 % of a core.
+/// Length of a timed step in the first idle second. With the timer's own slack it stays under the 100 us that polling
+/// may add, at about 5 % of a core.
 const STEP_FIRST: Duration = Duration::from_micros(75);
-/// Later: under 1 ms, at well under 2 % of a core.
+/// Length of a timed step after the first idle second: under 1 ms, at well under 2 % of a core.
 const STEP_LATER: Duration = Duration::from_micros(850);
 
 impl Idle {
@@ -59,7 +58,7 @@ impl Idle {
         Idle { wake, spin, since: None, spinning: true }
     }
 
-    /// A queue pair was added that can be woken only so.
+    /// Changes what may end the wait: a queue pair was added.
     pub fn set_wake(&mut self, wake: Wake, alone: bool) {
         *self = Idle { since: self.since, ..Idle::new(wake, alone) };
     }

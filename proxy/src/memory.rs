@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::window::{Piece, Window};
 
-/// What holds a mapping in place.
+/// Keeps a mapping in place for as long as it lives.
 pub type Keep = Arc<dyn Any + Send + Sync>;
 
 /// Memory that an engine shares with a device, wherever it comes from: what a segment lies in.
@@ -22,12 +22,12 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// It is a device's memory (a BAR).
+    /// Whether this is a device's memory (a BAR).
     pub(crate) fn is_io_memory(&self) -> bool {
         self.io_memory
     }
 
-    /// Its first byte.
+    /// Address of the first byte.
     pub(crate) fn address(&self) -> usize {
         self.address
     }
@@ -99,9 +99,8 @@ impl Words {
         Words { words, _keep: memory.keep }
     }
 
-    /// The same of memory that a peer or producer writes and this process only
-    /// reads. Whoever holds it must not store: rings and words that are read go
-    /// through `ring::look` and `ring::observe`, which load relaxed.
+    /// `n` words from byte `offset` of memory that a peer or producer writes and this process only reads. The caller
+    /// must not store to them: `ring::look` and `ring::observe` read such words by relaxed loads.
     pub(crate) fn readable(memory: impl Into<Mapped>, offset: usize, n: usize) -> Self {
         Self::of(memory.into(), offset, n)
     }

@@ -1,17 +1,16 @@
-//! Movers: what copies payload on the receiving host where the place cannot
-//! simply be handed over. Host memory is copied by the engine itself; memory
-//! of a device by the device's copy engine, which the program that owns the
-//! device lends to its engine as a [`Mover`].
+//! Copies of payload on the receiving host, where the place cannot simply be handed over. The engine copies host memory
+//! itself. A device's copy engine copies to the device's memory; the program that owns the device lends the copy engine
+//! to its engine as a [`Mover`].
 
 use std::io;
 
 use crate::qp::QueuePair;
 use crate::region::Stretch;
 
-/// Copies host memory into a device's, in the background.
+/// Copies host memory into a device's memory, in the background.
 ///
-/// Called by one engine thread. Nothing here may block. Several copies are under way
-/// at once; they are asked for in the order in which they were started.
+/// One engine thread calls it. No call may block. Several copies are under way at once; the engine asks for their ends
+/// in the order in which it started them.
 pub trait Mover: Send {
     /// Begins to copy `length` bytes from host address `src` to device address
     /// `dst`. Both stay valid until [`Mover::done`] says so.
@@ -29,7 +28,7 @@ pub trait Mover: Send {
     }
 }
 
-/// A copy could not be made.
+/// Why a copy could not be made.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("copy of {length} bytes to device memory: {reason}")]
 pub struct MoveError {
@@ -105,9 +104,8 @@ pub(crate) enum Move {
 }
 
 impl Move {
-    /// Begins a copy. Both stretches were checked by whoever resolved them. `stage` is
-    /// memory of ours and its size, which bytes of the peer's on their way to a device
-    /// may use until the copy is complete.
+    /// Begins a copy between two stretches that were checked. `stage` is the address and size of memory of this end,
+    /// which bytes on their way from the peer's process to a device may use until the copy is complete.
     pub(crate) fn start(
         src: Source,
         dst: Stretch,
@@ -132,19 +130,18 @@ impl Move {
         }
     }
 
-    /// Others of its kind may be under way with it: they end in the order in which
-    /// they began.
+    /// Whether other copies of this kind may be under way at the same time: they end in the order in which they began.
     pub(crate) fn queues(&self) -> bool {
         matches!(self, Move::Device { .. })
     }
 
-    /// A device copies for it.
+    /// Whether a device is copying.
     pub(crate) fn on_device(&self) -> bool {
         matches!(self, Move::Device { .. } | Move::Relay { ticket: Some(_), .. })
     }
 
-    /// Gives up what this engine has yet to copy or to read. False if that was all: a copy that a
-    /// device makes can only be waited for.
+    /// Gives up what this engine has yet to copy or to read. True if a device is still copying, which can only be waited
+    /// for.
     pub(crate) fn cut(&mut self) -> bool {
         if let Move::Relay { left, .. } = self {
             *left = 0;
@@ -152,7 +149,7 @@ impl Move {
         self.on_device()
     }
 
-    /// Its bytes come out of the peer's process.
+    /// Whether the bytes come out of the peer's process.
     pub(crate) fn reads_peer(&self) -> bool {
         matches!(self, Move::Read { .. } | Move::Relay { .. })
     }

@@ -1,10 +1,8 @@
-//! A program's side of a queue pair on the host: what `pushgate/device.cuh` does
-//! for a kernel, for one thread in plain Rust. It pushes payload into the window,
-//! publishes WQEs, posts receives and reads what the engine says.
+//! A program's end of a queue pair on the host: what `pushgate/device.cuh` does for a kernel, in Rust, for one thread. It
+//! pushes payload into the window, publishes WQEs, posts receives and reads what the engine says.
 //!
-//! The orderings are those of docs/protocol.md, by name. No call allocates, locks
-//! or waits; the one system call is the doorbell's, and only for an engine that
-//! says that it sleeps.
+//! docs/protocol.md argues the orderings under the names that stand beside them here. No call allocates, locks or
+//! waits. The only system call rings the doorbell of an engine that says that it sleeps.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -25,7 +23,7 @@ const UNIT: usize = abi::PUSHGATE_UNIT as usize;
 /// The fields of reservation and credit are 24 bits wide.
 const CURSOR: u64 = abi::PUSHGATE_CURSOR_MASK as u64;
 
-/// A WQE slot with room in the window. Whoever has one must publish it.
+/// A WQE slot with room in the window. The slot must be published, at least as a NOP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// The WQE slot, counted from the queue pair's first.
@@ -34,7 +32,7 @@ pub struct Reservation {
     pub place: u64,
 }
 
-/// A completion.
+/// A completion, as the engine wrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The producer's number of the work request.
@@ -47,12 +45,12 @@ pub struct Completion {
     pub length: u32,
 }
 
-/// A receive record. What it names stays in place until [`Producer::release`].
+/// A receive record. The payload that it names stays in place until [`Producer::release`].
 #[derive(Clone, Copy, Debug)]
 pub struct Received {
     /// Bytes.
     pub length: u32,
-    /// The sender's.
+    /// The tag that the sender gave.
     pub tag: u32,
     /// `PUSHGATE_F_*`: where the payload is.
     pub flags: u8,
@@ -63,7 +61,7 @@ pub struct Received {
     pub inline: [u8; abi::PUSHGATE_INLINE_SEND as usize],
 }
 
-/// A program's side of a queue pair on the host: pushes payload, publishes WQEs, posts receives and
+/// A program's end of a queue pair on the host: pushes payload, publishes WQEs, posts receives and
 /// reads what the engine says. For one thread at a time.
 pub struct Producer {
     geometry: Geometry,
@@ -91,8 +89,8 @@ pub struct Producer {
 }
 
 impl Producer {
-    /// Of a queue pair that has just been made. `bell` is its engine's doorbell, if
-    /// that is one that sleeps. Nobody else may be its producer.
+    /// The producer of a queue pair that has just been made. `bell` is the doorbell of an engine that sleeps. A queue
+    /// pair has one producer.
     ///
     /// # Panics
     /// If a segment is smaller than the geometry says.
@@ -129,14 +127,13 @@ impl Producer {
         }
     }
 
-    /// From now on this is the engine's doorbell.
+    /// Sets the engine's doorbell.
     pub fn set_bell(&mut self, bell: Option<EventFd>) {
         self.bell = bell;
     }
 
-    /// Rings the engine if it sleeps. What is published by `publish`, `post_recv` and
-    /// `release` is seen by an engine that is awake, or that falls asleep later; call
-    /// this once behind a batch of them.
+    /// Rings the engine if the engine sleeps. Call this once behind a batch of `publish`, `post_recv` and `release`; an
+    /// engine that is awake sees them without it.
     #[inline]
     pub fn wake(&self) {
         if let Some(bell) = &self.bell
@@ -171,10 +168,9 @@ impl Producer {
         credit
     }
 
-    /// Takes a slot and `units` of the window, and a CQ slot for a work request that
-    /// is `signaled`; all of them or nothing. Where the room at the ring's end is too
-    /// short for it and the ring's beginning not free yet, the end is given back by a
-    /// NOP of its own, and a later call has all of the ring.
+    /// Takes a WQE slot and `units` of the window, and a CQ slot for a work request that is `signaled`: all of them or
+    /// none. If the room at the ring's end is too short and the ring's beginning is not free yet, a NOP gives the end
+    /// back, and a later call has all of the ring.
     pub fn reserve(&mut self, units: u64, signaled: bool) -> Option<Reservation> {
         let ring = 1u64 << self.geometry.window_log;
         let pos = self.units & (ring - 1);
@@ -198,8 +194,8 @@ impl Producer {
         Some(Reservation { slot, place: if span > units || units == 0 { 0 } else { pos } })
     }
 
-    /// PUBLISH: the payload, stored before, before the WQE's first word. Does not ring:
-    /// [`Producer::wake`].
+    /// Publishes a WQE in a slot that was reserved. Does not ring: see [`Producer::wake`]. PUBLISH (docs/protocol.md): the
+    /// payload is stored before the WQE's first word.
     #[inline]
     pub fn publish(&self, slot: u64, words: &RecordWords) {
         ring::publish(&self.wqes, slot, self.geometry.slots_log, words);

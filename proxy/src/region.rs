@@ -1,6 +1,5 @@
-//! Regions: memory of this side that work requests may name. A key is made of
-//! an index and a tag that is hard to guess by accident; whatever a WQE or a
-//! peer's record names is looked up here before a byte moves (P8).
+//! Regions: memory of this end that work requests may name. A key is an index and a tag that is not met by accident.
+//! Every region that a WQE or a peer's record names is looked up here before a byte moves (P8).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,32 +8,31 @@ pub use pushgate_core::inbound::Stretch;
 
 use crate::memory::Keep;
 
-/// How an RDMA device comes to register memory of another device.
+/// How an RDMA device registers memory of another device.
 #[derive(Clone, Debug)]
 pub enum Exported {
-    /// Its driver exports it: a dma-buf, and where in it the region begins.
+    /// The driver exports the memory: a dma-buf, and the offset in it at which the region begins.
     DmaBuf(Arc<OwnedFd>, u64),
-    /// By its address, as the host's: its driver lends it to RDMA drivers (nvidia_peermem
-    /// does), or the device is `cpu`, whose memory is the host's.
+    /// By its address, like host memory: the driver lends the memory to RDMA drivers (nvidia_peermem does), or the
+    /// device is `cpu`, whose memory is host memory.
     Address,
 }
 
 /// Where a region lies.
 #[derive(Clone)]
 pub enum RegionMemory {
-    /// Mapped in this process, at an address the CPU can use. `keep` holds it.
+    /// Mapped in this process, at an address that the CPU can use.
     Host {
         /// First byte.
         address: usize,
-        /// What keeps the memory in place.
+        /// Keeps the memory in place.
         keep: Option<Keep>,
     },
     /// Memory of a device, which only a [`crate::mover::Mover`] reaches.
     Device {
-        /// First byte, as the device and its mover name it.
+        /// First byte, as the device and the mover name it.
         address: u64,
-        /// Set if its driver exports it: for RDMA devices that can write there
-        /// themselves.
+        /// Set if an RDMA device can register the memory and write there itself.
         exported: Option<Exported>,
     },
 }

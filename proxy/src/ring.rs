@@ -1,11 +1,10 @@
-//! The few atomics of the shared rings. Everything that two parties touch at
-//! once goes through here, so that loom can try the interleavings.
+//! The few atomics of the shared rings. Every word that two parties use at the same time is stored and loaded
+//! here, so that loom can try the interleavings.
 //!
-//! A ring slot is eight words, each with the lap number of the pass that wrote
-//! it. The writer stores words 1 to 7 relaxed and word 0 with release; the
-//! reader acquires it and then copies the rest once. So word 0 orders what
-//! lies outside of the record (its payload) before it, and the laps prove the
-//! record whole even if a device's stores arrive in any order (P2, P3).
+//! A ring slot is eight words. Each word carries the lap number of the pass that wrote it. The writer stores words 1
+//! to 7 relaxed and then word 0 with release; the reader loads word 0, then an acquire fence, then words 1 to 7, each
+//! once. Word 0 therefore orders the payload, which lies outside of the record, before the record. The laps prove
+//! that the record is whole, even if a device's stores arrive in any order (P2, P3).
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
@@ -15,46 +14,46 @@ pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Words, lap_of};
 
-/// What a look at a slot found.
+/// What [`look`] found in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// Not written yet, or only in part.
+    /// The slot is not written yet, or only in part.
     Empty,
-    /// Complete; this is the private copy.
+    /// The slot is complete; these words are a private copy.
     Ready(Words),
-    /// A word carries a lap that is neither this one nor the last.
+    /// A word carries a lap that is neither this lap's number nor the last one's.
     Torn,
 }
 
-/// The slot of `ring` (records of eight words) that `cursor` means.
+/// The slot for `cursor` in a ring of records of eight words.
 #[inline(always)]
 fn slot(ring: &[AtomicU64], cursor: u64, log: u32) -> &[AtomicU64] {
     let first = ((cursor & ((1 << log) - 1)) as usize) * abi::PUSHGATE_RECORD_WORDS as usize;
     &ring[first..first + abi::PUSHGATE_RECORD_WORDS as usize]
 }
 
-/// What [`look_into`] found.
+/// What [`look_into`] found in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Not written yet, or only in part.
+    /// The slot is not written yet, or only in part.
     Empty,
-    /// Complete, and copied.
+    /// The slot is complete and was copied.
     Ready,
-    /// A word carries a lap that is neither this one nor the last.
+    /// A word carries a lap that is neither this lap's number nor the last one's.
     Torn,
 }
 
-/// Looks at the slot of `cursor` in a ring of `1 << log` records and, if it is
-/// complete, copies it to `words`. On any other answer `words` holds nothing of use.
+/// Looks at the slot for `cursor` in a ring of `1 << log` records and copies it to `words` if the slot is complete.
+/// On any other answer `words` holds nothing of use.
 ///
-/// Into the caller's place and not by value: the eight words are stored one by
-/// one, and a copy of them by wider loads right after would wait for the stores.
+/// The words go straight to the caller's memory: they are stored one by one, and wider loads that copied them from a
+/// return value right afterwards would wait for those stores.
 #[inline(always)]
 pub fn look_into(ring: &[AtomicU64], cursor: u64, log: u32, words: &mut Words) -> Found {
     look_at(slot(ring, cursor, log), lap_of(cursor, log), words)
 }
 
-/// The same for a slot that was found already, by the lap that is due.
+/// Looks at a slot that the caller has found, for the lap number that is due there. Answers as [`look_into`] does.
 #[inline(always)]
 pub(crate) fn look_at(slot: &[AtomicU64], lap: u8, words: &mut Words) -> Found {
     let slot = &slot[..abi::PUSHGATE_RECORD_WORDS as usize];
@@ -87,7 +86,8 @@ pub(crate) fn look_at(slot: &[AtomicU64], lap: u8, words: &mut Words) -> Found {
     Found::Empty
 }
 
-/// [`look_into`] by value, for where a few nanoseconds do not matter.
+/// Looks at the slot for `cursor` in a ring of `1 << log` records and returns a copy, which costs a few nanoseconds
+/// more than [`look_into`].
 pub fn look(ring: &[AtomicU64], cursor: u64, log: u32) -> Look {
     let mut words = [0; abi::PUSHGATE_RECORD_WORDS as usize];
     match look_into(ring, cursor, log, &mut words) {
@@ -103,15 +103,15 @@ fn classify(found: u8, lap: u8) -> Found {
     if found == lap.wrapping_sub(1) { Found::Empty } else { Found::Torn }
 }
 
-/// True if word 0 of `cursor`'s slot carries its lap: something was published
-/// there, whole or not. For finding what lies behind a hole.
+/// Whether word 0 of the slot for `cursor` carries the lap that is due: a record was published there, in whole or in
+/// part. Serves to find records behind a slot that is missing.
 pub fn touched(ring: &[AtomicU64], cursor: u64, log: u32) -> bool {
     (slot(ring, cursor, log)[0].load(Ordering::Relaxed) >> abi::PUSHGATE_LAP_SHIFT) as u8
         == lap_of(cursor, log)
 }
 
-/// Writes a record into the slot of `cursor`, its laps replaced by this ring's.
-/// The caller holds credit for the slot: its reader is done with the last lap.
+/// Writes a record into the slot for `cursor`; the laps of the record's words are replaced by this ring's. The caller
+/// holds credit for the slot: the reader is done with the last lap's record.
 #[inline(always)]
 pub fn publish(ring: &[AtomicU64], cursor: u64, log: u32, words: &Words) {
     let slot = slot(ring, cursor, log);
@@ -119,34 +119,33 @@ pub fn publish(ring: &[AtomicU64], cursor: u64, log: u32, words: &Words) {
     for i in 1..8 {
         slot[i].store(words[i] & abi::PUSHGATE_DATA_MASK | lap, Ordering::Relaxed);
     }
-    // Everything before (payload moved by us, words 1 to 7) before word 0.
+    // The payload that this thread moved, and words 1 to 7, before word 0.
     slot[0].store(words[0] & abi::PUSHGATE_DATA_MASK | lap, Ordering::Release);
 }
 
-/// A cumulative word: written by one side, read by the other.
+/// Stores a cumulative count that another party reads with [`observe`].
 #[inline(always)]
 pub fn advance(word: &AtomicU64, value: u64) {
-    // What the count covers (our reads of a place, a completion) before it.
+    // What the count covers (reads of a place, a completion) before the count.
     word.store(value, Ordering::Release);
 }
 
-/// Reads a cumulative word.
+/// Reads a cumulative count that another party stores with [`advance`].
 #[inline(always)]
 pub fn observe(word: &AtomicU64) -> u64 {
-    // Pairs with `advance` and with the device's release of CONSUMED; a fence
-    // for the same reason as in `look`.
+    // Pairs with `advance` and with the device's release of CONSUMED. A fence and not an acquire load, for the reason
+    // that `look_at` names.
     let value = word.load(Ordering::Relaxed);
     fence(Ordering::Acquire);
     value
 }
 
-/// The sleeper's half of the doorbell: announce the sleep, then look once more.
-/// If `work` still finds nothing, the sleeper may wait for its doorbell: a producer or
-/// peer that publishes after that look sees the flag and rings.
+/// Announces that this engine sleeps, then looks for work once more. True if the engine may wait for its doorbell: a
+/// producer or peer that publishes after that look sees a flag and rings.
 ///
-/// Each side stores, fences, loads the other's word (Dekker): the two
-/// sequentially consistent fences are ordered, so at least one of the two loads
-/// sees the other's store, and no wake-up is lost.
+/// Sleeper and waker each store, fence, and load the other's word (Dekker's algorithm). The two sequentially
+/// consistent fences are ordered, so at least one of the two loads sees the other party's store, and no wake-up is
+/// lost.
 pub fn may_sleep(flags: &[&AtomicU64], mut work: impl FnMut() -> bool) -> bool {
     for flag in flags {
         flag.store(1, Ordering::Relaxed);
@@ -159,14 +158,14 @@ pub fn may_sleep(flags: &[&AtomicU64], mut work: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// The sleeper woke.
+/// Takes back what [`may_sleep`] announced: the engine is awake.
 pub fn awake(flags: &[&AtomicU64]) {
     for flag in flags {
         flag.store(0, Ordering::Relaxed);
     }
 }
 
-/// The waker's half: called after publishing. True if the sleeper must be rung.
+/// Whether the engine whose flag this is must be rung. Called after publishing; [`may_sleep`] is the other half.
 #[inline(always)]
 pub fn must_ring(flag: &AtomicU64) -> bool {
     fence(Ordering::SeqCst);

@@ -1,40 +1,41 @@
-//! The gate: a message may be posted to the queue pair only with a permit, and
-//! a permit is made only when everything that the message will consume is
-//! there: a send-queue slot, a completion-queue slot, a receive of the peer
-//! where the operation consumes one, bytes in flight. All of them or none (P4).
+//! The gate: a message is posted only with a permit, and a permit exists only while everything that the message will
+//! consume is set aside for it: a send-queue slot, a completion-queue slot, a receive of the peer where the operation
+//! consumes one, bytes in flight. The gate takes all of them or none (P4).
 //!
-//! Pure state: no I/O, no clock, no threads. One gate serves one queue pair and
-//! belongs to one engine thread, so its counts are plain cells.
+//! Two kinds of credit meet here. Send-queue slots, completion-queue slots and bytes in flight are the link's
+//! ([`Budget`]); receive credit is the session's.
+//!
+//! One gate serves one queue pair and belongs to one engine thread, so its counts are plain cells.
 
 use std::cell::Cell;
 
-/// What a link can hold at once. It is the link's own: the next link of the same session brings a fresh one.
+/// What a link can hold at once. The next link of the same session brings a budget of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Work requests that the send queue holds.
     pub send_slots: u32,
-    /// Completions that the completion queue holds. Every work request costs
-    /// one, signalled or not: on an error the unsignalled ones complete too.
+    /// Completions that the completion queue holds. Every work request costs one, signaled or not: after an error the
+    /// unsignaled work requests complete as well.
     pub cq_slots: u32,
-    /// Payload bytes posted and not yet retired.
+    /// Bytes of payload that are posted and not yet retired.
     pub bytes: u64,
 }
 
-/// What a message needs besides its send-queue and CQ slot.
+/// What a message needs besides a send-queue slot and a completion-queue slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
     /// Payload, bytes.
     pub bytes: u32,
-    /// It consumes a receive of the peer.
+    /// The message consumes a receive of the peer.
     pub receive: bool,
 }
 
-/// What was missing. The first that is, in this order.
+/// The first resource that was missing, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stall {
-    /// No free slot in the send queue.
+    /// The send queue has no free slot.
     SendQueue,
-    /// No free slot in the completion queue.
+    /// The completion queue has no free slot.
     CompletionQueue,
     /// The peer has granted no further receive.
     Receive,
@@ -42,17 +43,17 @@ pub enum Stall {
     Bytes,
 }
 
-/// What came of a grant.
+/// Why a grant was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantError {
-    /// More receives than the peer said it would ever have.
+    /// The peer granted more receives than it said that it would ever have.
     #[error("granted {granted} receives with {used} used, but the peer has only {limit}")]
     TooMany {
-        /// Cumulative grant.
+        /// The cumulative grant.
         granted: u64,
         /// Receives consumed so far.
         used: u64,
-        /// Receives that the peer has in all.
+        /// Receives that the peer can have posted at once.
         limit: u32,
     },
 }
@@ -71,8 +72,7 @@ pub struct Gate {
     ungated: bool,
 }
 
-/// The right to post one message. Posting consumes it; dropped instead, it
-/// returns what it held.
+/// The right to post one message. Posting consumes the permit. A permit that is dropped instead returns what it held.
 #[derive(Debug)]
 #[must_use = "a permit that is dropped returns its credits"]
 pub struct Permit<'g> {
@@ -96,7 +96,7 @@ impl Gate {
         }
     }
 
-    /// A gate that ignores receive credits, to prove that the receiver notices.
+    /// A gate that ignores receive credit, with which tests prove that the receiver notices.
     #[cfg(feature = "test-ungated")]
     pub fn without_receive_credit(receives: u32, budget: Budget) -> Self {
         Gate { ungated: true, ..Gate::new(receives, budget) }
@@ -117,10 +117,10 @@ impl Gate {
         self.cq_free.set(budget.cq_slots);
     }
 
-    /// Takes all that `need` asks for, or nothing and says what is missing.
+    /// Takes all that `need` asks for, or takes nothing and says what is missing.
     ///
-    /// A message longer than [`Budget::bytes`] passes when nothing else is in
-    /// flight: the limit bounds the pipeline, not the message.
+    /// A message longer than [`Budget::bytes`] passes when nothing else is in flight: the limit bounds what is in flight
+    /// together, not the message.
     #[inline]
     pub fn reserve(&self, need: Need) -> Result<Permit<'_>, Stall> {
         let stall = if self.send_free.get() == 0 {
@@ -141,8 +141,7 @@ impl Gate {
         Err(stall)
     }
 
-    /// The peer's cumulative grant. An old or repeated one changes nothing, and
-    /// since the count is cumulative there can be no gap. Returns whether it was new.
+    /// Takes in the peer's cumulative grant. Returns whether it is new: an old or repeated grant changes nothing.
     #[inline]
     pub fn grant(&self, granted: u64) -> Result<bool, GrantError> {
         if granted <= self.granted.get() {
@@ -156,10 +155,11 @@ impl Gate {
         Ok(true)
     }
 
-    /// `n` work requests completed: their send-queue and CQ slots are free again.
+    /// Frees the send-queue and completion-queue slots of `n` work requests that completed.
     ///
     /// # Panics
-    /// If more complete than were posted: the transport counted wrong.
+    ///
+    /// If more complete than were posted: the link counted wrong.
     #[inline]
     pub fn complete(&self, n: u32) {
         let send = self.send_free.get() + n;
@@ -168,18 +168,18 @@ impl Gate {
         self.cq_free.set(self.cq_free.get() + n);
     }
 
-    /// `bytes` of payload were retired.
+    /// Frees `bytes` of payload that were retired.
     #[inline]
     pub fn retire(&self, bytes: u64) {
         self.bytes.set(self.bytes.get().checked_sub(bytes).expect("retired bytes were posted"));
     }
 
-    /// Work requests posted and not completed.
+    /// Work requests that are posted and not completed.
     pub fn in_flight(&self) -> u32 {
         self.budget.send_slots - self.send_free.get()
     }
 
-    /// The peer's cumulative grant, as last taken in.
+    /// The peer's cumulative grant, as taken in last.
     pub fn granted(&self) -> u64 {
         self.granted.get()
     }
@@ -191,8 +191,8 @@ impl Gate {
 }
 
 impl Permit<'_> {
-    /// The message was handed to the transport; what it held comes back by
-    /// [`Gate::complete`], [`Gate::retire`] and [`Gate::grant`]. For queue pairs.
+    /// Consumes the permit: the link has posted the message. What the permit held comes back by [`Gate::complete`],
+    /// [`Gate::retire`] and [`Gate::grant`]. For links alone.
     #[inline]
     pub fn post(self) {
         std::mem::forget(self);

@@ -3,14 +3,13 @@
 
 use pushgate_abi::abi;
 
-/// Packs an epoch and a cumulative count into one word, so that both are seen
-/// together.
+/// Packs an epoch and a cumulative count into one word, so that a reader sees both together.
 #[inline(always)]
 pub const fn count_word(epoch: u16, count: u64) -> u64 {
     (epoch as u64) << abi::PUSHGATE_COUNT_BITS | count & abi::PUSHGATE_COUNT_MASK
 }
 
-/// The count of a word, if it is of `epoch`.
+/// The count in a word, if the word is of `epoch`.
 #[inline(always)]
 pub const fn count_of(word: u64, epoch: u16) -> Option<u64> {
     if (word >> abi::PUSHGATE_COUNT_BITS) as u16 == epoch {
@@ -20,25 +19,25 @@ pub const fn count_of(word: u64, epoch: u16) -> Option<u64> {
     }
 }
 
-/// A status word: status, the rank that it names, a detail.
+/// How a queue pair ended: a status, the rank at fault, a detail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// `PUSHGATE_*`, not OK.
+    /// `PUSHGATE_*`, and not `PUSHGATE_OK`.
     pub code: u8,
-    /// Rank that it names, if any.
+    /// The rank at fault, if one is named.
     pub rank: Option<u32>,
-    /// Slot or sequence number at fault, low 32 bits.
+    /// The slot or sequence number at fault, its low 32 bits.
     pub detail: u32,
 }
 
 impl Status {
-    /// Without rank and detail.
+    /// A status that names no rank and no detail.
     pub const fn new(code: u32) -> Self {
         Status { code: code as u8, rank: None, detail: 0 }
     }
 
-    /// This status with a code that ends a queue pair: *aborted* in place of any
-    /// that no end has. For words that came from outside.
+    /// This status with a code that ends a queue pair: *aborted* in place of a code that no end has. For words that came
+    /// from outside.
     pub const fn checked(self) -> Self {
         match self.code as u32 {
             abi::PUSHGATE_PEER_LOST..=abi::PUSHGATE_OVERRUN | abi::PUSHGATE_LINK_DOWN => self,
@@ -46,7 +45,7 @@ impl Status {
         }
     }
 
-    /// The word as devices read it.
+    /// The status word as devices read it.
     pub const fn word(self) -> u64 {
         let rank = match self.rank {
             Some(r) => r & abi::PUSHGATE_NO_RANK,
@@ -71,28 +70,28 @@ impl Status {
     }
 }
 
-/// The peer broke the protocol.
+/// How the peer broke the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// A count that covers messages never sent, or more released than received.
+    /// The peer's count covers messages that were never sent.
     #[error("the peer counts {counted} messages of {sent}")]
     Count {
-        /// What it says it has.
+        /// Messages that the peer says it has.
         counted: u64,
-        /// What there was.
+        /// Messages that were sent.
         sent: u64,
     },
-    /// Not the next sequence number: a slot was overwritten or skipped.
+    /// A record does not carry the next sequence number: a slot was overwritten or skipped.
     #[error("sequence number {found}, expected {expected}")]
     Sequence {
-        /// In the record.
+        /// The number in the record.
         found: u32,
-        /// Should have been.
+        /// The number that was due.
         expected: u32,
     },
 }
 
-/// Sequence numbers and counts of one queue pair's two directions.
+/// What is known of the peer: its counts of this end's messages, the epoch, and how the queue pair ended.
 #[derive(Debug, Clone, Default)]
 pub struct Session {
     epoch: u16,
@@ -102,19 +101,18 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session in `epoch`, with nothing sent or received.
+    /// A session in `epoch`, of which the peer has nothing.
     pub fn new(epoch: u16) -> Self {
         Session { epoch, ..Default::default() }
     }
 
-    /// The epoch that counts must carry to mean anything.
+    /// The epoch that counts must carry to be taken in.
     pub fn epoch(&self) -> u16 {
         self.epoch
     }
 
-    /// Takes in the peer's cumulative counts, read from its words in this
-    /// order. A word of another epoch or an old count changes nothing. Returns
-    /// the counts that hold now.
+    /// Takes in the peer's cumulative counts, which were read from its words in this order. A word of another epoch or an
+    /// old count changes nothing. Returns the counts that hold now, released and received.
     #[inline]
     pub fn peer_counts(&mut self, sent: u64, released: u64, received: u64) -> Result<(u64, u64), Violation> {
         let count = |word: u64, old: u64| count_of(word, self.epoch).map_or(old, |n| n.max(old));
@@ -128,23 +126,23 @@ impl Session {
         Ok((released, received))
     }
 
-    /// Messages of ours that the peer has.
+    /// Messages of this end that the peer has.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// Messages of ours whose place the peer no longer needs.
+    /// Messages of this end whose places the peer no longer needs.
     pub fn released(&self) -> u64 {
         self.released
     }
 
-    /// How it ended, if it has.
+    /// How the session ended, if it has.
     #[inline(always)]
     pub fn status(&self) -> Option<Status> {
         self.status
     }
 
-    /// Ends the session. The first cause stays. True if it was this one.
+    /// Ends the session with `status`, unless it has ended before. True if this was the first cause, which stays.
     pub fn fail(&mut self, status: Status) -> bool {
         let first = self.status.is_none();
         self.status.get_or_insert(status);

@@ -1,21 +1,18 @@
-//! The staging ring of one queue pair, as the proxy keeps it: which WQE slot is
-//! next, where its payload must lie, what has been released to the queue pair
-//! and what may be given back to the producer.
+//! The staging ring of one queue pair, as the proxy keeps it: which WQE slot is next, where its payload must lie, what
+//! was released to the link, and what may be given back to the producer.
 //!
-//! Pure state. Its cursors are private: nothing here is ever read back from
-//! shared memory, so a producer that lies about a place is refused (P8), and
-//! the credit word, which is all that goes out, counts only what was retired
-//! in order (P1, P5).
+//! The cursors are private. The proxy never reads them back from shared memory, so a producer that lies about a place is
+//! refused (P8). The credit word, which alone goes out, counts only what was retired in order (P1, P5).
 
 use pushgate_abi::abi;
 use pushgate_abi::record::{Malformed, Opcode, Record};
 
-/// One released slot that has not been retired yet.
+/// A slot that was released and not retired yet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
-    /// Payload units taken up to and including this slot, padding included.
+    /// Units of payload that were taken up to and including this slot, padding included.
     units_after: u64,
-    /// Messages up to and including this slot (NOPs are none).
+    /// Messages up to and including this slot. NOPs are no messages.
     messages_after: u64,
     wr_id: u32,
     length: u32,
@@ -23,10 +20,10 @@ struct Entry {
     signaled: bool,
 }
 
-/// A completion to hand to the producer.
+/// A completion for the producer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The producer's own number.
+    /// The producer's number of the work request.
     pub wr_id: u32,
     /// `PUSHGATE_OP_*`.
     pub opcode: u8,
@@ -40,7 +37,7 @@ pub struct Completion {
 pub struct Staging {
     slots_log: u32,
     ring_units: u64,
-    /// Slots released to the queue pair (or to nowhere, if NOPs).
+    /// Slots that were released to the link, NOPs included.
     head: u64,
     /// Slots that the peer has.
     delivered: u64,
@@ -51,16 +48,16 @@ pub struct Staging {
     retired_units: u64,
     retired_messages: u64,
     entries: Box<[Entry]>,
-    /// The slot that is missing, and since when.
+    /// The slot that is missing, and the time since which it is.
     hole: Option<(u64, u64)>,
 }
 
 /// What [`Staging::retire`] gave back in all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retired {
-    /// Messages, NOPs not counted.
+    /// Messages. NOPs are not counted.
     pub messages: u64,
-    /// Their payload.
+    /// Payload of the messages, bytes.
     pub bytes: u64,
 }
 
@@ -105,27 +102,26 @@ impl Staging {
         self.slots_log
     }
 
-    /// True if the producer can have published another slot at all.
+    /// Whether the producer can have published another slot: the ring has one that is not outstanding.
     #[inline(always)]
     pub fn has_room(&self) -> bool {
         self.head - self.tail < 1 << self.slots_log
     }
 
-    /// Messages released so far; the next one's sequence number.
+    /// Messages released so far, which is the sequence number of the next one.
     #[inline(always)]
     pub fn messages(&self) -> u64 {
         self.messages
     }
 
-    /// Slots released and not yet given back.
+    /// Slots that are released and not yet given back.
     pub fn outstanding(&self) -> u64 {
         self.head - self.tail
     }
 
-    /// Checks a record from the producer against the ring: its payload must lie
-    /// exactly where the rule of `abi.h` places it (behind its predecessor, or
-    /// at the ring's start if it does not fit before the end), within room that
-    /// the producer held credit for.
+    /// Checks a record of the producer against the ring. The payload must lie exactly where the rule of `abi.h` places it
+    /// (behind the payload before it, or at the ring's start if it does not fit before the end), in room for which the
+    /// producer held credit.
     #[inline]
     pub fn check(&self, r: &Record) -> Result<(), Malformed> {
         if !r.in_window() {
@@ -150,7 +146,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Where a payload of `units` goes, and the cursor behind it.
+    /// The place of a payload of `units`, and the cursor behind the payload.
     #[inline(always)]
     fn place(&self, units: u64) -> (u64, u64) {
         let pos = self.units & (self.ring_units - 1);
@@ -161,8 +157,7 @@ impl Staging {
         }
     }
 
-    /// Takes in a record that passed [`Staging::check`]: it was posted (or was a
-    /// NOP). Moves on to the next slot.
+    /// Notes that a record which passed [`Staging::check`] was posted, or was a NOP. Moves on to the next slot.
     #[inline]
     pub fn release(&mut self, r: &Record) {
         debug_assert!(self.has_room());
@@ -186,7 +181,7 @@ impl Staging {
         &self.entries[(slot & ((1 << self.slots_log) - 1)) as usize]
     }
 
-    /// The peer has `received` messages. Returns the delivered slot cursor.
+    /// Notes that the peer has `received` messages. Returns the number of slots whose messages the peer has.
     #[inline]
     pub fn deliver(&mut self, received: u64) -> u64 {
         while self.delivered < self.head && self.entry(self.delivered).messages_after <= received {
@@ -195,9 +190,8 @@ impl Staging {
         self.delivered
     }
 
-    /// The peer no longer needs the places of its first `released` messages:
-    /// gives back their slots and payload, in order, with a completion for each
-    /// that asked for one.
+    /// Gives back, in order, the slots and the payload of the first `released` messages, whose places the peer no longer
+    /// needs. Calls `completion` for each slot that asked for a completion.
     #[inline]
     pub fn retire(&mut self, released: u64, mut completion: impl FnMut(Completion)) -> Retired {
         let mut sum = Retired::default();
@@ -246,17 +240,16 @@ impl Staging {
         sum
     }
 
-    /// The credit word: cumulative slots and units given back.
+    /// The credit word: the cumulative numbers of slots and of units that were given back.
     #[inline(always)]
     pub fn credit_word(&self) -> u64 {
         (self.tail & abi::PUSHGATE_CURSOR_MASK as u64) << abi::PUSHGATE_CURSOR_BITS
             | self.retired_units & abi::PUSHGATE_CURSOR_MASK as u64
     }
 
-    /// Reports at time `now` (any monotonic clock, nanoseconds) whether slots
-    /// behind the head are complete while the head itself is not. True once
-    /// that has lasted `limit` for this very head: its owner will never publish
-    /// it (P2). Holes at other slots were only published out of order.
+    /// Takes in whether, at time `now` (any monotonic clock, nanoseconds), slots behind the head are complete while the
+    /// head itself is not. True once that has lasted `limit` for one and the same head: its owner will never publish it
+    /// (P2). A hole that moves on is only a slot that was published out of order.
     pub fn stuck(&mut self, hole: bool, now: u64, limit: u64) -> bool {
         let since = match self.hole {
             Some((slot, since)) if slot == self.head => since,
@@ -266,7 +259,7 @@ impl Staging {
         hole && now - since >= limit
     }
 
-    /// When [`Staging::stuck`] would say so, if the hole that it last saw stays.
+    /// The time at which [`Staging::stuck`] becomes true if the hole that it saw last stays.
     pub fn stuck_at(&self, limit: u64) -> Option<u64> {
         self.hole.map(|(_, since)| since.saturating_add(limit))
     }

@@ -1,6 +1,6 @@
-//! One queue pair as the engine drives it: takes WQEs out of the work segment,
-//! asks the gate, posts, retires; takes in what the peer sent, puts it where it
-//! belongs and tells the device. All state that decides anything is private.
+//! One queue pair as the engine drives it. It takes WQEs out of the work segment, asks the gate, posts and retires; it
+//! takes in what the peer sent, puts it where it belongs and tells the device. What decides is private state in
+//! `pushgate-core`.
 
 mod ending;
 mod receiver;
@@ -32,83 +32,79 @@ use crate::ring::{self, Look};
 use crate::session::{Session, Status, count_of};
 use crate::staging::Staging;
 
-/// Records that one pass takes in each direction before the engine looks at
-/// its other queue pairs.
+/// Records that one pass takes in each direction before the engine looks at other queue pairs.
 const BATCH: u32 = 64;
 
-/// How long an end waits for copies by a device before it is shown all the same: a device that does
-/// not end them must not hold up those who wait for the end.
+/// How long the end of a queue pair waits for copies by a device. Then the end is shown all the same: a device that does
+/// not end its copies must not hold up a program that waits for the end.
 const COPIES: Duration = Duration::from_secs(2);
 
 /// The memory of one queue pair, as its program hands it to an engine. Every
 /// segment's header is checked before anything else is read.
 pub struct QpMemory {
-    /// Work segment: the device writes, we read.
+    /// Work segment: the device writes it, and this end reads it.
     pub work: Arc<ReadOnlyMemory>,
-    /// Control segment: we write, the device reads.
+    /// Control segment: this end writes it, and the device reads it.
     pub control: Arc<SharedMemory>,
-    /// Our link segment.
+    /// This end's link segment.
     pub link: Arc<SharedMemory>,
     /// The peer's link segment.
     pub peer_link: Arc<ReadOnlyMemory>,
     /// The peer's window.
     pub peer_window: Arc<ReadOnlyMemory>,
-    /// What the peer rings to wake our engine, if that sleeps.
+    /// What the peer rings to wake this engine, if this engine sleeps.
     pub bell: Option<Bell>,
     /// Wakes the peer's engine, where it can be woken.
     pub peer_bell: Option<Ringer>,
-    /// The peer's process, by its number in our PID namespace: what it sends out of
-    /// regions is read there.
+    /// The peer's process, by its number in this process's PID namespace: payload that the peer sends out of regions is
+    /// read there.
     pub peer_pid: Option<u32>,
-    /// This engine runs in the process of its program, whose number the peer knows: its
-    /// regions can be read there.
+    /// This engine runs in the process of its program, whose number the peer knows: the peer can read regions there.
     pub in_program: bool,
 }
 
-/// What else an endpoint is told.
+/// Options of an endpoint.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub struct QpOptions {
     /// The peer's rank.
     pub peer: u32,
-    /// Messages land in buffers that receives name, not where they lie.
+    /// SENDs land in the buffers that posted receives name.
     pub posted_receives: bool,
-    /// Whoever takes messages in sees to it that what an RDMA device wrote into a
-    /// device's memory is there before that device is told of it (P3). Else the engine
-    /// does, by its mover, before each such message is shown.
+    /// The program makes sure that what an RDMA device wrote into a device's memory is there before the program uses it
+    /// (P3). Otherwise the engine does so by its mover, before it shows each such message.
     pub reader_flushes: bool,
-    /// A slot reserved and not published while later ones are complete ends the
-    /// queue pair after this, nanoseconds.
+    /// A slot that is reserved and not published, while later slots are complete, ends the queue pair after this time,
+    /// nanoseconds.
     pub stuck_ns: u64,
-    /// Share of the peer's window, in 256ths, that a slow reader may hold in
-    /// place; what comes on top is copied out.
+    /// Share of the peer's window, in 256ths, that a slow reader may hold in place. Messages beyond the share are copied
+    /// out.
     pub in_place_share: u8,
-    /// A reader that gives nothing back for this long while it holds messages is
-    /// slow, nanoseconds: what it holds beyond its share is copied out. A reader
-    /// that keeps up is never copied for.
+    /// A reader that holds messages and gives none back for this long is slow, nanoseconds. Messages are copied out for
+    /// slow readers alone.
     pub slow_ns: u64,
-    /// Receive credits ignored; for tests alone.
+    /// Receive credits are ignored; for tests alone.
     pub ungated: bool,
     /// Seed of the regions' tags.
     pub key_seed: u32,
 }
 
-/// Why a queue pair could not be taken in.
+/// Why an endpoint could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
     /// A segment's header is wrong.
     #[error("{segment} segment: {source}")]
     Header {
-        /// Which.
+        /// The segment.
         segment: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with the header.
         source: HeaderError,
     },
     /// Two segments of one side disagree.
     #[error("{segment} segment says {found:?}, the control segment {expected:?}")]
     Disagree {
-        /// Which.
+        /// The segment.
         segment: &'static str,
-        /// Its geometry.
+        /// The segment's geometry.
         found: Box<Geometry>,
         /// The control segment's.
         expected: Box<Geometry>,
@@ -121,8 +117,7 @@ pub enum EndpointError {
         /// Bytes that there should be.
         expected: usize,
     },
-    /// The peer was told otherwise: it would wait for receives that nobody tells it of,
-    /// or look for none.
+    /// The peer was told the opposite: it would wait for receives of which it is not told, or look for none.
     #[error(
         "posted_receives is {options} in QpOptions, but queue pair `{qp}` was offered to the peer with {offered}: \
          set both alike"
@@ -130,12 +125,12 @@ pub enum EndpointError {
     PostedReceives {
         /// The transport.
         qp: &'static str,
-        /// What the endpoint is to do.
+        /// Whether the endpoint posts receives.
         options: bool,
         /// What the peer was told.
         offered: bool,
     },
-    /// `ungated` in a build without it.
+    /// `ungated` is set in a build without the feature `test-ungated`.
     #[error("this build cannot switch the gate's receive credit off")]
     Ungated,
 }
