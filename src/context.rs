@@ -18,9 +18,9 @@ use pushgate_gpu_kernels::{
 use pushgate_proxy::counters::Counters;
 use pushgate_proxy::engine::{Engine, EngineOptions};
 use pushgate_proxy::idle::Wake;
+use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::mover::{MoveError, Mover};
 use pushgate_proxy::proxy::Proxy;
-use pushgate_proxy::qp::verbs::Device;
 use pushgate_proxy::remote::RemoteEngine;
 use zerocopy::{Immutable, IntoBytes};
 

@@ -9,7 +9,7 @@ use pushgate_driver_shim::{ShimError, abi};
 use pushgate_gpu_kernels::DeviceError;
 use pushgate_proxy::endpoint::EndpointError;
 use pushgate_proxy::engine::EngineError;
-use pushgate_proxy::qp::verbs::VerbsError;
+use pushgate_proxy::link::verbs::VerbsError;
 use pushgate_proxy::session::Status;
 
 use crate::settings::Origin;

@@ -25,7 +25,7 @@ pub use pushgate_driver_shim::memory::HugePages;
 /// Which device runs the kernels.
 pub use pushgate_gpu_kernels::DeviceChoice;
 /// Whether an RDMA record may follow its payload at once.
-pub use pushgate_proxy::qp::verbs::WriteOrder;
+pub use pushgate_proxy::link::verbs::WriteOrder;
 
 /// Where windows come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,8 +15,8 @@ use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Component, Path, PathBuf};
 
-use pushgate_proxy::qp::verbs::PortState;
-use pushgate_proxy::qp::verbs::gid::GidType;
+use pushgate_proxy::link::verbs::PortState;
+use pushgate_proxy::link::verbs::gid::GidType;
 use serde::{Deserialize, Serialize};
 
 use crate::read::{Roots, binary, host, names};

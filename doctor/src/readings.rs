@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use pushgate_proxy::qp::verbs::PortState;
-use pushgate_proxy::qp::verbs::gid::GidEntry;
+use pushgate_proxy::link::verbs::PortState;
+use pushgate_proxy::link::verbs::gid::GidEntry;
 use serde::{Deserialize, Serialize};
 
 /// What was asked of one place.

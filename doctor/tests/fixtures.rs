@@ -12,7 +12,7 @@ use pushgate_doctor::{
     CHECKS, Finding, HugePages, Part, Readings, Report, Roots, Status, Wants, Window, archive, judge, look,
     named, read,
 };
-use pushgate_proxy::qp::verbs::PortState;
+use pushgate_proxy::link::verbs::PortState;
 
 /// A host on which all is well: a GPU and a RoCE NIC below bridges of their own, the module, limits.
 const FILES: &[(&str, &str)] = &[

@@ -6,7 +6,7 @@ use pushgate::Error;
 use pushgate_driver_shim::{ShimError, abi};
 use pushgate_proxy::endpoint::EndpointError;
 use pushgate_proxy::engine::EngineError;
-use pushgate_proxy::qp::verbs::VerbsError;
+use pushgate_proxy::link::verbs::VerbsError;
 use pushgate_proxy::session::Status;
 
 /// The values of `ncclResult_t` that this plugin returns.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use pushgate::Settings;
 use pushgate_proxy::engine::EngineError;
-use pushgate_proxy::qp::verbs::Device;
+use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::wire::peer_cred;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

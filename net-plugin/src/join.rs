@@ -14,11 +14,11 @@ use pushgate_gpu_kernels::Registration;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::idle::Wake;
+use pushgate_proxy::link::verbs::{self, Accepted, Config, Flusher, Places};
 use pushgate_proxy::memory::Keep;
 use pushgate_proxy::offer::LocalOffer;
 use pushgate_proxy::producer::Producer;
 use pushgate_proxy::proxy::{Proxy, QpFds};
-use pushgate_proxy::qp::verbs::{self, Accepted, Config, Flusher, Places};
 use pushgate_proxy::receives::PostedReceives;
 use serde::{Deserialize, Serialize};
 

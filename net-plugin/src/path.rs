@@ -8,8 +8,8 @@ use pushgate::settings::{NetPath, QpKind};
 use pushgate_driver_shim::abi;
 use pushgate_gpu_kernels::DeviceChoice;
 use pushgate_pcie_model::findings::Findings;
+use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::mover::Mover;
-use pushgate_proxy::qp::verbs::Device;
 use pushgate_topology::{Address, Sysfs};
 
 use crate::comm::Mr;

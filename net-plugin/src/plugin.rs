@@ -16,7 +16,7 @@ use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_proxy::engine::{Engine, EngineOptions};
 use pushgate_proxy::idle::Wake;
-use pushgate_proxy::qp::verbs::Device;
+use pushgate_proxy::link::verbs::Device;
 
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};

@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::Path;
 
 use pushgate_driver_shim::abi;
-use pushgate_proxy::qp::verbs::Device;
+use pushgate_proxy::link::verbs::Device;
 
 use crate::ffi::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST};
 use crate::plan::Landing;

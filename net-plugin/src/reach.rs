@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use pushgate_gpu_kernels::DeviceBuffer;
-use pushgate_proxy::qp::verbs::{Device, Word};
+use pushgate_proxy::link::verbs::{Device, Word};
 use pushgate_proxy::region::Exported;
 
 use crate::error::{Failure, Result};

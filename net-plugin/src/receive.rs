@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_proxy::link::verbs::Flusher;
 use pushgate_proxy::producer::{Producer, Received};
-use pushgate_proxy::qp::verbs::Flusher;
 use pushgate_proxy::session::Status;
 
 use crate::comm::{Link, Mr, REQUESTS, Wanted};

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_proxy::link::RegionSends;
 use pushgate_proxy::producer::Producer;
 use pushgate_proxy::proxy::Proxy;
-use pushgate_proxy::qp::RegionSends;
 use pushgate_proxy::receives::PostedReceives;
 
 use crate::comm::{Link, Mr, SETTLE};

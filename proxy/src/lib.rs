@@ -21,6 +21,8 @@ pub mod idle;
 #[cfg(not(loom))]
 mod leaving;
 #[cfg(not(loom))]
+pub mod link;
+#[cfg(not(loom))]
 pub mod measure;
 #[cfg(not(loom))]
 pub mod memory;
@@ -32,8 +34,6 @@ pub mod offer;
 pub mod producer;
 #[cfg(not(loom))]
 pub mod proxy;
-#[cfg(not(loom))]
-pub mod qp;
 #[cfg(not(loom))]
 pub mod receives;
 #[cfg(not(loom))]

@@ -4,7 +4,7 @@
 
 use std::io;
 
-use crate::qp::QueuePair;
+use crate::link::Link;
 use crate::region::Stretch;
 
 /// Copies host memory into a device's memory, in the background.
@@ -164,7 +164,7 @@ impl Move {
     pub(crate) unsafe fn advance(
         &mut self,
         mover: Option<&mut (dyn Mover + 'static)>,
-        qp: &dyn QueuePair,
+        qp: &dyn Link,
     ) -> Result<Step, Failed> {
         let done = |yes| if yes { Step::Done } else { Step::Moved };
         // SAFETY: the caller's promise, for as many bytes as are left of what was checked.

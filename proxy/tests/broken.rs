@@ -12,15 +12,19 @@ use pushgate_driver_shim::record::{Record, Words};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::Endpoint;
 use pushgate_proxy::gate::{Budget, Permit};
-use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
+use pushgate_proxy::link::{
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking,
+};
 use pushgate_proxy::session::Status;
 
-const CAUSE: Status = Status { code: abi::PUSHGATE_LINK_DOWN as u8, rank: None, detail: 4 };
+const DOWN: LinkDown = LinkDown::Failed { cause: 4, by_peer: false };
+/// What ends the queue pair of rank 0 then.
+const CAUSE: Status = Status { code: abi::PUSHGATE_LINK_DOWN as u8, rank: Some(0), detail: 4 };
 
 /// A transport that has failed and brings nothing.
 struct Failed;
 
-impl QueuePair for Failed {
+impl Link for Failed {
     fn name(&self) -> &'static str {
         "failed"
     }
@@ -29,11 +33,11 @@ impl QueuePair for Failed {
         Budget { send_slots: 4, cq_slots: 4, bytes: 4096 }
     }
 
-    fn post_send(&mut self, _: Permit<'_>, _: u64, _: &Record, _: &Words) -> Result<(), Status> {
-        Err(CAUSE)
+    fn post_send(&mut self, _: Permit<'_>, _: u64, _: &Record, _: &Words) -> Result<(), LinkDown> {
+        Err(DOWN)
     }
 
-    fn poll_send(&mut self, _: u64) -> Result<u32, Status> {
+    fn poll_send(&mut self, _: u64) -> Result<u32, LinkDown> {
         Ok(0)
     }
 
@@ -45,22 +49,30 @@ impl QueuePair for Failed {
         0
     }
 
-    fn poll_recv(&mut self, _: &mut Words) -> Inbound {
-        Inbound::Empty
+    fn poll_recv(&mut self, _: &mut Words) -> Arrival {
+        Arrival::Empty
     }
 
     fn has_inbound(&self) -> bool {
         false
     }
 
-    fn payload(&self, _: u32, _: u32) -> Option<usize> {
-        None
+    fn acknowledge(&mut self, _: PeerCounts) {}
+
+    fn set_status(&mut self, _: u64) {}
+
+    fn notify(&mut self) -> Result<bool, LinkDown> {
+        Ok(false)
     }
 
-    fn in_place(&self) -> bool {
-        true
+    fn check(&mut self, _: u64) -> Result<(), LinkDown> {
+        Err(DOWN)
     }
+}
 
+impl Receives for Failed {}
+
+impl OwnRegions for Failed {
     fn takes_region(&self, _: &Record) -> RegionSends {
         RegionSends::Unknown
     }
@@ -68,19 +80,19 @@ impl QueuePair for Failed {
     fn region_sends(&self) -> RegionSends {
         RegionSends::Unknown
     }
+}
 
-    fn acknowledge(&mut self, _: PeerCounts) {}
-
-    fn set_status(&mut self, _: u64) {}
-
-    fn notify(&mut self) -> Result<bool, Status> {
-        Ok(false)
+impl PeerMemory for Failed {
+    fn payload(&self, _: u32, _: u32) -> Option<usize> {
+        None
     }
 
-    fn check(&mut self, _: u64) -> Option<Status> {
-        Some(CAUSE)
+    fn in_place(&self) -> bool {
+        true
     }
+}
 
+impl Waking for Failed {
     fn sleeping(&self) -> Option<&AtomicU64> {
         None
     }
@@ -99,7 +111,7 @@ fn p7_a_transport_that_breaks_tells_its_cause_once_to_who_can_tell_the_peer() {
     let mut end = endpoint(&memory).with_broken(Box::new(move |status| sender.send(status).unwrap()));
     end.tick(1);
     // The peer is told which rank's end failed.
-    assert_eq!(told.try_recv(), Ok(Status { rank: Some(0), ..CAUSE }));
+    assert_eq!(told.try_recv(), Ok(CAUSE));
     assert_eq!(end.status(), Some(CAUSE));
     end.tick(2);
     end.fail(CAUSE);

@@ -17,9 +17,11 @@ use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::engine::{Engine, EngineError, EngineOptions};
 use pushgate_proxy::gate::{Budget, Permit};
 use pushgate_proxy::idle::Wake;
+use pushgate_proxy::link::local::{LocalLink, Processes};
+use pushgate_proxy::link::{
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking,
+};
 use pushgate_proxy::mover::{MoveError, Mover};
-use pushgate_proxy::qp::local::{LocalQp, Processes};
-use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::Status;
 
@@ -89,7 +91,7 @@ type Seen = Arc<Mutex<Vec<(u64, u64)>>>;
 
 /// A queue pair that records what the device can see whenever something goes to the peer.
 struct Watched {
-    qp: LocalQp,
+    qp: LocalLink,
     control: Arc<SharedMemory>,
     cq: usize,
     seen: Seen,
@@ -104,65 +106,97 @@ impl Watched {
     }
 }
 
-impl QueuePair for Watched {
+impl Link for Watched {
     fn name(&self) -> &'static str {
         self.qp.name()
     }
+
     fn budget(&self) -> Budget {
         self.qp.budget()
     }
-    fn post_send(&mut self, permit: Permit<'_>, sequence: u64, r: &Record, w: &Words) -> Result<(), Status> {
+
+    fn post_send(
+        &mut self,
+        permit: Permit<'_>,
+        sequence: u64,
+        r: &Record,
+        w: &Words,
+    ) -> Result<(), LinkDown> {
         self.qp.post_send(permit, sequence, r, w)
     }
-    fn poll_send(&mut self, received: u64) -> Result<u32, Status> {
+
+    fn poll_send(&mut self, received: u64) -> Result<u32, LinkDown> {
         self.qp.poll_send(received)
     }
+
     fn peer_counts(&self) -> PeerCounts {
         self.qp.peer_counts()
     }
+
     fn peer_status(&self) -> u64 {
         self.qp.peer_status()
     }
-    fn poll_recv(&mut self, words: &mut Words) -> Inbound {
+
+    fn poll_recv(&mut self, words: &mut Words) -> Arrival {
         self.qp.poll_recv(words)
     }
+
     fn has_inbound(&self) -> bool {
         self.qp.has_inbound()
     }
-    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
-        self.qp.payload(unit, units)
-    }
-    fn in_place(&self) -> bool {
-        self.qp.in_place()
-    }
-    fn takes_region(&self, r: &Record) -> RegionSends {
-        self.qp.takes_region(r)
-    }
-    fn region_sends(&self) -> RegionSends {
-        self.qp.region_sends()
-    }
-    unsafe fn read_peer(&self, address: u64, to: usize, length: usize) -> io::Result<usize> {
-        // SAFETY: our caller promises what the inner call requires.
-        unsafe { self.qp.read_peer(address, to, length) }
-    }
+
     fn acknowledge(&mut self, counts: PeerCounts) {
         self.qp.acknowledge(counts);
     }
+
     fn set_status(&mut self, word: u64) {
         self.look();
         self.qp.set_status(word);
     }
+
     fn leave(&mut self) {
         self.look();
         self.qp.leave();
     }
+
     fn stopped(&mut self) -> bool {
         !self.works.load(Ordering::Acquire)
     }
-    fn notify(&mut self) -> Result<bool, Status> {
+
+    fn notify(&mut self) -> Result<bool, LinkDown> {
         self.look();
         self.qp.notify()
     }
+}
+
+impl Receives for Watched {}
+
+impl OwnRegions for Watched {
+    fn takes_region(&self, r: &Record) -> RegionSends {
+        self.qp.takes_region(r)
+    }
+
+    fn region_sends(&self) -> RegionSends {
+        self.qp.region_sends()
+    }
+}
+
+impl PeerMemory for Watched {
+    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
+        self.qp.payload(unit, units)
+    }
+
+    fn in_place(&self) -> bool {
+        self.qp.in_place()
+    }
+
+    unsafe fn read_peer(&self, address: u64, to: usize, length: usize) -> io::Result<usize> {
+        // SAFETY: our caller promises what the inner call requires.
+        unsafe { self.qp.read_peer(address, to, length) }
+    }
+}
+
+impl Waking for Watched {
     fn sleeping(&self) -> Option<&AtomicU64> {
         self.qp.sleeping()
     }
@@ -181,7 +215,8 @@ fn watched_while(works: bool) -> (Endpoint, Device, Seen, Arc<AtomicBool>) {
     let m = own.joined(&peer, None);
     let g = own.geometry;
     let processes = Processes { peer: None, in_program: true };
-    let qp = LocalQp::new(&m.link, &g, &m.peer_link, &peer.geometry, m.peer_window, (None, None), processes);
+    let qp =
+        LocalLink::new(&m.link, &g, &m.peer_link, &peer.geometry, m.peer_window, (None, None), processes);
     let seen = Seen::default();
     let cq = g.control_cq_offset();
     let works = Arc::new(AtomicBool::new(works));

@@ -15,9 +15,9 @@ use pushgate_driver_shim::record::{Opcode, Record, lap_of, set_inline};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpMemory, QpOptions};
 use pushgate_proxy::gate::{Gate, Need};
+use pushgate_proxy::link::verbs::{Config as VerbsConfig, VerbsLink};
+use pushgate_proxy::link::{Link, OwnRegions, RegionSends};
 use pushgate_proxy::mover::{MoveError, Mover};
-use pushgate_proxy::qp::verbs::{Config as VerbsConfig, VerbsQp};
-use pushgate_proxy::qp::{QueuePair, RegionSends};
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::{Status, count_word};
 
@@ -875,7 +875,7 @@ fn p8_over_rdma_a_region_stays_until_the_device_has_sent_what_goes_out_of_it() {
     let record =
         Record { rkey: 18, place: 17, flags: Record::REGION, length: 4096, ..Record::new(Opcode::Put) };
     let begin = std::time::Instant::now();
-    let pass = |a: &mut VerbsQp, b: &mut VerbsQp| {
+    let pass = |a: &mut VerbsLink, b: &mut VerbsLink| {
         assert!(begin.elapsed() < pushgate_tests::hang(), "it never ends");
         for qp in [a, b] {
             qp.poll_send(0).unwrap();

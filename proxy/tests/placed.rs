@@ -13,10 +13,11 @@ use pushgate_driver_shim::record::{Opcode, Record, Words};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::gate::{Budget, Permit};
+use pushgate_proxy::link::{
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking,
+};
 use pushgate_proxy::mover::{MoveError, Mover};
-use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
 use pushgate_proxy::region::RegionMemory;
-use pushgate_proxy::session::Status;
 
 const DEVICE: u64 = 0x7000_0000_0000;
 
@@ -31,7 +32,7 @@ struct Placing {
     receives: Option<bool>,
 }
 
-impl QueuePair for Placing {
+impl Link for Placing {
     fn name(&self) -> &'static str {
         "placing"
     }
@@ -40,11 +41,11 @@ impl QueuePair for Placing {
         Budget { send_slots: 4, cq_slots: 4, bytes: 1 << 20 }
     }
 
-    fn post_send(&mut self, _: Permit<'_>, _: u64, _: &Record, _: &Words) -> Result<(), Status> {
+    fn post_send(&mut self, _: Permit<'_>, _: u64, _: &Record, _: &Words) -> Result<(), LinkDown> {
         unreachable!("nothing is sent here")
     }
 
-    fn poll_send(&mut self, _: u64) -> Result<u32, Status> {
+    fn poll_send(&mut self, _: u64) -> Result<u32, LinkDown> {
         Ok(0)
     }
 
@@ -56,24 +57,32 @@ impl QueuePair for Placing {
         0
     }
 
-    fn poll_recv(&mut self, words: &mut Words) -> Inbound {
-        let Some(record) = self.records.lock().unwrap().pop_front() else { return Inbound::Empty };
+    fn poll_recv(&mut self, words: &mut Words) -> Arrival {
+        let Some(record) = self.records.lock().unwrap().pop_front() else { return Arrival::Empty };
         *words = record.encode(0);
-        Inbound::Placed
+        Arrival::Placed
     }
 
     fn has_inbound(&self) -> bool {
         !self.records.lock().unwrap().is_empty()
     }
 
-    fn payload(&self, _: u32, _: u32) -> Option<usize> {
-        None
-    }
+    fn acknowledge(&mut self, _: PeerCounts) {}
 
-    fn in_place(&self) -> bool {
-        true
-    }
+    fn set_status(&mut self, _: u64) {}
 
+    fn notify(&mut self) -> Result<bool, LinkDown> {
+        Ok(false)
+    }
+}
+
+impl Receives for Placing {
+    fn offered_receives(&self) -> Option<bool> {
+        self.receives
+    }
+}
+
+impl OwnRegions for Placing {
     fn takes_region(&self, _: &Record) -> RegionSends {
         self.region_sends()
     }
@@ -82,22 +91,22 @@ impl QueuePair for Placing {
         RegionSends::No("not here")
     }
 
-    fn acknowledge(&mut self, _: PeerCounts) {}
-
-    fn set_status(&mut self, _: u64) {}
-
-    fn notify(&mut self) -> Result<bool, Status> {
-        Ok(false)
-    }
-
-    fn offered_receives(&self) -> Option<bool> {
-        self.receives
-    }
-
     fn offers(&self, _: u32) -> bool {
         self.offers
     }
+}
 
+impl PeerMemory for Placing {
+    fn payload(&self, _: u32, _: u32) -> Option<usize> {
+        None
+    }
+
+    fn in_place(&self) -> bool {
+        true
+    }
+}
+
+impl Waking for Placing {
     fn sleeping(&self) -> Option<&AtomicU64> {
         None
     }

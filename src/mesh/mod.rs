@@ -32,7 +32,7 @@ use pushgate_driver_shim::eventfd::EventFd;
 pub(crate) use pushgate_driver_shim::fdpass::Frame;
 use pushgate_driver_shim::fdpass::{Outgoing, drop_elsewhere};
 use pushgate_driver_shim::process::Process;
-use pushgate_proxy::qp::verbs::gid::Family;
+use pushgate_proxy::link::verbs::gid::Family;
 use pushgate_proxy::session::Status;
 use rustix::event::{PollFd, poll};
 use rustix::io::Errno;

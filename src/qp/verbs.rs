@@ -6,7 +6,7 @@ use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_proxy::endpoint::Endpoint;
 use pushgate_proxy::idle::Wake;
-use pushgate_proxy::qp::verbs::{Accepted, Config, Device, Half, Offer, VerbsError};
+use pushgate_proxy::link::verbs::{Accepted, Config, Device, Half, Offer, VerbsError};
 use serde::Serialize;
 
 use super::join::{Inbound, Joined, Own};

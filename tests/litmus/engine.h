@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
 // The memory of two joined queue pairs, and an engine for each in C++, so that ThreadSanitizer sees
-// both sides: proxy/src/endpoint/ and qp/local.rs, without everything that does not concern
+// both sides: proxy/src/endpoint/ and link/local.rs, without everything that does not concern
 // order. The engine's orderings have names too, CONSUMER_*.
 //
 // One difference: where the proxy loads relaxed and then fences (ring.rs says why), this engine
@@ -298,7 +298,7 @@ class endpoint {
 
 	bool progress()
 	{
-		// Released is read before received, as in qp/local.rs.
+		// Released is read before received, as in link/local.rs.
 		u64 released = __atomic_load_n(peer.link_line + 1, CONSUMER_OBSERVE);
 		received = __atomic_load_n(peer.link_line + 0, CONSUMER_OBSERVE);
 		granted = __atomic_load_n(peer.link_line + 2, CONSUMER_OBSERVE);

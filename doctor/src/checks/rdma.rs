@@ -1,6 +1,6 @@
 //! RDMA devices, ports and addresses.
 
-use pushgate_proxy::qp::verbs::gid::{self, GidEntry, GidType};
+use pushgate_proxy::link::verbs::gid::{self, GidEntry, GidType};
 
 use super::leading_number;
 use crate::finding::Finding;

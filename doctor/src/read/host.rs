@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 
 use pushgate_driver_shim::memory;
-use pushgate_proxy::qp::process_vm_readv_callable;
+use pushgate_proxy::link::process_vm_readv_callable;
 
 use super::{Roots, failed, kept_unreadable, names, number, open, text};
 use crate::archive::UNREADABLE;

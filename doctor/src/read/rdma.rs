@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use pushgate_proxy::qp::verbs::{Device, gid};
+use pushgate_proxy::link::verbs::{Device, gid};
 use pushgate_topology::Address;
 
 use super::{Roots, failed, names, netlink, number, text};

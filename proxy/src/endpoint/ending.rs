@@ -8,20 +8,22 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::Record;
 
 use super::{COPIES, Endpoint, STATUS, complete};
+use crate::link::LinkDown;
 use crate::mover::Mover;
 use crate::ring::{self, Look};
 use crate::session::Status;
 
 impl Endpoint {
-    /// The transport failed.
+    /// Ends the queue pair because its link broke.
     #[cold]
-    pub(super) fn broke(&mut self, status: Status) {
-        let rnr = (abi::PUSHGATE_LINK_DOWN as u8, abi::PUSHGATE_DOWN_RNR);
+    pub(super) fn broke(&mut self, down: LinkDown) {
+        let rnr = LinkDown::Failed { cause: abi::PUSHGATE_DOWN_RNR, by_peer: true };
+        let status = down.status(self.rank(), self.peer());
         let first = self.session.status().is_none();
-        self.counters.rnr += (first && (status.code, status.detail) == rnr) as u64;
+        self.counters.rnr += (first && down == rnr) as u64;
         // Before the device sees the end, behind which a program may leave, and say so to the peer.
         if first && let Some(tell) = self.broken.take() {
-            tell(Status { rank: status.rank.or(Some(self.rank())), ..status });
+            tell(status);
         }
         self.fail(status);
     }

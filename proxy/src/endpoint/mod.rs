@@ -22,11 +22,11 @@ use pushgate_driver_shim::window::Interrupt;
 use crate::counters::Counters;
 use crate::gate::Gate;
 use crate::inbound::{Inbound, MOST_COPIES, Rules};
+use crate::link::local::{LocalLink, Processes};
+use crate::link::{Link, PeerCounts, RegionSends};
 use crate::memory::{Mapped, Words};
 use crate::mover::{Move, Mover};
 use crate::outbound::Outbound;
-use crate::qp::local::{LocalQp, Processes};
-use crate::qp::{PeerCounts, QueuePair, RegionSends};
 use crate::region::{RegionMemory, Regions};
 use crate::ring::{self, Look};
 use crate::session::{Session, Status, count_of};
@@ -163,7 +163,7 @@ pub struct Endpoint {
     cq_head: u64,
     outbound: Outbound,
     session: Session,
-    qp: Box<dyn QueuePair>,
+    qp: Box<dyn Link>,
     /// The transport is asked for the receive that a SEND takes.
     knows_receives: bool,
     // The receiver's side.
@@ -234,7 +234,7 @@ impl Endpoint {
                 expected: peer_geometry.window_bytes(),
             });
         }
-        let qp = LocalQp::new(
+        let qp = LocalLink::new(
             &memory.link,
             &geometry,
             &memory.peer_link,
@@ -252,7 +252,7 @@ impl Endpoint {
         control: impl Into<Mapped>,
         geometry: Geometry,
         peer_geometry: Geometry,
-        qp: Box<dyn QueuePair>,
+        qp: Box<dyn Link>,
         options: QpOptions,
     ) -> Result<Self, EndpointError> {
         let (work, control) = (work.into(), control.into());
@@ -433,7 +433,7 @@ impl Endpoint {
         }
         match self.qp.notify() {
             Ok(rang) => self.counters.rings += rang as u64,
-            Err(status) => self.broke(status),
+            Err(down) => self.broke(down),
         }
         if work {
             // An engine that finds no more might leave them in its buffers for long.
@@ -495,8 +495,8 @@ impl Endpoint {
             return;
         }
         self.inbound.tick(now);
-        if let Some(status) = self.qp.check(now) {
-            self.broke(status);
+        if let Err(down) = self.qp.check(now) {
+            self.broke(down);
             return;
         }
         // A look at the whole ring, so only a few times within the limit.
@@ -562,7 +562,7 @@ impl Endpoint {
     }
 
     /// Descriptors that wake a sleeping engine, besides the bells. True if those of
-    /// the transport wake only for a while ([`QueuePair::wakes`]).
+    /// the transport wake only for a while ([`Link::wakes`]).
     pub fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> bool {
         if self.over {
             return false;

@@ -8,8 +8,8 @@ use pushgate_driver_shim::record::{self, Record, Words as RecordWords, lap_of};
 
 use super::{BATCH, Endpoint, Moving};
 use crate::inbound::{Action, Destination, Fault, Finish, MOST_COPIES, Message, Payload, Posted, Site, torn};
+use crate::link::{self, Link, PeerCounts};
 use crate::mover::{self, Failed, Move, Mover, SLICE, Source, Step};
-use crate::qp::{self, PeerCounts, QueuePair};
 use crate::region::{self, Regions, Stretch};
 use crate::ring;
 use crate::session::{Status, count_word};
@@ -28,7 +28,7 @@ enum Outcome {
 /// What the receiver's state machine asks of this queue pair.
 struct Here<'a> {
     regions: &'a Regions,
-    qp: &'a dyn QueuePair,
+    qp: &'a dyn Link,
     /// The device sees nothing of where the transport puts what comes.
     copies: bool,
 }
@@ -113,10 +113,10 @@ impl Endpoint {
     fn take_in(&mut self, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Fault> {
         let mut words = [0; 8];
         let placed = match self.qp.poll_recv(&mut words) {
-            qp::Inbound::Empty => return Ok(Outcome::Nothing),
-            qp::Inbound::Record => false,
-            qp::Inbound::Placed => true,
-            qp::Inbound::Torn => return Err(torn()),
+            link::Arrival::Empty => return Ok(Outcome::Nothing),
+            link::Arrival::Record => false,
+            link::Arrival::Placed => true,
+            link::Arrival::Torn => return Err(torn()),
         };
         let (record, sequence) = self.inbound.accept(&words)?;
         let outcome = self.deliver(&record, &words, placed, sequence, mover)?;

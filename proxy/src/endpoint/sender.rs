@@ -6,8 +6,8 @@ use pushgate_driver_shim::record::{Malformed, Opcode, Record};
 
 use super::{BATCH, CREDIT, DELIVERED, Endpoint, complete};
 use crate::gate::Stall;
+use crate::link::RegionSends;
 use crate::outbound::Next;
-use crate::qp::RegionSends;
 use crate::ring::{self, Found};
 use crate::session::{Status, count_of};
 
@@ -66,8 +66,8 @@ impl Endpoint {
                 .map(|(permit, sequence, words)| qp.post_send(permit, sequence, &record, words));
             match posted {
                 Ok(Ok(())) => {}
-                Ok(Err(status)) => {
-                    self.broke(status);
+                Ok(Err(down)) => {
+                    self.broke(down);
                     return true;
                 }
                 Err(stall) => {
@@ -167,8 +167,8 @@ impl Endpoint {
         match self.qp.poll_send(received) {
             Ok(0) => {}
             Ok(completed) => self.outbound.complete(completed),
-            Err(status) => {
-                self.broke(status);
+            Err(down) => {
+                self.broke(down);
                 return true;
             }
         }

@@ -10,10 +10,11 @@ use pushgate_driver_shim::record::{Record, Words};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::gate::{Budget, Permit};
-use pushgate_proxy::qp::verbs::{Config, Device, Half, VerbsQp};
-use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair, RegionSends};
+use pushgate_proxy::link::verbs::{Config, Device, Half, VerbsLink};
+use pushgate_proxy::link::{
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking,
+};
 use pushgate_proxy::region::RegionMemory;
-use pushgate_proxy::session::Status;
 
 use super::Memory;
 
@@ -57,7 +58,7 @@ fn allocate(name: &str, bytes: usize) -> Result<SharedMemory, pushgate_driver_sh
 /// One end of an RDMA queue pair.
 #[derive(Clone)]
 pub struct Wire {
-    pub qp: Arc<Mutex<VerbsQp>>,
+    pub qp: Arc<Mutex<VerbsLink>>,
     pub mirror: Arc<SharedMemory>,
     peer_geometry: Geometry,
     /// Whether this end and the other end were stopped; a stopped end answers no more.
@@ -85,7 +86,7 @@ pub fn joined(
     memory: [&Memory; 2],
     posted_receives: [bool; 2],
     config: &Config,
-) -> [(VerbsQp, Arc<SharedMemory>, Geometry); 2] {
+) -> [(VerbsLink, Arc<SharedMemory>, Geometry); 2] {
     let device = device();
     let half = |i: usize| {
         let (m, config) = (memory[i], Config { posted_receives: posted_receives[i], ..config.clone() });
@@ -136,7 +137,7 @@ impl Wire {
     }
 }
 
-fn wait(qp: &mut VerbsQp, peer_stopped: &AtomicBool) {
+fn wait(qp: &mut VerbsLink, peer_stopped: &AtomicBool) {
     let start = Instant::now();
     while !qp.is_quiet() && !peer_stopped.load(Ordering::Relaxed) {
         assert!(start.elapsed() < pushgate_tests::hang(), "the RDMA queue pair does not come to rest");
@@ -148,12 +149,12 @@ fn wait(qp: &mut VerbsQp, peer_stopped: &AtomicBool) {
 struct Settled(Wire);
 
 impl Settled {
-    fn qp(&self) -> MutexGuard<'_, VerbsQp> {
+    fn qp(&self) -> MutexGuard<'_, VerbsLink> {
         self.0.qp.lock().unwrap()
     }
 }
 
-impl QueuePair for Settled {
+impl Link for Settled {
     fn name(&self) -> &'static str {
         self.qp().name()
     }
@@ -162,11 +163,11 @@ impl QueuePair for Settled {
         self.qp().budget()
     }
 
-    fn post_send(&mut self, p: Permit<'_>, sequence: u64, r: &Record, words: &Words) -> Result<(), Status> {
+    fn post_send(&mut self, p: Permit<'_>, sequence: u64, r: &Record, words: &Words) -> Result<(), LinkDown> {
         self.qp().post_send(p, sequence, r, words)
     }
 
-    fn poll_send(&mut self, received: u64) -> Result<u32, Status> {
+    fn poll_send(&mut self, received: u64) -> Result<u32, LinkDown> {
         self.qp().poll_send(received)
     }
 
@@ -178,7 +179,7 @@ impl QueuePair for Settled {
         self.qp().peer_status()
     }
 
-    fn poll_recv(&mut self, words: &mut Words) -> Inbound {
+    fn poll_recv(&mut self, words: &mut Words) -> Arrival {
         self.qp().poll_recv(words)
     }
 
@@ -186,14 +187,59 @@ impl QueuePair for Settled {
         self.qp().has_inbound()
     }
 
-    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
-        self.qp().payload(unit, units)
+    fn acknowledge(&mut self, counts: PeerCounts) {
+        self.qp().acknowledge(counts);
     }
 
-    fn in_place(&self) -> bool {
-        self.qp().in_place()
+    fn set_status(&mut self, word: u64) {
+        self.qp().set_status(word);
     }
 
+    fn leave(&mut self) {
+        self.qp().leave();
+    }
+
+    fn stopped(&mut self) -> bool {
+        let start = Instant::now();
+        while !self.qp().stopped() {
+            assert!(start.elapsed() < pushgate_tests::hang(), "the RDMA queue pair does not stop");
+            std::thread::yield_now();
+        }
+        self.0.stopped[0].store(true, Ordering::Relaxed);
+        true
+    }
+
+    fn notify(&mut self) -> Result<bool, LinkDown> {
+        let mut qp = self.qp();
+        let rang = qp.notify()?;
+        wait(&mut qp, &self.0.stopped[1]);
+        Ok(rang)
+    }
+
+    fn check(&mut self, now: u64) -> Result<(), LinkDown> {
+        self.qp().check(now)
+    }
+}
+
+impl Receives for Settled {
+    fn offered_receives(&self) -> Option<bool> {
+        self.qp().offered_receives()
+    }
+
+    fn knows_receives(&self) -> bool {
+        self.qp().knows_receives()
+    }
+
+    fn receive_for(&self, record: &Record) -> Option<u32> {
+        self.qp().receive_for(record)
+    }
+
+    fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
+        self.qp().receive_posted(number, words);
+    }
+}
+
+impl OwnRegions for Settled {
     fn takes_region(&self, record: &Record) -> RegionSends {
         self.qp().takes_region(record)
     }
@@ -225,56 +271,19 @@ impl QueuePair for Settled {
     fn regions_told(&self) -> bool {
         self.qp().regions_told()
     }
+}
 
-    fn offered_receives(&self) -> Option<bool> {
-        self.qp().offered_receives()
+impl PeerMemory for Settled {
+    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
+        self.qp().payload(unit, units)
     }
 
-    fn knows_receives(&self) -> bool {
-        self.qp().knows_receives()
+    fn in_place(&self) -> bool {
+        self.qp().in_place()
     }
+}
 
-    fn receive_for(&self, record: &Record) -> Option<u32> {
-        self.qp().receive_for(record)
-    }
-
-    fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
-        self.qp().receive_posted(number, words);
-    }
-
-    fn acknowledge(&mut self, counts: PeerCounts) {
-        self.qp().acknowledge(counts);
-    }
-
-    fn set_status(&mut self, word: u64) {
-        self.qp().set_status(word);
-    }
-
-    fn leave(&mut self) {
-        self.qp().leave();
-    }
-
-    fn stopped(&mut self) -> bool {
-        let start = Instant::now();
-        while !self.qp().stopped() {
-            assert!(start.elapsed() < pushgate_tests::hang(), "the RDMA queue pair does not stop");
-            std::thread::yield_now();
-        }
-        self.0.stopped[0].store(true, Ordering::Relaxed);
-        true
-    }
-
-    fn notify(&mut self) -> Result<bool, Status> {
-        let mut qp = self.qp();
-        let rang = qp.notify()?;
-        wait(&mut qp, &self.0.stopped[1]);
-        Ok(rang)
-    }
-
-    fn check(&mut self, now: u64) -> Option<Status> {
-        self.qp().check(now)
-    }
-
+impl Waking for Settled {
     fn sleeping(&self) -> Option<&AtomicU64> {
         None
     }

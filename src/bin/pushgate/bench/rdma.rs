@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use pushgate::{Settings, abi, status_name};
+use pushgate::{Settings, abi};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::gate::{Gate, Need};
 use pushgate_proxy::idle::{Idle, Step, Wake};
-use pushgate_proxy::qp::verbs::{Config, Device, Half};
-use pushgate_proxy::qp::{Inbound, PeerCounts, QueuePair};
-use pushgate_proxy::session::{Session, Status, count_word};
+use pushgate_proxy::link::verbs::{Config, Device, Half};
+use pushgate_proxy::link::{Arrival, Link, PeerCounts};
+use pushgate_proxy::session::{Session, count_word};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::json;
 
@@ -174,11 +174,12 @@ fn connect(
     let (at_a, at_b) = (a.places(), b.places());
     let (a, b) = (a.join(at_b)?, b.join(at_a)?);
     let imm = a.immediate();
-    let end = |rank, qp: Box<dyn QueuePair>, window| End {
+    let end = |rank, qp: Box<dyn Link>, window| End {
         rank,
-        gate: Gate::new(qp.limits()),
+        gate: Gate::new(s.receives as u32, qp.budget()),
         qp,
         session: Session::new(0),
+        inbound: 0,
         window,
         size,
         units: (size as u64).div_ceil(unit) as u32,
@@ -196,8 +197,10 @@ fn connect(
 struct End {
     rank: u32,
     gate: Gate,
-    qp: Box<dyn QueuePair>,
+    qp: Box<dyn Link>,
     session: Session,
+    /// Messages that were taken.
+    inbound: u64,
     window: Arc<SharedMemory>,
     size: u32,
     units: u32,
@@ -243,14 +246,6 @@ fn pin(core: Option<usize>) {
     }
 }
 
-fn ended(status: Status) -> anyhow::Error {
-    let name = status_name(status.code as u64);
-    match status.rank {
-        Some(rank) => anyhow!("the queue pair ended: {name}, by rank {rank}, detail {:#x}", status.detail),
-        None => anyhow!("the queue pair ended: {name}"),
-    }
-}
-
 impl End {
     /// Takes in the peer's counts and what completed.
     #[inline]
@@ -258,7 +253,7 @@ impl End {
         let counts = self.qp.peer_counts();
         let (released, received) = self.session.peer_counts(self.sent, counts.released, counts.received)?;
         self.gate.grant(counts.granted & abi::PUSHGATE_COUNT_MASK)?;
-        let done = self.qp.poll_send(received).map_err(ended)?;
+        let done = self.qp.poll_send(received)?;
         self.gate.complete(done);
         let new = released - self.retired;
         self.gate.retire(new * self.size as u64);
@@ -282,7 +277,7 @@ impl End {
         }
         let record =
             Record { length: self.size, place, place_offset: self.units as u64, ..Record::new(Opcode::Send) };
-        self.qp.post_send(permit, self.sent, &record, &record.encode(0)).map_err(ended)?;
+        self.qp.post_send(permit, self.sent, &record, &record.encode(0))?;
         self.sent += 1;
         Ok(true)
     }
@@ -292,18 +287,19 @@ impl End {
     fn take(&mut self) -> Result<bool> {
         let mut words = [0; 8];
         match self.qp.poll_recv(&mut words) {
-            Inbound::Empty => return Ok(false),
-            Inbound::Record => {}
-            Inbound::Placed => {
-                bail!("message {} came as a put, which nobody sends here", self.session.inbound())
+            Arrival::Empty => return Ok(false),
+            Arrival::Record => {}
+            Arrival::Placed => {
+                bail!("message {} came as a put, which nobody sends here", self.inbound)
             }
-            Inbound::Torn => {
-                bail!("message {}: its slot holds what no sender could have written", self.session.inbound())
+            Arrival::Torn => {
+                bail!("message {}: its slot holds what no sender could have written", self.inbound)
             }
         }
         let r = Record::decode(&words)?;
-        let message = self.session.inbound();
-        self.session.accept(r.id)?;
+        let message = self.inbound;
+        ensure!(r.id == message as u32, "message {message} carries the sequence number {}", r.id);
+        self.inbound += 1;
         ensure!(
             (r.length, r.units()) == (self.size, self.units),
             "message {message} has {} bytes of {}",
@@ -324,7 +320,7 @@ impl End {
     /// Publishes what was taken, and a new receive for each.
     #[inline]
     fn acknowledge(&mut self) {
-        let taken = self.session.inbound();
+        let taken = self.inbound;
         let counts = PeerCounts {
             released: count_word(0, taken),
             received: count_word(0, taken),
@@ -360,7 +356,7 @@ impl End {
             *due -= 1;
             work = true;
         }
-        self.qp.notify().map_err(ended)?;
+        self.qp.notify()?;
         if !work {
             watch.idle(self)?;
         } else if let Some(idle) = &mut watch.idle {
@@ -385,16 +381,14 @@ impl Watch<'_> {
             std::hint::spin_loop();
             return Ok(());
         }
-        if let Some(status) = end.qp.check(end.born.elapsed().as_nanos() as u64) {
-            return Err(ended(status));
-        }
+        end.qp.check(end.born.elapsed().as_nanos() as u64)?;
         ensure!(!self.failed.load(Ordering::Relaxed), "the other end failed");
         if Instant::now() > self.until {
             bail!(
                 "the time limit is over: {} messages sent, {} of them acknowledged, {} taken",
                 end.sent,
                 end.retired,
-                end.session.inbound()
+                end.inbound
             );
         }
         Ok(())
@@ -489,7 +483,7 @@ impl Pair {
                 }
                 let mhz = (start - first) as f64 / begin.elapsed().as_nanos() as f64 * 1e3;
                 // Its last message may still be on its way back.
-                while end.retired < end.sent || end.session.inbound() < end.sent {
+                while end.retired < end.sent || end.inbound < end.sent {
                     end.pass(1, &mut 0, |_| 0, watch)?;
                 }
                 Ok((round, mhz))

@@ -19,7 +19,7 @@ use super::objects::{Cq, Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::sending::Sending;
 use super::slot::{SHORT, SLOT_BYTES, slot_bytes};
 use super::states::{PeerQp, States};
-use super::{CONTROL_WRS, LAST_WRS, NOTIFIES, VerbsError, VerbsQp};
+use super::{CONTROL_WRS, LAST_WRS, NOTIFIES, VerbsError, VerbsLink};
 use crate::memory::Words;
 use crate::receives::{PostedReceives, RECEIVE_WORDS};
 use crate::region::MAX_REGIONS;
@@ -455,7 +455,7 @@ impl Accepted {
     }
 
     /// Ready to send.
-    pub fn join(self, places: Places) -> Result<VerbsQp, VerbsError> {
+    pub fn join(self, places: Places) -> Result<VerbsLink, VerbsError> {
         places
             .check(&self.half.geometry, self.half.link_log)
             .map_err(|why| VerbsError::Peer { rank: self.peer, why })?;
@@ -472,7 +472,7 @@ impl Accepted {
             "RDMA queue pair {} is ready",
             h.rc.number
         );
-        Ok(VerbsQp::new(self, places))
+        Ok(VerbsLink::new(self, places))
     }
 
     pub(super) fn gid(&self) -> &GidEntry {

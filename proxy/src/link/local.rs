@@ -18,12 +18,14 @@ use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Record, Words as RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 
-use super::{Inbound, PeerCounts, QueuePair, RegionSends, process_memory};
+use super::{
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking,
+    process_memory,
+};
 use crate::gate::{Budget, Permit};
 use crate::memory::Words;
 use crate::region::RegionMemory;
 use crate::ring;
-use crate::session::Status;
 
 /// Words of the link line.
 const RECEIVED: usize = 0;
@@ -51,7 +53,7 @@ struct OwnRegion {
 }
 
 /// A queue pair between two ranks of one host, as the module describes it.
-pub struct LocalQp {
+pub struct LocalLink {
     out_ring: Words,
     out_line: Words,
     out_sleeping: Words,
@@ -79,7 +81,7 @@ pub struct LocalQp {
     dirty: bool,
 }
 
-impl LocalQp {
+impl LocalLink {
     /// Joins two link segments, both with checked headers: `own`, which this
     /// engine writes, and `peer`. `window` is the peer's payload ring. `bells`
     /// are what the peer rings to wake this engine and what wakes the peer's, each
@@ -112,7 +114,7 @@ impl LocalQp {
         if peer_pid.is_none() {
             out_line[READS].store(abi::PUSHGATE_READS_UNKNOWN as u64, Ordering::Release);
         }
-        LocalQp {
+        LocalLink {
             out_ring: Words::writable(own, ring, 8 << geometry.link_log),
             out_line,
             out_sleeping: Words::writable(own, sleeping, 1),
@@ -155,7 +157,7 @@ impl LocalQp {
     }
 }
 
-impl QueuePair for LocalQp {
+impl Link for LocalLink {
     fn name(&self) -> &'static str {
         "local"
     }
@@ -171,12 +173,12 @@ impl QueuePair for LocalQp {
         sequence: u64,
         r: &Record,
         words: &RecordWords,
-    ) -> Result<(), Status> {
+    ) -> Result<(), LinkDown> {
         let mut w = super::crossing(words, sequence);
         if r.has(Record::REGION) {
             let Some(region) = self.regions.get_mut(&r.place) else {
                 // It was removed since the WQE was checked.
-                return Err(Status::new(abi::PUSHGATE_REFUSED));
+                return Err(LinkDown::RegionGone);
             };
             w[0] |= (Record::REGION as u64) << abi::PUSHGATE_FLAGS_SHIFT;
             region.used = self.sent + 1;
@@ -190,7 +192,7 @@ impl QueuePair for LocalQp {
     }
 
     #[inline]
-    fn poll_send(&mut self, received: u64) -> Result<u32, Status> {
+    fn poll_send(&mut self, received: u64) -> Result<u32, LinkDown> {
         let n = received - self.completed;
         self.completed = received;
         Ok(n as u32)
@@ -213,16 +215,16 @@ impl QueuePair for LocalQp {
     }
 
     #[inline]
-    fn poll_recv(&mut self, words: &mut RecordWords) -> Inbound {
+    fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
         if !self.probed {
             self.probe();
         }
         match ring::look_into(&self.in_ring, self.inbound, self.in_log, words) {
-            ring::Found::Empty => Inbound::Empty,
-            ring::Found::Torn => Inbound::Torn,
+            ring::Found::Empty => Arrival::Empty,
+            ring::Found::Torn => Arrival::Torn,
             ring::Found::Ready => {
                 self.inbound += 1;
-                Inbound::Record
+                Arrival::Record
             }
         }
     }
@@ -232,16 +234,38 @@ impl QueuePair for LocalQp {
             || ring::look(&self.in_ring, self.inbound, self.in_log) != ring::Look::Empty
     }
 
-    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
-        let end = unit as u64 + units as u64;
-        (end <= self.window_units)
-            .then(|| self.window.as_ptr().as_ptr() as usize + ((unit as usize) << abi::PUSHGATE_UNIT_LOG))
+    #[inline]
+    fn acknowledge(&mut self, counts: PeerCounts) {
+        // Received before released, see `peer_counts`.
+        ring::advance(&self.out_line[RECEIVED], counts.received);
+        ring::advance(&self.out_line[RELEASED], counts.released);
+        ring::advance(&self.out_line[GRANTED], counts.granted);
+        self.dirty = true;
     }
 
-    fn in_place(&self) -> bool {
-        true
+    fn set_status(&mut self, word: u64) {
+        self.out_line[STATUS].store(word, Ordering::Release);
+        self.dirty = true;
     }
 
+    #[inline]
+    fn notify(&mut self) -> Result<bool, LinkDown> {
+        if !std::mem::take(&mut self.dirty) {
+            return Ok(false);
+        }
+        Ok(match &self.peer_bell {
+            Some(bell) if ring::must_ring(&self.in_sleeping[0]) => {
+                bell.ring();
+                true
+            }
+            _ => false,
+        })
+    }
+}
+
+impl Receives for LocalLink {}
+
+impl OwnRegions for LocalLink {
     fn takes_region(&self, r: &Record) -> RegionSends {
         if !self.regions.contains_key(&r.place) {
             return RegionSends::No(
@@ -270,16 +294,6 @@ impl QueuePair for LocalQp {
         }
     }
 
-    fn reads_peer(&self) -> bool {
-        self.reads
-    }
-
-    unsafe fn read_peer(&self, address: u64, to: usize, length: usize) -> io::Result<usize> {
-        let pid = self.peer_pid.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: our caller promises the same.
-        unsafe { process_memory::read(pid, address, to, length) }
-    }
-
     fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
         if let RegionMemory::Host { address, .. } = memory {
             // Its addresses must fit beside a lap; those of user space do on all that we know.
@@ -297,35 +311,31 @@ impl QueuePair for LocalQp {
     fn remove_region(&mut self, key: u32) {
         self.regions.remove(&key);
     }
+}
 
-    #[inline]
-    fn acknowledge(&mut self, counts: PeerCounts) {
-        // Received before released, see `peer_counts`.
-        ring::advance(&self.out_line[RECEIVED], counts.received);
-        ring::advance(&self.out_line[RELEASED], counts.released);
-        ring::advance(&self.out_line[GRANTED], counts.granted);
-        self.dirty = true;
+impl PeerMemory for LocalLink {
+    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
+        let end = unit as u64 + units as u64;
+        (end <= self.window_units)
+            .then(|| self.window.as_ptr().as_ptr() as usize + ((unit as usize) << abi::PUSHGATE_UNIT_LOG))
     }
 
-    fn set_status(&mut self, word: u64) {
-        self.out_line[STATUS].store(word, Ordering::Release);
-        self.dirty = true;
+    fn in_place(&self) -> bool {
+        true
     }
 
-    #[inline]
-    fn notify(&mut self) -> Result<bool, Status> {
-        if !std::mem::take(&mut self.dirty) {
-            return Ok(false);
-        }
-        Ok(match &self.peer_bell {
-            Some(bell) if ring::must_ring(&self.in_sleeping[0]) => {
-                bell.ring();
-                true
-            }
-            _ => false,
-        })
+    fn reads_peer(&self) -> bool {
+        self.reads
     }
 
+    unsafe fn read_peer(&self, address: u64, to: usize, length: usize) -> io::Result<usize> {
+        let pid = self.peer_pid.ok_or(io::ErrorKind::Unsupported)?;
+        // SAFETY: our caller promises the same.
+        unsafe { process_memory::read(pid, address, to, length) }
+    }
+}
+
+impl Waking for LocalLink {
     fn sleeping(&self) -> Option<&AtomicU64> {
         Some(&self.out_sleeping[0])
     }

@@ -35,7 +35,6 @@ mod mock;
 #[cfg_attr(not(test), expect(dead_code, reason = "a window in the NIC waits for hardware: docs/driver.md"))]
 mod nic;
 mod objects;
-mod queue_pair;
 mod sending;
 mod setup;
 #[cfg(test)]
@@ -44,12 +43,13 @@ mod simulated;
 mod simulated_tests;
 mod slot;
 mod states;
+mod verbs_link;
 
 pub use device::{Device, PortState};
 pub use error::VerbsError;
 pub use flush::{Flusher, Word};
-pub use queue_pair::VerbsQp;
 pub use setup::{Accepted, Allocate, Config, Half, Offer, Places, WIRE_VERSION, WriteOrder};
+pub use verbs_link::VerbsLink;
 
 /// Control writes in the send queue at once: the line, the last line, an entry of the table of
 /// regions, posted receives (two where they go round the ring's end). Their slots are set aside, and

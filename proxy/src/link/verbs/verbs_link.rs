@@ -20,8 +20,10 @@ use super::setup::{Accepted, InboxLayout, Places, REGION_WORDS};
 use super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, slot_bytes};
 use super::{CONTROL_WRS, LAST_RECEIVE, LAST_SEND, NOTIFIES, RECEIVE};
 use crate::gate::{Budget, Permit};
+use crate::link::{
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking, crossing,
+};
 use crate::memory::Words;
-use crate::qp::{Inbound, PeerCounts, QueuePair, RegionSends, crossing};
 use crate::receives::{PeerReceives, RECEIVE_WORDS};
 use crate::region::{MAX_REGIONS, RegionMemory};
 use crate::ring::{self, Found};
@@ -101,7 +103,7 @@ struct Held {
 }
 
 /// A queue pair over RDMA, as the folder's module describes it.
-pub struct VerbsQp {
+pub struct VerbsLink {
     // The queue pair goes before what it uses, registrations before their memory.
     rc: Rc,
     window: Sending,
@@ -172,7 +174,7 @@ pub struct VerbsQp {
     receives_told: u64,
     receives_wr: u64,
 
-    failed: Option<Status>,
+    failed: Option<LinkDown>,
     ending: Ending,
     /// The peer left in order, and we have nothing more to tell it.
     deserted: bool,
@@ -190,7 +192,7 @@ pub struct VerbsQp {
     broke: Option<u32>,
 }
 
-impl VerbsQp {
+impl VerbsLink {
     pub(super) fn new(a: Accepted, places: Places) -> Self {
         let (out_log, in_log) = (a.link_log(), a.peer_link_log);
         let (gid, events) = (a.gid().clone(), a.events());
@@ -202,7 +204,7 @@ impl VerbsQp {
         let slots = 1u32 << out_log;
         let inbox_layout = InboxLayout::new(in_log, a.peer_geometry.rx_log);
         let peer_layout = InboxLayout::new(out_log, rx_log);
-        VerbsQp {
+        VerbsLink {
             window: half.window,
             outbox_mr: half.outbox_mr,
             _mirror_mr: a.mirror_mr,
@@ -312,7 +314,7 @@ impl VerbsQp {
     /// Writes anything anywhere into the peer's inbox, with any immediate data, as no
     /// sender of ours would. At most 32 words.
     #[cfg(feature = "test-ungated")]
-    pub fn forge(&mut self, byte: usize, words: &[u64], imm: Option<u32>) -> Result<(), Status> {
+    pub fn forge(&mut self, byte: usize, words: &[u64], imm: Option<u32>) -> Result<(), LinkDown> {
         const AT: usize = 64;
         for (word, value) in self.outbox[AT..AT + SLOT_WORDS].iter().zip(words) {
             word.store(*value, Ordering::Relaxed);
@@ -331,7 +333,7 @@ impl VerbsQp {
     // ---------------------------------------------------------------- posting
 
     /// Posts the chain.
-    fn flush(&mut self) -> Result<(), Status> {
+    fn flush(&mut self) -> Result<(), LinkDown> {
         if self.broke.is_some() || self.has_ended() {
             self.chain.forget();
             self.held.clear();
@@ -485,7 +487,7 @@ impl VerbsQp {
         r: &Record,
         target: Option<(u32, u64)>,
         signal: bool,
-    ) -> Result<(u64, usize), Status> {
+    ) -> Result<(u64, usize), LinkDown> {
         let record = slot_bytes(0);
         if r.opcode == Opcode::Signal || r.has(Record::INLINE) || r.length == 0 {
             return Ok((0, record));
@@ -498,7 +500,7 @@ impl VerbsQp {
         if r.has(Record::REGION) {
             // `takes_region` said yes to both, or one was taken back meanwhile.
             let (Some(region), Some((to, _))) = (self.regions.get_mut(&r.place), direct) else {
-                return Err(Status { rank: Some(self.rank), ..Status::new(abi::PUSHGATE_REFUSED) });
+                return Err(LinkDown::RegionGone);
             };
             let address = region.address + r.place_offset;
             self.chain.write(Source { address, bytes: r.length, key: region.mr.lkey }, to, None, signal);
@@ -742,18 +744,13 @@ impl VerbsQp {
         ring::observe(&self.inbox[LEFT]) != 0
     }
 
-    fn down(&self, detail: u32) -> Status {
-        use abi::{PUSHGATE_DOWN_ACCESS as ACCESS, PUSHGATE_DOWN_RETRY as RETRY, PUSHGATE_DOWN_RNR as RNR};
-        let rank = if [RETRY, RNR, ACCESS].contains(&detail) { self.peer } else { self.rank };
-        Status { rank: Some(rank), detail, ..Status::new(abi::PUSHGATE_LINK_DOWN) }
-    }
-
     fn fault(&mut self, detail: u32) {
-        let status = self.down(detail);
-        self.failed.get_or_insert(status);
+        use abi::{PUSHGATE_DOWN_ACCESS as ACCESS, PUSHGATE_DOWN_RETRY as RETRY, PUSHGATE_DOWN_RNR as RNR};
+        let by_peer = [RETRY, RNR, ACCESS].contains(&detail);
+        self.failed.get_or_insert(LinkDown::Failed { cause: detail, by_peer });
     }
 
-    fn healthy(&self) -> Result<(), Status> {
+    fn healthy(&self) -> Result<(), LinkDown> {
         self.failed.map_or(Ok(()), Err)
     }
 
@@ -806,7 +803,7 @@ impl VerbsQp {
     }
 }
 
-impl QueuePair for VerbsQp {
+impl Link for VerbsLink {
     fn name(&self) -> &'static str {
         "verbs"
     }
@@ -822,10 +819,10 @@ impl QueuePair for VerbsQp {
         sequence: u64,
         r: &Record,
         words: &RecordWords,
-    ) -> Result<(), Status> {
+    ) -> Result<(), LinkDown> {
         self.healthy()?;
         if self.deserted {
-            return Err(Status { rank: Some(self.peer), ..Status::new(abi::PUSHGATE_PEER_LOST) });
+            return Err(LinkDown::PeerLeft);
         }
         // Control writes come behind the messages of a pass.
         if !self.chain.has_room(2 + CONTROL_WRS as usize) {
@@ -892,7 +889,7 @@ impl QueuePair for VerbsQp {
     }
 
     #[inline]
-    fn poll_send(&mut self, received: u64) -> Result<u32, Status> {
+    fn poll_send(&mut self, received: u64) -> Result<u32, LinkDown> {
         // Without one asked for none is due. (`check` finds that of a failure.)
         if self.chain.done < self.chain.signaled {
             self.poll_cq();
@@ -930,175 +927,30 @@ impl QueuePair for VerbsQp {
     }
 
     #[inline]
-    fn poll_recv(&mut self, words: &mut RecordWords) -> Inbound {
+    fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
         let mut found = self.look(words);
         if found == Found::Empty && self.imm {
             if !self.poll_cq() {
-                return Inbound::Empty;
+                return Arrival::Empty;
             }
             found = self.look(words);
         }
         match found {
-            Found::Empty => return Inbound::Empty,
-            Found::Torn => return Inbound::Torn,
+            Found::Empty => return Arrival::Empty,
+            Found::Torn => return Arrival::Torn,
             Found::Ready => {}
         }
         let placed = words[0] & PLACED_FLAG != 0;
         if words[0] & SHORT_FLAG != 0 && !self.unpack(words) {
-            return Inbound::Empty;
+            return Arrival::Empty;
         }
         words[0] &= !(SHORT_FLAG | PLACED_FLAG);
         self.inbound += 1;
-        if placed { Inbound::Placed } else { Inbound::Record }
+        if placed { Arrival::Placed } else { Arrival::Record }
     }
 
     fn has_inbound(&self) -> bool {
         self.look(&mut [0; 8]) != Found::Empty
-    }
-
-    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
-        let end = unit as u64 + units as u64;
-        (end <= self.mirror_units)
-            .then(|| self.mirror.as_ptr().as_ptr() as usize + ((unit as usize) << abi::PUSHGATE_UNIT_LOG))
-    }
-
-    fn in_place(&self) -> bool {
-        true
-    }
-
-    fn takes_region(&self, r: &Record) -> RegionSends {
-        if !self.regions.contains_key(&r.place) {
-            return RegionSends::No("the source region is not registered with the RDMA device");
-        }
-        if r.length > self.rc.pd.device.longest_message() {
-            return RegionSends::No(
-                "the payload is longer than the RDMA device's longest message (max_msg_sz of ibv_devinfo -v): \
-                 send it in pieces",
-            );
-        }
-        let to = match (r.opcode, &self.peer_receives) {
-            (Opcode::Put, _) => (r.rkey, r.remote_offset),
-            (_, None) => return self.region_sends(),
-            (_, Some(receives)) => match receives.find(self.inbox_receives(), r.tag) {
-                Some(p) => (p.rkey, p.offset),
-                None => return RegionSends::Unknown,
-            },
-        };
-        // Nothing of an empty one has to go anywhere.
-        if r.length == 0 && r.opcode == Opcode::Send {
-            return RegionSends::Yes;
-        }
-        match self.direct(to, r.length) {
-            // It can only go straight there, and what the peer copies there, or what is on its way
-            // there, comes first.
-            Some(_) if self.copies.touch(to, r.length, self.chain.done) => RegionSends::Unknown,
-            Some(_) => RegionSends::Yes,
-            None => RegionSends::No(
-                "the peer has no such region that its RDMA device can write, or not so long: push the \
-                 payload into the window",
-            ),
-        }
-    }
-
-    fn region_sends(&self) -> RegionSends {
-        match self.peer_receives {
-            Some(_) => RegionSends::Yes,
-            None => RegionSends::No(
-                "the peer's receives name no buffers that a region could be written to: push the payload into \
-                 the window",
-            ),
-        }
-    }
-
-    fn offered_receives(&self) -> Option<bool> {
-        Some(self.tells_receives)
-    }
-
-    fn knows_receives(&self) -> bool {
-        self.peer_receives.is_some()
-    }
-
-    fn receive_for(&self, r: &Record) -> Option<u32> {
-        self.peer_receives.as_ref()?.find(self.inbox_receives(), r.tag).map(|p| p.length)
-    }
-
-    fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
-        if !self.tells_receives {
-            return;
-        }
-        // The slot is free: what was there has arrived, for a message has taken it since.
-        let slot = number as usize & ((1 << self.rx_log) - 1);
-        let first = self.outbox_receives() + slot * RECEIVE_WORDS;
-        for (word, value) in self.outbox[first..].iter().zip(words) {
-            word.store(value, Ordering::Relaxed);
-        }
-        self.receives_noted = number + 1;
-    }
-
-    fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
-        let pd = &self.rc.pd;
-        let access = if self.regions_written { REMOTE_WRITE } else { SEND_ONLY };
-        let made = match memory {
-            RegionMemory::Host { address, .. } => {
-                // SAFETY: whoever adds a region promises that it stays mapped and free of
-                // references until it is removed, which drops this.
-                unsafe { Mr::new(pd, "a region", *address, bytes as usize, access) }
-                    .map(|mr| (*address as u64, 0, mr))
-            }
-            RegionMemory::Device { address, exported: Some(exported) } => {
-                // SAFETY: as above, of the device's memory.
-                unsafe { Mr::of_device(pd, *address, bytes as usize, exported, access) }
-                    .map(|mr| (*address, OF_DEVICE, mr))
-            }
-            // A copy engine brings it there.
-            RegionMemory::Device { exported: None, .. } => return,
-        };
-        match made {
-            Ok((address, of_device, mr)) => {
-                let id = key as u64;
-                let entry = [id | of_device, address, bytes, id << 32 | mr.rkey as u64];
-                self.regions.insert(key, OwnRegion { address, mr, used: 0 });
-                self.publish(key, entry);
-            }
-            // Payload for it lands in the mirror and is moved from there.
-            Err(e) => tracing::info!(rank = self.rank, peer = self.peer, "{e}: its payload will be copied"),
-        }
-    }
-
-    fn region_in_use(&mut self, key: u32, _received: u64) -> bool {
-        let Some(region) = self.regions.get(&key) else { return false };
-        // That the peer has the message is not enough: until its acknowledgement is here
-        // the device may send it once more.
-        let used = region.used > self.chain.done && self.ending != Ending::Stopped;
-        if used && self.deserted {
-            // Its work requests fail, and not all at once.
-            return !self.stopped();
-        }
-        // A control write asks for a completion, and that speaks for all before it.
-        self.line_dirty |= used && region.used > self.chain.signaled;
-        used
-    }
-
-    fn remove_region(&mut self, key: u32) {
-        if self.regions.remove(&key).is_some() {
-            self.publish(key, [0; REGION_WORDS]);
-        }
-    }
-
-    fn offers(&self, key: u32) -> bool {
-        self.regions_written && self.regions.contains_key(&key)
-    }
-
-    fn registers(&self, key: u32) -> bool {
-        self.regions.contains_key(&key)
-    }
-
-    fn regions_told(&self) -> bool {
-        // Who is gone needs no answer.
-        self.deserted
-            || self.failed.is_some()
-            || self.broke.is_some()
-            || self.publish.is_empty() && self.publish_wr <= self.chain.done
     }
 
     #[inline]
@@ -1167,7 +1019,7 @@ impl QueuePair for VerbsQp {
     }
 
     #[inline]
-    fn notify(&mut self) -> Result<bool, Status> {
+    fn notify(&mut self) -> Result<bool, LinkDown> {
         if !self.held.is_empty() {
             self.release_held();
         }
@@ -1183,20 +1035,16 @@ impl QueuePair for VerbsQp {
         self.window.bounced
     }
 
-    fn sleeping(&self) -> Option<&AtomicU64> {
-        None
-    }
-
-    fn check(&mut self, now: u64) -> Option<Status> {
+    fn check(&mut self, now: u64) -> Result<(), LinkDown> {
         if self.failed.is_some() || self.deserted {
-            return self.failed;
+            return self.healthy();
         }
         if self.chain.done < self.chain.written {
             // A work request that failed completes though nobody asked.
             self.fresh |= self.poll_cq();
         }
         if now < self.next_events {
-            return None;
+            return Ok(());
         }
         self.next_events = now + EVENTS;
         if self.chain.written != self.beaten.0 {
@@ -1209,7 +1057,7 @@ impl QueuePair for VerbsQp {
         let device = &self.rc.pd.device;
         let news = device.poll_events();
         if news == self.news && now < self.next_look {
-            return None;
+            return Ok(());
         }
         if news != self.news && self.broke.is_none() && self.rc.is_in_error() {
             // A responder learns of its end so, and not by a completion.
@@ -1243,7 +1091,164 @@ impl QueuePair for VerbsQp {
             }
             (Some(_), Some((_, since))) => self.next_look = since + SETTLE,
         }
-        self.failed
+        self.healthy()
+    }
+}
+
+impl Receives for VerbsLink {
+    fn offered_receives(&self) -> Option<bool> {
+        Some(self.tells_receives)
+    }
+
+    fn knows_receives(&self) -> bool {
+        self.peer_receives.is_some()
+    }
+
+    fn receive_for(&self, r: &Record) -> Option<u32> {
+        self.peer_receives.as_ref()?.find(self.inbox_receives(), r.tag).map(|p| p.length)
+    }
+
+    fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
+        if !self.tells_receives {
+            return;
+        }
+        // The slot is free: what was there has arrived, for a message has taken it since.
+        let slot = number as usize & ((1 << self.rx_log) - 1);
+        let first = self.outbox_receives() + slot * RECEIVE_WORDS;
+        for (word, value) in self.outbox[first..].iter().zip(words) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.receives_noted = number + 1;
+    }
+}
+
+impl OwnRegions for VerbsLink {
+    fn takes_region(&self, r: &Record) -> RegionSends {
+        if !self.regions.contains_key(&r.place) {
+            return RegionSends::No("the source region is not registered with the RDMA device");
+        }
+        if r.length > self.rc.pd.device.longest_message() {
+            return RegionSends::No(
+                "the payload is longer than the RDMA device's longest message (max_msg_sz of ibv_devinfo -v): \
+                 send it in pieces",
+            );
+        }
+        let to = match (r.opcode, &self.peer_receives) {
+            (Opcode::Put, _) => (r.rkey, r.remote_offset),
+            (_, None) => return self.region_sends(),
+            (_, Some(receives)) => match receives.find(self.inbox_receives(), r.tag) {
+                Some(p) => (p.rkey, p.offset),
+                None => return RegionSends::Unknown,
+            },
+        };
+        // Nothing of an empty one has to go anywhere.
+        if r.length == 0 && r.opcode == Opcode::Send {
+            return RegionSends::Yes;
+        }
+        match self.direct(to, r.length) {
+            // It can only go straight there, and what the peer copies there, or what is on its way
+            // there, comes first.
+            Some(_) if self.copies.touch(to, r.length, self.chain.done) => RegionSends::Unknown,
+            Some(_) => RegionSends::Yes,
+            None => RegionSends::No(
+                "the peer has no such region that its RDMA device can write, or not so long: push the \
+                 payload into the window",
+            ),
+        }
+    }
+
+    fn region_sends(&self) -> RegionSends {
+        match self.peer_receives {
+            Some(_) => RegionSends::Yes,
+            None => RegionSends::No(
+                "the peer's receives name no buffers that a region could be written to: push the payload into \
+                 the window",
+            ),
+        }
+    }
+
+    fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
+        let pd = &self.rc.pd;
+        let access = if self.regions_written { REMOTE_WRITE } else { SEND_ONLY };
+        let made = match memory {
+            RegionMemory::Host { address, .. } => {
+                // SAFETY: whoever adds a region promises that it stays mapped and free of
+                // references until it is removed, which drops this.
+                unsafe { Mr::new(pd, "a region", *address, bytes as usize, access) }
+                    .map(|mr| (*address as u64, 0, mr))
+            }
+            RegionMemory::Device { address, exported: Some(exported) } => {
+                // SAFETY: as above, of the device's memory.
+                unsafe { Mr::of_device(pd, *address, bytes as usize, exported, access) }
+                    .map(|mr| (*address, OF_DEVICE, mr))
+            }
+            // A copy engine brings it there.
+            RegionMemory::Device { exported: None, .. } => return,
+        };
+        match made {
+            Ok((address, of_device, mr)) => {
+                let id = key as u64;
+                let entry = [id | of_device, address, bytes, id << 32 | mr.rkey as u64];
+                self.regions.insert(key, OwnRegion { address, mr, used: 0 });
+                self.publish(key, entry);
+            }
+            // Payload for it lands in the mirror and is moved from there.
+            Err(e) => tracing::info!(rank = self.rank, peer = self.peer, "{e}: its payload will be copied"),
+        }
+    }
+
+    fn region_in_use(&mut self, key: u32, _received: u64) -> bool {
+        let Some(region) = self.regions.get(&key) else { return false };
+        // That the peer has the message is not enough: until its acknowledgement is here
+        // the device may send it once more.
+        let used = region.used > self.chain.done && self.ending != Ending::Stopped;
+        if used && self.deserted {
+            // Its work requests fail, and not all at once.
+            return !self.stopped();
+        }
+        // A control write asks for a completion, and that speaks for all before it.
+        self.line_dirty |= used && region.used > self.chain.signaled;
+        used
+    }
+
+    fn remove_region(&mut self, key: u32) {
+        if self.regions.remove(&key).is_some() {
+            self.publish(key, [0; REGION_WORDS]);
+        }
+    }
+
+    fn offers(&self, key: u32) -> bool {
+        self.regions_written && self.regions.contains_key(&key)
+    }
+
+    fn registers(&self, key: u32) -> bool {
+        self.regions.contains_key(&key)
+    }
+
+    fn regions_told(&self) -> bool {
+        // Who is gone needs no answer.
+        self.deserted
+            || self.failed.is_some()
+            || self.broke.is_some()
+            || self.publish.is_empty() && self.publish_wr <= self.chain.done
+    }
+}
+
+impl PeerMemory for VerbsLink {
+    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
+        let end = unit as u64 + units as u64;
+        (end <= self.mirror_units)
+            .then(|| self.mirror.as_ptr().as_ptr() as usize + ((unit as usize) << abi::PUSHGATE_UNIT_LOG))
+    }
+
+    fn in_place(&self) -> bool {
+        true
+    }
+}
+
+impl Waking for VerbsLink {
+    fn sleeping(&self) -> Option<&AtomicU64> {
+        None
     }
 
     fn prepare_sleep(&mut self) -> bool {
@@ -1270,7 +1275,7 @@ impl QueuePair for VerbsQp {
     }
 }
 
-impl Drop for VerbsQp {
+impl Drop for VerbsLink {
     /// Stops it, if its engine has not: the last words go out, and the device is done with all that is
     /// posted before anything is deregistered.
     fn drop(&mut self) {
@@ -1299,7 +1304,7 @@ mod tests {
     use crate::region::Exported;
 
     /// Two ends on one device.
-    fn pair(mock: &Mock, config: &Config) -> [VerbsQp; 2] {
+    fn pair(mock: &Mock, config: &Config) -> [VerbsLink; 2] {
         let half = |rank| {
             let geometry = Geometry {
                 window_log: 8,
@@ -1348,7 +1353,7 @@ mod tests {
         let config = Config { posted_receives: true, ..Config::default() };
         let [mut qp, _peer] = pair(&mock, &config);
         qp.peer_events = true;
-        let mut line = |change: fn(&mut VerbsQp)| {
+        let mut line = |change: fn(&mut VerbsLink)| {
             let before = qp.notifies_sent;
             change(&mut qp);
             qp.control();
@@ -1358,7 +1363,7 @@ mod tests {
         assert_eq!(line(|qp| (qp.line_dirty, qp.beats) = (true, true)), 0, "a beat alone");
         assert_eq!(line(|qp| (qp.line_dirty, qp.beats, qp.counts_due) = (true, true, true)), 1);
         assert_eq!(line(|qp| qp.line_dirty = true), 1, "the line behind a beat");
-        let told = |qp: &mut VerbsQp| (qp.line_dirty, qp.beats, qp.receives_noted) = (true, true, 1);
+        let told = |qp: &mut VerbsLink| (qp.line_dirty, qp.beats, qp.receives_noted) = (true, true, 1);
         assert_eq!(line(told), 1, "receives beside a beat");
     }
 
