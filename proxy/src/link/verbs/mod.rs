@@ -30,6 +30,7 @@ mod device_memory;
 mod error;
 mod flush;
 pub mod gid;
+mod health;
 #[cfg(test)]
 mod mock;
 #[cfg_attr(not(test), expect(dead_code, reason = "a window in the NIC waits for hardware: docs/driver.md"))]

@@ -14,6 +14,7 @@ use pushgate_rdma_core_sys as sys;
 use super::chain::{Chain, Remote, Source};
 use super::copies::Copies;
 use super::gid::GidEntry;
+use super::health::Health;
 use super::objects::{Mr, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::sending::Sending;
 use super::setup::{Accepted, InboxLayout, Places, REGION_WORDS};
@@ -51,16 +52,9 @@ const PLACED_FLAG: u64 = 0x40 << abi::PUSHGATE_FLAGS_SHIFT;
 /// Second word of a region's entry: memory of a device.
 const OF_DEVICE: u64 = 1 << 32;
 
-/// Between two looks for asynchronous events, each a system call, nanoseconds.
-const EVENTS: u64 = 10_000_000;
-/// Between two looks at a port that says nothing, nanoseconds.
-const LOOK: u64 = 500_000_000;
 /// An end that has written nothing for so long writes its line, nanoseconds: whether that completes tells
 /// of a peer whose queue pair is gone. Its device answers, not its program.
 const BEAT: u64 = 1_000_000_000;
-/// A port that goes down may be the first sign of a device that goes: so long
-/// the worst is waited for, nanoseconds.
-const SETTLE: u64 = 300_000_000;
 /// How long a queue pair that ends waits until its last words are out: three times a
 /// packet may be sent again, within these bounds, for its device waits with it.
 const LINGER: std::ops::Range<Duration> = Duration::from_millis(250)..Duration::from_secs(1);
@@ -174,22 +168,14 @@ pub struct VerbsLink {
     receives_told: u64,
     receives_wr: u64,
 
-    failed: Option<LinkDown>,
+    health: Health,
     ending: Ending,
-    /// The peer left in order, and we have nothing more to tell it.
-    deserted: bool,
-    news: u64,
     /// Something completed outside of a pass.
     fresh: bool,
-    next_events: u64,
-    next_look: u64,
-    suspect: Option<(u32, u64)>,
     /// Work requests that were written when the time of the next beat began, and that time.
     beaten: (u64, u64),
     /// The line is due for a beat alone, which need not wake the peer.
     beats: bool,
-    /// The cause by a work request, until it is clear that this host has no worse.
-    broke: Option<u32>,
 }
 
 impl VerbsLink {
@@ -266,17 +252,11 @@ impl VerbsLink {
             receives_noted: 0,
             receives_told: 0,
             receives_wr: 0,
-            failed: None,
+            health: Health::default(),
             ending: Ending::Open,
-            deserted: false,
-            news: 0,
             fresh: false,
-            next_events: 0,
-            next_look: 0,
-            suspect: None,
             beaten: (0, 0),
             beats: false,
-            broke: None,
             rc: half.rc,
         }
     }
@@ -290,14 +270,14 @@ impl VerbsLink {
     /// of an end are waited for by this, and so do tests that wait for each request.
     pub fn is_quiet(&mut self) -> bool {
         self.poll_cq();
-        if self.broke.is_none() && !self.held.is_empty() {
+        if !self.health.is_doubtful() && !self.held.is_empty() {
             self.release_held();
             // What it says is asked for below.
             let _ = self.flush();
         }
         self.chain.done == self.chain.written && self.held.is_empty()
-            || self.failed.is_some()
-            || self.broke.is_some()
+            || self.health.has_failed()
+            || self.health.is_doubtful()
             || self.has_ended()
     }
 
@@ -334,10 +314,10 @@ impl VerbsLink {
 
     /// Posts the chain.
     fn flush(&mut self) -> Result<(), LinkDown> {
-        if self.broke.is_some() || self.has_ended() {
+        if self.health.is_doubtful() || self.has_ended() {
             self.chain.forget();
             self.held.clear();
-            return self.healthy();
+            return self.health.healthy();
         }
         // SAFETY: each names the window, a region, or the outbox, all registered for as
         // long as this queue pair; a slot of the outbox is written again only when
@@ -345,15 +325,14 @@ impl VerbsLink {
         if let Err(e) = unsafe { self.chain.post(&self.rc) } {
             self.refused("posting to the RDMA queue pair", &e);
         }
-        self.healthy()
+        self.health.healthy()
     }
 
     /// The device took no request. The port may say why a moment later.
     #[cold]
     fn refused(&mut self, what: &str, e: &std::io::Error) {
         tracing::error!(rank = self.rank, peer = self.peer, "{what}: {e}");
-        self.broke.get_or_insert(abi::PUSHGATE_DOWN_WC);
-        (self.next_events, self.next_look) = (0, 0);
+        self.health.doubt(abi::PUSHGATE_DOWN_WC);
     }
 
     /// A stretch of the outbox, from a word on.
@@ -442,7 +421,7 @@ impl VerbsLink {
     /// Control writes that are due. Their slots are set aside: one of each kind is
     /// in the send queue at a time.
     fn control(&mut self) {
-        if self.deserted || self.has_ended() {
+        if self.health.is_deserted() || self.has_ended() {
             return;
         }
         let told = self.receives_told;
@@ -579,7 +558,7 @@ impl VerbsLink {
                 Ok(n) => n,
                 Err(e) => {
                     tracing::error!(rank = self.rank, peer = self.peer, "polling the CQ: {e}");
-                    self.fault(abi::PUSHGATE_DOWN_DEVICE);
+                    self.health.fail(abi::PUSHGATE_DOWN_DEVICE);
                     return true;
                 }
             };
@@ -595,7 +574,7 @@ impl VerbsLink {
                             peer = self.peer,
                             "a receive without immediate data"
                         );
-                        self.fault(abi::PUSHGATE_DOWN_WC);
+                        self.health.fail(abi::PUSHGATE_DOWN_WC);
                         return true;
                     }
                     // SAFETY: the flag says that this member of the union was set.
@@ -659,7 +638,7 @@ impl VerbsLink {
             // Flushed, as they should be.
             return self.last_completed(wc.wr_id);
         }
-        if self.failed.is_some() || self.broke.is_some() || self.deserted {
+        if self.health.is_over() {
             return;
         }
         use sys::ibv_wc_status as s;
@@ -671,7 +650,7 @@ impl VerbsLink {
         };
         // Who said that it leaves takes nothing more, and need not.
         if self.peer_left() && self.sent == self.counts_of_peer() {
-            self.deserted = true;
+            self.health.desert();
             return;
         }
         // SAFETY: the library's own text for any value.
@@ -686,10 +665,10 @@ impl VerbsLink {
         );
         match detail {
             // The peer's answer: there is no doubt.
-            abi::PUSHGATE_DOWN_RNR | abi::PUSHGATE_DOWN_ACCESS => self.fault(detail),
+            abi::PUSHGATE_DOWN_RNR | abi::PUSHGATE_DOWN_ACCESS => self.health.fail(detail),
             // This host's own end may be the cause of a packet that does not go out, or that
             // nobody answers, and the port may say so a moment later.
-            _ => (self.broke, self.next_events, self.next_look) = (Some(detail), 0, 0),
+            _ => self.health.doubt(detail),
         }
     }
 
@@ -711,9 +690,7 @@ impl VerbsLink {
     fn nobody_to_tell(&self) -> bool {
         let ours = Status::from_word(self.status);
         ours.is_some_and(|s| s.code as u32 == abi::PUSHGATE_PEER_LOST && s.rank == Some(self.peer))
-            || self.deserted
-            || self.failed.is_some()
-            || self.broke.is_some()
+            || self.health.is_over()
             || self.peer_left()
             || self.peer_status() != 0
     }
@@ -742,16 +719,6 @@ impl VerbsLink {
 
     fn peer_left(&self) -> bool {
         ring::observe(&self.inbox[LEFT]) != 0
-    }
-
-    fn fault(&mut self, detail: u32) {
-        use abi::{PUSHGATE_DOWN_ACCESS as ACCESS, PUSHGATE_DOWN_RETRY as RETRY, PUSHGATE_DOWN_RNR as RNR};
-        let by_peer = [RETRY, RNR, ACCESS].contains(&detail);
-        self.failed.get_or_insert(LinkDown::Failed { cause: detail, by_peer });
-    }
-
-    fn healthy(&self) -> Result<(), LinkDown> {
-        self.failed.map_or(Ok(()), Err)
     }
 
     /// The slot where the message of `cursor` comes.
@@ -820,8 +787,8 @@ impl Link for VerbsLink {
         r: &Record,
         words: &RecordWords,
     ) -> Result<(), LinkDown> {
-        self.healthy()?;
-        if self.deserted {
+        self.health.healthy()?;
+        if self.health.is_deserted() {
             return Err(LinkDown::PeerLeft);
         }
         // Control writes come behind the messages of a pass.
@@ -894,7 +861,7 @@ impl Link for VerbsLink {
         if self.chain.done < self.chain.signaled {
             self.poll_cq();
         }
-        self.healthy()?;
+        self.health.healthy()?;
         self.copies.received(received, self.chain.done);
         // A slot of the peer's inbox is free when the peer has taken its message, one
         // of our send queue when that has completed.
@@ -958,7 +925,7 @@ impl Link for VerbsLink {
         self.counts = counts;
         // Before the messages of this pass, so that these wake whoever waits for them.
         if self.receives_told != self.receives_noted
-            && !self.deserted
+            && !self.health.is_deserted()
             && self.chain.has_room(2 + CONTROL_WRS as usize)
         {
             self.tell_receives();
@@ -976,7 +943,7 @@ impl Link for VerbsLink {
     }
 
     fn leave(&mut self) {
-        if !self.left && !self.peer_left() && self.failed.is_none() {
+        if !self.left && !self.peer_left() && !self.health.has_failed() {
             self.left = true;
             self.last_line = true;
         }
@@ -1036,17 +1003,16 @@ impl Link for VerbsLink {
     }
 
     fn check(&mut self, now: u64) -> Result<(), LinkDown> {
-        if self.failed.is_some() || self.deserted {
-            return self.healthy();
+        if self.health.has_failed() || self.health.is_deserted() {
+            return self.health.healthy();
         }
         if self.chain.done < self.chain.written {
             // A work request that failed completes though nobody asked.
             self.fresh |= self.poll_cq();
         }
-        if now < self.next_events {
+        if !self.health.asks_for_events(now) {
             return Ok(());
         }
-        self.next_events = now + EVENTS;
         if self.chain.written != self.beaten.0 {
             self.beaten = (self.chain.written, now);
         } else if now - self.beaten.1 >= BEAT {
@@ -1056,42 +1022,38 @@ impl Link for VerbsLink {
         }
         let device = &self.rc.pd.device;
         let news = device.poll_events();
-        if news == self.news && now < self.next_look {
+        if !self.health.needs_a_look(news, now) {
             return Ok(());
         }
-        if news != self.news && self.broke.is_none() && self.rc.is_in_error() {
-            // A responder learns of its end so, and not by a completion.
-            tracing::error!(rank = self.rank, peer = self.peer, "the RDMA queue pair is in an error state");
-            self.broke = Some(abi::PUSHGATE_DOWN_WC);
-        }
-        (self.news, self.next_look) = (news, now + LOOK);
-        match (device.diagnose(&self.gid).or(self.broke), self.suspect) {
-            (None, _) => self.suspect = None,
-            (Some(cause), None) => {
-                self.suspect = Some((cause, now));
-                self.next_look = now + SETTLE;
-            }
-            (Some(cause), Some((_, since))) if now - since >= SETTLE => {
+        let in_error = || {
+            let in_error = self.rc.is_in_error();
+            if in_error {
                 tracing::error!(
                     rank = self.rank,
                     peer = self.peer,
-                    device = device.name(),
-                    port = device.port(),
-                    address = %self.gid.gid,
-                    netdev = self.gid.netdev,
-                    "the RDMA link is down: {}",
-                    match cause {
-                        abi::PUSHGATE_DOWN_PORT => "the port is not active",
-                        abi::PUSHGATE_DOWN_ADDRESS => "the address was removed",
-                        abi::PUSHGATE_DOWN_DEVICE => "the device or its network interface was removed",
-                        _ => "a work request failed, and nothing is wrong at this end",
-                    }
+                    "the RDMA queue pair is in an error state"
                 );
-                self.fault(cause);
             }
-            (Some(_), Some((_, since))) => self.next_look = since + SETTLE,
+            in_error
+        };
+        if let Some(cause) = self.health.looked(news, in_error, device.diagnose(&self.gid), now) {
+            tracing::error!(
+                rank = self.rank,
+                peer = self.peer,
+                device = device.name(),
+                port = device.port(),
+                address = %self.gid.gid,
+                netdev = self.gid.netdev,
+                "the RDMA link is down: {}",
+                match cause {
+                    abi::PUSHGATE_DOWN_PORT => "the port is not active",
+                    abi::PUSHGATE_DOWN_ADDRESS => "the address was removed",
+                    abi::PUSHGATE_DOWN_DEVICE => "the device or its network interface was removed",
+                    _ => "a work request failed, and nothing is wrong at this end",
+                }
+            );
         }
-        self.healthy()
+        self.health.healthy()
     }
 }
 
@@ -1202,7 +1164,7 @@ impl OwnRegions for VerbsLink {
         // That the peer has the message is not enough: until its acknowledgement is here
         // the device may send it once more.
         let used = region.used > self.chain.done && self.ending != Ending::Stopped;
-        if used && self.deserted {
+        if used && self.health.is_deserted() {
             // Its work requests fail, and not all at once.
             return !self.stopped();
         }
@@ -1227,10 +1189,7 @@ impl OwnRegions for VerbsLink {
 
     fn regions_told(&self) -> bool {
         // Who is gone needs no answer.
-        self.deserted
-            || self.failed.is_some()
-            || self.broke.is_some()
-            || self.publish.is_empty() && self.publish_wr <= self.chain.done
+        self.health.is_over() || self.publish.is_empty() && self.publish_wr <= self.chain.done
     }
 }
 
@@ -1252,7 +1211,7 @@ impl Waking for VerbsLink {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        if !self.events || self.deserted {
+        if !self.events || self.health.is_deserted() {
             return false;
         }
         // What completes after this wakes; what completed before is looked for now, or was
@@ -1261,7 +1220,7 @@ impl Waking for VerbsLink {
     }
 
     fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
-        if self.events && !self.deserted {
+        if self.events && !self.health.is_deserted() {
             fds.extend(self.rc.cq.channel());
             fds.push(self.rc.pd.device.async_fd());
         }
