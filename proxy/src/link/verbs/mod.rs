@@ -31,6 +31,8 @@ mod error;
 mod flush;
 pub mod gid;
 mod health;
+mod inbox;
+mod line;
 #[cfg(test)]
 mod mock;
 #[cfg_attr(not(test), expect(dead_code, reason = "a window in the NIC waits for hardware: docs/driver.md"))]

@@ -15,6 +15,8 @@ use super::chain::{Chain, Remote, Source};
 use super::copies::Copies;
 use super::gid::GidEntry;
 use super::health::Health;
+use super::inbox::{Inbox, LINE_WORDS, NOTIFY, OF_DEVICE, PLACED_FLAG, SHORT_FLAG};
+use super::line::{Due, Line};
 use super::objects::{Mr, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::sending::Sending;
 use super::setup::{Accepted, InboxLayout, Places, REGION_WORDS};
@@ -30,31 +32,10 @@ use crate::region::{MAX_REGIONS, RegionMemory};
 use crate::ring::{self, Found};
 use crate::session::{self, Status, count_word};
 
-/// Immediate data that only wakes. Without it: 31 bits of a SEND's sequence number.
-const NOTIFY: u32 = 1 << 31;
 /// Completions taken in one go, and how often before others have their turn.
 const COMPLETIONS: usize = 32;
 const ROUNDS: u32 = 4;
-/// Words of the line. A message's slot has the first three as well.
-const RECEIVED: usize = 0;
-const RELEASED: usize = 1;
-const GRANTED: usize = 2;
-const NOTIFIED: usize = 3;
-const LEFT: usize = 4;
-const STATUS: usize = 5;
-const NOT_STATUS: usize = 6;
-const LINE_WORDS: usize = 8;
 
-/// Flags of a record on this wire, taken off before anybody else sees it.
-const SHORT_FLAG: u64 = 0x80 << abi::PUSHGATE_FLAGS_SHIFT;
-const PLACED_FLAG: u64 = 0x40 << abi::PUSHGATE_FLAGS_SHIFT;
-
-/// Second word of a region's entry: memory of a device.
-const OF_DEVICE: u64 = 1 << 32;
-
-/// An end that has written nothing for so long writes its line, nanoseconds: whether that completes tells
-/// of a peer whose queue pair is gone. Its device answers, not its program.
-const BEAT: u64 = 1_000_000_000;
 /// How long a queue pair that ends waits until its last words are out: three times a
 /// packet may be sent again, within these bounds, for its device waits with it.
 const LINGER: std::ops::Range<Duration> = Duration::from_millis(250)..Duration::from_secs(1);
@@ -107,10 +88,7 @@ pub struct VerbsLink {
     regions: HashMap<u32, OwnRegion>,
     outbox: Words,
     outbox_address: u64,
-    mirror: Arc<SharedMemory>,
-    mirror_units: u64,
-    inbox: Words,
-    inbox_layout: InboxLayout,
+    inbox: Inbox,
     peer_layout: InboxLayout,
     peer_places: Places,
     gid: GidEntry,
@@ -123,7 +101,6 @@ pub struct VerbsLink {
     events: bool,
     peer_events: bool,
     out_log: u32,
-    in_log: u32,
     budget: Budget,
 
     completions: Box<[sys::ibv_wc; COMPLETIONS]>,
@@ -139,23 +116,11 @@ pub struct VerbsLink {
     messages_done: u64,
     completed: u64,
 
-    /// The next message to come, and how many SENDs' immediate data came.
-    inbound: u64,
-    announced: u64,
-    /// Immediate data that only woke: taken here, sent from here.
-    notified: u64,
-    notified_told: u64,
+    /// Immediate data that only woke, sent from here.
     notifies_sent: u64,
     receives_posted: u64,
 
-    counts: PeerCounts,
-    /// The peer has not been told them yet, neither by a message nor by the line.
-    counts_due: bool,
-    status: u64,
-    left: bool,
-    line_dirty: bool,
-    line_wr: u64,
-    last_line: bool,
+    line: Line,
     publish: VecDeque<(usize, [u64; REGION_WORDS])>,
     publish_wr: u64,
     /// The peer's receives, if it posts any, and ours: how many are in the outbox,
@@ -172,10 +137,6 @@ pub struct VerbsLink {
     ending: Ending,
     /// Something completed outside of a pass.
     fresh: bool,
-    /// Work requests that were written when the time of the next beat began, and that time.
-    beaten: (u64, u64),
-    /// The line is due for a beat alone, which need not wake the peer.
-    beats: bool,
 }
 
 impl VerbsLink {
@@ -188,7 +149,14 @@ impl VerbsLink {
         let timeout = Duration::from_nanos(4096 << half.ack_timeout());
         let linger = (3 * timeout).clamp(LINGER.start, LINGER.end);
         let slots = 1u32 << out_log;
-        let inbox_layout = InboxLayout::new(in_log, a.peer_geometry.rx_log);
+        let inbox = Inbox::new(
+            &a.inbox,
+            InboxLayout::new(in_log, a.peer_geometry.rx_log),
+            in_log,
+            a.imm,
+            a.mirror,
+            1 << a.peer_geometry.window_log,
+        );
         let peer_layout = InboxLayout::new(out_log, rx_log);
         VerbsLink {
             window: half.window,
@@ -198,10 +166,7 @@ impl VerbsLink {
             regions: HashMap::new(),
             outbox: Words::writable(&half.outbox, 0, half.outbox.len() / 8),
             outbox_address: half.outbox.as_ptr().as_ptr() as u64,
-            mirror_units: 1 << a.peer_geometry.window_log,
-            mirror: a.mirror,
-            inbox: Words::writable(&a.inbox, 0, inbox_layout.bytes / 8),
-            inbox_layout,
+            inbox,
             peer_layout,
             peer_places: places,
             gid,
@@ -213,7 +178,6 @@ impl VerbsLink {
             events,
             peer_events: a.peer_events,
             out_log,
-            in_log,
             budget: Budget {
                 send_slots: slots,
                 // The CQ was made with one for every work request of each message.
@@ -230,19 +194,9 @@ impl VerbsLink {
             copies: Copies::new(slots as usize),
             messages_done: 0,
             completed: 0,
-            inbound: 0,
-            announced: 0,
-            notified: 0,
-            notified_told: 0,
             notifies_sent: 0,
             receives_posted: NOTIFIES as u64,
-            counts: PeerCounts::default(),
-            counts_due: false,
-            status: 0,
-            left: false,
-            line_dirty: false,
-            line_wr: 0,
-            last_line: false,
+            line: Line::default(),
             publish: VecDeque::with_capacity(16),
             publish_wr: 0,
             peer_receives: a.peer_receives.then(|| PeerReceives::new(a.peer_geometry.rx_log)),
@@ -255,8 +209,6 @@ impl VerbsLink {
             health: Health::default(),
             ending: Ending::Open,
             fresh: false,
-            beaten: (0, 0),
-            beats: false,
             rc: half.rc,
         }
     }
@@ -355,7 +307,7 @@ impl VerbsLink {
         if !self.peer_events {
             return None;
         }
-        let taken = ring::observe(&self.inbox[NOTIFIED]) & abi::PUSHGATE_COUNT_MASK;
+        let taken = self.inbox.notified();
         // A peer that counts more than were sent gets none: plain writes still arrive.
         if taken > self.notifies_sent || self.notifies_sent - taken >= NOTIFIES as u64 {
             return None;
@@ -364,27 +316,15 @@ impl VerbsLink {
         Some(NOTIFY)
     }
 
-    /// Writes the line: counts, whether we leave, how we ended.
-    fn write_line(&mut self, at: usize) {
-        let line = [
-            self.counts.received,
-            self.counts.released,
-            self.counts.granted,
-            count_word(0, self.notified),
-            self.left as u64,
-            self.status,
-            !self.status,
-            0,
-        ];
-        self.notified_told = self.notified;
-        let beats = std::mem::take(&mut self.beats);
-        let wakes = self.counts_due || self.last_line || !beats;
-        self.counts_due = false;
-        for (word, value) in self.outbox[at * LINE_WORDS..].iter().zip(line) {
+    /// Writes the line to the peer.
+    fn write_line(&mut self, due: Due) {
+        let first = due.at * LINE_WORDS;
+        for (word, value) in self.outbox[first..].iter().zip(due.words) {
             word.store(value, Ordering::Relaxed);
         }
-        let imm = if wakes { self.notify_imm() } else { None };
-        self.chain.write(self.outbox(at * LINE_WORDS, LINE_WORDS * 8), self.at_inbox(0), imm, true);
+        let imm = if due.wakes { self.notify_imm() } else { None };
+        self.chain.write(self.outbox(first, LINE_WORDS * 8), self.at_inbox(0), imm, true);
+        self.line.written(self.chain.written);
     }
 
     /// Word of the outbox where our receives begin.
@@ -413,11 +353,6 @@ impl VerbsLink {
         }
     }
 
-    /// The ring of the peer's receives.
-    fn inbox_receives(&self) -> &[AtomicU64] {
-        &self.inbox[self.inbox_layout.receives / 8..]
-    }
-
     /// Control writes that are due. Their slots are set aside: one of each kind is
     /// in the send queue at a time.
     fn control(&mut self) {
@@ -428,17 +363,10 @@ impl VerbsLink {
         self.tell_receives();
         if self.receives_told != told {
             // Nothing but what comes behind it wakes a peer that waits for one of them.
-            (self.line_dirty, self.beats) = (true, false);
+            self.line.touch_to_wake();
         }
-        // A line that is on its way must not be placed over the last one.
-        if self.last_line && (self.in_order || self.line_wr <= self.chain.done) {
-            self.write_line(1);
-            self.last_line = false;
-            self.line_wr = self.chain.written;
-        } else if (self.line_dirty || self.counts_due) && self.line_wr <= self.chain.done {
-            self.line_dirty = false;
-            self.write_line(0);
-            self.line_wr = self.chain.written;
+        if let Some(due) = self.line.next(self.chain.done, self.in_order) {
+            self.write_line(due);
         }
         if self.publish_wr <= self.chain.done
             && let Some((index, entry)) = self.publish.pop_front()
@@ -535,15 +463,11 @@ impl VerbsLink {
     /// Where payload can go without a stop, if the peer told of such a region. What
     /// it says is only believed as far as it hurts itself.
     fn direct(&self, (rkey, offset): (u32, u64), length: u32) -> Option<(Remote, bool)> {
-        let index = rkey as usize & (MAX_REGIONS - 1);
-        let first = self.inbox_layout.regions / 8 + index * REGION_WORDS;
-        // Bytes may arrive in ascending order: with the last word of an entry the first is there.
-        let [key, bytes, address, id] = [3, 2, 1, 0].map(|i| ring::observe(&self.inbox[first + i]));
-        let known = rkey != 0 && id as u32 == rkey && (key >> 32) as u32 == rkey;
-        let inside = offset.checked_add(length as u64).is_some_and(|end| end <= bytes);
-        (known && inside).then(|| {
-            let to = Remote { address: address.wrapping_add(offset), key: key as u32 };
-            (to, id & OF_DEVICE != 0)
+        let region = self.inbox.region(rkey)?;
+        let inside = offset.checked_add(length as u64).is_some_and(|end| end <= region.bytes);
+        inside.then(|| {
+            let to = Remote { address: region.address.wrapping_add(offset), key: region.key };
+            (to, region.of_device)
         })
     }
 
@@ -605,16 +529,11 @@ impl VerbsLink {
     /// Immediate data arrived, and with it a receive was consumed.
     fn arrived(&mut self, imm: u32) {
         if imm & NOTIFY != 0 {
-            self.notified += 1;
+            self.line.was_notified();
             self.post_receives();
-            // The peer gets its receives back soon enough, and not a line for each.
-            self.line_dirty |= self.notified - self.notified_told >= NOTIFIES as u64 / 2;
             return;
         }
-        let ahead = imm.wrapping_sub(self.inbound as u32) & !NOTIFY;
-        if ahead < 1 << 30 {
-            self.announced = self.announced.max(self.inbound + ahead as u64 + 1);
-        }
+        self.inbox.announce(imm);
     }
 
     /// As many receives as were granted, and those set aside.
@@ -622,8 +541,7 @@ impl VerbsLink {
         if !self.imm || self.has_ended() {
             return;
         }
-        let granted = self.counts.granted & abi::PUSHGATE_COUNT_MASK;
-        let due = granted + NOTIFIES as u64 + self.notified;
+        let due = self.line.granted() + NOTIFIES as u64 + self.line.notified();
         let missing = due.saturating_sub(self.receives_posted);
         self.receives_posted += missing;
         if let Err(e) = self.rc.post_receives(missing as u32) {
@@ -649,7 +567,7 @@ impl VerbsLink {
             other => abi::PUSHGATE_DOWN_WC + other.0,
         };
         // Who said that it leaves takes nothing more, and need not.
-        if self.peer_left() && self.sent == self.counts_of_peer() {
+        if self.inbox.peer_left() && self.sent == self.inbox.received() {
             self.health.desert();
             return;
         }
@@ -688,10 +606,10 @@ impl VerbsLink {
 
     /// True if nobody is left whom the last words could reach, or who waits for them.
     fn nobody_to_tell(&self) -> bool {
-        let ours = Status::from_word(self.status);
+        let ours = Status::from_word(self.line.status());
         ours.is_some_and(|s| s.code as u32 == abi::PUSHGATE_PEER_LOST && s.rank == Some(self.peer))
             || self.health.is_over()
-            || self.peer_left()
+            || self.inbox.peer_left()
             || self.peer_status() != 0
     }
 
@@ -710,63 +628,6 @@ impl VerbsLink {
     fn destroy(&mut self) {
         self.rc.destroy();
         self.ending = Ending::Stopped;
-    }
-
-    /// Messages that the peer says it has.
-    fn counts_of_peer(&self) -> u64 {
-        session::count_of(self.peer_counts().received, 0).unwrap_or(0)
-    }
-
-    fn peer_left(&self) -> bool {
-        ring::observe(&self.inbox[LEFT]) != 0
-    }
-
-    /// The slot where the message of `cursor` comes.
-    #[inline]
-    fn slot(&self, cursor: u64) -> &[AtomicU64] {
-        let at = self.inbox_layout.slots / 8 + (cursor as usize & ((1 << self.in_log) - 1)) * SLOT_WORDS;
-        &self.inbox[at..at + SLOT_WORDS]
-    }
-
-    /// The slot where the next message comes.
-    fn next_slot(&self) -> &[AtomicU64] {
-        self.slot(self.inbound)
-    }
-
-    /// Looks at the next slot; copies its record.
-    #[inline]
-    fn look(&self, words: &mut RecordWords) -> Found {
-        let found = ring::look_at(self.next_slot(), lap_of(self.inbound, self.in_log), words);
-        if found != Found::Ready {
-            return found;
-        }
-        // P4: a SEND has a receive of this queue pair, or it is not there.
-        let opcode = (words[0] >> abi::PUSHGATE_OPCODE_SHIFT) as u8;
-        if self.imm && opcode == Opcode::Send as u8 && self.announced <= self.inbound {
-            return Found::Empty;
-        }
-        found
-    }
-
-    /// Puts a short payload into the mirror, where it would lie had it come alone.
-    /// False: not all of it is there yet.
-    fn unpack(&self, words: &RecordWords) -> bool {
-        let (length, unit, units) = (words[0] as u32, words[5] as u32, words[6] as u32);
-        // Anything else is no short payload; whoever takes the record checks the same.
-        if length as usize > SHORT || length > units.saturating_mul(abi::PUSHGATE_UNIT) {
-            return true;
-        }
-        let Some(to) = self.payload(unit, units) else { return true };
-        let mut payload = [0; SHORT];
-        let payload = &mut payload[..length as usize];
-        if !slot::unpack(self.next_slot(), payload, self.inbound, self.in_log) {
-            return false;
-        }
-        // SAFETY: `payload` says that so many units lie in the mirror, which is mapped
-        // writable; the peer's writes there could only spoil its own message (P1).
-        unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), to as *mut u8, payload.len()) };
-        slot::clear(self.next_slot(), length as usize);
-        true
     }
 }
 
@@ -798,9 +659,7 @@ impl Link for VerbsLink {
         let index = sequence as usize & (self.last_wr.len() - 1);
         let first = abi::PUSHGATE_PAGE as usize / 8 + index * SLOT_WORDS;
         let receive = match &mut self.peer_receives {
-            Some(receives) if r.opcode == Opcode::Send => {
-                receives.take(&self.inbox[self.inbox_layout.receives / 8..], r.tag)
-            }
+            Some(receives) if r.opcode == Opcode::Send => receives.take(self.inbox.receives(), r.tag),
             _ => None,
         };
         let target = match receive {
@@ -837,8 +696,7 @@ impl Link for VerbsLink {
         }
         // Counts ride along: a write, a packet and its answer less than by the line. Always, for the
         // peer may look at them only once for several messages: those of a later message are later.
-        let counts = [self.counts.received, self.counts.released, self.counts.granted];
-        for (word, value) in self.outbox[first..][slot::COUNTS].iter().zip(counts) {
+        for (word, value) in self.outbox[first..][slot::COUNTS].iter().zip(self.line.counts()) {
             word.store(value, Ordering::Relaxed);
         }
         if holds && payload > before {
@@ -846,7 +704,7 @@ impl Link for VerbsLink {
             self.last_wr[index] = u64::MAX;
             self.held.push_back(Held { sequence, payload, bytes });
         } else {
-            self.counts_due = false;
+            self.line.rode_along();
             let imm = if announced { Some(sequence as u32 & !NOTIFY) } else { self.notify_imm() };
             self.post_record(sequence, bytes, imm);
         }
@@ -873,56 +731,36 @@ impl Link for VerbsLink {
 
     #[inline]
     fn peer_counts(&self) -> PeerCounts {
-        // By its line, or by its last message: that slot holds until we let go of it, and then
-        // a later message's, whose counts are later too.
-        let slot = &self.slot(self.inbound.wrapping_sub(1))[slot::COUNTS];
-        let count = |at: usize| {
-            let (line, slot) = (ring::observe(&self.inbox[at]), ring::observe(&slot[at]));
-            // A word of another epoch counts nothing, however much it says.
-            let counted = |word: u64| session::count_of(word, 0).unwrap_or(0);
-            if counted(slot) > counted(line) { slot } else { line }
-        };
-        // Released before received: then it can only lag behind it.
-        let released = count(RELEASED);
-        PeerCounts { released, received: count(RECEIVED), granted: count(GRANTED) }
+        self.inbox.counts()
     }
 
     fn peer_status(&self) -> u64 {
-        let word = ring::observe(&self.inbox[STATUS]);
-        // Its complement follows it: a word of which a part has come is none yet.
-        if ring::observe(&self.inbox[NOT_STATUS]) == !word { word } else { 0 }
+        self.inbox.status()
     }
 
     #[inline]
     fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
-        let mut found = self.look(words);
+        let mut found = self.inbox.look(words);
         if found == Found::Empty && self.imm {
             if !self.poll_cq() {
                 return Arrival::Empty;
             }
-            found = self.look(words);
+            found = self.inbox.look(words);
         }
         match found {
-            Found::Empty => return Arrival::Empty,
-            Found::Torn => return Arrival::Torn,
-            Found::Ready => {}
+            Found::Empty => Arrival::Empty,
+            Found::Torn => Arrival::Torn,
+            Found::Ready => self.inbox.take(words),
         }
-        let placed = words[0] & PLACED_FLAG != 0;
-        if words[0] & SHORT_FLAG != 0 && !self.unpack(words) {
-            return Arrival::Empty;
-        }
-        words[0] &= !(SHORT_FLAG | PLACED_FLAG);
-        self.inbound += 1;
-        if placed { Arrival::Placed } else { Arrival::Record }
     }
 
     fn has_inbound(&self) -> bool {
-        self.look(&mut [0; 8]) != Found::Empty
+        self.inbox.look(&mut [0; 8]) != Found::Empty
     }
 
     #[inline]
     fn acknowledge(&mut self, counts: PeerCounts) {
-        self.counts = counts;
+        self.line.acknowledge(counts);
         // Before the messages of this pass, so that these wake whoever waits for them.
         if self.receives_told != self.receives_noted
             && !self.health.is_deserted()
@@ -932,20 +770,17 @@ impl Link for VerbsLink {
         }
         // A receive is there before the peer hears of it.
         self.post_receives();
-        self.counts_due = true;
     }
 
     fn set_status(&mut self, word: u64) {
-        self.status = word;
-        self.last_line = true;
+        self.line.end(word);
         // The peer shows nothing more.
         self.held.clear();
     }
 
     fn leave(&mut self) {
-        if !self.left && !self.peer_left() && !self.health.has_failed() {
-            self.left = true;
-            self.last_line = true;
+        if !self.inbox.peer_left() && !self.health.has_failed() {
+            self.line.leave();
         }
     }
 
@@ -955,13 +790,13 @@ impl Link for VerbsLink {
         }
         if let Ending::Telling(since) = self.ending {
             if !self.nobody_to_tell() {
-                if self.last_line {
+                if self.line.has_last_words() {
                     // The last line may have to wait for the completion of the line before it.
                     self.poll_cq();
                     self.control();
                 }
                 let _ = self.flush();
-                if (self.last_line || !self.is_quiet()) && since.elapsed() < self.linger {
+                if (self.line.has_last_words() || !self.is_quiet()) && since.elapsed() < self.linger {
                     return false;
                 }
             }
@@ -991,7 +826,7 @@ impl Link for VerbsLink {
             self.release_held();
         }
         let untold = self.receives_told != self.receives_noted;
-        if self.line_dirty || self.counts_due || self.last_line || untold || !self.publish.is_empty() {
+        if self.line.is_due() || untold || !self.publish.is_empty() {
             self.control();
         }
         self.flush()?;
@@ -1013,13 +848,7 @@ impl Link for VerbsLink {
         if !self.health.asks_for_events(now) {
             return Ok(());
         }
-        if self.chain.written != self.beaten.0 {
-            self.beaten = (self.chain.written, now);
-        } else if now - self.beaten.1 >= BEAT {
-            self.beaten.1 = now;
-            self.beats = !self.line_dirty;
-            self.line_dirty = true;
-        }
+        self.line.beat(self.chain.written, now);
         let device = &self.rc.pd.device;
         let news = device.poll_events();
         if !self.health.needs_a_look(news, now) {
@@ -1067,7 +896,7 @@ impl Receives for VerbsLink {
     }
 
     fn receive_for(&self, r: &Record) -> Option<u32> {
-        self.peer_receives.as_ref()?.find(self.inbox_receives(), r.tag).map(|p| p.length)
+        self.peer_receives.as_ref()?.find(self.inbox.receives(), r.tag).map(|p| p.length)
     }
 
     fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
@@ -1098,7 +927,7 @@ impl OwnRegions for VerbsLink {
         let to = match (r.opcode, &self.peer_receives) {
             (Opcode::Put, _) => (r.rkey, r.remote_offset),
             (_, None) => return self.region_sends(),
-            (_, Some(receives)) => match receives.find(self.inbox_receives(), r.tag) {
+            (_, Some(receives)) => match receives.find(self.inbox.receives(), r.tag) {
                 Some(p) => (p.rkey, p.offset),
                 None => return RegionSends::Unknown,
             },
@@ -1169,7 +998,9 @@ impl OwnRegions for VerbsLink {
             return !self.stopped();
         }
         // A control write asks for a completion, and that speaks for all before it.
-        self.line_dirty |= used && region.used > self.chain.signaled;
+        if used && region.used > self.chain.signaled {
+            self.line.touch();
+        }
         used
     }
 
@@ -1195,9 +1026,7 @@ impl OwnRegions for VerbsLink {
 
 impl PeerMemory for VerbsLink {
     fn payload(&self, unit: u32, units: u32) -> Option<usize> {
-        let end = unit as u64 + units as u64;
-        (end <= self.mirror_units)
-            .then(|| self.mirror.as_ptr().as_ptr() as usize + ((unit as usize) << abi::PUSHGATE_UNIT_LOG))
+        self.inbox.payload(unit, units)
     }
 
     fn in_place(&self) -> bool {
@@ -1307,23 +1136,18 @@ mod tests {
     }
 
     #[test]
-    fn p7_a_beat_that_is_due_takes_no_wake_up_from_what_the_line_tells_beside_it_or_later() {
+    fn p7_receives_that_are_told_beside_a_beat_wake_the_peer() {
         let mock = Mock::new(0);
         let config = Config { posted_receives: true, ..Config::default() };
-        let [mut qp, _peer] = pair(&mock, &config);
-        qp.peer_events = true;
-        let mut line = |change: fn(&mut VerbsLink)| {
-            let before = qp.notifies_sent;
-            change(&mut qp);
+        for (noted, wakes) in [(0, 0), (1, 1)] {
+            let [mut qp, _peer] = pair(&mock, &config);
+            qp.peer_events = true;
+            qp.line.beat(qp.chain.written, 0);
+            qp.line.beat(qp.chain.written, u64::MAX);
+            qp.receives_noted = noted;
             qp.control();
-            qp.chain.done = qp.chain.written;
-            qp.notifies_sent - before
-        };
-        assert_eq!(line(|qp| (qp.line_dirty, qp.beats) = (true, true)), 0, "a beat alone");
-        assert_eq!(line(|qp| (qp.line_dirty, qp.beats, qp.counts_due) = (true, true, true)), 1);
-        assert_eq!(line(|qp| qp.line_dirty = true), 1, "the line behind a beat");
-        let told = |qp: &mut VerbsLink| (qp.line_dirty, qp.beats, qp.receives_noted) = (true, true, 1);
-        assert_eq!(line(told), 1, "receives beside a beat");
+            assert_eq!(qp.notifies_sent, wakes);
+        }
     }
 
     #[test]

@@ -1,0 +1,252 @@
+//! What this end tells the peer of itself: counts, whether it leaves, how it ended. All of it stands in one *line*, which
+//! is written to the peer's inbox as a whole. Pure state: work requests are known by their numbers, time is passed in.
+//!
+//! One line is on its way at a time, for a line that is written twice could arrive in either order. The last line of an
+//! end has a place of its own in the outbox, so that it need not wait for the line before it where WRITEs keep their
+//! order.
+
+use pushgate_driver_shim::abi;
+
+use super::NOTIFIES;
+use super::inbox::LINE_WORDS;
+use crate::link::PeerCounts;
+use crate::session::count_word;
+
+/// An end that has written nothing for so long writes its line, nanoseconds. Whether the WRITE completes tells of a peer
+/// whose queue pair is gone. The peer's device answers, not its program.
+const BEAT: u64 = 1_000_000_000;
+
+/// A line that is to be written now.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Due {
+    /// The place in the outbox, in lines.
+    pub(super) at: usize,
+    pub(super) words: [u64; LINE_WORDS],
+    /// The peer may wait for what the line says.
+    pub(super) wakes: bool,
+}
+
+/// The line of one end.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    counts: PeerCounts,
+    /// The peer was not told the counts yet, neither by a message nor by the line.
+    counts_due: bool,
+    status: u64,
+    left: bool,
+    /// Immediate data that only woke and was taken here: all of it, and what the peer was told.
+    notified: u64,
+    notified_told: u64,
+    dirty: bool,
+    /// The last line is to be written.
+    last: bool,
+    /// The line is due for a beat alone, which need not wake the peer.
+    beats: bool,
+    /// The work request that wrote the line last.
+    written_by: u64,
+    /// Work requests that were written when the time of the next beat began, and that time.
+    beaten: (u64, u64),
+}
+
+impl Line {
+    /// Sets the counts, which the next message or the next line tells.
+    #[inline]
+    pub(super) fn acknowledge(&mut self, counts: PeerCounts) {
+        (self.counts, self.counts_due) = (counts, true);
+    }
+
+    /// The counts' words, for a message that carries them.
+    #[inline]
+    pub(super) fn counts(&self) -> [u64; 3] {
+        [self.counts.received, self.counts.released, self.counts.granted]
+    }
+
+    /// A message has carried the counts.
+    #[inline]
+    pub(super) fn rode_along(&mut self) {
+        self.counts_due = false;
+    }
+
+    /// Receives that were granted to the peer.
+    pub(super) fn granted(&self) -> u64 {
+        self.counts.granted & abi::PUSHGATE_COUNT_MASK
+    }
+
+    /// This end has ended with this status word.
+    pub(super) fn end(&mut self, status: u64) {
+        (self.status, self.last) = (status, true);
+    }
+
+    /// The status word of this end; 0 if it has not ended.
+    pub(super) fn status(&self) -> u64 {
+        self.status
+    }
+
+    /// This end leaves in order.
+    pub(super) fn leave(&mut self) {
+        if !self.left {
+            (self.left, self.last) = (true, true);
+        }
+    }
+
+    /// Whether the last line was not written yet.
+    pub(super) fn has_last_words(&self) -> bool {
+        self.last
+    }
+
+    /// Has the line written for its completion's sake.
+    pub(super) fn touch(&mut self) {
+        self.dirty = true;
+    }
+
+    /// Has the line written, so that it wakes the peer.
+    pub(super) fn touch_to_wake(&mut self) {
+        (self.dirty, self.beats) = (true, false);
+    }
+
+    /// Immediate data that only woke was taken.
+    pub(super) fn was_notified(&mut self) {
+        self.notified += 1;
+        // The peer gets its receives back soon enough, and not a line for each.
+        self.dirty |= self.notified - self.notified_told >= NOTIFIES as u64 / 2;
+    }
+
+    /// Immediate data that only woke and was taken.
+    pub(super) fn notified(&self) -> u64 {
+        self.notified
+    }
+
+    /// Looks whether a beat is due: `written` work requests were written so far.
+    pub(super) fn beat(&mut self, written: u64, now: u64) {
+        if written != self.beaten.0 {
+            self.beaten = (written, now);
+        } else if now - self.beaten.1 >= BEAT {
+            self.beaten.1 = now;
+            self.beats = !self.dirty;
+            self.dirty = true;
+        }
+    }
+
+    /// Whether there is something to write.
+    #[inline]
+    pub(super) fn is_due(&self) -> bool {
+        self.dirty || self.counts_due || self.last
+    }
+
+    /// The line, if it is to be written now: work requests up to `done` have completed, and `in_order` says that WRITEs
+    /// keep their order. The caller writes it and calls [`Line::written`].
+    pub(super) fn next(&mut self, done: u64, in_order: bool) -> Option<Due> {
+        let arrived = self.written_by <= done;
+        let at = match (self.last, self.dirty || self.counts_due) {
+            // A line that is on its way must not be placed over the last one.
+            (true, _) if in_order || arrived => 1,
+            (false, true) if arrived => 0,
+            _ => return None,
+        };
+        let beats = std::mem::take(&mut self.beats);
+        let wakes = self.counts_due || self.last || !beats;
+        let [received, released, granted] = self.counts();
+        let notified = count_word(0, self.notified);
+        let words = [received, released, granted, notified, self.left as u64, self.status, !self.status, 0];
+        self.notified_told = self.notified;
+        self.counts_due = false;
+        match at {
+            1 => self.last = false,
+            _ => self.dirty = false,
+        }
+        Some(Due { at, words, wakes })
+    }
+
+    /// The line was written by this work request.
+    pub(super) fn written(&mut self, request: u64) {
+        self.written_by = request;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COUNTS: PeerCounts = PeerCounts { released: 1, received: 2, granted: 3 };
+
+    #[test]
+    fn one_line_is_on_its_way_at_a_time() {
+        let mut line = Line::default();
+        assert_eq!((line.is_due(), line.next(9, true)), (false, None));
+        line.acknowledge(COUNTS);
+        let due = line.next(0, true).unwrap();
+        assert_eq!((due.at, &due.words[..3], due.wakes), (0, &[2, 1, 3][..], true));
+        line.written(5);
+        assert!(!line.is_due());
+        line.acknowledge(PeerCounts { received: 4, ..COUNTS });
+        assert_eq!(line.next(4, true), None);
+        assert_eq!(line.next(5, true).unwrap().words[0], 4);
+    }
+
+    #[test]
+    fn p7_the_last_line_waits_for_the_one_before_it_only_where_writes_may_overtake_each_other() {
+        for in_order in [true, false] {
+            let mut line = Line::default();
+            line.acknowledge(COUNTS);
+            line.next(0, in_order).unwrap();
+            line.written(5);
+            line.end(77);
+            assert!(line.has_last_words() && line.is_due());
+            if !in_order {
+                assert_eq!(line.next(4, in_order), None);
+            }
+            let due = line.next(if in_order { 4 } else { 5 }, in_order).unwrap();
+            assert_eq!((due.at, due.words[5], due.words[6], due.wakes), (1, 77, !77, true));
+            assert!(!line.has_last_words());
+        }
+    }
+
+    #[test]
+    fn p7_a_beat_that_is_due_takes_no_wake_up_from_what_the_line_tells_beside_it_or_later() {
+        let beat = || {
+            let mut line = Line::default();
+            line.beat(0, BEAT - 1);
+            assert!(!line.is_due());
+            line.beat(0, BEAT);
+            assert!(line.is_due());
+            line
+        };
+        let wakes = |line: &mut Line| line.next(0, true).unwrap().wakes;
+        assert!(!wakes(&mut beat()), "a beat alone");
+        let mut line = beat();
+        line.acknowledge(COUNTS);
+        assert!(wakes(&mut line), "counts beside it");
+        line.touch();
+        assert!(wakes(&mut line), "the line behind it");
+        let mut line = beat();
+        line.touch_to_wake();
+        assert!(wakes(&mut line), "receives beside it");
+        let mut line = Line::default();
+        line.touch();
+        line.beat(0, BEAT);
+        assert!(wakes(&mut line), "a line that was due before");
+    }
+
+    #[test]
+    fn a_link_that_writes_needs_no_beat() {
+        let mut line = Line::default();
+        for written in 1..10 {
+            line.beat(written, written * BEAT);
+            assert!(!line.is_due());
+        }
+    }
+
+    #[test]
+    fn p4_receives_for_wake_ups_are_given_back_before_they_run_out() {
+        let mut line = Line::default();
+        let mut taken = 0;
+        while !line.is_due() {
+            line.was_notified();
+            taken += 1;
+        }
+        assert!(taken < NOTIFIES as u64);
+        assert_eq!(line.next(0, true).unwrap().words[3], count_word(0, taken));
+        line.was_notified();
+        assert!(!line.is_due());
+    }
+}
