@@ -1,0 +1,526 @@
+//! The link over RDMA itself, as the endpoint drives it.
+
+mod completing;
+mod ending;
+mod posting;
+mod regions;
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{Record, Words as RecordWords};
+use pushgate_rdma_core_sys as sys;
+
+use self::ending::{Ending, LINGER};
+use super::chain::Chain;
+use super::copies::Copies;
+use super::gid::GidEntry;
+use super::health::Health;
+use super::inbox::Inbox;
+use super::line::Line;
+use super::objects::{Mr, Rc};
+use super::sending::Sending;
+use super::setup::{Accepted, InboxLayout, Places, REGION_WORDS};
+use super::{CONTROL_WRS, NOTIFIES};
+use crate::gate::{Budget, Permit};
+use crate::link::{Arrival, Link, LinkDown, PeerCounts, Waking};
+use crate::memory::Words;
+use crate::receives::PeerReceives;
+use crate::region::MAX_REGIONS;
+use crate::ring::Found;
+
+/// Completions taken in one go.
+const COMPLETIONS: usize = 32;
+
+/// A region of ours that the peer may know.
+struct OwnRegion {
+    address: u64,
+    mr: Mr,
+    /// The last work request that reads it.
+    used: u64,
+}
+
+/// A record whose payload is on its way.
+struct Held {
+    sequence: u64,
+    /// The WRITE of its payload.
+    payload: u64,
+    /// Bytes of its slot.
+    bytes: usize,
+}
+
+/// A queue pair over RDMA, as the folder's module describes it.
+pub struct VerbsLink {
+    // The queue pair goes before what it uses, registrations before their memory.
+    rc: Rc,
+    window: Sending,
+    outbox_mr: Mr,
+    _mirror_mr: Mr,
+    _inbox_mr: Mr,
+    regions: HashMap<u32, OwnRegion>,
+    outbox: Words,
+    outbox_address: u64,
+    inbox: Inbox,
+    peer_layout: InboxLayout,
+    peer_places: Places,
+    gid: GidEntry,
+    rank: u32,
+    peer: u32,
+    linger: Duration,
+    imm: bool,
+    /// Both ends place WRITEs in the order in which they are posted.
+    in_order: bool,
+    events: bool,
+    peer_events: bool,
+    out_log: u32,
+    budget: Budget,
+
+    completions: Box<[sys::ibv_wc; COMPLETIONS]>,
+    chain: Chain,
+    /// For each message in flight, the number of its last work request; of one whose record is held
+    /// back, the greatest number.
+    last_wr: Box<[u64]>,
+    /// Records that announce themselves, until their payload is where it belongs. Oldest first.
+    held: VecDeque<Held>,
+    sent: u64,
+    copies: Copies,
+    /// Messages that are done, and those reported.
+    messages_done: u64,
+    completed: u64,
+
+    /// Immediate data that only woke, sent from here.
+    notifies_sent: u64,
+    receives_posted: u64,
+
+    line: Line,
+    publish: VecDeque<(usize, [u64; REGION_WORDS])>,
+    publish_wr: u64,
+    /// The peer's receives, if it posts any, and ours: how many are in the outbox,
+    /// and how many of those were written to the peer.
+    peer_receives: Option<PeerReceives>,
+    tells_receives: bool,
+    regions_written: bool,
+    rx_log: u32,
+    receives_noted: u64,
+    receives_told: u64,
+    receives_wr: u64,
+
+    health: Health,
+    ending: Ending,
+    /// Something completed outside of a pass.
+    fresh: bool,
+}
+
+impl VerbsLink {
+    pub(super) fn new(a: Accepted, places: Places) -> Self {
+        let (out_log, in_log) = (a.link_log(), a.peer_link_log);
+        let (gid, events) = (a.gid().clone(), a.events());
+        let (rank, rx_log) = (a.geometry().rank, a.geometry().rx_log);
+        let (tells_receives, regions_written) = (a.posts_receives(), a.regions_written());
+        let half = a.half;
+        let timeout = Duration::from_nanos(4096 << half.ack_timeout());
+        let linger = (3 * timeout).clamp(LINGER.start, LINGER.end);
+        let slots = 1u32 << out_log;
+        let inbox = Inbox::new(
+            &a.inbox,
+            InboxLayout::new(in_log, a.peer_geometry.rx_log),
+            in_log,
+            a.imm,
+            a.mirror,
+            1 << a.peer_geometry.window_log,
+        );
+        let peer_layout = InboxLayout::new(out_log, rx_log);
+        VerbsLink {
+            window: half.window,
+            outbox_mr: half.outbox_mr,
+            _mirror_mr: a.mirror_mr,
+            _inbox_mr: a.inbox_mr,
+            regions: HashMap::new(),
+            outbox: Words::writable(&half.outbox, 0, half.outbox.len() / 8),
+            outbox_address: half.outbox.as_ptr().as_ptr() as u64,
+            inbox,
+            peer_layout,
+            peer_places: places,
+            gid,
+            rank,
+            peer: a.peer,
+            linger,
+            imm: a.imm,
+            in_order: a.in_order,
+            events,
+            peer_events: a.peer_events,
+            out_log,
+            budget: Budget {
+                send_slots: slots,
+                // The CQ was made with one for every work request of each message.
+                cq_slots: slots,
+                // Nothing is in flight but what the window holds.
+                bytes: u64::MAX / 2,
+            },
+            completions: Box::new([sys::ibv_wc::default(); COMPLETIONS]),
+            // A quarter of the queue: enough is free while the answer is on its way.
+            chain: Chain::new(half.rc.inline, (slots as u64 / 2).max(1)),
+            last_wr: vec![0; slots as usize].into(),
+            held: VecDeque::with_capacity(if a.in_order { 0 } else { slots as usize }),
+            sent: 0,
+            copies: Copies::new(slots as usize),
+            messages_done: 0,
+            completed: 0,
+            notifies_sent: 0,
+            receives_posted: NOTIFIES as u64,
+            line: Line::default(),
+            publish: VecDeque::with_capacity(16),
+            publish_wr: 0,
+            peer_receives: a.peer_receives.then(|| PeerReceives::new(a.peer_geometry.rx_log)),
+            tells_receives,
+            regions_written,
+            rx_log,
+            receives_noted: 0,
+            receives_told: 0,
+            receives_wr: 0,
+            health: Health::default(),
+            ending: Ending::Open,
+            fresh: false,
+            rc: half.rc,
+        }
+    }
+
+    /// Asks for a completion of every work request. For tests that wait for each.
+    pub fn signal_all(&mut self) {
+        self.chain.signal_all();
+    }
+
+    /// True if every work request is known to be done, or none will be carried out any more. The last words
+    /// of an end are waited for by this, and so do tests that wait for each request.
+    pub fn is_quiet(&mut self) -> bool {
+        self.poll_cq();
+        if !self.health.is_doubtful() && !self.held.is_empty() {
+            self.release_held();
+            // What it says is asked for below.
+            let _ = self.flush();
+        }
+        self.chain.done == self.chain.written && self.held.is_empty()
+            || self.health.has_failed()
+            || self.health.is_doubtful()
+            || self.has_ended()
+    }
+
+    /// Both ends agreed on immediate data.
+    pub fn immediate(&self) -> bool {
+        self.imm
+    }
+
+    /// Completions can wake this end's engine.
+    pub fn can_wake(&self) -> bool {
+        self.events
+    }
+
+    /// The peer is to know of a region, if it may write there.
+    fn publish(&mut self, key: u32, entry: [u64; REGION_WORDS]) {
+        if self.regions_written {
+            self.publish.push_back((key as usize & (MAX_REGIONS - 1), entry));
+        }
+    }
+}
+
+impl Link for VerbsLink {
+    fn name(&self) -> &'static str {
+        "verbs"
+    }
+
+    fn budget(&self) -> Budget {
+        self.budget
+    }
+
+    #[inline]
+    fn post_send(
+        &mut self,
+        permit: Permit<'_>,
+        sequence: u64,
+        r: &Record,
+        words: &RecordWords,
+    ) -> Result<(), LinkDown> {
+        self.post_message(sequence, r, words)?;
+        permit.post();
+        Ok(())
+    }
+
+    #[inline]
+    fn poll_send(&mut self, received: u64) -> Result<u32, LinkDown> {
+        // Without one asked for none is due. (`check` finds that of a failure.)
+        if self.chain.done < self.chain.signaled {
+            self.poll_cq();
+        }
+        self.health.healthy()?;
+        self.copies.received(received, self.chain.done);
+        // A slot of the peer's inbox is free when the peer has taken its message, one
+        // of our send queue when that has completed.
+        let completed = self.messages_done.min(received);
+        let n = completed - self.completed;
+        self.completed = completed;
+        Ok(n as u32)
+    }
+
+    #[inline]
+    fn peer_counts(&self) -> PeerCounts {
+        self.inbox.counts()
+    }
+
+    fn peer_status(&self) -> u64 {
+        self.inbox.status()
+    }
+
+    #[inline]
+    fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
+        let mut found = self.inbox.look(words);
+        if found == Found::Empty && self.imm {
+            if !self.poll_cq() {
+                return Arrival::Empty;
+            }
+            found = self.inbox.look(words);
+        }
+        match found {
+            Found::Empty => Arrival::Empty,
+            Found::Torn => Arrival::Torn,
+            Found::Ready => self.inbox.take(words),
+        }
+    }
+
+    fn has_inbound(&self) -> bool {
+        self.inbox.look(&mut [0; 8]) != Found::Empty
+    }
+
+    #[inline]
+    fn acknowledge(&mut self, counts: PeerCounts) {
+        self.line.acknowledge(counts);
+        // Before the messages of this pass, so that these wake whoever waits for them.
+        if self.receives_told != self.receives_noted
+            && !self.health.is_deserted()
+            && self.chain.has_room(2 + CONTROL_WRS as usize)
+        {
+            self.tell_receives();
+        }
+        // A receive is there before the peer hears of it.
+        self.post_receives();
+    }
+
+    fn set_status(&mut self, word: u64) {
+        self.line.end(word);
+        // The peer shows nothing more.
+        self.held.clear();
+    }
+
+    fn leave(&mut self) {
+        if !self.inbox.peer_left() && !self.health.has_failed() {
+            self.line.leave();
+        }
+    }
+
+    fn stopped(&mut self) -> bool {
+        self.move_to_the_end()
+    }
+
+    #[inline]
+    fn notify(&mut self) -> Result<bool, LinkDown> {
+        if !self.held.is_empty() {
+            self.release_held();
+        }
+        let untold = self.receives_told != self.receives_noted;
+        if self.line.is_due() || untold || !self.publish.is_empty() {
+            self.control();
+        }
+        self.flush()?;
+        Ok(false)
+    }
+
+    fn bounced(&self) -> (u64, u64) {
+        self.window.bounced
+    }
+
+    fn check(&mut self, now: u64) -> Result<(), LinkDown> {
+        if self.health.has_failed() || self.health.is_deserted() {
+            return self.health.healthy();
+        }
+        if self.chain.done < self.chain.written {
+            // A work request that failed completes though nobody asked.
+            self.fresh |= self.poll_cq();
+        }
+        if !self.health.asks_for_events(now) {
+            return Ok(());
+        }
+        self.line.beat(self.chain.written, now);
+        let device = &self.rc.pd.device;
+        let news = device.poll_events();
+        if !self.health.needs_a_look(news, now) {
+            return Ok(());
+        }
+        let in_error = || {
+            let in_error = self.rc.is_in_error();
+            if in_error {
+                tracing::error!(
+                    rank = self.rank,
+                    peer = self.peer,
+                    "the RDMA queue pair is in an error state"
+                );
+            }
+            in_error
+        };
+        if let Some(cause) = self.health.looked(news, in_error, device.diagnose(&self.gid), now) {
+            tracing::error!(
+                rank = self.rank,
+                peer = self.peer,
+                device = device.name(),
+                port = device.port(),
+                address = %self.gid.gid,
+                netdev = self.gid.netdev,
+                "the RDMA link is down: {}",
+                match cause {
+                    abi::PUSHGATE_DOWN_PORT => "the port is not active",
+                    abi::PUSHGATE_DOWN_ADDRESS => "the address was removed",
+                    abi::PUSHGATE_DOWN_DEVICE => "the device or its network interface was removed",
+                    _ => "a work request failed, and nothing is wrong at this end",
+                }
+            );
+        }
+        self.health.healthy()
+    }
+}
+
+impl Waking for VerbsLink {
+    fn sleeping(&self) -> Option<&AtomicU64> {
+        None
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        if !self.events || self.health.is_deserted() {
+            return false;
+        }
+        // What completes after this wakes; what completed before is looked for now, or was
+        // taken since the last pass.
+        std::mem::take(&mut self.fresh) || !self.rc.cq.arm() || self.poll_cq()
+    }
+
+    fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        if self.events && !self.health.is_deserted() {
+            fds.extend(self.rc.cq.channel());
+            fds.push(self.rc.pd.device.async_fd());
+        }
+    }
+
+    fn woken(&mut self) {
+        if self.events {
+            self.rc.cq.drain();
+            self.rc.pd.device.poll_events();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pushgate_driver_shim::segment::Geometry;
+
+    use super::super::mock::{self, Mock};
+    use super::super::setup::{Config, Half};
+    use super::*;
+    use crate::link::OwnRegions;
+    use crate::region::{Exported, RegionMemory};
+
+    /// Two ends on one device.
+    fn pair(mock: &Mock, config: &Config) -> [VerbsLink; 2] {
+        let half = |rank| {
+            let geometry = Geometry {
+                window_log: 8,
+                slots_log: 4,
+                cq_log: 4,
+                rx_log: 4,
+                link_log: 4,
+                landing_log: 8,
+                signals: 1,
+                rank,
+            };
+            let window = Arc::new(mock::allocate("window", geometry.window_bytes()).unwrap());
+            Half::new(&mock.device, config, geometry, window, &mut mock::allocate).unwrap()
+        };
+        let halves = [half(0), half(1)];
+        let [first, second] = [halves[0].offer(), halves[1].offer()];
+        let [a, b] = halves;
+        let a = a.accept(1, &second, &mut mock::allocate).unwrap();
+        let b = b.accept(0, &first, &mut mock::allocate).unwrap();
+        let [to_b, to_a] = [a.places(), b.places()];
+        [a.join(to_a).unwrap(), b.join(to_b).unwrap()]
+    }
+
+    #[test]
+    fn two_ends_come_to_send_with_each_others_first_packets() {
+        let mock = Mock::new(0);
+        drop(pair(&mock, &Config::default()));
+        let moves: Vec<_> =
+            mock::take().into_iter().filter(|(n, _)| *n == "modify_qp").map(|m| m.1).collect();
+        let states: Vec<u64> = moves.iter().map(|with| with[0]).collect();
+        assert_eq!(states, [1, 1, 2, 2, 3, 3, 6, 6], "INIT, RTR, RTS, ERR");
+        for with in &moves[..2] {
+            assert_eq!(with[1], u64::from(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0));
+        }
+        for (receives, sends) in [(2, 5), (3, 4)] {
+            assert_eq!(moves[receives][2], u64::from(mock::QP));
+            assert_eq!(moves[receives][3], moves[sends][4], "first packets");
+        }
+        // P4.
+        assert!(moves[4..6].iter().all(|with| with[5] == 0), "a queue pair that retries behind an RNR NAK");
+    }
+
+    #[test]
+    fn p7_receives_that_are_told_beside_a_beat_wake_the_peer() {
+        let mock = Mock::new(0);
+        let config = Config { posted_receives: true, ..Config::default() };
+        for (noted, wakes) in [(0, 0), (1, 1)] {
+            let [mut qp, _peer] = pair(&mock, &config);
+            qp.peer_events = true;
+            qp.line.beat(qp.chain.written, 0);
+            qp.line.beat(qp.chain.written, u64::MAX);
+            qp.receives_noted = noted;
+            qp.control();
+            assert_eq!(qp.notifies_sent, wakes);
+        }
+    }
+
+    #[test]
+    fn p8_a_region_that_nobody_writes_is_registered_to_be_read_and_told_to_nobody() {
+        let file: std::os::fd::OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        let dma_buf = Some(Exported::DmaBuf(Arc::new(file), 0));
+        let memories = [
+            RegionMemory::Host { address: 0x1000, keep: None },
+            RegionMemory::Device { address: 0x1000, exported: Some(Exported::Address) },
+            RegionMemory::Device { address: 0x1000, exported: dma_buf },
+        ];
+        for regions_written in [true, false] {
+            let mock = Mock::new(0);
+            let [mut qp, _peer] = pair(&mock, &Config { regions_written, ..Config::default() });
+            mock::take();
+            for (key, memory) in (1..).zip(&memories) {
+                qp.add_region(key, memory, 4096);
+                let [(_, with)] = &mock::take()[..] else { panic!("one registration") };
+                // Local and remote writes, or neither.
+                assert_eq!(*with.last().unwrap(), if regions_written { 1 | 2 } else { 0 });
+                assert_eq!((qp.registers(key), qp.offers(key)), (true, regions_written));
+            }
+            // An entry of the table is a write to the peer.
+            assert_eq!(
+                (qp.regions_told(), qp.publish.len()),
+                if regions_written { (false, 3) } else { (true, 0) }
+            );
+            qp.remove_region(1);
+            assert_eq!(qp.publish.len(), if regions_written { 4 } else { 0 });
+            assert!(!qp.registers(1) && !qp.offers(1));
+            mock::refuse("reg_mr");
+            qp.add_region(9, &memories[0], 4096);
+            assert!(!qp.registers(9) && !qp.offers(9));
+            mock::refuse("");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Regions of this end, posted receives of both ends, and payload in the mirror, over RDMA.
+
+use std::sync::atomic::Ordering;
+
+use pushgate_driver_shim::record::{Opcode, Record};
+
+use super::super::inbox::OF_DEVICE;
+use super::super::objects::{Mr, REMOTE_WRITE, SEND_ONLY};
+use super::super::setup::REGION_WORDS;
+use super::ending::Ending;
+use super::{OwnRegion, VerbsLink};
+use crate::link::{Link, OwnRegions, PeerMemory, Receives, RegionSends};
+use crate::receives::RECEIVE_WORDS;
+use crate::region::RegionMemory;
+
+impl Receives for VerbsLink {
+    fn offered_receives(&self) -> Option<bool> {
+        Some(self.tells_receives)
+    }
+
+    fn knows_receives(&self) -> bool {
+        self.peer_receives.is_some()
+    }
+
+    fn receive_for(&self, r: &Record) -> Option<u32> {
+        self.peer_receives.as_ref()?.find(self.inbox.receives(), r.tag).map(|p| p.length)
+    }
+
+    fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
+        if !self.tells_receives {
+            return;
+        }
+        // The slot is free: what was there has arrived, for a message has taken it since.
+        let slot = number as usize & ((1 << self.rx_log) - 1);
+        let first = self.outbox_receives() + slot * RECEIVE_WORDS;
+        for (word, value) in self.outbox[first..].iter().zip(words) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.receives_noted = number + 1;
+    }
+}
+
+impl OwnRegions for VerbsLink {
+    fn takes_region(&self, r: &Record) -> RegionSends {
+        if !self.regions.contains_key(&r.place) {
+            return RegionSends::No("the source region is not registered with the RDMA device");
+        }
+        if r.length > self.rc.pd.device.longest_message() {
+            return RegionSends::No(
+                "the payload is longer than the RDMA device's longest message (max_msg_sz of ibv_devinfo -v): \
+                 send it in pieces",
+            );
+        }
+        let to = match (r.opcode, &self.peer_receives) {
+            (Opcode::Put, _) => (r.rkey, r.remote_offset),
+            (_, None) => return self.region_sends(),
+            (_, Some(receives)) => match receives.find(self.inbox.receives(), r.tag) {
+                Some(p) => (p.rkey, p.offset),
+                None => return RegionSends::Unknown,
+            },
+        };
+        // Nothing of an empty one has to go anywhere.
+        if r.length == 0 && r.opcode == Opcode::Send {
+            return RegionSends::Yes;
+        }
+        match self.direct(to, r.length) {
+            // It can only go straight there, and what the peer copies there, or what is on its way
+            // there, comes first.
+            Some(_) if self.copies.touch(to, r.length, self.chain.done) => RegionSends::Unknown,
+            Some(_) => RegionSends::Yes,
+            None => RegionSends::No(
+                "the peer has no such region that its RDMA device can write, or not so long: push the \
+                 payload into the window",
+            ),
+        }
+    }
+
+    fn region_sends(&self) -> RegionSends {
+        match self.peer_receives {
+            Some(_) => RegionSends::Yes,
+            None => RegionSends::No(
+                "the peer's receives name no buffers that a region could be written to: push the payload into \
+                 the window",
+            ),
+        }
+    }
+
+    fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
+        let pd = &self.rc.pd;
+        let access = if self.regions_written { REMOTE_WRITE } else { SEND_ONLY };
+        let made = match memory {
+            RegionMemory::Host { address, .. } => {
+                // SAFETY: whoever adds a region promises that it stays mapped and free of
+                // references until it is removed, which drops this.
+                unsafe { Mr::new(pd, "a region", *address, bytes as usize, access) }
+                    .map(|mr| (*address as u64, 0, mr))
+            }
+            RegionMemory::Device { address, exported: Some(exported) } => {
+                // SAFETY: as above, of the device's memory.
+                unsafe { Mr::of_device(pd, *address, bytes as usize, exported, access) }
+                    .map(|mr| (*address, OF_DEVICE, mr))
+            }
+            // A copy engine brings it there.
+            RegionMemory::Device { exported: None, .. } => return,
+        };
+        match made {
+            Ok((address, of_device, mr)) => {
+                let id = key as u64;
+                let entry = [id | of_device, address, bytes, id << 32 | mr.rkey as u64];
+                self.regions.insert(key, OwnRegion { address, mr, used: 0 });
+                self.publish(key, entry);
+            }
+            // Payload for it lands in the mirror and is moved from there.
+            Err(e) => tracing::info!(rank = self.rank, peer = self.peer, "{e}: its payload will be copied"),
+        }
+    }
+
+    fn region_in_use(&mut self, key: u32, _received: u64) -> bool {
+        let Some(region) = self.regions.get(&key) else { return false };
+        // That the peer has the message is not enough: until its acknowledgement is here
+        // the device may send it once more.
+        let used = region.used > self.chain.done && self.ending != Ending::Stopped;
+        if used && self.health.is_deserted() {
+            // Its work requests fail, and not all at once.
+            return !self.stopped();
+        }
+        // A control write asks for a completion, and that speaks for all before it.
+        if used && region.used > self.chain.signaled {
+            self.line.touch();
+        }
+        used
+    }
+
+    fn remove_region(&mut self, key: u32) {
+        if self.regions.remove(&key).is_some() {
+            self.publish(key, [0; REGION_WORDS]);
+        }
+    }
+
+    fn offers(&self, key: u32) -> bool {
+        self.regions_written && self.regions.contains_key(&key)
+    }
+
+    fn registers(&self, key: u32) -> bool {
+        self.regions.contains_key(&key)
+    }
+
+    fn regions_told(&self) -> bool {
+        // Who is gone needs no answer.
+        self.health.is_over() || self.publish.is_empty() && self.publish_wr <= self.chain.done
+    }
+}
+
+impl PeerMemory for VerbsLink {
+    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
+        self.inbox.payload(unit, units)
+    }
+
+    fn in_place(&self) -> bool {
+        true
+    }
+}
