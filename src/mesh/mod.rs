@@ -269,6 +269,8 @@ struct Out {
     frames: Outgoing,
     /// Nothing more is sent to this peer.
     closed: bool,
+    /// This rank's farewell is among the frames, or was sent.
+    farewell: bool,
 }
 
 impl Peer {
@@ -530,6 +532,7 @@ impl Mesh {
             let mut out = peer.out();
             // A push that fails means that the peer is gone already.
             if !out.closed && out.frames.push(&BYE.to_le_bytes(), Vec::new()).is_ok() {
+                out.farewell = true;
                 let _ = peer.flush(&mut out);
             }
         }

@@ -93,6 +93,8 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
             let leaving = match leaves {
                 Ok(None) => continue,
                 Ok(Some(leaving)) => leaving,
+                // A peer that has heard this rank's farewell sends none, and closes.
+                Err(_) if p.peer.out().farewell => Leaving::Bye,
                 Err(why) => {
                     tracing::warn!(rank = p.rank, "a rank is lost: {why}");
                     Leaving::Lost

@@ -548,10 +548,8 @@ mod tests {
     use rustix::net::sockopt::set_socket_linger;
 
     use super::*;
+    use crate::mesh::tests::LATER;
     use crate::mesh::{Events, MAX_BYTES, Mesh};
-
-    /// How long tests wait for something that must not come: long enough that it would have come.
-    const LATER: Duration = Duration::from_millis(500);
 
     fn me(rank: u32, size: u32) -> Me<'static> {
         Me::new("red", rank, size, hang()).unwrap()

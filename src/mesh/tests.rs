@@ -13,6 +13,9 @@ use pushgate_tests::{hang, patience};
 
 use super::*;
 
+/// How long tests wait for something that must not come: long enough that it would have come.
+pub(super) const LATER: Duration = Duration::from_millis(500);
+
 fn events(lost: impl Fn(u32) + Send + 'static, ended: impl Fn(Ended) + Send + 'static) -> Events {
     Events { lost: Box::new(lost), ended: Box::new(ended) }
 }
@@ -39,6 +42,17 @@ fn wire(label: u32, body: &[u8]) -> Vec<u8> {
     bytes.extend(label.to_le_bytes());
     bytes.extend(body);
     bytes
+}
+
+#[test]
+fn a_peer_that_closes_behind_this_ranks_farewell_is_not_lost() {
+    let (mesh, lost, mut others) = by_hand(2, hang());
+    mesh.leave();
+    let mut farewell = [0; 12];
+    others[0].read_exact(&mut farewell).unwrap();
+    others.clear();
+    assert!(lost.recv_timeout(LATER).is_err());
+    assert_eq!(mesh.lost(), None);
 }
 
 #[test]
