@@ -19,8 +19,6 @@ pub mod engine;
 #[cfg(not(loom))]
 pub mod idle;
 #[cfg(not(loom))]
-mod leaving;
-#[cfg(not(loom))]
 pub mod link;
 #[cfg(not(loom))]
 pub mod measure;

@@ -159,7 +159,7 @@ impl Link for Watched {
         self.qp.leave();
     }
 
-    fn stopped(&mut self) -> bool {
+    fn stopped(&mut self, _: u64) -> bool {
         !self.works.load(Ordering::Acquire)
     }
 
@@ -377,7 +377,7 @@ fn p3_p5_an_engine_copies_nothing_more_behind_an_end() {
         // The program uses its region for something else.
         into.write(0, &vec![2; 3 * MIB]);
         while pair.poll(1) {}
-        assert!(pair.ends[1].settle(&mut None, Duration::ZERO), "nothing is left to copy");
+        assert!(pair.ends[1].settle(&mut None), "nothing is left to copy");
         assert!(pair.ends[1].remove_region(rkey));
         pair.ends[1].close();
         assert!(pair.ends[1].is_gone());
@@ -397,8 +397,9 @@ impl Mover for Held {
     }
 }
 
-#[test]
-fn p3_p5_an_end_is_shown_when_a_devices_copies_have_ended() {
+/// A pair whose end 1 has failed while a device writes to its region, of that key. The device's copies end when the
+/// word is 1.
+fn failed_while_a_device_writes() -> (Pair, Arc<AtomicU64>, u32) {
     let mut pair = Pair::local(GEOMETRY, [options(1), options(0)]);
     let done = Arc::new(AtomicU64::new(0));
     pair.mover = Some(Box::new(Held(done.clone())));
@@ -407,17 +408,31 @@ fn p3_p5_an_end_is_shown_when_a_devices_copies_have_ended() {
     assert!(pair.devices[0].post(Record { rkey, ..Record::new(Opcode::Put) }, &[1; 100]));
     (0..4).for_each(|i| _ = pair.poll(i % 2));
     assert!(pair.ends[1].device_copies());
-    let begin = Instant::now();
     pair.ends[1].fail(Status::new(abi::PUSHGATE_ABORTED));
     pair.poll(1);
-    let shown = pair.devices[1].status().is_some();
-    // Two seconds are the limit for a device that does not end its copies.
-    assert!(!shown || begin.elapsed() >= Duration::from_secs(2), "shown while a device writes to the region");
-    assert!(pair.ends[1].has_work() != shown, "nobody sleeps before the end is shown");
+    (pair, done, rkey)
+}
+
+#[test]
+fn p3_p5_an_end_is_shown_when_a_devices_copies_have_ended() {
+    let (mut pair, done, rkey) = failed_while_a_device_writes();
+    assert!(pair.devices[1].status().is_none(), "shown while a device writes to the region");
+    assert!(pair.ends[1].has_work(), "an engine does not sleep before the end is shown");
     done.store(1, Ordering::SeqCst);
     pair.poll(1);
     assert_eq!(pair.devices[1].status().map(|s| s.code as u32), Some(abi::PUSHGATE_ABORTED));
     assert!(!pair.ends[1].has_work() && pair.ends[1].remove_region(rkey));
+}
+
+#[test]
+fn p7_an_end_is_shown_after_two_seconds_though_a_devices_copies_do_not_end() {
+    let (mut pair, _done, rkey) = failed_while_a_device_writes();
+    for (time, shown) in [(1_999_999_999, false), (2_000_000_000, true)] {
+        pair.tick(time);
+        pair.poll(1);
+        assert_eq!(pair.devices[1].status().is_some(), shown, "at {time} ns");
+    }
+    assert!(!pair.ends[1].remove_region(rkey), "the device still writes to it");
 }
 
 // ------------------------------------------------------- an engine that panics

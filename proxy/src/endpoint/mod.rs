@@ -10,7 +10,6 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::{Bell, Ringer};
@@ -35,9 +34,9 @@ use crate::staging::Staging;
 /// Records that one pass takes in each direction before the engine looks at other queue pairs.
 const BATCH: u32 = 64;
 
-/// How long the end of a queue pair waits for copies by a device. Then the end is shown all the same: a device that does
-/// not end its copies must not hold up a program that waits for the end.
-const COPIES: Duration = Duration::from_secs(2);
+/// How long the end of a queue pair waits for copies by a device, nanoseconds. Then the end is shown all the same: a
+/// device that does not end its copies must not hold up a program that waits for the end.
+const COPIES: u64 = 2_000_000_000;
 
 /// The memory of one queue pair, as its program hands it to an engine. Every
 /// segment's header is checked before anything else is read.
@@ -190,8 +189,10 @@ pub struct Endpoint {
     over: bool,
     /// The end was shown to the device.
     shown: bool,
-    /// Since when nothing but the end of the copies under way is waited for.
-    settling: Option<Instant>,
+    /// Since when nothing but the end of the copies under way is waited for, nanoseconds.
+    copies_since: Option<u64>,
+    /// The time as it was passed in last, nanoseconds.
+    now: u64,
     /// The device sees nothing of where the transport puts what comes.
     copies: bool,
     /// The control segment is a device's memory, to which this CPU's stores are not ordered.
@@ -317,7 +318,8 @@ impl Endpoint {
             broken: None,
             over: false,
             shown: false,
-            settling: None,
+            copies_since: None,
+            now: 0,
             copies: false,
             write_combined: control.is_io_memory(),
             _control: control,
@@ -484,9 +486,17 @@ impl Endpoint {
         [Some(&self.sleeping[0]), self.qp.sleeping()].into_iter().flatten()
     }
 
-    /// Now and then, with the time: looks for a slot that is never published,
-    /// and for the peer's end.
+    /// Says what time it is, nanoseconds since a start that is the caller's, and the same in each call. Limits are
+    /// counted by this time: the caller passes it on every few milliseconds, and before a pass if it has slept.
+    #[inline]
+    pub fn set_time(&mut self, now: u64) {
+        self.now = now;
+    }
+
+    /// Now and then, with the time (as [`Endpoint::set_time`] has it): looks for a slot that is never published, and
+    /// for the peer's end.
     pub fn tick(&mut self, now: u64) {
+        self.set_time(now);
         if self.over {
             return;
         }
