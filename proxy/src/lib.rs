@@ -39,6 +39,8 @@ pub mod region;
 #[cfg(not(loom))]
 pub mod remote;
 #[cfg(not(loom))]
+mod segments;
+#[cfg(not(loom))]
 pub mod server;
 #[cfg(not(loom))]
 pub mod wire;

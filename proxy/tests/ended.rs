@@ -215,8 +215,15 @@ fn watched_while(works: bool) -> (Endpoint, Device, Seen, Arc<AtomicBool>) {
     let m = own.joined(&peer, None);
     let g = own.geometry;
     let processes = Processes { peer: None, in_program: true };
-    let qp =
-        LocalLink::new(&m.link, &g, &m.peer_link, &peer.geometry, m.peer_window, (None, None), processes);
+    let qp = LocalLink::new(
+        &m.link.into(),
+        &g,
+        &m.peer_link.into(),
+        &peer.geometry,
+        m.peer_window.into(),
+        (None, None),
+        processes,
+    );
     let seen = Seen::default();
     let cq = g.control_cq_offset();
     let works = Arc::new(AtomicBool::new(works));

@@ -1,15 +1,13 @@
 //! How an endpoint ends: the cause is kept, the peer is told, and the device sees the end when nothing that is under way
 //! can touch memory any more.
 
-use std::sync::atomic::Ordering;
-
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::Record;
 
-use super::{COPIES, Endpoint, STATUS, complete};
+use super::{COPIES, Endpoint};
 use crate::link::LinkDown;
 use crate::mover::Mover;
-use crate::ring::{self, Look};
+use crate::ring::Look;
 use crate::session::Status;
 
 impl Endpoint {
@@ -73,27 +71,21 @@ impl Endpoint {
 
     /// Completes what was not retired, then writes the status.
     fn show_end(&mut self, status: Status) {
-        let (cq, head, log) = (&self.cq, &mut self.cq_head, self.geometry.cq_log);
+        let control = &mut self.control;
         let staging = self.outbound.staging_mut();
-        staging.retire(u64::MAX, |c| {
-            complete(cq, head, log, c.wr_id, c.opcode, status.code, c.length);
-        });
+        staging.retire(u64::MAX, |c| control.complete(c.wr_id, c.opcode, status.code, c.length));
         // What was published and not yet released completes as well, so that a
         // device that polls its CQ gets an answer to each.
-        let (first, log_slots) = (staging.head(), staging.slots_log());
-        for slot in first..first + (1 << log_slots) {
-            let Look::Ready(words) = ring::look(&self.wqes, slot, log_slots) else { break };
+        let first = staging.head();
+        for slot in first..first + (1 << staging.slots_log()) {
+            let Look::Ready(words) = self.work.look(slot) else { break };
             if let Ok(r) = Record::decode(&words)
                 && r.has(Record::SIGNALED)
             {
-                complete(cq, head, log, r.id, r.opcode as u8, status.code, r.length);
+                control.complete(r.id, r.opcode as u8, status.code, r.length);
             }
         }
-        // After the completions: who sees the end and looks at the CQ once more
-        // finds them all.
-        self.drain_stores();
-        self.control_line[STATUS].store(status.word(), Ordering::Release);
-        self.drain_stores();
+        control.status(status.word());
     }
 
     /// Of a queue pair that was closed or has failed: true when nothing of its transport can touch
