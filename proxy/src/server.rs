@@ -366,7 +366,8 @@ fn begin(server: &Server, request: Request, fds: Vec<OwnedFd>, number: u64) -> R
     let own = EventFd::new().map_err(|e| format!("eventfd: {e}"))?;
     let cpus = &server.options.cpus;
     let cpu = (!cpus.is_empty()).then(|| cpus[number as usize % cpus.len()]);
-    let options = EngineOptions { cpu, alone: server.options.alone, mover: None, bell: Some(bell) };
+    let options =
+        EngineOptions { cpu, alone: server.options.alone, bell: Some(bell), ..EngineOptions::default() };
     let engine = Engine::start(own, options).map_err(|e| e.to_string())?;
     let name: String = name.chars().take(MAX_NAME).collect();
     tracing::info!(client = number, ?name, "an engine was started");

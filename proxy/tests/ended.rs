@@ -14,7 +14,7 @@ use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Opcode, Record, Words};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
-use pushgate_proxy::engine::{Engine, EngineError, EngineOptions};
+use pushgate_proxy::engine::{Drive, Engine, EngineError, EngineOptions};
 use pushgate_proxy::gate::{Budget, Permit};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::link::local::{LocalLink, Processes};
@@ -462,10 +462,14 @@ impl Mover for Panics {
 
 #[test]
 fn p7_p8_an_engine_that_panics_tells_who_waits_and_says_which_memory_stays() {
+    [Drive::Thread, Drive::Caller].into_iter().for_each(panics);
+}
+
+fn panics(drive: Drive) {
     let [own, peer] = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     let (started, now) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let mover = Box::new(Panics { started: started.clone(), now: now.clone() });
-    let options_of_engine = EngineOptions { mover: Some(mover), ..EngineOptions::default() };
+    let options_of_engine = EngineOptions { mover: Some(mover), drive, ..EngineOptions::default() };
     let engine = Engine::start(EventFd::new().unwrap(), options_of_engine).unwrap();
     let end = Endpoint::local(own.joined(&peer, None), options(1)).unwrap();
     let copied = engine.add_qp(end, Wake::Polled).unwrap();
@@ -480,6 +484,7 @@ fn p7_p8_an_engine_that_panics_tells_who_waits_and_says_which_memory_stays() {
     let begin = Instant::now();
     while started.load(Ordering::SeqCst) == 0 {
         sender.poll(&mut None);
+        engine.drive().unwrap();
         assert!(begin.elapsed() < Duration::from_secs(120), "no copy is begun");
     }
     std::thread::scope(|scope| {

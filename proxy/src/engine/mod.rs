@@ -8,9 +8,10 @@ mod leaving;
 mod machine;
 mod thread;
 
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::thread::JoinHandle;
 
 use pushgate_driver_shim::bell::Bell;
@@ -23,7 +24,7 @@ pub use self::machine::{Clock, Machine};
 use self::thread::{Driver, Freeing, HostClock, pin};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
-use crate::idle::Wake;
+use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
 use crate::mover::Mover;
 use crate::region::RegionMemory;
@@ -33,9 +34,23 @@ use crate::session::Status;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct QpId(pub u32);
 
+/// What drives an engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Drive {
+    /// A thread of the engine's own.
+    #[default]
+    Thread,
+    /// The program, by [`Engine::drive`]. For a program that polls anyway, and for hosts with fewer cores than threads
+    /// that would spin. All promises hold as long as the program calls that; while it does not, nothing moves on, no
+    /// limit is noticed, and calls of the engine that wait drive it themselves.
+    Caller,
+}
+
 /// How an engine runs.
 #[derive(Default)]
 pub struct EngineOptions {
+    /// What drives it. `cpu` has no effect unless that is a thread.
+    pub drive: Drive,
     /// Core to pin it to.
     pub cpu: Option<usize>,
     /// There is a core to spare for spinning.
@@ -73,6 +88,14 @@ pub enum EngineError {
     Remote(String),
 }
 
+/// Where an engine's driver is.
+enum Runs {
+    /// In this thread; `None` once it was joined.
+    Thread(Option<JoinHandle<()>>),
+    /// Here, for the threads that call; `None` once it has panicked.
+    Caller(Mutex<Option<Box<Driver>>>),
+}
+
 /// A running engine. Dropping it stops the thread; queue pairs still there end
 /// with *aborted*. Handles may be used from any thread. In a child of `fork` calls end
 /// with [`EngineError::Forked`], and dropping it does nothing.
@@ -81,7 +104,7 @@ pub struct Engine {
     commands: OwnedHere<Sender<Option<Command>>>,
     pending: Arc<AtomicBool>,
     bell: Arc<EventFd>,
-    thread: OwnedHere<Option<JoinHandle<()>>>,
+    runs: OwnedHere<Runs>,
     /// A device's copies for a queue pair did not end. Set by the [`Machine`].
     kept: Arc<AtomicBool>,
 }
@@ -94,7 +117,7 @@ impl Engine {
         let pending = Arc::new(AtomicBool::new(false));
         let bell = Arc::new(bell);
         let kept = Arc::new(AtomicBool::new(false));
-        let mut driver = Driver {
+        let driver = Driver {
             machine: Machine::new(options.mover, options.alone, kept.clone()),
             clock: HostClock::new(),
             inbox,
@@ -103,10 +126,18 @@ impl Engine {
             outside: options.bell,
             freeing: Freeing::default(),
         };
-        let cpu = options.cpu;
+        let runs = match options.drive {
+            Drive::Caller => Runs::Caller(Mutex::new(Some(Box::new(driver)))),
+            Drive::Thread => Runs::Thread(Some(Self::spawn(driver, options.cpu)?)),
+        };
+        let (commands, runs) = (OwnedHere::new(commands), OwnedHere::new(runs));
+        Ok(Engine { commands, pending, bell, runs, kept })
+    }
+
+    fn spawn(mut driver: Driver, cpu: Option<usize>) -> Result<JoinHandle<()>, EngineError> {
         // It says what it has to say where its starter does, if that has a place of its own.
         let log = tracing::dispatcher::get_default(Clone::clone);
-        let thread = std::thread::Builder::new()
+        std::thread::Builder::new()
             .name("pushgate-proxy".into())
             .spawn(move || {
                 let own = !log.is::<tracing::subscriber::NoSubscriber>();
@@ -120,16 +151,54 @@ impl Engine {
                 let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
                 driver.run()
             })
-            .map_err(EngineError::Start)?;
-        let (commands, thread) = (OwnedHere::new(commands), OwnedHere::new(Some(thread)));
-        Ok(Engine { commands, pending, bell, thread, kept })
+            .map_err(EngineError::Start)
+    }
+
+    /// One pass over all queue pairs of an engine that the caller drives ([`Drive::Caller`]). Returns what the caller may
+    /// do until the next pass; it need not, and must not block for longer than that says. Any thread may call this: if
+    /// another thread is in the call at the moment, this returns at once. Of an engine with a thread of its own nothing
+    /// is left to do.
+    pub fn drive(&self) -> Result<Step, EngineError> {
+        self.here()?;
+        let Runs::Caller(driver) = &*self.runs else { return Ok(Step::Yield) };
+        // The driver is taken out of its place when a pass panics, so a poisoned lock guards nothing that is half done.
+        let mut driver = match driver.try_lock() {
+            Ok(driver) => driver,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(Step::Yield),
+        };
+        let own = driver.as_mut().ok_or(EngineError::Gone)?;
+        // A panic leaves the queue pairs as they are: they are ended, and asked nothing else.
+        match catch_unwind(AssertUnwindSafe(|| own.pass())) {
+            // A caller does not sleep on the bells: the engine must say to nobody that it sleeps.
+            Ok(Some(Step::Block(limit))) => Ok(Step::Sleep(limit)),
+            Ok(Some(step)) => Ok(step),
+            Ok(None) => Err(EngineError::Gone),
+            Err(_) => {
+                own.abandon();
+                // What is left waits for nothing.
+                *driver = None;
+                Err(EngineError::Gone)
+            }
+        }
     }
 
     fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, EngineError> {
         self.commands.here()?;
         let (reply, answer) = channel();
         self.send(Some(command(reply)))?;
-        answer.recv().map_err(|_| EngineError::Gone)
+        if let Runs::Thread(_) = &*self.runs {
+            return answer.recv().map_err(|_| EngineError::Gone);
+        }
+        loop {
+            let driven = self.drive();
+            match answer.try_recv() {
+                Ok(answer) => return Ok(answer),
+                Err(TryRecvError::Disconnected) => return Err(EngineError::Gone),
+                Err(TryRecvError::Empty) => driven?,
+            };
+            std::thread::yield_now();
+        }
     }
 
     /// Hands a command to the thread; `None` stops the thread.
@@ -220,7 +289,9 @@ impl Drop for Engine {
         if matches!(self.send(None), Err(EngineError::Forked(_))) {
             return;
         }
-        if let Some(thread) = self.thread.take() {
+        if let Runs::Thread(thread) = &mut *self.runs
+            && let Some(thread) = thread.take()
+        {
             // A panic there was printed by its hook; here it would only abort.
             let _ = thread.join();
         }

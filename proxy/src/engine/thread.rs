@@ -1,5 +1,6 @@
-//! The thread of an engine: a loop around [`Machine::step`] that carries out commands, reads the clock, sleeps, and is
-//! woken by bells. A second thread frees what queue pairs used that are gone.
+//! What stands around a [`Machine`] on a host: a [`Driver`] carries out commands, reads the clock, sleeps, and is woken by
+//! bells. The thread of an engine is its loop; a program that drives its engine itself calls it pass by pass. A second
+//! thread frees what queue pairs used that are gone.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -70,7 +71,7 @@ impl Clock for HostClock {
     }
 }
 
-/// What an engine's thread owns.
+/// A machine with the clock, the commands and the bells of its engine.
 pub(super) struct Driver {
     pub(super) machine: Machine,
     pub(super) clock: HostClock,
@@ -88,14 +89,7 @@ pub(super) struct Driver {
 impl Driver {
     /// Drives the machine until the engine is dropped.
     pub(super) fn run(mut self) {
-        loop {
-            if self.pending.load(Ordering::Relaxed) && !self.commands() {
-                return;
-            }
-            let step = self.machine.step(&mut self.clock);
-            while let Some(gone) = self.machine.next_gone() {
-                self.freeing.free(gone);
-            }
+        while let Some(step) = self.pass() {
             match step {
                 Step::Spin => std::hint::spin_loop(),
                 Step::Yield => std::thread::yield_now(),
@@ -103,6 +97,19 @@ impl Driver {
                 Step::Block(limit) => self.block(limit),
             }
         }
+    }
+
+    /// Carries out the commands that were sent, and one pass over the queue pairs. `None`: the engine was dropped.
+    #[inline]
+    pub(super) fn pass(&mut self) -> Option<Step> {
+        if self.pending.load(Ordering::Relaxed) && !self.commands() {
+            return None;
+        }
+        let step = self.machine.step(&mut self.clock);
+        while let Some(gone) = self.machine.next_gone() {
+            self.freeing.free(gone);
+        }
+        Some(step)
     }
 
     /// Hands the commands that were sent to the machine. False: the thread is to stop.
@@ -161,7 +168,7 @@ impl Driver {
 
     /// Ends all queue pairs behind a panic. They wait together.
     #[cold]
-    fn abandon(&mut self) {
+    pub(super) fn abandon(&mut self) {
         let mut all = self.machine.abandon();
         all.iter_mut().for_each(|a| a.close());
         let (begin, mut pause) = (self.clock.now(), Pause::default());
