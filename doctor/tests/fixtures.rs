@@ -471,7 +471,7 @@ cases! {
         limits(h, "65536");
         h.wants.verbs = false;
     };
-    "memlock" NotApplicable "nothing is registered" |h| {
+    "memlock" NotApplicable "no memory is registered" |h| {
         limits(h, "65536");
         no_rdma(h);
     };
@@ -602,7 +602,7 @@ cases! {
 
     "peermem" Passed "is loaded" |_| {};
     "peermem" NotApplicable "no NVIDIA GPU" no_gpu;
-    "peermem" Passed "dma-buf does the same" |h| h.remove("sys/module/nvidia_peermem");
+    "peermem" Passed "dma-buf serves the same purpose" |h| h.remove("sys/module/nvidia_peermem");
     "peermem" Warned "modprobe nvidia_peermem" |h| {
         h.remove("sys/module/nvidia_peermem");
         h.remove("proc/kallsyms");
