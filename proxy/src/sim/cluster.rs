@@ -49,6 +49,9 @@ pub(super) struct Expected {
     pub(super) liar: Option<u32>,
 }
 
+/// An inbox: its address, and in it slots, regions, receives, the end.
+pub(super) type Inbox = (usize, [usize; 4]);
+
 /// A queue pair between two ranks.
 pub(super) struct Qp {
     pub(super) number: u32,
@@ -62,6 +65,8 @@ pub(super) struct Qp {
     /// Numbers of the RDMA queue pairs.
     pub(super) numbers: [u32; 2],
     pub(super) regions: [[Guarded; 2]; 2],
+    /// What each end's peer may write by RDMA.
+    pub(super) inboxes: [Option<Inbox>; 2],
     /// The links' own segments, which a lying engine writes.
     pub(super) links: [Option<Mapped>; 2],
     pub(super) expected: Option<Expected>,
@@ -516,12 +521,21 @@ impl<'a> Cluster<'a> {
                 format!("{}, expected one of codes {:#x}", what(), expected.codes[end]),
             ));
         }
-        let blames = matches!(status.code as u32, abi::PUSHGATE_OVERRUN | abi::PUSHGATE_REFUSED);
-        if let Some(liar) = expected.liar
-            && blames
-            && status.rank != Some(liar)
-        {
-            return Err(broken(8, format!("{}, and rank {liar} has lied", what())));
+        let named = match status.code as u32 {
+            // A liar's status may be any.
+            _ if q.tainted && expected.liar.is_none() => true,
+            abi::PUSHGATE_OVERRUN | abi::PUSHGATE_REFUSED => status.rank == expected.liar,
+            abi::PUSHGATE_PEER_LOST if !q.tainted => {
+                (0..2).any(|end| q.dead[end] && status.rank == Some(q.ranks[end]))
+            }
+            abi::PUSHGATE_LINK_DOWN => status.rank.is_some_and(|rank| q.ranks.contains(&rank)),
+            _ => true,
+        };
+        if !named {
+            return Err(broken(
+                7,
+                format!("{} names the wrong rank: {expected:?}, dead {:?}", what(), q.dead),
+            ));
         }
         Ok(())
     }

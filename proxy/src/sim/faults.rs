@@ -1,11 +1,11 @@
 //! Faults: when they happen, what they do, and how the queue pairs that they hit may end.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_driver_shim::record::{Opcode, Record, lap_of};
 
-use super::cluster::{ANY, Cluster, LINK, NEVER, bit};
+use super::cluster::{ANY, Cluster, Inbox, LINK, NEVER, bit};
 use super::memory::GUARD;
 use super::plan::{Carrier, FaultKind, FaultPlan, MS};
 use super::program::Facts;
@@ -118,15 +118,17 @@ impl Cluster<'_> {
         q.expect(now, [ANY; 2]);
         let rank = q.ranks[end];
         let node = q.nodes[end];
-        let (what, blamed) = match &q.links[end] {
-            Some(link) if engine => {
-                let log = q.sides[end].geometry.link_log;
-                let posted = self.nodes[node].ends.iter().find(|e| (e.0, e.1) == (qp, end));
-                let head = posted
-                    .and_then(|e| self.nodes[node].machine.endpoint(e.2))
-                    .map_or(0, |e| e.outbound().staging().messages());
-                let facts = &self.programs[2 * qp + end].facts;
-                lie_as_engine(link, log, head, facts, seed)
+        let log = q.sides[end].geometry.link_log;
+        let (own, inbox) = (q.links[end].clone(), q.inboxes[1 - end]);
+        let id = self.nodes[node].ends.iter().find(|e| (e.0, e.1) == (qp, end)).map(|e| e.2);
+        let endpoint = id.and_then(|id| self.nodes[node].machine.endpoint(id));
+        let posted = endpoint.map_or(0, |e| e.outbound().staging().messages());
+        let facts = &self.programs[2 * qp + end].facts;
+        let (what, blamed) = match (own, inbox) {
+            (Some(link), _) if engine => lie_as_engine(&link, log, posted, facts, seed),
+            (_, Some(inbox)) if engine => {
+                self.nic.refuses();
+                lie_by_rdma(inbox, log, posted, facts, seed)
             }
             _ => (self.programs[2 * qp + end].lie(seed, GUARD), true),
         };
@@ -194,4 +196,69 @@ fn lie_as_engine(link: &Mapped, log: u32, posted: u64, facts: &Facts, seed: u64)
     };
     ring::publish(&records, posted, log, &record.encode(0));
     (what, true)
+}
+
+/// Garbage in the peer's inbox, which an RDMA device that serves a liar may write. Answers as [`lie_as_engine`] does.
+fn lie_by_rdma(
+    (address, [slots, regions, receives, bytes]): Inbox,
+    log: u32,
+    posted: u64,
+    facts: &Facts,
+    seed: u64,
+) -> (&'static str, bool) {
+    let mut random = Random::new(seed, 7);
+    let store = |byte: usize, value: u64| {
+        // SAFETY: the word lies in the inbox, which the queue pair keeps until it is taken down, and is aligned. The code
+        // under test reads such words as atomics.
+        unsafe { AtomicU64::from_ptr((address + byte) as *mut u64) }.store(value, Ordering::Release);
+    };
+    let some = |random: &mut Random, from: usize, to: usize| {
+        from + 8 * random.below((to - from) as u64 / 8) as usize
+    };
+    match random.below(8) {
+        0 => {
+            let far = count_word(0, random.next() & abi::PUSHGATE_COUNT_MASK);
+            store(8 * random.below(4) as usize, far);
+            ("counts that cannot be", true)
+        }
+        1 => {
+            let status = random.next();
+            store(40, status);
+            store(48, !status);
+            ("a status that cannot be", false)
+        }
+        2 | 3 => {
+            let beyond = (facts.region as u64 - 8) + 8 * random.below(GUARD as u64 / 8 - 2);
+            let put = Record { length: 16, id: posted as u32, rkey: facts.rkey, ..Record::new(Opcode::Put) };
+            let record = match random.below(4) {
+                0 => Record { flags: Record::INLINE, remote_offset: beyond, ..put },
+                // PLACED and SHORT, flags of this wire.
+                1 => Record { flags: 0x40, remote_offset: beyond, ..put },
+                2 => Record { flags: 0x80, place: random.next() as u32, place_offset: 1, ..put },
+                _ => Record { id: posted as u32 ^ 1 << random.below(32), ..put },
+            };
+            let first = slots + (posted as usize & ((1 << log) - 1)) * 256;
+            let words = record.encode(lap_of(posted, log));
+            (0..8).for_each(|i| store(first + 8 * i, words[i]));
+            ("a record that cannot be", true)
+        }
+        4 => {
+            (0..64).for_each(|_| store(some(&mut random, slots, regions), random.next()));
+            ("random words among the records", true)
+        }
+        5 => {
+            // The entry of the region that the peer puts to: another address.
+            store(regions + (facts.lkey as usize & 0xfff) * 32 + 16, 8 * random.below(1 << 40));
+            store(regions + (random.below(3) as usize) * 32 + 16, 8 * random.below(1 << 40));
+            ("regions at other addresses", false)
+        }
+        6 => {
+            (0..16).for_each(|_| store(some(&mut random, receives, bytes), random.next()));
+            ("random words among the receives", true)
+        }
+        _ => {
+            store(32, 1);
+            ("a farewell", false)
+        }
+    }
 }

@@ -8,7 +8,7 @@ use pushgate_driver_shim::bell;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_driver_shim::segment::Geometry;
 
-use super::cluster::{Broken, Qp};
+use super::cluster::{Broken, Inbox, Qp};
 use super::flaky::{Control, Flaky};
 use super::memory::{self, Guarded};
 use super::model::{Flow, Side};
@@ -92,6 +92,8 @@ impl Memory {
 struct Links {
     links: [Box<dyn Link>; 2],
     numbers: [u32; 2],
+    /// Over `verbs`, where what the peer may write at each end lies, and its parts.
+    inboxes: [Option<Inbox>; 2],
     /// Where each end reads payload of its peer's window, and what keeps that in place.
     inbound: [usize; 2],
 }
@@ -113,6 +115,7 @@ fn local_links(memory: &[Memory; 2], doorbells: [bool; 2]) -> Links {
     Links {
         links: [link(0, (bell_a, rings_b)), link(1, (bell_b, rings_a))],
         numbers: [0; 2],
+        inboxes: [None; 2],
         inbound: [memory[1].window.address(), memory[0].window.address()],
     }
 }
@@ -135,10 +138,11 @@ fn verbs_links(nic: &Sim, plan: &QpPlan, memory: &[Memory; 2], imm: bool) -> Lin
     let a = a.accept(ranks[1], &second, &mut allocate).expect("an offer of the simulation");
     let b = b.accept(ranks[0], &first, &mut allocate).expect("an offer of the simulation");
     let inbound = [&a, &b].map(|end| end.mirror().as_ptr().as_ptr() as usize);
+    let inboxes = [a.inbox(), b.inbox()].map(Some);
     let [to_b, to_a] = [a.places(), b.places()];
     let [a, b] = [a.join(to_a), b.join(to_b)].map(|link| link.expect("places of the simulation"));
     let numbers = [a.number(), b.number()];
-    Links { links: [Box::new(a), Box::new(b)], numbers, inbound }
+    Links { links: [Box::new(a), Box::new(b)], numbers, inboxes, inbound }
 }
 
 /// Makes one queue pair.
@@ -272,6 +276,7 @@ pub(super) fn make(
         flows,
         controls,
         numbers: links.numbers,
+        inboxes: links.inboxes,
         regions,
         links: memory.map(|m| m.link),
         expected: None,

@@ -129,7 +129,7 @@ pub(super) enum FaultKind {
     Hole,
     /// An end's program writes garbage where it may write.
     LyingProgram { seed: u64 },
-    /// An end's engine writes garbage where it may write. Over `verbs` the program does.
+    /// An end's engine writes garbage where it may write.
     LyingEngine { seed: u64 },
 }
 
@@ -193,12 +193,11 @@ impl Plan {
                 let verbs = qps
                     .iter()
                     .any(|qp| qp.carrier != Carrier::Local && qp.ends.iter().any(|end| end.rank == rank));
-                NodePlan {
-                    pace: random.of(&[250, 600, 1_500, 4_000]),
-                    // The simulated RDMA device has no completion channel, so it wakes nobody.
-                    doorbell: !verbs && !random.one_in(8),
-                    alone: random.one_in(2),
-                }
+                let pace = random.of(&[250, 600, 1_500, 4_000]);
+                // The simulated RDMA device has no completion channel, so it wakes nobody.
+                let doorbell = !verbs && !random.one_in(8);
+                // An engine that polls alone on its core spins for 2 ms: thousands of passes in which nothing happens.
+                NodePlan { pace, doorbell, alone: doorbell && random.one_in(2) }
             })
             .collect();
         // What is left out changes nothing of what is left.

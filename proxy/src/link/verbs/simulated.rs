@@ -63,6 +63,8 @@ pub(super) struct Nic {
     prompt: bool,
     /// A queue pair in the error state completes all of its work requests at once.
     drains: bool,
+    /// A WRITE to memory that is not registered ends with an error, as at a real device. Else it is a failed test.
+    refuses: bool,
 }
 
 /// The device's state behind a context. It is never freed: a queue pair may outlive its device's [`Sim`].
@@ -106,12 +108,16 @@ impl Nic {
         self.answers(number) && qp.sends.iter().any(|w| !qp.error || !w.pieces.is_empty())
     }
 
-    /// Places a piece of a WRITE.
-    fn place(&mut self, number: u32, write: usize, piece: usize) {
+    /// Places a piece of a WRITE. False if the WRITE was refused.
+    fn place(&mut self, number: u32, write: usize, piece: usize) -> bool {
         let w = &self.qps[&number].sends[write];
         let (from, to) = (w.from + w.pieces[piece].start as u64, w.to + w.pieces[piece].start as u64);
         let n = w.pieces[piece].len();
-        assert!(self.registered(w.rkey, to, n as u64), "WRITE {} to {to:#x}, not registered", w.id);
+        if !self.registered(w.rkey, to, n as u64) {
+            assert!(self.refuses, "WRITE {} to {to:#x}, not registered", w.id);
+            self.fail(number, ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
+            return false;
+        }
         let source = match &w.inline {
             Some(bytes) => bytes[w.pieces[piece].clone()].as_ptr(),
             None => {
@@ -133,6 +139,7 @@ impl Nic {
             unsafe { std::ptr::copy_nonoverlapping(source, to as *mut u8, n) };
         }
         self.qps.get_mut(&number).expect("it is there").sends[write].pieces.swap_remove(piece);
+        true
     }
 
     /// Completes the oldest WRITE of a queue pair. False if there is none that can: behind a WRITE that failed none
@@ -143,7 +150,9 @@ impl Nic {
             return false;
         }
         while let Some(last) = self.qps[&number].sends[0].pieces.len().checked_sub(1) {
-            self.place(number, 0, last);
+            if !self.place(number, 0, last) {
+                return true;
+            }
         }
         let qp = self.qps.get_mut(&number).expect("it is there");
         let (w, cq, peer) = (qp.sends.pop_front().expect("it is there"), qp.cq, qp.peer);
@@ -266,6 +275,12 @@ impl Sim {
     #[cfg(feature = "sim")]
     pub(crate) fn is_busy(&self) -> bool {
         self.nic(|nic| nic.qps.keys().any(|q| nic.works(*q)))
+    }
+
+    /// A peer lies: WRITEs to where nothing is registered are no fault of the code under test any more.
+    #[cfg(feature = "sim")]
+    pub(crate) fn refuses(&self) {
+        self.nic(|nic| nic.refuses = true);
     }
 
     /// The queue pair of this number fails by itself: its oldest WRITE ends with an error.
