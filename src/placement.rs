@@ -58,7 +58,7 @@ fn kernel_window(settings: &Settings, kind: WindowKind, name: &str, bytes: usize
     let name = area_name(name)?;
     let path = settings.window_dev.to_str().filter(|p| *p != "auto");
     let ttl = settings.staging_ttl.as_millis() as u32;
-    let made: std::result::Result<Arc<dyn Window>, KmodError> = match kind {
+    let made: Result<Arc<dyn Window>, KmodError> = match kind {
         WindowKind::Bar => BarWindow::open(path, &name, bytes).map(|w| Arc::new(w) as _),
         _ => StagingWindow::create(path, &name, bytes, ttl).map(|w| Arc::new(w) as _),
     };
