@@ -19,6 +19,8 @@ pub mod engine;
 #[cfg(not(loom))]
 pub mod idle;
 #[cfg(not(loom))]
+mod in_process;
+#[cfg(not(loom))]
 pub mod link;
 #[cfg(not(loom))]
 pub mod measure;
