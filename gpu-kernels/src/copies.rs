@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cuda::{CudaCopies, CudaPoint};
-use crate::executor::{Executor, Result};
+use crate::error::Result;
+use crate::executor::Executor;
 
 /// A queue of copies, which run in the order in which they were added. Dropping it waits for all of
 /// them.

@@ -5,63 +5,26 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
-use std::mem::{offset_of, size_of};
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use libloading::Library;
 use pushgate_driver_shim::fork::{OwnedHere, Owner};
 
+use crate::arch::{CpuBlock, CpuThread};
 use crate::embedded::{self, CPU_KERNELS, CpuEntry};
+use crate::error::{DeviceError, Result};
 use crate::executor::{
-    Access, BufferMemory, DeviceBuffer, DeviceError, Executor, Launch, LoadedModule, Registration, Result,
-    Running, RunningKernel, Stream, WaitOutcome,
+    Access, BufferMemory, DeviceBuffer, Executor, Launch, LaunchQueue, LoadedModule, Registration, Running,
+    RunningKernel, Stream, WaitOutcome,
 };
+use crate::library;
+use crate::lock::lock;
 use crate::module::{Cache, Compiler, Key, Source, list, run_compiler};
-
-// ---------------------------------------------- arch.cuh's structures, mirrored
-
-/// Mirrors `cpu_barrier` of arch.cuh. Only kernels access its fields.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct CpuBarrier {
-    arrived: u32,
-    generation: u32,
-    slot: u64,
-}
-
-/// Mirrors `cpu_block` of arch.cuh.
-#[repr(C)]
-pub struct CpuBlock {
-    index: u32,
-    grid: u32,
-    size: u32,
-    pad: u32,
-    shared: *mut c_void,
-    barrier: CpuBarrier,
-    warps: [CpuBarrier; 32],
-}
-
-/// Mirrors `cpu_thread` of arch.cuh.
-#[repr(C)]
-pub struct CpuThread {
-    block: *mut CpuBlock,
-    index: u64,
-}
-
-// build.rs asserts the same sizes and offsets on the C++ side.
-const _: () = {
-    assert!(size_of::<CpuBarrier>() == 16 && offset_of!(CpuBarrier, generation) == 4);
-    assert!(offset_of!(CpuBarrier, slot) == 8);
-    assert!(size_of::<CpuBlock>() == 552 && offset_of!(CpuBlock, grid) == 4);
-    assert!(offset_of!(CpuBlock, size) == 8 && offset_of!(CpuBlock, shared) == 16);
-    assert!(offset_of!(CpuBlock, barrier) == 24 && offset_of!(CpuBlock, warps) == 40);
-    assert!(size_of::<CpuThread>() == 16 && offset_of!(CpuThread, index) == 8);
-};
 
 /// Stack of a kernel's thread: kernels are leaf code with a few words of state.
 const STACK_BYTES: usize = 256 << 10;
@@ -72,12 +35,6 @@ const MAX_SHARED: u32 = 256 << 10;
 /// Alignment of device memory: as large as a GPU's allocator gives, and whole pages for callers
 /// that register the memory.
 const ALIGN: usize = 4096;
-
-/// Locks a mutex even if it is poisoned: a panic can't leave the data behind these locks half
-/// changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// An executor that runs kernels on this CPU.
 #[derive(Debug)]
@@ -131,16 +88,8 @@ fn open(path: &Path) -> Result<Library> {
     // dlopen uses RTLD_LOCAL here, so the file's symbols replace none of ours.
     unsafe { Library::new(path) }.map_err(|error| DeviceError::Load {
         module: path.display().to_string(),
-        reason: with_source(&error),
+        reason: library::explain(&error),
     })
-}
-
-/// The message of a library error with dlopen's own text, which libloading's message leaves out.
-pub(crate) fn with_source(error: &libloading::Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
 }
 
 enum Code {
@@ -248,6 +197,10 @@ impl Executor for CpuExecutor {
         0
     }
 
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
     fn load_embedded(&self) -> Result<Arc<dyn LoadedModule>> {
         self.0.check()?;
         static EMBEDDED: OnceLock<Arc<CpuModule>> = OnceLock::new();
@@ -275,7 +228,7 @@ impl Executor for CpuExecutor {
 
     fn stream(&self) -> Result<Stream> {
         self.0.check()?;
-        Ok(Stream(Arc::new(CpuStream::default())))
+        Ok(Stream::new(CpuStream::default()))
     }
 
     unsafe fn launch(
@@ -287,10 +240,8 @@ impl Executor for CpuExecutor {
         params: &[u8],
     ) -> Result<Running> {
         self.0.check()?;
-        let queue = stream
-            .0
-            .downcast_ref::<CpuStream>()
-            .ok_or(DeviceError::Foreign { handle: "stream", executor: "cpu" })?;
+        let queue =
+            stream.queue::<CpuStream>().ok_or(DeviceError::Foreign { handle: "stream", executor: "cpu" })?;
         let (entry, size) = cpu_module(module)?.find(kernel)?;
         if params.len() != size as usize {
             return Err(DeviceError::ParamsSize {
@@ -430,6 +381,12 @@ struct CpuStream {
     last: Mutex<Option<Arc<End>>>,
 }
 
+impl LaunchQueue for CpuStream {
+    fn raw(&self) -> Option<u64> {
+        None
+    }
+}
+
 /// The end of one launch: whether it has ended, and the times of its beginning and end.
 #[derive(Default)]
 struct End {
@@ -530,15 +487,8 @@ impl Job {
         };
         let blocks = (0..launch.grid)
             .map(|index| {
-                UnsafeCell::new(CpuBlock {
-                    index,
-                    grid: launch.grid,
-                    size: launch.block,
-                    pad: 0,
-                    shared: shared.get(index as usize).map_or(null_mut(), |heap| heap.ptr.as_ptr().cast()),
-                    barrier: CpuBarrier::default(),
-                    warps: [CpuBarrier::default(); 32],
-                })
+                let shared = shared.get(index as usize).map_or(null_mut(), |heap| heap.ptr.as_ptr().cast());
+                UnsafeCell::new(CpuBlock::new(index, launch.grid, launch.block, shared))
             })
             .collect();
         Ok(Self {

@@ -19,7 +19,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -39,10 +39,12 @@ use self::resident::Presence;
 pub(crate) use self::resident::{Follows, Resident};
 use crate::build_support::kernel_names;
 use crate::embedded::{self, FATBINS, SOURCES};
+use crate::error::{DeviceError, Result};
 use crate::executor::{
-    Access, BufferMemory, DeviceBuffer, DeviceError, DmaBuf, Executor, Launch, LoadedModule, Registration,
-    Result, Running, RunningKernel, Stream, WaitOutcome,
+    Access, BufferMemory, DeviceBuffer, DmaBuf, Executor, Launch, LaunchQueue, LoadedModule, Registration,
+    Running, RunningKernel, Stream, WaitOutcome,
 };
+use crate::lock::lock;
 use crate::module::{Cache, Source, list};
 
 const STREAM_NON_BLOCKING: u32 = 1;
@@ -53,12 +55,6 @@ const NOT_FOUND: u32 = 500;
 const SHARED_UNASKED: u32 = 48 << 10;
 /// The whole device, in the unit of `Active::share`.
 const WHOLE: u64 = 1 << 32;
-
-/// Locks a mutex even if it is poisoned: a panic can't leave the data behind these locks half
-/// changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A handle of the driver.
 #[derive(Clone, Copy)]
@@ -824,9 +820,10 @@ impl Drop for CudaStream {
     }
 }
 
-/// The driver's handle of a stream ([`Stream::raw`]).
-pub(crate) fn raw_stream(stream: &Stream) -> Option<u64> {
-    stream.0.downcast_ref::<CudaStream>().map(|stream| stream.raw.0 as u64)
+impl LaunchQueue for CudaStream {
+    fn raw(&self) -> Option<u64> {
+        Some(self.raw.0 as u64)
+    }
 }
 
 struct CudaRunning {
@@ -1048,6 +1045,13 @@ impl CudaExecutor {
     }
 }
 
+impl dyn Executor + '_ {
+    /// The CUDA executor if this is one, for calls that only a GPU has.
+    pub fn as_cuda(&self) -> Option<&CudaExecutor> {
+        self.as_any().downcast_ref()
+    }
+}
+
 impl fmt::Debug for CudaExecutor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CudaExecutor({})", self.describe())
@@ -1071,8 +1075,8 @@ impl Executor for CudaExecutor {
         self.context().index
     }
 
-    fn as_cuda(&self) -> Option<&CudaExecutor> {
-        Some(self)
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 
     fn load_embedded(&self) -> Result<Arc<dyn LoadedModule>> {
@@ -1118,7 +1122,7 @@ impl Executor for CudaExecutor {
 
     fn stream(&self) -> Result<Stream> {
         let raw = self.context().make_stream(false)?;
-        Ok(Stream(Arc::new(CudaStream { context: self.context().clone(), raw: Raw(raw) })))
+        Ok(Stream::new(CudaStream { context: self.context().clone(), raw: Raw(raw) }))
     }
 
     unsafe fn launch(
@@ -1131,8 +1135,7 @@ impl Executor for CudaExecutor {
     ) -> Result<Running> {
         let context = self.context();
         let queue = stream
-            .0
-            .downcast_ref::<CudaStream>()
+            .queue::<CudaStream>()
             .filter(|queue| Arc::ptr_eq(&queue.context, context))
             .ok_or(DeviceError::Foreign { handle: "stream", executor: "cuda" })?;
         let loaded = self.module(module)?;

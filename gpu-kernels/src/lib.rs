@@ -3,22 +3,28 @@
 //! The kernels (`kernels/*.cu` over `include/pushgate/*.cuh`) are one source for a GPU and for a
 //! CPU. An [`Executor`] loads and launches them on either.
 
+mod arch;
 mod build_support;
+mod choose;
 mod copies;
 mod cpu;
 mod cuda;
 mod embedded;
+mod error;
 mod executor;
+mod library;
+mod lock;
 mod module;
 mod mover;
 mod worker;
 
+pub use choose::{Available, DeviceChoice, available_executors, choose, choose_at};
 pub use copies::{Copies, Point};
 pub use cpu::CpuExecutor;
 pub use cuda::{CudaExecutor, CudaInfo, current_device, probe};
+pub use error::{DeviceError, Result};
 pub use executor::{
-    Access, Available, DeviceBuffer, DeviceChoice, DeviceError, DmaBuf, Executor, Launch, LoadedModule,
-    Registration, Result, Running, Stream, WaitOutcome, available_executors, choose, choose_at,
+    Access, DeviceBuffer, DmaBuf, Executor, Launch, LoadedModule, Registration, Running, Stream, WaitOutcome,
 };
 pub use module::Source;
 pub use mover::{CopyTicket, CudaCopy};

@@ -14,7 +14,7 @@ use pushgate_driver_shim::file::read_text;
 
 use crate::build_support::kernel_names;
 use crate::embedded::HEADERS;
-use crate::executor::{DeviceError, Result};
+use crate::error::{DeviceError, Result};
 
 /// A user's own `.cu` source over the device API. It includes "pushgate/device.cuh" and has at
 /// least one `PUSHGATE_KERNEL(name, params)`.

@@ -9,7 +9,7 @@
 use std::fmt;
 
 use crate::cuda::{CopyMark, CopyStream, CudaExecutor};
-use crate::executor::Result;
+use crate::error::Result;
 
 /// Copies from host memory into one GPU's memory, on a stream of its own, so that no kernel delays
 /// them.

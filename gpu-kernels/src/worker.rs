@@ -11,7 +11,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -20,9 +20,9 @@ use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::{ShimError, window::Window};
 
 use crate::cuda::{Follows, Resident};
-use crate::executor::{
-    Access, DeviceBuffer, DeviceError, Executor, Launch, LoadedModule, Registration, Result, Running, Stream,
-};
+use crate::error::{DeviceError, Result};
+use crate::executor::{Access, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Stream};
+use crate::lock::lock;
 
 mod control;
 mod fault;
@@ -53,12 +53,6 @@ const LOOK: Duration = Duration::from_millis(250);
 /// all work that the device had at some moment waits for the launch of that moment, so the launch
 /// must end.
 const AGE: Duration = Duration::from_millis(100);
-
-/// Locks a mutex even if it is poisoned: a panic can't leave the data behind these locks half
-/// changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The worker's shape and its times. [`WorkerOptions::of`] has the values that measured well on an
 /// H200 (docs/benchmarks.md).

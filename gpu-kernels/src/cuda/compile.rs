@@ -15,9 +15,9 @@ use libloading::os::unix::{Library as UnixLibrary, RTLD_GLOBAL, RTLD_NOW};
 
 use super::guard::symbol;
 use crate::build_support::find_nvcc;
-use crate::cpu::with_source;
 use crate::embedded::HEADERS;
-use crate::executor::{DeviceError, Result};
+use crate::error::{DeviceError, Result};
+use crate::library;
 use crate::module::{Cache, Compiler, Key, Source, run_compiler};
 
 macro_rules! nvrtc {
@@ -107,7 +107,7 @@ fn load_global(path: &Path) -> std::result::Result<Library, String> {
     // constructors may run on any thread. It is loaded RTLD_GLOBAL, so that NVRTC finds the
     // built-ins that were loaded before.
     let library = unsafe { UnixLibrary::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
-    library.map(Library::from).map_err(|error| with_source(&error))
+    library.map(Library::from).map_err(|error| library::explain(&error))
 }
 
 fn open_in(folder: &Path) -> std::result::Result<Nvrtc, String> {

@@ -20,8 +20,8 @@ use cudarc::driver::sys::{
 };
 use libloading::Library;
 
-use crate::cpu::with_source;
-use crate::executor::DeviceError;
+use crate::error::DeviceError;
+use crate::library;
 
 /// The result of a call, in place of `CUresult`.
 pub(crate) type Code = u32;
@@ -167,7 +167,7 @@ pub(super) unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T,
     match unsafe { library.get::<T>(name.as_bytes()) } {
         Ok(found) => Ok(*found),
         Err(error) => {
-            Err(format!("the library lacks {name} ({}): it is a stub, or too old", with_source(&error)))
+            Err(format!("the library lacks {name} ({}): it is a stub, or too old", library::explain(&error)))
         }
     }
 }
@@ -208,7 +208,7 @@ fn open() -> Result<(Driver, CudaInfo), String> {
     // SAFETY: NVIDIA's driver library, or what the administrator put in its place; its constructors
     // may run on any thread.
     let library = unsafe { Library::new("libcuda.so.1") }
-        .map_err(|error| format!("libcuda.so.1 does not load ({})", with_source(&error)))?;
+        .map_err(|error| format!("libcuda.so.1 does not load ({})", library::explain(&error)))?;
     let driver = Driver::resolve(library).map_err(|reason| format!("libcuda.so.1: {reason}"))?;
     let failed = |call: &str, code| {
         let (name, text) = driver.explain(code);
@@ -321,7 +321,7 @@ pub(super) mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::executor::{DeviceChoice, available_executors, choose};
+    use crate::choose::{DeviceChoice, available_executors, choose};
     use crate::module::tests::Folder;
 
     pub(crate) const CHILD: &str = "_PUSHGATE_TEST_PROBE";

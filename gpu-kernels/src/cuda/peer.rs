@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{CudaExecutor, CudaStream, EVENT_TIMED, Event, NOT_READY, Raw, SUCCESS};
-use crate::executor::{DeviceError, Result};
+use crate::error::{DeviceError, Result};
 
 const ALREADY: u32 = 704; // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 

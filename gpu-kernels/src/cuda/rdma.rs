@@ -12,7 +12,8 @@ use cudarc::driver::sys::{
 
 use super::Context;
 use super::guard::Driver;
-use crate::executor::{DeviceError, DmaBuf, Result};
+use crate::error::{DeviceError, Result};
+use crate::executor::DmaBuf;
 
 /// What the driver reports about a GPU's memory and other devices' access to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

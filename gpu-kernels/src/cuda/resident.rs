@@ -14,7 +14,8 @@ use cudarc::driver::sys::{
 
 use super::guard::{NOT_READY, SUCCESS};
 use super::{Context, CudaExecutor, CudaStream, Function, Raw, WHOLE, lock};
-use crate::executor::{DeviceError, Launch, LoadedModule, Result};
+use crate::error::{DeviceError, Result};
+use crate::executor::{Launch, LoadedModule};
 
 /// What the ledger knows about a resident kernel.
 pub(super) struct Presence {

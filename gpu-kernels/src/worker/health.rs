@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::KERNEL;
-use crate::executor::DeviceError;
+use crate::error::DeviceError;
 
 /// How long a call whose failure may pass is repeated.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);

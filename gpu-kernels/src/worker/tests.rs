@@ -5,8 +5,9 @@ use std::ptr::NonNull;
 use pushgate_tests::{hang, patience};
 
 use super::*;
+use crate::choose::{DeviceChoice, choose};
 use crate::cuda::tests::no_gpu;
-use crate::executor::{DeviceChoice, WaitOutcome, choose};
+use crate::executor::WaitOutcome;
 use crate::{CpuExecutor, CudaExecutor};
 
 /// Held by each test: they measure time and spin, so only one runs at a time.
