@@ -13,7 +13,7 @@ use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 use libloading::Library;
 use libloading::os::unix::{Library as UnixLibrary, RTLD_GLOBAL, RTLD_NOW};
 
-use super::guard::symbol;
+use super::driver::symbol;
 use crate::build_support::find_nvcc;
 use crate::embedded::HEADERS;
 use crate::error::{DeviceError, Result};
@@ -22,7 +22,7 @@ use crate::module::{Cache, Compiler, Key, Source, run_compiler};
 
 macro_rules! nvrtc {
     ($(fn $name:ident($($type:ty),*);)*) => {
-        /// The functions of NVRTC that this code calls, loaded as [`super::guard`] loads those of
+        /// The functions of NVRTC that this code calls, loaded as [`super::driver`] loads those of
         /// the driver.
         struct Nvrtc {
             $($name: unsafe extern "C" fn($($type),*) -> u32,)*
