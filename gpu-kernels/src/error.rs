@@ -253,3 +253,8 @@ impl DeviceError {
         }
     }
 }
+
+/// Joins names for a message as "a, b, c"; "(none)" if there are none.
+pub(crate) fn list(names: &[String]) -> String {
+    if names.is_empty() { "(none)".to_owned() } else { names.join(", ") }
+}

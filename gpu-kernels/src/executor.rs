@@ -14,7 +14,7 @@ use std::time::Duration;
 use pushgate_driver_shim::fork::OwnedHere;
 
 use crate::error::{DeviceError, Result};
-use crate::module::Source;
+use crate::source::Source;
 
 /// How a device may access registered host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

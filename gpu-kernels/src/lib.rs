@@ -5,7 +5,9 @@
 
 mod arch;
 mod build_support;
+mod cache;
 mod choose;
+mod compiler;
 mod copies;
 mod cpu;
 mod cuda;
@@ -14,8 +16,8 @@ mod error;
 mod executor;
 mod library;
 mod lock;
-mod module;
 mod mover;
+mod source;
 mod worker;
 
 pub use choose::{Available, DeviceChoice, available_executors, choose, choose_at};
@@ -26,8 +28,8 @@ pub use error::{DeviceError, Result};
 pub use executor::{
     Access, DeviceBuffer, DmaBuf, Executor, Launch, LoadedModule, Registration, Running, Stream, WaitOutcome,
 };
-pub use module::Source;
 pub use mover::{CopyTicket, CudaCopy};
+pub use source::Source;
 pub use worker::{Direction, Lease, Lost, OneWay, PostError, Ticket, Worker, WorkerOptions, WorkerQueue};
 
 /// Names of the kernels that are compiled in ([`Executor::load_embedded`]).

@@ -12,10 +12,12 @@ use super::launch::{CpuRunning, Job, start};
 use super::memory::{ALIGN, Heap};
 use super::module::{CpuModule, cpu_module};
 use super::stream::CpuStream;
+use crate::cache::{Cache, Key};
+use crate::compiler::{Compiler, run_compiler, source_file};
 use crate::error::{DeviceError, Result};
 use crate::executor::{Access, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Stream};
 use crate::lock::lock;
-use crate::module::{Cache, Compiler, Key, Source, run_compiler};
+use crate::source::Source;
 
 /// The most threads of one launch; more would only load the scheduler.
 const MAX_THREADS: u64 = 32_768;
@@ -56,7 +58,7 @@ impl CpuExecutor {
         source.add_to(&mut key);
         let path = cache.get(&key, "so", |out| {
             let headers = cache.headers()?;
-            let file = cache.source_file(source)?;
+            let file = source_file(cache, source)?;
             let mut command = compiler.command();
             command.args(FLAGS).arg("-I").arg(headers);
             if let Some(dir) = source.dir() {

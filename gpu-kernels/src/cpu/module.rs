@@ -8,10 +8,10 @@ use std::sync::Arc;
 use libloading::Library;
 
 use crate::embedded::{self, CPU_KERNELS, CpuEntry};
-use crate::error::{DeviceError, Result};
+use crate::error::{DeviceError, Result, list};
 use crate::executor::LoadedModule;
 use crate::library;
-use crate::module::{Source, list};
+use crate::source::Source;
 
 /// Where a module's kernels are.
 enum Kernels {

@@ -5,9 +5,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use super::CpuExecutor;
+use crate::cache::Cache;
+use crate::cache::tests::Folder;
+use crate::compiler::Compiler;
 use crate::executor::{DeviceBuffer, Executor, Launch, Running, Stream, WaitOutcome};
-use crate::module::tests::Folder;
-use crate::module::{Cache, Compiler, Source};
+use crate::source::Source;
 
 fn words(values: &[u64]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_ne_bytes()).collect()

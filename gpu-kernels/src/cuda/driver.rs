@@ -331,8 +331,8 @@ mod tests {
 
     use super::super::stub::{CHILD, build_stub, run_child, stub_source};
     use super::*;
+    use crate::cache::tests::Folder;
     use crate::choose::{DeviceChoice, available_executors, choose};
-    use crate::module::tests::Folder;
 
     /// What the child process prints. It must run in a process of its own: a library stays loaded
     /// once it has been, and the driver that was found is kept.

@@ -19,11 +19,12 @@ use super::ledger::Active;
 use super::module::CudaModule;
 use super::peer;
 use super::stream::CudaStream;
+use crate::cache::Cache;
 use crate::embedded::{self, FATBINS, SOURCES};
 use crate::error::{DeviceError, Result};
 use crate::executor::{Access, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Stream};
 use crate::lock::lock;
-use crate::module::{Cache, Source};
+use crate::source::Source;
 
 /// What the executors of one GPU share.
 struct Device {

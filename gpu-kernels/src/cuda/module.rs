@@ -12,10 +12,9 @@ use super::context::Context;
 use super::driver::{Raw, SUCCESS};
 use crate::build_support::kernel_names;
 use crate::embedded::{self, SOURCES};
-use crate::error::{DeviceError, Result};
+use crate::error::{DeviceError, Result, list};
 use crate::executor::LoadedModule;
 use crate::lock::lock;
-use crate::module::list;
 
 const NOT_FOUND: u32 = 500;
 /// Dynamic shared memory that every kernel may have without cuFuncSetAttribute.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::driver::SYMBOLS;
-use crate::module::tests::Folder;
+use crate::cache::tests::Folder;
 
 /// Set in the environment of such a process.
 pub(super) const CHILD: &str = "_PUSHGATE_TEST_PROBE";

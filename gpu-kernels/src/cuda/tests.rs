@@ -9,12 +9,12 @@ use super::executor::CudaExecutor;
 use super::export;
 use super::module::CudaModule;
 use super::stub::{CHILD, DRIVER, build_stub, run_child, stub_source};
+use crate::cache::tests::Folder;
 use crate::error::{DeviceError, Result};
 use crate::executor::{Access, Executor, Launch, LoadedModule, Running, WaitOutcome};
 use crate::lock::lock;
-use crate::module::Source;
-use crate::module::tests::Folder;
 use crate::mover::CudaCopy;
+use crate::source::Source;
 
 fn poke(
     executor: &CudaExecutor,
