@@ -83,7 +83,8 @@ impl ContextBuilder {
                 };
                 let bell = EventFd::new().map_err(Error::io("eventfd"))?;
                 let theirs = bell.try_clone().map_err(Error::io("eventfd"))?;
-                let engine = Engine::start(theirs, EngineOptions { cpu, alone, mover, bell: None })?;
+                let engine =
+                    Engine::start(theirs, EngineOptions { cpu, alone, mover, ..EngineOptions::default() })?;
                 (Arc::new(engine), Doorbell::Thread(bell))
             }
             ProxyPlace::Process => {

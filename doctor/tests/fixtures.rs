@@ -471,7 +471,7 @@ cases! {
         limits(h, "65536");
         h.wants.verbs = false;
     };
-    "memlock" NotApplicable "nothing is registered" |h| {
+    "memlock" NotApplicable "no memory is registered" |h| {
         limits(h, "65536");
         no_rdma(h);
     };
@@ -505,7 +505,7 @@ cases! {
     };
 
     "huge-pages" Passed "500 of 512" |_| {};
-    "huge-pages" Warned "normal pages serve" |h| {
+    "huge-pages" Warned "normal pages work too" |h| {
         h.write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", b"1\n");
     };
     "huge-pages" Failed "vm.nr_hugepages" |h| {
@@ -575,7 +575,7 @@ cases! {
     "gpu-driver" Passed "580.159.03" |_| {};
     "gpu-driver" NotApplicable "no NVIDIA GPU" no_gpu;
     "gpu-driver" Failed "no driver is loaded" |h| h.remove("proc/driver/nvidia");
-    "gpu-driver" Failed "bound to vfio-pci, by which" |h| {
+    "gpu-driver" Failed "bound to vfio-pci, so CUDA" |h| {
         h.remove("proc/driver/nvidia");
         let driver = h.path("G/driver");
         let _ = fs::remove_file(&driver);
@@ -602,7 +602,7 @@ cases! {
 
     "peermem" Passed "is loaded" |_| {};
     "peermem" NotApplicable "no NVIDIA GPU" no_gpu;
-    "peermem" Passed "dma-buf does the same" |h| h.remove("sys/module/nvidia_peermem");
+    "peermem" Passed "dma-buf serves the same purpose" |h| h.remove("sys/module/nvidia_peermem");
     "peermem" Warned "modprobe nvidia_peermem" |h| {
         h.remove("sys/module/nvidia_peermem");
         h.remove("proc/kallsyms");

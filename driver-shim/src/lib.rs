@@ -3,7 +3,7 @@
 
 use std::io;
 
-pub use pushgate_abi::{abi, record};
+pub use pushgate_abi::{abi, record, versions};
 
 pub mod bell;
 pub mod eventfd;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::ShimError;
 use crate::abi;
 use crate::memory::SharedMemory;
+use crate::versions;
 
 const PAGE: usize = abi::PUSHGATE_PAGE as usize;
 const RECORD: usize = abi::PUSHGATE_RECORD_BYTES as usize;
@@ -181,8 +182,8 @@ pub enum HeaderError {
     },
     /// The segment has another ABI version.
     #[error(
-        "segment has ABI version {found}, this is {}: both sides must be of one release",
-        abi::PUSHGATE_ABI_VERSION
+        "segment has ABI version {found}, expected {}: run releases that are closer to each other, best the same",
+        versions::ABI
     )]
     Version {
         /// The version found.
@@ -287,7 +288,7 @@ pub fn check_header(words: &[AtomicU64], kind: Segment, len: usize) -> Result<Ge
     }
     let [id, bytes, a, b, c, d] = [1, 2, 3, 4, 5, 6].map(|i| header[i].load(Ordering::Relaxed));
     let (version, found) = unpack(id);
-    if version != abi::PUSHGATE_ABI_VERSION {
+    if !versions::ABI.contains(version) {
         return Err(HeaderError::Version { found: version });
     }
     if found != kind as u32 {

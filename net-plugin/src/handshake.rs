@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pushgate::Settings;
+use pushgate_driver_shim::versions::Versions;
 use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::wire::peer_cred;
@@ -30,8 +31,8 @@ use crate::join::{Exchange, Half, Joined, Offer, Role, Taken};
 use crate::plugin::Runtime;
 use crate::socket::{Channel, Frame, Stream};
 
-/// Version of everything that the two ends say to each other.
-const VERSION: u32 = 3;
+/// Versions that this build speaks of everything that the two ends say to each other.
+const VERSIONS: Versions = Versions::new(3, 3);
 /// Time within which a connector must greet. It leaves room for a rank whose thread is held up on a
 /// busy machine. A connection that never greets occupies one descriptor for this time.
 const GREETING: Duration = Duration::from_secs(30);
@@ -41,8 +42,11 @@ const STRANGERS: usize = 256;
 /// The first frame of either end.
 #[derive(Serialize, Deserialize)]
 struct Greeting {
-    /// The sender's version ([`Spoken`]).
+    /// The oldest version that the sender speaks.
     version: u32,
+    /// The newest, if that is another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    newest: Option<u32>,
     nonce: Nonce,
     offer: Offer,
 }
@@ -51,6 +55,11 @@ struct Greeting {
 #[derive(Deserialize)]
 struct Spoken {
     version: u32,
+    newest: Option<u32>,
+}
+
+fn greet_with(nonce: Nonce, offer: Offer) -> Greeting {
+    Greeting { version: VERSIONS.oldest(), newest: VERSIONS.newest(), nonce, offer }
 }
 
 fn bytes_of(what: &impl Serialize) -> Vec<u8> {
@@ -63,13 +72,9 @@ fn lost(e: impl std::fmt::Display) -> Failure {
 
 /// Reads the offer from a frame that should be a greeting for `nonce`.
 fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<Offer> {
-    // The version comes first: the rest of another version's greeting can't be read.
-    let Spoken { version } = serde_json::from_slice(bytes).map_err(lost)?;
-    if version != VERSION {
-        return Err(lost(format!(
-            "the other end speaks version {version}, this is {VERSION}: load the same build on both"
-        )));
-    }
+    // The versions come first: the rest of a greeting of another version can't be read.
+    let Spoken { version, newest } = serde_json::from_slice(bytes).map_err(lost)?;
+    VERSIONS.agree(Versions::told(version, newest)).map_err(|e| lost(format!("the other end: {e}")))?;
     let g: Greeting = serde_json::from_slice(bytes).map_err(lost)?;
     if g.nonce != *nonce {
         return Err(lost("the greeting is for another listener"));
@@ -191,7 +196,7 @@ impl Listener {
                         let half = Half::new(&self.runtime, Role::Receive, self.class)?;
                         let (own, fds) = half.offer()?;
                         let mut progress = Progress::new(channel);
-                        let answer = Greeting { version: VERSION, nonce: self.nonce, offer: own };
+                        let answer = greet_with(self.nonce, own);
                         let made =
                             progress.channel.send(&bytes_of(&answer), fds).map_err(lost).and_then(|_| {
                                 progress.take(half.take(
@@ -444,7 +449,7 @@ fn greet(runtime: &Runtime, handle: &Handle, stream: Stream, class: Option<u8>) 
     let half = Half::new(runtime, Role::Send, class)?;
     let (offer, fds) = half.offer()?;
     let mut channel = Channel::new(stream);
-    channel.send(&bytes_of(&Greeting { version: VERSION, nonce: handle.nonce, offer }), fds).map_err(lost)?;
+    channel.send(&bytes_of(&greet_with(handle.nonce, offer)), fds).map_err(lost)?;
     Ok(Stage::Greeted(half, channel))
 }
 
@@ -490,11 +495,11 @@ mod tests {
             greeting(text.as_bytes(), &nonce).err().expect("no such offer").text
         };
         for offer in [r#"{"Verbs":{"qp":1}}"#, r#"{"Other":null}"#, "7"] {
-            for version in [1, VERSION + 1] {
+            for version in [1, 4] {
                 let text = say(version, offer);
                 assert!(text.contains(&format!("speaks version {version}")), "{text}");
             }
-            let text = say(VERSION, offer);
+            let text = say(3, offer);
             assert!(!text.contains("speaks version"), "{text}");
         }
     }

@@ -265,7 +265,7 @@ impl Runtime {
         let theirs = bell.try_clone().map_err(Failure::system("eventfd"))?;
         // The engine spins longer before it sleeps where that takes no core from NCCL's threads.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let options = EngineOptions { cpu: None, alone: cores >= 8, mover, bell: None };
+        let options = EngineOptions { alone: cores >= 8, mover, ..EngineOptions::default() };
         let engine = Arc::new(log::scoped(|| Engine::start(theirs, options))?);
         let lane = Arc::new(Lane { engine, bell, rdma, gpu });
         lanes.insert(index, lane.clone());

@@ -6,6 +6,8 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Counts of one queue pair or, added up, of an engine. They only grow.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        // A proxy of an earlier release knows fewer.
+        #[serde(default)]
         #[non_exhaustive]
         pub struct Counters { $($(#[$doc])* pub $name: u64,)* }
 

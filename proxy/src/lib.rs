@@ -19,8 +19,6 @@ pub mod engine;
 #[cfg(not(loom))]
 pub mod idle;
 #[cfg(not(loom))]
-mod leaving;
-#[cfg(not(loom))]
 pub mod link;
 #[cfg(not(loom))]
 pub mod measure;
@@ -40,6 +38,8 @@ pub mod receives;
 pub mod region;
 #[cfg(not(loom))]
 pub mod remote;
+#[cfg(not(loom))]
+mod segments;
 #[cfg(not(loom))]
 pub mod server;
 #[cfg(not(loom))]

@@ -1,11 +1,14 @@
 //! Shared mappings as the engine uses them: slices of atomics that keep their
 //! mapping alive, and addresses of payload.
 
+use std::alloc::Layout;
 use std::any::Any;
 use std::ops::Deref;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::window::{Piece, Window};
 
@@ -21,7 +24,39 @@ pub struct Mapped {
     io_memory: bool,
 }
 
+/// Zeroed heap memory, aligned to a page.
+struct Heap {
+    at: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: plain memory that its owner frees; nothing is tied to a thread.
+unsafe impl Send for Heap {}
+// SAFETY: nothing is read or written through a `Heap`; those who use the address say who may.
+unsafe impl Sync for Heap {}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and freed once.
+        unsafe { std::alloc::dealloc(self.at.as_ptr(), self.layout) };
+    }
+}
+
 impl Mapped {
+    /// Zeroed heap memory of this process alone, for tests and simulations: what stands for a segment there.
+    ///
+    /// # Panics
+    /// If `bytes` is 0 or more than the address space holds.
+    pub fn heap(bytes: usize) -> Self {
+        assert!(bytes > 0, "a segment of 0 bytes");
+        let layout =
+            Layout::from_size_align(bytes, abi::PUSHGATE_PAGE as usize).expect("a size that there is");
+        // SAFETY: the layout's size is not 0, checked above.
+        let at = unsafe { std::alloc::alloc_zeroed(layout) };
+        let at = NonNull::new(at).unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
+        Mapped { address: at.as_ptr() as usize, bytes, keep: Arc::new(Heap { at, layout }), io_memory: false }
+    }
+
     /// Whether this is a device's memory (a BAR).
     pub(crate) fn is_io_memory(&self) -> bool {
         self.io_memory

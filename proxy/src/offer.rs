@@ -5,10 +5,10 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::Ringer;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, check_header};
+use pushgate_driver_shim::versions::{ABI, Versions};
 use pushgate_driver_shim::window::Window;
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LocalOffer {
     abi: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    newest_abi: Option<u32>,
     link: usize,
     window: usize,
     posted_receives: bool,
@@ -40,7 +42,8 @@ impl LocalOffer {
     /// Of an end with this memory. `rings`: its engine sleeps and must be rung.
     pub fn new(link: &SharedMemory, window: &dyn Window, posted_receives: bool, rings: bool) -> Self {
         LocalOffer {
-            abi: abi::PUSHGATE_ABI_VERSION,
+            abi: ABI.oldest(),
+            newest_abi: ABI.newest(),
             link: link.len(),
             window: window.len(),
             posted_receives,
@@ -62,13 +65,7 @@ impl LocalOffer {
     /// Takes over what `peer` offers: checks it, and maps its memory to read. A sentence
     /// if it can't be.
     pub fn take(&self, fds: Vec<OwnedFd>, peer: u32) -> Result<LocalPeer, String> {
-        if self.abi != abi::PUSHGATE_ABI_VERSION {
-            return Err(format!(
-                "it speaks ABI version {}, this is {}; run the same build on both",
-                self.abi,
-                abi::PUSHGATE_ABI_VERSION
-            ));
-        }
+        ABI.agree(Versions::told(self.abi, self.newest_abi)).map_err(|e| format!("segments: {e}"))?;
         let (n, expected) = (fds.len(), 2 + self.rings as usize);
         let mut fds = fds.into_iter();
         let (Some(link), Some(window), bell, None) = (fds.next(), fds.next(), fds.next(), fds.next()) else {

@@ -6,17 +6,17 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
-use pushgate_driver_shim::memory::SharedMemory;
-use pushgate_driver_shim::record::{Opcode, Record, Words as RecordWords, inline, lap_of, set_inline};
+use pushgate_driver_shim::record::{Opcode, Record, Words as RecordWords, inline, set_inline};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::window::Window;
 
-use crate::memory::Words;
-use crate::ring;
+use crate::memory::Mapped;
+use crate::ring::Found;
+use crate::segments::{ControlAtDevice, WorkOfDevice};
 use crate::session::Status;
 
 const UNIT: usize = abi::PUSHGATE_UNIT as usize;
@@ -66,15 +66,8 @@ pub struct Received {
 pub struct Producer {
     geometry: Geometry,
     window: Arc<dyn Window>,
-    wqes: Words,
-    receives: Words,
-    consumed: Words,
-    /// CREDIT, STATUS, DELIVERED.
-    line: Words,
-    sleeping: Words,
-    signals: Words,
-    cq: Words,
-    rx: Words,
+    work: WorkOfDevice,
+    control: ControlAtDevice,
     bell: Option<EventFd>,
     slots: u64,
     units: u64,
@@ -96,23 +89,16 @@ impl Producer {
     /// If a segment is smaller than the geometry says.
     pub fn new(
         geometry: Geometry,
-        work: &Arc<SharedMemory>,
-        control: &Arc<SharedMemory>,
+        work: impl Into<Mapped>,
+        control: impl Into<Mapped>,
         window: Arc<dyn Window>,
         bell: Option<EventFd>,
     ) -> Self {
         let g = &geometry;
         assert!(window.len() >= UNIT << g.window_log, "a window of {} bytes", window.len());
-        let receives = (abi::PUSHGATE_RECV_WORDS as usize) << g.rx_log;
         Producer {
-            wqes: Words::writable(work, abi::PUSHGATE_WORK_RING as usize, 8 << g.slots_log),
-            receives: Words::writable(work, g.work_receives_offset(), receives),
-            consumed: Words::writable(work, abi::PUSHGATE_WORK_CONSUMED as usize, 1),
-            line: Words::writable(control, abi::PUSHGATE_CTL_CREDIT as usize, 3),
-            sleeping: Words::writable(control, abi::PUSHGATE_CTL_SLEEPING as usize, 1),
-            signals: Words::writable(control, abi::PUSHGATE_CTL_SIGNALS as usize, g.signals as usize),
-            cq: Words::writable(control, g.control_cq_offset(), 2 << g.cq_log),
-            rx: Words::writable(control, g.control_rx_offset(), 8 << g.rx_log),
+            work: WorkOfDevice::new(&work.into(), g),
+            control: ControlAtDevice::new(&control.into(), g),
             window,
             bell,
             slots: 0,
@@ -137,7 +123,7 @@ impl Producer {
     #[inline]
     pub fn wake(&self) {
         if let Some(bell) = &self.bell
-            && ring::must_ring(&self.sleeping[0])
+            && self.control.must_ring()
         {
             bell.ring();
         }
@@ -160,10 +146,8 @@ impl Producer {
         self.fits_by(self.credit.get(), units) || self.fits_by(self.fresh_credit(), units)
     }
 
-    /// CREDIT (docs/protocol.md): the peer's last read of the room before our stores
-    /// into it.
     fn fresh_credit(&self) -> u64 {
-        let credit = ring::observe(&self.line[0]);
+        let credit = self.control.credit();
         self.credit.set(credit);
         credit
     }
@@ -198,7 +182,7 @@ impl Producer {
     /// payload is stored before the WQE's first word.
     #[inline]
     pub fn publish(&self, slot: u64, words: &RecordWords) {
-        ring::publish(&self.wqes, slot, self.geometry.slots_log, words);
+        self.work.publish(slot, words);
     }
 
     /// Stores payload into the window, from `place` of a reservation.
@@ -268,15 +252,7 @@ impl Producer {
 
     /// The next completion.
     pub fn poll_cq(&mut self) -> Option<Completion> {
-        let log = self.geometry.cq_log;
-        let at = (self.cq_head as usize & ((1 << log) - 1)) * abi::PUSHGATE_CQE_WORDS as usize;
-        // COMPLETION: what it stands for before what we do next.
-        let w0 = ring::observe(&self.cq[at]);
-        let w1 = self.cq[at + 1].load(Ordering::Relaxed);
-        let lap = lap_of(self.cq_head, log);
-        if [w0, w1].iter().any(|w| (w >> abi::PUSHGATE_LAP_SHIFT) as u8 != lap) {
-            return None;
-        }
+        let [w0, w1] = self.control.completion(self.cq_head)?;
         self.cq_head += 1;
         Some(Completion {
             wr_id: w0 as u32,
@@ -318,35 +294,23 @@ impl Producer {
         room
     }
 
-    /// The same whether there is room or not: for tests of what an engine makes of it.
+    /// [`Producer::post_recv`] whether there is room or not, for tests of what an engine makes of it.
     pub fn post_recv_unasked(&mut self, key: u32, offset: u64, length: u32, tag: u32) {
-        let slot = self.receive_slot();
-        let lap = (lap_of(self.posted, self.geometry.rx_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
-        for (word, value) in
-            slot[1..].iter().zip([offset & abi::PUSHGATE_DATA_MASK, length as u64, tag as u64])
-        {
-            word.store(value | lap, Ordering::Relaxed);
-        }
-        // RECEIVE: our use of the buffer, and words 1 to 3, before word 0.
-        slot[0].store(key as u64 | lap, Ordering::Release);
+        self.work.post_receive(self.posted, &[key as u64, offset, length as u64, tag as u64]);
         self.posted += 1;
     }
 
     /// The words of the next posted receive's slot.
     pub fn receive_slot(&self) -> &[AtomicU64] {
-        let words = abi::PUSHGATE_RECV_WORDS as usize;
-        let at = (self.posted as usize & ((1 << self.geometry.rx_log) - 1)) * words;
-        &self.receives[at..at + words]
+        self.work.receive_slot(self.posted)
     }
 
     /// The next receive record.
     #[inline]
     pub fn try_recv(&mut self) -> Option<Received> {
-        // RECORD: the payload before our use of it.
         let mut words = [0; abi::PUSHGATE_RECORD_WORDS as usize];
-        match ring::look_into(&self.rx, self.rx_head, self.geometry.rx_log, &mut words) {
-            ring::Found::Ready => {}
-            _ => return None,
+        if self.control.look_into(self.rx_head, &mut words) != Found::Ready {
+            return None;
         }
         self.rx_head += 1;
         Some(Received {
@@ -362,8 +326,7 @@ impl Producer {
     #[inline]
     pub fn release(&mut self, count: u64) {
         self.released += count;
-        // CONSUMED: our reads of the places before they are given back.
-        ring::advance(&self.consumed[0], self.released);
+        self.work.consume(self.released);
     }
 
     /// Receive records taken.
@@ -382,30 +345,30 @@ impl Producer {
     /// that comes after this.
     #[inline]
     pub fn status(&self) -> Option<Status> {
-        Status::from_word(ring::observe(&self.line[1]))
+        Status::from_word(self.control.status())
     }
 
     /// Slots whose message the peer has.
     pub fn delivered(&self) -> u64 {
-        ring::observe(&self.line[2])
+        self.control.delivered()
     }
 
-    /// SIGNAL: a signal word; the data that it announces before what we do next.
+    /// A signal's value. The data that the signal announces is there for what this thread does next.
     ///
     /// # Panics
     /// If the queue pair has no such signal.
     #[inline]
     pub fn signal(&self, index: u32) -> u64 {
-        ring::observe(&self.signals[index as usize])
+        self.control.signal(index)
     }
 
     /// The WQE ring's words, for tests that write there what no producer would.
     pub fn wqe_ring(&self) -> &[AtomicU64] {
-        &self.wqes
+        self.work.wqes()
     }
 
-    /// CONSUMED itself, for the same.
+    /// CONSUMED itself, for such tests.
     pub fn consumed(&self) -> &AtomicU64 {
-        &self.consumed[0]
+        self.work.consumed()
     }
 }

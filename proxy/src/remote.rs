@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use pushgate_driver_shim::bell::{self, Ringer};
 use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::versions::{TooFarApart, Versions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::counters::Counters;
@@ -76,13 +77,14 @@ impl RemoteEngine {
         let (bell, ringer) = bell::pair().map_err(|e| remote(format!("a pair of sockets: {e}")))?;
         let (owner, cause, lost) = (Owner::here(), Mutex::new(None), AtomicBool::new(false));
         let engine = RemoteEngine { owner, stream, ringer, cause, lost };
-        let hello = Request::Hello { version: wire::VERSION, name: name.into() };
+        let (version, newest) = (wire::VERSIONS.oldest(), wire::VERSIONS.newest());
+        let hello = Request::Hello { version, newest, name: name.into() };
         match engine.ask(&hello, &[bell.handle()])? {
-            Answer::Welcome { version: wire::VERSION } => Ok(engine),
-            Answer::Welcome { version } => Err(engine.lose(format!(
-                "it speaks version {version}, this program {}: both must be of one release",
-                wire::VERSION
-            ))),
+            Answer::Welcome { version } if wire::VERSIONS.contains(version) => Ok(engine),
+            Answer::Welcome { version } => {
+                let (theirs, ours) = (Versions::told(version, None), wire::VERSIONS);
+                Err(engine.lose(TooFarApart { theirs, ours }.to_string()))
+            }
             other => Err(engine.unexpected(&other)),
         }
     }

@@ -36,6 +36,7 @@ use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::segment::{Geometry, Segment};
+use pushgate_driver_shim::versions::Versions;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, SealFlags, fcntl_get_seals, flock, fstat};
 use rustix::io::Errno;
@@ -343,34 +344,36 @@ fn greet<'a>(server: &'a Server, stream: &UnixStream, number: u64) -> Result<Cli
         Err(e) => return Err(e.to_string()),
     };
     let (reply, client) = match begun {
-        Ok(client) => (Ok(Answer::Welcome { version: wire::VERSION }), Ok(client)),
+        Ok((client, version)) => (Ok(Answer::Welcome { version }), Ok(client)),
         Err(why) => (Err(Refusal::Why(why.clone())), Err(why)),
     };
     wire::send(stream, &reply, &[]).map_err(io)?;
     client
 }
 
-fn begin(server: &Server, request: Request, fds: Vec<OwnedFd>, number: u64) -> Result<Client<'_>, String> {
-    let Request::Hello { version, name } = request else {
+/// The client, and the version that it and this proxy use.
+fn begin(
+    server: &Server,
+    request: Request,
+    fds: Vec<OwnedFd>,
+    number: u64,
+) -> Result<(Client<'_>, u32), String> {
+    let Request::Hello { version, newest, name } = request else {
         return Err("the first request must be Hello".into());
     };
-    if version != wire::VERSION {
-        return Err(format!(
-            "the program speaks version {version}, this proxy {}: both must be of one release",
-            wire::VERSION
-        ));
-    }
+    let version = wire::VERSIONS.agree(Versions::told(version, newest)).map_err(|e| e.to_string())?;
     let [bell] = exactly(fds, "Hello", "the engine's doorbell")?;
     let bell = Bell::from_fd(bell).map_err(|e| format!("doorbell: {e}"))?;
     // What this process rings itself is no affair of the program's.
     let own = EventFd::new().map_err(|e| format!("eventfd: {e}"))?;
     let cpus = &server.options.cpus;
     let cpu = (!cpus.is_empty()).then(|| cpus[number as usize % cpus.len()]);
-    let options = EngineOptions { cpu, alone: server.options.alone, mover: None, bell: Some(bell) };
+    let options =
+        EngineOptions { cpu, alone: server.options.alone, bell: Some(bell), ..EngineOptions::default() };
     let engine = Engine::start(own, options).map_err(|e| e.to_string())?;
     let name: String = name.chars().take(MAX_NAME).collect();
     tracing::info!(client = number, ?name, "an engine was started");
-    Ok(Client { engine, server, qps: HashMap::new(), bytes: 0, regions: 0 })
+    Ok((Client { engine, server, qps: HashMap::new(), bytes: 0, regions: 0 }, version))
 }
 
 /// One program, with all that it brought. Dropping it ends its engine.

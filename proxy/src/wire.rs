@@ -11,6 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::fdpass;
+use pushgate_driver_shim::versions::Versions;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::de::DeserializeOwned;
@@ -21,8 +22,8 @@ use crate::endpoint::QpOptions;
 use crate::engine::{EngineError, QpId};
 use crate::idle::Wake;
 
-/// Version of this language. A program and its proxy must speak the same one.
-pub const VERSION: u32 = 2;
+/// Versions of this language that this build speaks. A program and its proxy use the newest that both speak.
+pub const VERSIONS: Versions = Versions::new(2, 2);
 
 /// Longest frame, bytes of JSON.
 pub const MAX_FRAME: usize = 64 << 10;
@@ -41,8 +42,11 @@ pub const TIMEOUT: Duration = Duration::from_secs(5);
 pub enum Request {
     /// Descriptor: the bell of the engine that is to be started, which the program rings.
     Hello {
-        /// [`VERSION`] of the program.
+        /// The oldest version that the program speaks.
         version: u32,
+        /// The newest, if that is another.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        newest: Option<u32>,
         /// What logs call the program.
         #[serde(default)]
         name: String,
@@ -102,7 +106,7 @@ pub enum Request {
 pub enum Answer {
     /// To `Hello`.
     Welcome {
-        /// [`VERSION`] of the proxy.
+        /// The version that both use.
         version: u32,
     },
     /// To `AddQp`.

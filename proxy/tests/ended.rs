@@ -14,7 +14,7 @@ use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Opcode, Record, Words};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
-use pushgate_proxy::engine::{Engine, EngineError, EngineOptions};
+use pushgate_proxy::engine::{Drive, Engine, EngineError, EngineOptions};
 use pushgate_proxy::gate::{Budget, Permit};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::link::local::{LocalLink, Processes};
@@ -159,7 +159,7 @@ impl Link for Watched {
         self.qp.leave();
     }
 
-    fn stopped(&mut self) -> bool {
+    fn stopped(&mut self, _: u64) -> bool {
         !self.works.load(Ordering::Acquire)
     }
 
@@ -215,8 +215,15 @@ fn watched_while(works: bool) -> (Endpoint, Device, Seen, Arc<AtomicBool>) {
     let m = own.joined(&peer, None);
     let g = own.geometry;
     let processes = Processes { peer: None, in_program: true };
-    let qp =
-        LocalLink::new(&m.link, &g, &m.peer_link, &peer.geometry, m.peer_window, (None, None), processes);
+    let qp = LocalLink::new(
+        &m.link.into(),
+        &g,
+        &m.peer_link.into(),
+        &peer.geometry,
+        m.peer_window.into(),
+        (None, None),
+        processes,
+    );
     let seen = Seen::default();
     let cq = g.control_cq_offset();
     let works = Arc::new(AtomicBool::new(works));
@@ -377,7 +384,7 @@ fn p3_p5_an_engine_copies_nothing_more_behind_an_end() {
         // The program uses its region for something else.
         into.write(0, &vec![2; 3 * MIB]);
         while pair.poll(1) {}
-        assert!(pair.ends[1].settle(&mut None, Duration::ZERO), "nothing is left to copy");
+        assert!(pair.ends[1].settle(&mut None), "nothing is left to copy");
         assert!(pair.ends[1].remove_region(rkey));
         pair.ends[1].close();
         assert!(pair.ends[1].is_gone());
@@ -397,8 +404,9 @@ impl Mover for Held {
     }
 }
 
-#[test]
-fn p3_p5_an_end_is_shown_when_a_devices_copies_have_ended() {
+/// A pair whose end 1 has failed while a device writes to its region, of that key. The device's copies end when the
+/// word is 1.
+fn failed_while_a_device_writes() -> (Pair, Arc<AtomicU64>, u32) {
     let mut pair = Pair::local(GEOMETRY, [options(1), options(0)]);
     let done = Arc::new(AtomicU64::new(0));
     pair.mover = Some(Box::new(Held(done.clone())));
@@ -407,17 +415,31 @@ fn p3_p5_an_end_is_shown_when_a_devices_copies_have_ended() {
     assert!(pair.devices[0].post(Record { rkey, ..Record::new(Opcode::Put) }, &[1; 100]));
     (0..4).for_each(|i| _ = pair.poll(i % 2));
     assert!(pair.ends[1].device_copies());
-    let begin = Instant::now();
     pair.ends[1].fail(Status::new(abi::PUSHGATE_ABORTED));
     pair.poll(1);
-    let shown = pair.devices[1].status().is_some();
-    // Two seconds are the limit for a device that does not end its copies.
-    assert!(!shown || begin.elapsed() >= Duration::from_secs(2), "shown while a device writes to the region");
-    assert!(pair.ends[1].has_work() != shown, "nobody sleeps before the end is shown");
+    (pair, done, rkey)
+}
+
+#[test]
+fn p3_p5_an_end_is_shown_when_a_devices_copies_have_ended() {
+    let (mut pair, done, rkey) = failed_while_a_device_writes();
+    assert!(pair.devices[1].status().is_none(), "shown while a device writes to the region");
+    assert!(pair.ends[1].has_work(), "an engine does not sleep before the end is shown");
     done.store(1, Ordering::SeqCst);
     pair.poll(1);
     assert_eq!(pair.devices[1].status().map(|s| s.code as u32), Some(abi::PUSHGATE_ABORTED));
     assert!(!pair.ends[1].has_work() && pair.ends[1].remove_region(rkey));
+}
+
+#[test]
+fn p7_an_end_is_shown_after_two_seconds_though_a_devices_copies_do_not_end() {
+    let (mut pair, _done, rkey) = failed_while_a_device_writes();
+    for (time, shown) in [(1_999_999_999, false), (2_000_000_000, true)] {
+        pair.tick(time);
+        pair.poll(1);
+        assert_eq!(pair.devices[1].status().is_some(), shown, "at {time} ns");
+    }
+    assert!(!pair.ends[1].remove_region(rkey), "the device still writes to it");
 }
 
 // ------------------------------------------------------- an engine that panics
@@ -440,10 +462,14 @@ impl Mover for Panics {
 
 #[test]
 fn p7_p8_an_engine_that_panics_tells_who_waits_and_says_which_memory_stays() {
+    [Drive::Thread, Drive::Caller].into_iter().for_each(panics);
+}
+
+fn panics(drive: Drive) {
     let [own, peer] = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     let (started, now) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let mover = Box::new(Panics { started: started.clone(), now: now.clone() });
-    let options_of_engine = EngineOptions { mover: Some(mover), ..EngineOptions::default() };
+    let options_of_engine = EngineOptions { mover: Some(mover), drive, ..EngineOptions::default() };
     let engine = Engine::start(EventFd::new().unwrap(), options_of_engine).unwrap();
     let end = Endpoint::local(own.joined(&peer, None), options(1)).unwrap();
     let copied = engine.add_qp(end, Wake::Polled).unwrap();
@@ -458,6 +484,7 @@ fn p7_p8_an_engine_that_panics_tells_who_waits_and_says_which_memory_stays() {
     let begin = Instant::now();
     while started.load(Ordering::SeqCst) == 0 {
         sender.poll(&mut None);
+        engine.drive().unwrap();
         assert!(begin.elapsed() < Duration::from_secs(120), "no copy is begun");
     }
     std::thread::scope(|scope| {

@@ -89,10 +89,10 @@ impl TestServer {
     /// Connects and sends Hello, so that a test can then send what `RemoteEngine` would not.
     fn raw(&self) -> UnixStream {
         let stream = self.dial();
-        let hello = Request::Hello { version: wire::VERSION, name: "raw".into() };
+        let hello = hello(wire::VERSIONS.oldest(), None, "raw");
         let (bell, _ringer) = bell::pair().unwrap();
         wire::send(&stream, &hello, &[bell.handle()]).unwrap();
-        assert!(matches!(answer(&stream), Ok(Answer::Welcome { version: wire::VERSION })));
+        assert!(matches!(answer(&stream), Ok(Answer::Welcome { version: 2 })));
         stream
     }
 
@@ -142,6 +142,10 @@ impl Ring for EventFd {
     fn ring(&self) {
         EventFd::ring(self);
     }
+}
+
+fn hello(version: u32, newest: Option<u32>, name: &str) -> Request {
+    Request::Hello { version, newest, name: name.into() }
 }
 
 fn answer(stream: &UnixStream) -> Reply {
@@ -508,16 +512,29 @@ fn p7_a_proxy_that_does_not_answer_is_an_error() {
 }
 
 #[test]
-fn another_version_is_refused_with_a_sentence() {
+fn programs_of_other_releases_are_served_in_the_newest_version_that_both_speak() {
+    let _one = alone();
+    let server = server();
+    for (version, newest) in [(2, None), (1, Some(2)), (2, Some(9))] {
+        let stream = server.dial();
+        let (bell, _ringer) = bell::pair().unwrap();
+        wire::send(&stream, &hello(version, newest, "of another release"), &[bell.handle()]).unwrap();
+        assert!(matches!(answer(&stream), Ok(Answer::Welcome { version: 2 })), "{version} to {newest:?}");
+        wire::send(&stream, &Request::Bye, &[]).unwrap();
+        assert!(matches!(answer(&stream), Ok(Answer::Done)));
+    }
+}
+
+#[test]
+fn a_version_too_far_away_is_refused_with_a_sentence() {
     let _one = alone();
     let server = server();
     let stream = server.dial();
     let (bell, _ringer) = bell::pair().unwrap();
-    let hello = Request::Hello { version: wire::VERSION + 1, name: "newer".into() };
+    let hello = hello(3, Some(5), "newer");
     wire::send(&stream, &hello, &[bell.handle()]).unwrap();
     let why = sentence(answer(&stream));
-    let [theirs, ours] = [wire::VERSION + 1, wire::VERSION];
-    assert!(why.contains(&format!("version {theirs}, this proxy {ours}")), "{why}");
+    assert!(why.contains("speaks version 3 to 5, expected 2"), "{why}");
     assert_eq!(wire::recv::<Reply>(&stream).unwrap_err().kind(), ErrorKind::UnexpectedEof);
 
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -565,7 +582,7 @@ fn p8_frames_that_are_none_end_their_program_alone() {
     wire::send(&stream, &Request::Counters, &[]).unwrap();
     assert!(sentence(answer(&stream)).contains("must be Hello"));
     let stream = server.raw();
-    let hello = Request::Hello { version: wire::VERSION, name: String::new() };
+    let hello = hello(wire::VERSIONS.oldest(), None, "");
     wire::send(&stream, &hello, &[]).unwrap();
     assert!(sentence(answer(&stream)).contains("said before"));
     server.still_works();
@@ -693,7 +710,7 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
     assert!(matches!(ask(&stream, &nobodys, &[]), Err(Refusal::NoQp(5))));
 
     // Wrong descriptors with Hello.
-    let hello = Request::Hello { version: wire::VERSION, name: "x".into() };
+    let hello = hello(wire::VERSIONS.oldest(), None, "x");
     for fds in
         [&[][..], &[pipe_write.as_fd()], &[small.fd()], &[event.as_fd()], &[bell.handle(), bell.handle()]]
     {
@@ -733,7 +750,7 @@ fn p8_ten_thousand_random_frames_do_nothing() {
         serde_json::to_string(&Request::Fail { qp: Some(QpId(1)), status: 0xffff_ff02 }),
         serde_json::to_string(&Request::Status { qp: QpId(0) }),
         serde_json::to_string(&Request::Counters),
-        serde_json::to_string(&Request::Hello { version: 1, name: "again".into() }),
+        serde_json::to_string(&hello(1, None, "again")),
     ]
     .map(|s| s.unwrap().into_bytes());
     let side = Side::new(0);

@@ -12,7 +12,7 @@ use std::io::{self, ErrorKind, Read};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use pushgate_driver_shim::abi;
+use pushgate_driver_shim::versions::{ABI, Versions};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
@@ -25,8 +25,8 @@ use crate::error::{Error, Result};
 /// the refusal stay the same in all versions, so that any two versions can tell each other that
 /// they do not fit.
 const MAGIC: [u8; 8] = *b"PUSHGATE";
-/// Version of everything that goes over these connections.
-const VERSION: u32 = 2;
+/// Versions that this build speaks of everything that goes over these connections.
+const VERSIONS: Versions = Versions::new(2, 2);
 /// Length of the header: magic, version, length of the body.
 const HEADER: usize = 16;
 const MAX_GREETING: usize = 1024;
@@ -42,7 +42,12 @@ const MAX_JOB: usize = 80;
 /// A greeting: who connects, and to which rank.
 #[derive(Serialize, Deserialize)]
 struct Hello {
+    /// The newest version that the sender speaks, if that is another than the header's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    newest: Option<u32>,
     abi: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    newest_abi: Option<u32>,
     job: String,
     size: u32,
     rank: u32,
@@ -51,6 +56,12 @@ struct Hello {
     listens: Option<SocketAddr>,
     /// Sent to other ranks only: the secret that rank 0 gave to this job's ranks alone.
     token: Option<String>,
+}
+
+/// The part of a greeting that tells whether the rest can be read.
+#[derive(Deserialize)]
+struct Spoken {
+    newest: Option<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -140,7 +151,7 @@ pub(super) fn close(stream: &TcpStream) {
 fn envelope(body: &impl Serialize) -> Vec<u8> {
     let body = serde_json::to_vec(body).expect("plain data");
     let mut bytes = MAGIC.to_vec();
-    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend(VERSIONS.oldest().to_le_bytes());
     bytes.extend((body.len() as u32).to_le_bytes());
     bytes.extend(body);
     bytes
@@ -323,7 +334,8 @@ impl<'a> Me<'a> {
         token: Option<String>,
     ) -> Result<Answer> {
         let (job, size, rank) = (self.job.into(), self.size, self.rank);
-        let hello = Hello { abi: abi::PUSHGATE_ABI_VERSION, job, size, rank, to, listens, token };
+        let (newest, abi, newest_abi) = (VERSIONS.newest(), ABI.oldest(), ABI.newest());
+        let hello = Hello { newest, abi, newest_abi, job, size, rank, to, listens, token };
         send_all(stream, &envelope(&hello), self.deadline)
             .map_err(Error::io(format!("greeting rank {to} at {place}")))?;
         let mut incoming = Incoming::envelope();
@@ -346,11 +358,11 @@ impl<'a> Me<'a> {
             Ok(Answer::Refused(why)) => {
                 Err(mismatch(to, format!("refused rank {} at {place}: {}", self.rank, plain(&why))))
             }
-            Ok(answer) if version == VERSION => Ok(answer),
+            Ok(answer) if VERSIONS.contains(version) => Ok(answer),
             _ => Err(mismatch(
                 to,
                 format!(
-                    "its wire version is {version}, expected {VERSION}: run one release of pushgate on all \
+                    "its wire version is {version}, expected {VERSIONS}: run one release of pushgate on all \
                      hosts"
                 ),
             )),
@@ -476,13 +488,14 @@ impl<'a> Me<'a> {
             Err(format!("its {what} is {its}, expected {allowed}: {remedy}"))
         };
         let release = "run one release of pushgate on all hosts";
-        if version != VERSION {
-            return differs("wire version", &version, &VERSION, release);
+        let newest = serde_json::from_slice::<Spoken>(body).ok().and_then(|s| s.newest);
+        if let Err(e) = VERSIONS.agree(Versions::told(version, newest)) {
+            return differs("wire version", &e.theirs, &e.ours, release);
         }
         let hello: Hello = serde_json::from_slice(body)
             .map_err(|e| format!("its greeting: {}: {release}", plain(&e.to_string())))?;
-        if hello.abi != abi::PUSHGATE_ABI_VERSION {
-            return differs("ABI version", &hello.abi, &abi::PUSHGATE_ABI_VERSION, release);
+        if let Err(e) = ABI.agree(Versions::told(hello.abi, hello.newest_abi)) {
+            return differs("ABI version", &e.theirs, &e.ours, release);
         }
         if hello.job != self.job {
             let remedy = "give all ranks of a job its name, and every job a rendezvous of its own";
@@ -578,7 +591,9 @@ mod tests {
 
     fn hello(rank: u32, size: u32) -> Hello {
         Hello {
-            abi: abi::PUSHGATE_ABI_VERSION,
+            newest: VERSIONS.newest(),
+            abi: ABI.oldest(),
+            newest_abi: ABI.newest(),
             job: "red".into(),
             size,
             rank,

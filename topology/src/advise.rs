@@ -88,7 +88,7 @@ pub enum Evidence<'a> {
 
 /// The advice for a host without a NIC and without a shim function.
 pub fn without_nic() -> Advice {
-    let reason = "no RDMA NIC is here: messages stay on this host".to_owned();
+    let reason = "this host has no RDMA NIC: messages stay on this host".to_owned();
     Advice { method: Method::Local, reason, warnings: Vec::new(), basis: Basis::Distance }
 }
 
@@ -105,7 +105,7 @@ pub fn advise(pair: &Pair, evidence: Evidence<'_>) -> Advice {
         Evidence::ByDistance => return by_distance(pair),
         Evidence::Model { costs, bytes } => (costs, bytes, Basis::Model, "the model expects"),
         Evidence::Probe { costs, bytes } => {
-            (costs, bytes, Basis::Probe, "by what a probe found here the model expects")
+            (costs, bytes, Basis::Probe, "from a probe of this host the model predicts")
         }
     };
     let mut known: Vec<(Method, f64)> = [Method::Push, Method::Pull, Method::Bounce]
@@ -147,48 +147,59 @@ fn judge(pair: &Pair) -> (Method, &'static str) {
     let redirects = pair.path.as_ref().and_then(|p| p.acs.redirects());
     match pair.far {
         Far::SoftwareNic => {
-            return (Method::Push, "a software NIC reads host memory with the CPU: the GPU stores it there");
+            return (
+                Method::Push,
+                "a software NIC reads host memory with the CPU, so the GPU stores the payload there",
+            );
         }
-        Far::Shim => return (Method::Push, "its BAR is a window: it takes stores and never reads the GPU"),
+        Far::Shim => {
+            return (
+                Method::Push,
+                "its BAR is a window, which takes the GPU's stores; it never reads GPU memory",
+            );
+        }
         Far::Nic => {}
     }
     match pair.distance() {
-        Distance::SameDevice => (Method::Pull, "GPU and NIC are one device: the NIC's reads stay inside"),
+        Distance::SameDevice => {
+            (Method::Pull, "GPU and NIC are one device, so the NIC's reads stay inside it")
+        }
         Distance::SameSwitch if redirects == Some(true) => (
             Method::Push,
-            "one switch, but ACS sends packets up to the root complex, where reads of a peer are slow or fail; stores pass",
+            "one switch is above both, but ACS redirects packets to the root complex, where reads of a peer device are slow or fail; stores pass",
         ),
         Distance::SameSwitch => (
             Method::Pull,
-            "one switch above both: the NIC's reads take the short way, plain GPUDirect is fine",
+            "one switch is above both, so the NIC's reads stay below it: plain GPUDirect RDMA is fine",
         ),
         Distance::SameRootComplex | Distance::SameSocket | Distance::AcrossSockets
             if pair.cpu == CpuKind::Client =>
         {
             (
                 Method::Push,
-                "the way leads through a client processor, which carries writes between devices but not reads",
+                "the path goes through a client processor, which forwards writes between devices but not reads",
             )
         }
         Distance::SameRootComplex => (
             Method::Push,
-            "the way leads through the root complex, where reads are cut small and bound by tags; stores are posted",
+            "the path goes through the root complex, where reads are split into small ones and limited by tags; stores are posted",
         ),
         Distance::SameSocket => (
             Method::Push,
-            "different root complexes: each read of the NIC waits for the way there and back; stores go one way",
+            "the devices are under different root complexes: each read by the NIC takes a round trip; stores go one way",
         ),
         Distance::AcrossSockets => (
             Method::Push,
-            "different sockets: reads of a peer's memory are slowest there, or do not work; stores go one way",
+            "the devices are at different sockets, where reads of a peer device are slowest or do not work; stores go one way",
         ),
         Distance::Virtual => (
             Method::Push,
-            "this virtual machine does not tell where they are: stores work on every platform, reads do not",
+            "this virtual machine does not show where the devices are; stores work on every platform, reads do not",
         ),
-        Distance::Unknown => {
-            (Method::Push, "it is not known how far they are: stores work on every platform, reads do not")
-        }
+        Distance::Unknown => (
+            Method::Push,
+            "the distance between the devices is not known; stores work on every platform, reads do not",
+        ),
     }
 }
 
@@ -196,38 +207,40 @@ fn warnings(pair: &Pair, method: Method) -> Vec<String> {
     let mut said = Vec::new();
     // The bytes of a software NIC never travel from device to device.
     let acs = pair.path.as_ref().filter(|_| pair.far != Far::SoftwareNic).map(|p| &p.acs);
-    let then = if pair.far == Far::Shim { "stores take the short way" } else { "pull becomes the short way" };
+    let then = if pair.far == Far::Shim { "stores take the short path" } else { "pull takes the short path" };
     match acs {
         Some(AcsOnWay::Redirects(ports)) => {
             let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
             said.push(format!(
-                "ACS redirects at {}: if nothing is passed through to virtual machines, switch it off there (setpci, or the firmware) and {then}",
+                "ACS redirects packets at {}: if no device is passed through to a virtual machine, switch ACS off there (setpci, or the firmware), and {then}",
                 ports.join(", ")
             ));
         }
         Some(AcsOnWay::InferredRedirects) => said.push(
-            "their IOMMU groups differ, so ACS seems to redirect: run as root to see the ports' settings"
+            "the devices' IOMMU groups differ, so ACS probably redirects packets: run as root to see the ports' settings"
                 .into(),
         ),
         Some(AcsOnWay::Unknown) if method == Method::Pull => {
-            said.push("ACS is not known (root may read it, a file may tell it): if it redirects, push is the better path".into());
+            said.push("the ACS settings are not known (root can read them, or a topology file can name them); if ACS redirects packets, push is the better path".into());
         }
         _ => {}
     }
     // A push into host memory passes the IOMMU anyway.
     if pair.iommu_translates == Some(true) && (method == Method::Pull || pair.far == Far::Shim) {
-        said.push("the IOMMU translates: packets between devices go up to it; boot with iommu=pt if that is allowed".into());
+        said.push("the IOMMU translates addresses, so packets between devices go through it: boot with iommu=pt if your policy allows that".into());
     }
     if method == Method::Push && !pair.uplink_shared_with.is_empty() {
         let others: Vec<String> = pair.uplink_shared_with.iter().map(ToString::to_string).collect();
         said.push(format!(
-            "{} shares the switch's uplink: on some switches several GPUs that store across it at once collapse (seen: 2.7 GB/s in all, reads unaffected); measure with all of them",
+            "{} shares the switch's uplink: on some switches the rate collapses when several GPUs store across the uplink at once (2.7 GB/s in all was seen, reads unaffected); measure with all GPUs at once",
             others.join(", ")
         ));
     }
     match pair.gpu_driver.as_deref() {
         None | Some("nvidia") => {}
-        Some(other) => said.push(format!("the GPU is bound to {other}: CUDA can't use it here")),
+        Some(other) => {
+            said.push(format!("the GPU is bound to the driver {other}, so CUDA can't use it here"))
+        }
     }
     said
 }

@@ -166,7 +166,11 @@ mod tests {
         ] {
             let advice = advise(&pair(true), evidence);
             assert_eq!(advice.method, Method::Push);
-            assert!(advice.reason.contains("no pull: different root complexes"), "{}", advice.reason);
+            assert!(
+                advice.reason.contains("no pull: the devices are under different root complexes"),
+                "{}",
+                advice.reason
+            );
         }
     }
 

@@ -101,9 +101,9 @@ pub struct PathLink {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AcsOnWay {
-    /// Irrelevant: the way leads through the root complex anyway, or there is no port between.
+    /// Irrelevant: the path goes through the root complex anyway, or there is no port between.
     NotAsked,
-    /// Packets take the short way.
+    /// Packets take the short path.
     Direct,
     /// Packets go up to the root complex, because of these ports.
     Redirects(Vec<Address>),

@@ -391,7 +391,7 @@ pub fn path(t: &Topology, from: Address, to: Address) -> Option<String> {
     }
     let acs = match &path.acs {
         AcsOnWay::NotAsked => "plays no part".to_owned(),
-        AcsOnWay::Direct => "lets packets take the short way".into(),
+        AcsOnWay::Direct => "lets packets take the short path".into(),
         AcsOnWay::Redirects(ports) => {
             let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
             format!("redirects to the root complex at {}", ports.join(", "))

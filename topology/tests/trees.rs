@@ -72,7 +72,7 @@ GPU x NIC
 
 advice
   pull: gpu0-mlx5_0
-      one switch above both: the NIC's reads take the short way, plain GPUDirect is fine
+      one switch is above both, so the NIC's reads stay below it: plain GPUDirect RDMA is fine
 "
     );
     let ascii = draw::tree(&t, draw::Style { ascii: true, all: true });
@@ -92,8 +92,15 @@ fn acs_on_the_way_makes_it_push() {
     assert_eq!((pair.parameters.switches, pair.parameters.root_complexes), (2, 1));
     let advice = advise(&pair, Evidence::ByDistance);
     assert_eq!(advice.method, Method::Push);
-    assert!(advice.reason.starts_with("one switch, but ACS sends packets up"), "{}", advice.reason);
-    assert!(advice.warnings[0].starts_with("ACS redirects at 0000:17:00.0, 0000:17:01.0: if"), "{advice:?}");
+    assert!(
+        advice.reason.starts_with("one switch is above both, but ACS redirects packets"),
+        "{}",
+        advice.reason
+    );
+    assert!(
+        advice.warnings[0].starts_with("ACS redirects packets at 0000:17:00.0, 0000:17:01.0: if"),
+        "{advice:?}"
+    );
     let text = draw::gpu_nic(&t.report(Evidence::ByDistance));
     assert!(text.contains("gpu0  SW+ACS push"), "{text}");
     let way = draw::path(&t, at("0000:18:00.0"), at("0000:19:00.0")).unwrap();
@@ -136,7 +143,7 @@ fn without_root_roles_follow_from_the_shape_and_acs_from_iommu_groups() {
     };
     let (acs, said) = advice(&t);
     assert_eq!((acs, said.method), (AcsOnWay::Unknown, Method::Pull));
-    assert!(said.warnings[0].starts_with("ACS is not known (root may read it"), "{said:?}");
+    assert!(said.warnings[0].starts_with("the ACS settings are not known (root can read them"), "{said:?}");
     let text = draw::report(&t.report(Evidence::ByDistance), draw::Style::default());
     assert!(text.contains("cut to 64 bytes: run as root to see MPS"), "{text}");
 
@@ -177,7 +184,11 @@ fn ports_of_one_root_complex() {
     );
     let advice = advise(&pair, Evidence::ByDistance);
     assert_eq!(advice.method, Method::Push);
-    assert!(advice.reason.contains("root complex, where reads are cut small"), "{}", advice.reason);
+    assert!(
+        advice.reason.contains("root complex, where reads are split into small ones"),
+        "{}",
+        advice.reason
+    );
 }
 
 #[test]
@@ -194,7 +205,11 @@ fn two_root_complexes_of_a_socket() {
     assert_eq!(path.hops, ["pci0000:15", "pci0000:26"].map(|n| Hop::RootComplex(n.into())));
     let advice = advise(&pair, Evidence::ByDistance);
     assert_eq!(advice.method, Method::Push);
-    assert!(advice.reason.starts_with("different root complexes:"), "{}", advice.reason);
+    assert!(
+        advice.reason.starts_with("the devices are under different root complexes:"),
+        "{}",
+        advice.reason
+    );
 }
 
 #[test]
@@ -213,7 +228,7 @@ fn the_nic_on_the_other_socket() {
     assert_eq!((pair.parameters.root_complexes, pair.parameters.sockets), (2, 1));
     let advice = advise(&pair, Evidence::ByDistance);
     assert_eq!(advice.method, Method::Push);
-    assert!(advice.reason.starts_with("different sockets:"), "{}", advice.reason);
+    assert!(advice.reason.starts_with("the devices are at different sockets,"), "{}", advice.reason);
     let text = draw::report(&t.report(Evidence::ByDistance), draw::Style::default());
     assert!(text.contains("NUMA node 1, socket 1\n└─ root complex pci0000:97"), "{text}");
     assert!(text.contains("  gpu0  SYS push\n  (SYS across sockets)\n"), "{text}");
@@ -242,7 +257,7 @@ fn an_unreported_node_is_unknown_unless_the_host_has_only_one() {
     assert_eq!(pair.distance(), Distance::Unknown);
     let advice = advise(&pair, Evidence::ByDistance);
     assert_eq!(advice.method, Method::Push);
-    assert!(advice.reason.starts_with("it is not known how far"), "{}", advice.reason);
+    assert!(advice.reason.starts_with("the distance between the devices is not known"), "{}", advice.reason);
     assert_eq!(only_pair(&spread(&Host::server(1), &near, far)).distance(), Distance::SameSocket);
 }
 
@@ -271,7 +286,7 @@ fn gpus_that_share_an_uplink_are_warned_of_the_collapse() {
     let t = host.clean();
     for pair in t.pairs() {
         let advice = advise(&pair, Evidence::ByDistance);
-        let warned = advice.warnings.iter().any(|w| w.contains("collapse (seen: 2.7 GB/s in all"));
+        let warned = advice.warnings.iter().any(|w| w.contains("collapses when several GPUs store"));
         match pair.name.as_str() {
             "mlx5_0" => assert!(advice.method == Method::Pull && !warned, "{advice:?}"),
             _ => assert!(advice.method == Method::Push && warned, "{advice:?}"),
@@ -521,7 +536,7 @@ fn a_gpu_of_another_driver_is_warned_of() {
     host.add(&format!("{RP}/0000:16:00.0"), Dev { driver: Some("vfio-pci"), ..gpu() });
     host.rxe("rxe0", "lo");
     let advice = advise(&only_pair(&host.clean()), Evidence::ByDistance);
-    assert_eq!(advice.warnings, ["the GPU is bound to vfio-pci: CUDA can't use it here"]);
+    assert_eq!(advice.warnings, ["the GPU is bound to the driver vfio-pci, so CUDA can't use it here"]);
 }
 
 #[test]
@@ -532,7 +547,10 @@ fn without_a_nic_it_stays_local() {
     let report = host.clean().report(Evidence::ByDistance);
     assert_eq!(report.without_nic.as_ref().unwrap().method, Method::Local);
     let text = draw::report(&report, draw::Style::default());
-    assert!(text.ends_with("\nadvice: local: no RDMA NIC is here: messages stay on this host\n"), "{text}");
+    assert!(
+        text.ends_with("\nadvice: local: this host has no RDMA NIC: messages stay on this host\n"),
+        "{text}"
+    );
     let none = Host::new().clean();
     let text = draw::report(&none.report(Evidence::ByDistance), draw::Style::default());
     assert!(
@@ -558,7 +576,7 @@ fn figures_win_over_distances() {
     assert_eq!(advice.method, Method::Bounce);
     assert_eq!(
         advice.reason,
-        "by what a probe found here the model expects bounce 4.00 us, push 5.50 us, pull 9.00 us for 65536 bytes"
+        "from a probe of this host the model predicts bounce 4.00 us, push 5.50 us, pull 9.00 us for 65536 bytes"
     );
     // A difference too small for such figures is no reason to deviate from what the distance says.
     let close = Table(vec![(Method::Pull, 4.3e-6), (Method::Bounce, 4e-6)]);

@@ -30,19 +30,21 @@ pub fn driver(r: &Readings) -> Vec<Finding> {
     let install = "install NVIDIA's driver, open kernel modules, of branch 525 or later";
     vec![match &r.gpu.driver {
         Read::Is(line) => match branch(line) {
-            Some(branch) if branch < CUDA_12 => {
-                Finding::failed("", format!("{line}: branch {branch} does not speak CUDA 12"), install)
-            }
+            Some(branch) if branch < CUDA_12 => Finding::failed(
+                "",
+                format!("{line}: driver branch {branch} does not support CUDA 12"),
+                install,
+            ),
             Some(_) => Finding::passed("", line),
             None => Finding::warned("", format!("its version is not known: {line}"), "look with nvidia-smi"),
         },
         Read::Absent if r.gpu.bound.is_empty() => {
-            Finding::failed("", format!("GPUs on PCI: {}, and no driver is loaded", r.gpu.count), install)
+            Finding::failed("", format!("{} GPUs on PCI, and no driver is loaded", r.gpu.count), install)
         }
         Read::Absent => Finding::failed(
             "",
             format!(
-                "GPUs on PCI: {}, bound to {}, by which CUDA can't use them",
+                "{} GPUs on PCI, bound to {}, so CUDA can't use them",
                 r.gpu.count,
                 r.gpu.bound.join(", ")
             ),
@@ -123,10 +125,10 @@ pub fn peermem(r: &Readings) -> Vec<Finding> {
     let open = r.gpu.driver.is().is_some_and(|line| is_open(line));
     vec![match (r.gpu.peermem, open && r.host.umem_dmabuf == Read::Is(true)) {
         (true, _) => Finding::passed("", "nvidia_peermem is loaded"),
-        (false, true) => Finding::passed("", "nvidia_peermem is not loaded; dma-buf does the same"),
+        (false, true) => Finding::passed("", "nvidia_peermem is not loaded; dma-buf serves the same purpose"),
         (false, false) => Finding::warned(
             "",
-            "neither nvidia_peermem nor dma-buf: no RDMA device reaches GPU memory",
+            "neither nvidia_peermem nor dma-buf works, so no RDMA device reaches GPU memory",
             "see dma-buf; for other programs: sudo modprobe nvidia_peermem",
         ),
     }]
@@ -188,9 +190,9 @@ pub fn mps(r: &Readings) -> Vec<Finding> {
         Some(pid) => Finding::warned(
             "",
             format!(
-                "nvidia-cuda-mps-control runs (process {pid}): a fault of one program ends all on the GPU"
+                "nvidia-cuda-mps-control runs (process {pid}): a fault of one program ends all programs on the GPU"
             ),
-            "echo quit | nvidia-cuda-mps-control, unless it is wanted",
+            "echo quit | nvidia-cuda-mps-control, unless you want MPS",
         ),
     }]
 }

@@ -33,7 +33,7 @@ pub fn settings(r: &Readings) -> Vec<Finding> {
         Err(why) => Finding::failed(
             "",
             why,
-            "see `pushgate config` for what is allowed; the rest was looked at with the settings that are right",
+            "`pushgate config` lists what each setting allows; the other checks used the valid settings",
         ),
     }]
 }
@@ -62,7 +62,7 @@ pub fn memlock(r: &Readings) -> Vec<Finding> {
     } else if capable(r, CAP_IPC_LOCK) {
         Finding::passed("", format!("{reading}; this process has CAP_IPC_LOCK and is not held to it"))
     } else if rdma::none(r).is_some() && !r.wants.verbs {
-        Finding::not_applicable("", format!("{reading}; nothing is registered without RDMA"))
+        Finding::not_applicable("", format!("{reading}; without RDMA no memory is registered"))
     } else if soft < one {
         rdma::wrong(r, "", format!("{reading}: not one fits"), raise)
     } else if soft < one.saturating_mul(QUEUE_PAIRS) {
@@ -175,7 +175,7 @@ pub fn huge_pages(r: &Readings) -> Vec<Finding> {
                 (false, true) => Finding::failed("", reading, raise(all + pages * QUEUE_PAIRS)),
                 (false, false) => Finding::warned(
                     "",
-                    format!("{reading}; normal pages serve, with more misses in the TLBs of CPU and NIC"),
+                    format!("{reading}; normal pages work too, with more TLB misses in CPU and NIC"),
                     raise(all + pages * QUEUE_PAIRS) + ", or huge-pages = never",
                 ),
             }
@@ -183,7 +183,9 @@ pub fn huge_pages(r: &Readings) -> Vec<Finding> {
         Read::Absent if required => {
             Finding::failed("", "the kernel has no pages of 2 MiB", "set huge-pages to try")
         }
-        Read::Absent => Finding::not_applicable("", "the kernel has no pages of 2 MiB; normal pages serve"),
+        Read::Absent => {
+            Finding::not_applicable("", "the kernel has no pages of 2 MiB; normal pages work too")
+        }
         Read::Unreadable(why) => Finding::warned("", why, "look at /sys/kernel/mm/hugepages"),
     }]
 }

@@ -71,7 +71,7 @@ checks! {
     "module", "the kernel module is there, of this release, and opens", [Module], module::module;
     "gpu-driver", "NVIDIA GPUs have a driver", [Gpu], gpu::driver;
     "dma-buf", "RDMA devices can be given GPU memory as a dma-buf", [Gpu, Host, Rdma], gpu::dma_buf;
-    "peermem", "nvidia_peermem, the other way to that", [Gpu, Host, Rdma], gpu::peermem;
+    "peermem", "nvidia_peermem, the older way to give RDMA devices GPU memory", [Gpu, Host, Rdma], gpu::peermem;
     "peer-mapping", "the GPU's driver maps a BAR for users that are not root", [Gpu, Host], gpu::peer_mapping;
     "mig", "GPUs are not split", [Gpu], gpu::mig;
     "mps", "no MPS daemon stands between programs and GPU", [Gpu], gpu::mps;

@@ -7,3 +7,4 @@
 #[allow(missing_docs, non_camel_case_types, non_upper_case_globals)]
 pub mod abi;
 pub mod record;
+pub mod versions;

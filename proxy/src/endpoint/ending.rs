@@ -1,16 +1,13 @@
 //! How an endpoint ends: the cause is kept, the peer is told, and the device sees the end when nothing that is under way
 //! can touch memory any more.
 
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::Record;
 
-use super::{COPIES, Endpoint, STATUS, complete};
+use super::{COPIES, Endpoint};
 use crate::link::LinkDown;
 use crate::mover::Mover;
-use crate::ring::{self, Look};
+use crate::ring::Look;
 use crate::session::Status;
 
 impl Endpoint {
@@ -49,7 +46,7 @@ impl Endpoint {
     pub(super) fn stop(&mut self) {
         self.over = true;
         self.moving.retain_mut(|m| m.movement.cut());
-        self.settling.get_or_insert_with(Instant::now);
+        self.copies_since.get_or_insert(self.now);
     }
 
     /// Shows the end to the device once the transport has stopped and the copies under way have ended,
@@ -61,8 +58,9 @@ impl Endpoint {
         }
         // P3, P5: a completion says that its source may be written again, and an end that posted buffers
         // and regions are the device's again.
-        let copies = !self.moving.is_empty() && self.settling.is_some_and(|since| since.elapsed() < COPIES);
-        if !self.qp.stopped() || copies {
+        let since = self.copies_since.unwrap_or(self.now);
+        let copies = !self.moving.is_empty() && self.now.saturating_sub(since) < COPIES;
+        if !self.qp.stopped(self.now) || copies {
             return false;
         }
         self.shown = true;
@@ -73,27 +71,21 @@ impl Endpoint {
 
     /// Completes what was not retired, then writes the status.
     fn show_end(&mut self, status: Status) {
-        let (cq, head, log) = (&self.cq, &mut self.cq_head, self.geometry.cq_log);
+        let control = &mut self.control;
         let staging = self.outbound.staging_mut();
-        staging.retire(u64::MAX, |c| {
-            complete(cq, head, log, c.wr_id, c.opcode, status.code, c.length);
-        });
+        staging.retire(u64::MAX, |c| control.complete(c.wr_id, c.opcode, status.code, c.length));
         // What was published and not yet released completes as well, so that a
         // device that polls its CQ gets an answer to each.
-        let (first, log_slots) = (staging.head(), staging.slots_log());
-        for slot in first..first + (1 << log_slots) {
-            let Look::Ready(words) = ring::look(&self.wqes, slot, log_slots) else { break };
+        let first = staging.head();
+        for slot in first..first + (1 << staging.slots_log()) {
+            let Look::Ready(words) = self.work.look(slot) else { break };
             if let Ok(r) = Record::decode(&words)
                 && r.has(Record::SIGNALED)
             {
-                complete(cq, head, log, r.id, r.opcode as u8, status.code, r.length);
+                control.complete(r.id, r.opcode as u8, status.code, r.length);
             }
         }
-        // After the completions: who sees the end and looks at the CQ once more
-        // finds them all.
-        self.drain_stores();
-        self.control_line[STATUS].store(status.word(), Ordering::Release);
-        self.drain_stores();
+        control.status(status.word());
     }
 
     /// Of a queue pair that was closed or has failed: true when nothing of its transport can touch
@@ -103,31 +95,23 @@ impl Endpoint {
         self.shown
     }
 
-    /// Finishes copies under way, so that their memory can go. False if a device
-    /// does not end them within `limit`: then the memory must stay.
-    pub fn settle(&mut self, mover: &mut Option<Box<dyn Mover>>, limit: Duration) -> bool {
-        let start = Instant::now();
-        loop {
-            let moved = self.advance(mover);
-            if self.moving.is_empty() {
-                break;
-            }
-            self.settling.get_or_insert(start);
-            if start.elapsed() > limit {
-                return false;
-            }
-            if !moved {
-                std::thread::yield_now();
-            }
+    /// Moves the copies under way on, so that their memory can go. True if none is left; else the memory must stay, and
+    /// the caller asks again.
+    pub fn settle(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        self.advance(mover);
+        if !self.moving.is_empty() {
+            self.copies_since.get_or_insert(self.now);
+            return false;
         }
-        self.settling = None;
+        self.copies_since = None;
         self.acknowledge();
         true
     }
 
-    /// The engine stops. Whoever still waits here is told; the peer only if it
-    /// still has something to wait for, for a peer that is done need not hear
-    /// that we left first. The device sees the end as behind [`Endpoint::fail`]. Closing again does nothing.
+    /// This side leaves: its engine stops, or its program gives the queue pair back. The device's waits end with
+    /// *aborted*, and the device sees the end as behind [`Endpoint::fail`]. The peer is told of that status only if
+    /// messages of this side are under way, for a peer that is done need not hear that this side left first. Closing
+    /// again does nothing.
     pub fn close(&mut self) {
         if self.over {
             return;

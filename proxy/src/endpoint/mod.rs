@@ -9,13 +9,11 @@ mod sender;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::{Bell, Ringer};
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
-use pushgate_driver_shim::record::lap_of;
 use pushgate_driver_shim::segment::{Geometry, HeaderError, Segment, check_header};
 use pushgate_driver_shim::window::Interrupt;
 
@@ -28,16 +26,17 @@ use crate::memory::{Mapped, Words};
 use crate::mover::{Move, Mover};
 use crate::outbound::Outbound;
 use crate::region::{RegionMemory, Regions};
-use crate::ring::{self, Look};
+use crate::ring::Look;
+use crate::segments::{ControlOfEngine, WorkAtEngine};
 use crate::session::{Session, Status, count_of};
 use crate::staging::Staging;
 
 /// Records that one pass takes in each direction before the engine looks at other queue pairs.
 const BATCH: u32 = 64;
 
-/// How long the end of a queue pair waits for copies by a device. Then the end is shown all the same: a device that does
-/// not end its copies must not hold up a program that waits for the end.
-const COPIES: Duration = Duration::from_secs(2);
+/// How long the end of a queue pair waits for copies by a device, nanoseconds. Then the end is shown all the same: a
+/// device that does not end its copies must not hold up a program that waits for the end.
+const COPIES: u64 = 2_000_000_000;
 
 /// The memory of one queue pair, as its program hands it to an engine. Every
 /// segment's header is checked before anything else is read.
@@ -142,11 +141,6 @@ struct Moving {
     region: Option<u32>,
 }
 
-/// Words of the control line.
-const CREDIT: usize = 0;
-const STATUS: usize = 1;
-const DELIVERED: usize = 2;
-
 /// Called once with the cause when a transport breaks.
 pub type TellBroken = Box<dyn FnOnce(Status) + Send>;
 
@@ -156,24 +150,16 @@ pub struct Endpoint {
     peer_geometry: Geometry,
     options: QpOptions,
     // The producer's side.
-    wqes: Words,
-    control_line: Words,
-    sleeping: Words,
-    cq: Words,
-    cq_head: u64,
+    work: WorkAtEngine,
+    control: ControlOfEngine,
     outbound: Outbound,
     session: Session,
     qp: Box<dyn Link>,
     /// The transport is asked for the receive that a SEND takes.
     knows_receives: bool,
     // The receiver's side.
-    signals: Words,
-    rx: Words,
     inbound: Inbound,
-    consumed: Words,
-    receives: Words,
     next_scan: u64,
-    landing: usize,
     /// Copies under way, in the order of their messages.
     moving: VecDeque<Moving>,
     /// Bytes that the engine itself has moved.
@@ -190,13 +176,12 @@ pub struct Endpoint {
     over: bool,
     /// The end was shown to the device.
     shown: bool,
-    /// Since when nothing but the end of the copies under way is waited for.
-    settling: Option<Instant>,
+    /// Since when nothing but the end of the copies under way is waited for, nanoseconds.
+    copies_since: Option<u64>,
+    /// The time as it was passed in last, nanoseconds.
+    now: u64,
     /// The device sees nothing of where the transport puts what comes.
     copies: bool,
-    /// The control segment is a device's memory, to which this CPU's stores are not ordered.
-    write_combined: bool,
-    _control: Mapped,
 }
 
 fn header(
@@ -235,11 +220,11 @@ impl Endpoint {
             });
         }
         let qp = LocalLink::new(
-            &memory.link,
+            &memory.link.into(),
             &geometry,
-            &memory.peer_link,
+            &memory.peer_link.into(),
             &peer_geometry,
-            memory.peer_window,
+            memory.peer_window.into(),
             (memory.bell, memory.peer_bell),
             Processes { peer: memory.peer_pid, in_program: memory.in_program },
         );
@@ -278,22 +263,13 @@ impl Endpoint {
         };
         let knows_receives = qp.knows_receives();
         let g = &geometry;
-        let receives = (abi::PUSHGATE_RECV_WORDS as usize) << g.rx_log;
         Ok(Endpoint {
-            wqes: Words::readable(&work, abi::PUSHGATE_WORK_RING as usize, 8 << g.slots_log),
-            consumed: Words::readable(&work, abi::PUSHGATE_WORK_CONSUMED as usize, 1),
-            receives: Words::readable(&work, g.work_receives_offset(), receives),
-            control_line: Words::writable(&control, abi::PUSHGATE_CTL_CREDIT as usize, 3),
-            sleeping: Words::writable(&control, abi::PUSHGATE_CTL_SLEEPING as usize, 1),
-            signals: Words::writable(&control, abi::PUSHGATE_CTL_SIGNALS as usize, g.signals as usize),
-            cq: Words::writable(&control, g.control_cq_offset(), 2 << g.cq_log),
-            rx: Words::writable(&control, g.control_rx_offset(), 8 << g.rx_log),
-            landing: control.address() + g.control_landing_offset(),
+            work: WorkAtEngine::new(&work, g),
+            control: ControlOfEngine::new(&control, g),
             outbound: Outbound::new(Staging::new(g.slots_log, g.window_log), gate),
             session: Session::new(0),
             qp,
             knows_receives,
-            cq_head: 0,
             inbound: Inbound::new(Rules {
                 rx_log: g.rx_log,
                 landing_log: g.landing_log,
@@ -317,10 +293,9 @@ impl Endpoint {
             broken: None,
             over: false,
             shown: false,
-            settling: None,
+            copies_since: None,
+            now: 0,
             copies: false,
-            write_combined: control.is_io_memory(),
-            _control: control,
         })
     }
 
@@ -408,15 +383,6 @@ impl Endpoint {
         self.regions.remove(key)
     }
 
-    /// Puts what this CPU stored to the control segment before what it stores next, and out of its
-    /// buffers. On x86 a release store does not do that where the memory is write-combining.
-    #[inline(always)]
-    fn drain_stores(&self) {
-        if self.write_combined {
-            drain_stores();
-        }
-    }
-
     /// One pass: whatever can be done now, at most 64 records each way.
     /// True if anything was.
     #[inline]
@@ -437,7 +403,7 @@ impl Endpoint {
         }
         if work {
             // An engine that finds no more might leave them in its buffers for long.
-            self.drain_stores();
+            self.control.drain_stores();
         }
         work
     }
@@ -469,7 +435,7 @@ impl Endpoint {
         (!self.outbound.is_pending() && self.published())
             || (!self.inbound.waits() && self.qp.has_inbound())
             || !self.moving.is_empty()
-            || ring::observe(&self.consumed[0]) != self.inbound.consumed()
+            || self.work.consumed() != self.inbound.consumed()
             || (self.options.posted_receives && self.next_receive().is_some())
             || Status::from_word(self.qp.peer_status()).is_some()
             || (received < sent && count(counts.received) > received)
@@ -481,12 +447,20 @@ impl Endpoint {
 
     /// The words that tell others that this engine sleeps.
     pub fn sleeping(&self) -> impl Iterator<Item = &AtomicU64> {
-        [Some(&self.sleeping[0]), self.qp.sleeping()].into_iter().flatten()
+        [Some(self.control.sleeping()), self.qp.sleeping()].into_iter().flatten()
     }
 
-    /// Now and then, with the time: looks for a slot that is never published,
-    /// and for the peer's end.
+    /// Says what time it is, nanoseconds since a start that is the caller's, and the same in each call. Limits are
+    /// counted by this time: the caller passes it on every few milliseconds, and before a pass if it has slept.
+    #[inline]
+    pub fn set_time(&mut self, now: u64) {
+        self.now = now;
+    }
+
+    /// Now and then, with the time (as [`Endpoint::set_time`] has it): looks for a slot that is never published, and
+    /// for the peer's end.
     pub fn tick(&mut self, now: u64) {
+        self.set_time(now);
         if self.over {
             return;
         }
@@ -525,18 +499,18 @@ impl Endpoint {
     /// True if a later slot is written while the head is not.
     fn hole(&self) -> bool {
         let staging = self.outbound.staging();
-        let (head, log) = (staging.head(), staging.slots_log());
-        let room = (1 << log) - staging.outstanding();
-        !ring::touched(&self.wqes, head, log) && (1..room).any(|i| ring::touched(&self.wqes, head + i, log))
-            || ring::touched(&self.wqes, head, log)
-                && matches!(ring::look(&self.wqes, head, log), Look::Empty)
+        let head = staging.head();
+        let room = (1 << staging.slots_log()) - staging.outstanding();
+        match self.work.touched(head) {
+            true => self.work.look(head) == Look::Empty,
+            false => (1..room).any(|i| self.work.touched(head + i)),
+        }
     }
 
     /// True if the device has published a WQE that was not looked at yet.
     fn published(&self) -> bool {
         let staging = self.outbound.staging();
-        staging.has_room()
-            && !matches!(ring::look(&self.wqes, staging.head(), staging.slots_log()), Look::Empty)
+        staging.has_room() && self.work.look(staging.head()) != Look::Empty
     }
 
     /// True while a device copies for this queue pair: the memory must stay.
@@ -583,33 +557,4 @@ impl Endpoint {
     pub fn status(&self) -> Option<Status> {
         self.session.status()
     }
-}
-
-#[cold]
-fn drain_stores() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 has the instruction.
-    unsafe {
-        std::arch::x86_64::_mm_sfence()
-    };
-    #[cfg(not(target_arch = "x86_64"))]
-    std::sync::atomic::fence(Ordering::SeqCst);
-}
-
-/// Writes a CQE. Its slot was reserved by the producer together with the WQE
-/// slot; one that lied about that overwrites its own completions.
-#[inline]
-fn complete(cq: &[AtomicU64], head: &mut u64, log: u32, wr_id: u32, opcode: u8, status: u8, length: u32) {
-    let first = (*head & ((1 << log) - 1)) as usize * abi::PUSHGATE_CQE_WORDS as usize;
-    let lap = (lap_of(*head, log) as u64) << abi::PUSHGATE_LAP_SHIFT;
-    *head += 1;
-    cq[first + 1].store(length as u64 | lap, Ordering::Relaxed);
-    // COMPLETION: all of it, and what it stands for, before its first word.
-    cq[first].store(
-        (status as u64) << abi::PUSHGATE_CQE_STATUS_SHIFT
-            | (opcode as u64) << abi::PUSHGATE_CQE_OPCODE_SHIFT
-            | wr_id as u64
-            | lap,
-        Ordering::Release,
-    );
 }

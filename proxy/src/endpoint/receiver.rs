@@ -4,14 +4,14 @@
 use std::sync::atomic::{Ordering, fence};
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{self, Record, Words as RecordWords, lap_of};
+use pushgate_driver_shim::record::{self, Record, Words as RecordWords};
 
 use super::{BATCH, Endpoint, Moving};
 use crate::inbound::{Action, Destination, Fault, Finish, MOST_COPIES, Message, Payload, Posted, Site, torn};
 use crate::link::{self, Link, PeerCounts};
 use crate::mover::{self, Failed, Move, Mover, SLICE, Source, Step};
 use crate::region::{self, Regions, Stretch};
-use crate::ring;
+use crate::segments::ReceiveWords;
 use crate::session::{Status, count_word};
 
 /// What came of an inbound message.
@@ -148,7 +148,7 @@ impl Endpoint {
     #[inline]
     fn reap(&mut self) -> bool {
         // CONSUMED: the device's reads of the places before they are given back.
-        let mut work = match self.inbound.consume(ring::observe(&self.consumed[0])) {
+        let mut work = match self.inbound.consume(self.work.consumed()) {
             Ok(new) => new,
             Err(fault) => {
                 self.fault(fault);
@@ -166,19 +166,10 @@ impl Endpoint {
     }
 
     /// The next posted receive and its words, if the device has written all of it.
-    pub(super) fn next_receive(&self) -> Option<(Posted, [u64; 4])> {
+    pub(super) fn next_receive(&self) -> Option<(Posted, ReceiveWords)> {
         let number = self.inbound.next_post()?;
-        let log = self.geometry.rx_log;
-        let first = (number & ((1 << log) - 1)) as usize * abi::PUSHGATE_RECV_WORDS as usize;
-        let word = |i: usize| self.receives[first + i].load(Ordering::Relaxed);
-        let w0 = word(0);
-        if (w0 >> abi::PUSHGATE_LAP_SHIFT) as u8 != lap_of(number, log) {
-            return None;
-        }
-        // RECEIVE: the device's use of the buffer before ours.
-        fence(Ordering::Acquire);
-        let words = [w0, word(1), word(2), word(3)];
-        Posted::decode(number, log, &words).map(|receive| (receive, words))
+        let words = self.work.receive(number)?;
+        Posted::decode(number, self.geometry.rx_log, &words).map(|receive| (receive, words))
     }
 
     /// Puts one inbound message where it belongs, or begins to.
@@ -195,7 +186,7 @@ impl Endpoint {
         match self.inbound.place(r, placed, sequence, &here)? {
             Action::Wait => return Ok(Outcome::Waits),
             Action::ShowWords => {
-                ring::publish(&self.rx, self.inbound.shown() - 1, self.geometry.rx_log, words);
+                self.control.record(self.inbound.shown() - 1, words);
                 self.delivered(r);
             }
             Action::Finish(finish) => self.finish(r, finish),
@@ -235,7 +226,7 @@ impl Endpoint {
             Payload::Mapped(address) => Source::Mapped(address),
             Payload::Peer(address) => Source::Peer(address),
         };
-        let landing = |unit: u64| self.landing + ((unit as usize) << abi::PUSHGATE_UNIT_LOG);
+        let landing = |unit: u64| self.control.landing(unit);
         let (region, dst) = match to {
             Destination::Region { key, stretch } => (Some(key), stretch),
             Destination::Landing(unit) => {
@@ -343,11 +334,9 @@ impl Endpoint {
     fn finish(&mut self, r: &Record, finish: Finish) {
         match finish {
             Finish::Show(shown) => {
-                self.drain_stores();
-                let at = self.inbound.shown() - 1;
-                ring::publish(&self.rx, at, self.geometry.rx_log, &shown.encode(0));
+                self.control.record(self.inbound.shown() - 1, &shown.encode(0));
             }
-            Finish::Signal => self.signal(r),
+            Finish::Signal => self.control.signal(r.signal, r.signal_value),
             Finish::Nothing => {}
         }
         self.delivered(r);
@@ -357,17 +346,6 @@ impl Endpoint {
     fn delivered(&mut self, r: &Record) {
         self.counters.delivered += 1;
         self.counters.delivered_bytes += r.length as u64;
-    }
-
-    /// Signals only grow, so that writing one twice is harmless.
-    #[inline]
-    fn signal(&mut self, r: &Record) {
-        let word = &self.signals[r.signal as usize];
-        if word.load(Ordering::Relaxed) < r.signal_value {
-            // SIGNAL: the data before it.
-            self.drain_stores();
-            ring::advance(word, r.signal_value);
-        }
     }
 
     /// Publishes our counts, once a pass.

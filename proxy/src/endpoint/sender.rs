@@ -4,11 +4,11 @@
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Malformed, Opcode, Record};
 
-use super::{BATCH, CREDIT, DELIVERED, Endpoint, complete};
+use super::{BATCH, Endpoint};
 use crate::gate::Stall;
 use crate::link::RegionSends;
 use crate::outbound::Next;
-use crate::ring::{self, Found};
+use crate::ring::Found;
 use crate::session::{Status, count_of};
 
 impl Endpoint {
@@ -21,17 +21,14 @@ impl Endpoint {
             match self.outbound.next() {
                 Next::Full => break,
                 Next::Held => {}
-                Next::Slot(slot) => {
-                    let log = self.outbound.staging().slots_log();
-                    match ring::look_into(&self.wqes, slot, log, self.outbound.words()) {
-                        Found::Empty => break,
-                        Found::Ready => {}
-                        Found::Torn => {
-                            self.refuse(&Malformed::Lap);
-                            return true;
-                        }
+                Next::Slot(slot) => match self.work.look_into(slot, self.outbound.words()) {
+                    Found::Empty => break,
+                    Found::Ready => {}
+                    Found::Torn => {
+                        self.refuse(&Malformed::Lap);
+                        return true;
                     }
-                }
+                },
             }
             let record = match self.outbound.record() {
                 Ok(record) => record,
@@ -173,23 +170,17 @@ impl Endpoint {
             }
         }
         if self.outbound.staging().outstanding() > 0 {
-            let (cq, head, log) = (&self.cq, &mut self.cq_head, self.geometry.cq_log);
-            let ok = abi::PUSHGATE_OK as u8;
-            let retired = self.outbound.retire(released, |c| {
-                complete(cq, head, log, c.wr_id, c.opcode, ok, c.length);
-            });
+            let (control, ok) = (&mut self.control, abi::PUSHGATE_OK as u8);
+            let retired =
+                self.outbound.retire(released, |c| control.complete(c.wr_id, c.opcode, ok, c.length));
             self.counters.retired += retired.messages;
             if let Some(credit) = self.outbound.new_credit() {
-                // CREDIT: the peer's last read of the place, seen through its
-                // count, before the device may write there again.
-                self.drain_stores();
-                ring::advance(&self.control_line[CREDIT], credit);
+                control.credit(credit);
                 work = true;
             }
         }
         if let Some(delivered) = self.outbound.newly_delivered(received) {
-            self.drain_stores();
-            ring::advance(&self.control_line[DELIVERED], delivered);
+            self.control.delivered(delivered);
             work = true;
         }
         work

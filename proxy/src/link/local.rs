@@ -9,12 +9,10 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::{Bell, Ringer};
-use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Record, Words as RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 
@@ -23,18 +21,10 @@ use super::{
     process_memory,
 };
 use crate::gate::{Budget, Permit};
-use crate::memory::Words;
+use crate::memory::Mapped;
 use crate::region::RegionMemory;
-use crate::ring;
-
-/// Words of the link line.
-const RECEIVED: usize = 0;
-const RELEASED: usize = 1;
-const GRANTED: usize = 2;
-const STATUS: usize = 3;
-const ADDRESS: usize = 4;
-const READS: usize = 5;
-const LINE_WORDS: usize = 6;
+use crate::ring::Found;
+use crate::segments::{LinkAtPeer, LinkOfEngine};
 
 /// What is known of the two processes.
 #[derive(Clone, Copy, Debug)]
@@ -54,15 +44,9 @@ struct OwnRegion {
 
 /// A queue pair between two ranks of one host, as the module describes it.
 pub struct LocalLink {
-    out_ring: Words,
-    out_line: Words,
-    out_sleeping: Words,
-    out_log: u32,
-    in_ring: Words,
-    in_line: Words,
-    in_sleeping: Words,
-    in_log: u32,
-    window: Arc<ReadOnlyMemory>,
+    own: LinkOfEngine,
+    peer: LinkAtPeer,
+    window: Mapped,
     window_units: u64,
     budget: Budget,
     /// Rung by the peer's engine.
@@ -87,42 +71,33 @@ impl LocalLink {
     /// are what the peer rings to wake this engine and what wakes the peer's, each
     /// where that engine can be woken.
     pub fn new(
-        own: &Arc<SharedMemory>,
+        own: &Mapped,
         geometry: &Geometry,
-        peer: &Arc<ReadOnlyMemory>,
+        peer: &Mapped,
         peer_geometry: &Geometry,
-        window: Arc<ReadOnlyMemory>,
+        window: Mapped,
         (bell, peer_bell): (Option<Bell>, Option<Ringer>),
         processes: Processes,
     ) -> Self {
         let peer_pid = processes.peer;
-        let line = abi::PUSHGATE_LINK_RECEIVED as usize;
-        let sleeping = abi::PUSHGATE_LINK_SLEEPING as usize;
-        let ring = abi::PUSHGATE_LINK_RING as usize;
         if let Some(pid) = peer_pid {
             process_memory::allow(pid);
         }
-        let out_line = Words::writable(own, line, LINE_WORDS);
         // The program maps the segment too, and may have it at our address: only its own
         // engine may say where the peer finds what it names.
         let address = match processes.in_program {
-            true => own.as_ptr().as_ptr() as u64,
+            true => own.address() as u64,
             false => process_memory::NOWHERE,
         };
+        let own = LinkOfEngine::new(own, geometry);
         // After the leave to read, which the peer tries as soon as it sees this.
-        out_line[ADDRESS].store(address, Ordering::Release);
+        own.address(address);
         if peer_pid.is_none() {
-            out_line[READS].store(abi::PUSHGATE_READS_UNKNOWN as u64, Ordering::Release);
+            own.reads(abi::PUSHGATE_READS_UNKNOWN as u64);
         }
         LocalLink {
-            out_ring: Words::writable(own, ring, 8 << geometry.link_log),
-            out_line,
-            out_sleeping: Words::writable(own, sleeping, 1),
-            out_log: geometry.link_log,
-            in_ring: Words::readable(peer, ring, 8 << peer_geometry.link_log),
-            in_line: Words::readable(peer, line, LINE_WORDS),
-            in_sleeping: Words::readable(peer, sleeping, 1),
-            in_log: peer_geometry.link_log,
+            own,
+            peer: LinkAtPeer::new(peer, peer_geometry),
             window,
             window_units: 1 << peer_geometry.window_log,
             budget: Budget {
@@ -147,12 +122,12 @@ impl LocalLink {
     /// Tries to read the peer's process, once its engine has said where to look.
     #[cold]
     fn probe(&mut self) {
-        let address = ring::observe(&self.in_line[ADDRESS]);
+        let address = self.peer.address();
         let Some(pid) = self.peer_pid.filter(|_| address != 0) else { return };
         let answer = process_memory::probe(pid, address);
         self.probed = true;
         self.reads = answer == abi::PUSHGATE_READS_YES;
-        self.out_line[READS].store(answer as u64, Ordering::Release);
+        self.own.reads(answer as u64);
         self.dirty = true;
     }
 }
@@ -184,7 +159,7 @@ impl Link for LocalLink {
             region.used = self.sent + 1;
             (w[5], w[6]) = (0, region.address + r.place_offset);
         }
-        ring::publish(&self.out_ring, self.sent, self.out_log, &w);
+        self.own.publish(self.sent, &w);
         self.sent += 1;
         self.dirty = true;
         permit.post();
@@ -200,18 +175,12 @@ impl Link for LocalLink {
 
     #[inline]
     fn peer_counts(&self) -> PeerCounts {
-        // Released before received: then it can only lag behind it.
-        let released = ring::observe(&self.in_line[RELEASED]);
-        PeerCounts {
-            released,
-            received: ring::observe(&self.in_line[RECEIVED]),
-            granted: ring::observe(&self.in_line[GRANTED]),
-        }
+        self.peer.counts()
     }
 
     #[inline]
     fn peer_status(&self) -> u64 {
-        self.in_line[STATUS].load(Ordering::Relaxed)
+        self.peer.status()
     }
 
     #[inline]
@@ -219,10 +188,10 @@ impl Link for LocalLink {
         if !self.probed {
             self.probe();
         }
-        match ring::look_into(&self.in_ring, self.inbound, self.in_log, words) {
-            ring::Found::Empty => Arrival::Empty,
-            ring::Found::Torn => Arrival::Torn,
-            ring::Found::Ready => {
+        match self.peer.look_into(self.inbound, words) {
+            Found::Empty => Arrival::Empty,
+            Found::Torn => Arrival::Torn,
+            Found::Ready => {
                 self.inbound += 1;
                 Arrival::Record
             }
@@ -230,21 +199,18 @@ impl Link for LocalLink {
     }
 
     fn has_inbound(&self) -> bool {
-        !self.probed && ring::observe(&self.in_line[ADDRESS]) != 0
-            || ring::look(&self.in_ring, self.inbound, self.in_log) != ring::Look::Empty
+        !self.probed && self.peer.address() != 0
+            || self.peer.look_into(self.inbound, &mut [0; 8]) != Found::Empty
     }
 
     #[inline]
     fn acknowledge(&mut self, counts: PeerCounts) {
-        // Received before released, see `peer_counts`.
-        ring::advance(&self.out_line[RECEIVED], counts.received);
-        ring::advance(&self.out_line[RELEASED], counts.released);
-        ring::advance(&self.out_line[GRANTED], counts.granted);
+        self.own.counts(counts);
         self.dirty = true;
     }
 
     fn set_status(&mut self, word: u64) {
-        self.out_line[STATUS].store(word, Ordering::Release);
+        self.own.status(word);
         self.dirty = true;
     }
 
@@ -254,7 +220,7 @@ impl Link for LocalLink {
             return Ok(false);
         }
         Ok(match &self.peer_bell {
-            Some(bell) if ring::must_ring(&self.in_sleeping[0]) => {
+            Some(bell) if self.peer.must_ring() => {
                 bell.ring();
                 true
             }
@@ -276,7 +242,7 @@ impl OwnRegions for LocalLink {
     }
 
     fn region_sends(&self) -> RegionSends {
-        match ring::observe(&self.in_line[READS]) as u32 {
+        match self.peer.reads() as u32 {
             0 => RegionSends::Unknown,
             abi::PUSHGATE_READS_YES => RegionSends::Yes,
             abi::PUSHGATE_READS_UNKNOWN => RegionSends::No(
@@ -317,7 +283,7 @@ impl PeerMemory for LocalLink {
     fn payload(&self, unit: u32, units: u32) -> Option<usize> {
         let end = unit as u64 + units as u64;
         (end <= self.window_units)
-            .then(|| self.window.as_ptr().as_ptr() as usize + ((unit as usize) << abi::PUSHGATE_UNIT_LOG))
+            .then(|| self.window.address() + ((unit as usize) << abi::PUSHGATE_UNIT_LOG))
     }
 
     fn in_place(&self) -> bool {
@@ -337,7 +303,7 @@ impl PeerMemory for LocalLink {
 
 impl Waking for LocalLink {
     fn sleeping(&self) -> Option<&AtomicU64> {
-        Some(&self.out_sleeping[0])
+        Some(self.own.sleeping())
     }
 
     fn bell(&self) -> Option<&Bell> {

@@ -149,8 +149,8 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
 
     /// Stops all that was posted, once the peer was told of the end or can't be told. True when nothing of the link can
     /// read or write memory of this end any more. Asked again and again until then; nothing is posted meanwhile. Bounded:
-    /// the answer becomes true whatever peer and device do.
-    fn stopped(&mut self) -> bool {
+    /// the answer becomes true whatever peer and device do, as the time `now`, nanoseconds, goes on.
+    fn stopped(&mut self, _now: u64) -> bool {
         true
     }
 

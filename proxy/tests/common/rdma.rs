@@ -199,9 +199,9 @@ impl Link for Settled {
         self.qp().leave();
     }
 
-    fn stopped(&mut self) -> bool {
+    fn stopped(&mut self, now: u64) -> bool {
         let start = Instant::now();
-        while !self.qp().stopped() {
+        while !self.qp().stopped(now + start.elapsed().as_nanos() as u64) {
             assert!(start.elapsed() < pushgate_tests::hang(), "the RDMA queue pair does not stop");
             std::thread::yield_now();
         }

@@ -51,7 +51,7 @@ mod verbs_link;
 pub use device::{Device, PortState};
 pub use error::VerbsError;
 pub use flush::{Flusher, Word};
-pub use setup::{Accepted, Allocate, Config, Half, Offer, Places, WIRE_VERSION, WriteOrder};
+pub use setup::{Accepted, Allocate, Config, Half, Offer, Places, WIRE, WriteOrder};
 pub use verbs_link::VerbsLink;
 
 /// Control writes in the send queue at once: the line, the last line, an entry of the table of

@@ -9,6 +9,7 @@ use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::segment::Geometry;
+use pushgate_driver_shim::versions::{ABI, Versions};
 use pushgate_driver_shim::window::Window;
 use pushgate_rdma_core_sys as sys;
 use serde::{Deserialize, Serialize};
@@ -24,8 +25,8 @@ use crate::memory::Words;
 use crate::receives::{PostedReceives, RECEIVE_WORDS};
 use crate::region::MAX_REGIONS;
 
-/// Version of offers, places and of what crosses the wire. Other versions are refused.
-pub const WIRE_VERSION: u32 = 3;
+/// Versions of offers, places and of what crosses the wire that this build speaks.
+pub const WIRE: Versions = Versions::new(3, 3);
 
 /// Whether a record may follow its payload at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +99,11 @@ impl Default for Config {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Offer {
     version: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    newest: Option<u32>,
     abi: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    newest_abi: Option<u32>,
     rank: u32,
     rings: [u32; 7],
     link_log: u32,
@@ -129,13 +134,9 @@ struct Agreed {
 impl Offer {
     /// Checks a peer's offer against `ours`; a sentence if they don't go together.
     fn check(&self, ours: &Offer, peer: u32) -> Result<Agreed, String> {
-        if (self.version, self.abi) != (ours.version, ours.abi) {
-            return Err(format!(
-                "it speaks version {} (ABI {}) of the RDMA wire protocol, this is {} (ABI {}); run the same \
-                 build on both",
-                self.version, self.abi, ours.version, ours.abi
-            ));
-        }
+        WIRE.agree(Versions::told(self.version, self.newest))
+            .map_err(|e| format!("RDMA wire protocol: {e}"))?;
+        ABI.agree(Versions::told(self.abi, self.newest_abi)).map_err(|e| format!("segments: {e}"))?;
         if self.rank != peer {
             return Err(format!("it says that it is rank {}", self.rank));
         }
@@ -351,8 +352,10 @@ impl Half {
         let g = &self.geometry;
         let port = &self.device().port_state;
         Offer {
-            version: WIRE_VERSION,
-            abi: abi::PUSHGATE_ABI_VERSION,
+            version: WIRE.oldest(),
+            newest: WIRE.newest(),
+            abi: ABI.oldest(),
+            newest_abi: ABI.newest(),
             rank: g.rank,
             rings: [g.window_log, g.slots_log, g.cq_log, g.rx_log, g.link_log, g.landing_log, g.signals],
             link_log: self.link_log,
@@ -513,8 +516,10 @@ mod tests {
 
     fn offer(rank: u32) -> Offer {
         Offer {
-            version: WIRE_VERSION,
-            abi: abi::PUSHGATE_ABI_VERSION,
+            version: WIRE.oldest(),
+            newest: WIRE.newest(),
+            abi: ABI.oldest(),
+            newest_abi: ABI.newest(),
             rank,
             rings: [14, 10, 10, 10, 10, 14, 64],
             link_log: 9,
@@ -550,8 +555,8 @@ mod tests {
     fn p8_an_offer_that_does_not_fit_is_refused_with_a_sentence() {
         let good = || offer(1);
         let wrong: [(Offer, &str); 9] = [
-            (Offer { version: WIRE_VERSION + 1, ..good() }, "run the same build"),
-            (Offer { abi: 77, ..good() }, "ABI 77"),
+            (Offer { version: 77, ..good() }, "RDMA wire protocol: it speaks version 77, expected 3"),
+            (Offer { abi: 77, ..good() }, "segments: it speaks version 77, expected 2"),
             (Offer { rank: 2, ..good() }, "says that it is rank 2"),
             (Offer { rings: [24, 10, 10, 10, 10, 14, 64], ..good() }, "window_log is 24"),
             (Offer { link_log: 11, ..good() }, "2^11 slots"),

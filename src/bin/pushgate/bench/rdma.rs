@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use pushgate::{Settings, abi};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::SharedMemory;

@@ -114,6 +114,21 @@ impl Body {
         escape(&self.plain(text))
     }
 
+    /// Text whose parts between backticks are shown as code.
+    fn prose(&self, text: &str) -> String {
+        let text = self.text(text);
+        let parts: Vec<&str> = text.split('`').collect();
+        // An odd backtick is no pair: all of it stays as it is.
+        if parts.len() % 2 == 0 {
+            return text;
+        }
+        let mark = |(i, part): (usize, &&str)| match i % 2 {
+            1 => format!("<code>{part}</code>"),
+            _ => (*part).to_owned(),
+        };
+        parts.iter().enumerate().map(mark).collect()
+    }
+
     /// Markup of our own.
     pub fn raw(&mut self, markup: &str) {
         self.out += markup;
@@ -152,19 +167,19 @@ impl Body {
     }
 
     pub fn para(&mut self, text: &str) {
-        let text = self.text(text);
+        let text = self.prose(text);
         self.put(format_args!("<p>{text}</p>"));
     }
 
     /// What is not there, why, and what to do.
     pub fn missing(&mut self, text: &str) {
-        let text = self.text(text);
+        let text = self.prose(text);
         self.put(format_args!("<p class=\"missing\"><strong>Not here:</strong> {text}</p>"));
     }
 
     /// What a reader must know of what follows.
     pub fn beware(&mut self, text: &str) {
-        let text = self.text(text);
+        let text = self.prose(text);
         self.put(format_args!("<p class=\"missing\"><strong>Beware:</strong> {text}</p>"));
     }
 
@@ -176,7 +191,7 @@ impl Body {
         self.raw("<ul>");
         let mut shown = 0;
         while shown < items.len().min(MOST_ROWS) && !self.is_full() {
-            let item = self.text(&items[shown]);
+            let item = self.prose(&items[shown]);
             self.put(format_args!("<li>{item}</li>"));
             shown += 1;
         }
@@ -233,7 +248,7 @@ impl Body {
                 };
                 let style =
                     cell.heat.map_or(String::new(), |h| format!(" style=\"background:{}\"", shade(h)));
-                let _ = write!(line, "<{tag}{scope}{class}{style}>{}</{tag}>", self.text(&cell.text));
+                let _ = write!(line, "<{tag}{scope}{class}{style}>{}</{tag}>", self.prose(&cell.text));
             }
             line += &"<td></td>".repeat(head.len().min(MOST_COLUMNS).saturating_sub(row.len()));
             self.put(format_args!("{line}</tr>"));

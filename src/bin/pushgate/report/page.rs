@@ -106,7 +106,7 @@ fn summary(body: &mut Body, facts: &Facts) {
             Some(why) => row("settings", Cell::marked("refused", "failed"), why.clone()),
         },
     ];
-    body.table("What is on this page", &["part", "state", "in short"], &rows);
+    body.table("What is on this page", &["part", "state", "summary"], &rows);
     facts.beware.iter().for_each(|said| body.beware(said));
 }
 
@@ -173,11 +173,9 @@ fn advice(body: &mut Body, facts: &Facts) {
     }
     match rows.is_empty() {
         true => body.missing(NO_GPU),
-        false => body.table(
-            "Which path is advised, and why",
-            &["pairs", "path", "because", "by distance, model or probe"],
-            &rows,
-        ),
+        false => {
+            body.table("Which path is advised, and why", &["pairs", "path", "because", "known from"], &rows)
+        }
     }
     if facts.findings.is_err() && !report.gpu_nic.is_empty() {
         body.para("Advice is by distance: with what `pushgate probe` finds it is by figures of this host.");
@@ -272,8 +270,8 @@ fn all_plots(body: &mut Body, facts: &Facts) {
     let known = routes(facts);
     match known.is_empty() {
         true => body.missing(
-            "the model has no plots: no way from a GPU to a NIC is known here. `pushgate topo` says why; --topology \
-             FILE tells the way.",
+            "the model has no plots: no path from a GPU to a NIC is known here. `pushgate topo` says why; --topology \
+             FILE names the path.",
         ),
         false => model_plots(body, facts, &known),
     }
@@ -384,7 +382,9 @@ fn doctor(body: &mut Body, facts: &Facts) {
         .collect();
     match rows.is_empty() {
         true => body.missing("no check had anything to look at."),
-        false => body.table("What the doctor found", &["check", "status", "of", "read", "remedy"], &rows),
+        false => {
+            body.table("What the doctor found", &["check", "status", "subject", "reading", "remedy"], &rows)
+        }
     }
     let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
     for f in idle {

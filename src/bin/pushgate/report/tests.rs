@@ -187,7 +187,7 @@ fn a_whole_page_has_every_section_and_figure() {
             ][..],
         ),
         ("topology", &["root complex left", "0000:53:00.0 gpu0 NVIDIA H200", "└─", "GPU x NIC", "NV18"]),
-        ("advice", &["gpu0-mlx5_0", "pull", "push", "by what a probe found here", "probe"]),
+        ("advice", &["gpu0-mlx5_0", "pull", "push", "from a probe of this host", "probe"]),
         ("measurements", &["gpu3", "NVIDIA H200", "PCIe 5 x16", "copy-out", "CUDA 13.0", "3.4 %"]),
         ("plots", &["by the model", "hops", "points measured, lines fitted"]),
         ("doctor", &["modprobe pushgate", "not loaded", "InfiniBand has none"]),
@@ -296,11 +296,11 @@ fn what_is_missing_is_said_with_its_remedy() {
     let page = html(&f, Redact::default());
     let p = parse(&page);
     for (id, words) in [
-        ("summary", &["missing", "run `pushgate probe`"][..]),
+        ("summary", &["missing", "pushgate probe"][..]),
         ("topology", &["no GPU of NVIDIA", "pushgate topo --all"]),
         ("advice", &["without a NIC", "local"]),
-        ("measurements", &["run `pushgate probe`"]),
-        ("plots", &["no way from a GPU to a NIC is known here", "run `pushgate probe`"]),
+        ("measurements", &["pushgate probe"]),
+        ("plots", &["no path from a GPU to a NIC is known here", "pushgate probe"]),
         ("doctor", &["no check had anything"]),
     ] {
         let said = section(&p, id);

@@ -9,23 +9,23 @@ use super::VerbsLink;
 use crate::link::Link;
 use crate::session::Status;
 
-/// How long a queue pair that ends waits until its last words are out: three times a
-/// packet may be sent again, within these bounds, for its device waits with it.
-pub(super) const LINGER: std::ops::Range<Duration> = Duration::from_millis(250)..Duration::from_secs(1);
+/// How long a queue pair that ends waits until its last words are out, nanoseconds: three times a packet may be sent
+/// again, within these bounds, for its device waits with it.
+pub(super) const LINGER: std::ops::Range<u64> = 250_000_000..1_000_000_000;
 
-/// How long a device may take to complete what is posted on a queue pair in the error state. Then the
-/// queue pair is destroyed, which the kernel does not return from before the device is done with it.
-const DRAIN: Duration = Duration::from_millis(500);
+/// How long a device may take to complete what is posted on a queue pair in the error state, nanoseconds. Then the queue
+/// pair is destroyed, which the kernel does not return from before the device is done with it.
+const DRAIN: u64 = 500_000_000;
 
 /// How far a queue pair is on its way to its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
     Open,
-    /// The last words are on their way.
-    Telling(Instant),
+    /// The last words are on their way, since this time.
+    Telling(u64),
     /// It is in the error state; whether the last send and the last receive have completed.
     Draining {
-        since: Instant,
+        since: u64,
         send: bool,
         receive: bool,
     },
@@ -37,7 +37,7 @@ impl VerbsLink {
     /// Goes on towards the end of the link. True when the device touches nothing for it any more.
     pub(super) fn move_to_the_end(&mut self) -> bool {
         if self.ending == Ending::Open {
-            self.ending = Ending::Telling(Instant::now());
+            self.ending = Ending::Telling(self.now);
         }
         if let Ending::Telling(since) = self.ending {
             if !self.nobody_to_tell() {
@@ -47,7 +47,7 @@ impl VerbsLink {
                     self.control();
                 }
                 let _ = self.flush();
-                if (self.line.has_last_words() || !self.is_quiet()) && since.elapsed() < self.linger {
+                if (self.line.has_last_words() || !self.is_quiet()) && self.now - since < self.linger {
                     return false;
                 }
             }
@@ -58,7 +58,7 @@ impl VerbsLink {
         }
         match self.ending {
             Ending::Draining { send: true, receive: true, .. } => self.ending = Ending::Stopped,
-            Ending::Draining { since, .. } if since.elapsed() >= DRAIN => {
+            Ending::Draining { since, .. } if self.now - since >= DRAIN => {
                 tracing::warn!(
                     rank = self.rank,
                     peer = self.peer,
@@ -98,7 +98,7 @@ impl VerbsLink {
     pub(super) fn begin_to_drain(&mut self) {
         self.chain.forget();
         self.held.clear();
-        self.ending = Ending::Draining { since: Instant::now(), send: false, receive: false };
+        self.ending = Ending::Draining { since: self.now, send: false, receive: false };
         if let Err(e) = self.rc.drain(LAST_SEND, LAST_RECEIVE) {
             tracing::info!(rank = self.rank, peer = self.peer, "{e}: the queue pair is destroyed instead");
             self.destroy();
@@ -120,8 +120,9 @@ impl Drop for VerbsLink {
         if !self.rc.pd.device.owner.is_here() {
             return;
         }
+        let (before, start) = (self.now, Instant::now());
         let mut turn = 0;
-        while !self.stopped() {
+        while !self.stopped(before + start.elapsed().as_nanos() as u64) {
             turn += 1;
             match turn {
                 0..100 => std::thread::yield_now(),

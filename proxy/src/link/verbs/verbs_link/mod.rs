@@ -8,7 +8,6 @@ mod regions;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Record, Words as RecordWords};
@@ -69,7 +68,8 @@ pub struct VerbsLink {
     gid: GidEntry,
     rank: u32,
     peer: u32,
-    linger: Duration,
+    /// How long the end waits until its last words are out, nanoseconds.
+    linger: u64,
     imm: bool,
     /// Both ends place WRITEs in the order in which they are posted.
     in_order: bool,
@@ -110,6 +110,8 @@ pub struct VerbsLink {
 
     health: Health,
     ending: Ending,
+    /// The time as it was passed in last, nanoseconds.
+    now: u64,
     /// Something completed outside of a pass.
     fresh: bool,
 }
@@ -121,7 +123,8 @@ impl VerbsLink {
         let (rank, rx_log) = (a.geometry().rank, a.geometry().rx_log);
         let (tells_receives, regions_written) = (a.posts_receives(), a.regions_written());
         let half = a.half;
-        let timeout = Duration::from_nanos(4096 << half.ack_timeout());
+        // The time-out of InfiniBand: 4.096 us times a power of two.
+        let timeout = 4096 << half.ack_timeout();
         let linger = (3 * timeout).clamp(LINGER.start, LINGER.end);
         let slots = 1u32 << out_log;
         let inbox = Inbox::new(
@@ -183,6 +186,7 @@ impl VerbsLink {
             receives_wr: 0,
             health: Health::default(),
             ending: Ending::Open,
+            now: 0,
             fresh: false,
             rc: half.rc,
         }
@@ -319,7 +323,8 @@ impl Link for VerbsLink {
         }
     }
 
-    fn stopped(&mut self) -> bool {
+    fn stopped(&mut self, now: u64) -> bool {
+        self.now = self.now.max(now);
         self.move_to_the_end()
     }
 
@@ -341,6 +346,7 @@ impl Link for VerbsLink {
     }
 
     fn check(&mut self, now: u64) -> Result<(), LinkDown> {
+        self.now = self.now.max(now);
         if self.health.has_failed() || self.health.is_deserted() {
             return self.health.healthy();
         }

@@ -122,7 +122,7 @@ impl OwnRegions for VerbsLink {
         let used = region.used > self.chain.done && self.ending != Ending::Stopped;
         if used && self.health.is_deserted() {
             // Its work requests fail, and not all at once.
-            return !self.stopped();
+            return !self.stopped(self.now);
         }
         // A control write asks for a completion, and that speaks for all before it.
         if used && region.used > self.chain.signaled {

@@ -1,0 +1,171 @@
+//! Queue pairs on their way out of an engine. The engine looks at all of them once a pass and goes on serving the
+//! others: what each waits for (its own copies, the last words to its peer, its device) they wait for together.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::Sender;
+
+use super::command::Removed;
+use super::machine::SETTLE;
+use crate::counters::Counters;
+use crate::endpoint::Endpoint;
+use crate::mover::Mover;
+
+/// A queue pair that goes.
+struct Leaver {
+    endpoint: Box<Endpoint>,
+    reply: Option<Sender<Removed>>,
+    /// When it began to go, nanoseconds.
+    since: u64,
+    /// Its copies have ended; false: they did not within the limit. `None` until then.
+    settled: Option<bool>,
+}
+
+impl Leaver {
+    /// Moves it on. True when nothing of it touches memory any more, or its copies do not end.
+    fn advance(&mut self, mover: &mut Option<Box<dyn Mover>>, now: u64) -> bool {
+        self.endpoint.set_time(now);
+        if self.settled.is_none() {
+            // A device may be reading mappings that go with it.
+            let settled = self.endpoint.settle(mover);
+            if !settled && now.saturating_sub(self.since) < SETTLE {
+                return false;
+            }
+            self.settled = Some(settled);
+            self.endpoint.close();
+        }
+        self.endpoint.is_gone()
+    }
+}
+
+/// A queue pair that is gone: nothing of it touches memory any more, and what it used can be freed.
+pub struct Gone {
+    endpoint: Box<Endpoint>,
+    reply: Option<Sender<Removed>>,
+    counters: Counters,
+}
+
+impl Gone {
+    /// Frees what the queue pair used, then answers who asked for its removal. The kernel may take long to take back
+    /// large registrations.
+    pub fn free(self) {
+        drop(self.endpoint);
+        answer(self.reply, self.counters, true);
+    }
+}
+
+/// The queue pairs that go.
+#[derive(Default)]
+pub(super) struct Leaving {
+    leavers: Vec<Leaver>,
+    gone: Vec<Gone>,
+}
+
+impl Leaving {
+    /// True if no queue pair is on its way.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.leavers.is_empty()
+    }
+
+    /// Takes a queue pair that goes from time `now` on, nanoseconds.
+    pub(super) fn add(&mut self, endpoint: Box<Endpoint>, reply: Option<Sender<Removed>>, now: u64) {
+        self.leavers.push(Leaver { endpoint, reply, since: now, settled: None });
+    }
+
+    /// Counts of those on their way.
+    pub(super) fn counters(&self) -> impl Iterator<Item = Counters> + '_ {
+        self.leavers.iter().map(|l| l.endpoint.counters())
+    }
+
+    /// Moves all of them on. Returns the counts of those that are gone, and whether the memory of each may go.
+    #[cold]
+    pub(super) fn advance(&mut self, mover: &mut Option<Box<dyn Mover>>, now: u64) -> (Counters, bool) {
+        let (mut sum, mut settled) = (Counters::default(), true);
+        let mut i = 0;
+        while i < self.leavers.len() {
+            if !self.leavers[i].advance(mover, now) {
+                i += 1;
+                continue;
+            }
+            let Leaver { endpoint, reply, settled: own, .. } = self.leavers.swap_remove(i);
+            let counters = endpoint.counters();
+            sum += counters;
+            if own == Some(true) {
+                self.gone.push(Gone { endpoint, reply, counters });
+                continue;
+            }
+            settled = false;
+            tracing::error!(rank = endpoint.rank(), "a device's copy does not end; its memory stays");
+            std::mem::forget(endpoint);
+            answer(reply, counters, false);
+        }
+        (sum, settled)
+    }
+
+    /// The next queue pair that is gone and was not handed out.
+    #[inline]
+    pub(super) fn next_gone(&mut self) -> Option<Gone> {
+        self.gone.pop()
+    }
+
+    /// Hands out those on their way, each with who waits for it.
+    pub(super) fn take(&mut self) -> impl Iterator<Item = Abandoned> + '_ {
+        self.leavers.drain(..).map(|l| Abandoned { endpoint: l.endpoint, reply: l.reply })
+    }
+}
+
+/// Answers who asked for a removal.
+fn answer(reply: Option<Sender<Removed>>, counters: Counters, settled: bool) {
+    if let Some(reply) = reply {
+        let _ = reply.send(Some((counters, settled)));
+    }
+}
+
+/// `None` if `act` panics: a panic out of a destructor that runs behind another panic would end the process.
+fn quietly<T>(act: impl FnOnce() -> T) -> Option<T> {
+    // The caller only asks the queue pair for its end, or drops it.
+    catch_unwind(AssertUnwindSafe(act)).ok()
+}
+
+/// A queue pair of an engine that panicked. The panic may have been the mover's, which is asked nothing more: what its
+/// device may still touch stays.
+pub(super) struct Abandoned {
+    endpoint: Box<Endpoint>,
+    reply: Option<Sender<Removed>>,
+}
+
+impl Abandoned {
+    pub(super) fn new(endpoint: Box<Endpoint>) -> Self {
+        Abandoned { endpoint, reply: None }
+    }
+
+    /// Begins its end.
+    pub(super) fn close(&mut self) {
+        quietly(|| self.endpoint.close());
+    }
+
+    /// Moves it on to time `now`, nanoseconds. True when nothing of it touches memory any more, or when it panics: then
+    /// it is asked no more.
+    pub(super) fn is_gone(&mut self, now: u64) -> bool {
+        let gone = quietly(|| {
+            self.endpoint.set_time(now);
+            self.endpoint.is_gone()
+        });
+        gone.unwrap_or(true)
+    }
+
+    /// Drops it if nothing of it touches memory any more, else keeps its memory for ever; answers who waits. True if it
+    /// was dropped.
+    pub(super) fn free(self) -> bool {
+        let Abandoned { mut endpoint, reply } = self;
+        let settled = quietly(|| endpoint.is_gone() && !endpoint.device_copies()) == Some(true);
+        let counters = quietly(|| endpoint.counters()).unwrap_or_default();
+        if settled {
+            quietly(|| drop(endpoint));
+        } else {
+            std::mem::forget(endpoint);
+        }
+        answer(reply, counters, settled);
+        settled
+    }
+}

@@ -1,0 +1,378 @@
+//! What an engine does, without its thread: a [`Machine`] is given commands and the time, and makes one pass over its
+//! queue pairs in each [`Machine::step`]. A thread drives it (`thread.rs`), or a simulation in virtual time.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+
+use pushgate_driver_shim::bell::Bell;
+
+use super::command::Command;
+use super::leaving::{Abandoned, Gone, Leaving};
+use super::{EngineError, QpId};
+use crate::counters::Counters;
+use crate::endpoint::Endpoint;
+use crate::idle::{Idle, Step, Wake};
+use crate::mover::Mover;
+use crate::ring;
+
+/// How long a queue pair that goes waits for a copy of its own, and a region for what uses it, nanoseconds.
+pub(super) const SETTLE: u64 = 2_000_000_000;
+
+/// Turns of queue pairs with work between two looks at [`Clock::is_due`]. A turn takes in at most 64 messages each way
+/// and copies at most 1 MiB, some 0.1 ms, so 16 turns take a few milliseconds at most.
+const TURNS: u32 = 16;
+
+/// Passes between two looks at the clock while there is no work.
+const IDLE_TICK: u32 = 32;
+
+/// Where a [`Machine`] reads the time. The time never goes back.
+pub trait Clock {
+    /// The time now, nanoseconds since a start that the clock chooses.
+    fn now(&mut self) -> u64;
+
+    /// True every millisecond or so: then the caller reads [`Clock::now`]. Costs less than that.
+    fn is_due(&mut self) -> bool;
+}
+
+/// A region that was added, and who waits until the peer knows of it.
+struct Telling {
+    qp: QpId,
+    key: u32,
+    reply: Sender<Result<u32, EngineError>>,
+}
+
+/// A region that goes as soon as nothing uses it.
+struct Removing {
+    qp: QpId,
+    key: u32,
+    reply: Sender<bool>,
+    /// When the removal was asked for, nanoseconds.
+    since: u64,
+}
+
+/// The queue pairs of an engine and what is under way for them. Owned by whoever drives it; one thread at a time.
+pub struct Machine {
+    mover: Option<Box<dyn Mover>>,
+    /// There is a core to spare for spinning.
+    alone: bool,
+    idle: Idle,
+    endpoints: Vec<(QpId, Box<Endpoint>)>,
+    next: u32,
+    /// Counts of the queue pairs that are gone.
+    gone: Counters,
+    sleeps: u64,
+    telling: Vec<Telling>,
+    removing: Vec<Removing>,
+    leaving: Leaving,
+    /// Turns of queue pairs that did work.
+    turns: u32,
+    /// Passes that found no work.
+    passes: u32,
+    /// The last step said to sleep, so the time is out of date.
+    slept: bool,
+    /// The time as last read, nanoseconds.
+    now: u64,
+    /// A device's copies for a queue pair that is gone did not end. Written by [`Machine::keep`] alone.
+    kept: Arc<AtomicBool>,
+}
+
+impl Machine {
+    /// A machine without queue pairs. `mover` copies into device memory; `alone` says that there is a core to spare for
+    /// spinning. `kept` is set when memory must stay for ever, because a device does not end its copies.
+    pub fn new(mover: Option<Box<dyn Mover>>, alone: bool, kept: Arc<AtomicBool>) -> Self {
+        Machine {
+            mover,
+            alone,
+            idle: Idle::new(Wake::Doorbell, alone),
+            endpoints: Vec::new(),
+            next: 0,
+            gone: Counters::default(),
+            sleeps: 0,
+            telling: Vec::new(),
+            removing: Vec::new(),
+            leaving: Leaving::default(),
+            turns: 0,
+            passes: 0,
+            slept: false,
+            now: 0,
+            kept,
+        }
+    }
+
+    /// One pass over all queue pairs. Returns what may be done until the next pass: before [`Step::Block`] is carried
+    /// out, [`Machine::prepare_sleep`] has the last word.
+    #[inline]
+    pub fn step(&mut self, clock: &mut impl Clock) -> Step {
+        if std::mem::take(&mut self.slept) {
+            self.set_time(clock.now());
+        }
+        let mut work = false;
+        for i in 0..self.endpoints.len() {
+            if self.endpoints[i].1.poll(&mut self.mover) {
+                work = true;
+                // Turns are counted here, and not passes: a pass over all queue pairs may copy a MiB for each of
+                // them, so the time that a pass takes has no small bound.
+                self.look_at_clock(clock);
+            }
+        }
+        let waited_for = !self.telling.is_empty() || !self.removing.is_empty() || !self.leaving.is_empty();
+        if waited_for {
+            self.tell();
+            self.remove();
+            self.let_go();
+            self.look_at_clock(clock);
+        }
+        if work {
+            self.idle.busy();
+            return Step::Spin;
+        }
+        if waited_for || self.endpoints.iter().any(|(_, e)| e.is_ending()) {
+            // A peer or a device is waited for, which wakes nobody and may need this core: the kernel may simulate
+            // the device.
+            self.idle.busy();
+            self.look_at_clock(clock);
+            return Step::Yield;
+        }
+        // While the engine spins, the clock would cost more than the passes. In every other step of idling a pass is
+        // worth a look at it.
+        self.passes = self.passes.wrapping_add(1);
+        if self.idle.spins() && !self.passes.is_multiple_of(IDLE_TICK) {
+            return Step::Spin;
+        }
+        self.tick(clock);
+        let step = self.idle.idle(self.now);
+        self.slept = matches!(step, Step::Sleep(_) | Step::Block(_));
+        self.sleeps += matches!(step, Step::Sleep(_)) as u64;
+        step
+    }
+
+    /// Passes the time on to the queue pairs, if it is time to.
+    #[inline(always)]
+    fn look_at_clock(&mut self, clock: &mut impl Clock) {
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(TURNS) && clock.is_due() {
+            self.tick(clock);
+        }
+    }
+
+    /// Passes the time on to the queue pairs, which look for what the time has ended.
+    fn tick(&mut self, clock: &mut impl Clock) {
+        self.now = clock.now();
+        for (_, endpoint) in &mut self.endpoints {
+            endpoint.tick(self.now);
+        }
+    }
+
+    /// Passes the time on to the queue pairs, and nothing else.
+    fn set_time(&mut self, now: u64) {
+        self.now = now;
+        for (_, endpoint) in &mut self.endpoints {
+            endpoint.set_time(now);
+        }
+    }
+
+    // ------------------------------------------------------------------ sleep
+
+    /// What arrives after this wakes the engine. False if there is work already. Behind it comes
+    /// [`Machine::woken`], whatever happened meanwhile.
+    pub fn prepare_sleep(&mut self) -> bool {
+        // All are asked: each arms what wakes for it.
+        !self.endpoints.iter_mut().fold(false, |any, (_, e)| e.prepare_sleep() | any)
+    }
+
+    /// Says to producers and peers that this engine sleeps, then looks for work once more. True if it may sleep now;
+    /// then [`Machine::awake`] takes the word back. `pending` says whether a command waits.
+    pub fn falls_asleep(&self, pending: impl Fn() -> bool) -> bool {
+        let flags: Vec<_> = self.endpoints.iter().flat_map(|(_, e)| e.sleeping()).collect();
+        ring::may_sleep(&flags, || pending() || self.endpoints.iter().any(|(_, e)| e.has_work()))
+    }
+
+    /// Takes back the word of [`Machine::falls_asleep`].
+    pub fn awake(&mut self) {
+        let flags: Vec<_> = self.endpoints.iter().flat_map(|(_, e)| e.sleeping()).collect();
+        ring::awake(&flags);
+        self.sleeps += 1;
+    }
+
+    /// The engine is awake, or did not sleep.
+    pub fn woken(&mut self) {
+        self.endpoints.iter_mut().for_each(|(_, e)| e.woken());
+    }
+
+    /// The bells that peers ring.
+    pub fn bells(&self) -> impl Iterator<Item = &Bell> {
+        self.endpoints.iter().filter_map(|(_, e)| e.bell())
+    }
+
+    /// Adds the descriptors besides the bells that wake the engine. True if those of a link wake only for a while.
+    pub fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> bool {
+        self.endpoints.iter().fold(false, |any, (_, e)| e.wakes(fds) | any)
+    }
+
+    // ----------------------------------------------------- what is waited for
+
+    /// Answers those whose regions the peers know by now.
+    #[cold]
+    fn tell(&mut self) {
+        let endpoints = &self.endpoints;
+        self.telling.retain(|t| {
+            let told = endpoints.iter().find(|(id, _)| *id == t.qp).is_none_or(|(_, e)| e.regions_told());
+            if told {
+                let _ = t.reply.send(Ok(t.key));
+            }
+            !told
+        });
+    }
+
+    /// Removes the regions that nothing uses any more, and answers who waits for that.
+    #[cold]
+    fn remove(&mut self) {
+        let (endpoints, now) = (&mut self.endpoints, self.now);
+        self.removing.retain(|r| {
+            let Some((_, endpoint)) = endpoints.iter_mut().find(|(id, _)| *id == r.qp) else {
+                let _ = r.reply.send(false);
+                return false;
+            };
+            let waits = endpoint.region_in_use(r.key) && now.saturating_sub(r.since) < SETTLE;
+            if !waits {
+                let _ = r.reply.send(endpoint.remove_region(r.key));
+            }
+            waits
+        });
+    }
+
+    /// Moves the queue pairs on that were taken out.
+    #[cold]
+    fn let_go(&mut self) {
+        let (counters, settled) = self.leaving.advance(&mut self.mover, self.now);
+        self.gone += counters;
+        if !settled {
+            self.keep();
+        }
+    }
+
+    /// Says that what a device still copies stays for ever, with its mover.
+    #[cold]
+    fn keep(&self) {
+        // Release, before anybody can find the channel closed: `Engine::remove_qp` says why.
+        self.kept.store(true, Ordering::Release);
+    }
+
+    /// The next queue pair that is gone, for the caller to free: that may take long.
+    #[inline]
+    pub fn next_gone(&mut self) -> Option<Gone> {
+        self.leaving.next_gone()
+    }
+
+    // -------------------------------------------------------------------- end
+
+    /// Takes all queue pairs out. [`Machine::is_leaving`] says when nothing of them touches memory any more.
+    pub fn remove_all(&mut self, now: u64) {
+        self.set_time(now);
+        for (_, endpoint) in std::mem::take(&mut self.endpoints) {
+            self.leaving.add(endpoint, None, now);
+        }
+    }
+
+    /// Moves the queue pairs on that were taken out, each as long as its link's and its device's limits allow. True
+    /// while there is one.
+    pub fn is_leaving(&mut self, now: u64) -> bool {
+        self.set_time(now);
+        self.let_go();
+        !self.leaving.is_empty()
+    }
+
+    /// Hands out all queue pairs behind a panic.
+    #[cold]
+    pub(super) fn abandon(&mut self) -> Vec<Abandoned> {
+        let own = std::mem::take(&mut self.endpoints).into_iter().map(|(_, e)| Abandoned::new(e));
+        own.chain(self.leaving.take()).collect()
+    }
+
+    /// Frees what [`Machine::abandon`] handed out.
+    #[cold]
+    pub(super) fn free_abandoned(&mut self, all: Vec<Abandoned>) {
+        for abandoned in all {
+            if !abandoned.free() {
+                self.keep();
+            }
+        }
+    }
+
+    // --------------------------------------------------------------- commands
+
+    fn find(&mut self, qp: QpId) -> Option<&mut Endpoint> {
+        self.endpoints.iter_mut().find(|(id, _)| *id == qp).map(|(_, e)| &mut **e)
+    }
+
+    /// Carries out a command at time `now`, nanoseconds, or begins to.
+    pub fn apply(&mut self, command: Command, now: u64) {
+        self.set_time(now);
+        match command {
+            Command::AddQp(mut endpoint, wake, reply) => {
+                let id = QpId(self.next);
+                self.next += 1;
+                endpoint.set_time(now);
+                self.endpoints.push((id, endpoint));
+                // One that must be polled keeps the whole engine polling.
+                if wake == Wake::Polled || self.endpoints.len() == 1 {
+                    self.idle.set_wake(wake, self.alone);
+                }
+                let _ = reply.send(id);
+            }
+            Command::RemoveQp(qp, reply) => match self.endpoints.iter().position(|(id, _)| *id == qp) {
+                Some(at) => self.leaving.add(self.endpoints.remove(at).1, Some(reply), now),
+                None => _ = reply.send(None),
+            },
+            Command::AddRegion(qp, memory, bytes, reply) => {
+                let answer = match self.find(qp) {
+                    Some(e) => e.add_region(memory, bytes).ok_or(EngineError::TooManyRegions),
+                    None => Err(EngineError::NoQp(qp.0)),
+                };
+                match answer {
+                    // The peer may use the key as soon as our program has it.
+                    Ok(key) => self.telling.push(Telling { qp, key, reply }),
+                    Err(_) => _ = reply.send(answer),
+                }
+            }
+            Command::RemoveRegion(qp, key, reply) => {
+                self.removing.push(Removing { qp, key, reply, since: now });
+            }
+            Command::Fail(qp, status, reply) => {
+                for (id, endpoint) in &mut self.endpoints {
+                    if qp.is_none_or(|qp| qp == *id) {
+                        endpoint.fail(status);
+                    }
+                }
+                let _ = reply.send(());
+            }
+            Command::Status(qp, reply) => _ = reply.send(self.find(qp).map(|e| e.status())),
+            Command::RegionSends(qp, reply) => _ = reply.send(self.find(qp).map(|e| e.region_sends())),
+            Command::IsRegistered(qp, key, reply) => {
+                let _ = reply.send(self.find(qp).map(|e| e.is_registered(key)));
+            }
+            Command::Counters(reply) => _ = reply.send(self.counters()),
+        }
+    }
+
+    /// Counts of all queue pairs, those that are gone included.
+    pub fn counters(&self) -> Counters {
+        let mut sum = self.gone;
+        let here = self.endpoints.iter().map(|(_, e)| e.counters());
+        here.chain(self.leaving.counters()).for_each(|c| sum += c);
+        sum.sleeps = self.sleeps;
+        sum
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // This machine's own store, or none.
+        if self.kept.load(Ordering::Relaxed) {
+            // To end the mover would be to wait for its copies.
+            std::mem::forget(self.mover.take());
+        }
+    }
+}

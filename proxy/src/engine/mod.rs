@@ -1,0 +1,299 @@
+//! What drives the queue pairs: one engine for each program that links it, or for each that uses `pushgate proxy`.
+//!
+//! [`Machine`] does the work in steps and knows no thread; `thread` drives it in a thread of its own. [`Engine`] is the
+//! program's handle: commands reach the thread over a channel, and nothing else is shared with it.
+
+mod command;
+mod leaving;
+mod machine;
+mod thread;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::thread::JoinHandle;
+
+use pushgate_driver_shim::bell::Bell;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::fork::{Forked, OwnedHere};
+
+pub use self::command::{Command, Removed};
+pub use self::leaving::Gone;
+pub use self::machine::{Clock, Machine};
+use self::thread::{Driver, Freeing, HostClock, pin};
+use crate::counters::Counters;
+use crate::endpoint::Endpoint;
+use crate::idle::{Step, Wake};
+use crate::link::RegionSends;
+use crate::mover::Mover;
+use crate::region::RegionMemory;
+use crate::session::Status;
+
+/// A queue pair of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct QpId(pub u32);
+
+/// What drives an engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Drive {
+    /// A thread of the engine's own.
+    #[default]
+    Thread,
+    /// The program, by [`Engine::drive`]. For a program that polls anyway, and for hosts with fewer cores than threads
+    /// that would spin. All promises hold as long as the program calls that; while it does not, nothing moves on, no
+    /// limit is noticed, and calls of the engine that wait drive it themselves.
+    Caller,
+}
+
+/// How an engine runs.
+#[derive(Default)]
+pub struct EngineOptions {
+    /// What drives it. `cpu` has no effect unless that is a thread.
+    pub drive: Drive,
+    /// Core to pin it to.
+    pub cpu: Option<usize>,
+    /// There is a core to spare for spinning.
+    pub alone: bool,
+    /// Copies into device memory.
+    pub mover: Option<Box<dyn Mover>>,
+    /// What producers of another process ring.
+    pub bell: Option<Bell>,
+}
+
+/// The engine has ended, or refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// Its thread is gone.
+    #[error("the proxy's engine has ended")]
+    Gone,
+    /// The thread could not be started.
+    #[error("starting the proxy's engine: {0}")]
+    Start(#[source] std::io::Error),
+    /// No such queue pair.
+    #[error("queue pair {0} is not one of this engine's")]
+    NoQp(u32),
+    /// It is taken out, but a device still copies for it: what it used must stay.
+    #[error("a device's copy for a queue pair that was removed does not end; its memory stays")]
+    Unsettled(Box<Counters>),
+    /// [`crate::region::MAX_REGIONS`] are registered.
+    #[error("a queue pair holds at most {} regions", crate::region::MAX_REGIONS)]
+    TooManyRegions,
+    /// The engine is another process's, from which this one was forked.
+    #[error(transparent)]
+    Forked(#[from] Forked),
+    /// A proxy of another process said no, or cannot be reached.
+    #[error("proxy: {0}")]
+    Remote(String),
+}
+
+/// Where an engine's driver is.
+enum Runs {
+    /// In this thread; `None` once it was joined.
+    Thread(Option<JoinHandle<()>>),
+    /// Here, for the threads that call; `None` once it has panicked.
+    Caller(Mutex<Option<Box<Driver>>>),
+}
+
+/// A running engine. Dropping it stops the thread; queue pairs still there end
+/// with *aborted*. Handles may be used from any thread. In a child of `fork` calls end
+/// with [`EngineError::Forked`], and dropping it does nothing.
+pub struct Engine {
+    // A child has a channel whose locks another thread may have held, and no thread to join.
+    commands: OwnedHere<Sender<Option<Command>>>,
+    pending: Arc<AtomicBool>,
+    bell: Arc<EventFd>,
+    runs: OwnedHere<Runs>,
+    /// A device's copies for a queue pair did not end. Set by the [`Machine`].
+    kept: Arc<AtomicBool>,
+}
+
+impl Engine {
+    /// Starts an engine. `bell` is its doorbell: producers of this process that find
+    /// it asleep ring there. (Peers ring bells of their own, [`Endpoint::bell`].)
+    pub fn start(bell: EventFd, options: EngineOptions) -> Result<Self, EngineError> {
+        let (commands, inbox) = channel();
+        let pending = Arc::new(AtomicBool::new(false));
+        let bell = Arc::new(bell);
+        let kept = Arc::new(AtomicBool::new(false));
+        let driver = Driver {
+            machine: Machine::new(options.mover, options.alone, kept.clone()),
+            clock: HostClock::new(),
+            inbox,
+            pending: pending.clone(),
+            bell: bell.clone(),
+            outside: options.bell,
+            freeing: Freeing::default(),
+        };
+        let runs = match options.drive {
+            Drive::Caller => Runs::Caller(Mutex::new(Some(Box::new(driver)))),
+            Drive::Thread => Runs::Thread(Some(Self::spawn(driver, options.cpu)?)),
+        };
+        let (commands, runs) = (OwnedHere::new(commands), OwnedHere::new(runs));
+        Ok(Engine { commands, pending, bell, runs, kept })
+    }
+
+    fn spawn(mut driver: Driver, cpu: Option<usize>) -> Result<JoinHandle<()>, EngineError> {
+        // It says what it has to say where its starter does, if that has a place of its own.
+        let log = tracing::dispatcher::get_default(Clone::clone);
+        std::thread::Builder::new()
+            .name("pushgate-proxy".into())
+            .spawn(move || {
+                let own = !log.is::<tracing::subscriber::NoSubscriber>();
+                let _log = own.then(|| tracing::dispatcher::set_default(&log));
+                if let Some(cpu) = cpu {
+                    // The thread that frees takes its time, and not on the engine's core.
+                    driver.freeing.stay_here();
+                    pin(cpu);
+                }
+                // Timed steps are as short as asked for, not 50 us longer.
+                let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
+                driver.run()
+            })
+            .map_err(EngineError::Start)
+    }
+
+    /// One pass over all queue pairs of an engine that the caller drives ([`Drive::Caller`]). Returns what the caller may
+    /// do until the next pass; it need not, and must not block for longer than that says. Any thread may call this: if
+    /// another thread is in the call at the moment, this returns at once. Of an engine with a thread of its own nothing
+    /// is left to do.
+    pub fn drive(&self) -> Result<Step, EngineError> {
+        self.here()?;
+        let Runs::Caller(driver) = &*self.runs else { return Ok(Step::Yield) };
+        // The driver is taken out of its place when a pass panics, so a poisoned lock guards nothing that is half done.
+        let mut driver = match driver.try_lock() {
+            Ok(driver) => driver,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(Step::Yield),
+        };
+        let own = driver.as_mut().ok_or(EngineError::Gone)?;
+        // A panic leaves the queue pairs as they are: they are ended, and asked nothing else.
+        match catch_unwind(AssertUnwindSafe(|| own.pass())) {
+            // A caller does not sleep on the bells: the engine must say to nobody that it sleeps.
+            Ok(Some(Step::Block(limit))) => Ok(Step::Sleep(limit)),
+            Ok(Some(step)) => Ok(step),
+            Ok(None) => Err(EngineError::Gone),
+            Err(_) => {
+                own.abandon();
+                // What is left waits for nothing.
+                *driver = None;
+                Err(EngineError::Gone)
+            }
+        }
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, EngineError> {
+        self.commands.here()?;
+        let (reply, answer) = channel();
+        self.send(Some(command(reply)))?;
+        if let Runs::Thread(_) = &*self.runs {
+            return answer.recv().map_err(|_| EngineError::Gone);
+        }
+        loop {
+            let driven = self.drive();
+            match answer.try_recv() {
+                Ok(answer) => return Ok(answer),
+                Err(TryRecvError::Disconnected) => return Err(EngineError::Gone),
+                Err(TryRecvError::Empty) => driven?,
+            };
+            std::thread::yield_now();
+        }
+    }
+
+    /// Hands a command to the thread; `None` stops the thread.
+    fn send(&self, command: Option<Command>) -> Result<(), EngineError> {
+        self.commands.here()?.send(command).map_err(|_| EngineError::Gone)?;
+        self.pending.store(true, Ordering::Release);
+        self.bell.ring();
+        Ok(())
+    }
+
+    /// [`EngineError::Forked`] in a child of the process that started it.
+    pub(crate) fn here(&self) -> Result<(), EngineError> {
+        Ok(self.commands.owner().check()?)
+    }
+
+    /// Takes in a queue pair. `wake` says how its producer can wake the engine.
+    pub fn add_qp(&self, endpoint: Endpoint, wake: Wake) -> Result<QpId, EngineError> {
+        self.ask(|reply| Command::AddQp(Box::new(endpoint), wake, reply))
+    }
+
+    /// Drops a queue pair and its mappings; returns its last counts. Waits until nothing of it can touch
+    /// memory any more, over RDMA a second or two at most; the engine goes on meanwhile, and queue pairs
+    /// that several threads remove at once wait together.
+    ///
+    /// [`EngineError::Unsettled`] says that the queue pair's memory must stay. Of an engine that has ended
+    /// while a device copied for any of its queue pairs, all of them are answered so.
+    pub fn remove_qp(&self, qp: QpId) -> Result<Counters, EngineError> {
+        let answer = match self.ask(|reply| Command::RemoveQp(qp, reply)) {
+            // Acquire, for the Release in `Machine::keep`: that comes before the channel is closed, whose end
+            // this thread has just found. So it is not missed here.
+            Err(EngineError::Gone) if self.kept.load(Ordering::Acquire) => {
+                return Err(EngineError::Unsettled(Box::default()));
+            }
+            answer => answer?,
+        };
+        let (counters, settled) = answer.ok_or(EngineError::NoQp(qp.0))?;
+        if settled { Ok(counters) } else { Err(EngineError::Unsettled(Box::new(counters))) }
+    }
+
+    /// Registers a region with a queue pair; returns its key (lkey and rkey).
+    ///
+    /// # Safety
+    /// The memory stays mapped, writable for its length, and free of Rust
+    /// references, until it is removed or the queue pair is.
+    pub unsafe fn add_region(&self, qp: QpId, memory: RegionMemory, bytes: u64) -> Result<u32, EngineError> {
+        self.ask(|reply| Command::AddRegion(qp, memory, bytes, reply))?
+    }
+
+    /// Removes a region. Waits, for 2 s at most, until no copy to it is under way and no
+    /// message out of it; the engine goes on meanwhile. False if the key names none, or
+    /// the region is still in use: then it stays registered, and its memory must stay.
+    ///
+    /// Where the queue pair has failed, a region is in use until nothing of the queue pair touches memory
+    /// any more: over RDMA until the RDMA device has stopped. A peer on this host is not waited for: it may
+    /// read what lies at the region's addresses for a moment longer, but shows nothing of that.
+    pub fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
+        self.ask(|reply| Command::RemoveRegion(qp, key, reply))
+    }
+
+    /// Ends one queue pair, or all of them, with a status.
+    pub fn fail(&self, qp: Option<QpId>, status: Status) -> Result<(), EngineError> {
+        self.ask(|reply| Command::Fail(qp, status, reply))
+    }
+
+    /// How a queue pair ended, if it has.
+    pub fn status(&self, qp: QpId) -> Result<Option<Status>, EngineError> {
+        self.ask(|reply| Command::Status(qp, reply))?.ok_or(EngineError::NoQp(qp.0))
+    }
+
+    /// Whether a queue pair takes SENDs out of regions.
+    pub fn region_sends(&self, qp: QpId) -> Result<RegionSends, EngineError> {
+        self.ask(|reply| Command::RegionSends(qp, reply))?.ok_or(EngineError::NoQp(qp.0))
+    }
+
+    /// Whether our RDMA device has registered a region. The log says why not.
+    pub fn is_registered(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
+        self.ask(|reply| Command::IsRegistered(qp, key, reply))?.ok_or(EngineError::NoQp(qp.0))
+    }
+
+    /// Counts of all its queue pairs, those already removed included.
+    pub fn counters(&self) -> Result<Counters, EngineError> {
+        self.ask(Command::Counters)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if matches!(self.send(None), Err(EngineError::Forked(_))) {
+            return;
+        }
+        if let Runs::Thread(thread) = &mut *self.runs
+            && let Some(thread) = thread.take()
+        {
+            // A panic there was printed by its hook; here it would only abort.
+            let _ = thread.join();
+        }
+    }
+}
