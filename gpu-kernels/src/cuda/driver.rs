@@ -20,13 +20,23 @@ use cudarc::driver::sys::{
 };
 use libloading::Library;
 
-use crate::cpu::with_source;
-use crate::executor::DeviceError;
+use crate::error::DeviceError;
+use crate::library;
 
 /// The result of a call, in place of `CUresult`.
 pub(crate) type Code = u32;
 pub(crate) const SUCCESS: Code = 0;
 pub(crate) const NOT_READY: Code = 600;
+
+/// A handle of the driver.
+#[derive(Clone, Copy)]
+pub(super) struct Raw<T>(pub(super) T);
+
+// SAFETY: the driver's handles name the driver's own objects; its functions accept them from any
+// thread and lock internally. This code only stores the handles and passes them on.
+unsafe impl<T> Send for Raw<T> {}
+// SAFETY: as for Send: a handle is a name that any thread may pass to the driver.
+unsafe impl<T> Sync for Raw<T> {}
 
 /// The oldest CUDA version of the driver that this code supports.
 const OLDEST: i32 = 12000;
@@ -53,8 +63,9 @@ macro_rules! driver {
         $(const _: unsafe fn($($older_type),*) -> CUresult = sys::$newer;)*
         $(const _: unsafe fn($($maybe_type),*) -> CUresult = sys::$maybe;)*
 
+        /// The functions without which a library is no driver.
         #[cfg(test)]
-        const SYMBOLS: &[&str] = &["cuGetErrorName", "cuGetErrorString", $(stringify!($name),)* $(stringify!($older)),*];
+        pub(super) const SYMBOLS: &[&str] = &["cuGetErrorName", "cuGetErrorString", $(stringify!($name),)* $(stringify!($older)),*];
 
         impl Driver {
             fn resolve(library: Library) -> Result<Self, String> {
@@ -167,7 +178,7 @@ pub(super) unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T,
     match unsafe { library.get::<T>(name.as_bytes()) } {
         Ok(found) => Ok(*found),
         Err(error) => {
-            Err(format!("the library lacks {name} ({}): it is a stub, or too old", with_source(&error)))
+            Err(format!("the library lacks {name} ({}): it is a stub, or too old", library::explain(&error)))
         }
     }
 }
@@ -208,7 +219,7 @@ fn open() -> Result<(Driver, CudaInfo), String> {
     // SAFETY: NVIDIA's driver library, or what the administrator put in its place; its constructors
     // may run on any thread.
     let library = unsafe { Library::new("libcuda.so.1") }
-        .map_err(|error| format!("libcuda.so.1 does not load ({})", with_source(&error)))?;
+        .map_err(|error| format!("libcuda.so.1 does not load ({})", library::explain(&error)))?;
     let driver = Driver::resolve(library).map_err(|reason| format!("libcuda.so.1: {reason}"))?;
     let failed = |call: &str, code| {
         let (name, text) = driver.explain(code);
@@ -315,16 +326,13 @@ fn hint(code: Code) -> &'static str {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use std::fmt::Write as _;
+mod tests {
     use std::path::Path;
-    use std::process::Command;
 
+    use super::super::stub::{CHILD, build_stub, run_child, stub_source};
     use super::*;
-    use crate::executor::{DeviceChoice, available_executors, choose};
-    use crate::module::tests::Folder;
-
-    pub(crate) const CHILD: &str = "_PUSHGATE_TEST_PROBE";
+    use crate::cache::tests::Folder;
+    use crate::choose::{DeviceChoice, available_executors, choose};
 
     /// What the child process prints. It must run in a process of its own: a library stays loaded
     /// once it has been, and the driver that was found is kept.
@@ -342,56 +350,11 @@ pub(super) mod tests {
     }
 
     fn probe_in_child(libraries: &Path) -> String {
-        run_child("cuda::guard::tests::child", libraries)
-    }
-
-    pub(crate) fn run_child(test: &str, libraries: &Path) -> String {
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"])
-            .env(CHILD, "1")
-            .env("LD_LIBRARY_PATH", libraries)
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && !errors.contains("panicked"), "{text}\n{errors}");
-        text
-    }
-
-    pub(crate) fn stub(folder: &Folder, source: &str) {
-        let file = folder.0.join("stub.c");
-        std::fs::write(&file, source).unwrap();
-        let built = Command::new("cc")
-            .args(["-shared", "-fPIC", "-o"])
-            .arg(folder.0.join("libcuda.so.1"))
-            .arg(file)
-            .status()
-            .unwrap();
-        assert!(built.success());
+        run_child("cuda::driver::tests::child", libraries)
     }
 
     fn whole_stub(init: u32, version: u32, devices: u32) -> String {
         stub_source(init, version, devices, "")
-    }
-
-    /// C source of the symbols that `has` does not define.
-    pub(crate) fn stub_source(init: u32, version: u32, devices: u32, has: &str) -> String {
-        let mut source = String::new();
-        for name in SYMBOLS.iter().filter(|name| !has.contains(&format!("int {name}("))) {
-            let body = match *name {
-                "cuInit" => format!("(unsigned f) {{ return {init}; }}"),
-                "cuDriverGetVersion" => format!("(int *v) {{ *v = {version}; return 0; }}"),
-                "cuDeviceGetCount" => format!("(int *n) {{ *n = {devices}; return 0; }}"),
-                "cuGetErrorName" => {
-                    "(int c, const char **s) { *s = \"CUDA_ERROR_FAKE\"; return 0; }".to_owned()
-                }
-                "cuGetErrorString" => "(int c, const char **s) { *s = 0; return 1; }".to_owned(),
-                // A code that no cuda.h has.
-                _ => "() { return 12345; }".to_owned(),
-            };
-            writeln!(source, "int {name}{body}").unwrap();
-        }
-        source
     }
 
     #[test]
@@ -409,7 +372,7 @@ pub(super) mod tests {
     #[test]
     fn a_library_without_our_symbols_is_named() {
         let folder = Folder::new("lacking");
-        stub(
+        build_stub(
             &folder,
             "int cuInit(unsigned f) { return 0; }\nint cuDriverGetVersion(int *v) { *v = 13000; return 0; }",
         );
@@ -421,7 +384,7 @@ pub(super) mod tests {
     #[test]
     fn a_failing_init_is_named() {
         let folder = Folder::new("init");
-        stub(&folder, &whole_stub(100, 13000, 1));
+        build_stub(&folder, &whole_stub(100, 13000, 1));
         let text = probe_in_child(&folder.0);
         assert!(text.contains("cuInit failed with CUDA_ERROR_FAKE (100)"), "{text}");
         assert!(text.contains("AUTO cpu: "), "{text}");
@@ -430,12 +393,12 @@ pub(super) mod tests {
     #[test]
     fn an_old_driver_and_no_device_are_named() {
         let old = Folder::new("old");
-        stub(&old, &whole_stub(0, 11040, 1));
+        build_stub(&old, &whole_stub(0, 11040, 1));
         let text = probe_in_child(&old.0);
         assert!(text.contains("speaks CUDA 11.4, and 12.0 is the oldest"), "{text}");
 
         let none = Folder::new("none");
-        stub(&none, &whole_stub(0, 13000, 0));
+        build_stub(&none, &whole_stub(0, 13000, 0));
         let text = probe_in_child(&none.0);
         assert!(text.contains("shows no GPU"), "{text}");
     }
@@ -443,7 +406,7 @@ pub(super) mod tests {
     #[test]
     fn a_code_that_nobody_knows_is_an_error_like_any() {
         let folder = Folder::new("unknown");
-        stub(&folder, &whole_stub(0, 13000, 1));
+        build_stub(&folder, &whole_stub(0, 13000, 1));
         let text = probe_in_child(&folder.0);
         assert!(text.contains("CUDA cuDeviceGet failed with CUDA_ERROR_FAKE (12345)"), "{text}");
         // A GPU that is present and fails is reported; the CPU does not silently replace it.
