@@ -13,7 +13,7 @@ use pushgate_proxy::session::Status;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mesh::{Ended, Events, Mesh, QUEUE_PAIRS, SetUp};
-use crate::qp::{Half, QpConfig, QueuePair};
+use crate::qp::{OfferedEnd, QpConfig, QueuePair};
 use crate::watch::tell;
 
 /// The mesh's label for the frames of collectives.
@@ -164,7 +164,7 @@ impl Comm {
                 return Err(Error::config("label", label, "0 to 16777215"));
             }
             let set_up = self.mesh.set_up(peer, QUEUE_PAIRS + label);
-            halves.push(Half::offer(&self.context, set_up, config)?);
+            halves.push(OfferedEnd::offer(&self.context, set_up, config)?);
         }
         for half in &mut halves {
             half.take_offer()?;

@@ -12,7 +12,7 @@ use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::link::verbs::VerbsError;
 use pushgate_proxy::session::Status;
 
-use crate::settings::Origin;
+use crate::origin::Origin;
 
 /// The result of most calls here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

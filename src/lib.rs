@@ -23,18 +23,24 @@ mod attached;
 mod comm;
 mod context;
 mod effect;
+mod engine;
 mod error;
 mod explain;
+mod gpu_mover;
 mod mesh;
+mod origin;
+mod placement;
 mod qp;
+mod rdma;
 mod relay;
 pub mod settings;
+mod shared;
 mod watch;
 pub mod worker;
 
 pub use attached::AttachedQueuePair;
 pub use comm::{Comm, MAX_RANKS};
-pub use context::{Context, ContextBuilder, Module, Shared};
+pub use context::{Context, ContextBuilder, Module};
 pub use error::{Error, Result, status_name};
 pub use explain::explain;
 pub use pushgate_driver_shim::abi;
@@ -47,6 +53,7 @@ pub use pushgate_proxy::counters::Counters;
 pub use qp::{DeviceEnd, QpConfig, QueuePair, RegionKey, upload_descriptors};
 pub use relay::RelayStats;
 pub use settings::Settings;
+pub use shared::Shared;
 /// The version of this crate, as in `0.1.0 (commit 0123456789ab)`.
 ///
 /// `, changed` behind the commit means that the sources had been changed since. A build that is not made in the

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_proxy::idle::{Idle, Step, Wake};
 
-use crate::context::{Context, Shared};
+use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::shared::Shared;
 
 /// Counters of a doorbell relay. Each duration is a sum or a maximum over all doorbells.
 #[derive(Clone, Copy, Debug, Default)]

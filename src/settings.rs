@@ -9,7 +9,6 @@ mod load;
 mod parse;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -20,6 +19,7 @@ use self::parse::{
 use crate::error::{Error, Result};
 
 pub use self::parse::{parse_size, parse_time};
+pub use crate::origin::Origin;
 /// Memory in 2 MiB pages or not.
 pub use pushgate_driver_shim::memory::HugePages;
 /// Which device runs the kernels.
@@ -132,39 +132,6 @@ pub enum Group {
     Rdma,
     /// The NCCL plugin alone.
     Nccl,
-}
-
-/// Where the value of a setting or of an argument comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Origin {
-    /// Nobody set it: it is the default.
-    Default,
-    /// The program set it.
-    Program,
-    /// A variable of the environment, by its name.
-    Variable(String),
-    /// A line of a settings file.
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The line, the first is 1.
-        line: usize,
-    },
-    /// A flag of the command line, with its dashes.
-    Flag(String),
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Origin::Default => f.write_str("default"),
-            Origin::Program => f.write_str("the program"),
-            Origin::Variable(name) => f.write_str(name),
-            Origin::File { path, line } => write!(f, "{}:{line}", path.display()),
-            Origin::Flag(flag) => f.write_str(flag),
-        }
-    }
 }
 
 /// A setting: its name as a TOML key, and what is said of it.

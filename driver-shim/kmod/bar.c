@@ -745,15 +745,3 @@ void pg_bar_show(struct seq_file *out)
 	mutex_unlock(&pg_slices_lock);
 	seq_printf(out, "slices %d\nretired %d\n", count, retired);
 }
-
-void pg_function_show(struct seq_file *out, struct pg_function *fn)
-{
-	struct pg_file *file;
-
-	mutex_lock(&fn->lock);
-	seq_printf(out, "function pushgate%d %s window %llu vectors %u\n", fn->minor - 1,
-		   fn->gone ? "gone" : pci_name(fn->pdev), fn->window_bytes, fn->nvectors);
-	list_for_each_entry(file, &fn->files, node)
-		seq_printf(out, "  file rings %llu wakes %llu\n", file->bell.rings, file->bell.wakes);
-	mutex_unlock(&fn->lock);
-}

@@ -111,17 +111,18 @@ struct pg_file {
 	struct pushgate_status_page *status;
 };
 
-/* main.c */
+/*
+ * The functions, by file. A file calls only those above its own.
+ */
+
+/* args.c */
 int pg_copy_in(void *to, size_t known, size_t least, const void __user *from);
 int pg_copy_out(void __user *to, const void *from, size_t known);
+
+/* function.c */
 void pg_function_get(struct pg_function *fn);
 void pg_function_put(struct pg_function *fn);
-int pg_publish(struct pg_function *fn);
-void pg_unpublish(struct pg_function *fn);
-
-/* pci.c */
-int pg_pci_init(void);
-void pg_pci_exit(void);
+void pg_function_show(struct seq_file *out, struct pg_function *fn);
 
 /* bar.c */
 void pg_bar_exit(void);
@@ -134,7 +135,6 @@ void pg_unmap_function(struct pg_function *fn);
 int pg_window_reserve(struct pg_function *fn);
 void pg_window_release(struct pg_function *fn);
 void pg_bar_show(struct seq_file *out);
-void pg_function_show(struct seq_file *out, struct pg_function *fn);
 
 /* dmabuf.c */
 long pg_slice_export(struct pg_file *file, void __user *argument);
@@ -157,5 +157,21 @@ long pg_doorbell_ring(struct pg_file *file, void __user *argument);
 void pg_bell_init(struct pg_file *file);
 void pg_bell_exit(struct pg_file *file);
 void pg_bell_gone(struct pg_bell *bell);
+
+/* devices.c */
+int pg_devices_init(const struct file_operations *operations);
+void pg_devices_exit(void);
+int pg_publish(struct pg_function *fn);
+void pg_unpublish(struct pg_function *fn);
+struct pg_function *pg_function_find(unsigned int minor);
+void pg_devices_show(struct seq_file *out);
+
+/* pci.c */
+int pg_pci_init(void);
+void pg_pci_exit(void);
+
+/* file.c */
+extern const struct file_operations pg_file_operations;
+void pg_files_show(struct seq_file *out);
 
 #endif /* PUSHGATE_INTERNAL_H */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
 // The resident worker: copies between this device's memory and registered host memory, commanded
-// through rings in host memory, without a call of the driver. gpu-kernels/src/worker.rs is the
+// through rings in host memory, without a call of the driver. gpu-kernels/src/worker/ is the
 // host's half; docs/worker.md argues how the worker comes and goes.
 //
 // Block 0 is the dispatcher: it alone reads over the bus, both rings at once, and forwards commands

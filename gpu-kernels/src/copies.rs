@@ -4,15 +4,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cuda::{CudaCopies, CudaPoint};
-use crate::executor::{Executor, Result};
+use crate::cuda::{CopyMark, CopyStream};
+use crate::error::Result;
+use crate::executor::Executor;
 
 /// A queue of copies, which run in the order in which they were added. Dropping it waits for all of
 /// them.
 pub struct Copies(Kind);
 
 enum Kind {
-    Cuda(CudaCopies),
+    Cuda(CopyStream),
     Cpu,
 }
 
@@ -20,7 +21,7 @@ enum Kind {
 pub struct Point(At);
 
 enum At {
-    Cuda(CudaPoint),
+    Cuda(CopyMark),
     Cpu(Instant),
 }
 
@@ -28,7 +29,7 @@ impl Copies {
     /// Makes a queue on the executor's device.
     pub fn new(executor: &Arc<dyn Executor>) -> Result<Self> {
         Ok(Self(match executor.as_cuda() {
-            Some(cuda) => Kind::Cuda(CudaCopies::new(cuda)?),
+            Some(cuda) => Kind::Cuda(CopyStream::new(cuda.context())?),
             None => Kind::Cpu,
         }))
     }
@@ -55,7 +56,7 @@ impl Copies {
     /// Marks a point after all copies added so far.
     pub fn point(&self) -> Result<Point> {
         Ok(Point(match &self.0 {
-            Kind::Cuda(copies) => At::Cuda(copies.point()?),
+            Kind::Cuda(copies) => At::Cuda(copies.mark()?),
             Kind::Cpu => At::Cpu(Instant::now()),
         }))
     }
@@ -63,7 +64,7 @@ impl Copies {
     /// Makes copies added from now on wait for a point of another queue on a device of this kind.
     pub fn wait_for(&self, point: &Point) -> Result<()> {
         match (&self.0, &point.0) {
-            (Kind::Cuda(copies), At::Cuda(point)) => copies.wait_for(point),
+            (Kind::Cuda(copies), At::Cuda(mark)) => copies.wait_for(mark),
             // The copies before a point on the CPU are complete already.
             _ => Ok(()),
         }
@@ -74,7 +75,7 @@ impl Point {
     /// Whether all copies before this point are complete. Never blocks.
     pub fn passed(&self) -> Result<bool> {
         match &self.0 {
-            At::Cuda(point) => point.passed(),
+            At::Cuda(mark) => mark.passed(),
             At::Cpu(_) => Ok(true),
         }
     }

@@ -3,7 +3,7 @@
 
 use std::ffi::c_void;
 
-use crate::cpu::CpuThread;
+use crate::arch::CpuThread;
 
 /// A kernel's entry point on the CPU (arch.cuh, `PUSHGATE_KERNEL`).
 pub type CpuEntry = unsafe extern "C" fn(thread: *const CpuThread, params: *const c_void);

@@ -1,272 +1,20 @@
-//! The trait [`Executor`], which runs device code, with its handles, its errors and the choice of
-//! one.
+//! The trait [`Executor`], which runs device code, and the handles that it gives out.
 //!
 //! An [`Executor`] is a GPU ([`crate::CudaExecutor`]) or this CPU ([`crate::CpuExecutor`]). Both
-//! run the same kernels over the same memory.
+//! run the same kernels over the same memory. This file knows neither of the two: they implement
+//! the traits that stand here.
 
 use std::any::Any;
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pushgate_driver_shim::fork::{Forked, OwnedHere};
+use pushgate_driver_shim::fork::OwnedHere;
 
-use crate::cpu::CpuExecutor;
-use crate::cuda::{self, CudaExecutor};
-use crate::module::Source;
-
-/// `Result` with a [`DeviceError`].
-pub type Result<T, E = DeviceError> = std::result::Result<T, E>;
-
-/// What can go wrong with a device. Each message names the thing, the value and the remedy.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DeviceError {
-    /// There is no usable CUDA driver or GPU.
-    #[error(
-        "CUDA is unavailable: {reason}; run with the device `cpu`, or install or repair the NVIDIA driver"
-    )]
-    CudaUnavailable {
-        /// What is missing.
-        reason: String,
-    },
-    /// The device index does not exist.
-    #[error(
-        "device {index} does not exist: this process sees {count} GPU(s); name one below {count} (CUDA_VISIBLE_DEVICES hides the others)"
-    )]
-    NoSuchDevice {
-        /// The index that was asked for.
-        index: u32,
-        /// How many devices there are.
-        count: u32,
-    },
-    /// The GPU can't run the kernels.
-    #[error("device {index} ({name}) cannot run the kernels: {what}; {remedy}")]
-    UnfitDevice {
-        /// The GPU's index.
-        index: u32,
-        /// The GPU's name.
-        name: String,
-        /// What the GPU lacks.
-        what: String,
-        /// What to do.
-        remedy: &'static str,
-    },
-    /// A call of the CUDA driver failed.
-    #[error("{call} failed with {name} ({code}): {text}; while {doing}{hint}")]
-    Cuda {
-        /// The function of the driver API.
-        call: &'static str,
-        /// The code's name, such as CUDA_ERROR_OUT_OF_MEMORY.
-        name: String,
-        /// The driver's result code.
-        code: u32,
-        /// The driver's sentence for the code.
-        text: String,
-        /// What the library was doing, with the values.
-        doing: String,
-        /// The remedy, starting with "; ", or empty.
-        hint: &'static str,
-    },
-    /// Neither NVRTC nor nvcc can compile device code for the GPU.
-    #[error(
-        "no compiler for the GPU: NVRTC: {nvrtc}; nvcc: {nvcc}; set PUSHGATE_NVRTC_DIR to the folder of libnvrtc.so, or PUSHGATE_NVCC to nvcc (at build time too: the project's kernels are then compiled in)"
-    )]
-    NoGpuCompiler {
-        /// Why NVRTC can't be used.
-        nvrtc: String,
-        /// Why nvcc can't be used.
-        nvcc: String,
-    },
-    /// There is no C++ compiler for a user's source on the CPU.
-    #[error("no C++ compiler: tried {tried}; install g++ or clang++, or set CXX")]
-    NoCompiler {
-        /// The compilers that were tried.
-        tried: String,
-    },
-    /// A source does not compile.
-    #[error("{source_name} does not compile with {compiler}:\n{output}")]
-    Compile {
-        /// The source's name.
-        source_name: String,
-        /// The compiler.
-        compiler: String,
-        /// What the compiler printed.
-        output: String,
-    },
-    /// A compiled module does not load.
-    #[error("{module} does not load: {reason}; remove it to have it compiled again")]
-    Load {
-        /// The module's name or path.
-        module: String,
-        /// Why it does not load.
-        reason: String,
-    },
-    /// The module has no kernel of this name.
-    #[error("module {module} has no kernel `{kernel}`; it has: {known}")]
-    UnknownKernel {
-        /// The name that was asked for.
-        kernel: String,
-        /// The module's name.
-        module: String,
-        /// The kernels that the module has.
-        known: String,
-    },
-    /// A kernel was passed parameters of the wrong size.
-    #[error(
-        "kernel `{kernel}` takes {expected} bytes of parameters, not {given}; pass its parameter struct, #[repr(C)] and whole"
-    )]
-    ParamsSize {
-        /// The kernel's name.
-        kernel: String,
-        /// How many bytes were passed.
-        given: usize,
-        /// How many bytes the kernel takes.
-        expected: usize,
-    },
-    /// A value of a launch is out of bounds.
-    #[error("kernel `{kernel}`: {what} = {value} is out of bounds; allowed: {allowed}")]
-    Launch {
-        /// The kernel's name.
-        kernel: String,
-        /// Which value.
-        what: &'static str,
-        /// The value that was given.
-        value: u64,
-        /// What is allowed.
-        allowed: String,
-    },
-    /// Not all cooperating blocks can be resident at once, so they would wait for each other for
-    /// ever.
-    #[error(
-        "kernel `{kernel}`: {grid} cooperating blocks of {block} threads, but only {free} of the {resident} that the device holds are free ({busy} blocks of other cooperating launches run); take fewer or smaller blocks, or wait for those launches"
-    )]
-    NotResident {
-        /// The kernel's name.
-        kernel: String,
-        /// How many blocks were asked for.
-        grid: u32,
-        /// Threads in each block.
-        block: u32,
-        /// How many blocks of this shape the whole device holds.
-        resident: u32,
-        /// How many blocks of this shape still fit.
-        free: u32,
-        /// How many blocks of other cooperating launches are resident.
-        busy: u32,
-    },
-    /// The OS started too few threads for the launch.
-    #[error(
-        "kernel `{kernel}`: thread {started} of {wanted} did not start ({source}); take a smaller grid or raise `ulimit -u`"
-    )]
-    Threads {
-        /// The kernel's name.
-        kernel: String,
-        /// How many threads the launch needs.
-        wanted: u64,
-        /// How many threads had started.
-        started: u64,
-        /// The OS's error.
-        source: std::io::Error,
-    },
-    /// A resident kernel has died or can't be started.
-    #[error("kernel `{kernel}` is lost: {reason}; make a new one, in another process if the context is lost")]
-    Lost {
-        /// The kernel's name.
-        kernel: String,
-        /// Why it is lost.
-        reason: String,
-    },
-    /// A copy reaches outside of its buffer.
-    #[error("{what}: {len} bytes at offset {offset} do not fit into {size}; keep to the buffer")]
-    Range {
-        /// What was tried.
-        what: &'static str,
-        /// Where the range starts.
-        offset: usize,
-        /// How long the range is.
-        len: usize,
-        /// How long the buffer is.
-        size: usize,
-    },
-    /// The device has too little memory left.
-    #[error("no memory for {bytes} bytes on the device `cpu`; ask for less")]
-    OutOfMemory {
-        /// How many bytes were asked for.
-        bytes: usize,
-    },
-    /// This device can't register host memory that is mapped read-only.
-    #[error(
-        "device {index} ({name}) cannot register read-only host memory (READ_ONLY_HOST_REGISTER_SUPPORTED is 0); map {len} bytes at {addr:#x} writable as well, or use another device"
-    )]
-    ReadOnlyUnsupported {
-        /// The device's index.
-        index: u32,
-        /// The device's name.
-        name: String,
-        /// The range's address.
-        addr: usize,
-        /// The range's length.
-        len: usize,
-    },
-    /// The range is already registered with other access.
-    #[error(
-        "host memory {addr:#x}+{len} is registered as {held} and cannot be registered as {asked}; drop the other registration first"
-    )]
-    RegisteredOtherwise {
-        /// The range's address.
-        addr: usize,
-        /// The range's length.
-        len: usize,
-        /// How the range is registered.
-        held: String,
-        /// How the range should be registered.
-        asked: String,
-    },
-    /// A handle was passed to an executor that did not make it.
-    #[error("a {handle} of another executor was passed to `{executor}`; use the one that made it")]
-    Foreign {
-        /// Which handle.
-        handle: &'static str,
-        /// The executor that was given the handle.
-        executor: &'static str,
-    },
-    /// The executor belongs to another process, from which this one was forked.
-    #[error(transparent)]
-    Forked(#[from] Forked),
-    /// An operation on a file or a process failed.
-    #[error("{what} {}: {source}", path.display())]
-    Io {
-        /// What was tried.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The OS's error.
-        source: std::io::Error,
-    },
-}
-
-/// Codes of the driver after which no call on the context succeeds any more: cuda.h says of each
-/// that it "leaves the process in an inconsistent state", or that there is no context:
-/// DEINITIALIZED, INVALID_CONTEXT, ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED,
-/// INVALID_HANDLE, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, CONTEXT_IS_DESTROYED, ASSERT,
-/// HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK, MPS_CLIENT_TERMINATED, UNKNOWN.
-const FINAL: [u32; 19] =
-    [4, 201, 214, 220, 226, 400, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 999];
-
-impl DeviceError {
-    /// Whether trying again is useless because the context is lost, with everything that ran on it.
-    pub fn is_final(&self) -> bool {
-        match self {
-            DeviceError::Cuda { code, .. } => FINAL.contains(code),
-            DeviceError::Lost { .. } => true,
-            _ => false,
-        }
-    }
-}
+use crate::error::{DeviceError, Result};
+use crate::source::Source;
 
 /// How a device may access registered host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -365,10 +113,8 @@ pub trait Executor: Send + Sync {
     fn describe(&self) -> String;
     /// The device's index among those of its kind, from 0.
     fn device_index(&self) -> u32;
-    /// The CUDA executor if this is one, for calls that only a GPU has.
-    fn as_cuda(&self) -> Option<&CudaExecutor> {
-        None
-    }
+    /// The concrete type. `as_cuda` uses it to find a [`crate::CudaExecutor`].
+    fn as_any(&self) -> &dyn Any;
 
     /// Loads the project's own kernels. They are loaded once; later calls return the same module.
     fn load_embedded(&self) -> Result<Arc<dyn LoadedModule>>;
@@ -419,6 +165,7 @@ pub trait Executor: Send + Sync {
     ) -> Result<u32>;
 }
 
+/// The memory behind a [`DeviceBuffer`].
 pub(crate) trait BufferMemory: Send + Sync {
     /// Copies to the device. The caller has checked the range.
     fn write(&self, offset: usize, from: &[u8]) -> Result<()>;
@@ -546,15 +293,31 @@ impl fmt::Debug for Registration {
     }
 }
 
+/// What an executor's own queue of launches can do for a [`Stream`].
+pub(crate) trait LaunchQueue: Any + Send + Sync {
+    /// The queue's `CUstream`, if it is one.
+    fn raw(&self) -> Option<u64>;
+}
+
 /// A queue of launches ([`Executor::stream`]). Clones are the same queue.
 #[derive(Clone)]
-pub struct Stream(pub(crate) Arc<dyn Any + Send + Sync>);
+pub struct Stream(Arc<dyn LaunchQueue>);
 
 impl Stream {
+    pub(crate) fn new(queue: impl LaunchQueue) -> Self {
+        Self(Arc::new(queue))
+    }
+
+    /// The queue, if it has the type `T`.
+    pub(crate) fn queue<T: LaunchQueue>(&self) -> Option<&T> {
+        let queue: &dyn Any = &*self.0;
+        queue.downcast_ref()
+    }
+
     /// The stream's `CUstream`, for libraries that take one; `None` on the CPU. The handle is valid
     /// as long as a clone of this stream lives.
     pub fn raw(&self) -> Option<u64> {
-        cuda::raw_stream(self)
+        self.0.raw()
     }
 }
 
@@ -564,6 +327,7 @@ impl fmt::Debug for Stream {
     }
 }
 
+/// A launch behind a [`Running`]; its methods are those of [`Running`].
 pub(crate) trait RunningKernel: Send + Sync {
     fn wait(&self, timeout: Option<Duration>) -> Result<WaitOutcome>;
     fn is_done(&self) -> Result<bool>;
@@ -598,71 +362,5 @@ impl Running {
 impl fmt::Debug for Running {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Running(done: {:?})", self.is_done())
-    }
-}
-
-/// Which kind of device to choose.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// A GPU if one is usable, otherwise the CPU.
-    #[default]
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// A GPU; fails if none is usable.
-    Cuda,
-}
-
-/// A kind of executor, and whether this host has it.
-#[derive(Clone, Debug)]
-pub struct Available {
-    /// The executor's kind: "cpu" or "cuda".
-    pub name: &'static str,
-    /// The device that it would run on, or why there is none.
-    pub state: std::result::Result<String, String>,
-}
-
-/// Lists every kind of executor, with the reason for each that this host lacks. Makes no CUDA
-/// context.
-pub fn available_executors() -> Vec<Available> {
-    let cuda = cuda::probe().map(|info| info.to_string());
-    vec![
-        Available { name: "cuda", state: cuda },
-        Available { name: "cpu", state: Ok(CpuExecutor::new().describe()) },
-    ]
-}
-
-/// Opens an executor on device 0; also returns a sentence that says which one and why.
-pub fn choose(device: DeviceChoice) -> Result<(Arc<dyn Executor>, String)> {
-    choose_at(device, 0)
-}
-
-/// Opens an executor, on GPU `index` if it is a GPU.
-pub fn choose_at(device: DeviceChoice, index: u32) -> Result<(Arc<dyn Executor>, String)> {
-    let cpu = |why: String| -> (Arc<dyn Executor>, String) {
-        let executor = CpuExecutor::new();
-        let sentence = format!("cpu: {}, {why}", executor.describe());
-        (Arc::new(executor), sentence)
-    };
-    match device {
-        DeviceChoice::Cpu => Ok(cpu("as asked for".to_owned())),
-        DeviceChoice::Cuda => {
-            let executor = CudaExecutor::new(index)?;
-            let sentence = format!("cuda: {}, as asked for", executor.describe());
-            Ok((Arc::new(executor), sentence))
-        }
-        DeviceChoice::Auto => match CudaExecutor::new(index) {
-            Ok(executor) => {
-                let sentence = format!("cuda: {}, because a usable GPU was found", executor.describe());
-                Ok((Arc::new(executor), sentence))
-            }
-            Err(DeviceError::CudaUnavailable { reason }) => {
-                Ok(cpu(format!("because CUDA is unavailable: {reason}")))
-            }
-            Err(error @ DeviceError::UnfitDevice { .. }) => Ok(cpu(format!("because {error}"))),
-            // A GPU that is present and fails is an error; the slow CPU does not silently replace
-            // it.
-            Err(error) => Err(error),
-        },
     }
 }

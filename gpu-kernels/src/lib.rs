@@ -3,28 +3,62 @@
 //! The kernels (`kernels/*.cu` over `include/pushgate/*.cuh`) are one source for a GPU and for a
 //! CPU. An [`Executor`] loads and launches them on either.
 
+// Under loom the worker's flags alone are built (`worker/mod.rs`), and build.rs compiles no kernels.
+#[cfg(not(loom))]
+mod arch;
+#[cfg(not(loom))]
 mod build_support;
+#[cfg(not(loom))]
+mod cache;
+#[cfg(not(loom))]
+mod choose;
+#[cfg(not(loom))]
+mod compiler;
+#[cfg(not(loom))]
 mod copies;
+#[cfg(not(loom))]
 mod cpu;
+#[cfg(not(loom))]
 mod cuda;
+#[cfg(not(loom))]
 mod embedded;
+#[cfg(not(loom))]
+mod error;
+#[cfg(not(loom))]
 mod executor;
-mod module;
+#[cfg(not(loom))]
+mod library;
+#[cfg(not(loom))]
+mod lock;
+#[cfg(not(loom))]
 mod mover;
+#[cfg(not(loom))]
+mod source;
 mod worker;
 
+#[cfg(not(loom))]
+pub use choose::{Available, DeviceChoice, available_executors, choose, choose_at};
+#[cfg(not(loom))]
 pub use copies::{Copies, Point};
+#[cfg(not(loom))]
 pub use cpu::CpuExecutor;
+#[cfg(not(loom))]
 pub use cuda::{CudaExecutor, CudaInfo, current_device, probe};
+#[cfg(not(loom))]
+pub use error::{DeviceError, Result};
+#[cfg(not(loom))]
 pub use executor::{
-    Access, Available, DeviceBuffer, DeviceChoice, DeviceError, DmaBuf, Executor, Launch, LoadedModule,
-    Registration, Result, Running, Stream, WaitOutcome, available_executors, choose, choose_at,
+    Access, DeviceBuffer, DmaBuf, Executor, Launch, LoadedModule, Registration, Running, Stream, WaitOutcome,
 };
-pub use module::Source;
+#[cfg(not(loom))]
 pub use mover::{CopyTicket, CudaCopy};
+#[cfg(not(loom))]
+pub use source::Source;
+#[cfg(not(loom))]
 pub use worker::{Direction, Lease, Lost, OneWay, PostError, Ticket, Worker, WorkerOptions, WorkerQueue};
 
 /// Names of the kernels that are compiled in ([`Executor::load_embedded`]).
+#[cfg(not(loom))]
 pub fn embedded_kernels() -> Vec<String> {
     embedded::kernel_names()
 }

@@ -9,7 +9,7 @@
 use std::fmt;
 
 use crate::cuda::{CopyMark, CopyStream, CudaExecutor};
-use crate::executor::Result;
+use crate::error::Result;
 
 /// Copies from host memory into one GPU's memory, on a stream of its own, so that no kernel delays
 /// them.
@@ -41,7 +41,7 @@ impl CudaCopy {
     /// this `CudaCopy` has been dropped (which waits).
     pub unsafe fn start(&self, dst_dev: u64, src_host: *const u8, len: usize) -> Result<CopyTicket> {
         // SAFETY: the caller's promise.
-        let mark = unsafe { self.stream.copy(dst_dev, src_host, len) }?;
+        let mark = unsafe { self.stream.copy_in(dst_dev, src_host, len) }?;
         Ok(CopyTicket { mark })
     }
 
@@ -54,7 +54,7 @@ impl CudaCopy {
 
     /// Whether the copy, and every copy started before it, is complete in GPU memory. Never blocks.
     pub fn done(&self, ticket: &CopyTicket) -> Result<bool> {
-        self.stream.passed(&ticket.mark)
+        ticket.mark.passed()
     }
 }
 

@@ -1,88 +1,38 @@
-//! A connection in use: NCCL's sendComm or recvComm, its registrations, its requests. `send` and
-//! `receive` say what each end does with messages.
+//! A connection in use: NCCL's sendComm or recvComm, its registrations, its requests. `end` has what both ends have in
+//! common; `send` and `receive` say what each end does with messages.
 //!
 //! NCCL lets one thread post and test on a connection while another registers and deregisters. The
 //! first thread has the connection's state to itself (`Exclusive`); the second only calls the
 //! engine.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
-use pushgate_proxy::engine::{EngineError, QpId};
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::Status;
 
+use crate::end::{CommEnd, SETTLE};
 use crate::error::{Code, Failure, Result};
 use crate::exclusive::{Exclusive, Refused};
-use crate::ffi::types::MAX_RECVS;
 use crate::gpu;
-use crate::join::{Joined, Registered, Role};
+use crate::join::{Joined, Role};
 use crate::log;
-use crate::plugin::{Lane, Runtime};
+use crate::pool::REQUESTS;
 use crate::pushes;
 use crate::reach;
 use crate::receive::Receiver;
+use crate::registration::{Kind, Mr, Wanted};
+use crate::runtime::Runtime;
 use crate::send::Sender;
 use crate::socket::Stream;
-use crate::watch::{self, Peer};
-
-/// The most requests of a connection: NCCL's 32 for each buffer of a receive.
-pub const REQUESTS: usize = 32 * MAX_RECVS;
-
-/// How long closing a connection waits for the GPU.
-pub const SETTLE: Duration = Duration::from_secs(2);
+use crate::watch::Peer;
 
 /// How long a deregistration tries to get between two posts or tests to look at the requests. Each
 /// post or test takes microseconds, but a busy machine may suspend their thread for a while.
 const VISIT: Duration = Duration::from_secs(5);
-
-/// A registration, as NCCL holds it.
-#[derive(Clone, Copy, Debug)]
-pub struct Mr {
-    pub key: u32,
-    pub address: usize,
-    pub bytes: usize,
-    /// The memory belongs to the lane's GPU.
-    pub cuda: bool,
-    /// The GPU's worker pushes out of this memory. The engine does not know the region, so `key` is
-    /// unused.
-    pub pushed: bool,
-}
-
-/// The kind of memory that is registered.
-#[derive(Clone, Copy)]
-pub enum Kind<'a> {
-    Host,
-    /// Memory of the lane's GPU, with a dma-buf and the offset in it if NCCL has one.
-    Cuda(Option<(BorrowedFd<'a>, u64)>),
-}
-
-impl Mr {
-    /// The offset in the region of the `size` bytes at `data`.
-    pub fn offset(&self, data: usize, size: usize) -> Result<u64> {
-        let offset = data.checked_sub(self.address).filter(|o| *o <= self.bytes && size <= self.bytes - o);
-        offset.map(|o| o as u64).ok_or_else(|| {
-            let text = format!(
-                "{size} bytes at {data:#x} leave their registration of {} bytes at {:#x}",
-                self.bytes, self.address
-            );
-            Failure::new(Code::Usage, text)
-        })
-    }
-}
-
-/// One buffer of a receive.
-#[derive(Clone, Copy)]
-pub struct Wanted<'a> {
-    pub data: usize,
-    pub size: usize,
-    pub tag: u32,
-    pub mr: Option<&'a Mr>,
-}
 
 /// A request, as NCCL tests it: its connection and its place there. The connection has everything
 /// else.
@@ -98,7 +48,7 @@ unsafe impl Sync for Request {}
 
 /// A connection in use: what NCCL calls a sendComm or a recvComm.
 pub struct Comm {
-    link: Link,
+    end: CommEnd,
     side: Side,
     requests: Box<[Request]>,
 }
@@ -106,32 +56,6 @@ pub struct Comm {
 enum Side {
     Send(Box<Exclusive<Sender>>),
     Receive(Box<Exclusive<Receiver>>),
-}
-
-/// The part of a connection that both ends have.
-pub struct Link {
-    role: Role,
-    pub qp: QpId,
-    pub peer: Arc<Peer>,
-    stream: Arc<Stream>,
-    watched: u64,
-    /// On a receiving end: a region for empty receives, which name no memory.
-    pub nothing: u32,
-    pub lane: Arc<Lane>,
-    /// The RDMA device is used on the GPU's memory.
-    reaches: bool,
-    pub pushes: pushes::Counts,
-    /// What the lane's GPU sees of this connection's memory; dropped once the engine has let go of
-    /// it.
-    registrations: Vec<Registered>,
-    runtime: Arc<Runtime>,
-}
-
-impl fmt::Display for Link {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let end = if self.role == Role::Send { "sending" } else { "receiving" };
-        write!(f, "{end} end of connection {}", self.qp.0)
-    }
 }
 
 /// The memory that an empty receive names. It is not of 0 bytes, because RDMA devices do not
@@ -156,8 +80,8 @@ impl Comm {
             receives,
             registrations,
         } = joined;
-        // From here on dropping `link` takes the queue pair out of the engine again.
-        let mut link = Link {
+        // From here on dropping `end` takes the queue pair out of the engine again.
+        let mut end = CommEnd {
             role,
             qp,
             peer: peer.clone(),
@@ -170,15 +94,15 @@ impl Comm {
             registrations,
             runtime,
         };
-        if link.lane.gpu.as_ref().is_some_and(|gpu| gpu.copies()) {
+        if end.lane.gpu.as_ref().is_some_and(|gpu| gpu.copies()) {
             gpu::warn_of_one_queue();
         }
         if role == Role::Receive {
             let memory = RegionMemory::Host { address: &raw const NOTHING as usize, keep: None };
             // SAFETY: a static atomic, which other threads and devices may write.
-            link.nothing = unsafe { link.lane.engine.add_region(qp, memory, 8)? };
+            end.nothing = unsafe { end.lane.engine.add_region(qp, memory, 8)? };
         }
-        link.watched = link.runtime.watch.add(stream, peer, &link.lane.engine, qp)?;
+        end.watched = end.runtime.watch.add(stream, peer, &end.lane.engine, qp)?;
         let side = match role {
             Role::Send => {
                 let whole = (abi::PUSHGATE_UNIT as usize) << geometry.window_log >> 1;
@@ -191,7 +115,7 @@ impl Comm {
             }
             Role::Receive => Side::Receive(Box::new(Exclusive::new(Receiver::new(producer, flusher)))),
         };
-        let mut comm = Box::new(Comm { link, side, requests: Box::default() });
+        let mut comm = Box::new(Comm { end, side, requests: Box::default() });
         let at: *const Comm = &*comm;
         comm.requests = (0..REQUESTS as u32).map(|index| Request { comm: at, index }).collect();
         Ok(comm)
@@ -201,13 +125,13 @@ impl Comm {
     /// no call of CUDA.
     pub fn register(&self, address: usize, bytes: usize, kind: Kind<'_>) -> Result<Mr> {
         let cuda = matches!(kind, Kind::Cuda(_));
-        if cuda && self.link.lane.gpu.is_none() {
-            let text = format!("{}: GPU memory, but this connection was made for none", self.link);
+        if cuda && self.end.lane.gpu.is_none() {
+            let text = format!("{}: GPU memory, but this connection was made for none", self.end);
             return Err(Failure::new(Code::Usage, text));
         }
-        let memory = match (kind, self.link.role) {
+        let memory = match (kind, self.end.role) {
             (Kind::Host, _) => RegionMemory::Host { address, keep: None },
-            (Kind::Cuda(dma_buf), _) if self.link.reaches => {
+            (Kind::Cuda(dma_buf), _) if self.end.reaches => {
                 let exported = Some(reach::exported(dma_buf)?);
                 RegionMemory::Device { address: address as u64, exported }
             }
@@ -219,20 +143,20 @@ impl Comm {
             }
         };
         let failed = |why: &dyn fmt::Display| {
-            let text = format!("{}: registering {bytes} bytes at {address:#x}: {why}", self.link);
+            let text = format!("{}: registering {bytes} bytes at {address:#x}: {why}", self.end);
             Failure::new(Code::System, text)
         };
-        let engine = &self.link.lane.engine;
+        let engine = &self.end.lane.engine;
         // SAFETY: NCCL keeps registered memory mapped until `deregister`, which waits for copies
         // under way, or until the connection is closed, which takes the queue pair out. The memory
         // is C's, and no Rust reference to it exists. The rings' orderings keep the engine's
         // accesses apart from NCCL's, which posts before them and tests after them. A dma-buf is
         // NCCL's own of this memory.
-        let key = unsafe { engine.add_region(self.link.qp, memory, bytes as u64) }.map_err(|e| failed(&e))?;
+        let key = unsafe { engine.add_region(self.end.qp, memory, bytes as u64) }.map_err(|e| failed(&e))?;
         // NCCL was told what the RDMA device does with such memory, so no other path may replace
         // it.
-        if cuda && self.link.reaches && !engine.is_registered(self.link.qp, key)? {
-            engine.remove_region(self.link.qp, key)?;
+        if cuda && self.end.reaches && !engine.is_registered(self.end.qp, key)? {
+            engine.remove_region(self.end.qp, key)?;
             let how = match kind {
                 Kind::Cuda(Some(_)) => "by the dma-buf that NCCL gave",
                 _ => "by its address, because NCCL gave no dma-buf (NCCL_DMABUF_ENABLE?)",
@@ -250,27 +174,27 @@ impl Comm {
     /// thread wait briefly.
     pub fn deregister(&self, mr: Mr) -> Result<()> {
         if self.stop(&mr)? {
-            self.link.lane.engine.fail(Some(self.link.qp), Status::new(abi::PUSHGATE_ABORTED))?;
+            self.end.lane.engine.fail(Some(self.end.qp), Status::new(abi::PUSHGATE_ABORTED))?;
             self.ended_by_deregistration();
         }
         if let (true, Side::Send(sender)) = (mr.pushed, &self.side) {
             return self.pushes_end(sender);
         }
-        let engine = &self.link.lane.engine;
-        if engine.remove_region(self.link.qp, mr.key)? {
+        let engine = &self.end.lane.engine;
+        if engine.remove_region(self.end.qp, mr.key)? {
             return Ok(());
         }
         // A message still goes out of the memory, to a peer that has stopped. An error here would
         // make NCCL, which frees a communicator at this point, leave everything that it has not
         // freed yet. So the message ends, and the connection with it.
-        engine.fail(Some(self.link.qp), Status::new(abi::PUSHGATE_ABORTED))?;
-        if engine.remove_region(self.link.qp, mr.key)? {
+        engine.fail(Some(self.end.qp), Status::new(abi::PUSHGATE_ABORTED))?;
+        if engine.remove_region(self.end.qp, mr.key)? {
             self.ended_by_deregistration();
             return Ok(());
         }
         let text = format!(
             "{}: {} bytes at {:#x} are not registered there, or a message still comes into them",
-            self.link, mr.bytes, mr.address
+            self.end, mr.bytes, mr.address
         );
         Err(Failure::new(Code::Usage, text))
     }
@@ -293,7 +217,7 @@ impl Comm {
                     let text = format!(
                         "{}: {} bytes at {:#x} stay registered: another thread was in each post or test for {VISIT:?}; \
                          try again, or close the connection",
-                        self.link, mr.bytes, mr.address
+                        self.end, mr.bytes, mr.address
                     );
                     return Err(Failure::new(Code::System, text));
                 }
@@ -306,23 +230,23 @@ impl Comm {
     fn ended_by_deregistration(&self) {
         log::info(&format!(
             "{}: ended, because memory that a request still needs was deregistered",
-            self.link
+            self.end
         ));
     }
 
     /// Waits until the GPU has done the pushes posted so far, or will read no more.
     fn pushes_end(&self, sender: &Exclusive<Sender>) -> Result<()> {
-        let told = self.link.pushes.told();
+        let told = self.end.pushes.told();
         let began = Instant::now();
-        while self.link.pushes.done() < told && !self.link.gpu_has_ended() {
+        while self.end.pushes.done() < told && !self.end.gpu_has_ended() {
             if began.elapsed() > SETTLE {
-                let text = format!("{}: the GPU still reads memory that is deregistered", self.link);
+                let text = format!("{}: the GPU still reads memory that is deregistered", self.end);
                 return Err(Failure::new(Code::System, text));
             }
             if began.elapsed() > SETTLE / 10 {
                 // Perhaps no thread tests any more (after an abort, say), so advance the pushes
                 // here.
-                let _ = sender.visit(|s| s.advance_pushes(&self.link));
+                let _ = sender.visit(|s| s.advance_pushes(&self.end));
             }
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -344,7 +268,7 @@ impl Comm {
     ) -> Result<Option<&Request>> {
         let Side::Send(sender) = &self.side else { return Err(self.wrong_side("isend")) };
         // SAFETY: the caller's promise.
-        let request = sender.enter(|s| unsafe { s.send(&self.link, data, size, tag, mr) });
+        let request = sender.enter(|s| unsafe { s.send(&self.end, data, size, tag, mr) });
         let request = request.ok_or_else(|| self.two_threads())??;
         Ok(request.map(|i| &self.requests[i as usize]))
     }
@@ -357,7 +281,7 @@ impl Comm {
     #[inline]
     pub unsafe fn receive(&self, wanted: &[Wanted<'_>]) -> Result<Option<&Request>> {
         let Side::Receive(receiver) = &self.side else { return Err(self.wrong_side("irecv")) };
-        let request = receiver.enter(|r| r.receive(&self.link, wanted));
+        let request = receiver.enter(|r| r.receive(&self.end, wanted));
         let request = request.ok_or_else(|| self.two_threads())??;
         Ok(request.map(|i| &self.requests[i as usize]))
     }
@@ -377,13 +301,12 @@ impl Comm {
 
     #[cold]
     fn wrong_side(&self, call: &str) -> Failure {
-        Failure::new(Code::Argument, format!("{call} on the {}", self.link))
+        Failure::new(Code::Argument, format!("{call} on the {}", self.end))
     }
 
     #[cold]
     fn two_threads(&self) -> Failure {
-        let text =
-            format!("{}: two threads post or test at once, or one of them has failed there", self.link);
+        let text = format!("{}: two threads post or test at once, or one of them has failed there", self.end);
         Failure::new(Code::Usage, text)
     }
 
@@ -397,69 +320,13 @@ impl Drop for Comm {
     /// Waits for the GPU's pushes under way, after which the window may be unmapped.
     fn drop(&mut self) {
         let Side::Send(sender) = &self.side else { return };
-        let settled = sender.enter(|s| s.settle(&self.link)).unwrap_or(false);
+        let settled = sender.enter(|s| s.settle(&self.end)).unwrap_or(false);
         if !settled {
             log::warn(&format!(
                 "{}: the GPU still pushes into its window, so the window stays mapped",
-                self.link
+                self.end
             ));
-            std::mem::forget(std::mem::take(&mut self.link.registrations));
-        }
-    }
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.runtime.watch.remove(self.watched);
-        // An engine that is gone has already dropped the queue pair.
-        let counters = match self.lane.engine.remove_qp(self.qp) {
-            Err(EngineError::Unsettled(counters)) => {
-                log::warn(&format!(
-                    "{self}: the GPU still pulls out of the peer's window, so the window stays mapped"
-                ));
-                std::mem::forget(std::mem::take(&mut self.registrations));
-                *counters
-            }
-            other => other.unwrap_or_default(),
-        };
-        watch::say_goodbye(&self.stream, counters.delivered);
-        self.stream.shutdown();
-    }
-}
-
-impl Link {
-    /// Fails if the lane's GPU copies no more; then the queue pair ends, so the peer learns of it
-    /// and waits there end.
-    #[inline]
-    pub fn gpu_lives(&self) -> Result<()> {
-        match self.lane.gpu.as_ref().and_then(|gpu| gpu.lost()) {
-            None => Ok(()),
-            Some(lost) => Err(self.gpu_is_lost(&lost.reason)),
-        }
-    }
-
-    #[cold]
-    fn gpu_is_lost(&self, reason: &str) -> Failure {
-        // An engine that is gone has already ended the queue pair.
-        let _ = self.lane.engine.fail(Some(self.qp), Status::new(abi::PUSHGATE_ABORTED));
-        let text = format!("{self}: the GPU's copying kernel is lost: {reason}");
-        Failure::new(Code::System, text)
-    }
-
-    /// True if no kernel of ours runs on the GPU, now or later.
-    pub fn gpu_has_ended(&self) -> bool {
-        self.lane.gpu.as_ref().and_then(|gpu| gpu.lost()).is_some_and(|lost| lost.ended)
-    }
-
-    /// What a request that is not done should answer: false while it still waits, or the error if
-    /// it will never be done. `status` is the queue pair's.
-    #[inline]
-    pub fn waits(&self, status: Option<Status>) -> Result<bool> {
-        // The GPU's loss is the cause, so it comes before the queue pair's status.
-        self.gpu_lives()?;
-        match status {
-            None => Ok(false),
-            Some(status) => Err(Failure::ended(status, self)),
+            std::mem::forget(std::mem::take(&mut self.end.registrations));
         }
     }
 }
@@ -475,8 +342,8 @@ impl Request {
         // SAFETY: a connection does not move, and the caller promises that it is not closed.
         let comm = unsafe { &*self.comm };
         let done = match &comm.side {
-            Side::Send(s) => s.enter(|s| s.test(&comm.link, self.index, size)),
-            Side::Receive(r) => r.enter(|r| r.test(&comm.link, self.index, size)),
+            Side::Send(s) => s.enter(|s| s.test(&comm.end, self.index, size)),
+            Side::Receive(r) => r.enter(|r| r.test(&comm.end, self.index, size)),
         };
         done.ok_or_else(|| comm.two_threads())?
     }

@@ -5,12 +5,13 @@
 //! both ends then say where the other may write. A sender that does not greet in time, or not as an
 //! end of this plugin would, loses its own connection and disturbs no other one.
 
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -27,8 +28,8 @@ use serde::{Deserialize, Serialize};
 use crate::comm::Comm;
 use crate::error::{Code, Failure, Result};
 use crate::handle::{self, Address, Handle, Nonce};
-use crate::join::{Exchange, Half, Joined, Offer, Role, Taken};
-use crate::plugin::Runtime;
+use crate::join::{EndOffer, Exchange, Joined, NewEnd, Role, Taken};
+use crate::runtime::Runtime;
 use crate::socket::{Channel, Frame, Stream};
 
 /// Versions that this build speaks of everything that the two ends say to each other.
@@ -48,7 +49,7 @@ struct Greeting {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     newest: Option<u32>,
     nonce: Nonce,
-    offer: Offer,
+    offer: EndOffer,
 }
 
 /// The part that the greetings of all versions have.
@@ -58,7 +59,7 @@ struct Spoken {
     newest: Option<u32>,
 }
 
-fn greet_with(nonce: Nonce, offer: Offer) -> Greeting {
+fn greet_with(nonce: Nonce, offer: EndOffer) -> Greeting {
     Greeting { version: VERSIONS.oldest(), newest: VERSIONS.newest(), nonce, offer }
 }
 
@@ -71,7 +72,7 @@ fn lost(e: impl std::fmt::Display) -> Failure {
 }
 
 /// Reads the offer from a frame that should be a greeting for `nonce`.
-fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<Offer> {
+fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<EndOffer> {
     // The versions come first: the rest of a greeting of another version can't be read.
     let Spoken { version, newest } = serde_json::from_slice(bytes).map_err(lost)?;
     VERSIONS.agree(Versions::told(version, newest)).map_err(|e| lost(format!("the other end: {e}")))?;
@@ -193,13 +194,13 @@ impl Listener {
                         continue;
                     }
                     Ok(offer) => {
-                        let half = Half::new(&self.runtime, Role::Receive, self.class)?;
-                        let (own, fds) = half.offer()?;
+                        let end = NewEnd::new(&self.runtime, Role::Receive, self.class)?;
+                        let (own, fds) = end.offer()?;
                         let mut progress = Progress::new(channel);
                         let answer = greet_with(self.nonce, own);
                         let made =
                             progress.channel.send(&bytes_of(&answer), fds).map_err(lost).and_then(|_| {
-                                progress.take(half.take(
+                                progress.take(end.take(
                                     &self.runtime,
                                     offer,
                                     frame.1,
@@ -340,8 +341,14 @@ impl Progress {
 
 // ----------------------------------------------------------------- connecting
 
-/// A connection that is being made. The mark in the connector's copy of the handle names it.
-pub struct Connecting {
+/// The connections that are being made. Each has a mark, by which the connector's copy of its handle names it.
+pub struct Attempts {
+    made: Mutex<HashMap<u64, Connecting>>,
+    next_mark: AtomicU64,
+}
+
+/// A connection that is being made.
+struct Connecting {
     handle: Handle,
     stage: Stage,
 }
@@ -352,20 +359,26 @@ enum Stage {
     /// The TCP connection is being established.
     Dialing(TcpStream),
     /// The greeting has been sent; there is no answer yet.
-    Greeted(Half, Channel),
+    Greeted(NewEnd, Channel),
     Joining(Box<Progress>),
 }
 
-impl Runtime {
+impl Attempts {
+    /// No attempt yet.
+    pub fn new() -> Self {
+        Attempts { made: Mutex::default(), next_mark: AtomicU64::new(1) }
+    }
+
     /// Connects to a listener if that can be completed by now. The call changes the handle to
     /// remember what it has begun.
     pub fn connect(
-        self: Arc<Self>,
+        &self,
+        runtime: Arc<Runtime>,
         bytes: &mut [u8; handle::BYTES],
         class: Option<u8>,
     ) -> Result<Option<Box<Comm>>> {
         let wanted = Handle::decode(bytes)?;
-        let table = || self.connecting.lock().unwrap_or_else(|e| e.into_inner());
+        let table = || self.made.lock().unwrap_or_else(|e| e.into_inner());
         let mark = handle::mark(bytes);
         let connecting = match mark {
             0 => Connecting { handle: wanted, stage: Stage::Again },
@@ -375,8 +388,8 @@ impl Runtime {
             })?,
         };
         handle::set_mark(bytes, 0);
-        match connecting.advance(&self, class)? {
-            Advanced::Done(joined, stream) => Comm::new(self, *joined, stream, Role::Send).map(Some),
+        match connecting.advance(&runtime, class)? {
+            Advanced::Done(joined, stream) => Comm::new(runtime, *joined, stream, Role::Send).map(Some),
             Advanced::Later(connecting) => {
                 let mark = self.next_mark.fetch_add(1, Ordering::Relaxed);
                 table().insert(mark, *connecting);
@@ -418,14 +431,14 @@ impl Connecting {
                     sockopt::socket_error(&stream).map_err(unreachable)?.map_err(unreachable)?;
                     greet(runtime, &handle, Stream::tcp(stream).map_err(lost)?, class)?
                 }
-                Stage::Greeted(half, mut channel) => {
+                Stage::Greeted(end, mut channel) => {
                     channel.flush().map_err(lost)?;
                     match channel.receive().map_err(lost)? {
-                        None => return later(Stage::Greeted(half, channel)),
+                        None => return later(Stage::Greeted(end, channel)),
                         Some((bytes, fds)) => {
                             let offer = greeting(&bytes, &handle.nonce)?;
                             let mut progress = Progress::new(channel);
-                            let taken = half.take(runtime, offer, fds, progress.channel.peer_pid())?;
+                            let taken = end.take(runtime, offer, fds, progress.channel.peer_pid())?;
                             progress.take(taken)?;
                             Stage::Joining(Box::new(progress))
                         }
@@ -446,11 +459,11 @@ fn greet(runtime: &Runtime, handle: &Handle, stream: Stream, class: Option<u8>) 
     if !is_ours(&stream) {
         return Err(lost("the listener runs as another user"));
     }
-    let half = Half::new(runtime, Role::Send, class)?;
-    let (offer, fds) = half.offer()?;
+    let end = NewEnd::new(runtime, Role::Send, class)?;
+    let (offer, fds) = end.offer()?;
     let mut channel = Channel::new(stream);
     channel.send(&bytes_of(&greet_with(handle.nonce, offer)), fds).map_err(lost)?;
-    Ok(Stage::Greeted(half, channel))
+    Ok(Stage::Greeted(end, channel))
 }
 
 /// Dials a Unix socket. `None`: the listener's backlog is full, try again.

@@ -25,8 +25,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Code, Failure, Result};
 use crate::path::OverRdma;
 use crate::plan::{Landing, Out, Plan};
-use crate::plugin::{Lane, Runtime};
 use crate::props::MAX_BYTES;
+use crate::runtime::{Lane, Runtime};
 use crate::socket::Frame;
 
 /// How many receives NCCL may have outstanding on a connection, as a power of two: 32 of 8 buffers
@@ -55,7 +55,7 @@ impl Role {
 
 /// The first thing that one end tells the other.
 #[derive(Serialize, Deserialize)]
-pub enum Offer {
+pub enum EndOffer {
     /// Over `local`. The frame's descriptors are those of the offer; a receiving end appends that
     /// of its work segment.
     Local {
@@ -84,12 +84,12 @@ struct Own {
 }
 
 /// This end, before the other end's offer is known.
-pub struct Half {
+pub struct NewEnd {
     own: Own,
-    link: Link,
+    transport: Transport,
 }
 
-enum Link {
+enum Transport {
     Local {
         link: Arc<SharedMemory>,
         /// The bell that only the other end rings when our engine sleeps, and the ringer handed to
@@ -125,7 +125,7 @@ pub struct Joined {
     pub registrations: Vec<Registered>,
 }
 
-/// What a half has become after the other end's offer arrived.
+/// What an end has become after the other end's offer arrived.
 pub enum Taken {
     Joined(Box<Joined>),
     /// Over RDMA: the peer must be told these places, and tells its own.
@@ -176,7 +176,7 @@ impl Own {
         let lane = runtime.lane()?;
         let window = Arc::new(runtime.memory("window", geometry.window_bytes(), settings.huge_pages)?);
         let work = segment(runtime, &geometry, Segment::Work)?;
-        // Sealed for the same reason as a link segment (`Half::new`): the peer may only read.
+        // Sealed for the same reason as a link segment (`NewEnd::new`): the peer may only read.
         window.seal_against_writers()?;
         work.seal_against_writers()?;
         Ok(Own {
@@ -260,12 +260,12 @@ fn segment(runtime: &Runtime, geometry: &Geometry, kind: Segment) -> Result<Arc<
     Ok(Arc::new(memory))
 }
 
-impl Half {
+impl NewEnd {
     /// Makes this end. `class` is the traffic class that NCCL asks for.
     pub fn new(runtime: &Runtime, role: Role, class: Option<u8>) -> Result<Self> {
         let own = Own::new(runtime, role)?;
         let settings = &runtime.loaded.settings;
-        let link = match &runtime.loaded.rdma {
+        let transport = match &runtime.loaded.rdma {
             None => {
                 let link = segment(runtime, &own.geometry, Segment::Link)?;
                 // The engine writes the segment through this mapping; a process that receives the
@@ -273,7 +273,7 @@ impl Half {
                 link.seal_against_writers()?;
                 let rings = own.lane.wake() == Wake::Doorbell;
                 let bells = rings.then(bell::pair).transpose();
-                Link::Local { link, bells: bells.map_err(Failure::system("a doorbell's sockets"))? }
+                Transport::Local { link, bells: bells.map_err(Failure::system("a doorbell's sockets"))? }
             }
             Some(device) => {
                 let polled = settings.cq_events == CqEvents::Poll || own.lane.wake() == Wake::Polled;
@@ -285,20 +285,20 @@ impl Half {
                 config.traffic_class = class.unwrap_or(config.traffic_class);
                 let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
                 let half = verbs::Half::new(device, &config, own.geometry, own.window.clone(), allocate)?;
-                Link::Verbs(Box::new((half, config)))
+                Transport::Verbs(Box::new((half, config)))
             }
         };
-        Ok(Half { own, link })
+        Ok(NewEnd { own, transport })
     }
 
     /// What the other end is told, with the descriptors that go along.
-    pub fn offer(&self) -> Result<(Offer, Vec<OwnedFd>)> {
-        match &self.link {
-            Link::Verbs(verbs) => {
+    pub fn offer(&self) -> Result<(EndOffer, Vec<OwnedFd>)> {
+        match &self.transport {
+            Transport::Verbs(verbs) => {
                 let landing = self.own.plan().map(|plan| plan.landing);
-                Ok((Offer::Verbs { offer: verbs.0.offer(), landing }, Vec::new()))
+                Ok((EndOffer::Verbs { offer: verbs.0.offer(), landing }, Vec::new()))
             }
-            Link::Local { link, bells } => {
+            Transport::Local { link, bells } => {
                 let posted = self.own.role == Role::Receive;
                 let offer = LocalOffer::new(link, &*self.own.window, posted, bells.is_some());
                 let gpu = self.own.lane.gpu.is_some();
@@ -311,7 +311,7 @@ impl Half {
                     .map(|fd| fd.try_clone_to_owned())
                     .collect::<std::io::Result<_>>()
                     .map_err(Failure::system("a connection's descriptors"))?;
-                Ok((Offer::Local { offer, gpu }, fds))
+                Ok((EndOffer::Local { offer, gpu }, fds))
             }
         }
     }
@@ -320,13 +320,13 @@ impl Half {
     pub fn take(
         self,
         runtime: &Runtime,
-        offer: Offer,
+        offer: EndOffer,
         mut fds: Vec<OwnedFd>,
         peer_pid: Option<u32>,
     ) -> Result<Taken> {
         let peer = 1 - self.own.role.rank();
-        match (self.link, offer) {
-            (Link::Local { link, bells }, Offer::Local { offer, gpu }) => {
+        match (self.transport, offer) {
+            (Transport::Local { link, bells }, EndOffer::Local { offer, gpu }) => {
                 let own = self.own;
                 let sends = own.role == Role::Send;
                 let work = fds.pop_if(|_| sends);
@@ -353,7 +353,7 @@ impl Half {
                 let joined = Joined { window, regions, receives, registrations, ..own.joined(qp, bell) };
                 Ok(Taken::Joined(Box::new(joined)))
             }
-            (Link::Verbs(verbs), Offer::Verbs { offer, landing: peer_landing }) => {
+            (Transport::Verbs(verbs), EndOffer::Verbs { offer, landing: peer_landing }) => {
                 let allocate = &mut |name: &str, bytes| {
                     let huge = match name {
                         "mirror" => runtime.loaded.settings.huge_pages,
@@ -469,9 +469,9 @@ mod tests {
     #[test]
     fn p8_memory_that_a_peer_is_handed_over_local_is_read_only_for_the_peer() {
         let runtime = Runtime::of_a_test(crate::testing::WINDOW);
-        let halves = [Role::Send, Role::Receive].map(|role| Half::new(&runtime, role, None).unwrap());
-        let [ours, theirs] = [&halves[0], &halves[1]].map(|half| half.offer().unwrap());
-        // Link segment and window; a receiving end also hands over its work segment, after its
+        let ends = [Role::Send, Role::Receive].map(|role| NewEnd::new(&runtime, role, None).unwrap());
+        let [ours, theirs] = [&ends[0], &ends[1]].map(|end| end.offer().unwrap());
+        // Transport segment and window; a receiving end also hands over its work segment, after its
         // doorbell.
         let behind = ours.1.len();
         assert_eq!(theirs.1.len(), behind + 1);
@@ -482,8 +482,8 @@ mod tests {
             // A peer that seals first must not make any later step fail.
             let _ = fcntl_add_seals(fd, SealFlags::SEAL);
         }
-        let [half, _] = halves;
-        let taken = half.take(&runtime, theirs.0, theirs.1, None);
+        let [end, _] = ends;
+        let taken = end.take(&runtime, theirs.0, theirs.1, None);
         let Taken::Joined(joined) = taken.unwrap() else { unreachable!("this is no RDMA") };
         joined.lane.engine.remove_qp(joined.qp).unwrap();
     }

@@ -2,11 +2,12 @@
 //! docs/nccl.md says how to use it.
 //!
 //! `ffi` is the C boundary: the tables of five versions of the interface, which are thin shims over
-//! one implementation. No other module knows a version. `plugin` has what a process has once,
-//! `handshake` how two ends connect without ever blocking, `comm` a connection in use, `send` and
-//! `receive` its two ends.
+//! one implementation. No other module knows a version. `plugin` is what NCCL asks of a
+//! process, `runtime` the threads that a process has once, `handshake` how two ends connect without ever blocking, `comm`
+//! a connection in use, `send` and `receive` its two ends.
 
 mod comm;
+mod end;
 mod error;
 mod exclusive;
 pub mod ffi;
@@ -24,6 +25,8 @@ mod props;
 mod pushes;
 mod reach;
 mod receive;
+mod registration;
+mod runtime;
 mod send;
 mod socket;
 #[cfg(test)]

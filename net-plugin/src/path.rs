@@ -12,13 +12,13 @@ use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::mover::Mover;
 use pushgate_topology::{Address, Sysfs};
 
-use crate::comm::Mr;
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
 use crate::log;
 use crate::plan::{self, Landing, Plan, Way};
 use crate::props::LONGEST;
 use crate::reach::Reach;
+use crate::registration::Mr;
 
 /// A GPU that is open, and what is done with its memory.
 pub struct Opened {

@@ -1,73 +1,20 @@
-//! What a process has once: its settings, its engines, the watch of its connections.
+//! What NCCL asks of the plugin as a whole: settings, communicators, connections. A process has one of each: the
+//! settings that its init read, and the [`Runtime`].
 //!
-//! The threads run as long as a context or a connection needs them. (Contexts came with v11 of the
-//! interface; in earlier versions NCCL never says that it is done.) There is one engine for each
-//! GPU that a rank of this process uses ([`Lane`]).
+//! The threads run as long as a context or a connection needs them. (Contexts came with v11 of the interface; in earlier
+//! versions NCCL never says that it is done.)
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
-use pushgate::Settings;
-use pushgate::settings::{AutoOr, ProxyPlace, QpKind, WindowKind};
-use pushgate_driver_shim::ShimError;
-use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fork::Owner;
-use pushgate_driver_shim::memory::{HugePages, SharedMemory};
-use pushgate_proxy::engine::{Engine, EngineOptions};
-use pushgate_proxy::idle::Wake;
-use pushgate_proxy::link::verbs::Device;
 
+use crate::comm::Comm;
 use crate::error::{Code, Failure, Result};
-use crate::gpu::{self, Gpu};
-use crate::handshake::Connecting;
-use crate::log;
-use crate::path::{self, Choice, Opened, OverRdma, Told};
+use crate::gpu::Gpu;
+use crate::handle;
+use crate::handshake::Attempts;
 use crate::props::Properties;
-use crate::watch::Watch;
-
-/// What the first init has read.
-pub struct Loaded {
-    pub settings: Settings,
-    pub rdma: Option<Arc<Device>>,
-    pub properties: Properties,
-    /// NCCL may hand over memory of GPUs; the first of them, already opened.
-    gpu: Option<Mutex<Option<Opened>>>,
-    /// What NCCL was told about GPU memory.
-    told: Option<Told>,
-}
-
-/// The running threads and their state.
-pub struct Runtime {
-    // Dropped first, because its thread calls the engine.
-    pub watch: Watch,
-    lanes: Mutex<HashMap<Option<u32>, Arc<Lane>>>,
-    pub loaded: Arc<Loaded>,
-    /// Connections that are being made, by the mark in their handles.
-    pub connecting: Mutex<HashMap<u64, Connecting>>,
-    pub next_mark: AtomicU64,
-    next_seed: AtomicU64,
-}
-
-/// An engine, and the GPU that its connections are for.
-pub struct Lane {
-    /// Dropped before the GPU, because its mover uses the GPU's memory.
-    pub engine: Arc<Engine>,
-    pub bell: EventFd,
-    /// Dropped before the GPU, because it holds some of the GPU's memory.
-    pub rdma: Option<OverRdma>,
-    pub gpu: Option<Arc<Gpu>>,
-}
-
-impl Lane {
-    /// How the lane's connections wake the engine. A GPU's connections have a message every few
-    /// microseconds while they are busy, and each would find the engine just going to sleep, so
-    /// that engine polls, less and less often while idle.
-    pub fn wake(&self) -> Wake {
-        let copies = self.gpu.as_ref().is_some_and(|gpu| gpu.copies());
-        if copies { Wake::Polled } else { Wake::Doorbell }
-    }
-}
+use crate::runtime::{Loaded, Runtime};
 
 /// One of NCCL's communicators.
 pub struct Context {
@@ -79,9 +26,12 @@ pub struct Context {
 struct Process {
     loaded: Option<Arc<Loaded>>,
     runtime: Weak<Runtime>,
+    /// The runtime has the only lasting reference, so attempts end with it.
+    attempts: Weak<Attempts>,
 }
 
-static PROCESS: Mutex<Process> = Mutex::new(Process { loaded: None, runtime: Weak::new() });
+static PROCESS: Mutex<Process> =
+    Mutex::new(Process { loaded: None, runtime: Weak::new(), attempts: Weak::new() });
 
 /// Fails in a child of the process that made the first call: NCCL's connections, and the threads
 /// behind them, belong to the parent. Makes no system call.
@@ -120,8 +70,7 @@ pub fn open(traffic_class: Option<u8>) -> Result<Context> {
 pub fn gpu(index: u32) -> Option<Arc<Gpu>> {
     here().ok()?;
     let runtime = process().runtime.upgrade()?;
-    let lanes = runtime.lanes.lock().unwrap_or_else(|e| e.into_inner());
-    lanes.get(&Some(index))?.gpu.clone()
+    runtime.gpu(index)
 }
 
 /// Ends a context. The last one, if no connection is open, joins all threads.
@@ -153,137 +102,16 @@ pub fn running() -> Result<Arc<Runtime>> {
     if let Some(runtime) = process.runtime.upgrade() {
         return Ok(runtime);
     }
-    let runtime = Arc::new(Runtime::start(loaded(&process)?.clone())?);
+    let attempts = Arc::new(Attempts::new());
+    let runtime = Arc::new(Runtime::start(loaded(&process)?.clone(), attempts.clone())?);
     process.runtime = Arc::downgrade(&runtime);
+    process.attempts = Arc::downgrade(&attempts);
     Ok(runtime)
 }
 
-impl Loaded {
-    fn new() -> Result<Self> {
-        let settings = Settings::load()?;
-        settings.check()?;
-        if settings.proxy == ProxyPlace::Process {
-            return Err(settings.refused("proxy", "thread in the NCCL plugin").into());
-        }
-        if settings.window != WindowKind::Memory {
-            return Err(settings.refused("window", "memory in the NCCL plugin").into());
-        }
-        let rdma = match settings.qp {
-            QpKind::Verbs => {
-                let name = (settings.ib_dev != "auto").then_some(settings.ib_dev.as_str());
-                Some(Device::open(name, settings.ib_port as u8)?)
-            }
-            _ => None,
-        };
-        let path = Choice::of(&settings, rdma.as_ref())?;
-        let properties = match (&rdma, path.told) {
-            (None, _) => Properties::local(path.gpu.is_some()),
-            (Some(device), None) => Properties::of(device),
-            (Some(device), Some(told)) => Properties::of(device).with_gpu(told.landing, told.dma_buf),
-        };
-        log::init(&path.why);
-        if path.gpu.is_some() {
-            path::tell_nccl();
-        }
-        log::init(&match &rdma {
-            Some(device) => format!(
-                "queue pairs are verbs: {} port {}, {} Mbit/s; window of {} bytes a connection",
-                device.name(),
-                device.port(),
-                properties.speed,
-                settings.net_window_size
-            ),
-            None => format!(
-                "queue pairs are local: ranks of this host only; window of {} bytes a connection",
-                settings.net_window_size
-            ),
-        });
-        Ok(Loaded { settings, rdma, properties, gpu: path.gpu, told: path.told })
-    }
-}
-
-impl Loaded {
-    /// Opens a GPU other than the first: messages for it arrive as NCCL was told about the first.
-    fn another(&self, index: u32) -> Result<Opened> {
-        let opened = Opened::new(index, self.rdma.as_ref(), &self.settings, self.told)?;
-        log::init(&format!("GPU {index}, beside the first: {}", opened.why));
-        if opened.rdma.as_ref().map(OverRdma::by_dma_buf) == self.told.map(|told| told.dma_buf) {
-            return Ok(opened);
-        }
-        let text = format!(
-            "the memory of GPU {index} is registered with the RDMA device in another way than that of the first GPU \
-             of the process; set PUSHGATE_PATH=push and PUSHGATE_LANDING=host"
-        );
-        Err(Failure::new(Code::Usage, text))
-    }
-}
-
-#[cfg(test)]
-impl Runtime {
-    /// Makes a runtime for tests over `local`, without a GPU, whatever the environment says.
-    pub fn of_a_test(window: u64) -> Arc<Self> {
-        let mut settings = Settings::default();
-        settings.net_window_size = window;
-        let properties = Properties::local(false);
-        let loaded = Loaded { settings, rdma: None, properties, gpu: None, told: None };
-        Arc::new(Runtime::start(Arc::new(loaded)).expect("a thread"))
-    }
-}
-
-impl Runtime {
-    fn start(loaded: Arc<Loaded>) -> Result<Self> {
-        Ok(Runtime {
-            watch: Watch::start()?,
-            lanes: Mutex::default(),
-            loaded,
-            connecting: Mutex::default(),
-            next_mark: AtomicU64::new(1),
-            next_seed: AtomicU64::new(0),
-        })
-    }
-
-    /// The lane for a connection of the GPU that is current on this thread; started if needed.
-    pub fn lane(&self) -> Result<Arc<Lane>> {
-        let index = self.loaded.gpu.as_ref().and_then(|_| gpu::current());
-        let mut lanes = self.lanes.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some(lane) = lanes.get(&index) {
-            return Ok(lane.clone());
-        }
-        let (gpu, mover, rdma) = match (index, &self.loaded.gpu) {
-            (Some(index), Some(first)) => {
-                // The first GPU stays open for its own lane if another GPU's lane is made first.
-                let first = first.lock().unwrap_or_else(|e| e.into_inner()).take_if(|o| o.index == index);
-                let opened = match first {
-                    Some(first) => first,
-                    None => self.loaded.another(index)?,
-                };
-                (Some(Arc::new(opened.gpu)), Some(opened.mover), opened.rdma)
-            }
-            _ => (None, None, None),
-        };
-        let bell = EventFd::new().map_err(Failure::system("eventfd"))?;
-        let theirs = bell.try_clone().map_err(Failure::system("eventfd"))?;
-        // The engine spins longer before it sleeps where that takes no core from NCCL's threads.
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let options = EngineOptions { alone: cores >= 8, mover, ..EngineOptions::default() };
-        let engine = Arc::new(log::scoped(|| Engine::start(theirs, options))?);
-        let lane = Arc::new(Lane { engine, bell, rdma, gpu });
-        lanes.insert(index, lane.clone());
-        Ok(lane)
-    }
-
-    /// Allocates memory for segments, windows and transports.
-    pub fn memory(&self, name: &str, bytes: usize, huge: HugePages) -> Result<SharedMemory, ShimError> {
-        let node = match self.loaded.settings.numa_node {
-            AutoOr::Is(node) => Some(node as u32),
-            _ => None,
-        };
-        SharedMemory::builder(format!("pushgate-net-{name}"), bytes).huge_pages(huge).numa_node(node).create()
-    }
-
-    /// The first tag of a queue pair's region keys.
-    pub fn key_seed(&self) -> u32 {
-        let n = self.next_seed.fetch_add(1, Ordering::Relaxed) as u32;
-        std::process::id().wrapping_mul(2654435761) ^ n.wrapping_mul(0x9e37_79b9)
-    }
+/// Connects to the listener of a handle, if that can be completed by now ([`Attempts::connect`]).
+pub fn connect(handle: &mut [u8; handle::BYTES], class: Option<u8>) -> Result<Option<Box<Comm>>> {
+    let runtime = running()?;
+    let attempts = process().attempts.upgrade().expect("a runtime keeps its attempts");
+    attempts.connect(runtime, handle, class)
 }

@@ -1,7 +1,10 @@
 //! The requests of a connection that are under way.
 
-use crate::comm::REQUESTS;
 use crate::error::{Code, Failure, Result};
+use crate::ffi::types::MAX_RECVS;
+
+/// The most requests of a connection: NCCL's 32 for each buffer of a receive.
+pub const REQUESTS: usize = 32 * MAX_RECVS;
 
 /// Fixed places for requests.
 pub struct Pool<T> {

@@ -9,12 +9,13 @@ use pushgate_proxy::link::verbs::Flusher;
 use pushgate_proxy::producer::{Producer, Received};
 use pushgate_proxy::session::Status;
 
-use crate::comm::{Link, Mr, REQUESTS, Wanted};
+use crate::end::CommEnd;
 use crate::error::{Code, Failure, Result};
 use crate::ffi::types::MAX_RECVS;
 use crate::join::RECEIVES_LOG;
 use crate::large::{self, Incoming, Invitation};
-use crate::pool::Pool;
+use crate::pool::{Pool, REQUESTS};
+use crate::registration::{Mr, Wanted};
 
 /// A buffer that was posted.
 struct Posted {
@@ -73,8 +74,8 @@ impl Receiver {
     }
 
     /// Posts a receive ([`crate::comm::Comm::receive`]).
-    pub fn receive(&mut self, link: &Link, wanted: &[Wanted<'_>]) -> Result<Option<u32>> {
-        link.gpu_lives()?;
+    pub fn receive(&mut self, end: &CommEnd, wanted: &[Wanted<'_>]) -> Result<Option<u32>> {
+        end.gpu_lives()?;
         let Some(request) = self.pool.free() else { return Ok(None) };
         // A connection that has ended still takes the receive; its test returns the cause.
         let ended = self.producer.status().is_some();
@@ -88,10 +89,10 @@ impl Receiver {
             *place = match w.mr {
                 // For an empty receive NCCL may name any address, even beyond the registration's
                 // end.
-                _ if w.size == 0 => (link.nothing, 0),
+                _ if w.size == 0 => (end.nothing, 0),
                 Some(mr) => (mr.key, mr.offset(w.data, w.size)?),
                 None => {
-                    let text = format!("{link}: a receive of {} bytes without registration", w.size);
+                    let text = format!("{end}: a receive of {} bytes without registration", w.size);
                     return Err(Failure::new(Code::Usage, text));
                 }
             };
@@ -116,13 +117,13 @@ impl Receiver {
     }
 
     /// Handles what has arrived.
-    fn progress(&mut self, link: &Link) -> Result<()> {
+    fn progress(&mut self, end: &CommEnd) -> Result<()> {
         let mut any = false;
         while let Some(r) = self.producer.try_recv() {
             any = true;
             // The payload is in its buffer already, and the record holds nothing more.
             self.producer.release(1);
-            self.arrive(link, &r)?;
+            self.arrive(end, &r)?;
         }
         if any {
             self.producer.wake();
@@ -133,13 +134,13 @@ impl Receiver {
         Ok(())
     }
 
-    fn arrive(&mut self, link: &Link, r: &Received) -> Result<()> {
+    fn arrive(&mut self, end: &CommEnd, r: &Received) -> Result<()> {
         self.arrived += 1;
         // The engine names the receive by the low 32 bits of its number.
         let at = r.place.wrapping_sub(self.oldest as u32) as usize;
         let Some(p) = self.posted.get_mut(at).filter(|p| !p.met) else {
             let text =
-                format!("{link}: a message of tag {} for receive {}, which is not posted", r.tag, r.place);
+                format!("{end}: a message of tag {} for receive {}, which is not posted", r.tag, r.place);
             return Err(Failure::new(Code::Internal, text));
         };
         p.met = true;
@@ -158,12 +159,12 @@ impl Receiver {
             let ended = self.large.is_none();
             if size > room || size < first || !ended {
                 let text = match ended {
-                    false => format!("{link}: a message in slices arrived amid another"),
-                    true if size > room => format!("{link}: {size} bytes arrived for a buffer of {room}"),
-                    true => format!("{link}: {first} bytes arrived of a message that has {size}"),
+                    false => format!("{end}: a message in slices arrived amid another"),
+                    true if size > room => format!("{end}: {size} bytes arrived for a buffer of {room}"),
+                    true => format!("{end}: {first} bytes arrived of a message that has {size}"),
                 };
                 let status = Status { rank: Some(0), ..Status::new(abi::PUSHGATE_REFUSED) };
-                link.lane.engine.fail(Some(link.qp), status)?;
+                end.lane.engine.fail(Some(end.qp), status)?;
                 return Err(Failure::new(Code::Usage, text));
             }
             let number = self.large_messages;
@@ -218,10 +219,10 @@ impl Receiver {
 
     /// Tests a request ([`crate::comm::Request::test`]).
     #[inline]
-    pub fn test(&mut self, link: &Link, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
+    pub fn test(&mut self, end: &CommEnd, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
         // Read the status first: what arrived before the end is then seen by `progress`.
         let status = self.producer.status();
-        self.progress(link)?;
+        self.progress(end)?;
         let receiving = match self.pool.get(request)? {
             Awaited::Receive(receiving) => receiving,
             Awaited::Flush(number) => {
@@ -232,7 +233,7 @@ impl Receiver {
                 } else {
                     // Do not fail by the queue pair's end: what has arrived becomes complete
                     // without a peer.
-                    link.gpu_lives()?;
+                    end.gpu_lives()?;
                 }
                 return Ok(done);
             }
@@ -244,7 +245,7 @@ impl Receiver {
             self.pool.empty(request);
             return Ok(true);
         }
-        link.waits(status)
+        end.waits(status)
     }
 }
 
@@ -253,8 +254,9 @@ mod tests {
     use std::sync::atomic::AtomicU8;
 
     use super::*;
-    use crate::comm::{Comm, Kind, Request};
+    use crate::comm::{Comm, Request};
     use crate::join::Role;
+    use crate::registration::Kind;
     use crate::testing::{Pair, ended, pair, until};
 
     const ROOM: usize = 1000;

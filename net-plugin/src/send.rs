@@ -8,7 +8,7 @@ use pushgate_proxy::producer::Producer;
 use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::receives::PostedReceives;
 
-use crate::comm::{Link, Mr, SETTLE};
+use crate::end::{CommEnd, SETTLE};
 use crate::error::{Code, Failure, Result};
 use crate::join::SLOTS_LOG;
 use crate::large::{self, Invitation, Outgoing};
@@ -16,6 +16,7 @@ use crate::log;
 use crate::path::{self, Path, Slices};
 use crate::pool::Pool;
 use crate::pushes::Pushes;
+use crate::registration::Mr;
 
 struct Sent {
     size: usize,
@@ -90,11 +91,11 @@ impl Sender {
     }
 
     /// Waits for the GPU's pushes. False if they do not end in time.
-    pub fn settle(&mut self, link: &Link) -> bool {
+    pub fn settle(&mut self, end: &CommEnd) -> bool {
         let began = Instant::now();
         loop {
-            self.advance_pushes(link);
-            if self.pushes.is_empty() || link.gpu_has_ended() {
+            self.advance_pushes(end);
+            if self.pushes.is_empty() || end.gpu_has_ended() {
                 return true;
             }
             if began.elapsed() > SETTLE {
@@ -117,8 +118,8 @@ impl Sender {
 
     /// Publishes the slots whose payload the GPU has pushed.
     #[inline]
-    pub fn advance_pushes(&mut self, link: &Link) {
-        self.pushes.advance(link.lane.gpu.as_deref(), &link.pushes, &mut self.producer);
+    pub fn advance_pushes(&mut self, end: &CommEnd) {
+        self.pushes.advance(end.lane.gpu.as_deref(), &end.pushes, &mut self.producer);
     }
 
     /// Sends a message ([`crate::comm::Comm::send`]).
@@ -127,18 +128,18 @@ impl Sender {
     /// The requirements of [`crate::comm::Comm::send`] hold.
     pub unsafe fn send(
         &mut self,
-        link: &Link,
+        end: &CommEnd,
         data: *const u8,
         size: usize,
         tag: u32,
         mr: Option<&Mr>,
     ) -> Result<Option<u32>> {
-        self.advance_pushes(link);
+        self.advance_pushes(end);
         let ended = self.producer.status().is_some();
         if !ended {
-            self.advance_large(link)?;
+            self.advance_large(end)?;
         }
-        link.gpu_lives()?;
+        end.gpu_lives()?;
         let ways = path::Ways {
             regions: self.regions == Regions::Known(true),
             in_record: self.in_record,
@@ -172,7 +173,7 @@ impl Sender {
                 self.large = Some(Outgoing::new(request, data, size, tag, slices, most));
                 self.receives.take(tag);
                 self.pool.fill(Sent { size, last: None });
-                self.advance_large(link)?;
+                self.advance_large(end)?;
                 return Ok(Some(request));
             }
         };
@@ -180,8 +181,8 @@ impl Sender {
             // SAFETY: the caller's promise.
             Path::Worker => unsafe {
                 self.pushes.push(
-                    link.lane.gpu.as_deref(),
-                    &link.pushes,
+                    end.lane.gpu.as_deref(),
+                    &end.pushes,
                     &mut self.producer,
                     record,
                     (data, size),
@@ -199,20 +200,20 @@ impl Sender {
     }
 
     #[cold]
-    fn ask(&mut self, link: &Link) -> Result<()> {
-        let proxy: &dyn Proxy = &*link.lane.engine;
-        self.regions = match proxy.region_sends(link.qp)? {
+    fn ask(&mut self, end: &CommEnd) -> Result<()> {
+        let proxy: &dyn Proxy = &*end.lane.engine;
+        self.regions = match proxy.region_sends(end.qp)? {
             RegionSends::Yes => Regions::Known(true),
             RegionSends::Unknown => Regions::Unknown(2 * self.messages + 1),
             RegionSends::No(why) => {
-                log::info(&format!("{link}: messages are copied into the window: {why}"));
+                log::info(&format!("{end}: messages are copied into the window: {why}"));
                 Regions::Known(false)
             }
         };
         Ok(())
     }
 
-    fn advance_large(&mut self, link: &Link) -> Result<()> {
+    fn advance_large(&mut self, end: &CommEnd) -> Result<()> {
         let Some(large) = self.large.as_mut().filter(|large| !large.stopped) else { return Ok(()) };
         if let Some(r) = self.producer.try_recv() {
             self.producer.release(1);
@@ -221,7 +222,7 @@ impl Sender {
             if !fits || !large.invited(Invitation::decode(&r.inline)) {
                 return Err(Failure::new(
                     Code::Remote,
-                    format!("{link}: the receiver sent an answer to no message in slices"),
+                    format!("{end}: the receiver sent an answer to no message in slices"),
                 ));
             }
         }
@@ -235,7 +236,7 @@ impl Sender {
         let slice = |producer: &mut Producer, record, data, size| match pushed {
             // SAFETY: a slice of what `Comm::send` was given, whose request is not done.
             true => unsafe {
-                pushes.push(link.lane.gpu.as_deref(), &link.pushes, producer, record, (data, size))
+                pushes.push(end.lane.gpu.as_deref(), &end.pushes, producer, record, (data, size))
             },
             // SAFETY: a slice of what `Comm::send` was given, whose request is not done.
             false => Ok(unsafe { producer.post_raw(record, data, size) }),
@@ -250,28 +251,28 @@ impl Sender {
 
     /// Tests a request ([`crate::comm::Request::test`]).
     #[inline]
-    pub fn test(&mut self, link: &Link, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
+    pub fn test(&mut self, end: &CommEnd, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
         if !self.pushes.is_empty() {
-            self.advance_pushes(link);
+            self.advance_pushes(end);
         }
         // Read the status first: slots that were given back before the end are then seen below.
         let status = self.producer.status();
         // On a connection that has ended, nothing needs the message's memory any more.
         if self.large.is_some() && status.is_none() {
-            self.advance_large(link)?;
+            self.advance_large(end)?;
         }
         let sent = self.pool.get(request)?;
         if let Some((slot, number)) = sent.last
-            && (self.producer.retired() > slot || link.peer.received() > number)
+            && (self.producer.retired() > slot || end.peer.received() > number)
         {
             size(0, sent.size);
             self.pool.empty(request);
             if matches!(self.regions, Regions::Unknown(at) if self.messages >= at) {
-                self.ask(link)?;
+                self.ask(end)?;
             }
             return Ok(true);
         }
-        link.waits(status)
+        end.waits(status)
     }
 }
 
@@ -280,8 +281,9 @@ mod tests {
     use pushgate_driver_shim::abi;
 
     use super::*;
-    use crate::comm::{Kind, Request};
+    use crate::comm::Request;
     use crate::join::Role;
+    use crate::registration::Kind;
     use crate::testing::{Pair, WINDOW, ended, pair, pair_of, until};
 
     /// More bytes than are under way at once.

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use crate::comm::{Comm, Request};
 use crate::error::Result;
-use crate::join::{Half, Joined, Role, Taken};
-use crate::plugin::Runtime;
+use crate::join::{Joined, NewEnd, Role, Taken};
 use crate::props::MAX_BYTES;
+use crate::runtime::Runtime;
 use crate::socket::Stream;
 
-/// A connection of ours, and the peer's half of it.
+/// A connection of ours, and the peer's end of it.
 pub struct Pair {
     pub comm: Box<Comm>,
     pub peer: Joined,
@@ -38,8 +38,8 @@ pub fn pair(role: Role) -> Pair {
 pub fn pair_of(role: Role, longest: usize, pid: Option<u32>) -> Pair {
     let other = if role == Role::Send { Role::Receive } else { Role::Send };
     let runtime = Runtime::of_a_test(WINDOW);
-    let [own, theirs] = [role, other].map(|role| Half::new(&runtime, role, None).unwrap());
-    let [to_them, to_us] = [&own, &theirs].map(|half| half.offer().unwrap());
+    let [own, theirs] = [role, other].map(|role| NewEnd::new(&runtime, role, None).unwrap());
+    let [to_them, to_us] = [&own, &theirs].map(|end| end.offer().unwrap());
     let own = Joined { longest, ..joined(own.take(&runtime, to_us.0, to_us.1, pid).unwrap()) };
     let peer = joined(theirs.take(&runtime, to_them.0, to_them.1, pid).unwrap());
     let (stream, socket) = UnixStream::pair().unwrap();

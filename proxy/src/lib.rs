@@ -38,6 +38,8 @@ pub mod engine;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod idle;
 #[cfg(not(loom))]
+mod in_process;
+#[cfg(not(loom))]
 pub mod link;
 #[cfg(not(loom))]
 pub mod measure;

@@ -1,12 +1,11 @@
-//! An engine in another process, `pushgate proxy`, handled like one of this
-//! process. Who starts that process is no affair of this module.
+//! The engine of another process, `pushgate proxy`, as a [`Proxy`]. The process must run already: nothing here starts it.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::bell::{self, Ringer};
@@ -16,27 +15,30 @@ use pushgate_driver_shim::versions::{TooFarApart, Versions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::counters::Counters;
-use crate::endpoint::QpOptions;
+use crate::endpoint::{Endpoint, QpOptions};
 use crate::engine::{EngineError, QpId};
 use crate::idle::Wake;
-use crate::proxy::QpFds;
+use crate::link::RegionSends;
+use crate::memory::Keep;
+use crate::proxy::{Proxy, QpFds};
+use crate::region::Exported;
 use crate::session::Status;
 use crate::wire::{self, Answer, Reply, Request, TIMEOUT};
 
-/// The engine that a proxy process runs for this program, and for it alone.
+/// The engine that a proxy process runs for this program, and for this program alone.
 ///
-/// Calls may be made from any thread; one at a time is under way. Each ends with
-/// an answer or, after at most [`TIMEOUT`] (longer by a second for each 2 GiB to
-/// be mapped), with [`EngineError::Remote`]; from then on all do, for what the
-/// proxy has done by then is not known. Dropping it ends the engine as dropping
-/// an [`Engine`](crate::engine::Engine) does. In a child of `fork` calls end with
-/// [`EngineError::Forked`], and dropping it does nothing.
+/// Calls may be made from any thread; one call at a time is under way. Each call ends with an answer or, after at most
+/// [`TIMEOUT`] (a second longer for each 2 GiB to be mapped), with [`EngineError::Remote`]. After such an error all
+/// calls end with that error, because nobody knows how much of the request the proxy carried out.
+///
+/// Dropping a `RemoteEngine` ends the engine, as dropping an [`Engine`](crate::engine::Engine) does. In a child of
+/// `fork` calls end with [`EngineError::Forked`], and the drop does nothing.
 #[derive(Debug)]
 pub struct RemoteEngine {
     owner: Owner,
     stream: UnixStream,
     ringer: Ringer,
-    /// Why it was lost; held while a request is under way.
+    /// Why the proxy was lost. Locked while a request is under way.
     cause: Mutex<Option<String>>,
     lost: AtomicBool,
 }
@@ -46,11 +48,11 @@ fn remote(why: impl Into<String>) -> EngineError {
 }
 
 impl RemoteEngine {
-    /// Connects to the proxy that listens at `path` (`@name`: an abstract socket)
-    /// and has it start an engine. `name` is what the proxy's log calls this program.
+    /// Connects to the proxy that listens at `path` (`@name`: an abstract socket) and has the proxy start an engine.
+    /// `name` is what the proxy's log calls this program.
     ///
-    /// A proxy of another user is refused, root's aside, for it is about to see
-    /// this program's memory. Root may use a user's whose path it names.
+    /// A proxy of another user is refused, because a proxy sees this program's memory. Root's proxy is accepted, and
+    /// root may use any user's proxy by its path.
     pub fn connect(path: &Path, name: &str) -> Result<Self, EngineError> {
         let at = path.display();
         let stream = wire::dial(path, Instant::now() + TIMEOUT).map_err(|e| match e.kind() {
@@ -89,13 +91,13 @@ impl RemoteEngine {
         }
     }
 
-    /// What this program's producers ring when they find the engine asleep.
+    /// The ringer that this program's producers ring when they find the engine asleep.
     pub fn ringer(&self) -> &Ringer {
         &self.ringer
     }
 
-    /// Takes in a queue pair over the `local` transport. `wake` says how its
-    /// producer can wake the engine. See [`QpFds`] for what the memory must be.
+    /// Takes in a queue pair over the `local` transport. `wake` says how its producer can wake the engine. [`QpFds`] says
+    /// what the memory must be.
     pub fn add_qp(&self, memory: &QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError> {
         self.owner.check()?;
         let m = memory;
@@ -111,8 +113,8 @@ impl RemoteEngine {
         }
     }
 
-    /// Registers all of a shared memory with a queue pair; returns its key. The
-    /// proxy holds the memory until the region is removed.
+    /// Registers all of a shared memory with a queue pair; returns the region's key. The proxy holds the memory until the
+    /// region is removed.
     pub fn add_region(&self, qp: QpId, memory: &SharedMemory) -> Result<u32, EngineError> {
         let request = Request::AddRegion { qp, bytes: memory.len() as u64 };
         match self.ask_within(&request, &[memory.fd()], limit(memory.len()))? {
@@ -121,8 +123,8 @@ impl RemoteEngine {
         }
     }
 
-    /// Removes a region; false if the key names none, or copies to it or messages out of
-    /// it do not end within 2 s.
+    /// Removes a region. False if the key names no region, or if copies to the region or messages out of it do not end
+    /// within 2 s.
     pub fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
         match self.ask(&Request::RemoveRegion { qp, key }, &[])? {
             Answer::Removed(removed) => Ok(removed),
@@ -154,7 +156,7 @@ impl RemoteEngine {
         }
     }
 
-    /// Counts of all of this program's queue pairs, those removed included.
+    /// Counts of all of this program's queue pairs, including those that were removed.
     pub fn counters(&self) -> Result<Counters, EngineError> {
         match self.ask(&Request::Counters, &[])? {
             Answer::Counters(counters) => Ok(counters),
@@ -162,11 +164,10 @@ impl RemoteEngine {
         }
     }
 
-    /// True once the proxy has died, or hung up, and in a child of `fork`. Cheap enough to ask
-    /// now and then.
+    /// Whether the proxy has died or hung up. True in a child of `fork`. Costs one system call.
     ///
-    /// Nothing else tells: control words stay as the proxy left them, so whoever
-    /// waits for one ends that wait when this says so.
+    /// Control words stay as the proxy left them and do not show its death: a thread that waits for a control word must
+    /// end its wait when this is true.
     pub fn lost(&self) -> bool {
         if self.lost.load(Ordering::Relaxed) || !self.owner.is_here() {
             return true;
@@ -177,8 +178,8 @@ impl RemoteEngine {
         matches!(poll(&mut fds, Some(&now)), Ok(n) if n > 0 && fds[0].revents().intersects(ends))
     }
 
-    /// The connection, for a monitor to poll for `POLLRDHUP` and `POLLHUP`. To
-    /// read or write it is to lose it.
+    /// The connection, for a monitor that polls it for `POLLRDHUP` and `POLLHUP`. A monitor that reads or writes on it
+    /// breaks the connection.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
@@ -225,28 +226,100 @@ impl RemoteEngine {
 
     fn set_lost(&self, cause: &mut Option<String>, why: String) -> EngineError {
         self.lost.store(true, Ordering::Relaxed);
-        // Nobody knows where the next frame begins.
+        // After a broken exchange the beginning of the next frame is unknown.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         remote(cause.get_or_insert(why).clone())
     }
 
     fn cause(&self) -> MutexGuard<'_, Option<String>> {
-        // Nothing in it can be half done.
+        // A panic leaves the string whole, so a poisoned lock is no reason to stop.
         self.cause.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for RemoteEngine {
     fn drop(&mut self) {
-        // Without it the peers would be told that this program was lost. An answer
-        // means that nothing here is mapped there any more.
+        // Without Bye the peers would be told that this program was lost. The answer means that nothing of this program
+        // is mapped there any more.
         if !self.lost() {
             let _ = self.ask(&Request::Bye, &[]);
         }
     }
 }
 
-/// How long the proxy may take to map so much.
+impl Proxy for RemoteEngine {
+    fn add_qp(&self, fds: QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError> {
+        self.add_qp(&fds, options, wake)
+    }
+
+    fn add_endpoint(&self, _: Endpoint, _: Wake) -> Result<QpId, EngineError> {
+        let why =
+            "a proxy process has local queue pairs only: run the engine in this process (proxy = thread)";
+        Err(EngineError::Remote(why.into()))
+    }
+
+    fn add_shared_region(&self, qp: QpId, memory: &Arc<SharedMemory>) -> Result<u32, EngineError> {
+        self.add_region(qp, memory)
+    }
+
+    unsafe fn add_host_region(
+        &self,
+        _: QpId,
+        address: usize,
+        bytes: u64,
+        _: Option<Keep>,
+    ) -> Result<u32, EngineError> {
+        Err(EngineError::Remote(format!(
+            "{bytes} bytes at {address:#x} are memory of this process alone: allocate the region as shared \
+             memory, or run the engine in this process (proxy = thread)"
+        )))
+    }
+
+    unsafe fn add_device_region(
+        &self,
+        _: QpId,
+        address: u64,
+        bytes: u64,
+        _: Option<Exported>,
+    ) -> Result<u32, EngineError> {
+        Err(EngineError::Remote(format!(
+            "{bytes} bytes at device address {address:#x} are reached by a mover of this process alone: \
+             allocate the region as shared memory, or run the engine in this process (proxy = thread)"
+        )))
+    }
+
+    fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
+        self.remove_region(qp, key)
+    }
+
+    fn remove_qp(&self, qp: QpId) -> Result<Counters, EngineError> {
+        self.remove_qp(qp)
+    }
+
+    fn fail(&self, qp: Option<QpId>, status: Status) -> Result<(), EngineError> {
+        self.fail(qp, status)
+    }
+
+    fn status(&self, qp: QpId) -> Result<Option<Status>, EngineError> {
+        self.status(qp)
+    }
+
+    fn region_sends(&self, _: QpId) -> Result<RegionSends, EngineError> {
+        Ok(RegionSends::No(
+            "the engine is not in this process: use proxy = thread, or push the payload into the window",
+        ))
+    }
+
+    fn counters(&self) -> Result<Counters, EngineError> {
+        self.counters()
+    }
+
+    fn place(&self) -> &'static str {
+        "process"
+    }
+}
+
+/// How long the proxy may take to answer a request that has it map `bytes`.
 fn limit(bytes: usize) -> Duration {
     TIMEOUT + Duration::from_secs(bytes as u64 >> 31)
 }
@@ -261,7 +334,7 @@ fn exchange(
     stream.set_read_timeout(Some(limit))?;
     match wire::send(stream, request, fds) {
         Ok(()) => {}
-        // It may have hung up with a sentence that is still to be read.
+        // The proxy may have hung up behind a reply that says why.
         Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
             return wire::recv(stream).map(|(reply, _)| reply).map_err(|_| e);
         }

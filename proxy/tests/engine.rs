@@ -272,7 +272,7 @@ fn the_thread_that_frees_does_not_inherit_the_core_of_an_engine_that_is_pinned()
     let own = cores(&std::fs::read_to_string("/proc/thread-self/status").unwrap()).unwrap();
     let first: String = own.chars().take_while(char::is_ascii_digit).collect();
     if own == first {
-        return skip("this process may run on one core alone");
+        return skip("no second core: this process may run on one alone");
     }
     let options_of_engine = EngineOptions { cpu: Some(first.parse().unwrap()), ..EngineOptions::default() };
     let engine = Engine::start(EventFd::new().unwrap(), options_of_engine).unwrap();

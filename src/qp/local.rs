@@ -10,20 +10,20 @@ use pushgate_proxy::idle::Wake;
 use pushgate_proxy::offer::LocalOffer;
 use pushgate_proxy::proxy::QpFds;
 
-use super::Undo;
-use super::join::{Inbound, Joined, Own, segment};
+use super::memory::{DrivenEnd, InboundPayload, Own, segment};
+use super::undo::Undo;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mesh::{Frame, SetUp};
 
 /// What the `local` transport needs of this end.
-pub(super) struct LocalHalf {
+pub(super) struct LocalEnd {
     link: Arc<SharedMemory>,
     /// The bell that only this peer rings, if our engine sleeps.
     bell: Option<Bell>,
 }
 
-impl LocalHalf {
+impl LocalEnd {
     pub(super) fn offer(context: &Context, set_up: &mut SetUp<'_>, own: &Own) -> Result<Self> {
         let link = segment(context, &own.geometry, Segment::Link)?;
         let rings = context.inner.wake == Wake::Doorbell;
@@ -32,7 +32,7 @@ impl LocalHalf {
         let offer = LocalOffer::new(&link, &*own.window, own.config.posted_receives, rings);
         let bytes = serde_json::to_vec(&offer).expect("an offer is plain data");
         set_up.offer(bytes, &LocalOffer::fds(&link, &*own.window, ringer.as_ref()))?;
-        Ok(LocalHalf { link, bell })
+        Ok(LocalEnd { link, bell })
     }
 
     pub(super) fn join(
@@ -41,7 +41,7 @@ impl LocalHalf {
         set_up: &SetUp<'_>,
         own: Own,
         (bytes, fds): Frame,
-    ) -> Result<Joined> {
+    ) -> Result<DrivenEnd> {
         let peer = set_up.peer;
         let mismatch = |reason: String| Error::Mismatch { rank: peer, reason };
         let offer: LocalOffer = serde_json::from_slice(&bytes)
@@ -67,7 +67,12 @@ impl LocalHalf {
         undo.done();
         let link = Piece::whole(self.link.clone());
         context.inner.members.add(own.control.downgrade(), link.downgrade(), own.geometry.rank);
-        Ok(Joined { id, own, inbound: Inbound::Window(theirs.window), peer_geometry: theirs.geometry })
+        Ok(DrivenEnd {
+            id,
+            own,
+            inbound: InboundPayload::Window(theirs.window),
+            peer_geometry: theirs.geometry,
+        })
     }
 }
 
@@ -95,7 +100,7 @@ mod tests {
         let (mut ours, mut theirs) = (a.set_up(1, QUEUE_PAIRS), b.set_up(0, QUEUE_PAIRS));
         let offer = |set_up: &mut SetUp<'_>| {
             let own = Own::new(&context, set_up.mesh.rank, QpConfig::default()).unwrap();
-            let half = LocalHalf::offer(&context, set_up, &own).unwrap();
+            let half = LocalEnd::offer(&context, set_up, &own).unwrap();
             (half, own)
         };
         let ((half, own), _theirs) = (offer(&mut ours), offer(&mut theirs));

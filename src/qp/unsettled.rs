@@ -15,7 +15,7 @@ use pushgate_proxy::region::Exported;
 use pushgate_proxy::session::Status;
 use pushgate_tests::hang;
 
-use super::{Half, QpConfig, QueuePair};
+use super::{OfferedEnd, QpConfig, QueuePair};
 use crate::Settings;
 use crate::context::Context;
 use crate::mesh::{Events, Mesh, QUEUE_PAIRS};
@@ -92,7 +92,7 @@ fn queue_pair(unsettled: bool) -> ([QueuePair; 2], Weak<dyn Window>, [WeakPiece;
     }
     let mut halves = [0, 1].map(|i| {
         let set_up = meshes[i].set_up(1 - i as u32, QUEUE_PAIRS + 1);
-        Half::offer(&context, set_up, QpConfig::default()).unwrap()
+        OfferedEnd::offer(&context, set_up, QpConfig::default()).unwrap()
     });
     halves.iter_mut().for_each(|half| half.take_offer().unwrap());
     let accepted = halves.map(|half| half.accept(&context).unwrap());

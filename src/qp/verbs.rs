@@ -1,63 +1,17 @@
 //! Joins two ranks over RDMA: exchanges offers, then the places where each end may write.
 
-use std::sync::Arc;
-
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_proxy::endpoint::Endpoint;
 use pushgate_proxy::idle::Wake;
-use pushgate_proxy::link::verbs::{Accepted, Config, Device, Half, Offer, VerbsError};
+use pushgate_proxy::link::verbs::{Accepted, Config, Half, Offer};
 use serde::Serialize;
 
-use super::join::{Inbound, Joined, Own};
+use super::memory::{DrivenEnd, InboundPayload, Own};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mesh::{Mesh, SetUp};
-use crate::settings::{AutoOr, CqEvents, Settings};
-
-impl From<VerbsError> for Error {
-    fn from(e: VerbsError) -> Self {
-        match e {
-            VerbsError::Peer { rank, why } => Error::Mismatch { rank, reason: why },
-            other => Error::Rdma(other),
-        }
-    }
-}
-
-/// Opens the RDMA device that the settings name.
-pub(crate) fn open(settings: &Settings) -> Result<Arc<Device>> {
-    Ok(Device::open(name(settings).as_deref(), settings.ib_port as u8)?)
-}
-
-fn name(settings: &Settings) -> Option<String> {
-    (settings.ib_dev != "auto").then(|| settings.ib_dev.clone())
-}
-
-/// The part of the configuration that the settings determine. The caller fills in family, events
-/// and posted receives.
-impl From<&Settings> for Config {
-    fn from(s: &Settings) -> Self {
-        let number = |v: AutoOr<usize>| match v {
-            AutoOr::Is(n) => Some(n as u32),
-            _ => None,
-        };
-        Config {
-            port: s.ib_port as u8,
-            gid_index: number(s.gid_index),
-            family: None,
-            mtu: number(s.ib_mtu),
-            traffic_class: s.traffic_class as u8,
-            service_level: s.service_level as u8,
-            ack_timeout: s.ack_timeout as u8,
-            retry_count: s.retry_count as u8,
-            imm: !s.no_imm,
-            write_order: s.write_order,
-            events: false,
-            posted_receives: false,
-            regions_written: true,
-        }
-    }
-}
+use crate::settings::CqEvents;
 
 fn config(context: &Context, mesh: &Mesh) -> Result<Config> {
     let s = context.settings();
@@ -88,7 +42,7 @@ fn parse<T: serde::de::DeserializeOwned>(peer: u32, bytes: &[u8]) -> Result<T> {
 
 /// An allocator of memory for the transport; the device reads the mirror.
 fn allocator(context: &Context) -> impl FnMut(&str, usize) -> Result<SharedMemory, ShimError> {
-    move |name, bytes| context.try_memory(&format!("pushgate-{name}"), bytes, name == "mirror")
+    move |name, bytes| context.memory(&format!("pushgate-{name}"), bytes, name == "mirror")
 }
 
 /// Whose memory the rings lie in.
@@ -110,31 +64,31 @@ fn wake(completions: bool, rings: Rings) -> Wake {
 }
 
 /// What the `verbs` transport needs of this end, before the other end's offer is known.
-pub(super) struct VerbsHalf(Half);
+pub(super) struct OfferedVerbs(Half);
 
 /// What the `verbs` transport needs of this end once it is ready to receive.
-pub(super) struct VerbsAccepted(Accepted);
+pub(super) struct AcceptedVerbs(Accepted);
 
-impl VerbsHalf {
+impl OfferedVerbs {
     pub(super) fn offer(context: &Context, set_up: &mut SetUp<'_>, own: &Own) -> Result<Self> {
         let device = context.rdma()?;
         let posted_receives = own.config.posted_receives;
         let config = Config { posted_receives, ..config(context, set_up.mesh)? };
         let half = Half::new(&device, &config, own.geometry, own.window.clone(), &mut allocator(context))?;
         set_up.offer(bytes(&half.offer()), &[])?;
-        Ok(VerbsHalf(half))
+        Ok(OfferedVerbs(half))
     }
 
-    pub(super) fn accept(self, context: &Context, set_up: &SetUp<'_>, offer: &[u8]) -> Result<VerbsAccepted> {
+    pub(super) fn accept(self, context: &Context, set_up: &SetUp<'_>, offer: &[u8]) -> Result<AcceptedVerbs> {
         let offer: Offer = parse(set_up.peer, offer)?;
         let accepted = self.0.accept(set_up.peer, &offer, &mut allocator(context))?;
         set_up.send(&bytes(&accepted.places()))?;
-        Ok(VerbsAccepted(accepted))
+        Ok(AcceptedVerbs(accepted))
     }
 }
 
-impl VerbsAccepted {
-    pub(super) fn join(self, context: &Context, set_up: &mut SetUp<'_>, own: Own) -> Result<Joined> {
+impl AcceptedVerbs {
+    pub(super) fn join(self, context: &Context, set_up: &mut SetUp<'_>, own: Own) -> Result<DrivenEnd> {
         let peer = set_up.peer;
         let mirror = self.0.mirror().clone();
         let peer_geometry = self.0.peer_geometry();
@@ -162,7 +116,7 @@ impl VerbsAccepted {
         endpoint = endpoint.with_broken(Box::new(move |status| teller.tell(status)));
         let wake = wake(can_wake, rings);
         let id = context.inner.proxy.add_endpoint(endpoint, wake)?;
-        Ok(Joined { id, own, inbound: Inbound::Mirror(mirror), peer_geometry })
+        Ok(DrivenEnd { id, own, inbound: InboundPayload::Mirror(mirror), peer_geometry })
     }
 }
 

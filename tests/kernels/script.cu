@@ -6,7 +6,7 @@
 
 using namespace pushgate;
 
-// The numbers are those of device_api.rs.
+// The numbers are those of tests/tests/device_api/step.rs.
 enum class call : u32 {
 	post = 0,	  // opcode a, payload b, length c, tag d, and the fields by their names
 	recv = 1,	  // copied to a, which has room for b; flags

@@ -43,7 +43,7 @@ struct Cli {
 enum Task {
     /// Run the tests: every step that this machine can run, then a summary.
     Test {
-        /// A skip is a failure too, unless its reason begins with "no GPU".
+        /// A skip is a failure too, unless its reason begins with "no GPU" or "no second core".
         #[arg(long)]
         strict: bool,
         /// Also run the steps that take longer than all others together may.

@@ -238,7 +238,7 @@ PUSHGATE_DEVICE void ring(const pushgate_qp &qp)
 
 #else
 // ------------------------------------------------------------------ on a CPU
-// Each CUDA thread is an OS thread. The executor owns these structures (gpu-kernels/src/cpu.rs
+// Each CUDA thread is an OS thread. The executor owns these structures (gpu-kernels/src/arch.rs
 // mirrors them) and enters each thread through the kernel's C entry point.
 
 struct cpu_barrier {

@@ -13,16 +13,18 @@ use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 use libloading::Library;
 use libloading::os::unix::{Library as UnixLibrary, RTLD_GLOBAL, RTLD_NOW};
 
-use super::guard::symbol;
+use super::driver::symbol;
 use crate::build_support::find_nvcc;
-use crate::cpu::with_source;
+use crate::cache::{Cache, Key};
+use crate::compiler::{Compiler, run_compiler, source_file};
 use crate::embedded::HEADERS;
-use crate::executor::{DeviceError, Result};
-use crate::module::{Cache, Compiler, Key, Source, run_compiler};
+use crate::error::{DeviceError, Result};
+use crate::library;
+use crate::source::Source;
 
 macro_rules! nvrtc {
     ($(fn $name:ident($($type:ty),*);)*) => {
-        /// The functions of NVRTC that this code calls, loaded as [`super::guard`] loads those of
+        /// The functions of NVRTC that this code calls, loaded as [`super::driver`] loads those of
         /// the driver.
         struct Nvrtc {
             $($name: unsafe extern "C" fn($($type),*) -> u32,)*
@@ -107,7 +109,7 @@ fn load_global(path: &Path) -> std::result::Result<Library, String> {
     // constructors may run on any thread. It is loaded RTLD_GLOBAL, so that NVRTC finds the
     // built-ins that were loaded before.
     let library = unsafe { UnixLibrary::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
-    library.map(Library::from).map_err(|error| with_source(&error))
+    library.map(Library::from).map_err(|error| library::explain(&error))
 }
 
 fn open_in(folder: &Path) -> std::result::Result<Nvrtc, String> {
@@ -309,7 +311,7 @@ fn by_nvcc(nvcc: &Compiler, source: &Source, arch: u32, cache: &Cache) -> Result
     source.add_to(&mut key);
     let path = cache.get(&key, "cubin", |out| {
         let headers = cache.headers()?;
-        let file = cache.source_file(source)?;
+        let file = source_file(cache, source)?;
         let mut command: Command = nvcc.command();
         command.args(["-cubin", "-std=c++17", "-O3", "-lineinfo"]).arg(format!("-arch=sm_{arch}"));
         command.arg("-I").arg(headers);
@@ -329,8 +331,8 @@ fn io(what: &'static str, path: &Path, source: std::io::Error) -> DeviceError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::tests::Folder;
     use crate::embedded::{FATBINS, SOURCES};
-    use crate::module::tests::Folder;
 
     fn is_elf(cubin: &[u8]) -> bool {
         cubin.starts_with(b"\x7fELF")

@@ -12,19 +12,16 @@ use cudarc::driver::sys::{
     CUstreamCaptureStatus_enum as CaptureStatus,
 };
 
-use super::guard::{NOT_READY, SUCCESS};
-use super::{Context, CudaExecutor, CudaStream, Function, Raw, WHOLE, lock};
-use crate::executor::{DeviceError, Launch, LoadedModule, Result};
-
-/// What the ledger knows about a resident kernel.
-pub(super) struct Presence {
-    /// Whether the kernel runs or may begin to.
-    pub(super) present: Box<dyn Fn() -> bool + Send + Sync>,
-    /// The share of the device that the kernel takes when it runs, in units of which `WHOLE` is
-    /// all. Always set aside, because the kernel starts without asking the ledger.
-    pub(super) share: u64,
-    pub(super) blocks: u32,
-}
+use super::context::Context;
+use super::driver::{NOT_READY, SUCCESS};
+use super::executor::CudaExecutor;
+use super::launch::by_size;
+use super::ledger::{Presence, WHOLE};
+use super::module::Function;
+use super::stream::CudaStream;
+use crate::error::{DeviceError, Result};
+use crate::executor::{Launch, LoadedModule};
+use crate::lock::lock;
 
 /// A kernel with its shape and a stream of its own, which has the highest priority.
 pub(crate) struct Resident {
@@ -64,7 +61,7 @@ impl Resident {
         let current = context.current()?;
         let (function, mark) = (loaded.find(kernel)?, loaded.find(mark)?);
         launch.check(kernel, context.max_shared)?;
-        let resident = loaded.resident(kernel, &function, launch.block, launch.shared_bytes)?;
+        let resident = loaded.resident_blocks(kernel, &function, launch.block, launch.shared_bytes)?;
         if launch.grid > resident {
             return Err(DeviceError::NotResident {
                 kernel: kernel.to_owned(),
@@ -84,8 +81,7 @@ impl Resident {
         let presence = Arc::new(Presence { present, share, blocks: launch.grid });
         lock(&context.ledger).residents.push(Arc::downgrade(&presence));
         drop(current);
-        let raw = Raw(context.make_stream(true)?);
-        let stream = CudaStream { context: context.clone(), raw };
+        let stream = CudaStream::new(&context, true)?;
         Ok(Self { context, function, launch, stream, _presence: presence, _module: module, writes, mark })
     }
 
@@ -199,7 +195,7 @@ impl Resident {
         }
         let mut bytes = params.to_vec();
         let mut size = bytes.len();
-        let mut extra = super::by_size(&mut bytes, &mut size);
+        let mut extra = by_size(&mut bytes, &mut size);
         let node_params = CUDA_KERNEL_NODE_PARAMS {
             func: function.raw.0,
             gridDimX: launch.grid,

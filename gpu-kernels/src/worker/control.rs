@@ -1,17 +1,14 @@
-//! The host memory that worker and host share: where its words lie, and how they say whether the
-//! worker is present.
+//! The host memory that worker and host share: where its words lie.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::memory::SharedMemory;
 
-use super::Direction;
+use super::flags::Flags;
+use super::policy::Phase;
 
 pub(super) const COMMAND_WORDS: usize = 4;
 pub(super) const LAP_SHIFT: u32 = 56;
-pub(super) const RUNNING: u64 = 1;
-pub(super) const LEAVING: u64 = 2;
-pub(super) const LEFT: u64 = 3;
 /// Pairs of words that a warp reads at once. The first holds the last generation that is to leave;
 /// each other pair belongs to a stream with operations under way.
 pub(super) const LEASES: usize = 32;
@@ -20,6 +17,15 @@ pub(super) const LEASES: usize = 32;
 pub(super) const CLOSED_AT: usize = 6;
 pub(super) const PASSED_AT: usize = 8;
 pub(super) const FATES: usize = 256;
+
+/// The direction of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the device's memory to the host's.
+    Push,
+    /// From the host's memory to the device's.
+    Pull,
+}
 
 /// Where the words of host memory lie, in bytes. Words that the host writes and words that the
 /// device writes lie in separate cache lines, except for a lease, whose two words are read by one
@@ -72,12 +78,11 @@ impl Layout {
     pub(super) const GRAPHS_CLOSED: u64 = CLOSED_AT as u64 * 8;
 }
 
-/// The host memory that worker and host share, and the number of the last generation started.
+/// The host memory that worker and host share, and the flags of this process that go with it.
 pub(super) struct Control {
     pub(super) memory: SharedMemory,
     pub(super) layout: Layout,
-    /// Generations started so far: the kernel's launches are numbered from 1.
-    pub(super) launched: AtomicU64,
+    pub(super) flags: Flags,
 }
 
 impl Control {
@@ -94,37 +99,14 @@ impl Control {
         self.memory.words(Layout::COUNTS + first * 8, n)
     }
 
-    /// Whether the last generation has left. False while a generation is about to start.
-    pub(super) fn is_gone(&self) -> bool {
-        self.last_is(&[LEFT])
+    /// The phase of the last generation ([`Flags::phase`]).
+    pub(super) fn phase(&self) -> Phase {
+        self.flags.phase(self.word(Layout::STATE))
     }
 
-    /// Whether the last generation has left, or has said that it leaves unless it sees something
-    /// new at once.
-    pub(super) fn may_be_gone(&self) -> bool {
-        self.last_is(&[LEFT, LEAVING])
-    }
-
-    fn last_is(&self, phases: &[u64]) -> bool {
-        // Acquire: a thread that finds the worker gone may use the memory that the worker used.
-        let state = self.word(Layout::STATE).load(Ordering::Acquire);
-        let launched = self.launched.load(Ordering::Relaxed);
-        phases.iter().any(|phase| state == launched << 8 | phase)
-    }
-
-    /// Called after storing a command or a lease: true if a generation must be started to see it.
-    ///
-    /// The fence orders that store before the load of the state; the worker's `fence_total` orders
-    /// its store of "leaving" before its last look. All such fences have one order. If ours comes
-    /// first, the worker's last look finds what we stored; if the worker's comes first, we find it
-    /// leaving. Both can happen at once, which is harmless: one more generation is started, runs
-    /// after the one that stayed, finds nothing to do and leaves.
-    ///
-    /// `launched` may be newer than the state. Then the last look of that generation is still to
-    /// come, or came after this fence: if its "leaving" had been stored before our fence, we would
-    /// have read it.
+    /// Whether a generation must be started to see what was stored before the call
+    /// ([`Flags::announce`]).
     pub(super) fn announce(&self) -> bool {
-        fence(Ordering::SeqCst);
-        self.may_be_gone()
+        self.flags.announce(self.word(Layout::STATE))
     }
 }

@@ -13,7 +13,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::executor::{DeviceError, Result};
+use crate::error::{DeviceError, Result};
 
 const VARIABLE: &str = "_PUSHGATE_WORKER_FAULT";
 

@@ -4,17 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::control::{COMMAND_WORDS, LAP_SHIFT};
-use super::{Result, Shared};
-
-/// The direction of a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the device's memory to the host's.
-    Push,
-    /// From the host's memory to the device's.
-    Pull,
-}
+use super::control::{COMMAND_WORDS, Direction, LAP_SHIFT};
+use super::shared::Shared;
+use crate::error::Result;
 
 /// Why a command could not be posted.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -246,7 +238,7 @@ impl WorkerQueue {
         if let Some(lost) = self.shared.lost.get() {
             return Err(PostError::Lost { reason: lost.reason.clone() });
         }
-        if self.shared.stop.load(Ordering::Relaxed) {
+        if self.shared.control.flags.is_stopping() {
             return Err(PostError::Lost { reason: "it was dropped".to_owned() });
         }
         Ok(())

@@ -1,12 +1,27 @@
 //! Tests of the worker, always on the CPU, and also on a GPU where there is one.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_tests::{hang, patience};
 
-use super::*;
+use super::KERNEL;
+use super::control::{self, Direction, LEASES, Layout};
+use super::fault::Fault;
+use super::handle::{END_LIMIT, MARK, Worker};
+use super::lease::{CountedBy, Lease, OF_A_GRAPH};
+use super::options::WorkerOptions;
+use super::policy::{AGE, PATIENCE, Phase};
+use super::queue::{PostError, Ticket, WorkerQueue};
+use crate::choose::{DeviceChoice, choose};
 use crate::cuda::tests::no_gpu;
-use crate::executor::{DeviceChoice, WaitOutcome, choose};
+use crate::error::DeviceError;
+use crate::executor::{Access, DeviceBuffer, Executor, Launch, Registration, Running, Stream, WaitOutcome};
+use crate::lock::lock;
 use crate::{CpuExecutor, CudaExecutor};
 
 /// Held by each test: they measure time and spin, so only one runs at a time.
@@ -324,7 +339,8 @@ fn launches_of_graphs_and_of_the_host_take_turns() {
             let params = shared.params(OF_A_GRAPH, Duration::from_micros(5));
             // SAFETY: rings, words and mailboxes belong to the worker, and every launch has ended
             // before the worker is dropped, below.
-            unsafe { executor.launch(&streams[at], &module, KERNEL, shared.shape(), &params) }.unwrap()
+            unsafe { executor.launch(&streams[at], &module, KERNEL, shared.options.shape(), &params) }
+                .unwrap()
         };
         let closed = (shared.device.addr() + Layout::GRAPHS_CLOSED).to_le_bytes();
         let end = |at: usize| {
@@ -471,11 +487,16 @@ fn a_command_posted_without_a_wakeup_is_still_executed() {
 }
 
 #[test]
-fn the_devices_words_are_where_the_kernel_has_them() {
+fn the_devices_words_and_phases_are_the_kernels() {
     let source = include_str!("../../kernels/worker.cu");
-    for (name, value) in
-        [("closed_at", control::CLOSED_AT), ("passed_at", control::PASSED_AT), ("fates", control::FATES)]
-    {
+    for (name, value) in [
+        ("closed_at", control::CLOSED_AT),
+        ("passed_at", control::PASSED_AT),
+        ("fates", control::FATES),
+        ("phase_running", Phase::RUNNING as usize),
+        ("phase_leaving", Phase::LEAVING as usize),
+        ("phase_left", Phase::LEFT as usize),
+    ] {
         let says = format!("{name} = {value}");
         assert!(source.contains(&format!("{says},")) || source.contains(&format!("{says};")), "not {says}");
     }
@@ -648,7 +669,7 @@ fn p7_a_launch_that_fails_for_a_while_is_tried_again_and_not_for_ever() {
         let began = Instant::now();
         let reason = until_lost(&mut queue, &memory);
         assert!(reason.contains("(701)") && reason.contains("times in"), "{reason}");
-        assert!(began.elapsed() >= health::PATIENCE, "{:?}", began.elapsed());
+        assert!(began.elapsed() >= PATIENCE, "{:?}", began.elapsed());
         assert!(worker.lost().unwrap().ended);
     });
 }
@@ -683,10 +704,10 @@ fn a_lease_waits_for_a_launch_that_another_thread_has_begun() {
                 assert!(began.elapsed() < hang());
                 thread::yield_now();
             }
-            assert_eq!(worker.shared.started.load(Ordering::Acquire), 1, "the launch is not slow");
+            assert_eq!(worker.shared.control.flags.started(), 1, "the launch is not slow");
             // What this thread launches next must run after the worker's launch.
             let second = worker.lease(two).unwrap();
-            assert_eq!(worker.shared.started.load(Ordering::Acquire), 2, "the lease came before the launch");
+            assert_eq!(worker.shared.control.flags.started(), 2, "the lease came before the launch");
             for (lease, stream) in [(first.join().unwrap(), one), (second, two)] {
                 worker.lease_done(lease, stream).unwrap();
             }
@@ -701,7 +722,7 @@ fn a_worker_that_made_way_for_a_launch_is_back_before_the_mark() {
         let stream = executor.stream().unwrap();
         let raw = stream.raw().unwrap_or(1);
         let lease = worker.lease(raw).unwrap();
-        let Lease(Held::Slot(at)) = lease else { panic!("{lease:?}") };
+        let Lease(CountedBy::Words(at)) = lease else { panic!("{lease:?}") };
         let done = || worker.shared.control.word(worker.shared.lease_word(at, true)).load(Ordering::Acquire);
         assert!(worker.wait_gone(hang()).unwrap());
         let marked = done();
@@ -711,7 +732,7 @@ fn a_worker_that_made_way_for_a_launch_is_back_before_the_mark() {
             loop {
                 // Read in this order: a mark that is seen here implies a launch that is seen there.
                 let now = done();
-                if worker.shared.started.load(Ordering::Acquire) == 3 {
+                if worker.shared.control.flags.started() == 3 {
                     break;
                 }
                 assert_eq!(now, marked, "the mark came before the worker's launch");
@@ -731,9 +752,9 @@ fn a_worker_that_made_way_for_a_launch_is_back_before_the_mark() {
 // ------------------------------------------------------------ a busy program
 
 /// The driver's functions, called as a program's own threads call them.
-struct Driver(libloading::Library);
+struct DriverCalls(libloading::Library);
 
-impl Driver {
+impl DriverCalls {
     fn call<T: Copy>(&self, name: &str) -> T {
         // SAFETY: each caller gives the type that cuda.h has.
         *unsafe { self.0.get::<T>(name.as_bytes()) }.unwrap()
@@ -762,7 +783,7 @@ fn until_no_more_go_in(launched: &AtomicU64) -> u64 {
 fn child() {
     assert!(std::env::var_os(CHILD).is_some(), "no test by itself");
     // SAFETY: the driver's own library, which is loaded already.
-    let driver = Driver(unsafe { libloading::Library::new("libcuda.so.1") }.unwrap());
+    let driver = DriverCalls(unsafe { libloading::Library::new("libcuda.so.1") }.unwrap());
     let executor: Arc<dyn Executor> = Arc::new(CudaExecutor::new(0).unwrap());
     let (worker, mut queue) = Worker::new(&executor, WorkerOptions::of(&*executor)).unwrap();
     let module = executor.load_embedded().unwrap();

@@ -14,13 +14,14 @@ use super::types::{
     CommConfig, DeviceHandle, NetAttr, PTR_CUDA, PTR_HOST, PropsV8, PropsV9, PropsV11, PropsV12, VDevice4,
     VDevice8,
 };
-use crate::comm::{Comm, Kind, Mr, Request, Wanted};
+use crate::comm::{Comm, Request};
 use crate::error::{Code, Failure, Result};
 use crate::handle;
 use crate::handshake::Listener;
 use crate::log::{self, Logger};
 use crate::plugin::{self, Context};
 use crate::props::{self, Properties};
+use crate::registration::{Kind, Mr, Wanted};
 
 pub(super) type R = c_int;
 /// `ncclProfilerCallback_t`, which is not used.
@@ -293,7 +294,7 @@ unsafe fn connect(class: Option<u8>, dev: c_int, handle: *mut c_void, to: Out) -
             put(to, "sendComm", std::ptr::null_mut())?;
             properties(dev)?;
             let handle = handle.cast::<[u8; handle::BYTES]>().as_mut().ok_or_else(|| null("handle"))?;
-            let comm = plugin::running()?.connect(handle, class)?;
+            let comm = plugin::connect(handle, class)?;
             put(to, "sendComm", hand_out(comm))
         }
     })

@@ -6,7 +6,7 @@
 //! host can be a peer too. (Protocol: docs/specs/ivshmem-spec of QEMU.)
 //!
 //! Another thread does what a test in the guest asks of "the host" through the first words of the
-//! shared memory: tests/tests/driver.rs has the other end.
+//! shared memory: tests/tests/driver/doorbell.rs has the other end.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -122,7 +122,7 @@ opens "$group" || fail "a member of the group may not open them: $(cat /tmp/said
 ! opens 4711 || fail "a user who is not in the group may open them"
 says "Permission denied"
 # The module that dkms built works like the repository's.
-KMOD_DIR=/tmp inside "/tmp/${TEST_DRIVER##*/}" --exact a_device_says_what_it_offers --ignored --nocapture |
+KMOD_DIR=/tmp inside "/tmp/${TEST_DRIVER##*/}" --exact calls::a_device_says_what_it_offers --ignored --nocapture |
     tee /tmp/said
 says "test result: ok. 1 passed"
 # The manual as a reader sees it: sections, a table, names with underscores.

@@ -1,13 +1,13 @@
 # Tests that concern only the queue pair `local` and use `local` whatever PUSHGATE_TEST_QP says. They run on
 # the host; here they would count as tests over RDMA.
 local_only='
-p3_a_put_out_of_a_region_reaches_host_and_device_before_its_signal
-p3_a_relay_goes_by_the_longest_stretch_of_the_landing_ring
-p4_p5_sends_out_of_a_region_wait_for_room_in_the_landing_ring
-p7_p8_where_the_peer_cannot_read_a_region_send_is_refused_with_a_sentence
-p8_a_region_stays_until_nobody_reads_what_goes_out_of_it
-p8_a_sender_that_names_memory_it_does_not_have_is_refused_and_hurts_nobody_else
-p8_a_turn_ends_when_the_engine_has_copied_enough'
+p3::p3_a_put_out_of_a_region_reaches_host_and_device_before_its_signal
+p3::p3_a_relay_goes_by_the_longest_stretch_of_the_landing_ring
+p4::p4_p5_sends_out_of_a_region_wait_for_room_in_the_landing_ring
+p7::p7_p8_where_the_peer_cannot_read_a_region_send_is_refused_with_a_sentence
+p8::p8_a_region_stays_until_nobody_reads_what_goes_out_of_it
+p8::p8_a_sender_that_names_memory_it_does_not_have_is_refused_and_hurts_nobody_else
+p8::p8_a_turn_ends_when_the_engine_has_copied_enough'
 
 # tests PROGRAM ARGUMENT...: the names of the program's tests, sorted.
 tests() {

@@ -1,0 +1,103 @@
+//! One end of a connection: what a sending end and a receiving end have in common, and how either goes away.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pushgate_driver_shim::abi;
+use pushgate_proxy::engine::{EngineError, QpId};
+use pushgate_proxy::session::Status;
+
+use crate::error::{Code, Failure, Result};
+use crate::join::{Registered, Role};
+use crate::log;
+use crate::pushes;
+use crate::runtime::{Lane, Runtime};
+use crate::socket::Stream;
+use crate::watch::{self, Peer};
+
+/// How long closing a connection waits for the GPU.
+pub const SETTLE: Duration = Duration::from_secs(2);
+
+/// The part of a connection that sending and receiving ends have. Dropping it takes the queue pair out of the engine.
+pub struct CommEnd {
+    pub role: Role,
+    pub qp: QpId,
+    pub peer: Arc<Peer>,
+    pub stream: Arc<Stream>,
+    /// The connection's number at the watch.
+    pub watched: u64,
+    /// On a receiving end: a region for empty receives, which name no memory.
+    pub nothing: u32,
+    pub lane: Arc<Lane>,
+    /// The RDMA device is used on the GPU's memory.
+    pub reaches: bool,
+    pub pushes: pushes::Counts,
+    /// What the lane's GPU sees of this connection's memory; dropped once the engine has let go of
+    /// it.
+    pub registrations: Vec<Registered>,
+    pub runtime: Arc<Runtime>,
+}
+
+impl fmt::Display for CommEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = if self.role == Role::Send { "sending" } else { "receiving" };
+        write!(f, "{end} end of connection {}", self.qp.0)
+    }
+}
+
+impl Drop for CommEnd {
+    fn drop(&mut self) {
+        self.runtime.watch.remove(self.watched);
+        // An engine that is gone has already dropped the queue pair.
+        let counters = match self.lane.engine.remove_qp(self.qp) {
+            Err(EngineError::Unsettled(counters)) => {
+                log::warn(&format!(
+                    "{self}: the GPU still pulls out of the peer's window, so the window stays mapped"
+                ));
+                std::mem::forget(std::mem::take(&mut self.registrations));
+                *counters
+            }
+            other => other.unwrap_or_default(),
+        };
+        watch::say_goodbye(&self.stream, counters.delivered);
+        self.stream.shutdown();
+    }
+}
+
+impl CommEnd {
+    /// Fails if the lane's GPU copies no more; then the queue pair ends, so the peer learns of it
+    /// and waits there end.
+    #[inline]
+    pub fn gpu_lives(&self) -> Result<()> {
+        match self.lane.gpu.as_ref().and_then(|gpu| gpu.lost()) {
+            None => Ok(()),
+            Some(lost) => Err(self.gpu_is_lost(&lost.reason)),
+        }
+    }
+
+    #[cold]
+    fn gpu_is_lost(&self, reason: &str) -> Failure {
+        // An engine that is gone has already ended the queue pair.
+        let _ = self.lane.engine.fail(Some(self.qp), Status::new(abi::PUSHGATE_ABORTED));
+        let text = format!("{self}: the GPU's copying kernel is lost: {reason}");
+        Failure::new(Code::System, text)
+    }
+
+    /// True if no kernel of ours runs on the GPU, now or later.
+    pub fn gpu_has_ended(&self) -> bool {
+        self.lane.gpu.as_ref().and_then(|gpu| gpu.lost()).is_some_and(|lost| lost.ended)
+    }
+
+    /// What a request that is not done should answer: false while it still waits, or the error if
+    /// it will never be done. `status` is the queue pair's.
+    #[inline]
+    pub fn waits(&self, status: Option<Status>) -> Result<bool> {
+        // The GPU's loss is the cause, so it comes before the queue pair's status.
+        self.gpu_lives()?;
+        match status {
+            None => Ok(false),
+            Some(status) => Err(Failure::ended(status, self)),
+        }
+    }
+}

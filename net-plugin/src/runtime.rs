@@ -1,0 +1,200 @@
+//! The running threads of a process, one set for all of its communicators: an engine for each GPU that a rank of this
+//! process uses ([`Lane`]), the watch of connections, and the settings that they were started with.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use pushgate::Settings;
+use pushgate::settings::{AutoOr, ProxyPlace, QpKind, WindowKind};
+use pushgate_driver_shim::ShimError;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::memory::{HugePages, SharedMemory};
+use pushgate_proxy::engine::{Engine, EngineOptions};
+use pushgate_proxy::idle::Wake;
+use pushgate_proxy::link::verbs::Device;
+use pushgate_proxy::memory::Keep;
+
+use crate::error::{Code, Failure, Result};
+use crate::gpu::{self, Gpu};
+use crate::log;
+use crate::path::{self, Choice, Opened, OverRdma, Told};
+use crate::props::Properties;
+use crate::watch::Watch;
+
+/// What the first init has read.
+pub struct Loaded {
+    pub settings: Settings,
+    pub rdma: Option<Arc<Device>>,
+    pub properties: Properties,
+    /// NCCL may hand over memory of GPUs; the first of them, already opened.
+    gpu: Option<Mutex<Option<Opened>>>,
+    /// What NCCL was told about GPU memory.
+    told: Option<Told>,
+}
+
+/// The running threads and their state.
+pub struct Runtime {
+    // Dropped first, because its thread calls the engine.
+    pub watch: Watch,
+    lanes: Mutex<HashMap<Option<u32>, Arc<Lane>>>,
+    pub loaded: Arc<Loaded>,
+    /// What ends with the runtime, for the runtime's owner.
+    _keep: Keep,
+    next_seed: AtomicU64,
+}
+
+/// An engine, and the GPU that its connections are for.
+pub struct Lane {
+    /// Dropped before the GPU, because its mover uses the GPU's memory.
+    pub engine: Arc<Engine>,
+    pub bell: EventFd,
+    /// Dropped before the GPU, because it holds some of the GPU's memory.
+    pub rdma: Option<OverRdma>,
+    pub gpu: Option<Arc<Gpu>>,
+}
+
+impl Lane {
+    /// How the lane's connections wake the engine. A GPU's connections have a message every few
+    /// microseconds while they are busy, and each would find the engine just going to sleep, so
+    /// that engine polls, less and less often while idle.
+    pub fn wake(&self) -> Wake {
+        let copies = self.gpu.as_ref().is_some_and(|gpu| gpu.copies());
+        if copies { Wake::Polled } else { Wake::Doorbell }
+    }
+}
+
+impl Loaded {
+    /// Reads the settings, opens what they name, and tells NCCL's log.
+    pub fn new() -> Result<Self> {
+        let settings = Settings::load()?;
+        settings.check()?;
+        if settings.proxy == ProxyPlace::Process {
+            return Err(settings.refused("proxy", "thread in the NCCL plugin").into());
+        }
+        if settings.window != WindowKind::Memory {
+            return Err(settings.refused("window", "memory in the NCCL plugin").into());
+        }
+        let rdma = match settings.qp {
+            QpKind::Verbs => {
+                let name = (settings.ib_dev != "auto").then_some(settings.ib_dev.as_str());
+                Some(Device::open(name, settings.ib_port as u8)?)
+            }
+            _ => None,
+        };
+        let path = Choice::of(&settings, rdma.as_ref())?;
+        let properties = match (&rdma, path.told) {
+            (None, _) => Properties::local(path.gpu.is_some()),
+            (Some(device), None) => Properties::of(device),
+            (Some(device), Some(told)) => Properties::of(device).with_gpu(told.landing, told.dma_buf),
+        };
+        log::init(&path.why);
+        if path.gpu.is_some() {
+            path::tell_nccl();
+        }
+        log::init(&match &rdma {
+            Some(device) => format!(
+                "queue pairs are verbs: {} port {}, {} Mbit/s; window of {} bytes a connection",
+                device.name(),
+                device.port(),
+                properties.speed,
+                settings.net_window_size
+            ),
+            None => format!(
+                "queue pairs are local: ranks of this host only; window of {} bytes a connection",
+                settings.net_window_size
+            ),
+        });
+        Ok(Loaded { settings, rdma, properties, gpu: path.gpu, told: path.told })
+    }
+
+    /// Opens a GPU other than the first: messages for it arrive as NCCL was told about the first.
+    fn another(&self, index: u32) -> Result<Opened> {
+        let opened = Opened::new(index, self.rdma.as_ref(), &self.settings, self.told)?;
+        log::init(&format!("GPU {index}, beside the first: {}", opened.why));
+        if opened.rdma.as_ref().map(OverRdma::by_dma_buf) == self.told.map(|told| told.dma_buf) {
+            return Ok(opened);
+        }
+        let text = format!(
+            "the memory of GPU {index} is registered with the RDMA device in another way than that of the first GPU \
+             of the process; set PUSHGATE_PATH=push and PUSHGATE_LANDING=host"
+        );
+        Err(Failure::new(Code::Usage, text))
+    }
+}
+
+#[cfg(test)]
+impl Runtime {
+    /// Makes a runtime for tests over `local`, without a GPU, whatever the environment says.
+    pub fn of_a_test(window: u64) -> Arc<Self> {
+        let mut settings = Settings::default();
+        settings.net_window_size = window;
+        let properties = Properties::local(false);
+        let loaded = Loaded { settings, rdma: None, properties, gpu: None, told: None };
+        Arc::new(Runtime::start(Arc::new(loaded), Arc::new(())).expect("a thread"))
+    }
+}
+
+impl Runtime {
+    /// Starts the threads. `keep` is dropped with the runtime.
+    pub fn start(loaded: Arc<Loaded>, keep: Keep) -> Result<Self> {
+        Ok(Runtime {
+            watch: Watch::start()?,
+            lanes: Mutex::default(),
+            loaded,
+            _keep: keep,
+            next_seed: AtomicU64::new(0),
+        })
+    }
+
+    /// The lane for a connection of the GPU that is current on this thread; started if needed.
+    pub fn lane(&self) -> Result<Arc<Lane>> {
+        let index = self.loaded.gpu.as_ref().and_then(|_| gpu::current());
+        let mut lanes = self.lanes.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(lane) = lanes.get(&index) {
+            return Ok(lane.clone());
+        }
+        let (gpu, mover, rdma) = match (index, &self.loaded.gpu) {
+            (Some(index), Some(first)) => {
+                // The first GPU stays open for its own lane if another GPU's lane is made first.
+                let first = first.lock().unwrap_or_else(|e| e.into_inner()).take_if(|o| o.index == index);
+                let opened = match first {
+                    Some(first) => first,
+                    None => self.loaded.another(index)?,
+                };
+                (Some(Arc::new(opened.gpu)), Some(opened.mover), opened.rdma)
+            }
+            _ => (None, None, None),
+        };
+        let bell = EventFd::new().map_err(Failure::system("eventfd"))?;
+        let theirs = bell.try_clone().map_err(Failure::system("eventfd"))?;
+        // The engine spins longer before it sleeps where that takes no core from NCCL's threads.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let options = EngineOptions { alone: cores >= 8, mover, ..EngineOptions::default() };
+        let engine = Arc::new(log::scoped(|| Engine::start(theirs, options))?);
+        let lane = Arc::new(Lane { engine, bell, rdma, gpu });
+        lanes.insert(index, lane.clone());
+        Ok(lane)
+    }
+
+    /// The GPU of a lane that exists.
+    pub fn gpu(&self, index: u32) -> Option<Arc<Gpu>> {
+        let lanes = self.lanes.lock().unwrap_or_else(|e| e.into_inner());
+        lanes.get(&Some(index))?.gpu.clone()
+    }
+
+    /// Allocates memory for segments, windows and transports.
+    pub fn memory(&self, name: &str, bytes: usize, huge: HugePages) -> Result<SharedMemory, ShimError> {
+        let node = match self.loaded.settings.numa_node {
+            AutoOr::Is(node) => Some(node as u32),
+            _ => None,
+        };
+        SharedMemory::builder(format!("pushgate-net-{name}"), bytes).huge_pages(huge).numa_node(node).create()
+    }
+
+    /// The first tag of a queue pair's region keys.
+    pub fn key_seed(&self) -> u32 {
+        let n = self.next_seed.fetch_add(1, Ordering::Relaxed) as u32;
+        std::process::id().wrapping_mul(2654435761) ^ n.wrapping_mul(0x9e37_79b9)
+    }
+}

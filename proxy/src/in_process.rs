@@ -1,0 +1,105 @@
+//! The engine of this process as a [`Proxy`].
+
+use std::sync::Arc;
+
+use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+
+use crate::counters::Counters;
+use crate::endpoint::{Endpoint, QpMemory, QpOptions};
+use crate::engine::{Engine, EngineError, QpId};
+use crate::idle::Wake;
+use crate::link::RegionSends;
+use crate::memory::Keep;
+use crate::proxy::{Proxy, QpFds, first_page};
+use crate::region::{Exported, RegionMemory};
+use crate::session::Status;
+
+impl Proxy for Engine {
+    fn add_qp(&self, fds: QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError> {
+        // The memory is not mapped in a child.
+        self.here()?;
+        let remote = |e: &dyn std::fmt::Display| EngineError::Remote(e.to_string());
+        // The engine only reads the work segment, so it gets a mapping of its own that permits nothing else.
+        let work = fds.work.fd().try_clone_to_owned().map_err(|e| remote(&e))?;
+        let work = ReadOnlyMemory::from_fd(work, fds.work.len())
+            .map_err(|e| EngineError::Remote(format!("work segment: {e}")))?;
+        for (name, bytes) in [("control", fds.control.len()), ("link", fds.link.len())] {
+            first_page(name, bytes)?;
+        }
+        let memory = QpMemory {
+            work: Arc::new(work),
+            control: fds.control,
+            link: fds.link,
+            peer_link: fds.peer_link,
+            peer_window: fds.peer_window,
+            bell: fds.bell,
+            peer_bell: fds.peer_bell,
+            peer_pid: fds.peer_pid,
+            in_program: true,
+        };
+        let endpoint = Endpoint::local(memory, options).map_err(|e| remote(&e))?;
+        self.add_qp(endpoint, wake)
+    }
+
+    fn add_endpoint(&self, endpoint: Endpoint, wake: Wake) -> Result<QpId, EngineError> {
+        self.add_qp(endpoint, wake)
+    }
+
+    fn add_shared_region(&self, qp: QpId, memory: &Arc<SharedMemory>) -> Result<u32, EngineError> {
+        let address = memory.as_ptr().as_ptr() as usize;
+        let region = RegionMemory::Host { address, keep: Some(memory.clone()) };
+        // SAFETY: the mapping is writable for its length, and `keep` holds it as long as the region is registered.
+        // References into the mapping are to atomic words alone, which others may change.
+        unsafe { self.add_region(qp, region, memory.len() as u64) }
+    }
+
+    unsafe fn add_host_region(
+        &self,
+        qp: QpId,
+        address: usize,
+        bytes: u64,
+        keep: Option<Keep>,
+    ) -> Result<u32, EngineError> {
+        // SAFETY: our caller promises the same.
+        unsafe { self.add_region(qp, RegionMemory::Host { address, keep }, bytes) }
+    }
+
+    unsafe fn add_device_region(
+        &self,
+        qp: QpId,
+        address: u64,
+        bytes: u64,
+        exported: Option<Exported>,
+    ) -> Result<u32, EngineError> {
+        // SAFETY: our caller promises the same.
+        unsafe { self.add_region(qp, RegionMemory::Device { address, exported }, bytes) }
+    }
+
+    fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
+        self.remove_region(qp, key)
+    }
+
+    fn remove_qp(&self, qp: QpId) -> Result<Counters, EngineError> {
+        self.remove_qp(qp)
+    }
+
+    fn fail(&self, qp: Option<QpId>, status: Status) -> Result<(), EngineError> {
+        self.fail(qp, status)
+    }
+
+    fn status(&self, qp: QpId) -> Result<Option<Status>, EngineError> {
+        self.status(qp)
+    }
+
+    fn region_sends(&self, qp: QpId) -> Result<RegionSends, EngineError> {
+        self.region_sends(qp)
+    }
+
+    fn counters(&self) -> Result<Counters, EngineError> {
+        self.counters()
+    }
+
+    fn place(&self) -> &'static str {
+        "thread"
+    }
+}

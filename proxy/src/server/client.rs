@@ -1,0 +1,221 @@
+//! One program of the server: the thread that answers its connection, its engine, and what its requests do there.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::process::Process;
+use pushgate_driver_shim::versions::Versions;
+
+use crate::endpoint::{Endpoint, QpOptions};
+use crate::engine::{Engine, EngineOptions, QpId};
+use crate::idle::Wake;
+use crate::region::RegionMemory;
+use crate::session::Status;
+use crate::wire::{self, Answer, Refusal, Reply, Request, TIMEOUT};
+
+use super::ServerOptions;
+use super::account::{Account, Limits};
+use super::descriptors::{QpDescriptors, engine_bell, map_region};
+use super::wait::{Event, wait};
+
+/// The most requests that are answered after the program's process has ended. A program waits for each answer, so its
+/// process can have left fewer requests behind.
+const LAST_WORDS: usize = 64;
+/// The most characters of a program's name.
+const MAX_NAME: usize = 64;
+
+/// How a program's connection ended.
+enum End {
+    /// The program said Bye.
+    Bye,
+    /// The server ends.
+    Stopped,
+    /// The connection or the program broke, for this reason.
+    Lost(String),
+}
+
+/// Answers a program until its connection ends, then ends its engine. The whole life of a program's thread.
+pub(super) fn attend(server: &ServerOptions, stream: &UnixStream, process: Option<&Process>, number: u64) {
+    let mut client = match greet(server, stream, number) {
+        Ok(client) => client,
+        Err(why) => return tracing::info!(client = number, "left without an engine: {why}"),
+    };
+    // Whatever state a panic leaves in the client, the client is only dropped afterwards.
+    let end = catch_unwind(AssertUnwindSafe(|| client.answer(&server.stop, stream, process)))
+        .unwrap_or_else(|_| End::Lost("a panic, which is a bug of the proxy".into()));
+    let ends = |code| client.engine.fail(None, Status::new(code));
+    match &end {
+        End::Bye => tracing::info!(client = number, "done"),
+        End::Stopped => {
+            let _ = ends(abi::PUSHGATE_ABORTED);
+        }
+        End::Lost(why) => {
+            // The program's peers wait for it, and nobody else can tell them (P7).
+            let _ = ends(abi::PUSHGATE_PEER_LOST);
+            tracing::warn!(client = number, "lost: {why}");
+        }
+    }
+    drop(client);
+    if let End::Bye = end {
+        let _ = wire::send(stream, &Reply::Ok(Answer::Done), &[]);
+    }
+}
+
+/// Takes Hello, starts the engine and answers.
+fn greet(server: &ServerOptions, stream: &UnixStream, number: u64) -> Result<Client, String> {
+    let io = |e: io::Error| e.to_string();
+    stream.set_read_timeout(Some(TIMEOUT)).map_err(io)?;
+    stream.set_write_timeout(Some(TIMEOUT)).map_err(io)?;
+    let begun = match wire::recv(stream) {
+        Ok((request, fds)) => begin(server, request, fds, number),
+        Err(e) if e.kind() == ErrorKind::InvalidData => Err(e.to_string()),
+        Err(e) => return Err(e.to_string()),
+    };
+    let (reply, client) = match begun {
+        Ok((client, version)) => (Ok(Answer::Welcome { version }), Ok(client)),
+        Err(why) => (Err(Refusal::Why(why.clone())), Err(why)),
+    };
+    wire::send(stream, &reply, &[]).map_err(io)?;
+    client
+}
+
+/// Starts the engine that the first request of a program asks for. With the client comes the version that the program and
+/// this proxy use.
+fn begin(
+    server: &ServerOptions,
+    request: Request,
+    fds: Vec<OwnedFd>,
+    number: u64,
+) -> Result<(Client, u32), String> {
+    let Request::Hello { version, newest, name } = request else {
+        return Err("the first request must be Hello".into());
+    };
+    let version = wire::VERSIONS.agree(Versions::told(version, newest)).map_err(|e| e.to_string())?;
+    let bell = engine_bell(fds)?;
+    // The engine has a second bell for the handle in this process, which the program does not hold.
+    let own = EventFd::new().map_err(|e| format!("eventfd: {e}"))?;
+    let cpus = &server.cpus;
+    let cpu = (!cpus.is_empty()).then(|| cpus[number as usize % cpus.len()]);
+    let options = EngineOptions { cpu, alone: server.alone, bell: Some(bell), ..EngineOptions::default() };
+    let engine = Engine::start(own, options).map_err(|e| e.to_string())?;
+    let name: String = name.chars().take(MAX_NAME).collect();
+    tracing::info!(client = number, ?name, "an engine was started");
+    Ok((Client { engine, account: Account::new(Limits::from(server)) }, version))
+}
+
+/// One program's engine and account. Dropping it ends the engine, and with the engine everything that the program
+/// brought.
+struct Client {
+    engine: Engine,
+    account: Account,
+}
+
+impl Client {
+    /// Answers requests until the connection, the program's process or the server ends.
+    fn answer(&mut self, stop: &EventFd, stream: &UnixStream, process: Option<&Process>) -> End {
+        // The process is watched beside the connection, because a child that the program forked may hold the
+        // connection for long, and write on it.
+        let died = || End::Lost("its process has ended".into());
+        let mut last_words = 0;
+        loop {
+            match wait(stop, stream, process, None) {
+                Err(e) => return End::Lost(e.to_string()),
+                Ok(Event::Stop) => return End::Stopped,
+                Ok(Event::Died) => return died(),
+                Ok(Event::Ready { died: true }) if last_words == LAST_WORDS => return died(),
+                Ok(Event::Nothing) => continue,
+                Ok(Event::Ready { died }) => last_words += usize::from(died),
+            }
+            let (request, fds) = match wire::recv(stream) {
+                Ok(message) => message,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
+                Err(e) => {
+                    let why = e.to_string();
+                    if e.kind() == ErrorKind::InvalidData {
+                        let _ = wire::send(stream, &Reply::Err(Refusal::Why(why.clone())), &[]);
+                    }
+                    return End::Lost(why);
+                }
+            };
+            if let Request::Bye = request {
+                return End::Bye;
+            }
+            let reply = self.request(request, fds);
+            if let Err(e) = wire::send(stream, &reply, &[]) {
+                return End::Lost(format!("it does not take its answers: {e}"));
+            }
+            if let Err(Refusal::Gone) = reply {
+                return End::Lost("its engine has ended".into());
+            }
+        }
+    }
+
+    /// Does what one request asks for.
+    fn request(&mut self, request: Request, fds: Vec<OwnedFd>) -> Reply {
+        match request {
+            Request::AddQp { options, wake, bell, peer_bell } => {
+                self.add_qp(options, wake, [bell, peer_bell], fds)
+            }
+            Request::AddRegion { qp, bytes } => self.add_region(qp, bytes, fds),
+            _ if !fds.is_empty() => Err(Refusal::Why(format!("{} descriptors where none belong", fds.len()))),
+            Request::RemoveRegion { qp, key } => {
+                self.account.check(qp)?;
+                let removed = self.engine.remove_region(qp, key)?;
+                if removed {
+                    self.account.remove_region(qp, key);
+                }
+                Ok(Answer::Removed(removed))
+            }
+            Request::RemoveQp { qp } => {
+                let counters = self.engine.remove_qp(qp)?;
+                self.account.remove_qp(qp);
+                Ok(Answer::Counters(counters))
+            }
+            Request::Fail { qp, status } => {
+                let status = Status::from_word(status)
+                    .ok_or_else(|| Refusal::Why("a queue pair cannot be failed with status 0, OK".into()))?
+                    .checked();
+                if let Some(qp) = qp {
+                    self.account.check(qp)?;
+                }
+                self.engine.fail(qp, status)?;
+                Ok(Answer::Done)
+            }
+            Request::Status { qp } => Ok(Answer::Status(self.engine.status(qp)?.map(Status::word))),
+            Request::Counters => Ok(Answer::Counters(self.engine.counters()?)),
+            Request::Hello { .. } => Err(Refusal::Why("Hello was said before".into())),
+            Request::Bye => unreachable!("`answer` returns on Bye"),
+        }
+    }
+
+    /// Takes in a queue pair. `bells` says whether there is a bell that the peer rings, and whether there is a ringer
+    /// of the peer's bell.
+    fn add_qp(&mut self, options: QpOptions, wake: Wake, bells: [bool; 2], fds: Vec<OwnedFd>) -> Reply {
+        self.account.may_add_qp()?;
+        let descriptors = QpDescriptors::take(fds, bells)?;
+        let bytes = descriptors.bytes();
+        self.account.room_for(bytes)?;
+        let endpoint =
+            Endpoint::local(descriptors.map()?, options).map_err(|e| Refusal::Why(e.to_string()))?;
+        let id = self.engine.add_qp(endpoint, wake)?;
+        self.account.add_qp(id, bytes);
+        Ok(Answer::Qp(id))
+    }
+
+    /// Registers a region with a queue pair.
+    fn add_region(&mut self, qp: QpId, bytes: u64, fds: Vec<OwnedFd>) -> Reply {
+        self.account.may_add_region(qp)?;
+        let memory = map_region(fds, bytes, |bytes| self.account.room_for(bytes))?;
+        let address = memory.as_ptr().as_ptr() as usize;
+        let region = RegionMemory::Host { address, keep: Some(memory) };
+        // SAFETY: the mapping is writable for `bytes`, which cannot shrink; nothing in this process has a reference
+        // to it; and `keep` holds the mapping as long as the region is registered.
+        let key = unsafe { self.engine.add_region(qp, region, bytes)? };
+        self.account.add_region(qp, key, bytes);
+        Ok(Answer::Key(key))
+    }
+}

@@ -1,0 +1,203 @@
+//! The memory and the bells that a program hands over, checked where they enter (P8).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::bell::{Bell, Ringer};
+use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::segment::{Geometry, Segment};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+
+use crate::endpoint::QpMemory;
+use crate::proxy::first_page;
+use crate::wire::{QP_FDS, Refusal};
+
+/// The largest segments that the ABI knows: nothing larger is mapped.
+const LARGEST: Geometry = Geometry {
+    window_log: abi::PUSHGATE_MAX_UNITS_LOG,
+    slots_log: abi::PUSHGATE_MAX_SLOTS_LOG,
+    cq_log: abi::PUSHGATE_MAX_CQ_LOG,
+    rx_log: abi::PUSHGATE_MAX_RX_LOG,
+    link_log: abi::PUSHGATE_MAX_SLOTS_LOG,
+    landing_log: abi::PUSHGATE_MAX_UNITS_LOG,
+    signals: abi::PUSHGATE_MAX_SIGNALS,
+    rank: 0,
+};
+
+/// What [`Request::AddQp`](crate::wire::Request::AddQp) brings, in order, and how large each may be.
+const MEMORY: [(&str, usize); QP_FDS] = [
+    ("work segment", LARGEST.bytes(Segment::Work)),
+    ("control segment", LARGEST.bytes(Segment::Control)),
+    ("link segment", LARGEST.bytes(Segment::Link)),
+    ("peer's link segment", LARGEST.bytes(Segment::Link)),
+    ("peer's window", LARGEST.window_bytes()),
+];
+
+/// The descriptors of a new queue pair. Their number and the sizes of their memory have been checked; nothing is
+/// mapped yet.
+#[derive(Debug)]
+pub(super) struct QpDescriptors {
+    memory: [OwnedFd; QP_FDS],
+    sizes: [usize; QP_FDS],
+    bell: Option<OwnedFd>,
+    peer_bell: Option<OwnedFd>,
+}
+
+impl QpDescriptors {
+    /// Takes the descriptors of a request. `bells` says whether there is a bell that the peer rings, and whether
+    /// there is a ringer of the peer's bell.
+    pub(super) fn take(mut fds: Vec<OwnedFd>, bells: [bool; 2]) -> Result<Self, Refusal> {
+        let (n, [bell, peer_bell]) = (fds.len(), bells);
+        let expected = QP_FDS + bell as usize + peer_bell as usize;
+        if n != expected {
+            return Err(Refusal::Why(format!(
+                "AddQp brings {expected} descriptors (those of its memory, and the bells that it names), here are {n}"
+            )));
+        }
+        let peer_bell = peer_bell.then(|| fds.pop()).flatten();
+        let bell = bell.then(|| fds.pop()).flatten();
+        let memory: [OwnedFd; QP_FDS] = exactly(fds, "AddQp", "those of its memory").map_err(Refusal::Why)?;
+        let mut sizes = [0; QP_FDS];
+        for ((size, fd), (name, largest)) in sizes.iter_mut().zip(&memory).zip(MEMORY) {
+            *size = memory_size(fd).map_err(|why| Refusal::Why(format!("{name}: {why}")))?;
+            if *size > largest {
+                return Err(Refusal::Why(format!("{name}: {size} bytes, the largest has {largest}")));
+            }
+        }
+        first_page("control", sizes[1])?;
+        first_page("link", sizes[2])?;
+        Ok(QpDescriptors { memory, sizes, bell, peer_bell })
+    }
+
+    /// Bytes that [`QpDescriptors::map`] will map.
+    pub(super) fn bytes(&self) -> u64 {
+        self.sizes.iter().map(|size| *size as u64).sum()
+    }
+
+    /// Maps the memory and checks that the bells are bells.
+    pub(super) fn map(self) -> Result<QpMemory, Refusal> {
+        let QpDescriptors { memory, sizes, bell, peer_bell } = self;
+        let wrong = |name| move |e: io::Error| Refusal::Why(format!("{name}: {e}"));
+        let bell = bell.map(Bell::from_fd).transpose().map_err(wrong("bell"))?;
+        let peer_bell = peer_bell.map(Ringer::from_fd).transpose().map_err(wrong("peer's bell"))?;
+        let [work, control, link, peer_link, peer_window] = memory;
+        let why = |i: usize| move |e| Refusal::Why(format!("{}: {e}", MEMORY[i].0));
+        let readable = |fd, i: usize| ReadOnlyMemory::from_fd(fd, sizes[i]).map(Arc::new).map_err(why(i));
+        let writable = |fd, i: usize| SharedMemory::from_fd(fd, sizes[i]).map(Arc::new).map_err(why(i));
+        Ok(QpMemory {
+            work: readable(work, 0)?,
+            control: writable(control, 1)?,
+            link: writable(link, 2)?,
+            peer_link: readable(peer_link, 3)?,
+            peer_window: readable(peer_window, 4)?,
+            bell,
+            peer_bell,
+            // The server reads no memory of the peer's process: the program may read there, this process need not.
+            peer_pid: None,
+            in_program: false,
+        })
+    }
+}
+
+/// Maps the memory of a new region, of which the program says that it has `bytes`. `room` says whether so many bytes
+/// may be mapped.
+pub(super) fn map_region(
+    fds: Vec<OwnedFd>,
+    bytes: u64,
+    room: impl FnOnce(u64) -> Result<(), Refusal>,
+) -> Result<Arc<SharedMemory>, Refusal> {
+    let [fd] = exactly(fds, "AddRegion", "that of the memory").map_err(Refusal::Why)?;
+    let size = memory_size(&fd).map_err(|why| Refusal::Why(format!("region: {why}")))?;
+    if size as u64 != bytes {
+        return Err(Refusal::Why(format!("region: {bytes} bytes were named, its memory has {size}")));
+    }
+    room(bytes)?;
+    let memory = SharedMemory::from_fd(fd, size).map_err(|e| Refusal::Why(format!("region: {e}")))?;
+    Ok(Arc::new(memory))
+}
+
+/// The bell of a program's engine, which comes with Hello.
+pub(super) fn engine_bell(fds: Vec<OwnedFd>) -> Result<Bell, String> {
+    let [bell] = exactly(fds, "Hello", "the engine's doorbell")?;
+    Bell::from_fd(bell).map_err(|e| format!("doorbell: {e}"))
+}
+
+/// The descriptors of a request that brings `N` of them; `what` says which.
+fn exactly<const N: usize>(fds: Vec<OwnedFd>, request: &str, what: &str) -> Result<[OwnedFd; N], String> {
+    fds.try_into()
+        .map_err(|fds: Vec<_>| format!("{request} brings {N} descriptors ({what}), here are {}", fds.len()))
+}
+
+/// The size of memory that a program hands over. The size is sealed, so it is final.
+fn memory_size(fd: &OwnedFd) -> Result<usize, String> {
+    // The seals are read first: what has no seals is not memory, and asking a file of some file systems for its size
+    // could take as long as the program likes.
+    let seals =
+        fcntl_get_seals(fd).map_err(|e| format!("descriptor is no memory that can be sealed ({e})"))?;
+    if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+        return Err("its size is not sealed: hand over a memfd with F_SEAL_SHRINK and F_SEAL_GROW".into());
+    }
+    let size = fstat(fd).map_err(|e| format!("fstat: {e}"))?.st_size;
+    usize::try_from(size).map_err(|_| format!("{size} bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use pushgate_driver_shim::eventfd::EventFd;
+    use pushgate_driver_shim::memory::HugePages;
+
+    use super::*;
+
+    fn sealed(bytes: usize) -> OwnedFd {
+        let memory = SharedMemory::builder("test", bytes).huge_pages(HugePages::Never).create().unwrap();
+        memory.fd().try_clone_to_owned().unwrap()
+    }
+
+    fn sentence<T: std::fmt::Debug>(refused: Result<T, Refusal>) -> String {
+        match refused {
+            Err(Refusal::Why(why)) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn p8_a_queue_pair_with_a_descriptor_too_few_or_too_many_is_refused() {
+        for (n, bells) in [(4, [false, false]), (6, [false, false]), (5, [true, false]), (6, [true, true])] {
+            let fds = (0..n).map(|_| sealed(4096)).collect();
+            let why = sentence(QpDescriptors::take(fds, bells));
+            assert!(why.ends_with(&format!("here are {n}")), "{why}");
+        }
+        let whole = QpDescriptors::take((0..5).map(|_| sealed(4096)).collect(), [false, false]).unwrap();
+        assert_eq!(whole.bytes(), 5 * 4096);
+    }
+
+    #[test]
+    fn p8_memory_that_is_no_memory_or_has_no_room_for_a_header_is_refused_by_name() {
+        for (at, (name, _)) in MEMORY.iter().enumerate() {
+            let mut fds: Vec<_> = (0..5).map(|_| sealed(4096)).collect();
+            fds[at] = EventFd::new().unwrap().as_fd().try_clone_to_owned().unwrap();
+            let why = sentence(QpDescriptors::take(fds, [false, false]));
+            assert!(why.starts_with(name), "{why}");
+        }
+        for at in [1, 2] {
+            let mut fds: Vec<_> = (0..5).map(|_| sealed(4096)).collect();
+            fds[at] = sealed(100);
+            let why = sentence(QpDescriptors::take(fds, [false, false]));
+            assert!(why.contains("100 bytes hold no header"), "{why}");
+        }
+    }
+
+    #[test]
+    fn p8_a_regions_memory_is_mapped_only_in_its_own_size_and_where_there_is_room() {
+        let room = |_| Ok(());
+        let full = |bytes| Err(Refusal::Why(format!("no room for {bytes}")));
+        assert_eq!(map_region(vec![sealed(100)], 100, room).unwrap().len(), 100);
+        assert!(sentence(map_region(vec![sealed(100)], 101, room)).contains("its memory has 100"));
+        assert_eq!(sentence(map_region(vec![sealed(100)], 100, full)), "no room for 100");
+        assert!(sentence(map_region(vec![], 100, room)).ends_with("here are 0"));
+    }
+}

@@ -1,0 +1,130 @@
+//! The socket at which a proxy listens: its place, its privacy, and the removal of its file.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use pushgate_driver_shim::fork::OwnedHere;
+use rustix::fs::{FlockOperation, flock};
+
+use crate::wire;
+
+/// Removes the socket's file when it is dropped, if the file is still the one that [`bind`] made.
+///
+/// A child of `fork` leaves the file alone.
+#[derive(Debug)]
+pub struct SocketFile {
+    _named: OwnedHere<Named>,
+}
+
+/// The path of a socket and the file that was made there; none for an abstract name.
+#[derive(Debug)]
+struct Named(Option<(PathBuf, FileId)>);
+
+/// Device, inode, and ctime in seconds and nanoseconds. The ctime is there because inode numbers are used again.
+type FileId = (u64, u64, i64, i64);
+
+fn file_id(path: &Path) -> io::Result<FileId> {
+    fs::symlink_metadata(path).map(|m| (m.dev(), m.ino(), m.ctime(), m.ctime_nsec()))
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if let Some((path, id)) = &self.0
+            && file_id(path).is_ok_and(|found| found == *id)
+        {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Listens at `path`, or for `@name` at an abstract socket.
+///
+/// The directory of a path must be private (mode 0700, this process's user); a directory that does not exist is made.
+/// The socket of a proxy that died is replaced; where a proxy still listens, the error is an `AddrInUse`. An abstract
+/// socket can be reached by any user (and [`serve`](super::serve) refuses other users), and any user can take its name
+/// first.
+pub fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+    let at = path.display();
+    if let Some(name) = wire::abstract_name(path) {
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?).map_err(|e| {
+            if e.kind() == ErrorKind::AddrInUse { live(path) } else { told(e, format_args!("binding {at}")) }
+        })?;
+        return Ok((listener, SocketFile { _named: OwnedHere::new(Named(None)) }));
+    }
+    let dir = match path.parent() {
+        Some(dir) if dir.as_os_str().is_empty() => Path::new("."),
+        Some(dir) => dir,
+        None => return Err(io::Error::new(ErrorKind::InvalidInput, format!("{at} names no socket"))),
+    };
+    let directory = private(dir)?;
+    // Of two proxies that start at once, neither must take the other's new socket for a dead one.
+    flock(&directory, FlockOperation::LockExclusive)?;
+    clear(path)?;
+    let listener = UnixListener::bind(path).map_err(|e| told(e, format_args!("binding {at}")))?;
+    let named = Named(Some((path.to_path_buf(), file_id(path)?)));
+    Ok((listener, SocketFile { _named: OwnedHere::new(named) }))
+}
+
+/// Opens a directory that only this process's user may enter; makes the directory if it does not exist.
+fn private(dir: &Path) -> io::Result<fs::File> {
+    match fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(e) if e.kind() != ErrorKind::AlreadyExists => {
+            return Err(told(e, format_args!("making {}", dir.display())));
+        }
+        _ => {}
+    }
+    let handle = fs::File::open(dir).map_err(|e| told(e, format_args!("opening {}", dir.display())))?;
+    let meta = handle.metadata()?;
+    let uid = rustix::process::geteuid().as_raw();
+    if !meta.is_dir() || meta.uid() != uid || meta.mode() & 0o077 != 0 {
+        let text = format!(
+            "{} must be a directory of user {uid} with mode 0700 (it is user {}'s, mode {:o}), because a user who \
+             reaches the socket there can hand the proxy work: chmod it, or name another",
+            dir.display(),
+            meta.uid(),
+            meta.mode() & 0o7777
+        );
+        return Err(io::Error::new(ErrorKind::PermissionDenied, text));
+    }
+    Ok(handle)
+}
+
+/// Makes a path free for a new socket: removes the socket of a proxy that has ended, and nothing else.
+fn clear(path: &Path) -> io::Result<()> {
+    let at = path.display();
+    match fs::symlink_metadata(path) {
+        Ok(meta) if !meta.file_type().is_socket() => {
+            let text = format!("{at} is there and no socket: name another path");
+            Err(io::Error::new(ErrorKind::AlreadyExists, text))
+        }
+        Ok(_) => match wire::dial(path, Instant::now()) {
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
+                tracing::info!("removing the socket of a proxy that is gone: {at}");
+                fs::remove_file(path).map_err(|e| told(e, format_args!("removing {at}")))
+            }
+            // A proxy whose queue of connections is full listens, too.
+            Ok(_) => Err(live(path)),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => Err(live(path)),
+            Err(e) => Err(told(e, format_args!("looking whether a proxy listens at {at}"))),
+        },
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(told(e, format_args!("looking at {at}"))),
+    }
+}
+
+/// The error where another proxy listens.
+fn live(path: &Path) -> io::Error {
+    let at = path.display();
+    let text = format!("a proxy listens at {at} already: use that one, end it, or name another socket");
+    io::Error::new(ErrorKind::AddrInUse, text)
+}
+
+/// The error with what was being done.
+fn told(e: io::Error, what: std::fmt::Arguments<'_>) -> io::Error {
+    io::Error::new(e.kind(), format!("{what}: {e}"))
+}

@@ -1,0 +1,95 @@
+//! Waiting in a server's threads: for a descriptor, for the end of a process, or for the end of the server.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::process::Process;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+/// What ended a wait.
+#[derive(Debug, PartialEq)]
+pub(super) enum Event {
+    /// The server ends.
+    Stop,
+    /// The descriptor is readable or closed.
+    Ready {
+        /// The process has ended, too.
+        died: bool,
+    },
+    /// The process has ended, and the descriptor has nothing to read.
+    Died,
+    /// Time ran out, or a signal interrupted the wait.
+    Nothing,
+}
+
+/// Waits until `fd` is readable or closed, `process` has ended, `stop` is rung, or `timeout` has passed. Without a
+/// timeout the wait has no limit of its own.
+pub(super) fn wait(
+    stop: &EventFd,
+    fd: impl AsFd,
+    process: Option<&Process>,
+    timeout: Option<Duration>,
+) -> io::Result<Event> {
+    let timeout = timeout.map(|t| Timespec::try_from(t).expect("a short time"));
+    let stop = || PollFd::new(stop, PollFlags::IN);
+    let process = process.map(|p| PollFd::new(p, PollFlags::IN));
+    // Without a process the third entry is a placeholder that poll does not get.
+    let fds = if process.is_some() { 3 } else { 2 };
+    let mut all = [stop(), PollFd::new(&fd, PollFlags::IN), process.unwrap_or_else(stop)];
+    match poll(&mut all[..fds], timeout.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(e) => return Err(e.into()),
+    }
+    Ok(match all.map(|fd| !fd.revents().is_empty()) {
+        [true, ..] => Event::Stop,
+        [_, true, died] => Event::Ready { died },
+        [_, _, true] => Event::Died,
+        _ => Event::Nothing,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+    use std::process::Command;
+
+    use super::*;
+
+    /// One look, without waiting.
+    fn look(stop: &EventFd, stream: &UnixStream, process: Option<&Process>) -> Event {
+        wait(stop, stream, process, Some(Duration::ZERO)).unwrap()
+    }
+
+    #[test]
+    fn a_process_that_ended_is_reported_beside_what_it_left_to_read() {
+        let stop = EventFd::new().unwrap();
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let process = Process::of(child.id()).unwrap();
+        assert_eq!(look(&stop, &ours, Some(&process)), Event::Nothing);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(look(&stop, &ours, Some(&process)), Event::Died);
+        theirs.write_all(b"x").unwrap();
+        assert_eq!(look(&stop, &ours, Some(&process)), Event::Ready { died: true });
+        assert_eq!(look(&stop, &ours, None), Event::Ready { died: false });
+    }
+
+    #[test]
+    fn a_closed_descriptor_is_ready_and_the_servers_end_goes_before_everything() {
+        let stop = EventFd::new().unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        assert_eq!(look(&stop, &ours, None), Event::Nothing);
+        drop(theirs);
+        assert_eq!(look(&stop, &ours, None), Event::Ready { died: false });
+        stop.ring();
+        // The bell stays rung: each thread of the server sees it.
+        for _ in 0..2 {
+            assert_eq!(look(&stop, &ours, None), Event::Stop);
+        }
+    }
+}

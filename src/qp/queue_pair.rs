@@ -1,0 +1,225 @@
+//! A queue pair as the program sees it: its memory, the registrations with the device, and the structure that kernels
+//! get.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::placed::{Placed, State as RingState};
+use pushgate_driver_shim::window::{Piece, Window};
+use pushgate_gpu_kernels::{Access, DeviceBuffer, Registration};
+use pushgate_proxy::engine::{EngineError, QpId};
+use pushgate_proxy::region::Exported;
+use pushgate_proxy::session::Status;
+
+use super::descriptor::{DeviceEnd, check_status, device_addresses, ring, ring_process};
+use super::memory::{DrivenEnd, InboundPayload, Own};
+use super::undo::Undo;
+use crate::context::Context;
+use crate::engine::Doorbell;
+use crate::error::Result;
+use crate::settings::QpKind;
+use crate::shared::Shared;
+
+/// A reliable, ordered connection between two ranks' devices.
+///
+/// Dropping it takes the queue pair out of the engine. Kernels that use it must have ended by then.
+pub struct QueuePair {
+    // Fields drop in this order: out of the engine (Drop), unregister, unmap.
+    descriptor: abi::pushgate_qp,
+    registrations: Vec<Registration>,
+    _state: DeviceBuffer,
+    id: QpId,
+    peer: u32,
+    rank: u32,
+    control: Piece,
+    pub(super) memory: DrivenEnd,
+    context: Context,
+}
+
+/// The key of a region: lkey and rkey in one.
+pub type RegionKey = u32;
+
+impl DeviceEnd for QueuePair {
+    fn descriptor(&self) -> abi::pushgate_qp {
+        self.descriptor
+    }
+}
+
+impl QueuePair {
+    /// Makes the queue pair from an end that the engine drives: registers the end's memory with the device.
+    pub(super) fn new(context: &Context, peer: u32, driven: DrivenEnd) -> Result<QueuePair> {
+        // Undoes the join until the queue pair belongs to a `QueuePair`.
+        let undo = Undo::new(context, driven.id);
+        let settings = context.settings();
+        let Own { geometry: g, window, work, control, .. } = &driven.own;
+        let register = |m: &dyn Window| context.register(m, Access::ReadWrite);
+        let inbound = match &driven.inbound {
+            InboundPayload::Window(window) => context.register_read_only(window)?,
+            InboundPayload::Mirror(mirror) => register(&**mirror)?,
+        };
+        let registrations = vec![register(&**window)?, register(work)?, register(control)?, inbound];
+        let [window, work, control_at, inbound] =
+            [0, 1, 2, 3].map(|i: usize| Registration::device_addr(&registrations[i]));
+        let state = context.alloc(size_of::<abi::pushgate_qp_state>())?;
+        let doorbell = match context.device() {
+            "cpu" => match &context.inner.bell {
+                Doorbell::Thread(_) => ring as extern "C" fn(u64) as usize as u64,
+                Doorbell::Process(_) => ring_process as extern "C" fn(u64) as usize as u64,
+            },
+            _ => 0,
+        };
+        let descriptor = abi::pushgate_qp {
+            peer_window: inbound,
+            state: state.addr(),
+            doorbell,
+            doorbell_arg: context.inner.bell.fd().as_raw_fd() as u64,
+            limit_ns: settings.timeout.as_nanos() as u64,
+            peer_window_log: driven.peer_geometry.window_log,
+            peer,
+            ..device_addresses(g, window, work, control_at)
+        };
+        undo.done();
+        Ok(QueuePair {
+            descriptor,
+            registrations,
+            _state: state,
+            id: driven.id,
+            peer,
+            rank: g.rank,
+            control: control.clone(),
+            memory: driven,
+            context: context.clone(),
+        })
+    }
+
+    /// Where the window begins in its provider, if WQE ring and control words lie in the window too
+    /// (`rings = window`). An [`crate::AttachedQueuePair`] needs this offset.
+    pub fn place(&self) -> Option<u64> {
+        self.memory.own.placed.as_ref().map(|placed| placed.control.offset())
+    }
+
+    /// The name of the staging area that contains the window (`window = staging`). If this process
+    /// is killed, another process takes over the area by this name.
+    pub fn area(&self) -> Option<&str> {
+        self.memory.own.window.name()
+    }
+
+    /// The content of the rings, if they lie in the window (`rings = window`): what another proxy
+    /// would find there if this process died. Kernels that still send change it meanwhile.
+    pub fn ring_state(&self) -> Option<RingState> {
+        self.memory.own.placed.as_ref().filter(|_| self.context.here().is_ok()).map(Placed::state)
+    }
+
+    /// The rank of the other end.
+    pub fn peer(&self) -> u32 {
+        self.peer
+    }
+
+    /// The largest message in bytes: the size of the window's payload.
+    pub fn max_message(&self) -> u64 {
+        (abi::PUSHGATE_UNIT as u64) << self.descriptor.window_log
+    }
+
+    /// Registers shared memory: the peer may put into it, and WQEs of this end may name it.
+    pub fn register_shared(&self, memory: &Shared) -> Result<RegionKey> {
+        Ok(self.context.inner.proxy.add_shared_region(self.id, memory.memory())?)
+    }
+
+    /// Registers device memory: the peer may put into it. Works only with the engine in this
+    /// process.
+    ///
+    /// Between RDMA devices the peer's device writes into the buffer directly, where the GPU and
+    /// both RDMA devices allow that. Elsewhere the payload arrives in host memory, and the GPU's
+    /// copy engine fetches it.
+    ///
+    /// # Safety
+    /// The buffer outlives the queue pair, or a successful [`QueuePair::deregister`]. (If the log
+    /// says that the device's copies did not end when the queue pair was dropped, the buffer must
+    /// stay until they do.)
+    pub unsafe fn register_buffer(&self, buffer: &DeviceBuffer) -> Result<RegionKey> {
+        self.context.here()?;
+        let (proxy, bytes) = (&self.context.inner.proxy, buffer.len() as u64);
+        if self.context.device() == "cpu" {
+            // SAFETY: the CPU executor's device addresses are host addresses; the caller keeps the
+            // buffer, and no references into it exist.
+            return Ok(unsafe { proxy.add_host_region(self.id, buffer.addr() as usize, bytes, None)? });
+        }
+        let exported = match self.context.settings().qp {
+            QpKind::Verbs => self.export(buffer),
+            QpKind::Local => None,
+        };
+        // SAFETY: the caller keeps the buffer; the export covers all of it.
+        Ok(unsafe { proxy.add_device_region(self.id, buffer.addr(), bytes, exported)? })
+    }
+
+    /// Exports a buffer for an RDMA device that is to write into it. On an error the copy engine is
+    /// used instead, so an error is no reason to refuse the buffer.
+    fn export(&self, buffer: &DeviceBuffer) -> Option<Exported> {
+        match buffer.export() {
+            Ok(dma_buf) => dma_buf.map(|d| Exported::DmaBuf(Arc::new(d.fd), d.offset)),
+            Err(e) => {
+                tracing::warn!(rank = self.rank, peer = self.peer, "{e}: payload for it will be copied");
+                None
+            }
+        }
+    }
+
+    /// Deregisters a region once nothing under way uses it any more.
+    ///
+    /// False if the key names no region, or if messages out of the region, or copies to it, did not
+    /// end within 2 s: then the region stays registered, and its memory must stay.
+    ///
+    /// On a queue pair that has failed only copies are waited for. A peer on the same host may then
+    /// read, for a moment longer, what lies where the region was, but shows none of it.
+    pub fn deregister(&self, key: RegionKey) -> Result<bool> {
+        Ok(self.context.inner.proxy.remove_region(self.id, key)?)
+    }
+
+    /// Fails with the cause if the queue pair has ended.
+    pub fn check(&self) -> Result<()> {
+        self.context.here()?;
+        check_status(&self.control, self.rank)
+    }
+
+    /// Ends the queue pair: waits end with *aborted*, here and at the peer.
+    pub fn abort(&self) -> Result<()> {
+        Ok(self.context.inner.proxy.fail(Some(self.id), Status::new(abi::PUSHGATE_ABORTED))?)
+    }
+
+    /// Keeps mapped and registered, for ever, what a device may still read or write.
+    fn keep_memory(&mut self) {
+        let Own { window, work, control, .. } = &self.memory.own;
+        std::mem::forget((window.clone(), work.clone(), control.clone()));
+        match &self.memory.inbound {
+            InboundPayload::Window(window) => std::mem::forget(window.clone()),
+            InboundPayload::Mirror(mirror) => std::mem::forget(mirror.clone()),
+        }
+        std::mem::forget(std::mem::take(&mut self.registrations));
+    }
+
+    /// The engine's number for the queue pair.
+    pub(crate) fn id(&self) -> QpId {
+        self.id
+    }
+
+    /// The control segment, for code that must write the final status when the engine is gone.
+    pub(crate) fn control(&self) -> &Piece {
+        &self.control
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // An error means that the engine is gone and has dropped the queue pair already. In a child
+        // of `fork` the engine refuses, and the fields' drops do nothing.
+        if let Err(EngineError::Unsettled(_)) = self.context.inner.proxy.remove_qp(self.id) {
+            tracing::error!(
+                rank = self.rank,
+                peer = self.peer,
+                "the device still copies for a queue pair that is dropped; its memory stays to the process's end"
+            );
+            self.keep_memory();
+        }
+    }
+}
