@@ -1,6 +1,6 @@
 //! Tests of the simulator itself: it finds each planted fault, finds nothing without one, and repeats itself.
 
-use pushgate_proxy::sim::{Cut, Plant, Simulator};
+use pushgate_proxy::sim::{Cut, MOST_RANKS, Plant, Simulator};
 
 /// Seeds within which each planted fault must be found.
 const SEEDS: u64 = 1000;
@@ -62,12 +62,20 @@ fn p8_a_region_that_is_not_checked_is_found() {
 #[test]
 fn a_run_without_a_planted_fault_is_clean_and_repeats_itself() {
     let mut simulator = Simulator::new();
+    let (mut messages, mut faults, mut large) = (Vec::new(), Vec::new(), 0);
     for seed in 1..=100 {
         let outcome = simulator.run(seed, &Cut::default(), None, false);
         assert_eq!(outcome.violation, None, "seed {seed}: {:#?}", outcome.last);
         let again = simulator.run(seed, &Cut::default(), None, false);
         assert_eq!((outcome.steps, outcome.hash), (again.steps, again.hash), "seed {seed}");
+        messages.push(outcome.messages);
+        faults.push(outcome.faults);
+        large += (outcome.ranks == MOST_RANKS) as u32;
     }
+    // A clean run says something only if much happens in it.
+    messages.sort_unstable();
+    faults.sort_unstable();
+    assert!(messages[50] >= 200 && faults[50] >= 1 && large >= 5, "{messages:?}, {faults:?}, {large}");
 }
 
 #[test]
