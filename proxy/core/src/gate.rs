@@ -266,7 +266,8 @@ mod tests {
         ) {
             let mut gate = Gate::new(RECEIVES, BUDGET);
             // Payload and whether it consumed a receive, of messages posted and of those completed.
-            let (mut flying, mut landed): (Vec<(u32, bool)>, Vec<(u32, bool)>) = Default::default();
+            let mut flying: Vec<(u32, bool)> = Vec::new();
+            let mut landed: Vec<(u32, bool)> = Vec::new();
             let (mut granted, mut used) = (0u64, 0u64);
             for (kind, bytes) in events {
                 let in_flight: u64 = flying.iter().chain(&landed).map(|(b, _)| *b as u64).sum();
