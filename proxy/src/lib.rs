@@ -4,6 +4,23 @@
 //! ring, core and queue pair; `engine` drives the endpoints; `producer` is the other side of the rings, for a program
 //! whose device is a thread of the host. docs/architecture.md tells the whole path.
 
+/// Whether a planted fault is switched on. Without the feature `sim` there is none.
+#[cfg(feature = "sim")]
+macro_rules! planted {
+    ($plant:ident) => {
+        pushgate_core::plant::is(pushgate_core::plant::Plant::$plant)
+    };
+}
+#[cfg(not(feature = "sim"))]
+macro_rules! planted {
+    ($plant:ident) => {
+        false
+    };
+}
+
+// Modules that the simulator runs: one seed replays a run, so they read no clock and keep no order of a hash
+// (proxy/clippy.toml).
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod ring;
 
 #[cfg(not(loom))]
@@ -13,10 +30,12 @@ pub use pushgate_core::{gate, inbound, outbound, session, staging};
 #[cfg(not(loom))]
 pub mod counters;
 #[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod endpoint;
 #[cfg(not(loom))]
 pub mod engine;
 #[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod idle;
 #[cfg(not(loom))]
 mod in_process;
@@ -25,24 +44,33 @@ pub mod link;
 #[cfg(not(loom))]
 pub mod measure;
 #[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod memory;
 #[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod mover;
 #[cfg(not(loom))]
 pub mod offer;
 #[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod producer;
 #[cfg(not(loom))]
 pub mod proxy;
 #[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod receives;
 #[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod region;
 #[cfg(not(loom))]
 pub mod remote;
 #[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod segments;
 #[cfg(not(loom))]
 pub mod server;
+#[cfg(all(feature = "sim", not(loom)))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod sim;
 #[cfg(not(loom))]
 pub mod wire;

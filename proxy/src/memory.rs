@@ -66,6 +66,11 @@ impl Mapped {
     pub(crate) fn address(&self) -> usize {
         self.address
     }
+
+    /// Length in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 impl From<&Arc<SharedMemory>> for Mapped {
@@ -97,6 +102,14 @@ impl From<Arc<ReadOnlyMemory>> for Mapped {
 impl From<&Mapped> for Mapped {
     fn from(memory: &Mapped) -> Self {
         memory.clone()
+    }
+}
+
+impl From<Arc<dyn Window>> for Mapped {
+    fn from(window: Arc<dyn Window>) -> Self {
+        let (address, bytes) = (window.as_ptr().as_ptr() as usize, window.len());
+        let io_memory = window.io_memory();
+        Mapped { address, bytes, keep: Arc::new(window), io_memory }
     }
 }
 

@@ -5,14 +5,12 @@
 //! waits. The only system call rings the doorbell of an engine that says that it sleeps.
 
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::record::{Opcode, Record, Words as RecordWords, inline, set_inline};
 use pushgate_driver_shim::segment::Geometry;
-use pushgate_driver_shim::window::Window;
 
 use crate::memory::Mapped;
 use crate::ring::Found;
@@ -65,7 +63,7 @@ pub struct Received {
 /// reads what the engine says. For one thread at a time.
 pub struct Producer {
     geometry: Geometry,
-    window: Arc<dyn Window>,
+    window: Mapped,
     work: WorkOfDevice,
     control: ControlAtDevice,
     bell: Option<EventFd>,
@@ -91,11 +89,11 @@ impl Producer {
         geometry: Geometry,
         work: impl Into<Mapped>,
         control: impl Into<Mapped>,
-        window: Arc<dyn Window>,
+        window: impl Into<Mapped>,
         bell: Option<EventFd>,
     ) -> Self {
-        let g = &geometry;
-        assert!(window.len() >= UNIT << g.window_log, "a window of {} bytes", window.len());
+        let (g, window) = (&geometry, window.into());
+        assert!(window.bytes() >= UNIT << g.window_log, "a window of {} bytes", window.bytes());
         Producer {
             work: WorkOfDevice::new(&work.into(), g),
             control: ControlAtDevice::new(&control.into(), g),
@@ -198,7 +196,7 @@ impl Producer {
         // SAFETY: `from` is the caller's word; the target lies in the window, checked
         // above, which is mapped writable as long as `self`, and is other memory than a
         // payload. That nobody reads these bytes now is the reservation's promise (P1).
-        unsafe { std::ptr::copy_nonoverlapping(from, self.window.as_ptr().as_ptr().add(at), length) };
+        unsafe { std::ptr::copy_nonoverlapping(from, (self.window.address() + at) as *mut u8, length) };
     }
 
     /// Takes what `record` with a payload of `length` bytes in the window needs, for somebody

@@ -112,7 +112,8 @@ impl Regions {
         if *k != key {
             return Err(Refused::Key(key));
         }
-        if offset.checked_add(length as u64).is_none_or(|end| end > *region) {
+        let inside = offset.checked_add(length as u64).is_some_and(|end| end <= *region);
+        if !inside && !planted!(P8Region) {
             return Err(Refused::Bounds { offset, length, region: *region });
         }
         Ok(match memory {

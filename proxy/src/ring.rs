@@ -74,7 +74,7 @@ pub(crate) fn look_at(slot: &[AtomicU64], lap: u8, words: &mut Words) -> Found {
         words[i] = w;
         wrong |= w ^ w0;
     }
-    if wrong >> abi::PUSHGATE_LAP_SHIFT == 0 {
+    if wrong >> abi::PUSHGATE_LAP_SHIFT == 0 || planted!(P2Lap) {
         return Found::Ready;
     }
     for w in &words[1..] {
@@ -151,7 +151,7 @@ pub fn may_sleep(flags: &[&AtomicU64], mut work: impl FnMut() -> bool) -> bool {
         flag.store(1, Ordering::Relaxed);
     }
     fence(Ordering::SeqCst);
-    if work() {
+    if !planted!(P7WakeUp) && work() {
         awake(flags);
         return false;
     }

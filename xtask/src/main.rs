@@ -14,6 +14,7 @@ mod programs;
 mod progress;
 mod promises;
 mod runner;
+mod sim;
 mod site;
 mod steps;
 mod system;
@@ -102,6 +103,13 @@ enum Task {
         /// The folder.
         folder: PathBuf,
     },
+    /// Simulate clusters in virtual time, with faults, and check every promise (`cargo xtask sim --help`).
+    #[command(disable_help_flag = true)]
+    Sim {
+        /// Arguments of the simulator.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Build the kernel module for the virtual machine's kernel; a warning is an error.
     Kmod,
     /// Make the Debian package: the command, headers, manual, and the kernel module's sources for dkms.
@@ -175,6 +183,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Task::Vm(options) => vm::run(&paths, &options),
+        Task::Sim { arguments } => sim::run(&paths, &arguments),
         Task::Packed { folder } => vm::run_packed(&folder),
         Task::Kmod => {
             println!("{}", kmod::task(&paths)?.display());

@@ -127,7 +127,11 @@ impl Gate {
             Stall::SendQueue
         } else if self.cq_free.get() == 0 {
             Stall::CompletionQueue
-        } else if need.receive && self.consumed.get() >= self.granted.get() && !self.ungated {
+        } else if need.receive
+            && self.consumed.get() >= self.granted.get()
+            && !self.ungated
+            && !planted!(P4Forged)
+        {
             Stall::Receive
         } else if self.bytes.get() > 0 && self.bytes.get() + need.bytes as u64 > self.budget.bytes {
             Stall::Bytes
@@ -162,6 +166,7 @@ impl Gate {
     /// If more complete than were posted: the link counted wrong.
     #[inline]
     pub fn complete(&self, n: u32) {
+        let n = if planted!(P4Leaked) && n > 1 { n - 1 } else { n };
         let send = self.send_free.get() + n;
         assert!(send <= self.budget.send_slots, "{n} completions are more than were posted");
         self.send_free.set(send);
@@ -266,8 +271,7 @@ mod tests {
         ) {
             let mut gate = Gate::new(RECEIVES, BUDGET);
             // Payload and whether it consumed a receive, of messages posted and of those completed.
-            let mut flying: Vec<(u32, bool)> = Vec::new();
-            let mut landed: Vec<(u32, bool)> = Vec::new();
+            let (mut flying, mut landed) = (Vec::<(u32, bool)>::new(), Vec::<(u32, bool)>::new());
             let (mut granted, mut used) = (0u64, 0u64);
             for (kind, bytes) in events {
                 let in_flight: u64 = flying.iter().chain(&landed).map(|(b, _)| *b as u64).sum();

@@ -10,11 +10,29 @@
 //! * [`session`] is what both ends know of each other.
 
 #![forbid(unsafe_code)]
+// One seed replays a run: nothing here reads a clock or hashes at random.
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+/// Whether a planted fault is switched on. Without the feature `sim` there is none.
+#[cfg(feature = "sim")]
+macro_rules! planted {
+    ($plant:ident) => {
+        $crate::plant::is($crate::plant::Plant::$plant)
+    };
+}
+#[cfg(not(feature = "sim"))]
+macro_rules! planted {
+    ($plant:ident) => {
+        false
+    };
+}
 
 pub mod gate;
 pub mod inbound;
 pub mod landing;
 pub mod outbound;
+#[cfg(feature = "sim")]
+pub mod plant;
 pub mod recovery;
 pub mod session;
 pub mod staging;

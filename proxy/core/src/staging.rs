@@ -223,6 +223,7 @@ impl Staging {
     /// counts with each other.
     pub fn rewind(&mut self, accepted: u64) -> Rewound {
         assert!((self.retired_messages..=self.messages).contains(&accepted), "{accepted} messages accepted");
+        let accepted = if planted!(P6Rewind) { self.messages.min(accepted + 1) } else { accepted };
         let mut sum = Rewound::default();
         while self.head > self.tail && self.entry(self.head - 1).messages_after > accepted {
             self.head -= 1;
@@ -243,8 +244,9 @@ impl Staging {
     /// The credit word: the cumulative numbers of slots and of units that were given back.
     #[inline(always)]
     pub fn credit_word(&self) -> u64 {
+        let planted = (planted!(P1Credit) && self.tail > 0) as u64;
         (self.tail & abi::PUSHGATE_CURSOR_MASK as u64) << abi::PUSHGATE_CURSOR_BITS
-            | self.retired_units & abi::PUSHGATE_CURSOR_MASK as u64
+            | (self.retired_units + planted) & abi::PUSHGATE_CURSOR_MASK as u64
     }
 
     /// Takes in whether, at time `now` (any monotonic clock, nanoseconds), slots behind the head are complete while the

@@ -553,6 +553,18 @@ impl Endpoint {
         self.qp.woken();
     }
 
+    /// The sender's state, for the simulator's checks.
+    #[cfg(feature = "sim")]
+    pub(crate) fn outbound(&self) -> &Outbound {
+        &self.outbound
+    }
+
+    /// Messages that the peer has, as last heard, for the simulator's checks.
+    #[cfg(feature = "sim")]
+    pub(crate) fn peer_received(&self) -> u64 {
+        self.session.received()
+    }
+
     /// How it ended, if it has.
     pub fn status(&self) -> Option<Status> {
         self.session.status()

@@ -238,6 +238,9 @@ impl Endpoint {
         let movement = Move::start(src, dst, r.length as usize, mover.as_deref_mut(), stage)
             .map_err(|e: mover::MoveError| Fault::Device(Box::new(e)))?;
         self.moving.push_back(Moving { movement, region });
+        if planted!(P3Signal) && r.has(Record::WITH_SIGNAL) {
+            self.control.signal(r.signal, r.signal_value);
+        }
         if self.moving.len() == 1 {
             self.advance(mover);
         }

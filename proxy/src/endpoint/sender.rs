@@ -151,6 +151,7 @@ impl Endpoint {
                 return true;
             }
         };
+        let released = if planted!(P5Freed) { received } else { released };
         let mut work = false;
         if let Some(granted) = count_of(counts.granted, self.session.epoch()) {
             match self.outbound.grant(granted) {

@@ -357,6 +357,12 @@ impl Machine {
         }
     }
 
+    /// A queue pair, for the simulator's checks.
+    #[cfg(feature = "sim")]
+    pub(crate) fn endpoint(&self, qp: QpId) -> Option<&Endpoint> {
+        self.endpoints.iter().find(|(id, _)| *id == qp).map(|(_, e)| &**e)
+    }
+
     /// Counts of all queue pairs, those that are gone included.
     pub fn counters(&self) -> Counters {
         let mut sum = self.gone;

@@ -4,7 +4,9 @@
 //! program's handle: commands reach the thread over a channel, and nothing else is shared with it.
 
 mod command;
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod leaving;
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod machine;
 mod thread;
 

@@ -7,7 +7,7 @@
 //! read-only. So neither can spoil the other's state, and no word has two
 //! writers.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::AtomicU64;
 
@@ -54,7 +54,7 @@ pub struct LocalLink {
     /// Rings the peer's engine.
     peer_bell: Option<Ringer>,
     /// Regions of this process that messages may go out of, by key.
-    regions: HashMap<u32, OwnRegion>,
+    regions: BTreeMap<u32, OwnRegion>,
     peer_pid: Option<u32>,
     /// We have told the peer whether we can read its process.
     probed: bool,
@@ -108,7 +108,7 @@ impl LocalLink {
             },
             bell,
             peer_bell,
-            regions: HashMap::new(),
+            regions: BTreeMap::new(),
             probed: peer_pid.is_none(),
             peer_pid,
             reads: false,

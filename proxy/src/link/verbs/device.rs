@@ -252,8 +252,8 @@ impl Device {
         Ok(d)
     }
 
-    /// Of a test's library and context.
-    #[cfg(test)]
+    /// Of a library and context that a test or the simulator has made.
+    #[cfg(any(test, feature = "sim"))]
     pub(super) fn mock(
         verbs: &'static sys::Verbs,
         context: NonNull<sys::ibv_context>,

@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use pushgate_rdma_core_sys::*;
 
@@ -76,6 +76,14 @@ struct Objects {
     qp: ibv_qp,
     mr: ibv_mr,
     max_dm_size: u64,
+    /// What other functions in place of these keep for the context.
+    own: AtomicPtr<c_void>,
+}
+
+/// What [`Mock::with_functions`] keeps for a context.
+pub(super) fn own(context: *mut ibv_context) -> *mut c_void {
+    // SAFETY: see `objects`.
+    unsafe { (*objects(context)).own.load(Ordering::Acquire) }
 }
 
 fn objects(context: *mut ibv_context) -> *mut Objects {
@@ -303,9 +311,15 @@ impl Mock {
         })
     }
 
-    /// With other functions in place of some.
-    pub(super) fn with_functions(change: impl FnOnce(&mut Verbs, &mut ibv_context)) -> Self {
-        Self::with(0, change)
+    /// With other functions in place of some, which find `keep` by [`own`].
+    pub(super) fn with_functions(
+        keep: *mut c_void,
+        change: impl FnOnce(&mut Verbs, &mut ibv_context),
+    ) -> Self {
+        let mock = Self::with(0, change);
+        // SAFETY: see `objects`.
+        unsafe { (*objects(mock.device.raw())).own.store(keep, Ordering::Release) };
+        mock
     }
 
     fn with(max_dm_size: u64, change: impl FnOnce(&mut Verbs, &mut ibv_context)) -> Self {

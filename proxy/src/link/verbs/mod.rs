@@ -23,29 +23,39 @@
 //! | 4096 | slots of 256 bytes: a record, received, released, granted, a short payload |
 //! | next page | regions that we may write: 32 bytes each |
 
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod chain;
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod copies;
 mod device;
 mod device_memory;
 mod error;
 mod flush;
 pub mod gid;
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod health;
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod inbox;
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod line;
-#[cfg(test)]
+#[cfg(any(test, feature = "sim"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "the simulator needs a part of it"))]
 mod mock;
 #[cfg_attr(not(test), expect(dead_code, reason = "a window in the NIC waits for hardware: docs/driver.md"))]
 mod nic;
 mod objects;
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod sending;
 mod setup;
-#[cfg(test)]
-mod simulated;
+#[cfg(any(test, feature = "sim"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "the simulator needs a part of it"))]
+pub(crate) mod simulated;
 #[cfg(test)]
 mod simulated_tests;
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod slot;
 mod states;
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod verbs_link;
 
 pub use device::{Device, PortState};

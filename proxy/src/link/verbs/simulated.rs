@@ -1,7 +1,7 @@
-//! A simulated RDMA device of the tests. Its reliable connections carry RDMA WRITEs between queue
+//! A simulated RDMA device of the tests and of the simulator. Its reliable connections carry RDMA WRITEs between queue
 //! pairs of this process.
 //!
-//! A WRITE is cut into pieces. The test places the pieces of all WRITEs under way in any order
+//! A WRITE is cut into pieces. The caller places the pieces of all WRITEs under way in any order
 //! ([`Sim::place`]), as a device with out-of-order placement may, and completes the WRITEs of a
 //! queue pair in the order of their posting ([`Sim::complete`]). A completion, of a send or of a
 //! receive, comes when all pieces of its WRITE and of the WRITEs before it are placed. A queue pair
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use pushgate_rdma_core_sys::*;
 
 use super::device::Device;
-use super::mock::Mock;
+use super::mock::{self, Mock};
 
 /// Bytes of a piece of a short WRITE, and of a long one.
 const WORD: usize = 8;
@@ -51,7 +51,7 @@ struct Qp {
 }
 
 #[derive(Default)]
-struct Nic {
+pub(super) struct Nic {
     next: u32,
     qps: BTreeMap<u32, Qp>,
     cqs: BTreeMap<usize, VecDeque<ibv_wc>>,
@@ -63,17 +63,19 @@ struct Nic {
     prompt: bool,
     /// A queue pair in the error state completes all of its work requests at once.
     drains: bool,
+    /// A WRITE to memory that is not registered ends with an error, as at a real device. Else it is a failed test.
+    refuses: bool,
 }
 
-/// The devices of this process by their contexts. A union of C that a completion holds is plain data.
-static NICS: Mutex<BTreeMap<usize, Nic>> = Mutex::new(BTreeMap::new());
-
-fn nics() -> MutexGuard<'static, BTreeMap<usize, Nic>> {
-    NICS.lock().unwrap_or_else(|e| e.into_inner())
+/// The device's state behind a context. It is never freed: a queue pair may outlive its device's [`Sim`].
+fn nic(context: *mut ibv_context) -> MutexGuard<'static, Nic> {
+    // SAFETY: `Sim::new` has put it there.
+    let nic: &'static Mutex<Nic> = unsafe { &*mock::own(context).cast() };
+    nic.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 fn with<T>(context: *mut ibv_context, act: impl FnOnce(&mut Nic) -> T) -> T {
-    act(nics().entry(context.addr()).or_default())
+    act(&mut nic(context))
 }
 
 fn wc(wr_id: u64, status: ibv_wc_status) -> ibv_wc {
@@ -99,42 +101,58 @@ impl Nic {
         !self.silent && qp.ready && peer.is_some_and(|p| p.peer == number && !p.error)
     }
 
-    /// Places a piece of a WRITE.
-    fn place(&mut self, number: u32, write: usize, piece: usize) {
+    /// True if there is something to place or to complete for this queue pair.
+    #[cfg(feature = "sim")]
+    fn works(&self, number: u32) -> bool {
+        let qp = &self.qps[&number];
+        self.answers(number) && qp.sends.iter().any(|w| !qp.error || !w.pieces.is_empty())
+    }
+
+    /// Places a piece of a WRITE. False if the WRITE was refused.
+    fn place(&mut self, number: u32, write: usize, piece: usize) -> bool {
         let w = &self.qps[&number].sends[write];
         let (from, to) = (w.from + w.pieces[piece].start as u64, w.to + w.pieces[piece].start as u64);
         let n = w.pieces[piece].len();
-        assert!(self.registered(w.rkey, to, n as u64), "WRITE {} to {to:#x}, not registered", w.id);
+        if !self.registered(w.rkey, to, n as u64) {
+            assert!(self.refuses, "WRITE {} to {to:#x}, not registered", w.id);
+            self.fail(number, ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
+            return false;
+        }
         let source = match &w.inline {
-            Some(bytes) => bytes[w.pieces[piece].clone()].to_vec(),
+            Some(bytes) => bytes[w.pieces[piece].clone()].as_ptr(),
             None => {
                 assert!(
                     self.registered(w.lkey, from, n as u64),
                     "the device reads {n} bytes at {from:#x} for WRITE {}, which are not registered any more",
                     w.id
                 );
-                // SAFETY: it is registered, which its owner may do only with memory that is there.
-                unsafe { std::slice::from_raw_parts(from as *const u8, n) }.to_vec()
+                from as *const u8
             }
         };
         if n == WORD && to.is_multiple_of(8) {
-            let word = u64::from_ne_bytes(source.try_into().expect("it is a word"));
+            // SAFETY: the source is registered, which its owner may do only with memory that is there, or the WRITE's own.
+            let word = unsafe { source.cast::<u64>().read_unaligned() };
             // SAFETY: as above, and aligned. The code under test reads such words as atomics.
             unsafe { AtomicU64::from_ptr(to as *mut u64) }.store(word, Ordering::Release);
         } else {
             // SAFETY: as above; the code under test holds no references there.
-            unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), to as *mut u8, n) };
+            unsafe { std::ptr::copy_nonoverlapping(source, to as *mut u8, n) };
         }
         self.qps.get_mut(&number).expect("it is there").sends[write].pieces.swap_remove(piece);
+        true
     }
 
-    /// Completes the oldest WRITE of a queue pair. False if there is none that can.
+    /// Completes the oldest WRITE of a queue pair. False if there is none that can: behind a WRITE that failed none
+    /// completes, at neither end, though pieces of it may be placed.
     fn complete(&mut self, number: u32) -> bool {
-        if !self.answers(number) || self.qps[&number].sends.is_empty() {
+        let qp = &self.qps[&number];
+        if !self.answers(number) || qp.error || qp.sends.is_empty() {
             return false;
         }
         while let Some(last) = self.qps[&number].sends[0].pieces.len().checked_sub(1) {
-            self.place(number, 0, last);
+            if !self.place(number, 0, last) {
+                return true;
+            }
         }
         let qp = self.qps.get_mut(&number).expect("it is there");
         let (w, cq, peer) = (qp.sends.pop_front().expect("it is there"), qp.cq, qp.peer);
@@ -179,6 +197,9 @@ impl Nic {
 
     /// Carries out what is posted as far as `prompt` and `drains` say.
     fn react(&mut self) {
+        if !self.prompt && !self.drains {
+            return;
+        }
         let numbers: Vec<u32> = self.qps.keys().copied().collect();
         for number in numbers {
             while self.prompt && !self.qps[&number].error && self.complete(number) {}
@@ -190,21 +211,15 @@ impl Nic {
 }
 
 /// A simulated device.
-pub(super) struct Sim {
-    pub(super) device: Arc<Device>,
-    context: usize,
+pub(crate) struct Sim {
+    pub(crate) device: Arc<Device>,
     _mock: Mock,
 }
 
-impl Drop for Sim {
-    fn drop(&mut self) {
-        nics().remove(&self.context);
-    }
-}
-
 impl Sim {
-    pub(super) fn new() -> Self {
-        let mock = Mock::with_functions(|verbs, context| {
+    pub(crate) fn new() -> Self {
+        let state: &'static Mutex<Nic> = Box::leak(Box::default());
+        let mock = Mock::with_functions((&raw const *state).cast_mut().cast(), |verbs, context| {
             context.ops.poll_cq = Some(poll_cq);
             context.ops.post_send = Some(post_send);
             context.ops.post_recv = Some(post_recv);
@@ -218,21 +233,84 @@ impl Sim {
             verbs.ibv_query_qp = Ok(query_qp);
             verbs.ibv_query_port = Ok(query_port);
         });
-        let device = mock.device.clone();
-        Sim { context: device.raw().addr(), device, _mock: mock }
+        Sim { device: mock.device.clone(), _mock: mock }
     }
 
     fn nic<T>(&self, act: impl FnOnce(&mut Nic) -> T) -> T {
-        act(nics().entry(self.context).or_default())
+        act(&mut nic(self.device.raw()))
+    }
+
+    /// A device on which nothing is made: what was there is forgotten.
+    #[cfg(feature = "sim")]
+    pub(crate) fn reset(&self) {
+        self.nic(|nic| *nic = Nic::default());
+        mock::take();
+    }
+
+    /// One event of the device: it places a piece of a WRITE, or completes the oldest WRITE of a queue pair; `number`
+    /// chooses. The number of the queue pair that did something, and whether that was a completion.
+    #[cfg(feature = "sim")]
+    pub(crate) fn step(&self, number: u64) -> Option<(u32, bool)> {
+        self.nic(|nic| {
+            let busy = nic.qps.keys().filter(|q| nic.works(**q)).count();
+            if busy == 0 {
+                return None;
+            }
+            let chosen = (number >> 32) as usize % busy;
+            let qp = *nic.qps.keys().filter(|q| nic.works(**q)).nth(chosen).expect("counted above");
+            let under_way = nic.qps[&qp].sends.iter().filter(|w| !w.pieces.is_empty()).count();
+            // Some completions are early: what is not placed yet is then placed at once.
+            if (under_way == 0 || number.is_multiple_of(8)) && nic.complete(qp) {
+                return Some((qp, true));
+            }
+            let chosen = (number >> 8) as usize % under_way;
+            let mut all = nic.qps[&qp].sends.iter().enumerate().filter(|(_, w)| !w.pieces.is_empty());
+            let (write, pieces) = all.nth(chosen).map(|(i, w)| (i, w.pieces.len())).expect("counted above");
+            nic.place(qp, write, (number >> 20) as usize % pieces);
+            Some((qp, false))
+        })
+    }
+
+    /// True if [`Sim::step`] would do something.
+    #[cfg(feature = "sim")]
+    pub(crate) fn is_busy(&self) -> bool {
+        self.nic(|nic| nic.qps.keys().any(|q| nic.works(*q)))
+    }
+
+    /// A peer lies: WRITEs to where nothing is registered are no fault of the code under test any more.
+    #[cfg(feature = "sim")]
+    pub(crate) fn refuses(&self) {
+        self.nic(|nic| nic.refuses = true);
+    }
+
+    /// The queue pair of this number fails by itself: its oldest WRITE ends with an error.
+    #[cfg(feature = "sim")]
+    pub(crate) fn break_down(&self, number: u32) {
+        self.nic(|nic| {
+            if nic.qps.get(&number).is_some_and(|qp| !qp.error) {
+                nic.fail(number, ibv_wc_status::IBV_WC_LOC_PROT_ERR);
+            }
+        });
+    }
+
+    /// The process of the queue pair of this number is gone, and the queue pair with it: the other end gets no answer.
+    #[cfg(feature = "sim")]
+    pub(crate) fn kill(&self, number: u32) {
+        self.nic(|nic| {
+            if let Some(qp) = nic.qps.get_mut(&number) {
+                qp.error = true;
+                nic.drain(number);
+            }
+        });
     }
 
     /// Nobody answers from now on.
-    pub(super) fn silence(&self) {
+    pub(crate) fn silence(&self) {
         self.nic(|nic| nic.silent = true);
     }
 
     /// What is posted is carried out at once, in order.
-    pub(super) fn prompt(&self) {
+    pub(crate) fn prompt(&self) {
         self.nic(|nic| {
             nic.prompt = true;
             nic.react();
@@ -240,7 +318,7 @@ impl Sim {
     }
 
     /// A queue pair in the error state is drained at once.
-    pub(super) fn drains(&self) {
+    pub(crate) fn drains(&self) {
         self.nic(|nic| {
             nic.drains = true;
             nic.react();
@@ -248,7 +326,7 @@ impl Sim {
     }
 
     /// Places one piece of all that are under way, chosen by `number`. False if there is none.
-    pub(super) fn place(&self, number: usize) -> bool {
+    pub(crate) fn place(&self, number: usize) -> bool {
         self.nic(|nic| {
             let mut writes = Vec::new();
             for (number, qp) in nic.qps.iter().filter(|(number, _)| nic.answers(**number)) {
@@ -265,7 +343,7 @@ impl Sim {
     }
 
     /// Completes the oldest WRITE of a queue pair, chosen by `number`. False if there is none.
-    pub(super) fn complete(&self, number: usize) -> bool {
+    pub(crate) fn complete(&self, number: usize) -> bool {
         self.nic(|nic| {
             let numbers: Vec<u32> = nic.qps.keys().copied().collect();
             let n = numbers.len().max(1);
@@ -274,7 +352,7 @@ impl Sim {
     }
 
     /// The first queue pair fails by itself: its oldest WRITE ends with an error.
-    pub(super) fn break_one(&self) {
+    pub(crate) fn break_one(&self) {
         self.nic(|nic| {
             let number = *nic.qps.keys().next().expect("there is one");
             nic.fail(number, ibv_wc_status::IBV_WC_LOC_PROT_ERR);
@@ -282,7 +360,7 @@ impl Sim {
     }
 
     /// Time passes: the retries of WRITEs that nobody answers are exceeded.
-    pub(super) fn expire(&self) {
+    pub(crate) fn expire(&self) {
         self.nic(|nic| {
             let numbers: Vec<u32> = nic.qps.keys().copied().collect();
             for number in numbers {
@@ -294,7 +372,7 @@ impl Sim {
     }
 
     /// Drains the queue pairs that are in the error state.
-    pub(super) fn drain(&self) {
+    pub(crate) fn drain(&self) {
         self.nic(|nic| {
             let numbers: Vec<u32> = nic.qps.keys().copied().collect();
             numbers.into_iter().for_each(|q| nic.drain(q));
@@ -303,17 +381,17 @@ impl Sim {
 
     /// Queue pairs that still read or write memory, or may: they are neither destroyed nor drained in the
     /// error state.
-    pub(super) fn working(&self) -> usize {
+    pub(crate) fn working(&self) -> usize {
         self.nic(|nic| nic.qps.values().filter(|qp| !qp.error || !qp.sends.is_empty()).count())
     }
 
     /// Queue pairs that were not destroyed.
-    pub(super) fn queue_pairs(&self) -> usize {
+    pub(crate) fn queue_pairs(&self) -> usize {
         self.nic(|nic| nic.qps.len())
     }
 
     /// Registrations that are there.
-    pub(super) fn registrations(&self) -> usize {
+    pub(crate) fn registrations(&self) -> usize {
         self.nic(|nic| nic.memory.len())
     }
 }

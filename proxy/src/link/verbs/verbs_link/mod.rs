@@ -5,7 +5,7 @@ mod ending;
 mod posting;
 mod regions;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 
@@ -59,7 +59,7 @@ pub struct VerbsLink {
     outbox_mr: Mr,
     _mirror_mr: Mr,
     _inbox_mr: Mr,
-    regions: HashMap<u32, OwnRegion>,
+    regions: BTreeMap<u32, OwnRegion>,
     outbox: Words,
     outbox_address: u64,
     inbox: Inbox,
@@ -141,7 +141,7 @@ impl VerbsLink {
             outbox_mr: half.outbox_mr,
             _mirror_mr: a.mirror_mr,
             _inbox_mr: a.inbox_mr,
-            regions: HashMap::new(),
+            regions: BTreeMap::new(),
             outbox: Words::writable(&half.outbox, 0, half.outbox.len() / 8),
             outbox_address: half.outbox.as_ptr().as_ptr() as u64,
             inbox,
@@ -210,6 +210,12 @@ impl VerbsLink {
             || self.health.has_failed()
             || self.health.is_doubtful()
             || self.has_ended()
+    }
+
+    /// Number of the queue pair at its device, for the simulator.
+    #[cfg(feature = "sim")]
+    pub(crate) fn number(&self) -> u32 {
+        self.rc.number
     }
 
     /// Both ends agreed on immediate data.

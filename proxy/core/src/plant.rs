@@ -1,0 +1,62 @@
+//! Planted faults: errors in the code of this project that the simulator switches on, one at a time, to prove that it
+//! finds them. They exist only in builds with the feature `sim`.
+
+use std::cell::Cell;
+
+/// A planted fault, named after the promise that it breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plant {
+    /// P1: the credit word gives back one unit of the window too many.
+    P1Credit,
+    /// P2: a record counts as complete once its first word carries the lap that is due.
+    P2Lap,
+    /// P3: a signal is written when the copy of its data begins.
+    P3Signal,
+    /// P4: of the work requests that complete together, one gives nothing back.
+    P4Leaked,
+    /// P4: a SEND gets its permit without a receive of the peer.
+    P4Forged,
+    /// P5: a place is given back once its message has arrived, though it is still read there.
+    P5Freed,
+    /// P6: a rewind begins one message too late.
+    P6Rewind,
+    /// P7: an engine that falls asleep does not look for work once more.
+    P7WakeUp,
+    /// P8: offset and length in a region are not checked.
+    P8Region,
+}
+
+impl Plant {
+    /// All of them with their names on the command line.
+    pub const ALL: [(&'static str, Plant); 9] = [
+        ("p1", Plant::P1Credit),
+        ("p2", Plant::P2Lap),
+        ("p3", Plant::P3Signal),
+        ("p4", Plant::P4Leaked),
+        ("p4-forged", Plant::P4Forged),
+        ("p5", Plant::P5Freed),
+        ("p6", Plant::P6Rewind),
+        ("p7", Plant::P7WakeUp),
+        ("p8", Plant::P8Region),
+    ];
+
+    /// The fault of this name.
+    pub fn named(name: &str) -> Option<Plant> {
+        Plant::ALL.iter().find(|(n, _)| *n == name).map(|(_, plant)| *plant)
+    }
+}
+
+thread_local! {
+    static PLANTED: Cell<Option<Plant>> = const { Cell::new(None) };
+}
+
+/// Switches one fault on for this thread, or all of them off.
+pub fn set(plant: Option<Plant>) {
+    PLANTED.set(plant);
+}
+
+/// Whether this fault is switched on.
+#[inline]
+pub fn is(plant: Plant) -> bool {
+    PLANTED.get() == Some(plant)
+}

@@ -1,0 +1,771 @@
+//! A cluster: its ranks, their queue pairs, programs and engines, the RDMA device, and the faults, in one thread and in
+//! virtual time. [`Cluster::step`] carries out the event that is due next, then checks what the event can have changed.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
+
+use super::flaky::Control;
+use super::log::Log;
+use super::make::make;
+use super::memory::{self, Guarded};
+use super::model::{Flow, Side};
+use super::node::{self, Node};
+use super::plan::{Carrier, FaultPlan, MS, Plan, S, US};
+use super::program::{self, Program};
+use super::random::{Random, mix};
+use super::replay::Replay;
+use super::{Violation, broken};
+use crate::link::verbs::simulated::Sim;
+use crate::memory::Mapped;
+use crate::ring;
+use crate::session::Status;
+
+/// P7: what has a cause to end is ended within this time, and a run makes progress within it.
+const BOUND: u64 = 15 * S;
+/// An end of the world for programs that have nothing to do.
+pub(super) const NEVER: u64 = u64::MAX;
+/// Between two looks of the RDMA device for retries that are exceeded.
+const RETRIES: u64 = 200 * MS;
+
+pub(super) const fn bit(code: u32) -> u64 {
+    1 << code
+}
+
+/// Codes with which an end may end whose peer or link has a fault.
+pub(super) const ANY: u64 = !bit(abi::PUSHGATE_OK);
+pub(super) const LINK: u64 = bit(abi::PUSHGATE_LINK_DOWN);
+
+/// Why a queue pair may end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected {
+    /// The time by which both ends must have ended.
+    pub(super) by: u64,
+    /// Status codes that each end may have.
+    pub(super) codes: [u64; 2],
+    /// The rank that garbage comes from: no other may be named for it.
+    pub(super) liar: Option<u32>,
+}
+
+/// An inbox: its address, and in it slots, regions, receives, the end.
+pub(super) type Inbox = (usize, [usize; 4]);
+
+/// A queue pair between two ranks.
+pub(super) struct Qp {
+    pub(super) number: u32,
+    pub(super) carrier: Carrier,
+    pub(super) ranks: [u32; 2],
+    pub(super) nodes: [usize; 2],
+    pub(super) sides: [Side; 2],
+    /// What end 0 sends, and what end 1 sends.
+    pub(super) flows: [Flow; 2],
+    pub(super) controls: [Arc<Control>; 2],
+    /// Numbers of the RDMA queue pairs.
+    pub(super) numbers: [u32; 2],
+    pub(super) regions: [[Guarded; 2]; 2],
+    /// What each end's peer may write by RDMA.
+    pub(super) inboxes: [Option<Inbox>; 2],
+    /// The links' own segments, which a lying engine writes.
+    pub(super) links: [Option<Mapped>; 2],
+    pub(super) expected: Option<Expected>,
+    /// How each end ended, once that is shown.
+    pub(super) ended: [Option<Status>; 2],
+    pub(super) dead: [bool; 2],
+    /// Somebody has lied: what it carries is no longer compared.
+    pub(super) tainted: bool,
+    pub(super) finished: bool,
+}
+
+impl Qp {
+    /// Both ends are allowed to end now, and have to within the bound.
+    pub(super) fn expect(&mut self, now: u64, codes: [u64; 2]) {
+        let before = self.expected.unwrap_or(Expected { by: NEVER, codes: [0; 2], liar: None });
+        let both = [0, 1].map(|end| before.codes[end] | codes[end]);
+        self.expected = Some(Expected { by: before.by.min(now + BOUND), codes: both, liar: before.liar });
+    }
+
+    fn has_ended(&self, end: usize) -> bool {
+        self.dead[end] || self.ended[end].is_some()
+    }
+}
+
+/// A status that a mesh brings to an end.
+pub(super) struct Tell {
+    at: u64,
+    qp: usize,
+    end: usize,
+    status: Status,
+}
+
+/// Queue pairs, their ends, and the statuses with which their links broke.
+pub(super) type Broken = Arc<Mutex<Vec<(usize, usize, Status)>>>;
+
+/// What a run came to.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sums {
+    pub(super) steps: u64,
+    pub(super) messages: u64,
+    pub(super) faults: u32,
+    pub(super) ranks: u32,
+    pub(super) qps: u32,
+    /// Nanoseconds of virtual time.
+    pub(super) time: u64,
+    pub(super) sleeps: u64,
+}
+
+/// The cluster.
+pub(super) struct Cluster<'a> {
+    pub(super) plan: Plan,
+    pub(super) nic: &'a Sim,
+    pub(super) nodes: Vec<Node>,
+    pub(super) qps: Vec<Qp>,
+    pub(super) programs: Vec<Program>,
+    pub(super) replay: Option<Replay>,
+    /// When each actor acts next: the nodes, the programs, the RDMA device, the replay, the mesh.
+    pub(super) next: Vec<u64>,
+    pub(super) now: u64,
+    pub(super) random: Random,
+    pub(super) log: Log,
+    pub(super) posted: u64,
+    /// Messages that the programs mean to post.
+    pub(super) total: u64,
+    pub(super) faults: Vec<FaultPlan>,
+    pub(super) fired: u32,
+    tells: Vec<Tell>,
+    pub(super) broken: Broken,
+    pub(super) next_retries: u64,
+    pub(super) progressed: u64,
+    /// Queue pairs, and the replay, that are not finished.
+    pub(super) unfinished: usize,
+    /// When the first expected end is due.
+    pub(super) due: u64,
+    pub(super) verbs: bool,
+}
+
+impl<'a> Cluster<'a> {
+    /// Makes the cluster of a plan on a simulated device. `prints`: each event is printed to stderr.
+    pub(super) fn new(plan: Plan, nic: &'a Sim, prints: bool) -> Self {
+        nic.reset();
+        memory::forget_readable();
+        let schedule = |stream: u64| Random::new(plan.seed ^ mix(plan.salt), 1 << 32 | stream);
+        let mut nodes: Vec<Node> = (0..plan.nodes.len() as u64)
+            .map(|rank| {
+                let bell = EventFd::new().expect("an eventfd");
+                Node::new(plan.nodes[rank as usize], schedule(100 + rank), schedule(200 + rank), bell)
+            })
+            .collect();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let (mut qps, mut programs) = (Vec::new(), Vec::new());
+        for qp in &plan.qps {
+            make(&plan, qp, nic, &mut nodes, &mut qps, &mut programs, &told, &schedule);
+        }
+        let mut random = schedule(1);
+        let replay = (plan.replay > 0).then(|| Replay::new(plan.replay.into(), schedule(2)));
+        let actors = nodes.len() + programs.len() + 3;
+        let mut next: Vec<u64> = (0..actors).map(|_| random.below(20 * US)).collect();
+        for (i, node) in nodes.iter().enumerate() {
+            if node.ends.is_empty() {
+                next[i] = NEVER;
+            }
+        }
+        let unfinished = qps.len() + replay.is_some() as usize;
+        next[actors - 1] = NEVER;
+        next[actors - 2] = if replay.is_some() { 0 } else { NEVER };
+        let verbs = qps.iter().any(|qp: &Qp| qp.carrier != Carrier::Local);
+        next[actors - 3] = if verbs { 0 } else { NEVER };
+        let mut faults = plan.faults.clone();
+        // The last one first, so that the next one is taken off the end.
+        faults.sort_by_key(|fault| std::cmp::Reverse((fault.after, fault.number)));
+        Cluster {
+            nic,
+            nodes,
+            qps,
+            programs,
+            replay,
+            next,
+            now: 0,
+            random,
+            log: Log::new(prints),
+            posted: 0,
+            total: plan.messages().max(1),
+            faults,
+            fired: 0,
+            tells: Vec::new(),
+            broken: told,
+            next_retries: RETRIES,
+            progressed: 0,
+            unfinished,
+            due: NEVER,
+            verbs,
+            plan,
+        }
+    }
+
+    pub(super) fn sums(&self) -> Sums {
+        Sums {
+            steps: self.log.steps(),
+            messages: self.qps.iter().flat_map(|qp| &qp.flows).map(|f| f.messages.len() as u64).sum::<u64>()
+                + self.replay.as_ref().map_or(0, |_| self.plan.replay.into()),
+            faults: self.fired + self.replay.as_ref().map_or(0, |r| (r.breaks > 0) as u32),
+            ranks: self.plan.ranks(),
+            qps: self.qps.len() as u32,
+            time: self.now,
+            sleeps: self.nodes.iter().map(|n| n.machine.counters().sleeps).sum(),
+        }
+    }
+
+    /// Runs until everything is finished, then takes it all down, at most `steps` events.
+    pub(super) fn run(&mut self, steps: u64) -> Result<(), Violation> {
+        while self.unfinished > 0 {
+            if self.log.steps() >= steps {
+                return Ok(());
+            }
+            self.step()?;
+        }
+        self.check_the_end()?;
+        self.leave()
+    }
+
+    // ------------------------------------------------------------------ actors
+
+    fn node_actor(&self, node: usize) -> usize {
+        node
+    }
+
+    fn program_actor(&self, program: usize) -> usize {
+        self.nodes.len() + program
+    }
+
+    fn nic_actor(&self) -> usize {
+        self.next.len() - 3
+    }
+
+    /// One event: that of the actor that is due first.
+    fn step(&mut self) -> Result<(), Violation> {
+        let mut actor = 0;
+        for (i, at) in self.next.iter().enumerate() {
+            if *at < self.next[actor] {
+                actor = i;
+            }
+        }
+        let at = self.next[actor];
+        if at == NEVER {
+            return Err(broken(7, format!("nobody has anything to do: {}", self.unfinished_state())));
+        }
+        self.now = self.now.max(at);
+        let now = self.now;
+        if now - self.progressed > BOUND {
+            return Err(broken(7, format!("no progress for {} s: {}", BOUND / S, self.unfinished_state())));
+        }
+        if now > self.due {
+            self.look_for_overdue()?;
+        }
+        let programs = self.nodes.len() + self.programs.len();
+        if actor < self.nodes.len() {
+            self.step_node(actor)?;
+        } else if actor < programs {
+            self.step_program(actor - self.nodes.len())?;
+        } else if actor == self.nic_actor() {
+            self.step_nic();
+        } else if actor + 1 == self.next.len() {
+            self.step_mesh();
+        } else {
+            self.step_replay()?;
+        }
+        self.fire_faults();
+        Ok(())
+    }
+
+    fn step_nic(&mut self) {
+        if self.now >= self.next_retries {
+            self.next_retries = self.now + RETRIES;
+            self.nic.expire();
+            self.nic.drain();
+            self.log.event(self.now, "device looks", 0, 0);
+        }
+        let choice = self.random.next();
+        let pause = match self.nic.step(choice) {
+            Some((qp, completed)) => {
+                self.log.event(
+                    self.now,
+                    if completed { "device completes" } else { "device places" },
+                    qp.into(),
+                    choice,
+                );
+                self.random.time(150)
+            }
+            None => self.next_retries - self.now,
+        };
+        let actor = self.nic_actor();
+        self.next[actor] = self.now + pause;
+    }
+
+    fn step_replay(&mut self) -> Result<(), Violation> {
+        let actor = self.next.len() - 2;
+        let replay = self.replay.as_mut().expect("it acts");
+        let what = replay.step()?;
+        self.log.event(self.now, what, 0, replay.breaks);
+        self.progressed = self.now;
+        self.next[actor] = self.now + 300;
+        if replay.is_finished() {
+            self.next[actor] = NEVER;
+            self.unfinished -= 1;
+        }
+        Ok(())
+    }
+
+    fn step_mesh(&mut self) {
+        let now = self.now;
+        let due: Vec<Tell> = self.tells.extract_if(.., |tell| tell.at <= now).collect();
+        for tell in due {
+            let qp = &self.qps[tell.qp];
+            let node = qp.nodes[tell.end];
+            self.log.event(now, "mesh tells", tell.qp as u64 * 2 + tell.end as u64, tell.status.word());
+            let id = self.nodes[node]
+                .ends
+                .iter()
+                .find(|e| (e.0, e.1) == (tell.qp, tell.end))
+                .expect("its node has it")
+                .2;
+            self.nodes[node].commands.push_back((id, tell.status));
+            self.rouse(node);
+        }
+        self.next_tell();
+    }
+
+    fn next_tell(&mut self) {
+        let actor = self.next.len() - 1;
+        self.next[actor] = self.tells.iter().map(|tell| tell.at).min().unwrap_or(NEVER);
+    }
+
+    pub(super) fn tell(&mut self, qp: usize, end: usize, status: Status, delay: u64) {
+        self.tells.push(Tell { at: self.now + delay, qp, end, status });
+        self.next_tell();
+    }
+
+    /// A node that sleeps was rung.
+    pub(super) fn rouse(&mut self, node: usize) {
+        let n = &mut self.nodes[node];
+        n.rung = true;
+        if n.dead || n.ends.is_empty() {
+            return;
+        }
+        let at = self.now.max(n.stopped_until) + self.random.time(2_000);
+        let actor = self.node_actor(node);
+        if self.nodes[node].doing == node::Doing::Asleep && self.next[actor] > at {
+            self.next[actor] = at;
+        }
+    }
+
+    // ------------------------------------------------------------------- nodes
+
+    fn step_node(&mut self, at: usize) -> Result<(), Violation> {
+        let node = &mut self.nodes[at];
+        if self.now < node.stopped_until {
+            self.next[at] = node.stopped_until;
+            return Ok(());
+        }
+        let (did, next) = node.step(self.now);
+        self.log.event(self.now, name(did), at as u64, 0);
+        self.next[at] = next;
+        if matches!(did, node::Did::FellAsleep) {
+            return self.must_sleep_well(at, None);
+        }
+        if !matches!(did, node::Did::Worked | node::Did::Idled) {
+            return Ok(());
+        }
+        // Whoever was rung wakes.
+        if self.nodes[at].neighbours.iter().any(|n| self.nodes[*n].is_asleep()) {
+            let rings = self.nodes[at].machine.counters().rings;
+            if rings != self.nodes[at].rings {
+                self.nodes[at].rings = rings;
+                for i in 0..self.nodes[at].neighbours.len() {
+                    let other = self.nodes[at].neighbours[i];
+                    if self.nodes[other].is_asleep() && self.nodes[other].hears() {
+                        self.rouse(other);
+                    }
+                }
+            }
+            for i in 0..self.nodes[at].neighbours.len() {
+                let other = self.nodes[at].neighbours[i];
+                if let Err(violation) = self.must_sleep_well(other, Some(at)) {
+                    // The end of a queue pair rings without being counted.
+                    if !self.nodes[other].hears() {
+                        return Err(violation);
+                    }
+                    self.rouse(other);
+                }
+            }
+        }
+        if self.verbs {
+            let actor = self.nic_actor();
+            if self.next[actor] > self.now + MS && self.nic.is_busy() {
+                self.next[actor] = self.now + self.random.time(500);
+            }
+        }
+        self.take_broken();
+        for i in 0..self.nodes[at].ends.len() {
+            let (qp, end, _) = self.nodes[at].ends[i];
+            if self.check_end(at, i)? {
+                self.progressed = self.now;
+                for program in [2 * qp + end, 2 * qp + 1 - end] {
+                    self.attend(program);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A program has something to look at: it need not wait as long as it meant to.
+    fn attend(&mut self, program: usize) {
+        let actor = self.program_actor(program);
+        self.programs[program].attend();
+        let soon = self.now + 5 * self.programs[program].facts.plan.pace;
+        if self.next[actor] != NEVER && self.next[actor] > soon && !self.qps[program / 2].dead[program % 2] {
+            self.next[actor] = soon.max(self.programs[program].stopped_until);
+        }
+    }
+
+    /// P7: an engine that sleeps and was not rung has no work, but what its program has yet to ring for. `by`: the node
+    /// whose pass may have made work; `None`: any.
+    fn must_sleep_well(&self, node: usize, by: Option<usize>) -> Result<(), Violation> {
+        let n = &self.nodes[node];
+        if !n.is_asleep() || n.dead {
+            return Ok(());
+        }
+        for (qp, end, id) in &n.ends {
+            let q = &self.qps[*qp];
+            if q.tainted || self.programs[2 * qp + end].owes || by.is_some_and(|by| q.nodes[1 - end] != by) {
+                continue;
+            }
+            let Some(endpoint) = n.machine.endpoint(*id) else { continue };
+            n.truthful.store(true, Ordering::Relaxed);
+            let works = endpoint.has_work();
+            n.truthful.store(false, Ordering::Relaxed);
+            if works {
+                let why = format!("rank {node} sleeps, was not rung, and queue pair {} has work", q.number);
+                return Err(broken(7, why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks what a pass of an engine can have changed at one end. True if anything has.
+    fn check_end(&mut self, node: usize, nth: usize) -> Result<bool, Violation> {
+        let (qp, end, id) = self.nodes[node].ends[nth];
+        let Some(endpoint) = self.nodes[node].machine.endpoint(id) else { return Ok(false) };
+        let q = &mut self.qps[qp];
+        if !q.regions[end].iter().all(Guarded::is_whole) {
+            return Err(broken(
+                8,
+                format!("queue pair {}, rank {}: bytes beside a region were written", q.number, q.ranks[end]),
+            ));
+        }
+        let mut any = false;
+        if !q.tainted {
+            let [first, second] = &mut q.flows;
+            let (out, inward) = if end == 0 { (first, second) } else { (second, first) };
+            let (own, peer) = (&q.sides[end], &q.sides[1 - end]);
+            any |= inward.see_records(own)?;
+            any |= inward.see_signals(own)?;
+            any |= inward.see_counts(own)?;
+            if q.ended[end].is_none() {
+                let outbound = endpoint.outbound();
+                let head = outbound.staging().head();
+                any |= out.see_credit(own, peer, head)?;
+                any |= out.see_delivered(own, peer)?;
+                if endpoint.status().is_none() {
+                    let gate = outbound.gate();
+                    let flight = (gate.in_flight().into(), endpoint.peer_received());
+                    let exact = q.carrier == Carrier::Local;
+                    out.see_gate(peer, head, flight, (gate.receives_left(), gate.granted()), exact)?;
+                }
+                self.log.mix(out.credit() << 32 | inward.seen as u64);
+            }
+        }
+        if q.ended[end].is_none()
+            && let Some(status) = Status::from_word(ring::observe(&q.sides[end].line[1]))
+        {
+            q.ended[end] = Some(status);
+            any = true;
+            self.log.event(self.now, "end shown", qp as u64 * 2 + end as u64, status.word());
+            self.check_status(qp, end, status)?;
+            let published = self.programs[2 * qp + end].published();
+            let q = &mut self.qps[qp];
+            if !q.tainted {
+                let taken = q.flows[end].taken_slots();
+                q.flows[end].end(published.min(taken));
+            }
+        }
+        Ok(any)
+    }
+
+    /// P7 and others: an end has a status only for a cause, and the status names it.
+    fn check_status(&self, qp: usize, end: usize, status: Status) -> Result<(), Violation> {
+        let q = &self.qps[qp];
+        let what = || format!("queue pair {}, rank {}: {status:?}", q.number, q.ranks[end]);
+        let promise = match status.code as u32 {
+            abi::PUSHGATE_OVERRUN => 4,
+            abi::PUSHGATE_STUCK => 2,
+            abi::PUSHGATE_REFUSED => 8,
+            _ => 7,
+        };
+        let Some(expected) = q.expected else {
+            return Err(broken(promise, format!("{} without a cause", what())));
+        };
+        if expected.codes[end] & bit(status.code.into()) == 0 {
+            return Err(broken(
+                promise,
+                format!("{}, expected one of codes {:#x}", what(), expected.codes[end]),
+            ));
+        }
+        let named = match status.code as u32 {
+            // A liar's status may be any.
+            _ if q.tainted && expected.liar.is_none() => true,
+            abi::PUSHGATE_OVERRUN | abi::PUSHGATE_REFUSED => status.rank == expected.liar,
+            abi::PUSHGATE_PEER_LOST if !q.tainted => {
+                (0..2).any(|end| q.dead[end] && status.rank == Some(q.ranks[end]))
+            }
+            abi::PUSHGATE_LINK_DOWN => status.rank.is_some_and(|rank| q.ranks.contains(&rank)),
+            _ => true,
+        };
+        if !named {
+            return Err(broken(
+                7,
+                format!("{} names the wrong rank: {expected:?}, dead {:?}", what(), q.dead),
+            ));
+        }
+        Ok(())
+    }
+
+    /// P7: an end that has a cause to end has ended within the bound.
+    fn look_for_overdue(&mut self) -> Result<(), Violation> {
+        self.due = NEVER;
+        for q in &self.qps {
+            let Some(expected) = q.expected.filter(|_| !q.finished) else { continue };
+            for end in [0, 1] {
+                if self.now > expected.by && !q.has_ended(end) {
+                    let why = format!(
+                        "queue pair {}, rank {}: no end is shown {} s after its cause",
+                        q.number,
+                        q.ranks[end],
+                        BOUND / S
+                    );
+                    return Err(broken(7, why));
+                }
+            }
+            if !(q.has_ended(0) && q.has_ended(1)) {
+                self.due = self.due.min(expected.by);
+            }
+        }
+        Ok(())
+    }
+
+    /// Links that broke tell the peer by way of the mesh.
+    fn take_broken(&mut self) {
+        loop {
+            let one = self.broken.lock().unwrap_or_else(|e| e.into_inner()).pop();
+            let Some((qp, end, status)) = one else { return };
+            // An RDMA device's own error has a cause of its own, which was noted with the fault.
+            if self.qps[qp].controls[end].broken.load(Ordering::Relaxed) {
+                self.qps[qp].expect(self.now, [LINK; 2]);
+            }
+            self.due = self.due.min(self.qps[qp].expected.map_or(NEVER, |e| e.by));
+            let delay = self.random.within(10 * US, 5 * MS);
+            self.tell(qp, 1 - end, status, delay);
+        }
+    }
+
+    // ---------------------------------------------------------------- programs
+
+    fn step_program(&mut self, at: usize) -> Result<(), Violation> {
+        let actor = self.program_actor(at);
+        let (qp, end) = (at / 2, at % 2);
+        let (q, p, now) = (&mut self.qps[qp], &mut self.programs[at], self.now);
+        if q.dead[end] || q.finished {
+            self.next[actor] = NEVER;
+            return Ok(());
+        }
+        if now < p.stopped_until {
+            self.next[actor] = p.stopped_until;
+            return Ok(());
+        }
+        let [first, second] = &mut q.flows;
+        let (out, inward) = if end == 0 { (first, second) } else { (second, first) };
+        let did = match q.ended[end] {
+            Some(_) if q.tainted => program::Did::Nothing,
+            Some(status) => p.wind_down(status.code, out)?,
+            None if q.tainted => program::Did::Nothing,
+            None => p.step(now, (out, inward), &q.sides[end])?,
+        };
+        self.log.event(now, program_name(did), at as u64, 0);
+        self.posted += (did == program::Did::Posted) as u64;
+        self.next[actor] = now + p.pause(did);
+        let node = q.nodes[end];
+        match did {
+            program::Did::Nothing => {
+                self.look_whether_finished(qp);
+                return Ok(());
+            }
+            program::Did::Woke | program::Did::Padded
+                if self.nodes[node].is_asleep() && self.nodes[node].hears() =>
+            {
+                self.rouse(node);
+            }
+            _ => {}
+        }
+        self.progressed = now;
+        self.must_sleep_well(node, None)
+    }
+
+    pub(super) fn look_whether_finished(&mut self, qp: usize) {
+        let q = &mut self.qps[qp];
+        if q.finished {
+            return;
+        }
+        let ended = [0, 1].map(|end| q.has_ended(end));
+        let finished = if ended == [true; 2] {
+            // P7: each work request that wanted a completion got one.
+            q.tainted || (0..2).all(|end| q.dead[end] || q.flows[end].is_over())
+        } else if q.expected.is_some() || ended != [false; 2] {
+            false
+        } else {
+            let done = (0..2).all(|end| self.programs[2 * qp + end].is_done());
+            done && q.flows.iter().all(Flow::is_finished)
+        };
+        if finished {
+            q.finished = true;
+            self.unfinished -= 1;
+        }
+    }
+
+    // --------------------------------------------------------------------- end
+
+    /// When all is finished: nothing was lost on the way, and nobody wrote where nobody may.
+    fn check_the_end(&mut self) -> Result<(), Violation> {
+        for (at, q) in self.qps.iter().enumerate() {
+            for end in [0, 1] {
+                if !q.regions[end].iter().all(Guarded::is_whole) {
+                    return Err(broken(
+                        8,
+                        format!("queue pair {}: bytes beside a region were written", q.number),
+                    ));
+                }
+                if q.expected.is_some() || q.tainted {
+                    continue;
+                }
+                q.flows[1 - end].check_region(&q.sides[end])?;
+                let node = &self.nodes[q.nodes[end]];
+                let id = node.ends.iter().find(|e| (e.0, e.1) == (at, end)).expect("its node has it").2;
+                let Some(endpoint) = node.machine.endpoint(id) else { continue };
+                let c = endpoint.counters();
+                if (c.dropped, c.rnr, c.refused, c.stuck) != (0, 0, 0, 0) {
+                    return Err(broken(4, format!("queue pair {}: {c:?}", q.number)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes everything down. P7: each queue pair is gone within the bound, and its program sees the end.
+    fn leave(&mut self) -> Result<(), Violation> {
+        self.take_down();
+        let begin = self.now;
+        let mut leaving = true;
+        while leaving {
+            if self.now - begin > BOUND {
+                return Err(broken(
+                    7,
+                    format!("queue pairs that were closed are not gone after {} s", BOUND / S),
+                ));
+            }
+            leaving = self.move_out();
+        }
+        for q in &self.qps {
+            for end in [0, 1] {
+                if !q.dead[end] && ring::observe(&q.sides[end].line[1]) == 0 {
+                    return Err(broken(
+                        7,
+                        format!(
+                            "queue pair {}, rank {}: closed, and no end is shown",
+                            q.number, q.ranks[end]
+                        ),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to take everything down.
+    pub(super) fn take_down(&mut self) {
+        for node in &mut self.nodes {
+            node.leave(self.now);
+        }
+    }
+
+    /// Goes on with that, a millisecond later. True while a queue pair is there.
+    pub(super) fn move_out(&mut self) -> bool {
+        self.now += MS;
+        let mut leaving = false;
+        for node in &mut self.nodes {
+            leaving |= node.is_leaving(self.now);
+        }
+        for _ in 0..64 {
+            let choice = self.random.next();
+            if !self.verbs || self.nic.step(choice).is_none() {
+                break;
+            }
+        }
+        if self.now >= self.next_retries && self.verbs {
+            self.next_retries = self.now + RETRIES;
+            self.nic.expire();
+            self.nic.drain();
+        }
+        self.log.event(self.now, "leaving", 0, leaving as u64);
+        leaving
+    }
+
+    fn unfinished_state(&self) -> String {
+        let all = self.qps.iter().filter(|q| !q.finished);
+        let each = all.map(|q| {
+            format!(
+                "queue pair {} ({:?}, ended {:?}, dead {:?}, expected {:?}): {}; {}",
+                q.number,
+                q.carrier,
+                q.ended,
+                q.dead,
+                q.expected,
+                q.flows[0].state(),
+                q.flows[1].state()
+            )
+        });
+        each.collect::<Vec<_>>().join(" | ")
+    }
+}
+
+fn name(did: node::Did) -> &'static str {
+    match did {
+        node::Did::Worked => "engine passes",
+        node::Did::Idled => "engine idles",
+        node::Did::FellAsleep => "engine sleeps",
+        node::Did::StayedAwake => "engine stays awake",
+        node::Did::Woke => "engine wakes",
+    }
+}
+
+fn program_name(did: program::Did) -> &'static str {
+    match did {
+        program::Did::Nothing => "program waits",
+        program::Did::Posted => "program posts",
+        program::Did::Padded => "program posts a NOP at the end",
+        program::Did::Stored => "program stores a word",
+        program::Did::Woke => "program rings",
+        program::Did::Took => "program takes",
+        program::Did::Released => "program gives back",
+        program::Did::Completed => "program polls a CQE",
+        program::Did::PostedReceive => "program posts a receive",
+    }
+}

@@ -1,0 +1,333 @@
+//! What a seed decides before a run begins: the ranks, the queue pairs between them, their rings, how their programs
+//! behave, and the faults. A plan can be cut down, which is how a failing run is made smaller: what is left keeps its
+//! numbers and its sizes.
+
+use pushgate_driver_shim::segment::Geometry;
+
+use super::random::Random;
+
+/// Nanoseconds of a microsecond, a millisecond, a second.
+pub(super) const US: u64 = 1_000;
+pub(super) const MS: u64 = 1_000_000;
+pub(super) const S: u64 = 1_000_000_000;
+
+/// Most ranks of a cluster.
+pub const MOST_RANKS: u32 = 16;
+
+/// What of a seed's plan is carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Fewest and most ranks.
+    pub ranks: (u32, u32),
+    /// The queue pairs that are made, by their numbers. `None`: all of them.
+    pub qps: Option<Vec<u32>>,
+    /// The faults that happen, by their numbers. `None`: all of them.
+    pub faults: Option<Vec<u32>>,
+    /// Most messages of one direction of a queue pair.
+    pub messages: u32,
+    /// Another schedule of the same plan.
+    pub salt: u64,
+}
+
+impl Default for Cut {
+    fn default() -> Self {
+        Cut { ranks: (2, MOST_RANKS), qps: None, faults: None, messages: u32::MAX, salt: 0 }
+    }
+}
+
+/// What carries a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carrier {
+    Local,
+    /// With immediate data or without.
+    Verbs {
+        imm: bool,
+    },
+}
+
+/// How an end's program takes what comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reader {
+    /// Gives every message back soon.
+    Prompt,
+    /// Gives back one message at a time, milliseconds apart.
+    Slow,
+    /// Gives back all that it holds, now and then.
+    Bursts,
+}
+
+/// Which receives an end's program posts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Posts {
+    /// None: a SEND lies where its sender put it, until the program gives it back.
+    Nothing,
+    /// Receives of any tag.
+    AnyTag,
+    /// Receives of the tags of the SENDs to come, in another order.
+    Tags,
+}
+
+/// One end of a queue pair.
+#[derive(Clone, Debug)]
+pub(super) struct EndPlan {
+    pub(super) rank: u32,
+    pub(super) geometry: Geometry,
+    /// Messages that the program posts.
+    pub(super) messages: u32,
+    pub(super) reader: Reader,
+    pub(super) posts: Posts,
+    /// The region that the peer puts to is a device's memory, reached by a mover.
+    pub(super) device: bool,
+    /// The peer's RDMA device may write regions of this end.
+    pub(super) regions_written: bool,
+    /// The device sees nothing of where the link puts what comes.
+    pub(super) copies: bool,
+    pub(super) in_place_share: u8,
+    pub(super) slow_ns: u64,
+    /// Usual time between two actions of the program, nanoseconds.
+    pub(super) pace: u64,
+    /// Of 100 messages, those that are PUTs, SIGNALs and NOPs. The others are SENDs.
+    pub(super) mix: [u64; 3],
+    /// Of 100 payloads, those in the WQE and those in a region.
+    pub(super) ways: [u64; 2],
+    /// Of 100 messages, those that want a completion.
+    pub(super) signaled: u64,
+    /// Of 100 WQEs, those whose words are stored one by one, in any order.
+    pub(super) wordwise: u64,
+    /// Longest payload, bytes.
+    pub(super) longest: u32,
+}
+
+/// A queue pair.
+#[derive(Clone, Debug)]
+pub(super) struct QpPlan {
+    pub(super) number: u32,
+    pub(super) carrier: Carrier,
+    pub(super) ends: [EndPlan; 2],
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FaultKind {
+    /// The link of an end breaks at its so-many-th call from now.
+    Break { calls: u32 },
+    /// An end hears the peer's counts of some time ago, so many times.
+    OldCounts { times: u32 },
+    /// What arrives at an end is held back for so many looks.
+    Delay { looks: u32 },
+    /// The queue pair of an end's RDMA device fails. Over `local` the link breaks.
+    Device,
+    /// A rank's engine makes no pass for so long, nanoseconds.
+    StopEngine { time: u64 },
+    /// An end's program does nothing for so long, nanoseconds.
+    StopProgram { time: u64 },
+    /// A rank is gone from one moment to the next.
+    Die,
+    /// An end's program ends the queue pair.
+    Abort,
+    /// An end's program takes a WQE slot, never publishes it, and goes on.
+    Hole,
+    /// An end's program writes garbage where it may write.
+    LyingProgram { seed: u64 },
+    /// An end's engine writes garbage where it may write.
+    LyingEngine { seed: u64 },
+}
+
+/// A fault.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FaultPlan {
+    pub(super) number: u32,
+    /// When: after this share, in 1024ths, of all messages was posted.
+    pub(super) after: u32,
+    /// The end: the queue pair's number, and which of its ends.
+    pub(super) qp: u32,
+    pub(super) end: usize,
+    pub(super) kind: FaultKind,
+}
+
+/// What an engine is like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NodePlan {
+    /// Usual time of a pass, nanoseconds.
+    pub(super) pace: u64,
+    /// The producers can ring, so the engine may block.
+    pub(super) doorbell: bool,
+    /// There is a core to spare for spinning.
+    pub(super) alone: bool,
+}
+
+/// A run, as its seed wants it.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) seed: u64,
+    pub(super) salt: u64,
+    pub(super) nodes: Vec<NodePlan>,
+    pub(super) qps: Vec<QpPlan>,
+    pub(super) faults: Vec<FaultPlan>,
+    /// Messages of a pair of core machines whose link breaks and is replaced (`replay`); 0: there is none.
+    pub(super) replay: u32,
+}
+
+impl Plan {
+    /// The plan of `seed`, cut down.
+    pub(super) fn new(seed: u64, cut: &Cut) -> Plan {
+        let mut random = Random::new(seed, 1);
+        let ranks = ranks(&mut random, cut.ranks);
+        let rdma = random.percent(if ranks <= 4 { 45 } else { 25 });
+        let pairs = pairs(&mut random, ranks);
+        let whole = random.within(300, 900) as u32;
+        let each = (whole / (2 * pairs.len() as u32)).max(6);
+        let mut qps: Vec<QpPlan> =
+            pairs.iter().enumerate().map(|(i, pair)| qp(seed, i as u32, *pair, rdma, each)).collect();
+        let faults = match random.below(10) {
+            0 => 0,
+            1..5 => 1,
+            5..8 => 2,
+            _ => 3,
+        };
+        let mut faults: Vec<FaultPlan> = (0..faults).map(|i| fault(seed, i, qps.len() as u64)).collect();
+        let replay = if random.one_in(3) { random.within(20, 120) as u32 } else { 0 };
+        let nodes = (0..ranks)
+            .map(|rank| {
+                let mut random = Random::new(seed, 2_000 + rank as u64);
+                let verbs = qps
+                    .iter()
+                    .any(|qp| qp.carrier != Carrier::Local && qp.ends.iter().any(|end| end.rank == rank));
+                let pace = random.of(&[250, 600, 1_500, 4_000]);
+                // The simulated RDMA device has no completion channel, so it wakes nobody.
+                let doorbell = !verbs && !random.one_in(8);
+                // An engine that polls alone on its core spins for 2 ms: thousands of passes in which nothing happens.
+                NodePlan { pace, doorbell, alone: doorbell && random.one_in(2) }
+            })
+            .collect();
+        // What is left out changes nothing of what is left.
+        if let Some(kept) = &cut.qps {
+            qps.retain(|qp| kept.contains(&qp.number));
+        }
+        if let Some(kept) = &cut.faults {
+            faults.retain(|fault| kept.contains(&fault.number));
+        }
+        faults.retain(|fault| qps.iter().any(|qp| qp.number == fault.qp));
+        for end in qps.iter_mut().flat_map(|qp| &mut qp.ends) {
+            end.messages = end.messages.min(cut.messages);
+        }
+        Plan { seed, salt: cut.salt, nodes, qps, faults, replay: replay.min(cut.messages) }
+    }
+
+    /// Messages of all programs.
+    pub(super) fn messages(&self) -> u64 {
+        self.qps.iter().flat_map(|qp| &qp.ends).map(|end| end.messages as u64).sum()
+    }
+
+    /// Ranks that have a queue pair.
+    pub(super) fn ranks(&self) -> u32 {
+        let has = |rank: &u32| self.qps.iter().flat_map(|qp| &qp.ends).any(|end| end.rank == *rank);
+        (0..self.nodes.len() as u32).filter(has).count() as u32
+    }
+}
+
+/// How many ranks: small clusters more often than large ones, and 16 in some 7 of 100.
+fn ranks(random: &mut Random, (low, high): (u32, u32)) -> u32 {
+    let drawn = match random.below(100) {
+        0..45 => 2,
+        45..63 => 3,
+        63..76 => 4,
+        76..87 => random.within(5, 8) as u32,
+        87..93 => random.within(9, 15) as u32,
+        _ => MOST_RANKS,
+    };
+    if (low..=high).contains(&drawn) { drawn } else { random.within(low.into(), high.into()) as u32 }
+}
+
+/// Which ranks have queue pairs with each other: a tree over all ranks, and some more. Two ranks may have several.
+fn pairs(random: &mut Random, ranks: u32) -> Vec<(u32, u32)> {
+    let mut pairs: Vec<_> = (1..ranks).map(|rank| (random.below(rank.into()) as u32, rank)).collect();
+    for _ in 0..random.below(ranks as u64 / 2 + 2) {
+        let a = random.below(ranks.into()) as u32;
+        let b = (a + random.within(1, ranks as u64 - 1) as u32) % ranks;
+        pairs.push((a, b));
+    }
+    pairs
+}
+
+fn geometry(random: &mut Random, rank: u32) -> Geometry {
+    let tiny = random.one_in(4);
+    let log = |random: &mut Random, low: u64, high: u64| {
+        let high = if tiny { low + (high - low) / 3 } else { high };
+        random.within(low, high) as u32
+    };
+    Geometry {
+        window_log: log(random, 0, 7),
+        slots_log: log(random, 1, 6),
+        cq_log: log(random, 0, 6),
+        rx_log: log(random, 1, 5),
+        link_log: log(random, 1, 6),
+        landing_log: log(random, 0, 7),
+        signals: random.within(1, 4) as u32,
+        rank,
+    }
+}
+
+fn qp(seed: u64, number: u32, (a, b): (u32, u32), rdma: bool, each: u32) -> QpPlan {
+    let mut random = Random::new(seed, 10_000 + number as u64);
+    let carrier = match rdma && random.percent(60) {
+        true => Carrier::Verbs { imm: random.one_in(2) },
+        false => Carrier::Local,
+    };
+    let ends = [a, b].map(|rank| {
+        let few = random.one_in(12);
+        EndPlan {
+            rank,
+            geometry: geometry(&mut random, rank),
+            messages: if few {
+                random.below(4) as u32
+            } else {
+                random.within(each as u64 / 2, each as u64 * 3 / 2) as u32
+            },
+            reader: random.of(&[
+                Reader::Prompt,
+                Reader::Prompt,
+                Reader::Prompt,
+                Reader::Slow,
+                Reader::Bursts,
+            ]),
+            posts: random.of(&[Posts::Nothing, Posts::Nothing, Posts::AnyTag, Posts::Tags]),
+            device: random.one_in(4),
+            regions_written: !random.one_in(4),
+            copies: random.one_in(6),
+            in_place_share: random.of(&[0, 16, 128, 192, 255]),
+            slow_ns: random.of(&[0, 50 * US, 2 * MS, u64::MAX]),
+            pace: random.of(&[200, 500, 2_000, 10_000]),
+            mix: random.of(&[[30, 15, 5], [0, 10, 2], [70, 10, 0], [10, 60, 10], [45, 5, 5]]),
+            ways: random.of(&[[30, 20], [90, 0], [5, 0], [5, 60], [0, 0]]),
+            signaled: random.of(&[0, 20, 50, 100]),
+            wordwise: random.of(&[0, 5, 20, 60]),
+            longest: random.of(&[64, 256, 700, 8192, 8192]),
+        }
+    });
+    QpPlan { number, carrier, ends }
+}
+
+fn fault(seed: u64, number: u32, qps: u64) -> FaultPlan {
+    let mut random = Random::new(seed, 20_000 + number as u64);
+    let kind = match random.below(100) {
+        0..14 => FaultKind::Break { calls: random.within(1, 200) as u32 },
+        14..26 => FaultKind::OldCounts { times: random.within(1, 300) as u32 },
+        26..36 => FaultKind::Delay { looks: random.within(1, 300) as u32 },
+        36..44 => FaultKind::Device,
+        44..56 => FaultKind::StopEngine { time: random.within(MS, 900 * MS) },
+        56..64 => FaultKind::StopProgram { time: random.within(MS, 900 * MS) },
+        64..70 => FaultKind::Die,
+        70..76 => FaultKind::Abort,
+        76..82 => FaultKind::Hole,
+        82..91 => FaultKind::LyingProgram { seed: random.next() },
+        _ => FaultKind::LyingEngine { seed: random.next() },
+    };
+    FaultPlan {
+        number,
+        after: random.within(50, 1000) as u32,
+        qp: random.below(qps) as u32,
+        end: random.below(2) as usize,
+        kind,
+    }
+}

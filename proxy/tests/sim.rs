@@ -1,0 +1,85 @@
+//! Tests of the simulator itself: it finds each planted fault, finds nothing without one, and repeats itself.
+
+use pushgate_proxy::sim::{Cut, Plant, Simulator};
+
+/// Seeds within which each planted fault must be found.
+const SEEDS: u64 = 1000;
+
+/// Runs seeds with a planted fault until it is found. Returns the promise that is said to be broken.
+fn found(plant: Plant) -> u8 {
+    let mut simulator = Simulator::new();
+    let outcome = (1..=SEEDS)
+        .map(|seed| simulator.run(seed, &Cut::default(), Some(plant), false))
+        .find(|outcome| outcome.violation.is_some());
+    let outcome = outcome.unwrap_or_else(|| panic!("{plant:?} is not found within {SEEDS} seeds"));
+    let violation = outcome.violation.clone().expect("it is why the search ended");
+    println!("{plant:?}: seed {}: P{}: {}", outcome.seed, violation.promise, violation.sentence);
+    let again = simulator.run(outcome.seed, &Cut::default(), Some(plant), false);
+    assert_eq!((again.violation, again.steps, again.hash), (outcome.violation, outcome.steps, outcome.hash));
+    violation.promise
+}
+
+#[test]
+fn p1_one_credit_too_many_is_found() {
+    assert_eq!(found(Plant::P1Credit), 1);
+}
+
+#[test]
+fn p2_a_lap_that_is_ignored_is_found() {
+    found(Plant::P2Lap);
+}
+
+#[test]
+fn p3_a_signal_before_its_data_is_found() {
+    assert_eq!(found(Plant::P3Signal), 3);
+}
+
+#[test]
+fn p4_a_permit_that_leaks_and_one_that_is_forged_are_found() {
+    assert_eq!((found(Plant::P4Leaked), found(Plant::P4Forged)), (4, 4));
+}
+
+#[test]
+fn p5_a_place_that_is_freed_too_early_is_found() {
+    assert_eq!(found(Plant::P5Freed), 5);
+}
+
+#[test]
+fn p6_a_rewind_by_one_too_few_is_found() {
+    assert_eq!(found(Plant::P6Rewind), 6);
+}
+
+#[test]
+fn p7_a_lost_wake_up_is_found() {
+    assert_eq!(found(Plant::P7WakeUp), 7);
+}
+
+#[test]
+fn p8_a_region_that_is_not_checked_is_found() {
+    assert_eq!(found(Plant::P8Region), 8);
+}
+
+#[test]
+fn a_run_without_a_planted_fault_is_clean_and_repeats_itself() {
+    let mut simulator = Simulator::new();
+    for seed in 1..=100 {
+        let outcome = simulator.run(seed, &Cut::default(), None, false);
+        assert_eq!(outcome.violation, None, "seed {seed}: {:#?}", outcome.last);
+        let again = simulator.run(seed, &Cut::default(), None, false);
+        assert_eq!((outcome.steps, outcome.hash), (again.steps, again.hash), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_failing_run_is_made_smaller_and_fails_again() {
+    let mut simulator = Simulator::new();
+    let plant = Some(Plant::P5Freed);
+    let failed = (1..=SEEDS)
+        .map(|seed| simulator.run(seed, &Cut::default(), plant, false))
+        .find(|outcome| outcome.violation.is_some() && outcome.qps > 2)
+        .expect("a planted fault is found");
+    let small = simulator.shrink(&Cut::default(), &failed, plant, 600);
+    assert!(small.outcome.qps == 1 && small.outcome.messages < failed.messages, "{small:?}");
+    let again = simulator.run(failed.seed, &small.cut, plant, false);
+    assert_eq!((again.violation, again.hash), (small.outcome.violation, small.outcome.hash));
+}
