@@ -194,12 +194,11 @@ impl Staging {
     pub fn retire(&mut self, released: u64, mut completion: impl FnMut(Completion)) -> Retired {
         let mut sum = Retired::default();
         while self.tail < self.head {
-            let e = *self.entry(self.tail);
+            let e = self.entry(self.tail);
             if e.messages_after > released {
                 break;
             }
-            self.tail += 1;
-            self.retired_units = e.units_after;
+            let units = e.units_after;
             if e.opcode as u32 != abi::PUSHGATE_OP_NOP {
                 sum.messages += 1;
                 sum.bytes += e.length as u64;
@@ -207,6 +206,8 @@ impl Staging {
             if e.signaled {
                 completion(Completion { wr_id: e.wr_id, opcode: e.opcode, length: e.length });
             }
+            self.tail += 1;
+            self.retired_units = units;
         }
         sum
     }
