@@ -85,7 +85,7 @@ impl ContextBuilder {
 /// A device with its engine. Cheap to clone; may be used from any thread.
 ///
 /// A context and everything made with it work only in the process that built it. In a child of
-/// `fork` calls fail with [`Error::Forked`], drops do nothing, and the parent's connections go on;
+/// `fork` calls fail with [`Error::Forked`](crate::Error::Forked), drops do nothing, and the parent's connections go on;
 /// the child may build a context of its own (docs/operations.md).
 #[derive(Clone)]
 pub struct Context {

@@ -46,7 +46,6 @@ pub struct Staging {
     units: u64,
     messages: u64,
     retired_units: u64,
-    retired_messages: u64,
     entries: Box<[Entry]>,
     /// The slot that is missing, and the time since which it is.
     hole: Option<(u64, u64)>,
@@ -84,7 +83,6 @@ impl Staging {
             units: 0,
             messages: 0,
             retired_units: 0,
-            retired_messages: 0,
             entries: vec![Entry::default(); 1 << slots_log].into(),
             hole: None,
         }
@@ -196,12 +194,11 @@ impl Staging {
     pub fn retire(&mut self, released: u64, mut completion: impl FnMut(Completion)) -> Retired {
         let mut sum = Retired::default();
         while self.tail < self.head {
-            let e = *self.entry(self.tail);
+            let e = self.entry(self.tail);
             if e.messages_after > released {
                 break;
             }
-            self.tail += 1;
-            (self.retired_units, self.retired_messages) = (e.units_after, e.messages_after);
+            let units = e.units_after;
             if e.opcode as u32 != abi::PUSHGATE_OP_NOP {
                 sum.messages += 1;
                 sum.bytes += e.length as u64;
@@ -209,6 +206,8 @@ impl Staging {
             if e.signaled {
                 completion(Completion { wr_id: e.wr_id, opcode: e.opcode, length: e.length });
             }
+            self.tail += 1;
+            self.retired_units = units;
         }
         sum
     }
@@ -222,7 +221,8 @@ impl Staging {
     /// If `accepted` is less than what was given back or more than was released: the caller has compared the peer's
     /// counts with each other.
     pub fn rewind(&mut self, accepted: u64) -> Rewound {
-        assert!((self.retired_messages..=self.messages).contains(&accepted), "{accepted} messages accepted");
+        let retired = self.retired_messages();
+        assert!((retired..=self.messages).contains(&accepted), "{accepted} messages accepted");
         let accepted = if planted!(P6Rewind) { self.messages.min(accepted + 1) } else { accepted };
         let mut sum = Rewound::default();
         while self.head > self.tail && self.entry(self.head - 1).messages_after > accepted {
@@ -235,10 +235,19 @@ impl Staging {
         }
         (self.units, self.messages) = match self.head > self.tail {
             true => (self.entry(self.head - 1).units_after, accepted),
-            false => (self.retired_units, self.retired_messages),
+            false => (self.retired_units, retired),
         };
         self.hole = None;
         sum
+    }
+
+    /// Messages whose slots were given back.
+    fn retired_messages(&self) -> u64 {
+        if self.head == self.tail {
+            return self.messages;
+        }
+        let oldest = self.entry(self.tail);
+        oldest.messages_after - (oldest.opcode as u32 != abi::PUSHGATE_OP_NOP) as u64
     }
 
     /// The credit word: the cumulative numbers of slots and of units that were given back.

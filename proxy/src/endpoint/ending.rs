@@ -36,10 +36,10 @@ impl Endpoint {
         self.stop();
         // The peer names the culprit itself if it is another rank; else us.
         let told = Status { rank: status.rank.or(Some(self.rank())), ..status };
-        self.qp.set_status(told.word());
+        self.here.qp.set_status(told.word());
         self.end();
         // If that fails too, the peer hears of it otherwise, or at its limit.
-        let _ = self.qp.notify();
+        let _ = self.here.qp.notify();
     }
 
     /// Begins nothing any more. Of the copies under way only those that a device makes go on.
@@ -60,7 +60,7 @@ impl Endpoint {
         // and regions are the device's again.
         let since = self.copies_since.unwrap_or(self.now);
         let copies = !self.moving.is_empty() && self.now.saturating_sub(since) < COPIES;
-        if !self.qp.stopped(self.now) || copies {
+        if !self.here.qp.stopped(self.now) || copies {
             return false;
         }
         self.shown = true;
@@ -122,8 +122,8 @@ impl Endpoint {
             return;
         }
         self.stop();
-        self.qp.leave();
-        let _ = self.qp.notify();
+        self.here.qp.leave();
+        let _ = self.here.qp.notify();
         self.end();
     }
 

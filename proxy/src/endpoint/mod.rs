@@ -141,6 +141,14 @@ struct Moving {
     region: Option<u32>,
 }
 
+/// What a queue pair has at hand for the receiver's state machine: a [`Site`](crate::inbound::Site).
+struct Here {
+    regions: Regions,
+    qp: Box<dyn Link>,
+    /// The device sees nothing of where the transport puts what comes.
+    copies: bool,
+}
+
 /// Called once with the cause when a transport breaks.
 pub type TellBroken = Box<dyn FnOnce(Status) + Send>;
 
@@ -154,7 +162,7 @@ pub struct Endpoint {
     control: ControlOfEngine,
     outbound: Outbound,
     session: Session,
-    qp: Box<dyn Link>,
+    here: Here,
     /// The transport is asked for the receive that a SEND takes.
     knows_receives: bool,
     // The receiver's side.
@@ -168,7 +176,6 @@ pub struct Endpoint {
     inline: Box<[[u8; abi::PUSHGATE_INLINE_SEND as usize]; MOST_COPIES]>,
     next_inline: usize,
     acknowledged: PeerCounts,
-    regions: Regions,
     counters: Counters,
     interrupt: Option<Box<dyn Interrupt>>,
     broken: Option<TellBroken>,
@@ -180,8 +187,6 @@ pub struct Endpoint {
     copies_since: Option<u64>,
     /// The time as it was passed in last, nanoseconds.
     now: u64,
-    /// The device sees nothing of where the transport puts what comes.
-    copies: bool,
 }
 
 fn header(
@@ -268,7 +273,7 @@ impl Endpoint {
             control: ControlOfEngine::new(&control, g),
             outbound: Outbound::new(Staging::new(g.slots_log, g.window_log), gate),
             session: Session::new(0),
-            qp,
+            here: Here { regions: Regions::new(options.key_seed), qp, copies: false },
             knows_receives,
             inbound: Inbound::new(Rules {
                 rx_log: g.rx_log,
@@ -284,7 +289,6 @@ impl Endpoint {
             inline: Box::new([[0; abi::PUSHGATE_INLINE_SEND as usize]; MOST_COPIES]),
             next_inline: 0,
             acknowledged: PeerCounts::default(),
-            regions: Regions::new(options.key_seed),
             counters: Counters::default(),
             geometry,
             peer_geometry,
@@ -295,7 +299,6 @@ impl Endpoint {
             shown: false,
             copies_since: None,
             now: 0,
-            copies: false,
         })
     }
 
@@ -317,7 +320,7 @@ impl Endpoint {
     /// The device sees its own segments alone, not where the transport puts what comes:
     /// a SEND's payload is copied into the landing ring, which lies in the control segment.
     pub fn with_inbound_copied(mut self) -> Self {
-        self.copies = true;
+        self.here.copies = true;
         self
     }
 
@@ -333,31 +336,31 @@ impl Endpoint {
 
     /// Counts so far.
     pub fn counters(&self) -> Counters {
-        let (bounced, bounced_bytes) = self.qp.bounced();
+        let (bounced, bounced_bytes) = self.here.qp.bounced();
         Counters { bounced, bounced_bytes, ..self.counters }
     }
 
     /// Registers memory that WQEs of this side and records of the peer may name.
     pub fn add_region(&mut self, memory: RegionMemory, bytes: u64) -> Option<u32> {
-        let key = self.regions.add(memory.clone(), bytes)?;
-        self.qp.add_region(key, &memory, bytes);
+        let key = self.here.regions.add(memory.clone(), bytes)?;
+        self.here.qp.add_region(key, &memory, bytes);
         Some(key)
     }
 
     /// Whether SENDs may go out of regions of this side.
     pub fn region_sends(&self) -> RegionSends {
-        self.qp.region_sends()
+        self.here.qp.region_sends()
     }
 
     /// Whether our RDMA device has registered a region.
     pub fn is_registered(&self, key: u32) -> bool {
-        self.qp.registers(key)
+        self.here.qp.registers(key)
     }
 
     /// True once the peer's engine knows of all regions that it may write itself,
     /// or never will.
     pub fn regions_told(&self) -> bool {
-        self.session.status().is_some() || self.qp.regions_told()
+        self.session.status().is_some() || self.here.qp.regions_told()
     }
 
     /// True while messages out of a region, or copies to it, are under way: its memory
@@ -367,7 +370,7 @@ impl Endpoint {
     pub fn region_in_use(&mut self, key: u32) -> bool {
         self.moving.iter().any(|m| m.region == Some(key))
             || match self.session.status() {
-                None => self.qp.region_in_use(key, self.session.received()),
+                None => self.here.qp.region_in_use(key, self.session.received()),
                 // Until then the transport may touch any of them.
                 Some(_) => !self.shown,
             }
@@ -379,8 +382,8 @@ impl Endpoint {
             return false;
         }
         // The transport first: it may have the memory registered.
-        self.qp.remove_region(key);
-        self.regions.remove(key)
+        self.here.qp.remove_region(key);
+        self.here.regions.remove(key)
     }
 
     /// One pass: whatever can be done now, at most 64 records each way.
@@ -397,7 +400,7 @@ impl Endpoint {
         if self.session.status().is_none() {
             work |= self.transmit();
         }
-        match self.qp.notify() {
+        match self.here.qp.notify() {
             Ok(rang) => self.counters.rings += rang as u64,
             Err(down) => self.broke(down),
         }
@@ -429,15 +432,15 @@ impl Endpoint {
         if self.over {
             return !self.shown;
         }
-        let counts = self.qp.peer_counts();
+        let counts = self.here.qp.peer_counts();
         let count = |word: u64| count_of(word, self.session.epoch()).unwrap_or(0);
         let (sent, received) = (self.outbound.staging().messages(), self.session.received());
         (!self.outbound.is_pending() && self.published())
-            || (!self.inbound.waits() && self.qp.has_inbound())
+            || (!self.inbound.waits() && self.here.qp.has_inbound())
             || !self.moving.is_empty()
             || self.work.consumed() != self.inbound.consumed()
             || (self.options.posted_receives && self.next_receive().is_some())
-            || Status::from_word(self.qp.peer_status()).is_some()
+            || Status::from_word(self.here.qp.peer_status()).is_some()
             || (received < sent && count(counts.received) > received)
             || (self.outbound.staging().outstanding() > 0 && count(counts.released) > self.session.released())
             || (self.outbound.is_pending() && count(counts.granted) > self.outbound.gate().granted())
@@ -447,7 +450,7 @@ impl Endpoint {
 
     /// The words that tell others that this engine sleeps.
     pub fn sleeping(&self) -> impl Iterator<Item = &AtomicU64> {
-        [Some(self.control.sleeping()), self.qp.sleeping()].into_iter().flatten()
+        [Some(self.control.sleeping()), self.here.qp.sleeping()].into_iter().flatten()
     }
 
     /// Says what time it is, nanoseconds since a start that is the caller's, and the same in each call. Limits are
@@ -469,7 +472,7 @@ impl Endpoint {
             return;
         }
         self.inbound.tick(now);
-        if let Err(down) = self.qp.check(now) {
+        if let Err(down) = self.here.qp.check(now) {
             self.broke(down);
             return;
         }
@@ -491,7 +494,7 @@ impl Endpoint {
 
     /// How the peer ended, if it has.
     fn peers_end(&self) -> Option<Status> {
-        let status = Status::from_word(self.qp.peer_status())?;
+        let status = Status::from_word(self.here.qp.peer_status())?;
         // It names the culprit, which may be a third rank.
         Some(Status { rank: status.rank.or(Some(self.options.peer)), ..status.checked() })
     }
@@ -526,31 +529,31 @@ impl Endpoint {
         // BELL: armed before the engine's last look at the ring. A ring behind a WQE that
         // this look did not see comes after that, and wakes.
         let rang = self.interrupt.as_mut().is_some_and(|i| !i.arm());
-        self.qp.prepare_sleep() || rang
+        self.here.qp.prepare_sleep() || rang
     }
 
     /// What the peer rings to wake a sleeping engine.
     pub fn bell(&self) -> Option<&Bell> {
         // Nothing that the peer of one that has ended says is waited for.
-        self.qp.bell().filter(|_| !self.over)
+        self.here.qp.bell().filter(|_| !self.over)
     }
 
     /// Descriptors that wake a sleeping engine, besides the bells. True if those of
-    /// the transport wake only for a while ([`Link::wakes`]).
+    /// the transport wake only for a while ([`Waking::wakes`](crate::link::Waking::wakes)).
     pub fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> bool {
         if self.over {
             return false;
         }
         fds.extend(self.interrupt.as_ref().map(|i| i.fd()));
         let before = fds.len();
-        self.qp.wakes(fds);
+        self.here.qp.wakes(fds);
         fds.len() > before
     }
 
     /// The engine woke, or did not sleep after all.
     pub fn woken(&mut self) {
         self.counters.interrupts += self.interrupt.as_mut().is_some_and(|i| i.disarm()) as u64;
-        self.qp.woken();
+        self.here.qp.woken();
     }
 
     /// The sender's state, for the simulator's checks.

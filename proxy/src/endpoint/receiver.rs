@@ -6,11 +6,11 @@ use std::sync::atomic::{Ordering, fence};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{self, Record, Words as RecordWords};
 
-use super::{BATCH, Endpoint, Moving};
+use super::{BATCH, Endpoint, Here, Moving};
 use crate::inbound::{Action, Destination, Fault, Finish, MOST_COPIES, Message, Payload, Posted, Site, torn};
-use crate::link::{self, Link, PeerCounts};
+use crate::link::{self, PeerCounts};
 use crate::mover::{self, Failed, Move, Mover, SLICE, Source, Step};
-use crate::region::{self, Regions, Stretch};
+use crate::region::{self, Stretch};
 use crate::segments::ReceiveWords;
 use crate::session::{Status, count_word};
 
@@ -25,15 +25,7 @@ enum Outcome {
     Waits,
 }
 
-/// What the receiver's state machine asks of this queue pair.
-struct Here<'a> {
-    regions: &'a Regions,
-    qp: &'a dyn Link,
-    /// The device sees nothing of where the transport puts what comes.
-    copies: bool,
-}
-
-impl Site for Here<'_> {
+impl Site for Here {
     type Refused = region::Refused;
 
     #[inline]
@@ -112,7 +104,7 @@ impl Endpoint {
     #[inline]
     fn take_in(&mut self, mover: &mut Option<Box<dyn Mover>>) -> Result<Outcome, Fault> {
         let mut words = [0; 8];
-        let placed = match self.qp.poll_recv(&mut words) {
+        let placed = match self.here.qp.poll_recv(&mut words) {
             link::Arrival::Empty => return Ok(Outcome::Nothing),
             link::Arrival::Record => false,
             link::Arrival::Placed => true,
@@ -158,7 +150,7 @@ impl Endpoint {
         if self.options.posted_receives {
             while let Some((receive, words)) = self.next_receive() {
                 self.inbound.post(receive);
-                self.qp.receive_posted(receive.number, words);
+                self.here.qp.receive_posted(receive.number, words);
                 work = true;
             }
         }
@@ -182,8 +174,7 @@ impl Endpoint {
         sequence: u64,
         mover: &mut Option<Box<dyn Mover>>,
     ) -> Result<Outcome, Fault> {
-        let here = Here { regions: &self.regions, qp: &*self.qp, copies: self.copies };
-        match self.inbound.place(r, placed, sequence, &here)? {
+        match self.inbound.place(r, placed, sequence, &self.here)? {
             Action::Wait => return Ok(Outcome::Waits),
             Action::ShowWords => {
                 self.control.record(self.inbound.shown() - 1, words);
@@ -260,7 +251,7 @@ impl Endpoint {
             // checks. The stage is free room of the landing ring: nothing else is begun
             // while it is used. The peer or its device may write the source
             // meanwhile only against P1, which spoils its own message.
-            match unsafe { m.movement.advance(mover.as_deref_mut(), &*self.qp) } {
+            match unsafe { m.movement.advance(mover.as_deref_mut(), &*self.here.qp) } {
                 Ok(Step::Done) => {}
                 Ok(step) => return work | (step == Step::Moved),
                 Err(e) => {
@@ -364,7 +355,7 @@ impl Endpoint {
             return false;
         }
         self.acknowledged = counts;
-        self.qp.acknowledge(counts);
+        self.here.qp.acknowledge(counts);
         true
     }
 }

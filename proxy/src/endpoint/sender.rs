@@ -56,7 +56,7 @@ impl Endpoint {
                 n += 1;
                 continue;
             }
-            let qp = &mut self.qp;
+            let qp = &mut self.here.qp;
             let posted = self
                 .outbound
                 .reserve(&record)
@@ -94,18 +94,18 @@ impl Endpoint {
     pub(super) fn check(&self, r: &Record) -> Result<bool, Box<dyn std::error::Error>> {
         self.outbound.staging().check(r)?;
         if r.has(Record::REGION) {
-            self.regions.resolve(r.place, r.place_offset, r.length)?;
-            match self.qp.takes_region(r) {
+            self.here.regions.resolve(r.place, r.place_offset, r.length)?;
+            match self.here.qp.takes_region(r) {
                 RegionSends::Yes => {}
                 RegionSends::Unknown => return Ok(false),
                 RegionSends::No(why) => {
-                    let name = self.qp.name();
+                    let name = self.here.qp.name();
                     return Err(format!("a payload in a region, on queue pair `{name}`: {why}").into());
                 }
             }
         }
         if self.knows_receives && r.opcode == Opcode::Send {
-            match self.qp.receive_for(r) {
+            match self.here.qp.receive_for(r) {
                 None => return Ok(false),
                 Some(room) if room < r.length => {
                     let bytes = r.length;
@@ -142,7 +142,7 @@ impl Endpoint {
         if self.session.status().is_some() {
             return false;
         }
-        let counts = self.qp.peer_counts();
+        let counts = self.here.qp.peer_counts();
         let sent = self.outbound.staging().messages();
         let (released, received) = match self.session.peer_counts(sent, counts.released, counts.received) {
             Ok(c) => c,
@@ -162,7 +162,7 @@ impl Endpoint {
                 }
             }
         }
-        match self.qp.poll_send(received) {
+        match self.here.qp.poll_send(received) {
             Ok(0) => {}
             Ok(completed) => self.outbound.complete(completed),
             Err(down) => {

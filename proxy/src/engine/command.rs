@@ -22,7 +22,7 @@ pub enum Command {
     RemoveQp(QpId, Sender<Removed>),
     /// Registers a region of so many bytes. The reply, its key, comes when the peer knows of the region.
     AddRegion(QpId, RegionMemory, u64, Sender<Result<u32, EngineError>>),
-    /// Removes a region. The reply comes when nothing uses the region, or after [`SETTLE`](super::machine::SETTLE).
+    /// Removes a region. The reply comes when nothing uses the region, or after 2 s.
     RemoveRegion(QpId, u32, Sender<bool>),
     /// Ends one queue pair, or all of them, with a status. The reply comes at once.
     Fail(Option<QpId>, Status, Sender<()>),

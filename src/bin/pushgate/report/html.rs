@@ -119,7 +119,7 @@ impl Body {
         let text = self.text(text);
         let parts: Vec<&str> = text.split('`').collect();
         // An odd backtick is no pair: all of it stays as it is.
-        if parts.len() % 2 == 0 {
+        if parts.len().is_multiple_of(2) {
             return text;
         }
         let mark = |(i, part): (usize, &&str)| match i % 2 {
