@@ -69,7 +69,7 @@ fn a_report_is_written_and_never_over_another_file() {
     let first = page(&folder, "pushgate-report.html");
     let host = rustix::system::uname();
     assert!(first.contains(&*host.nodename().to_string_lossy()));
-    assert!(first.contains("no probe has measured this host: run `pushgate probe`"));
+    assert!(first.contains("no probe has measured this host: run <code>pushgate probe</code>"));
     for check in ["memlock", "memfd"] {
         assert!(first.contains(check), "{check}");
     }
@@ -143,5 +143,5 @@ fn a_report_takes_the_files_that_are_named() {
     let (output, err) = run(command);
     assert!(output.status.success(), "{err}");
     let text = page(&folder, "other.html");
-    assert!(text.contains("has format 9") && text.contains("run `pushgate probe`"));
+    assert!(text.contains("has format 9") && text.contains("run <code>pushgate probe</code>"));
 }
