@@ -499,7 +499,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the sizes and whoever is slow: the producer writes no unit
+        /// Whatever the sizes, and whichever side is slow: the producer writes no unit
         /// that the peer may still read (P1), slots come back in order, each
         /// completion once (P5), and the credit word is exactly the model's, also
         /// where its fields wrap. A rewind releases again exactly what the peer

@@ -52,7 +52,7 @@ struct Removing {
     since: u64,
 }
 
-/// The queue pairs of an engine and what is under way for them. Owned by whoever drives it; one thread at a time.
+/// The queue pairs of an engine and what is under way for them. Its driver owns it: one thread at a time.
 pub struct Machine {
     mover: Option<Box<dyn Mover>>,
     /// There is a core to spare for spinning.

@@ -376,7 +376,7 @@ impl<'a> Cluster<'a> {
         if !matches!(did, node::Did::Worked | node::Did::Idled) {
             return Ok(());
         }
-        // Whoever was rung wakes.
+        // A node that was rung wakes.
         if self.nodes[at].neighbours.iter().any(|n| self.nodes[*n].is_asleep()) {
             let rings = self.nodes[at].machine.counters().rings;
             if rings != self.nodes[at].rings {

@@ -155,7 +155,7 @@ impl Link for Flaky {
 
     fn notify(&mut self) -> Result<bool, LinkDown> {
         let before = self.call();
-        // What was posted before goes out, and whoever reads it is rung.
+        // What was posted before goes out, and the peer that reads it is rung.
         let rang = self.inner.notify();
         before?;
         rang

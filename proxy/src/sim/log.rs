@@ -1,4 +1,4 @@
-//! The log of a run: a hash over all events, and the last of them for whoever reads a violation.
+//! The log of a run: a hash over all events, and the last events, for a reader of a violation.
 
 /// Events that are kept.
 const KEPT: usize = 48;

@@ -29,7 +29,7 @@ pub struct Device {
     pub(super) limits: DeviceLimits,
     /// Its vendor's number.
     vendor: u32,
-    /// Asynchronous events taken so far. Whoever sees it move looks what is wrong.
+    /// Asynchronous events taken so far. A link that sees the count move looks what is wrong.
     events: AtomicU64,
     /// One of them said that the device is lost.
     fatal: AtomicBool,

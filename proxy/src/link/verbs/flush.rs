@@ -2,7 +2,7 @@
 //! told of it (P3): a small read of that memory by the same RDMA device.
 //!
 //! Payload goes to the GPU's memory and its record to ours, by two ways over PCIe, and
-//! nothing orders writes to two places: whoever has seen the record may tell the GPU of a
+//! nothing orders writes to two places: a program that has seen the record may tell the GPU of a
 //! payload that is still on its way. A read behind the record settles that. A device's read
 //! request does not overtake the writes that it made before (PCI Express Base
 //! Specification, "Ordering and Receive Buffer Flow Control": a non-posted request must

@@ -384,7 +384,7 @@ fn sysfs() -> PathBuf {
     folder
 }
 
-/// Memory for whoever needs some.
+/// Makes memory for a test.
 pub(super) fn allocate(
     name: &str,
     bytes: usize,

@@ -240,7 +240,7 @@ impl Rig {
         params: &[u8],
     ) -> Result<Running> {
         let unit = &self.units[unit];
-        // SAFETY: callers name memory of this rig, which outlives the launch: whoever
+        // SAFETY: callers name memory of this rig, which outlives the launch: the caller that
         // holds the `Running` waits for it at the latest when it is dropped.
         Ok(unsafe { unit.executor.launch(&unit.streams[stream], &unit.module, kernel, shape, params)? })
     }

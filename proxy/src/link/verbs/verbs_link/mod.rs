@@ -306,7 +306,7 @@ impl Link for VerbsLink {
     #[inline]
     fn acknowledge(&mut self, counts: PeerCounts) {
         self.line.acknowledge(counts);
-        // Before the messages of this pass, so that these wake whoever waits for them.
+        // Before the messages of this pass, so that the messages wake a peer that waits for the receives.
         if self.receives_told != self.receives_noted
             && !self.health.is_deserted()
             && self.chain.has_room(2 + CONTROL_WRS as usize)

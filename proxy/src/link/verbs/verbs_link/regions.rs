@@ -90,7 +90,7 @@ impl OwnRegions for VerbsLink {
         let access = if self.regions_written { REMOTE_WRITE } else { SEND_ONLY };
         let made = match memory {
             RegionMemory::Host { address, .. } => {
-                // SAFETY: whoever adds a region promises that it stays mapped and free of
+                // SAFETY: a caller that adds a region promises that it stays mapped and free of
                 // references until it is removed, which drops this.
                 unsafe { Mr::new(pd, "a region", *address, bytes as usize, access) }
                     .map(|mr| (*address as u64, 0, mr))
