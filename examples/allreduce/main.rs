@@ -62,7 +62,7 @@ pub struct Options {
 
 /// How a child knows which part it plays: `proxy`, or `INDEX/OF/JOB`.
 const ROLE: &str = "_PUSHGATE_ROLE";
-/// ... and whose child it is.
+/// How a child knows the process that started it.
 const PARENT: &str = "_PUSHGATE_PARENT";
 
 fn command() -> clap::Command {

@@ -71,7 +71,7 @@ pub enum Request {
         /// Size of the memory.
         bytes: u64,
     },
-    /// The reverse.
+    /// Removes a region.
     RemoveRegion {
         /// Its queue pair.
         qp: QpId,

@@ -5,10 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Sender;
 
 use super::command::Removed;
-use super::machine::SETTLE;
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::mover::Mover;
+
+/// How long a queue pair that goes waits for a copy of its own, and a region for what uses it, nanoseconds.
+pub(super) const SETTLE: u64 = 2_000_000_000;
 
 /// A queue pair that goes.
 struct Leaver {

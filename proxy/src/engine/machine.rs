@@ -9,16 +9,13 @@ use std::sync::mpsc::Sender;
 use pushgate_driver_shim::bell::Bell;
 
 use super::command::Command;
-use super::leaving::{Abandoned, Gone, Leaving};
+use super::leaving::{Abandoned, Gone, Leaving, SETTLE};
 use super::{EngineError, QpId};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::idle::{Idle, Step, Wake};
 use crate::mover::Mover;
 use crate::ring;
-
-/// How long a queue pair that goes waits for a copy of its own, and a region for what uses it, nanoseconds.
-pub(super) const SETTLE: u64 = 2_000_000_000;
 
 /// Turns of queue pairs with work between two looks at [`Clock::is_due`]. A turn takes in at most 64 messages each way
 /// and copies at most 1 MiB, some 0.1 ms, so 16 turns take a few milliseconds at most.

@@ -15,8 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::command::Command;
-use super::leaving::Gone;
-use super::machine::{Clock, Machine, SETTLE};
+use super::leaving::{Gone, SETTLE};
+use super::machine::{Clock, Machine};
 use crate::idle::Step;
 
 /// How long the engine blocks at most where a peer can wake it only as long as receives last that are set aside for

@@ -1,4 +1,4 @@
-//! The same traffic with the engine in a proxy process.
+//! Two devices exchange messages while the engine of each runs in a proxy process.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -85,7 +85,7 @@ impl Mr {
         unsafe { Self::with_remedy(pd, what, address, bytes, access, remedy) }
     }
 
-    /// The same, with what to do where it fails.
+    /// Registers host memory as [`Mr::new`] does; an error ends with `remedy`.
     ///
     /// # Safety
     /// As for [`Mr::new`].

@@ -57,8 +57,8 @@ pub(super) fn pack(slot: &[AtomicU64], payload: &[u8], cursor: u64, log: u32) {
     }
 }
 
-/// The reverse. False if not all of it is there yet. `payload` is at most
-/// [`SHORT`] long.
+/// Copies a short payload out of its slot. False if not all of the payload is there yet. `payload` is at most [`SHORT`]
+/// bytes long.
 pub(super) fn unpack(slot: &[AtomicU64], payload: &mut [u8], cursor: u64, log: u32) -> bool {
     let lap = payload_lap(cursor, log);
     let load = |word: &AtomicU64, bytes: &mut [u8]| {

@@ -65,8 +65,8 @@ impl Rig {
             .collect()
     }
 
-    /// The same for so many nanoseconds, of all directions together. They end together: what one does once the
-    /// other has ended is no ceiling of both.
+    /// Rate of the bare loops for so many nanoseconds, of all directions together. The directions end together: the rate
+    /// of one after the other has ended is no ceiling of both.
     fn ceiling(&self, options: &WorkerOptions, ways: &[Direction], time: f64) -> Result<f64> {
         let mut rates = vec![25.0; ways.len()];
         for part in [0.2, 0.2, 1.0] {
@@ -84,7 +84,7 @@ impl Rig {
         Ok(unsafe { queue.post(way, device + offset as u64, host + offset as u64, len)? })
     }
 
-    /// The same by commands.
+    /// Rate of the same copies by commands to the worker.
     fn through(&self, queue: &mut WorkerQueue, ways: &[Direction], len: usize, count: usize) -> Result<f64> {
         let places = BYTES / len;
         let (mut posted, mut done) = ([0; 2], [0; 2]);

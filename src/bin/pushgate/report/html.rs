@@ -144,7 +144,7 @@ impl Body {
         self.out.len() > FULL
     }
 
-    /// The same, and then it says so.
+    /// Whether there is no room for `what`; if so, the page says that `what` was left out.
     fn no_room(&mut self, what: &str) -> bool {
         if self.is_full() {
             self.missing(&format!("{what}: left out, for the page would be too large to be sent"));

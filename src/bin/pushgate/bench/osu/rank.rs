@@ -96,7 +96,7 @@ impl Memory {
         Ok(())
     }
 
-    /// As above.
+    /// Copies this memory to `to`, wherever the memory lies.
     fn read(&self, to: &mut [u8]) -> Result<()> {
         match self {
             Memory::Host(m) => {
@@ -293,7 +293,7 @@ impl<'a> Rank<'a> {
         Ok(words.into_iter().skip(1).step_by(2).max().expect("there is a block"))
     }
 
-    /// The same with bytes of its own, of which every one is looked at.
+    /// Runs a pass whose payload is a pattern of that pass, and compares every byte that arrives.
     fn checked(&mut self, layout: Layout, pass: u8, counts: [u64; 2]) -> Result<(u64, Option<Wrong>)> {
         let mut bytes = vec![0; layout.len() as usize];
         let sent = Pattern { rank: self.comm.rank(), pass };

@@ -17,7 +17,7 @@ use crate::output::{OutputError, outln};
 
 /// How a child knows which rank it is: `RANK/OF/JOB`, OF devices to choose from.
 pub const ROLE: &str = "_PUSHGATE_OSU_ROLE";
-/// ... and whose child it is.
+/// How a child knows the process that started it.
 const PARENT: &str = "_PUSHGATE_PARENT";
 /// One rank has ended: how long until the other is ended too.
 const GRACE: Duration = Duration::from_secs(5);
