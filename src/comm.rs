@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_driver_shim::window::WeakPiece;
+use pushgate_proxy::connect::Incarnation;
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::session::Status;
 
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mesh::{Ended, Events, Mesh, QUEUE_PAIRS, SetUp};
-use crate::qp::{OfferedEnd, QpConfig, QueuePair};
+use crate::mesh::{BothReady, Call, Ended, Events, Mesh, QUEUE_PAIRS, meet};
+use crate::qp::{OwnEnd, QpConfig, QueuePair};
 use crate::watch::tell;
 
 /// The mesh's label for the frames of collectives.
@@ -31,8 +32,8 @@ struct Member {
     control: WeakPiece,
     peer: u32,
     label: u32,
-    /// The number that the peer gave to its attempt to make the queue pair.
-    attempt: u64,
+    /// Which of the peer's calls made the other end.
+    incarnation: Incarnation,
 }
 
 /// A collective that has begun. A repeated call goes on from here and does not repeat finished
@@ -114,8 +115,8 @@ impl Comm {
             fail(&*proxy, select(&told, |_| true), status);
         };
         let (told, proxy) = (members.clone(), context.inner.proxy.clone());
-        let ended = move |Ended { rank, label, attempt, status }| {
-            let it = |m: &Member| (m.peer, m.label, m.attempt) == (rank, label, attempt);
+        let ended = move |Ended { rank, label, incarnation, status }| {
+            let it = |m: &Member| (m.peer, m.label, m.incarnation) == (rank, label, incarnation);
             fail(&*proxy, select(&told, it), status);
         };
         mesh.listen(Events { lost: Box::new(lost), ended: Box::new(ended) })?;
@@ -142,8 +143,9 @@ impl Comm {
     ///
     /// Two ranks that share several queue pairs give each a label of its own.
     ///
-    /// After an error either rank may call this again while the other rank still waits. If the peer
-    /// gave up an attempt after this rank had joined it, the queue pair of that attempt ends with
+    /// After an error either rank may call this again. This call fails with [`Error::Aborted`] if the peer's
+    /// call fails after it has heard of this one; if the peer's call had failed before, this call waits for
+    /// the peer's next one. If the peer's call fails after this one has succeeded, the queue pair ends with
     /// *aborted*.
     pub fn queue_pair(&self, peer: u32, label: u32, config: QpConfig) -> Result<QueuePair> {
         Ok(self.queue_pairs(&[(peer, label)], config)?.pop().expect("one was asked for"))
@@ -151,11 +153,11 @@ impl Comm {
 
     /// Makes several queue pairs at once, one for each (peer, label) in `ends`.
     ///
-    /// Each step's messages go out to all peers before the first answer is waited for, so rings and
-    /// meshes of queue pairs come up in whatever order the ranks call.
+    /// All offers go out before the first answer is waited for, so rings and meshes of queue pairs come
+    /// up in whatever order the ranks call.
     pub fn queue_pairs(&self, ends: &[(u32, u32)], config: QpConfig) -> Result<Vec<QueuePair>> {
         self.mesh.here()?;
-        let mut halves = Vec::with_capacity(ends.len());
+        let mut own = Vec::with_capacity(ends.len());
         for &(peer, label) in ends {
             if peer >= self.size() || peer == self.rank() {
                 return Err(Error::config("peer", peer, format!("another rank of 0 to {}", self.size() - 1)));
@@ -164,25 +166,18 @@ impl Comm {
                 return Err(Error::config("label", label, "0 to 16777215"));
             }
             let set_up = self.mesh.set_up(peer, QUEUE_PAIRS + label);
-            halves.push(OfferedEnd::offer(&self.context, set_up, config)?);
-        }
-        for half in &mut halves {
-            half.take_offer()?;
-        }
-        let mut accepted = Vec::with_capacity(ends.len());
-        for half in halves {
-            accepted.push(half.accept(&self.context)?);
+            own.push((set_up, OwnEnd::new(&self.context, &self.mesh, peer, config)?));
         }
         let mut joined = Vec::with_capacity(ends.len());
-        for end in accepted {
-            let (qp, set_up) = end.join(&self.context)?;
-            let (label, attempt) = set_up.peers();
-            let member = Member { control: qp.control().downgrade(), peer: qp.peer(), label, attempt };
+        for BothReady { end, places, call } in meet(&self.mesh, own)? {
+            let qp = end.join(&places, call.teller())?;
+            let (label, incarnation) = call.peers();
+            let member = Member { control: qp.control().downgrade(), peer: qp.peer(), label, incarnation };
             let mut members = self.members.lock().unwrap_or_else(|e| e.into_inner());
             members.retain(|_, m| m.control.is_alive());
             members.insert(qp.id(), member.clone());
             drop(members);
-            joined.push((qp, member, set_up));
+            joined.push((qp, member, call));
         }
         // A rank that was lost in the meantime ended only the queue pairs that were members then,
         // so the new ones must be checked here.
@@ -190,8 +185,8 @@ impl Comm {
             return Err(Error::PeerLost { rank });
         }
         // All or none: an error up to here also ends the peers' ends of these queue pairs.
-        let keep = |(qp, member, set_up): (QueuePair, Member, SetUp<'_>)| {
-            if let Some(status) = set_up.joined() {
+        let keep = |(qp, member, call): (QueuePair, Member, Call<'_>)| {
+            if let Some(status) = call.joined() {
                 fail(&*self.context.inner.proxy, vec![(qp.id(), member)], status);
             }
             qp

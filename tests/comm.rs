@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushgate::{Comm, Context, Error, QpConfig, Result, Settings};
+use pushgate_driver_shim::fdpass::recv_message;
 use pushgate_tests::{hang, patience};
 use rustix::io::Errno;
 use rustix::net::{
@@ -212,6 +213,21 @@ fn p8_garbage_at_the_rendezvous_ends_no_set_up() {
     for _ in 0..100 {
         drop(stranger(&job, 0));
     }
+    met(&[first, start(&job, 1, 2)]);
+}
+
+#[test]
+fn a_rank_of_the_release_before_is_refused_with_a_sentence() {
+    let job = job("before");
+    let first = start(&job, 0, 2);
+    let mut before = stranger(&job, 0);
+    before.set_read_timeout(Some(hang())).unwrap();
+    // 16 bytes without descriptors: version, rank, the other's rank, ranks.
+    let greeting: Vec<u8> = [16u32, 0, 2, 1, 0, 2].iter().flat_map(|word| word.to_le_bytes()).collect();
+    before.write_all(&greeting).unwrap();
+    let (answer, _) = recv_message(&before, 1024, 1).unwrap();
+    let why = String::from_utf8(answer[1..].to_vec()).unwrap();
+    assert!(why.contains("it speaks version 2, this rank version 3: run one release"), "{why}");
     met(&[first, start(&job, 1, 2)]);
 }
 

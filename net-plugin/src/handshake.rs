@@ -1,9 +1,9 @@
 //! How two ends connect. Nothing here waits: every call looks at what has arrived, goes as far as
 //! it can, and says whether the connection is complete.
 //!
-//! The connector greets with nonce and offer. The listener answers with its own offer. Over RDMA
-//! both ends then say where the other may write. A sender that does not greet in time, or not as an
-//! end of this plugin would, loses its own connection and disturbs no other one.
+//! Each end greets with versions and nonce, the connector first. Then both make their queue pair by the frames of
+//! `pushgate_proxy::connect`. A sender that does not greet in time, or not as an end of this plugin would, loses its own
+//! connection and disturbs no other one.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -16,9 +16,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pushgate::Settings;
+use pushgate_driver_shim::abi;
 use pushgate_driver_shim::versions::Versions;
+use pushgate_proxy::connect::{self, Connect, Event, Fds, Incarnation};
 use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::link::verbs::Device;
+use pushgate_proxy::session::Status;
 use pushgate_proxy::wire::peer_cred;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -28,17 +31,19 @@ use serde::{Deserialize, Serialize};
 use crate::comm::Comm;
 use crate::error::{Code, Failure, Result};
 use crate::handle::{self, Address, Handle, Nonce};
-use crate::join::{EndOffer, Exchange, Joined, NewEnd, Role, Taken};
+use crate::join::{Joined, NewEnd, ReadyEnd, Role};
 use crate::runtime::Runtime;
 use crate::socket::{Channel, Frame, Stream};
 
 /// Versions that this build speaks of everything that the two ends say to each other.
-const VERSIONS: Versions = Versions::new(3, 3);
+const VERSIONS: Versions = Versions::new(4, 4);
 /// Time within which a connector must greet. It leaves room for a rank whose thread is held up on a
 /// busy machine. A connection that never greets occupies one descriptor for this time.
 const GREETING: Duration = Duration::from_secs(30);
 /// How many connections may be about to greet.
 const STRANGERS: usize = 256;
+/// The most frames that one end takes from the other. Three are needed: greeting, RESUME, READY.
+const FRAMES: u32 = 8;
 
 /// The first frame of either end.
 #[derive(Serialize, Deserialize)]
@@ -49,7 +54,6 @@ struct Greeting {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     newest: Option<u32>,
     nonce: Nonce,
-    offer: EndOffer,
 }
 
 /// The part that the greetings of all versions have.
@@ -59,20 +63,18 @@ struct Spoken {
     newest: Option<u32>,
 }
 
-fn greet_with(nonce: Nonce, offer: EndOffer) -> Greeting {
-    Greeting { version: VERSIONS.oldest(), newest: VERSIONS.newest(), nonce, offer }
-}
-
-fn bytes_of(what: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(what).expect("it is plain data")
+/// The bytes of this end's greeting.
+fn greet_with(nonce: Nonce) -> Vec<u8> {
+    let greeting = Greeting { version: VERSIONS.oldest(), newest: VERSIONS.newest(), nonce };
+    serde_json::to_vec(&greeting).expect("it is plain data")
 }
 
 fn lost(e: impl std::fmt::Display) -> Failure {
     Failure::new(Code::Remote, format!("making a connection: {e}"))
 }
 
-/// Reads the offer from a frame that should be a greeting for `nonce`.
-fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<EndOffer> {
+/// Checks a frame that should be a greeting for `nonce`.
+fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<()> {
     // The versions come first: the rest of a greeting of another version can't be read.
     let Spoken { version, newest } = serde_json::from_slice(bytes).map_err(lost)?;
     VERSIONS.agree(Versions::told(version, newest)).map_err(|e| lost(format!("the other end: {e}")))?;
@@ -80,7 +82,7 @@ fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<EndOffer> {
     if g.nonce != *nonce {
         return Err(lost("the greeting is for another listener"));
     }
-    Ok(g.offer)
+    Ok(())
 }
 
 fn name_of(nonce: &Nonce) -> String {
@@ -186,32 +188,19 @@ impl Listener {
                 if state.ready.is_empty() {
                     return Ok(None);
                 }
-                let (channel, frame) = state.ready.remove(0);
-                match greeting(&frame.0, &self.nonce) {
-                    // Any process can connect here and send anything.
+                let (channel, (bytes, _)) = state.ready.remove(0);
+                // Any process can connect here and send anything.
+                if let Err(e) = greeting(&bytes, &self.nonce) {
+                    tracing::warn!("refused a connection at the listening socket: {e}");
+                    continue;
+                }
+                let end = NewEnd::new(&self.runtime, Role::Receive, self.class)?;
+                let offer = end.offer()?;
+                match Progress::new(channel, end, offer, self.nonce, 1) {
+                    Ok(progress) => state.current = Some(progress),
                     Err(e) => {
-                        tracing::warn!("refused a connection at the listening socket: {e}");
+                        self.gave_up(&e);
                         continue;
-                    }
-                    Ok(offer) => {
-                        let end = NewEnd::new(&self.runtime, Role::Receive, self.class)?;
-                        let (own, fds) = end.offer()?;
-                        let mut progress = Progress::new(channel);
-                        let answer = greet_with(self.nonce, own);
-                        let made =
-                            progress.channel.send(&bytes_of(&answer), fds).map_err(lost).and_then(|_| {
-                                progress.take(end.take(
-                                    &self.runtime,
-                                    offer,
-                                    frame.1,
-                                    progress.channel.peer_pid(),
-                                )?)
-                            });
-                        if let Err(e) = made {
-                            self.gave_up(&e);
-                            continue;
-                        }
-                        state.current = Some(progress);
                     }
                 }
             }
@@ -290,11 +279,24 @@ fn is_ours(stream: &Stream) -> bool {
 
 // ------------------------------------------------------------------ both ends
 
-/// A connection between the offers and the joined queue pair.
+/// A connection between the greeting and the joined queue pair. NCCL calls as long as it waits, and gives up by closing
+/// the connection, so this end has no limit of its own and no clock.
 struct Progress {
     channel: Channel,
+    nonce: Nonce,
+    /// How many frames of the other end have come. The first is its greeting.
+    heard: u32,
+    connect: Connect<Fds>,
+    step: Step,
     joined: Unclaimed,
-    exchange: Option<Box<Exchange>>,
+}
+
+/// How far this end is.
+enum Step {
+    New(NewEnd),
+    Ready(ReadyEnd),
+    /// Joined, or failed on the way.
+    Over,
 }
 
 /// A queue pair that belongs to no connection yet. If it is dropped here, the engine lets go of it
@@ -311,31 +313,67 @@ impl Drop for Unclaimed {
 }
 
 impl Progress {
-    fn new(channel: Channel) -> Self {
-        Progress { channel, joined: Unclaimed(None), exchange: None }
-    }
-
-    fn take(&mut self, taken: Taken) -> Result<()> {
-        match taken {
-            Taken::Joined(joined) => self.joined.0 = Some(*joined),
-            Taken::Exchange(exchange, places) => {
-                self.exchange = Some(exchange);
-                self.channel.send(&bytes_of(&places), Vec::new()).map_err(lost)?;
-            }
-        }
-        Ok(())
+    /// Greets the other end and makes it an offer.
+    fn new(
+        mut channel: Channel,
+        end: NewEnd,
+        offer: connect::Frame,
+        nonce: Nonce,
+        heard: u32,
+    ) -> Result<Self> {
+        channel.send(&greet_with(nonce), Vec::new()).map_err(lost)?;
+        // A connection has one call of each end; none is repeated.
+        let own = Incarnation::MIN;
+        let connect = Connect::new(own, offer, u64::MAX, Status::new(abi::PUSHGATE_ABORTED), 0);
+        Ok(Progress { channel, nonce, heard, connect, step: Step::New(end), joined: Unclaimed(None) })
     }
 
     /// Returns the queue pair once every frame has been sent and received.
     fn advance(&mut self, runtime: &Runtime) -> Result<Option<Joined>> {
-        if self.exchange.is_some()
-            && let Some(frame) = self.channel.receive().map_err(lost)?
+        self.perform(runtime)?;
+        // What comes after the last frame is the watch's.
+        while self.joined.0.is_none()
+            && let Some((bytes, fds)) = self.channel.receive().map_err(lost)?
         {
-            let exchange = self.exchange.take().expect("checked above");
-            self.joined.0 = Some(exchange.join(runtime, frame)?);
+            self.heard += 1;
+            if self.heard == 1 {
+                greeting(&bytes, &self.nonce)?;
+                continue;
+            }
+            // Otherwise a peer that sends all the time would keep this call going, and one that reads nothing could make
+            // our answers pile up.
+            if self.heard > FRAMES {
+                return Err(lost(format!("the other end sent more than {FRAMES} frames")));
+            }
+            self.connect.take(connect::Frame { bytes, along: fds.into() }, 0).map_err(lost)?;
+            self.perform(runtime)?;
         }
-        let gone = self.channel.flush().map_err(lost)?;
-        Ok(if gone { self.joined.0.take() } else { None })
+        let sent = self.channel.flush().map_err(lost)?;
+        Ok(if sent { self.joined.0.take() } else { None })
+    }
+
+    /// Does everything that the machine says.
+    fn perform(&mut self, runtime: &Runtime) -> Result<()> {
+        while let Some(event) = self.connect.poll() {
+            match (event, std::mem::replace(&mut self.step, Step::Over)) {
+                (Event::Send(connect::Frame { bytes, along }), step) => {
+                    self.step = step;
+                    let fds = along.into_owned().map_err(Failure::system("a connection's descriptors"))?;
+                    self.channel.send(&bytes, fds).map_err(lost)?;
+                }
+                (Event::Prepare { epoch, offer }, Step::New(end)) => {
+                    let ready = end.prepare(runtime, offer)?;
+                    self.connect.prepared(epoch, ready.places(), 0);
+                    self.step = Step::Ready(ready);
+                }
+                (Event::Go { places, .. }, Step::Ready(end)) => {
+                    let joined = end.join(runtime, &places, self.channel.peer_pid())?;
+                    self.joined.0 = Some(joined);
+                }
+                _ => return Err(lost("the other end gave it up; its log says why")),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -358,8 +396,7 @@ enum Stage {
     Again,
     /// The TCP connection is being established.
     Dialing(TcpStream),
-    /// The greeting has been sent; there is no answer yet.
-    Greeted(NewEnd, Channel),
+    /// This end has greeted.
     Joining(Box<Progress>),
 }
 
@@ -431,19 +468,6 @@ impl Connecting {
                     sockopt::socket_error(&stream).map_err(unreachable)?.map_err(unreachable)?;
                     greet(runtime, &handle, Stream::tcp(stream).map_err(lost)?, class)?
                 }
-                Stage::Greeted(end, mut channel) => {
-                    channel.flush().map_err(lost)?;
-                    match channel.receive().map_err(lost)? {
-                        None => return later(Stage::Greeted(end, channel)),
-                        Some((bytes, fds)) => {
-                            let offer = greeting(&bytes, &handle.nonce)?;
-                            let mut progress = Progress::new(channel);
-                            let taken = end.take(runtime, offer, fds, progress.channel.peer_pid())?;
-                            progress.take(taken)?;
-                            Stage::Joining(Box::new(progress))
-                        }
-                    }
-                }
                 Stage::Joining(mut progress) => match progress.advance(runtime)? {
                     Some(joined) => {
                         return Ok(Advanced::Done(Box::new(joined), progress.channel.into_stream()));
@@ -460,10 +484,9 @@ fn greet(runtime: &Runtime, handle: &Handle, stream: Stream, class: Option<u8>) 
         return Err(lost("the listener runs as another user"));
     }
     let end = NewEnd::new(runtime, Role::Send, class)?;
-    let (offer, fds) = end.offer()?;
-    let mut channel = Channel::new(stream);
-    channel.send(&bytes_of(&greet_with(handle.nonce, offer)), fds).map_err(lost)?;
-    Ok(Stage::Greeted(end, channel))
+    let offer = end.offer()?;
+    let progress = Progress::new(Channel::new(stream), end, offer, handle.nonce, 0)?;
+    Ok(Stage::Joining(Box::new(progress)))
 }
 
 /// Dials a Unix socket. `None`: the listener's backlog is full, try again.
@@ -502,18 +525,42 @@ mod tests {
 
     #[test]
     fn a_greeting_of_another_version_is_refused_by_its_version() {
-        let say = |version: u32, offer: &str| {
-            let nonce = [7u8; 16];
-            let text = format!(r#"{{"version":{version},"nonce":{nonce:?},"offer":{offer}}}"#);
-            greeting(text.as_bytes(), &nonce).err().expect("no such offer").text
+        let nonce = [7u8; 16];
+        let say = |version: u32, rest: &str| {
+            let text = format!(r#"{{"version":{version},{rest}}}"#);
+            greeting(text.as_bytes(), &nonce).map_err(|e| e.text)
         };
-        for offer in [r#"{"Verbs":{"qp":1}}"#, r#"{"Other":null}"#, "7"] {
-            for version in [1, 4] {
-                let text = say(version, offer);
-                assert!(text.contains(&format!("speaks version {version}")), "{text}");
+        // Version 3 had the offer in its greeting.
+        let earlier = format!(r#""nonce":{nonce:?},"offer":{{"Verbs":{{"qp":1}}}}"#);
+        for rest in [&earlier[..], r#""Other":null"#] {
+            for version in [1, 3, 5] {
+                let text = say(version, rest).unwrap_err();
+                assert!(text.contains(&format!("speaks version {version}, expected 4")), "{text}");
             }
-            let text = say(3, offer);
-            assert!(!text.contains("speaks version"), "{text}");
         }
+        let text = say(4, r#""Other":null"#).unwrap_err();
+        assert!(!text.contains("speaks version"), "{text}");
+        say(4, &format!(r#""nonce":{nonce:?}"#)).unwrap();
+    }
+
+    #[test]
+    fn p8_a_connector_that_greets_and_then_sends_frames_without_end_loses_its_connection() {
+        let runtime = Runtime::of_a_test(crate::testing::WINDOW);
+        let (listener, bytes) = Listener::new(runtime, None).unwrap();
+        let Handle { nonce, address: Address::Unix(host) } = Handle::decode(&bytes).unwrap() else {
+            panic!("not over local")
+        };
+        let stream = dial_unix(&nonce, host).unwrap().expect("the backlog has room");
+        let mut channel = Channel::new(Stream::Unix(stream));
+        channel.send(&greet_with(nonce), Vec::new()).unwrap();
+        // They change nothing: they are of an end that has never heard of this one.
+        let end = connect::end(Incarnation::MIN, None, Status::new(abi::PUSHGATE_ABORTED));
+        for _ in 0..FRAMES {
+            channel.send(&end, Vec::new()).unwrap();
+        }
+        assert!(listener.accept().unwrap().is_none());
+        // Greeting and offer at most, then the end of the connection.
+        let closed = (0..3).any(|_| channel.receive().is_err());
+        assert!(closed, "the connection is still open");
     }
 }

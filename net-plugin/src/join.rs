@@ -6,19 +6,21 @@ use std::sync::Arc;
 
 use pushgate::settings::{CqEvents, NetPath};
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::bell::{self, Bell, Ringer};
+use pushgate_driver_shim::bell;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 use pushgate_gpu_kernels::Registration;
+use pushgate_proxy::connect::{
+    ConnectError, Frame, LocalMet, LocalOpening, Met, Opening, Prepared, VerbsMet, VerbsOpening,
+};
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::idle::Wake;
-use pushgate_proxy::link::verbs::{self, Accepted, Config, Flusher, Places};
+use pushgate_proxy::link::verbs::{Config, Flusher};
 use pushgate_proxy::memory::Keep;
-use pushgate_proxy::offer::LocalOffer;
 use pushgate_proxy::producer::Producer;
-use pushgate_proxy::proxy::{Proxy, QpFds};
+use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::receives::PostedReceives;
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +29,6 @@ use crate::path::OverRdma;
 use crate::plan::{Landing, Out, Plan};
 use crate::props::MAX_BYTES;
 use crate::runtime::{Lane, Runtime};
-use crate::socket::Frame;
 
 /// How many receives NCCL may have outstanding on a connection, as a power of two: 32 of 8 buffers
 /// each.
@@ -51,24 +52,24 @@ impl Role {
     fn rank(self) -> u32 {
         (self == Role::Receive) as u32
     }
+
+    fn other(self) -> Role {
+        match self {
+            Role::Send => Role::Receive,
+            Role::Receive => Role::Send,
+        }
+    }
 }
 
-/// The first thing that one end tells the other.
-#[derive(Serialize, Deserialize)]
-pub enum EndOffer {
-    /// Over `local`. The frame's descriptors are those of the offer; a receiving end appends that
-    /// of its work segment.
-    Local {
-        offer: LocalOffer,
-        /// The buffers of this end may lie in a GPU, which pulls out of windows only.
-        gpu: bool,
-    },
-    Verbs {
-        offer: verbs::Offer,
-        /// Where messages for this end's GPU arrive, if it has one. If they arrive in host memory,
-        /// they must come through the window.
-        landing: Option<Landing>,
-    },
+/// What one end tells the other beside its transport's offer. Over `local` a receiving end appends the descriptor of its
+/// work segment.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Note {
+    /// The buffers of this end may lie in a GPU, which over `local` pulls out of windows only.
+    gpu: bool,
+    /// Over RDMA: where messages for this end's GPU arrive, if it has one. If they arrive in host memory,
+    /// they must come through the window.
+    landing: Option<Landing>,
 }
 
 /// Memory that the GPU sees, with what keeps it mapped.
@@ -77,6 +78,7 @@ pub type Registered = (Registration, Keep);
 struct Own {
     lane: Arc<Lane>,
     role: Role,
+    over_rdma: bool,
     geometry: Geometry,
     window: Arc<SharedMemory>,
     work: Arc<SharedMemory>,
@@ -86,17 +88,22 @@ struct Own {
 /// This end, before the other end's offer is known.
 pub struct NewEnd {
     own: Own,
-    transport: Transport,
+    opening: Opening,
+    /// Of the queue pair over RDMA.
+    config: Option<Config>,
 }
 
-enum Transport {
-    Local {
-        link: Arc<SharedMemory>,
-        /// The bell that only the other end rings when our engine sleeps, and the ringer handed to
-        /// that end.
-        bells: Option<(Bell, Ringer)>,
-    },
-    Verbs(Box<(verbs::Half, Config)>),
+/// This end, ready to receive.
+pub struct ReadyEnd {
+    own: Own,
+    prepared: Prepared,
+    config: Option<Config>,
+    /// What the peer told.
+    note: Note,
+    /// The peer's work segment, where the peer's receives are read.
+    work: Option<OwnedFd>,
+    /// The RDMA device is used on the GPU's memory at this end.
+    reaches: bool,
 }
 
 /// An end that an engine drives.
@@ -125,29 +132,20 @@ pub struct Joined {
     pub registrations: Vec<Registered>,
 }
 
-/// What an end has become after the other end's offer arrived.
-pub enum Taken {
-    Joined(Box<Joined>),
-    /// Over RDMA: the peer must be told these places, and tells its own.
-    Exchange(Box<Exchange>, Places),
-}
-
-/// An end over RDMA that waits for the other end's places.
-pub struct Exchange {
-    own: Own,
-    accepted: Accepted,
-    config: Config,
-    /// Where messages for the peer's GPU arrive, as the peer's offer said.
-    peer_landing: Option<Landing>,
-    reaches: bool,
-}
-
 /// Where this host reads the peer's payload.
 enum PeerWindow<'a> {
     /// The peer's window itself.
     Shared(&'a Arc<ReadOnlyMemory>),
     /// Our copy of the peer's window, which the peer's RDMA device writes.
     Mirror(&'a Arc<SharedMemory>),
+}
+
+fn failed(e: ConnectError) -> Failure {
+    match e {
+        ConnectError::Peer(why) => refused(why),
+        ConnectError::Rdma(e) => e.into(),
+        ConnectError::Descriptors(e) => Failure::system("a connection's descriptors")(e),
+    }
 }
 
 fn refused(why: impl std::fmt::Display) -> Failure {
@@ -182,6 +180,7 @@ impl Own {
         Ok(Own {
             lane,
             role,
+            over_rdma: runtime.loaded.rdma.is_some(),
             window,
             work,
             control: segment(runtime, &geometry, Segment::Control)?,
@@ -191,7 +190,7 @@ impl Own {
 
     fn options(&self, runtime: &Runtime) -> QpOptions {
         QpOptions {
-            peer: 1 - self.role.rank(),
+            peer: self.role.other().rank(),
             posted_receives: self.role == Role::Receive,
             reader_flushes: true,
             // A slot waits as long as the GPU takes to push its payload.
@@ -248,6 +247,12 @@ impl Own {
         })
     }
 
+    /// Whether an end in this role hands over its work segment: over `local` the sending end reads the receiving end's
+    /// receives there.
+    fn shows_receives(&self, role: Role) -> bool {
+        role == Role::Receive && !self.over_rdma
+    }
+
     /// What this end does with GPU memory.
     fn plan(&self) -> Option<Plan> {
         self.lane.rdma.as_ref().map(|r| r.plan)
@@ -265,15 +270,18 @@ impl NewEnd {
     pub fn new(runtime: &Runtime, role: Role, class: Option<u8>) -> Result<Self> {
         let own = Own::new(runtime, role)?;
         let settings = &runtime.loaded.settings;
-        let transport = match &runtime.loaded.rdma {
+        let (opening, config) = match &runtime.loaded.rdma {
             None => {
                 let link = segment(runtime, &own.geometry, Segment::Link)?;
                 // The engine writes the segment through this mapping; a process that receives the
                 // descriptor can only read.
                 link.seal_against_writers()?;
                 let rings = own.lane.wake() == Wake::Doorbell;
-                let bells = rings.then(bell::pair).transpose();
-                Transport::Local { link, bells: bells.map_err(Failure::system("a doorbell's sockets"))? }
+                let bells =
+                    rings.then(bell::pair).transpose().map_err(Failure::system("a doorbell's sockets"))?;
+                let posted = role == Role::Receive;
+                let opening = LocalOpening::new(link, own.window.clone(), posted, bells);
+                (Opening::Local(opening), None)
             }
             Some(device) => {
                 let polled = settings.cq_events == CqEvents::Poll || own.lane.wake() == Wake::Polled;
@@ -284,152 +292,136 @@ impl NewEnd {
                     Config { events, posted_receives, regions_written, ..Config::from(settings) };
                 config.traffic_class = class.unwrap_or(config.traffic_class);
                 let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
-                let half = verbs::Half::new(device, &config, own.geometry, own.window.clone(), allocate)?;
-                Transport::Verbs(Box::new((half, config)))
+                let opening = VerbsOpening::new(device, &config, own.geometry, own.window.clone(), allocate)?;
+                (Opening::Verbs(Box::new(opening)), Some(config))
             }
         };
-        Ok(NewEnd { own, transport })
+        Ok(NewEnd { own, opening, config })
     }
 
-    /// What the other end is told, with the descriptors that go along.
-    pub fn offer(&self) -> Result<(EndOffer, Vec<OwnedFd>)> {
-        match &self.transport {
-            Transport::Verbs(verbs) => {
-                let landing = self.own.plan().map(|plan| plan.landing);
-                Ok((EndOffer::Verbs { offer: verbs.0.offer(), landing }, Vec::new()))
-            }
-            Transport::Local { link, bells } => {
-                let posted = self.own.role == Role::Receive;
-                let offer = LocalOffer::new(link, &*self.own.window, posted, bells.is_some());
-                let gpu = self.own.lane.gpu.is_some();
-                let ringer = bells.as_ref().map(|(_, ringer)| ringer);
-                // The other end, which sends, reads our receives there.
-                let work = posted.then(|| self.own.work.fd());
-                let fds = LocalOffer::fds(link, &*self.own.window, ringer)
-                    .into_iter()
-                    .chain(work)
-                    .map(|fd| fd.try_clone_to_owned())
-                    .collect::<std::io::Result<_>>()
-                    .map_err(Failure::system("a connection's descriptors"))?;
-                Ok((EndOffer::Local { offer, gpu }, fds))
-            }
-        }
+    /// What the other end is told.
+    pub fn offer(&self) -> Result<Frame> {
+        let note =
+            Note { gpu: self.own.lane.gpu.is_some(), landing: self.own.plan().map(|plan| plan.landing) };
+        let appended = self.own.shows_receives(self.own.role).then(|| self.own.work.fd());
+        self.opening.offer(note, appended.as_slice()).map_err(failed)
     }
 
-    /// Takes the other end's offer. `peer_pid` is its process, if that process has a number here.
-    pub fn take(
-        self,
-        runtime: &Runtime,
-        offer: EndOffer,
-        mut fds: Vec<OwnedFd>,
-        peer_pid: Option<u32>,
-    ) -> Result<Taken> {
-        let peer = 1 - self.own.role.rank();
-        match (self.transport, offer) {
-            (Transport::Local { link, bells }, EndOffer::Local { offer, gpu }) => {
-                let own = self.own;
-                let sends = own.role == Role::Send;
-                let work = fds.pop_if(|_| sends);
-                let theirs = offer.take(fds, peer).map_err(refused)?;
-                let receives = work.map(|work| posted_receives(work, &theirs.geometry)).transpose()?;
-                // Register before the engine may copy from there.
-                let registrations = own.register(&PeerWindow::Shared(&theirs.window))?;
-                let fds = QpFds {
-                    work: own.work.clone(),
-                    control: own.control.clone(),
-                    link,
-                    peer_link: theirs.link,
-                    peer_window: theirs.window,
-                    bell: bells.map(|(bell, _)| bell),
-                    peer_bell: theirs.bell,
-                    peer_pid,
-                };
-                let proxy: &dyn Proxy = &*own.lane.engine;
-                let wake = own.lane.wake();
-                let bell = own.bell(wake)?;
-                let qp = proxy.add_qp(fds, own.options(runtime), wake)?;
-                let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
-                let regions = gpu.then_some(false);
-                let joined = Joined { window, regions, receives, registrations, ..own.joined(qp, bell) };
-                Ok(Taken::Joined(Box::new(joined)))
+    /// Takes the other end's offer, and gets ready to receive.
+    pub fn prepare(self, runtime: &Runtime, offer: Frame) -> Result<ReadyEnd> {
+        let NewEnd { own, opening, config } = self;
+        let allocate = &mut |name: &str, bytes| {
+            let huge = match name {
+                "mirror" => runtime.loaded.settings.huge_pages,
+                _ => HugePages::Never,
+            };
+            runtime.memory(name, bytes, huge)
+        };
+        let appended = own.shows_receives(own.role.other()) as usize;
+        let prepared = opening.prepare::<Note>(own.role.other().rank(), offer, appended, allocate);
+        let (prepared, note, mut work) = prepared.map_err(failed)?;
+        let path = runtime.loaded.settings.path;
+        let reaches = reaches(own.role, own.plan(), note.landing, path)?;
+        Ok(ReadyEnd { own, prepared, config, note, work: work.pop(), reaches })
+    }
+}
+
+impl ReadyEnd {
+    /// Where the other end may write.
+    pub fn places(&self) -> Vec<u8> {
+        self.prepared.places()
+    }
+
+    /// Takes the other end's places and joins the queue pair. `peer_pid` is the other end's process, if that process has
+    /// a number here.
+    pub fn join(self, runtime: &Runtime, places: &[u8], peer_pid: Option<u32>) -> Result<Joined> {
+        let ReadyEnd { own, prepared, config, note, work, reaches } = self;
+        match prepared.meet(places).map_err(failed)? {
+            Met::Local(met) => join_local(runtime, own, *met, note, work, peer_pid),
+            Met::Verbs(met) => {
+                let config = config.expect("an end over RDMA has one");
+                join_verbs(runtime, own, *met, &config, note, reaches)
             }
-            (Transport::Verbs(verbs), EndOffer::Verbs { offer, landing: peer_landing }) => {
-                let allocate = &mut |name: &str, bytes| {
-                    let huge = match name {
-                        "mirror" => runtime.loaded.settings.huge_pages,
-                        _ => HugePages::Never,
-                    };
-                    runtime.memory(name, bytes, huge)
-                };
-                let (half, config) = *verbs;
-                let path = runtime.loaded.settings.path;
-                let reaches = reaches(self.own.role, self.own.plan(), peer_landing, path)?;
-                let accepted = half.accept(peer, &offer, allocate)?;
-                let places = accepted.places();
-                let exchange = Exchange { own: self.own, accepted, config, peer_landing, reaches };
-                Ok(Taken::Exchange(Box::new(exchange), places))
-            }
-            _ => Err(refused("one end is qp = local, the other qp = verbs; set PUSHGATE_QP alike on both")),
         }
     }
 }
 
-impl Exchange {
-    /// Takes the other end's places and joins the queue pair.
-    pub fn join(self, runtime: &Runtime, (bytes, _): Frame) -> Result<Joined> {
-        let places: Places = serde_json::from_slice(&bytes).map_err(refused)?;
-        let Exchange { own, accepted, config, peer_landing, reaches } = self;
-        if let (Role::Send, false, Some(gpu)) = (own.role, reaches, &own.lane.gpu) {
-            // The GPU's worker pushes on this connection, even if the RDMA device reads the GPU's
-            // memory on others.
-            gpu.will_copy()?;
-        }
-        let peer_geometry = accepted.peer_geometry();
-        // Register before the engine may copy from there.
-        let registrations = own.register(&PeerWindow::Mirror(accepted.mirror()))?;
-        let flusher = match (&own.lane.rdma, &runtime.loaded.rdma) {
-            (Some(OverRdma { reach: Some(reach), .. }), Some(device))
-                if reaches && own.role == Role::Receive =>
-            {
-                let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
-                // SAFETY: the word is memory that the lane holds, together with its export.
-                Some(unsafe { Flusher::new(device, &config, reach.word(), allocate)? })
-            }
-            _ => None,
-        };
-        let receives = accepted.posted_receives();
-        let qp = accepted.join(places)?;
-        // Where completions can't wake the engine, it must poll.
-        let wake = if qp.can_wake() { own.lane.wake() } else { Wake::Polled };
-        // The engine only reads the work segment, so it gets a mapping of its own that can do
-        // nothing else.
-        let work = own.work.fd().try_clone_to_owned().map_err(Failure::system("work segment"))?;
-        let work = Arc::new(ReadOnlyMemory::from_fd(work, own.work.len())?);
-        let endpoint = Endpoint::new(
-            work,
-            own.control.clone(),
-            own.geometry,
-            peer_geometry,
-            Box::new(qp),
-            own.options(runtime),
-        )?;
-        let sends = own.role == Role::Send;
-        let bell = own.bell(wake)?;
-        let qp = own.lane.engine.add_qp(endpoint, wake)?;
-        let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
-        Ok(Joined {
-            window,
-            regions: Some(peer_landing != Some(Landing::Host)),
-            // The receiver would have to copy a payload in a record into the GPU's memory.
-            in_record: peer_landing != Some(Landing::Gpu),
-            longest: runtime.loaded.properties.max_bytes,
-            reaches,
-            flusher,
-            receives,
-            registrations,
-            ..own.joined(qp, bell)
-        })
+fn join_local(
+    runtime: &Runtime,
+    own: Own,
+    met: LocalMet,
+    note: Note,
+    work: Option<OwnedFd>,
+    peer_pid: Option<u32>,
+) -> Result<Joined> {
+    let receives = work.map(|work| posted_receives(work, &met.peer.geometry)).transpose()?;
+    // Register before the engine may copy from there.
+    let registrations = own.register(&PeerWindow::Shared(&met.peer.window))?;
+    let fds = met.into_fds(own.work.clone(), own.control.clone(), peer_pid);
+    let proxy: &dyn Proxy = &*own.lane.engine;
+    let wake = own.lane.wake();
+    let bell = own.bell(wake)?;
+    let qp = proxy.add_qp(fds, own.options(runtime), wake)?;
+    let sends = own.role == Role::Send;
+    let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
+    let regions = note.gpu.then_some(false);
+    Ok(Joined { window, regions, receives, registrations, ..own.joined(qp, bell) })
+}
+
+fn join_verbs(
+    runtime: &Runtime,
+    own: Own,
+    met: VerbsMet,
+    config: &Config,
+    note: Note,
+    reaches: bool,
+) -> Result<Joined> {
+    if let (Role::Send, false, Some(gpu)) = (own.role, reaches, &own.lane.gpu) {
+        // The GPU's worker pushes on this connection, even if the RDMA device reads the GPU's
+        // memory on others.
+        gpu.will_copy()?;
     }
+    let VerbsMet { link, mirror, peer_geometry, receives } = met;
+    // Register before the engine may copy from there.
+    let registrations = own.register(&PeerWindow::Mirror(&mirror))?;
+    let flusher = match (&own.lane.rdma, &runtime.loaded.rdma) {
+        (Some(OverRdma { reach: Some(reach), .. }), Some(device)) if reaches && own.role == Role::Receive => {
+            let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
+            // SAFETY: the word is memory that the lane holds, together with its export.
+            Some(unsafe { Flusher::new(device, config, reach.word(), allocate)? })
+        }
+        _ => None,
+    };
+    // Where completions can't wake the engine, it must poll.
+    let wake = if link.can_wake() { own.lane.wake() } else { Wake::Polled };
+    // The engine only reads the work segment, so it gets a mapping of its own that can do
+    // nothing else.
+    let work = own.work.fd().try_clone_to_owned().map_err(Failure::system("work segment"))?;
+    let work = Arc::new(ReadOnlyMemory::from_fd(work, own.work.len())?);
+    let endpoint = Endpoint::new(
+        work,
+        own.control.clone(),
+        own.geometry,
+        peer_geometry,
+        Box::new(link),
+        own.options(runtime),
+    )?;
+    let sends = own.role == Role::Send;
+    let bell = own.bell(wake)?;
+    let qp = own.lane.engine.add_qp(endpoint, wake)?;
+    let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
+    Ok(Joined {
+        window,
+        regions: Some(note.landing != Some(Landing::Host)),
+        // The receiver would have to copy a payload in a record into the GPU's memory.
+        in_record: note.landing != Some(Landing::Gpu),
+        longest: runtime.loaded.properties.max_bytes,
+        reaches,
+        flusher,
+        receives,
+        registrations,
+        ..own.joined(qp, bell)
+    })
 }
 
 /// The receives that the peer has posted, in the work segment that it handed over.
@@ -473,18 +465,18 @@ mod tests {
         let [ours, theirs] = [&ends[0], &ends[1]].map(|end| end.offer().unwrap());
         // Transport segment and window; a receiving end also hands over its work segment, after its
         // doorbell.
-        let behind = ours.1.len();
-        assert_eq!(theirs.1.len(), behind + 1);
-        for fd in ours.1[..2].iter().chain(&theirs.1[..2]).chain(&theirs.1[behind..]) {
+        let (our_fds, their_fds) = (ours.along.borrow(), theirs.along.borrow());
+        let behind = our_fds.len();
+        assert_eq!(their_fds.len(), behind + 1);
+        for fd in our_fds[..2].iter().chain(&their_fds[..2]).chain(&their_fds[behind..]) {
             let bytes = rustix::fs::fstat(fd).unwrap().st_size as usize;
-            let mapped = SharedMemory::from_fd(fd.try_clone().unwrap(), bytes);
+            let mapped = SharedMemory::from_fd(fd.try_clone_to_owned().unwrap(), bytes);
             assert!(mapped.is_err(), "{bytes} bytes can be written");
             // A peer that seals first must not make any later step fail.
             let _ = fcntl_add_seals(fd, SealFlags::SEAL);
         }
         let [end, _] = ends;
-        let taken = end.take(&runtime, theirs.0, theirs.1, None);
-        let Taken::Joined(joined) = taken.unwrap() else { unreachable!("this is no RDMA") };
+        let joined = end.prepare(&runtime, theirs).unwrap().join(&runtime, &[], None).unwrap();
         joined.lane.engine.remove_qp(joined.qp).unwrap();
     }
 

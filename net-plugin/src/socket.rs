@@ -4,6 +4,7 @@
 //! A frame is "PGF1", its length and its number of descriptors (32 bits each, little endian), then
 //! the bytes. The descriptors come with its first byte.
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::TcpStream;
@@ -78,15 +79,15 @@ impl Stream {
 /// A socket with the frames on their way out and in.
 pub struct Channel {
     stream: Stream,
-    out: Vec<u8>,
-    out_fds: Vec<OwnedFd>,
+    /// Frames that are not sent as a whole yet: what is left of each, and its descriptors before its first byte is sent.
+    out: VecDeque<Frame>,
     input: Vec<u8>,
     in_fds: Vec<OwnedFd>,
 }
 
 impl Channel {
     pub fn new(stream: Stream) -> Self {
-        Channel { stream, out: Vec::new(), out_fds: Vec::new(), input: Vec::new(), in_fds: Vec::new() }
+        Channel { stream, out: VecDeque::new(), input: Vec::new(), in_fds: Vec::new() }
     }
 
     /// The socket, once all frames have been sent and received.
@@ -99,32 +100,35 @@ impl Channel {
         self.stream.peer_pid()
     }
 
-    /// Sends as much as fits now; later calls of [`Channel::flush`] send the rest. Only one frame
-    /// with descriptors may be under way.
+    /// Sends as much as fits now, behind what is left of earlier frames; later calls of [`Channel::flush`] send the rest.
+    /// At most 4 descriptors.
     pub fn send(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<bool> {
-        self.out.extend(MAGIC);
-        self.out.extend((bytes.len() as u32).to_le_bytes());
-        self.out.extend((fds.len() as u32).to_le_bytes());
-        self.out.extend(bytes);
-        self.out_fds = fds;
+        let mut frame = MAGIC.to_vec();
+        frame.extend((bytes.len() as u32).to_le_bytes());
+        frame.extend((fds.len() as u32).to_le_bytes());
+        frame.extend(bytes);
+        self.out.push_back((frame, fds));
         self.flush()
     }
 
     /// Sends what is left. True when nothing is left.
     pub fn flush(&mut self) -> io::Result<bool> {
-        while !self.out.is_empty() {
+        while let Some((bytes, fds)) = self.out.front_mut() {
             let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
-            let fds: Vec<_> = self.out_fds.iter().map(|fd| fd.as_fd()).collect();
-            if !fds.is_empty() {
-                assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "room for {MAX_FDS}");
+            let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+            if !borrowed.is_empty() {
+                assert!(control.push(SendAncillaryMessage::ScmRights(&borrowed)), "room for {MAX_FDS}");
             }
             // NOSIGNAL: the program may have left SIGPIPE deadly.
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match sendmsg(&self.stream, &[IoSlice::new(&self.out)], &mut control, flags) {
+            match sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, flags) {
                 Ok(n) => {
-                    self.out.drain(..n);
-                    self.out_fds.clear();
+                    bytes.drain(..n);
+                    fds.clear();
+                    if bytes.is_empty() {
+                        self.out.pop_front();
+                    }
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
@@ -225,6 +229,27 @@ mod tests {
         // Both ends of the same socket.
         drop((a, fds));
         assert_eq!(b.receive().unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn frames_that_wait_for_room_keep_their_descriptors_apart() {
+        let (mut a, mut b) = pair();
+        let fd = || a.stream.as_fd().try_clone_to_owned().unwrap();
+        let (two, one) = (vec![fd(), fd()], vec![fd()]);
+        while a.send(&[7; 4096], Vec::new()).unwrap() {}
+        assert!(!a.send(b"two", two).unwrap());
+        assert!(!a.send(b"none", Vec::new()).unwrap());
+        assert!(!a.send(b"one", one).unwrap());
+        let mut counts = Vec::new();
+        while counts.len() < 3 {
+            a.flush().unwrap();
+            if let Some((bytes, fds)) = b.receive().unwrap()
+                && bytes.len() < 4096
+            {
+                counts.push((bytes, fds.len()));
+            }
+        }
+        assert_eq!(counts, [(b"two".to_vec(), 2), (b"none".to_vec(), 0), (b"one".to_vec(), 1)]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::comm::{Comm, Request};
 use crate::error::Result;
-use crate::join::{Joined, NewEnd, Role, Taken};
+use crate::join::{Joined, NewEnd, Role};
 use crate::props::MAX_BYTES;
 use crate::runtime::Runtime;
 use crate::socket::Stream;
@@ -21,13 +21,6 @@ pub struct Pair {
 /// A small window, which is soon full.
 pub const WINDOW: u64 = 256 << 10;
 
-fn joined(taken: Taken) -> Joined {
-    match taken {
-        Taken::Joined(joined) => *joined,
-        Taken::Exchange(..) => unreachable!("this is no RDMA"),
-    }
-}
-
 /// Makes a pair over `local`.
 pub fn pair(role: Role) -> Pair {
     pair_of(role, MAX_BYTES, None)
@@ -40,8 +33,9 @@ pub fn pair_of(role: Role, longest: usize, pid: Option<u32>) -> Pair {
     let runtime = Runtime::of_a_test(WINDOW);
     let [own, theirs] = [role, other].map(|role| NewEnd::new(&runtime, role, None).unwrap());
     let [to_them, to_us] = [&own, &theirs].map(|end| end.offer().unwrap());
-    let own = Joined { longest, ..joined(own.take(&runtime, to_us.0, to_us.1, pid).unwrap()) };
-    let peer = joined(theirs.take(&runtime, to_them.0, to_them.1, pid).unwrap());
+    let [own, peer] = [(own, to_us), (theirs, to_them)]
+        .map(|(end, offer)| end.prepare(&runtime, offer).unwrap().join(&runtime, &[], pid).unwrap());
+    let own = Joined { longest, ..own };
     let (stream, socket) = UnixStream::pair().unwrap();
     let comm = Comm::new(runtime, own, Stream::Unix(stream), role).unwrap();
     Pair { comm, peer, socket }

@@ -1,8 +1,9 @@
 //! Endpoint, engine and queue pairs: the proxy of pushgate.
 //!
-//! `pushgate-core` decides; this crate performs. `ring` holds the few atomics that two parties touch; `endpoint` joins
-//! ring, core and queue pair; `engine` drives the endpoints; `producer` is the other side of the rings, for a program
-//! whose device is a thread of the host. docs/architecture.md tells the whole path.
+//! `pushgate-core` decides; this crate performs. `ring` holds the few atomics that two parties touch; `connect` makes a
+//! queue pair with the other end; `endpoint` joins ring, core and queue pair; `engine` drives the endpoints; `producer` is
+//! the other side of the rings, for a program whose device is a thread of the host. docs/architecture.md tells the whole
+//! path.
 
 /// Whether a planted fault is switched on. Without the feature `sim` there is none.
 #[cfg(feature = "sim")]
@@ -28,6 +29,8 @@ pub use pushgate_core::{gate, inbound, outbound, session, staging};
 
 // Under loom the ring alone is built: loom's atomics are no words of a mapping.
 #[cfg(not(loom))]
+pub mod connect;
+#[cfg(not(loom))]
 pub mod counters;
 #[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -49,8 +52,6 @@ pub mod memory;
 #[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod mover;
-#[cfg(not(loom))]
-pub mod offer;
 #[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod producer;

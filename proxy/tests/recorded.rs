@@ -4,7 +4,7 @@
 //! A release whose bytes differ from the release before on purpose adds its own recording here; the old ones stay as long
 //! as their versions are spoken (docs/protocol.md, Versions).
 
-use pushgate_proxy::offer::LocalOffer;
+use pushgate_proxy::connect::LocalOffer;
 use pushgate_proxy::wire::{Reply, Request};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -12,6 +12,7 @@
 //! hands a pidfd of itself to its peers, and between hosts each rank says now and then that it
 //! lives ([`Beats`]).
 
+mod meeting;
 mod reader;
 mod set_up;
 mod tcp;
@@ -29,26 +30,25 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::eventfd::EventFd;
-pub(crate) use pushgate_driver_shim::fdpass::Frame;
-use pushgate_driver_shim::fdpass::{Outgoing, drop_elsewhere};
+use pushgate_driver_shim::fdpass::{Frame, Outgoing, drop_elsewhere};
 use pushgate_driver_shim::process::Process;
+use pushgate_proxy::connect::Incarnation;
 use pushgate_proxy::link::verbs::gid::Family;
 use pushgate_proxy::session::Status;
 use rustix::event::{PollFd, poll};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
-pub(crate) use set_up::SetUp;
+pub(crate) use meeting::{BothReady, Call, End, meet};
+pub(crate) use set_up::{SetUp, TellEnd};
 
 /// Label of a farewell: this rank leaves in order.
 const BYE: u32 = 0;
 /// Label of a sign of life.
 const BEAT: u32 = 2;
-/// Label of a report that the sender's end of a queue pair is gone, with the cause.
-const END: u32 = 3;
 /// Label of a report that another rank is lost, with that rank's number.
 const LOST: u32 = 4;
-/// The first label of a queue pair. The frames under it are those of [`SetUp`].
+/// The first label of a queue pair. The frames under it are those of `pushgate_proxy::connect`.
 pub(crate) const QUEUE_PAIRS: u32 = 16;
 
 /// The most bytes of a frame, its label included. Set-up messages are far smaller.
@@ -79,15 +79,15 @@ pub(crate) struct Events {
     pub(crate) ended: Box<dyn Fn(Ended) + Send>,
 }
 
-/// A report that a rank's end of a queue pair, or its attempt to make one, is gone.
+/// A report that a rank's end of a queue pair, or its call that was to make one, is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
     /// The rank whose end is gone.
     pub(crate) rank: u32,
     /// The queue pair's label.
     pub(crate) label: u32,
-    /// The number that the rank gave to its attempt to make the queue pair.
-    pub(crate) attempt: u64,
+    /// Which of the rank's calls for this queue pair.
+    pub(crate) incarnation: Incarnation,
     /// Why the end is gone.
     pub(crate) status: Status,
 }
@@ -303,8 +303,8 @@ pub(crate) struct Mesh {
     reader: Option<JoinHandle<()>>,
     timeout: Duration,
     beats: Beats,
-    /// How many attempts to make a queue pair this rank has begun.
-    attempts: AtomicU64,
+    /// How many calls that make a queue pair this rank has begun.
+    incarnations: AtomicU64,
 }
 
 /// State that the reader's thread uses too.
@@ -314,8 +314,8 @@ struct Shared {
     /// Wakes the reader's thread when another thread wants something of it.
     bell: EventFd,
     stop: AtomicBool,
-    /// Ends of queue pairs on this rank that peers are still to be told of.
-    tell: Mutex<Vec<Ended>>,
+    /// Ends of queue pairs on this rank that peers are still to be told of: ranks, labels, frames.
+    tell: Mutex<Vec<(u32, u32, Vec<u8>)>>,
 }
 
 impl Shared {
@@ -323,7 +323,7 @@ impl Shared {
     /// so that a farewell that follows is sent after all of them, whichever thread tells them.
     fn tell_ends(&self) {
         let mut tell = self.tell.lock().unwrap_or_else(|e| e.into_inner());
-        tell.drain(..).for_each(|ended| self.tell_end(ended));
+        tell.drain(..).for_each(|(rank, label, end)| self.tell_end(rank, label, &end));
     }
 
     fn peer(&self, rank: u32) -> &Peer {
@@ -332,10 +332,11 @@ impl Shared {
 
     /// Tells a peer, without waiting, that our end is gone. A peer that can't be told is gone
     /// already, or ends at its timeout.
-    fn tell_end(&self, ended: Ended) {
-        let peer = self.peer(ended.rank);
+    fn tell_end(&self, rank: u32, label: u32, end: &[u8]) {
+        let peer = self.peer(rank);
         let mut out = peer.out();
-        if !out.closed && out.frames.push(&set_up::end(&ended), Vec::new()).is_ok() {
+        let frame = [&label.to_le_bytes()[..], end].concat();
+        if !out.closed && out.frames.push(&frame, Vec::new()).is_ok() {
             let _ = peer.flush(&mut out);
             self.bell.ring();
         }
@@ -399,7 +400,7 @@ impl Mesh {
             reader: None,
             timeout,
             beats: BEATS,
-            attempts: AtomicU64::new(0),
+            incarnations: AtomicU64::new(0),
         })
     }
 
@@ -472,36 +473,39 @@ impl Mesh {
     /// Returns the next message from a rank under a label. Fails when that rank is gone, when any
     /// rank is lost, or when time is up.
     pub(crate) fn recv(&self, from: u32, label: u32) -> Result<Frame> {
-        self.recv_until(from, label, Instant::now() + self.timeout)
+        let first = self.next_of(&[(from, label)], Instant::now() + self.timeout)?;
+        let what = || format!("a message from rank {from}");
+        first.map(|(_, frame)| frame).ok_or_else(|| Error::TimedOut { what: what(), after: self.timeout })
     }
 
-    fn recv_until(&self, from: u32, label: u32, deadline: Instant) -> Result<Frame> {
+    /// Returns the next message of any of these ranks and labels, with its place in `of`; `None` if none has come by
+    /// `until`. Fails when one of these ranks is gone or when any rank is lost.
+    fn next_of(&self, of: &[(u32, u32)], until: Instant) -> Result<Option<(usize, Frame)>> {
         let mut state = self.shared.inbox.state();
         let mut left_in_order = None;
         loop {
-            if let Some(frame) = state.take(from, label) {
-                return Ok(frame);
+            let next =
+                of.iter().enumerate().find_map(|(i, (from, label))| Some((i, state.take(*from, *label)?)));
+            if next.is_some() {
+                return Ok(next);
             }
             if let Some(rank) = state.lost {
                 return Err(Error::PeerLost { rank });
             }
             let now = Instant::now();
-            let mut left = deadline.saturating_duration_since(now);
-            if state.ends.contains_key(&from) {
+            let mut left = until.saturating_duration_since(now);
+            if let Some((from, _)) = of.iter().find(|(from, _)| state.ends.contains_key(from)) {
                 // The rank may have left because another rank died whose end has not been noticed
                 // here yet.
                 let until = *left_in_order.get_or_insert(now + GRACE);
                 if now >= until {
-                    let rank = state.reported.get(&from).copied().unwrap_or(from);
+                    let rank = state.reported.get(from).copied().unwrap_or(*from);
                     return Err(Error::PeerLost { rank });
                 }
                 left = left.min(until - now);
             }
             if left.is_zero() {
-                return Err(Error::TimedOut {
-                    what: format!("a message from rank {from}"),
-                    after: self.timeout,
-                });
+                return Ok(None);
             }
             let arrived = &self.shared.inbox.arrived;
             state = arrived.wait_timeout(state, left).unwrap_or_else(|e| e.into_inner()).0;

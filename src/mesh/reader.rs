@@ -12,8 +12,8 @@ use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Resource, getrlimit};
 
 use super::{
-    BEAT, BYE, Beats, END, Events, LOST, Leaving, MAX_BYTES, MAX_FDS, MAX_WAITING, MAX_WAITING_FDS, Most,
-    Peer, QUEUE_PAIRS, Shared, Stream, set_up, timespec,
+    BEAT, BYE, Beats, Events, LOST, Leaving, MAX_BYTES, MAX_FDS, MAX_WAITING, MAX_WAITING_FDS, Most, Peer,
+    QUEUE_PAIRS, Shared, Stream, set_up, timespec,
 };
 
 /// A peer that has not left.
@@ -173,13 +173,22 @@ impl Shared {
         most: Most,
         events: &Events,
     ) -> Result<Option<Leaving>, String> {
-        let label = bytes.get(..4).map(|label| u32::from_le_bytes(label.try_into().expect("four bytes")));
-        if !fds.is_empty() && label.is_none_or(|label| label < QUEUE_PAIRS) {
+        let Some(label) =
+            bytes.get(..4).map(|label| u32::from_le_bytes(label.try_into().expect("four bytes")))
+        else {
+            drop_elsewhere(fds);
+            return Err("it sent a frame without a label".into());
+        };
+        bytes.drain(..4);
+        let of_queue_pair = label >= QUEUE_PAIRS;
+        let ended = if of_queue_pair { set_up::ended(rank, label, &bytes) } else { Ok(None) };
+        let may_offer = of_queue_pair && matches!(ended, Ok(None));
+        if !fds.is_empty() && !may_offer {
+            // This thread closes none of them: a close can take as long as the peer likes.
             drop_elsewhere(fds);
             return Err("it sent descriptors with a frame that is no set-up of a queue pair".into());
         }
-        let Some(label) = label else { return Err("it sent a frame without a label".into()) };
-        bytes.drain(..4);
+        let ended = ended?;
         let too_much = || {
             format!(
                 "it sent more than {} bytes that no call asked for, or more than {} descriptors where all ranks \
@@ -199,17 +208,17 @@ impl Shared {
                 let lost = lost.ok_or("it reported the loss of no other rank")?;
                 self.inbox.state().reported.entry(rank).or_insert(lost);
             }
-            END => {
-                let ended = set_up::parse_end(rank, &bytes)
-                    .ok_or("it reported an end without a valid label or status")?;
-                let fits = set_up::ended(&mut self.inbox.state(), ended, most);
-                self.inbox.arrived.notify_all();
-                (events.ended)(ended);
-                return fits.then_some(None).ok_or_else(too_much);
-            }
             _ => {
-                let fits = self.inbox.state().keep(rank, label, (bytes, fds), most);
+                let mut state = self.inbox.state();
+                let fits = match ended {
+                    Some(ended) => set_up::forget(&mut state, ended, bytes, most),
+                    None => state.keep(rank, label, (bytes, fds), most),
+                };
+                drop(state);
                 self.inbox.arrived.notify_all();
+                if let Some(ended) = ended {
+                    (events.ended)(ended);
+                }
                 return fits.then_some(None).ok_or_else(too_much);
             }
         }

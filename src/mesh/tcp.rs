@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 /// they do not fit.
 const MAGIC: [u8; 8] = *b"PUSHGATE";
 /// Versions that this build speaks of everything that goes over these connections.
-const VERSIONS: Versions = Versions::new(2, 2);
+const VERSIONS: Versions = Versions::new(3, 3);
 /// Length of the header: magic, version, length of the body.
 const HEADER: usize = 16;
 const MAX_GREETING: usize = 1024;
@@ -675,7 +675,7 @@ mod tests {
             bytes
         };
         let good = envelope(&hello(1, 3));
-        refused(&place, &version(&good), &["wire version is 9, expected 2", "one release"]);
+        refused(&place, &version(&good), &["wire version is 9, expected 3", "one release"]);
         // A version that has a different greeting altogether.
         let mut other = version(&good)[..12].to_vec();
         other.extend([3, 0, 0, 0, 1, 2, 3]);
@@ -776,14 +776,14 @@ mod tests {
     fn p7_p8_a_frame_that_is_wrong_loses_its_rank() {
         let mut long = (MAX_BYTES as u32 + 1).to_le_bytes().to_vec();
         long.extend([0; 4]);
-        // Too long; with descriptors; without a label; empty; an end of no queue pair.
+        // Too long; with descriptors; without a label; empty; an END that is cut off.
         for bytes in [
             &long[..],
             &[255; 8],
             &[4, 0, 0, 0, 1, 0, 0, 0],
             &[3, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3],
             &[0; 8],
-            &[8, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0],
+            &[8, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 4, 0, 0, 0],
         ] {
             let (mesh, lost, mut others) = by_hand(3);
             // A peer that stops in the middle of a frame does not keep the others from being heard.

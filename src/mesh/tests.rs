@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::fdpass::{recv_message, send_message};
+use pushgate_proxy::connect;
 use pushgate_tests::{hang, patience};
 
 use super::*;
@@ -211,10 +212,20 @@ fn p8_a_rank_that_floods_this_one_with_descriptors_is_lost_before_they_run_out()
 
 #[test]
 fn p8_descriptors_on_a_frame_that_is_no_set_up_lose_the_rank_that_sent_them() {
-    for label in [BYE, 1, 2, 3, 15] {
-        let (_mesh, lost, others) = by_hand(2, hang());
-        send_message(&others[0], &label.to_le_bytes(), &[std::io::stdin().as_fd()]).unwrap();
-        assert_eq!(lost.recv_timeout(hang()), Ok(1), "label {label}");
+    let frame = |label: u32, body: &[u8]| [&label.to_le_bytes()[..], body].concat();
+    let labels = [BYE, 1, 2, 3, 15].map(|label| frame(label, &[]));
+    // An END, and one that is cut off.
+    for bytes in labels.iter().chain(&[frame(LABEL, &end_of(1)), frame(LABEL, &end_of(1)[..20])]) {
+        let (mesh, lost, mut others) = by_hand(3, hang());
+        // The mesh's thread must not close the socket: that would take an hour.
+        let (socket, _end) = lingering();
+        send_message(&others[0], bytes, &[socket.as_fd()]).unwrap();
+        drop(socket);
+        assert_eq!(lost.recv_timeout(hang()), Ok(1), "{bytes:?}");
+        others[1].write_all(&wire(5, b"still heard")).unwrap();
+        pushgate_tests::wait_until("the other rank is heard", || {
+            mesh.shared.inbox.state().take(2, 5).is_some()
+        });
     }
 }
 
@@ -231,28 +242,36 @@ fn lingering() -> (TcpStream, TcpStream) {
     (ours, theirs)
 }
 
-fn offer_of(attempt: u64) -> Vec<u8> {
-    let mut offer = LABEL.to_le_bytes().to_vec();
-    offer.push(1);
-    offer.extend(attempt.to_le_bytes());
-    offer.extend([0; 8]);
-    offer
+/// The RESUME of an incarnation, without the label.
+fn resume(incarnation: u64) -> Vec<u8> {
+    let mut frame = vec![1, 0, 0, 0, 0];
+    frame.extend(incarnation.to_le_bytes());
+    frame.extend([0; 16]);
+    frame
 }
+
+fn offer_of(incarnation: u64) -> Vec<u8> {
+    [&LABEL.to_le_bytes()[..], &resume(incarnation)].concat()
+}
+
+/// The END of an incarnation, without the label.
+fn end_of(incarnation: u64) -> Vec<u8> {
+    connect::end(Incarnation::new(incarnation).unwrap(), None, ABORTED)
+}
+
+const ABORTED: Status = Status::new(pushgate_driver_shim::abi::PUSHGATE_ABORTED);
 
 /// The socket's linger is an hour, so a close on the mesh's thread would take that long.
 #[test]
-fn p7_p8_descriptors_of_an_attempt_that_has_ended_hold_up_no_other_rank() {
+fn p7_p8_descriptors_of_a_call_that_has_ended_hold_up_no_other_rank() {
     let (mesh, lost, mut others) = by_hand(4, hang());
     let (mut third, mut second, mut first) =
         (others.pop().unwrap(), others.pop().unwrap(), others.pop().unwrap());
-    // A descriptor that is dropped with the end of its attempt.
+    // A descriptor that is dropped with the end of its call.
     let (socket, end) = lingering();
     send_message(&first, &offer_of(1), &[socket.as_fd()]).unwrap();
     drop(socket);
-    let mut gone = LABEL.to_le_bytes().to_vec();
-    gone.extend(1u64.to_le_bytes());
-    gone.extend(Status::new(pushgate_driver_shim::abi::PUSHGATE_ABORTED).word().to_le_bytes());
-    first.write_all(&wire(END, &gone)).unwrap();
+    first.write_all(&wire(LABEL, &end_of(1))).unwrap();
     first.write_all(&wire(5, b"behind it")).unwrap();
     assert_eq!(mesh.recv(1, 5).unwrap().0, b"behind it");
     assert_eq!(mesh.shared.inbox.state().waiting[&1].open(), 1, "until it is closed");
@@ -290,8 +309,8 @@ fn p8_a_rank_that_offers_anew_all_the_time_and_reads_nothing_leaves_descriptors_
     let most = thread::scope(|s| {
         let (done, shared) = (&done, &mesh.shared);
         s.spawn(move || {
-            for attempt in 1.. {
-                let sent = send_message(&other, &offer_of(attempt), &[]);
+            for incarnation in 1.. {
+                let sent = send_message(&other, &offer_of(incarnation), &[]);
                 if done.load(Ordering::Relaxed) || sent.is_err() {
                     return;
                 }
@@ -304,12 +323,8 @@ fn p8_a_rank_that_offers_anew_all_the_time_and_reads_nothing_leaves_descriptors_
             }
             most
         });
-        let mut set_up = mesh.set_up(1, LABEL);
-        let stdin = std::io::stdin();
-        let offered = set_up.offer(b"here".to_vec(), &[stdin.as_fd(); 2]);
-        let met = offered.and_then(|()| set_up.take_offer()).and_then(|()| set_up.agree());
+        let e = meet_one(&mesh, Says { fds: 2, ..Says::new("here") }).err().expect("it never answers");
         done.store(true, Ordering::Relaxed);
-        let e = met.unwrap_err();
         assert!(matches!(e, Error::TimedOut { .. } | Error::PeerLost { rank: 1 }), "{e}");
         looks.join().unwrap()
     });
@@ -322,10 +337,8 @@ fn p8_a_rank_that_offers_anew_all_the_time_and_reads_nothing_leaves_descriptors_
 fn p7_the_report_of_an_end_that_breaks_as_its_rank_leaves_comes_before_the_farewell() {
     for _ in 0..50 {
         let [(a, _), (_b, heard)] = pair(hang());
-        let set_up = a.set_up(1, LABEL);
-        let tell = set_up.teller();
-        set_up.joined();
-        let cause = Status { rank: Some(0), ..Status::new(pushgate_driver_shim::abi::PUSHGATE_ABORTED) };
+        let tell = a.set_up(1, LABEL).teller(None);
+        let cause = Status { rank: Some(0), ..ABORTED };
         tell.tell(cause);
         drop(a);
         assert_eq!(heard.recv_timeout(hang()).map(|e| e.status), Ok(cause));
@@ -401,18 +414,70 @@ fn pair(timeout: Duration) -> [(Mesh, Receiver<Ended>); 2] {
     meshes.collect::<Vec<_>>().try_into().ok().expect("two")
 }
 
-/// Meets the other end and returns what it offered, unless either end fails.
-fn meet(set_up: &mut SetUp<'_>, says: String) -> Result<String> {
-    set_up.offer(says.into_bytes(), &[])?;
-    set_up.take_offer()?;
-    let (bytes, _) = set_up.agree()?;
-    Ok(String::from_utf8(bytes).unwrap())
+/// An end whose offer and places are a text.
+struct Says {
+    says: String,
+    heard: Option<String>,
+    /// Descriptors with the offer.
+    fds: usize,
+    /// Fails when it has the peer's offer.
+    fails: bool,
+}
+
+impl Says {
+    fn new(says: &str) -> Says {
+        Says { says: says.into(), heard: None, fds: 0, fails: false }
+    }
+}
+
+impl End for Says {
+    fn offer(&mut self) -> Result<connect::Frame> {
+        let fds: Vec<_> =
+            (0..self.fds).map(|_| std::io::stdin().as_fd().try_clone_to_owned().unwrap()).collect();
+        Ok(connect::Frame { bytes: self.says.clone().into_bytes(), along: fds.into() })
+    }
+
+    fn prepare(&mut self, offer: connect::Frame) -> Result<Vec<u8>> {
+        self.heard = Some(String::from_utf8(offer.bytes).unwrap());
+        if self.fails { Err(Error::Aborted { rank: 77 }) } else { Ok(self.says.clone().into_bytes()) }
+    }
+}
+
+/// An end that takes so long to get ready.
+struct Slow(Duration);
+
+impl End for Slow {
+    fn offer(&mut self) -> Result<connect::Frame> {
+        Ok(connect::Frame::default())
+    }
+
+    fn prepare(&mut self, _offer: connect::Frame) -> Result<Vec<u8>> {
+        thread::sleep(self.0);
+        Ok(Vec::new())
+    }
+}
+
+/// Meets the other rank of two.
+fn meet_one(mesh: &Mesh, end: Says) -> Result<BothReady<'_, Says>> {
+    let mut ready = meet(mesh, vec![(mesh.set_up(1 - mesh.rank, LABEL), end)])?;
+    Ok(ready.pop().expect("one"))
+}
+
+/// Both ends of a queue pair, ready for each other.
+fn both_meet<'a>(a: &'a Mesh, b: &'a Mesh) -> [BothReady<'a, Says>; 2] {
+    thread::scope(|s| {
+        let other = s.spawn(|| meet_one(b, Says::new("b")).unwrap());
+        let both = [meet_one(a, Says::new("a")).unwrap(), other.join().unwrap()];
+        assert_eq!(both.each_ref().map(|g| g.end.heard.as_deref()), [Some("b"), Some("a")]);
+        assert_eq!(both.each_ref().map(|g| &g.places[..]), [b"b", b"a"]);
+        both
+    })
 }
 
 /// What both ends of a queue pair believe: each end's offer, by rank.
 type Belief = Mutex<Option<[String; 2]>>;
 
-/// Repeats attempts until both ends believe the same. Attempts fail at any point, some of them on
+/// Repeats calls until both ends believe the same. Calls fail at any point, some of them on
 /// purpose.
 fn try_until_both_agree(
     mesh: &mut Mesh,
@@ -426,35 +491,33 @@ fn try_until_both_agree(
         assert!(begin.elapsed() < hang(), "they never agree");
         // Longer each time, because a busy machine needs longer.
         mesh.timeout = Duration::from_millis(10 + 5 * number);
-        let mut set_up = mesh.set_up(peer, LABEL);
         let mine = format!("{number} of {own}");
-        let met = match (seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)) >> 32 & 3 {
-            0 => set_up.offer(mine.clone().into_bytes(), &[]).map(|()| None),
-            1 => {
-                let offered = set_up.offer(mine.clone().into_bytes(), &[]);
-                offered.and_then(|()| set_up.take_offer()).map(|()| None)
-            }
-            _ => meet(&mut set_up, mine.clone()).and_then(|theirs| {
-                // Like RDMA: one more message each way.
-                set_up.send(mine.as_bytes())?;
-                assert_eq!(set_up.recv()?, theirs.as_bytes());
-                Ok(Some(theirs))
-            }),
-        };
-        let theirs = match met {
-            Ok(Some(theirs)) => theirs,
-            Ok(None) | Err(Error::TimedOut { .. } | Error::Aborted { .. }) => continue,
+        let fate = (seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)) >> 32 & 3;
+        if fate == 0 {
+            // It fails before it has heard anything.
+            let set_up = mesh.set_up(peer, LABEL);
+            let offer = [&resume(set_up.own.get())[..], mine.as_bytes()].concat();
+            let sent = mesh.send(peer, LABEL, &offer, &[]);
+            assert!(matches!(sent, Ok(()) | Err(Error::TimedOut { .. })), "{sent:?}");
+            drop(Call::begin(set_up, Default::default(), mesh.timeout, 0));
+            continue;
+        }
+        let ready = match meet_one(mesh, Says { fails: fate == 1, ..Says::new(&mine) }) {
+            Ok(ready) => ready,
+            Err(Error::TimedOut { .. } | Error::Aborted { .. }) => continue,
             Err(e) => panic!("{e}"),
         };
-        let (_, attempt) = set_up.peers();
-        if set_up.joined().is_some() {
+        let theirs = ready.end.heard.expect("it has the peer's offer");
+        assert_eq!(ready.places, theirs.as_bytes());
+        let (_, incarnation) = ready.call.peers();
+        if ready.call.joined().is_some() {
             continue;
         }
         let mut belief = [theirs.clone(), theirs];
         belief[own] = mine;
         *beliefs[own].lock().unwrap() = Some(belief.clone());
         // The peer may have given up after that; then we are told.
-        while !heard.try_iter().any(|e| e.attempt == attempt) {
+        while !heard.try_iter().any(|e| e.incarnation == incarnation) {
             if beliefs[1 - own].lock().unwrap().as_ref() == Some(&belief) {
                 return belief;
             }
@@ -467,7 +530,7 @@ fn try_until_both_agree(
 }
 
 #[test]
-fn p7_p8_two_ends_that_are_tried_again_at_any_time_agree_on_one_pair_of_attempts() {
+fn p7_p8_two_ends_that_call_again_at_any_time_agree_on_one_pair_of_calls() {
     for round in 0..10u64 {
         let [mut a, mut b] = pair(hang());
         let beliefs = [Belief::default(), Belief::default()];
@@ -481,69 +544,134 @@ fn p7_p8_two_ends_that_are_tried_again_at_any_time_agree_on_one_pair_of_attempts
 }
 
 #[test]
-fn p7_an_attempt_that_fails_behind_the_peers_join_ends_the_peers_end() {
+fn p7_a_call_that_fails_after_the_peers_join_ends_the_peers_end() {
     let [(a, _), (b, heard)] = pair(hang());
-    let (mut ours, mut theirs) = (a.set_up(1, LABEL), b.set_up(0, LABEL));
-    ours.offer(b"a".to_vec(), &[]).unwrap();
-    theirs.offer(b"b".to_vec(), &[]).unwrap();
-    ours.take_offer().unwrap();
-    theirs.take_offer().unwrap();
-    assert_eq!(theirs.agree().unwrap().0, b"a");
-    assert_eq!(ours.agree().unwrap().0, b"b");
-    let (label, attempt) = theirs.peers();
+    let [ours, theirs] = both_meet(&a, &b).map(|ready| ready.call);
+    let (label, incarnation) = theirs.peers();
     assert_eq!(theirs.joined(), None);
     drop(ours);
-    let status = Status { rank: Some(0), ..Status::new(pushgate_driver_shim::abi::PUSHGATE_ABORTED) };
-    assert_eq!(heard.recv_timeout(hang()), Ok(Ended { rank: 0, label, attempt, status }));
+    let status = Status { rank: Some(0), ..ABORTED };
+    assert_eq!(heard.recv_timeout(hang()), Ok(Ended { rank: 0, label, incarnation, status }));
+}
+
+#[test]
+fn p7_a_call_ends_at_once_if_the_peers_call_fails_after_it_has_heard_of_it() {
+    for _ in 0..20 {
+        let [(a, _a_heard), (b, _b_heard)] = pair(hang());
+        thread::scope(|s| {
+            let other = s.spawn(|| meet_one(&b, Says::new("b")).err());
+            let ours = meet_one(&a, Says { fails: true, ..Says::new("a") }).err();
+            assert!(matches!(ours, Some(Error::Aborted { rank: 77 })), "{ours:?}");
+            let theirs = other.join().unwrap();
+            assert!(matches!(theirs, Some(Error::Aborted { rank: 0 })), "{theirs:?}");
+        });
+    }
+}
+
+#[test]
+fn p7_an_end_that_fails_before_the_peers_join_is_told_when_the_peer_joins() {
+    let [(a, _), (b, _heard)] = pair(hang());
+    let [ours, theirs] = both_meet(&a, &b).map(|ready| ready.call);
+    drop(ours);
+    let begin = Instant::now();
+    while b.shared.inbox.state().frames.is_empty() {
+        assert!(begin.elapsed() < hang(), "it hears nothing");
+        thread::yield_now();
+    }
+    assert_eq!(theirs.joined(), Some(Status { rank: Some(0), ..ABORTED }));
+    assert!(b.shared.inbox.state().frames.is_empty());
+}
+
+#[test]
+fn p7_an_end_is_told_when_the_peer_joins_though_the_next_call_has_ended_too() {
+    let [(a, _), (b, _heard)] = pair(hang());
+    let [ours, theirs] = both_meet(&a, &b).map(|ready| ready.call);
+    drop(ours);
+    // The peer's next call fails before it has heard anything.
+    drop(Call::begin(a.set_up(1, LABEL), Default::default(), hang(), 0));
+    pushgate_tests::wait_until("both ends are heard", || {
+        b.shared.inbox.state().frames.get(&(0, LABEL)).is_some_and(|frames| frames.len() == 2)
+    });
+    assert_eq!(theirs.joined(), Some(Status { rank: Some(0), ..ABORTED }));
+    // The END of the next call stays for this rank's next call.
+    assert_eq!(b.shared.inbox.state().frames[&(0, LABEL)].len(), 1);
+}
+
+#[test]
+fn p7_a_call_whose_peer_had_given_up_before_waits_for_the_peers_next_call() {
+    let [(a, _), (b, _heard)] = pair(hang());
+    thread::scope(|s| {
+        let other = s.spawn(|| meet_one(&b, Says::new("b")).unwrap());
+        // This call had given up before the peer came, but its end arrives late: the peer has its offer.
+        let late = a.set_up(1, LABEL);
+        a.send(1, LABEL, &resume(late.own.get()), &[]).unwrap();
+        (0..2).for_each(|_| drop(a.recv(1, LABEL).unwrap()));
+        late.send_end(&connect::end(late.own, None, ABORTED));
+        drop(late);
+        let ours = meet_one(&a, Says::new("a")).unwrap();
+        let theirs = other.join().unwrap();
+        assert_eq!((&ours.places[..], &theirs.places[..]), (&b"b"[..], &b"a"[..]));
+        assert_eq!((ours.call.joined(), theirs.call.joined()), (None, None));
+    });
+}
+
+#[test]
+fn p7_what_came_in_time_counts_though_one_of_many_ends_took_long_to_get_ready() {
+    const ENDS: u32 = 80;
+    let [(mut a, _a_heard), (b, _b_heard)] = pair(hang());
+    a.timeout = Duration::from_millis(50);
+    for i in 0..ENDS {
+        b.send(0, LABEL + i, &resume(1), &[]).unwrap();
+        // READY, which names the call that will come.
+        let mut ready = vec![2, 0, 0, 0, 0];
+        ready.extend(1u64.to_le_bytes());
+        ready.extend((i as u64 + 1).to_le_bytes());
+        b.send(0, LABEL + i, &ready, &[]).unwrap();
+    }
+    pushgate_tests::wait_until("all frames are there", || {
+        a.shared.inbox.state().frames.values().map(VecDeque::len).sum::<usize>() == 2 * ENDS as usize
+    });
+    // Of each end the time is up before its first frame is read.
+    let slow = |i| Slow(if i == 0 { a.timeout * 4 } else { Duration::ZERO });
+    let ends = (0..ENDS).map(|i| (a.set_up(1, LABEL + i), slow(i))).collect();
+    assert_eq!(meet(&a, ends).unwrap().len(), ENDS as usize);
 }
 
 #[test]
 fn p7_an_end_that_breaks_alone_tells_its_peer_over_the_set_ups_socket() {
     let [(a, _), (b, heard)] = pair(hang());
-    let (mut ours, mut theirs) = (a.set_up(1, LABEL), b.set_up(0, LABEL));
-    ours.offer(b"a".to_vec(), &[]).unwrap();
-    theirs.offer(b"b".to_vec(), &[]).unwrap();
-    ours.take_offer().unwrap();
-    theirs.take_offer().unwrap();
-    ours.agree().unwrap();
-    theirs.agree().unwrap();
-    let (tell, (label, attempt)) = (ours.teller(), theirs.peers());
+    let [ours, theirs] = both_meet(&a, &b).map(|ready| ready.call);
+    let (tell, (label, incarnation)) = (ours.teller(), theirs.peers());
     assert_eq!((ours.joined(), theirs.joined()), (None, None));
     let cause =
         Status { rank: Some(0), detail: 4, ..Status::new(pushgate_driver_shim::abi::PUSHGATE_LINK_DOWN) };
     tell.tell(cause);
-    assert_eq!(heard.recv_timeout(hang()), Ok(Ended { rank: 0, label, attempt, status: cause }));
+    assert_eq!(heard.recv_timeout(hang()), Ok(Ended { rank: 0, label, incarnation, status: cause }));
 }
 
 #[test]
-fn p8_a_rank_that_sends_set_up_frames_without_end_is_lost_or_ends_the_attempt() {
+fn p8_a_rank_that_sends_set_up_frames_without_end_is_lost_or_ends_the_call() {
     let (mesh, lost, mut others) = by_hand(2, Duration::from_millis(300));
     let mut other = others.pop().unwrap();
     let done = AtomicBool::new(false);
     thread::scope(|s| {
         s.spawn(|| {
-            let mut attempt = 1u64;
+            let mut incarnation = 1u64;
             while !done.load(Ordering::Relaxed) {
-                let mut offer = vec![1];
-                offer.extend(attempt.to_le_bytes());
-                offer.extend([0; 8]);
-                if other.write_all(&wire(LABEL, &offer)).is_err() {
+                if other.write_all(&wire(LABEL, &resume(incarnation))).is_err() {
                     break;
                 }
-                attempt += 1;
+                incarnation += 1;
             }
         });
-        let e = meet(&mut mesh.set_up(1, LABEL), "here".into()).unwrap_err();
+        let e = meet_one(&mesh, Says::new("here")).err().expect("it never answers");
         assert!(matches!(e, Error::TimedOut { .. } | Error::PeerLost { rank: 1 }), "{e}");
         done.store(true, Ordering::Relaxed);
     });
     // Messages END for queue pairs that no rank has take no room, in any order.
     let (_mesh, _lost, mut others) = by_hand(2, hang());
-    for attempt in (0..100_000u64).rev() {
-        let mut end = LABEL.to_le_bytes().to_vec();
-        end.extend(attempt.to_le_bytes());
-        end.extend(Status::new(pushgate_driver_shim::abi::PUSHGATE_ABORTED).word().to_le_bytes());
-        others[0].write_all(&wire(END, &end)).unwrap();
+    for incarnation in (1..100_000u64).rev() {
+        others[0].write_all(&wire(LABEL, &end_of(incarnation))).unwrap();
     }
     others[0].write_all(&wire(5, b"heard")).unwrap();
     assert_eq!(_mesh.recv(1, 5).unwrap().0, b"heard");

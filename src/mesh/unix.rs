@@ -24,7 +24,7 @@ use super::{Link, Stream, wait};
 use crate::error::{Error, Result};
 
 /// Version of the messages between ranks of one host.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// The most bytes of a greeting or of an answer.
 const MAX_HELLO: usize = 64;
 const MAX_ANSWER: usize = 1024;

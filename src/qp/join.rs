@@ -1,78 +1,98 @@
-//! Sets a queue pair up: makes this end's memory and offer, waits for the other end's offer, then hands both to the
-//! engine. The transport decides what an offer contains.
+//! One end of a queue pair while it is made: the steps of `pushgate_proxy::connect` with this program's memory, device and
+//! engine.
 
-use super::local::LocalEnd;
+use pushgate_driver_shim::ShimError;
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_proxy::connect::{ConnectError, Frame, Met, Opening, Prepared};
+use pushgate_proxy::link::verbs::gid::Family;
+
 use super::memory::{Own, QpConfig};
 use super::queue_pair::QueuePair;
-use super::verbs::{AcceptedVerbs, OfferedVerbs};
+use super::{local, verbs};
 use crate::context::Context;
-use crate::error::Result;
-use crate::mesh::{Frame, SetUp};
+use crate::error::{Error, Result};
+use crate::mesh::{End, Mesh, TellEnd};
 use crate::settings::QpKind;
 
-/// The part of an offered end that its transport needs.
-enum OfferedLink {
-    Local(LocalEnd),
-    Verbs(Box<OfferedVerbs>),
+/// Our end of a queue pair that is being made.
+pub(crate) struct OwnEnd<'a> {
+    pub(super) context: &'a Context,
+    pub(super) peer: u32,
+    /// The address family by which the hosts reach each other, where they are several.
+    pub(super) family: Option<Family>,
+    /// The peer's process, if it has a number in this PID namespace.
+    pub(super) peer_pid: Option<u32>,
+    pub(super) own: Own,
+    step: Step,
 }
 
-/// Our end of a queue pair, which has been offered to the other end. The other end's offer is not known yet.
-pub(crate) struct OfferedEnd<'a> {
-    own: Own,
-    link: OfferedLink,
-    set_up: SetUp<'a>,
+/// How far the transport is.
+enum Step {
+    /// It has nothing.
+    Closed,
+    Opened(Opening),
+    Prepared(Prepared),
 }
 
-/// Our end of a queue pair, with the other end's offer.
-pub(crate) struct AcceptedEnd<'a> {
-    own: Own,
-    link: AcceptedLink,
-    set_up: SetUp<'a>,
-}
+impl<'a> OwnEnd<'a> {
+    /// Makes the memory of this end.
+    pub(crate) fn new(context: &'a Context, mesh: &Mesh, peer: u32, config: QpConfig) -> Result<Self> {
+        let own = Own::new(context, mesh.rank, config)?;
+        let (family, peer_pid) = (mesh.family(), mesh.pid(peer));
+        Ok(OwnEnd { context, peer, family, peer_pid, own, step: Step::Closed })
+    }
 
-/// The part of an accepted end that its transport needs.
-enum AcceptedLink {
-    Local(LocalEnd, Frame),
-    Verbs(Box<AcceptedVerbs>),
-}
-
-impl<'a> OfferedEnd<'a> {
-    /// Makes this end and sends its offer to the peer.
-    pub(crate) fn offer(context: &Context, mut set_up: SetUp<'a>, config: QpConfig) -> Result<Self> {
-        let own = Own::new(context, set_up.mesh.rank, config)?;
-        let link = match context.settings().qp {
-            QpKind::Local => OfferedLink::Local(LocalEnd::offer(context, &mut set_up, &own)?),
-            QpKind::Verbs => OfferedLink::Verbs(Box::new(OfferedVerbs::offer(context, &mut set_up, &own)?)),
+    /// Hands both ends to the engine and registers the memory with the device. `places` is what the peer's transport
+    /// says; `tell` tells the peer of an end that it can't see.
+    pub(crate) fn join(mut self, places: &[u8], tell: TellEnd) -> Result<QueuePair> {
+        let (context, peer) = (self.context, self.peer);
+        let Step::Prepared(prepared) = self.take_step() else {
+            unreachable!("an end is prepared before it goes live")
         };
-        Ok(OfferedEnd { own, link, set_up })
-    }
-
-    /// Waits for an offer of the peer.
-    pub(crate) fn take_offer(&mut self) -> Result<()> {
-        self.set_up.take_offer()
-    }
-
-    /// Waits until both ends have each other's offer, and accepts the peer's.
-    pub(crate) fn accept(mut self, context: &Context) -> Result<AcceptedEnd<'a>> {
-        let offer = self.set_up.agree()?;
-        let link = match self.link {
-            OfferedLink::Local(end) => AcceptedLink::Local(end, offer),
-            OfferedLink::Verbs(end) => {
-                AcceptedLink::Verbs(Box::new(end.accept(context, &self.set_up, &offer.0)?))
-            }
+        let driven = match prepared.meet(places).map_err(|e| self.refused(e))? {
+            Met::Local(met) => local::drive(self, *met)?,
+            Met::Verbs(met) => verbs::drive(self, *met, tell)?,
         };
-        Ok(AcceptedEnd { own: self.own, link, set_up: self.set_up })
+        QueuePair::new(context, peer, driven)
+    }
+
+    fn take_step(&mut self) -> Step {
+        std::mem::replace(&mut self.step, Step::Closed)
+    }
+
+    fn refused(&self, e: ConnectError) -> Error {
+        match e {
+            ConnectError::Peer(reason) => Error::Mismatch { rank: self.peer, reason },
+            ConnectError::Rdma(e) => e.into(),
+            ConnectError::Descriptors(e) => Error::io("a descriptor for another rank")(e),
+        }
     }
 }
 
-impl<'a> AcceptedEnd<'a> {
-    /// Hands both ends to the engine and registers the memory with the device.
-    pub(crate) fn join(mut self, context: &Context) -> Result<(QueuePair, SetUp<'a>)> {
-        let peer = self.set_up.peer;
-        let driven = match self.link {
-            AcceptedLink::Local(end, offer) => end.join(context, &self.set_up, self.own, offer)?,
-            AcceptedLink::Verbs(end) => end.join(context, &mut self.set_up, self.own)?,
+impl End for OwnEnd<'_> {
+    fn offer(&mut self) -> Result<Frame> {
+        // Released first, so that the older incarnation of the peer can write nothing of it.
+        self.step = Step::Closed;
+        let opening = match self.context.settings().qp {
+            QpKind::Local => local::open(self)?,
+            QpKind::Verbs => verbs::open(self)?,
         };
-        Ok((QueuePair::new(context, peer, driven)?, self.set_up))
+        let offer = opening.offer((), &[]).map_err(|e| self.refused(e))?;
+        self.step = Step::Opened(opening);
+        Ok(offer)
     }
+
+    fn prepare(&mut self, offer: Frame) -> Result<Vec<u8>> {
+        let Step::Opened(opening) = self.take_step() else { unreachable!("an end prepares what it offered") };
+        let prepared = opening.prepare(self.peer, offer, 0, &mut allocator(self.context));
+        let (prepared, (), _) = prepared.map_err(|e| self.refused(e))?;
+        let places = prepared.places();
+        self.step = Step::Prepared(prepared);
+        Ok(places)
+    }
+}
+
+/// An allocator of memory for the transport; the device reads the mirror.
+pub(super) fn allocator(context: &Context) -> impl FnMut(&str, usize) -> Result<SharedMemory, ShimError> {
+    move |name, bytes| context.memory(&format!("pushgate-{name}"), bytes, name == "mirror")
 }

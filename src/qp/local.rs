@@ -1,90 +1,55 @@
-//! Joins two ranks of one host: each hands the other its link segment and its window for reading.
+//! A queue pair of two ranks of one host: each hands the other its link segment and its window for reading.
 
-use std::sync::Arc;
-
-use pushgate_driver_shim::bell::{self, Bell};
-use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::bell;
 use pushgate_driver_shim::segment::Segment;
 use pushgate_driver_shim::window::Piece;
+use pushgate_proxy::connect::{LocalMet, LocalOpening, Opening};
 use pushgate_proxy::idle::Wake;
-use pushgate_proxy::offer::LocalOffer;
-use pushgate_proxy::proxy::QpFds;
 
-use super::memory::{DrivenEnd, InboundPayload, Own, segment};
+use super::join::OwnEnd;
+use super::memory::{DrivenEnd, InboundPayload, segment};
 use super::undo::Undo;
-use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mesh::{Frame, SetUp};
 
-/// What the `local` transport needs of this end.
-pub(super) struct LocalEnd {
-    link: Arc<SharedMemory>,
-    /// The bell that only this peer rings, if our engine sleeps.
-    bell: Option<Bell>,
+/// Makes what the other end is offered.
+pub(super) fn open(end: &OwnEnd<'_>) -> Result<Opening> {
+    let OwnEnd { context, own, .. } = end;
+    let link = segment(context, &own.geometry, Segment::Link)?;
+    let rings = context.inner.wake == Wake::Doorbell;
+    let bells = rings.then(bell::pair).transpose().map_err(Error::io("a doorbell's sockets"))?;
+    let opening = LocalOpening::new(link, own.window.clone(), own.config.posted_receives, bells);
+    Ok(Opening::Local(opening))
 }
 
-impl LocalEnd {
-    pub(super) fn offer(context: &Context, set_up: &mut SetUp<'_>, own: &Own) -> Result<Self> {
-        let link = segment(context, &own.geometry, Segment::Link)?;
-        let rings = context.inner.wake == Wake::Doorbell;
-        let (bell, ringer) =
-            rings.then(bell::pair).transpose().map_err(Error::io("a doorbell's sockets"))?.unzip();
-        let offer = LocalOffer::new(&link, &*own.window, own.config.posted_receives, rings);
-        let bytes = serde_json::to_vec(&offer).expect("an offer is plain data");
-        set_up.offer(bytes, &LocalOffer::fds(&link, &*own.window, ringer.as_ref()))?;
-        Ok(LocalEnd { link, bell })
-    }
-
-    pub(super) fn join(
-        self,
-        context: &Context,
-        set_up: &SetUp<'_>,
-        own: Own,
-        (bytes, fds): Frame,
-    ) -> Result<DrivenEnd> {
-        let peer = set_up.peer;
-        let mismatch = |reason: String| Error::Mismatch { rank: peer, reason };
-        let offer: LocalOffer = serde_json::from_slice(&bytes)
-            .map_err(|e| mismatch(format!("its offer of a queue pair: {e}; is its qp = local too?")))?;
-        let theirs = offer.take(fds, peer).map_err(mismatch)?;
-        let [work, control] = own.memory.clone().expect("settings refuse other places with qp = local");
-        let fds = QpFds {
-            work,
-            control,
-            link: self.link.clone(),
-            peer_link: theirs.link,
-            peer_window: theirs.window.clone(),
-            bell: self.bell,
-            peer_bell: theirs.bell,
-            peer_pid: set_up.mesh.pid(peer),
-        };
-        let proxy = &context.inner.proxy;
-        let id = proxy.add_qp(fds, own.options(context, peer), context.inner.wake)?;
-        let undo = Undo::new(context, id);
-        // The engine has its own writable mapping now, wherever it runs. The peer already has the
-        // descriptor, and may have sealed it first so that this call fails.
-        self.link.seal_against_writers()?;
-        undo.done();
-        let link = Piece::whole(self.link.clone());
-        context.inner.members.add(own.control.downgrade(), link.downgrade(), own.geometry.rank);
-        Ok(DrivenEnd {
-            id,
-            own,
-            inbound: InboundPayload::Window(theirs.window),
-            peer_geometry: theirs.geometry,
-        })
-    }
+/// Hands both ends to the engine.
+pub(super) fn drive(end: OwnEnd<'_>, met: LocalMet) -> Result<DrivenEnd> {
+    let OwnEnd { context, peer, peer_pid, own, .. } = end;
+    let (link, theirs) = (met.link.clone(), met.peer.window.clone());
+    let peer_geometry = met.peer.geometry;
+    let [work, control] = own.memory.clone().expect("settings refuse other places with qp = local");
+    let fds = met.into_fds(work, control, peer_pid);
+    let id = context.inner.proxy.add_qp(fds, own.options(context, peer), context.inner.wake)?;
+    let undo = Undo::new(context, id);
+    // The engine has its own writable mapping now, wherever it runs. The peer already has the
+    // descriptor, and may have sealed it first so that this call fails.
+    link.seal_against_writers()?;
+    undo.done();
+    let link = Piece::whole(link);
+    context.inner.members.add(own.control.downgrade(), link.downgrade(), own.geometry.rank);
+    Ok(DrivenEnd { id, own, inbound: InboundPayload::Window(theirs), peer_geometry })
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
 
+    use pushgate_proxy::connect::Met;
     use rustix::fs::{SealFlags, fcntl_add_seals};
 
     use super::*;
     use crate::Settings;
-    use crate::mesh::{Events, Mesh, QUEUE_PAIRS};
+    use crate::context::Context;
+    use crate::mesh::{End, Mesh};
     use crate::qp::QpConfig;
 
     #[test]
@@ -92,24 +57,20 @@ mod tests {
         let mut settings = Settings::default();
         settings.set("device", "cpu").unwrap();
         let context = Context::builder().settings(settings).build().unwrap();
-        let mut meshes = Mesh::local(2, pushgate_tests::hang()).unwrap();
-        for mesh in &mut meshes {
-            mesh.listen(Events { lost: Box::new(|_| {}), ended: Box::new(|_| {}) }).unwrap();
-        }
-        let [a, b] = &meshes[..] else { unreachable!("two ranks") };
-        let (mut ours, mut theirs) = (a.set_up(1, QUEUE_PAIRS), b.set_up(0, QUEUE_PAIRS));
-        let offer = |set_up: &mut SetUp<'_>| {
-            let own = Own::new(&context, set_up.mesh.rank, QpConfig::default()).unwrap();
-            let half = LocalEnd::offer(&context, set_up, &own).unwrap();
-            (half, own)
-        };
-        let ((half, own), _theirs) = (offer(&mut ours), offer(&mut theirs));
-        ours.take_offer().unwrap();
-        let (_, fds) = theirs.agree().unwrap();
+        let meshes = Mesh::local(2, pushgate_tests::hang()).unwrap();
+        let end =
+            |rank: usize| OwnEnd::new(&context, &meshes[rank], 1 - rank as u32, QpConfig::default()).unwrap();
+        let (ours, mut theirs) = (end(0), end(1));
+        let opening = open(&ours).unwrap();
+        let offer = opening.offer((), &[]).unwrap();
+        let fds = offer.along.into_owned().unwrap();
         fcntl_add_seals(&fds[0], SealFlags::SEAL).unwrap();
-        let link = Arc::downgrade(&half.link);
-        let offer = ours.agree().unwrap();
-        let failed = half.join(&context, &ours, own, offer).err().expect("a seal is refused");
+        let theirs = theirs.offer().unwrap();
+        let prepared =
+            opening.prepare::<()>(1, theirs, 0, &mut |_, _| unreachable!("`local` needs no memory"));
+        let Met::Local(met) = prepared.unwrap().0.meet(&[]).unwrap() else { panic!("not over RDMA") };
+        let link = std::sync::Arc::downgrade(&met.link);
+        let failed = drive(ours, *met).err().expect("a seal is refused");
         assert!(failed.to_string().contains("F_ADD_SEALS"), "{failed}");
         // An engine that still had the queue pair would hold its link segment.
         let begin = Instant::now();

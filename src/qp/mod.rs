@@ -16,6 +16,6 @@ mod verbs;
 
 pub use descriptor::{DeviceEnd, upload_descriptors};
 pub(crate) use descriptor::{check_status, device_addresses, ring};
-pub(crate) use join::OfferedEnd;
+pub(crate) use join::OwnEnd;
 pub use memory::QpConfig;
 pub use queue_pair::{QueuePair, RegionKey};

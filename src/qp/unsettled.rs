@@ -15,10 +15,10 @@ use pushgate_proxy::region::Exported;
 use pushgate_proxy::session::Status;
 use pushgate_tests::hang;
 
-use super::{OfferedEnd, QpConfig, QueuePair};
+use super::{OwnEnd, QpConfig, QueuePair};
 use crate::Settings;
 use crate::context::Context;
-use crate::mesh::{Events, Mesh, QUEUE_PAIRS};
+use crate::mesh::{BothReady, Events, Mesh, QUEUE_PAIRS, meet};
 
 /// An engine for which a device's copies never end.
 struct Unsettled(Arc<dyn Proxy>);
@@ -90,16 +90,18 @@ fn queue_pair(unsettled: bool) -> ([QueuePair; 2], Weak<dyn Window>, [WeakPiece;
     for mesh in &mut meshes {
         mesh.listen(Events { lost: Box::new(|_| {}), ended: Box::new(|_| {}) }).unwrap();
     }
-    let mut halves = [0, 1].map(|i| {
-        let set_up = meshes[i].set_up(1 - i as u32, QUEUE_PAIRS + 1);
-        OfferedEnd::offer(&context, set_up, QpConfig::default()).unwrap()
-    });
-    halves.iter_mut().for_each(|half| half.take_offer().unwrap());
-    let accepted = halves.map(|half| half.accept(&context).unwrap());
-    let qps = accepted.map(|end| {
-        let (qp, set_up) = end.join(&context).unwrap();
-        assert!(set_up.joined().is_none());
+    let join = |mesh: &Mesh| {
+        let peer = 1 - mesh.rank;
+        let end = OwnEnd::new(&context, mesh, peer, QpConfig::default()).unwrap();
+        let ready = meet(mesh, vec![(mesh.set_up(peer, QUEUE_PAIRS + 1), end)]).unwrap();
+        let [BothReady { end, places, call }] = <[_; 1]>::try_from(ready).ok().expect("one");
+        let qp = end.join(&places, call.teller()).unwrap();
+        assert!(call.joined().is_none());
         qp
+    };
+    let qps = std::thread::scope(|s| {
+        let other = s.spawn(|| join(&meshes[1]));
+        [join(&meshes[0]), other.join().unwrap()]
     });
     let own = &qps[0].memory.own;
     let (window, pieces) = (Arc::downgrade(&own.window), [own.work.downgrade(), own.control.downgrade()]);

@@ -1,19 +1,19 @@
-//! Joins two ranks over RDMA: exchanges offers, then the places where each end may write.
+//! A queue pair of two ranks over RDMA.
 
-use pushgate_driver_shim::ShimError;
-use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_proxy::connect::{Opening, VerbsMet, VerbsOpening};
 use pushgate_proxy::endpoint::Endpoint;
 use pushgate_proxy::idle::Wake;
-use pushgate_proxy::link::verbs::{Accepted, Config, Half, Offer};
-use serde::Serialize;
+use pushgate_proxy::link::verbs::Config;
+use pushgate_proxy::link::verbs::gid::Family;
 
-use super::memory::{DrivenEnd, InboundPayload, Own};
+use super::join::{OwnEnd, allocator};
+use super::memory::{DrivenEnd, InboundPayload};
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mesh::{Mesh, SetUp};
+use crate::mesh::TellEnd;
 use crate::settings::CqEvents;
 
-fn config(context: &Context, mesh: &Mesh) -> Result<Config> {
+fn config(context: &Context, family: Option<Family>) -> Result<Config> {
     let s = context.settings();
     // An engine that its kernels can't wake polls, so its completions can be polled too.
     let sleeps = context.inner.wake == Wake::Doorbell;
@@ -26,23 +26,7 @@ fn config(context: &Context, mesh: &Mesh) -> Result<Config> {
         return Err(s.refused("cq-events", allowed));
     }
     let events = sleeps && s.cq_events != CqEvents::Poll;
-    Ok(Config { family: mesh.family(), events, ..Config::from(s) })
-}
-
-fn bytes(what: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(what).expect("it is plain data")
-}
-
-fn parse<T: serde::de::DeserializeOwned>(peer: u32, bytes: &[u8]) -> Result<T> {
-    serde_json::from_slice(bytes).map_err(|e| {
-        let reason = format!("its offer of a queue pair: {e}; is its qp = verbs too, and the same build?");
-        Error::Mismatch { rank: peer, reason }
-    })
-}
-
-/// An allocator of memory for the transport; the device reads the mirror.
-fn allocator(context: &Context) -> impl FnMut(&str, usize) -> Result<SharedMemory, ShimError> {
-    move |name, bytes| context.memory(&format!("pushgate-{name}"), bytes, name == "mirror")
+    Ok(Config { family, events, ..Config::from(s) })
 }
 
 /// Whose memory the rings lie in.
@@ -63,61 +47,44 @@ fn wake(completions: bool, rings: Rings) -> Wake {
     }
 }
 
-/// What the `verbs` transport needs of this end, before the other end's offer is known.
-pub(super) struct OfferedVerbs(Half);
-
-/// What the `verbs` transport needs of this end once it is ready to receive.
-pub(super) struct AcceptedVerbs(Accepted);
-
-impl OfferedVerbs {
-    pub(super) fn offer(context: &Context, set_up: &mut SetUp<'_>, own: &Own) -> Result<Self> {
-        let device = context.rdma()?;
-        let posted_receives = own.config.posted_receives;
-        let config = Config { posted_receives, ..config(context, set_up.mesh)? };
-        let half = Half::new(&device, &config, own.geometry, own.window.clone(), &mut allocator(context))?;
-        set_up.offer(bytes(&half.offer()), &[])?;
-        Ok(OfferedVerbs(half))
-    }
-
-    pub(super) fn accept(self, context: &Context, set_up: &SetUp<'_>, offer: &[u8]) -> Result<AcceptedVerbs> {
-        let offer: Offer = parse(set_up.peer, offer)?;
-        let accepted = self.0.accept(set_up.peer, &offer, &mut allocator(context))?;
-        set_up.send(&bytes(&accepted.places()))?;
-        Ok(AcceptedVerbs(accepted))
-    }
+/// Makes what the other end is offered.
+pub(super) fn open(end: &OwnEnd<'_>) -> Result<Opening> {
+    let OwnEnd { context, own, .. } = end;
+    let device = context.rdma()?;
+    let posted_receives = own.config.posted_receives;
+    let config = Config { posted_receives, ..config(context, end.family)? };
+    let allocate = &mut allocator(context);
+    let opening = VerbsOpening::new(&device, &config, own.geometry, own.window.clone(), allocate)?;
+    Ok(Opening::Verbs(Box::new(opening)))
 }
 
-impl AcceptedVerbs {
-    pub(super) fn join(self, context: &Context, set_up: &mut SetUp<'_>, own: Own) -> Result<DrivenEnd> {
-        let peer = set_up.peer;
-        let mirror = self.0.mirror().clone();
-        let peer_geometry = self.0.peer_geometry();
-        let qp = self.0.join(parse(peer, &set_up.recv()?)?)?;
-        let can_wake = qp.can_wake();
-        let (work, control) = (own.work_to_read()?, own.control.clone());
-        let options = own.options(context, peer);
-        let mut endpoint = Endpoint::new(work, control, own.geometry, peer_geometry, Box::new(qp), options)
-            .map_err(|e| Error::Mismatch { rank: peer, reason: e.to_string() })?;
-        let mut rings = Rings::Host;
-        if own.placed.is_some() {
-            // A device that shares only the window rings by the interrupt, and sees nothing else.
-            let interrupt = own.window.interrupt().unwrap_or_else(|e| {
-                tracing::warn!(rank = own.geometry.rank, peer, "no interrupt, so the proxy polls: {e}");
-                None
-            });
-            rings = match own.window.io_memory() {
-                true => Rings::Device { interrupts: interrupt.is_some() },
-                false => Rings::Host,
-            };
-            endpoint = endpoint.with_interrupt(interrupt).with_inbound_copied();
-        }
-        // The link that would tell the peer is the one that may break.
-        let teller = set_up.teller();
-        endpoint = endpoint.with_broken(Box::new(move |status| teller.tell(status)));
-        let wake = wake(can_wake, rings);
-        let id = context.inner.proxy.add_endpoint(endpoint, wake)?;
-        Ok(DrivenEnd { id, own, inbound: InboundPayload::Mirror(mirror), peer_geometry })
+/// Hands both ends to the engine. `tell` tells the peer if the link breaks.
+pub(super) fn drive(end: OwnEnd<'_>, met: VerbsMet, tell: TellEnd) -> Result<DrivenEnd> {
+    let OwnEnd { context, peer, own, .. } = end;
+    let VerbsMet { link, mirror, peer_geometry, .. } = met;
+    let can_wake = link.can_wake();
+    let (work, control) = (own.work_to_read()?, own.control.clone());
+    let options = own.options(context, peer);
+    let mut endpoint = Endpoint::new(work, control, own.geometry, peer_geometry, Box::new(link), options)
+        .map_err(|e| Error::Mismatch { rank: peer, reason: e.to_string() })?;
+    let mut rings = Rings::Host;
+    if own.placed.is_some() {
+        // A device that shares only the window rings by the interrupt, and sees nothing else.
+        let interrupt = own.window.interrupt().unwrap_or_else(|e| {
+            tracing::warn!(rank = own.geometry.rank, peer, "no interrupt, so the proxy polls: {e}");
+            None
+        });
+        rings = match own.window.io_memory() {
+            true => Rings::Device { interrupts: interrupt.is_some() },
+            false => Rings::Host,
+        };
+        endpoint = endpoint.with_interrupt(interrupt).with_inbound_copied();
     }
+    // The link that would tell the peer is the one that may break.
+    endpoint = endpoint.with_broken(Box::new(move |status| tell.tell(status)));
+    let wake = wake(can_wake, rings);
+    let id = context.inner.proxy.add_endpoint(endpoint, wake)?;
+    Ok(DrivenEnd { id, own, inbound: InboundPayload::Mirror(mirror), peer_geometry })
 }
 
 #[cfg(test)]

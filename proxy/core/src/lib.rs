@@ -8,6 +8,7 @@
 //! * [`outbound`] joins both: the sender of one queue pair.
 //! * [`inbound`] is the receiver of one queue pair; [`landing`] is the ring that it copies payload to.
 //! * [`session`] is what both ends know of each other.
+//! * [`connect`] is how two ends meet, the first time and every later time; [`recovery`] has its phases.
 
 #![forbid(unsafe_code)]
 // One seed replays a run: nothing here reads a clock or hashes at random.
@@ -27,6 +28,7 @@ macro_rules! planted {
     };
 }
 
+pub mod connect;
 pub mod gate;
 pub mod inbound;
 pub mod landing;

@@ -1,4 +1,4 @@
-//! How two ends of a session leave a link that broke, and meet again over the next one.
+//! How two ends of a session meet over their first link, leave a link that broke, and meet again over the next one.
 //!
 //! An end tells the peer to resume only when nothing of an earlier epoch can touch its memory any more. Both ends run this
 //! machine. Messages may cross, come twice or be lost with the channel that carries them: one of a lower epoch is ignored,
@@ -94,6 +94,8 @@ pub struct Recovery {
     /// The caller has fenced, and the pause is not over.
     fenced: Option<u64>,
     attempts: u32,
+    /// The peer has never answered: its first answer begins the limits anew.
+    unanswered: bool,
     /// When the attempt is given up, when the next one may begin, when the session ends.
     gives_up_at: u64,
     not_before: u64,
@@ -112,9 +114,24 @@ impl Recovery {
             peer: None,
             fenced: None,
             attempts: 0,
+            unanswered: false,
             gives_up_at: u64::MAX,
             not_before: 0,
             ends_at: u64::MAX,
+        }
+    }
+
+    /// A session that has no link yet. This end has nothing to fence, so it sends RESUME of epoch 0 at once. It ends with
+    /// `gives_up` if the peer does not answer within [`Patience::whole`], or if the link is not live within
+    /// [`Patience::whole`] of the peer's first answer.
+    pub fn offered(patience: Patience, gives_up: Status, now: u64, orders: &mut Vec<Order>) -> Self {
+        orders.push(Order::Send(Control::Resume { epoch: 0, accepted: 0 }));
+        Recovery {
+            phase: Phase::Offered,
+            unanswered: true,
+            gives_up_at: now.saturating_add(patience.attempt),
+            ends_at: now.saturating_add(patience.whole),
+            ..Self::new(patience, gives_up)
         }
     }
 
@@ -137,7 +154,18 @@ impl Recovery {
         }
     }
 
-    /// The peer has sent `control`; `accepted` is what this end has accepted, in case the peer has to be told.
+    /// Voids what the peer has said: its process has ended or called again, and another call may take its place. Leaves a
+    /// live session as it is.
+    pub fn forget_peer(&mut self, now: u64, orders: &mut Vec<Order>) {
+        match self.phase {
+            Phase::Fencing | Phase::Offered => self.peer = None,
+            Phase::Joining => self.leave(self.epoch, now, orders),
+            Phase::Live | Phase::Ended(_) => {}
+        }
+    }
+
+    /// The peer has sent `control`; `accepted` is what this end has accepted, in case the peer has to be told. The caller
+    /// has checked that the epoch is not far ahead.
     pub fn take(&mut self, control: Control, accepted: u64, now: u64, orders: &mut Vec<Order>) {
         match (self.phase, control) {
             (Phase::Ended(_), _) => {}
@@ -237,6 +265,11 @@ impl Recovery {
         }
         if self.phase == Phase::Offered && self.peer.is_some() {
             self.phase = Phase::Joining;
+            if std::mem::take(&mut self.unanswered) {
+                // The peer may have come at the last moment.
+                self.gives_up_at = now.saturating_add(self.patience.attempt);
+                self.ends_at = now.saturating_add(self.patience.whole);
+            }
             orders.push(Order::Prepare(self.epoch));
             orders.push(Order::Send(Control::Ready { epoch: self.epoch }));
         }

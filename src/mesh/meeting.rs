@@ -1,0 +1,203 @@
+//! Makes queue pairs with several ranks at once: a loop that hands frames and the time to each queue pair's machine
+//! ([`Connect`]) and does what the machine says, until all ends are live or one has ended.
+//!
+//! All offers go out before the first answer is waited for, and each answer is taken as it comes. So it does not matter in
+//! which order the ranks name each other.
+
+use std::time::{Duration, Instant};
+
+use pushgate_driver_shim::abi;
+use pushgate_proxy::connect::{self, Connect, Event, Fds, Frame, Incarnation};
+use pushgate_proxy::session::Status;
+
+use super::{Mesh, SetUp, TellEnd};
+use crate::error::{Error, Result};
+
+/// How many frames of each end are still read after the time is up: frames that had arrived by then.
+const LATE: usize = 64;
+
+/// One end of a queue pair, as its transport has it.
+pub(crate) trait End {
+    /// Lets go of everything that was prepared, and makes a new offer.
+    fn offer(&mut self) -> Result<Frame>;
+
+    /// Gets ready to receive from the end whose offer this is. Returns the places that the peer is told.
+    fn prepare(&mut self, offer: Frame) -> Result<Vec<u8>>;
+}
+
+/// One call that makes a queue pair. If it is dropped before [`Call::joined`], the call has failed and the peer is
+/// told.
+pub(crate) struct Call<'a> {
+    /// `None` once the queue pair is joined.
+    set_up: Option<SetUp<'a>>,
+    connect: Connect<Fds>,
+}
+
+/// An end that is ready to receive, and whose peer is.
+pub(crate) struct BothReady<'a, E> {
+    pub(crate) end: E,
+    /// Where the peer's transport may be written.
+    pub(crate) places: Vec<u8>,
+    pub(crate) call: Call<'a>,
+}
+
+/// An end that meets its peer.
+struct Meeting<'a, E> {
+    end: E,
+    /// The peer's, once both ends are ready.
+    places: Option<Vec<u8>>,
+    call: Call<'a>,
+}
+
+/// Meets the peers of all of `ends`, or none. The mesh's timeout is the limit: for the peer's first answer, then for the
+/// rest.
+pub(crate) fn meet<'a, E: End>(mesh: &'a Mesh, ends: Vec<(SetUp<'a>, E)>) -> Result<Vec<BothReady<'a, E>>> {
+    let mut offered = Vec::with_capacity(ends.len());
+    for (set_up, mut end) in ends {
+        let offer = end.offer()?;
+        offered.push((set_up, end, offer));
+    }
+    let start = Instant::now();
+    let now = || start.elapsed().as_nanos() as u64;
+    let begin = |(set_up, end, offer)| Meeting {
+        end,
+        places: None,
+        call: Call::begin(set_up, offer, mesh.timeout, now()),
+    };
+    let mut all: Vec<Meeting<'a, E>> = offered.into_iter().map(begin).collect();
+    for meeting in &mut all {
+        meeting.go_on(now(), false)?;
+    }
+    let mut late = 0;
+    loop {
+        let here: Vec<usize> = (0..all.len()).filter(|i| all[*i].places.is_none()).collect();
+        let Some(wakes_at) = here.iter().map(|i| all[*i].call.wakes_at()).min() else { break };
+        let of: Vec<_> = here.iter().map(|i| all[*i].call.names()).collect();
+        // A peer that sends all the time does not keep a call going after its time is up.
+        let found = match late < LATE * all.len() {
+            true => mesh.next_of(&of, start + Duration::from_nanos(wakes_at))?,
+            false => None,
+        };
+        match found {
+            Some((i, (bytes, fds))) => {
+                late += (now() > wakes_at) as usize;
+                let meeting = &mut all[here[i]];
+                meeting.call.take(Frame { bytes, along: fds.into() }, now())?;
+                meeting.go_on(now(), false)?;
+            }
+            None => {
+                late = 0;
+                for i in here {
+                    all[i].call.connect.tick(now());
+                    all[i].go_on(now(), true)?;
+                }
+            }
+        }
+    }
+    let ready = |m: Meeting<'a, E>| BothReady {
+        end: m.end,
+        places: m.places.expect("the loop waits for all"),
+        call: m.call,
+    };
+    Ok(all.into_iter().map(ready).collect())
+}
+
+impl<E: End> Meeting<'_, E> {
+    /// Does everything that the machine says. `ticked`: the machine was told the time, and no frame.
+    fn go_on(&mut self, now: u64, ticked: bool) -> Result<()> {
+        let Call { set_up, connect } = &mut self.call;
+        let set_up = set_up.as_ref().expect("it is not joined");
+        let peer = set_up.peer;
+        while let Some(event) = connect.poll() {
+            match event {
+                Event::Send(frame) => match connect::ended(&frame.bytes) {
+                    Ok(Some(_)) => set_up.send_end(&frame.bytes),
+                    _ => set_up.send(&frame)?,
+                },
+                Event::Fence => {
+                    let offer = self.end.offer()?;
+                    connect.fenced(0, offer, now);
+                }
+                Event::Prepare { epoch, offer } => {
+                    let places = self.end.prepare(offer)?;
+                    connect.prepared(epoch, places, now);
+                }
+                Event::Go { places, .. } => self.places = Some(places),
+                Event::End(_) if ticked => {
+                    let what = format!("agreeing on a queue pair with rank {peer}");
+                    return Err(Error::TimedOut { what, after: set_up.mesh.timeout });
+                }
+                Event::End(status) => return Err(Error::from_status(status, peer)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn begin(set_up: SetUp<'a>, offer: Frame, limit: Duration, now: u64) -> Self {
+        let connect = Connect::new(set_up.own, offer, limit.as_nanos() as u64, aborted(set_up.mesh), now);
+        Call { set_up: Some(set_up), connect }
+    }
+
+    fn set_up(&self) -> &SetUp<'a> {
+        self.set_up.as_ref().expect("it is not joined")
+    }
+
+    fn names(&self) -> (u32, u32) {
+        (self.set_up().peer, self.set_up().label)
+    }
+
+    fn wakes_at(&self) -> u64 {
+        self.connect.wakes_at().unwrap_or(u64::MAX)
+    }
+
+    fn take(&mut self, frame: Frame, now: u64) -> Result<()> {
+        let rank = self.set_up().peer;
+        self.connect.take(frame, now).map_err(|e| Error::Mismatch { rank, reason: e.to_string() })
+    }
+
+    /// The peer's incarnation that this end is live with.
+    fn with(&self) -> Incarnation {
+        self.connect.peer().expect("it is live with one")
+    }
+
+    /// Makes the value that tells the peer later if this end breaks and can't say so over its own
+    /// link.
+    pub(crate) fn teller(&self) -> TellEnd {
+        self.set_up().teller(self.connect.peer())
+    }
+
+    /// The label, and the peer's incarnation that this end is live with.
+    pub(crate) fn peers(&self) -> (u32, Incarnation) {
+        (self.set_up().label, self.with())
+    }
+
+    /// Records that the queue pair is made. Returns the status of the peer's end if it has ended meanwhile.
+    ///
+    /// From this call on, [`super::Events`] reports the peer's ends, so the caller must have
+    /// recorded the queue pair before.
+    pub(crate) fn joined(mut self) -> Option<Status> {
+        let with = self.with();
+        self.set_up.take().expect("it is not joined").joined(with)
+    }
+}
+
+/// The status that the peer of a failed call is told.
+fn aborted(mesh: &Mesh) -> Status {
+    Status { rank: Some(mesh.rank), ..Status::new(abi::PUSHGATE_ABORTED) }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        let Some(set_up) = &self.set_up else { return };
+        self.connect.abort(aborted(set_up.mesh));
+        while let Some(event) = self.connect.poll() {
+            if let Event::Send(frame) = event
+                && matches!(connect::ended(&frame.bytes), Ok(Some(_)))
+            {
+                set_up.send_end(&frame.bytes);
+            }
+        }
+    }
+}
