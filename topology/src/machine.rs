@@ -2,8 +2,6 @@
 
 use serde::Serialize;
 
-use crate::tree::{Role, Topology};
-
 /// What is known about the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Machine {
@@ -107,13 +105,6 @@ pub(crate) fn why_virtual(signs: &Signs) -> Option<String> {
         return Some(format!("/sys/hypervisor/type says {kind:?}"));
     }
     (signs.bridge == Some(QEMU)).then(|| "its host bridge is QEMU's".into())
-}
-
-/// Whether a virtual machine's tree says nothing about distances: no switch stands above any
-/// device.
-pub(crate) fn is_flat(topology: &Topology) -> bool {
-    let ends = topology.functions.values().filter(|f| f.role == Role::Endpoint);
-    !ends.into_iter().any(|f| topology.above(f.address).0.iter().any(|up| up.role == Role::Switch))
 }
 
 #[cfg(test)]

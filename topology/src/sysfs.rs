@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use crate::address::{Address, hex};
 use crate::config;
 use crate::link::{Link, LinkState, parse_speed, parse_width};
-use crate::machine::{is_flat, why_virtual};
+use crate::machine::{Signs, why_virtual};
 use crate::tree::{Function, Iommu, Parent, RootComplex, Shim, Source, Topology, UNPLACED};
 use files::Files;
 
@@ -60,13 +60,13 @@ impl Sysfs {
         topology.settle();
         let bridge = Address { domain: 0, bus: 0, device: 0, function: 0 };
         let signs = host::signs(&mut sys, &mut proc);
-        topology.machine.virtual_machine = why_virtual(&crate::machine::Signs {
+        topology.machine.virtual_machine = why_virtual(&Signs {
             dmi: [topology.machine.vendor.as_deref(), topology.machine.product.as_deref()],
             flag: signs.0,
             kind: signs.1.as_deref(),
             bridge: topology.function(bridge).and_then(|f| f.subsystem_vendor),
         });
-        topology.machine.flat = topology.machine.virtual_machine.is_some() && is_flat(&topology);
+        topology.machine.flat = topology.machine.virtual_machine.is_some() && topology.is_flat();
         topology.notes.extend(sys.into_notes());
         topology.notes.extend(proc.into_notes());
         topology

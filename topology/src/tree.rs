@@ -341,6 +341,12 @@ impl Topology {
             .any(|f| f.config.express == Read::NeedsRoot || f.config.acs == Read::NeedsRoot)
     }
 
+    /// Whether no switch stands above any device: distances read from such a tree of a virtual machine say nothing.
+    pub(crate) fn is_flat(&self) -> bool {
+        let mut ends = self.functions.values().filter(|f| f.role == Role::Endpoint);
+        !ends.any(|f| self.above(f.address).0.iter().any(|up| up.role == Role::Switch))
+    }
+
     /// The address of the device with this name: an address, a NIC's name, `gpu0`, `pushgate0`.
     pub fn find(&self, name: &str) -> Option<Address> {
         if let Ok(at) = name.parse::<Address>() {
