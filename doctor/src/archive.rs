@@ -9,260 +9,20 @@
 //! wherever one stands. What no check looks at is left out: GUIDs, MAC addresses, serial numbers, other
 //! processes, other lines of a file. docs/doctor.md lists both.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Component, Path, PathBuf};
 
-use pushgate_proxy::link::verbs::PortState;
 use pushgate_proxy::link::verbs::gid::GidType;
-use serde::{Deserialize, Serialize};
 
-use crate::read::{Roots, binary, host, names};
-use crate::readings::{Dcb, Nccl, Opened, Read, Readings, Wants};
+use crate::answers::{ANSWERS, Answers};
+use crate::read::files::{UNREADABLE, binary, names};
+use crate::read::{Roots, host};
+use crate::readings::{Read, Readings};
+use crate::stand_ins::StandIns;
 
 /// The folder that an archive unpacks to.
 pub const FOLDER: &str = "pushgate-doctor";
-/// The file in that folder that holds what is no file on the host.
-pub const ANSWERS: &str = "answers.json";
-/// The layout of [`ANSWERS`].
-const FORMAT: u32 = 1;
-
-/// What a file begins with that could not be read on the host; the reason follows.
-pub(crate) const UNREADABLE: &[u8] = b"\0unreadable: ";
-
-/// What the host said that is in no file, and the settings that the checks looked with.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Answers {
-    format: u32,
-    pushgate: String,
-    wants: Wants,
-    /// What libibverbs says of a port, by device and port.
-    ports: BTreeMap<String, Read<Port>>,
-    /// Addresses and bridging of an interface, by its name.
-    netdevs: BTreeMap<String, (Read<Vec<IpAddr>>, Read<Dcb>)>,
-    readv: Read<()>,
-    memfd: Read<()>,
-    shm: Read<(u64, u64)>,
-    module: Vec<(String, Opened)>,
-    nccl: Nccl,
-}
-
-/// [`PortState`], as the file has it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Port {
-    active: bool,
-    mtu: u32,
-    max_mtu: u32,
-    lid: u16,
-    ethernet: bool,
-    message: u32,
-    in_order: bool,
-}
-
-impl From<&PortState> for Port {
-    fn from(state: &PortState) -> Port {
-        let PortState { active, mtu, max_mtu, lid, ethernet, message, in_order } = *state;
-        Port { active, mtu, max_mtu, lid, ethernet, message, in_order }
-    }
-}
-
-impl From<&Port> for PortState {
-    fn from(port: &Port) -> PortState {
-        let Port { active, mtu, max_mtu, lid, ethernet, message, in_order } = *port;
-        PortState { active, mtu, max_mtu, lid, ethernet, message, in_order }
-    }
-}
-
-impl Answers {
-    /// The answers in a folder that was an archive; nothing if the folder has none.
-    pub(crate) fn load(root: &Path) -> Result<Option<Answers>, String> {
-        let path = root.join(ANSWERS);
-        let wrong =
-            |why: String| format!("{} is no file of `pushgate doctor --archive`: {why}", path.display());
-        let bytes = match binary(&path) {
-            Read::Absent => return Ok(None),
-            Read::Unreadable(why) => return Err(why),
-            Read::Is(bytes) => bytes,
-        };
-        let answers: Answers = serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;
-        match answers.format {
-            FORMAT => Ok(Some(answers)),
-            other => Err(wrong(format!("its format is {other}, and this pushgate reads {FORMAT}"))),
-        }
-    }
-
-    /// The settings that the host was looked at with.
-    pub fn wants(&self) -> &Wants {
-        &self.wants
-    }
-
-    /// Puts the answers where a host that can be asked would have put them.
-    pub(crate) fn fill(&self, r: &mut Readings) {
-        for device in r.rdma.is_mut().into_iter().flatten() {
-            for port in &mut device.ports {
-                if let Some(said) = self.ports.get(&format!("{}/{}", device.name, port.number)) {
-                    port.verbs = said.clone().then(|port| Ok(PortState::from(&port)));
-                }
-            }
-        }
-        for (name, dev) in &mut r.netdevs {
-            if let Some((addresses, dcb)) = self.netdevs.get(name) {
-                (dev.addresses, dev.dcb) = (addresses.clone(), dcb.clone());
-            }
-        }
-        (r.host.readv, r.host.memfd, r.host.shm) = (self.readv.clone(), self.memfd.clone(), self.shm.clone());
-        r.module.devices = self.module.clone();
-        r.nccl = self.nccl.clone();
-    }
-
-    fn of(r: &Readings, stand: &StandIns) -> Answers {
-        let ports = r.rdma.is().into_iter().flatten().flat_map(|d| d.ports.iter().map(move |p| (d, p)));
-        let devices = r.module.devices.iter().map(|(path, opened)| {
-            (outside(r, path), opened.clone().map_err(|why| stand.text(&outside(r, &why))))
-        });
-        let nccl = &r.nccl;
-        Answers {
-            format: FORMAT,
-            pushgate: env!("CARGO_PKG_VERSION").into(),
-            wants: Wants {
-                device: r.wants.device.as_deref().map(|name| stand.name(name)),
-                settings: match &r.wants.settings {
-                    Ok(from) => Ok(stand.text(from)),
-                    Err(why) => Err(stand.text(why)),
-                },
-                ..r.wants.clone()
-            },
-            ports: ports
-                .map(|(d, p)| {
-                    let said = stand.read(&p.verbs).then(|state| Ok(Port::from(&state)));
-                    (format!("{}/{}", stand.name(&d.name), p.number), said)
-                })
-                .collect(),
-            netdevs: r
-                .netdevs
-                .iter()
-                .map(|(name, dev)| {
-                    let addresses = stand.read(&dev.addresses);
-                    let addresses =
-                        addresses.then(|all| Ok(all.into_iter().map(|ip| stand.ip(ip)).collect()));
-                    (stand.name(name), (addresses, stand.read(&dev.dcb)))
-                })
-                .collect(),
-            readv: stand.read(&r.host.readv),
-            memfd: stand.read(&r.host.memfd),
-            shm: stand.read(&r.host.shm),
-            module: devices.collect(),
-            nccl: Nccl {
-                version: stand.read(&nccl.version).then(|(code, from)| Ok((code, stand.text(&from)))),
-                plugin_variable: nccl.plugin_variable.as_deref().map(|v| stand.text(v)),
-                ref_count: nccl.ref_count.clone(),
-                plugin: stand.read(&nccl.plugin).then(|mut plugin| {
-                    plugin.file = stand.text(&plugin.file);
-                    Ok(plugin)
-                }),
-            },
-        }
-    }
-}
-
-/// A path as it is on the host, of one below the folder that was read.
-fn outside(r: &Readings, text: &str) -> String {
-    if r.root.is_empty() { text.into() } else { text.replace(&format!("{}/", r.root), "/") }
-}
-
-/// What stands for names and addresses of a host.
-struct StandIns<'a> {
-    /// Takes host names, user names and addresses out of text.
-    hide: &'a dyn Fn(&str) -> String,
-    known: RefCell<Known>,
-}
-
-#[derive(Default)]
-struct Known {
-    addresses: BTreeMap<IpAddr, IpAddr>,
-    names: BTreeMap<String, String>,
-    groups: BTreeMap<String, String>,
-}
-
-impl StandIns<'_> {
-    /// An address of the same kind: of the host itself, of the link alone, or one for documentation and
-    /// tests (RFC 2544, RFC 3849).
-    fn ip(&self, ip: IpAddr) -> IpAddr {
-        if ip.is_loopback() || ip.is_unspecified() {
-            return ip;
-        }
-        let known = &mut self.known.borrow_mut().addresses;
-        let n = known.len() as u16 + 1;
-        let v6 = |first: [u16; 2]| Ipv6Addr::new(first[0], first[1], 0, 0, 0, 0, 0, n).into();
-        let new = || match ip {
-            IpAddr::V4(v4) => {
-                let [high, low] = n.to_be_bytes();
-                let [a, b] = if v4.is_link_local() { [169, 254] } else { [198, 18] };
-                Ipv4Addr::new(a, b, high, low).into()
-            }
-            IpAddr::V6(ip) if ip.is_unicast_link_local() => v6([0xfe80, 0]),
-            IpAddr::V6(_) => v6([0x2001, 0xdb8]),
-        };
-        *known.entry(ip).or_insert_with(new)
-    }
-
-    /// The GID of an address: IPv4 ones stand mapped into IPv6.
-    fn gid(&self, ip: IpAddr) -> String {
-        let v6 = match self.ip(ip) {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-            IpAddr::V6(v6) => v6,
-        };
-        v6.segments().map(|part| format!("{part:04x}")).join(":")
-    }
-
-    /// A name of a device or an interface, with other digits where it holds a MAC address or a GUID, as in
-    /// `enx02005e100001`.
-    fn name(&self, name: &str) -> String {
-        /// Digits of a MAC address.
-        const MAC: usize = 12;
-        let digits = |c: char| c.is_ascii_hexdigit();
-        let Some(start) = name.char_indices().map(|(at, _)| at).find(|at| {
-            let rest = &name[*at..];
-            rest.len() - rest.trim_start_matches(digits).len() >= MAC
-        }) else {
-            return name.into();
-        };
-        let known = &mut self.known.borrow_mut().names;
-        let n = known.len() + 1;
-        let rest = name[start..].trim_start_matches(digits);
-        let width = name.len() - start - rest.len();
-        known.entry(name.into()).or_insert_with(|| format!("{}{n:0width$}{rest}", &name[..start])).clone()
-    }
-
-    /// A path, each of its names as [`StandIns::name`].
-    fn path(&self, path: &str) -> String {
-        path.split('/').map(|name| self.name(name)).collect::<Vec<_>>().join("/")
-    }
-
-    /// A name of a control group: they are made of users' numbers and names of jobs.
-    fn group(&self, name: &str) -> String {
-        let known = &mut self.known.borrow_mut().groups;
-        let n = known.len() + 1;
-        known.entry(name.into()).or_insert_with(|| format!("group{n}")).clone()
-    }
-
-    /// A sentence.
-    fn text(&self, text: &str) -> String {
-        let known = self.known.borrow();
-        let named = known.names.iter().fold(text.to_owned(), |text, (name, other)| text.replace(name, other));
-        (self.hide)(&named)
-    }
-
-    /// What was read; its reason if it could not be, as a sentence.
-    fn read<T: Clone>(&self, read: &Read<T>) -> Read<T> {
-        match read {
-            Read::Unreadable(why) => Read::Unreadable(self.text(why)),
-            other => other.clone(),
-        }
-    }
-}
 
 enum Entry {
     Folder,
@@ -291,7 +51,7 @@ pub fn write(
 ) -> io::Result<usize> {
     let mut pack = Pack {
         root: roots.sys.parent().unwrap_or(Path::new("/")).to_owned(),
-        stand: StandIns { hide, known: RefCell::default() },
+        stand: StandIns::new(hide),
         entries: BTreeMap::new(),
     };
     pack.rdma(readings);
@@ -702,38 +462,6 @@ fn acs_alone(bytes: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn stand_ins(hide: &dyn Fn(&str) -> String) -> StandIns<'_> {
-        StandIns { hide, known: RefCell::default() }
-    }
-
-    #[test]
-    fn an_address_has_one_stand_in_of_its_own_kind() {
-        let hide = |text: &str| text.to_owned();
-        let stand = stand_ins(&hide);
-        let ip = |text: &str| stand.ip(text.parse().unwrap()).to_string();
-        assert_eq!(
-            (ip("10.1.2.3"), ip("fe80::1:2"), ip("2001:67c::9")),
-            ("198.18.0.1".into(), "fe80::2".into(), "2001:db8::3".into())
-        );
-        assert_eq!((ip("169.254.3.4"), ip("10.1.2.3")), ("169.254.0.4".into(), "198.18.0.1".into()));
-        assert_eq!(
-            (ip("127.0.0.1"), ip("::1"), ip("0.0.0.0")),
-            ("127.0.0.1".into(), "::1".into(), "0.0.0.0".into())
-        );
-        assert_eq!(stand.gid("10.1.2.3".parse().unwrap()), "0000:0000:0000:0000:0000:ffff:c612:0001");
-    }
-
-    #[test]
-    fn names_that_hold_a_mac_address_or_a_guid_get_other_digits() {
-        let hide = |text: &str| text.replace("node17", "(host)");
-        let stand = stand_ins(&hide);
-        assert_eq!(stand.name("enx02005e100001"), "enx000000000001");
-        assert_eq!(stand.name("ibx0c42a10300001234"), "ibx0000000000000002");
-        assert_eq!(stand.name("mlx5_0"), "mlx5_0");
-        assert_eq!(stand.path("sys/class/net/enx02005e100001/mtu"), "sys/class/net/enx000000000001/mtu");
-        assert_eq!(stand.text("DCB of enx02005e100001 at node17"), "DCB of enx000000000001 at (host)");
-    }
 
     #[test]
     fn links_are_relative_to_their_folder() {

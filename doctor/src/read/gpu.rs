@@ -4,7 +4,8 @@ use std::path::Path;
 
 use pushgate_topology::{Address, Function, Parent};
 
-use super::{Roots, names, text};
+use super::files::{names, text};
+use super::roots::Roots;
 use crate::readings::{Gpu, Read};
 
 pub fn gpu(roots: &Roots) -> Gpu {

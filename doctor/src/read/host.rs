@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use pushgate_driver_shim::memory;
 use pushgate_proxy::link::process_vm_readv_callable;
 
-use super::{Roots, failed, kept_unreadable, names, number, open, text};
-use crate::archive::UNREADABLE;
+use super::files::{UNREADABLE, failed, kept_unreadable, names, number, open, text};
+use super::roots::Roots;
 use crate::readings::{Cgroup, Host, HugePages, Limit, Read, Wants};
 
 pub fn host(roots: &Roots, wants: &Wants) -> Host {

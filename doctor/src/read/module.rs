@@ -2,7 +2,8 @@
 
 use pushgate_driver_shim::{kmod::Device, uapi};
 
-use super::{Roots, names, text};
+use super::files::{names, text};
+use super::roots::Roots;
 use crate::readings::{Module, Read};
 
 pub fn module(roots: &Roots) -> Module {

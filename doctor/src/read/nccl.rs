@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 
+use super::files::names;
 use crate::readings::{Nccl, Plugin, Read};
 
 /// The versions of the interface that the plugin has tables of, the newest first.
@@ -50,7 +51,7 @@ fn version() -> Read<(u32, String)> {
     let env = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let mut sites: Vec<PathBuf> = env("PUSHGATE_PYTHON_SITE").into_iter().collect();
     for lib in ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env).map(|root| root.join("lib")) {
-        let pythons = super::names(&lib).into_iter().filter(|n| n.starts_with("python"));
+        let pythons = names(&lib).into_iter().filter(|n| n.starts_with("python"));
         sites.extend(pythons.map(|n| lib.join(n).join("site-packages")));
     }
     let files = sites.into_iter().map(|s| s.join("nvidia/nccl/lib").join(NAME)).filter(|p| p.exists());

@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn the_loopback_interface_is_found_by_the_kernel_itself() {
-        let Read::Is(index) = super::super::number::<u32>("/sys/class/net/lo/ifindex".as_ref()) else {
+        let Read::Is(index) = super::super::files::number::<u32>("/sys/class/net/lo/ifindex".as_ref()) else {
             panic!("no loopback interface")
         };
         let all = addresses().unwrap();

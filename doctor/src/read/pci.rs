@@ -2,7 +2,9 @@
 
 use pushgate_topology::{Address, Read as Found};
 
-use super::{Roots, binary, gpu, names, text};
+use super::files::{binary, names, text};
+use super::gpu;
+use super::roots::Roots;
 use crate::readings::{Bridge, GPU, PciFunction, RdmaDevice, Read};
 
 pub fn functions(roots: &Roots, rdma: &Read<Vec<RdmaDevice>>) -> Vec<PciFunction> {

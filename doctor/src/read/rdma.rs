@@ -6,7 +6,9 @@ use std::path::Path;
 use pushgate_proxy::link::verbs::{Device, gid};
 use pushgate_topology::Address;
 
-use super::{Roots, failed, names, netlink, number, text};
+use super::files::{self, failed, names, number, text};
+use super::netlink;
+use super::roots::Roots;
 use crate::readings::{Ecn, Netdev, RdmaDevice, RdmaPort, Read};
 
 /// All devices by name and kind; the ports of those that the settings name, or of all. (A port may
@@ -54,7 +56,7 @@ fn port(roots: &Roots, device: &Path, name: &str, number: u8) -> RdmaPort {
     let behind = || {
         let parent = text(&device.join("parent")).is().cloned();
         let beside = names(&device.join("device/net")).into_iter().find(|n| {
-            let dev_port = super::number::<u8>(&net.join(n).join("dev_port"));
+            let dev_port = files::number::<u8>(&net.join(n).join("dev_port"));
             dev_port.is().is_none_or(|p| p.checked_add(1) == Some(number))
         });
         parent.or(beside).filter(|n| !n.is_empty() && !n.contains('/') && net.join(n).exists())
