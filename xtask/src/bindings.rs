@@ -2,7 +2,7 @@
 //! header, and the bindings of libibverbs from its verbs.h. The result depends neither on
 //! libclang's version nor on the caller's rustfmt settings, so it can be compared byte for byte.
 
-use crate::Paths;
+use crate::paths::Paths;
 #[cfg(not(feature = "bindings"))]
 use crate::process;
 use crate::progress::Guard;

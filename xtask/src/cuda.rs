@@ -10,7 +10,7 @@ use std::{env, thread};
 
 use anyhow::{Context, Result, bail};
 
-use crate::Paths;
+use crate::paths::Paths;
 use crate::process;
 use crate::progress::Guard;
 use crate::system::{self, Need};

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::paths::Paths;
 use crate::process;
 use crate::programs::{self, Kind};
 use crate::progress::Guard;
-use crate::{Paths, cuda, files, plugin};
+use crate::{cuda, files, plugin};
 
 /// Prints what to run.
 pub fn explain() {

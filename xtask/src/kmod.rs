@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::Paths;
+use crate::paths::Paths;
 use crate::process::{self, Redirect};
 use crate::progress::Guard;
 use crate::system::{self, Need};

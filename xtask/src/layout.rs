@@ -7,7 +7,7 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 
-use crate::Paths;
+use crate::paths::Paths;
 use crate::process;
 use crate::progress::Guard;
 

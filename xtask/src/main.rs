@@ -1,5 +1,6 @@
 //! Build and test tasks: `cargo xtask help`.
 
+mod bench;
 mod bindings;
 mod cuda;
 mod files;
@@ -8,6 +9,7 @@ mod kmod;
 mod layout;
 mod markdown;
 mod package;
+mod paths;
 mod plugin;
 mod process;
 mod programs;
@@ -24,12 +26,12 @@ mod workspace;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use std::{env, fs};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
 
+use crate::paths::Paths;
 use crate::progress::Guard;
 
 #[derive(Parser)]
@@ -116,35 +118,6 @@ enum Task {
     Package,
     /// Print the path of a CUDA 13 nvcc (for PUSHGATE_NVCC), fetching it if there is none.
     Nvcc,
-}
-
-/// The folders that tasks use.
-pub struct Paths {
-    /// The repository's root.
-    pub root: PathBuf,
-    /// Cargo's target folder; everything that a task makes goes below it.
-    pub target: PathBuf,
-}
-
-impl Paths {
-    fn find() -> Result<Paths> {
-        // Cargo sets the variable for programs that it runs; the other value serves a binary started by hand.
-        let manifest = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-        let root = PathBuf::from(manifest).parent().context("xtask lies in no workspace")?.to_path_buf();
-        let target = match env::var_os("CARGO_TARGET_DIR") {
-            // Made absolute: steps run in the repository's root, the caller perhaps elsewhere.
-            Some(dir) if !dir.is_empty() => env::current_dir()?.join(dir),
-            _ => root.join("target"),
-        };
-        Ok(Paths { root, target })
-    }
-
-    /// A folder for tasks below the target folder; made if it does not exist.
-    pub fn scratch(&self, name: &str) -> Result<PathBuf> {
-        let dir = self.target.join("xtask").join(name);
-        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        Ok(dir)
-    }
 }
 
 fn main() -> ExitCode {

@@ -9,10 +9,11 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::Mode;
 
 use crate::files::put;
+use crate::paths::Paths;
 use crate::process::{self, Redirect};
+use crate::programs;
 use crate::progress::Guard;
 use crate::system::{self, Need};
-use crate::{Paths, programs};
 
 /// What making the package needs.
 pub const NEEDS: &[Need] = &[Need::Cxx, Need::Packaging];

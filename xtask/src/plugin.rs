@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::Paths;
+use crate::paths::Paths;
 use crate::process;
 use crate::progress::Guard;
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-use crate::Paths;
+use crate::paths::Paths;
 use crate::process;
 use crate::progress::Guard;
 

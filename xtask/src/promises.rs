@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::Paths;
 use crate::files::{self, Made};
+use crate::paths::Paths;
 use crate::workspace::{self, Package};
 
 /// How many promises there are: P1 to P8.

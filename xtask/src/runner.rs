@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 
+use crate::bench::{Bench, Outcome};
+use crate::paths::Paths;
 use crate::process;
 use crate::progress::{self, Guard, SILENCE};
-use crate::steps::{Bench, Outcome, STEPS, Step, When};
-use crate::{Paths, system};
+use crate::steps::{STEPS, Step, When};
+use crate::system;
 
 /// The options of the command line.
 pub struct Options {

@@ -5,8 +5,9 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
+use crate::paths::Paths;
 use crate::progress::Guard;
-use crate::{Paths, process, programs};
+use crate::{process, programs};
 
 /// Cargo's arguments for the simulator and its tests.
 pub const PACKAGE: [&str; 4] = ["--package", "pushgate-proxy", "--features", "sim"];

@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::paths::Paths;
 use crate::progress::Guard;
 use crate::workspace::Package;
-use crate::{Paths, files, markdown, process, workspace};
+use crate::{files, markdown, process, workspace};
 
 /// The mdBook that builds the site; docs/dependencies.md says why.
 const MDBOOK: &str = "0.5.4";

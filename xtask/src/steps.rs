@@ -1,13 +1,10 @@
 //! The steps of `cargo xtask test`: their names, budgets and needs, and what they do.
 
-use std::process::Command;
-
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::process;
-use crate::progress::Guard;
+use crate::bench::{Bench, Outcome, passed};
 use crate::system::{self, Need};
-use crate::{Paths, bindings, cuda, layout, plugin, programs, promises, sim, site, vm};
+use crate::{bindings, cuda, layout, plugin, process, programs, promises, sim, site, vm};
 
 /// One step of the table.
 pub struct Step {
@@ -49,28 +46,6 @@ impl When {
             When::Full => full,
         }
     }
-}
-
-/// How a step that did not fail ended.
-pub enum Outcome {
-    /// The step did everything that it should.
-    Passed,
-    /// The step did nothing, for this reason.
-    Skipped(String),
-}
-
-/// What a step works with.
-pub struct Bench {
-    /// Where files and folders are.
-    pub paths: Paths,
-    /// What ends a command that hangs.
-    pub guard: Guard,
-    /// The factor by which the tests multiply their limits against a hang.
-    pub patience: u32,
-    /// Nothing may be installed.
-    pub no_install: bool,
-    /// Parts of the step that were left out, and why.
-    pub skips: Vec<String>,
 }
 
 /// All steps, in the order in which they run. Without `--full` the budgets add up to less than 26
@@ -244,7 +219,7 @@ pub const STEPS: &[Step] = &[
         name: "package",
         budget: 600,
         when: When::Full,
-        needs: vm::PACKAGE_NEEDS,
+        needs: vm::suites::PACKAGE_NEEDS,
         about: "the Debian package, installed and removed in a virtual machine",
         run: |bench| vm::step_of_one(bench, "package"),
     },
@@ -289,42 +264,6 @@ pub const STEPS: &[Step] = &[
 /// The names of all steps.
 pub fn names() -> impl Iterator<Item = &'static str> {
     STEPS.iter().map(|step| step.name)
-}
-
-fn passed(result: Result<()>) -> Result<Outcome> {
-    result.map(|()| Outcome::Passed)
-}
-
-impl Bench {
-    fn cargo(&mut self, arguments: &[&str]) -> Result<Outcome> {
-        self.cargo_with(arguments, &[])
-    }
-
-    fn cargo_with(&mut self, arguments: &[&str], variables: &[(&str, &str)]) -> Result<Outcome> {
-        let mut command = self.command();
-        command.args(arguments).envs(variables.iter().copied());
-        passed(process::run(command, self.guard))
-    }
-
-    /// A cargo command, with the variables that tests read.
-    fn command(&self) -> Command {
-        let mut command = process::cargo(&self.paths.root);
-        command.env("PUSHGATE_SKIP_LOG", self.skip_log());
-        command.env("_PUSHGATE_TEST_PATIENCE", self.patience.to_string());
-        // If there is a toolkit, tests that need NVRTC load the toolkit's.
-        if std::env::var_os("PUSHGATE_NVRTC_DIR").is_none()
-            && let Some(nvrtc) = cuda::present(&self.paths).and_then(|toolkit| toolkit.nvrtc)
-        {
-            command.env("PUSHGATE_NVRTC_DIR", nvrtc);
-        }
-        command
-    }
-
-    /// The file to which tests append a line `SKIPPED: reason` for everything that they leave out:
-    /// libtest shows nothing of what a passing test prints.
-    pub fn skip_log(&self) -> std::path::PathBuf {
-        self.paths.target.join("xtask").join("skips.txt")
-    }
 }
 
 fn kernels(bench: &mut Bench) -> Result<Outcome> {

@@ -1,9 +1,8 @@
-//! Runs the virtual machines: QEMU's options, and how the machines end.
+//! Runs the virtual machines: the job that they get, their output, and how they end.
 
-use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -13,11 +12,14 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::host::Helper;
+use super::initramfs::Archive;
 use super::ivshmem::{Device, Server};
 use super::kernel::{self, Kernel};
+use super::qemu::Machine;
+use crate::paths::Paths;
 use crate::process::{self, Running};
 use crate::progress::{Guard, Watch};
-use crate::{Paths, system, vm::initramfs::Archive};
+use crate::system;
 
 /// How long a machine may be silent while it boots, which takes about 6 s in all on two idle cores.
 const BOOT_SILENCE: Duration = Duration::from_secs(120);
@@ -84,18 +86,6 @@ struct Guest {
     folder: PathBuf,
     output_ended: mpsc::Receiver<()>,
     code: Option<u8>,
-}
-
-/// What boots a guest.
-pub struct Machine {
-    /// The command that starts QEMU.
-    pub qemu: Vec<OsString>,
-    /// Where QEMU's own modules are, if not where it was built for.
-    pub modules: Option<PathBuf>,
-    /// The kernel.
-    pub image: PathBuf,
-    /// The folder that the guest sees, read-only, as its root.
-    pub root: PathBuf,
 }
 
 /// Boots the guests, runs the job in them with its output on ours, and returns once they are off.
@@ -222,7 +212,7 @@ fn wait(guests: &mut [Guest], job: &Job) -> Result<Vec<u8>> {
 impl Guest {
     fn start(number: u8, machine: &Machine, job: &Job, run: &Path, cable: Option<OwnedFd>) -> Result<Guest> {
         let folder = run.join(number.to_string());
-        let mut command = qemu(number, machine, job, run)?;
+        let mut command = machine.command(number, job.memory, run)?;
         if let Some(cable) = &cable {
             command.arg("-netdev").arg(format!("socket,id=cable,fd={}", cable.as_raw_fd()));
             let address = format!("52:54:00:00:00:0{number}");
@@ -351,55 +341,6 @@ impl Drop for Printer {
     }
 }
 
-fn qemu(number: u8, machine: &Machine, job: &Job, run: &Path) -> Result<Command> {
-    let folder = run.join(number.to_string());
-    fs::create_dir_all(folder.join("out"))?;
-    fs::create_dir_all(run.join("both"))?;
-    let mut command = process::command(&machine.qemu[0], run);
-    command.args(&machine.qemu[1..]);
-    if let Some(modules) = &machine.modules {
-        command.env("QEMU_MODULE_DIR", modules);
-    }
-    command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-    // The accelerator is named, because a KVM that is there may be one under which no stock kernel
-    // boots.
-    // Emulation repeats `rep movsb` byte by byte, and calls a function for each AVX instruction. Without these features
-    // kernel and libc copy eight or sixteen bytes by an instruction, and the suites take two thirds of the time.
-    command.args([
-        "-M",
-        "q35",
-        "-accel",
-        "tcg,thread=multi",
-        "-cpu",
-        "max,-erms,-fsrm,-avx,-avx2",
-        "-smp",
-        "2",
-    ]);
-    command.arg("-m").arg(job.memory.to_string());
-    command.arg("-kernel").arg(&machine.image).arg("-initrd").arg(run.join("initrd"));
-    // An oops ends the machine, so that no test passes over one. no_timer_check: a busy host
-    // starves the emulated timer, and the kernel would take that for a broken board and panic.
-    let words = "console=ttyS0 loglevel=5 panic=-1 oops=panic no_timer_check mitigations=off rcupdate.rcu_expedited=1";
-    // Variables without a dot go into the environment of the first program.
-    command.arg("-append").arg(format!("{words} VM_GUEST={number}"));
-    command.arg("-chardev").arg(option("file,id=console,path=", &folder.join("console.log")));
-    command.args(["-serial", "chardev:console"]);
-    // The job's output, apart from the kernel's messages and without a terminal in between.
-    command.args(["-device", "virtio-serial-pci", "-chardev", "file,id=output,path=/dev/stdout"]);
-    command.args(["-device", "virtserialport,chardev=output,name=output"]);
-    let share = "multidevs=remap,security_model=none";
-    let root = option(&format!("local,mount_tag=root,readonly=on,{share},path="), &machine.root);
-    command.arg("-virtfs").arg(root);
-    let shared = option(&format!("local,mount_tag=share,{share},path="), run);
-    command.arg("-virtfs").arg(shared);
-    Ok(command)
-}
-
-/// An option of QEMU's that ends in a path; a comma in the path is doubled.
-pub fn option(start: &str, path: &Path) -> OsString {
-    format!("{start}{}", path.display().to_string().replace(',', ",,")).into()
-}
-
 /// The initial file system from which the guest boots, including the job.
 pub fn initramfs(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Vec<u8>> {
     let busybox = system::static_busybox().context("no static busybox")?;
@@ -481,10 +422,5 @@ mod tests {
         assert!(telling(&lines)[0].contains("BUG"));
         assert_eq!(telling(&lines).len(), 2 * LAST_LINES);
         assert!(telling(&[]).is_empty());
-    }
-
-    #[test]
-    fn a_comma_in_a_path_is_no_end_of_an_option() {
-        assert_eq!(option("file,path=", Path::new("/a,b")), "file,path=/a,,b");
     }
 }

@@ -26,7 +26,7 @@ use anyhow::{Context, Result};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use super::guest::option;
+use super::qemu::option;
 
 /// How many vectors each peer has.
 const VECTORS: usize = 4;

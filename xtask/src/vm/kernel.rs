@@ -8,7 +8,7 @@ use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::Paths;
+use crate::paths::Paths;
 use crate::process::{self, Redirect};
 use crate::progress::Guard;
 use crate::system;

@@ -13,13 +13,15 @@ use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::guest::{self, Machine};
+use super::batch::{Report, build, suites_job};
+use super::guest;
 use super::kernel::Kernel;
+use super::qemu::Machine;
 use super::suites::{SUITES, Suite};
-use super::{Report, build, suites_job};
+use crate::paths::Paths;
 use crate::process;
 use crate::progress::{Guard, SILENCE};
-use crate::{Paths, cuda, kmod, system};
+use crate::{cuda, kmod, system};
 
 /// Name of the folder in the archive.
 const FOLDER: &str = "pushgate-vm";

@@ -1,6 +1,19 @@
 //! The suites that run in the virtual machine.
 
 use super::ivshmem::{Device, Memory};
+use crate::system::Need;
+
+/// What the suite `package` needs: the machine, our module for comparison, and the package.
+pub const PACKAGE_NEEDS: &[Need] = &[
+    Need::Qemu,
+    Need::Busybox,
+    Need::RdmaTools,
+    Need::Kmod,
+    Need::ModuleBuild,
+    Need::Cxx,
+    Need::Packaging,
+    Need::Installing,
+];
 
 /// One suite of the table.
 pub struct Suite {

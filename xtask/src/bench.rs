@@ -1,0 +1,71 @@
+//! What a step of `cargo xtask test` works with, and how it ends.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::paths::Paths;
+use crate::progress::Guard;
+use crate::{cuda, process};
+
+/// How a step that did not fail ended.
+pub enum Outcome {
+    /// The step did everything that it should.
+    Passed,
+    /// The step did nothing, for this reason.
+    Skipped(String),
+}
+
+/// What a step works with.
+pub struct Bench {
+    /// Where files and folders are.
+    pub paths: Paths,
+    /// What ends a command that hangs.
+    pub guard: Guard,
+    /// The factor by which the tests multiply their limits against a hang.
+    pub patience: u32,
+    /// Nothing may be installed.
+    pub no_install: bool,
+    /// Parts of the step that were left out, and why.
+    pub skips: Vec<String>,
+}
+
+impl Bench {
+    /// Runs cargo with these arguments.
+    pub fn cargo(&mut self, arguments: &[&str]) -> Result<Outcome> {
+        self.cargo_with(arguments, &[])
+    }
+
+    /// Runs cargo with these arguments and these variables.
+    pub fn cargo_with(&mut self, arguments: &[&str], variables: &[(&str, &str)]) -> Result<Outcome> {
+        let mut command = self.command();
+        command.args(arguments).envs(variables.iter().copied());
+        passed(process::run(command, self.guard))
+    }
+
+    /// A cargo command, with the variables that tests read.
+    pub fn command(&self) -> Command {
+        let mut command = process::cargo(&self.paths.root);
+        command.env("PUSHGATE_SKIP_LOG", self.skip_log());
+        command.env("_PUSHGATE_TEST_PATIENCE", self.patience.to_string());
+        // If there is a toolkit, tests that need NVRTC load the toolkit's.
+        if std::env::var_os("PUSHGATE_NVRTC_DIR").is_none()
+            && let Some(nvrtc) = cuda::present(&self.paths).and_then(|toolkit| toolkit.nvrtc)
+        {
+            command.env("PUSHGATE_NVRTC_DIR", nvrtc);
+        }
+        command
+    }
+
+    /// The file to which tests append a line `SKIPPED: reason` for everything that they leave out:
+    /// libtest shows nothing of what a passing test prints.
+    pub fn skip_log(&self) -> PathBuf {
+        self.paths.target.join("xtask").join("skips.txt")
+    }
+}
+
+/// The outcome of a step that left nothing out.
+pub fn passed(result: Result<()>) -> Result<Outcome> {
+    result.map(|()| Outcome::Passed)
+}
