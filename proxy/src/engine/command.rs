@@ -1,15 +1,47 @@
-//! What a program asks of an engine. Each command carries the channel of its reply; a reply whose asker is gone is
-//! dropped.
+//! What a program asks of an engine, and why the engine refuses. Each command carries the channel of its reply; a reply
+//! whose asker is gone is dropped.
 
 use std::sync::mpsc::Sender;
 
-use super::{EngineError, QpId};
+use pushgate_driver_shim::fork::Forked;
+
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::idle::Wake;
 use crate::link::RegionSends;
 use crate::region::RegionMemory;
 use crate::session::Status;
+
+/// A queue pair of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct QpId(pub u32);
+
+/// The engine has ended, or refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// Its thread is gone.
+    #[error("the proxy's engine has ended")]
+    Gone,
+    /// The thread could not be started.
+    #[error("starting the proxy's engine: {0}")]
+    Start(#[source] std::io::Error),
+    /// No such queue pair.
+    #[error("queue pair {0} is not one of this engine's")]
+    NoQp(u32),
+    /// It is taken out, but a device still copies for it: what it used must stay.
+    #[error("a device's copy for a queue pair that was removed does not end; its memory stays")]
+    Unsettled(Box<Counters>),
+    /// [`crate::region::MAX_REGIONS`] are registered.
+    #[error("a queue pair holds at most {} regions", crate::region::MAX_REGIONS)]
+    TooManyRegions,
+    /// The engine is another process's, from which this one was forked.
+    #[error(transparent)]
+    Forked(#[from] Forked),
+    /// A proxy of another process said no, or cannot be reached.
+    #[error("proxy: {0}")]
+    Remote(String),
+}
 
 /// The reply to a removal: the queue pair's last counts, and whether its memory can go. `None`: no such queue pair.
 pub type Removed = Option<(Counters, bool)>;

@@ -8,9 +8,8 @@ use std::sync::mpsc::Sender;
 
 use pushgate_driver_shim::bell::Bell;
 
-use super::command::Command;
+use super::command::{Command, EngineError, QpId};
 use super::leaving::{Abandoned, Gone, Leaving, SETTLE};
-use super::{EngineError, QpId};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::idle::{Idle, Step, Wake};

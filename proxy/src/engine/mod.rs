@@ -18,9 +18,9 @@ use std::thread::JoinHandle;
 
 use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::eventfd::EventFd;
-use pushgate_driver_shim::fork::{Forked, OwnedHere};
+use pushgate_driver_shim::fork::OwnedHere;
 
-pub use self::command::{Command, Removed};
+pub use self::command::{Command, EngineError, QpId, Removed};
 pub use self::leaving::Gone;
 pub use self::machine::{Clock, Machine};
 use self::thread::{Driver, Freeing, HostClock, pin};
@@ -31,10 +31,6 @@ use crate::link::RegionSends;
 use crate::mover::Mover;
 use crate::region::RegionMemory;
 use crate::session::Status;
-
-/// A queue pair of an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-pub struct QpId(pub u32);
 
 /// What drives an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,33 +57,6 @@ pub struct EngineOptions {
     pub mover: Option<Box<dyn Mover>>,
     /// What producers of another process ring.
     pub bell: Option<Bell>,
-}
-
-/// The engine has ended, or refused.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum EngineError {
-    /// Its thread is gone.
-    #[error("the proxy's engine has ended")]
-    Gone,
-    /// The thread could not be started.
-    #[error("starting the proxy's engine: {0}")]
-    Start(#[source] std::io::Error),
-    /// No such queue pair.
-    #[error("queue pair {0} is not one of this engine's")]
-    NoQp(u32),
-    /// It is taken out, but a device still copies for it: what it used must stay.
-    #[error("a device's copy for a queue pair that was removed does not end; its memory stays")]
-    Unsettled(Box<Counters>),
-    /// [`crate::region::MAX_REGIONS`] are registered.
-    #[error("a queue pair holds at most {} regions", crate::region::MAX_REGIONS)]
-    TooManyRegions,
-    /// The engine is another process's, from which this one was forked.
-    #[error(transparent)]
-    Forked(#[from] Forked),
-    /// A proxy of another process said no, or cannot be reached.
-    #[error("proxy: {0}")]
-    Remote(String),
 }
 
 /// Where an engine's driver is.
