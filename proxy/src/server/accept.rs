@@ -12,8 +12,8 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::wire::{self, PeerCred, Refusal, Reply};
 
-use super::ServerOptions;
 use super::client::attend;
+use super::options::ServerOptions;
 use super::wait::{Event, wait};
 
 /// How often the loop looks for threads that have ended, and how long a refused program may take to receive the

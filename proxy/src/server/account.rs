@@ -6,7 +6,7 @@ use crate::engine::QpId;
 use crate::region::MAX_REGIONS;
 use crate::wire::Refusal;
 
-use super::ServerOptions;
+use super::options::ServerOptions;
 
 /// The most that one program may hold. [`ServerOptions`] says what each number means.
 #[derive(Clone, Copy, Debug)]

@@ -17,9 +17,9 @@ use crate::region::RegionMemory;
 use crate::session::Status;
 use crate::wire::{self, Answer, Refusal, Reply, Request, TIMEOUT};
 
-use super::ServerOptions;
 use super::account::{Account, Limits};
 use super::descriptors::{QpDescriptors, engine_bell, map_region};
+use super::options::ServerOptions;
 use super::wait::{Event, wait};
 
 /// The most requests that are answered after the program's process has ended. A program waits for each answer, so its
