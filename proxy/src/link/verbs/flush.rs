@@ -18,11 +18,11 @@ use std::sync::Arc;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_rdma_core_sys as sys;
 
+use super::VerbsError;
+use super::config::{Config, chosen_gid};
 use super::device::Device;
-use super::objects::{Cq, Mr, Pd, Rc};
-use super::setup::{Allocate, chosen_gid, random};
-use super::states::{PeerQp, States};
-use super::{Config, VerbsError};
+use super::objects::{Allocate, Cq, Mr, Pd, Rc};
+use super::states::{PeerQp, States, first_packet};
 use crate::memory::Keep;
 use crate::region::Exported;
 
@@ -123,7 +123,7 @@ impl Flusher {
     fn connect(&self, config: &Config) -> Result<(), VerbsError> {
         let device = &self.rc.pd.device;
         let gid = &chosen_gid(device, config)?;
-        let psn = random() & 0xff_ffff;
+        let psn = first_packet();
         let states = States { rc: &self.rc, name: "the queue pair that flushes", config, gid, psn };
         states.initialise(sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0)?;
         let itself = PeerQp { number: self.rc.number, psn, gid: gid.gid, lid: device.port_state.lid };

@@ -8,10 +8,10 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::record::{Opcode, Words as RecordWords, lap_of};
 
-use super::setup::{InboxLayout, REGION_WORDS};
-use super::slot::{self, SHORT, SLOT_WORDS};
+use super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS};
 use crate::link::{Arrival, PeerCounts};
 use crate::memory::Words;
+use crate::receives::RECEIVE_WORDS;
 use crate::region::MAX_REGIONS;
 use crate::ring::{self, Found};
 use crate::session;
@@ -45,6 +45,30 @@ pub(super) struct PeerRegion {
 
 /// Second word of a region's entry: memory of a device.
 pub(super) const OF_DEVICE: u64 = 1 << 32;
+
+/// Where everything lies in an inbox.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InboxLayout {
+    pub(super) slots: usize,
+    pub(super) regions: usize,
+    pub(super) receives: usize,
+    pub(super) bytes: usize,
+}
+
+/// Words of an entry of the table of regions.
+pub(super) const REGION_WORDS: usize = 4;
+
+impl InboxLayout {
+    /// Of an inbox whose writer has `1 << link_log` messages in flight and posts
+    /// `1 << rx_log` receives.
+    pub(super) fn new(link_log: u32, rx_log: u32) -> Self {
+        let page = abi::PUSHGATE_PAGE as usize;
+        let regions = (page + (SLOT_BYTES << link_log)).next_multiple_of(page);
+        let receives = regions + MAX_REGIONS * REGION_WORDS * 8;
+        let bytes = (receives + ((RECEIVE_WORDS * 8) << rx_log)).next_multiple_of(page);
+        InboxLayout { slots: page, regions, receives, bytes }
+    }
+}
 
 /// The inbox of one link, and the mirror of the peer's window.
 pub(super) struct Inbox {

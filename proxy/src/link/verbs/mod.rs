@@ -25,6 +25,7 @@
 
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod chain;
+mod config;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod copies;
 mod device;
@@ -44,6 +45,7 @@ mod mock;
 #[cfg_attr(not(test), expect(dead_code, reason = "a window in the NIC waits for hardware: docs/driver.md"))]
 mod nic;
 mod objects;
+mod offer;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod sending;
 mod setup;
@@ -58,10 +60,13 @@ mod states;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod verbs_link;
 
+pub use config::{Config, WriteOrder};
 pub use device::{Device, PortState};
 pub use error::VerbsError;
 pub use flush::{Flusher, Word};
-pub use setup::{Accepted, Allocate, Config, Half, Offer, Places, WIRE, WriteOrder};
+pub use objects::Allocate;
+pub use offer::{Offer, Places, WIRE};
+pub use setup::{Accepted, Half};
 pub use verbs_link::VerbsLink;
 
 /// Control writes in the send queue at once: the line, the last line, an entry of the table of

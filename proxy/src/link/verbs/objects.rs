@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use pushgate_driver_shim::ShimError;
+use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_rdma_core_sys as sys;
 
 use super::VerbsError;
@@ -48,6 +50,9 @@ impl Drop for Pd {
         unsafe { self.device.verbs.ibv_dealloc_pd(self.raw.as_ptr()) };
     }
 }
+
+/// Makes memory that a device will register, of a name and so many bytes.
+pub type Allocate<'a> = dyn FnMut(&str, usize) -> Result<SharedMemory, ShimError> + 'a;
 
 /// A registered stretch of memory.
 pub(super) struct Mr {

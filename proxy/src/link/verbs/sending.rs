@@ -8,8 +8,7 @@ use pushgate_driver_shim::window::Window;
 
 use super::VerbsError;
 use super::chain::Source;
-use super::objects::{Mr, Pd, SEND_ONLY};
-use super::setup::Allocate;
+use super::objects::{Allocate, Mr, Pd, SEND_ONLY};
 
 /// A copy of the window in ordinary memory, as long as it.
 struct Shadow {

@@ -8,7 +8,8 @@ use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
 
-use super::setup::{Config, Half};
+use super::config::Config;
+use super::setup::Half;
 use super::simulated::Sim;
 use crate::endpoint::{Endpoint, QpOptions};
 use crate::producer::{Producer, Received};

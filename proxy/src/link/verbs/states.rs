@@ -4,9 +4,10 @@
 use pushgate_rdma_core_sys as sys;
 use sys::ibv_qp_attr_mask as m;
 
+use super::VerbsError;
+use super::config::Config;
 use super::gid::{Gid, GidEntry};
 use super::objects::Rc;
-use super::{Config, VerbsError};
 
 /// The queue pair at the other end.
 pub(super) struct PeerQp {
@@ -92,6 +93,13 @@ impl States<'_> {
             | m::IBV_QP_MAX_QP_RD_ATOMIC.0;
         self.rc.modify(&format!("moving {} to RTS", self.name), a, mask)
     }
+}
+
+/// A number for a queue pair's first packet, 24 bits, that no packet of an earlier queue pair has except by chance. From
+/// the seed of the standard library's hash maps.
+pub(super) fn first_packet() -> u32 {
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish() as u32 & 0xff_ffff
 }
 
 fn attributes(state: sys::ibv_qp_state) -> sys::ibv_qp_attr {

@@ -18,12 +18,13 @@ use super::chain::Chain;
 use super::copies::Copies;
 use super::gid::GidEntry;
 use super::health::Health;
-use super::inbox::Inbox;
+use super::inbox::{Inbox, InboxLayout, REGION_WORDS};
 use super::line::Line;
 use super::objects::{Mr, Rc};
+use super::offer::Places;
 use super::sending::Sending;
-use super::setup::{Accepted, InboxLayout, Places, REGION_WORDS};
-use super::{CONTROL_WRS, NOTIFIES};
+use super::setup::Accepted;
+use super::{CONTROL_WRS, NOTIFIES, VerbsError};
 use crate::gate::{Budget, Permit};
 use crate::link::{Arrival, Link, LinkDown, PeerCounts, Waking};
 use crate::memory::Words;
@@ -116,8 +117,16 @@ pub struct VerbsLink {
     fresh: bool,
 }
 
+impl Accepted {
+    /// Makes the link: with the peer's places this end is ready to send.
+    pub fn join(self, places: Places) -> Result<VerbsLink, VerbsError> {
+        self.ready_to_send(&places)?;
+        Ok(VerbsLink::new(self, places))
+    }
+}
+
 impl VerbsLink {
-    pub(super) fn new(a: Accepted, places: Places) -> Self {
+    fn new(a: Accepted, places: Places) -> Self {
         let (out_log, in_log) = (a.link_log(), a.peer_link_log);
         let (gid, events) = (a.gid().clone(), a.events());
         let (rank, rx_log) = (a.geometry().rank, a.geometry().rx_log);
@@ -436,8 +445,9 @@ mod tests {
 
     use pushgate_driver_shim::segment::Geometry;
 
+    use super::super::config::Config;
     use super::super::mock::{self, Mock};
-    use super::super::setup::{Config, Half};
+    use super::super::setup::Half;
     use super::*;
     use crate::link::OwnRegions;
     use crate::region::{Exported, RegionMemory};

@@ -6,9 +6,8 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, Words as RecordWords, lap_of};
 
 use super::super::chain::{Remote, Source};
-use super::super::inbox::{LINE_WORDS, NOTIFY, PLACED_FLAG, SHORT_FLAG};
+use super::super::inbox::{LINE_WORDS, NOTIFY, PLACED_FLAG, REGION_WORDS, SHORT_FLAG};
 use super::super::line::Due;
-use super::super::setup::REGION_WORDS;
 use super::super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, slot_bytes};
 use super::super::{CONTROL_WRS, NOTIFIES};
 use super::{Held, VerbsLink};

@@ -4,9 +4,8 @@ use std::sync::atomic::Ordering;
 
 use pushgate_driver_shim::record::{Opcode, Record};
 
-use super::super::inbox::OF_DEVICE;
+use super::super::inbox::{OF_DEVICE, REGION_WORDS};
 use super::super::objects::{Mr, REMOTE_WRITE, SEND_ONLY};
-use super::super::setup::REGION_WORDS;
 use super::ending::Ending;
 use super::{OwnRegion, VerbsLink};
 use crate::link::{Link, OwnRegions, PeerMemory, Receives, RegionSends};

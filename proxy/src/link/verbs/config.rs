@@ -1,0 +1,87 @@
+//! How a queue pair is brought up: what its user may choose, and which of its port's addresses that choice takes.
+
+use super::VerbsError;
+use super::device::Device;
+use super::gid::{Family, GidEntry, choose};
+
+/// Whether a record may follow its payload at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteOrder {
+    /// At once if both ends' devices are known to place RDMA WRITEs in the order of their posting, else
+    /// as [`WriteOrder::Wait`].
+    Auto,
+    /// At once: this end's device and fabric place WRITEs in order.
+    Assume,
+    /// A record that no receive completion announces is posted when its payload's WRITE has completed.
+    Wait,
+}
+
+/// How a queue pair is brought up. `None` means: choose.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its port, from 1.
+    pub port: u8,
+    /// Place in the port's table of addresses.
+    pub gid_index: Option<u32>,
+    /// The kind of address by which the hosts reach each other, if known.
+    pub family: Option<Family>,
+    /// Path MTU, bytes; at most the port's and the peer's.
+    pub mtu: Option<u32>,
+    /// Of the IP header or GRH.
+    pub traffic_class: u8,
+    /// 0 to 15.
+    pub service_level: u8,
+    /// 4.096 us times 2 to the power of this, until a packet is sent again.
+    pub ack_timeout: u8,
+    /// Times that it is sent again, 0 to 7.
+    pub retry_count: u8,
+    /// A SEND carries immediate data and consumes a receive of the peer's queue
+    /// pair. Only if both ends say so.
+    pub imm: bool,
+    /// What is known of the order in which WRITEs are placed at this end. A record follows its payload
+    /// at once only if both ends say so.
+    pub write_order: WriteOrder,
+    /// Completions can wake this end.
+    pub events: bool,
+    /// This end's receives name buffers, and the peer is told of each: its SENDs are
+    /// written there.
+    pub posted_receives: bool,
+    /// The peer's RDMA device may write this end's regions. Without, messages only go out
+    /// of them, and the peer is not told of any.
+    pub regions_written: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            port: 1,
+            gid_index: None,
+            family: None,
+            mtu: None,
+            traffic_class: 0,
+            service_level: 0,
+            ack_timeout: 14,
+            retry_count: 7,
+            imm: true,
+            write_order: WriteOrder::Auto,
+            events: false,
+            posted_receives: false,
+            regions_written: true,
+        }
+    }
+}
+
+/// The address of the port that packets carry as their source.
+pub(super) fn chosen_gid(device: &Device, config: &Config) -> Result<GidEntry, VerbsError> {
+    let gids = device.gids();
+    let gid = match config.gid_index {
+        Some(index) => gids.iter().find(|e| e.index == index),
+        None => choose(&gids, config.family),
+    };
+    gid.cloned().ok_or_else(|| VerbsError::NoGid {
+        device: device.name().into(),
+        port: device.port(),
+        index: config.gid_index,
+        found: gids.iter().map(|e| (e.index, e.gid)).collect(),
+    })
+}

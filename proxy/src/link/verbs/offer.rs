@@ -1,0 +1,181 @@
+//! What two ends tell each other, out of band, to become a queue pair: each end an [`Offer`], then its [`Places`]. An end
+//! that has sent its places is ready to receive. Plain data with checks (P8).
+
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_driver_shim::versions::{ABI, Versions};
+use serde::{Deserialize, Serialize};
+
+use super::device::mtu_bytes;
+use super::gid::Gid;
+use super::inbox::InboxLayout;
+
+/// Versions of offers, places and of what crosses the wire that this build speaks.
+pub const WIRE: Versions = Versions::new(3, 3);
+
+/// What an end tells the peer first: who it is, what it can, and its queue pair's number and address.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Offer {
+    pub(super) version: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) newest: Option<u32>,
+    pub(super) abi: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) newest_abi: Option<u32>,
+    pub(super) rank: u32,
+    pub(super) rings: [u32; 7],
+    pub(super) link_log: u32,
+    pub(super) qp: u32,
+    pub(super) psn: u32,
+    pub(super) lid: u16,
+    pub(super) ethernet: bool,
+    pub(super) gid: Gid,
+    pub(super) roce_v2: bool,
+    pub(super) mtu: u32,
+    pub(super) imm: bool,
+    pub(super) in_order: bool,
+    pub(super) events: bool,
+    pub(super) posted_receives: bool,
+}
+
+/// What both ends keep to.
+#[derive(Debug)]
+pub(super) struct Agreed {
+    pub(super) peer_geometry: Geometry,
+    /// As an `ibv_mtu`.
+    pub(super) mtu: u32,
+    pub(super) imm: bool,
+    /// WRITEs are placed in the order of their posting, at either end.
+    pub(super) in_order: bool,
+}
+
+impl Offer {
+    /// Checks a peer's offer against `ours`; a sentence if they don't go together.
+    pub(super) fn check(&self, ours: &Offer, peer: u32) -> Result<Agreed, String> {
+        WIRE.agree(Versions::told(self.version, self.newest))
+            .map_err(|e| format!("RDMA wire protocol: {e}"))?;
+        ABI.agree(Versions::told(self.abi, self.newest_abi)).map_err(|e| format!("segments: {e}"))?;
+        if self.rank != peer {
+            return Err(format!("it says that it is rank {}", self.rank));
+        }
+        let [window_log, slots_log, cq_log, rx_log, link_log, landing_log, signals] = self.rings;
+        let peer_geometry =
+            Geometry { window_log, slots_log, cq_log, rx_log, link_log, landing_log, signals, rank: peer };
+        peer_geometry.validate().map_err(|e| format!("its rings: {e}"))?;
+        if self.link_log < 1 || self.link_log > link_log {
+            return Err(format!("its inbox has 2^{} slots, expected 2^1 to 2^{link_log}", self.link_log));
+        }
+        if self.ethernet != ours.ethernet {
+            let layer = |e: bool| if e { "Ethernet" } else { "InfiniBand" };
+            return Err(format!("its port is {}, ours is {}", layer(self.ethernet), layer(ours.ethernet)));
+        }
+        if self.roce_v2 != ours.roce_v2 {
+            let kind = |v2: bool| if v2 { "RoCE v2" } else { "IB or RoCE v1" };
+            return Err(format!(
+                "its address {} is {}, ours {} is {}; set gid-index on one of the two",
+                self.gid,
+                kind(self.roce_v2),
+                ours.gid,
+                kind(ours.roce_v2)
+            ));
+        }
+        let mtu = (1..=5).find(|code| mtu_bytes(*code) == self.mtu.min(ours.mtu));
+        let mtu =
+            mtu.ok_or_else(|| format!("its MTU is {}, expected 256, 512, 1024, 2048 or 4096", self.mtu))?;
+        let (imm, in_order) = (self.imm && ours.imm, self.in_order && ours.in_order);
+        Ok(Agreed { peer_geometry, mtu, imm, in_order })
+    }
+}
+
+/// What an end tells the peer second: memory of this end that the peer may write, and nothing else.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Places {
+    /// A copy of the peer's window.
+    pub(super) mirror: u64,
+    pub(super) mirror_key: u32,
+    /// Line, slots, table of regions, posted receives.
+    pub(super) inbox: u64,
+    pub(super) inbox_key: u32,
+}
+
+impl Places {
+    /// Checks that no address wraps which this end will write to; a sentence if one does. What lies at these addresses
+    /// concerns the peer and the peer's RDMA device alone.
+    pub(super) fn check(&self, geometry: &Geometry, link_log: u32) -> Result<(), String> {
+        let inbox = InboxLayout::new(link_log, geometry.rx_log).bytes;
+        let ends = [(self.mirror, geometry.window_bytes()), (self.inbox, inbox)];
+        match ends.iter().find(|(address, bytes)| address.checked_add(*bytes as u64).is_none()) {
+            None => Ok(()),
+            Some((address, bytes)) => Err(format!("{bytes} bytes at {address:#x} are no place")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(rank: u32) -> Offer {
+        Offer {
+            version: WIRE.oldest(),
+            newest: WIRE.newest(),
+            abi: ABI.oldest(),
+            newest_abi: ABI.newest(),
+            rank,
+            rings: [14, 10, 10, 10, 10, 14, 64],
+            link_log: 9,
+            qp: 17,
+            psn: 3,
+            lid: 0,
+            ethernet: true,
+            gid: Gid([0; 16]),
+            roce_v2: true,
+            mtu: 4096,
+            imm: true,
+            in_order: true,
+            events: false,
+            posted_receives: false,
+        }
+    }
+
+    #[test]
+    fn two_ends_agree_on_the_least_that_both_have() {
+        let agreed = Offer { mtu: 1024, imm: false, ..offer(1) }.check(&offer(0), 1).unwrap();
+        assert_eq!((mtu_bytes(agreed.mtu), agreed.imm, agreed.in_order), (1024, false, true));
+        for (ours, theirs) in [(true, false), (false, true), (false, false)] {
+            let theirs = Offer { in_order: theirs, ..offer(1) };
+            let agreed = theirs.check(&Offer { in_order: ours, ..offer(0) }, 1).unwrap();
+            assert!(!agreed.in_order, "P3: each end places what the other writes");
+        }
+        assert_eq!((agreed.peer_geometry.rank, agreed.peer_geometry.window_log), (1, 14));
+        let agreed = offer(1).check(&offer(0), 1).unwrap();
+        assert_eq!((mtu_bytes(agreed.mtu), agreed.imm), (4096, true));
+    }
+
+    #[test]
+    fn p8_an_offer_that_does_not_fit_is_refused_with_a_sentence() {
+        let good = || offer(1);
+        let wrong: [(Offer, &str); 9] = [
+            (Offer { version: 77, ..good() }, "RDMA wire protocol: it speaks version 77, expected 3"),
+            (Offer { abi: 77, ..good() }, "segments: it speaks version 77, expected 2"),
+            (Offer { rank: 2, ..good() }, "says that it is rank 2"),
+            (Offer { rings: [24, 10, 10, 10, 10, 14, 64], ..good() }, "window_log is 24"),
+            (Offer { link_log: 11, ..good() }, "2^11 slots"),
+            (Offer { link_log: 0, ..good() }, "2^0 slots"),
+            (Offer { ethernet: false, ..good() }, "its port is InfiniBand, ours is Ethernet"),
+            (Offer { roce_v2: false, ..good() }, "set gid-index"),
+            (Offer { mtu: 100, ..good() }, "its MTU is 100"),
+        ];
+        for (offer_, said) in wrong {
+            let why = offer_.check(&offer(0), 1).unwrap_err();
+            assert!(why.contains(said), "{why:?} says nothing of {said:?}");
+        }
+        let geometry = Geometry { rank: 0, ..offer(0).check(&offer(1), 0).unwrap().peer_geometry };
+        let places = |mirror, inbox| Places { mirror, mirror_key: 1, inbox, inbox_key: 2 };
+        places(1 << 40, 1 << 41).check(&geometry, 9).unwrap();
+        for wrong in [places(u64::MAX, 0), places(0, u64::MAX - 4096)] {
+            assert!(wrong.check(&geometry, 9).unwrap_err().contains("are no place"));
+        }
+        // Anything else that a peer may send is no offer at all.
+        assert!(serde_json::from_str::<Offer>("{\"version\": 1}").is_err());
+    }
+}
