@@ -64,7 +64,7 @@ pub(crate) enum Failed {
 
 /// What one call of [`Move::advance`] came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum Advance {
     /// All bytes are where they belong.
     Done,
     /// Some more are, or are on their way.
@@ -165,8 +165,8 @@ impl Move {
         &mut self,
         mover: Option<&mut (dyn Mover + 'static)>,
         qp: &dyn Link,
-    ) -> Result<Step, Failed> {
-        let done = |yes| if yes { Step::Done } else { Step::Moved };
+    ) -> Result<Advance, Failed> {
+        let done = |yes| if yes { Advance::Done } else { Advance::Moved };
         // SAFETY: the caller's promise, for as many bytes as are left of what was checked.
         let read = |src: u64, dst: usize, length: usize| match unsafe { qp.read_peer(src, dst, length) } {
             Ok(0) => {
@@ -185,8 +185,8 @@ impl Move {
                 Ok(done(*left == 0))
             }
             Move::Device { ticket } => match mover.expect("it began the copy").done(*ticket)? {
-                true => Ok(Step::Done),
-                false => Ok(Step::Waiting),
+                true => Ok(Advance::Done),
+                false => Ok(Advance::Waiting),
             },
             Move::Read { dst, src, left } => {
                 if *left > 0 {
@@ -199,7 +199,7 @@ impl Move {
                 let mover = mover.expect("it was there when the copy began");
                 if let Some(copy) = *ticket {
                     if !mover.done(copy)? {
-                        return Ok(Step::Waiting);
+                        return Ok(Advance::Waiting);
                     }
                     (*dst, *staged, *ticket) = (*dst + *staged as u64, 0, None);
                 }

@@ -9,7 +9,7 @@ use pushgate_driver_shim::record::{self, Record, Words as RecordWords};
 use super::{BATCH, Endpoint, Here, Moving};
 use crate::inbound::{Action, Destination, Fault, Finish, MOST_COPIES, Message, Payload, Posted, Site, torn};
 use crate::link::{self, PeerCounts};
-use crate::mover::{self, Failed, Move, Mover, SLICE, Source, Step};
+use crate::mover::{self, Advance, Failed, Move, Mover, SLICE, Source};
 use crate::region::{self, Stretch};
 use crate::segments::ReceiveWords;
 use crate::session::{Status, count_word};
@@ -252,8 +252,8 @@ impl Endpoint {
             // while it is used. The peer or its device may write the source
             // meanwhile only against P1, which spoils its own message.
             match unsafe { m.movement.advance(mover.as_deref_mut(), &*self.here.qp) } {
-                Ok(Step::Done) => {}
-                Ok(step) => return work | (step == Step::Moved),
+                Ok(Advance::Done) => {}
+                Ok(step) => return work | (step == Advance::Moved),
                 Err(e) => {
                     self.moving.pop_front();
                     self.cut_short(&e);

@@ -14,7 +14,7 @@ use crate::wire::{self, PeerCred, Refusal, Reply};
 
 use super::client::attend;
 use super::options::ServerOptions;
-use super::wait::{Event, wait};
+use super::wait::{WaitEnd, wait};
 
 /// How often the loop looks for threads that have ended, and how long a refused program may take to receive the
 /// reason.
@@ -47,10 +47,10 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
         // In every turn and not only in idle ones: where accept fails, the listener stays ready and no turn is idle.
         reap(&mut clients);
         match event {
-            Event::Stop => break Ok(()),
-            Event::Nothing => continue,
+            WaitEnd::Stop => break Ok(()),
+            WaitEnd::Nothing => continue,
             // This wait names no process.
-            Event::Ready { .. } | Event::Died => {}
+            WaitEnd::Ready { .. } | WaitEnd::Died => {}
         }
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,

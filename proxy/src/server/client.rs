@@ -20,7 +20,7 @@ use crate::wire::{self, Answer, Refusal, Reply, Request, TIMEOUT};
 use super::account::{Account, Limits};
 use super::descriptors::{QpDescriptors, engine_bell, map_region};
 use super::options::ServerOptions;
-use super::wait::{Event, wait};
+use super::wait::{WaitEnd, wait};
 
 /// The most requests that are answered after the program's process has ended. A program waits for each answer, so its
 /// process can have left fewer requests behind.
@@ -124,11 +124,11 @@ impl Client {
         loop {
             match wait(stop, stream, process, None) {
                 Err(e) => return End::Lost(e.to_string()),
-                Ok(Event::Stop) => return End::Stopped,
-                Ok(Event::Died) => return died(),
-                Ok(Event::Ready { died: true }) if last_words == LAST_WORDS => return died(),
-                Ok(Event::Nothing) => continue,
-                Ok(Event::Ready { died }) => last_words += usize::from(died),
+                Ok(WaitEnd::Stop) => return End::Stopped,
+                Ok(WaitEnd::Died) => return died(),
+                Ok(WaitEnd::Ready { died: true }) if last_words == LAST_WORDS => return died(),
+                Ok(WaitEnd::Nothing) => continue,
+                Ok(WaitEnd::Ready { died }) => last_words += usize::from(died),
             }
             let (request, fds) = match wire::recv(stream) {
                 Ok(message) => message,

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 /// What ended a wait.
 #[derive(Debug, PartialEq)]
-pub(super) enum Event {
+pub(super) enum WaitEnd {
     /// The server ends.
     Stop,
     /// The descriptor is readable or closed.
@@ -32,7 +32,7 @@ pub(super) fn wait(
     fd: impl AsFd,
     process: Option<&Process>,
     timeout: Option<Duration>,
-) -> io::Result<Event> {
+) -> io::Result<WaitEnd> {
     let timeout = timeout.map(|t| Timespec::try_from(t).expect("a short time"));
     let stop = || PollFd::new(stop, PollFlags::IN);
     let process = process.map(|p| PollFd::new(p, PollFlags::IN));
@@ -44,10 +44,10 @@ pub(super) fn wait(
         Err(e) => return Err(e.into()),
     }
     Ok(match all.map(|fd| !fd.revents().is_empty()) {
-        [true, ..] => Event::Stop,
-        [_, true, died] => Event::Ready { died },
-        [_, _, true] => Event::Died,
-        _ => Event::Nothing,
+        [true, ..] => WaitEnd::Stop,
+        [_, true, died] => WaitEnd::Ready { died },
+        [_, _, true] => WaitEnd::Died,
+        _ => WaitEnd::Nothing,
     })
 }
 
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     /// One look, without waiting.
-    fn look(stop: &EventFd, stream: &UnixStream, process: Option<&Process>) -> Event {
+    fn look(stop: &EventFd, stream: &UnixStream, process: Option<&Process>) -> WaitEnd {
         wait(stop, stream, process, Some(Duration::ZERO)).unwrap()
     }
 
@@ -70,26 +70,26 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let process = Process::of(child.id()).unwrap();
-        assert_eq!(look(&stop, &ours, Some(&process)), Event::Nothing);
+        assert_eq!(look(&stop, &ours, Some(&process)), WaitEnd::Nothing);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(look(&stop, &ours, Some(&process)), Event::Died);
+        assert_eq!(look(&stop, &ours, Some(&process)), WaitEnd::Died);
         theirs.write_all(b"x").unwrap();
-        assert_eq!(look(&stop, &ours, Some(&process)), Event::Ready { died: true });
-        assert_eq!(look(&stop, &ours, None), Event::Ready { died: false });
+        assert_eq!(look(&stop, &ours, Some(&process)), WaitEnd::Ready { died: true });
+        assert_eq!(look(&stop, &ours, None), WaitEnd::Ready { died: false });
     }
 
     #[test]
     fn a_closed_descriptor_is_ready_and_the_servers_end_goes_before_everything() {
         let stop = EventFd::new().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
-        assert_eq!(look(&stop, &ours, None), Event::Nothing);
+        assert_eq!(look(&stop, &ours, None), WaitEnd::Nothing);
         drop(theirs);
-        assert_eq!(look(&stop, &ours, None), Event::Ready { died: false });
+        assert_eq!(look(&stop, &ours, None), WaitEnd::Ready { died: false });
         stop.ring();
         // The bell stays rung: each thread of the server sees it.
         for _ in 0..2 {
-            assert_eq!(look(&stop, &ours, None), Event::Stop);
+            assert_eq!(look(&stop, &ours, None), WaitEnd::Stop);
         }
     }
 }

@@ -15,9 +15,9 @@ pub(super) struct Remote {
     pub(super) key: u32,
 }
 
-/// A stretch of registered memory of ours.
+/// A scatter/gather element: a stretch of this end's registered memory.
 #[derive(Clone, Copy)]
-pub(super) struct Source {
+pub(super) struct Sge {
     pub(super) address: u64,
     pub(super) bytes: u32,
     pub(super) key: u32,
@@ -69,7 +69,7 @@ impl Chain {
     /// An RDMA WRITE. `signal` asks for a completion, which otherwise is asked for
     /// now and then.
     #[inline]
-    pub(super) fn write(&mut self, from: Source, to: Remote, imm: Option<u32>, signal: bool) {
+    pub(super) fn write(&mut self, from: Sge, to: Remote, imm: Option<u32>, signal: bool) {
         assert!(self.requests.len() < CHAIN, "the chain is posted before it is full");
         self.written += 1;
         // SAFETY: plain data, for which zeroes are "nothing".

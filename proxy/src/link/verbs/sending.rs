@@ -7,7 +7,7 @@ use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::window::Window;
 
 use super::VerbsError;
-use super::chain::Source;
+use super::chain::Sge;
 use super::objects::{Allocate, Mr, Pd, SEND_ONLY};
 
 /// A copy of the window in ordinary memory, as long as it.
@@ -65,10 +65,10 @@ impl Sending {
     /// Where `bytes` at byte `offset` of the window are sent from. The engine checked
     /// that they lie in it.
     #[inline]
-    pub(super) fn source(&mut self, offset: u64, bytes: u32) -> Source {
+    pub(super) fn source(&mut self, offset: u64, bytes: u32) -> Sge {
         let key = self.mr.lkey;
         let Some(shadow) = &self.shadow else {
-            return Source { address: self.window.as_ptr().as_ptr() as u64 + offset, bytes, key };
+            return Sge { address: self.window.as_ptr().as_ptr() as u64 + offset, bytes, key };
         };
         let (offset, length) = (offset as usize, bytes as usize);
         assert!(offset + length <= self.window.len());
@@ -83,7 +83,7 @@ impl Sending {
             stream(from, to, length);
             to
         };
-        Source { address: to as u64, bytes, key }
+        Sge { address: to as u64, bytes, key }
     }
 
     /// Copies `out.len()` bytes at byte `offset` of the window out.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, Words as RecordWords, lap_of};
 
-use super::super::chain::{Remote, Source};
+use super::super::chain::{Remote, Sge};
 use super::super::inbox::{LINE_WORDS, NOTIFY, PLACED_FLAG, REGION_WORDS, SHORT_FLAG};
 use super::super::line::Due;
 use super::super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, slot_bytes};
@@ -125,9 +125,9 @@ impl VerbsLink {
 
     /// A stretch of the outbox, from a word on.
     #[inline]
-    pub(super) fn outbox(&self, word: usize, bytes: usize) -> Source {
+    pub(super) fn outbox(&self, word: usize, bytes: usize) -> Sge {
         let address = self.outbox_address + word as u64 * 8;
-        Source { address, bytes: bytes as u32, key: self.outbox_mr.lkey }
+        Sge { address, bytes: bytes as u32, key: self.outbox_mr.lkey }
     }
 
     /// A stretch of the peer's inbox, from a byte on.
@@ -246,7 +246,7 @@ impl VerbsLink {
                 return Err(LinkDown::RegionGone);
             };
             let address = region.address + r.place_offset;
-            self.chain.write(Source { address, bytes: r.length, key: region.mr.lkey }, to, None, signal);
+            self.chain.write(Sge { address, bytes: r.length, key: region.mr.lkey }, to, None, signal);
             region.used = self.chain.written;
             return Ok((PLACED_FLAG, record));
         }
