@@ -19,7 +19,7 @@ use crate::engine::{self, Doorbell, Started};
 use crate::error::Result;
 use crate::settings::Settings;
 use crate::shared::Shared;
-use crate::watch::{Members, Watch};
+use crate::watch::{Watch, Watched};
 use crate::{placement, rdma};
 
 /// Options for a new [`Context`].
@@ -96,7 +96,7 @@ pub(crate) struct Inner {
     owner: Owner,
     // Dropped first, because its thread writes to `members`.
     _watch: Option<Watch>,
-    pub(crate) members: Members,
+    pub(crate) members: Watched,
     rdma: Mutex<Option<Arc<Device>>>,
     pub(crate) settings: Settings,
     pub(crate) executor: Arc<dyn Executor>,

@@ -12,7 +12,7 @@ use pushgate_proxy::remote::RemoteEngine;
 use crate::error::{Error, Result};
 use crate::gpu_mover;
 use crate::settings::{AutoOr, ProxyPlace, Settings};
-use crate::watch::{Members, Watch};
+use crate::watch::{Watch, Watched};
 
 /// An engine that runs, as a context holds it.
 pub(crate) struct Started {
@@ -21,7 +21,7 @@ pub(crate) struct Started {
     /// The thread that notices the end of the proxy process; none if the engine runs in this process.
     pub(crate) watch: Option<Watch>,
     /// The queue pairs that the watch ends.
-    pub(crate) members: Members,
+    pub(crate) members: Watched,
 }
 
 /// Starts the engine, or joins the proxy process, as the settings say. This context is number `index` of `engines`
@@ -32,7 +32,7 @@ pub(crate) fn start(
     index: usize,
     engines: usize,
 ) -> Result<Started> {
-    let members = Members::default();
+    let members = Watched::default();
     Ok(match settings.proxy {
         ProxyPlace::Thread => {
             let (cpu, alone) = core(settings.proxy_cpu, index, engines);

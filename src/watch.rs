@@ -17,23 +17,23 @@ use crate::error::{Error, Result};
 
 /// The queue pairs that a proxy in another process drives. Clones share one list.
 #[derive(Clone, Default)]
-pub(crate) struct Members(Arc<Mutex<List>>);
+pub(crate) struct Watched(Arc<Mutex<List>>);
 
 #[derive(Default)]
 struct List {
     /// The proxy process is gone: nothing reads `all` any more.
     gone: bool,
-    all: Vec<Member>,
+    all: Vec<WatchedQp>,
 }
 
 /// One queue pair: the segments where its device and its peer look for the status, and its rank.
-struct Member {
+struct WatchedQp {
     control: WeakPiece,
     link: WeakPiece,
     rank: u32,
 }
 
-impl Member {
+impl WatchedQp {
     /// Writes *peer lost* to both segments, in place of the proxy.
     fn tell(&self) {
         let status = Status { rank: Some(self.rank), ..Status::new(abi::PUSHGATE_PEER_LOST) };
@@ -47,13 +47,13 @@ impl Member {
     }
 }
 
-impl Members {
+impl Watched {
     /// Adds a queue pair that the proxy has taken in.
     ///
     /// If the proxy process has died since it took the queue pair in, the queue pair has its status
     /// when this returns.
     pub(crate) fn add(&self, control: WeakPiece, link: WeakPiece, rank: u32) {
-        let member = Member { control, link, rank };
+        let member = WatchedQp { control, link, rank };
         let mut list = self.lock();
         if list.gone {
             return member.tell();
@@ -83,7 +83,7 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Starts to watch `proxy`, the socket to the proxy process.
-    pub(crate) fn start(proxy: BorrowedFd<'_>, members: Members) -> Result<Self> {
+    pub(crate) fn start(proxy: BorrowedFd<'_>, members: Watched) -> Result<Self> {
         let proxy = proxy.try_clone_to_owned().map_err(Error::io("the proxy's socket"))?;
         let stop = Arc::new(EventFd::new().map_err(Error::io("eventfd"))?);
         let stopped = stop.clone();
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn p7_a_proxy_that_dies_before_its_queue_pair_is_watched_ends_the_queue_pair() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let members = Members::default();
+        let members = Watched::default();
         let mut watch = Watch::start(ours.as_fd(), members.clone()).unwrap();
         let [early, early_link, late, late_link] = [(); 4].map(|()| piece());
         members.add(early.downgrade(), early_link.downgrade(), 3);

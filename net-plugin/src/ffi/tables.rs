@@ -25,8 +25,8 @@ use crate::registration::{Kind, Mr, Wanted};
 
 pub(super) type R = c_int;
 /// `ncclProfilerCallback_t`, which is not used.
-type Profiler = *const c_void;
-type Out = *mut *mut c_void;
+type ProfilerCallback = *const c_void;
+type OutPointer = *mut *mut c_void;
 type OutDevice = *mut *mut DeviceHandle;
 
 const NAME: *const c_char = c"pushgate".as_ptr();
@@ -112,11 +112,11 @@ pub(super) fn hand_out<T>(value: Option<Box<T>>) -> *mut c_void {
 // -------------------------------------------------------- process and devices
 
 unsafe extern "C" fn init_v11(
-    ctx: Out,
+    ctx: OutPointer,
     _comm_id: u64,
     config: *mut CommConfig,
     logger: Logger,
-    _profiler: Profiler,
+    _profiler: ProfilerCallback,
 ) -> R {
     log::set_logger(logger);
     call("init", || {
@@ -129,7 +129,7 @@ unsafe extern "C" fn init_v11(
     })
 }
 
-unsafe extern "C" fn init_v10(logger: Logger, _profiler: Profiler) -> R {
+unsafe extern "C" fn init_v10(logger: Logger, _profiler: ProfilerCallback) -> R {
     log::set_logger(logger);
     call("init", plugin::load)
 }
@@ -272,7 +272,7 @@ unsafe extern "C" fn properties_v12(dev: c_int, to: *mut PropsV12) -> R {
 
 // ---------------------------------------------------------------- connections
 
-unsafe fn listen(class: Option<u8>, dev: c_int, handle: *mut c_void, to: Out) -> R {
+unsafe fn listen(class: Option<u8>, dev: c_int, handle: *mut c_void, to: OutPointer) -> R {
     call("listen", || {
         // SAFETY: NCCL gives places that can be written, or NULL; a handle has 128 bytes.
         unsafe {
@@ -286,7 +286,7 @@ unsafe fn listen(class: Option<u8>, dev: c_int, handle: *mut c_void, to: Out) ->
     })
 }
 
-unsafe fn connect(class: Option<u8>, dev: c_int, handle: *mut c_void, to: Out) -> R {
+unsafe fn connect(class: Option<u8>, dev: c_int, handle: *mut c_void, to: OutPointer) -> R {
     call("connect", || {
         // SAFETY: NCCL gives places that can be written, or NULL; a handle has 128 bytes, which
         // nothing else uses during the call.
@@ -309,12 +309,12 @@ unsafe fn class_of(ctx: *mut c_void) -> Option<u8> {
     unsafe { ctx.cast::<Context>().as_ref() }.and_then(|c| c.traffic_class)
 }
 
-unsafe extern "C" fn listen_v11(ctx: *mut c_void, dev: c_int, handle: *mut c_void, to: Out) -> R {
+unsafe extern "C" fn listen_v11(ctx: *mut c_void, dev: c_int, handle: *mut c_void, to: OutPointer) -> R {
     // SAFETY: our caller promises what `listen` requires.
     unsafe { listen(class_of(ctx), dev, handle, to) }
 }
 
-unsafe extern "C" fn listen_v10(dev: c_int, handle: *mut c_void, to: Out) -> R {
+unsafe extern "C" fn listen_v10(dev: c_int, handle: *mut c_void, to: OutPointer) -> R {
     // SAFETY: our caller promises what `listen` requires.
     unsafe { listen(None, dev, handle, to) }
 }
@@ -323,7 +323,7 @@ unsafe extern "C" fn connect_v11(
     ctx: *mut c_void,
     dev: c_int,
     handle: *mut c_void,
-    to: Out,
+    to: OutPointer,
     _device: OutDevice,
 ) -> R {
     // SAFETY: our caller promises what `connect` requires.
@@ -334,19 +334,19 @@ unsafe extern "C" fn connect_v10(
     dev: c_int,
     config: *mut CommConfig,
     handle: *mut c_void,
-    to: Out,
+    to: OutPointer,
     _device: OutDevice,
 ) -> R {
     // SAFETY: our caller promises what `connect` and `traffic_class` require.
     unsafe { connect(traffic_class(config), dev, handle, to) }
 }
 
-unsafe extern "C" fn connect_v9(dev: c_int, handle: *mut c_void, to: Out, _device: OutDevice) -> R {
+unsafe extern "C" fn connect_v9(dev: c_int, handle: *mut c_void, to: OutPointer, _device: OutDevice) -> R {
     // SAFETY: our caller promises what `connect` requires.
     unsafe { connect(None, dev, handle, to) }
 }
 
-unsafe extern "C" fn accept(listener: *mut c_void, to: Out, _device: OutDevice) -> R {
+unsafe extern "C" fn accept(listener: *mut c_void, to: OutPointer, _device: OutDevice) -> R {
     call("accept", || {
         // SAFETY: NCCL gives places that can be written, or NULL, and a listener of ours.
         unsafe {
@@ -375,7 +375,13 @@ unsafe extern "C" fn close_listen(listener: *mut c_void) -> R {
 
 // --------------------------------------------------------------------- memory
 
-unsafe extern "C" fn reg_mr(comm: *mut c_void, data: *mut c_void, size: usize, kind: c_int, to: Out) -> R {
+unsafe extern "C" fn reg_mr(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    to: OutPointer,
+) -> R {
     call("regMr", || {
         // SAFETY: NCCL gives a place that can be written, or NULL, and a connection of ours. The
         // memory is NCCL's, which keeps it until deregMr.
@@ -402,7 +408,7 @@ unsafe extern "C" fn reg_mr_dma_buf(
     kind: c_int,
     offset: u64,
     fd: c_int,
-    to: Out,
+    to: OutPointer,
 ) -> R {
     call("regMrDmaBuf", || {
         // SAFETY: NCCL gives a place that can be written, or NULL, and a connection of ours. The
@@ -447,7 +453,7 @@ unsafe fn isend(
     size: usize,
     tag: c_int,
     mr: *mut c_void,
-    to: Out,
+    to: OutPointer,
 ) -> R {
     hot("isend", || {
         // SAFETY: the caller's promise.
@@ -476,7 +482,7 @@ unsafe fn irecv(
     size: impl Fn(usize) -> usize,
     tags: *mut c_int,
     mrs: *mut *mut c_void,
-    to: Out,
+    to: OutPointer,
 ) -> R {
     hot("irecv", || {
         // SAFETY: the caller's promise. `*request` may hold NCCL_NET_OPTIONAL_RECV_COMPLETION or an
@@ -516,7 +522,7 @@ unsafe extern "C" fn isend_v10(
     tag: c_int,
     mr: *mut c_void,
     _phandle: *mut c_void,
-    to: Out,
+    to: OutPointer,
 ) -> R {
     // SAFETY: our caller promises what `isend` requires.
     unsafe { isend(comm, data, size, tag, mr, to) }
@@ -528,7 +534,7 @@ unsafe extern "C" fn isend_v9(
     size: usize,
     tag: c_int,
     mr: *mut c_void,
-    to: Out,
+    to: OutPointer,
 ) -> R {
     // SAFETY: our caller promises what `isend` requires.
     unsafe { isend(comm, data, size, tag, mr, to) }
@@ -540,7 +546,7 @@ unsafe extern "C" fn isend_v8(
     size: c_int,
     tag: c_int,
     mr: *mut c_void,
-    to: Out,
+    to: OutPointer,
 ) -> R {
     // SAFETY: our caller promises what `isend` requires. A negative size becomes larger than any
     // message may be.
@@ -555,7 +561,7 @@ unsafe extern "C" fn irecv_v10(
     tags: *mut c_int,
     mrs: *mut *mut c_void,
     _phandles: *mut *mut c_void,
-    to: Out,
+    to: OutPointer,
 ) -> R {
     // SAFETY: our caller promises what `irecv` requires.
     unsafe { irecv(comm, n, data, |i| *sizes.add(i), tags, mrs, to) }
@@ -568,7 +574,7 @@ unsafe extern "C" fn irecv_v9(
     sizes: *mut usize,
     tags: *mut c_int,
     mrs: *mut *mut c_void,
-    to: Out,
+    to: OutPointer,
 ) -> R {
     // SAFETY: our caller promises what `irecv` requires.
     unsafe { irecv(comm, n, data, |i| *sizes.add(i), tags, mrs, to) }
@@ -581,7 +587,7 @@ unsafe extern "C" fn irecv_v8(
     sizes: *mut c_int,
     tags: *mut c_int,
     mrs: *mut *mut c_void,
-    to: Out,
+    to: OutPointer,
 ) -> R {
     // SAFETY: our caller promises what `irecv` requires.
     unsafe { irecv(comm, n, data, |i| (*sizes.add(i)).max(0) as usize, tags, mrs, to) }
@@ -593,7 +599,7 @@ unsafe extern "C" fn iflush(
     _data: *mut *mut c_void,
     sizes: *mut c_int,
     mrs: *mut *mut c_void,
-    to: Out,
+    to: OutPointer,
 ) -> R {
     hot("iflush", || {
         // SAFETY: NCCL gives a place that can be written, or NULL; arrays of `n`; a connection and
@@ -639,17 +645,17 @@ unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_
 
 // --------------------------------------------------------------------- tables
 
-type Connect = unsafe extern "C" fn(*mut c_void, Out, OutDevice) -> R;
-type RegMr = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int, Out) -> R;
-type RegDmaBuf = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int, u64, c_int, Out) -> R;
+type ConnectFn = unsafe extern "C" fn(*mut c_void, OutPointer, OutDevice) -> R;
+type RegMr = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int, OutPointer) -> R;
+type RegDmaBuf = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int, u64, c_int, OutPointer) -> R;
 type Pair = unsafe extern "C" fn(*mut c_void, *mut c_void) -> R;
 type One = unsafe extern "C" fn(*mut c_void) -> R;
 type Flush =
-    unsafe extern "C" fn(*mut c_void, c_int, *mut *mut c_void, *mut c_int, *mut *mut c_void, Out) -> R;
+    unsafe extern "C" fn(*mut c_void, c_int, *mut *mut c_void, *mut c_int, *mut *mut c_void, OutPointer) -> R;
 type Test = unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int) -> R;
-type DeviceMr = Option<unsafe extern "C" fn(*mut c_void, *mut c_void, Out) -> R>;
+type DeviceMr = Option<unsafe extern "C" fn(*mut c_void, *mut c_void, OutPointer) -> R>;
 type Consumed = Option<unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> R>;
-type SendSized<S> = unsafe extern "C" fn(*mut c_void, *mut c_void, S, c_int, *mut c_void, Out) -> R;
+type SendSized<S> = unsafe extern "C" fn(*mut c_void, *mut c_void, S, c_int, *mut c_void, OutPointer) -> R;
 type RecvSized<S> = unsafe extern "C" fn(
     *mut c_void,
     c_int,
@@ -657,10 +663,10 @@ type RecvSized<S> = unsafe extern "C" fn(
     *mut S,
     *mut c_int,
     *mut *mut c_void,
-    Out,
+    OutPointer,
 ) -> R;
 type Send10 =
-    unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int, *mut c_void, *mut c_void, Out) -> R;
+    unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int, *mut c_void, *mut c_void, OutPointer) -> R;
 type Recv10 = unsafe extern "C" fn(
     *mut c_void,
     c_int,
@@ -669,7 +675,7 @@ type Recv10 = unsafe extern "C" fn(
     *mut c_int,
     *mut *mut c_void,
     *mut *mut c_void,
-    Out,
+    OutPointer,
 ) -> R;
 
 macro_rules! table {
@@ -699,9 +705,9 @@ table! {
         init: unsafe extern "C" fn(Logger) -> R = init_v9,
         devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
         get_properties: unsafe extern "C" fn(c_int, *mut PropsV8) -> R = properties_v8,
-        listen: unsafe extern "C" fn(c_int, *mut c_void, Out) -> R = listen_v10,
-        connect: unsafe extern "C" fn(c_int, *mut c_void, Out, OutDevice) -> R = connect_v9,
-        accept: Connect = accept,
+        listen: unsafe extern "C" fn(c_int, *mut c_void, OutPointer) -> R = listen_v10,
+        connect: unsafe extern "C" fn(c_int, *mut c_void, OutPointer, OutDevice) -> R = connect_v9,
+        accept: ConnectFn = accept,
         reg_mr: RegMr = reg_mr,
         reg_mr_dma_buf: RegDmaBuf = reg_mr_dma_buf,
         dereg_mr: Pair = dereg_mr,
@@ -723,9 +729,9 @@ table! {
         init: unsafe extern "C" fn(Logger) -> R = init_v9,
         devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
         get_properties: unsafe extern "C" fn(c_int, *mut PropsV9) -> R = properties_v9,
-        listen: unsafe extern "C" fn(c_int, *mut c_void, Out) -> R = listen_v10,
-        connect: unsafe extern "C" fn(c_int, *mut c_void, Out, OutDevice) -> R = connect_v9,
-        accept: Connect = accept,
+        listen: unsafe extern "C" fn(c_int, *mut c_void, OutPointer) -> R = listen_v10,
+        connect: unsafe extern "C" fn(c_int, *mut c_void, OutPointer, OutDevice) -> R = connect_v9,
+        accept: ConnectFn = accept,
         reg_mr: RegMr = reg_mr,
         reg_mr_dma_buf: RegDmaBuf = reg_mr_dma_buf,
         dereg_mr: Pair = dereg_mr,
@@ -745,12 +751,12 @@ table! {
 table! {
     /// The table `ncclNet_v10_t`.
     NetV10, ncclNetPlugin_v10, 160, {
-        init: unsafe extern "C" fn(Logger, Profiler) -> R = init_v10,
+        init: unsafe extern "C" fn(Logger, ProfilerCallback) -> R = init_v10,
         devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
         get_properties: unsafe extern "C" fn(c_int, *mut PropsV9) -> R = properties_v9,
-        listen: unsafe extern "C" fn(c_int, *mut c_void, Out) -> R = listen_v10,
-        connect: unsafe extern "C" fn(c_int, *mut CommConfig, *mut c_void, Out, OutDevice) -> R = connect_v10,
-        accept: Connect = accept,
+        listen: unsafe extern "C" fn(c_int, *mut c_void, OutPointer) -> R = listen_v10,
+        connect: unsafe extern "C" fn(c_int, *mut CommConfig, *mut c_void, OutPointer, OutDevice) -> R = connect_v10,
+        accept: ConnectFn = accept,
         reg_mr: RegMr = reg_mr,
         reg_mr_dma_buf: RegDmaBuf = reg_mr_dma_buf,
         dereg_mr: Pair = dereg_mr,
@@ -772,12 +778,12 @@ macro_rules! since_11 {
         table! {
             $(#[doc = $doc])+
             $table, $symbol, 176, {
-                init: unsafe extern "C" fn(Out, u64, *mut CommConfig, Logger, Profiler) -> R = init_v11,
+                init: unsafe extern "C" fn(OutPointer, u64, *mut CommConfig, Logger, ProfilerCallback) -> R = init_v11,
                 devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
                 get_properties: unsafe extern "C" fn(c_int, *mut $props) -> R = $properties,
-                listen: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, Out) -> R = listen_v11,
-                connect: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, Out, OutDevice) -> R = connect_v11,
-                accept: Connect = accept,
+                listen: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, OutPointer) -> R = listen_v11,
+                connect: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, OutPointer, OutDevice) -> R = connect_v11,
+                accept: ConnectFn = accept,
                 reg_mr: RegMr = reg_mr,
                 reg_mr_dma_buf: RegDmaBuf = reg_mr_dma_buf,
                 dereg_mr: Pair = dereg_mr,

@@ -21,7 +21,7 @@ struct RateParams {
 
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
-struct SinkParams {
+struct RateSinkParams {
     qp: u64,
     result: u64,
     count: u64,
@@ -61,7 +61,7 @@ pub fn run(b: &Bench) -> Result<()> {
             let total = if single { each } else { each * warps };
             // Cleared anew: the kernel adds to it.
             let sunk = context.alloc(24)?;
-            let sink = SinkParams { qp: receiver.addr(), result: sunk.addr(), count: total };
+            let sink = RateSinkParams { qp: receiver.addr(), result: sunk.addr(), count: total };
             let params = RateParams {
                 qp: sender.addr(),
                 result: result.addr(),

@@ -57,7 +57,7 @@ pub fn run(b: &Bench, o: &Options) -> Result<()> {
         let need = depth * units * abi::PUSHGATE_UNIT as u64;
         let window = b.window(need, need)?;
         let (ends, imm) = connect(s, &device, size as u32, depth, window)?;
-        let mut pair = Pair { ends, limit: s.timeout, cores };
+        let mut pair = RdmaEnds { ends, limit: s.timeout, cores };
         let note = format!("{}, {} immediate data", device.name(), if imm { "with" } else { "no" });
         match mode {
             "bw" => bandwidth(b, &mut pair, size, depth, &note)?,
@@ -67,7 +67,7 @@ pub fn run(b: &Bench, o: &Options) -> Result<()> {
     Ok(())
 }
 
-fn bandwidth(b: &Bench, pair: &mut Pair, size: u64, depth: u64, note: &str) -> Result<()> {
+fn bandwidth(b: &Bench, pair: &mut RdmaEnds, size: u64, depth: u64, note: &str) -> Result<()> {
     let warm = pair.stream(2 * depth)?.as_secs_f64() / (2 * depth) as f64;
     let count = ((b.seconds / warm) as u64).clamp(64, 1 << 22);
     let mut best = f64::INFINITY;
@@ -90,7 +90,7 @@ fn bandwidth(b: &Bench, pair: &mut Pair, size: u64, depth: u64, note: &str) -> R
     Ok(())
 }
 
-fn latency(b: &Bench, pair: &mut Pair, size: u64, note: &str) -> Result<()> {
+fn latency(b: &Bench, pair: &mut RdmaEnds, size: u64, note: &str) -> Result<()> {
     // What else this host does may take a core away for long.
     let most = Duration::from_secs_f64(b.seconds * 4.0).min(pair.limit / 2);
     let mut rounds = vec![0; 1 << 8];
@@ -223,7 +223,7 @@ struct Watch<'a> {
 }
 
 /// Both ends, how long a run may take, and the core of each.
-struct Pair {
+struct RdmaEnds {
     ends: [End; 2],
     limit: Duration,
     cores: Option<[usize; 2]>,
@@ -395,7 +395,7 @@ impl Watch<'_> {
     }
 }
 
-impl Pair {
+impl RdmaEnds {
     /// Runs `first` and `second` at once, each with its end, where `naps` says that an idle
     /// one may sleep. The first one's answer.
     fn both<T>(
