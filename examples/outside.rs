@@ -175,14 +175,14 @@ fn peer(o: &Options, mut settings: Settings) -> Result<()> {
     let launch = Launch::new(1, o.threads);
     // SAFETY: queue pair and buffers outlive the kernel, whose own waits end.
     let running = unsafe { context.launch(&stream, &module, "outside_send", launch, &hello)? };
-    let _ = running.wait(None)?;
+    let _ = context.wait(&running, None)?;
     let [status, ..] = words::<3>(&result)?;
     if status != 0 {
         bail!("the message to the device ended with: {}", status_name(status));
     }
     // SAFETY: as above.
     let running = unsafe { context.launch(&stream, &module, "outside_take", launch, &take)? };
-    let _ = running.wait(None)?;
+    let _ = context.wait(&running, None)?;
     let [status, got, wrong] = words(&result)?;
     qp.check()?;
     let c = context.counters()?;
@@ -219,7 +219,7 @@ fn device(o: &Options, settings: Settings) -> Result<()> {
     // SAFETY: queue pair and buffers outlive the kernel, whose own waits end.
     let running =
         unsafe { context.launch(&stream, &module, "outside_take", Launch::new(1, o.threads), &take)? };
-    if running.wait(Some(2 * limit))? != WaitOutcome::Done {
+    if context.wait(&running, Some(2 * limit))? != WaitOutcome::Done {
         bail!("the kernel that takes the peer's message does not end");
     }
     let [status, got, wrong] = words(&heard)?;
@@ -240,7 +240,7 @@ fn device(o: &Options, settings: Settings) -> Result<()> {
         // SAFETY: queue pair and buffers outlive the kernel, whose own waits end.
         let running =
             unsafe { context.launch(&stream, &module, "outside_send", Launch::new(1, o.threads), &send)? };
-        if running.wait(Some(2 * limit))? != WaitOutcome::Done {
+        if context.wait(&running, Some(2 * limit))? != WaitOutcome::Done {
             bail!("the kernel of burst {burst} does not end");
         }
         times.push(start.elapsed());

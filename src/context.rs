@@ -1,23 +1,25 @@
 //! A context: one device, one engine, and the settings for both.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::window::Window;
 use pushgate_gpu_kernels::{
-    Access, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Source, Stream, choose_at,
+    Access, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Source, Stream, WaitOutcome,
+    choose_at,
 };
 use pushgate_proxy::counters::Counters;
-use pushgate_proxy::idle::Wake;
+use pushgate_proxy::idle::{Step, Wake};
 use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::proxy::Proxy;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::engine::{self, Doorbell, Started};
 use crate::error::Result;
-use crate::settings::Settings;
+use crate::settings::{DriveChoice, Settings};
 use crate::shared::Shared;
 use crate::watch::{Watch, Watched};
 use crate::{placement, rdma};
@@ -201,6 +203,40 @@ impl Context {
     ) -> Result<Running> {
         // SAFETY: this function's caller promises what `Executor::launch` requires.
         Ok(unsafe { self.inner.executor.launch(stream, &module.0, kernel, launch, params.as_bytes())? })
+    }
+
+    /// Makes a pass over the queue pairs, where this program drives the engine (`drive = caller`); else nothing is to be
+    /// done. Call this in every loop that waits for something of a queue pair. While no thread calls it for some
+    /// milliseconds, a thread of the engine stands in.
+    pub fn drive(&self) -> Result<Step> {
+        self.here()?;
+        Ok(self.inner.proxy.drive()?)
+    }
+
+    /// Waits for a kernel as [`Running::wait`] does, and drives the engine meanwhile, where this program is to
+    /// (`drive = caller`).
+    pub fn wait(&self, running: &Running, timeout: Option<Duration>) -> Result<WaitOutcome> {
+        if self.inner.settings.drive != DriveChoice::Caller {
+            return Ok(running.wait(timeout)?);
+        }
+        // A question to the GPU's driver costs about as much as so many passes without work.
+        const PASSES: u32 = 32;
+        let begin = Instant::now();
+        loop {
+            for _ in 0..PASSES {
+                match self.drive()? {
+                    Step::Spin => std::hint::spin_loop(),
+                    _ => std::thread::yield_now(),
+                }
+            }
+            if running.is_done()? {
+                // Answers as the wait does, with the kernel's error if there was one.
+                return Ok(running.wait(Some(Duration::ZERO))?);
+            }
+            if timeout.is_some_and(|timeout| begin.elapsed() >= timeout) {
+                return Ok(WaitOutcome::TimedOut);
+            }
+        }
     }
 
     /// How many blocks of a kernel can be resident at once.

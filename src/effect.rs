@@ -58,7 +58,7 @@ impl Settings {
                     all.push(format!("proxy-cpu {core} has no effect: this process may run on cores {may}"));
                 }
             }
-            ProxyPlace::Process => idle!("proxy is process, which chooses its own cores", proxy_cpu),
+            ProxyPlace::Process => idle!("proxy is process, which chooses its own cores", proxy_cpu, drive),
         }
         all
     }

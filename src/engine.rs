@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_gpu_kernels::Executor;
-use pushgate_proxy::engine::{Engine, EngineOptions};
+use pushgate_proxy::engine::{Drive, Engine, EngineOptions};
 use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::remote::RemoteEngine;
 
 use crate::error::{Error, Result};
 use crate::gpu_mover;
-use crate::settings::{AutoOr, ProxyPlace, Settings};
+use crate::settings::{AutoOr, DriveChoice, ProxyPlace, Settings};
 use crate::watch::{Watch, Watched};
 
 /// An engine that runs, as a context holds it.
@@ -39,8 +39,12 @@ pub(crate) fn start(
             let mover = gpu_mover::of(executor)?;
             let bell = EventFd::new().map_err(Error::io("eventfd"))?;
             let theirs = bell.try_clone().map_err(Error::io("eventfd"))?;
-            let engine =
-                Engine::start(theirs, EngineOptions { cpu, alone, mover, ..EngineOptions::default() })?;
+            let drive = match settings.drive {
+                DriveChoice::Auto | DriveChoice::Thread => Drive::Thread,
+                DriveChoice::Caller => Drive::Caller,
+            };
+            let options = EngineOptions { drive, cpu, alone, mover, ..EngineOptions::default() };
+            let engine = Engine::start(theirs, options)?;
             Started { proxy: Arc::new(engine), bell: Doorbell::Thread(bell), watch: None, members }
         }
         ProxyPlace::Process => {

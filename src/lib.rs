@@ -50,6 +50,7 @@ pub use pushgate_gpu_kernels::{
     available_executors, probe as probe_cuda,
 };
 pub use pushgate_proxy::counters::Counters;
+pub use pushgate_proxy::idle::Step;
 pub use qp::{DeviceEnd, QpConfig, QueuePair, RegionKey, upload_descriptors};
 pub use relay::RelayStats;
 pub use settings::Settings;

@@ -69,6 +69,17 @@ pub enum ProxyPlace {
     Process,
 }
 
+/// What drives the proxy's engine, where that runs in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriveChoice {
+    /// In the NCCL plugin the caller, elsewhere a thread.
+    Auto,
+    /// A thread of the engine's own.
+    Thread,
+    /// Calls of the program, which polls anyway. A thread stands in while the program does not call.
+    Caller,
+}
+
 /// Where WQE rings and control words lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingsPlace {
@@ -265,10 +276,14 @@ settings! {
     proxy: ProxyPlace = "thread", choice, "thread or process", "", Proxy;
     /// Socket of the proxy process; a leading @ means an abstract name
     proxy_socket: PathBuf = "@pushgate-proxy", path, "a path, or @ and a name", "", Proxy;
+    /// What drives the proxy in this process: a thread, or calls of a program that polls anyway; auto: thread, in the NCCL plugin caller
+    drive: DriveChoice = "auto", choice, "auto, thread or caller", "", Proxy;
     /// The NCCL plugin's way for GPU memory: pushed into the window, pulled by the NIC, or pushed to host memory by NCCL's kernels (bounce)
     path: NetPath = "auto", choice, "auto, push, pull or bounce", "", Nccl;
     /// Where messages for GPU memory arrive over RDMA, in the NCCL plugin: in that memory, or in host memory, out of which the GPU pulls
     landing: NetLanding = "auto", choice, "auto, gpu or host", "", Nccl;
+    /// Another profiler for NCCL, as NCCL's Inspector, to which the NCCL plugin passes every event: NCCL loads one profiler alone, and the plugin is that one
+    profiler_plugin: PathBuf = "none", path, "none, a library's path, or a name as NCCL_PROFILER_PLUGIN takes it", "", Nccl;
     /// Core of the proxy's thread; auto pins only where there are cores to spare
     proxy_cpu: AutoOr<usize> = "auto", auto_or_none, "auto, none or a core's number", "", Proxy;
     /// Payload ring of a queue pair
@@ -396,6 +411,9 @@ impl Settings {
         if self.qp == QpKind::Verbs && self.proxy == ProxyPlace::Process {
             return Err(self.refused("proxy", "thread with qp = verbs"));
         }
+        if self.drive == DriveChoice::Caller && self.proxy == ProxyPlace::Process {
+            return Err(self.refused("proxy", "thread with drive = caller"));
+        }
         Ok(())
     }
 }
@@ -507,6 +525,7 @@ mod tests {
             ("cq-events", "auto poll event"),
             ("timeout", "1 1ms 30s 2min 24h 86400000"),
             ("proxy-cpu", "auto none 0 7"),
+            ("drive", "auto thread caller"),
         ];
         for (name, value) in good.iter().flat_map(|(n, all)| all.split(' ').map(move |v| (n, v))) {
             s.set(name, value).unwrap();
@@ -530,6 +549,7 @@ mod tests {
             ("cq-events", "none events"),
             ("timeout", "0 0s 25h 86400001 30m s 1.5s -1s"),
             ("proxy-cpu", "-1 +1 x"),
+            ("drive", "none process"),
         ];
         for (name, value) in bad.iter().flat_map(|(n, all)| all.split(' ').map(move |v| (n, v))) {
             assert!(s.set(name, value).is_err(), "{name} {value}");
@@ -541,6 +561,16 @@ mod tests {
         assert_eq!((s.no_imm, s.ib_port, s.ib_mtu, s.gid_index), (true, 2, AutoOr::Is(1024), AutoOr::Is(3)));
         let switches: Vec<_> = Settings::KEYS.iter().filter(|k| k.is_switch()).map(|k| k.name).collect();
         assert_eq!(switches, ["no_imm"]);
+    }
+
+    #[test]
+    fn no_program_drives_the_engine_of_another_process() {
+        let mut s = Settings::default();
+        s.set("drive", "caller").unwrap();
+        s.check().unwrap();
+        s.set("proxy", "process").unwrap();
+        let e = s.check().unwrap_err().to_string();
+        assert!(e.starts_with("invalid proxy `process`: expected thread with drive = caller"), "{e}");
     }
 
     #[test]

@@ -232,7 +232,7 @@ pub fn run(
             // end of this function, and the kernel is waited for below.
             let running = unsafe { context.launch(&stream, &module, &kernel, launch, &params)? };
             // The kernel's own waits end first; this is for one that can't end.
-            match running.wait(Some(timeout * 2 + Duration::from_secs(10)))? {
+            match context.wait(&running, Some(timeout * 2 + Duration::from_secs(10)))? {
                 WaitOutcome::Done => {}
                 WaitOutcome::TimedOut => {
                     // It may still use what we would now free.

@@ -7,7 +7,7 @@ use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use crate::counters::Counters;
 use crate::endpoint::{Endpoint, QpMemory, QpOptions};
 use crate::engine::{Engine, EngineError, QpId};
-use crate::idle::Wake;
+use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
 use crate::memory::Keep;
 use crate::proxy::{Proxy, QpFds, first_page};
@@ -97,6 +97,10 @@ impl Proxy for Engine {
 
     fn counters(&self) -> Result<Counters, EngineError> {
         self.counters()
+    }
+
+    fn drive(&self) -> Result<Step, EngineError> {
+        self.drive()
     }
 
     fn place(&self) -> &'static str {

@@ -11,7 +11,7 @@ use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use crate::counters::Counters;
 use crate::endpoint::{Endpoint, QpOptions};
 use crate::engine::{EngineError, QpId};
-use crate::idle::Wake;
+use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
 use crate::memory::Keep;
 use crate::region::Exported;
@@ -104,6 +104,10 @@ pub trait Proxy: Send + Sync {
 
     /// Counts of all of this program's queue pairs, including those that were removed.
     fn counters(&self) -> Result<Counters, EngineError>;
+
+    /// A pass of an engine that the program drives ([`Engine::drive`](crate::engine::Engine::drive)); nothing for any
+    /// other engine. Returns what the caller may do until the next pass.
+    fn drive(&self) -> Result<Step, EngineError>;
 
     /// Where the engine runs: "thread" or "process".
     fn place(&self) -> &'static str;

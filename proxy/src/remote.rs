@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::counters::Counters;
 use crate::endpoint::{Endpoint, QpOptions};
 use crate::engine::{EngineError, QpId};
-use crate::idle::Wake;
+use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
 use crate::memory::Keep;
 use crate::proxy::{Proxy, QpFds};
@@ -312,6 +312,10 @@ impl Proxy for RemoteEngine {
 
     fn counters(&self) -> Result<Counters, EngineError> {
         self.counters()
+    }
+
+    fn drive(&self) -> Result<Step, EngineError> {
+        Ok(Step::Yield)
     }
 
     fn place(&self) -> &'static str {

@@ -7,7 +7,7 @@ use pushgate_driver_shim::window::{WeakPiece, Window};
 use pushgate_proxy::counters::Counters;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::engine::{EngineError, QpId};
-use pushgate_proxy::idle::Wake;
+use pushgate_proxy::idle::{Step, Wake};
 use pushgate_proxy::link::RegionSends;
 use pushgate_proxy::memory::Keep;
 use pushgate_proxy::proxy::{Proxy, QpFds};
@@ -71,6 +71,10 @@ impl Proxy for Unsettled {
     fn counters(&self) -> Result<Counters, EngineError> {
         self.0.counters()
     }
+    fn drive(&self) -> Result<Step, EngineError> {
+        Ok(Step::Yield)
+    }
+
     fn place(&self) -> &'static str {
         self.0.place()
     }

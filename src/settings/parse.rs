@@ -7,8 +7,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::{
-    AutoOr, CqEvents, DeviceChoice, HugePages, NetLanding, NetPath, ProxyPlace, QpKind, RingsPlace,
-    WindowKind, WriteOrder,
+    AutoOr, CqEvents, DeviceChoice, DriveChoice, HugePages, NetLanding, NetPath, ProxyPlace, QpKind,
+    RingsPlace, WindowKind, WriteOrder,
 };
 
 /// A setting's value. Its text makes the same value again.
@@ -47,6 +47,7 @@ choices! {
     RingsPlace { "host" => Host, "window" => Window }
     QpKind { "local" => Local, "verbs" => Verbs }
     ProxyPlace { "thread" => Thread, "process" => Process }
+    DriveChoice { "auto" => Auto, "thread" => Thread, "caller" => Caller }
     NetPath { "auto" => Auto, "push" => Push, "pull" => Pull, "bounce" => Bounce }
     NetLanding { "auto" => Auto, "gpu" => Gpu, "host" => Host }
     HugePages { "try" => Try, "never" => Never, "require" => Require }

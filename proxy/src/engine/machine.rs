@@ -144,6 +144,20 @@ impl Machine {
         step
     }
 
+    /// A turn of one queue pair alone. [`Machine::step`] must come now and then: it does everything else.
+    #[inline]
+    pub fn turn(&mut self, qp: QpId, clock: &mut impl Clock) {
+        if std::mem::take(&mut self.slept) {
+            self.set_time(clock.now());
+        }
+        // Numbers only grow, and the queue pairs stand in their order.
+        let Ok(at) = self.endpoints.binary_search_by_key(&qp.0, |(id, _)| id.0) else { return };
+        if self.endpoints[at].1.poll(&mut self.mover) {
+            self.idle.busy();
+            self.look_at_clock(clock);
+        }
+    }
+
     /// Passes the time on to the queue pairs, if it is time to.
     #[inline(always)]
     fn look_at_clock(&mut self, clock: &mut impl Clock) {

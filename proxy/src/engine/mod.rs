@@ -1,19 +1,20 @@
 //! What drives the queue pairs: one engine for each program that links it, or for each that uses `pushgate proxy`.
 //!
-//! [`Machine`] does the work in steps and knows no thread; `thread` drives it in a thread of its own. [`Engine`] is the
-//! program's handle: commands reach the thread over a channel, and nothing else is shared with it.
+//! [`Machine`] does the work in steps and knows no thread. `thread` drives it in a thread of its own; `driven` has the
+//! program drive it, with a thread that stands in for the program. [`Engine`] is the program's handle: commands reach the
+//! machine over a channel.
 
 mod command;
+mod driven;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod leaving;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod machine;
 mod thread;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, TryRecvError, channel};
-use std::sync::{Arc, Mutex, TryLockError};
 use std::thread::JoinHandle;
 
 use pushgate_driver_shim::bell::Bell;
@@ -21,6 +22,7 @@ use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fork::OwnedHere;
 
 pub use self::command::{Command, EngineError, QpId, Removed};
+use self::driven::Driven;
 pub use self::leaving::Gone;
 pub use self::machine::{Clock, Machine};
 use self::thread::{Driver, Freeing, HostClock, pin};
@@ -38,18 +40,19 @@ pub enum Drive {
     /// A thread of the engine's own.
     #[default]
     Thread,
-    /// The program, by [`Engine::drive`]. For a program that polls anyway, and for hosts with fewer cores than threads
-    /// that would spin. All promises hold as long as the program calls that; while it does not, nothing moves on, no
-    /// limit is noticed, and calls of the engine that wait drive it themselves.
+    /// The program, by [`Engine::drive`] and [`Engine::drive_for`]. For a program that polls anyway, and for hosts with
+    /// fewer cores than threads that would spin. While the program has not called for some milliseconds, a thread of the
+    /// engine's own drives; that thread rests again as soon as the program calls. Calls of the engine that wait for an
+    /// answer drive it themselves.
     Caller,
 }
 
 /// How an engine runs.
 #[derive(Default)]
 pub struct EngineOptions {
-    /// What drives it. `cpu` has no effect unless that is a thread.
+    /// What drives it.
     pub drive: Drive,
-    /// Core to pin it to.
+    /// Core to pin the engine's thread to.
     pub cpu: Option<usize>,
     /// There is a core to spare for spinning.
     pub alone: bool,
@@ -63,8 +66,8 @@ pub struct EngineOptions {
 enum Runs {
     /// In this thread; `None` once it was joined.
     Thread(Option<JoinHandle<()>>),
-    /// Here, for the threads that call; `None` once it has panicked.
-    Caller(Mutex<Option<Box<Driver>>>),
+    /// Here, for the threads that call.
+    Caller(Driven),
 }
 
 /// A running engine. Dropping it stops the thread; queue pairs still there end
@@ -88,7 +91,7 @@ impl Engine {
         let pending = Arc::new(AtomicBool::new(false));
         let bell = Arc::new(bell);
         let kept = Arc::new(AtomicBool::new(false));
-        let driver = Driver {
+        let mut driver = Driver {
             machine: Machine::new(options.mover, options.alone, kept.clone()),
             clock: HostClock::new(),
             inbox,
@@ -96,61 +99,52 @@ impl Engine {
             bell: bell.clone(),
             outside: options.bell,
             freeing: Freeing::default(),
+            asleep: false,
+            next_pass: 0,
         };
+        if options.cpu.is_some() {
+            // The thread that frees takes its time, and not on the engine's core.
+            driver.freeing.stay_here();
+        }
         let runs = match options.drive {
-            Drive::Caller => Runs::Caller(Mutex::new(Some(Box::new(driver)))),
-            Drive::Thread => Runs::Thread(Some(Self::spawn(driver, options.cpu)?)),
+            Drive::Caller => Runs::Caller(Driven::start(driver, options.cpu)?),
+            Drive::Thread => Runs::Thread(Some(spawn(options.cpu, || driver.run())?)),
         };
         let (commands, runs) = (OwnedHere::new(commands), OwnedHere::new(runs));
         Ok(Engine { commands, pending, bell, runs, kept })
-    }
-
-    fn spawn(mut driver: Driver, cpu: Option<usize>) -> Result<JoinHandle<()>, EngineError> {
-        // It says what it has to say where its starter does, if that has a place of its own.
-        let log = tracing::dispatcher::get_default(Clone::clone);
-        std::thread::Builder::new()
-            .name("pushgate-proxy".into())
-            .spawn(move || {
-                let own = !log.is::<tracing::subscriber::NoSubscriber>();
-                let _log = own.then(|| tracing::dispatcher::set_default(&log));
-                if let Some(cpu) = cpu {
-                    // The thread that frees takes its time, and not on the engine's core.
-                    driver.freeing.stay_here();
-                    pin(cpu);
-                }
-                // Timed steps are as short as asked for, not 50 us longer.
-                let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
-                driver.run()
-            })
-            .map_err(EngineError::Start)
     }
 
     /// One pass over all queue pairs of an engine that the caller drives ([`Drive::Caller`]). Returns what the caller may
     /// do until the next pass; it need not, and must not block for longer than that says. Any thread may call this: if
     /// another thread is in the call at the moment, this returns at once. Of an engine with a thread of its own nothing
     /// is left to do.
+    #[inline]
     pub fn drive(&self) -> Result<Step, EngineError> {
+        self.drive_some(None)
+    }
+
+    /// As [`Engine::drive`], for a caller that waits for one of many queue pairs: a turn of that one alone, whose cost does
+    /// not grow with the number of queue pairs. Every few microseconds a call makes a pass over all of them.
+    #[inline]
+    pub fn drive_for(&self, qp: QpId) -> Result<Step, EngineError> {
+        self.drive_some(Some(qp))
+    }
+
+    #[inline]
+    fn drive_some(&self, qp: Option<QpId>) -> Result<Step, EngineError> {
         self.here()?;
-        let Runs::Caller(driver) = &*self.runs else { return Ok(Step::Yield) };
-        // The driver is taken out of its place when a pass panics, so a poisoned lock guards nothing that is half done.
-        let mut driver = match driver.try_lock() {
-            Ok(driver) => driver,
-            Err(TryLockError::Poisoned(e)) => e.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(Step::Yield),
-        };
-        let own = driver.as_mut().ok_or(EngineError::Gone)?;
-        // A panic leaves the queue pairs as they are: they are ended, and asked nothing else.
-        match catch_unwind(AssertUnwindSafe(|| own.pass())) {
-            // A caller does not sleep on the bells: the engine must say to nobody that it sleeps.
-            Ok(Some(Step::Block(limit))) => Ok(Step::Sleep(limit)),
-            Ok(Some(step)) => Ok(step),
-            Ok(None) => Err(EngineError::Gone),
-            Err(_) => {
-                own.abandon();
-                // What is left waits for nothing.
-                *driver = None;
-                Err(EngineError::Gone)
-            }
+        match &*self.runs {
+            Runs::Caller(driven) => driven.drive(qp),
+            Runs::Thread(_) => Ok(Step::Yield),
+        }
+    }
+
+    /// How many passes the engine's own thread has made while the program, which drives the engine, did not call. 0 for an
+    /// engine with a thread of its own.
+    pub fn stood_in(&self) -> u64 {
+        match &*self.runs {
+            Runs::Caller(driven) => driven.stood_in(),
+            Runs::Thread(_) => 0,
         }
     }
 
@@ -260,11 +254,29 @@ impl Drop for Engine {
         if matches!(self.send(None), Err(EngineError::Forked(_))) {
             return;
         }
-        if let Runs::Thread(thread) = &mut *self.runs
-            && let Some(thread) = thread.take()
-        {
+        match &mut *self.runs {
             // A panic there was printed by its hook; here it would only abort.
-            let _ = thread.join();
+            Runs::Thread(thread) => _ = thread.take().map(JoinHandle::join),
+            Runs::Caller(driven) => driven.stop(),
         }
     }
+}
+
+/// Starts an engine's thread, on core `cpu` if there is one.
+fn spawn(cpu: Option<usize>, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, EngineError> {
+    // It says what it has to say where its starter does, if that has a place of its own.
+    let log = tracing::dispatcher::get_default(Clone::clone);
+    let own = !log.is::<tracing::subscriber::NoSubscriber>();
+    std::thread::Builder::new()
+        .name("pushgate-proxy".into())
+        .spawn(move || {
+            let _log = own.then(|| tracing::dispatcher::set_default(&log));
+            if let Some(cpu) = cpu {
+                pin(cpu);
+            }
+            // Timed steps are as short as asked for, not 50 us longer.
+            let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
+            work()
+        })
+        .map_err(EngineError::Start)
 }

@@ -1,8 +1,8 @@
 //! What stands around a [`Machine`] on a host: a [`Driver`] carries out commands, reads the clock, sleeps, and is woken by
-//! bells. The thread of an engine is its loop; a program that drives its engine itself calls it pass by pass. A second
-//! thread frees what queue pairs used that are gone.
+//! bells. The thread of an engine is the driver's loop; where the program drives the engine, `driven` calls the driver pass
+//! by pass. A second thread frees what queue pairs used that are gone.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,7 +14,7 @@ use pushgate_driver_shim::eventfd::EventFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::command::Command;
+use super::command::{Command, QpId};
 use super::leaving::{Gone, SETTLE};
 use super::machine::{Clock, Machine};
 use crate::idle::Step;
@@ -84,7 +84,18 @@ pub(super) struct Driver {
     /// Rung by producers of another process.
     pub(super) outside: Option<Bell>,
     pub(super) freeing: Freeing,
+    /// Producers and peers were told that the engine sleeps.
+    pub(super) asleep: bool,
+    /// When turns of single queue pairs are followed by the next pass over all of them, by [`ticks`].
+    pub(super) next_pass: u64,
 }
+
+/// The least time between two passes over all queue pairs while a caller has turns of single ones, in steps of [`ticks`]:
+/// some 10 to 30 us on the processors that there are.
+const PASS_EVERY: u64 = 1 << 15;
+/// The least time between two such passes, as a multiple of what a pass takes: passes take a tenth of the caller's time at
+/// most, however many queue pairs there are.
+const PASS_SHARE: u64 = 10;
 
 impl Driver {
     /// Drives the machine until the engine is dropped.
@@ -102,6 +113,9 @@ impl Driver {
     /// Carries out the commands that were sent, and one pass over the queue pairs. `None`: the engine was dropped.
     #[inline]
     pub(super) fn pass(&mut self) -> Option<Step> {
+        if self.asleep {
+            self.wakes_up();
+        }
         if self.pending.load(Ordering::Relaxed) && !self.commands() {
             return None;
         }
@@ -110,6 +124,24 @@ impl Driver {
             self.freeing.free(gone);
         }
         Some(step)
+    }
+
+    /// A turn of one queue pair, for a caller that waits for it. Now and then it is a [`Driver::pass`] over all. `None`:
+    /// the engine was dropped.
+    #[inline]
+    pub(super) fn turn(&mut self, qp: QpId) -> Option<Step> {
+        let begin = ticks();
+        // A counter that differs from core to core makes a pass early or, until it has caught up, late by a few turns.
+        // Relaxed: a command that is missed here is found by the next pass.
+        let due = begin.wrapping_sub(self.next_pass) < u64::MAX / 2;
+        if !due && !self.asleep && !self.pending.load(Ordering::Relaxed) {
+            self.machine.turn(qp, &mut self.clock);
+            return Some(Step::Spin);
+        }
+        let step = self.pass();
+        let end = ticks();
+        self.next_pass = end.wrapping_add(PASS_EVERY.max(PASS_SHARE * end.wrapping_sub(begin)));
+        step
     }
 
     /// Hands the commands that were sent to the machine. False: the thread is to stop.
@@ -128,23 +160,56 @@ impl Driver {
     }
 
     fn block(&mut self, limit: Duration) {
-        if self.machine.prepare_sleep() {
-            let pending = &self.pending;
-            if self.machine.falls_asleep(|| pending.load(Ordering::Relaxed)) {
-                self.sleep(limit);
-                self.machine.awake();
-            }
+        if self.falls_asleep() {
+            self.sleep(limit);
+            self.wakes_up();
         }
+    }
+
+    /// Says to producers and peers that the engine sleeps, unless there is work. True if it may sleep now; then
+    /// [`Driver::wakes_up`] takes the word back, which [`Driver::pass`] does by itself.
+    pub(super) fn falls_asleep(&mut self) -> bool {
+        let pending = &self.pending;
+        self.asleep =
+            self.machine.prepare_sleep() && self.machine.falls_asleep(|| pending.load(Ordering::Relaxed));
+        if !self.asleep {
+            self.machine.woken();
+        }
+        self.asleep
+    }
+
+    fn wakes_up(&mut self) {
+        self.machine.awake();
         self.machine.woken();
+        self.asleep = false;
+    }
+
+    /// What wakes the engine besides its own bell, and for how long of `limit` at most it may sleep.
+    fn bells(&self, limit: Duration) -> (Vec<&Bell>, Vec<BorrowedFd<'_>>, Duration) {
+        let bells = self.outside.iter().chain(self.machine.bells());
+        let (bells, mut fds): (Vec<_>, Vec<_>) = bells.filter_map(|b| Some((b, b.fd()?))).unzip();
+        let quiet = self.machine.wakes(&mut fds);
+        (bells, fds, if quiet { limit.min(QUIET) } else { limit })
+    }
+
+    /// What wakes the engine, for a thread that does not keep the driver meanwhile, and how long of `limit` that thread may
+    /// sleep. To be called behind [`Driver::falls_asleep`].
+    pub(super) fn wakers(&self, limit: Duration) -> std::io::Result<Wakers> {
+        let (_, fds, limit) = self.bells(limit);
+        let fds = fds.into_iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<_>>()?;
+        Ok(Wakers { bell: self.bell.clone(), fds, limit })
+    }
+
+    /// Takes what has rung. What rings for is found by the pass or the look at the work that follows.
+    pub(super) fn drain(&self) {
+        self.outside.iter().chain(self.machine.bells()).for_each(|bell| _ = bell.drain());
+        self.bell.drain();
     }
 
     fn sleep(&mut self, limit: Duration) {
-        let bells = self.outside.iter().chain(self.machine.bells());
-        let (bells, mut fds): (Vec<_>, Vec<_>) = bells.filter_map(|b| Some((b, b.fd()?))).unzip();
+        let (bells, mut fds, limit) = self.bells(limit);
         fds.push(self.bell.as_fd());
-        let quiet = self.machine.wakes(&mut fds);
-        let limit = if quiet { limit.min(QUIET) } else { limit };
-        match wait(&fds, limit) {
+        match wait(fds, limit) {
             Ok(ready) => bells.iter().zip(ready).filter(|(_, ready)| *ready).for_each(|(bell, _)| {
                 bell.drain();
             }),
@@ -183,6 +248,22 @@ impl Driver {
             pause.wait();
         }
         self.machine.free_abandoned(all);
+    }
+}
+
+/// What wakes an engine that sleeps: copies of descriptors, so the queue pairs may go meanwhile.
+pub(super) struct Wakers {
+    /// The engine's own bell.
+    bell: Arc<EventFd>,
+    fds: Vec<OwnedFd>,
+    limit: Duration,
+}
+
+impl Wakers {
+    /// Blocks until the engine is woken, or as long as it may sleep.
+    pub(super) fn wait(&self) -> rustix::io::Result<()> {
+        let all = self.fds.iter().map(AsFd::as_fd).chain([self.bell.as_fd()]);
+        wait(all, self.limit).map(drop)
     }
 }
 
@@ -258,8 +339,8 @@ impl Drop for Freeing {
 }
 
 /// Until one of the descriptors is readable or `limit` has passed; which of them are.
-fn wait(fds: &[BorrowedFd<'_>], limit: Duration) -> rustix::io::Result<Vec<bool>> {
-    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+fn wait<'a>(fds: impl IntoIterator<Item = BorrowedFd<'a>>, limit: Duration) -> rustix::io::Result<Vec<bool>> {
+    let mut fds: Vec<_> = fds.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
     let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
     poll(&mut fds, Some(&limit))?;
     Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect())

@@ -32,7 +32,7 @@ pub fn run(b: &Bench) -> Result<()> {
         let running = unsafe {
             context.launch(&stream, &module, "idle_probe", Launch::new(1, 1).cooperating(), &params)?
         };
-        finish(b, &running)?;
+        finish(b, &context, &running)?;
         let words = pair.expect_ok("probe", &result, 1)?;
         Ok((words[1] as f64 / 1e3 / rounds as f64, words[2] as f64 / 1e3))
     };

@@ -68,7 +68,7 @@ pub fn run(b: &Bench) -> Result<()> {
             };
             // SAFETY: buffers and queue pairs outlive the kernel.
             let running = unsafe { context.launch(&stream, &module, "pingpong", shape, &params)? };
-            finish(b, &running)?;
+            finish(b, &context, &running)?;
             let words = pair.expect_ok("ping-pong", &result, 1)?;
             ensure!(words[3] == 0 && words[2] == 0 && words[5] == 0, "wrong words or messages: {words:?}");
             Ok(words[1] as f64 / 1e3 / rounds as f64 / 2.0)
@@ -118,7 +118,7 @@ pub fn run(b: &Bench) -> Result<()> {
                 // SAFETY: buffers outlive the kernel, whose waits end.
                 let time = unsafe { context.launch(&stream, &module, "bare_relay", shape, &params) }
                     .map_err(anyhow::Error::from)
-                    .and_then(|running| finish(b, &running));
+                    .and_then(|running| finish(b, &context, &running));
                 stop.store(true, Ordering::Relaxed);
                 relay.join().expect("the relay does not panic");
                 time

@@ -47,9 +47,9 @@ pub fn run(b: &Bench) -> Result<()> {
             };
             // SAFETY: as above.
             let running = unsafe { context.launch(&sending, &module, "hand_over", one, &params)? };
-            let time = finish(b, &running)?.as_secs_f64();
+            let time = finish(b, &context, &running)?.as_secs_f64();
             if let Some(taking) = taking {
-                finish(b, &taking)?;
+                finish(b, &context, &taking)?;
                 pair.expect_ok("sink", &sunk, 1)?;
             }
             pair.expect_ok("hand-over", &result, 1)?;

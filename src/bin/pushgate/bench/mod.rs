@@ -297,8 +297,8 @@ impl Pair {
 }
 
 /// Waits for a kernel; its own waits end first.
-pub fn finish(b: &Bench, running: &Running) -> Result<Duration> {
-    match running.wait(Some(b.settings.timeout * 2 + Duration::from_secs(30)))? {
+pub fn finish(b: &Bench, context: &Context, running: &Running) -> Result<Duration> {
+    match context.wait(running, Some(b.settings.timeout * 2 + Duration::from_secs(30)))? {
         WaitOutcome::Done => Ok(running.elapsed()?.expect("it has ended")),
         WaitOutcome::TimedOut => bail!("a kernel did not end"),
     }

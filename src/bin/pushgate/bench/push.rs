@@ -55,7 +55,7 @@ pub fn run(b: &Bench) -> Result<()> {
             let running = unsafe {
                 context.launch(&pushing, &module, "bare_store", Launch::new(blocks, threads), &params)?
             };
-            Ok((blocks as u64 * bytes * rounds) as f64 / finish(b, &running)?.as_secs_f64() / 1e9)
+            Ok((blocks as u64 * bytes * rounds) as f64 / finish(b, &context, &running)?.as_secs_f64() / 1e9)
         };
         let push = |rounds: u64| -> Result<f64> {
             let count = blocks as u64 * rounds;
@@ -70,8 +70,8 @@ pub fn run(b: &Bench) -> Result<()> {
                     context.launch(&pushing, &module, "push_window", shape, &params)?,
                 )
             };
-            let time = finish(b, &running)?.as_secs_f64();
-            finish(b, &taking)?;
+            let time = finish(b, &context, &running)?.as_secs_f64();
+            finish(b, &context, &taking)?;
             pair.expect_ok("push", &result, blocks as usize)?;
             pair.expect_ok("sink", &sunk, 1)?;
             Ok((count * bytes) as f64 / time / 1e9)

@@ -77,8 +77,8 @@ pub fn run(b: &Bench) -> Result<()> {
                 (taking, context.launch(&sending, &module, "rate_send", shape, &params)?)
             };
             let start = Instant::now();
-            finish(b, &running)?;
-            finish(b, &taking)?;
+            finish(b, &context, &running)?;
+            finish(b, &context, &taking)?;
             let time = start.elapsed();
             pair.expect_ok("sender", &result, blocks as usize)?;
             let words = pair.expect_ok("receiver", &sunk, 1)?;
@@ -111,7 +111,7 @@ pub fn run(b: &Bench) -> Result<()> {
                 }
             }
             let time = start.elapsed();
-            finish(b, &running)?;
+            finish(b, &context, &running)?;
             Ok(BARE as f64 / time.as_secs_f64() / 1e6)
         };
         let warm = through(64 * lanes)?.max(0.01);

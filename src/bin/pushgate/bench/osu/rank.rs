@@ -277,7 +277,7 @@ impl<'a> Rank<'a> {
         // while it runs nothing else touches the messages.
         let running = unsafe { context.launch(&self.stream, &self.module, "osu_exchange", launch, &params)? };
         // As long as it takes: every wait in it ends, and their number is known.
-        while running.wait(Some(Duration::from_secs(60)))? == WaitOutcome::TimedOut {}
+        while context.wait(&running, Some(Duration::from_secs(60)))? == WaitOutcome::TimedOut {}
         // Of both: a call to the driver may wait for a kernel, which waits for an engine,
         // which waits for the driver.
         self.comm.barrier()?;

@@ -1,0 +1,126 @@
+//! How an engine's own thread learns that the program calls, where the program drives the engine (`engine/driven.rs`).
+//!
+//! A lock guards the engine; nobody waits for it. A caller that finds the lock taken goes away, and what it has posted is
+//! for who has the lock. The thread lets go of the lock before it blocks, so it must not miss such a caller: nobody would
+//! ring for what the caller has posted.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// How often the program has called.
+pub(crate) struct Calls(AtomicU64);
+
+impl Calls {
+    pub(crate) fn new() -> Self {
+        Calls(AtomicU64::new(0))
+    }
+
+    /// The program calls. Comes before the caller's look at the lock.
+    #[inline(always)]
+    pub(crate) fn add(&self) {
+        // Relaxed: the number publishes nothing. A caller that finds the lock taken orders it by `Calls::busy`.
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The caller has found the lock taken. Behind this it looks at the lock once more.
+    ///
+    /// This fence and the one of [`Calls::none_since`] have one order. If this one comes first, the thread finds the
+    /// call counted, and does not block. If the other one comes first, so does the unlock before it, and the caller's
+    /// second look finds the lock free, or taken by somebody who came later.
+    #[cold]
+    pub(crate) fn busy(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    /// How often the program has called by now.
+    pub(crate) fn count(&self) -> u64 {
+        // Relaxed: only the change is looked at. A number that is old by a moment makes the thread look once more.
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Whether the program has not called since the count was `seen`: then the thread may block. The thread has let go of
+    /// the lock. [`Calls::busy`] says what the fence orders.
+    pub(crate) fn none_since(&self, seen: u64) -> bool {
+        fence(Ordering::SeqCst);
+        self.count() == seen
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicBool;
+    use loom::thread;
+
+    use super::*;
+
+    /// A lock that nobody waits for, weaker than the standard library's where that one promises nothing: a caller that
+    /// finds it taken has seen an old value of a relaxed load.
+    struct Lock(AtomicBool);
+
+    impl Lock {
+        fn try_lock(&self) -> bool {
+            self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        }
+
+        fn unlock(&self) {
+            self.0.store(false, Ordering::Release);
+        }
+    }
+
+    struct Both {
+        calls: Calls,
+        lock: Lock,
+        posted: AtomicBool,
+        done: AtomicBool,
+    }
+
+    impl Both {
+        /// A pass of who has the lock.
+        fn pass(&self) {
+            if self.posted.load(Ordering::Relaxed) {
+                self.done.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The engine's thread lies down while the program posts and calls once.
+    #[test]
+    fn p7_a_thread_that_blocks_has_missed_no_caller_that_went_away() {
+        loom::model(|| {
+            let both = Arc::new(Both {
+                calls: Calls::new(),
+                lock: Lock(AtomicBool::new(false)),
+                posted: AtomicBool::new(false),
+                done: AtomicBool::new(false),
+            });
+            let theirs = both.clone();
+            let caller = thread::spawn(move || {
+                theirs.posted.store(true, Ordering::Relaxed);
+                theirs.calls.add();
+                let mut locked = theirs.lock.try_lock();
+                if !locked {
+                    theirs.calls.busy();
+                    locked = theirs.lock.try_lock();
+                }
+                if locked {
+                    theirs.pass();
+                    theirs.lock.unlock();
+                }
+            });
+            let seen = 0;
+            let blocks = both.lock.try_lock() && {
+                both.pass();
+                both.lock.unlock();
+                both.calls.none_since(seen)
+            };
+            caller.join().unwrap();
+            assert!(
+                !blocks || both.done.load(Ordering::Relaxed),
+                "the message waits for a bell that nobody rings"
+            );
+        });
+    }
+}

@@ -1,0 +1,203 @@
+//! An engine that its program drives, and the thread that stands in for the program.
+//!
+//! Calls of the program make the passes over the queue pairs. So a message that the program posts leaves on the program's own
+//! thread, and what arrives is found by the program's next call: no other thread has to run in between.
+//!
+//! While the program does not call, a peer's messages must move on nevertheless. A thread of the engine looks every
+//! [`ABSENT`] whether there was a call. If there was none, the thread makes the passes, and blocks until a bell rings if
+//! there is no work. With the program's next call the thread goes back to looking.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::command::{EngineError, QpId};
+use super::thread::Driver;
+use crate::calls::Calls;
+use crate::idle::Step;
+
+/// How long the program makes no call until the thread stands in for it. The thread wakes as often, so it takes about a
+/// thousandth of a core; and a message whose receiver has just ceased to call is late by twice as much at most.
+const ABSENT: Duration = Duration::from_millis(5);
+
+/// Where the thread can't block: no descriptor is free.
+const NO_DESCRIPTORS: Duration = Duration::from_millis(1);
+
+/// A driver for the program's threads, with a thread that stands in for them. Dropping this stops the thread and ends the
+/// queue pairs.
+pub(super) struct Driven {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    /// `None` once a pass has panicked.
+    driver: Mutex<Option<Box<Driver>>>,
+    calls: Calls,
+    /// How many passes the thread has made.
+    stood_in: AtomicU64,
+    stopping: AtomicBool,
+}
+
+/// What came of a pass.
+enum Pass {
+    Made(Step),
+    /// Another thread makes one.
+    Busy,
+    /// The engine has ended.
+    Gone,
+}
+
+impl Driven {
+    /// Starts the thread, on core `cpu` if there is one.
+    pub(super) fn start(driver: Driver, cpu: Option<usize>) -> Result<Self, EngineError> {
+        let shared = Arc::new(Shared {
+            driver: Mutex::new(Some(Box::new(driver))),
+            calls: Calls::new(),
+            stood_in: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+        });
+        let theirs = shared.clone();
+        let thread = super::spawn(cpu, move || theirs.stand_by())?;
+        Ok(Driven { shared, thread: Some(thread) })
+    }
+
+    /// One pass by the caller, over all queue pairs or for one of them.
+    #[inline]
+    pub(super) fn drive(&self, qp: Option<QpId>) -> Result<Step, EngineError> {
+        let shared = &*self.shared;
+        shared.calls.add();
+        let pass = match shared.pass(qp) {
+            Pass::Busy => {
+                shared.calls.busy();
+                shared.pass(qp)
+            }
+            pass => pass,
+        };
+        match pass {
+            // A caller does not block on the bells: the engine must say to nobody that it sleeps.
+            Pass::Made(Step::Block(limit)) => Ok(Step::Sleep(limit)),
+            Pass::Made(step) => Ok(step),
+            Pass::Busy => Ok(Step::Yield),
+            Pass::Gone => Err(EngineError::Gone),
+        }
+    }
+
+    /// How many passes the thread has made.
+    pub(super) fn stood_in(&self) -> u64 {
+        // Relaxed: a count that orders nothing.
+        self.shared.stood_in.load(Ordering::Relaxed)
+    }
+
+    /// Tells the thread to stop, and waits for it. Its bell has been rung.
+    pub(super) fn stop(&mut self) {
+        // Relaxed: the channel's end and the join order everything else.
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A panic there was printed by its hook; here it would only abort.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// The driver, unless another thread has it. It is taken out of its place when a pass panics, so a poisoned lock
+    /// guards nothing that is half done.
+    #[inline]
+    fn lock(&self) -> Option<MutexGuard<'_, Option<Box<Driver>>>> {
+        match self.driver.try_lock() {
+            Ok(driver) => Some(driver),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    #[inline]
+    fn pass(&self, qp: Option<QpId>) -> Pass {
+        let Some(mut driver) = self.lock() else { return Pass::Busy };
+        let Some(own) = driver.as_mut() else { return Pass::Gone };
+        let pass = || match qp {
+            Some(qp) => own.turn(qp),
+            None => own.pass(),
+        };
+        // A panic leaves the queue pairs as they are: they are ended, and asked nothing else.
+        match catch_unwind(AssertUnwindSafe(pass)) {
+            Ok(Some(step)) => Pass::Made(step),
+            Ok(None) => Pass::Gone,
+            Err(_) => {
+                if let Some(own) = driver.as_mut() {
+                    own.abandon();
+                }
+                // What is left waits for nothing.
+                *driver = None;
+                Pass::Gone
+            }
+        }
+    }
+
+    // ------------------------------------------------------------ the thread
+
+    fn is_stopping(&self) -> bool {
+        // Relaxed: see `Driven::stop`.
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Looks whether the program calls, and stands in for it while it does not.
+    fn stand_by(&self) {
+        let mut seen = self.calls.count();
+        while !self.is_stopping() {
+            std::thread::park_timeout(ABSENT);
+            if self.calls.count() == seen && !self.stand_in(seen) {
+                return;
+            }
+            seen = self.calls.count();
+        }
+    }
+
+    /// Drives until the program calls: until its calls are not `seen` any more. False: the engine has ended.
+    fn stand_in(&self, seen: u64) -> bool {
+        while self.calls.count() == seen && !self.is_stopping() {
+            let step = match self.pass(None) {
+                Pass::Made(step) => step,
+                Pass::Busy => return true,
+                Pass::Gone => return false,
+            };
+            self.stood_in.fetch_add(1, Ordering::Relaxed);
+            match step {
+                Step::Spin => std::hint::spin_loop(),
+                Step::Yield => std::thread::yield_now(),
+                Step::Sleep(step) => std::thread::sleep(step),
+                Step::Block(limit) => self.block(seen, limit),
+            }
+        }
+        true
+    }
+
+    /// Blocks until a bell rings, at most for `limit`. The driver is free meanwhile: a caller does not wait for this
+    /// thread to wake.
+    fn block(&self, seen: u64, limit: Duration) {
+        let wakers = {
+            let Some(mut driver) = self.lock() else { return };
+            let Some(own) = driver.as_mut() else { return };
+            // Before the engine says that it sleeps: what rang by then is found by the look at the work, and what rings
+            // later ends the wait.
+            own.drain();
+            if !own.falls_asleep() {
+                drop(driver);
+                return std::thread::yield_now();
+            }
+            own.wakers(limit)
+        };
+        if !self.calls.none_since(seen) {
+            return;
+        }
+        match wakers {
+            Ok(wakers) if wakers.wait().is_ok() => {}
+            // A failing wait would spin.
+            _ => std::thread::sleep(NO_DESCRIPTORS),
+        }
+    }
+}
