@@ -95,7 +95,7 @@ impl Comm {
             runtime,
         };
         if end.lane.gpu.as_ref().is_some_and(|gpu| gpu.copies()) {
-            gpu::warn_of_one_queue();
+            gpu::tell_of_missing_hooks();
         }
         if role == Role::Receive {
             let memory = RegionMemory::Host { address: &raw const NOTHING as usize, keep: None };
@@ -267,9 +267,14 @@ impl Comm {
         mr: Option<&Mr>,
     ) -> Result<Option<&Request>> {
         let Side::Send(sender) = &self.side else { return Err(self.wrong_side("isend")) };
+        // First, because an engine that sleeps would be rung. It also takes in the peer's receives.
+        self.drive();
         // SAFETY: the caller's promise.
         let request = sender.enter(|s| unsafe { s.send(&self.end, data, size, tag, mr) });
         let request = request.ok_or_else(|| self.two_threads())??;
+        if request.is_some() {
+            self.drive();
+        }
         Ok(request.map(|i| &self.requests[i as usize]))
     }
 
@@ -281,8 +286,13 @@ impl Comm {
     #[inline]
     pub unsafe fn receive(&self, wanted: &[Wanted<'_>]) -> Result<Option<&Request>> {
         let Side::Receive(receiver) = &self.side else { return Err(self.wrong_side("irecv")) };
+        // First, because an engine that sleeps would be rung.
+        self.drive();
         let request = receiver.enter(|r| r.receive(&self.end, wanted));
         let request = request.ok_or_else(|| self.two_threads())??;
+        if request.is_some() {
+            self.drive();
+        }
         Ok(request.map(|i| &self.requests[i as usize]))
     }
 
@@ -297,6 +307,12 @@ impl Comm {
         let request = receiver.enter(|r| if any { r.flush() } else { Ok(None) });
         let request = request.ok_or_else(|| self.two_threads())??;
         Ok(request.map(|i| &self.requests[i as usize]))
+    }
+
+    /// Moves the connection on, where NCCL's thread drives the engine.
+    #[inline]
+    fn drive(&self) {
+        self.end.lane.drive(self.end.qp);
     }
 
     #[cold]
@@ -341,6 +357,7 @@ impl Request {
     pub unsafe fn test(&self, size: impl Fn(usize, usize)) -> Result<bool> {
         // SAFETY: a connection does not move, and the caller promises that it is not closed.
         let comm = unsafe { &*self.comm };
+        comm.drive();
         let done = match &comm.side {
             Side::Send(s) => s.enter(|s| s.test(&comm.end, self.index, size)),
             Side::Receive(r) => r.enter(|r| r.test(&comm.end, self.index, size)),

@@ -31,4 +31,5 @@ mod send;
 mod socket;
 #[cfg(test)]
 mod testing;
+mod tuning;
 mod watch;

@@ -2,12 +2,15 @@
 //! the plugin's own that applies only to the plugin's threads and calls, so a program's own
 //! subscriber is not disturbed.
 
+use std::cell::OnceCell;
 use std::ffi::{CString, c_char, c_int, c_ulong};
 use std::fmt::{Debug, Write};
 use std::sync::{OnceLock, RwLock};
 
+use tracing::dispatcher::DefaultGuard;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::NoSubscriber;
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
 /// NCCL's log function, `ncclDebugLogger_t`.
@@ -81,8 +84,28 @@ pub fn init(text: &str) {
 
 /// Runs `f`, with log events of the libraries below going to NCCL.
 pub fn scoped<R>(f: impl FnOnce() -> R) -> R {
+    tracing::dispatcher::with_default(to_nccl(), f)
+}
+
+/// Sends what the libraries below log on this thread to NCCL's log from now on, unless the thread logs elsewhere. For the
+/// threads of NCCL that post and test, in whose calls [`scoped`] would cost more than the rest.
+#[inline]
+pub fn take_thread() {
+    thread_local! {
+        static TAKEN: OnceCell<Option<DefaultGuard>> = const { OnceCell::new() };
+    }
+    // A thread that ends logs no more.
+    let _ = TAKEN.try_with(|taken| {
+        taken.get_or_init(|| {
+            let none = tracing::dispatcher::get_default(|to| to.is::<NoSubscriber>());
+            none.then(|| tracing::dispatcher::set_default(to_nccl()))
+        });
+    });
+}
+
+fn to_nccl() -> &'static Dispatch {
     static DISPATCH: OnceLock<Dispatch> = OnceLock::new();
-    tracing::dispatcher::with_default(DISPATCH.get_or_init(|| Dispatch::new(ToNccl)), f)
+    DISPATCH.get_or_init(|| Dispatch::new(ToNccl))
 }
 
 /// The subscriber that sends `tracing` events to NCCL's log. Spans are not shown.

@@ -4,6 +4,7 @@
 //! The threads run as long as a context or a connection needs them. (Contexts came with v11 of the interface; in earlier
 //! versions NCCL never says that it is done.)
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use pushgate_driver_shim::fork::Owner;
@@ -71,6 +72,14 @@ pub fn gpu(index: u32) -> Option<Arc<Gpu>> {
     here().ok()?;
     let runtime = process().runtime.upgrade()?;
     runtime.gpu(index)
+}
+
+/// The second profiler that the settings name, if they name one.
+pub fn profiler() -> Option<PathBuf> {
+    here().ok()?;
+    let process = process();
+    let name = &process.loaded.as_ref()?.settings.profiler_plugin;
+    (name != Path::new("none")).then(|| name.clone())
 }
 
 /// Ends a context. The last one, if no connection is open, joins all threads.

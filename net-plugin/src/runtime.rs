@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pushgate::Settings;
-use pushgate::settings::{AutoOr, ProxyPlace, QpKind, WindowKind};
+use pushgate::settings::{AutoOr, DriveChoice, ProxyPlace, QpKind, WindowKind};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
-use pushgate_proxy::engine::{Engine, EngineOptions};
+use pushgate_proxy::engine::{Drive, Engine, EngineOptions, QpId};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::memory::Keep;
@@ -48,6 +48,8 @@ pub struct Runtime {
 pub struct Lane {
     /// Dropped before the GPU, because its mover uses the GPU's memory.
     pub engine: Arc<Engine>,
+    /// What drives the engine.
+    drive: Drive,
     pub bell: EventFd,
     /// Dropped before the GPU, because it holds some of the GPU's memory.
     pub rdma: Option<OverRdma>,
@@ -55,12 +57,24 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// How the lane's connections wake the engine. A GPU's connections have a message every few
-    /// microseconds while they are busy, and each would find the engine just going to sleep, so
-    /// that engine polls, less and less often while idle.
+    /// How the lane's connections wake the engine's thread. A GPU's connections have a message every
+    /// few microseconds while they are busy, and each would find the thread just going to sleep, so
+    /// that thread polls, less and less often while idle. A thread that only stands in for NCCL's
+    /// runs while there is none of that.
     pub fn wake(&self) -> Wake {
         let copies = self.gpu.as_ref().is_some_and(|gpu| gpu.copies());
-        if copies { Wake::Polled } else { Wake::Doorbell }
+        if copies && self.drive == Drive::Thread { Wake::Polled } else { Wake::Doorbell }
+    }
+
+    /// Moves the connection of this queue pair on, where the caller drives: NCCL's own thread does, in
+    /// each post and in each test.
+    #[inline]
+    pub fn drive(&self, qp: QpId) {
+        if self.drive == Drive::Caller {
+            // An engine that has ended has ended its queue pairs: their status says how.
+            log::take_thread();
+            let _ = self.engine.drive_for(qp);
+        }
     }
 }
 
@@ -170,9 +184,13 @@ impl Runtime {
         let theirs = bell.try_clone().map_err(Failure::system("eventfd"))?;
         // The engine spins longer before it sleeps where that takes no core from NCCL's threads.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let options = EngineOptions { alone: cores >= 8, mover, ..EngineOptions::default() };
+        let drive = match self.loaded.settings.drive {
+            DriveChoice::Auto | DriveChoice::Caller => Drive::Caller,
+            DriveChoice::Thread => Drive::Thread,
+        };
+        let options = EngineOptions { drive, alone: cores >= 8, mover, ..EngineOptions::default() };
         let engine = Arc::new(log::scoped(|| Engine::start(theirs, options))?);
-        let lane = Arc::new(Lane { engine, bell, rdma, gpu });
+        let lane = Arc::new(Lane { engine, drive, bell, rdma, gpu });
         lanes.insert(index, lane.clone());
         Ok(lane)
     }

@@ -4,6 +4,7 @@
 //! The plugin is the one that cargo built beside this test, or the file that `NCCL_CALLER_PLUGIN`
 //! names. Transport and device are those of the environment.
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -255,6 +256,75 @@ fn one_hardware_queue_without_hooks_is_warned_of_once() {
     assert_eq!(warnings("", &[one[0], ("_PUSHGATE_NET_GPU", "none"), ("PUSHGATE_PATH", "bounce")]), 0);
 }
 
+/// The second profiler's source, where there are sources.
+fn source_of_profiler() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("plugins/profiler.cc")
+}
+
+/// Builds the profiler of tests/plugins with one table; returns where it is.
+fn second_profiler(version: u32) -> PathBuf {
+    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("libnccl-profiler-test{version}.so"));
+    let mut compiler = Command::new(std::env::var_os("CXX").unwrap_or("c++".into()));
+    compiler.args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]).arg(format!("-DVERSION={version}"));
+    let output = compiler.arg("-o").arg(&library).arg(source_of_profiler()).output().expect("a C++ compiler");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    library
+}
+
+#[test]
+fn a_second_profiler_gets_every_event_beside_the_plugins_own() {
+    if !source_of_profiler().exists() {
+        return pushgate_tests::skip("the sources of the tests are not here");
+    }
+    let told = |ours: u32, theirs: u32, gpu: bool| {
+        let mut command = command(&format!("profiler --times {ours}"));
+        command
+            .env("PUSHGATE_PROFILER_PLUGIN", second_profiler(theirs))
+            .envs(gpu.then_some(GPU).into_iter().flatten());
+        let (said, log) = logged(command);
+        assert!(said.contains("mask 0xa00") && !said.contains("warning"), "{said}");
+        assert!(log.contains(&format!("the second profiler second (v{theirs}) gets every event")), "{log}");
+        log.lines().filter_map(|line| line.strip_prefix("second: ")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let all = |copies: bool| {
+        let copies = |what: &str| copies.then(|| format!("{what} 0x1000"));
+        let head = ["init test 2 2 0", "start 0x200", "start 0x800", "start 0x800", "record 0x200 23"];
+        let tail = ["stop 0x800", "stop 0x200", "stop 0x800", "finalize 1"];
+        let own = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
+        [own(&head), copies("start").into_iter().collect(), copies("stop").into_iter().collect(), own(&tail)]
+            .concat()
+    };
+    for (ours, theirs) in [(5, 5), (6, 5), (6, 6)] {
+        for gpu in [false, true] {
+            // v5 has no event of copies without a kernel.
+            assert_eq!(told(ours, theirs, gpu), all(theirs == 6), "v{ours}, the other v{theirs}, GPU {gpu}");
+        }
+    }
+}
+
+#[test]
+fn a_second_profiler_that_cannot_be_loaded_is_named_and_nothing_else_fails() {
+    let named = |name: &str| {
+        let mut command = command("profiler --times 6");
+        command.envs(GPU);
+        run_with(command, &[("PUSHGATE_PROFILER_PLUGIN", name)])
+    };
+    let own = plugin();
+    for (name, why) in [
+        ("/nowhere/libprofiler.so", "/nowhere/libprofiler.so"),
+        ("no-such", "libnccl-profiler-no-such.so"),
+        (nccl_caller(env!("CARGO_BIN_EXE_nccl-caller")).to_str().unwrap(), "profiler-plugin"),
+        (own.to_str().unwrap(), "that is this plugin itself"),
+    ] {
+        let said = named(name);
+        assert!(
+            said.contains("warning: profiler-plugin") || said.contains("NCCL goes on without"),
+            "{name}: {said}"
+        );
+        assert!(said.contains(why) && said.contains("mask 0x800"), "{name}: {said}");
+    }
+}
+
 #[test]
 fn the_calls_keep_nccls_rules_in_every_version() {
     for version in VERSIONS {
@@ -384,20 +454,54 @@ fn gpu_launches_that_block_are_refused_where_a_kernel_of_ours_copies() {
     }
 }
 
-#[test]
-fn speed_is_measured_in_every_size_beside_a_copy() {
-    let said = run(&format!("speed --times {}", times(50, 10)));
-    let rows: Vec<Vec<f64>> = said
+/// What the scenario `speed` prints: its figures, and the share of its run time that threads of the plugin took, percent.
+fn speed(arguments: &str, variables: &[(&str, &str)]) -> (Vec<Vec<f64>>, f64) {
+    let said = run_with(command(&format!("speed {arguments}")), variables);
+    let (table, share) = said.trim_end().rsplit_once('\n').expect("a table and a line");
+    let share = share.strip_prefix("the plugin's threads took ").and_then(|s| s.split_once(" % of "));
+    let share =
+        share.and_then(|(share, _)| share.parse().ok()).unwrap_or_else(|| panic!("which share? {said}"));
+    let rows: Vec<Vec<f64>> = table
         .lines()
         .skip(2)
         .map(|line| line.split_whitespace().map(|f| f.parse().expect("a number")).collect())
         .collect();
+    (rows, share)
+}
+
+#[test]
+fn speed_is_measured_in_every_size_beside_a_copy() {
+    let (rows, _) = speed(&format!("--times {}", times(50, 10)), &[]);
     let sizes: Vec<f64> = rows.iter().map(|row| row[0]).collect();
-    assert_eq!(sizes, [8.0, 4096.0, 65536.0, 524288.0], "{said}");
+    assert_eq!(sizes, [8.0, 4096.0, 65536.0, 524288.0]);
     for row in rows {
-        assert_eq!(row.len(), 8, "{said}");
+        assert_eq!(row.len(), 8);
         // A figure of 0 means that something did not happen.
-        assert!(row[1] > 0.0 && row[3] > 0.0 && row[6] > 0.0, "{said}");
+        assert!(row[1] > 0.0 && row[3] > 0.0 && row[6] > 0.0, "{row:?}");
+    }
+}
+
+/// On one core a thread of the plugin would run only when it takes the core from the thread that polls.
+#[test]
+fn a_rank_that_polls_on_one_core_drives_its_connections_itself() {
+    for version in VERSIONS {
+        let bound = format!("--cores 1 --version {version} --times {}", times(300, 10));
+        let (_, share) = speed(&bound, &[]);
+        // The ranks wait for each other in calls that are none of the plugin's, and a machine may be so busy that the thread
+        // which polls does not run for a while: then the plugin's thread stands in.
+        assert!(share < 40.0, "threads of the plugin took {share} % of the time of a rank that polls");
+    }
+    let (_, share) = speed("--cores 1 --times 10", &[("PUSHGATE_DRIVE", "thread")]);
+    assert!(share > 0.0, "a thread that drives takes time");
+}
+
+#[test]
+fn connections_under_one_thread_that_polls_get_their_shares() {
+    for (cores, variables) in [(0, &[][..]), (1, &[]), (0, &[("PUSHGATE_DRIVE", "thread")])] {
+        run_with(
+            command(&format!("fair --times {} --in-flight 4 --cores {cores}", times(500, 20))),
+            variables,
+        );
     }
 }
 

@@ -1,6 +1,5 @@
-//! The tuner interface v4. It corrects one thing that NCCL's model can't know about this plugin:
-//! NCCL's low-latency protocol sends twice the bytes, from host memory, through threads of ours,
-//! and NCCL would use it up to several megabytes.
+//! The tuner interfaces v4 to v6: NCCL asks for each collective, and [`crate::tuning`] says which protocols and how many
+//! channels it may take.
 
 #![allow(non_upper_case_globals)] // The symbol's name is NCCL's.
 
@@ -8,48 +7,86 @@ use std::ffi::{c_char, c_int, c_void};
 
 use super::tables::{R, call, hot};
 use crate::log::{self, Logger};
-use crate::plugin;
+use crate::{plugin, tuning};
 
-/// Collectives of more bytes do not use the low-latency protocol (docs/benchmarks.md: both ways
-/// cost the same at about this size on two H200).
-const LL_LIMIT: usize = 256 << 10;
 /// The protocol `NCCL_PROTO_LL`.
 const LL: usize = 0;
 /// The cost `NCCL_ALGO_PROTO_IGNORE`.
 const IGNORE: f32 = -1.0;
 
+/// `getCollInfo`, alike in v4 to v6.
+type Info =
+    unsafe extern "C" fn(*mut c_void, c_int, usize, c_int, *mut f32, c_int, c_int, c_int, *mut c_int) -> R;
+
 /// The table `ncclTuner_v4_t`.
 #[repr(C)]
-pub struct Tuner {
+pub struct TunerV4 {
     name: *const c_char,
     init: unsafe extern "C" fn(usize, usize, Logger, *mut *mut c_void) -> R,
-    info: unsafe extern "C" fn(
-        *mut c_void,
-        c_int,
-        usize,
-        c_int,
-        *mut f32,
-        c_int,
-        c_int,
-        c_int,
-        *mut c_int,
-    ) -> R,
+    info: Info,
     destroy: unsafe extern "C" fn(*mut c_void) -> R,
 }
 
-// SAFETY: a constant table, which is never written.
-unsafe impl Sync for Tuner {}
+/// `init` of v5 and v6. The last two arguments are what NCCL knows of NVLink domains, and the constants of
+/// its model, which a tuner may change.
+type InitV5 =
+    unsafe extern "C" fn(*mut *mut c_void, u64, usize, usize, Logger, *const c_void, *mut c_void) -> R;
 
-unsafe extern "C" fn init(_ranks: usize, nodes: usize, logger: Logger, context: *mut *mut c_void) -> R {
+/// The table `ncclTuner_v5_t`.
+#[repr(C)]
+pub struct TunerV5 {
+    name: *const c_char,
+    init: InitV5,
+    info: Info,
+    finalize: unsafe extern "C" fn(*mut c_void) -> R,
+}
+
+/// The table `ncclTuner_v6_t`.
+#[repr(C)]
+pub struct TunerV6 {
+    v5: TunerV5,
+    /// `getChunkSize`. NULL: NCCL's own chunks.
+    chunk: *const c_void,
+}
+
+const _: () = {
+    assert!(size_of::<TunerV4>() == 32 && size_of::<TunerV5>() == 32 && size_of::<TunerV6>() == 40);
+};
+
+// SAFETY: a constant table, which is never written.
+unsafe impl Sync for TunerV4 {}
+// SAFETY: as for v4.
+unsafe impl Sync for TunerV5 {}
+// SAFETY: as for v4.
+unsafe impl Sync for TunerV6 {}
+
+/// Makes the context of a communicator: its number of ranks, in place of an address.
+fn begin(ranks: usize, nodes: usize, logger: Logger, context: *mut *mut c_void) -> R {
     log::set_logger(logger);
     call("tuner init", || {
         // Within one node NCCL uses other transports. A context that is not NULL means that the
         // network is ours.
         let ours = nodes > 1 && plugin::properties().is_ok_and(|p| p.takes_gpu_memory());
         // SAFETY: NCCL gives a place that can be written.
-        unsafe { *context = std::ptr::without_provenance_mut(usize::from(ours)) };
+        unsafe { *context = std::ptr::without_provenance_mut(if ours { ranks } else { 0 }) };
         Ok(())
     })
+}
+
+unsafe extern "C" fn init_v4(ranks: usize, nodes: usize, logger: Logger, context: *mut *mut c_void) -> R {
+    begin(ranks, nodes, logger, context)
+}
+
+unsafe extern "C" fn init_v5(
+    context: *mut *mut c_void,
+    _comm: u64,
+    ranks: usize,
+    nodes: usize,
+    logger: Logger,
+    _domains: *const c_void,
+    _constants: *mut c_void,
+) -> R {
+    begin(ranks, nodes, logger, context)
 }
 
 unsafe extern "C" fn info(
@@ -61,15 +98,23 @@ unsafe extern "C" fn info(
     algorithms: c_int,
     protocols: c_int,
     _registered: c_int,
-    _channels: *mut c_int,
+    channels: *mut c_int,
 ) -> R {
     hot("tuner getCollInfo", || {
         let (algorithms, protocols) = (algorithms.max(0) as usize, protocols.max(0) as usize);
-        if !context.is_null() && bytes > LL_LIMIT && !costs.is_null() {
+        if context.is_null() {
+            return Ok(());
+        }
+        let choice = tuning::choose(bytes, context.addr());
+        if !choice.ll && !costs.is_null() {
             // SAFETY: NCCL's table of algorithms by protocols, which is ours until the call
             // returns.
             let costs = unsafe { std::slice::from_raw_parts_mut(costs, algorithms * protocols) };
             without_ll(costs, protocols);
+        }
+        if choice.channels > 0 && !channels.is_null() {
+            // SAFETY: NCCL gives a place that can be written.
+            unsafe { *channels = choice.channels };
         }
         Ok(())
     })
@@ -83,13 +128,24 @@ fn without_ll(costs: &mut [f32], protocols: usize) {
     }
 }
 
-unsafe extern "C" fn destroy(_context: *mut c_void) -> R {
+unsafe extern "C" fn end(_context: *mut c_void) -> R {
     0
 }
 
+const NAME: *const c_char = c"pushgate".as_ptr();
+const V5: TunerV5 = TunerV5 { name: NAME, init: init_v5, info, finalize: end };
+
 /// The symbol that NCCL 2.21 and later looks up.
 #[unsafe(no_mangle)]
-pub static ncclTunerPlugin_v4: Tuner = Tuner { name: c"pushgate".as_ptr(), init, info, destroy };
+pub static ncclTunerPlugin_v4: TunerV4 = TunerV4 { name: NAME, init: init_v4, info, destroy: end };
+
+/// The symbol of v5, which NCCL takes in place of v4 where it knows both.
+#[unsafe(no_mangle)]
+pub static ncclTunerPlugin_v5: TunerV5 = V5;
+
+/// The symbol of v6, which NCCL takes in place of the earlier ones where it knows it.
+#[unsafe(no_mangle)]
+pub static ncclTunerPlugin_v6: TunerV6 = TunerV6 { v5: V5, chunk: std::ptr::null() };
 
 #[cfg(test)]
 mod tests {

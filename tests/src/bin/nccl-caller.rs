@@ -8,7 +8,7 @@ fn main() {
         |all: &[(&str, scenario::Scenario)]| all.iter().map(|(n, _)| *n).collect::<Vec<_>>().join(", ");
     let usage = format!(
         "nccl-caller SCENARIO --plugin FILE [--version 8..12] [--processes] [--nccl-rules] [--unregistered] \
-         [--groups N] [--max BYTES] [--in-flight N] [--seed N] [--times N] [--threads N]\n\
+         [--groups N] [--max BYTES] [--in-flight N] [--seed N] [--times N] [--threads N] [--cores N]\n\
          scenarios of any plugin: {}\n\
          of this project's alone: {}\n\
          --nccl-rules: only what NCCL asks of a plugin is checked; what is left out is said",
@@ -28,6 +28,7 @@ fn main() {
         seed: 1,
         times: 1000,
         threads: 1,
+        cores: 0,
         nccl_rules: false,
     };
     let wrong = |what: &str| -> ! {
@@ -59,6 +60,7 @@ fn main() {
             "--seed" => options.seed = n,
             "--times" => options.times = n as usize,
             "--threads" => options.threads = n as usize,
+            "--cores" => options.cores = n as usize,
             _ => wrong(&format!("{name} is no option")),
         }
     }

@@ -3,10 +3,12 @@
 //! NCCL's headers say, so any plugin can be tried.
 //!
 //! `table` has the library and its calls, `pair` two ranks with connections and traffic between
-//! them, `scenario`, `closing` and `tags` what is tried, `speed` what is measured.
+//! them, `scenario`, `closing`, `tags` and `fair` what is tried, `speed` what is measured.
 
 pub mod closing;
+mod cores;
 mod cuda;
+mod fair;
 mod forked;
 pub mod pair;
 pub mod scenario;

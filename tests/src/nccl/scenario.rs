@@ -36,6 +36,8 @@ pub struct Options {
     pub times: usize,
     /// Threads of a rank, each with connections of its own, in scenarios that have several.
     pub threads: usize,
+    /// Cores of a rank, in scenarios that measure; 0: all.
+    pub cores: usize,
     /// Only what NCCL requires of a plugin can fail a scenario. Otherwise the promises of this
     /// project's plugin can fail it too.
     pub nccl_rules: bool,
@@ -100,6 +102,7 @@ impl Options {
             ("--seed", self.seed.to_string()),
             ("--times", self.times.to_string()),
             ("--threads", self.threads.to_string()),
+            ("--cores", self.cores.to_string()),
         ] {
             command.args([name, &value]);
         }
@@ -938,12 +941,39 @@ pub fn queue(o: &Options) {
     let plugin = o.open();
     let ctx = plugin.init().expect("init");
     if o.times == 1 {
-        assert_eq!(plugin.profile(), Ok(true));
+        assert_eq!(plugin.profile(5).expect("a profiler").mask, 1 << 11);
     }
     for _ in 0..2 {
         let ends = loopback(&plugin, ctx);
         close(&plugin, ends);
     }
+    plugin.finalize(ctx).expect("finalize");
+    warnings().iter().for_each(|w| println!("warning: {w}"));
+}
+
+/// What NCCL tells a profiler, in the table of version `--times`: a collective call, a kernel launch, a state, an event
+/// that v5 lacks.
+pub fn profiler(o: &Options) {
+    let plugin = o.open();
+    let ctx = plugin.init().expect("init");
+    // The GPU copies once it has a connection.
+    let ends = loopback(&plugin, ctx);
+    let profiling = plugin.profile(o.times as u32).expect("a profiler");
+    println!("mask {:#x}", profiling.mask);
+    let call = profiling.start(1 << 9, 0);
+    let launches = [0, 1].map(|_| profiling.start(1 << 11, 0));
+    assert!(launches[0] != launches[1] || launches[0].is_null());
+    if !call.is_null() {
+        profiling.record(call, 23);
+    }
+    let copies = profiling.start(1 << 12, 0);
+    for event in [copies, launches[0], call, launches[1]] {
+        if !event.is_null() {
+            profiling.stop(event);
+        }
+    }
+    close(&plugin, ends);
+    profiling.finalize();
     plugin.finalize(ctx).expect("finalize");
     warnings().iter().for_each(|w| println!("warning: {w}"));
 }
@@ -963,7 +993,7 @@ pub const NCCL: [(&str, Scenario); 7] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 9] = [
+pub const OWN: [(&str, Scenario); 11] = [
     ("garbage", garbage),
     ("setting", setting),
     ("forked", super::forked::forked),
@@ -973,16 +1003,19 @@ pub const OWN: [(&str, Scenario); 9] = [
     ("lost", lost),
     ("deregister", deregister),
     ("queue", queue),
+    ("profiler", profiler),
+    ("fair", super::fair::fair),
 ];
 
 /// Functions of processes that a scenario starts.
-const SECOND: [(&str, Scenario); 6] = [
+const SECOND: [(&str, Scenario); 7] = [
     ("rank-1", rank_1),
     ("victim", victim),
     ("sleeper", sleeper),
     ("lost-rank", lost_rank),
     ("closing-rank", super::closing::closing_rank),
     ("speed-rank", super::speed::second),
+    ("fair-rank", super::fair::second),
 ];
 
 /// Runs a scenario by its name; false if there is none of that name. With only NCCL's rules a

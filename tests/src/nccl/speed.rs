@@ -4,6 +4,7 @@
 
 use std::time::Instant;
 
+use super::cores;
 use super::pair::{self, Bootstrap, Buffer, Ends};
 use super::scenario::{Options, begin, close, die_with_parent, parent};
 use super::table::{Plugin, Ptr, Result};
@@ -152,7 +153,8 @@ struct Figures {
     rates: [f64; IN_FLIGHT.len()],
 }
 
-fn measure(o: &Options, plugin: &Plugin, first: bool, peer: &mut dyn Bootstrap) -> Vec<Figures> {
+/// The figures of all sizes, and the share of this process's run time that its plugin's threads took.
+fn measure(o: &Options, plugin: &Plugin, first: bool, peer: &mut dyn Bootstrap) -> (Vec<Figures>, f64) {
     let ctx = begin(plugin);
     let ends = pair::connect(plugin, ctx, peer).expect("connect");
     let (out, into) = (Buffer::new(STRIDE * SLOTS), Buffer::new(STRIDE * SLOTS));
@@ -161,6 +163,7 @@ fn measure(o: &Options, plugin: &Plugin, first: bool, peer: &mut dyn Bootstrap) 
     let into_mr = plugin.reg_mr(ends.recv, into.at(0), into.bytes()).expect("regMr");
     let rank = Rank { plugin, ends, out, into, out_mr, into_mr };
     let n = o.times;
+    let before = cores::run_times();
     let figures = SIZES.map(|size| {
         let both = 2.0 * n as f64;
         let latency = rank.best(peer, || rank.back_and_forth(first, size, n)) / both * 1e6;
@@ -168,6 +171,7 @@ fn measure(o: &Options, plugin: &Plugin, first: bool, peer: &mut dyn Bootstrap) 
             .map(|depth| (n * size) as f64 / rank.best(peer, || rank.one_way(first, size, n, depth)));
         Figures { latency, rates }
     });
+    let [plugins, others] = [0, 1].map(|i| (cores::run_times()[i] - before[i]) as f64);
     // What the last size's messages left: the receiver's slots, one after another, hold what the
     // sender has.
     let arrived = if first { STRIDE } else { STRIDE * SLOTS.min(n) };
@@ -178,7 +182,7 @@ fn measure(o: &Options, plugin: &Plugin, first: bool, peer: &mut dyn Bootstrap) 
     peer.barrier();
     close(plugin, ends);
     plugin.finalize(ctx).expect("finalize");
-    figures.into()
+    (figures.into(), plugins / (plugins + others))
 }
 
 /// Bytes a second that one thread copies between as many slots as are in flight.
@@ -201,16 +205,18 @@ fn memcpy(size: usize, depth: usize, n: usize) -> f64 {
 
 /// Prints the times of a plugin's messages and the rates that they reach.
 pub fn speed(o: &Options) {
-    let plugin = o.open();
     let (mut child, mut peer) = o.spawn("speed-rank");
-    let figures = measure(o, &plugin, true, &mut *peer);
+    cores::bind(0, o.cores);
+    let plugin = o.open();
+    let (figures, share) = measure(o, &plugin, true, &mut *peer);
     assert!(child.wait().expect("the second rank").success(), "the second rank failed");
     let [few, many] = IN_FLIGHT;
     println!(
-        "{} v{}, two processes, host memory, {} messages, best of {RUNS}; GB/s of messages one way, and of \
-         one thread's memcpy between as many buffers",
+        "{} v{}, two processes, cores of each: {}; host memory, {} messages, best of {RUNS}; GB/s of messages one way, \
+         and of one thread's memcpy between as many buffers",
         plugin.name(),
         o.version,
+        if o.cores == 0 { "all".into() } else { o.cores.to_string() },
         o.times
     );
     println!(
@@ -232,10 +238,12 @@ pub fn speed(o: &Options) {
         }
         println!();
     }
+    println!("the plugin's threads took {:.1} % of the process's run time", share * 100.0);
 }
 
 /// The second process of [`speed`].
 pub fn second(o: &Options) {
     die_with_parent();
+    cores::bind(1, o.cores);
     measure(o, &o.open(), false, &mut *parent());
 }

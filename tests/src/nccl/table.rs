@@ -94,6 +94,57 @@ fn log() -> Logger {
     unsafe { std::mem::transmute::<*const c_void, Logger>(logger as *const c_void) }
 }
 
+/// A function of a profiler's table: in NCCL's headers a name comes first, then five functions.
+macro_rules! profile {
+    ($profiling:expr, $at:literal, fn($($argument:ty),*)) => {
+        std::mem::transmute::<*const c_void, unsafe extern "C" fn($($argument),*) -> c_int>(*$profiling.table.add($at))
+    };
+}
+
+/// The plugin's profiler in use for a communicator.
+pub struct Profiling<'a> {
+    table: *const *const c_void,
+    context: Ptr,
+    /// The events that the profiler asks for.
+    pub mask: c_int,
+    _plugin: &'a Plugin,
+}
+
+impl Profiling<'_> {
+    /// Begins an event of a kind, of which nothing but the stream is told.
+    pub fn start(&self, kind: u64, stream: u64) -> Ptr {
+        let mut event = [0u64; 32];
+        (event[0], event[3]) = (kind, stream);
+        let mut handle = std::ptr::dangling_mut();
+        // SAFETY: an event larger than any of NCCL's, and a place of ours.
+        let code = unsafe {
+            profile!(self, 2, fn(Ptr, *mut Ptr, *const u64))(self.context, &mut handle, event.as_ptr())
+        };
+        assert_eq!(code, 0, "startEvent");
+        handle
+    }
+
+    /// Records a state of an event.
+    pub fn record(&self, handle: Ptr, state: c_int) {
+        // SAFETY: a handle of `start`.
+        let code =
+            unsafe { profile!(self, 4, fn(Ptr, c_int, *const u64))(handle, state, [0u64; 8].as_ptr()) };
+        assert_eq!(code, 0, "recordEventState");
+    }
+
+    /// Ends an event.
+    pub fn stop(&self, handle: Ptr) {
+        // SAFETY: a handle of `start`, which is not used again.
+        assert_eq!(unsafe { profile!(self, 3, fn(Ptr))(handle) }, 0, "stopEvent");
+    }
+
+    /// Ends the use.
+    pub fn finalize(self) {
+        // SAFETY: the context of `init`, which is not used again.
+        assert_eq!(unsafe { profile!(self, 5, fn(Ptr))(self.context) }, 0, "finalize");
+    }
+}
+
 /// Stands in for `ncclProfilerCallback_t` and does nothing.
 unsafe extern "C" fn profiler(_: *mut Ptr, _: c_int, _: Ptr, _: i64, _: Ptr) -> c_int {
     0
@@ -249,32 +300,30 @@ impl Plugin {
         Ok(ctx)
     }
 
-    /// Begins to use the plugin's profiler, v5, as NCCL does between init and the first connection;
-    /// returns whether it asks for kernel launches.
-    pub fn profile(&self) -> std::result::Result<bool, String> {
-        type Init = unsafe extern "C" fn(
-            *mut Ptr,
-            u64,
-            *mut c_int,
-            *const c_char,
-            c_int,
-            c_int,
-            c_int,
-            Logger,
-        ) -> c_int;
+    /// Begins to use the plugin's profiler of a version, as NCCL does between init and the first connection.
+    pub fn profile(&self, version: u32) -> std::result::Result<Profiling<'_>, String> {
+        let symbol = format!("ncclProfiler_v{version}");
         // SAFETY: a data symbol, of which only the address is taken.
-        let table = unsafe { self._library.get::<*const c_void>(b"ncclProfiler_v5") };
-        let table = table.map_err(|e| format!("ncclProfiler_v5: {e}"))?;
-        let (mut context, mut mask) = (std::ptr::null_mut(), 0);
-        // SAFETY: in NCCL's header a name comes first, then a function of this type; the places are
-        // ours.
-        let code = unsafe {
-            let table = table.into_raw().as_raw_ptr() as *const *const c_void;
-            let init = std::mem::transmute::<*const c_void, Init>(*table.add(1));
-            init(&mut context, 7, &mut mask, c"test".as_ptr(), 2, 2, 0, log())
-        };
-        match code {
-            0 => Ok(mask & 1 << 11 != 0),
+        let table = unsafe { self._library.get::<*const c_void>(symbol.as_bytes()) };
+        let table = table.map_err(|e| format!("{symbol}: {e}"))?;
+        // SAFETY: a symbol of the library, which stays loaded as long as `self`.
+        let table = unsafe { table.into_raw() }.as_raw_ptr() as *const *const c_void;
+        let mut profiling = Profiling { table, context: std::ptr::null_mut(), mask: 0, _plugin: self };
+        let (to, mask) = (&raw mut profiling.context, &raw mut profiling.mask);
+        // SAFETY: the places are ours.
+        match unsafe {
+            profile!(profiling, 1, fn(*mut Ptr, u64, *mut c_int, *const c_char, c_int, c_int, c_int, Logger))(
+                to,
+                7,
+                mask,
+                c"test".as_ptr(),
+                2,
+                2,
+                0,
+                log(),
+            )
+        } {
+            0 => Ok(profiling),
             code => Err(format!("the profiler's init answered {code}")),
         }
     }

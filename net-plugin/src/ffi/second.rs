@@ -1,0 +1,167 @@
+//! A second profiler. NCCL loads one profiler alone, and this plugin needs to be that one. A profiler that the user
+//! names by the setting `profiler-plugin`, such as NCCL's Inspector, is loaded here and gets every event.
+
+use std::error::Error;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+use super::profiler::{Event, Profiler};
+use crate::log::{self, Logger};
+use crate::plugin;
+
+/// The event types of v6 that v5 lacks: `ncclProfileCeColl`, `ncclProfileCeSync`, `ncclProfileCeBatch`.
+const NEW_IN_V6: u64 = 0b111 << 12;
+/// The event type `ncclProfileKernelLaunch`.
+const KERNEL_LAUNCH: u64 = 1 << 11;
+
+/// The other profiler. Its library is never unloaded.
+pub(super) struct Second {
+    table: &'static Profiler,
+    version: u32,
+}
+
+/// The other profiler's view of a communicator.
+pub(super) struct Theirs {
+    second: &'static Second,
+    context: *mut c_void,
+    /// It has asked for kernel launches.
+    launches: bool,
+}
+
+impl Second {
+    /// The profiler that the settings name, loaded at the first call. `None` if they name none, or if it can't be loaded:
+    /// NCCL's log says why.
+    pub(super) fn loaded() -> Option<&'static Second> {
+        static SECOND: OnceLock<Option<Second>> = OnceLock::new();
+        SECOND
+            .get_or_init(|| {
+                let name = plugin::profiler()?;
+                let second = Second::load(&name);
+                match &second {
+                    Ok(second) => {
+                        // SAFETY: a table's name is a string of the library, which stays loaded.
+                        let told = unsafe { CStr::from_ptr(second.table.name) }.to_string_lossy();
+                        log::init(&format!(
+                            "the second profiler {told} (v{}) gets every event",
+                            second.version
+                        ))
+                    }
+                    Err(why) => log::warn(&format!(
+                        "profiler-plugin {}: {why}; NCCL goes on without that profiler",
+                        name.display()
+                    )),
+                }
+                second.ok()
+            })
+            .as_ref()
+    }
+
+    fn load(name: &Path) -> Result<Second, String> {
+        // As NCCL finds profilers: by the name, then by the name within a library's name.
+        let mut names = vec![name.to_owned()];
+        if name.components().count() == 1 {
+            names.push(PathBuf::from(format!("libnccl-profiler-{}.so", name.display())));
+        }
+        let mut errors = Vec::new();
+        let library = names.iter().find_map(|name| {
+            // SAFETY: the user names the library for this very purpose: its initialisers may run here.
+            unsafe { Library::new(name) }.map_err(|e| errors.push(why(&e))).ok()
+        });
+        let library = Box::leak(Box::new(library.ok_or_else(|| errors.join("; "))?));
+        for (version, symbol) in [(6, c"ncclProfiler_v6"), (5, c"ncclProfiler_v5")] {
+            // SAFETY: a data symbol, of which only the address is taken.
+            if let Ok(found) = unsafe { library.get::<*const c_void>(symbol.to_bytes_with_nul()) } {
+                // SAFETY: the library is never unloaded.
+                let at = unsafe { found.into_raw() }.as_raw_ptr();
+                // SAFETY: NCCL's headers say that a table of this name has this layout; the library is never unloaded.
+                let table = unsafe { &*at.cast::<Profiler>() };
+                if std::ptr::eq(table, &super::profiler::ncclProfiler_v6) {
+                    return Err("that is this plugin itself".into());
+                }
+                return Ok(Second { table, version });
+            }
+        }
+        Err("it has no table ncclProfiler_v6 or ncclProfiler_v5".into())
+    }
+
+    /// Tells the other profiler of a communicator. `None` if it refuses.
+    ///
+    /// # Safety
+    /// The arguments are those of NCCL's call, `shape` nodes, ranks and rank.
+    pub(super) unsafe fn begin(
+        &'static self,
+        comm: u64,
+        mask: *mut c_int,
+        name: *const c_char,
+        shape: [c_int; 3],
+        logger: Logger,
+    ) -> Option<Theirs> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the caller's promise. The mask is NCCL's own, which profilers may keep and change later.
+        unsafe {
+            let [nodes, ranks, rank] = shape;
+            let code = (self.table.init)(&mut context, comm, mask, name, nodes, ranks, rank, logger);
+            if code != 0 {
+                log::warn(&format!("the second profiler's init answered {code}: it gets no events"));
+                return None;
+            }
+            if self.version < 6 {
+                *mask &= !(NEW_IN_V6 as c_int);
+            }
+            Some(Theirs { second: self, context, launches: *mask & KERNEL_LAUNCH as c_int != 0 })
+        }
+    }
+
+    /// Passes the end of an event on.
+    ///
+    /// # Safety
+    /// The handle comes from [`Theirs::start`] and is given back once.
+    pub(super) unsafe fn stop(&self, handle: *mut c_void) {
+        // SAFETY: the caller's promise. Its answer has no meaning for NCCL's caller.
+        let _ = unsafe { (self.table.stop)(handle) };
+    }
+
+    /// Passes a change of an event's state on.
+    ///
+    /// # Safety
+    /// The arguments are those of NCCL's call.
+    pub(super) unsafe fn record(&self, handle: *mut c_void, state: c_int, arguments: *const c_void) {
+        // SAFETY: the caller's promise.
+        let _ = unsafe { (self.table.record)(handle, state, arguments) };
+    }
+}
+
+/// Why a library can't be loaded, as the linker says it.
+fn why(e: &libloading::Error) -> String {
+    e.source().map_or_else(|| e.to_string(), ToString::to_string)
+}
+
+impl Theirs {
+    /// Passes the begin of an event on. Returns the other profiler's handle of the event, NULL if it wants to hear no more
+    /// of the event.
+    ///
+    /// # Safety
+    /// `event` is an event of NCCL's.
+    pub(super) unsafe fn start(&self, event: *const Event) -> *mut c_void {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the caller's promise.
+        let kind = unsafe { (*event).kind };
+        // This plugin asks for kernel launches, whether the other profiler does or not.
+        let wanted =
+            (kind != KERNEL_LAUNCH || self.launches) && (self.second.version >= 6 || kind & NEW_IN_V6 == 0);
+        if wanted {
+            // SAFETY: the caller's promise, and the context is of the same table.
+            let _ = unsafe { (self.second.table.start)(self.context, &mut handle, event.cast()) };
+        }
+        handle
+    }
+
+    /// Tells the other profiler that the communicator ends.
+    pub(super) fn end(self) {
+        // SAFETY: the context comes from `begin`, and is given back once.
+        let _ = unsafe { (self.second.table.finalize)(self.context) };
+    }
+}
