@@ -449,10 +449,13 @@ impl Mesh {
             out = peer.room.wait_timeout(out, left).unwrap_or_else(|e| e.into_inner()).0;
         }
         if out.closed {
-            return Err(Error::PeerLost { rank: to });
+            drop(out);
+            return Err(Error::PeerLost { rank: self.lost_before(to) });
         }
         let failed = Error::io(format!("sending to rank {to}"));
-        match out.frames.push(&frame, owned).and_then(|()| peer.flush(&mut out)) {
+        let pushed = out.frames.push(&frame, owned).and_then(|()| peer.flush(&mut out));
+        drop(out);
+        match pushed {
             Ok(left) => {
                 if left {
                     self.shared.bell.ring();
@@ -464,10 +467,21 @@ impl Mesh {
                 // rank.
                 Some(
                     Errno::PIPE | Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH,
-                ) => Error::PeerLost { rank: to },
+                ) => Error::PeerLost { rank: self.lost_before(to) },
                 _ => failed(e),
             }),
         }
+    }
+
+    /// The rank that was lost first, where sending to `to` has failed: `to` may have left because another rank died, whose
+    /// end has not been noticed here yet. Waits for that for a moment.
+    #[cold]
+    fn lost_before(&self, to: u32) -> u32 {
+        let state = self.shared.inbox.state();
+        let none = |state: &mut State| state.lost.is_none();
+        let waited = self.shared.inbox.arrived.wait_timeout_while(state, GRACE, none);
+        let (state, _) = waited.unwrap_or_else(|e| e.into_inner());
+        state.lost.or_else(|| state.reported.get(&to).copied()).unwrap_or(to)
     }
 
     /// Returns the next message from a rank under a label. Fails when that rank is gone, when any
