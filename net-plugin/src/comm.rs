@@ -267,8 +267,7 @@ impl Comm {
         mr: Option<&Mr>,
     ) -> Result<Option<&Request>> {
         let Side::Send(sender) = &self.side else { return Err(self.wrong_side("isend")) };
-        // First, because an engine that sleeps would be rung. It also takes in the peer's receives.
-        self.drive();
+        self.end.lane.rouse();
         // SAFETY: the caller's promise.
         let request = sender.enter(|s| unsafe { s.send(&self.end, data, size, tag, mr) });
         let request = request.ok_or_else(|| self.two_threads())??;
@@ -286,13 +285,9 @@ impl Comm {
     #[inline]
     pub unsafe fn receive(&self, wanted: &[Wanted<'_>]) -> Result<Option<&Request>> {
         let Side::Receive(receiver) = &self.side else { return Err(self.wrong_side("irecv")) };
-        // First, because an engine that sleeps would be rung.
-        self.drive();
+        self.end.lane.rouse();
         let request = receiver.enter(|r| r.receive(&self.end, wanted));
         let request = request.ok_or_else(|| self.two_threads())??;
-        if request.is_some() {
-            self.drive();
-        }
         Ok(request.map(|i| &self.requests[i as usize]))
     }
 

@@ -66,8 +66,15 @@ impl Lane {
         if copies && self.drive == Drive::Thread { Wake::Polled } else { Wake::Doorbell }
     }
 
-    /// Moves the connection of this queue pair on, where the caller drives: NCCL's own thread does, in
-    /// each post and in each test.
+    /// Called before a post.
+    #[inline]
+    pub fn rouse(&self) {
+        // An engine that has ended has ended its queue pairs: their status says how.
+        let _ = self.engine.rouse();
+    }
+
+    /// Moves the connection of this queue pair on, where the caller drives: NCCL's own thread does, behind
+    /// each message that it posts and in each test.
     #[inline]
     pub fn drive(&self, qp: QpId) {
         if self.drive == Drive::Caller {

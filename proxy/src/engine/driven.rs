@@ -39,6 +39,8 @@ struct Shared {
     /// How many passes the thread has made.
     stood_in: AtomicU64,
     stopping: AtomicBool,
+    /// Producers and peers were told that the engine sleeps, and no pass has come since. Written with the driver in hand.
+    asleep: AtomicBool,
 }
 
 /// What came of a pass.
@@ -58,6 +60,7 @@ impl Driven {
             calls: Calls::new(),
             stood_in: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
         });
         let theirs = shared.clone();
         let thread = super::spawn(cpu, move || theirs.stand_by())?;
@@ -83,6 +86,12 @@ impl Driven {
             Pass::Busy => Ok(Step::Yield),
             Pass::Gone => Err(EngineError::Gone),
         }
+    }
+
+    /// Whether the engine seems to sleep.
+    #[inline]
+    pub(super) fn is_asleep(&self) -> bool {
+        self.shared.asleep.load(Ordering::Relaxed)
     }
 
     /// How many passes the thread has made.
@@ -119,6 +128,10 @@ impl Shared {
     fn pass(&self, qp: Option<QpId>) -> Pass {
         let Some(mut driver) = self.lock() else { return Pass::Busy };
         let Some(own) = driver.as_mut() else { return Pass::Gone };
+        // Relaxed, here and below: only a hint. The lock orders what counts.
+        if self.asleep.load(Ordering::Relaxed) {
+            self.asleep.store(false, Ordering::Relaxed);
+        }
         let pass = || match qp {
             Some(qp) => own.turn(qp),
             None => own.pass(),
@@ -189,6 +202,7 @@ impl Shared {
                 drop(driver);
                 return std::thread::yield_now();
             }
+            self.asleep.store(true, Ordering::Relaxed);
             own.wakers(limit)
         };
         if !self.calls.none_since(seen) {
