@@ -1,7 +1,8 @@
 //! Allreduce through window, staging ring, gate and queue pair.
 //!
 //! Starts the ranks, each a process of its own on the CPU, one process for each
-//! GPU otherwise, and prints what they measured in the manner of nccl-tests.
+//! GPU otherwise, and prints what they measured as nccl-tests does: each size out of
+//! place and in place.
 //! On several hosts it is started once on each, with `--nodes` and `--node`.
 //! Uses the public API alone.
 
@@ -13,8 +14,12 @@ mod data;
 mod flags;
 #[path = "../../src/bin/pushgate/log.rs"]
 mod log;
+// Sizes and columns, as `pushgate nccl-check` has them.
+#[path = "../../src/bin/pushgate/nccl_tests.rs"]
+mod nccl_tests;
 mod rank;
 mod rnr;
+mod table;
 
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::ops::Range;
@@ -32,8 +37,23 @@ use clap::{Arg, ArgAction, ArgMatches};
 use data::{Dtype, Op};
 use pushgate::settings::{DeviceChoice, ProxyPlace, parse_size};
 use pushgate::{Comm, Context, Error, MAX_RANKS, Settings, explain};
-use rank::{Line, Report};
+use rank::Report;
 use rustix::process::{Pid, Signal};
+
+/// Whether a result goes over the input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Out,
+    In,
+}
+
+/// What is printed on standard output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Table,
+    Json,
+    Csv,
+}
 
 /// What the command line asks for, checked.
 pub struct Options {
@@ -53,12 +73,16 @@ pub struct Options {
     pub block: Option<u32>,
     pub push_lanes: Option<u32>,
     pub slice: Option<u64>,
-    pub in_place: bool,
-    pub json: bool,
+    /// In what order each size is run.
+    pub places: &'static [Place],
+    pub form: Form,
     /// A socket of the proxy process was named: the proxy there runs already.
     pub proxy_runs: bool,
     pub settings: Settings,
 }
+
+/// Smallest size, largest size and factor of `-b`, `-e` and `-f`.
+const RANGE: [&str; 3] = ["8", "16M", "2"];
 
 /// How a child knows which part it plays: `proxy`, or `INDEX/OF/JOB`.
 const ROLE: &str = "_PUSHGATE_ROLE";
@@ -71,6 +95,9 @@ fn command() -> clap::Command {
     };
     let option =
         |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("N").help(help);
+    let switch = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+    };
     let command = clap::Command::new("allreduce")
         .about("Allreduce around a ring of ranks, pushed through windows and released by the gate")
         .version(pushgate::VERSION)
@@ -82,9 +109,14 @@ fn command() -> clap::Command {
                 "Name of the job, the same on all nodes [default: allreduce, on one node with its pid]",
             ),
         )
-        .arg(arg("size", "BYTES,...", "16M", "Bytes a rank (1024-based); a list runs from small to large"))
-        .arg(arg("iters", "N", "5", "Iterations measured, each checked"))
-        .arg(arg("warmup", "N", "1", "Iterations before, checked too"))
+        .arg(
+            Arg::new("size").long("size").value_name("BYTES,...").help(
+                "Bytes a rank (1024-based); a list runs from small to large; in place of -b, -e and -f [default: 16M]",
+            ),
+        )
+        .args(nccl_tests::range_flags(RANGE))
+        .arg(arg("iters", "N", "5", "Iterations measured, each checked").short('n'))
+        .arg(arg("warmup", "N", "1", "Iterations before, checked too").short('w'))
         .arg(arg("dtype", "TYPE", "f32", "f32, f64, f16, bf16, i32 or i64"))
         .arg(arg("op", "OP", "sum", "sum, max, min or prod"))
         .arg(option("channels", "Queue pairs to a peer [default: 1 on the CPU, 16 shared by a GPU's ranks]"))
@@ -92,8 +124,10 @@ fn command() -> clap::Command {
         .arg(option("push-lanes", "Threads of a block that store into the window [default: 64 on a GPU]"))
         .arg(option("slice", "Bytes of a message [default: a quarter of the window, at most 256K]"))
         .arg(arg("late-ms", "N", "0", "Odd ranks start each iteration this much later, milliseconds"))
-        .arg(Arg::new("in-place").long("in-place").action(ArgAction::SetTrue).help("Output over input"))
-        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("One JSON object a line"));
+        .arg(switch("in-place", "Runs in place alone, output over input [default: both, out of place first]"))
+        .arg(switch("out-of-place", "Runs out of place alone").conflicts_with("in-place"))
+        .arg(switch("json", "One JSON object a line"))
+        .arg(switch("csv", "One CSV line a size, below a line of names").conflicts_with("json"));
     flags::help(flags::settings(command, false))
 }
 
@@ -113,9 +147,18 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
     let op = Op::parse(op).ok_or_else(|| Error::flag("op", op, Op::ALL))?;
     let allowed = format!("whole {} elements, at most 64G, as in 4096, 16M or 1K,1M", dtype.name());
     let mut sizes = Vec::new();
-    for s in text("size").expect("has a default").split(',') {
-        let bytes = parse_size(s).filter(|b| *b > 0 && *b <= 64 << 30 && b % dtype.size() as u64 == 0);
-        sizes.push(bytes.ok_or_else(|| Error::flag("size", s, &allowed))?);
+    match (text("size"), nccl_tests::range(m, dtype.size() as u64, RANGE)?) {
+        (Some(list), Some(_)) => {
+            return Err(Error::flag("size", list, "none beside --minbytes, --maxbytes and --stepfactor"));
+        }
+        (None, Some(range)) => sizes = range,
+        (list, None) => {
+            for s in list.unwrap_or("16M").split(',') {
+                let bytes = parse_size(s)
+                    .filter(|b| *b > 0 && *b <= nccl_tests::MOST && b % dtype.size() as u64 == 0);
+                sizes.push(bytes.ok_or_else(|| Error::flag("size", s, &allowed))?);
+            }
+        }
     }
     // The last line is the largest size, whatever the order they came in.
     sizes.sort_unstable();
@@ -159,8 +202,16 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
         block: number("block", 1, 512)?,
         push_lanes: number("push-lanes", 1, 512)?,
         slice,
-        in_place: m.get_flag("in-place"),
-        json: m.get_flag("json"),
+        places: match (m.get_flag("out-of-place"), m.get_flag("in-place")) {
+            (true, _) => &[Place::Out],
+            (_, true) => &[Place::In],
+            _ => &[Place::Out, Place::In],
+        },
+        form: match (m.get_flag("json"), m.get_flag("csv")) {
+            (true, _) => Form::Json,
+            (_, true) => Form::Csv,
+            _ => Form::Table,
+        },
         proxy_runs: text("proxy-socket").is_some()
             || std::env::var_os("PUSHGATE_PROXY_SOCKET").is_some()
             || settings.proxy_socket != Settings::default().proxy_socket,
@@ -397,14 +448,14 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
     }
     drop(sender);
 
-    let total = (o.warmup + o.iters) as u64 * o.sizes.len() as u64;
-    let bar = if std::io::stderr().is_terminal() && !o.json && o.node == 0 {
+    let total = (o.warmup + o.iters) as u64 * (o.sizes.len() * o.places.len()) as u64;
+    let bar = if std::io::stderr().is_terminal() && o.form == Form::Table && o.node == 0 {
         indicatif::ProgressBar::new(total)
             .with_style(indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len} iterations {elapsed}")?)
     } else {
         indicatif::ProgressBar::hidden()
     };
-    let mut lines = 0;
+    let mut lines = Vec::new();
     let mut failed: Option<Instant> = None;
     let mut code = ExitCode::SUCCESS;
     let who = |index: usize| match of as usize == o.share.len() {
@@ -415,12 +466,11 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
     let mut told = vec![false; of as usize];
     loop {
         match reports.recv_timeout(Duration::from_millis(20)) {
-            Ok(Report::Why(why)) if !o.json => bar.suspend(|| header(&why))?,
-            Ok(Report::Why(_)) => {}
+            Ok(Report::Why(why)) => bar.suspend(|| say(&table::header(o.form, &why)))?,
             Ok(Report::Step) => bar.inc(1),
             Ok(Report::Line(line)) => {
-                lines += 1;
-                bar.suspend(|| print(o, &line))?;
+                bar.suspend(|| say(&table::line(o.form, &line)))?;
+                lines.push(line);
             }
             Err(RecvTimeoutError::Timeout) => {}
             // All pipes are closed: the children have ended or are about to.
@@ -469,8 +519,8 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
     }
     for report in reports.iter() {
         if let Report::Line(line) = report {
-            lines += 1;
-            print(o, &line)?;
+            say(&table::line(o.form, &line))?;
+            lines.push(line);
         }
     }
     bar.finish_and_clear();
@@ -481,12 +531,14 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
         // Rank 0's node has the results.
         let (first, last) = (o.share.start, o.share.end - 1);
         match first == last {
-            _ if o.json => {}
-            true => say(&format!("# node {}: its rank {first} is done", o.node))?,
-            false => say(&format!("# node {}: its ranks {first} to {last} are done", o.node))?,
+            _ if o.form != Form::Table => {}
+            true => say(&format!("# node {}: its rank {first} is done\n", o.node))?,
+            false => say(&format!("# node {}: its ranks {first} to {last} are done\n", o.node))?,
         }
-    } else if lines != o.sizes.len() {
-        return Err(anyhow!("{lines} of {} sizes were reported", o.sizes.len()));
+    } else if lines.len() != o.sizes.len() {
+        return Err(anyhow!("{} of {} sizes were reported", lines.len(), o.sizes.len()));
+    } else {
+        say(&table::footer(o.form, &lines))?;
     }
     Ok(code)
 }
@@ -503,42 +555,11 @@ impl std::fmt::Display for ReaderGone {
 
 impl std::error::Error for ReaderGone {}
 
-/// Prints a line.
-fn say(line: &str) -> Result<()> {
+/// Prints text as it is.
+fn say(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    match writeln!(out, "{line}").and_then(|()| out.flush()) {
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(ReaderGone.into()),
         done => done.context("cannot write to standard output"),
     }
-}
-
-fn header(why: &str) -> Result<()> {
-    say(&format!("# {why}"))?;
-    say(&format!(
-        "#{:>11} {:>12} {:>6} {:>5} {:>12} {:>9} {:>9} {:>9} {:>7} {:>8}",
-        "size", "count", "type", "op", "time", "algbw", "busbw", "best", "#wrong", "stalls"
-    ))?;
-    say(&format!(
-        "#{:>11} {:>12} {:>6} {:>5} {:>12} {:>9} {:>9} {:>9} {:>7} {:>8}",
-        "(B)", "(elements)", "", "", "(us)", "(GB/s)", "(GB/s)", "(GB/s)", "", ""
-    ))
-}
-
-fn print(o: &Options, l: &Line) -> Result<()> {
-    if o.json {
-        return say(&serde_json::to_string(l)?);
-    }
-    say(&format!(
-        " {:>11} {:>12} {:>6} {:>5} {:>12.1} {:>9.2} {:>9.2} {:>9.2} {:>7} {:>8}",
-        l.bytes,
-        l.count,
-        l.dtype,
-        l.op,
-        l.time_us,
-        l.algbw_gbs,
-        l.busbw_gbs,
-        l.best_busbw_gbs,
-        l.wrong,
-        l.credit_stalls
-    ))
 }

@@ -9,9 +9,9 @@ use pushgate::zerocopy::{Immutable, IntoBytes};
 use pushgate::{Comm, Counters, Launch, Module, QpConfig, WaitOutcome, status_name, upload_descriptors};
 use serde::{Deserialize, Serialize};
 
-use super::Options;
 use super::data;
 use super::rnr::Rnr;
+use super::{Options, Place};
 
 /// `struct allreduce_params` of the kernel.
 #[derive(IntoBytes, Immutable)]
@@ -46,9 +46,11 @@ pub struct Line {
     pub qp: String,
     pub proxy: String,
     pub channels: u32,
+    /// Whether the times and rates without `in_place_` in their names are in place, because nothing ran out of place.
     pub in_place: bool,
     pub iters: u32,
     pub verified: bool,
+    /// Wrong elements, out of place and in place, of all iterations.
     pub wrong: u64,
     pub dropped: u64,
     /// Receiver-not-ready answers; none where they can't be counted.
@@ -58,6 +60,21 @@ pub struct Line {
     /// Payloads that the sender had to copy out of its window.
     pub bounced: u64,
     pub credit_stalls: u64,
+    /// Out of place, or in place where nothing ran out of place.
+    #[serde(flatten)]
+    pub first: Speed,
+    /// In place; none where nothing ran in place.
+    pub in_place_wrong: Option<u64>,
+    pub in_place_time_us: Option<f64>,
+    pub in_place_algbw_gbs: Option<f64>,
+    pub in_place_busbw_gbs: Option<f64>,
+    pub in_place_best_us: Option<f64>,
+    pub in_place_best_busbw_gbs: Option<f64>,
+}
+
+/// What the iterations of a size took.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub struct Speed {
     /// Mean of the iterations, each the slowest rank's kernel.
     pub time_us: f64,
     pub algbw_gbs: f64,
@@ -65,6 +82,30 @@ pub struct Line {
     /// The fastest iteration.
     pub best_us: f64,
     pub best_busbw_gbs: f64,
+}
+
+impl Speed {
+    fn of(bytes: u64, ranks: u32, times: &[f64]) -> Self {
+        let time_us = times.iter().sum::<f64>() / times.len() as f64;
+        let best_us = times.iter().copied().fold(f64::INFINITY, f64::min);
+        // nccl-tests, doc/PERFORMANCE.md: what a rank's link carries, 2(n-1)/n of the size.
+        let bus = 2.0 * (ranks - 1) as f64 / ranks as f64;
+        let gbs = |us: f64| bytes as f64 / us / 1e3;
+        Speed {
+            time_us,
+            algbw_gbs: gbs(time_us),
+            busbw_gbs: gbs(time_us) * bus,
+            best_us,
+            best_busbw_gbs: gbs(best_us) * bus,
+        }
+    }
+}
+
+/// What the iterations of a size in one place came to.
+struct Measured {
+    place: Place,
+    times: Vec<f64>,
+    wrong: u64,
 }
 
 /// What a rank reports to the parent, one JSON object a line.
@@ -133,6 +174,8 @@ fn agree(o: &Options, shape: &Shape, comm: &Comm) -> Result<()> {
         ("warmup", o.warmup.to_string()),
         ("dtype", o.dtype.name().into()),
         ("op", o.op.name().into()),
+        ("in-place", (o.places == [Place::In]).to_string()),
+        ("out-of-place", (o.places == [Place::Out]).to_string()),
         ("channels", shape.channels.to_string()),
         ("slice", shape.slice.to_string()),
     ];
@@ -181,8 +224,8 @@ pub fn run(
 
     let most = o.sizes.iter().copied().max().expect("at least one size") as usize;
     let input = context.alloc(most)?;
-    let output = if o.in_place { None } else { Some(context.alloc(most)?) };
-    let steps = (o.warmup + o.iters) as usize * o.sizes.len();
+    let output = o.places.contains(&Place::Out).then(|| context.alloc(most)).transpose()?;
+    let steps = (o.warmup + o.iters) as usize * o.sizes.len() * o.places.len();
     // A set of counters for each launch, so that none must be cleared between them.
     let progress = context.alloc(steps * shape.channels as usize * 8)?;
     let results = context.alloc(steps * shape.channels as usize * 16)?;
@@ -200,9 +243,14 @@ pub fn run(
     for &bytes in &o.sizes {
         let host = &mut host[..bytes as usize];
         let before = context.counters()?;
-        let mut times = Vec::new();
-        let mut wrong_in_all = 0;
-        for i in 0..o.warmup + o.iters {
+        let mut measured: Vec<Measured> = Vec::new();
+        for (place, i) in o.places.iter().flat_map(|place| (0..o.warmup + o.iters).map(move |i| (*place, i)))
+        {
+            if i == 0 {
+                measured.push(Measured { place, times: Vec::new(), wrong: 0 });
+            }
+            let measured = measured.last_mut().expect("one was pushed");
+            let result = output.as_ref().filter(|_| place == Place::Out).unwrap_or(&input);
             let seed = (step as u64 + 1) << 8 ^ bytes;
             data::fill(host, o.dtype, seed, rank, o.op, threads);
             input.copy_from_host(host)?;
@@ -211,7 +259,7 @@ pub fn run(
                 send_qps: send_qps.addr(),
                 recv_qps: recv_qps.addr(),
                 input: input.addr(),
-                output: output.as_ref().unwrap_or(&input).addr(),
+                output: result.addr(),
                 count: bytes / o.dtype.size() as u64,
                 slice: shape.slice,
                 progress: progress.addr() + (step * shape.channels as usize * 8) as u64,
@@ -253,7 +301,7 @@ pub fn run(
                 }
             }
             let time = running.elapsed()?.expect("it has ended");
-            output.as_ref().unwrap_or(&input).copy_to_host_at(0, host)?;
+            result.copy_to_host_at(0, host)?;
             let (wrong, first) = data::check(host, o.dtype, seed, n, o.op, threads);
             if let Some(w) = first {
                 eprintln!(
@@ -265,9 +313,9 @@ pub fn run(
             let all = comm.all_gather(&serde_json::to_vec(&mine)?)?;
             let all: Vec<Outcome> =
                 all.iter().map(|o| serde_json::from_slice(o)).collect::<Result<_, _>>()?;
-            wrong_in_all += all.iter().map(|o| o.wrong).sum::<u64>();
+            measured.wrong += all.iter().map(|o| o.wrong).sum::<u64>();
             if i >= o.warmup {
-                times.push(all.iter().map(|o| o.time_us).fold(0.0, f64::max));
+                measured.times.push(all.iter().map(|o| o.time_us).fold(0.0, f64::max));
             }
             step += 1;
             if rank == 0 {
@@ -294,10 +342,11 @@ pub fn run(
             sum.rnr = Some(sum.engine.rnr);
         }
         if rank == 0 {
-            report(Report::Line(Box::new(line(o, comm, &shape, bytes, &times, wrong_in_all, sum))));
+            report(Report::Line(Box::new(line(o, comm, &shape, bytes, &measured, sum))));
         }
-        if wrong_in_all > 0 {
-            bail!("{wrong_in_all} wrong elements");
+        let wrong = measured.iter().map(|m| m.wrong).sum::<u64>();
+        if wrong > 0 {
+            bail!("{wrong} wrong elements");
         }
     }
     // Nobody leaves while another still drains.
@@ -306,22 +355,13 @@ pub fn run(
     Ok(())
 }
 
-fn line(
-    o: &Options,
-    comm: &Comm,
-    shape: &Shape,
-    bytes: u64,
-    times: &[f64],
-    wrong: u64,
-    sum: Counted,
-) -> Line {
+fn line(o: &Options, comm: &Comm, shape: &Shape, bytes: u64, measured: &[Measured], sum: Counted) -> Line {
     let context = comm.context();
     let n = comm.size();
-    let mean = times.iter().sum::<f64>() / times.len() as f64;
-    let best = times.iter().copied().fold(f64::INFINITY, f64::min);
-    // nccl-tests, doc/PERFORMANCE.md: what a rank's link carries, 2(n-1)/n of the size.
-    let bus = 2.0 * (n - 1) as f64 / n as f64;
-    let gbs = |us: f64| bytes as f64 / us / 1e3;
+    let speed = |m: &Measured| Speed::of(bytes, n, &m.times);
+    let wrong = measured.iter().map(|m| m.wrong).sum();
+    let in_place = measured.iter().find(|m| m.place == Place::In);
+    let in_place_speed = in_place.map(speed);
     Line {
         ranks: n,
         bytes,
@@ -333,7 +373,7 @@ fn line(
         qp: context.settings().qp.to_string(),
         proxy: context.proxy_place().into(),
         channels: shape.channels,
-        in_place: o.in_place,
+        in_place: o.places == [Place::In],
         iters: o.iters,
         verified: wrong == 0,
         wrong,
@@ -343,10 +383,12 @@ fn line(
         copies: sum.engine.copies,
         bounced: sum.engine.bounced,
         credit_stalls: sum.engine.credit_stalls(),
-        time_us: mean,
-        algbw_gbs: gbs(mean),
-        busbw_gbs: gbs(mean) * bus,
-        best_us: best,
-        best_busbw_gbs: gbs(best) * bus,
+        first: speed(&measured[0]),
+        in_place_wrong: in_place.map(|m| m.wrong),
+        in_place_time_us: in_place_speed.map(|s| s.time_us),
+        in_place_algbw_gbs: in_place_speed.map(|s| s.algbw_gbs),
+        in_place_busbw_gbs: in_place_speed.map(|s| s.busbw_gbs),
+        in_place_best_us: in_place_speed.map(|s| s.best_us),
+        in_place_best_busbw_gbs: in_place_speed.map(|s| s.best_busbw_gbs),
     }
 }

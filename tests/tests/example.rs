@@ -231,14 +231,87 @@ fn eight_ranks_end() {
 }
 
 #[test]
-fn without_json_a_table_and_which_executor_ran_and_why() {
+fn each_size_runs_out_of_place_and_in_place_unless_one_of_them_is_asked_for() {
     let _one = alone();
-    let ended = allreduce("--ranks 2 --iters 1 --warmup 0 --size 1K,2K --device cpu");
+    let small = "--ranks 2 --size 4K --iters 2 --warmup 1";
+    let both = &lines(small)[0];
+    for (first, second) in [
+        ("time_us", "in_place_time_us"),
+        ("algbw_gbs", "in_place_algbw_gbs"),
+        ("busbw_gbs", "in_place_busbw_gbs"),
+        ("best_us", "in_place_best_us"),
+        ("best_busbw_gbs", "in_place_best_busbw_gbs"),
+    ] {
+        assert!(both[first].as_f64().unwrap() > 0.0 && both[second].as_f64().unwrap() > 0.0, "{both}");
+    }
+    assert_eq!((&both["in_place"], &both["in_place_wrong"]), (&false.into(), &0.into()));
+    // The fields that are named for no place are those of the place that ran.
+    let inside = &lines(&format!("{small} --in-place"))[0];
+    assert_eq!((&inside["in_place"], &inside["time_us"]), (&true.into(), &inside["in_place_time_us"]));
+    let outside = &lines(&format!("{small} --out-of-place"))[0];
+    assert_eq!((&outside["in_place"], &outside["in_place_time_us"]), (&false.into(), &Value::Null));
+    assert!(outside["time_us"].as_f64().unwrap() > 0.0, "{outside}");
+}
+
+#[test]
+fn a_range_of_sizes_is_named_as_for_nccl_tests() {
+    let _one = alone();
+    let sizes = |args: &str| -> Vec<u64> {
+        lines(&format!("--ranks 2 -n 1 -w 0 {args}")).iter().map(|l| l["bytes"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(sizes("-b 8 -e 1K -f 4"), [8, 32, 128, 512]);
+    assert_eq!(sizes("-b 1K -e 4K"), [1024, 2048, 4096]);
+    assert_eq!(sizes("--minbytes 64 --maxbytes 64 --stepfactor 2"), [64]);
+}
+
+#[test]
+fn without_json_a_table_of_nccl_tests_columns_and_a_verdict() {
+    let _one = alone();
+    let ended = allreduce("--ranks 2 -n 1 -w 0 -b 1K -e 2K --device cpu");
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let mut lines = ended.stdout.lines();
-    let why = lines.next().unwrap();
-    assert!(why.starts_with("# cpu: ") && why.ends_with("as asked for"), "{why}");
-    assert_eq!(lines.filter(|l| !l.starts_with('#')).count(), 2);
+    let all: Vec<_> = ended.stdout.lines().collect();
+    assert!(all[0].starts_with("# cpu: ") && all[0].ends_with("as asked for"), "{}", all[0]);
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let names = all.iter().find(|l| words(l).get(1).is_some_and(|w| w == "size")).unwrap();
+    let four = "time algbw busbw #wrong";
+    assert_eq!(words(names), words(&format!("# size count type redop root {four} {four}")));
+    let rows: Vec<_> = all.iter().filter(|l| !l.starts_with('#')).map(|l| words(l)).collect();
+    assert_eq!(rows.len(), 2);
+    for (row, (bytes, count)) in rows.iter().zip([("1024", "256"), ("2048", "512")]) {
+        assert_eq!(row[..5], [bytes, count, "f32", "sum", "-1"]);
+        assert_eq!((row.len(), &*row[8], &*row[12]), (13, "0", "0"), "{row:?}");
+        assert!([5, 9].iter().all(|at| row[*at].parse::<f64>().unwrap() > 0.0), "{row:?}");
+    }
+    let last = *all.last().unwrap();
+    assert!(last.starts_with("# verified, nothing dropped, no RNR, "), "{last}");
+    // One place alone leaves the other's columns, without figures.
+    for (flag, from) in [("--in-place", 5), ("--out-of-place", 9)] {
+        let ended = allreduce(&format!("--ranks 2 -n 1 -w 0 -b 1K -e 1K --device cpu {flag}"));
+        let row = words(ended.stdout.lines().find(|l| !l.starts_with('#')).unwrap());
+        assert_eq!(row[from..from + 4], ["-", "-", "-", "-"], "{flag}: {row:?}");
+        assert_eq!(row.iter().filter(|w| *w == "-").count(), 4, "{flag}: {row:?}");
+    }
+}
+
+#[test]
+fn csv_has_a_line_of_names_and_a_line_a_size() {
+    let _one = alone();
+    for (flag, empty) in [("", 0), ("--in-place", 4), ("--out-of-place", 4)] {
+        let ended = allreduce(&format!("--ranks 2 -n 1 -w 0 -b 64 -e 128 --csv --device cpu {flag}"));
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let rows: Vec<Vec<_>> = ended.stdout.lines().map(|l| l.split(',').collect()).collect();
+        assert_eq!(rows.len(), 3, "{}", ended.stdout);
+        let names = &rows[0];
+        for row in &rows {
+            assert_eq!(row.len(), names.len(), "{row:?}");
+        }
+        for (row, size) in rows[1..].iter().zip(["64", "128"]) {
+            let field = |name: &str| row[names.iter().position(|n| *n == name).unwrap()];
+            assert_eq!((field("size"), field("type"), field("redop")), (size, "f32", "sum"));
+            assert_eq!((field("verified"), field("dropped"), field("rnr")), ("true", "0", "0"));
+            assert_eq!(row.iter().filter(|f| f.is_empty()).count(), empty, "{row:?}");
+        }
+    }
 }
 
 // ----------------------------------------------------------------- bad input
@@ -268,6 +341,17 @@ fn bad_input_is_one_sentence_and_starts_nothing() {
         ("--timeout 0", "invalid timeout `0`", "1ms to 24h"),
         ("--slice 24", "invalid slice `24`", "multiple of 16"),
         ("--iters 0", "invalid iters `0`", "1 to 1000000"),
+        ("-n 0", "invalid iters `0` (from --iters)", "1 to 1000000"),
+        ("-w -1", "", ""),
+        ("-b 0", "invalid minbytes `0` (from --minbytes)", "a multiple of 4, at most 64G, as in 8, 1K or 1G"),
+        ("-b 6", "invalid minbytes `6`", "a multiple of 4"),
+        ("-e 1T", "invalid maxbytes `1T`", "a multiple of 4, at most 64G"),
+        ("-b 1M -e 1K", "invalid maxbytes `1K`", "at least minbytes, which is 1048576"),
+        ("-b 8 -e 1K -f 1", "invalid stepfactor `1`", "2 to 1073741824"),
+        ("-b 8 -e 1K -f 1.5", "invalid stepfactor `1.5`", "2 to 1073741824"),
+        ("-b 8 --size 1K", "invalid size `1K`", "none beside --minbytes, --maxbytes and --stepfactor"),
+        ("--in-place --out-of-place", "", ""),
+        ("--json --csv", "", ""),
         ("--channels 65", "invalid channels `65`", "1 to 64"),
         ("--late-ms 60001", "invalid late-ms `60001`", "0 to 60000"),
         ("--no-imm=maybe", "invalid no-imm `maybe`", "true or false"),

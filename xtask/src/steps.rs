@@ -363,7 +363,7 @@ fn allreduce(bench: &mut Bench, ranks: u32, sizes: &str, more: &[&str]) -> Resul
     }
     let mut command = bench.command();
     command.args(["run", "--release", "--package", "pushgate", "--example", "allreduce", "--"]);
-    command.args(["--ranks", &ranks.to_string(), "--size", sizes, "--device", "cpu", "--iters", "2"]);
+    command.args(["--ranks", &ranks.to_string(), "--size", sizes, "--device", "cpu", "--iters", "1"]);
     command.arg("--json").args(more);
     let output = process::capture(command, true, bench.guard)?;
     check_result(output.lines().last().unwrap_or_default())?;

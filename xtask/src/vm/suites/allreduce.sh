@@ -69,10 +69,11 @@ verified() {
     done
 }
 
-# right DEVICE ARGUMENT...: checks that the demonstration is right and that the device counted no RNR.
+# right DEVICE ARGUMENT...: checks that the demonstration is right and that the device counted no RNR. Out of place
+# alone: an emulated processor has no time for both.
 right() {
     before=$(rnr "$1")
-    run 120 "$EXAMPLE_ALLREDUCE" --json --device cpu --qp verbs --ib-dev "$@"
+    run 120 "$EXAMPLE_ALLREDUCE" --json --out-of-place --device cpu --qp verbs --ib-dev "$@"
     verified
     [ "$(rnr "$1")" = "$before" ] || fail "RNR counters of $1 went from $before to $(rnr "$1")"
 }

@@ -6,7 +6,7 @@ for imm in --no-imm=false --no-imm; do
 done
 
 # Shows that these checks can fail: the same runs with senders that ignore credit.
-late="--json --device cpu --qp verbs --ib-dev rxe0 --ranks 4 --iters 1 --receives 2 --slice 4K --late-ms 30"
+late="--json --out-of-place --device cpu --qp verbs --ib-dev rxe0 --ranks 4 --iters 1 --receives 2 --slice 4K --late-ms 30"
 ungated() {
     before=$(rnr rxe0)
     # Unquoted, because the words are arguments.

@@ -12,7 +12,7 @@ again() {
 # Starts the demonstration over both guests, two ranks in each.
 start() {
     before=$(rnr rxen0)
-    run 120 "$EXAMPLE_ALLREDUCE" --json --device cpu --qp verbs --ib-dev rxen0 --ack-timeout "$patience" \
+    run 120 "$EXAMPLE_ALLREDUCE" --json --out-of-place --device cpu --qp verbs --ib-dev rxen0 --ack-timeout "$patience" \
         --ranks 4 --nodes 2 --node "$node" --rendezvous 10.9.9.1:7000 "$@"
 }
 
