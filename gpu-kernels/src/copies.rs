@@ -34,6 +34,24 @@ impl Copies {
         }))
     }
 
+    /// Makes a queue for what other libraries launch on its stream ([`Copies::raw`]), with points between their
+    /// kernels. The stream has the priority of programs' own streams.
+    pub fn beside_kernels(executor: &Arc<dyn Executor>) -> Result<Self> {
+        Ok(Self(match executor.as_cuda() {
+            Some(cuda) => Kind::Cuda(CopyStream::beside_kernels(cuda.context())?),
+            None => Kind::Cpu,
+        }))
+    }
+
+    /// The queue's `CUstream`, for libraries that take one; `None` on the CPU. The handle is valid as long as the queue
+    /// lives.
+    pub fn raw(&self) -> Option<u64> {
+        match &self.0 {
+            Kind::Cuda(copies) => Some(copies.raw()),
+            Kind::Cpu => None,
+        }
+    }
+
     /// Copies `len` bytes between device memory, registered host memory (by its device address) and
     /// memory of other GPUs. Returns at once on a GPU.
     ///

@@ -179,7 +179,24 @@ fn escape(s: &str) -> String {
     s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
+/// Draws plots below each other, as one file.
+pub fn stack(plots: &[Plot]) -> String {
+    let mut inner = String::new();
+    let mut height = 0.0;
+    for plot in plots {
+        let place = format!("<svg y=\"{height}\" width=\"{WIDTH}\" height=\"{}\" ", plot.height());
+        inner += &plot.svg().replacen("<svg ", &place, 1);
+        height += plot.height();
+    }
+    format!("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\">\n{inner}</svg>\n")
+}
+
 impl Plot {
+    /// The height of the drawing with its legend.
+    fn height(&self) -> f64 {
+        HEIGHT + self.series.len().div_ceil(2) as f64 * LINE + 8.0
+    }
+
     /// The plot as a file of its own, or as an element of an HTML page. The legend's entries stand
     /// below the plot, two in a row.
     pub fn svg(&self) -> String {
@@ -187,10 +204,9 @@ impl Plot {
         let shown = || points().filter(|p| self.shows(p));
         let x = Range::of(&self.x, shown().map(|p| p.0));
         let y = Range::of(&self.y, shown().map(|p| p.1));
-        let rows = self.series.len().div_ceil(2) as f64;
         let (w, h) = (WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM);
         let at = |p: &(f64, f64)| (LEFT + x.part(p.0) * w, TOP + (1.0 - y.part(p.1)) * h);
-        let full = HEIGHT + rows * LINE + 8.0;
+        let full = self.height();
         let mut s = String::new();
         let mut put = |line: std::fmt::Arguments<'_>| writeln!(s, "{line}").expect("a String takes all");
         put(format_args!(
@@ -328,6 +344,21 @@ mod tests {
         assert_eq!(svg.matches("<circle").count(), 2, "one point and its legend");
         assert_eq!(svg.matches("stroke-dasharray=\"8 4\"").count(), 2, "a line and its legend");
         assert!(!svg.contains("fill=\"#d55e00\""), "a line without points has no markers");
+    }
+
+    #[test]
+    fn stacked_plots_lie_below_each_other() {
+        let one = plot(Scale::Linear, vec![(1.0, 1.0), (1024.0, 3.0)]);
+        let both = stack(&[one.clone(), one.clone()]);
+        assert!(
+            both.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 760 972\">"),
+            "{both}"
+        );
+        assert!(
+            both.contains("<svg y=\"0\" width=\"760\" height=\"486\" ") && both.contains("<svg y=\"486\" ")
+        );
+        assert_eq!((both.matches("<svg ").count(), both.matches("</svg>").count()), (3, 3));
+        assert!(one.svg().contains("viewBox=\"0 0 760 486\""));
     }
 
     #[test]

@@ -428,6 +428,7 @@ fn help_shows_the_settings_that_matter_and_help_all_the_others_apart() {
         ("bench osu-bw", &["--rendezvous", "--window-size"], &["--landing", "--net-window-size"]),
         ("devices", &["--help-all"], &["--qp", "--window-size"]),
         ("doctor", &["--ib-dev", "--window"], &["--stuck", "--landing"]),
+        ("nccl-check", &["--path", "--qp", "--timeout", "--transports"], &["--slots", "--rendezvous"]),
         ("probe", &["--device"], &["--qp", "--timeout"]),
         ("proxy", &["--proxy-socket"], &["--qp", "--timeout"]),
         ("config", &["--landing", "--qp"], &[]),
@@ -584,7 +585,14 @@ fn the_manual_has_a_page_for_every_subcommand() {
     let _ = fs::remove_dir_all(&pages);
     fs::create_dir_all(&pages).unwrap();
     assert_eq!(prints(&format!("manual --folder {}", pages.display())), "");
-    for name in ["pushgate", "pushgate-config", "pushgate-bench", "pushgate-bench-push", "pushgate-doctor"] {
+    for name in [
+        "pushgate",
+        "pushgate-config",
+        "pushgate-bench",
+        "pushgate-bench-push",
+        "pushgate-doctor",
+        "pushgate-nccl-check",
+    ] {
         let page =
             fs::read_to_string(pages.join(format!("{name}.1"))).unwrap_or_else(|e| panic!("{name}.1: {e}"));
         assert!(page.contains(".TH"), "{name}");

@@ -268,7 +268,8 @@ fn an_input_that_is_not_there_has_one_code_and_names_its_cause_once() {
 
 /// The command of each subcommand that works with settings.
 fn workers() -> Vec<Command> {
-    let ours: [&[&str]; 4] = [&["probe"], &["bench", "local"], &["bench", "osu-latency"], &["bench", "push"]];
+    let ours: [&[&str]; 5] =
+        [&["probe"], &["bench", "local"], &["bench", "osu-latency"], &["bench", "push"], &["nccl-check"]];
     let mut all: Vec<Command> = ours.iter().map(|args| program(pushgate(), args)).collect();
     all.push(program(&example("allreduce"), &[]));
     all
@@ -306,6 +307,30 @@ fn a_gpu_that_is_asked_for_and_not_there_has_one_code_everywhere() {
         let ended = ended(command.env("PUSHGATE_DEVICE", "cuda").output().unwrap());
         assert_eq!(ended.code, Some(2), "{command:?}: {}", ended.stderr);
     }
+}
+
+#[test]
+fn nccl_check_says_at_once_all_that_is_missing_and_what_to_install() {
+    if pushgate::probe_cuda().is_ok() {
+        return skip("a GPU is here, so it is not missing");
+    }
+    let named = ["--nccl", "/nonexistent/libnccl.so.2", "--plugin", "/nonexistent/plugin.so"];
+    let ended = run(&[&["nccl-check"][..], &named].concat());
+    assert_eq!((ended.code, &*ended.stdout), (Some(2), ""), "{}", ended.stderr);
+    let lines: Vec<_> = ended.stderr.lines().collect();
+    assert_eq!(lines[0], "pushgate: nccl-check needs what this host lacks:");
+    assert!(
+        lines[1].starts_with("  a GPU (") && lines[1].contains("install NVIDIA's driver"),
+        "{}",
+        lines[1]
+    );
+    assert_eq!(lines[2], "  NCCL (no file /nonexistent/libnccl.so.2): name libnccl.so.2 with --nccl");
+    let plugin = "  the plugin (no file /nonexistent/plugin.so): build it with `cargo xtask plugin`, which prints its path";
+    assert_eq!(lines[3..], [plugin]);
+    // Wrong arguments come first, and nothing is left behind.
+    let wrong =
+        "invalid minbytes `6` (from --minbytes): expected a multiple of 4, at most 64G, as in 8, 1K or 1G";
+    refused(&["nccl-check", "-b", "6"], 2, wrong);
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use crate::finding::Finding;
 use crate::readings::{Read, Readings};
 
-/// 2.28.9 of 22809; before 2.9 it was 2804 for 2.8.4 (nccl.h, NCCL_VERSION).
-fn version(code: u32) -> (u32, u32, u32) {
+/// NCCL's version of its code: 2.28.9 of 22809; before 2.9 the code was 2804 for 2.8.4 (nccl.h, NCCL_VERSION).
+pub fn version(code: u32) -> (u32, u32, u32) {
     match code {
         0..10_000 => (code / 1000, code % 1000 / 100, code % 100),
         _ => (code / 10_000, code % 10_000 / 100, code % 100),

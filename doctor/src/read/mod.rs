@@ -11,6 +11,7 @@ mod pci;
 mod rdma;
 mod roots;
 
+pub use nccl::{library as nccl_library, library_at as nccl_library_at};
 pub use roots::Roots;
 
 use crate::checks::Part;

@@ -22,7 +22,7 @@ pub fn nccl() -> Nccl {
     let variable = |name: &str| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned());
     let plugin_variable = variable("NCCL_NET_PLUGIN");
     Nccl {
-        version: version(),
+        version: library(),
         plugin: plugin(plugin_variable.as_deref()),
         ref_count: variable("NCCL_NET_PLUGIN_REF_COUNT"),
         plugin_variable,
@@ -45,8 +45,9 @@ fn not_found(name: &str, error: &str) -> bool {
     error.starts_with(&format!("{name}: cannot open shared object file: No such file"))
 }
 
-/// By the linker's name, then where NVIDIA's wheels put it in a Python environment.
-fn version() -> Read<(u32, String)> {
+/// NCCL's library, and the version code that it answers with: by the linker's name, then where NVIDIA's wheels put the
+/// file in a Python environment.
+pub fn library() -> Read<(u32, String)> {
     const NAME: &str = "libnccl.so.2";
     let env = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let mut sites: Vec<PathBuf> = env("PUSHGATE_PYTHON_SITE").into_iter().collect();
@@ -56,26 +57,28 @@ fn version() -> Read<(u32, String)> {
     }
     let files = sites.into_iter().map(|s| s.join("nvidia/nccl/lib").join(NAME)).filter(|p| p.exists());
     let names = [NAME.to_string()].into_iter().chain(files.map(|p| p.display().to_string()));
-    for name in names {
-        let library = match open(&name) {
-            Ok(library) => library,
-            Err(error) if not_found(&name, &error) => continue,
-            Err(error) => return Read::Unreadable(format!("{name} can't be loaded: {error}")),
-        };
-        // SAFETY: nccl.h: ncclResult_t ncclGetVersion(int *), since 2.0.
-        let get = unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"ncclGetVersion\0") };
-        let Ok(get) = get else {
-            return Read::Unreadable(format!("{name} has no ncclGetVersion: is it NCCL?"));
-        };
-        let mut code = 0;
-        // SAFETY: the place is ours.
-        let result = unsafe { get(&mut code) };
-        return match u32::try_from(code) {
-            Ok(code) if result == 0 && code > 0 => Read::Is((code, name)),
-            _ => Read::Unreadable(format!("{name}: ncclGetVersion returns {result} and says {code}")),
-        };
+    names.map(|name| library_at(&name)).find(|read| *read != Read::Absent).unwrap_or(Read::Absent)
+}
+
+/// NCCL's library of this name or path, and the version code that it answers with.
+pub fn library_at(name: &str) -> Read<(u32, String)> {
+    let library = match open(name) {
+        Ok(library) => library,
+        Err(error) if not_found(name, &error) => return Read::Absent,
+        Err(error) => return Read::Unreadable(format!("{name} can't be loaded: {error}")),
+    };
+    // SAFETY: nccl.h: ncclResult_t ncclGetVersion(int *), since 2.0.
+    let get = unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"ncclGetVersion\0") };
+    let Ok(get) = get else {
+        return Read::Unreadable(format!("{name} has no ncclGetVersion: is it NCCL?"));
+    };
+    let mut code = 0;
+    // SAFETY: the place is ours.
+    let result = unsafe { get(&mut code) };
+    match u32::try_from(code) {
+        Ok(code) if result == 0 && code > 0 => Read::Is((code, name.into())),
+        _ => Read::Unreadable(format!("{name}: ncclGetVersion returns {result} and says {code}")),
     }
-    Read::Absent
 }
 
 /// NCCL takes a list, each a file's name or the NAME of libnccl-net-NAME.so. Without one, whether the

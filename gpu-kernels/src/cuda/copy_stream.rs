@@ -26,6 +26,16 @@ impl CopyStream {
         CudaStream::new(context, true).map(Self)
     }
 
+    /// Makes a stream of the lowest priority, as programs' own streams have it.
+    pub(crate) fn beside_kernels(context: &Arc<Context>) -> Result<Self> {
+        CudaStream::new(context, false).map(Self)
+    }
+
+    /// The stream's handle.
+    pub(crate) fn raw(&self) -> u64 {
+        self.0.raw.0 as u64
+    }
+
     /// Starts a copy of `len` bytes from host memory to device memory; returns the point behind it.
     ///
     /// # Safety

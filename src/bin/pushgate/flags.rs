@@ -21,6 +21,9 @@ const DOCTOR: [&str; 12] = [
     "traffic_class",
 ];
 
+/// The settings beside its own that the NCCL plugin has, and the check of it.
+const NCCL: [&str; 6] = ["device", "qp", "host", "huge_pages", "numa_node", "timeout"];
+
 /// Whether a setting changes what a subcommand does.
 fn matters(subcommand: &str, key: &Key) -> bool {
     match subcommand {
@@ -30,6 +33,7 @@ fn matters(subcommand: &str, key: &Key) -> bool {
         "doctor" => DOCTOR.contains(&key.name),
         "report" => key.group == Group::Device || DOCTOR.contains(&key.name),
         "probe" => key.group == Group::Device,
+        "nccl-check" => matches!(key.group, Group::Nccl | Group::Rdma) || NCCL.contains(&key.name),
         "worker" => matches!(key.group, Group::Device | Group::Waits),
         "rdma" => matches!(key.group, Group::Rdma | Group::Waits) && key.name != "cq_events",
         name if name.starts_with("osu-") || name == "allreduce" => key.group != Group::Nccl,

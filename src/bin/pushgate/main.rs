@@ -9,6 +9,8 @@ mod exit;
 mod flags;
 mod log;
 mod model;
+mod nccl_check;
+mod nccl_tests;
 mod output;
 mod pages;
 mod probe;
@@ -48,6 +50,7 @@ fn command(completing: bool) -> Command {
         ))
         .subcommand(doctor::command(settings))
         .subcommand(model::command())
+        .subcommand(nccl_check::command(settings))
         .subcommand(probe::command(settings))
         .subcommand(report::command(settings))
         .subcommand(topo::command())
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         match name {
             "doctor" => return doctor::run(m),
             "model" => model::run(m)?,
+            "nccl-check" => nccl_check::run(m)?,
             "proxy" => return proxy::run(m, &settings(m)?),
             "report" => report::run(m)?,
             "config" => config::run(m)?,
