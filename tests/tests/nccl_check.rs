@@ -255,14 +255,20 @@ fn a_kernel_that_never_ends_and_a_rank_that_dies_are_told_with_rank_and_pid() {
 }
 
 #[test]
-fn a_rank_that_was_killed_is_named_and_ctrl_c_leaves_nothing() {
-    // Nothing ends by itself here.
-    let endless = |name: &str| {
-        let args = format!("{SMALL} --collectives all_reduce --transports pushgate --timeout 1h");
+fn a_rank_that_was_killed_or_stopped_is_named_and_ctrl_c_leaves_nothing() {
+    let start = |name: &str, timeout: &str| {
+        let args = format!("{SMALL} --collectives all_reduce --transports pushgate --timeout {timeout}");
         let run = Run::start(name, &args, &[("STAND_IN_FAULT", "stuck")]);
-        wait_until("both ranks have started", || run.ranks().len() == 2);
+        let logs = run.temporary.join(format!("pushgate-nccl-check-{}/1-pushgate", run.child.id()));
+        let joined = |rank: u32| {
+            let log = fs::read_to_string(logs.join(format!("nccl-{rank}.log")));
+            log.is_ok_and(|log| log.contains("via NET/pushgate"))
+        };
+        wait_until("both ranks have joined", || joined(0) && joined(1));
         run
     };
+    // Nothing ends by itself here.
+    let endless = |name: &str| start(name, "1h");
     let run = endless("killed");
     let ranks = run.ranks();
     kill_process(Pid::from_raw(ranks[1]).unwrap(), Signal::KILL).unwrap();
@@ -270,6 +276,13 @@ fn a_rank_that_was_killed_is_named_and_ctrl_c_leaves_nothing() {
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);
     let said = format!("rank 1 (pid {}) was killed by signal 9 at ", ranks[1]);
     assert!(ended.stderr.contains(&said), "{}", ended.stderr);
+
+    let run = start("stopped", "5s");
+    let ranks = run.ranks();
+    kill_process(Pid::from_raw(ranks[1]).unwrap(), Signal::STOP).unwrap();
+    let ended = run.end();
+    let said = format!("; rank 1 (pid {}) is stopped (SIGSTOP)", ranks[1]);
+    assert!(ended.code == Some(1) && ended.stderr.contains(&said), "{}", ended.stderr);
 
     let run = endless("interrupted");
     let ranks = run.ranks();

@@ -187,6 +187,13 @@ fn start(plan: &Plan, way: Way, rank: u32, folder: &Path) -> Result<Child> {
         .with_context(|| format!("starting rank {rank}"))
 }
 
+/// Whether a process was stopped by a signal (proc_pid_stat(5)).
+fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name may hold anything but ends at the last parenthesis.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+}
+
 /// Why a turn failed, and at which rank.
 struct Failure {
     rank: usize,
@@ -273,6 +280,13 @@ fn watch(plan: &Plan, ranks: &mut Ranks, said: &Receiver<(usize, Said)>) -> Resu
         }
         let grace = heard.failed.as_ref().is_some_and(|(since, _)| since.elapsed() > GRACE);
         if running == 0 || grace {
+            if let Some((_, failure)) = &mut heard.failed {
+                // The others fail because they wait for such a rank.
+                let stopped = pids.iter().enumerate().filter(|(_, pid)| is_stopped(**pid));
+                failure.why.extend(
+                    stopped.map(|(rank, pid)| format!("; rank {rank} (pid {pid}) is stopped (SIGSTOP)")),
+                );
+            }
             break;
         }
     }
