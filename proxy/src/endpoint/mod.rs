@@ -21,7 +21,7 @@ use crate::counters::Counters;
 use crate::gate::Gate;
 use crate::inbound::{Inbound, MOST_COPIES, Rules};
 use crate::link::local::{LocalLink, Processes};
-use crate::link::{Link, PeerCounts, RegionSends};
+use crate::link::{HostProcess, Link, PeerCounts, PeerProcess, RegionSends};
 use crate::memory::{Mapped, Words};
 use crate::mover::{Move, Mover};
 use crate::outbound::Outbound;
@@ -224,6 +224,7 @@ impl Endpoint {
                 expected: peer_geometry.window_bytes(),
             });
         }
+        let peer = memory.peer_pid.map(|pid| Box::new(HostProcess(pid)) as Box<dyn PeerProcess>);
         let qp = LocalLink::new(
             &memory.link.into(),
             &geometry,
@@ -231,7 +232,7 @@ impl Endpoint {
             &peer_geometry,
             memory.peer_window.into(),
             (memory.bell, memory.peer_bell),
-            Processes { peer: memory.peer_pid, in_program: memory.in_program },
+            Processes { peer, in_program: memory.in_program },
         );
         Self::new(memory.work, memory.control, geometry, peer_geometry, Box::new(qp), options)
     }

@@ -17,7 +17,7 @@ use pushgate_driver_shim::record::{Record, Words as RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 
 use super::{
-    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking,
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, PeerProcess, Receives, RegionSends, Waking,
     process_memory,
 };
 use crate::gate::{Budget, Permit};
@@ -27,10 +27,9 @@ use crate::ring::Found;
 use crate::segments::{LinkAtPeer, LinkOfEngine};
 
 /// What is known of the two processes.
-#[derive(Clone, Copy, Debug)]
 pub struct Processes {
     /// The process of the peer's program, where it is known.
-    pub peer: Option<u32>,
+    pub peer: Option<Box<dyn PeerProcess>>,
     /// This engine runs in the process of its program.
     pub in_program: bool,
 }
@@ -55,7 +54,7 @@ pub struct LocalLink {
     peer_bell: Option<Ringer>,
     /// Regions of this process that messages may go out of, by key.
     regions: BTreeMap<u32, OwnRegion>,
-    peer_pid: Option<u32>,
+    peer_process: Option<Box<dyn PeerProcess>>,
     /// We have told the peer whether we can read its process.
     probed: bool,
     reads: bool,
@@ -79,9 +78,9 @@ impl LocalLink {
         (bell, peer_bell): (Option<Bell>, Option<Ringer>),
         processes: Processes,
     ) -> Self {
-        let peer_pid = processes.peer;
-        if let Some(pid) = peer_pid {
-            process_memory::allow(pid);
+        let peer_process = processes.peer;
+        if let Some(process) = &peer_process {
+            process.allow();
         }
         // The program maps the segment too, and may have it at our address: only its own
         // engine may say where the peer finds what it names.
@@ -92,7 +91,7 @@ impl LocalLink {
         let own = LinkOfEngine::new(own, geometry);
         // After the leave to read, which the peer tries as soon as it sees this.
         own.address(address);
-        if peer_pid.is_none() {
+        if peer_process.is_none() {
             own.reads(abi::PUSHGATE_READS_UNKNOWN as u64);
         }
         LocalLink {
@@ -109,8 +108,8 @@ impl LocalLink {
             bell,
             peer_bell,
             regions: BTreeMap::new(),
-            probed: peer_pid.is_none(),
-            peer_pid,
+            probed: peer_process.is_none(),
+            peer_process,
             reads: false,
             sent: 0,
             completed: 0,
@@ -123,8 +122,8 @@ impl LocalLink {
     #[cold]
     fn probe(&mut self) {
         let address = self.peer.address();
-        let Some(pid) = self.peer_pid.filter(|_| address != 0) else { return };
-        let answer = process_memory::probe(pid, address);
+        let Some(process) = self.peer_process.as_deref().filter(|_| address != 0) else { return };
+        let answer = process_memory::probe(process, address);
         self.probed = true;
         self.reads = answer == abi::PUSHGATE_READS_YES;
         self.own.reads(answer as u64);
@@ -295,9 +294,9 @@ impl PeerMemory for LocalLink {
     }
 
     unsafe fn read_peer(&self, address: u64, to: usize, length: usize) -> io::Result<usize> {
-        let pid = self.peer_pid.ok_or(io::ErrorKind::Unsupported)?;
+        let process = self.peer_process.as_deref().ok_or(io::ErrorKind::Unsupported)?;
         // SAFETY: our caller promises the same.
-        unsafe { process_memory::read(pid, address, to, length) }
+        unsafe { process.read(address, to, length) }
     }
 }
 

@@ -10,7 +10,7 @@ pub mod local;
 mod process_memory;
 pub mod verbs;
 
-pub use process_memory::callable as process_vm_readv_callable;
+pub use process_memory::{HostProcess, PeerProcess, callable as process_vm_readv_callable};
 
 use std::io;
 use std::os::fd::BorrowedFd;

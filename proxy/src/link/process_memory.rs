@@ -30,17 +30,41 @@ unsafe extern "C" {
     ) -> isize;
 }
 
+/// The process of a peer's program, whose memory an end reads.
+pub trait PeerProcess: Send {
+    /// Lets that process read this one, where the kernel wants to be told.
+    fn allow(&self);
+
+    /// Reads `length` bytes at `address` of that process to `to`. Returns how many came: fewer where the rest is not
+    /// mapped there.
+    ///
+    /// # Safety
+    ///
+    /// `length` bytes at `to` are mapped, writable, and free of Rust references.
+    unsafe fn read(&self, address: u64, to: usize, length: usize) -> io::Result<usize>;
+}
+
+/// A process of this host, by its number in our PID namespace.
+#[derive(Clone, Copy, Debug)]
+pub struct HostProcess(pub u32);
+
+impl PeerProcess for HostProcess {
+    fn allow(&self) {
+        allow(self.0);
+    }
+
+    unsafe fn read(&self, address: u64, to: usize, length: usize) -> io::Result<usize> {
+        // SAFETY: the caller's promise.
+        unsafe { read(self.0, address, to, length) }
+    }
+}
+
 /// Reads `length` bytes at `address` of process `pid` to `to`; how many came. Fewer
 /// where the rest is not mapped there.
 ///
 /// # Safety
 /// `length` bytes at `to` are mapped, writable, and free of Rust references.
-pub(super) unsafe fn read(pid: u32, address: u64, to: usize, length: usize) -> io::Result<usize> {
-    #[cfg(feature = "sim")]
-    if pid == crate::sim::PROCESS {
-        // SAFETY: the caller's promise.
-        return unsafe { crate::sim::read_process(address, to, length) };
-    }
+unsafe fn read(pid: u32, address: u64, to: usize, length: usize) -> io::Result<usize> {
     let local = IoVec { base: to, length };
     let remote = IoVec { base: address as usize, length };
     // SAFETY: one vector each; the kernel writes the stretch that the caller vouches
@@ -61,16 +85,16 @@ pub fn callable() -> io::Result<()> {
 /// The address that an engine names which is not in its program's process.
 pub(super) const NOWHERE: u64 = u64::MAX;
 
-/// Whether process `pid` has the segment that its engine says it has at `address`,
+/// Whether the process has the segment that its engine says it has at `address`,
 /// and may be read: a `PUSHGATE_READS_*`.
-pub(super) fn probe(pid: u32, address: u64) -> u32 {
+pub(super) fn probe(process: &dyn PeerProcess, address: u64) -> u32 {
     if address == NOWHERE {
         return abi::PUSHGATE_READS_ELSEWHERE;
     }
     let mut word = 0u64;
     let at = address.wrapping_add(abi::PUSHGATE_LINK_ADDRESS as u64);
     // SAFETY: the word is ours, and not looked at before the call is over.
-    match unsafe { read(pid, at, &raw mut word as usize, size_of::<u64>()) } {
+    match unsafe { process.read(at, &raw mut word as usize, size_of::<u64>()) } {
         // The word that holds its own segment's address: the process has that segment there.
         // (So has a program whose engine is elsewhere, if by chance; that says NOWHERE.)
         Ok(8) if word == address => abi::PUSHGATE_READS_YES,
@@ -85,12 +109,8 @@ pub(super) fn probe(pid: u32, address: u64) -> u32 {
 
 /// Where Yama asks for it, says that `pid` may read this process. The kernel keeps
 /// one such name for a process, so with a second peer it is any process of this user.
-pub(super) fn allow(pid: u32) {
+fn allow(pid: u32) {
     static ALLOWED: Mutex<Option<u32>> = Mutex::new(None);
-    #[cfg(feature = "sim")]
-    if pid == crate::sim::PROCESS {
-        return;
-    }
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     if scope.trim() != "1" || pid == std::process::id() {
         return;
@@ -160,7 +180,7 @@ mod tests {
         let address =
             lines.find_map(|l| l.unwrap().strip_prefix("at ")?.parse().ok()).expect("it says where");
         let pid = child.id();
-        assert_eq!(probe(pid, address), abi::PUSHGATE_READS_YES);
+        assert_eq!(probe(&HostProcess(pid), address), abi::PUSHGATE_READS_YES);
         let mut word = 0u64;
         // SAFETY: the word is ours.
         let mut get = || unsafe { read(pid, address, &raw mut word as usize, 8) };
@@ -170,7 +190,7 @@ mod tests {
         child.wait().unwrap();
         assert_eq!(get().unwrap_err().raw_os_error(), Some(3), "nobody has that number now");
         assert_eq!(word, 0x5a5a_5a5a_5a5a_5a5a);
-        assert_eq!(probe(pid, address), abi::PUSHGATE_READS_UNKNOWN);
+        assert_eq!(probe(&HostProcess(pid), address), abi::PUSHGATE_READS_UNKNOWN);
     }
 
     #[test]
@@ -178,12 +198,12 @@ mod tests {
         let own = std::process::id();
         let words = vec![0u64; 64].leak();
         let address = words.as_ptr() as u64;
-        assert_eq!(probe(own, address), abi::PUSHGATE_READS_ELSEWHERE);
+        assert_eq!(probe(&HostProcess(own), address), abi::PUSHGATE_READS_ELSEWHERE);
         words[abi::PUSHGATE_LINK_ADDRESS as usize / 8] = address;
-        assert_eq!(probe(own, address), abi::PUSHGATE_READS_YES);
-        assert_eq!(probe(own, address + 8), abi::PUSHGATE_READS_ELSEWHERE);
-        assert_eq!(probe(own, 64), abi::PUSHGATE_READS_ELSEWHERE);
-        assert_eq!(probe(own, NOWHERE), abi::PUSHGATE_READS_ELSEWHERE);
-        assert_eq!(probe(0x7fff_fff0, address), abi::PUSHGATE_READS_UNKNOWN);
+        assert_eq!(probe(&HostProcess(own), address), abi::PUSHGATE_READS_YES);
+        assert_eq!(probe(&HostProcess(own), address + 8), abi::PUSHGATE_READS_ELSEWHERE);
+        assert_eq!(probe(&HostProcess(own), 64), abi::PUSHGATE_READS_ELSEWHERE);
+        assert_eq!(probe(&HostProcess(own), NOWHERE), abi::PUSHGATE_READS_ELSEWHERE);
+        assert_eq!(probe(&HostProcess(0x7fff_fff0), address), abi::PUSHGATE_READS_UNKNOWN);
     }
 }

@@ -10,7 +10,7 @@ use pushgate_driver_shim::segment::Geometry;
 
 use super::cluster::{Broken, Inbox, Qp};
 use super::flaky::{Control, Flaky};
-use super::memory::{self, Guarded};
+use super::memory::{self, Guarded, SimulatedProcess};
 use super::model::{Flow, Side};
 use super::node::Node;
 use super::plan::{Carrier, Plan, Posts, QpPlan, S};
@@ -106,7 +106,7 @@ fn local_links(memory: &[Memory; 2], doorbells: [bool; 2]) -> Links {
     let link = |own: usize, bells| {
         let (m, p) = (&memory[own], &memory[1 - own]);
         let segments = [m, p].map(|m| m.link.as_ref().expect("`local` has link segments"));
-        let processes = Processes { peer: Some(super::PROCESS), in_program: true };
+        let processes = Processes { peer: Some(Box::new(SimulatedProcess)), in_program: true };
         let window = p.window.clone();
         let [own, peer] = segments;
         let link = LocalLink::new(own, &m.geometry, peer, &p.geometry, window, bells, processes);

@@ -4,10 +4,8 @@
 use std::cell::RefCell;
 use std::io;
 
+use crate::link::PeerProcess;
 use crate::memory::Mapped;
-
-/// The number of every simulated process.
-pub(crate) const PROCESS: u32 = u32::MAX;
 
 /// Bytes of a guard.
 pub(super) const GUARD: usize = 256;
@@ -28,26 +26,29 @@ pub(super) fn make_readable(address: usize, bytes: usize) {
     READABLE.with_borrow_mut(|all| all.push((address, bytes)));
 }
 
-/// Reads memory of a simulated process, as the kernel would: what is not mapped there is an error.
-///
-/// # Safety
-/// `length` bytes at `to` are mapped, writable, and free of Rust references.
-pub(crate) unsafe fn read_process(address: u64, to: usize, length: usize) -> io::Result<usize> {
-    let from = address as usize;
-    let mapped = READABLE.with_borrow(|all| {
-        let inside = |(at, bytes): &(usize, usize)| {
-            *at <= from && from.checked_add(length).is_some_and(|e| e <= at + bytes)
-        };
-        all.iter().any(inside)
-    });
-    if !mapped {
-        // EFAULT.
-        return Err(io::Error::from_raw_os_error(14));
+/// A simulated process. Its memory is read as the kernel would: what is not mapped there is an error.
+pub(super) struct SimulatedProcess;
+
+impl PeerProcess for SimulatedProcess {
+    fn allow(&self) {}
+
+    unsafe fn read(&self, address: u64, to: usize, length: usize) -> io::Result<usize> {
+        let from = address as usize;
+        let mapped = READABLE.with_borrow(|all| {
+            let inside = |(at, bytes): &(usize, usize)| {
+                *at <= from && from.checked_add(length).is_some_and(|e| e <= at + bytes)
+            };
+            all.iter().any(inside)
+        });
+        if !mapped {
+            // EFAULT.
+            return Err(io::Error::from_raw_os_error(14));
+        }
+        // SAFETY: the source is memory of the simulation that its owner keeps until it calls `forget_readable`; the target
+        // is the caller's promise. They may be the same bytes only where a liar names its peer's memory.
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, length) };
+        Ok(length)
     }
-    // SAFETY: the source is memory of the simulation that its owner keeps until it calls `forget_readable`; the target is
-    // the caller's promise. They may be the same bytes only where a liar names its peer's memory.
-    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, length) };
-    Ok(length)
 }
 
 /// Memory between two guards.

@@ -63,7 +63,6 @@ use self::cluster::{Cluster, Sums};
 use self::plan::Plan;
 use crate::link::verbs::simulated::Sim;
 
-pub(crate) use self::memory::{PROCESS, read_process};
 pub use self::plan::{Cut, MOST_RANKS};
 pub use self::shrink::Shrunk;
 pub use pushgate_core::plant::Plant;
