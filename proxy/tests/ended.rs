@@ -15,6 +15,7 @@ use pushgate_driver_shim::record::{Opcode, Record, Words};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::engine::{Drive, Engine, EngineError, EngineOptions};
+use pushgate_proxy::forward_to;
 use pushgate_proxy::gate::{Budget, Permit};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::link::local::{LocalLink, Processes};
@@ -107,47 +108,17 @@ impl Watched {
 }
 
 impl Link for Watched {
-    fn name(&self) -> &'static str {
-        self.qp.name()
-    }
-
-    fn budget(&self) -> Budget {
-        self.qp.budget()
-    }
-
-    fn post_send(
-        &mut self,
-        permit: Permit<'_>,
-        sequence: u64,
-        r: &Record,
-        w: &Words,
-    ) -> Result<(), LinkDown> {
-        self.qp.post_send(permit, sequence, r, w)
-    }
-
-    fn poll_send(&mut self, received: u64) -> Result<u32, LinkDown> {
-        self.qp.poll_send(received)
-    }
-
-    fn peer_counts(&self) -> PeerCounts {
-        self.qp.peer_counts()
-    }
-
-    fn peer_status(&self) -> u64 {
-        self.qp.peer_status()
-    }
-
-    fn poll_recv(&mut self, words: &mut Words) -> Arrival {
-        self.qp.poll_recv(words)
-    }
-
-    fn has_inbound(&self) -> bool {
-        self.qp.has_inbound()
-    }
-
-    fn acknowledge(&mut self, counts: PeerCounts) {
-        self.qp.acknowledge(counts);
-    }
+    forward_to!(qp;
+        fn name(&self) -> &'static str;
+        fn budget(&self) -> Budget;
+        fn post_send(&mut self, permit: Permit<'_>, sequence: u64, r: &Record, w: &Words) -> Result<(), LinkDown>;
+        fn poll_send(&mut self, received: u64) -> Result<u32, LinkDown>;
+        fn peer_counts(&self) -> PeerCounts;
+        fn peer_status(&self) -> u64;
+        fn poll_recv(&mut self, words: &mut Words) -> Arrival;
+        fn has_inbound(&self) -> bool;
+        fn acknowledge(&mut self, counts: PeerCounts);
+    );
 
     fn set_status(&mut self, word: u64) {
         self.look();
@@ -172,23 +143,17 @@ impl Link for Watched {
 impl Receives for Watched {}
 
 impl OwnRegions for Watched {
-    fn takes_region(&self, r: &Record) -> RegionSends {
-        self.qp.takes_region(r)
-    }
-
-    fn region_sends(&self) -> RegionSends {
-        self.qp.region_sends()
-    }
+    forward_to!(qp;
+        fn takes_region(&self, r: &Record) -> RegionSends;
+        fn region_sends(&self) -> RegionSends;
+    );
 }
 
 impl PeerMemory for Watched {
-    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
-        self.qp.payload(unit, units)
-    }
-
-    fn in_place(&self) -> bool {
-        self.qp.in_place()
-    }
+    forward_to!(qp;
+        fn payload(&self, unit: u32, units: u32) -> Option<usize>;
+        fn in_place(&self) -> bool;
+    );
 
     unsafe fn read_peer(&self, address: u64, to: usize, length: usize) -> io::Result<usize> {
         // SAFETY: our caller promises what the inner call requires.
@@ -197,9 +162,7 @@ impl PeerMemory for Watched {
 }
 
 impl Waking for Watched {
-    fn sleeping(&self) -> Option<&AtomicU64> {
-        self.qp.sleeping()
-    }
+    forward_to!(qp; fn sleeping(&self) -> Option<&AtomicU64>;);
 }
 
 /// Side 0 of a queue pair, watched, and its device. Side 1 has granted 8 receives.

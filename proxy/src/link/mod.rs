@@ -5,6 +5,7 @@
 //! receives that the sender knows), [`OwnRegions`] (memory of this end), [`PeerMemory`] (payload of the peer),
 //! [`Waking`] (an engine that sleeps).
 
+mod forward;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod local;
 mod process_memory;

@@ -10,6 +10,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::record::{Record, Words};
 
+use crate::forward_to;
 use crate::gate::{Budget, Permit};
 use crate::link::{
     Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking,
@@ -85,13 +86,14 @@ impl Flaky {
 }
 
 impl Link for Flaky {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn budget(&self) -> Budget {
-        self.inner.budget()
-    }
+    forward_to!(inner;
+        fn name(&self) -> &'static str;
+        fn budget(&self) -> Budget;
+        fn has_inbound(&self) -> bool;
+        fn leave(&mut self);
+        fn stopped(&mut self, now: u64) -> bool;
+        fn bounced(&self) -> (u64, u64);
+    );
 
     fn post_send(
         &mut self,
@@ -129,10 +131,6 @@ impl Link for Flaky {
         self.inner.poll_recv(words)
     }
 
-    fn has_inbound(&self) -> bool {
-        self.inner.has_inbound()
-    }
-
     fn acknowledge(&mut self, counts: PeerCounts) {
         if !self.is_silent() {
             self.inner.acknowledge(counts);
@@ -143,14 +141,6 @@ impl Link for Flaky {
         if !self.is_silent() {
             self.inner.set_status(word);
         }
-    }
-
-    fn leave(&mut self) {
-        self.inner.leave();
-    }
-
-    fn stopped(&mut self, now: u64) -> bool {
-        self.inner.stopped(now)
     }
 
     fn notify(&mut self) -> Result<bool, LinkDown> {
@@ -165,76 +155,36 @@ impl Link for Flaky {
         self.call()?;
         self.inner.check(now)
     }
-
-    fn bounced(&self) -> (u64, u64) {
-        self.inner.bounced()
-    }
 }
 
 impl Receives for Flaky {
-    fn offered_receives(&self) -> Option<bool> {
-        self.inner.offered_receives()
-    }
-
-    fn knows_receives(&self) -> bool {
-        self.inner.knows_receives()
-    }
-
-    fn receive_for(&self, record: &Record) -> Option<u32> {
-        self.inner.receive_for(record)
-    }
-
-    fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
-        self.inner.receive_posted(number, words);
-    }
+    forward_to!(inner;
+        fn offered_receives(&self) -> Option<bool>;
+        fn knows_receives(&self) -> bool;
+        fn receive_for(&self, record: &Record) -> Option<u32>;
+        fn receive_posted(&mut self, number: u64, words: [u64; 4]);
+    );
 }
 
 impl OwnRegions for Flaky {
-    fn takes_region(&self, record: &Record) -> RegionSends {
-        self.inner.takes_region(record)
-    }
-
-    fn region_sends(&self) -> RegionSends {
-        self.inner.region_sends()
-    }
-
-    fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
-        self.inner.add_region(key, memory, bytes);
-    }
-
-    fn region_in_use(&mut self, key: u32, received: u64) -> bool {
-        self.inner.region_in_use(key, received)
-    }
-
-    fn remove_region(&mut self, key: u32) {
-        self.inner.remove_region(key);
-    }
-
-    fn offers(&self, key: u32) -> bool {
-        self.inner.offers(key)
-    }
-
-    fn registers(&self, key: u32) -> bool {
-        self.inner.registers(key)
-    }
-
-    fn regions_told(&self) -> bool {
-        self.inner.regions_told()
-    }
+    forward_to!(inner;
+        fn takes_region(&self, record: &Record) -> RegionSends;
+        fn region_sends(&self) -> RegionSends;
+        fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64);
+        fn region_in_use(&mut self, key: u32, received: u64) -> bool;
+        fn remove_region(&mut self, key: u32);
+        fn offers(&self, key: u32) -> bool;
+        fn registers(&self, key: u32) -> bool;
+        fn regions_told(&self) -> bool;
+    );
 }
 
 impl PeerMemory for Flaky {
-    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
-        self.inner.payload(unit, units)
-    }
-
-    fn in_place(&self) -> bool {
-        self.inner.in_place()
-    }
-
-    fn reads_peer(&self) -> bool {
-        self.inner.reads_peer()
-    }
+    forward_to!(inner;
+        fn payload(&self, unit: u32, units: u32) -> Option<usize>;
+        fn in_place(&self) -> bool;
+        fn reads_peer(&self) -> bool;
+    );
 
     unsafe fn read_peer(&self, address: u64, to: usize, length: usize) -> io::Result<usize> {
         // SAFETY: the caller's promise.
@@ -243,23 +193,14 @@ impl PeerMemory for Flaky {
 }
 
 impl Waking for Flaky {
-    fn sleeping(&self) -> Option<&AtomicU64> {
-        self.inner.sleeping()
-    }
-
-    fn bell(&self) -> Option<&Bell> {
-        self.inner.bell()
-    }
-
-    fn prepare_sleep(&mut self) -> bool {
-        self.inner.prepare_sleep()
-    }
+    forward_to!(inner;
+        fn sleeping(&self) -> Option<&AtomicU64>;
+        fn bell(&self) -> Option<&Bell>;
+        fn prepare_sleep(&mut self) -> bool;
+        fn woken(&mut self);
+    );
 
     fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         self.inner.wakes(fds);
-    }
-
-    fn woken(&mut self) {
-        self.inner.woken();
     }
 }
