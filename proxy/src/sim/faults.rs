@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, lap_of};
 
-use super::cluster::{ANY, Cluster, Inbox, LINK, NEVER, bit};
+use super::cluster::{Cluster, NEVER};
 use super::memory::GUARD;
 use super::plan::{Carrier, FaultKind, FaultPlan, MS};
 use super::program::Facts;
+use super::qp::{ANY, Inbox, LINK, bit};
 use super::random::Random;
 use crate::memory::{Mapped, Words};
 use crate::ring;

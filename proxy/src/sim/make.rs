@@ -8,13 +8,14 @@ use pushgate_driver_shim::bell;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_driver_shim::segment::Geometry;
 
-use super::cluster::{Broken, Inbox, Qp};
+use super::cluster::Broken;
 use super::flaky::{Control, Flaky};
 use super::memory::{self, Guarded, SimulatedProcess};
 use super::model::{Flow, Side};
 use super::node::Node;
 use super::plan::{Carrier, Plan, Posts, QpPlan, S};
 use super::program::{self, Facts, Program};
+use super::qp::{Inbox, Qp};
 use super::random::{Random, mix};
 use crate::endpoint::{Endpoint, QpOptions};
 use crate::link::Link;

@@ -9,7 +9,7 @@
 //!
 //! # What is checked, and how
 //!
-//! The model keeps what the programs have posted, in its own words (`model.rs`), and never reads the state of the code
+//! The model keeps what the programs have posted, in its own words (`model/`), and never reads the state of the code
 //! under test, but for three places: how many slots an engine has taken, what its gate counts, and whether it has work. A
 //! payload is a function of its direction, its message and the word's place, so each word in memory tells whose it is.
 //!
@@ -40,6 +40,7 @@
 //! * **P8**: nobody writes to the bytes beside a region. An end that refuses what it reads names the rank that wrote it.
 //!   Queue pairs that nobody lies on end with nothing refused.
 
+mod checks;
 mod cluster;
 mod faults;
 mod flaky;
@@ -51,6 +52,7 @@ mod mover;
 mod node;
 mod plan;
 mod program;
+mod qp;
 mod random;
 mod replay;
 mod shrink;

@@ -1,0 +1,77 @@
+//! A queue pair of a cluster, as the checks know it: both ends' memory, what each end sends, and why it may end.
+
+use std::sync::Arc;
+
+use pushgate_driver_shim::abi;
+
+use super::cluster::NEVER;
+use super::flaky::Control;
+use super::memory::Guarded;
+use super::model::{Flow, Side};
+use super::plan::{Carrier, S};
+use crate::memory::Mapped;
+use crate::session::Status;
+
+/// P7: what has a cause to end is ended within this time, and a run makes progress within it.
+pub(super) const BOUND: u64 = 15 * S;
+
+pub(super) const fn bit(code: u32) -> u64 {
+    1 << code
+}
+
+/// Codes with which an end may end whose peer or link has a fault.
+pub(super) const ANY: u64 = !bit(abi::PUSHGATE_OK);
+pub(super) const LINK: u64 = bit(abi::PUSHGATE_LINK_DOWN);
+
+/// Why a queue pair may end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected {
+    /// The time by which both ends must have ended.
+    pub(super) by: u64,
+    /// Status codes that each end may have.
+    pub(super) codes: [u64; 2],
+    /// The rank that garbage comes from: no other may be named for it.
+    pub(super) liar: Option<u32>,
+}
+
+/// An inbox: its address, and in it slots, regions, receives, the end.
+pub(super) type Inbox = (usize, [usize; 4]);
+
+/// A queue pair between two ranks.
+pub(super) struct Qp {
+    pub(super) number: u32,
+    pub(super) carrier: Carrier,
+    pub(super) ranks: [u32; 2],
+    pub(super) nodes: [usize; 2],
+    pub(super) sides: [Side; 2],
+    /// What end 0 sends, and what end 1 sends.
+    pub(super) flows: [Flow; 2],
+    pub(super) controls: [Arc<Control>; 2],
+    /// Numbers of the RDMA queue pairs.
+    pub(super) numbers: [u32; 2],
+    pub(super) regions: [[Guarded; 2]; 2],
+    /// What each end's peer may write by RDMA.
+    pub(super) inboxes: [Option<Inbox>; 2],
+    /// The links' own segments, which a lying engine writes.
+    pub(super) links: [Option<Mapped>; 2],
+    pub(super) expected: Option<Expected>,
+    /// How each end ended, once that is shown.
+    pub(super) ended: [Option<Status>; 2],
+    pub(super) dead: [bool; 2],
+    /// Somebody has lied: what it carries is no longer compared.
+    pub(super) tainted: bool,
+    pub(super) finished: bool,
+}
+
+impl Qp {
+    /// Both ends are allowed to end now, and have to within the bound.
+    pub(super) fn expect(&mut self, now: u64, codes: [u64; 2]) {
+        let before = self.expected.unwrap_or(Expected { by: NEVER, codes: [0; 2], liar: None });
+        let both = [0, 1].map(|end| before.codes[end] | codes[end]);
+        self.expected = Some(Expected { by: before.by.min(now + BOUND), codes: both, liar: before.liar });
+    }
+
+    pub(super) fn has_ended(&self, end: usize) -> bool {
+        self.dead[end] || self.ended[end].is_some()
+    }
+}
