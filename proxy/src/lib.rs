@@ -32,6 +32,7 @@ pub use pushgate_core::{gate, inbound, outbound, session, staging};
 
 // Under loom these two alone are built: loom's atomics are no words of a mapping.
 #[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod connect;
 #[cfg(not(loom))]
 pub mod counters;

@@ -63,6 +63,7 @@ fn p8_a_region_that_is_not_checked_is_found() {
 fn a_run_without_a_planted_fault_is_clean_and_repeats_itself() {
     let mut simulator = Simulator::new();
     let (mut messages, mut faults, mut large) = (Vec::new(), Vec::new(), 0);
+    let (mut repeated, mut unmet) = (0, 0);
     for seed in 1..=100 {
         let outcome = simulator.run(seed, &Cut::default(), None, false);
         assert_eq!(outcome.violation, None, "seed {seed}: {:#?}", outcome.last);
@@ -71,11 +72,13 @@ fn a_run_without_a_planted_fault_is_clean_and_repeats_itself() {
         messages.push(outcome.messages);
         faults.push(outcome.faults);
         large += (outcome.ranks == MOST_RANKS) as u32;
+        (repeated, unmet) = (repeated + outcome.repeated, unmet + outcome.unmet);
     }
     // A clean run says something only if much happens in it.
     messages.sort_unstable();
     faults.sort_unstable();
     assert!(messages[50] >= 200 && faults[50] >= 1 && large >= 5, "{messages:?}, {faults:?}, {large}");
+    assert!(repeated > 0 && unmet > 0, "{repeated} set-ups were repeated, {unmet} failed");
 }
 
 #[test]

@@ -150,6 +150,8 @@ struct Total {
     faults: Vec<u32>,
     /// Runs of 16 ranks.
     large: u64,
+    /// Queue pairs, those whose ends met at a later attempt, and those whose ends did not meet.
+    qps: [u64; 3],
     hash: u64,
     failed: Option<Outcome>,
 }
@@ -163,6 +165,8 @@ impl Total {
         self.messages.push(outcome.messages as u32);
         self.faults.push(outcome.faults);
         self.large += (outcome.ranks == MOST_RANKS) as u64;
+        let qps = [outcome.qps, outcome.repeated, outcome.unmet];
+        self.qps.iter_mut().zip(qps).for_each(|(sum, n)| *sum += n as u64);
         // In whatever order the runs end.
         self.hash ^= (outcome.hash ^ outcome.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
             .wrapping_mul(0xd134_2543_de82_ef95);
@@ -348,6 +352,9 @@ fn main() -> ExitCode {
             "median_messages": messages,
             "median_faults": faults,
             "of_16_ranks": large,
+            "qps": total.qps[0],
+            "qps_met_later": total.qps[1],
+            "qps_unmet": total.qps[2],
             "hash": format!("{:016x}", total.hash),
             "failed": failed.as_ref().map(|f| json_of(f, &options.cut, options.plant)),
             "shrunk": shrunk.as_ref().map(|s| json_of(&s.outcome, &s.cut, options.plant)),
@@ -356,12 +363,15 @@ fn main() -> ExitCode {
     } else {
         print(&format!(
             "{} seeds, {} steps in {seconds:.1} s ({:.2} us each on one core), {:.0} s of virtual time; median {messages} messages and \
-             {faults} faults; {:.1} % of 16 ranks; {} sleeps; hash {:016x}; {}",
+             {faults} faults; {:.1} % of 16 ranks; of {} queue pairs {} met at a later attempt and {} not; {} sleeps; hash {:016x}; {}",
             total.seeds,
             total.steps,
             seconds * 1e6 * options.jobs as f64 / total.steps.max(1) as f64,
             total.time as f64 / 1e9,
             large * 100.0,
+            total.qps[0],
+            total.qps[1],
+            total.qps[2],
             total.sleeps,
             total.hash,
             if failed.is_some() { "a promise is broken" } else { "clean" }

@@ -27,6 +27,10 @@ impl Cluster<'_> {
                 continue;
             }
             let Some(endpoint) = n.machine.endpoint(*id) else { continue };
+            // The engine at the other end rings when it takes its end in.
+            if !q.started && self.nodes[q.nodes[1 - end]].endpoint(*qp, 1 - end).is_none() {
+                continue;
+            }
             n.truthful.store(true, Ordering::Relaxed);
             let works = endpoint.has_work();
             n.truthful.store(false, Ordering::Relaxed);
@@ -84,6 +88,10 @@ impl Cluster<'_> {
                 let taken = q.flows[end].taken_slots();
                 q.flows[end].end(published.min(taken));
             }
+            // Its program has not begun.
+            if !q.started {
+                self.look_whether_finished(qp);
+            }
         }
         Ok(any)
     }
@@ -108,8 +116,9 @@ impl Cluster<'_> {
             ));
         }
         let named = match status.code as u32 {
-            // A liar's status may be any.
+            // A liar's status may be any, and so may that of its own end where the liar lied in set-up.
             _ if q.tainted && expected.liar.is_none() => true,
+            _ if q.lied_in_set_up && expected.liar == Some(q.ranks[end]) => true,
             abi::PUSHGATE_OVERRUN | abi::PUSHGATE_REFUSED => status.rank == expected.liar,
             abi::PUSHGATE_PEER_LOST if !q.tainted => {
                 (0..2).any(|end| q.dead[end] && status.rank == Some(q.ranks[end]))
@@ -158,7 +167,7 @@ impl Cluster<'_> {
         let finished = if ended == [true; 2] {
             // P7: each work request that wanted a completion got one.
             q.tainted || (0..2).all(|end| q.dead[end] || q.flows[end].is_over())
-        } else if q.expected.is_some() || ended != [false; 2] {
+        } else if !q.started || q.expected.is_some() || ended != [false; 2] {
             false
         } else {
             let done = (0..2).all(|end| self.programs[2 * qp + end].is_done());
@@ -184,9 +193,7 @@ impl Cluster<'_> {
                     continue;
                 }
                 q.flows[1 - end].check_region(&q.sides[end])?;
-                let node = &self.nodes[q.nodes[end]];
-                let id = node.ends.iter().find(|e| (e.0, e.1) == (at, end)).expect("its node has it").2;
-                let Some(endpoint) = node.machine.endpoint(id) else { continue };
+                let Some(endpoint) = self.nodes[q.nodes[end]].endpoint(at, end) else { continue };
                 let c = endpoint.counters();
                 if (c.dropped, c.rnr, c.refused, c.stuck) != (0, 0, 0, 0) {
                     return Err(broken(4, format!("queue pair {}: {c:?}", q.number)));

@@ -10,11 +10,12 @@ use super::log::Log;
 use super::make::make;
 use super::memory;
 use super::node::{self, Node};
-use super::plan::{Carrier, FaultPlan, MS, Plan, S, US};
+use super::plan::{Carrier, FaultPlan, MS, Plan, S, SetUpFault, SetUpKind};
 use super::program::{self, Program};
 use super::qp::{BOUND, LINK, Qp};
 use super::random::{Random, mix};
 use super::replay::Replay;
+use super::set_up::{FAILED, Grave, SetUp};
 use super::{Violation, broken};
 use crate::link::verbs::simulated::Sim;
 use crate::ring;
@@ -44,6 +45,8 @@ pub(super) struct Sums {
     pub(super) faults: u32,
     pub(super) ranks: u32,
     pub(super) qps: u32,
+    pub(super) repeated: u32,
+    pub(super) unmet: u32,
     /// Nanoseconds of virtual time.
     pub(super) time: u64,
     pub(super) sleeps: u64,
@@ -57,7 +60,11 @@ pub(super) struct Cluster<'a> {
     pub(super) qps: Vec<Qp>,
     pub(super) programs: Vec<Program>,
     pub(super) replay: Option<Replay>,
-    /// When each actor acts next: the nodes, the programs, the RDMA device, the replay, the mesh.
+    pub(super) set_ups: Vec<SetUp>,
+    /// Offers that were made.
+    pub(super) attempts: u64,
+    pub(super) graves: Vec<Grave>,
+    /// When each actor acts next: the nodes, the programs, the set-ups, the RDMA device, the replay, the mesh.
     pub(super) next: Vec<u64>,
     pub(super) now: u64,
     pub(super) random: Random,
@@ -67,6 +74,8 @@ pub(super) struct Cluster<'a> {
     pub(super) total: u64,
     pub(super) faults: Vec<FaultPlan>,
     pub(super) fired: u32,
+    /// Faults whose time has come, of queue pairs whose ends have not met.
+    pub(super) deferred: Vec<FaultPlan>,
     tells: Vec<Tell>,
     pub(super) broken: Broken,
     pub(super) next_retries: u64,
@@ -84,31 +93,34 @@ impl<'a> Cluster<'a> {
         nic.reset();
         memory::forget_readable();
         let schedule = |stream: u64| Random::new(plan.seed ^ mix(plan.salt), 1 << 32 | stream);
-        let mut nodes: Vec<Node> = (0..plan.nodes.len() as u64)
+        let nodes: Vec<Node> = (0..plan.nodes.len() as u64)
             .map(|rank| {
                 let bell = EventFd::new().expect("an eventfd");
                 Node::new(plan.nodes[rank as usize], schedule(100 + rank), schedule(200 + rank), bell)
             })
             .collect();
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let (mut qps, mut programs) = (Vec::new(), Vec::new());
+        let (mut qps, mut programs) = (Vec::<Qp>::new(), Vec::new());
+        let mut set_ups = Vec::new();
         for qp in &plan.qps {
-            make(&plan, qp, nic, &mut nodes, &mut qps, &mut programs, &told, &schedule);
-        }
-        let mut random = schedule(1);
-        let replay = (plan.replay > 0).then(|| Replay::new(plan.replay.into(), schedule(2)));
-        let actors = nodes.len() + programs.len() + 3;
-        let mut next: Vec<u64> = (0..actors).map(|_| random.below(20 * US)).collect();
-        for (i, node) in nodes.iter().enumerate() {
-            if node.ends.is_empty() {
-                next[i] = NEVER;
+            make(&plan, qp, &nodes, &mut qps, &mut programs, &schedule);
+            let faults: Vec<_> = plan.set_up.iter().filter(|fault| fault.qp == qp.number).copied().collect();
+            set_ups.push(SetUp::new(&faults, schedule(3_000 + qp.number as u64)));
+            if faults.iter().any(|fault| fault.kind.is_too_late()) {
+                qps.last_mut().expect("just made").excused = FAILED;
             }
         }
+        let late = |fault: &&SetUpFault| matches!(fault.kind, SetUpKind::Late { .. });
+        let fired = plan.set_up.iter().filter(late).count() as u32;
+        let random = schedule(1);
+        let replay = (plan.replay > 0).then(|| Replay::new(plan.replay.into(), schedule(2)));
+        // A node acts when it has a queue pair, a program when its ends have met.
+        let actors = nodes.len() + programs.len() + 4;
+        let mut next = vec![NEVER; actors];
         let unfinished = qps.len() + replay.is_some() as usize;
-        next[actors - 1] = NEVER;
         next[actors - 2] = if replay.is_some() { 0 } else { NEVER };
-        let verbs = qps.iter().any(|qp: &Qp| qp.carrier != Carrier::Local);
+        let verbs = qps.iter().any(|qp| qp.carrier != Carrier::Local);
         next[actors - 3] = if verbs { 0 } else { NEVER };
+        next[actors - 4] = if qps.is_empty() { NEVER } else { 0 };
         let mut faults = plan.faults.clone();
         // The last one first, so that the next one is taken off the end.
         faults.sort_by_key(|fault| std::cmp::Reverse((fault.after, fault.number)));
@@ -118,6 +130,9 @@ impl<'a> Cluster<'a> {
             qps,
             programs,
             replay,
+            set_ups,
+            attempts: 0,
+            graves: Vec::new(),
             next,
             now: 0,
             random,
@@ -125,9 +140,10 @@ impl<'a> Cluster<'a> {
             posted: 0,
             total: plan.messages().max(1),
             faults,
-            fired: 0,
+            fired,
+            deferred: Vec::new(),
             tells: Vec::new(),
-            broken: told,
+            broken: Broken::default(),
             next_retries: RETRIES,
             progressed: 0,
             unfinished,
@@ -138,6 +154,7 @@ impl<'a> Cluster<'a> {
     }
 
     pub(super) fn sums(&self) -> Sums {
+        let (repeated, unmet) = self.met();
         Sums {
             steps: self.log.steps(),
             messages: self.qps.iter().flat_map(|qp| &qp.flows).map(|f| f.messages.len() as u64).sum::<u64>()
@@ -145,6 +162,8 @@ impl<'a> Cluster<'a> {
             faults: self.fired + self.replay.as_ref().map_or(0, |r| (r.breaks > 0) as u32),
             ranks: self.plan.ranks(),
             qps: self.qps.len() as u32,
+            repeated,
+            unmet,
             time: self.now,
             sleeps: self.nodes.iter().map(|n| n.machine.counters().sleeps).sum(),
         }
@@ -203,8 +222,10 @@ impl<'a> Cluster<'a> {
             self.step_program(actor - self.nodes.len())?;
         } else if actor == self.nic_actor() {
             self.step_nic();
+        } else if actor == self.set_up_actor() {
+            self.step_set_up()?;
         } else if actor + 1 == self.next.len() {
-            self.step_mesh();
+            self.step_mesh()?;
         } else {
             self.step_replay()?;
         }
@@ -250,23 +271,15 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    fn step_mesh(&mut self) {
+    fn step_mesh(&mut self) -> Result<(), Violation> {
         let now = self.now;
         let due: Vec<Tell> = self.tells.extract_if(.., |tell| tell.at <= now).collect();
-        for tell in due {
-            let qp = &self.qps[tell.qp];
-            let node = qp.nodes[tell.end];
-            self.log.event(now, "mesh tells", tell.qp as u64 * 2 + tell.end as u64, tell.status.word());
-            let id = self.nodes[node]
-                .ends
-                .iter()
-                .find(|e| (e.0, e.1) == (tell.qp, tell.end))
-                .expect("its node has it")
-                .2;
-            self.nodes[node].commands.push_back((id, tell.status));
-            self.rouse(node);
+        for Tell { qp, end, status, .. } in due {
+            self.log.event(now, "mesh tells", qp as u64 * 2 + end as u64, status.word());
+            self.end_one(qp, end, status)?;
         }
         self.next_tell();
+        Ok(())
     }
 
     fn next_tell(&mut self) {
@@ -279,16 +292,17 @@ impl<'a> Cluster<'a> {
         self.next_tell();
     }
 
-    /// A node that sleeps was rung.
+    /// A node that sleeps was rung, or one that has no queue pair yet was asked for something.
     pub(super) fn rouse(&mut self, node: usize) {
         let n = &mut self.nodes[node];
         n.rung = true;
-        if n.dead || n.ends.is_empty() {
+        if n.dead {
             return;
         }
         let at = self.now.max(n.stopped_until) + self.random.time(2_000);
         let actor = self.node_actor(node);
-        if self.nodes[node].doing == node::Doing::Asleep && self.next[actor] > at {
+        let waits = self.next[actor] == NEVER || self.nodes[node].doing == node::Doing::Asleep;
+        if waits && self.next[actor] > at {
             self.next[actor] = at;
         }
     }
@@ -339,9 +353,12 @@ impl<'a> Cluster<'a> {
                 self.next[actor] = self.now + self.random.time(500);
             }
         }
-        self.take_broken();
+        self.take_broken()?;
         for i in 0..self.nodes[at].ends.len() {
             let (qp, end, _) = self.nodes[at].ends[i];
+            if !self.qps[qp].started {
+                self.try_start(qp);
+            }
             if self.check_end(at, i)? {
                 self.progressed = self.now;
                 for program in [2 * qp + end, 2 * qp + 1 - end] {
@@ -363,17 +380,16 @@ impl<'a> Cluster<'a> {
     }
 
     /// Links that broke tell the peer by way of the mesh.
-    fn take_broken(&mut self) {
+    fn take_broken(&mut self) -> Result<(), Violation> {
         loop {
             let one = self.broken.lock().unwrap_or_else(|e| e.into_inner()).pop();
-            let Some((qp, end, status)) = one else { return };
+            let Some((qp, end, status)) = one else { return Ok(()) };
             // An RDMA device's own error has a cause of its own, which was noted with the fault.
             if self.qps[qp].controls[end].broken.load(Ordering::Relaxed) {
                 self.qps[qp].expect(self.now, [LINK; 2]);
             }
             self.due = self.due.min(self.qps[qp].expected.map_or(NEVER, |e| e.by));
-            let delay = self.random.within(10 * US, 5 * MS);
-            self.tell(qp, 1 - end, status, delay);
+            self.tell_broken(qp, end, status)?;
         }
     }
 
@@ -435,9 +451,9 @@ impl<'a> Cluster<'a> {
             }
             leaving = self.move_out();
         }
-        for q in &self.qps {
+        for (at, q) in self.qps.iter().enumerate() {
             for end in [0, 1] {
-                if !q.dead[end] && ring::observe(&q.sides[end].line[1]) == 0 {
+                if self.is_live(at, end) && !q.dead[end] && ring::observe(&q.sides[end].line[1]) == 0 {
                     return Err(broken(
                         7,
                         format!(
@@ -448,7 +464,7 @@ impl<'a> Cluster<'a> {
                 }
             }
         }
-        Ok(())
+        self.check_graves()
     }
 
     /// Begins to take everything down.

@@ -11,6 +11,7 @@ use super::plan::{Carrier, FaultKind, FaultPlan, MS};
 use super::program::Facts;
 use super::qp::{ANY, Inbox, LINK, bit};
 use super::random::Random;
+use super::set_up::FAILED;
 use crate::memory::{Mapped, Words};
 use crate::ring;
 use crate::session::{Status, count_word};
@@ -31,6 +32,10 @@ impl Cluster<'_> {
         let Some(qp) = self.qps.iter().position(|q| q.number == fault.qp) else { return };
         let (end, now) = (fault.end, self.now);
         if self.qps[qp].finished || self.qps[qp].expected.is_some() {
+            return;
+        }
+        if !self.qps[qp].started {
+            self.deferred.push(fault);
             return;
         }
         self.fired += 1;
@@ -81,26 +86,36 @@ impl Cluster<'_> {
         }
     }
 
+    /// Faults of a queue pair that waited for its ends to meet.
+    pub(super) fn fire_deferred(&mut self, qp: usize) {
+        let number = self.qps[qp].number;
+        let due: Vec<FaultPlan> = self.deferred.extract_if(.., |fault| fault.qp == number).collect();
+        due.into_iter().for_each(|fault| self.fire(fault));
+    }
+
     /// A rank is gone: its peers' meshes tell them.
-    fn die(&mut self, node: usize) {
+    pub(super) fn die(&mut self, node: usize) {
         let now = self.now;
         self.nodes[node].dead = true;
         self.next[node] = NEVER;
-        for i in 0..self.nodes[node].ends.len() {
-            let (qp, end, _) = self.nodes[node].ends[i];
+        for (qp, end) in (0..self.qps.len()).flat_map(|qp| [(qp, 0), (qp, 1)]) {
             let q = &mut self.qps[qp];
+            if q.nodes[end] != node {
+                continue;
+            }
             q.dead[end] = true;
             let actor = self.nodes.len() + 2 * qp + end;
             self.next[actor] = NEVER;
-            if self.qps[qp].finished {
+            self.set_up_dies(qp, end);
+            let q = &mut self.qps[qp];
+            if q.finished {
                 continue;
             }
-            let q = &mut self.qps[qp];
             if q.carrier != Carrier::Local {
                 self.nic.kill(q.numbers[end]);
             }
             let lost = bit(abi::PUSHGATE_PEER_LOST) | LINK;
-            q.expect(now, [lost; 2]);
+            q.expect(now, [if q.started { lost } else { lost | FAILED }; 2]);
             self.due = self.due.min(q.expected.map_or(NEVER, |e| e.by));
             let rank = Some(q.ranks[end]);
             let status = Status { rank, ..Status::new(abi::PUSHGATE_PEER_LOST) };
@@ -121,8 +136,7 @@ impl Cluster<'_> {
         let node = q.nodes[end];
         let log = q.sides[end].geometry.link_log;
         let (own, inbox) = (q.links[end].clone(), q.inboxes[1 - end]);
-        let id = self.nodes[node].ends.iter().find(|e| (e.0, e.1) == (qp, end)).map(|e| e.2);
-        let endpoint = id.and_then(|id| self.nodes[node].machine.endpoint(id));
+        let endpoint = self.nodes[node].endpoint(qp, end);
         let posted = endpoint.map_or(0, |e| e.outbound().staging().messages());
         let facts = &self.programs[2 * qp + end].facts;
         let (what, blamed) = match (own, inbox) {

@@ -1,15 +1,15 @@
 //! A simulator of whole clusters: 2 to 16 ranks in one thread and in virtual time, with random workloads and random
 //! faults. A seed decides a run, event by event, and after each event the promises P1 to P8 are checked.
 //!
-//! What runs is the code of this crate: producers, endpoints, engines (`Machine`), the links `local` and `verbs`, and
-//! beneath them sender, receiver, gate and staging ring of `pushgate-core`. What is simulated is what stands around them:
-//! memory is the heap, the clock is a number, a kernel of `process_vm_readv` and a copy engine are a few lines, and the
-//! RDMA device places the pieces of WRITEs in any order and completes them in order. docs/simulator.md says what such a run
-//! can show, and what it cannot.
+//! What runs is the code of this crate: producers, endpoints, engines (`Machine`), the links `local` and `verbs`, the
+//! set-up of queue pairs (`connect`), and beneath them sender, receiver, gate, staging ring and `Connect` of
+//! `pushgate-core`. What is simulated is what stands around them: the clock is a number, a kernel of `process_vm_readv` and
+//! a copy engine are a few lines, set-up frames arrive late and in pieces, and the RDMA device places the pieces of WRITEs
+//! in any order and completes them in order. docs/simulator.md says what such a run can show, and what it cannot.
 //!
 //! # What is checked, and how
 //!
-//! The model keeps what the programs have posted, in its own words (`model/`), and never reads the state of the code
+//! The model keeps what the programs have posted, in its own words (`model.rs`), and never reads the state of the code
 //! under test, but for three places: how many slots an engine has taken, what its gate counts, and whether it has work. A
 //! payload is a function of its direction, its message and the word's place, so each word in memory tells whose it is.
 //!
@@ -39,6 +39,17 @@
 //!   Queue pairs that are closed are gone within 15 s, and their programs see the end.
 //! * **P8**: nobody writes to the bytes beside a region. An end that refuses what it reads names the rank that wrote it.
 //!   Queue pairs that nobody lies on end with nothing refused.
+//!
+//! Behind each event of the set-up of a queue pair (`set_up/`):
+//!
+//! * **P5, P8**: memory that an end made for an attempt is not written after the end has given the attempt up: compared at
+//!   the end of the run. No frame, however wrong, makes an end panic, say more than 8 things, or send more than 4 KiB.
+//! * **P6**: an end goes live only if its offer is the one that the other end got ready for, and the reverse; where both are
+//!   live, they are so over one epoch, each with the other's incarnation. Programs post only then.
+//! * **P7**: a call that is under way knows when it ends, at most twice the limit after it began. A call fails only for a
+//!   cause, with one of the cause's codes, and names one of the two ranks. Where no fault happens, or a call fails and is
+//!   repeated before the other end is live, the ends meet. When one end can't meet the other any more, both
+//!   end within 15 s.
 
 mod checks;
 mod cluster;
@@ -55,11 +66,14 @@ mod program;
 mod qp;
 mod random;
 mod replay;
+mod set_up;
 mod shrink;
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use self::cluster::{Cluster, Sums};
 use self::plan::Plan;
@@ -101,6 +115,10 @@ pub struct Outcome {
     pub ranks: u32,
     /// Queue pairs.
     pub qps: u32,
+    /// Queue pairs whose ends met at a later attempt than the first one of both.
+    pub repeated: u32,
+    /// Queue pairs whose ends did not meet.
+    pub unmet: u32,
     /// Virtual time, nanoseconds.
     pub time: u64,
     /// Times that an engine slept.
@@ -130,10 +148,13 @@ thread_local! {
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Panics of a run are kept for its sentence, and not printed.
-fn keep_panics() {
+/// Panics of a run are kept for its sentence, and not printed. A run has some hundred descriptors, and there is one run on
+/// each core: as many may be open as the hard limit says.
+fn prepare() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        let limit = getrlimit(Resource::Nofile);
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| match RUNS.get() {
             true => PANIC.set(Some(info.to_string())),
@@ -153,7 +174,7 @@ fn quietly<T>(act: impl FnOnce() -> T) -> Result<T, String> {
 impl Simulator {
     /// A simulator with an RDMA device of its own.
     pub fn new() -> Self {
-        keep_panics();
+        prepare();
         Simulator { nic: Sim::new() }
     }
 
@@ -177,6 +198,8 @@ impl Simulator {
             faults: 0,
             ranks: 0,
             qps: 0,
+            repeated: 0,
+            unmet: 0,
             time: 0,
             sleeps: 0,
             hash: 0,
@@ -184,9 +207,10 @@ impl Simulator {
             last: Vec::new(),
         };
         if let Some(cluster) = cluster {
-            let Sums { steps, messages, faults, ranks, qps, time, sleeps } = cluster.sums();
+            let Sums { steps, messages, faults, ranks, qps, repeated, unmet, time, sleeps } = cluster.sums();
             (outcome.steps, outcome.messages, outcome.faults) = (steps, messages, faults);
             (outcome.ranks, outcome.qps, outcome.time, outcome.sleeps) = (ranks, qps, time, sleeps);
+            (outcome.repeated, outcome.unmet) = (repeated, unmet);
             outcome.hash = cluster.log.hash();
             if outcome.violation.is_some() {
                 outcome.last = cluster.log.last();

@@ -57,6 +57,14 @@ pub(super) enum Did {
     Woke,
 }
 
+/// What an engine is asked while the run goes on.
+pub(super) enum Order {
+    /// Takes in an endpoint: the queue pair, which end this is, and the node at the other end.
+    Add { endpoint: Box<Endpoint>, qp: usize, end: usize, peer: usize },
+    /// Fails an end of a queue pair.
+    Fail { qp: usize, end: usize, status: Status },
+}
+
 /// One rank's engine.
 pub(super) struct Node {
     pub(super) machine: Machine,
@@ -68,8 +76,7 @@ pub(super) struct Node {
     pub(super) doorbell: EventFd,
     random: Random,
     plan: NodePlan,
-    /// Queue pairs that are to be failed.
-    pub(super) commands: VecDeque<(QpId, Status)>,
+    pub(super) orders: VecDeque<Order>,
     /// It makes no pass before this time.
     pub(super) stopped_until: u64,
     pub(super) dead: bool,
@@ -96,7 +103,7 @@ impl Node {
             doorbell,
             random,
             plan,
-            commands: VecDeque::new(),
+            orders: VecDeque::new(),
             stopped_until: 0,
             dead: false,
             ends: Vec::new(),
@@ -106,14 +113,19 @@ impl Node {
         }
     }
 
-    pub(super) fn add(&mut self, endpoint: Endpoint, qp: usize, end: usize, peer: usize) {
+    fn add(&mut self, endpoint: Box<Endpoint>, qp: usize, end: usize, peer: usize, now: u64) {
         let (reply, answer) = channel();
         let wake = if self.plan.doorbell { Wake::Doorbell } else { Wake::Polled };
-        self.machine.apply(Command::AddQp(Box::new(endpoint), wake, reply), 0);
+        self.machine.apply(Command::AddQp(endpoint, wake, reply), now);
         self.ends.push((qp, end, answer.try_recv().expect("the reply comes at once")));
         if !self.neighbours.contains(&peer) {
             self.neighbours.push(peer);
         }
+    }
+
+    /// An end of a queue pair, if the engine has it.
+    pub(super) fn endpoint(&self, qp: usize, end: usize) -> Option<&Endpoint> {
+        self.machine.endpoint(self.ends.iter().find(|e| (e.0, e.1) == (qp, end))?.2)
     }
 
     /// `act` with links that hold nothing back.
@@ -135,7 +147,7 @@ impl Node {
         match self.doing {
             Doing::Passing => self.pass(now),
             Doing::Falling(limit) => {
-                let pending = !self.commands.is_empty();
+                let pending = !self.orders.is_empty();
                 let sleeps =
                     self.truly(|node| node.machine.prepare_sleep() && node.machine.falls_asleep(|| pending));
                 if sleeps {
@@ -159,9 +171,15 @@ impl Node {
     }
 
     fn pass(&mut self, now: u64) -> (Did, u64) {
-        while let Some((qp, status)) = self.commands.pop_front() {
-            let (reply, _answer) = channel();
-            self.machine.apply(Command::Fail(Some(qp), status, reply), now);
+        while let Some(order) = self.orders.pop_front() {
+            match order {
+                Order::Add { endpoint, qp, end, peer } => self.add(endpoint, qp, end, peer, now),
+                Order::Fail { qp, end, status } => {
+                    let id = self.ends.iter().find(|e| (e.0, e.1) == (qp, end)).expect("it was added").2;
+                    let (reply, _answer) = channel();
+                    self.machine.apply(Command::Fail(Some(id), status, reply), now);
+                }
+            }
         }
         let step = self.machine.step(&mut self.clock);
         let pace = self.random.time(self.plan.pace);
@@ -197,6 +215,12 @@ impl Node {
             self.machine.awake();
         }
         self.doing = Doing::Passing;
+        // A dead rank's engine has taken in nothing more.
+        while let Some(order) = self.orders.pop_front() {
+            if let Order::Add { endpoint, qp, end, peer } = order {
+                self.add(endpoint, qp, end, peer, now);
+            }
+        }
         self.machine.remove_all(now);
     }
 

@@ -11,6 +11,9 @@ pub(super) const US: u64 = 1_000;
 pub(super) const MS: u64 = 1_000_000;
 pub(super) const S: u64 = 1_000_000_000;
 
+/// How long a call that sets a queue pair up waits for the peer's first answer, and then for the rest.
+pub(super) const SET_UP: u64 = 400 * MS;
+
 /// Most ranks of a cluster.
 pub const MOST_RANKS: u32 = 16;
 
@@ -145,6 +148,44 @@ pub(super) struct FaultPlan {
     pub(super) kind: FaultKind,
 }
 
+/// What goes wrong while a queue pair is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SetUpKind {
+    /// An end's program calls so much later than the other, nanoseconds.
+    Late { by: u64 },
+    /// An end's call fails, and its program calls again after so long, nanoseconds.
+    Repeat { pause: u64 },
+    /// An end's call fails, and its program does not call again.
+    GiveUp,
+    /// An end does nothing for so long, nanoseconds.
+    Stop { time: u64 },
+    /// An end's rank is gone from one moment to the next.
+    Die,
+    /// An end hears frames of before again, so many times.
+    Echo { times: u32 },
+    /// An end forges frames.
+    Lie { seed: u64 },
+}
+
+impl SetUpKind {
+    /// Whether the other end may have given up before this one calls.
+    pub(super) fn is_too_late(self) -> bool {
+        matches!(self, SetUpKind::Late { by } if by > SET_UP * 3 / 5)
+    }
+}
+
+/// A fault while a queue pair is set up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SetUpFault {
+    pub(super) number: u32,
+    /// The end: the queue pair's number, and which of its ends.
+    pub(super) qp: u32,
+    pub(super) end: usize,
+    /// When: behind so many events of this end's set-up.
+    pub(super) after: u32,
+    pub(super) kind: SetUpKind,
+}
+
 /// What an engine is like.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NodePlan {
@@ -164,6 +205,8 @@ pub(super) struct Plan {
     pub(super) nodes: Vec<NodePlan>,
     pub(super) qps: Vec<QpPlan>,
     pub(super) faults: Vec<FaultPlan>,
+    /// Faults while queue pairs are set up.
+    pub(super) set_up: Vec<SetUpFault>,
     /// Messages of a pair of core machines whose link breaks and is replaced (`replay`); 0: there is none.
     pub(super) replay: u32,
 }
@@ -186,6 +229,7 @@ impl Plan {
             _ => 3,
         };
         let mut faults: Vec<FaultPlan> = (0..faults).map(|i| fault(seed, i, qps.len() as u64)).collect();
+        let mut set_up = set_up_faults(seed, qps.len() as u64);
         let replay = if random.one_in(3) { random.within(20, 120) as u32 } else { 0 };
         let nodes = (0..ranks)
             .map(|rank| {
@@ -206,12 +250,14 @@ impl Plan {
         }
         if let Some(kept) = &cut.faults {
             faults.retain(|fault| kept.contains(&fault.number));
+            set_up.retain(|fault| kept.contains(&fault.number));
         }
         faults.retain(|fault| qps.iter().any(|qp| qp.number == fault.qp));
+        set_up.retain(|fault| qps.iter().any(|qp| qp.number == fault.qp));
         for end in qps.iter_mut().flat_map(|qp| &mut qp.ends) {
             end.messages = end.messages.min(cut.messages);
         }
-        Plan { seed, salt: cut.salt, nodes, qps, faults, replay: replay.min(cut.messages) }
+        Plan { seed, salt: cut.salt, nodes, qps, faults, set_up, replay: replay.min(cut.messages) }
     }
 
     /// Messages of all programs.
@@ -330,4 +376,30 @@ fn fault(seed: u64, number: u32, qps: u64) -> FaultPlan {
         end: random.below(2) as usize,
         kind,
     }
+}
+
+/// Faults while queue pairs are set up: one in a quarter of the runs, two in a twelfth. Their numbers begin behind those of
+/// all other faults.
+fn set_up_faults(seed: u64, qps: u64) -> Vec<SetUpFault> {
+    let mut random = Random::new(seed, 3);
+    let count = [1, 1, 1, 2].get(random.below(12) as usize).copied().unwrap_or(0);
+    // Two faults meet at one queue pair more often than not.
+    let qp = random.below(qps) as u32;
+    (0..count)
+        .map(|i| {
+            let kind = match random.below(100) {
+                0..10 => SetUpKind::Late { by: random.within(MS, SET_UP * 3 / 5) },
+                10..18 => SetUpKind::Late { by: random.within(SET_UP / 2, SET_UP * 3) },
+                18..44 => SetUpKind::Repeat { pause: random.of(&[0, 20 * US, MS, 100 * MS]) },
+                44..50 => SetUpKind::GiveUp,
+                50..62 => SetUpKind::Stop { time: random.within(MS, 2 * SET_UP) },
+                62..70 => SetUpKind::Die,
+                70..82 => SetUpKind::Echo { times: random.within(1, 20) as u32 },
+                _ => SetUpKind::Lie { seed: random.next() },
+            };
+            let qp = if i > 0 && random.one_in(3) { random.below(qps) as u32 } else { qp };
+            let (end, after) = (random.below(2) as usize, random.within(1, 8) as u32);
+            SetUpFault { number: 100 + i, qp, end, after, kind }
+        })
+        .collect()
 }

@@ -6,6 +6,7 @@ use pushgate_driver_shim::abi;
 
 use super::cluster::NEVER;
 use super::flaky::Control;
+use super::make::Memory;
 use super::memory::Guarded;
 use super::model::{Flow, Side};
 use super::plan::{Carrier, S};
@@ -43,10 +44,15 @@ pub(super) struct Qp {
     pub(super) carrier: Carrier,
     pub(super) ranks: [u32; 2],
     pub(super) nodes: [usize; 2],
+    /// What the program of each end has made for its latest call.
+    pub(super) memory: [Memory; 2],
     pub(super) sides: [Side; 2],
     /// What end 0 sends, and what end 1 sends.
     pub(super) flows: [Flow; 2],
     pub(super) controls: [Arc<Control>; 2],
+    pub(super) key_seeds: [u32; 2],
+    /// Keys of each end's regions: the one that the peer puts to, the buffers, the one that messages go out of.
+    pub(super) keys: [[u32; 3]; 2],
     /// Numbers of the RDMA queue pairs.
     pub(super) numbers: [u32; 2],
     pub(super) regions: [[Guarded; 2]; 2],
@@ -54,12 +60,17 @@ pub(super) struct Qp {
     pub(super) inboxes: [Option<Inbox>; 2],
     /// The links' own segments, which a lying engine writes.
     pub(super) links: [Option<Mapped>; 2],
+    /// Both ends have met, and the programs post.
+    pub(super) started: bool,
+    /// Status codes with which a call that sets an end up may fail.
+    pub(super) excused: u64,
     pub(super) expected: Option<Expected>,
     /// How each end ended, once that is shown.
     pub(super) ended: [Option<Status>; 2],
     pub(super) dead: [bool; 2],
     /// Somebody has lied: what it carries is no longer compared.
     pub(super) tainted: bool,
+    pub(super) lied_in_set_up: bool,
     pub(super) finished: bool,
 }
 

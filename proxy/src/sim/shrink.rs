@@ -77,8 +77,9 @@ impl Simulator {
         let seed = failed.seed;
         for _ in 0..2 {
             let plan = Plan::new(seed, &search.best.cut);
-            let (faults, qps) = (plan.faults.iter().map(|f| f.number), plan.qps.iter().map(|q| q.number));
-            let (faults, qps): (Vec<u32>, Vec<u32>) = (faults.collect(), qps.collect());
+            let in_set_up = plan.set_up.iter().map(|f| f.number);
+            let faults: Vec<u32> = plan.faults.iter().map(|f| f.number).chain(in_set_up).collect();
+            let qps: Vec<u32> = plan.qps.iter().map(|q| q.number).collect();
             search.without(faults, |cut, kept| cut.faults = Some(kept));
             search.without(qps, |cut, kept| cut.qps = Some(kept));
             // Half as many messages, as long as that fails; then a few less.

@@ -99,6 +99,13 @@ impl Inbox {
         Inbox { words, layout, log, imm, mirror, mirror_units, next: 0, announced: 0 }
     }
 
+    /// Its address, and in it slots, regions, receives and the end, for the simulator.
+    #[cfg(feature = "sim")]
+    pub(super) fn parts(&self) -> (usize, [usize; 4]) {
+        let l = &self.layout;
+        (self.words.as_ptr() as usize, [l.slots, l.regions, l.receives, l.bytes])
+    }
+
     // --------------------------------------------------------------- the line
 
     /// The peer's counts: by its line, or by its last message. That message's slot holds until this end lets go of it,

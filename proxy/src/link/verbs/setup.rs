@@ -233,14 +233,6 @@ impl Accepted {
         &self.mirror
     }
 
-    /// Where the inbox lies, and in it slots, regions, receives and the end, for the simulator: what a peer may write.
-    #[cfg(feature = "sim")]
-    pub(crate) fn inbox(&self) -> (usize, [usize; 4]) {
-        let layout = InboxLayout::new(self.peer_link_log, self.peer_geometry.rx_log);
-        let address = self.inbox.as_ptr().as_ptr() as usize;
-        (address, [layout.slots, layout.regions, layout.receives, layout.bytes])
-    }
-
     /// The peer's rings, checked.
     pub fn peer_geometry(&self) -> Geometry {
         self.peer_geometry

@@ -154,6 +154,12 @@ impl Nic {
                 return true;
             }
         }
+        let qp = &self.qps[&number];
+        if self.refuses && qp.sends[0].imm.is_some() && self.qps[&qp.peer].receives.is_empty() {
+            // A liar had promised a receive.
+            self.fail(number, ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR);
+            return true;
+        }
         let qp = self.qps.get_mut(&number).expect("it is there");
         let (w, cq, peer) = (qp.sends.pop_front().expect("it is there"), qp.cq, qp.peer);
         if let Some(imm) = w.imm {

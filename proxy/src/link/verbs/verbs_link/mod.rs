@@ -227,6 +227,13 @@ impl VerbsLink {
         self.rc.number
     }
 
+    /// What the peer may write beside the mirror, for the simulator: the inbox's address, and in it slots, regions, receives
+    /// and the end.
+    #[cfg(feature = "sim")]
+    pub(crate) fn inbox(&self) -> (usize, [usize; 4]) {
+        self.inbox.parts()
+    }
+
     /// Both ends agreed on immediate data.
     pub fn immediate(&self) -> bool {
         self.imm
