@@ -50,8 +50,13 @@ fn p6_a_rewind_by_one_too_few_is_found() {
 }
 
 #[test]
-fn p7_a_lost_wake_up_is_found() {
-    assert_eq!(found(Plant::P7WakeUp), 7);
+fn p6_a_frame_to_an_earlier_incarnation_that_is_taken_is_found() {
+    assert_eq!(found(Plant::P6Stale), 6);
+}
+
+#[test]
+fn p7_a_lost_wake_up_and_a_lost_ready_are_found() {
+    assert_eq!((found(Plant::P7WakeUp), found(Plant::P7Ready)), (7, 7));
 }
 
 #[test]

@@ -302,7 +302,7 @@ impl<F: Clone + Default> Connect<F> {
             self.peer_ended(&head, status, now);
             return Ok(());
         }
-        if head.to.is_some_and(|to| to != self.own) {
+        if head.to.is_some_and(|to| to != self.own) && !planted!(P6Stale) {
             return Ok(());
         }
         if let Said::Resume { accepted: accepted @ 1.. } = head.said
@@ -343,7 +343,9 @@ impl<F: Clone + Default> Connect<F> {
             return;
         }
         self.places = Some(places);
-        self.send_ready();
+        if self.their_places.is_none() || !planted!(P7Ready) {
+            self.send_ready();
+        }
         self.go(now);
     }
 

@@ -20,15 +20,19 @@ pub enum Plant {
     P5Freed,
     /// P6: a rewind begins one message too late.
     P6Rewind,
+    /// P6: an end takes frames that were sent to an earlier incarnation of it.
+    P6Stale,
     /// P7: an engine that falls asleep does not look for work once more.
     P7WakeUp,
+    /// P7: an end that gets ready behind the peer does not say so.
+    P7Ready,
     /// P8: offset and length in a region are not checked.
     P8Region,
 }
 
 impl Plant {
     /// All of them with their names on the command line.
-    pub const ALL: [(&'static str, Plant); 9] = [
+    pub const ALL: [(&'static str, Plant); 11] = [
         ("p1", Plant::P1Credit),
         ("p2", Plant::P2Lap),
         ("p3", Plant::P3Signal),
@@ -36,7 +40,9 @@ impl Plant {
         ("p4-forged", Plant::P4Forged),
         ("p5", Plant::P5Freed),
         ("p6", Plant::P6Rewind),
+        ("p6-stale", Plant::P6Stale),
         ("p7", Plant::P7WakeUp),
+        ("p7-ready", Plant::P7Ready),
         ("p8", Plant::P8Region),
     ];
 

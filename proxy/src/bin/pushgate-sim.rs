@@ -17,8 +17,8 @@ Usage: cargo xtask sim [--seeds N] [--seed S] [--ranks A..B] [--minutes M] [--pl
   --seed S         the first seed [default: 1]
   --ranks A..B     fewest and most ranks, 2 to 16; or one number [default: 2..16]
   --minutes M      stop after so many minutes (0.5 is 30 s)
-  --plant NAME     switch a fault of ours on: p1 p2 p3 p4 p4-forged p5 p6 p7 p8; `all` tries each and tells after how
-                   many seeds it is found
+  --plant NAME     switch a fault of ours on: p1 p2 p3 p4 p4-forged p5 p6 p6-stale p7 p7-ready p8; `all` tries each
+                   and tells after how many seeds it is found
   --jobs N         seeds that run at a time [default: one for each core]
   --json           print one JSON object, and nothing else, on standard output
   --trace          print each event to standard error (with --seed)
