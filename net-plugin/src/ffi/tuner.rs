@@ -11,8 +11,9 @@ use crate::{plugin, tuning};
 
 /// The protocol `NCCL_PROTO_LL`.
 const LL: usize = 0;
-/// The cost `NCCL_ALGO_PROTO_IGNORE`.
-const IGNORE: f32 = -1.0;
+/// A cost, in microseconds, that is chosen only where there is nothing else. NCCL's own mark for a choice that is out, -1,
+/// does not do: NCCL 2.32 marks such choices elsewhere, and takes the least cost of the others, -1 too.
+const DEAR: f32 = 1e9;
 
 /// `getCollInfo`, alike in v4 to v6.
 type Info =
@@ -110,7 +111,7 @@ unsafe extern "C" fn info(
             // SAFETY: NCCL's table of algorithms by protocols, which is ours until the call
             // returns.
             let costs = unsafe { std::slice::from_raw_parts_mut(costs, algorithms * protocols) };
-            without_ll(costs, protocols);
+            shun_ll(costs, protocols);
         }
         if choice.channels > 0 && !channels.is_null() {
             // SAFETY: NCCL gives a place that can be written.
@@ -120,12 +121,11 @@ unsafe extern "C" fn info(
     })
 }
 
-/// Excludes the low-latency protocol from a table of costs, if that leaves another choice.
-fn without_ll(costs: &mut [f32], protocols: usize) {
-    let is_ll = |at: usize| at % protocols == LL;
-    if costs.iter().enumerate().any(|(at, cost)| !is_ll(at) && *cost >= 0.0) {
-        costs.iter_mut().enumerate().filter(|(at, _)| is_ll(*at)).for_each(|(_, cost)| *cost = IGNORE);
-    }
+/// Makes the low-latency protocol the last choice in a table of costs.
+fn shun_ll(costs: &mut [f32], protocols: usize) {
+    let ll = costs.iter_mut().enumerate().filter(|(at, _)| at % protocols == LL);
+    // A negative cost is a choice that is out.
+    ll.filter(|(_, cost)| **cost >= 0.0).for_each(|(_, cost)| *cost = DEAR);
 }
 
 unsafe extern "C" fn end(_context: *mut c_void) -> R {
@@ -152,13 +152,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_who_wants_nothing_else_keeps_it() {
-        let mut costs = [1.0, 2.0, 3.0, 4.0, -1.0, 5.0];
-        without_ll(&mut costs, 3);
-        assert_eq!(costs, [-1.0, 2.0, 3.0, -1.0, -1.0, 5.0]);
+    fn ll_is_the_last_choice_and_what_is_out_stays_out() {
+        let mut costs = [1.0, 2.0, 3.0, 4.0, -1.0, 5.0, -1.0, 0.0, 0.0];
+        shun_ll(&mut costs, 3);
+        assert_eq!(costs, [DEAR, 2.0, 3.0, DEAR, -1.0, 5.0, -1.0, 0.0, 0.0]);
+        // A user who has pinned LL keeps it: nothing else can be chosen.
         let mut pinned = [1.0, -1.0, -1.0, 4.0, -1.0, -1.0];
-        without_ll(&mut pinned, 3);
-        assert_eq!(pinned, [1.0, -1.0, -1.0, 4.0, -1.0, -1.0]);
-        without_ll(&mut [], 3);
+        shun_ll(&mut pinned, 3);
+        assert!(pinned.iter().all(|cost| *cost == DEAR || *cost == -1.0));
+        shun_ll(&mut [], 3);
     }
 }
