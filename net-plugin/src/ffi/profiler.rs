@@ -3,7 +3,7 @@
 //! before it and leave after it (docs/worker.md).
 //!
 //! NCCL loads one profiler. A second one that the user names gets every event from here
-//! ([`super::second`]).
+//! (`second.rs`).
 
 #![allow(non_upper_case_globals)] // The symbol's name is NCCL's.
 

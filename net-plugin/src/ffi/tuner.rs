@@ -1,4 +1,4 @@
-//! The tuner interfaces v4 to v6: NCCL asks for each collective, and [`crate::tuning`] says which protocols and how many
+//! The tuner interfaces v4 to v6: NCCL asks for each collective, and `tuning.rs` says which protocols and how many
 //! channels it may take.
 
 #![allow(non_upper_case_globals)] // The symbol's name is NCCL's.
