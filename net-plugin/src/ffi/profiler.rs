@@ -12,48 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::second::{Second, Theirs};
 use super::tables::{R, call, hand_out, hot};
+use super::types::{KERNEL_LAUNCH, ProfilerEvent, ProfilerTable};
 use crate::error::Result;
 use crate::gpu::{self, Gpu};
 use crate::log::{self, Logger};
 use crate::plugin;
-
-/// The event type `ncclProfileKernelLaunch`.
-const KERNEL_LAUNCH: u64 = 1 << 11;
-
-/// The part of `ncclProfilerEventDescr_v5_t` and `_v6_t` that a kernel launch fills in.
-#[repr(C)]
-pub(super) struct Event {
-    pub(super) kind: u64,
-    parent: *mut c_void,
-    rank: c_int,
-    /// The first member of the union in a kernel launch.
-    stream: *mut c_void,
-}
-
-/// The tables `ncclProfiler_v5_t` and `ncclProfiler_v6_t`, which differ in the events.
-#[repr(C)]
-pub struct Profiler {
-    pub(super) name: *const c_char,
-    pub(super) init: unsafe extern "C" fn(
-        *mut *mut c_void,
-        u64,
-        *mut c_int,
-        *const c_char,
-        c_int,
-        c_int,
-        c_int,
-        Logger,
-    ) -> R,
-    pub(super) start: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *const c_void) -> R,
-    pub(super) stop: unsafe extern "C" fn(*mut c_void) -> R,
-    pub(super) record: unsafe extern "C" fn(*mut c_void, c_int, *const c_void) -> R,
-    pub(super) finalize: unsafe extern "C" fn(*mut c_void) -> R,
-}
-
-// SAFETY: a constant table, which is never written.
-unsafe impl Sync for Profiler {}
-
-const _: () = assert!(std::mem::size_of::<Profiler>() == 48 && std::mem::offset_of!(Event, stream) == 24);
 
 /// What the profiler knows of a communicator.
 struct Context {
@@ -109,7 +72,7 @@ unsafe extern "C" fn init(
         let gpu = gpu::current().and_then(plugin::gpu);
         // SAFETY: NCCL gives places that can be written, and a name that is NULL or a string.
         unsafe {
-            let second = Second::loaded();
+            let second = Second::loaded(&ncclProfiler_v6);
             let theirs = second.and_then(|s| s.begin(comm, mask, name, [nodes, ranks, rank], logger));
             // Without a GPU of ours this profiler asks for no events.
             if gpu.is_some() {
@@ -129,7 +92,7 @@ unsafe extern "C" fn start(context: *mut c_void, handle: *mut *mut c_void, event
         // each type of event begins with its type.
         unsafe {
             *handle = std::ptr::null_mut();
-            let event = event.cast::<Event>();
+            let event = event.cast::<ProfilerEvent>();
             let Some(context) = context.cast::<Context>().as_ref() else { return Ok(()) };
             let theirs = context.theirs.as_ref().map_or(std::ptr::null_mut(), |t| t.start(event));
             *handle = theirs;
@@ -156,7 +119,7 @@ unsafe extern "C" fn stop(handle: *mut c_void) -> R {
             let mut open = open();
             open.iter().position(|o| o.handle == handle as usize).map(|at| open.swap_remove(at))
         };
-        if let Some(second) = Second::loaded()
+        if let Some(second) = Second::loaded(&ncclProfiler_v6)
             && launch.as_ref().is_none_or(|launch| launch.theirs)
         {
             // SAFETY: the second profiler gave the handle out, and NCCL gives it back once.
@@ -167,7 +130,7 @@ unsafe extern "C" fn stop(handle: *mut c_void) -> R {
 }
 
 unsafe extern "C" fn record(handle: *mut c_void, state: c_int, arguments: *const c_void) -> R {
-    if let (Some(second), false) = (Second::loaded(), handle.is_null()) {
+    if let (Some(second), false) = (Second::loaded(&ncclProfiler_v6), handle.is_null()) {
         // SAFETY: NCCL's own arguments. NCCL records nothing of a kernel launch, so the event is the second profiler's.
         unsafe { second.record(handle, state, arguments) };
     }
@@ -191,8 +154,8 @@ const NAME: *const c_char = c"pushgate".as_ptr();
 
 /// The symbol that NCCL 2.28 and later looks up.
 #[unsafe(no_mangle)]
-pub static ncclProfiler_v5: Profiler = Profiler { name: NAME, init, start, stop, record, finalize };
+pub static ncclProfiler_v5: ProfilerTable = ProfilerTable { name: NAME, init, start, stop, record, finalize };
 
 /// The symbol of v6, which NCCL takes in place of v5 where it knows both.
 #[unsafe(no_mangle)]
-pub static ncclProfiler_v6: Profiler = Profiler { name: NAME, init, start, stop, record, finalize };
+pub static ncclProfiler_v6: ProfilerTable = ProfilerTable { name: NAME, init, start, stop, record, finalize };

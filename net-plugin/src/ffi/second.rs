@@ -8,18 +8,16 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use super::profiler::{Event, Profiler};
+use super::types::{KERNEL_LAUNCH, ProfilerEvent, ProfilerTable};
 use crate::log::{self, Logger};
 use crate::plugin;
 
 /// The event types of v6 that v5 lacks: `ncclProfileCeColl`, `ncclProfileCeSync`, `ncclProfileCeBatch`.
 const NEW_IN_V6: u64 = 0b111 << 12;
-/// The event type `ncclProfileKernelLaunch`.
-const KERNEL_LAUNCH: u64 = 1 << 11;
 
 /// The other profiler. Its library is never unloaded.
 pub(super) struct Second {
-    table: &'static Profiler,
+    table: &'static ProfilerTable,
     version: u32,
 }
 
@@ -33,13 +31,13 @@ pub(super) struct Theirs {
 
 impl Second {
     /// The profiler that the settings name, loaded at the first call. `None` if they name none, or if it can't be loaded:
-    /// NCCL's log says why.
-    pub(super) fn loaded() -> Option<&'static Second> {
+    /// NCCL's log says why. `own` is this plugin's table.
+    pub(super) fn loaded(own: &'static ProfilerTable) -> Option<&'static Second> {
         static SECOND: OnceLock<Option<Second>> = OnceLock::new();
         SECOND
             .get_or_init(|| {
                 let name = plugin::profiler()?;
-                let second = Second::load(&name);
+                let second = Second::load(&name, own);
                 match &second {
                     Ok(second) => {
                         // SAFETY: a table's name is a string of the library, which stays loaded.
@@ -59,7 +57,7 @@ impl Second {
             .as_ref()
     }
 
-    fn load(name: &Path) -> Result<Second, String> {
+    fn load(name: &Path, own: &ProfilerTable) -> Result<Second, String> {
         // As NCCL finds profilers: by the name, then by the name within a library's name.
         let mut names = vec![name.to_owned()];
         if name.components().count() == 1 {
@@ -77,8 +75,8 @@ impl Second {
                 // SAFETY: the library is never unloaded.
                 let at = unsafe { found.into_raw() }.as_raw_ptr();
                 // SAFETY: NCCL's headers say that a table of this name has this layout; the library is never unloaded.
-                let table = unsafe { &*at.cast::<Profiler>() };
-                if std::ptr::eq(table, &super::profiler::ncclProfiler_v6) {
+                let table = unsafe { &*at.cast::<ProfilerTable>() };
+                if std::ptr::eq(table, own) {
                     return Err("that is this plugin itself".into());
                 }
                 return Ok(Second { table, version });
@@ -145,7 +143,7 @@ impl Theirs {
     ///
     /// # Safety
     /// `event` is an event of NCCL's.
-    pub(super) unsafe fn start(&self, event: *const Event) -> *mut c_void {
+    pub(super) unsafe fn start(&self, event: *const ProfilerEvent) -> *mut c_void {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the caller's promise.
         let kind = unsafe { (*event).kind };

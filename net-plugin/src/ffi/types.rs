@@ -3,6 +3,8 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
+use crate::log::Logger;
+
 /// The memory type `NCCL_PTR_HOST`.
 pub const PTR_HOST: c_int = 1;
 /// The memory type `NCCL_PTR_CUDA`.
@@ -150,3 +152,51 @@ const _: () = {
     assert!(at!(PropsV12, max_coll_bytes) == 112 && at!(PropsV12, max_multi_request_size) == 120);
     assert!(at!(PropsV12, rail_id) == 124 && at!(PropsV12, plane_id) == 126);
 };
+
+// ------------------------------------------------------------------- profiler
+
+/// The event type `ncclProfileKernelLaunch`.
+pub const KERNEL_LAUNCH: u64 = 1 << 11;
+
+/// The part of `ncclProfilerEventDescr_v5_t` and `_v6_t` that a kernel launch fills in.
+#[repr(C)]
+pub struct ProfilerEvent {
+    /// The event's type, one bit.
+    pub kind: u64,
+    parent: *mut c_void,
+    rank: c_int,
+    /// The first member of the union in a kernel launch.
+    pub stream: *mut c_void,
+}
+
+/// The tables `ncclProfiler_v5_t` and `ncclProfiler_v6_t`, which differ in the events.
+#[repr(C)]
+pub struct ProfilerTable {
+    /// The profiler's name, a string.
+    pub name: *const c_char,
+    /// Begins the use for a communicator: place of the context, the communicator's number, mask of the events that are
+    /// wanted, the communicator's name, nodes, ranks, rank, NCCL's log.
+    pub init: unsafe extern "C" fn(
+        *mut *mut c_void,
+        u64,
+        *mut c_int,
+        *const c_char,
+        c_int,
+        c_int,
+        c_int,
+        Logger,
+    ) -> c_int,
+    /// Begins an event: context, place of the handle, event.
+    pub start: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *const c_void) -> c_int,
+    /// Ends an event, by its handle.
+    pub stop: unsafe extern "C" fn(*mut c_void) -> c_int,
+    /// Records a state of an event: handle, state, arguments.
+    pub record: unsafe extern "C" fn(*mut c_void, c_int, *const c_void) -> c_int,
+    /// Ends the use for a communicator, by its context.
+    pub finalize: unsafe extern "C" fn(*mut c_void) -> c_int,
+}
+
+// SAFETY: a constant table, which is never written.
+unsafe impl Sync for ProfilerTable {}
+
+const _: () = assert!(size_of::<ProfilerTable>() == 48 && std::mem::offset_of!(ProfilerEvent, stream) == 24);
