@@ -66,7 +66,8 @@ impl Lane {
         if copies && self.drive == Drive::Thread { Wake::Polled } else { Wake::Doorbell }
     }
 
-    /// Called before a post.
+    /// Wakes the engine before a post if the engine sleeps and NCCL's thread drives it
+    /// ([`Engine::rouse`]).
     #[inline]
     pub fn rouse(&self) {
         // An engine that has ended has ended its queue pairs: their status says how.
@@ -78,8 +79,8 @@ impl Lane {
     #[inline]
     pub fn drive(&self, qp: QpId) {
         if self.drive == Drive::Caller {
-            // An engine that has ended has ended its queue pairs: their status says how.
             log::take_thread();
+            // An engine that has ended has ended its queue pairs: their status says how.
             let _ = self.engine.drive_for(qp);
         }
     }

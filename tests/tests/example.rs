@@ -214,6 +214,7 @@ fn one_rank_in_place_channels_and_both_proxies() {
         ("--ranks 2 --size 100K --channels 3 --block 2", "channels", 3.into()),
         ("--ranks 3 --size 100K --proxy process", "proxy", "process".into()),
         ("--ranks 2 --size 100K --proxy thread --in-place --channels 2", "proxy", "thread".into()),
+        ("--ranks 3 --size 100K --drive caller --channels 2", "proxy", "thread".into()),
         ("--ranks 2 --size 8K --window-size 64 --slots 2 --receives 2", "ranks", 2.into()),
         ("--ranks 3 --size 8K --late-ms 5 --no-imm --nodes 1", "ranks", 3.into()),
         ("--ranks 2 --size 8K --no-imm=false --job named", "rnr", 0.into()),

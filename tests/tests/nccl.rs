@@ -256,6 +256,20 @@ fn one_hardware_queue_without_hooks_is_warned_of_once() {
     assert_eq!(warnings("", &[one[0], ("_PUSHGATE_NET_GPU", "none"), ("PUSHGATE_PATH", "bounce")]), 0);
 }
 
+#[test]
+fn what_another_profiler_costs_is_said_once() {
+    let said = |hooks: &str, profiler: Option<&str>| {
+        let mut command = command(&format!("queue {hooks}"));
+        command.env("_PUSHGATE_NET_GPU", "cpu").env_remove("NCCL_PROFILER_PLUGIN");
+        command.envs(profiler.map(|name| ("NCCL_PROFILER_PLUGIN", name)));
+        let (_, log) = logged(command);
+        log.matches("name that profiler by PUSHGATE_PROFILER_PLUGIN").count()
+    };
+    assert_eq!(said("", Some("inspector")), 1);
+    assert_eq!(said("--times 1", Some("inspector")), 0, "NCCL tells of its launches");
+    assert_eq!(said("", None), 0);
+}
+
 /// The second profiler's source, where there are sources.
 fn source_of_profiler() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("plugins/profiler.cc")

@@ -56,9 +56,9 @@ const _: () = {
 
 // SAFETY: a constant table, which is never written.
 unsafe impl Sync for TunerV4 {}
-// SAFETY: as for v4.
+// SAFETY: a constant table, which is never written.
 unsafe impl Sync for TunerV5 {}
-// SAFETY: as for v4.
+// SAFETY: a constant table, which is never written.
 unsafe impl Sync for TunerV6 {}
 
 /// Makes the context of a communicator: its number of ranks, in place of an address.
