@@ -296,7 +296,8 @@ fn a_second_profiler_gets_every_event_beside_the_plugins_own() {
             .env("PUSHGATE_PROFILER_PLUGIN", second_profiler(theirs))
             .envs(gpu.then_some(GPU).into_iter().flatten());
         let (said, log) = logged(command);
-        assert!(said.contains("mask 0xa00") && !said.contains("warning"), "{said}");
+        let mask = if gpu && ours == 6 { 0xb00 } else { 0xa00 };
+        assert!(said.contains(&format!("mask {mask:#x}")) && !said.contains("warning"), "{said}");
         assert!(log.contains(&format!("the second profiler second (v{theirs}) gets every event")), "{log}");
         log.lines().filter_map(|line| line.strip_prefix("second: ")).map(str::to_owned).collect::<Vec<_>>()
     };
@@ -335,7 +336,26 @@ fn a_second_profiler_that_cannot_be_loaded_is_named_and_nothing_else_fails() {
             said.contains("warning: profiler-plugin") || said.contains("NCCL goes on without"),
             "{name}: {said}"
         );
-        assert!(said.contains(why) && said.contains("mask 0x800"), "{name}: {said}");
+        assert!(said.contains(why) && said.contains("mask 0xb00"), "{name}: {said}");
+    }
+}
+
+#[test]
+fn broadcasts_whose_launches_are_not_told_find_the_worker() {
+    let said = |second: Option<PathBuf>| {
+        let mut command = command("broadcasts");
+        command.envs(GPU).env("_PUSHGATE_WORKER_FAULT", "refused:2:1");
+        command.envs(second.map(|library| ("PUSHGATE_PROFILER_PLUGIN", library)));
+        run_with(command, &[])
+    };
+    let check = |said: &str| {
+        let calls: Vec<_> = said.lines().filter(|line| line.starts_with('"')).collect();
+        assert_eq!((calls[0], calls[2]), ("\"AllReduce\" None", "\"Broadcast\" None"), "{said}");
+        assert!(calls[1].starts_with("\"Broadcast\" Some("), "{said}");
+    };
+    check(&said(None));
+    if source_of_profiler().exists() {
+        check(&said(Some(second_profiler(6))));
     }
 }
 

@@ -2,17 +2,24 @@
 //! is about to be launched and when it has been. So the worker that copies for that kernel can be queued
 //! before it and leave after it (docs/worker.md).
 //!
+//! NCCL 2.29 and later, which take v6, launch the kernels of broadcasts without an event (seen in 2.30.7: the task of a
+//! broadcast that is made of another task gets no event mask). So for broadcasts the plugin takes two other events: the
+//! call of the collective, before the launch, and the end of the group of calls, behind the launch.
+//!
 //! NCCL loads one profiler. A second one that the user names gets every event from here
 //! (`second.rs`).
 
 #![allow(non_upper_case_globals)] // The symbol's name is NCCL's.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::second::{Second, Theirs};
+use super::second::{OWN, Second, Theirs};
 use super::tables::{R, call, hand_out, hot};
-use super::types::{KERNEL_LAUNCH, ProfilerEvent, ProfilerTable};
+use super::types::{
+    COLL_API, CallEvent, GROUP_API, KERNEL_LAUNCH, LaunchEvent, ProfilerEvent, ProfilerTable,
+};
 use crate::error::Result;
 use crate::gpu::{self, Gpu};
 use crate::log::{self, Logger};
@@ -32,9 +39,9 @@ struct Launch {
 }
 
 impl Launch {
-    fn begin(gpu: &Arc<Gpu>, stream: u64) -> Result<Box<Launch>> {
+    fn begin(gpu: &Arc<Gpu>, stream: u64) -> Result<Launch> {
         let lease = gpu.lease(stream)?;
-        Ok(Box::new(Launch { gpu: gpu.clone(), lease, stream }))
+        Ok(Launch { gpu: gpu.clone(), lease, stream })
     }
 
     fn end(self) -> Result<()> {
@@ -50,6 +57,49 @@ struct Open {
     launch: Box<Launch>,
 }
 
+/// The broadcasts of a stream in the group of calls under way.
+struct Broadcasts {
+    gpu: Arc<Gpu>,
+    stream: u64,
+    /// The worker's lease. `None` if no connection copied yet when the first broadcast was called: NCCL may connect between
+    /// the call and the launch.
+    launch: Option<Launch>,
+}
+
+impl Broadcasts {
+    fn begin(gpu: &Arc<Gpu>, stream: u64) -> Result<Broadcasts> {
+        let launch = gpu.copies().then(|| Launch::begin(gpu, stream)).transpose()?;
+        Ok(Broadcasts { gpu: gpu.clone(), stream, launch })
+    }
+
+    fn end(self) -> Result<()> {
+        match self.launch {
+            Some(launch) => launch.end(),
+            None if self.gpu.copies() => Launch::begin(&self.gpu, self.stream)?.end(),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A group of calls that a thread has begun.
+#[derive(Default)]
+struct Group {
+    /// NCCL's handle of the group's event; 0 while there is no group.
+    handle: usize,
+    /// The handle is of the second profiler's event.
+    theirs: bool,
+    broadcasts: Vec<Broadcasts>,
+}
+
+/// What a group's handle points to if the second profiler gives none.
+static GROUP: u64 = GROUP_API;
+
+thread_local! {
+    /// The thread's group of calls. NCCL tells of a group and its calls on the thread that makes the calls, and tells of the
+    /// outermost group alone.
+    static CALLS: RefCell<Group> = RefCell::default();
+}
+
 /// The launches under way: one or two.
 static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
 
@@ -57,7 +107,7 @@ fn open() -> MutexGuard<'static, Vec<Open>> {
     OPEN.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-unsafe extern "C" fn init(
+unsafe extern "C" fn init_v5(
     context: *mut *mut c_void,
     comm: u64,
     mask: *mut c_int,
@@ -67,17 +117,48 @@ unsafe extern "C" fn init(
     rank: c_int,
     logger: Logger,
 ) -> R {
+    // SAFETY: NCCL's own arguments.
+    unsafe { init(KERNEL_LAUNCH, context, comm, mask, name, [nodes, ranks, rank], logger) }
+}
+
+unsafe extern "C" fn init_v6(
+    context: *mut *mut c_void,
+    comm: u64,
+    mask: *mut c_int,
+    name: *const c_char,
+    nodes: c_int,
+    ranks: c_int,
+    rank: c_int,
+    logger: Logger,
+) -> R {
+    // SAFETY: NCCL's own arguments.
+    unsafe { init(OWN, context, comm, mask, name, [nodes, ranks, rank], logger) }
+}
+
+/// Begins the use for a communicator; asks for the events `wanted`.
+///
+/// # Safety
+/// The other arguments are those of NCCL's call.
+unsafe fn init(
+    wanted: u64,
+    context: *mut *mut c_void,
+    comm: u64,
+    mask: *mut c_int,
+    name: *const c_char,
+    shape: [c_int; 3],
+    logger: Logger,
+) -> R {
     log::set_logger(logger);
     call("profiler init", || {
         let gpu = gpu::current().and_then(plugin::gpu);
         // SAFETY: NCCL gives places that can be written, and a name that is NULL or a string.
         unsafe {
             let second = Second::loaded(&ncclProfiler_v6);
-            let theirs = second.and_then(|s| s.begin(comm, mask, name, [nodes, ranks, rank], logger));
+            let theirs = second.and_then(|s| s.begin(comm, mask, name, shape, logger));
             // Without a GPU of ours this profiler asks for no events.
             if gpu.is_some() {
                 gpu::hooked();
-                *mask |= KERNEL_LAUNCH as c_int;
+                *mask |= wanted as c_int;
             }
             let any = gpu.is_some() || theirs.is_some();
             *context = hand_out(any.then(|| Box::new(Context { gpu, theirs })));
@@ -96,15 +177,43 @@ unsafe extern "C" fn start(context: *mut c_void, handle: *mut *mut c_void, event
             let Some(context) = context.cast::<Context>().as_ref() else { return Ok(()) };
             let theirs = context.theirs.as_ref().map_or(std::ptr::null_mut(), |t| t.start(event));
             *handle = theirs;
-            if let Some(gpu) = context.gpu.as_ref().filter(|gpu| gpu.copies())
-                && (*event).kind == KERNEL_LAUNCH
-            {
-                let mut launch = Launch::begin(gpu, (*event).stream as u64)?;
-                if theirs.is_null() {
-                    *handle = (&raw mut *launch).cast();
+            let Some(gpu) = &context.gpu else { return Ok(()) };
+            match (*event).kind {
+                KERNEL_LAUNCH if gpu.copies() => {
+                    let stream = (*event.cast::<LaunchEvent>()).stream;
+                    let mut launch = Box::new(Launch::begin(gpu, stream as u64)?);
+                    if theirs.is_null() {
+                        *handle = (&raw mut *launch).cast();
+                    }
+                    open().push(Open { handle: *handle as usize, theirs: !theirs.is_null(), launch });
                 }
-                open().push(Open { handle: *handle as usize, theirs: !theirs.is_null(), launch });
+                GROUP_API => {
+                    if theirs.is_null() {
+                        *handle = (&raw const GROUP).cast_mut().cast();
+                    }
+                    let group =
+                        Group { handle: *handle as usize, theirs: !theirs.is_null(), broadcasts: Vec::new() };
+                    CALLS.set(group);
+                }
+                COLL_API => {
+                    let call = &*event.cast::<CallEvent>();
+                    if !call.func.is_null() && CStr::from_ptr(call.func) == c"Broadcast" {
+                        broadcast(gpu, call.stream as u64)?;
+                    }
+                }
+                _ => {}
             }
+        }
+        Ok(())
+    })
+}
+
+/// Takes a lease for the broadcasts of a stream in the thread's group, unless the group has one.
+fn broadcast(gpu: &Arc<Gpu>, stream: u64) -> Result<()> {
+    CALLS.with_borrow_mut(|group| {
+        let known = |b: &Broadcasts| b.stream == stream && Arc::ptr_eq(&b.gpu, gpu);
+        if group.handle != 0 && !group.broadcasts.iter().any(known) {
+            group.broadcasts.push(Broadcasts::begin(gpu, stream)?);
         }
         Ok(())
     })
@@ -115,23 +224,31 @@ unsafe extern "C" fn stop(handle: *mut c_void) -> R {
         if handle.is_null() {
             return Ok(());
         }
+        let group =
+            CALLS.with_borrow_mut(|group| (group.handle == handle as usize).then(|| std::mem::take(group)));
         let launch = {
             let mut open = open();
             open.iter().position(|o| o.handle == handle as usize).map(|at| open.swap_remove(at))
         };
+        let own = group.as_ref().is_some_and(|group| !group.theirs)
+            || launch.as_ref().is_some_and(|launch| !launch.theirs);
         if let Some(second) = Second::loaded(&ncclProfiler_v6)
-            && launch.as_ref().is_none_or(|launch| launch.theirs)
+            && !own
         {
             // SAFETY: the second profiler gave the handle out, and NCCL gives it back once.
             unsafe { second.stop(handle) };
         }
-        launch.map_or(Ok(()), |open| open.launch.end())
+        let broadcasts = group.map_or_else(Vec::new, |group| group.broadcasts);
+        let ended = broadcasts.into_iter().map(Broadcasts::end).fold(Ok(()), Result::and);
+        launch.map_or(Ok(()), |open| open.launch.end()).and(ended)
     })
 }
 
 unsafe extern "C" fn record(handle: *mut c_void, state: c_int, arguments: *const c_void) -> R {
-    if let (Some(second), false) = (Second::loaded(&ncclProfiler_v6), handle.is_null()) {
-        // SAFETY: NCCL's own arguments. NCCL records nothing of a kernel launch, so the event is the second profiler's.
+    let own = handle.is_null() || std::ptr::eq(handle.cast(), &GROUP);
+    if let (Some(second), false) = (Second::loaded(&ncclProfiler_v6), own) {
+        // SAFETY: NCCL's own arguments. NCCL records nothing of a kernel launch and the group's handle is another one, so
+        // the event is the second profiler's.
         unsafe { second.record(handle, state, arguments) };
     }
     0
@@ -154,8 +271,10 @@ const NAME: *const c_char = c"pushgate".as_ptr();
 
 /// The symbol that NCCL 2.28 and later looks up.
 #[unsafe(no_mangle)]
-pub static ncclProfiler_v5: ProfilerTable = ProfilerTable { name: NAME, init, start, stop, record, finalize };
+pub static ncclProfiler_v5: ProfilerTable =
+    ProfilerTable { name: NAME, init: init_v5, start, stop, record, finalize };
 
 /// The symbol of v6, which NCCL takes in place of v5 where it knows both.
 #[unsafe(no_mangle)]
-pub static ncclProfiler_v6: ProfilerTable = ProfilerTable { name: NAME, init, start, stop, record, finalize };
+pub static ncclProfiler_v6: ProfilerTable =
+    ProfilerTable { name: NAME, init: init_v6, start, stop, record, finalize };

@@ -8,9 +8,12 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use super::types::{KERNEL_LAUNCH, ProfilerEvent, ProfilerTable};
+use super::types::{COLL_API, GROUP_API, KERNEL_LAUNCH, ProfilerEvent, ProfilerTable};
 use crate::log::{self, Logger};
 use crate::plugin;
+
+/// The event types that this plugin asks for, whether the other profiler does or not.
+pub(super) const OWN: u64 = GROUP_API | COLL_API | KERNEL_LAUNCH;
 
 /// The event types of v6 that v5 lacks: `ncclProfileCeColl`, `ncclProfileCeSync`, `ncclProfileCeBatch`.
 const NEW_IN_V6: u64 = 0b111 << 12;
@@ -25,8 +28,9 @@ pub(super) struct Second {
 pub(super) struct Theirs {
     second: &'static Second,
     context: *mut c_void,
-    /// It has asked for kernel launches.
-    launches: bool,
+    /// The event types that the other profiler does not take: those that only this plugin asked for, and those that its
+    /// table lacks.
+    unwanted: u64,
 }
 
 impl Second {
@@ -106,10 +110,12 @@ impl Second {
                 log::warn(&format!("the second profiler's init answered {code}: it gets no events"));
                 return None;
             }
+            let mut unwanted = OWN & !(*mask as u64);
             if self.version < 6 {
                 *mask &= !(NEW_IN_V6 as c_int);
+                unwanted |= NEW_IN_V6;
             }
-            Some(Theirs { second: self, context, launches: *mask & KERNEL_LAUNCH as c_int != 0 })
+            Some(Theirs { second: self, context, unwanted })
         }
     }
 
@@ -147,10 +153,7 @@ impl Theirs {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the caller's promise.
         let kind = unsafe { (*event).kind };
-        // This plugin asks for kernel launches, whether the other profiler does or not.
-        let wanted =
-            (kind != KERNEL_LAUNCH || self.launches) && (self.second.version >= 6 || kind & NEW_IN_V6 == 0);
-        if wanted {
+        if kind & self.unwanted == 0 {
             // SAFETY: the caller's promise, and the context is of the same table.
             let _ = unsafe { (self.second.table.start)(self.context, &mut handle, event.cast()) };
         }

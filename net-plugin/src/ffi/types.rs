@@ -155,17 +155,40 @@ const _: () = {
 
 // ------------------------------------------------------------------- profiler
 
+/// The event type `ncclProfileGroupApi`: a group of calls, from its first call to behind the launches of its kernels.
+pub const GROUP_API: u64 = 1 << 8;
+/// The event type `ncclProfileCollApi`: the call of a collective, before the launch of its kernel.
+pub const COLL_API: u64 = 1 << 9;
 /// The event type `ncclProfileKernelLaunch`.
 pub const KERNEL_LAUNCH: u64 = 1 << 11;
 
-/// The part of `ncclProfilerEventDescr_v5_t` and `_v6_t` that a kernel launch fills in.
+/// The part of `ncclProfilerEventDescr_v5_t` and `_v6_t` that all events fill in.
 #[repr(C)]
 pub struct ProfilerEvent {
     /// The event's type, one bit.
     pub kind: u64,
     parent: *mut c_void,
     rank: c_int,
-    /// The first member of the union in a kernel launch.
+}
+
+/// A kernel launch: an event and its member of the union.
+#[repr(C)]
+pub struct LaunchEvent {
+    event: ProfilerEvent,
+    /// The stream of the launch.
+    pub stream: *mut c_void,
+}
+
+/// The call of a collective: an event and its member of the union.
+#[repr(C)]
+pub struct CallEvent {
+    event: ProfilerEvent,
+    /// The collective's name, as `Broadcast`.
+    pub func: *const c_char,
+    count: usize,
+    datatype: *const c_char,
+    root: c_int,
+    /// The stream of the call.
     pub stream: *mut c_void,
 }
 
@@ -199,4 +222,8 @@ pub struct ProfilerTable {
 // SAFETY: a constant table, which is never written.
 unsafe impl Sync for ProfilerTable {}
 
-const _: () = assert!(size_of::<ProfilerTable>() == 48 && std::mem::offset_of!(ProfilerEvent, stream) == 24);
+const _: () = {
+    use std::mem::{offset_of as at, size_of};
+    assert!(size_of::<ProfilerTable>() == 48);
+    assert!(at!(LaunchEvent, stream) == 24 && at!(CallEvent, func) == 24 && at!(CallEvent, stream) == 56);
+};

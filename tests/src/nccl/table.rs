@@ -115,13 +115,23 @@ impl Profiling<'_> {
     pub fn start(&self, kind: u64, stream: u64) -> Ptr {
         let mut event = [0u64; 32];
         (event[0], event[3]) = (kind, stream);
+        self.started(&event).expect("startEvent")
+    }
+
+    /// Begins the event of a collective's call: its name, the handle of the group, the stream.
+    pub fn call(&self, func: &CStr, group: Ptr, stream: u64) -> Result<Ptr> {
+        let mut event = [0u64; 32];
+        (event[0], event[1], event[3], event[7]) = (1 << 9, group as u64, func.as_ptr() as u64, stream);
+        self.started(&event)
+    }
+
+    fn started(&self, event: &[u64; 32]) -> Result<Ptr> {
         let mut handle = std::ptr::dangling_mut();
         // SAFETY: an event larger than any of NCCL's, and a place of ours.
         let code = unsafe {
             profile!(self, 2, fn(Ptr, *mut Ptr, *const u64))(self.context, &mut handle, event.as_ptr())
         };
-        assert_eq!(code, 0, "startEvent");
-        handle
+        check("startEvent", code).map(|()| handle)
     }
 
     /// Records a state of an event.
