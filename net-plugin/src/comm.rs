@@ -17,7 +17,7 @@ use pushgate_proxy::session::Status;
 use crate::end::{CommEnd, SETTLE};
 use crate::error::{Code, Failure, Result};
 use crate::exclusive::{Exclusive, Refused};
-use crate::gpu;
+use crate::hooks;
 use crate::join::{Joined, Role};
 use crate::log;
 use crate::pool::REQUESTS;
@@ -95,7 +95,7 @@ impl Comm {
             runtime,
         };
         if end.lane.gpu.as_ref().is_some_and(|gpu| gpu.copies()) {
-            gpu::tell_of_missing_hooks();
+            hooks::tell_of_missing_hooks();
         }
         if role == Role::Receive {
             let memory = RegionMemory::Host { address: &raw const NOTHING as usize, keep: None };

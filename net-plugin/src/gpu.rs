@@ -2,7 +2,7 @@
 //! pulls it out of them (docs/worker.md). Once the worker runs, nothing here calls CUDA.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use pushgate::settings::DeviceChoice;
 use pushgate::worker::{Lease, Lost, OneWay, PostError, Ticket, Worker, WorkerMover, WorkerOptions};
@@ -12,7 +12,6 @@ use pushgate_gpu_kernels::{Access, DeviceBuffer, Executor, Registration, choose_
 use pushgate_proxy::mover::Mover;
 
 use crate::error::{Code, Failure, Result};
-use crate::log;
 
 /// A GPU with its worker.
 pub struct Gpu {
@@ -36,43 +35,6 @@ pub fn current() -> Option<u32> {
         Some(which) if which == "cpu" => Some(CPU),
         _ => current_device(),
     }
-}
-
-/// NCCL reports its kernel launches to us.
-static HOOKED: AtomicBool = AtomicBool::new(false);
-
-/// Records that NCCL has loaded our profiler, which it does before it makes connections.
-pub fn hooked() {
-    HOOKED.store(true, Ordering::Release);
-}
-
-/// Called for a connection of a GPU that copies. Says, once, what it costs that NCCL does not tell of its kernel
-/// launches: the kernel that copies is launched when a message comes (docs/worker.md, "On demand"). Warns if
-/// copies may even wait for ever for that kernel, because the kernel is queued behind the one that waits for
-/// the copies.
-pub fn tell_of_missing_hooks() {
-    const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-    const PROFILER: &str = "NCCL_PROFILER_PLUGIN";
-    static ONCE: Once = Once::new();
-    if HOOKED.load(Ordering::Acquire) {
-        return;
-    }
-    ONCE.call_once(|| {
-        if let Some(other) = std::env::var_os(PROFILER) {
-            log::init(&format!(
-                "{PROFILER}={}: so NCCL does not tell this plugin of its kernel launches, and each collective waits for \
-                 the launch of the kernel that copies; name that profiler by PUSHGATE_PROFILER_PLUGIN and unset {PROFILER}",
-                other.display()
-            ));
-        }
-        if std::env::var_os(VARIABLE).is_some_and(|n| n == "1") {
-            log::warn(&format!(
-                "{VARIABLE}=1, and NCCL does not tell when it launches kernels (one before 2.28, or \
-                 NCCL_PROFILER_PLUGIN names another profiler): the kernel that copies may wait for ever behind one \
-                 that waits for it; unset {VARIABLE}, or set PUSHGATE_PATH=bounce on all ranks"
-            ));
-        }
-    });
 }
 
 /// The failure of a command that could not be posted.

@@ -14,6 +14,7 @@ pub mod ffi;
 mod gpu;
 mod handle;
 mod handshake;
+mod hooks;
 mod join;
 mod large;
 mod log;

@@ -14,6 +14,7 @@ use pushgate_topology::{Address, Sysfs};
 
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
+use crate::hooks;
 use crate::log;
 use crate::plan::{self, Landing, Plan, Way};
 use crate::props::LONGEST;
@@ -78,10 +79,16 @@ impl Opened {
                 (Some(OverRdma { plan, reach }), why)
             }
         };
-        if rdma.as_ref().is_none_or(|r| r.plan.copies()) {
-            gpu.will_copy()?;
+        let opened = Opened { index, gpu, mover, rdma, why };
+        if opened.copies() {
+            opened.gpu.will_copy()?;
         }
-        Ok(Opened { index, gpu, mover, rdma, why })
+        Ok(opened)
+    }
+
+    /// The GPU's worker copies messages.
+    fn copies(&self) -> bool {
+        self.rdma.as_ref().is_none_or(|rdma| rdma.plan.copies())
     }
 }
 
@@ -152,6 +159,10 @@ impl Choice {
             };
         };
         match Opened::new(index, device, settings, None) {
+            Ok(opened) if opened.copies() && hooks::nccl_is_silent() && !forced => bounce(
+                "NCCL before 2.28 does not tell when it launches kernels, so with path push, which is faster, a program \
+                 can stop for ever",
+            ),
             Ok(opened) => {
                 let told =
                     opened.rdma.as_ref().map(|r| Told { landing: r.plan.landing, dma_buf: r.by_dma_buf() });

@@ -74,6 +74,11 @@ pub fn gpu(index: u32) -> Option<Arc<Gpu>> {
     runtime.gpu(index)
 }
 
+/// Whether NCCL may hand over GPU memory.
+pub fn has_gpu() -> bool {
+    here().is_ok() && process().loaded.as_ref().is_some_and(|loaded| loaded.gpu.is_some())
+}
+
 /// The second profiler that the settings name, if they name one.
 pub fn profiler() -> Option<PathBuf> {
     here().ok()?;

@@ -28,7 +28,7 @@ pub struct Loaded {
     pub rdma: Option<Arc<Device>>,
     pub properties: Properties,
     /// NCCL may hand over memory of GPUs; the first of them, already opened.
-    gpu: Option<Mutex<Option<Opened>>>,
+    pub gpu: Option<Mutex<Option<Opened>>>,
     /// What NCCL was told about GPU memory.
     told: Option<Told>,
 }

@@ -137,7 +137,8 @@ fn p3_p4_p6_gpu_memory_is_pushed_and_pulled() {
     // Over RDMA a version's calls do the same, so fewer versions run there.
     for (version, how) in &all[..times(4, 2)] {
         let traffic = format!("traffic {how} --version {version} --groups {groups} --in-flight 8");
-        assert_eq!(gpu_traffic(&traffic, &[], said), 0, "the pull is the last there is to wait for");
+        let push = [("PUSHGATE_PATH", "push")];
+        assert_eq!(gpu_traffic(&traffic, &push, said), 0, "the pull is the last there is to wait for");
     }
     if !over_rdma() {
         run_with(command("many --times 20"), &GPU);
@@ -242,32 +243,51 @@ fn gpu_memory_is_deregistered_when_the_pushes_out_of_it_have_ended() {
 }
 
 #[test]
-fn one_hardware_queue_without_hooks_is_warned_of_once() {
-    let warnings = |hooks: &str, variables: &[(&str, &str)]| {
-        let mut command = command(&format!("queue {hooks}"));
-        command.env_remove("CUDA_DEVICE_MAX_CONNECTIONS").env("_PUSHGATE_NET_GPU", "cpu");
-        let said = run_with(command, variables);
-        said.lines().filter(|line| line.contains("CUDA_DEVICE_MAX_CONNECTIONS=1, and")).count()
+fn an_nccl_that_tells_of_no_launches_is_warned_of_once() {
+    let warned = |arguments: &str, variables: &[(&str, &str)]| {
+        let mut command = command(arguments);
+        command.env_remove("NCCL_PROFILER_PLUGIN").env("_PUSHGATE_NET_GPU", "cpu");
+        command.envs(variables.iter().copied());
+        let (_, log) = logged(command);
+        let lines: Vec<_> = log.lines().filter(|line| line.contains("does not tell this plugin")).collect();
+        assert!(lines.len() <= 1, "{log}");
+        lines.first().map(|line| (*line).to_owned()).unwrap_or_default()
     };
-    let one = [("CUDA_DEVICE_MAX_CONNECTIONS", "1")];
-    assert_eq!(warnings("", &one), 1);
-    assert_eq!(warnings("--times 1", &one), 0, "NCCL tells of its launches");
-    assert_eq!(warnings("", &[]), 0);
-    assert_eq!(warnings("", &[one[0], ("_PUSHGATE_NET_GPU", "none"), ("PUSHGATE_PATH", "bounce")]), 0);
+    let other = [("NCCL_PROFILER_PLUGIN", "/nowhere/libprofiler.so")];
+    assert!(warned("queue", &[]).contains("it has loaded another profiler"));
+    assert!(warned("queue", &other).contains("NCCL_PROFILER_PLUGIN is /nowhere/libprofiler.so"));
+    assert_eq!(warned("queue --times 1", &other), "", "NCCL tells of its launches");
+    assert_eq!(warned("queue", &[("PUSHGATE_PATH", "bounce")]), "", "no kernel copies");
+    // An NCCL before 2.28 can't tell.
+    let push = [("PUSHGATE_PATH", "push")];
+    assert!(warned("queue --version 10", &push).contains("it is older than 2.28"));
+    assert_eq!(warned("queue --version 10", &[]), "", "the path is bounce");
 }
 
 #[test]
-fn what_another_profiler_costs_is_said_once() {
-    let said = |hooks: &str, profiler: Option<&str>| {
-        let mut command = command(&format!("queue {hooks}"));
-        command.env("_PUSHGATE_NET_GPU", "cpu").env_remove("NCCL_PROFILER_PLUGIN");
-        command.envs(profiler.map(|name| ("NCCL_PROFILER_PLUGIN", name)));
+fn nccl_before_2_28_gets_host_memory_unless_the_user_says_push() {
+    for (version, path) in [(8, "bounce"), (9, "bounce"), (10, "bounce"), (11, "push"), (12, "push")] {
+        let mut command = command(&format!("queue --version {version}"));
+        command.env("_PUSHGATE_NET_GPU", "cpu");
         let (_, log) = logged(command);
-        log.matches("name that profiler by PUSHGATE_PROFILER_PLUGIN").count()
+        assert!(log.contains(&format!("path {path}: ")), "v{version}: {log}");
+    }
+}
+
+#[test]
+fn the_profiler_that_the_user_names_to_nccl_is_displaced_where_the_gpu_copies() {
+    let said = |named: &str, gpu: bool| {
+        let mut command = command("queue");
+        command.env("NCCL_PROFILER_PLUGIN", named).envs(gpu.then_some(GPU[0]));
+        logged(command).1
     };
-    assert_eq!(said("", Some("inspector")), 1);
-    assert_eq!(said("--times 1", Some("inspector")), 0, "NCCL tells of its launches");
-    assert_eq!(said("", None), 0);
+    assert!(said("none", true).contains("NCCL_PROFILER_PLUGIN=none is taken back"));
+    assert!(!said("none", false).contains("taken back"), "nothing is copied by a kernel");
+    let missing = said("/nowhere/libprofiler.so", true);
+    assert!(missing.contains("NCCL_PROFILER_PLUGIN stays /nowhere/libprofiler.so: "), "{missing}");
+    let own = plugin();
+    let itself = said(own.to_str().unwrap(), true);
+    assert!(itself.contains("that is this plugin itself"), "{itself}");
 }
 
 /// The second profiler's source, where there are sources.
@@ -290,11 +310,9 @@ fn a_second_profiler_gets_every_event_beside_the_plugins_own() {
     if !source_of_profiler().exists() {
         return pushgate_tests::skip("the sources of the tests are not here");
     }
-    let told = |ours: u32, theirs: u32, gpu: bool| {
+    let told = |ours: u32, theirs: u32, gpu: bool, variable: &str| {
         let mut command = command(&format!("profiler --times {ours}"));
-        command
-            .env("PUSHGATE_PROFILER_PLUGIN", second_profiler(theirs))
-            .envs(gpu.then_some(GPU).into_iter().flatten());
+        command.env(variable, second_profiler(theirs)).envs(gpu.then_some(GPU).into_iter().flatten());
         let (said, log) = logged(command);
         let mask = if gpu && ours == 6 { 0xb00 } else { 0xa00 };
         assert!(said.contains(&format!("mask {mask:#x}")) && !said.contains("warning"), "{said}");
@@ -312,8 +330,11 @@ fn a_second_profiler_gets_every_event_beside_the_plugins_own() {
     for (ours, theirs) in [(5, 5), (6, 5), (6, 6)] {
         for gpu in [false, true] {
             // v5 has no event of copies without a kernel.
-            assert_eq!(told(ours, theirs, gpu), all(theirs == 6), "v{ours}, the other v{theirs}, GPU {gpu}");
+            let told = told(ours, theirs, gpu, "PUSHGATE_PROFILER_PLUGIN");
+            assert_eq!(told, all(theirs == 6), "v{ours}, the other v{theirs}, GPU {gpu}");
         }
+        // The one that the user names to NCCL, whose place the plugin takes.
+        assert_eq!(told(ours, theirs, true, "NCCL_PROFILER_PLUGIN"), all(theirs == 6), "v{ours}, v{theirs}");
     }
 }
 

@@ -22,6 +22,7 @@ use super::types::{
 };
 use crate::error::Result;
 use crate::gpu::{self, Gpu};
+use crate::hooks;
 use crate::log::{self, Logger};
 use crate::plugin;
 
@@ -157,7 +158,7 @@ unsafe fn init(
             let theirs = second.and_then(|s| s.begin(comm, mask, name, shape, logger));
             // Without a GPU of ours this profiler asks for no events.
             if gpu.is_some() {
-                gpu::hooked();
+                hooks::hooked();
                 *mask |= wanted as c_int;
             }
             let any = gpu.is_some() || theirs.is_some();

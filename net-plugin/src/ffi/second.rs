@@ -1,14 +1,17 @@
 //! A second profiler. NCCL loads one profiler alone, and this plugin needs to be that one. A profiler that the user
-//! names by the setting `profiler-plugin`, such as NCCL's Inspector, is loaded here and gets every event.
+//! names by the setting `profiler-plugin`, or by NCCL's own variable, such as NCCL's Inspector, is loaded here and gets
+//! every event.
 
 use std::error::Error;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 use libloading::Library;
 
+use super::profiler::ncclProfiler_v6;
 use super::types::{COLL_API, GROUP_API, KERNEL_LAUNCH, ProfilerEvent, ProfilerTable};
+use crate::hooks::PROFILER;
 use crate::log::{self, Logger};
 use crate::plugin;
 
@@ -34,13 +37,13 @@ pub(super) struct Theirs {
 }
 
 impl Second {
-    /// The profiler that the settings name, loaded at the first call. `None` if they name none, or if it can't be loaded:
-    /// NCCL's log says why. `own` is this plugin's table.
+    /// The profiler that the settings name, or whose place this plugin has taken, loaded at the first call. `None` if there is
+    /// none, or if it can't be loaded: NCCL's log says why. `own` is this plugin's table.
     pub(super) fn loaded(own: &'static ProfilerTable) -> Option<&'static Second> {
         static SECOND: OnceLock<Option<Second>> = OnceLock::new();
         SECOND
             .get_or_init(|| {
-                let name = plugin::profiler()?;
+                let name = plugin::profiler().or_else(|| DISPLACED.get().cloned())?;
                 let second = Second::load(&name, own);
                 match &second {
                     Ok(second) => {
@@ -164,5 +167,95 @@ impl Theirs {
     pub(super) fn end(self) {
         // SAFETY: the context comes from `begin`, and is given back once.
         let _ = unsafe { (self.second.table.finalize)(self.context) };
+    }
+}
+
+/// The profiler that the user named to NCCL, and whose place this plugin has taken.
+static DISPLACED: OnceLock<PathBuf> = OnceLock::new();
+
+/// What is done about the profiler that the user names to NCCL.
+#[derive(Debug, PartialEq, Eq)]
+enum Remedy {
+    /// The user's profiler stays, or none is named.
+    Nothing,
+    /// This plugin becomes NCCL's profiler.
+    Take,
+    /// This plugin becomes NCCL's profiler, and passes every event on to the user's.
+    PassOn,
+}
+
+impl Remedy {
+    /// `named` is the user's profiler, `second` says whether the settings name a second one, and `loads` tries to load the
+    /// user's as one that events can be passed on to.
+    fn of(
+        named: Option<&OsStr>,
+        second: bool,
+        loads: impl FnOnce(&Path) -> Result<(), String>,
+    ) -> (Remedy, String) {
+        let Some(named) = named.filter(|named| !named.is_empty()) else {
+            return (Remedy::Nothing, String::new());
+        };
+        if named.eq_ignore_ascii_case("none") {
+            return (Remedy::Take, String::new());
+        }
+        if second {
+            return (Remedy::Nothing, "PUSHGATE_PROFILER_PLUGIN names a profiler already".into());
+        }
+        match loads(Path::new(named)) {
+            Ok(()) => (Remedy::PassOn, String::new()),
+            Err(why) => (Remedy::Nothing, why),
+        }
+    }
+}
+
+/// Makes NCCL load this plugin's profiler where the user's environment names another one, which then gets every event from
+/// this plugin. Called behind an init, before NCCL loads its profiler. Does nothing unless the GPU copies.
+pub(super) fn take_the_profilers_place() {
+    static ONCE: Once = Once::new();
+    if !plugin::has_gpu() {
+        return;
+    }
+    ONCE.call_once(|| {
+        let named = std::env::var_os(PROFILER);
+        let (remedy, why) =
+            Remedy::of(named.as_deref(), plugin::profiler().is_some(), |name| Second::load(name, &ncclProfiler_v6).map(drop));
+        let named = PathBuf::from(named.unwrap_or_default());
+        let then = match remedy {
+            Remedy::Nothing if why.is_empty() => return,
+            Remedy::Nothing => return log::init(&format!("{PROFILER} stays {}: {why}", named.display())),
+            Remedy::Take => "",
+            Remedy::PassOn => "; that profiler gets every event from this plugin",
+        };
+        log::init(&format!(
+            "{PROFILER}={} is taken back: this plugin must be NCCL's profiler to be told of kernel launches{then}",
+            named.display()
+        ));
+        if remedy == Remedy::PassOn {
+            let _ = DISPLACED.set(named);
+        }
+        // SAFETY: at the moment, and with the argument, of the variables that the plugin sets ([`crate::path::tell_nccl`]).
+        unsafe { std::env::remove_var(PROFILER) };
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_users_profiler_is_displaced_only_where_events_can_be_passed_on() {
+        let of = |named: &str, second: bool, loads: Result<(), String>| {
+            Remedy::of(Some(OsStr::new(named)), second, |_| loads).0
+        };
+        assert_eq!(Remedy::of(None, false, |_| unreachable!()).0, Remedy::Nothing);
+        assert_eq!(of("", false, Ok(())), Remedy::Nothing);
+        assert_eq!([of("none", false, Ok(())), of("NONE", true, Ok(()))], [Remedy::Take, Remedy::Take]);
+        assert_eq!(of("inspector", false, Ok(())), Remedy::PassOn);
+        assert_eq!(
+            of("inspector", true, Ok(())),
+            Remedy::Nothing,
+            "there is one place for a second profiler"
+        );
+        assert_eq!(of("inspector", false, Err("v4 alone".into())), Remedy::Nothing);
     }
 }

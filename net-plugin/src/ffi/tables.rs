@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::second;
 use super::types::{
     CommConfig, DeviceHandle, NetAttr, PTR_CUDA, PTR_HOST, PropsV8, PropsV9, PropsV11, PropsV12, VDevice4,
     VDevice8,
@@ -18,6 +19,7 @@ use crate::comm::{Comm, Request};
 use crate::error::{Code, Failure, Result};
 use crate::handle;
 use crate::handshake::Listener;
+use crate::hooks;
 use crate::log::{self, Logger};
 use crate::plugin::{self, Context};
 use crate::props::{self, Properties};
@@ -124,18 +126,23 @@ unsafe extern "C" fn init_v11(
         unsafe {
             put(ctx, "ctx", std::ptr::null_mut())?;
             let traffic_class = traffic_class(config);
-            put(ctx, "ctx", hand_out(Some(Box::new(plugin::open(traffic_class)?))))
+            hooks::interface(11);
+            let context = plugin::open(traffic_class)?;
+            second::take_the_profilers_place();
+            put(ctx, "ctx", hand_out(Some(Box::new(context))))
         }
     })
 }
 
 unsafe extern "C" fn init_v10(logger: Logger, _profiler: ProfilerCallback) -> R {
     log::set_logger(logger);
+    hooks::interface(10);
     call("init", plugin::load)
 }
 
 unsafe extern "C" fn init_v9(logger: Logger) -> R {
     log::set_logger(logger);
+    hooks::interface(9);
     call("init", plugin::load)
 }
 

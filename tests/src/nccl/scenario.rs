@@ -935,8 +935,7 @@ pub fn deregister(o: &Options) {
     println!("three times");
 }
 
-/// What the plugin logs about a program with one hardware queue: without its profiler and, with
-/// `--times 1`, with it.
+/// What the plugin logs about its profiler: connections without it and, with `--times 1`, with it.
 pub fn queue(o: &Options) {
     let plugin = o.open();
     let ctx = plugin.init().expect("init");

@@ -43,10 +43,13 @@ pub fn is_gpu_memory() -> bool {
     std::env::var_os("NCCL_CALLER_MEMORY").is_some_and(|kind| kind == "cuda")
 }
 
-/// The warnings logged so far.
+/// The warnings logged so far, but for the one that the plugin's profiler is not used, which is right: most scenarios use
+/// none.
 pub fn warnings() -> Vec<String> {
     let log = LOG.lock().unwrap();
-    log.iter().filter(|(level, _)| *level == 2).map(|(_, text)| text.clone()).collect()
+    let told =
+        log.iter().filter(|(level, text)| *level == 2 && !text.contains("does not tell this plugin of"));
+    told.map(|(_, text)| text.clone()).collect()
 }
 
 unsafe extern "C" {
