@@ -219,6 +219,26 @@ def rank_killed(torch, dist, rank, world, device, options):
     hear_of_the_end(torch, dist, t, device)
 
 
+def rank_stopped(torch, dist, rank, world, device, options):
+    """The last rank is stopped in the middle and goes on later; nobody may take it for dead."""
+    t = torch.ones(4 << 20, device=device)
+    dist.all_reduce(t)
+    torch.cuda.synchronize()
+    start, longest = time.time(), 0.0
+    for turn in range(20):
+        before = time.time()
+        t.fill_(float(turn))
+        dist.all_reduce(t)
+        if turn == 5 and rank == world - 1:
+            # The kernel is launched, and NCCL's thread is at work on it.
+            waker = subprocess.Popen(["sh", "-c", f"sleep {options['seconds']}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+            waker.wait()
+        assert t.min().item() == t.max().item() == world * turn, f"turn {turn}: {t[0].item()}"
+        longest = max(longest, time.time() - before)
+    return {"seconds": time.time() - start, "longest": longest}
+
+
 def rank_faulty(torch, dist, rank, world, device, options):
     """A kernel of the last rank's program fails, and its context with it; its process stays. The
     others must hear of it within ten seconds."""
@@ -543,6 +563,19 @@ def scenarios(r, gpus, args):
         assert worst["seconds"] < 10 and worst["error"] != "none", worst
         return f"{worst['seconds']:.1f} s: {worst['error'][:80]}"
 
+    def stopped():
+        said = r.run("stopped", "pushgate", world, {"seconds": 15}, limit=90)
+        longest = min(x["longest"] for x in said)
+        assert longest > 10, f"nobody waited for the stopped rank: {longest:.1f} s"
+        return f"all waited for {longest:.1f} s and went on"
+
+    def profiler():
+        # The program wants no profiler: the plugin needs its own all the same.
+        ours = r.run("training", "pushgate", world)
+        theirs = r.run("training", "pushgate", world, env={"NCCL_PROFILER_PLUGIN": "none"})
+        assert [x["losses"] for x in ours] == [x["losses"] for x in theirs], "other losses"
+        return "NCCL_PROFILER_PLUGIN=none: the same losses"
+
     def bench():
         sizes = [int(s) for s in args.sizes.split(",")] if args.sizes else BENCH
         options = {"sizes": sizes, "runs": args.runs, "graphs": args.graphs}
@@ -592,6 +625,8 @@ def scenarios(r, gpus, args):
         **({"one-process": one_process} if gpus > 1 else {}),
         "killed": lambda: ended("killed"),
         "faulty": lambda: ended("faulty"),
+        "stopped": stopped,
+        "profiler": profiler,
         "bench": bench,
         "small": small,
     }
