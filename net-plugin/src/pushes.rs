@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pushgate::worker::Ticket;
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{Record, Words};
+use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_proxy::producer::Producer;
 
 use crate::error::{Code, Failure, Result};
@@ -15,7 +15,7 @@ use crate::gpu::{self, Gpu};
 struct Push {
     ticket: Ticket,
     slot: u64,
-    words: Words,
+    words: RecordWords,
 }
 
 /// Counts of pushes, for `deregister`, which reads them from another thread.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
-use pushgate_driver_shim::record::{Opcode, Record, Words};
+use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 
 use crate::endpoint::{Endpoint, QpMemory, QpOptions};
@@ -25,7 +25,8 @@ const BATCH: u64 = 64;
 pub fn releases(batches: u64) -> (u64, Duration) {
     let budget = Budget { send_slots: 1024, cq_slots: 1024, bytes: 1 << 30 };
     let (gate, mut staging) = (Gate::new(1024, budget), Staging::new(10, 14));
-    let words: Words = Record { flags: Record::INLINE, length: 8, ..Record::new(Opcode::Send) }.encode(1);
+    let words: RecordWords =
+        Record { flags: Record::INLINE, length: 8, ..Record::new(Opcode::Send) }.encode(1);
     let mut checksum = 0;
     let start = Instant::now();
     for batch in 0..batches {
@@ -129,7 +130,8 @@ pub fn messages(batches: u64) -> Result<(u64, Duration), Box<dyn std::error::Err
     let wqes = memory::Words::writable(&sides[0].0[1], abi::PUSHGATE_WORK_RING as usize, 8 << log);
     let rx = memory::Words::writable(&sides[1].0[2], geometry(1).control_rx_offset(), 8 << log);
     let consumed = memory::Words::writable(&sides[1].0[1], abi::PUSHGATE_WORK_CONSUMED as usize, 1);
-    let template: Words = Record { flags: Record::INLINE, length: 8, ..Record::new(Opcode::Send) }.encode(0);
+    let template: RecordWords =
+        Record { flags: Record::INLINE, length: 8, ..Record::new(Opcode::Send) }.encode(0);
     let mut words = template;
     let (mut posted, mut taken) = (0u64, 0u64);
     let start = Instant::now();

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
-use pushgate_driver_shim::record::{Opcode, Record, Words as RecordWords, inline, set_inline};
+use pushgate_driver_shim::record::{Opcode, Record, RecordWords, inline, set_inline};
 use pushgate_driver_shim::segment::Geometry;
 
 use crate::memory::Mapped;

@@ -12,7 +12,7 @@ pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{Words, lap_of};
+use pushgate_driver_shim::record::{RecordWords, lap_of};
 
 /// What [`look`] found in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum Look {
     /// The slot is not written yet, or only in part.
     Empty,
     /// The slot is complete; these words are a private copy.
-    Ready(Words),
+    Ready(RecordWords),
     /// A word carries a lap that is neither this lap's number nor the last one's.
     Torn,
 }
@@ -49,13 +49,13 @@ pub enum Found {
 /// The words go straight to the caller's memory: they are stored one by one, and wider loads that copied them from a
 /// return value right afterwards would wait for those stores.
 #[inline(always)]
-pub fn look_into(ring: &[AtomicU64], cursor: u64, log: u32, words: &mut Words) -> Found {
+pub fn look_into(ring: &[AtomicU64], cursor: u64, log: u32, words: &mut RecordWords) -> Found {
     look_at(slot(ring, cursor, log), lap_of(cursor, log), words)
 }
 
 /// Looks at a slot that the caller has found, for the lap number that is due there. Answers as [`look_into`] does.
 #[inline(always)]
-pub(crate) fn look_at(slot: &[AtomicU64], lap: u8, words: &mut Words) -> Found {
+pub(crate) fn look_at(slot: &[AtomicU64], lap: u8, words: &mut RecordWords) -> Found {
     let slot = &slot[..abi::PUSHGATE_RECORD_WORDS as usize];
     let w0 = slot[0].load(Ordering::Relaxed);
     if (w0 >> abi::PUSHGATE_LAP_SHIFT) as u8 != lap {
@@ -113,7 +113,7 @@ pub fn touched(ring: &[AtomicU64], cursor: u64, log: u32) -> bool {
 /// Writes a record into the slot for `cursor`; the laps of the record's words are replaced by this ring's. The caller
 /// holds credit for the slot: the reader is done with the last lap's record.
 #[inline(always)]
-pub fn publish(ring: &[AtomicU64], cursor: u64, log: u32, words: &Words) {
+pub fn publish(ring: &[AtomicU64], cursor: u64, log: u32, words: &RecordWords) {
     let slot = slot(ring, cursor, log);
     let lap = (lap_of(cursor, log) as u64) << abi::PUSHGATE_LAP_SHIFT;
     for i in 1..8 {

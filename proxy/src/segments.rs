@@ -13,7 +13,7 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{Words as RecordWords, lap_of};
+use pushgate_driver_shim::record::{RecordWords, lap_of};
 use pushgate_driver_shim::segment::Geometry;
 
 use crate::link::PeerCounts;

@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 
 use common::{GEOMETRY, Memory, options};
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{Record, Words};
+use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::Endpoint;
 use pushgate_proxy::gate::{Budget, Permit};
@@ -33,7 +33,7 @@ impl Link for Failed {
         Budget { send_slots: 4, cq_slots: 4, bytes: 4096 }
     }
 
-    fn post_send(&mut self, _: Permit<'_>, _: u64, _: &Record, _: &Words) -> Result<(), LinkDown> {
+    fn post_send(&mut self, _: Permit<'_>, _: u64, _: &Record, _: &RecordWords) -> Result<(), LinkDown> {
         Err(DOWN)
     }
 
@@ -49,7 +49,7 @@ impl Link for Failed {
         0
     }
 
-    fn poll_recv(&mut self, _: &mut Words) -> Arrival {
+    fn poll_recv(&mut self, _: &mut RecordWords) -> Arrival {
         Arrival::Empty
     }
 

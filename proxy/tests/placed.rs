@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use common::{Device, GEOMETRY, Memory, options, window_send};
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{Opcode, Record, Words};
+use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::gate::{Budget, Permit};
@@ -41,7 +41,7 @@ impl Link for Placing {
         Budget { send_slots: 4, cq_slots: 4, bytes: 1 << 20 }
     }
 
-    fn post_send(&mut self, _: Permit<'_>, _: u64, _: &Record, _: &Words) -> Result<(), LinkDown> {
+    fn post_send(&mut self, _: Permit<'_>, _: u64, _: &Record, _: &RecordWords) -> Result<(), LinkDown> {
         unreachable!("nothing is sent here")
     }
 
@@ -57,7 +57,7 @@ impl Link for Placing {
         0
     }
 
-    fn poll_recv(&mut self, words: &mut Words) -> Arrival {
+    fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
         let Some(record) = self.records.lock().unwrap().pop_front() else { return Arrival::Empty };
         *words = record.encode(0);
         Arrival::Placed

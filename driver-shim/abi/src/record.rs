@@ -7,7 +7,7 @@
 use crate::abi;
 
 /// The eight words of a record, including their laps.
-pub type Words = [u64; abi::PUSHGATE_RECORD_WORDS as usize];
+pub type RecordWords = [u64; abi::PUSHGATE_RECORD_WORDS as usize];
 
 const DATA: u64 = abi::PUSHGATE_DATA_MASK;
 /// The lap bits of a word (bindgen gives `PUSHGATE_LAP_MASK` a signed type).
@@ -22,7 +22,7 @@ pub const fn lap_of(cursor: u64, log: u32) -> u8 {
 
 /// Replaces the lap of every word.
 #[inline(always)]
-pub fn with_lap(words: &Words, lap: u8) -> Words {
+pub fn with_lap(words: &RecordWords, lap: u8) -> RecordWords {
     let lap = (lap as u64) << abi::PUSHGATE_LAP_SHIFT;
     words.map(|w| (w & DATA) | lap)
 }
@@ -156,7 +156,7 @@ impl Record {
     }
 
     /// Packs the record's fields; [`set_inline`] sets inline payload.
-    pub fn encode(&self, lap: u8) -> Words {
+    pub fn encode(&self, lap: u8) -> RecordWords {
         let mut w = [0u64; 8];
         w[0] = (self.opcode as u64) << abi::PUSHGATE_OPCODE_SHIFT
             | (self.flags as u64) << abi::PUSHGATE_FLAGS_SHIFT
@@ -179,7 +179,7 @@ impl Record {
     /// flags, inline length, largest message. The code that copied the words out of the ring has
     /// checked the laps.
     #[inline(always)]
-    pub fn decode(w: &Words) -> Result<Self, Malformed> {
+    pub fn decode(w: &RecordWords) -> Result<Self, Malformed> {
         let op = (w[0] >> abi::PUSHGATE_OPCODE_SHIFT) as u8;
         let flags = (w[0] >> abi::PUSHGATE_FLAGS_SHIFT) as u8;
         let (opcode, allowed) = match op as u32 {
@@ -237,7 +237,7 @@ fn inline_area(opcode: Opcode) -> Option<(usize, usize, usize)> {
 ///
 /// # Panics
 /// If the opcode has no inline area or `payload` is longer than the area.
-pub fn set_inline(words: &mut Words, opcode: Opcode, payload: &[u8]) {
+pub fn set_inline(words: &mut RecordWords, opcode: Opcode, payload: &[u8]) {
     let (first, tops, n) = inline_area(opcode).expect("opcode without inline payload");
     assert!(payload.len() <= n * 8, "inline payload of {} bytes, at most {}", payload.len(), n * 8);
     let mut bytes = [0u8; abi::PUSHGATE_INLINE_SEND as usize];
@@ -252,7 +252,7 @@ pub fn set_inline(words: &mut Words, opcode: Opcode, payload: &[u8]) {
 
 /// Unpacks the inline area of a SEND or PUT; bytes past the record's length are whatever the words
 /// held.
-pub fn inline(words: &Words, opcode: Opcode) -> [u8; abi::PUSHGATE_INLINE_SEND as usize] {
+pub fn inline(words: &RecordWords, opcode: Opcode) -> [u8; abi::PUSHGATE_INLINE_SEND as usize] {
     let mut bytes = [0u8; abi::PUSHGATE_INLINE_SEND as usize];
     if let Some((first, tops, n)) = inline_area(opcode) {
         for i in 0..n {

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 
 use pushgate_abi::abi;
-use pushgate_abi::record::{Malformed, Opcode, Record, Words, lap_of};
+use pushgate_abi::record::{Malformed, Opcode, Record, RecordWords, lap_of};
 
 use crate::landing::{Landing, NoRoom, Room};
 use crate::session::Violation;
@@ -84,7 +84,7 @@ pub struct Message {
     /// The decoded record.
     pub record: Record,
     /// The record's words.
-    pub words: Words,
+    pub words: RecordWords,
     /// The link has put the payload into its place already.
     pub placed: bool,
     /// The message's sequence number.
@@ -347,7 +347,7 @@ impl Inbound {
 
     /// Accepts the next record of the link: decodes it, and checks its sequence number.
     #[inline]
-    pub fn accept(&mut self, words: &Words) -> Result<(Record, u64), Fault> {
+    pub fn accept(&mut self, words: &RecordWords) -> Result<(Record, u64), Fault> {
         let record = Record::decode(words).map_err(peer)?;
         if record.opcode == Opcode::Nop {
             return Err(Fault::Peer("a NOP on the link".into()));

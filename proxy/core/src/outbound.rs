@@ -3,7 +3,7 @@
 //! Pure state. The caller reads the WQE ring, asks the link what only the link knows, posts, and writes the words that
 //! the producer reads.
 
-use pushgate_abi::record::{Malformed, Opcode, Record, Words};
+use pushgate_abi::record::{Malformed, Opcode, Record, RecordWords};
 
 use crate::gate::{Budget, Gate, GrantError, Need, Permit, Stall};
 use crate::staging::{Completion, Retired, Staging};
@@ -36,7 +36,7 @@ pub struct Outbound {
     staging: Staging,
     gate: Gate,
     /// The WQE at the ring's head, a private copy.
-    words: Words,
+    words: RecordWords,
     head: Head,
     /// A stall of the WQE at the head was reported.
     stalled: bool,
@@ -82,7 +82,7 @@ impl Outbound {
 
     /// Room for the words of the WQE that [`Outbound::next`] asks for.
     #[inline(always)]
-    pub fn words(&mut self) -> &mut Words {
+    pub fn words(&mut self) -> &mut RecordWords {
         &mut self.words
     }
 
@@ -127,7 +127,7 @@ impl Outbound {
     /// Asks the gate for a permit to post the WQE, which was checked. Returns the permit, the message's sequence
     /// number and the WQE's words, or what is missing.
     #[inline(always)]
-    pub fn reserve(&self, r: &Record) -> Result<(Permit<'_>, u64, &Words), Stall> {
+    pub fn reserve(&self, r: &Record) -> Result<(Permit<'_>, u64, &RecordWords), Stall> {
         let need = Need { bytes: r.length, receive: r.opcode == Opcode::Send };
         let permit = self.gate.reserve(need)?;
         Ok((permit, self.staging.messages(), &self.words))

@@ -23,7 +23,9 @@ use serde::{Deserialize, Serialize};
 
 pub use local::{LocalMet, LocalOffer, LocalOpening, LocalPeer, LocalPrepared};
 pub use pushgate_core::connect::{Connect, Event, Incarnation, Malformed, end, ended, sender};
-pub use verbs::{VerbsMet, VerbsOpening, VerbsPrepared};
+pub use verbs::VerbsMet;
+
+pub use crate::link::verbs::{VerbsOpening, VerbsPrepared};
 
 use crate::link::verbs::{Allocate, Offer, VerbsError};
 
@@ -203,7 +205,7 @@ impl Prepared {
             Prepared::Verbs(prepared) => {
                 let places = serde_json::from_slice(places)
                     .map_err(|e| ConnectError::Peer(format!("its places of a queue pair: {e}")))?;
-                Met::Verbs(Box::new(prepared.meet(places)?))
+                Met::Verbs(Box::new(VerbsMet::new(*prepared, places)?))
             }
         })
     }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{self, Record, Words as RecordWords};
+use pushgate_driver_shim::record::{self, Record, RecordWords};
 
 use super::{BATCH, Endpoint, Here, Moving};
 use crate::inbound::{Action, Destination, Fault, Finish, MOST_COPIES, Message, Payload, Posted, Site, torn};

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::{Bell, Ringer};
-use pushgate_driver_shim::record::{Record, Words as RecordWords};
+use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 
 use super::{

@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::Bell;
-use pushgate_driver_shim::record::{Record, Words};
+use pushgate_driver_shim::record::{Record, RecordWords};
 
 use crate::gate::{Budget, Permit};
 use crate::region::RegionMemory;
@@ -98,7 +98,7 @@ pub struct PeerCounts {
 /// number, which the receiver checks (P4), and what concerns only the producer's
 /// side is left out. The laps are the transport's business.
 #[inline(always)]
-pub(crate) fn crossing(words: &Words, sequence: u64) -> Words {
+pub(crate) fn crossing(words: &RecordWords, sequence: u64) -> RecordWords {
     const OWN: u64 = 0xff << abi::PUSHGATE_ID_HIGH_SHIFT
         | ((abi::PUSHGATE_F_SIGNALED | abi::PUSHGATE_F_REGION) as u64) << abi::PUSHGATE_FLAGS_SHIFT;
     let w0 = words[0] & !OWN | (sequence >> abi::PUSHGATE_ID_LOW_BITS & 0xff) << abi::PUSHGATE_ID_HIGH_SHIFT;
@@ -121,7 +121,7 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
         permit: Permit<'_>,
         sequence: u64,
         record: &Record,
-        words: &Words,
+        words: &RecordWords,
     ) -> Result<(), LinkDown>;
 
     /// Work requests that completed since the last call. `received` is the peer's count, for transports that have no
@@ -135,7 +135,7 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     fn peer_status(&self) -> u64;
 
     /// Takes the next inbound record into `words`, if there is one.
-    fn poll_recv(&mut self, words: &mut Words) -> Arrival;
+    fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival;
 
     /// Whether [`Link::poll_recv`] would find a record. Takes nothing.
     fn has_inbound(&self) -> bool;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::Bell;
-use pushgate_driver_shim::record::{Record, Words};
+use pushgate_driver_shim::record::{Record, RecordWords};
 
 use crate::forward_to;
 use crate::gate::{Budget, Permit};
@@ -100,7 +100,7 @@ impl Link for Flaky {
         permit: Permit<'_>,
         sequence: u64,
         r: &Record,
-        w: &Words,
+        w: &RecordWords,
     ) -> Result<(), LinkDown> {
         self.call()?;
         self.inner.post_send(permit, sequence, r, w)
@@ -124,7 +124,7 @@ impl Link for Flaky {
         if self.is_silent() { 0 } else { self.inner.peer_status() }
     }
 
-    fn poll_recv(&mut self, words: &mut Words) -> Arrival {
+    fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
         if self.is_silent() || self.holds_back(&self.control.delay) {
             return Arrival::Empty;
         }

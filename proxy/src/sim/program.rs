@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{Opcode, Record, Words as RecordWords, lap_of, set_inline, with_lap};
+use pushgate_driver_shim::record::{Opcode, Record, RecordWords, lap_of, set_inline, with_lap};
 
 use super::memory::Guarded;
 use super::model::{Flow, Message, Receive, Side, Way};

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::{self, Bell, Ringer};
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
-use pushgate_driver_shim::record::{Opcode, Record, Words};
+use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 use pushgate_proxy::endpoint::{Endpoint, QpMemory, QpOptions};
 use pushgate_proxy::mover::Mover;
@@ -283,7 +283,7 @@ impl Device {
         self.reserve(units, signaled).map(|r| (r.slot, r.place))
     }
 
-    pub fn publish(&self, slot: u64, words: &Words) {
+    pub fn publish(&self, slot: u64, words: &RecordWords) {
         self.producer.publish(slot, words);
         self.wake();
     }

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
-use pushgate_driver_shim::record::{Record, Words};
+use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::gate::{Budget, Permit};
-use pushgate_proxy::link::verbs::{Config, Device, Half, VerbsLink};
+use pushgate_proxy::link::verbs::{Config, Device, VerbsLink, VerbsOpening};
 use pushgate_proxy::link::{
     Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking,
 };
@@ -88,14 +88,14 @@ pub fn joined(
     config: &Config,
 ) -> [(VerbsLink, Arc<SharedMemory>, Geometry); 2] {
     let device = device();
-    let half = |i: usize| {
+    let open = |i: usize| {
         let (m, config) = (memory[i], Config { posted_receives: posted_receives[i], ..config.clone() });
-        Half::new(&device, &config, m.geometry, m.window.clone(), &mut allocate).unwrap()
+        VerbsOpening::new(&device, &config, m.geometry, m.window.clone(), &mut allocate).unwrap()
     };
-    let (a, b) = (half(0), half(1));
+    let (a, b) = (open(0), open(1));
     let (from_a, from_b) = (a.offer(), b.offer());
-    let a = a.accept(memory[1].geometry.rank, &from_b, &mut allocate).unwrap();
-    let b = b.accept(memory[0].geometry.rank, &from_a, &mut allocate).unwrap();
+    let a = a.prepare(memory[1].geometry.rank, &from_b, &mut allocate).unwrap();
+    let b = b.prepare(memory[0].geometry.rank, &from_a, &mut allocate).unwrap();
     let (at_a, at_b) = (a.places(), b.places());
     [(a, at_b), (b, at_a)].map(|(end, places)| {
         let (mirror, peer_geometry) = (end.mirror().clone(), end.peer_geometry());
@@ -127,7 +127,7 @@ impl Wire {
 
     /// Writes a record into the slot for `cursor`, announced as such a record would be.
     #[cfg(feature = "test-ungated")]
-    pub fn forge_record(&self, cursor: u64, log: u32, words: &Words) {
+    pub fn forge_record(&self, cursor: u64, log: u32, words: &RecordWords) {
         use pushgate_driver_shim::abi;
         use pushgate_driver_shim::record::Opcode;
 
@@ -163,7 +163,13 @@ impl Link for Settled {
         self.qp().budget()
     }
 
-    fn post_send(&mut self, p: Permit<'_>, sequence: u64, r: &Record, words: &Words) -> Result<(), LinkDown> {
+    fn post_send(
+        &mut self,
+        p: Permit<'_>,
+        sequence: u64,
+        r: &Record,
+        words: &RecordWords,
+    ) -> Result<(), LinkDown> {
         self.qp().post_send(p, sequence, r, words)
     }
 
@@ -179,7 +185,7 @@ impl Link for Settled {
         self.qp().peer_status()
     }
 
-    fn poll_recv(&mut self, words: &mut Words) -> Arrival {
+    fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
         self.qp().poll_recv(words)
     }
 

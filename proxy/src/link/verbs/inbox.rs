@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::SharedMemory;
-use pushgate_driver_shim::record::{Opcode, Words as RecordWords, lap_of};
+use pushgate_driver_shim::record::{Opcode, RecordWords, lap_of};
 
 use super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS};
 use crate::link::{Arrival, PeerCounts};

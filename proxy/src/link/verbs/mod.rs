@@ -66,7 +66,7 @@ pub use error::VerbsError;
 pub use flush::{Flusher, Word};
 pub use objects::Allocate;
 pub use offer::{Offer, Places, WIRE};
-pub use setup::{Accepted, Half};
+pub use setup::{VerbsOpening, VerbsPrepared};
 pub use verbs_link::VerbsLink;
 
 /// Control writes in the send queue at once: the line, the last line, an entry of the table of

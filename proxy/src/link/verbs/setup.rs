@@ -1,7 +1,7 @@
 //! One end of a queue pair on its way up.
 //!
-//! A [`Half`] is made before the peer is known. With the peer's [`Offer`] it becomes an [`Accepted`] end, which is ready
-//! to receive. With the peer's [`Places`] the end is ready to send, and the file `verbs_link` makes the link of it.
+//! A [`VerbsOpening`] is made before the peer is known. With the peer's [`Offer`] it becomes a [`VerbsPrepared`] end, which
+//! is ready to receive. With the peer's [`Places`] the end is ready to send, and the file `verbs_link` makes the link of it.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ use super::{CONTROL_WRS, LAST_WRS, NOTIFIES, VerbsError};
 use crate::memory::Words;
 use crate::receives::{PostedReceives, RECEIVE_WORDS};
 
-/// This end, before the other is known.
-pub struct Half {
+/// This end over RDMA, before the other end is known: its queue pair is made, and its window registered.
+pub struct VerbsOpening {
     config: Config,
     geometry: Geometry,
     link_log: u32,
@@ -37,9 +37,9 @@ pub struct Half {
     pub(super) outbox: Arc<SharedMemory>,
 }
 
-/// This end, once it knows what the peer offers: ready to receive.
-pub struct Accepted {
-    pub(super) half: Half,
+/// This end over RDMA, once it knows what the peer offers: ready to receive.
+pub struct VerbsPrepared {
+    pub(super) opening: VerbsOpening,
     pub(super) peer: u32,
     pub(super) peer_geometry: Geometry,
     pub(super) peer_link_log: u32,
@@ -59,7 +59,7 @@ const fn send_queue(log: u32) -> u32 {
     (2 << log) + CONTROL_WRS + LAST_WRS
 }
 
-impl Half {
+impl VerbsOpening {
     /// Registers the window and makes the queue pair. `window` is this end's payload
     /// ring; the geometry is checked.
     pub fn new(
@@ -103,7 +103,7 @@ impl Half {
         // SAFETY: the mapping is kept beside its registration; a device only reads it.
         let outbox_mr =
             unsafe { Mr::new(&pd, "records", outbox.as_ptr().as_ptr() as usize, outbox.len(), SEND_ONLY)? };
-        let half = Half {
+        let opening = VerbsOpening {
             config: config.clone(),
             geometry,
             link_log,
@@ -114,8 +114,8 @@ impl Half {
             outbox_mr,
             outbox,
         };
-        half.states().initialise(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0)?;
-        Ok(half)
+        opening.states().initialise(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0)?;
+        Ok(opening)
     }
 
     fn device(&self) -> &Arc<Device> {
@@ -168,12 +168,12 @@ impl Half {
 
     /// Takes the peer's offer: checks it, makes the memory that the peer may write,
     /// and is ready to receive. `peer` is the rank that it should come from.
-    pub fn accept(
+    pub fn prepare(
         self,
         peer: u32,
         offer: &Offer,
         allocate: &mut Allocate<'_>,
-    ) -> Result<Accepted, VerbsError> {
+    ) -> Result<VerbsPrepared, VerbsError> {
         let Agreed { peer_geometry, mtu, imm, in_order } =
             offer.check(&self.offer(), peer).map_err(|why| VerbsError::Peer { rank: peer, why })?;
         let mirror = Arc::new(allocate("mirror", peer_geometry.window_bytes())?);
@@ -198,7 +198,7 @@ impl Half {
         }
         let remote = PeerQp { number: offer.qp, psn: offer.psn, gid: offer.gid, lid: offer.lid };
         self.states().ready_to_receive(&remote, sys::ibv_mtu(mtu))?;
-        Ok(Accepted {
+        Ok(VerbsPrepared {
             peer,
             peer_geometry,
             peer_link_log: offer.link_log,
@@ -211,12 +211,12 @@ impl Half {
             inbox_mr,
             mirror,
             inbox,
-            half: self,
+            opening: self,
         })
     }
 }
 
-impl Accepted {
+impl VerbsPrepared {
     /// What the peer is told: it may write now.
     pub fn places(&self) -> Places {
         let address = |m: &SharedMemory| m.as_ptr().as_ptr() as u64;
@@ -249,10 +249,10 @@ impl Accepted {
     /// Checks the peer's places and moves the queue pair to the state in which it sends.
     pub(super) fn ready_to_send(&self, places: &Places) -> Result<(), VerbsError> {
         places
-            .check(&self.half.geometry, self.half.link_log)
+            .check(&self.opening.geometry, self.opening.link_log)
             .map_err(|why| VerbsError::Peer { rank: self.peer, why })?;
-        self.half.states().ready_to_send()?;
-        let h = &self.half;
+        self.opening.states().ready_to_send()?;
+        let h = &self.opening;
         tracing::debug!(
             peer = self.peer,
             device = h.device().name(),
@@ -268,26 +268,26 @@ impl Accepted {
     }
 
     pub(super) fn gid(&self) -> &GidEntry {
-        &self.half.gid
+        &self.opening.gid
     }
 
     pub(super) fn geometry(&self) -> &Geometry {
-        &self.half.geometry
+        &self.opening.geometry
     }
 
     pub(super) fn link_log(&self) -> u32 {
-        self.half.link_log
+        self.opening.link_log
     }
 
     pub(super) fn posts_receives(&self) -> bool {
-        self.half.config.posted_receives
+        self.opening.config.posted_receives
     }
 
     pub(super) fn regions_written(&self) -> bool {
-        self.half.config.regions_written
+        self.opening.config.regions_written
     }
 
     pub(super) fn events(&self) -> bool {
-        self.half.config.events && self.imm
+        self.opening.config.events && self.imm
     }
 }

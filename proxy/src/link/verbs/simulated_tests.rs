@@ -9,7 +9,7 @@ use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
 
 use super::config::Config;
-use super::setup::Half;
+use super::setup::VerbsOpening;
 use super::simulated::Sim;
 use crate::endpoint::{Endpoint, QpOptions};
 use crate::producer::{Producer, Received};
@@ -72,22 +72,22 @@ pub(super) fn pair(sim: &Sim, config: &Config) -> [End; 2] {
     let geometry = |rank| Geometry { rank, ..GEOMETRY };
     let mut allocate = |name: &str, bytes: usize| SharedMemory::builder(name, bytes).create();
     let windows = [0, 1].map(|rank| memory("window", geometry(rank).window_bytes()));
-    let halves = [0, 1].map(|rank| {
+    let openings = [0, 1].map(|rank| {
         let window = windows[rank as usize].clone();
-        Half::new(&sim.device, config, geometry(rank), window, &mut allocate).unwrap()
+        VerbsOpening::new(&sim.device, config, geometry(rank), window, &mut allocate).unwrap()
     });
-    let [first, second] = [halves[0].offer(), halves[1].offer()];
-    let [a, b] = halves;
-    let a = a.accept(1, &second, &mut allocate).unwrap();
-    let b = b.accept(0, &first, &mut allocate).unwrap();
+    let [first, second] = [openings[0].offer(), openings[1].offer()];
+    let [a, b] = openings;
+    let a = a.prepare(1, &second, &mut allocate).unwrap();
+    let b = b.prepare(0, &first, &mut allocate).unwrap();
     let places = [b.places(), a.places()];
     let mut all = [a, b].into_iter().zip(places).zip(windows);
     let mut ends = [0, 1].map(|rank: u32| {
-        let ((accepted, places), window) = all.next().unwrap();
+        let ((prepared, places), window) = all.next().unwrap();
         let geometry = geometry(rank);
         let (work, control) =
             (memory("work", geometry.work_bytes()), memory("control", geometry.control_bytes()));
-        let (mirror, peer_geometry) = (accepted.mirror().clone(), accepted.peer_geometry());
+        let (mirror, peer_geometry) = (prepared.mirror().clone(), prepared.peer_geometry());
         let options = QpOptions {
             peer: 1 - rank,
             posted_receives: config.posted_receives,
@@ -100,7 +100,7 @@ pub(super) fn pair(sim: &Sim, config: &Config) -> [End; 2] {
         };
         let fd = work.fd().try_clone_to_owned().unwrap();
         let read = Arc::new(ReadOnlyMemory::from_fd(fd, work.len()).unwrap());
-        let qp = Box::new(accepted.join(places).unwrap());
+        let qp = Box::new(prepared.join(places).unwrap());
         let mut endpoint =
             Endpoint::new(read, control.clone(), geometry, peer_geometry, qp, options).unwrap();
         let region = memory("region", REGION);

@@ -14,7 +14,7 @@ use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::gate::{Gate, Need};
 use pushgate_proxy::idle::{Idle, Step, Wake};
-use pushgate_proxy::link::verbs::{Config, Device, Half};
+use pushgate_proxy::link::verbs::{Config, Device, VerbsOpening};
 use pushgate_proxy::link::{Arrival, Link, PeerCounts};
 use pushgate_proxy::session::{Session, count_word};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -164,13 +164,13 @@ fn connect(
         SharedMemory::builder(name, bytes).huge_pages(huge).create()
     };
     let config = Config::from(s);
-    let half = |rank| -> Result<_> {
+    let open = |rank| -> Result<_> {
         let window = Arc::new(allocate("bench-window", geometry(rank).window_bytes())?);
-        Ok((Half::new(device, &config, geometry(rank), window.clone(), &mut { allocate })?, window))
+        Ok((VerbsOpening::new(device, &config, geometry(rank), window.clone(), &mut { allocate })?, window))
     };
-    let ((a, window_a), (b, window_b)) = (half(0)?, half(1)?);
+    let ((a, window_a), (b, window_b)) = (open(0)?, open(1)?);
     let (from_a, from_b) = (a.offer(), b.offer());
-    let (a, b) = (a.accept(1, &from_b, &mut { allocate })?, b.accept(0, &from_a, &mut { allocate })?);
+    let (a, b) = (a.prepare(1, &from_b, &mut { allocate })?, b.prepare(0, &from_a, &mut { allocate })?);
     let (at_a, at_b) = (a.places(), b.places());
     let (a, b) = (a.join(at_b)?, b.join(at_a)?);
     let imm = a.immediate();

@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{Record, Words as RecordWords};
+use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_rdma_core_sys as sys;
 
 use self::ending::{Ending, LINGER};
@@ -23,7 +23,7 @@ use super::line::Line;
 use super::objects::{Mr, Rc};
 use super::offer::Places;
 use super::sending::Sending;
-use super::setup::Accepted;
+use super::setup::VerbsPrepared;
 use super::{CONTROL_WRS, NOTIFIES, VerbsError};
 use crate::gate::{Budget, Permit};
 use crate::link::{Arrival, Link, LinkDown, PeerCounts, Waking};
@@ -117,7 +117,7 @@ pub struct VerbsLink {
     fresh: bool,
 }
 
-impl Accepted {
+impl VerbsPrepared {
     /// Makes the link: with the peer's places this end is ready to send.
     pub fn join(self, places: Places) -> Result<VerbsLink, VerbsError> {
         self.ready_to_send(&places)?;
@@ -126,14 +126,14 @@ impl Accepted {
 }
 
 impl VerbsLink {
-    fn new(a: Accepted, places: Places) -> Self {
+    fn new(a: VerbsPrepared, places: Places) -> Self {
         let (out_log, in_log) = (a.link_log(), a.peer_link_log);
         let (gid, events) = (a.gid().clone(), a.events());
         let (rank, rx_log) = (a.geometry().rank, a.geometry().rx_log);
         let (tells_receives, regions_written) = (a.posts_receives(), a.regions_written());
-        let half = a.half;
+        let own = a.opening;
         // The time-out of InfiniBand: 4.096 us times a power of two.
-        let timeout = 4096 << half.ack_timeout();
+        let timeout = 4096 << own.ack_timeout();
         let linger = (3 * timeout).clamp(LINGER.start, LINGER.end);
         let slots = 1u32 << out_log;
         let inbox = Inbox::new(
@@ -146,13 +146,13 @@ impl VerbsLink {
         );
         let peer_layout = InboxLayout::new(out_log, rx_log);
         VerbsLink {
-            window: half.window,
-            outbox_mr: half.outbox_mr,
+            window: own.window,
+            outbox_mr: own.outbox_mr,
             _mirror_mr: a.mirror_mr,
             _inbox_mr: a.inbox_mr,
             regions: BTreeMap::new(),
-            outbox: Words::writable(&half.outbox, 0, half.outbox.len() / 8),
-            outbox_address: half.outbox.as_ptr().as_ptr() as u64,
+            outbox: Words::writable(&own.outbox, 0, own.outbox.len() / 8),
+            outbox_address: own.outbox.as_ptr().as_ptr() as u64,
             inbox,
             peer_layout,
             peer_places: places,
@@ -174,7 +174,7 @@ impl VerbsLink {
             },
             completions: Box::new([sys::ibv_wc::default(); COMPLETIONS]),
             // A quarter of the queue: enough is free while the answer is on its way.
-            chain: Chain::new(half.rc.inline, (slots as u64 / 2).max(1)),
+            chain: Chain::new(own.rc.inline, (slots as u64 / 2).max(1)),
             last_wr: vec![0; slots as usize].into(),
             held: VecDeque::with_capacity(if a.in_order { 0 } else { slots as usize }),
             sent: 0,
@@ -197,7 +197,7 @@ impl VerbsLink {
             ending: Ending::Open,
             now: 0,
             fresh: false,
-            rc: half.rc,
+            rc: own.rc,
         }
     }
 
@@ -454,14 +454,14 @@ mod tests {
 
     use super::super::config::Config;
     use super::super::mock::{self, Mock};
-    use super::super::setup::Half;
+    use super::super::setup::VerbsOpening;
     use super::*;
     use crate::link::OwnRegions;
     use crate::region::{Exported, RegionMemory};
 
     /// Two ends on one device.
     fn pair(mock: &Mock, config: &Config) -> [VerbsLink; 2] {
-        let half = |rank| {
+        let open = |rank| {
             let geometry = Geometry {
                 window_log: 8,
                 slots_log: 4,
@@ -473,13 +473,13 @@ mod tests {
                 rank,
             };
             let window = Arc::new(mock::allocate("window", geometry.window_bytes()).unwrap());
-            Half::new(&mock.device, config, geometry, window, &mut mock::allocate).unwrap()
+            VerbsOpening::new(&mock.device, config, geometry, window, &mut mock::allocate).unwrap()
         };
-        let halves = [half(0), half(1)];
-        let [first, second] = [halves[0].offer(), halves[1].offer()];
-        let [a, b] = halves;
-        let a = a.accept(1, &second, &mut mock::allocate).unwrap();
-        let b = b.accept(0, &first, &mut mock::allocate).unwrap();
+        let openings = [open(0), open(1)];
+        let [first, second] = [openings[0].offer(), openings[1].offer()];
+        let [a, b] = openings;
+        let a = a.prepare(1, &second, &mut mock::allocate).unwrap();
+        let b = b.prepare(0, &first, &mut mock::allocate).unwrap();
         let [to_b, to_a] = [a.places(), b.places()];
         [a.join(to_a).unwrap(), b.join(to_b).unwrap()]
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::record::{Opcode, Record, Words as RecordWords, lap_of};
+use pushgate_driver_shim::record::{Opcode, Record, RecordWords, lap_of};
 
 use super::super::chain::{Remote, Sge};
 use super::super::inbox::{LINE_WORDS, NOTIFY, PLACED_FLAG, REGION_WORDS, SHORT_FLAG};
@@ -133,7 +133,7 @@ impl VerbsLink {
     /// A stretch of the peer's inbox, from a byte on.
     #[inline]
     pub(super) fn at_inbox(&self, byte: usize) -> Remote {
-        // `Accepted::join` saw that it does not wrap.
+        // `VerbsPrepared::join` saw that it does not wrap.
         Remote { address: self.peer_places.inbox + byte as u64, key: self.peer_places.inbox_key }
     }
 
