@@ -1,12 +1,10 @@
 //! One end of a queue pair while it is made: the steps of `pushgate_proxy::connect` with this program's memory, device and
 //! engine.
 
-use pushgate_driver_shim::ShimError;
-use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_proxy::connect::{ConnectError, Frame, Met, Opening, Prepared};
 use pushgate_proxy::link::verbs::gid::Family;
 
-use super::memory::{Own, QpConfig};
+use super::memory::{Own, QpConfig, allocator};
 use super::queue_pair::QueuePair;
 use super::{local, verbs};
 use crate::context::Context;
@@ -16,13 +14,13 @@ use crate::settings::QpKind;
 
 /// Our end of a queue pair that is being made.
 pub(crate) struct OwnEnd<'a> {
-    pub(super) context: &'a Context,
-    pub(super) peer: u32,
+    context: &'a Context,
+    peer: u32,
     /// The address family by which the hosts reach each other, where they are several.
-    pub(super) family: Option<Family>,
+    family: Option<Family>,
     /// The peer's process, if it has a number in this PID namespace.
-    pub(super) peer_pid: Option<u32>,
-    pub(super) own: Own,
+    peer_pid: Option<u32>,
+    own: Own,
     step: Step,
 }
 
@@ -45,13 +43,14 @@ impl<'a> OwnEnd<'a> {
     /// Hands both ends to the engine and registers the memory with the device. `places` is what the peer's transport
     /// says; `tell` tells the peer of an end that it can't see.
     pub(crate) fn join(mut self, places: &[u8], tell: TellEnd) -> Result<QueuePair> {
-        let (context, peer) = (self.context, self.peer);
         let Step::Prepared(prepared) = self.take_step() else {
             unreachable!("an end is prepared before it goes live")
         };
-        let driven = match prepared.meet(places).map_err(|e| self.refused(e))? {
-            Met::Local(met) => local::drive(self, *met)?,
-            Met::Verbs(met) => verbs::drive(self, *met, tell)?,
+        let met = prepared.meet(places).map_err(|e| self.refused(e))?;
+        let OwnEnd { context, peer, peer_pid, own, .. } = self;
+        let driven = match met {
+            Met::Local(met) => local::drive(context, own, peer, peer_pid, *met)?,
+            Met::Verbs(met) => verbs::drive(context, own, peer, *met, tell)?,
         };
         QueuePair::new(context, peer, driven)
     }
@@ -74,8 +73,8 @@ impl End for OwnEnd<'_> {
         // Released first, so that the older incarnation of the peer can write nothing of it.
         self.step = Step::Closed;
         let opening = match self.context.settings().qp {
-            QpKind::Local => local::open(self)?,
-            QpKind::Verbs => verbs::open(self)?,
+            QpKind::Local => local::open(self.context, &self.own)?,
+            QpKind::Verbs => verbs::open(self.context, &self.own, self.family)?,
         };
         let offer = opening.offer((), &[]).map_err(|e| self.refused(e))?;
         self.step = Step::Opened(opening);
@@ -90,9 +89,4 @@ impl End for OwnEnd<'_> {
         self.step = Step::Prepared(prepared);
         Ok(places)
     }
-}
-
-/// An allocator of memory for the transport; the device reads the mirror.
-pub(super) fn allocator(context: &Context) -> impl FnMut(&str, usize) -> Result<SharedMemory, ShimError> {
-    move |name, bytes| context.memory(&format!("pushgate-{name}"), bytes, name == "mirror")
 }

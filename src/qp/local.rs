@@ -6,14 +6,13 @@ use pushgate_driver_shim::window::Piece;
 use pushgate_proxy::connect::{LocalMet, LocalOpening, Opening};
 use pushgate_proxy::idle::Wake;
 
-use super::join::OwnEnd;
-use super::memory::{DrivenEnd, InboundPayload, segment};
+use super::memory::{DrivenEnd, InboundPayload, Own, segment};
 use super::undo::Undo;
+use crate::context::Context;
 use crate::error::{Error, Result};
 
 /// Makes what the other end is offered.
-pub(super) fn open(end: &OwnEnd<'_>) -> Result<Opening> {
-    let OwnEnd { context, own, .. } = end;
+pub(super) fn open(context: &Context, own: &Own) -> Result<Opening> {
     let link = segment(context, &own.geometry, Segment::Link)?;
     let rings = context.inner.wake == Wake::Doorbell;
     let bells = rings.then(bell::pair).transpose().map_err(Error::io("a doorbell's sockets"))?;
@@ -21,9 +20,14 @@ pub(super) fn open(end: &OwnEnd<'_>) -> Result<Opening> {
     Ok(Opening::Local(opening))
 }
 
-/// Hands both ends to the engine.
-pub(super) fn drive(end: OwnEnd<'_>, met: LocalMet) -> Result<DrivenEnd> {
-    let OwnEnd { context, peer, peer_pid, own, .. } = end;
+/// Hands both ends to the engine. `peer_pid` is the peer's process, if it has a number in this PID namespace.
+pub(super) fn drive(
+    context: &Context,
+    own: Own,
+    peer: u32,
+    peer_pid: Option<u32>,
+    met: LocalMet,
+) -> Result<DrivenEnd> {
     let (link, theirs) = (met.link.clone(), met.peer.window.clone());
     let peer_geometry = met.peer.geometry;
     let [work, control] = own.memory.clone().expect("settings refuse other places with qp = local");
@@ -48,8 +52,6 @@ mod tests {
 
     use super::*;
     use crate::Settings;
-    use crate::context::Context;
-    use crate::mesh::{End, Mesh};
     use crate::qp::QpConfig;
 
     #[test]
@@ -57,20 +59,17 @@ mod tests {
         let mut settings = Settings::default();
         settings.set("device", "cpu").unwrap();
         let context = Context::builder().settings(settings).build().unwrap();
-        let meshes = Mesh::local(2, pushgate_tests::hang()).unwrap();
-        let end =
-            |rank: usize| OwnEnd::new(&context, &meshes[rank], 1 - rank as u32, QpConfig::default()).unwrap();
-        let (ours, mut theirs) = (end(0), end(1));
-        let opening = open(&ours).unwrap();
+        let [ours, theirs] = [0, 1].map(|rank| Own::new(&context, rank, QpConfig::default()).unwrap());
+        let opening = open(&context, &ours).unwrap();
         let offer = opening.offer((), &[]).unwrap();
         let fds = offer.along.into_owned().unwrap();
         fcntl_add_seals(&fds[0], SealFlags::SEAL).unwrap();
-        let theirs = theirs.offer().unwrap();
+        let theirs = open(&context, &theirs).unwrap().offer((), &[]).unwrap();
         let prepared =
             opening.prepare::<()>(1, theirs, 0, &mut |_, _| unreachable!("`local` needs no memory"));
         let Met::Local(met) = prepared.unwrap().0.meet(&[]).unwrap() else { panic!("not over RDMA") };
         let link = std::sync::Arc::downgrade(&met.link);
-        let failed = drive(ours, *met).err().expect("a seal is refused");
+        let failed = drive(&context, ours, 1, None, *met).err().expect("a seal is refused");
         assert!(failed.to_string().contains("F_ADD_SEALS"), "{failed}");
         // An engine that still had the queue pair would hold its link segment.
         let begin = Instant::now();

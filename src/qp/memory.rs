@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::placed::{self, Placed};
@@ -131,4 +132,9 @@ pub(super) fn segment(context: &Context, geometry: &Geometry, kind: Segment) -> 
         context.memory(&format!("pushgate-{kind}-{}", geometry.rank), geometry.bytes(kind), false)?;
     write_header(&memory, kind, geometry)?;
     Ok(Arc::new(memory))
+}
+
+/// An allocator of memory for the transport; the device reads the mirror.
+pub(super) fn allocator(context: &Context) -> impl FnMut(&str, usize) -> Result<SharedMemory, ShimError> {
+    move |name, bytes| context.memory(&format!("pushgate-{name}"), bytes, name == "mirror")
 }

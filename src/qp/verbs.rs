@@ -6,8 +6,7 @@ use pushgate_proxy::idle::Wake;
 use pushgate_proxy::link::verbs::Config;
 use pushgate_proxy::link::verbs::gid::Family;
 
-use super::join::{OwnEnd, allocator};
-use super::memory::{DrivenEnd, InboundPayload};
+use super::memory::{DrivenEnd, InboundPayload, Own, allocator};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mesh::TellEnd;
@@ -47,20 +46,25 @@ fn wake(completions: bool, rings: Rings) -> Wake {
     }
 }
 
-/// Makes what the other end is offered.
-pub(super) fn open(end: &OwnEnd<'_>) -> Result<Opening> {
-    let OwnEnd { context, own, .. } = end;
+/// Makes what the other end is offered. `family` is the address family by which the hosts reach each other, where they
+/// are several.
+pub(super) fn open(context: &Context, own: &Own, family: Option<Family>) -> Result<Opening> {
     let device = context.rdma()?;
     let posted_receives = own.config.posted_receives;
-    let config = Config { posted_receives, ..config(context, end.family)? };
+    let config = Config { posted_receives, ..config(context, family)? };
     let allocate = &mut allocator(context);
     let opening = VerbsOpening::new(&device, &config, own.geometry, own.window.clone(), allocate)?;
     Ok(Opening::Verbs(Box::new(opening)))
 }
 
 /// Hands both ends to the engine. `tell` tells the peer if the link breaks.
-pub(super) fn drive(end: OwnEnd<'_>, met: VerbsMet, tell: TellEnd) -> Result<DrivenEnd> {
-    let OwnEnd { context, peer, own, .. } = end;
+pub(super) fn drive(
+    context: &Context,
+    own: Own,
+    peer: u32,
+    met: VerbsMet,
+    tell: TellEnd,
+) -> Result<DrivenEnd> {
     let VerbsMet { link, mirror, peer_geometry, .. } = met;
     let can_wake = link.can_wake();
     let (work, control) = (own.work_to_read()?, own.control.clone());
