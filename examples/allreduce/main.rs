@@ -133,13 +133,7 @@ fn command() -> clap::Command {
 
 fn options(m: &ArgMatches) -> Result<Options, Error> {
     let text = |name: &str| m.get_one::<String>(name).map(String::as_str);
-    let number = |name: &str, min: u32, max: u32| -> Result<Option<u32>, Error> {
-        let Some(v) = text(name) else { return Ok(None) };
-        match v.parse() {
-            Ok(n) if (min..=max).contains(&n) => Ok(Some(n)),
-            _ => Err(Error::flag(name, v, format!("{min} to {max}"))),
-        }
-    };
+    let number = |name, min, max| flags::number(m, name, min, max);
     let settings = flags::load(m)?;
     let dtype = text("dtype").expect("has a default");
     let dtype = Dtype::parse(dtype).ok_or_else(|| Error::flag("dtype", dtype, Dtype::ALL))?;

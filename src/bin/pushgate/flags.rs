@@ -1,4 +1,4 @@
-//! Settings as flags of the subcommands, and which of them a subcommand's help shows.
+//! Settings as flags of the subcommands, which of them a subcommand's help shows, and flags that are numbers.
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -92,4 +92,13 @@ pub fn load(m: &ArgMatches) -> Result<Settings, Error> {
         }
     }
     Ok(settings)
+}
+
+/// The whole number of a flag, from `min` to `max`; `None` where the flag is not given.
+pub fn number(m: &ArgMatches, name: &str, min: u32, max: u32) -> Result<Option<u32>, Error> {
+    let Some(text) = m.get_one::<String>(name) else { return Ok(None) };
+    match text.parse() {
+        Ok(n) if (min..=max).contains(&n) => Ok(Some(n)),
+        _ => Err(Error::flag(name, text, format!("{min} to {max}"))),
+    }
 }

@@ -117,13 +117,7 @@ fn names<T: Copy + PartialEq>(
 
 fn options(m: &ArgMatches) -> Result<Options, Error> {
     let text = |name: &str| m.get_one::<String>(name).map(String::as_str);
-    let number = |name: &str, min: u32, max: u32| -> Result<Option<u32>, Error> {
-        let Some(v) = text(name) else { return Ok(None) };
-        match v.parse() {
-            Ok(n) if (min..=max).contains(&n) => Ok(Some(n)),
-            _ => Err(Error::flag(name, v, format!("{min} to {max}"))),
-        }
-    };
+    let number = |name, min, max| crate::flags::number(m, name, min, max);
     let range = nccl_tests::range(m, ELEMENT, RANGE)?;
     let sizes = match (text("sizes"), range) {
         (Some(list), Some(_)) => {
