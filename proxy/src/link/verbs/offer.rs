@@ -49,11 +49,18 @@ pub(super) struct Agreed {
 }
 
 impl Offer {
-    /// Checks a peer's offer against `ours`; a sentence if they don't go together.
-    pub(super) fn check(&self, ours: &Offer, peer: u32) -> Result<Agreed, String> {
+    /// Checks that the peer's build speaks a version of the wire and one of the segments that this build speaks; a sentence
+    /// if it does not.
+    pub fn check_versions(&self) -> Result<(), String> {
         WIRE.agree(Versions::told(self.version, self.newest))
             .map_err(|e| format!("RDMA wire protocol: {e}"))?;
         ABI.agree(Versions::told(self.abi, self.newest_abi)).map_err(|e| format!("segments: {e}"))?;
+        Ok(())
+    }
+
+    /// Checks a peer's offer against `ours`; a sentence if they don't go together.
+    pub(super) fn check(&self, ours: &Offer, peer: u32) -> Result<Agreed, String> {
+        self.check_versions()?;
         if self.rank != peer {
             return Err(format!("it says that it is rank {}", self.rank));
         }
