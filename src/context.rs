@@ -308,7 +308,6 @@ mod tests {
         for (name, value, says) in [
             ("window", "bar", "invalid window `bar`: expected memory with qp = local"),
             ("rings", "window", "invalid rings `window`: expected host with window = memory"),
-            ("rendezvous", "node0:7000", "invalid rendezvous `node0:7000`: expected none with qp = local"),
         ] {
             let e = build(name, value).err().expect(says).to_string();
             assert!(e.starts_with(says), "{e}");

@@ -1,6 +1,6 @@
 //! Settings that were set and have no effect.
 
-use crate::settings::{AutoOr, ProxyPlace, QpKind, Settings, WindowKind};
+use crate::settings::{AutoOr, ProxyPlace, Settings, Transport, WindowKind};
 
 impl Settings {
     /// The settings that differ from their default and have no effect together with the others: a
@@ -18,11 +18,11 @@ impl Settings {
                 }
             )+}};
         }
-        match self.qp {
-            QpKind::Local => {
-                idle!("qp is local, whose ranks are all on this host", host);
+        match self.transport() {
+            Transport::Local => {
+                idle!("queue pairs are local, whose ranks are all on this host", host);
                 idle!(
-                    "qp is local, which uses no RDMA device",
+                    "queue pairs are local, which use no RDMA device",
                     ib_dev,
                     ib_port,
                     gid_index,
@@ -99,8 +99,8 @@ mod tests {
         assert_eq!(
             said(&[("host", "10.0.0.1"), ("ib-mtu", "1024")]),
             [
-                "host has no effect: qp is local, whose ranks are all on this host",
-                "ib-mtu has no effect: qp is local, which uses no RDMA device"
+                "host has no effect: queue pairs are local, whose ranks are all on this host",
+                "ib-mtu has no effect: queue pairs are local, which use no RDMA device"
             ]
         );
         let verbs = ("qp", "verbs");

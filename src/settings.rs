@@ -39,13 +39,25 @@ pub enum WindowKind {
     Bar,
 }
 
-/// Which transport queue pairs use.
+/// The transport of queue pairs, as it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QpKind {
+    /// By where the ranks are: see [`Settings::transport`]; the NCCL plugin chooses for each connection.
+    Auto,
     /// Between ranks of one host.
     Local,
     /// RDMA: InfiniBand, RoCE or soft-RoCE, between ranks anywhere.
+    Verbs,
+}
+
+/// The transport of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Transport {
+    /// Shared memory of one host.
+    Local,
+    /// RDMA.
     Verbs,
 }
 
@@ -270,8 +282,8 @@ settings! {
     rings: RingsPlace = "host", choice, "host or window", "", Window;
     /// A staging window outlives a process that was killed by this
     staging_ttl: Duration = "60s", time, "1ms to 24h, as in 500ms, 30s, 2min or 1h; a number alone is milliseconds", "ms", Window;
-    /// Transport of the queue pairs
-    qp: QpKind = "local", choice, "local or verbs", "", QueuePair;
+    /// Transport of the queue pairs; auto: local between ranks of one host, verbs with a rendezvous; the NCCL plugin chooses for each connection
+    qp: QpKind = "auto", choice, "auto, local or verbs", "", QueuePair;
     /// Where the proxy runs: a thread of this process, or a `pushgate proxy` process
     proxy: ProxyPlace = "thread", choice, "thread or process", "", Proxy;
     /// Socket of the proxy process; a leading @ means an abstract name
@@ -394,13 +406,24 @@ impl Settings {
         }
     }
 
+    /// The transport between the ranks of a communicator. With `qp = auto` that is `local` where all ranks are on this
+    /// host, and `verbs` where they have a rendezvous, which ranks of several hosts need.
+    pub fn transport(&self) -> Transport {
+        match self.qp {
+            QpKind::Local => Transport::Local,
+            QpKind::Auto if self.rendezvous == "none" => Transport::Local,
+            QpKind::Auto | QpKind::Verbs => Transport::Verbs,
+        }
+    }
+
     /// Refuses settings that are each allowed but do not go together.
     pub fn check(&self) -> Result<()> {
         if self.rendezvous != "none" && self.qp == QpKind::Local {
             let allowed = "none with qp = local (ranks of several hosts need qp = verbs)";
             return Err(self.refused("rendezvous", allowed));
         }
-        if self.qp == QpKind::Local && self.window != WindowKind::Memory {
+        let transport = self.transport();
+        if transport == Transport::Local && self.window != WindowKind::Memory {
             let allowed = "memory with qp = local (its peer maps the window; use qp = verbs)";
             return Err(self.refused("window", allowed));
         }
@@ -408,7 +431,7 @@ impl Settings {
             let allowed = "host with window = memory (a window of the kernel module holds rings as well)";
             return Err(self.refused("rings", allowed));
         }
-        if self.qp == QpKind::Verbs && self.proxy == ProxyPlace::Process {
+        if transport == Transport::Verbs && self.proxy == ProxyPlace::Process {
             return Err(self.refused("proxy", "thread with qp = verbs"));
         }
         if self.drive == DriveChoice::Caller && self.proxy == ProxyPlace::Process {
@@ -465,9 +488,9 @@ mod tests {
     fn an_error_names_setting_value_origin_and_what_is_allowed() {
         let mut s = Settings::default();
         let e = s.set("qp", "carrier-pigeon").unwrap_err().to_string();
-        assert_eq!(e, "invalid qp `carrier-pigeon`: expected local or verbs");
+        assert_eq!(e, "invalid qp `carrier-pigeon`: expected auto, local or verbs");
         let e = s.set_flag("qp", "two\nlines").unwrap_err().to_string();
-        assert_eq!(e, "invalid qp `two\\nlines` (from --qp): expected local or verbs");
+        assert_eq!(e, "invalid qp `two\\nlines` (from --qp): expected auto, local or verbs");
         for (name, value) in [("window-size", "3M"), ("slots", "100"), ("timeout", "0"), ("timeout", "-1")] {
             assert!(s.set(name, value).is_err(), "{name} {value}");
         }
@@ -574,8 +597,26 @@ mod tests {
     }
 
     #[test]
+    fn without_a_choice_the_transport_is_local_on_one_host_and_verbs_with_a_rendezvous() {
+        let mut s = Settings::default();
+        assert_eq!(s.transport(), Transport::Local);
+        s.set("rendezvous", "node0:7000").unwrap();
+        assert_eq!(s.transport(), Transport::Verbs);
+        s.check().unwrap();
+        s.set("window", "bar").unwrap();
+        s.check().unwrap();
+        s.set("rendezvous", "none").unwrap();
+        let e = s.check().unwrap_err().to_string();
+        assert!(e.starts_with("invalid window `bar`: expected memory with qp = local"), "{e}");
+        s.set("qp", "verbs").unwrap();
+        assert_eq!(s.transport(), Transport::Verbs);
+        s.check().unwrap();
+    }
+
+    #[test]
     fn local_queue_pairs_do_not_go_with_a_rendezvous() {
         let mut s = Settings::default();
+        s.set("qp", "local").unwrap();
         s.check().unwrap();
         s.set("rendezvous", "node0:7000").unwrap();
         let e = s.check().unwrap_err().to_string();

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use pushgate::settings::QpKind;
+use pushgate::settings::Transport;
 use pushgate::zerocopy::{Immutable, IntoBytes};
 use pushgate::{Comm, Counters, Launch, Module, QpConfig, WaitOutcome, status_name, upload_descriptors};
 use serde::{Deserialize, Serialize};
@@ -235,7 +235,7 @@ pub fn run(
     let mut host = vec![0u8; most];
     let mut step = 0;
     // One rank of a host counts for its port. Said once: then there is no count to the end.
-    let verbs = context.settings().qp == QpKind::Verbs;
+    let verbs = context.settings().transport() == Transport::Verbs;
     let unknown = |why: String| eprintln!("allreduce: rank {rank} can't count RNR: {why}");
     let counts_rnr = verbs && rank == o.share.start;
     let mut port = if counts_rnr { Rnr::open(context.settings()).map_err(unknown).ok() } else { None };
@@ -370,7 +370,7 @@ fn line(o: &Options, comm: &Comm, shape: &Shape, bytes: u64, measured: &[Measure
         op: o.op.name().into(),
         device: context.device().into(),
         window: context.settings().window.to_string(),
-        qp: context.settings().qp.to_string(),
+        qp: context.settings().transport().to_string(),
         proxy: context.proxy_place().into(),
         channels: shape.channels,
         in_place: o.places == [Place::In],

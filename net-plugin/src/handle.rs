@@ -1,43 +1,47 @@
 //! The 128-byte handle by which a connector finds a listener. NCCL carries it from one rank to the
-//! other, so its content is checked on arrival.
+//! other, so its content is checked on arrival. A listener does not know who will connect, so its handle
+//! has every address at which the listener listens, and says whose they are.
 //!
 //! | bytes | content |
 //! | --- | --- |
-//! | 0 to 7 | "PGNCCLH1"; its last character is the version |
-//! | 8 to 11 | 1: a Unix socket of this host; 2: TCP |
-//! | 12 to 13 | TCP: port |
+//! | 0 to 7 | "PGNCCLH2"; its last character is the version |
+//! | 8 | where it listens: 1, a Unix socket, for `local` queue pairs; 2, TCP, for `verbs`; 3, both |
+//! | 10 to 11 | TCP: port |
+//! | 12 to 15 | TCP: scope of a link-local address |
 //! | 16 to 31 | nonce: made for this listener; names the Unix socket, and the greeting must repeat it |
-//! | 32 to 47 | TCP: IPv6 address, or an IPv4 address mapped into it. Unix: the host's boot id |
-//! | 48 to 51 | TCP: scope of a link-local address |
-//! | 56 to 63 | checksum of the bytes before |
-//! | 64 to 71 | not carried: the connector's own mark in its copy, 0 at first |
+//! | 32 to 47 | TCP: IPv6 address, or an IPv4 address mapped into it |
+//! | 48 to 63 | boot id of the listener's host |
+//! | 64 to 67 | process number of the listener |
+//! | 68 to 99 | name of the listener's host, behind it zeros |
+//! | 104 to 111 | checksum of the bytes before |
+//! | 112 to 119 | not carried: the connector's own mark in its copy, 0 at first |
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use crate::error::{Code, Failure, Result};
+use crate::identity::{Identity, NAME};
 
 /// The size of a handle, `NCCL_NET_HANDLE_MAXSIZE`.
 pub const BYTES: usize = 128;
 
-const MAGIC: [u8; 8] = *b"PGNCCLH1";
-const CHECKED: usize = 56;
-const MARK: std::ops::Range<usize> = 64..72;
+const MAGIC: [u8; 8] = *b"PGNCCLH2";
+const UNIX: u8 = 1;
+const TCP: u8 = 2;
+const CHECKED: usize = 104;
+const MARK: std::ops::Range<usize> = 112..120;
 
 /// 16 random bytes.
 pub type Nonce = [u8; 16];
 
-/// The address at which a listener listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Address {
-    /// A Unix socket named after the nonce, on the host with this boot id.
-    Unix([u8; 16]),
-    Tcp(SocketAddr),
-}
-
+/// Where a listener listens, and who it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle {
     pub nonce: Nonce,
-    pub address: Address,
+    /// It listens at the Unix socket that is named after the nonce, in its network namespace.
+    pub unix: bool,
+    /// It listens at this address.
+    pub tcp: Option<SocketAddr>,
+    pub listener: Identity,
 }
 
 /// The checksum, FNV-1a: it detects accidents, not forgeries.
@@ -50,22 +54,22 @@ impl Handle {
         let mut h = [0; BYTES];
         h[..8].copy_from_slice(&MAGIC);
         h[16..32].copy_from_slice(&self.nonce);
-        match self.address {
-            Address::Unix(boot) => {
-                h[8] = 1;
-                h[32..48].copy_from_slice(&boot);
-            }
-            Address::Tcp(a) => {
-                h[8] = 2;
-                h[12..14].copy_from_slice(&a.port().to_le_bytes());
-                let (ip, scope) = match a {
-                    SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
-                    SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
-                };
-                h[32..48].copy_from_slice(&ip.octets());
-                h[48..52].copy_from_slice(&scope.to_le_bytes());
-            }
+        if self.unix {
+            h[8] |= UNIX;
         }
+        if let Some(tcp) = self.tcp {
+            h[8] |= TCP;
+            h[10..12].copy_from_slice(&tcp.port().to_le_bytes());
+            let (ip, scope) = match tcp {
+                SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
+                SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
+            };
+            h[12..16].copy_from_slice(&scope.to_le_bytes());
+            h[32..48].copy_from_slice(&ip.octets());
+        }
+        h[48..64].copy_from_slice(&self.listener.boot_id);
+        h[64..68].copy_from_slice(&self.listener.pid.to_le_bytes());
+        h[68..68 + NAME].copy_from_slice(&self.listener.name);
         let check = sum(&h[..CHECKED]);
         h[CHECKED..CHECKED + 8].copy_from_slice(&check.to_le_bytes());
         h
@@ -86,21 +90,24 @@ impl Handle {
         if h[CHECKED..CHECKED + 8] != sum(&h[..CHECKED]).to_le_bytes() {
             return wrong("its check sum is wrong".into());
         }
+        if !(UNIX..=UNIX | TCP).contains(&h[8]) {
+            return wrong(format!("its kind is {}, known are 1, 2 and 3", h[8]));
+        }
         let sixteen = |at: usize| -> [u8; 16] { h[at..at + 16].try_into().expect("sixteen bytes") };
-        let address = match h[8] {
-            1 => Address::Unix(sixteen(32)),
-            2 => {
-                let port = u16::from_le_bytes([h[12], h[13]]);
-                let scope = u32::from_le_bytes(h[48..52].try_into().expect("four bytes"));
-                let ip = Ipv6Addr::from(sixteen(32));
-                Address::Tcp(match IpAddr::V6(ip).to_canonical() {
-                    IpAddr::V4(v4) => (v4, port).into(),
-                    IpAddr::V6(v6) => SocketAddrV6::new(v6, port, 0, scope).into(),
-                })
-            }
-            kind => return wrong(format!("its kind is {kind}, known are 1 and 2")),
+        let word = |at: usize| u32::from_le_bytes(h[at..at + 4].try_into().expect("four bytes"));
+        let port = u16::from_le_bytes([h[10], h[11]]);
+        let ip = Ipv6Addr::from(sixteen(32));
+        let tcp = match IpAddr::V6(ip).to_canonical() {
+            IpAddr::V4(v4) => (v4, port).into(),
+            IpAddr::V6(v6) => SocketAddrV6::new(v6, port, 0, word(12)).into(),
         };
-        Ok(Handle { nonce: sixteen(16), address })
+        let name = h[68..68 + NAME].try_into().expect("as long as a name");
+        Ok(Handle {
+            nonce: sixteen(16),
+            unix: h[8] & UNIX != 0,
+            tcp: (h[8] & TCP != 0).then_some(tcp),
+            listener: Identity { boot_id: sixteen(48), pid: word(64), name },
+        })
     }
 }
 
@@ -120,18 +127,20 @@ mod tests {
 
     #[test]
     fn a_handle_is_read_back_and_garbage_is_refused() {
-        for address in [
-            Address::Unix([7; 16]),
-            Address::Tcp("10.1.2.3:4567".parse().unwrap()),
-            Address::Tcp("[2001:db8::5]:1".parse().unwrap()),
-            Address::Tcp(SocketAddrV6::new("fe80::1".parse().unwrap(), 9, 0, 3).into()),
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let link_local = SocketAddrV6::new("fe80::1".parse().unwrap(), 9, 0, 3).into();
+        for (unix, tcp) in [
+            (true, None),
+            (false, Some(address("10.1.2.3:4567"))),
+            (true, Some(address("[2001:db8::5]:1"))),
+            (true, Some(link_local)),
         ] {
-            let handle = Handle { nonce: [0xab; 16], address };
+            let handle = Handle { nonce: [0xab; 16], unix, tcp, listener: Identity::here() };
             let mut bytes = handle.encode();
             assert_eq!(Handle::decode(&bytes).unwrap(), handle);
             set_mark(&mut bytes, 12);
             assert_eq!((Handle::decode(&bytes).unwrap(), mark(&bytes)), (handle, 12));
-            for i in 0..64 {
+            for i in 0..MARK.start {
                 let mut bad = bytes;
                 bad[i] ^= 0x40;
                 assert_eq!(Handle::decode(&bad).unwrap_err().code, Code::Argument, "byte {i}");

@@ -1,37 +1,36 @@
 //! How two ends connect. Nothing here waits: every call looks at what has arrived, goes as far as
 //! it can, and says whether the connection is complete.
 //!
-//! Each end greets with versions and nonce, the connector first. Then both make their queue pair by the frames of
-//! `pushgate_proxy::connect`. A sender that does not greet in time, or not as an end of this plugin would, loses its own
-//! connection and disturbs no other one.
+//! The connector chooses the transport by what it dials (`dial.rs`), and the listener takes that of the socket at which the
+//! connection has come. Each end greets with versions and nonce, the connector first. Then both make their queue pair by
+//! the frames of `pushgate_proxy::connect`. A sender that does not greet in time, or not as an end of this plugin would,
+//! loses its own connection and disturbs no other one.
 
-use std::collections::HashMap;
-use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::AsFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
+use std::collections::{HashMap, HashSet};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use pushgate::Settings;
+use pushgate::settings::Transport;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::versions::Versions;
 use pushgate_proxy::connect::{self, Connect, Event, Fds, Incarnation};
 use pushgate_proxy::engine::EngineError;
-use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::session::Status;
-use pushgate_proxy::wire::peer_cred;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
+use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 
 use crate::comm::Comm;
+use crate::dial::{self, Dial, Dialed, Here};
 use crate::error::{Code, Failure, Result};
-use crate::handle::{self, Address, Handle, Nonce};
+use crate::handle::{self, Handle, Nonce};
+use crate::identity::Identity;
 use crate::join::{Joined, NewEnd, ReadyEnd, Role};
+use crate::listening::Sockets;
+use crate::log;
 use crate::runtime::Runtime;
 use crate::socket::{Channel, Frame, Stream};
 
@@ -85,10 +84,6 @@ fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<()> {
     Ok(())
 }
 
-fn name_of(nonce: &Nonce) -> String {
-    format!("pushgate/net/{:032x}", u128::from_be_bytes(*nonce))
-}
-
 fn random() -> Result<Nonce> {
     let mut nonce = [0; 16];
     let mut file = std::fs::File::open("/dev/urandom").map_err(Failure::system("/dev/urandom"))?;
@@ -96,46 +91,12 @@ fn random() -> Result<Nonce> {
     Ok(nonce)
 }
 
-/// The host's boot id, which names one start of one host.
-fn boot_id() -> [u8; 16] {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0).to_be_bytes()
-}
-
-/// The address at which other hosts reach this one: the setting, or else the RDMA device's, or else
-/// that of the default route.
-fn own_address(settings: &Settings, device: &Device) -> Result<IpAddr> {
-    if let Ok(ip) = settings.host.parse() {
-        return Ok(ip);
-    }
-    // The address of a RoCE v2 device is an address of its network interface.
-    let gids = device.gids();
-    let ips = gids.iter().filter(|g| g.netdev.is_some()).map(|g| IpAddr::from(g.gid.0).to_canonical());
-    let mut ips: Vec<_> =
-        ips.filter(|ip| !matches!(ip, IpAddr::V6(v) if v.is_unicast_link_local())).collect();
-    ips.sort_by_key(|ip| ip.is_ipv6());
-    if let Some(ip) = ips.first() {
-        return Ok(*ip);
-    }
-    // Sends nothing: connecting a UDP socket only asks which route the kernel would take.
-    let routed =
-        UdpSocket::bind("0.0.0.0:0").and_then(|s| s.connect("192.0.2.1:9").and_then(|()| s.local_addr()));
-    routed
-        .map(|a| a.ip())
-        .map_err(Failure::system("no address at which others reach this host; set PUSHGATE_HOST to one"))
-}
-
 // ------------------------------------------------------------------ accepting
-
-enum Socket {
-    Unix(UnixListener),
-    Tcp(TcpListener),
-}
 
 /// What NCCL calls a listenComm. Accepts one connection after the other.
 pub struct Listener {
     nonce: Nonce,
-    socket: Socket,
+    sockets: Sockets,
     class: Option<u8>,
     state: Mutex<Accepting>,
     runtime: Arc<Runtime>,
@@ -153,26 +114,10 @@ impl Listener {
     /// Starts to listen; returns the handle for connectors.
     pub fn new(runtime: Arc<Runtime>, class: Option<u8>) -> Result<(Self, [u8; handle::BYTES])> {
         let nonce = random()?;
-        let failed = || Failure::system("listening for connections");
-        let (socket, address) = match &runtime.loaded.rdma {
-            None => {
-                let name = UnixAddr::from_abstract_name(name_of(&nonce)).map_err(failed())?;
-                let socket = UnixListener::bind_addr(&name).map_err(failed())?;
-                socket.set_nonblocking(true).map_err(failed())?;
-                (Socket::Unix(socket), Address::Unix(boot_id()))
-            }
-            Some(device) => {
-                let ip = own_address(&runtime.loaded.settings, device)?;
-                let socket = TcpListener::bind((ip, 0)).map_err(Failure::system(format!(
-                    "listening for connections at {ip}; set PUSHGATE_HOST to another address of this host"
-                )))?;
-                socket.set_nonblocking(true).map_err(failed())?;
-                let address = socket.local_addr().map_err(failed())?;
-                (Socket::Tcp(socket), Address::Tcp(address))
-            }
-        };
-        let bytes = Handle { nonce, address }.encode();
-        Ok((Listener { nonce, socket, class, state: Mutex::default(), runtime }, bytes))
+        let sockets = Sockets::open(&runtime.loaded, &nonce)?;
+        let (unix, tcp) = sockets.addresses()?;
+        let bytes = Handle { nonce, unix, tcp, listener: runtime.loaded.identity }.encode();
+        Ok((Listener { nonce, sockets, class, state: Mutex::default(), runtime }, bytes))
     }
 
     /// Returns the next connection if it is ready.
@@ -194,7 +139,7 @@ impl Listener {
                     tracing::warn!("refused a connection at the listening socket: {e}");
                     continue;
                 }
-                let end = NewEnd::new(&self.runtime, Role::Receive, self.class)?;
+                let end = NewEnd::new(&self.runtime, Role::Receive, self.class, channel.transport())?;
                 let offer = end.offer()?;
                 match Progress::new(channel, end, offer, self.nonce, 1) {
                     Ok(progress) => state.current = Some(progress),
@@ -227,29 +172,13 @@ impl Listener {
     }
 
     fn let_in(&self, strangers: &mut Vec<(Channel, Instant)>) -> Result<()> {
-        loop {
-            let stream = match &self.socket {
-                Socket::Unix(s) => s.accept().map(|(s, _)| Stream::Unix(s)),
-                Socket::Tcp(s) => s.accept().and_then(|(s, _)| Stream::tcp(s)),
-            };
-            match stream {
-                Ok(stream) if is_ours(&stream) => {
-                    if strangers.len() == STRANGERS {
-                        strangers.remove(0);
-                    }
-                    strangers.push((Channel::new(stream), Instant::now()));
-                }
-                Ok(_) => tracing::warn!("refused a process of another user at the listening socket"),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
-                // The connector had gone before we accepted it.
-                Err(e)
-                    if matches!(
-                        e.kind(),
-                        ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted
-                    ) => {}
-                Err(e) => return Err(Failure::system("accepting a connection")(e)),
+        while let Some(stream) = self.sockets.accept()? {
+            if strangers.len() == STRANGERS {
+                strangers.remove(0);
             }
+            strangers.push((Channel::new(stream), Instant::now()));
         }
+        Ok(())
     }
 
     fn hear(&self, state: &mut Accepting) {
@@ -263,17 +192,6 @@ impl Listener {
                 Err(e) => tracing::warn!("refused a connection at the listening socket: {e}"),
             }
         }
-    }
-}
-
-/// Over Unix sockets, accepts only processes of our own user or root's, because they get our
-/// memory.
-fn is_ours(stream: &Stream) -> bool {
-    match stream {
-        Stream::Unix(s) => {
-            peer_cred(s).is_ok_and(|peer| peer.uid == rustix::process::geteuid().as_raw() || peer.uid == 0)
-        }
-        Stream::Tcp(_) => true,
     }
 }
 
@@ -383,16 +301,22 @@ impl Progress {
 pub struct Attempts {
     made: Mutex<HashMap<u64, Connecting>>,
     next_mark: AtomicU64,
+    /// The peers of which the log has said how they are reached.
+    told: Mutex<HashSet<(Identity, Transport)>>,
 }
 
 /// A connection that is being made.
 struct Connecting {
     handle: Handle,
     stage: Stage,
+    /// Why the transport is what it is.
+    why: String,
+    /// Why the peer can't be reached by `local`, once that was tried.
+    not_local: Option<String>,
 }
 
 enum Stage {
-    /// The listener's backlog was full; dial again.
+    /// To be dialed, perhaps again.
     Again,
     /// The TCP connection is being established.
     Dialing(TcpStream),
@@ -403,7 +327,7 @@ enum Stage {
 impl Attempts {
     /// No attempt yet.
     pub fn new() -> Self {
-        Attempts { made: Mutex::default(), next_mark: AtomicU64::new(1) }
+        Attempts { made: Mutex::default(), next_mark: AtomicU64::new(1), told: Mutex::default() }
     }
 
     /// Connects to a listener if that can be completed by now. The call changes the handle to
@@ -414,65 +338,95 @@ impl Attempts {
         bytes: &mut [u8; handle::BYTES],
         class: Option<u8>,
     ) -> Result<Option<Box<Comm>>> {
-        let wanted = Handle::decode(bytes)?;
+        let handle = Handle::decode(bytes)?;
         let table = || self.made.lock().unwrap_or_else(|e| e.into_inner());
         let mark = handle::mark(bytes);
-        let connecting = match mark {
-            0 => Connecting { handle: wanted, stage: Stage::Again },
-            _ => table().remove(&mark).filter(|c| c.handle == wanted).ok_or_else(|| {
+        let mut connecting = match mark {
+            0 => Connecting { handle, stage: Stage::Again, why: String::new(), not_local: None },
+            _ => table().remove(&mark).filter(|c| c.handle == handle).ok_or_else(|| {
                 let text = format!("a connection handle that names attempt {mark}, which was never begun");
                 Failure::new(Code::Argument, text)
             })?,
         };
         handle::set_mark(bytes, 0);
         match connecting.advance(&runtime, class)? {
-            Advanced::Done(joined, stream) => Comm::new(runtime, *joined, stream, Role::Send).map(Some),
-            Advanced::Later(connecting) => {
+            Some((joined, stream)) => {
+                self.tell(&runtime, &handle.listener, stream.transport(), &connecting.why);
+                Comm::new(runtime, *joined, stream, Role::Send).map(Some)
+            }
+            None => {
                 let mark = self.next_mark.fetch_add(1, Ordering::Relaxed);
-                table().insert(mark, *connecting);
+                table().insert(mark, connecting);
                 handle::set_mark(bytes, mark);
                 Ok(None)
             }
         }
     }
-}
 
-enum Advanced {
-    Done(Box<Joined>, Stream),
-    Later(Box<Connecting>),
+    /// Logs, once for each peer, over which transport it is reached.
+    fn tell(&self, runtime: &Runtime, peer: &Identity, transport: Transport, why: &str) {
+        if !self.told.lock().unwrap_or_else(|e| e.into_inner()).insert((*peer, transport)) {
+            return;
+        }
+        let by = match &runtime.loaded.rdma {
+            Some(device) if transport == Transport::Verbs => {
+                format!("verbs ({} port {})", device.name(), device.port())
+            }
+            _ => "local".into(),
+        };
+        log::init(&format!("queue pairs to {peer} are {by}: {why}"));
+    }
 }
 
 impl Connecting {
-    fn advance(self, runtime: &Runtime, class: Option<u8>) -> Result<Advanced> {
-        let Connecting { handle, mut stage } = self;
-        let later = |stage| Ok(Advanced::Later(Box::new(Connecting { handle, stage })));
+    /// Goes as far as it can; the queue pair and its socket once they are there.
+    fn advance(&mut self, runtime: &Runtime, class: Option<u8>) -> Result<Option<(Box<Joined>, Stream)>> {
         loop {
-            stage = match stage {
-                Stage::Again => match handle.address {
-                    Address::Unix(host) => match dial_unix(&handle.nonce, host)? {
-                        Some(stream) => greet(runtime, &handle, Stream::Unix(stream), class)?,
-                        None => return later(Stage::Again),
-                    },
-                    Address::Tcp(to) => Stage::Dialing(dial_tcp(to)?),
-                },
+            self.stage = match std::mem::replace(&mut self.stage, Stage::Again) {
+                Stage::Again => {
+                    let here = Here::of(&runtime.loaded);
+                    let (to, why) = dial::choose(here, &self.handle, self.not_local.as_deref())?;
+                    self.why = why;
+                    match to {
+                        Dial::Tcp(to) => Stage::Dialing(dial::dial_tcp(to)?),
+                        Dial::Unix => match dial::dial_unix(&self.handle.nonce)? {
+                            Dialed::Connected(stream) => greet(runtime, &self.handle, stream, class)?,
+                            Dialed::Later => return Ok(None),
+                            Dialed::Nowhere(why) => {
+                                self.not_local = Some(why);
+                                Stage::Again
+                            }
+                        },
+                    }
+                }
                 Stage::Dialing(stream) => {
                     let mut fds = [PollFd::new(&stream, PollFlags::OUT)];
                     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
                     if poll(&mut fds, Some(&now)).unwrap_or(0) == 0 {
-                        return later(Stage::Dialing(stream));
+                        self.stage = Stage::Dialing(stream);
+                        return Ok(None);
                     }
-                    let Address::Tcp(to) = handle.address else { unreachable!("it was dialed") };
+                    let to = self.handle.tcp.expect("it was dialed");
                     let unreachable = |e: Errno| {
                         lost(format!("{to} can't be reached: {e}; may the hosts reach each other there?"))
                     };
                     sockopt::socket_error(&stream).map_err(unreachable)?.map_err(unreachable)?;
-                    greet(runtime, &handle, Stream::tcp(stream).map_err(lost)?, class)?
+                    greet(runtime, &self.handle, Stream::tcp(stream).map_err(lost)?, class)?
                 }
-                Stage::Joining(mut progress) => match progress.advance(runtime)? {
-                    Some(joined) => {
-                        return Ok(Advanced::Done(Box::new(joined), progress.channel.into_stream()));
+                Stage::Joining(mut progress) => match progress.advance(runtime) {
+                    Ok(Some(joined)) => {
+                        return Ok(Some((Box::new(joined), progress.channel.into_stream())));
                     }
-                    None => return later(Stage::Joining(progress)),
+                    Ok(None) => {
+                        self.stage = Stage::Joining(progress);
+                        return Ok(None);
+                    }
+                    // The listener takes no process of another user, which this end can't always see.
+                    Err(e) if progress.heard == 0 && progress.channel.transport() == Transport::Local => {
+                        self.not_local = Some(format!("its listener turned this process away, {e}"));
+                        Stage::Again
+                    }
+                    Err(e) => return Err(e),
                 },
             }
         }
@@ -480,43 +434,10 @@ impl Connecting {
 }
 
 fn greet(runtime: &Runtime, handle: &Handle, stream: Stream, class: Option<u8>) -> Result<Stage> {
-    if !is_ours(&stream) {
-        return Err(lost("the listener runs as another user"));
-    }
-    let end = NewEnd::new(runtime, Role::Send, class)?;
+    let end = NewEnd::new(runtime, Role::Send, class, stream.transport())?;
     let offer = end.offer()?;
     let progress = Progress::new(Channel::new(stream), end, offer, handle.nonce, 0)?;
     Ok(Stage::Joining(Box::new(progress)))
-}
-
-/// Dials a Unix socket. `None`: the listener's backlog is full, try again.
-fn dial_unix(nonce: &Nonce, host: [u8; 16]) -> Result<Option<UnixStream>> {
-    if host != boot_id() {
-        return Err(lost(
-            "the listener is on another host, where qp = local can't go: set PUSHGATE_QP=verbs",
-        ));
-    }
-    let name = name_of(nonce);
-    let address =
-        SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(Failure::system("a socket's name"))?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-        .map_err(Failure::system("socket"))?;
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) => Ok(Some(socket.into())),
-        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-        Err(e) => Err(lost(format!("{name}: {e}; its listener is closed, or in another network namespace"))),
-    }
-}
-
-fn dial_tcp(to: SocketAddr) -> Result<TcpStream> {
-    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(Failure::system("socket"))?;
-    match rustix::net::connect(socket.as_fd(), &to) {
-        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket.into()),
-        Err(e) => Err(lost(format!("{to} can't be reached: {e}"))),
-    }
 }
 
 #[cfg(test)]
@@ -544,14 +465,28 @@ mod tests {
     }
 
     #[test]
+    fn a_listener_that_turns_a_process_away_is_not_reached_by_local() {
+        let runtime = Runtime::of_a_test(crate::testing::WINDOW);
+        let nonce = [0x77; 16];
+        let sockets = Sockets::open(&runtime.loaded, &nonce).unwrap();
+        let listener = runtime.loaded.identity;
+        let mut bytes = Handle { nonce, unix: true, tcp: None, listener }.encode();
+        let attempts = Attempts::new();
+        assert!(attempts.connect(runtime.clone(), &mut bytes, None).unwrap().is_none());
+        // As a listener does with a process of another user.
+        drop(sockets.accept().unwrap().expect("a connection"));
+        let e = crate::testing::until(|| attempts.connect(runtime.clone(), &mut bytes, None).err());
+        let why = "local queue pairs do not go there (its listener turned this process away, ";
+        assert!(e.text.contains(why) && e.text.contains("no RDMA device for verbs (a test has none)"), "{e}");
+    }
+
+    #[test]
     fn p8_a_connector_that_greets_and_then_sends_frames_without_end_loses_its_connection() {
         let runtime = Runtime::of_a_test(crate::testing::WINDOW);
         let (listener, bytes) = Listener::new(runtime, None).unwrap();
-        let Handle { nonce, address: Address::Unix(host) } = Handle::decode(&bytes).unwrap() else {
-            panic!("not over local")
-        };
-        let stream = dial_unix(&nonce, host).unwrap().expect("the backlog has room");
-        let mut channel = Channel::new(Stream::Unix(stream));
+        let nonce = Handle::decode(&bytes).unwrap().nonce;
+        let Dialed::Connected(stream) = dial::dial_unix(&nonce).unwrap() else { panic!("it listens") };
+        let mut channel = Channel::new(stream);
         channel.send(&greet_with(nonce), Vec::new()).unwrap();
         // They change nothing: they are of an end that has never heard of this one.
         let end = connect::end(Incarnation::MIN, None, Status::new(abi::PUSHGATE_ABORTED));

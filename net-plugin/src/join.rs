@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use pushgate::settings::{CqEvents, NetPath};
+use pushgate::settings::{CqEvents, NetPath, Transport};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell;
 use pushgate_driver_shim::eventfd::EventFd;
@@ -78,7 +78,7 @@ pub type Registered = (Registration, Keep);
 struct Own {
     lane: Arc<Lane>,
     role: Role,
-    over_rdma: bool,
+    transport: Transport,
     geometry: Geometry,
     window: Arc<SharedMemory>,
     work: Arc<SharedMemory>,
@@ -153,7 +153,7 @@ fn refused(why: impl std::fmt::Display) -> Failure {
 }
 
 impl Own {
-    fn new(runtime: &Runtime, role: Role) -> Result<Self> {
+    fn new(runtime: &Runtime, role: Role, transport: Transport) -> Result<Self> {
         let settings = &runtime.loaded.settings;
         // A receiving end answers with a few words inline, so it needs little.
         let (window, slots_log, rx_log) = match role {
@@ -180,7 +180,7 @@ impl Own {
         Ok(Own {
             lane,
             role,
-            over_rdma: runtime.loaded.rdma.is_some(),
+            transport,
             window,
             work,
             control: segment(runtime, &geometry, Segment::Control)?,
@@ -250,12 +250,13 @@ impl Own {
     /// Whether an end in this role hands over its work segment: over `local` the sending end reads the receiving end's
     /// receives there.
     fn shows_receives(&self, role: Role) -> bool {
-        role == Role::Receive && !self.over_rdma
+        role == Role::Receive && self.transport == Transport::Local
     }
 
-    /// What this end does with GPU memory.
+    /// What this end does with GPU memory over RDMA.
     fn plan(&self) -> Option<Plan> {
-        self.lane.rdma.as_ref().map(|r| r.plan)
+        let rdma = self.lane.rdma.as_ref().filter(|_| self.transport == Transport::Verbs);
+        rdma.map(|r| r.plan)
     }
 }
 
@@ -267,11 +268,16 @@ fn segment(runtime: &Runtime, geometry: &Geometry, kind: Segment) -> Result<Arc<
 
 impl NewEnd {
     /// Makes this end. `class` is the traffic class that NCCL asks for.
-    pub fn new(runtime: &Runtime, role: Role, class: Option<u8>) -> Result<Self> {
-        let own = Own::new(runtime, role)?;
+    pub fn new(runtime: &Runtime, role: Role, class: Option<u8>, transport: Transport) -> Result<Self> {
+        let own = Own::new(runtime, role, transport)?;
         let settings = &runtime.loaded.settings;
-        let (opening, config) = match &runtime.loaded.rdma {
+        let device = runtime.loaded.rdma.as_ref().filter(|_| transport == Transport::Verbs);
+        let (opening, config) = match device {
             None => {
+                if let Some(gpu) = &own.lane.gpu {
+                    // Even if an RDMA device is used on the GPU's memory on other connections.
+                    gpu.will_copy()?;
+                }
                 let link = segment(runtime, &own.geometry, Segment::Link)?;
                 // The engine writes the segment through this mapping; a process that receives the
                 // descriptor can only read.
@@ -461,7 +467,8 @@ mod tests {
     #[test]
     fn p8_memory_that_a_peer_is_handed_over_local_is_read_only_for_the_peer() {
         let runtime = Runtime::of_a_test(crate::testing::WINDOW);
-        let ends = [Role::Send, Role::Receive].map(|role| NewEnd::new(&runtime, role, None).unwrap());
+        let ends = [Role::Send, Role::Receive]
+            .map(|role| NewEnd::new(&runtime, role, None, Transport::Local).unwrap());
         let [ours, theirs] = [&ends[0], &ends[1]].map(|end| end.offer().unwrap());
         // Transport segment and window; a receiving end also hands over its work segment, after its
         // doorbell.

@@ -7,6 +7,7 @@
 //! a connection in use, `send` and `receive` its two ends.
 
 mod comm;
+mod dial;
 mod end;
 mod error;
 mod exclusive;
@@ -15,8 +16,10 @@ mod gpu;
 mod handle;
 mod handshake;
 mod hooks;
+mod identity;
 mod join;
 mod large;
+mod listening;
 mod log;
 mod path;
 mod plan;

@@ -21,6 +21,9 @@ use crate::props::LONGEST;
 use crate::reach::Reach;
 use crate::registration::Mr;
 
+/// What is done with GPU memory over `local` queue pairs.
+pub const OVER_LOCAL: &str = "path push: the GPU pushes into the window, and the receiver's pulls out of it";
+
 /// A GPU that is open, and what is done with its memory.
 pub struct Opened {
     pub index: u32,
@@ -57,10 +60,7 @@ impl Opened {
         let Settings { path, landing, .. } = *settings;
         let (gpu, mover) = Gpu::open(index)?;
         let (rdma, why) = match device {
-            None => {
-                let why = "path push: the GPU pushes into the window, and the receiver's pulls out of it";
-                (None, format!("{why} ({})", gpu.describe()))
-            }
+            None => (None, format!("{OVER_LOCAL} ({})", gpu.describe())),
             Some(device) => {
                 let reach = Reach::of(&gpu, device)?;
                 let registers = reach.as_ref().map(|_| ()).map_err(|why| why.as_str());
@@ -134,8 +134,8 @@ pub struct Told {
 }
 
 impl Choice {
-    /// Chooses by the settings and by what the host has. `device` is the RDMA device if `qp =
-    /// verbs`.
+    /// Chooses by the settings and by what the host has. `device` is the RDMA device, if there is one and the settings use
+    /// it.
     pub fn of(settings: &Settings, device: Option<&Arc<Device>>) -> Result<Choice> {
         let bounce = |why: &str| Ok(Choice { gpu: None, told: None, why: format!("path bounce: {why}") });
         let refused = |allowed: &str| Err(settings.refused("path", allowed).into());
@@ -144,6 +144,11 @@ impl Choice {
             (NetPath::Pull, QpKind::Local) => {
                 return refused(
                     "auto, push or bounce with qp = local (pull needs a NIC that reads GPU memory)",
+                );
+            }
+            (NetPath::Pull, _) if device.is_none() => {
+                return refused(
+                    "auto, push or bounce without an RDMA device (pull needs a NIC that reads GPU memory)",
                 );
             }
             _ => {}

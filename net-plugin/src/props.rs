@@ -1,5 +1,5 @@
-//! What NCCL is told about the network: the RDMA device's port over `verbs`, host memory over
-//! `local`.
+//! What NCCL is told about the network: the RDMA device's port where there is one, else host memory. NCCL asks before it
+//! connects any ranks, so with `qp = auto` what it is told must be right for connections over `local` and over `verbs`.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::Path;
@@ -89,20 +89,26 @@ impl Properties {
     }
 
     /// These properties for a network to which NCCL may hand over GPU memory. `dma_buf`: as a
-    /// dma-buf.
+    /// dma-buf. `local`: some connections may be over `local`.
     ///
     /// NCCL uses its LL128 protocol if it sees GPU and NIC at one switch, and its kernels then look
     /// for lines of 128 bytes that arrive whole. An RDMA device that writes into the GPU's memory
     /// behaves as NCCL expects of such a device; for copies by our kernel no document guarantees that.
-    /// So with those copies the device has no place on PCIe, as over `local`.
+    /// So where some connection has those copies, as each over `local` has, the device has no place on PCIe.
+    ///
+    /// Such connections also make it four devices, which share the port's rate: as many as a rank without an RDMA device has,
+    /// because releases of NCCL after 2.30 may refuse ranks that differ in this (NCCL_IGNORE_NET_MISMATCH).
     ///
     /// NCCL need not know how messages leave. Everything else is independent of the plan: ranks of
     /// one communicator may have different plans, and NCCL must come to the same conclusions on
     /// each.
-    pub fn with_gpu(self, landing: Landing, dma_buf: bool) -> Self {
+    pub fn with_gpu(self, landing: Landing, dma_buf: bool, local: bool) -> Self {
         let dma_buf = if dma_buf && landing == Landing::Gpu { PTR_DMABUF } else { 0 };
+        let devices = if local { GPU_DEVICES } else { self.devices };
         Properties {
-            pci_path: self.pci_path.filter(|_| landing == Landing::Gpu),
+            devices,
+            speed: (self.speed / devices).max(1),
+            pci_path: self.pci_path.filter(|_| landing == Landing::Gpu && !local),
             ptr_support: PTR_HOST | PTR_CUDA | dma_buf,
             ..self
         }
@@ -147,14 +153,17 @@ mod tests {
     #[test]
     fn ll128_is_never_offered_where_our_kernel_brings_the_lines() {
         let device = Properties { pci_path: Some(c"/sys/devices/pci0000:00"), ..Properties::local(false) };
-        for (landing, place, types) in [
-            (Landing::Gpu, true, PTR_HOST | PTR_CUDA | PTR_DMABUF),
-            (Landing::Host, false, PTR_HOST | PTR_CUDA),
+        for (landing, local, place, types) in [
+            (Landing::Gpu, false, true, PTR_HOST | PTR_CUDA | PTR_DMABUF),
+            (Landing::Gpu, true, false, PTR_HOST | PTR_CUDA | PTR_DMABUF),
+            (Landing::Host, false, false, PTR_HOST | PTR_CUDA),
         ] {
-            let p = device.with_gpu(landing, true);
-            assert_eq!((p.pci_path.is_some(), p.ptr_support), (place, types), "{landing:?}");
+            let p = device.with_gpu(landing, true, local);
+            assert_eq!((p.pci_path.is_some(), p.ptr_support), (place, types), "{landing:?} {local}");
             assert_eq!(p.max_bytes, MAX_BYTES);
-            let p = device.with_gpu(landing, false);
+            // The ways to all ranks have one speed together, however many devices there are.
+            assert_eq!((p.devices, p.devices * p.speed), (if local { GPU_DEVICES } else { 1 }, LOCAL_SPEED));
+            let p = device.with_gpu(landing, false, local);
             assert_eq!(p.ptr_support, PTR_HOST | PTR_CUDA);
         }
     }

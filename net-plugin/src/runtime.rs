@@ -17,6 +17,7 @@ use pushgate_proxy::memory::Keep;
 
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
+use crate::identity::Identity;
 use crate::log;
 use crate::path::{self, Choice, Opened, OverRdma, Told};
 use crate::props::Properties;
@@ -25,7 +26,11 @@ use crate::watch::Watch;
 /// What the first init has read.
 pub struct Loaded {
     pub settings: Settings,
+    pub identity: Identity,
+    /// The RDMA device for `verbs` queue pairs.
     pub rdma: Option<Arc<Device>>,
+    /// Why there is none, where the settings leave it open.
+    pub no_rdma: Option<String>,
     pub properties: Properties,
     /// NCCL may hand over memory of GPUs; the first of them, already opened.
     pub gpu: Option<Mutex<Option<Opened>>>,
@@ -97,37 +102,53 @@ impl Loaded {
         if settings.window != WindowKind::Memory {
             return Err(settings.refused("window", "memory in the NCCL plugin").into());
         }
-        let rdma = match settings.qp {
-            QpKind::Verbs => {
+        let (rdma, no_rdma) = match settings.qp {
+            QpKind::Local => (None, None),
+            qp => {
                 let name = (settings.ib_dev != "auto").then_some(settings.ib_dev.as_str());
-                Some(Device::open(name, settings.ib_port as u8)?)
+                match Device::open(name, settings.ib_port as u8) {
+                    Ok(device) => (Some(device), None),
+                    // Ranks of this host need none.
+                    Err(e) if qp == QpKind::Auto => (None, Some(e.to_string())),
+                    Err(e) => return Err(e.into()),
+                }
             }
-            _ => None,
         };
         let path = Choice::of(&settings, rdma.as_ref())?;
         let properties = match (&rdma, path.told) {
             (None, _) => Properties::local(path.gpu.is_some()),
             (Some(device), None) => Properties::of(device),
-            (Some(device), Some(told)) => Properties::of(device).with_gpu(told.landing, told.dma_buf),
+            (Some(device), Some(told)) => {
+                let local = settings.qp == QpKind::Auto;
+                Properties::of(device).with_gpu(told.landing, told.dma_buf, local)
+            }
         };
         log::init(&path.why);
         if path.gpu.is_some() {
             path::tell_nccl();
         }
-        log::init(&match &rdma {
-            Some(device) => format!(
-                "queue pairs are verbs: {} port {}, {} Mbit/s; window of {} bytes a connection",
-                device.name(),
-                device.port(),
-                properties.speed,
-                settings.net_window_size
-            ),
-            None => format!(
-                "queue pairs are local: ranks of this host only; window of {} bytes a connection",
-                settings.net_window_size
-            ),
-        });
-        Ok(Loaded { settings, rdma, properties, gpu: path.gpu, told: path.told })
+        if settings.qp == QpKind::Auto && rdma.is_some() && path.gpu.is_some() {
+            log::init(&format!("over local queue pairs: {}", path::OVER_LOCAL));
+        }
+        let identity = Identity::here();
+        let loaded = Loaded { settings, identity, rdma, no_rdma, properties, gpu: path.gpu, told: path.told };
+        let window = loaded.settings.net_window_size;
+        log::init(&format!("queue pairs are {}; window of {window} bytes a connection", loaded.transports()));
+        Ok(loaded)
+    }
+
+    /// Which ranks are reached over which transport, for the log.
+    fn transports(&self) -> String {
+        let Some(device) = &self.rdma else {
+            let why = self.no_rdma.as_ref().map(|why| format!(", for lack of an RDMA device ({why})"));
+            return format!("local: ranks of this host only{}", why.unwrap_or_default());
+        };
+        let kinds = match self.settings.qp {
+            QpKind::Auto => "local to ranks of this host, verbs to others",
+            _ => "verbs",
+        };
+        let speed = self.properties.devices * self.properties.speed;
+        format!("{kinds}: {} port {}, {speed} Mbit/s", device.name(), device.port())
     }
 
     /// Opens a GPU other than the first: messages for it arrive as NCCL was told about the first.
@@ -152,7 +173,8 @@ impl Runtime {
         let mut settings = Settings::default();
         settings.net_window_size = window;
         let properties = Properties::local(false);
-        let loaded = Loaded { settings, rdma: None, properties, gpu: None, told: None };
+        let (identity, no_rdma) = (Identity::here(), Some("a test has none".into()));
+        let loaded = Loaded { settings, identity, rdma: None, no_rdma, properties, gpu: None, told: None };
         Arc::new(Runtime::start(Arc::new(loaded), Arc::new(())).expect("a thread"))
     }
 }

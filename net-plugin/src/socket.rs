@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use pushgate::settings::Transport;
 use rustix::cmsg_space;
 use rustix::io::Errno;
 use rustix::net::{
@@ -57,6 +58,14 @@ impl Stream {
         Ok(Stream::Tcp(stream))
     }
 
+    /// The transport of the queue pair whose ends meet over this socket.
+    pub fn transport(&self) -> Transport {
+        match self {
+            Stream::Unix(_) => Transport::Local,
+            Stream::Tcp(_) => Transport::Verbs,
+        }
+    }
+
     /// The process at the other end, if it is on this host and has a number here.
     pub fn peer_pid(&self) -> Option<u32> {
         match self {
@@ -93,6 +102,11 @@ impl Channel {
     /// The socket, once all frames have been sent and received.
     pub fn into_stream(self) -> Stream {
         self.stream
+    }
+
+    /// The transport of the queue pair ([`Stream::transport`]).
+    pub fn transport(&self) -> Transport {
+        self.stream.transport()
     }
 
     /// The process at the other end ([`Stream::peer_pid`]).

@@ -4,6 +4,8 @@
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
+use pushgate::settings::Transport;
+
 use crate::comm::{Comm, Request};
 use crate::error::Result;
 use crate::join::{Joined, NewEnd, Role};
@@ -31,7 +33,8 @@ pub fn pair(role: Role) -> Pair {
 pub fn pair_of(role: Role, longest: usize, pid: Option<u32>) -> Pair {
     let other = if role == Role::Send { Role::Receive } else { Role::Send };
     let runtime = Runtime::of_a_test(WINDOW);
-    let [own, theirs] = [role, other].map(|role| NewEnd::new(&runtime, role, None).unwrap());
+    let [own, theirs] =
+        [role, other].map(|role| NewEnd::new(&runtime, role, None, Transport::Local).unwrap());
     let [to_them, to_us] = [&own, &theirs].map(|end| end.offer().unwrap());
     let [own, peer] = [(own, to_us), (theirs, to_them)]
         .map(|(end, offer)| end.prepare(&runtime, offer).unwrap().join(&runtime, &[], pid).unwrap());

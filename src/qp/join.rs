@@ -10,7 +10,7 @@ use super::{local, verbs};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mesh::{End, Mesh, TellEnd};
-use crate::settings::QpKind;
+use crate::settings::Transport;
 
 /// Our end of a queue pair that is being made.
 pub(crate) struct OwnEnd<'a> {
@@ -72,9 +72,9 @@ impl End for OwnEnd<'_> {
     fn offer(&mut self) -> Result<Frame> {
         // Released first, so that the older incarnation of the peer can write nothing of it.
         self.step = Step::Closed;
-        let opening = match self.context.settings().qp {
-            QpKind::Local => local::open(self.context, &self.own)?,
-            QpKind::Verbs => verbs::open(self.context, &self.own, self.family)?,
+        let opening = match self.context.settings().transport() {
+            Transport::Local => local::open(self.context, &self.own)?,
+            Transport::Verbs => verbs::open(self.context, &self.own, self.family)?,
         };
         let offer = opening.offer((), &[]).map_err(|e| self.refused(e))?;
         self.step = Step::Opened(opening);

@@ -148,10 +148,13 @@ mod tests {
     #[test]
     fn a_value_in_a_file_is_refused_with_file_and_line() {
         for (text, says) in [
-            ("qp = \"smoke\"", "invalid qp `smoke` (from /etc/pushgate.toml:1): expected local or verbs"),
+            (
+                "qp = \"smoke\"",
+                "invalid qp `smoke` (from /etc/pushgate.toml:1): expected auto, local or verbs",
+            ),
             (
                 "\n\nqp = [1,\n 2]",
-                "invalid qp `[1,\\n 2]` (from /etc/pushgate.toml:3): expected local or verbs",
+                "invalid qp `[1,\\n 2]` (from /etc/pushgate.toml:3): expected auto, local or verbs",
             ),
             (
                 "slots = 0x63",
@@ -205,7 +208,10 @@ mod tests {
         }
         assert!(says(b"PUSHGATE_Q\xffP", b"local").starts_with("unknown setting `PUSHGATE_Q\u{fffd}P`"));
         let says = says(b"PUSHGATE_QP", b"lo\xffcal");
-        assert_eq!(says, "invalid qp `lo\u{fffd}cal` (from PUSHGATE_QP): expected local or verbs, in UTF-8");
+        assert_eq!(
+            says,
+            "invalid qp `lo\u{fffd}cal` (from PUSHGATE_QP): expected auto, local or verbs, in UTF-8"
+        );
         for (name, value) in [("PUSHGATE_LOG", "x"), ("_PUSHGATE_ROLE", "x"), ("PATH", "x")] {
             assert_eq!(variable(name.as_bytes(), value.as_bytes()).unwrap(), Settings::default());
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{
     AutoOr, CqEvents, DeviceChoice, DriveChoice, HugePages, NetLanding, NetPath, ProxyPlace, QpKind,
-    RingsPlace, WindowKind, WriteOrder,
+    RingsPlace, Transport, WindowKind, WriteOrder,
 };
 
 /// A setting's value. Its text makes the same value again.
@@ -45,7 +45,8 @@ choices! {
     DeviceChoice { "auto" => Auto, "cpu" => Cpu, "cuda" => Cuda }
     WindowKind { "memory" => Memory, "staging" => Staging, "bar" => Bar }
     RingsPlace { "host" => Host, "window" => Window }
-    QpKind { "local" => Local, "verbs" => Verbs }
+    QpKind { "auto" => Auto, "local" => Local, "verbs" => Verbs }
+    Transport { "local" => Local, "verbs" => Verbs }
     ProxyPlace { "thread" => Thread, "process" => Process }
     DriveChoice { "auto" => Auto, "thread" => Thread, "caller" => Caller }
     NetPath { "auto" => Auto, "push" => Push, "pull" => Pull, "bounce" => Bounce }
@@ -75,7 +76,7 @@ macro_rules! display_by_name {
     )+};
 }
 
-display_by_name! { WindowKind RingsPlace QpKind ProxyPlace NetPath NetLanding CqEvents }
+display_by_name! { WindowKind RingsPlace QpKind Transport ProxyPlace NetPath NetLanding CqEvents }
 
 impl Value for PathBuf {
     fn text(&self, _unit: &str) -> String {

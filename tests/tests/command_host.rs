@@ -341,7 +341,10 @@ fn a_setting_without_effect_is_a_warning() {
     let ended_bench = run(&[&bench[..], &["--proxy-cpu", "999", "--ib-mtu", "1024"]].concat());
     assert_eq!(ended_bench.code, Some(0), "{}", ended_bench.stderr);
     let lines: Vec<_> = ended_bench.stderr.lines().filter(|line| line.starts_with("pushgate: ")).collect();
-    assert_eq!(lines[0], "pushgate: warning: ib-mtu has no effect: qp is local, which uses no RDMA device");
+    assert_eq!(
+        lines[0],
+        "pushgate: warning: ib-mtu has no effect: queue pairs are local, which use no RDMA device"
+    );
     let cores = "pushgate: warning: proxy-cpu 999 has no effect: this process may run on cores ";
     assert!(lines[1].starts_with(cores) && lines.len() == 2, "{lines:?}");
 
@@ -349,7 +352,7 @@ fn a_setting_without_effect_is_a_warning() {
     let ended = ended(allreduce(&[&small[..], &["--host", "10.0.0.1"]].concat()).output().unwrap());
     assert_eq!(
         ended.stderr,
-        "allreduce: warning: host has no effect: qp is local, whose ranks are all on this host\n"
+        "allreduce: warning: host has no effect: queue pairs are local, whose ranks are all on this host\n"
     );
     assert_eq!(ended.code, Some(0));
 }

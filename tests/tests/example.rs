@@ -335,7 +335,7 @@ fn bad_input_is_one_sentence_and_starts_nothing() {
         ("--ranks many", "invalid ranks `many`", "1 to 256"),
         ("--device tpu", "invalid device `tpu`", "auto, cpu or cuda"),
         ("--window disk", "invalid window `disk`", "memory"),
-        ("--qp carrier-pigeon", "invalid qp `carrier-pigeon`", "local or verbs"),
+        ("--qp carrier-pigeon", "invalid qp `carrier-pigeon`", "auto, local or verbs"),
         ("--proxy nobody", "invalid proxy `nobody`", "thread or process"),
         ("--window-size 3M", "invalid window-size `3M`", "power of two"),
         ("--slots 100", "invalid slots `100`", "power of two"),
@@ -360,14 +360,14 @@ fn bad_input_is_one_sentence_and_starts_nothing() {
         ("--ib-mtu 1500", "invalid ib-mtu `1500`", "auto, 256, 512, 1024, 2048 or 4096"),
         ("--rendezvous 7000", "invalid rendezvous `7000`", "none or HOST:PORT"),
         (
-            "--rendezvous 127.0.0.1:7000",
+            "--qp local --rendezvous 127.0.0.1:7000",
             "invalid rendezvous `127.0.0.1:7000`",
             "expected none with qp = local",
         ),
         ("--nodes 2", "invalid rendezvous `none`", "HOST:PORT of node 0 with nodes = 2"),
         ("--nodes 2 --qp verbs", "invalid rendezvous `none`", "HOST:PORT of node 0 with nodes = 2"),
         (
-            "--nodes 2 --rendezvous 127.0.0.1:7000",
+            "--nodes 2 --qp local --rendezvous 127.0.0.1:7000",
             "invalid rendezvous `127.0.0.1:7000`",
             "none with qp = local",
         ),
@@ -393,7 +393,7 @@ fn bad_input_is_one_sentence_and_starts_nothing() {
         }
     }
     for (name, value, what, allowed) in [
-        ("PUSHGATE_QP", "smoke", "invalid qp `smoke` (from PUSHGATE_QP)", "local or verbs"),
+        ("PUSHGATE_QP", "smoke", "invalid qp `smoke` (from PUSHGATE_QP)", "auto, local or verbs"),
         ("PUSHGATE_NO_IMM", "maybe", "invalid no-imm `maybe` (from PUSHGATE_NO_IMM)", "true or false"),
         ("PUSHGATE_WINDO", "memory", "unknown setting `PUSHGATE_WINDO`", "did you mean `PUSHGATE_WINDOW`?"),
         ("PUSHGATE_DEVICE", "", "invalid device ``", "auto, cpu or cuda"),

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::Settings;
-use pushgate::settings::{AutoOr, HugePages, QpKind, WindowKind, WriteOrder};
+use pushgate::settings::{AutoOr, HugePages, Transport, WindowKind, WriteOrder};
 use pushgate_doctor::{self as doctor, Roots, Wants};
 
 use crate::exit;
@@ -67,7 +67,7 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
 /// What the settings ask of a host. Where they are wrong, the rest of them still counts.
 pub fn wants(settings: &Settings, told: Result<String, String>) -> Wants {
     Wants {
-        verbs: settings.qp == QpKind::Verbs,
+        verbs: settings.transport() == Transport::Verbs,
         window: match settings.window {
             WindowKind::Staging => doctor::Window::Staging,
             WindowKind::Bar => doctor::Window::Bar,

@@ -1,6 +1,7 @@
 //! The scenarios that are tried on a plugin. Each runs in a process of its own (`nccl-caller`),
 //! with the settings of its environment.
 
+use std::ffi::OsStr;
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
@@ -91,8 +92,12 @@ impl Options {
     }
 
     fn spawn_with(&self, scenario: &str, variables: &[(&str, &str)]) -> (Child, Box<dyn Bootstrap>) {
-        let mut command = Command::new(std::env::current_exe().expect("our own path"));
-        command.arg(scenario).envs(variables.iter().copied());
+        // Words before the second rank's program, as those that put it into a namespace.
+        let within = std::env::var("NCCL_CALLER_RANK_1_WITHIN").unwrap_or_default();
+        let own = std::env::current_exe().expect("our own path");
+        let words = within.split_whitespace().map(OsStr::new).chain([own.as_os_str()]).collect::<Vec<_>>();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg(scenario).envs(variables.iter().copied());
         for (name, value) in [
             ("--plugin", self.plugin.display().to_string()),
             ("--version", self.version.to_string()),
@@ -531,12 +536,12 @@ pub fn garbage(o: &Options) {
         match seed {
             0 => handle = [0; 128],
             1 => handle = [0xff; 128],
-            _ => handle[r.below(64)] ^= 1 << r.below(8),
+            _ => handle[r.below(112)] ^= 1 << r.below(8),
         }
         if seed == 2 {
             // The mark of an attempt that was never begun.
             handle = good;
-            handle[64] = 77;
+            handle[112] = 77;
         }
         if handle != good {
             assert!(plugin.connect(ctx, &mut handle).is_err(), "garbage {seed} was taken: {handle:?}");
@@ -545,7 +550,7 @@ pub fn garbage(o: &Options) {
     // Three strangers: one sends nonsense, one sends nothing, one disconnects.
     let name = good[16..32].iter().map(|b| format!("{b:02x}")).collect::<String>();
     let address = SocketAddr::from_abstract_name(format!("pushgate/net/{name}")).expect("a name");
-    let strangers = if good[8] == 1 {
+    let strangers = if good[8] & 1 != 0 {
         let mut rude = UnixStream::connect_addr(&address).expect("the listener's socket");
         rude.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("it is taken");
         let mut half = UnixStream::connect_addr(&address).expect("the listener's socket");

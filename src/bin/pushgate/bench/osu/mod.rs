@@ -9,7 +9,7 @@ mod table;
 
 use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use pushgate::settings::{ProxyPlace, QpKind, parse_size};
+use pushgate::settings::{ProxyPlace, Transport, parse_size};
 use pushgate::{Error, Settings};
 pub use start::ROLE;
 
@@ -271,7 +271,7 @@ fn check(o: &Options) -> Result<(), Error> {
     if o.settings.proxy == ProxyPlace::Process {
         for (rank, place) in o.buffers.into_iter().enumerate() {
             let [sends, receives] = o.kind.roles(rank);
-            if sends && place == Place::Host && o.settings.qp == QpKind::Local {
+            if sends && place == Place::Host && o.settings.transport() == Transport::Local {
                 let allowed = format!(
                     "D for rank {rank}, which sends: out of host memory its peer's engine would read this program's, \
                      which a proxy process is not; or --proxy thread"

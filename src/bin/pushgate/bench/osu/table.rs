@@ -51,7 +51,7 @@ pub fn header(o: &Options, context: &Context, processes: u32) -> String {
          # Datatype: bytes.\n\
          {:<SIZE$}{column:>FIELD$}{validation}",
         o.kind.name(),
-        s.qp,
+        s.transport(),
         s.window,
         s.window_size >> 10,
         context.describe(),
@@ -73,7 +73,7 @@ pub fn line(o: &Options, context: &Context, line: &Line) -> String {
             "bench": o.kind.name(), "bytes": line.bytes, "value": value,
             "unit": if o.kind == Kind::Latency { "us" } else { "MB/s" },
             "valid": line.valid, "iterations": iterations, "warmup": warmup, "messages": o.messages,
-            "buffers": o.buffers(), "qp": o.settings.qp.to_string(), "window": o.settings.window.to_string(),
+            "buffers": o.buffers(), "qp": o.settings.transport().to_string(), "window": o.settings.window.to_string(),
             "window_size": o.settings.window_size, "device": context.device(),
         })
         .to_string();

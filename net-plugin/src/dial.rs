@@ -1,0 +1,232 @@
+//! How a connector reaches a listener: over which transport, decided for each connection, and the dialing.
+//!
+//! With `qp = auto` a peer is taken for one of this host if both run under one kernel and the Unix socket of its listener
+//! can be dialed from here: abstract names belong to a network namespace, and the kernel tells the peer's user. So two
+//! containers of a host that do not share what `local` needs are taken for two hosts.
+
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use pushgate::settings::QpKind;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
+use crate::error::{Code, Failure, Result};
+use crate::handle::{Handle, Nonce};
+use crate::identity::Identity;
+use crate::listening::{is_ours, name_of};
+use crate::runtime::Loaded;
+use crate::socket::Stream;
+
+/// What a connector knows of itself.
+#[derive(Clone, Copy)]
+pub struct Here<'a> {
+    pub qp: QpKind,
+    pub identity: &'a Identity,
+    /// Why `verbs` is not possible from here, if it is not.
+    pub no_rdma: Option<&'a str>,
+}
+
+impl<'a> Here<'a> {
+    pub fn of(loaded: &'a Loaded) -> Self {
+        let Loaded { settings, identity, no_rdma, .. } = loaded;
+        Here { qp: settings.qp, identity, no_rdma: no_rdma.as_deref() }
+    }
+}
+
+/// What to dial.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Dial {
+    /// The Unix socket, for a `local` queue pair.
+    Unix,
+    /// This address, for a `verbs` queue pair.
+    Tcp(SocketAddr),
+}
+
+/// Chooses what to dial, and says why. `not_local`: why the Unix socket led nowhere, once it was dialed. The failure names
+/// the peer, what is missing and what to do about it.
+pub fn choose(here: Here<'_>, handle: &Handle, not_local: Option<&str>) -> Result<(Dial, String)> {
+    let peer = &handle.listener;
+    let not_local = match not_local {
+        _ if here.qp == QpKind::Verbs => "qp = verbs here".into(),
+        _ if !handle.unix => "qp = verbs there".into(),
+        _ if !here.identity.shares_kernel_with(peer) => format!("{} is another host", peer.host()),
+        Some(why) => why.into(),
+        None => return Ok((Dial::Unix, "it is on this host".into())),
+    };
+    let unreachable = |code, why: String| Err(Failure::new(code, format!("{peer} can't be reached: {why}")));
+    if here.qp == QpKind::Local {
+        let remedy = "with qp = local here nothing else is tried; unset PUSHGATE_QP on all ranks";
+        return unreachable(Code::Usage, format!("{not_local}; {remedy}"));
+    }
+    let remedy = |host: &str| {
+        format!(
+            "give {host} an RDMA device (`pushgate doctor --qp verbs` there says what is missing, soft-RoCE will do), or \
+             leave this connection to NCCL's sockets (NCCL_NET=Socket on all ranks)"
+        )
+    };
+    match (handle.tcp, here.no_rdma) {
+        (Some(to), None) => Ok((Dial::Tcp(to), not_local)),
+        (_, Some(why)) => {
+            let own = here.identity.host();
+            let why = format!(
+                "local queue pairs do not go there ({not_local}), and host {own} has no RDMA device for verbs ({why}); {}",
+                remedy(&own)
+            );
+            unreachable(Code::System, why)
+        }
+        (None, None) => {
+            let theirs = peer.host();
+            let why = format!(
+                "local queue pairs do not go there ({not_local}), and host {theirs} offers no verbs: qp = local there, or \
+                 no RDMA device, as the log of a rank there says; {}",
+                remedy(&theirs)
+            );
+            unreachable(Code::System, why)
+        }
+    }
+}
+
+/// What came of dialing a Unix socket.
+pub enum Dialed {
+    Connected(Stream),
+    /// The listener's backlog is full; try again.
+    Later,
+    /// Why this way leads nowhere.
+    Nowhere(String),
+}
+
+/// Dials the Unix socket of a listener.
+pub fn dial_unix(nonce: &Nonce) -> Result<Dialed> {
+    let name = name_of(nonce);
+    let address =
+        SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(Failure::system("a socket's name"))?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(Failure::system("socket"))?;
+    Ok(match rustix::net::connect(&socket, &address) {
+        Ok(()) => {
+            let stream = Stream::Unix(UnixStream::from(socket));
+            match is_ours(&stream) {
+                true => Dialed::Connected(stream),
+                false => Dialed::Nowhere("its listener runs as another user".into()),
+            }
+        }
+        Err(Errno::AGAIN | Errno::INTR) => Dialed::Later,
+        Err(e) => {
+            Dialed::Nowhere(format!("{name}: {e}; its listener is closed, or in another network namespace"))
+        }
+    })
+}
+
+/// Begins to connect over TCP.
+pub fn dial_tcp(to: SocketAddr) -> Result<TcpStream> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(Failure::system("socket"))?;
+    match rustix::net::connect(socket.as_fd(), &to) {
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket.into()),
+        Err(e) => Err(Failure::new(Code::Remote, format!("making a connection: {to} can't be reached: {e}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listening::Sockets;
+    use crate::runtime::Runtime;
+
+    fn to() -> SocketAddr {
+        "10.1.2.3:4567".parse().unwrap()
+    }
+
+    fn handle(unix: bool, tcp: bool, listener: Identity) -> Handle {
+        Handle { nonce: [1; 16], unix, tcp: tcp.then(to), listener }
+    }
+
+    /// What is dialed first, and what if that is the Unix socket and leads nowhere.
+    fn both(qp: QpKind, no_rdma: Option<&str>, handle: &Handle) -> [Result<Dial, String>; 2] {
+        let identity = Identity::here();
+        [None, Some("the socket's name: refused")].map(|not_local| {
+            let chosen = choose(Here { qp, identity: &identity, no_rdma }, handle, not_local);
+            chosen.map(|(dial, _)| dial).map_err(|e| e.text)
+        })
+    }
+
+    #[test]
+    fn a_rank_of_this_host_is_reached_by_local_and_any_other_by_verbs() {
+        let same = Identity { pid: 1, ..Identity::here() };
+        let other = Identity { boot_id: [7; 16], ..same };
+        let auto = |no_rdma, handle: &Handle| both(QpKind::Auto, no_rdma, handle);
+        assert_eq!(auto(None, &handle(true, true, same)), [Ok(Dial::Unix), Ok(Dial::Tcp(to()))]);
+        assert_eq!(auto(None, &handle(true, true, other)), [Ok(Dial::Tcp(to())), Ok(Dial::Tcp(to()))]);
+        assert_eq!(auto(None, &handle(false, true, same)), [Ok(Dial::Tcp(to())), Ok(Dial::Tcp(to()))]);
+        assert_eq!(auto(Some("no device"), &handle(true, true, same))[0], Ok(Dial::Unix));
+        assert_eq!(auto(None, &handle(true, false, same))[0], Ok(Dial::Unix));
+        // A setting decides over the place.
+        let verbs = both(QpKind::Verbs, None, &handle(true, true, same));
+        assert_eq!(verbs, [Ok(Dial::Tcp(to())), Ok(Dial::Tcp(to()))]);
+        assert_eq!(both(QpKind::Local, None, &handle(true, true, same))[0], Ok(Dial::Unix));
+    }
+
+    #[test]
+    fn a_rank_that_can_not_be_reached_is_refused_with_host_device_and_remedy() {
+        let here = Identity::here();
+        let mut name = [0; crate::identity::NAME];
+        name[..5].copy_from_slice(b"node7");
+        let other = Identity { boot_id: [7; 16], pid: 12, name };
+        let refused = |qp, no_rdma, handle: &Handle, says: &[&str]| {
+            let [first, second] = both(qp, no_rdma, handle);
+            let why = first.err().or(second.err()).expect("it is refused");
+            for says in says {
+                assert!(why.contains(says), "{why:?} says nothing of {says:?}");
+            }
+        };
+        let missing = Some("this host has none");
+        let remedy = format!("give {} an RDMA device", here.host());
+        let process = "process 12 of host node7 can't be reached";
+        refused(
+            QpKind::Auto,
+            missing,
+            &handle(true, true, other),
+            &[process, "node7 is another host", "for verbs (this host has none)", &remedy, "NCCL_NET=Socket"],
+        );
+        refused(
+            QpKind::Auto,
+            None,
+            &handle(true, false, other),
+            &[process, "host node7 offers no verbs", "give node7 an RDMA device"],
+        );
+        // A container beside this one.
+        let beside = Identity { boot_id: here.boot_id, ..other };
+        refused(QpKind::Auto, missing, &handle(true, true, beside), &["the socket's name: refused", &remedy]);
+        refused(QpKind::Verbs, None, &handle(true, false, other), &["qp = verbs here", "offers no verbs"]);
+        refused(
+            QpKind::Local,
+            missing,
+            &handle(true, true, other),
+            &["another host", "unset PUSHGATE_QP on all"],
+        );
+        refused(QpKind::Local, None, &handle(false, true, here), &["qp = verbs there"]);
+        refused(QpKind::Local, None, &handle(true, true, beside), &["the socket's name: refused"]);
+    }
+
+    #[test]
+    fn a_socket_that_is_closed_leads_nowhere() {
+        let nonce = [0x5a; 16];
+        let nowhere = || match dial_unix(&nonce).unwrap() {
+            Dialed::Nowhere(why) => why,
+            _ => panic!("nobody listens there"),
+        };
+        assert!(nowhere().contains("in another network namespace"));
+        let runtime = Runtime::of_a_test(crate::testing::WINDOW);
+        let sockets = Sockets::open(&runtime.loaded, &nonce).unwrap();
+        assert_eq!(sockets.addresses().unwrap(), (true, None));
+        assert!(matches!(dial_unix(&nonce).unwrap(), Dialed::Connected(_)));
+        assert!(matches!(sockets.accept().unwrap(), Some(Stream::Unix(_))));
+        assert!(sockets.accept().unwrap().is_none());
+        drop(sockets);
+        nowhere();
+    }
+}

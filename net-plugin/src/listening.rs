@@ -1,0 +1,139 @@
+//! The sockets at which a listener waits for connectors: a Unix socket for `local` queue pairs, TCP for `verbs`. A
+//! listener does not know who will connect, so with `qp = auto` it has both where there is an RDMA device.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
+use std::sync::Once;
+
+use pushgate::Settings;
+use pushgate::settings::QpKind;
+use pushgate_proxy::link::verbs::Device;
+use pushgate_proxy::wire::peer_cred;
+
+use crate::error::{Failure, Result};
+use crate::handle::Nonce;
+use crate::log;
+use crate::runtime::Loaded;
+use crate::socket::Stream;
+
+/// The abstract name of a listener's Unix socket.
+pub fn name_of(nonce: &Nonce) -> String {
+    format!("pushgate/net/{:032x}", u128::from_be_bytes(*nonce))
+}
+
+/// The sockets of a listener; at least one.
+pub struct Sockets {
+    unix: Option<UnixListener>,
+    tcp: Option<TcpListener>,
+}
+
+impl Sockets {
+    /// Listens wherever the settings let a connector come from.
+    pub fn open(loaded: &Loaded, nonce: &Nonce) -> Result<Self> {
+        let settings = &loaded.settings;
+        let unix = (settings.qp != QpKind::Verbs).then(|| listen_unix(nonce)).transpose()?;
+        let tcp = match loaded.rdma.as_ref().map(|device| listen_tcp(settings, device)) {
+            None => None,
+            Some(Ok(tcp)) => Some(tcp),
+            // Ranks of this host come all the same.
+            Some(Err(e)) if unix.is_some() => {
+                static ONCE: Once = Once::new();
+                ONCE.call_once(|| log::init(&format!("only ranks of this host can connect here: {e}")));
+                None
+            }
+            Some(Err(e)) => return Err(e),
+        };
+        Ok(Sockets { unix, tcp })
+    }
+
+    /// Whether it listens at the Unix socket, and where it listens for TCP.
+    pub fn addresses(&self) -> Result<(bool, Option<SocketAddr>)> {
+        let tcp = self.tcp.as_ref().map(TcpListener::local_addr).transpose();
+        Ok((self.unix.is_some(), tcp.map_err(failed())?))
+    }
+
+    /// The next connection of a process that may connect, if there is one.
+    pub fn accept(&self) -> Result<Option<Stream>> {
+        if let Some(unix) = &self.unix
+            && let Some(stream) = next(|| unix.accept().map(|(s, _)| Stream::Unix(s)))?
+        {
+            return Ok(Some(stream));
+        }
+        match &self.tcp {
+            Some(tcp) => next(|| tcp.accept().and_then(|(s, _)| Stream::tcp(s))),
+            None => Ok(None),
+        }
+    }
+}
+
+/// What `accept` of a socket gives, without strangers and connectors that have gone.
+fn next(mut accept: impl FnMut() -> std::io::Result<Stream>) -> Result<Option<Stream>> {
+    loop {
+        match accept() {
+            Ok(stream) if is_ours(&stream) => return Ok(Some(stream)),
+            Ok(_) => tracing::warn!("refused a process of another user at the listening socket"),
+            Err(e) => match e.kind() {
+                ErrorKind::WouldBlock => return Ok(None),
+                // The connector had gone before we accepted it.
+                ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted => {}
+                _ => return Err(Failure::system("accepting a connection")(e)),
+            },
+        }
+    }
+}
+
+/// Over Unix sockets, accepts only processes of our own user or root's, because they get our
+/// memory.
+pub fn is_ours(stream: &Stream) -> bool {
+    match stream {
+        Stream::Unix(s) => {
+            peer_cred(s).is_ok_and(|peer| peer.uid == rustix::process::geteuid().as_raw() || peer.uid == 0)
+        }
+        Stream::Tcp(_) => true,
+    }
+}
+
+fn failed<E: std::fmt::Display>() -> impl FnOnce(E) -> Failure {
+    Failure::system("listening for connections")
+}
+
+fn listen_unix(nonce: &Nonce) -> Result<UnixListener> {
+    let name = UnixAddr::from_abstract_name(name_of(nonce)).map_err(failed())?;
+    let socket = UnixListener::bind_addr(&name).map_err(failed())?;
+    socket.set_nonblocking(true).map_err(failed())?;
+    Ok(socket)
+}
+
+fn listen_tcp(settings: &Settings, device: &Device) -> Result<TcpListener> {
+    let ip = own_address(settings, device)?;
+    let socket = TcpListener::bind((ip, 0)).map_err(Failure::system(format!(
+        "listening for connections at {ip}; set PUSHGATE_HOST to another address of this host"
+    )))?;
+    socket.set_nonblocking(true).map_err(failed())?;
+    Ok(socket)
+}
+
+/// The address at which other hosts reach this one: the setting, or else the RDMA device's, or else
+/// that of the default route.
+fn own_address(settings: &Settings, device: &Device) -> Result<IpAddr> {
+    if let Ok(ip) = settings.host.parse() {
+        return Ok(ip);
+    }
+    // The address of a RoCE v2 device is an address of its network interface.
+    let gids = device.gids();
+    let ips = gids.iter().filter(|g| g.netdev.is_some()).map(|g| IpAddr::from(g.gid.0).to_canonical());
+    let mut ips: Vec<_> =
+        ips.filter(|ip| !matches!(ip, IpAddr::V6(v) if v.is_unicast_link_local())).collect();
+    ips.sort_by_key(|ip| ip.is_ipv6());
+    if let Some(ip) = ips.first() {
+        return Ok(*ip);
+    }
+    // Sends nothing: connecting a UDP socket only asks which route the kernel would take.
+    let routed =
+        UdpSocket::bind("0.0.0.0:0").and_then(|s| s.connect("192.0.2.1:9").and_then(|()| s.local_addr()));
+    routed
+        .map(|a| a.ip())
+        .map_err(Failure::system("no address at which others reach this host; set PUSHGATE_HOST to one"))
+}
