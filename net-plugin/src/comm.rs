@@ -17,7 +17,6 @@ use pushgate_proxy::session::Status;
 use crate::end::{CommEnd, SETTLE};
 use crate::error::{Code, Failure, Result};
 use crate::exclusive::{Exclusive, Refused};
-use crate::hooks;
 use crate::join::{Joined, Role};
 use crate::log;
 use crate::pool::REQUESTS;
@@ -28,6 +27,7 @@ use crate::registration::{Kind, Mr, Wanted};
 use crate::runtime::Runtime;
 use crate::send::Sender;
 use crate::socket::Stream;
+use crate::taken;
 use crate::watch::Peer;
 
 /// How long a deregistration tries to get between two posts or tests to look at the requests. Each
@@ -95,7 +95,7 @@ impl Comm {
             runtime,
         };
         if end.lane.gpu.as_ref().is_some_and(|gpu| gpu.copies()) {
-            hooks::tell_of_missing_hooks();
+            taken::tell_without_profiler();
         }
         if role == Role::Receive {
             let memory = RegionMemory::Host { address: &raw const NOTHING as usize, keep: None };

@@ -15,7 +15,6 @@ pub mod ffi;
 mod gpu;
 mod handle;
 mod handshake;
-mod hooks;
 mod identity;
 mod join;
 mod large;
@@ -33,6 +32,7 @@ mod registration;
 mod runtime;
 mod send;
 mod socket;
+mod taken;
 #[cfg(test)]
 mod testing;
 mod tuning;

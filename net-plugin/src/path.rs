@@ -14,12 +14,12 @@ use pushgate_topology::{Address, Sysfs};
 
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
-use crate::hooks;
 use crate::log;
 use crate::plan::{self, Landing, Plan, Way};
 use crate::props::LONGEST;
 use crate::reach::Reach;
 use crate::registration::Mr;
+use crate::taken;
 
 /// What is done with GPU memory over `local` queue pairs.
 pub const OVER_LOCAL: &str = "path push: the GPU pushes into the window, and the receiver's pulls out of it";
@@ -164,7 +164,7 @@ impl Choice {
             };
         };
         match Opened::new(index, device, settings, None) {
-            Ok(opened) if opened.copies() && hooks::nccl_is_silent() && !forced => bounce(
+            Ok(opened) if opened.copies() && taken::nccl_is_silent() && !forced => bounce(
                 "NCCL before 2.28 does not tell when it launches kernels, so with path push, which is faster, a program \
                  can stop for ever",
             ),

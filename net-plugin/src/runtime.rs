@@ -21,6 +21,7 @@ use crate::identity::Identity;
 use crate::log;
 use crate::path::{self, Choice, Opened, OverRdma, Told};
 use crate::props::Properties;
+use crate::taken;
 use crate::watch::Watch;
 
 /// What the first init has read.
@@ -126,6 +127,7 @@ impl Loaded {
         log::init(&path.why);
         if path.gpu.is_some() {
             path::tell_nccl();
+            taken::tell_without_tuner();
         }
         if settings.qp == QpKind::Auto && rdma.is_some() && path.gpu.is_some() {
             log::init(&format!("over local queue pairs: {}", path::OVER_LOCAL));

@@ -290,6 +290,22 @@ fn the_profiler_that_the_user_names_to_nccl_is_displaced_where_the_gpu_copies() 
     assert!(itself.contains("that is this plugin itself"), "{itself}");
 }
 
+#[test]
+fn what_another_tuner_costs_is_said_once() {
+    let said = |tuner: Option<&str>, gpu: bool| {
+        let mut command = command("many --times 3");
+        command.env_remove("NCCL_TUNER_PLUGIN").envs(tuner.map(|name| ("NCCL_TUNER_PLUGIN", name)));
+        command.envs(gpu.then_some(GPU).into_iter().flatten());
+        let (_, log) = logged(command);
+        ["NCCL takes another tuner", "NCCL takes no tuner"].map(|text| log.matches(text).count())
+    };
+    assert_eq!(said(Some("libnccl-tuner-mine.so"), true), [1, 0]);
+    assert_eq!(said(Some("none"), true), [0, 1]);
+    assert_eq!(said(Some("/opt/libnccl-net-pushgate.so"), true), [0; 2]);
+    assert_eq!(said(None, true), [0; 2]);
+    assert_eq!(said(Some("none"), false), [0; 2], "the tuner is for GPU memory");
+}
+
 /// The second profiler's source, where there are sources.
 fn source_of_profiler() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("plugins/profiler.cc")

@@ -22,9 +22,8 @@ use super::types::{
 };
 use crate::error::Result;
 use crate::gpu::{self, Gpu};
-use crate::hooks;
 use crate::log::{self, Logger};
-use crate::plugin;
+use crate::{plugin, taken};
 
 /// What the profiler knows of a communicator.
 struct Context {
@@ -158,7 +157,7 @@ unsafe fn init(
             let theirs = second.and_then(|s| s.begin(comm, mask, name, shape, logger));
             // Without a GPU of ours this profiler asks for no events.
             if gpu.is_some() {
-                hooks::hooked();
+                taken::profiler_is_taken();
                 *mask |= wanted as c_int;
             }
             let any = gpu.is_some() || theirs.is_some();

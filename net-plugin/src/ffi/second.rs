@@ -11,9 +11,9 @@ use libloading::Library;
 
 use super::profiler::ncclProfiler_v6;
 use super::types::{COLL_API, GROUP_API, KERNEL_LAUNCH, ProfilerEvent, ProfilerTable};
-use crate::hooks::PROFILER;
 use crate::log::{self, Logger};
 use crate::plugin;
+use crate::taken::PROFILER;
 
 /// The event types that this plugin asks for, whether the other profiler does or not.
 pub(super) const OWN: u64 = GROUP_API | COLL_API | KERNEL_LAUNCH;

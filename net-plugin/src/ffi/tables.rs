@@ -19,11 +19,11 @@ use crate::comm::{Comm, Request};
 use crate::error::{Code, Failure, Result};
 use crate::handle;
 use crate::handshake::Listener;
-use crate::hooks;
 use crate::log::{self, Logger};
 use crate::plugin::{self, Context};
 use crate::props::{self, Properties};
 use crate::registration::{Kind, Mr, Wanted};
+use crate::taken;
 
 pub(super) type R = c_int;
 /// `ncclProfilerCallback_t`, which is not used.
@@ -126,7 +126,7 @@ unsafe extern "C" fn init_v11(
         unsafe {
             put(ctx, "ctx", std::ptr::null_mut())?;
             let traffic_class = traffic_class(config);
-            hooks::interface(11);
+            taken::interface(11);
             let context = plugin::open(traffic_class)?;
             second::take_the_profilers_place();
             put(ctx, "ctx", hand_out(Some(Box::new(context))))
@@ -136,13 +136,13 @@ unsafe extern "C" fn init_v11(
 
 unsafe extern "C" fn init_v10(logger: Logger, _profiler: ProfilerCallback) -> R {
     log::set_logger(logger);
-    hooks::interface(10);
+    taken::interface(10);
     call("init", plugin::load)
 }
 
 unsafe extern "C" fn init_v9(logger: Logger) -> R {
     log::set_logger(logger);
-    hooks::interface(9);
+    taken::interface(9);
     call("init", plugin::load)
 }
 
