@@ -551,6 +551,12 @@ fn without_a_setting_ranks_of_one_host_use_local_queue_pairs_and_each_says_so_on
 }
 
 #[test]
+fn a_rank_serves_a_peer_of_its_process_and_one_of_another_at_once() {
+    run(&format!("mixed --groups {}", times(100, 15)));
+    run_with(command(&format!("mixed --groups {} --max 120000", times(50, 8))), &GPU);
+}
+
+#[test]
 fn without_an_rdma_device_a_rank_of_another_host_is_refused_with_host_device_and_remedy() {
     // No host has a device of this name.
     let mut elsewhere = auto("traffic --processes --groups 3");
@@ -641,6 +647,15 @@ fn ranks_in_two_network_namespaces_use_verbs_and_ranks_in_one_use_local() {
         assert!(log.contains("queue pairs are local to ranks of this host, verbs to others: "), "{log}");
         let log = traffic(gpu);
         assert_eq!(told(&log), ["local: it is on this host"; 2], "{log}");
+    }
+    // Peers of both kinds at once. The GPU pushes to the one, and the RDMA device reads its memory for the other.
+    for gpu in [&[][..], &pull] {
+        let mut mixed = auto("mixed --groups 15");
+        mixed.env("NCCL_CALLER_RANK_1", "_PUSHGATE_NET_HOST=elsewhere").envs(gpu.iter().copied());
+        let (_, log) = logged(mixed);
+        let said = told(&log);
+        let verbs = said.iter().filter(|said| said.starts_with("verbs (")).count();
+        assert_eq!((verbs, said.len()), (2, 3), "{log}");
     }
     // A rank of another host, and one that takes verbs alone.
     for other in ["_PUSHGATE_NET_HOST=elsewhere", "PUSHGATE_QP=verbs"] {

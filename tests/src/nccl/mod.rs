@@ -3,13 +3,14 @@
 //! NCCL's headers say, so any plugin can be tried.
 //!
 //! `table` has the library and its calls, `pair` two ranks with connections and traffic between
-//! them, `scenario`, `closing`, `tags` and `fair` what is tried, `speed` what is measured.
+//! them, `scenario`, `closing`, `tags`, `fair` and `mixed` what is tried, `speed` what is measured.
 
 pub mod closing;
 mod cores;
 mod cuda;
 mod fair;
 mod forked;
+mod mixed;
 pub mod pair;
 pub mod scenario;
 pub mod speed;

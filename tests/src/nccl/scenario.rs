@@ -45,7 +45,7 @@ pub struct Options {
 }
 
 impl Options {
-    fn traffic(&self, plugin: &Plugin) -> Traffic {
+    pub(super) fn traffic(&self, plugin: &Plugin) -> Traffic {
         // This project's plugin accepts 8, whatever its properties say.
         let most = match self.nccl_rules {
             true => plugin.properties(0).expect("properties").max_recvs.clamp(1, 8),
@@ -1033,7 +1033,7 @@ pub const NCCL: [(&str, Scenario); 7] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 12] = [
+pub const OWN: [(&str, Scenario); 13] = [
     ("garbage", garbage),
     ("setting", setting),
     ("forked", super::forked::forked),
@@ -1046,6 +1046,7 @@ pub const OWN: [(&str, Scenario); 12] = [
     ("profiler", profiler),
     ("broadcasts", broadcasts),
     ("fair", super::fair::fair),
+    ("mixed", super::mixed::mixed),
 ];
 
 /// Functions of processes that a scenario starts.

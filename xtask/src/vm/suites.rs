@@ -190,7 +190,7 @@ sleep 1
         guests: 1,
         budget: 110,
         default: true,
-        about: "the NCCL plugin over RDMA, under its caller, on host memory: every version, strangers, deaths, many connections",
+        about: "the NCCL plugin over RDMA, under its caller, on host memory: every version, strangers, deaths, many connections; local and verbs by namespace",
         build: &[&["test", "--package", "pushgate-tests", "--test", "nccl"]],
         devices: &[],
         module: false,
