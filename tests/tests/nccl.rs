@@ -4,6 +4,9 @@
 //! The plugin is the one that cargo built beside this test, or the file that `NCCL_CALLER_PLUGIN`
 //! names. Transport and device are those of the environment.
 
+#[path = "nccl/transports.rs"]
+mod transports;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -523,150 +526,6 @@ fn gpu_launches_that_block_are_refused_where_a_kernel_of_ours_copies() {
     for (path, value) in [("bounce", "1"), ("push", "0")] {
         run_with(command("traffic --groups 3"), &[GPU[0], (VARIABLE, value), ("PUSHGATE_PATH", path)]);
     }
-}
-
-/// The lines of a log that say how a peer is reached, without the peer.
-fn told(log: &str) -> Vec<&str> {
-    let lines = log.lines().filter_map(|line| line.split_once("queue pairs to process "));
-    lines.map(|(_, rest)| rest.split_once(" are ").expect("how").1).collect()
-}
-
-/// A caller whose settings leave the queue pairs open, whatever the environment says.
-fn auto(arguments: &str) -> Command {
-    let mut command = command(arguments);
-    command.env_remove("PUSHGATE_QP");
-    command
-}
-
-#[test]
-fn without_a_setting_ranks_of_one_host_use_local_queue_pairs_and_each_says_so_once() {
-    let (_, log) = logged(auto("traffic --processes --groups 20"));
-    assert_eq!(told(&log), ["local: it is on this host"; 2], "{log}");
-    let (_, log) = logged(auto("many --times 5"));
-    assert_eq!(told(&log), ["local: it is on this host"], "{log}");
-    let mut gpu = auto("traffic --processes --groups 20");
-    gpu.envs(GPU);
-    let (_, log) = logged(gpu);
-    assert_eq!(told(&log), ["local: it is on this host"; 2], "{log}");
-}
-
-#[test]
-fn a_rank_serves_a_peer_of_its_process_and_one_of_another_at_once() {
-    run(&format!("mixed --groups {}", times(100, 15)));
-    run_with(command(&format!("mixed --groups {} --max 120000", times(50, 8))), &GPU);
-}
-
-#[test]
-fn without_an_rdma_device_a_rank_of_another_host_is_refused_with_host_device_and_remedy() {
-    // No host has a device of this name.
-    let mut elsewhere = auto("traffic --processes --groups 3");
-    elsewhere.env("PUSHGATE_IB_DEV", "none-such");
-    elsewhere.env("NCCL_CALLER_RANK_1", "_PUSHGATE_NET_HOST=elsewhere");
-    let log = output_of(elsewhere);
-    for says in [
-        "queue pairs are local: ranks of this host only, for lack of an RDMA device (",
-        " of host elsewhere can't be reached: local queue pairs do not go there (elsewhere is another host), and host ",
-        " has no RDMA device for verbs (",
-        "an RDMA device (`pushgate doctor --qp verbs` there says what is missing",
-        "NCCL_NET=Socket on all ranks",
-    ] {
-        assert!(log.contains(says), "it does not say {says:?}: {log}");
-    }
-    // A setting that leaves nothing else is named.
-    let mut local = command("traffic --processes --groups 3");
-    local.env("PUSHGATE_QP", "local").env("NCCL_CALLER_RANK_1", "_PUSHGATE_NET_HOST=elsewhere");
-    let log = output_of(local);
-    assert!(log.contains("elsewhere is another host; with qp = local here nothing else is tried"), "{log}");
-}
-
-/// The log of a caller that fails.
-fn output_of(mut command: Command) -> String {
-    let output = output(command.env("NCCL_CALLER_VERBOSE", "1"), limit());
-    let log = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{log}");
-    log
-}
-
-/// Another network namespace of this host, and a pair of links between both.
-struct Namespace;
-
-impl Namespace {
-    const NAME: &str = "pushgate-test";
-    /// Addresses here and there.
-    const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
-
-    fn new() -> Self {
-        let name = Self::NAME;
-        let [here, there] = Self::ADDRESSES;
-        ip(&format!("netns add {name}"));
-        let made = Namespace;
-        ip(&format!("link add pgt0 type veth peer name pgt1 netns {name}"));
-        ip(&format!("address add {here}/24 dev pgt0"));
-        ip(&format!("-n {name} address add {there}/24 dev pgt1"));
-        ip("link set pgt0 up");
-        ip(&format!("-n {name} link set pgt1 up"));
-        made
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        // The links go with it.
-        ip(&format!("netns delete {}", Self::NAME));
-    }
-}
-
-fn ip(arguments: &str) {
-    let done = Command::new("ip").args(arguments.split(' ')).status().expect("the command ip");
-    assert!(done.success() || std::thread::panicking(), "ip {arguments}: {done}");
-}
-
-#[test]
-#[ignore = "needs root and an RDMA device: cargo xtask vm --suite nccl"]
-fn ranks_in_two_network_namespaces_use_verbs_and_ranks_in_one_use_local() {
-    let _namespace = Namespace::new();
-    let within = format!("ip netns exec {}", Namespace::NAME);
-    let [here, there] = Namespace::ADDRESSES;
-    let traffic = |variables: &[(&str, &str)]| {
-        let mut command = auto("traffic --processes --groups 15");
-        command.envs(variables.iter().copied());
-        logged(command).1
-    };
-    let there = format!("PUSHGATE_HOST={there}");
-    let between =
-        [("NCCL_CALLER_RANK_1_WITHIN", &*within), ("PUSHGATE_HOST", here), ("NCCL_CALLER_RANK_1", &there)];
-    // Host memory, and memory of a GPU that the device reads and writes.
-    let pull = [GPU[0], GPU[1], ("PUSHGATE_PATH", "pull")];
-    for gpu in [&[][..], &pull] {
-        let log = traffic(&[&between[..], gpu].concat());
-        let said = told(&log);
-        assert_eq!(said.len(), 2, "{log}");
-        for said in said {
-            assert!(said.starts_with("verbs (") && said.contains("in another network namespace"), "{said}");
-        }
-        assert!(log.contains("queue pairs are local to ranks of this host, verbs to others: "), "{log}");
-        let log = traffic(gpu);
-        assert_eq!(told(&log), ["local: it is on this host"; 2], "{log}");
-    }
-    // Peers of both kinds at once. The GPU pushes to the one, and the RDMA device reads its memory for the other.
-    for gpu in [&[][..], &pull] {
-        let mut mixed = auto("mixed --groups 15");
-        mixed.env("NCCL_CALLER_RANK_1", "_PUSHGATE_NET_HOST=elsewhere").envs(gpu.iter().copied());
-        let (_, log) = logged(mixed);
-        let said = told(&log);
-        let verbs = said.iter().filter(|said| said.starts_with("verbs (")).count();
-        assert_eq!((verbs, said.len()), (2, 3), "{log}");
-    }
-    // A rank of another host, and one that takes verbs alone.
-    for other in ["_PUSHGATE_NET_HOST=elsewhere", "PUSHGATE_QP=verbs"] {
-        let log = traffic(&[("NCCL_CALLER_RANK_1", other)]);
-        assert!(told(&log).iter().all(|said| said.starts_with("verbs (")) && told(&log).len() == 2, "{log}");
-    }
-    // Without the device the namespaces are two hosts that can't reach each other.
-    let mut command = auto("traffic --processes --groups 3");
-    command.envs(between).env("PUSHGATE_IB_DEV", "none-such");
-    let log = output_of(command);
-    assert!(log.contains("in another network namespace), and host "), "{log}");
 }
 
 /// What the scenario `speed` prints: its figures, and the share of its run time that threads of the plugin took, percent.
