@@ -104,8 +104,8 @@ static PUSHGATE_DEVICE void copy_bytes(u64 dst, u64 src, u64 bytes, u32 lane, u3
 		*reinterpret_cast<u8 *>(dst + i) = *reinterpret_cast<const u8 *>(src + i);
 }
 
-// Copies whole units between addresses that are multiples of the unit. Four loads are in flight
-// before the first store, which hides the latency of the bus.
+// Copies whole units between addresses that are multiples of the unit. Up to four loads of a thread are in flight before its
+// first store, which hides the latency of the bus; so 512 threads read up to 32 KiB in one trip over the bus.
 template <class T> static PUSHGATE_DEVICE void copy_units(u64 dst, u64 src, u64 n, u32 lane, u32 lanes)
 {
 	T *d = reinterpret_cast<T *>(dst);
@@ -118,8 +118,21 @@ template <class T> static PUSHGATE_DEVICE void copy_units(u64 dst, u64 src, u64 
 		put(d + i + 2 * step, c);
 		put(d + i + 3 * step, e);
 	}
-	for (; i < n; i += step)
-		put(d + i, get(s + i));
+	// At most three units are left for each thread.
+	bool one = i < n, two = i + step < n, three = i + 2 * step < n;
+	T a{}, b{}, c{};
+	if (one)
+		a = get(s + i);
+	if (two)
+		b = get(s + i + step);
+	if (three)
+		c = get(s + i + 2 * step);
+	if (one)
+		put(d + i, a);
+	if (two)
+		put(d + i + step, b);
+	if (three)
+		put(d + i + 2 * step, c);
 }
 
 template <class T> static PUSHGATE_DEVICE void copy_as(u64 dst, u64 src, u64 bytes, u32 lane, u32 lanes)

@@ -164,10 +164,14 @@ impl Choice {
             };
         };
         match Opened::new(index, device, settings, None) {
-            Ok(opened) if opened.copies() && taken::nccl_is_silent() && !forced => bounce(
-                "NCCL before 2.28 does not tell when it launches kernels, so with path push, which is faster, a program \
+            Ok(opened)
+                if (opened.copies() || settings.qp == QpKind::Auto) && taken::nccl_is_silent() && !forced =>
+            {
+                bounce(
+                    "NCCL before 2.28 does not tell when it launches kernels, so with path push, which is faster, a program \
                  can stop for ever",
-            ),
+                )
+            }
             Ok(opened) => {
                 let told =
                     opened.rdma.as_ref().map(|r| Told { landing: r.plan.landing, dma_buf: r.by_dma_buf() });
