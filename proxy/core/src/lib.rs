@@ -8,6 +8,7 @@
 //! * [`outbound`] joins both: the sender of one queue pair.
 //! * [`inbound`] is the receiver of one queue pair; [`landing`] is the ring that it copies payload to.
 //! * [`session`] is what both ends know of each other.
+//! * [`rails`] carries one session over several links: stripes, the accepted prefix, what a rail that left owes.
 //! * [`connect`] is how two ends meet, the first time and every later time; [`recovery`] has its phases.
 
 #![forbid(unsafe_code)]
@@ -35,6 +36,7 @@ pub mod landing;
 pub mod outbound;
 #[cfg(feature = "sim")]
 pub mod plant;
+pub mod rails;
 pub mod recovery;
 pub mod session;
 pub mod staging;

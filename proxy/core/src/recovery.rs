@@ -145,6 +145,12 @@ impl Recovery {
         self.epoch
     }
 
+    /// What the peer has accepted, by its RESUME of the present epoch: final from [`Order::Prepare`] to [`Order::Go`], where
+    /// both ends have fenced.
+    pub fn peer_accepted(&self) -> Option<u64> {
+        self.peer
+    }
+
     /// The link that is live or being joined has broken. `gives_up` is what the session ends with if no other link takes
     /// its place.
     pub fn link_down(&mut self, now: u64, gives_up: Status, orders: &mut Vec<Order>) {
