@@ -1,6 +1,7 @@
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
+use pushgate_abi::abi;
 
 use super::*;
 
