@@ -1,7 +1,7 @@
 //! Endpoint, engine and queue pairs: the proxy of pushgate.
 //!
 //! `pushgate-core` decides; this crate performs. `ring` holds the few atomics that two parties touch; `connect` makes a
-//! queue pair with the other end; `endpoint` joins ring, core and queue pair; `engine` drives the endpoints; `producer` is
+//! queue pair with the other end; `endpoint` joins ring, core and queue pair; `rails` makes several links one; `engine` drives the endpoints; `producer` is
 //! the other side of the rings, for a program whose device is a thread of the host. docs/architecture.md tells the whole
 //! path.
 
@@ -61,6 +61,9 @@ pub mod mover;
 pub mod producer;
 #[cfg(not(loom))]
 pub mod proxy;
+#[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod rails;
 #[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod receives;

@@ -55,6 +55,19 @@ fn p6_a_frame_to_an_earlier_incarnation_that_is_taken_is_found() {
 }
 
 #[test]
+fn p6_a_message_that_is_accepted_past_a_hole_is_found() {
+    // What is missing is its payload.
+    assert_eq!(found(Plant::P6Hole), 3);
+}
+
+#[test]
+fn p6_a_put_placed_before_an_older_one_and_a_rail_that_is_not_fenced_are_found() {
+    // Of the first one older bytes lie over newer ones, or are not there when their signal is.
+    assert!([3, 6].contains(&found(Plant::P6Overlap)));
+    assert_eq!(found(Plant::P6Fence), 6);
+}
+
+#[test]
 fn p7_a_lost_wake_up_and_a_lost_ready_are_found() {
     assert_eq!((found(Plant::P7WakeUp), found(Plant::P7Ready)), (7, 7));
 }
@@ -68,7 +81,7 @@ fn p8_a_region_that_is_not_checked_is_found() {
 fn a_run_without_a_planted_fault_is_clean_and_repeats_itself() {
     let mut simulator = Simulator::new();
     let (mut messages, mut faults, mut large) = (Vec::new(), Vec::new(), 0);
-    let (mut repeated, mut unmet) = (0, 0);
+    let (mut repeated, mut unmet, mut rails_broken, mut stripes_lost) = (0, 0, 0, 0);
     for seed in 1..=100 {
         let outcome = simulator.run(seed, &Cut::default(), None, false);
         assert_eq!(outcome.violation, None, "seed {seed}: {:#?}", outcome.last);
@@ -78,11 +91,17 @@ fn a_run_without_a_planted_fault_is_clean_and_repeats_itself() {
         faults.push(outcome.faults);
         large += (outcome.ranks == MOST_RANKS) as u32;
         (repeated, unmet) = (repeated + outcome.repeated, unmet + outcome.unmet);
+        rails_broken += outcome.rails_broken;
+        stripes_lost += outcome.stripes_lost;
     }
     // A clean run says something only if much happens in it.
     messages.sort_unstable();
     faults.sort_unstable();
     assert!(messages[50] >= 200 && faults[50] >= 1 && large >= 5, "{messages:?}, {faults:?}, {large}");
+    assert!(
+        rails_broken > 10 && stripes_lost > 10,
+        "{rails_broken} links of rails broke, {stripes_lost} stripes lost"
+    );
     assert!(repeated > 0 && unmet > 0, "{repeated} set-ups were repeated, {unmet} failed");
 }
 

@@ -22,6 +22,12 @@ pub enum Plant {
     P6Rewind,
     /// P6: an end takes frames that were sent to an earlier incarnation of it.
     P6Stale,
+    /// P6: of a session with rails, a message is accepted of which a stripe is missing, once the message behind it is whole.
+    P6Hole,
+    /// P6: a PUT is written straight into its region while an earlier one to the same bytes is on its way.
+    P6Overlap,
+    /// P6: an end says what it has taken in over a rail before the rail's link has stopped.
+    P6Fence,
     /// P7: an engine that falls asleep does not look for work once more.
     P7WakeUp,
     /// P7: an end that gets ready behind the peer does not say so.
@@ -32,7 +38,7 @@ pub enum Plant {
 
 impl Plant {
     /// All of them with their names on the command line.
-    pub const ALL: [(&'static str, Plant); 11] = [
+    pub const ALL: [(&'static str, Plant); 14] = [
         ("p1", Plant::P1Credit),
         ("p2", Plant::P2Lap),
         ("p3", Plant::P3Signal),
@@ -41,6 +47,9 @@ impl Plant {
         ("p5", Plant::P5Freed),
         ("p6", Plant::P6Rewind),
         ("p6-stale", Plant::P6Stale),
+        ("p6-hole", Plant::P6Hole),
+        ("p6-overlap", Plant::P6Overlap),
+        ("p6-fence", Plant::P6Fence),
         ("p7", Plant::P7WakeUp),
         ("p7-ready", Plant::P7Ready),
         ("p8", Plant::P8Region),

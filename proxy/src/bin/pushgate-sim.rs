@@ -17,8 +17,8 @@ Usage: cargo xtask sim [--seeds N] [--seed S] [--ranks A..B] [--minutes M] [--pl
   --seed S         the first seed [default: 1]
   --ranks A..B     fewest and most ranks, 2 to 16; or one number [default: 2..16]
   --minutes M      stop after so many minutes (0.5 is 30 s)
-  --plant NAME     switch a fault of ours on: p1 p2 p3 p4 p4-forged p5 p6 p6-stale p7 p7-ready p8; `all` tries each
-                   and tells after how many seeds it is found
+  --plant NAME     switch a fault of ours on: p1 p2 p3 p4 p4-forged p5 p6 p6-stale p6-hole p6-overlap p6-fence p7 p7-ready
+                   p8; `all` tries each and tells after how many seeds it is found
   --jobs N         seeds that run at a time [default: one for each core]
   --json           print one JSON object, and nothing else, on standard output
   --trace          print each event to standard error (with --seed)
@@ -152,6 +152,8 @@ struct Total {
     large: u64,
     /// Queue pairs, those whose ends met at a later attempt, and those whose ends did not meet.
     qps: [u64; 3],
+    /// Links of rails that broke, and stripes that were lost with them.
+    rails: [u64; 2],
     hash: u64,
     failed: Option<Outcome>,
 }
@@ -167,6 +169,8 @@ impl Total {
         self.large += (outcome.ranks == MOST_RANKS) as u64;
         let qps = [outcome.qps, outcome.repeated, outcome.unmet];
         self.qps.iter_mut().zip(qps).for_each(|(sum, n)| *sum += n as u64);
+        self.rails[0] += outcome.rails_broken as u64;
+        self.rails[1] += outcome.stripes_lost as u64;
         // In whatever order the runs end.
         self.hash ^= (outcome.hash ^ outcome.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
             .wrapping_mul(0xd134_2543_de82_ef95);
@@ -355,6 +359,8 @@ fn main() -> ExitCode {
             "qps": total.qps[0],
             "qps_met_later": total.qps[1],
             "qps_unmet": total.qps[2],
+            "rails_broken": total.rails[0],
+            "stripes_lost": total.rails[1],
             "hash": format!("{:016x}", total.hash),
             "failed": failed.as_ref().map(|f| json_of(f, &options.cut, options.plant)),
             "shrunk": shrunk.as_ref().map(|s| json_of(&s.outcome, &s.cut, options.plant)),
@@ -363,7 +369,7 @@ fn main() -> ExitCode {
     } else {
         print(&format!(
             "{} seeds, {} steps in {seconds:.1} s ({:.2} us each on one core), {:.0} s of virtual time; median {messages} messages and \
-             {faults} faults; {:.1} % of 16 ranks; of {} queue pairs {} met at a later attempt and {} not; {} sleeps; hash {:016x}; {}",
+             {faults} faults; {:.1} % of 16 ranks; of {} queue pairs {} met at a later attempt and {} not; {} links of rails broke, and {} stripes were lost with them; {} sleeps; hash {:016x}; {}",
             total.seeds,
             total.steps,
             seconds * 1e6 * options.jobs as f64 / total.steps.max(1) as f64,
@@ -372,6 +378,8 @@ fn main() -> ExitCode {
             total.qps[0],
             total.qps[1],
             total.qps[2],
+            total.rails[0],
+            total.rails[1],
             total.sleeps,
             total.hash,
             if failed.is_some() { "a promise is broken" } else { "clean" }

@@ -21,7 +21,7 @@ use crate::counters::Counters;
 use crate::gate::Gate;
 use crate::inbound::{Inbound, MOST_COPIES, Rules};
 use crate::link::local::{LocalLink, Processes};
-use crate::link::{HostProcess, Link, PeerCounts, PeerProcess, RegionSends};
+use crate::link::{HostProcess, Link, PeerCounts, PeerProcess, RegionSends, Waking};
 use crate::memory::{Mapped, Words};
 use crate::mover::{Move, Mover};
 use crate::outbound::Outbound;
@@ -451,7 +451,8 @@ impl Endpoint {
 
     /// The words that tell others that this engine sleeps.
     pub fn sleeping(&self) -> impl Iterator<Item = &AtomicU64> {
-        [Some(self.control.sleeping()), self.here.qp.sleeping()].into_iter().flatten()
+        let words = self.links().filter_map(|link| link.sleeping());
+        std::iter::once(self.control.sleeping()).chain(words)
     }
 
     /// Says what time it is, nanoseconds since a start that is the caller's, and the same in each call. Limits are
@@ -534,9 +535,15 @@ impl Endpoint {
     }
 
     /// What the peer rings to wake a sleeping engine.
-    pub fn bell(&self) -> Option<&Bell> {
+    pub fn bells(&self) -> impl Iterator<Item = &Bell> {
         // Nothing that the peer of one that has ended says is waited for.
-        self.here.qp.bell().filter(|_| !self.over)
+        self.links().filter(|_| !self.over).filter_map(|link| link.bell())
+    }
+
+    /// The link, and those beside it where several links are one.
+    fn links(&self) -> impl Iterator<Item = &dyn Waking> {
+        let first: &dyn Waking = &*self.here.qp;
+        std::iter::once(first).chain((1..).map_while(|n| self.here.qp.beside(n)))
     }
 
     /// Descriptors that wake a sleeping engine, besides the bells. True if those of

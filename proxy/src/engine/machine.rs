@@ -213,7 +213,7 @@ impl Machine {
 
     /// The bells that peers ring.
     pub fn bells(&self) -> impl Iterator<Item = &Bell> {
-        self.endpoints.iter().filter_map(|(_, e)| e.bell())
+        self.endpoints.iter().flat_map(|(_, e)| e.bells())
     }
 
     /// Adds the descriptors besides the bells that wake the engine. True if those of a link wake only for a while.

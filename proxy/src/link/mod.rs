@@ -1,7 +1,7 @@
 //! Links: what carries released messages to the peer. A link is one way for bytes, and may break at any call. Nothing
 //! outside of this folder knows a transport.
 //!
-//! [`Link`] carries messages and counts. What else a link can do stands in traits of its own: [`Receives`] (posted
+//! [`Link`] carries messages and counts; a [`Rail`] carries stripes of messages beside other links. What else a link can do stands in traits of its own: [`Receives`] (posted
 //! receives that the sender knows), [`OwnRegions`] (memory of this end), [`PeerMemory`] (payload of the peer),
 //! [`Waking`] (an engine that sleeps).
 
@@ -17,6 +17,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 
+use pushgate_core::rails::Stripe;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::record::{Record, RecordWords};
@@ -106,6 +107,17 @@ pub(crate) fn crossing(words: &RecordWords, sequence: u64) -> RecordWords {
     [w0, w1, words[2], words[3], words[4], words[5], words[6], words[7]]
 }
 
+/// What [`Rail::poll_stripe`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StripeArrival {
+    /// Nothing.
+    Empty,
+    /// The next stripe: its payload has landed, and its message's record was copied out.
+    Stripe(Stripe),
+    /// The slot holds what no sender of this session could have written.
+    Torn,
+}
+
 /// A reliable, ordered way to one peer. Belongs to one engine thread; no call blocks.
 pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     /// "local" or "verbs".
@@ -168,6 +180,33 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     fn bounced(&self) -> (u64, u64) {
         (0, 0)
     }
+}
+
+/// A link that carries stripes of messages beside other links of the same session ([`crate::rails::Rails`]). Such a link
+/// posts and takes stripes by these calls, not by [`Link::post_send`] and [`Link::poll_recv`]; all else it does as any link.
+pub trait Rail: Link {
+    /// Posts one stripe. The permit comes from the rail's own gate: it makes sure that the stripe arrives unless the link
+    /// breaks. `record` is the message's record as the producer wrote it, `words` are the record as the peer gets it.
+    fn post_stripe(
+        &mut self,
+        permit: Permit<'_>,
+        stripe: &Stripe,
+        record: &Record,
+        words: &RecordWords,
+    ) -> Result<(), LinkDown>;
+
+    /// Takes the next stripe, if there is one, and its message's record into `words`.
+    fn poll_stripe(&mut self, words: &mut RecordWords) -> StripeArrival;
+
+    /// Stripes of this end that the peer has taken in over this link.
+    fn stripes_taken(&self) -> u64;
+
+    /// Publishes how many stripes of the peer this end has taken in over this link.
+    fn acknowledge_stripes(&mut self, taken: u64);
+
+    /// Whether the payload of a PUT can be written straight into its region. Once yes, the answer stays yes until the peer
+    /// takes the region back: a rail is joined again only when it knows the peer's regions.
+    fn reaches(&self, record: &Record) -> bool;
 }
 
 /// Posted receives over a link whose sender knows them.
@@ -261,6 +300,11 @@ pub trait Waking {
 
     /// What the peer rings when it finds that word set.
     fn bell(&self) -> Option<&Bell> {
+        None
+    }
+
+    /// Where several links are one: what wakes for the others, `n` from 1.
+    fn beside(&self, _n: usize) -> Option<&dyn Waking> {
         None
     }
 

@@ -69,7 +69,7 @@ impl Cluster<'_> {
                 if endpoint.status().is_none() {
                     let gate = outbound.gate();
                     let flight = (gate.in_flight().into(), endpoint.peer_received());
-                    let exact = q.carrier == Carrier::Local;
+                    let exact = !matches!(q.carrier, Carrier::Verbs { .. });
                     out.see_gate(peer, head, flight, (gate.receives_left(), gate.granted()), exact)?;
                 }
                 self.log.mix(out.credit() << 32 | inward.seen as u64);

@@ -13,6 +13,7 @@ use super::node::{self, Node};
 use super::plan::{Carrier, FaultPlan, MS, Plan, S, SetUpFault, SetUpKind};
 use super::program::{self, Program};
 use super::qp::{BOUND, LINK, Qp};
+use super::rails::Falls;
 use super::random::{Random, mix};
 use super::replay::Replay;
 use super::set_up::{FAILED, Grave, SetUp};
@@ -47,6 +48,7 @@ pub(super) struct Sums {
     pub(super) qps: u32,
     pub(super) repeated: u32,
     pub(super) unmet: u32,
+    pub(super) falls: Falls,
     /// Nanoseconds of virtual time.
     pub(super) time: u64,
     pub(super) sleeps: u64,
@@ -64,7 +66,8 @@ pub(super) struct Cluster<'a> {
     /// Offers that were made.
     pub(super) attempts: u64,
     pub(super) graves: Vec<Grave>,
-    /// When each actor acts next: the nodes, the programs, the set-ups, the RDMA device, the replay, the mesh.
+    /// When each actor acts next: the nodes, the programs, the wires of rails, the set-ups, the RDMA device, the replay, the
+    /// mesh.
     pub(super) next: Vec<u64>,
     pub(super) now: u64,
     pub(super) random: Random,
@@ -114,11 +117,11 @@ impl<'a> Cluster<'a> {
         let random = schedule(1);
         let replay = (plan.replay > 0).then(|| Replay::new(plan.replay.into(), schedule(2)));
         // A node acts when it has a queue pair, a program when its ends have met.
-        let actors = nodes.len() + programs.len() + 4;
+        let actors = nodes.len() + programs.len() + 5;
         let mut next = vec![NEVER; actors];
         let unfinished = qps.len() + replay.is_some() as usize;
         next[actors - 2] = if replay.is_some() { 0 } else { NEVER };
-        let verbs = qps.iter().any(|qp| qp.carrier != Carrier::Local);
+        let verbs = qps.iter().any(|qp| matches!(qp.carrier, Carrier::Verbs { .. }));
         next[actors - 3] = if verbs { 0 } else { NEVER };
         next[actors - 4] = if qps.is_empty() { NEVER } else { 0 };
         let mut faults = plan.faults.clone();
@@ -155,6 +158,7 @@ impl<'a> Cluster<'a> {
 
     pub(super) fn sums(&self) -> Sums {
         let (repeated, unmet) = self.met();
+        let wires = self.qps.iter().filter_map(|qp| qp.wires.as_ref());
         Sums {
             steps: self.log.steps(),
             messages: self.qps.iter().flat_map(|qp| &qp.flows).map(|f| f.messages.len() as u64).sum::<u64>()
@@ -164,6 +168,10 @@ impl<'a> Cluster<'a> {
             qps: self.qps.len() as u32,
             repeated,
             unmet,
+            falls: wires.fold(Falls::default(), |sum, wires| {
+                let falls = wires.falls();
+                Falls { links: sum.links + falls.links, stripes: sum.stripes + falls.stripes }
+            }),
             time: self.now,
             sleeps: self.nodes.iter().map(|n| n.machine.counters().sleeps).sum(),
         }
@@ -195,6 +203,10 @@ impl<'a> Cluster<'a> {
         self.next.len() - 3
     }
 
+    fn wires_actor(&self) -> usize {
+        self.next.len() - 5
+    }
+
     /// One event: that of the actor that is due first.
     fn step(&mut self) -> Result<(), Violation> {
         let mut actor = 0;
@@ -222,6 +234,8 @@ impl<'a> Cluster<'a> {
             self.step_program(actor - self.nodes.len())?;
         } else if actor == self.nic_actor() {
             self.step_nic();
+        } else if actor == self.wires_actor() {
+            self.step_wires()?;
         } else if actor == self.set_up_actor() {
             self.step_set_up()?;
         } else if actor + 1 == self.next.len() {
@@ -255,6 +269,23 @@ impl<'a> Cluster<'a> {
         };
         let actor = self.nic_actor();
         self.next[actor] = self.now + pause;
+    }
+
+    /// Stripes land and arrive over rails.
+    fn step_wires(&mut self) -> Result<(), Violation> {
+        let (now, mut next) = (self.now, NEVER);
+        for q in &self.qps {
+            let Some(wires) = &q.wires else { continue };
+            let (due, wrong) = wires.step(now);
+            next = next.min(due.unwrap_or(NEVER));
+            if let Some(wrong) = wrong.filter(|_| !q.tainted) {
+                return Err(broken(6, format!("queue pair {}: {wrong}", q.number)));
+            }
+        }
+        self.log.event(now, "wires carry", 0, 0);
+        let actor = self.wires_actor();
+        self.next[actor] = next;
+        Ok(())
     }
 
     fn step_replay(&mut self) -> Result<(), Violation> {
@@ -352,6 +383,11 @@ impl<'a> Cluster<'a> {
             if self.next[actor] > self.now + MS && self.nic.is_busy() {
                 self.next[actor] = self.now + self.random.time(500);
             }
+        }
+        let wires = self.nodes[at].ends.iter().filter_map(|(qp, ..)| self.qps[*qp].wires.as_ref());
+        if let Some(due) = wires.filter_map(|wires| wires.next()).min() {
+            let actor = self.wires_actor();
+            self.next[actor] = self.next[actor].min(due);
         }
         self.take_broken()?;
         for i in 0..self.nodes[at].ends.len() {
@@ -481,6 +517,7 @@ impl<'a> Cluster<'a> {
         for node in &mut self.nodes {
             leaving |= node.is_leaving(self.now);
         }
+        self.qps.iter().filter_map(|q| q.wires.as_ref()).for_each(|wires| _ = wires.step(self.now));
         for _ in 0..64 {
             let choice = self.random.next();
             if !self.verbs || self.nic.step(choice).is_none() {

@@ -51,9 +51,14 @@ impl Cluster<'_> {
                 self.qps[qp].controls[end].old_counts.store(times, Ordering::Relaxed)
             }
             FaultKind::Delay { looks } => self.qps[qp].controls[end].delay.store(looks, Ordering::Relaxed),
+            FaultKind::Rail { rail, calls } => {
+                let wires = self.qps[qp].wires.as_ref().expect("a queue pair over rails");
+                wires.break_in(rail.into(), calls);
+            }
             FaultKind::Device if self.qps[qp].carrier == Carrier::Local => {
                 self.qps[qp].controls[end].breaks_in.store(1, Ordering::Relaxed);
             }
+            FaultKind::Device if let Some(wires) = &self.qps[qp].wires => wires.break_in(0, 1),
             FaultKind::Device => {
                 self.nic.break_down(self.qps[qp].numbers[end]);
                 self.qps[qp].expect(now, [LINK; 2]);
@@ -111,7 +116,7 @@ impl Cluster<'_> {
             if q.finished {
                 continue;
             }
-            if q.carrier != Carrier::Local {
+            if matches!(q.carrier, Carrier::Verbs { .. }) {
                 self.nic.kill(q.numbers[end]);
             }
             let lost = bit(abi::PUSHGATE_PEER_LOST) | LINK;
@@ -139,7 +144,9 @@ impl Cluster<'_> {
         let endpoint = self.nodes[node].endpoint(qp, end);
         let posted = endpoint.map_or(0, |e| e.outbound().staging().messages());
         let facts = &self.programs[2 * qp + end].facts;
+        let wires = self.qps[qp].wires.clone().filter(|_| engine);
         let (what, blamed) = match (own, inbox) {
+            _ if let Some(wires) = wires => wires.lie(end, posted, facts, seed),
             (Some(link), _) if engine => lie_as_engine(&link, log, posted, facts, seed),
             (_, Some(inbox)) if engine => {
                 self.nic.refuses();

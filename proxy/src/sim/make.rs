@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use pushgate_core::rails::Rules;
+use pushgate_core::recovery::Patience;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
@@ -14,9 +16,10 @@ use super::flaky::{Control, Flaky};
 use super::memory::{self, Guarded, SimulatedProcess};
 use super::model::{Flow, Side};
 use super::node::Node;
-use super::plan::{Carrier, Plan, Posts, QpPlan, S};
+use super::plan::{Carrier, MS, Plan, Posts, QpPlan, S};
 use super::program::{self, Facts, Program};
 use super::qp::Qp;
+use super::rails::{self, Wires};
 use super::random::{Random, mix};
 use crate::connect::{LocalMet, LocalOpening, Met, Opening, VerbsOpening};
 use crate::endpoint::{Endpoint, QpOptions};
@@ -29,6 +32,9 @@ use crate::region::RegionMemory;
 
 /// Bytes of the region that a peer puts to.
 const REGION: usize = 2048;
+/// Limits of a rail's recovery.
+const PATIENCE: Patience =
+    Patience { attempt: 20 * MS, first_pause: MS, longest_pause: 50 * MS, whole: 10 * S };
 /// A slot that is never published ends its queue pair after this time.
 const STUCK: u64 = 3 * S;
 
@@ -96,7 +102,7 @@ pub(super) fn make(
     let places = ranks.map(|rank| rank as usize);
     let mut random = Random::new(plan.seed, 30_000 + qp.number as u64);
     let memory = [0, 1].map(|end: usize| Memory::new(qp.ends[end].geometry));
-    let local = qp.carrier == Carrier::Local;
+    let (local, verbs) = (qp.carrier == Carrier::Local, matches!(qp.carrier, Carrier::Verbs { .. }));
     // Longest payload of each end's SENDs and PUTs.
     let longest = [0, 1].map(|end: usize| {
         let (own, peer) = (&qp.ends[end], &qp.ends[1 - end]);
@@ -128,7 +134,7 @@ pub(super) fn make(
             rkey: 0,
             region: REGION as u32,
             lkey: 0,
-            region_sends: local || writes && peer.posts != Posts::Nothing,
+            region_sends: local || verbs && writes && peer.posts != Posts::Nothing,
             region_puts: local || writes,
             buffers: 0,
             buffer: buffer[end] as u32,
@@ -162,6 +168,10 @@ pub(super) fn make(
         numbers: [0; 2],
         inboxes: [None; 2],
         regions,
+        wires: match qp.carrier {
+            Carrier::Rails { rails } => Some(Wires::new(rails, schedule(4_000 + qp.number as u64))),
+            _ => None,
+        },
         links: [None, None],
         started: false,
         excused: 0,
@@ -205,6 +215,21 @@ impl Cluster<'_> {
         let plan = &self.plan.qps[qp];
         let (e, q) = (&plan.ends[end], &mut self.qps[qp]);
         let (link, peer_geometry): (Box<dyn Link>, Geometry) = match met {
+            Met::Local(met) if let Some(wires) = &q.wires => {
+                let peer = met.peer.geometry;
+                let (window, mirror) = (&q.memory[end].window, Mapped::heap(peer.window_bytes()));
+                q.sides[end].inbound = mirror.address();
+                let options = rails::Options {
+                    rules: Rules { window_log: e.geometry.link_log, shortest: 64 },
+                    peer_window_log: peer.link_log,
+                    patience: PATIENCE,
+                    peer_posts: plan.ends[1 - end].posts != Posts::Nothing,
+                    ranks: [q.ranks[end], q.ranks[1 - end]],
+                };
+                let (memory, time) = ((window.into(), mirror), self.nodes[q.nodes[end]].time.clone());
+                let rails = rails::join(wires, end, memory, e.regions_written, options, time);
+                (Box::new(rails), peer)
+            }
             Met::Local(met) => {
                 let LocalMet { link, bell, peer } = *met;
                 let [own, theirs, window] =

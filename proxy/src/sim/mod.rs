@@ -1,11 +1,12 @@
 //! A simulator of whole clusters: 2 to 16 ranks in one thread and in virtual time, with random workloads and random
 //! faults. A seed decides a run, event by event, and after each event the promises P1 to P8 are checked.
 //!
-//! What runs is the code of this crate: producers, endpoints, engines (`Machine`), the links `local` and `verbs`, the
+//! What runs is the code of this crate: producers, endpoints, engines (`Machine`), the links `local` and `verbs`, `Rails`, the
 //! set-up of queue pairs (`connect`), and beneath them sender, receiver, gate, staging ring and `Connect` of
 //! `pushgate-core`. What is simulated is what stands around them: the clock is a number, a kernel of `process_vm_readv` and
 //! a copy engine are a few lines, set-up frames arrive late and in pieces, and the RDMA device places the pieces of WRITEs
-//! in any order and completes them in order. docs/simulator.md says what such a run can show, and what it cannot.
+//! in any order and completes them in order. Rails are simulated links (`rails/`). docs/simulator.md says what such a run
+//! can show, and what it cannot.
 //!
 //! # What is checked, and how
 //!
@@ -64,6 +65,7 @@ mod node;
 mod plan;
 mod program;
 mod qp;
+mod rails;
 mod random;
 mod replay;
 mod set_up;
@@ -119,6 +121,10 @@ pub struct Outcome {
     pub repeated: u32,
     /// Queue pairs whose ends did not meet.
     pub unmet: u32,
+    /// Links of rails that broke while their queue pairs went on.
+    pub rails_broken: u32,
+    /// Stripes that were on their way over them and never arrived.
+    pub stripes_lost: u32,
     /// Virtual time, nanoseconds.
     pub time: u64,
     /// Times that an engine slept.
@@ -200,6 +206,8 @@ impl Simulator {
             qps: 0,
             repeated: 0,
             unmet: 0,
+            rails_broken: 0,
+            stripes_lost: 0,
             time: 0,
             sleeps: 0,
             hash: 0,
@@ -207,10 +215,12 @@ impl Simulator {
             last: Vec::new(),
         };
         if let Some(cluster) = cluster {
-            let Sums { steps, messages, faults, ranks, qps, repeated, unmet, time, sleeps } = cluster.sums();
+            let Sums { steps, messages, faults, ranks, qps, repeated, unmet, falls, time, sleeps } =
+                cluster.sums();
             (outcome.steps, outcome.messages, outcome.faults) = (steps, messages, faults);
             (outcome.ranks, outcome.qps, outcome.time, outcome.sleeps) = (ranks, qps, time, sleeps);
             (outcome.repeated, outcome.unmet) = (repeated, unmet);
+            (outcome.rails_broken, outcome.stripes_lost) = (falls.links, falls.stripes);
             outcome.hash = cluster.log.hash();
             if outcome.violation.is_some() {
                 outcome.last = cluster.log.last();

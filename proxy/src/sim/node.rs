@@ -69,7 +69,8 @@ pub(super) enum Order {
 pub(super) struct Node {
     pub(super) machine: Machine,
     clock: VirtualClock,
-    time: Arc<AtomicU64>,
+    /// The time of its latest step, nanoseconds.
+    pub(super) time: Arc<AtomicU64>,
     pub(super) doing: Doing,
     /// A bell was rung while it slept, or a command waits.
     pub(super) rung: bool,

@@ -46,6 +46,10 @@ pub(super) enum Carrier {
     Verbs {
         imm: bool,
     },
+    /// Several links, which carry stripes of messages.
+    Rails {
+        rails: u8,
+    },
 }
 
 /// How an end's program takes what comes.
@@ -118,7 +122,9 @@ pub(super) enum FaultKind {
     OldCounts { times: u32 },
     /// What arrives at an end is held back for so many looks.
     Delay { looks: u32 },
-    /// The queue pair of an end's RDMA device fails. Over `local` the link breaks.
+    /// The link of one rail breaks, at its so-many-th call from now.
+    Rail { rail: u8, calls: u32 },
+    /// The queue pair of an end's RDMA device fails. Over `local` the link breaks, over rails the first rail's.
     Device,
     /// A rank's engine makes no pass for so long, nanoseconds.
     StopEngine { time: u64 },
@@ -229,6 +235,7 @@ impl Plan {
             _ => 3,
         };
         let mut faults: Vec<FaultPlan> = (0..faults).map(|i| fault(seed, i, qps.len() as u64)).collect();
+        faults.extend(qps.iter().flat_map(|qp| rail_faults(seed, qp)));
         let mut set_up = set_up_faults(seed, qps.len() as u64);
         let replay = if random.one_in(3) { random.within(20, 120) as u32 } else { 0 };
         let nodes = (0..ranks)
@@ -318,7 +325,7 @@ fn qp(seed: u64, number: u32, (a, b): (u32, u32), rdma: bool, each: u32) -> QpPl
     let mut random = Random::new(seed, 10_000 + number as u64);
     let carrier = match rdma && random.percent(60) {
         true => Carrier::Verbs { imm: random.one_in(2) },
-        false => Carrier::Local,
+        false => rails(seed, number).map_or(Carrier::Local, |rails| Carrier::Rails { rails }),
     };
     let ends = [a, b].map(|rank| {
         let few = random.one_in(12);
@@ -352,6 +359,26 @@ fn qp(seed: u64, number: u32, (a, b): (u32, u32), rdma: bool, each: u32) -> QpPl
         }
     });
     QpPlan { number, carrier, ends }
+}
+
+/// Whether a queue pair goes over rails, one to three: one in five of those that would go over `local`.
+fn rails(seed: u64, number: u32) -> Option<u8> {
+    let mut random = Random::new(seed, 40_000 + number as u64);
+    random.one_in(5).then(|| random.of(&[1, 2, 2, 3]))
+}
+
+/// Rails of a queue pair that break while it carries messages. Their numbers begin behind those of all other faults.
+fn rail_faults(seed: u64, qp: &QpPlan) -> Vec<FaultPlan> {
+    let mut random = Random::new(seed, 50_000 + qp.number as u64);
+    let count = if matches!(qp.carrier, Carrier::Rails { .. }) { random.below(4) as u32 } else { 0 };
+    let fault = |i| FaultPlan {
+        number: 200 + 4 * qp.number + i,
+        after: random.within(20, 1000) as u32,
+        qp: qp.number,
+        end: random.below(2) as usize,
+        kind: FaultKind::Rail { rail: random.below(3) as u8, calls: random.within(1, 60) as u32 },
+    };
+    (0..count).map(fault).collect()
 }
 
 fn fault(seed: u64, number: u32, qps: u64) -> FaultPlan {

@@ -10,6 +10,7 @@ use super::make::Memory;
 use super::memory::Guarded;
 use super::model::{Flow, Side};
 use super::plan::{Carrier, S};
+use super::rails::Wires;
 use crate::memory::Mapped;
 use crate::session::Status;
 
@@ -58,6 +59,8 @@ pub(super) struct Qp {
     pub(super) regions: [[Guarded; 2]; 2],
     /// What each end's peer may write by RDMA.
     pub(super) inboxes: [Option<Inbox>; 2],
+    /// What lies between the ends of a queue pair over rails.
+    pub(super) wires: Option<Wires>,
     /// The links' own segments, which a lying engine writes.
     pub(super) links: [Option<Mapped>; 2],
     /// Both ends have met, and the programs post.

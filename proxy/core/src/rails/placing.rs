@@ -47,7 +47,8 @@ impl Placing {
     pub fn may_place(&self, rkey: u32, begin: u64, length: u32) -> bool {
         let end = begin.saturating_add(length as u64);
         let touches = |s: &Stretch| s.rkey == rkey && s.begin < end && begin < s.end;
-        self.unknown <= self.received && !self.on_their_way.iter().any(touches)
+        let touched = self.on_their_way.iter().any(touches) && !planted!(P6Overlap);
+        self.unknown <= self.received && !touched
     }
 
     /// Message `message`, the next one, was taken: its payload goes there.

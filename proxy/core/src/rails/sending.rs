@@ -135,9 +135,9 @@ impl Sending {
         self.next
     }
 
-    /// Stripes posted over a rail that the peer is not known to have taken in.
+    /// Stripes posted over a rail that the peer is not known to have taken in, with the rail's count or with the message.
     pub fn owes(&self, rail: usize) -> usize {
-        self.rails[rail].flying.len()
+        self.rails[rail].flying.iter().filter(|piece| piece.message >= self.received).count()
     }
 
     /// What is known of a rail that is up. A speed that was never measured counts as that of the fastest rail.
