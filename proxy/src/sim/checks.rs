@@ -4,12 +4,12 @@ use std::sync::atomic::Ordering;
 
 use pushgate_driver_shim::abi;
 
-use super::cluster::{Cluster, NEVER};
+use super::cluster::Cluster;
 use super::memory::Guarded;
 use super::model::Flow;
-use super::plan::{Carrier, S};
+use super::plan::{Carrier, NEVER, S};
 use super::qp::{BOUND, bit};
-use super::{Violation, broken};
+use super::violation::{Violation, broken};
 use crate::ring;
 use crate::session::Status;
 

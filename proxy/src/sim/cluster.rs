@@ -10,20 +10,18 @@ use super::log::Log;
 use super::make::make;
 use super::memory;
 use super::node::{self, Node};
-use super::plan::{Carrier, FaultPlan, MS, Plan, S, SetUpFault, SetUpKind};
+use super::plan::{Carrier, FaultPlan, MS, NEVER, Plan, S, SetUpFault, SetUpKind};
 use super::program::{self, Program};
 use super::qp::{BOUND, LINK, Qp};
 use super::rails::Falls;
 use super::random::{Random, mix};
 use super::replay::Replay;
-use super::set_up::{FAILED, Grave, SetUp};
-use super::{Violation, broken};
+use super::set_up::state::{FAILED, Grave, SetUp};
+use super::violation::{Violation, broken};
 use crate::link::verbs::simulated::Sim;
 use crate::ring;
 use crate::session::Status;
 
-/// An end of the world for programs that have nothing to do.
-pub(super) const NEVER: u64 = u64::MAX;
 /// Between two looks of the RDMA device for retries that are exceeded.
 const RETRIES: u64 = 200 * MS;
 

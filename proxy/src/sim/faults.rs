@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, lap_of};
 
-use super::cluster::{Cluster, NEVER};
+use super::cluster::Cluster;
 use super::memory::GUARD;
-use super::plan::{Carrier, FaultKind, FaultPlan, MS};
+use super::plan::{Carrier, FaultKind, FaultPlan, MS, NEVER};
 use super::program::Facts;
 use super::qp::{ANY, Inbox, LINK, bit};
 use super::random::Random;
-use super::set_up::FAILED;
+use super::set_up::state::FAILED;
 use crate::memory::{Mapped, Words};
 use crate::ring;
 use crate::session::{Status, count_word};

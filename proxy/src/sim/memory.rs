@@ -4,6 +4,9 @@
 use std::cell::RefCell;
 use std::io;
 
+use pushgate_driver_shim::ShimError;
+use pushgate_driver_shim::memory::{HugePages, SharedMemory};
+
 use crate::link::PeerProcess;
 use crate::memory::Mapped;
 
@@ -14,6 +17,11 @@ const GUARD_WORD: u64 = 0x6775_6172_6467_7561;
 thread_local! {
     /// What a simulated process may read of another one: addresses and lengths.
     static READABLE: RefCell<Vec<(usize, usize)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Shared memory, whose descriptor an end can hand to the other one.
+pub(super) fn allocate(name: &str, bytes: usize) -> Result<SharedMemory, ShimError> {
+    SharedMemory::builder(name, bytes).huge_pages(HugePages::Never).create()
 }
 
 /// Forgets what simulated processes may read.

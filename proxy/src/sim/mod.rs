@@ -70,6 +70,7 @@ mod random;
 mod replay;
 mod set_up;
 mod shrink;
+mod violation;
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -79,28 +80,16 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use self::cluster::{Cluster, Sums};
 use self::plan::Plan;
+use self::violation::broken;
 use crate::link::verbs::simulated::Sim;
 
 pub use self::plan::{Cut, MOST_RANKS};
 pub use self::shrink::Shrunk;
+pub use self::violation::Violation;
 pub use pushgate_core::plant::Plant;
 
 /// Events after which a run is given up: far more than any run has.
 const MOST_STEPS: u64 = 20_000_000;
-
-/// A promise that was broken.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
-    /// The promise's number, 1 to 8; 0 where the code panicked.
-    pub promise: u8,
-    /// What was found.
-    pub sentence: String,
-}
-
-#[cold]
-fn broken(promise: u8, sentence: String) -> Violation {
-    Violation { promise, sentence }
-}
 
 /// What a run came to.
 #[derive(Clone, Debug)]

@@ -114,6 +114,11 @@ impl Node {
         }
     }
 
+    /// The bell that the programs of this node ring, if its engine can block.
+    pub(super) fn bell(&self) -> Option<EventFd> {
+        self.plan.doorbell.then(|| self.doorbell.try_clone().expect("a descriptor"))
+    }
+
     fn add(&mut self, endpoint: Box<Endpoint>, qp: usize, end: usize, peer: usize, now: u64) {
         let (reply, answer) = channel();
         let wake = if self.plan.doorbell { Wake::Doorbell } else { Wake::Polled };

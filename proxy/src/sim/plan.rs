@@ -10,6 +10,8 @@ use super::random::Random;
 pub(super) const US: u64 = 1_000;
 pub(super) const MS: u64 = 1_000_000;
 pub(super) const S: u64 = 1_000_000_000;
+/// The time of what does not happen.
+pub(super) const NEVER: u64 = u64::MAX;
 
 /// How long a call that sets a queue pair up waits for the peer's first answer, and then for the rest.
 pub(super) const SET_UP: u64 = 400 * MS;

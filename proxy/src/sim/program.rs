@@ -11,7 +11,7 @@ use super::memory::Guarded;
 use super::model::{Flow, Message, Receive, Side, Way};
 use super::plan::{EndPlan, MS, Posts, Reader, US};
 use super::random::{Random, mix};
-use super::{Violation, broken};
+use super::violation::{Violation, broken};
 use crate::producer::Producer;
 
 const UNIT: usize = abi::PUSHGATE_UNIT as usize;

@@ -3,16 +3,62 @@
 use std::sync::Arc;
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::segment::Geometry;
 
-use super::cluster::NEVER;
 use super::flaky::Control;
-use super::make::Memory;
-use super::memory::Guarded;
+use super::memory::{Guarded, allocate};
 use super::model::{Flow, Side};
-use super::plan::{Carrier, S};
+use super::plan::{Carrier, NEVER, S};
 use super::rails::Wires;
-use crate::memory::Mapped;
+use crate::memory::{Mapped, Words};
+use crate::producer::Producer;
 use crate::session::Status;
+
+/// The memory that a program makes for one call that sets its end up.
+pub(super) struct Memory {
+    pub(super) geometry: Geometry,
+    pub(super) window: Arc<SharedMemory>,
+    pub(super) work: Mapped,
+    pub(super) control: Mapped,
+}
+
+impl Memory {
+    /// Fresh memory.
+    pub(super) fn new(geometry: Geometry) -> Self {
+        let window = allocate("window", geometry.window_bytes());
+        Memory {
+            geometry,
+            window: Arc::new(window.expect("memory for a window of the simulation")),
+            work: Mapped::heap(geometry.work_bytes()),
+            control: Mapped::heap(geometry.control_bytes()),
+        }
+    }
+
+    /// What the checks read. Link and inbound payload come when the ends have met.
+    pub(super) fn side(&self, rank: u32, regions: &[Guarded; 2], buffer: usize) -> Side {
+        let (g, control) = (&self.geometry, &self.control);
+        Side {
+            rank,
+            geometry: self.geometry,
+            line: Words::writable(control, abi::PUSHGATE_CTL_CREDIT as usize, 3),
+            signals: Words::writable(control, abi::PUSHGATE_CTL_SIGNALS as usize, g.signals as usize),
+            rx: Words::writable(control, g.control_rx_offset(), 8 << g.rx_log),
+            link: None,
+            inbound: 0,
+            landing: control.address() + g.control_landing_offset(),
+            buffers: regions[1].address(),
+            buffer,
+            region: regions[0].address(),
+        }
+    }
+
+    /// The program's producer. `bell` wakes the engine, where the engine can block.
+    pub(super) fn producer(&self, bell: Option<EventFd>) -> Producer {
+        Producer::new(self.geometry, &self.work, &self.control, &self.window, bell)
+    }
+}
 
 /// P7: what has a cause to end is ended within this time, and a run makes progress within it.
 pub(super) const BOUND: u64 = 15 * S;

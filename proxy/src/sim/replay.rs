@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use pushgate_driver_shim::record::{Opcode, Record};
 
 use super::random::Random;
-use super::{Violation, broken};
+use super::violation::{Violation, broken};
 use crate::gate::{Budget, Gate};
 use crate::outbound::{Next, Outbound};
 use crate::session::Session;

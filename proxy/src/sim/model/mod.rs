@@ -9,7 +9,7 @@ mod sender;
 use pushgate_driver_shim::record::Opcode;
 use pushgate_driver_shim::segment::Geometry;
 
-use super::{Violation, broken};
+use super::violation::{Violation, broken};
 use crate::memory::Words;
 
 /// Where a message's payload is when it is posted.

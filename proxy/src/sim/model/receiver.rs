@@ -6,8 +6,8 @@ use pushgate_driver_shim::record::{Opcode, Record, inline};
 use super::{Flow, Message, Receive, Side, Way};
 use crate::ring::{self, Found};
 use crate::session::count_of;
-use crate::sim::Violation;
 use crate::sim::memory::word;
+use crate::sim::violation::Violation;
 
 const UNIT: usize = abi::PUSHGATE_UNIT as usize;
 

@@ -7,7 +7,7 @@ use pushgate_driver_shim::record::Opcode;
 use super::{Flow, Message, Side, Slot};
 use crate::producer::{Completion, Reservation};
 use crate::ring;
-use crate::sim::Violation;
+use crate::sim::violation::Violation;
 
 const CURSOR: u64 = abi::PUSHGATE_CURSOR_MASK as u64;
 

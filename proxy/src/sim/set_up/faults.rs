@@ -2,12 +2,13 @@
 
 use pushgate_driver_shim::abi;
 
-use super::{FAILED, REPEATED, Stands, lies};
+use super::lies;
+use super::state::{FAILED, REPEATED, Stands};
 use crate::session::Status;
-use crate::sim::Violation;
 use crate::sim::cluster::Cluster;
 use crate::sim::plan::{MS, SetUpFault, SetUpKind};
 use crate::sim::qp::ANY;
+use crate::sim::violation::Violation;
 
 impl Cluster<'_> {
     /// Faults of an end's set-up whose time has come.

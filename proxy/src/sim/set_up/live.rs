@@ -1,13 +1,13 @@
 //! What becomes of an end beside its machine: its program or the mesh ends it, its link breaks, its process dies; and when
 //! the programs of a queue pair begin.
 
-use super::{SetUp, Stands};
+use super::state::{SetUp, Stands};
 use crate::connect::{self, Fds, Frame, Incarnation};
 use crate::session::Status;
-use crate::sim::Violation;
 use crate::sim::cluster::Cluster;
 use crate::sim::node::Order;
 use crate::sim::plan::US;
+use crate::sim::violation::Violation;
 
 impl Cluster<'_> {
     /// Somebody other than the peer ends an end: its program, or the mesh that has lost the peer.

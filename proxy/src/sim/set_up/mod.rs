@@ -7,162 +7,30 @@
 
 mod channel;
 mod faults;
+mod join;
 mod lies;
 mod live;
+pub(super) mod state;
 
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 
-use self::channel::Channel;
-use super::cluster::{Cluster, NEVER};
-use super::make::allocate;
+use self::state::{End, FAILED, Grave, REPEATED, SetUp, Stands, Step, Work, hash};
+use super::cluster::Cluster;
+use super::memory::allocate;
 use super::node::Order;
-use super::plan::{MS, SET_UP, SetUpFault, SetUpKind, US};
+use super::plan::{NEVER, SET_UP, US};
 use super::qp::{LINK, bit};
-use super::random::Random;
-use super::{Violation, broken};
-use crate::connect::{self, Connect, ConnectError, Event, Fds, Frame, Incarnation, Opening, Prepared};
+use super::violation::{Violation, broken};
+use crate::connect::{self, Connect, ConnectError, Event, Fds, Frame, Incarnation};
 use crate::session::Status;
 
-/// Codes of a call that failed at one end or waited too long for the other.
-pub(super) const FAILED: u64 = bit(abi::PUSHGATE_ABORTED) | bit(abi::PUSHGATE_TIMED_OUT);
-/// The code of a call whose program, or the other one, calls again at once.
-const REPEATED: u64 = bit(abi::PUSHGATE_ABORTED);
 /// Most that one frame or one look at the time may make an end say, and most bytes of a frame.
 const MOST_EVENTS: usize = 8;
 const LONGEST_FRAME: usize = 4096;
 /// Most frames on their way to an end.
 const MOST_FRAMES: usize = 256;
-
-/// How far the transport of an end is.
-enum Step {
-    /// It has nothing.
-    Closed,
-    Opened(Opening),
-    Prepared(Prepared),
-}
-
-/// What an end takes its time for.
-enum Work {
-    Fence,
-    Prepare { epoch: u32, offer: Frame },
-}
-
-/// Where an end stands.
-enum Stands {
-    /// Its program calls at this time.
-    Waits(u64),
-    Calls(Box<Connect<Fds>>),
-    /// It has met this incarnation of the other end over this epoch, and is its engine's.
-    Live {
-        with: Incarnation,
-        epoch: u32,
-    },
-    /// Its program calls no more.
-    Over,
-}
-
-/// An end while it is set up.
-struct End {
-    stands: Stands,
-    /// The latest call.
-    incarnation: u64,
-    began: u64,
-    /// For how long the end did nothing since then.
-    stalled: u64,
-    stopped_until: u64,
-    /// How often it may call again.
-    again: u32,
-    pause: u64,
-    step: Step,
-    /// What is under way beside the frames, and when it is done.
-    work: Option<(u64, Work)>,
-    /// The number of its offer, and that of the other end's offer that it has got ready for.
-    attempt: u64,
-    ready_for: u64,
-    /// Memory that the other end may write, looked at from beside, where a fault is to come.
-    watched: Vec<ReadOnlyMemory>,
-    /// What comes from the other end.
-    channel: Channel,
-    events: u32,
-    /// Those that have not happened.
-    faults: Vec<SetUpFault>,
-    /// It is to forge frames, of those that it has sent.
-    lies: bool,
-    sent: Vec<Frame>,
-}
-
-/// The set-up of one queue pair.
-pub(super) struct SetUp {
-    ends: [End; 2],
-    /// How many faults there are. If there is one, memory of attempts that are given up is looked at.
-    faults: usize,
-    random: Random,
-}
-
-/// Memory of an attempt that was given up, and what lay there then.
-pub(super) struct Grave {
-    qp: usize,
-    end: usize,
-    attempt: u64,
-    memory: ReadOnlyMemory,
-    hash: u64,
-}
-
-fn hash(memory: &ReadOnlyMemory) -> u64 {
-    // SAFETY: the words are only loaded.
-    let words = unsafe { memory.words(0, memory.len() / 8) };
-    words.iter().fold(0, |hash: u64, word| {
-        let word = word.load(std::sync::atomic::Ordering::Relaxed);
-        (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23)
-    })
-}
-
-impl SetUp {
-    /// The set-up of a queue pair with these faults.
-    pub(super) fn new(faults: &[SetUpFault], mut random: Random) -> Self {
-        let usual = if random.one_in(10) { MS } else { 20 * US };
-        // Where an end is so late that the other gives up, both call again.
-        let again = faults.iter().filter(|fault| fault.kind.is_too_late()).count() as u32;
-        let ends = [0, 1].map(|end| {
-            let (late, faults): (Vec<SetUpFault>, Vec<SetUpFault>) = faults
-                .iter()
-                .filter(|fault| fault.end == end)
-                .partition(|fault| matches!(fault.kind, SetUpKind::Late { .. }));
-            let late = late.iter().map(|fault| if let SetUpKind::Late { by } = fault.kind { by } else { 0 });
-            End {
-                stands: Stands::Waits(random.time(50 * US) + late.max().unwrap_or(0)),
-                incarnation: 0,
-                began: 0,
-                stalled: 0,
-                stopped_until: 0,
-                again,
-                pause: if again > 0 { MS } else { 0 },
-                step: Step::Closed,
-                work: None,
-                attempt: 0,
-                ready_for: 0,
-                watched: Vec::new(),
-                channel: Channel::new(usual),
-                events: 0,
-                lies: faults.iter().any(|fault| matches!(fault.kind, SetUpKind::Lie { .. })),
-                faults,
-                sent: Vec::new(),
-            }
-        });
-        SetUp { ends, faults: faults.len(), random }
-    }
-
-    /// Of an end that is live: its incarnation, that of the other end which it is live with, and the epoch.
-    fn live(&self, end: usize) -> Option<(u64, u64, u32)> {
-        let e = &self.ends[end];
-        match e.stands {
-            Stands::Live { with, epoch } => Some((e.incarnation, with.get(), epoch)),
-            _ => None,
-        }
-    }
-}
 
 impl Cluster<'_> {
     fn end(&mut self, qp: usize, end: usize) -> &mut End {

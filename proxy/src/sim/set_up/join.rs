@@ -1,0 +1,133 @@
+//! The transport of an end, and its link and its endpoint once the ends have met.
+
+use std::sync::Arc;
+
+use pushgate_core::rails::Rules;
+use pushgate_core::recovery::Patience;
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::bell;
+use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
+
+use crate::connect::{LocalMet, LocalOpening, Met, Opening, VerbsOpening};
+use crate::endpoint::{Endpoint, QpOptions};
+use crate::link::Link;
+use crate::link::local::{LocalLink, Processes};
+use crate::link::verbs::Config;
+use crate::memory::{Mapped, Words};
+use crate::region::RegionMemory;
+use crate::sim::cluster::Cluster;
+use crate::sim::flaky::Flaky;
+use crate::sim::memory::{self, Guarded, SimulatedProcess, allocate};
+use crate::sim::plan::{Carrier, MS, Posts, S};
+use crate::sim::qp::Memory;
+use crate::sim::rails;
+
+/// Limits of a rail's recovery.
+const PATIENCE: Patience =
+    Patience { attempt: 20 * MS, first_pause: MS, longest_pause: 50 * MS, whole: 10 * S };
+/// A slot that is never published ends its queue pair after this time.
+const STUCK: u64 = 3 * S;
+
+impl Cluster<'_> {
+    /// An end's program calls again: nothing of its earlier call is used.
+    pub(super) fn make_anew(&mut self, qp: usize, end: usize) {
+        let q = &mut self.qps[qp];
+        q.memory[end] = Memory::new(q.memory[end].geometry);
+        q.sides[end] = q.memory[end].side(q.ranks[end], &q.regions[end], q.sides[end].buffer);
+        let bell = self.nodes[q.nodes[end]].bell();
+        self.programs[2 * qp + end].producer = q.memory[end].producer(bell);
+    }
+
+    /// Opens an end's transport.
+    pub(super) fn open(&self, qp: usize, end: usize) -> Opening {
+        let (q, e) = (&self.qps[qp], &self.plan.qps[qp].ends[end]);
+        let (window, posted_receives) = (q.memory[end].window.clone(), e.posts != Posts::Nothing);
+        let Carrier::Verbs { imm } = q.carrier else {
+            let link = allocate("link", e.geometry.link_bytes()).expect("memory for a link segment");
+            write_header(&link, Segment::Link, &e.geometry).expect("a segment of this geometry");
+            let rings = self.plan.nodes[q.nodes[end]].doorbell;
+            let bells = rings.then(|| bell::pair().expect("a pair of sockets"));
+            return Opening::Local(LocalOpening::new(Arc::new(link), window, posted_receives, bells));
+        };
+        let config = Config { imm, posted_receives, regions_written: e.regions_written, ..Config::default() };
+        let opening = VerbsOpening::new(&self.nic.device, &config, e.geometry, window, &mut allocate);
+        Opening::Verbs(Box::new(opening.expect("a queue pair of the simulated device")))
+    }
+
+    /// Makes the endpoint of an end that has met the other. A sentence if what the other end handed over does not fit.
+    pub(super) fn join(&mut self, qp: usize, end: usize, met: Met) -> Result<Endpoint, String> {
+        let plan = &self.plan.qps[qp];
+        let (e, q) = (&plan.ends[end], &mut self.qps[qp]);
+        let (link, peer_geometry): (Box<dyn Link>, Geometry) = match met {
+            Met::Local(met) if let Some(wires) = &q.wires => {
+                let peer = met.peer.geometry;
+                let (window, mirror) = (&q.memory[end].window, Mapped::heap(peer.window_bytes()));
+                q.sides[end].inbound = mirror.address();
+                let options = rails::Options {
+                    rules: Rules { window_log: e.geometry.link_log, shortest: 64 },
+                    peer_window_log: peer.link_log,
+                    patience: PATIENCE,
+                    peer_posts: plan.ends[1 - end].posts != Posts::Nothing,
+                    ranks: [q.ranks[end], q.ranks[1 - end]],
+                };
+                let (memory, time) = ((window.into(), mirror), self.nodes[q.nodes[end]].time.clone());
+                let rails = rails::join(wires, end, memory, e.regions_written, options, time);
+                (Box::new(rails), peer)
+            }
+            Met::Local(met) => {
+                let LocalMet { link, bell, peer } = *met;
+                let [own, theirs, window] =
+                    [Mapped::from(link), Mapped::from(peer.link), Mapped::from(peer.window)];
+                if window.bytes() < peer.geometry.window_bytes() {
+                    return Err(format!("a window of {} bytes", window.bytes()));
+                }
+                memory::make_readable(own.address(), own.bytes());
+                let side = &mut q.sides[end];
+                side.link = Some(Words::writable(&own, abi::PUSHGATE_LINK_RECEIVED as usize, 4));
+                side.inbound = window.address();
+                let processes = Processes { peer: Some(Box::new(SimulatedProcess)), in_program: true };
+                let (geometry, bells) = (&peer.geometry, (bell, peer.bell));
+                let link = LocalLink::new(&own, &e.geometry, &theirs, geometry, window, bells, processes);
+                q.links[end] = Some(own);
+                (Box::new(link), peer.geometry)
+            }
+            Met::Verbs(met) => {
+                q.numbers[end] = met.link.number();
+                q.inboxes[end] = Some(met.link.inbox());
+                q.sides[end].inbound = met.mirror.as_ptr().as_ptr() as usize;
+                (Box::new(met.link), met.peer_geometry)
+            }
+        };
+        let options = QpOptions {
+            peer: q.ranks[1 - end],
+            posted_receives: e.posts != Posts::Nothing,
+            reader_flushes: false,
+            stuck_ns: STUCK,
+            in_place_share: e.in_place_share,
+            slow_ns: e.slow_ns,
+            ungated: false,
+            key_seed: q.key_seeds[end],
+        };
+        let local = q.carrier == Carrier::Local;
+        let (link, m) = (Box::new(Flaky::new(link, q.controls[end].clone(), !local)), &q.memory[end]);
+        let endpoint = Endpoint::new(&m.work, &m.control, e.geometry, peer_geometry, link, options);
+        let told = self.broken.clone();
+        let tell =
+            Box::new(move |status| told.lock().unwrap_or_else(|e| e.into_inner()).push((qp, end, status)));
+        let mut endpoint = endpoint.expect("an endpoint of the simulation").with_broken(tell);
+        if e.copies {
+            endpoint = endpoint.with_inbound_copied();
+        }
+        let region = |memory: &Guarded, device: bool| match device {
+            true => RegionMemory::Device { address: memory.address() as u64, exported: None },
+            false => RegionMemory::Host { address: memory.address(), keep: None },
+        };
+        let ([put, buffers], source) = (&q.regions[end], &self.programs[2 * qp + end].source);
+        let all = [region(put, e.device), region(buffers, e.device), region(source, false)];
+        let bytes = [put.bytes(), buffers.bytes(), source.bytes()];
+        q.keys[end] = std::array::from_fn(|i| {
+            endpoint.add_region(all[i].clone(), bytes[i] as u64).expect("few regions")
+        });
+        Ok(endpoint)
+    }
+}
