@@ -1,11 +1,16 @@
-//! Tests that the engine's passes allocate nothing in steady state.
+//! Tests that the engine's passes, and what decides over rails, allocate nothing in steady state.
 
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::collections::VecDeque;
 
 use common::*;
+use pushgate_core::rails::arriving::Arriving;
+use pushgate_core::rails::placing::{Placing, Target};
+use pushgate_core::rails::sending::Sending;
+use pushgate_core::rails::{Rules, Stripe};
 use pushgate_driver_shim::record::{Opcode, Record};
 
 struct Counting;
@@ -128,4 +133,58 @@ fn no_pass_allocates_in_steady_state() {
     assert_eq!(pair.ends[1].counters().delivered, 2000 + messages as u64);
     assert!(pair.ends[1].counters().copied_out > messages as u64 / 1000, "the landing ring was part of it");
     pair.assert_clean();
+}
+
+#[test]
+fn rails_decide_without_allocating_while_they_carry_break_and_come_back() {
+    const RAILS: usize = 3;
+    let rules = Rules { window_log: 5, shortest: 64 };
+    let budget = pushgate_proxy::gate::Budget { send_slots: 20, cq_slots: 20, bytes: 1 << 20 };
+    let mut sending = Sending::new(rules, RAILS);
+    (0..RAILS).for_each(|rail| sending.join(rail, budget));
+    let (mut arriving, mut placing) = (Arriving::new(rules.window_log), Placing::new(1 << rules.window_log));
+    let mut wires: [VecDeque<Stripe>; RAILS] = std::array::from_fn(|_| VecDeque::with_capacity(1 << 8));
+    let before = COUNT.get();
+    let mut owed = 0;
+    for round in 0..20_000u64 {
+        let record =
+            Record { length: round as u32 * 64 % 9000, id: round as u32, ..Record::new(Opcode::Put) };
+        let placed = placing.may_place(1, 0, record.length);
+        let message = sending.post(record.length, placed);
+        placing.posted(message, Target::Region(1, 64 * (round % 7)), record.length);
+        while let Some((rail, stripe)) = sending.reserve().map(|(rail, permit, stripe)| {
+            permit.post();
+            (rail, stripe)
+        }) {
+            sending.posted(rail);
+            wires[rail].push_back(stripe);
+        }
+        if round % 50 == 0 {
+            // A rail loses what it carries.
+            let rail = (round / 50) as usize % RAILS;
+            wires[rail].clear();
+            sending.leave(rail);
+            owed += sending.owed(rail, arriving.taken(rail)).unwrap();
+            sending.join(rail, budget);
+        }
+        // One in three rounds lets everything arrive.
+        for (rail, wire) in wires.iter_mut().enumerate().filter(|_| round % 3 == 0) {
+            for stripe in wire.drain(..) {
+                let record = Record {
+                    length: stripe.message as u32 * 64 % 9000,
+                    id: stripe.message as u32,
+                    ..Record::new(Opcode::Put)
+                };
+                arriving.arrive(rail, &stripe, &record.encode(0)).unwrap();
+                sending.complete(rail, 1);
+            }
+            sending.taken(rail, arriving.taken(rail)).unwrap();
+        }
+        while arriving.accept().is_some() {}
+        sending.received(arriving.accepted());
+        placing.received(arriving.accepted());
+        sending.tick(round * 100_000);
+    }
+    assert_eq!(COUNT.get() - before, 0);
+    assert!(arriving.accepted() > 19_900 && owed > 100, "{} accepted, {owed} owed", arriving.accepted());
 }
