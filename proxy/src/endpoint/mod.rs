@@ -547,7 +547,7 @@ impl Endpoint {
     }
 
     /// Descriptors that wake a sleeping engine, besides the bells. True if those of
-    /// the transport wake only for a while ([`Waking::wakes`](crate::link::Waking::wakes)).
+    /// the transport wake only for a while ([`Waking::wakes`]).
     pub fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> bool {
         if self.over {
             return false;

@@ -85,7 +85,7 @@ pub struct Engine {
 
 impl Engine {
     /// Starts an engine. `bell` is its doorbell: producers of this process that find
-    /// it asleep ring there. (Peers ring bells of their own, [`Endpoint::bell`].)
+    /// it asleep ring there. (Peers ring bells of their own, [`Endpoint::bells`].)
     pub fn start(bell: EventFd, options: EngineOptions) -> Result<Self, EngineError> {
         let (commands, inbox) = channel();
         let pending = Arc::new(AtomicBool::new(false));

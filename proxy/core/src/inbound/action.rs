@@ -69,7 +69,7 @@ pub enum Action {
     /// Make what the peer's device has written visible to this side's device, if that is a device's memory; then do
     /// what is said.
     Placed(Stretch, Finish),
-    /// Begin a copy. Its end is told by [`Inbound::copied`].
+    /// Begin a copy. Its end is told by [`Inbound::copied`](super::Inbound::copied).
     Copy {
         /// Where the payload is.
         from: Payload,
