@@ -17,10 +17,12 @@ pub enum Outcome {
     Skipped(String),
 }
 
-/// What a step works with.
+/// What the steps of one lane work with.
 pub struct Bench {
     /// Where files and folders are.
     pub paths: Paths,
+    /// The name of the step that runs.
+    pub step: &'static str,
     /// What ends a command that hangs.
     pub guard: Guard,
     /// The factor by which the tests multiply their limits against a hang.
@@ -61,7 +63,7 @@ impl Bench {
     /// The file to which tests append a line `SKIPPED: reason` for everything that they leave out:
     /// libtest shows nothing of what a passing test prints.
     pub fn skip_log(&self) -> PathBuf {
-        self.paths.target.join("xtask").join("skips.txt")
+        self.paths.target.join("xtask").join(format!("skips-{}.txt", self.step))
     }
 }
 

@@ -10,6 +10,7 @@ use std::{env, thread};
 
 use anyhow::{Context, Result, bail};
 
+use crate::output::Output;
 use crate::paths::Paths;
 use crate::process;
 use crate::progress::Guard;
@@ -123,7 +124,8 @@ fn fetch(paths: &Paths, guard: Guard) -> Result<Toolkit> {
         return Ok(toolkit);
     }
     // On stderr, because `nvcc` prints only a path to stdout.
-    eprintln!("Fetching CUDA 13.0's compiler into {} (once; about 200 MB)", venv.display());
+    let notice = format!("Fetching CUDA 13.0's compiler into {} (once; about 200 MB)\n", venv.display());
+    Output::of_this_thread().write_error(notice.as_bytes());
     let mut make = process::command("python3", &paths.root);
     make.args(["-m", "venv", "--clear"]).arg(&venv);
     process::run_quietly(make, guard)?;

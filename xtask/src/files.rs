@@ -5,6 +5,8 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use crate::output::say;
+
 /// The repository's files with this extension, as paths from the root, sorted. Hidden folders and cargo's target
 /// folders are left out.
 pub fn with_extension(root: &Path, extension: &str) -> Result<Vec<PathBuf>> {
@@ -76,7 +78,7 @@ impl Made<'_> {
         }
         let committed = read(root, file)?;
         if committed == text {
-            println!("{file} agrees with {source}");
+            say!("{file} agrees with {source}");
             return Ok(());
         }
         let line = committed.lines().zip(text.lines()).take_while(|(a, b)| a == b).count();

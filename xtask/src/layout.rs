@@ -7,6 +7,7 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 
+use crate::output::say;
 use crate::paths::Paths;
 use crate::process;
 use crate::progress::Guard;
@@ -31,7 +32,7 @@ pub fn check(paths: &Paths, guard: Guard) -> Result<()> {
         process::run(compile, guard)?;
         let seen = process::capture(process::command(&binary, &paths.root), false, guard)?;
         compare(compiler, &rust, &seen)?;
-        println!("{compiler}: {} numbers agree", rust.len());
+        say!("{compiler}: {} numbers agree", rust.len());
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::{env, fs};
 use anyhow::{Context, Result};
 
 /// The folders that tasks use.
+#[derive(Clone)]
 pub struct Paths {
     /// The repository's root.
     pub root: PathBuf,

@@ -3,7 +3,7 @@
 
 use std::ffi::{OsStr, c_int};
 use std::fs::File;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
-use crate::progress::{Guard, Watch};
+use crate::output::{Output, say};
+use crate::progress::{Guard, Watch, add_cpu_time};
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
@@ -49,8 +50,8 @@ pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
-/// Has a command killed when this process dies, even by SIGKILL. Call it only on the main thread,
-/// because the kernel watches the thread that started the child.
+/// Has a command killed when this process dies, even by SIGKILL. Call it only on a thread that outlives
+/// the command, because the kernel watches the thread that started the child.
 pub fn die_with_us(command: &mut Command) {
     let us = rustix::process::getpid();
     let ask = move || {
@@ -126,17 +127,19 @@ pub fn capture(mut command: Command, echo: bool, guard: Guard) -> Result<String>
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     colour(&mut command, io::stderr().is_terminal());
     let mut running = Running::start(command)?;
+    let output = Output::of_this_thread();
     let text = Arc::new(Mutex::new(Vec::new()));
     let into = Arc::clone(&text);
+    let shown = output.clone();
     let out = running.child.stdout.take().context("no pipe")?;
     let out = pass_on(out, &running.heard, move |bytes| {
         if echo {
-            write_to(io::stdout(), bytes);
+            shown.write(bytes);
         }
         into.lock().expect("the reader does not panic").extend_from_slice(bytes);
     });
     let err = running.child.stderr.take().context("no pipe")?;
-    let err = pass_on(err, &running.heard, |bytes| write_to(io::stderr(), bytes));
+    let err = pass_on(err, &running.heard, move |bytes| output.write_error(bytes));
     let mut watch = Watch::new(guard);
     let status = loop {
         if let Some(status) = running.poll(&mut watch)? {
@@ -207,8 +210,8 @@ impl Job {
         command.stderr(to.stderr.map_or_else(|| theirs.into(), Stdio::from));
         colour(&mut command, io::stdout().is_terminal());
         let running = Running::start(command)?;
-        let pipe = File::from(ours);
-        let output_ended = pass_on(pipe, &running.heard, |bytes| write_to(io::stdout(), bytes));
+        let (pipe, output) = (File::from(ours), Output::of_this_thread());
+        let output_ended = pass_on(pipe, &running.heard, move |bytes| output.write(bytes));
         Ok(Job { running, output_ended, watch: Watch::new(guard) })
     }
 
@@ -244,11 +247,6 @@ fn colour(command: &mut Command, is_terminal: bool) {
     {
         command.env("CARGO_TERM_COLOR", "always");
     }
-}
-
-/// Writes bytes and ignores errors: the job goes on even if its output is no longer read.
-pub fn write_to(mut to: impl Write, bytes: &[u8]) {
-    let _ = to.write_all(bytes).and_then(|()| to.flush());
 }
 
 /// Reads a pipe to its end on a thread of its own and counts the bytes. The receiver is told when
@@ -341,6 +339,7 @@ impl Running {
     /// Ends what the child has left running, then reaps the child.
     fn reap(&mut self) -> Result<ExitStatus> {
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        add_cpu_time(cpu_time(self.child.id()));
         self.reaped = true;
         Ok(self.child.wait()?)
     }
@@ -365,6 +364,19 @@ impl Drop for Running {
     }
 }
 
+/// The CPU time of a process that has ended and is not reaped yet, and of the children that it waited for.
+fn cpu_time(id: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    Duration::from_secs_f64(cpu_ticks(&stat) as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// The sum of utime, stime, cutime and cstime in /proc/PID/stat (proc(5)). The name of the program, in brackets before
+/// them, may hold anything.
+fn cpu_ticks(stat: &str) -> u64 {
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    fields.skip(11).take(4).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+}
+
 /// A command as one would type it, without the variables set for it.
 fn words(command: &Command) -> String {
     let program = Path::new(command.get_program());
@@ -376,13 +388,10 @@ fn words(command: &Command) -> String {
 
 /// Shows a command that is about to run, with the variables set for it.
 fn show(command: &Command) {
-    print!("$ ");
-    for (name, value) in command.get_envs() {
-        if let Some(value) = value {
-            print!("{}={} ", name.to_string_lossy(), quote(value));
-        }
-    }
-    println!("{}", words(command));
+    let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let set: String =
+        set.map(|(name, value)| format!("{}={} ", name.to_string_lossy(), quote(value))).collect();
+    say!("$ {set}{}", words(command));
 }
 
 /// Quotes a word for a shell.
@@ -397,6 +406,8 @@ pub fn quote(word: &OsStr) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     fn shell(script: &str) -> Command {
@@ -463,7 +474,7 @@ mod tests {
         drop(held);
         assert!(ends_within(&ended, REST));
         let (read, written) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        write_to(File::from(written), b"said");
+        File::from(written).write_all(b"said").unwrap();
         // As on a machine on which the reader hardly runs.
         let ended = pass_on(File::from(read), &Arc::default(), |_| thread::sleep(GRACE + GRACE / 2));
         assert!(ends_within(&ended, REST));

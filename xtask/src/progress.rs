@@ -1,8 +1,8 @@
 //! Tells a hang from slowness: a command is ended if it shows no progress for far longer than it
 //! ever needs, and for no other reason. The time allowed grows with the slowness of the machine.
 
+use std::cell::Cell;
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -68,7 +68,7 @@ impl Watch {
             return Err("the time of the whole run was over".into());
         }
         let silent = now.saturating_duration_since(self.since);
-        LONGEST_SILENCE_MS.fetch_max(silent.as_millis() as u64, Ordering::Relaxed);
+        note(|usage| usage.silence = usage.silence.max(silent));
         if progress != self.seen {
             (self.seen, self.since) = (progress, now);
             return Ok(());
@@ -90,11 +90,33 @@ impl Watch {
     }
 }
 
-static LONGEST_SILENCE_MS: AtomicU64 = AtomicU64::new(0);
+/// What the commands that one thread has run did to the machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// The longest time without output.
+    pub silence: Duration,
+    /// The CPU time of the commands that have ended.
+    pub cpu: Duration,
+}
 
-/// The longest silence that any watch has seen since the last call.
-pub fn take_longest_silence() -> Duration {
-    Duration::from_millis(LONGEST_SILENCE_MS.swap(0, Ordering::Relaxed))
+thread_local! {
+    static USAGE: Cell<Usage> = Cell::default();
+}
+
+fn note(change: impl FnOnce(&mut Usage)) {
+    let mut usage = USAGE.get();
+    change(&mut usage);
+    USAGE.set(usage);
+}
+
+/// Adds the CPU time of a command of this thread that has ended.
+pub fn add_cpu_time(time: Duration) {
+    note(|usage| usage.cpu += time);
+}
+
+/// What this thread's commands have used since the last call.
+pub fn take_usage() -> Usage {
+    USAGE.take()
 }
 
 /// Seconds that [`work`] takes on one thread of the machine from which the figures in

@@ -1,12 +1,17 @@
-//! Runs the steps one after the other and reports the results.
+//! Runs the steps, lane by lane, and reports the results.
 
 use std::fs;
+use std::num::NonZero;
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 
 use crate::bench::{Bench, Outcome};
+use crate::lanes::{Lanes, NICE};
+use crate::output::{self, Output, say};
 use crate::paths::Paths;
 use crate::process;
 use crate::progress::{self, Guard, SILENCE};
@@ -47,10 +52,14 @@ struct Row {
     verdict: Verdict,
     seconds: f64,
     budget: u64,
+    /// The CPU time of the step's commands, seconds.
+    cpu: f64,
     /// The longest time without output, seconds.
     silence: f64,
     /// [`progress::slowness`], the mean of before and after.
     slowness: f64,
+    /// The step ran beside others, so that its seconds do not compare with its budget.
+    beside: bool,
     notes: Vec<String>,
 }
 
@@ -71,19 +80,12 @@ pub fn test(paths: Paths, options: &Options) -> Result<ExitCode> {
     paths.scratch("")?;
     let begin = Instant::now();
     let guard = Guard::new(Some(SILENCE), Some(begin + options.limit));
-    let mut bench = Bench { paths, guard, patience: 1, no_install: options.no_install, skips: Vec::new() };
     let named = |step: &&Step| options.only.iter().any(|name| name == step.name);
     let by_default = |step: &&Step| options.only.is_empty() && step.when.is_in(options.quick, options.full);
-    let mut rows = Vec::new();
-    let mut before = progress::slowness();
-    for step in STEPS.iter().filter(|step| named(step) || by_default(step)) {
-        bench.patience = progress::patience(before);
-        let mut row = run(step, &mut bench, options.strict)?;
-        let after = progress::slowness();
-        row.slowness = (before + after) / 2.0;
-        before = after;
-        rows.push(row);
-    }
+    let chosen: Vec<_> = STEPS.iter().filter(|step| named(step) || by_default(step)).collect();
+    let lanes = Lanes::of(&chosen, thread::available_parallelism().map_or(1, NonZero::get));
+    let mut rows = run_all(&lanes, &paths, guard, options)?;
+    rows.sort_by_key(|row| STEPS.iter().position(|step| step.name == row.name));
     let failed = summary(&rows, begin.elapsed());
     Ok(match (process::interrupted(), failed) {
         (true, _) => ExitCode::from(130),
@@ -92,32 +94,112 @@ pub fn test(paths: Paths, options: &Options) -> Result<ExitCode> {
     })
 }
 
-fn run(step: &Step, bench: &mut Bench, strict: bool) -> Result<Row> {
-    println!("\n==== {}: {}", step.name, step.about);
-    let log = bench.skip_log();
-    fs::write(&log, "").with_context(|| format!("cannot write {}", log.display()))?;
-    bench.skips.clear();
-    let start = Instant::now();
-    progress::take_longest_silence();
-    let result = if process::interrupted() {
-        Ok(Outcome::Skipped("interrupted".into()))
-    } else if bench.guard.is_over() {
-        Err(anyhow!("not run: the time of the whole run was over"))
-    } else if let Some(reason) = system::unmet(step.needs) {
-        Ok(Outcome::Skipped(reason))
-    } else {
-        (step.run)(bench)
-    };
-    let seconds = start.elapsed().as_secs_f64();
-    bench.skips.extend(counted(&fs::read_to_string(&log).unwrap_or_default()));
-    let (verdict, notes) = judge(result, &bench.skips, strict);
-    let silence = progress::take_longest_silence().as_secs_f64();
-    let row = Row { name: step.name, verdict, seconds, budget: step.budget, silence, slowness: 1.0, notes };
-    for note in &row.notes {
-        println!("{}: {note}", step.name);
+/// Runs the steps of all lanes.
+fn run_all(lanes: &Lanes, paths: &Paths, guard: Guard, options: &Options) -> Result<Vec<Row>> {
+    let mut main = Runner::new(paths, guard, options);
+    let mut rows = Vec::new();
+    for step in &lanes.first {
+        rows.push(main.run(step)?);
     }
-    println!("---- {}: {} in {seconds:.1} s", step.name, row.verdict.name());
-    Ok(row)
+    thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel();
+        scope.spawn(move || {
+            if lanes.beside.is_empty() {
+                return;
+            }
+            // Counts for this thread and for all that it starts. If it fails, the steps run all the same.
+            let _ = rustix::process::nice(NICE);
+            let mut beside = Runner::new(paths, guard, options);
+            for step in &lanes.beside {
+                let _ = sender.send(output::collect(|| beside.run(step)));
+            }
+        });
+        let show = |(row, output): (Result<Row>, Vec<u8>)| {
+            Output::default().write(&output);
+            row.map(|row| Row { beside: true, ..row })
+        };
+        for step in &lanes.main {
+            rows.push(main.run(step)?);
+            for ended in receiver.try_iter() {
+                rows.push(show(ended)?);
+            }
+        }
+        let has_ended = |step: &&&Step| rows.iter().any(|row| row.name == step.name);
+        let left: Vec<_> =
+            lanes.beside.iter().filter(|step| !has_ended(step)).map(|step| step.name).collect();
+        if !left.is_empty() {
+            println!("\nwaiting for {}, whose output is shown behind each step", left.join(", "));
+        }
+        for ended in receiver {
+            rows.push(show(ended)?);
+        }
+        Ok(rows)
+    })
+}
+
+/// Runs the steps of one lane.
+struct Runner {
+    bench: Bench,
+    strict: bool,
+    /// [`progress::slowness`] before the next step.
+    slowness: f64,
+}
+
+impl Runner {
+    /// Measures the slowness, so it is made on the thread that runs the steps.
+    fn new(paths: &Paths, guard: Guard, options: &Options) -> Runner {
+        let bench = Bench {
+            paths: paths.clone(),
+            step: "",
+            guard,
+            patience: 1,
+            no_install: options.no_install,
+            skips: Vec::new(),
+        };
+        Runner { bench, strict: options.strict, slowness: progress::slowness() }
+    }
+
+    fn run(&mut self, step: &Step) -> Result<Row> {
+        let bench = &mut self.bench;
+        bench.step = step.name;
+        bench.patience = progress::patience(self.slowness);
+        say!("\n==== {}: {}", step.name, step.about);
+        let log = bench.skip_log();
+        fs::write(&log, "").with_context(|| format!("cannot write {}", log.display()))?;
+        bench.skips.clear();
+        let start = Instant::now();
+        progress::take_usage();
+        let result = if process::interrupted() {
+            Ok(Outcome::Skipped("interrupted".into()))
+        } else if bench.guard.is_over() {
+            Err(anyhow!("not run: the time of the whole run was over"))
+        } else if let Some(reason) = system::unmet(step.needs) {
+            Ok(Outcome::Skipped(reason))
+        } else {
+            (step.run)(bench)
+        };
+        let seconds = start.elapsed().as_secs_f64();
+        let usage = progress::take_usage();
+        bench.skips.extend(counted(&fs::read_to_string(&log).unwrap_or_default()));
+        let (verdict, notes) = judge(result, &bench.skips, self.strict);
+        for note in &notes {
+            say!("{}: {note}", step.name);
+        }
+        say!("---- {}: {} in {seconds:.1} s", step.name, verdict.name());
+        let before = self.slowness;
+        self.slowness = progress::slowness();
+        Ok(Row {
+            name: step.name,
+            verdict,
+            seconds,
+            budget: step.budget,
+            cpu: usage.cpu.as_secs_f64(),
+            silence: usage.silence.as_secs_f64(),
+            slowness: (before + self.slowness) / 2.0,
+            beside: false,
+            notes,
+        })
+    }
 }
 
 /// The verdict on a step with this result and these parts left out, and the notes below it.
@@ -167,27 +249,35 @@ fn counted(log: &str) -> Vec<String> {
 /// Prints the table; returns how many steps failed.
 fn summary(rows: &[Row], took: Duration) -> usize {
     println!("\n==== summary");
-    println!("{:<11} {:<8} {:>8} {:>7} {:>8} {:>8}", "step", "", "seconds", "budget", "slowness", "silence");
+    println!(
+        "{:<11} {:<8} {:>8} {:>7} {:>7} {:>8} {:>8}",
+        "step", "", "seconds", "budget", "cpu", "slowness", "silence"
+    );
     for row in rows {
         println!(
-            "{:<11} {:<8} {:>8.1} {:>7} {:>8.1} {:>8.1}",
+            "{:<11} {:<8} {:>8.1} {:>7} {:>7.0} {:>8.1} {:>8.1}{}",
             row.name,
             row.verdict.name(),
             row.seconds,
             row.budget,
+            row.cpu,
             row.slowness,
-            row.silence
+            row.silence,
+            if row.beside { "  beside others" } else { "" }
         );
         for note in &row.notes {
             println!("  {}", note.replace('\n', "\n  "));
         }
     }
-    let seconds: f64 = rows.iter().map(|row| row.seconds).sum();
-    let slowness = rows.iter().map(|row| row.seconds * row.slowness).sum::<f64>() / seconds.max(0.1);
+    // What ran with lower priority tells nothing of the machine.
+    let alone = || rows.iter().filter(|row| !row.beside);
+    let slowness = alone().map(|row| row.seconds * row.slowness).sum::<f64>()
+        / alone().map(|row| row.seconds).sum::<f64>().max(0.1);
     println!(
-        "{:.0} s in all. A budget is for two quiet cores and is not enforced; by samples between the steps this machine was \
-         {slowness:.1} times as slow as those",
-        took.as_secs_f64()
+        "{:.0} s in all, {:.0} s of CPU time. A budget is for a step alone on two quiet cores and is not enforced; by samples \
+         between the steps this machine was {slowness:.1} times as slow as those",
+        took.as_secs_f64(),
+        rows.iter().map(|row| row.cpu).sum::<f64>()
     );
     let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
     let (passed, failed) = (count(Verdict::Passed), count(Verdict::Failed));

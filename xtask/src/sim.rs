@@ -9,12 +9,15 @@ use crate::paths::Paths;
 use crate::progress::Guard;
 use crate::{process, programs};
 
-/// Cargo's arguments for the simulator and its tests.
-pub const PACKAGE: [&str; 4] = ["--package", "pushgate-proxy", "--features", "sim"];
+/// Cargo's arguments for the simulator and its tests. With pushgate-tests for the reason that
+/// [`crate::vm::suites::ENDPOINT_TESTS`] names.
+#[rustfmt::skip]
+pub const PACKAGES: [&str; 6] =
+    ["--package", "pushgate-proxy", "--package", "pushgate-tests", "--features", "pushgate-proxy/sim"];
 
 /// Builds the command, and returns where it is.
 pub fn build(paths: &Paths, guard: Guard) -> Result<PathBuf> {
-    let arguments = [&["build"], &PACKAGE[..], &["--bin", "pushgate-sim"]].concat();
+    let arguments = [&["build"], &PACKAGES[..], &["--bin", "pushgate-sim"]].concat();
     let programs = programs::build(paths, &arguments, &[], guard)?;
     let program = programs.into_iter().find(|p| p.name == "pushgate-sim");
     Ok(program.context("pushgate-sim was not built")?.path)

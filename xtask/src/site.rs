@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::output::say;
 use crate::paths::Paths;
 use crate::progress::Guard;
 use crate::workspace::Package;
@@ -91,10 +92,7 @@ fn mdbook(paths: &Paths, guard: Guard) -> Result<PathBuf> {
             return Ok(mdbook);
         }
     }
-    println!(
-        "mdBook {MDBOOK} is not in {} yet. Cargo compiles it now, once, for some minutes.",
-        root.display()
-    );
+    say!("mdBook {MDBOOK} is not in {} yet. Cargo compiles it now, once, for some minutes.", root.display());
     let build = root.join("build");
     let mut command = process::cargo(&paths.root);
     command.args(["install", "mdbook", "--version", MDBOOK, "--locked", "--force"]);

@@ -1,8 +1,13 @@
 //! The steps of `cargo xtask test`: their names, budgets and needs, and what they do.
 
+use std::num::NonZero;
+use std::thread;
+
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::bench::{Bench, Outcome, passed};
+use crate::lanes::Lane;
+use crate::output::say;
 use crate::system::{self, Need};
 use crate::{bindings, cuda, layout, plugin, process, programs, promises, sim, site, vm};
 
@@ -15,6 +20,8 @@ pub struct Step {
     pub budget: u64,
     /// The runs that include the step.
     pub when: When,
+    /// The steps beside which the step runs.
+    pub lane: Lane,
     /// What the step needs; without any of it the step is skipped.
     pub needs: &'static [Need],
     /// What the step does, for `--list`.
@@ -48,13 +55,14 @@ impl When {
     }
 }
 
-/// All steps, in the order in which they run. Without `--full` the budgets add up to less than 26
+/// All steps, in the order in which those of a lane run. Without `--full` the budgets add up to less than 26
 /// minutes, with `--quick` to a few.
 pub const STEPS: &[Step] = &[
     Step {
         name: "system",
         budget: 20,
         when: When::Default,
+        lane: Lane::First,
         needs: &[],
         about: "what the other steps need; installs it when run as root, but with --no-install",
         run: |bench| {
@@ -69,6 +77,7 @@ pub const STEPS: &[Step] = &[
         name: "format",
         budget: 3,
         when: When::Always,
+        lane: Lane::Beside,
         needs: &[Need::Rustfmt],
         about: "rustfmt finds nothing to change",
         run: |bench| bench.cargo(&["fmt", "--all", "--", "--check"]),
@@ -77,14 +86,25 @@ pub const STEPS: &[Step] = &[
         name: "promises",
         budget: 1,
         when: When::Always,
+        lane: Lane::Beside,
         needs: &[],
         about: "each promise has tests, and docs/promises.md lists them all",
         run: |bench| passed(promises::run(&bench.paths, true)),
     },
     Step {
+        name: "kernels",
+        budget: 60,
+        when: When::Default,
+        lane: Lane::Beside,
+        needs: &[Need::Cxx],
+        about: "all device code compiles for sm_80, sm_90, sm_100 and the CPU; fetches nvcc once",
+        run: kernels,
+    },
+    Step {
         name: "clippy",
         budget: 48,
         when: When::Always,
+        lane: Lane::Beside,
         needs: &[Need::Clippy, Need::Cxx],
         about: "clippy finds nothing to say",
         run: |bench| {
@@ -104,6 +124,7 @@ pub const STEPS: &[Step] = &[
         name: "unit",
         budget: 150,
         when: When::Quick,
+        lane: Lane::Main,
         needs: &[Need::Cxx],
         about: "the unit tests, which the step tests runs too",
         run: |bench| bench.cargo(&["test", "--workspace", "--release", "--lib", "--bins", "--no-fail-fast"]),
@@ -112,6 +133,7 @@ pub const STEPS: &[Step] = &[
         name: "docs",
         budget: 18,
         when: When::Default,
+        lane: Lane::Beside,
         needs: &[Need::Cxx],
         about: "the documentation builds without a warning",
         run: |bench| {
@@ -122,6 +144,7 @@ pub const STEPS: &[Step] = &[
         name: "bindings",
         budget: 30,
         when: When::Default,
+        lane: Lane::Beside,
         needs: &[Need::Libclang, Need::Rustfmt],
         about: "abi.rs is what bindgen makes of abi.h, and the verbs bindings what it makes of verbs.h",
         run: |bench| {
@@ -133,22 +156,16 @@ pub const STEPS: &[Step] = &[
         name: "abi-layout",
         budget: 2,
         when: When::Default,
+        lane: Lane::Beside,
         needs: &[Need::Cxx],
         about: "C, C++ and Rust see the same sizes, offsets and constants",
         run: |bench| passed(layout::check(&bench.paths, bench.guard)),
     },
     Step {
-        name: "kernels",
-        budget: 60,
-        when: When::Default,
-        needs: &[Need::Cxx],
-        about: "all device code compiles for sm_80, sm_90, sm_100 and the CPU; fetches nvcc once",
-        run: kernels,
-    },
-    Step {
         name: "tests",
         budget: 445,
         when: When::Default,
+        lane: Lane::Main,
         needs: &[Need::Cxx],
         about: "all unit and integration tests",
         run: tests,
@@ -157,6 +174,7 @@ pub const STEPS: &[Step] = &[
         name: "loom",
         budget: 47,
         when: When::Default,
+        lane: Lane::Beside,
         needs: &[],
         about: "the shared rings and the copy worker's flags under every interleaving",
         run: loom,
@@ -165,6 +183,7 @@ pub const STEPS: &[Step] = &[
         name: "sim",
         budget: 300,
         when: When::Default,
+        lane: Lane::Beside,
         needs: &[],
         about: "clusters in virtual time, with faults, for 3 minutes; each fault planted in them is found",
         run: simulate,
@@ -173,6 +192,7 @@ pub const STEPS: &[Step] = &[
         name: "tsan",
         budget: 32,
         when: When::Default,
+        lane: Lane::Beside,
         needs: &[Need::Cxx],
         about: "device code and engine under ThreadSanitizer",
         run: tsan,
@@ -181,6 +201,7 @@ pub const STEPS: &[Step] = &[
         name: "example",
         budget: 20,
         when: When::Default,
+        lane: Lane::Main,
         needs: &[Need::Cxx],
         about: "the allreduce demonstration on 4 CPU ranks, with the proxy as thread and as process",
         run: |bench| {
@@ -192,6 +213,7 @@ pub const STEPS: &[Step] = &[
         name: "vm",
         budget: 360,
         when: When::Default,
+        lane: Lane::Main,
         needs: vm::NEEDS,
         about: "suites in a virtual machine with soft-RoCE devices; fetches its kernel once",
         run: |bench| vm::step(bench, 1),
@@ -200,6 +222,7 @@ pub const STEPS: &[Step] = &[
         name: "vm-pair",
         budget: 112,
         when: When::Default,
+        lane: Lane::Main,
         needs: vm::NEEDS,
         about: "suites in two virtual machines that are joined by a cable",
         run: |bench| vm::step(bench, 2),
@@ -208,10 +231,11 @@ pub const STEPS: &[Step] = &[
         name: "site",
         budget: 400,
         when: When::Full,
+        lane: Lane::Beside,
         needs: &[Need::Cxx],
         about: "docs/ as a site with rustdoc beside it, no link of which is dead; compiles mdBook once",
         run: |bench| {
-            println!("{}", site::build(&bench.paths, bench.guard)?.display());
+            say!("{}", site::build(&bench.paths, bench.guard)?.display());
             Ok(Outcome::Passed)
         },
     },
@@ -219,6 +243,7 @@ pub const STEPS: &[Step] = &[
         name: "package",
         budget: 600,
         when: When::Full,
+        lane: Lane::Main,
         needs: vm::suites::PACKAGE_NEEDS,
         about: "the Debian package, installed and removed in a virtual machine",
         run: |bench| vm::step_of_one(bench, "package"),
@@ -227,6 +252,7 @@ pub const STEPS: &[Step] = &[
         name: "nccl-gpu",
         budget: 450,
         when: When::Full,
+        lane: Lane::Main,
         needs: vm::NEEDS,
         about: "the NCCL plugin over soft-RoCE on GPU memory, with the CPU executor as GPU, in a virtual machine",
         run: |bench| vm::step_of_one(bench, "nccl-gpu"),
@@ -235,6 +261,7 @@ pub const STEPS: &[Step] = &[
         name: "properties",
         budget: 900,
         when: When::Full,
+        lane: Lane::Beside,
         needs: &[],
         about: "the proxy's property tests with 20,000 cases each",
         run: |bench| {
@@ -247,6 +274,7 @@ pub const STEPS: &[Step] = &[
         name: "memcheck",
         budget: 300,
         when: When::Full,
+        lane: Lane::Main,
         needs: &[Need::Cxx, Need::Valgrind],
         about: "the NCCL plugin under its caller, under valgrind's memcheck",
         run: memcheck,
@@ -255,6 +283,7 @@ pub const STEPS: &[Step] = &[
         name: "example-8",
         budget: 120,
         when: When::Full,
+        lane: Lane::Main,
         needs: &[Need::Cxx],
         about: "the demonstration on 8 CPU ranks",
         run: |bench| allreduce(bench, 8, "1M,16M", &[]),
@@ -281,7 +310,12 @@ fn kernels(bench: &mut Bench) -> Result<Outcome> {
 }
 
 fn tests(bench: &mut Bench) -> Result<Outcome> {
-    let workspace = bench.cargo(&["test", "--workspace", "--release", "--no-fail-fast"]);
+    let all = ["test", "--workspace", "--release", "--no-fail-fast"];
+    bench.cargo(&[&all[..], &["--no-run"]].concat())?;
+    // Some tests load its NVRTC, and skip themselves without. The step kernels fetches it too, meanwhile or behind this
+    // step, and reports why that fails.
+    let _ = cuda::toolkit(&bench.paths, bench.guard);
+    let workspace = bench.cargo(&all);
     // A target that needs a feature of its own, so that every other test has the library as users build it.
     let endpoint = bench.cargo(&[vm::suites::ENDPOINT_TESTS, &["--release", "--no-fail-fast"]].concat());
     workspace?;
@@ -303,15 +337,16 @@ fn loom(bench: &mut Bench) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Minutes that the step `sim` simulates.
-const SIM_MINUTES: &str = "3";
+/// Minutes that the step `sim` simulates on all cores. Counted as CPU time, because other steps run beside it.
+const SIM_MINUTES: usize = 3;
 
 fn simulate(bench: &mut Bench) -> Result<Outcome> {
     let program = sim::build(&bench.paths, bench.guard)?;
     let mut command = process::command(program, &bench.paths.root);
-    command.args(["--minutes", SIM_MINUTES]);
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    command.args(["--cpu-minutes", &(SIM_MINUTES * cores).to_string()]);
     process::run(command, bench.guard)?;
-    bench.cargo(&[&["test", "--release"], &sim::PACKAGE[..], &["--test", "sim"]].concat())
+    bench.cargo(&[&["test", "--release"], &sim::PACKAGES[..], &["--test", "sim"]].concat())
 }
 
 fn tsan(bench: &mut Bench) -> Result<Outcome> {

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::Result;
 
+use crate::output::say;
 use crate::process;
 use crate::progress::Guard;
 
@@ -173,7 +174,7 @@ pub fn install(root: &Path, guard: Guard) -> Result<()> {
 pub fn report() -> Option<String> {
     let missing = missing(&ALL);
     for need in ALL {
-        println!("{}: {}", need.name(), if missing.contains(&need) { "missing" } else { "found" });
+        say!("{}: {}", need.name(), if missing.contains(&need) { "missing" } else { "found" });
     }
     unmet(&ALL)
 }

@@ -11,12 +11,15 @@ use pushgate_proxy::sim::{Cut, MOST_RANKS, Outcome, Plant, Shrunk, Simulator};
 const USAGE: &str = "\
 Simulates clusters in virtual time, with random workloads and faults, and checks every promise behind each event.
 
-Usage: cargo xtask sim [--seeds N] [--seed S] [--ranks A..B] [--minutes M] [--plant NAME] [--jobs N] [--json] [--trace]
+Usage: cargo xtask sim [--seeds N] [--seed S] [--ranks A..B] [--minutes M] [--cpu-minutes M] [--plant NAME] [--jobs N]
+                       [--json] [--trace]
 
-  --seeds N        run N seeds [default: 1000; without a limit with --minutes; 1 with --seed]
+  --seeds N        run N seeds [default: 1000; without a limit with --minutes or --cpu-minutes;
+                   1 with --seed]
   --seed S         the first seed [default: 1]
   --ranks A..B     fewest and most ranks, 2 to 16; or one number [default: 2..16]
   --minutes M      stop after so many minutes (0.5 is 30 s)
+  --cpu-minutes M  stop after so many minutes of CPU time, of all threads together
   --plant NAME     switch a fault of ours on: p1 p2 p3 p4 p4-forged p5 p6 p6-stale p6-hole p6-overlap p6-fence p7 p7-ready
                    p8; `all` tries each and tells after how many seeds it is found
   --jobs N         seeds that run at a time [default: one for each core]
@@ -42,6 +45,7 @@ struct Options {
     seed: Option<u64>,
     cut: Cut,
     limit: Option<Duration>,
+    cpu_limit: Option<Duration>,
     plant: Option<Plant>,
     all_plants: bool,
     jobs: usize,
@@ -61,6 +65,17 @@ fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("`{text}` is no number that fits"))
 }
 
+fn minutes(flag: &str, text: &str) -> Result<Duration, String> {
+    let limit = Duration::try_from_secs_f64(number::<f64>(text)? * 60.0).ok();
+    limit.filter(|limit| !limit.is_zero()).ok_or(format!("{flag}: expected a time"))
+}
+
+/// The CPU time of this process, of all its threads together.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 fn ranks(text: &str) -> Result<(u32, u32), String> {
     let (low, high) = text.split_once("..").unwrap_or((text, text));
     let (low, high) = (number(low)?, number(high.trim_start_matches('='))?);
@@ -78,6 +93,7 @@ impl Options {
             seed: None,
             cut: Cut::default(),
             limit: None,
+            cpu_limit: None,
             plant: None,
             all_plants: false,
             jobs: std::thread::available_parallelism().map_or(1, |n| n.get()),
@@ -95,11 +111,8 @@ impl Options {
                 "--seeds" => o.seeds = Some(number(&value()?)?),
                 "--seed" => o.seed = Some(number(&value()?)?),
                 "--ranks" => o.cut.ranks = ranks(&value()?)?,
-                "--minutes" => {
-                    let minutes: f64 = number(&value()?)?;
-                    let limit = Duration::try_from_secs_f64(minutes * 60.0).ok().filter(|d| !d.is_zero());
-                    o.limit = Some(limit.ok_or("--minutes: expected a time")?);
-                }
+                "--minutes" => o.limit = Some(minutes(&flag, &value()?)?),
+                "--cpu-minutes" => o.cpu_limit = Some(minutes(&flag, &value()?)?),
                 "--plant" => match &*value()? {
                     "all" => o.all_plants = true,
                     name => {
@@ -125,12 +138,18 @@ impl Options {
         Ok(Some(o))
     }
 
+    /// Whether the time is over that the options set.
+    fn is_over(&self, begin: Instant) -> bool {
+        self.limit.is_some_and(|limit| begin.elapsed() >= limit)
+            || self.cpu_limit.is_some_and(|limit| cpu_time() >= limit)
+    }
+
     fn first(&self) -> u64 {
         self.seed.unwrap_or(1)
     }
 
     fn end(&self) -> u64 {
-        let default = match (self.limit, self.seed) {
+        let default = match (self.limit.or(self.cpu_limit), self.seed) {
             (Some(_), _) => u64::MAX,
             (None, Some(_)) => 1,
             (None, None) => 1000,
@@ -196,8 +215,7 @@ fn run(options: &Options, plant: Option<Plant>, begin: Instant) -> Total {
                 let mut simulator = Simulator::new();
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    let over = options.limit.is_some_and(|limit| begin.elapsed() >= limit);
-                    if seed >= stop.load(Ordering::Relaxed) || over {
+                    if seed >= stop.load(Ordering::Relaxed) || options.is_over(begin) {
                         return;
                     }
                     let outcome = simulator.run(seed, &options.cut, plant, options.trace);
@@ -327,7 +345,7 @@ fn main() -> ExitCode {
         return ExitCode::from(!found as u8);
     }
     let mut total = run(&options, options.plant, begin);
-    let seconds = begin.elapsed().as_secs_f64();
+    let (seconds, cpu) = (begin.elapsed().as_secs_f64(), cpu_time());
     let failed = total.failed.take();
     let mut shrunk: Option<Shrunk> = None;
     if let Some(failed) = &failed {
@@ -368,11 +386,11 @@ fn main() -> ExitCode {
         print(&result.to_string());
     } else {
         print(&format!(
-            "{} seeds, {} steps in {seconds:.1} s ({:.2} us each on one core), {:.0} s of virtual time; median {messages} messages and \
+            "{} seeds, {} steps in {seconds:.1} s ({:.2} us of CPU time each), {:.0} s of virtual time; median {messages} messages and \
              {faults} faults; {:.1} % of 16 ranks; of {} queue pairs {} met at a later attempt and {} not; {} links of rails broke, and {} stripes were lost with them; {} sleeps; hash {:016x}; {}",
             total.seeds,
             total.steps,
-            seconds * 1e6 * options.jobs as f64 / total.steps.max(1) as f64,
+            cpu.as_secs_f64() * 1e6 / total.steps.max(1) as f64,
             total.time as f64 / 1e9,
             large * 100.0,
             total.qps[0],

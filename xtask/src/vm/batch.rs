@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::guest::{self, Ended, Job};
 use super::kernel::{self, Kernel};
 use super::suites::{PACKAGE_NEEDS, Suite};
+use crate::output::say;
 use crate::paths::Paths;
 use crate::programs::{self, Kind, Program};
 use crate::progress::{self, Guard};
@@ -64,7 +65,7 @@ pub fn run_suites(
             let job = suites_job(left, &settings, memory, limit, guard);
             let ended = guest::run(paths, kernel, &job)?;
             let run = report.add(left, ended)?;
-            println!("{guests} guest(s), boot to power-off: {:.1} s", start.elapsed().as_secs_f64());
+            say!("{guests} guest(s), boot to power-off: {:.1} s", start.elapsed().as_secs_f64());
             left = &left[run..];
         }
     }
@@ -124,10 +125,10 @@ impl Report {
             let budget = suite.budget;
             match seconds {
                 Some(s) if s > budget as f64 => {
-                    println!("---- {}: {verdict} in {s:.1} s, over its budget of {budget} s", suite.name)
+                    say!("---- {}: {verdict} in {s:.1} s, over its budget of {budget} s", suite.name)
                 }
-                Some(s) => println!("---- {}: {verdict} in {s:.1} s", suite.name),
-                None => println!("---- {}: {verdict}", suite.name),
+                Some(s) => say!("---- {}: {verdict} in {s:.1} s", suite.name),
+                None => say!("---- {}: {verdict}", suite.name),
             }
             if code != 0 {
                 self.failures.push(format!("{} {verdict}", suite.name));
@@ -144,7 +145,7 @@ impl Report {
             self.skips.extend(log.lines().filter(|line| !line.trim().is_empty()).map(str::to_string));
         }
         if self.failures.len() > failures {
-            println!("logs: {}", ended.folder.display());
+            say!("logs: {}", ended.folder.display());
         }
         ensure!(run > 0, "no suite began, though the machine came up");
         Ok(run)
@@ -176,7 +177,7 @@ pub fn build(paths: &Paths, suites: &[&Suite], variables: &[(&str, &OsStr)], gua
         if call[0] == "test" {
             arguments.push("--no-run");
         }
-        println!("$ cargo {} --release", arguments.join(" "));
+        say!("$ cargo {} --release", arguments.join(" "));
         for program in programs::build(paths, &arguments, variables, guard)? {
             settings.push_str(&variable(&program));
         }

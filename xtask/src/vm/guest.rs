@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use std::{fs, io, thread};
+use std::{fs, thread};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -16,6 +16,7 @@ use super::initramfs::Archive;
 use super::ivshmem::{Device, Server};
 use super::kernel::{self, Kernel};
 use super::qemu::Machine;
+use crate::output::{Output, say};
 use crate::paths::Paths;
 use crate::process::{self, Running};
 use crate::progress::{Guard, Watch};
@@ -124,7 +125,7 @@ pub fn boot(machine: &Machine, folder: PathBuf, job: &Job) -> Result<Ended> {
             return Err(error);
         };
         again = false;
-        println!("{}: the kernel panicked before user space; it is booted once more", early.name());
+        say!("{}: the kernel panicked before user space; it is booted once more", early.name());
         for guest in &guests {
             guest.clear()?;
         }
@@ -231,7 +232,7 @@ impl Guest {
         let mut qemu = Running::start(command)?;
         let pipe = qemu.stdout().context("no pipe")?;
         let prefix = if job.guests > 1 { format!("[{number}] ") } else { String::new() };
-        let mut printer = Printer { prefix, line: Vec::new() };
+        let mut printer = Printer { output: Output::of_this_thread(), prefix, line: Vec::new() };
         let output_ended = process::pass_on(pipe, &qemu.heard, move |bytes| printer.print(bytes));
         Ok(Guest { number, qemu, folder, output_ended, code: None })
     }
@@ -309,6 +310,7 @@ fn telling<'a>(lines: &'a [&'a str]) -> &'a [&'a str] {
 
 /// Prints a guest's output on ours, line by line if it has a prefix.
 struct Printer {
+    output: Output,
     prefix: String,
     line: Vec<u8>,
 }
@@ -316,7 +318,7 @@ struct Printer {
 impl Printer {
     fn print(&mut self, bytes: &[u8]) {
         if self.prefix.is_empty() {
-            return process::write_to(io::stdout().lock(), bytes);
+            return self.output.write(bytes);
         }
         self.line.extend_from_slice(bytes);
         while let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
@@ -327,7 +329,7 @@ impl Printer {
     }
 
     fn print_line(&self) {
-        process::write_to(io::stdout().lock(), &[self.prefix.as_bytes(), &self.line].concat());
+        self.output.write(&[self.prefix.as_bytes(), &self.line].concat());
     }
 }
 

@@ -8,6 +8,7 @@ use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::output::say;
 use crate::paths::Paths;
 use crate::process::{self, Redirect};
 use crate::progress::Guard;
@@ -50,7 +51,7 @@ pub fn get(paths: &Paths, wanted: Option<&str>, guard: Guard) -> Result<Kernel> 
         Err(error) if wanted.is_some() => return Err(error),
         Err(error) => {
             let old = newest_cached(&cache).with_context(|| format!("no kernel for the guest: {error:#}"))?;
-            println!("no newer kernel than {old}: {error:#}");
+            say!("no newer kernel than {old}: {error:#}");
             old
         }
     };
