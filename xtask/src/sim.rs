@@ -9,24 +9,32 @@ use crate::paths::Paths;
 use crate::progress::Guard;
 use crate::{process, programs};
 
-/// Cargo's arguments for the simulator and its tests. With pushgate-tests for the reason that
-/// [`crate::vm::suites::ENDPOINT_TESTS`] names.
-#[rustfmt::skip]
-pub const PACKAGES: [&str; 6] =
-    ["--package", "pushgate-proxy", "--package", "pushgate-tests", "--features", "pushgate-proxy/sim"];
+/// Cargo's arguments for the command `pushgate-sim` alone.
+const COMMAND: &[&str] =
+    &["build", "--package", "pushgate-proxy", "--features", "sim", "--bin", "pushgate-sim"];
 
-/// Builds the command, and returns where it is.
-pub fn build(paths: &Paths, guard: Guard) -> Result<PathBuf> {
-    let arguments = [&["build"], &PACKAGES[..], &["--bin", "pushgate-sim"]].concat();
-    let programs = programs::build(paths, &arguments, &[], guard)?;
-    let program = programs.into_iter().find(|p| p.name == "pushgate-sim");
+/// Cargo's arguments for the simulator's tests, beside which cargo builds the command. With pushgate-tests for the reason
+/// that [`crate::vm::suites::ENDPOINT_TESTS`] names.
+#[rustfmt::skip]
+pub const TESTS: &[&str] = &[
+    "test", "--package", "pushgate-proxy", "--package", "pushgate-tests", "--features", "pushgate-proxy/sim", "--test", "sim",
+];
+
+/// Builds the simulator's tests and the command, and returns where the command is.
+pub fn build_with_tests(paths: &Paths, guard: Guard) -> Result<PathBuf> {
+    build(paths, &[TESTS, &["--no-run"]].concat(), guard)
+}
+
+fn build(paths: &Paths, arguments: &[&str], guard: Guard) -> Result<PathBuf> {
+    let programs = programs::build(paths, arguments, &[], guard)?;
+    let program = programs.into_iter().find(|program| program.name == "pushgate-sim");
     Ok(program.context("pushgate-sim was not built")?.path)
 }
 
 /// Runs the command with these arguments. The exit status is the command's: 0, 1 if a promise was broken, 2 for a wrong
 /// call. Nothing but the command's result goes to standard output.
 pub fn run(paths: &Paths, arguments: &[String]) -> Result<ExitCode> {
-    let program = build(paths, Guard::NONE)?;
+    let program = build(paths, COMMAND, Guard::NONE)?;
     let mut command = Command::new(&program);
     process::die_with_us(command.args(arguments));
     let status = command.status().with_context(|| format!("cannot start {}", program.display()))?;

@@ -180,15 +180,6 @@ pub const STEPS: &[Step] = &[
         run: loom,
     },
     Step {
-        name: "sim",
-        budget: 300,
-        when: When::Default,
-        lane: Lane::Beside,
-        needs: &[],
-        about: "clusters in virtual time, with faults, for 3 minutes; each fault planted in them is found",
-        run: simulate,
-    },
-    Step {
         name: "tsan",
         budget: 32,
         when: When::Default,
@@ -196,6 +187,15 @@ pub const STEPS: &[Step] = &[
         needs: &[Need::Cxx],
         about: "device code and engine under ThreadSanitizer",
         run: tsan,
+    },
+    Step {
+        name: "sim",
+        budget: 300,
+        when: When::Default,
+        lane: Lane::Beside,
+        needs: &[],
+        about: "clusters in virtual time, with faults, for 3 minutes; each fault planted in them is found",
+        run: simulate,
     },
     Step {
         name: "example",
@@ -341,12 +341,12 @@ fn loom(bench: &mut Bench) -> Result<Outcome> {
 const SIM_MINUTES: usize = 3;
 
 fn simulate(bench: &mut Bench) -> Result<Outcome> {
-    let program = sim::build(&bench.paths, bench.guard)?;
+    let program = sim::build_with_tests(&bench.paths, bench.guard)?;
     let mut command = process::command(program, &bench.paths.root);
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     command.args(["--cpu-minutes", &(SIM_MINUTES * cores).to_string()]);
     process::run(command, bench.guard)?;
-    bench.cargo(&[&["test", "--release"], &sim::PACKAGES[..], &["--test", "sim"]].concat())
+    bench.cargo(&[sim::TESTS, &["--release"]].concat())
 }
 
 fn tsan(bench: &mut Bench) -> Result<Outcome> {

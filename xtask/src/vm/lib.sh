@@ -10,10 +10,12 @@ stretched() {
 
 # within SECONDS WHAT COMMAND...: waits until the command succeeds; otherwise fails and names WHAT.
 within() {
-    end=$(($(date +%s) + $(stretched "$1"))) awaited=$2
+    read -r up _ </proc/uptime
+    end=$((${up%.*} + $(stretched "$1"))) awaited=$2
     shift 2
     until "$@"; do
-        if [ "$(date +%s)" -ge "$end" ]; then
+        read -r up _ </proc/uptime
+        if [ "${up%.*}" -ge "$end" ]; then
             echo "$awaited" >&2
             return 1
         fi
