@@ -111,7 +111,11 @@ fn run_all(lanes: &Lanes, paths: &Paths, guard: Guard, options: &Options) -> Res
             let _ = rustix::process::nice(NICE);
             let mut beside = Runner::new(paths, guard, options);
             for step in &lanes.beside {
-                let _ = sender.send(output::collect(|| beside.run(step)));
+                let (row, output) = output::collect(|| beside.run(step));
+                if !row.as_ref().is_ok_and(|row| row.verdict != Verdict::Failed) {
+                    println!("\n---- {}: failed; its output follows", step.name);
+                }
+                let _ = sender.send((row, output));
             }
         });
         let show = |(row, output): (Result<Row>, Vec<u8>)| {
