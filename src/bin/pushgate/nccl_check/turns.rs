@@ -24,6 +24,9 @@ use crate::signals;
 
 /// How long ranks may take to end by themselves after one of them has failed, so that each says its own part.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long the last words of ranks that have all ended are waited for. They are in the pipes, and the threads that read
+/// those may be late on a busy machine. A process that a rank left behind may hold a pipe for ever.
+const LAST_WORDS: Duration = Duration::from_secs(10);
 /// Of a rank's own log, bytes at most: a log at INFO has some hundred kilobytes.
 const LONGEST: u64 = 16 << 20;
 
@@ -245,7 +248,7 @@ fn watch(plan: &Plan, ranks: &mut Ranks, said: &Receiver<(usize, Said)>) -> Resu
         last: vec![Instant::now(); count],
         failed: None,
     };
-    loop {
+    let all_have_ended = loop {
         if signals::caught().is_some() {
             bail!("interrupted; the ranks were ended");
         }
@@ -287,14 +290,17 @@ fn watch(plan: &Plan, ranks: &mut Ranks, said: &Receiver<(usize, Said)>) -> Resu
                     stopped.map(|(rank, pid)| format!("; rank {rank} (pid {pid}) is stopped (SIGSTOP)")),
                 );
             }
-            break;
+            break running == 0;
         }
-    }
+    };
     if heard.failed.is_none() {
         // All have ended, so their pipes end.
         said.iter().for_each(|(rank, said)| heard.hear(rank, pids[rank], said));
     } else {
-        said.try_iter().for_each(|(rank, said)| heard.hear(rank, pids[rank], said));
+        let until = Instant::now() + if all_have_ended { LAST_WORDS } else { Duration::ZERO };
+        while let Ok((rank, said)) = said.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            heard.hear(rank, pids[rank], said);
+        }
     }
     Ok(match heard.failed {
         Some((_, failure)) => Err(failure),
