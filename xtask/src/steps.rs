@@ -190,7 +190,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "sim",
-        budget: 300,
+        budget: 240,
         when: When::Default,
         lane: Lane::Beside,
         needs: &[],
