@@ -409,6 +409,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+    use crate::progress;
 
     fn shell(script: &str) -> Command {
         let mut command = command("sh", Path::new("/"));
@@ -478,6 +479,16 @@ mod tests {
         // As on a machine on which the reader hardly runs.
         let ended = pass_on(File::from(read), &Arc::default(), |_| thread::sleep(GRACE + GRACE / 2));
         assert!(ends_within(&ended, REST));
+    }
+
+    #[test]
+    fn the_cpu_time_of_a_process_and_its_children_is_summed() {
+        let stat = "7 (a) 1 b) Z 1 7 7 0 -1 4 9 9 0 0 100 20 3000 400 20 0 1 0 5 0 0";
+        assert_eq!(cpu_ticks(stat), 3520);
+        assert_eq!(cpu_ticks(""), 0);
+        progress::take_usage();
+        run(shell("i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done"), Guard::NONE).unwrap();
+        assert!(progress::take_usage().cpu > Duration::ZERO);
     }
 
     #[test]
