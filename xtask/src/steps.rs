@@ -211,7 +211,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "vm",
-        budget: 360,
+        budget: 420,
         when: When::Default,
         lane: Lane::Main,
         needs: vm::NEEDS,

@@ -188,7 +188,7 @@ sleep 1
     Suite {
         name: "nccl",
         guests: 1,
-        budget: 110,
+        budget: 170,
         default: true,
         about: "the NCCL plugin over RDMA, under its caller, on host memory: every version, strangers, deaths, many connections; local and verbs by namespace",
         build: &[&["test", "--package", "pushgate-tests", "--test", "nccl"]],
