@@ -3,19 +3,7 @@
 //!
 //! On fewer than [`CORES`] cores all steps run one after the other.
 
-use crate::steps::Step;
-
-/// The lane of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
-    /// Before all other steps, because these need what the step does.
-    First,
-    /// One of the steps that wait for guests, peers or the clock. They run one after the other, their output as it comes.
-    Main,
-    /// One of the steps that only compute. They run one after the other beside those of [`Lane::Main`], with lower
-    /// priority, and the output of each is shown when the step has ended and stdout is free.
-    Beside,
-}
+use crate::steps::{Lane, Step};
 
 /// What the commands of [`Lane::Beside`] add to the nice value. Beside the lane's two busy processes two busy ones of
 /// [`Lane::Main`] still get three quarters of the machine, and beside two strangers' the lane gets a quarter.

@@ -6,12 +6,23 @@ use std::thread;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::bench::{Bench, Outcome, passed};
-use crate::lanes::Lane;
 use crate::output::say;
 use crate::system::{self, Need};
 use crate::{bindings, cuda, layout, plugin, process, programs, promises, sim, site, vm};
 
 /// One step of the table.
+/// The lane of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// Before all other steps, because these need what the step does.
+    First,
+    /// One of the steps that wait for guests, peers or the clock. They run one after the other, their output as it comes.
+    Main,
+    /// One of the steps that only compute. They run one after the other beside those of [`Lane::Main`], with lower
+    /// priority, and the output of each is shown when the step has ended and stdout is free.
+    Beside,
+}
+
 pub struct Step {
     /// The name for `--only` and the summary.
     pub name: &'static str,

@@ -15,7 +15,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::second::{OWN, Second, Theirs};
+use super::second::{NAME, OWN, Second, Theirs};
 use super::tables::{R, call, hand_out, hot};
 use super::types::{
     COLL_API, CallEvent, GROUP_API, KERNEL_LAUNCH, LaunchEvent, ProfilerEvent, ProfilerTable,
@@ -153,7 +153,7 @@ unsafe fn init(
         let gpu = gpu::current().and_then(plugin::gpu);
         // SAFETY: NCCL gives places that can be written, and a name that is NULL or a string.
         unsafe {
-            let second = Second::loaded(&ncclProfiler_v6);
+            let second = Second::loaded();
             let theirs = second.and_then(|s| s.begin(comm, mask, name, shape, logger));
             // Without a GPU of ours this profiler asks for no events.
             if gpu.is_some() {
@@ -232,7 +232,7 @@ unsafe extern "C" fn stop(handle: *mut c_void) -> R {
         };
         let own = group.as_ref().is_some_and(|group| !group.theirs)
             || launch.as_ref().is_some_and(|launch| !launch.theirs);
-        if let Some(second) = Second::loaded(&ncclProfiler_v6)
+        if let Some(second) = Second::loaded()
             && !own
         {
             // SAFETY: the second profiler gave the handle out, and NCCL gives it back once.
@@ -246,7 +246,7 @@ unsafe extern "C" fn stop(handle: *mut c_void) -> R {
 
 unsafe extern "C" fn record(handle: *mut c_void, state: c_int, arguments: *const c_void) -> R {
     let own = handle.is_null() || std::ptr::eq(handle.cast(), &GROUP);
-    if let (Some(second), false) = (Second::loaded(&ncclProfiler_v6), own) {
+    if let (Some(second), false) = (Second::loaded(), own) {
         // SAFETY: NCCL's own arguments. NCCL records nothing of a kernel launch and the group's handle is another one, so
         // the event is the second profiler's.
         unsafe { second.record(handle, state, arguments) };
@@ -267,14 +267,12 @@ unsafe extern "C" fn finalize(context: *mut c_void) -> R {
     })
 }
 
-const NAME: *const c_char = c"pushgate".as_ptr();
-
 /// The symbol that NCCL 2.28 and later looks up.
 #[unsafe(no_mangle)]
 pub static ncclProfiler_v5: ProfilerTable =
-    ProfilerTable { name: NAME, init: init_v5, start, stop, record, finalize };
+    ProfilerTable { name: NAME.as_ptr(), init: init_v5, start, stop, record, finalize };
 
 /// The symbol of v6, which NCCL takes in place of v5 where it knows both.
 #[unsafe(no_mangle)]
 pub static ncclProfiler_v6: ProfilerTable =
-    ProfilerTable { name: NAME, init: init_v6, start, stop, record, finalize };
+    ProfilerTable { name: NAME.as_ptr(), init: init_v6, start, stop, record, finalize };

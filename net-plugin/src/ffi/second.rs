@@ -9,11 +9,13 @@ use std::sync::{Once, OnceLock};
 
 use libloading::Library;
 
-use super::profiler::ncclProfiler_v6;
 use super::types::{COLL_API, GROUP_API, KERNEL_LAUNCH, ProfilerEvent, ProfilerTable};
 use crate::log::{self, Logger};
 use crate::plugin;
 use crate::taken::PROFILER;
+
+/// The name of this plugin's profiler, in its tables.
+pub(super) const NAME: &CStr = c"pushgate";
 
 /// The event types that this plugin asks for, whether the other profiler does or not.
 pub(super) const OWN: u64 = GROUP_API | COLL_API | KERNEL_LAUNCH;
@@ -38,13 +40,13 @@ pub(super) struct Theirs {
 
 impl Second {
     /// The profiler that the settings name, or whose place this plugin has taken, loaded at the first call. `None` if there is
-    /// none, or if it can't be loaded: NCCL's log says why. `own` is this plugin's table.
-    pub(super) fn loaded(own: &'static ProfilerTable) -> Option<&'static Second> {
+    /// none, or if it can't be loaded: NCCL's log says why.
+    pub(super) fn loaded() -> Option<&'static Second> {
         static SECOND: OnceLock<Option<Second>> = OnceLock::new();
         SECOND
             .get_or_init(|| {
                 let name = plugin::profiler().or_else(|| DISPLACED.get().cloned())?;
-                let second = Second::load(&name, own);
+                let second = Second::load(&name);
                 match &second {
                     Ok(second) => {
                         // SAFETY: a table's name is a string of the library, which stays loaded.
@@ -64,7 +66,7 @@ impl Second {
             .as_ref()
     }
 
-    fn load(name: &Path, own: &ProfilerTable) -> Result<Second, String> {
+    fn load(name: &Path) -> Result<Second, String> {
         // As NCCL finds profilers: by the name, then by the name within a library's name.
         let mut names = vec![name.to_owned()];
         if name.components().count() == 1 {
@@ -83,7 +85,8 @@ impl Second {
                 let at = unsafe { found.into_raw() }.as_raw_ptr();
                 // SAFETY: NCCL's headers say that a table of this name has this layout; the library is never unloaded.
                 let table = unsafe { &*at.cast::<ProfilerTable>() };
-                if std::ptr::eq(table, own) {
+                // SAFETY: a table's name is a string of the library, which stays loaded.
+                if unsafe { CStr::from_ptr(table.name) } == NAME {
                     return Err("that is this plugin itself".into());
                 }
                 return Ok(Second { table, version });
@@ -218,7 +221,7 @@ pub(super) fn take_the_profilers_place() {
     ONCE.call_once(|| {
         let named = std::env::var_os(PROFILER);
         let (remedy, why) =
-            Remedy::of(named.as_deref(), plugin::profiler().is_some(), |name| Second::load(name, &ncclProfiler_v6).map(drop));
+            Remedy::of(named.as_deref(), plugin::profiler().is_some(), |name| Second::load(name).map(drop));
         let named = PathBuf::from(named.unwrap_or_default());
         let then = match remedy {
             Remedy::Nothing if why.is_empty() => return,
