@@ -133,6 +133,10 @@ pub struct Told {
     pub dma_buf: bool,
 }
 
+/// Why the path is `bounce` under an NCCL before 2.28.
+const SILENT: &str = "NCCL before 2.28 does not tell when it launches kernels, so with path push, which is faster, a \
+                      program can stop for ever";
+
 impl Choice {
     /// Chooses by the settings and by what the host has. `device` is the RDMA device, if there is one and the settings use
     /// it.
@@ -163,15 +167,10 @@ impl Choice {
                 false => bounce("the calling thread has no GPU"),
             };
         };
+        // Connections over `local` copy, whatever the plan over RDMA is.
+        let may_copy = |opened: &Opened| opened.copies() || settings.qp == QpKind::Auto;
         match Opened::new(index, device, settings, None) {
-            Ok(opened)
-                if (opened.copies() || settings.qp == QpKind::Auto) && taken::nccl_is_silent() && !forced =>
-            {
-                bounce(
-                    "NCCL before 2.28 does not tell when it launches kernels, so with path push, which is faster, a program \
-                 can stop for ever",
-                )
-            }
+            Ok(opened) if !forced && taken::nccl_is_silent() && may_copy(&opened) => bounce(SILENT),
             Ok(opened) => {
                 let told =
                     opened.rdma.as_ref().map(|r| Told { landing: r.plan.landing, dma_buf: r.by_dma_buf() });

@@ -107,7 +107,8 @@ fn open() -> MutexGuard<'static, Vec<Open>> {
     OPEN.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-unsafe extern "C" fn init_v5(
+/// Begins the use for a communicator; asks for the events `WANTED`.
+unsafe extern "C" fn init<const WANTED: u64>(
     context: *mut *mut c_void,
     comm: u64,
     mask: *mut c_int,
@@ -115,37 +116,6 @@ unsafe extern "C" fn init_v5(
     nodes: c_int,
     ranks: c_int,
     rank: c_int,
-    logger: Logger,
-) -> R {
-    // SAFETY: NCCL's own arguments.
-    unsafe { init(KERNEL_LAUNCH, context, comm, mask, name, [nodes, ranks, rank], logger) }
-}
-
-unsafe extern "C" fn init_v6(
-    context: *mut *mut c_void,
-    comm: u64,
-    mask: *mut c_int,
-    name: *const c_char,
-    nodes: c_int,
-    ranks: c_int,
-    rank: c_int,
-    logger: Logger,
-) -> R {
-    // SAFETY: NCCL's own arguments.
-    unsafe { init(OWN, context, comm, mask, name, [nodes, ranks, rank], logger) }
-}
-
-/// Begins the use for a communicator; asks for the events `wanted`.
-///
-/// # Safety
-/// The other arguments are those of NCCL's call.
-unsafe fn init(
-    wanted: u64,
-    context: *mut *mut c_void,
-    comm: u64,
-    mask: *mut c_int,
-    name: *const c_char,
-    shape: [c_int; 3],
     logger: Logger,
 ) -> R {
     log::set_logger(logger);
@@ -154,11 +124,11 @@ unsafe fn init(
         // SAFETY: NCCL gives places that can be written, and a name that is NULL or a string.
         unsafe {
             let second = Second::loaded();
-            let theirs = second.and_then(|s| s.begin(comm, mask, name, shape, logger));
+            let theirs = second.and_then(|s| s.begin(comm, mask, name, [nodes, ranks, rank], logger));
             // Without a GPU of ours this profiler asks for no events.
             if gpu.is_some() {
                 taken::profiler_is_taken();
-                *mask |= wanted as c_int;
+                *mask |= WANTED as c_int;
             }
             let any = gpu.is_some() || theirs.is_some();
             *context = hand_out(any.then(|| Box::new(Context { gpu, theirs })));
@@ -270,9 +240,9 @@ unsafe extern "C" fn finalize(context: *mut c_void) -> R {
 /// The symbol that NCCL 2.28 and later looks up.
 #[unsafe(no_mangle)]
 pub static ncclProfiler_v5: ProfilerTable =
-    ProfilerTable { name: NAME.as_ptr(), init: init_v5, start, stop, record, finalize };
+    ProfilerTable { name: NAME.as_ptr(), init: init::<KERNEL_LAUNCH>, start, stop, record, finalize };
 
 /// The symbol of v6, which NCCL takes in place of v5 where it knows both.
 #[unsafe(no_mangle)]
 pub static ncclProfiler_v6: ProfilerTable =
-    ProfilerTable { name: NAME.as_ptr(), init: init_v6, start, stop, record, finalize };
+    ProfilerTable { name: NAME.as_ptr(), init: init::<OWN>, start, stop, record, finalize };

@@ -212,7 +212,7 @@ impl Remedy {
 }
 
 /// Makes NCCL load this plugin's profiler where the user's environment names another one, which then gets every event from
-/// this plugin. Called behind an init, before NCCL loads its profiler. Does nothing unless the GPU copies.
+/// this plugin. Called behind an init, before NCCL loads its profiler. Does nothing unless NCCL may hand over GPU memory.
 pub(super) fn take_the_profilers_place() {
     static ONCE: Once = Once::new();
     if !plugin::has_gpu() {
@@ -230,13 +230,15 @@ pub(super) fn take_the_profilers_place() {
             Remedy::PassOn => "; that profiler gets every event from this plugin",
         };
         log::init(&format!(
-            "{PROFILER}={} is taken back: this plugin must be NCCL's profiler to be told of kernel launches{then}",
+            "{PROFILER}={} is unset: this plugin must be NCCL's profiler to be told of kernel launches{then}",
             named.display()
         ));
         if remedy == Remedy::PassOn {
             let _ = DISPLACED.set(named);
         }
-        // SAFETY: at the moment, and with the argument, of the variables that the plugin sets ([`crate::path::tell_nccl`]).
+        // SAFETY: this is the first init, on the user's thread. The plugin's own threads, which run by now, read the
+        // environment through Rust's std alone, whose lock this call takes. Of C threads the race remains that
+        // [`crate::path::tell_nccl`] argues for the variables that the plugin sets.
         unsafe { std::env::remove_var(PROFILER) };
     });
 }

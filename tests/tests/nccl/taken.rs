@@ -47,8 +47,8 @@ fn the_profiler_that_the_user_names_to_nccl_is_displaced_where_the_gpu_copies() 
         command.env("NCCL_PROFILER_PLUGIN", named).envs(gpu.then_some(GPU[0]));
         logged(command).1
     };
-    assert!(said("none", true).contains("NCCL_PROFILER_PLUGIN=none is taken back"));
-    assert!(!said("none", false).contains("taken back"), "nothing is copied by a kernel");
+    assert!(said("none", true).contains("NCCL_PROFILER_PLUGIN=none is unset"));
+    assert!(!said("none", false).contains("is unset"), "nothing is copied by a kernel");
     let missing = said("/nowhere/libprofiler.so", true);
     assert!(missing.contains("NCCL_PROFILER_PLUGIN stays /nowhere/libprofiler.so: "), "{missing}");
     let own = plugin();
