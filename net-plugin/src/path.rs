@@ -192,12 +192,17 @@ impl Choice {
 const TOLD: [(&str, &str); 3] =
     [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8"), ("NCCL_P2P_NET_CHUNKSIZE", "524288")];
 
+/// A variable that the plugin sets besides where all ranks are on this host. NCCL then has buffers for its protocol LL
+/// between every two ranks, so the shortest messages of send/recv take LL too. And NCCL receives LL in host memory, in
+/// every connection, so that no copy by the worker stands between a message and the kernel that waits for the message.
+const TOLD_ON_ONE_HOST: (&str, &str) = ("NCCL_ALLOC_P2P_NET_LL_BUFFERS", "1");
+
 /// Sets those variables, once. They do not depend on the plan: another rank's plan may differ, and
-/// NCCL wants such settings to be the same on all ranks.
-pub fn tell_nccl() {
+/// NCCL wants such settings to be the same on all ranks. `one_host`: all ranks are on this host.
+pub fn tell_nccl(one_host: bool) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        for (name, value) in TOLD {
+        for (name, value) in TOLD.into_iter().chain(one_host.then_some(TOLD_ON_ONE_HOST)) {
             match std::env::var(name) {
                 Ok(theirs) => log::init(&format!("{name} stays {theirs}, as set; ours would be {value}")),
                 Err(_) => {

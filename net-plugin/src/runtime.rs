@@ -126,7 +126,7 @@ impl Loaded {
         };
         log::init(&path.why);
         if path.gpu.is_some() {
-            path::tell_nccl();
+            path::tell_nccl(rdma.is_none());
             taken::tell_without_tuner();
         }
         if settings.qp == QpKind::Auto && rdma.is_some() && path.gpu.is_some() {
