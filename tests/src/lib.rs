@@ -7,7 +7,7 @@ mod patience;
 use std::io::Write;
 
 pub use built::pushgate;
-pub use patience::{hang, patience, patience_factor, wait_until};
+pub use patience::{Pause, hang, patience, patience_factor, wait_until};
 
 /// Reports that a test did not run, and why: on standard output and, if `PUSHGATE_SKIP_LOG` names a
 /// file, as a line appended to that file, so that a runner can list what this machine lacked.

@@ -58,6 +58,28 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// The pause between two looks of a test that polls: yields at first, then sleeps. A poll that only yields takes most of the
+/// cores from the threads and kernel tasks whose work the poll waits for, where cores are few.
+#[derive(Debug, Default)]
+pub struct Pause {
+    /// Looks that found nothing since something was found.
+    in_vain: std::cell::Cell<u32>,
+}
+
+impl Pause {
+    /// Looks that find nothing before the pause sleeps.
+    const YIELDS: u32 = 100;
+
+    /// Call this after each look. `found`: the look found something.
+    pub fn after(&self, found: bool) {
+        self.in_vain.set(if found { 0 } else { self.in_vain.get().saturating_add(1) });
+        match self.in_vain.get() {
+            0..=Self::YIELDS => std::thread::yield_now(),
+            _ => std::thread::sleep(Duration::from_micros(200)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

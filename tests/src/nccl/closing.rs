@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::pair::{self, Bootstrap, Buffer, Ends};
 use super::scenario::{self, Options, begin, die_with_parent};
 use super::table::{Plugin, Ptr, is_gpu_memory, warnings};
-use crate::{hang, patience};
+use crate::{Pause, hang, patience};
 
 /// Bytes of a message.
 const BYTES: usize = 1 << 20;
@@ -61,6 +61,7 @@ struct Rank<'a> {
     /// The content of the peer's messages.
     expected: Buffer,
     into: Buffer,
+    pause: Pause,
 }
 
 impl Rank<'_> {
@@ -129,7 +130,7 @@ impl Rank<'_> {
                 assert!(found == expected, "receive {i} is done, and not all of its message is there");
             }
         }
-        std::thread::yield_now();
+        self.pause.after(any);
         any
     }
 
@@ -213,7 +214,7 @@ fn rounds(
                     buffer
                 });
                 let into = Buffer::new(messages * BYTES);
-                let rank = Rank { plugin, ctx, rank, messages, out, expected, into };
+                let rank = Rank { plugin, ctx, rank, messages, out, expected, into, pause: Pause::default() };
                 rounds.for_each(|round| rank.round(round, &mut *peer));
                 peer
             })

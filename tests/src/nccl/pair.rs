@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::table::{Plugin, Ptr, Result};
-use crate::hang;
+use crate::{Pause, hang};
 
 /// The counterpart of NCCL's bootstrap network: bytes between the two ranks.
 pub trait Bootstrap: Send {
@@ -158,7 +158,7 @@ pub fn connect(plugin: &Plugin, ctx: Ptr, peer: &mut dyn Bootstrap) -> Result<En
 /// The polls of [`connect`], from a handle on.
 pub fn poll_ends(plugin: &Plugin, ctx: Ptr, listener: Ptr, handle: &mut [u8; 128]) -> Result<Ends> {
     let (mut send, mut recv) = (None, None);
-    let begin = Instant::now();
+    let (begin, pause) = (Instant::now(), Pause::default());
     loop {
         if send.is_none() {
             send = plugin.connect(ctx, handle)?;
@@ -173,7 +173,7 @@ pub fn poll_ends(plugin: &Plugin, ctx: Ptr, listener: Ptr, handle: &mut [u8; 128
             begin.elapsed() < hang(),
             "no connection within a long time: send {send:?}, receive {recv:?}"
         );
-        std::thread::yield_now();
+        pause.after(false);
     }
 }
 
