@@ -11,6 +11,8 @@ use pushgate_proxy::endpoint::EndpointError;
 use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::link::verbs::VerbsError;
 use pushgate_proxy::session::Status;
+use pushgate_proxy::status::link_cause;
+pub use pushgate_proxy::status::status_name;
 
 use crate::origin::Origin;
 
@@ -282,38 +284,6 @@ impl fmt::Display for After<'_> {
 }
 
 /// The detail of a *link down* status in words.
-fn link_cause(detail: u32) -> String {
-    match detail {
-        abi::PUSHGATE_DOWN_PORT => "its port is down".into(),
-        abi::PUSHGATE_DOWN_ADDRESS => "its address was removed".into(),
-        abi::PUSHGATE_DOWN_DEVICE => "its device or network interface was removed".into(),
-        abi::PUSHGATE_DOWN_RETRY => "it does not answer (retries exceeded)".into(),
-        abi::PUSHGATE_DOWN_RNR => "it had no receive posted (RNR)".into(),
-        abi::PUSHGATE_DOWN_ACCESS => "it refused access to its memory".into(),
-        n if n >= abi::PUSHGATE_DOWN_WC => {
-            format!("work completion status {}", n - abi::PUSHGATE_DOWN_WC)
-        }
-        n => format!("cause {n}"),
-    }
-}
-
-/// The name of a status code that a kernel reported (`pushgate::status`).
-pub fn status_name(code: u64) -> &'static str {
-    match code as u32 {
-        abi::PUSHGATE_OK => "ok",
-        abi::PUSHGATE_AGAIN => "again",
-        abi::PUSHGATE_PEER_LOST => "peer lost",
-        abi::PUSHGATE_ABORTED => "aborted",
-        abi::PUSHGATE_TIMED_OUT => "timed out",
-        abi::PUSHGATE_REFUSED => "refused",
-        abi::PUSHGATE_STUCK => "stuck",
-        abi::PUSHGATE_OVERRUN => "overrun",
-        abi::PUSHGATE_INVALID => "invalid",
-        abi::PUSHGATE_LINK_DOWN => "link down",
-        _ => "unknown",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

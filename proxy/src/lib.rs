@@ -1,8 +1,8 @@
 //! Endpoint, engine and queue pairs: the proxy of pushgate.
 //!
 //! `pushgate-core` decides; this crate performs. `ring` holds the few atomics that two parties touch; `connect` makes a
-//! queue pair with the other end; `endpoint` joins ring, core and queue pair; `rails` makes several links one; `engine` drives the endpoints; `producer` is
-//! the other side of the rings, for a program whose device is a thread of the host. docs/architecture.md tells the whole
+//! queue pair with the other end; `endpoint` joins ring, core and queue pair; `rails` makes several links one; `engine` drives the endpoints; `recorder`
+//! shows others what the engine does; `producer` is the other side of the rings, for a program whose device is a thread of the host. docs/architecture.md tells the whole
 //! path.
 
 /// Whether a planted fault is switched on. Without the feature `sim` there is none.
@@ -27,10 +27,14 @@ pub mod ring;
 #[cfg_attr(loom, allow(dead_code))]
 mod calls;
 
+#[cfg_attr(loom, allow(dead_code))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+mod cell;
+
 #[cfg(not(loom))]
 pub use pushgate_core::{gate, inbound, outbound, session, staging};
 
-// Under loom these two alone are built: loom's atomics are no words of a mapping.
+// Under loom these alone are built: loom's atomics are no words of a mapping.
 #[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod connect;
@@ -68,6 +72,8 @@ pub mod rails;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod receives;
 #[cfg(not(loom))]
+pub mod recorder;
+#[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod region;
 #[cfg(not(loom))]
@@ -80,5 +86,8 @@ pub mod server;
 #[cfg(all(feature = "sim", not(loom)))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod sim;
+#[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod status;
 #[cfg(not(loom))]
 pub mod wire;

@@ -4,6 +4,7 @@
 
 mod ending;
 mod receiver;
+mod record;
 mod sender;
 
 use std::collections::VecDeque;
@@ -25,6 +26,7 @@ use crate::link::{HostProcess, Link, PeerCounts, PeerProcess, RegionSends, Wakin
 use crate::memory::{Mapped, Words};
 use crate::mover::{Move, Mover};
 use crate::outbound::Outbound;
+use crate::recorder::Trace;
 use crate::region::{RegionMemory, Regions};
 use crate::ring::Look;
 use crate::segments::{ControlOfEngine, WorkAtEngine};
@@ -179,6 +181,9 @@ pub struct Endpoint {
     counters: Counters,
     interrupt: Option<Box<dyn Interrupt>>,
     broken: Option<TellBroken>,
+    /// The queue pair's slot of the engine's recorder.
+    trace: Option<Box<Trace>>,
+    identity: record::Identity,
     /// The queue pair has failed, or this side has left: nothing is begun any more.
     over: bool,
     /// The end was shown to the device.
@@ -224,6 +229,10 @@ impl Endpoint {
                 expected: peer_geometry.window_bytes(),
             });
         }
+        // Both ends' halves of the link lie in memfds, whose inodes name them.
+        let inode = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).map_or(0, |stat| stat.st_ino);
+        let ends = [inode(memory.link.fd()), inode(memory.peer_link.fd())];
+        let identity = record::Identity { ends, peer_pid: memory.peer_pid };
         let peer = memory.peer_pid.map(|pid| Box::new(HostProcess(pid)) as Box<dyn PeerProcess>);
         let qp = LocalLink::new(
             &memory.link.into(),
@@ -234,7 +243,9 @@ impl Endpoint {
             (memory.bell, memory.peer_bell),
             Processes { peer, in_program: memory.in_program },
         );
-        Self::new(memory.work, memory.control, geometry, peer_geometry, Box::new(qp), options)
+        let qp = Box::new(qp);
+        let endpoint = Self::new(memory.work, memory.control, geometry, peer_geometry, qp, options)?;
+        Ok(Endpoint { identity, ..endpoint })
     }
 
     /// A queue pair over any transport; both geometries are checked.
@@ -296,6 +307,8 @@ impl Endpoint {
             options,
             interrupt: None,
             broken: None,
+            trace: None,
+            identity: record::Identity::default(),
             over: false,
             shown: false,
             copies_since: None,

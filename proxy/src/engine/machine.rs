@@ -1,6 +1,8 @@
 //! What an engine does, without its thread: a [`Machine`] is given commands and the time, and makes one pass over its
 //! queue pairs in each [`Machine::step`]. A thread drives it (`thread.rs`), or a simulation in virtual time.
 
+mod recording;
+
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,6 +10,7 @@ use std::sync::mpsc::Sender;
 
 use pushgate_driver_shim::bell::Bell;
 
+use self::recording::Recording;
 use super::command::{Command, EngineError, QpId};
 use super::leaving::{Abandoned, Gone, Leaving, SETTLE};
 use crate::counters::Counters;
@@ -72,6 +75,9 @@ pub struct Machine {
     now: u64,
     /// A device's copies for a queue pair that is gone did not end. Written by [`Machine::keep`] alone.
     kept: Arc<AtomicBool>,
+    recording: Option<Recording>,
+    /// Queue pairs have done work that was not recorded.
+    unrecorded: bool,
 }
 
 impl Machine {
@@ -94,6 +100,8 @@ impl Machine {
             slept: false,
             now: 0,
             kept,
+            recording: None,
+            unrecorded: false,
         }
     }
 
@@ -121,6 +129,7 @@ impl Machine {
             self.look_at_clock(clock);
         }
         if work {
+            self.unrecorded = true;
             self.idle.busy();
             return Step::Spin;
         }
@@ -153,6 +162,7 @@ impl Machine {
         // Numbers only grow, and the queue pairs stand in their order.
         let Ok(at) = self.endpoints.binary_search_by_key(&qp.0, |(id, _)| id.0) else { return };
         if self.endpoints[at].1.poll(&mut self.mover) {
+            self.unrecorded = true;
             self.idle.busy();
             self.look_at_clock(clock);
         }
@@ -173,6 +183,7 @@ impl Machine {
         for (_, endpoint) in &mut self.endpoints {
             endpoint.tick(self.now);
         }
+        self.record();
     }
 
     /// Passes the time on to the queue pairs, and nothing else.
@@ -188,6 +199,7 @@ impl Machine {
     /// What arrives after this wakes the engine. False if there is work already. Behind it comes
     /// [`Machine::woken`], whatever happened meanwhile.
     pub fn prepare_sleep(&mut self) -> bool {
+        self.record_before_sleep();
         // All are asked: each arms what wakes for it.
         !self.endpoints.iter_mut().fold(false, |any, (_, e)| e.prepare_sleep() | any)
     }
@@ -325,6 +337,7 @@ impl Machine {
                 let id = QpId(self.next);
                 self.next += 1;
                 endpoint.set_time(now);
+                endpoint.begin_trace(id.0, now);
                 self.endpoints.push((id, endpoint));
                 // One that must be polled keeps the whole engine polling.
                 if wake == Wake::Polled || self.endpoints.len() == 1 {
@@ -385,6 +398,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
+        self.end_recording();
         // This machine's own store, or none.
         if self.kept.load(Ordering::Relaxed) {
             // To end the mover would be to wait for its copies.

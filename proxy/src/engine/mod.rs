@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::eventfd::EventFd;
@@ -31,6 +32,7 @@ use crate::endpoint::Endpoint;
 use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
 use crate::mover::Mover;
+use crate::recorder::{Recorder, Stall};
 use crate::region::RegionMemory;
 use crate::session::Status;
 
@@ -60,6 +62,22 @@ pub struct EngineOptions {
     pub mover: Option<Box<dyn Mover>>,
     /// What producers of another process ring.
     pub bell: Option<Bell>,
+    /// When a queue pair in which nothing moves is reported to the log.
+    pub stall_report: StallReport,
+    /// The program that the engine serves, where that is another process: readers of the flight recorder find the engine
+    /// by this number too.
+    pub program: Option<u32>,
+}
+
+/// When an engine reports a queue pair to the log (`warn`) in which nothing has moved while something should, once for
+/// each such stall.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StallReport {
+    /// After this time; zero: never.
+    pub after: Duration,
+    /// A receive that the device has posted, and that no message fills, is waited for. For programs that post receives
+    /// only while they wait for messages.
+    pub receives: bool,
 }
 
 /// Where an engine's driver is.
@@ -81,6 +99,7 @@ pub struct Engine {
     runs: OwnedHere<Runs>,
     /// A device's copies for a queue pair did not end. Set by the [`Machine`].
     kept: Arc<AtomicBool>,
+    recorder: Option<Recorder>,
 }
 
 impl Engine {
@@ -91,9 +110,16 @@ impl Engine {
         let pending = Arc::new(AtomicBool::new(false));
         let bell = Arc::new(bell);
         let kept = Arc::new(AtomicBool::new(false));
+        let clock = HostClock::new();
+        let recorder = Recorder::start(options.program)
+            .inspect_err(|e| tracing::warn!("`pushgate inspect` will see nothing of this engine: {e}"))
+            .ok();
+        let StallReport { after, receives } = options.stall_report;
+        let stall = Stall { after: after.as_nanos().try_into().unwrap_or(u64::MAX), receives };
+        let machine = Machine::new(options.mover, options.alone, kept.clone());
         let mut driver = Driver {
-            machine: Machine::new(options.mover, options.alone, kept.clone()),
-            clock: HostClock::new(),
+            machine: machine.with_recorder(recorder.clone(), stall),
+            clock,
             inbox,
             pending: pending.clone(),
             bell: bell.clone(),
@@ -111,7 +137,7 @@ impl Engine {
             Drive::Thread => Runs::Thread(Some(spawn(options.cpu, || driver.run())?)),
         };
         let (commands, runs) = (OwnedHere::new(commands), OwnedHere::new(runs));
-        Ok(Engine { commands, pending, bell, runs, kept })
+        Ok(Engine { commands, pending, bell, runs, kept, recorder })
     }
 
     /// One pass over all queue pairs of an engine that the caller drives ([`Drive::Caller`]). Returns what the caller may
@@ -190,7 +216,10 @@ impl Engine {
     }
 
     /// Takes in a queue pair. `wake` says how its producer can wake the engine.
-    pub fn add_qp(&self, endpoint: Endpoint, wake: Wake) -> Result<QpId, EngineError> {
+    pub fn add_qp(&self, mut endpoint: Endpoint, wake: Wake) -> Result<QpId, EngineError> {
+        self.here()?;
+        // Here and not on the engine's thread: the slot may need memory.
+        endpoint.set_trace(self.recorder.as_ref().and_then(Recorder::trace));
         self.ask(|reply| Command::AddQp(Box::new(endpoint), wake, reply))
     }
 

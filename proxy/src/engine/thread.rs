@@ -100,6 +100,7 @@ const PASS_SHARE: u64 = 10;
 impl Driver {
     /// Drives the machine until the engine is dropped.
     pub(super) fn run(mut self) {
+        self.machine.driven_by(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
         while let Some(step) = self.pass() {
             match step {
                 Step::Spin => std::hint::spin_loop(),

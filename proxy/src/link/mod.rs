@@ -123,6 +123,12 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     /// "local" or "verbs".
     fn name(&self) -> &'static str;
 
+    /// What names this end of the link and the peer's to readers of the flight recorder; the peer's end has them the other
+    /// way round. Both 0: the link has no such names.
+    fn ends(&self) -> [u64; 2] {
+        [0, 0]
+    }
+
     /// What the link can hold at once.
     fn budget(&self) -> Budget;
 

@@ -20,6 +20,10 @@ impl Link for Rails {
         self.rails[0].link.name()
     }
 
+    fn ends(&self) -> [u64; 2] {
+        self.rails[0].link.ends()
+    }
+
     fn budget(&self) -> Budget {
         // What a rail's link has room for its own gate says.
         let window = 1 << self.options.rules.window_log;

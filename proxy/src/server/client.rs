@@ -70,8 +70,11 @@ fn greet(server: &ServerOptions, stream: &UnixStream, number: u64) -> Result<Cli
     let io = |e: io::Error| e.to_string();
     stream.set_read_timeout(Some(TIMEOUT)).map_err(io)?;
     stream.set_write_timeout(Some(TIMEOUT)).map_err(io)?;
+    // The number is 0 for a process of another PID namespace.
+    let program =
+        wire::peer_cred(stream).ok().and_then(|cred| u32::try_from(cred.pid).ok()).filter(|pid| *pid != 0);
     let begun = match wire::recv(stream) {
-        Ok((request, fds)) => begin(server, request, fds, number),
+        Ok((request, fds)) => begin(server, request, fds, number, program),
         Err(e) if e.kind() == ErrorKind::InvalidData => Err(e.to_string()),
         Err(e) => return Err(e.to_string()),
     };
@@ -90,6 +93,7 @@ fn begin(
     request: Request,
     fds: Vec<OwnedFd>,
     number: u64,
+    program: Option<u32>,
 ) -> Result<(Client, u32), String> {
     let Request::Hello { version, newest, name } = request else {
         return Err("the first request must be Hello".into());
@@ -100,7 +104,9 @@ fn begin(
     let own = EventFd::new().map_err(|e| format!("eventfd: {e}"))?;
     let cpus = &server.cpus;
     let cpu = (!cpus.is_empty()).then(|| cpus[number as usize % cpus.len()]);
-    let options = EngineOptions { cpu, alone: server.alone, bell: Some(bell), ..EngineOptions::default() };
+    let (bell, stall_report) = (Some(bell), server.stall_report);
+    let options =
+        EngineOptions { cpu, alone: server.alone, bell, stall_report, program, ..EngineOptions::default() };
     let engine = Engine::start(own, options).map_err(|e| e.to_string())?;
     let name: String = name.chars().take(MAX_NAME).collect();
     tracing::info!(client = number, ?name, "an engine was started");

@@ -2,6 +2,8 @@
 
 use pushgate_driver_shim::eventfd::EventFd;
 
+use crate::engine::StallReport;
+use crate::recorder;
 use crate::wire::{MAX_FDS, QP_FDS};
 
 /// How a server runs, and how much of it one program may take.
@@ -20,12 +22,14 @@ pub struct ServerOptions {
     pub cpus: Vec<usize>,
     /// Whether the engines have cores to spare for spinning.
     pub alone: bool,
+    /// When the engines report queue pairs in which nothing moves.
+    pub stall_report: StallReport,
     /// The bell that ends the server when it is rung. The server leaves the bell rung.
     pub stop: EventFd,
 }
 
 impl ServerOptions {
-    /// The defaults: 64 programs, each with 64 queue pairs, 256 regions and 16 GiB; no engine is pinned.
+    /// The defaults: 64 programs, each with 64 queue pairs, 256 regions and 16 GiB; no engine is pinned and none reports a stall.
     pub fn new(stop: EventFd) -> Self {
         ServerOptions {
             max_clients: 64,
@@ -34,6 +38,7 @@ impl ServerOptions {
             max_bytes: 16 << 30,
             cpus: Vec::new(),
             alone: false,
+            stall_report: StallReport::default(),
             stop,
         }
     }
@@ -44,8 +49,13 @@ impl ServerOptions {
     /// `RLIMIT_NOFILE` to this number before [`serve`](super::serve).
     pub fn descriptors(&self) -> usize {
         // A queue pair has five descriptors of memory, a bell and a ringer. A program has four more (the connection,
-        // the program's process, the engine's two bells) and, for a moment, those of a request.
-        let client = 4 + MAX_FDS + self.max_qps * (QP_FDS + 2) + self.max_regions;
+        // the program's process, the engine's two bells), those of the engine's flight recorder and, for a moment, those
+        // of a request.
+        let client = 4
+            + recorder::descriptors(self.max_qps)
+            + MAX_FDS
+            + self.max_qps * (QP_FDS + 2)
+            + self.max_regions;
         64 + self.max_clients * client
     }
 }

@@ -58,6 +58,16 @@ impl Offer {
         Ok(())
     }
 
+    /// What names this end to readers of the flight recorder, never 0: a hash (FNV-1a) of what no other queue pair of the
+    /// network has at the time.
+    pub(super) fn name(&self) -> u64 {
+        let bytes = self.gid.0.into_iter().chain(self.lid.to_le_bytes());
+        let bytes = bytes.chain(self.qp.to_le_bytes()).chain(self.psn.to_le_bytes());
+        bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ byte as u64).wrapping_mul(0x0100_0000_01b3)
+        }) | 1
+    }
+
     /// Checks a peer's offer against `ours`; a sentence if they don't go together.
     pub(super) fn check(&self, ours: &Offer, peer: u32) -> Result<Agreed, String> {
         self.check_versions()?;

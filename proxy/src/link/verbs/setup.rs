@@ -51,6 +51,8 @@ pub struct VerbsPrepared {
     pub(super) inbox_mr: Mr,
     pub(super) mirror: Arc<SharedMemory>,
     pub(super) inbox: Arc<SharedMemory>,
+    /// What names this end and the peer's.
+    pub(super) ends: [u64; 2],
 }
 
 /// Work requests that the send queue of `1 << log` messages holds: a payload and
@@ -211,6 +213,7 @@ impl VerbsOpening {
             inbox_mr,
             mirror,
             inbox,
+            ends: [self.offer().name(), offer.name()],
             opening: self,
         })
     }

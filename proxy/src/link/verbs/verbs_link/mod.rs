@@ -67,6 +67,7 @@ pub struct VerbsLink {
     peer_layout: InboxLayout,
     peer_places: Places,
     gid: GidEntry,
+    ends: [u64; 2],
     rank: u32,
     peer: u32,
     /// How long the end waits until its last words are out, nanoseconds.
@@ -157,6 +158,7 @@ impl VerbsLink {
             peer_layout,
             peer_places: places,
             gid,
+            ends: a.ends,
             rank,
             peer: a.peer,
             linger,
@@ -255,6 +257,10 @@ impl VerbsLink {
 impl Link for VerbsLink {
     fn name(&self) -> &'static str {
         "verbs"
+    }
+
+    fn ends(&self) -> [u64; 2] {
+        self.ends
     }
 
     fn budget(&self) -> Budget {

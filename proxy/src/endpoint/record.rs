@@ -1,0 +1,126 @@
+//! What the flight recorder is told of a queue pair.
+
+use pushgate_driver_shim::record::Record;
+
+use super::Endpoint;
+use crate::gate::Stall as Short;
+use crate::link::RegionSends;
+use crate::recorder::{About, Counts, Errors, Missing, Phase, QueuePair, Stall, Trace, View};
+
+/// What names a queue pair to a reader of the recorder, besides the ranks.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Identity {
+    /// What names this end's half of the link, and the peer's; both 0 where the link itself is asked.
+    pub(super) ends: [u64; 2],
+    /// The peer's process.
+    pub(super) peer_pid: Option<u32>,
+}
+
+impl Endpoint {
+    /// Gives the queue pair a slot of the engine's recorder.
+    pub(crate) fn set_trace(&mut self, trace: Option<Trace>) {
+        self.trace = trace.map(Box::new);
+    }
+
+    /// The engine took the queue pair in at time `now`, under this number.
+    pub(crate) fn begin_trace(&mut self, number: u32, now: u64) {
+        let ends = match self.identity.ends {
+            [0, 0] => self.here.qp.ends(),
+            ends => ends,
+        };
+        let about = About {
+            number,
+            rank: self.rank(),
+            peer: self.peer(),
+            peer_pid: self.identity.peer_pid,
+            transport: About::transport(self.here.qp.name()),
+            ends,
+            slots_log: self.geometry.slots_log as u8,
+            receives_log: self.geometry.rx_log as u8,
+            peer_receives_log: self.peer_geometry.rx_log as u8,
+            posted_receives: self.options.posted_receives,
+        };
+        let view = self.view();
+        if let Some(trace) = &mut self.trace {
+            trace.begin(about, now, view);
+        }
+    }
+
+    /// Records what has changed. `away`: for how long before now the engine did not run, longer than it should, nanoseconds.
+    /// True if the queue pair stalls, once for each stall.
+    pub(crate) fn record(&mut self, away: u64, stall: Stall) -> bool {
+        if self.trace.is_none() {
+            return false;
+        }
+        let (now, view) = (self.now, self.view());
+        self.trace.as_mut().is_some_and(|trace| trace.record(now, away, view, stall))
+    }
+
+    /// What a reader of the recorder sees of the queue pair.
+    pub(crate) fn recorded(&self) -> Option<QueuePair> {
+        self.trace.as_ref()?.snapshot()
+    }
+
+    fn view(&self) -> View {
+        let (staging, gate) = (self.outbound.staging(), self.outbound.gate());
+        let counts = self.inbound.counts();
+        let missing = self.missing();
+        let few = |n: u64| n.min(u16::MAX.into()) as u16;
+        let c = &self.counters;
+        View {
+            counts: Counts {
+                posted: staging.head() + self.outbound.is_pending() as u64,
+                retired: staging.head() - staging.outstanding(),
+                released: staging.messages(),
+                peer_received: self.session.received(),
+                peer_freed: self.session.released(),
+                peer_granted: gate.granted(),
+                accepted: self.inbound.accepted(),
+                received: counts.received,
+                freed: counts.released,
+                granted: counts.granted,
+                shown: self.inbound.shown(),
+                taken: self.inbound.consumed(),
+                credits: gate.receives_left(),
+                in_flight: gate.in_flight().into(),
+            },
+            phase: match (self.over, self.shown) {
+                (false, _) => Phase::Live,
+                (true, false) => Phase::Ending,
+                (true, true) => Phase::Ended,
+            },
+            epoch: self.session.epoch(),
+            missing,
+            waiting: self.inbound.waits(),
+            copies: self.moving.len().min(u8::MAX.into()) as u8,
+            status: self.session.status(),
+            errors: Errors {
+                rnr: few(c.rnr),
+                dropped: few(c.dropped),
+                refused: few(c.refused),
+                stuck: few(c.stuck),
+            },
+        }
+    }
+
+    /// What the WQE at the head waits for. Asks as the next pass will, and takes nothing.
+    fn missing(&self) -> Missing {
+        if self.over || !self.outbound.is_pending() {
+            return Missing::Nothing;
+        }
+        let Ok(record) = self.outbound.record() else { return Missing::Nothing };
+        if self.outbound.is_undecided() {
+            let region = record.has(Record::REGION)
+                && matches!(self.here.qp.takes_region(&record), RegionSends::Unknown);
+            return if region { Missing::Region } else { Missing::PostedReceive };
+        }
+        // A permit that is dropped gives back what it held.
+        match self.outbound.reserve(&record) {
+            Ok(_) => Missing::Nothing,
+            Err(Short::SendQueue) => Missing::SendQueue,
+            Err(Short::CompletionQueue) => Missing::CompletionQueue,
+            Err(Short::Receive) => Missing::Receive,
+            Err(Short::Bytes) => Missing::Bytes,
+        }
+    }
+}

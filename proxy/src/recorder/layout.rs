@@ -1,0 +1,228 @@
+//! The layout of a recorder's memory, version [`VERSION`]. All fields are words of 64 bits.
+//!
+//! A page of head, then slots of a page each, one for a queue pair:
+//!
+//! | word | head |
+//! | --- | --- |
+//! | 0 | magic, stored last |
+//! | 1 | version |
+//! | 2 | bytes of the memory |
+//! | 3 | slots |
+//! | 4 | bytes of a slot; in the high half, entries of a slot |
+//! | 5 | the process; in the high half, the program that `pushgate proxy` serves by this engine, or 0 |
+//! | 6 | the engine's number in its process |
+//! | 7 | which of the engine's memories this is, from 0 |
+//! | 8 | the start of the engine's clock, by CLOCK_MONOTONIC, nanoseconds |
+//! | 16 | when the engine ran last, nanoseconds of its clock (in memory 0 alone) |
+//! | 17 | 1 once the engine has ended; in the high half, its thread (in memory 0 alone) |
+//!
+//! A slot is a cell ([`crate::cell`]) that says of which queue pair the slot is, and a ring of cells, the entries. An entry is a
+//! whole [`View`](super::View) with two times, so the newest entry is what holds now, and the difference of two entries is
+//! what happened between them.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use super::view;
+use crate::cell;
+
+/// The name of the memories: `/proc/PID/fd` shows them as `/memfd:pushgate-recorder`.
+pub const NAME: &str = "pushgate-recorder";
+/// The version of the layout.
+pub const VERSION: u64 = 1;
+/// The most bytes of one memory.
+pub const MOST_BYTES: u64 = (PAGE + MOST_SLOTS * SLOT) as u64;
+
+pub(super) const PAGE: usize = pushgate_driver_shim::abi::PUSHGATE_PAGE as usize;
+/// Bytes of a slot.
+pub(super) const SLOT: usize = 4096;
+pub(super) const SLOT_WORDS: usize = SLOT / 8;
+/// The most slots of one memory.
+pub(super) const MOST_SLOTS: usize = 1024;
+/// Words of a memory's head.
+pub(super) const HEAD_WORDS: usize = PAGE / 8;
+/// Entries of a slot.
+pub(super) const ENTRIES: usize = 22;
+
+/// Where the engine stores that it runs.
+pub(super) const BEAT: usize = 16;
+pub(super) const STATE: usize = 17;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"PGRECORD");
+
+/// Words of the cell that says of which queue pair a slot is, without its mark.
+pub(super) const ABOUT: usize = 9;
+/// Words of an entry without its mark.
+const ENTRY: usize = 2 + view::WORDS;
+const FIRST_ENTRY: usize = 72;
+const _: () = assert!(ABOUT < FIRST_ENTRY && FIRST_ENTRY + ENTRIES * (1 + ENTRY) <= SLOT_WORDS);
+
+/// What the head of a memory says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) slots: usize,
+    pub(super) pid: u32,
+    pub(super) program: Option<u32>,
+    pub(super) engine: u64,
+    pub(super) part: u64,
+    pub(super) started: u64,
+}
+
+/// Why a memory was not read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// The memory is no recorder's, or its head is not written yet.
+    #[error("it begins with {0:#018x}, not with {MAGIC:#018x} (\"PGRECORD\")")]
+    Magic(u64),
+    /// The layout has another version.
+    #[error("its layout is version {0}, expected {VERSION}: take `pushgate` of the program's release")]
+    Version(u64),
+    /// Sizes that do not fit together.
+    #[error("its {what} is {found}, expected {expected}")]
+    Size {
+        /// The field.
+        what: &'static str,
+        /// What the field says.
+        found: u64,
+        /// What it should say.
+        expected: u64,
+    },
+}
+
+fn pack(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+impl Head {
+    /// Bytes of a memory of so many slots.
+    pub(super) fn bytes(slots: usize) -> usize {
+        PAGE + slots * SLOT
+    }
+
+    /// Writes the head of a memory, the magic last.
+    pub(super) fn write(&self, words: &[AtomicU64]) {
+        let head = [
+            VERSION,
+            Head::bytes(self.slots) as u64,
+            self.slots as u64,
+            pack(SLOT as u32, ENTRIES as u32),
+            pack(self.pid, self.program.unwrap_or(0)),
+            self.engine,
+            self.part,
+            self.started,
+        ];
+        for (word, value) in words[1..].iter().zip(head) {
+            word.store(value, Ordering::Relaxed);
+        }
+        // Release: a reader that sees the magic sees the whole head.
+        words[0].store(MAGIC, Ordering::Release);
+    }
+
+    /// Reads and checks the head of a memory of `bytes`, anybody's (P8). `words` are the first [`HEAD_WORDS`].
+    pub(super) fn read(words: &[AtomicU64], bytes: usize) -> Result<Head, ReadError> {
+        let magic = words[0].load(Ordering::Relaxed);
+        // An acquire that is sound on read-only pages.
+        fence(Ordering::Acquire);
+        if magic != MAGIC {
+            return Err(ReadError::Magic(magic));
+        }
+        let [version, size, slots, sizes, pids, engine, part, started] =
+            std::array::from_fn(|i| words[1 + i].load(Ordering::Relaxed));
+        if version != VERSION {
+            return Err(ReadError::Version(version));
+        }
+        let same = |what, found, expected| match found == expected {
+            true => Ok(()),
+            false => Err(ReadError::Size { what, found, expected }),
+        };
+        same("size in bytes", size, bytes as u64)?;
+        same("slot, in bytes and entries,", sizes, pack(SLOT as u32, ENTRIES as u32))?;
+        if slots > MOST_SLOTS as u64 {
+            return Err(ReadError::Size {
+                what: "number of slots",
+                found: slots,
+                expected: MOST_SLOTS as u64,
+            });
+        }
+        same("size in bytes", size, Head::bytes(slots as usize) as u64)?;
+        Ok(Head {
+            slots: slots as usize,
+            pid: pids as u32,
+            program: Some((pids >> 32) as u32).filter(|pid| *pid != 0),
+            engine,
+            part,
+            started,
+        })
+    }
+}
+
+/// The cell of a slot that says of which queue pair the slot is.
+pub(super) fn about(slot: &[AtomicU64]) -> &[AtomicU64] {
+    &slot[..=ABOUT]
+}
+
+fn entry(slot: &[AtomicU64], at: usize) -> &[AtomicU64] {
+    &slot[FIRST_ENTRY + at * (1 + ENTRY)..][..=ENTRY]
+}
+
+/// Writes the entry of this number.
+pub(super) fn write_entry(slot: &[AtomicU64], number: u64, time: u64, moved: u64, view: &view::View) {
+    let mut words = [0; ENTRY];
+    (words[0], words[1]) = (time, moved);
+    words[2..].copy_from_slice(&view.words());
+    cell::store(entry(slot, (number % ENTRIES as u64) as usize), number, &words);
+}
+
+/// The entry at a place of the ring: its number, its two times and its view. `None` if nothing was written there, a store is
+/// under way, or the words are none that an engine writes.
+pub(super) fn read_entry(slot: &[AtomicU64], at: usize) -> Option<(u64, u64, u64, view::View)> {
+    let (number, words) = cell::load::<ENTRY>(entry(slot, at))?;
+    if number % ENTRIES as u64 != at as u64 {
+        return None;
+    }
+    let view = view::View::of(words[2..].first_chunk()?)?;
+    Some((number, words[0], words[1], view))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(bytes: usize) -> Vec<AtomicU64> {
+        (0..bytes / 8).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    #[test]
+    fn p8_a_head_with_a_wrong_field_is_refused_by_name() {
+        let head = Head { slots: 2, pid: 7, program: None, engine: 1, part: 0, started: 5 };
+        let bytes = Head::bytes(2);
+        let memory = words(bytes);
+        assert_eq!(Head::read(&memory, bytes), Err(ReadError::Magic(0)));
+        head.write(&memory);
+        assert_eq!(Head::read(&memory, bytes), Ok(head));
+        for (word, value, says) in [
+            (0, 1, "it begins with 0x0000000000000001"),
+            (1, 2, "its layout is version 2, expected 1"),
+            (2, 1 << 60, "its size in bytes is 1152921504606846976, expected 12288"),
+            (3, u64::MAX, "its number of slots is 18446744073709551615, expected 1024"),
+            (3, 3, "its size in bytes is 12288, expected 16384"),
+            (4, 4096, "its slot, in bytes and entries,"),
+        ] {
+            let right = memory[word].swap(value, Ordering::Relaxed);
+            let why = Head::read(&memory, bytes).unwrap_err().to_string();
+            assert!(why.starts_with(says), "{why}");
+            memory[word].store(right, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn an_entry_of_another_place_is_none() {
+        let slot = words(SLOT);
+        write_entry(&slot, 23, 5, 4, &view::View::default());
+        assert_eq!(read_entry(&slot, 1), Some((23, 5, 4, view::View::default())));
+        assert_eq!(read_entry(&slot, 0), None);
+        // The mark of entry 22, whose place is 0.
+        entry(&slot, 1)[0].store(46, Ordering::Relaxed);
+        assert_eq!(read_entry(&slot, 1), None);
+    }
+}

@@ -1,0 +1,286 @@
+use pushgate_driver_shim::abi;
+
+use super::*;
+use crate::recorder::trace::About;
+use crate::recorder::view::{Errors, View};
+use crate::session::Status;
+
+const S: u64 = 1_000_000_000;
+/// When snapshots are read.
+const NOW: u64 = 100 * S;
+
+/// A queue pair of rank 0 or 1 that moved last `still` ago.
+fn qp(rank: u32, still: u64, view: View) -> QueuePair {
+    let about = About {
+        number: 7,
+        rank,
+        peer: 1 - rank,
+        peer_pid: None,
+        transport: About::transport("local"),
+        ends: [10 + rank as u64, 11 - rank as u64],
+        slots_log: 10,
+        receives_log: 6,
+        peer_receives_log: 6,
+        posted_receives: false,
+    };
+    let at = NOW - still;
+    let first = Entry { number: 0, time: S, moved: S, view: View::default() };
+    QueuePair { about, added: S, entries: vec![first, Entry { number: 1, time: at, moved: at, view }] }
+}
+
+fn process(rank: u32, ran: u64, state: char, qp: QueuePair) -> Process {
+    let engine = Engine {
+        pid: 100 + rank,
+        program: None,
+        engine: 0,
+        thread: None,
+        state: Some(state),
+        ended: false,
+        ran: NOW - ran,
+        now: NOW,
+        queue_pairs: vec![qp],
+    };
+    Process { pid: 100 + rank, name: "rank".into(), engines: vec![engine] }
+}
+
+fn runs(rank: u32, view: View) -> Process {
+    process(rank, 0, 'S', qp(rank, 12 * S, view))
+}
+
+fn counts(c: Counts) -> View {
+    View { counts: c, ..View::default() }
+}
+
+/// The sentence about the one queue pair of these processes.
+#[track_caller]
+fn sentence(processes: &[Process]) -> String {
+    let pairs = pairs(processes);
+    assert_eq!(pairs.len(), 1);
+    assert_eq!(pairs[0].ends.len(), processes.len());
+    pairs[0].sentence.clone()
+}
+
+/// A sender with `posted` WQEs of which `received` have arrived, and which waits for a receive credit.
+fn out_of_credit(posted: u64, received: u64) -> View {
+    let counts = Counts {
+        posted,
+        released: received,
+        peer_received: received,
+        peer_freed: received,
+        peer_granted: received,
+        ..Counts::default()
+    };
+    View { counts, missing: Missing::Receive, ..View::default() }
+}
+
+fn holds(shown: u64, taken: u64) -> View {
+    counts(Counts {
+        accepted: shown,
+        received: shown,
+        freed: taken,
+        granted: taken + 64,
+        shown,
+        taken,
+        ..Counts::default()
+    })
+}
+
+#[test]
+fn a_receiver_that_takes_nothing_is_named_from_both_ends() {
+    let (sender, receiver) = (runs(0, out_of_credit(100, 64)), runs(1, holds(64, 0)));
+    let said = "rank 1 has not taken 64 messages that arrived: its kernel or program is slow (nothing has moved for \
+                12.0 s)";
+    assert_eq!(sentence(&[sender.clone(), receiver.clone()]), said);
+    assert_eq!(sentence(&[receiver]), said);
+    let alone = sentence(&[sender]);
+    assert!(alone.starts_with("no receive credit: messages have used all of the 64 receives"), "{alone}");
+}
+
+#[test]
+fn a_receiver_that_holds_places_is_named_by_the_sender_alone() {
+    let counts = Counts {
+        posted: 9,
+        released: 9,
+        peer_received: 9,
+        peer_freed: 6,
+        peer_granted: 70,
+        credits: 61,
+        ..Counts::default()
+    };
+    let said = sentence(&[runs(0, View { counts, ..View::default() })]);
+    assert!(said.starts_with("rank 1 has not taken 3 messages that arrived"), "{said}");
+}
+
+#[test]
+fn a_receiver_that_posts_no_receive_is_named() {
+    let sender = runs(0, out_of_credit(1, 0));
+    let said = "no receive credit: rank 1 has posted no receive (nothing has moved for 12.0 s)";
+    assert_eq!(sentence(std::slice::from_ref(&sender)), said);
+    let mut receiver = runs(1, View::default());
+    receiver.engines[0].queue_pairs[0].about.posted_receives = true;
+    assert_eq!(sentence(&[sender, receiver.clone()]), said);
+    let both = [runs(0, out_of_credit(5, 4)), {
+        let counts = Counts { accepted: 4, received: 4, granted: 4, shown: 4, taken: 4, ..Counts::default() };
+        receiver.engines[0].queue_pairs[0] = QueuePair {
+            about: receiver.engines[0].queue_pairs[0].about,
+            ..qp(1, 12 * S, View { counts, ..View::default() })
+        };
+        receiver
+    }];
+    let said = sentence(&both);
+    assert!(said.starts_with("no receive credit: rank 1 has posted 4 receives, and messages"), "{said}");
+}
+
+#[test]
+fn a_sender_that_sends_nothing_is_named_where_receives_wait() {
+    let mut receiver = runs(1, counts(Counts { granted: 2, ..Counts::default() }));
+    receiver.engines[0].queue_pairs[0].about.posted_receives = true;
+    let said = "rank 1 has posted 2 receives that no message has filled: rank 0 has nothing to send";
+    assert_eq!(sentence(&[runs(0, View::default()), receiver.clone()]), said);
+    assert_eq!(sentence(&[receiver]), format!("{said}, or its messages do not arrive"));
+    assert_eq!(sentence(&[runs(0, View::default())]), "rank 0 has nothing to send");
+    let idle = [runs(0, View::default()), runs(1, View::default())];
+    assert_eq!(sentence(&idle), "neither rank 0 nor rank 1 has anything to send");
+}
+
+#[test]
+fn an_engine_that_does_not_run_is_to_blame_before_anything_else() {
+    let stopped = |state| process(0, 123 * S / 10, state, qp(0, 13 * S, out_of_credit(100, 64)));
+    for (state, why) in [
+        ('T', "(process stopped: state T)"),
+        ('D', "(it waits in the kernel: state D)"),
+        ('R', "(it gets no core, or a call of it does not end: state R)"),
+        ('S', "(it waits in a call: state S)"),
+    ] {
+        let said = format!("rank 0's engine has not run for 12.3 s {why}");
+        assert_eq!(sentence(&[stopped(state), runs(1, holds(64, 0))]), said);
+    }
+    let mut ended = runs(1, holds(64, 0));
+    ended.engines[0].ended = true;
+    assert!(sentence(&[ended]).starts_with("rank 1's engine has ended"));
+}
+
+#[test]
+fn messages_that_do_not_arrive_are_the_links() {
+    let sender =
+        counts(Counts { posted: 3, released: 3, peer_granted: 64, in_flight: 3, ..Counts::default() });
+    let said = sentence(&[runs(0, sender)]);
+    assert!(said.starts_with("rank 1 has not received 3 messages that rank 0 released"), "{said}");
+    let said = sentence(&[runs(0, sender), runs(1, holds(0, 0))]);
+    assert!(said.starts_with("3 messages of rank 0 have not arrived at rank 1"), "{said}");
+    let said = sentence(&[runs(0, sender), runs(1, View { copies: 2, ..holds(0, 0) })]);
+    assert!(said.starts_with("2 copies of messages into memory of rank 1 did not end"), "{said}");
+}
+
+#[test]
+fn an_end_and_a_broken_link_are_named_with_their_cause() {
+    let status = Status { rank: Some(1), ..Status::new(abi::PUSHGATE_PEER_LOST) };
+    let ended = View { status: Some(status), phase: Phase::Ended, ..View::default() };
+    let said = sentence(&[runs(0, ended), runs(1, View::default())]);
+    assert_eq!(said, "the queue pair has ended at rank 0, 12.0 s ago: peer lost (rank 1)");
+    let offered = View { phase: Phase::Offered, ..View::default() };
+    let said = sentence(&[runs(0, offered)]);
+    assert!(said.contains("rank 0 has waited for 12.0 s that rank 1 offers to resume"), "{said}");
+    let fencing = View { phase: Phase::Fencing, ..View::default() };
+    let said = sentence(&[runs(0, offered), runs(1, fencing)]);
+    assert!(said.contains("rank 1 has been bringing it to its end"), "{said}");
+}
+
+#[test]
+fn what_moved_a_moment_ago_is_not_stuck() {
+    let busy = process(0, 0, 'R', qp(0, S / 500, out_of_credit(100, 64)));
+    assert_eq!(sentence(&[busy, runs(1, holds(64, 0))]), "messages move, the last 2 ms ago");
+}
+
+#[test]
+fn ends_are_put_together_by_what_names_their_link_and_the_stuck_ones_come_first() {
+    let idle = |rank| {
+        let mut idle = runs(rank, View::default());
+        idle.engines[0].queue_pairs[0].about.ends = [20 + rank as u64, 21 - rank as u64];
+        idle
+    };
+    let mut both = [idle(0), idle(1)];
+    both[0].engines[0].queue_pairs.extend(runs(0, out_of_credit(100, 64)).engines[0].queue_pairs.clone());
+    both[1].engines[0].queue_pairs.extend(runs(1, holds(64, 0)).engines[0].queue_pairs.clone());
+    let found = pairs(&both);
+    assert_eq!(found.iter().map(|pair| pair.ends.len()).collect::<Vec<_>>(), [2, 2]);
+    assert!(found[0].sentence.starts_with("rank 1 has not taken 64"), "{}", found[0].sentence);
+    // What no end is known by stands alone.
+    let unknown = |rank| {
+        let mut process = idle(rank);
+        process.engines[0].queue_pairs[0].about.ends = [0, 0];
+        process
+    };
+    assert_eq!(pairs(&[unknown(0), unknown(1)]).len(), 2);
+}
+
+#[test]
+fn the_text_has_positions_credits_errors_and_events() {
+    let errors = Errors { refused: 2, ..Errors::default() };
+    let sender = runs(0, View { errors, ..out_of_credit(65, 64) });
+    let expected = "\
+process 100 (rank), engine 0: 1 queue pair, ran 0 us ago, state S
+
+rank 0 and rank 1, local: no receive credit: messages have used all of the 64 receives that rank 1 granted, and rank 1 \
+                    takes no message: its kernel or program is slow (nothing has moved for 12.0 s)
+  rank 0 (process 100, queue pair 7): live, epoch 0; nothing has moved for 12.0 s
+    sends     posted 65, released 64, received by rank 1 64, no longer needed there 64; 65 of 1024 WQE slots taken
+    credits   0 of 64 receives that rank 1 granted are left, 0 work requests in flight; the next WQE waits for a \
+                    receive credit
+    receives  granted 0, accepted 0, received 0, shown 0, taken by the device 0
+    errors    2 WQEs or records refused
+    events    12.0 s ago: posted 65 (+65), released 64 (+64), received by rank 1 64 (+64), granted by rank 1 64 (+64), \
+                    waits for a receive credit
+              99.0 s ago: nothing had happened
+";
+    assert_eq!(text_of(&[sender]), expected);
+}
+
+#[test]
+fn the_log_of_a_stall_begins_with_how_many_there_are() {
+    let mut process = runs(0, out_of_credit(100, 64));
+    let text = stalled(&process);
+    assert!(
+        text.starts_with("a queue pair has not moved, though something is under way")
+            && text.contains("\nrank 0 and rank 1, local: no receive credit")
+            && !text.ends_with('\n'),
+        "{text}"
+    );
+    let again = process.engines[0].queue_pairs[0].clone();
+    process.engines[0].queue_pairs.push(again);
+    assert!(stalled(&process).starts_with("2 queue pairs have not moved"), "{}", stalled(&process));
+}
+
+#[test]
+fn json_has_the_sentence_and_all_that_was_recorded() {
+    let json = json(&[runs(0, out_of_credit(100, 64)), runs(1, holds(64, 0))]);
+    let pair = &json["queue_pairs"][0];
+    assert!(pair["sentence"].as_str().unwrap().starts_with("rank 1 has not taken 64 messages"), "{json}");
+    assert_eq!((pair["still_ns"].as_u64(), pair["ends"][1]["pid"].as_u64()), (Some(12 * S), Some(101)));
+    let entry = &json["processes"][0]["engines"][0]["queue_pairs"][0]["entries"][1];
+    assert_eq!((entry["missing"].as_str(), entry["counts"]["posted"].as_u64()), (Some("receive"), Some(100)));
+}
+
+#[test]
+fn events_are_the_differences_of_entries() {
+    let before = Entry { number: 1, time: 0, moved: 0, view: out_of_credit(65, 64) };
+    let status = Some(Status { rank: Some(1), detail: 4, ..Status::new(abi::PUSHGATE_LINK_DOWN) });
+    let view = |phase, epoch| View { phase, epoch, ..out_of_credit(65, 64) };
+    for (view, said) in [
+        (out_of_credit(70, 64), "posted 70 (+5)"),
+        (view(Phase::Fencing, 0), "broken"),
+        (
+            View { status, phase: Phase::Ended, ..out_of_credit(65, 64) },
+            "ended, link down (rank 1): it does not answer (retries exceeded)",
+        ),
+        (out_of_credit(65, 64), ""),
+    ] {
+        assert_eq!(events(Some(&before), &Entry { view, ..before }, 1), said);
+    }
+    let broken = Entry { view: view(Phase::Joining, 0), ..before };
+    let resumed = Entry {
+        view: View { counts: Counts { released: 60, ..before.view.counts }, ..view(Phase::Live, 1) },
+        ..before
+    };
+    assert_eq!(events(Some(&broken), &resumed, 1), "released back to 60 (-4), resumed in epoch 1");
+}

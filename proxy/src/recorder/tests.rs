@@ -1,0 +1,146 @@
+use std::os::fd::AsFd;
+
+use pushgate_driver_shim::memory::ReadOnlyMemory;
+
+use super::*;
+
+fn open(memory: &SharedMemory) -> Arc<ReadOnlyMemory> {
+    let fd = memory.fd().as_fd().try_clone_to_owned().unwrap();
+    Arc::new(ReadOnlyMemory::from_fd(fd, memory.len()).unwrap())
+}
+
+fn engine(recorder: &Recorder) -> Engine {
+    read(&open(&recorder.memories()[0])).unwrap().1
+}
+
+fn about(number: u32) -> About {
+    About { number, rank: 3, peer: 4, transport: About::transport("local"), ends: [5, 6], ..About::default() }
+}
+
+fn posted(posted: u64) -> View {
+    View { counts: Counts { posted, ..Counts::default() }, ..View::default() }
+}
+
+const NEVER: Stall = Stall { after: 0, receives: false };
+
+#[test]
+fn a_reader_sees_each_change_with_its_time() {
+    let recorder = Recorder::start(Some(77)).unwrap();
+    let mut trace = recorder.trace().unwrap();
+    trace.begin(about(9), 10, posted(0));
+    trace.record(20, 0, posted(1), NEVER);
+    trace.record(30, 0, posted(1), NEVER);
+    trace.record(40, 0, View { missing: Missing::Receive, ..posted(1) }, NEVER);
+    recorder.beat(40);
+    let seen = engine(&recorder);
+    assert_eq!((seen.pid, seen.program, seen.ran, seen.ended), (std::process::id(), Some(77), 40, false));
+    let [qp] = &seen.queue_pairs[..] else { panic!("{seen:?}") };
+    assert_eq!((qp.about, qp.added), (about(9), 10));
+    let entries: Vec<_> = qp.entries.iter().map(|e| (e.number, e.time, e.moved, e.view.missing)).collect();
+    let expected =
+        [(0, 10, 10, Missing::Nothing), (1, 20, 20, Missing::Nothing), (2, 40, 20, Missing::Receive)];
+    assert_eq!(entries, expected);
+    recorder.end();
+    assert!(engine(&recorder).ended);
+}
+
+#[test]
+fn a_ring_that_wraps_holds_the_newest_entries() {
+    let recorder = Recorder::start(None).unwrap();
+    let mut trace = recorder.trace().unwrap();
+    trace.begin(about(0), 0, posted(0));
+    for n in 1..=100 {
+        trace.record(n, 0, posted(n), NEVER);
+    }
+    let seen = engine(&recorder);
+    let entries = &seen.queue_pairs[0].entries;
+    assert_eq!(entries.len(), layout::ENTRIES);
+    assert!(
+        entries.iter().rev().zip((0..=100).rev()).all(|(e, n)| (e.number, e.view.counts.posted) == (n, n))
+    );
+}
+
+#[test]
+fn a_slot_that_is_given_back_shows_nothing_of_its_last_queue_pair() {
+    let recorder = Recorder::start(None).unwrap();
+    let mut trace = recorder.trace().unwrap();
+    trace.begin(about(1), 5, posted(0));
+    trace.record(6, 0, posted(1), NEVER);
+    drop(trace);
+    assert_eq!(engine(&recorder).queue_pairs, []);
+    let mut trace = recorder.trace().unwrap();
+    trace.begin(about(2), 7, posted(8));
+    let seen = engine(&recorder);
+    let [qp] = &seen.queue_pairs[..] else { panic!("{seen:?}") };
+    assert_eq!((qp.about.number, qp.entries.len(), qp.last().time), (2, 1, 7));
+}
+
+#[test]
+fn an_engine_takes_more_memory_when_its_slots_are_taken() {
+    let recorder = Recorder::start(None).unwrap();
+    let traces: Vec<_> = (0..70).map(|_| recorder.trace().unwrap()).collect();
+    let slots: Vec<_> = recorder.memories().iter().map(|m| (m.len() - layout::PAGE) / layout::SLOT).collect();
+    assert_eq!(slots, [16, 16, 32, 64]);
+    assert_eq!([1, 16, 17, 70, 1024, 3072].map(descriptors), [1, 1, 2, 4, 7, 9]);
+    for (part, memory) in recorder.memories().iter().enumerate() {
+        assert_eq!(read(&open(memory)).unwrap().0, part as u64);
+    }
+    drop(traces);
+    assert!(recorder.trace().is_some());
+    assert_eq!(recorder.memories().len(), 4);
+}
+
+#[test]
+fn p8_readers_cannot_write_and_a_memory_of_any_bytes_is_read() {
+    let recorder = Recorder::start(None).unwrap();
+    let fd = recorder.memories()[0].fd().try_clone_to_owned().unwrap();
+    assert!(SharedMemory::from_fd(fd, Head::bytes(16)).is_err());
+    // Words that no engine writes, each in turn: nothing but the reader's answer changes.
+    let mut trace = recorder.trace().unwrap();
+    trace.begin(about(1), 5, posted(1));
+    let memory = recorder.memories()[0].clone();
+    let words = memory.words(0, memory.len() / 8);
+    for at in (0..layout::HEAD_WORDS + layout::SLOT_WORDS).step_by(1) {
+        for value in [1, u64::MAX, 1 << 47, 2] {
+            let right = words[at].swap(value, Ordering::Relaxed);
+            if let Ok((_, engine)) = read(&open(&memory)) {
+                let process = report::Process { pid: 1, name: "x".into(), engines: vec![engine] };
+                let _ = (report::text_of(std::slice::from_ref(&process)), report::json(&[process]));
+            }
+            words[at].store(right, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn a_stall_is_said_once_and_again_only_when_something_has_moved() {
+    let recorder = Recorder::start(None).unwrap();
+    let mut trace = recorder.trace().unwrap();
+    trace.begin(about(1), 0, posted(0));
+    let stall = Stall { after: 100, receives: false };
+    let mut said = |now, away, view| trace.record(now, away, view, stall);
+    // Nothing is under way.
+    assert!(!said(500, 0, posted(0)));
+    let stuck = posted(1);
+    assert!(!said(510, 0, stuck));
+    assert!(!said(609, 0, stuck));
+    assert!(said(610, 0, stuck));
+    assert!(!said(900, 0, stuck));
+    // The engine did not run meanwhile.
+    let stuck = posted(2);
+    assert!(!said(1000, 0, stuck));
+    assert!(!said(2000, 1000, stuck));
+    assert!(said(2100, 0, stuck));
+}
+
+#[test]
+fn receives_that_nobody_fills_stall_where_the_program_waits_in_them() {
+    let recorder = Recorder::start(None).unwrap();
+    let view = View { counts: Counts { granted: 3, ..Counts::default() }, ..View::default() };
+    for (receives, posted_receives) in [(false, true), (true, false), (true, true)] {
+        let mut trace = recorder.trace().unwrap();
+        trace.begin(About { posted_receives, ..about(1) }, 0, view);
+        let due = trace.record(100, 0, view, Stall { after: 100, receives });
+        assert_eq!(due, receives && posted_receives);
+    }
+}

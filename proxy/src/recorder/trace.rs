@@ -1,0 +1,198 @@
+//! One queue pair's slot of the recorder, as its engine writes it.
+
+use super::{Recorder, layout, reader, view::View};
+use crate::cell;
+use crate::memory::Words;
+
+/// What does not change of a queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct About {
+    /// The engine's number for it.
+    pub number: u32,
+    /// This end's rank.
+    pub rank: u32,
+    /// The peer's rank.
+    pub peer: u32,
+    /// The peer's process, if its number here is known.
+    pub peer_pid: Option<u32>,
+    /// The transport's name, "local" or "verbs"; at most 8 bytes.
+    #[serde(serialize_with = "name")]
+    pub transport: [u8; 8],
+    /// What names this end's half of the link, and the peer's. The peer's end has them the other way round. Both 0: not
+    /// known.
+    #[serde(skip)]
+    pub ends: [u64; 2],
+    /// Logarithm to base 2 of this end's WQE slots.
+    pub slots_log: u8,
+    /// Logarithm to base 2 of this end's receives.
+    pub receives_log: u8,
+    /// Logarithm to base 2 of the peer's receives.
+    pub peer_receives_log: u8,
+    /// SENDs to this end land in receives that its device posts.
+    pub posted_receives: bool,
+}
+
+fn name<S: serde::Serializer>(transport: &[u8; 8], to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&text(transport))
+}
+
+/// The name in a field. Anybody may have written it (P8).
+pub(super) fn text(name: &[u8; 8]) -> String {
+    name.iter().filter(|b| b.is_ascii_graphic()).map(|b| *b as char).collect()
+}
+
+impl About {
+    /// A transport's name as the field holds it.
+    pub(crate) fn transport(name: &str) -> [u8; 8] {
+        let mut field = [0; 8];
+        field.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
+        field
+    }
+
+    fn words(&self, added: u64, first: u64) -> [u64; layout::ABOUT] {
+        [
+            1,
+            self.number as u64 | (self.rank as u64) << 32,
+            self.peer as u64 | (self.peer_pid.unwrap_or(0) as u64) << 32,
+            self.slots_log as u64
+                | (self.receives_log as u64) << 8
+                | (self.peer_receives_log as u64) << 16
+                | (self.posted_receives as u64) << 24,
+            u64::from_le_bytes(self.transport),
+            self.ends[0],
+            self.ends[1],
+            added,
+            first,
+        ]
+    }
+
+    /// What these words say, when the queue pair was added, and its first entry. `None`: the slot is free, or the words are
+    /// none that an engine writes.
+    pub(super) fn of(words: &[u64; layout::ABOUT]) -> Option<(About, u64, u64)> {
+        let [used, number, peer, sizes, transport, own, other, added, first] = *words;
+        let about = About {
+            number: number as u32,
+            rank: (number >> 32) as u32,
+            peer: peer as u32,
+            peer_pid: Some((peer >> 32) as u32).filter(|pid| *pid != 0),
+            transport: transport.to_le_bytes(),
+            ends: [own, other],
+            slots_log: sizes as u8,
+            receives_log: (sizes >> 8) as u8,
+            peer_receives_log: (sizes >> 16) as u8,
+            posted_receives: sizes >> 24 & 1 != 0,
+        };
+        let logs = [about.slots_log, about.receives_log, about.peer_receives_log];
+        (used == 1 && logs.iter().all(|log| *log <= 32)).then_some((about, added, first))
+    }
+}
+
+/// When an engine says that a queue pair stalls.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stall {
+    /// After so many nanoseconds in which nothing has moved while something should; 0: never.
+    pub(crate) after: u64,
+    /// A receive that was posted and not filled should be filled.
+    pub(crate) receives: bool,
+}
+
+impl Stall {
+    /// Whether something of the queue pair should move.
+    fn expects(&self, view: &View, about: &About) -> bool {
+        view.owes() || self.receives && about.posted_receives && view.unfilled() > 0
+    }
+}
+
+/// A slot of the recorder, for one queue pair. Dropping it gives the slot back.
+pub(crate) struct Trace {
+    slot: Words,
+    recorder: Recorder,
+    about: About,
+    begun: bool,
+    /// Stores to the slot's first cell.
+    begins: u64,
+    /// The number of the next entry.
+    number: u64,
+    last: View,
+    moved: u64,
+    /// Since when nothing has moved while something should, nanoseconds of time in which the engine ran.
+    still: u64,
+    reported: bool,
+}
+
+impl Trace {
+    pub(super) fn new(slot: Words, recorder: Recorder) -> Self {
+        // The slot's last user may have been another queue pair; numbers go on from there.
+        let begins = cell::load::<{ layout::ABOUT }>(layout::about(&slot)).map_or(0, |(n, _)| n + 1);
+        let entries = (0..layout::ENTRIES).filter_map(|at| layout::read_entry(&slot, at));
+        let number = entries.map(|(number, ..)| number + 1).max().unwrap_or(0);
+        let last = View::default();
+        let about = About::default();
+        Trace {
+            slot,
+            recorder,
+            about,
+            begun: false,
+            begins,
+            number,
+            last,
+            moved: 0,
+            still: 0,
+            reported: false,
+        }
+    }
+
+    /// The queue pair was added at time `now`.
+    #[cold]
+    pub(crate) fn begin(&mut self, about: About, now: u64, view: View) {
+        (self.about, self.last, self.begun) = (about, view, true);
+        (self.moved, self.still) = (now, now);
+        cell::store(layout::about(&self.slot), self.begins, &about.words(now, self.number));
+        self.begins += 1;
+        self.write(now);
+    }
+
+    fn write(&mut self, now: u64) {
+        layout::write_entry(&self.slot, self.number, now, self.moved, &self.last);
+        self.number += 1;
+    }
+
+    /// Takes in what the engine knows at time `now`. The engine has not run for `away` nanoseconds before that, longer than
+    /// it should. True if the queue pair stalls and that was not said yet.
+    #[inline]
+    pub(crate) fn record(&mut self, now: u64, away: u64, view: View, stall: Stall) -> bool {
+        if !self.begun {
+            return false;
+        }
+        if view != self.last {
+            if view.counts != self.last.counts || view.phase != self.last.phase {
+                (self.moved, self.still, self.reported) = (now, now, false);
+            }
+            self.last = view;
+            self.write(now);
+        }
+        if !stall.expects(&view, &self.about) {
+            self.still = now;
+            return false;
+        }
+        self.still = (self.still + away).min(now);
+        let due = stall.after > 0 && !self.reported && now - self.still >= stall.after;
+        self.reported |= due;
+        due
+    }
+
+    /// What a reader sees of the queue pair.
+    #[cold]
+    pub(crate) fn snapshot(&self) -> Option<reader::QueuePair> {
+        reader::queue_pair(&self.slot)
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        if self.begun {
+            cell::store(layout::about(&self.slot), self.begins, &[0; layout::ABOUT]);
+        }
+        self.recorder.give_back(self.slot.clone());
+    }
+}

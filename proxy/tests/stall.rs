@@ -1,0 +1,149 @@
+//! What an engine says of queue pairs that stall, and what others read of it meanwhile.
+
+mod common;
+
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::*;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_proxy::endpoint::{Endpoint, QpOptions};
+use pushgate_proxy::engine::{Drive, Engine, EngineOptions, StallReport};
+use pushgate_proxy::idle::Wake;
+use pushgate_tests::wait_until;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
+
+/// Keeps the warnings of an engine.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    fn warnings(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().unwrap().push(text.0);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// An engine for each of two ranks, with its device and its log.
+fn pair(after: Duration, drive: Drive, receives: bool) -> [(Engine, Device, Log); 2] {
+    let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
+    let bells = [0, 1].map(|_| EventFd::new().unwrap());
+    let mut peers = common::bells().map(Some);
+    [0, 1].map(|i| {
+        let log = Log::default();
+        let stall_report = StallReport { after, receives };
+        let start = || {
+            let options_of_engine = EngineOptions { drive, stall_report, ..EngineOptions::default() };
+            Engine::start(bells[i].try_clone().unwrap(), options_of_engine).unwrap()
+        };
+        let engine = tracing::dispatcher::with_default(&Dispatch::new(log.clone()), start);
+        let options = QpOptions { posted_receives: receives && i == 1, ..options(1 - i as u32) };
+        let end = Endpoint::local(m[i].joined(&m[1 - i], peers[i].take()), options).unwrap();
+        engine.add_qp(end, Wake::Doorbell).unwrap();
+        let mut device = Device::new(&m[i], &m[1 - i]);
+        device.set_bell(Some(bells[i].try_clone().unwrap()));
+        (engine, device, log)
+    })
+}
+
+/// Two ranks of which the first sends more than the second has receives.
+fn says_so_once_for_each_stall(drive: Drive) {
+    let [(_a, mut sender, says), (_b, mut receiver, hears)] = pair(Duration::from_millis(100), drive, false);
+    let mut posted = 0;
+    for round in 1..=2 {
+        while posted < 8 * round + 4 {
+            posted += sender.post(inline_send(posted), b"stalls") as u32;
+        }
+        wait_until("the report of both ends", || {
+            [&says, &hears].iter().all(|log| log.warnings().len() >= round as usize)
+        });
+        // Longer than the limit: a stall that was reported is not reported again.
+        std::thread::sleep(Duration::from_millis(300));
+        let (sends, receives) = (says.warnings(), hears.warnings());
+        assert_eq!((sends.len(), receives.len()), (round as usize, round as usize), "{sends:?} {receives:?}");
+        let [sent, received] = [sends, receives].map(|mut all| all.pop().unwrap());
+        assert!(sent.starts_with("a queue pair has not moved, though something is under way"), "{sent}");
+        assert!(sent.contains("\nrank 0 and rank 1, local: no receive credit: "), "{sent}");
+        let said = "rank 1 has not taken 8 messages that arrived: its kernel or program is slow";
+        assert!(received.contains(&format!("\nrank 1 and rank 0, local: {said}")), "{received}");
+        assert!(received.contains("shown 8") || received.contains("shown 16"), "{received}");
+        // All that has arrived is taken at once, and as much arrives again.
+        let mut taken = 0;
+        wait_until("the messages", || {
+            while taken < 8 && receiver.try_recv().is_some() {
+                taken += 1;
+            }
+            taken == 8
+        });
+        receiver.release(8);
+    }
+}
+
+#[test]
+fn a_stall_is_logged_once_at_both_ends_and_again_when_messages_have_moved() {
+    says_so_once_for_each_stall(Drive::Thread);
+}
+
+#[test]
+fn a_stall_of_an_engine_whose_program_does_not_call_is_logged_too() {
+    says_so_once_for_each_stall(Drive::Caller);
+}
+
+#[test]
+fn receives_that_no_message_fills_are_a_stall_only_where_the_program_waits_in_them() {
+    let [(_a, _sender, says), (_b, mut receiver, hears)] =
+        pair(Duration::from_millis(100), Drive::Thread, true);
+    receiver.post_recv(0, 0, 0, 1);
+    wait_until("the report of the receiver", || !hears.warnings().is_empty());
+    let said = &hears.warnings()[0];
+    assert!(
+        said.contains("rank 1 has posted 1 receive that no message has filled: rank 0 has nothing"),
+        "{said}"
+    );
+    assert_eq!(says.warnings(), [""; 0]);
+}
+
+#[test]
+fn without_a_limit_nothing_is_logged() {
+    let [(_a, mut sender, says), (_b, _receiver, hears)] = pair(Duration::ZERO, Drive::Thread, false);
+    (0..12).for_each(|i| assert!(sender.post(inline_send(i), b"stalls")));
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!([says.warnings(), hears.warnings()], [[""; 0], [""; 0]]);
+}
