@@ -58,7 +58,10 @@ impl Settings {
                     all.push(format!("proxy-cpu {core} has no effect: this process may run on cores {may}"));
                 }
             }
-            ProxyPlace::Process => idle!("proxy is process, which chooses its own cores", proxy_cpu, drive),
+            ProxyPlace::Process => {
+                idle!("proxy is process, which chooses its own cores", proxy_cpu, drive);
+                idle!("proxy is process, which reports by a stall-report of its own", stall_report);
+            }
         }
         all
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_gpu_kernels::Executor;
-use pushgate_proxy::engine::{Drive, Engine, EngineOptions};
+use pushgate_proxy::engine::{Drive, Engine, EngineOptions, StallReport};
 use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::remote::RemoteEngine;
 
@@ -43,7 +43,10 @@ pub(crate) fn start(
                 DriveChoice::Auto | DriveChoice::Thread => Drive::Thread,
                 DriveChoice::Caller => Drive::Caller,
             };
-            let options = EngineOptions { drive, cpu, alone, mover, ..EngineOptions::default() };
+            // A program may post receives long before it waits for messages.
+            let stall_report = StallReport { after: settings.stall_report, receives: false };
+            let options =
+                EngineOptions { drive, cpu, alone, mover, stall_report, ..EngineOptions::default() };
             let engine = Engine::start(theirs, options)?;
             Started { proxy: Arc::new(engine), bell: Doorbell::Thread(bell), watch: None, members }
         }

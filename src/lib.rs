@@ -70,23 +70,28 @@ pub mod proxy {
     use std::path::Path;
 
     use pushgate_driver_shim::eventfd::EventFd;
+    use pushgate_proxy::engine::StallReport;
     use pushgate_proxy::server::{ServerOptions, bind, serve};
 
     use crate::error::{Error, Result};
+    use crate::settings::Settings;
 
     /// Serves programs at `socket` (a path, or @ and an abstract name) until `stop` is rung; each
     /// program gets an engine of its own.
     pub fn run(socket: &Path, stop: EventFd) -> Result<()> {
-        run_and_tell(socket, stop, || {})
+        run_and_tell(&Settings { proxy_socket: socket.into(), ..Settings::default() }, stop, || {})
     }
 
-    /// Serves programs as [`run`] does, and calls `serving` once programs can connect.
-    pub fn run_and_tell(socket: &Path, stop: EventFd, serving: impl FnOnce()) -> Result<()> {
+    /// Serves programs at the `proxy_socket` of these settings as [`run`] does, with their `stall_report`, and calls
+    /// `serving` once programs can connect.
+    pub fn run_and_tell(settings: &Settings, stop: EventFd, serving: impl FnOnce()) -> Result<()> {
         raise_open_files();
+        let socket = &settings.proxy_socket;
         let failed = |e| Error::io(format!("proxy at {}", socket.display()))(e);
         let (listener, _file) = bind(socket).map_err(failed)?;
         serving();
-        serve(listener, ServerOptions::new(stop)).map_err(failed)
+        let stall_report = StallReport { after: settings.stall_report, receives: false };
+        serve(listener, ServerOptions { stall_report, ..ServerOptions::new(stop) }).map_err(failed)
     }
 
     pub use pushgate_driver_shim::eventfd::EventFd as Stop;

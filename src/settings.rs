@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use self::parse::{
     Value, auto_or_none, choice, device_name, gid_index, host, mtu, number, path, power_of_two, rendezvous,
-    switch, time, window_size,
+    switch, time, time_or_0, window_size,
 };
 use crate::error::{Error, Result};
 
@@ -290,6 +290,8 @@ settings! {
     proxy_socket: PathBuf = "@pushgate-proxy", path, "a path, or @ and a name", "", Proxy;
     /// What drives the proxy in this process: a thread, or calls of a program that polls anyway; auto: thread, in the NCCL plugin caller
     drive: DriveChoice = "auto", choice, "auto, thread or caller", "", Proxy;
+    /// A queue pair in which nothing has moved for this long, while something should, is reported to the log, once for each stall; 0: never
+    stall_report: Duration = "30s", time_or_0, "0 or 1ms to 24h, as in 500ms, 30s, 2min or 1h; a number alone is milliseconds", "ms", Proxy;
     /// The NCCL plugin's way for GPU memory: pushed into the window, pulled by the NIC, or pushed to host memory by NCCL's kernels (bounce)
     path: NetPath = "auto", choice, "auto, push, pull or bounce", "", Nccl;
     /// Where messages for GPU memory arrive over RDMA, in the NCCL plugin: in that memory, or in host memory, out of which the GPU pulls
@@ -547,6 +549,7 @@ mod tests {
             ("write-order", "auto assume wait"),
             ("cq-events", "auto poll event"),
             ("timeout", "1 1ms 30s 2min 24h 86400000"),
+            ("stall-report", "0 0s 1 30s 24h"),
             ("proxy-cpu", "auto none 0 7"),
             ("drive", "auto thread caller"),
         ];
@@ -571,6 +574,7 @@ mod tests {
             ("write-order", "Auto none true"),
             ("cq-events", "none events"),
             ("timeout", "0 0s 25h 86400001 30m s 1.5s -1s"),
+            ("stall-report", "25h never -1 auto"),
             ("proxy-cpu", "-1 +1 x"),
             ("drive", "none process"),
         ];

@@ -135,7 +135,10 @@ impl Subscriber for ToNccl {
         };
         let (file, line) = (m.file().unwrap_or("pushgate"), m.line().unwrap_or(0));
         let flags = if matches!(level, NcclLevel::Warn) { ALL } else { NET };
-        write(level, flags, file, line, &format!("{}{}", text.message, text.fields));
+        // NCCL cuts what is longer than 1 KiB, so each line of a report is one of the log.
+        for part in format!("{}{}", text.message, text.fields).lines() {
+            write(level, flags, file, line, part);
+        }
     }
 
     fn enter(&self, _: &Id) {}

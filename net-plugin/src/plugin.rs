@@ -4,10 +4,12 @@
 //! The threads run as long as a context or a connection needs them. (Contexts came with v11 of the interface; in earlier
 //! versions NCCL never says that it is done.)
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use pushgate_driver_shim::fork::Owner;
+use pushgate_proxy::recorder;
 
 use crate::comm::Comm;
 use crate::error::{Code, Failure, Result};
@@ -20,6 +22,8 @@ use crate::runtime::{Loaded, Runtime};
 /// One of NCCL's communicators.
 pub struct Context {
     pub traffic_class: Option<u8>,
+    /// `pushgate inspect` finds the processes of a communicator by it.
+    _job: Option<OwnedFd>,
     _runtime: Arc<Runtime>,
 }
 
@@ -58,13 +62,15 @@ pub fn load() -> Result<()> {
     Ok(())
 }
 
-/// Reads the settings for a communicator, and starts the threads that it needs.
-pub fn open(traffic_class: Option<u8>) -> Result<Context> {
+/// Reads the settings for a communicator, and starts the threads that it needs. `communicator` is NCCL's number of it,
+/// which all of its ranks have and NCCL's log shows as `commId`.
+pub fn open(traffic_class: Option<u8>, communicator: u64) -> Result<Context> {
     load()?;
     let runtime = running()?;
     // Opened before NCCL's kernels run.
     runtime.lane()?;
-    Ok(Context { traffic_class, _runtime: runtime })
+    let _job = recorder::announce(&format!("nccl-{communicator:x}"));
+    Ok(Context { traffic_class, _job, _runtime: runtime })
 }
 
 /// The GPU of a lane that exists.

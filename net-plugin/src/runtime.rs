@@ -10,7 +10,7 @@ use pushgate::settings::{AutoOr, DriveChoice, ProxyPlace, QpKind, WindowKind};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
-use pushgate_proxy::engine::{Drive, Engine, EngineOptions, QpId};
+use pushgate_proxy::engine::{Drive, Engine, EngineOptions, QpId, StallReport};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::memory::Keep;
@@ -220,7 +220,10 @@ impl Runtime {
             DriveChoice::Auto | DriveChoice::Caller => Drive::Caller,
             DriveChoice::Thread => Drive::Thread,
         };
-        let options = EngineOptions { drive, alone: cores >= 8, mover, ..EngineOptions::default() };
+        // NCCL posts a receive when it waits for a message.
+        let stall_report = StallReport { after: self.loaded.settings.stall_report, receives: true };
+        let options =
+            EngineOptions { drive, alone: cores >= 8, mover, stall_report, ..EngineOptions::default() };
         let engine = Arc::new(log::scoped(|| Engine::start(theirs, options))?);
         let lane = Arc::new(Lane { engine, drive, bell, rdma, gpu });
         lanes.insert(index, lane.clone());

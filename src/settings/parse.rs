@@ -162,6 +162,10 @@ pub(super) fn time(s: &str) -> Option<Duration> {
     parse_time(s).filter(|time| (1..=86_400_000).contains(&time.as_millis()))
 }
 
+pub(super) fn time_or_0(s: &str) -> Option<Duration> {
+    parse_time(s).filter(|time| time.as_millis() <= 86_400_000)
+}
+
 pub(super) fn switch(s: &str) -> Option<bool> {
     match s {
         "true" | "1" => Some(true),

@@ -153,6 +153,7 @@ fn a_wrong_flag_is_quoted_with_its_name_and_what_is_allowed() {
         ("config --slots 100", "slots", "100", "a power of two, 2 to 65536"),
         ("config --timeout soon", "timeout", "soon", time),
         ("config --stuck 25h", "stuck", "25h", time),
+        ("config --stall-report never", "stall-report", "never", &format!("0 or {time}")),
         ("config --no-imm=maybe", "no-imm", "maybe", "true or false"),
         ("config --proxy-cpu +1", "proxy-cpu", "+1", "auto, none or a core's number"),
         ("config --host 0.0.0.0", "host", "0.0.0.0", "auto or an IP address of this host"),
@@ -430,7 +431,7 @@ fn help_shows_the_settings_that_matter_and_help_all_the_others_apart() {
         ("doctor", &["--ib-dev", "--window"], &["--stuck", "--landing"]),
         ("nccl-check", &["--path", "--qp", "--timeout", "--transports"], &["--slots", "--rendezvous"]),
         ("probe", &["--device"], &["--qp", "--timeout"]),
-        ("proxy", &["--proxy-socket"], &["--qp", "--timeout"]),
+        ("proxy", &["--proxy-socket", "--stall-report"], &["--qp", "--timeout"]),
         ("config", &["--landing", "--qp"], &[]),
     ] {
         let help = prints(&format!("{words} --help"));

@@ -448,3 +448,12 @@ fn a_table_that_is_not_there_is_named_with_those_that_are() {
     assert!(!output.status.success() && errors.contains("no table v13"), "{errors}");
     assert!(errors.contains("it has v8, v9, v10, v11, v12"), "{errors}");
 }
+
+#[test]
+fn a_receive_that_nothing_fills_is_a_warning_in_nccls_log_whatever_drives_the_engine() {
+    for drive in ["caller", "thread"] {
+        let variables = [("PUSHGATE_STALL_REPORT", "200ms"), ("PUSHGATE_DRIVE", drive)];
+        let said = run_with(command("stall"), &variables);
+        assert!(said.contains("rank 0 has nothing to send"), "{drive}: {said}");
+    }
+}

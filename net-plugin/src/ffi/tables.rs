@@ -115,7 +115,7 @@ pub(super) fn hand_out<T>(value: Option<Box<T>>) -> *mut c_void {
 
 unsafe extern "C" fn init_v11(
     ctx: OutPointer,
-    _comm_id: u64,
+    comm_id: u64,
     config: *mut CommConfig,
     logger: Logger,
     _profiler: ProfilerCallback,
@@ -127,7 +127,7 @@ unsafe extern "C" fn init_v11(
             put(ctx, "ctx", std::ptr::null_mut())?;
             let traffic_class = traffic_class(config);
             taken::interface(11);
-            let context = plugin::open(traffic_class)?;
+            let context = plugin::open(traffic_class, comm_id)?;
             second::take_the_profilers_place();
             put(ctx, "ctx", hand_out(Some(Box::new(context))))
         }

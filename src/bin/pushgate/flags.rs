@@ -22,14 +22,14 @@ const DOCTOR: [&str; 12] = [
 ];
 
 /// The settings beside its own that the NCCL plugin has, and the check of it.
-const NCCL: [&str; 6] = ["device", "qp", "host", "huge_pages", "numa_node", "timeout"];
+const NCCL: [&str; 7] = ["device", "qp", "host", "huge_pages", "numa_node", "timeout", "stall_report"];
 
 /// Whether a setting changes what a subcommand does.
 fn matters(subcommand: &str, key: &Key) -> bool {
     match subcommand {
         "config" => true,
         "devices" | "gate" => false,
-        "proxy" => key.name == "proxy_socket",
+        "proxy" => ["proxy_socket", "stall_report"].contains(&key.name),
         "doctor" => DOCTOR.contains(&key.name),
         "report" => key.group == Group::Device || DOCTOR.contains(&key.name),
         "probe" => key.group == Group::Device,

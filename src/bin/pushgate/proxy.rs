@@ -16,7 +16,7 @@ use crate::{exit, signals};
 /// Serves until SIGINT, SIGTERM or SIGHUP. Then the socket goes, and every program's queue pairs end
 /// with *aborted*.
 pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
-    for key in Settings::KEYS.iter().filter(|key| key.name != "proxy_socket") {
+    for key in Settings::KEYS.iter().filter(|key| !["proxy_socket", "stall_report"].contains(&key.name)) {
         if let Ok(Some(_)) = m.try_get_one::<String>(&key.flag()) {
             eprintln!(
                 "pushgate proxy: warning: {} has no effect: each program brings its own settings",
@@ -27,7 +27,7 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
     let stop = Stop::new()?;
     signals::catch(Some(stop.try_clone()?));
     let socket = &settings.proxy_socket;
-    run_and_tell(socket, stop, || {
+    run_and_tell(settings, stop, || {
         eprintln!("pushgate proxy: serving at {}", socket.display());
         notify(&format!("READY=1\nSTATUS=serving at {}", socket.display()));
     })?;

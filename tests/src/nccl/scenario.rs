@@ -349,13 +349,20 @@ fn posted_send(plugin: &Plugin, one: impl Fn() -> super::table::Result<Option<Pt
     }
 }
 
-fn receive(plugin: &Plugin, ends: Ends, buffer: &Buffer, size: usize, tag: i32, mr: Ptr) -> Option<Ptr> {
+pub(super) fn receive(
+    plugin: &Plugin,
+    ends: Ends,
+    buffer: &Buffer,
+    size: usize,
+    tag: i32,
+    mr: Ptr,
+) -> Option<Ptr> {
     // SAFETY: the buffer outlives the connection in all scenarios.
     post(plugin, || unsafe { plugin.irecv(ends.recv, &[buffer.at(0)], &[size], &[tag], &[mr]) })
 }
 
 /// Deregisters and closes a connection whose requests are under way or have failed.
-fn end(o: &Options, plugin: &Plugin, ends: Ends, (out_mr, into_mr): (Ptr, Ptr)) {
+pub(super) fn end(o: &Options, plugin: &Plugin, ends: Ends, (out_mr, into_mr): (Ptr, Ptr)) {
     let ended = [
         plugin.dereg_mr(ends.recv, into_mr),
         plugin.dereg_mr(ends.send, out_mr),
@@ -1033,7 +1040,7 @@ pub const NCCL: [(&str, Scenario); 7] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 13] = [
+pub const OWN: [(&str, Scenario); 14] = [
     ("garbage", garbage),
     ("setting", setting),
     ("forked", super::forked::forked),
@@ -1047,6 +1054,7 @@ pub const OWN: [(&str, Scenario); 13] = [
     ("broadcasts", broadcasts),
     ("fair", super::fair::fair),
     ("mixed", super::mixed::mixed),
+    ("stall", super::stall::stall),
 ];
 
 /// Functions of processes that a scenario starts.
