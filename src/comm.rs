@@ -1,6 +1,7 @@
 //! A communicator: the ranks of a job, and the queue pairs between them.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use pushgate_driver_shim::abi;
@@ -9,6 +10,7 @@ use pushgate_driver_shim::window::WeakPiece;
 use pushgate_proxy::connect::Incarnation;
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::proxy::Proxy;
+use pushgate_proxy::recorder;
 use pushgate_proxy::session::Status;
 
 use crate::context::Context;
@@ -56,6 +58,8 @@ pub struct Comm {
     members: Members,
     gather: Mutex<Option<Gather>>,
     context: Context,
+    /// Says of which job this process is: `pushgate inspect` finds it.
+    _job: Option<OwnedFd>,
 }
 
 /// Ends queue pairs with `status`. The engine writes the status for the device; if the engine is
@@ -82,7 +86,7 @@ impl Comm {
         context.here()?;
         check_size(size)?;
         let meshes = Mesh::local(size, context.settings().timeout)?;
-        meshes.into_iter().map(|mesh| Comm::new(context.clone(), mesh)).collect()
+        meshes.into_iter().map(|mesh| Comm::new(context.clone(), mesh, None)).collect()
     }
 
     /// Joins the communicator of `job` as rank `rank` of `size`; the other ranks are processes that
@@ -104,10 +108,10 @@ impl Comm {
                 Mesh::connect_tcp(job, rank, size, place, &s.host, s.timeout).map_err(|e| s.with_origin(e))?
             }
         };
-        Comm::new(context.clone(), mesh)
+        Comm::new(context.clone(), mesh, recorder::announce(job))
     }
 
-    fn new(context: Context, mut mesh: Mesh) -> Result<Comm> {
+    fn new(context: Context, mut mesh: Mesh, job: Option<OwnedFd>) -> Result<Comm> {
         let members = Members::default();
         let (told, proxy) = (members.clone(), context.inner.proxy.clone());
         let lost = move |rank| {
@@ -120,7 +124,7 @@ impl Comm {
             fail(&*proxy, select(&told, it), status);
         };
         mesh.listen(Events { lost: Box::new(lost), ended: Box::new(ended) })?;
-        Ok(Comm { mesh: OwnedHere::new(mesh), members, gather: Mutex::default(), context })
+        Ok(Comm { mesh: OwnedHere::new(mesh), members, gather: Mutex::default(), context, _job: job })
     }
 
     /// This rank's number, from 0.

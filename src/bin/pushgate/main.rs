@@ -7,6 +7,7 @@ mod config;
 mod doctor;
 mod exit;
 mod flags;
+mod inspect;
 mod log;
 mod model;
 mod nccl_check;
@@ -49,6 +50,7 @@ fn command(completing: bool) -> Command {
             Command::new("devices").about("Says which executors there are, and why not the others"),
         ))
         .subcommand(doctor::command(settings))
+        .subcommand(inspect::command())
         .subcommand(model::command())
         .subcommand(nccl_check::command(settings))
         .subcommand(probe::command(settings))
@@ -86,9 +88,15 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let (name, m) = matches.subcommand().expect("clap requires one");
+    if ["bench", "nccl-check", "probe", "proxy"].contains(&name) {
+        // The commands that run engines.
+        // Standard error may be gone.
+        signals::on_usr1(|| drop(std::io::stderr().write_all(inspect::of_this_process().as_bytes())));
+    }
     let done = (|| -> Result<ExitCode> {
         match name {
             "doctor" => return doctor::run(m),
+            "inspect" => inspect::run(m)?,
             "model" => model::run(m)?,
             "nccl-check" => nccl_check::run(m)?,
             "proxy" => return proxy::run(m, &settings(m)?),

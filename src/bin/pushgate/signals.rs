@@ -1,12 +1,13 @@
-//! SIGINT, SIGTERM and SIGHUP as requests to end in order.
+//! SIGINT, SIGTERM and SIGHUP as requests to end in order, and SIGUSR1 as a request to say what the process waits for.
 //!
-//! A subcommand that has nothing to tidy up leaves these signals alone: the kernel ends the process.
+//! A subcommand that has nothing to tidy up leaves the first three alone: the kernel ends the process.
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use pushgate::proxy::Stop;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::Signal;
 
 /// Sent by service managers to end a service.
@@ -52,6 +53,43 @@ pub fn catch(bell: Option<Stop>) {
         // async-signal-safe: atomics, write(2), signal(2).
         unsafe { signal(number.as_raw(), on_signal as extern "C" fn(c_int) as usize) };
     }
+}
+
+/// The eventfd that SIGUSR1 rings; -1: none.
+static ASKED: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn on_asked(_: c_int) {
+    let bell = ASKED.load(Ordering::Acquire);
+    if bell >= 0 {
+        // SAFETY: `on_usr1` leaked this descriptor, so nothing closes it.
+        let bell = unsafe { BorrowedFd::borrow_raw(bell) };
+        // Async-signal-safe, as in `on_signal`.
+        let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+    }
+}
+
+/// Calls `say` on a thread of its own for each SIGUSR1 from now on. Several that come while `say` runs are one. Without a
+/// descriptor or a thread to spare SIGUSR1 ends the process, as before. Called at most once.
+pub fn on_usr1(say: impl Fn() + Send + 'static) {
+    let Ok(bell) = eventfd(0, EventfdFlags::CLOEXEC) else { return };
+    let theirs = bell.as_raw_fd();
+    let wait = move || {
+        let mut count = [0; 8];
+        loop {
+            match rustix::io::read(&bell, &mut count) {
+                Ok(_) => say(),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    };
+    // The thread keeps the descriptor until the process ends.
+    if std::thread::Builder::new().name("pushgate-usr1".into()).spawn(wait).is_err() {
+        return;
+    }
+    ASKED.store(theirs, Ordering::Release);
+    // SAFETY: `on_asked` has the signature that signal(2) calls, and does only what is async-signal-safe.
+    unsafe { signal(Signal::USR1.as_raw(), on_asked as extern "C" fn(c_int) as usize) };
 }
 
 /// The number of the first signal that was caught.

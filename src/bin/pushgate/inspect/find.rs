@@ -1,0 +1,141 @@
+//! Finds the flight recorders of this host's processes, by what `/proc` shows of their descriptors.
+//!
+//! A recorder is a memfd of the process that runs the engine. It is opened through `/proc/PID/fd`, which the kernel allows
+//! root and the process's own user, whether the process runs, hangs or is stopped. What is found there was written by that
+//! process and is not trusted: the file must be a sealed memfd of a bounded size, and every field is checked.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pushgate_driver_shim::memory::ReadOnlyMemory;
+use pushgate_proxy::recorder::report::Process;
+use pushgate_proxy::recorder::{Engine, JOB, MOST_BYTES, NAME, read};
+use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
+
+/// The most bytes of one process's recorders that are read: 16,000 queue pairs.
+const MOST: u64 = 64 << 20;
+
+/// What a process shows.
+pub struct Found {
+    pub process: Process,
+    /// The jobs that it is one of.
+    pub jobs: Vec<String>,
+    /// What was there and could not be read, a sentence each.
+    pub unread: Vec<String>,
+}
+
+/// All processes of this host that can be looked at and have an engine or are of a job.
+pub fn all() -> io::Result<Vec<Found>> {
+    let pids = fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    // One that is another user's, or has ended meanwhile, is passed over.
+    let mut found: Vec<Found> = pids.filter_map(|pid| one(pid).ok()).collect();
+    found.retain(|found| !found.process.engines.is_empty() || !found.jobs.is_empty());
+    found.sort_by_key(|found| found.process.pid);
+    Ok(found)
+}
+
+/// What one process shows.
+pub fn one(pid: u32) -> io::Result<Found> {
+    let proc = PathBuf::from(format!("/proc/{pid}"));
+    let own = own_number(&proc).unwrap_or(pid);
+    let (mut jobs, mut unread, mut left) = (Vec::new(), Vec::new(), MOST);
+    let mut engines: BTreeMap<u64, (Option<Engine>, BTreeMap<u64, Engine>)> = BTreeMap::new();
+    for entry in fs::read_dir(proc.join("fd"))? {
+        let Ok(path) = entry.map(|entry| entry.path()) else { continue };
+        // A descriptor that was closed meanwhile.
+        let Ok(target) = fs::read_link(&path) else { continue };
+        let Some(name) = memfd(target.as_os_str()) else { continue };
+        if let Some(job) = name.strip_prefix(JOB.as_bytes()) {
+            jobs.push(shown(&String::from_utf8_lossy(job)));
+        } else if name == NAME.as_bytes() {
+            match open(&path, &mut left) {
+                // A child of `fork` has its parent's descriptors.
+                Ok((_, engine)) if engine.pid != own => {}
+                Ok((part, engine)) => {
+                    let (first, others) = engines.entry(engine.engine).or_default();
+                    match part {
+                        0 => *first = Some(engine),
+                        _ => _ = others.insert(part, engine),
+                    }
+                }
+                Err(e) => unread.push(format!("a recorder of process {pid} can't be read: {e}")),
+            }
+        }
+    }
+    jobs.sort();
+    jobs.dedup();
+    // The queue pairs of an engine's other memories belong to its first one, which says when the engine ran.
+    let engines = engines.into_values().filter_map(|(first, others)| {
+        let mut engine = first?;
+        engine.queue_pairs.extend(others.into_values().flat_map(|other| other.queue_pairs));
+        engine.state = state(&proc, engine.thread);
+        Some(engine)
+    });
+    let process = Process { pid, name: name(&proc), engines: engines.collect() };
+    Ok(Found { process, jobs, unread })
+}
+
+/// The name of a memfd whose link in `/proc` this is.
+fn memfd(link: &OsStr) -> Option<&[u8]> {
+    link.as_bytes().strip_prefix(b"/memfd:")?.strip_suffix(b" (deleted)")
+}
+
+/// Reads a recorder's memory, if it has no more bytes than are `left` for this process. A process may have given another file
+/// such a name: that is refused, and not waited for.
+fn open(path: &Path, left: &mut u64) -> Result<(u64, Engine), String> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let fd: OwnedFd = openat(CWD, path, flags, Mode::empty()).map_err(|e| e.to_string())?;
+    let stat = fstat(&fd).map_err(|e| e.to_string())?;
+    let (bytes, most) = (u64::try_from(stat.st_size).unwrap_or(0), MOST_BYTES.min(*left));
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !(1..=most).contains(&bytes) {
+        return Err(format!("it has {bytes} bytes, expected 1 to {most} of a memfd"));
+    }
+    *left -= bytes;
+    let memory = ReadOnlyMemory::from_fd(fd, bytes as usize).map_err(|e| e.to_string())?;
+    read(&Arc::new(memory)).map_err(|e| e.to_string())
+}
+
+/// The process's number in its own PID namespace.
+fn own_number(proc: &Path) -> Option<u32> {
+    let status = fs::read_to_string(proc.join("status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?.parse().ok()
+}
+
+fn name(proc: &Path) -> String {
+    let comm = fs::read_to_string(proc.join("comm")).unwrap_or_default();
+    shown(comm.trim_end())
+}
+
+/// Text of another process, without what a terminal obeys.
+fn shown(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// The state of a thread, or of the process's first thread.
+fn state(proc: &Path, thread: Option<u32>) -> Option<char> {
+    let of = |path: PathBuf| {
+        let stat = fs::read(path).ok()?;
+        // The name stands in parentheses and may hold any of them.
+        let behind = stat.rsplit(|b| *b == b')').next()?;
+        behind.iter().find(|b| b.is_ascii_alphabetic()).map(|b| *b as char)
+    };
+    let thread = thread.and_then(|thread| of(proc.join(format!("task/{thread}/stat"))));
+    thread.or_else(|| of(proc.join("stat")))
+}
+
+/// Why a process can't be looked at, with the remedy.
+pub fn refused(pid: u32, e: &io::Error) -> String {
+    match e.kind() {
+        ErrorKind::NotFound => format!("there is no process {pid}"),
+        ErrorKind::PermissionDenied => {
+            format!("process {pid} is another user's: run `pushgate inspect` as that user or as root")
+        }
+        _ => format!("process {pid} can't be looked at: {e}"),
+    }
+}

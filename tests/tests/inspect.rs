@@ -1,0 +1,253 @@
+//! `pushgate inspect` on real processes: two ranks of a job, of which one is known to be to blame.
+
+use std::env;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+
+use pushgate::{Comm, Context, Launch, Module, QpConfig, Settings, upload_descriptors};
+use pushgate_tests::{hang, pushgate, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// Receives of a rank.
+const RECEIVES: u64 = 64;
+
+// ---------------------------------------------------------------------- a rank
+
+#[test]
+#[ignore = "a rank of the tests below, in a process of its own"]
+fn role() {
+    let var = |name: &str| env::var(name).unwrap();
+    let (rank, sends): (u32, u64) =
+        (var("INSPECT_RANK").parse().unwrap(), var("INSPECT_SENDS").parse().unwrap());
+    let mut settings = Settings::load().unwrap();
+    settings.timeout = 10 * hang();
+    for (name, value) in [("device", "cpu"), ("window-size", "64K"), ("slots", "128")] {
+        settings.set(name, value).unwrap();
+    }
+    settings.receives = RECEIVES;
+    let context = Context::builder().settings(settings).build().unwrap();
+    let comm = Comm::connect(&context, &var("INSPECT_JOB"), rank, 2).unwrap();
+    let posted_receives = var("INSPECT_POSTED") == "true";
+    let qp = comm.queue_pair(1 - rank, 0, QpConfig { posted_receives, ..QpConfig::default() }).unwrap();
+    let module = Module::embedded(&context);
+    let (stream, result) = (context.stream().unwrap(), context.alloc(8).unwrap());
+    let descriptor = upload_descriptors(&context, [&qp]).unwrap();
+    // `struct hand_over_params`: the queue pair, the result, bytes, count, and no rkey.
+    let params = [descriptor.addr(), result.addr(), 64, sends, 0];
+    // SAFETY: the process ends before anything that the kernel uses does.
+    let running =
+        unsafe { context.launch(&stream, &module, "hand_over", Launch::new(1, 1), &params).unwrap() };
+    println!("@ready");
+    // Until the test is done, or has died.
+    let _ = std::io::stdin().read_line(&mut String::new());
+    std::mem::forget(running);
+    std::process::exit(0);
+}
+
+/// A rank in a process of its own. Dropping it kills the process.
+struct Rank(Child);
+
+impl Rank {
+    fn start(job: &str, rank: u32, sends: u64, posted: bool, with: &[(&str, &str)]) -> Rank {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["--exact", "role", "--ignored", "--nocapture", "--test-threads=1"]);
+        clear(&mut command);
+        command.env("INSPECT_JOB", job).env("INSPECT_RANK", rank.to_string());
+        command.env("INSPECT_SENDS", sends.to_string()).env("INSPECT_POSTED", posted.to_string());
+        command.envs(with.iter().copied()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        Rank(command.spawn().unwrap())
+    }
+
+    /// Waits until the rank has its queue pair.
+    fn ready(mut self) -> Rank {
+        let mut lines = BufReader::new(self.0.stdout.take().unwrap()).lines();
+        // The line follows what the test harness prints.
+        assert!(lines.any(|line| line.unwrap().contains("@ready")), "a rank has ended");
+        self
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Rank 0, which sends so many messages, and rank 1, which takes none.
+fn two(job: &str, sends: u64, posted: bool, with: &[(&str, &str)]) -> [Rank; 2] {
+    let ranks = [Rank::start(job, 0, sends, false, with), Rank::start(job, 1, 0, posted, with)];
+    ranks.map(Rank::ready)
+}
+
+// ----------------------------------------------------------------- the command
+
+/// A program in an environment without settings.
+fn clear(command: &mut Command) {
+    for key in Settings::KEYS {
+        command.env_remove(key.variable());
+    }
+    command.env_remove("PUSHGATE_CONFIG").env_remove("PUSHGATE_LOG");
+}
+
+fn inspect(args: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(pushgate());
+    clear(&mut command);
+    let Output { status, stdout, stderr } = command.arg("inspect").args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code(), text(stdout), text(stderr))
+}
+
+#[track_caller]
+fn prints(args: &[&str]) -> String {
+    let (code, out, err) = inspect(args);
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{args:?}\n{out}");
+    out
+}
+
+/// The sentences about all queue pairs, with the numbers of their ends.
+fn sentences(args: &[&str]) -> Vec<(String, usize)> {
+    let all: Value = serde_json::from_str(&prints(&[args, &["--json"]].concat())).unwrap();
+    let pairs = all["queue_pairs"].as_array().unwrap().iter();
+    let of = |pair: &Value| {
+        (pair["sentence"].as_str().unwrap().to_string(), pair["ends"].as_array().unwrap().len())
+    };
+    pairs.map(of).collect()
+}
+
+/// Asks until the one queue pair is said to wait for this: messages may still move.
+#[track_caller]
+fn says(args: &[&str], sentence: &str, ends: usize) {
+    let mut last = Vec::new();
+    wait_until(sentence, || {
+        last = sentences(args);
+        let [(said, of)] = &last[..] else { return false };
+        said.starts_with(sentence) && *of == ends
+    });
+}
+
+/// A name that no other job of this host has.
+fn job(name: &str) -> String {
+    format!("{name}-{}", std::process::id())
+}
+
+// ----------------------------------------------------------------------- tests
+
+#[test]
+fn a_receiver_that_takes_nothing_is_named_by_job_by_process_and_from_both_ends() {
+    let job = job("slow");
+    let [sender, receiver] = two(&job, 100, false, &[]);
+    let said = "rank 1 has not taken 64 messages that arrived: its kernel or program is slow";
+    says(&[&job], said, 2);
+    let [sender, receiver] = [&sender, &receiver].map(|rank| rank.pid().to_string());
+    says(&[&receiver], said, 1);
+    says(&[&receiver, "--all"], said, 2);
+    says(&[&sender, "--all"], said, 2);
+    // The sender alone knows that it has no credit.
+    says(&[&sender], "no receive credit: messages have used all of the 64 receives that rank 1 granted", 1);
+    let text = prints(&[&job]);
+    for line in [
+        format!("process {sender} ("),
+        format!("process {receiver} ("),
+        format!("rank 0 and rank 1, local: {said}"),
+        "  rank 0 (process ".into(),
+        "    sends     posted 65, released 64, received by rank 1 64, no longer needed there 0; 65 of 128"
+            .into(),
+        "    credits   0 of 64 receives that rank 1 granted are left, ".into(),
+        "    receives  granted 64, accepted 64, received 64, shown 64, taken by the device 0".into(),
+        "    events    ".into(),
+    ] {
+        assert!(text.lines().any(|l| l.starts_with(&line)), "no {line:?} in\n{text}");
+    }
+}
+
+#[test]
+fn a_receiver_that_posts_no_receive_is_named() {
+    let job = job("unposted");
+    let [sender, _receiver] = two(&job, 1, true, &[]);
+    let said = "no receive credit: rank 1 has posted no receive";
+    says(&[&job], said, 2);
+    says(&[&sender.pid().to_string()], said, 1);
+}
+
+#[test]
+fn a_process_that_is_stopped_is_named_until_it_goes_on() {
+    let job = job("stopped");
+    let [_sender, receiver] = two(&job, 0, false, &[]);
+    says(&[&job], "neither rank 0 nor rank 1 has anything to send", 2);
+    receiver.signal(Signal::STOP);
+    says(&[&job], "rank 1's engine has not run for ", 2);
+    let [(said, _)] = &sentences(&[&job])[..] else { panic!("one queue pair") };
+    assert!(said.ends_with(" s (process stopped: state T)"), "{said}");
+    receiver.signal(Signal::CONT);
+    says(&[&job], "neither rank 0 nor rank 1 has anything to send", 2);
+}
+
+#[test]
+fn an_engine_of_a_proxy_is_found_by_its_program_and_says_so_by_sigusr1() {
+    let job = job("served");
+    let socket = format!("@pushgate-inspect-test-{}", std::process::id());
+    let mut command = Command::new(pushgate());
+    clear(&mut command);
+    command.args(["proxy", "--proxy-socket", &socket, "--stall-report", "100ms"]).stderr(Stdio::piped());
+    let mut proxy = Rank(command.spawn().unwrap());
+    let mut lines = BufReader::new(proxy.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains("serving at")));
+    let with = [("PUSHGATE_PROXY", "process"), ("PUSHGATE_PROXY_SOCKET", socket.as_str())];
+    let [sender, _receiver] = two(&job, 100, false, &with);
+    let said = "rank 1 has not taken 64 messages that arrived: its kernel or program is slow";
+    says(&[&job], said, 2);
+    says(&[&sender.pid().to_string(), "--all"], said, 2);
+    says(&[&proxy.pid().to_string()], said, 2);
+    // The engines have said so too, in the proxy's log.
+    assert!(lines.any(|line| line.contains("a queue pair has not moved, though something is under way")));
+    assert!(lines.any(|line| line.starts_with("rank 0 and rank 1, local: ")
+        || line.starts_with("rank 1 and rank 0, local: ")));
+    proxy.signal(Signal::USR1);
+    let begins = format!("process {} (pushgate), engine ", proxy.pid());
+    assert!(lines.any(|line| line.starts_with(&begins)), "no report");
+    assert!(lines.any(|line| line.starts_with(&format!("rank 0 and rank 1, local: {said}"))));
+}
+
+#[test]
+fn what_is_not_there_is_said_with_what_is() {
+    let (code, out, err) = inspect(&["no-such-job-or-process"]);
+    assert_eq!((code, out.as_str()), (Some(2), ""));
+    assert!(
+        err.starts_with("pushgate: `no-such-job-or-process` is no job or process with an engine here: "),
+        "{err}"
+    );
+    let mut gone = Command::new("true").spawn().unwrap();
+    gone.wait().unwrap();
+    let pid = gone.id().to_string();
+    assert_eq!(inspect(&[&pid]), (Some(2), String::new(), format!("pushgate: there is no process {pid}\n")));
+    let own = std::process::id().to_string();
+    let none = format!(
+        "pushgate: process {own} has no engine of pushgate, nor has a proxy of this user one for it\n"
+    );
+    assert_eq!(inspect(&[&own]), (Some(1), String::new(), none));
+    assert_eq!(inspect(&[]).0, Some(2));
+}
+
+#[test]
+fn nothing_is_left_of_a_process_that_was_killed() {
+    let job = job("killed");
+    let [sender, receiver] = two(&job, 0, false, &[]);
+    let pid = receiver.pid();
+    drop(receiver);
+    wait_until("the end of rank 1", || {
+        let said = sentences(&[&job]);
+        matches!(&said[..], [(said, 1)] if said.starts_with("the queue pair has ended at rank 0"))
+    });
+    assert_eq!(inspect(&[&pid.to_string()]).0, Some(2));
+    drop(sender);
+}
