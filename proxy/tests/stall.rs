@@ -100,9 +100,11 @@ fn says_so_once_for_each_stall(drive: Drive) {
         assert_eq!((sends.len(), receives.len()), (round as usize, round as usize), "{sends:?} {receives:?}");
         let [sent, received] = [sends, receives].map(|mut all| all.pop().unwrap());
         assert!(sent.starts_with("a queue pair has not moved, though something is under way"), "{sent}");
-        assert!(sent.contains("\nrank 0 and rank 1, local: no receive credit: "), "{sent}");
+        let ends =
+            |a, b| [a, b].map(|rank| format!("rank {rank} (process {})", std::process::id())).join(" and ");
+        assert!(sent.contains(&format!("\n{}, local: no receive credit: ", ends(0, 1))), "{sent}");
         let said = "rank 1 has not taken 8 messages that arrived: its kernel or program is slow";
-        assert!(received.contains(&format!("\nrank 1 and rank 0, local: {said}")), "{received}");
+        assert!(received.contains(&format!("\n{}, local: {said}", ends(1, 0))), "{received}");
         assert!(received.contains("shown 8") || received.contains("shown 16"), "{received}");
         // All that has arrived is taken at once, and as much arrives again.
         let mut taken = 0;

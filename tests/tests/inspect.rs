@@ -158,8 +158,8 @@ fn a_receiver_that_takes_nothing_is_named_by_job_by_process_and_from_both_ends()
     for line in [
         format!("process {sender} ("),
         format!("process {receiver} ("),
-        format!("rank 0 and rank 1, local: {said}"),
-        "  rank 0 (process ".into(),
+        format!("rank 0 (process {sender}) and rank 1 (process {receiver}), local: {said}"),
+        "  rank 0, queue pair ".into(),
         "    sends     posted 65, released 64, received by rank 1 64, no longer needed there 0; 65 of 128"
             .into(),
         "    credits   0 of 64 receives that rank 1 granted are left, ".into(),
@@ -210,12 +210,12 @@ fn an_engine_of_a_proxy_is_found_by_its_program_and_says_so_by_sigusr1() {
     says(&[&proxy.pid().to_string()], said, 2);
     // The engines have said so too, in the proxy's log.
     assert!(lines.any(|line| line.contains("a queue pair has not moved, though something is under way")));
-    assert!(lines.any(|line| line.starts_with("rank 0 and rank 1, local: ")
-        || line.starts_with("rank 1 and rank 0, local: ")));
+    let names = |line: &String| line.starts_with(&format!("rank 0 (process {})", proxy.pid()));
+    assert!(lines.any(|line| names(&line) && line.contains(", local: no receive credit")));
     proxy.signal(Signal::USR1);
     let begins = format!("process {} (pushgate), engine ", proxy.pid());
     assert!(lines.any(|line| line.starts_with(&begins)), "no report");
-    assert!(lines.any(|line| line.starts_with(&format!("rank 0 and rank 1, local: {said}"))));
+    assert!(lines.any(|line| names(&line) && line.contains(&format!(", local: {said}"))));
 }
 
 #[test]

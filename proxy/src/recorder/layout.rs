@@ -17,12 +17,12 @@
 //! | 17 | 1 once the engine has ended; in the high half, its thread (in memory 0 alone) |
 //!
 //! A slot is a cell ([`crate::cell`]) that says of which queue pair the slot is, and a ring of cells, the entries. An entry is a
-//! whole [`View`](super::View) with two times, so the newest entry is what holds now, and the difference of two entries is
+//! whole [`View`](super::View) with its time and those of the last moves, so the newest entry is what holds now, and the difference of two entries is
 //! what happened between them.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use super::view;
+use super::view::{self, Moved, View};
 use crate::cell;
 
 /// The name of the memories: `/proc/PID/fd` shows them as `/memfd:pushgate-recorder`.
@@ -41,7 +41,7 @@ pub(super) const MOST_SLOTS: usize = 1024;
 /// Words of a memory's head.
 pub(super) const HEAD_WORDS: usize = PAGE / 8;
 /// Entries of a slot.
-pub(super) const ENTRIES: usize = 22;
+pub(super) const ENTRIES: usize = 20;
 
 /// Where the engine stores that it runs.
 pub(super) const BEAT: usize = 16;
@@ -52,7 +52,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"PGRECORD");
 /// Words of the cell that says of which queue pair a slot is, without its mark.
 pub(super) const ABOUT: usize = 9;
 /// Words of an entry without its mark.
-const ENTRY: usize = 2 + view::WORDS;
+const ENTRY: usize = 3 + view::WORDS;
 const FIRST_ENTRY: usize = 72;
 const _: () = assert!(ABOUT < FIRST_ENTRY && FIRST_ENTRY + ENTRIES * (1 + ENTRY) <= SLOT_WORDS);
 
@@ -166,22 +166,22 @@ fn entry(slot: &[AtomicU64], at: usize) -> &[AtomicU64] {
 }
 
 /// Writes the entry of this number.
-pub(super) fn write_entry(slot: &[AtomicU64], number: u64, time: u64, moved: u64, view: &view::View) {
+pub(super) fn write_entry(slot: &[AtomicU64], number: u64, time: u64, moved: Moved, view: &View) {
     let mut words = [0; ENTRY];
-    (words[0], words[1]) = (time, moved);
-    words[2..].copy_from_slice(&view.words());
+    (words[0], words[1], words[2]) = (time, moved.sends, moved.receives);
+    words[3..].copy_from_slice(&view.words());
     cell::store(entry(slot, (number % ENTRIES as u64) as usize), number, &words);
 }
 
-/// The entry at a place of the ring: its number, its two times and its view. `None` if nothing was written there, a store is
+/// The entry at a place of the ring: its number, its times and its view. `None` if nothing was written there, a store is
 /// under way, or the words are none that an engine writes.
-pub(super) fn read_entry(slot: &[AtomicU64], at: usize) -> Option<(u64, u64, u64, view::View)> {
+pub(super) fn read_entry(slot: &[AtomicU64], at: usize) -> Option<(u64, u64, Moved, View)> {
     let (number, words) = cell::load::<ENTRY>(entry(slot, at))?;
     if number % ENTRIES as u64 != at as u64 {
         return None;
     }
-    let view = view::View::of(words[2..].first_chunk()?)?;
-    Some((number, words[0], words[1], view))
+    let view = View::of(words[3..].first_chunk()?)?;
+    Some((number, words[0], Moved { sends: words[1], receives: words[2] }, view))
 }
 
 #[cfg(test)]
@@ -218,11 +218,12 @@ mod tests {
     #[test]
     fn an_entry_of_another_place_is_none() {
         let slot = words(SLOT);
-        write_entry(&slot, 23, 5, 4, &view::View::default());
-        assert_eq!(read_entry(&slot, 1), Some((23, 5, 4, view::View::default())));
+        let (moved, at) = (Moved { sends: 4, receives: 3 }, ENTRIES + 1);
+        write_entry(&slot, at as u64, 5, moved, &View::default());
+        assert_eq!(read_entry(&slot, 1), Some((at as u64, 5, moved, View::default())));
         assert_eq!(read_entry(&slot, 0), None);
-        // The mark of entry 22, whose place is 0.
-        entry(&slot, 1)[0].store(46, Ordering::Relaxed);
+        // The mark of the entry before, whose place is 0.
+        entry(&slot, 1)[0].store(2 * ENTRIES as u64 + 2, Ordering::Relaxed);
         assert_eq!(read_entry(&slot, 1), None);
     }
 }

@@ -35,7 +35,7 @@ use self::layout::Head;
 pub use self::layout::{MOST_BYTES, NAME, ReadError};
 pub use self::reader::{Engine, Entry, QueuePair, read};
 pub(crate) use self::trace::{About, Stall, Trace};
-pub use self::view::{Counts, Errors, Missing, Phase, View};
+pub use self::view::{Counts, Errors, Missing, Moved, Phase, View};
 use crate::memory::Words;
 
 /// The least time between two entries of a queue pair, nanoseconds.

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::layout::{self, Head, ReadError};
 use super::trace::About;
-use super::view::View;
+use super::view::{Moved, View};
 use crate::cell;
 use crate::memory::Words;
 
@@ -66,8 +66,8 @@ pub struct Entry {
     pub number: u64,
     /// When it was written.
     pub time: u64,
-    /// When a count moved last, by then.
-    pub moved: u64,
+    /// When something had moved last by then.
+    pub moved: Moved,
     /// What the engine knew.
     #[serde(flatten)]
     pub view: View,

@@ -47,7 +47,9 @@ pub struct Pair<'a> {
     pub ends: Vec<End<'a>>,
     /// Who waits for whom.
     pub sentence: String,
-    /// For how long nothing has moved, nanoseconds.
+    /// The rank that everybody waits for, if somebody waits.
+    pub blamed: Option<u32>,
+    /// For how long those have waited, nanoseconds; 0 if nobody waits.
     pub still: u64,
 }
 
@@ -64,10 +66,28 @@ impl End<'_> {
     fn rank(&self) -> u32 {
         self.qp.about.rank
     }
+
+    /// For how long nothing has moved in either direction, nanoseconds.
+    fn still(&self) -> u64 {
+        let moved = self.last().moved;
+        self.age(moved.sends).min(self.age(moved.receives))
+    }
 }
 
-/// The queue pairs of these processes, the ends of each together. Those in which something is under way come first, the
-/// longest still before the others.
+impl Pair<'_> {
+    /// A rank of this queue pair, with its process if that is known.
+    fn rank(&self, rank: u32) -> String {
+        let end = self.ends.iter().find(|end| end.rank() == rank);
+        let peer = || self.ends.iter().find(|end| end.qp.about.peer == rank)?.qp.about.peer_pid;
+        match end.map(|end| end.process.pid).or_else(peer) {
+            Some(pid) => format!("rank {rank} (process {pid})"),
+            None => format!("rank {rank}"),
+        }
+    }
+}
+
+/// The queue pairs of these processes, the ends of each together. Those in which somebody waits come first, the longest
+/// wait before the others.
 pub fn pairs(processes: &[Process]) -> Vec<Pair<'_>> {
     pairs_still_for(processes, STILL)
 }
@@ -87,16 +107,33 @@ fn pairs_still_for(processes: &[Process], least: u64) -> Vec<Pair<'_>> {
         let at = ends.iter().position(|end| known && end.qp.about.ends == [other, own]);
         let mut both: Vec<End> = at.map(|at| ends.swap_remove(at)).into_iter().chain([first]).collect();
         both.sort_by_key(|end| (end.rank(), end.process.pid, end.qp.about.number));
-        let still = both.iter().map(|end| end.age(end.last().moved)).min().unwrap_or(0);
-        let sentence = culprit::sentence(&both, least);
-        pairs.push(Pair { ends: both, sentence, still });
+        let culprit::Said { text, blames, still } = culprit::sentence(&both, least);
+        pairs.push(Pair { ends: both, sentence: text, blamed: blames, still });
     }
-    let owes = |pair: &Pair| pair.ends.iter().any(|end| end.last().view.owes());
     pairs.sort_by_key(|pair| {
         let about = pair.ends[0].qp.about;
-        (!owes(pair), u64::MAX - pair.still, about.rank, about.peer, about.number)
+        (pair.blamed.is_none(), u64::MAX - pair.still, about.rank, about.peer, about.number)
     });
     pairs
+}
+
+/// How many of several queue pairs wait, and for whom. Nothing for one queue pair, or if none waits.
+fn summary(pairs: &[Pair]) -> String {
+    let mut blamed: Vec<(String, usize)> = Vec::new();
+    for pair in pairs {
+        let Some(rank) = pair.blamed.map(|rank| pair.rank(rank)) else { continue };
+        match blamed.iter_mut().find(|(known, _)| *known == rank) {
+            Some((_, n)) => *n += 1,
+            None => blamed.push((rank, 1)),
+        }
+    }
+    let waiting: usize = blamed.iter().map(|(_, n)| n).sum();
+    if pairs.len() < 2 || waiting == 0 {
+        return String::new();
+    }
+    blamed.sort_by_key(|(_, n)| usize::MAX - n);
+    let each: Vec<_> = blamed.iter().map(|(rank, n)| format!("{n} for {rank}")).collect();
+    format!("\n{waiting} of {} queue pairs wait: {}\n", pairs.len(), each.join(", "))
 }
 
 /// The report as JSON: the processes with all that was read, and for each queue pair its sentence.
@@ -111,7 +148,7 @@ pub fn json(processes: &[Process]) -> serde_json::Value {
         .iter()
         .map(|pair| {
             serde_json::json!({
-                "sentence": pair.sentence, "still_ns": pair.still,
+                "sentence": pair.sentence, "blamed": pair.blamed, "still_ns": pair.still,
                 "transport": text(&pair.ends[0].qp.about.transport),
                 "ends": pair.ends.iter().map(end).collect::<Vec<_>>(),
             })
@@ -128,7 +165,9 @@ pub fn text_of(processes: &[Process]) -> String {
             text += &format!("{}\n", About(process, engine));
         }
     }
-    for pair in pairs(processes) {
+    let pairs = pairs(processes);
+    text += &summary(&pairs);
+    for pair in pairs {
         text += &format!("\n{pair}");
     }
     text
@@ -174,8 +213,8 @@ impl fmt::Display for About<'_> {
 impl fmt::Display for Pair<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let about = &self.ends[0].qp.about;
-        let transport = text(&about.transport);
-        writeln!(f, "rank {} and rank {}, {transport}: {}", about.rank, about.peer, self.sentence)?;
+        let (rank, peer) = (self.rank(about.rank), self.rank(about.peer));
+        writeln!(f, "{rank} and {peer}, {}: {}", text(&about.transport), self.sentence)?;
         self.ends.iter().try_for_each(|end| write!(f, "{end}"))
     }
 }
@@ -184,37 +223,34 @@ impl fmt::Display for End<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (about, last) = (&self.qp.about, self.last());
         let (v, c, peer) = (&last.view, &last.view.counts, about.peer);
+        let phase = v.phase.name();
+        writeln!(f, "  rank {}, queue pair {}: {phase}, epoch {}", about.rank, about.number, v.epoch)?;
         writeln!(
             f,
-            "  rank {} (process {}, queue pair {}): {}, epoch {}; nothing has moved for {}",
-            about.rank,
-            self.process.pid,
-            about.number,
-            v.phase.name(),
-            v.epoch,
-            time(self.age(last.moved))
-        )?;
-        writeln!(
-            f,
-            "    sends     posted {}, released {}, received by rank {peer} {}, no longer needed there {}; {} of {} WQE slots taken",
+            "    sends     posted {}, released {}, received by rank {peer} {}, no longer needed there {}; {} of {} WQE slots \
+             taken; moved {} ago",
             c.posted,
             c.released,
             c.peer_received,
             c.peer_freed,
             c.posted.saturating_sub(c.retired),
-            1u64 << about.slots_log
+            1u64 << about.slots_log,
+            time(self.age(last.moved.sends)),
         )?;
+        let next = match v.missing {
+            Missing::Nothing => "no WQE waits".into(),
+            missing => format!("the next WQE waits for {}", missing.name()),
+        };
         writeln!(
             f,
-            "    credits   {} of {} receives that rank {peer} granted are left, {} in flight; the next WQE waits for {}",
+            "    credits   {} of {} receives that rank {peer} granted are left, {} in flight; {next}",
             c.credits,
             c.peer_granted,
             plural(c.in_flight, "work request"),
-            v.missing.name()
         )?;
         writeln!(
             f,
-            "    receives  granted {}, accepted {}, received {}, shown {}, taken by the device {}{}{}",
+            "    receives  granted {}, accepted {}, received {}, shown {}, taken by the device {}{}{}; moved {} ago",
             c.granted,
             c.accepted,
             c.received,
@@ -224,7 +260,8 @@ impl fmt::Display for End<'_> {
             match v.copies {
                 0 => String::new(),
                 n => format!("; {} under way", plural(n.into(), "copy")),
-            }
+            },
+            time(self.age(last.moved.receives)),
         )?;
         let e = &v.errors;
         let counted = [

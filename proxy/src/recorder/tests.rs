@@ -36,9 +36,13 @@ fn a_reader_sees_each_change_with_its_time() {
     assert_eq!((seen.pid, seen.program, seen.ran, seen.ended), (std::process::id(), Some(77), 40, false));
     let [qp] = &seen.queue_pairs[..] else { panic!("{seen:?}") };
     assert_eq!((qp.about, qp.added), (about(9), 10));
-    let entries: Vec<_> = qp.entries.iter().map(|e| (e.number, e.time, e.moved, e.view.missing)).collect();
-    let expected =
-        [(0, 10, 10, Missing::Nothing), (1, 20, 20, Missing::Nothing), (2, 40, 20, Missing::Receive)];
+    let entries: Vec<_> = qp
+        .entries
+        .iter()
+        .map(|e| (e.number, e.time, (e.moved.sends, e.moved.receives), e.view.missing))
+        .collect();
+    let (nothing, receive) = (Missing::Nothing, Missing::Receive);
+    let expected = [(0, 10, (10, 10), nothing), (1, 20, (20, 10), nothing), (2, 40, (20, 10), receive)];
     assert_eq!(entries, expected);
     recorder.end();
     assert!(engine(&recorder).ended);
@@ -131,6 +135,20 @@ fn a_stall_is_said_once_and_again_only_when_something_has_moved() {
     assert!(!said(1000, 0, stuck));
     assert!(!said(2000, 1000, stuck));
     assert!(said(2100, 0, stuck));
+}
+
+#[test]
+fn a_direction_that_stalls_is_said_though_the_other_one_moves() {
+    let recorder = Recorder::start(None).unwrap();
+    let mut trace = recorder.trace().unwrap();
+    trace.begin(about(1), 0, posted(0));
+    let stall = Stall { after: 100, receives: false };
+    let view = |accepted| View {
+        counts: Counts { posted: 1, accepted, received: accepted, ..Counts::default() },
+        ..View::default()
+    };
+    let said: Vec<u64> = (1..50).filter(|n| trace.record(10 * n, 0, view(*n), stall)).collect();
+    assert_eq!(said, [11], "100 after the WQE was posted at 10");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! One queue pair's slot of the recorder, as its engine writes it.
 
-use super::{Recorder, layout, reader, view::View};
+use super::view::{Moved, View};
+use super::{Recorder, layout, reader};
 use crate::cell;
 use crate::memory::Words;
 
@@ -97,10 +98,19 @@ pub(crate) struct Stall {
 }
 
 impl Stall {
-    /// Whether something of the queue pair should move.
-    fn expects(&self, view: &View, about: &About) -> bool {
-        view.owes() || self.receives && about.posted_receives && view.unfilled() > 0
+    /// Whether messages of this side should move, and messages of the peer.
+    fn expects(&self, view: &View, about: &About) -> [bool; 2] {
+        let waits = self.receives && about.posted_receives && view.unfilled() > 0;
+        [view.owes_sends(), view.owes_receives() || waits]
     }
+}
+
+/// One direction's messages, as the engine sees whether they stall.
+#[derive(Clone, Copy, Default)]
+struct Still {
+    /// Since when nothing has moved while something should, nanoseconds of time in which the engine ran.
+    since: u64,
+    reported: bool,
 }
 
 /// A slot of the recorder, for one queue pair. Dropping it gives the slot back.
@@ -114,10 +124,9 @@ pub(crate) struct Trace {
     /// The number of the next entry.
     number: u64,
     last: View,
-    moved: u64,
-    /// Since when nothing has moved while something should, nanoseconds of time in which the engine ran.
-    still: u64,
-    reported: bool,
+    moved: Moved,
+    /// Messages of this side, and of the peer.
+    still: [Still; 2],
 }
 
 impl Trace {
@@ -136,9 +145,8 @@ impl Trace {
             begins,
             number,
             last,
-            moved: 0,
-            still: 0,
-            reported: false,
+            moved: Moved::default(),
+            still: Default::default(),
         }
     }
 
@@ -146,7 +154,8 @@ impl Trace {
     #[cold]
     pub(crate) fn begin(&mut self, about: About, now: u64, view: View) {
         (self.about, self.last, self.begun) = (about, view, true);
-        (self.moved, self.still) = (now, now);
+        self.moved = Moved { sends: now, receives: now };
+        self.still = [Still { since: now, reported: false }; 2];
         cell::store(layout::about(&self.slot), self.begins, &about.words(now, self.number));
         self.begins += 1;
         self.write(now);
@@ -165,19 +174,26 @@ impl Trace {
             return false;
         }
         if view != self.last {
-            if view.counts != self.last.counts || view.phase != self.last.phase {
-                (self.moved, self.still, self.reported) = (now, now, false);
+            let (new, old) = (&view.counts, &self.last.counts);
+            let phase = view.phase != self.last.phase;
+            let moved = [phase || new.sends() != old.sends(), phase || new.receives() != old.receives()];
+            for ((moved, still), at) in
+                moved.iter().zip(&mut self.still).zip([&mut self.moved.sends, &mut self.moved.receives])
+            {
+                if *moved {
+                    (*at, *still) = (now, Still { since: now, reported: false });
+                }
             }
             self.last = view;
             self.write(now);
         }
-        if !stall.expects(&view, &self.about) {
-            self.still = now;
-            return false;
+        let mut due = false;
+        for (still, expected) in self.still.iter_mut().zip(stall.expects(&view, &self.about)) {
+            still.since = if expected { (still.since + away).min(now) } else { now };
+            let stalls = stall.after > 0 && !still.reported && now - still.since >= stall.after;
+            still.reported |= stalls;
+            due |= stalls;
         }
-        self.still = (self.still + away).min(now);
-        let due = stall.after > 0 && !self.reported && now - self.still >= stall.after;
-        self.reported |= due;
         due
     }
 

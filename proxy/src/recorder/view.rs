@@ -61,6 +61,36 @@ counts! {
     in_flight,
 }
 
+impl Counts {
+    /// What moves with messages of this side.
+    pub(super) fn sends(&self) -> [u64; 8] {
+        [
+            self.posted,
+            self.retired,
+            self.released,
+            self.peer_received,
+            self.peer_freed,
+            self.peer_granted,
+            self.credits,
+            self.in_flight,
+        ]
+    }
+
+    /// What moves with messages of the peer.
+    pub(super) fn receives(&self) -> [u64; 6] {
+        [self.accepted, self.received, self.freed, self.granted, self.shown, self.taken]
+    }
+}
+
+/// When something moved last, nanoseconds of the engine's clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Moved {
+    /// With messages of this side.
+    pub sends: u64,
+    /// With messages of the peer.
+    pub receives: u64,
+}
+
 /// Where a queue pair stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -193,16 +223,18 @@ impl View {
         self.missing != Missing::Nothing
     }
 
-    /// Something of this queue pair is under way, and should move: a WQE waits, the peer owes an answer, a message waits
-    /// here, or this side's device holds messages.
-    pub fn owes(&self) -> bool {
-        let c = &self.counts;
-        self.pending()
-            || c.posted > c.retired
-            || self.waiting
-            || self.copies > 0
-            || c.shown > c.taken
-            || matches!(self.phase, Phase::Fencing | Phase::Offered | Phase::Joining | Phase::Ending)
+    /// Messages of this side should move: a WQE waits, or the peer owes an answer.
+    pub fn owes_sends(&self) -> bool {
+        self.pending() || self.counts.posted > self.counts.retired || self.is_between_links()
+    }
+
+    /// Messages of the peer should move: one waits here or is copied, or this side's device holds some.
+    pub fn owes_receives(&self) -> bool {
+        self.waiting || self.copies > 0 || self.counts.shown > self.counts.taken || self.is_between_links()
+    }
+
+    fn is_between_links(&self) -> bool {
+        matches!(self.phase, Phase::Fencing | Phase::Offered | Phase::Joining | Phase::Ending)
     }
 
     /// Receives that this side's device has posted and no message has filled.
@@ -283,7 +315,7 @@ mod tests {
         fn p8_any_words_are_a_view_or_none(words: [u64; WORDS]) {
             if let Some(view) = View::of(&words) {
                 // Nothing in it overflows.
-                let _ = (view.owes(), view.unfilled(), view.status.map(status_text));
+                let _ = (view.owes_sends(), view.owes_receives(), view.unfilled(), view.status.map(status_text));
             }
         }
     }

@@ -7,8 +7,24 @@ use crate::status::status_text;
 /// An engine that has not run for this long is late, nanoseconds. One that sleeps wakes ten times as often.
 const LATE: u64 = 1_000_000_000;
 
+/// A sentence, and whom it blames.
+#[derive(Default)]
+pub(super) struct Said {
+    pub(super) text: String,
+    /// The rank that is waited for, if one is.
+    pub(super) blames: Option<u32>,
+    /// For how long what the sentence is about has not moved, nanoseconds; 0 if nothing waits.
+    pub(super) still: u64,
+}
+
+impl Said {
+    fn nobody(text: String) -> Self {
+        Said { text, ..Said::default() }
+    }
+}
+
 /// Who waits for whom, by the ends that are at hand. What has moved within the last `least` nanoseconds is not stuck.
-pub(super) fn sentence(ends: &[End<'_>], least: u64) -> String {
+pub(super) fn sentence(ends: &[End<'_>], least: u64) -> Said {
     if let Some(said) = engine_is_late(ends).or_else(|| has_ended(ends)).or_else(|| is_broken(ends)) {
         return said;
     }
@@ -22,31 +38,38 @@ pub(super) fn sentence(ends: &[End<'_>], least: u64) -> String {
         sender: sides[from],
         receiver: sides[1 - from],
     });
-    let still = ends.iter().map(|end| end.age(end.last().moved)).min().unwrap_or(0);
-    let stuck: Vec<String> = flows.iter().filter_map(Flow::stuck).collect();
-    if !stuck.is_empty() && still < least {
-        return format!("messages move, the last {} ago", time(still));
+    let under_way: Vec<(Said, u64)> =
+        flows.iter().filter_map(|flow| Some((flow.stuck()?, flow.still()))).collect();
+    let stuck: Vec<&(Said, u64)> = under_way.iter().filter(|(_, still)| *still >= least).collect();
+    if let Some((first, _)) = stuck.first() {
+        let texts: Vec<_> = stuck
+            .iter()
+            .map(|(said, still)| format!("{} (nothing has moved for {})", said.text, time(*still)))
+            .collect();
+        let still = stuck.iter().map(|(_, still)| *still).max().unwrap_or(0);
+        return Said { text: texts.join("; "), blames: first.blames, still };
     }
-    if !stuck.is_empty() {
-        return format!("{} (nothing has moved for {})", stuck.join("; "), time(still));
+    if let Some(still) = under_way.iter().map(|(_, still)| *still).min() {
+        return Said::nobody(format!("messages move, the last {} ago", time(still)));
     }
     if let Some(said) = flows.iter().find_map(Flow::waits_for_the_sender) {
         return said;
     }
-    match ends.len() {
+    Said::nobody(match ends.len() {
         1 => format!("rank {} has nothing to send", ranks[0]),
         _ => format!("neither rank {} nor rank {} has anything to send", ranks[0], ranks[1]),
-    }
+    })
 }
 
 /// An engine that does not run holds up everything else.
-fn engine_is_late(ends: &[End<'_>]) -> Option<String> {
+fn engine_is_late(ends: &[End<'_>]) -> Option<Said> {
     let late = |end: &&End| end.engine.ended || end.age(end.engine.ran) > LATE;
     // The one that was late first, for the other one may wait for it.
     let end = ends.iter().filter(late).max_by_key(|end| end.age(end.engine.ran))?;
-    let rank = end.rank();
+    let (rank, still) = (end.rank(), end.age(end.engine.ran));
+    let said = |text| Some(Said { text, blames: Some(rank), still });
     if end.engine.ended {
-        return Some(format!("rank {rank}'s engine has ended: its program is done, or the engine panicked"));
+        return said(format!("rank {rank}'s engine has ended: its program is done, or the engine panicked"));
     }
     let why = match end.engine.state {
         Some('T') => " (process stopped: state T)".into(),
@@ -57,10 +80,10 @@ fn engine_is_late(ends: &[End<'_>]) -> Option<String> {
         Some(state) => format!(" (it waits in a call: state {state})"),
         None => String::new(),
     };
-    Some(format!("rank {rank}'s engine has not run for {}{why}", time(end.age(end.engine.ran))))
+    said(format!("rank {rank}'s engine has not run for {}{why}", time(still)))
 }
 
-fn has_ended(ends: &[End<'_>]) -> Option<String> {
+fn has_ended(ends: &[End<'_>]) -> Option<Said> {
     let ended = ends.iter().filter_map(|end| Some((end, end.last().view.status?)));
     // The cause is where it ended first.
     let since = |end: &End| {
@@ -69,11 +92,12 @@ fn has_ended(ends: &[End<'_>]) -> Option<String> {
     };
     let (end, status) = ended.max_by_key(|(end, _)| since(end))?;
     let at = format!("at rank {}, {} ago", end.rank(), time(since(end)));
-    Some(format!("the queue pair has ended {at}: {}", status_text(status)))
+    let text = format!("the queue pair has ended {at}: {}", status_text(status));
+    Some(Said { text, blames: status.rank, still: 0 })
 }
 
 /// A link that broke: the end that is furthest behind is waited for.
-fn is_broken(ends: &[End<'_>]) -> Option<String> {
+fn is_broken(ends: &[End<'_>]) -> Option<Said> {
     let phase = |end: &End| end.last().view.phase;
     let order = |phase| match phase {
         Phase::Fencing => 0,
@@ -82,20 +106,22 @@ fn is_broken(ends: &[End<'_>]) -> Option<String> {
         _ => 3,
     };
     let end = ends.iter().filter(|end| order(phase(end)) < 3).min_by_key(|end| order(phase(end)))?;
-    let (rank, peer) = (end.rank(), end.qp.about.peer);
-    let for_ = time(end.age(end.last().moved));
-    Some(match phase(end) {
+    let (rank, peer, still) = (end.rank(), end.qp.about.peer, end.still());
+    let since = time(still);
+    let (text, blames) = match phase(end) {
         Phase::Fencing => {
-            format!("the link broke, and rank {rank} has been bringing it to its end for {for_}")
+            (format!("the link broke, and rank {rank} has been bringing it to its end for {since}"), rank)
         }
-        Phase::Offered => {
+        Phase::Offered => (
             format!(
-                "the link broke, and rank {rank} has waited for {for_} that rank {peer} offers to resume: rank {peer} \
-                     has not fenced its link, or cannot be reached"
-            )
-        }
-        _ => format!("the link broke, and rank {rank} has been joining the next one for {for_}"),
-    })
+                "the link broke, and rank {rank} has waited for {since} that rank {peer} offers to resume: rank {peer} \
+                 has not fenced its link, or cannot be reached"
+            ),
+            peer,
+        ),
+        _ => (format!("the link broke, and rank {rank} has been joining the next one for {since}"), rank),
+    };
+    Some(Said { text, blames: Some(blames), still })
 }
 
 /// The messages of one direction, as far as their ends are at hand.
@@ -111,84 +137,101 @@ impl Flow<'_> {
         end.map(|end| &end.last().view)
     }
 
+    /// For how long nothing of this direction has moved at the ends at hand, nanoseconds.
+    fn still(&self) -> u64 {
+        let sender = self.sender.map(|end| end.age(end.last().moved.sends));
+        let receiver = self.receiver.map(|end| end.age(end.last().moved.receives));
+        sender.into_iter().chain(receiver).min().unwrap_or(0)
+    }
+
+    /// A sentence that blames a rank.
+    fn blame(&self, rank: u32, text: String) -> Option<Said> {
+        Some(Said { text, blames: Some(rank), still: 0 })
+    }
+
     /// What the messages of this direction wait for, if there are any.
-    fn stuck(&self) -> Option<String> {
+    fn stuck(&self) -> Option<Said> {
         match Self::view(self.sender) {
             Some(sender) => self.stuck_by_sender(sender).or_else(|| self.stuck_at_receiver()),
             None => self.stuck_at_receiver(),
         }
     }
 
-    fn stuck_by_sender(&self, sender: &View) -> Option<String> {
+    fn stuck_by_sender(&self, sender: &View) -> Option<Said> {
         let (from, to, c) = (self.from, self.to, &sender.counts);
         match sender.missing {
-            Missing::Receive => return Some(self.no_receive_credit(sender)),
+            Missing::Receive => return self.no_receive_credit(sender),
             Missing::PostedReceive => {
-                return Some(format!(
-                    "no receive credit: rank {to} has posted no receive for message {} of rank {from}",
-                    c.released
-                ));
+                let n = c.released;
+                let text = format!(
+                    "no receive credit: rank {to} has posted no receive for message {n} of rank {from}"
+                );
+                return self.blame(to, text);
             }
             Missing::Region => {
-                return Some(format!(
-                    "rank {to} has not said whether message {} of rank {from} may go out of its region",
-                    c.released
-                ));
+                let n = c.released;
+                let text = format!(
+                    "rank {to} has not said whether message {n} of rank {from} may go out of its region"
+                );
+                return self.blame(to, text);
             }
             _ => {}
         }
         let under_way = c.released.saturating_sub(c.peer_received);
         if under_way > 0 {
-            let n = plural(under_way, "message");
-            if let Some(said) = self.stuck_at_receiver() {
-                return Some(said);
-            }
-            return Some(match Self::view(self.receiver) {
-                None => format!(
-                    "rank {to} has not received {n} that rank {from} released: its engine does not run, or the link is \
-                     slow"
-                ),
-                Some(receiver) if receiver.counts.received >= c.released => {
-                    format!("rank {from} has not heard that rank {to} has its messages: the link is slow")
-                }
-                Some(_) => {
-                    format!(
-                        "{n} of rank {from} have not arrived at rank {to}: the link is slow or has failed"
-                    )
-                }
-            });
+            return self.stuck_at_receiver().or_else(|| self.not_arrived(c.released, under_way));
         }
         let held = c.peer_received.saturating_sub(c.peer_freed);
         if held > 0 {
-            return Some(self.stuck_at_receiver().unwrap_or_else(|| not_taken(to, held)));
+            return self.stuck_at_receiver().or_else(|| self.not_taken(held));
         }
-        (sender.pending() || c.posted > c.retired)
-            .then(|| format!("rank {from}'s next WQE waits for {}", sender.missing.name()))
+        let waits = sender.pending() || c.posted > c.retired;
+        waits.then(|| Said::nobody(format!("rank {from}'s next WQE waits for {}", sender.missing.name())))
     }
 
-    fn no_receive_credit(&self, sender: &View) -> String {
+    /// Messages were released that the receiver has not got, or not said so.
+    fn not_arrived(&self, released: u64, under_way: u64) -> Option<Said> {
+        let (from, to, n) = (self.from, self.to, plural(under_way, "message"));
+        match Self::view(self.receiver) {
+            None => self.blame(
+                to,
+                format!(
+                    "rank {to} has not received {n} that rank {from} released: its engine does not run, or the link is \
+                     slow"
+                ),
+            ),
+            Some(receiver) if receiver.counts.received >= released => Some(Said::nobody(format!(
+                "rank {from} has not heard that rank {to} has its messages: the link is slow"
+            ))),
+            Some(_) => Some(Said::nobody(format!(
+                "{n} of rank {from} have not arrived at rank {to}: the link is slow or has failed"
+            ))),
+        }
+    }
+
+    fn no_receive_credit(&self, sender: &View) -> Option<Said> {
         let (to, granted) = (self.to, sender.counts.peer_granted);
         let posts = self.receiver.map(|end| end.qp.about.posted_receives);
-        if granted == 0 {
-            return format!("no receive credit: rank {to} has posted no receive");
-        }
-        match (posts, self.stuck_at_receiver()) {
-            (Some(false), Some(said)) => said,
-            (Some(true), _) => format!(
-                "no receive credit: rank {to} has posted {}, and messages have taken all of them",
-                plural(granted, "receive")
-            ),
+        let receives = plural(granted, "receive");
+        let text = match (posts, self.stuck_at_receiver()) {
+            _ if granted == 0 => format!("no receive credit: rank {to} has posted no receive"),
+            (Some(false), Some(said)) => return Some(said),
+            (Some(true), _) => {
+                format!(
+                    "no receive credit: rank {to} has posted {receives}, and messages have taken all of them"
+                )
+            }
             // The sender alone can't tell a ring that is full from receives that are not posted.
             _ => format!(
-                "no receive credit: messages have used all of the {} that rank {to} granted, and rank {to} takes no \
-                 message: its kernel or program is slow",
-                plural(granted, "receive")
+                "no receive credit: messages have used all of the {receives} that rank {to} granted, and rank {to} takes \
+                 no message: its kernel or program is slow"
             ),
-        }
+        };
+        self.blame(to, text)
     }
 
     /// What holds up messages that the receiver has accepted.
-    fn stuck_at_receiver(&self) -> Option<String> {
+    fn stuck_at_receiver(&self) -> Option<Said> {
         let (receiver, to) = (Self::view(self.receiver)?, self.to);
         let c = &receiver.counts;
         if receiver.copies > 0 {
@@ -196,18 +239,25 @@ impl Flow<'_> {
                 1 => "1 copy of a message".into(),
                 n => format!("{n} copies of messages"),
             };
-            return Some(format!("{copies} into memory of rank {to} did not end: its device is slow"));
+            let text = format!("{copies} into memory of rank {to} did not end: its device is slow");
+            return self.blame(to, text);
         }
         let posts = self.receiver.is_some_and(|end| end.qp.about.posted_receives);
         if receiver.waiting && posts && receiver.unfilled() == 0 {
-            return Some(format!("a message has arrived for which rank {to} has posted no receive"));
+            let text = format!("a message has arrived for which rank {to} has posted no receive");
+            return self.blame(to, text);
         }
         let untaken = c.shown.saturating_sub(c.taken);
-        (untaken > 0 || receiver.waiting).then(|| not_taken(to, untaken.max(1)))
+        (untaken > 0 || receiver.waiting).then(|| self.not_taken(untaken.max(1)))?
+    }
+
+    fn not_taken(&self, messages: u64) -> Option<Said> {
+        let (to, n) = (self.to, plural(messages, "message"));
+        self.blame(to, format!("rank {to} has not taken {n} that arrived: its kernel or program is slow"))
     }
 
     /// The receiver has posted receives, and the sender sends nothing.
-    fn waits_for_the_sender(&self) -> Option<String> {
+    fn waits_for_the_sender(&self) -> Option<Said> {
         let (from, to, end) = (self.from, self.to, self.receiver?);
         let unfilled = end.last().view.unfilled();
         if !end.qp.about.posted_receives || unfilled == 0 {
@@ -217,16 +267,8 @@ impl Flow<'_> {
             Some(_) => format!("rank {from} has nothing to send"),
             None => format!("rank {from} has nothing to send, or its messages do not arrive"),
         };
-        Some(format!(
-            "rank {to} has posted {} that no message has filled: {why}",
-            plural(unfilled, "receive")
-        ))
+        let n = plural(unfilled, "receive");
+        let text = format!("rank {to} has posted {n} that no message has filled: {why}");
+        Some(Said { text, blames: Some(from), still: self.still() })
     }
-}
-
-fn not_taken(rank: u32, messages: u64) -> String {
-    format!(
-        "rank {rank} has not taken {} that arrived: its kernel or program is slow",
-        plural(messages, "message")
-    )
 }

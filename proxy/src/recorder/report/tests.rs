@@ -2,7 +2,7 @@ use pushgate_driver_shim::abi;
 
 use super::*;
 use crate::recorder::trace::About;
-use crate::recorder::view::{Errors, View};
+use crate::recorder::view::{Errors, Moved, View};
 use crate::session::Status;
 
 const S: u64 = 1_000_000_000;
@@ -24,8 +24,10 @@ fn qp(rank: u32, still: u64, view: View) -> QueuePair {
         posted_receives: false,
     };
     let at = NOW - still;
-    let first = Entry { number: 0, time: S, moved: S, view: View::default() };
-    QueuePair { about, added: S, entries: vec![first, Entry { number: 1, time: at, moved: at, view }] }
+    let moved = |at| Moved { sends: at, receives: at };
+    let first = Entry { number: 0, time: S, moved: moved(S), view: View::default() };
+    let last = Entry { number: 1, time: at, moved: moved(at), view };
+    QueuePair { about, added: S, entries: vec![first, last] }
 }
 
 fn process(rank: u32, ran: u64, state: char, qp: QueuePair) -> Process {
@@ -193,6 +195,33 @@ fn what_moved_a_moment_ago_is_not_stuck() {
 }
 
 #[test]
+fn a_direction_that_is_stuck_is_named_though_the_other_one_moves() {
+    let (mut sender, mut receiver) = (runs(0, out_of_credit(100, 64)), runs(1, holds(64, 0)));
+    let last = |process: &mut Process| process.engines[0].queue_pairs[0].entries.pop().unwrap();
+    let (mut s, mut r) = (last(&mut sender), last(&mut receiver));
+    (s.moved.receives, r.moved.sends) = (NOW - 1_000_000, NOW - 2_000_000);
+    sender.engines[0].queue_pairs[0].entries.push(s);
+    receiver.engines[0].queue_pairs[0].entries.push(r);
+    let said = sentence(&[sender, receiver]);
+    assert!(said.starts_with("rank 1 has not taken 64 messages that arrived"), "{said}");
+}
+
+#[test]
+fn of_several_queue_pairs_it_is_said_how_many_wait_for_whom() {
+    let mut both = [runs(0, out_of_credit(100, 64)), runs(1, holds(64, 0))];
+    for n in 0..3 {
+        for (process, view) in both.iter_mut().zip([out_of_credit(100, 64), holds(64, 0)]) {
+            let mut more = qp(process.pid - 100, 20 * S, view);
+            more.about.ends = more.about.ends.map(|end| end + 10 * (n + 1));
+            process.engines[0].queue_pairs.push(more);
+        }
+    }
+    let text = text_of(&both);
+    assert!(text.contains("\n4 of 4 queue pairs wait: 4 for rank 1 (process 101)\n"), "{text}");
+    assert_eq!(pairs(&both).iter().map(|pair| pair.still / S).collect::<Vec<_>>(), [20, 20, 20, 12]);
+}
+
+#[test]
 fn ends_are_put_together_by_what_names_their_link_and_the_stuck_ones_come_first() {
     let idle = |rank| {
         let mut idle = runs(rank, View::default());
@@ -221,13 +250,14 @@ fn the_text_has_positions_credits_errors_and_events() {
     let expected = "\
 process 100 (rank), engine 0: 1 queue pair, ran 0 us ago, state S
 
-rank 0 and rank 1, local: no receive credit: messages have used all of the 64 receives that rank 1 granted, and rank 1 \
-                    takes no message: its kernel or program is slow (nothing has moved for 12.0 s)
-  rank 0 (process 100, queue pair 7): live, epoch 0; nothing has moved for 12.0 s
-    sends     posted 65, released 64, received by rank 1 64, no longer needed there 64; 65 of 1024 WQE slots taken
+rank 0 (process 100) and rank 1, local: no receive credit: messages have used all of the 64 receives that rank 1 \
+                    granted, and rank 1 takes no message: its kernel or program is slow (nothing has moved for 12.0 s)
+  rank 0, queue pair 7: live, epoch 0
+    sends     posted 65, released 64, received by rank 1 64, no longer needed there 64; 65 of 1024 WQE slots taken; \
+                    moved 12.0 s ago
     credits   0 of 64 receives that rank 1 granted are left, 0 work requests in flight; the next WQE waits for a \
                     receive credit
-    receives  granted 0, accepted 0, received 0, shown 0, taken by the device 0
+    receives  granted 0, accepted 0, received 0, shown 0, taken by the device 0; moved 12.0 s ago
     errors    2 WQEs or records refused
     events    12.0 s ago: posted 65 (+65), released 64 (+64), received by rank 1 64 (+64), granted by rank 1 64 (+64), \
                     waits for a receive credit
@@ -242,7 +272,7 @@ fn the_log_of_a_stall_begins_with_how_many_there_are() {
     let text = stalled(&process);
     assert!(
         text.starts_with("a queue pair has not moved, though something is under way")
-            && text.contains("\nrank 0 and rank 1, local: no receive credit")
+            && text.contains("\nrank 0 (process 100) and rank 1, local: no receive credit")
             && !text.ends_with('\n'),
         "{text}"
     );
@@ -263,7 +293,7 @@ fn json_has_the_sentence_and_all_that_was_recorded() {
 
 #[test]
 fn events_are_the_differences_of_entries() {
-    let before = Entry { number: 1, time: 0, moved: 0, view: out_of_credit(65, 64) };
+    let before = Entry { number: 1, time: 0, moved: Moved::default(), view: out_of_credit(65, 64) };
     let status = Some(Status { rank: Some(1), detail: 4, ..Status::new(abi::PUSHGATE_LINK_DOWN) });
     let view = |phase, epoch| View { phase, epoch, ..out_of_credit(65, 64) };
     for (view, said) in [
