@@ -26,7 +26,6 @@ use crate::link::{HostProcess, Link, PeerCounts, PeerProcess, RegionSends, Wakin
 use crate::memory::{Mapped, Words};
 use crate::mover::{Move, Mover};
 use crate::outbound::Outbound;
-use crate::recorder::Trace;
 use crate::region::{RegionMemory, Regions};
 use crate::ring::Look;
 use crate::segments::{ControlOfEngine, WorkAtEngine};
@@ -181,9 +180,7 @@ pub struct Endpoint {
     counters: Counters,
     interrupt: Option<Box<dyn Interrupt>>,
     broken: Option<TellBroken>,
-    /// The queue pair's slot of the engine's recorder.
-    trace: Option<Box<Trace>>,
-    identity: record::Identity,
+    recorded: record::Recorded,
     /// The queue pair has failed, or this side has left: nothing is begun any more.
     over: bool,
     /// The end was shown to the device.
@@ -229,10 +226,7 @@ impl Endpoint {
                 expected: peer_geometry.window_bytes(),
             });
         }
-        // Both ends' halves of the link lie in memfds, whose inodes name them.
-        let inode = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).map_or(0, |stat| stat.st_ino);
-        let ends = [inode(memory.link.fd()), inode(memory.peer_link.fd())];
-        let identity = record::Identity { ends, peer_pid: memory.peer_pid };
+        let recorded = record::Recorded::local(&memory);
         let peer = memory.peer_pid.map(|pid| Box::new(HostProcess(pid)) as Box<dyn PeerProcess>);
         let qp = LocalLink::new(
             &memory.link.into(),
@@ -245,7 +239,7 @@ impl Endpoint {
         );
         let qp = Box::new(qp);
         let endpoint = Self::new(memory.work, memory.control, geometry, peer_geometry, qp, options)?;
-        Ok(Endpoint { identity, ..endpoint })
+        Ok(Endpoint { recorded, ..endpoint })
     }
 
     /// A queue pair over any transport; both geometries are checked.
@@ -307,8 +301,7 @@ impl Endpoint {
             options,
             interrupt: None,
             broken: None,
-            trace: None,
-            identity: record::Identity::default(),
+            recorded: record::Recorded::default(),
             over: false,
             shown: false,
             copies_since: None,
@@ -421,6 +414,7 @@ impl Endpoint {
         if work {
             // An engine that finds no more might leave them in its buffers for long.
             self.control.drain_stores();
+            self.recorded.worked = true;
         }
         work
     }

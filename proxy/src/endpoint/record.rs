@@ -1,30 +1,45 @@
 //! What the flight recorder is told of a queue pair.
 
+use std::os::fd::BorrowedFd;
+
 use pushgate_driver_shim::record::Record;
 
-use super::Endpoint;
+use super::{Endpoint, QpMemory};
 use crate::gate::Stall as Short;
 use crate::link::RegionSends;
 use crate::recorder::{About, Counts, Errors, Missing, Phase, QueuePair, Stall, Trace, View};
 
-/// What names a queue pair to a reader of the recorder, besides the ranks.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Identity {
+/// The queue pair's part of the flight recorder.
+#[derive(Default)]
+pub(super) struct Recorded {
+    /// Its slot, if its engine records.
+    trace: Option<Box<Trace>>,
     /// What names this end's half of the link, and the peer's; both 0 where the link itself is asked.
-    pub(super) ends: [u64; 2],
+    ends: [u64; 2],
     /// The peer's process.
-    pub(super) peer_pid: Option<u32>,
+    peer_pid: Option<u32>,
+    /// A pass has done work since the last look.
+    pub(super) worked: bool,
+}
+
+impl Recorded {
+    /// Of a queue pair of one host: both halves of the link lie in memfds, whose inodes name them.
+    pub(super) fn local(memory: &QpMemory) -> Self {
+        let inode = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).map_or(0, |stat| stat.st_ino);
+        let ends = [inode(memory.link.fd()), inode(memory.peer_link.fd())];
+        Recorded { ends, peer_pid: memory.peer_pid, ..Recorded::default() }
+    }
 }
 
 impl Endpoint {
     /// Gives the queue pair a slot of the engine's recorder.
     pub(crate) fn set_trace(&mut self, trace: Option<Trace>) {
-        self.trace = trace.map(Box::new);
+        self.recorded.trace = trace.map(Box::new);
     }
 
     /// The engine took the queue pair in at time `now`, under this number.
     pub(crate) fn begin_trace(&mut self, number: u32, now: u64) {
-        let ends = match self.identity.ends {
+        let ends = match self.recorded.ends {
             [0, 0] => self.here.qp.ends(),
             ends => ends,
         };
@@ -32,7 +47,7 @@ impl Endpoint {
             number,
             rank: self.rank(),
             peer: self.peer(),
-            peer_pid: self.identity.peer_pid,
+            peer_pid: self.recorded.peer_pid,
             transport: About::transport(self.here.qp.name()),
             ends,
             slots_log: self.geometry.slots_log as u8,
@@ -41,24 +56,31 @@ impl Endpoint {
             posted_receives: self.options.posted_receives,
         };
         let view = self.view();
-        if let Some(trace) = &mut self.trace {
+        if let Some(trace) = &mut self.recorded.trace {
             trace.begin(about, now, view);
         }
     }
 
-    /// Records what has changed. `away`: for how long before now the engine did not run, longer than it should, nanoseconds.
-    /// True if the queue pair stalls, once for each stall.
+    /// Whether a pass has done work since the last [`Endpoint::record`].
+    #[inline]
+    pub(crate) fn has_worked(&self) -> bool {
+        self.recorded.worked
+    }
+
+    /// Records what has changed. `away`: for how long in all the engine did not run when it should have, nanoseconds. True if
+    /// the queue pair stalls, once for each stall.
     pub(crate) fn record(&mut self, away: u64, stall: Stall) -> bool {
-        if self.trace.is_none() {
+        self.recorded.worked = false;
+        if self.recorded.trace.is_none() {
             return false;
         }
         let (now, view) = (self.now, self.view());
-        self.trace.as_mut().is_some_and(|trace| trace.record(now, away, view, stall))
+        self.recorded.trace.as_mut().is_some_and(|trace| trace.record(now, away, view, stall))
     }
 
     /// What a reader of the recorder sees of the queue pair.
     pub(crate) fn recorded(&self) -> Option<QueuePair> {
-        self.trace.as_ref()?.snapshot()
+        self.recorded.trace.as_ref()?.snapshot()
     }
 
     fn view(&self) -> View {

@@ -9,8 +9,8 @@
 //! it has, when all slots are taken. One memory for each queue pair would cost a descriptor for each.
 //!
 //! **Cost.** Nothing is recorded for a message, nor for a pass over the queue pairs. When an engine looks at its clock, at
-//! most every [`EVERY`], it compares what it knows of each queue pair with the last entry, and writes an entry where
-//! something has changed. All that the engine's clock can tell apart is recorded: the clock is looked at only then. What a
+//! most once a millisecond, it compares what it knows of some 64 queue pairs with their last entries, and writes an entry
+//! where something has changed. All that the engine's clock can tell apart is recorded: the clock is looked at only then. What a
 //! busy engine did in its last millisecond or two before it was stopped is not there.
 //!
 //! **One writer.** The engine writes, on whichever thread drives it. A slot belongs to its endpoint ([`Trace`]).
@@ -37,12 +37,6 @@ pub use self::reader::{Engine, Entry, QueuePair, read};
 pub(crate) use self::trace::{About, Stall, Trace};
 pub use self::view::{Counts, Errors, Missing, Moved, Phase, View};
 use crate::memory::Words;
-
-/// The least time between two entries of a queue pair, nanoseconds.
-pub(crate) const EVERY: u64 = 1_000_000;
-/// Nanoseconds between two looks for each queue pair that an engine has: so the recorder takes some hundredth of the
-/// engine's time, however many there are.
-pub(crate) const EACH: u64 = 10_000;
 
 /// Slots of an engine's first memory.
 const FIRST: usize = 16;

@@ -134,7 +134,8 @@ fn a_stall_is_said_once_and_again_only_when_something_has_moved() {
     let stuck = posted(2);
     assert!(!said(1000, 0, stuck));
     assert!(!said(2000, 1000, stuck));
-    assert!(said(2100, 0, stuck));
+    assert!(!said(2099, 1000, stuck));
+    assert!(said(2100, 1000, stuck));
 }
 
 #[test]

@@ -127,6 +127,8 @@ pub(crate) struct Trace {
     moved: Moved,
     /// Messages of this side, and of the peer.
     still: [Still; 2],
+    /// For how long in all the engine had not run when the queue pair was looked at last.
+    away: u64,
 }
 
 impl Trace {
@@ -147,6 +149,7 @@ impl Trace {
             last,
             moved: Moved::default(),
             still: Default::default(),
+            away: 0,
         }
     }
 
@@ -166,8 +169,8 @@ impl Trace {
         self.number += 1;
     }
 
-    /// Takes in what the engine knows at time `now`. The engine has not run for `away` nanoseconds before that, longer than
-    /// it should. True if the queue pair stalls and that was not said yet.
+    /// Takes in what the engine knows at time `now`. `away`: for how long in all the engine did not run when it should have,
+    /// nanoseconds. True if the queue pair stalls and that was not said yet.
     #[inline]
     pub(crate) fn record(&mut self, now: u64, away: u64, view: View, stall: Stall) -> bool {
         if !self.begun {
@@ -187,6 +190,7 @@ impl Trace {
             self.last = view;
             self.write(now);
         }
+        let away = away - std::mem::replace(&mut self.away, away);
         let mut due = false;
         for (still, expected) in self.still.iter_mut().zip(stall.expects(&view, &self.about)) {
             still.since = if expected { (still.since + away).min(now) } else { now };
