@@ -3,6 +3,7 @@
 use std::env;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use pushgate::{Comm, Context, Launch, Module, QpConfig, Settings, upload_descriptors};
 use pushgate_tests::{hang, pushgate, wait_until};
@@ -38,15 +39,36 @@ fn role() {
     // SAFETY: the process ends before anything that the kernel uses does.
     let running =
         unsafe { context.launch(&stream, &module, "hand_over", Launch::new(1, 1), &params).unwrap() };
-    println!("@ready");
+    println!("@{}", if env::var("INSPECT_FORKS").is_ok() { fork_sleeper() } else { 0 });
     // Until the test is done, or has died.
     let _ = std::io::stdin().read_line(&mut String::new());
     std::mem::forget(running);
     std::process::exit(0);
 }
 
-/// A rank in a process of its own. Dropping it kills the process.
-struct Rank(Child);
+unsafe extern "C" {
+    fn fork() -> i32;
+    fn _exit(status: i32) -> !;
+}
+
+/// Forks a child that has all descriptors of this process, and ends after it. Returns the child's number.
+fn fork_sleeper() -> i32 {
+    let parent = rustix::process::getpid();
+    // SAFETY: the child makes system calls alone and leaves by `_exit`.
+    match unsafe { fork() } {
+        0 => loop {
+            std::thread::sleep(Duration::from_millis(10));
+            if rustix::process::getppid() != Some(parent) {
+                // SAFETY: ends the child, which has nothing to tidy up.
+                unsafe { _exit(0) }
+            }
+        },
+        child => child,
+    }
+}
+
+/// A rank in a process of its own, and the child that it forked, or 0. Dropping it kills the process.
+struct Rank(Child, u32);
 
 impl Rank {
     fn start(job: &str, rank: u32, sends: u64, posted: bool, with: &[(&str, &str)]) -> Rank {
@@ -56,14 +78,15 @@ impl Rank {
         command.env("INSPECT_JOB", job).env("INSPECT_RANK", rank.to_string());
         command.env("INSPECT_SENDS", sends.to_string()).env("INSPECT_POSTED", posted.to_string());
         command.envs(with.iter().copied()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        Rank(command.spawn().unwrap())
+        Rank(command.spawn().unwrap(), 0)
     }
 
     /// Waits until the rank has its queue pair.
     fn ready(mut self) -> Rank {
-        let mut lines = BufReader::new(self.0.stdout.take().unwrap()).lines();
+        let mut lines = BufReader::new(self.0.stdout.take().unwrap()).lines().map(Result::unwrap);
         // The line follows what the test harness prints.
-        assert!(lines.any(|line| line.unwrap().contains("@ready")), "a rank has ended");
+        let said = lines.find_map(|line| Some(line.split_once('@')?.1.to_string()));
+        self.1 = said.expect("a rank has ended").parse().unwrap();
         self
     }
 
@@ -199,7 +222,7 @@ fn an_engine_of_a_proxy_is_found_by_its_program_and_says_so_by_sigusr1() {
     let mut command = Command::new(pushgate());
     clear(&mut command);
     command.args(["proxy", "--proxy-socket", &socket, "--stall-report", "100ms"]).stderr(Stdio::piped());
-    let mut proxy = Rank(command.spawn().unwrap());
+    let mut proxy = Rank(command.spawn().unwrap(), 0);
     let mut lines = BufReader::new(proxy.0.stderr.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line.contains("serving at")));
     let with = [("PUSHGATE_PROXY", "process"), ("PUSHGATE_PROXY_SOCKET", socket.as_str())];
@@ -250,4 +273,16 @@ fn nothing_is_left_of_a_process_that_was_killed() {
     });
     assert_eq!(inspect(&[&pid.to_string()]).0, Some(2));
     drop(sender);
+}
+
+#[test]
+fn a_forked_child_that_has_a_ranks_descriptors_is_no_rank() {
+    let job = job("forked");
+    let [_sender, receiver] = two(&job, 0, false, &[("INSPECT_FORKS", "1")]);
+    says(&[&job], "neither rank 0 nor rank 1 has anything to send", 2);
+    let child = receiver.1.to_string();
+    assert_ne!(child, "0");
+    let (code, _, err) = inspect(&[&child]);
+    assert_eq!(code, Some(1), "{err}");
+    assert!(err.starts_with(&format!("pushgate: process {child} has no engine of pushgate")), "{err}");
 }
