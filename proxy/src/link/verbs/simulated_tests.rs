@@ -13,6 +13,7 @@ use super::setup::VerbsOpening;
 use super::simulated::Sim;
 use crate::endpoint::{Endpoint, QpOptions};
 use crate::producer::{Producer, Received};
+use crate::recorder::Recorder;
 use crate::region::RegionMemory;
 use crate::session::Status;
 
@@ -473,4 +474,18 @@ fn p7_queue_pairs_that_go_linger_together_while_the_engine_serves_the_others() {
     let together = begin.elapsed();
     assert!(together < one * SILENT as u32 / 2, "{SILENT} took {together:?}, one {one:?}");
     assert_eq!((silent.queue_pairs(), live.queue_pairs()), (peers.len(), 0));
+}
+
+#[test]
+fn both_ends_are_recorded_under_the_same_names_the_other_way_round() {
+    let sim = Sim::new();
+    let recorder = Recorder::start(None).unwrap();
+    let names = reading(&sim).map(|mut end| {
+        end.endpoint.set_trace(recorder.trace());
+        end.endpoint.begin_trace(0, 0);
+        end.endpoint.recorded().unwrap().about.ends
+    });
+    let [[own, other], theirs] = names;
+    assert_eq!(theirs, [other, own]);
+    assert!(own != other && ![own, other].contains(&0));
 }
