@@ -13,7 +13,7 @@
 //! where something has changed. All that the engine's clock can tell apart is recorded: the clock is looked at only then. What a
 //! busy engine did in its last millisecond or two before it was stopped is not there.
 //!
-//! **One writer.** The engine writes, on whichever thread drives it. A slot belongs to its endpoint ([`Trace`]).
+//! **One writer.** The engine writes, on whichever thread drives it. A slot belongs to its endpoint.
 //!
 //! [`read`] copies a memory; [`report`] makes a text of what was read.
 

@@ -32,25 +32,22 @@ pub struct Process {
 
 /// One end of a queue pair, with whose it is.
 #[derive(Clone, Copy)]
-pub struct End<'a> {
-    /// The process that runs the engine.
-    pub process: &'a Process,
-    /// The engine.
-    pub engine: &'a Engine,
-    /// The end.
-    pub qp: &'a QueuePair,
+struct End<'a> {
+    process: &'a Process,
+    engine: &'a Engine,
+    qp: &'a QueuePair,
 }
 
 /// A queue pair: one end, or both.
-pub struct Pair<'a> {
+struct Pair<'a> {
     /// The ends at hand: one, or two, the lower rank first.
-    pub ends: Vec<End<'a>>,
+    ends: Vec<End<'a>>,
     /// Who waits for whom.
-    pub sentence: String,
+    sentence: String,
     /// The rank that everybody waits for, if somebody waits.
-    pub blamed: Option<u32>,
+    blamed: Option<u32>,
     /// For how long those have waited, nanoseconds; 0 if nobody waits.
-    pub still: u64,
+    still: u64,
 }
 
 impl End<'_> {
@@ -88,7 +85,7 @@ impl Pair<'_> {
 
 /// The queue pairs of these processes, the ends of each together. Those in which somebody waits come first, the longest
 /// wait before the others.
-pub fn pairs(processes: &[Process]) -> Vec<Pair<'_>> {
+fn pairs(processes: &[Process]) -> Vec<Pair<'_>> {
     pairs_still_for(processes, STILL)
 }
 
