@@ -22,7 +22,7 @@ use crate::runtime::{Loaded, Runtime};
 /// One of NCCL's communicators.
 pub struct Context {
     pub traffic_class: Option<u8>,
-    /// `pushgate inspect` finds the processes of a communicator by it.
+    /// The empty memfd by whose name `pushgate inspect` finds the processes of a communicator.
     _job: Option<OwnedFd>,
     _runtime: Arc<Runtime>,
 }

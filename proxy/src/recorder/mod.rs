@@ -10,8 +10,8 @@
 //!
 //! **Cost.** Nothing is recorded for a message, nor for a pass over the queue pairs. When an engine looks at its clock, at
 //! most once a millisecond, it compares what it knows of some 64 queue pairs with their last entries, and writes an entry
-//! where something has changed. All that the engine's clock can tell apart is recorded: the clock is looked at only then. What a
-//! busy engine did in its last millisecond or two before it was stopped is not there.
+//! where something has changed. The engine reads its clock only then, so more entries would bear the same times. The recorder
+//! does not show what a busy engine did in the last millisecond or two before the engine was stopped.
 //!
 //! **One writer.** The engine writes, on whichever thread drives it. A slot belongs to its endpoint.
 //!

@@ -1,5 +1,5 @@
-//! Reads a recorder's memory. Whoever wrote the memory is trusted with nothing (P8): every field is checked, and no wait
-//! depends on the writer, which may be stopped.
+//! Reads a recorder's memory. The reader does not trust the writer (P8): the reader checks every field, and never waits for
+//! the writer, which may be stopped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
