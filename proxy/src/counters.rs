@@ -76,6 +76,14 @@ counters! {
     sleeps,
     /// Times that a window's interrupt woke it.
     interrupts,
+    /// Links that took the place of one that broke.
+    #[serde(skip_serializing_if = "is_zero")]
+    recovered,
+}
+
+/// A count that an earlier release does not know is told only when there is something to tell.
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl Counters {

@@ -7,6 +7,7 @@ use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use crate::counters::Counters;
 use crate::endpoint::{Endpoint, QpMemory, QpOptions};
 use crate::engine::{Engine, EngineError, QpId};
+use crate::frame::Frame;
 use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
 use crate::memory::Keep;
@@ -14,31 +15,35 @@ use crate::proxy::{Proxy, QpFds, first_page};
 use crate::region::{Exported, RegionMemory};
 use crate::session::Status;
 
+/// The endpoint of a queue pair over the `local` transport, for an engine of the program's own process.
+pub(crate) fn endpoint(fds: QpFds, options: QpOptions) -> Result<Endpoint, EngineError> {
+    let remote = |e: &dyn std::fmt::Display| EngineError::Remote(e.to_string());
+    // The engine only reads the work segment, so it gets a mapping of its own that permits nothing else.
+    let work = fds.work.fd().try_clone_to_owned().map_err(|e| remote(&e))?;
+    let work = ReadOnlyMemory::from_fd(work, fds.work.len())
+        .map_err(|e| EngineError::Remote(format!("work segment: {e}")))?;
+    for (name, bytes) in [("control", fds.control.len()), ("link", fds.link.len())] {
+        first_page(name, bytes)?;
+    }
+    let memory = QpMemory {
+        work: Arc::new(work),
+        control: fds.control,
+        link: fds.link,
+        peer_link: fds.peer_link,
+        peer_window: fds.peer_window,
+        bell: fds.bell,
+        peer_bell: fds.peer_bell,
+        peer_pid: fds.peer_pid,
+        in_program: true,
+    };
+    Endpoint::local(memory, options).map_err(|e| remote(&e))
+}
+
 impl Proxy for Engine {
     fn add_qp(&self, fds: QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError> {
         // The memory is not mapped in a child.
         self.here()?;
-        let remote = |e: &dyn std::fmt::Display| EngineError::Remote(e.to_string());
-        // The engine only reads the work segment, so it gets a mapping of its own that permits nothing else.
-        let work = fds.work.fd().try_clone_to_owned().map_err(|e| remote(&e))?;
-        let work = ReadOnlyMemory::from_fd(work, fds.work.len())
-            .map_err(|e| EngineError::Remote(format!("work segment: {e}")))?;
-        for (name, bytes) in [("control", fds.control.len()), ("link", fds.link.len())] {
-            first_page(name, bytes)?;
-        }
-        let memory = QpMemory {
-            work: Arc::new(work),
-            control: fds.control,
-            link: fds.link,
-            peer_link: fds.peer_link,
-            peer_window: fds.peer_window,
-            bell: fds.bell,
-            peer_bell: fds.peer_bell,
-            peer_pid: fds.peer_pid,
-            in_program: true,
-        };
-        let endpoint = Endpoint::local(memory, options).map_err(|e| remote(&e))?;
-        self.add_qp(endpoint, wake)
+        self.add_qp(endpoint(fds, options)?, wake)
     }
 
     fn add_endpoint(&self, endpoint: Endpoint, wake: Wake) -> Result<QpId, EngineError> {
@@ -81,6 +86,14 @@ impl Proxy for Engine {
 
     fn remove_qp(&self, qp: QpId) -> Result<Counters, EngineError> {
         self.remove_qp(qp)
+    }
+
+    fn control(&self, qp: QpId, frame: Frame) -> Result<(), EngineError> {
+        self.control(qp, frame)
+    }
+
+    fn break_link(&self, qp: QpId) -> Result<bool, EngineError> {
+        self.break_link(qp)
     }
 
     fn fail(&self, qp: Option<QpId>, status: Status) -> Result<(), EngineError> {

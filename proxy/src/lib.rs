@@ -46,6 +46,8 @@ pub mod endpoint;
 #[cfg(not(loom))]
 pub mod engine;
 #[cfg(not(loom))]
+mod frame;
+#[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod idle;
 #[cfg(not(loom))]

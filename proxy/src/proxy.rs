@@ -11,6 +11,7 @@ use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use crate::counters::Counters;
 use crate::endpoint::{Endpoint, QpOptions};
 use crate::engine::{EngineError, QpId};
+use crate::frame::Frame;
 use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
 use crate::memory::Keep;
@@ -41,6 +42,13 @@ pub struct QpFds {
     /// The peer's process, by its number in our PID namespace. With the number, the peer may send out of its regions:
     /// an engine of our own process reads the payload in the peer's process.
     pub peer_pid: Option<u32>,
+}
+
+impl QpFds {
+    /// The endpoint of this queue pair, for an engine of this process ([`Proxy::add_endpoint`]).
+    pub fn into_endpoint(self, options: QpOptions) -> Result<Endpoint, EngineError> {
+        crate::in_process::endpoint(self, options)
+    }
 }
 
 /// The engine that drives a program's queue pairs.
@@ -94,6 +102,18 @@ pub trait Proxy: Send + Sync {
 
     /// Ends one queue pair, or all of this program's, with a status.
     fn fail(&self, qp: Option<QpId>, status: Status) -> Result<(), EngineError>;
+
+    /// Hands a queue pair a frame of its peer about their link ([`Endpoint::control`]). Waits for nothing. Only an engine
+    /// of this process can do that.
+    fn control(&self, _qp: QpId, _frame: Frame) -> Result<(), EngineError> {
+        Err(EngineError::Remote("links of a proxy process are not replaced: set proxy = thread".into()))
+    }
+
+    /// Breaks the link of a queue pair. True if another one is to take its place. Only an engine of this process can do
+    /// that. For tests and fault injection.
+    fn break_link(&self, _qp: QpId) -> Result<bool, EngineError> {
+        Err(EngineError::Remote("links of a proxy process can't be broken: set proxy = thread".into()))
+    }
 
     /// How a queue pair ended, if it has.
     fn status(&self, qp: QpId) -> Result<Option<Status>, EngineError>;

@@ -215,8 +215,16 @@ impl Rails {
         tracing::info!(rail, "a rail broke: {down}");
         let [own, peer] = self.options.ranks;
         let gives_up = down.status(own, peer);
+        self.tell_progress(rail);
         self.rails[rail].recovery.link_down(self.now, gives_up, &mut self.orders);
         self.perform(rail);
+    }
+
+    /// Tells a rail's recovery how many stripes have come over the rail, both ways.
+    fn tell_progress(&mut self, rail: usize) {
+        let taken = self.arriving.taken(rail);
+        let one = &mut self.rails[rail];
+        one.recovery.progress(taken + one.before[0] + one.link.stripes_taken());
     }
 
     /// Does what a rail's recovery has ordered.
@@ -314,6 +322,8 @@ impl Rails {
             if epoch > one.recovery.epoch().saturating_add(AHEAD) {
                 continue;
             }
+            self.tell_progress(rail);
+            let one = &mut self.rails[rail];
             one.recovery.take(control, self.arriving.taken(rail), self.now, &mut self.orders);
             self.perform(rail);
         }

@@ -46,7 +46,8 @@ fn p5_a_place_that_is_freed_too_early_is_found() {
 
 #[test]
 fn p6_a_rewind_by_one_too_few_is_found() {
-    assert_eq!(found(Plant::P6Rewind), 6);
+    // Or the next message finds a slot taken that holds no message.
+    assert!([4, 6].contains(&found(Plant::P6Rewind)));
 }
 
 #[test]
@@ -68,6 +69,16 @@ fn p6_a_put_placed_before_an_older_one_and_a_rail_that_is_not_fenced_are_found()
 }
 
 #[test]
+fn p6_an_end_that_uses_a_link_which_it_has_left_is_found() {
+    assert_eq!((found(Plant::P6Late), found(Plant::P6Early)), (6, 6));
+}
+
+#[test]
+fn p7_an_end_that_tries_no_second_time_is_found() {
+    assert_eq!(found(Plant::P7Attempt), 7);
+}
+
+#[test]
 fn p7_a_lost_wake_up_and_a_lost_ready_are_found() {
     assert_eq!((found(Plant::P7WakeUp), found(Plant::P7Ready)), (7, 7));
 }
@@ -81,7 +92,7 @@ fn p8_a_region_that_is_not_checked_is_found() {
 fn a_run_without_a_planted_fault_is_clean_and_repeats_itself() {
     let mut simulator = Simulator::new();
     let (mut messages, mut faults, mut large) = (Vec::new(), Vec::new(), 0);
-    let (mut repeated, mut unmet, mut rails_broken, mut stripes_lost) = (0, 0, 0, 0);
+    let (mut repeated, mut unmet, mut recovered, mut rails_broken, mut stripes_lost) = (0, 0, 0, 0, 0);
     for seed in 1..=100 {
         let outcome = simulator.run(seed, &Cut::default(), None, false);
         assert_eq!(outcome.violation, None, "seed {seed}: {:#?}", outcome.last);
@@ -91,6 +102,7 @@ fn a_run_without_a_planted_fault_is_clean_and_repeats_itself() {
         faults.push(outcome.faults);
         large += (outcome.ranks == MOST_RANKS) as u32;
         (repeated, unmet) = (repeated + outcome.repeated, unmet + outcome.unmet);
+        recovered += outcome.recovered;
         rails_broken += outcome.rails_broken;
         stripes_lost += outcome.stripes_lost;
     }
@@ -98,6 +110,7 @@ fn a_run_without_a_planted_fault_is_clean_and_repeats_itself() {
     messages.sort_unstable();
     faults.sort_unstable();
     assert!(messages[50] >= 200 && faults[50] >= 1 && large >= 5, "{messages:?}, {faults:?}, {large}");
+    assert!(recovered > 50, "{recovered} links were replaced");
     assert!(
         rails_broken > 10 && stripes_lost > 10,
         "{rails_broken} links of rails broke, {stripes_lost} stripes lost"

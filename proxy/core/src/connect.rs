@@ -160,6 +160,11 @@ pub fn sender(bytes: &[u8]) -> Option<Incarnation> {
     Head::parse(bytes).ok().map(|(head, _)| head.from)
 }
 
+/// The incarnation to which a frame was sent; `None` if the frame names none, or is malformed.
+pub fn receiver(bytes: &[u8]) -> Option<Incarnation> {
+    Head::parse(bytes).ok().and_then(|(head, _)| head.to)
+}
+
 /// The incarnation that has ended, and its status, if the frame is an END. For a reader of the channel, which sees frames
 /// while no [`Connect`] takes them.
 pub fn ended(bytes: &[u8]) -> Result<Option<(Incarnation, Status)>, Malformed> {
@@ -223,7 +228,6 @@ pub struct Connect<F> {
     peer: Option<Peer>,
     /// This end has been live with the peer's incarnation: no other incarnation may take its place.
     bound: bool,
-    gives_up: Status,
     /// Messages of the peer that this end has accepted, as of its last fence.
     accepted: u64,
     /// This end's offer for the epoch; `None` from [`Event::Fence`] to [`Connect::fenced`], and from [`Event::Go`] on.
@@ -242,8 +246,14 @@ impl<F: Clone + Default> Connect<F> {
     /// An end that meets the peer for the first time. It sends `offer` at once. If the peer does not answer within `limit`
     /// nanoseconds, or both have not met within `limit` of the peer's first answer, it ends with `gives_up`.
     pub fn new(own: Incarnation, offer: Frame<F>, limit: u64, gives_up: Status, now: u64) -> Self {
-        let patience =
-            Patience { attempt: limit, first_pause: FIRST_PAUSE, longest_pause: LONGEST_PAUSE, whole: limit };
+        let jitter = own.get();
+        let patience = Patience {
+            attempt: limit,
+            first_pause: FIRST_PAUSE,
+            longest_pause: LONGEST_PAUSE,
+            whole: limit,
+            jitter,
+        };
         let mut orders = Vec::new();
         let recovery = Recovery::offered(patience, gives_up, now, &mut orders);
         let mut connect = Connect {
@@ -251,7 +261,6 @@ impl<F: Clone + Default> Connect<F> {
             own,
             peer: None,
             bound: false,
-            gives_up,
             accepted: 0,
             offer: Some(offer),
             theirs: None,
@@ -262,6 +271,17 @@ impl<F: Clone + Default> Connect<F> {
         };
         connect.perform();
         connect
+    }
+
+    /// Limits and last status of the recoveries to come, for an end that has just gone live for the first time.
+    pub fn recovers(&mut self, patience: Patience, gives_up: Status) {
+        self.recovery.set_patience(patience, gives_up);
+    }
+
+    /// Says how far the session has come: a count of the messages that both ends have accepted. To be told before a link
+    /// is given up, and before a frame is taken ([`Recovery::progress`]).
+    pub fn progress(&mut self, count: u64) {
+        self.recovery.progress(count);
     }
 
     /// The next thing to do. Call it until it is `None` after every other call.
@@ -277,6 +297,11 @@ impl<F: Clone + Default> Connect<F> {
     /// Where the session stands.
     pub fn phase(&self) -> Phase {
         self.recovery.phase()
+    }
+
+    /// The epoch of the link that is live, or of the next one.
+    pub fn epoch(&self) -> u32 {
+        self.recovery.epoch()
     }
 
     /// The peer's latest incarnation that was heard of. Once this end is live: the incarnation that it is live with.
@@ -361,7 +386,6 @@ impl<F: Clone + Default> Connect<F> {
     /// The link that is live or being joined has broken; `gives_up` is what the session ends with if no other takes its
     /// place.
     pub fn link_down(&mut self, gives_up: Status, now: u64) {
-        self.gives_up = gives_up;
         self.recovery.link_down(now, gives_up, &mut self.orders);
         self.perform();
     }

@@ -28,17 +28,23 @@ pub enum Plant {
     P6Overlap,
     /// P6: an end says what it has taken in over a rail before the rail's link has stopped.
     P6Fence,
+    /// P6: an end takes in what comes over a link that broke after it has said how much it has accepted.
+    P6Late,
+    /// P6: an end posts over a link that broke before the next link is live.
+    P6Early,
     /// P7: an engine that falls asleep does not look for work once more.
     P7WakeUp,
     /// P7: an end that gets ready behind the peer does not say so.
     P7Ready,
+    /// P7: an end whose peer does not answer tries no second time to replace its link.
+    P7Attempt,
     /// P8: offset and length in a region are not checked.
     P8Region,
 }
 
 impl Plant {
     /// All of them with their names on the command line.
-    pub const ALL: [(&'static str, Plant); 14] = [
+    pub const ALL: [(&'static str, Plant); 17] = [
         ("p1", Plant::P1Credit),
         ("p2", Plant::P2Lap),
         ("p3", Plant::P3Signal),
@@ -50,8 +56,11 @@ impl Plant {
         ("p6-hole", Plant::P6Hole),
         ("p6-overlap", Plant::P6Overlap),
         ("p6-fence", Plant::P6Fence),
+        ("p6-late", Plant::P6Late),
+        ("p6-early", Plant::P6Early),
         ("p7", Plant::P7WakeUp),
         ("p7-ready", Plant::P7Ready),
+        ("p7-attempt", Plant::P7Attempt),
         ("p8", Plant::P8Region),
     ];
 

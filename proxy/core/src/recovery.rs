@@ -6,6 +6,8 @@
 //!
 //! Pure state. Time is passed in, in nanoseconds of any monotonic clock. The caller performs the [`Order`]s.
 
+use std::time::Duration;
+
 use crate::session::Status;
 
 /// What the two ends say to each other while no link carries messages.
@@ -79,6 +81,37 @@ pub struct Patience {
     pub longest_pause: u64,
     /// A session that is not live again after this ends.
     pub whole: u64,
+    /// Seed of the pauses' jitter. Each pause is shortened by up to half, so that many sessions whose links broke together
+    /// do not try again together.
+    pub jitter: u64,
+}
+
+impl Patience {
+    /// For sessions of processes: a session ends that is not live again after `whole`. The first attempt comes at once, the
+    /// next ones after 10 ms times 2^n and at most 1 s; an attempt is given up after 2 s.
+    pub fn within(whole: Duration, jitter: u64) -> Self {
+        let whole = u64::try_from(whole.as_nanos()).unwrap_or(u64::MAX);
+        Patience {
+            attempt: 2_000_000_000,
+            first_pause: 10_000_000,
+            longest_pause: 1_000_000_000,
+            whole,
+            jitter,
+        }
+    }
+
+    /// The pause before attempt `n` in a row, counted from 0, for the link of `epoch`.
+    fn pause(&self, n: u32, epoch: u32) -> u64 {
+        let Some(before) = n.checked_sub(1) else { return 0 };
+        let pause = self.first_pause.saturating_mul(1 << before.min(32)).min(self.longest_pause);
+        let share = (self.jitter ^ epoch as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+        pause - pause / 2 * share / 1024
+    }
+
+    /// A link that lived for this long has worked, whether or not anything was to be carried.
+    fn steady(&self) -> u64 {
+        8 * self.first_pause
+    }
 }
 
 /// The recovery of one session at one end.
@@ -93,7 +126,12 @@ pub struct Recovery {
     peer: Option<u64>,
     /// The caller has fenced, and the pause is not over.
     fenced: Option<u64>,
+    /// Attempts in a row that brought the session no further.
     attempts: u32,
+    /// The session's count as last told, and whether the present link has moved the count.
+    count: u64,
+    moved: bool,
+    live_since: u64,
     /// The peer has never answered: its first answer begins the limits anew.
     unanswered: bool,
     /// When the attempt is given up, when the next one may begin, when the session ends.
@@ -114,6 +152,9 @@ impl Recovery {
             peer: None,
             fenced: None,
             attempts: 0,
+            count: 0,
+            moved: true,
+            live_since: 0,
             unanswered: false,
             gives_up_at: u64::MAX,
             not_before: 0,
@@ -133,6 +174,20 @@ impl Recovery {
             ends_at: now.saturating_add(patience.whole),
             ..Self::new(patience, gives_up)
         }
+    }
+
+    /// Limits and last status of all recoveries to come. For a session that has just become live for the first time.
+    pub fn set_patience(&mut self, patience: Patience, gives_up: Status) {
+        (self.patience, self.gives_up) = (patience, gives_up);
+        (self.attempts, self.moved) = (0, true);
+    }
+
+    /// Says how far the session has come, by any count that grows with each message that either end has accepted. To be
+    /// told before a link is given up. Links that break one after the other and bring the session no further are attempts
+    /// of one recovery: the pauses go on to grow, and the limit is that of the first break.
+    pub fn progress(&mut self, count: u64) {
+        self.moved |= count > self.count;
+        self.count = self.count.max(count);
     }
 
     /// Where the session stands.
@@ -196,8 +251,8 @@ impl Recovery {
                 }
             }
             (Phase::Joining, Control::Ready { epoch }) if epoch == self.epoch => {
-                self.phase = Phase::Live;
-                (self.attempts, self.gives_up_at, self.ends_at) = (0, u64::MAX, u64::MAX);
+                (self.phase, self.gives_up_at) = (Phase::Live, u64::MAX);
+                (self.live_since, self.moved) = (now, false);
                 let accepted = self.peer.take().expect("the peer's RESUME comes before its READY");
                 orders.push(Order::Go { epoch, accepted });
             }
@@ -247,12 +302,14 @@ impl Recovery {
     fn leave(&mut self, epoch: u32, now: u64, orders: &mut Vec<Order>) {
         let fences = self.phase != Phase::Fencing;
         if self.phase == Phase::Live {
-            self.ends_at = now.saturating_add(self.patience.whole);
+            if self.moved || now.saturating_sub(self.live_since) >= self.patience.steady() {
+                self.attempts = 0;
+            }
+            if self.attempts == 0 {
+                self.ends_at = now.saturating_add(self.patience.whole);
+            }
         }
-        let pause = match self.attempts {
-            0 => 0,
-            n => (self.patience.first_pause << (n - 1).min(32)).min(self.patience.longest_pause),
-        };
+        let pause = self.patience.pause(self.attempts, epoch);
         self.not_before = now.saturating_add(pause);
         self.attempts += 1;
         (self.phase, self.epoch, self.peer) = (Phase::Fencing, epoch + 1, None);
@@ -266,7 +323,8 @@ impl Recovery {
     /// Goes on from `Fencing` and from `Offered`, as far as may be.
     fn advance(&mut self, accepted: u64, now: u64, orders: &mut Vec<Order>) {
         if self.phase == Phase::Fencing && self.fenced.is_some() && now >= self.not_before {
-            (self.phase, self.gives_up_at) = (Phase::Offered, now.saturating_add(self.patience.attempt));
+            let attempt = if planted!(P7Attempt) { u64::MAX } else { self.patience.attempt };
+            (self.phase, self.gives_up_at) = (Phase::Offered, now.saturating_add(attempt));
             orders.push(Order::Send(Control::Resume { epoch: self.epoch, accepted }));
         }
         if self.phase == Phase::Offered && self.peer.is_some() {
@@ -297,7 +355,8 @@ mod tests {
     use super::*;
     use pushgate_abi::abi;
 
-    const PATIENCE: Patience = Patience { attempt: 200, first_pause: 10, longest_pause: 100, whole: 5000 };
+    const PATIENCE: Patience =
+        Patience { attempt: 200, first_pause: 10, longest_pause: 100, whole: 5000, jitter: 7 };
     const DOWN: Status = Status::new(abi::PUSHGATE_LINK_DOWN);
 
     /// One end: the machine, and what the orders have done.
@@ -485,6 +544,48 @@ mod tests {
         }
         assert_eq!(w.ends[0].machine.phase(), Phase::Ended(DOWN));
         assert!(w.ends[0].machine.wakes_at().is_none());
+    }
+
+    #[test]
+    fn p7_links_that_break_without_progress_are_attempts_of_one_recovery() {
+        let orders = &mut Vec::new();
+        // Until when a session that breaks every 50 lives, and its longest pause.
+        let mut breaks = |moves: bool| {
+            let (mut m, mut longest) = (Recovery::new(PATIENCE, DOWN), 0);
+            for n in 0..400 {
+                let now = 50 * n;
+                if matches!(m.phase(), Phase::Ended(_)) {
+                    return (now, longest);
+                }
+                m.progress(if moves { n } else { 0 });
+                m.link_down(now, DOWN, orders);
+                m.fenced(0, now, orders);
+                let begins = m.wakes_at().filter(|_| m.phase() == Phase::Fencing).unwrap_or(now);
+                longest = longest.max(begins - now);
+                m.tick(0, begins, orders);
+                let epoch = m.epoch();
+                m.take(Control::Resume { epoch, accepted: 0 }, 0, begins, orders);
+                m.take(Control::Ready { epoch }, 0, begins, orders);
+            }
+            (50 * 400, longest)
+        };
+        let (ended, longest) = breaks(false);
+        assert!((5000..6000).contains(&ended) && (40..=100).contains(&longest), "{ended}, {longest}");
+        assert_eq!(breaks(true), (50 * 400, 0));
+    }
+
+    #[test]
+    fn p7_a_link_that_lived_for_a_while_has_worked() {
+        let (mut m, orders) = (Recovery::new(PATIENCE, DOWN), &mut Vec::new());
+        for n in 1..200 {
+            let now = 100 * n;
+            m.link_down(now, DOWN, orders);
+            m.fenced(0, now, orders);
+            assert_eq!(m.phase(), Phase::Offered, "no pause");
+            let epoch = m.epoch();
+            m.take(Control::Resume { epoch, accepted: 0 }, 0, now, orders);
+            m.take(Control::Ready { epoch }, 0, now, orders);
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ Usage: cargo xtask sim [--seeds N] [--seed S] [--ranks A..B] [--minutes M] [--cp
   --ranks A..B     fewest and most ranks, 2 to 16; or one number [default: 2..16]
   --minutes M      stop after so many minutes (0.5 is 30 s)
   --cpu-minutes M  stop after so many minutes of CPU time, of all threads together
-  --plant NAME     switch a fault of ours on: p1 p2 p3 p4 p4-forged p5 p6 p6-stale p6-hole p6-overlap p6-fence p7 p7-ready
+  --plant NAME     switch a fault of ours on: p1 p2 p3 p4 p4-forged p5 p6 p6-stale p6-hole p6-overlap p6-fence p6-late p6-early p7 p7-ready p7-attempt
                    p8; `all` tries each and tells after how many seeds it is found
   --jobs N         seeds that run at a time [default: one for each core]
   --json           print one JSON object, and nothing else, on standard output
@@ -173,6 +173,8 @@ struct Total {
     qps: [u64; 3],
     /// Links of rails that broke, and stripes that were lost with them.
     rails: [u64; 2],
+    /// Links over `local` that took the place of one that broke.
+    recovered: u64,
     hash: u64,
     failed: Option<Outcome>,
 }
@@ -188,6 +190,7 @@ impl Total {
         self.large += (outcome.ranks == MOST_RANKS) as u64;
         let qps = [outcome.qps, outcome.repeated, outcome.unmet];
         self.qps.iter_mut().zip(qps).for_each(|(sum, n)| *sum += n as u64);
+        self.recovered += outcome.recovered;
         self.rails[0] += outcome.rails_broken as u64;
         self.rails[1] += outcome.stripes_lost as u64;
         // In whatever order the runs end.
@@ -377,6 +380,7 @@ fn main() -> ExitCode {
             "qps": total.qps[0],
             "qps_met_later": total.qps[1],
             "qps_unmet": total.qps[2],
+            "links_replaced": total.recovered,
             "rails_broken": total.rails[0],
             "stripes_lost": total.rails[1],
             "hash": format!("{:016x}", total.hash),
@@ -387,7 +391,7 @@ fn main() -> ExitCode {
     } else {
         print(&format!(
             "{} seeds, {} steps in {seconds:.1} s ({:.2} us of CPU time each), {:.0} s of virtual time; median {messages} messages and \
-             {faults} faults; {:.1} % of 16 ranks; of {} queue pairs {} met at a later attempt and {} not; {} links of rails broke, and {} stripes were lost with them; {} sleeps; hash {:016x}; {}",
+             {faults} faults; {:.1} % of 16 ranks; of {} queue pairs {} met at a later attempt and {} not; {} links were replaced; {} links of rails broke, and {} stripes were lost with them; {} sleeps; hash {:016x}; {}",
             total.seeds,
             total.steps,
             cpu.as_secs_f64() * 1e6 / total.steps.max(1) as f64,
@@ -396,6 +400,7 @@ fn main() -> ExitCode {
             total.qps[0],
             total.qps[1],
             total.qps[2],
+            total.recovered,
             total.rails[0],
             total.rails[1],
             total.sleeps,

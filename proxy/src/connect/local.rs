@@ -27,6 +27,9 @@ pub struct LocalOffer {
     posted_receives: bool,
     /// Its engine sleeps and must be rung; else it polls.
     rings: bool,
+    /// It replaces a link that breaks. An earlier release says nothing, and does not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    recovers: bool,
 }
 
 /// The other end's memory, mapped for reading, and its doorbell.
@@ -48,6 +51,7 @@ pub struct LocalOpening {
     posted_receives: bool,
     /// The bell that only the other end rings, and the ringer that it is handed.
     bells: Option<(Bell, Ringer)>,
+    recovers: bool,
 }
 
 /// This end of a `local` queue pair, with the other end's memory and doorbell.
@@ -55,6 +59,7 @@ pub struct LocalPrepared {
     link: Arc<SharedMemory>,
     bell: Option<Bell>,
     peer: LocalPeer,
+    recovers: bool,
 }
 
 /// This end of a `local` queue pair, once both ends are ready: what an engine is handed.
@@ -65,6 +70,8 @@ pub struct LocalMet {
     pub bell: Option<Bell>,
     /// The peer's memory and doorbell.
     pub peer: LocalPeer,
+    /// Both ends replace a link that breaks.
+    pub recovers: bool,
 }
 
 impl LocalOpening {
@@ -75,7 +82,12 @@ impl LocalOpening {
         posted_receives: bool,
         bells: Option<(Bell, Ringer)>,
     ) -> Self {
-        LocalOpening { link, window, posted_receives, bells }
+        LocalOpening { link, window, posted_receives, bells, recovers: false }
+    }
+
+    /// The end replaces a link that breaks, if the other end does so too ([`LocalMet::recovers`]).
+    pub fn recovering(self) -> Self {
+        LocalOpening { recovers: true, ..self }
     }
 
     pub(super) fn offer(&self) -> LocalOffer {
@@ -86,6 +98,7 @@ impl LocalOpening {
             window: self.window.len(),
             posted_receives: self.posted_receives,
             rings: self.bells.is_some(),
+            recovers: self.recovers,
         }
     }
 
@@ -102,13 +115,14 @@ impl LocalOpening {
         fds: Vec<OwnedFd>,
     ) -> Result<LocalPrepared, String> {
         let peer = offer.take(fds, peer)?;
-        Ok(LocalPrepared { link: self.link, bell: self.bells.map(|(bell, _)| bell), peer })
+        let recovers = self.recovers && offer.recovers;
+        Ok(LocalPrepared { link: self.link, bell: self.bells.map(|(bell, _)| bell), peer, recovers })
     }
 }
 
 impl LocalPrepared {
     pub(super) fn meet(self) -> LocalMet {
-        LocalMet { link: self.link, bell: self.bell, peer: self.peer }
+        LocalMet { link: self.link, bell: self.bell, peer: self.peer, recovers: self.recovers }
     }
 }
 

@@ -15,44 +15,20 @@ mod local;
 mod verbs;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use local::{LocalMet, LocalOffer, LocalOpening, LocalPeer, LocalPrepared};
-pub use pushgate_core::connect::{Connect, Event, Incarnation, Malformed, end, ended, sender};
+pub use pushgate_core::connect::{Connect, Event, Incarnation, Malformed, end, ended, receiver, sender};
+pub use pushgate_core::recovery::Patience;
 pub use verbs::VerbsMet;
 
+pub use crate::frame::{Fds, Frame};
 pub use crate::link::verbs::{VerbsOpening, VerbsPrepared};
 
 use crate::link::verbs::{Allocate, Offer, VerbsError};
-
-/// A frame between two ends: bytes and descriptors.
-pub type Frame = pushgate_core::connect::Frame<Fds>;
-
-/// The descriptors of a frame. A copy shares them.
-#[derive(Clone, Debug, Default)]
-pub struct Fds(Arc<Vec<OwnedFd>>);
-
-impl Fds {
-    /// The descriptors, in their order.
-    pub fn borrow(&self) -> Vec<BorrowedFd<'_>> {
-        self.0.iter().map(|fd| fd.as_fd()).collect()
-    }
-
-    /// The descriptors as the caller's own. Duplicates those that a copy shares.
-    pub fn into_owned(self) -> io::Result<Vec<OwnedFd>> {
-        Arc::try_unwrap(self.0).or_else(|shared| shared.iter().map(OwnedFd::try_clone).collect())
-    }
-}
-
-impl From<Vec<OwnedFd>> for Fds {
-    fn from(fds: Vec<OwnedFd>) -> Self {
-        Fds(Arc::new(fds))
-    }
-}
 
 /// Why an end could not be joined to the other.
 #[derive(Debug, thiserror::Error)]
@@ -213,6 +189,9 @@ impl Prepared {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::Arc;
+
     use pushgate_driver_shim::bell;
     use pushgate_driver_shim::memory::SharedMemory;
     use pushgate_driver_shim::segment::{Geometry, Segment, write_header};

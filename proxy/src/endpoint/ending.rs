@@ -4,16 +4,19 @@
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::Record;
 
-use super::{COPIES, Endpoint};
+use super::{COPIES, Endpoint, Stands};
 use crate::link::LinkDown;
 use crate::mover::Mover;
 use crate::ring::Look;
 use crate::session::Status;
 
 impl Endpoint {
-    /// Ends the queue pair because its link broke.
+    /// The link broke: gives it up for another one, or ends the queue pair.
     #[cold]
     pub(super) fn broke(&mut self, down: LinkDown) {
+        if self.recovers(down) {
+            return;
+        }
         let rnr = LinkDown::Failed { cause: abi::PUSHGATE_DOWN_RNR, by_peer: true };
         let status = down.status(self.rank(), self.peer());
         let first = self.session.status().is_none();
@@ -29,7 +32,7 @@ impl Endpoint {
     /// were not retired complete with it, the peer is told. The device sees the end when nothing
     /// that is under way can touch memory any more: later passes see to that.
     pub fn fail(&mut self, status: Status) {
-        if self.over {
+        if self.stands == Stands::Over {
             return;
         }
         self.session.fail(status);
@@ -37,6 +40,7 @@ impl Endpoint {
         // The peer names the culprit itself if it is another rank; else us.
         let told = Status { rank: status.rank.or(Some(self.rank())), ..status };
         self.here.qp.set_status(told.word());
+        self.tell_end(told);
         self.end();
         // If that fails too, the peer hears of it otherwise, or at its limit.
         let _ = self.here.qp.notify();
@@ -44,7 +48,7 @@ impl Endpoint {
 
     /// Begins nothing any more. Of the copies under way only those that a device makes go on.
     pub(super) fn stop(&mut self) {
-        self.over = true;
+        self.stands = Stands::Over;
         self.moving.retain_mut(|m| m.movement.cut());
         self.copies_since.get_or_insert(self.now);
     }
@@ -110,13 +114,16 @@ impl Endpoint {
 
     /// This side leaves: its engine stops, or its program gives the queue pair back. The device's waits end with
     /// *aborted*, and the device sees the end as behind [`Endpoint::fail`]. The peer is told of that status only if
-    /// messages of this side are under way, for a peer that is done need not hear that this side left first. Closing
-    /// again does nothing.
+    /// messages of this side are under way, or the link broke, for a peer that is done need not hear that this side left
+    /// first. Closing again does nothing.
     pub fn close(&mut self) {
-        if self.over {
+        if self.stands == Stands::Over {
             return;
         }
-        if self.outbound.staging().outstanding() > 0 || self.outbound.is_pending() || self.published() {
+        // A peer whose link broke would wait for this side.
+        let awaited = self.stands == Stands::Down;
+        let staging = self.outbound.staging();
+        if awaited || staging.outstanding() > 0 || self.outbound.is_pending() || self.published() {
             // The completions first, then the status, then the peer.
             self.fail(Status::new(abi::PUSHGATE_ABORTED));
             return;

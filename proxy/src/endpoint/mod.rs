@@ -3,34 +3,33 @@
 //! `pushgate-core`.
 
 mod ending;
+mod making;
 mod receiver;
 mod record;
+mod recovering;
 mod sender;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::bell::{Bell, Ringer};
-use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
-use pushgate_driver_shim::segment::{Geometry, HeaderError, Segment, check_header};
+use pushgate_driver_shim::bell::Bell;
+use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::window::Interrupt;
 
+pub use self::making::{EndpointError, QpMemory, QpOptions};
+use self::recovering::Recovering;
+pub use self::recovering::SendFrame;
 use crate::counters::Counters;
-use crate::gate::Gate;
-use crate::inbound::{Inbound, MOST_COPIES, Rules};
-use crate::link::local::{LocalLink, Processes};
-use crate::link::{HostProcess, Link, PeerCounts, PeerProcess, RegionSends, Waking};
-use crate::memory::{Mapped, Words};
+use crate::inbound::{Inbound, MOST_COPIES};
+use crate::link::{Link, PeerCounts, RegionSends, Waking};
 use crate::mover::{Move, Mover};
 use crate::outbound::Outbound;
 use crate::region::{RegionMemory, Regions};
 use crate::ring::Look;
 use crate::segments::{ControlOfEngine, WorkAtEngine};
 use crate::session::{Session, Status, count_of};
-use crate::staging::Staging;
 
 /// Records that one pass takes in each direction before the engine looks at other queue pairs.
 const BATCH: u32 = 64;
@@ -38,102 +37,6 @@ const BATCH: u32 = 64;
 /// How long the end of a queue pair waits for copies by a device, nanoseconds. Then the end is shown all the same: a
 /// device that does not end its copies must not hold up a program that waits for the end.
 const COPIES: u64 = 2_000_000_000;
-
-/// The memory of one queue pair, as its program hands it to an engine. Every
-/// segment's header is checked before anything else is read.
-pub struct QpMemory {
-    /// Work segment: the device writes it, and this end reads it.
-    pub work: Arc<ReadOnlyMemory>,
-    /// Control segment: this end writes it, and the device reads it.
-    pub control: Arc<SharedMemory>,
-    /// This end's link segment.
-    pub link: Arc<SharedMemory>,
-    /// The peer's link segment.
-    pub peer_link: Arc<ReadOnlyMemory>,
-    /// The peer's window.
-    pub peer_window: Arc<ReadOnlyMemory>,
-    /// What the peer rings to wake this engine, if this engine sleeps.
-    pub bell: Option<Bell>,
-    /// Wakes the peer's engine, where it can be woken.
-    pub peer_bell: Option<Ringer>,
-    /// The peer's process, by its number in this process's PID namespace: payload that the peer sends out of regions is
-    /// read there.
-    pub peer_pid: Option<u32>,
-    /// This engine runs in the process of its program, whose number the peer knows: the peer can read regions there.
-    pub in_program: bool,
-}
-
-/// Options of an endpoint.
-#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
-pub struct QpOptions {
-    /// The peer's rank.
-    pub peer: u32,
-    /// SENDs land in the buffers that posted receives name.
-    pub posted_receives: bool,
-    /// The program makes sure that what an RDMA device wrote into a device's memory is there before the program uses it
-    /// (P3). Otherwise the engine does so by its mover, before it shows each such message.
-    pub reader_flushes: bool,
-    /// A slot that is reserved and not published, while later slots are complete, ends the queue pair after this time,
-    /// nanoseconds.
-    pub stuck_ns: u64,
-    /// Share of the peer's window, in 256ths, that a slow reader may hold in place. Messages beyond the share are copied
-    /// out.
-    pub in_place_share: u8,
-    /// A reader that holds messages and gives none back for this long is slow, nanoseconds. Messages are copied out for
-    /// slow readers alone.
-    pub slow_ns: u64,
-    /// Receive credits are ignored; for tests alone.
-    pub ungated: bool,
-    /// Seed of the regions' tags.
-    pub key_seed: u32,
-}
-
-/// Why an endpoint could not be made.
-#[derive(Debug, thiserror::Error)]
-pub enum EndpointError {
-    /// A segment's header is wrong.
-    #[error("{segment} segment: {source}")]
-    Header {
-        /// The segment.
-        segment: &'static str,
-        /// What is wrong with the header.
-        source: HeaderError,
-    },
-    /// Two segments of one side disagree.
-    #[error("{segment} segment says {found:?}, the control segment {expected:?}")]
-    Disagree {
-        /// The segment.
-        segment: &'static str,
-        /// The segment's geometry.
-        found: Box<Geometry>,
-        /// The control segment's.
-        expected: Box<Geometry>,
-    },
-    /// The peer's window is smaller than its geometry says.
-    #[error("the peer's window has {found} bytes, its geometry says {expected}")]
-    Window {
-        /// Bytes mapped.
-        found: usize,
-        /// Bytes that there should be.
-        expected: usize,
-    },
-    /// The peer was told the opposite: it would wait for receives of which it is not told, or look for none.
-    #[error(
-        "posted_receives is {options} in QpOptions, but queue pair `{qp}` was offered to the peer with {offered}: \
-         set both alike"
-    )]
-    PostedReceives {
-        /// The transport.
-        qp: &'static str,
-        /// Whether the endpoint posts receives.
-        options: bool,
-        /// What the peer was told.
-        offered: bool,
-    },
-    /// `ungated` is set in a build without the feature `test-ungated`.
-    #[error("this build cannot switch the gate's receive credit off")]
-    Ungated,
-}
 
 /// A copy under way.
 struct Moving {
@@ -148,6 +51,17 @@ struct Here {
     qp: Box<dyn Link>,
     /// The device sees nothing of where the transport puts what comes.
     copies: bool,
+}
+
+/// Where a queue pair stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stands {
+    /// Messages come and go.
+    Live,
+    /// The link broke, and the next one is not live yet. Nothing is begun; copies under way go on.
+    Down,
+    /// The queue pair has failed, or this side has left: nothing is begun any more.
+    Over,
 }
 
 /// Called once with the cause when a transport breaks.
@@ -181,8 +95,9 @@ pub struct Endpoint {
     interrupt: Option<Box<dyn Interrupt>>,
     broken: Option<TellBroken>,
     recorded: record::Recorded,
-    /// The queue pair has failed, or this side has left: nothing is begun any more.
-    over: bool,
+    /// How a link that broke is replaced, where that is possible.
+    recovering: Option<Box<Recovering>>,
+    stands: Stands,
     /// The end was shown to the device.
     shown: bool,
     /// Since when nothing but the end of the copies under way is waited for, nanoseconds.
@@ -191,146 +106,7 @@ pub struct Endpoint {
     now: u64,
 }
 
-fn header(
-    words: &[AtomicU64],
-    kind: Segment,
-    name: &'static str,
-    len: usize,
-) -> Result<Geometry, EndpointError> {
-    check_header(words, kind, len).map_err(|source| EndpointError::Header { segment: name, source })
-}
-
 impl Endpoint {
-    /// A queue pair over the `local` transport.
-    pub fn local(memory: QpMemory, options: QpOptions) -> Result<Self, EndpointError> {
-        let geometry = header(memory.control.words(0, 8), Segment::Control, "control", memory.control.len())?;
-        let page = abi::PUSHGATE_PAGE as usize;
-        let check = |mem: &Arc<ReadOnlyMemory>, kind, name| {
-            header(&Words::readable(mem, 0, 8.min(mem.len().min(page) / 8)), kind, name, mem.len())
-        };
-        let work = check(&memory.work, Segment::Work, "work")?;
-        let link = header(memory.link.words(0, 8), Segment::Link, "link", memory.link.len())?;
-        for (segment, found) in [("work", work), ("link", link)] {
-            if found != geometry {
-                return Err(EndpointError::Disagree {
-                    segment,
-                    found: Box::new(found),
-                    expected: Box::new(geometry),
-                });
-            }
-        }
-        let peer_geometry = check(&memory.peer_link, Segment::Link, "peer's link")?;
-        if memory.peer_window.len() < peer_geometry.window_bytes() {
-            return Err(EndpointError::Window {
-                found: memory.peer_window.len(),
-                expected: peer_geometry.window_bytes(),
-            });
-        }
-        let recorded = record::Recorded::local(&memory);
-        let peer = memory.peer_pid.map(|pid| Box::new(HostProcess(pid)) as Box<dyn PeerProcess>);
-        let qp = LocalLink::new(
-            &memory.link.into(),
-            &geometry,
-            &memory.peer_link.into(),
-            &peer_geometry,
-            memory.peer_window.into(),
-            (memory.bell, memory.peer_bell),
-            Processes { peer, in_program: memory.in_program },
-        );
-        let qp = Box::new(qp);
-        let endpoint = Self::new(memory.work, memory.control, geometry, peer_geometry, qp, options)?;
-        Ok(Endpoint { recorded, ..endpoint })
-    }
-
-    /// A queue pair over any transport; both geometries are checked.
-    pub fn new(
-        work: impl Into<Mapped>,
-        control: impl Into<Mapped>,
-        geometry: Geometry,
-        peer_geometry: Geometry,
-        qp: Box<dyn Link>,
-        options: QpOptions,
-    ) -> Result<Self, EndpointError> {
-        let (work, control) = (work.into(), control.into());
-        if let Some(offered) = qp.offered_receives()
-            && offered != options.posted_receives
-        {
-            return Err(EndpointError::PostedReceives {
-                qp: qp.name(),
-                options: options.posted_receives,
-                offered,
-            });
-        }
-        let (receives, budget) = (1 << peer_geometry.rx_log, qp.budget());
-        let gate = if options.ungated {
-            #[cfg(feature = "test-ungated")]
-            {
-                Gate::without_receive_credit(receives, budget)
-            }
-            #[cfg(not(feature = "test-ungated"))]
-            return Err(EndpointError::Ungated);
-        } else {
-            Gate::new(receives, budget)
-        };
-        let knows_receives = qp.knows_receives();
-        let g = &geometry;
-        Ok(Endpoint {
-            work: WorkAtEngine::new(&work, g),
-            control: ControlOfEngine::new(&control, g),
-            outbound: Outbound::new(Staging::new(g.slots_log, g.window_log), gate),
-            session: Session::new(0),
-            here: Here { regions: Regions::new(options.key_seed), qp, copies: false },
-            knows_receives,
-            inbound: Inbound::new(Rules {
-                rx_log: g.rx_log,
-                landing_log: g.landing_log,
-                signals: g.signals,
-                in_place: (options.in_place_share as u64) << peer_geometry.window_log >> 8,
-                slow_ns: options.slow_ns,
-                posted_receives: options.posted_receives,
-            }),
-            next_scan: 0,
-            moving: VecDeque::with_capacity(MOST_COPIES),
-            moved_here: 0,
-            inline: Box::new([[0; abi::PUSHGATE_INLINE_SEND as usize]; MOST_COPIES]),
-            next_inline: 0,
-            acknowledged: PeerCounts::default(),
-            counters: Counters::default(),
-            geometry,
-            peer_geometry,
-            options,
-            interrupt: None,
-            broken: None,
-            recorded: record::Recorded::default(),
-            over: false,
-            shown: false,
-            copies_since: None,
-            now: 0,
-        })
-    }
-
-    /// The device rings this whenever it has published something, instead of looking
-    /// whether the engine sleeps.
-    pub fn with_interrupt(mut self, interrupt: Option<Box<dyn Interrupt>>) -> Self {
-        self.interrupt = interrupt;
-        self
-    }
-
-    /// `tell` is called with the cause if the transport breaks, once: the transport may be
-    /// unable to tell the peer of its own end. Called on the engine's thread, so it must not
-    /// wait.
-    pub fn with_broken(mut self, tell: TellBroken) -> Self {
-        self.broken = Some(tell);
-        self
-    }
-
-    /// The device sees its own segments alone, not where the transport puts what comes:
-    /// a SEND's payload is copied into the landing ring, which lies in the control segment.
-    pub fn with_inbound_copied(mut self) -> Self {
-        self.here.copies = true;
-        self
-    }
-
     /// Rank of this side.
     pub fn rank(&self) -> u32 {
         self.geometry.rank
@@ -397,14 +173,14 @@ impl Endpoint {
     /// True if anything was.
     #[inline]
     pub fn poll(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
-        if self.over {
-            return self.poll_ended(mover);
+        if self.stands != Stands::Live {
+            return self.poll_stopped(mover);
         }
         let mut work = self.receive(mover);
         work |= self.acknowledge();
         work |= self.progress();
-        // What was just ended posts nothing more: nobody would complete it.
-        if self.session.status().is_none() {
+        // What was just ended, or has lost its link, posts nothing more: nobody would complete it.
+        if self.stands == Stands::Live {
             work |= self.transmit();
         }
         match self.here.qp.notify() {
@@ -419,26 +195,41 @@ impl Endpoint {
         work
     }
 
+    /// A pass over a queue pair that has ended, or whose link broke. True if anything was done.
+    #[cold]
+    fn poll_stopped(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        match self.stands {
+            Stands::Down => self.poll_down(mover),
+            _ => self.poll_ended(mover),
+        }
+    }
+
     /// A pass over a queue pair that has ended: waits for what may still touch memory, then shows the end.
     /// True if anything was done.
-    #[cold]
     fn poll_ended(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         let moved = self.advance(mover);
         self.end() | moved
     }
 
-    /// True while the queue pair has ended and the device was not shown that yet. What this waits for
-    /// wakes no engine.
+    /// True while the queue pair has ended and the device was not shown that yet, or while its broken link is being
+    /// stopped. What this waits for wakes no engine.
     #[inline]
     pub fn is_ending(&self) -> bool {
-        self.over && !self.shown
+        match self.stands {
+            Stands::Live => false,
+            Stands::Down => self.is_fencing(),
+            Stands::Over => !self.shown,
+        }
     }
 
     /// True if a pass would find work; changes nothing. For the last look
     /// before sleeping.
     pub fn has_work(&self) -> bool {
-        if self.over {
-            return !self.shown;
+        match self.stands {
+            Stands::Live => {}
+            // What comes next is brought by a frame of the peer, or by the time.
+            Stands::Down => return self.is_fencing() || !self.moving.is_empty(),
+            Stands::Over => return !self.shown,
         }
         let counts = self.here.qp.peer_counts();
         let count = |word: u64| count_of(word, self.session.epoch()).unwrap_or(0);
@@ -473,7 +264,8 @@ impl Endpoint {
     /// for the peer's end.
     pub fn tick(&mut self, now: u64) {
         self.set_time(now);
-        if self.over {
+        if self.stands != Stands::Live {
+            // The next pass looks at the time.
             return;
         }
         if let Some(status) = self.peers_end() {
@@ -532,7 +324,7 @@ impl Endpoint {
 
     /// The engine is about to sleep. True if there is something to look for first.
     pub fn prepare_sleep(&mut self) -> bool {
-        if self.over {
+        if self.stands == Stands::Over {
             return false;
         }
         // BELL: armed before the engine's last look at the ring. A ring behind a WQE that
@@ -544,7 +336,7 @@ impl Endpoint {
     /// What the peer rings to wake a sleeping engine.
     pub fn bells(&self) -> impl Iterator<Item = &Bell> {
         // Nothing that the peer of one that has ended says is waited for.
-        self.links().filter(|_| !self.over).filter_map(|link| link.bell())
+        self.links().filter(|_| self.stands != Stands::Over).filter_map(|link| link.bell())
     }
 
     /// The link, and those beside it where several links are one.
@@ -556,7 +348,7 @@ impl Endpoint {
     /// Descriptors that wake a sleeping engine, besides the bells. True if those of
     /// the transport wake only for a while ([`Waking::wakes`]).
     pub fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> bool {
-        if self.over {
+        if self.stands == Stands::Over {
             return false;
         }
         fds.extend(self.interrupt.as_ref().map(|i| i.fd()));
@@ -577,10 +369,17 @@ impl Endpoint {
         &self.outbound
     }
 
-    /// Messages that the peer has, as last heard, for the simulator's checks.
+    /// Counts of messages, for the simulator's checks.
     #[cfg(feature = "sim")]
-    pub(crate) fn peer_received(&self) -> u64 {
-        self.session.received()
+    pub(crate) fn counts(&self) -> crate::sim::Counts {
+        crate::sim::Counts {
+            released: self.session.released(),
+            received: self.session.received(),
+            accepted: self.inbound.accepted(),
+            sent: self.outbound.staging().messages(),
+            resumed: self.recovering.as_ref().map_or(0, |r| r.resumed()),
+            live: self.stands == Stands::Live,
+        }
     }
 
     /// How it ended, if it has.

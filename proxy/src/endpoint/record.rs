@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use pushgate_driver_shim::record::Record;
 
-use super::{Endpoint, QpMemory};
+use super::{Endpoint, QpMemory, Stands};
 use crate::gate::Stall as Short;
 use crate::link::RegionSends;
 use crate::recorder::{About, Counts, Errors, Missing, Phase, QueuePair, Stall, Trace, View};
@@ -14,7 +14,8 @@ use crate::recorder::{About, Counts, Errors, Missing, Phase, QueuePair, Stall, T
 pub(super) struct Recorded {
     /// Its slot, if its engine records.
     trace: Option<Box<Trace>>,
-    /// What names this end's half of the link, and the peer's; both 0 where the link itself is asked.
+    /// What names this end's half of the first link, and the peer's; both 0 where the link itself is asked. The names stay
+    /// when another link takes the first one's place: they tell readers which two ends belong together.
     ends: [u64; 2],
     /// The peer's process.
     peer_pid: Option<u32>,
@@ -106,12 +107,8 @@ impl Endpoint {
                 credits: gate.receives_left(),
                 in_flight: gate.in_flight().into(),
             },
-            phase: match (self.over, self.shown) {
-                (false, _) => Phase::Live,
-                (true, false) => Phase::Ending,
-                (true, true) => Phase::Ended,
-            },
-            epoch: self.session.epoch(),
+            phase: self.phase(),
+            epoch: self.recovering.as_ref().map_or(self.session.epoch(), |r| r.epoch() as u16),
             missing,
             waiting: self.inbound.waits(),
             copies: self.moving.len().min(u8::MAX.into()) as u8,
@@ -125,9 +122,19 @@ impl Endpoint {
         }
     }
 
-    /// What the WQE at the head waits for. Asks as the next pass will, and takes nothing.
+    fn phase(&self) -> Phase {
+        match (self.stands, &self.recovering) {
+            (Stands::Down, Some(r)) => r.phase(),
+            (Stands::Live | Stands::Down, _) => Phase::Live,
+            (Stands::Over, _) if self.shown => Phase::Ended,
+            (Stands::Over, _) => Phase::Ending,
+        }
+    }
+
+    /// What the WQE at the head waits for. Asks as the next pass will, and takes nothing. Without a link the WQE waits for the
+    /// link, which the phase says.
     fn missing(&self) -> Missing {
-        if self.over || !self.outbound.is_pending() {
+        if self.stands != Stands::Live || !self.outbound.is_pending() {
             return Missing::Nothing;
         }
         let Ok(record) = self.outbound.record() else { return Missing::Nothing };

@@ -7,6 +7,7 @@ use pushgate_driver_shim::fork::Forked;
 
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
+use crate::frame::Frame;
 use crate::idle::Wake;
 use crate::link::RegionSends;
 use crate::region::RegionMemory;
@@ -58,6 +59,11 @@ pub enum Command {
     RemoveRegion(QpId, u32, Sender<bool>),
     /// Ends one queue pair, or all of them, with a status. The reply comes at once.
     Fail(Option<QpId>, Status, Sender<()>),
+    /// Hands a queue pair a frame of its peer about their link. No reply: of a queue pair that is gone it says nothing.
+    Control(QpId, Frame),
+    /// Breaks a queue pair's link. The reply comes at once: whether another link is to take its place; `None`: no such
+    /// queue pair.
+    BreakLink(QpId, Sender<Option<bool>>),
     /// Asks how a queue pair ended. The reply comes at once; `None`: no such queue pair.
     Status(QpId, Sender<Option<Option<Status>>>),
     /// Asks whether a queue pair takes SENDs out of regions. The reply comes at once; `None`: no such queue pair.

@@ -7,6 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 use pushgate_driver_shim::bell::Bell;
 
@@ -147,10 +148,20 @@ impl Machine {
             return Step::Spin;
         }
         self.tick(clock);
-        let step = self.idle.idle(self.now);
+        let step = match self.idle.idle(self.now) {
+            Step::Block(limit) => Step::Block(self.until_due(limit)),
+            step => step,
+        };
         self.slept = matches!(step, Step::Sleep(_) | Step::Block(_));
         self.sleeps += matches!(step, Step::Sleep(_)) as u64;
         step
+    }
+
+    /// How long of `limit` the engine may block before a queue pair has to look at the time.
+    #[cold]
+    fn until_due(&self, limit: Duration) -> Duration {
+        let due = self.endpoints.iter().filter_map(|(_, e)| e.wakes_at()).min();
+        due.map_or(limit, |at| limit.min(Duration::from_nanos(at.saturating_sub(self.now))))
     }
 
     /// A turn of one queue pair alone. [`Machine::step`] must come now and then: it does everything else.
@@ -370,6 +381,16 @@ impl Machine {
                     }
                 }
                 let _ = reply.send(());
+            }
+            Command::Control(qp, frame) => {
+                self.unrecorded = true;
+                if let Some(endpoint) = self.find(qp) {
+                    endpoint.control(frame);
+                }
+            }
+            Command::BreakLink(qp, reply) => {
+                self.unrecorded = true;
+                let _ = reply.send(self.find(qp).map(Endpoint::break_link));
             }
             Command::Status(qp, reply) => _ = reply.send(self.find(qp).map(|e| e.status())),
             Command::RegionSends(qp, reply) => _ = reply.send(self.find(qp).map(|e| e.region_sends())),

@@ -29,6 +29,7 @@ pub use self::machine::{Clock, Machine};
 use self::thread::{Driver, Freeing, HostClock, pin};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
+use crate::frame::Frame;
 use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
 use crate::mover::Mover;
@@ -265,6 +266,18 @@ impl Engine {
     /// Ends one queue pair, or all of them, with a status.
     pub fn fail(&self, qp: Option<QpId>, status: Status) -> Result<(), EngineError> {
         self.ask(|reply| Command::Fail(qp, status, reply))
+    }
+
+    /// Hands a queue pair a frame of its peer about their link ([`Endpoint::control`]). Waits for nothing. A queue pair
+    /// that is gone ignores the frame.
+    pub fn control(&self, qp: QpId, frame: Frame) -> Result<(), EngineError> {
+        self.send(Some(Command::Control(qp, frame)))
+    }
+
+    /// Breaks the link of a queue pair. True if another one is to take its place; else the queue pair ends. For tests and
+    /// fault injection.
+    pub fn break_link(&self, qp: QpId) -> Result<bool, EngineError> {
+        self.ask(|reply| Command::BreakLink(qp, reply))?.ok_or(EngineError::NoQp(qp.0))
     }
 
     /// How a queue pair ended, if it has.

@@ -7,6 +7,8 @@
 //! read-only. So neither can spoil the other's state, and no word has two
 //! writers.
 
+mod renew;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::AtomicU64;
@@ -16,9 +18,11 @@ use pushgate_driver_shim::bell::{Bell, Ringer};
 use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 
+pub use self::renew::MakeSegment;
+use self::renew::Next;
 use super::{
-    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, PeerProcess, Receives, RegionSends, Waking,
-    process_memory,
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, PeerProcess, Receives, RegionSends, Renew,
+    Waking, process_memory,
 };
 use crate::gate::{Budget, Permit};
 use crate::memory::Mapped;
@@ -37,8 +41,20 @@ pub struct Processes {
 /// A region of this process.
 struct OwnRegion {
     address: u64,
-    /// Messages sent up to the last one out of it. The peer reads until it has that.
+    /// Messages sent over this link up to the last one out of it. The peer reads until it has that.
     used: u64,
+    /// Messages of the session up to the last one out of it over an earlier link.
+    before: u64,
+}
+
+impl OwnRegion {
+    /// Messages of the session up to the last one out of the region; `base` were sent before this link.
+    fn last(&self, base: u64) -> u64 {
+        match self.used {
+            0 => self.before,
+            used => base + used,
+        }
+    }
 }
 
 /// A queue pair between two ranks of one host, as the module describes it.
@@ -58,10 +74,16 @@ pub struct LocalLink {
     /// We have told the peer whether we can read its process.
     probed: bool,
     reads: bool,
+    /// Messages of the session before the first one over this link.
+    base: u64,
+    /// Messages sent over this link.
     sent: u64,
+    /// Messages of the session that hold no send slot any more.
     completed: u64,
+    /// Messages taken in over this link.
     inbound: u64,
     dirty: bool,
+    next: Next,
 }
 
 impl LocalLink {
@@ -82,18 +104,12 @@ impl LocalLink {
         if let Some(process) = &peer_process {
             process.allow();
         }
-        // The program maps the segment too, and may have it at our address: only its own
-        // engine may say where the peer finds what it names.
-        let address = match processes.in_program {
-            true => own.address() as u64,
-            false => process_memory::NOWHERE,
-        };
-        let own = LinkOfEngine::new(own, geometry);
-        // After the leave to read, which the peer tries as soon as it sees this.
-        own.address(address);
+        let mut next = Next::new(*geometry, *peer_geometry, processes.in_program);
         if peer_process.is_none() {
-            own.reads(abi::PUSHGATE_READS_UNKNOWN as u64);
+            next.answer = abi::PUSHGATE_READS_UNKNOWN as u64;
         }
+        // After the leave to read, which the peer tries as soon as it sees where to read.
+        let own = next.segment(own);
         LocalLink {
             own,
             peer: LinkAtPeer::new(peer, peer_geometry),
@@ -111,11 +127,19 @@ impl LocalLink {
             probed: peer_process.is_none(),
             peer_process,
             reads: false,
+            base: 0,
             sent: 0,
             completed: 0,
             inbound: 0,
             dirty: false,
+            next,
         }
+    }
+
+    /// The memory of this end's later link segments comes from `make`, which is told their length in bytes.
+    pub fn with_segments(mut self, make: MakeSegment) -> Self {
+        self.next.make = make;
+        self
     }
 
     /// Tries to read the peer's process, once its engine has said where to look.
@@ -127,6 +151,7 @@ impl LocalLink {
         self.probed = true;
         self.reads = answer == abi::PUSHGATE_READS_YES;
         self.own.reads(answer as u64);
+        self.next.answer = answer as u64;
         self.dirty = true;
     }
 }
@@ -167,8 +192,9 @@ impl Link for LocalLink {
 
     #[inline]
     fn poll_send(&mut self, received: u64) -> Result<u32, LinkDown> {
-        let n = received - self.completed;
-        self.completed = received;
+        // A peer may have accepted messages, over an earlier link, that it does not count as received yet.
+        let n = received.saturating_sub(self.completed);
+        self.completed += n;
         Ok(n as u32)
     }
 
@@ -179,7 +205,10 @@ impl Link for LocalLink {
 
     #[inline]
     fn peer_status(&self) -> u64 {
-        self.peer.status()
+        match self.peer.status() {
+            0 => self.next.peer_status(),
+            status => status,
+        }
     }
 
     #[inline]
@@ -210,7 +239,13 @@ impl Link for LocalLink {
 
     fn set_status(&mut self, word: u64) {
         self.own.status(word);
+        // The peer may look at the next link already.
+        self.next.set_status(word);
         self.dirty = true;
+    }
+
+    fn renews(&mut self) -> Option<&mut dyn Renew> {
+        Some(self)
     }
 
     #[inline]
@@ -264,13 +299,13 @@ impl OwnRegions for LocalLink {
             // Its addresses must fit beside a lap; those of user space do on all that we know.
             let end = (*address as u64).checked_add(bytes);
             if end.is_some_and(|end| end <= abi::PUSHGATE_DATA_MASK) {
-                self.regions.insert(key, OwnRegion { address: *address as u64, used: 0 });
+                self.regions.insert(key, OwnRegion { address: *address as u64, used: 0, before: 0 });
             }
         }
     }
 
     fn region_in_use(&mut self, key: u32, received: u64) -> bool {
-        self.regions.get(&key).is_some_and(|r| r.used > received)
+        self.regions.get(&key).is_some_and(|r| r.last(self.base) > received)
     }
 
     fn remove_region(&mut self, key: u32) {

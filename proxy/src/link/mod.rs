@@ -9,9 +9,11 @@ mod forward;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod local;
 mod process_memory;
+mod renew;
 pub mod verbs;
 
 pub use process_memory::{HostProcess, PeerProcess, callable as process_vm_readv_callable};
+pub use renew::{Renew, RenewError};
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -46,6 +48,17 @@ pub enum LinkDown {
 }
 
 impl LinkDown {
+    /// Whether another link may carry what this one did not. A peer without a receive, or one that refuses access, would
+    /// fail the next link as well.
+    pub(crate) fn is_recoverable(self) -> bool {
+        match self {
+            LinkDown::Failed { cause, .. } => {
+                !matches!(cause, abi::PUSHGATE_DOWN_RNR | abi::PUSHGATE_DOWN_ACCESS)
+            }
+            LinkDown::PeerLeft | LinkDown::RegionGone => false,
+        }
+    }
+
     /// The status that ends a queue pair of ranks `own` and `peer`, if no other link takes the place of this one.
     pub(crate) fn status(self, own: u32, peer: u32) -> Status {
         match self {
@@ -149,7 +162,7 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     /// The peer's counts, as seen last.
     fn peer_counts(&self) -> PeerCounts;
 
-    /// The peer's status word.
+    /// The peer's status word, over this link or over the next one that this end is ready for.
     fn peer_status(&self) -> u64;
 
     /// Takes the next inbound record into `words`, if there is one.
@@ -172,6 +185,12 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     /// the answer becomes true whatever peer and device do, as the time `now`, nanoseconds, goes on.
     fn stopped(&mut self, _now: u64) -> bool {
         true
+    }
+
+    /// What makes the next link in place of this one once this one has broken; `None` for a link whose end is the
+    /// session's.
+    fn renews(&mut self) -> Option<&mut dyn Renew> {
+        None
     }
 
     /// Called at the end of each pass: what was posted or acknowledged goes out. True if that rang the peer awake.

@@ -53,8 +53,18 @@ impl Cluster<'_> {
                 format!("queue pair {}, rank {}: bytes beside a region were written", q.number, q.ranks[end]),
             ));
         }
+        if q.controls[end].renewed.swap(false, Ordering::Relaxed) {
+            q.look_at_next_link(end);
+            self.progressed = self.now;
+        }
         let mut any = false;
+        let q = &mut self.qps[qp];
         if !q.tainted {
+            q.check_link(end)?;
+            let other = self.nodes[q.nodes[1 - end]].endpoint(qp, 1 - end);
+            if let Some(other) = other {
+                q.check_counts(end, endpoint.counts(), other.counts())?;
+            }
             let [first, second] = &mut q.flows;
             let (out, inward) = if end == 0 { (first, second) } else { (second, first) };
             let (own, peer) = (&q.sides[end], &q.sides[1 - end]);
@@ -66,9 +76,11 @@ impl Cluster<'_> {
                 let head = outbound.staging().head();
                 any |= out.see_credit(own, peer, head)?;
                 any |= out.see_delivered(own, peer)?;
-                if endpoint.status().is_none() {
+                let counts = endpoint.counts();
+                // While the link is replaced the gate stands as it stood when the link broke.
+                if endpoint.status().is_none() && counts.live {
                     let gate = outbound.gate();
-                    let flight = (gate.in_flight().into(), endpoint.peer_received());
+                    let flight = (gate.in_flight().into(), counts.received.max(counts.resumed));
                     let exact = !matches!(q.carrier, Carrier::Verbs { .. });
                     out.see_gate(peer, head, flight, (gate.receives_left(), gate.granted()), exact)?;
                 }

@@ -18,6 +18,7 @@ use super::random::{Random, mix};
 use super::replay::Replay;
 use super::set_up::state::{FAILED, Grave, SetUp};
 use super::violation::{Violation, broken};
+use crate::frame::Frame;
 use crate::link::verbs::simulated::Sim;
 use crate::ring;
 use crate::session::Status;
@@ -47,6 +48,8 @@ pub(super) struct Sums {
     pub(super) repeated: u32,
     pub(super) unmet: u32,
     pub(super) falls: Falls,
+    /// Links over `local` that took the place of one that broke.
+    pub(super) recovered: u64,
     /// Nanoseconds of virtual time.
     pub(super) time: u64,
     pub(super) sleeps: u64,
@@ -79,6 +82,8 @@ pub(super) struct Cluster<'a> {
     pub(super) deferred: Vec<FaultPlan>,
     tells: Vec<Tell>,
     pub(super) broken: Broken,
+    /// What engines have sent the other ends about their links: queue pairs, ends, frames.
+    pub(super) sent: Arc<Mutex<Vec<(usize, usize, Frame)>>>,
     pub(super) next_retries: u64,
     pub(super) progressed: u64,
     /// Queue pairs, and the replay, that are not finished.
@@ -145,6 +150,7 @@ impl<'a> Cluster<'a> {
             deferred: Vec::new(),
             tells: Vec::new(),
             broken: Broken::default(),
+            sent: Arc::default(),
             next_retries: RETRIES,
             progressed: 0,
             unfinished,
@@ -170,6 +176,7 @@ impl<'a> Cluster<'a> {
                 let falls = wires.falls();
                 Falls { links: sum.links + falls.links, stripes: sum.stripes + falls.stripes }
             }),
+            recovered: self.nodes.iter().map(|n| n.machine.counters().recovered).sum(),
             time: self.now,
             sleeps: self.nodes.iter().map(|n| n.machine.counters().sleeps).sum(),
         }
@@ -387,6 +394,7 @@ impl<'a> Cluster<'a> {
             let actor = self.wires_actor();
             self.next[actor] = self.next[actor].min(due);
         }
+        self.take_sent()?;
         self.take_broken()?;
         for i in 0..self.nodes[at].ends.len() {
             let (qp, end, _) = self.nodes[at].ends[i];

@@ -47,6 +47,17 @@ impl Cluster<'_> {
             FaultKind::Break { calls } => {
                 self.qps[qp].controls[end].breaks_in.store(calls, Ordering::Relaxed)
             }
+            FaultKind::Breaks { calls, again, fails } => {
+                let control = &self.qps[qp].controls[end];
+                control.again.store(again, Ordering::Relaxed);
+                control.every.store(calls, Ordering::Relaxed);
+                control.fails.store(fails, Ordering::Relaxed);
+                control.breaks_in.store(calls, Ordering::Relaxed);
+            }
+            FaultKind::Lose { frames } => {
+                self.set_ups[qp].lose(end, frames);
+                self.schedule_set_up();
+            }
             FaultKind::OldCounts { times } => {
                 self.qps[qp].controls[end].old_counts.store(times, Ordering::Relaxed)
             }

@@ -1,19 +1,26 @@
-//! A link that breaks at any call, hears old counts, and holds back what arrives. It stands before the real link.
+//! A link that breaks at any call, hears old counts, and holds back what arrives. It stands before the real link, and breaks
+//! again when that was made anew.
+//!
+//! Looked at here, beside the checks of all runs: between the offer of the next link and that link's beginning nothing is
+//! posted and nothing taken in, and an end goes over to a link only when the other end has left the one before.
 
 use std::cell::Cell;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::Bell;
+use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::record::{Record, RecordWords};
 
 use crate::forward_to;
+use crate::frame::Frame;
 use crate::gate::{Budget, Permit};
 use crate::link::{
-    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking,
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Renew, RenewError,
+    Waking,
 };
 use crate::region::RegionMemory;
 
@@ -32,12 +39,48 @@ pub(super) struct Control {
     pub(super) delay: AtomicU32,
     /// Whether the engine is asked whether it has work: then nothing is held back, for what is held back wakes nobody.
     pub(super) truthful: Arc<AtomicBool>,
+    /// How often a link that takes the place of a broken one breaks, and at its so-many-th call.
+    pub(super) again: AtomicU32,
+    pub(super) every: AtomicU32,
+    /// Which of the next calls that make a link anew fail, from the lowest bit on.
+    pub(super) fails: AtomicU32,
+    /// This end has offered its next link, which has not begun.
+    pub(super) offered: AtomicBool,
+    /// How often this end has offered its next link, and was ready for it.
+    pub(super) offers: AtomicU32,
+    pub(super) prepared: AtomicU32,
+    /// The next link has begun, and the checks have yet to look at its memory.
+    pub(super) renewed: AtomicBool,
+    /// The link segments of this end behind the first one. They stay, for a liar may name any of them.
+    pub(super) segments: Mutex<Vec<Arc<SharedMemory>>>,
+    /// What the link was asked that no end may ask.
+    pub(super) wrong: Mutex<Option<&'static str>>,
+}
+
+impl Control {
+    fn breaks_a_rule(&self, rule: &'static str) {
+        self.wrong.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(rule);
+    }
+
+    /// Whether this call, one of those that make a link anew, is to fail.
+    fn fails(&self) -> Result<(), RenewError> {
+        let fails = self.fails.load(Relaxed);
+        self.fails.store(fails >> 1, Relaxed);
+        match fails & 1 {
+            0 => Ok(()),
+            _ => Err(RenewError::Here("the simulator refuses".into())),
+        }
+    }
 }
 
 /// A link under control.
 pub(super) struct Flaky {
     inner: Box<dyn Link>,
     control: Arc<Control>,
+    /// That of the other end.
+    other: Arc<Control>,
+    /// Links that took the place of a broken one.
+    links: u32,
     /// The counts as last heard.
     heard: Cell<PeerCounts>,
     /// The last words of an end go out although the link broke: an RDMA device may still carry them.
@@ -45,8 +88,8 @@ pub(super) struct Flaky {
 }
 
 impl Flaky {
-    pub(super) fn new(inner: Box<dyn Link>, control: Arc<Control>, tells: bool) -> Self {
-        Flaky { inner, control, heard: Cell::default(), tells }
+    pub(super) fn new(inner: Box<dyn Link>, [control, other]: [Arc<Control>; 2], tells: bool) -> Self {
+        Flaky { inner, control, other, links: 0, heard: Cell::default(), tells }
     }
 
     /// A call that may be the one at which the link breaks.
@@ -102,6 +145,9 @@ impl Link for Flaky {
         r: &Record,
         w: &RecordWords,
     ) -> Result<(), LinkDown> {
+        if self.control.offered.load(Relaxed) {
+            self.control.breaks_a_rule("it posts while its link is replaced");
+        }
         self.call()?;
         self.inner.post_send(permit, sequence, r, w)
     }
@@ -125,6 +171,9 @@ impl Link for Flaky {
     }
 
     fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
+        if self.control.offered.load(Relaxed) {
+            self.control.breaks_a_rule("it takes messages in while its link is replaced");
+        }
         if self.is_silent() || self.holds_back(&self.control.delay) {
             return Arrival::Empty;
         }
@@ -154,6 +203,53 @@ impl Link for Flaky {
     fn check(&mut self, now: u64) -> Result<(), LinkDown> {
         self.call()?;
         self.inner.check(now)
+    }
+
+    fn renews(&mut self) -> Option<&mut dyn Renew> {
+        self.inner.renews()?;
+        Some(self)
+    }
+}
+
+impl Flaky {
+    fn next(&mut self) -> &mut dyn Renew {
+        self.inner.renews().expect("it was asked for before")
+    }
+}
+
+impl Renew for Flaky {
+    fn offer(&mut self) -> Result<Frame, RenewError> {
+        self.control.fails()?;
+        let offer = self.next().offer()?;
+        self.control.offers.fetch_add(1, Relaxed);
+        self.control.offered.store(true, Relaxed);
+        Ok(offer)
+    }
+
+    fn prepare(&mut self, offer: Frame) -> Result<Vec<u8>, RenewError> {
+        self.control.fails()?;
+        let places = self.next().prepare(offer)?;
+        self.control.prepared.fetch_add(1, Relaxed);
+        Ok(places)
+    }
+
+    fn go(&mut self, places: &[u8], accepted: u64) -> Result<(), RenewError> {
+        self.control.fails()?;
+        self.next().go(places, accepted)?;
+        self.links += 1;
+        let (c, other) = (&self.control, &self.other);
+        if other.offers.load(Relaxed).min(other.prepared.load(Relaxed)) < self.links {
+            c.breaks_a_rule("it goes over to a link before the other end is ready");
+        }
+        c.offered.store(false, Relaxed);
+        c.broken.store(false, Relaxed);
+        c.renewed.store(true, Relaxed);
+        let again = c.again.load(Relaxed);
+        if again > 0 {
+            c.again.store(again - 1, Relaxed);
+            c.breaks_in.store(c.every.load(Relaxed), Relaxed);
+        }
+        Ok(())
     }
 }
 

@@ -32,9 +32,13 @@
 //!   again when the reader gives it back.
 //! * **P6**: SENDs are shown in order, each once, in the posted receive that the rule names; signals grow, and only to
 //!   values that were posted; completions come in order, each once; a word of a region never belongs to an older PUT than
-//!   one that has arrived, and at the end belongs to the last PUT that covers it. Sender and receiver of the core are
-//!   driven over a link that breaks and is replaced (`replay.rs`).
-//! * **P7**: an engine that sleeps and was not rung has no work, unless its program has yet to ring. An end has a status
+//!   one that has arrived, and at the end belongs to the last PUT that covers it. Over `local` a link that breaks is
+//!   replaced: released <= received <= accepted <= sent at all times; an end posts and takes in nothing between the offer
+//!   of its next link and that link's beginning, and goes over to a link only when the other end has left the one before
+//!   and is ready for this one. Sender and receiver of the core are also driven alone over a link that breaks and is
+//!   replaced (`replay.rs`).
+//! * **P7**: an engine that sleeps and was not rung has no work, unless its program has yet to ring. A link that broke is
+//!   replaced within 10 s. An end has a status
 //!   only for a cause, and one of the cause's codes; once there is a cause both ends show a status within 15 s of virtual
 //!   time, with a completion for each work request that was published and wanted one. A run makes progress within 15 s.
 //!   Queue pairs that are closed are gone within 15 s, and their programs see the end.
@@ -84,6 +88,7 @@ use self::violation::broken;
 use crate::link::verbs::simulated::Sim;
 
 pub use self::plan::{Cut, MOST_RANKS};
+pub(crate) use self::qp::Counts;
 pub use self::shrink::Shrunk;
 pub use self::violation::Violation;
 pub use pushgate_core::plant::Plant;
@@ -110,6 +115,8 @@ pub struct Outcome {
     pub repeated: u32,
     /// Queue pairs whose ends did not meet.
     pub unmet: u32,
+    /// Links that took the place of one that broke, over `local`.
+    pub recovered: u64,
     /// Links of rails that broke while their queue pairs went on.
     pub rails_broken: u32,
     /// Stripes that were on their way over them and never arrived.
@@ -195,6 +202,7 @@ impl Simulator {
             qps: 0,
             repeated: 0,
             unmet: 0,
+            recovered: 0,
             rails_broken: 0,
             stripes_lost: 0,
             time: 0,
@@ -204,8 +212,9 @@ impl Simulator {
             last: Vec::new(),
         };
         if let Some(cluster) = cluster {
-            let Sums { steps, messages, faults, ranks, qps, repeated, unmet, falls, time, sleeps } =
-                cluster.sums();
+            let sums = cluster.sums();
+            let Sums { steps, messages, faults, ranks, qps, repeated, unmet, falls, time, sleeps, .. } = sums;
+            outcome.recovered = sums.recovered;
             (outcome.steps, outcome.messages, outcome.faults) = (steps, messages, faults);
             (outcome.ranks, outcome.qps, outcome.time, outcome.sleeps) = (ranks, qps, time, sleeps);
             (outcome.repeated, outcome.unmet) = (repeated, unmet);

@@ -12,6 +12,7 @@ use super::plan::{MS, NodePlan};
 use super::random::Random;
 use crate::endpoint::Endpoint;
 use crate::engine::{Clock, Command, Machine, QpId};
+use crate::frame::Frame;
 use crate::idle::{Step, Wake};
 use crate::session::Status;
 
@@ -61,6 +62,8 @@ pub(super) enum Did {
 pub(super) enum Order {
     /// Takes in an endpoint: the queue pair, which end this is, and the node at the other end.
     Add { endpoint: Box<Endpoint>, qp: usize, end: usize, peer: usize },
+    /// Hands an end of a queue pair a frame of the other end about their link.
+    Control { qp: usize, end: usize, frame: Frame },
     /// Fails an end of a queue pair.
     Fail { qp: usize, end: usize, status: Status },
 }
@@ -129,6 +132,11 @@ impl Node {
         }
     }
 
+    /// An end of a queue pair that the engine has.
+    fn id(&self, qp: usize, end: usize) -> QpId {
+        self.ends.iter().find(|e| (e.0, e.1) == (qp, end)).expect("it was added").2
+    }
+
     /// An end of a queue pair, if the engine has it.
     pub(super) fn endpoint(&self, qp: usize, end: usize) -> Option<&Endpoint> {
         self.machine.endpoint(self.ends.iter().find(|e| (e.0, e.1) == (qp, end))?.2)
@@ -180,8 +188,12 @@ impl Node {
         while let Some(order) = self.orders.pop_front() {
             match order {
                 Order::Add { endpoint, qp, end, peer } => self.add(endpoint, qp, end, peer, now),
+                Order::Control { qp, end, frame } => {
+                    let id = self.id(qp, end);
+                    self.machine.apply(Command::Control(id, frame), now);
+                }
                 Order::Fail { qp, end, status } => {
-                    let id = self.ends.iter().find(|e| (e.0, e.1) == (qp, end)).expect("it was added").2;
+                    let id = self.id(qp, end);
                     let (reply, _answer) = channel();
                     self.machine.apply(Command::Fail(Some(id), status, reply), now);
                 }

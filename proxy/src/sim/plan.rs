@@ -112,6 +112,8 @@ pub(super) struct EndPlan {
 pub(super) struct QpPlan {
     pub(super) number: u32,
     pub(super) carrier: Carrier,
+    /// A link that breaks is replaced.
+    pub(super) recovers: bool,
     pub(super) ends: [EndPlan; 2],
 }
 
@@ -124,6 +126,11 @@ pub(super) enum FaultKind {
     OldCounts { times: u32 },
     /// What arrives at an end is held back for so many looks.
     Delay { looks: u32 },
+    /// The link of an end breaks at its so-many-th call from now, and so do so many of the links that take its place. Of
+    /// the calls that make those links, some fail: from the lowest bit of `fails` on.
+    Breaks { calls: u32, again: u32, fails: u32 },
+    /// The channel beside the links loses the frames that are on their way to an end, and so many that follow.
+    Lose { frames: u32 },
     /// The link of one rail breaks, at its so-many-th call from now.
     Rail { rail: u8, calls: u32 },
     /// The queue pair of an end's RDMA device fails. Over `local` the link breaks, over rails the first rail's.
@@ -238,6 +245,7 @@ impl Plan {
         };
         let mut faults: Vec<FaultPlan> = (0..faults).map(|i| fault(seed, i, qps.len() as u64)).collect();
         faults.extend(qps.iter().flat_map(|qp| rail_faults(seed, qp)));
+        faults.extend(qps.iter().flat_map(|qp| link_faults(seed, qp)));
         let mut set_up = set_up_faults(seed, qps.len() as u64);
         let replay = if random.one_in(3) { random.within(20, 120) as u32 } else { 0 };
         let nodes = (0..ranks)
@@ -360,7 +368,8 @@ fn qp(seed: u64, number: u32, (a, b): (u32, u32), rdma: bool, each: u32) -> QpPl
             longest: random.of(&[64, 256, 700, 8192, 8192]),
         }
     });
-    QpPlan { number, carrier, ends }
+    let recovers = carrier == Carrier::Local && !Random::new(seed, 60_000 + number as u64).one_in(6);
+    QpPlan { number, carrier, recovers, ends }
 }
 
 /// Whether a queue pair goes over rails, one to three: one in five of those that would go over `local`.
@@ -379,6 +388,29 @@ fn rail_faults(seed: u64, qp: &QpPlan) -> Vec<FaultPlan> {
         qp: qp.number,
         end: random.below(2) as usize,
         kind: FaultKind::Rail { rail: random.below(3) as u8, calls: random.within(1, 60) as u32 },
+    };
+    (0..count).map(fault).collect()
+}
+
+/// Links of a queue pair that break while it carries messages, and are replaced. Their numbers begin behind those of all
+/// other faults.
+fn link_faults(seed: u64, qp: &QpPlan) -> Vec<FaultPlan> {
+    let mut random = Random::new(seed, 70_000 + qp.number as u64);
+    let count = if qp.recovers { random.below(4) as u32 } else { 0 };
+    let fault = |i| {
+        let fails = if random.one_in(3) { random.below(256) as u32 } else { 0 };
+        let (calls, again) = (random.of(&[1, 3, 10, 60, 200]), random.of(&[0, 0, 1, 3, 10]));
+        let kind = match random.one_in(3) {
+            true => FaultKind::Lose { frames: random.below(6) as u32 },
+            false => FaultKind::Breaks { calls: random.within(1, calls) as u32, again, fails },
+        };
+        FaultPlan {
+            number: 400 + 4 * qp.number + i,
+            after: random.within(20, 1000) as u32,
+            qp: qp.number,
+            end: random.below(2) as usize,
+            kind,
+        }
     };
     (0..count).map(fault).collect()
 }

@@ -12,6 +12,7 @@ use super::memory::{Guarded, allocate};
 use super::model::{Flow, Side};
 use super::plan::{Carrier, NEVER, S};
 use super::rails::Wires;
+use super::violation::{Violation, broken};
 use crate::memory::{Mapped, Words};
 use crate::producer::Producer;
 use crate::session::Status;
@@ -82,6 +83,22 @@ pub(super) struct Expected {
     pub(super) liar: Option<u32>,
 }
 
+/// Counts of an endpoint, messages: what the invariants of a session relate to each other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counts {
+    /// Of this end: those whose places the peer no longer needs, and those that the peer has, both as last heard.
+    pub(crate) released: u64,
+    pub(crate) received: u64,
+    /// Of the peer: those that this end has accepted.
+    pub(crate) accepted: u64,
+    /// Of this end: those posted and not put back by a rewind.
+    pub(crate) sent: u64,
+    /// Of this end: those that the peer had accepted when the present link began.
+    pub(crate) resumed: u64,
+    /// The link is live.
+    pub(crate) live: bool,
+}
+
 /// An inbox: its address, and in it slots, regions, receives, the end.
 pub(super) type Inbox = (usize, [usize; 4]);
 
@@ -129,6 +146,38 @@ impl Qp {
         let before = self.expected.unwrap_or(Expected { by: NEVER, codes: [0; 2], liar: None });
         let both = [0, 1].map(|end| before.codes[end] | codes[end]);
         self.expected = Some(Expected { by: before.by.min(now + BOUND), codes: both, liar: before.liar });
+    }
+
+    /// The end has gone over to its next link: the checks read what the end publishes there.
+    pub(super) fn look_at_next_link(&mut self, end: usize) {
+        let segments = self.controls[end].segments.lock().unwrap_or_else(|e| e.into_inner());
+        let Some(memory) = segments.last() else { return };
+        let memory = Mapped::from(memory);
+        self.sides[end].link = Some(Words::writable(&memory, abi::PUSHGATE_LINK_RECEIVED as usize, 4));
+        self.links[end] = Some(memory);
+    }
+
+    /// P6: the end has asked its link nothing that no end may ask.
+    pub(super) fn check_link(&self, end: usize) -> Result<(), Violation> {
+        let wrong = self.controls[end].wrong.lock().unwrap_or_else(|e| e.into_inner()).take();
+        match wrong {
+            Some(wrong) => {
+                Err(broken(6, format!("queue pair {}, rank {}: {wrong}", self.number, self.ranks[end])))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// P5, P6: released <= received <= accepted by the other end <= sent.
+    pub(super) fn check_counts(&self, end: usize, own: Counts, other: Counts) -> Result<(), Violation> {
+        if own.released <= own.received && own.received <= other.accepted && other.accepted <= own.sent {
+            return Ok(());
+        }
+        let why = format!(
+            "queue pair {}, rank {}: {own:?}, and the other end has {other:?}",
+            self.number, self.ranks[end]
+        );
+        Err(broken(6, why))
     }
 
     pub(super) fn has_ended(&self, end: usize) -> bool {

@@ -226,7 +226,8 @@ impl Flow {
     pub(in crate::sim) fn see_counts(&mut self, reader: &Side) -> Result<bool, Violation> {
         let Some(link) = &reader.link else { return Ok(false) };
         let counts = [0, 1, 2].map(|i| count_of(ring::observe(&link[i]), 0).unwrap_or(0));
-        if counts == self.link {
+        // A link that has just begun knows no counts yet.
+        if counts == self.link || counts == [0; 3] {
             return Ok(false);
         }
         let [received, released, granted] = counts;

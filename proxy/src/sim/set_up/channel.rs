@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use crate::connect::Frame;
+use crate::connect::{Frame, ended};
 use crate::sim::plan::MS;
 use crate::sim::random::Random;
 
@@ -37,15 +37,34 @@ pub(super) struct Channel {
     /// How many frames are to be heard again, and those that were heard since that is so.
     echoes: u32,
     heard: Vec<Frame>,
+    /// How many of the next frames are lost.
+    loses: u32,
+}
+
+/// Whether a frame says that its sender has ended. What carries it between two processes says so, too, by ending.
+fn is_end(frame: &Frame) -> bool {
+    matches!(ended(&frame.bytes), Ok(Some(_)))
 }
 
 impl Channel {
     pub(super) fn new(usual: u64) -> Self {
-        Channel { usual, frames: VecDeque::new(), sent: 0, arrives: 0, echoes: 0, heard: Vec::new() }
+        Channel {
+            usual,
+            frames: VecDeque::new(),
+            sent: 0,
+            arrives: 0,
+            echoes: 0,
+            heard: Vec::new(),
+            loses: 0,
+        }
     }
 
     /// The sender begins to write a frame.
     pub(super) fn send(&mut self, frame: Frame, now: u64, random: &mut Random) {
+        if self.loses > 0 && !is_end(&frame) {
+            self.loses -= 1;
+            return;
+        }
         let pieces = (0..random.of(&[1, 1, 2, 3, 4])).map(|i| {
             let gap = if i == 0 { 0 } else { random.time(self.usual).min(LONGEST_GAP) };
             self.sent = self.sent.max(now) + gap;
@@ -111,6 +130,12 @@ impl Channel {
         }
         let last = self.frames.back().and_then(|frame| frame.pieces.back());
         self.arrives = self.arrives.max(last.map_or(0, |piece| piece.arrives));
+    }
+
+    /// The channel is lost, with what is on its way, and so many frames that follow.
+    pub(super) fn lose(&mut self, frames: u32) {
+        self.frames.retain(|sent| is_end(&sent.frame));
+        self.loses += frames;
     }
 
     /// From now on frames are heard again, so many times.

@@ -24,7 +24,7 @@ use crate::sim::rails;
 
 /// Limits of a rail's recovery.
 const PATIENCE: Patience =
-    Patience { attempt: 20 * MS, first_pause: MS, longest_pause: 50 * MS, whole: 10 * S };
+    Patience { attempt: 20 * MS, first_pause: MS, longest_pause: 50 * MS, whole: 10 * S, jitter: 0 };
 /// A slot that is never published ends its queue pair after this time.
 const STUCK: u64 = 3 * S;
 
@@ -75,7 +75,7 @@ impl Cluster<'_> {
                 (Box::new(rails), peer)
             }
             Met::Local(met) => {
-                let LocalMet { link, bell, peer } = *met;
+                let LocalMet { link, bell, peer, .. } = *met;
                 let [own, theirs, window] =
                     [Mapped::from(link), Mapped::from(peer.link), Mapped::from(peer.window)];
                 if window.bytes() < peer.geometry.window_bytes() {
@@ -89,6 +89,13 @@ impl Cluster<'_> {
                 let (geometry, bells) = (&peer.geometry, (bell, peer.bell));
                 let link = LocalLink::new(&own, &e.geometry, &theirs, geometry, window, bells, processes);
                 q.links[end] = Some(own);
+                let control = q.controls[end].clone();
+                let link = link.with_segments(Box::new(move |bytes| {
+                    let memory = Arc::new(allocate("link", bytes)?);
+                    memory::make_readable(memory.as_ptr().as_ptr() as usize, bytes);
+                    control.segments.lock().unwrap_or_else(|e| e.into_inner()).push(memory.clone());
+                    Ok(memory)
+                }));
                 (Box::new(link), peer.geometry)
             }
             Met::Verbs(met) => {
@@ -109,7 +116,8 @@ impl Cluster<'_> {
             key_seed: q.key_seeds[end],
         };
         let local = q.carrier == Carrier::Local;
-        let (link, m) = (Box::new(Flaky::new(link, q.controls[end].clone(), !local)), &q.memory[end]);
+        let controls = [end, 1 - end].map(|end| q.controls[end].clone());
+        let (link, m) = (Box::new(Flaky::new(link, controls, !local)), &q.memory[end]);
         let endpoint = Endpoint::new(&m.work, &m.control, e.geometry, peer_geometry, link, options);
         let told = self.broken.clone();
         let tell =

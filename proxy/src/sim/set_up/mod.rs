@@ -12,6 +12,7 @@ mod lies;
 mod live;
 pub(super) mod state;
 
+use pushgate_core::recovery::Patience;
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
@@ -20,11 +21,16 @@ use self::state::{End, FAILED, Grave, REPEATED, SetUp, Stands, Step, Work, hash}
 use super::cluster::Cluster;
 use super::memory::allocate;
 use super::node::Order;
-use super::plan::{NEVER, SET_UP, US};
+use super::plan::{MS, NEVER, S, SET_UP, US};
 use super::qp::{LINK, bit};
 use super::violation::{Violation, broken};
 use crate::connect::{self, Connect, ConnectError, Event, Fds, Frame, Incarnation};
+use crate::endpoint::Endpoint;
 use crate::session::Status;
+
+/// Limits of the replacement of a link over `local`.
+const RECOVERY: Patience =
+    Patience { attempt: 200 * MS, first_pause: MS, longest_pause: 50 * MS, whole: 10 * S, jitter: 0 };
 
 /// Most that one frame or one look at the time may make an end say, and most bytes of a frame.
 const MOST_EVENTS: usize = 8;
@@ -123,7 +129,15 @@ impl Cluster<'_> {
                 let with = *with;
                 let Some(frame) = e.channel.arrive(now, random) else { return Ok(()) };
                 // As the mesh does: it looks at what says that an incarnation has ended.
-                let Ok(Some((from, status))) = connect::ended(&frame.bytes) else { return Ok(()) };
+                let Ok(Some((from, status))) = connect::ended(&frame.bytes) else {
+                    if connect::sender(&frame.bytes) == Some(with) {
+                        self.log.event(now, "frame for a live end", who, frame.bytes[0].into());
+                        let node = self.qps[qp].nodes[end];
+                        self.nodes[node].orders.push_back(Order::Control { qp, end, frame });
+                        self.rouse(node);
+                    }
+                    return Ok(());
+                };
                 if from == with {
                     let status = Status { rank: status.rank.or(self.own_rank(qp, 1 - end)), ..status };
                     self.log.event(now, "mesh tells", who, status.word());
@@ -325,9 +339,10 @@ impl Cluster<'_> {
             Err(e) => return self.refuses(qp, end, &e),
         };
         let endpoint = match self.join(qp, end, met) {
-            Ok(endpoint) => Box::new(endpoint),
+            Ok(endpoint) => endpoint,
             Err(e) => return self.refuses(qp, end, &e),
         };
+        let endpoint = Box::new(self.with_recovery(qp, end, endpoint));
         self.log.event(self.now, "end goes live", qp as u64 * 2 + end as u64, epoch.into());
         let e = self.end(qp, end);
         e.watched.clear();
@@ -344,6 +359,32 @@ impl Cluster<'_> {
         let peer = self.qps[qp].nodes[1 - end];
         self.nodes[node].orders.push_back(Order::Add { endpoint, qp, end, peer });
         self.rouse(node);
+        Ok(())
+    }
+
+    /// Has an end's link replaced when it breaks, if the plan says so.
+    fn with_recovery(&mut self, qp: usize, end: usize, endpoint: Endpoint) -> Endpoint {
+        let Stands::Calls(connect) = std::mem::replace(&mut self.end(qp, end).stands, Stands::Over) else {
+            unreachable!("it has just gone live")
+        };
+        if !self.plan.qps[qp].recovers {
+            return endpoint;
+        }
+        let sent = self.sent.clone();
+        let send = move |frame| sent.lock().unwrap_or_else(|e| e.into_inner()).push((qp, end, frame));
+        endpoint.with_recovery(*connect, RECOVERY, Box::new(send))
+    }
+
+    /// Carries the frames that engines have sent.
+    pub(super) fn take_sent(&mut self) -> Result<(), Violation> {
+        let sent = std::mem::take(&mut *self.sent.lock().unwrap_or_else(|e| e.into_inner()));
+        let any = !sent.is_empty();
+        for (qp, end, frame) in sent {
+            self.send(qp, end, frame)?;
+        }
+        if any {
+            self.schedule_set_up();
+        }
         Ok(())
     }
 

@@ -133,6 +133,11 @@ impl SetUp {
         SetUp { ends, faults: faults.len(), random }
     }
 
+    /// The channel to an end loses what is on its way, and so many frames that follow.
+    pub(in crate::sim) fn lose(&mut self, end: usize, frames: u32) {
+        self.ends[end].channel.lose(frames);
+    }
+
     /// Of an end that is live: its incarnation, that of the other end which it is live with, and the epoch.
     pub(super) fn live(&self, end: usize) -> Option<(u64, u64, u32)> {
         let e = &self.ends[end];

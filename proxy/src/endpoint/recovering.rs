@@ -1,0 +1,268 @@
+//! How an endpoint goes on over another link when its link broke.
+//!
+//! [`Connect`] says what comes next; this does it, one step a pass, and never waits:
+//!
+//! 1. The link breaks here, or the peer says that it broke. This end posts and takes in nothing any more. Copies of messages
+//!    that it has accepted go on.
+//! 2. The link is stopped, and what has landed whole is taken in. This end tells the peer how many messages it has accepted
+//!    (RESUME), with its offer of the next link.
+//! 3. With the peer's RESUME this end gets ready to receive (READY). With the peer's READY it puts the head of the staging
+//!    ring back to the first message that the peer has not accepted, and goes on. The ordinary path reads, checks and posts
+//!    those messages again.
+//!
+//! Frames come by [`Endpoint::control`] and leave by [`SendFrame`]. A frame may be lost, late or repeated.
+
+use pushgate_core::recovery::{Patience, Phase};
+use pushgate_driver_shim::abi;
+
+use super::{Endpoint, Stands};
+use crate::connect::{Connect, Event};
+use crate::frame::{Fds, Frame};
+use crate::link::{LinkDown, PeerCounts, RenewError};
+use crate::mover::Mover;
+use crate::recorder;
+use crate::session::Status;
+
+/// Sends a frame to the peer, over a channel that outlives the links. What can't be sent at once is dropped. Called on the
+/// engine's thread, so it must not wait.
+pub type SendFrame = Box<dyn FnMut(Frame) + Send>;
+
+/// What replaces an endpoint's link.
+pub(super) struct Recovering {
+    connect: Connect<Fds>,
+    send: SendFrame,
+    /// The link that broke has not stopped yet, or the next one's offer is still to be made.
+    fencing: bool,
+    /// What the link that broke has brought is still to be taken in: before the first offer, and never behind an offer,
+    /// which says how much this end has accepted.
+    lands: bool,
+    /// Messages that the peer had accepted when the present link began.
+    resumed: u64,
+    /// This end's own lack was told once since the link broke.
+    warned: bool,
+}
+
+impl Recovering {
+    /// Where the session stands, for the flight recorder.
+    pub(super) fn phase(&self) -> recorder::Phase {
+        match self.connect.phase() {
+            Phase::Live => recorder::Phase::Live,
+            Phase::Fencing => recorder::Phase::Fencing,
+            Phase::Offered => recorder::Phase::Offered,
+            Phase::Joining => recorder::Phase::Joining,
+            Phase::Ended(_) => recorder::Phase::Ending,
+        }
+    }
+
+    /// The epoch of the link that is live, or of the next one.
+    pub(super) fn epoch(&self) -> u32 {
+        self.connect.epoch()
+    }
+
+    #[cfg(feature = "sim")]
+    pub(super) fn resumed(&self) -> u64 {
+        self.resumed
+    }
+}
+
+impl Endpoint {
+    /// The link is replaced when it breaks. `connect` has just become live with the peer's end, which replaces its link
+    /// too; frames of the peer go to [`Endpoint::control`] from now on. Without effect over a link that can't be made anew:
+    /// then the end of the link is the queue pair's.
+    pub fn with_recovery(mut self, mut connect: Connect<Fds>, patience: Patience, send: SendFrame) -> Self {
+        let lost = LinkDown::Failed { cause: abi::PUSHGATE_DOWN_RETRY, by_peer: true };
+        connect.recovers(patience, lost.status(self.rank(), self.peer()));
+        if self.here.qp.renews().is_some() {
+            let recovering =
+                Recovering { connect, send, fencing: false, lands: false, resumed: 0, warned: false };
+            self.recovering = Some(Box::new(recovering));
+        }
+        self
+    }
+
+    /// Takes a frame of the peer about the link. A frame that is out of date changes nothing.
+    #[cold]
+    pub fn control(&mut self, frame: Frame) {
+        self.tell_progress();
+        let now = self.now;
+        let Some(r) = self.recovering.as_mut().filter(|_| self.stands != Stands::Over) else { return };
+        match r.connect.take(frame, now) {
+            Ok(()) => self.perform(),
+            Err(e) => self.violated(&e),
+        }
+    }
+
+    /// Breaks the link of this end. True if another one is to take its place. For tests and fault injection.
+    #[cold]
+    pub fn break_link(&mut self) -> bool {
+        if self.stands == Stands::Live {
+            self.broke(LinkDown::Failed { cause: abi::PUSHGATE_DOWN_PORT, by_peer: false });
+        }
+        self.stands == Stands::Down
+    }
+
+    /// The next time at which a pass has something to do though nothing has arrived: nanoseconds, as in
+    /// [`Endpoint::set_time`].
+    pub fn wakes_at(&self) -> Option<u64> {
+        let recovering = self.recovering.as_ref().filter(|_| self.stands == Stands::Down)?;
+        recovering.connect.wakes_at()
+    }
+
+    /// The link broke. True if another one is to take its place.
+    pub(super) fn recovers(&mut self, down: LinkDown) -> bool {
+        self.tell_progress();
+        let (now, status) = (self.now, down.status(self.rank(), self.peer()));
+        let Some(r) = self.recovering.as_mut().filter(|_| down.is_recoverable()) else { return false };
+        tracing::info!(rank = self.geometry.rank, peer = self.options.peer, "{down}; another one follows");
+        r.connect.link_down(status, now);
+        self.perform();
+        true
+    }
+
+    pub(super) fn is_fencing(&self) -> bool {
+        self.recovering.as_ref().is_some_and(|r| r.fencing)
+    }
+
+    /// A pass while the link is replaced. True if anything was done.
+    pub(super) fn poll_down(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        let mut work = self.advance(mover);
+        if self.is_fencing() && self.stands == Stands::Down {
+            work |= self.fence(mover);
+        }
+        let now = self.now;
+        let due = self.wakes_at().is_some_and(|at| at <= now);
+        if let Some(r) = self.recovering.as_mut().filter(|_| due) {
+            r.connect.tick(now);
+            self.perform();
+            work = true;
+        }
+        if planted!(P6Early) && self.stands == Stands::Down && !self.is_fencing() {
+            self.transmit();
+        }
+        if planted!(P6Late) && self.stands == Stands::Down && !self.is_fencing() {
+            self.receive(mover);
+        }
+        work
+    }
+
+    /// Stops the link that broke. When nothing of it can touch memory any more, takes in what has landed, and makes the
+    /// offer of the next link.
+    fn fence(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        if !self.here.qp.stopped(self.now) {
+            return false;
+        }
+        if self.recovering.as_mut().is_some_and(|r| std::mem::take(&mut r.lands)) {
+            self.receive(mover);
+            if self.stands != Stands::Down {
+                return true;
+            }
+        }
+        let (now, accepted) = (self.now, self.inbound.accepted());
+        let (Some(r), Some(link)) = (&mut self.recovering, self.here.qp.renews()) else { return false };
+        match link.offer() {
+            Ok(offer) => {
+                r.fencing = false;
+                r.connect.fenced(accepted, offer, now);
+                self.perform();
+                true
+            }
+            Err(e) => {
+                // The next pass tries again, until the session's limit.
+                if !std::mem::replace(&mut r.warned, true) {
+                    tracing::warn!(rank = self.geometry.rank, peer = self.options.peer, "{e}");
+                }
+                false
+            }
+        }
+    }
+
+    /// Does what the set-up machine says.
+    fn perform(&mut self) {
+        self.recorded.worked = true;
+        while let Some(r) = &mut self.recovering
+            && let Some(event) = r.connect.poll()
+        {
+            match event {
+                Event::Send(frame) => (r.send)(frame),
+                Event::Fence => {
+                    r.fencing = true;
+                    if self.stands == Stands::Live {
+                        (self.stands, r.lands) = (Stands::Down, true);
+                    }
+                }
+                Event::Prepare { epoch, offer } => {
+                    let now = self.now;
+                    let Some(link) = self.here.qp.renews() else { return };
+                    match link.prepare(offer) {
+                        Ok(places) => r.connect.prepared(epoch, places, now),
+                        Err(e) => self.gives_up_attempt(&e),
+                    }
+                }
+                Event::Go { places, accepted, .. } => self.goes_on(&places, accepted),
+                Event::End(status) => self.fail(status),
+            }
+        }
+    }
+
+    /// This end's part of the next link could not be made.
+    fn gives_up_attempt(&mut self, e: &RenewError) {
+        if let RenewError::Peer(why) = e {
+            return self.violated(why);
+        }
+        let status = LinkDown::Failed { cause: abi::PUSHGATE_DOWN_DEVICE, by_peer: false };
+        let (now, status) = (self.now, status.status(self.rank(), self.peer()));
+        let Some(r) = &mut self.recovering else { return };
+        if !std::mem::replace(&mut r.warned, true) {
+            tracing::warn!(rank = self.geometry.rank, peer = self.options.peer, "{e}");
+        }
+        r.connect.link_down(status, now);
+    }
+
+    /// Both ends are ready: goes on behind the first `accepted` messages, which the peer has accepted.
+    fn goes_on(&mut self, places: &[u8], accepted: u64) {
+        let (received, sent) = (self.session.received(), self.outbound.staging().messages());
+        // P8: before anything is done by the number.
+        if !(received..=sent).contains(&accepted) {
+            let why = format!("it says that it has accepted {accepted} messages of {received} to {sent}");
+            return self.violated(&why);
+        }
+        let Some(link) = self.here.qp.renews() else { return };
+        if let Err(e) = link.go(places, accepted) {
+            return self.gives_up_attempt(&e);
+        }
+        self.outbound.rewind(accepted, self.here.qp.budget());
+        if let Some(r) = &mut self.recovering {
+            (r.resumed, r.warned) = (accepted, false);
+        }
+        self.stands = Stands::Live;
+        self.counters.recovered += 1;
+        tracing::info!(
+            rank = self.geometry.rank,
+            peer = self.options.peer,
+            again = sent - accepted,
+            "another link carries the queue pair"
+        );
+        // The next link knows no counts yet.
+        self.acknowledged = PeerCounts::default();
+        self.acknowledge();
+    }
+
+    /// Tells the peer beside the link that this end has ended with `status`.
+    pub(super) fn tell_end(&mut self, status: Status) {
+        let Some(r) = &mut self.recovering else { return };
+        r.connect.abort(status);
+        while let Some(event) = r.connect.poll() {
+            if let Event::Send(frame) = event {
+                (r.send)(frame);
+            }
+        }
+    }
+
+    /// Tells how far the session has come.
+    fn tell_progress(&mut self) {
+        let count = self.session.received() + self.inbound.accepted();
+        if let Some(r) = &mut self.recovering {
+            r.connect.progress(count);
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Frames that the two ends of a queue pair send each other beside their links: bytes and descriptors.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::fcntl_get_seals;
+
+/// A frame between two ends: bytes and descriptors.
+pub type Frame = pushgate_core::connect::Frame<Fds>;
+
+/// The descriptors of a frame. A copy shares them.
+#[derive(Clone, Debug, Default)]
+pub struct Fds(Arc<Vec<OwnedFd>>);
+
+impl Fds {
+    /// The descriptors, in their order.
+    pub fn borrow(&self) -> Vec<BorrowedFd<'_>> {
+        self.0.iter().map(|fd| fd.as_fd()).collect()
+    }
+
+    /// The descriptors as the caller's own. Duplicates those that a copy shares.
+    pub fn into_owned(self) -> io::Result<Vec<OwnedFd>> {
+        Arc::try_unwrap(self.0).or_else(|shared| shared.iter().map(OwnedFd::try_clone).collect())
+    }
+
+    /// Whether each is shared memory. An engine, which must not wait, may close such a descriptor; the last close of other
+    /// files may take as long as a peer likes.
+    pub fn are_memory(&self) -> bool {
+        self.0.iter().all(|fd| fcntl_get_seals(fd).is_ok())
+    }
+}
+
+impl From<Vec<OwnedFd>> for Fds {
+    fn from(fds: Vec<OwnedFd>) -> Self {
+        Fds(Arc::new(fds))
+    }
+}

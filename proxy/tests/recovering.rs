@@ -1,0 +1,317 @@
+//! Links that break under two engines' threads while programs on both sides send: nothing is lost, doubled or changed, and
+//! what can't be replaced ends with a status.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use common::*;
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_proxy::connect::{Connect, Event, Fds, Frame, Incarnation, Patience};
+use pushgate_proxy::endpoint::Endpoint;
+use pushgate_proxy::engine::{Engine, EngineOptions, QpId};
+use pushgate_proxy::idle::Wake;
+use pushgate_proxy::session::Status;
+use pushgate_tests::hang;
+
+const LONGEST: usize = 1000;
+const SLOTS: usize = 8;
+
+/// Machines of two ends that have just met.
+fn met() -> [Connect<Fds>; 2] {
+    let gives_up = Status::new(abi::PUSHGATE_ABORTED);
+    let mut ends = [1, 2]
+        .map(|n| Connect::new(Incarnation::new(n).unwrap(), Frame::default(), 1_000_000_000, gives_up, 0));
+    let mut live = [false; 2];
+    while live != [true; 2] {
+        for at in [0, 1] {
+            while let Some(event) = ends[at].poll() {
+                match event {
+                    Event::Send(frame) => ends[1 - at].take(frame, 0).unwrap(),
+                    Event::Prepare { epoch, .. } => ends[at].prepared(epoch, Vec::new(), 0),
+                    Event::Go { .. } => live[at] = true,
+                    event => panic!("{event:?}"),
+                }
+            }
+        }
+    }
+    ends
+}
+
+/// Where frames for an end go: its engine, once that has the end.
+type Far = Arc<OnceLock<(Arc<Engine>, QpId)>>;
+
+/// One side: an engine with its end of the queue pair, the program's device, and the region that the peer puts to.
+struct Side {
+    engine: Arc<Engine>,
+    qp: QpId,
+    device: Device,
+    /// What the peer puts to, and what this side's SENDs go out of.
+    regions: [Region; 2],
+    keys: [u32; 2],
+}
+
+/// Two sides whose links are replaced. `cut`: frames between them are lost while it is set.
+fn sides(whole: Duration, cut: &Arc<AtomicBool>) -> [Side; 2] {
+    let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
+    let far: [Far; 2] = Default::default();
+    let bells = [0, 1].map(|_| EventFd::new().unwrap());
+    let mut peers = common::bells().map(Some);
+    let mut connects = met().map(Some);
+    let sides = [0, 1].map(|i: usize| {
+        let engine = Engine::start(bells[i].try_clone().unwrap(), EngineOptions::default()).unwrap();
+        let engine = Arc::new(engine);
+        let endpoint = Endpoint::local(m[i].joined(&m[1 - i], peers[i].take()), options(1 - i as u32));
+        let (to, cut) = (far[1 - i].clone(), cut.clone());
+        let send = move |frame: Frame| {
+            if let Some((engine, qp)) = to.get().filter(|_| !cut.load(Ordering::Relaxed)) {
+                engine.control(*qp, frame).unwrap();
+            }
+        };
+        let connect = connects[i].take().unwrap();
+        let endpoint =
+            endpoint.unwrap().with_recovery(connect, Patience::within(whole, i as u64), Box::new(send));
+        let qp = engine.add_qp(endpoint, Wake::Doorbell).unwrap();
+        let regions = [Region::new(SLOTS * 64), Region::new(LONGEST * SLOTS)];
+        // SAFETY: the engine keeps the regions' memory, which is mapped and read and written through pointers alone.
+        let keys = [0, 1].map(|r: usize| unsafe {
+            engine.add_region(qp, regions[r].memory(), regions[r].bytes as u64).unwrap()
+        });
+        let mut device = Device::new(&m[i], &m[1 - i]);
+        device.set_bell(Some(bells[i].try_clone().unwrap()));
+        Side { engine, qp, device, regions, keys }
+    });
+    for i in [0, 1] {
+        assert!(far[i].set((sides[i].engine.clone(), sides[i].qp)).is_ok());
+    }
+    sides
+}
+
+fn number(seed: u64) -> u64 {
+    seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+}
+
+/// What message `n` carries. Every fourth one is a PUT with a signal, the others are SENDs: in the WQE, in the window, out
+/// of a region.
+fn content(n: u64) -> Vec<u8> {
+    let length = match n % 4 {
+        0 => 1 + number(n) as usize % 40,
+        3 => 64,
+        _ => 1 + number(n) as usize % LONGEST,
+    };
+    let mut bytes = vec![0; length];
+    pattern(n, &mut bytes);
+    bytes
+}
+
+impl Side {
+    /// Posts message `n`, unless credit is missing.
+    fn post(&mut self, n: u64, rkey: u32) -> bool {
+        let (bytes, tag) = (content(n), (n / 4 * 3 + n % 4) as u32);
+        match n % 4 {
+            0 => self.device.post(inline_send(tag), &bytes),
+            1 => self.device.post(window_send(tag), &bytes),
+            2 => {
+                let slot = (n / 4) as usize % SLOTS;
+                self.regions[1].write(slot * LONGEST, &bytes);
+                self.device.post_from(region_send(tag, self.keys[1], (slot * LONGEST) as u64), bytes.len())
+            }
+            _ => {
+                let put = Record {
+                    flags: Record::WITH_SIGNAL,
+                    rkey,
+                    remote_offset: (n / 4) % SLOTS as u64 * 64,
+                    signal: 1,
+                    signal_value: n / 4 + 1,
+                    ..Record::new(Opcode::Put)
+                };
+                self.device.post(put, &bytes)
+            }
+        }
+    }
+
+    /// Takes one SEND, if one has come, and compares it. `sends`: those taken before.
+    fn take(&mut self, sends: u64) -> bool {
+        let Some(m) = self.device.try_recv() else { return false };
+        assert_eq!(m.tag as u64, sends, "a SEND is missing, doubled or out of order");
+        let expected = content(sends / 3 * 4 + sends % 3);
+        let mut found = vec![0; m.length as usize];
+        self.device.read(&m, &mut found);
+        assert_eq!(found, expected, "SEND {sends}");
+        self.device.release(1);
+        true
+    }
+
+    /// Looks at the signal of the PUTs: the PUT that it announces is there.
+    fn look(&self, before: u64) -> u64 {
+        let signal = self.device.signal(1);
+        assert!(signal >= before, "the signal falls from {before} to {signal}");
+        if signal > before {
+            let found = self.regions[0].read((signal - 1) as usize % SLOTS * 64, 64);
+            // The next PUT to the same place begins behind the signals of those between.
+            let still = self.device.signal(1) < signal + SLOTS as u64 - 1;
+            assert!(!still || found == content((signal - 1) * 4 + 3), "PUT {signal} is not there");
+        }
+        signal
+    }
+}
+
+/// Sends both ways and takes what comes until `stop`, and then until everything has arrived. `totals`: how many messages
+/// each side has sent, once it sends no more.
+fn traffic(mut side: Side, at: usize, rkey: u32, shared: &Shared) -> Side {
+    let (mut posted, mut sends, mut signal) = (0, 0, 0);
+    let mut moved_at = Instant::now();
+    let mut sending = true;
+    loop {
+        let mut moved = false;
+        // What lies in a region is written anew 32 messages later: the one before must have arrived.
+        if sending && side.device.slots() < side.device.delivered() + 16 && side.post(posted, rkey) {
+            (posted, moved) = (posted + 1, true);
+            // Whole rounds of four.
+            if shared.stop.load(Ordering::Relaxed) && posted % 4 == 0 {
+                sending = false;
+                shared.totals[at].store(posted, Ordering::SeqCst);
+            }
+        }
+        while side.take(sends) {
+            (sends, moved) = (sends + 1, true);
+        }
+        let now = side.look(signal);
+        moved |= now > signal;
+        signal = now;
+        assert!(side.device.status().is_none(), "{:?}", side.device.status());
+        let theirs = shared.totals[1 - at].load(Ordering::SeqCst);
+        let all = theirs > 0 && (sends, signal) == (theirs / 4 * 3, theirs / 4);
+        if !sending && all && side.device.delivered() == side.device.slots() {
+            return side;
+        }
+        if moved {
+            moved_at = Instant::now();
+            shared.taken[at].store(sends + signal, Ordering::Relaxed);
+        } else {
+            assert!(
+                moved_at.elapsed() < hang(),
+                "posted {posted}, took {sends} SENDs, signal {signal} of {theirs}"
+            );
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// What the threads of a run share.
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    totals: [AtomicU64; 2],
+    /// Messages that each side has taken.
+    taken: [AtomicU64; 2],
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < hang(), "waiting for {what}");
+        std::thread::yield_now();
+    }
+}
+
+fn recovered(engine: &Engine) -> u64 {
+    engine.counters().unwrap().recovered
+}
+
+#[test]
+fn p6_links_that_break_hundreds_of_times_under_traffic_lose_double_and_change_nothing() {
+    const BREAKS: usize = 300;
+    let shared = Shared::default();
+    let [a, b] = sides(Duration::from_secs(20), &Arc::default());
+    let engines = [&a, &b].map(|side| (side.engine.clone(), side.qp));
+    let keys = [b.keys[0], a.keys[0]];
+    let mut times = Vec::new();
+    let (a, b) = std::thread::scope(|scope| {
+        let shared = &shared;
+        let a = scope.spawn(move || traffic(a, 0, keys[0], shared));
+        let b = scope.spawn(move || traffic(b, 1, keys[1], shared));
+        for n in 0..BREAKS {
+            let taken = || [0, 1].map(|i| shared.taken[i].load(Ordering::Relaxed));
+            // Something has arrived each way since the last fault, and now and then both ends break together.
+            let before = taken();
+            until("traffic", || {
+                taken().iter().zip(before).all(|(now, before)| *now > before + n as u64 % 64)
+            });
+            let begin = Instant::now();
+            let counts = [0, 1].map(|i: usize| recovered(&engines[i].0));
+            let (engine, qp) = &engines[n % 2];
+            let breaks = engine.break_link(*qp).unwrap();
+            if n % 5 == 0 {
+                let (engine, qp) = &engines[1 - n % 2];
+                engine.break_link(*qp).unwrap();
+            }
+            assert!(breaks, "the link is replaced");
+            until("another link", || (0..2).all(|i| recovered(&engines[i].0) > counts[i]));
+            let before = taken();
+            until("a message", || taken() != before);
+            times.push(begin.elapsed());
+        }
+        shared.stop.store(true, Ordering::Relaxed);
+        (a.join().unwrap(), b.join().unwrap())
+    });
+    times.sort();
+    let messages: u64 = shared.totals.iter().map(|n| n.load(Ordering::SeqCst)).sum();
+    println!(
+        "{BREAKS} faults, {messages} messages; from the break to the next message: p50 {:?}, p99 {:?}, longest {:?}",
+        times[BREAKS / 2],
+        times[BREAKS * 99 / 100],
+        times[BREAKS - 1]
+    );
+    for side in [&a, &b] {
+        let c = side.engine.counters().unwrap();
+        assert_eq!((c.dropped, c.refused, c.stuck), (0, 0, 0));
+        assert!(c.recovered >= BREAKS as u64 && c.delivered > 0, "{c:?}");
+        side.regions.iter().for_each(Region::check_guards);
+    }
+}
+
+#[test]
+fn p7_a_link_whose_peer_does_not_answer_ends_with_link_down_at_its_limit() {
+    let cut = Arc::new(AtomicBool::new(false));
+    let [a, b] = sides(Duration::from_millis(300), &cut);
+    cut.store(true, Ordering::Relaxed);
+    assert!(a.engine.break_link(a.qp).unwrap());
+    let expected = (abi::PUSHGATE_LINK_DOWN, Some(0), abi::PUSHGATE_DOWN_PORT);
+    // The other side finds the end where the link was: its own link has not broken.
+    for side in [&a, &b] {
+        until("the end", || side.device.status().is_some());
+        let status = side.device.status().unwrap();
+        assert_eq!((status.code as u32, status.rank, status.detail), expected);
+    }
+}
+
+#[test]
+fn p7_a_side_that_ends_while_its_link_is_replaced_ends_the_other_side() {
+    let cut = Arc::new(AtomicBool::new(true));
+    let [a, b] = sides(Duration::from_secs(20), &cut);
+    // Nobody answers, so it stays without a link.
+    assert!(a.engine.break_link(a.qp).unwrap());
+    cut.store(false, Ordering::Relaxed);
+    a.engine.fail(Some(a.qp), Status::new(abi::PUSHGATE_ABORTED)).unwrap();
+    for side in [&a, &b] {
+        until("the end", || side.device.status().is_some());
+        let status = side.device.status().unwrap();
+        assert_eq!((status.code as u32, status.rank.unwrap_or(0)), (abi::PUSHGATE_ABORTED, 0));
+    }
+}
+
+#[test]
+fn p8_a_frame_that_no_peer_would_send_ends_the_queue_pair_and_names_the_peer() {
+    let [a, b] = sides(Duration::from_secs(20), &Arc::default());
+    a.engine.control(a.qp, Frame { bytes: vec![9; 40], along: Fds::default() }).unwrap();
+    until("the end", || a.device.status().is_some());
+    let status = a.device.status().unwrap();
+    assert_eq!((status.code as u32, status.rank), (abi::PUSHGATE_REFUSED, Some(1)));
+    until("the end", || b.device.status().is_some());
+}
