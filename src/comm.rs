@@ -15,7 +15,7 @@ use pushgate_proxy::session::Status;
 
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mesh::{BothReady, Call, Ended, Events, Mesh, QUEUE_PAIRS, meet};
+use crate::mesh::{BothReady, Call, Ended, Events, Mesh, QUEUE_PAIRS, TellEngine, meet};
 use crate::qp::{OwnEnd, QpConfig, QueuePair};
 use crate::watch::tell;
 
@@ -173,8 +173,8 @@ impl Comm {
             own.push((set_up, OwnEnd::new(&self.context, &self.mesh, peer, config)?));
         }
         let mut joined = Vec::with_capacity(ends.len());
-        for BothReady { end, places, call } in meet(&self.mesh, own)? {
-            let qp = end.join(&places, call.teller())?;
+        for BothReady { end, places, mut call } in meet(&self.mesh, own)? {
+            let qp = end.join(&places, &mut call)?;
             let (label, incarnation) = call.peers();
             let member = Member { control: qp.control().downgrade(), peer: qp.peer(), label, incarnation };
             let mut members = self.members.lock().unwrap_or_else(|e| e.into_inner());
@@ -190,7 +190,16 @@ impl Comm {
         }
         // All or none: an error up to here also ends the peers' ends of these queue pairs.
         let keep = |(qp, member, call): (QueuePair, Member, Call<'_>)| {
-            if let Some(status) = call.joined() {
+            // Weak: the mesh's thread, which has this, must not be the last one that has the engine.
+            let (proxy, id) = (Arc::downgrade(&self.context.inner.proxy), qp.id());
+            let tell = move || {
+                if let Some(proxy) = proxy.upgrade() {
+                    // An engine that is gone has ended its queue pairs.
+                    let _ = proxy.control(id);
+                }
+            };
+            let tell = call.is_handed_over().then(|| Box::new(tell) as TellEngine);
+            if let Some(status) = call.joined(tell) {
                 fail(&*self.context.inner.proxy, vec![(qp.id(), member)], status);
             }
             qp

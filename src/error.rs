@@ -107,7 +107,7 @@ pub enum Error {
     },
     /// The transport to a rank failed under a queue pair.
     #[error(
-        "the RDMA link of rank {rank} failed: {cause}; `pushgate doctor --qp verbs` on its host looks why"
+        "the link of rank {rank} failed: {cause}; over RDMA, `pushgate doctor --qp verbs` on its host looks why"
     )]
     Transport {
         /// Whose end it is: this rank's own, or the peer's.
@@ -296,7 +296,7 @@ mod tests {
         };
         let expected = |cause| {
             format!(
-                "the RDMA link of rank 3 failed: {cause}; `pushgate doctor --qp verbs` on its host looks why"
+                "the link of rank 3 failed: {cause}; over RDMA, `pushgate doctor --qp verbs` on its host looks why"
             )
         };
         assert_eq!(said(1), expected("its port is down"));

@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use self::parse::{
-    Value, auto_or_none, choice, device_name, gid_index, host, mtu, number, path, power_of_two, rendezvous,
-    switch, time, time_or_0, window_size,
+    Value, auto_or_none, choice, device_name, gid_index, host, mtu, number, path, power_of_two, recover,
+    rendezvous, switch, time, time_or_0, window_size,
 };
 use crate::error::{Error, Result};
 
@@ -203,7 +203,7 @@ impl Key {
     /// A value, as text, as a number in the setting's unit. Nothing for `auto`, `none` and what is no number.
     pub fn number(&self, value: &str) -> Option<u64> {
         match (self.kind, self.unit) {
-            ("Duration", _) => parse_time(value).map(|time| time.as_millis() as u64),
+            ("Duration" | "AutoOr<Duration>", _) => parse_time(value).map(|time| time.as_millis() as u64),
             ("u64", "bytes") => parse_size(value),
             ("u64" | "u32" | "AutoOr<usize>", _) => value.parse().ok(),
             _ => None,
@@ -318,6 +318,8 @@ settings! {
     timeout: Duration = "30s", time, "1ms to 24h, as in 500ms, 30s, 2min or 1h; a number alone is milliseconds", "ms", Waits;
     /// A WQE slot reserved and not published for this long ends its queue pair
     stuck: Duration = "2s", time, "1ms to 24h, as in 500ms, 30s, 2min or 1h; a number alone is milliseconds", "ms", Waits;
+    /// A link that breaks is replaced within this, or its queue pair ends; 0: its queue pair ends at once; auto: 10 s, or half of `timeout` if that is less
+    recover: AutoOr<Duration> = "auto", recover, "auto, 0, or 1ms to 24h and less than timeout", "ms", Waits;
     /// Where ranks of several hosts meet: rank 0 listens there; none: all ranks are on this host
     rendezvous: String = "none", rendezvous, "none or HOST:PORT ([ADDRESS]:PORT for IPv6)", "", Ranks;
     /// Address at which this rank listens to others; auto is the one that reaches the rendezvous
@@ -418,8 +420,24 @@ impl Settings {
         }
     }
 
+    /// For how long the ends of a queue pair may try to replace a link that broke. `None`: they do not.
+    pub fn recovery(&self) -> Option<Duration> {
+        match self.recover {
+            AutoOr::Auto => Some((self.timeout / 2).min(Duration::from_secs(10))),
+            AutoOr::None => None,
+            AutoOr::Is(time) => Some(time),
+        }
+    }
+
     /// Refuses settings that are each allowed but do not go together.
     pub fn check(&self) -> Result<()> {
+        if let AutoOr::Is(time) = self.recover
+            && time >= self.timeout
+        {
+            let timeout = self.timeout.as_millis();
+            let allowed = format!("less than timeout ({timeout} ms), so that calls outlast a recovery; or 0");
+            return Err(self.refused("recover", allowed));
+        }
         if self.rendezvous != "none" && self.qp == QpKind::Local {
             let allowed = "none with qp = local (ranks of several hosts need qp = verbs)";
             return Err(self.refused("rendezvous", allowed));
@@ -588,6 +606,27 @@ mod tests {
         assert_eq!((s.no_imm, s.ib_port, s.ib_mtu, s.gid_index), (true, 2, AutoOr::Is(1024), AutoOr::Is(3)));
         let switches: Vec<_> = Settings::KEYS.iter().filter(|k| k.is_switch()).map(|k| k.name).collect();
         assert_eq!(switches, ["no_imm"]);
+    }
+
+    #[test]
+    fn a_recovery_is_shorter_than_the_timeout_or_switched_off() {
+        let mut s = Settings::default();
+        assert_eq!(s.recovery(), Some(Duration::from_secs(10)));
+        s.set("timeout", "3s").unwrap();
+        assert_eq!(s.recovery(), Some(Duration::from_millis(1500)));
+        s.set("recover", "2s").unwrap();
+        s.check().unwrap();
+        assert_eq!(
+            (s.recovery(), s.text(Key::of("recover").unwrap())),
+            (Some(Duration::from_secs(2)), "2s".into())
+        );
+        s.set("recover", "3s").unwrap();
+        let e = s.check().unwrap_err().to_string();
+        assert!(e.starts_with("invalid recover `3s`: expected less than timeout (3000 ms)"), "{e}");
+        s.set("recover", "0").unwrap();
+        s.check().unwrap();
+        assert_eq!((s.recovery(), s.text(Key::of("recover").unwrap())), (None, "0".into()));
+        assert!(s.set("recover", "-1").is_err());
     }
 
     #[test]

@@ -7,7 +7,6 @@ use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use crate::counters::Counters;
 use crate::endpoint::{Endpoint, QpMemory, QpOptions};
 use crate::engine::{Engine, EngineError, QpId};
-use crate::frame::Frame;
 use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
 use crate::memory::Keep;
@@ -88,8 +87,8 @@ impl Proxy for Engine {
         self.remove_qp(qp)
     }
 
-    fn control(&self, qp: QpId, frame: Frame) -> Result<(), EngineError> {
-        self.control(qp, frame)
+    fn control(&self, qp: QpId) -> Result<(), EngineError> {
+        self.control(qp)
     }
 
     fn break_link(&self, qp: QpId) -> Result<bool, EngineError> {

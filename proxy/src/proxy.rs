@@ -11,7 +11,6 @@ use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use crate::counters::Counters;
 use crate::endpoint::{Endpoint, QpOptions};
 use crate::engine::{EngineError, QpId};
-use crate::frame::Frame;
 use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
 use crate::memory::Keep;
@@ -103,9 +102,9 @@ pub trait Proxy: Send + Sync {
     /// Ends one queue pair, or all of this program's, with a status.
     fn fail(&self, qp: Option<QpId>, status: Status) -> Result<(), EngineError>;
 
-    /// Hands a queue pair a frame of its peer about their link ([`Endpoint::control`]). Waits for nothing. Only an engine
-    /// of this process can do that.
-    fn control(&self, _qp: QpId, _frame: Frame) -> Result<(), EngineError> {
+    /// Tells a queue pair that frames of its peer wait in its [`Mailbox`](crate::endpoint::Mailbox). Waits for nothing. Only
+    /// an engine of this process can do that.
+    fn control(&self, _qp: QpId) -> Result<(), EngineError> {
         Err(EngineError::Remote("links of a proxy process are not replaced: set proxy = thread".into()))
     }
 

@@ -13,7 +13,7 @@ use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::connect::{Connect, Event, Fds, Frame, Incarnation, Patience};
-use pushgate_proxy::endpoint::Endpoint;
+use pushgate_proxy::endpoint::{Endpoint, Mailbox};
 use pushgate_proxy::engine::{Engine, EngineOptions, QpId};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::session::Status;
@@ -44,12 +44,13 @@ fn met() -> [Connect<Fds>; 2] {
 }
 
 /// Where frames for an end go: its engine, once that has the end.
-type Far = Arc<OnceLock<(Arc<Engine>, QpId)>>;
+type Far = Arc<OnceLock<(Arc<Engine>, QpId, Mailbox)>>;
 
 /// One side: an engine with its end of the queue pair, the program's device, and the region that the peer puts to.
 struct Side {
     engine: Arc<Engine>,
     qp: QpId,
+    mailbox: Mailbox,
     device: Device,
     /// What the peer puts to, and what this side's SENDs go out of.
     regions: [Region; 2],
@@ -60,6 +61,7 @@ struct Side {
 fn sides(whole: Duration, cut: &Arc<AtomicBool>) -> [Side; 2] {
     let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     let far: [Far; 2] = Default::default();
+    let mailboxes: [Mailbox; 2] = Default::default();
     let bells = [0, 1].map(|_| EventFd::new().unwrap());
     let mut peers = common::bells().map(Some);
     let mut connects = met().map(Some);
@@ -69,13 +71,19 @@ fn sides(whole: Duration, cut: &Arc<AtomicBool>) -> [Side; 2] {
         let endpoint = Endpoint::local(m[i].joined(&m[1 - i], peers[i].take()), options(1 - i as u32));
         let (to, cut) = (far[1 - i].clone(), cut.clone());
         let send = move |frame: Frame| {
-            if let Some((engine, qp)) = to.get().filter(|_| !cut.load(Ordering::Relaxed)) {
-                engine.control(*qp, frame).unwrap();
+            if let Some((engine, qp, mailbox)) = to.get().filter(|_| !cut.load(Ordering::Relaxed))
+                && mailbox.put(frame)
+            {
+                engine.control(*qp).unwrap();
             }
         };
         let connect = connects[i].take().unwrap();
-        let endpoint =
-            endpoint.unwrap().with_recovery(connect, Patience::within(whole, i as u64), Box::new(send));
+        let endpoint = endpoint.unwrap().with_recovery(
+            connect,
+            Patience::within(whole, i as u64),
+            mailboxes[i].clone(),
+            Box::new(send),
+        );
         let qp = engine.add_qp(endpoint, Wake::Doorbell).unwrap();
         let regions = [Region::new(SLOTS * 64), Region::new(LONGEST * SLOTS)];
         // SAFETY: the engine keeps the regions' memory, which is mapped and read and written through pointers alone.
@@ -84,10 +92,10 @@ fn sides(whole: Duration, cut: &Arc<AtomicBool>) -> [Side; 2] {
         });
         let mut device = Device::new(&m[i], &m[1 - i]);
         device.set_bell(Some(bells[i].try_clone().unwrap()));
-        Side { engine, qp, device, regions, keys }
+        Side { engine, qp, mailbox: mailboxes[i].clone(), device, regions, keys }
     });
     for i in [0, 1] {
-        assert!(far[i].set((sides[i].engine.clone(), sides[i].qp)).is_ok());
+        assert!(far[i].set((sides[i].engine.clone(), sides[i].qp, mailboxes[i].clone())).is_ok());
     }
     sides
 }
@@ -307,9 +315,24 @@ fn p7_a_side_that_ends_while_its_link_is_replaced_ends_the_other_side() {
 }
 
 #[test]
+fn p8_a_peer_that_sends_frames_without_end_fills_no_memory() {
+    let [a, _b] = sides(Duration::from_secs(20), &Arc::default());
+    // The engine is told once; until it looks, only so many frames wait, whose descriptors are open.
+    let memory = Memory::new(GEOMETRY);
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = open();
+    for n in 0..1000 {
+        let fd = memory.link.fd().try_clone_to_owned().unwrap();
+        assert_eq!(a.mailbox.put(Frame { bytes: vec![9; 40], along: vec![fd].into() }), n == 0);
+    }
+    assert!(open() < before + 100, "{} descriptors are open, {before} were", open());
+}
+
+#[test]
 fn p8_a_frame_that_no_peer_would_send_ends_the_queue_pair_and_names_the_peer() {
     let [a, b] = sides(Duration::from_secs(20), &Arc::default());
-    a.engine.control(a.qp, Frame { bytes: vec![9; 40], along: Fds::default() }).unwrap();
+    assert!(a.mailbox.put(Frame { bytes: vec![9; 40], along: Fds::default() }));
+    a.engine.control(a.qp).unwrap();
     until("the end", || a.device.status().is_some());
     let status = a.device.status().unwrap();
     assert_eq!((status.code as u32, status.rank), (abi::PUSHGATE_REFUSED, Some(1)));

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
 use pushgate_proxy::connect::{self, Connect, Event, Fds, Frame, Incarnation};
+use pushgate_proxy::endpoint::Mailbox;
 use pushgate_proxy::session::Status;
 
-use super::{Mesh, SetUp, TellEnd};
+use super::{Channel, Mesh, SetUp, TellEnd, TellEngine};
 use crate::error::{Error, Result};
 
 /// How many frames of each end are still read after the time is up: frames that had arrived by then.
@@ -30,7 +31,20 @@ pub(crate) trait End {
 pub(crate) struct Call<'a> {
     /// `None` once the queue pair is joined.
     set_up: Option<SetUp<'a>>,
-    connect: Connect<Fds>,
+    /// `None` once the queue pair's engine has it.
+    connect: Option<Connect<Fds>>,
+    /// Where the peer's later frames go, once the engine has that machine.
+    mailbox: Option<Mailbox>,
+    /// The peer's incarnation that this end is live with, once it is.
+    with: Option<Incarnation>,
+}
+
+/// What replaces the link of an end when it breaks: the machine that has met the peer, and the way of frames from and to
+/// the peer.
+pub(crate) struct HandedOver {
+    pub(crate) connect: Connect<Fds>,
+    pub(crate) mailbox: Mailbox,
+    pub(crate) channel: Channel,
 }
 
 /// An end that is ready to receive, and whose peer is.
@@ -88,7 +102,7 @@ pub(crate) fn meet<'a, E: End>(mesh: &'a Mesh, ends: Vec<(SetUp<'a>, E)>) -> Res
             None => {
                 late = 0;
                 for i in here {
-                    all[i].call.connect.tick(now());
+                    all[i].call.machine().tick(now());
                     all[i].go_on(now(), true)?;
                 }
             }
@@ -105,8 +119,9 @@ pub(crate) fn meet<'a, E: End>(mesh: &'a Mesh, ends: Vec<(SetUp<'a>, E)>) -> Res
 impl<E: End> Meeting<'_, E> {
     /// Does everything that the machine says. `ticked`: the machine was told the time, and no frame.
     fn go_on(&mut self, now: u64, ticked: bool) -> Result<()> {
-        let Call { set_up, connect } = &mut self.call;
+        let Call { set_up, connect, with, .. } = &mut self.call;
         let set_up = set_up.as_ref().expect("it is not joined");
+        let connect = connect.as_mut().expect("it is not live");
         let peer = set_up.peer;
         while let Some(event) = connect.poll() {
             match event {
@@ -122,7 +137,10 @@ impl<E: End> Meeting<'_, E> {
                     let places = self.end.prepare(offer)?;
                     connect.prepared(epoch, places, now);
                 }
-                Event::Go { places, .. } => self.places = Some(places),
+                Event::Go { places, .. } => {
+                    self.places = Some(places);
+                    *with = connect.peer();
+                }
                 Event::End(_) if ticked => {
                     let what = format!("agreeing on a queue pair with rank {peer}");
                     return Err(Error::TimedOut { what, after: set_up.mesh.timeout });
@@ -137,7 +155,7 @@ impl<E: End> Meeting<'_, E> {
 impl<'a> Call<'a> {
     pub(super) fn begin(set_up: SetUp<'a>, offer: Frame, limit: Duration, now: u64) -> Self {
         let connect = Connect::new(set_up.own, offer, limit.as_nanos() as u64, aborted(set_up.mesh), now);
-        Call { set_up: Some(set_up), connect }
+        Call { set_up: Some(set_up), connect: Some(connect), mailbox: None, with: None }
     }
 
     fn set_up(&self) -> &SetUp<'a> {
@@ -149,23 +167,40 @@ impl<'a> Call<'a> {
     }
 
     fn wakes_at(&self) -> u64 {
-        self.connect.wakes_at().unwrap_or(u64::MAX)
+        self.connect.as_ref().and_then(Connect::wakes_at).unwrap_or(u64::MAX)
+    }
+
+    fn machine(&mut self) -> &mut Connect<Fds> {
+        self.connect.as_mut().expect("it is not live")
     }
 
     fn take(&mut self, frame: Frame, now: u64) -> Result<()> {
         let rank = self.set_up().peer;
-        self.connect.take(frame, now).map_err(|e| Error::Mismatch { rank, reason: e.to_string() })
+        self.machine().take(frame, now).map_err(|e| Error::Mismatch { rank, reason: e.to_string() })
     }
 
     /// The peer's incarnation that this end is live with.
     fn with(&self) -> Incarnation {
-        self.connect.peer().expect("it is live with one")
+        self.with.expect("it is live with one")
+    }
+
+    /// Hands out what replaces the link of this end when it breaks. [`Call::joined`] must be told then how the engine hears
+    /// of the peer's frames.
+    pub(crate) fn hand_over(&mut self) -> HandedOver {
+        let (channel, mailbox) = (self.set_up().channel(), Mailbox::default());
+        self.mailbox = Some(mailbox.clone());
+        HandedOver { connect: self.connect.take().expect("it is handed over once"), mailbox, channel }
+    }
+
+    /// Whether [`Call::hand_over`] was called.
+    pub(crate) fn is_handed_over(&self) -> bool {
+        self.mailbox.is_some()
     }
 
     /// Makes the value that tells the peer later if this end breaks and can't say so over its own
     /// link.
     pub(crate) fn teller(&self) -> TellEnd {
-        self.set_up().teller(self.connect.peer())
+        self.set_up().teller(self.with)
     }
 
     /// The label, and the peer's incarnation that this end is live with.
@@ -173,13 +208,14 @@ impl<'a> Call<'a> {
         (self.set_up().label, self.with())
     }
 
-    /// Records that the queue pair is made. Returns the status of the peer's end if it has ended meanwhile.
+    /// Records that the queue pair is made. Returns the status of the peer's end if it has ended meanwhile. `tell` tells
+    /// the engine that frames of the peer wait, where the link is replaced when it breaks.
     ///
     /// From this call on, [`super::Events`] reports the peer's ends, so the caller must have
     /// recorded the queue pair before.
-    pub(crate) fn joined(mut self) -> Option<Status> {
-        let with = self.with();
-        self.set_up.take().expect("it is not joined").joined(with)
+    pub(crate) fn joined(mut self, tell: Option<TellEngine>) -> Option<Status> {
+        let (with, route) = (self.with(), self.mailbox.take().zip(tell));
+        self.set_up.take().expect("it is not joined").joined(with, route)
     }
 }
 
@@ -191,8 +227,13 @@ fn aborted(mesh: &Mesh) -> Status {
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         let Some(set_up) = &self.set_up else { return };
-        self.connect.abort(aborted(set_up.mesh));
-        while let Some(event) = self.connect.poll() {
+        let aborted = aborted(set_up.mesh);
+        let Some(connect) = &mut self.connect else {
+            set_up.send_end(&connect::end(set_up.own, self.with, aborted));
+            return;
+        };
+        connect.abort(aborted);
+        while let Some(event) = connect.poll() {
             if let Event::Send(frame) = event
                 && matches!(connect::ended(&frame.bytes), Ok(Some(_)))
             {

@@ -32,15 +32,16 @@ use std::time::{Duration, Instant};
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fdpass::{Frame, Outgoing, drop_elsewhere};
 use pushgate_driver_shim::process::Process;
-use pushgate_proxy::connect::Incarnation;
+use pushgate_proxy::connect::{self, Incarnation};
 use pushgate_proxy::link::verbs::gid::Family;
 use pushgate_proxy::session::Status;
 use rustix::event::{PollFd, poll};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
-pub(crate) use meeting::{BothReady, Call, End, meet};
-pub(crate) use set_up::{SetUp, TellEnd};
+pub(crate) use meeting::{BothReady, Call, End, HandedOver, meet};
+use set_up::Route;
+pub(crate) use set_up::{Channel, SetUp, TellEnd, TellEngine};
 
 /// Label of a farewell: this rank leaves in order.
 const BYE: u32 = 0;
@@ -116,6 +117,10 @@ struct State {
     waiting: HashMap<u32, Load>,
     /// Queue pairs that this rank is making, by rank and label.
     set_ups: HashSet<(u32, u32)>,
+    /// Queue pairs whose links are replaced when they break, by rank and label: where their frames go.
+    routes: HashMap<(u32, u32), Route>,
+    /// Of such queue pairs that are gone, the latest under each rank and label: which of this rank's calls made it.
+    gone: HashMap<(u32, u32), Incarnation>,
     ends: HashMap<u32, Leaving>,
     lost: Option<u32>,
     /// By rank: the rank that it has reported as lost.
@@ -179,6 +184,17 @@ impl State {
         }
         self.unload(rank, frame.as_slice());
         frame
+    }
+
+    /// Takes those frames of a label out that `fits` accepts.
+    fn extract(&mut self, rank: u32, label: u32, fits: impl Fn(&Frame) -> bool) -> Vec<Frame> {
+        let Some(queue) = self.frames.remove(&(rank, label)) else { return Vec::new() };
+        let (taken, kept): (Vec<_>, Vec<_>) = queue.into_iter().partition(fits);
+        self.unload(rank, &taken);
+        if !kept.is_empty() {
+            self.frames.insert((rank, label), kept.into());
+        }
+        taken
     }
 
     /// Drops those frames of a label that `keep` rejects; a thread closes their descriptors.
@@ -314,8 +330,8 @@ struct Shared {
     /// Wakes the reader's thread when another thread wants something of it.
     bell: EventFd,
     stop: AtomicBool,
-    /// Ends of queue pairs on this rank that peers are still to be told of: ranks, labels, frames.
-    tell: Mutex<Vec<(u32, u32, Vec<u8>)>>,
+    /// What peers are still to be told of queue pairs on this rank, their ends among it: ranks, labels, frames.
+    tell: Mutex<Vec<(u32, u32, connect::Frame)>>,
 }
 
 impl Shared {
@@ -323,7 +339,7 @@ impl Shared {
     /// so that a farewell that follows is sent after all of them, whichever thread tells them.
     fn tell_ends(&self) {
         let mut tell = self.tell.lock().unwrap_or_else(|e| e.into_inner());
-        tell.drain(..).for_each(|(rank, label, end)| self.tell_end(rank, label, &end));
+        tell.drain(..).for_each(|(rank, label, frame)| self.tell(rank, label, &frame));
     }
 
     fn peer(&self, rank: u32) -> &Peer {
@@ -332,11 +348,23 @@ impl Shared {
 
     /// Tells a peer, without waiting, that our end is gone. A peer that can't be told is gone
     /// already, or ends at its timeout.
-    fn tell_end(&self, rank: u32, label: u32, end: &[u8]) {
+    fn tell_end(&self, rank: u32, label: u32, end: Vec<u8>) {
+        self.tell(rank, label, &connect::Frame { bytes: end, along: Default::default() });
+    }
+
+    /// Sends a peer a frame about a queue pair, without waiting. Drops a frame with descriptors that can't be handed over
+    /// now: its sender says the same again later.
+    fn tell(&self, rank: u32, label: u32, frame: &connect::Frame) {
         let peer = self.peer(rank);
+        let fds = frame.along.borrow();
+        let takes_fds = matches!(peer.link.stream, Stream::Unix(_));
         let mut out = peer.out();
-        let frame = [&label.to_le_bytes()[..], end].concat();
-        if !out.closed && out.frames.push(&frame, Vec::new()).is_ok() {
+        if out.closed || !fds.is_empty() && (!takes_fds || out.frames.fds() + fds.len() > MAX_OUT_FDS) {
+            return;
+        }
+        let fds = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
+        let bytes = [&label.to_le_bytes()[..], &frame.bytes].concat();
+        if fds.is_ok_and(|fds| out.frames.push(&bytes, fds).is_ok()) {
             let _ = peer.flush(&mut out);
             self.bell.ring();
         }

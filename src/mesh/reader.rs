@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Resource, getrlimit};
 
+use super::set_up::Bound;
 use super::{
     BEAT, BYE, Beats, Events, LOST, Leaving, MAX_BYTES, MAX_FDS, MAX_WAITING, MAX_WAITING_FDS, Most, Peer,
     QUEUE_PAIRS, Shared, Stream, set_up, timespec,
@@ -210,11 +211,23 @@ impl Shared {
             }
             _ => {
                 let mut state = self.inbox.state();
+                let mut answer = None;
                 let fits = match ended {
                     Some(ended) => set_up::forget(&mut state, ended, bytes, most),
-                    None => state.keep(rank, label, (bytes, fds), most),
+                    None if !of_queue_pair => state.keep(rank, label, (bytes, fds), most),
+                    None => match state.route(rank, label, (bytes, fds)) {
+                        Bound::Here(frame) => state.keep(rank, label, frame, most),
+                        Bound::Delivered => true,
+                        Bound::Gone(end) => {
+                            answer = Some(end);
+                            true
+                        }
+                    },
                 };
                 drop(state);
+                if let Some(end) = answer {
+                    self.tell_end(rank, label, end);
+                }
                 self.inbox.arrived.notify_all();
                 if let Some(ended) = ended {
                     (events.ended)(ended);

@@ -3,11 +3,18 @@
 //! `pushgate_proxy::connect` says what the frames mean. Only an END is read here, as it arrives: the frames of the
 //! incarnation that has ended are dropped, and a queue pair that is joined with that incarnation ends. So an end that breaks
 //! later, and can't tell its peer over its own link, still ends the peer's end.
+//!
+//! The channel outlives the call where both ends replace a link that breaks: then the frames of the peer's end go to the
+//! queue pair's engine ([`TellEngine`]), and those of this end leave by a [`Channel`].
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use pushgate_proxy::connect::{self, Incarnation};
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::fdpass::{Frame, drop_elsewhere};
+use pushgate_proxy::connect::{self, Fds, Incarnation};
+use pushgate_proxy::endpoint::Mailbox;
 use pushgate_proxy::session::Status;
 
 use super::{Ended, Mesh, Most, Shared, State};
@@ -20,6 +27,19 @@ pub(super) fn ended(rank: u32, label: u32, bytes: &[u8]) -> std::result::Result<
         let status = Status { rank: status.rank.or(Some(rank)), ..status };
         Ended { rank, label, incarnation, status }
     }))
+}
+
+/// A frame for an engine, which must not wait, so its descriptors are shared memory. A frame with others loses all of them:
+/// the engine refuses such a frame.
+pub(super) fn memory_alone(bytes: Vec<u8>, fds: Vec<OwnedFd>) -> connect::Frame {
+    let along = Fds::from(fds);
+    match along.are_memory() {
+        true => connect::Frame { bytes, along },
+        false => {
+            drop_elsewhere(along);
+            connect::Frame { bytes, along: Fds::default() }
+        }
+    }
 }
 
 /// Drops the frames of an incarnation that has ended, and of earlier ones. A call of ours that is under way gets the END,
@@ -48,10 +68,100 @@ impl TellEnd {
     /// Sends the report. A status that names no rank is taken for this rank's.
     pub(crate) fn tell(self, status: Status) {
         if let Some(shared) = self.shared.upgrade() {
-            let end = connect::end(self.own, self.peer, status);
-            shared.tell.lock().unwrap_or_else(|e| e.into_inner()).push((self.rank, self.label, end));
-            shared.bell.ring();
+            let bytes = connect::end(self.own, self.peer, status);
+            shared.tells(self.rank, self.label, connect::Frame { bytes, along: Default::default() });
         }
+    }
+}
+
+/// Tells the engine of a queue pair whose link is replaced when it breaks that frames of the peer wait. Called by the
+/// reader's thread with a lock held, so it must not wait.
+pub(crate) type TellEngine = Box<dyn Fn() + Send>;
+
+/// Where the frames for such a queue pair go.
+pub(super) struct Route {
+    /// Which of this rank's calls made the queue pair, and with which of the peer's.
+    own: Incarnation,
+    with: Incarnation,
+    mailbox: Mailbox,
+    tell: TellEngine,
+}
+
+impl Route {
+    fn deliver(&self, bytes: Vec<u8>, fds: Vec<OwnedFd>) {
+        if self.mailbox.put(memory_alone(bytes, fds)) {
+            (self.tell)();
+        }
+    }
+}
+
+/// What becomes of a frame about a queue pair.
+pub(super) enum Bound {
+    /// A call is to ask for it.
+    Here(Frame),
+    /// A queue pair has it.
+    Delivered,
+    /// It was sent to a queue pair that is gone: the answer, an END.
+    Gone(Vec<u8>),
+}
+
+impl State {
+    /// Hands a frame to the queue pair that it was sent to, if that takes frames.
+    pub(super) fn route(&self, rank: u32, label: u32, (bytes, fds): Frame) -> Bound {
+        let key = (rank, label);
+        let (from, to) = (connect::sender(&bytes), connect::receiver(&bytes));
+        if let Some(route) = self.routes.get(&key).filter(|route| from == Some(route.with)) {
+            route.deliver(bytes, fds);
+            return Bound::Delivered;
+        }
+        match self.gone.get(&key).filter(|gone| to == Some(**gone)) {
+            Some(gone) => {
+                // Closes the descriptors: here if that can't wait, else elsewhere.
+                drop(memory_alone(bytes, fds));
+                Bound::Gone(connect::end(*gone, from, Status::new(abi::PUSHGATE_ABORTED)))
+            }
+            None => Bound::Here((bytes, fds)),
+        }
+    }
+}
+
+impl Shared {
+    /// Has the reader's thread send a frame about a queue pair.
+    fn tells(&self, rank: u32, label: u32, frame: connect::Frame) {
+        self.tell.lock().unwrap_or_else(|e| e.into_inner()).push((rank, label, frame));
+        self.bell.ring();
+    }
+}
+
+/// The way of a queue pair's frames to its peer. When it is dropped the queue pair is gone: frames of the peer are answered
+/// with END.
+pub(crate) struct Channel {
+    shared: Weak<Shared>,
+    rank: u32,
+    label: u32,
+    own: Incarnation,
+}
+
+impl Channel {
+    /// Sends a frame, without waiting. A frame that can't be sent is dropped.
+    pub(crate) fn send(&self, frame: connect::Frame) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.tells(self.rank, self.label, frame);
+        }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let (key, mut state) = ((self.rank, self.label), shared.inbox.state());
+        state.gone.insert(key, self.own);
+        let route = match state.routes.get(&key).is_some_and(|route| route.own == self.own) {
+            true => state.routes.remove(&key),
+            false => None,
+        };
+        drop(state);
+        drop(route);
     }
 }
 
@@ -81,7 +191,7 @@ impl SetUp<'_> {
 
     /// Sends an END, without waiting.
     pub(super) fn send_end(&self, end: &[u8]) {
-        self.mesh.shared.tell_end(self.peer, self.label, end);
+        self.mesh.shared.tell_end(self.peer, self.label, end.to_vec());
     }
 
     /// Makes the value that tells the peer later if this end breaks and can't say so over its own
@@ -96,14 +206,30 @@ impl SetUp<'_> {
         }
     }
 
+    /// Makes the way of the queue pair's later frames to the peer.
+    pub(super) fn channel(&self) -> Channel {
+        let shared = Arc::downgrade(&self.mesh.shared);
+        Channel { shared, rank: self.peer, label: self.label, own: self.own }
+    }
+
     /// Records that the queue pair is made with the peer's incarnation `with`. Returns the status of the peer's end if it
-    /// has ended meanwhile.
+    /// has ended meanwhile. `route` is where the peer's later frames go, those that have come since the ends met among them.
     ///
     /// From this call on, [`super::Events`] reports the peer's ends, so the caller must have
     /// recorded the queue pair before.
-    pub(super) fn joined(self, with: Incarnation) -> Option<Status> {
+    pub(super) fn joined(self, with: Incarnation, route: Option<(Mailbox, TellEngine)>) -> Option<Status> {
         let mut state = self.mesh.shared.inbox.state();
         state.set_ups.remove(&(self.peer, self.label));
+        if let Some((mailbox, tell)) = route {
+            let route = Route { own: self.own, with, mailbox, tell };
+            let waits = state.extract(self.peer, self.label, |(bytes, _)| {
+                connect::sender(bytes) == Some(with) && matches!(connect::ended(bytes), Ok(None))
+            });
+            for (bytes, fds) in waits {
+                route.deliver(bytes, fds);
+            }
+            state.routes.insert((self.peer, self.label), route);
+        }
         let queue = state.frames.get(&(self.peer, self.label)).into_iter().flatten();
         let of_it = queue.filter_map(|(bytes, _)| ended(self.peer, self.label, bytes).ok()?);
         let status = of_it.filter(|ended| ended.incarnation == with).map(|ended| ended.status).next();

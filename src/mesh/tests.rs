@@ -529,7 +529,7 @@ fn try_until_both_agree(
         let theirs = ready.end.heard.expect("it has the peer's offer");
         assert_eq!(ready.places, theirs.as_bytes());
         let (_, incarnation) = ready.call.peers();
-        if ready.call.joined().is_some() {
+        if ready.call.joined(None).is_some() {
             continue;
         }
         let mut belief = [theirs.clone(), theirs];
@@ -567,7 +567,7 @@ fn p7_a_call_that_fails_after_the_peers_join_ends_the_peers_end() {
     let [(a, _), (b, heard)] = pair(hang());
     let [ours, theirs] = both_meet(&a, &b).map(|ready| ready.call);
     let (label, incarnation) = theirs.peers();
-    assert_eq!(theirs.joined(), None);
+    assert_eq!(theirs.joined(None), None);
     drop(ours);
     let status = Status { rank: Some(0), ..ABORTED };
     assert_eq!(heard.recv_timeout(hang()), Ok(Ended { rank: 0, label, incarnation, status }));
@@ -597,7 +597,7 @@ fn p7_an_end_that_fails_before_the_peers_join_is_told_when_the_peer_joins() {
         assert!(begin.elapsed() < hang(), "it hears nothing");
         thread::yield_now();
     }
-    assert_eq!(theirs.joined(), Some(Status { rank: Some(0), ..ABORTED }));
+    assert_eq!(theirs.joined(None), Some(Status { rank: Some(0), ..ABORTED }));
     assert!(b.shared.inbox.state().frames.is_empty());
 }
 
@@ -611,7 +611,7 @@ fn p7_an_end_is_told_when_the_peer_joins_though_the_next_call_has_ended_too() {
     pushgate_tests::wait_until("both ends are heard", || {
         b.shared.inbox.state().frames.get(&(0, LABEL)).is_some_and(|frames| frames.len() == 2)
     });
-    assert_eq!(theirs.joined(), Some(Status { rank: Some(0), ..ABORTED }));
+    assert_eq!(theirs.joined(None), Some(Status { rank: Some(0), ..ABORTED }));
     // The END of the next call stays for this rank's next call.
     assert_eq!(b.shared.inbox.state().frames[&(0, LABEL)].len(), 1);
 }
@@ -630,7 +630,7 @@ fn p7_a_call_whose_peer_had_given_up_before_waits_for_the_peers_next_call() {
         let ours = meet_one(&a, Says::new("a")).unwrap();
         let theirs = other.join().unwrap();
         assert_eq!((&ours.places[..], &theirs.places[..]), (&b"b"[..], &b"a"[..]));
-        assert_eq!((ours.call.joined(), theirs.call.joined()), (None, None));
+        assert_eq!((ours.call.joined(None), theirs.call.joined(None)), (None, None));
     });
 }
 
@@ -661,7 +661,7 @@ fn p7_an_end_that_breaks_alone_tells_its_peer_over_the_set_ups_socket() {
     let [(a, _), (b, heard)] = pair(hang());
     let [ours, theirs] = both_meet(&a, &b).map(|ready| ready.call);
     let (tell, (label, incarnation)) = (ours.teller(), theirs.peers());
-    assert_eq!((ours.joined(), theirs.joined()), (None, None));
+    assert_eq!((ours.joined(None), theirs.joined(None)), (None, None));
     let cause =
         Status { rank: Some(0), detail: 4, ..Status::new(pushgate_driver_shim::abi::PUSHGATE_LINK_DOWN) };
     tell.tell(cause);

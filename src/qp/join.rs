@@ -9,7 +9,7 @@ use super::queue_pair::QueuePair;
 use super::{local, verbs};
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mesh::{End, Mesh, TellEnd};
+use crate::mesh::{Call, End, Mesh};
 use crate::settings::Transport;
 
 /// Our end of a queue pair that is being made.
@@ -41,16 +41,16 @@ impl<'a> OwnEnd<'a> {
     }
 
     /// Hands both ends to the engine and registers the memory with the device. `places` is what the peer's transport
-    /// says; `tell` tells the peer of an end that it can't see.
-    pub(crate) fn join(mut self, places: &[u8], tell: TellEnd) -> Result<QueuePair> {
+    /// says; `call` is how the peer is told of what it can't see.
+    pub(crate) fn join(mut self, places: &[u8], call: &mut Call<'_>) -> Result<QueuePair> {
         let Step::Prepared(prepared) = self.take_step() else {
             unreachable!("an end is prepared before it goes live")
         };
         let met = prepared.meet(places).map_err(|e| self.refused(e))?;
         let OwnEnd { context, peer, peer_pid, own, .. } = self;
         let driven = match met {
-            Met::Local(met) => local::drive(context, own, peer, peer_pid, *met)?,
-            Met::Verbs(met) => verbs::drive(context, own, peer, *met, tell)?,
+            Met::Local(met) => local::drive(context, own, peer, peer_pid, *met, &mut || call.hand_over())?,
+            Met::Verbs(met) => verbs::drive(context, own, peer, *met, call.teller())?,
         };
         QueuePair::new(context, peer, driven)
     }

@@ -187,6 +187,19 @@ impl QueuePair {
         Ok(self.context.inner.proxy.fail(Some(self.id), Status::new(abi::PUSHGATE_ABORTED))?)
     }
 
+    /// Breaks the link of this end, as a fault would. True if another link is to take its place; else the queue pair ends.
+    /// For tests of recovery; needs `proxy = thread`.
+    #[doc(hidden)]
+    pub fn break_link(&self) -> Result<bool> {
+        Ok(self.context.inner.proxy.break_link(self.id)?)
+    }
+
+    /// Links of this context's queue pairs that took the place of one that broke. For tests of recovery.
+    #[doc(hidden)]
+    pub fn links_replaced(&self) -> Result<u64> {
+        Ok(self.context.inner.proxy.counters()?.recovered)
+    }
+
     /// Keeps mapped and registered, for ever, what a device may still read or write.
     fn keep_memory(&mut self) {
         let Own { window, work, control, .. } = &self.memory.own;

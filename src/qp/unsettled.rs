@@ -98,9 +98,9 @@ fn queue_pair(unsettled: bool) -> ([QueuePair; 2], Weak<dyn Window>, [WeakPiece;
         let peer = 1 - mesh.rank;
         let end = OwnEnd::new(&context, mesh, peer, QpConfig::default()).unwrap();
         let ready = meet(mesh, vec![(mesh.set_up(peer, QUEUE_PAIRS + 1), end)]).unwrap();
-        let [BothReady { end, places, call }] = <[_; 1]>::try_from(ready).ok().expect("one");
-        let qp = end.join(&places, call.teller()).unwrap();
-        assert!(call.joined().is_none());
+        let [BothReady { end, places, mut call }] = <[_; 1]>::try_from(ready).ok().expect("one");
+        let qp = end.join(&places, &mut call).unwrap();
+        assert!(call.joined(None).is_none());
         qp
     };
     let qps = std::thread::scope(|s| {

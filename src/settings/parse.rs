@@ -126,6 +126,16 @@ impl Value for AutoOr<usize> {
     }
 }
 
+impl Value for AutoOr<Duration> {
+    fn text(&self, unit: &str) -> String {
+        match self {
+            AutoOr::Auto => "auto".into(),
+            AutoOr::None => "0".into(),
+            AutoOr::Is(time) => time.text(unit),
+        }
+    }
+}
+
 impl Value for Duration {
     fn text(&self, _unit: &str) -> String {
         match self.as_millis() {
@@ -164,6 +174,14 @@ pub(super) fn time(s: &str) -> Option<Duration> {
 
 pub(super) fn time_or_0(s: &str) -> Option<Duration> {
     parse_time(s).filter(|time| time.as_millis() <= 86_400_000)
+}
+
+pub(super) fn recover(s: &str) -> Option<AutoOr<Duration>> {
+    match s {
+        "auto" => Some(AutoOr::Auto),
+        "0" | "none" => Some(AutoOr::None),
+        s => time(s).map(AutoOr::Is),
+    }
 }
 
 pub(super) fn switch(s: &str) -> Option<bool> {

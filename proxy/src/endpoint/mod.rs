@@ -20,7 +20,7 @@ use pushgate_driver_shim::window::Interrupt;
 
 pub use self::making::{EndpointError, QpMemory, QpOptions};
 use self::recovering::Recovering;
-pub use self::recovering::SendFrame;
+pub use self::recovering::{Mailbox, SendFrame};
 use crate::counters::Counters;
 use crate::inbound::{Inbound, MOST_COPIES};
 use crate::link::{Link, PeerCounts, RegionSends, Waking};

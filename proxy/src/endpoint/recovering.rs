@@ -10,7 +10,10 @@
 //!    ring back to the first message that the peer has not accepted, and goes on. The ordinary path reads, checks and posts
 //!    those messages again.
 //!
-//! Frames come by [`Endpoint::control`] and leave by [`SendFrame`]. A frame may be lost, late or repeated.
+//! Frames come by a [`Mailbox`] and leave by [`SendFrame`]. A frame may be lost, late or repeated.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pushgate_core::recovery::{Patience, Phase};
 use pushgate_driver_shim::abi;
@@ -27,9 +30,38 @@ use crate::session::Status;
 /// engine's thread, so it must not wait.
 pub type SendFrame = Box<dyn FnMut(Frame) + Send>;
 
+/// Most frames that a [`Mailbox`] holds. An attempt has three frames of the peer.
+const MOST_FRAMES: usize = 16;
+
+/// Frames of the peer about the link that wait for an endpoint. Copies are the same mailbox; any thread may use them.
+#[derive(Clone, Default)]
+pub struct Mailbox(Arc<Mutex<VecDeque<Frame>>>);
+
+impl Mailbox {
+    /// Puts a frame behind the others. True if the endpoint must be told, by [`Endpoint::control`]: the mailbox was empty.
+    /// Where 16 frames wait the frame is lost, as on any channel that breaks: a peer can't fill this process's memory.
+    pub fn put(&self, frame: Frame) -> bool {
+        let mut frames = self.frames();
+        if frames.len() < MOST_FRAMES {
+            frames.push_back(frame);
+        }
+        frames.len() == 1
+    }
+
+    fn take(&self) -> Option<Frame> {
+        self.frames().pop_front()
+    }
+
+    fn frames(&self) -> MutexGuard<'_, VecDeque<Frame>> {
+        // A panic leaves the list whole, so a poisoned lock is no reason to stop.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// What replaces an endpoint's link.
 pub(super) struct Recovering {
     connect: Connect<Fds>,
+    mailbox: Mailbox,
     send: SendFrame,
     /// The link that broke has not stopped yet, or the next one's offer is still to be made.
     fencing: bool,
@@ -67,28 +99,43 @@ impl Recovering {
 
 impl Endpoint {
     /// The link is replaced when it breaks. `connect` has just become live with the peer's end, which replaces its link
-    /// too; frames of the peer go to [`Endpoint::control`] from now on. Without effect over a link that can't be made anew:
-    /// then the end of the link is the queue pair's.
-    pub fn with_recovery(mut self, mut connect: Connect<Fds>, patience: Patience, send: SendFrame) -> Self {
+    /// too; from now on frames of the peer come by `mailbox`, and frames for the peer leave by `send`. Without effect over a
+    /// link that can't be made anew: then the end of the link is the queue pair's.
+    pub fn with_recovery(
+        mut self,
+        mut connect: Connect<Fds>,
+        patience: Patience,
+        mailbox: Mailbox,
+        send: SendFrame,
+    ) -> Self {
         let lost = LinkDown::Failed { cause: abi::PUSHGATE_DOWN_RETRY, by_peer: true };
         connect.recovers(patience, lost.status(self.rank(), self.peer()));
         if self.here.qp.renews().is_some() {
-            let recovering =
-                Recovering { connect, send, fencing: false, lands: false, resumed: 0, warned: false };
+            let recovering = Recovering {
+                connect,
+                mailbox,
+                send,
+                fencing: false,
+                lands: false,
+                resumed: 0,
+                warned: false,
+            };
             self.recovering = Some(Box::new(recovering));
         }
         self
     }
 
-    /// Takes a frame of the peer about the link. A frame that is out of date changes nothing.
+    /// Takes the frames of the peer out of the mailbox. A frame that is out of date changes nothing.
     #[cold]
-    pub fn control(&mut self, frame: Frame) {
-        self.tell_progress();
+    pub fn control(&mut self) {
         let now = self.now;
-        let Some(r) = self.recovering.as_mut().filter(|_| self.stands != Stands::Over) else { return };
-        match r.connect.take(frame, now) {
-            Ok(()) => self.perform(),
-            Err(e) => self.violated(&e),
+        while let Some(frame) = self.recovering.as_ref().and_then(|r| r.mailbox.take()) {
+            self.tell_progress();
+            let Some(r) = self.recovering.as_mut().filter(|_| self.stands != Stands::Over) else { continue };
+            match r.connect.take(frame, now) {
+                Ok(()) => self.perform(),
+                Err(e) => self.violated(&e),
+            }
         }
     }
 

@@ -7,7 +7,6 @@ use pushgate_driver_shim::fork::Forked;
 
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
-use crate::frame::Frame;
 use crate::idle::Wake;
 use crate::link::RegionSends;
 use crate::region::RegionMemory;
@@ -59,8 +58,8 @@ pub enum Command {
     RemoveRegion(QpId, u32, Sender<bool>),
     /// Ends one queue pair, or all of them, with a status. The reply comes at once.
     Fail(Option<QpId>, Status, Sender<()>),
-    /// Hands a queue pair a frame of its peer about their link. No reply: of a queue pair that is gone it says nothing.
-    Control(QpId, Frame),
+    /// Tells a queue pair that frames of its peer wait in its mailbox. No reply.
+    Control(QpId),
     /// Breaks a queue pair's link. The reply comes at once: whether another link is to take its place; `None`: no such
     /// queue pair.
     BreakLink(QpId, Sender<Option<bool>>),

@@ -382,10 +382,10 @@ impl Machine {
                 }
                 let _ = reply.send(());
             }
-            Command::Control(qp, frame) => {
+            Command::Control(qp) => {
                 self.unrecorded = true;
                 if let Some(endpoint) = self.find(qp) {
-                    endpoint.control(frame);
+                    endpoint.control();
                 }
             }
             Command::BreakLink(qp, reply) => {

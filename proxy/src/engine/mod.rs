@@ -29,7 +29,6 @@ pub use self::machine::{Clock, Machine};
 use self::thread::{Driver, Freeing, HostClock, pin};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
-use crate::frame::Frame;
 use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
 use crate::mover::Mover;
@@ -268,10 +267,9 @@ impl Engine {
         self.ask(|reply| Command::Fail(qp, status, reply))
     }
 
-    /// Hands a queue pair a frame of its peer about their link ([`Endpoint::control`]). Waits for nothing. A queue pair
-    /// that is gone ignores the frame.
-    pub fn control(&self, qp: QpId, frame: Frame) -> Result<(), EngineError> {
-        self.send(Some(Command::Control(qp, frame)))
+    /// Tells a queue pair that frames of its peer wait in its [`Mailbox`](crate::endpoint::Mailbox). Waits for nothing.
+    pub fn control(&self, qp: QpId) -> Result<(), EngineError> {
+        self.send(Some(Command::Control(qp)))
     }
 
     /// Breaks the link of a queue pair. True if another one is to take its place; else the queue pair ends. For tests and

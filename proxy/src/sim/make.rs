@@ -89,6 +89,7 @@ pub(super) fn make(
         sides,
         flows,
         controls,
+        mailboxes: Default::default(),
         key_seeds: [0, 1].map(|_| random.next() as u32),
         keys: [[0; 3]; 2],
         numbers: [0; 2],

@@ -12,7 +12,6 @@ use super::plan::{MS, NodePlan};
 use super::random::Random;
 use crate::endpoint::Endpoint;
 use crate::engine::{Clock, Command, Machine, QpId};
-use crate::frame::Frame;
 use crate::idle::{Step, Wake};
 use crate::session::Status;
 
@@ -62,8 +61,8 @@ pub(super) enum Did {
 pub(super) enum Order {
     /// Takes in an endpoint: the queue pair, which end this is, and the node at the other end.
     Add { endpoint: Box<Endpoint>, qp: usize, end: usize, peer: usize },
-    /// Hands an end of a queue pair a frame of the other end about their link.
-    Control { qp: usize, end: usize, frame: Frame },
+    /// Tells an end of a queue pair that a frame of the other end waits in its mailbox.
+    Control { qp: usize, end: usize },
     /// Fails an end of a queue pair.
     Fail { qp: usize, end: usize, status: Status },
 }
@@ -188,9 +187,9 @@ impl Node {
         while let Some(order) = self.orders.pop_front() {
             match order {
                 Order::Add { endpoint, qp, end, peer } => self.add(endpoint, qp, end, peer, now),
-                Order::Control { qp, end, frame } => {
+                Order::Control { qp, end } => {
                     let id = self.id(qp, end);
-                    self.machine.apply(Command::Control(id, frame), now);
+                    self.machine.apply(Command::Control(id), now);
                 }
                 Order::Fail { qp, end, status } => {
                     let id = self.id(qp, end);

@@ -13,6 +13,7 @@ use super::model::{Flow, Side};
 use super::plan::{Carrier, NEVER, S};
 use super::rails::Wires;
 use super::violation::{Violation, broken};
+use crate::endpoint::Mailbox;
 use crate::memory::{Mapped, Words};
 use crate::producer::Producer;
 use crate::session::Status;
@@ -114,6 +115,8 @@ pub(super) struct Qp {
     /// What end 0 sends, and what end 1 sends.
     pub(super) flows: [Flow; 2],
     pub(super) controls: [Arc<Control>; 2],
+    /// What each end is told by the other about their link.
+    pub(super) mailboxes: [Mailbox; 2],
     pub(super) key_seeds: [u32; 2],
     /// Keys of each end's regions: the one that the peer puts to, the buffers, the one that messages go out of.
     pub(super) keys: [[u32; 3]; 2],

@@ -133,8 +133,10 @@ impl Cluster<'_> {
                     if connect::sender(&frame.bytes) == Some(with) {
                         self.log.event(now, "frame for a live end", who, frame.bytes[0].into());
                         let node = self.qps[qp].nodes[end];
-                        self.nodes[node].orders.push_back(Order::Control { qp, end, frame });
-                        self.rouse(node);
+                        if self.qps[qp].mailboxes[end].put(frame) {
+                            self.nodes[node].orders.push_back(Order::Control { qp, end });
+                            self.rouse(node);
+                        }
                     }
                     return Ok(());
                 };
@@ -372,7 +374,8 @@ impl Cluster<'_> {
         }
         let sent = self.sent.clone();
         let send = move |frame| sent.lock().unwrap_or_else(|e| e.into_inner()).push((qp, end, frame));
-        endpoint.with_recovery(*connect, RECOVERY, Box::new(send))
+        let mailbox = self.qps[qp].mailboxes[end].clone();
+        endpoint.with_recovery(*connect, RECOVERY, mailbox, Box::new(send))
     }
 
     /// Carries the frames that engines have sent.
