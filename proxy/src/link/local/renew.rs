@@ -133,3 +133,135 @@ impl Renew for LocalLink {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pushgate_driver_shim::record::{Opcode, Record};
+
+    use super::*;
+    use crate::gate::{Gate, Need};
+    use crate::link::local::Processes;
+    use crate::link::{Arrival, Link, OwnRegions, PeerCounts};
+    use crate::region::RegionMemory;
+
+    const GEOMETRY: Geometry = Geometry {
+        window_log: 4,
+        slots_log: 2,
+        cq_log: 1,
+        rx_log: 2,
+        link_log: 2,
+        landing_log: 4,
+        signals: 1,
+        rank: 0,
+    };
+
+    fn segment(geometry: &Geometry) -> Arc<SharedMemory> {
+        let bytes = geometry.bytes(Segment::Link);
+        let memory =
+            SharedMemory::builder("renew-test", bytes).huge_pages(HugePages::Never).create().unwrap();
+        write_header(&memory, Segment::Link, geometry).unwrap();
+        Arc::new(memory)
+    }
+
+    fn frame(bytes: &str, memory: &[&SharedMemory]) -> Frame {
+        let fds = memory.iter().map(|m| m.fd().try_clone_to_owned().unwrap()).collect::<Vec<_>>();
+        Frame { bytes: bytes.into(), along: fds.into() }
+    }
+
+    /// Two ends of one process that can't read each other's process.
+    fn ends() -> [LocalLink; 2] {
+        let geometries = [0, 1].map(|rank| Geometry { rank, ..GEOMETRY });
+        let segments = geometries.each_ref().map(segment);
+        [0, 1].map(|i: usize| {
+            let [own, peer] = [i, 1 - i].map(|i| Mapped::from(&segments[i]));
+            let window = Mapped::heap(GEOMETRY.window_bytes());
+            let processes = Processes { peer: None, in_program: true };
+            LocalLink::new(&own, &geometries[i], &peer, &geometries[1 - i], window, (None, None), processes)
+        })
+    }
+
+    fn post(link: &mut LocalLink, sequence: u64, record: &Record) {
+        let gate = Gate::new(0, link.budget());
+        let permit = gate.reserve(Need { bytes: 0, receive: false }).unwrap();
+        link.post_send(permit, sequence, record, &record.encode(0)).unwrap();
+    }
+
+    fn arrives(link: &mut LocalLink) -> Option<u32> {
+        let mut words = [0; 8];
+        match link.poll_recv(&mut words) {
+            Arrival::Record => Some(Record::decode(&words).unwrap().id),
+            Arrival::Empty => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn p6_the_next_link_begins_behind_what_was_accepted_and_brings_nothing_of_the_one_before() {
+        let [mut a, mut b] = ends();
+        let memory = RegionMemory::Host { address: 4096, keep: None };
+        a.add_region(7, &memory, 64);
+        let signal = Record::new(Opcode::Signal);
+        let out_of_region =
+            Record { flags: Record::REGION, place: 7, length: 8, ..Record::new(Opcode::Send) };
+        for sequence in 0..3 {
+            post(&mut a, sequence, if sequence == 1 { &out_of_region } else { &signal });
+        }
+        assert_eq!((arrives(&mut b), arrives(&mut b)), (Some(0), Some(1)));
+        b.acknowledge(PeerCounts { released: 1, received: 1, granted: 4 });
+        assert_eq!(a.poll_send(1).unwrap(), 1);
+
+        let offers = [a.offer().unwrap(), b.offer().unwrap()];
+        let [of_a, of_b] = offers;
+        assert_eq!((a.prepare(of_b).unwrap(), b.prepare(of_a).unwrap()), (vec![], vec![]));
+        // A peer that is live already, and ends, is heard over the next link; one that is not, over this one.
+        a.set_status(77);
+        assert_eq!(b.peer_status(), 77);
+        // Two messages were accepted, one of them is not received yet.
+        a.go(&[], 2).unwrap();
+        b.go(&[], 0).unwrap();
+        assert_eq!((arrives(&mut b), b.peer_counts(), b.peer_status()), (None, PeerCounts::default(), 77));
+        assert_eq!(a.peer_counts(), PeerCounts::default());
+        assert!(
+            a.region_in_use(7, 1) && !a.region_in_use(7, 2),
+            "message 1 went out of it over the first link"
+        );
+        assert_eq!(
+            (a.poll_send(1).unwrap(), a.poll_send(2).unwrap()),
+            (0, 0),
+            "what holds no slot completes nothing"
+        );
+        post(&mut a, 2, &out_of_region);
+        assert_eq!(arrives(&mut b), Some(2));
+        assert!(a.region_in_use(7, 2));
+        assert_eq!(a.poll_send(3).unwrap(), 1);
+        assert!(!a.region_in_use(7, 3));
+    }
+
+    #[test]
+    fn p8_an_offer_of_the_next_link_that_does_not_fit_is_refused_with_a_sentence() {
+        let [mut a, _b] = ends();
+        let theirs = Geometry { rank: 1, ..GEOMETRY };
+        let (fits, bytes) = (segment(&theirs), theirs.bytes(Segment::Link));
+        let text = format!(r#"{{"link":{bytes}}}"#);
+        let larger = segment(&Geometry { link_log: 7, ..theirs });
+        let empty = SharedMemory::builder("renew-test", bytes).huge_pages(HugePages::Never).create().unwrap();
+        let other = segment(&Geometry { signals: 2, ..theirs });
+        let longer = format!(r#"{{"link":{}}}"#, larger.len());
+        let offers = [
+            (frame("{", &[&fits]), "its offer of the next link"),
+            (frame(&text, &[]), "0 descriptors with its offer of the next link, expected 1"),
+            (frame(&text, &[&fits, &fits]), "2 descriptors"),
+            (frame(&longer, &[&larger]), "expected"),
+            (frame(&text, &[&larger]), "agreed on were"),
+            (frame(&text, &[&empty]), "its link segment"),
+            (frame(&text, &[&other]), "its link segment says"),
+        ];
+        for (offer, sentence) in offers {
+            match a.prepare(offer) {
+                Err(RenewError::Peer(why)) => assert!(why.contains(sentence), "{why}"),
+                other => panic!("{sentence}: {other:?}"),
+            }
+        }
+        a.prepare(frame(&text, &[&fits])).unwrap();
+    }
+}
