@@ -186,17 +186,6 @@ impl State {
         frame
     }
 
-    /// Takes those frames of a label out that `fits` accepts.
-    fn extract(&mut self, rank: u32, label: u32, fits: impl Fn(&Frame) -> bool) -> Vec<Frame> {
-        let Some(queue) = self.frames.remove(&(rank, label)) else { return Vec::new() };
-        let (taken, kept): (Vec<_>, Vec<_>) = queue.into_iter().partition(fits);
-        self.unload(rank, &taken);
-        if !kept.is_empty() {
-            self.frames.insert((rank, label), kept.into());
-        }
-        taken
-    }
-
     /// Drops those frames of a label that `keep` rejects; a thread closes their descriptors.
     fn retain(&mut self, rank: u32, label: u32, keep: impl Fn(&Frame) -> bool) {
         if let Some(queue) = self.frames.remove(&(rank, label)) {
@@ -344,30 +333,6 @@ impl Shared {
 
     fn peer(&self, rank: u32) -> &Peer {
         self.peers[rank as usize].as_ref().expect("not to itself")
-    }
-
-    /// Tells a peer, without waiting, that our end is gone. A peer that can't be told is gone
-    /// already, or ends at its timeout.
-    fn tell_end(&self, rank: u32, label: u32, end: Vec<u8>) {
-        self.tell(rank, label, &connect::Frame { bytes: end, along: Default::default() });
-    }
-
-    /// Sends a peer a frame about a queue pair, without waiting. Drops a frame with descriptors that can't be handed over
-    /// now: its sender says the same again later.
-    fn tell(&self, rank: u32, label: u32, frame: &connect::Frame) {
-        let peer = self.peer(rank);
-        let fds = frame.along.borrow();
-        let takes_fds = matches!(peer.link.stream, Stream::Unix(_));
-        let mut out = peer.out();
-        if out.closed || !fds.is_empty() && (!takes_fds || out.frames.fds() + fds.len() > MAX_OUT_FDS) {
-            return;
-        }
-        let fds = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
-        let bytes = [&label.to_le_bytes()[..], &frame.bytes].concat();
-        if fds.is_ok_and(|fds| out.frames.push(&bytes, fds).is_ok()) {
-            let _ = peer.flush(&mut out);
-            self.bell.ring();
-        }
     }
 }
 

@@ -17,7 +17,7 @@ use pushgate_proxy::connect::{self, Fds, Incarnation};
 use pushgate_proxy::endpoint::Mailbox;
 use pushgate_proxy::session::Status;
 
-use super::{Ended, Mesh, Most, Shared, State};
+use super::{Ended, MAX_OUT_FDS, Mesh, Most, Shared, State, Stream};
 use crate::error::Result;
 
 /// What an END under a queue pair's label reports; `None` for another frame. Fails if the END is malformed.
@@ -106,6 +106,17 @@ pub(super) enum Bound {
 }
 
 impl State {
+    /// Takes those frames of a label out that `fits` accepts.
+    fn extract(&mut self, rank: u32, label: u32, fits: impl Fn(&Frame) -> bool) -> Vec<Frame> {
+        let Some(queue) = self.frames.remove(&(rank, label)) else { return Vec::new() };
+        let (taken, kept): (Vec<_>, Vec<_>) = queue.into_iter().partition(fits);
+        self.unload(rank, &taken);
+        if !kept.is_empty() {
+            self.frames.insert((rank, label), kept.into());
+        }
+        taken
+    }
+
     /// Hands a frame to the queue pair that it was sent to, if that takes frames.
     pub(super) fn route(&self, rank: u32, label: u32, (bytes, fds): Frame) -> Bound {
         let key = (rank, label);
@@ -126,6 +137,30 @@ impl State {
 }
 
 impl Shared {
+    /// Tells a peer, without waiting, that our end is gone. A peer that can't be told is gone
+    /// already, or ends at its timeout.
+    pub(super) fn tell_end(&self, rank: u32, label: u32, end: Vec<u8>) {
+        self.tell(rank, label, &connect::Frame { bytes: end, along: Default::default() });
+    }
+
+    /// Sends a peer a frame about a queue pair, without waiting. Drops a frame with descriptors that can't be handed over
+    /// now: its sender says the same again later.
+    pub(super) fn tell(&self, rank: u32, label: u32, frame: &connect::Frame) {
+        let peer = self.peer(rank);
+        let fds = frame.along.borrow();
+        let takes_fds = matches!(peer.link.stream, Stream::Unix(_));
+        let mut out = peer.out();
+        if out.closed || !fds.is_empty() && (!takes_fds || out.frames.fds() + fds.len() > MAX_OUT_FDS) {
+            return;
+        }
+        let fds = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
+        let bytes = [&label.to_le_bytes()[..], &frame.bytes].concat();
+        if fds.is_ok_and(|fds| out.frames.push(&bytes, fds).is_ok()) {
+            let _ = peer.flush(&mut out);
+            self.bell.ring();
+        }
+    }
+
     /// Has the reader's thread send a frame about a queue pair.
     fn tells(&self, rank: u32, label: u32, frame: connect::Frame) {
         self.tell.lock().unwrap_or_else(|e| e.into_inner()).push((rank, label, frame));

@@ -1,0 +1,292 @@
+//! Two machines over a world whose links break and whose channel repeats and loses what it carries.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+use pushgate_abi::abi;
+
+const PATIENCE: Patience =
+    Patience { attempt: 200, first_pause: 10, longest_pause: 100, whole: 5000, jitter: 7 };
+const DOWN: Status = Status::new(abi::PUSHGATE_LINK_DOWN);
+
+/// One end: the machine, and what the orders have done.
+struct End {
+    machine: Recovery,
+    /// Messages of the peer that this end has accepted, and those that it has posted.
+    accepted: u64,
+    /// The next message that this end posts, and the epoch over which it may.
+    sent: u64,
+    posts_in: Option<u32>,
+    /// The fence under way ends then.
+    fence: Option<u64>,
+    /// Nothing of an epoch before this one can touch this end's memory.
+    safe_from: u32,
+    ready_for: u32,
+}
+
+struct World {
+    ends: [End; 2],
+    /// To each end.
+    channels: [VecDeque<Control>; 2],
+    /// To each end: epoch and number of messages on their way over a link.
+    links: [VecDeque<(u32, u64)>; 2],
+    now: u64,
+    orders: Vec<Order>,
+}
+
+impl World {
+    fn new(whole: u64) -> Self {
+        let end = || End {
+            machine: Recovery::new(Patience { whole, ..PATIENCE }, DOWN),
+            accepted: 0,
+            sent: 0,
+            posts_in: Some(0),
+            fence: None,
+            safe_from: 0,
+            ready_for: 0,
+        };
+        World {
+            ends: [end(), end()],
+            channels: Default::default(),
+            links: Default::default(),
+            now: 0,
+            orders: Vec::new(),
+        }
+    }
+
+    fn perform(&mut self, at: usize) {
+        for order in std::mem::take(&mut self.orders) {
+            let end = &mut self.ends[at];
+            match order {
+                Order::Send(control) => {
+                    if let Control::Resume { epoch, .. } = control {
+                        assert_eq!(end.safe_from, epoch, "RESUME before the fence");
+                    }
+                    self.channels[1 - at].push_back(control);
+                }
+                Order::Fence => (end.posts_in, end.fence) = (None, Some(self.now + 7)),
+                Order::Prepare(epoch) => end.ready_for = epoch,
+                Order::Go { epoch, accepted } => {
+                    assert!(accepted <= end.sent, "the peer has more than was sent");
+                    (end.sent, end.posts_in) = (accepted, Some(epoch));
+                    let peer = &self.ends[1 - at];
+                    assert!(
+                        peer.safe_from >= epoch && peer.ready_for >= epoch,
+                        "posts before the peer is ready"
+                    );
+                    assert_eq!(accepted, peer.accepted, "the peer accepts while it is fenced");
+                }
+                Order::End(_) => (end.posts_in, end.fence) = (None, None),
+            }
+        }
+    }
+
+    fn deliver(&mut self, at: usize) {
+        if let Some(control) = self.channels[at].pop_front() {
+            let end = &mut self.ends[at];
+            end.machine.take(control, end.accepted, self.now, &mut self.orders);
+            self.perform(at);
+        }
+    }
+
+    fn pass(&mut self, by: u64) {
+        self.now += by;
+        for at in 0..2 {
+            let end = &mut self.ends[at];
+            if end.fence.is_some_and(|until| until <= self.now) {
+                end.fence = None;
+                end.safe_from = end.machine.epoch();
+                end.machine.fenced(end.accepted, self.now, &mut self.orders);
+                self.perform(at);
+            }
+            let end = &mut self.ends[at];
+            // A higher epoch was adopted behind the fence: that fence is good for it, too.
+            if end.fence.is_none() && end.machine.phase() == Phase::Fencing {
+                end.safe_from = end.machine.epoch();
+            }
+            end.machine.tick(end.accepted, self.now, &mut self.orders);
+            self.perform(at);
+        }
+    }
+
+    fn post(&mut self, at: usize) {
+        let end = &mut self.ends[at];
+        if let Some(epoch) = end.posts_in {
+            self.links[1 - at].push_back((epoch, end.sent));
+            end.sent += 1;
+        }
+    }
+
+    /// A message arrives over a link, unless its epoch is fenced.
+    fn arrive(&mut self, at: usize) {
+        if let Some((epoch, number)) = self.links[at].pop_front() {
+            let end = &mut self.ends[at];
+            let fenced = end.machine.phase() != Phase::Live && end.fence.is_none();
+            if epoch < end.safe_from || fenced && epoch < end.machine.epoch() {
+                return;
+            }
+            assert_eq!(number, end.accepted, "P6");
+            end.accepted += 1;
+        }
+    }
+
+    fn break_link(&mut self, at: usize) {
+        // What is on its way over a broken link may be lost from some message on.
+        self.links[1 - at].clear();
+        let end = &mut self.ends[at];
+        end.machine.link_down(self.now, DOWN, &mut self.orders);
+        self.perform(at);
+    }
+}
+
+#[test]
+fn p6_a_link_that_breaks_at_one_end_is_replaced_and_posting_goes_on_behind_what_was_accepted() {
+    let mut w = World::new(PATIENCE.whole);
+    for _ in 0..5 {
+        w.post(0);
+    }
+    for _ in 0..3 {
+        w.arrive(1);
+    }
+    w.break_link(0);
+    for _ in 0..20 {
+        w.pass(10);
+        (0..2).for_each(|at| w.deliver(at));
+    }
+    assert_eq!(w.ends.each_ref().map(|e| (e.machine.phase(), e.machine.epoch())), [(Phase::Live, 1); 2]);
+    assert_eq!((w.ends[0].sent, w.ends[0].posts_in), (3, Some(1)));
+}
+
+#[test]
+fn p6_what_is_said_of_another_epoch_moves_no_end_on() {
+    let (mut m, mut orders) = (Recovery::new(PATIENCE, DOWN), Vec::new());
+    let mut said = |m: &mut Recovery, control| {
+        orders.clear();
+        m.take(control, 5, 0, &mut orders);
+        orders.clone()
+    };
+    m.link_down(0, DOWN, &mut Vec::new());
+    m.fenced(5, 0, &mut Vec::new());
+    assert_eq!((m.phase(), m.epoch()), (Phase::Offered, 1));
+    assert_eq!(said(&mut m, Control::Resume { epoch: 0, accepted: 3 }), []);
+    assert_eq!(said(&mut m, Control::Ready { epoch: 1 }), [], "not before the peer has fenced");
+    assert_eq!(said(&mut m, Control::Break { epoch: 0 }), []);
+    let ready = Order::Send(Control::Ready { epoch: 1 });
+    assert_eq!(said(&mut m, Control::Resume { epoch: 1, accepted: 3 }), [Order::Prepare(1), ready]);
+    assert_eq!(said(&mut m, Control::Resume { epoch: 1, accepted: 3 }), [ready], "said again");
+    assert_eq!(said(&mut m, Control::Ready { epoch: 0 }), []);
+    assert_eq!(said(&mut m, Control::Ready { epoch: 1 }), [Order::Go { epoch: 1, accepted: 3 }]);
+    assert_eq!(said(&mut m, Control::Ready { epoch: 1 }), []);
+    assert_eq!(said(&mut m, Control::Break { epoch: 0 }), []);
+    // The peer has left epochs of which nothing was heard here.
+    let left = said(&mut m, Control::Resume { epoch: 7, accepted: 3 });
+    assert_eq!(left, [Order::Send(Control::Break { epoch: 6 }), Order::Fence]);
+    assert_eq!((m.phase(), m.epoch()), (Phase::Fencing, 7));
+}
+
+#[test]
+fn p7_a_session_whose_peer_does_not_answer_ends_with_the_links_cause() {
+    let mut w = World::new(PATIENCE.whole);
+    w.break_link(0);
+    for _ in 0..2000 {
+        w.pass(10);
+        w.channels[1].clear();
+    }
+    assert_eq!(w.ends[0].machine.phase(), Phase::Ended(DOWN));
+    assert!(w.ends[0].machine.wakes_at().is_none());
+}
+
+#[test]
+fn p7_links_that_break_without_progress_are_attempts_of_one_recovery() {
+    let orders = &mut Vec::new();
+    // Until when a session that breaks every 50 lives, and its longest pause.
+    let mut breaks = |moves: bool| {
+        let (mut m, mut longest) = (Recovery::new(PATIENCE, DOWN), 0);
+        for n in 0..400 {
+            let now = 50 * n;
+            if matches!(m.phase(), Phase::Ended(_)) {
+                return (now, longest);
+            }
+            m.progress(if moves { n } else { 0 });
+            m.link_down(now, DOWN, orders);
+            m.fenced(0, now, orders);
+            let begins = m.wakes_at().filter(|_| m.phase() == Phase::Fencing).unwrap_or(now);
+            longest = longest.max(begins - now);
+            m.tick(0, begins, orders);
+            let epoch = m.epoch();
+            m.take(Control::Resume { epoch, accepted: 0 }, 0, begins, orders);
+            m.take(Control::Ready { epoch }, 0, begins, orders);
+        }
+        (50 * 400, longest)
+    };
+    let (ended, longest) = breaks(false);
+    assert!((5000..6000).contains(&ended) && (40..=100).contains(&longest), "{ended}, {longest}");
+    assert_eq!(breaks(true), (50 * 400, 0));
+}
+
+#[test]
+fn p7_a_link_that_lived_for_a_while_has_worked() {
+    let (mut m, orders) = (Recovery::new(PATIENCE, DOWN), &mut Vec::new());
+    for n in 1..200 {
+        let now = 100 * n;
+        m.link_down(now, DOWN, orders);
+        m.fenced(0, now, orders);
+        assert_eq!(m.phase(), Phase::Offered, "no pause");
+        let epoch = m.epoch();
+        m.take(Control::Resume { epoch, accepted: 0 }, 0, now, orders);
+        m.take(Control::Ready { epoch }, 0, now, orders);
+    }
+}
+
+#[test]
+fn p7_the_end_of_one_end_is_the_others() {
+    let mut w = World::new(PATIENCE.whole);
+    let aborted = Status::new(abi::PUSHGATE_ABORTED);
+    w.ends[0].machine.abort(aborted, &mut w.orders);
+    w.perform(0);
+    w.deliver(1);
+    assert_eq!(w.ends[1].machine.phase(), Phase::Ended(aborted));
+}
+
+proptest! {
+    /// Links break at any time and control messages cross, are repeated and are lost: no end posts before its peer is
+    /// fenced and ready, no message is accepted twice or out of order, and once faults cease both ends are live over
+    /// one epoch.
+    #[test]
+    fn p6_p7_both_ends_meet_over_one_epoch(
+        steps in prop::collection::vec((0u8..16, any::<u8>()), 0..600),
+    ) {
+        // Long enough for any number of attempts.
+        let mut w = World::new(1 << 40);
+        for (kind, r) in steps {
+            let at = (r & 1) as usize;
+            match kind {
+                0..3 | 12.. => w.deliver(at),
+                3 | 4 => w.pass(r as u64 >> 3),
+                5 | 6 => w.post(at),
+                7 | 8 => w.arrive(at),
+                9 if r & 6 == 0 => w.break_link(at),
+                // Repeated, behind what was said later; or lost with its channel.
+                10 => {
+                    if let Some(control) = w.channels[at].front().copied() {
+                        w.channels[at].push_back(control);
+                    }
+                }
+                11 if r & 6 == 0 => w.channels[at].clear(),
+                _ => {}
+            }
+        }
+        for _ in 0..3000 {
+            w.pass(5);
+            for at in 0..2 {
+                w.deliver(at);
+                w.arrive(at);
+            }
+        }
+        let [a, b] = w.ends.each_ref().map(|e| (e.machine.phase(), e.machine.epoch()));
+        prop_assert_eq!(a.0, Phase::Live);
+        prop_assert_eq!(a, b);
+    }
+}
