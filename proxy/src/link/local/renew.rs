@@ -35,6 +35,9 @@ pub(super) struct Next {
     /// Whether this engine can read the peer's process, `PUSHGATE_READS_*`; 0: it has not tried.
     pub(super) answer: u64,
     own: Option<LinkOfEngine>,
+    /// Segments of this end that were offered since the present link began, and given up. The peer may be live over one of
+    /// them, and has to find there that this end has ended (P3: behind the end a region's memory is used anew).
+    given_up: Vec<LinkOfEngine>,
     /// The peer's segment of the latest attempt. It stays when the attempt is given up: a peer that went live over it, and
     /// ends, says so there.
     peer: Option<LinkAtPeer>,
@@ -46,7 +49,16 @@ impl Next {
             let memory = SharedMemory::builder("pushgate-link", bytes).huge_pages(HugePages::Never);
             memory.create().map(Arc::new)
         });
-        Next { make, geometry, peer_geometry, in_program, answer: 0, own: None, peer: None }
+        Next {
+            make,
+            geometry,
+            peer_geometry,
+            in_program,
+            answer: 0,
+            own: None,
+            given_up: Vec::new(),
+            peer: None,
+        }
     }
 
     /// A segment of this end, whose header was checked. Says there where the peer finds what this end names.
@@ -62,9 +74,7 @@ impl Next {
     }
 
     pub(super) fn set_status(&self, word: u64) {
-        if let Some(own) = &self.own {
-            own.status(word);
-        }
+        self.own.iter().chain(&self.given_up).for_each(|own| own.status(word));
     }
 
     pub(super) fn peer_status(&self) -> u64 {
@@ -110,7 +120,8 @@ impl Renew for LocalLink {
         memory.seal_against_writers().map_err(|e| here(&e))?;
         let fd = memory.fd().try_clone_to_owned().map_err(|e| here(&e))?;
         let offer = LinkOffer { link: memory.len() };
-        next.own = Some(next.segment(&memory.into()));
+        let own = next.segment(&memory.into());
+        next.given_up.extend(next.own.replace(own));
         let bytes = serde_json::to_vec(&offer).expect("an offer is plain data");
         Ok(Frame { bytes, along: vec![fd].into() })
     }
@@ -124,6 +135,8 @@ impl Renew for LocalLink {
         let (Some(own), Some(peer)) = (self.next.own.take(), self.next.peer.take()) else {
             unreachable!("a link goes live when both ends have prepared")
         };
+        // The peer is ready for this link, so it has left all before.
+        self.next.given_up.clear();
         for region in self.regions.values_mut() {
             (region.before, region.used) = (region.last(self.base), 0);
         }
@@ -235,6 +248,21 @@ mod tests {
         assert!(a.region_in_use(7, 2));
         assert_eq!(a.poll_send(3).unwrap(), 1);
         assert!(!a.region_in_use(7, 3));
+    }
+
+    #[test]
+    fn p3_p7_a_peer_that_is_live_over_a_link_which_this_end_gave_up_finds_this_ends_status() {
+        let [mut a, mut b] = ends();
+        let [of_a, of_b] = [a.offer().unwrap(), b.offer().unwrap()];
+        a.prepare(of_b).unwrap();
+        b.prepare(of_a).unwrap();
+        b.go(&[], 0).unwrap();
+        // The attempt is given up at this end alone, twice.
+        a.offer().unwrap();
+        a.offer().unwrap();
+        assert_eq!(b.peer_status(), 0);
+        a.set_status(77);
+        assert_eq!(b.peer_status(), 77);
     }
 
     #[test]
