@@ -1,5 +1,6 @@
 //! Links of queue pairs between ranks break while kernels of the CPU executor send: the kernels notice nothing but time.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pushgate::zerocopy::{Immutable, IntoBytes};
@@ -20,21 +21,22 @@ struct Params {
     rank: u32,
 }
 
-fn context(recover: &str) -> Context {
+fn context(recover: &str, drive: &str) -> Context {
     let mut settings = Settings::default();
     settings.set("device", "cpu").unwrap();
     settings.set("window-size", "4K").unwrap();
     settings.set("slots", "16").unwrap();
     settings.set("timeout", &hang().as_millis().to_string()).unwrap();
     settings.set("recover", recover).unwrap();
+    settings.set("drive", drive).unwrap();
     Context::builder().settings(settings).build().unwrap()
 }
 
 /// Two ranks with engines of their own, and the queue pair between them.
-fn joined(name: &str, recover: [&str; 2]) -> [(Comm, Context, QueuePair); 2] {
+fn joined(name: &str, recover: [&str; 2], drive: &str) -> [(Comm, Context, QueuePair); 2] {
     let job = format!("{name}-{}", std::process::id());
     let rank = |rank: u32| {
-        let context = context(recover[rank as usize]);
+        let context = context(recover[rank as usize], drive);
         let comm = Comm::connect(&context, &job, rank, 2).unwrap();
         let qp = comm.queue_pair(1 - rank, 3, QpConfig::default()).unwrap();
         (comm, context, qp)
@@ -55,8 +57,16 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 
 #[test]
 fn p6_kernels_lose_nothing_when_links_break_under_them() {
-    const ROUNDS: u64 = 10_000;
-    let ranks = joined("churn", ["auto"; 2]);
+    // An engine of the program's calls is driven by its own thread while the kernels run.
+    for drive in ["thread", "caller"] {
+        churn(drive);
+    }
+}
+
+fn churn(drive: &str) {
+    const ROUNDS: u64 = 5_000;
+    const BREAKS: u64 = 100;
+    let ranks = joined(&format!("churn-{drive}"), ["auto"; 2], drive);
     let text = include_str!("recovering.cu");
     let mut running = Vec::new();
     let parts = ranks.each_ref().map(|(_, context, qp)| {
@@ -81,13 +91,17 @@ fn p6_kernels_lose_nothing_when_links_break_under_them() {
         running.push(unsafe { context.launch(&stream, module, "churn", launch, &params).unwrap() });
     }
     let (begin, mut breaks) = (Instant::now(), 0);
-    while !running.iter().all(|running| running.is_done().unwrap()) {
-        assert!(begin.elapsed() < hang(), "the kernels do not end");
-        std::thread::sleep(Duration::from_millis(2));
+    let done = || running.iter().all(|running| running.is_done().unwrap());
+    let rounds = || parts.each_ref().map(|part| part.0.words(0, 1)[0].load(Ordering::Relaxed));
+    while !done() && breaks < BREAKS {
+        // Links that break again before anything has got through would end the queue pair after `recover`.
+        let before = rounds();
+        until("the kernels", || done() || rounds().iter().zip(before).all(|(now, before)| *now > before + 1));
         breaks += ranks[breaks as usize % 2].2.break_link().unwrap() as u64;
     }
+    until("the kernels' end", done);
     let replaced = ranks.each_ref().map(|(_, _, qp)| qp.links_replaced().unwrap());
-    println!("{breaks} breaks, {replaced:?} links replaced, {:?}", begin.elapsed());
+    println!("drive = {drive}: {breaks} breaks, {replaced:?} links replaced, {:?}", begin.elapsed());
     for (i, (.., out, _)) in parts.iter().enumerate() {
         let mut bytes = [0; 24];
         out.copy_to_host(&mut bytes).unwrap();
@@ -100,7 +114,7 @@ fn p6_kernels_lose_nothing_when_links_break_under_them() {
 
 #[test]
 fn p7_a_link_breaks_for_good_where_one_rank_does_not_recover() {
-    let [(_a, _, qp), (_b, _, theirs)] = joined("no-recovery", ["auto", "0"]);
+    let [(_a, _, qp), (_b, _, theirs)] = joined("no-recovery", ["auto", "0"], "thread");
     assert!(!qp.break_link().unwrap(), "it ends with its link");
     for (qp, rank) in [(qp, "this"), (theirs, "the other")] {
         until("the end", || qp.check().is_err());
@@ -111,7 +125,7 @@ fn p7_a_link_breaks_for_good_where_one_rank_does_not_recover() {
 
 #[test]
 fn p7_a_rank_that_drops_its_queue_pair_ends_the_peers_recovery() {
-    let [(_a, _, qp), (_b, _, theirs)] = joined("dropped", ["auto"; 2]);
+    let [(_a, _, qp), (_b, _, theirs)] = joined("dropped", ["auto"; 2], "thread");
     drop(theirs);
     // The peer took nothing back that it had promised, so nothing has been told yet.
     assert!(qp.check().is_ok() && qp.break_link().unwrap());
