@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -10,12 +11,14 @@ use std::time::{Duration, Instant};
 use common::*;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::memory::ReadOnlyMemory;
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::connect::{Connect, Event, Fds, Frame, Incarnation, Patience};
 use pushgate_proxy::endpoint::{Endpoint, Mailbox};
 use pushgate_proxy::engine::{Engine, EngineOptions, QpId};
 use pushgate_proxy::idle::Wake;
+use pushgate_proxy::recorder::{NAME, Phase, QueuePair, read};
 use pushgate_proxy::session::Status;
 use pushgate_tests::hang;
 
@@ -51,6 +54,8 @@ struct Side {
     engine: Arc<Engine>,
     qp: QpId,
     mailbox: Mailbox,
+    /// The inode of its first link segment.
+    link: u64,
     device: Device,
     /// What the peer puts to, and what this side's SENDs go out of.
     regions: [Region; 2],
@@ -92,7 +97,9 @@ fn sides(whole: Duration, cut: &Arc<AtomicBool>) -> [Side; 2] {
         });
         let mut device = Device::new(&m[i], &m[1 - i]);
         device.set_bell(Some(bells[i].try_clone().unwrap()));
-        Side { engine, qp, mailbox: mailboxes[i].clone(), device, regions, keys }
+        let link = std::fs::File::from(m[i].link.fd().try_clone_to_owned().unwrap());
+        let link = link.metadata().unwrap().ino();
+        Side { engine, qp, mailbox: mailboxes[i].clone(), link, device, regions, keys }
     });
     for i in [0, 1] {
         assert!(far[i].set((sides[i].engine.clone(), sides[i].qp, mailboxes[i].clone())).is_ok());
@@ -297,6 +304,39 @@ fn p7_a_link_whose_peer_does_not_answer_ends_with_link_down_at_its_limit() {
         let status = side.device.status().unwrap();
         assert_eq!((status.code as u32, status.rank, status.detail), expected);
     }
+}
+
+/// What a reader of this process's flight recorders sees of the end whose first link segment has this inode.
+fn recorded(link: u64) -> QueuePair {
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let memories = fds.filter_map(|path| {
+        let name = std::fs::read_link(&path).ok()?;
+        let file = name.to_str()?.contains(NAME).then(|| std::fs::File::open(&path).ok())??;
+        let bytes = file.metadata().ok()?.len() as usize;
+        Some(Arc::new(ReadOnlyMemory::from_fd(file.into(), bytes).ok()?))
+    });
+    let mut all = memories.filter_map(|m| read(&m).ok()).flat_map(|(_, engine)| engine.queue_pairs);
+    all.find(|qp| qp.about.ends[0] == link).expect("it is recorded")
+}
+
+#[test]
+fn the_recorder_shows_the_phase_of_a_queue_pair_whose_link_is_replaced() {
+    let cut = Arc::new(AtomicBool::new(true));
+    let [a, b] = sides(Duration::from_secs(60), &cut);
+    let last = |side: &Side| {
+        let view = recorded(side.link).last().view;
+        (view.phase, view.epoch)
+    };
+    assert!(a.engine.break_link(a.qp).unwrap());
+    // Nobody answers.
+    until("the end of the link", || last(&a) == (Phase::Offered, 1));
+    assert_eq!(last(&b), (Phase::Live, 0));
+    cut.store(false, Ordering::Relaxed);
+    for side in [&a, &b] {
+        until("another link", || matches!(last(side), (Phase::Live, 1..)));
+    }
+    let phases: Vec<_> = recorded(a.link).entries.iter().map(|e| e.view.phase).collect();
+    assert!(phases.contains(&Phase::Offered), "{phases:?}");
 }
 
 #[test]
