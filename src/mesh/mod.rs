@@ -12,6 +12,7 @@
 //! hands a pidfd of itself to its peers, and between hosts each rank says now and then that it
 //! lives ([`Beats`]).
 
+mod inbox;
 mod meeting;
 mod reader;
 mod set_up;
@@ -20,17 +21,16 @@ mod tcp;
 mod tests;
 mod unix;
 
-use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Shutdown, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::eventfd::EventFd;
-use pushgate_driver_shim::fdpass::{Frame, Outgoing, drop_elsewhere};
+use pushgate_driver_shim::fdpass::{Frame, Outgoing};
 use pushgate_driver_shim::process::Process;
 use pushgate_proxy::connect::{self, Incarnation};
 use pushgate_proxy::link::verbs::gid::Family;
@@ -39,8 +39,8 @@ use rustix::event::{PollFd, poll};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
+use inbox::{Inbox, Leaving, Most, State};
 pub(crate) use meeting::{BothReady, Call, End, HandedOver, meet};
-use set_up::Route;
 pub(crate) use set_up::{Channel, SetUp, TellEnd, TellEngine};
 
 /// Label of a farewell: this rank leaves in order.
@@ -103,129 +103,6 @@ struct Beats {
 }
 
 const BEATS: Beats = Beats { every: Duration::from_secs(2), silence: Duration::from_secs(10) };
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Leaving {
-    Bye,
-    Lost,
-}
-
-#[derive(Default)]
-struct State {
-    frames: HashMap<(u32, u32), VecDeque<Frame>>,
-    /// By rank: how much room its frames in `frames` take.
-    waiting: HashMap<u32, Load>,
-    /// Queue pairs that this rank is making, by rank and label.
-    set_ups: HashSet<(u32, u32)>,
-    /// Queue pairs whose links are replaced when they break, by rank and label: where their frames go.
-    routes: HashMap<(u32, u32), Route>,
-    /// Of such queue pairs that are gone, the latest under each rank and label: which of this rank's calls made it.
-    gone: HashMap<(u32, u32), Incarnation>,
-    ends: HashMap<u32, Leaving>,
-    lost: Option<u32>,
-    /// By rank: the rank that it has reported as lost.
-    reported: HashMap<u32, u32>,
-}
-
-#[derive(Default)]
-struct Load {
-    bytes: usize,
-    fds: usize,
-    /// How many descriptors of dropped frames a thread is still closing.
-    closing: Arc<AtomicUsize>,
-}
-
-impl Load {
-    /// How many descriptors are open here, including those that a thread is still closing.
-    fn open(&self) -> usize {
-        // Relaxed: the count orders no other memory.
-        self.fds + self.closing.load(Ordering::Relaxed)
-    }
-}
-
-/// Limits on peers' frames that wait until a caller asks for them.
-#[derive(Clone, Copy)]
-struct Most {
-    /// The most bytes of one peer.
-    bytes: usize,
-    /// The most descriptors of all peers together.
-    fds: usize,
-    /// A peer with no more descriptors here than this is not lost, however many the others have.
-    share: usize,
-}
-
-/// Subtracts a number of closed descriptors from a count when it is dropped.
-struct Counted(Arc<AtomicUsize>, usize);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        // Relaxed: the count orders no other memory (see `State::open`).
-        self.0.fetch_sub(self.1, Ordering::Relaxed);
-    }
-}
-
-impl State {
-    /// Keeps a frame until a caller asks for it. False if the rank would have more here than it
-    /// may.
-    fn keep(&mut self, rank: u32, label: u32, frame: Frame, most: Most) -> bool {
-        let load = self.waiting.entry(rank).or_default();
-        load.bytes += frame.0.len() + FRAME;
-        load.fds += frame.1.len();
-        let (bytes, share) = (load.bytes <= most.bytes, load.open() <= most.share);
-        self.frames.entry((rank, label)).or_default().push_back(frame);
-        bytes && (share || self.waiting.values().map(Load::open).sum::<usize>() <= most.fds)
-    }
-
-    fn take(&mut self, rank: u32, label: u32) -> Option<Frame> {
-        let queue = self.frames.get_mut(&(rank, label))?;
-        let frame = queue.pop_front();
-        if queue.is_empty() {
-            self.frames.remove(&(rank, label));
-        }
-        self.unload(rank, frame.as_slice());
-        frame
-    }
-
-    /// Drops those frames of a label that `keep` rejects; a thread closes their descriptors.
-    fn retain(&mut self, rank: u32, label: u32, keep: impl Fn(&Frame) -> bool) {
-        if let Some(queue) = self.frames.remove(&(rank, label)) {
-            let (kept, dropped): (Vec<_>, Vec<_>) = queue.into_iter().partition(keep);
-            self.unload(rank, &dropped);
-            let fds: Vec<OwnedFd> = dropped.into_iter().flat_map(|(_, fds)| fds).collect();
-            if !fds.is_empty() {
-                let closing = self.waiting.entry(rank).or_default().closing.clone();
-                closing.fetch_add(fds.len(), Ordering::Relaxed);
-                let count = Counted(closing, fds.len());
-                // A tuple drops in this order: the descriptors are closed before they are counted
-                // out.
-                drop_elsewhere((fds, count));
-            }
-            if !kept.is_empty() {
-                self.frames.insert((rank, label), kept.into());
-            }
-        }
-    }
-
-    fn unload(&mut self, rank: u32, frames: &[Frame]) {
-        let load = self.waiting.entry(rank).or_default();
-        for (bytes, fds) in frames {
-            load.bytes -= bytes.len() + FRAME;
-            load.fds -= fds.len();
-        }
-    }
-}
-
-#[derive(Default)]
-struct Inbox {
-    state: Mutex<State>,
-    arrived: Condvar,
-}
-
-impl Inbox {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
-    }
-}
 
 /// A socket to another rank.
 enum Stream {

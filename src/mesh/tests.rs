@@ -1,5 +1,6 @@
 //! Tests of one rank's mesh against ranks that are made by hand and can misbehave.
 
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;

@@ -1,0 +1,135 @@
+//! What has come from other ranks and waits for a caller, and what is known of those ranks.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use pushgate_driver_shim::fdpass::{Frame, drop_elsewhere};
+use pushgate_proxy::connect::Incarnation;
+
+use super::FRAME;
+use super::set_up::Route;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leaving {
+    Bye,
+    Lost,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) frames: HashMap<(u32, u32), VecDeque<Frame>>,
+    /// By rank: how much room its frames in `frames` take.
+    pub(super) waiting: HashMap<u32, Load>,
+    /// Queue pairs that this rank is making, by rank and label.
+    pub(super) set_ups: HashSet<(u32, u32)>,
+    /// Queue pairs whose links are replaced when they break, by rank and label: where their frames go.
+    pub(super) routes: HashMap<(u32, u32), Route>,
+    /// Of such queue pairs that are gone, the latest under each rank and label: which of this rank's calls made it.
+    pub(super) gone: HashMap<(u32, u32), Incarnation>,
+    pub(super) ends: HashMap<u32, Leaving>,
+    pub(super) lost: Option<u32>,
+    /// By rank: the rank that it has reported as lost.
+    pub(super) reported: HashMap<u32, u32>,
+}
+
+#[derive(Default)]
+pub(super) struct Load {
+    pub(super) bytes: usize,
+    pub(super) fds: usize,
+    /// How many descriptors of dropped frames a thread is still closing.
+    closing: Arc<AtomicUsize>,
+}
+
+impl Load {
+    /// How many descriptors are open here, including those that a thread is still closing.
+    pub(super) fn open(&self) -> usize {
+        // Relaxed: the count orders no other memory.
+        self.fds + self.closing.load(Ordering::Relaxed)
+    }
+}
+
+/// Limits on peers' frames that wait until a caller asks for them.
+#[derive(Clone, Copy)]
+pub(super) struct Most {
+    /// The most bytes of one peer.
+    pub(super) bytes: usize,
+    /// The most descriptors of all peers together.
+    pub(super) fds: usize,
+    /// A peer with no more descriptors here than this is not lost, however many the others have.
+    pub(super) share: usize,
+}
+
+/// Subtracts a number of closed descriptors from a count when it is dropped.
+struct Counted(Arc<AtomicUsize>, usize);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        // Relaxed: the count orders no other memory (see `Load::open`).
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
+impl State {
+    /// Keeps a frame until a caller asks for it. False if the rank would have more here than it
+    /// may.
+    pub(super) fn keep(&mut self, rank: u32, label: u32, frame: Frame, most: Most) -> bool {
+        let load = self.waiting.entry(rank).or_default();
+        load.bytes += frame.0.len() + FRAME;
+        load.fds += frame.1.len();
+        let (bytes, share) = (load.bytes <= most.bytes, load.open() <= most.share);
+        self.frames.entry((rank, label)).or_default().push_back(frame);
+        bytes && (share || self.waiting.values().map(Load::open).sum::<usize>() <= most.fds)
+    }
+
+    pub(super) fn take(&mut self, rank: u32, label: u32) -> Option<Frame> {
+        let queue = self.frames.get_mut(&(rank, label))?;
+        let frame = queue.pop_front();
+        if queue.is_empty() {
+            self.frames.remove(&(rank, label));
+        }
+        self.unload(rank, frame.as_slice());
+        frame
+    }
+
+    /// Drops those frames of a label that `keep` rejects; a thread closes their descriptors.
+    pub(super) fn retain(&mut self, rank: u32, label: u32, keep: impl Fn(&Frame) -> bool) {
+        if let Some(queue) = self.frames.remove(&(rank, label)) {
+            let (kept, dropped): (Vec<_>, Vec<_>) = queue.into_iter().partition(keep);
+            self.unload(rank, &dropped);
+            let fds: Vec<OwnedFd> = dropped.into_iter().flat_map(|(_, fds)| fds).collect();
+            if !fds.is_empty() {
+                let closing = self.waiting.entry(rank).or_default().closing.clone();
+                closing.fetch_add(fds.len(), Ordering::Relaxed);
+                let count = Counted(closing, fds.len());
+                // A tuple drops in this order: the descriptors are closed before they are counted
+                // out.
+                drop_elsewhere((fds, count));
+            }
+            if !kept.is_empty() {
+                self.frames.insert((rank, label), kept.into());
+            }
+        }
+    }
+
+    pub(super) fn unload(&mut self, rank: u32, frames: &[Frame]) {
+        let load = self.waiting.entry(rank).or_default();
+        for (bytes, fds) in frames {
+            load.bytes -= bytes.len() + FRAME;
+            load.fds -= fds.len();
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Inbox {
+    state: Mutex<State>,
+    pub(super) arrived: Condvar,
+}
+
+impl Inbox {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
