@@ -26,7 +26,7 @@ use crate::receive::Receiver;
 use crate::registration::{Kind, Mr, Wanted};
 use crate::runtime::Runtime;
 use crate::send::Sender;
-use crate::socket::Stream;
+use crate::socket::Line;
 use crate::taken;
 use crate::watch::Peer;
 
@@ -63,11 +63,12 @@ enum Side {
 static NOTHING: AtomicU64 = AtomicU64::new(0);
 
 impl Comm {
-    /// Makes a connection from a queue pair that was joined; `stream` reports the end of the peer.
-    pub fn new(runtime: Arc<Runtime>, joined: Joined, stream: Stream, role: Role) -> Result<Box<Comm>> {
-        let (stream, peer) = (Arc::new(stream), Arc::new(Peer::default()));
+    /// Makes a connection from a queue pair that was joined; `line` reports the end of the peer.
+    pub fn new(runtime: Arc<Runtime>, joined: Joined, line: Arc<Line>, role: Role) -> Result<Box<Comm>> {
+        let peer = Arc::new(Peer::default());
         let Joined {
             qp,
+            mailbox,
             producer,
             geometry,
             lane,
@@ -85,7 +86,8 @@ impl Comm {
             role,
             qp,
             peer: peer.clone(),
-            stream: stream.clone(),
+            line: line.clone(),
+            recovers: mailbox.is_some(),
             watched: u64::MAX,
             nothing: 0,
             lane,
@@ -102,7 +104,7 @@ impl Comm {
             // SAFETY: a static atomic, which other threads and devices may write.
             end.nothing = unsafe { end.lane.engine.add_region(qp, memory, 8)? };
         }
-        end.watched = end.runtime.watch.add(stream, peer, &end.lane.engine, qp)?;
+        end.watched = end.runtime.watch.add(line, peer, &end.lane.engine, qp, mailbox)?;
         let side = match role {
             Role::Send => {
                 let whole = (abi::PUSHGATE_UNIT as usize) << geometry.window_log >> 1;

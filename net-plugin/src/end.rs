@@ -13,7 +13,7 @@ use crate::join::{Registered, Role};
 use crate::log;
 use crate::pushes;
 use crate::runtime::{Lane, Runtime};
-use crate::socket::Stream;
+use crate::socket::Line;
 use crate::watch::{self, Peer};
 
 /// How long closing a connection waits for the GPU.
@@ -24,7 +24,9 @@ pub struct CommEnd {
     pub role: Role,
     pub qp: QpId,
     pub peer: Arc<Peer>,
-    pub stream: Arc<Stream>,
+    pub line: Arc<Line>,
+    /// Both ends replace a link that breaks.
+    pub recovers: bool,
     /// The connection's number at the watch.
     pub watched: u64,
     /// On a receiving end: a region for empty receives, which name no memory.
@@ -49,6 +51,13 @@ impl fmt::Display for CommEnd {
 impl Drop for CommEnd {
     fn drop(&mut self) {
         self.runtime.watch.remove(self.watched);
+        if self.recovers
+            && let Ok(counters) = self.lane.engine.counters_of(self.qp)
+        {
+            // First: where no link is live the peer is told of the queue pair's end, and may see the end before the count
+            // that says what has arrived (`CommEnd::peer_has`).
+            watch::say_goodbye(&self.line, true, counters.delivered);
+        }
         // An engine that is gone has already dropped the queue pair.
         let counters = match self.lane.engine.remove_qp(self.qp) {
             Err(EngineError::Unsettled(counters)) => {
@@ -60,8 +69,8 @@ impl Drop for CommEnd {
             }
             other => other.unwrap_or_default(),
         };
-        watch::say_goodbye(&self.stream, counters.delivered);
-        self.stream.shutdown();
+        watch::say_goodbye(&self.line, self.recovers, counters.delivered);
+        self.line.shutdown();
     }
 }
 
@@ -82,6 +91,16 @@ impl CommEnd {
         let _ = self.lane.engine.fail(Some(self.qp), Status::new(abi::PUSHGATE_ABORTED));
         let text = format!("{self}: the GPU's copying kernel is lost: {reason}");
         Failure::new(Code::System, text)
+    }
+
+    /// Of a queue pair that has ended: whether the peer had received our message `number` when it closed. What the peer said
+    /// before the end may not have been read yet.
+    #[cold]
+    pub fn peer_has(&self, number: u64) -> bool {
+        if self.recovers {
+            self.runtime.watch.listen(self.watched);
+        }
+        self.peer.received() > number
     }
 
     /// True if no kernel of ours runs on the GPU, now or later.

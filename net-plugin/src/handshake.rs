@@ -28,11 +28,11 @@ use crate::dial::{self, Dial, Dialed, Here};
 use crate::error::{Code, Failure, Result};
 use crate::handle::{self, Handle, Nonce};
 use crate::identity::Identity;
-use crate::join::{Joined, NewEnd, ReadyEnd, Role};
+use crate::join::{Again, Joined, NewEnd, ReadyEnd, Role};
 use crate::listening::Sockets;
 use crate::log;
 use crate::runtime::Runtime;
-use crate::socket::{Channel, Frame, Stream};
+use crate::socket::{Channel, Frame, Line, Stream};
 
 /// Versions that this build speaks of everything that the two ends say to each other.
 const VERSIONS: Versions = Versions::new(4, 4);
@@ -139,7 +139,7 @@ impl Listener {
                     tracing::warn!("refused a connection at the listening socket: {e}");
                     continue;
                 }
-                let end = NewEnd::new(&self.runtime, Role::Receive, self.class, channel.transport())?;
+                let end = NewEnd::new(&self.runtime, Role::Receive, self.class, channel.line().transport())?;
                 let offer = end.offer()?;
                 match Progress::new(channel, end, offer, self.nonce, 1) {
                     Ok(progress) => state.current = Some(progress),
@@ -153,9 +153,8 @@ impl Listener {
             match current.advance(&self.runtime) {
                 Ok(None) => return Ok(None),
                 Ok(Some(joined)) => {
-                    let channel = state.current.take().expect("it is there").channel;
-                    return Comm::new(self.runtime.clone(), joined, channel.into_stream(), Role::Receive)
-                        .map(Some);
+                    let line = state.current.take().expect("it is there").channel.line().clone();
+                    return Comm::new(self.runtime.clone(), joined, line, Role::Receive).map(Some);
                 }
                 Err(e) => {
                     state.current = None;
@@ -204,7 +203,8 @@ struct Progress {
     nonce: Nonce,
     /// How many frames of the other end have come. The first is its greeting.
     heard: u32,
-    connect: Connect<Fds>,
+    /// `None` once the queue pair's engine has it.
+    connect: Option<Connect<Fds>>,
     step: Step,
     joined: Unclaimed,
 }
@@ -232,17 +232,12 @@ impl Drop for Unclaimed {
 
 impl Progress {
     /// Greets the other end and makes it an offer.
-    fn new(
-        mut channel: Channel,
-        end: NewEnd,
-        offer: connect::Frame,
-        nonce: Nonce,
-        heard: u32,
-    ) -> Result<Self> {
+    fn new(channel: Channel, end: NewEnd, offer: connect::Frame, nonce: Nonce, heard: u32) -> Result<Self> {
         channel.send(&greet_with(nonce), Vec::new()).map_err(lost)?;
         // A connection has one call of each end; none is repeated.
         let own = Incarnation::MIN;
         let connect = Connect::new(own, offer, u64::MAX, Status::new(abi::PUSHGATE_ABORTED), 0);
+        let connect = Some(connect);
         Ok(Progress { channel, nonce, heard, connect, step: Step::New(end), joined: Unclaimed(None) })
     }
 
@@ -263,7 +258,9 @@ impl Progress {
             if self.heard > FRAMES {
                 return Err(lost(format!("the other end sent more than {FRAMES} frames")));
             }
-            self.connect.take(connect::Frame { bytes, along: fds.into() }, 0).map_err(lost)?;
+            let frame = connect::Frame { bytes, along: fds.into() };
+            let connect = self.connect.as_mut().expect("it is not joined");
+            connect.take(frame, 0).map_err(lost)?;
             self.perform(runtime)?;
         }
         let sent = self.channel.flush().map_err(lost)?;
@@ -272,7 +269,9 @@ impl Progress {
 
     /// Does everything that the machine says.
     fn perform(&mut self, runtime: &Runtime) -> Result<()> {
-        while let Some(event) = self.connect.poll() {
+        while let Some(connect) = &mut self.connect
+            && let Some(event) = connect.poll()
+        {
             match (event, std::mem::replace(&mut self.step, Step::Over)) {
                 (Event::Send(connect::Frame { bytes, along }), step) => {
                     self.step = step;
@@ -281,11 +280,13 @@ impl Progress {
                 }
                 (Event::Prepare { epoch, offer }, Step::New(end)) => {
                     let ready = end.prepare(runtime, offer)?;
-                    self.connect.prepared(epoch, ready.places(), 0);
+                    connect.prepared(epoch, ready.places(), 0);
                     self.step = Step::Ready(ready);
                 }
                 (Event::Go { places, .. }, Step::Ready(end)) => {
-                    let joined = end.join(runtime, &places, self.channel.peer_pid())?;
+                    let line = self.channel.line();
+                    let again = Again { connect: &mut self.connect, line };
+                    let joined = end.join(runtime, &places, line.peer_pid(), Some(again))?;
                     self.joined.0 = Some(joined);
                 }
                 _ => return Err(lost("the other end gave it up; its log says why")),
@@ -350,9 +351,9 @@ impl Attempts {
         };
         handle::set_mark(bytes, 0);
         match connecting.advance(&runtime, class)? {
-            Some((joined, stream)) => {
-                self.tell(&runtime, &handle.listener, stream.transport(), &connecting.why);
-                Comm::new(runtime, *joined, stream, Role::Send).map(Some)
+            Some((joined, line)) => {
+                self.tell(&runtime, &handle.listener, line.transport(), &connecting.why);
+                Comm::new(runtime, *joined, line, Role::Send).map(Some)
             }
             None => {
                 let mark = self.next_mark.fetch_add(1, Ordering::Relaxed);
@@ -380,7 +381,7 @@ impl Attempts {
 
 impl Connecting {
     /// Goes as far as it can; the queue pair and its socket once they are there.
-    fn advance(&mut self, runtime: &Runtime, class: Option<u8>) -> Result<Option<(Box<Joined>, Stream)>> {
+    fn advance(&mut self, runtime: &Runtime, class: Option<u8>) -> Result<Option<(Box<Joined>, Arc<Line>)>> {
         loop {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Again) {
                 Stage::Again => {
@@ -415,14 +416,16 @@ impl Connecting {
                 }
                 Stage::Joining(mut progress) => match progress.advance(runtime) {
                     Ok(Some(joined)) => {
-                        return Ok(Some((Box::new(joined), progress.channel.into_stream())));
+                        return Ok(Some((Box::new(joined), progress.channel.line().clone())));
                     }
                     Ok(None) => {
                         self.stage = Stage::Joining(progress);
                         return Ok(None);
                     }
                     // The listener takes no process of another user, which this end can't always see.
-                    Err(e) if progress.heard == 0 && progress.channel.transport() == Transport::Local => {
+                    Err(e)
+                        if progress.heard == 0 && progress.channel.line().transport() == Transport::Local =>
+                    {
                         self.not_local = Some(format!("its listener turned this process away, {e}"));
                         Stage::Again
                     }

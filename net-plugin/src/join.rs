@@ -12,15 +12,15 @@ use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 use pushgate_gpu_kernels::Registration;
 use pushgate_proxy::connect::{
-    ConnectError, Frame, LocalMet, LocalOpening, Met, Opening, Prepared, VerbsMet, VerbsOpening,
+    Connect, ConnectError, Fds, Frame, LocalMet, LocalOpening, Met, Opening, Patience, Prepared, VerbsMet,
+    VerbsOpening,
 };
-use pushgate_proxy::endpoint::{Endpoint, QpOptions};
+use pushgate_proxy::endpoint::{Endpoint, Mailbox, QpOptions, SendFrame};
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::link::verbs::{Config, Flusher};
 use pushgate_proxy::memory::Keep;
 use pushgate_proxy::producer::Producer;
-use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::receives::PostedReceives;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +29,7 @@ use crate::path::OverRdma;
 use crate::plan::{Landing, Out, Plan};
 use crate::props::MAX_BYTES;
 use crate::runtime::{Lane, Runtime};
+use crate::socket::Line;
 
 /// How many receives NCCL may have outstanding on a connection, as a power of two: 32 of 8 buffers
 /// each.
@@ -106,9 +107,18 @@ pub struct ReadyEnd {
     reaches: bool,
 }
 
+/// How an end meets the other end again when a link breaks: the machine by which they met, which the engine takes if both
+/// ends replace links, and the socket that outlives the links.
+pub struct Again<'a> {
+    pub connect: &'a mut Option<Connect<Fds>>,
+    pub line: &'a Arc<Line>,
+}
+
 /// An end that an engine drives.
 pub struct Joined {
     pub qp: QpId,
+    /// Where the other end's frames go, if both ends replace a link that breaks.
+    pub mailbox: Option<Mailbox>,
     pub producer: Producer,
     pub geometry: Geometry,
     pub lane: Arc<Lane>,
@@ -216,6 +226,7 @@ impl Own {
         let (geometry, lane) = (self.geometry, self.lane);
         Joined {
             qp,
+            mailbox: None,
             producer,
             geometry,
             lane,
@@ -287,6 +298,8 @@ impl NewEnd {
                     rings.then(bell::pair).transpose().map_err(Failure::system("a doorbell's sockets"))?;
                 let posted = role == Role::Receive;
                 let opening = LocalOpening::new(link, own.window.clone(), posted, bells);
+                let recovers = settings.recovery().is_some();
+                let opening = if recovers { opening.recovering() } else { opening };
                 (Opening::Local(opening), None)
             }
             Some(device) => {
@@ -339,11 +352,17 @@ impl ReadyEnd {
     }
 
     /// Takes the other end's places and joins the queue pair. `peer_pid` is the other end's process, if that process has
-    /// a number here.
-    pub fn join(self, runtime: &Runtime, places: &[u8], peer_pid: Option<u32>) -> Result<Joined> {
+    /// a number here. Without `again` the end of the link is the queue pair's.
+    pub fn join(
+        self,
+        runtime: &Runtime,
+        places: &[u8],
+        peer_pid: Option<u32>,
+        again: Option<Again<'_>>,
+    ) -> Result<Joined> {
         let ReadyEnd { own, prepared, config, note, work, reaches } = self;
         match prepared.meet(places).map_err(failed)? {
-            Met::Local(met) => join_local(runtime, own, *met, note, work, peer_pid),
+            Met::Local(met) => join_local(runtime, own, *met, note, work, peer_pid, again),
             Met::Verbs(met) => {
                 let config = config.expect("an end over RDMA has one");
                 join_verbs(runtime, own, *met, &config, note, reaches)
@@ -359,19 +378,37 @@ fn join_local(
     note: Note,
     work: Option<OwnedFd>,
     peer_pid: Option<u32>,
+    again: Option<Again<'_>>,
 ) -> Result<Joined> {
     let receives = work.map(|work| posted_receives(work, &met.peer.geometry)).transpose()?;
     // Register before the engine may copy from there.
     let registrations = own.register(&PeerWindow::Shared(&met.peer.window))?;
+    let recovery = runtime.loaded.settings.recovery().filter(|_| met.recovers);
+    let again = again.and_then(|again| Some((again.connect.take_if(|_| recovery.is_some())?, again.line)));
     let fds = met.into_fds(own.work.clone(), own.control.clone(), peer_pid);
-    let proxy: &dyn Proxy = &*own.lane.engine;
     let wake = own.lane.wake();
     let bell = own.bell(wake)?;
-    let qp = proxy.add_qp(fds, own.options(runtime), wake)?;
+    let options = own.options(runtime);
+    let mut endpoint = fds.into_endpoint(options)?;
+    let mut mailbox = None;
+    if let (Some(limit), Some((connect, line))) = (recovery, again) {
+        let patience = Patience::within(limit, options.key_seed.into());
+        let mailbox = mailbox.insert(Mailbox::default()).clone();
+        endpoint = endpoint.with_recovery(connect, patience, mailbox, send_frame(line.clone()));
+    }
+    let qp = own.lane.engine.add_qp(endpoint, wake)?;
     let sends = own.role == Role::Send;
     let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
     let regions = note.gpu.then_some(false);
-    Ok(Joined { window, regions, receives, registrations, ..own.joined(qp, bell) })
+    Ok(Joined { mailbox, window, regions, receives, registrations, ..own.joined(qp, bell) })
+}
+
+/// Sends the frames of an end that replaces its link. The watch sends what the socket does not take at once.
+fn send_frame(line: Arc<Line>) -> SendFrame {
+    Box::new(move |frame: Frame| match frame.along.into_owned() {
+        Ok(fds) => line.tell(&frame.bytes, fds),
+        Err(e) => tracing::debug!("a frame to the other end is lost: {e}"),
+    })
 }
 
 fn join_verbs(
@@ -483,7 +520,7 @@ mod tests {
             let _ = fcntl_add_seals(fd, SealFlags::SEAL);
         }
         let [end, _] = ends;
-        let joined = end.prepare(&runtime, theirs).unwrap().join(&runtime, &[], None).unwrap();
+        let joined = end.prepare(&runtime, theirs).unwrap().join(&runtime, &[], None, None).unwrap();
         joined.lane.engine.remove_qp(joined.qp).unwrap();
     }
 

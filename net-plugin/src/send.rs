@@ -263,7 +263,7 @@ impl Sender {
         }
         let sent = self.pool.get(request)?;
         if let Some((slot, number)) = sent.last
-            && (self.producer.retired() > slot || end.peer.received() > number)
+            && (self.producer.retired() > slot || status.is_some() && end.peer_has(number))
         {
             size(0, sent.size);
             self.pool.empty(request);

@@ -8,8 +8,10 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::TcpStream;
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pushgate::settings::Transport;
@@ -25,6 +27,8 @@ const HEADER: usize = 12;
 /// The most bytes of a frame; a greeting is a few hundred bytes.
 const MAX_BYTES: usize = 1 << 16;
 const MAX_FDS: usize = 4;
+/// The most frames that may be lost and wait for the peer to read.
+const MOST_WAITING: usize = 16;
 
 /// A frame's bytes and descriptors.
 pub type Frame = (Vec<u8>, Vec<OwnedFd>);
@@ -85,49 +89,70 @@ impl Stream {
     }
 }
 
-/// A socket with the frames on their way out and in.
-pub struct Channel {
+/// A socket with the frames on their way out. Any thread may send; no call waits for the peer.
+pub struct Line {
     stream: Stream,
     /// Frames that are not sent as a whole yet: what is left of each, and its descriptors before its first byte is sent.
-    out: VecDeque<Frame>,
-    input: Vec<u8>,
-    in_fds: Vec<OwnedFd>,
+    out: Mutex<VecDeque<Frame>>,
 }
 
-impl Channel {
+impl AsFd for Line {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl Deref for Line {
+    type Target = Stream;
+
+    fn deref(&self) -> &Stream {
+        &self.stream
+    }
+}
+
+impl Line {
+    /// A socket on which nothing was sent yet.
     pub fn new(stream: Stream) -> Self {
-        Channel { stream, out: VecDeque::new(), input: Vec::new(), in_fds: Vec::new() }
+        Line { stream, out: Mutex::default() }
     }
 
-    /// The socket, once all frames have been sent and received.
-    pub fn into_stream(self) -> Stream {
-        self.stream
+    fn out(&self) -> MutexGuard<'_, VecDeque<Frame>> {
+        self.out.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// The transport of the queue pair ([`Stream::transport`]).
-    pub fn transport(&self) -> Transport {
-        self.stream.transport()
+    /// Sends as much as fits now, behind what is left of earlier frames; later calls of [`Line::flush`] send the rest.
+    /// True if nothing is left. At most 4 descriptors.
+    pub fn send(&self, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<bool> {
+        self.send_behind(usize::MAX, bytes, fds)
     }
 
-    /// The process at the other end ([`Stream::peer_pid`]).
-    pub fn peer_pid(&self) -> Option<u32> {
-        self.stream.peer_pid()
+    /// As [`Line::send`], for frames that may be lost: the frame is dropped if the peer has not read 16 earlier ones, so that
+    /// a peer that reads nothing cannot make frames pile up, or if the socket is broken.
+    pub fn tell(&self, bytes: &[u8], fds: Vec<OwnedFd>) {
+        if let Err(e) = self.send_behind(MOST_WAITING, bytes, fds) {
+            tracing::debug!("a frame to the other end is lost: {e}");
+        }
     }
 
-    /// Sends as much as fits now, behind what is left of earlier frames; later calls of [`Channel::flush`] send the rest.
-    /// At most 4 descriptors.
-    pub fn send(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<bool> {
+    fn send_behind(&self, most: usize, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<bool> {
         let mut frame = MAGIC.to_vec();
         frame.extend((bytes.len() as u32).to_le_bytes());
         frame.extend((fds.len() as u32).to_le_bytes());
         frame.extend(bytes);
-        self.out.push_back((frame, fds));
-        self.flush()
+        let mut out = self.out();
+        if out.len() < most {
+            out.push_back((frame, fds));
+        }
+        self.flush_all(&mut out)
     }
 
     /// Sends what is left. True when nothing is left.
-    pub fn flush(&mut self) -> io::Result<bool> {
-        while let Some((bytes, fds)) = self.out.front_mut() {
+    pub fn flush(&self) -> io::Result<bool> {
+        self.flush_all(&mut self.out())
+    }
+
+    fn flush_all(&self, out: &mut VecDeque<Frame>) -> io::Result<bool> {
+        while let Some((bytes, fds)) = out.front_mut() {
             let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
@@ -141,15 +166,53 @@ impl Channel {
                     bytes.drain(..n);
                     fds.clear();
                     if bytes.is_empty() {
-                        self.out.pop_front();
+                        out.pop_front();
                     }
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
-                Err(e) => return Err(e.into()),
+                Err(e) => {
+                    // Nothing behind a frame that was begun can be understood any more.
+                    out.clear();
+                    return Err(e.into());
+                }
             }
         }
         Ok(true)
+    }
+}
+
+/// A socket with the frames on their way out and in.
+pub struct Channel {
+    line: Arc<Line>,
+    input: Vec<u8>,
+    in_fds: Vec<OwnedFd>,
+}
+
+impl Channel {
+    /// A socket on which nothing was sent or received yet.
+    pub fn new(stream: Stream) -> Self {
+        Channel::of(Arc::new(Line::new(stream)))
+    }
+
+    /// A socket of which whole frames were received up to here.
+    pub fn of(line: Arc<Line>) -> Self {
+        Channel { line, input: Vec::new(), in_fds: Vec::new() }
+    }
+
+    /// The socket and its frames on their way out.
+    pub fn line(&self) -> &Arc<Line> {
+        &self.line
+    }
+
+    /// Sends a frame ([`Line::send`]).
+    pub fn send(&self, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<bool> {
+        self.line.send(bytes, fds)
+    }
+
+    /// Sends what is left ([`Line::flush`]).
+    pub fn flush(&self) -> io::Result<bool> {
+        self.line.flush()
     }
 
     /// The next frame, if it has arrived whole.
@@ -200,7 +263,7 @@ impl Channel {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        match recvmsg(&self.stream, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
+        match recvmsg(&*self.line, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
             Ok(message) => {
                 for m in control.drain() {
                     if let RecvAncillaryMessage::ScmRights(more) = m {
@@ -230,9 +293,9 @@ mod tests {
 
     #[test]
     fn frames_arrive_whole_and_in_order_with_their_descriptors() {
-        let (mut a, mut b) = pair();
+        let (a, mut b) = pair();
         assert!(b.receive().unwrap().is_none());
-        let fd = || a.stream.as_fd().try_clone_to_owned().unwrap();
+        let fd = || a.line.as_fd().try_clone_to_owned().unwrap();
         let fds = vec![fd(), fd(), fd()];
         assert!(a.send(b"first", fds).unwrap());
         assert!(a.send(&[7; 9000], vec![]).unwrap());
@@ -247,8 +310,8 @@ mod tests {
 
     #[test]
     fn frames_that_wait_for_room_keep_their_descriptors_apart() {
-        let (mut a, mut b) = pair();
-        let fd = || a.stream.as_fd().try_clone_to_owned().unwrap();
+        let (a, mut b) = pair();
+        let fd = || a.line.as_fd().try_clone_to_owned().unwrap();
         let (two, one) = (vec![fd(), fd()], vec![fd()]);
         while a.send(&[7; 4096], Vec::new()).unwrap() {}
         assert!(!a.send(b"two", two).unwrap());
@@ -271,7 +334,7 @@ mod tests {
         for garbage in [&b"GET / HTTP"[..], b"X", b"PGF1\xff\xff\xff\xff\0\0\0\0", b"PGF1\0\0\0\0\x09\0\0\0"]
         {
             let (a, mut b) = pair();
-            rustix::io::write(&a.stream, garbage).unwrap();
+            rustix::io::write(&a.line, garbage).unwrap();
             assert_eq!(b.receive().unwrap_err().kind(), ErrorKind::InvalidData, "{garbage:?}");
         }
     }

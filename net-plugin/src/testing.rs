@@ -2,6 +2,7 @@
 //! rules: a bare producer stands in for the peer.
 
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Instant;
 
 use pushgate::settings::Transport;
@@ -11,7 +12,7 @@ use crate::error::Result;
 use crate::join::{Joined, NewEnd, Role};
 use crate::props::MAX_BYTES;
 use crate::runtime::Runtime;
-use crate::socket::Stream;
+use crate::socket::{Line, Stream};
 
 /// A connection of ours, and the peer's end of it.
 pub struct Pair {
@@ -37,10 +38,10 @@ pub fn pair_of(role: Role, longest: usize, pid: Option<u32>) -> Pair {
         [role, other].map(|role| NewEnd::new(&runtime, role, None, Transport::Local).unwrap());
     let [to_them, to_us] = [&own, &theirs].map(|end| end.offer().unwrap());
     let [own, peer] = [(own, to_us), (theirs, to_them)]
-        .map(|(end, offer)| end.prepare(&runtime, offer).unwrap().join(&runtime, &[], pid).unwrap());
+        .map(|(end, offer)| end.prepare(&runtime, offer).unwrap().join(&runtime, &[], pid, None).unwrap());
     let own = Joined { longest, ..own };
     let (stream, socket) = UnixStream::pair().unwrap();
-    let comm = Comm::new(runtime, own, Stream::Unix(stream), role).unwrap();
+    let comm = Comm::new(runtime, own, Arc::new(Line::new(Stream::Unix(stream))), role).unwrap();
     Pair { comm, peer, socket }
 }
 

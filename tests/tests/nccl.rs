@@ -128,6 +128,30 @@ fn p3_p4_p6_what_is_not_registered_goes_through_the_window_in_slices_if_need_be(
     run(&format!("traffic --unregistered --groups {} --in-flight 16 --seed 5", times(200, 25)));
 }
 
+/// The plugin breaks the links of both processes every 10 ms, also while they close.
+#[test]
+fn p6_p7_links_of_two_processes_that_break_again_and_again_lose_and_double_nothing() {
+    let broken = [("PUSHGATE_QP", "local"), ("_PUSHGATE_BREAK_LINKS", "10")];
+    let run = |more: &[(&str, &str)]| {
+        let variables: Vec<_> = broken.iter().chain(more).copied().collect();
+        run_with(command("recovering --groups 100 --times 60 --seed 7"), &variables);
+    };
+    run(&[("PUSHGATE_DRIVE", "caller")]);
+    run(&[("PUSHGATE_DRIVE", "thread")]);
+    run(&GPU);
+}
+
+#[test]
+fn a_rank_without_recovery_and_a_rank_with_recovery_join_without_recovery() {
+    let variables = [
+        ("PUSHGATE_QP", "local"),
+        ("_PUSHGATE_BREAK_LINKS", "10"),
+        ("NCCL_CALLER_RANK_1", "PUSHGATE_RECOVER=0"),
+    ];
+    // A link that broke would end its queue pair.
+    run_with(command("traffic --processes --groups 50 --seed 8"), &variables);
+}
+
 /// The CPU executor plays the GPU: its worker pushes into windows and pulls out of them.
 #[test]
 fn p3_p4_p6_gpu_memory_is_pushed_and_pulled() {

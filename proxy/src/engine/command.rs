@@ -65,6 +65,8 @@ pub enum Command {
     BreakLink(QpId, Sender<Option<bool>>),
     /// Asks how a queue pair ended. The reply comes at once; `None`: no such queue pair.
     Status(QpId, Sender<Option<Option<Status>>>),
+    /// Asks for the counts of one queue pair. The reply comes at once; `None`: no such queue pair.
+    CountersOf(QpId, Sender<Option<Counters>>),
     /// Asks whether a queue pair takes SENDs out of regions. The reply comes at once; `None`: no such queue pair.
     RegionSends(QpId, Sender<Option<RegionSends>>),
     /// Asks whether the RDMA device has a region. The reply comes at once; `None`: no such queue pair.

@@ -393,6 +393,7 @@ impl Machine {
                 let _ = reply.send(self.find(qp).map(Endpoint::break_link));
             }
             Command::Status(qp, reply) => _ = reply.send(self.find(qp).map(|e| e.status())),
+            Command::CountersOf(qp, reply) => _ = reply.send(self.find(qp).map(|e| e.counters())),
             Command::RegionSends(qp, reply) => _ = reply.send(self.find(qp).map(|e| e.region_sends())),
             Command::IsRegistered(qp, key, reply) => {
                 let _ = reply.send(self.find(qp).map(|e| e.is_registered(key)));

@@ -293,6 +293,11 @@ impl Engine {
         self.ask(|reply| Command::IsRegistered(qp, key, reply))?.ok_or(EngineError::NoQp(qp.0))
     }
 
+    /// Counts of one queue pair.
+    pub fn counters_of(&self, qp: QpId) -> Result<Counters, EngineError> {
+        self.ask(|reply| Command::CountersOf(qp, reply))?.ok_or(EngineError::NoQp(qp.0))
+    }
+
     /// Counts of all its queue pairs, those already removed included.
     pub fn counters(&self) -> Result<Counters, EngineError> {
         self.ask(Command::Counters)

@@ -3,7 +3,7 @@
 //! NCCL's headers say, so any plugin can be tried.
 //!
 //! `table` has the library and its calls, `pair` two ranks with connections and traffic between
-//! them, `scenario`, `closing`, `tags`, `fair`, `mixed` and `stall` what is tried, `speed` what is measured.
+//! them, `scenario`, `closing`, `tags`, `fair`, `mixed`, `stall` and `recovering` what is tried, `speed` what is measured.
 
 pub mod closing;
 mod cores;
@@ -12,6 +12,7 @@ mod fair;
 mod forked;
 mod mixed;
 pub mod pair;
+mod recovering;
 pub mod scenario;
 pub mod speed;
 mod stall;

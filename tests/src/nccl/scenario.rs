@@ -1040,7 +1040,7 @@ pub const NCCL: [(&str, Scenario); 7] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 14] = [
+pub const OWN: [(&str, Scenario); 15] = [
     ("garbage", garbage),
     ("setting", setting),
     ("forked", super::forked::forked),
@@ -1055,10 +1055,11 @@ pub const OWN: [(&str, Scenario); 14] = [
     ("fair", super::fair::fair),
     ("mixed", super::mixed::mixed),
     ("stall", super::stall::stall),
+    ("recovering", super::recovering::recovering),
 ];
 
 /// Functions of processes that a scenario starts.
-const SECOND: [(&str, Scenario); 7] = [
+const SECOND: [(&str, Scenario); 8] = [
     ("rank-1", rank_1),
     ("victim", victim),
     ("sleeper", sleeper),
@@ -1066,6 +1067,7 @@ const SECOND: [(&str, Scenario); 7] = [
     ("closing-rank", super::closing::closing_rank),
     ("speed-rank", super::speed::second),
     ("fair-rank", super::fair::second),
+    ("recovering-rank", super::recovering::second),
 ];
 
 /// Runs a scenario by its name; false if there is none of that name. With only NCCL's rules a

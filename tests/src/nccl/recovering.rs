@@ -1,0 +1,50 @@
+//! Links that break again and again under traffic.
+
+use super::pair::{self, Bootstrap};
+use super::scenario::{Options, begin, close, die_with_parent, parent};
+use super::table::{LOG, Plugin, warnings};
+
+/// Traffic both ways between two processes, with every byte checked, until both have had `times` links replaced. The
+/// environment says how often the plugin breaks links (`_PUSHGATE_BREAK_LINKS`, milliseconds). Links also break while the
+/// ranks close.
+pub fn recovering(o: &Options) {
+    let plugin = o.open();
+    let (mut child, peer) = o.spawn("recovering-rank");
+    let bytes = rank(o, &plugin, 0, peer);
+    assert!(child.wait().expect("the second rank").success(), "the second rank failed");
+    println!("{bytes} bytes received and right, {} links replaced", replaced());
+}
+
+/// The second process of [`recovering`].
+pub fn second(o: &Options) {
+    die_with_parent();
+    rank(o, &o.open(), 1, parent());
+}
+
+fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peer: Box<dyn Bootstrap>) -> u64 {
+    let ctx = begin(plugin);
+    let ends = pair::connect(plugin, ctx, &mut *peer).expect("connect");
+    let mut bytes = 0;
+    loop {
+        let received = pair::exchange(plugin, rank, ends, &o.traffic(plugin)).unwrap_or_else(|e| {
+            panic!("rank {rank}: {e}; the plugin says: {:#?}", warnings());
+        });
+        bytes += received.bytes;
+        let (enough, mut theirs) = ([(replaced() >= o.times) as u8], [0]);
+        peer.tell(&enough);
+        peer.hear(&mut theirs);
+        if [enough, theirs] == [[1]; 2] {
+            break;
+        }
+    }
+    close(plugin, ends);
+    plugin.finalize(ctx).expect("finalize");
+    o.promise("no warnings without a reason", warnings().is_empty(), &warnings());
+    bytes
+}
+
+/// Links that took the place of one that broke, at this process's ends.
+fn replaced() -> usize {
+    let log = LOG.lock().unwrap_or_else(|e| e.into_inner());
+    log.iter().filter(|(_, text)| text.contains("another link carries the queue pair")).count()
+}
