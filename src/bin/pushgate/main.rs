@@ -3,6 +3,7 @@
 #![allow(missing_docs)] // a program, not a library
 
 mod bench;
+mod chaos;
 mod config;
 mod doctor;
 mod exit;
@@ -45,6 +46,7 @@ fn command(completing: bool) -> Command {
         .subcommand(settings(
             Command::new("proxy").about("Serves programs of this user that run with proxy = process"),
         ))
+        .subcommand(chaos::command(settings))
         .subcommand(config::command(settings))
         .subcommand(settings(
             Command::new("devices").about("Says which executors there are, and why not the others"),
@@ -72,8 +74,8 @@ fn arguments() -> Result<ArgMatches, ExitCode> {
 /// The settings, with a warning for each that has no effect.
 fn warned(m: &ArgMatches) -> Result<Settings, Error> {
     let settings = settings(m)?;
-    // A rank that a bench started says nothing that the bench has said.
-    if std::env::var_os(bench::ROLE).is_none() {
+    // A rank that a command started says nothing that the command has said.
+    if [bench::ROLE, chaos::ROLE].iter().all(|role| std::env::var_os(role).is_none()) {
         settings.without_effect().iter().for_each(|said| eprintln!("pushgate: warning: {said}"));
     }
     Ok(settings)
@@ -88,13 +90,14 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let (name, m) = matches.subcommand().expect("clap requires one");
-    if ["bench", "nccl-check", "probe", "proxy"].contains(&name) {
+    if ["bench", "chaos", "nccl-check", "probe", "proxy"].contains(&name) {
         // The commands that run engines.
         // Standard error may be gone.
         signals::on_usr1(|| drop(std::io::stderr().write_all(inspect::of_this_process().as_bytes())));
     }
     let done = (|| -> Result<ExitCode> {
         match name {
+            "chaos" => return chaos::run(m, &warned(m)?),
             "doctor" => return doctor::run(m),
             "inspect" => inspect::run(m)?,
             "model" => model::run(m)?,

@@ -57,6 +57,15 @@ pub fn of_this_process() -> String {
     }
 }
 
+/// The report of these processes, as text.
+pub fn of_processes(pids: &[u32]) -> String {
+    let none = || "no engine runs for these processes".into();
+    match all().and_then(|found| chosen(found, &pids.iter().copied().collect(), false, none)) {
+        Ok((processes, _)) => text_of(&processes),
+        Err(e) => format!("{e:#}\n"),
+    }
+}
+
 /// The processes that were asked for, and sentences about what could not be read.
 fn select(who: Option<&str>, peers: bool) -> Result<(Vec<Process>, Vec<String>)> {
     let Some(who) = who else {

@@ -1,0 +1,41 @@
+//! What a child of a run is: a rank, or the proxy that has the ranks' engines.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use pushgate::proxy::Stop;
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
+use super::{Options, rank};
+
+/// How a child knows what it is: `RANK/PARENT/NUMBER` or `proxy/PARENT/NUMBER`, PARENT being the supervisor's process and NUMBER
+/// counting how often the ranks were started.
+pub const ROLE: &str = "_PUSHGATE_CHAOS_ROLE";
+/// The run's seed, for the children.
+pub const SEED: &str = "_PUSHGATE_CHAOS_SEED";
+
+/// The name of the ranks' job.
+pub fn job(parent: u32, number: u32) -> String {
+    format!("chaos-{parent}-{number}")
+}
+
+/// The socket of the ranks' proxy.
+pub fn proxy_socket(parent: u32, number: u32) -> String {
+    format!("@pushgate-chaos-{parent}-{number}")
+}
+
+/// Runs as what `role` says, until the supervisor ends this process.
+pub fn run(o: &Options, role: &str) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let parts: Vec<&str> = role.split('/').collect();
+    let &[what, parent, number] = &parts[..] else { bail!("{ROLE} is {role}, expected RANK/PARENT/NUMBER") };
+    let (parent, number) = (parent.parse()?, number.parse()?);
+    // The supervisor may have ended before that.
+    if getppid().map(|p| p.as_raw_nonzero().get() as u32) != Some(parent) {
+        bail!("the program that started this one has ended");
+    }
+    match what {
+        "proxy" => Ok(pushgate::proxy::run(Path::new(&proxy_socket(parent, number)), Stop::new()?)?),
+        rank => rank::run(o, rank.parse()?, parent, number),
+    }
+}

@@ -1,0 +1,177 @@
+//! The sequence of faults that a seed gives.
+//!
+//! **The rule for faults of the network.** There are none yet. Those that come (a link of a network device set down, packets
+//! delayed or dropped) must never touch the initial network namespace of a host: they are made inside a guest, or in a network
+//! namespace that this command made itself. [`Kind`] is where such a fault is added, and [`Plan::new`] is where it
+//! must be left out unless this process runs in such a namespace.
+
+use std::time::Duration;
+
+/// What is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// The link of a queue pair, at one end.
+    Break,
+    /// The link of a queue pair, at both ends at once.
+    BreakBoth,
+    /// The link of a queue pair, several times in a row at either end.
+    Burst,
+    /// A rank gets SIGSTOP, and SIGCONT later.
+    Stop,
+    /// The link of a queue pair, while the rank at its other end is stopped.
+    StopBreak,
+    /// A rank gets SIGKILL. Ends the job by design.
+    Kill,
+    /// A rank ends all its queue pairs. Ends the job by design.
+    Abort,
+    /// The proxy process gets SIGKILL. Ends the job by design, for no other proxy takes over.
+    KillProxy,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Break => "break",
+            Kind::BreakBoth => "break-both",
+            Kind::Burst => "burst",
+            Kind::Stop => "stop",
+            Kind::StopBreak => "stop-break",
+            Kind::Kill => "kill",
+            Kind::Abort => "abort",
+            Kind::KillProxy => "kill-proxy",
+        }
+    }
+}
+
+/// One break of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Break {
+    /// From the break before.
+    pub gap: Duration,
+    /// At the peer's end, not at the rank's.
+    pub at_peer: bool,
+}
+
+/// One fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// From the end of the fault before.
+    pub gap: Duration,
+    pub kind: Kind,
+    /// The rank that is hit, or at whose end a link breaks.
+    pub rank: u32,
+    /// The other end of the link.
+    pub peer: u32,
+    /// The breaks of [`Kind::Break`], [`Kind::BreakBoth`], [`Kind::Burst`] and [`Kind::StopBreak`].
+    pub breaks: Vec<Break>,
+    /// How long a rank is stopped.
+    pub hold: Duration,
+}
+
+/// The faults of a seed, one after the other.
+pub struct Plan {
+    state: u64,
+    every: Duration,
+    ranks: u32,
+    most_hold: Duration,
+    weights: &'static [(Kind, u64)],
+}
+
+/// With engines in the ranks.
+const EMBEDDED: &[(Kind, u64)] = &[
+    (Kind::Break, 8),
+    (Kind::BreakBoth, 4),
+    (Kind::Burst, 3),
+    (Kind::Stop, 2),
+    (Kind::StopBreak, 1),
+    (Kind::Kill, 1),
+    (Kind::Abort, 1),
+];
+/// With engines in a proxy process: its links are not made anew.
+const PROXY: &[(Kind, u64)] = &[(Kind::Stop, 4), (Kind::Kill, 1), (Kind::Abort, 1), (Kind::KillProxy, 1)];
+/// The shortest time that a rank is stopped.
+const LEAST_HOLD: Duration = Duration::from_millis(20);
+
+impl Plan {
+    /// `most_hold`: a rank is stopped for no longer. `proxy`: the engines run in a proxy process.
+    pub fn new(seed: u64, every: Duration, ranks: u32, most_hold: Duration, proxy: bool) -> Self {
+        let most_hold = most_hold.max(LEAST_HOLD);
+        Plan { state: seed, every, ranks, most_hold, weights: if proxy { PROXY } else { EMBEDDED } }
+    }
+
+    /// The next number of the sequence (splitmix64).
+    fn draw(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.state ^ self.state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ x >> 31
+    }
+
+    /// A time from `least` to `most`.
+    fn time(&mut self, least: Duration, most: Duration) -> Duration {
+        let span = (most - least).as_nanos() as u64 + 1;
+        least + Duration::from_nanos(self.draw() % span)
+    }
+
+    /// The next fault.
+    pub fn next(&mut self) -> Fault {
+        let gap = self.time(self.every / 2, self.every + self.every / 2);
+        let mut left = self.draw() % self.weights.iter().map(|(_, weight)| weight).sum::<u64>();
+        let mut kind = self.weights[0].0;
+        for &(each, weight) in self.weights {
+            kind = each;
+            if left < weight {
+                break;
+            }
+            left -= weight;
+        }
+        let rank = (self.draw() % self.ranks as u64) as u32;
+        let other = (self.draw() % (self.ranks as u64 - 1)) as u32;
+        let peer = other + (other >= rank) as u32;
+        let hold = self.time(LEAST_HOLD, self.most_hold);
+        let first = |at_peer| Break { gap: Duration::ZERO, at_peer };
+        let breaks = match kind {
+            Kind::Break | Kind::StopBreak => vec![first(false)],
+            Kind::BreakBoth => vec![first(false), first(true)],
+            Kind::Burst => {
+                let gap = |plan: &mut Self| plan.time(Duration::ZERO, Duration::from_millis(30));
+                let times = 2 + self.draw() % 5;
+                (0..times).map(|_| Break { gap: gap(self), at_peer: self.draw() % 2 == 1 }).collect()
+            }
+            _ => Vec::new(),
+        };
+        Fault { gap, kind, rank, peer, breaks, hold }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn faults(seed: u64, ranks: u32, proxy: bool) -> Vec<Fault> {
+        let mut plan = Plan::new(seed, Duration::from_secs(2), ranks, Duration::from_secs(1), proxy);
+        (0..500).map(|_| plan.next()).collect()
+    }
+
+    #[test]
+    fn one_seed_gives_the_same_faults_twice_and_another_seed_gives_others() {
+        assert_eq!(faults(7, 3, false), faults(7, 3, false));
+        assert_ne!(faults(7, 3, false), faults(8, 3, false));
+    }
+
+    #[test]
+    fn faults_have_every_kind_and_stay_within_their_bounds() {
+        for (proxy, weights) in [(false, EMBEDDED), (true, PROXY)] {
+            let faults = faults(1, 4, proxy);
+            let kinds: BTreeSet<Kind> = faults.iter().map(|fault| fault.kind).collect();
+            assert_eq!(kinds, weights.iter().map(|(kind, _)| *kind).collect());
+            for fault in faults {
+                assert!(fault.rank < 4 && fault.peer < 4 && fault.rank != fault.peer, "{fault:?}");
+                assert!((Duration::from_secs(1)..=Duration::from_secs(3)).contains(&fault.gap), "{fault:?}");
+                assert!((LEAST_HOLD..=Duration::from_secs(1)).contains(&fault.hold), "{fault:?}");
+            }
+        }
+    }
+}

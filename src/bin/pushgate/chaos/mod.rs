@@ -1,0 +1,143 @@
+//! `pushgate chaos`: breaks real processes while a checked workload runs, and says what was lost.
+//!
+//! This process is the supervisor. The ranks are children that run this program with the same arguments ([`rank`]), and their
+//! kernels send numbered messages to each other and check what arrives. The supervisor ([`supervisor`]) takes faults from a
+//! seeded sequence ([`fault`]), orders or signals the children ([`children`]), and counts ([`tally`]).
+
+mod child;
+mod children;
+mod fault;
+mod rank;
+mod supervisor;
+mod tally;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Result, anyhow};
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use pushgate::settings::{ProxyPlace, Transport, parse_time};
+use pushgate::{Error, Settings};
+
+pub use self::child::ROLE;
+use self::supervisor::{Hung, Interrupted, Supervisor};
+use crate::output::outln;
+use crate::{exit, flags, inspect, signals};
+
+/// What the command line asks for, checked.
+struct Options {
+    settings: Settings,
+    seconds: u32,
+    every: Duration,
+    seed: u64,
+    ranks: u32,
+    json: bool,
+}
+
+pub fn command(settings: impl Fn(Command) -> Command) -> Command {
+    let arg = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).help(help)
+    };
+    settings(
+        Command::new("chaos")
+            .about("Breaks links and processes of a checked workload, and says whether messages were lost")
+            .after_help(
+                "Ranks of this host send numbered messages to each other and check every word. The faults: a queue pair's link \
+                 broken at one end, at both, or several times in a row; a rank stopped and continued; a link broken \
+                 while the rank at its other end is stopped. A rank that is killed or aborts ends the job by design: then the other \
+                 ranks must have a status that names that rank within `timeout`, and the ranks start again. With proxy = \
+                 process a proxy that is killed ends the job too, for no other proxy takes over, and links are not broken.\n\
+                 The same seed gives the same faults in the same order with the same gaps. What the ranks do meanwhile depends \
+                 on timing, so two runs with one seed differ.\n\
+                 Works over qp = local for now. Touches no network and signals no process but its own children.\n\
+                 Exit status: 1 if a message was lost, doubled or wrong, or if something hung. docs/recovery.md says more.",
+            )
+            .arg(arg("seconds", "N", "How long faults are made [default: 60]"))
+            .arg(arg("every", "TIME", "Mean gap between two faults; each is half to one and a half of this [default: 2s]"))
+            .arg(arg("seed", "N", "Seed of the faults and of the messages [default: from the clock, and printed]"))
+            .arg(arg("ranks", "N", "Ranks, 2 to 8 [default: 2]"))
+            .arg(
+                Arg::new("json")
+                    .long("json")
+                    .action(ArgAction::SetTrue)
+                    .help("Prints the summary as one JSON object on the last line"),
+            ),
+    )
+}
+
+impl Options {
+    fn new(m: &ArgMatches, settings: &Settings) -> Result<Self> {
+        if settings.rendezvous != "none" {
+            return Err(settings.refused("rendezvous", "none: all ranks of chaos run on this host").into());
+        }
+        if settings.transport() != Transport::Local {
+            return Err(settings
+                .refused("qp", "local: chaos breaks no link of another transport yet")
+                .into());
+        }
+        if settings.proxy == ProxyPlace::Thread && settings.recovery().is_none() {
+            return Err(settings
+                .refused("recover", "a time: without recovery each broken link ends its queue pair")
+                .into());
+        }
+        let every = match m.get_one::<String>("every") {
+            None => Duration::from_secs(2),
+            Some(text) => parse_time(text)
+                .filter(|every| (1..=3_600_000).contains(&every.as_millis()))
+                .ok_or_else(|| Error::flag("every", text, "1ms to 1h, as in 500ms or 2s"))?,
+        };
+        let seed = match m.get_one::<String>("seed") {
+            None => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64,
+            Some(text) => text.parse().map_err(|_| Error::flag("seed", text, "a whole number below 2^64"))?,
+        };
+        Ok(Options {
+            settings: settings.clone(),
+            seconds: flags::number(m, "seconds", 1, 86_400)?.unwrap_or(60),
+            every,
+            seed,
+            ranks: flags::number(m, "ranks", 2, 8)?.unwrap_or(2),
+            json: m.get_flag("json"),
+        })
+    }
+}
+
+pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
+    let options = Options::new(m, settings)?;
+    if let Ok(role) = std::env::var(ROLE) {
+        child::run(&options, &role)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    signals::catch(None);
+    say(format_args!(
+        "seed {}, {} ranks, {} s, a fault every {:?}",
+        options.seed, options.ranks, options.seconds, options.every
+    ));
+    let mut supervisor = Supervisor::new(&options);
+    let done = supervisor.run();
+    if done.as_ref().is_err_and(|e| e.is::<Hung>()) {
+        let pids = supervisor.pids();
+        drop(std::io::stderr().write_all(inspect::of_processes(&pids).as_bytes()));
+    }
+    // The children end here, before the summary.
+    let tally = supervisor.end();
+    match options.json {
+        true => outln!("{}", tally.json())?,
+        false => outln!("{tally}")?,
+    }
+    match done {
+        Err(e) if e.is::<Interrupted>() => {
+            Ok(ExitCode::from(exit::of_signal(signals::caught().unwrap_or_default())))
+        }
+        Err(e) => Err(e.context(format!("chaos with --seed {} failed", options.seed))),
+        Ok(()) if tally.is_clean() => Ok(ExitCode::SUCCESS),
+        Ok(()) => {
+            Err(anyhow!("chaos with --seed {} failed: messages were lost, doubled or wrong", options.seed))
+        }
+    }
+}
+
+/// Progress, on standard error. Its reader may be gone.
+fn say(what: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "pushgate chaos: {what}");
+}

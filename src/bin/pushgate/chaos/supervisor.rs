@@ -1,0 +1,379 @@
+//! The supervisor: makes one fault after the other, and waits after each until the ranks are as they must be.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use pushgate::settings::ProxyPlace;
+use rustix::process::Signal;
+
+use super::children::{Cause, Children, Event, Order, Said, Traffic};
+use super::fault::{Fault, Kind, Plan};
+use super::tally::Tally;
+use super::{Options, say};
+use crate::signals;
+
+/// The longest that a rank is stopped.
+const MOST_HOLD: Duration = Duration::from_millis(500);
+/// How often signals and standstills are looked for.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Something did not happen in time.
+#[derive(Debug)]
+pub struct Hung(String);
+
+impl fmt::Display for Hung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Hung {}
+
+/// A signal asked this process to end.
+#[derive(Debug)]
+pub struct Interrupted;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// How a rank's queue pair with a peer ended.
+struct Ended {
+    peer: u32,
+    cause: Cause,
+    why: String,
+    status: String,
+}
+
+/// What a rank has said since its start.
+#[derive(Default)]
+struct Rank {
+    ready: bool,
+    links: u64,
+    traffic: Vec<Traffic>,
+    ended: Option<Ended>,
+    done: bool,
+    gone: bool,
+}
+
+/// A run.
+pub struct Supervisor<'a> {
+    o: &'a Options,
+    plan: Plan,
+    tally: Tally,
+    children: Option<Children>,
+    ranks: Vec<Rank>,
+    /// How often the ranks were started.
+    starts: u32,
+    /// Breaks that were ordered.
+    breaks: u64,
+    /// By break: how long until the next delivery.
+    back: BTreeMap<u64, Duration>,
+    /// When the counts of messages last changed, by rank and peer.
+    moved: BTreeMap<(u32, u32), Instant>,
+    /// A rank is stopped, or the ranks are about to end: nothing need move.
+    still: bool,
+    /// An end is made: ranks may end.
+    ending: bool,
+}
+
+impl<'a> Supervisor<'a> {
+    pub fn new(o: &'a Options) -> Self {
+        // A rank that is stopped for longer than these may count as lost, or its slots as stuck.
+        let limits = [Some(o.settings.timeout), Some(o.settings.stuck), o.settings.recovery()];
+        let most =
+            limits.into_iter().flatten().map(|limit| limit / 4).min().unwrap_or(MOST_HOLD).min(MOST_HOLD);
+        let plan = Plan::new(o.seed, o.every, o.ranks, most, o.settings.proxy == ProxyPlace::Process);
+        Supervisor {
+            o,
+            plan,
+            tally: Tally::default(),
+            children: None,
+            ranks: Vec::new(),
+            starts: 0,
+            breaks: 0,
+            back: BTreeMap::new(),
+            moved: BTreeMap::new(),
+            still: false,
+            ending: false,
+        }
+    }
+
+    /// The processes of the ranks that run.
+    pub fn pids(&self) -> Vec<u32> {
+        self.children.as_ref().map_or_else(Vec::new, Children::pids)
+    }
+
+    /// Ends the children, and returns what was counted.
+    pub fn end(&mut self) -> &Tally {
+        self.collect();
+        &self.tally
+    }
+
+    /// Runs to the end of the time that was asked for. Returns an error if a rank did what it must not do.
+    pub fn run(&mut self) -> Result<()> {
+        self.start()?;
+        let end = Instant::now() + Duration::from_secs(self.o.seconds.into());
+        loop {
+            let fault = self.plan.next();
+            let at = Instant::now() + fault.gap;
+            self.pass(at.min(end))?;
+            if at >= end {
+                break;
+            }
+            self.make(&fault)?;
+        }
+        for rank in 0..self.o.ranks {
+            self.children().order(rank, &Order::Finish)?;
+        }
+        // The kernels end one after the other, so one that is done need not move.
+        self.still = true;
+        self.until("the end of the traffic", |ranks| ranks.iter().all(|rank| rank.done))
+    }
+
+    fn children(&mut self) -> &mut Children {
+        self.children.as_mut().expect("the ranks were started")
+    }
+
+    /// Starts the ranks.
+    fn start(&mut self) -> Result<()> {
+        self.children = Some(Children::start(self.o, self.starts)?);
+        self.starts += 1;
+        self.ranks = (0..self.o.ranks).map(|_| Rank::default()).collect();
+        (self.still, self.ending) = (true, false);
+        self.until("the ranks' start", |ranks| ranks.iter().all(|rank| rank.ready))?;
+        self.go_on();
+        Ok(())
+    }
+
+    /// From now on messages must move again.
+    fn go_on(&mut self) {
+        self.still = false;
+        let now = Instant::now();
+        for rank in 0..self.o.ranks {
+            for peer in (0..self.o.ranks).filter(|peer| *peer != rank) {
+                self.moved.insert((rank, peer), now);
+            }
+        }
+    }
+
+    /// Ends the children and adds what they have counted.
+    fn collect(&mut self) {
+        // What a rank said last may still be under way.
+        while let Some((rank, event)) = self.children.as_ref().and_then(|c| c.event(Duration::ZERO)) {
+            self.take(rank, event);
+        }
+        if self.children.take().is_none() {
+            return;
+        }
+        let traffic = || self.ranks.iter().flat_map(|rank| &rank.traffic);
+        self.tally.messages += traffic().map(|traffic| traffic.taken).sum::<u64>();
+        self.tally.lost += traffic().map(|traffic| traffic.lost).sum::<u64>();
+        self.tally.doubled += traffic().map(|traffic| traffic.doubled).sum::<u64>();
+        self.tally.wrong += traffic().map(|traffic| traffic.wrong).sum::<u64>();
+        // Each link is counted at both of its ends, and one that a rank did not live to count at one alone.
+        let replaced = self.ranks.iter().map(|rank| rank.links).sum::<u64>().div_ceil(2);
+        self.tally.epochs += replaced + u64::from(self.o.ranks * (self.o.ranks - 1) / 2);
+    }
+
+    /// Makes a fault, and waits until the ranks are as they must be after it.
+    fn make(&mut self, fault: &Fault) -> Result<()> {
+        let Fault { kind, rank, peer, hold, .. } = *fault;
+        *self.tally.by_kind.entry(kind).or_default() += 1;
+        let number = self.tally.by_kind.values().sum::<u64>();
+        let begin = Instant::now();
+        let said = match kind {
+            Kind::Break | Kind::BreakBoth | Kind::Burst => {
+                let time = self.break_links(fault)?;
+                self.tally.times.push(time);
+                format!("the link of ranks {rank} and {peer}, back after {:.3} ms", time.as_secs_f64() * 1e3)
+            }
+            Kind::Stop | Kind::StopBreak => {
+                self.stop(fault)?;
+                format!("rank {} for {hold:.0?}", if kind == Kind::Stop { rank } else { peer })
+            }
+            Kind::Kill | Kind::Abort | Kind::KillProxy => {
+                self.finish_off(kind, rank)?;
+                let took = begin.elapsed();
+                self.collect();
+                self.start()?;
+                let whom = if kind == Kind::KillProxy { "the proxy".into() } else { format!("rank {rank}") };
+                format!("{whom}: the others knew within {took:.0?}; started again")
+            }
+        };
+        if !matches!(kind, Kind::Kill | Kind::Abort | Kind::KillProxy) {
+            self.tally.recovered += 1;
+        }
+        say(format_args!("fault {number}, {}: {said}", kind.name()));
+        Ok(())
+    }
+
+    /// Breaks links, and waits until messages move over another one. Returns the time from the last break to the next
+    /// delivery: the longer one where two ends broke at once.
+    fn break_links(&mut self, fault: &Fault) -> Result<Duration> {
+        let mut ids = Vec::new();
+        for each in &fault.breaks {
+            if !each.gap.is_zero() {
+                self.pass(Instant::now() + each.gap)?;
+            }
+            let (rank, peer) = if each.at_peer { (fault.peer, fault.rank) } else { (fault.rank, fault.peer) };
+            self.breaks += 1;
+            let id = self.breaks;
+            self.children().order(rank, &Order::Break { peer, id })?;
+            ids.push(id);
+        }
+        let waits = match fault.kind {
+            Kind::BreakBoth => &ids[..],
+            _ => &ids[ids.len() - 1..],
+        };
+        self.wait(&format!("messages between ranks {} and {}", fault.rank, fault.peer), |s| {
+            waits.iter().all(|id| s.back.contains_key(id))
+        })?;
+        Ok(waits.iter().map(|id| self.back[id]).max().expect("a fault has a break"))
+    }
+
+    /// Stops a rank for a while and lets it go on. Nobody may count it as lost.
+    fn stop(&mut self, fault: &Fault) -> Result<()> {
+        let stopped = if fault.kind == Kind::Stop { fault.rank } else { fault.peer };
+        self.still = true;
+        self.children().signal(stopped, Signal::STOP)?;
+        let end = Instant::now() + fault.hold;
+        let broken = (fault.kind == Kind::StopBreak).then(|| {
+            self.breaks += 1;
+            let id = self.breaks;
+            let order = Order::Break { peer: fault.peer, id };
+            self.children().order(fault.rank, &order).map(|()| id)
+        });
+        let held = self.pass(end);
+        let before: Vec<Traffic> = self.ranks[stopped as usize].traffic.clone();
+        // Also if something was wrong meanwhile: the report of the flight recorder is not to blame the stopped rank.
+        self.children().signal(stopped, Signal::CONT)?;
+        self.go_on();
+        held?;
+        let id = broken.transpose()?;
+        self.wait(&format!("messages at rank {stopped}, which was stopped"), |s| {
+            let now = &s.ranks[stopped as usize].traffic;
+            let moved =
+                |before: &Traffic| now.iter().any(|now| now.peer == before.peer && now.taken > before.taken);
+            before.iter().all(moved) && id.is_none_or(|id| s.back.contains_key(&id))
+        })
+    }
+
+    /// Makes a fault that ends the job, and waits until each rank that is left has a status that names the cause.
+    fn finish_off(&mut self, kind: Kind, rank: u32) -> Result<()> {
+        (self.still, self.ending) = (true, true);
+        match kind {
+            Kind::Kill => self.children().signal(rank, Signal::KILL)?,
+            Kind::Abort => self.children().order(rank, &Order::Abort)?,
+            _ => self.children().kill_proxy()?,
+        }
+        let left = |at: usize| kind == Kind::KillProxy || at != rank as usize;
+        self.until("a status of each rank that is left", |ranks| {
+            ranks.iter().enumerate().all(|(at, rank)| !left(at) || rank.ended.is_some())
+        })?;
+        let expected = match kind {
+            Kind::Kill => Some(Cause::Lost(rank)),
+            Kind::Abort => Some(Cause::Aborted(rank)),
+            // Each rank has lost the proxy, its own engine and the peers'.
+            _ => None,
+        };
+        for (at, Rank { ended, .. }) in self.ranks.iter().enumerate().filter(|(at, _)| left(*at)) {
+            let Some(Ended { peer, cause, why, status }) = ended else { continue };
+            let named = expected.map_or(matches!(cause, Cause::Lost(_)), |expected| *cause == expected);
+            if !named || status == "timed out" {
+                bail!(
+                    "after {} of rank {rank} the queue pair of rank {at} with rank {peer} ended with `{why}`, its kernel \
+                     with `{status}`: that is another cause",
+                    kind.name()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on until `end`.
+    fn pass(&mut self, end: Instant) -> Result<()> {
+        while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            self.turn(left)?;
+        }
+        Ok(())
+    }
+
+    /// Goes on until the ranks are as `done` asks, for as long as a wait may take.
+    fn until(&mut self, what: &str, done: impl Fn(&[Rank]) -> bool) -> Result<()> {
+        self.wait(what, |s| done(&s.ranks))
+    }
+
+    fn wait(&mut self, what: &str, done: impl Fn(&Self) -> bool) -> Result<()> {
+        let begin = Instant::now();
+        // The ranks' own waits end after `timeout`, and say more.
+        let limit = self.o.settings.timeout + Duration::from_secs(5);
+        while !done(self) {
+            if begin.elapsed() > limit {
+                return Err(Hung(format!("waiting for {what}, nothing came for {limit:?}")).into());
+            }
+            self.turn(LOOK)?;
+        }
+        Ok(())
+    }
+
+    /// Takes one event if one comes within `wait`, and looks for what must not be.
+    fn turn(&mut self, wait: Duration) -> Result<()> {
+        if signals::caught().is_some() {
+            return Err(Interrupted.into());
+        }
+        if let Some((rank, event)) = self.children().event(wait.min(LOOK)) {
+            self.take(rank, event);
+        }
+        if self.ending {
+            return Ok(());
+        }
+        for (at, rank) in self.ranks.iter().enumerate() {
+            if let Some(Ended { peer, why, status, .. }) = &rank.ended {
+                bail!(
+                    "the queue pair of rank {at} with rank {peer} has ended, and no fault explains that: {why} (its kernel: \
+                     {status})"
+                );
+            }
+            if rank.gone {
+                bail!("rank {at} has ended by itself; its own output says why");
+            }
+        }
+        let limit = self.o.settings.timeout;
+        let stood = |at: &Instant| at.elapsed() > limit;
+        if !self.still
+            && let Some(((rank, peer), _)) = self.moved.iter().find(|(_, at)| stood(at))
+        {
+            let what = format!("no message of rank {peer} has arrived at rank {rank} for {limit:?}");
+            return Err(Hung(what).into());
+        }
+        Ok(())
+    }
+
+    /// Notes what a rank says.
+    fn take(&mut self, rank: u32, event: Event) {
+        let number = rank;
+        let rank = &mut self.ranks[rank as usize];
+        match event {
+            Event::Gone => rank.gone = true,
+            Event::Said(Said::Ready) => rank.ready = true,
+            Event::Said(Said::Done) => rank.done = true,
+            Event::Said(Said::Back { id, ns }) => _ = self.back.insert(id, Duration::from_nanos(ns)),
+            Event::Said(Said::Ended { peer, cause, why, status }) => {
+                rank.ended = Some(Ended { peer, cause, why, status });
+            }
+            Event::Said(Said::Moved { links, traffic }) => {
+                for now in traffic.iter().filter(|now| !rank.traffic.contains(now)) {
+                    self.moved.insert((number, now.peer), Instant::now());
+                }
+                (rank.links, rank.traffic) = (links, traffic);
+            }
+        }
+    }
+}
