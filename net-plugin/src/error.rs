@@ -8,6 +8,7 @@ use pushgate_proxy::endpoint::EndpointError;
 use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::link::verbs::VerbsError;
 use pushgate_proxy::session::Status;
+use pushgate_proxy::status::link_cause;
 
 /// The values of `ncclResult_t` that this plugin returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,10 +52,13 @@ impl Failure {
                 Code::Remote,
                 "the other end is gone: its process ended or closed the connection; its log says why".into(),
             ),
-            abi::PUSHGATE_LINK_DOWN => (
-                Code::Remote,
-                format!("the RDMA link failed (cause {}): see `rdma link` on both hosts", status.detail),
-            ),
+            abi::PUSHGATE_LINK_DOWN => {
+                let (at, cause) = (which(status), link_cause(status.detail));
+                let text = format!(
+                    "its link failed at {at}: {cause}; where it is an RDMA link, see `rdma link` there"
+                );
+                (Code::Remote, text)
+            }
             abi::PUSHGATE_REFUSED => (
                 Code::Usage,
                 "a message or request was refused, as one longer than the receive that it met; the line of \
@@ -62,14 +66,21 @@ impl Failure {
                     .into(),
             ),
             abi::PUSHGATE_ABORTED => {
-                // The sending end is rank 0 of the queue pair.
-                let by = ["the sending end", "the receiving end"];
-                let by = status.rank.and_then(|rank| by.get(rank as usize)).unwrap_or(&"an end of it");
+                let by = which(status);
                 (Code::System, format!("{by} has aborted it; the log of the rank there says why"))
             }
             code => (Code::Internal, format!("it ended with {}", pushgate::status_name(code as u64))),
         };
         Failure::new(code, format!("{end}: {why}"))
+    }
+}
+
+/// The end of a connection that a status names. The sending end is rank 0 of the queue pair.
+fn which(status: Status) -> &'static str {
+    match status.rank {
+        Some(0) => "the sending end",
+        Some(1) => "the receiving end",
+        _ => "an end of it",
     }
 }
 

@@ -142,6 +142,28 @@ fn p6_p7_links_of_two_processes_that_break_again_and_again_lose_and_double_nothi
 }
 
 #[test]
+fn p7_a_connection_whose_link_is_being_replaced_closes_and_leaves_nothing() {
+    for drive in ["caller", "thread"] {
+        let variables =
+            [("PUSHGATE_QP", "local"), ("_PUSHGATE_BREAK_LINKS", "10"), ("PUSHGATE_DRIVE", drive)];
+        run_with(command("abandoned --times 3"), &variables);
+    }
+}
+
+#[test]
+fn p7_a_link_that_is_not_replaced_within_recover_fails_its_requests() {
+    for drive in ["caller", "thread"] {
+        let variables = [
+            ("PUSHGATE_QP", "local"),
+            ("_PUSHGATE_BREAK_LINKS", "10"),
+            ("PUSHGATE_RECOVER", "500ms"),
+            ("PUSHGATE_DRIVE", drive),
+        ];
+        run_with(command("given-up --times 1"), &variables);
+    }
+}
+
+#[test]
 fn a_rank_without_recovery_and_a_rank_with_recovery_join_without_recovery() {
     let variables = [
         ("PUSHGATE_QP", "local"),

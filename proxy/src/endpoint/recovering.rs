@@ -132,9 +132,14 @@ impl Endpoint {
         while let Some(frame) = self.recovering.as_ref().and_then(|r| r.mailbox.take()) {
             self.tell_progress();
             let Some(r) = self.recovering.as_mut().filter(|_| self.stands != Stands::Over) else { continue };
+            let was_live = self.stands == Stands::Live;
             match r.connect.take(frame, now) {
                 Ok(()) => self.perform(),
                 Err(e) => self.violated(&e),
+            }
+            if was_live && self.stands == Stands::Down {
+                let (rank, peer) = (self.geometry.rank, self.options.peer);
+                tracing::info!(rank, peer, "the link broke at the peer's end; another one follows");
             }
         }
     }

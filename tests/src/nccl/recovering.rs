@@ -43,8 +43,18 @@ fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peer: Box<dyn Bootstrap>) -
     bytes
 }
 
+const REPLACED: &str = "another link carries the queue pair";
+
 /// Links that took the place of one that broke, at this process's ends.
 fn replaced() -> usize {
     let log = LOG.lock().unwrap_or_else(|e| e.into_inner());
-    log.iter().filter(|(_, text)| text.contains("another link carries the queue pair")).count()
+    log.iter().filter(|(_, line)| line.contains(REPLACED)).count()
+}
+
+/// This process's ends whose links broke and were not replaced. Ends that were closed meanwhile count too.
+pub(super) fn down() -> usize {
+    let log = LOG.lock().unwrap_or_else(|e| e.into_inner());
+    // Of each end a break is logged before the replacement.
+    let count = |text| log.iter().filter(|(_, line)| line.contains(text)).count();
+    count("another one follows") - count(REPLACED)
 }

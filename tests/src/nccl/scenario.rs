@@ -1040,7 +1040,7 @@ pub const NCCL: [(&str, Scenario); 7] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 15] = [
+pub const OWN: [(&str, Scenario); 17] = [
     ("garbage", garbage),
     ("setting", setting),
     ("forked", super::forked::forked),
@@ -1056,10 +1056,12 @@ pub const OWN: [(&str, Scenario); 15] = [
     ("mixed", super::mixed::mixed),
     ("stall", super::stall::stall),
     ("recovering", super::recovering::recovering),
+    ("abandoned", super::unanswered::abandoned),
+    ("given-up", super::unanswered::given_up),
 ];
 
 /// Functions of processes that a scenario starts.
-const SECOND: [(&str, Scenario); 8] = [
+const SECOND: [(&str, Scenario); 9] = [
     ("rank-1", rank_1),
     ("victim", victim),
     ("sleeper", sleeper),
@@ -1068,6 +1070,7 @@ const SECOND: [(&str, Scenario); 8] = [
     ("speed-rank", super::speed::second),
     ("fair-rank", super::fair::second),
     ("recovering-rank", super::recovering::second),
+    ("unanswering-rank", super::unanswered::second),
 ];
 
 /// Runs a scenario by its name; false if there is none of that name. With only NCCL's rules a
