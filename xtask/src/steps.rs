@@ -10,7 +10,6 @@ use crate::output::say;
 use crate::system::{self, Need};
 use crate::{bindings, cuda, layout, plugin, process, programs, promises, sim, site, vm};
 
-/// One step of the table.
 /// The lane of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
@@ -23,6 +22,7 @@ pub enum Lane {
     Beside,
 }
 
+/// One step of the table.
 pub struct Step {
     /// The name for `--only` and the summary.
     pub name: &'static str,
@@ -66,7 +66,7 @@ impl When {
     }
 }
 
-/// All steps, in the order in which those of a lane run. Without `--full` the budgets add up to less than 26
+/// All steps, in the order in which those of a lane run. Without `--full` the budgets add up to less than 27
 /// minutes, with `--quick` to a few.
 pub const STEPS: &[Step] = &[
     Step {
@@ -219,6 +219,15 @@ pub const STEPS: &[Step] = &[
             allreduce(bench, 4, "1M,16M", &[])?;
             allreduce(bench, 4, "1M,16M", &["--proxy", "process"])
         },
+    },
+    Step {
+        name: "chaos",
+        budget: 65,
+        when: When::Default,
+        lane: Lane::Main,
+        needs: &[Need::Cxx],
+        about: "links of `local` queue pairs break, and ranks are stopped and killed, for a minute: nothing is lost",
+        run: chaos,
     },
     Step {
         name: "vm",
@@ -416,6 +425,31 @@ fn allreduce(bench: &mut Bench, ranks: u32, sizes: &str, more: &[&str]) -> Resul
     Ok(Outcome::Passed)
 }
 
+/// Faults for a minute. The command itself checks the messages; here its faults are counted.
+fn chaos(bench: &mut Bench) -> Result<Outcome> {
+    let mut command = bench.command();
+    command.args(["run", "--release", "--package", "pushgate", "--bin", "pushgate", "--", "chaos"]);
+    // The timeout guards against a hang.
+    command.args(["--seconds", "60", "--every", "500ms", "--device", "cpu", "--qp", "local"]);
+    command.args(["--timeout", "5min", "--json"]);
+    let output = process::capture(command, true, bench.guard)?;
+    check_chaos(output.lines().last().unwrap_or_default())?;
+    Ok(Outcome::Passed)
+}
+
+/// Checks the last line of `pushgate chaos`: faults were made, and some of them were recovered from.
+fn check_chaos(line: &str) -> Result<()> {
+    let said: serde_json::Value =
+        serde_json::from_str(line).with_context(|| format!("the last line is no JSON object: {line:?}"))?;
+    for key in ["messages", "faults", "recovered"] {
+        ensure!(said[key].as_u64() > Some(0), "pushgate chaos says {key} = {}, not more than 0", said[key]);
+    }
+    for key in ["lost", "doubled", "wrong"] {
+        ensure!(said[key] == 0, "pushgate chaos says {key} = {}, not 0", said[key]);
+    }
+    Ok(())
+}
+
 /// Checks the demonstration's last line: the sums are right, and no message was lost.
 fn check_result(line: &str) -> Result<()> {
     let result: serde_json::Value =
@@ -437,13 +471,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_budgets_fit_into_26_minutes_and_quick_ones_into_5() {
+    fn the_budgets_fit_into_27_minutes_and_quick_ones_into_5() {
         let budget = |quick| {
             let steps = STEPS.iter().filter(move |step| step.when.is_in(quick, false));
             steps.map(|step| step.budget).sum::<u64>()
         };
-        assert!(budget(false) < 26 * 60);
+        assert!(budget(false) < 27 * 60);
         assert!(budget(true) < 5 * 60);
+    }
+
+    #[test]
+    fn the_counts_of_a_run_with_faults_are_checked() {
+        let good = r#"{"messages": 9, "faults": 3, "recovered": 2, "lost": 0, "doubled": 0, "wrong": 0}"#;
+        check_chaos(good).unwrap();
+        for (from, to) in
+            [("9", "0"), ("3", "0"), ("2", "0"), ("\"lost\": 0", "\"lost\": 1"), ("wrong", "right")]
+        {
+            check_chaos(&good.replace(from, to)).unwrap_err();
+        }
     }
 
     #[test]
