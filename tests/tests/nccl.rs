@@ -174,6 +174,28 @@ fn a_rank_without_recovery_and_a_rank_with_recovery_join_without_recovery() {
     run_with(command("traffic --processes --groups 50 --seed 8"), &variables);
 }
 
+#[test]
+fn variables_for_nccl_are_set_where_a_gpu_copies_and_the_users_stay() {
+    let told = |variables: &[(&str, &str)]| {
+        let mut command = command("told");
+        // Of the test's own environment.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("NCCL_")) {
+            command.env_remove(name);
+        }
+        run_with(command, variables)
+    };
+    let with = |more: &[(&'static str, &'static str)]| [&GPU[..], more].concat();
+    const ANYWHERE: &str = "NCCL_MIN_NCHANNELS=8\nNCCL_NET_GDR_LEVEL=SYS\nNCCL_P2P_NET_CHUNKSIZE=524288\n";
+    const ONE_HOST: &str = "NCCL_ALLOC_P2P_NET_LL_BUFFERS=1\n";
+    let here = if over_rdma() { "" } else { ONE_HOST };
+    assert_eq!(told(&GPU), format!("{here}{ANYWHERE}"));
+    let own = with(&[("NCCL_MIN_NCHANNELS", "2"), ("NCCL_ALLOC_P2P_NET_LL_BUFFERS", "0")]);
+    let kept =
+        format!("{ONE_HOST}{ANYWHERE}").replace("CHANNELS=8", "CHANNELS=2").replace("BUFFERS=1", "BUFFERS=0");
+    assert_eq!(told(&own), kept);
+    assert_eq!(told(&with(&[("PUSHGATE_PATH", "bounce")])), "", "no GPU copies");
+}
+
 /// The CPU executor plays the GPU: its worker pushes into windows and pulls out of them.
 #[test]
 fn p3_p4_p6_gpu_memory_is_pushed_and_pulled() {

@@ -3,8 +3,8 @@
 //! NCCL's headers say, so any plugin can be tried.
 //!
 //! `table` has the library and its calls, `pair` two ranks with connections and traffic between
-//! them, `scenario`, `closing`, `tags`, `fair`, `mixed`, `stall`, `recovering` and `unanswered` what is
-//! tried, `speed` what is measured.
+//! them, `scenario`, `closing`, `tags`, `fair`, `mixed`, `stall`, `recovering`, `unanswered` and `told`
+//! what is tried, `speed` what is measured.
 
 pub mod closing;
 mod cores;
@@ -19,4 +19,5 @@ pub mod speed;
 mod stall;
 pub mod table;
 pub mod tags;
+mod told;
 mod unanswered;

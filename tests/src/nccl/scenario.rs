@@ -1040,7 +1040,7 @@ pub const NCCL: [(&str, Scenario); 7] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 17] = [
+pub const OWN: [(&str, Scenario); 18] = [
     ("garbage", garbage),
     ("setting", setting),
     ("forked", super::forked::forked),
@@ -1058,6 +1058,7 @@ pub const OWN: [(&str, Scenario); 17] = [
     ("recovering", super::recovering::recovering),
     ("abandoned", super::unanswered::abandoned),
     ("given-up", super::unanswered::given_up),
+    ("told", super::told::told),
 ];
 
 /// Functions of processes that a scenario starts.
