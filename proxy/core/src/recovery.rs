@@ -123,6 +123,8 @@ pub struct Recovery {
     patience: Patience,
     /// What the session ends with if no link comes up in time.
     gives_up: Status,
+    /// What `gives_up` is until this end knows better: where the peer alone says that a link broke.
+    unknown: Status,
     epoch: u32,
     phase: Phase,
     /// The peer's RESUME of `epoch`: messages that it has accepted.
@@ -150,6 +152,7 @@ impl Recovery {
         Recovery {
             patience,
             gives_up,
+            unknown: gives_up,
             epoch: 0,
             phase: Phase::Live,
             peer: None,
@@ -179,9 +182,10 @@ impl Recovery {
         }
     }
 
-    /// Limits and last status of all recoveries to come. For a session that has just become live for the first time.
+    /// Limits of all recoveries to come, and the status with which the session ends where a link broke at the peer's end and
+    /// none takes its place in time. For a session that has just become live for the first time.
     pub fn set_patience(&mut self, patience: Patience, gives_up: Status) {
-        (self.patience, self.gives_up) = (patience, gives_up);
+        (self.patience, self.gives_up, self.unknown) = (patience, gives_up, gives_up);
         (self.attempts, self.moved) = (0, true);
     }
 
@@ -255,6 +259,8 @@ impl Recovery {
             }
             (Phase::Joining, Control::Ready { epoch }) if epoch == self.epoch => {
                 (self.phase, self.gives_up_at) = (Phase::Live, u64::MAX);
+                // The cause of this break is not that of a later one.
+                self.gives_up = self.unknown;
                 (self.live_since, self.moved) = (now, false);
                 let accepted = self.peer.take().expect("the peer's RESUME comes before its READY");
                 orders.push(Order::Go { epoch, accepted });

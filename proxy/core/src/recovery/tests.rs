@@ -241,6 +241,22 @@ fn p7_a_link_that_lived_for_a_while_has_worked() {
 }
 
 #[test]
+fn p7_the_cause_of_a_break_that_was_survived_is_not_that_of_a_later_break_at_the_peer() {
+    let (mut m, orders) = (Recovery::new(PATIENCE, DOWN), &mut Vec::new());
+    let of_peer = Status { rank: Some(1), detail: 9, ..DOWN };
+    m.set_patience(PATIENCE, of_peer);
+    let ours = Status { rank: Some(0), detail: 4, ..DOWN };
+    m.link_down(0, ours, orders);
+    m.fenced(0, 0, orders);
+    m.take(Control::Resume { epoch: 1, accepted: 0 }, 0, 1, orders);
+    m.take(Control::Ready { epoch: 1 }, 0, 2, orders);
+    m.take(Control::Break { epoch: 1 }, 0, 1_000_000, orders);
+    m.fenced(0, 1_000_000, orders);
+    m.tick(0, 1_000_000 + PATIENCE.whole, orders);
+    assert_eq!(m.phase(), Phase::Ended(of_peer));
+}
+
+#[test]
 fn p7_the_end_of_one_end_is_the_others() {
     let mut w = World::new(PATIENCE.whole);
     let aborted = Status::new(abi::PUSHGATE_ABORTED);
