@@ -91,11 +91,12 @@ pub struct Patience {
 
 impl Patience {
     /// For sessions of processes: a session ends that is not live again after `whole`. The first attempt comes at once, the
-    /// next ones after 10 ms times 2^n and at most 1 s; an attempt is given up after 2 s.
+    /// next ones after 10 ms times 2^n and at most 1 s. An attempt is given up after 2 s, or after a quarter of `whole` if
+    /// that is less, so that a lost frame never costs the session.
     pub fn within(whole: Duration, jitter: u64) -> Self {
         let whole = u64::try_from(whole.as_nanos()).unwrap_or(u64::MAX);
         Patience {
-            attempt: 2_000_000_000,
+            attempt: (whole / 4).min(2_000_000_000),
             first_pause: 10_000_000,
             longest_pause: 1_000_000_000,
             whole,

@@ -199,6 +199,24 @@ fn p7_a_session_whose_peer_does_not_answer_ends_with_the_links_cause() {
 }
 
 #[test]
+fn p7_an_attempt_whose_frame_is_lost_leaves_time_for_another_however_short_the_limit() {
+    for millis in [1, 50, 1_000, 10_000, 600_000] {
+        let whole = Duration::from_millis(millis);
+        let (mut m, mut orders) = (Recovery::new(Patience::within(whole, 7), DOWN), Vec::new());
+        m.link_down(0, DOWN, &mut orders);
+        m.fenced(0, 0, &mut orders);
+        assert_eq!(m.phase(), Phase::Offered);
+        let given_up = m.wakes_at().expect("the attempt has an end");
+        assert!(
+            given_up <= 2_000_000_000 && 4 * given_up <= whole.as_nanos() as u64,
+            "{whole:?}: {given_up} ns"
+        );
+        m.tick(0, given_up, &mut orders);
+        assert_eq!((m.phase(), m.epoch()), (Phase::Fencing, 2), "{whole:?}");
+    }
+}
+
+#[test]
 fn p7_links_that_break_without_progress_are_attempts_of_one_recovery() {
     let orders = &mut Vec::new();
     // Until when a session that breaks every 50 lives, and its longest pause.
