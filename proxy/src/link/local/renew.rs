@@ -35,9 +35,11 @@ pub(super) struct Next {
     /// Whether this engine can read the peer's process, `PUSHGATE_READS_*`; 0: it has not tried.
     pub(super) answer: u64,
     own: Option<LinkOfEngine>,
-    /// Segments of this end that were offered since the present link began, and given up. The peer may be live over one of
-    /// them, and has to find there that this end has ended (P3: behind the end a region's memory is used anew).
-    given_up: Vec<LinkOfEngine>,
+    /// The peer may be live over `own`: this end got ready for the attempt.
+    ready: bool,
+    /// The segment of the last attempt for which this end got ready, and which was given up. The peer may be live over that
+    /// segment, and has to find there that this end has ended: P3, because a region's memory is used anew behind the end.
+    given_up: Option<LinkOfEngine>,
     /// The peer's segment of the latest attempt. It stays when the attempt is given up: a peer that went live over it, and
     /// ends, says so there.
     peer: Option<LinkAtPeer>,
@@ -56,7 +58,8 @@ impl Next {
             in_program,
             answer: 0,
             own: None,
-            given_up: Vec::new(),
+            ready: false,
+            given_up: None,
             peer: None,
         }
     }
@@ -121,13 +124,18 @@ impl Renew for LocalLink {
         let fd = memory.fd().try_clone_to_owned().map_err(|e| here(&e))?;
         let offer = LinkOffer { link: memory.len() };
         let own = next.segment(&memory.into());
-        next.given_up.extend(next.own.replace(own));
+        let before = next.own.replace(own);
+        if std::mem::take(&mut next.ready) {
+            next.given_up = before;
+        }
         let bytes = serde_json::to_vec(&offer).expect("an offer is plain data");
         Ok(Frame { bytes, along: vec![fd].into() })
     }
 
     fn prepare(&mut self, offer: Frame) -> Result<Vec<u8>, RenewError> {
         self.next.peer = Some(self.next.take(offer)?);
+        // The peer has left every attempt before this one, or it would not have made an offer.
+        (self.next.ready, self.next.given_up) = (true, None);
         Ok(Vec::new())
     }
 
@@ -135,8 +143,7 @@ impl Renew for LocalLink {
         let (Some(own), Some(peer)) = (self.next.own.take(), self.next.peer.take()) else {
             unreachable!("a link goes live when both ends have prepared")
         };
-        // The peer is ready for this link, so it has left all before.
-        self.next.given_up.clear();
+        self.next.ready = false;
         for region in self.regions.values_mut() {
             (region.before, region.used) = (region.last(self.base), 0);
         }
@@ -149,6 +156,8 @@ impl Renew for LocalLink {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use pushgate_driver_shim::record::{Opcode, Record};
 
     use super::*;
@@ -263,6 +272,31 @@ mod tests {
         assert_eq!(b.peer_status(), 0);
         a.set_status(77);
         assert_eq!(b.peer_status(), 77);
+    }
+
+    #[test]
+    fn p8_attempts_that_are_given_up_keep_two_segments_at_most() {
+        let [mut a, mut b] = ends();
+        let made = Arc::new(Mutex::new(Vec::new()));
+        let theirs = made.clone();
+        a = a.with_segments(Box::new(move |bytes| {
+            let memory = SharedMemory::builder("renew-test", bytes).huge_pages(HugePages::Never);
+            let memory = Arc::new(memory.create()?);
+            theirs.lock().unwrap().push(Arc::downgrade(&memory));
+            Ok(memory)
+        }));
+        let kept = || made.lock().unwrap().iter().filter(|m| m.strong_count() > 0).count();
+        for attempt in 1..20 {
+            a.offer().unwrap();
+            assert_eq!(kept(), 1, "attempt {attempt}, whose peer does not answer");
+        }
+        for attempt in 1..20 {
+            a.offer().unwrap();
+            a.prepare(b.offer().unwrap()).unwrap();
+            assert_eq!(kept(), 1, "attempt {attempt}, whose peer answers and goes no further");
+        }
+        a.offer().unwrap();
+        assert_eq!(kept(), 2, "the peer may be live over the one before");
     }
 
     #[test]
