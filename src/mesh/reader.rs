@@ -226,7 +226,7 @@ impl Shared {
                 };
                 drop(state);
                 if let Some(end) = answer {
-                    self.tell_end(rank, label, end);
+                    self.answer(rank, label, end);
                 }
                 self.inbox.arrived.notify_all();
                 if let Some(ended) = ended {

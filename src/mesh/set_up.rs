@@ -7,6 +7,9 @@
 //! The channel outlives the call where both ends replace a link that breaks: then the frames of the peer's end go to the
 //! queue pair's engine ([`TellEngine`]), and those of this end leave by a [`Channel`].
 
+#[cfg(test)]
+mod tests;
+
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -19,6 +22,10 @@ use pushgate_proxy::session::Status;
 
 use super::{Ended, MAX_OUT_FDS, Mesh, Most, Shared, State, Stream};
 use crate::error::Result;
+
+/// Frames about links are dropped while more bytes than this wait until the peer takes them, so that a peer which is answered
+/// and reads nothing can't fill this process's memory. Such a frame has a few hundred bytes.
+const MOST_TOLD: usize = 1 << 18;
 
 /// What an END under a queue pair's label reports; `None` for another frame. Fails if the END is malformed.
 pub(super) fn ended(rank: u32, label: u32, bytes: &[u8]) -> std::result::Result<Option<Ended>, String> {
@@ -140,17 +147,32 @@ impl Shared {
     /// Tells a peer, without waiting, that our end is gone. A peer that can't be told is gone
     /// already, or ends at its timeout.
     pub(super) fn tell_end(&self, rank: u32, label: u32, end: Vec<u8>) {
-        self.tell(rank, label, &connect::Frame { bytes: end, along: Default::default() });
+        self.push(rank, label, &connect::Frame { bytes: end, along: Default::default() }, usize::MAX);
     }
 
-    /// Sends a peer a frame about a queue pair, without waiting. Drops a frame with descriptors that can't be handed over
-    /// now: its sender says the same again later.
+    /// Answers a frame to a queue pair that is gone, without waiting. Drops the answer if the peer does not read: the peer
+    /// says the same again later.
+    pub(super) fn answer(&self, rank: u32, label: u32, end: Vec<u8>) {
+        self.push(rank, label, &connect::Frame { bytes: end, along: Default::default() }, MOST_TOLD);
+    }
+
+    /// Sends a peer a frame of a queue pair, without waiting. Drops a frame about a link if the peer does not read, or if
+    /// its descriptors can't be handed over now: its sender says the same again later. A queue pair sends one END.
     pub(super) fn tell(&self, rank: u32, label: u32, frame: &connect::Frame) {
+        let most = if matches!(connect::ended(&frame.bytes), Ok(Some(_))) { usize::MAX } else { MOST_TOLD };
+        self.push(rank, label, frame, most);
+    }
+
+    /// Puts a frame behind those that wait for the peer, unless more than `most` bytes wait.
+    fn push(&self, rank: u32, label: u32, frame: &connect::Frame, most: usize) {
         let peer = self.peer(rank);
         let fds = frame.along.borrow();
         let takes_fds = matches!(peer.link.stream, Stream::Unix(_));
         let mut out = peer.out();
-        if out.closed || !fds.is_empty() && (!takes_fds || out.frames.fds() + fds.len() > MAX_OUT_FDS) {
+        if out.closed || out.frames.len() > most {
+            return;
+        }
+        if !fds.is_empty() && (!takes_fds || out.frames.fds() + fds.len() > MAX_OUT_FDS) {
             return;
         }
         let fds = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();

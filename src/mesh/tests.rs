@@ -23,7 +23,7 @@ fn events(lost: impl Fn(u32) + Send + 'static, ended: impl Fn(Ended) + Send + 's
 }
 
 /// Makes rank 0's mesh of `size`, and the sockets of ranks 1, 2, ... by hand.
-fn by_hand(size: u32, timeout: Duration) -> (Mesh, Receiver<u32>, Vec<UnixStream>) {
+pub(super) fn by_hand(size: u32, timeout: Duration) -> (Mesh, Receiver<u32>, Vec<UnixStream>) {
     let mut streams = unix::pairs(size).unwrap();
     let mine = streams.remove(0);
     let mut mesh = Mesh::new(0, mine, timeout).unwrap();
@@ -38,7 +38,7 @@ fn by_hand(size: u32, timeout: Duration) -> (Mesh, Receiver<u32>, Vec<UnixStream
 }
 
 /// A frame as it is on the wire.
-fn wire(label: u32, body: &[u8]) -> Vec<u8> {
+pub(super) fn wire(label: u32, body: &[u8]) -> Vec<u8> {
     let mut bytes = (body.len() as u32 + 4).to_le_bytes().to_vec();
     bytes.extend(0u32.to_le_bytes());
     bytes.extend(label.to_le_bytes());
@@ -250,7 +250,7 @@ fn p8_descriptors_on_a_frame_that_is_no_set_up_lose_the_rank_that_sent_them() {
 }
 
 /// A TCP socket whose last close waits for a peer that never reads.
-fn lingering() -> (TcpStream, TcpStream) {
+pub(super) fn lingering() -> (TcpStream, TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (theirs, _) = listener.accept().unwrap();
