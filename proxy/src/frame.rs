@@ -24,11 +24,16 @@ impl Fds {
         Arc::try_unwrap(self.0).or_else(|shared| shared.iter().map(OwnedFd::try_clone).collect())
     }
 
-    /// Whether each is shared memory. An engine, which must not wait, may close such a descriptor; the last close of other
-    /// files may take as long as a peer likes.
+    /// Whether each is shared memory ([`are_memory`]).
     pub fn are_memory(&self) -> bool {
-        self.0.iter().all(|fd| fcntl_get_seals(fd).is_ok())
+        are_memory(&self.0)
     }
+}
+
+/// Whether each descriptor is shared memory. An engine, which must not wait, may close such a descriptor; the last close of
+/// other files may take as long as a peer likes.
+pub fn are_memory(fds: &[OwnedFd]) -> bool {
+    fds.iter().all(|fd| fcntl_get_seals(fd).is_ok())
 }
 
 impl From<Vec<OwnedFd>> for Fds {

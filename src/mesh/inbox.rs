@@ -64,6 +64,20 @@ pub(super) struct Most {
 /// Subtracts a number of closed descriptors from a count when it is dropped.
 struct Counted(Arc<AtomicUsize>, usize);
 
+/// Descriptors of dropped frames. They count as their rank's until they are closed.
+#[derive(Default)]
+#[must_use]
+pub(super) struct Dropped(Option<(Vec<OwnedFd>, Counted)>);
+
+impl Dropped {
+    /// Has a thread close them. For callers that do not hold the inbox's lock: if no thread can be started, they are closed
+    /// here, which can take as long as the peer likes.
+    pub(super) fn close(self) {
+        // A tuple drops in this order: the descriptors are closed before they are counted out.
+        self.0.into_iter().for_each(drop_elsewhere);
+    }
+}
+
 impl Drop for Counted {
     fn drop(&mut self) {
         // Relaxed: the count orders no other memory (see `Load::open`).
@@ -78,9 +92,15 @@ impl State {
         let load = self.waiting.entry(rank).or_default();
         load.bytes += frame.0.len() + FRAME;
         load.fds += frame.1.len();
-        let (bytes, share) = (load.bytes <= most.bytes, load.open() <= most.share);
         self.frames.entry((rank, label)).or_default().push_back(frame);
-        bytes && (share || self.waiting.values().map(Load::open).sum::<usize>() <= most.fds)
+        self.fits(rank, most)
+    }
+
+    /// Whether the rank has no more here than it may.
+    pub(super) fn fits(&self, rank: u32, most: Most) -> bool {
+        let Some(load) = self.waiting.get(&rank) else { return true };
+        let all = || self.waiting.values().map(Load::open).sum::<usize>();
+        load.bytes <= most.bytes && (load.open() <= most.share || all() <= most.fds)
     }
 
     pub(super) fn take(&mut self, rank: u32, label: u32) -> Option<Frame> {
@@ -93,24 +113,26 @@ impl State {
         frame
     }
 
-    /// Drops those frames of a label that `keep` rejects; a thread closes their descriptors.
-    pub(super) fn retain(&mut self, rank: u32, label: u32, keep: impl Fn(&Frame) -> bool) {
-        if let Some(queue) = self.frames.remove(&(rank, label)) {
-            let (kept, dropped): (Vec<_>, Vec<_>) = queue.into_iter().partition(keep);
-            self.unload(rank, &dropped);
-            let fds: Vec<OwnedFd> = dropped.into_iter().flat_map(|(_, fds)| fds).collect();
-            if !fds.is_empty() {
-                let closing = self.waiting.entry(rank).or_default().closing.clone();
-                closing.fetch_add(fds.len(), Ordering::Relaxed);
-                let count = Counted(closing, fds.len());
-                // A tuple drops in this order: the descriptors are closed before they are counted
-                // out.
-                drop_elsewhere((fds, count));
-            }
-            if !kept.is_empty() {
-                self.frames.insert((rank, label), kept.into());
-            }
+    /// Drops those frames of a label that `keep` rejects.
+    pub(super) fn retain(&mut self, rank: u32, label: u32, keep: impl Fn(&Frame) -> bool) -> Dropped {
+        let Some(queue) = self.frames.remove(&(rank, label)) else { return Dropped::default() };
+        let (kept, dropped): (Vec<_>, Vec<_>) = queue.into_iter().partition(keep);
+        self.unload(rank, &dropped);
+        if !kept.is_empty() {
+            self.frames.insert((rank, label), kept.into());
         }
+        self.discard(rank, dropped.into_iter().flat_map(|(_, fds)| fds).collect())
+    }
+
+    /// Counts descriptors of a rank that nothing needs until they are closed.
+    pub(super) fn discard(&mut self, rank: u32, fds: Vec<OwnedFd>) -> Dropped {
+        if fds.is_empty() {
+            return Dropped::default();
+        }
+        let load = self.waiting.entry(rank).or_default();
+        load.closing.fetch_add(fds.len(), Ordering::Relaxed);
+        let count = Counted(load.closing.clone(), fds.len());
+        Dropped(Some((fds, count)))
     }
 
     pub(super) fn unload(&mut self, rank: u32, frames: &[Frame]) {

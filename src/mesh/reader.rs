@@ -7,10 +7,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::fdpass::{Frame, Incoming, drop_elsewhere};
+use pushgate_proxy::connect;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Resource, getrlimit};
 
+use super::inbox::Dropped;
 use super::set_up::Bound;
 use super::{
     BEAT, BYE, Beats, Events, LOST, Leaving, MAX_BYTES, MAX_FDS, MAX_WAITING, MAX_WAITING_FDS, Most, Peer,
@@ -210,21 +212,26 @@ impl Shared {
                 self.inbox.state().reported.entry(rank).or_insert(lost);
             }
             _ => {
+                // Before the lock is taken: it asks the kernel.
+                let memory = connect::are_memory(&fds);
                 let mut state = self.inbox.state();
                 let mut answer = None;
-                let fits = match ended {
+                let (fits, dropped) = match ended {
                     Some(ended) => set_up::forget(&mut state, ended, bytes, most),
-                    None if !of_queue_pair => state.keep(rank, label, (bytes, fds), most),
-                    None => match state.route(rank, label, (bytes, fds)) {
-                        Bound::Here(frame) => state.keep(rank, label, frame, most),
-                        Bound::Delivered => true,
-                        Bound::Gone(end) => {
+                    None if !of_queue_pair => {
+                        (state.keep(rank, label, (bytes, fds), most), Dropped::default())
+                    }
+                    None => match state.route(rank, label, (bytes, fds), memory) {
+                        Bound::Here(frame) => (state.keep(rank, label, frame, most), Dropped::default()),
+                        Bound::Delivered(dropped) => (state.fits(rank, most), dropped),
+                        Bound::Gone(end, dropped) => {
                             answer = Some(end);
-                            true
+                            (state.fits(rank, most), dropped)
                         }
                     },
                 };
                 drop(state);
+                dropped.close();
                 if let Some(end) = answer {
                     self.answer(rank, label, end);
                 }

@@ -15,11 +15,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::fdpass::{Frame, drop_elsewhere};
-use pushgate_proxy::connect::{self, Fds, Incarnation};
+use pushgate_driver_shim::fdpass::Frame;
+use pushgate_proxy::connect::{self, Incarnation};
 use pushgate_proxy::endpoint::Mailbox;
 use pushgate_proxy::session::Status;
 
+use super::inbox::Dropped;
 use super::{Ended, MAX_OUT_FDS, Mesh, Most, Shared, State, Stream};
 use crate::error::Result;
 
@@ -36,30 +37,17 @@ pub(super) fn ended(rank: u32, label: u32, bytes: &[u8]) -> std::result::Result<
     }))
 }
 
-/// A frame for an engine, which must not wait, so its descriptors are shared memory. A frame with others loses all of them:
-/// the engine refuses such a frame.
-pub(super) fn memory_alone(bytes: Vec<u8>, fds: Vec<OwnedFd>) -> connect::Frame {
-    let along = Fds::from(fds);
-    match along.are_memory() {
-        true => connect::Frame { bytes, along },
-        false => {
-            drop_elsewhere(along);
-            connect::Frame { bytes, along: Fds::default() }
-        }
-    }
-}
-
 /// Drops the frames of an incarnation that has ended, and of earlier ones. A call of ours that is under way gets the END,
-/// and keeps those of earlier incarnations: it may be joined with one of them. False if the rank would have more here than
-/// it may.
-pub(super) fn forget(state: &mut State, ended: Ended, end: Vec<u8>, most: Most) -> bool {
+/// and keeps those of earlier incarnations: it may be joined with one of them. False if the rank has more here then than it
+/// may.
+pub(super) fn forget(state: &mut State, ended: Ended, end: Vec<u8>, most: Most) -> (bool, Dropped) {
     let Ended { rank, label, incarnation, .. } = ended;
     let under_way = state.set_ups.contains(&(rank, label));
-    state.retain(rank, label, |(bytes, _)| match connect::sender(bytes) {
+    let dropped = state.retain(rank, label, |(bytes, _)| match connect::sender(bytes) {
         Some(from) if from < incarnation => under_way && matches!(connect::ended(bytes), Ok(Some(_))),
         from => from != Some(incarnation),
     });
-    !under_way || state.keep(rank, label, (end, Vec::new()), most)
+    (!under_way || state.keep(rank, label, (end, Vec::new()), most), dropped)
 }
 
 /// Tells the peer of a queue pair that this end has broken, without waiting.
@@ -95,8 +83,9 @@ pub(super) struct Route {
 }
 
 impl Route {
+    /// Hands over a frame whose descriptors are shared memory: an engine must not wait when it closes them.
     fn deliver(&self, bytes: Vec<u8>, fds: Vec<OwnedFd>) {
-        if self.mailbox.put(memory_alone(bytes, fds)) {
+        if self.mailbox.put(connect::Frame { bytes, along: fds.into() }) {
             (self.tell)();
         }
     }
@@ -104,12 +93,12 @@ impl Route {
 
 /// What becomes of a frame about a queue pair.
 pub(super) enum Bound {
-    /// A call is to ask for it.
+    /// It waits for a call of this rank.
     Here(Frame),
     /// A queue pair has it.
-    Delivered,
+    Delivered(Dropped),
     /// It was sent to a queue pair that is gone: the answer, an END.
-    Gone(Vec<u8>),
+    Gone(Vec<u8>, Dropped),
 }
 
 impl State {
@@ -124,19 +113,20 @@ impl State {
         taken
     }
 
-    /// Hands a frame to the queue pair that it was sent to, if that takes frames.
-    pub(super) fn route(&self, rank: u32, label: u32, (bytes, fds): Frame) -> Bound {
+    /// Hands a frame to the queue pair that it was sent to, if that takes frames. `memory`: its descriptors are shared
+    /// memory. A frame with others loses all of them: the engine refuses such a frame.
+    pub(super) fn route(&mut self, rank: u32, label: u32, (bytes, fds): Frame, memory: bool) -> Bound {
         let key = (rank, label);
         let (from, to) = (connect::sender(&bytes), connect::receiver(&bytes));
-        if let Some(route) = self.routes.get(&key).filter(|route| from == Some(route.with)) {
-            route.deliver(bytes, fds);
-            return Bound::Delivered;
+        if self.routes.get(&key).is_some_and(|route| from == Some(route.with)) {
+            let (fds, others) = if memory { (fds, Vec::new()) } else { (Vec::new(), fds) };
+            self.routes[&key].deliver(bytes, fds);
+            return Bound::Delivered(self.discard(rank, others));
         }
-        match self.gone.get(&key).filter(|gone| to == Some(**gone)) {
+        match self.gone.get(&key).copied().filter(|gone| to == Some(*gone)) {
             Some(gone) => {
-                // Closes the descriptors: here if that can't wait, else elsewhere.
-                drop(memory_alone(bytes, fds));
-                Bound::Gone(connect::end(*gone, from, Status::new(abi::PUSHGATE_ABORTED)))
+                let end = connect::end(gone, from, Status::new(abi::PUSHGATE_ABORTED));
+                Bound::Gone(end, self.discard(rank, fds))
             }
             None => Bound::Here((bytes, fds)),
         }
@@ -279,8 +269,9 @@ impl SetUp<'_> {
         state.set_ups.remove(&(self.peer, self.label));
         if let Some((mailbox, tell)) = route {
             let route = Route { own: self.own, with, mailbox, tell };
-            let waits = state.extract(self.peer, self.label, |(bytes, _)| {
-                connect::sender(bytes) == Some(with) && matches!(connect::ended(bytes), Ok(None))
+            let waits = state.extract(self.peer, self.label, |(bytes, fds)| {
+                let of_it = connect::sender(bytes) == Some(with) && matches!(connect::ended(bytes), Ok(None));
+                of_it && connect::are_memory(fds)
             });
             for (bytes, fds) in waits {
                 route.deliver(bytes, fds);
@@ -291,9 +282,11 @@ impl SetUp<'_> {
         let of_it = queue.filter_map(|(bytes, _)| ended(self.peer, self.label, bytes).ok()?);
         let status = of_it.filter(|ended| ended.incarnation == with).map(|ended| ended.status).next();
         // Frames of a later incarnation of the peer are for our next call.
-        state.retain(self.peer, self.label, |(bytes, _)| {
+        let dropped = state.retain(self.peer, self.label, |(bytes, _)| {
             connect::sender(bytes).is_none_or(|from| from > with)
         });
+        drop(state);
+        dropped.close();
         status
     }
 }

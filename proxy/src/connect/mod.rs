@@ -25,7 +25,7 @@ pub use pushgate_core::connect::{Connect, Event, Incarnation, Malformed, end, en
 pub use pushgate_core::recovery::Patience;
 pub use verbs::VerbsMet;
 
-pub use crate::frame::{Fds, Frame};
+pub use crate::frame::{Fds, Frame, are_memory};
 pub use crate::link::verbs::{VerbsOpening, VerbsPrepared};
 
 use crate::link::verbs::{Allocate, Offer, VerbsError};

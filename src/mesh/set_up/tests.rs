@@ -1,13 +1,14 @@
 //! Tests of frames that come for queue pairs of this rank, from ranks that are made by hand and can misbehave.
 
 use std::io::Write;
+use std::os::fd::AsFd;
 
-use pushgate_driver_shim::fdpass::recv_message;
+use pushgate_driver_shim::fdpass::{recv_message, send_message};
 use pushgate_tests::hang;
 
 use super::*;
 use crate::mesh::QUEUE_PAIRS;
-use crate::mesh::tests::{by_hand, wire};
+use crate::mesh::tests::{by_hand, lingering, wire};
 
 const LABEL: u32 = QUEUE_PAIRS + 7;
 
@@ -49,4 +50,57 @@ fn p8_answers_to_a_peer_that_reads_nothing_are_bounded_and_go_on_when_it_reads()
     // This rank's own ENDs are never dropped, and come behind the answers.
     mesh.shared.tell_end(1, LABEL, connect::end(incarnation(9), None, Status::new(abi::PUSHGATE_ABORTED)));
     while answer() != incarnation(9) {}
+}
+
+/// A RESUME of the peer's incarnation 1 to an incarnation of this end.
+fn resume_to(incarnation: u64) -> Vec<u8> {
+    let mut frame = LABEL.to_le_bytes().to_vec();
+    frame.extend([1, 0, 0, 0, 0]);
+    frame.extend(1u64.to_le_bytes());
+    frame.extend(incarnation.to_le_bytes());
+    frame.extend(0u64.to_le_bytes());
+    frame
+}
+
+fn route(own: u64, with: u64) -> (Route, Mailbox) {
+    let mailbox = Mailbox::default();
+    let (own, with) = (incarnation(own), incarnation(with));
+    (Route { own, with, mailbox: mailbox.clone(), tell: Box::new(|| {}) }, mailbox)
+}
+
+#[test]
+fn p8_descriptors_that_close_slowly_count_as_the_peers_until_they_are_closed() {
+    const SENT: usize = 40;
+    for gone in [true, false] {
+        let (mesh, lost, others) = by_hand(2, hang());
+        let mut state = mesh.shared.inbox.state();
+        let _mailbox = match gone {
+            true => {
+                state.gone.insert((1, LABEL), incarnation(1));
+                None
+            }
+            false => {
+                let (route, mailbox) = route(1, 1);
+                state.routes.insert((1, LABEL), route);
+                Some(mailbox)
+            }
+        };
+        drop(state);
+        let mut ends = Vec::new();
+        for _ in 0..SENT {
+            let (socket, end) = lingering();
+            // The mesh closes its copy when this one is closed, or this close would be the last.
+            let state = mesh.shared.inbox.state();
+            send_message(&others[0], &resume_to(1), &[socket.as_fd()]).unwrap();
+            drop(socket);
+            drop(state);
+            ends.push(end);
+        }
+        let open = || mesh.shared.inbox.state().waiting.get(&1).map_or(0, |load| load.open());
+        // The last close of each waits until its peer is gone.
+        pushgate_tests::wait_until("all are counted", || open() == SENT);
+        drop(ends);
+        pushgate_tests::wait_until("all are counted out", || open() == 0);
+        assert!(lost.try_recv().is_err(), "gone: {gone}");
+    }
 }
