@@ -198,7 +198,7 @@ impl Comm {
                     let _ = proxy.control(id);
                 }
             };
-            let tell = call.is_handed_over().then(|| Box::new(tell) as TellEngine);
+            let tell = call.is_handed_over().then(|| Arc::new(tell) as TellEngine);
             if let Some(status) = call.joined(tell) {
                 fail(&*self.context.inner.proxy, vec![(qp.id(), member)], status);
             }

@@ -198,14 +198,17 @@ struct Shared {
     stop: AtomicBool,
     /// What peers are still to be told of queue pairs on this rank, their ends among it: ranks, labels, frames.
     tell: Mutex<Vec<(u32, u32, connect::Frame)>>,
+    /// Held while peers are told what was in `tell`.
+    telling: Mutex<()>,
 }
 
 impl Shared {
-    /// Tells peers of the ends in `tell`, without waiting for any peer. Holds the lock meanwhile,
-    /// so that a farewell that follows is sent after all of them, whichever thread tells them.
+    /// Tells peers what is in `tell`, without waiting for any peer. Holds `telling` meanwhile, so that a farewell that
+    /// follows is sent after all of it, whichever thread tells the peers. Does not hold `tell`, which engines take.
     fn tell_ends(&self) {
-        let mut tell = self.tell.lock().unwrap_or_else(|e| e.into_inner());
-        tell.drain(..).for_each(|(rank, label, frame)| self.tell(rank, label, &frame));
+        let _telling = self.telling.lock().unwrap_or_else(|e| e.into_inner());
+        let tell = std::mem::take(&mut *self.tell.lock().unwrap_or_else(|e| e.into_inner()));
+        tell.into_iter().for_each(|(rank, label, frame)| self.tell(rank, label, &frame));
     }
 
     fn peer(&self, rank: u32) -> &Peer {
@@ -266,6 +269,7 @@ impl Mesh {
                 bell: EventFd::new().map_err(Error::io("eventfd"))?,
                 stop: AtomicBool::new(false),
                 tell: Mutex::default(),
+                telling: Mutex::default(),
             }),
             reader: None,
             timeout,

@@ -215,7 +215,7 @@ impl Shared {
                 // Before the lock is taken: it asks the kernel.
                 let memory = connect::are_memory(&fds);
                 let mut state = self.inbox.state();
-                let mut answer = None;
+                let (mut answer, mut tell) = (None, None);
                 let (fits, dropped) = match ended {
                     Some(ended) => set_up::forget(&mut state, ended, bytes, most),
                     None if !of_queue_pair => {
@@ -223,7 +223,10 @@ impl Shared {
                     }
                     None => match state.route(rank, label, (bytes, fds), memory) {
                         Bound::Here(frame) => (state.keep(rank, label, frame, most), Dropped::default()),
-                        Bound::Delivered(dropped) => (state.fits(rank, most), dropped),
+                        Bound::Delivered(engine, dropped) => {
+                            tell = engine;
+                            (state.fits(rank, most), dropped)
+                        }
                         Bound::Gone(end, dropped) => {
                             answer = Some(end);
                             (state.fits(rank, most), dropped)
@@ -232,6 +235,9 @@ impl Shared {
                 };
                 drop(state);
                 dropped.close();
+                if let Some(tell) = tell {
+                    tell();
+                }
                 if let Some(end) = answer {
                     self.answer(rank, label, end);
                 }

@@ -70,8 +70,8 @@ impl TellEnd {
 }
 
 /// Tells the engine of a queue pair whose link is replaced when it breaks that frames of the peer wait. Called by the
-/// reader's thread with a lock held, so it must not wait.
-pub(crate) type TellEngine = Box<dyn Fn() + Send>;
+/// reader's thread, so it must not wait.
+pub(crate) type TellEngine = Arc<dyn Fn() + Send + Sync>;
 
 /// Where the frames for such a queue pair go.
 pub(super) struct Route {
@@ -83,11 +83,10 @@ pub(super) struct Route {
 }
 
 impl Route {
-    /// Hands over a frame whose descriptors are shared memory: an engine must not wait when it closes them.
-    fn deliver(&self, bytes: Vec<u8>, fds: Vec<OwnedFd>) {
-        if self.mailbox.put(connect::Frame { bytes, along: fds.into() }) {
-            (self.tell)();
-        }
+    /// Hands over a frame whose descriptors are shared memory: an engine must not wait when it closes them. Returns what is
+    /// to be called then, without the lock of the inbox.
+    fn deliver(&self, bytes: Vec<u8>, fds: Vec<OwnedFd>) -> Option<TellEngine> {
+        self.mailbox.put(connect::Frame { bytes, along: fds.into() }).then(|| self.tell.clone())
     }
 }
 
@@ -95,8 +94,8 @@ impl Route {
 pub(super) enum Bound {
     /// It waits for a call of this rank.
     Here(Frame),
-    /// A queue pair has it.
-    Delivered(Dropped),
+    /// A queue pair has it, whose engine is to be told.
+    Delivered(Option<TellEngine>, Dropped),
     /// It was sent to a queue pair that is gone: the answer, an END.
     Gone(Vec<u8>, Dropped),
 }
@@ -120,8 +119,8 @@ impl State {
         let (from, to) = (connect::sender(&bytes), connect::receiver(&bytes));
         if self.routes.get(&key).is_some_and(|route| from == Some(route.with)) {
             let (fds, others) = if memory { (fds, Vec::new()) } else { (Vec::new(), fds) };
-            self.routes[&key].deliver(bytes, fds);
-            return Bound::Delivered(self.discard(rank, others));
+            let tell = self.routes[&key].deliver(bytes, fds);
+            return Bound::Delivered(tell, self.discard(rank, others));
         }
         match self.gone.get(&key).copied().filter(|gone| to == Some(*gone)) {
             Some(gone) => {
@@ -267,6 +266,7 @@ impl SetUp<'_> {
     pub(super) fn joined(self, with: Incarnation, route: Option<(Mailbox, TellEngine)>) -> Option<Status> {
         let mut state = self.mesh.shared.inbox.state();
         state.set_ups.remove(&(self.peer, self.label));
+        let mut waiting = None;
         if let Some((mailbox, tell)) = route {
             let route = Route { own: self.own, with, mailbox, tell };
             let waits = state.extract(self.peer, self.label, |(bytes, fds)| {
@@ -274,7 +274,7 @@ impl SetUp<'_> {
                 of_it && connect::are_memory(fds)
             });
             for (bytes, fds) in waits {
-                route.deliver(bytes, fds);
+                waiting = waiting.or(route.deliver(bytes, fds));
             }
             state.routes.insert((self.peer, self.label), route);
         }
@@ -287,6 +287,7 @@ impl SetUp<'_> {
         });
         drop(state);
         dropped.close();
+        waiting.into_iter().for_each(|tell| tell());
         status
     }
 }

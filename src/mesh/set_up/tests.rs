@@ -65,7 +65,7 @@ fn resume_to(incarnation: u64) -> Vec<u8> {
 fn route(own: u64, with: u64) -> (Route, Mailbox) {
     let mailbox = Mailbox::default();
     let (own, with) = (incarnation(own), incarnation(with));
-    (Route { own, with, mailbox: mailbox.clone(), tell: Box::new(|| {}) }, mailbox)
+    (Route { own, with, mailbox: mailbox.clone(), tell: Arc::new(|| {}) }, mailbox)
 }
 
 #[test]
