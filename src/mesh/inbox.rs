@@ -26,7 +26,8 @@ pub(super) struct State {
     pub(super) set_ups: HashSet<(u32, u32)>,
     /// Queue pairs whose links are replaced when they break, by rank and label: where their frames go.
     pub(super) routes: HashMap<(u32, u32), Route>,
-    /// Of such queue pairs that are gone, the latest under each rank and label: which of this rank's calls made it.
+    /// Of such queue pairs that are gone, the latest under each rank and label: which of this rank's calls made it. All
+    /// earlier calls are gone too, but for one that has a route.
     pub(super) gone: HashMap<(u32, u32), Incarnation>,
     pub(super) ends: HashMap<u32, Leaving>,
     pub(super) lost: Option<u32>,

@@ -122,9 +122,12 @@ impl State {
             let tell = self.routes[&key].deliver(bytes, fds);
             return Bound::Delivered(tell, self.discard(rank, others));
         }
-        match self.gone.get(&key).copied().filter(|gone| to == Some(*gone)) {
-            Some(gone) => {
-                let end = connect::end(gone, from, Status::new(abi::PUSHGATE_ABORTED));
+        // A frame to the incarnation that has a route comes from an incarnation of the peer that it is not joined with.
+        let routed = |to| self.routes.get(&key).is_some_and(|route| route.own == to);
+        let gone = |to: &Incarnation| self.gone.get(&key).is_some_and(|last| to <= last) && !routed(*to);
+        match to.filter(gone) {
+            Some(to) => {
+                let end = connect::end(to, from, Status::new(abi::PUSHGATE_ABORTED));
                 Bound::Gone(end, self.discard(rank, fds))
             }
             None => Bound::Here((bytes, fds)),
@@ -201,7 +204,9 @@ impl Drop for Channel {
     fn drop(&mut self) {
         let Some(shared) = self.shared.upgrade() else { return };
         let (key, mut state) = ((self.rank, self.label), shared.inbox.state());
-        state.gone.insert(key, self.own);
+        // One that was made earlier may be freed later.
+        let last = state.gone.entry(key).or_insert(self.own);
+        *last = self.own.max(*last);
         let route = match state.routes.get(&key).is_some_and(|route| route.own == self.own) {
             true => state.routes.remove(&key),
             false => None,

@@ -104,3 +104,31 @@ fn p8_descriptors_that_close_slowly_count_as_the_peers_until_they_are_closed() {
         assert!(lost.try_recv().is_err(), "gone: {gone}");
     }
 }
+
+#[test]
+fn p7_p8_frames_to_an_earlier_queue_pair_that_is_gone_are_answered_whichever_was_freed_first() {
+    for freed in [[1, 2], [2, 1]] {
+        let (mesh, _lost, mut others) = by_hand(2, hang());
+        let (newer, _mailbox) = route(2, 2);
+        mesh.shared.inbox.state().routes.insert((1, LABEL), newer);
+        let shared = Arc::downgrade(&mesh.shared);
+        let channel = |own| Channel { shared: shared.clone(), rank: 1, label: LABEL, own: incarnation(own) };
+        // Of another incarnation of the peer than the one that the route is joined with.
+        let mut stranger = break_to(2);
+        stranger[5] = 9;
+        let [first, second] = freed.map(channel);
+        drop(first);
+        assert_eq!(mesh.shared.inbox.state().routes.is_empty(), freed[0] == 2);
+        others[0].write_all(&wire(LABEL, &break_to(1))).unwrap();
+        let answer = || {
+            let (bytes, _) = recv_message(&others[0], 1 << 10, 0).unwrap();
+            connect::ended(&bytes[4..]).unwrap().expect("an END").0
+        };
+        assert_eq!(answer(), incarnation(1), "{freed:?}");
+        drop(second);
+        (&others[0]).write_all(&wire(LABEL, &break_to(1))).unwrap();
+        (&others[0]).write_all(&wire(LABEL, &stranger)).unwrap();
+        assert_eq!([answer(), answer()], [1, 2].map(incarnation), "{freed:?}");
+        assert!(mesh.shared.inbox.state().frames.is_empty(), "{freed:?}");
+    }
+}
