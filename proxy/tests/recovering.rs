@@ -355,6 +355,17 @@ fn p7_a_side_that_ends_while_its_link_is_replaced_ends_the_other_side() {
 }
 
 #[test]
+fn p7_a_side_without_a_link_finds_the_other_sides_end_though_no_frame_says_so() {
+    let cut = Arc::new(AtomicBool::new(true));
+    let [a, b] = sides(Duration::from_secs(3600), &cut);
+    assert!(a.engine.break_link(a.qp).unwrap());
+    b.engine.fail(Some(b.qp), Status::new(abi::PUSHGATE_ABORTED)).unwrap();
+    until("the end", || a.device.status().is_some());
+    let status = a.device.status().unwrap();
+    assert_eq!((status.code as u32, status.rank), (abi::PUSHGATE_ABORTED, Some(1)));
+}
+
+#[test]
 fn p8_a_peer_that_sends_frames_without_end_fills_no_memory() {
     let [a, _b] = sides(Duration::from_secs(20), &Arc::default());
     // The engine is told once; until it looks, only so many frames wait, whose descriptors are open.

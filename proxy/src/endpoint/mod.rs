@@ -227,8 +227,10 @@ impl Endpoint {
     pub fn has_work(&self) -> bool {
         match self.stands {
             Stands::Live => {}
-            // What comes next is brought by a frame of the peer, or by the time.
-            Stands::Down => return self.is_fencing() || !self.moving.is_empty(),
+            // What comes next is brought by a frame of the peer, by the peer's end, or by the time.
+            Stands::Down => {
+                return self.is_fencing() || !self.moving.is_empty() || self.peers_end().is_some();
+            }
             Stands::Over => return !self.shown,
         }
         let counts = self.here.qp.peer_counts();

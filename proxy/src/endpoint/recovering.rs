@@ -177,6 +177,11 @@ impl Endpoint {
 
     /// A pass while the link is replaced. True if anything was done.
     pub(super) fn poll_down(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        // The END that says so may be lost.
+        if let Some(status) = self.peers_end() {
+            self.fail(status);
+            return true;
+        }
         let mut work = self.advance(mover);
         if self.is_fencing() && self.stands == Stands::Down {
             work |= self.fence(mover);
