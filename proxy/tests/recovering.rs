@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 use common::*;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
-use pushgate_driver_shim::memory::ReadOnlyMemory;
+use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::connect::{Connect, Event, Fds, Frame, Incarnation, Patience};
 use pushgate_proxy::endpoint::{Endpoint, Mailbox};
 use pushgate_proxy::engine::{Engine, EngineOptions, QpId};
 use pushgate_proxy::idle::Wake;
+use pushgate_proxy::link::local::{LocalLink, Processes};
 use pushgate_proxy::recorder::{NAME, Phase, QueuePair, read};
 use pushgate_proxy::session::Status;
 use pushgate_tests::hang;
@@ -363,6 +364,40 @@ fn p7_a_side_without_a_link_finds_the_other_sides_end_though_no_frame_says_so() 
     until("the end", || a.device.status().is_some());
     let status = a.device.status().unwrap();
     assert_eq!((status.code as u32, status.rank), (abi::PUSHGATE_ABORTED, Some(1)));
+}
+
+#[test]
+fn p7_an_end_that_can_not_make_its_link_tries_again_every_10_ms_and_does_not_spin() {
+    const AGAIN: u64 = 10_000_000;
+    let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
+    let memory = m[0].joined(&m[1], None);
+    let (geometries, tries) = ([0, 1].map(|rank| Geometry { rank, ..GEOMETRY }), Arc::new(AtomicU64::new(0)));
+    let (own, peer) = (&memory.link.into(), &memory.peer_link.into());
+    let processes = Processes { peer: None, in_program: true };
+    let window = memory.peer_window.into();
+    let link = LocalLink::new(own, &geometries[0], peer, &geometries[1], window, (None, None), processes);
+    let tried = tries.clone();
+    let link = link.with_segments(Box::new(move |bytes| {
+        tried.fetch_add(1, Ordering::Relaxed);
+        // More than there is.
+        SharedMemory::builder("recovering-test", usize::MAX / 2 + bytes).create().map(Arc::new)
+    }));
+    let [g, peer_g] = geometries;
+    let endpoint = Endpoint::new(memory.work, memory.control, g, peer_g, Box::new(link), options(1)).unwrap();
+    let [connect, _] = met();
+    let patience = Patience::within(Duration::from_secs(1), 7);
+    let mut endpoint = endpoint.with_recovery(connect, patience, Mailbox::default(), Box::new(|_| {}));
+    endpoint.set_time(0);
+    assert!(endpoint.break_link());
+    for n in 1..=100 {
+        (0..3).for_each(|_| _ = endpoint.poll(&mut None));
+        assert_eq!(tries.load(Ordering::Relaxed), n);
+        assert!(!endpoint.is_ending() && !endpoint.has_work(), "an engine would spin");
+        assert_eq!(endpoint.wakes_at(), Some(AGAIN * n));
+        endpoint.set_time(AGAIN * n);
+    }
+    endpoint.poll(&mut None);
+    assert_eq!(endpoint.status().map(|s| s.code as u32), Some(abi::PUSHGATE_LINK_DOWN));
 }
 
 #[test]

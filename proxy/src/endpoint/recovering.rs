@@ -30,6 +30,9 @@ use crate::session::Status;
 /// engine's thread, so it must not wait.
 pub type SendFrame = Box<dyn FnMut(Frame) + Send>;
 
+/// How long after an offer could not be made it is tried again, nanoseconds.
+const AGAIN: u64 = 10_000_000;
+
 /// Most frames that a [`Mailbox`] holds. An attempt has three frames of the peer.
 const MOST_FRAMES: usize = 16;
 
@@ -65,6 +68,8 @@ pub(super) struct Recovering {
     send: SendFrame,
     /// The link that broke has not stopped yet, or the next one's offer is still to be made.
     fencing: bool,
+    /// An offer could not be made: when it is tried again, nanoseconds.
+    tries_at: u64,
     /// What the link that broke has brought is still to be taken in: before the first offer, and never behind an offer,
     /// which says how much this end has accepted.
     lands: bool,
@@ -116,6 +121,7 @@ impl Endpoint {
                 mailbox,
                 send,
                 fencing: false,
+                tries_at: 0,
                 lands: false,
                 resumed: 0,
                 warned: false,
@@ -156,8 +162,9 @@ impl Endpoint {
     /// The next time at which a pass has something to do though nothing has arrived: nanoseconds, as in
     /// [`Endpoint::set_time`].
     pub fn wakes_at(&self) -> Option<u64> {
-        let recovering = self.recovering.as_ref().filter(|_| self.stands == Stands::Down)?;
-        recovering.connect.wakes_at()
+        let r = self.recovering.as_ref().filter(|_| self.stands == Stands::Down)?;
+        let tries = (r.fencing && r.tries_at > self.now).then_some(r.tries_at);
+        r.connect.wakes_at().into_iter().chain(tries).min()
     }
 
     /// The link broke. True if another one is to take its place.
@@ -172,7 +179,7 @@ impl Endpoint {
     }
 
     pub(super) fn is_fencing(&self) -> bool {
-        self.recovering.as_ref().is_some_and(|r| r.fencing)
+        self.recovering.as_ref().is_some_and(|r| r.fencing && self.now >= r.tries_at)
     }
 
     /// A pass while the link is replaced. True if anything was done.
@@ -224,7 +231,8 @@ impl Endpoint {
                 true
             }
             Err(e) => {
-                // The next pass tries again, until the session's limit.
+                // Until the session's limit. What is missing, such as a descriptor, comes back at no particular time.
+                r.tries_at = now.saturating_add(AGAIN);
                 if !std::mem::replace(&mut r.warned, true) {
                     tracing::warn!(rank = self.geometry.rank, peer = self.options.peer, "{e}");
                 }
