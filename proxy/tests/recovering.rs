@@ -367,6 +367,26 @@ fn p7_a_side_without_a_link_finds_the_other_sides_end_though_no_frame_says_so() 
 }
 
 #[test]
+fn p7_a_side_that_ends_or_leaves_gives_up_its_way_to_the_peer_before_its_copies_end() {
+    for ends in [true, false] {
+        let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
+        let [connect, _] = met();
+        let told = Arc::new(AtomicU64::new(0));
+        let theirs = Arc::downgrade(&told);
+        let send = move |_| _ = told.fetch_add(1, Ordering::Relaxed);
+        let endpoint = Endpoint::local(m[0].joined(&m[1], None), options(1)).unwrap();
+        let patience = Patience::within(Duration::from_secs(1), 7);
+        let mut endpoint = endpoint.with_recovery(connect, patience, Mailbox::default(), Box::new(send));
+        assert_eq!(theirs.strong_count(), 1);
+        match ends {
+            true => endpoint.fail(Status::new(abi::PUSHGATE_ABORTED)),
+            false => endpoint.leave(),
+        }
+        assert_eq!(theirs.strong_count(), 0, "the channel's owner would not know that frames need an answer");
+    }
+}
+
+#[test]
 fn p7_an_end_that_can_not_make_its_link_tries_again_every_10_ms_and_does_not_spin() {
     const AGAIN: u64 = 10_000_000;
     let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));

@@ -27,7 +27,8 @@ use crate::recorder;
 use crate::session::Status;
 
 /// Sends a frame to the peer, over a channel that outlives the links. What can't be sent at once is dropped. Called on the
-/// engine's thread, so it must not wait.
+/// engine's thread, so it must not wait. The endpoint drops it when the endpoint has ended or leaves: then the owner of the
+/// channel answers frames of the peer.
 pub type SendFrame = Box<dyn FnMut(Frame) + Send>;
 
 /// How long after an offer could not be made it is tried again, nanoseconds.
@@ -65,7 +66,8 @@ impl Mailbox {
 pub(super) struct Recovering {
     connect: Connect<Fds>,
     mailbox: Mailbox,
-    send: SendFrame,
+    /// `None` once this end says nothing more.
+    send: Option<SendFrame>,
     /// The link that broke has not stopped yet, or the next one's offer is still to be made.
     fencing: bool,
     /// An offer could not be made: when it is tried again, nanoseconds.
@@ -119,7 +121,7 @@ impl Endpoint {
             let recovering = Recovering {
                 connect,
                 mailbox,
-                send,
+                send: Some(send),
                 fencing: false,
                 tries_at: 0,
                 lands: false,
@@ -248,7 +250,11 @@ impl Endpoint {
             && let Some(event) = r.connect.poll()
         {
             match event {
-                Event::Send(frame) => (r.send)(frame),
+                Event::Send(frame) => {
+                    if let Some(send) = &mut r.send {
+                        send(frame);
+                    }
+                }
                 Event::Fence => {
                     r.fencing = true;
                     if self.stands == Stands::Live {
@@ -312,14 +318,27 @@ impl Endpoint {
         self.acknowledge();
     }
 
-    /// Tells the peer beside the link that this end has ended with `status`.
+    /// Tells the peer beside the link that this end has ended with `status`, and nothing more.
     pub(super) fn tell_end(&mut self, status: Status) {
         let Some(r) = &mut self.recovering else { return };
+        let Some(mut send) = r.send.take() else { return };
         r.connect.abort(status);
         while let Some(event) = r.connect.poll() {
             if let Event::Send(frame) = event {
-                (r.send)(frame);
+                send(frame);
             }
+        }
+    }
+
+    /// The engine has taken this endpoint out, and passes come no more: an end without a link ends now, and frames of the
+    /// peer are left to who owns the channel, for whom the drop of the way to send says so. A peer whose link breaks from
+    /// now on hears that this end is gone.
+    pub fn leave(&mut self) {
+        if self.stands == Stands::Down {
+            self.close();
+        }
+        if let Some(r) = &mut self.recovering {
+            r.send = None;
         }
     }
 

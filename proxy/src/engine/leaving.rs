@@ -70,7 +70,9 @@ impl Leaving {
     }
 
     /// Takes a queue pair that goes from time `now` on, nanoseconds.
-    pub(super) fn add(&mut self, endpoint: Box<Endpoint>, reply: Option<Sender<Removed>>, now: u64) {
+    pub(super) fn add(&mut self, mut endpoint: Box<Endpoint>, reply: Option<Sender<Removed>>, now: u64) {
+        endpoint.set_time(now);
+        endpoint.leave();
         self.leavers.push(Leaver { endpoint, reply, since: now, settled: None });
     }
 
