@@ -19,6 +19,16 @@ impl Fds {
         self.0.iter().map(|fd| fd.as_fd()).collect()
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The descriptors as the caller's own. Duplicates those that a copy shares.
     pub fn into_owned(self) -> io::Result<Vec<OwnedFd>> {
         Arc::try_unwrap(self.0).or_else(|shared| shared.iter().map(OwnedFd::try_clone).collect())

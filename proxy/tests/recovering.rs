@@ -4,7 +4,7 @@
 mod common;
 
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -423,15 +423,26 @@ fn p7_an_end_that_can_not_make_its_link_tries_again_every_10_ms_and_does_not_spi
 #[test]
 fn p8_a_peer_that_sends_frames_without_end_fills_no_memory() {
     let [a, _b] = sides(Duration::from_secs(20), &Arc::default());
-    // The engine is told once; until it looks, only so many frames wait, whose descriptors are open.
+    // The engine is told once; until it looks, only so many frames wait, whose descriptors are open and counted.
     let memory = Memory::new(GEOMETRY);
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let before = open();
+    let fds = |n| (0..n).map(|_| memory.link.fd().try_clone_to_owned().unwrap()).collect::<Vec<_>>();
     for n in 0..1000 {
-        let fd = memory.link.fd().try_clone_to_owned().unwrap();
-        assert_eq!(a.mailbox.put(Frame { bytes: vec![9; 40], along: vec![fd].into() }), n == 0);
+        assert_eq!(a.mailbox.put(Frame { bytes: vec![9; 40], along: fds(1).into() }), n == 0);
     }
-    assert!(open() < before + 100, "{} descriptors are open, {before} were", open());
+    assert!(open() < before + 20, "{} descriptors are open, {before} were", open());
+
+    let counted = Arc::new(AtomicUsize::new(0));
+    let [first, second] = [0, 1].map(|_| Mailbox::counted(counted.clone()));
+    assert!(!first.put(Frame { bytes: vec![9; (1 << 19) + 1], along: Fds::default() }), "too long");
+    assert!(!first.put(Frame { bytes: vec![9], along: fds(5).into() }), "too many descriptors");
+    assert!(first.put(Frame { bytes: vec![9; 1 << 19], along: fds(2).into() }));
+    assert!(!first.put(Frame { bytes: vec![9], along: fds(1).into() }), "too many bytes together");
+    assert!(second.put(Frame { bytes: vec![9; 1 << 19], along: fds(1).into() }));
+    assert_eq!(counted.load(Ordering::Relaxed), 3);
+    drop(first);
+    assert_eq!(counted.load(Ordering::Relaxed), 1);
 }
 
 #[test]

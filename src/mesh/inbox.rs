@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use pushgate_driver_shim::fdpass::{Frame, drop_elsewhere};
 use pushgate_proxy::connect::Incarnation;
+use pushgate_proxy::endpoint::Mailbox;
 
 use super::FRAME;
 use super::set_up::Route;
@@ -39,15 +40,15 @@ pub(super) struct State {
 pub(super) struct Load {
     pub(super) bytes: usize,
     pub(super) fds: usize,
-    /// How many descriptors of dropped frames a thread is still closing.
-    closing: Arc<AtomicUsize>,
+    /// How many descriptors besides are open: a thread is still closing them, or they wait in a mailbox of a queue pair.
+    elsewhere: Arc<AtomicUsize>,
 }
 
 impl Load {
-    /// How many descriptors are open here, including those that a thread is still closing.
+    /// How many descriptors are open here, including those that a thread is still closing or an engine has yet to take.
     pub(super) fn open(&self) -> usize {
         // Relaxed: the count orders no other memory.
-        self.fds + self.closing.load(Ordering::Relaxed)
+        self.fds + self.elsewhere.load(Ordering::Relaxed)
     }
 }
 
@@ -125,14 +126,19 @@ impl State {
         self.discard(rank, dropped.into_iter().flat_map(|(_, fds)| fds).collect())
     }
 
+    /// Makes the mailbox of a queue pair with a rank. Descriptors that wait there count as the rank's.
+    pub(super) fn mailbox(&mut self, rank: u32) -> Mailbox {
+        Mailbox::counted(self.waiting.entry(rank).or_default().elsewhere.clone())
+    }
+
     /// Counts descriptors of a rank that nothing needs until they are closed.
     pub(super) fn discard(&mut self, rank: u32, fds: Vec<OwnedFd>) -> Dropped {
         if fds.is_empty() {
             return Dropped::default();
         }
         let load = self.waiting.entry(rank).or_default();
-        load.closing.fetch_add(fds.len(), Ordering::Relaxed);
-        let count = Counted(load.closing.clone(), fds.len());
+        load.elsewhere.fetch_add(fds.len(), Ordering::Relaxed);
+        let count = Counted(load.elsewhere.clone(), fds.len());
         Dropped(Some((fds, count)))
     }
 

@@ -187,7 +187,7 @@ impl<'a> Call<'a> {
     /// Hands out what replaces the link of this end when it breaks. [`Call::joined`] must be told then how the engine hears
     /// of the peer's frames.
     pub(crate) fn hand_over(&mut self) -> HandedOver {
-        let (channel, mailbox) = (self.set_up().channel(), Mailbox::default());
+        let (channel, mailbox) = self.set_up().channels();
         self.mailbox = Some(mailbox.clone());
         HandedOver { connect: self.connect.take().expect("it is handed over once"), mailbox, channel }
     }

@@ -84,9 +84,16 @@ pub(super) struct Route {
 
 impl Route {
     /// Hands over a frame whose descriptors are shared memory: an engine must not wait when it closes them. Returns what is
-    /// to be called then, without the lock of the inbox.
-    fn deliver(&self, bytes: Vec<u8>, fds: Vec<OwnedFd>) -> Option<TellEngine> {
-        self.mailbox.put(connect::Frame { bytes, along: fds.into() }).then(|| self.tell.clone())
+    /// to be called then, without the lock of the inbox; or, where there is no room, descriptors to close.
+    fn deliver(
+        &self,
+        bytes: Vec<u8>,
+        fds: Vec<OwnedFd>,
+    ) -> std::result::Result<Option<TellEngine>, Vec<OwnedFd>> {
+        match self.mailbox.try_put(connect::Frame { bytes, along: fds.into() }) {
+            Ok(tell) => Ok(tell.then(|| self.tell.clone())),
+            Err(frame) => Err(frame.along.into_owned().unwrap_or_default()),
+        }
     }
 }
 
@@ -118,8 +125,11 @@ impl State {
         let key = (rank, label);
         let (from, to) = (connect::sender(&bytes), connect::receiver(&bytes));
         if self.routes.get(&key).is_some_and(|route| from == Some(route.with)) {
-            let (fds, others) = if memory { (fds, Vec::new()) } else { (Vec::new(), fds) };
-            let tell = self.routes[&key].deliver(bytes, fds);
+            let (fds, mut others) = if memory { (fds, Vec::new()) } else { (Vec::new(), fds) };
+            let tell = self.routes[&key].deliver(bytes, fds).unwrap_or_else(|left| {
+                others.extend(left);
+                None
+            });
             return Bound::Delivered(tell, self.discard(rank, others));
         }
         // A frame to the incarnation that has a route comes from an incarnation of the peer that it is not joined with.
@@ -257,10 +267,11 @@ impl SetUp<'_> {
         }
     }
 
-    /// Makes the way of the queue pair's later frames to the peer.
-    pub(super) fn channel(&self) -> Channel {
+    /// Makes the ways of the queue pair's later frames: to the peer, and from the peer.
+    pub(super) fn channels(&self) -> (Channel, Mailbox) {
         let shared = Arc::downgrade(&self.mesh.shared);
-        Channel { shared, rank: self.peer, label: self.label, own: self.own }
+        let channel = Channel { shared, rank: self.peer, label: self.label, own: self.own };
+        (channel, self.mesh.shared.inbox.state().mailbox(self.peer))
     }
 
     /// Records that the queue pair is made with the peer's incarnation `with`. Returns the status of the peer's end if it
@@ -271,7 +282,7 @@ impl SetUp<'_> {
     pub(super) fn joined(self, with: Incarnation, route: Option<(Mailbox, TellEngine)>) -> Option<Status> {
         let mut state = self.mesh.shared.inbox.state();
         state.set_ups.remove(&(self.peer, self.label));
-        let mut waiting = None;
+        let (mut waiting, mut left) = (None, Vec::new());
         if let Some((mailbox, tell)) = route {
             let route = Route { own: self.own, with, mailbox, tell };
             let waits = state.extract(self.peer, self.label, |(bytes, fds)| {
@@ -279,7 +290,10 @@ impl SetUp<'_> {
                 of_it && connect::are_memory(fds)
             });
             for (bytes, fds) in waits {
-                waiting = waiting.or(route.deliver(bytes, fds));
+                match route.deliver(bytes, fds) {
+                    Ok(tell) => waiting = waiting.or(tell),
+                    Err(fds) => left.extend(fds),
+                }
             }
             state.routes.insert((self.peer, self.label), route);
         }
@@ -290,8 +304,9 @@ impl SetUp<'_> {
         let dropped = state.retain(self.peer, self.label, |(bytes, _)| {
             connect::sender(bytes).is_none_or(|from| from > with)
         });
+        let left = state.discard(self.peer, left);
         drop(state);
-        dropped.close();
+        [dropped, left].into_iter().for_each(Dropped::close);
         waiting.into_iter().for_each(|tell| tell());
         status
     }

@@ -13,6 +13,7 @@
 //! Frames come by a [`Mailbox`] and leave by [`SendFrame`]. A frame may be lost, late or repeated.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pushgate_core::recovery::{Patience, Phase};
@@ -36,27 +37,80 @@ const AGAIN: u64 = 10_000_000;
 
 /// Most frames that a [`Mailbox`] holds. An attempt has three frames of the peer.
 const MOST_FRAMES: usize = 16;
+/// Most bytes of them together. The longest frame is an RDMA peer's that tells of its regions, 4,096 at most, in some 90 bytes
+/// each; others have a few hundred bytes.
+const MOST_BYTES: usize = 1 << 19;
+/// Most descriptors of them together. An attempt has one.
+const MOST_FDS: usize = 4;
 
 /// Frames of the peer about the link that wait for an endpoint. Copies are the same mailbox; any thread may use them.
 #[derive(Clone, Default)]
-pub struct Mailbox(Arc<Mutex<VecDeque<Frame>>>);
+pub struct Mailbox(Arc<Mutex<Held>>);
+
+/// What waits in a mailbox.
+#[derive(Default)]
+struct Held {
+    frames: VecDeque<Frame>,
+    bytes: usize,
+    fds: usize,
+    /// Descriptors that wait, in this mailbox and in others of the same owner.
+    open: Arc<AtomicUsize>,
+}
+
+impl Held {
+    fn fits(&self, frame: &Frame) -> bool {
+        self.frames.len() < MOST_FRAMES
+            && self.bytes + frame.bytes.len() <= MOST_BYTES
+            && self.fds + frame.along.len() <= MOST_FDS
+    }
+
+    fn take_all(&mut self) -> VecDeque<Frame> {
+        // Relaxed: the count orders no other memory.
+        self.open.fetch_sub(std::mem::take(&mut self.fds), Ordering::Relaxed);
+        self.bytes = 0;
+        std::mem::take(&mut self.frames)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.take_all();
+    }
+}
 
 impl Mailbox {
+    /// A mailbox whose owner keeps a count of the descriptors that wait in all of its mailboxes.
+    pub fn counted(open: Arc<AtomicUsize>) -> Self {
+        let mailbox = Mailbox::default();
+        mailbox.held().open = open;
+        mailbox
+    }
+
     /// Puts a frame behind the others. True if the endpoint must be told, by [`Endpoint::control`]: the mailbox was empty.
-    /// Where 16 frames wait the frame is lost, as on any channel that breaks: a peer can't fill this process's memory.
+    /// Where 16 frames, 512 KiB or 4 descriptors would be exceeded the frame is lost, as on any channel that breaks: a peer
+    /// can't fill this process's memory.
     pub fn put(&self, frame: Frame) -> bool {
-        let mut frames = self.frames();
-        if frames.len() < MOST_FRAMES {
-            frames.push_back(frame);
+        self.try_put(frame).unwrap_or(false)
+    }
+
+    /// As [`Mailbox::put`]; returns a frame for which there is no room, whose descriptors the caller closes.
+    pub fn try_put(&self, frame: Frame) -> Result<bool, Frame> {
+        let mut held = self.held();
+        if !held.fits(&frame) {
+            return Err(frame);
         }
-        frames.len() == 1
+        held.bytes += frame.bytes.len();
+        held.fds += frame.along.len();
+        held.open.fetch_add(frame.along.len(), Ordering::Relaxed);
+        held.frames.push_back(frame);
+        Ok(held.frames.len() == 1)
     }
 
-    fn take(&self) -> Option<Frame> {
-        self.frames().pop_front()
+    fn take_all(&self) -> VecDeque<Frame> {
+        self.held().take_all()
     }
 
-    fn frames(&self) -> MutexGuard<'_, VecDeque<Frame>> {
+    fn held(&self) -> MutexGuard<'_, Held> {
         // A panic leaves the list whole, so a poisoned lock is no reason to stop.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -133,13 +187,13 @@ impl Endpoint {
         self
     }
 
-    /// Takes the frames of the peer out of the mailbox. A frame that is out of date changes nothing.
+    /// Takes the frames of the peer out of the mailbox that are there now. A frame that is out of date changes nothing.
     #[cold]
     pub fn control(&mut self) {
         let now = self.now;
-        while let Some(frame) = self.recovering.as_ref().and_then(|r| r.mailbox.take()) {
+        for frame in self.recovering.as_ref().map(|r| r.mailbox.take_all()).unwrap_or_default() {
             self.tell_progress();
-            let Some(r) = self.recovering.as_mut().filter(|_| self.stands != Stands::Over) else { continue };
+            let Some(r) = self.recovering.as_mut().filter(|_| self.stands != Stands::Over) else { return };
             let was_live = self.stands == Stands::Live;
             match r.connect.take(frame, now) {
                 Ok(()) => self.perform(),

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 
 use pushgate_driver_shim::fdpass::{recv_message, send_message};
+use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_tests::hang;
 
 use super::*;
@@ -131,4 +132,21 @@ fn p7_p8_frames_to_an_earlier_queue_pair_that_is_gone_are_answered_whichever_was
         assert_eq!([answer(), answer()], [1, 2].map(incarnation), "{freed:?}");
         assert!(mesh.shared.inbox.state().frames.is_empty(), "{freed:?}");
     }
+}
+
+#[test]
+fn p8_descriptors_in_mailboxes_count_as_the_peers_until_engines_take_them() {
+    let (mesh, _lost, others) = by_hand(2, hang());
+    let mailbox = mesh.shared.inbox.state().mailbox(1);
+    let made = Route { mailbox: mailbox.clone(), ..route(1, 1).0 };
+    mesh.shared.inbox.state().routes.insert((1, LABEL), made);
+    let memory = SharedMemory::builder("set-up-test", 4096).create().unwrap();
+    let open = || mesh.shared.inbox.state().waiting[&1].open();
+    for _ in 0..2 {
+        send_message(&others[0], &resume_to(1), &[memory.fd()]).unwrap();
+    }
+    pushgate_tests::wait_until("both are counted", || open() == 2);
+    mesh.shared.inbox.state().routes.clear();
+    drop(mailbox);
+    assert_eq!(open(), 0);
 }
