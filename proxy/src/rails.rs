@@ -224,7 +224,7 @@ impl Rails {
     fn tell_progress(&mut self, rail: usize) {
         let taken = self.arriving.taken(rail);
         let one = &mut self.rails[rail];
-        one.recovery.progress(taken + one.before[0] + one.link.stripes_taken());
+        one.recovery.progress(taken + one.before[0] + one.link.stripes_taken(), self.sending.owes(rail) > 0);
     }
 
     /// Does what a rail's recovery has ordered.

@@ -278,10 +278,11 @@ impl<F: Clone + Default> Connect<F> {
         self.recovery.set_patience(patience, gives_up);
     }
 
-    /// Says how far the session has come: a count of the messages that both ends have accepted. To be told before a link
-    /// is given up, and before a frame is taken ([`Recovery::progress`]).
-    pub fn progress(&mut self, count: u64) {
-        self.recovery.progress(count);
+    /// Says how far the session has come: a count that grows with each message that either end has accepted, and whether
+    /// messages that this end has posted have not arrived. To be told before a link is given up, and before a frame is taken
+    /// ([`Recovery::progress`]).
+    pub fn progress(&mut self, count: u64, waits: bool) {
+        self.recovery.progress(count, waits);
     }
 
     /// The next thing to do. Call it until it is `None` after every other call.

@@ -112,7 +112,7 @@ impl Patience {
         pause - pause / 2 * share / 1024
     }
 
-    /// A link that lived for this long has worked, whether or not anything was to be carried.
+    /// A link that had nothing to carry and lived for this long has worked.
     fn steady(&self) -> u64 {
         8 * self.first_pause
     }
@@ -137,6 +137,8 @@ pub struct Recovery {
     /// The session's count as last told, and whether the present link has moved the count.
     count: u64,
     moved: bool,
+    /// Messages that were posted have not arrived, as last told.
+    waits: bool,
     live_since: u64,
     /// The peer has never answered: its first answer begins the limits anew.
     unanswered: bool,
@@ -161,6 +163,7 @@ impl Recovery {
             attempts: 0,
             count: 0,
             moved: true,
+            waits: false,
             live_since: 0,
             unanswered: false,
             gives_up_at: u64::MAX,
@@ -190,12 +193,14 @@ impl Recovery {
         (self.attempts, self.moved) = (0, true);
     }
 
-    /// Says how far the session has come, by any count that grows with each message that either end has accepted. To be
-    /// told before a link is given up. Links that break one after the other and bring the session no further are attempts
-    /// of one recovery: the pauses go on to grow, and the limit is that of the first break.
-    pub fn progress(&mut self, count: u64) {
+    /// Says how far the session has come, by any count that grows with each message that either end has accepted, and whether
+    /// messages that this end has posted have not arrived. To be told before a link is given up. Links that break one after
+    /// the other and bring the session no further are attempts of one recovery: the pauses go on to grow, and the time without
+    /// a link has one limit. A link that had nothing to carry has worked if it lived for 8 times the first pause.
+    pub fn progress(&mut self, count: u64, waits: bool) {
         self.moved |= count > self.count;
         self.count = self.count.max(count);
+        self.waits = waits;
     }
 
     /// Where the session stands.
@@ -312,12 +317,17 @@ impl Recovery {
     fn leave(&mut self, epoch: u32, now: u64, orders: &mut Vec<Order>) {
         let fences = self.phase != Phase::Fencing;
         if self.phase == Phase::Live {
-            if self.moved || now.saturating_sub(self.live_since) >= self.patience.steady() {
+            let lived = now.saturating_sub(self.live_since);
+            // A message may have been posted just before the break, so a link that lived for long has worked all the same.
+            let steady = if self.waits { self.patience.whole } else { self.patience.steady() };
+            if self.moved || lived >= steady {
                 self.attempts = 0;
             }
-            if self.attempts == 0 {
-                self.ends_at = now.saturating_add(self.patience.whole);
-            }
+            self.ends_at = match self.attempts {
+                0 => now.saturating_add(self.patience.whole),
+                // The limit is for the time without a link.
+                _ => self.ends_at.saturating_add(lived),
+            };
         }
         let pause = self.patience.pause(self.attempts, epoch);
         self.not_before = now.saturating_add(pause);

@@ -398,9 +398,11 @@ impl Endpoint {
 
     /// Tells how far the session has come.
     fn tell_progress(&mut self) {
-        let count = self.session.received() + self.inbound.accepted();
+        let received = self.session.received();
+        let (count, waits) =
+            (received + self.inbound.accepted(), self.outbound.staging().messages() > received);
         if let Some(r) = &mut self.recovering {
-            r.connect.progress(count);
+            r.connect.progress(count, waits);
         }
     }
 }

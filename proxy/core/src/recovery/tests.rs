@@ -227,7 +227,7 @@ fn p7_links_that_break_without_progress_are_attempts_of_one_recovery() {
             if matches!(m.phase(), Phase::Ended(_)) {
                 return (now, longest);
             }
-            m.progress(if moves { n } else { 0 });
+            m.progress(if moves { n } else { 0 }, false);
             m.link_down(now, DOWN, orders);
             m.fenced(0, now, orders);
             let begins = m.wakes_at().filter(|_| m.phase() == Phase::Fencing).unwrap_or(now);
@@ -244,18 +244,49 @@ fn p7_links_that_break_without_progress_are_attempts_of_one_recovery() {
     assert_eq!(breaks(true), (50 * 400, 0));
 }
 
-#[test]
-fn p7_a_link_that_lived_for_a_while_has_worked() {
+/// Breaks the link whenever it has lived for `lived`, up to 400 times, while messages wait or none does. Returns how often
+/// another link took its place, and the time without a link.
+fn breaks_after(lived: u64, waits: bool) -> (u32, u64) {
     let (mut m, orders) = (Recovery::new(PATIENCE, DOWN), &mut Vec::new());
-    for n in 1..200 {
-        let now = 100 * n;
+    let (mut now, mut links, mut without) = (0, 0, 0);
+    while links < 400 {
+        now += lived;
+        m.progress(0, waits);
         m.link_down(now, DOWN, orders);
         m.fenced(0, now, orders);
-        assert_eq!(m.phase(), Phase::Offered, "no pause");
+        let begins = m.wakes_at().filter(|_| m.phase() == Phase::Fencing).unwrap_or(now);
+        m.tick(0, begins, orders);
+        if m.phase() == Phase::Ended(DOWN) {
+            break;
+        }
+        without += begins - now;
+        now = begins;
         let epoch = m.epoch();
         m.take(Control::Resume { epoch, accepted: 0 }, 0, now, orders);
         m.take(Control::Ready { epoch }, 0, now, orders);
+        links += 1;
     }
+    (links, without)
+}
+
+#[test]
+fn p7_a_link_that_had_nothing_to_carry_and_lived_for_a_while_has_worked() {
+    assert_eq!(breaks_after(100, false), (400, 0), "no pause");
+}
+
+#[test]
+fn p7_links_that_carry_no_message_that_waits_are_attempts_of_one_recovery_however_long_each_lives() {
+    for lived in [100, 1_000, PATIENCE.whole - 1] {
+        let (links, without) = breaks_after(lived, true);
+        assert!(links < 400 && without <= PATIENCE.whole, "{lived}: {links} links, {without} without one");
+        // The limit is for the time without a link.
+        assert!(
+            without + PATIENCE.longest_pause >= PATIENCE.whole,
+            "{lived}: {links} links, {without} without one"
+        );
+    }
+    // A message may have been posted just before the break.
+    assert_eq!(breaks_after(PATIENCE.whole, true), (400, 0));
 }
 
 #[test]
