@@ -7,8 +7,8 @@
 //!
 //! [`send_message`] and [`recv_message`] block whatever the socket's mode. The socket's write and
 //! read timeouts limit the whole frame, so a peer cannot hold us up by sending a byte now and then.
-//! After an error other than `WouldBlock` the two sides no longer agree on where a frame begins:
-//! drop the stream.
+//! After an error other than `WouldBlock` and `QuotaExceeded` the two sides no longer agree on where a
+//! frame begins: drop the stream.
 //!
 //! [`Incoming`] and [`Outgoing`] never block, and keep a frame that is half sent or half received;
 //! they are for threads that serve several streams. Frames without descriptors may go over any
@@ -59,7 +59,9 @@ pub fn send_message(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -
 /// One thread at a time may receive on a stream. Errors, besides the socket's own: `UnexpectedEof`
 /// if the peer closed between frames, `ConnectionReset` if it closed within one; `WouldBlock` if no
 /// frame had begun when the stream's read timeout passed (call again), `TimedOut` if one had;
-/// `InvalidData` if the frame is over a limit or descriptors were lost.
+/// `InvalidData` if the frame is over a limit or has not the descriptors that it announces;
+/// `QuotaExceeded` if descriptors were lost because this process may open no more files: then the
+/// frame is lost, and the stream goes on with the next one.
 pub fn recv_message(stream: &UnixStream, max_bytes: usize, max_fds: usize) -> io::Result<Frame> {
     let deadline = deadline(stream.read_timeout()?);
     let mut incoming = Incoming::default();
@@ -85,6 +87,10 @@ pub struct Incoming {
     header: [u8; HEADER],
     /// How many bytes of the header have arrived.
     begun: usize,
+    /// How many descriptors have arrived, those that were lost included.
+    arrived: usize,
+    /// Some were lost: this process may open no more files.
+    lost: bool,
     fds: Vec<OwnedFd>,
     bytes: Vec<u8>,
 }
@@ -95,7 +101,10 @@ impl Incoming {
     ///
     /// Errors, after which the stream is useless, besides the socket's own: `UnexpectedEof` if the
     /// peer closed between frames, `ConnectionReset` if it closed within one; `InvalidData` if the
-    /// frame has more than `max_bytes` or `max_fds`, or descriptors were lost.
+    /// frame has more than `max_bytes` or `max_fds`, or not the descriptors that it announces.
+    ///
+    /// The stream stays useful after `QuotaExceeded`: descriptors were lost because this process may
+    /// open no more files. That frame is lost; the next call goes on behind it.
     pub fn receive(
         &mut self,
         socket: impl AsFd,
@@ -106,12 +115,12 @@ impl Incoming {
         while self.begun < HEADER {
             match recv_some(socket, &mut self.header[self.begun..], &mut self.fds)? {
                 None => return Ok(None),
-                Some(0) if self.begun == 0 => {
+                Some((0, _)) if self.begun == 0 => {
                     return Err(io::Error::new(ErrorKind::UnexpectedEof, "peer closed the connection"));
                 }
-                Some(0) => return Err(cut_off(self.begun, HEADER, "bytes")),
-                Some(_) if !self.fds.is_empty() => return Err(unexpected(self.fds.len())),
-                Some(n) => self.begun += n,
+                Some((0, _)) => return Err(cut_off(self.begun, HEADER, "bytes")),
+                Some((_, lost)) if lost || !self.fds.is_empty() => return Err(unexpected(self.fds.len())),
+                Some((n, _)) => self.begun += n,
             }
         }
         let [length, count] = [0, 4]
@@ -121,31 +130,44 @@ impl Incoming {
                 return Err(invalid(format!("frame of {found} {what}, at most {limit} allowed here")));
             }
         }
-        while self.fds.len() < count {
-            let before = self.fds.len();
-            let expected = (count - before).min(FDS_AT_ONCE);
-            match recv_some(socket, &mut [0], &mut self.fds)? {
+        while self.arrived < count {
+            let (arrived, before) = (self.arrived, self.fds.len());
+            let expected = (count - arrived).min(FDS_AT_ONCE);
+            let lost = match recv_some(socket, &mut [0], &mut self.fds)? {
                 None => return Ok(None),
-                Some(0) => return Err(cut_off(before, count, "descriptors")),
-                Some(_) => {}
-            }
+                Some((0, _)) => return Err(cut_off(arrived, count, "descriptors")),
+                Some((_, lost)) => lost,
+            };
             let found = self.fds.len() - before;
-            if found != expected {
+            if found > expected || found < expected && !lost {
                 return Err(invalid(format!("{found} descriptors arrived together, expected {expected}")));
             }
+            self.arrived += expected;
+            self.lost |= lost;
         }
         while self.bytes.len() < length {
             let mut chunk = [0; 16 << 10];
             let most = (length - self.bytes.len()).min(chunk.len());
             match recv_some(socket, &mut chunk[..most], &mut self.fds)? {
                 None => return Ok(None),
-                Some(0) => return Err(cut_off(self.bytes.len(), length, "bytes")),
-                Some(_) if self.fds.len() > count => return Err(unexpected(self.fds.len() - count)),
-                Some(n) => self.bytes.extend_from_slice(&chunk[..n]),
+                Some((0, _)) => return Err(cut_off(self.bytes.len(), length, "bytes")),
+                Some((_, lost)) if lost || self.fds.len() > count => {
+                    return Err(unexpected(self.fds.len().saturating_sub(count)));
+                }
+                Some((n, _)) => self.bytes.extend_from_slice(&chunk[..n]),
             }
         }
-        self.begun = 0;
-        Ok(Some((std::mem::take(&mut self.bytes), std::mem::take(&mut self.fds))))
+        (self.begun, self.arrived) = (0, 0);
+        let (bytes, fds) = (std::mem::take(&mut self.bytes), std::mem::take(&mut self.fds));
+        if std::mem::take(&mut self.lost) {
+            let text = format!(
+                "{} of {count} descriptors of a frame were lost: raise the limit of open files",
+                count - fds.len()
+            );
+            drop_elsewhere(fds);
+            return Err(io::Error::new(ErrorKind::QuotaExceeded, text));
+        }
+        Ok(Some((bytes, fds)))
     }
 }
 
@@ -174,6 +196,7 @@ pub struct Outgoing {
     parts: VecDeque<Part>,
     bytes: usize,
     fds: usize,
+    refused: bool,
 }
 
 /// Bytes of a frame, the first of which carries the descriptors.
@@ -214,10 +237,18 @@ impl Outgoing {
     /// Sends what the socket takes now. True when nothing is left. After an error the stream is
     /// useless.
     pub fn flush(&mut self, socket: impl AsFd) -> io::Result<bool> {
+        self.refused = false;
         while let Some(part) = self.parts.front_mut() {
             let fds: Vec<_> = part.fds.iter().map(|fd| fd.as_fd()).collect();
-            let Some(sent) = send_some(socket.as_fd(), &part.bytes[part.sent..], &fds)? else {
-                return Ok(false);
+            let sent = match send_some(socket.as_fd(), &part.bytes[part.sent..], &fds) {
+                Ok(Some(sent)) => sent,
+                Ok(None) => return Ok(false),
+                // The frame's header has left, so the frame can't be dropped.
+                Err(e) if Errno::from_io_error(&e) == Some(Errno::TOOMANYREFS) => {
+                    self.refused = true;
+                    return Ok(false);
+                }
+                Err(e) => return Err(e),
             };
             self.fds -= part.fds.len();
             part.fds.clear();
@@ -228,6 +259,13 @@ impl Outgoing {
             }
         }
         Ok(true)
+    }
+
+    /// Whether the last [`Outgoing::flush`] stopped because the kernel takes no more descriptors: as many of this user's as
+    /// a process may open wait in sockets until peers read them. Nothing tells when there is room again, and the socket
+    /// counts as ready, so the caller tries again after a while.
+    pub fn is_refused(&self) -> bool {
+        self.refused
     }
 
     /// How many bytes are not sent yet.
@@ -309,8 +347,13 @@ fn send_some(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io
     }
 }
 
-/// Receives what is there, at least one byte; 0 if the peer closed, `None` if nothing has arrived.
-fn recv_some(socket: BorrowedFd<'_>, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Option<usize>> {
+/// Receives what is there, at least one byte; 0 if the peer closed, `None` if nothing has arrived. With the number of bytes:
+/// whether descriptors were lost (`MSG_CTRUNC`), because this process may open no more files.
+fn recv_some(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> io::Result<Option<(usize, bool)>> {
     let mut space = [MaybeUninit::uninit(); ANCILLARY];
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     loop {
@@ -322,13 +365,7 @@ fn recv_some(socket: BorrowedFd<'_>, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -
                         fds.extend(more);
                     }
                 }
-                if message.flags.contains(ReturnFlags::CTRUNC) {
-                    return Err(invalid(format!(
-                        "descriptors were lost after {} (MSG_CTRUNC): raise the limit of open files",
-                        fds.len()
-                    )));
-                }
-                return Ok(Some(message.bytes));
+                return Ok(Some((message.bytes, message.flags.contains(ReturnFlags::CTRUNC))));
             }
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Ok(None),

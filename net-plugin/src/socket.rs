@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pushgate::settings::Transport;
+use pushgate_driver_shim::fdpass::drop_elsewhere;
 use rustix::cmsg_space;
 use rustix::io::Errno;
 use rustix::net::{
@@ -131,6 +132,10 @@ impl Line {
     pub fn tell(&self, bytes: &[u8], fds: Vec<OwnedFd>) {
         if let Err(e) = self.send_behind(MOST_WAITING, bytes, fds) {
             tracing::debug!("a frame to the other end is lost: {e}");
+            if is_refused(&e) {
+                // Those behind it may leave.
+                let _ = self.flush();
+            }
         }
     }
 
@@ -146,9 +151,15 @@ impl Line {
         self.flush_all(&mut out)
     }
 
-    /// Sends what is left. True when nothing is left.
+    /// Sends what is left. True when nothing is left. A frame whose descriptors the kernel does not take is lost.
     pub fn flush(&self) -> io::Result<bool> {
-        self.flush_all(&mut self.out())
+        let mut out = self.out();
+        loop {
+            match self.flush_all(&mut out) {
+                Err(e) if is_refused(&e) => tracing::warn!("a frame to the other end is lost: {e}"),
+                flushed => return flushed,
+            }
+        }
     }
 
     fn flush_all(&self, out: &mut VecDeque<Frame>) -> io::Result<bool> {
@@ -171,6 +182,11 @@ impl Line {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
+                Err(e @ Errno::TOOMANYREFS) if !fds.is_empty() => {
+                    // Nothing of this frame was sent.
+                    out.pop_front();
+                    return Err(e.into());
+                }
                 Err(e) => {
                     // Nothing behind a frame that was begun can be understood any more.
                     out.clear();
@@ -182,11 +198,19 @@ impl Line {
     }
 }
 
+/// Whether the kernel took no more descriptors: as many of this user's as a process may open wait in sockets until they are
+/// received.
+fn is_refused(e: &io::Error) -> bool {
+    Errno::from_io_error(e) == Some(Errno::TOOMANYREFS)
+}
+
 /// A socket with the frames on their way out and in.
 pub struct Channel {
     line: Arc<Line>,
     input: Vec<u8>,
     in_fds: Vec<OwnedFd>,
+    /// Descriptors of the frame that is arriving were lost: this process may open no more files.
+    lost: bool,
 }
 
 impl Channel {
@@ -197,7 +221,7 @@ impl Channel {
 
     /// A socket of which whole frames were received up to here.
     pub fn of(line: Arc<Line>) -> Self {
-        Channel { line, input: Vec::new(), in_fds: Vec::new() }
+        Channel { line, input: Vec::new(), in_fds: Vec::new(), lost: false }
     }
 
     /// The socket and its frames on their way out.
@@ -215,7 +239,8 @@ impl Channel {
         self.line.flush()
     }
 
-    /// The next frame, if it has arrived whole.
+    /// The next frame, if it has arrived whole. After `QuotaExceeded` the channel goes on: descriptors were lost because this
+    /// process may open no more files, and only the frame that they came with is lost.
     pub fn receive(&mut self) -> io::Result<Option<Frame>> {
         let invalid = |text: String| io::Error::new(ErrorKind::InvalidData, text);
         loop {
@@ -235,6 +260,12 @@ impl Channel {
                     )));
                 }
                 want = HEADER + bytes;
+                if self.input.len() >= want && std::mem::take(&mut self.lost) {
+                    self.input.drain(..want);
+                    drop_elsewhere(std::mem::take(&mut self.in_fds));
+                    let text = "descriptors were lost: raise the limit of open files";
+                    return Err(io::Error::new(ErrorKind::QuotaExceeded, text));
+                }
                 if self.input.len() >= want && self.in_fds.len() < fds {
                     let found = self.in_fds.len();
                     return Err(invalid(format!("{found} descriptors came with a frame, expected {fds}")));
@@ -270,8 +301,9 @@ impl Channel {
                         self.in_fds.extend(more);
                     }
                 }
-                if message.flags.contains(ReturnFlags::CTRUNC) || self.in_fds.len() > MAX_FDS {
-                    let text = "descriptors were lost or too many: raise the limit of open files";
+                self.lost |= message.flags.contains(ReturnFlags::CTRUNC);
+                if self.in_fds.len() > MAX_FDS {
+                    let text = format!("more than {MAX_FDS} descriptors came with a frame");
                     return Err(io::Error::new(ErrorKind::InvalidData, text));
                 }
                 Ok(Some(message.bytes))
@@ -284,6 +316,10 @@ impl Channel {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
     use super::*;
 
     fn pair() -> (Channel, Channel) {
@@ -327,6 +363,34 @@ mod tests {
             }
         }
         assert_eq!(counts, [(b"two".to_vec(), 2), (b"none".to_vec(), 0), (b"one".to_vec(), 1)]);
+    }
+
+    /// Runs in a process of its own, whose limit of open files is lowered.
+    #[test]
+    fn a_frame_for_whose_descriptors_there_is_no_room_is_lost_and_the_next_one_comes() {
+        const NAME: &str =
+            "socket::tests::a_frame_for_whose_descriptors_there_is_no_room_is_lost_and_the_next_one_comes";
+        const ALONE: &str = "_PUSHGATE_TEST_ALONE";
+        if std::env::var_os(ALONE).is_none() {
+            let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+            let output = alone.args([NAME, "--exact", "--nocapture"]).env(ALONE, "1").output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+        let limit = |current| setrlimit(Resource::Nofile, Rlimit { current, ..getrlimit(Resource::Nofile) });
+        let before = getrlimit(Resource::Nofile).current;
+        let (a, mut b) = pair();
+        let fds = |n| (0..n).map(|_| a.line.as_fd().try_clone_to_owned().unwrap()).collect::<Vec<_>>();
+        a.send(b"lost", fds(4)).unwrap();
+        a.send(b"comes", fds(1)).unwrap();
+        // A new descriptor has the lowest number that is free.
+        let free = fds(1)[0].as_raw_fd() as u64;
+        limit(Some(free + 2)).unwrap();
+        assert_eq!(b.receive().unwrap_err().kind(), ErrorKind::QuotaExceeded);
+        limit(before).unwrap();
+        let (bytes, fds) = b.receive().unwrap().unwrap();
+        assert_eq!((&bytes[..], fds.len()), (&b"comes"[..], 1));
     }
 
     #[test]

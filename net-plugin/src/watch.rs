@@ -10,7 +10,7 @@
 //! peer's frames to the engine, and sends those of this end that the socket did not take at once.
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -288,9 +288,17 @@ impl Entry {
         // A peer that takes no more may have said why.
         let sent = self.line.flush();
         for _ in 0..TURN {
-            let Some((bytes, fds)) = channel.receive()? else {
-                sent?;
-                return self.process_lives().map(|()| false);
+            let (bytes, fds) = match channel.receive() {
+                Ok(Some(frame)) => frame,
+                Ok(None) => {
+                    sent?;
+                    return self.process_lives().map(|()| false);
+                }
+                Err(e) if e.kind() == ErrorKind::QuotaExceeded => {
+                    tracing::warn!("a frame of the other end is lost: {e}");
+                    continue;
+                }
+                Err(e) => return Err(e),
             };
             if let Some(count) = farewell(&bytes) {
                 self.peer.received.fetch_max(count, Ordering::Release);

@@ -3,6 +3,7 @@
 //!
 //! The thread never waits for a single peer: each look at a socket takes what is there.
 
+use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,9 @@ use super::{
     BEAT, BYE, Beats, Events, LOST, Leaving, MAX_BYTES, MAX_FDS, MAX_WAITING, MAX_WAITING_FDS, Most, Peer,
     QUEUE_PAIRS, Shared, Stream, set_up, timespec,
 };
+
+/// When sending is tried again after the kernel took no descriptors.
+const REFUSED: Duration = Duration::from_millis(10);
 
 /// A peer that has not left.
 struct Heard<'a> {
@@ -46,9 +50,12 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
             peers.iter().filter(|p| p.beats()).for_each(|p| p.beat());
         }
         let mut fds = vec![PollFd::new(&shared.bell, PollFlags::IN)];
-        for p in &peers {
-            let out = !p.peer.out().frames.is_empty();
-            let flags = if out { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let mut refused = vec![false; peers.len()];
+        for (p, refused) in peers.iter().zip(&mut refused) {
+            let out = p.peer.out();
+            *refused = out.frames.is_refused();
+            let sends = !out.frames.is_empty() && !*refused;
+            let flags = if sends { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             fds.push(PollFd::new(&p.peer.link.stream, flags));
         }
         let with_process = peers.iter().enumerate().filter(|(_, p)| p.peer.link.process.is_some());
@@ -57,8 +64,9 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
             let process = peers[*i].peer.link.process.as_ref().expect("filtered");
             fds.push(PollFd::new(process, PollFlags::IN));
         }
-        let limit = beating.then(|| timespec(next_beat.saturating_duration_since(now)));
-        if poll(&mut fds, limit.as_ref()).is_err() {
+        let again = refused.contains(&true).then_some(REFUSED);
+        let limit = again.into_iter().chain(beating.then(|| next_beat.saturating_duration_since(now))).min();
+        if poll(&mut fds, limit.map(timespec).as_ref()).is_err() {
             continue;
         }
         let found: Vec<PollFlags> = fds.iter().map(|f| f.revents()).collect();
@@ -74,7 +82,7 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
         }
         for i in (0..peers.len()).rev() {
             let p = &mut peers[i];
-            if sockets[i].contains(PollFlags::OUT) {
+            if refused[i] || sockets[i].contains(PollFlags::OUT) {
                 // A broken socket shows when the receive side is looked at, so the error is ignored
                 // here.
                 let _ = p.peer.flush(&mut p.peer.out());
@@ -91,6 +99,10 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
                 Ok(None) if died[i] => Err("its process has ended".to_string()),
                 Ok(None) if silent => Err(format!("it said nothing for {:?}", beats.silence)),
                 Ok(None) => Ok(None),
+                Err(e) if e.kind() == ErrorKind::QuotaExceeded => {
+                    tracing::warn!(rank = p.rank, "a frame of a rank is lost: {e}");
+                    Ok(None)
+                }
                 Err(e) => Err(e.to_string()),
             };
             let leaving = match leaves {
