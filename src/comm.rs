@@ -104,9 +104,8 @@ impl Comm {
         let s = context.settings();
         let mesh = match s.rendezvous.as_str() {
             "none" => Mesh::connect(job, rank, size, s.timeout)?,
-            place => {
-                Mesh::connect_tcp(job, rank, size, place, &s.host, s.timeout).map_err(|e| s.with_origin(e))?
-            }
+            place => Mesh::connect_tcp(job, rank, size, place, &s.host, s.timeout, s.recovery())
+                .map_err(|e| s.with_origin(e))?,
         };
         Comm::new(context.clone(), mesh, recorder::announce(job))
     }

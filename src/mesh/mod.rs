@@ -11,9 +11,13 @@
 //! A socket does not end while a forked child of a dead rank holds it. So on one host each rank
 //! hands a pidfd of itself to its peers, and between hosts each rank says now and then that it
 //! lives ([`Beats`]).
+//!
+//! Between hosts a connection that breaks is replaced, so that a path may be gone for a while: see `tcp/again.rs`. No frame is
+//! lost then, and none comes twice.
 
 mod inbox;
 mod meeting;
+mod out;
 mod reader;
 mod set_up;
 mod tcp;
@@ -30,7 +34,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::eventfd::EventFd;
-use pushgate_driver_shim::fdpass::{Frame, Outgoing};
+use pushgate_driver_shim::fdpass::Frame;
 use pushgate_driver_shim::process::Process;
 use pushgate_proxy::connect::{self, Incarnation};
 use pushgate_proxy::link::verbs::gid::Family;
@@ -41,11 +45,12 @@ use rustix::io::Errno;
 use crate::error::{Error, Result};
 use inbox::{Inbox, Leaving, Most, State};
 pub(crate) use meeting::{BothReady, Call, End, HandedOver, meet};
+use out::Out;
 pub(crate) use set_up::{Channel, SetUp, TellEnd, TellEngine};
 
 /// Label of a farewell: this rank leaves in order.
 const BYE: u32 = 0;
-/// Label of a sign of life.
+/// Label of a sign of life, with the number of frames that its sender has received. It is no frame of that number.
 const BEAT: u32 = 2;
 /// Label of a report that another rank is lost, with that rank's number.
 const LOST: u32 = 4;
@@ -98,11 +103,14 @@ pub(crate) struct Ended {
 struct Beats {
     /// How often a rank says that it lives.
     every: Duration,
-    /// A rank that says nothing for this long is lost.
+    /// A rank whose connection stands and that says nothing for this long is lost: its process is stopped, or has ended
+    /// while a forked child holds the connection.
     silence: Duration,
 }
 
-const BEATS: Beats = Beats { every: Duration::from_secs(2), silence: Duration::from_secs(10) };
+const BEAT_EVERY: Duration = Duration::from_secs(2);
+/// Ranks say nothing for less than this, whatever `timeout` is.
+const LEAST_SILENCE: Duration = Duration::from_secs(10);
 
 /// A socket to another rank.
 enum Stream {
@@ -140,39 +148,37 @@ impl From<TcpStream> for Link {
 
 /// This rank's side of the connection to another rank.
 struct Peer {
-    link: Link,
+    /// The rank is on this host.
+    is_here: bool,
+    /// The rank's process, where the rank could hand over a pidfd.
+    process: Option<Process>,
     out: Mutex<Out>,
     /// Signalled when some of `out` has left, or when `out` is closed.
     room: Condvar,
 }
 
-#[derive(Default)]
-struct Out {
-    frames: Outgoing,
-    /// Nothing more is sent to this peer.
-    closed: bool,
-    /// This rank's farewell is among the frames, or was sent.
-    farewell: bool,
-}
-
 impl Peer {
+    /// `replaced`: a connection to another host that breaks is replaced.
+    fn new(Link { stream, process }: Link, replaced: bool) -> Self {
+        let is_here = matches!(stream, Stream::Unix(_));
+        let out = Mutex::new(Out::new(stream, replaced && !is_here));
+        Peer { is_here, process, out, room: Condvar::new() }
+    }
+
     fn out(&self) -> MutexGuard<'_, Out> {
         self.out.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Sends what the socket takes now. True if something is left for the reader's thread to send.
     fn flush(&self, out: &mut Out) -> std::io::Result<bool> {
-        let sent = out.frames.flush(&self.link.stream);
-        if sent.is_err() {
-            *out = Out { closed: true, ..Out::default() };
-        }
+        let left = out.flush();
         self.room.notify_all();
-        sent.map(|all| !all)
+        left
     }
 
     /// Stops sending to this peer and wakes every thread that waits to send.
     fn close(&self) {
-        *self.out() = Out { closed: true, ..Out::default() };
+        self.out().close();
         self.room.notify_all();
     }
 }
@@ -185,6 +191,8 @@ pub(crate) struct Mesh {
     reader: Option<JoinHandle<()>>,
     timeout: Duration,
     beats: Beats,
+    /// What replaces connections to other hosts that break, until the reader's thread has it.
+    again: Option<tcp::Again>,
     /// How many calls that make a queue pair this rank has begun.
     incarnations: AtomicU64,
 }
@@ -194,7 +202,7 @@ struct Shared {
     peers: Vec<Option<Peer>>,
     inbox: Inbox,
     /// Wakes the reader's thread when another thread wants something of it.
-    bell: EventFd,
+    bell: Arc<EventFd>,
     stop: AtomicBool,
     /// What peers are still to be told of queue pairs on this rank, their ends among it: ranks, labels, frames.
     tell: Mutex<Vec<(u32, u32, connect::Frame)>>,
@@ -220,12 +228,12 @@ impl Mesh {
     /// Makes the meshes of all ranks of one process.
     pub(crate) fn local(size: u32, timeout: Duration) -> Result<Vec<Mesh>> {
         let all = unix::pairs(size)?.into_iter().enumerate();
-        all.map(|(rank, links)| Mesh::new(rank as u32, links, timeout)).collect()
+        all.map(|(rank, links)| Mesh::new(rank as u32, links, timeout, None)).collect()
     }
 
     /// The process number of a rank of this host, if the rank has a number in this PID namespace.
     pub(crate) fn pid(&self, rank: u32) -> Option<u32> {
-        match &self.shared.peers[rank as usize].as_ref()?.link.stream {
+        match &*self.shared.peers[rank as usize].as_ref()?.out().stream {
             // 0 stands for a process of another PID namespace.
             Stream::Unix(s) => {
                 pushgate_proxy::wire::peer_cred(s).ok().map(|c| c.pid as u32).filter(|pid| *pid != 0)
@@ -236,11 +244,12 @@ impl Mesh {
 
     /// Joins as a rank in a process of its own; all ranks are on this host.
     pub(crate) fn connect(job: &str, rank: u32, size: u32, timeout: Duration) -> Result<Mesh> {
-        Mesh::new(rank, unix::connect(job, rank, size, timeout)?, timeout)
+        Mesh::new(rank, unix::connect(job, rank, size, timeout)?, timeout, None)
     }
 
     /// Joins as a rank on any host. All ranks meet at `rendezvous`, where rank 0 listens; `host` is
-    /// the address at which this rank listens to higher ranks, or "auto".
+    /// the address at which this rank listens to other ranks, or "auto". A connection that breaks may be gone for `recover`;
+    /// `None`: its rank is lost then.
     pub(crate) fn connect_tcp(
         job: &str,
         rank: u32,
@@ -248,32 +257,39 @@ impl Mesh {
         rendezvous: &str,
         host: &str,
         timeout: Duration,
+        recover: Option<Duration>,
     ) -> Result<Mesh> {
-        let me = tcp::Me::new(job, rank, size, timeout)?;
-        let streams = match rank {
+        let me = tcp::Me::new(job, rank, size, timeout, recover)?;
+        let (streams, again) = match rank {
             0 => me.gather(&tcp::listen_at(rendezvous)?)?,
             _ => me.join(rendezvous, host)?,
         };
-        Mesh::new(rank, streams, timeout)
+        Mesh::new(rank, streams, timeout, again)
     }
 
-    fn new(rank: u32, links: Vec<Option<impl Into<Link>>>, timeout: Duration) -> Result<Mesh> {
-        let peer = |link| Peer { link, out: Mutex::default(), room: Condvar::new() };
-        let peers: Vec<_> = links.into_iter().map(|link| Some(peer(link?.into()))).collect();
+    fn new<L: Into<Link>>(
+        rank: u32,
+        links: Vec<Option<L>>,
+        timeout: Duration,
+        again: Option<tcp::Again>,
+    ) -> Result<Mesh> {
+        let peer = |link: Option<L>| Some(Peer::new(link?.into(), again.is_some()));
+        let peers: Vec<_> = links.into_iter().map(peer).collect();
         Ok(Mesh {
             rank,
             size: peers.len() as u32,
             shared: Arc::new(Shared {
                 peers,
                 inbox: Inbox::default(),
-                bell: EventFd::new().map_err(Error::io("eventfd"))?,
+                bell: Arc::new(EventFd::new().map_err(Error::io("eventfd"))?),
                 stop: AtomicBool::new(false),
                 tell: Mutex::default(),
                 telling: Mutex::default(),
             }),
             reader: None,
             timeout,
-            beats: BEATS,
+            beats: Beats { every: BEAT_EVERY, silence: timeout.max(LEAST_SILENCE) },
+            again,
             incarnations: AtomicU64::new(0),
         })
     }
@@ -281,10 +297,10 @@ impl Mesh {
     /// Starts the reader's thread. It calls `events`, and `lost` once for each rank that ends
     /// without a farewell.
     pub(crate) fn listen(&mut self, events: Events) -> Result<()> {
-        let (shared, beats) = (self.shared.clone(), self.beats);
+        let (shared, beats, again) = (self.shared.clone(), self.beats, self.again.take());
         let reader = std::thread::Builder::new()
             .name("pushgate-mesh".into())
-            .spawn(move || reader::run(&shared, beats, &events))
+            .spawn(move || reader::run(&shared, beats, again.as_ref(), &events))
             .map_err(Error::io("starting the mesh's thread"))?;
         self.reader = Some(reader);
         Ok(())
@@ -298,7 +314,7 @@ impl Mesh {
     /// frame was not accepted and may be sent again.
     pub(crate) fn send(&self, to: u32, label: u32, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let peer = self.shared.peer(to);
-        if !fds.is_empty() && matches!(peer.link.stream, Stream::Tcp(_)) {
+        if !fds.is_empty() && !peer.is_here {
             let reason = "descriptors can't cross hosts: qp=local needs ranks of one host, use qp=verbs";
             return Err(Error::Mismatch { rank: to, reason: reason.into() });
         }
@@ -313,8 +329,7 @@ impl Mesh {
         let owned = owned.map_err(Error::io("a descriptor for another rank"))?;
         let deadline = Instant::now() + self.timeout;
         let mut out = peer.out();
-        let full = |out: &Outgoing| out.len() + frame.len() > MAX_OUT || out.fds() + fds.len() > MAX_OUT_FDS;
-        while !out.closed && !out.frames.is_empty() && full(&out.frames) {
+        while !out.closed && out.is_full(frame.len(), fds.len()) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let what = format!("sending to rank {to}, which takes nothing");
@@ -327,7 +342,7 @@ impl Mesh {
             return Err(Error::PeerLost { rank: self.lost_before(to) });
         }
         let failed = Error::io(format!("sending to rank {to}"));
-        let pushed = out.frames.push(&frame, owned).and_then(|()| peer.flush(&mut out));
+        let pushed = out.push(&frame, owned).and_then(|()| peer.flush(&mut out));
         drop(out);
         match pushed {
             Ok(left) => {
@@ -402,7 +417,7 @@ impl Mesh {
 
     /// The address family by which the hosts reach each other; `None` if all ranks are on one host.
     pub(crate) fn family(&self) -> Option<Family> {
-        match &self.shared.peers.iter().flatten().next()?.link.stream {
+        match &*self.shared.peers.iter().flatten().next()?.out().stream {
             Stream::Unix(_) => None,
             Stream::Tcp(s) => Some(match s.peer_addr().ok()?.ip().to_canonical() {
                 IpAddr::V4(_) => Family::V4,
@@ -423,7 +438,7 @@ impl Mesh {
         for peer in self.shared.peers.iter().flatten() {
             let mut out = peer.out();
             // A push that fails means that the peer is gone already.
-            if !out.closed && out.frames.push(&BYE.to_le_bytes(), Vec::new()).is_ok() {
+            if !out.closed && out.push(&BYE.to_le_bytes(), Vec::new()).is_ok() {
                 out.farewell = true;
                 let _ = peer.flush(&mut out);
             }
@@ -435,7 +450,7 @@ impl Mesh {
         let deadline = Instant::now() + self.timeout;
         for peer in self.shared.peers.iter().flatten() {
             let mut out = peer.out();
-            while !out.closed && !out.frames.is_empty() {
+            while !out.closed && !out.has_left() {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     break;
@@ -463,7 +478,7 @@ impl Drop for Mesh {
         for peer in self.shared.peers.iter().flatten() {
             // Shut the socket down, so that the connection ends even if another process still holds
             // this end.
-            match &peer.link.stream {
+            match &*peer.out().stream {
                 Stream::Tcp(s) => tcp::close(s),
                 Stream::Unix(s) => drop(s.shutdown(Shutdown::Write)),
             }

@@ -4,6 +4,9 @@
 //! The thread never waits for a single peer: each look at a socket takes what is there.
 
 use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -15,6 +18,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::inbox::Dropped;
 use super::set_up::Bound;
+use super::tcp::{Again, Attempts, Finder, Found};
 use super::{
     BEAT, BYE, Beats, Events, LOST, Leaving, MAX_BYTES, MAX_FDS, MAX_WAITING, MAX_WAITING_FDS, Most, Peer,
     QUEUE_PAIRS, Shared, Stream, set_up, timespec,
@@ -22,56 +26,89 @@ use super::{
 
 /// When sending is tried again after the kernel took no descriptors.
 const REFUSED: Duration = Duration::from_millis(10);
+/// Bytes of a peer's frames after which the peer is told that they have come, so that the peer need not keep them longer.
+const TELL: usize = 64 << 10;
 
 /// A peer that has not left.
 struct Heard<'a> {
     rank: u32,
     peer: &'a Peer,
+    stream: Arc<Stream>,
     incoming: Incoming,
     /// How long the peer has said nothing, counting only the time between this thread's looks: time
     /// during which this process itself was stopped does not count.
     quiet: Duration,
+    /// The peer's frames that were taken, but signs of life.
+    received: u64,
+    /// Bytes of frames since the peer was last told of them.
+    untold: usize,
+    broken: Option<Broken>,
 }
 
-pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
-    let heard = |(rank, peer)| Heard { rank, peer, incoming: Incoming::default(), quiet: Duration::ZERO };
+/// A connection that broke, and that no other one has replaced yet.
+struct Broken {
+    why: String,
+    /// When the rank counts as lost.
+    until: Instant,
+    _attempts: Attempts,
+}
+
+/// Why nothing more is taken from a connection.
+enum Trouble {
+    /// The connection has ended; another one may take its place.
+    Broke(String),
+    /// The rank has ended, or says what no rank says.
+    Wrong(String),
+}
+
+pub(super) fn run(shared: &Shared, beats: Beats, again: Option<&Again>, events: &Events) {
     let all = shared.peers.iter().zip(0..).filter_map(|(peer, rank)| Some((rank, peer.as_ref()?)));
-    let mut peers: Vec<_> = all.map(heard).collect();
+    let mut peers: Vec<_> = all.map(|(rank, peer)| Heard::new(rank, peer)).collect();
     let beating = peers.iter().any(|p| p.beats());
     let mut previous = Instant::now();
     let mut next_beat = previous + beats.every;
     let most = most(peers.len());
+    let (finder, found_again) = Finder::new(&shared.bell);
     while !shared.stop.load(Ordering::Acquire) {
         let now = Instant::now();
         let passed = (now - previous).min(beats.every);
         previous = now;
         if beating && now >= next_beat {
             next_beat = now + beats.every;
-            peers.iter().filter(|p| p.beats()).for_each(|p| p.beat());
+            peers.iter_mut().filter(|p| p.beats()).for_each(|p| p.beat());
         }
-        let mut fds = vec![PollFd::new(&shared.bell, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&*shared.bell, PollFlags::IN)];
         let mut refused = vec![false; peers.len()];
         for (p, refused) in peers.iter().zip(&mut refused) {
             let out = p.peer.out();
-            *refused = out.frames.is_refused();
-            let sends = !out.frames.is_empty() && !*refused;
-            let flags = if sends { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-            fds.push(PollFd::new(&p.peer.link.stream, flags));
+            *refused = out.is_refused();
+            let flags = match (&p.broken, out.has_frames() && !*refused) {
+                (None, true) => PollFlags::IN | PollFlags::OUT,
+                (None, false) => PollFlags::IN,
+                // A connection that broke has nothing more to say; the bell stands in for it.
+                (Some(_), _) => PollFlags::empty(),
+            };
+            let fd = if p.broken.is_some() { shared.bell.as_fd() } else { p.stream.as_fd() };
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
         }
-        let with_process = peers.iter().enumerate().filter(|(_, p)| p.peer.link.process.is_some());
+        let with_process = peers.iter().enumerate().filter(|(_, p)| p.peer.process.is_some());
         let with_process: Vec<usize> = with_process.map(|(i, _)| i).collect();
         for i in &with_process {
-            let process = peers[*i].peer.link.process.as_ref().expect("filtered");
+            let process = peers[*i].peer.process.as_ref().expect("filtered");
             fds.push(PollFd::new(process, PollFlags::IN));
         }
-        let again = refused.contains(&true).then_some(REFUSED);
-        let limit = again.into_iter().chain(beating.then(|| next_beat.saturating_duration_since(now))).min();
-        if poll(&mut fds, limit.map(timespec).as_ref()).is_err() {
+        fds.extend(again.map(|again| PollFd::from_borrowed_fd(again.listener(), PollFlags::IN)));
+        let ends = peers.iter().filter_map(|p| Some(p.broken.as_ref()?.until)).min();
+        let once_more = refused.contains(&true).then(|| now + REFUSED);
+        let wakes_at = ends.into_iter().chain(beating.then_some(next_beat)).chain(once_more).min();
+        let limit = wakes_at.map(|at| timespec(at.saturating_duration_since(now)));
+        if poll(&mut fds, limit.as_ref()).is_err() {
             continue;
         }
         let found: Vec<PollFlags> = fds.iter().map(|f| f.revents()).collect();
         drop(fds);
-        let (sockets, processes) = found[1..].split_at(peers.len());
+        let (sockets, others) = found[1..].split_at(peers.len());
+        let (processes, dialled) = others.split_at(with_process.len());
         let mut died = vec![false; peers.len()];
         for (i, found) in with_process.into_iter().zip(processes) {
             died[i] = !found.is_empty();
@@ -80,41 +117,31 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
             shared.bell.drain();
             shared.tell_ends();
         }
-        for i in (0..peers.len()).rev() {
-            let p = &mut peers[i];
-            if refused[i] || sockets[i].contains(PollFlags::OUT) {
-                // A broken socket shows when the receive side is looked at, so the error is ignored
-                // here.
-                let _ = p.peer.flush(&mut p.peer.out());
-            }
-            let says = !(sockets[i] - PollFlags::OUT).is_empty();
-            p.quiet = if says { Duration::ZERO } else { p.quiet + passed };
-            let silent = p.beats() && p.quiet > beats.silence;
-            if !says && !died[i] && !silent {
-                continue;
-            }
-            let leaves = match p.incoming.receive(&p.peer.link.stream, MAX_BYTES, p.max_fds()) {
-                Ok(Some(frame)) => shared.deliver(p.rank, frame, most, events),
-                // Everything that the process sent before it ended has been read.
-                Ok(None) if died[i] => Err("its process has ended".to_string()),
-                Ok(None) if silent => Err(format!("it said nothing for {:?}", beats.silence)),
-                Ok(None) => Ok(None),
-                Err(e) if e.kind() == ErrorKind::QuotaExceeded => {
-                    tracing::warn!(rank = p.rank, "a frame of a rank is lost: {e}");
-                    Ok(None)
-                }
-                Err(e) => Err(e.to_string()),
-            };
-            let leaving = match leaves {
-                Ok(None) => continue,
-                Ok(Some(leaving)) => leaving,
+        let mut left: Vec<Option<Leaving>> = Vec::with_capacity(peers.len());
+        for (i, p) in peers.iter_mut().enumerate() {
+            let looks = Looks { shared, beats, most, events, passed, died: died[i], refused: refused[i] };
+            let leaving = match p.look(sockets[i], &looks) {
+                Ok(leaving) => leaving,
                 // A peer that has heard this rank's farewell sends none, and closes.
-                Err(_) if p.peer.out().farewell => Leaving::Bye,
-                Err(why) => {
-                    tracing::warn!(rank = p.rank, "a rank is lost: {why}");
-                    Leaving::Lost
+                Err(_) if p.peer.out().farewell => Some(Leaving::Bye),
+                Err(Trouble::Broke(why)) if again.is_some() && p.beats() => {
+                    p.breaks(why, again.expect("it is there"), &finder);
+                    None
                 }
+                Err(Trouble::Broke(why) | Trouble::Wrong(why)) => Some(p.lost(&why)),
             };
+            left.push(leaving);
+        }
+        if let Some(again) = again {
+            if dialled.iter().any(|found| !found.is_empty()) {
+                again.accept(&finder);
+            }
+            for found in found_again.try_iter() {
+                meet_again(&mut peers, &mut left, found, again, &finder);
+            }
+        }
+        for i in (0..peers.len()).rev() {
+            let Some(leaving) = left[i] else { continue };
             let gone = peers.remove(i);
             gone.peer.close();
             let mut state = shared.inbox.state();
@@ -132,11 +159,55 @@ pub(super) fn run(shared: &Shared, beats: Beats, events: &Events) {
             shared.inbox.arrived.notify_all();
             if leaving == Leaving::Lost {
                 // A forked child of the dead rank has no use for the socket either.
-                let _ = shutdown(&gone.peer.link.stream, Shutdown::Both);
+                let _ = shutdown(&*gone.stream, Shutdown::Both);
                 (events.lost)(first);
             }
         }
     }
+}
+
+/// Takes in what a thread found about a connection that broke.
+fn meet_again(
+    peers: &mut [Heard],
+    left: &mut [Option<Leaving>],
+    found: Found,
+    again: &Again,
+    finder: &Finder,
+) {
+    let (Found::Greeted { rank, .. }
+    | Found::Met { rank, .. }
+    | Found::Told { rank }
+    | Found::Gone { rank, .. }) = found;
+    let Some(i) = peers.iter().position(|p| p.rank == rank).filter(|i| left[*i].is_none()) else {
+        if let Found::Greeted { stream, .. } = found {
+            again.refuse(&stream, "this rank counts it as lost, or as gone");
+        }
+        return;
+    };
+    let p = &mut peers[i];
+    left[i] = match found {
+        Found::Greeted { stream, received, .. } => {
+            if p.broken.is_none() {
+                p.breaks("the other rank dials again".into(), again, finder);
+            }
+            match again.answer(&stream, p.received) {
+                Ok(()) => p.goes_on(stream, received),
+                // That rank dials once more.
+                Err(_) => None,
+            }
+        }
+        // Of attempts that were given up nothing is taken.
+        Found::Met { stream, received, .. } if p.broken.is_some() => p.goes_on(stream, received),
+        Found::Told { .. } if p.broken.is_none() => {
+            p.breaks("the other rank says so".into(), again, finder);
+            None
+        }
+        Found::Gone { why, .. } if let Some(broken) = &p.broken => {
+            let why = format!("its connection broke ({}), and {why}", broken.why);
+            Some(p.lost(&why))
+        }
+        _ => None,
+    };
 }
 
 /// Limits on what may wait here from `peers` peers. A program that makes enough queue pairs at once
@@ -147,16 +218,147 @@ pub(super) fn most(peers: usize) -> Most {
     Most { bytes: MAX_WAITING, fds, share: (fds / 2 / peers.max(1)).max(MAX_FDS) }
 }
 
-impl Heard<'_> {
-    /// Whether this mesh sends signs of life and expects them.
-    fn beats(&self) -> bool {
-        matches!(self.peer.link.stream, Stream::Tcp(_))
+/// What a look at a peer needs.
+struct Looks<'a> {
+    shared: &'a Shared,
+    beats: Beats,
+    most: Most,
+    events: &'a Events,
+    /// Since the look before.
+    passed: Duration,
+    /// The peer's process has ended.
+    died: bool,
+    /// The kernel took no descriptors of this rank.
+    refused: bool,
+}
+
+impl<'a> Heard<'a> {
+    fn new(rank: u32, peer: &'a Peer) -> Self {
+        let stream = peer.out().stream.clone();
+        Heard {
+            rank,
+            peer,
+            stream,
+            incoming: Incoming::default(),
+            quiet: Duration::ZERO,
+            received: 0,
+            untold: 0,
+            broken: None,
+        }
     }
 
-    fn beat(&self) {
+    /// Sends what waits, and takes a frame if one is there.
+    fn look(&mut self, found: PollFlags, looks: &Looks) -> Result<Option<Leaving>, Trouble> {
+        if let Some(broken) = &self.broken {
+            return match Instant::now() >= broken.until {
+                true => Err(Trouble::Wrong(format!(
+                    "its connection broke ({}), and no other one took its place in time",
+                    broken.why
+                ))),
+                false => Ok(None),
+            };
+        }
+        if looks.refused || found.contains(PollFlags::OUT) {
+            // A broken socket shows when the receive side is looked at, so the error is ignored
+            // here.
+            let _ = self.peer.flush(&mut self.peer.out());
+        }
+        let says = !(found - PollFlags::OUT).is_empty();
+        self.quiet = if says { Duration::ZERO } else { self.quiet + looks.passed };
+        let silent = self.beats() && self.quiet > looks.beats.silence;
+        if !says && !looks.died && !silent {
+            return Ok(None);
+        }
+        match self.incoming.receive(&*self.stream, MAX_BYTES, self.max_fds()) {
+            Ok(Some(frame)) => {
+                self.count(&frame)?;
+                looks.shared.deliver(self.rank, frame, looks.most, looks.events).map_err(Trouble::Wrong)
+            }
+            // Everything that the process sent before it ended has been read.
+            Ok(None) if looks.died => Err(Trouble::Wrong("its process has ended".into())),
+            Ok(None) if silent => {
+                Err(Trouble::Wrong(format!("it said nothing for {:?}", looks.beats.silence)))
+            }
+            Ok(None) => Ok(None),
+            Err(e) if e.kind() == ErrorKind::QuotaExceeded => {
+                tracing::warn!(rank = self.rank, "a frame of a rank is lost: {e}");
+                Ok(None)
+            }
+            Err(e) if e.kind() == ErrorKind::InvalidData => Err(Trouble::Wrong(e.to_string())),
+            Err(e) => Err(Trouble::Broke(e.to_string())),
+        }
+    }
+
+    /// Counts a frame of another host, so that the peer knows which ones have come; takes the peer's count out of a sign of
+    /// life.
+    fn count(&mut self, (bytes, _): &Frame) -> Result<(), Trouble> {
+        if !self.beats() {
+            return Ok(());
+        }
+        if !bytes.starts_with(&BEAT.to_le_bytes()) {
+            self.received += 1;
+            self.untold += bytes.len();
+            if self.untold >= TELL {
+                self.beat();
+            }
+            return Ok(());
+        }
+        let Some(count) = bytes[4..].try_into().ok().map(u64::from_le_bytes) else {
+            return Err(Trouble::Wrong("its sign of life has no count".into()));
+        };
+        let mut out = self.peer.out();
+        out.received(count).map_err(Trouble::Wrong)?;
+        self.peer.room.notify_all();
+        Ok(())
+    }
+
+    /// The connection broke: this rank takes nothing more from it, and seeks the peer.
+    fn breaks(&mut self, why: String, again: &Again, finder: &Finder) {
+        tracing::warn!(
+            rank = self.rank,
+            "the connection to a rank broke: {why}; another one is sought for {:?}",
+            again.recover
+        );
+        self.peer.out().breaks();
+        let _ = shutdown(&*self.stream, Shutdown::Both);
+        let attempts = again.seek(self.rank, self.received, finder);
+        self.broken = Some(Broken { why, until: Instant::now() + again.recover, _attempts: attempts });
+    }
+
+    /// Another connection takes the place of the one that broke. The peer has received so many of this rank's frames.
+    fn goes_on(&mut self, stream: TcpStream, received: u64) -> Option<Leaving> {
+        let stream = Arc::new(Stream::Tcp(stream));
+        if let Err(why) = self.peer.out().goes_on(stream.clone(), received) {
+            return Some(self.lost(&why));
+        }
+        tracing::info!(
+            rank = self.rank,
+            "another connection to the rank took the place of the one that broke"
+        );
+        (self.stream, self.incoming, self.broken) = (stream, Incoming::default(), None);
+        (self.quiet, self.untold) = (Duration::ZERO, 0);
+        self.peer.room.notify_all();
+        None
+    }
+
+    fn lost(&self, why: &str) -> Leaving {
+        tracing::warn!(rank = self.rank, "a rank is lost: {why}");
+        Leaving::Lost
+    }
+
+    /// Whether this mesh sends signs of life and expects them.
+    fn beats(&self) -> bool {
+        !self.peer.is_here
+    }
+
+    /// Says that this rank lives, and what it has received.
+    fn beat(&mut self) {
+        let told = std::mem::take(&mut self.untold) == 0;
+        let frame = [&BEAT.to_le_bytes()[..], &self.received.to_le_bytes()].concat();
         let mut out = self.peer.out();
         // Other bytes that wait to be sent show that this rank lives just as well.
-        if !out.closed && out.frames.is_empty() && out.frames.push(&BEAT.to_le_bytes(), Vec::new()).is_ok() {
+        let spare = told && out.has_frames();
+        if !out.closed && !spare && out.push_uncounted(&frame).is_ok() {
             let _ = self.peer.flush(&mut out);
         }
     }
@@ -165,16 +367,13 @@ impl Heard<'_> {
     fn report_lost(&self, rank: u32) {
         let frame = [LOST, rank].map(u32::to_le_bytes).concat();
         let mut out = self.peer.out();
-        if !out.closed && out.frames.push(&frame, Vec::new()).is_ok() {
+        if !out.closed && out.push(&frame, Vec::new()).is_ok() {
             let _ = self.peer.flush(&mut out);
         }
     }
 
     fn max_fds(&self) -> usize {
-        match self.peer.link.stream {
-            Stream::Unix(_) => MAX_FDS,
-            Stream::Tcp(_) => 0,
-        }
+        if self.peer.is_here { MAX_FDS } else { 0 }
     }
 }
 

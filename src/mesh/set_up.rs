@@ -21,7 +21,7 @@ use pushgate_proxy::endpoint::Mailbox;
 use pushgate_proxy::session::Status;
 
 use super::inbox::Dropped;
-use super::{Ended, MAX_OUT_FDS, Mesh, Most, Shared, State, Stream};
+use super::{Ended, MAX_OUT_FDS, Mesh, Most, Shared, State};
 use crate::error::Result;
 
 /// Frames about links are dropped while more bytes than this wait until the peer takes them, so that a peer which is answered
@@ -169,17 +169,16 @@ impl Shared {
     fn push(&self, rank: u32, label: u32, frame: &connect::Frame, most: usize) {
         let peer = self.peer(rank);
         let fds = frame.along.borrow();
-        let takes_fds = matches!(peer.link.stream, Stream::Unix(_));
         let mut out = peer.out();
-        if out.closed || out.frames.len() > most {
+        if out.closed || out.waiting() > most {
             return;
         }
-        if !fds.is_empty() && (!takes_fds || out.frames.fds() + fds.len() > MAX_OUT_FDS) {
+        if !fds.is_empty() && (!peer.is_here || out.fds() + fds.len() > MAX_OUT_FDS) {
             return;
         }
         let fds = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
         let bytes = [&label.to_le_bytes()[..], &frame.bytes].concat();
-        if fds.is_ok_and(|fds| out.frames.push(&bytes, fds).is_ok()) {
+        if fds.is_ok_and(|fds| out.push(&bytes, fds).is_ok()) {
             let _ = peer.flush(&mut out);
             self.bell.ring();
         }

@@ -26,7 +26,7 @@ fn events(lost: impl Fn(u32) + Send + 'static, ended: impl Fn(Ended) + Send + 's
 pub(super) fn by_hand(size: u32, timeout: Duration) -> (Mesh, Receiver<u32>, Vec<UnixStream>) {
     let mut streams = unix::pairs(size).unwrap();
     let mine = streams.remove(0);
-    let mut mesh = Mesh::new(0, mine, timeout).unwrap();
+    let mut mesh = Mesh::new(0, mine, timeout, None).unwrap();
     let (sender, lost) = channel();
     mesh.listen(events(move |rank| sender.send(rank).unwrap(), |_| {})).unwrap();
     let others: Vec<_> = streams.into_iter().map(|mut s| s[0].take().unwrap()).collect();
@@ -339,7 +339,7 @@ fn p8_a_rank_that_offers_anew_all_the_time_and_reads_nothing_leaves_descriptors_
         let looks = s.spawn(move || {
             let mut most = 0;
             while !done.load(Ordering::Relaxed) {
-                most = most.max(shared.peer(1).out().frames.fds());
+                most = most.max(shared.peer(1).out().fds());
             }
             most
         });
@@ -385,7 +385,7 @@ fn over_tcp(beats: [Beats; 2]) -> [(Mesh, Receiver<u32>); 2] {
     let mesh = |rank: u32, stream, beats| {
         let mut links = vec![Some(stream)];
         links.insert(rank as usize, None);
-        let mut mesh = Mesh::new(rank, links, hang()).unwrap();
+        let mut mesh = Mesh::new(rank, links, hang(), None).unwrap();
         mesh.beats = beats;
         let (sender, lost) = channel();
         mesh.listen(events(move |rank| sender.send(rank).unwrap(), |_| {})).unwrap();
