@@ -1,10 +1,11 @@
 //! Tests of how ranks of several hosts meet.
 
 use std::io::Write;
+use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 
-use pushgate_tests::{hang, patience};
+use pushgate_tests::{hang, patience, wait_until};
 use rustix::net::sockopt::set_socket_linger;
 
 use super::*;
@@ -409,6 +410,43 @@ fn p6_frames_come_once_and_in_order_though_connections_break_again_and_again() {
         assert!(breaks > 3, "the frames came before a connection broke");
     });
     assert!(all.iter().all(|(mesh, lost)| lost.try_recv().is_err() && mesh.lost().is_none()));
+}
+
+/// Sets the loopback device of the calling thread's network up or down.
+fn loopback(state: &str) -> bool {
+    let ip = Command::new("ip").args(["link", "set", "lo", state]).status();
+    ip.is_ok_and(|status| status.success())
+}
+
+/// The network is of this test's own: nothing else uses its loopback device.
+#[test]
+fn p6_frames_come_though_the_path_was_dead_for_longer_than_a_connection_lives() {
+    thread::spawn(|| {
+        // SAFETY: only the network of this thread changes, and that of the threads which this thread starts from now on.
+        let own = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) };
+        if own.is_err() || !loopback("up") {
+            return pushgate_tests::skip(
+                "a path that is dead: no network namespace of the test's own, or no `ip`",
+            );
+        }
+        let all = joined(2, hang()).into_iter().zip(0..);
+        let all: Vec<_> = all.map(|(joined, rank)| mesh(rank, joined)).collect();
+        let (a, b) = (&all[0].0, &all[1].0);
+        a.send(1, 9, b"before", &[]).unwrap();
+        assert_eq!(b.recv(0, 9).unwrap().0, b"before");
+        assert!(loopback("down"));
+        a.send(1, 9, b"to 1", &[]).unwrap();
+        b.send(0, 9, b"to 0", &[]).unwrap();
+        wait_until("connections that broke", || {
+            all.iter().zip([1, 0]).all(|((mesh, _), peer)| !mesh.shared.peer(peer).out().has_left())
+        });
+        assert!(loopback("up"));
+        assert_eq!(b.recv(0, 9).unwrap().0, b"to 1");
+        assert_eq!(a.recv(1, 9).unwrap().0, b"to 0");
+        assert!(all.iter().all(|(mesh, lost)| lost.try_recv().is_err() && mesh.lost().is_none()));
+    })
+    .join()
+    .unwrap();
 }
 
 #[test]
