@@ -65,7 +65,8 @@ static NOTHING: AtomicU64 = AtomicU64::new(0);
 impl Comm {
     /// Makes a connection from a queue pair that was joined; `line` reports the end of the peer.
     pub fn new(runtime: Arc<Runtime>, joined: Joined, line: Arc<Line>, role: Role) -> Result<Box<Comm>> {
-        let peer = Arc::new(Peer::default());
+        // The sending end is rank 0.
+        let peer = Arc::new(Peer::new((role == Role::Send) as u32));
         let Joined {
             qp,
             mailbox,

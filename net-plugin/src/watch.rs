@@ -44,10 +44,17 @@ const BREAK_LINKS: &str = "_PUSHGATE_BREAK_LINKS";
 /// What is known about the other end.
 #[derive(Default)]
 pub struct Peer {
+    /// Its rank of the queue pair.
+    rank: u32,
     received: AtomicU64,
 }
 
 impl Peer {
+    /// The end with this rank of the queue pair.
+    pub fn new(rank: u32) -> Self {
+        Peer { rank, received: AtomicU64::new(0) }
+    }
+
     /// How many of our messages the peer had received when it closed.
     #[inline]
     pub fn received(&self) -> u64 {
@@ -67,6 +74,10 @@ pub fn say_goodbye(line: &Line, in_frame: bool, received: u64) {
         // An error means that the peer is gone already.
         let _ = send(line, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
+}
+
+fn invalid(why: &'static str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, why)
 }
 
 /// The count in a farewell; `None` if these bytes are none.
@@ -120,8 +131,16 @@ impl Shared {
                 )
             }
             Err(why) => {
-                tracing::debug!("queue pair {}: {why}", entry.qp.0);
-                let status = Status { rank: None, ..Status::new(abi::PUSHGATE_PEER_LOST) };
+                let status = match why.kind() {
+                    ErrorKind::InvalidData => {
+                        tracing::warn!("queue pair {}: the other end broke the protocol: {why}", entry.qp.0);
+                        Status { rank: Some(entry.peer.rank), ..Status::new(abi::PUSHGATE_REFUSED) }
+                    }
+                    _ => {
+                        tracing::debug!("queue pair {}: {why}", entry.qp.0);
+                        Status { rank: None, ..Status::new(abi::PUSHGATE_PEER_LOST) }
+                    }
+                };
                 // An engine that is gone has no requests that wait.
                 let _ = entry.engine.fail(Some(entry.qp), status);
                 entry.unwatch(&self.epoll);
@@ -186,7 +205,7 @@ impl Watch {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let mut entries = self.shared.entries();
         let (epoll, failed) = (&self.shared.epoll, Failure::system("watching a connection"));
-        // Both events have the same meaning: look whether the peer is still there.
+        // Each event has the same number: what it tells is found by looking at all of the connection.
         let data = epoll::EventData::new_u64(id);
         let mut added = epoll::add(epoll, entry.line.as_fd(), data, entry.events());
         if let (Ok(()), Some(process)) = (added, &entry.process) {
@@ -225,11 +244,21 @@ impl Drop for Watch {
 
 /// How often links are to be broken.
 fn breaks() -> Option<Duration> {
-    let every = std::env::var(BREAK_LINKS).ok()?.parse().ok().filter(|every| *every > 0);
-    tracing::info!(
-        "{BREAK_LINKS} is set: links that can be replaced are broken every {every:?} ms, for tests"
-    );
-    every.map(Duration::from_millis)
+    let value = std::env::var(BREAK_LINKS).ok()?;
+    match value.parse() {
+        Ok(every @ 1..) => {
+            tracing::info!(
+                "{BREAK_LINKS} is set: links that can be replaced are broken every {every} ms, for tests"
+            );
+            Some(Duration::from_millis(every))
+        }
+        _ => {
+            tracing::warn!(
+                "invalid {BREAK_LINKS} `{value}`: expected milliseconds, at least 1; no link is broken"
+            );
+            None
+        }
+    }
 }
 
 /// The watch's thread. `breaks`: how often links are broken.
@@ -282,7 +311,8 @@ impl Entry {
         }
     }
 
-    /// Takes what the peer has sent, and sends what waits. True if there may be more to take; fails when the peer is gone.
+    /// Takes what the peer has sent, and sends what waits. True if there may be more to take; fails when the peer is gone, and
+    /// with `InvalidData` when the peer has sent what no peer would send.
     fn hear(&mut self) -> io::Result<bool> {
         let Hears::Frames(channel, mailbox) = &mut self.hears else { return self.hear_farewell() };
         // A peer that takes no more may have said why.
@@ -308,7 +338,7 @@ impl Entry {
             let along = Fds::from(fds);
             if !along.are_memory() {
                 drop_elsewhere(along);
-                return Err(io::Error::other("the peer sent a descriptor that is no memory"));
+                return Err(invalid("it sent a descriptor that is no shared memory"));
             }
             if mailbox.put(Frame { bytes, along }) {
                 // An engine that is gone needs no link.
@@ -339,7 +369,7 @@ impl Entry {
             let Hears::Farewell(said) = &mut self.hears else { return Ok(false) };
             said.extend_from_slice(&bytes[..n]);
             if said.len() > FAREWELL || said.iter().zip(BYE).any(|(a, b)| *a != b) {
-                return Err(io::Error::other("the peer said something that is no farewell"));
+                return Err(invalid("it said something that is no farewell"));
             }
             if let Some(count) = farewell(said) {
                 self.peer.received.store(count, Ordering::Release);
