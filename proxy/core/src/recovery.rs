@@ -140,6 +140,8 @@ pub struct Recovery {
     /// Messages that were posted have not arrived, as last told.
     waits: bool,
     live_since: u64,
+    /// The ends have met: a link has been live.
+    met: bool,
     /// The peer has never answered: its first answer begins the limits anew.
     unanswered: bool,
     /// When the attempt is given up, when the next one may begin, when the session ends.
@@ -165,6 +167,7 @@ impl Recovery {
             moved: true,
             waits: false,
             live_since: 0,
+            met: true,
             unanswered: false,
             gives_up_at: u64::MAX,
             not_before: 0,
@@ -179,6 +182,7 @@ impl Recovery {
         orders.push(Order::Send(Control::Resume { epoch: 0, accepted: 0 }));
         Recovery {
             phase: Phase::Offered,
+            met: false,
             unanswered: true,
             gives_up_at: now.saturating_add(patience.attempt),
             ends_at: now.saturating_add(patience.whole),
@@ -267,7 +271,7 @@ impl Recovery {
                 (self.phase, self.gives_up_at) = (Phase::Live, u64::MAX);
                 // The cause of this break is not that of a later one.
                 self.gives_up = self.unknown;
-                (self.live_since, self.moved) = (now, false);
+                (self.live_since, self.moved, self.met) = (now, false, true);
                 let accepted = self.peer.take().expect("the peer's RESUME comes before its READY");
                 orders.push(Order::Go { epoch, accepted });
             }
@@ -284,8 +288,15 @@ impl Recovery {
         }
     }
 
-    /// Looks at the time. `accepted` is what this end has accepted.
+    /// Looks at the time. `accepted` is what this end has accepted. A call that comes later than [`Recovery::wakes_at`] by the
+    /// length of an attempt or more is taken for one of a process that was stopped: that time does not count for the limit of
+    /// a recovery.
     pub fn tick(&mut self, accepted: u64, now: u64, orders: &mut Vec<Order>) {
+        let late = self.wakes_at().map_or(0, |due| now.saturating_sub(due));
+        if self.met && late >= self.patience.attempt {
+            let one_more = now.saturating_add(self.patience.attempt);
+            self.ends_at = self.ends_at.saturating_add(late).max(one_more);
+        }
         match self.phase {
             Phase::Live | Phase::Ended(_) => {}
             _ if now >= self.ends_at => self.end(self.gives_up, orders),

@@ -290,6 +290,30 @@ fn p7_links_that_carry_no_message_that_waits_are_attempts_of_one_recovery_howeve
 }
 
 #[test]
+fn p7_the_time_for_which_a_process_was_stopped_does_not_count_for_the_limit() {
+    let orders = &mut Vec::new();
+    for fences in [false, true] {
+        let mut m = Recovery::new(PATIENCE, DOWN);
+        m.link_down(0, DOWN, orders);
+        if !fences {
+            m.fenced(0, 0, orders);
+        }
+        let woken = 50 * PATIENCE.whole;
+        m.tick(0, woken, orders);
+        m.fenced(0, woken, orders);
+        m.tick(0, woken + PATIENCE.first_pause, orders);
+        assert_eq!(m.phase(), Phase::Offered, "fences: {fences}");
+        // From then on the limit holds.
+        while let Some(at) = m.wakes_at() {
+            m.tick(0, at, orders);
+            m.fenced(0, at, orders);
+            assert!(at <= woken + PATIENCE.whole);
+        }
+        assert_eq!(m.phase(), Phase::Ended(DOWN));
+    }
+}
+
+#[test]
 fn p7_the_cause_of_a_break_that_was_survived_is_not_that_of_a_later_break_at_the_peer() {
     let (mut m, orders) = (Recovery::new(PATIENCE, DOWN), &mut Vec::new());
     let of_peer = Status { rank: Some(1), detail: 9, ..DOWN };
@@ -301,7 +325,10 @@ fn p7_the_cause_of_a_break_that_was_survived_is_not_that_of_a_later_break_at_the
     m.take(Control::Ready { epoch: 1 }, 0, 2, orders);
     m.take(Control::Break { epoch: 1 }, 0, 1_000_000, orders);
     m.fenced(0, 1_000_000, orders);
-    m.tick(0, 1_000_000 + PATIENCE.whole, orders);
+    while let Some(at) = m.wakes_at() {
+        m.tick(0, at, orders);
+        m.fenced(0, at, orders);
+    }
     assert_eq!(m.phase(), Phase::Ended(of_peer));
 }
 
