@@ -66,9 +66,16 @@ fn clean(args: &str) -> (Value, String) {
 
 #[test]
 fn p6_no_message_is_lost_doubled_or_wrong_while_links_break_and_ranks_stop_and_die() {
-    let (said, err) = clean("--seconds 4 --every 100ms --seed 2028");
+    // A slow host makes fewer of the seed's faults in that time.
+    let run = |seconds: u32| clean(&format!("--seconds {seconds} --every 100ms --seed 2028"));
+    let has = |said: &Value, kind: &str| said["by_kind"][kind].as_u64() > Some(0);
+    let all = |said: &Value| {
+        ["kill", "stop", "abort"].iter().all(|kind| has(said, kind)) && said["p50_ms"].is_number()
+    };
+    let (said, err) = [8, 32].into_iter().map(run).find(|(said, _)| all(said)).unwrap_or_else(|| run(128));
+    assert!(all(&said), "faults of a kind are missing: {said}");
     assert!(said["epochs"].as_u64() > Some(1) && said["p50_ms"].as_f64() > Some(0.0), "{said}");
-    assert!(err.starts_with("pushgate chaos: seed 2028, 2 ranks, 4 s"), "{err}");
+    assert!(err.starts_with("pushgate chaos: seed 2028, 2 ranks, "), "{err}");
 }
 
 #[test]
@@ -106,13 +113,18 @@ fn a_planted_fault_makes_the_run_fail_and_is_counted_by_its_name() {
 #[test]
 fn a_rank_that_sends_no_more_fails_the_run_with_the_report_of_who_waits_for_whom() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    // The subject is this deadline, so the machine's speed does not stretch the deadline.
-    let mut command = Command::new(pushgate());
-    command.args("chaos --device cpu --json --seconds 600 --every 1h --seed 9 --timeout 5s".split(' '));
-    let run = command.env("_PUSHGATE_CHAOS_PLANT", "hung").output().unwrap();
-    let (out, err) = (text(&run.stdout), text(&run.stderr));
-    assert_eq!(run.status.code(), Some(1), "{out}{err}");
-    assert!(err.contains("no message of rank 0 has arrived at rank 1"), "{err}");
+    let standstill = "no message of rank 0 has arrived at rank 1";
+    // The subject is this deadline. On a slow host the ranks' start alone may take longer than the shorter ones.
+    let run = |timeout: &str| {
+        let mut command = Command::new(pushgate());
+        command.args("chaos --device cpu --json --seconds 600 --every 1h --seed 9 --timeout".split(' '));
+        let run = command.arg(timeout).env("_PUSHGATE_CHAOS_PLANT", "hung").output().unwrap();
+        assert_eq!(run.status.code(), Some(1), "{}{}", text(&run.stdout), text(&run.stderr));
+        (text(&run.stdout), text(&run.stderr))
+    };
+    let runs = ["5s", "20s"].into_iter().map(run);
+    let (out, err) = { runs }.find(|(_, err)| err.contains(standstill)).unwrap_or_else(|| run("80s"));
+    assert!(err.contains(standstill), "{err}");
     assert!(err.contains("rank 0 (process ") && err.contains("--seed 9"), "{err}");
     summary(&out);
 }

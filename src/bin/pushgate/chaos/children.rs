@@ -6,7 +6,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -178,7 +178,15 @@ impl Children {
 
     /// The next event, if one comes within `wait`.
     pub fn event(&self, wait: Duration) -> Option<(u32, Event)> {
-        self.events.recv_timeout(wait).ok()
+        match self.events.recv_timeout(wait) {
+            Ok(event) => Some(event),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => {
+                // All ranks have ended. Their ends were told before.
+                std::thread::sleep(wait);
+                None
+            }
+        }
     }
 }
 
