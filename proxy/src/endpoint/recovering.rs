@@ -262,6 +262,10 @@ impl Endpoint {
         if planted!(P6Late) && self.stands == Stands::Down && !self.is_fencing() {
             self.receive(mover);
         }
+        if work {
+            // As behind a pass of a live link: what was delivered may lie in a buffer for long.
+            self.control.drain_stores();
+        }
         work
     }
 
