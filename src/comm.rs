@@ -49,6 +49,9 @@ struct Gather {
 
 /// One rank's view of a job.
 ///
+/// Queue pairs may outlive it. A link that breaks then is not replaced, because the ends meet again over the communicator's
+/// sockets: the queue pair ends with *link down* once the setting `recover` is over.
+///
 /// Any thread may call any method. A collective ([`Comm::barrier`], [`Comm::all_gather`]) is called
 /// by one thread of every rank at once.
 pub struct Comm {

@@ -88,8 +88,7 @@ impl Drop for Counted {
 }
 
 impl State {
-    /// Keeps a frame until a caller asks for it. False if the rank would have more here than it
-    /// may.
+    /// Keeps a frame until a caller asks for it. Returns false if the rank's frames exceed their limits now.
     pub(super) fn keep(&mut self, rank: u32, label: u32, frame: Frame, most: Most) -> bool {
         let load = self.waiting.entry(rank).or_default();
         load.bytes += frame.0.len() + FRAME;
@@ -98,7 +97,7 @@ impl State {
         self.fits(rank, most)
     }
 
-    /// Whether the rank has no more here than it may.
+    /// Whether the frames of a rank, and its descriptors that are still open, are within their limits.
     pub(super) fn fits(&self, rank: u32, most: Most) -> bool {
         let Some(load) = self.waiting.get(&rank) else { return true };
         let all = || self.waiting.values().map(Load::open).sum::<usize>();

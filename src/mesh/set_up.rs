@@ -38,8 +38,8 @@ pub(super) fn ended(rank: u32, label: u32, bytes: &[u8]) -> std::result::Result<
 }
 
 /// Drops the frames of an incarnation that has ended, and of earlier ones. A call of ours that is under way gets the END,
-/// and keeps those of earlier incarnations: it may be joined with one of them. False if the rank has more here then than it
-/// may.
+/// and keeps those of earlier incarnations: it may be joined with one of them. Returns false if the rank's frames exceed their
+/// limits then.
 pub(super) fn forget(state: &mut State, ended: Ended, end: Vec<u8>, most: Most) -> (bool, Dropped) {
     let Ended { rank, label, incarnation, .. } = ended;
     let under_way = state.set_ups.contains(&(rank, label));

@@ -1,8 +1,8 @@
 //! A link that breaks at any call, hears old counts, and holds back what arrives. It stands before the real link, and breaks
 //! again when that was made anew.
 //!
-//! Looked at here, beside the checks of all runs: between the offer of the next link and that link's beginning nothing is
-//! posted and nothing taken in, and an end goes over to a link only when the other end has left the one before.
+//! This link checks two rules that the other checks of a run do not see. From its offer of the next link until it goes over to
+//! that link, an end posts nothing and takes nothing in. An end goes over only when the other end is ready for the next link.
 
 use std::cell::Cell;
 use std::io;

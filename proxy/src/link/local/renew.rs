@@ -38,7 +38,8 @@ pub(super) struct Next {
     /// The peer may be live over `own`: this end got ready for the attempt.
     ready: bool,
     /// The segment of the last attempt for which this end got ready, and which was given up. The peer may be live over that
-    /// segment, and has to find there that this end has ended: P3, because a region's memory is used anew behind the end.
+    /// segment, and has to find this end's status there: once this end has ended, its program may use the memory of a region
+    /// for something else, which the peer must not show as a message (P3).
     given_up: Option<LinkOfEngine>,
     /// The peer's segment of the latest attempt. It stays when the attempt is given up: a peer that went live over it, and
     /// ends, says so there.
