@@ -63,17 +63,29 @@ struct Side {
     keys: [u32; 2],
 }
 
+/// Two engines, each with what wakes it.
+fn engines() -> [(Arc<Engine>, EventFd); 2] {
+    [0, 1].map(|_| {
+        let bell = EventFd::new().unwrap();
+        let engine = Engine::start(bell.try_clone().unwrap(), EngineOptions::default()).unwrap();
+        (Arc::new(engine), bell)
+    })
+}
+
 /// Two sides whose links are replaced. `cut`: frames between them are lost while it is set.
 fn sides(whole: Duration, cut: &Arc<AtomicBool>) -> [Side; 2] {
+    sides_of(&engines(), whole, cut)
+}
+
+/// Two sides on these engines.
+fn sides_of(engines: &[(Arc<Engine>, EventFd); 2], whole: Duration, cut: &Arc<AtomicBool>) -> [Side; 2] {
     let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     let far: [Far; 2] = Default::default();
     let mailboxes: [Mailbox; 2] = Default::default();
-    let bells = [0, 1].map(|_| EventFd::new().unwrap());
     let mut peers = common::bells().map(Some);
     let mut connects = met().map(Some);
     let sides = [0, 1].map(|i: usize| {
-        let engine = Engine::start(bells[i].try_clone().unwrap(), EngineOptions::default()).unwrap();
-        let engine = Arc::new(engine);
+        let (engine, bell) = (engines[i].0.clone(), engines[i].1.try_clone().unwrap());
         let endpoint = Endpoint::local(m[i].joined(&m[1 - i], peers[i].take()), options(1 - i as u32));
         let (to, cut) = (far[1 - i].clone(), cut.clone());
         let send = move |frame: Frame| {
@@ -97,7 +109,7 @@ fn sides(whole: Duration, cut: &Arc<AtomicBool>) -> [Side; 2] {
             engine.add_region(qp, regions[r].memory(), regions[r].bytes as u64).unwrap()
         });
         let mut device = Device::new(&m[i], &m[1 - i]);
-        device.set_bell(Some(bells[i].try_clone().unwrap()));
+        device.set_bell(Some(bell));
         let link = std::fs::File::from(m[i].link.fd().try_clone_to_owned().unwrap());
         let link = link.metadata().unwrap().ino();
         Side { engine, qp, mailbox: mailboxes[i].clone(), link, device, regions, keys }
@@ -290,6 +302,31 @@ fn p6_links_that_break_hundreds_of_times_under_traffic_lose_double_and_change_no
         assert!(c.recovered >= BREAKS as u64 && c.delivered > 0, "{c:?}");
         side.regions.iter().for_each(Region::check_guards);
     }
+}
+
+#[test]
+fn p6_a_hundred_links_that_break_together_are_all_replaced() {
+    const LINKS: u64 = 100;
+    let both = engines();
+    let pairs: Vec<_> =
+        (0..LINKS).map(|_| sides_of(&both, Duration::from_secs(20), &Arc::default())).collect();
+    let mut times = Vec::new();
+    for n in 1..=20 {
+        // Links that break at once again have a pause between them.
+        std::thread::sleep(Duration::from_millis(100));
+        let begin = Instant::now();
+        for [a, _] in &pairs {
+            assert!(a.engine.break_link(a.qp).unwrap());
+        }
+        until("a hundred links", || both.iter().all(|(engine, _)| recovered(engine) == n * LINKS));
+        times.push(begin.elapsed());
+    }
+    times.sort();
+    println!(
+        "{LINKS} links of two engines that break together: all are back after {:?} at best, {:?} in the median",
+        times[0],
+        times[times.len() / 2]
+    );
 }
 
 #[test]
