@@ -1,6 +1,7 @@
 //! Tests of how ranks of several hosts meet.
 
 use std::io::Write;
+use std::net::Shutdown;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
@@ -8,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use pushgate_tests::{hang, patience, wait_until};
 use rustix::net::sockopt::set_socket_linger;
 
+use super::greeting::{HEADER, MAGIC};
 use super::*;
 use crate::mesh::tests::LATER;
 use crate::mesh::{Events, MAX_BYTES, Mesh, Stream};
