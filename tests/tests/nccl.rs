@@ -4,6 +4,8 @@
 //! The plugin is the one that cargo built beside this test, or the file that `NCCL_CALLER_PLUGIN`
 //! names. Transport and device are those of the environment.
 
+#[path = "nccl/recovering.rs"]
+mod recovering;
 #[path = "nccl/taken.rs"]
 mod taken;
 #[path = "nccl/transports.rs"]
@@ -126,58 +128,6 @@ fn p3_p4_p6_ranks_as_threads_get_every_byte_in_every_version() {
 #[test]
 fn p3_p4_p6_what_is_not_registered_goes_through_the_window_in_slices_if_need_be() {
     run(&format!("traffic --unregistered --groups {} --in-flight 16 --seed 5", times(200, 25)));
-}
-
-/// The plugin breaks the links of both processes every 10 ms, also while they close.
-#[test]
-fn p6_p7_links_of_two_processes_that_break_again_and_again_lose_and_double_nothing() {
-    // On a busy host many links in a row may break before either process has run: the limit is not the subject.
-    let broken = [
-        ("PUSHGATE_QP", "local"),
-        ("_PUSHGATE_BREAK_LINKS", "10"),
-        ("PUSHGATE_RECOVER", "300s"),
-        ("PUSHGATE_TIMEOUT", "600s"),
-    ];
-    let run = |more: &[(&str, &str)]| {
-        let variables: Vec<_> = broken.iter().chain(more).copied().collect();
-        run_with(command("recovering --groups 100 --times 60 --seed 7"), &variables);
-    };
-    run(&[("PUSHGATE_DRIVE", "caller")]);
-    run(&[("PUSHGATE_DRIVE", "thread")]);
-    run(&GPU);
-}
-
-#[test]
-fn p7_a_connection_whose_link_is_being_replaced_closes_and_leaves_nothing() {
-    for drive in ["caller", "thread"] {
-        let variables =
-            [("PUSHGATE_QP", "local"), ("_PUSHGATE_BREAK_LINKS", "10"), ("PUSHGATE_DRIVE", drive)];
-        run_with(command("abandoned --times 3"), &variables);
-    }
-}
-
-#[test]
-fn p7_a_link_that_is_not_replaced_within_recover_fails_its_requests() {
-    for drive in ["caller", "thread"] {
-        let variables = [
-            ("PUSHGATE_QP", "local"),
-            ("_PUSHGATE_BREAK_LINKS", "10"),
-            ("PUSHGATE_RECOVER", "500ms"),
-            ("PUSHGATE_DRIVE", drive),
-        ];
-        run_with(command("given-up --times 1"), &variables);
-    }
-}
-
-#[test]
-fn a_rank_without_recovery_and_a_rank_with_recovery_join_without_recovery() {
-    let variables = [
-        ("PUSHGATE_QP", "local"),
-        ("_PUSHGATE_BREAK_LINKS", "10"),
-        ("NCCL_CALLER_RANK_1", "PUSHGATE_RECOVER=0"),
-    ];
-    // A link that broke would end its queue pair.
-    run_with(command("traffic --processes --groups 50 --seed 8"), &variables);
 }
 
 #[test]
