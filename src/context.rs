@@ -21,7 +21,7 @@ use crate::engine::{self, Doorbell, Started};
 use crate::error::Result;
 use crate::settings::{DriveChoice, Settings};
 use crate::shared::Shared;
-use crate::watch::{Watch, Watched};
+use crate::watch::Watch;
 use crate::{placement, rdma};
 
 /// Options for a new [`Context`].
@@ -65,12 +65,11 @@ impl ContextBuilder {
         tracing::info!("{why}");
         let embedded = executor.load_embedded()?;
         let wake = if executor.name() == "cpu" { Wake::Doorbell } else { Wake::Polled };
-        let Started { proxy, bell, watch, members } =
+        let Started { proxy, bell, watch } =
             engine::start(&settings, &executor, self.engine_index, self.engines.max(1))?;
         let inner = Inner {
             owner: Owner::here(),
             _watch: watch,
-            members,
             rdma: Mutex::default(),
             settings,
             executor,
@@ -96,10 +95,9 @@ pub struct Context {
 
 pub(crate) struct Inner {
     owner: Owner,
-    // Dropped first, because its thread writes to `members`.
+    // Dropped first: its thread has the engine too.
     _watch: Option<Watch>,
-    pub(crate) members: Watched,
-    rdma: Mutex<Option<Arc<Device>>>,
+    rdma: Mutex<Option<Vec<Arc<Device>>>>,
     pub(crate) settings: Settings,
     pub(crate) executor: Arc<dyn Executor>,
     why: String,
@@ -260,12 +258,12 @@ impl Context {
         Ok(self.inner.proxy.counters()?)
     }
 
-    /// The RDMA device that the settings name; opened on the first call.
-    pub(crate) fn rdma(&self) -> Result<Arc<Device>> {
+    /// The RDMA devices that the settings name, one at least; opened on the first call.
+    pub(crate) fn rdma(&self) -> Result<Vec<Arc<Device>>> {
         self.here()?;
         let mut rdma = self.inner.rdma.lock().unwrap_or_else(|e| e.into_inner());
         Ok(match &*rdma {
-            Some(device) => device.clone(),
+            Some(devices) => devices.clone(),
             None => rdma.insert(rdma::open(&self.inner.settings)?).clone(),
         })
     }

@@ -29,6 +29,7 @@ impl Settings {
                     ib_mtu,
                     traffic_class,
                     service_level,
+                    path_timeout,
                     ack_timeout,
                     retry_count,
                     no_imm,

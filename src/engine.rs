@@ -12,16 +12,14 @@ use pushgate_proxy::remote::RemoteEngine;
 use crate::error::{Error, Result};
 use crate::gpu_mover;
 use crate::settings::{AutoOr, DriveChoice, ProxyPlace, Settings};
-use crate::watch::{Watch, Watched};
+use crate::watch::Watch;
 
 /// An engine that runs, as a context holds it.
 pub(crate) struct Started {
     pub(crate) proxy: Arc<dyn Proxy>,
     pub(crate) bell: Doorbell,
-    /// The thread that notices the end of the proxy process; none if the engine runs in this process.
+    /// The thread that sees to the proxy process; none if the engine runs in this process.
     pub(crate) watch: Option<Watch>,
-    /// The queue pairs that the watch ends.
-    pub(crate) members: Watched,
 }
 
 /// Starts the engine, or joins the proxy process, as the settings say. This context is number `index` of `engines`
@@ -32,7 +30,6 @@ pub(crate) fn start(
     index: usize,
     engines: usize,
 ) -> Result<Started> {
-    let members = Watched::default();
     Ok(match settings.proxy {
         ProxyPlace::Thread => {
             let (cpu, alone) = core(settings.proxy_cpu, index, engines);
@@ -48,12 +45,12 @@ pub(crate) fn start(
             let options =
                 EngineOptions { drive, cpu, alone, mover, stall_report, ..EngineOptions::default() };
             let engine = Engine::start(theirs, options)?;
-            Started { proxy: Arc::new(engine), bell: Doorbell::Thread(bell), watch: None, members }
+            Started { proxy: Arc::new(engine), bell: Doorbell::Thread(bell), watch: None }
         }
         ProxyPlace::Process => {
             let remote = Arc::new(RemoteEngine::connect(&settings.proxy_socket, "pushgate")?);
-            let watch = Some(Watch::start(remote.fd(), members.clone())?);
-            Started { proxy: remote.clone(), bell: Doorbell::Process(remote), watch, members }
+            let watch = Some(Watch::start(remote.clone())?);
+            Started { proxy: remote.clone(), bell: Doorbell::Process(remote), watch }
         }
     })
 }

@@ -67,6 +67,7 @@ pub use zerocopy;
 pub mod proxy {
     //! The proxy as a process of its own: what `pushgate proxy` runs.
 
+    use std::os::unix::net::UnixListener;
     use std::path::Path;
 
     use pushgate_driver_shim::eventfd::EventFd;
@@ -85,13 +86,31 @@ pub mod proxy {
     /// Serves programs at the `proxy_socket` of these settings as [`run`] does, with their `stall_report`, and calls
     /// `serving` once programs can connect.
     pub fn run_and_tell(settings: &Settings, stop: EventFd, serving: impl FnOnce()) -> Result<()> {
+        run_as_process(settings, None, || false, stop, serving)
+    }
+
+    /// Serves programs as [`run_and_tell`] does, for a process that ends when this returns. With `listener` that socket takes
+    /// the place of the one that the settings name. `hands_over` is asked when `stop` is rung: if it is true, queue pairs that
+    /// can go on with another proxy are left for the next one.
+    pub fn run_as_process(
+        settings: &Settings,
+        listener: Option<UnixListener>,
+        hands_over: fn() -> bool,
+        stop: EventFd,
+        serving: impl FnOnce(),
+    ) -> Result<()> {
         raise_open_files();
         let socket = &settings.proxy_socket;
         let failed = |e| Error::io(format!("proxy at {}", socket.display()))(e);
-        let (listener, _file) = bind(socket).map_err(failed)?;
+        let (listener, _file) = match listener {
+            Some(listener) => (listener, None),
+            None => bind(socket).map(|(listener, file)| (listener, Some(file))).map_err(failed)?,
+        };
         serving();
         let stall_report = StallReport { after: settings.stall_report, receives: false };
-        serve(listener, ServerOptions { stall_report, ..ServerOptions::new(stop) }).map_err(failed)
+        let options =
+            ServerOptions { stall_report, hands_over: Some(hands_over), ..ServerOptions::new(stop) };
+        serve(listener, options).map_err(failed)
     }
 
     pub use pushgate_driver_shim::eventfd::EventFd as Stop;

@@ -1,7 +1,8 @@
-//! The RDMA device that the settings name, and what they say about its queue pairs.
+//! The RDMA devices that the settings name, and what they say about its queue pairs.
 
 use std::sync::Arc;
 
+use pushgate_proxy::connect::Reopen;
 use pushgate_proxy::link::verbs::{Config, Device, VerbsError};
 
 use crate::error::{Error, Result};
@@ -16,13 +17,20 @@ impl From<VerbsError> for Error {
     }
 }
 
-/// Opens the RDMA device that the settings name.
-pub(crate) fn open(settings: &Settings) -> Result<Arc<Device>> {
-    Ok(Device::open(name(settings).as_deref(), settings.ib_port as u8)?)
+/// Opens the RDMA devices that the settings name, in their order; or the first whose port is active.
+pub(crate) fn open(settings: &Settings) -> Result<Vec<Arc<Device>>> {
+    let (names, port) = (settings.rdma_devices(), settings.ib_port as u8);
+    if names.is_empty() {
+        return Ok(vec![Device::open(None, port)?]);
+    }
+    Ok(names.into_iter().map(|name| Device::open(Some(name), port)).collect::<Result<_, _>>()?)
 }
 
-fn name(settings: &Settings) -> Option<String> {
-    (settings.ib_dev != "auto").then(|| settings.ib_dev.clone())
+/// Opens the device of the rail of that number again, from 0: the one that the settings name.
+pub(crate) fn reopen(settings: &Settings) -> Reopen {
+    let names: Vec<String> = settings.rdma_devices().into_iter().map(Into::into).collect();
+    let port = settings.ib_port as u8;
+    Box::new(move |rail| Device::open(names.get(rail).map(String::as_str), port))
 }
 
 /// The part of the configuration that the settings determine. The caller fills in family, events
@@ -47,6 +55,8 @@ impl From<&Settings> for Config {
             events: false,
             posted_receives: false,
             regions_written: true,
+            path_timeout: s.path_timeout.as_nanos() as u64,
+            rail: false,
         }
     }
 }

@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use self::parse::{
-    Value, auto_or_none, choice, device_name, gid_index, host, mtu, number, path, power_of_two, recover,
-    rendezvous, switch, time, time_or_0, window_size,
+    Value, auto_or_none, choice, device_names, gid_index, host, mtu, number, path, path_timeout,
+    power_of_two, recover, rendezvous, switch, time, time_or_0, window_size,
 };
 use crate::error::{Error, Result};
 
@@ -215,12 +215,14 @@ settings! {
     stuck: Duration = "2s", time, "1ms to 24h, as in 500ms, 30s, 2min or 1h; a number alone is milliseconds", "ms", Waits;
     /// A link that breaks is replaced within this, or its queue pair ends; 0: its queue pair ends at once; auto: 10 s, or half of `timeout` if that is less
     recover: AutoOr<Duration> = "auto", recover, "auto, 0, or 1ms to 24h and less than timeout", "ms", Waits;
+    /// A path over which the peer's RDMA device answers nothing is found within this, and the link is replaced; 0: by the RDMA device's own retries alone
+    path_timeout: Duration = "1s", path_timeout, "0, or 100ms to 24h, as in 500ms or 2s; a number alone is milliseconds", "ms", Rdma;
     /// Where ranks of several hosts meet: rank 0 listens there; none: all ranks are on this host
     rendezvous: String = "none", rendezvous, "none or HOST:PORT ([ADDRESS]:PORT for IPv6)", "", Ranks;
     /// Address at which this rank listens to others; auto is the one that reaches the rendezvous
     host: String = "auto", host, "auto or an IP address of this host", "", Ranks;
     /// RDMA device; auto is the first with an active port
-    ib_dev: String = "auto", device_name, "auto or a device's name, as in rxe0 or mlx5_0", "", Rdma;
+    ib_dev: String = "auto", device_names, "auto, a device's name as in rxe0 or mlx5_0, or up to 4 names with commas between them", "", Rdma;
     /// Port of the RDMA device
     ib_port: u32 = "1", number(1, 255), "1 to 255", "", Rdma;
     /// Entry of the port's GID table; auto takes RoCE v2 first
@@ -321,6 +323,20 @@ impl Settings {
             AutoOr::Auto => Some((self.timeout / 2).min(Duration::from_secs(10))),
             AutoOr::None => None,
             AutoOr::Is(time) => Some(time),
+        }
+    }
+
+    /// The RDMA devices that are named; none where the setting `ib-dev` is `auto`.
+    pub fn rdma_devices(&self) -> Vec<&str> {
+        if self.ib_dev == "auto" { Vec::new() } else { self.ib_dev.split(',').collect() }
+    }
+
+    /// The RDMA device that is named, where only one may be; `reason` says where. `None`: any.
+    pub fn rdma_device(&self, reason: &str) -> Result<Option<&str>> {
+        match self.rdma_devices()[..] {
+            [] => Ok(None),
+            [one] => Ok(Some(one)),
+            _ => Err(self.refused("ib-dev", format!("auto or one device {reason}"))),
         }
     }
 
@@ -450,7 +466,7 @@ mod tests {
         let good = [
             ("rendezvous", "none node0:7000 10.0.0.1:1 [2001:db8::1]:65535"),
             ("host", "auto 10.0.0.1 2001:db8::1 127.0.0.1"),
-            ("ib-dev", "auto rxe0 mlx5_0"),
+            ("ib-dev", "auto rxe0 mlx5_0 mlx5_0,mlx5_1 a,b,c,d"),
             ("ib-port", "1 255"),
             ("gid-index", "auto 0 255"),
             ("ib-mtu", "auto 256 512 1024 2048 4096"),
@@ -475,7 +491,7 @@ mod tests {
                 "node0 :7000 node0: node0:0 node0:65536 2001:db8::1:7000 [node0]:1 http://node0:1 node0:+1",
             ),
             ("host", "none node0 0.0.0.0 :: 10.0.0.1:7000"),
-            ("ib-dev", "../x a/b . ."),
+            ("ib-dev", "../x a/b . , a, ,a a,auto a,a a,b,c,d,e"),
             ("ib-port", "0 256 auto +1"),
             ("gid-index", "none 256 -1"),
             ("ib-mtu", "none 0 1500 8192"),

@@ -112,7 +112,7 @@ impl Answers {
             format: FORMAT,
             pushgate: env!("CARGO_PKG_VERSION").into(),
             wants: Wants {
-                device: r.wants.device.as_deref().map(|name| stand.name(name)),
+                devices: r.wants.devices.iter().map(|name| stand.name(name)).collect(),
                 settings: match &r.wants.settings {
                     Ok(from) => Ok(stand.text(from)),
                     Err(why) => Err(stand.text(why)),

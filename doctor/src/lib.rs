@@ -68,11 +68,15 @@ pub fn judge(checks: &[&Check], readings: &Readings) -> Report {
 fn looked_for(readings: &Readings, looked_at_rdma: bool) -> String {
     let wants = &readings.wants;
     let ask = "`pushgate doctor --qp verbs` asks for RDMA, which ranks of several hosts need";
-    match (&wants.device, wants.verbs) {
-        (Some(device), true) => {
+    match (&wants.devices[..], wants.verbs) {
+        ([device], true) => {
             format!("Looked for what queue pairs of the kind verbs (RDMA) need, on the device {device}.")
         }
-        (None, true) => "Looked for what queue pairs of the kind verbs (RDMA) need, on any device.".into(),
+        ([_, _, ..], true) => format!(
+            "Looked for what queue pairs of the kind verbs (RDMA) need, on the devices {}.",
+            wants.devices.join(", ")
+        ),
+        ([], true) => "Looked for what queue pairs of the kind verbs (RDMA) need, on any device.".into(),
         (_, false) => {
             let devices = match readings.rdma.is() {
                 _ if !looked_at_rdma => "",

@@ -85,8 +85,9 @@ pub struct Wants {
     pub slots: u64,
     /// Receives of a queue pair.
     pub receives: u64,
-    /// The RDMA device, if one is named.
-    pub device: Option<String>,
+    /// The RDMA devices that are named.
+    #[serde(default)]
+    pub devices: Vec<String>,
     /// Its port.
     pub port: u8,
     /// The entry of its GID table, if one is named.
@@ -101,6 +102,13 @@ pub struct Wants {
     pub settings: Result<String, String>,
 }
 
+impl Wants {
+    /// Whether the settings allow a device: it is named, or none is.
+    pub fn allows(&self, device: &str) -> bool {
+        self.devices.is_empty() || self.devices.iter().any(|name| name == device)
+    }
+}
+
 impl Default for Wants {
     fn default() -> Self {
         Wants {
@@ -110,7 +118,7 @@ impl Default for Wants {
             net_window_size: 4 << 20,
             slots: 1024,
             receives: 1024,
-            device: None,
+            devices: Vec::new(),
             port: 1,
             gid_index: None,
             assumes_order: false,

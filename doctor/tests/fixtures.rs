@@ -326,7 +326,7 @@ cases! {
     "rdma-devices" Passed "channel adapter in software" |h| h.write("N/infiniband/mlx5_0/parent", b"eth9\n");
     "rdma-devices" NotApplicable "qp = local needs none" no_rdma;
     "rdma-devices" Failed "modprobe" |h| h.remove("sys/class/infiniband");
-    "rdma-devices" Failed "this host has mlx5_0" |h| h.wants.device = Some("rxe7".into());
+    "rdma-devices" Failed "this host has mlx5_0" |h| h.wants.devices = vec!["rxe7".into()];
     "rdma-devices" Failed "iWARP" |h| h.write("N/infiniband/mlx5_0/node_type", b"4: RNIC\n");
     "rdma-devices" Warned "iWARP" |h| {
         // Nobody asked for RDMA.
@@ -357,7 +357,7 @@ cases! {
         h.remove(&format!("{PORT}/gids"));
     };
     "rdma-port" Failed "ports are 1" |h| {
-        h.wants.device = Some("mlx5_0".into());
+        h.wants.devices = vec!["mlx5_0".into()];
         h.wants.port = 2;
     };
     "rdma-port" Warned "link layer" |h| h.write(&format!("{PORT}/link_layer"), b"Unspecified\n");

@@ -212,7 +212,10 @@ pub fn ring(ringer: BorrowedFd<'_>) {
 }
 
 impl AsFd for Ringer {
+    /// The descriptor, which may be handed to another process: from then on a drop here leaves the socket as it is.
     fn as_fd(&self) -> BorrowedFd<'_> {
+        // Only the drop reads this, and it has the ringer to itself.
+        self.0.shared.store(true, Ordering::Relaxed);
         self.0.fd()
     }
 }
@@ -353,6 +356,18 @@ mod tests {
         drop(bell);
         ringer.ring();
         assert!(theirs.drain());
+    }
+
+    #[test]
+    fn a_ringer_that_was_handed_over_rings_behind_the_drop_of_ours() {
+        let (bell, ringer) = pair().unwrap();
+        let ours = Ringer::from_fd(ringer.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        drop(ringer);
+        // A program has a peer's ringer, and hands it to its proxy.
+        let handed = Ringer::from_fd(ours.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        drop(ours);
+        handed.ring();
+        assert!(readable(&bell) && bell.drain());
     }
 
     #[test]

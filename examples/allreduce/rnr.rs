@@ -10,7 +10,7 @@ use pushgate::Settings;
 const COUNTERS: [&str; 5] =
     ["send_rnr_err", "rcvd_rnr_err", "retry_rnr_exceeded_err", "rnr_nak_retry_err", "out_of_buffer"];
 
-/// The counters of a port, and what they were when last looked at.
+/// The counters of ports, and what they were when last looked at.
 pub struct Rnr {
     files: Vec<PathBuf>,
     lifespan: Duration,
@@ -18,9 +18,15 @@ pub struct Rnr {
 }
 
 impl Rnr {
-    /// Of the port that queue pairs use. The error is a sentence.
+    /// Of the ports that queue pairs use. The error is a sentence.
     pub fn open(settings: &Settings) -> Result<Self, String> {
-        Rnr::open_at(Path::new("/sys/class/infiniband"), &settings.ib_dev, settings.ib_port)
+        let class = Path::new("/sys/class/infiniband");
+        let each = settings.ib_dev.split(',').map(|device| Rnr::open_at(class, device, settings.ib_port));
+        let mut all = each.collect::<Result<Vec<_>, _>>()?;
+        let files = all.iter_mut().flat_map(|one| std::mem::take(&mut one.files)).collect();
+        let lifespan = all.iter().map(|one| one.lifespan).max().unwrap_or_default();
+        let last = all.iter().fold(0, |sum: u64, one| sum.wrapping_add(one.last));
+        Ok(Rnr { files, lifespan, last })
     }
 
     fn open_at(class: &Path, device: &str, port: u32) -> Result<Self, String> {

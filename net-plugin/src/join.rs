@@ -312,6 +312,8 @@ impl NewEnd {
                 config.traffic_class = class.unwrap_or(config.traffic_class);
                 let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
                 let opening = VerbsOpening::new(device, &config, own.geometry, own.window.clone(), allocate)?;
+                let recovers = settings.recovery().is_some();
+                let opening = if recovers { opening.recovering() } else { opening };
                 (Opening::Verbs(Box::new(opening)), Some(config))
             }
         };
@@ -365,8 +367,9 @@ impl ReadyEnd {
             Met::Local(met) => join_local(runtime, own, *met, note, work, peer_pid, again),
             Met::Verbs(met) => {
                 let config = config.expect("an end over RDMA has one");
-                join_verbs(runtime, own, *met, &config, note, reaches)
+                join_verbs(runtime, own, *met, &config, note, reaches, again)
             }
+            Met::Rails(_) => unreachable!("the plugin makes ends over one device"),
         }
     }
 }
@@ -383,24 +386,35 @@ fn join_local(
     let receives = work.map(|work| posted_receives(work, &met.peer.geometry)).transpose()?;
     // Register before the engine may copy from there.
     let registrations = own.register(&PeerWindow::Shared(&met.peer.window))?;
-    let recovery = runtime.loaded.settings.recovery().filter(|_| met.recovers);
-    let again = again.and_then(|again| Some((again.connect.take_if(|_| recovery.is_some())?, again.line)));
+    let recovers = met.recovers;
     let fds = met.into_fds(own.work.clone(), own.control.clone(), peer_pid);
     let wake = own.lane.wake();
     let bell = own.bell(wake)?;
     let options = own.options(runtime);
-    let mut endpoint = fds.into_endpoint(options)?;
-    let mut mailbox = None;
-    if let (Some(limit), Some((connect, line))) = (recovery, again) {
-        let patience = Patience::within(limit, options.key_seed.into());
-        let mailbox = mailbox.insert(Mailbox::default()).clone();
-        endpoint = endpoint.with_recovery(connect, patience, mailbox, send_frame(line.clone()));
-    }
+    let endpoint = fds.into_endpoint(options)?;
+    let (endpoint, mailbox) = with_recovery(runtime, endpoint, recovers, options.key_seed, again);
     let qp = own.lane.engine.add_qp(endpoint, wake)?;
     let sends = own.role == Role::Send;
     let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
     let regions = note.gpu.then_some(false);
     Ok(Joined { mailbox, window, regions, receives, registrations, ..own.joined(qp, bell) })
+}
+
+/// Has the link of an endpoint replaced when it breaks, where both ends do so: `recovers`. Returns also where the frames of
+/// the other end go.
+fn with_recovery(
+    runtime: &Runtime,
+    endpoint: Endpoint,
+    recovers: bool,
+    jitter: u32,
+    again: Option<Again<'_>>,
+) -> (Endpoint, Option<Mailbox>) {
+    let recovery = runtime.loaded.settings.recovery().filter(|_| recovers);
+    let again = again.and_then(|again| Some((again.connect.take_if(|_| recovery.is_some())?, again.line)));
+    let (Some(limit), Some((connect, line))) = (recovery, again) else { return (endpoint, None) };
+    let (patience, mailbox) = (Patience::within(limit, jitter.into()), Mailbox::default());
+    let endpoint = endpoint.with_recovery(connect, patience, mailbox.clone(), send_frame(line.clone()));
+    (endpoint, Some(mailbox))
 }
 
 /// Sends the frames of an end that replaces its link. The watch sends what the socket does not take at once.
@@ -418,6 +432,7 @@ fn join_verbs(
     config: &Config,
     note: Note,
     reaches: bool,
+    again: Option<Again<'_>>,
 ) -> Result<Joined> {
     if let (Role::Send, false, Some(gpu)) = (own.role, reaches, &own.lane.gpu) {
         // The GPU's worker pushes on this connection, even if the RDMA device reads the GPU's
@@ -437,23 +452,21 @@ fn join_verbs(
     };
     // Where completions can't wake the engine, it must poll.
     let wake = if link.can_wake() { own.lane.wake() } else { Wake::Polled };
+    let recovers = link.recovers();
     // The engine only reads the work segment, so it gets a mapping of its own that can do
     // nothing else.
     let work = own.work.fd().try_clone_to_owned().map_err(Failure::system("work segment"))?;
     let work = Arc::new(ReadOnlyMemory::from_fd(work, own.work.len())?);
-    let endpoint = Endpoint::new(
-        work,
-        own.control.clone(),
-        own.geometry,
-        peer_geometry,
-        Box::new(link),
-        own.options(runtime),
-    )?;
+    let options = own.options(runtime);
+    let endpoint =
+        Endpoint::new(work, own.control.clone(), own.geometry, peer_geometry, Box::new(link), options)?;
+    let (endpoint, mailbox) = with_recovery(runtime, endpoint, recovers, options.key_seed, again);
     let sends = own.role == Role::Send;
     let bell = own.bell(wake)?;
     let qp = own.lane.engine.add_qp(endpoint, wake)?;
     let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
     Ok(Joined {
+        mailbox,
         window,
         regions: Some(note.landing != Some(Landing::Host)),
         // The receiver would have to copy a payload in a record into the GPU's memory.

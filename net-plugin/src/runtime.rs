@@ -106,7 +106,7 @@ impl Loaded {
         let (rdma, no_rdma) = match settings.qp {
             QpKind::Local => (None, None),
             qp => {
-                let name = (settings.ib_dev != "auto").then_some(settings.ib_dev.as_str());
+                let name = settings.rdma_device("in the NCCL plugin")?;
                 match Device::open(name, settings.ib_port as u8) {
                     Ok(device) => (Some(device), None),
                     // Ranks of this host need none.

@@ -25,8 +25,9 @@ use rustix::net::{
 
 const MAGIC: [u8; 4] = *b"PGF1";
 const HEADER: usize = 12;
-/// The most bytes of a frame; a greeting is a few hundred bytes.
-const MAX_BYTES: usize = 1 << 16;
+/// The most bytes of a frame. A greeting is a few hundred bytes; the offer of another link over RDMA has up to 64 for each of
+/// 4,096 regions.
+const MAX_BYTES: usize = 1 << 19;
 const MAX_FDS: usize = 4;
 /// The most frames that may be lost and wait for the peer to read.
 const MOST_WAITING: usize = 16;

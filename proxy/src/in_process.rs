@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 
+use crate::connect::Patience;
 use crate::counters::Counters;
 use crate::endpoint::{Endpoint, QpMemory, QpOptions};
 use crate::engine::{Engine, EngineError, QpId};
 use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
 use crate::memory::Keep;
-use crate::proxy::{Proxy, QpFds, first_page};
+use crate::proxy::{Proxy, QpFds, Recovers, first_page};
 use crate::region::{Exported, RegionMemory};
 use crate::session::Status;
 
@@ -43,6 +44,20 @@ impl Proxy for Engine {
         // The memory is not mapped in a child.
         self.here()?;
         self.add_qp(endpoint(fds, options)?, wake)
+    }
+
+    fn add_recovering_qp(
+        &self,
+        fds: QpFds,
+        options: QpOptions,
+        wake: Wake,
+        recovers: Recovers,
+    ) -> Result<QpId, EngineError> {
+        // The memory is not mapped in a child.
+        self.here()?;
+        let Recovers { connect, limit, mailbox, send } = recovers;
+        let patience = Patience::within(limit, options.key_seed as u64);
+        self.add_qp(endpoint(fds, options)?.with_recovery(connect, patience, mailbox, send), wake)
     }
 
     fn add_endpoint(&self, endpoint: Endpoint, wake: Wake) -> Result<QpId, EngineError> {

@@ -31,6 +31,9 @@ mod calls;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod cell;
 
+#[cfg_attr(loom, allow(dead_code))]
+mod crash;
+
 #[cfg(not(loom))]
 pub use pushgate_core::{gate, inbound, outbound, session, staging};
 
@@ -48,10 +51,15 @@ pub mod engine;
 #[cfg(not(loom))]
 mod frame;
 #[cfg(not(loom))]
+mod frame_socket;
+#[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod idle;
 #[cfg(not(loom))]
 mod in_process;
+#[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod journal;
 #[cfg(not(loom))]
 pub mod link;
 #[cfg(not(loom))]

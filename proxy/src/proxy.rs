@@ -4,12 +4,14 @@
 //! for an engine of `pushgate proxy` ([`RemoteEngine`](crate::remote::RemoteEngine)).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pushgate_driver_shim::bell::{Bell, Ringer};
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 
+use crate::connect::{Connect, Fds};
 use crate::counters::Counters;
-use crate::endpoint::{Endpoint, QpOptions};
+use crate::endpoint::{Endpoint, Mailbox, QpOptions, SendFrame};
 use crate::engine::{EngineError, QpId};
 use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
@@ -43,6 +45,18 @@ pub struct QpFds {
     pub peer_pid: Option<u32>,
 }
 
+/// What replaces a queue pair's link when it breaks, as the program has it.
+pub struct Recovers {
+    /// The machine by which the ends have met, live with the peer's end.
+    pub connect: Connect<Fds>,
+    /// How long the ends try to meet again.
+    pub limit: Duration,
+    /// Frames of the peer, which come over a channel of the program. [`Proxy::control`] says that there are some.
+    pub mailbox: Mailbox,
+    /// The way of frames to the peer. It is dropped when the queue pair is gone.
+    pub send: SendFrame,
+}
+
 impl QpFds {
     /// The endpoint of this queue pair, for an engine of this process ([`Proxy::add_endpoint`]).
     pub fn into_endpoint(self, options: QpOptions) -> Result<Endpoint, EngineError> {
@@ -56,6 +70,16 @@ impl QpFds {
 pub trait Proxy: Send + Sync {
     /// Takes in a queue pair over the `local` transport. `wake` says how its producer can wake the engine.
     fn add_qp(&self, fds: QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError>;
+
+    /// Takes in a queue pair over the `local` transport whose link is replaced when it breaks. An engine of another process may
+    /// die: then the next proxy goes on with the queue pair.
+    fn add_recovering_qp(
+        &self,
+        fds: QpFds,
+        options: QpOptions,
+        wake: Wake,
+        recovers: Recovers,
+    ) -> Result<QpId, EngineError>;
 
     /// Takes in a queue pair over any other transport. Only an engine of this process can do that.
     fn add_endpoint(&self, endpoint: Endpoint, wake: Wake) -> Result<QpId, EngineError>;
@@ -102,11 +126,8 @@ pub trait Proxy: Send + Sync {
     /// Ends one queue pair, or all of this program's, with a status.
     fn fail(&self, qp: Option<QpId>, status: Status) -> Result<(), EngineError>;
 
-    /// Tells a queue pair that frames of its peer wait in its [`Mailbox`](crate::endpoint::Mailbox). Waits for nothing. Only
-    /// an engine of this process can do that.
-    fn control(&self, _qp: QpId) -> Result<(), EngineError> {
-        Err(EngineError::Remote("links of a proxy process are not replaced: set proxy = thread".into()))
-    }
+    /// Tells a queue pair that frames of its peer wait in its mailbox ([`Recovers`]). Waits for nothing.
+    fn control(&self, qp: QpId) -> Result<(), EngineError>;
 
     /// Breaks the link of a queue pair. True if another one is to take its place. Only an engine of this process can do
     /// that. For tests and fault injection.

@@ -10,11 +10,13 @@
 //!    this end's memory any more, the end takes in the stripes that have arrived and sends RESUME with their count.
 //! 2. With its own link stopped and the peer's RESUME there, an end knows which stripes the peer never got. They go over the
 //!    other rails, before younger ones.
-//! 3. The end prepares the next link of the rail and says READY. With the peer's READY it posts over the rail again.
+//! 3. The end prepares the next link of the rail and says READY. With the peer's READY it posts over the rail again. While the
+//!    device does not work the ends try again and again, once a second in the end.
 //!
-//! Over the other rails messages go on all the while. If no rail is left, or a rail is given up before the peer has said what
-//! it got, the session's link is down.
+//! Over the other rails messages go on all the while. The session's link is down if for [`Options::recover`] no rail carries, or
+//! what a rail owes is not known.
 
+mod again;
 mod link;
 
 use std::collections::BTreeMap;
@@ -30,9 +32,24 @@ use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 use crate::link::{LinkDown, PeerCounts, Rail, StripeArrival};
 use crate::region::RegionMemory;
 use crate::session::Status;
+pub use pushgate_core::rails::MOST_RAILS;
 
 /// How many epochs of a rail a control message may be ahead of this end.
 const AHEAD: u32 = 1024;
+
+/// Something that is made beside the engine.
+#[derive(Debug)]
+pub enum Made<T> {
+    /// It is not there yet: ask again.
+    Pending,
+    /// It is there.
+    Done(T),
+    /// It can't be made now.
+    Failed,
+}
+
+/// A region of this end for a link that is made: key, memory, bytes.
+pub type KnownRegion = (u32, RegionMemory, u64);
 
 /// What rails need from beside their links: a way for control messages that outlives each of the links, and the next link
 /// of a rail. Belongs to one engine thread; no call blocks.
@@ -43,8 +60,21 @@ pub trait Beside: Send {
     /// Takes the next control message of the peer, if there is one, and the rail that it is about.
     fn receive(&mut self) -> Option<(usize, Control)>;
 
-    /// Makes this end of a rail's link of `epoch`, ready to receive. `None` gives the attempt up.
-    fn prepare(&mut self, rail: usize, epoch: u32) -> Option<Box<dyn Rail>>;
+    /// Gets this end of a rail's link of `epoch` ready to receive. Asked until the answer is there.
+    fn prepare(&mut self, rail: usize, epoch: u32) -> Made<()>;
+
+    /// The peer is ready, too: makes the link that was prepared, which knows these regions of this end.
+    fn join(&mut self, rail: usize, regions: Vec<KnownRegion>);
+
+    /// The link that [`Beside::join`] makes. Asked until the answer is there.
+    fn joined(&mut self, rail: usize) -> Made<Box<dyn Rail>>;
+
+    /// Lets go of a link of the rail that was prepared or is being joined, if there is one. True once nothing of it can touch
+    /// this end's memory.
+    fn fence(&mut self, rail: usize) -> bool;
+
+    /// Takes a link that has stopped, and frees what it has.
+    fn retire(&mut self, link: Box<dyn Rail>);
 
     /// Tells the peer how this end ended, if no link can.
     fn set_status(&mut self, word: u64);
@@ -60,8 +90,10 @@ pub struct Options {
     pub rules: Rules,
     /// The messages of the peer that may be on their way at once, logarithm to base 2: its `rules.window_log`.
     pub peer_window_log: u32,
-    /// Limits of a rail's recovery.
+    /// Limits of an attempt to join a rail again. A rail is never given up by this end: `whole` has no effect.
     pub patience: Patience,
+    /// The session's link is down if for this long no rail carries, or it is not known what a rail owes, nanoseconds.
+    pub recover: u64,
     /// SENDs of this end may land in regions of the peer, at places that the peer chooses.
     pub peer_posts: bool,
     /// Ranks of this end and of the peer.
@@ -73,16 +105,34 @@ struct One {
     /// The link of the present epoch, or one that has stopped and is replaced when the rail is joined again.
     link: Box<dyn Rail>,
     recovery: Recovery,
-    /// The link takes stripes in: it is live, or prepared.
+    /// The link takes stripes in.
     receives: bool,
     /// The link is being stopped.
     fencing: bool,
-    /// The rail is given up for good.
+    /// How far the rail's next link is.
+    next: Next,
+    /// The peer's READY of this epoch has come before this end was ready.
+    ready: Option<u32>,
+    /// When the rail left, if it is away.
+    away_since: Option<u64>,
+    /// The peer has not said what it got over the links before.
+    undecided: bool,
+    /// The peer has given the rail up for good.
     over: bool,
     /// Stripes posted and taken in over the rail before the present epoch.
     before: [u64; 2],
     /// Stripes taken in that the peer was told of.
     told: u64,
+}
+
+/// How far the next link of a rail is.
+enum Next {
+    Nothing,
+    /// Of this epoch, and the peer is to be told when it is ready.
+    Preparing(u32),
+    Prepared(u32),
+    /// With these regions of this end.
+    Joining(Vec<u32>),
 }
 
 /// A message on its way: the record as the producer wrote it, and as the peer gets it.
@@ -121,6 +171,12 @@ pub struct Rails {
     down: Option<LinkDown>,
     /// The peer sent what no sender of this session could have sent.
     torn: bool,
+    /// The rail that [`Link::break_one`](crate::link::Link::break_one) broke last.
+    broken: usize,
+    /// When a rail has come back last.
+    came_back: Option<u64>,
+    /// Rails that have come back and were not told of.
+    rejoined: u64,
     now: u64,
 }
 
@@ -134,12 +190,18 @@ impl Rails {
         let mut sending = Sending::new(options.rules, links.len());
         links.iter().enumerate().for_each(|(rail, link)| sending.join(rail, link.budget()));
         let window = 1 << options.rules.window_log;
+        // A rail comes back whenever its device works again.
+        let options = Options { patience: Patience { whole: u64::MAX, ..options.patience }, ..options };
         let gives_up = Status::new(abi::PUSHGATE_LINK_DOWN);
         let rails = links.into_iter().map(|link| One {
             link,
             recovery: Recovery::new(options.patience, gives_up),
             receives: true,
             fencing: false,
+            next: Next::Nothing,
+            ready: None,
+            away_since: None,
+            undecided: false,
             over: false,
             before: [0; 2],
             told: 0,
@@ -160,6 +222,9 @@ impl Rails {
             orders: Vec::with_capacity(8),
             down: None,
             torn: false,
+            broken: 0,
+            came_back: None,
+            rejoined: 0,
             now,
         }
     }
@@ -173,6 +238,13 @@ impl Rails {
         loop {
             let Some((rail, permit, stripe)) = self.sending.reserve() else { return };
             let held = &self.held[stripe.message as usize & (self.held.len() - 1)];
+            if stripe.placed && !self.rails[rail].link.reaches(&held.record) {
+                // A rail that has joined again hears of the peer's regions before it carries such a stripe.
+                if self.reach(&held.record) == Some(false) {
+                    self.down.get_or_insert(LinkDown::RegionGone);
+                }
+                return;
+            }
             match self.rails[rail].link.post_stripe(permit, &stripe, &held.record, &held.words) {
                 Ok(()) => self.sending.posted(rail),
                 Err(down) => self.breaks(rail, down),
@@ -201,147 +273,29 @@ impl Rails {
         }
     }
 
-    // ------------------------------------------------------------- a rail that breaks
-
-    /// A rail's link broke.
-    #[cold]
-    fn breaks(&mut self, rail: usize, down: LinkDown) {
-        let LinkDown::Failed { .. } = down else {
-            // The peer left as a whole, or a message can't be posted over any rail.
-            self.down.get_or_insert(down);
-            self.sending.leave(rail);
-            return;
-        };
-        tracing::info!(rail, "a rail broke: {down}");
-        let [own, peer] = self.options.ranks;
-        let gives_up = down.status(own, peer);
-        self.tell_progress(rail);
-        self.rails[rail].recovery.link_down(self.now, gives_up, &mut self.orders);
-        self.perform(rail);
-    }
-
-    /// Tells a rail's recovery how many stripes have come over the rail, both ways.
-    fn tell_progress(&mut self, rail: usize) {
-        let taken = self.arriving.taken(rail);
-        let one = &mut self.rails[rail];
-        one.recovery.progress(taken + one.before[0] + one.link.stripes_taken(), self.sending.owes(rail) > 0);
-    }
-
-    /// Does what a rail's recovery has ordered.
-    fn perform(&mut self, rail: usize) {
-        // An order may bring others about.
-        while !self.orders.is_empty() {
-            let order = self.orders.remove(0);
-            match order {
-                Order::Send(control) => self.beside.send(rail, control),
-                Order::Fence => {
-                    self.sending.leave(rail);
-                    self.rails[rail].fencing = true;
-                    self.fence(rail);
-                }
-                Order::Prepare(epoch) => self.prepare(rail, epoch),
-                Order::Go { accepted, .. } => {
-                    let one = &mut self.rails[rail];
-                    one.before[0] = accepted;
-                    one.told = one.before[1];
-                    // The peer takes in what is written over the link from now on.
-                    one.link.acknowledge(self.counts);
-                    if self.status != 0 {
-                        one.link.set_status(self.status);
-                    }
-                    self.sending.join(rail, one.link.budget());
-                }
-                Order::End(_) => self.give_up(rail),
-            }
-        }
-    }
-
-    /// Stops a rail's link. Once nothing of the link can touch memory of this end any more, takes in what has arrived.
-    fn fence(&mut self, rail: usize) {
-        let one = &mut self.rails[rail];
-        if !one.fencing || !one.link.stopped(self.now) && !planted!(P6Fence) {
-            return;
-        }
-        if self.rails[rail].receives {
-            self.take_in(rail);
-        }
-        let (one, taken) = (&mut self.rails[rail], self.arriving.taken(rail));
-        (one.fencing, one.receives) = (false, false);
-        one.recovery.fenced(taken, self.now, &mut self.orders);
-        self.perform(rail);
-    }
-
-    /// Both ends have fenced a rail: what it owes goes over the others, and its next link is made.
-    fn prepare(&mut self, rail: usize, epoch: u32) {
-        let taken = self.rails[rail].recovery.peer_accepted().expect("its RESUME is there");
-        match self.sending.owed(rail, taken) {
-            Ok(stripes) => tracing::info!(rail, stripes, "what the rail owes goes over the others"),
-            Err(e) => {
-                tracing::warn!(rail, "{e}");
-                self.torn = true;
-                return;
-            }
-        }
-        let Some(mut link) = self.beside.prepare(rail, epoch) else {
-            // The peer must not hear that this end is ready.
-            self.orders.retain(|order| *order != Order::Send(Control::Ready { epoch }));
-            let gives_up = Status::new(abi::PUSHGATE_LINK_DOWN);
-            self.rails[rail].recovery.link_down(self.now, gives_up, &mut self.orders);
-            return;
-        };
-        self.regions.iter().for_each(|(key, own)| link.add_region(*key, &own.memory, own.bytes));
-        let taken_in = self.arriving.taken(rail);
-        let one = &mut self.rails[rail];
-        (one.link, one.receives) = (link, true);
-        one.before = [taken, taken_in];
-    }
-
-    /// A rail is given up for good.
-    #[cold]
-    fn give_up(&mut self, rail: usize) {
-        let one = &mut self.rails[rail];
-        (one.over, one.fencing) = (true, true);
-        self.sending.leave(rail);
-        let [own, _] = self.options.ranks;
-        tracing::warn!(rank = own, rail, "a rail is given up");
-        // What it owes is known only if the peer has fenced it.
-        if self.sending.owes(rail) > 0 || self.rails.iter().all(|one| one.over) {
-            let cause = abi::PUSHGATE_DOWN_PORT;
-            self.down.get_or_insert(LinkDown::Failed { cause, by_peer: false });
-        }
-    }
-
-    /// Control messages, and fences that are under way.
-    fn move_on(&mut self) {
-        while let Some((rail, control)) = self.beside.receive() {
-            let Some(one) = self.rails.get_mut(rail) else { continue };
-            let epoch = match control {
-                Control::Break { epoch } | Control::Resume { epoch, .. } | Control::Ready { epoch } => epoch,
-                Control::End(_) => 0,
-            };
-            if epoch > one.recovery.epoch().saturating_add(AHEAD) {
-                continue;
-            }
-            self.tell_progress(rail);
-            let one = &mut self.rails[rail];
-            one.recovery.take(control, self.arriving.taken(rail), self.now, &mut self.orders);
-            self.perform(rail);
-        }
-        for rail in 0..self.rails.len() {
-            self.fence(rail);
-        }
-    }
-
     /// The rails over which this end may write to the peer.
     fn live(&mut self) -> impl Iterator<Item = &mut One> {
         let sending = &self.sending;
         self.rails.iter_mut().enumerate().filter(|(rail, _)| sending.is_up(*rail)).map(|(_, one)| one)
     }
 
-    /// Whether all rails can write the payload of a PUT straight into its region; `None` while there is no rail to ask.
+    /// Whether all rails can write the payload of a PUT straight into its region; `None` while there is no rail to ask, or a
+    /// rail that has come back may not have heard of the region yet.
     fn reach(&self, record: &Record) -> Option<bool> {
         let each = self.receiving().map(|one| one.link.reaches(record));
-        each.reduce(|all, one| all & one)
+        let (all, any) =
+            each.fold((true, None), |(all, any), one| (all & one, Some(any.unwrap_or(false) | one)));
+        match (all, any) {
+            (_, None) => None,
+            (true, _) => Some(true),
+            (false, Some(true)) => None,
+            // The peer tells of its regions over each link.
+            (false, _) => {
+                let hears =
+                    self.came_back.is_some_and(|at| self.now.saturating_sub(at) < self.options.recover);
+                if hears { None } else { Some(false) }
+            }
+        }
     }
 
     fn receiving(&self) -> impl Iterator<Item = &One> {

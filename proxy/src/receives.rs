@@ -86,7 +86,7 @@ impl PeerReceives {
     /// Those that are in the ring and not yet taken out: no more than were free to be
     /// posted, whatever a peer writes there.
     fn fresh<'a>(&'a self, ring: &'a [AtomicU64]) -> impl Iterator<Item = PeerReceive> + 'a {
-        let room = (1u64 << self.log) - self.known.len() as u64;
+        let room = (1u64 << self.log).saturating_sub(self.known.len() as u64);
         (self.seen..self.seen + room).map_while(|number| self.entry(ring, number))
     }
 
@@ -94,6 +94,16 @@ impl PeerReceives {
     pub(crate) fn find(&self, ring: &[AtomicU64], tag: u32) -> Option<PeerReceive> {
         let known = self.known.iter().copied().find(|r| r.takes(tag));
         known.or_else(|| self.fresh(ring).find(|r| r.takes(tag)))
+    }
+
+    /// Puts a receive back that a message had taken: the message is posted again.
+    #[cold]
+    pub(crate) fn put_back(&mut self, receive: PeerReceive) {
+        // No more than the ring has: a peer that told of more has broken the rule, and its SENDs wait or are refused.
+        if self.known.len() < 1 << self.log {
+            let at = self.known.partition_point(|known| known.number < receive.number);
+            self.known.insert(at, receive);
+        }
     }
 
     /// Takes the receive that a SEND of `tag` will take, if the peer has told of it. The ring is

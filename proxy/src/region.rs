@@ -91,6 +91,22 @@ impl Regions {
         Some(key)
     }
 
+    /// Adds a region under a key that another table gave out for it. False if the key's place is taken.
+    pub fn restore(&mut self, key: u32, memory: RegionMemory, bytes: u64) -> bool {
+        let index = (key & ((1 << INDEX_BITS) - 1)) as usize;
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, || None);
+        }
+        let slot = &mut self.slots[index];
+        let free = slot.is_none();
+        if free {
+            *slot = Some((key, memory, bytes));
+            // No key that is given out later is this one.
+            self.tag = self.tag.wrapping_add(1);
+        }
+        free
+    }
+
     /// Removes a region. False if the key names none.
     pub fn remove(&mut self, key: u32) -> bool {
         let slot = self.slots.get_mut((key & ((1 << INDEX_BITS) - 1)) as usize);

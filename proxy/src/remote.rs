@@ -1,26 +1,32 @@
 //! The engine of another process, `pushgate proxy`, as a [`Proxy`]. The process must run already: nothing here starts it.
 
+mod book;
+mod takeover;
+
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pushgate_driver_shim::bell::{self, Ringer};
+use pushgate_driver_shim::bell::{self, Bell, Ringer};
 use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::versions::{TooFarApart, Versions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use self::book::{Book, QueuePair, Session};
 use crate::counters::Counters;
 use crate::endpoint::{Endpoint, QpOptions};
 use crate::engine::{EngineError, QpId};
+use crate::frame_socket::FrameSocket;
 use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
 use crate::memory::Keep;
-use crate::proxy::{Proxy, QpFds};
+use crate::proxy::{Proxy, QpFds, Recovers};
 use crate::region::Exported;
 use crate::session::Status;
 use crate::wire::{self, Answer, Reply, Request, TIMEOUT};
@@ -31,16 +37,54 @@ use crate::wire::{self, Answer, Reply, Request, TIMEOUT};
 /// [`TIMEOUT`] (a second longer for each 2 GiB to be mapped), with [`EngineError::Remote`]. After such an error all
 /// calls end with that error, because nobody knows how much of the request the proxy carried out.
 ///
+/// Queue pairs whose links are replaced outlive the proxy's process: while a thread is in [`RemoteEngine::attend`], the next
+/// proxy that listens at the same path goes on with them, and calls wait for that.
+///
 /// Dropping a `RemoteEngine` ends the engine, as dropping an [`Engine`](crate::engine::Engine) does. In a child of
 /// `fork` calls end with [`EngineError::Forked`], and the drop does nothing.
 #[derive(Debug)]
 pub struct RemoteEngine {
     owner: Owner,
-    stream: UnixStream,
+    name: String,
+    /// Where the next proxy listens, if that is known.
+    path: Option<PathBuf>,
+    /// What this program's producers ring. Each proxy is handed it. `None` in a drop alone.
+    bell: Option<Bell>,
     ringer: Ringer,
-    /// Why the proxy was lost. Locked while a request is under way.
-    cause: Mutex<Option<String>>,
+    /// Locked while a request is under way.
+    connection: Mutex<Connection>,
+    /// The state of the connection has changed.
+    changed: Condvar,
+    book: Book,
     lost: AtomicBool,
+}
+
+/// The connection to the proxy.
+#[derive(Debug)]
+struct Connection {
+    stream: Arc<UnixStream>,
+    state: State,
+    /// A thread is in [`RemoteEngine::attend`].
+    attended: bool,
+    /// What came with a proxy that goes on with queue pairs when another one has died.
+    sessions: Option<Sessions>,
+}
+
+/// What comes with a proxy that speaks of sessions.
+#[derive(Clone, Debug)]
+struct Sessions {
+    frames: Arc<FrameSocket>,
+    /// The proxy's process.
+    process: Arc<Process>,
+}
+
+#[derive(Debug)]
+enum State {
+    Live,
+    /// The proxy is gone, and another one may take its place.
+    Away,
+    /// The proxy was lost, for this reason.
+    Lost(String),
 }
 
 fn remote(why: impl Into<String>) -> EngineError {
@@ -54,41 +98,31 @@ impl RemoteEngine {
     /// A proxy of another user is refused, because a proxy sees this program's memory. Root's proxy is accepted, and
     /// root may use any user's proxy by its path.
     pub fn connect(path: &Path, name: &str) -> Result<Self, EngineError> {
-        let at = path.display();
-        let stream = wire::dial(path, Instant::now() + TIMEOUT).map_err(|e| match e.kind() {
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
-                remote(format!("no proxy listens at {at} ({e}): start `pushgate proxy`"))
-            }
-            ErrorKind::WouldBlock => remote(format!("the proxy at {at} takes no connection; is it stopped?")),
-            _ => remote(format!("connecting to {at}: {e}")),
-        })?;
-        let theirs = wire::peer_cred(&stream).map_err(|e| remote(format!("SO_PEERCRED of {at}: {e}")))?.uid;
-        let ours = rustix::process::geteuid().as_raw();
-        let named = ours == 0 && wire::abstract_name(path).is_none();
-        if theirs != ours && theirs != 0 && !named {
-            return Err(remote(format!(
-                "the proxy at {at} is user {theirs}'s, this program is user {ours}'s: name the socket of a \
-                 proxy of your own"
-            )));
-        }
-        Self::over(stream, name)
+        let stream = dial(path, Instant::now() + TIMEOUT)?;
+        Self::start(stream, name, Some(path.into()))
     }
 
     /// Has the proxy at the other end of a connection start an engine.
     pub fn over(stream: UnixStream, name: &str) -> Result<Self, EngineError> {
+        Self::start(stream, name, None)
+    }
+
+    fn start(stream: UnixStream, name: &str, path: Option<PathBuf>) -> Result<Self, EngineError> {
         let (bell, ringer) = bell::pair().map_err(|e| remote(format!("a pair of sockets: {e}")))?;
-        let (owner, cause, lost) = (Owner::here(), Mutex::new(None), AtomicBool::new(false));
-        let engine = RemoteEngine { owner, stream, ringer, cause, lost };
-        let (version, newest) = (wire::VERSIONS.oldest(), wire::VERSIONS.newest());
-        let hello = Request::Hello { version, newest, name: name.into() };
-        match engine.ask(&hello, &[bell.handle()])? {
-            Answer::Welcome { version } if wire::VERSIONS.contains(version) => Ok(engine),
-            Answer::Welcome { version } => {
-                let (theirs, ours) = (Versions::told(version, None), wire::VERSIONS);
-                Err(engine.lose(TooFarApart { theirs, ours }.to_string()))
-            }
-            other => Err(engine.unexpected(&other)),
-        }
+        let sessions = greet(&stream, &bell, name)?;
+        let (stream, state) = (Arc::new(stream), State::Live);
+        let connection = Connection { stream, state, attended: false, sessions };
+        Ok(RemoteEngine {
+            owner: Owner::here(),
+            name: name.into(),
+            path,
+            bell: Some(bell),
+            ringer,
+            connection: Mutex::new(connection),
+            changed: Condvar::new(),
+            book: Book::default(),
+            lost: AtomicBool::new(false),
+        })
     }
 
     /// The ringer that this program's producers ring when they find the engine asleep.
@@ -99,25 +133,79 @@ impl RemoteEngine {
     /// Takes in a queue pair over the `local` transport. `wake` says how its producer can wake the engine. [`QpFds`] says
     /// what the memory must be.
     pub fn add_qp(&self, memory: &QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError> {
+        let qp = Arc::new(QueuePair::new(memory, None)?);
+        self.add(memory, options, wake, qp)
+    }
+
+    /// Takes in a queue pair whose link is replaced when it breaks, and which goes on with the next proxy if this one dies.
+    pub fn add_recovering_qp(
+        &self,
+        memory: QpFds,
+        options: QpOptions,
+        wake: Wake,
+        recovers: Recovers,
+    ) -> Result<QpId, EngineError> {
         self.owner.check()?;
-        let m = memory;
+        if self.connection().sessions.is_none() {
+            // An older proxy: the end of the link is the queue pair's.
+            return self.add_qp(&memory, options, wake);
+        }
+        let memory = Arc::new(memory);
+        let session = Session::new(memory.clone(), options, wake, recovers)?;
+        let qp = Arc::new(QueuePair::new(&memory, Some(session))?);
+        self.add(&memory, options, wake, qp)
+    }
+
+    fn add(
+        &self,
+        m: &QpFds,
+        options: QpOptions,
+        wake: Wake,
+        qp: Arc<QueuePair>,
+    ) -> Result<QpId, EngineError> {
+        self.owner.check()?;
+        let id = self.book.number();
         let mut fds = vec![m.work.fd(), m.control.fd(), m.link.fd(), m.peer_link.fd(), m.peer_window.fd()];
+        let session = qp.session.as_ref().map(|session| {
+            fds.push(session.segment.fd());
+            session.offer(id)
+        });
         fds.extend(m.bell.as_ref().map(|b| b.handle()));
         fds.extend(m.peer_bell.as_ref().map(|b| b.as_fd()));
         let bytes = [m.work.len(), m.control.len(), m.link.len(), m.peer_link.len(), m.peer_window.len()];
         let (bell, peer_bell) = (m.bell.is_some(), m.peer_bell.is_some());
-        let request = Request::AddQp { options, wake, bell, peer_bell };
-        match self.ask_within(&request, &fds, limit(bytes.iter().sum()))? {
-            Answer::Qp(qp) => Ok(qp),
-            other => Err(self.unexpected(&other)),
+        let request = || Ok(Request::AddQp { options, wake, bell, peer_bell, session });
+        // Before the connection is free again: a thread that ends the queue pairs of a lost proxy finds this one.
+        let added = self.ask_and(&request, &fds, limit(bytes.iter().sum()), |answer| {
+            if let Answer::Qp(there) = answer {
+                self.book.add(id, qp.clone(), *there);
+            }
+        })?;
+        let Answer::Qp(_) = added else { return Err(self.unexpected(&added)) };
+        if let Some(session) = &qp.session {
+            let connection = self.connection();
+            if let (State::Live, Some(Sessions { frames, .. })) = (&connection.state, &connection.sessions) {
+                session.set_frames(Some(frames.clone()));
+            }
+            drop(connection);
+            // Those that have come meanwhile.
+            session.hand_over(id);
         }
+        Ok(id)
     }
 
     /// Registers all of a shared memory with a queue pair; returns the region's key. The proxy holds the memory until the
     /// region is removed.
-    pub fn add_region(&self, qp: QpId, memory: &SharedMemory) -> Result<u32, EngineError> {
-        let request = Request::AddRegion { qp, bytes: memory.len() as u64 };
-        match self.ask_within(&request, &[memory.fd()], limit(memory.len()))? {
+    pub fn add_region(&self, qp: QpId, memory: &Arc<SharedMemory>) -> Result<u32, EngineError> {
+        let kept = self.book.find(qp)?;
+        let bytes = memory.len() as u64;
+        let request = || Ok(Request::AddRegion { qp: kept.there(qp)?, bytes });
+        let answer = self.ask_and(&request, &[memory.fd()], limit(memory.len()), |answer| {
+            if let Answer::Key(key) = answer {
+                kept.add_region(*key, memory);
+            }
+        })?;
+        match answer {
             Answer::Key(key) => Ok(key),
             other => Err(self.unexpected(&other)),
         }
@@ -126,7 +214,14 @@ impl RemoteEngine {
     /// Removes a region. False if the key names no region, or if copies to the region or messages out of it do not end
     /// within 2 s.
     pub fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
-        match self.ask(&Request::RemoveRegion { qp, key }, &[])? {
+        let kept = self.book.find(qp)?;
+        let request = || Ok(Request::RemoveRegion { qp: kept.there(qp)?, key });
+        let answer = self.ask_and(&request, &[], TIMEOUT, |answer| {
+            if let Answer::Removed(true) = answer {
+                kept.remove_region(key);
+            }
+        })?;
+        match answer {
             Answer::Removed(removed) => Ok(removed),
             other => Err(self.unexpected(&other)),
         }
@@ -134,7 +229,15 @@ impl RemoteEngine {
 
     /// Drops a queue pair and its mappings; returns its last counts.
     pub fn remove_qp(&self, qp: QpId) -> Result<Counters, EngineError> {
-        match self.ask(&Request::RemoveQp { qp }, &[])? {
+        self.owner.check()?;
+        let kept = self.book.find(qp)?;
+        let answer = match kept.is_gone() {
+            // It did not go on with the next proxy.
+            true => Ok(Answer::Counters(Counters::default())),
+            false => self.ask(&|| Ok(Request::RemoveQp { qp: kept.there(qp)? })),
+        };
+        self.book.remove(qp);
+        match answer? {
             Answer::Counters(counters) => Ok(counters),
             other => Err(self.unexpected(&other)),
         }
@@ -142,7 +245,11 @@ impl RemoteEngine {
 
     /// Ends one queue pair, or all of this program's, with a status.
     pub fn fail(&self, qp: Option<QpId>, status: Status) -> Result<(), EngineError> {
-        match self.ask(&Request::Fail { qp, status: status.word() }, &[])? {
+        let request = || {
+            let qp = qp.map(|qp| self.book.find(qp)?.there(qp)).transpose()?;
+            Ok(Request::Fail { qp, status: status.word() })
+        };
+        match self.ask(&request)? {
             Answer::Done => Ok(()),
             other => Err(self.unexpected(&other)),
         }
@@ -150,21 +257,44 @@ impl RemoteEngine {
 
     /// How a queue pair ended, if it has.
     pub fn status(&self, qp: QpId) -> Result<Option<Status>, EngineError> {
-        match self.ask(&Request::Status { qp }, &[])? {
+        let kept = self.book.find(qp)?;
+        if kept.is_gone() {
+            return Ok(Some(kept.lost()));
+        }
+        match self.ask(&|| Ok(Request::Status { qp: kept.there(qp)? }))? {
             Answer::Status(word) => Ok(word.and_then(Status::from_word)),
             other => Err(self.unexpected(&other)),
         }
     }
 
-    /// Counts of all of this program's queue pairs, including those that were removed.
+    /// Counts of all of this program's queue pairs, including those that were removed. What a proxy that died had counted
+    /// since the last call is missing.
     pub fn counters(&self) -> Result<Counters, EngineError> {
-        match self.ask(&Request::Counters, &[])? {
-            Answer::Counters(counters) => Ok(counters),
+        let mut sum = None;
+        let counted = |answer: &Answer| {
+            if let Answer::Counters(counters) = answer {
+                sum = Some(self.book.counted(*counters));
+            }
+        };
+        let answer = self.ask_and(&|| Ok(Request::Counters), &[], TIMEOUT, counted)?;
+        match answer {
+            Answer::Counters(counters) => Ok(sum.unwrap_or(counters)),
             other => Err(self.unexpected(&other)),
         }
     }
 
-    /// Whether the proxy has died or hung up. True in a child of `fork`. Costs one system call.
+    /// Hands frames of the peer that wait for a queue pair to the proxy. Waits for nothing. Those that come while there is no
+    /// proxy are for the next one.
+    pub fn control(&self, qp: QpId) -> Result<(), EngineError> {
+        self.owner.check()?;
+        let kept = self.book.find(qp)?;
+        if let Some(session) = &kept.session {
+            session.hand_over(qp);
+        }
+        Ok(())
+    }
+
+    /// Whether the proxy has died or hung up, and none goes on in its place. True in a child of `fork`. Costs one system call.
     ///
     /// Control words stay as the proxy left them and do not show its death: a thread that waits for a control word must
     /// end its wait when this is true.
@@ -172,46 +302,71 @@ impl RemoteEngine {
         if self.lost.load(Ordering::Relaxed) || !self.owner.is_here() {
             return true;
         }
+        // Locked for as long as a request takes: then there is a proxy.
+        let Ok(connection) = self.connection.try_lock() else { return false };
+        if connection.attended {
+            return false;
+        }
         let ends = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
-        let mut fds = [PollFd::new(&self.stream, ends)];
+        let mut fds = [PollFd::new(&connection.stream, ends)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         matches!(poll(&mut fds, Some(&now)), Ok(n) if n > 0 && fds[0].revents().intersects(ends))
     }
 
-    /// The connection, for a monitor that polls it for `POLLRDHUP` and `POLLHUP`. A monitor that reads or writes on it
-    /// breaks the connection.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+    /// The present connection. Who reads or writes on it breaks it.
+    pub fn stream(&self) -> Arc<UnixStream> {
+        self.connection().stream.clone()
     }
 
-    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Answer, EngineError> {
-        self.ask_within(request, fds, TIMEOUT)
+    fn ask(&self, request: &dyn Fn() -> Result<Request, EngineError>) -> Result<Answer, EngineError> {
+        self.ask_and(request, &[], TIMEOUT, |_| {})
     }
 
-    fn ask_within(
+    /// Asks the proxy, and the next one if this one dies meanwhile. `request` is made for each, for numbers of queue pairs are
+    /// the proxy's own. `then` is called with the answer before another request can be made.
+    fn ask_and(
         &self,
-        request: &Request,
+        request: &dyn Fn() -> Result<Request, EngineError>,
         fds: &[BorrowedFd<'_>],
         limit: Duration,
+        mut then: impl FnMut(&Answer),
     ) -> Result<Answer, EngineError> {
         self.owner.check()?;
-        let mut cause = self.cause();
-        if let Some(why) = &*cause {
-            return Err(remote(format!("lost earlier ({why}): start it again and make new queue pairs")));
-        }
-        match exchange(&self.stream, request, fds, limit) {
-            Ok(reply) => Ok(reply?),
-            Err(e) => {
-                let why = match e.kind() {
-                    ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                        format!("no answer within {} s; is it stopped?", limit.as_secs())
-                    }
-                    ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
-                        "it closed the connection; its log may say why".into()
-                    }
-                    _ => e.to_string(),
-                };
-                Err(self.set_lost(&mut cause, why))
+        let mut connection = self.connection();
+        loop {
+            match &connection.state {
+                State::Lost(why) => {
+                    let why = format!("lost earlier ({why}): start it again and make new queue pairs");
+                    return Err(remote(why));
+                }
+                State::Away => {
+                    let waits = self.changed.wait(connection);
+                    connection = waits.unwrap_or_else(PoisonError::into_inner);
+                    continue;
+                }
+                State::Live => {}
+            }
+            match exchange(&connection.stream, &request()?, fds, limit) {
+                Ok((reply, _)) => {
+                    let answer = reply?;
+                    then(&answer);
+                    return Ok(answer);
+                }
+                Err(e) if is_closed(&e) && connection.attended => {
+                    // The thread in `attend` sees the end of the connection too, and says what comes of it.
+                    connection.leave();
+                    self.changed.notify_all();
+                }
+                Err(e) => {
+                    let why = match e.kind() {
+                        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                            format!("no answer within {} s; is it stopped?", limit.as_secs())
+                        }
+                        _ if is_closed(&e) => "it closed the connection; its log may say why".into(),
+                        _ => e.to_string(),
+                    };
+                    return Err(self.set_lost(&mut connection, why));
+                }
             }
         }
     }
@@ -221,28 +376,50 @@ impl RemoteEngine {
     }
 
     fn lose(&self, why: String) -> EngineError {
-        self.set_lost(&mut self.cause(), why)
+        self.set_lost(&mut self.connection(), why)
     }
 
-    fn set_lost(&self, cause: &mut Option<String>, why: String) -> EngineError {
+    fn set_lost(&self, connection: &mut Connection, why: String) -> EngineError {
         self.lost.store(true, Ordering::Relaxed);
         // After a broken exchange the beginning of the next frame is unknown.
-        let _ = self.stream.shutdown(std::net::Shutdown::Both);
-        remote(cause.get_or_insert(why).clone())
+        let _ = connection.stream.shutdown(std::net::Shutdown::Both);
+        if !matches!(connection.state, State::Lost(_)) {
+            connection.state = State::Lost(why.clone());
+        }
+        self.changed.notify_all();
+        match &connection.state {
+            State::Lost(first) => remote(first.clone()),
+            _ => remote(why),
+        }
     }
 
-    fn cause(&self) -> MutexGuard<'_, Option<String>> {
-        // A panic leaves the string whole, so a poisoned lock is no reason to stop.
-        self.cause.lock().unwrap_or_else(PoisonError::into_inner)
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        // A panic leaves the state whole, so a poisoned lock is no reason to stop.
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Connection {
+    /// The proxy is gone, and another one may take its place.
+    fn leave(&mut self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        if matches!(self.state, State::Live) {
+            self.state = State::Away;
+        }
     }
 }
 
 impl Drop for RemoteEngine {
     fn drop(&mut self) {
+        if !self.owner.is_here() {
+            // The doorbells are the parent's: a drop here would take its rings.
+            std::mem::forget((self.bell.take(), std::mem::take(&mut self.book)));
+            return;
+        }
         // Without Bye the peers would be told that this program was lost. The answer means that nothing of this program
         // is mapped there any more.
         if !self.lost() {
-            let _ = self.ask(&Request::Bye, &[]);
+            let _ = self.ask(&|| Ok(Request::Bye));
         }
     }
 }
@@ -286,6 +463,20 @@ impl Proxy for RemoteEngine {
             "{bytes} bytes at device address {address:#x} are reached by a mover of this process alone: \
              allocate the region as shared memory, or run the engine in this process (proxy = thread)"
         )))
+    }
+
+    fn add_recovering_qp(
+        &self,
+        fds: QpFds,
+        options: QpOptions,
+        wake: Wake,
+        recovers: Recovers,
+    ) -> Result<QpId, EngineError> {
+        self.add_recovering_qp(fds, options, wake, recovers)
+    }
+
+    fn control(&self, qp: QpId) -> Result<(), EngineError> {
+        self.control(qp)
     }
 
     fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
@@ -333,20 +524,90 @@ fn exchange(
     request: &Request,
     fds: &[BorrowedFd<'_>],
     limit: Duration,
-) -> io::Result<Reply> {
+) -> io::Result<(Reply, Vec<OwnedFd>)> {
     stream.set_write_timeout(Some(TIMEOUT))?;
     stream.set_read_timeout(Some(limit))?;
     match wire::send(stream, request, fds) {
         Ok(()) => {}
         // The proxy may have hung up behind a reply that says why.
         Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
-            return wire::recv(stream).map(|(reply, _)| reply).map_err(|_| e);
+            return wire::recv(stream).map_err(|_| e);
         }
         Err(e) => return Err(e),
     }
-    let (reply, fds) = wire::recv(stream)?;
-    if !fds.is_empty() {
+    let (reply, fds): (Reply, _) = wire::recv(stream)?;
+    if !fds.is_empty() && !matches!(reply, Ok(Answer::Channel)) {
         return Err(io::Error::new(ErrorKind::InvalidData, "an answer with descriptors"));
     }
-    Ok(reply)
+    Ok((reply, fds))
+}
+
+/// Whether a proxy that fails so has closed the connection.
+fn is_closed(e: &io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
+}
+
+/// Connects to the proxy that listens at `path`, and checks whose it is.
+fn dial(path: &Path, deadline: Instant) -> Result<UnixStream, EngineError> {
+    let at = path.display();
+    let stream = wire::dial(path, deadline).map_err(|e| match e.kind() {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+            remote(format!("no proxy listens at {at} ({e}): start `pushgate proxy`"))
+        }
+        ErrorKind::WouldBlock => remote(format!("the proxy at {at} takes no connection; is it stopped?")),
+        _ => remote(format!("connecting to {at}: {e}")),
+    })?;
+    let theirs = wire::peer_cred(&stream).map_err(|e| remote(format!("SO_PEERCRED of {at}: {e}")))?.uid;
+    let ours = rustix::process::geteuid().as_raw();
+    let named = ours == 0 && wire::abstract_name(path).is_none();
+    if theirs != ours && theirs != 0 && !named {
+        return Err(remote(format!(
+            "the proxy at {at} is user {theirs}'s, this program is user {ours}'s: name the socket of a \
+             proxy of your own"
+        )));
+    }
+    Ok(stream)
+}
+
+/// Has the proxy start an engine, whose producers ring `bell`. Returns what comes with a proxy that speaks of sessions.
+fn greet(stream: &UnixStream, bell: &Bell, name: &str) -> Result<Option<Sessions>, EngineError> {
+    let (version, newest) = (wire::VERSIONS.oldest(), wire::VERSIONS.newest());
+    let hello = Request::Hello { version, newest, name: name.into() };
+    let version = match asks(stream, &hello, &[bell.handle()])? {
+        (Answer::Welcome { version }, _) if wire::VERSIONS.contains(version) => version,
+        (Answer::Welcome { version }, _) => {
+            let (theirs, ours) = (Versions::told(version, None), wire::VERSIONS);
+            return Err(remote(TooFarApart { theirs, ours }.to_string()));
+        }
+        (other, _) => return Err(remote(format!("an answer to something else: {other:?}"))),
+    };
+    if version < wire::SESSIONS {
+        return Ok(None);
+    }
+    let (answer, fds) = asks(stream, &Request::Channel, &[])?;
+    let (Answer::Channel, Ok([frames, process])) = (&answer, <[OwnedFd; 2]>::try_from(fds)) else {
+        return Err(remote(format!("an answer to something else: {answer:?}")));
+    };
+    let wrong = |e: io::Error| remote(format!("its way of frames: {e}"));
+    let frames = Arc::new(FrameSocket::from_fd(frames).map_err(wrong)?);
+    let process = Arc::new(Process::from_fd(process).map_err(wrong)?);
+    Ok(Some(Sessions { frames, process }))
+}
+
+/// Asks a proxy with which nothing else is under way.
+fn asks(
+    stream: &UnixStream,
+    request: &Request,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(Answer, Vec<OwnedFd>), EngineError> {
+    match exchange(stream, request, fds, TIMEOUT) {
+        Ok((reply, fds)) => Ok((reply?, fds)),
+        Err(e) => Err(remote(match e.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                format!("no answer within {} s; is it stopped?", TIMEOUT.as_secs())
+            }
+            _ if is_closed(&e) => "it closed the connection; its log may say why".into(),
+            _ => e.to_string(),
+        })),
+    }
 }

@@ -14,6 +14,8 @@ pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{RecordWords, lap_of};
 
+use crate::crash::may_crash;
+
 /// What [`look`] found in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
@@ -118,9 +120,11 @@ pub fn publish(ring: &[AtomicU64], cursor: u64, log: u32, words: &RecordWords) {
     let lap = (lap_of(cursor, log) as u64) << abi::PUSHGATE_LAP_SHIFT;
     for i in 1..8 {
         slot[i].store(words[i] & abi::PUSHGATE_DATA_MASK | lap, Ordering::Relaxed);
+        may_crash();
     }
     // The payload that this thread moved, and words 1 to 7, before word 0.
     slot[0].store(words[0] & abi::PUSHGATE_DATA_MASK | lap, Ordering::Release);
+    may_crash();
 }
 
 /// Stores a cumulative count that another party reads with [`observe`].
@@ -128,6 +132,7 @@ pub fn publish(ring: &[AtomicU64], cursor: u64, log: u32, words: &RecordWords) {
 pub fn advance(word: &AtomicU64, value: u64) {
     // What the count covers (reads of a place, a completion) before the count.
     word.store(value, Ordering::Release);
+    may_crash();
 }
 
 /// Reads a cumulative count that another party stores with [`advance`].

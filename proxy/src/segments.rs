@@ -16,6 +16,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{RecordWords, lap_of};
 use pushgate_driver_shim::segment::Geometry;
 
+use crate::crash::may_crash;
 use crate::link::PeerCounts;
 use crate::memory::{Mapped, Words};
 use crate::ring::{self, Found, Look};
@@ -261,6 +262,7 @@ impl ControlOfEngine {
             (&self.cq[first(self.cq_head, self.cq_log, CQE)..][..CQE], lap(self.cq_head, self.cq_log));
         self.cq_head += 1;
         cqe[1].store(length as u64 | lap, Ordering::Relaxed);
+        may_crash();
         cqe[0].store(
             (status as u64) << abi::PUSHGATE_CQE_STATUS_SHIFT
                 | (opcode as u64) << abi::PUSHGATE_CQE_OPCODE_SHIFT
@@ -268,6 +270,27 @@ impl ControlOfEngine {
                 | lap,
             Ordering::Release,
         );
+        may_crash();
+    }
+
+    /// Completions that were written.
+    #[inline(always)]
+    pub(crate) fn completions(&self) -> u64 {
+        self.cq_head
+    }
+
+    /// Goes on behind an engine that died: its last completion was number `completions` less one. Returns the status and
+    /// DELIVERED as that engine, or a program that lies, has left them.
+    pub(crate) fn resume(&mut self, completions: u64) -> (u64, u64) {
+        self.cq_head = completions;
+        // That engine may have slept.
+        ring::awake(&[&self.sleeping[0]]);
+        (ring::observe(&self.line[STATUS]), ring::observe(&self.line[DELIVERED]))
+    }
+
+    /// The words of receive record number `at`, if that engine wrote it.
+    pub(crate) fn shown(&self, at: u64) -> Look {
+        ring::look(&self.rx, at, self.rx_log)
     }
 
     /// The word that tells producers that the engine sleeps.

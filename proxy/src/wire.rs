@@ -17,21 +17,25 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::connect::Incarnation;
 use crate::counters::Counters;
 use crate::endpoint::QpOptions;
 use crate::engine::{EngineError, QpId};
 use crate::idle::Wake;
 
 /// Versions of this language that this build speaks. A program and its proxy use the newest that both speak.
-pub const VERSIONS: Versions = Versions::new(2, 2);
+pub const VERSIONS: Versions = Versions::new(2, 3);
 
 /// Longest frame, bytes of JSON.
 pub const MAX_FRAME: usize = 64 << 10;
 
-/// Most descriptors of a frame: those of [`Request::AddQp`] with both bells.
-pub const MAX_FDS: usize = QP_FDS + 2;
+/// The version from which on a queue pair's link is replaced when it breaks, and its session goes on with another proxy.
+pub const SESSIONS: u32 = 3;
 
-/// Descriptors of [`Request::AddQp`], the bells aside.
+/// Most descriptors of a frame: those of [`Request::AddQp`] with a session and both bells.
+pub const MAX_FDS: usize = QP_FDS + 3;
+
+/// Descriptors of [`Request::AddQp`], those of the session and the bells aside.
 pub const QP_FDS: usize = 5;
 
 /// How long either side waits for the other to begin or finish a frame.
@@ -51,7 +55,7 @@ pub enum Request {
         #[serde(default)]
         name: String,
     },
-    /// Descriptors: work, control, link, the peer's link, the peer's window, then the
+    /// Descriptors: work, control, link, the peer's link, the peer's window, then the session segment, the
     /// bell that the peer rings and the ringer of the peer's bell, each if there is one.
     AddQp {
         /// See [`QpOptions`].
@@ -63,7 +67,37 @@ pub enum Request {
         bell: bool,
         /// There is a ringer that wakes the peer's engine.
         peer_bell: bool,
+        /// The link is replaced when it breaks, and there is a session segment. Since version 3.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        session: Option<SessionOffer>,
     },
+    /// Asks for the way of frames. Answered with two descriptors: the program's end of a pair of sockets, and a pidfd of the
+    /// proxy's process. Since version 3.
+    Channel,
+    /// As `AddQp` with a session: the queue pair goes on where another proxy died. The link segment is a new one. The
+    /// queue pair is taken in by `Begin`, behind its regions. Since version 3.
+    ResumeQp {
+        /// See [`QpOptions`].
+        options: QpOptions,
+        /// How the producer can wake the engine.
+        #[serde(with = "WakeDef")]
+        wake: Wake,
+        /// There is a bell that the peer rings.
+        bell: bool,
+        /// There is a ringer that wakes the peer's engine.
+        peer_bell: bool,
+        /// What replaces the link.
+        session: SessionOffer,
+    },
+    /// Descriptor: shared memory, which is a region of the queue pair that is being resumed. Since version 3.
+    RestoreRegion {
+        /// The key that the region had.
+        key: u32,
+        /// Size of the memory.
+        bytes: u64,
+    },
+    /// Takes the queue pair in that is being resumed. Since version 3.
+    Begin,
     /// Descriptor: shared memory, all of which becomes a region.
     AddRegion {
         /// Queue pair that may name it.
@@ -101,6 +135,21 @@ pub enum Request {
     Bye,
 }
 
+/// What replaces a queue pair's link when it breaks.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct SessionOffer {
+    /// Names the queue pair on the way of frames.
+    pub tag: u32,
+    /// The incarnation of this end that has met the peer.
+    pub own: Incarnation,
+    /// The peer's incarnation.
+    pub peer: Incarnation,
+    /// The epoch of the link that the ends have met over. A session that is resumed goes by its segment.
+    pub epoch: u32,
+    /// How long the ends try to meet again, nanoseconds.
+    pub recover_ns: u64,
+}
+
 /// What a request brought.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Answer {
@@ -109,9 +158,11 @@ pub enum Answer {
         /// The version that both use.
         version: u32,
     },
-    /// To `AddQp`.
+    /// To `AddQp` and `Begin`.
     Qp(QpId),
-    /// To `AddRegion`.
+    /// To `Channel`.
+    Channel,
+    /// To `AddRegion` and `RestoreRegion`.
     Key(u32),
     /// To `RemoveRegion`: false if the key named none.
     Removed(bool),
@@ -119,7 +170,7 @@ pub enum Answer {
     Counters(Counters),
     /// To `Status`: a status word, if it has ended.
     Status(Option<u64>),
-    /// To `Fail` and `Bye`.
+    /// To `ResumeQp`, `Fail` and `Bye`.
     Done,
 }
 

@@ -454,7 +454,7 @@ fn p8_a_program_that_dies_disturbs_its_peers_alone() {
     with_dying.a_to_b(5);
     other.a_to_b(5);
     // As if the program were killed: no Bye.
-    rustix::net::shutdown(a.proxy.fd(), rustix::net::Shutdown::Both).unwrap();
+    rustix::net::shutdown(a.proxy.stream(), rustix::net::Shutdown::Both).unwrap();
     // P7: its peer is told which rank was lost, although it was not waiting for anything yet.
     let status = with_dying.b.ends_with(abi::PUSHGATE_PEER_LOST);
     assert_eq!(status.rank, Some(0));
@@ -515,11 +515,12 @@ fn p7_a_proxy_that_does_not_answer_is_an_error() {
 fn programs_of_other_releases_are_served_in_the_newest_version_that_both_speak() {
     let _one = alone();
     let server = server();
-    for (version, newest) in [(2, None), (1, Some(2)), (2, Some(9))] {
+    for (version, newest, spoken) in [(2, None, 2), (1, Some(2), 2), (2, Some(9), 3), (3, None, 3)] {
         let stream = server.dial();
         let (bell, _ringer) = bell::pair().unwrap();
         wire::send(&stream, &hello(version, newest, "of another release"), &[bell.handle()]).unwrap();
-        assert!(matches!(answer(&stream), Ok(Answer::Welcome { version: 2 })), "{version} to {newest:?}");
+        let Ok(Answer::Welcome { version }) = answer(&stream) else { panic!("{version} to {newest:?}") };
+        assert_eq!(version, spoken);
         wire::send(&stream, &Request::Bye, &[]).unwrap();
         assert!(matches!(answer(&stream), Ok(Answer::Done)));
     }
@@ -531,10 +532,10 @@ fn a_version_too_far_away_is_refused_with_a_sentence() {
     let server = server();
     let stream = server.dial();
     let (bell, _ringer) = bell::pair().unwrap();
-    let hello = hello(3, Some(5), "newer");
+    let hello = hello(4, Some(5), "newer");
     wire::send(&stream, &hello, &[bell.handle()]).unwrap();
     let why = sentence(answer(&stream));
-    assert!(why.contains("speaks version 3 to 5, expected 2"), "{why}");
+    assert!(why.contains("speaks version 4 to 5, expected 2 to 3"), "{why}");
     assert_eq!(wire::recv::<Reply>(&stream).unwrap_err().kind(), ErrorKind::UnexpectedEof);
 
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -610,9 +611,15 @@ fn p8_descriptors_that_are_wrong_are_refused_by_name() {
     let server = server();
     let (mine, peer) = (Side::new(0), Side::new(1));
     let good = [mine.work.fd(), mine.control.fd(), mine.link.fd(), peer.link.fd(), peer.window.fd()];
-    let add =
-        |peer_bell| Request::AddQp { options: options(1), wake: Wake::Doorbell, bell: false, peer_bell };
-    let both = Request::AddQp { options: options(1), wake: Wake::Doorbell, bell: true, peer_bell: true };
+    let add_with = |bell, peer_bell| Request::AddQp {
+        options: options(1),
+        wake: Wake::Doorbell,
+        bell,
+        peer_bell,
+        session: None,
+    };
+    let add = |peer_bell| add_with(false, peer_bell);
+    let both = add_with(true, true);
     let stream = server.raw();
     let event = EventFd::new().unwrap();
     let (bell, ringer) = bell::pair().unwrap();
@@ -743,6 +750,7 @@ fn p8_ten_thousand_random_frames_do_nothing() {
             wake: Wake::Polled,
             bell: false,
             peer_bell: true,
+            session: None,
         }),
         serde_json::to_string(&Request::AddRegion { qp: QpId(0), bytes: 4096 }),
         serde_json::to_string(&Request::RemoveRegion { qp: QpId(0), key: 12 }),
@@ -826,7 +834,7 @@ fn limits_are_kept_and_named() {
     let why = remote_sentence(third());
     assert!(why.contains("2 queue pairs") && why.contains("limit"), "{why}");
 
-    let (page, two) = (sealed(4096), sealed(12288));
+    let (page, two) = (Arc::new(sealed(4096)), Arc::new(sealed(12288)));
     let why = remote_sentence(a.proxy.add_region(first.a_qp, &two));
     assert!(why.contains("12288") && why.contains("limit"), "{why}");
     let key = a.proxy.add_region(first.a_qp, &page).unwrap();
@@ -868,14 +876,14 @@ fn nothing_is_left_of_a_program_that_is_gone() {
             let (a, b) = (server.program("a"), server.program("b"));
             let mut pair = Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell());
             pair.a_to_b(2);
-            let page = sealed(4096);
+            let page = Arc::new(sealed(4096));
             a.proxy.add_region(pair.a_qp, &page).unwrap();
             let rejected = Side::new(3);
             rejected.link.words(0, 1)[0].store(0, Ordering::Relaxed);
             let fds = rejected.fds(&pair.b, Some(bell::pair().unwrap()));
             remote_sentence(a.proxy.add_qp(&fds, options(1), Wake::Doorbell));
             if round % 2 == 0 {
-                rustix::net::shutdown(a.proxy.fd(), rustix::net::Shutdown::Both).unwrap();
+                rustix::net::shutdown(a.proxy.stream(), rustix::net::Shutdown::Both).unwrap();
             }
             let stream = server.raw();
             let _ = send_message(&stream, b"{", &[page.fd()]);

@@ -25,8 +25,9 @@ use super::{Ended, MAX_OUT_FDS, Mesh, Most, Shared, State};
 use crate::error::Result;
 
 /// Frames about links are dropped while more bytes than this wait until the peer takes them, so that a peer which is answered
-/// and reads nothing can't fill this process's memory. Such a frame has a few hundred bytes.
-const MOST_TOLD: usize = 1 << 18;
+/// and reads nothing can't fill this process's memory. Such a frame has a few hundred bytes, over RDMA up to 90 more for each
+/// region.
+const MOST_TOLD: usize = 1 << 19;
 
 /// What an END under a queue pair's label reports; `None` for another frame. Fails if the END is malformed.
 pub(super) fn ended(rank: u32, label: u32, bytes: &[u8]) -> std::result::Result<Option<Ended>, String> {

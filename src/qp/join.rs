@@ -50,7 +50,11 @@ impl<'a> OwnEnd<'a> {
         let OwnEnd { context, peer, peer_pid, own, .. } = self;
         let driven = match met {
             Met::Local(met) => local::drive(context, own, peer, peer_pid, *met, &mut || call.hand_over())?,
-            Met::Verbs(met) => verbs::drive(context, own, peer, *met, call.teller())?,
+            Met::Verbs(met) => {
+                let tell = call.teller();
+                verbs::drive(context, own, peer, *met, tell, &mut || call.hand_over())?
+            }
+            Met::Rails(met) => verbs::drive_rails(context, own, peer, *met, call)?,
         };
         QueuePair::new(context, peer, driven)
     }
@@ -83,7 +87,7 @@ impl End for OwnEnd<'_> {
 
     fn prepare(&mut self, offer: Frame) -> Result<Vec<u8>> {
         let Step::Opened(opening) = self.take_step() else { unreachable!("an end prepares what it offered") };
-        let prepared = opening.prepare(self.peer, offer, 0, &mut allocator(self.context));
+        let prepared = opening.prepare(self.peer, offer, 0, &mut *allocator(self.context));
         let (prepared, (), _) = prepared.map_err(|e| self.refused(e))?;
         let places = prepared.places();
         self.step = Step::Prepared(prepared);

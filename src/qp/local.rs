@@ -4,16 +4,15 @@ use std::time::Duration;
 
 use pushgate_driver_shim::bell;
 use pushgate_driver_shim::segment::Segment;
-use pushgate_driver_shim::window::Piece;
-use pushgate_proxy::connect::{LocalMet, LocalOpening, Opening, Patience};
+use pushgate_proxy::connect::{LocalMet, LocalOpening, Opening};
 use pushgate_proxy::idle::Wake;
+use pushgate_proxy::proxy::Recovers;
 
 use super::memory::{DrivenEnd, InboundPayload, Own, segment};
 use super::undo::Undo;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mesh::HandedOver;
-use crate::settings::ProxyPlace;
 
 /// Makes what the other end is offered.
 pub(super) fn open(context: &Context, own: &Own) -> Result<Opening> {
@@ -24,11 +23,9 @@ pub(super) fn open(context: &Context, own: &Own) -> Result<Opening> {
     Ok(Opening::Local(if recovery(context).is_some() { opening.recovering() } else { opening }))
 }
 
-/// For how long the ends may try to replace a link that breaks. `None`: they do not. An engine of another process would
-/// have to be handed the peer's frames.
-fn recovery(context: &Context) -> Option<Duration> {
-    let s = context.settings();
-    s.recovery().filter(|_| s.proxy == ProxyPlace::Thread)
+/// For how long the ends may try to replace a link that breaks. `None`: they do not.
+pub(super) fn recovery(context: &Context) -> Option<Duration> {
+    context.settings().recovery()
 }
 
 /// Hands both ends to the engine. `peer_pid` is the peer's process, if it has a number in this PID namespace. `hand_over`
@@ -50,14 +47,9 @@ pub(super) fn drive(
     let id = match recovery {
         Some(limit) => {
             let HandedOver { connect, mailbox, channel } = hand_over();
-            let jitter = options.key_seed as u64;
-            let endpoint = fds.into_endpoint(options)?.with_recovery(
-                connect,
-                Patience::within(limit, jitter),
-                mailbox,
-                Box::new(move |frame| channel.send(frame)),
-            );
-            context.inner.proxy.add_endpoint(endpoint, wake)?
+            let send = Box::new(move |frame| channel.send(frame));
+            let recovers = Recovers { connect, limit, mailbox, send };
+            context.inner.proxy.add_recovering_qp(fds, options, wake, recovers)?
         }
         None => context.inner.proxy.add_qp(fds, options, wake)?,
     };
@@ -66,8 +58,6 @@ pub(super) fn drive(
     // descriptor, and may have sealed it first so that this call fails.
     link.seal_against_writers()?;
     undo.done();
-    let link = Piece::whole(link);
-    context.inner.members.add(own.control.downgrade(), link.downgrade(), own.geometry.rank);
     Ok(DrivenEnd { id, own, inbound: InboundPayload::Window(theirs), peer_geometry })
 }
 

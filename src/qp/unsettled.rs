@@ -10,7 +10,7 @@ use pushgate_proxy::engine::{EngineError, QpId};
 use pushgate_proxy::idle::{Step, Wake};
 use pushgate_proxy::link::RegionSends;
 use pushgate_proxy::memory::Keep;
-use pushgate_proxy::proxy::{Proxy, QpFds};
+use pushgate_proxy::proxy::{Proxy, QpFds, Recovers};
 use pushgate_proxy::region::Exported;
 use pushgate_proxy::session::Status;
 use pushgate_tests::hang;
@@ -26,6 +26,18 @@ struct Unsettled(Arc<dyn Proxy>);
 impl Proxy for Unsettled {
     fn add_qp(&self, fds: QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError> {
         self.0.add_qp(fds, options, wake)
+    }
+    fn add_recovering_qp(
+        &self,
+        fds: QpFds,
+        options: QpOptions,
+        wake: Wake,
+        recovers: Recovers,
+    ) -> Result<QpId, EngineError> {
+        self.0.add_recovering_qp(fds, options, wake, recovers)
+    }
+    fn control(&self, qp: QpId) -> Result<(), EngineError> {
+        self.0.control(qp)
     }
     fn add_endpoint(&self, endpoint: Endpoint, wake: Wake) -> Result<QpId, EngineError> {
         self.0.add_endpoint(endpoint, wake)

@@ -1,15 +1,25 @@
 //! A queue pair of two ranks over RDMA.
 
-use pushgate_proxy::connect::{Opening, VerbsMet, VerbsOpening};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_proxy::connect::{
+    Opening, Patience, RailFrames, RailsMet, RailsOpening, VerbsMet, VerbsOpening,
+};
 use pushgate_proxy::endpoint::Endpoint;
 use pushgate_proxy::idle::Wake;
+use pushgate_proxy::link::Link;
 use pushgate_proxy::link::verbs::Config;
 use pushgate_proxy::link::verbs::gid::Family;
 
+use super::local::recovery;
 use super::memory::{DrivenEnd, InboundPayload, Own, allocator};
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mesh::TellEnd;
+use crate::mesh::{Call, HandedOver, TellEnd};
+use crate::rdma;
 use crate::settings::CqEvents;
 
 fn config(context: &Context, family: Option<Family>) -> Result<Config> {
@@ -25,7 +35,9 @@ fn config(context: &Context, family: Option<Family>) -> Result<Config> {
         return Err(s.refused("cq-events", allowed));
     }
     let events = sleeps && s.cq_events != CqEvents::Poll;
-    Ok(Config { family, events, ..Config::from(s) })
+    // Where the end of a link is the queue pair's, the device's own retries decide.
+    let path_timeout = if s.recovery().is_some() { s.path_timeout.as_nanos() as u64 } else { 0 };
+    Ok(Config { family, events, path_timeout, ..Config::from(s) })
 }
 
 /// Whose memory the rings lie in.
@@ -49,27 +61,77 @@ fn wake(completions: bool, rings: Rings) -> Wake {
 /// Makes what the other end is offered. `family` is the address family by which the hosts reach each other, where they
 /// are several.
 pub(super) fn open(context: &Context, own: &Own, family: Option<Family>) -> Result<Opening> {
-    let device = context.rdma()?;
+    let devices = context.rdma()?;
     let posted_receives = own.config.posted_receives;
     let config = Config { posted_receives, ..config(context, family)? };
-    let allocate = &mut allocator(context);
-    let opening = VerbsOpening::new(&device, &config, own.geometry, own.window.clone(), allocate)?;
-    Ok(Opening::Verbs(Box::new(opening)))
+    let allocate = &mut *allocator(context);
+    if let [device] = &devices[..] {
+        let opening = VerbsOpening::new(device, &config, own.geometry, own.window.clone(), allocate)?;
+        let opening = if recovery(context).is_some() { opening.recovering() } else { opening };
+        return Ok(Opening::Verbs(Box::new(opening)));
+    }
+    let s = context.settings();
+    if s.cq_events == CqEvents::Event {
+        return Err(s.refused("cq-events", "auto or poll with several devices in ib-dev"));
+    }
+    Ok(Opening::Rails(RailsOpening::new(&devices, &config, own.geometry, &own.window, allocate)?))
 }
 
-/// Hands both ends to the engine. `tell` tells the peer if the link breaks.
+/// Hands both ends to the engine. `tell` tells the peer if the link breaks for good. `hand_over` hands out how the ends meet
+/// again.
 pub(super) fn drive(
     context: &Context,
     own: Own,
     peer: u32,
     met: VerbsMet,
     tell: TellEnd,
+    hand_over: &mut dyn FnMut() -> HandedOver,
 ) -> Result<DrivenEnd> {
     let VerbsMet { link, mirror, peer_geometry, .. } = met;
     let can_wake = link.can_wake();
+    let again = recovery(context).filter(|_| link.recovers()).map(|limit| (limit, hand_over()));
+    drive_link(context, own, peer, Box::new(link), (mirror, peer_geometry), can_wake, tell, again)
+}
+
+/// Hands both ends to the engine, with a link for each of several devices. What the ends say about a link that broke goes
+/// the way on which they have met.
+pub(super) fn drive_rails(
+    context: &Context,
+    own: Own,
+    peer: u32,
+    met: RailsMet,
+    call: &mut Call<'_>,
+) -> Result<DrivenEnd> {
+    let tell = call.teller();
+    let HandedOver { connect, mailbox, channel } = call.hand_over();
+    let with = connect.peer().expect("this end is live with an incarnation of the peer");
+    let send = Box::new(move |frame| channel.send(frame));
+    let frames = RailFrames { own: connect.own(), peer: with, mailbox, send };
+    // Without recovery a link that breaks ends the queue pair at once.
+    let recover = context.settings().recovery().unwrap_or_default();
+    let peers = (met.mirror.clone(), met.peer_geometry);
+    let jitter = own.options(context, peer).key_seed as u64;
+    let link = met.join(frames, rdma::reopen(context.settings()), allocator(context), recover, jitter);
+    drive_link(context, own, peer, Box::new(link), peers, false, tell, None)
+}
+
+/// Hands the link to the engine. `peers`: the copy of the peer's window, and the peer's rings. `again`: the link as a whole is
+/// replaced when it breaks, within this time.
+#[expect(clippy::too_many_arguments, reason = "two callers, which have them apart")]
+fn drive_link(
+    context: &Context,
+    own: Own,
+    peer: u32,
+    link: Box<dyn Link>,
+    peers: (Arc<SharedMemory>, Geometry),
+    can_wake: bool,
+    tell: TellEnd,
+    again: Option<(Duration, HandedOver)>,
+) -> Result<DrivenEnd> {
+    let (mirror, peer_geometry) = peers;
     let (work, control) = (own.work_to_read()?, own.control.clone());
     let options = own.options(context, peer);
-    let mut endpoint = Endpoint::new(work, control, own.geometry, peer_geometry, Box::new(link), options)
+    let mut endpoint = Endpoint::new(work, control, own.geometry, peer_geometry, link, options)
         .map_err(|e| Error::Mismatch { rank: peer, reason: e.to_string() })?;
     let mut rings = Rings::Host;
     if own.placed.is_some() {
@@ -86,6 +148,11 @@ pub(super) fn drive(
     }
     // The link that would tell the peer is the one that may break.
     endpoint = endpoint.with_broken(Box::new(move |status| tell.tell(status)));
+    if let Some((limit, HandedOver { connect, mailbox, channel })) = again {
+        let patience = Patience::within(limit, options.key_seed as u64);
+        let send = Box::new(move |frame| channel.send(frame));
+        endpoint = endpoint.with_recovery(connect, patience, mailbox, send);
+    }
     let wake = wake(can_wake, rings);
     let id = context.inner.proxy.add_endpoint(endpoint, wake)?;
     Ok(DrivenEnd { id, own, inbound: InboundPayload::Mirror(mirror), peer_geometry })

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use pushgate_proxy::rails::MOST_RAILS;
+
 use super::{
     AutoOr, CqEvents, DeviceChoice, DriveChoice, HugePages, NetLanding, NetPath, ProxyPlace, QpKind,
     RingsPlace, Transport, WindowKind, WriteOrder,
@@ -176,6 +178,10 @@ pub(super) fn time_or_0(s: &str) -> Option<Duration> {
     parse_time(s).filter(|time| time.as_millis() <= 86_400_000)
 }
 
+pub(super) fn path_timeout(s: &str) -> Option<Duration> {
+    time_or_0(s).filter(|time| time.is_zero() || *time >= Duration::from_millis(100))
+}
+
 pub(super) fn recover(s: &str) -> Option<AutoOr<Duration>> {
     match s {
         "auto" => Some(AutoOr::Auto),
@@ -236,10 +242,19 @@ pub(super) fn host(s: &str) -> Option<String> {
     (s == "auto" || s.parse().is_ok_and(|a: IpAddr| !a.is_unspecified())).then(|| s.into())
 }
 
-pub(super) fn device_name(s: &str) -> Option<String> {
+/// The names of RDMA devices, or `auto`.
+pub(super) fn device_names(s: &str) -> Option<String> {
+    let names: Vec<&str> = s.split(',').collect();
+    let each = names.len() == 1 || !names.contains(&"auto");
+    let twice = (1..names.len()).any(|i| names[..i].contains(&names[i]));
+    let fits = each && !twice && names.len() <= MOST_RAILS && names.iter().all(|name| is_device_name(name));
+    fits.then(|| s.into())
+}
+
+fn is_device_name(s: &str) -> bool {
     // It becomes part of a path in sysfs, and the kernel's limit is 63 bytes.
     let allowed = |b: u8| b.is_ascii_graphic() && b != b'/';
-    ((1..=63).contains(&s.len()) && s.bytes().all(allowed) && !s.starts_with('.')).then(|| s.into())
+    (1..=63).contains(&s.len()) && s.bytes().all(allowed) && !s.starts_with('.')
 }
 
 /// A size in bytes: a whole number, alone or with K, M or G (or KiB, MiB, GiB) behind it, which are 1024-based.

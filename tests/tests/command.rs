@@ -157,7 +157,12 @@ fn a_wrong_flag_is_quoted_with_its_name_and_what_is_allowed() {
         ("config --no-imm=maybe", "no-imm", "maybe", "true or false"),
         ("config --proxy-cpu +1", "proxy-cpu", "+1", "auto, none or a core's number"),
         ("config --host 0.0.0.0", "host", "0.0.0.0", "auto or an IP address of this host"),
-        ("config --ib-dev ../x", "ib-dev", "../x", "auto or a device's name, as in rxe0 or mlx5_0"),
+        (
+            "config --ib-dev ../x",
+            "ib-dev",
+            "../x",
+            "auto, a device's name as in rxe0 or mlx5_0, or up to 4 names with commas between them",
+        ),
         ("config --ib-mtu 1500", "ib-mtu", "1500", "auto, 256, 512, 1024, 2048 or 4096"),
         ("proxy --proxy-socket @", "proxy-socket", "@", "a path, or @ and a name"),
         ("bench gate --runs 0", "runs", "0", "1 to 1000"),

@@ -420,11 +420,22 @@ fn a_flag_wins_over_a_variable() {
 // -------------------------------------------------------------------- deaths
 
 /// Starts a long run, kills one of its parts in the middle, and waits for the rest.
-fn kill_one(proxy: &str, ranks: usize, victim: impl Fn(&str) -> bool) -> Ended {
+fn kill_one(proxy: &str, ranks: usize, more: &[&str], victim: impl Fn(&str) -> bool) -> Ended {
     let _one = alone();
     let ranks_given = ranks.to_string();
-    let args =
-        ["--ranks", &ranks_given, "--size", "1M", "--iters", "100000", "--device", "cpu", "--proxy", proxy];
+    let mut args = vec![
+        "--ranks",
+        &ranks_given,
+        "--size",
+        "1M",
+        "--iters",
+        "100000",
+        "--device",
+        "cpu",
+        "--proxy",
+        proxy,
+    ];
+    args.extend(more);
     let run = Run::start("allreduce", &args, &[]);
     let expected = ranks + (proxy == "process") as usize;
     let parts = loop {
@@ -463,7 +474,7 @@ fn kill_one(proxy: &str, ranks: usize, victim: impl Fn(&str) -> bool) -> Ended {
 }
 
 fn a_rank_dies(proxy: &str) {
-    let ended = kill_one(proxy, 3, |role| role.starts_with("1/"));
+    let ended = kill_one(proxy, 3, &[], |role| role.starts_with("1/"));
     assert_eq!(ended.code, Some(1));
     assert!(ended.stderr.contains("rank 1 is lost"), "the others name it: {}", ended.stderr);
     for other in [0, 2] {
@@ -483,9 +494,12 @@ fn p7_a_rank_dies_and_the_others_end_with_a_proxy_process() {
 
 #[test]
 fn p7_the_proxy_process_dies_and_all_ranks_end() {
-    let ended = kill_one("process", 3, |role| role == "proxy");
-    assert_eq!(ended.code, Some(1));
-    assert!(ended.stderr.contains("is lost"), "a status that says so: {}", ended.stderr);
+    // At once, or once no other proxy has taken over in time.
+    for recover in ["0", "500ms"] {
+        let ended = kill_one("process", 3, &["--recover", recover], |role| role == "proxy");
+        assert_eq!(ended.code, Some(1));
+        assert!(ended.stderr.contains("is lost"), "a status that says so: {}", ended.stderr);
+    }
 }
 
 // -------------------------------------------------------------- custom_kernel

@@ -27,6 +27,8 @@ const FILES: &[(&str, &str)] = &[
     ("gpu-kernels/include/pushgate/device.cuh", "usr/include/pushgate/device.cuh"),
     ("driver-shim/include/uapi/pushgate.h", "usr/include/uapi/pushgate.h"),
     ("packaging/60-pushgate.rules", "usr/lib/udev/rules.d/60-pushgate.rules"),
+    ("packaging/pushgate-proxy.service", "usr/lib/systemd/user/pushgate-proxy.service"),
+    ("packaging/pushgate-proxy.socket", "usr/lib/systemd/user/pushgate-proxy.socket"),
     ("packaging/copyright", "usr/share/doc/pushgate/copyright"),
 ];
 

@@ -66,7 +66,7 @@ impl When {
     }
 }
 
-/// All steps, in the order in which those of a lane run. Without `--full` the budgets add up to less than 27
+/// All steps, in the order in which those of a lane run. Without `--full` the budgets add up to less than 28
 /// minutes, with `--quick` to a few.
 pub const STEPS: &[Step] = &[
     Step {
@@ -231,7 +231,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "vm",
-        budget: 420,
+        budget: 530,
         when: When::Default,
         lane: Lane::Main,
         needs: vm::NEEDS,
@@ -471,12 +471,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_budgets_fit_into_27_minutes_and_quick_ones_into_5() {
+    fn the_budgets_fit_into_28_minutes_and_quick_ones_into_5() {
         let budget = |quick| {
             let steps = STEPS.iter().filter(move |step| step.when.is_in(quick, false));
             steps.map(|step| step.budget).sum::<u64>()
         };
-        assert!(budget(false) < 27 * 60);
+        assert!(budget(false) < 28 * 60);
         assert!(budget(true) < 5 * 60);
     }
 

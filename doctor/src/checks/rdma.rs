@@ -6,10 +6,9 @@ use super::leading_number;
 use crate::finding::Finding;
 use crate::readings::{RdmaDevice, RdmaPort, Read, Readings};
 
-/// The devices that the settings allow: the one named, or all.
+/// The devices that the settings allow: those named, or all.
 pub(super) fn chosen(r: &Readings) -> impl Iterator<Item = &RdmaDevice> {
-    let named = r.wants.device.as_deref();
-    r.rdma.is().into_iter().flatten().filter(move |d| named.is_none_or(|name| name == d.name))
+    r.rdma.is().into_iter().flatten().filter(|d| r.wants.allows(&d.name))
 }
 
 /// Nobody asked for RDMA: neither a device, nor `qp = verbs`.
@@ -25,7 +24,7 @@ pub(super) fn wrong(
     reading: impl Into<String>,
     remedy: impl Into<String>,
 ) -> Finding {
-    match r.wants.verbs || r.wants.device.is_some() {
+    match r.wants.verbs || !r.wants.devices.is_empty() {
         true => Finding::failed(subject, reading, remedy),
         false => Finding::warned(subject, reading, remedy),
     }
@@ -75,9 +74,7 @@ pub fn devices(r: &Readings) -> Vec<Finding> {
             return vec![Finding::warned("", why, "run on a host whose /sys is mounted")];
         }
     };
-    if let Some(name) = &r.wants.device
-        && all.iter().all(|d| d.name != *name)
-    {
+    if let Some(name) = r.wants.devices.iter().find(|name| all.iter().all(|d| d.name != **name)) {
         let there: Vec<_> = all.iter().map(|d| d.name.as_str()).collect();
         let there = if there.is_empty() { "none".into() } else { there.join(", ") };
         let reading = format!("ib-dev is {name}, and this host has {there}");
@@ -162,7 +159,7 @@ pub fn port(r: &Readings) -> Vec<Finding> {
     let mut findings: Vec<_> = none(r).into_iter().collect();
     let another = chosen(r).flat_map(|d| &d.ports).any(|p| p.number == r.wants.port && is_active(p));
     for device in chosen(r) {
-        if device.ports.iter().all(|p| p.number != r.wants.port) && r.wants.device.is_some() {
+        if device.ports.iter().all(|p| p.number != r.wants.port) && !r.wants.devices.is_empty() {
             let numbers: Vec<_> = device.ports.iter().map(|p| p.number.to_string()).collect();
             let reading = format!("ib-port is {}, and its ports are {}", r.wants.port, numbers.join(", "));
             findings.push(Finding::failed(&device.name, reading, "set ib-port to one of them"));

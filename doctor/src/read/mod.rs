@@ -23,7 +23,7 @@ pub fn read(roots: &Roots, wants: Wants, parts: &[Part]) -> Readings {
     let root = roots.sys.parent().filter(|_| !roots.live).map_or(String::new(), |r| r.display().to_string());
     let mut r = Readings { wants, root, ..Readings::default() };
     if has(Part::Rdma) {
-        r.rdma = rdma::devices(roots, r.wants.device.as_deref());
+        r.rdma = rdma::devices(roots, &r.wants);
         r.netdevs = rdma::netdevs(roots, &r.rdma);
     }
     if has(Part::Gpu) {

@@ -9,17 +9,17 @@ use pushgate_topology::Address;
 use super::files::{self, failed, names, number, text};
 use super::netlink;
 use super::roots::Roots;
-use crate::readings::{Ecn, Netdev, RdmaDevice, RdmaPort, Read};
+use crate::readings::{Ecn, Netdev, RdmaDevice, RdmaPort, Read, Wants};
 
 /// All devices by name and kind; the ports of those that the settings name, or of all. (A port may
 /// have a thousand entries of its GID table, each a file.)
-pub fn devices(roots: &Roots, named: Option<&str>) -> Read<Vec<RdmaDevice>> {
+pub fn devices(roots: &Roots, wants: &Wants) -> Read<Vec<RdmaDevice>> {
     let class = roots.sys.join("class/infiniband");
     match std::fs::read_dir(&class) {
         Ok(_) => Read::Is(
             names(&class)
                 .into_iter()
-                .map(|name| device(roots, &class.join(&name), named.is_none_or(|n| n == name), name))
+                .map(|name| device(roots, &class.join(&name), wants.allows(&name), name))
                 .collect(),
         ),
         Err(error) => failed(&class, &error),

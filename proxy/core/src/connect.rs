@@ -57,10 +57,14 @@ pub struct Frame<F> {
 /// What a frame says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Said {
-    Resume { accepted: u64 },
+    Resume {
+        accepted: u64,
+    },
     Ready,
     Break,
     End(Status),
+    /// What follows is about one of several links.
+    Rail,
 }
 
 /// The head of a frame and what the frame says, without the transport's bytes.
@@ -84,7 +88,7 @@ pub enum Malformed {
         least: usize,
     },
     /// A kind that does not exist.
-    #[error("a set-up frame of kind {0}, expected 1 to 4")]
+    #[error("a set-up frame of kind {0}, expected 1 to 5")]
     Kind(u8),
     /// The sender is incarnation 0, or a READY names no receiver.
     #[error("a set-up frame that does not name both incarnations")]
@@ -111,6 +115,7 @@ impl Head {
     const READY: u8 = 2;
     const BREAK: u8 = 3;
     const END: u8 = 4;
+    const RAIL: u8 = 5;
 
     fn bytes(&self) -> Vec<u8> {
         let (kind, word) = match self.said {
@@ -118,6 +123,7 @@ impl Head {
             Said::Ready => (Self::READY, None),
             Said::Break => (Self::BREAK, None),
             Said::End(status) => (Self::END, Some(status.word())),
+            Said::Rail => (Self::RAIL, None),
         };
         let mut bytes = vec![kind];
         bytes.extend(self.epoch.to_le_bytes());
@@ -140,6 +146,7 @@ impl Head {
             Self::RESUME => next().map(|(accepted, rest)| (Said::Resume { accepted }, rest))?,
             Self::READY => (Said::Ready, rest),
             Self::BREAK => (Said::Break, rest),
+            Self::RAIL => (Said::Rail, rest),
             Self::END => {
                 let (word, rest) = next()?;
                 (Said::End(Status::from_word(word).ok_or(Malformed::NoStatus)?.checked()), rest)
@@ -181,6 +188,38 @@ pub fn ended(bytes: &[u8]) -> Result<Option<(Incarnation, Status)>, Malformed> {
 /// The bytes of the END that incarnation `own` sends to the peer's incarnation `peer`, where that is known.
 pub fn end(own: Incarnation, peer: Option<Incarnation>, status: Status) -> Vec<u8> {
     Head { said: Said::End(status), epoch: 0, from: own, to: peer }.bytes()
+}
+
+/// The bytes of a control message about rail `rail` of a queue pair, from incarnation `own` to the peer's incarnation
+/// `peer`; `body` follows it, an offer or places. A [`Connect`] takes no such frame.
+pub fn rail(own: Incarnation, peer: Incarnation, rail: u8, control: Control, body: &[u8]) -> Vec<u8> {
+    let (said, epoch) = match control {
+        Control::Break { epoch } => (Said::Break, epoch),
+        Control::Resume { epoch, accepted } => (Said::Resume { accepted }, epoch),
+        Control::Ready { epoch } => (Said::Ready, epoch),
+        Control::End(status) => (Said::End(status), 0),
+    };
+    let to = Some(peer);
+    let mut bytes = Head { said: Said::Rail, epoch: 0, from: own, to }.bytes();
+    bytes.push(rail);
+    bytes.extend(Head { said, epoch, from: own, to }.bytes());
+    bytes.extend(body);
+    bytes
+}
+
+/// Reads what [`rail`] wrote: the rail, the control message about it, and what follows. `None` for any other frame.
+pub fn of_rail(bytes: &[u8]) -> Option<(u8, Control, &[u8])> {
+    let (Head { said: Said::Rail, .. }, rest) = Head::parse(bytes).ok()? else { return None };
+    let (rail, rest) = rest.split_first()?;
+    let (Head { said, epoch, .. }, body) = Head::parse(rest).ok()?;
+    let control = match said {
+        Said::Break => Control::Break { epoch },
+        Said::Resume { accepted } => Control::Resume { epoch, accepted },
+        Said::Ready => Control::Ready { epoch },
+        Said::End(status) => Control::End(status),
+        Said::Rail => return None,
+    };
+    Some((*rail, control, body))
 }
 
 /// What the caller has to do next.
@@ -273,6 +312,32 @@ impl<F: Clone + Default> Connect<F> {
         connect
     }
 
+    /// An end that is live with the peer's incarnation `peer` over the link of `epoch`, for an engine that did not see the ends
+    /// meet. `None` if no ends meet in such an epoch.
+    pub fn joined(own: Incarnation, peer: Incarnation, epoch: u32) -> Option<Self> {
+        let patience = Patience {
+            attempt: 0,
+            first_pause: FIRST_PAUSE,
+            longest_pause: LONGEST_PAUSE,
+            whole: 0,
+            jitter: 0,
+        };
+        let recovery = Recovery::new(patience, Status::new(abi::PUSHGATE_LINK_DOWN)).in_epoch(epoch);
+        (epoch <= LAST_EPOCH).then(|| Connect {
+            recovery,
+            own,
+            peer: Some(Peer { incarnation: peer, ended: false }),
+            bound: true,
+            accepted: 0,
+            offer: None,
+            theirs: None,
+            places: None,
+            their_places: None,
+            events: VecDeque::new(),
+            orders: Vec::new(),
+        })
+    }
+
     /// Limits and last status of the recoveries to come, for an end that has just gone live for the first time.
     pub fn recovers(&mut self, patience: Patience, gives_up: Status) {
         self.recovery.set_patience(patience, gives_up);
@@ -305,6 +370,11 @@ impl<F: Clone + Default> Connect<F> {
         self.recovery.epoch()
     }
 
+    /// This end's incarnation.
+    pub fn own(&self) -> Incarnation {
+        self.own
+    }
+
     /// The peer's latest incarnation that was heard of. Once this end is live: the incarnation that it is live with.
     pub fn peer(&self) -> Option<Incarnation> {
         self.peer.map(|peer| peer.incarnation)
@@ -323,6 +393,10 @@ impl<F: Clone + Default> Connect<F> {
             self.peer.is_some_and(|p| head.from < p.incarnation || head.from == p.incarnation && p.ended);
         if old || matches!(self.phase(), Phase::Ended(_)) {
             return Ok(());
+        }
+        if head.said == Said::Rail {
+            // A link of this session is its only one.
+            return Err(Malformed::Kind(Head::RAIL));
         }
         if let Said::End(status) = head.said {
             self.peer_ended(&head, status, now);
@@ -356,7 +430,7 @@ impl<F: Clone + Default> Connect<F> {
                 return Ok(());
             }
             Said::Break => Control::Break { epoch: head.epoch },
-            Said::End(_) => unreachable!("handled above"),
+            Said::End(_) | Said::Rail => unreachable!("handled above"),
         };
         self.recovery.take(control, self.accepted, now, &mut self.orders);
         self.perform();

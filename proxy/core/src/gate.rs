@@ -102,6 +102,18 @@ impl Gate {
         Gate { ungated: true, ..Gate::new(receives, budget) }
     }
 
+    /// A gate that an earlier gate has given way to, of which messages that are done consumed `consumed` receives.
+    pub fn resumed(receives: u32, budget: Budget, consumed: u64) -> Self {
+        Gate { consumed: Cell::new(consumed), ..Gate::new(receives, budget) }
+    }
+
+    /// Takes what `need` asks for, for a message that the peer has accepted from an earlier link and that is not retired:
+    /// no slot of this link.
+    pub fn was_posted(&self, need: Need) {
+        self.consumed.set(self.consumed.get() + need.receive as u64);
+        self.bytes.set(self.bytes.get() + need.bytes as u64);
+    }
+
     /// Another link takes the place of one that broke. Its budget is fresh; receive credit belongs to the session and
     /// stays, less what the messages had consumed that are posted again: `sends` receives and `bytes` of payload.
     ///

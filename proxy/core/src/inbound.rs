@@ -10,6 +10,7 @@
 mod action;
 mod place;
 mod posted;
+mod resumed;
 
 use std::collections::VecDeque;
 
@@ -127,6 +128,11 @@ impl Inbound {
             progress: (u64::MAX, 0),
             slow: rules.slow_ns == 0,
         }
+    }
+
+    /// The receiver's sizes and rules.
+    pub fn rules(&self) -> Rules {
+        self.rules
     }
 
     // ------------------------------------------------- what the device says

@@ -65,6 +65,25 @@ impl Landing {
         self.head += room.taken;
     }
 
+    /// Takes the room of a payload of `units` that lies at `unit` already, behind all that is held. Returns the units that the
+    /// payload takes, those skipped at the ring's end included; `None` if the payload can't lie there.
+    pub fn retake(&mut self, unit: u64, units: u64) -> Option<u64> {
+        if units > self.units || unit > self.units - units {
+            return None;
+        }
+        if self.head == self.tail {
+            let start = self.head.next_multiple_of(self.units) + unit;
+            (self.head, self.tail) = (start, start);
+        }
+        let skip = unit.wrapping_sub(self.head) & (self.units - 1);
+        let taken = skip + units;
+        if self.head + taken - self.tail > self.units {
+            return None;
+        }
+        self.head += taken;
+        Some(taken)
+    }
+
     /// Gives back the oldest `taken` units that are still held.
     ///
     /// # Panics

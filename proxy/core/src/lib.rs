@@ -32,6 +32,7 @@ macro_rules! planted {
 pub mod connect;
 pub mod gate;
 pub mod inbound;
+pub mod journal;
 pub mod landing;
 pub mod outbound;
 #[cfg(feature = "sim")]

@@ -51,6 +51,23 @@ impl Outbound {
         Outbound { staging, gate, words: [0; 8], head: Head::Unread, stalled: false, credit, delivered: 0 }
     }
 
+    /// A sender in place of an earlier one. Of the slots that were released to a link and not given back, nothing is known
+    /// yet ([`Outbound::was_posted`]). `delivered` is the count of slots that the producer was told last.
+    pub fn resumed(staging: Staging, gate: Gate, delivered: u64) -> Self {
+        Outbound { delivered, ..Outbound::new(staging, gate) }
+    }
+
+    /// Takes the WQE at the head for one that an earlier sender released and that the peer has accepted. To be followed by
+    /// [`Outbound::rewind`].
+    pub fn was_posted(&mut self, r: &Record) -> Result<(), Malformed> {
+        self.staging.check(r)?;
+        if r.opcode != Opcode::Nop {
+            self.gate.was_posted(Need { bytes: r.length, receive: r.opcode == Opcode::Send });
+        }
+        self.staging.release(r);
+        Ok(())
+    }
+
     /// The staging ring.
     #[inline(always)]
     pub fn staging(&self) -> &Staging {
@@ -204,7 +221,8 @@ impl Outbound {
     #[inline]
     pub fn newly_delivered(&mut self, received: u64) -> Option<u64> {
         let delivered = self.staging.deliver(received);
-        (delivered != self.delivered).then(|| {
+        // An earlier sender may have told more than this one knows of yet.
+        (delivered > self.delivered).then(|| {
             self.delivered = delivered;
             delivered
         })

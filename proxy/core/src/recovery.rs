@@ -76,7 +76,8 @@ pub enum Phase {
 /// Limits of a recovery, nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// An attempt that has not ended after this is given up.
+    /// An end that has waited for this long for the peer's answer to its RESUME sends the RESUME again. An attempt is given
+    /// up if both ends have answered and are not both ready after this time.
     pub attempt: u64,
     /// The pause before the second attempt. It doubles with each one up to [`Patience::longest_pause`].
     pub first_pause: u64,
@@ -91,8 +92,8 @@ pub struct Patience {
 
 impl Patience {
     /// For sessions of processes: a session ends that is not live again after `whole`. The first attempt comes at once, the
-    /// next ones after 10 ms times 2^n and at most 1 s. An attempt is given up after 2 s, or after a quarter of `whole` if
-    /// that is less, so that a lost frame never costs the session.
+    /// next ones after 10 ms times 2^n and at most 1 s. [`Patience::attempt`] is 2 s, or a quarter of `whole` if that is less,
+    /// so that a lost frame never costs the session.
     pub fn within(whole: Duration, jitter: u64) -> Self {
         let whole = u64::try_from(whole.as_nanos()).unwrap_or(u64::MAX);
         Patience {
@@ -144,7 +145,7 @@ pub struct Recovery {
     met: bool,
     /// The peer has never answered: its first answer begins the limits anew.
     unanswered: bool,
-    /// When the attempt is given up, when the next one may begin, when the session ends.
+    /// When RESUME is sent again or the attempt is given up, when the next attempt may begin, when the session ends.
     gives_up_at: u64,
     not_before: u64,
     ends_at: u64,
@@ -173,6 +174,11 @@ impl Recovery {
             not_before: 0,
             ends_at: u64::MAX,
         }
+    }
+
+    /// A session that is live over a later link.
+    pub fn in_epoch(self, epoch: u32) -> Self {
+        Recovery { epoch, ..self }
     }
 
     /// A session that has no link yet. This end has nothing to fence, so it sends RESUME of epoch 0 at once. It ends with
@@ -301,7 +307,13 @@ impl Recovery {
             Phase::Live | Phase::Ended(_) => {}
             _ if now >= self.ends_at => self.end(self.gives_up, orders),
             Phase::Fencing => self.advance(accepted, now, orders),
-            Phase::Offered | Phase::Joining if now >= self.gives_up_at => self.leave(self.epoch, now, orders),
+            // The peer may take long to make its end, which no new attempt would shorten: each would begin anew at both
+            // ends. If a frame was lost, this one brings the peer to the epoch, or has the peer say that it is ready.
+            Phase::Offered if now >= self.gives_up_at => {
+                self.gives_up_at = now.saturating_add(self.attempt());
+                orders.push(Order::Send(Control::Resume { epoch: self.epoch, accepted }));
+            }
+            Phase::Joining if now >= self.gives_up_at => self.leave(self.epoch, now, orders),
             Phase::Offered | Phase::Joining => {}
         }
     }
@@ -354,12 +366,11 @@ impl Recovery {
     /// Goes on from `Fencing` and from `Offered`, as far as may be.
     fn advance(&mut self, accepted: u64, now: u64, orders: &mut Vec<Order>) {
         if self.phase == Phase::Fencing && self.fenced.is_some() && now >= self.not_before {
-            let attempt = if planted!(P7Attempt) { u64::MAX } else { self.patience.attempt };
-            (self.phase, self.gives_up_at) = (Phase::Offered, now.saturating_add(attempt));
+            (self.phase, self.gives_up_at) = (Phase::Offered, now.saturating_add(self.attempt()));
             orders.push(Order::Send(Control::Resume { epoch: self.epoch, accepted }));
         }
         if self.phase == Phase::Offered && self.peer.is_some() {
-            self.phase = Phase::Joining;
+            (self.phase, self.gives_up_at) = (Phase::Joining, now.saturating_add(self.attempt()));
             if std::mem::take(&mut self.unanswered) {
                 // The peer may have come at the last moment.
                 self.gives_up_at = now.saturating_add(self.patience.attempt);
@@ -368,6 +379,11 @@ impl Recovery {
             orders.push(Order::Prepare(self.epoch));
             orders.push(Order::Send(Control::Ready { epoch: self.epoch }));
         }
+    }
+
+    /// How long an attempt may wait for a frame of the peer.
+    fn attempt(&self) -> u64 {
+        if planted!(P7Attempt) { u64::MAX } else { self.patience.attempt }
     }
 
     fn end(&mut self, status: Status, orders: &mut Vec<Order>) {

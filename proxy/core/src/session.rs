@@ -106,6 +106,11 @@ impl Session {
         Session { epoch, ..Default::default() }
     }
 
+    /// A session in `epoch` whose first `messages` messages the peer no longer needs.
+    pub fn resumed(epoch: u16, messages: u64) -> Self {
+        Session { received: messages, released: messages, ..Session::new(epoch) }
+    }
+
     /// The epoch that counts must carry to be taken in.
     pub fn epoch(&self) -> u16 {
         self.epoch

@@ -10,6 +10,8 @@ mod tests;
 use pushgate_abi::abi;
 use pushgate_abi::record::{Malformed, Opcode, Record};
 
+use crate::journal::Sent;
+
 /// A slot that was released and not retired yet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
@@ -59,6 +61,8 @@ pub struct Staging {
 pub struct Retired {
     /// Messages. NOPs are not counted.
     pub messages: u64,
+    /// SENDs among the messages.
+    pub sends: u64,
     /// Payload of the messages, bytes.
     pub bytes: u64,
 }
@@ -89,6 +93,30 @@ impl Staging {
             entries: vec![Entry::default(); 1 << slots_log].into(),
             hole: None,
         }
+    }
+
+    /// A ring as [`Staging::new`] makes it, whose first slots were given back already, as `sent` says, which was checked.
+    /// Nothing is released yet of what comes behind them.
+    pub fn resumed(slots_log: u32, window_log: u32, sent: &Sent) -> Self {
+        Staging {
+            head: sent.slots,
+            delivered: sent.slots,
+            tail: sent.slots,
+            units: sent.units,
+            messages: sent.messages,
+            retired_units: sent.units,
+            ..Staging::new(slots_log, window_log)
+        }
+    }
+
+    /// Slots that were given back to the producer.
+    pub fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    /// Units of the window that were given back to the producer.
+    pub fn retired_units(&self) -> u64 {
+        self.retired_units
     }
 
     /// The next slot to look at.
@@ -204,6 +232,7 @@ impl Staging {
             let units = e.units_after;
             if e.opcode as u32 != abi::PUSHGATE_OP_NOP {
                 sum.messages += 1;
+                sum.sends += (e.opcode as u32 == abi::PUSHGATE_OP_SEND) as u64;
                 sum.bytes += e.length as u64;
             }
             if e.signaled {
@@ -245,7 +274,7 @@ impl Staging {
     }
 
     /// Messages whose slots were given back.
-    fn retired_messages(&self) -> u64 {
+    pub fn retired_messages(&self) -> u64 {
         if self.head == self.tail {
             return self.messages;
         }

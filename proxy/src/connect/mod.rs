@@ -12,6 +12,7 @@
 //! user appends.
 
 mod local;
+mod rails;
 mod verbs;
 
 use std::io;
@@ -21,8 +22,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use local::{LocalMet, LocalOffer, LocalOpening, LocalPeer, LocalPrepared};
-pub use pushgate_core::connect::{Connect, Event, Incarnation, Malformed, end, ended, receiver, sender};
+pub use pushgate_core::connect::{
+    Connect, Event, Incarnation, Malformed, end, ended, of_rail, rail, receiver, sender,
+};
 pub use pushgate_core::recovery::Patience;
+pub use rails::{AllocateLater, RailFrames, RailsMet, RailsOpening, RailsPrepared, Reopen};
 pub use verbs::VerbsMet;
 
 pub use crate::frame::{Fds, Frame, are_memory};
@@ -64,6 +68,8 @@ struct Told<N> {
 enum TransportOffer {
     Local(LocalOffer),
     Verbs(Offer),
+    /// One for each rail.
+    Rails(Vec<Offer>),
 }
 
 impl TransportOffer {
@@ -71,6 +77,7 @@ impl TransportOffer {
         match self {
             TransportOffer::Local(_) => "local",
             TransportOffer::Verbs(_) => "verbs",
+            TransportOffer::Rails(_) => "verbs over several devices",
         }
     }
 }
@@ -81,6 +88,8 @@ pub enum Opening {
     Local(LocalOpening),
     /// Over RDMA.
     Verbs(Box<VerbsOpening>),
+    /// Over RDMA, with a link for each of several devices.
+    Rails(RailsOpening),
 }
 
 /// This end, ready to receive what the other end sends.
@@ -89,6 +98,8 @@ pub enum Prepared {
     Local(Box<LocalPrepared>),
     /// Over RDMA.
     Verbs(Box<VerbsPrepared>),
+    /// Over RDMA, with a link for each of several devices.
+    Rails(RailsPrepared),
 }
 
 /// This end, once both ends are ready: what an engine is handed.
@@ -97,6 +108,8 @@ pub enum Met {
     Local(Box<LocalMet>),
     /// Over RDMA.
     Verbs(Box<VerbsMet>),
+    /// Over RDMA, with a link for each of several devices.
+    Rails(Box<RailsMet>),
 }
 
 impl Opening {
@@ -105,6 +118,7 @@ impl Opening {
         let (offer, fds) = match self {
             Opening::Local(opening) => (TransportOffer::Local(opening.offer()), opening.fds()),
             Opening::Verbs(opening) => (TransportOffer::Verbs(opening.offer()), Vec::new()),
+            Opening::Rails(opening) => (TransportOffer::Rails(opening.offer()), Vec::new()),
         };
         let fds =
             fds.iter().chain(appended).map(|fd| fd.try_clone_to_owned()).collect::<io::Result<Vec<_>>>();
@@ -129,7 +143,7 @@ impl Opening {
         let mut fds = offer.along.into_owned().map_err(ConnectError::Descriptors)?;
         let (n, expected) = match &theirs {
             TransportOffer::Local(offer) => (fds.len(), offer.descriptors() + appended),
-            TransportOffer::Verbs(_) => (fds.len(), appended),
+            TransportOffer::Verbs(_) | TransportOffer::Rails(_) => (fds.len(), appended),
         };
         if n != expected {
             return Err(ConnectError::Peer(format!(
@@ -144,10 +158,14 @@ impl Opening {
             (Opening::Verbs(opening), TransportOffer::Verbs(offer)) => {
                 Prepared::Verbs(Box::new(opening.prepare(peer, &offer, allocate)?))
             }
+            (Opening::Rails(opening), TransportOffer::Rails(offers)) => {
+                Prepared::Rails(opening.prepare(peer, &offers, allocate)?)
+            }
             (opening, theirs) => {
                 let (ours, theirs) = (opening.transport(), theirs.transport());
                 let why = format!(
-                    "one end is qp = {ours}, the other qp = {theirs}; set qp alike on both (PUSHGATE_QP)"
+                    "one end is qp = {ours}, the other qp = {theirs}; set qp and ib-dev alike on both (PUSHGATE_QP, \
+                     PUSHGATE_IB_DEV)"
                 );
                 return Err(ConnectError::Peer(why));
             }
@@ -159,6 +177,7 @@ impl Opening {
         match self {
             Opening::Local(_) => "local",
             Opening::Verbs(_) => "verbs",
+            Opening::Rails(_) => "verbs over several devices",
         }
     }
 }
@@ -171,17 +190,24 @@ impl Prepared {
             Prepared::Verbs(prepared) => {
                 serde_json::to_vec(&prepared.places()).expect("places are plain data")
             }
+            Prepared::Rails(prepared) => {
+                serde_json::to_vec(&prepared.places()).expect("places are plain data")
+            }
         }
     }
 
     /// Takes the peer's places: this end may send now.
     pub fn meet(self, places: &[u8]) -> Result<Met, ConnectError> {
+        let malformed = |e: serde_json::Error| ConnectError::Peer(format!("its places of a queue pair: {e}"));
         Ok(match self {
             Prepared::Local(prepared) => Met::Local(Box::new(prepared.meet())),
             Prepared::Verbs(prepared) => {
-                let places = serde_json::from_slice(places)
-                    .map_err(|e| ConnectError::Peer(format!("its places of a queue pair: {e}")))?;
+                let places = serde_json::from_slice(places).map_err(malformed)?;
                 Met::Verbs(Box::new(VerbsMet::new(*prepared, places)?))
+            }
+            Prepared::Rails(prepared) => {
+                let places: Vec<_> = serde_json::from_slice(places).map_err(malformed)?;
+                Met::Rails(Box::new(prepared.meet(places)?))
             }
         })
     }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use pushgate_core::journal::Broken;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::{Bell, Ringer};
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
@@ -114,6 +115,9 @@ pub enum EndpointError {
         /// What the peer was told.
         offered: bool,
     },
+    /// What is kept of the session can't be gone on with.
+    #[error(transparent)]
+    Session(#[from] Broken),
     /// `ungated` is set in a build without the feature `test-ungated`.
     #[error("this build cannot switch the gate's receive credit off")]
     Ungated,
@@ -230,6 +234,8 @@ impl Endpoint {
             interrupt: None,
             broken: None,
             recorded: record::Recorded::default(),
+            journal: None,
+            sends: 0,
             recovering: None,
             stands: Stands::Live,
             shown: false,

@@ -7,6 +7,7 @@ mod making;
 mod receiver;
 mod record;
 mod recovering;
+mod resuming;
 mod sender;
 
 use std::collections::VecDeque;
@@ -23,6 +24,7 @@ use self::recovering::Recovering;
 pub use self::recovering::{Mailbox, SendFrame};
 use crate::counters::Counters;
 use crate::inbound::{Inbound, MOST_COPIES};
+use crate::journal::Journal;
 use crate::link::{Link, PeerCounts, RegionSends, Waking};
 use crate::mover::{Move, Mover};
 use crate::outbound::Outbound;
@@ -95,6 +97,10 @@ pub struct Endpoint {
     interrupt: Option<Box<dyn Interrupt>>,
     broken: Option<TellBroken>,
     recorded: record::Recorded,
+    /// What a later engine goes on with if this engine dies, where one may.
+    journal: Option<Journal>,
+    /// SENDs that were retired.
+    sends: u64,
     /// How a link that broke is replaced, where that is possible.
     recovering: Option<Box<Recovering>>,
     stands: Stands,
@@ -128,6 +134,15 @@ impl Endpoint {
         let key = self.here.regions.add(memory.clone(), bytes)?;
         self.here.qp.add_region(key, &memory, bytes);
         Some(key)
+    }
+
+    /// Registers memory under the key that it had in an engine that died. False if another region has that place.
+    pub fn restore_region(&mut self, key: u32, memory: RegionMemory, bytes: u64) -> bool {
+        let restored = self.here.regions.restore(key, memory.clone(), bytes);
+        if restored {
+            self.here.qp.add_region(key, &memory, bytes);
+        }
+        restored
     }
 
     /// Whether SENDs may go out of regions of this side.
@@ -275,6 +290,7 @@ impl Endpoint {
             return;
         }
         self.inbound.tick(now);
+        self.counters.recovered += self.here.qp.rejoined();
         if let Err(down) = self.here.qp.check(now) {
             self.broke(down);
             return;
@@ -369,6 +385,12 @@ impl Endpoint {
     #[cfg(feature = "sim")]
     pub(crate) fn outbound(&self) -> &Outbound {
         &self.outbound
+    }
+
+    /// The number of the RDMA queue pair that carries the link, for the simulator's faults.
+    #[cfg(feature = "sim")]
+    pub(crate) fn rdma_number(&self) -> Option<u32> {
+        self.here.qp.number()
     }
 
     /// Counts of messages, for the simulator's checks.

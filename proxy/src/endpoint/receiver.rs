@@ -330,7 +330,13 @@ impl Endpoint {
             Finish::Show(shown) => {
                 self.control.record(self.inbound.shown() - 1, &shown.encode(0));
             }
-            Finish::Signal => self.control.signal(r.signal, r.signal_value),
+            Finish::Signal => {
+                if let Some(journal) = &mut self.journal {
+                    let received = self.inbound.counts().received;
+                    journal.signal(received, self.inbound.shown(), r.signal, r.signal_value);
+                }
+                self.control.signal(r.signal, r.signal_value);
+            }
             Finish::Nothing => {}
         }
         self.delivered(r);
@@ -346,6 +352,7 @@ impl Endpoint {
     #[inline]
     pub(super) fn acknowledge(&mut self) -> bool {
         let (counts, epoch) = (self.inbound.counts(), self.session.epoch());
+        let in_place = counts.received;
         let counts = PeerCounts {
             released: count_word(epoch, counts.released),
             received: count_word(epoch, counts.received),
@@ -355,6 +362,9 @@ impl Endpoint {
             return false;
         }
         self.acknowledged = counts;
+        if let Some(journal) = &mut self.journal {
+            journal.taken(in_place, self.inbound.shown());
+        }
         self.here.qp.acknowledge(counts);
         true
     }

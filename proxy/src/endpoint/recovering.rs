@@ -13,7 +13,7 @@
 //! Frames come by a [`Mailbox`] and leave by [`SendFrame`]. A frame may be lost, late or repeated.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pushgate_core::recovery::{Patience, Phase};
@@ -34,6 +34,8 @@ pub type SendFrame = Box<dyn FnMut(Frame) + Send>;
 
 /// How long after an offer could not be made it is tried again, nanoseconds.
 const AGAIN: u64 = 10_000_000;
+/// Between two looks whether what is made beside the engine is there, nanoseconds.
+const LOOK: u64 = 500_000;
 
 /// Most frames that a [`Mailbox`] holds. An attempt has three frames of the peer.
 const MOST_FRAMES: usize = 16;
@@ -45,7 +47,14 @@ const MOST_FDS: usize = 4;
 
 /// Frames of the peer about the link that wait for an endpoint. Copies are the same mailbox; any thread may use them.
 #[derive(Clone, Default)]
-pub struct Mailbox(Arc<Mutex<Held>>);
+pub struct Mailbox(Arc<Shared>);
+
+/// The frames, and a word that says whether there are any.
+#[derive(Default)]
+struct Shared {
+    held: Mutex<Held>,
+    waits: AtomicBool,
+}
 
 /// What waits in a mailbox.
 #[derive(Default)]
@@ -103,29 +112,42 @@ impl Mailbox {
         held.fds += frame.along.len();
         held.open.fetch_add(frame.along.len(), Ordering::Relaxed);
         held.frames.push_back(frame);
+        // Within the lock, so that no `take_all` comes between the frame and the word.
+        self.0.waits.store(true, Ordering::Relaxed);
         Ok(held.frames.len() == 1)
     }
 
-    fn take_all(&self) -> VecDeque<Frame> {
-        self.held().take_all()
+    /// Takes all frames that wait.
+    pub(crate) fn take_all(&self) -> VecDeque<Frame> {
+        let mut held = self.held();
+        self.0.waits.store(false, Ordering::Relaxed);
+        held.take_all()
+    }
+
+    /// Whether no frame waits, as far as this thread has heard. Takes no lock, for a caller that asks again and again.
+    pub(crate) fn is_empty(&self) -> bool {
+        // Relaxed: a frame that is missed now is found the next time, and the lock orders its bytes.
+        !self.0.waits.load(Ordering::Relaxed)
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
         // A panic leaves the list whole, so a poisoned lock is no reason to stop.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// What replaces an endpoint's link.
 pub(super) struct Recovering {
-    connect: Connect<Fds>,
+    pub(super) connect: Connect<Fds>,
     mailbox: Mailbox,
     /// `None` once this end says nothing more.
     send: Option<SendFrame>,
     /// The link that broke has not stopped yet, or the next one's offer is still to be made.
     fencing: bool,
-    /// An offer could not be made: when it is tried again, nanoseconds.
-    tries_at: u64,
+    /// This end gets ready to receive over the link of this epoch.
+    preparing: Option<u32>,
+    /// When the next look is due at what is being fenced, made or prepared, nanoseconds.
+    looks_at: u64,
     /// What the link that broke has brought is still to be taken in: before the first offer, and never behind an offer,
     /// which says how much this end has accepted.
     lands: bool,
@@ -133,6 +155,8 @@ pub(super) struct Recovering {
     resumed: u64,
     /// This end's own lack was told once since the link broke.
     warned: bool,
+    /// This end goes on in place of an engine that died: WQEs that the peer has accepted are still to be read.
+    pub(super) rebuilds: bool,
 }
 
 impl Recovering {
@@ -145,6 +169,11 @@ impl Recovering {
             Phase::Joining => recorder::Phase::Joining,
             Phase::Ended(_) => recorder::Phase::Ending,
         }
+    }
+
+    /// Something is being fenced, made or prepared beside the engine.
+    fn waits(&self) -> bool {
+        self.fencing || self.preparing.is_some()
     }
 
     /// The epoch of the link that is live, or of the next one.
@@ -177,10 +206,12 @@ impl Endpoint {
                 mailbox,
                 send: Some(send),
                 fencing: false,
-                tries_at: 0,
+                preparing: None,
+                looks_at: 0,
                 lands: false,
                 resumed: 0,
                 warned: false,
+                rebuilds: false,
             };
             self.recovering = Some(Box::new(recovering));
         }
@@ -206,9 +237,12 @@ impl Endpoint {
         }
     }
 
-    /// Breaks the link of this end. True if another one is to take its place. For tests and fault injection.
+    /// Breaks the link of this end, or one of its rails. True if another one is to take its place. For tests and fault injection.
     #[cold]
     pub fn break_link(&mut self) -> bool {
+        if self.stands == Stands::Live && self.here.qp.break_one() {
+            return true;
+        }
         if self.stands == Stands::Live {
             self.broke(LinkDown::Failed { cause: abi::PUSHGATE_DOWN_PORT, by_peer: false });
         }
@@ -219,8 +253,8 @@ impl Endpoint {
     /// [`Endpoint::set_time`].
     pub fn wakes_at(&self) -> Option<u64> {
         let r = self.recovering.as_ref().filter(|_| self.stands == Stands::Down)?;
-        let tries = (r.fencing && r.tries_at > self.now).then_some(r.tries_at);
-        r.connect.wakes_at().into_iter().chain(tries).min()
+        let looks = (r.waits() && r.looks_at > self.now).then_some(r.looks_at);
+        r.connect.wakes_at().into_iter().chain(looks).min()
     }
 
     /// The link broke. True if another one is to take its place.
@@ -234,8 +268,9 @@ impl Endpoint {
         true
     }
 
+    /// Whether a look is due at what is being fenced, made or prepared.
     pub(super) fn is_fencing(&self) -> bool {
-        self.recovering.as_ref().is_some_and(|r| r.fencing && self.now >= r.tries_at)
+        self.recovering.as_ref().is_some_and(|r| r.waits() && self.now >= r.looks_at)
     }
 
     /// A pass while the link is replaced. True if anything was done.
@@ -247,7 +282,7 @@ impl Endpoint {
         }
         let mut work = self.advance(mover);
         if self.is_fencing() && self.stands == Stands::Down {
-            work |= self.fence(mover);
+            work |= self.fence(mover) | self.prepares();
         }
         let now = self.now;
         let due = self.wakes_at().is_some_and(|at| at <= now);
@@ -256,10 +291,11 @@ impl Endpoint {
             self.perform();
             work = true;
         }
-        if planted!(P6Early) && self.stands == Stands::Down && !self.is_fencing() {
+        let fenced = self.recovering.as_ref().is_some_and(|r| !r.fencing);
+        if planted!(P6Early) && self.stands == Stands::Down && fenced {
             self.transmit();
         }
-        if planted!(P6Late) && self.stands == Stands::Down && !self.is_fencing() {
+        if planted!(P6Late) && self.stands == Stands::Down && fenced {
             self.receive(mover);
         }
         if work {
@@ -272,7 +308,9 @@ impl Endpoint {
     /// Stops the link that broke. When nothing of it can touch memory any more, takes in what has landed, and makes the
     /// offer of the next link.
     fn fence(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
-        if !self.here.qp.stopped(self.now) {
+        let now = self.now;
+        let (Some(r), Some(link)) = (&self.recovering, self.here.qp.renews()) else { return false };
+        if !r.fencing || !link.fence(now) {
             return false;
         }
         if self.recovering.as_mut().is_some_and(|r| std::mem::take(&mut r.lands)) {
@@ -281,10 +319,14 @@ impl Endpoint {
                 return true;
             }
         }
-        let (now, accepted) = (self.now, self.inbound.accepted());
+        let accepted = self.inbound.accepted();
         let (Some(r), Some(link)) = (&mut self.recovering, self.here.qp.renews()) else { return false };
         match link.offer() {
-            Ok(offer) => {
+            Ok(None) => {
+                r.looks_at = now.saturating_add(LOOK);
+                false
+            }
+            Ok(Some(offer)) => {
                 r.fencing = false;
                 r.connect.fenced(accepted, offer, now);
                 self.perform();
@@ -292,7 +334,7 @@ impl Endpoint {
             }
             Err(e) => {
                 // Until the session's limit. What is missing, such as a descriptor, comes back at no particular time.
-                r.tries_at = now.saturating_add(AGAIN);
+                r.looks_at = now.saturating_add(AGAIN);
                 if !std::mem::replace(&mut r.warned, true) {
                     tracing::warn!(rank = self.geometry.rank, peer = self.options.peer, "{e}");
                 }
@@ -302,8 +344,11 @@ impl Endpoint {
     }
 
     /// Does what the set-up machine says.
-    fn perform(&mut self) {
+    pub(super) fn perform(&mut self) {
         self.recorded.worked = true;
+        if let (Some(journal), Some(r)) = (&self.journal, &self.recovering) {
+            journal.epoch(r.epoch());
+        }
         while let Some(r) = &mut self.recovering
             && let Some(event) = r.connect.poll()
         {
@@ -314,16 +359,18 @@ impl Endpoint {
                     }
                 }
                 Event::Fence => {
-                    r.fencing = true;
+                    (r.fencing, r.preparing, r.looks_at) = (true, None, 0);
                     if self.stands == Stands::Live {
                         (self.stands, r.lands) = (Stands::Down, true);
                     }
                 }
                 Event::Prepare { epoch, offer } => {
-                    let now = self.now;
                     let Some(link) = self.here.qp.renews() else { return };
                     match link.prepare(offer) {
-                        Ok(places) => r.connect.prepared(epoch, places, now),
+                        Ok(()) => {
+                            (r.preparing, r.looks_at) = (Some(epoch), 0);
+                            self.look_whether_prepared();
+                        }
                         Err(e) => self.gives_up_attempt(&e),
                     }
                 }
@@ -331,6 +378,34 @@ impl Endpoint {
                 Event::End(status) => self.fail(status),
             }
         }
+    }
+
+    /// Looks whether this end is ready to receive. True if it is now, or can't be.
+    fn prepares(&mut self) -> bool {
+        let any = self.stands == Stands::Down && self.look_whether_prepared();
+        if any {
+            self.perform();
+        }
+        any
+    }
+
+    /// Looks whether this end is ready to receive. True if the set-up machine was told: then the caller performs what it says.
+    fn look_whether_prepared(&mut self) -> bool {
+        let now = self.now;
+        let (Some(r), Some(link)) = (&mut self.recovering, self.here.qp.renews()) else { return false };
+        let Some(epoch) = r.preparing else { return false };
+        match link.prepared() {
+            Ok(None) => {
+                r.looks_at = now.saturating_add(LOOK);
+                return false;
+            }
+            Ok(Some(places)) => {
+                r.preparing = None;
+                r.connect.prepared(epoch, places, now);
+            }
+            Err(e) => self.gives_up_attempt(&e),
+        }
+        true
     }
 
     /// This end's part of the next link could not be made.
@@ -349,6 +424,11 @@ impl Endpoint {
 
     /// Both ends are ready: goes on behind the first `accepted` messages, which the peer has accepted.
     fn goes_on(&mut self, places: &[u8], accepted: u64) {
+        if self.recovering.as_mut().is_some_and(|r| std::mem::take(&mut r.rebuilds))
+            && !self.rebuild(accepted)
+        {
+            return;
+        }
         let (received, sent) = (self.session.received(), self.outbound.staging().messages());
         // P8: before anything is done by the number.
         if !(received..=sent).contains(&accepted) {

@@ -1,6 +1,7 @@
 //! The sending half of an endpoint: reads WQEs, has them checked, posts those that hold a permit, and gives back what the
 //! peer no longer needs.
 
+use pushgate_core::journal::Sent;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Malformed, Opcode, Record};
 
@@ -127,7 +128,7 @@ impl Endpoint {
     }
 
     #[cold]
-    fn refuse(&mut self, why: &dyn std::fmt::Display) {
+    pub(super) fn refuse(&mut self, why: &dyn std::fmt::Display) {
         self.counters.refused += 1;
         let slot = self.outbound.staging().head();
         tracing::warn!(rank = self.rank(), peer = self.peer(), slot, "WQE refused: {why}");
@@ -175,7 +176,18 @@ impl Endpoint {
             let retired =
                 self.outbound.retire(released, |c| control.complete(c.wr_id, c.opcode, ok, c.length));
             self.counters.retired += retired.messages;
+            self.sends += retired.sends;
             if let Some(credit) = self.outbound.new_credit() {
+                if let Some(journal) = &mut self.journal {
+                    let staging = self.outbound.staging();
+                    journal.sent(&Sent {
+                        slots: staging.tail(),
+                        units: staging.retired_units(),
+                        messages: staging.retired_messages(),
+                        sends: self.sends,
+                        completions: control.completions(),
+                    });
+                }
                 control.credit(credit);
                 work = true;
             }

@@ -349,6 +349,7 @@ impl Machine {
                 self.next += 1;
                 endpoint.set_time(now);
                 endpoint.begin_trace(id.0, now);
+                endpoint.begin_again();
                 self.endpoints.push((id, endpoint));
                 // One that must be polled keeps the whole engine polling.
                 if wake == Wake::Polled || self.endpoints.len() == 1 {

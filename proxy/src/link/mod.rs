@@ -193,6 +193,23 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
         None
     }
 
+    /// The number of the RDMA queue pair that carries the link, for the simulator.
+    #[cfg(feature = "sim")]
+    fn number(&self) -> Option<u32> {
+        None
+    }
+
+    /// Where several links are one: breaks one of those that carry, for tests and fault injection. False: none does, or the link is
+    /// one.
+    fn break_one(&mut self) -> bool {
+        false
+    }
+
+    /// Where several links are one: links that took the place of one that broke, since the last call.
+    fn rejoined(&mut self) -> u64 {
+        0
+    }
+
     /// Called at the end of each pass: what was posted or acknowledged goes out. True if that rang the peer awake.
     fn notify(&mut self) -> Result<bool, LinkDown>;
 
@@ -229,8 +246,8 @@ pub trait Rail: Link {
     /// Publishes how many stripes of the peer this end has taken in over this link.
     fn acknowledge_stripes(&mut self, taken: u64);
 
-    /// Whether the payload of a PUT can be written straight into its region. Once yes, the answer stays yes until the peer
-    /// takes the region back: a rail is joined again only when it knows the peer's regions.
+    /// Whether the payload of a PUT can be written straight into its region. Once yes, the answer stays yes over this link
+    /// until the peer takes the region back. The next link of the rail may hear of the region only after it has joined.
     fn reaches(&self, record: &Record) -> bool;
 }
 

@@ -5,14 +5,24 @@ use crate::frame::Frame;
 /// A link that can be made anew over the next epoch. What belongs to the session stays as it is: the peer's window, the
 /// doorbells, the regions, the memory that devices have mapped.
 ///
-/// The calls come in this order, and begin again with [`Renew::offer`] whenever an attempt is given up. No call blocks.
+/// The calls come in this order, and begin again with [`Renew::fence`] whenever an attempt is given up. No call blocks: what
+/// takes long is done beside the engine, and asked for again.
 pub trait Renew {
-    /// Makes this end of the next link, and what the peer is told of it. The present link has broken and has stopped:
-    /// nothing is posted over it or taken in any more.
-    fn offer(&mut self) -> Result<Frame, RenewError>;
+    /// Stops the link that broke, without a word to the peer. True when nothing of the link can read or write memory of this
+    /// end any more. Asked again and again until then. Bounded: the answer becomes true whatever peer and device do, as the
+    /// time `now`, nanoseconds, goes on.
+    fn fence(&mut self, now: u64) -> bool;
 
-    /// Takes the peer's offer, and gets ready to receive. Returns the places that the peer is told.
-    fn prepare(&mut self, offer: Frame) -> Result<Vec<u8>, RenewError>;
+    /// Makes this end of the next link, and what the peer is told of it; `None`: the link is not made yet, and this is
+    /// called again. The present link has stopped: nothing is posted over it or taken in any more.
+    fn offer(&mut self) -> Result<Option<Frame>, RenewError>;
+
+    /// Takes the peer's offer, and begins to get ready to receive.
+    fn prepare(&mut self, offer: Frame) -> Result<(), RenewError>;
+
+    /// The places that the peer is told once this end is ready to receive; `None`: this end is not ready yet, and this is
+    /// called again.
+    fn prepared(&mut self) -> Result<Option<Vec<u8>>, RenewError>;
 
     /// Goes over to the next link, with the peer's places. The next message posted is the one behind the first `accepted`
     /// messages of the session.

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use pushgate_core::rails::carried;
 use pushgate_core::rails::placing::Target;
+use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 
@@ -152,7 +153,22 @@ impl Link for Rails {
     fn stopped(&mut self, now: u64) -> bool {
         self.now = now;
         // All are asked: each goes on with its own end.
-        self.rails.iter_mut().fold(true, |all, one| one.link.stopped(now) & all)
+        let rails = self.rails.iter_mut().enumerate();
+        rails.fold(true, |all, (rail, one)| one.link.stopped(now) & self.beside.fence(rail) & all)
+    }
+
+    fn break_one(&mut self) -> bool {
+        let n = self.rails.len();
+        let up = (1..=n).map(|i| (self.broken + i) % n).find(|rail| self.sending.is_up(*rail));
+        if let Some(rail) = up {
+            self.broken = rail;
+            self.breaks(rail, LinkDown::Failed { cause: abi::PUSHGATE_DOWN_PORT, by_peer: false });
+        }
+        up.is_some()
+    }
+
+    fn rejoined(&mut self) -> u64 {
+        std::mem::take(&mut self.rejoined)
     }
 
     fn notify(&mut self) -> Result<bool, LinkDown> {
@@ -179,7 +195,7 @@ impl Link for Rails {
     }
 
     fn check(&mut self, now: u64) -> Result<(), LinkDown> {
-        self.now = now;
+        self.look_at_the_time(now);
         self.sending.tick(now);
         for rail in 0..self.rails.len() {
             let one = &mut self.rails[rail];
@@ -239,7 +255,7 @@ impl OwnRegions for Rails {
     fn region_in_use(&mut self, key: u32, received: u64) -> bool {
         let sends = self.regions.get(&key).is_some_and(|own| own.used > received);
         // A rail that is being fenced may touch any region.
-        let fenced = self.rails.iter().all(|one| !one.fencing);
+        let fenced = self.rails.iter().all(|one| !one.fencing) && !self.is_joining_with(key);
         sends || !fenced || self.rails.iter_mut().any(|one| one.link.region_in_use(key, received))
     }
 

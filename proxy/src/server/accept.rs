@@ -40,7 +40,7 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
     tracing::info!("the proxy serves");
     let result = loop {
         let watch = (!clients.is_empty()).then_some(WATCH);
-        let event = match wait(&server.stop, &listener, None, watch) {
+        let event = match wait(&server.stop, &listener, None, None, watch) {
             Err(e) => break Err(e),
             Ok(event) => event,
         };
@@ -49,8 +49,8 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
         match event {
             WaitEnd::Stop => break Ok(()),
             WaitEnd::Nothing => continue,
-            // This wait names no process.
-            WaitEnd::Ready { .. } | WaitEnd::Died => {}
+            // This wait names no process and no other descriptor.
+            WaitEnd::Ready { .. } | WaitEnd::Died | WaitEnd::Other => {}
         }
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,

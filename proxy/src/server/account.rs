@@ -48,6 +48,11 @@ impl Account {
         Account { limits, qps: HashMap::new(), bytes: 0, regions: 0 }
     }
 
+    /// The program's queue pairs.
+    pub(super) fn qps(&self) -> impl Iterator<Item = QpId> + '_ {
+        self.qps.keys().copied()
+    }
+
     /// Whether the program has this queue pair.
     pub(super) fn check(&self, qp: QpId) -> Result<(), Refusal> {
         if self.qps.contains_key(&qp) { Ok(()) } else { Err(Refusal::NoQp(qp.0)) }
@@ -70,6 +75,18 @@ impl Account {
             return Err(Refusal::Why(format!("the program has {most} regions, which is the limit")));
         }
         if entry.regions.len() >= MAX_REGIONS {
+            return Err(Refusal::TooManyRegions);
+        }
+        Ok(())
+    }
+
+    /// Whether a queue pair that the program does not have yet may have one more region than `regions`.
+    pub(super) fn may_restore_region(&self, regions: usize) -> Result<(), Refusal> {
+        let most = self.limits.regions;
+        if self.regions + regions >= most {
+            return Err(Refusal::Why(format!("the program has {most} regions, which is the limit")));
+        }
+        if regions >= MAX_REGIONS {
             return Err(Refusal::TooManyRegions);
         }
         Ok(())

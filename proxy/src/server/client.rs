@@ -1,9 +1,10 @@
 //! One program of the server: the thread that answers its connection, its engine, and what its requests do there.
 
 use std::io::{self, ErrorKind};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
@@ -15,16 +16,19 @@ use crate::engine::{Engine, EngineOptions, QpId};
 use crate::idle::Wake;
 use crate::region::RegionMemory;
 use crate::session::Status;
-use crate::wire::{self, Answer, Refusal, Reply, Request, TIMEOUT};
+use crate::wire::{self, Answer, Refusal, Reply, Request, SessionOffer, TIMEOUT};
 
 use super::account::{Account, Limits};
 use super::descriptors::{QpDescriptors, engine_bell, map_region};
 use super::options::ServerOptions;
+use super::sessions::Sessions;
 use super::wait::{WaitEnd, wait};
 
 /// The most requests that are answered after the program's process has ended. A program waits for each answer, so its
 /// process can have left fewer requests behind.
 const LAST_WORDS: usize = 64;
+/// How long a proxy that leaves its queue pairs to the next one waits for what they have posted.
+const DRAIN: Duration = Duration::from_millis(500);
 /// The most characters of a program's name.
 const MAX_NAME: usize = 64;
 
@@ -50,6 +54,13 @@ pub(super) fn attend(server: &ServerOptions, stream: &UnixStream, process: Optio
     let ends = |code| client.engine.fail(None, Status::new(code));
     match &end {
         End::Bye => tracing::info!(client = number, "done"),
+        End::Stopped if server.hands_over.is_some_and(|asked| asked()) && client.keeps_any() => {
+            client.drain();
+            tracing::info!(client = number, "its queue pairs are left for the next proxy");
+            // The process ends, and with the process its engines, which write nothing about an end.
+            std::mem::forget(client);
+            return;
+        }
         End::Stopped => {
             let _ = ends(abi::PUSHGATE_ABORTED);
         }
@@ -110,14 +121,19 @@ fn begin(
     let engine = Engine::start(own, options).map_err(|e| e.to_string())?;
     let name: String = name.chars().take(MAX_NAME).collect();
     tracing::info!(client = number, ?name, "an engine was started");
-    Ok((Client { engine, account: Account::new(Limits::from(server)) }, version))
+    Ok((
+        Client { engine, account: Account::new(Limits::from(server)), sessions: Sessions::default() },
+        version,
+    ))
 }
 
 /// One program's engine and account. Dropping it ends the engine, and with the engine everything that the program
 /// brought.
 struct Client {
+    // Dropped first: the engine reads and writes the program's memory.
     engine: Engine,
     account: Account,
+    sessions: Sessions,
 }
 
 impl Client {
@@ -128,12 +144,16 @@ impl Client {
         let died = || End::Lost("its process has ended".into());
         let mut last_words = 0;
         loop {
-            match wait(stop, stream, process, None) {
+            match wait(stop, stream, process, self.sessions.fd(), None) {
                 Err(e) => return End::Lost(e.to_string()),
                 Ok(WaitEnd::Stop) => return End::Stopped,
                 Ok(WaitEnd::Died) => return died(),
                 Ok(WaitEnd::Ready { died: true }) if last_words == LAST_WORDS => return died(),
                 Ok(WaitEnd::Nothing) => continue,
+                Ok(WaitEnd::Other) => {
+                    self.sessions.take_frames(&self.engine);
+                    continue;
+                }
                 Ok(WaitEnd::Ready { died }) => last_words += usize::from(died),
             }
             let (request, fds) = match wire::recv(stream) {
@@ -150,8 +170,16 @@ impl Client {
             if let Request::Bye = request {
                 return End::Bye;
             }
-            let reply = self.request(request, fds);
-            if let Err(e) = wire::send(stream, &reply, &[]) {
+            let mut along = Vec::new();
+            let reply = match request {
+                Request::Channel if fds.is_empty() => self.sessions.open().map(|fds| {
+                    along.extend(fds);
+                    Answer::Channel
+                }),
+                request => self.request(request, fds),
+            };
+            let along: Vec<_> = along.iter().map(|fd| fd.as_fd()).collect();
+            if let Err(e) = wire::send(stream, &reply, &along) {
                 return End::Lost(format!("it does not take its answers: {e}"));
             }
             if let Err(Refusal::Gone) = reply {
@@ -160,13 +188,37 @@ impl Client {
         }
     }
 
+    /// Whether another proxy may go on with any of the queue pairs.
+    fn keeps_any(&self) -> bool {
+        self.account.qps().any(|qp| self.sessions.keeps(qp))
+    }
+
+    /// Ends the queue pairs with which no other proxy can go on, and waits a while for what the others have posted: what has
+    /// arrived need not be posted again.
+    fn drain(&self) {
+        for qp in self.account.qps().filter(|qp| !self.sessions.keeps(*qp)) {
+            let _ = self.engine.fail(Some(qp), Status::new(abi::PUSHGATE_ABORTED));
+        }
+        let begin = Instant::now();
+        while begin.elapsed() < DRAIN {
+            match self.engine.counters() {
+                Ok(c) if c.released > c.retired => std::thread::sleep(Duration::from_millis(1)),
+                _ => return,
+            }
+        }
+    }
+
     /// Does what one request asks for.
     fn request(&mut self, request: Request, fds: Vec<OwnedFd>) -> Reply {
         match request {
-            Request::AddQp { options, wake, bell, peer_bell } => {
-                self.add_qp(options, wake, [bell, peer_bell], fds)
+            Request::AddQp { options, wake, bell, peer_bell, session } => {
+                self.add_qp(options, wake, [session.is_some(), bell, peer_bell], session, fds)
             }
             Request::AddRegion { qp, bytes } => self.add_region(qp, bytes, fds),
+            Request::ResumeQp { options, wake, bell, peer_bell, session } => {
+                self.resume_qp((&session, options, wake), [true, bell, peer_bell], fds)
+            }
+            Request::RestoreRegion { key, bytes } => self.restore_region(key, bytes, fds),
             _ if !fds.is_empty() => Err(Refusal::Why(format!("{} descriptors where none belong", fds.len()))),
             Request::RemoveRegion { qp, key } => {
                 self.account.check(qp)?;
@@ -179,6 +231,7 @@ impl Client {
             Request::RemoveQp { qp } => {
                 let counters = self.engine.remove_qp(qp)?;
                 self.account.remove_qp(qp);
+                self.sessions.remove(qp);
                 Ok(Answer::Counters(counters))
             }
             Request::Fail { qp, status } => {
@@ -193,23 +246,74 @@ impl Client {
             }
             Request::Status { qp } => Ok(Answer::Status(self.engine.status(qp)?.map(Status::word))),
             Request::Counters => Ok(Answer::Counters(self.engine.counters()?)),
+            Request::Begin => {
+                self.account.may_add_qp()?;
+                let (id, bytes, regions) = self.sessions.finish(&self.engine)?;
+                self.account.add_qp(id, bytes);
+                regions.iter().for_each(|(key, bytes)| self.account.add_region(id, *key, *bytes));
+                Ok(Answer::Qp(id))
+            }
+            Request::Channel => unreachable!("`answer` takes Channel"),
             Request::Hello { .. } => Err(Refusal::Why("Hello was said before".into())),
             Request::Bye => unreachable!("`answer` returns on Bye"),
         }
     }
 
-    /// Takes in a queue pair. `bells` says whether there is a bell that the peer rings, and whether there is a ringer
-    /// of the peer's bell.
-    fn add_qp(&mut self, options: QpOptions, wake: Wake, bells: [bool; 2], fds: Vec<OwnedFd>) -> Reply {
+    /// Takes in a queue pair. `there` says whether there is a session segment, a bell that the peer rings, and a ringer of
+    /// the peer's bell.
+    fn add_qp(
+        &mut self,
+        options: QpOptions,
+        wake: Wake,
+        there: [bool; 3],
+        session: Option<SessionOffer>,
+        fds: Vec<OwnedFd>,
+    ) -> Reply {
         self.account.may_add_qp()?;
-        let descriptors = QpDescriptors::take(fds, bells)?;
+        let mut descriptors = QpDescriptors::take(fds, there)?;
         let bytes = descriptors.bytes();
         self.account.room_for(bytes)?;
+        let memory = descriptors.map_session()?;
         let endpoint =
             Endpoint::local(descriptors.map()?, options).map_err(|e| Refusal::Why(e.to_string()))?;
-        let id = self.engine.add_qp(endpoint, wake)?;
+        let id = match memory.zip(session) {
+            Some((memory, offer)) => {
+                let (endpoint, mailbox) = self.sessions.begin(endpoint, memory, &offer, &options)?;
+                let id = self.engine.add_qp(endpoint, wake)?;
+                self.sessions.add(offer.tag, mailbox, id, !options.posted_receives);
+                id
+            }
+            None => self.engine.add_qp(endpoint, wake)?,
+        };
         self.account.add_qp(id, bytes);
         Ok(Answer::Qp(id))
+    }
+
+    /// Maps a queue pair that goes on where another proxy died.
+    fn resume_qp(
+        &mut self,
+        offer: (&SessionOffer, QpOptions, Wake),
+        there: [bool; 3],
+        fds: Vec<OwnedFd>,
+    ) -> Reply {
+        self.account.may_add_qp()?;
+        let mut descriptors = QpDescriptors::take(fds, there)?;
+        let bytes = descriptors.bytes();
+        self.account.room_for(bytes)?;
+        let none = || Refusal::Why("a queue pair that is resumed has a session segment".into());
+        let session = descriptors.map_session()?.ok_or_else(none)?;
+        self.sessions.resume(descriptors.map()?, session, offer, bytes)?;
+        Ok(Answer::Done)
+    }
+
+    /// Registers a region of the queue pair that is being resumed.
+    fn restore_region(&mut self, key: u32, bytes: u64, fds: Vec<OwnedFd>) -> Reply {
+        let (account, resuming) = (&self.account, self.sessions.resuming()?);
+        account.may_restore_region(resuming.regions.len())?;
+        let mapped = resuming.mapped();
+        let memory = map_region(fds, bytes, |bytes| account.room_for(bytes.saturating_add(mapped)))?;
+        resuming.restore(key, memory)?;
+        Ok(Answer::Key(key))
     }
 
     /// Registers a region with a queue pair.

@@ -11,6 +11,7 @@ use pushgate_driver_shim::segment::{Geometry, Segment};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
 use crate::endpoint::QpMemory;
+use crate::journal::SESSION_BYTES;
 use crate::proxy::first_page;
 use crate::wire::{QP_FDS, Refusal};
 
@@ -41,23 +42,26 @@ const MEMORY: [(&str, usize); QP_FDS] = [
 pub(super) struct QpDescriptors {
     memory: [OwnedFd; QP_FDS],
     sizes: [usize; QP_FDS],
+    session: Option<OwnedFd>,
     bell: Option<OwnedFd>,
     peer_bell: Option<OwnedFd>,
 }
 
 impl QpDescriptors {
-    /// Takes the descriptors of a request. `bells` says whether there is a bell that the peer rings, and whether
-    /// there is a ringer of the peer's bell.
-    pub(super) fn take(mut fds: Vec<OwnedFd>, bells: [bool; 2]) -> Result<Self, Refusal> {
-        let (n, [bell, peer_bell]) = (fds.len(), bells);
-        let expected = QP_FDS + bell as usize + peer_bell as usize;
+    /// Takes the descriptors of a request. `there` says whether there is a session segment, a bell that the peer rings, and a
+    /// ringer of the peer's bell.
+    pub(super) fn take(mut fds: Vec<OwnedFd>, there: [bool; 3]) -> Result<Self, Refusal> {
+        let (n, [session, bell, peer_bell]) = (fds.len(), there);
+        let expected = QP_FDS + session as usize + bell as usize + peer_bell as usize;
         if n != expected {
             return Err(Refusal::Why(format!(
-                "AddQp brings {expected} descriptors (those of its memory, and the bells that it names), here are {n}"
+                "AddQp brings {expected} descriptors (those of its memory, and the session and the bells that it names), \
+                 here are {n}"
             )));
         }
         let peer_bell = peer_bell.then(|| fds.pop()).flatten();
         let bell = bell.then(|| fds.pop()).flatten();
+        let session = session.then(|| fds.pop()).flatten();
         let memory: [OwnedFd; QP_FDS] = exactly(fds, "AddQp", "those of its memory").map_err(Refusal::Why)?;
         let mut sizes = [0; QP_FDS];
         for ((size, fd), (name, largest)) in sizes.iter_mut().zip(&memory).zip(MEMORY) {
@@ -68,7 +72,13 @@ impl QpDescriptors {
         }
         first_page("control", sizes[1])?;
         first_page("link", sizes[2])?;
-        Ok(QpDescriptors { memory, sizes, bell, peer_bell })
+        if let Some(fd) = &session {
+            let size = memory_size(fd).map_err(|why| Refusal::Why(format!("session segment: {why}")))?;
+            if size != SESSION_BYTES {
+                return Err(Refusal::Why(format!("session segment: {size} bytes, expected {SESSION_BYTES}")));
+            }
+        }
+        Ok(QpDescriptors { memory, sizes, session, bell, peer_bell })
     }
 
     /// Bytes that [`QpDescriptors::map`] will map.
@@ -76,9 +86,16 @@ impl QpDescriptors {
         self.sizes.iter().map(|size| *size as u64).sum()
     }
 
+    /// Maps the session segment, if there is one.
+    pub(super) fn map_session(&mut self) -> Result<Option<Arc<SharedMemory>>, Refusal> {
+        let Some(fd) = self.session.take() else { return Ok(None) };
+        let memory = SharedMemory::from_fd(fd, SESSION_BYTES);
+        memory.map(|m| Some(Arc::new(m))).map_err(|e| Refusal::Why(format!("session segment: {e}")))
+    }
+
     /// Maps the memory and checks that the bells are bells.
     pub(super) fn map(self) -> Result<QpMemory, Refusal> {
-        let QpDescriptors { memory, sizes, bell, peer_bell } = self;
+        let QpDescriptors { memory, sizes, bell, peer_bell, .. } = self;
         let wrong = |name| move |e: io::Error| Refusal::Why(format!("{name}: {e}"));
         let bell = bell.map(Bell::from_fd).transpose().map_err(wrong("bell"))?;
         let peer_bell = peer_bell.map(Ringer::from_fd).transpose().map_err(wrong("peer's bell"))?;
@@ -166,13 +183,25 @@ mod tests {
 
     #[test]
     fn p8_a_queue_pair_with_a_descriptor_too_few_or_too_many_is_refused() {
-        for (n, bells) in [(4, [false, false]), (6, [false, false]), (5, [true, false]), (6, [true, true])] {
+        for (n, there) in [
+            (4, [false, false, false]),
+            (6, [false, false, false]),
+            (5, [false, true, false]),
+            (6, [true, true, false]),
+            (7, [true, true, true]),
+        ] {
             let fds = (0..n).map(|_| sealed(4096)).collect();
-            let why = sentence(QpDescriptors::take(fds, bells));
+            let why = sentence(QpDescriptors::take(fds, there));
             assert!(why.ends_with(&format!("here are {n}")), "{why}");
         }
-        let whole = QpDescriptors::take((0..5).map(|_| sealed(4096)).collect(), [false, false]).unwrap();
+        let whole = QpDescriptors::take((0..5).map(|_| sealed(4096)).collect(), [false; 3]).unwrap();
         assert_eq!(whole.bytes(), 5 * 4096);
+        for bytes in [4095, 8192] {
+            let mut fds: Vec<_> = (0..5).map(|_| sealed(4096)).collect();
+            fds.push(sealed(bytes));
+            let why = sentence(QpDescriptors::take(fds, [true, false, false]));
+            assert!(why.starts_with(&format!("session segment: {bytes} bytes")), "{why}");
+        }
     }
 
     #[test]
@@ -180,13 +209,13 @@ mod tests {
         for (at, (name, _)) in MEMORY.iter().enumerate() {
             let mut fds: Vec<_> = (0..5).map(|_| sealed(4096)).collect();
             fds[at] = EventFd::new().unwrap().as_fd().try_clone_to_owned().unwrap();
-            let why = sentence(QpDescriptors::take(fds, [false, false]));
+            let why = sentence(QpDescriptors::take(fds, [false; 3]));
             assert!(why.starts_with(name), "{why}");
         }
         for at in [1, 2] {
             let mut fds: Vec<_> = (0..5).map(|_| sealed(4096)).collect();
             fds[at] = sealed(100);
-            let why = sentence(QpDescriptors::take(fds, [false, false]));
+            let why = sentence(QpDescriptors::take(fds, [false; 3]));
             assert!(why.contains("100 bytes hold no header"), "{why}");
         }
     }

@@ -23,6 +23,7 @@
 //! | `accept.rs` | the serving loop: connections are admitted or refused |
 //! | `client.rs` | one program: its thread, its engine, its requests |
 //! | `account.rs` | what one program holds, against the limits (pure) |
+//! | `sessions.rs` | queue pairs whose links are replaced, and those that another proxy drove |
 //! | `descriptors.rs` | the memory and the bells that a program hands over |
 //! | `wait.rs` | waiting for a descriptor, the end of a process, or the end of the server |
 
@@ -31,6 +32,7 @@ mod account;
 mod client;
 mod descriptors;
 mod options;
+mod sessions;
 mod socket;
 mod wait;
 

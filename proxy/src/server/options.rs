@@ -24,6 +24,9 @@ pub struct ServerOptions {
     pub alone: bool,
     /// When the engines report queue pairs in which nothing moves.
     pub stall_report: StallReport,
+    /// Asked when the server is stopped, for a server whose process ends with it: if this is true, queue pairs that can go on
+    /// with another proxy are left as they are for the next one. `None`, or false: all queue pairs end.
+    pub hands_over: Option<fn() -> bool>,
     /// The bell that ends the server when it is rung. The server leaves the bell rung.
     pub stop: EventFd,
 }
@@ -39,6 +42,7 @@ impl ServerOptions {
             cpus: Vec::new(),
             alone: false,
             stall_report: StallReport::default(),
+            hands_over: None,
             stop,
         }
     }
@@ -48,13 +52,14 @@ impl ServerOptions {
     /// With a lower limit of open files, a greedy program leaves too few descriptors to the others: raise
     /// `RLIMIT_NOFILE` to this number before [`serve`](super::serve).
     pub fn descriptors(&self) -> usize {
-        // A queue pair has five descriptors of memory, a bell and a ringer. A program has four more (the connection,
-        // the program's process, the engine's two bells), those of the engine's flight recorder and, for a moment, those
+        // A queue pair has five descriptors of memory, that of its session, a bell and a ringer; while its link is replaced two
+        // segments more. A program has five more (the connection, the program's process, the engine's two bells, the way of
+        // frames), those of the engine's flight recorder and, for a moment, those
         // of a request.
-        let client = 4
+        let client = 5
             + recorder::descriptors(self.max_qps)
             + MAX_FDS
-            + self.max_qps * (QP_FDS + 2)
+            + self.max_qps * (QP_FDS + 5)
             + self.max_regions;
         64 + self.max_clients * client
     }

@@ -1,7 +1,7 @@
 //! Waiting in a server's threads: for a descriptor, for the end of a process, or for the end of the server.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use pushgate_driver_shim::eventfd::EventFd;
@@ -21,32 +21,37 @@ pub(super) enum WaitEnd {
     },
     /// The process has ended, and the descriptor has nothing to read.
     Died,
+    /// The other descriptor is readable or closed.
+    Other,
     /// Time ran out, or a signal interrupted the wait.
     Nothing,
 }
 
-/// Waits until `fd` is readable or closed, `process` has ended, `stop` is rung, or `timeout` has passed. Without a
-/// timeout the wait has no limit of its own.
+/// Waits until `fd` or `other` is readable or closed, `process` has ended, `stop` is rung, or `timeout` has passed. Without
+/// a timeout the wait has no limit of its own.
 pub(super) fn wait(
     stop: &EventFd,
     fd: impl AsFd,
     process: Option<&Process>,
+    other: Option<BorrowedFd<'_>>,
     timeout: Option<Duration>,
 ) -> io::Result<WaitEnd> {
     let timeout = timeout.map(|t| Timespec::try_from(t).expect("a short time"));
-    let stop = || PollFd::new(stop, PollFlags::IN);
-    let process = process.map(|p| PollFd::new(p, PollFlags::IN));
-    // Without a process the third entry is a placeholder that poll does not get.
-    let fds = if process.is_some() { 3 } else { 2 };
-    let mut all = [stop(), PollFd::new(&fd, PollFlags::IN), process.unwrap_or_else(stop)];
-    match poll(&mut all[..fds], timeout.as_ref()) {
+    let both = [process.map(AsFd::as_fd), other];
+    let mut all = vec![PollFd::new(stop, PollFlags::IN), PollFd::new(&fd, PollFlags::IN)];
+    all.extend(both.iter().flatten().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
+    match poll(&mut all, timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => {}
         Err(e) => return Err(e.into()),
     }
-    Ok(match all.map(|fd| !fd.revents().is_empty()) {
+    let mut ready = all.iter().map(|fd| !fd.revents().is_empty());
+    let mut next = |is_there: bool| is_there && ready.next().unwrap_or(false);
+    let found = [next(true), next(true), next(process.is_some()), next(other.is_some())];
+    Ok(match found {
         [true, ..] => WaitEnd::Stop,
-        [_, true, died] => WaitEnd::Ready { died },
-        [_, _, true] => WaitEnd::Died,
+        [_, true, died, _] => WaitEnd::Ready { died },
+        [_, _, true, _] => WaitEnd::Died,
+        [.., true] => WaitEnd::Other,
         _ => WaitEnd::Nothing,
     })
 }
@@ -61,7 +66,7 @@ mod tests {
 
     /// One look, without waiting.
     fn look(stop: &EventFd, stream: &UnixStream, process: Option<&Process>) -> WaitEnd {
-        wait(stop, stream, process, Some(Duration::ZERO)).unwrap()
+        wait(stop, stream, process, None, Some(Duration::ZERO)).unwrap()
     }
 
     #[test]

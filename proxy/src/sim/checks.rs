@@ -54,7 +54,7 @@ impl Cluster<'_> {
             ));
         }
         if q.controls[end].renewed.swap(false, Ordering::Relaxed) {
-            q.look_at_next_link(end);
+            q.look_at_next_link(end, endpoint.rdma_number());
             self.progressed = self.now;
         }
         let mut any = false;

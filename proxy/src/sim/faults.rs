@@ -52,6 +52,7 @@ impl Cluster<'_> {
                 control.again.store(again, Ordering::Relaxed);
                 control.every.store(calls, Ordering::Relaxed);
                 control.fails.store(fails, Ordering::Relaxed);
+                control.lingers.store(fails.rotate_left(5) & 0xff, Ordering::Relaxed);
                 control.breaks_in.store(calls, Ordering::Relaxed);
             }
             FaultKind::Lose { frames } => {
@@ -72,7 +73,9 @@ impl Cluster<'_> {
             FaultKind::Device if let Some(wires) = &self.qps[qp].wires => wires.break_in(0, 1),
             FaultKind::Device => {
                 self.nic.break_down(self.qps[qp].numbers[end]);
-                self.qps[qp].expect(now, [LINK; 2]);
+                if !self.plan.qps[qp].recovers {
+                    self.qps[qp].expect(now, [LINK; 2]);
+                }
             }
             FaultKind::StopEngine { time } => {
                 self.nodes[node].stopped_until = now + time;

@@ -44,6 +44,8 @@ pub(super) struct Control {
     pub(super) every: AtomicU32,
     /// Which of the next calls that make a link anew fail, from the lowest bit on.
     pub(super) fails: AtomicU32,
+    /// Which of the next looks whether something is made find that it is not, from the lowest bit on.
+    pub(super) lingers: AtomicU32,
     /// This end has offered its next link, which has not begun.
     pub(super) offered: AtomicBool,
     /// How often this end has offered its next link, and was ready for it.
@@ -60,6 +62,13 @@ pub(super) struct Control {
 impl Control {
     fn breaks_a_rule(&self, rule: &'static str) {
         self.wrong.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(rule);
+    }
+
+    /// Whether what is asked for is not made yet.
+    fn lingers(&self) -> bool {
+        let lingers = self.lingers.load(Relaxed);
+        self.lingers.store(lingers >> 1, Relaxed);
+        lingers & 1 != 0
     }
 
     /// Whether this call, one of those that make a link anew, is to fail.
@@ -136,6 +145,7 @@ impl Link for Flaky {
         fn leave(&mut self);
         fn stopped(&mut self, now: u64) -> bool;
         fn bounced(&self) -> (u64, u64);
+        fn number(&self) -> Option<u32>;
     );
 
     fn post_send(
@@ -218,18 +228,34 @@ impl Flaky {
 }
 
 impl Renew for Flaky {
-    fn offer(&mut self) -> Result<Frame, RenewError> {
+    fn fence(&mut self, now: u64) -> bool {
+        self.next().fence(now)
+    }
+
+    fn offer(&mut self) -> Result<Option<Frame>, RenewError> {
         self.control.fails()?;
+        if self.control.lingers() {
+            return Ok(None);
+        }
         let offer = self.next().offer()?;
-        self.control.offers.fetch_add(1, Relaxed);
-        self.control.offered.store(true, Relaxed);
+        if offer.is_some() {
+            self.control.offers.fetch_add(1, Relaxed);
+            self.control.offered.store(true, Relaxed);
+        }
         Ok(offer)
     }
 
-    fn prepare(&mut self, offer: Frame) -> Result<Vec<u8>, RenewError> {
+    fn prepare(&mut self, offer: Frame) -> Result<(), RenewError> {
         self.control.fails()?;
-        let places = self.next().prepare(offer)?;
-        self.control.prepared.fetch_add(1, Relaxed);
+        self.next().prepare(offer)
+    }
+
+    fn prepared(&mut self) -> Result<Option<Vec<u8>>, RenewError> {
+        if self.control.lingers() {
+            return Ok(None);
+        }
+        let places = self.next().prepared()?;
+        self.control.prepared.fetch_add(places.is_some() as u32, Relaxed);
         Ok(places)
     }
 

@@ -368,7 +368,8 @@ fn qp(seed: u64, number: u32, (a, b): (u32, u32), rdma: bool, each: u32) -> QpPl
             longest: random.of(&[64, 256, 700, 8192, 8192]),
         }
     });
-    let recovers = carrier == Carrier::Local && !Random::new(seed, 60_000 + number as u64).one_in(6);
+    let replaced = matches!(carrier, Carrier::Local | Carrier::Verbs { .. });
+    let recovers = replaced && !Random::new(seed, 60_000 + number as u64).one_in(6);
     QpPlan { number, carrier, recovers, ends }
 }
 

@@ -151,8 +151,10 @@ impl Qp {
         self.expected = Some(Expected { by: before.by.min(now + BOUND), codes: both, liar: before.liar });
     }
 
-    /// The end has gone over to its next link: the checks read what the end publishes there.
-    pub(super) fn look_at_next_link(&mut self, end: usize) {
+    /// The end has gone over to its next link: the checks read what the end publishes there. `number` is that of its RDMA
+    /// queue pair, if it has one.
+    pub(super) fn look_at_next_link(&mut self, end: usize, number: Option<u32>) {
+        self.numbers[end] = number.unwrap_or(0);
         let segments = self.controls[end].segments.lock().unwrap_or_else(|e| e.into_inner());
         let Some(memory) = segments.last() else { return };
         let memory = Mapped::from(memory);

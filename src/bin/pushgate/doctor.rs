@@ -77,7 +77,7 @@ pub fn wants(settings: &Settings, told: Result<String, String>) -> Wants {
         net_window_size: settings.net_window_size,
         slots: settings.slots,
         receives: settings.receives,
-        device: Some(settings.ib_dev.clone()).filter(|name| name != "auto"),
+        devices: settings.rdma_devices().into_iter().map(Into::into).collect(),
         port: settings.ib_port as u8,
         gid_index: match settings.gid_index {
             AutoOr::Is(index) => Some(index as u32),

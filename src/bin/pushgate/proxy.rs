@@ -1,20 +1,24 @@
 //! `pushgate proxy`: an engine for each program of this user that runs with proxy = process.
 
 use std::io;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::ArgMatches;
 use pushgate::Settings;
-use pushgate::proxy::{Stop, run_and_tell};
+use pushgate::proxy::{Stop, run_as_process};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
 
 use crate::{exit, signals};
 
-/// Serves until SIGINT, SIGTERM or SIGHUP. Then the socket goes, and every program's queue pairs end
-/// with *aborted*.
+/// Serves until SIGINT, SIGTERM or SIGHUP. Then the socket goes. After SIGTERM queue pairs that can go on with another proxy
+/// are left for the next one; all others, and all after the other signals, end with *aborted*.
 pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
     for key in Settings::KEYS.iter().filter(|key| !["proxy_socket", "stall_report"].contains(&key.name)) {
         if let Ok(Some(_)) = m.try_get_one::<String>(&key.flag()) {
@@ -26,10 +30,15 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
     }
     let stop = Stop::new()?;
     signals::catch(Some(stop.try_clone()?));
-    let socket = &settings.proxy_socket;
-    run_and_tell(settings, stop, || {
-        eprintln!("pushgate proxy: serving at {}", socket.display());
-        notify(&format!("READY=1\nSTATUS=serving at {}", socket.display()));
+    let handed = handed_listener()?;
+    let socket = match &handed {
+        Some(_) => "the socket of the service manager".into(),
+        None => settings.proxy_socket.display().to_string(),
+    };
+    let hands_over = || signals::caught() == Some(signals::TERMINATE);
+    run_as_process(settings, handed, hands_over, stop, || {
+        eprintln!("pushgate proxy: serving at {socket}");
+        notify(&format!("READY=1\nSTATUS=serving at {socket}"));
     })?;
     notify("STOPPING=1");
     // SIGTERM is how a service is ended: no failure.
@@ -37,6 +46,36 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
         None | Some(signals::TERMINATE) => ExitCode::SUCCESS,
         Some(number) => ExitCode::from(exit::of_signal(number)),
     })
+}
+
+/// The listening socket that the service manager has made for this process (sd_listen_fds(3)), if it has.
+fn handed_listener() -> Result<Option<UnixListener>> {
+    /// The first descriptor that is handed over.
+    const FIRST: RawFd = 3;
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+    if number("LISTEN_PID") != Some(std::process::id()) {
+        return Ok(None);
+    }
+    match number("LISTEN_FDS") {
+        None | Some(0) => return Ok(None),
+        Some(1) => {}
+        Some(n) => {
+            bail!("the service manager handed over {n} sockets, expected one: see pushgate-proxy.socket")
+        }
+    }
+    // SAFETY: the service manager has opened the descriptor for this process, as the two variables say, and nothing else in
+    // this process knows of it.
+    let fd = unsafe { OwnedFd::from_raw_fd(FIRST) };
+    let listens = socket_domain(&fd) == Ok(AddressFamily::UNIX)
+        && socket_type(&fd) == Ok(SocketType::STREAM)
+        && socket_acceptconn(&fd) == Ok(true);
+    if !listens {
+        // Whatever it is, its owner may want it.
+        let _ = fd.into_raw_fd();
+        bail!("the service manager handed over something else than a Unix stream socket that listens");
+    }
+    fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
+    Ok(Some(fd.into()))
 }
 
 /// Tells the service manager that started this process (sd_notify(3)). Does nothing without one.

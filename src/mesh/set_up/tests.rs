@@ -31,7 +31,7 @@ fn p8_answers_to_a_peer_that_reads_nothing_are_bounded_and_go_on_when_it_reads()
     mesh.shared.inbox.state().gone.insert((1, LABEL), incarnation(1));
     let many = wire(LABEL, &break_to(1)).repeat(1000);
     let waiting = || mesh.shared.peer(1).out().waiting();
-    for _ in 0..10 {
+    for _ in 0..40 {
         others[0].write_all(&many).unwrap();
     }
     pushgate_tests::wait_until("answers are dropped", || waiting() > MOST_TOLD);

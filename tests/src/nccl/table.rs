@@ -3,6 +3,7 @@
 #![allow(clippy::not_unsafe_ptr_arg_deref)] // What the plugin handed out goes back to it as it came.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::io::Write as _;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -84,7 +85,8 @@ unsafe extern "C" fn logger(
     };
     let said = CStr::from_bytes_until_nul(&line).unwrap_or_default().to_string_lossy().into_owned();
     if std::env::var_os("NCCL_CALLER_VERBOSE").is_some() {
-        eprintln!("[{level}] {said}");
+        // By one call: processes that share the pipe do not mix their lines.
+        let _ = std::io::stderr().write_all(format!("[{level}] {said}\n").as_bytes());
     }
     LOG.lock().unwrap().push((level, said));
 }

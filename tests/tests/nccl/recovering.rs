@@ -1,4 +1,4 @@
-//! Links of `local` queue pairs that break. These tests name their transport, so they are the same wherever they run.
+//! Links of queue pairs that break. All tests but the ignored one name `local`, so they are the same wherever they run.
 
 use super::{GPU, command, run_with};
 
@@ -19,6 +19,21 @@ fn p6_p7_links_of_two_processes_that_break_again_and_again_lose_and_double_nothi
     run(&[("PUSHGATE_DRIVE", "caller")]);
     run(&[("PUSHGATE_DRIVE", "thread")]);
     run(&GPU);
+}
+
+/// Over RDMA, as the suite says by `PUSHGATE_QP` and `PUSHGATE_IB_DEV`.
+#[test]
+#[ignore = "needs an RDMA device: cargo xtask vm --suite verbs-recovery"]
+fn p6_p7_links_over_rdma_of_two_processes_that_break_again_and_again_lose_and_double_nothing() {
+    for drive in ["caller", "thread"] {
+        let broken = [
+            ("_PUSHGATE_BREAK_LINKS", "3000"),
+            ("PUSHGATE_RECOVER", "300s"),
+            ("PUSHGATE_TIMEOUT", "600s"),
+            ("PUSHGATE_DRIVE", drive),
+        ];
+        run_with(command("recovering --groups 20 --times 6 --seed 7"), &broken);
+    }
 }
 
 #[test]

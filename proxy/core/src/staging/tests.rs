@@ -378,7 +378,7 @@ fn p5_a_nop_waits_for_the_messages_before_it() {
     assert_eq!(staging.retire(0, |_| panic!("too early")), Retired::default());
     assert_eq!(staging.credit_word(), 0);
     let mut seen = Vec::new();
-    assert_eq!(staging.retire(1, |c| seen.push(c)), Retired { messages: 1, bytes: UNIT as u64 });
+    assert_eq!(staging.retire(1, |c| seen.push(c)), Retired { messages: 1, sends: 1, bytes: UNIT as u64 });
     assert_eq!(seen, [Completion { wr_id: 7, opcode: Opcode::Nop as u8, length: 0 }]);
     assert_eq!(staging.credit_word(), 2 << abi::PUSHGATE_CURSOR_BITS | 8);
 }

@@ -4,6 +4,10 @@
 use pushgate_rdma_core_sys as sys;
 
 use super::objects::Rc;
+use super::path::UnderWay;
+
+/// After so many bytes a completion is asked for, so that one tells soon whether the peer's device answers.
+const BYTES: u64 = 1 << 20;
 
 /// Work requests chained into one post, at most.
 pub(super) const CHAIN: usize = 2 * 64;
@@ -36,6 +40,10 @@ pub(super) struct Chain {
     pub(super) signaled: u64,
     /// A completion is asked for at least once in so many.
     interval: u64,
+    /// Bytes written since then, and the most that were written from one that asks for a completion to the next, since the
+    /// last time that nothing was under way.
+    bytes: u64,
+    most_bytes: u64,
 }
 
 // SAFETY: the pointers in the requests point into the vectors beside them, and
@@ -53,6 +61,8 @@ impl Chain {
             done: 0,
             signaled: 0,
             interval,
+            bytes: 0,
+            most_bytes: 0,
         }
     }
 
@@ -84,14 +94,25 @@ impl Chain {
         if from.bytes <= self.inline {
             wr.send_flags |= sys::ibv_send_flags::IBV_SEND_INLINE.0;
         }
-        if signal || self.written - self.signaled >= self.interval {
+        self.bytes += from.bytes as u64;
+        if signal || self.written - self.signaled >= self.interval || self.bytes >= BYTES {
             wr.send_flags |= sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
-            self.signaled = self.written;
+            (self.signaled, self.most_bytes) = (self.written, self.most_bytes.max(self.bytes));
+            self.bytes = 0;
         }
         wr.wr.rdma.remote_addr = to.address;
         wr.wr.rdma.rkey = to.key;
         self.requests.push(wr);
         self.sources.push(sys::ibv_sge { addr: from.address, length: from.bytes, lkey: from.key });
+    }
+
+    /// What is under way, for a look at the path.
+    pub(super) fn under_way(&mut self) -> UnderWay {
+        if self.done == self.written {
+            self.most_bytes = 0;
+        }
+        let bytes = self.most_bytes.max(self.bytes);
+        UnderWay { written: self.written, done: self.done, signaled: self.signaled, bytes }
     }
 
     /// Drops what was written and not posted: the queue pair is in an error state.

@@ -49,6 +49,12 @@ pub struct Config {
     /// The peer's RDMA device may write this end's regions. Without, messages only go out
     /// of them, and the peer is not told of any.
     pub regions_written: bool,
+    /// A path over which the peer's device answers nothing is found within this time, nanoseconds, where the link is replaced
+    /// when it breaks, or is one of several; 0: by the device's own retries alone.
+    pub path_timeout: u64,
+    /// The link carries stripes beside other links of the same session: without immediate data, without events, and
+    /// receives are not told to the peer's device.
+    pub rail: bool,
 }
 
 impl Default for Config {
@@ -67,6 +73,8 @@ impl Default for Config {
             events: false,
             posted_receives: false,
             regions_written: true,
+            path_timeout: 1_000_000_000,
+            rail: false,
         }
     }
 }

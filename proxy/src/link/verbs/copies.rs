@@ -51,6 +51,12 @@ impl Copies {
         }
     }
 
+    /// Another link takes the place of the present one. The peer has accepted the first `accepted` messages, and what the
+    /// device wrote of these is there; the others are posted again.
+    pub(super) fn rewind(&mut self, accepted: u64) {
+        self.0.retain(|c| c.sequence < accepted && c.wr == u64::MAX);
+    }
+
     /// True if one will be copied to any of these bytes, or is being written there. `done` is the last
     /// work request that has completed.
     #[inline]

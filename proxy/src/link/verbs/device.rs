@@ -33,6 +33,17 @@ pub struct Device {
     events: AtomicU64,
     /// One of them said that the device is lost.
     fatal: AtomicBool,
+    pub(super) beside: Beside,
+}
+
+/// What is done beside an engine.
+pub(super) type Task = Box<dyn FnOnce() + Send>;
+
+/// Has a task done beside the engine's thread.
+pub(super) type Beside = fn(Task) -> std::io::Result<()>;
+
+fn on_a_thread(task: Task) -> std::io::Result<()> {
+    std::thread::Builder::new().name("pushgate-renew".into()).spawn(task).map(drop)
 }
 
 // SAFETY: libibverbs' calls on a context are thread-safe (verbs(7)).
@@ -234,6 +245,7 @@ impl Device {
             vendor: 0,
             events: AtomicU64::new(0),
             fatal: AtomicBool::new(false),
+            beside: on_a_thread,
         };
         // SAFETY: plain data.
         let mut attributes: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
@@ -279,6 +291,11 @@ impl Device {
             vendor: 0,
             events: AtomicU64::new(0),
             fatal: AtomicBool::new(false),
+            // A test's device notes calls by thread, and the simulator has one thread.
+            beside: |task| {
+                task();
+                Ok(())
+            },
         }
     }
 
@@ -327,6 +344,29 @@ impl Device {
     /// The entries of the port's table that hold an address.
     pub fn gids(&self) -> Vec<GidEntry> {
         gid::table(&self.sysfs, Path::new("/sys/class/net"))
+    }
+
+    /// The device with its port as they are now, for another link: this one, or the device of the same name if this one was
+    /// removed. An error if the port can't carry anything.
+    pub(super) fn as_now(self: &Arc<Self>) -> Result<Arc<Self>, VerbsError> {
+        if self.is_fatal() || !self.exists() {
+            return Device::open(Some(&self.name), self.port);
+        }
+        match self.query_port()?.active {
+            true => Ok(self.clone()),
+            false => Err(VerbsError::PortDown { device: self.name.clone(), port: self.port }),
+        }
+    }
+
+    /// Whether the port still has this address at its index.
+    pub(super) fn has(&self, entry: &GidEntry) -> bool {
+        self.gid(entry.index).is_ok_and(|found| found == Some(entry.gid))
+    }
+
+    /// Whether the kernel still shows the device.
+    fn exists(&self) -> bool {
+        // Its folder holds those of its ports.
+        self.sysfs.ancestors().nth(2).is_some_and(Path::exists)
     }
 
     /// The address at an index, if there is one.
@@ -379,8 +419,7 @@ impl Device {
     /// What is wrong with the way that a queue pair takes out of this host:
     /// `PUSHGATE_DOWN_*`, the farthest-reaching first.
     pub(super) fn diagnose(&self, entry: &GidEntry) -> Option<u32> {
-        // Its folder holds those of its ports.
-        if self.is_fatal() || !self.sysfs.ancestors().nth(2).is_some_and(Path::exists) {
+        if self.is_fatal() || !self.exists() {
             return Some(abi::PUSHGATE_DOWN_DEVICE);
         }
         if entry.netdev.as_ref().is_some_and(|n| !exists(&format!("/sys/class/net/{n}"))) {

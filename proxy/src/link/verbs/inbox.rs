@@ -2,14 +2,14 @@
 //! mirror of its window. Every word is read as the peer's, and is believed only as far as it hurts the peer itself (P8).
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::record::{Opcode, RecordWords, lap_of};
 
-use super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS};
-use crate::link::{Arrival, PeerCounts};
+use super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, STRIPE_BYTES};
+use crate::link::{Arrival, PeerCounts, StripeArrival};
 use crate::memory::Words;
 use crate::receives::RECEIVE_WORDS;
 use crate::region::MAX_REGIONS;
@@ -27,6 +27,7 @@ const NOTIFIED: usize = 3;
 const LEFT: usize = 4;
 const STATUS: usize = 5;
 const NOT_STATUS: usize = 6;
+const STRIPES: usize = 7;
 /// Words of the whole line.
 pub(super) const LINE_WORDS: usize = 8;
 
@@ -70,7 +71,12 @@ impl InboxLayout {
     }
 }
 
-/// The inbox of one link, and the mirror of the peer's window.
+/// Clears what an earlier link has brought: all of an inbox of this layout but the peer's receives. Nobody writes there.
+pub(super) fn clear(words: &Words, layout: &InboxLayout) {
+    words[..layout.receives / 8].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+}
+
+/// The inbox of a session's links, and the mirror of the peer's window.
 pub(super) struct Inbox {
     words: Words,
     layout: InboxLayout,
@@ -83,6 +89,8 @@ pub(super) struct Inbox {
     next: u64,
     /// SENDs up to this message were announced by immediate data.
     announced: u64,
+    /// SENDs that were taken, over all links.
+    sends: u64,
 }
 
 impl Inbox {
@@ -96,7 +104,31 @@ impl Inbox {
         mirror_units: u64,
     ) -> Self {
         let words = Words::writable(memory, 0, layout.bytes / 8);
-        Inbox { words, layout, log, imm, mirror, mirror_units, next: 0, announced: 0 }
+        Inbox { words, layout, log, imm, mirror, mirror_units, next: 0, announced: 0, sends: 0 }
+    }
+
+    /// Its memory and where everything lies there, for [`clear`].
+    pub(super) fn memory(&self) -> (Words, InboxLayout) {
+        (self.words.clone(), self.layout)
+    }
+
+    /// Begins anew for another link, whose peer writes zeroed memory ([`clear`]).
+    pub(super) fn begin(&mut self) {
+        (self.next, self.announced) = (0, 0);
+    }
+
+    /// SENDs that were taken, over all links.
+    pub(super) fn sends(&self) -> u64 {
+        self.sends
+    }
+
+    /// Writes an entry of the peer's table of regions, as the peer has offered it with a link that has not begun.
+    pub(super) fn tell_region(&self, entry: [u64; REGION_WORDS]) {
+        let index = entry[0] as usize & (MAX_REGIONS - 1);
+        let first = self.layout.regions / 8 + index * REGION_WORDS;
+        for (word, value) in self.words[first..].iter().zip(entry) {
+            word.store(value, Ordering::Relaxed);
+        }
     }
 
     /// Its address, and in it slots, regions, receives and the end, for the simulator.
@@ -133,6 +165,11 @@ impl Inbox {
     #[inline]
     pub(super) fn notified(&self) -> u64 {
         ring::observe(&self.words[NOTIFIED]) & abi::PUSHGATE_COUNT_MASK
+    }
+
+    /// Stripes of this end that the peer says it has taken in over the link.
+    pub(super) fn stripes(&self) -> u64 {
+        ring::observe(&self.words[STRIPES])
     }
 
     /// Whether the peer has left in order.
@@ -189,7 +226,25 @@ impl Inbox {
         }
         words[0] &= !(SHORT_FLAG | PLACED_FLAG);
         self.next += 1;
+        self.sends += ((words[0] >> abi::PUSHGATE_OPCODE_SHIFT) as u8 == Opcode::Send as u8) as u64;
         if placed { Arrival::Placed } else { Arrival::Record }
+    }
+
+    /// Takes the stripe that [`Inbox::look`] has found `Ready`, and whose message's record is in `words`.
+    pub(super) fn take_stripe(&mut self, words: &mut RecordWords) -> StripeArrival {
+        let mut header = [0; STRIPE_BYTES];
+        if words[0] & (SHORT_FLAG | PLACED_FLAG) != 0 {
+            return StripeArrival::Torn;
+        }
+        if !slot::unpack(self.slot(self.next), &mut header, self.next, self.log) {
+            return StripeArrival::Empty;
+        }
+        let Some(stripe) = slot::stripe(&header) else { return StripeArrival::Torn };
+        slot::clear(self.slot(self.next), header.len());
+        // The laps are this rail's, and the record is its message's.
+        words.iter_mut().for_each(|word| *word &= abi::PUSHGATE_DATA_MASK);
+        self.next += 1;
+        StripeArrival::Stripe(stripe)
     }
 
     /// Puts a short payload into the mirror, where it would lie had it come alone. False if not all of it is there yet.

@@ -12,10 +12,6 @@ use super::inbox::LINE_WORDS;
 use crate::link::PeerCounts;
 use crate::session::count_word;
 
-/// An end that has written nothing for so long writes its line, nanoseconds. Whether the WRITE completes tells of a peer
-/// whose queue pair is gone. The peer's device answers, not its program.
-const BEAT: u64 = 1_000_000_000;
-
 /// A line that is to be written now.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Due {
@@ -34,6 +30,8 @@ pub(super) struct Line {
     counts_due: bool,
     status: u64,
     left: bool,
+    /// Stripes of the peer that this end has taken in over the link.
+    stripes: u64,
     /// Immediate data that only woke and was taken here: all of it, and what the peer was told.
     notified: u64,
     notified_told: u64,
@@ -59,6 +57,11 @@ impl Line {
     #[inline]
     pub(super) fn counts(&self) -> [u64; 3] {
         [self.counts.received, self.counts.released, self.counts.granted]
+    }
+
+    /// Sets how many stripes of the peer this end has taken in, which the next line tells.
+    pub(super) fn acknowledge_stripes(&mut self, taken: u64) {
+        (self.stripes, self.dirty) = (taken, true);
     }
 
     /// A message has carried the counts.
@@ -89,6 +92,11 @@ impl Line {
         }
     }
 
+    /// Whether this end has ended or leaves, so that the peer is to be told.
+    pub(super) fn has_ended(&self) -> bool {
+        self.left || self.status != 0
+    }
+
     /// Whether the last line was not written yet.
     pub(super) fn has_last_words(&self) -> bool {
         self.last
@@ -116,11 +124,13 @@ impl Line {
         self.notified
     }
 
-    /// Looks whether a beat is due: `written` work requests were written so far.
-    pub(super) fn beat(&mut self, written: u64, now: u64) {
+    /// Looks whether a beat is due: `written` work requests were written so far, and an end that has written nothing for the
+    /// time `every`, nanoseconds, writes its line. Whether the WRITE completes tells of the path, and of a peer whose queue pair
+    /// is gone. The peer's device answers, not its program.
+    pub(super) fn beat(&mut self, written: u64, every: u64, now: u64) {
         if written != self.beaten.0 {
             self.beaten = (written, now);
-        } else if now - self.beaten.1 >= BEAT {
+        } else if now - self.beaten.1 >= every {
             self.beaten.1 = now;
             self.beats = !self.dirty;
             self.dirty = true;
@@ -147,7 +157,16 @@ impl Line {
         let wakes = self.counts_due || self.last || !beats;
         let [received, released, granted] = self.counts();
         let notified = count_word(0, self.notified);
-        let words = [received, released, granted, notified, self.left as u64, self.status, !self.status, 0];
+        let words = [
+            received,
+            released,
+            granted,
+            notified,
+            self.left as u64,
+            self.status,
+            !self.status,
+            self.stripes,
+        ];
         self.notified_told = self.notified;
         self.counts_due = false;
         match at {
@@ -167,6 +186,7 @@ impl Line {
 mod tests {
     use super::*;
 
+    const BEAT: u64 = 1_000_000_000;
     const COUNTS: PeerCounts = PeerCounts { released: 1, received: 2, granted: 3 };
 
     #[test]
@@ -205,9 +225,9 @@ mod tests {
     fn p7_a_beat_that_is_due_takes_no_wake_up_from_what_the_line_tells_beside_it_or_later() {
         let beat = || {
             let mut line = Line::default();
-            line.beat(0, BEAT - 1);
+            line.beat(0, BEAT, BEAT - 1);
             assert!(!line.is_due());
-            line.beat(0, BEAT);
+            line.beat(0, BEAT, BEAT);
             assert!(line.is_due());
             line
         };
@@ -223,7 +243,7 @@ mod tests {
         assert!(wakes(&mut line), "receives beside it");
         let mut line = Line::default();
         line.touch();
-        line.beat(0, BEAT);
+        line.beat(0, BEAT, BEAT);
         assert!(wakes(&mut line), "a line that was due before");
     }
 
@@ -231,7 +251,7 @@ mod tests {
     fn a_link_that_writes_needs_no_beat() {
         let mut line = Line::default();
         for written in 1..10 {
-            line.beat(written, written * BEAT);
+            line.beat(written, BEAT, written * BEAT);
             assert!(!line.is_due());
         }
     }

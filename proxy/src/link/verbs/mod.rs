@@ -19,7 +19,7 @@
 //!
 //! | inbox | written by the peer |
 //! | --- | --- |
-//! | 0 | line: received, released, granted, notified, left, status, its complement |
+//! | 0 | line: received, released, granted, notified, left, status, its complement, stripes taken |
 //! | 4096 | slots of 256 bytes: a record, received, released, granted, a short payload |
 //! | next page | regions that we may write: 32 bytes each |
 
@@ -42,10 +42,15 @@ mod line;
 #[cfg(any(test, feature = "sim"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "the simulator needs a part of it"))]
 mod mock;
+mod next;
 #[cfg_attr(not(test), expect(dead_code, reason = "a window in the NIC waits for hardware: docs/driver.md"))]
 mod nic;
 mod objects;
 mod offer;
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+mod path;
+#[cfg(test)]
+mod rails_tests;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod sending;
 mod setup;

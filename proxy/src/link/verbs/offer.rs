@@ -35,6 +35,9 @@ pub struct Offer {
     pub(super) in_order: bool,
     pub(super) events: bool,
     pub(super) posted_receives: bool,
+    /// It replaces a link that breaks. An earlier release says nothing, and does not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) recovers: bool,
 }
 
 /// What both ends keep to.
@@ -151,6 +154,7 @@ mod tests {
             in_order: true,
             events: false,
             posted_receives: false,
+            recovers: false,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The window as the RDMA device sends from it: where it lies, if the device can
 //! register that, else out of a copy in ordinary memory.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use pushgate_driver_shim::memory::SharedMemory;
@@ -17,68 +18,90 @@ struct Shadow {
     _memory: Option<SharedMemory>,
 }
 
-/// The memory that the RDMA device sends payload from: the window, or a copy of it in ordinary
-/// memory.
-pub(super) struct Sending {
-    // A registration goes before its memory.
-    mr: Mr,
-    /// What is registered, if not the window itself.
-    shadow: Option<Shadow>,
+/// The memory that the RDMA device sends payload from, as it is registered for each link: the window, or a copy of it in
+/// ordinary memory.
+#[derive(Clone)]
+pub(super) struct Source {
     window: Arc<dyn Window>,
+    /// What is registered, if not the window itself.
+    shadow: Option<Arc<Shadow>>,
+}
+
+impl Source {
+    /// Registers the memory, as it was registered for the first link.
+    pub(super) fn register(&self, pd: &Arc<Pd>) -> Result<Mr, VerbsError> {
+        let (address, bytes) = (self.window.as_ptr().as_ptr() as usize, self.window.len());
+        if let Some(shadow) = &self.shadow {
+            // SAFETY: the owner of the registration keeps this value; the window keeps its stage.
+            return unsafe { Mr::new(pd, "the window's copy", shadow.address, bytes, SEND_ONLY) };
+        }
+        match self.window.export().filter(|_| self.window.io_memory()) {
+            // SAFETY: as above, of the memory behind the dma-buf.
+            Some((fd, at)) => unsafe { Mr::dmabuf(pd, fd.as_fd(), at, bytes, address as u64, SEND_ONLY) },
+            // SAFETY: as above; a device only reads the mapping.
+            None => unsafe { Mr::new(pd, "window", address, bytes, SEND_ONLY) },
+        }
+    }
+}
+
+/// The window's payload, as the link that is live sends it.
+pub(super) struct Sending {
+    pub(super) source: Source,
+    /// Key of the link's registration, whose owner keeps it as long as anything is sent.
+    pub(super) key: u32,
     /// Payloads that went through the copy, and their bytes.
     pub(super) bounced: (u64, u64),
 }
 
 impl Sending {
+    /// Registers the window, or a copy of it.
     pub(super) fn new(
         pd: &Arc<Pd>,
         window: Arc<dyn Window>,
         allocate: &mut Allocate<'_>,
-    ) -> Result<Self, VerbsError> {
-        let (address, bytes) = (window.as_ptr().as_ptr() as usize, window.len());
-        let with = |mr, shadow, window| Sending { mr, shadow, window, bounced: (0, 0) };
-        if !window.io_memory() {
-            // SAFETY: the mapping is kept beside its registration; a device only reads it.
-            let mr = unsafe { Mr::new(pd, "window", address, bytes, SEND_ONLY)? };
-            return Ok(with(mr, None, window));
+    ) -> Result<(Self, Mr), VerbsError> {
+        let io_memory = window.io_memory();
+        let mut source = Source { window, shadow: None };
+        let with = |source, mr: Mr| (Sending { source, key: mr.lkey, bounced: (0, 0) }, mr);
+        if !io_memory {
+            let mr = source.register(pd)?;
+            return Ok(with(source, mr));
         }
-        if let Some((fd, at)) = window.export() {
-            use std::os::fd::AsFd;
-            // SAFETY: as above, of the memory behind the dma-buf.
-            match unsafe { Mr::dmabuf(pd, fd.as_fd(), at, bytes, address as u64, SEND_ONLY) } {
-                Ok(mr) => return Ok(with(mr, None, window)),
+        if source.window.export().is_some() {
+            match source.register(pd) {
+                Ok(mr) => return Ok(with(source, mr)),
                 Err(e) => tracing::info!("{e}: payload goes through a copy in host memory"),
             }
         }
-        let shadow = match window.stage() {
+        let shadow = match source.window.stage() {
             Some(stage) => Shadow { address: stage.as_ptr() as usize, _memory: None },
             None => {
-                let memory = allocate("shadow", bytes)?;
+                let memory = allocate("shadow", source.window.len())?;
                 Shadow { address: memory.as_ptr().as_ptr() as usize, _memory: Some(memory) }
             }
         };
-        // SAFETY: as above; the window keeps its stage, we keep what is ours.
-        let mr = unsafe { Mr::new(pd, "the window's copy", shadow.address, bytes, SEND_ONLY)? };
-        Ok(with(mr, Some(shadow), window))
+        source.shadow = Some(Arc::new(shadow));
+        let mr = source.register(pd)?;
+        Ok(with(source, mr))
     }
 
     /// Where `bytes` at byte `offset` of the window are sent from. The engine checked
     /// that they lie in it.
     #[inline]
     pub(super) fn source(&mut self, offset: u64, bytes: u32) -> Sge {
-        let key = self.mr.lkey;
-        let Some(shadow) = &self.shadow else {
-            return Sge { address: self.window.as_ptr().as_ptr() as u64 + offset, bytes, key };
+        let (key, window) = (self.key, &self.source.window);
+        let Some(shadow) = &self.source.shadow else {
+            return Sge { address: window.as_ptr().as_ptr() as u64 + offset, bytes, key };
         };
         let (offset, length) = (offset as usize, bytes as usize);
-        assert!(offset + length <= self.window.len());
+        assert!(offset + length <= window.len());
         self.bounced.0 += 1;
         self.bounced.1 += bytes as u64;
         // SAFETY: both stretches lie in their mappings, see above. The place in the copy is
         // free as long as the place in the window is this message's (P1); a device
         // that writes there now spoils its own message.
         let to = unsafe {
-            let from = self.window.as_ptr().as_ptr().add(offset);
+            let from = window.as_ptr().as_ptr().add(offset);
             let to = (shadow.address as *mut u8).add(offset);
             stream(from, to, length);
             to
@@ -89,14 +112,15 @@ impl Sending {
     /// Copies `out.len()` bytes at byte `offset` of the window out.
     #[inline]
     pub(super) fn read(&self, offset: u64, out: &mut [u8]) {
-        assert!(offset as usize + out.len() <= self.window.len());
-        if self.window.io_memory() {
+        let window = &self.source.window;
+        assert!(offset as usize + out.len() <= window.len());
+        if window.io_memory() {
             order_loads();
         }
         // SAFETY: they lie in the window, which is mapped; a device that writes there now
         // breaks P1 and spoils its own message.
         unsafe {
-            let from = self.window.as_ptr().as_ptr().add(offset as usize);
+            let from = window.as_ptr().as_ptr().add(offset as usize);
             std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
         }
     }

@@ -24,15 +24,25 @@ use super::{CONTROL_WRS, LAST_WRS, NOTIFIES, VerbsError};
 use crate::memory::Words;
 use crate::receives::{PostedReceives, RECEIVE_WORDS};
 
+/// What this end is, whichever link carries its queue pair.
+#[derive(Clone)]
+pub(super) struct OwnEnd {
+    pub(super) config: Config,
+    pub(super) geometry: Geometry,
+    /// The peer's inbox has two to the power of this slots for messages of this end.
+    pub(super) link_log: u32,
+    /// This end replaces a link that breaks.
+    pub(super) recovers: bool,
+}
+
 /// This end over RDMA, before the other end is known: its queue pair is made, and its window registered.
 pub struct VerbsOpening {
-    config: Config,
-    geometry: Geometry,
-    link_log: u32,
-    gid: GidEntry,
+    pub(super) end: OwnEnd,
+    pub(super) gid: GidEntry,
     psn: u32,
     pub(super) rc: Rc,
     pub(super) window: Sending,
+    pub(super) window_mr: Mr,
     pub(super) outbox_mr: Mr,
     pub(super) outbox: Arc<SharedMemory>,
 }
@@ -45,6 +55,8 @@ pub struct VerbsPrepared {
     pub(super) peer_link_log: u32,
     pub(super) peer_events: bool,
     pub(super) peer_receives: bool,
+    /// Both ends replace a link that breaks.
+    pub(super) recovers: bool,
     pub(super) imm: bool,
     pub(super) in_order: bool,
     pub(super) mirror_mr: Mr,
@@ -61,6 +73,72 @@ const fn send_queue(log: u32) -> u32 {
     (2 << log) + CONTROL_WRS + LAST_WRS
 }
 
+impl OwnEnd {
+    /// Work requests that the send queue and the receive queue hold.
+    fn queues(&self) -> (u32, u32) {
+        let receives = if self.config.imm { (1 << self.geometry.rx_log) + NOTIFIES } else { 0 } + LAST_WRS;
+        (send_queue(self.link_log), receives)
+    }
+
+    /// Whether the device has queues so long.
+    fn fits(&self, device: &Device) -> bool {
+        let ((send, receives), l) = (self.queues(), device.limits);
+        send <= l.queue && receives <= l.queue && send + receives <= l.cq
+    }
+
+    /// Makes a queue pair in a protection domain of its own.
+    pub(super) fn queue_pair(&self, device: &Arc<Device>) -> Result<Rc, VerbsError> {
+        let (send, receives) = self.queues();
+        if !self.fits(device) {
+            let (queue, cq) = (device.limits.queue, device.limits.cq);
+            return Err(VerbsError::Queues { device: device.name().into(), receives, queue, cq });
+        }
+        let pd = Pd::new(device)?;
+        // A CQ slot for every work request: on an error those complete too that did
+        // not ask for it.
+        let cq = Cq::new(device, send + receives, self.config.events && self.config.imm)?;
+        // All that is ever sent inline, then a record with 64 bytes, a record, the line.
+        let inline = [slot_bytes(SHORT), slot_bytes(64), slot_bytes(0), 64, 0].map(|n| n as u32);
+        Rc::new(&pd, cq, send, receives, &inline)
+    }
+
+    /// What the peer is told of this end, with a queue pair and the address and first packet of it.
+    pub(super) fn offer(&self, rc: &Rc, gid: &GidEntry, psn: u32) -> Offer {
+        let (g, config) = (&self.geometry, &self.config);
+        let port = &rc.pd.device.port_state;
+        Offer {
+            version: WIRE.oldest(),
+            newest: WIRE.newest(),
+            abi: ABI.oldest(),
+            newest_abi: ABI.newest(),
+            rank: g.rank,
+            rings: [g.window_log, g.slots_log, g.cq_log, g.rx_log, g.link_log, g.landing_log, g.signals],
+            link_log: self.link_log,
+            qp: rc.number,
+            psn,
+            lid: port.lid,
+            ethernet: port.ethernet,
+            gid: gid.gid,
+            roce_v2: gid.kind == GidType::RoceV2,
+            mtu: config.mtu.unwrap_or(port.mtu).min(port.mtu),
+            imm: config.imm,
+            in_order: match config.write_order {
+                WriteOrder::Auto => port.in_order,
+                WriteOrder::Assume => true,
+                WriteOrder::Wait => false,
+            },
+            events: config.events,
+            posted_receives: config.posted_receives,
+            recovers: self.recovers,
+        }
+    }
+
+    /// The states of a queue pair of this end.
+    pub(super) fn states<'a>(&'a self, rc: &'a Rc, gid: &'a GidEntry, psn: u32) -> States<'a> {
+        States { rc, name: "the queue pair", config: &self.config, gid, psn }
+    }
+}
+
 impl VerbsOpening {
     /// Registers the window and makes the queue pair. `window` is this end's payload
     /// ring; the geometry is checked.
@@ -72,52 +150,37 @@ impl VerbsOpening {
         allocate: &mut Allocate<'_>,
     ) -> Result<Self, VerbsError> {
         geometry.validate().map_err(|e| VerbsError::Memory(e.into()))?;
+        let config = &Config {
+            imm: config.imm && !config.rail,
+            events: config.events && !config.rail,
+            ..config.clone()
+        };
         let (bytes, message) = (64u64 << geometry.window_log, device.port_state.message);
         if bytes > message as u64 {
             return Err(VerbsError::Window { bytes, device: device.name().into(), message });
         }
         let gid = chosen_gid(device, config)?;
-        let receives = if config.imm { (1 << geometry.rx_log) + NOTIFIES } else { 0 } + LAST_WRS;
         // As many messages as the link ring has slots, if the device has queues so long.
-        let fits = |log: u32| {
-            let (send, l) = (send_queue(log), device.limits);
-            send <= l.queue && receives <= l.queue && send + receives <= l.cq
-        };
-        let link_log =
-            (1..=geometry.link_log).rev().find(|log| fits(*log)).ok_or_else(|| VerbsError::Queues {
-                device: device.name().into(),
-                receives,
-                queue: device.limits.queue,
-                cq: device.limits.cq,
-            })?;
-        let send = send_queue(link_log);
-        let pd = Pd::new(device)?;
-        // A CQ slot for every work request: on an error those complete too that did
-        // not ask for it.
-        let cq = Cq::new(device, send + receives, config.events && config.imm)?;
-        // All that is ever sent inline, then a record with 64 bytes, a record, the line.
-        let inline = [slot_bytes(SHORT), slot_bytes(64), slot_bytes(0), 64, 0].map(|n| n as u32);
-        let rc = Rc::new(&pd, cq, send, receives, &inline)?;
+        let end = |link_log| OwnEnd { config: config.clone(), geometry, link_log, recovers: false };
+        let logs = (1..=geometry.link_log).rev();
+        let end = logs.map(end).find(|end| end.fits(device)).unwrap_or_else(|| end(1));
+        let rc = end.queue_pair(device)?;
+        let pd = rc.pd.clone();
         // Without a table of regions, whose entries are written one at a time.
-        let layout = InboxLayout::new(link_log, geometry.rx_log);
+        let layout = InboxLayout::new(end.link_log, geometry.rx_log);
         let outbox = Arc::new(allocate("outbox", layout.regions + layout.bytes - layout.receives)?);
-        let window = Sending::new(&pd, window, allocate)?;
-        // SAFETY: the mapping is kept beside its registration; a device only reads it.
-        let outbox_mr =
-            unsafe { Mr::new(&pd, "records", outbox.as_ptr().as_ptr() as usize, outbox.len(), SEND_ONLY)? };
-        let opening = VerbsOpening {
-            config: config.clone(),
-            geometry,
-            link_log,
-            gid,
-            psn: first_packet(),
-            rc,
-            window,
-            outbox_mr,
-            outbox,
-        };
+        let (window, window_mr) = Sending::new(&pd, window, allocate)?;
+        let outbox_mr = register_outbox(&pd, &outbox)?;
+        let opening =
+            VerbsOpening { end, gid, psn: first_packet(), rc, window, window_mr, outbox_mr, outbox };
         opening.states().initialise(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0)?;
         Ok(opening)
+    }
+
+    /// The end replaces a link that breaks, if the other end does so too ([`VerbsLink::recovers`](super::VerbsLink::recovers)).
+    pub fn recovering(mut self) -> Self {
+        self.end.recovers = true;
+        self
     }
 
     fn device(&self) -> &Arc<Device> {
@@ -126,11 +189,11 @@ impl VerbsOpening {
 
     /// As in [`Config`], within what the wire has room for.
     pub(super) fn ack_timeout(&self) -> u8 {
-        self.config.ack_timeout.min(31)
+        self.end.config.ack_timeout.min(31)
     }
 
     fn states(&self) -> States<'_> {
-        States { rc: &self.rc, name: "the queue pair", config: &self.config, gid: &self.gid, psn: self.psn }
+        self.end.states(&self.rc, &self.gid, self.psn)
     }
 
     /// The address that packets carry as their source.
@@ -140,32 +203,7 @@ impl VerbsOpening {
 
     /// What the peer is told.
     pub fn offer(&self) -> Offer {
-        let g = &self.geometry;
-        let port = &self.device().port_state;
-        Offer {
-            version: WIRE.oldest(),
-            newest: WIRE.newest(),
-            abi: ABI.oldest(),
-            newest_abi: ABI.newest(),
-            rank: g.rank,
-            rings: [g.window_log, g.slots_log, g.cq_log, g.rx_log, g.link_log, g.landing_log, g.signals],
-            link_log: self.link_log,
-            qp: self.rc.number,
-            psn: self.psn,
-            lid: port.lid,
-            ethernet: port.ethernet,
-            gid: self.gid.gid,
-            roce_v2: self.gid.kind == GidType::RoceV2,
-            mtu: self.config.mtu.unwrap_or(port.mtu).min(port.mtu),
-            imm: self.config.imm,
-            in_order: match self.config.write_order {
-                WriteOrder::Auto => port.in_order,
-                WriteOrder::Assume => true,
-                WriteOrder::Wait => false,
-            },
-            events: self.config.events,
-            posted_receives: self.config.posted_receives,
-        }
+        self.end.offer(&self.rc, &self.gid, self.psn)
     }
 
     /// Takes the peer's offer: checks it, makes the memory that the peer may write,
@@ -176,21 +214,32 @@ impl VerbsOpening {
         offer: &Offer,
         allocate: &mut Allocate<'_>,
     ) -> Result<VerbsPrepared, VerbsError> {
+        self.prepare_beside(None, peer, offer, allocate)
+    }
+
+    /// [`VerbsOpening::prepare`] of a link that carries stripes `beside` another link of the same session: the peer, whose
+    /// rings are those of that link, writes both links' payload into one copy of its window.
+    pub fn prepare_beside(
+        self,
+        beside: Option<(&Arc<SharedMemory>, Geometry)>,
+        peer: u32,
+        offer: &Offer,
+        allocate: &mut Allocate<'_>,
+    ) -> Result<VerbsPrepared, VerbsError> {
+        let refused = |why| VerbsError::Peer { rank: peer, why };
         let Agreed { peer_geometry, mtu, imm, in_order } =
-            offer.check(&self.offer(), peer).map_err(|why| VerbsError::Peer { rank: peer, why })?;
-        let mirror = Arc::new(allocate("mirror", peer_geometry.window_bytes())?);
+            offer.check(&self.offer(), peer).map_err(refused)?;
+        let mirror = match beside {
+            Some((_, other)) if other != peer_geometry => {
+                return Err(refused("the rings of its links differ".into()));
+            }
+            Some((mirror, _)) => mirror.clone(),
+            None => Arc::new(allocate("mirror", peer_geometry.window_bytes())?),
+        };
         let layout = InboxLayout::new(offer.link_log, peer_geometry.rx_log);
         let inbox = Arc::new(allocate("inbox", layout.bytes)?);
         let pd = self.rc.pd.clone();
-        // SAFETY: both mappings are kept beside their registrations. The peer may write
-        // them at any time: they are read as atomics, or moved as bytes that are
-        // never interpreted.
-        let [mirror_mr, inbox_mr] = unsafe {
-            let register = |what: &str, m: &SharedMemory| {
-                Mr::new(&pd, what, m.as_ptr().as_ptr() as usize, m.len(), REMOTE_WRITE)
-            };
-            [register("mirror", &mirror)?, register("inbox", &inbox)?]
-        };
+        let [mirror_mr, inbox_mr] = register_inbound(&pd, &mirror, &inbox)?;
         if imm {
             self.rc.post_receives(NOTIFIES).map_err(|error| VerbsError::Call {
                 what: "posting receives".into(),
@@ -207,6 +256,7 @@ impl VerbsOpening {
             // Nobody is woken by what has no immediate data.
             peer_events: offer.events && imm,
             peer_receives: offer.posted_receives,
+            recovers: self.end.recovers && offer.recovers,
             imm,
             in_order,
             mirror_mr,
@@ -217,6 +267,27 @@ impl VerbsOpening {
             opening: self,
         })
     }
+}
+
+/// Registers the memory that records and control writes are sent out of.
+pub(super) fn register_outbox(pd: &Arc<Pd>, outbox: &SharedMemory) -> Result<Mr, VerbsError> {
+    // SAFETY: the mapping is kept beside its registration; a device only reads it.
+    unsafe { Mr::new(pd, "records", outbox.as_ptr().as_ptr() as usize, outbox.len(), SEND_ONLY) }
+}
+
+/// Registers the memory that the peer writes.
+pub(super) fn register_inbound(
+    pd: &Arc<Pd>,
+    mirror: &SharedMemory,
+    inbox: &SharedMemory,
+) -> Result<[Mr; 2], VerbsError> {
+    let register = |what: &str, m: &SharedMemory| {
+        // SAFETY: both mappings are kept beside their registrations. The peer may write
+        // them at any time: they are read as atomics, or moved as bytes that are
+        // never interpreted.
+        unsafe { Mr::new(pd, what, m.as_ptr().as_ptr() as usize, m.len(), REMOTE_WRITE) }
+    };
+    Ok([register("mirror", mirror)?, register("inbox", inbox)?])
 }
 
 impl VerbsPrepared {
@@ -246,13 +317,13 @@ impl VerbsPrepared {
         let log = self.peer_geometry.rx_log;
         let at = InboxLayout::new(self.peer_link_log, log).receives;
         let ring = || Words::readable(&self.inbox, at, RECEIVE_WORDS << log);
-        self.peer_receives.then(|| PostedReceives::new(ring(), log))
+        (self.peer_receives && !self.rail()).then(|| PostedReceives::new(ring(), log))
     }
 
     /// Checks the peer's places and moves the queue pair to the state in which it sends.
     pub(super) fn ready_to_send(&self, places: &Places) -> Result<(), VerbsError> {
         places
-            .check(&self.opening.geometry, self.opening.link_log)
+            .check(&self.opening.end.geometry, self.opening.end.link_log)
             .map_err(|why| VerbsError::Peer { rank: self.peer, why })?;
         self.opening.states().ready_to_send()?;
         let h = &self.opening;
@@ -270,27 +341,12 @@ impl VerbsPrepared {
         Ok(())
     }
 
-    pub(super) fn gid(&self) -> &GidEntry {
-        &self.opening.gid
+    /// Receives of the peer name buffers.
+    pub fn peer_receives(&self) -> bool {
+        self.peer_receives
     }
 
-    pub(super) fn geometry(&self) -> &Geometry {
-        &self.opening.geometry
-    }
-
-    pub(super) fn link_log(&self) -> u32 {
-        self.opening.link_log
-    }
-
-    pub(super) fn posts_receives(&self) -> bool {
-        self.opening.config.posted_receives
-    }
-
-    pub(super) fn regions_written(&self) -> bool {
-        self.opening.config.regions_written
-    }
-
-    pub(super) fn events(&self) -> bool {
-        self.opening.config.events && self.imm
+    pub(super) fn rail(&self) -> bool {
+        self.opening.end.config.rail
     }
 }

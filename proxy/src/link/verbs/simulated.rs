@@ -59,6 +59,8 @@ pub(super) struct Nic {
     memory: BTreeMap<u32, (u64, u64)>,
     /// Nobody answers: nothing is placed, nothing completes.
     silent: bool,
+    /// WRITEs that have completed without an error.
+    completions: u64,
     /// Every WRITE is carried out as soon as it is posted.
     prompt: bool,
     /// A queue pair in the error state completes all of its work requests at once.
@@ -174,6 +176,7 @@ impl Nic {
         if w.signaled {
             self.push(cq, wc(w.id, ibv_wc_status::IBV_WC_SUCCESS));
         }
+        self.completions += 1;
         true
     }
 
@@ -308,6 +311,16 @@ impl Sim {
                 nic.drain(number);
             }
         });
+    }
+
+    /// WRITEs that have completed without an error.
+    pub(crate) fn completions(&self) -> u64 {
+        self.nic(|nic| nic.completions)
+    }
+
+    /// The device answers again.
+    pub(crate) fn speaks(&self) {
+        self.nic(|nic| nic.silent = false);
     }
 
     /// Nobody answers from now on.

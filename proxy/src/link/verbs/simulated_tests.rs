@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
@@ -11,7 +12,9 @@ use pushgate_driver_shim::segment::Geometry;
 use super::config::Config;
 use super::setup::VerbsOpening;
 use super::simulated::Sim;
-use crate::endpoint::{Endpoint, QpOptions};
+use crate::connect::{Connect, Event, Fds, Frame, Incarnation, Patience};
+use crate::endpoint::{Endpoint, Mailbox, QpOptions};
+use crate::link::Link;
 use crate::producer::{Producer, Received};
 use crate::recorder::Recorder;
 use crate::region::RegionMemory;
@@ -19,11 +22,11 @@ use crate::session::Status;
 
 const UNIT: usize = abi::PUSHGATE_UNIT as usize;
 /// Words of a stripe: each is written by one PUT after the other.
-const STRIPE: usize = 40;
-const STRIPES: usize = 6;
+pub(super) const STRIPE: usize = 40;
+pub(super) const STRIPES: usize = 6;
 const REGION: usize = STRIPE * STRIPES * 8;
 
-const GEOMETRY: Geometry = Geometry {
+pub(super) const GEOMETRY: Geometry = Geometry {
     window_log: 6,
     slots_log: 4,
     cq_log: 4,
@@ -35,10 +38,10 @@ const GEOMETRY: Geometry = Geometry {
 };
 
 /// Numbers that look random (xorshift64).
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> usize {
+    pub(super) fn next(&mut self) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -46,7 +49,7 @@ impl Random {
     }
 }
 
-fn memory(name: &str, bytes: usize) -> Arc<SharedMemory> {
+pub(super) fn memory(name: &str, bytes: usize) -> Arc<SharedMemory> {
     Arc::new(SharedMemory::builder(name, bytes).huge_pages(HugePages::Never).create().unwrap())
 }
 
@@ -57,15 +60,15 @@ pub(super) struct End {
     control: Arc<SharedMemory>,
     mirror: Arc<SharedMemory>,
     region: Arc<SharedMemory>,
-    key: u32,
+    pub(super) key: u32,
     /// Messages posted; what the last PUT to each stripe was.
-    posted: u64,
-    last: [u64; STRIPES],
+    pub(super) posted: u64,
+    pub(super) last: [u64; STRIPES],
     /// The simulated time, nanoseconds. It stands still unless a test says otherwise.
-    now: u64,
+    pub(super) now: u64,
     /// Bodies of the SENDs posted, and how many the peer has taken in.
-    sends: Vec<u64>,
-    taken: usize,
+    pub(super) sends: Vec<u64>,
+    pub(super) taken: usize,
 }
 
 /// Both ends of a queue pair on one simulated device.
@@ -75,23 +78,38 @@ pub(super) fn pair(sim: &Sim, config: &Config) -> [End; 2] {
     let windows = [0, 1].map(|rank| memory("window", geometry(rank).window_bytes()));
     let openings = [0, 1].map(|rank| {
         let window = windows[rank as usize].clone();
-        VerbsOpening::new(&sim.device, config, geometry(rank), window, &mut allocate).unwrap()
+        // Without `with_recovery` the end of the link is the queue pair's all the same.
+        VerbsOpening::new(&sim.device, config, geometry(rank), window, &mut allocate).unwrap().recovering()
     });
     let [first, second] = [openings[0].offer(), openings[1].offer()];
     let [a, b] = openings;
     let a = a.prepare(1, &second, &mut allocate).unwrap();
     let b = b.prepare(0, &first, &mut allocate).unwrap();
     let places = [b.places(), a.places()];
-    let mut all = [a, b].into_iter().zip(places).zip(windows);
+    let mirrors = [a.mirror().clone(), b.mirror().clone()];
+    let links = [a, b].into_iter().zip(places);
+    let links = links.map(|(prepared, places)| Box::new(prepared.join(places).unwrap()) as Box<dyn Link>);
+    ends(links.collect(), windows, mirrors, config.posted_receives, || while sim.complete(0) {})
+}
+
+/// Both ends of a queue pair over these links, which know each other's regions. `act` lets the devices work.
+pub(super) fn ends(
+    links: Vec<Box<dyn Link>>,
+    windows: [Arc<SharedMemory>; 2],
+    mirrors: [Arc<SharedMemory>; 2],
+    posted_receives: bool,
+    act: impl Fn(),
+) -> [End; 2] {
+    let mut all = links.into_iter().zip(windows).zip(mirrors);
     let mut ends = [0, 1].map(|rank: u32| {
-        let ((prepared, places), window) = all.next().unwrap();
-        let geometry = geometry(rank);
+        let ((qp, window), mirror) = all.next().unwrap();
+        let (geometry, peer_geometry) =
+            (Geometry { rank, ..GEOMETRY }, Geometry { rank: 1 - rank, ..GEOMETRY });
         let (work, control) =
             (memory("work", geometry.work_bytes()), memory("control", geometry.control_bytes()));
-        let (mirror, peer_geometry) = (prepared.mirror().clone(), prepared.peer_geometry());
         let options = QpOptions {
             peer: 1 - rank,
-            posted_receives: config.posted_receives,
+            posted_receives,
             reader_flushes: false,
             stuck_ns: 1_000_000_000,
             in_place_share: 128,
@@ -101,7 +119,6 @@ pub(super) fn pair(sim: &Sim, config: &Config) -> [End; 2] {
         };
         let fd = work.fd().try_clone_to_owned().unwrap();
         let read = Arc::new(ReadOnlyMemory::from_fd(fd, work.len()).unwrap());
-        let qp = Box::new(prepared.join(places).unwrap());
         let mut endpoint =
             Endpoint::new(read, control.clone(), geometry, peer_geometry, qp, options).unwrap();
         let region = memory("region", REGION);
@@ -115,7 +132,7 @@ pub(super) fn pair(sim: &Sim, config: &Config) -> [End; 2] {
     // A program has the key of a region when the peer has its entry.
     while !ends.iter().all(|end| end.endpoint.regions_told()) {
         ends.iter_mut().for_each(End::poll);
-        while sim.complete(0) {}
+        act();
     }
     ends
 }
@@ -127,9 +144,10 @@ impl End {
     }
 
     /// Posts one message to `peer`: its payload is its number, again and again.
-    fn post(&mut self, peer_key: u32, random: &mut Random) {
+    pub(super) fn post(&mut self, peer_key: u32, random: &mut Random) {
         let number = self.posted + 1;
-        let words = [1, 2, 17, 18, STRIPE][random.next() % 5];
+        let words = words(random.0);
+        random.next();
         let payload: Vec<u8> = std::iter::repeat_n(number.to_ne_bytes(), words).flatten().collect();
         let stripe = random.next() % STRIPES;
         let put = Record {
@@ -148,8 +166,19 @@ impl End {
         self.posted = number;
     }
 
+    /// Posts a SEND as the last message. True if there was room, now or before.
+    pub(super) fn posts_its_last(&mut self) -> bool {
+        const LAST: u64 = u64::MAX;
+        if self.sends.last() != Some(&LAST)
+            && self.device.post(Record::new(Opcode::Send), &LAST.to_ne_bytes())
+        {
+            self.sends.push(LAST);
+        }
+        self.sends.last() == Some(&LAST)
+    }
+
     /// The words of a stripe of our region.
-    fn stripe(&self, stripe: usize) -> Vec<u64> {
+    pub(super) fn stripe(&self, stripe: usize) -> Vec<u64> {
         self.region.words(stripe * STRIPE * 8, STRIPE).iter().map(|w| w.load(Ordering::Relaxed)).collect()
     }
 
@@ -165,7 +194,7 @@ impl End {
     }
 
     /// Takes in what `from` sent: each SEND is whole and the next one.
-    fn take(&mut self, from: &mut End) {
+    pub(super) fn take(&mut self, from: &mut End) {
         while let Some(m) = self.device.try_recv() {
             let number = from.sends[from.taken];
             assert_eq!(self.payload(&m), vec![number; m.length as usize / 8], "SEND {number}, {m:?}");
@@ -175,8 +204,13 @@ impl End {
     }
 }
 
+/// How many words the message has that is posted when the random numbers are in this state.
+pub(super) fn words(state: u64) -> usize {
+    [1, 2, 17, 18, STRIPE][Random(state).next() % 5]
+}
+
 /// Messages of each PUT's first words: which PUT to a stripe was the last that the signal covers.
-fn check_signal(receiver: &End, puts: &[Vec<(u64, usize)>; STRIPES]) {
+pub(super) fn check_signal(receiver: &End, puts: &[Vec<(u64, usize)>; STRIPES]) {
     // What the signal announces was complete when the signal was written: look at the signal first.
     let signal = receiver.device.signal(0);
     for (stripe, puts) in puts.iter().enumerate() {
@@ -192,11 +226,51 @@ fn check_signal(receiver: &End, puts: &[Vec<(u64, usize)>; STRIPES]) {
     }
 }
 
-/// One run. `seed` decides what is posted, which end has its turn, and what the device does.
-fn any_order(seed: u64, imm: bool) {
+/// Machines of two ends that have just met.
+fn met() -> [Connect<Fds>; 2] {
+    let gives_up = Status::new(abi::PUSHGATE_ABORTED);
+    let mut ends = [1, 2]
+        .map(|n| Connect::new(Incarnation::new(n).unwrap(), Frame::default(), 1_000_000_000, gives_up, 0));
+    let mut live = [false; 2];
+    while live != [true; 2] {
+        for at in [0, 1] {
+            while let Some(event) = ends[at].poll() {
+                match event {
+                    Event::Send(frame) => ends[1 - at].take(frame, 0).unwrap(),
+                    Event::Prepare { epoch, .. } => ends[at].prepared(epoch, Vec::new(), 0),
+                    Event::Go { .. } => live[at] = true,
+                    event => panic!("{event:?}"),
+                }
+            }
+        }
+    }
+    ends
+}
+
+/// Has the links of both ends replaced when they break.
+fn recovering(ends: [End; 2]) -> [End; 2] {
+    let mailboxes: [Mailbox; 2] = Default::default();
+    let mut connects = met().map(Some);
+    let mut i = 0;
+    ends.map(|end| {
+        let (to, connect) = (mailboxes[1 - i].clone(), connects[i].take().unwrap());
+        let patience = Patience::within(Duration::from_secs(60), i as u64);
+        let send = Box::new(move |frame| _ = to.put(frame));
+        let endpoint = end.endpoint.with_recovery(connect, patience, mailboxes[i].clone(), send);
+        i += 1;
+        End { endpoint, ..end }
+    })
+}
+
+/// One run. `seed` decides what is posted, which end has its turn, what the device does, and with `breaks` when links break.
+/// Returns how many links took the place of one that broke.
+fn any_order(seed: u64, imm: bool, breaks: bool) -> u64 {
     let sim = Sim::new();
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut ends = pair(&sim, &Config { imm, ..Config::default() });
+    if breaks {
+        ends = recovering(ends);
+    }
     let keys = [ends[0].key, ends[1].key];
     // Number and words of each PUT to a stripe, by sender.
     let mut puts: [[Vec<(u64, usize)>; STRIPES]; 2] = Default::default();
@@ -205,6 +279,20 @@ fn any_order(seed: u64, imm: bool) {
     while quiet < 100 {
         let (i, j) = if random.next().is_multiple_of(2) { (0, 1) } else { (1, 0) };
         quiet += 1;
+        if breaks {
+            // The device drains what is in the error state, and time goes on: frames, fences, pauses.
+            ends.iter_mut().for_each(|end| {
+                end.now += 100_000;
+                end.endpoint.control();
+            });
+            match random.next() % 64 {
+                0 if messages > 0 => _ = ends[i].endpoint.break_link(),
+                1 if messages > 0 => sim.break_one(),
+                2..=6 => sim.drain(),
+                7 => sim.expire(),
+                _ => {}
+            }
+        }
         match random.next() % 8 {
             0 if messages > 0 => {
                 let (before, last) = (ends[i].posted, ends[i].last);
@@ -212,7 +300,7 @@ fn any_order(seed: u64, imm: bool) {
                 ends[i].post(keys[j], &mut random);
                 if ends[i].posted > before {
                     (messages, quiet) = (messages - 1, 0);
-                    let words = [1, 2, 17, 18, STRIPE][Random(state).next() % 5];
+                    let words = words(state);
                     let put = (0..STRIPES).find(|s| ends[i].last[*s] != last[*s]);
                     put.into_iter().for_each(|s| puts[i][s].push((before + 1, words)));
                 }
@@ -227,9 +315,17 @@ fn any_order(seed: u64, imm: bool) {
         check_signal(a, &puts[1]);
         check_signal(b, &puts[0]);
     }
-    for _ in 0..100 {
+    for _ in 0..if breaks { 2_000 } else { 100 } {
         while sim.complete(0) {}
-        ends.iter_mut().for_each(End::poll);
+        if breaks {
+            sim.drain();
+            sim.expire();
+        }
+        ends.iter_mut().for_each(|end| {
+            end.now += if breaks { 1_000_000 } else { 0 };
+            end.endpoint.control();
+            end.poll();
+        });
         let [a, b] = &mut ends;
         a.take(b);
         b.take(a);
@@ -255,19 +351,28 @@ fn any_order(seed: u64, imm: bool) {
         }
         assert_eq!(peer.device.signal(0), end.last.iter().copied().max().unwrap().max(peer.device.signal(0)));
     }
+    ends.iter().map(|end| end.endpoint.counters().recovered).sum()
+}
+
+#[test]
+fn p3_p6_links_that_break_and_are_replaced_lose_double_and_reorder_nothing() {
+    for imm in [true, false] {
+        let links: u64 = (1..30).map(|seed| any_order(seed, imm, true)).sum();
+        assert!(links > 50, "{links} links took the place of one that broke");
+    }
 }
 
 #[test]
 fn p3_p6_writes_that_a_device_places_in_any_order_are_announced_when_they_are_there() {
     for seed in 1..100 {
-        any_order(seed, true);
+        any_order(seed, true, false);
     }
 }
 
 #[test]
 fn p3_p6_writes_placed_in_any_order_are_announced_when_they_are_there_without_immediate_data() {
     for seed in 1..100 {
-        any_order(seed, false);
+        any_order(seed, false, false);
     }
 }
 
@@ -424,7 +529,7 @@ fn p7_queue_pairs_that_go_linger_together_while_the_engine_serves_the_others() {
     use std::time::Instant;
 
     // Each lingers for its longest, a second.
-    let config = Config { ack_timeout: 20, ..Config::default() };
+    let config = Config { ack_timeout: 20, path_timeout: 0, ..Config::default() };
     let (silent, live) = (Sim::new(), Sim::new());
     let engine = Engine::start(EventFd::new().unwrap(), EngineOptions::default()).unwrap();
     let (mut silents, mut peers) = (Vec::new(), Vec::new());

@@ -9,6 +9,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use pushgate_core::rails::Stripe;
 use pushgate_driver_shim::abi;
 
 /// Words of a slot.
@@ -32,6 +33,34 @@ pub(super) const fn slot_bytes(length: usize) -> usize {
 }
 
 const _: () = assert!(slot_bytes(SHORT) <= SLOT_BYTES);
+
+/// Bytes that say which part of its message a stripe is. They stand where a short payload would: message, offset, length,
+/// index, number of stripes, whether the payload was placed.
+pub(super) const STRIPE_BYTES: usize = 19;
+
+/// The bytes that a stripe's slot has of it.
+pub(super) fn stripe_bytes(stripe: &Stripe) -> [u8; STRIPE_BYTES] {
+    let mut bytes = [0; STRIPE_BYTES];
+    bytes[..8].copy_from_slice(&stripe.message.to_le_bytes());
+    bytes[8..12].copy_from_slice(&stripe.offset.to_le_bytes());
+    bytes[12..16].copy_from_slice(&stripe.length.to_le_bytes());
+    bytes[16..].copy_from_slice(&[stripe.index, stripe.of, stripe.placed as u8]);
+    bytes
+}
+
+/// Reads what [`stripe_bytes`] wrote; `None` for bytes that it would not write. The receiver of the stripe checks the
+/// numbers.
+pub(super) fn stripe(bytes: &[u8; STRIPE_BYTES]) -> Option<Stripe> {
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+    let message = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+    let placed = match bytes[18] {
+        0 => false,
+        1 => true,
+        _ => return None,
+    };
+    let (offset, length) = (word(8), word(12));
+    Some(Stripe { message, index: bytes[16], of: bytes[17], offset, length, placed })
+}
 
 /// The lap of a payload word. Never 0: the reader clears what it has taken, so
 /// that a word of long ago can't be taken for a new one when laps come round.
@@ -109,6 +138,15 @@ mod tests {
             clear(&slot, length);
             assert!(slot.iter().all(|w| w.load(Ordering::Relaxed) == 0));
         }
+    }
+
+    #[test]
+    fn p8_a_stripe_is_read_as_it_was_written_and_other_bytes_are_none() {
+        let written = Stripe { message: 1 << 40, index: 2, of: 3, offset: 64, length: 4096, placed: true };
+        let mut bytes = stripe_bytes(&written);
+        assert_eq!(stripe(&bytes), Some(written));
+        bytes[18] = 2;
+        assert_eq!(stripe(&bytes), None);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::link::{
     Waking,
 };
 use crate::memory::Mapped;
-use crate::rails::{Beside, Options, Rails};
+use crate::rails::{Beside, KnownRegion, Made, Options, Rails};
 use crate::region::RegionMemory;
 use crate::sim::plan::US;
 
@@ -42,6 +42,8 @@ struct SimBeside {
     end: usize,
     written: bool,
     time: Arc<AtomicU64>,
+    /// The epochs of links that were prepared, and are no rail's yet.
+    prepared: Vec<Option<u32>>,
 }
 
 /// Joins one end of a session over these rails, of epoch 0. `written`: the peer may write regions of this end.
@@ -58,7 +60,8 @@ pub(in crate::sim) fn join(
         state.memory[end] = Some(Memory { window, mirror, regions: Default::default() });
         state.wires.len()
     };
-    let beside = SimBeside { wires: wires.clone(), end, written, time: time.clone() };
+    let beside =
+        SimBeside { wires: wires.clone(), end, written, time: time.clone(), prepared: vec![None; rails] };
     let links = (0..rails).map(|rail| beside.link(rail, 0)).collect();
     let now = time.load(Relaxed);
     Rails::new(links, Box::new(beside), options, now)
@@ -66,7 +69,7 @@ pub(in crate::sim) fn join(
 
 impl SimBeside {
     fn link(&self, rail: usize, epoch: u32) -> Box<dyn Rail> {
-        let SimBeside { wires, end, written, time } = self;
+        let SimBeside { wires, end, written, time, .. } = self;
         let (wires, time) = (wires.clone(), time.clone());
         Box::new(SimRail { wires, rail, end: *end, epoch, completed: 0, written: *written, time })
     }
@@ -101,20 +104,58 @@ impl Beside for SimBeside {
         state.control[self.end].remove(due).map(|(_, rail, control)| (rail, control))
     }
 
-    fn prepare(&mut self, rail: usize, epoch: u32) -> Option<Box<dyn Rail>> {
-        {
-            let state = &mut *self.wires.state();
-            let lane = &mut state.wires[rail].lanes[self.end];
-            if !lane.fenced || lane.epoch >= epoch {
-                state.wrong = Some(format!("end {} prepares rail {rail} before its fence", self.end));
-            }
-            if state.random.one_in(8) {
-                return None;
-            }
-            *lane = Lane { epoch, ..Lane::default() };
+    fn prepare(&mut self, rail: usize, epoch: u32) -> Made<()> {
+        let state = &mut *self.wires.state();
+        let lane = &mut state.wires[rail].lanes[self.end];
+        if !lane.fenced || lane.epoch >= epoch {
+            state.wrong = Some(format!("end {} prepares rail {rail} before its fence", self.end));
         }
-        Some(self.link(rail, epoch))
+        match state.random.below(16) {
+            0 | 1 => Made::Failed,
+            2..6 => Made::Pending,
+            _ => {
+                *lane = Lane { epoch, ..Lane::default() };
+                self.prepared[rail] = Some(epoch);
+                Made::Done(())
+            }
+        }
     }
+
+    fn join(&mut self, rail: usize, regions: Vec<KnownRegion>) {
+        if self.prepared[rail].is_none() {
+            let wrong = format!("end {} joins rail {rail}, which was not prepared", self.end);
+            self.wires.state().wrong = Some(wrong);
+        }
+        // The link of this end has them as soon as it is there.
+        let mut state = self.wires.state();
+        let own = state.memory[self.end].as_mut().expect("it has joined");
+        for (key, memory, bytes) in regions {
+            if let RegionMemory::Host { address, .. } = memory {
+                own.regions.insert(key, (address, bytes, self.written));
+            }
+        }
+    }
+
+    fn joined(&mut self, rail: usize) -> Made<Box<dyn Rail>> {
+        match self.wires.state().random.below(16) {
+            0 => return Made::Failed,
+            1..6 => return Made::Pending,
+            _ => {}
+        }
+        let epoch = self.prepared[rail].take().expect("it was prepared");
+        Made::Done(self.link(rail, epoch))
+    }
+
+    fn fence(&mut self, rail: usize) -> bool {
+        let Some(epoch) = self.prepared[rail] else { return true };
+        let fenced = self.link(rail, epoch).stopped(self.time.load(Relaxed));
+        if fenced {
+            self.prepared[rail] = None;
+        }
+        fenced
+    }
+
+    fn retire(&mut self, _link: Box<dyn Rail>) {}
 
     fn set_status(&mut self, word: u64) {
         self.wires.state().status[1 - self.end] = word;

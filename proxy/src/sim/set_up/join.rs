@@ -51,7 +51,8 @@ impl Cluster<'_> {
         };
         let config = Config { imm, posted_receives, regions_written: e.regions_written, ..Config::default() };
         let opening = VerbsOpening::new(&self.nic.device, &config, e.geometry, window, &mut allocate);
-        Opening::Verbs(Box::new(opening.expect("a queue pair of the simulated device")))
+        let opening = opening.expect("a queue pair of the simulated device");
+        Opening::Verbs(Box::new(if self.plan.qps[qp].recovers { opening.recovering() } else { opening }))
     }
 
     /// Makes the endpoint of an end that has met the other. A sentence if what the other end handed over does not fit.
@@ -67,6 +68,7 @@ impl Cluster<'_> {
                     rules: Rules { window_log: e.geometry.link_log, shortest: 64 },
                     peer_window_log: peer.link_log,
                     patience: PATIENCE,
+                    recover: 10 * S,
                     peer_posts: plan.ends[1 - end].posts != Posts::Nothing,
                     ranks: [q.ranks[end], q.ranks[1 - end]],
                 };
@@ -104,6 +106,7 @@ impl Cluster<'_> {
                 q.sides[end].inbound = met.mirror.as_ptr().as_ptr() as usize;
                 (Box::new(met.link), met.peer_geometry)
             }
+            Met::Rails(_) => unreachable!("the rails of a run are simulated ones"),
         };
         let options = QpOptions {
             peer: q.ranks[1 - end],

@@ -48,7 +48,7 @@ pub fn run(b: &Bench, o: &Options) -> Result<()> {
         Some(_) => &["lat"],
     };
     let s = &b.settings;
-    let device = Device::open((s.ib_dev != "auto").then_some(s.ib_dev.as_str()), s.ib_port as u8)?;
+    let device = Device::open(s.rdma_device("for bench rdma")?, s.ib_port as u8)?;
     let cores = cores();
     for &mode in modes {
         let size = o.size.unwrap_or(if mode == "bw" { 64 << 10 } else { 64 });

@@ -103,7 +103,7 @@ impl Process {
 /// The children, from one start to the end of all.
 pub struct Children {
     ranks: Vec<(Process, ChildStdin)>,
-    proxy: Option<Process>,
+    proxy: Option<(Process, Command)>,
     events: Receiver<(u32, Event)>,
 }
 
@@ -140,7 +140,7 @@ impl Children {
         if o.settings.proxy == ProxyPlace::Process {
             let mut command = command("proxy");
             command.stdin(Stdio::null()).stdout(Stdio::null());
-            children.proxy = Some(Process::start(&mut command)?);
+            children.proxy = Some((Process::start(&mut command)?, command));
             serves(&proxy_socket(parent, number))?;
         }
         for rank in 0..o.ranks {
@@ -165,9 +165,14 @@ impl Children {
         self.ranks[rank as usize].0.signal(signal)
     }
 
-    /// Kills the proxy process.
-    pub fn kill_proxy(&self) -> Result<()> {
-        self.proxy.as_ref().context("no proxy process runs")?.signal(Signal::KILL)
+    /// Kills the proxy process, and starts another one in its place.
+    pub fn replace_proxy(&mut self) -> Result<()> {
+        let (process, command) = self.proxy.as_mut().context("no proxy process runs")?;
+        process.signal(Signal::KILL)?;
+        // Its socket is free once it has ended.
+        process.child.wait().context("waiting for the proxy that was killed")?;
+        *process = Process::start(command)?;
+        Ok(())
     }
 
     pub fn order(&mut self, rank: u32, order: &Order) -> Result<()> {
@@ -193,13 +198,16 @@ impl Children {
 impl Drop for Children {
     /// Ends all children, whatever state they are in.
     fn drop(&mut self) {
-        let all = || self.ranks.iter().map(|(process, _)| process).chain(&self.proxy);
+        let all = || {
+            self.ranks.iter().map(|(process, _)| process).chain(self.proxy.iter().map(|(process, _)| process))
+        };
         // All stop before one dies: the others would say that their peer is lost.
         for signal in [Signal::STOP, Signal::KILL] {
             // A child that has ended already takes no signal.
             all().for_each(|process| drop(process.signal(signal)));
         }
-        for process in self.ranks.iter_mut().map(|(process, _)| process).chain(&mut self.proxy) {
+        let proxy = self.proxy.iter_mut().map(|(process, _)| process);
+        for process in self.ranks.iter_mut().map(|(process, _)| process).chain(proxy) {
             let _ = process.child.wait();
         }
     }

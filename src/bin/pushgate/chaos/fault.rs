@@ -87,8 +87,8 @@ const EMBEDDED: &[(Kind, u64)] = &[
     (Kind::Kill, 1),
     (Kind::Abort, 1),
 ];
-/// With engines in a proxy process: its links are not made anew.
-const PROXY: &[(Kind, u64)] = &[(Kind::Stop, 4), (Kind::Kill, 1), (Kind::Abort, 1), (Kind::KillProxy, 1)];
+/// With engines in a proxy process, links break with the proxy.
+const PROXY: &[(Kind, u64)] = &[(Kind::KillProxy, 8), (Kind::Stop, 4), (Kind::Kill, 1), (Kind::Abort, 1)];
 /// The shortest time that a rank is stopped.
 const LEAST_HOLD: Duration = Duration::from_millis(20);
 

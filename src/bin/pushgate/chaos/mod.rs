@@ -47,10 +47,10 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
                  broken at one end, at both, or several times in a row; a rank stopped and continued; a link broken \
                  while the rank at its other end is stopped. A rank that is killed or aborts ends the job by design: then the other \
                  ranks must have a status that names that rank within `timeout`, and the ranks start again. With proxy = \
-                 process a proxy that is killed ends the job too, for no other proxy takes over, and links are not broken.\n\
+                 process the proxy is killed and another one started, which takes over; links break in no other way then.\n\
                  The same seed gives the same faults in the same order with the same gaps. What the ranks do meanwhile depends \
                  on timing, so two runs with one seed differ.\n\
-                 Works over qp = local for now. Touches no network and signals no process but its own children.\n\
+                 Works over qp = local, and with proxy = thread over qp = verbs. Touches no network and signals no process but its own children.\n\
                  Exit status: 1 if a message was lost, doubled or wrong, or if something hung. docs/recovery.md says more.",
             )
             .arg(arg("seconds", "N", "How long faults are made [default: 60]"))
@@ -71,12 +71,11 @@ impl Options {
         if settings.rendezvous != "none" {
             return Err(settings.refused("rendezvous", "none: all ranks of chaos run on this host").into());
         }
-        if settings.transport() != Transport::Local {
-            return Err(settings
-                .refused("qp", "local: chaos breaks no link of another transport yet")
-                .into());
+        if settings.transport() != Transport::Local && settings.proxy != ProxyPlace::Thread {
+            let allowed = "local with proxy = process: a proxy replaces no link over RDMA";
+            return Err(settings.refused("qp", allowed).into());
         }
-        if settings.proxy == ProxyPlace::Thread && settings.recovery().is_none() {
+        if settings.recovery().is_none() {
             return Err(settings
                 .refused("recover", "a time: without recovery each broken link ends its queue pair")
                 .into());

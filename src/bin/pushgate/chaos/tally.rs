@@ -21,7 +21,8 @@ pub struct Tally {
     pub lost: u64,
     pub doubled: u64,
     pub wrong: u64,
-    /// Of each fault that broke a link while both ranks ran: from the last break to the next delivery.
+    /// Of each fault that broke a link while both ranks ran: from the last break to the next delivery. Of each proxy that was
+    /// killed: from the kill until all ranks have told of deliveries through the next one.
     pub times: Vec<Duration>,
 }
 

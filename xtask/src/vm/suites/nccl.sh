@@ -5,8 +5,9 @@ set -- "$@" --skip taken:: --skip recovering::
 "$TEST_NCCL" --list --format terse "$@" | sed -n 's/: test$//p' | sort >/tmp/expected
 [ -s /tmp/expected ] || fail "no tests"
 before=$(counter rxe0 sent_pkts)
-# Four seconds until a packet is sent again: the default, 67 ms, passes without any loss where cores are few.
-PUSHGATE_QP=verbs PUSHGATE_IB_DEV=rxe0 PUSHGATE_ACK_TIMEOUT=20 run 900 "$TEST_NCCL" --include-ignored --test-threads 1 "$@"
+# Four seconds until a packet is sent again: the default, 67 ms, passes without any loss where cores are few. So does the
+# time after which a path counts as silent.
+PUSHGATE_QP=verbs PUSHGATE_IB_DEV=rxe0 PUSHGATE_ACK_TIMEOUT=20 PUSHGATE_PATH_TIMEOUT=30s run 900 "$TEST_NCCL" --include-ignored --test-threads 1 "$@"
 [ "$code" = 0 ] || fail "over rxe0"
 sed -n 's/^test \(.*\) \.\.\. ok$/\1/p' /tmp/out | sort | diff /tmp/expected - || fail "not all tests passed"
 sleep 0.05

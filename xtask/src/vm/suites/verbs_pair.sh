@@ -2,6 +2,8 @@ node=$((VM_GUEST - 1))
 # Four seconds until a packet is sent again. The default, 67 ms, passes here without any loss, and soft-RoCE
 # does not survive every retransmission.
 patience=20
+# After how long a path counts as silent. The default, 1 s, passes too where cores are few.
+silence=30s
 
 # How much the transport had to send again or received twice.
 again() {
@@ -12,7 +14,7 @@ again() {
 # Starts the demonstration over both guests, two ranks in each.
 start() {
     before=$(rnr rxen0)
-    run 120 "$EXAMPLE_ALLREDUCE" --json --out-of-place --device cpu --qp verbs --ib-dev rxen0 --ack-timeout "$patience" \
+    run 120 "$EXAMPLE_ALLREDUCE" --json --out-of-place --device cpu --qp verbs --ib-dev rxen0 --ack-timeout "$patience" --path-timeout "$silence" \
         --ranks 4 --nodes 2 --node "$node" --rendezvous 10.9.9.1:7000 "$@"
 }
 
@@ -40,6 +42,28 @@ start --size "${VM_GUEST}M"
 says '--size is'
 says 'give all nodes the same'
 
+
+# The cable is cut for three seconds in the middle of a run, and joined again. The path is silent, and no device says so.
+together cut
+rm -f /tmp/cut
+(
+    sent=$(counter rxen0 sent_pkts)
+    until [ "$(counter rxen0 sent_pkts)" -gt $((sent + 1000)) ]; do sleep 0.1; done
+    [ "$node" = 1 ] || exit 0
+    tc qdisc add dev n0 root netem loss 100%
+    : >/tmp/cut
+    sleep 3
+    tc qdisc delete dev n0 root
+) &
+silence=1s
+PUSHGATE_LOG=info start --size 64K --iters 200 --recover "$(stretched 15000)"
+silence=30s
+right_here
+if [ "$node" = 1 ]; then
+    [ -e /tmp/cut ] || fail "the run ended before the cable was cut"
+fi
+says 'answers nothing'
+says 'another link carries the queue pair'
 
 # Strangers at the rendezvous before the ranks come: one sends something, one sends nothing. Both stay.
 together strangers

@@ -19,7 +19,8 @@ impl VerbsLink {
         let mut any = false;
         // A bound, for a peer may send what wakes as fast as we take it (P8).
         for _ in 0..ROUNDS {
-            let n = match self.rc.cq.poll(&mut self.completions[..]) {
+            let Some(rc) = &self.rc else { return any };
+            let n = match rc.cq.poll(&mut self.completions[..]) {
                 Ok(n) => n,
                 Err(e) => {
                     tracing::error!(rank = self.rank, peer = self.peer, "polling the CQ: {e}");
@@ -85,7 +86,8 @@ impl VerbsLink {
         let due = self.line.granted() + NOTIFIES as u64 + self.line.notified();
         let missing = due.saturating_sub(self.receives_posted);
         self.receives_posted += missing;
-        if let Err(e) = self.rc.post_receives(missing as u32) {
+        let Some(rc) = &self.rc else { return };
+        if let Err(e) = rc.post_receives(missing as u32) {
             self.refused("posting receives", &e);
         }
     }
@@ -108,13 +110,14 @@ impl VerbsLink {
             other => abi::PUSHGATE_DOWN_WC + other.0,
         };
         // Who said that it leaves takes nothing more, and need not.
-        if self.inbox.peer_left() && self.sent == self.inbox.received() {
+        let taken = if self.rail { self.inbox.stripes() } else { self.inbox.received() };
+        if self.inbox.peer_left() && self.base + self.sent == taken {
             self.health.desert();
             return;
         }
         // SAFETY: the library's own text for any value.
-        let text = unsafe { std::ffi::CStr::from_ptr(self.rc.pd.device.verbs.ibv_wc_status_str(wc.status)) };
-        let device = self.rc.pd.device.name();
+        let text = unsafe { std::ffi::CStr::from_ptr(self.device.verbs.ibv_wc_status_str(wc.status)) };
+        let device = self.device.name();
         tracing::error!(
             rank = self.rank,
             peer = self.peer,
@@ -124,9 +127,11 @@ impl VerbsLink {
         );
         match detail {
             // The peer's answer: there is no doubt.
-            abi::PUSHGATE_DOWN_RNR | abi::PUSHGATE_DOWN_ACCESS => self.health.fail(detail),
+            abi::PUSHGATE_DOWN_RNR => self.health.fail(detail),
             // This host's own end may be the cause of a packet that does not go out, or that
-            // nobody answers, and the port may say so a moment later.
+            // nobody answers, and the port may say so a moment later. Access is refused too where the peer's process was
+            // killed: the kernel takes its registrations back one by one, some before the queue pair. Then the peer is lost,
+            // as the mesh says a moment later.
             _ => self.health.doubt(detail),
         }
     }

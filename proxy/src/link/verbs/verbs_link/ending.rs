@@ -38,6 +38,10 @@ impl VerbsLink {
     pub(super) fn move_to_the_end(&mut self) -> bool {
         if self.ending == Ending::Open {
             self.ending = Ending::Telling(self.now);
+            // A rail that is left while its session goes on has no last words.
+            if self.rail && !self.line.has_ended() {
+                self.begin_to_drain();
+            }
         }
         if let Ending::Telling(since) = self.ending {
             if !self.nobody_to_tell() {
@@ -99,7 +103,8 @@ impl VerbsLink {
         self.chain.forget();
         self.held.clear();
         self.ending = Ending::Draining { since: self.now, send: false, receive: false };
-        if let Err(e) = self.rc.drain(LAST_SEND, LAST_RECEIVE) {
+        let Some(rc) = &self.rc else { return self.destroy() };
+        if let Err(e) = rc.drain(LAST_SEND, LAST_RECEIVE) {
             tracing::info!(rank = self.rank, peer = self.peer, "{e}: the queue pair is destroyed instead");
             self.destroy();
         }
@@ -107,7 +112,7 @@ impl VerbsLink {
 
     /// The end of a queue pair whose device does not complete what is posted.
     pub(super) fn destroy(&mut self) {
-        self.rc.destroy();
+        self.rc.iter_mut().for_each(super::Rc::destroy);
         self.ending = Ending::Stopped;
     }
 }
@@ -119,7 +124,7 @@ impl Drop for VerbsLink {
     #[allow(clippy::disallowed_methods)]
     fn drop(&mut self) {
         // A child of `fork` has nothing to send.
-        if !self.rc.pd.device.owner.is_here() {
+        if !self.device.owner.is_here() {
             return;
         }
         let (before, start) = (self.now, Instant::now());

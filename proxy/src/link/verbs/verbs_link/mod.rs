@@ -4,31 +4,39 @@ mod completing;
 mod ending;
 mod posting;
 mod regions;
+mod renew;
+mod striping;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Record, RecordWords};
+use pushgate_driver_shim::segment::Geometry;
 use pushgate_rdma_core_sys as sys;
 
 use self::ending::{Ending, LINGER};
+use self::renew::Next;
 use super::chain::Chain;
 use super::copies::Copies;
+use super::device::Device;
 use super::gid::GidEntry;
 use super::health::Health;
 use super::inbox::{Inbox, InboxLayout, REGION_WORDS};
 use super::line::Line;
+use super::next::{Kept, Region, Registered};
 use super::objects::{Mr, Rc};
 use super::offer::Places;
+use super::path::{Found as PathFound, Path};
 use super::sending::Sending;
 use super::setup::VerbsPrepared;
 use super::{CONTROL_WRS, NOTIFIES, VerbsError};
 use crate::gate::{Budget, Permit};
-use crate::link::{Arrival, Link, LinkDown, PeerCounts, Waking};
+use crate::link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
 use crate::memory::Words;
-use crate::receives::PeerReceives;
+use crate::receives::{PeerReceive, PeerReceives};
 use crate::region::MAX_REGIONS;
 use crate::ring::Found;
 
@@ -37,15 +45,23 @@ const COMPLETIONS: usize = 32;
 
 /// A region of ours that the peer may know.
 struct OwnRegion {
+    what: Region,
+    /// Its address as the RDMA device names it.
     address: u64,
-    mr: Mr,
-    /// The last work request that reads it.
+    lkey: u32,
+    /// `None` while the link is replaced.
+    mr: Option<Mr>,
+    /// The last work request of the link that reads it.
     used: u64,
+    /// Messages of the session up to the last one out of it.
+    last: u64,
+    /// What `last` was at the last break: those of these messages that the peer does not have are posted again.
+    before: u64,
 }
 
 /// A record whose payload is on its way.
 struct Held {
-    sequence: u64,
+    cursor: u64,
     /// The WRITE of its payload.
     payload: u64,
     /// Bytes of its slot.
@@ -55,11 +71,15 @@ struct Held {
 /// A queue pair over RDMA, as the folder's module describes it.
 pub struct VerbsLink {
     // The queue pair goes before what it uses, registrations before their memory.
-    rc: Rc,
+    /// `None` while the link is replaced, as the registrations.
+    rc: Option<Rc>,
+    registered: Option<Registered>,
+    /// The next link, as far as it is made.
+    next: Next,
+    kept: Arc<Kept>,
+    device: Arc<Device>,
     window: Sending,
-    outbox_mr: Mr,
-    _mirror_mr: Mr,
-    _inbox_mr: Mr,
+    outbox_key: u32,
     regions: BTreeMap<u32, OwnRegion>,
     outbox: Words,
     outbox_address: u64,
@@ -70,11 +90,19 @@ pub struct VerbsLink {
     ends: [u64; 2],
     rank: u32,
     peer: u32,
+    peer_geometry: Geometry,
+    peer_link_log: u32,
+    /// Both ends replace a link that breaks.
+    recovers: bool,
+    /// The peer's status as of the last break; 0: it had none.
+    peer_ended: u64,
     /// How long the end waits until its last words are out, nanoseconds.
     linger: u64,
     imm: bool,
     /// Both ends place WRITEs in the order in which they are posted.
     in_order: bool,
+    /// The link carries stripes beside other links of the same session.
+    rail: bool,
     events: bool,
     peer_events: bool,
     out_log: u32,
@@ -87,9 +115,12 @@ pub struct VerbsLink {
     last_wr: Box<[u64]>,
     /// Records that announce themselves, until their payload is where it belongs. Oldest first.
     held: VecDeque<Held>,
+    /// Messages of the session before the first one over this link.
+    base: u64,
+    /// Messages sent over this link. A message's place among them is its cursor.
     sent: u64,
     copies: Copies,
-    /// Messages that are done, and those reported.
+    /// Messages of this link that are done, and those reported.
     messages_done: u64,
     completed: u64,
 
@@ -98,11 +129,16 @@ pub struct VerbsLink {
     receives_posted: u64,
 
     line: Line,
+    path: Path,
     publish: VecDeque<(usize, [u64; REGION_WORDS])>,
     publish_wr: u64,
+    /// Keys of regions that came or went since the peer was told of the next link.
+    publish_later: BTreeSet<u32>,
     /// The peer's receives, if it posts any, and ours: how many are in the outbox,
     /// and how many of those were written to the peer.
     peer_receives: Option<PeerReceives>,
+    /// For each message in flight, the receive that it has taken. Empty where the peer's receives are not known.
+    taken: Box<[Option<PeerReceive>]>,
     tells_receives: bool,
     regions_written: bool,
     rx_log: u32,
@@ -118,6 +154,12 @@ pub struct VerbsLink {
     fresh: bool,
 }
 
+/// At least one in so many work requests asks for a completion: a quarter of the queue, so that enough is free while the
+/// answer is on its way.
+fn interval(out_log: u32) -> u64 {
+    (1 << out_log >> 1).max(1)
+}
+
 impl VerbsPrepared {
     /// Makes the link: with the peer's places this end is ready to send.
     pub fn join(self, places: Places) -> Result<VerbsLink, VerbsError> {
@@ -128,13 +170,15 @@ impl VerbsPrepared {
 
 impl VerbsLink {
     fn new(a: VerbsPrepared, places: Places) -> Self {
-        let (out_log, in_log) = (a.link_log(), a.peer_link_log);
-        let (gid, events) = (a.gid().clone(), a.events());
-        let (rank, rx_log) = (a.geometry().rank, a.geometry().rx_log);
-        let (tells_receives, regions_written) = (a.posts_receives(), a.regions_written());
-        let own = a.opening;
+        let rail = a.rail();
+        let (in_log, own) = (a.peer_link_log, a.opening);
+        let (out_log, geometry) = (own.end.link_log, own.end.geometry);
+        let (tells_receives, regions_written) =
+            (own.end.config.posted_receives && !rail, own.end.config.regions_written);
+        let events = own.end.config.events && a.imm;
         // The time-out of InfiniBand: 4.096 us times a power of two.
         let timeout = 4096 << own.ack_timeout();
+        let path_timeout = if a.recovers || rail { own.end.config.path_timeout } else { 0 };
         let linger = (3 * timeout).clamp(LINGER.start, LINGER.end);
         let slots = 1u32 << out_log;
         let inbox = Inbox::new(
@@ -142,28 +186,48 @@ impl VerbsLink {
             InboxLayout::new(in_log, a.peer_geometry.rx_log),
             in_log,
             a.imm,
-            a.mirror,
+            a.mirror.clone(),
             1 << a.peer_geometry.window_log,
         );
-        let peer_layout = InboxLayout::new(out_log, rx_log);
+        let kept = Kept {
+            end: own.end,
+            source: own.window.source.clone(),
+            outbox: own.outbox.clone(),
+            mirror: a.mirror,
+            inbox: a.inbox,
+            regions_written,
+        };
+        let taken = if a.peer_receives { slots as usize } else { 0 };
         VerbsLink {
             window: own.window,
-            outbox_mr: own.outbox_mr,
-            _mirror_mr: a.mirror_mr,
-            _inbox_mr: a.inbox_mr,
+            outbox_key: own.outbox_mr.lkey,
+            registered: Some(Registered {
+                window: own.window_mr,
+                outbox: own.outbox_mr,
+                mirror: a.mirror_mr,
+                inbox: a.inbox_mr,
+            }),
+            next: Next::Nothing,
+            kept: Arc::new(kept),
+            device: own.rc.pd.device.clone(),
             regions: BTreeMap::new(),
             outbox: Words::writable(&own.outbox, 0, own.outbox.len() / 8),
             outbox_address: own.outbox.as_ptr().as_ptr() as u64,
             inbox,
-            peer_layout,
+            peer_layout: InboxLayout::new(out_log, geometry.rx_log),
             peer_places: places,
-            gid,
+            gid: own.gid,
             ends: a.ends,
-            rank,
+            rank: geometry.rank,
             peer: a.peer,
+            peer_geometry: a.peer_geometry,
+            peer_link_log: in_log,
+            recovers: a.recovers,
+            peer_ended: 0,
             linger,
             imm: a.imm,
             in_order: a.in_order,
+            rail,
             events,
             peer_events: a.peer_events,
             out_log,
@@ -175,10 +239,10 @@ impl VerbsLink {
                 bytes: u64::MAX / 2,
             },
             completions: Box::new([sys::ibv_wc::default(); COMPLETIONS]),
-            // A quarter of the queue: enough is free while the answer is on its way.
-            chain: Chain::new(own.rc.inline, (slots as u64 / 2).max(1)),
+            chain: Chain::new(own.rc.inline, interval(out_log)),
             last_wr: vec![0; slots as usize].into(),
             held: VecDeque::with_capacity(if a.in_order { 0 } else { slots as usize }),
+            base: 0,
             sent: 0,
             copies: Copies::new(slots as usize),
             messages_done: 0,
@@ -186,12 +250,15 @@ impl VerbsLink {
             notifies_sent: 0,
             receives_posted: NOTIFIES as u64,
             line: Line::default(),
+            path: Path::new(path_timeout),
             publish: VecDeque::with_capacity(16),
             publish_wr: 0,
-            peer_receives: a.peer_receives.then(|| PeerReceives::new(a.peer_geometry.rx_log)),
+            publish_later: BTreeSet::new(),
+            peer_receives: (a.peer_receives && !rail).then(|| PeerReceives::new(a.peer_geometry.rx_log)),
+            taken: vec![None; taken].into(),
             tells_receives,
             regions_written,
-            rx_log,
+            rx_log: geometry.rx_log,
             receives_noted: 0,
             receives_told: 0,
             receives_wr: 0,
@@ -199,7 +266,7 @@ impl VerbsLink {
             ending: Ending::Open,
             now: 0,
             fresh: false,
-            rc: own.rc,
+            rc: Some(own.rc),
         }
     }
 
@@ -226,7 +293,7 @@ impl VerbsLink {
     /// Number of the queue pair at its device, for the simulator.
     #[cfg(feature = "sim")]
     pub(crate) fn number(&self) -> u32 {
-        self.rc.number
+        self.rc.as_ref().map_or(0, |rc| rc.number)
     }
 
     /// What the peer may write beside the mirror, for the simulator: the inbox's address, and in it slots, regions, receives
@@ -234,6 +301,11 @@ impl VerbsLink {
     #[cfg(feature = "sim")]
     pub(crate) fn inbox(&self) -> (usize, [usize; 4]) {
         self.inbox.parts()
+    }
+
+    /// Both ends replace the link when it breaks.
+    pub fn recovers(&self) -> bool {
+        self.recovers
     }
 
     /// Both ends agreed on immediate data.
@@ -248,8 +320,10 @@ impl VerbsLink {
 
     /// The peer is to know of a region, if it may write there.
     fn publish(&mut self, key: u32, entry: [u64; REGION_WORDS]) {
-        if self.regions_written {
-            self.publish.push_back((key as usize & (MAX_REGIONS - 1), entry));
+        match self.is_renewing() {
+            _ if !self.regions_written => {}
+            true => _ = self.publish_later.insert(key),
+            false => self.publish.push_back((key as usize & (MAX_REGIONS - 1), entry)),
         }
     }
 }
@@ -290,7 +364,7 @@ impl Link for VerbsLink {
         self.copies.received(received, self.chain.done);
         // A slot of the peer's inbox is free when the peer has taken its message, one
         // of our send queue when that has completed.
-        let completed = self.messages_done.min(received);
+        let completed = self.messages_done.min(received.saturating_sub(self.base));
         let n = completed - self.completed;
         self.completed = completed;
         Ok(n as u32)
@@ -302,7 +376,10 @@ impl Link for VerbsLink {
     }
 
     fn peer_status(&self) -> u64 {
-        self.inbox.status()
+        match self.inbox.status() {
+            0 => self.peer_ended,
+            status => status,
+        }
     }
 
     #[inline]
@@ -353,7 +430,16 @@ impl Link for VerbsLink {
 
     fn stopped(&mut self, now: u64) -> bool {
         self.now = self.now.max(now);
-        self.move_to_the_end()
+        self.gives_next_up() && self.move_to_the_end()
+    }
+
+    fn renews(&mut self) -> Option<&mut dyn Renew> {
+        self.recovers.then_some(self)
+    }
+
+    #[cfg(feature = "sim")]
+    fn number(&self) -> Option<u32> {
+        self.rc.as_ref().map(|rc| rc.number)
     }
 
     #[inline]
@@ -385,14 +471,28 @@ impl Link for VerbsLink {
         if !self.health.asks_for_events(now) {
             return Ok(());
         }
-        self.line.beat(self.chain.written, now);
-        let device = &self.rc.pd.device;
+        match self.path.look(self.chain.under_way(), now) {
+            PathFound::Answers => self.line.beat(self.chain.written, self.path.beat(), now),
+            PathFound::Unasked => self.line.touch(),
+            PathFound::Silent => {
+                let cause = self.device.diagnose(&self.gid).unwrap_or(abi::PUSHGATE_DOWN_RETRY);
+                tracing::error!(
+                    rank = self.rank,
+                    peer = self.peer,
+                    device = self.device.name(),
+                    "the peer's RDMA device answers nothing: the path is taken for broken"
+                );
+                self.health.fail(cause);
+                return self.health.healthy();
+            }
+        }
+        let device = &self.device;
         let news = device.poll_events();
         if !self.health.needs_a_look(news, now) {
             return Ok(());
         }
         let in_error = || {
-            let in_error = self.rc.is_in_error();
+            let in_error = self.rc.as_ref().is_none_or(Rc::is_in_error);
             if in_error {
                 tracing::error!(
                     rank = self.rank,
@@ -432,22 +532,24 @@ impl Waking for VerbsLink {
         if !self.events || self.health.is_deserted() {
             return false;
         }
+        let Some(rc) = &self.rc else { return false };
         // What completes after this wakes; what completed before is looked for now, or was
         // taken since the last pass.
-        std::mem::take(&mut self.fresh) || !self.rc.cq.arm() || self.poll_cq()
+        std::mem::take(&mut self.fresh) || !rc.cq.arm() || self.poll_cq()
     }
 
     fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        let Some(rc) = &self.rc else { return };
         if self.events && !self.health.is_deserted() {
-            fds.extend(self.rc.cq.channel());
-            fds.push(self.rc.pd.device.async_fd());
+            fds.extend(rc.cq.channel());
+            fds.push(self.device.async_fd());
         }
     }
 
     fn woken(&mut self) {
-        if self.events {
-            self.rc.cq.drain();
-            self.rc.pd.device.poll_events();
+        if let Some(rc) = self.rc.as_mut().filter(|_| self.events) {
+            rc.cq.drain();
+            self.device.poll_events();
         }
     }
 }
@@ -516,8 +618,8 @@ mod tests {
         for (noted, wakes) in [(0, 0), (1, 1)] {
             let [mut qp, _peer] = pair(&mock, &config);
             qp.peer_events = true;
-            qp.line.beat(qp.chain.written, 0);
-            qp.line.beat(qp.chain.written, u64::MAX);
+            qp.line.beat(qp.chain.written, 1, 0);
+            qp.line.beat(qp.chain.written, 1, u64::MAX);
             qp.receives_noted = noted;
             qp.control();
             assert_eq!(qp.notifies_sent, wakes);

@@ -44,12 +44,17 @@ impl VerbsLink {
         if !self.chain.has_room(2 + CONTROL_WRS as usize) {
             self.flush()?;
         }
-        let index = sequence as usize & (self.last_wr.len() - 1);
+        // Slots, laps and announcements begin anew with each link.
+        let cursor = sequence - self.base;
+        let index = cursor as usize & (self.last_wr.len() - 1);
         let first = abi::PUSHGATE_PAGE as usize / 8 + index * SLOT_WORDS;
         let receive = match &mut self.peer_receives {
             Some(receives) if r.opcode == Opcode::Send => receives.take(self.inbox.receives(), r.tag),
             _ => None,
         };
+        if let Some(taken) = self.taken.get_mut(index) {
+            *taken = receive;
+        }
         let target = match receive {
             None => (r.opcode == Opcode::Put).then_some((r.rkey, r.remote_offset)),
             // `receive_for` saw that it is long enough.
@@ -60,7 +65,7 @@ impl VerbsLink {
         let announced = r.opcode == Opcode::Send && self.imm;
         let holds = !(self.in_order || announced);
         let before = self.chain.written;
-        let (flags, bytes) = self.post_payload(sequence, first, r, target, holds)?;
+        let (flags, bytes) = self.post_payload((sequence, cursor), first, r, target, holds)?;
         let payload = self.chain.written;
         if let Some(target) = target
             && r.length > 0
@@ -71,7 +76,7 @@ impl VerbsLink {
                 self.copies.written(sequence, payload, target, r.length);
             }
         }
-        let lap = (lap_of(sequence, self.out_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
+        let lap = (lap_of(cursor, self.out_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
         let mut w = crossing(words, sequence);
         w[0] |= flags;
         if flags & PLACED_FLAG != 0 || r.has(Record::REGION) {
@@ -90,11 +95,11 @@ impl VerbsLink {
         if holds && payload > before {
             // The counts stay due, and go by the line.
             self.last_wr[index] = u64::MAX;
-            self.held.push_back(Held { sequence, payload, bytes });
+            self.held.push_back(Held { cursor, payload, bytes });
         } else {
             self.line.rode_along();
-            let imm = if announced { Some(sequence as u32 & !NOTIFY) } else { self.notify_imm() };
-            self.post_record(sequence, bytes, imm);
+            let imm = if announced { Some(cursor as u32 & !NOTIFY) } else { self.notify_imm() };
+            self.post_record(cursor, bytes, imm);
         }
         self.sent += 1;
         Ok(())
@@ -107,10 +112,11 @@ impl VerbsLink {
             self.held.clear();
             return self.health.healthy();
         }
+        let Some(rc) = &self.rc else { return self.health.healthy() };
         // SAFETY: each names the window, a region, or the outbox, all registered for as
-        // long as this queue pair; a slot of the outbox is written again only when
+        // long as this queue pair: `take_objects` takes the queue pair along; a slot of the outbox is written again only when
         // its message is done, a place of the window when the peer has released it.
-        if let Err(e) = unsafe { self.chain.post(&self.rc) } {
+        if let Err(e) = unsafe { self.chain.post(rc) } {
             self.refused("posting to the RDMA queue pair", &e);
         }
         self.health.healthy()
@@ -127,7 +133,7 @@ impl VerbsLink {
     #[inline]
     pub(super) fn outbox(&self, word: usize, bytes: usize) -> Sge {
         let address = self.outbox_address + word as u64 * 8;
-        Sge { address, bytes: bytes as u32, key: self.outbox_mr.lkey }
+        Sge { address, bytes: bytes as u32, key: self.outbox_key }
     }
 
     /// A stretch of the peer's inbox, from a byte on.
@@ -218,14 +224,14 @@ impl VerbsLink {
         }
     }
 
-    /// Writes a message's payload to where it belongs, or packs it behind its record,
-    /// whose slot begins at word `first` of the outbox. `target` is where in a region it
+    /// Writes the payload of a message, of this number in the session and this cursor, to where it belongs, or packs it
+    /// behind its record, whose slot begins at word `first` of the outbox. `target` is where in a region it
     /// belongs, if it does. `signal` asks for the completion of the payload's WRITE. Returns the record's
     /// flags and the bytes of the slot.
     #[inline]
     pub(super) fn post_payload(
         &mut self,
-        sequence: u64,
+        (sequence, cursor): (u64, u64),
         first: usize,
         r: &Record,
         target: Option<(u32, u64)>,
@@ -246,8 +252,8 @@ impl VerbsLink {
                 return Err(LinkDown::RegionGone);
             };
             let address = region.address + r.place_offset;
-            self.chain.write(Sge { address, bytes: r.length, key: region.mr.lkey }, to, None, signal);
-            region.used = self.chain.written;
+            self.chain.write(Sge { address, bytes: r.length, key: region.lkey }, to, None, signal);
+            (region.used, region.last) = (self.chain.written, sequence + 1);
             return Ok((PLACED_FLAG, record));
         }
         let short = r.length as usize <= SHORT;
@@ -261,7 +267,7 @@ impl VerbsLink {
             let mut payload = [0; SHORT];
             let payload = &mut payload[..r.length as usize];
             self.window.read(offset, payload);
-            slot::pack(&self.outbox[first..first + SLOT_WORDS], payload, sequence, self.out_log);
+            slot::pack(&self.outbox[first..first + SLOT_WORDS], payload, cursor, self.out_log);
             return Ok((SHORT_FLAG, slot_bytes(payload.len())));
         }
         let places = &self.peer_places;
@@ -272,10 +278,10 @@ impl VerbsLink {
 
     /// Writes the record of a message to the peer, out of its slot of the outbox.
     #[inline]
-    pub(super) fn post_record(&mut self, sequence: u64, bytes: usize, imm: Option<u32>) {
-        let index = sequence as usize & (self.last_wr.len() - 1);
+    pub(super) fn post_record(&mut self, cursor: u64, bytes: usize, imm: Option<u32>) {
+        let index = cursor as usize & (self.last_wr.len() - 1);
         let first = abi::PUSHGATE_PAGE as usize / 8 + index * SLOT_WORDS;
-        let slot = (sequence & ((1 << self.out_log) - 1)) as usize * SLOT_BYTES;
+        let slot = (cursor & ((1 << self.out_log) - 1)) as usize * SLOT_BYTES;
         let to = self.at_inbox(self.peer_layout.slots + slot);
         self.chain.write(self.outbox(first, bytes), to, imm, false);
         self.last_wr[index] = self.chain.written;
@@ -289,10 +295,10 @@ impl VerbsLink {
             && held.payload <= self.chain.done
             && self.chain.has_room(1 + CONTROL_WRS as usize)
         {
-            let Held { sequence, bytes, .. } = *held;
+            let Held { cursor, bytes, .. } = *held;
             self.held.pop_front();
             let imm = self.notify_imm();
-            self.post_record(sequence, bytes, imm);
+            self.post_record(cursor, bytes, imm);
         }
     }
 

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use pushgate_driver_shim::record::{Opcode, Record};
 
-use super::super::inbox::{OF_DEVICE, REGION_WORDS};
-use super::super::objects::{Mr, REMOTE_WRITE, SEND_ONLY};
+use super::super::inbox::REGION_WORDS;
+use super::super::next::Region;
 use super::ending::Ending;
 use super::{OwnRegion, VerbsLink};
 use crate::link::{Link, OwnRegions, PeerMemory, Receives, RegionSends};
@@ -14,7 +14,8 @@ use crate::region::RegionMemory;
 
 impl Receives for VerbsLink {
     fn offered_receives(&self) -> Option<bool> {
-        Some(self.tells_receives)
+        // Over rails a SEND lands beside the buffers, and the receiver moves it.
+        (!self.rail).then_some(self.tells_receives)
     }
 
     fn knows_receives(&self) -> bool {
@@ -44,7 +45,7 @@ impl OwnRegions for VerbsLink {
         if !self.regions.contains_key(&r.place) {
             return RegionSends::No("the source region is not registered with the RDMA device");
         }
-        if r.length > self.rc.pd.device.longest_message() {
+        if r.length > self.device.longest_message() {
             return RegionSends::No(
                 "the payload is longer than the RDMA device's longest message (max_msg_sz of ibv_devinfo -v): \
                  send it in pieces",
@@ -85,28 +86,23 @@ impl OwnRegions for VerbsLink {
     }
 
     fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
-        let pd = &self.rc.pd;
-        let access = if self.regions_written { REMOTE_WRITE } else { SEND_ONLY };
-        let made = match memory {
-            RegionMemory::Host { address, .. } => {
-                // SAFETY: a caller that adds a region promises that it stays mapped and free of
-                // references until it is removed, which drops this.
-                unsafe { Mr::new(pd, "a region", *address, bytes as usize, access) }
-                    .map(|mr| (*address as u64, 0, mr))
-            }
-            RegionMemory::Device { address, exported: Some(exported) } => {
-                // SAFETY: as above, of the device's memory.
-                unsafe { Mr::of_device(pd, *address, bytes as usize, exported, access) }
-                    .map(|mr| (*address, OF_DEVICE, mr))
-            }
+        let what = Region { key, memory: memory.clone(), bytes };
+        if matches!(memory, RegionMemory::Device { exported: None, .. }) {
             // A copy engine brings it there.
-            RegionMemory::Device { exported: None, .. } => return,
+            return;
+        }
+        let address = what.place().0;
+        let region = |what, lkey, mr| OwnRegion { what, address, lkey, mr, used: 0, last: 0, before: 0 };
+        let Some(rc) = self.rc.as_ref().filter(|_| !self.is_renewing()) else {
+            // The next link registers it.
+            self.regions.insert(key, region(what, 0, None));
+            return self.publish(key, [0; REGION_WORDS]);
         };
-        match made {
-            Ok((address, of_device, mr)) => {
-                let id = key as u64;
-                let entry = [id | of_device, address, bytes, id << 32 | mr.rkey as u64];
-                self.regions.insert(key, OwnRegion { address, mr, used: 0 });
+        match what.register(&rc.pd, self.regions_written) {
+            Ok(None) => {}
+            Ok(Some(mr)) => {
+                let entry = what.entry(mr.rkey);
+                self.regions.insert(key, region(what, mr.lkey, Some(mr)));
                 self.publish(key, entry);
             }
             // Payload for it lands in the mirror and is moved from there.
@@ -114,8 +110,12 @@ impl OwnRegions for VerbsLink {
         }
     }
 
-    fn region_in_use(&mut self, key: u32, _received: u64) -> bool {
+    fn region_in_use(&mut self, key: u32, received: u64) -> bool {
         let Some(region) = self.regions.get(&key) else { return false };
+        // A thread registers it, or messages out of it are posted again.
+        if self.is_registering() || region.before > received {
+            return true;
+        }
         // That the peer has the message is not enough: until its acknowledgement is here
         // the device may send it once more.
         let used = region.used > self.chain.done && self.ending != Ending::Stopped;
@@ -132,6 +132,7 @@ impl OwnRegions for VerbsLink {
 
     fn remove_region(&mut self, key: u32) {
         if self.regions.remove(&key).is_some() {
+            self.forget_region(key);
             self.publish(key, [0; REGION_WORDS]);
         }
     }
@@ -145,8 +146,12 @@ impl OwnRegions for VerbsLink {
     }
 
     fn regions_told(&self) -> bool {
-        // Who is gone needs no answer.
-        self.health.is_over() || self.publish.is_empty() && self.publish_wr <= self.chain.done
+        // Who is gone needs no answer. A peer that comes back is told with the next link, or over it.
+        let gone = self.health.is_over() && !self.recovers || self.health.is_deserted();
+        gone || !self.is_renewing()
+            && !self.health.is_over()
+            && self.publish.is_empty()
+            && self.publish_wr <= self.chain.done
     }
 }
 

@@ -1,0 +1,125 @@
+//! How an endpoint goes on in place of one whose engine died, with the program's memory and what its journal says.
+//!
+//! Nothing is known of what the dead engine had sent and the peer has not retired. So this end gives the link up, whatever
+//! its epoch, and meets the peer over the next one. The peer says how many messages it has accepted; their WQEs, which lie
+//! in the work segment until their credit returns, are read and counted without being posted. The WQEs behind them are
+//! posted by the ordinary path.
+
+#[cfg(test)]
+mod tests;
+
+use pushgate_core::journal::Broken;
+use pushgate_core::recovery::Patience;
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{Malformed, Record};
+
+use super::{Endpoint, Mailbox, SendFrame, Stands};
+use crate::connect::{Connect, Incarnation};
+use crate::gate::Gate;
+use crate::inbound::Inbound;
+use crate::journal::{Journal, Kept};
+use crate::link::LinkDown;
+use crate::memory::Mapped;
+use crate::outbound::{Next, Outbound};
+use crate::ring::{Found, Look};
+use crate::session::{Session, Status};
+use crate::staging::Staging;
+
+impl Endpoint {
+    /// Keeps in `session`, which is zeroed and has [`SESSION_BYTES`](crate::journal::SESSION_BYTES), what an engine needs
+    /// that goes on if this one dies. For endpoints whose links are replaced and whose receives name no buffers; has no
+    /// effect on others.
+    pub fn with_journal(mut self, session: impl Into<Mapped>) -> Self {
+        let recovering = self.recovering.as_ref().filter(|_| !self.options.posted_receives);
+        self.journal = recovering.map(|r| Journal::new(session, r.epoch()));
+        self
+    }
+
+    /// Goes on where an engine died that had kept a journal in `session` ([`Endpoint::with_journal`]). `ends` are the two
+    /// incarnations that have met, this end's first. The endpoint was made over the same memory, but for a link segment
+    /// that nobody has seen. That engine's process must have ended.
+    ///
+    /// Nothing moves before [`Endpoint::begin_again`].
+    pub fn resumed(
+        mut self,
+        session: impl Into<Mapped>,
+        ends: [Incarnation; 2],
+        patience: Patience,
+        mailbox: Mailbox,
+        send: SendFrame,
+    ) -> Result<Self, Broken> {
+        let broken = |why: &str| Broken(why.into());
+        if self.options.posted_receives {
+            return Err(broken("receives that name buffers are not kept"));
+        }
+        let (journal, Kept { epoch, sent, taken }) = Journal::resumed(session, self.geometry.signals)?;
+        let (status, delivered) = self.control.resume(sent.completions);
+        if Status::from_word(status).is_some() {
+            return Err(broken("it has ended"));
+        }
+        let [own, peer] = ends;
+        let connect = Connect::joined(own, peer, epoch).ok_or_else(|| Broken(format!("epoch {epoch}")))?;
+
+        let g = &self.geometry;
+        let staging = Staging::resumed(g.slots_log, g.window_log, &sent);
+        let gate = Gate::resumed(1 << self.peer_geometry.rx_log, self.here.qp.budget(), sent.sends);
+        // A count that is too great would only keep the program's own device waiting.
+        let delivered = delivered.clamp(sent.slots, sent.slots + (1 << g.slots_log));
+        self.outbound = Outbound::resumed(staging, gate, delivered);
+        self.session = Session::resumed(self.session.epoch(), sent.messages);
+        self.sends = sent.sends;
+        let shown = |at| match self.control.shown(at) {
+            Look::Ready(words) => Some(words),
+            Look::Empty | Look::Torn => None,
+        };
+        self.inbound = Inbound::resumed(self.inbound.rules(), &taken, self.work.consumed(), shown)?;
+
+        // What that engine may not have got to: the signal grows or stays, and the credit is what the journal says.
+        if let Some((index, value)) = taken.signal {
+            self.control.signal(index, value & abi::PUSHGATE_DATA_MASK);
+        }
+        self.control.credit(self.outbound.staging().credit_word());
+        self = self.with_recovery(connect, patience, mailbox, send);
+        let r = self.recovering.as_mut().ok_or_else(|| broken("its link can't be made anew"))?;
+        r.rebuilds = true;
+        (self.journal, self.stands) = (Some(journal), Stands::Down);
+        Ok(self)
+    }
+
+    /// Begins to meet the peer again, for an endpoint that was [`Endpoint::resumed`] and has its regions. Does nothing to
+    /// any other.
+    pub fn begin_again(&mut self) {
+        let lost = LinkDown::Failed { cause: abi::PUSHGATE_DOWN_RETRY, by_peer: true };
+        let (now, status) = (self.now, lost.status(self.rank(), self.peer()));
+        if let Some(r) = self.recovering.as_mut().filter(|r| r.rebuilds) {
+            r.connect.link_down(status, now);
+            self.perform();
+        }
+    }
+
+    /// Reads the WQEs of the messages before the first `accepted` ones that were not given back. False if the queue pair has
+    /// ended for that.
+    pub(super) fn rebuild(&mut self, accepted: u64) -> bool {
+        while self.outbound.staging().messages() < accepted {
+            let found = match self.outbound.next() {
+                Next::Slot(slot) => self.work.look_into(slot, self.outbound.words()),
+                Next::Full | Next::Held => Found::Empty,
+            };
+            let record = match found {
+                Found::Ready => self.outbound.record(),
+                Found::Torn => Err(Malformed::Lap),
+                Found::Empty => {
+                    let sent = self.outbound.staging().messages();
+                    let why = format!("it says that it has accepted {accepted} messages of {sent}");
+                    self.violated(&why);
+                    return false;
+                }
+            };
+            if let Err(e) = record.and_then(|r: Record| self.outbound.was_posted(&r)) {
+                self.refuse(&e);
+                return false;
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,198 @@
+//! What takes long of the next link over RDMA: the old link's objects go, new ones are made, and the queue pair gets ready to
+//! receive. All of it happens beside the engine, for each step is one or more calls of the kernel.
+//!
+//! A link has a protection domain of its own, so no key of an earlier link is good for anything. The memory stays where it is,
+//! for devices have it mapped; it is registered again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_rdma_core_sys as sys;
+use serde::{Deserialize, Serialize};
+
+use super::VerbsError;
+use super::config::chosen_gid;
+use super::device::Device;
+use super::gid::GidEntry;
+use super::inbox::{InboxLayout, OF_DEVICE, REGION_WORDS, clear};
+use super::objects::{Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
+use super::offer::{Offer, Places};
+use super::sending::Source;
+use super::setup::{OwnEnd, register_inbound, register_outbox};
+use super::states::{PeerQp, first_packet};
+use crate::memory::Words;
+use crate::region::RegionMemory;
+
+/// What an end tells the peer of its next link.
+#[derive(Serialize, Deserialize)]
+pub(super) struct NextOffer {
+    pub(super) offer: Offer,
+    /// Entries of the peer's table of this end's regions, with the keys of the next link.
+    pub(super) regions: Vec<[u64; REGION_WORDS]>,
+}
+
+/// A region of this end as it is registered for each link.
+#[derive(Clone)]
+pub(super) struct Region {
+    pub(super) key: u32,
+    pub(super) memory: RegionMemory,
+    pub(super) bytes: u64,
+}
+
+impl Region {
+    /// Its address as the device names it, and the flags of its entry.
+    pub(super) fn place(&self) -> (u64, u64) {
+        match &self.memory {
+            RegionMemory::Host { address, .. } => (*address as u64, 0),
+            RegionMemory::Device { address, .. } => (*address, OF_DEVICE),
+        }
+    }
+
+    /// Registers it; `None` for memory that no RDMA device reaches. `written`: the peer's device may write there.
+    pub(super) fn register(&self, pd: &Arc<Pd>, written: bool) -> Result<Option<Mr>, VerbsError> {
+        let access = if written { REMOTE_WRITE } else { SEND_ONLY };
+        let bytes = self.bytes as usize;
+        match &self.memory {
+            // SAFETY: a caller that adds a region promises that it stays mapped and free of
+            // references until it is removed, which drops the registration.
+            RegionMemory::Host { address, .. } => unsafe { Mr::new(pd, "a region", *address, bytes, access) },
+            RegionMemory::Device { address, exported: Some(exported) } => {
+                // SAFETY: as above, of the device's memory.
+                unsafe { Mr::of_device(pd, *address, bytes, exported, access) }
+            }
+            // A copy engine brings it there.
+            RegionMemory::Device { exported: None, .. } => return Ok(None),
+        }
+        .map(Some)
+    }
+
+    /// Its entry of the peer's table, with the key of a registration.
+    pub(super) fn entry(&self, rkey: u32) -> [u64; REGION_WORDS] {
+        let (id, (address, flags)) = (self.key as u64, self.place());
+        [id | flags, address, self.bytes, id << 32 | rkey as u64]
+    }
+}
+
+/// The registrations of a link's own memory.
+pub(super) struct Registered {
+    pub(super) window: Mr,
+    pub(super) outbox: Mr,
+    pub(super) mirror: Mr,
+    pub(super) inbox: Mr,
+}
+
+/// The objects of a link. Dropping them destroys the queue pair, then takes the registrations back.
+pub(super) struct Objects {
+    pub(super) _rc: Option<Rc>,
+    pub(super) _registered: Option<Registered>,
+    pub(super) regions: BTreeMap<u32, Mr>,
+}
+
+/// The memory of an end, which outlives its links.
+pub(super) struct Kept {
+    pub(super) end: OwnEnd,
+    pub(super) source: Source,
+    pub(super) outbox: Arc<SharedMemory>,
+    pub(super) mirror: Arc<SharedMemory>,
+    pub(super) inbox: Arc<SharedMemory>,
+    pub(super) regions_written: bool,
+}
+
+/// The next link, with its queue pair in INIT or a later state.
+pub(super) struct Made {
+    // The queue pair goes before the registrations.
+    pub(super) rc: Rc,
+    pub(super) registered: Registered,
+    pub(super) regions: BTreeMap<u32, Mr>,
+    pub(super) gid: GidEntry,
+    pub(super) psn: u32,
+}
+
+impl Made {
+    pub(super) fn into_objects(self) -> Objects {
+        Objects { _rc: Some(self.rc), _registered: Some(self.registered), regions: self.regions }
+    }
+
+    /// Where the peer may write.
+    pub(super) fn places(&self, kept: &Kept) -> Places {
+        let address = |m: &SharedMemory| m.as_ptr().as_ptr() as u64;
+        Places {
+            mirror: address(&kept.mirror),
+            mirror_key: self.registered.mirror.rkey,
+            inbox: address(&kept.inbox),
+            inbox_key: self.registered.inbox.rkey,
+        }
+    }
+}
+
+/// What the making of a link begins with.
+pub(super) struct Begin {
+    pub(super) kept: Arc<Kept>,
+    pub(super) device: Arc<Device>,
+    pub(super) gid: GidEntry,
+    /// The objects of the link that broke, and of an attempt that was given up.
+    pub(super) old: Vec<Objects>,
+    pub(super) inbox: (Words, InboxLayout),
+    pub(super) regions: Vec<Region>,
+    /// Nobody waits for the link any more.
+    pub(super) cancelled: Arc<AtomicBool>,
+}
+
+impl Begin {
+    /// Lets the old objects go, then makes the link.
+    pub(super) fn make(self) -> Result<Made, VerbsError> {
+        let Begin { kept, device, gid, old, inbox, regions, cancelled } = self;
+        // First: nothing of an earlier link may touch the memory once the peer hears of this one.
+        drop(old);
+        clear(&inbox.0, &inbox.1);
+        let device = device.as_now()?;
+        // A look at one entry: the whole table takes hundreds of files.
+        let gid = if device.has(&gid) { gid } else { chosen_gid(&device, &kept.end.config)? };
+        let psn = first_packet();
+        let rc = kept.end.queue_pair(&device)?;
+        let pd = &rc.pd;
+        let outbox = register_outbox(pd, &kept.outbox)?;
+        let [mirror, inbox] = register_inbound(pd, &kept.mirror, &kept.inbox)?;
+        let registered = Registered { window: kept.source.register(pd)?, outbox, mirror, inbox };
+        let mut keys = BTreeMap::new();
+        for region in &regions {
+            // Relaxed: the flag orders no other memory.
+            if cancelled.load(Ordering::Relaxed) {
+                break;
+            }
+            if let Some(mr) = region.register(pd, kept.regions_written)? {
+                keys.insert(region.key, mr);
+            }
+        }
+        kept.end.states(&rc, &gid, psn).initialise(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0)?;
+        Ok(Made { rc, registered, regions: keys, gid, psn })
+    }
+}
+
+/// What getting ready to receive takes.
+pub(super) struct Ready {
+    pub(super) kept: Arc<Kept>,
+    pub(super) made: Made,
+    pub(super) remote: PeerQp,
+    /// As an `ibv_mtu`.
+    pub(super) mtu: u32,
+    /// Receives that the peer may count on.
+    pub(super) receives: u32,
+}
+
+impl Ready {
+    /// Posts the receives and moves the queue pair to RTR. The objects come back though that failed.
+    pub(super) fn make(self) -> (Made, Result<(), VerbsError>) {
+        let Ready { kept, made, remote, mtu, receives } = self;
+        let posted = made.rc.post_receives(receives).map_err(|error| VerbsError::Call {
+            what: "posting receives".into(),
+            error,
+            remedy: String::new(),
+        });
+        let states = kept.end.states(&made.rc, &made.gid, made.psn);
+        let ready = posted.and_then(|()| states.ready_to_receive(&remote, sys::ibv_mtu(mtu)));
+        (made, ready)
+    }
+}

@@ -1,0 +1,218 @@
+//! Two endpoints whose messages are striped over two simulated devices, one of which fails.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_driver_shim::window::Window;
+use pushgate_tests::hang;
+
+use super::VerbsError;
+use super::config::Config;
+use super::simulated::Sim;
+use super::simulated_tests::{End, GEOMETRY, Random, STRIPES, check_signal, ends, memory, words};
+use crate::connect::{Incarnation, Met, Opening, Prepared, RailFrames, RailsOpening, Reopen};
+use crate::endpoint::Mailbox;
+use crate::link::Link;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Both ends of a queue pair with a link over each of these devices.
+fn pair(sims: &[Sim; 2], config: &Config, failed: &Arc<AtomicUsize>) -> [End; 2] {
+    let devices = [0, 1].map(|i| sims[i].device.clone());
+    let windows = [0, 1].map(|rank| memory("window", Geometry { rank, ..GEOMETRY }.window_bytes()));
+    let mut allocate = |name: &str, bytes: usize| SharedMemory::builder(name, bytes).create();
+    let openings = [0, 1].map(|rank: u32| {
+        let window: Arc<dyn Window> = windows[rank as usize].clone();
+        let geometry = Geometry { rank, ..GEOMETRY };
+        Opening::Rails(RailsOpening::new(&devices, config, geometry, &window, &mut allocate).unwrap())
+    });
+    let [to_b, to_a] = openings.each_ref().map(|opening| opening.offer((), &[]).unwrap());
+    let [a, b] = openings;
+    let a: Prepared = a.prepare::<()>(1, to_a, 0, &mut allocate).unwrap().0;
+    let b: Prepared = b.prepare::<()>(0, to_b, 0, &mut allocate).unwrap().0;
+    let places = [b.places(), a.places()];
+    let mailboxes = [Mailbox::default(), Mailbox::default()];
+    let one = Incarnation::MIN;
+    let (mut links, mut mirrors): (Vec<Box<dyn Link>>, Vec<_>) = Default::default();
+    for (rank, (prepared, places)) in [a, b].into_iter().zip(places).enumerate() {
+        let Met::Rails(mut met) = prepared.meet(&places).unwrap() else { panic!("over several devices") };
+        let to = mailboxes[1 - rank].clone();
+        let send = Box::new(move |frame| _ = to.put(frame));
+        let channel = RailFrames { own: one, peer: one, mailbox: mailboxes[rank].clone(), send };
+        let reopen = reopen(sims, failed.clone());
+        let allocate = |name: &str, bytes: usize| SharedMemory::builder(name, bytes).create();
+        met.shortest = 64;
+        mirrors.push(met.mirror.clone());
+        links.push(Box::new(met.join(channel, reopen, Box::new(allocate), PATIENCE, 1)));
+    }
+    let mirrors = mirrors.try_into().expect("two ends");
+    ends(links, windows, mirrors, config.posted_receives, || sims.iter().for_each(work))
+}
+
+/// Opens the devices again, but for those that have failed: from the one of this number on.
+fn reopen(sims: &[Sim; 2], failed: Arc<AtomicUsize>) -> Reopen {
+    let devices = [0, 1].map(|i| sims[i].device.clone());
+    Box::new(move |rail| match rail >= failed.load(Ordering::Relaxed) {
+        true => Err(VerbsError::PortDown { device: "mock0".into(), port: 1 }),
+        false => Ok(devices[rail].clone()),
+    })
+}
+
+fn work(sim: &Sim) {
+    while sim.complete(0) {}
+}
+
+/// Number and words of each PUT to a stripe of the region, by sender.
+type Puts = [[Vec<(u64, usize)>; STRIPES]; 2];
+
+/// Posts a message from end `i`, if there is room.
+fn posts(ends: &mut [End; 2], i: usize, key: u32, random: &mut Random, puts: &mut Puts) -> bool {
+    let (before, last, state) = (ends[i].posted, ends[i].last, random.0);
+    ends[i].post(key, random);
+    if ends[i].posted == before {
+        return false;
+    }
+    let put = (0..STRIPES).find(|stripe| ends[i].last[*stripe] != last[*stripe]);
+    put.into_iter().for_each(|stripe| puts[i][stripe].push((before + 1, words(state))));
+    true
+}
+
+/// What becomes of the second device, or of both.
+#[derive(Clone, Copy, PartialEq)]
+enum Fate {
+    Works,
+    Fails,
+    /// It fails, and works again later.
+    ComesBack,
+    /// Both fail, and work again later.
+    BothComeBack,
+}
+
+/// One run. `seed` decides what is posted, what the devices do, and when the second one fails.
+fn any_order(seed: u64, fate: Fate) {
+    let (breaks, failed) = (fate != Fate::Works, Arc::new(AtomicUsize::new(2)));
+    let sims = [Sim::new(), Sim::new()];
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    // Simulated time passes faster than the simulated devices work.
+    let config = Config { path_timeout: 0, ..Config::default() };
+    let mut ends = pair(&sims, &config, &failed);
+    let keys = [ends[0].key, ends[1].key];
+    let mut puts = Puts::default();
+    let (mut messages, mut quiet, mut now) = (60, 0, 0);
+    let fails_at = if breaks { 10 + random.next() % 45 } else { 0 };
+    while quiet < 400 {
+        let (i, j) = if random.next().is_multiple_of(2) { (0, 1) } else { (1, 0) };
+        quiet += 1;
+        match random.next() % 8 {
+            0 if messages > 0 => {
+                if posts(&mut ends, i, keys[j], &mut random, &mut puts) {
+                    (messages, quiet) = (messages - 1, 0);
+                    if messages == fails_at && breaks {
+                        // Whatever is on its way there never completes.
+                        let first = usize::from(fate != Fate::BothComeBack);
+                        failed.store(first, Ordering::Relaxed);
+                        for sim in &sims[first..] {
+                            sim.break_one();
+                            sim.silence();
+                            sim.expire();
+                            sim.drains();
+                        }
+                    }
+                }
+            }
+            1 | 2 => {
+                // Time for what watches a sign of failure before it counts.
+                now += 3_000_000;
+                ends[i].now = now;
+                ends[i].poll();
+            }
+            7 => quiet = if sims[random.next() % 2].complete(random.next()) { 0 } else { quiet },
+            _ => quiet = if sims[random.next() % 2].place(random.next()) { 0 } else { quiet },
+        }
+        let [a, b] = &mut ends;
+        a.take(b);
+        b.take(a);
+        check_signal(a, &puts[1]);
+        check_signal(b, &puts[0]);
+    }
+    let (mut turns, begin, before) = (0, Instant::now(), sims[1].completions());
+    // What was posted arrives, and the device that works again carries more than a few control writes.
+    let mut awaited = matches!(fate, Fate::ComesBack | Fate::BothComeBack);
+    let mut marked = false;
+    while turns < 400 || awaited || ends.iter().any(|end| end.taken < end.sends.len()) {
+        assert!(
+            begin.elapsed() < hang(),
+            "seed {seed}: the rail does not come back, or a message does not arrive"
+        );
+        turns += 1;
+        if turns > 100 {
+            // The thread that makes the next link works in real time, and other tests want the processor.
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        // The last message of each end: behind it all have arrived.
+        if !awaited && turns > 300 && !marked {
+            marked = ends.iter_mut().all(End::posts_its_last);
+        }
+        if awaited && turns == 100 {
+            sims.iter().for_each(Sim::speaks);
+            failed.store(2, Ordering::Relaxed);
+        } else if awaited && turns > 100 {
+            posts(&mut ends, 0, keys[1], &mut random, &mut puts);
+            awaited = sims[1].completions() < before + 50;
+            turns = turns.min(200);
+        }
+        sims.iter().for_each(work);
+        now += 3_000_000;
+        for end in &mut ends {
+            end.now = now;
+            end.poll();
+        }
+        let [a, b] = &mut ends;
+        a.take(b);
+        b.take(a);
+    }
+    assert!(marked, "seed {seed}: no room for a last message");
+    sims.iter().for_each(Sim::drains);
+    for i in [0, 1] {
+        let (end, peer) = (&ends[i], &ends[1 - i]);
+        assert_eq!((end.endpoint.status(), end.device.status()), (None, None), "seed {seed}");
+        assert_eq!(end.taken, end.sends.len(), "seed {seed}: SENDs that did not arrive");
+        for (stripe, puts) in puts[i].iter().enumerate() {
+            for (at, word) in peer.stripe(stripe).iter().enumerate() {
+                let last = puts.iter().rev().find(|(_, n)| at < *n).map_or(0, |p| p.0);
+                assert_eq!(*word, last, "seed {seed}: stripe {stripe}, word {at} at the end");
+            }
+        }
+    }
+}
+
+#[test]
+fn p3_p6_stripes_over_two_devices_that_place_in_any_order_make_whole_messages_in_order() {
+    for seed in 1..25 {
+        any_order(seed, Fate::Works);
+    }
+}
+
+#[test]
+fn p6_what_a_device_that_fails_still_owes_goes_over_the_other_one() {
+    for seed in 1..25 {
+        any_order(seed, Fate::Fails);
+    }
+}
+
+#[test]
+fn p6_both_devices_fail_and_carry_stripes_again_once_they_work() {
+    for seed in 1..13 {
+        any_order(seed, Fate::BothComeBack);
+    }
+}
+
+#[test]
+fn p6_a_device_that_works_again_carries_stripes_again() {
+    for seed in 1..13 {
+        any_order(seed, Fate::ComesBack);
+    }
+}

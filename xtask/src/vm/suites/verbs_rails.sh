@@ -1,0 +1,78 @@
+# Two soft-RoCE devices on links of their own, as rails of each queue pair.
+for n in 0 1; do
+    dummy "r$n" "10.9.2$n.1/24" && rxe "rxer$n" "r$n" || fail "no device rxer$n"
+done
+
+rails() {
+    run 240 "$EXAMPLE_ALLREDUCE" --json --out-of-place --device cpu --qp verbs --ib-dev "$@"
+}
+
+# carried BEFORE0 BEFORE1: prints what each device has sent since.
+carried() {
+    echo "-- packets: rxer0 $(($(counter rxer0 sent_pkts) - $1)), rxer1 $(($(counter rxer1 sent_pkts) - $2))"
+}
+
+for imm in --no-imm=false --no-imm; do
+    a=$(counter rxer0 sent_pkts) b=$(counter rxer1 sent_pkts)
+    rails rxer0,rxer1 --ranks 2 --size 1M --iters 2 "$imm"
+    verified
+    carried "$a" "$b"
+    [ "$(counter rxer0 sent_pkts)" -gt $((a + 100)) ] || fail "rxer0 carries nothing"
+    [ "$(counter rxer1 sent_pkts)" -gt $((b + 100)) ] || fail "rxer1 carries nothing"
+done
+# Receivers that post late, and then practically one receive at a time.
+rails rxer0,rxer1 --ranks 3 --size 128K --iters 1 --receives 2 --slice 4K --late-ms 30
+verified
+stalled
+
+# A rail's port goes down in the middle of a run: the other rail carries the rest.
+falls() {
+    until [ "$(counter rxer1 sent_pkts)" -gt "$1" ]; do sleep 0.1; done
+    ip link set r1 down
+    counter rxer1 sent_pkts >/tmp/down
+}
+falls $(($(counter rxer1 sent_pkts) + 2000)) &
+PUSHGATE_LOG=info rails rxer0,rxer1 --ranks 2 --size 256K --iters 70
+verified
+[ -s /tmp/down ] || fail "the run ended before the port went down"
+says 'a rail broke'
+[ "$(counter rxer1 sent_pkts)" = "$(cat /tmp/down)" ] || fail "packets over a port that is down"
+
+# It comes up again with another address: the rail comes back by itself.
+ip link set r1 up
+falls_and_comes_back() {
+    falls "$1"
+    until [ "$(counter rxer0 sent_pkts)" -gt "$2" ]; do sleep 0.1; done
+    ip address delete 10.9.21.1/24 dev r1
+    ip address add 10.9.31.1/24 dev r1
+    ip link set r1 up
+    now >/tmp/up
+}
+rm -f /tmp/up
+falls_and_comes_back $(($(counter rxer1 sent_pkts) + 2000)) $(($(counter rxer0 sent_pkts) + 5000)) &
+PUSHGATE_LOG=info rails rxer0,rxer1 --ranks 2 --size 256K --iters 150
+verified
+[ -s /tmp/up ] || fail "the run ended before the port came up"
+says 'the rail carries again'
+after=$(($(counter rxer1 sent_pkts) - $(cat /tmp/down)))
+echo "-- rxer1 sent $after packets behind its return"
+[ "$after" -gt 500 ] || fail "the rail that came back carries nothing"
+
+# Chaos over both: it breaks the links of one rail and the other.
+PUSHGATE_QP=verbs PUSHGATE_TIMEOUT=$(stretched 120000) PUSHGATE_RECOVER=$(stretched 60000) \
+    run 300 "$BIN_PUSHGATE" chaos --json --seconds 12 --every 1s --seed 7 --device cpu --ib-dev rxer0,rxer1 --ack-timeout 20
+[ "$code" = 0 ] || fail "chaos over two rails"
+last=$(tail -n 1 /tmp/out)
+for word in '"lost":0,' '"doubled":0,' '"wrong":0}'; do
+    case $last in *"$word"*) ;; *) fail "its last line has no $word" ;; esac
+done
+
+# A list that one end does not have, and names that are not there.
+rails rxer0,nosuch --ranks 2 --size 64K --iters 1
+[ "$code" != 0 ] || fail "a device that is not there"
+says 'RDMA device nosuch is not there'
+
+for n in 0 1; do
+    timeout "$(stretched 60)" rdma link delete "rxer$n" || fail "rxer$n can't be removed"
+    timeout "$(stretched 60)" ip link delete "r$n" || fail "r$n can't be removed"
+done
