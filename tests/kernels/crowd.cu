@@ -98,6 +98,55 @@ PUSHGATE_KERNEL(crowd_sink, crowd_params)
 	}
 }
 
+// Words of a message in variables of the thread, or in shared memory of the block.
+static constexpr u32 own_most = 64;
+
+// One thread sends each message once out of its own variables and once out of shared memory.
+PUSHGATE_KERNEL(own_push, crowd_params)
+{
+	queue_pair qp(*reinterpret_cast<const pushgate_qp *>(p.qp));
+	u64 mine[own_most], *shared = static_cast<u64 *>(shared_memory());
+	status s = status::ok;
+	for (u64 i = 0; i < p.each && s == status::ok; i++) {
+		u64 *data = i % 2 ? shared : mine;
+		u32 n = 1 + (u32)(i % p.most);
+		for (u32 j = 0; j < n; j++)
+			data[j] = word(1, i, j);
+		s = send(qp, data, n * 8, (u32)i);
+	}
+	if (s == status::ok)
+		s = flush(qp);
+	reinterpret_cast<u64 *>(p.result)[0] = (u64)s;
+}
+
+// One thread copies each message into its own variables or into shared memory, and checks it there.
+PUSHGATE_KERNEL(own_sink, crowd_params)
+{
+	queue_pair qp(*reinterpret_cast<const pushgate_qp *>(p.qp));
+	u64 mine[own_most], *shared = static_cast<u64 *>(shared_memory());
+	u64 *result = reinterpret_cast<u64 *>(p.result), got = 0, wrong = 0;
+	status s = status::ok;
+	message m;
+	for (; got < p.each; got++) {
+		s = recv(qp, m);
+		if (s != status::ok)
+			break;
+		u64 *data = got / 2 % 2 ? shared : mine;
+		u32 n = 1 + (u32)(got % p.most);
+		bool right = m.tag == got && m.length == n * 8;
+		if (right)
+			copy_out(data, m);
+		for (u32 j = 0; right && j < n; j++)
+			right = data[j] == word(1, got, j);
+		wrong += !right;
+		release(qp);
+	}
+	result[0] = (u64)s;
+	result[1] = got;
+	result[2] = wrong;
+	qp.close();
+}
+
 struct completions_params {
 	u64 qp;	    // pushgate_qp
 	u64 seen;   // u64 for each work request, zero: its completions

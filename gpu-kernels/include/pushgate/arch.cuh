@@ -202,6 +202,10 @@ PUSHGATE_DEVICE void store_payload(u64x2 *p, u64x2 v)
 	asm volatile("st.global.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(v.x), "l"(v.y) : "memory");
 }
 
+// Whether `p` points into memory that all threads see, as load_payload and store_payload need: not into a thread's own
+// variables, nor into shared memory of a block.
+PUSHGATE_DEVICE bool is_global(const void *p) { return __isGlobal(p); }
+
 // Nanoseconds of a clock that all blocks share.
 PUSHGATE_DEVICE u64 clock_ns()
 {
@@ -387,6 +391,7 @@ template <order O = order::relaxed> inline u64 compare_and_swap(u64 *p, u64 expe
 inline u64 add_device(u64 *p, u64 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 inline u64x2 load_payload(const u64x2 *p) { return *p; }
 inline void store_payload(u64x2 *p, u64x2 v) { *p = v; }
+inline bool is_global(const void *) { return true; }
 
 inline u64 clock_ns()
 {

@@ -101,13 +101,14 @@ PUSHGATE_DEVICE u64x2 load_any(const u8 *src, u64 limit)
 
 // Copies `bytes` to `dst`, which is 16-byte aligned and a whole number of 16-byte units long: the
 // last store may write padding. `lanes` threads take part; this one is number `lane`. Each thread
-// has four loads in flight before its first store, which hides the latency of reading over a bus.
+// has four loads in flight before its first store, which hides the latency of reading over a bus. Bytes that are not
+// 16-byte aligned, or not in global memory, are loaded one by one.
 PUSHGATE_DEVICE void push_payload(void *dst, const void *src, u64 bytes, u32 lane, u32 lanes)
 {
 	u64x2 *d = static_cast<u64x2 *>(dst);
 	u64 whole = bytes / 16;
 	u64 i = lane;
-	if ((reinterpret_cast<unsigned long long>(src) & 15) == 0) {
+	if ((reinterpret_cast<unsigned long long>(src) & 15) == 0 && is_global(src)) {
 		const u64x2 *s = static_cast<const u64x2 *>(src);
 		for (; i + 3ull * lanes < whole; i += 4ull * lanes) {
 			u64x2 a = load_payload(s + i), b = load_payload(s + i + lanes);
@@ -131,7 +132,8 @@ PUSHGATE_DEVICE void push_payload(void *dst, const void *src, u64 bytes, u32 lan
 PUSHGATE_DEVICE void pull_payload(void *dst, const void *src, u64 bytes, u32 lane, u32 lanes)
 {
 	u64 whole = 0;
-	if (((reinterpret_cast<unsigned long long>(dst) | reinterpret_cast<unsigned long long>(src)) & 15) == 0) {
+	if (((reinterpret_cast<unsigned long long>(dst) | reinterpret_cast<unsigned long long>(src)) & 15) == 0 &&
+	    is_global(dst)) {
 		whole = bytes / 16;
 		push_payload(dst, src, whole * 16, lane, lanes);
 	}
@@ -156,7 +158,7 @@ struct send_wr {
 	u32 wr_id = 0;
 	u32 tag = 0;		       // send
 	u32 length = 0;		       // bytes
-	const void *payload = nullptr; // device address; null: room only (see batch)
+	const void *payload = nullptr; // any address that all threads of the scope can load from; null: room only (see batch)
 	u32 lkey = 0;		       // from_region
 	u64 local_offset = 0;	       // from_region, bytes
 	u32 rkey = 0;		       // put: region of the peer
@@ -907,7 +909,8 @@ template <class S = thread> PUSHGATE_DEVICE void release(queue_pair &qp, u32 cou
 	}
 }
 
-// Copies a received message to `dst`, which has room for m.length bytes.
+// Copies a received message to `dst`, which has room for m.length bytes: any memory that all threads of the scope can
+// store to.
 template <class S = thread> PUSHGATE_DEVICE void copy_out(void *dst, const message &m)
 {
 	if (m.is_inline) {

@@ -169,3 +169,24 @@ fn p4_what_a_slow_reader_holds_too_long_is_copied_out() {
         assert_eq!((c.dropped, c.refused), (0, 0));
     });
 }
+
+#[test]
+fn p3_messages_go_out_of_and_into_variables_of_a_thread_and_shared_memory_of_a_block() {
+    on_every_device(|device| {
+        let rig = Rig::new(device, &[]);
+        let pair = rig.pair(QpConfig { slots: Some(16), receives: Some(16), ..window(8192) });
+        let (each, most) = (400, 64);
+        let (sent, taken) = (rig.zeroed(32), rig.zeroed(32));
+        let params = |end: &End<'_>, result: &DeviceBuffer| {
+            [end.descriptor.addr(), 0, 0, result.addr(), 1, each, most]
+        };
+        let one = Launch::new(1, 1).shared_bytes(most as u32 * 8).cooperating();
+        let sink = pair[1].launch(&rig.crowd, "own_sink", one, params(&pair[1], &taken));
+        let push = pair[0].launch(&rig.crowd, "own_push", one, params(&pair[0], &sent));
+        finish(&push);
+        finish(&sink);
+        assert_eq!(status_name(read_words(&sent, 1)[0]), "ok");
+        let t = read_words(&taken, 3);
+        assert_eq!((status_name(t[0]), t[1], t[2]), ("ok", each, 0));
+    });
+}

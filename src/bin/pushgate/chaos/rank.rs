@@ -217,6 +217,8 @@ fn serve(comm: &Comm, context: &Context, ends: &Ends, is_done: impl Fn() -> Resu
         back.iter().try_for_each(say)?;
         if last.elapsed() >= SAY {
             last = Instant::now();
+            // A kernel that a fault of the device ended is an error here, and stores no status.
+            is_done()?;
             links = context.counters().map_or(links, |counters| counters.recovered);
             say(&Said::Moved { links, traffic: ends.traffic() })?;
         }
