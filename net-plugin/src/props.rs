@@ -91,10 +91,9 @@ impl Properties {
     /// These properties for a network to which NCCL may hand over GPU memory. `dma_buf`: as a
     /// dma-buf. `local`: some connections may be over `local`.
     ///
-    /// NCCL uses its LL128 protocol if it sees GPU and NIC at one switch, and its kernels then look
-    /// for lines of 128 bytes that arrive whole. An RDMA device that writes into the GPU's memory
-    /// behaves as NCCL expects of such a device; for copies by our kernel no document guarantees that.
-    /// So where some connection has those copies, as each over `local` has, the device has no place on PCIe.
+    /// NCCL uses its LL128 protocol, at all sizes that its model finds it good for, if it sees GPU and NIC at one switch. The
+    /// model does not know what copies by our kernel cost. So where some connection has those copies, as each over `local` has,
+    /// the device has no place on PCIe, and the tuner says for which sizes LL128 is taken (`tuning.rs`).
     ///
     /// Such connections also make it four devices, which share the port's rate: as many as a rank without an RDMA device has,
     /// because releases of NCCL after 2.30 may refuse ranks that differ in this (NCCL_IGNORE_NET_MISMATCH).

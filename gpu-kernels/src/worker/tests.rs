@@ -22,6 +22,7 @@ use crate::cuda::tests::no_gpu;
 use crate::error::DeviceError;
 use crate::executor::{Access, DeviceBuffer, Executor, Launch, Registration, Running, Stream, WaitOutcome};
 use crate::lock::lock;
+use crate::source::Source;
 use crate::{CpuExecutor, CudaExecutor};
 
 /// Held by each test: they measure time and spin, so only one runs at a time.
@@ -212,6 +213,70 @@ fn copies_of_any_length_and_alignment_are_exact() {
             }
         }
     });
+}
+
+/// Needs a GPU. NCCL's LL128 protocol takes a line of 128 bytes as a whole once the line's last word is there, while the pull that
+/// stores the line is still under way. A pull of whole lines must store each of them at once, whatever its length.
+#[test]
+fn p3_a_kernel_sees_lines_of_128_bytes_that_are_pulled_whole_or_not_at_all() {
+    const LINES: usize = 2048;
+    const BYTES: usize = LINES * 128;
+    let _one = lock(&ONE);
+    let executor = match CudaExecutor::new(0) {
+        Err(DeviceError::CudaUnavailable { reason }) => return no_gpu("lines of 128 bytes", &reason),
+        opened => Arc::new(opened.unwrap()) as Arc<dyn Executor>,
+    };
+    let module = executor.load_source(&Source::text("lines.cu", include_str!("lines.cu"))).unwrap();
+    // The same function as in lines.cu.
+    let word = |round: u64, line: usize, j: usize| match j {
+        15 => round,
+        _ => (round << 32 | line as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ j as u64,
+    };
+    for options in shapes(&executor) {
+        let rounds = 2000_u64;
+        let (worker, mut queue) = Worker::new(&executor, options).unwrap();
+        let memory = Memory::new(&executor, BYTES);
+        let result = executor.alloc(24).unwrap();
+        let stream = executor.stream().unwrap();
+        let limit = hang().as_nanos() as u64;
+        let params: Vec<u8> = [memory.device.addr(), LINES as u64, rounds, limit, result.addr()]
+            .into_iter()
+            .flat_map(u64::to_le_bytes)
+            .collect();
+        let shape = Launch::new(LINES as u32 / 4 / 8, 256);
+        // SAFETY: the parameters are those of the kernel, and what they name outlives the launch, which is waited for below.
+        let readers = unsafe { executor.launch(&stream, &module, "watch_lines", shape, &params) }.unwrap();
+        let mut random = Random(31);
+        for round in 1..=rounds {
+            for (i, w) in memory.host.words(0, BYTES / 8).iter().enumerate() {
+                w.store(word(round, i / 16, i % 16), Ordering::Relaxed);
+            }
+            // In messages of 1 to 512 lines, all under way at once.
+            let (mut at, mut tickets) = (0, Vec::new());
+            while at < BYTES {
+                let n = (128 << random.below(10)).min(BYTES - at);
+                let (device, host) = (memory.device.addr() + at as u64, memory.host_addr() + at as u64);
+                // SAFETY: within the buffers, which outlive the copies.
+                match unsafe { queue.post(Direction::Pull, device, host, n) } {
+                    Ok(ticket) => {
+                        tickets.push(ticket);
+                        at += n;
+                    }
+                    Err(PostError::Full { .. }) => tickets.drain(..).for_each(|t| finish(&mut queue, t)),
+                    Err(e) => panic!("{e}"),
+                }
+            }
+            tickets.drain(..).for_each(|t| finish(&mut queue, t));
+        }
+        assert!(matches!(readers.wait(Some(hang())).unwrap(), WaitOutcome::Done), "{worker:?}");
+        let mut said = [0; 24];
+        result.copy_to_host(&mut said).unwrap();
+        let [torn, seen, late] =
+            [0, 8, 16].map(|at| u64::from_le_bytes(said[at..at + 8].try_into().expect("eight bytes")));
+        println!("{}: {seen} lines seen of {}, {torn} torn", executor.name(), rounds * LINES as u64);
+        assert_eq!((torn, late), (0, 0), "{seen} lines seen");
+        assert!(seen > LINES as u64, "the readers saw the last round alone: {seen} lines");
+    }
 }
 
 /// Copies a number to the device and back, and checks it.

@@ -4,13 +4,19 @@
 #![allow(non_upper_case_globals)] // The symbol's name is NCCL's.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::OnceLock;
 
 use super::tables::{R, call, hot};
 use crate::log::{self, Logger};
+use crate::tuning::Protocols;
 use crate::{plugin, tuning};
 
 /// The protocol `NCCL_PROTO_LL`.
 const LL: usize = 0;
+/// The protocol `NCCL_PROTO_LL128`.
+const LL128: usize = 1;
+/// The algorithm `NCCL_ALGO_RING`.
+const RING: usize = 1;
 /// A cost, in microseconds, that is chosen only where there is nothing else. NCCL's own mark for a choice that is out, -1,
 /// does not do: NCCL 2.32 marks such choices elsewhere, and takes the least cost of the others, -1 too.
 const DEAR: f32 = 1e9;
@@ -61,15 +67,37 @@ unsafe impl Sync for TunerV5 {}
 // SAFETY: a constant table, which is never written.
 unsafe impl Sync for TunerV6 {}
 
-/// Makes the context of a communicator: its number of ranks, in place of an address.
+/// What the tuner knows of a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Known {
+    ranks: usize,
+    /// No two ranks are on one node, as NCCL sees it, so every connection goes over this plugin.
+    apart: bool,
+}
+
+impl Known {
+    /// As a context, in place of an address. Never zero, because a communicator has a rank.
+    fn to_word(self) -> usize {
+        self.ranks << 1 | usize::from(self.apart)
+    }
+
+    /// The context's meaning; `None` where the network is not ours.
+    fn of_word(word: usize) -> Option<Self> {
+        (word != 0).then_some(Known { ranks: word >> 1, apart: word & 1 == 1 })
+    }
+}
+
+/// Makes the context of a communicator.
 fn begin(ranks: usize, nodes: usize, logger: Logger, context: *mut *mut c_void) -> R {
     log::set_logger(logger);
     call("tuner init", || {
         // Within one node NCCL uses other transports. A context that is not NULL means that the
         // network is ours.
         let ours = nodes > 1 && plugin::properties().is_ok_and(|p| p.takes_gpu_memory());
+        let known = Known { ranks, apart: nodes == ranks };
+        let word = if ours { known.to_word() } else { 0 };
         // SAFETY: NCCL gives a place that can be written.
-        unsafe { *context = std::ptr::without_provenance_mut(if ours { ranks } else { 0 }) };
+        unsafe { *context = std::ptr::without_provenance_mut(word) };
         Ok(())
     })
 }
@@ -103,15 +131,16 @@ unsafe extern "C" fn info(
 ) -> R {
     hot("tuner getCollInfo", || {
         let (algorithms, protocols) = (algorithms.max(0) as usize, protocols.max(0) as usize);
-        if context.is_null() {
-            return Ok(());
-        }
-        let choice = tuning::choose(bytes, context.addr());
-        if !choice.ll && !costs.is_null() {
+        let Some(known) = Known::of_word(context.addr()) else { return Ok(()) };
+        let choice = tuning::choose(bytes, known.ranks);
+        if choice.protocols != Protocols::All && !costs.is_null() {
             // SAFETY: NCCL's table of algorithms by protocols, which is ours until the call
             // returns.
             let costs = unsafe { std::slice::from_raw_parts_mut(costs, algorithms * protocols) };
             shun_ll(costs, protocols);
+            if choice.protocols == Protocols::Ll128 && known.apart && !pinned() {
+                take_ll128(costs, protocols);
+            }
         }
         if choice.channels > 0 && !channels.is_null() {
             // SAFETY: NCCL gives a place that can be written.
@@ -126,6 +155,28 @@ fn shun_ll(costs: &mut [f32], protocols: usize) {
     let ll = costs.iter_mut().enumerate().filter(|(at, _)| at % protocols == LL);
     // A negative cost is a choice that is out.
     ll.filter(|(_, cost)| **cost >= 0.0).for_each(|(_, cost)| *cost = DEAR);
+}
+
+/// Makes LL128 on the ring the first choice in a table of costs, if the ring is there for the collective.
+///
+/// NCCL marks LL128 as out, because it is told no place of the device on PCIe (`props.rs`); NCCL 2.31 and later then take no
+/// protocol that is marked, whatever it costs. Only for communicators whose connections all go over this plugin: NCCL has reasons
+/// of its own against LL128 between GPUs of one node. On the ring NCCL has kernels of every
+/// protocol for each collective that has a ring; other algorithms have none of LL128 in part, so they stay as they are.
+fn take_ll128(costs: &mut [f32], protocols: usize) {
+    let Some(ring) = costs.chunks_exact_mut(protocols.max(1)).nth(RING) else { return };
+    let there = ring.iter().any(|cost| *cost >= 0.0);
+    if let (true, Some(cost)) = (there, ring.get_mut(LL128)) {
+        *cost = 0.0;
+    }
+}
+
+/// Whether the user chose algorithm or protocol. NCCL marks what the user excluded as it marks what is impossible.
+///
+/// Read once: NCCL has put its configuration file's variables into the environment by then, and reads its variables once too.
+fn pinned() -> bool {
+    static PINNED: OnceLock<bool> = OnceLock::new();
+    *PINNED.get_or_init(|| ["NCCL_PROTO", "NCCL_ALGO"].iter().any(|name| std::env::var_os(name).is_some()))
 }
 
 unsafe extern "C" fn end(_context: *mut c_void) -> R {
@@ -161,5 +212,29 @@ mod tests {
         shun_ll(&mut pinned, 3);
         assert!(pinned.iter().all(|cost| *cost == DEAR || *cost == -1.0));
         shun_ll(&mut [], 3);
+    }
+    #[test]
+    fn a_context_keeps_the_ranks_and_whether_they_are_apart() {
+        for known in [Known { ranks: 2, apart: true }, Known { ranks: 64, apart: false }] {
+            assert_eq!(Known::of_word(known.to_word()), Some(known));
+        }
+        assert_eq!(Known::of_word(0), None);
+    }
+
+    #[test]
+    fn ll128_is_the_first_choice_on_the_ring_alone_and_only_where_the_ring_is_there() {
+        // Tree, ring, another: LL, LL128, Simple.
+        let mut costs = [1.0, -1.0, 3.0, 4.0, -1.0, 5.0, -1.0, -1.0, 2.0];
+        take_ll128(&mut costs, 3);
+        assert_eq!(costs, [1.0, -1.0, 3.0, 4.0, 0.0, 5.0, -1.0, -1.0, 2.0]);
+        let mut without = [1.0, -1.0, 3.0, -1.0, -1.0, -1.0];
+        take_ll128(&mut without, 3);
+        assert_eq!(without, [1.0, -1.0, 3.0, -1.0, -1.0, -1.0]);
+        // Tables of no or other shapes are left alone.
+        take_ll128(&mut [], 3);
+        take_ll128(&mut [], 0);
+        let mut narrow = [1.0, 2.0];
+        take_ll128(&mut narrow, 1);
+        assert_eq!(narrow, [1.0, 2.0]);
     }
 }
