@@ -128,6 +128,26 @@ def rank_training(torch, dist, rank, world, device, options):
     return {"losses": losses}
 
 
+def rank_exact(torch, dist, rank, world, device, options):
+    """Allreduces of whole numbers for so many seconds, every element compared."""
+    rounds, elements = 0, 0
+    numbers = {n: torch.arange(n, device=device).remainder_(1009).float() for n in (2, 4096, 1 << 18, 4 << 20)}
+    end = time.time() + options["seconds"]
+    more = torch.ones(1, device=device)
+    while more.item():
+        for n, base in numbers.items():
+            t = base * (rank + 1) + rounds % 97
+            want = base * (world * (world + 1) // 2) + world * (rounds % 97)
+            dist.all_reduce(t)
+            assert torch.equal(t, want), f"round {rounds}, {n} numbers: {(t != want).sum().item()} wrong"
+            elements += n
+        rounds += 1
+        # Rank 0's clock decides when all end.
+        more.fill_(float(time.time() < end))
+        dist.broadcast(more, src=0)
+    return {"rounds": rounds, "elements": elements}
+
+
 def rank_queued(torch, dist, rank, world, device, options):
     """2,000 kernels behind an allreduce, with one hardware queue."""
     small, big = torch.zeros(64, device=device), torch.ones(16 << 20, device=device)
@@ -420,6 +440,8 @@ class Runner:
     def __init__(self, options):
         self.plugin, self.out, self.port = options.plugin, options.out, 20000 + os.getpid() % 20000
         self.failures = []
+        # Links that took the place of broken ones in the last run, both ends' counted.
+        self.replaced = 0
 
     def transport(self, name, rank, gpus_each):
         env = {}
@@ -485,9 +507,11 @@ class Runner:
                 if p.poll() is None:
                     p.kill()
                 p.wait()
+        self.replaced = 0
         if transport.startswith("pushgate"):
             for rank in range(world):
                 text = open(f"{folder}/nccl-{rank}.log").read()
+                self.replaced += text.count("another link carries the queue pair")
                 if "via NET/pushgate" not in text and rank not in dying:
                     raise Failed(f"NCCL's log of rank {rank} has no 'via NET/pushgate' ({folder})")
         return [json.load(open(f"{folder}/{r}.json")) for r in range(world) if r not in dying]
@@ -535,6 +559,27 @@ def scenarios(r, gpus, args):
             off = max(abs(x - y) / abs(y) for x, y in zip(a["losses"], b["losses"]))
             assert off < 1e-4, f"rank {rank}: losses differ by {off}"
         return f"50 steps; losses differ from those over {own} by at most {off:.1e}"
+
+    def breaks(milliseconds):
+        # What the plugin's engines say of links is of NCCL's subsystem NET.
+        return {"_PUSHGATE_BREAK_LINKS": str(milliseconds), "NCCL_DEBUG_SUBSYS": "INIT,NET"}
+
+    def broken():
+        # Each link is broken every second; others must carry what follows, and every sum must be exact.
+        env = breaks(1000)
+        seconds = args.seconds
+        said = r.run("exact", "pushgate", world, {"seconds": seconds}, env, limit=seconds + 120)
+        links = r.replaced
+        assert links >= seconds / 2, f"only {links} links were replaced"
+        return f"{said[0]['rounds']} rounds, {said[0]['elements']} elements exact; {links} links replaced"
+
+    def broken_training():
+        ours = r.run("training", "pushgate", world, env=breaks(20))
+        links = r.replaced
+        assert links, "no link was replaced"
+        whole = r.run("training", "pushgate", world)
+        assert [x["losses"] for x in ours] == [x["losses"] for x in whole], "other losses than over links that stay"
+        return f"50 steps, the losses of links that stay; {links} links replaced"
 
     def queued():
         env = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -616,6 +661,8 @@ def scenarios(r, gpus, args):
         "functional": functional,
         "bits": bits,
         "training": training,
+        "broken": broken,
+        "broken-training": broken_training,
         "queued": queued,
         "graph": lambda: r.run("graph", "pushgate", world, {"warm": True}) and None,
         "graph-first": lambda: r.run("graph", "pushgate", world, {"warm": False}) and None,
@@ -644,6 +691,7 @@ def main():
     parser.add_argument("--runs", type=int, default=3, help="turns of the bench, the best counts")
     parser.add_argument("--graphs", action="store_true", help="allreduces of the bench by graphs that are replayed")
     parser.add_argument("--starts", type=int, default=3, help="of each transport's processes in scenario small")
+    parser.add_argument("--seconds", type=int, default=60, help="of scenario broken")
     parser.add_argument("--sizes", help="bytes of the bench, separated by commas")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
