@@ -1,23 +1,24 @@
-//! Crashes for tests: an engine that dies behind any of its stores to memory that others see.
+//! Crashes for tests and for the simulator: an engine that dies behind any of its stores to memory that others see.
 
-/// An engine may die here in a unit test (`within`); nothing anywhere else. Stands behind stores to shared memory.
+/// An engine may die here in a unit test or in the simulator (`within`). Does nothing in any other build. Stands behind stores
+/// to shared memory.
 #[inline(always)]
 pub(crate) fn may_crash() {
-    #[cfg(all(test, not(loom)))]
+    #[cfg(all(any(test, feature = "sim"), not(loom)))]
     point();
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(any(test, feature = "sim"), not(loom)))]
 std::thread_local! {
     /// How many stores the thread still makes.
     static LEFT: std::cell::Cell<u64> = const { std::cell::Cell::new(u64::MAX) };
 }
 
 /// What a crash unwinds with.
-#[cfg(all(test, not(loom)))]
+#[cfg(all(any(test, feature = "sim"), not(loom)))]
 struct Crash;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(any(test, feature = "sim"), not(loom)))]
 fn point() {
     let left = LEFT.get();
     if left == 0 {
@@ -32,7 +33,7 @@ fn point() {
 
 /// Runs `what`, and cuts it off behind the store number `left`, counted from 0. True if it was cut off; else the stores that
 /// were made are taken off `left`. What is dropped on the way must store nothing.
-#[cfg(all(test, not(loom)))]
+#[cfg(all(any(test, feature = "sim"), not(loom)))]
 pub(crate) fn within(left: &mut u64, what: impl FnOnce()) -> bool {
     LEFT.set(*left);
     let end = std::panic::catch_unwind(std::panic::AssertUnwindSafe(what));

@@ -74,6 +74,11 @@ fn p6_an_end_that_uses_a_link_which_it_has_left_is_found() {
 }
 
 #[test]
+fn p6_credit_before_the_session_segment_says_so_is_found() {
+    assert_eq!(found(Plant::P6Session), 6);
+}
+
+#[test]
 fn p7_an_end_that_tries_no_second_time_is_found() {
     assert_eq!(found(Plant::P7Attempt), 7);
 }
@@ -93,6 +98,7 @@ fn a_run_without_a_planted_fault_is_clean_and_repeats_itself() {
     let mut simulator = Simulator::new();
     let (mut messages, mut faults, mut large) = (Vec::new(), Vec::new(), 0);
     let (mut repeated, mut unmet, mut recovered, mut rails_broken, mut stripes_lost) = (0, 0, 0, 0, 0);
+    let mut restarted = 0;
     for seed in 1..=100 {
         let outcome = simulator.run(seed, &Cut::default(), None, false);
         assert_eq!(outcome.violation, None, "seed {seed}: {:#?}", outcome.last);
@@ -103,6 +109,7 @@ fn a_run_without_a_planted_fault_is_clean_and_repeats_itself() {
         large += (outcome.ranks == MOST_RANKS) as u32;
         (repeated, unmet) = (repeated + outcome.repeated, unmet + outcome.unmet);
         recovered += outcome.recovered;
+        restarted += outcome.restarted;
         rails_broken += outcome.rails_broken;
         stripes_lost += outcome.stripes_lost;
     }
@@ -111,6 +118,7 @@ fn a_run_without_a_planted_fault_is_clean_and_repeats_itself() {
     faults.sort_unstable();
     assert!(messages[50] >= 200 && faults[50] >= 1 && large >= 5, "{messages:?}, {faults:?}, {large}");
     assert!(recovered > 50, "{recovered} links were replaced");
+    assert!(restarted > 20, "{restarted} engines died and were replaced");
     assert!(
         rails_broken > 10 && stripes_lost > 10,
         "{rails_broken} links of rails broke, {stripes_lost} stripes lost"

@@ -32,6 +32,8 @@ pub enum Plant {
     P6Late,
     /// P6: an end posts over a link that broke before the next link is live.
     P6Early,
+    /// P6: slots are given back before the session segment says so.
+    P6Session,
     /// P7: an engine that falls asleep does not look for work once more.
     P7WakeUp,
     /// P7: an end that gets ready behind the peer does not say so.
@@ -44,7 +46,7 @@ pub enum Plant {
 
 impl Plant {
     /// All of them with their names on the command line.
-    pub const ALL: [(&'static str, Plant); 17] = [
+    pub const ALL: [(&'static str, Plant); 18] = [
         ("p1", Plant::P1Credit),
         ("p2", Plant::P2Lap),
         ("p3", Plant::P3Signal),
@@ -58,6 +60,7 @@ impl Plant {
         ("p6-fence", Plant::P6Fence),
         ("p6-late", Plant::P6Late),
         ("p6-early", Plant::P6Early),
+        ("p6-session", Plant::P6Session),
         ("p7", Plant::P7WakeUp),
         ("p7-ready", Plant::P7Ready),
         ("p7-attempt", Plant::P7Attempt),

@@ -175,6 +175,8 @@ struct Total {
     rails: [u64; 2],
     /// Links over `local` that took the place of one that broke.
     recovered: u64,
+    /// Engines that died and were replaced.
+    restarted: u64,
     hash: u64,
     failed: Option<Outcome>,
 }
@@ -191,6 +193,7 @@ impl Total {
         let qps = [outcome.qps, outcome.repeated, outcome.unmet];
         self.qps.iter_mut().zip(qps).for_each(|(sum, n)| *sum += n as u64);
         self.recovered += outcome.recovered;
+        self.restarted += outcome.restarted as u64;
         self.rails[0] += outcome.rails_broken as u64;
         self.rails[1] += outcome.stripes_lost as u64;
         // In whatever order the runs end.
@@ -381,6 +384,7 @@ fn main() -> ExitCode {
             "qps_met_later": total.qps[1],
             "qps_unmet": total.qps[2],
             "links_replaced": total.recovered,
+            "engines_replaced": total.restarted,
             "rails_broken": total.rails[0],
             "stripes_lost": total.rails[1],
             "hash": format!("{:016x}", total.hash),
@@ -391,7 +395,7 @@ fn main() -> ExitCode {
     } else {
         print(&format!(
             "{} seeds, {} steps in {seconds:.1} s ({:.2} us of CPU time each), {:.0} s of virtual time; median {messages} messages and \
-             {faults} faults; {:.1} % of 16 ranks; of {} queue pairs {} met at a later attempt and {} not; {} links were replaced; {} links of rails broke, and {} stripes were lost with them; {} sleeps; hash {:016x}; {}",
+             {faults} faults; {:.1} % of 16 ranks; of {} queue pairs {} met at a later attempt and {} not; {} links were replaced; {} engines died and were replaced; {} links of rails broke, and {} stripes were lost with them; {} sleeps; hash {:016x}; {}",
             total.seeds,
             total.steps,
             cpu.as_secs_f64() * 1e6 / total.steps.max(1) as f64,
@@ -401,6 +405,7 @@ fn main() -> ExitCode {
             total.qps[1],
             total.qps[2],
             total.recovered,
+            total.restarted,
             total.rails[0],
             total.rails[1],
             total.sleeps,

@@ -403,6 +403,7 @@ impl Endpoint {
             sent: self.outbound.staging().messages(),
             resumed: self.recovering.as_ref().map_or(0, |r| r.resumed()),
             live: self.stands == Stands::Live,
+            rebuilds: self.recovering.as_ref().is_some_and(|r| r.rebuilds),
         }
     }
 

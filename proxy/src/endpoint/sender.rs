@@ -178,6 +178,9 @@ impl Endpoint {
             self.counters.retired += retired.messages;
             self.sends += retired.sends;
             if let Some(credit) = self.outbound.new_credit() {
+                if planted!(P6Session) {
+                    control.credit(credit);
+                }
                 if let Some(journal) = &mut self.journal {
                     let staging = self.outbound.staging();
                     journal.sent(&Sent {

@@ -7,6 +7,7 @@ use pushgate_driver_shim::abi;
 use super::cluster::Cluster;
 use super::memory::Guarded;
 use super::model::Flow;
+use super::node::Doing;
 use super::plan::{Carrier, NEVER, S};
 use super::qp::{BOUND, bit};
 use super::violation::{Violation, broken};
@@ -18,7 +19,7 @@ impl Cluster<'_> {
     /// whose pass may have made work; `None`: any.
     pub(super) fn must_sleep_well(&self, node: usize, by: Option<usize>) -> Result<(), Violation> {
         let n = &self.nodes[node];
-        if !n.is_asleep() || n.dead {
+        if !n.is_asleep() || n.dead || n.unrung {
             return Ok(());
         }
         for (qp, end, id) in &n.ends {
@@ -78,7 +79,9 @@ impl Cluster<'_> {
                 any |= out.see_delivered(own, peer)?;
                 let counts = endpoint.counts();
                 // While the link is replaced the gate stands as it stood when the link broke.
-                if endpoint.status().is_none() && counts.live {
+                // An engine that died in the middle of a pass held a permit at most.
+                let dies = self.nodes[node].doing == Doing::Dead;
+                if endpoint.status().is_none() && counts.live && !dies {
                     let gate = outbound.gate();
                     let flight = (gate.in_flight().into(), counts.received.max(counts.resumed));
                     let exact = !matches!(q.carrier, Carrier::Verbs { .. });
@@ -87,6 +90,13 @@ impl Cluster<'_> {
                 self.log.mix(out.credit() << 32 | inward.seen as u64);
             }
         }
+        self.check_journal(qp, end)?;
+        Ok(any | self.see_end(qp, end)?)
+    }
+
+    /// Notes that an end shows its end, if it does and did not before.
+    pub(super) fn see_end(&mut self, qp: usize, end: usize) -> Result<bool, Violation> {
+        let (mut any, q) = (false, &mut self.qps[qp]);
         if q.ended[end].is_none()
             && let Some(status) = Status::from_word(ring::observe(&q.sides[end].line[1]))
         {
@@ -133,7 +143,7 @@ impl Cluster<'_> {
             _ if q.lied_in_set_up && expected.liar == Some(q.ranks[end]) => true,
             abi::PUSHGATE_OVERRUN | abi::PUSHGATE_REFUSED => status.rank == expected.liar,
             abi::PUSHGATE_PEER_LOST if !q.tainted => {
-                (0..2).any(|end| q.dead[end] && status.rank == Some(q.ranks[end]))
+                (0..2).any(|end| (q.dead[end] || q.lost[end]) && status.rank == Some(q.ranks[end]))
             }
             abi::PUSHGATE_LINK_DOWN => status.rank.is_some_and(|rank| q.ranks.contains(&rank)),
             _ => true,
@@ -178,7 +188,8 @@ impl Cluster<'_> {
         let ended = [0, 1].map(|end| q.has_ended(end));
         let finished = if ended == [true; 2] {
             // P7: each work request that wanted a completion got one.
-            q.tainted || (0..2).all(|end| q.dead[end] || q.flows[end].is_over())
+            // What an engine did not live to complete, nobody completes.
+            q.tainted || (0..2).all(|end| q.dead[end] || q.lost[end] || q.flows[end].is_over())
         } else if !q.started || q.expected.is_some() || ended != [false; 2] {
             false
         } else {

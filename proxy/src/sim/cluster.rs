@@ -50,6 +50,8 @@ pub(super) struct Sums {
     pub(super) falls: Falls,
     /// Links over `local` that took the place of one that broke.
     pub(super) recovered: u64,
+    /// Engines that died and were replaced.
+    pub(super) restarted: u32,
     /// Nanoseconds of virtual time.
     pub(super) time: u64,
     pub(super) sleeps: u64,
@@ -72,6 +74,9 @@ pub(super) struct Cluster<'a> {
     pub(super) next: Vec<u64>,
     pub(super) now: u64,
     pub(super) random: Random,
+    /// What becomes of engines that die.
+    pub(super) restarts: Random,
+    pub(super) restarted: u32,
     pub(super) log: Log,
     pub(super) posted: u64,
     /// Messages that the programs mean to post.
@@ -117,7 +122,7 @@ impl<'a> Cluster<'a> {
         }
         let late = |fault: &&SetUpFault| matches!(fault.kind, SetUpKind::Late { .. });
         let fired = plan.set_up.iter().filter(late).count() as u32;
-        let random = schedule(1);
+        let (random, restarts) = (schedule(1), schedule(3));
         let replay = (plan.replay > 0).then(|| Replay::new(plan.replay.into(), schedule(2)));
         // A node acts when it has a queue pair, a program when its ends have met.
         let actors = nodes.len() + programs.len() + 5;
@@ -142,6 +147,8 @@ impl<'a> Cluster<'a> {
             next,
             now: 0,
             random,
+            restarts,
+            restarted: 0,
             log: Log::new(prints),
             posted: 0,
             total: plan.messages().max(1),
@@ -176,9 +183,10 @@ impl<'a> Cluster<'a> {
                 let falls = wires.falls();
                 Falls { links: sum.links + falls.links, stripes: sum.stripes + falls.stripes }
             }),
-            recovered: self.nodes.iter().map(|n| n.machine.counters().recovered).sum(),
+            recovered: self.nodes.iter().map(|n| n.counters().recovered).sum(),
+            restarted: self.restarted,
             time: self.now,
-            sleeps: self.nodes.iter().map(|n| n.machine.counters().sleeps).sum(),
+            sleeps: self.nodes.iter().map(|n| n.counters().sleeps).sum(),
         }
     }
 
@@ -189,6 +197,13 @@ impl<'a> Cluster<'a> {
                 return Ok(());
             }
             self.step()?;
+        }
+        for node in 0..self.nodes.len() {
+            // Nobody is left who would kill the next one.
+            self.nodes[node].crash = None;
+            if self.nodes[node].doing == node::Doing::Dead && !self.nodes[node].dead {
+                self.take_over(node)?;
+            }
         }
         self.check_the_end()?;
         self.leave()
@@ -351,14 +366,20 @@ impl<'a> Cluster<'a> {
             self.next[at] = node.stopped_until;
             return Ok(());
         }
+        if node.doing == node::Doing::Dead {
+            return self.take_over(at);
+        }
         let (did, next) = node.step(self.now);
         self.log.event(self.now, name(did), at as u64, 0);
         self.next[at] = next;
         if matches!(did, node::Did::FellAsleep) {
             return self.must_sleep_well(at, None);
         }
-        if !matches!(did, node::Did::Worked | node::Did::Idled) {
+        if !matches!(did, node::Did::Worked | node::Did::Idled | node::Did::Died) {
             return Ok(());
+        }
+        if did == node::Did::Died {
+            self.neighbours_may_sleep(at);
         }
         // A node that was rung wakes.
         if self.nodes[at].neighbours.iter().any(|n| self.nodes[*n].is_asleep()) {
@@ -408,7 +429,7 @@ impl<'a> Cluster<'a> {
                 }
             }
         }
-        Ok(())
+        if did == node::Did::Died { self.bury(at) } else { Ok(()) }
     }
 
     /// A program has something to look at: it need not wait as long as it meant to.
@@ -547,6 +568,7 @@ fn name(did: node::Did) -> &'static str {
         node::Did::FellAsleep => "engine sleeps",
         node::Did::StayedAwake => "engine stays awake",
         node::Did::Woke => "engine wakes",
+        node::Did::Died => "engine dies",
     }
 }
 

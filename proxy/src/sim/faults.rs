@@ -77,6 +77,18 @@ impl Cluster<'_> {
                     self.qps[qp].expect(now, [LINK; 2]);
                 }
             }
+            FaultKind::Restart { stores, again, both, down } => {
+                let down = down.then_some((qp, end));
+                if down.is_some() {
+                    self.qps[qp].controls[end].breaks_in.store(1, Ordering::Relaxed);
+                }
+                self.crash(node, stores.into(), down, again);
+                let other = self.qps[qp].nodes[1 - end];
+                if both {
+                    let left = self.restarts.below(60);
+                    self.crash(other, left, down.map(|(qp, end)| (qp, 1 - end)), 0);
+                }
+            }
             FaultKind::StopEngine { time } => {
                 self.nodes[node].stopped_until = now + time;
             }

@@ -51,6 +51,8 @@ pub(super) struct Control {
     /// How often this end has offered its next link, and was ready for it.
     pub(super) offers: AtomicU32,
     pub(super) prepared: AtomicU32,
+    /// Links of this end that took the place of a broken one.
+    pub(super) links: AtomicU32,
     /// The next link has begun, and the checks have yet to look at its memory.
     pub(super) renewed: AtomicBool,
     /// The link segments of this end behind the first one. They stay, for a liar may name any of them.
@@ -60,6 +62,13 @@ pub(super) struct Control {
 }
 
 impl Control {
+    /// The engine of this end has died: its link is gone, and until the next one begins nothing may go over any link.
+    pub(super) fn engine_dies(&self) {
+        self.offered.store(true, Relaxed);
+        self.broken.store(false, Relaxed);
+        self.truthful.store(false, Relaxed);
+    }
+
     fn breaks_a_rule(&self, rule: &'static str) {
         self.wrong.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(rule);
     }
@@ -88,8 +97,6 @@ pub(super) struct Flaky {
     control: Arc<Control>,
     /// That of the other end.
     other: Arc<Control>,
-    /// Links that took the place of a broken one.
-    links: u32,
     /// The counts as last heard.
     heard: Cell<PeerCounts>,
     /// The last words of an end go out although the link broke: an RDMA device may still carry them.
@@ -98,7 +105,7 @@ pub(super) struct Flaky {
 
 impl Flaky {
     pub(super) fn new(inner: Box<dyn Link>, [control, other]: [Arc<Control>; 2], tells: bool) -> Self {
-        Flaky { inner, control, other, links: 0, heard: Cell::default(), tells }
+        Flaky { inner, control, other, heard: Cell::default(), tells }
     }
 
     /// A call that may be the one at which the link breaks.
@@ -262,9 +269,9 @@ impl Renew for Flaky {
     fn go(&mut self, places: &[u8], accepted: u64) -> Result<(), RenewError> {
         self.control.fails()?;
         self.next().go(places, accepted)?;
-        self.links += 1;
         let (c, other) = (&self.control, &self.other);
-        if other.offers.load(Relaxed).min(other.prepared.load(Relaxed)) < self.links {
+        let links = c.links.fetch_add(1, Relaxed) + 1;
+        if other.offers.load(Relaxed).min(other.prepared.load(Relaxed)) < links {
             c.breaks_a_rule("it goes over to a link before the other end is ready");
         }
         c.offered.store(false, Relaxed);

@@ -37,6 +37,8 @@
 //!   of its next link and that link's beginning, and goes over to a link only when the other end has left the one before
 //!   and is ready for this one. Sender and receiver of the core are also driven alone over a link that breaks and is
 //!   replaced (`replay.rs`).
+//!   An engine that dies and is replaced (`restart.rs`) changes none of that: what its session segments say is so, and covers
+//!   what devices and peers were told, at each store at which the engine may die.
 //! * **P7**: an engine that sleeps and was not rung has no work, unless its program has yet to ring. A link that broke is
 //!   replaced within 10 s. An end has a status
 //!   only for a cause, and one of the cause's codes; once there is a cause both ends show a status within 15 s of virtual
@@ -72,6 +74,7 @@ mod qp;
 mod rails;
 mod random;
 mod replay;
+mod restart;
 mod set_up;
 mod shrink;
 mod violation;
@@ -117,6 +120,8 @@ pub struct Outcome {
     pub unmet: u32,
     /// Links that took the place of one that broke, over `local`.
     pub recovered: u64,
+    /// Engines that died and were replaced.
+    pub restarted: u32,
     /// Links of rails that broke while their queue pairs went on.
     pub rails_broken: u32,
     /// Stripes that were on their way over them and never arrived.
@@ -203,6 +208,7 @@ impl Simulator {
             repeated: 0,
             unmet: 0,
             recovered: 0,
+            restarted: 0,
             rails_broken: 0,
             stripes_lost: 0,
             time: 0,
@@ -214,7 +220,7 @@ impl Simulator {
         if let Some(cluster) = cluster {
             let sums = cluster.sums();
             let Sums { steps, messages, faults, ranks, qps, repeated, unmet, falls, time, sleeps, .. } = sums;
-            outcome.recovered = sums.recovered;
+            (outcome.recovered, outcome.restarted) = (sums.recovered, sums.restarted);
             (outcome.steps, outcome.messages, outcome.faults) = (steps, messages, faults);
             (outcome.ranks, outcome.qps, outcome.time, outcome.sleeps) = (ranks, qps, time, sleeps);
             (outcome.repeated, outcome.unmet) = (repeated, unmet);

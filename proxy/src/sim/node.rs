@@ -10,6 +10,8 @@ use pushgate_driver_shim::eventfd::EventFd;
 use super::mover::CopyEngine;
 use super::plan::{MS, NodePlan};
 use super::random::Random;
+use crate::counters::Counters;
+use crate::crash;
 use crate::endpoint::Endpoint;
 use crate::engine::{Clock, Command, Machine, QpId};
 use crate::idle::{Step, Wake};
@@ -45,6 +47,21 @@ pub(super) enum Doing {
     Falling(u64),
     /// It sleeps.
     Asleep,
+    /// It is dead, and no other one has taken its place.
+    Dead,
+}
+
+/// An engine that is to die.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Crash {
+    /// Stores that it still makes.
+    pub(super) left: u64,
+    /// It dies at this time at the latest.
+    pub(super) by: u64,
+    /// Its stores count while the link of this end of a queue pair is replaced, and no others.
+    pub(super) down: Option<(usize, usize)>,
+    /// How many of the engines that take its place die, too.
+    pub(super) again: u8,
 }
 
 /// What a step of a node was.
@@ -55,6 +72,7 @@ pub(super) enum Did {
     FellAsleep,
     StayedAwake,
     Woke,
+    Died,
 }
 
 /// What an engine is asked while the run goes on.
@@ -78,6 +96,8 @@ pub(super) struct Node {
     pub(super) rung: bool,
     pub(super) doorbell: EventFd,
     random: Random,
+    /// What seeds the copy engines of engines to come.
+    copies: Random,
     plan: NodePlan,
     pub(super) orders: VecDeque<Order>,
     /// It makes no pass before this time.
@@ -91,13 +111,29 @@ pub(super) struct Node {
     pub(super) truthful: Arc<AtomicBool>,
     /// Rings of its peers that were counted.
     pub(super) rings: u64,
+    /// The engine is to die.
+    pub(super) crash: Option<Crash>,
+    /// The end that is told of its failure just now.
+    failing: Option<(usize, usize, Status)>,
+    /// Ends that wait for the engine to come.
+    pub(super) waiting: Vec<(usize, usize)>,
+    /// Counts of engines that died.
+    gone: Counters,
+    /// A peer's engine died while this engine slept: there may be work for which nobody has rung.
+    pub(super) unrung: bool,
 }
 
 impl Node {
     pub(super) fn new(plan: NodePlan, random: Random, copies: Random, doorbell: EventFd) -> Self {
         let time = Arc::new(AtomicU64::new(0));
-        let mover = Box::new(CopyEngine::new(time.clone(), copies));
+        let mover = Box::new(CopyEngine::new(time.clone(), copies.clone()));
         Node {
+            copies,
+            crash: None,
+            failing: None,
+            waiting: Vec::new(),
+            gone: Counters::default(),
+            unrung: false,
             machine: Machine::new(Some(mover), plan.alone, Arc::new(AtomicBool::new(false))),
             clock: VirtualClock { now: 0, looked: 0 },
             time,
@@ -121,7 +157,7 @@ impl Node {
         self.plan.doorbell.then(|| self.doorbell.try_clone().expect("a descriptor"))
     }
 
-    fn add(&mut self, endpoint: Box<Endpoint>, qp: usize, end: usize, peer: usize, now: u64) {
+    pub(super) fn add(&mut self, endpoint: Box<Endpoint>, qp: usize, end: usize, peer: usize, now: u64) {
         let (reply, answer) = channel();
         let wake = if self.plan.doorbell { Wake::Doorbell } else { Wake::Polled };
         self.machine.apply(Command::AddQp(endpoint, wake, reply), now);
@@ -131,14 +167,21 @@ impl Node {
         }
     }
 
-    /// An end of a queue pair that the engine has.
-    fn id(&self, qp: usize, end: usize) -> QpId {
-        self.ends.iter().find(|e| (e.0, e.1) == (qp, end)).expect("it was added").2
+    /// An end of a queue pair, unless the engine does not have it.
+    fn id(&self, qp: usize, end: usize) -> Option<QpId> {
+        Some(self.ends.iter().find(|e| (e.0, e.1) == (qp, end))?.2)
     }
 
     /// An end of a queue pair, if the engine has it.
     pub(super) fn endpoint(&self, qp: usize, end: usize) -> Option<&Endpoint> {
-        self.machine.endpoint(self.ends.iter().find(|e| (e.0, e.1) == (qp, end))?.2)
+        self.machine.endpoint(self.id(qp, end)?)
+    }
+
+    /// Counts of all engines that this node has had.
+    pub(super) fn counters(&self) -> Counters {
+        let mut sum = self.gone;
+        sum += self.machine.counters();
+        sum
     }
 
     /// `act` with links that hold nothing back.
@@ -149,7 +192,7 @@ impl Node {
         result
     }
 
-    fn set_time(&mut self, now: u64) {
+    pub(super) fn set_time(&mut self, now: u64) {
         self.clock.now = now;
         self.time.store(now, Ordering::Relaxed);
     }
@@ -157,8 +200,54 @@ impl Node {
     /// One event of the engine's thread. Returns what it was and when the next one comes; `None`: when a bell is rung.
     pub(super) fn step(&mut self, now: u64) -> (Did, u64) {
         self.set_time(now);
+        let mut did = (Did::Died, now);
+        if self.dies_in(|node| did = node.act(now)) {
+            self.doing = Doing::Dead;
+            return (Did::Died, now);
+        }
+        did
+    }
+
+    /// What the engine does, with `act`. True if the engine has died on the way.
+    pub(super) fn dies_in(&mut self, act: impl FnOnce(&mut Self)) -> bool {
+        let Some(Crash { left, by, down, .. }) = self.crash else {
+            act(self);
+            return false;
+        };
+        if self.time.load(Ordering::Relaxed) >= by {
+            return true;
+        }
+        let live = |(qp, end)| self.endpoint(qp, end).is_none_or(|e| e.counts().live);
+        if down.is_some_and(live) {
+            act(self);
+            return false;
+        }
+        let mut left = left;
+        let died = crash::within(&mut left, || act(self));
+        if let Some(crash) = &mut self.crash {
+            crash.left = left;
+        }
+        died
+    }
+
+    /// The engine has died: another one is to begin, without queue pairs. Returns the ends that the dead one had.
+    pub(super) fn bury(&mut self) -> Vec<(usize, usize)> {
+        self.gone = self.counters();
+        let mover = Box::new(CopyEngine::new(self.time.clone(), Random::new(self.copies.next(), 0)));
+        self.machine = Machine::new(Some(mover), self.plan.alone, Arc::new(AtomicBool::new(false)));
+        (self.doing, self.rung, self.rings, self.crash) = (Doing::Dead, false, 0, None);
+        // What a program asks for, it asks the next engine for again. Frames went with the engine.
+        self.orders.retain(|order| !matches!(order, Order::Control { .. }));
+        if let Some((qp, end, status)) = self.failing.take() {
+            self.orders.push_front(Order::Fail { qp, end, status });
+        }
+        std::mem::take(&mut self.ends).into_iter().map(|(qp, end, _)| (qp, end)).collect()
+    }
+
+    fn act(&mut self, now: u64) -> (Did, u64) {
         match self.doing {
             Doing::Passing => self.pass(now),
+            Doing::Dead => unreachable!("another engine takes over first"),
             Doing::Falling(limit) => {
                 let pending = !self.orders.is_empty();
                 let sleeps =
@@ -177,7 +266,7 @@ impl Node {
                 self.doorbell.drain();
                 self.machine.awake();
                 self.machine.woken();
-                (self.doing, self.rung) = (Doing::Passing, false);
+                (self.doing, self.rung, self.unrung) = (Doing::Passing, false, false);
                 (Did::Woke, now + self.random.time(self.plan.pace))
             }
         }
@@ -188,13 +277,17 @@ impl Node {
             match order {
                 Order::Add { endpoint, qp, end, peer } => self.add(endpoint, qp, end, peer, now),
                 Order::Control { qp, end } => {
-                    let id = self.id(qp, end);
-                    self.machine.apply(Command::Control(id), now);
+                    if let Some(id) = self.id(qp, end) {
+                        self.machine.apply(Command::Control(id), now);
+                    }
                 }
                 Order::Fail { qp, end, status } => {
-                    let id = self.id(qp, end);
-                    let (reply, _answer) = channel();
-                    self.machine.apply(Command::Fail(Some(id), status, reply), now);
+                    if let Some(id) = self.id(qp, end) {
+                        let (reply, _answer) = channel();
+                        self.failing = Some((qp, end, status));
+                        self.machine.apply(Command::Fail(Some(id), status, reply), now);
+                        self.failing = None;
+                    }
                 }
             }
         }

@@ -117,6 +117,13 @@ pub(super) struct QpPlan {
     pub(super) ends: [EndPlan; 2],
 }
 
+impl QpPlan {
+    /// Whether another engine can go on with an end whose engine died.
+    pub(super) fn is_kept(&self, end: usize) -> bool {
+        self.carrier == Carrier::Local && self.recovers && self.ends[end].posts == Posts::Nothing
+    }
+}
+
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FaultKind {
@@ -135,6 +142,9 @@ pub(super) enum FaultKind {
     Rail { rail: u8, calls: u32 },
     /// The queue pair of an end's RDMA device fails. Over `local` the link breaks, over rails the first rail's.
     Device,
+    /// A rank's engine dies behind its so-many-th store from now, and another one takes its place. So do `again` of those. `both`:
+    /// the engine of the other end's rank dies, too. `down`: the stores count from the break of the end's link, which breaks now.
+    Restart { stores: u32, again: u8, both: bool, down: bool },
     /// A rank's engine makes no pass for so long, nanoseconds.
     StopEngine { time: u64 },
     /// An end's program does nothing for so long, nanoseconds.
@@ -246,6 +256,7 @@ impl Plan {
         let mut faults: Vec<FaultPlan> = (0..faults).map(|i| fault(seed, i, qps.len() as u64)).collect();
         faults.extend(qps.iter().flat_map(|qp| rail_faults(seed, qp)));
         faults.extend(qps.iter().flat_map(|qp| link_faults(seed, qp)));
+        faults.extend(restarts(seed, &qps));
         let mut set_up = set_up_faults(seed, qps.len() as u64);
         let replay = if random.one_in(3) { random.within(20, 120) as u32 } else { 0 };
         let nodes = (0..ranks)
@@ -275,6 +286,17 @@ impl Plan {
             end.messages = end.messages.min(cut.messages);
         }
         Plan { seed, salt: cut.salt, nodes, qps, faults, set_up, replay: replay.min(cut.messages) }
+    }
+
+    /// Whether the engine of a rank dies and another one takes its place.
+    pub(super) fn restarts(&self, rank: u32) -> bool {
+        self.faults.iter().any(|fault| {
+            let FaultKind::Restart { both, .. } = fault.kind else { return false };
+            let qp = self.qps.iter().find(|qp| qp.number == fault.qp);
+            qp.is_some_and(|qp| {
+                qp.ends[fault.end].rank == rank || both && qp.ends[1 - fault.end].rank == rank
+            })
+        })
     }
 
     /// Messages of all programs.
@@ -412,6 +434,34 @@ fn link_faults(seed: u64, qp: &QpPlan) -> Vec<FaultPlan> {
             end: random.below(2) as usize,
             kind,
         }
+    };
+    (0..count).map(fault).collect()
+}
+
+/// Engines that die and are replaced, in half of the runs: as those of a proxy process, whose queue pairs all go over `local`.
+/// Their numbers begin behind those of all other faults.
+fn restarts(seed: u64, qps: &[QpPlan]) -> Vec<FaultPlan> {
+    let mut random = Random::new(seed, 80_000);
+    let local = |rank: u32| {
+        let mut own = qps.iter().filter(|qp| qp.ends.iter().any(|end| end.rank == rank));
+        own.all(|qp| qp.carrier == Carrier::Local)
+    };
+    let all = qps.iter().flat_map(|qp| [(qp, 0), (qp, 1)]);
+    let ends: Vec<(&QpPlan, usize)> =
+        all.filter(|(qp, end)| qp.is_kept(*end) && local(qp.ends[*end].rank)).collect();
+    if !random.one_in(2) || ends.is_empty() {
+        return Vec::new();
+    }
+    let count = random.of(&[1, 2, 2, 3, 5]);
+    let fault = |i: u32| {
+        let (qp, end) = ends[random.below(ends.len() as u64) as usize];
+        let both = random.one_in(4) && local(qp.ends[1 - end].rank);
+        let (again, down) = (random.of(&[0, 0, 0, 1, 3]), random.one_in(3));
+        // While a link is replaced there are few.
+        let stores = if down { 6 } else { random.of(&[8, 60, 400]) };
+        let stores = random.below(stores) as u32;
+        let kind = FaultKind::Restart { stores, again, both, down };
+        FaultPlan { number: 600 + i, after: random.within(20, 1000) as u32, qp: qp.number, end, kind }
     };
     (0..count).map(fault).collect()
 }

@@ -12,10 +12,12 @@ use super::memory::{Guarded, allocate};
 use super::model::{Flow, Side};
 use super::plan::{Carrier, NEVER, S};
 use super::rails::Wires;
+use super::restart::Kept;
 use super::violation::{Violation, broken};
 use crate::endpoint::Mailbox;
 use crate::memory::{Mapped, Words};
 use crate::producer::Producer;
+use crate::ring;
 use crate::session::Status;
 
 /// The memory that a program makes for one call that sets its end up.
@@ -98,6 +100,8 @@ pub(crate) struct Counts {
     pub(crate) resumed: u64,
     /// The link is live.
     pub(crate) live: bool,
+    /// The end goes on in place of one whose engine died, and has not counted again what that one had posted.
+    pub(crate) rebuilds: bool,
 }
 
 /// An inbox: its address, and in it slots, regions, receives, the end.
@@ -129,6 +133,8 @@ pub(super) struct Qp {
     pub(super) wires: Option<Wires>,
     /// The links' own segments, which a lying engine writes.
     pub(super) links: [Option<Mapped>; 2],
+    /// Over `local`: each end's first link segment, and what an end's program writes there if its engine is lost.
+    pub(super) first_links: [Option<Mapped>; 2],
     /// Both ends have met, and the programs post.
     pub(super) started: bool,
     /// Status codes with which a call that sets an end up may fail.
@@ -137,6 +143,10 @@ pub(super) struct Qp {
     /// How each end ended, once that is shown.
     pub(super) ended: [Option<Status>; 2],
     pub(super) dead: [bool; 2],
+    /// The engine of an end died, and no other one goes on with the end.
+    pub(super) lost: [bool; 2],
+    /// What outlives the engine of an end, where another engine is to go on with the end.
+    pub(super) kept: [Option<Kept>; 2],
     /// Somebody has lied: what it carries is no longer compared.
     pub(super) tainted: bool,
     pub(super) lied_in_set_up: bool,
@@ -173,9 +183,11 @@ impl Qp {
         }
     }
 
-    /// P5, P6: released <= received <= accepted by the other end <= sent.
+    /// P5, P6: released <= received <= accepted by the other end <= sent. What an engine that died had sent is counted again
+    /// with the next link.
     pub(super) fn check_counts(&self, end: usize, own: Counts, other: Counts) -> Result<(), Violation> {
-        if own.released <= own.received && own.received <= other.accepted && other.accepted <= own.sent {
+        let sent = own.rebuilds || other.accepted <= own.sent;
+        if own.released <= own.received && own.received <= other.accepted && sent {
             return Ok(());
         }
         let why = format!(
@@ -183,6 +195,11 @@ impl Qp {
             self.number, self.ranks[end]
         );
         Err(broken(6, why))
+    }
+
+    /// An end shows that it has ended.
+    pub(super) fn ends_shown(&self, end: usize) -> bool {
+        Status::from_word(ring::observe(&self.sides[end].line[1])).is_some()
     }
 
     pub(super) fn has_ended(&self, end: usize) -> bool {

@@ -46,6 +46,8 @@ struct Slot {
     units_after: u64,
     messages_after: u32,
     sends_after: u32,
+    /// Completions up to and with this slot.
+    completions_after: u64,
     signaled: bool,
     opcode: u8,
     wr_id: u32,
@@ -119,6 +121,12 @@ pub(super) struct Flow {
     /// For each SEND that was shown: the posted receive that it took.
     pub(super) took: Vec<u32>,
     posts: bool,
+    // Where engines die and others go on.
+    /// An engine of the sender has died; one that had a cause to end has.
+    died: bool,
+    died_ending: bool,
+    /// Slots and messages that the session segments of both ends covered last.
+    kept: (u64, u64),
 }
 
 impl Flow {
@@ -158,6 +166,9 @@ impl Flow {
             first_free: 0,
             took: Vec::with_capacity(if posts { messages } else { 0 }),
             posts,
+            died: false,
+            died_ending: false,
+            kept: (0, 0),
         }
     }
 

@@ -1,5 +1,6 @@
 //! What a direction's receiver shows: receive records, payloads, signals, counts.
 
+use pushgate_core::journal::Taken;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, inline};
 
@@ -225,9 +226,12 @@ impl Flow {
     /// Over `local`, the counts that the receiver publishes. P4, P5: they cover nothing that is not so.
     pub(in crate::sim) fn see_counts(&mut self, reader: &Side) -> Result<bool, Violation> {
         let Some(link) = &reader.link else { return Ok(false) };
-        let counts = [0, 1, 2].map(|i| count_of(ring::observe(&link[i]), 0).unwrap_or(0));
-        // A link that has just begun knows no counts yet.
-        if counts == self.link || counts == [0; 3] {
+        let counts = [0, 1, 2].map(|i| match count_of(ring::observe(&link[i]), 0) {
+            // A link that has just begun knows no counts yet.
+            None | Some(0) => self.link[i],
+            Some(count) => count,
+        });
+        if counts == self.link {
             return Ok(false);
         }
         let [received, released, granted] = counts;
@@ -259,6 +263,50 @@ impl Flow {
         }
         self.link = counts;
         Ok(true)
+    }
+
+    /// Messages that the reader's device, or the sender, has been told of.
+    pub(in crate::sim) fn told(&self) -> u64 {
+        let shown = self.shown.checked_sub(1).map_or(0, |n| self.sends[n as usize] as u64 + 1);
+        self.signals.iter().fold(shown.max(self.link[0]), |told, signal| told.max(*signal))
+    }
+
+    /// P6: what the reader's session segment says has arrived. It covers the signals that are written and the counts that the
+    /// sender was told, and all of it is in its place: but for the last signal, which is written behind that line.
+    pub(in crate::sim) fn see_journal_of_receiver(
+        &mut self,
+        taken: &Taken,
+        reader: &Side,
+    ) -> Result<(), Violation> {
+        let Taken { received, shown, signal } = *taken;
+        let told = self.signals.iter().copied().max().unwrap_or(0).max(self.link[0]);
+        if received == self.kept.1 && told <= received {
+            return Ok(());
+        }
+        let posted = self.messages.get(..received as usize);
+        let sends = posted.map(|all| all.iter().filter(|m| m.opcode == Opcode::Send).count() as u64);
+        let known = signal.is_none_or(|(index, value)| {
+            value <= received
+                && value
+                    .checked_sub(1)
+                    .and_then(|n| self.messages.get(n as usize))
+                    .is_some_and(|m| m.signal == Some(index))
+        });
+        if sends != Some(shown) || shown > self.shown.into() || !known || received < told.max(self.kept.1) {
+            let why = format_args!(
+                "the session segment says {taken:?}; {} messages are posted, {} SENDs shown, {told} messages told, and it \
+                 said {} before",
+                self.messages.len(),
+                self.shown,
+                self.kept.1
+            );
+            return Err(self.broken(6, why));
+        }
+        self.kept.1 = received;
+        let unwritten = signal.is_some_and(|(index, value)| {
+            value == received && ring::observe(&reader.signals[index as usize]) < value
+        });
+        self.is_delivered(received as u32 - unwritten as u32, reader)
     }
 
     /// Receives that the reader has at most granted.

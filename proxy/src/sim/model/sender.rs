@@ -1,6 +1,7 @@
 //! What a direction's sender does and shows: slots that its program takes, slots that are given back, completions, and
 //! what the gate has lent.
 
+use pushgate_core::journal::Sent;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::Opcode;
 
@@ -53,6 +54,7 @@ impl Flow {
             units_after: taken + ring - (taken & (ring - 1)),
             messages_after: last.map_or(0, |s| s.messages_after),
             sends_after: last.map_or(0, |s| s.sends_after),
+            completions_after: last.map_or(0, |s| s.completions_after),
             signaled: false,
             opcode: Opcode::Nop as u8,
             wr_id: 0,
@@ -91,6 +93,7 @@ impl Flow {
             units_after,
             messages_after: self.messages.len() as u32 + message.is_some() as u32,
             sends_after: self.sends.len() as u32 + is_send as u32,
+            completions_after: self.cqes.0,
             signaled,
             opcode: message.map_or(Opcode::Nop, |m| m.opcode) as u8,
             wr_id,
@@ -190,12 +193,15 @@ impl Flow {
             return Err(self.broken(6, format_args!("{c:?} is not that of slot {slot}: {s:?}")));
         }
         let ok = c.status as u32 == abi::PUSHGATE_OK;
-        if ok && slot >= self.credit {
+        // An engine may have died between a completion and the credit.
+        let before_credit = self.died && s.messages_after <= self.seen;
+        if ok && slot >= self.credit && !before_credit {
             return Err(
                 self.broken(5, format_args!("slot {slot} completes, and {} are given back", self.credit))
             );
         }
-        if !ok && ended != Some(c.status) {
+        // Or between a completion and the status.
+        if !ok && ended != Some(c.status) && !self.died_ending {
             return Err(self.broken(
                 7,
                 format_args!("slot {slot} completes with status {}, the queue pair has {ended:?}", c.status),
@@ -204,6 +210,43 @@ impl Flow {
         self.cq_head += 1;
         self.cqes.1 += 1;
         Ok(())
+    }
+
+    /// An engine of the sender's end has died. `ending`: the queue pair had a cause to end.
+    pub(in crate::sim) fn engine_died(&mut self, ending: bool) {
+        (self.died, self.died_ending) = (true, self.died_ending | ending);
+    }
+
+    /// P6: what the sender's session segment says was given back. It covers what CREDIT has given back, and counts exactly what
+    /// the slots hold, all of which the reader has.
+    pub(in crate::sim) fn see_journal_of_sender(
+        &mut self,
+        sent: &Sent,
+        reader: &Side,
+    ) -> Result<(), Violation> {
+        if sent.slots == self.kept.0 && self.credit <= sent.slots {
+            return Ok(());
+        }
+        let slot = match sent.slots {
+            0 => None,
+            slots => self.slots.get(slots as usize - 1),
+        };
+        let expected = slot.map_or(Sent::default(), |s| Sent {
+            slots: sent.slots,
+            units: s.units_after,
+            messages: s.messages_after.into(),
+            sends: s.sends_after.into(),
+            completions: s.completions_after,
+        });
+        if *sent != expected || sent.slots < self.kept.0.max(self.credit) {
+            let why = format_args!(
+                "the session segment says {sent:?}, expected {expected:?}; {} slots are given back, and it said {} before",
+                self.credit, self.kept.0
+            );
+            return Err(self.broken(6, why));
+        }
+        self.kept.0 = sent.slots;
+        self.is_delivered(expected.messages as u32, reader)
     }
 
     /// All completions that were asked for have come.
@@ -256,7 +299,8 @@ impl Flow {
                 ),
             ));
         }
-        if sends > granted || left != granted - sends {
+        // A gate that goes on in place of another one hears what is granted with the next counts.
+        if sends > granted && !self.died || left != granted.saturating_sub(sends) {
             return Err(self.broken(
                 4,
                 format_args!("{sends} SENDs are posted with {granted} receives, {left} of them left"),

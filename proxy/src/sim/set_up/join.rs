@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pushgate_core::rails::Rules;
 use pushgate_core::recovery::Patience;
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::bell;
+use pushgate_driver_shim::bell::{self, Bell, Ringer};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 
 use crate::connect::{LocalMet, LocalOpening, Met, Opening, VerbsOpening};
@@ -19,8 +19,9 @@ use crate::sim::cluster::Cluster;
 use crate::sim::flaky::Flaky;
 use crate::sim::memory::{self, Guarded, SimulatedProcess, allocate};
 use crate::sim::plan::{Carrier, MS, Posts, S};
-use crate::sim::qp::Memory;
+use crate::sim::qp::{Memory, Qp};
 use crate::sim::rails;
+use crate::sim::restart::Kept;
 
 /// Limits of a rail's recovery.
 const PATIENCE: Patience =
@@ -87,18 +88,20 @@ impl Cluster<'_> {
                 let side = &mut q.sides[end];
                 side.link = Some(Words::writable(&own, abi::PUSHGATE_LINK_RECEIVED as usize, 4));
                 side.inbound = window.address();
-                let processes = Processes { peer: Some(Box::new(SimulatedProcess)), in_program: true };
-                let (geometry, bells) = (&peer.geometry, (bell, peer.bell));
-                let link = LocalLink::new(&own, &e.geometry, &theirs, geometry, window, bells, processes);
-                q.links[end] = Some(own);
-                let control = q.controls[end].clone();
-                let link = link.with_segments(Box::new(move |bytes| {
-                    let memory = Arc::new(allocate("link", bytes)?);
-                    memory::make_readable(memory.as_ptr().as_ptr() as usize, bytes);
-                    control.segments.lock().unwrap_or_else(|e| e.into_inner()).push(memory.clone());
-                    Ok(memory)
-                }));
-                (Box::new(link), peer.geometry)
+                (q.links[end], q.first_links[end]) = (Some(own.clone()), Some(own.clone()));
+                if plan.is_kept(end) && self.plan.restarts(e.rank) {
+                    q.kept[end] = Some(Kept::new(&theirs, peer.geometry, &window, &bell, &peer.bell));
+                }
+                let link = local_link(
+                    q,
+                    end,
+                    e.geometry,
+                    &own,
+                    (&theirs, &peer.geometry),
+                    window,
+                    (bell, peer.bell),
+                );
+                (link, peer.geometry)
             }
             Met::Verbs(met) => {
                 q.numbers[end] = met.link.number();
@@ -108,6 +111,22 @@ impl Cluster<'_> {
             }
             Met::Rails(_) => unreachable!("the rails of a run are simulated ones"),
         };
+        let mut endpoint = self.endpoint_over(qp, end, link, peer_geometry);
+        let regions = self.regions(qp, end);
+        self.qps[qp].keys[end] =
+            regions.map(|(memory, bytes)| endpoint.add_region(memory, bytes).expect("few regions"));
+        Ok(endpoint)
+    }
+
+    /// The endpoint of an end over a link, without regions.
+    pub(in crate::sim) fn endpoint_over(
+        &self,
+        qp: usize,
+        end: usize,
+        link: Box<dyn Link>,
+        peer_geometry: Geometry,
+    ) -> Endpoint {
+        let (e, q) = (&self.plan.qps[qp].ends[end], &self.qps[qp]);
         let options = QpOptions {
             peer: q.ranks[1 - end],
             posted_receives: e.posts != Posts::Nothing,
@@ -129,16 +148,39 @@ impl Cluster<'_> {
         if e.copies {
             endpoint = endpoint.with_inbound_copied();
         }
+        endpoint
+    }
+
+    /// An end's regions and their bytes: the one that the peer puts to, the buffers, the one that messages go out of.
+    pub(in crate::sim) fn regions(&self, qp: usize, end: usize) -> [(RegionMemory, u64); 3] {
+        let (e, q) = (&self.plan.qps[qp].ends[end], &self.qps[qp]);
         let region = |memory: &Guarded, device: bool| match device {
             true => RegionMemory::Device { address: memory.address() as u64, exported: None },
             false => RegionMemory::Host { address: memory.address(), keep: None },
         };
         let ([put, buffers], source) = (&q.regions[end], &self.programs[2 * qp + end].source);
-        let all = [region(put, e.device), region(buffers, e.device), region(source, false)];
-        let bytes = [put.bytes(), buffers.bytes(), source.bytes()];
-        q.keys[end] = std::array::from_fn(|i| {
-            endpoint.add_region(all[i].clone(), bytes[i] as u64).expect("few regions")
-        });
-        Ok(endpoint)
+        let all = [(put, e.device), (buffers, e.device), (source, false)];
+        all.map(|(memory, device)| (region(memory, device), memory.bytes() as u64))
     }
+}
+
+/// A link over `local` of an end, over its segment `own` and the peer's memory.
+pub(in crate::sim) fn local_link(
+    q: &Qp,
+    end: usize,
+    geometry: Geometry,
+    own: &Mapped,
+    (theirs, peer_geometry): (&Mapped, &Geometry),
+    window: Mapped,
+    bells: (Option<Bell>, Option<Ringer>),
+) -> Box<dyn Link> {
+    let processes = Processes { peer: Some(Box::new(SimulatedProcess)), in_program: true };
+    let link = LocalLink::new(own, &geometry, theirs, peer_geometry, window, bells, processes);
+    let control = q.controls[end].clone();
+    Box::new(link.with_segments(Box::new(move |bytes| {
+        let memory = Arc::new(allocate("link", bytes)?);
+        memory::make_readable(memory.as_ptr().as_ptr() as usize, bytes);
+        control.segments.lock().unwrap_or_else(|e| e.into_inner()).push(memory.clone());
+        Ok(memory)
+    })))
 }

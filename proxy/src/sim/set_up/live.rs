@@ -39,12 +39,27 @@ impl Cluster<'_> {
         end: usize,
         status: Status,
     ) -> Result<(), Violation> {
-        let Some((own, with, _)) = self.set_ups[qp].live(end) else { return Ok(()) };
-        let [own, with] = [own, with].map(|n| Incarnation::new(n).expect("counted from 1"));
-        let bytes = connect::end(own, Some(with), status);
-        self.send(qp, end, Frame { bytes, along: Fds::default() })?;
+        self.send_end(qp, end, status)?;
         self.schedule_set_up();
         Ok(())
+    }
+
+    /// Tells the other end that an end has ended, if the end is live.
+    pub(in crate::sim) fn send_end(
+        &mut self,
+        qp: usize,
+        end: usize,
+        status: Status,
+    ) -> Result<(), Violation> {
+        let Some(([own, with], _)) = self.met_as(qp, end) else { return Ok(()) };
+        let bytes = connect::end(own, Some(with), status);
+        self.send(qp, end, Frame { bytes, along: Fds::default() })
+    }
+
+    /// Of an end that is live: its incarnation and the other end's, and the epoch in which they met.
+    pub(in crate::sim) fn met_as(&self, qp: usize, end: usize) -> Option<([Incarnation; 2], u32)> {
+        let (own, with, epoch) = self.set_ups[qp].live(end)?;
+        Some(([own, with].map(|n| Incarnation::new(n).expect("counted from 1")), epoch))
     }
 
     /// An end's process is gone.

@@ -17,6 +17,7 @@ use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 
+pub(super) use self::join::local_link;
 use self::state::{End, FAILED, Grave, REPEATED, SetUp, Stands, Step, Work, hash};
 use super::cluster::Cluster;
 use super::memory::allocate;
@@ -25,11 +26,11 @@ use super::plan::{MS, NEVER, S, SET_UP, US};
 use super::qp::{LINK, bit};
 use super::violation::{Violation, broken};
 use crate::connect::{self, Connect, ConnectError, Event, Fds, Frame, Incarnation};
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, SendFrame};
 use crate::session::Status;
 
 /// Limits of the replacement of a link over `local`.
-const RECOVERY: Patience =
+pub(super) const RECOVERY: Patience =
     Patience { attempt: 200 * MS, first_pause: MS, longest_pause: 50 * MS, whole: 10 * S, jitter: 0 };
 
 /// Most that one frame or one look at the time may make an end say, and most bytes of a frame.
@@ -131,6 +132,10 @@ impl Cluster<'_> {
                 // As the mesh does: it looks at what says that an incarnation has ended.
                 let Ok(Some((from, status))) = connect::ended(&frame.bytes) else {
                     if connect::sender(&frame.bytes) == Some(with) {
+                        if let Some(status) = self.qps[qp].ended[end].filter(|_| self.goes_on(qp)) {
+                            // As the mesh does: an engine that took the place of another one may not have heard of the end.
+                            return self.send_end(qp, end, status);
+                        }
                         self.log.event(now, "frame for a live end", who, frame.bytes[0].into());
                         let node = self.qps[qp].nodes[end];
                         if self.qps[qp].mailboxes[end].put(frame) {
@@ -372,10 +377,18 @@ impl Cluster<'_> {
         if !self.plan.qps[qp].recovers {
             return endpoint;
         }
-        let sent = self.sent.clone();
-        let send = move |frame| sent.lock().unwrap_or_else(|e| e.into_inner()).push((qp, end, frame));
         let mailbox = self.qps[qp].mailboxes[end].clone();
-        endpoint.with_recovery(*connect, RECOVERY, mailbox, Box::new(send))
+        let endpoint = endpoint.with_recovery(*connect, RECOVERY, mailbox, self.way(qp, end));
+        match &self.qps[qp].kept[end] {
+            Some(kept) => endpoint.with_journal(&kept.session),
+            None => endpoint,
+        }
+    }
+
+    /// The way of an end's frames about its link.
+    pub(super) fn way(&self, qp: usize, end: usize) -> SendFrame {
+        let sent = self.sent.clone();
+        Box::new(move |frame| sent.lock().unwrap_or_else(|e| e.into_inner()).push((qp, end, frame)))
     }
 
     /// Carries the frames that engines have sent.
