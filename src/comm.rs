@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::fork::OwnedHere;
@@ -165,9 +166,7 @@ impl Comm {
         self.mesh.here()?;
         let mut own = Vec::with_capacity(ends.len());
         for &(peer, label) in ends {
-            if peer >= self.size() || peer == self.rank() {
-                return Err(Error::config("peer", peer, format!("another rank of 0 to {}", self.size() - 1)));
-            }
+            self.other(peer)?;
             if label >= 1 << 24 {
                 return Err(Error::config("label", label, "0 to 16777215"));
             }
@@ -280,6 +279,28 @@ impl Comm {
             // An error means that the engine is gone; then it has already written the status
             // everywhere.
             let _ = self.context.inner.proxy.fail(Some(*qp), status);
+        }
+    }
+
+    /// Cuts the connection that carries set-up messages to and from another rank, as a fault would: both ends see a reset. The
+    /// ranks must have a rendezvous. For tests of recovery.
+    #[doc(hidden)]
+    pub fn cut(&self, rank: u32) -> Result<()> {
+        self.mesh.here()?.cut(self.other(rank)?)
+    }
+
+    /// Holds all set-up messages to and from another rank back for `time`. For tests of recovery.
+    #[doc(hidden)]
+    pub fn hold(&self, rank: u32, time: Duration) -> Result<()> {
+        self.mesh.here()?.hold(self.other(rank)?, time);
+        Ok(())
+    }
+
+    /// Checks that a rank is another rank of this communicator.
+    fn other(&self, rank: u32) -> Result<u32> {
+        match rank < self.size() && rank != self.rank() {
+            true => Ok(rank),
+            false => Err(Error::config("peer", rank, format!("another rank of 0 to {}", self.size() - 1))),
         }
     }
 

@@ -41,6 +41,7 @@ use pushgate_proxy::link::verbs::gid::Family;
 use pushgate_proxy::session::Status;
 use rustix::event::{PollFd, poll};
 use rustix::io::Errno;
+use rustix::net::connect_unspec;
 
 use crate::error::{Error, Result};
 use inbox::{Inbox, Leaving, Most, State};
@@ -429,6 +430,23 @@ impl Mesh {
     /// The first rank that was lost, if any.
     pub(crate) fn lost(&self) -> Option<u32> {
         self.shared.inbox.state().lost
+    }
+
+    /// Cuts the connection to a rank of another host, as a fault would: both ends see a reset, and what was under way is lost.
+    /// For tests of recovery.
+    pub(crate) fn cut(&self, rank: u32) -> Result<()> {
+        let out = self.shared.peer(rank).out();
+        let Stream::Tcp(stream) = &*out.stream else {
+            let allowed = "a rank of another host: the socket of two ranks of one host ends with one of them";
+            return Err(Error::config("rank", rank, allowed));
+        };
+        connect_unspec(stream).map_err(|e| Error::io("cutting a connection")(e.into()))
+    }
+
+    /// Holds the bytes to and from a rank back for `time`. For tests of recovery.
+    pub(crate) fn hold(&self, rank: u32, time: Duration) {
+        self.shared.peer(rank).out().hold(Instant::now() + time);
+        self.shared.bell.ring();
     }
 
     /// Says farewell to all peers that still listen, and waits until the farewells have left.

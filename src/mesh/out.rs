@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use pushgate_driver_shim::fdpass::Outgoing;
 
@@ -19,6 +20,8 @@ pub(super) struct Out {
     kept: Option<Kept>,
     /// The connection broke, and no other one has taken its place yet.
     broken: bool,
+    /// Until then nothing is sent over the socket, and nothing taken from it: a fault of a test.
+    held: Option<Instant>,
     /// Nothing more is sent to this peer.
     pub(super) closed: bool,
     /// This rank's farewell is among the frames, or was sent.
@@ -33,6 +36,7 @@ impl Out {
             frames: Outgoing::default(),
             kept: replaced.then(Kept::default),
             broken: false,
+            held: None,
             closed: false,
             farewell: false,
         }
@@ -59,6 +63,9 @@ impl Out {
 
     /// Sends what the socket takes now. True if something is left for the reader's thread to send.
     pub(super) fn flush(&mut self) -> io::Result<bool> {
+        if self.held().is_some() {
+            return Ok(self.has_frames());
+        }
         match self.frames.flush(&*self.stream) {
             Ok(all) => Ok(!all),
             // The reader's thread sees the end of the connection too, once it has taken what came before.
@@ -71,6 +78,16 @@ impl Out {
                 Err(e)
             }
         }
+    }
+
+    /// Nothing goes over the socket until then. What comes meanwhile waits in the socket.
+    pub(super) fn hold(&mut self, until: Instant) {
+        self.held = Some(until);
+    }
+
+    /// Until when nothing goes over the socket; `None` if bytes may go.
+    pub(super) fn held(&self) -> Option<Instant> {
+        self.held.filter(|until| Instant::now() < *until)
     }
 
     /// Whether the kernel took no descriptors ([`Outgoing::is_refused`]).

@@ -79,16 +79,18 @@ pub(super) fn run(shared: &Shared, beats: Beats, again: Option<&Again>, events: 
         }
         let mut fds = vec![PollFd::new(&*shared.bell, PollFlags::IN)];
         let mut refused = vec![false; peers.len()];
-        for (p, refused) in peers.iter().zip(&mut refused) {
+        let mut held = vec![None; peers.len()];
+        for ((p, refused), held) in peers.iter().zip(&mut refused).zip(&mut held) {
             let out = p.peer.out();
-            *refused = out.is_refused();
-            let flags = match (&p.broken, out.has_frames() && !*refused) {
-                (None, true) => PollFlags::IN | PollFlags::OUT,
-                (None, false) => PollFlags::IN,
-                // A connection that broke has nothing more to say; the bell stands in for it.
-                (Some(_), _) => PollFlags::empty(),
+            (*refused, *held) = (out.is_refused(), out.held());
+            // A connection that broke has nothing more to say; the bell stands in for it.
+            let rests = p.broken.is_some() || held.is_some();
+            let flags = match (rests, out.has_frames() && !*refused) {
+                (false, true) => PollFlags::IN | PollFlags::OUT,
+                (false, false) => PollFlags::IN,
+                (true, _) => PollFlags::empty(),
             };
-            let fd = if p.broken.is_some() { shared.bell.as_fd() } else { p.stream.as_fd() };
+            let fd = if rests { shared.bell.as_fd() } else { p.stream.as_fd() };
             fds.push(PollFd::from_borrowed_fd(fd, flags));
         }
         let with_process = peers.iter().enumerate().filter(|(_, p)| p.peer.process.is_some());
@@ -100,7 +102,14 @@ pub(super) fn run(shared: &Shared, beats: Beats, again: Option<&Again>, events: 
         fds.extend(again.map(|again| PollFd::from_borrowed_fd(again.listener(), PollFlags::IN)));
         let ends = peers.iter().filter_map(|p| Some(p.broken.as_ref()?.until)).min();
         let once_more = refused.contains(&true).then(|| now + REFUSED);
-        let wakes_at = ends.into_iter().chain(beating.then_some(next_beat)).chain(once_more).min();
+        let wakes_at = held
+            .iter()
+            .flatten()
+            .copied()
+            .chain(ends)
+            .chain(beating.then_some(next_beat))
+            .chain(once_more)
+            .min();
         let limit = wakes_at.map(|at| timespec(at.saturating_duration_since(now)));
         if poll(&mut fds, limit.as_ref()).is_err() {
             continue;
@@ -119,6 +128,10 @@ pub(super) fn run(shared: &Shared, beats: Beats, again: Option<&Again>, events: 
         }
         let mut left: Vec<Option<Leaving>> = Vec::with_capacity(peers.len());
         for (i, p) in peers.iter_mut().enumerate() {
+            if held[i].is_some() && !died[i] {
+                left.push(None);
+                continue;
+            }
             let looks = Looks { shared, beats, most, events, passed, died: died[i], refused: refused[i] };
             let leaving = match p.look(sockets[i], &looks) {
                 Ok(leaving) => leaving,

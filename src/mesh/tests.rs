@@ -420,6 +420,26 @@ fn a_rank_of_another_host_that_beats_is_not_lost_however_long_nothing_else_is_sa
     assert_eq!(b.recv(0, 5).unwrap().0, b"still here");
 }
 
+#[test]
+fn p6_frames_that_are_held_back_arrive_in_order_behind_the_hold_in_both_directions() {
+    const HOLD: Duration = Duration::from_millis(80);
+    let [(a, _), (b, _)] = pair(hang());
+    for (holds, other) in [(&a, &b), (&b, &a)] {
+        let begin = Instant::now();
+        holds.hold(other.rank, HOLD);
+        for n in 0..3 {
+            holds.send(other.rank, 5, &[n], &[]).unwrap();
+            other.send(holds.rank, 5, &[n], &[]).unwrap();
+        }
+        for n in 0..3 {
+            assert_eq!(holds.recv(other.rank, 5).unwrap().0, [n]);
+            assert!(begin.elapsed() >= HOLD, "frame {n} came in during the hold");
+            assert_eq!(other.recv(holds.rank, 5).unwrap().0, [n]);
+        }
+    }
+    assert!(a.cut(1).is_err(), "a socket between ranks of one host has no other one to take its place");
+}
+
 // ------------------------------------------------------------ set-up of a queue pair
 
 const LABEL: u32 = QUEUE_PAIRS + 7;

@@ -432,7 +432,7 @@ fn help_shows_the_settings_that_matter_and_help_all_the_others_apart() {
         ("bench push", &["--window-size", "--proxy-cpu", "--ib-dev"][..], &["--landing", "--rendezvous"][..]),
         ("bench gate", &["--seconds"], &["--qp", "--window-size"]),
         ("bench osu-bw", &["--rendezvous", "--window-size"], &["--landing", "--net-window-size"]),
-        ("chaos", &["--qp", "--proxy", "--timeout"], &["--ib-dev", "--rendezvous", "--landing"]),
+        ("chaos", &["--qp", "--proxy", "--timeout", "--ib-dev", "--rendezvous"], &["--landing"]),
         ("devices", &["--help-all"], &["--qp", "--window-size"]),
         ("doctor", &["--ib-dev", "--window"], &["--stuck", "--landing"]),
         ("nccl-check", &["--path", "--qp", "--timeout", "--transports"], &["--slots", "--rendezvous"]),

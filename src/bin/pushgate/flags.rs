@@ -36,8 +36,9 @@ fn matters(subcommand: &str, key: &Key) -> bool {
         "nccl-check" => matches!(key.group, Group::Nccl | Group::Rdma) || NCCL.contains(&key.name),
         "worker" => matches!(key.group, Group::Device | Group::Waits),
         "rdma" => matches!(key.group, Group::Rdma | Group::Waits) && key.name != "cq_events",
-        "chaos" => !matches!(key.group, Group::Nccl | Group::Ranks | Group::Rdma),
-        name if name.starts_with("osu-") || name == "allreduce" => key.group != Group::Nccl,
+        name if name.starts_with("osu-") || ["allreduce", "chaos"].contains(&name) => {
+            key.group != Group::Nccl
+        }
         // Both ranks are in one process.
         _ => !matches!(key.group, Group::Nccl | Group::Ranks),
     }

@@ -12,7 +12,7 @@ use rustix::net::sockopt::set_socket_linger;
 use super::greeting::{HEADER, MAGIC};
 use super::*;
 use crate::mesh::tests::LATER;
-use crate::mesh::{Events, MAX_BYTES, Mesh, Stream};
+use crate::mesh::{Events, MAX_BYTES, Mesh};
 
 fn me(rank: u32, size: u32) -> Me<'static> {
     Me::new("red", rank, size, hang(), None).unwrap()
@@ -371,13 +371,6 @@ fn joined(size: u32, recover: Duration) -> Vec<Joined> {
     [first].into_iter().chain(others).map(|t| t.join().unwrap()).collect()
 }
 
-/// Ends the connection between two ranks as a reset would, at the end of one of them.
-fn break_between(mesh: &Mesh, peer: u32) {
-    if let Stream::Tcp(s) = &*mesh.shared.peer(peer).out().stream {
-        let _ = s.shutdown(Shutdown::Both);
-    }
-}
-
 #[test]
 fn p6_frames_come_once_and_in_order_though_connections_break_again_and_again() {
     const FRAMES: u32 = 600;
@@ -405,7 +398,8 @@ fn p6_frames_come_once_and_in_order_though_connections_break_again_and_again() {
         let mut breaks = 0u32;
         while !threads.iter().all(|t| t.is_finished()) {
             let (rank, other) = [(0, 1), (1, 0), (2, 1), (0, 2), (1, 2), (2, 0)][breaks as usize % 6];
-            break_between(&all[rank].0, other);
+            all[rank].0.cut(other).unwrap();
+            all[other as usize].0.hold(rank as u32, Duration::from_millis(2));
             breaks += 1;
             thread::sleep(Duration::from_millis(3));
         }

@@ -25,6 +25,10 @@ const SERVES: Duration = Duration::from_secs(60);
 pub enum Order {
     /// Break the link to a peer.
     Break { peer: u32, id: u64 },
+    /// Reset the socket to a peer.
+    Cut { peer: u32 },
+    /// Hold the bytes to and from a peer's socket back for a time.
+    Hold { peer: u32, time: Duration },
     /// End all queue pairs.
     Abort,
     /// Send no more, and end when all messages have arrived.

@@ -24,8 +24,12 @@ pub enum Kind {
     Kill,
     /// A rank ends all its queue pairs. Ends the job by design.
     Abort,
-    /// The proxy process gets SIGKILL. Ends the job by design, for no other proxy takes over.
+    /// The proxy process gets SIGKILL, and another one takes over.
     KillProxy,
+    /// The socket between two ranks is reset, while their link is replaced.
+    Cut,
+    /// Bytes between two ranks' sockets are held back in both directions, while their link is replaced.
+    Delay,
 }
 
 impl Kind {
@@ -39,6 +43,8 @@ impl Kind {
             Kind::Kill => "kill",
             Kind::Abort => "abort",
             Kind::KillProxy => "kill-proxy",
+            Kind::Cut => "cut",
+            Kind::Delay => "delay",
         }
     }
 }
@@ -62,19 +68,45 @@ pub struct Fault {
     pub rank: u32,
     /// The other end of the link.
     pub peer: u32,
-    /// The breaks of [`Kind::Break`], [`Kind::BreakBoth`], [`Kind::Burst`] and [`Kind::StopBreak`].
+    /// The breaks of links. Those of [`Kind::Cut`] and [`Kind::Delay`] come before the socket's fault and behind it.
     pub breaks: Vec<Break>,
-    /// How long a rank is stopped.
+    /// How long a rank is stopped, or bytes are held back.
     pub hold: Duration,
+}
+
+/// What faults a run may make.
+#[derive(Clone, Debug)]
+pub struct Bounds {
+    /// The mean gap between two faults.
+    pub every: Duration,
+    pub ranks: u32,
+    /// A rank is stopped for no longer.
+    pub most_stop: Duration,
+    /// Bytes are held back for no longer.
+    pub most_delay: Duration,
+    /// The engines run in a proxy process.
+    pub proxy: bool,
+    /// Another socket takes the place of one between two ranks that breaks.
+    pub cuts: bool,
+}
+
+impl Bounds {
+    /// Each kind of fault that the run may make, and how often of all weights together.
+    fn weights(&self) -> Vec<(Kind, u64)> {
+        if self.proxy {
+            return PROXY.to_vec();
+        }
+        let mut weights = EMBEDDED.to_vec();
+        weights.extend(self.cuts.then_some((Kind::Cut, 2)));
+        weights
+    }
 }
 
 /// The faults of a seed, one after the other.
 pub struct Plan {
     state: u64,
-    every: Duration,
-    ranks: u32,
-    most_hold: Duration,
-    weights: &'static [(Kind, u64)],
+    bounds: Bounds,
+    weights: Vec<(Kind, u64)>,
 }
 
 /// With engines in the ranks.
@@ -86,17 +118,19 @@ const EMBEDDED: &[(Kind, u64)] = &[
     (Kind::StopBreak, 1),
     (Kind::Kill, 1),
     (Kind::Abort, 1),
+    (Kind::Delay, 2),
 ];
 /// With engines in a proxy process, links break with the proxy.
 const PROXY: &[(Kind, u64)] = &[(Kind::KillProxy, 8), (Kind::Stop, 4), (Kind::Kill, 1), (Kind::Abort, 1)];
-/// The shortest time that a rank is stopped.
+/// The shortest time that a rank is stopped, or bytes are held back.
 const LEAST_HOLD: Duration = Duration::from_millis(20);
+/// The longest gap between a break and the next one, or the fault of a socket.
+const MOST_GAP: Duration = Duration::from_millis(30);
 
 impl Plan {
-    /// `most_hold`: a rank is stopped for no longer. `proxy`: the engines run in a proxy process.
-    pub fn new(seed: u64, every: Duration, ranks: u32, most_hold: Duration, proxy: bool) -> Self {
-        let most_hold = most_hold.max(LEAST_HOLD);
-        Plan { state: seed, every, ranks, most_hold, weights: if proxy { PROXY } else { EMBEDDED } }
+    pub fn new(seed: u64, bounds: Bounds) -> Self {
+        let weights = bounds.weights();
+        Plan { state: seed, bounds, weights }
     }
 
     /// The next number of the sequence (splitmix64).
@@ -115,29 +149,35 @@ impl Plan {
 
     /// The next fault.
     pub fn next(&mut self) -> Fault {
-        let gap = self.time(self.every / 2, self.every + self.every / 2);
+        let Bounds { every, ranks, most_stop, most_delay, .. } = self.bounds;
+        let gap = self.time(every / 2, every + every / 2);
         let mut left = self.draw() % self.weights.iter().map(|(_, weight)| weight).sum::<u64>();
         let mut kind = self.weights[0].0;
-        for &(each, weight) in self.weights {
+        for &(each, weight) in &self.weights {
             kind = each;
             if left < weight {
                 break;
             }
             left -= weight;
         }
-        let rank = (self.draw() % self.ranks as u64) as u32;
-        let other = (self.draw() % (self.ranks as u64 - 1)) as u32;
+        let rank = (self.draw() % ranks as u64) as u32;
+        let other = (self.draw() % (ranks as u64 - 1)) as u32;
         let peer = other + (other >= rank) as u32;
-        let hold = self.time(LEAST_HOLD, self.most_hold);
+        let most_hold = if kind == Kind::Delay { most_delay } else { most_stop };
+        let hold = self.time(LEAST_HOLD, most_hold.max(LEAST_HOLD));
+        let later = |plan: &mut Self| Break {
+            gap: plan.time(Duration::ZERO, MOST_GAP),
+            at_peer: plan.draw() % 2 == 1,
+        };
         let first = |at_peer| Break { gap: Duration::ZERO, at_peer };
         let breaks = match kind {
             Kind::Break | Kind::StopBreak => vec![first(false)],
             Kind::BreakBoth => vec![first(false), first(true)],
             Kind::Burst => {
-                let gap = |plan: &mut Self| plan.time(Duration::ZERO, Duration::from_millis(30));
                 let times = 2 + self.draw() % 5;
-                (0..times).map(|_| Break { gap: gap(self), at_peer: self.draw() % 2 == 1 }).collect()
+                (0..times).map(|_| later(self)).collect()
             }
+            Kind::Cut | Kind::Delay => vec![first(false), later(self)],
             _ => Vec::new(),
         };
         Fault { gap, kind, rank, peer, breaks, hold }
@@ -150,27 +190,38 @@ mod tests {
 
     use super::*;
 
-    fn faults(seed: u64, ranks: u32, proxy: bool) -> Vec<Fault> {
-        let mut plan = Plan::new(seed, Duration::from_secs(2), ranks, Duration::from_secs(1), proxy);
+    const BOUNDS: Bounds = Bounds {
+        every: Duration::from_secs(2),
+        ranks: 4,
+        most_stop: Duration::from_millis(500),
+        most_delay: Duration::from_secs(1),
+        proxy: false,
+        cuts: false,
+    };
+
+    fn faults(seed: u64, bounds: &Bounds) -> Vec<Fault> {
+        let mut plan = Plan::new(seed, bounds.clone());
         (0..500).map(|_| plan.next()).collect()
     }
 
     #[test]
     fn one_seed_gives_the_same_faults_twice_and_another_seed_gives_others() {
-        assert_eq!(faults(7, 3, false), faults(7, 3, false));
-        assert_ne!(faults(7, 3, false), faults(8, 3, false));
+        assert_eq!(faults(7, &BOUNDS), faults(7, &BOUNDS));
+        assert_ne!(faults(7, &BOUNDS), faults(8, &BOUNDS));
     }
 
     #[test]
     fn faults_have_every_kind_and_stay_within_their_bounds() {
-        for (proxy, weights) in [(false, EMBEDDED), (true, PROXY)] {
-            let faults = faults(1, 4, proxy);
+        for bounds in [BOUNDS, Bounds { proxy: true, ..BOUNDS }, Bounds { cuts: true, ..BOUNDS }] {
+            let faults = faults(1, &bounds);
             let kinds: BTreeSet<Kind> = faults.iter().map(|fault| fault.kind).collect();
-            assert_eq!(kinds, weights.iter().map(|(kind, _)| *kind).collect());
+            assert_eq!(kinds, bounds.weights().iter().map(|(kind, _)| *kind).collect());
+            assert_eq!(kinds.contains(&Kind::Cut), bounds.cuts);
             for fault in faults {
                 assert!(fault.rank < 4 && fault.peer < 4 && fault.rank != fault.peer, "{fault:?}");
                 assert!((Duration::from_secs(1)..=Duration::from_secs(3)).contains(&fault.gap), "{fault:?}");
-                assert!((LEAST_HOLD..=Duration::from_secs(1)).contains(&fault.hold), "{fault:?}");
+                let most = if fault.kind == Kind::Delay { bounds.most_delay } else { bounds.most_stop };
+                assert!((LEAST_HOLD..=most).contains(&fault.hold), "{fault:?}");
             }
         }
     }

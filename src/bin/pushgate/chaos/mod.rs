@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, anyhow};
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use pushgate::settings::{ProxyPlace, Transport, parse_time};
+use pushgate::settings::parse_time;
 use pushgate::{Error, Settings};
 
 pub use self::child::ROLE;
@@ -45,12 +45,15 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
             .after_help(
                 "Ranks of this host send numbered messages to each other and check every word. The faults: a queue pair's link \
                  broken at one end, at both, or several times in a row; a rank stopped and continued; a link broken \
-                 while the rank at its other end is stopped. A rank that is killed or aborts ends the job by design: then the other \
+                 while the rank at its other end is stopped, or while the ranks' sockets carry nothing; with a rendezvous, \
+                 sockets that are reset. A rank that is killed or aborts ends the job by design: then the other \
                  ranks must have a status that names that rank within `timeout`, and the ranks start again. With proxy = \
                  process the proxy is killed and another one started, which takes over; links break in no other way then.\n\
                  The same seed gives the same faults in the same order with the same gaps. What the ranks do meanwhile depends \
                  on timing, so two runs with one seed differ.\n\
-                 Works over qp = local, and with proxy = thread over qp = verbs. Touches no network and signals no process but its own children.\n\
+                 Works over qp = local, and with proxy = thread over qp = verbs. All ranks run on this host; with rendezvous = \
+                 ADDRESS:PORT their sockets are those of ranks of several hosts. Touches no network and signals no process but \
+                 its own children.\n\
                  Exit status: 1 if a message was lost, doubled or wrong, or if something hung. docs/recovery.md says more.",
             )
             .arg(arg("seconds", "N", "How long faults are made [default: 60]"))
@@ -68,13 +71,7 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
 
 impl Options {
     fn new(m: &ArgMatches, settings: &Settings) -> Result<Self> {
-        if settings.rendezvous != "none" {
-            return Err(settings.refused("rendezvous", "none: all ranks of chaos run on this host").into());
-        }
-        if settings.transport() != Transport::Local && settings.proxy != ProxyPlace::Thread {
-            let allowed = "local with proxy = process: a proxy replaces no link over RDMA";
-            return Err(settings.refused("qp", allowed).into());
-        }
+        settings.check()?;
         if settings.recovery().is_none() {
             return Err(settings
                 .refused("recover", "a time: without recovery each broken link ends its queue pair")

@@ -198,6 +198,8 @@ fn serve(comm: &Comm, context: &Context, ends: &Ends, is_done: impl Fn() -> Resu
                 let beyond = ends.word(block, TAKEN) + RECEIVES;
                 measured.push(Measured { id, block, begin, beyond });
             }
+            Ok(Order::Cut { peer }) => comm.cut(peer)?,
+            Ok(Order::Hold { peer, time }) => comm.hold(peer, time)?,
             Ok(Order::Abort) => comm.abort(),
             Ok(Order::Finish) => {
                 ends.order(FINISH);

@@ -9,13 +9,15 @@ use pushgate::settings::ProxyPlace;
 use rustix::process::Signal;
 
 use super::children::{Cause, Children, Event, Order, Said, Traffic};
-use super::fault::{Fault, Kind, Plan};
+use super::fault::{Bounds, Fault, Kind, Plan};
 use super::tally::Tally;
 use super::{Options, say};
 use crate::signals;
 
 /// The longest that a rank is stopped.
-const MOST_HOLD: Duration = Duration::from_millis(500);
+const MOST_STOP: Duration = Duration::from_millis(500);
+/// The longest that bytes between two ranks' sockets are held back.
+const MOST_DELAY: Duration = Duration::from_secs(1);
 /// How often signals and standstills are looked for.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -86,13 +88,20 @@ pub struct Supervisor<'a> {
 impl<'a> Supervisor<'a> {
     pub fn new(o: &'a Options) -> Self {
         // A rank that is stopped for longer than these may count as lost, or its slots as stuck.
-        let limits = [Some(o.settings.timeout), Some(o.settings.stuck), o.settings.recovery()];
-        let most =
-            limits.into_iter().flatten().map(|limit| limit / 4).min().unwrap_or(MOST_HOLD).min(MOST_HOLD);
-        let plan = Plan::new(o.seed, o.every, o.ranks, most, o.settings.proxy == ProxyPlace::Process);
+        let quarter =
+            |limit: Option<Duration>, most: Duration| limit.map_or(most, |limit| (limit / 4).min(most));
+        let within = |most| quarter(o.settings.recovery(), quarter(Some(o.settings.timeout), most));
+        let bounds = Bounds {
+            every: o.every,
+            ranks: o.ranks,
+            most_stop: quarter(Some(o.settings.stuck), within(MOST_STOP)),
+            most_delay: within(MOST_DELAY),
+            proxy: o.settings.proxy == ProxyPlace::Process,
+            cuts: o.settings.rendezvous != "none",
+        };
         Supervisor {
             o,
-            plan,
+            plan: Plan::new(o.seed, bounds),
             tally: Tally::default(),
             children: None,
             ranks: Vec::new(),
@@ -189,10 +198,16 @@ impl<'a> Supervisor<'a> {
         let number = self.tally.by_kind.values().sum::<u64>();
         let begin = Instant::now();
         let said = match kind {
-            Kind::Break | Kind::BreakBoth | Kind::Burst => {
+            Kind::Break | Kind::BreakBoth | Kind::Burst | Kind::Cut | Kind::Delay => {
                 let time = self.break_links(fault)?;
-                self.tally.times.push(time);
-                format!("the link of ranks {rank} and {peer}, back after {:.3} ms", time.as_secs_f64() * 1e3)
+                self.tally.back(kind, time);
+                let with = match kind {
+                    Kind::Cut => "socket and the ".into(),
+                    Kind::Delay => format!("socket for {hold:.0?} and the "),
+                    _ => String::new(),
+                };
+                let ms = time.as_secs_f64() * 1e3;
+                format!("the {with}link of ranks {rank} and {peer}, back after {ms:.3} ms")
             }
             Kind::Stop | Kind::StopBreak => {
                 self.stop(fault)?;
@@ -200,7 +215,7 @@ impl<'a> Supervisor<'a> {
             }
             Kind::KillProxy => {
                 let time = self.replace_proxy()?;
-                self.tally.times.push(time);
+                self.tally.back(kind, time);
                 format!("the proxy, back after {:.3} ms", time.as_secs_f64() * 1e3)
             }
             Kind::Kill | Kind::Abort => {
@@ -218,13 +233,21 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// Breaks links, and waits until messages move over another one. Returns the time from the last break to the next
-    /// delivery: the longer one where two ends broke at once.
+    /// Breaks links, and the socket of the two ranks before the last break; waits until messages move over another link. Returns
+    /// the time from the last break to the next delivery: the longer one where two ends broke at once.
     fn break_links(&mut self, fault: &Fault) -> Result<Duration> {
         let mut ids = Vec::new();
-        for each in &fault.breaks {
+        for (at, each) in fault.breaks.iter().enumerate() {
             if !each.gap.is_zero() {
                 self.pass(Instant::now() + each.gap)?;
+            }
+            match fault.kind {
+                Kind::Cut if at > 0 => self.children().order(fault.rank, &Order::Cut { peer: fault.peer })?,
+                Kind::Delay if at > 0 => {
+                    let order = Order::Hold { peer: fault.peer, time: fault.hold };
+                    self.children().order(fault.rank, &order)?;
+                }
+                _ => {}
             }
             let (rank, peer) = if each.at_peer { (fault.peer, fault.rank) } else { (fault.rank, fault.peer) };
             self.breaks += 1;

@@ -21,9 +21,17 @@ pub struct Tally {
     pub lost: u64,
     pub doubled: u64,
     pub wrong: u64,
-    /// Of each fault that broke a link while both ranks ran: from the last break to the next delivery. Of each proxy that was
-    /// killed: from the kill until all ranks have told of deliveries through the next one.
-    pub times: Vec<Duration>,
+    /// By kind, of each fault that broke a link while both ranks ran: from the last break to the next delivery. Of each proxy
+    /// that was killed: from the kill until all ranks have told of deliveries through the next one.
+    times: BTreeMap<Kind, Vec<Duration>>,
+}
+
+/// The time, in milliseconds, that `percent` of some times did not exceed.
+fn percentile<'a>(times: impl IntoIterator<Item = &'a Duration>, percent: usize) -> Option<f64> {
+    let mut times: Vec<_> = times.into_iter().collect();
+    times.sort();
+    let at = (times.len() * percent).div_ceil(100).max(1) - 1;
+    times.get(at).map(|time| (time.as_secs_f64() * 1e6).round() / 1e3)
 }
 
 impl Tally {
@@ -36,20 +44,29 @@ impl Tally {
         self.by_kind.values().sum()
     }
 
-    /// The recovery time, in milliseconds, that `percent` of the faults did not exceed.
+    /// After a fault of a kind messages moved again after this time.
+    pub fn back(&mut self, kind: Kind, time: Duration) {
+        self.times.entry(kind).or_default().push(time);
+    }
+
+    /// The recovery time, in milliseconds, that `percent` of the faults of links alone, or of the proxy, did not exceed.
     fn percentile(&self, percent: usize) -> Option<f64> {
-        let mut times = self.times.clone();
-        times.sort();
-        let at = (times.len() * percent).div_ceil(100).max(1) - 1;
-        times.get(at).map(|time| (time.as_secs_f64() * 1e6).round() / 1e3)
+        let kinds = [Kind::Break, Kind::BreakBoth, Kind::Burst, Kind::KillProxy];
+        percentile(kinds.iter().filter_map(|kind| self.times.get(kind)).flatten(), percent)
     }
 
     pub fn json(&self) -> Value {
         let by_kind: BTreeMap<_, _> = self.by_kind.iter().map(|(kind, n)| (kind.name(), n)).collect();
+        let times = self.times.iter().map(|(kind, times)| {
+            let [p50, max] = [50, 100].map(|percent| percentile(times, percent));
+            (kind.name(), json!({ "p50_ms": p50, "max_ms": max }))
+        });
+        let times: BTreeMap<_, _> = times.collect();
         json!({
             "messages": self.messages, "epochs": self.epochs, "faults": self.faults(), "by_kind": by_kind,
             "recovered": self.recovered, "lost": self.lost, "doubled": self.doubled, "wrong": self.wrong,
             "p50_ms": self.percentile(50), "p99_ms": self.percentile(99), "max_ms": self.percentile(100),
+            "times": times,
         })
     }
 }
@@ -78,11 +95,13 @@ mod tests {
     fn percentiles_are_times_that_were_measured_and_null_without_any() {
         let mut tally = Tally::default();
         assert_eq!(tally.json()["p50_ms"], Value::Null);
-        tally.times = (1..=200).rev().map(Duration::from_millis).collect();
+        (1..=200).rev().for_each(|ms| tally.back(Kind::Break, Duration::from_millis(ms)));
+        (1..=3).for_each(|s| tally.back(Kind::Delay, Duration::from_secs(s)));
         let json = tally.json();
         assert_eq!(
             ["p50_ms", "p99_ms", "max_ms"].map(|name| json[name].as_f64()),
             [Some(100.0), Some(198.0), Some(200.0)]
         );
+        assert_eq!(json["times"]["delay"], json!({ "p50_ms": 2000.0, "max_ms": 3000.0 }));
     }
 }
