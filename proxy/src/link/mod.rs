@@ -199,8 +199,8 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
         None
     }
 
-    /// Where several links are one: breaks one of those that carry, for tests and fault injection. False: none does, or the link is
-    /// one.
+    /// Where several links are one: breaks one of those that carry, if one does, for tests and fault injection. False where the
+    /// link is a single one.
     fn break_one(&mut self) -> bool {
         false
     }

@@ -164,7 +164,8 @@ impl Link for Rails {
             self.broken = rail;
             self.breaks(rail, LinkDown::Failed { cause: abi::PUSHGATE_DOWN_PORT, by_peer: false });
         }
-        up.is_some()
+        // While none carries, all are being replaced, and a break changes nothing.
+        true
     }
 
     fn rejoined(&mut self) -> u64 {
