@@ -70,6 +70,10 @@ impl Drop for CommEnd {
             other => other.unwrap_or_default(),
         };
         watch::say_goodbye(&self.line, self.recovers, counters.delivered);
+        if let Some(renewal) = self.line.renewal() {
+            // A peer whose socket is broken dials, and is told.
+            renewal.own.close(counters.delivered);
+        }
         self.line.shutdown();
     }
 }

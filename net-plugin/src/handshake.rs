@@ -23,8 +23,9 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 
+use crate::again::{Here, Place, Token};
 use crate::comm::Comm;
-use crate::dial::{self, Dial, Dialed, Here};
+use crate::dial::{self, Dial, Dialed};
 use crate::error::{Code, Failure, Result};
 use crate::handle::{self, Handle, Nonce};
 use crate::identity::Identity;
@@ -32,10 +33,10 @@ use crate::join::{Again, Joined, NewEnd, ReadyEnd, Role};
 use crate::listening::Sockets;
 use crate::log;
 use crate::runtime::Runtime;
-use crate::socket::{Channel, Frame, Line, Stream};
+use crate::socket::{Channel, Frame, Line, Renewal, Stream};
 
 /// Versions that this build speaks of everything that the two ends say to each other.
-const VERSIONS: Versions = Versions::new(4, 4);
+pub const VERSIONS: Versions = Versions::new(4, 4);
 /// Time within which a connector must greet. It leaves room for a rank whose thread is held up on a
 /// busy machine. A connection that never greets occupies one descriptor for this time.
 const GREETING: Duration = Duration::from_secs(30);
@@ -53,6 +54,9 @@ struct Greeting {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     newest: Option<u32>,
     nonce: Nonce,
+    /// Over TCP: where the sender is dialled when the connection broke, if it replaces connections.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    again: Option<Place>,
 }
 
 /// The part that the greetings of all versions have.
@@ -63,8 +67,8 @@ struct Spoken {
 }
 
 /// The bytes of this end's greeting.
-fn greet_with(nonce: Nonce) -> Vec<u8> {
-    let greeting = Greeting { version: VERSIONS.oldest(), newest: VERSIONS.newest(), nonce };
+fn greet_with(nonce: Nonce, again: Option<Place>) -> Vec<u8> {
+    let greeting = Greeting { version: VERSIONS.oldest(), newest: VERSIONS.newest(), nonce, again };
     serde_json::to_vec(&greeting).expect("it is plain data")
 }
 
@@ -72,8 +76,8 @@ fn lost(e: impl std::fmt::Display) -> Failure {
     Failure::new(Code::Remote, format!("making a connection: {e}"))
 }
 
-/// Checks a frame that should be a greeting for `nonce`.
-fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<()> {
+/// Checks a frame that should be a greeting for `nonce`. Returns where its sender is dialled again.
+fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<Option<Place>> {
     // The versions come first: the rest of a greeting of another version can't be read.
     let Spoken { version, newest } = serde_json::from_slice(bytes).map_err(lost)?;
     VERSIONS.agree(Versions::told(version, newest)).map_err(|e| lost(format!("the other end: {e}")))?;
@@ -81,10 +85,11 @@ fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<()> {
     if g.nonce != *nonce {
         return Err(lost("the greeting is for another listener"));
     }
-    Ok(())
+    Ok(g.again)
 }
 
-fn random() -> Result<Nonce> {
+/// 16 bytes that nobody can guess.
+pub fn random() -> Result<Nonce> {
     let mut nonce = [0; 16];
     let mut file = std::fs::File::open("/dev/urandom").map_err(Failure::system("/dev/urandom"))?;
     std::io::Read::read_exact(&mut file, &mut nonce).map_err(Failure::system("/dev/urandom"))?;
@@ -135,14 +140,21 @@ impl Listener {
                 }
                 let (channel, (bytes, _)) = state.ready.remove(0);
                 // Any process can connect here and send anything.
-                if let Err(e) = greeting(&bytes, &self.nonce) {
-                    tracing::warn!("refused a connection at the listening socket: {e}");
-                    continue;
-                }
-                let end = NewEnd::new(&self.runtime, Role::Receive, self.class, channel.line().transport())?;
+                let again = match greeting(&bytes, &self.nonce) {
+                    Ok(again) => again,
+                    Err(e) => {
+                        tracing::warn!("refused a connection at the listening socket: {e}");
+                        continue;
+                    }
+                };
+                let end =
+                    NewEnd::new(&self.runtime, Role::Receive, self.class, channel.stream().transport())?;
                 let offer = end.offer()?;
-                match Progress::new(channel, end, offer, self.nonce, 1) {
-                    Ok(progress) => state.current = Some(progress),
+                match Progress::new(&self.runtime, channel, end, offer, self.nonce) {
+                    Ok(mut progress) => {
+                        progress.greeted(again, Role::Receive);
+                        state.current = Some(progress);
+                    }
                     Err(e) => {
                         self.gave_up(&e);
                         continue;
@@ -207,6 +219,8 @@ struct Progress {
     connect: Option<Connect<Fds>>,
     step: Step,
     joined: Unclaimed,
+    /// By which the other end names this connection when it dials again.
+    token: Option<Token>,
 }
 
 /// How far this end is.
@@ -232,13 +246,30 @@ impl Drop for Unclaimed {
 
 impl Progress {
     /// Greets the other end and makes it an offer.
-    fn new(channel: Channel, end: NewEnd, offer: connect::Frame, nonce: Nonce, heard: u32) -> Result<Self> {
-        channel.send(&greet_with(nonce), Vec::new()).map_err(lost)?;
+    fn new(
+        runtime: &Runtime,
+        channel: Channel,
+        end: NewEnd,
+        offer: connect::Frame,
+        nonce: Nonce,
+    ) -> Result<Self> {
+        let between_hosts = channel.stream().transport() == Transport::Verbs;
+        let token = runtime.watch.here().filter(|_| between_hosts).map(Here::token).transpose()?;
+        channel.send(&greet_with(nonce, token.as_ref().map(Token::place)), Vec::new()).map_err(lost)?;
         // A connection has one call of each end; none is repeated.
         let own = Incarnation::MIN;
         let connect = Connect::new(own, offer, u64::MAX, Status::new(abi::PUSHGATE_ABORTED), 0);
         let connect = Some(connect);
-        Ok(Progress { channel, nonce, heard, connect, step: Step::New(end), joined: Unclaimed(None) })
+        let (step, joined) = (Step::New(end), Unclaimed(None));
+        Ok(Progress { channel, nonce, heard: 0, connect, step, joined, token })
+    }
+
+    /// The other end has greeted; it is dialled again at `again` if this end dials, and dials this end otherwise.
+    fn greeted(&mut self, again: Option<Place>, role: Role) {
+        self.heard = 1;
+        if let Some((own, other)) = self.token.take_if(|_| again.is_some()).zip(again) {
+            self.channel.line().may_renew(Renewal { own, dials: role == Role::Send, other });
+        }
     }
 
     /// Returns the queue pair once every frame has been sent and received.
@@ -248,11 +279,12 @@ impl Progress {
         while self.joined.0.is_none()
             && let Some((bytes, fds)) = self.channel.receive().map_err(lost)?
         {
-            self.heard += 1;
-            if self.heard == 1 {
-                greeting(&bytes, &self.nonce)?;
+            if self.heard == 0 {
+                let again = greeting(&bytes, &self.nonce)?;
+                self.greeted(again, Role::Send);
                 continue;
             }
+            self.heard += 1;
             // Otherwise a peer that sends all the time would keep this call going, and one that reads nothing could make
             // our answers pile up.
             if self.heard > FRAMES {
@@ -284,9 +316,9 @@ impl Progress {
                     self.step = Step::Ready(ready);
                 }
                 (Event::Go { places, .. }, Step::Ready(end)) => {
-                    let line = self.channel.line();
-                    let again = Again { connect: &mut self.connect, line };
-                    let joined = end.join(runtime, &places, line.peer_pid(), Some(again))?;
+                    let pid = self.channel.stream().peer_pid();
+                    let again = Again { connect: &mut self.connect, line: self.channel.line() };
+                    let joined = end.join(runtime, &places, pid, Some(again))?;
                     self.joined.0 = Some(joined);
                 }
                 _ => return Err(lost("the other end gave it up; its log says why")),
@@ -352,7 +384,7 @@ impl Attempts {
         handle::set_mark(bytes, 0);
         match connecting.advance(&runtime, class)? {
             Some((joined, line)) => {
-                self.tell(&runtime, &handle.listener, line.transport(), &connecting.why);
+                self.tell(&runtime, &handle.listener, line.stream().transport(), &connecting.why);
                 Comm::new(runtime, *joined, line, Role::Send).map(Some)
             }
             None => {
@@ -385,7 +417,7 @@ impl Connecting {
         loop {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Again) {
                 Stage::Again => {
-                    let here = Here::of(&runtime.loaded);
+                    let here = dial::Here::of(&runtime.loaded);
                     let (to, why) = dial::choose(here, &self.handle, self.not_local.as_deref())?;
                     self.why = why;
                     match to {
@@ -412,7 +444,9 @@ impl Connecting {
                         lost(format!("{to} can't be reached: {e}; may the hosts reach each other there?"))
                     };
                     sockopt::socket_error(&stream).map_err(unreachable)?.map_err(unreachable)?;
-                    greet(runtime, &self.handle, Stream::tcp(stream).map_err(lost)?, class)?
+                    let replaced = runtime.loaded.settings.recovery().is_some();
+                    let stream = Stream::tcp(stream, replaced).map_err(lost)?;
+                    greet(runtime, &self.handle, stream, class)?
                 }
                 Stage::Joining(mut progress) => match progress.advance(runtime) {
                     Ok(Some(joined)) => {
@@ -424,7 +458,8 @@ impl Connecting {
                     }
                     // The listener takes no process of another user, which this end can't always see.
                     Err(e)
-                        if progress.heard == 0 && progress.channel.line().transport() == Transport::Local =>
+                        if progress.heard == 0
+                            && progress.channel.stream().transport() == Transport::Local =>
                     {
                         self.not_local = Some(format!("its listener turned this process away, {e}"));
                         Stage::Again
@@ -439,7 +474,7 @@ impl Connecting {
 fn greet(runtime: &Runtime, handle: &Handle, stream: Stream, class: Option<u8>) -> Result<Stage> {
     let end = NewEnd::new(runtime, Role::Send, class, stream.transport())?;
     let offer = end.offer()?;
-    let progress = Progress::new(Channel::new(stream), end, offer, handle.nonce, 0)?;
+    let progress = Progress::new(runtime, Channel::new(stream), end, offer, handle.nonce)?;
     Ok(Stage::Joining(Box::new(progress)))
 }
 
@@ -490,7 +525,7 @@ mod tests {
         let nonce = Handle::decode(&bytes).unwrap().nonce;
         let Dialed::Connected(stream) = dial::dial_unix(&nonce).unwrap() else { panic!("it listens") };
         let mut channel = Channel::new(stream);
-        channel.send(&greet_with(nonce), Vec::new()).unwrap();
+        channel.send(&greet_with(nonce, None), Vec::new()).unwrap();
         // They change nothing: they are of an end that has never heard of this one.
         let end = connect::end(Incarnation::MIN, None, Status::new(abi::PUSHGATE_ABORTED));
         for _ in 0..FRAMES {

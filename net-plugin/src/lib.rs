@@ -6,6 +6,7 @@
 //! process, `runtime` the threads that a process has once, `handshake` how two ends connect without ever blocking, `comm`
 //! a connection in use, `send` and `receive` its two ends.
 
+mod again;
 mod comm;
 mod dial;
 mod end;

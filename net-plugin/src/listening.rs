@@ -27,6 +27,8 @@ pub fn name_of(nonce: &Nonce) -> String {
 pub struct Sockets {
     unix: Option<UnixListener>,
     tcp: Option<TcpListener>,
+    /// TCP connections are replaced when they break.
+    replaced: bool,
 }
 
 impl Sockets {
@@ -45,7 +47,7 @@ impl Sockets {
             }
             Some(Err(e)) => return Err(e),
         };
-        Ok(Sockets { unix, tcp })
+        Ok(Sockets { unix, tcp, replaced: settings.recovery().is_some() })
     }
 
     /// Whether it listens at the Unix socket, and where it listens for TCP.
@@ -62,7 +64,7 @@ impl Sockets {
             return Ok(Some(stream));
         }
         match &self.tcp {
-            Some(tcp) => next(|| tcp.accept().and_then(|(s, _)| Stream::tcp(s))),
+            Some(tcp) => next(|| tcp.accept().and_then(|(s, _)| Stream::tcp(s, self.replaced))),
             None => Ok(None),
         }
     }
@@ -106,7 +108,8 @@ fn listen_unix(nonce: &Nonce) -> Result<UnixListener> {
     Ok(socket)
 }
 
-fn listen_tcp(settings: &Settings, device: &Device) -> Result<TcpListener> {
+/// A socket at which other hosts reach this one.
+pub fn listen_tcp(settings: &Settings, device: &Device) -> Result<TcpListener> {
     let ip = own_address(settings, device)?;
     let socket = TcpListener::bind((ip, 0)).map_err(Failure::system(format!(
         "listening for connections at {ip}; set PUSHGATE_HOST to another address of this host"

@@ -2,8 +2,10 @@
 //! process uses ([`Lane`]), the watch of connections, and the settings that they were started with.
 
 use std::collections::HashMap;
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use pushgate::Settings;
 use pushgate::settings::{AutoOr, DriveChoice, ProxyPlace, QpKind, WindowKind};
@@ -18,6 +20,7 @@ use pushgate_proxy::memory::Keep;
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
 use crate::identity::Identity;
+use crate::listening::listen_tcp;
 use crate::log;
 use crate::path::{self, Choice, Opened, OverRdma, Told};
 use crate::props::Properties;
@@ -153,6 +156,18 @@ impl Loaded {
         format!("{kinds}: {} port {}, {speed} Mbit/s", device.name(), device.port())
     }
 
+    /// The socket at which other hosts dial this process again when a connection broke, and how long a connection may be gone.
+    fn dialled_again(&self) -> Option<(TcpListener, Duration)> {
+        let (device, recover) = self.rdma.as_ref().zip(self.settings.recovery())?;
+        match listen_tcp(&self.settings, device) {
+            Ok(listener) => Some((listener, recover)),
+            Err(e) => {
+                tracing::warn!("sockets between hosts that break are not replaced: {e}");
+                None
+            }
+        }
+    }
+
     /// Opens a GPU other than the first: messages for it arrive as NCCL was told about the first.
     fn another(&self, index: u32) -> Result<Opened> {
         let opened = Opened::new(index, self.rdma.as_ref(), &self.settings, self.told)?;
@@ -185,7 +200,7 @@ impl Runtime {
     /// Starts the threads. `keep` is dropped with the runtime.
     pub fn start(loaded: Arc<Loaded>, keep: Keep) -> Result<Self> {
         Ok(Runtime {
-            watch: Watch::start()?,
+            watch: Watch::start(loaded.dialled_again())?,
             lanes: Mutex::default(),
             loaded,
             _keep: keep,

@@ -8,20 +8,22 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::TcpStream;
-use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use pushgate::settings::Transport;
 use pushgate_driver_shim::fdpass::drop_elsewhere;
+use pushgate_proxy::redial::Kept;
+use pushgate_proxy::redial::envelope::tune;
 use rustix::cmsg_space;
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+
+use crate::again::{Place, Token};
 
 const MAGIC: [u8; 4] = *b"PGF1";
 const HEADER: usize = 12;
@@ -31,6 +33,19 @@ const MAX_BYTES: usize = 1 << 19;
 const MAX_FDS: usize = 4;
 /// The most frames that may be lost and wait for the peer to read.
 const MOST_WAITING: usize = 16;
+/// The most frames that wait until the peer has said to have them, where the socket is replaced when it breaks.
+const MOST_KEPT: usize = 64;
+/// The most bytes of them.
+const MOST_KEPT_BYTES: usize = 4 * MAX_BYTES;
+
+/// In front of the count in a frame that says how many frames have come.
+const RECEIVED: [u8; 8] = *b"PGGOT\0\0\0";
+
+/// The count in a frame that says how many frames have come; `None` if these bytes are none.
+pub fn received(bytes: &[u8]) -> Option<u64> {
+    let (label, count) = bytes.split_first_chunk::<8>()?;
+    (*label == RECEIVED).then(|| count.try_into().ok().map(u64::from_le_bytes))?
+}
 
 /// A frame's bytes and descriptors.
 pub type Frame = (Vec<u8>, Vec<OwnedFd>);
@@ -52,15 +67,10 @@ impl AsFd for Stream {
 
 impl Stream {
     /// Takes a TCP connection and sets it up so that a host that is gone is noticed in about ten
-    /// seconds.
-    pub fn tcp(stream: TcpStream) -> io::Result<Self> {
+    /// seconds, or in three where the connection is replaced then.
+    pub fn tcp(stream: TcpStream, replaced: bool) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
-        sockopt::set_socket_keepalive(&stream, true)?;
-        sockopt::set_tcp_keepidle(&stream, Duration::from_secs(4))?;
-        sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(2))?;
-        sockopt::set_tcp_keepcnt(&stream, 3)?;
-        sockopt::set_tcp_user_timeout(&stream, 10_000)?;
+        tune(&stream, replaced)?;
         Ok(Stream::Tcp(stream))
     }
 
@@ -91,80 +101,189 @@ impl Stream {
     }
 }
 
-/// A socket with the frames on their way out. Any thread may send; no call waits for the peer.
+/// How two ends of a connection meet again when their socket broke.
+pub struct Renewal {
+    /// This end's token.
+    pub own: Token,
+    /// This end dials.
+    pub dials: bool,
+    /// Where the other end is dialled.
+    pub other: Place,
+}
+
+/// The frames on their way out over a socket, and the socket, which another one may replace when it broke. Any thread may
+/// send; no call waits for the peer.
 pub struct Line {
-    stream: Stream,
+    out: Mutex<Out>,
+    renewal: OnceLock<Renewal>,
+}
+
+struct Out {
+    stream: Arc<Stream>,
     /// Frames that are not sent as a whole yet: what is left of each, and its descriptors before its first byte is sent.
-    out: Mutex<VecDeque<Frame>>,
-}
-
-impl AsFd for Line {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
-    }
-}
-
-impl Deref for Line {
-    type Target = Stream;
-
-    fn deref(&self) -> &Stream {
-        &self.stream
-    }
+    frames: VecDeque<Frame>,
+    /// Where the socket is replaced when it breaks: frames that the peer has not said to have.
+    kept: Option<Kept>,
+    /// The socket broke, and no other one has taken its place yet.
+    broken: bool,
 }
 
 impl Line {
     /// A socket on which nothing was sent yet.
     pub fn new(stream: Stream) -> Self {
-        Line { stream, out: Mutex::default() }
+        let (stream, frames) = (Arc::new(stream), VecDeque::new());
+        Line { out: Mutex::new(Out { stream, frames, kept: None, broken: false }), renewal: OnceLock::new() }
     }
 
-    fn out(&self) -> MutexGuard<'_, VecDeque<Frame>> {
+    fn out(&self) -> MutexGuard<'_, Out> {
         self.out.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The socket, as long as no other one takes its place.
+    pub fn stream(&self) -> Arc<Stream> {
+        self.out().stream.clone()
+    }
+
+    /// Both ends know how they meet again. Frames are not kept before [`Line::keep`].
+    pub fn may_renew(&self, renewal: Renewal) {
+        // A line has one greeting of the other end, so this is the only call.
+        let _ = self.renewal.set(renewal);
+    }
+
+    /// From here on the socket is replaced when it breaks, if both ends know how: frames are kept until the peer has them.
+    pub fn keep(&self) {
+        if self.renewal.get().is_some() {
+            self.out().kept.get_or_insert_default();
+        }
+    }
+
+    /// How the ends meet again, where the socket is replaced when it breaks.
+    pub fn renewal(&self) -> Option<&Renewal> {
+        self.renewal.get().filter(|_| self.out().kept.is_some())
     }
 
     /// Sends as much as fits now, behind what is left of earlier frames; later calls of [`Line::flush`] send the rest.
     /// True if nothing is left. At most 4 descriptors.
     pub fn send(&self, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<bool> {
-        self.send_behind(usize::MAX, bytes, fds)
+        let mut out = self.out();
+        out.push(bytes, fds);
+        out.flush()
     }
 
-    /// As [`Line::send`], for frames that may be lost: the frame is dropped if the peer has not read 16 earlier ones, so that
-    /// a peer that reads nothing cannot make frames pile up, or if the socket is broken.
+    /// As [`Line::send`], for frames that may be lost: the frame is dropped if the peer has not read 16 earlier ones, or, where
+    /// frames are kept, has not said to have 64 earlier ones, so that
+    /// a peer that reads nothing cannot make frames pile up, or if the socket is broken for good.
     pub fn tell(&self, bytes: &[u8], fds: Vec<OwnedFd>) {
-        if let Err(e) = self.send_behind(MOST_WAITING, bytes, fds) {
+        let mut out = self.out();
+        if !out.is_full() {
+            out.push(bytes, fds);
+        }
+        if let Err(e) = out.flush() {
             tracing::debug!("a frame to the other end is lost: {e}");
             if is_refused(&e) {
                 // Those behind it may leave.
-                let _ = self.flush();
+                let _ = out.flush_past_refused();
             }
         }
     }
 
-    fn send_behind(&self, most: usize, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<bool> {
-        let mut frame = MAGIC.to_vec();
-        frame.extend((bytes.len() as u32).to_le_bytes());
-        frame.extend((fds.len() as u32).to_le_bytes());
-        frame.extend(bytes);
+    /// Tells how many of the peer's frames have come, in a frame that is not counted and not sent again.
+    pub fn tell_received(&self, count: u64) {
         let mut out = self.out();
-        if out.len() < most {
-            out.push_back((frame, fds));
+        // A peer that reads nothing is told later.
+        if out.frames.len() < MOST_KEPT {
+            out.push_uncounted(&[&RECEIVED[..], &count.to_le_bytes()].concat(), Vec::new());
         }
-        self.flush_all(&mut out)
+        // An error breaks the socket, which the watch sees.
+        let _ = out.flush();
     }
 
     /// Sends what is left. True when nothing is left. A frame whose descriptors the kernel does not take is lost.
     pub fn flush(&self) -> io::Result<bool> {
+        self.out().flush_past_refused()
+    }
+
+    /// The socket broke: frames are kept until another one takes its place.
+    pub fn breaks(&self) {
         let mut out = self.out();
+        out.breaks();
+        out.stream.shutdown();
+    }
+
+    /// The peer has received so many of the frames that are counted. An error says why that can't be.
+    pub fn received(&self, count: u64) -> Result<(), String> {
+        self.out().kept.as_mut().map_or(Ok(()), |kept| kept.received(count))
+    }
+
+    /// Another socket takes the place of the one that broke; the peer has received so many frames.
+    pub fn goes_on(&self, stream: Stream, count: u64) -> Result<Arc<Stream>, String> {
+        let mut out = self.out();
+        let Out { kept, frames, .. } = &mut *out;
+        if let Some(kept) = kept {
+            kept.received(count)?;
+            *frames = kept.frames().map(|frame| (frame.clone(), Vec::new())).collect();
+        }
+        (out.stream, out.broken) = (Arc::new(stream), false);
+        // A socket that breaks at once is seen by the watch.
+        let _ = out.flush();
+        Ok(out.stream.clone())
+    }
+
+    /// Shuts the socket down; no other one takes its place.
+    pub fn shutdown(&self) {
+        self.out().stream.shutdown();
+    }
+}
+
+impl Out {
+    fn is_full(&self) -> bool {
+        match &self.kept {
+            None => self.frames.len() >= MOST_WAITING,
+            Some(kept) => kept.frames().len() >= MOST_KEPT || kept.bytes() >= MOST_KEPT_BYTES,
+        }
+    }
+
+    fn push(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) {
+        if let Some(kept) = &mut self.kept {
+            // A socket that is replaced carries no descriptors.
+            kept.push(&framed(bytes, 0));
+        }
+        self.push_uncounted(bytes, fds);
+    }
+
+    fn push_uncounted(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) {
+        if !self.broken {
+            self.frames.push_back((framed(bytes, fds.len()), fds));
+        }
+    }
+
+    fn breaks(&mut self) {
+        self.broken = true;
+        self.frames.clear();
+    }
+
+    fn flush(&mut self) -> io::Result<bool> {
+        match self.flush_all() {
+            // The watch sees the end of the socket too, once it has taken what came before.
+            Err(_) if self.kept.is_some() => {
+                self.breaks();
+                Ok(true)
+            }
+            flushed => flushed,
+        }
+    }
+
+    fn flush_past_refused(&mut self) -> io::Result<bool> {
         loop {
-            match self.flush_all(&mut out) {
+            match self.flush() {
                 Err(e) if is_refused(&e) => tracing::warn!("a frame to the other end is lost: {e}"),
                 flushed => return flushed,
             }
         }
     }
 
-    fn flush_all(&self, out: &mut VecDeque<Frame>) -> io::Result<bool> {
-        while let Some((bytes, fds)) = out.front_mut() {
+    fn flush_all(&mut self) -> io::Result<bool> {
+        while let Some((bytes, fds)) = self.frames.front_mut() {
             let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
@@ -173,30 +292,39 @@ impl Line {
             }
             // NOSIGNAL: the program may have left SIGPIPE deadly.
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, flags) {
+            match sendmsg(&*self.stream, &[IoSlice::new(bytes)], &mut control, flags) {
                 Ok(n) => {
                     bytes.drain(..n);
                     fds.clear();
                     if bytes.is_empty() {
-                        out.pop_front();
+                        self.frames.pop_front();
                     }
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(e @ Errno::TOOMANYREFS) if !fds.is_empty() => {
                     // Nothing of this frame was sent.
-                    out.pop_front();
+                    self.frames.pop_front();
                     return Err(e.into());
                 }
                 Err(e) => {
                     // Nothing behind a frame that was begun can be understood any more.
-                    out.clear();
+                    self.frames.clear();
                     return Err(e.into());
                 }
             }
         }
         Ok(true)
     }
+}
+
+/// The bytes of a frame.
+fn framed(bytes: &[u8], fds: usize) -> Vec<u8> {
+    let mut frame = MAGIC.to_vec();
+    frame.extend((bytes.len() as u32).to_le_bytes());
+    frame.extend((fds as u32).to_le_bytes());
+    frame.extend(bytes);
+    frame
 }
 
 /// Whether the kernel took no more descriptors: as many of this user's as a process may open wait in sockets until they are
@@ -208,6 +336,8 @@ fn is_refused(e: &io::Error) -> bool {
 /// A socket with the frames on their way out and in.
 pub struct Channel {
     line: Arc<Line>,
+    /// Where frames come from.
+    stream: Arc<Stream>,
     input: Vec<u8>,
     in_fds: Vec<OwnedFd>,
     /// Descriptors of the frame that is arriving were lost: this process may open no more files.
@@ -222,7 +352,13 @@ impl Channel {
 
     /// A socket of which whole frames were received up to here.
     pub fn of(line: Arc<Line>) -> Self {
-        Channel { line, input: Vec::new(), in_fds: Vec::new(), lost: false }
+        let stream = line.stream();
+        Channel { line, stream, input: Vec::new(), in_fds: Vec::new(), lost: false }
+    }
+
+    /// The socket that frames come from.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
     }
 
     /// The socket and its frames on their way out.
@@ -295,7 +431,7 @@ impl Channel {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        match recvmsg(&*self.line, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
+        match recvmsg(&*self.stream, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
             Ok(message) => {
                 for m in control.drain() {
                     if let RecvAncillaryMessage::ScmRights(more) = m {
@@ -332,7 +468,7 @@ mod tests {
     fn frames_arrive_whole_and_in_order_with_their_descriptors() {
         let (a, mut b) = pair();
         assert!(b.receive().unwrap().is_none());
-        let fd = || a.line.as_fd().try_clone_to_owned().unwrap();
+        let fd = || a.stream.as_fd().try_clone_to_owned().unwrap();
         let fds = vec![fd(), fd(), fd()];
         assert!(a.send(b"first", fds).unwrap());
         assert!(a.send(&[7; 9000], vec![]).unwrap());
@@ -348,7 +484,7 @@ mod tests {
     #[test]
     fn frames_that_wait_for_room_keep_their_descriptors_apart() {
         let (a, mut b) = pair();
-        let fd = || a.line.as_fd().try_clone_to_owned().unwrap();
+        let fd = || a.stream.as_fd().try_clone_to_owned().unwrap();
         let (two, one) = (vec![fd(), fd()], vec![fd()]);
         while a.send(&[7; 4096], Vec::new()).unwrap() {}
         assert!(!a.send(b"two", two).unwrap());
@@ -382,7 +518,7 @@ mod tests {
         let limit = |current| setrlimit(Resource::Nofile, Rlimit { current, ..getrlimit(Resource::Nofile) });
         let before = getrlimit(Resource::Nofile).current;
         let (a, mut b) = pair();
-        let fds = |n| (0..n).map(|_| a.line.as_fd().try_clone_to_owned().unwrap()).collect::<Vec<_>>();
+        let fds = |n| (0..n).map(|_| a.stream.as_fd().try_clone_to_owned().unwrap()).collect::<Vec<_>>();
         a.send(b"lost", fds(4)).unwrap();
         a.send(b"comes", fds(1)).unwrap();
         // A new descriptor has the lowest number that is free.
@@ -399,7 +535,7 @@ mod tests {
         for garbage in [&b"GET / HTTP"[..], b"X", b"PGF1\xff\xff\xff\xff\0\0\0\0", b"PGF1\0\0\0\0\x09\0\0\0"]
         {
             let (a, mut b) = pair();
-            rustix::io::write(&a.line, garbage).unwrap();
+            rustix::io::write(a.stream(), garbage).unwrap();
             assert_eq!(b.receive().unwrap_err().kind(), ErrorKind::InvalidData, "{garbage:?}");
         }
     }

@@ -7,12 +7,15 @@
 //! the queue pair.
 //!
 //! Where both ends replace a link that breaks, the socket also carries the frames by which they do. The thread hands the
-//! peer's frames to the engine, and sends those of this end that the socket did not take at once.
+//! peer's frames to the engine, and sends those of this end that the socket did not take at once. Between hosts the socket
+//! itself is replaced too when it breaks (`again.rs`): each end counts the frames that have come, and says so.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -24,22 +27,32 @@ use pushgate_driver_shim::process::Process;
 use pushgate_proxy::connect::{Fds, Frame};
 use pushgate_proxy::endpoint::Mailbox;
 use pushgate_proxy::engine::{Engine, QpId};
+use pushgate_proxy::redial::Attempts;
 use pushgate_proxy::session::Status;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
+use crate::again::{self, Again, Finder, Found, Here, Key};
 use crate::error::{Failure, Result};
 use crate::log;
-use crate::socket::{Channel, Line};
+use crate::socket::{self, Channel, Line, Stream};
 
 const BYE: [u8; 8] = *b"PGBYE\0\0\0";
 const FAREWELL: usize = 16;
 const STOP: u64 = u64::MAX;
+/// Somebody dials again.
+const DIALLED: u64 = u64::MAX - 1;
+/// A thread that dials or reads a greeting has found something, or a socket broke.
+const FOUND: u64 = u64::MAX - 2;
 /// Frames that one connection is heard for before the others are heard.
 const TURN: usize = 64;
 /// Breaks the links of this process again and again, each time after so many milliseconds, for tests of their replacement.
 const BREAK_LINKS: &str = "_PUSHGATE_BREAK_LINKS";
+/// Cuts the sockets of this process that can be replaced again and again, each time after so many milliseconds, for tests.
+const CUT_SOCKETS: &str = "_PUSHGATE_CUT_SOCKETS";
+/// Farewells of an end that closes: one before its queue pair ends, one behind that.
+const FAREWELLS: u32 = 2;
 
 /// What is known about the other end.
 #[derive(Default)]
@@ -72,12 +85,12 @@ pub fn say_goodbye(line: &Line, in_frame: bool, received: u64) {
         line.tell(&bytes, Vec::new());
     } else {
         // An error means that the peer is gone already.
-        let _ = send(line, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        let _ = send(&*line.stream(), &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }
 
-fn invalid(why: &'static str) -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, why)
+fn invalid(why: impl Into<String>) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, why.into())
 }
 
 /// The count in a farewell; `None` if these bytes are none.
@@ -94,18 +107,48 @@ enum Hears {
     Frames(Channel, Mailbox),
 }
 
+/// How a connection's socket is replaced when it breaks.
+struct Renewed {
+    key: Key,
+    /// The peer's frames that have come.
+    received: u64,
+    farewells: u32,
+    broken: Option<Broken>,
+}
+
+/// A socket that broke, and that no other one has replaced yet.
+struct Broken {
+    why: String,
+    /// When the peer counts as lost.
+    until: Instant,
+    _attempts: Attempts,
+}
+
+/// How this process meets others again.
+struct Meeting {
+    again: Again,
+    finder: Finder,
+    bell: Arc<EventFd>,
+    here: Here,
+}
+
 struct Entry {
     line: Arc<Line>,
+    /// What is watched: the line's socket, as long as no other one takes its place.
+    stream: Arc<Stream>,
     /// The peer's process, if it has a number here.
     process: Option<Process>,
     peer: Arc<Peer>,
     qp: QpId,
     engine: Arc<Engine>,
     hears: Hears,
+    /// Where the socket is replaced when it breaks.
+    renewed: Option<Renewed>,
 }
 
 struct Shared {
     epoll: OwnedFd,
+    meeting: Option<Meeting>,
     entries: Mutex<HashMap<u64, Entry>>,
 }
 
@@ -125,26 +168,19 @@ impl Shared {
             Ok(true) => {
                 _ = epoll::modify(
                     &self.epoll,
-                    entry.line.as_fd(),
+                    entry.stream.as_fd(),
                     epoll::EventData::new_u64(id),
                     entry.events(),
                 )
             }
             Err(why) => {
-                let status = match why.kind() {
-                    ErrorKind::InvalidData => {
-                        tracing::warn!("queue pair {}: the other end broke the protocol: {why}", entry.qp.0);
-                        Status { rank: Some(entry.peer.rank), ..Status::new(abi::PUSHGATE_REFUSED) }
-                    }
-                    _ => {
-                        tracing::debug!("queue pair {}: {why}", entry.qp.0);
-                        Status { rank: None, ..Status::new(abi::PUSHGATE_PEER_LOST) }
-                    }
-                };
-                // An engine that is gone has no requests that wait.
-                let _ = entry.engine.fail(Some(entry.qp), status);
-                entry.unwatch(&self.epoll);
-                entries.remove(&id);
+                if let Some(meeting) = &self.meeting
+                    && entry.may_meet_again(&why)
+                {
+                    return entry.breaks(&self.epoll, meeting, &why.to_string());
+                }
+                let gone = entries.remove(&id).expect("it is there");
+                gone.ends(&self.epoll, &why);
             }
         }
     }
@@ -154,6 +190,72 @@ impl Shared {
     fn break_links(&self) {
         for entry in self.entries().values().filter(|entry| matches!(entry.hears, Hears::Frames(..))) {
             let _ = entry.engine.break_link(entry.qp);
+        }
+    }
+
+    /// Cuts every socket that can be replaced, as a network between the hosts does.
+    #[cold]
+    fn cut_sockets(&self) {
+        for entry in self.entries().values().filter(|entry| entry.renewed.is_some()) {
+            entry.stream.shutdown();
+        }
+    }
+
+    /// Ends the queue pairs whose sockets broke and were not replaced in time. Returns when the next such time is over.
+    fn give_up(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let mut entries = self.entries();
+        let late = entries.extract_if(|_, entry| entry.until().is_some_and(|until| until <= now));
+        for (_, entry) in late {
+            let why =
+                &entry.renewed.as_ref().and_then(|renewed| renewed.broken.as_ref()).expect("it is late").why;
+            let why = format!("its socket broke ({why}), and no other one took its place in time");
+            entry.ends(&self.epoll, &io::Error::other(why));
+        }
+        entries.values().filter_map(Entry::until).min()
+    }
+
+    /// Takes in what a thread found about a socket that broke.
+    fn meet_again(&self, meeting: &Meeting, found: Found) {
+        let key = found.key();
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&key.id) else {
+            if let Found::Greeted { stream, .. } = found {
+                meeting.again.refuse(&stream, "this end has given the connection up");
+            }
+            return;
+        };
+        let broken = entry.until().is_some();
+        let went_on = match found {
+            Found::Greeted { stream, received, .. } => {
+                if !broken {
+                    entry.breaks(&self.epoll, meeting, "the other end dials again");
+                }
+                // Otherwise the other end dials once more.
+                match meeting.again.answer(&stream, entry.renewed.as_ref().map_or(0, |r| r.received)) {
+                    Ok(()) => entry.goes_on(&self.epoll, key.id, stream, received),
+                    Err(_) => Ok(()),
+                }
+            }
+            // Of attempts that were given up nothing is taken.
+            Found::Met { stream, received, .. } if broken => {
+                entry.goes_on(&self.epoll, key.id, stream, received)
+            }
+            Found::Told { .. } if !broken => {
+                entry.breaks(&self.epoll, meeting, "the other end says so");
+                Ok(())
+            }
+            Found::Gone { why, closed, .. } if broken => {
+                if let Some(count) = closed {
+                    entry.peer.received.fetch_max(count, Ordering::Release);
+                }
+                Err(io::Error::other(format!("its socket broke, and {why}")))
+            }
+            _ => Ok(()),
+        };
+        if let Err(why) = went_on {
+            let gone = entries.remove(&key.id).expect("it is there");
+            gone.ends(&self.epoll, &why);
         }
     }
 }
@@ -167,19 +269,40 @@ pub struct Watch {
 }
 
 impl Watch {
-    pub fn start() -> Result<Self> {
+    /// Starts the thread. `dialled`: the socket at which other hosts dial this process again when a connection's socket
+    /// broke, and how long that may be gone; without it the end of a socket is the connection's.
+    pub fn start(dialled: Option<(TcpListener, Duration)>) -> Result<Self> {
         const WHAT: &str = "starting the watch of connections";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Failure::system(WHAT))?;
         let stop = EventFd::new().map_err(Failure::system(WHAT))?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)
             .map_err(Failure::system(WHAT))?;
-        let shared = Arc::new(Shared { epoll, entries: Mutex::default() });
+        let bell = Arc::new(EventFd::new().map_err(Failure::system(WHAT))?);
+        let (finder, found) = Finder::new(&bell);
+        let meeting = match dialled {
+            None => None,
+            Some((listener, recover)) => {
+                let (again, here) = again::listen(listener, recover).map_err(Failure::system(WHAT))?;
+                let flags = epoll::EventFlags::IN;
+                epoll::add(&epoll, again.listener(), epoll::EventData::new_u64(DIALLED), flags)
+                    .and_then(|()| epoll::add(&epoll, &*bell, epoll::EventData::new_u64(FOUND), flags))
+                    .map_err(Failure::system(WHAT))?;
+                Some(Meeting { again, finder, bell, here })
+            }
+        };
+        let shared = Arc::new(Shared { epoll, meeting, entries: Mutex::default() });
         let theirs = shared.clone();
+        let every = [BREAK_LINKS, CUT_SOCKETS].map(every);
         let thread = std::thread::Builder::new()
             .name("pushgate-watch".into())
-            .spawn(move || log::scoped(|| run(&theirs, breaks())))
+            .spawn(move || log::scoped(|| run(&theirs, &found, every)))
             .map_err(Failure::system(WHAT))?;
         Ok(Watch { shared, stop, next: AtomicU64::new(0), thread: Some(thread) })
+    }
+
+    /// Where other hosts dial this process again.
+    pub fn here(&self) -> Option<&Here> {
+        self.shared.meeting.as_ref().map(|meeting| &meeting.here)
     }
 
     /// Watches the socket of a queue pair of `engine`, and the process at its other end. Frames of the peer go to `mailbox`,
@@ -193,27 +316,38 @@ impl Watch {
         mailbox: Option<Mailbox>,
     ) -> Result<u64> {
         // The peer has just sent something, so the process number is still its own.
-        let process = line.peer_pid().and_then(|pid| Process::of(pid).ok());
+        let stream = line.stream();
+        let process = stream.peer_pid().and_then(|pid| Process::of(pid).ok());
         let hears = match mailbox {
             Some(mailbox) => Hears::Frames(Channel::of(line.clone()), mailbox),
             None => Hears::Farewell(Vec::new()),
         };
-        self.add_entry(Entry { line, process, peer, qp, engine: engine.clone(), hears })
+        let engine = engine.clone();
+        self.add_entry(Entry { line, stream, process, peer, qp, engine, hears, renewed: None })
     }
 
-    fn add_entry(&self, entry: Entry) -> Result<u64> {
+    fn add_entry(&self, mut entry: Entry) -> Result<u64> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let line = entry.line.clone();
+        let renewal = line.renewal();
+        entry.renewed = renewal.map(|renewal| {
+            let key = Key { id, dials: renewal.dials, other: renewal.other };
+            Renewed { key, received: 0, farewells: 0, broken: None }
+        });
         let mut entries = self.shared.entries();
         let (epoll, failed) = (&self.shared.epoll, Failure::system("watching a connection"));
         // Each event has the same number: what it tells is found by looking at all of the connection.
         let data = epoll::EventData::new_u64(id);
-        let mut added = epoll::add(epoll, entry.line.as_fd(), data, entry.events());
+        let mut added = epoll::add(epoll, entry.stream.as_fd(), data, entry.events());
         if let (Ok(()), Some(process)) = (added, &entry.process) {
             added = epoll::add(epoll, process, data, epoll::EventFlags::IN);
         }
         if let Err(e) = added {
             entry.unwatch(epoll);
             return Err(failed(e));
+        }
+        if let (Some(renewal), Some(renewed)) = (renewal, &entry.renewed) {
+            renewal.own.open(renewed.key);
         }
         entries.insert(id, entry);
         Ok(id)
@@ -242,37 +376,41 @@ impl Drop for Watch {
     }
 }
 
-/// How often links are to be broken.
-fn breaks() -> Option<Duration> {
-    let value = std::env::var(BREAK_LINKS).ok()?;
+/// How often something is to be done for tests, by a variable of the environment.
+fn every(name: &str) -> Option<Duration> {
+    let value = std::env::var(name).ok()?;
     match value.parse() {
         Ok(every @ 1..) => {
-            tracing::info!(
-                "{BREAK_LINKS} is set: links that can be replaced are broken every {every} ms, for tests"
-            );
+            tracing::info!("{name} is set: what can be replaced is broken every {every} ms, for tests");
             Some(Duration::from_millis(every))
         }
         _ => {
-            tracing::warn!(
-                "invalid {BREAK_LINKS} `{value}`: expected milliseconds, at least 1; no link is broken"
-            );
+            tracing::warn!("invalid {name} `{value}`: expected milliseconds, at least 1; nothing is broken");
             None
         }
     }
 }
 
-/// The watch's thread. `breaks`: how often links are broken.
-fn run(shared: &Shared, breaks: Option<Duration>) {
+/// The watch's thread. `every`: how often links are broken, and sockets cut.
+fn run(shared: &Shared, found: &Receiver<Found>, every: [Option<Duration>; 2]) {
     let mut events = Vec::with_capacity(64);
-    let mut broken = Instant::now();
+    let mut done = [Instant::now(); 2];
     loop {
         events.clear();
-        let limit = breaks.map(|every| {
-            if broken.elapsed() >= every {
-                shared.break_links();
-                broken = Instant::now();
+        let now = Instant::now();
+        let mut next = shared.give_up();
+        for ((every, done), act) in
+            every.iter().zip(&mut done).zip([Shared::break_links, Shared::cut_sockets])
+        {
+            let Some(every) = every else { continue };
+            if now >= *done + *every {
+                act(shared);
+                *done = now;
             }
-            Timespec::try_from(every.saturating_sub(broken.elapsed())).expect("some milliseconds")
+            next = Some(next.map_or(*done + *every, |next| next.min(*done + *every)));
+        }
+        let limit = next.map(|next| {
+            Timespec::try_from(next.saturating_duration_since(Instant::now())).expect("less than ages")
         });
         match epoll::wait(&shared.epoll, rustix::buffer::spare_capacity(&mut events), limit.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -283,10 +421,15 @@ fn run(shared: &Shared, breaks: Option<Duration>) {
         }
         for event in &events {
             let id = event.data.u64();
-            if id == STOP {
-                return;
+            match (id, &shared.meeting) {
+                (STOP, _) => return,
+                (DIALLED, Some(meeting)) => meeting.again.accept(&meeting.finder),
+                (FOUND, Some(meeting)) => {
+                    meeting.bell.drain();
+                    found.try_iter().for_each(|found| shared.meet_again(meeting, found));
+                }
+                _ => shared.hear(id),
             }
-            shared.hear(id);
         }
     }
 }
@@ -294,10 +437,70 @@ fn run(shared: &Shared, breaks: Option<Duration>) {
 impl Entry {
     /// A forked child of ours may hold both descriptors, so closing them is not enough.
     fn unwatch(&self, epoll: &OwnedFd) {
-        let _ = epoll::delete(epoll, self.line.as_fd());
+        let _ = epoll::delete(epoll, self.stream.as_fd());
         if let Some(process) = &self.process {
             let _ = epoll::delete(epoll, process);
         }
+    }
+
+    /// Ends the queue pair: the peer is gone, or breaks the protocol.
+    fn ends(self, epoll: &OwnedFd, why: &io::Error) {
+        let status = match why.kind() {
+            ErrorKind::InvalidData => {
+                tracing::warn!("queue pair {}: the other end broke the protocol: {why}", self.qp.0);
+                Status { rank: Some(self.peer.rank), ..Status::new(abi::PUSHGATE_REFUSED) }
+            }
+            _ => {
+                tracing::debug!("queue pair {}: {why}", self.qp.0);
+                Status { rank: None, ..Status::new(abi::PUSHGATE_PEER_LOST) }
+            }
+        };
+        // An engine that is gone has no requests that wait.
+        let _ = self.engine.fail(Some(self.qp), status);
+        self.unwatch(epoll);
+    }
+
+    /// Whether another socket may take the place of the one that ended.
+    fn may_meet_again(&self, why: &io::Error) -> bool {
+        let Some(renewed) = &self.renewed else { return false };
+        // A peer that has said all its farewells closes.
+        renewed.farewells < FAREWELLS && why.kind() != ErrorKind::InvalidData
+    }
+
+    /// When the peer counts as lost, because its socket broke.
+    fn until(&self) -> Option<Instant> {
+        Some(self.renewed.as_ref()?.broken.as_ref()?.until)
+    }
+
+    /// The socket broke: nothing more is taken from it, and the other end is sought.
+    fn breaks(&mut self, epoll: &OwnedFd, meeting: &Meeting, why: &str) {
+        let Some(renewed) = &mut self.renewed else { return };
+        let recover = meeting.again.recover();
+        tracing::info!(
+            "queue pair {}: its socket broke: {why}; another one is sought for {recover:?}",
+            self.qp.0
+        );
+        let attempts = meeting.again.seek(renewed.key, renewed.received, &meeting.finder);
+        renewed.broken =
+            Some(Broken { why: why.into(), until: Instant::now() + recover, _attempts: attempts });
+        self.line.breaks();
+        let _ = epoll::delete(epoll, self.stream.as_fd());
+        // The thread's next wait ends in time.
+        meeting.bell.ring();
+    }
+
+    /// Another socket takes the place of the one that broke. The peer has received so many of this end's frames.
+    fn goes_on(&mut self, epoll: &OwnedFd, id: u64, stream: TcpStream, received: u64) -> io::Result<()> {
+        let stream = Stream::tcp(stream, true)?;
+        self.stream = self.line.goes_on(stream, received).map_err(invalid)?;
+        if let Some(renewed) = &mut self.renewed {
+            renewed.broken = None;
+        }
+        if let Hears::Frames(channel, _) = &mut self.hears {
+            *channel = Channel::of(self.line.clone());
+        }
+        tracing::info!("queue pair {}: another socket took the place of the one that broke", self.qp.0);
+        Ok(epoll::add(epoll, self.stream.as_fd(), epoll::EventData::new_u64(id), self.events())?)
     }
 
     /// What the socket is watched for.
@@ -315,6 +518,10 @@ impl Entry {
     /// with `InvalidData` when the peer has sent what no peer would send.
     fn hear(&mut self) -> io::Result<bool> {
         let Hears::Frames(channel, mailbox) = &mut self.hears else { return self.hear_farewell() };
+        if self.renewed.as_ref().is_some_and(|renewed| renewed.broken.is_some()) {
+            return Ok(false);
+        }
+        let before = self.renewed.as_ref().map(|renewed| renewed.received);
         // A peer that takes no more may have said why.
         let sent = self.line.flush();
         for _ in 0..TURN {
@@ -322,6 +529,7 @@ impl Entry {
                 Ok(Some(frame)) => frame,
                 Ok(None) => {
                     sent?;
+                    self.tell_received(before);
                     return self.process_lives().map(|()| false);
                 }
                 Err(e) if e.kind() == ErrorKind::QuotaExceeded => {
@@ -330,7 +538,17 @@ impl Entry {
                 }
                 Err(e) => return Err(e),
             };
+            if let Some(renewed) = &mut self.renewed {
+                if let Some(count) = socket::received(&bytes) {
+                    self.line.received(count).map_err(invalid)?;
+                    continue;
+                }
+                renewed.received += 1;
+            }
             if let Some(count) = farewell(&bytes) {
+                if let Some(renewed) = &mut self.renewed {
+                    renewed.farewells += 1;
+                }
                 self.peer.received.fetch_max(count, Ordering::Release);
                 continue;
             }
@@ -345,7 +563,17 @@ impl Entry {
                 let _ = self.engine.control(self.qp);
             }
         }
+        self.tell_received(before);
         Ok(true)
+    }
+
+    /// Tells the peer how many of its frames have come, if more than `before`.
+    fn tell_received(&self, before: Option<u64>) {
+        if let Some(renewed) = &self.renewed
+            && Some(renewed.received) != before
+        {
+            self.line.tell_received(renewed.received);
+        }
     }
 
     /// Fails if the peer's process has ended, of which all that was sent has been read.
@@ -359,7 +587,7 @@ impl Entry {
     fn hear_farewell(&mut self) -> io::Result<bool> {
         loop {
             let mut bytes = [0; FAREWELL];
-            let n = match recv(&*self.line, &mut bytes[..], RecvFlags::DONTWAIT) {
+            let n = match recv(&*self.stream, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => return Err(io::Error::other("the peer has closed the connection")),
                 Ok((_, n)) => n,
                 Err(Errno::AGAIN) => return self.process_lives().map(|()| false),
@@ -379,90 +607,4 @@ impl Entry {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixStream;
-    use std::process::Command;
-
-    use pushgate_proxy::engine::EngineOptions;
-
-    use super::*;
-    use crate::socket::Stream;
-    use crate::testing::until;
-
-    #[test]
-    fn p7_a_peer_whose_process_has_ended_is_lost_though_its_socket_is_open() {
-        let bell = EventFd::new().unwrap();
-        let engine = Engine::start(bell, EngineOptions::default()).unwrap();
-        let watch = Watch::start().unwrap();
-        // As where a forked child of the peer holds the other end.
-        let (ours, _theirs) = UnixStream::pair().unwrap();
-        let mut peer = Command::new("sleep").arg("600").spawn().unwrap();
-        let entry = Entry {
-            line: Arc::new(Line::new(Stream::Unix(ours))),
-            process: Some(Process::of(peer.id()).unwrap()),
-            peer: Arc::default(),
-            qp: QpId(0),
-            engine: Arc::new(engine),
-            hears: Hears::Farewell(Vec::new()),
-        };
-        watch.add_entry(entry).unwrap();
-        assert_eq!(watch.shared.entries().len(), 1);
-        peer.kill().unwrap();
-        let begin = Instant::now();
-        while !watch.shared.entries().is_empty() {
-            assert!(begin.elapsed() < Duration::from_secs(120), "its queue pair goes on");
-            std::thread::yield_now();
-        }
-        peer.wait().unwrap();
-    }
-
-    /// A connection that replaces its links, and the other end's socket.
-    fn with_frames(watch: &Watch) -> (Arc<Line>, Channel) {
-        let engine = Engine::start(EventFd::new().unwrap(), EngineOptions::default()).unwrap();
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let line = Arc::new(Line::new(Stream::Unix(ours)));
-        let entry = Entry {
-            line: line.clone(),
-            process: None,
-            peer: Arc::default(),
-            qp: QpId(0),
-            engine: Arc::new(engine),
-            hears: Hears::Frames(Channel::of(line.clone()), Mailbox::default()),
-        };
-        watch.add_entry(entry).unwrap();
-        (line, Channel::new(Stream::Unix(theirs)))
-    }
-
-    #[test]
-    fn p7_frames_that_a_full_socket_did_not_take_are_sent_when_the_peer_reads() {
-        let watch = Watch::start().unwrap();
-        let (line, mut theirs) = with_frames(&watch);
-        let mut sent = 1;
-        while line.send(&[7; 4096], Vec::new()).unwrap() {
-            sent += 1;
-        }
-        line.tell(b"last", Vec::new());
-        for n in 0..sent {
-            assert_eq!(until(|| theirs.receive().unwrap()).0, [7; 4096], "frame {n} of {sent}");
-        }
-        assert_eq!(until(|| theirs.receive().unwrap()).0, b"last");
-    }
-
-    #[test]
-    fn p8_a_frame_with_a_descriptor_that_is_no_memory_ends_its_connection() {
-        let watch = Watch::start().unwrap();
-        let (_line, theirs) = with_frames(&watch);
-        theirs.send(b"frame", vec![EventFd::new().unwrap().as_fd().try_clone_to_owned().unwrap()]).unwrap();
-        until(|| watch.shared.entries().is_empty().then_some(()));
-    }
-
-    #[test]
-    fn p5_a_count_that_a_closing_peer_has_sent_is_there_once_its_socket_was_listened_to() {
-        let watch = Watch::start().unwrap();
-        let (_line, theirs) = with_frames(&watch);
-        let peer = watch.shared.entries()[&0].peer.clone();
-        say_goodbye(theirs.line(), true, 9);
-        watch.listen(0);
-        assert_eq!(peer.received(), 9);
-    }
-}
+mod tests;

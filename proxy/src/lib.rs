@@ -84,6 +84,8 @@ pub mod receives;
 #[cfg(not(loom))]
 pub mod recorder;
 #[cfg(not(loom))]
+pub mod redial;
+#[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod region;
 #[cfg(not(loom))]

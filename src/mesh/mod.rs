@@ -38,8 +38,8 @@ use pushgate_driver_shim::fdpass::Frame;
 use pushgate_driver_shim::process::Process;
 use pushgate_proxy::connect::{self, Incarnation};
 use pushgate_proxy::link::verbs::gid::Family;
+use pushgate_proxy::redial::envelope::close;
 use pushgate_proxy::session::Status;
-use rustix::event::{PollFd, poll};
 use rustix::io::Errno;
 use rustix::net::connect_unspec;
 
@@ -497,18 +497,11 @@ impl Drop for Mesh {
             // Shut the socket down, so that the connection ends even if another process still holds
             // this end.
             match &*peer.out().stream {
-                Stream::Tcp(s) => tcp::close(s),
+                Stream::Tcp(s) => close(s),
                 Stream::Unix(s) => drop(s.shutdown(Shutdown::Write)),
             }
         }
     }
-}
-
-/// Waits until one of `fds` is ready. False when time is up.
-fn wait(fds: &mut [PollFd<'_>], until: Instant) -> bool {
-    let left = until.saturating_duration_since(Instant::now());
-    // An interrupted wait counts as ready: the caller looks again.
-    !left.is_zero() && poll(fds, Some(&timespec(left))) != Ok(0)
 }
 
 fn timespec(d: Duration) -> rustix::event::Timespec {

@@ -1,12 +1,12 @@
 //! What leaves for one peer: frames that wait to be sent, and frames that may have to be sent again.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use pushgate_driver_shim::fdpass::Outgoing;
+use pushgate_proxy::redial::Kept;
 
 use super::{MAX_OUT, MAX_OUT_FDS, Stream};
 
@@ -107,7 +107,7 @@ impl Out {
 
     /// Bytes that the socket has not taken, or that the peer has not said to have where frames may be sent again.
     pub(super) fn waiting(&self) -> usize {
-        self.kept.as_ref().map_or(self.frames.len(), |kept| kept.bytes)
+        self.kept.as_ref().map_or(self.frames.len(), |kept| kept.bytes())
     }
 
     /// Whether a frame must wait until the peer has taken others.
@@ -141,39 +141,11 @@ impl Out {
     pub(super) fn goes_on(&mut self, stream: Arc<Stream>, count: u64) -> Result<(), String> {
         self.received(count)?;
         (self.stream, self.broken, self.frames) = (stream, false, Outgoing::default());
-        for frame in self.kept.iter().flat_map(|kept| &kept.frames) {
+        for frame in self.kept.iter().flat_map(Kept::frames) {
             self.frames.push(frame, Vec::new()).expect("it was pushed before");
         }
         // A socket that breaks at once is seen by the reader's thread.
         let _ = self.flush();
-        Ok(())
-    }
-}
-
-/// Frames that the peer has not said to have.
-#[derive(Default)]
-struct Kept {
-    frames: VecDeque<Vec<u8>>,
-    /// How many frames were before the first of these.
-    before: u64,
-    bytes: usize,
-}
-
-impl Kept {
-    fn push(&mut self, frame: &[u8]) {
-        self.bytes += frame.len();
-        self.frames.push_back(frame.to_vec());
-    }
-
-    fn received(&mut self, count: u64) -> Result<(), String> {
-        let sent = self.before + self.frames.len() as u64;
-        if !(self.before..=sent).contains(&count) {
-            return Err(format!("it says that it has received {count} frames, of {} to {sent}", self.before));
-        }
-        for frame in self.frames.drain(..(count - self.before) as usize) {
-            self.bytes -= frame.len();
-        }
-        self.before = count;
         Ok(())
     }
 }
@@ -214,14 +186,14 @@ mod tests {
         assert!(!out.flush().unwrap() && !out.has_left());
         out.push(&[5], Vec::new()).unwrap();
         out.push_uncounted(&[9]).unwrap();
-        assert!(!out.has_frames() && out.kept.as_ref().unwrap().bytes == 5);
+        assert!(!out.has_frames() && out.kept.as_ref().unwrap().bytes() == 5);
         let (ours, mut theirs) = pair();
         assert!(out.received(6).is_err());
         out.goes_on(Arc::new(ours), 2).unwrap();
         assert!(out.has_left());
         assert_eq!(labels(&mut theirs), [3, 4, 5]);
         out.received(5).unwrap();
-        assert_eq!(out.kept.as_ref().unwrap().bytes, 0);
+        assert_eq!(out.kept.as_ref().unwrap().bytes(), 0);
         assert_eq!(out.received(4).unwrap_err(), "it says that it has received 4 frames, of 5 to 5");
     }
 

@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::fdpass::{Frame, Incoming, drop_elsewhere};
 use pushgate_proxy::connect;
+use pushgate_proxy::redial::Attempts;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Resource, getrlimit};
 
 use super::inbox::Dropped;
 use super::set_up::Bound;
-use super::tcp::{Again, Attempts, Finder, Found};
+use super::tcp::{Again, Finder, Found};
 use super::{
     BEAT, BYE, Beats, Events, LOST, Leaving, MAX_BYTES, MAX_FDS, MAX_WAITING, MAX_WAITING_FDS, Most, Peer,
     QUEUE_PAIRS, Shared, Stream, set_up, timespec,
@@ -187,10 +188,7 @@ fn meet_again(
     again: &Again,
     finder: &Finder,
 ) {
-    let (Found::Greeted { rank, .. }
-    | Found::Met { rank, .. }
-    | Found::Told { rank }
-    | Found::Gone { rank, .. }) = found;
+    let rank = found.key();
     let Some(i) = peers.iter().position(|p| p.rank == rank).filter(|i| left[*i].is_none()) else {
         if let Found::Greeted { stream, .. } = found {
             again.refuse(&stream, "this rank counts it as lost, or as gone");
@@ -330,12 +328,12 @@ impl<'a> Heard<'a> {
         tracing::warn!(
             rank = self.rank,
             "the connection to a rank broke: {why}; another one is sought for {:?}",
-            again.recover
+            again.recover()
         );
         self.peer.out().breaks();
         let _ = shutdown(&*self.stream, Shutdown::Both);
         let attempts = again.seek(self.rank, self.received, finder);
-        self.broken = Some(Broken { why, until: Instant::now() + again.recover, _attempts: attempts });
+        self.broken = Some(Broken { why, until: Instant::now() + again.recover(), _attempts: attempts });
     }
 
     /// Another connection takes the place of the one that broke. The peer has received so many of this rank's frames.

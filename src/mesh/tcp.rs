@@ -18,17 +18,14 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::versions::ABI;
+use pushgate_proxy::redial::envelope::{Incoming, close, envelope, plain, send_all, tune, wait};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-pub(super) use again::{Again, Attempts, Finder, Found};
-pub(super) use greeting::close;
-use greeting::{
-    Answer, Hello, Incoming, MAX_ANSWER, MAX_GREETING, RELEASE, VERSIONS, answer, differs, envelope, open,
-    plain, send_all, tune,
-};
+use again::Ranks;
+pub(super) use again::{Again, Finder, Found};
+use greeting::{Answer, Hello, MAX_ANSWER, MAX_GREETING, RELEASE, VERSIONS, answer, differs};
 
-use super::wait;
 use crate::error::{Error, Result};
 
 /// Time within which a rank that has connected must say who it is.
@@ -121,8 +118,10 @@ impl<'a> Me<'a> {
         token: String,
         places: Vec<SocketAddr>,
     ) -> Result<Option<Again>> {
-        let both = listener.zip(self.recover);
-        both.map(|(listener, recover)| Again::new(listener, self, token, places, recover)).transpose()
+        let Some((listener, recover)) = listener.zip(self.recover) else { return Ok(None) };
+        let ranks = Ranks { job: self.job.into(), rank: self.rank, size: self.size, token, places };
+        let again = Again::new(listener, ranks, recover);
+        again.map(Some).map_err(Error::io("the socket at which other ranks dial"))
     }
 
     /// Any other rank: meets rank 0, then connects to lower ranks and accepts higher ranks.
@@ -203,11 +202,11 @@ impl<'a> Me<'a> {
         let (job, size, rank) = (self.job.into(), self.size, self.rank);
         let (newest, abi, newest_abi) = (VERSIONS.newest(), ABI.oldest(), ABI.newest());
         let hello = Hello { newest, abi, newest_abi, job, size, rank, to, listens, token, again: None };
-        send_all(stream, &envelope(&hello), self.deadline)
+        send_all(stream, &envelope(VERSIONS.oldest(), &hello), self.deadline)
             .map_err(Error::io(format!("greeting rank {to} at {place}")))?;
-        let mut incoming = Incoming::envelope();
+        let mut incoming = Incoming::default();
         let (version, body) = loop {
-            match open(stream, &mut incoming, MAX_ANSWER) {
+            match incoming.open(stream, MAX_ANSWER) {
                 Ok(Some(all)) => break all,
                 Ok(None) => {
                     if !wait(&mut [PollFd::new(stream, PollFlags::IN)], self.deadline) {
@@ -292,7 +291,7 @@ impl<'a> Me<'a> {
             let mut i = 0;
             for ready in to_greetings {
                 let g = &mut greetings[i];
-                let heard = if *ready { open(&g.stream, &mut g.incoming, MAX_GREETING) } else { Ok(None) };
+                let heard = if *ready { g.incoming.open(&g.stream, MAX_GREETING) } else { Ok(None) };
                 if matches!(heard, Ok(None)) {
                     i += 1;
                     continue;
@@ -329,7 +328,7 @@ impl<'a> Me<'a> {
                         // An error means that the connection is gone already.
                         if tune(&stream, self.recover.is_some()).is_ok() {
                             let until = Instant::now() + GREETING;
-                            greetings.push(Greeting { from, stream, incoming: Incoming::envelope(), until });
+                            greetings.push(Greeting { from, stream, incoming: Incoming::default(), until });
                         }
                     }
                     Err(e) if e.kind() == ErrorKind::WouldBlock => {}

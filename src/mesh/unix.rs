@@ -17,10 +17,11 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::fdpass::{Frame, Incoming, send_message};
 use pushgate_driver_shim::process::Process;
+use pushgate_proxy::redial::envelope::wait;
 use pushgate_proxy::wire;
 use rustix::event::{PollFd, PollFlags};
 
-use super::{Link, Stream, wait};
+use super::{Link, Stream};
 use crate::error::{Error, Result};
 
 /// Version of the messages between ranks of one host.

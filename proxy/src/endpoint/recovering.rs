@@ -118,7 +118,7 @@ impl Mailbox {
     }
 
     /// Takes all frames that wait.
-    pub(crate) fn take_all(&self) -> VecDeque<Frame> {
+    pub fn take_all(&self) -> VecDeque<Frame> {
         let mut held = self.held();
         self.0.waits.store(false, Ordering::Relaxed);
         held.take_all()

@@ -6,10 +6,12 @@ use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 
+use pushgate_proxy::redial;
+use pushgate_proxy::redial::envelope::{HEADER, MAGIC};
 use pushgate_tests::{hang, patience, wait_until};
 use rustix::net::sockopt::set_socket_linger;
+use serde::de::DeserializeOwned;
 
-use super::greeting::{HEADER, MAGIC};
 use super::*;
 use crate::mesh::tests::LATER;
 use crate::mesh::{Events, MAX_BYTES, Mesh};
@@ -61,11 +63,15 @@ fn raw(place: &str, bytes: &[u8]) -> TcpStream {
     stream
 }
 
-fn hear(stream: &TcpStream) -> Answer {
-    let mut incoming = Incoming::envelope();
+fn sealed(hello: &Hello) -> Vec<u8> {
+    envelope(VERSIONS.oldest(), hello)
+}
+
+fn hear<A: DeserializeOwned>(stream: &TcpStream) -> A {
+    let mut incoming = Incoming::default();
     loop {
         assert!(wait(&mut [PollFd::new(stream, PollFlags::IN)], Instant::now() + hang()));
-        if let Some((_, body)) = open(stream, &mut incoming, MAX_ANSWER).unwrap() {
+        if let Some((_, body)) = incoming.open(stream, MAX_ANSWER).unwrap() {
             return serde_json::from_slice(&body).unwrap();
         }
     }
@@ -117,14 +123,14 @@ fn ranks_that_do_not_fit_are_told_why_and_the_others_meet() {
     let changed = |change: fn(&mut Hello)| {
         let mut h = hello(1, 3);
         change(&mut h);
-        envelope(&h)
+        sealed(&h)
     };
     let version = |bytes: &[u8]| {
         let mut bytes = bytes.to_vec();
         bytes[8] = 9;
         bytes
     };
-    let good = envelope(&hello(1, 3));
+    let good = sealed(&hello(1, 3));
     refused(&place, &version(&good), &["wire version is 9, expected 4", "one release"]);
     // A version that has a different greeting altogether.
     let mut other = version(&good)[..12].to_vec();
@@ -161,7 +167,7 @@ fn p8_slow_connectors_that_are_no_rank_do_not_delay_the_set_up() {
         &[],
         // A slow connector that is no rank: a correct beginning, then nothing.
         b"PUSH",
-        &envelope(&hello(1, 2))[..40],
+        &sealed(&hello(1, 2))[..40],
         &huge,
     ];
     // Once while the other connectors stay connected, once without them.
@@ -192,10 +198,10 @@ fn p8_slow_connectors_that_are_no_rank_do_not_delay_the_set_up() {
 fn p8_ranks_know_each_other_by_the_token() {
     let (place, first) = rank0("127.0.0.1:0", 3);
     let second = join(&place, 1, 3);
-    let third = raw(&place, &envelope(&hello(2, 3)));
+    let third = raw(&place, &sealed(&hello(2, 3)));
     let Answer::Table { token, addresses, port: 0 } = hear(&third) else { panic!("no table") };
     assert_eq!((token.len(), addresses.len()), (32, 2));
-    let to_second = |token: Option<String>| envelope(&Hello { to: 1, token, ..hello(2, 3) });
+    let to_second = |token: Option<String>| sealed(&Hello { to: 1, token, ..hello(2, 3) });
     let at = addresses[0].to_string();
     refused(&at, &to_second(None), &["token is not that of this job"]);
     refused(&at, &to_second(Some("0".repeat(32))), &["token is not that of this job"]);
@@ -207,7 +213,7 @@ fn p8_ranks_know_each_other_by_the_token() {
 /// Makes rank 0's mesh of `size`, and the sockets of ranks 1, 2, ... by hand.
 fn by_hand(size: u32) -> (Mesh, Receiver<u32>, Vec<TcpStream>) {
     let (place, first) = rank0("127.0.0.1:0", size);
-    let others: Vec<_> = (1..size).map(|r| raw(&place, &envelope(&hello(r, size)))).collect();
+    let others: Vec<_> = (1..size).map(|r| raw(&place, &sealed(&hello(r, size)))).collect();
     let (mesh, lost) = mesh(0, first.join().unwrap().unwrap());
     for other in &others {
         assert!(matches!(hear(other), Answer::Table { .. }));
@@ -297,11 +303,11 @@ fn p7_ranks_that_never_come_or_answer_end_the_set_up_at_the_timeout() {
     let short = |rank, size| Me::new("red", rank, size, limit, None).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let place = listener.local_addr().unwrap().to_string();
-    let wrong = envelope(&hello(1, 5));
+    let wrong = sealed(&hello(1, 5));
     thread::scope(|s| {
         let first = s.spawn(|| short(0, 3).gather(&listener).unwrap_err().to_string());
         refused(&place, &wrong, &["size is 5"]);
-        let waits = raw(&place, &envelope(&hello(1, 3)));
+        let waits = raw(&place, &sealed(&hello(1, 3)));
         let Answer::Refused(why) = hear(&waits) else { panic!("taken in") };
         assert!(why.starts_with("rank 2 did not come within"), "{why}");
         let e = first.join().unwrap();
@@ -478,11 +484,11 @@ fn p8_ranks_that_dial_again_know_the_token_and_say_what_can_be() {
     let (_streams, again) = all.pop().unwrap();
     let again = again.unwrap();
     let (mesh, lost) = mesh(0, all.pop().unwrap());
-    let (at, token) = (again.place(0).to_string(), Some(again.token()));
+    let (at, token) = (again.party().places[0].to_string(), Some(again.party().token.clone()));
     let dials = |change: fn(&mut Hello)| {
         let mut h = Hello { token: token.clone(), again: Some(0), listens: None, ..hello(1, 2) };
         change(&mut h);
-        envelope(&h)
+        sealed(&h)
     };
     refused(&at, &dials(|h| h.token = None), &["token is not that of this job"]);
     refused(&at, &dials(|h| h.token = Some("0".repeat(32))), &["token is not that of this job"]);
@@ -494,12 +500,12 @@ fn p8_ranks_that_dial_again_know_the_token_and_say_what_can_be() {
     // Slow ones, and ones that are no rank, hold up nobody.
     let _slow: Vec<_> = [&b"PUSH"[..], b"GET / HTTP/1.1\r\n\r\n"].map(|bytes| raw(&at, bytes)).into();
     let taken = raw(&at, &dials(|_| {}));
-    assert!(matches!(hear(&taken), Answer::Again { received: 0 }));
+    assert!(matches!(hear(&taken), redial::Answer::Again { received: 0 }));
     assert!(lost.try_recv().is_err());
     mesh.send(1, 5, b"x", &[]).unwrap();
     // More than was sent.
     let taken = raw(&at, &dials(|h| h.again = Some(2)));
-    assert!(matches!(hear(&taken), Answer::Again { received: 0 }));
+    assert!(matches!(hear(&taken), redial::Answer::Again { received: 0 }));
     assert_eq!(lost.recv_timeout(hang()), Ok(1));
     refused(&at, &dials(|_| {}), &["counts it as lost"]);
 }

@@ -12,7 +12,7 @@ pub fn recovering(o: &Options) {
     let (mut child, peer) = o.spawn("recovering-rank");
     let bytes = rank(o, &plugin, 0, peer);
     assert!(child.wait().expect("the second rank").success(), "the second rank failed");
-    println!("{bytes} bytes received and right, {} links replaced", replaced());
+    println!("{bytes} bytes received and right, {} links replaced, {} sockets", logged(LINK), logged(SOCKET));
 }
 
 /// The second process of [`recovering`].
@@ -30,7 +30,7 @@ fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peer: Box<dyn Bootstrap>) -
             panic!("rank {rank}: {e}; the plugin says: {:#?}", warnings());
         });
         bytes += received.bytes;
-        let (enough, mut theirs) = ([(replaced() >= o.times) as u8], [0]);
+        let (enough, mut theirs) = ([(logged(LINK) >= o.times) as u8], [0]);
         peer.tell(&enough);
         peer.hear(&mut theirs);
         if [enough, theirs] == [[1]; 2] {
@@ -43,12 +43,15 @@ fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peer: Box<dyn Bootstrap>) -
     bytes
 }
 
-const REPLACED: &str = "another link carries the queue pair";
+/// What the plugin logs when a link has taken the place of one that broke.
+const LINK: &str = "another link carries the queue pair";
+/// What it logs when a socket has.
+const SOCKET: &str = "another socket took the place of the one that broke";
 
-/// Links that took the place of one that broke, at this process's ends.
-fn replaced() -> usize {
+/// How often this process's plugin has logged this.
+fn logged(what: &str) -> usize {
     let log = LOG.lock().unwrap_or_else(|e| e.into_inner());
-    log.iter().filter(|(_, line)| line.contains(REPLACED)).count()
+    log.iter().filter(|(_, line)| line.contains(what)).count()
 }
 
 /// This process's ends whose links broke and were not replaced. Ends that were closed meanwhile count too.
@@ -56,5 +59,5 @@ pub(super) fn down() -> usize {
     let log = LOG.lock().unwrap_or_else(|e| e.into_inner());
     // Of each end a break is logged before the replacement.
     let count = |text| log.iter().filter(|(_, line)| line.contains(text)).count();
-    count("another one follows") - count(REPLACED)
+    count("another one follows") - count(LINK)
 }

@@ -36,6 +36,23 @@ fn p6_p7_links_over_rdma_of_two_processes_that_break_again_and_again_lose_and_do
     }
 }
 
+/// Two processes that take each other for other hosts, over loopback. Their links break too, so that frames go over the sockets.
+#[test]
+#[ignore = "needs an RDMA device: cargo xtask vm --suite verbs-recovery"]
+fn p6_p7_sockets_between_hosts_that_are_cut_again_and_again_lose_and_double_nothing() {
+    let cut = [
+        ("_PUSHGATE_CUT_SOCKETS", "100"),
+        ("_PUSHGATE_BREAK_LINKS", "2000"),
+        ("PUSHGATE_RECOVER", "300s"),
+        ("PUSHGATE_TIMEOUT", "600s"),
+        ("NCCL_CALLER_RANK_1", "_PUSHGATE_NET_HOST=elsewhere"),
+    ];
+    let said = run_with(command("recovering --groups 20 --times 4 --seed 7"), &cut);
+    let replaced = said.trim_end().strip_suffix(" sockets").and_then(|said| said.rsplit(' ').next());
+    let replaced: u32 = replaced.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("how many? {said}"));
+    assert!(replaced > 10, "{said}");
+}
+
 #[test]
 fn p7_a_connection_whose_link_is_being_replaced_closes_and_leaves_nothing() {
     for drive in ["caller", "thread"] {

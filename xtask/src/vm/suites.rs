@@ -201,7 +201,7 @@ sleep 1
     Suite {
         name: "verbs-recovery",
         guests: 1,
-        budget: 50,
+        budget: 60,
         default: true,
         about: "links over RDMA that break are replaced, with immediate data and without: chaos, and the NCCL plugin's caller",
         build: &[PUSHGATE, &["test", "--package", "pushgate-tests", "--test", "nccl"]],

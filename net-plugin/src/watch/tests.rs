@@ -1,0 +1,242 @@
+//! Tests of the watch against peers that die, stop reading or break the rules, and of sockets that break.
+
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+
+use pushgate_proxy::engine::EngineOptions;
+use pushgate_proxy::redial::Answer;
+use pushgate_proxy::redial::envelope::{Incoming, envelope, send_all};
+
+use super::*;
+use crate::handshake::VERSIONS;
+use crate::socket::Renewal;
+use crate::testing::until;
+
+#[test]
+fn p7_a_peer_whose_process_has_ended_is_lost_though_its_socket_is_open() {
+    let bell = EventFd::new().unwrap();
+    let engine = Engine::start(bell, EngineOptions::default()).unwrap();
+    let watch = Watch::start(None).unwrap();
+    // As where a forked child of the peer holds the other end.
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let mut peer = Command::new("sleep").arg("600").spawn().unwrap();
+    let line = Arc::new(Line::new(Stream::Unix(ours)));
+    let entry = Entry {
+        stream: line.stream(),
+        line,
+        process: Some(Process::of(peer.id()).unwrap()),
+        peer: Arc::default(),
+        qp: QpId(0),
+        engine: Arc::new(engine),
+        hears: Hears::Farewell(Vec::new()),
+        renewed: None,
+    };
+    watch.add_entry(entry).unwrap();
+    assert_eq!(watch.shared.entries().len(), 1);
+    peer.kill().unwrap();
+    let begin = Instant::now();
+    while !watch.shared.entries().is_empty() {
+        assert!(begin.elapsed() < Duration::from_secs(120), "its queue pair goes on");
+        std::thread::yield_now();
+    }
+    peer.wait().unwrap();
+}
+
+/// A connection that replaces its links, and the other end's socket.
+fn with_frames(watch: &Watch) -> (Arc<Line>, Channel) {
+    let engine = Engine::start(EventFd::new().unwrap(), EngineOptions::default()).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let line = Arc::new(Line::new(Stream::Unix(ours)));
+    let entry = Entry {
+        line: line.clone(),
+        stream: line.stream(),
+        process: None,
+        peer: Arc::default(),
+        qp: QpId(0),
+        engine: Arc::new(engine),
+        hears: Hears::Frames(Channel::of(line.clone()), Mailbox::default()),
+        renewed: None,
+    };
+    watch.add_entry(entry).unwrap();
+    (line, Channel::new(Stream::Unix(theirs)))
+}
+
+#[test]
+fn p7_frames_that_a_full_socket_did_not_take_are_sent_when_the_peer_reads() {
+    let watch = Watch::start(None).unwrap();
+    let (line, mut theirs) = with_frames(&watch);
+    let mut sent = 1;
+    while line.send(&[7; 4096], Vec::new()).unwrap() {
+        sent += 1;
+    }
+    line.tell(b"last", Vec::new());
+    for n in 0..sent {
+        assert_eq!(until(|| theirs.receive().unwrap()).0, [7; 4096], "frame {n} of {sent}");
+    }
+    assert_eq!(until(|| theirs.receive().unwrap()).0, b"last");
+}
+
+#[test]
+fn p8_a_frame_with_a_descriptor_that_is_no_memory_ends_its_connection() {
+    let watch = Watch::start(None).unwrap();
+    let (_line, theirs) = with_frames(&watch);
+    theirs.send(b"frame", vec![EventFd::new().unwrap().as_fd().try_clone_to_owned().unwrap()]).unwrap();
+    until(|| watch.shared.entries().is_empty().then_some(()));
+}
+
+#[test]
+fn p5_a_count_that_a_closing_peer_has_sent_is_there_once_its_socket_was_listened_to() {
+    let watch = Watch::start(None).unwrap();
+    let (_line, theirs) = with_frames(&watch);
+    let peer = watch.shared.entries()[&0].peer.clone();
+    say_goodbye(theirs.line(), true, 9);
+    watch.listen(0);
+    assert_eq!(peer.received(), 9);
+}
+
+// ------------------------------------------------------------ sockets that are replaced
+
+/// One end of a connection between two processes that take each other for other hosts.
+struct Far {
+    // Dropped before the line, as in a process that ends.
+    watch: Watch,
+    line: Arc<Line>,
+    peer: Arc<Peer>,
+    mailbox: Mailbox,
+}
+
+/// Two ends over loopback; the first one dials.
+fn far(recover: Duration) -> [Far; 2] {
+    let listen = || TcpListener::bind("127.0.0.1:0").unwrap();
+    let watches = [(); 2].map(|()| Watch::start(Some((listen(), recover))).unwrap());
+    let tokens = [0, 1].map(|i: usize| watches[i].here().unwrap().token().unwrap());
+    let listener = listen();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let streams = [near, listener.accept().unwrap().0];
+    let places = [tokens[1].place(), tokens[0].place()];
+    let mut dials = true;
+    let mut all = Vec::new();
+    for (((watch, own), stream), other) in watches.into_iter().zip(tokens).zip(streams).zip(places) {
+        let line = Arc::new(Line::new(Stream::tcp(stream, true).unwrap()));
+        line.may_renew(Renewal { own, dials: std::mem::take(&mut dials), other });
+        line.keep();
+        let engine = Arc::new(Engine::start(EventFd::new().unwrap(), EngineOptions::default()).unwrap());
+        let (peer, mailbox) = (Arc::new(Peer::default()), Mailbox::default());
+        watch.add(line.clone(), peer.clone(), &engine, QpId(0), Some(mailbox.clone())).unwrap();
+        all.push(Far { watch, line, peer, mailbox });
+    }
+    all.try_into().ok().expect("two")
+}
+
+impl Far {
+    /// Whether the connection goes on.
+    fn lives(&self) -> bool {
+        !self.watch.shared.entries().is_empty()
+    }
+
+    fn is_broken(&self) -> bool {
+        self.watch.shared.entries().values().any(|entry| entry.until().is_some())
+    }
+}
+
+#[test]
+fn p6_frames_come_once_and_in_order_though_sockets_are_cut_again_and_again() {
+    const FRAMES: u32 = 2000;
+    let ends = far(pushgate_tests::hang());
+    // Of very different lengths, some longer than a socket's buffers.
+    let body = |n: u32| {
+        let length = (n.wrapping_mul(2654435761) >> 8) as usize % 3000;
+        let mut bytes = n.to_le_bytes().to_vec();
+        bytes.resize(4 + if n % 500 == 499 { 150 * length } else { length }, n as u8);
+        bytes
+    };
+    let mut cut = 0;
+    // More frames than a mailbox holds are not under way.
+    let (mut told, mut heard) = ([0; 2], [0; 2]);
+    let begun = Instant::now();
+    while heard != [FRAMES; 2] {
+        assert!(begun.elapsed() < pushgate_tests::hang(), "{heard:?} of {told:?}");
+        for (i, other) in [(0, 1), (1, 0)] {
+            while told[i] < FRAMES && told[i] < heard[other] + 6 {
+                ends[i].line.tell(&body(told[i]), Vec::new());
+                told[i] += 1;
+            }
+            for frame in ends[i].mailbox.take_all() {
+                assert!(frame.bytes == body(heard[i]), "frame {} of end {i}", heard[i]);
+                heard[i] += 1;
+            }
+        }
+        // At one end, at the other, at both.
+        if heard[0] / 100 > cut {
+            cut += 1;
+            ends.iter().zip([cut % 3 != 0, cut % 3 != 1]).filter(|(_, cut)| *cut).for_each(|(end, _)| {
+                end.line.stream().shutdown();
+            });
+        }
+        std::thread::yield_now();
+    }
+    assert!(ends.iter().all(Far::lives));
+}
+
+#[test]
+fn p7_a_peer_whose_process_has_ended_is_lost_at_once_though_sockets_are_replaced() {
+    for dead in [0, 1] {
+        // A peer that is waited for would be waited for during this.
+        let [a, b] = far(pushgate_tests::hang() * 10);
+        let (dead, left) = if dead == 0 { (a, b) } else { (b, a) };
+        let stream = dead.line.stream();
+        // As where the process dies: its sockets close.
+        drop(dead);
+        stream.shutdown();
+        until(|| (!left.lives()).then_some(()));
+    }
+}
+
+#[test]
+fn p7_a_socket_that_no_other_one_replaces_ends_its_connection_after_recover() {
+    let [dials, silent] = far(Duration::from_millis(500));
+    // It goes on listening, and answers nobody.
+    silent.line.renewal().unwrap().own.making();
+    dials.watch.shared.cut_sockets();
+    for end in [dials, silent] {
+        until(|| (!end.lives()).then_some(()));
+    }
+}
+
+#[test]
+fn p5_a_peer_that_was_closed_while_the_socket_was_broken_tells_what_it_had_received() {
+    let [a, b] = far(pushgate_tests::hang());
+    // The watch no longer serves it, so that its farewell does not come.
+    b.watch.shared.entries().clear();
+    b.line.renewal().unwrap().own.close(9);
+    a.watch.shared.cut_sockets();
+    until(|| (!a.lives()).then_some(()));
+    assert_eq!(a.peer.received(), 9);
+}
+
+#[test]
+fn p8_who_dials_again_without_a_token_or_with_an_impossible_count_is_turned_away() {
+    let [dials, other] = far(pushgate_tests::hang());
+    let place = dials.line.renewal().unwrap().other;
+    let say = |token: [u8; 16], received: u64| {
+        let hello = serde_json::json!({ "token": token, "received": received });
+        let stream = TcpStream::connect(place.at).unwrap();
+        let until = Instant::now() + pushgate_tests::hang();
+        send_all(&stream, &envelope(VERSIONS.oldest(), &hello), until).unwrap();
+        let mut incoming = Incoming::default();
+        loop {
+            if let Some((_, body)) = incoming.open(&stream, 4096).unwrap() {
+                return (stream, serde_json::from_slice::<Answer>(&body).unwrap());
+            }
+            std::thread::yield_now();
+        }
+    };
+    let mut wrong = place.token;
+    wrong[15] ^= 1;
+    let Answer::Refused(why) = say(wrong, 0).1 else { panic!("it is taken") };
+    assert!(why.contains("its token is that of no connection"), "{why}");
+    assert!(other.lives() && !other.is_broken());
+    // Who knows the token says what can't be.
+    assert!(matches!(say(place.token, 1).1, Answer::Again { received: 0 }));
+    until(|| (!other.lives()).then_some(()));
+}
