@@ -68,8 +68,8 @@ struct Held {
 #[derive(Clone, Copy, Debug)]
 enum Landed {
     Region,
-    /// The posted receive's number.
-    Buffer(u64),
+    /// The buffer of this posted receive.
+    Buffer(Posted),
     Landing(Room),
 }
 
@@ -180,6 +180,18 @@ impl Inbound {
         self.posts += 1;
     }
 
+    /// The posted receive of this number, if no receive record has named it yet.
+    #[inline]
+    pub fn open(&self, number: u64) -> Option<Posted> {
+        let copied = self.copying.iter().find_map(|c| match c.landed {
+            Landed::Buffer(receive) if receive.number == number => Some(receive),
+            _ => None,
+        });
+        // In the order of their numbers: mostly all of them are greater.
+        let mut free = self.posted.iter().take_while(|p| p.number <= number);
+        copied.or_else(|| free.find(|p| p.number == number).copied())
+    }
+
     // ------------------------------------------------------------- messages
 
     /// Another message may be begun: fewer copies are under way than may be, and the last one lets others stand
@@ -247,7 +259,7 @@ impl Inbound {
             // P3: data, then signal.
             Landed::Region if c.record.has(Record::WITH_SIGNAL) => return (c.record, Finish::Signal),
             Landed::Region => return (c.record, Finish::Nothing),
-            Landed::Buffer(number) => in_buffer(&c.record, number),
+            Landed::Buffer(receive) => in_buffer(&c.record, receive.number),
             Landed::Landing(room) => {
                 self.landed.push_back(Held { rx: self.shown, sequence: c.sequence, units: room.taken });
                 Record { flags: Record::LANDING, place: room.unit as u32, ..c.record }

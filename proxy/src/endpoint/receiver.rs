@@ -328,7 +328,20 @@ impl Endpoint {
     fn finish(&mut self, r: &Record, finish: Finish) {
         match finish {
             Finish::Show(shown) => {
-                self.control.record(self.inbound.shown() - 1, &shown.encode(0));
+                let at = self.inbound.shown() - 1;
+                let journal = self.journal.as_mut().filter(|_| self.options.posted_receives);
+                let Some(journal) = journal else {
+                    self.control.record(at, &shown.encode(0));
+                    return self.delivered(r);
+                };
+                // Once the device gives this record back it may post another receive in the place of this number.
+                if let Some(open) = self.inbound.open(at) {
+                    journal.keep_open(&open);
+                }
+                self.control.record(at, &shown.encode(0));
+                if (at as u32).wrapping_sub(shown.place).cast_signed() > 0 {
+                    journal.took(shown.place);
+                }
             }
             Finish::Signal => {
                 if let Some(journal) = &mut self.journal {

@@ -16,8 +16,8 @@ use pushgate_driver_shim::record::{Malformed, Record};
 use super::{Endpoint, Mailbox, SendFrame, Stands};
 use crate::connect::{Connect, Incarnation};
 use crate::gate::Gate;
-use crate::inbound::Inbound;
-use crate::journal::{Journal, Kept};
+use crate::inbound::{Inbound, Posted};
+use crate::journal::{Journal, Kept, session_bytes};
 use crate::link::LinkDown;
 use crate::memory::Mapped;
 use crate::outbound::{Next, Outbound};
@@ -26,13 +26,23 @@ use crate::session::{Session, Status};
 use crate::staging::Staging;
 
 impl Endpoint {
-    /// Keeps in `session`, which is zeroed and has [`SESSION_BYTES`](crate::journal::SESSION_BYTES), what an engine needs
-    /// that goes on if this one dies. For endpoints whose links are replaced and whose receives name no buffers; has no
-    /// effect on others.
+    /// Keeps in `session`, which is zeroed and has [`session_bytes`], what an engine needs
+    /// that goes on if this one dies. For endpoints whose links are replaced; has no effect on others, nor where `session` has less.
     pub fn with_journal(mut self, session: impl Into<Mapped>) -> Self {
-        let recovering = self.recovering.as_ref().filter(|_| !self.options.posted_receives);
-        self.journal = recovering.map(|r| Journal::new(session, r.epoch()));
+        let (session, receives) = (session.into(), self.receives_log());
+        let recovering = self.recovering.as_ref().filter(|_| session.bytes() >= session_bytes(receives));
+        self.journal = recovering.map(|r| Journal::new(session, r.epoch(), receives));
         self
+    }
+
+    /// Whether an engine can go on that takes the place of this one.
+    pub fn is_kept(&self) -> bool {
+        self.journal.is_some()
+    }
+
+    /// Logarithm to base 2 of the ring of posted receives, if there is one.
+    fn receives_log(&self) -> Option<u32> {
+        self.options.posted_receives.then_some(self.geometry.rx_log)
     }
 
     /// Goes on where an engine died that had kept a journal in `session` ([`Endpoint::with_journal`]). `ends` are the two
@@ -49,10 +59,12 @@ impl Endpoint {
         send: SendFrame,
     ) -> Result<Self, Broken> {
         let broken = |why: &str| Broken(why.into());
-        if self.options.posted_receives {
-            return Err(broken("receives that name buffers are not kept"));
+        let (session, receives) = (session.into(), self.receives_log());
+        if session.bytes() < session_bytes(receives) {
+            return Err(broken("its session segment has no room for open receives"));
         }
-        let (journal, Kept { epoch, sent, taken }) = Journal::resumed(session, self.geometry.signals)?;
+        let (mut journal, kept) = Journal::resumed(session, self.geometry.signals, receives)?;
+        let Kept { epoch, sent, taken, open } = kept;
         let (status, delivered) = self.control.resume(sent.completions);
         if Status::from_word(status).is_some() {
             return Err(broken("it has ended"));
@@ -72,13 +84,21 @@ impl Endpoint {
             Look::Ready(words) => Some(words),
             Look::Empty | Look::Torn => None,
         };
-        self.inbound = Inbound::resumed(self.inbound.rules(), &taken, self.work.consumed(), shown)?;
+        let receive = |number| {
+            let words = self.work.receive(number)?;
+            Posted::decode(number, self.geometry.rx_log, &words)
+        };
+        let (rules, consumed) = (self.inbound.rules(), self.work.consumed());
+        self.inbound = Inbound::resumed(rules, &taken, consumed, shown, &open, receive)?;
+        journal.keep_only(self.inbound.shown(), |number| self.inbound.open(number).is_some());
 
-        // What that engine may not have got to: the signal grows or stays, and the credit is what the journal says.
+        // What that engine may not have got to: the signal grows or stays, the credit is what the journal says,
+        // and what was given back was delivered.
         if let Some((index, value)) = taken.signal {
             self.control.signal(index, value & abi::PUSHGATE_DATA_MASK);
         }
         self.control.credit(self.outbound.staging().credit_word());
+        self.control.delivered(delivered);
         self = self.with_recovery(connect, patience, mailbox, send);
         let r = self.recovering.as_mut().ok_or_else(|| broken("its link can't be made anew"))?;
         r.rebuilds = true;

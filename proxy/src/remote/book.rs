@@ -17,7 +17,7 @@ use crate::engine::{EngineError, QpId};
 use crate::frame::Frame;
 use crate::frame_socket::FrameSocket;
 use crate::idle::Wake;
-use crate::journal::SESSION_BYTES;
+use crate::journal::session_bytes;
 use crate::proxy::{QpFds, Recovers};
 use crate::session::Status;
 use crate::wire::SessionOffer;
@@ -203,8 +203,13 @@ impl Session {
         recovers: Recovers,
     ) -> Result<Self, EngineError> {
         let Recovers { connect, limit, mailbox, send } = recovers;
-        let segment = SharedMemory::builder("pushgate-session", SESSION_BYTES).huge_pages(HugePages::Never);
-        let segment = segment.create().map_err(|e| EngineError::Remote(format!("session segment: {e}")))?;
+        let wrong = |e: &dyn std::fmt::Display| EngineError::Remote(format!("session segment: {e}"));
+        let control = &memory.control;
+        let geometry = check_header(control.words(0, 8), Segment::Control, control.len());
+        let rx_log = geometry.map_err(|e| wrong(&e))?.rx_log;
+        let bytes = session_bytes(options.posted_receives.then_some(rx_log));
+        let segment = SharedMemory::builder("pushgate-session", bytes).huge_pages(HugePages::Never);
+        let segment = segment.create().map_err(|e| wrong(&e))?;
         let peer = connect.peer().ok_or_else(|| EngineError::Remote("its ends have not met".into()))?;
         Ok(Session {
             memory,

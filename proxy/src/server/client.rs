@@ -279,8 +279,9 @@ impl Client {
         let id = match memory.zip(session) {
             Some((memory, offer)) => {
                 let (endpoint, mailbox) = self.sessions.begin(endpoint, memory, &offer, &options)?;
+                let kept = endpoint.is_kept();
                 let id = self.engine.add_qp(endpoint, wake)?;
-                self.sessions.add(offer.tag, mailbox, id, !options.posted_receives);
+                self.sessions.add(offer.tag, mailbox, id, kept);
                 id
             }
             None => self.engine.add_qp(endpoint, wake)?,

@@ -11,7 +11,7 @@ use pushgate_driver_shim::segment::{Geometry, Segment};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
 use crate::endpoint::QpMemory;
-use crate::journal::SESSION_BYTES;
+use crate::journal::{MOST_SESSION_BYTES, SESSION_BYTES};
 use crate::proxy::first_page;
 use crate::wire::{QP_FDS, Refusal};
 
@@ -43,6 +43,7 @@ pub(super) struct QpDescriptors {
     memory: [OwnedFd; QP_FDS],
     sizes: [usize; QP_FDS],
     session: Option<OwnedFd>,
+    session_bytes: usize,
     bell: Option<OwnedFd>,
     peer_bell: Option<OwnedFd>,
 }
@@ -72,24 +73,27 @@ impl QpDescriptors {
         }
         first_page("control", sizes[1])?;
         first_page("link", sizes[2])?;
+        let mut session_bytes = 0;
         if let Some(fd) = &session {
             let size = memory_size(fd).map_err(|why| Refusal::Why(format!("session segment: {why}")))?;
-            if size != SESSION_BYTES {
-                return Err(Refusal::Why(format!("session segment: {size} bytes, expected {SESSION_BYTES}")));
+            if !(SESSION_BYTES..=MOST_SESSION_BYTES).contains(&size) {
+                let allowed = format!("{SESSION_BYTES} to {MOST_SESSION_BYTES}");
+                return Err(Refusal::Why(format!("session segment: {size} bytes, expected {allowed}")));
             }
+            session_bytes = size;
         }
-        Ok(QpDescriptors { memory, sizes, session, bell, peer_bell })
+        Ok(QpDescriptors { memory, sizes, session, session_bytes, bell, peer_bell })
     }
 
-    /// Bytes that [`QpDescriptors::map`] will map.
+    /// Bytes that [`QpDescriptors::map`] and [`QpDescriptors::map_session`] will map.
     pub(super) fn bytes(&self) -> u64 {
-        self.sizes.iter().map(|size| *size as u64).sum()
+        self.sizes.iter().chain([&self.session_bytes]).map(|size| *size as u64).sum()
     }
 
     /// Maps the session segment, if there is one.
     pub(super) fn map_session(&mut self) -> Result<Option<Arc<SharedMemory>>, Refusal> {
         let Some(fd) = self.session.take() else { return Ok(None) };
-        let memory = SharedMemory::from_fd(fd, SESSION_BYTES);
+        let memory = SharedMemory::from_fd(fd, self.session_bytes);
         memory.map(|m| Some(Arc::new(m))).map_err(|e| Refusal::Why(format!("session segment: {e}")))
     }
 

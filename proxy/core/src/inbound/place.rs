@@ -152,7 +152,7 @@ impl Inbound {
         let step = match placed {
             false => {
                 let to = Destination::Region { key: b.key, stretch: to };
-                self.begin(r, sequence, Landed::Buffer(b.number), to, site)?
+                self.begin(r, sequence, Landed::Buffer(b), to, site)?
             }
             true if self.written(b.key, site)? => {
                 self.shown += 1;

@@ -3,11 +3,16 @@
 //! The journal says how many messages were in their places when it was written last. SENDs that were shown after that are
 //! found in the ring of receive records: a record carries its message's sequence number. A message that was only accepted,
 //! or half copied, is not among them: the peer sends it again.
+//!
+//! A posted receive is open until a receive record names it. A device posts at most as many receives ahead of the records
+//! that it has given back as the ring has slots. So an open receive lies in the program's ring, if its number is not below that of the
+//! next receive record. An engine keeps an older one in the journal before it writes the receive record of that number. Which of the
+//! younger ones are taken is said by the last records, one fewer than the ring has, which are all still there.
 
 use pushgate_abi::abi;
 use pushgate_abi::record::{Opcode, Record, RecordWords};
 
-use super::{Held, Inbound, Rules};
+use super::{Held, Inbound, Posted, Rules};
 use crate::journal::{Broken, Taken};
 
 /// A receive record that a device holds.
@@ -24,7 +29,7 @@ impl Shown {
     fn of(words: &RecordWords) -> Option<Self> {
         let flags = (words[0] >> abi::PUSHGATE_FLAGS_SHIFT) as u8;
         // A receive record has flags that no other record has.
-        let own = (Record::LANDING as u64) << abi::PUSHGATE_FLAGS_SHIFT;
+        let own = ((Record::LANDING | Record::BUFFER) as u64) << abi::PUSHGATE_FLAGS_SHIFT;
         let mut words = *words;
         words[0] &= !own;
         let r = Record::decode(&words).ok().filter(|r| r.opcode == Opcode::Send)?;
@@ -34,13 +39,15 @@ impl Shown {
 
 impl Inbound {
     /// A receiver that goes on behind what is kept of an earlier one. `kept` was checked; the device has given back `consumed`
-    /// receive records; `record` finds the words of the receive record of a number, if it was written. For queue pairs without
-    /// posted receives.
+    /// receive records; `record` finds the words of the receive record of a number, if it was written. Where SENDs go to posted
+    /// receives, `open` are those that are kept, and `receive` finds that of a number in the program's ring.
     pub fn resumed(
         rules: Rules,
         kept: &Taken,
         consumed: u64,
         record: impl Fn(u64) -> Option<RecordWords>,
+        open: &[Posted],
+        receive: impl Fn(u64) -> Option<Posted>,
     ) -> Result<Self, Broken> {
         let ring = 1u64 << rules.rx_log;
         if kept.shown > consumed && kept.shown - consumed > ring {
@@ -75,7 +82,12 @@ impl Inbound {
                 .filter(|s| *s < accepted && before.is_none_or(|before| before < *s))
                 .ok_or_else(|| Broken(format!("receive record {rx} is of a message that can't be")))?;
             before = Some(sequence);
-            if r.flags & Record::LANDING != 0 {
+            if (r.flags & Record::BUFFER != 0) != rules.posted_receives {
+                return Err(Broken(format!("receive record {rx} is of another kind of queue pair")));
+            }
+            if r.flags & Record::BUFFER != 0 {
+                // Its payload lies in memory of the program.
+            } else if r.flags & Record::LANDING != 0 {
                 let units = r.length.div_ceil(abi::PUSHGATE_UNIT) as u64;
                 let taken = inbound.landing.retake(r.place as u64, units);
                 let units = taken.ok_or_else(|| {
@@ -87,7 +99,49 @@ impl Inbound {
                 inbound.in_place_units += r.units;
             }
         }
+        if rules.posted_receives {
+            // The one before may be half overwritten by the next one. Its receive has a number below `shown`.
+            let last = (shown + 1).saturating_sub(ring)..shown;
+            let taken = last.map(|rx| Ok(read(rx)?.place)).collect::<Result<Vec<_>, Broken>>()?;
+            inbound.reopen(taken, open, receive)?;
+        }
         Ok(inbound)
+    }
+
+    /// Puts the posted receives in place that are not among those `taken` by the last receive records.
+    fn reopen(
+        &mut self,
+        mut taken: Vec<u32>,
+        open: &[Posted],
+        receive: impl Fn(u64) -> Option<Posted>,
+    ) -> Result<(), Broken> {
+        let ring = 1u64 << self.rules.rx_log;
+        taken.sort_unstable();
+        let is_open = |p: &Posted| taken.binary_search(&(p.number as u32)).is_err();
+        // One that was kept and whose receive record was not written lies in the ring too.
+        let mut kept: Vec<_> = open.iter().copied().filter(|p| p.number < self.shown && is_open(p)).collect();
+        kept.sort_unstable_by_key(|p| p.number);
+        if kept.windows(2).any(|pair| pair[0].number == pair[1].number) {
+            return Err(Broken("a posted receive was kept twice".into()));
+        }
+        self.posted.extend(kept);
+        self.posts = self.shown;
+        while self.posts - self.consumed < ring
+            && let Some(p) = receive(self.posts)
+        {
+            if is_open(&p) {
+                self.posted.push_back(p);
+            }
+            self.posts += 1;
+        }
+        // Each record has taken one.
+        if self.posted.len() as u64 != self.posts - self.shown {
+            let (found, posts, shown) = (self.posted.len(), self.posts, self.shown);
+            return Err(Broken(format!(
+                "{found} open receives, of {posts} posted ones and {shown} taken ones"
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -108,7 +162,7 @@ mod tests {
     /// `records`: those of numbers `first` and on.
     fn resumed(kept: Taken, consumed: u64, first: u64, records: &[RecordWords]) -> Result<Inbound, Broken> {
         let record = |at: u64| records.get(at.checked_sub(first)? as usize).copied();
-        Inbound::resumed(RULES, &kept, consumed, record)
+        Inbound::resumed(RULES, &kept, consumed, record, &[], |_| None)
     }
 
     #[test]
@@ -156,5 +210,53 @@ mod tests {
             assert!(resumed(kept, consumed, first, records).is_err(), "case {at}");
         }
         assert!(resumed(Taken { shown: 9, ..kept }, 4, 4, &[]).is_err());
+    }
+
+    const POSTS: Rules = Rules { posted_receives: true, ..RULES };
+
+    fn posted(number: u64, tag: u32) -> Posted {
+        Posted { number, key: 1, offset: 64 * number, length: 64, tag }
+    }
+
+    /// Receives of tag 1 lie in the ring up to number `posts`. `taken`: the receives that the records name, from number `first` on.
+    fn reopened(
+        consumed: u64,
+        first: u64,
+        taken: &[u32],
+        open: &[Posted],
+        posts: u64,
+    ) -> Result<Inbound, Broken> {
+        let shown = first + taken.len() as u64;
+        let kept = Taken { received: shown, shown, signal: None };
+        let record = |at: u64| {
+            let place = *taken.get(at.checked_sub(first)? as usize)?;
+            let r = Record { flags: Record::BUFFER, id: at as u32, place, ..Record::new(Opcode::Send) };
+            Some(with_lap(&r.encode(0), 1))
+        };
+        Inbound::resumed(POSTS, &kept, consumed, record, open, |n| (n < posts).then(|| posted(n, 1)))
+    }
+
+    #[test]
+    fn p6_receives_that_no_record_names_are_open_in_their_order() {
+        let open = |i: &Inbound| i.posted.iter().map(|p| p.number).collect::<Vec<_>>();
+        // A ring of four. Receives 1, 4, 5 and 7 were taken early; 0 is kept, in whose place 4 and 8 were posted.
+        let i = reopened(6, 2, &[2, 3, 5, 7], &[posted(0, 9)], 9).unwrap();
+        assert_eq!((open(&i), i.posts, i.counts().granted), (vec![0, 6, 8], 9, 9));
+        // 5 was named and is still kept; 6 was kept before its record was to be written.
+        let i = reopened(6, 2, &[2, 3, 5, 7], &[posted(5, 1), posted(0, 9), posted(6, 1)], 8).unwrap();
+        assert_eq!((open(&i), i.next_post()), (vec![0, 6], Some(8)));
+    }
+
+    #[test]
+    fn p8_open_receives_that_cannot_be_are_refused() {
+        let named = &[2, 3, 5, 7];
+        let kept = [posted(0, 9)];
+        reopened(6, 2, named, &kept, 9).unwrap();
+        // One is missing, one is kept twice, one is too many, one was never posted.
+        assert!(reopened(6, 2, named, &[], 9).is_err());
+        assert!(reopened(6, 2, named, &[kept[0], kept[0]], 9).is_err());
+        assert!(reopened(6, 2, named, &[kept[0], posted(1, 9)], 9).is_err());
+        assert!(reopened(6, 2, &[2, 3, 5, 70], &kept, 9).is_err());
+        assert!(reopened(6, 2, &[2, 3, 5, 5], &kept, 9).is_err());
     }
 }

@@ -2,8 +2,8 @@
 //! order, and what a device has taken is not written again.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use pushgate_driver_shim::abi;
@@ -14,7 +14,7 @@ use pushgate_driver_shim::window::Window;
 use crate::connect::{Connect, Incarnation, Patience};
 use crate::crash;
 use crate::endpoint::{Endpoint, Mailbox, QpOptions, SendFrame};
-use crate::journal::SESSION_BYTES;
+use crate::journal::session_bytes;
 use crate::link::local::{LocalLink, Processes};
 use crate::memory::{Mapped, Words};
 use crate::producer::Producer;
@@ -76,9 +76,38 @@ fn content(n: u64) -> Vec<u8> {
     (0..length).map(|i| (n as usize * 31 + i) as u8 & 0x7f).collect()
 }
 
+/// What message `n` has where it goes to a buffer.
+fn in_buffer(n: u64) -> Vec<u8> {
+    let mut bytes = content(n);
+    bytes.truncate(UNIT);
+    if bytes.is_empty() { vec![n as u8 & 0x7f] } else { bytes }
+}
+
+/// Tags of the messages, and of the receives in the order in which they are posted. Messages take receives out of their order, by four
+/// each; a few receives stay open while many younger ones are taken.
+static TAGS: LazyLock<[Vec<u32>; 2]> = LazyLock::new(|| {
+    let late = [(0, 38), (1, 7), (21, 59)];
+    let (mut messages, mut receives) = (vec![0; MESSAGES as usize], vec![0; MESSAGES as usize]);
+    for (i, (receive, message)) in late.into_iter().enumerate() {
+        (receives[receive], messages[message]) = (100 + i as u32, 100 + i as u32);
+    }
+    let mut places: Vec<usize> = (0..receives.len()).filter(|i| receives[*i] == 0).collect();
+    let all: Vec<usize> = (0..messages.len()).filter(|i| messages[*i] == 0).collect();
+    places.chunks_mut(4).for_each(|four| four.rotate_left(1));
+    for (n, (message, receive)) in all.into_iter().zip(places).enumerate() {
+        // The last of four receives has the tag of its own; the others have one.
+        let tag = 1 + (n % 4 == 3) as u32;
+        (messages[message], receives[receive]) = (tag, tag);
+    }
+    [messages, receives]
+});
+
 /// Memory of one rank, which outlives engines.
 struct Rank {
     rank: u32,
+    /// SENDs go to buffers of posted receives.
+    posts: bool,
+    receives: u64,
     window: Mapped,
     work: Mapped,
     control: Mapped,
@@ -103,7 +132,7 @@ fn segment(kind: Segment, g: &Geometry) -> Mapped {
 }
 
 impl Rank {
-    fn new(rank: u32) -> Self {
+    fn new(rank: u32, posts: bool) -> Self {
         let g = geometry(rank);
         let [work, control, link] = [Segment::Work, Segment::Control, Segment::Link].map(|k| segment(k, &g));
         let window = Mapped::heap(g.window_bytes());
@@ -112,11 +141,13 @@ impl Rank {
         (0..PLACES).for_each(|place| fill(&region, place));
         Rank {
             rank,
+            posts,
+            receives: 0,
             window,
             work,
             control,
             link,
-            session: Mapped::heap(SESSION_BYTES),
+            session: Mapped::heap(session_bytes(posts.then_some(g.rx_log))),
             region,
             mailbox: Mailbox::default(),
             device,
@@ -139,7 +170,7 @@ impl Rank {
         let link = LocalLink::new(own, &g, &peer.link, &theirs, window, (None, None), processes);
         let options = QpOptions {
             peer: peer.rank,
-            posted_receives: false,
+            posted_receives: self.posts,
             reader_flushes: false,
             stuck_ns: u64::MAX / 2,
             in_place_share: 64,
@@ -192,9 +223,15 @@ impl Rank {
         if n >= MESSAGES {
             return;
         }
-        let bytes = content(n);
+        let bytes = if self.posts { in_buffer(n) } else { content(n) };
         let flags = if n.is_multiple_of(3) { Record::SIGNALED } else { 0 };
         let record = match kind(n) {
+            Kind::Window | Kind::PutWithSignal | Kind::Put if self.posts => {
+                Record { flags, ..Record::new(Opcode::Send) }
+            }
+            Kind::Inline | Kind::Signal if self.posts => {
+                Record { flags: flags | Record::INLINE, ..Record::new(Opcode::Send) }
+            }
             Kind::Inline => Record { flags: flags | Record::INLINE, ..Record::new(Opcode::Send) },
             Kind::Window => Record { flags, ..Record::new(Opcode::Send) },
             Kind::PutWithSignal => Record {
@@ -213,7 +250,8 @@ impl Rank {
             },
             Kind::Signal => Record { flags, signal: 1, signal_value: n + 1, ..Record::new(Opcode::Signal) },
         };
-        let record = Record { id: n as u32, tag: n as u32, ..record };
+        let tag = if self.posts { TAGS[0][n as usize] } else { n as u32 };
+        let record = Record { id: n as u32, tag, ..record };
         self.posted += self.device.post(record, &bytes) as u64;
     }
 
@@ -222,6 +260,9 @@ impl Rank {
         while let Some(c) = self.device.poll_cq() {
             assert_eq!((c.wr_id as u64, c.status), (self.completed, abi::PUSHGATE_OK as u8));
             self.completed += 3;
+        }
+        if self.posts {
+            return self.take_in_buffers();
         }
         let signals = [self.device.signal(0), self.device.signal(1)];
         loop {
@@ -266,6 +307,44 @@ impl Rank {
         }
     }
 
+    /// Posts receives, as many as may be.
+    fn post_receives(&mut self, key: u32) {
+        while let Some(tag) = TAGS[1].get(self.receives as usize)
+            && self.device.post_recv(key, self.place_of(self.receives) * UNIT as u64, UNIT as u32, *tag)
+        {
+            self.receives += 1;
+        }
+    }
+
+    /// The place of a receive's buffer: those that are open for long have their own.
+    fn place_of(&self, receive: u64) -> u64 {
+        match TAGS[1][receive as usize] {
+            late @ 100.. => PLACES - 1 - (late as u64 - 100),
+            _ => receive % (PLACES - 3),
+        }
+    }
+
+    fn take_in_buffers(&mut self) {
+        let [messages, receives] = &*TAGS;
+        while let Some(r) = self.device.try_recv() {
+            let n = self.taken;
+            assert_eq!((r.tag, r.flags), (messages[n as usize], Record::BUFFER), "message {n}");
+            assert_eq!(receives[r.place as usize], r.tag, "message {n} took receive {}", r.place);
+            let place = self.place_of(r.place as u64);
+            let at = self.region.address() + place as usize * UNIT;
+            let expected = in_buffer(n);
+            assert_eq!(r.length as usize, expected.len());
+            assert_eq!(read(at, expected.len()), expected, "message {n}");
+            fill(&self.region, place);
+            self.taken += 1;
+            self.held.push_back((n, Vec::new(), 0));
+            if self.held.len() > HOLDS {
+                self.held.pop_front();
+                self.device.release(1);
+            }
+        }
+    }
+
     /// What the device holds stays as it was.
     fn check_held(&self) {
         for (n, expected, at) in &self.held {
@@ -300,9 +379,10 @@ enum Dies {
     Both,
 }
 
-/// Both ranks send [`MESSAGES`]. Engines die behind store number `at`, and once more a while later. False if none died.
-fn run(at: u64, dies: Dies) -> bool {
-    let mut ranks = [Rank::new(0), Rank::new(1)];
+/// Both ranks send [`MESSAGES`], to buffers of posted receives if `posts`. Engines die behind store number `at`, and once more a
+/// while later. False if none died.
+fn run(at: u64, dies: Dies, posts: bool) -> bool {
+    let mut ranks = [0, 1].map(|rank| Rank::new(rank, posts));
     let [(a, key_a), (b, key_b)] = [ranks[0].begin(&ranks[1]), ranks[1].begin(&ranks[0])];
     let (mut ends, keys) = ([a, b], [key_a, key_b]);
     let (mut left, mut deaths, mut now) = (at, 0, 0);
@@ -314,6 +394,9 @@ fn run(at: u64, dies: Dies) -> bool {
         );
         now += 1_000_000;
         for i in [0, 1] {
+            if posts {
+                ranks[i].post_receives(keys[i]);
+            }
             for _ in 0..3 {
                 ranks[i].post(keys[1 - i]);
             }
@@ -339,6 +422,9 @@ fn run(at: u64, dies: Dies) -> bool {
                 // Meanwhile devices and the peer's engine go on by what they were told.
                 for _ in 0..3 {
                     for i in [0, 1] {
+                        if posts {
+                            ranks[i].post_receives(keys[i]);
+                        }
                         (0..8).for_each(|_| ranks[i].post(keys[1 - i]));
                     }
                     if dies == Dies::One {
@@ -381,14 +467,22 @@ fn run(at: u64, dies: Dies) -> bool {
 
 #[test]
 fn p6_an_engine_that_dies_behind_any_store_is_gone_on_with_and_every_message_arrives_once() {
-    let died = (0..).take_while(|at| run(*at, Dies::One)).count();
+    let died = (0..).take_while(|at| run(*at, Dies::One, false)).count();
     assert!(died > 1000, "{died} stores");
 }
 
 #[test]
 fn p6_two_engines_that_die_together_behind_any_store_are_gone_on_with() {
-    let died = (0..).take_while(|at| run(*at, Dies::Both)).count();
+    let died = (0..).take_while(|at| run(*at, Dies::Both, false)).count();
     assert!(died > 1000, "{died} stores");
+}
+
+#[test]
+fn p6_an_engine_with_posted_receives_that_dies_behind_any_store_is_gone_on_with() {
+    for (dies, step) in [(Dies::One, 1), (Dies::Both, 3)] {
+        let died = (0..).step_by(step).take_while(|at| run(*at, dies, true)).count();
+        assert!(died * step > 1000, "{died} stores");
+    }
 }
 
 /// splitmix64.
@@ -404,12 +498,17 @@ fn p8_whatever_a_program_writes_to_its_own_memory_the_next_engine_refuses_or_goe
     let (mut refused, mut ended, mut went_on) = (0, 0, 0);
     for seed in 0..3000u64 {
         let mut state = seed;
-        let mut ranks = [Rank::new(0), Rank::new(1)];
+        let posts = seed % 2 == 1;
+        let mut ranks = [0, 1].map(|rank| Rank::new(rank, posts));
         let (mut a, key) = ranks[0].begin(&ranks[1]);
         let (mut b, other_key) = ranks[1].begin(&ranks[0]);
         let mut now = 0;
         for _ in 0..draw(&mut state) % 12 {
             now += 1_000_000;
+            if posts {
+                ranks[0].post_receives(key);
+                ranks[1].post_receives(other_key);
+            }
             ranks[0].post(other_key);
             ranks[1].post(key);
             for end in [&mut a, &mut b] {
@@ -423,11 +522,12 @@ fn p8_whatever_a_program_writes_to_its_own_memory_the_next_engine_refuses_or_goe
         drop(a);
         let g = geometry(0);
         let places = [
-            (&ranks[0].session, 0, 40),
+            (&ranks[0].session, 0, if posts { 72 } else { 40 }),
             (&ranks[0].control, g.control_rx_offset(), 8 << g.rx_log),
             (&ranks[0].control, abi::PUSHGATE_CTL_CREDIT as usize, 3),
             (&ranks[0].work, abi::PUSHGATE_WORK_CONSUMED as usize, 1),
             (&ranks[0].work, abi::PUSHGATE_WORK_RING as usize, 8 << g.slots_log),
+            (&ranks[0].work, g.work_receives_offset(), 4 << g.rx_log),
         ];
         for _ in 0..1 + draw(&mut state) % 3 {
             let (memory, offset, words) = places[draw(&mut state) as usize % places.len()];
