@@ -119,8 +119,8 @@ pub(super) struct QpPlan {
 
 impl QpPlan {
     /// Whether another engine can go on with an end whose engine died.
-    pub(super) fn is_kept(&self, end: usize) -> bool {
-        self.carrier == Carrier::Local && self.recovers && self.ends[end].posts == Posts::Nothing
+    pub(super) fn is_kept(&self) -> bool {
+        self.carrier == Carrier::Local && self.recovers
     }
 }
 
@@ -448,7 +448,7 @@ fn restarts(seed: u64, qps: &[QpPlan]) -> Vec<FaultPlan> {
     };
     let all = qps.iter().flat_map(|qp| [(qp, 0), (qp, 1)]);
     let ends: Vec<(&QpPlan, usize)> =
-        all.filter(|(qp, end)| qp.is_kept(*end) && local(qp.ends[*end].rank)).collect();
+        all.filter(|(qp, end)| qp.is_kept() && local(qp.ends[*end].rank)).collect();
     if !random.one_in(2) || ends.is_empty() {
         return Vec::new();
     }

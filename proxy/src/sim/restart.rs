@@ -23,13 +23,15 @@ use super::qp::bit;
 use super::set_up::{RECOVERY, local_link};
 use super::violation::{Violation, broken};
 use crate::endpoint::Endpoint;
-use crate::journal::{self, Journal, SESSION_BYTES};
+use crate::journal::{self, Journal, session_bytes};
 use crate::memory::{Mapped, Words};
 use crate::session::Status;
 
 /// What outlives an engine of one end, beside the end's rings and regions.
 pub(super) struct Kept {
     pub(super) session: Mapped,
+    /// Logarithm to base 2 of the ring of posted receives, if there is one.
+    receives: Option<u32>,
     peer_link: Mapped,
     peer_geometry: Geometry,
     window: Mapped,
@@ -43,6 +45,7 @@ fn copy(fd: BorrowedFd<'_>) -> OwnedFd {
 
 impl Kept {
     pub(super) fn new(
+        receives: Option<u32>,
         peer_link: &Mapped,
         peer_geometry: Geometry,
         window: &Mapped,
@@ -50,7 +53,8 @@ impl Kept {
         peer_bell: &Option<Ringer>,
     ) -> Self {
         Kept {
-            session: Mapped::heap(SESSION_BYTES),
+            session: Mapped::heap(session_bytes(receives)),
+            receives,
             peer_link: peer_link.clone(),
             peer_geometry,
             window: window.clone(),
@@ -248,7 +252,7 @@ impl Cluster<'_> {
         let q = &mut self.qps[qp];
         let Some(kept) = q.kept[end].as_ref().filter(|_| !q.tainted) else { return Ok(()) };
         let journal::Kept { sent, taken, .. } =
-            match Journal::resumed(&kept.session, q.sides[end].geometry.signals) {
+            match Journal::resumed(&kept.session, q.sides[end].geometry.signals, kept.receives) {
                 Ok((_, kept)) => kept,
                 Err(e) => {
                     return Err(broken(6, format!("queue pair {}, rank {}: {e}", q.number, q.ranks[end])));

@@ -89,8 +89,10 @@ impl Cluster<'_> {
                 side.link = Some(Words::writable(&own, abi::PUSHGATE_LINK_RECEIVED as usize, 4));
                 side.inbound = window.address();
                 (q.links[end], q.first_links[end]) = (Some(own.clone()), Some(own.clone()));
-                if plan.is_kept(end) && self.plan.restarts(e.rank) {
-                    q.kept[end] = Some(Kept::new(&theirs, peer.geometry, &window, &bell, &peer.bell));
+                if plan.is_kept() && self.plan.restarts(e.rank) {
+                    let receives = (e.posts != Posts::Nothing).then_some(e.geometry.rx_log);
+                    let kept = Kept::new(receives, &theirs, peer.geometry, &window, &bell, &peer.bell);
+                    q.kept[end] = Some(kept);
                 }
                 let link = local_link(
                     q,
