@@ -231,7 +231,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "vm",
-        budget: 530,
+        budget: 535,
         when: When::Default,
         lane: Lane::Main,
         needs: vm::NEEDS,

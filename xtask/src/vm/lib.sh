@@ -28,6 +28,19 @@ dummy() {
     ip link add "$1" mtu 4200 type dummy && ip address add "$2" dev "$1" && ip link set "$1" up
 }
 
+# Makes a cable, two links whose packets really go from one to the other: their names and their addresses, with masks, in one
+# subnet of their own. Between two RDMA devices over them nothing is short-cut, as it is within one device.
+cable() {
+    ip link add "$1" mtu 4200 type veth peer name "$2" mtu 4200 || return 1
+    echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
+    for end in "$1" "$2"; do
+        # Each end belongs to this guest, so packets come in with an address of this guest as sender.
+        echo 1 >"/proc/sys/net/ipv4/conf/$end/accept_local"
+        echo 0 >"/proc/sys/net/ipv4/conf/$end/rp_filter"
+    done
+    ip address add "$3" dev "$1" && ip address add "$4" dev "$2" && ip link set "$1" up && ip link set "$2" up
+}
+
 # Makes a soft-RoCE device over a link, and waits until the link's address shows as a GID.
 rxe() {
     rdma link add "$1" type rxe netdev "$2" || return 1

@@ -1,11 +1,8 @@
 //! The sequence of faults that a seed gives.
-//!
-//! **The rule for faults of the network.** There are none yet. Those that come (a link of a network device set down, packets
-//! delayed or dropped) must never touch the initial network namespace of a host: they are made inside a guest, or in a network
-//! namespace that this command made itself. [`Kind`] is where such a fault is added, and [`Plan::new`] is where it
-//! must be left out unless this process runs in such a namespace.
 
 use std::time::Duration;
+
+use super::net::Netem;
 
 /// What is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,6 +27,10 @@ pub enum Kind {
     Cut,
     /// Bytes between two ranks' sockets are held back in both directions, while their link is replaced.
     Delay,
+    /// A network device is set down, and up again later.
+    LinkDown,
+    /// Packets over a network device are lost and late for a while.
+    Netem,
 }
 
 impl Kind {
@@ -45,6 +46,8 @@ impl Kind {
             Kind::KillProxy => "kill-proxy",
             Kind::Cut => "cut",
             Kind::Delay => "delay",
+            Kind::LinkDown => "link-down",
+            Kind::Netem => "netem",
         }
     }
 }
@@ -70,8 +73,12 @@ pub struct Fault {
     pub peer: u32,
     /// The breaks of links. Those of [`Kind::Cut`] and [`Kind::Delay`] come before the socket's fault and behind it.
     pub breaks: Vec<Break>,
-    /// How long a rank is stopped, or bytes are held back.
+    /// How long a rank is stopped, bytes are held back, or a network device is disturbed.
     pub hold: Duration,
+    /// The network device of [`Kind::LinkDown`] and [`Kind::Netem`].
+    pub link: usize,
+    /// How packets suffer.
+    pub netem: Netem,
 }
 
 /// What faults a run may make.
@@ -88,6 +95,10 @@ pub struct Bounds {
     pub proxy: bool,
     /// Another socket takes the place of one between two ranks that breaks.
     pub cuts: bool,
+    /// How many network devices may be disturbed.
+    pub links: usize,
+    /// A network device is disturbed for no longer.
+    pub most_away: Duration,
 }
 
 impl Bounds {
@@ -98,6 +109,9 @@ impl Bounds {
         }
         let mut weights = EMBEDDED.to_vec();
         weights.extend(self.cuts.then_some((Kind::Cut, 2)));
+        if self.links > 0 {
+            weights.extend([(Kind::LinkDown, 4), (Kind::Netem, 4)]);
+        }
         weights
     }
 }
@@ -124,6 +138,11 @@ const EMBEDDED: &[(Kind, u64)] = &[
 const PROXY: &[(Kind, u64)] = &[(Kind::KillProxy, 8), (Kind::Stop, 4), (Kind::Kill, 1), (Kind::Abort, 1)];
 /// The shortest time that a rank is stopped, or bytes are held back.
 const LEAST_HOLD: Duration = Duration::from_millis(20);
+/// The shortest time that a network device is disturbed.
+const LEAST_AWAY: Duration = Duration::from_millis(200);
+/// The most that packets are late, and of how many of 100 one is lost where not all are.
+const MOST_LATE: Duration = Duration::from_millis(20);
+const MOST_LOSS: u64 = 20;
 /// The longest gap between a break and the next one, or the fault of a socket.
 const MOST_GAP: Duration = Duration::from_millis(30);
 
@@ -149,7 +168,7 @@ impl Plan {
 
     /// The next fault.
     pub fn next(&mut self) -> Fault {
-        let Bounds { every, ranks, most_stop, most_delay, .. } = self.bounds;
+        let Bounds { every, ranks, most_stop, most_delay, most_away, links, .. } = self.bounds;
         let gap = self.time(every / 2, every + every / 2);
         let mut left = self.draw() % self.weights.iter().map(|(_, weight)| weight).sum::<u64>();
         let mut kind = self.weights[0].0;
@@ -163,8 +182,18 @@ impl Plan {
         let rank = (self.draw() % ranks as u64) as u32;
         let other = (self.draw() % (ranks as u64 - 1)) as u32;
         let peer = other + (other >= rank) as u32;
-        let most_hold = if kind == Kind::Delay { most_delay } else { most_stop };
-        let hold = self.time(LEAST_HOLD, most_hold.max(LEAST_HOLD));
+        let (least_hold, most_hold) = match kind {
+            Kind::Delay => (LEAST_HOLD, most_delay),
+            Kind::LinkDown | Kind::Netem => (LEAST_AWAY, most_away),
+            _ => (LEAST_HOLD, most_stop),
+        };
+        let hold = self.time(least_hold, most_hold.max(least_hold));
+        let (mut link, mut netem) = (0, Netem { loss: 0, delay: Duration::ZERO });
+        if matches!(kind, Kind::LinkDown | Kind::Netem) {
+            link = (self.draw() % links as u64) as usize;
+            let loss = if self.draw().is_multiple_of(2) { 100 } else { 1 + (self.draw() % MOST_LOSS) as u32 };
+            netem = Netem { loss, delay: self.time(Duration::ZERO, MOST_LATE) };
+        }
         let later = |plan: &mut Self| Break {
             gap: plan.time(Duration::ZERO, MOST_GAP),
             at_peer: plan.draw() % 2 == 1,
@@ -180,7 +209,7 @@ impl Plan {
             Kind::Cut | Kind::Delay => vec![first(false), later(self)],
             _ => Vec::new(),
         };
-        Fault { gap, kind, rank, peer, breaks, hold }
+        Fault { gap, kind, rank, peer, breaks, hold, link, netem }
     }
 }
 
@@ -197,6 +226,8 @@ mod tests {
         most_delay: Duration::from_secs(1),
         proxy: false,
         cuts: false,
+        links: 0,
+        most_away: Duration::from_secs(3),
     };
 
     fn faults(seed: u64, bounds: &Bounds) -> Vec<Fault> {
@@ -212,16 +243,24 @@ mod tests {
 
     #[test]
     fn faults_have_every_kind_and_stay_within_their_bounds() {
-        for bounds in [BOUNDS, Bounds { proxy: true, ..BOUNDS }, Bounds { cuts: true, ..BOUNDS }] {
+        let proxy = Bounds { proxy: true, ..BOUNDS };
+        let hosts = Bounds { cuts: true, links: 2, ..BOUNDS };
+        for bounds in [BOUNDS, proxy, hosts] {
             let faults = faults(1, &bounds);
             let kinds: BTreeSet<Kind> = faults.iter().map(|fault| fault.kind).collect();
             assert_eq!(kinds, bounds.weights().iter().map(|(kind, _)| *kind).collect());
             assert_eq!(kinds.contains(&Kind::Cut), bounds.cuts);
+            assert_eq!(kinds.contains(&Kind::LinkDown), bounds.links > 0);
             for fault in faults {
                 assert!(fault.rank < 4 && fault.peer < 4 && fault.rank != fault.peer, "{fault:?}");
                 assert!((Duration::from_secs(1)..=Duration::from_secs(3)).contains(&fault.gap), "{fault:?}");
-                let most = if fault.kind == Kind::Delay { bounds.most_delay } else { bounds.most_stop };
-                assert!((LEAST_HOLD..=most).contains(&fault.hold), "{fault:?}");
+                let (least, most) = match fault.kind {
+                    Kind::Delay => (LEAST_HOLD, bounds.most_delay),
+                    Kind::LinkDown | Kind::Netem => (LEAST_AWAY, bounds.most_away),
+                    _ => (LEAST_HOLD, bounds.most_stop),
+                };
+                assert!((least..=most).contains(&fault.hold), "{fault:?}");
+                assert!(fault.link <= bounds.links.saturating_sub(1) && fault.netem.loss <= 100, "{fault:?}");
             }
         }
     }

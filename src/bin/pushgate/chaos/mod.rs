@@ -7,6 +7,7 @@
 mod child;
 mod children;
 mod fault;
+mod net;
 mod rank;
 mod supervisor;
 mod tally;
@@ -17,10 +18,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, anyhow};
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use pushgate::settings::parse_time;
+use pushgate::settings::{Transport, parse_size, parse_time};
 use pushgate::{Error, Settings};
 
 pub use self::child::ROLE;
+use self::net::Links;
 use self::supervisor::{Hung, Interrupted, Supervisor};
 use crate::output::outln;
 use crate::{exit, flags, inspect, signals};
@@ -33,6 +35,12 @@ struct Options {
     seed: u64,
     ranks: u32,
     json: bool,
+    /// Bytes of memory that each rank registers with each of its queue pairs.
+    region: Option<u64>,
+    /// The network devices that faults are made of.
+    links: Option<String>,
+    /// The RDMA devices of each rank, where they are not those of `ib-dev`.
+    ib_devs: Vec<String>,
 }
 
 pub fn command(settings: impl Fn(Command) -> Command) -> Command {
@@ -52,14 +60,29 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
                  The same seed gives the same faults in the same order with the same gaps. What the ranks do meanwhile depends \
                  on timing, so two runs with one seed differ.\n\
                  Works over qp = local, and with proxy = thread over qp = verbs. All ranks run on this host; with rendezvous = \
-                 ADDRESS:PORT their sockets are those of ranks of several hosts. Touches no network and signals no process but \
-                 its own children.\n\
+                 ADDRESS:PORT their sockets are those of ranks of several hosts. Signals no process but its own children, and \
+                 touches no network but the devices of --link, which must not be those of a host.\n\
                  Exit status: 1 if a message was lost, doubled or wrong, or if something hung. docs/recovery.md says more.",
             )
             .arg(arg("seconds", "N", "How long faults are made [default: 60]"))
             .arg(arg("every", "TIME", "Mean gap between two faults; each is half to one and a half of this [default: 2s]"))
             .arg(arg("seed", "N", "Seed of the faults and of the messages [default: from the clock, and printed]"))
             .arg(arg("ranks", "N", "Ranks, 2 to 8 [default: 2]"))
+            .arg(arg("region", "SIZE", "Memory that each rank registers with each of its queue pairs [default: none]"))
+            .arg(arg(
+                "link",
+                "NAMES",
+                "Network devices that are set down, lose packets and delay them: virtual ones of a network namespace made for this \
+                 [default: none]",
+            ))
+            .arg(
+                arg(
+                    "rank-ib-dev",
+                    "NAMES",
+                    "RDMA devices of rank 0, then of rank 1 and so on; as often as there are ranks [default: those of ib-dev]",
+                )
+                .action(ArgAction::Append),
+            )
             .arg(
                 Arg::new("json")
                     .long("json")
@@ -87,12 +110,33 @@ impl Options {
             None => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64,
             Some(text) => text.parse().map_err(|_| Error::flag("seed", text, "a whole number below 2^64"))?,
         };
+        let ranks = flags::number(m, "ranks", 2, 8)?.unwrap_or(2);
+        let links = m.get_one::<String>("link").cloned();
+        let ib_devs: Vec<_> = m.get_many::<String>("rank-ib-dev").into_iter().flatten().cloned().collect();
+        if settings.transport() != Transport::Verbs {
+            let allowed = "qp = verbs: no other queue pair uses the network";
+            let given = [("link", links.as_ref()), ("rank-ib-dev", ib_devs.first())];
+            if let Some((name, Some(value))) = given.into_iter().find(|(_, value)| value.is_some()) {
+                return Err(Error::flag(name, value, allowed).into());
+            }
+        }
+        if !ib_devs.is_empty() && ib_devs.len() != ranks as usize {
+            let allowed = format!("once for each of {ranks} ranks");
+            return Err(Error::flag("rank-ib-dev", ib_devs.join(" "), allowed).into());
+        }
+        let size = |text: &String| {
+            let size = parse_size(text).filter(|size| (1..=1 << 40).contains(size));
+            size.ok_or_else(|| Error::flag("region", text, "1 byte to 1024G, as in 64K or 1G"))
+        };
         Ok(Options {
             settings: settings.clone(),
+            region: m.get_one("region").map(size).transpose()?,
+            links,
+            ib_devs,
             seconds: flags::number(m, "seconds", 1, 86_400)?.unwrap_or(60),
             every,
             seed,
-            ranks: flags::number(m, "ranks", 2, 8)?.unwrap_or(2),
+            ranks,
             json: m.get_flag("json"),
         })
     }
@@ -104,12 +148,13 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
         child::run(&options, &role)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let links = options.links.as_deref().map(Links::new).transpose()?;
     signals::catch(None);
     say(format_args!(
         "seed {}, {} ranks, {} s, a fault every {:?}",
         options.seed, options.ranks, options.seconds, options.every
     ));
-    let mut supervisor = Supervisor::new(&options);
+    let mut supervisor = Supervisor::new(&options, links);
     let done = supervisor.run();
     if done.as_ref().is_err_and(|e| e.is::<Hung>()) {
         let pids = supervisor.pids();

@@ -22,7 +22,7 @@ use crate::output::outln;
 const PLANT: &str = "_PUSHGATE_CHAOS_PLANT";
 
 /// Receives of a queue pair: few, so that few messages can be under way when a link breaks.
-const RECEIVES: u64 = 16;
+pub const RECEIVES: u64 = 16;
 /// How often a rank says how far its kernel is.
 const SAY: Duration = Duration::from_millis(20);
 /// How long the loop sleeps: while a break is measured, and else.
@@ -141,6 +141,9 @@ pub fn run(o: &Options, rank: u32, parent: u32, number: u32) -> Result<()> {
     if settings.proxy == ProxyPlace::Process {
         settings.set("proxy_socket", &proxy_socket(parent, number))?;
     }
+    if let Some(names) = o.ib_devs.get(rank as usize) {
+        settings.set("ib_dev", names)?;
+    }
     let devices = match (settings.device, pushgate::probe_cuda()) {
         (DeviceChoice::Cpu, _) | (_, Err(_)) => 1,
         (_, Ok(info)) => info.devices,
@@ -160,6 +163,11 @@ pub fn run(o: &Options, rank: u32, parent: u32, number: u32) -> Result<()> {
     };
     let mut qps = comm.queue_pairs(&peers, config)?;
     qps.sort_by_key(QueuePair::peer);
+    // Each next link registers it again. No message goes there.
+    let region = o.region.map(|bytes| context.shared("chaos region", bytes as usize)).transpose()?;
+    if let Some(region) = &region {
+        qps.iter().try_for_each(|qp| qp.register_shared(region).map(drop))?;
+    }
     let ends = Ends { words: context.shared("chaos", qps.len() * BLOCK)?, qps };
     let descriptors = upload_descriptors(&context, &ends.qps)?;
     let params = Params {

@@ -10,6 +10,8 @@ use rustix::process::Signal;
 
 use super::children::{Cause, Children, Event, Order, Said, Traffic};
 use super::fault::{Bounds, Fault, Kind, Plan};
+use super::net::{Links, Netem};
+use super::rank::RECEIVES;
 use super::tally::Tally;
 use super::{Options, say};
 use crate::signals;
@@ -18,6 +20,8 @@ use crate::signals;
 const MOST_STOP: Duration = Duration::from_millis(500);
 /// The longest that bytes between two ranks' sockets are held back.
 const MOST_DELAY: Duration = Duration::from_secs(1);
+/// The longest that a network device is disturbed.
+const MOST_AWAY: Duration = Duration::from_secs(3);
 /// How often signals and standstills are looked for.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -69,6 +73,7 @@ pub struct Supervisor<'a> {
     o: &'a Options,
     plan: Plan,
     tally: Tally,
+    links: Option<Links>,
     children: Option<Children>,
     ranks: Vec<Rank>,
     /// How often the ranks were started.
@@ -86,7 +91,7 @@ pub struct Supervisor<'a> {
 }
 
 impl<'a> Supervisor<'a> {
-    pub fn new(o: &'a Options) -> Self {
+    pub fn new(o: &'a Options, links: Option<Links>) -> Self {
         // A rank that is stopped for longer than these may count as lost, or its slots as stuck.
         let quarter =
             |limit: Option<Duration>, most: Duration| limit.map_or(most, |limit| (limit / 4).min(most));
@@ -98,11 +103,14 @@ impl<'a> Supervisor<'a> {
             most_delay: within(MOST_DELAY),
             proxy: o.settings.proxy == ProxyPlace::Process,
             cuts: o.settings.rendezvous != "none",
+            links: links.as_ref().map_or(0, |links| links.names().len()),
+            most_away: within(MOST_AWAY),
         };
         Supervisor {
             o,
             plan: Plan::new(o.seed, bounds),
             tally: Tally::default(),
+            links,
             children: None,
             ranks: Vec::new(),
             starts: 0,
@@ -218,6 +226,17 @@ impl<'a> Supervisor<'a> {
                 self.tally.back(kind, time);
                 format!("the proxy, back after {:.3} ms", time.as_secs_f64() * 1e3)
             }
+            Kind::LinkDown | Kind::Netem => {
+                let time = self.disturb(fault)?;
+                self.tally.back(kind, time);
+                let Netem { loss, delay } = fault.netem;
+                let how = match kind {
+                    Kind::LinkDown => "down".into(),
+                    _ => format!("lost {loss} of 100 packets and delayed others by {delay:.0?}"),
+                };
+                let ms = time.as_secs_f64() * 1e3;
+                format!("{} {how} for {hold:.0?}, back after {ms:.3} ms", self.links().names()[fault.link])
+            }
             Kind::Kill | Kind::Abort => {
                 self.finish_off(kind, rank)?;
                 let took = begin.elapsed();
@@ -270,22 +289,48 @@ impl<'a> Supervisor<'a> {
     fn replace_proxy(&mut self) -> Result<Duration> {
         let begin = Instant::now();
         self.children().replace_proxy()?;
-        // What a rank has said by now came through the proxy that is gone; what it says next may tell of that proxy too. A
-        // peer that was ahead by all its receives has sent one more.
+        self.moves("messages through the next proxy")?;
+        Ok(begin.elapsed())
+    }
+
+    /// Disturbs a network device for a while, and waits until messages move between all ranks. Returns the time from the
+    /// disturbance's end until the last rank has said so.
+    fn disturb(&mut self, fault: &Fault) -> Result<Duration> {
+        match fault.kind {
+            Kind::LinkDown => self.links().down(fault.link)?,
+            _ => self.links().disturb(fault.link, fault.netem)?,
+        }
+        let passed = self.pass(Instant::now() + fault.hold);
+        // Also if something was wrong meanwhile.
+        self.links().restore()?;
+        let begin = Instant::now();
+        passed?;
+        self.moves("messages behind a disturbed network device")?;
+        Ok(begin.elapsed())
+    }
+
+    fn links(&mut self) -> &mut Links {
+        self.links.as_mut().expect("only then such faults are drawn")
+    }
+
+    /// Waits until every rank has taken messages of every other one that were sent from now on.
+    fn moves(&mut self, what: &str) -> Result<()> {
+        // What a rank has said by now, and what it says next, may tell of messages that had arrived before. A peer that was
+        // ahead by all its receives has sent one more.
         while let Some((rank, event)) = self.children().event(Duration::ZERO) {
             self.take(rank, event);
         }
         let before: Vec<Vec<Traffic>> = self.ranks.iter().map(|rank| rank.traffic.clone()).collect();
-        let ahead = self.o.settings.receives;
-        self.wait("messages through the next proxy", |s| {
+        self.wait(what, |s| {
             let ranks = s.ranks.iter().zip(&before);
             ranks.flat_map(|(rank, before)| before.iter().map(move |before| (rank, before))).all(
                 |(rank, before)| {
-                    rank.traffic.iter().any(|now| now.peer == before.peer && now.taken > before.taken + ahead)
+                    rank.traffic
+                        .iter()
+                        .any(|now| now.peer == before.peer && now.taken > before.taken + RECEIVES)
                 },
             )
-        })?;
-        Ok(begin.elapsed())
+        })
     }
 
     /// Stops a rank for a while and lets it go on. Nobody may count it as lost.

@@ -22,7 +22,8 @@ pub struct Tally {
     pub doubled: u64,
     pub wrong: u64,
     /// By kind, of each fault that broke a link while both ranks ran: from the last break to the next delivery. Of each proxy
-    /// that was killed: from the kill until all ranks have told of deliveries through the next one.
+    /// that was killed, and each disturbance of a network device: from the kill, or the disturbance's end, until all ranks have told of
+    /// deliveries behind that.
     times: BTreeMap<Kind, Vec<Duration>>,
 }
 

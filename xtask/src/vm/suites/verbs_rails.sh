@@ -58,12 +58,16 @@ after=$(($(counter rxer1 sent_pkts) - $(cat /tmp/down)))
 echo "-- rxer1 sent $after packets behind its return"
 [ "$after" -gt 500 ] || fail "the rail that came back carries nothing"
 
-# Chaos over both: it breaks the links of one rail and the other.
-PUSHGATE_QP=verbs PUSHGATE_TIMEOUT=$(stretched 120000) PUSHGATE_RECOVER=$(stretched 60000) \
-    run 300 "$BIN_PUSHGATE" chaos --json --seconds 12 --every 1s --seed 7 --device cpu --ib-dev rxer0,rxer1 --ack-timeout 20
+# Chaos over two cables: it breaks the links of one rail and the other, sets one cable down at a time, and has it lose packets.
+for n in 0 1; do
+    cable "ca$n" "cb$n" "10.9.4$n.1/24" "10.9.4$n.2/24" && rxe "rxea$n" "ca$n" && rxe "rxeb$n" "cb$n" || fail "no cable $n"
+done
+PUSHGATE_QP=verbs PUSHGATE_TIMEOUT=$(stretched 120000) PUSHGATE_RECOVER=$(stretched 60000) PUSHGATE_PATH_TIMEOUT=$(stretched 1000) \
+    run 300 "$BIN_PUSHGATE" chaos --json --seconds 12 --every 500ms --seed 33 --device cpu --link ca0,cb1 --ack-timeout 20 \
+    --rank-ib-dev rxea0,rxea1 --rank-ib-dev rxeb0,rxeb1
 [ "$code" = 0 ] || fail "chaos over two rails"
 last=$(tail -n 1 /tmp/out)
-for word in '"lost":0,' '"doubled":0,' '"wrong":0}'; do
+for word in '"lost":0,' '"doubled":0,' '"wrong":0}' '"link-down":'; do
     case $last in *"$word"*) ;; *) fail "its last line has no $word" ;; esac
 done
 
