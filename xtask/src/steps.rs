@@ -222,16 +222,16 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "chaos",
-        budget: 65,
+        budget: 30,
         when: When::Default,
         lane: Lane::Main,
         needs: &[Need::Cxx],
-        about: "links of `local` queue pairs break, and ranks are stopped and killed, for a minute: nothing is lost",
+        about: "links of `local` queue pairs break, and ranks are stopped and killed, about 120 times: nothing is lost",
         run: chaos,
     },
     Step {
         name: "vm",
-        budget: 535,
+        budget: 568,
         when: When::Default,
         lane: Lane::Main,
         needs: vm::NEEDS,
@@ -425,12 +425,12 @@ fn allreduce(bench: &mut Bench, ranks: u32, sizes: &str, more: &[&str]) -> Resul
     Ok(Outcome::Passed)
 }
 
-/// Faults for a minute. The command itself checks the messages; here its faults are counted.
+/// Some 120 faults. The command itself checks the messages; here its faults are counted.
 fn chaos(bench: &mut Bench) -> Result<Outcome> {
     let mut command = bench.command();
     command.args(["run", "--release", "--package", "pushgate", "--bin", "pushgate", "--", "chaos"]);
     // The timeout guards against a hang.
-    command.args(["--seconds", "60", "--every", "500ms", "--device", "cpu", "--qp", "local"]);
+    command.args(["--seconds", "25", "--every", "200ms", "--device", "cpu", "--qp", "local"]);
     command.args(["--timeout", "5min", "--json"]);
     let output = process::capture(command, true, bench.guard)?;
     check_chaos(output.lines().last().unwrap_or_default())?;

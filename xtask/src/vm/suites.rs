@@ -201,9 +201,9 @@ sleep 1
     Suite {
         name: "verbs-recovery",
         guests: 1,
-        budget: 60,
+        budget: 93,
         default: true,
-        about: "links over RDMA that break are replaced, with immediate data and without: chaos, and the NCCL plugin's caller",
+        about: "links over RDMA that break are replaced, with immediate data and without: a minute of chaos, and the NCCL plugin's caller",
         build: &[PUSHGATE, &["test", "--package", "pushgate-tests", "--test", "nccl"]],
         devices: &[],
         module: false,

@@ -16,7 +16,7 @@ chaos() {
 # Over a cable, which goes down, loses packets and delays them: within one RDMA device no packet would see that. A path that is
 # silent is found within the default of path-timeout. With a rendezvous the ranks' sockets are those of two hosts: they are reset, too.
 cable va vb 10.9.30.1/24 10.9.30.2/24 && rxe rxea va && rxe rxeb vb || fail "no cable"
-PUSHGATE_PATH_TIMEOUT=$(stretched 1000) chaos --seconds 15 --every 500ms --seed 7620 --link va,vb \
+PUSHGATE_PATH_TIMEOUT=$(stretched 1000) chaos --seconds 30 --every 500ms --seed 7620 --link va,vb \
     --rank-ib-dev rxea --rank-ib-dev rxeb --rendezvous 127.0.0.1:7000
 for kind in link-down netem cut; do
     case $last in *"\"$kind\":"*) ;; *) fail "its last line has no $kind" ;; esac
@@ -25,7 +25,7 @@ done
 [ "$(cat /sys/class/net/va/operstate)" = up ] || fail "a link is still down"
 
 before=$(counter rxe0 sent_pkts)
-chaos --seconds 12 --every 1s --seed 64 --no-imm
+chaos --seconds 30 --every 1s --seed 64 --no-imm
 
 run 900 "$TEST_NCCL" --ignored --test-threads 1 recovering::
 [ "$code" = 0 ] || fail "the plugin over rxe0"
