@@ -304,7 +304,7 @@ mod tests {
             Context::builder().settings(settings).build()
         };
         for (name, value, says) in [
-            ("window", "bar", "invalid window `bar`: expected memory with qp = local"),
+            ("window", "bar", "invalid window `bar`: expected memory or staging with qp = local"),
             ("rings", "window", "invalid rings `window`: expected host with window = memory"),
         ] {
             let e = build(name, value).err().expect(says).to_string();

@@ -354,13 +354,16 @@ impl Settings {
             return Err(self.refused("rendezvous", allowed));
         }
         let transport = self.transport();
-        if transport == Transport::Local && self.window != WindowKind::Memory {
-            let allowed = "memory with qp = local (its peer maps the window; use qp = verbs)";
+        if transport == Transport::Local && self.window == WindowKind::Bar {
+            let allowed = "memory or staging with qp = local (its peer maps the window; use qp = verbs)";
             return Err(self.refused("window", allowed));
         }
         if self.rings == RingsPlace::Window && self.window == WindowKind::Memory {
             let allowed = "host with window = memory (a window of the kernel module holds rings as well)";
             return Err(self.refused("rings", allowed));
+        }
+        if transport == Transport::Local && self.rings == RingsPlace::Window {
+            return Err(self.refused("rings", "host with qp = local (engine and peer map each part alone)"));
         }
         if transport == Transport::Verbs && self.proxy == ProxyPlace::Process {
             return Err(self.refused("proxy", "thread with qp = verbs"));
@@ -561,7 +564,7 @@ mod tests {
         s.check().unwrap();
         s.set("rendezvous", "none").unwrap();
         let e = s.check().unwrap_err().to_string();
-        assert!(e.starts_with("invalid window `bar`: expected memory with qp = local"), "{e}");
+        assert!(e.starts_with("invalid window `bar`: expected memory or staging with qp = local"), "{e}");
         s.set("qp", "verbs").unwrap();
         assert_eq!(s.transport(), Transport::Verbs);
         s.check().unwrap();

@@ -95,7 +95,7 @@ static long pg_info(struct pg_file *file, void __user *argument)
 	if (info.flags)
 		return -EINVAL;
 	info.version = PUSHGATE_UAPI_VERSION;
-	info.features = PUSHGATE_FEATURE_STAGING;
+	info.features = PUSHGATE_FEATURE_STAGING | PUSHGATE_FEATURE_STAGING_EXPORT;
 	info.vectors = 0;
 	info.window_bytes = 0;
 	info.granule = PAGE_SIZE;
@@ -142,6 +142,10 @@ static long pg_ioctl(struct file *filp, unsigned int command, unsigned long valu
 		break;
 	case PUSHGATE_IOC_STAGING_FREE:
 		handler = pg_staging_free;
+		of_function = false;
+		break;
+	case PUSHGATE_IOC_STAGING_EXPORT:
+		handler = pg_staging_export;
 		of_function = false;
 		break;
 	case PUSHGATE_IOC_SLICE_ALLOC:

@@ -145,8 +145,12 @@ long pg_staging_create(struct pg_file *file, void __user *argument);
 long pg_staging_open(struct pg_file *file, void __user *argument);
 long pg_staging_free(struct pg_file *file, void __user *argument);
 void pg_staging_detach(struct pg_file *file);
+u64 pg_staging_bytes(struct pg_file *file);
 int pg_staging_mmap(struct pg_file *file, struct vm_area_struct *vma);
 void pg_staging_show(struct seq_file *out);
+
+/* view.c */
+long pg_staging_export(struct pg_file *file, void __user *argument);
 
 /* doorbell.c */
 int pg_vectors_init(struct pg_function *fn);

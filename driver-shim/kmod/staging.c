@@ -353,6 +353,13 @@ void pg_staging_detach(struct pg_file *file)
 	pg_area_idle(file->area);
 }
 
+/* Bytes of the area that the file is attached to. */
+u64 pg_staging_bytes(struct pg_file *file)
+{
+	/* Pairs with the release where the file was attached. */
+	return smp_load_acquire(&file->area)->npages << PAGE_SHIFT;
+}
+
 /* Maps a page again that the process has given back with madvise. */
 static vm_fault_t pg_staging_fault(struct vm_fault *vmf)
 {

@@ -35,6 +35,24 @@ pub mod commands {
     pub const DOORBELL_SET: Opcode = command(6);
     pub const DOORBELL_ARM: Opcode = command(7);
     pub const DOORBELL_RING: Opcode = command(8);
+    pub const STAGING_EXPORT: Opcode = command(9);
+}
+
+/// Bytes of the staging area of which this is a view: a file of the module's that maps the area for reading and can do nothing
+/// else ([`Staging::export`]). `None` if the descriptor is anything else. Waits for nobody, whatever the descriptor is.
+pub fn view_bytes(fd: BorrowedFd<'_>) -> Option<u64> {
+    use std::os::fd::AsRawFd;
+    // Only the kernel gives a file such a name, and of the kernel only the module gives this one: the names of other files that
+    // have a name there begin with a slash.
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
+    let view = uapi::PUSHGATE_VIEW_NAME.strip_suffix(b"\0")?;
+    if name.as_os_str().as_encoded_bytes().strip_prefix(b"anon_inode:") != Some(view) {
+        return None;
+    }
+    let mut info = Info { size: size_of::<Info>() as u32, ..Info::default() };
+    // SAFETY: the command goes with this struct, whose first field is its length; the module writes no further.
+    unsafe { ioctl(fd, Updater::<{ commands::INFO }, Info>::new(&mut info)) }.ok()?;
+    Some(info.window_bytes)
 }
 
 /// A call that the module or the system refused.
@@ -157,6 +175,18 @@ impl Device {
         let remedy = "end the process that is attached to it (EBUSY), or create it (ENOENT)";
         self.call::<{ commands::STAGING_OPEN }, _>("STAGING_OPEN", &mut open, remedy)?;
         Ok(Staging { device: self, bytes: open.bytes as usize, attaches: open.attaches, pieces: None })
+    }
+
+    /// Makes a view of the area that this file is attached to ([`view_bytes`]).
+    pub(crate) fn export_staging(&self) -> Result<OwnedFd, KmodError> {
+        let mut export = uapi::pushgate_staging_export {
+            size: size_of::<uapi::pushgate_staging_export>() as u32,
+            ..Default::default()
+        };
+        let remedy = "install the module of this release; the process may have too many files open";
+        self.call::<{ commands::STAGING_EXPORT }, _>("STAGING_EXPORT", &mut export, remedy)?;
+        // SAFETY: the module has just made this descriptor for us, and no other code knows it.
+        Ok(unsafe { OwnedFd::from_raw_fd(export.fd) })
     }
 
     /// Frees the area that this file is attached to, as [`Staging::free`] does.
@@ -315,6 +345,11 @@ impl Staging<'_> {
     pub fn map(&self) -> Result<Mapping, KmodError> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         self.device.map("mmap of staging", uapi::PUSHGATE_MMAP_STAGING, self.bytes, protection)
+    }
+
+    /// Makes a view of the area, for a process that may only read it ([`view_bytes`]).
+    pub fn export(&self) -> Result<OwnedFd, KmodError> {
+        self.device.export_staging()
     }
 
     /// Frees the area as soon as no process has it mapped; its name is free at once.

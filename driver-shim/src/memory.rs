@@ -25,6 +25,8 @@ use rustix::mm::{Advice, madvise};
 use crate::ShimError;
 use crate::abi::PUSHGATE_PAGE;
 use crate::fork::{OwnedHere, keep_from_children};
+use crate::kmod::view_bytes;
+use crate::uapi::PUSHGATE_MMAP_STAGING;
 use crate::window::Window;
 
 /// The only size of huge pages that this module asks for.
@@ -163,7 +165,7 @@ impl SharedMemory {
     /// Huge pages are refused: a peer may punch holes into memory that both processes write, and a
     /// hole that no free huge page can fill again raises SIGBUS.
     pub fn from_fd(fd: OwnedFd, expected_len: usize) -> Result<SharedMemory, ShimError> {
-        if check_peer(&fd, expected_len)?.huge {
+        if check_sealed(&fd, expected_len)?.huge {
             return Err(ShimError::PeerHugePages);
         }
         let map = MmapOptions::new().len(expected_len).map_raw(&fd).map_err(system(
@@ -267,21 +269,28 @@ impl ReadOnlyMemory {
     /// is sealed. Memory in huge pages must be sealed against writers too; otherwise the peer could
     /// punch a hole, and an access there would raise SIGBUS.
     ///
+    /// Takes also a view of a staging area ([`view_bytes`]), whose pages stay as long as the mapping. An area
+    /// has whole pages, so the area may be longer by less than a page.
+    ///
     /// The peer goes on writing the memory, so everything read from it must be treated as hostile.
     pub fn from_fd(fd: OwnedFd, expected_len: usize) -> Result<ReadOnlyMemory, ShimError> {
-        let peer = check_peer(&fd, expected_len)?;
+        let (peer, offset) = match view_bytes(fd.as_fd()) {
+            Some(bytes) => (check_view(bytes, expected_len)?, PUSHGATE_MMAP_STAGING),
+            None => (check_sealed(&fd, expected_len)?, 0),
+        };
         if peer.huge && !peer.seals.intersects(SealFlags::FUTURE_WRITE | SealFlags::WRITE) {
             return Err(ShimError::PeerSeals {
                 missing: "F_SEAL_FUTURE_WRITE",
                 remedy: "memory in huge pages is handed over after seal_against_writers",
             });
         }
-        let map = MmapOptions::new().len(expected_len).map_raw_read_only(&fd).map_err(system(
-            PEERS,
-            expected_len,
-            "mmap",
-            "the peer must hand over a descriptor open for reading; huge pages must be free",
-        ))?;
+        let map =
+            MmapOptions::new().offset(offset).len(expected_len).map_raw_read_only(&fd).map_err(system(
+                PEERS,
+                expected_len,
+                "mmap",
+                "the peer must hand over a descriptor open for reading; huge pages must be free",
+            ))?;
         keep_from_children(&map).map_err(system(PEERS, expected_len, "MADV_DONTFORK", DONTFORK))?;
         populate_peers(&map, Advice::LinuxPopulateRead, peer.huge)?;
         Ok(ReadOnlyMemory { map: OwnedHere::new(map), fd })
@@ -349,7 +358,19 @@ struct Peer {
     huge: bool,
 }
 
-fn check_peer(fd: &OwnedFd, expected: usize) -> Result<Peer, ShimError> {
+/// Whether a descriptor is memory that a process hands to another one. Closing such a descriptor waits for nobody.
+pub fn is_memory(fd: BorrowedFd<'_>) -> bool {
+    fcntl_get_seals(fd).is_ok() || view_bytes(fd).is_some()
+}
+
+fn check_view(found: u64, expected: usize) -> Result<Peer, ShimError> {
+    if expected == 0 || (expected as u64).next_multiple_of(PUSHGATE_PAGE.into()) != found {
+        return Err(ShimError::PeerSize { found, expected });
+    }
+    Ok(Peer { seals: SealFlags::empty(), huge: false })
+}
+
+fn check_sealed(fd: &OwnedFd, expected: usize) -> Result<Peer, ShimError> {
     // Read the seals first: once they are seen, the size that is read next is final. A descriptor
     // that cannot be sealed at all (a file, a socket) has no seals.
     let seals = fcntl_get_seals(fd).unwrap_or(SealFlags::empty());

@@ -161,6 +161,8 @@ pub struct StagingWindow {
     owner: Owner,
     name: String,
     mapping: Mapping,
+    /// For other processes, which may only read.
+    view: OwnedFd,
     device: Device,
     bytes: usize,
 }
@@ -170,16 +172,17 @@ impl StagingWindow {
     /// attached to it. `path` is /dev/pushgate, or a /dev/pushgateN for pages near that function.
     pub fn create(path: Option<&str>, name: &str, bytes: usize, ttl_ms: u32) -> Result<Self, KmodError> {
         let device = Device::open(path.unwrap_or("/dev/pushgate"))?;
-        let mapping = device.create_staging(name, bytes, ttl_ms)?.map()?;
-        Ok(StagingWindow { owner: Owner::here(), name: name.into(), mapping, device, bytes })
+        let area = device.create_staging(name, bytes, ttl_ms)?;
+        let (mapping, view) = (area.map()?, area.export()?);
+        Ok(StagingWindow { owner: Owner::here(), name: name.into(), mapping, view, device, bytes })
     }
 
     /// Takes over an area of this user's that its last owner has left.
     pub fn take_up(path: Option<&str>, name: &str) -> Result<Self, KmodError> {
         let device = Device::open(path.unwrap_or("/dev/pushgate"))?;
         let area = device.open_staging(name)?;
-        let (mapping, bytes) = (area.map()?, area.bytes);
-        Ok(StagingWindow { owner: Owner::here(), name: name.into(), mapping, device, bytes })
+        let (mapping, view, bytes) = (area.map()?, area.export()?, area.bytes);
+        Ok(StagingWindow { owner: Owner::here(), name: name.into(), mapping, view, device, bytes })
     }
 }
 
@@ -207,7 +210,7 @@ impl Window for StagingWindow {
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.device.as_fd()
+        self.view.as_fd()
     }
 
     fn name(&self) -> Option<&str> {

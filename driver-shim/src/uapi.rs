@@ -16,6 +16,8 @@ pub const PUSHGATE_FEATURE_DMABUF: u32 = 4;
 pub const PUSHGATE_FEATURE_INTERRUPT: u32 = 8;
 pub const PUSHGATE_FEATURE_DOORBELL_MMAP: u32 = 16;
 pub const PUSHGATE_FEATURE_DOORBELL_RING: u32 = 32;
+pub const PUSHGATE_FEATURE_STAGING_EXPORT: u32 = 64;
+pub const PUSHGATE_VIEW_NAME: &[u8; 19] = b"[pushgate-staging]\0";
 pub const PUSHGATE_FUNCTION_NONE: u32 = 0;
 pub const PUSHGATE_FUNCTION_LIVE: u32 = 1;
 pub const PUSHGATE_FUNCTION_GONE: u32 = 2;
@@ -236,6 +238,35 @@ const _: () = {
         [::core::mem::offset_of!(pushgate_staging_free, flags) - 4usize];
 };
 impl Default for pushgate_staging_free {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+pub struct pushgate_staging_export {
+    pub size: __u32,
+    pub flags: __u32,
+    pub fd: __s32,
+    pub reserved: __u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of pushgate_staging_export"][::core::mem::size_of::<pushgate_staging_export>() - 16usize];
+    ["Alignment of pushgate_staging_export"][::core::mem::align_of::<pushgate_staging_export>() - 4usize];
+    ["Offset of field: pushgate_staging_export::size"]
+        [::core::mem::offset_of!(pushgate_staging_export, size) - 0usize];
+    ["Offset of field: pushgate_staging_export::flags"]
+        [::core::mem::offset_of!(pushgate_staging_export, flags) - 4usize];
+    ["Offset of field: pushgate_staging_export::fd"]
+        [::core::mem::offset_of!(pushgate_staging_export, fd) - 8usize];
+    ["Offset of field: pushgate_staging_export::reserved"]
+        [::core::mem::offset_of!(pushgate_staging_export, reserved) - 12usize];
+};
+impl Default for pushgate_staging_export {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

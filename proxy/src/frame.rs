@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::fcntl_get_seals;
+use pushgate_driver_shim::memory::is_memory;
 
 /// A frame between two ends: bytes and descriptors.
 pub type Frame = pushgate_core::connect::Frame<Fds>;
@@ -43,7 +43,7 @@ impl Fds {
 /// Whether each descriptor is shared memory. An engine, which must not wait, may close such a descriptor; the last close of
 /// other files may take as long as a peer likes.
 pub fn are_memory(fds: &[OwnedFd]) -> bool {
-    fds.iter().all(|fd| fcntl_get_seals(fd).is_ok())
+    fds.iter().all(|fd| is_memory(fd.as_fd()))
 }
 
 impl From<Vec<OwnedFd>> for Fds {

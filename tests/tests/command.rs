@@ -188,7 +188,7 @@ fn a_wrong_flag_is_quoted_with_its_name_and_what_is_allowed() {
             "bench osu-bw --window bar",
             "window",
             "bar",
-            "memory with qp = local (its peer maps the window; use qp = verbs)",
+            "memory or staging with qp = local (its peer maps the window; use qp = verbs)",
         ),
         ("bench osu-bw --proxy process --qp verbs", "proxy", "process", "thread with qp = verbs"),
         ("model --gen 7", "gen", "7", "one of 1, 2, 3, 4, 5, 6"),

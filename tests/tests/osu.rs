@@ -196,7 +196,10 @@ fn what_cannot_work_is_said_before_it_starts() {
             "invalid message-size `9:8` (from --message-size): expected MAX or MIN:MAX, 0 to 256M",
         ),
         ("osu-bw -W 0", "invalid messages `0` (from --messages): expected 1 to 4096"),
-        ("osu-bw --window bar", "invalid window `bar` (from --window): expected memory with qp = local"),
+        (
+            "osu-bw --window bar",
+            "invalid window `bar` (from --window): expected memory or staging with qp = local",
+        ),
         (
             "osu-latency --proxy process -d D D",
             "invalid buffers `D D`: expected H for rank 0, which receives",

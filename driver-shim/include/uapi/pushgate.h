@@ -30,6 +30,7 @@
 #define PUSHGATE_IOC_DOORBELL_SET _IO(PUSHGATE_IOC_MAGIC, 6)
 #define PUSHGATE_IOC_DOORBELL_ARM _IO(PUSHGATE_IOC_MAGIC, 7)
 #define PUSHGATE_IOC_DOORBELL_RING _IO(PUSHGATE_IOC_MAGIC, 8)
+#define PUSHGATE_IOC_STAGING_EXPORT _IO(PUSHGATE_IOC_MAGIC, 9)
 
 /* Offsets for mmap; all mappings are MAP_SHARED. */
 #define PUSHGATE_MMAP_SLICE 0x0
@@ -47,6 +48,11 @@
 #define PUSHGATE_FEATURE_DOORBELL_MMAP 0x10
 /* The doorbell register is written by PUSHGATE_IOC_DOORBELL_RING. */
 #define PUSHGATE_FEATURE_DOORBELL_RING 0x20
+/* Views of staging areas can be handed to other processes. */
+#define PUSHGATE_FEATURE_STAGING_EXPORT 0x40
+
+/* The name of a view's file: /proc/PID/fd has "anon_inode:" and this. */
+#define PUSHGATE_VIEW_NAME "[pushgate-staging]"
 
 /* What a status word says about the function. */
 #define PUSHGATE_FUNCTION_NONE 0
@@ -69,7 +75,7 @@ struct pushgate_info {
 	__u32 version;		/* out: PUSHGATE_UAPI_VERSION of the module */
 	__u32 vectors;		/* out: interrupt vectors of the function */
 	__u64 features;		/* out: PUSHGATE_FEATURE_ */
-	__u64 window_bytes;	/* out: the whole window, 0 without one */
+	__u64 window_bytes;	/* out: the whole window, 0 without one; of a view: its area */
 	__u64 granule;		/* out: slices are multiples of it */
 	__u64 doorbell_offset;	/* out: of the register in its mapped page */
 	__u32 function;		/* out: PUSHGATE_FUNCTION_ */
@@ -118,6 +124,18 @@ struct pushgate_staging_open {
 struct pushgate_staging_free {
 	__u32 size;
 	__u32 flags;		/* none yet: 0 */
+};
+
+/*
+ * Makes a view of the attached area: a file that maps the area at
+ * PUSHGATE_MMAP_STAGING for reading, answers PUSHGATE_IOC_INFO, and does
+ * nothing else.
+ */
+struct pushgate_staging_export {
+	__u32 size;
+	__u32 flags;		/* none yet: 0 */
+	__s32 fd;		/* out: the view, closed on exec */
+	__u32 reserved;
 };
 
 struct pushgate_doorbell_set {

@@ -1,11 +1,12 @@
 //! The memory and the bells that a program hands over, checked where they enter (P8).
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::{Bell, Ringer};
+use pushgate_driver_shim::kmod::view_bytes;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
@@ -154,9 +155,16 @@ fn exactly<const N: usize>(fds: Vec<OwnedFd>, request: &str, what: &str) -> Resu
 /// The size of memory that a program hands over. The size is sealed, so it is final.
 fn memory_size(fd: &OwnedFd) -> Result<usize, String> {
     // The seals are read first: what has no seals is not memory, and asking a file of some file systems for its size
-    // could take as long as the program likes.
-    let seals =
-        fcntl_get_seals(fd).map_err(|e| format!("descriptor is no memory that can be sealed ({e})"))?;
+    // could take as long as the program likes. A staging area of the kernel module has a view in place of seals.
+    let seals = match fcntl_get_seals(fd) {
+        Ok(seals) => seals,
+        Err(e) => {
+            let bytes = view_bytes(fd.as_fd());
+            let none =
+                || format!("descriptor is no memory that can be sealed ({e}), and no view of a staging area");
+            return bytes.and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(none);
+        }
+    };
     if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
         return Err("its size is not sealed: hand over a memfd with F_SEAL_SHRINK and F_SEAL_GROW".into());
     }

@@ -19,7 +19,7 @@ use crate::harness::{Actor, PAGE, WINDOW, alone, errno, function, quiet, staging
 fn a_device_says_what_it_offers() {
     let Some(_guard) = alone() else { return };
     let plain = staging().info().unwrap();
-    assert_eq!((plain.features, plain.window_bytes, plain.vectors), (1, 0, 0));
+    assert_eq!((plain.features, plain.window_bytes, plain.vectors), (0x41, 0, 0));
     assert_eq!(staging().status().unwrap().function(), uapi::PUSHGATE_FUNCTION_NONE);
     for (number, vectors) in [(0, 0), (1, 0), (2, 4), (3, 4)] {
         let info = function(number).info().unwrap();
@@ -34,7 +34,7 @@ fn a_device_says_what_it_offers() {
 }
 
 /// The commands, and the size of each one's struct.
-const CALLS: [(Opcode, usize); 9] = [
+const CALLS: [(Opcode, usize); 10] = [
     (commands::INFO, size_of::<uapi::pushgate_info>()),
     (commands::SLICE_ALLOC, size_of::<uapi::pushgate_slice_alloc>()),
     (commands::SLICE_EXPORT, size_of::<uapi::pushgate_slice_export>()),
@@ -44,6 +44,7 @@ const CALLS: [(Opcode, usize); 9] = [
     (commands::DOORBELL_SET, size_of::<uapi::pushgate_doorbell_set>()),
     (commands::DOORBELL_ARM, size_of::<uapi::pushgate_doorbell_arm>()),
     (commands::DOORBELL_RING, size_of::<uapi::pushgate_doorbell_ring>()),
+    (commands::STAGING_EXPORT, size_of::<uapi::pushgate_staging_export>()),
 ];
 
 /// A call with any argument.
@@ -121,13 +122,18 @@ fn every_wrong_size_flag_and_pointer_is_refused() {
         unsafe { at.cast::<u32>().write(bytes as u32) };
         assert_eq!(raw(&device, command, at.cast()), Err(Errno::FAULT), "{command:#x}");
         // The device without a function has none to report.
-        let wanted =
-            [commands::INFO, commands::STAGING_CREATE, commands::STAGING_OPEN, commands::STAGING_FREE];
+        let wanted = [
+            commands::INFO,
+            commands::STAGING_CREATE,
+            commands::STAGING_OPEN,
+            commands::STAGING_FREE,
+            commands::STAGING_EXPORT,
+        ];
         let result = raw(&staging(), command, null_mut());
         let expected = if wanted.contains(&command) { Errno::FAULT } else { Errno::NXIO };
         assert_eq!(result, Err(expected), "{command:#x}");
     }
-    for unknown in [0xbd09u32, 0xbd00 | 0xff, 0x5401, 0x5421 + 1, 0, 0x4008_bd00, 0xc008_bd01] {
+    for unknown in [0xbd0au32, 0xbd00 | 0xff, 0x5401, 0x5421 + 1, 0, 0x4008_bd00, 0xc008_bd01] {
         assert_eq!(raw(&device, unknown as Opcode, null_mut()), Err(Errno::NOTTY), "{unknown:#x}");
     }
     // Results that cannot be written: the call is refused and nothing is kept.

@@ -1,11 +1,17 @@
 //! Staging: areas that outlive their owner, their time, their limits, their memory.
 
+use std::os::fd::AsFd;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
+use pushgate_driver_shim::kmod::{Device, view_bytes};
+use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory, is_memory};
+use pushgate_driver_shim::uapi::{PUSHGATE_MMAP_DOORBELL, PUSHGATE_MMAP_STAGING, PUSHGATE_MMAP_STATUS};
 use pushgate_tests::{patience, wait_until};
 use rustix::io::Errno;
-use rustix::mm::MprotectFlags;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap};
 
 use crate::harness::{
     Actor, MIB, PAGE, PATTERN, alone, as_user, errno, fill, fork_and_read, function, other_than, quiet, read,
@@ -122,6 +128,78 @@ fn staging_is_ordinary_memory() {
     assert_eq!(read(&map, 2 * MIB), PATTERN);
     let again = area.map().unwrap();
     assert_eq!(other_than(&again, PATTERN), None);
+}
+
+#[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
+fn p8_a_view_of_an_area_can_only_be_read_and_keeps_the_area() {
+    let Some(_guard) = alone() else { return };
+    let device = staging();
+    let bytes = MIB + PAGE;
+    // 100 bytes less: the area has whole pages.
+    let area = device.create_staging("view", bytes - 100, 0).unwrap();
+    let map = area.map().unwrap();
+    fill(&map, PATTERN);
+    let view = area.export().unwrap();
+    let again = || view.try_clone().unwrap();
+    assert_eq!(view_bytes(view.as_fd()), Some(bytes as u64));
+    assert!(is_memory(view.as_fd()) && !is_memory(device.as_fd()));
+    assert_eq!(view_bytes(device.as_fd()), None, "the device itself is no view");
+    for wrong in [0, 1, bytes - PAGE, bytes + 1] {
+        assert!(ReadOnlyMemory::from_fd(again(), wrong).is_err(), "{wrong} bytes");
+    }
+    assert!(SharedMemory::from_fd(again(), bytes).is_err());
+    let own = device.as_fd().try_clone_to_owned().unwrap();
+    assert!(ReadOnlyMemory::from_fd(own, bytes).is_err());
+    let reader = ReadOnlyMemory::from_fd(again(), bytes - 100).unwrap();
+    let load = |at: usize| {
+        // SAFETY: the words are only loaded.
+        let words = unsafe { reader.words(at, 1) };
+        words[0].load(Ordering::Relaxed)
+    };
+    assert_eq!((load(0), load(MIB)), (PATTERN, PATTERN));
+    // SAFETY: an atomic word of our mapping.
+    unsafe { &*map.as_ptr().as_ptr().cast::<AtomicU64>() }.store(7, Ordering::Relaxed);
+    assert_eq!(load(0), 7);
+
+    let (both, read_only) = (ProtFlags::READ | ProtFlags::WRITE, ProtFlags::READ);
+    let maps = |protection, flags, offset| {
+        // SAFETY: the kernel chooses the place; what it maps against expectation stays mapped.
+        unsafe { mmap(null_mut(), PAGE, protection, flags, &view, offset) }.map(drop)
+    };
+    let at = PUSHGATE_MMAP_STAGING;
+    assert_eq!(maps(both, MapFlags::SHARED, at), Err(Errno::ACCESS));
+    assert_eq!(maps(read_only | ProtFlags::EXEC, MapFlags::SHARED, at), Err(Errno::ACCESS));
+    assert_eq!(maps(both, MapFlags::PRIVATE, at), Err(Errno::INVAL));
+    for offset in [0, PUSHGATE_MMAP_STATUS, PUSHGATE_MMAP_DOORBELL, at + bytes as u64] {
+        assert_eq!(maps(read_only, MapFlags::SHARED, offset), Err(Errno::INVAL));
+    }
+    // SAFETY: the range is `reader`'s mapping; the call must fail.
+    let more = unsafe {
+        rustix::mm::mprotect(
+            reader.as_ptr().as_ptr().cast(),
+            PAGE,
+            MprotectFlags::READ | MprotectFlags::WRITE,
+        )
+    };
+    assert_eq!(more, Err(Errno::ACCESS));
+    assert_eq!(rustix::io::write(&view, b"x"), Err(Errno::BADF));
+    // Whoever has the view calls nothing of the module.
+    let other = Device::from_fd(again()).unwrap();
+    assert_eq!(errno(other.open_staging("view").map(drop)), Errno::NOTTY);
+    assert_eq!(errno(other.create_staging("other", PAGE, 0).map(drop)), Errno::NOTTY);
+    assert_eq!(errno(other.slice(PAGE, 0).map(drop)), Errno::NOTTY);
+    drop(other);
+
+    // Freed, closed and unmapped by its owner, the area stays for those who read it.
+    area.free().unwrap();
+    drop((map, device));
+    assert_eq!((state()["areas"], load(MIB)), (1, PATTERN));
+    drop(view);
+    assert_eq!((state()["areas"], load(MIB)), (1, PATTERN));
+    drop(reader);
+    wait_until("the area is gone", || state()["areas"] == 0);
+    quiet();
 }
 
 /// Bytes of memory that the kernel has left; the module's tests must not use any up.

@@ -294,10 +294,10 @@ fi
     Suite {
         name: "driver",
         guests: 1,
-        budget: 60,
+        budget: 75,
         default: true,
         about: "the kernel module on ivshmem functions: windows, slices, staging, doorbells, hostile calls",
-        build: &[ALLREDUCE, OUTSIDE, DRIVER_TESTS],
+        build: &[ALLREDUCE, OUTSIDE, PUSHGATE, DRIVER_TESTS],
         devices: IVSHMEM,
         module: true,
         package: false,

@@ -38,7 +38,7 @@ outside() {
     on_host "OFFSET=$(field offset /tmp/proxy.out)" "COUNT=$count" "BYTES=$bytes" "BURSTS=$bursts" \
         "BELL=$bell" "PATIENCE=$VM_PATIENCE" || code=$?
     cat /run/out/host.txt
-    [ "$code" = 0 ] || fail "the device outside has ended with $code"
+    [ "$code" = 0 ] || { cat /tmp/proxy.out /tmp/peer.out; fail "the device outside has ended with $code"; }
     grep -q '"heard":1' /run/out/host.txt || fail "the device did not hear its peer"
     wait "$peer" || code=$?
     wait "$proxy" || code=$?
