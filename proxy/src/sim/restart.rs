@@ -158,6 +158,7 @@ impl Cluster<'_> {
                     n.orders.push_back(Order::Control { qp, end });
                 });
             });
+            self.see_what_was_repeated(qp, end)?;
             if died {
                 let rest =
                     waiting[i..].iter().filter(|end| self.nodes[node].endpoint(end.0, end.1).is_none());
@@ -244,6 +245,25 @@ impl Cluster<'_> {
             );
             return Err(broken(6, why));
         }
+        Ok(())
+    }
+
+    /// P1, P5: an engine that takes over an end repeats the credit and the count of delivered slots, and the end's program
+    /// goes by them at once. If that engine died meanwhile no endpoint is left to ask, so the session segment says how many
+    /// slots were posted.
+    fn see_what_was_repeated(&mut self, qp: usize, end: usize) -> Result<(), Violation> {
+        let q = &mut self.qps[qp];
+        let Some(kept) = q.kept[end].as_ref().filter(|_| !q.tainted && q.ended[end].is_none()) else {
+            return Ok(());
+        };
+        let signals = q.sides[end].geometry.signals;
+        let Ok((_, journal::Kept { sent, .. })) = Journal::resumed(&kept.session, signals, kept.receives)
+        else {
+            return Ok(());
+        };
+        let (out, own, peer) = (&mut q.flows[end], &q.sides[end], &q.sides[1 - end]);
+        out.see_credit(own, peer, sent.slots)?;
+        out.see_delivered(own, peer)?;
         Ok(())
     }
 
