@@ -173,7 +173,7 @@ struct Total {
     qps: [u64; 3],
     /// Links of rails that broke, and stripes that were lost with them.
     rails: [u64; 2],
-    /// Links over `local` that took the place of one that broke.
+    /// Links that took the place of one that broke, those of rails too.
     recovered: u64,
     /// Engines that died and were replaced.
     restarted: u64,

@@ -393,6 +393,12 @@ impl Endpoint {
         self.here.qp.number()
     }
 
+    /// The number of the RDMA queue pair of one of several links, for the simulator's faults.
+    #[cfg(feature = "sim")]
+    pub(crate) fn rdma_number_of(&self, rail: usize) -> Option<u32> {
+        self.here.qp.number_of(rail)
+    }
+
     /// Counts of messages, for the simulator's checks.
     #[cfg(feature = "sim")]
     pub(crate) fn counts(&self) -> crate::sim::Counts {

@@ -199,6 +199,12 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
         None
     }
 
+    /// The number of the RDMA queue pair of one of several links that are one, for the simulator.
+    #[cfg(feature = "sim")]
+    fn number_of(&self, _rail: usize) -> Option<u32> {
+        None
+    }
+
     /// Where several links are one: breaks one of those that carry, if one does, for tests and fault injection. False where the
     /// link is a single one.
     fn break_one(&mut self) -> bool {

@@ -157,6 +157,11 @@ impl Link for Rails {
         rails.fold(true, |all, (rail, one)| one.link.stopped(now) & self.beside.fence(rail) & all)
     }
 
+    #[cfg(feature = "sim")]
+    fn number_of(&self, rail: usize) -> Option<u32> {
+        self.rails.get(rail)?.link.number()
+    }
+
     fn break_one(&mut self) -> bool {
         let n = self.rails.len();
         let up = (1..=n).map(|i| (self.broken + i) % n).find(|rail| self.sending.is_up(*rail));

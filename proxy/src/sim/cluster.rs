@@ -23,6 +23,9 @@ use crate::link::verbs::simulated::Sim;
 use crate::ring;
 use crate::session::Status;
 
+/// RDMA devices of a queue pair that has several.
+pub(super) const RAILS: usize = 3;
+
 /// Between two looks of the RDMA device for retries that are exceeded.
 const RETRIES: u64 = 200 * MS;
 
@@ -48,7 +51,7 @@ pub(super) struct Sums {
     pub(super) repeated: u32,
     pub(super) unmet: u32,
     pub(super) falls: Falls,
-    /// Links over `local` that took the place of one that broke.
+    /// Links that took the place of one that broke, those of rails too.
     pub(super) recovered: u64,
     /// Engines that died and were replaced.
     pub(super) restarted: u32,
@@ -61,6 +64,8 @@ pub(super) struct Sums {
 pub(super) struct Cluster<'a> {
     pub(super) plan: Plan,
     pub(super) nic: &'a Sim,
+    /// The RDMA devices of queue pairs that have several.
+    pub(super) rails: &'a [Sim; RAILS],
     pub(super) nodes: Vec<Node>,
     pub(super) qps: Vec<Qp>,
     pub(super) programs: Vec<Program>,
@@ -100,8 +105,11 @@ pub(super) struct Cluster<'a> {
 
 impl<'a> Cluster<'a> {
     /// Makes the cluster of a plan on a simulated device. `prints`: each event is printed to stderr.
-    pub(super) fn new(plan: Plan, nic: &'a Sim, prints: bool) -> Self {
+    pub(super) fn new(plan: Plan, (nic, rails): (&'a Sim, &'a [Sim; RAILS]), prints: bool) -> Self {
         nic.reset();
+        rails.iter().for_each(Sim::reset);
+        // A link that is freed waits for its device, which does nothing meanwhile.
+        rails.iter().for_each(Sim::drains);
         memory::forget_readable();
         let schedule = |stream: u64| Random::new(plan.seed ^ mix(plan.salt), 1 << 32 | stream);
         let nodes: Vec<Node> = (0..plan.nodes.len() as u64)
@@ -129,7 +137,8 @@ impl<'a> Cluster<'a> {
         let mut next = vec![NEVER; actors];
         let unfinished = qps.len() + replay.is_some() as usize;
         next[actors - 2] = if replay.is_some() { 0 } else { NEVER };
-        let verbs = qps.iter().any(|qp| matches!(qp.carrier, Carrier::Verbs { .. }));
+        let verbs =
+            qps.iter().any(|qp| matches!(qp.carrier, Carrier::Verbs { .. } | Carrier::Devices { .. }));
         next[actors - 3] = if verbs { 0 } else { NEVER };
         next[actors - 4] = if qps.is_empty() { NEVER } else { 0 };
         let mut faults = plan.faults.clone();
@@ -137,6 +146,7 @@ impl<'a> Cluster<'a> {
         faults.sort_by_key(|fault| std::cmp::Reverse((fault.after, fault.number)));
         Cluster {
             nic,
+            rails,
             nodes,
             qps,
             programs,
@@ -270,12 +280,11 @@ impl<'a> Cluster<'a> {
     fn step_nic(&mut self) {
         if self.now >= self.next_retries {
             self.next_retries = self.now + RETRIES;
-            self.nic.expire();
-            self.nic.drain();
+            self.expire();
             self.log.event(self.now, "device looks", 0, 0);
         }
         let choice = self.random.next();
-        let pause = match self.nic.step(choice) {
+        let pause = match self.devices_step(choice) {
             Some((qp, completed)) => {
                 self.log.event(
                     self.now,
@@ -289,6 +298,29 @@ impl<'a> Cluster<'a> {
         };
         let actor = self.nic_actor();
         self.next[actor] = self.now + pause;
+    }
+
+    /// One event of one of the RDMA devices.
+    fn devices_step(&self, choice: u64) -> Option<(u32, bool)> {
+        let several = self.plan.devices();
+        let first = if several > 0 { (choice >> 56) as usize % (several + 1) } else { 0 };
+        (0..=several).find_map(|i| match (first + i) % (several + 1) {
+            0 => self.nic.step(choice),
+            n => self.rails[n - 1].step(choice),
+        })
+    }
+
+    fn devices_are_busy(&self) -> bool {
+        self.nic.is_busy() || self.plan.devices() > 0 && self.rails.iter().any(Sim::is_busy)
+    }
+
+    /// The RDMA devices find retries that are exceeded.
+    fn expire(&self) {
+        self.nic.expire();
+        self.nic.drain();
+        if self.plan.devices() > 0 {
+            self.rails.iter().for_each(Sim::expire);
+        }
     }
 
     /// Stripes land and arrive over rails.
@@ -406,7 +438,7 @@ impl<'a> Cluster<'a> {
         }
         if self.verbs {
             let actor = self.nic_actor();
-            if self.next[actor] > self.now + MS && self.nic.is_busy() {
+            if self.next[actor] > self.now + MS && self.devices_are_busy() {
                 self.next[actor] = self.now + self.random.time(500);
             }
         }
@@ -547,14 +579,13 @@ impl<'a> Cluster<'a> {
         self.qps.iter().filter_map(|q| q.wires.as_ref()).for_each(|wires| _ = wires.step(self.now));
         for _ in 0..64 {
             let choice = self.random.next();
-            if !self.verbs || self.nic.step(choice).is_none() {
+            if !self.verbs || self.devices_step(choice).is_none() {
                 break;
             }
         }
         if self.now >= self.next_retries && self.verbs {
             self.next_retries = self.now + RETRIES;
-            self.nic.expire();
-            self.nic.drain();
+            self.expire();
         }
         self.log.event(self.now, "leaving", 0, leaving as u64);
         leaving

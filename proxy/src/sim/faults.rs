@@ -12,6 +12,7 @@ use super::program::Facts;
 use super::qp::{ANY, Inbox, LINK, bit};
 use super::random::Random;
 use super::set_up::state::FAILED;
+use crate::link::verbs::simulated::Sim;
 use crate::memory::{Mapped, Words};
 use crate::ring;
 use crate::session::{Status, count_word};
@@ -63,14 +64,17 @@ impl Cluster<'_> {
                 self.qps[qp].controls[end].old_counts.store(times, Ordering::Relaxed)
             }
             FaultKind::Delay { looks } => self.qps[qp].controls[end].delay.store(looks, Ordering::Relaxed),
-            FaultKind::Rail { rail, calls } => {
-                let wires = self.qps[qp].wires.as_ref().expect("a queue pair over rails");
-                wires.break_in(rail.into(), calls);
-            }
+            FaultKind::Rail { rail, calls } => match &self.qps[qp].wires {
+                Some(wires) => wires.break_in(rail.into(), calls),
+                None => self.break_device(qp, end, rail.into()),
+            },
             FaultKind::Device if self.qps[qp].carrier == Carrier::Local => {
                 self.qps[qp].controls[end].breaks_in.store(1, Ordering::Relaxed);
             }
             FaultKind::Device if let Some(wires) = &self.qps[qp].wires => wires.break_in(0, 1),
+            FaultKind::Device if matches!(self.qps[qp].carrier, Carrier::Devices { .. }) => {
+                self.break_device(qp, end, 0);
+            }
             FaultKind::Device => {
                 self.nic.break_down(self.qps[qp].numbers[end]);
                 if !self.plan.qps[qp].recovers {
@@ -145,6 +149,12 @@ impl Cluster<'_> {
             if matches!(q.carrier, Carrier::Verbs { .. }) {
                 self.nic.kill(q.numbers[end]);
             }
+            let endpoint = self.nodes[node].endpoint(qp, end);
+            for (rail, device) in self.rails.iter().enumerate() {
+                if let Some(number) = endpoint.and_then(|e| e.rdma_number_of(rail)) {
+                    device.kill(number);
+                }
+            }
             let lost = bit(abi::PUSHGATE_PEER_LOST) | LINK;
             q.expect(now, [if q.started { lost } else { lost | FAILED }; 2]);
             self.due = self.due.min(q.expected.map_or(NEVER, |e| e.by));
@@ -153,6 +163,16 @@ impl Cluster<'_> {
             let delay = self.random.within(MS, 50 * MS);
             self.tell(qp, 1 - end, status, delay);
             self.look_whether_finished(qp);
+        }
+    }
+
+    /// The link of an end of a queue pair over several RDMA devices breaks, on one of them.
+    fn break_device(&self, qp: usize, end: usize, rail: usize) {
+        let Carrier::Devices { devices } = self.qps[qp].carrier else { return };
+        let (rail, node) = (rail % devices as usize, self.qps[qp].nodes[end]);
+        let endpoint = self.nodes[node].endpoint(qp, end);
+        if let Some(number) = endpoint.and_then(|e| e.rdma_number_of(rail)) {
+            self.rails[rail].break_down(number);
         }
     }
 
@@ -176,6 +196,7 @@ impl Cluster<'_> {
             (Some(link), _) if engine => lie_as_engine(&link, log, posted, facts, seed),
             (_, Some(inbox)) if engine => {
                 self.nic.refuses();
+                self.rails.iter().for_each(Sim::refuses);
                 lie_by_rdma(inbox, log, posted, facts, seed)
             }
             _ => (self.programs[2 * qp + end].lie(seed, GUARD), true),

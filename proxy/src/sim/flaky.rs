@@ -152,7 +152,9 @@ impl Link for Flaky {
         fn leave(&mut self);
         fn stopped(&mut self, now: u64) -> bool;
         fn bounced(&self) -> (u64, u64);
+        fn rejoined(&mut self) -> u64;
         fn number(&self) -> Option<u32>;
+        fn number_of(&self, rail: usize) -> Option<u32>;
     );
 
     fn post_send(

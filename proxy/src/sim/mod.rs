@@ -5,7 +5,7 @@
 //! set-up of queue pairs (`connect`), and beneath them sender, receiver, gate, staging ring and `Connect` of
 //! `pushgate-core`. What is simulated is what stands around them: the clock is a number, a kernel of `process_vm_readv` and
 //! a copy engine are a few lines, set-up frames arrive late and in pieces, and the RDMA device places the pieces of WRITEs
-//! in any order and completes them in order. Rails are simulated links (`rails/`). docs/simulator.md says what such a run
+//! in any order and completes them in order. Rails are simulated links (`rails/`), or links over several such devices. docs/simulator.md says what such a run
 //! can show, and what it cannot.
 //!
 //! # What is checked, and how
@@ -85,7 +85,7 @@ use std::sync::Once;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use self::cluster::{Cluster, Sums};
+use self::cluster::{Cluster, RAILS, Sums};
 use self::plan::Plan;
 use self::violation::broken;
 use crate::link::verbs::simulated::Sim;
@@ -118,7 +118,7 @@ pub struct Outcome {
     pub repeated: u32,
     /// Queue pairs whose ends did not meet.
     pub unmet: u32,
-    /// Links that took the place of one that broke, over `local`.
+    /// Links that took the place of one that broke, those of rails too.
     pub recovered: u64,
     /// Engines that died and were replaced.
     pub restarted: u32,
@@ -141,6 +141,8 @@ pub struct Outcome {
 /// What runs seeds, one after the other. For one thread.
 pub struct Simulator {
     nic: Sim,
+    /// Those over which stripes go.
+    rails: [Sim; RAILS],
 }
 
 impl Default for Simulator {
@@ -182,7 +184,7 @@ impl Simulator {
     /// A simulator with an RDMA device of its own.
     pub fn new() -> Self {
         prepare();
-        Simulator { nic: Sim::new() }
+        Simulator { nic: Sim::new(), rails: std::array::from_fn(|_| Sim::new()) }
     }
 
     /// Runs one seed. `plant`: with a fault of ours switched on. `prints`: each event is printed to stderr.
@@ -190,7 +192,8 @@ impl Simulator {
         pushgate_core::plant::set(plant);
         let mut cluster = None;
         let result = quietly(|| {
-            let cluster = cluster.insert(Cluster::new(Plan::new(seed, cut), &self.nic, prints));
+            let cluster =
+                cluster.insert(Cluster::new(Plan::new(seed, cut), (&self.nic, &self.rails), prints));
             cluster.run(MOST_STEPS)
         });
         let violation = match result {
@@ -238,6 +241,7 @@ impl Simulator {
     /// Frees what a run has left that ended with a violation, in virtual time.
     fn clear(&self, mut cluster: Cluster<'_>) {
         self.nic.drains();
+        self.rails.iter().for_each(Sim::drains);
         let cleared = quietly(|| {
             cluster.take_down();
             for _ in 0..20_000 {

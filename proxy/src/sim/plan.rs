@@ -52,6 +52,10 @@ pub(super) enum Carrier {
     Rails {
         rails: u8,
     },
+    /// Links over so many RDMA devices, which carry stripes of messages.
+    Devices {
+        devices: u8,
+    },
 }
 
 /// How an end's program takes what comes.
@@ -288,6 +292,15 @@ impl Plan {
         Plan { seed, salt: cut.salt, nodes, qps, faults, set_up, replay: replay.min(cut.messages) }
     }
 
+    /// The most RDMA devices over which stripes go; 0: over none.
+    pub(super) fn devices(&self) -> usize {
+        let each = self.qps.iter().map(|qp| match qp.carrier {
+            Carrier::Devices { devices } => devices.into(),
+            _ => 0,
+        });
+        each.max().unwrap_or(0)
+    }
+
     /// Whether the engine of a rank dies and another one takes its place.
     pub(super) fn restarts(&self, rank: u32) -> bool {
         self.faults.iter().any(|fault| {
@@ -356,7 +369,10 @@ fn geometry(random: &mut Random, rank: u32) -> Geometry {
 fn qp(seed: u64, number: u32, (a, b): (u32, u32), rdma: bool, each: u32) -> QpPlan {
     let mut random = Random::new(seed, 10_000 + number as u64);
     let carrier = match rdma && random.percent(60) {
-        true => Carrier::Verbs { imm: random.one_in(2) },
+        true => {
+            let imm = random.one_in(2);
+            devices(seed, number).map_or(Carrier::Verbs { imm }, |devices| Carrier::Devices { devices })
+        }
         false => rails(seed, number).map_or(Carrier::Local, |rails| Carrier::Rails { rails }),
     };
     let ends = [a, b].map(|rank| {
@@ -401,10 +417,17 @@ fn rails(seed: u64, number: u32) -> Option<u8> {
     random.one_in(5).then(|| random.of(&[1, 2, 2, 3]))
 }
 
+/// Whether a queue pair goes over several RDMA devices: one in four of those that go over RDMA.
+fn devices(seed: u64, number: u32) -> Option<u8> {
+    let mut random = Random::new(seed, 90_000 + number as u64);
+    random.one_in(4).then(|| random.of(&[2, 2, 3]))
+}
+
 /// Rails of a queue pair that break while it carries messages. Their numbers begin behind those of all other faults.
 fn rail_faults(seed: u64, qp: &QpPlan) -> Vec<FaultPlan> {
     let mut random = Random::new(seed, 50_000 + qp.number as u64);
-    let count = if matches!(qp.carrier, Carrier::Rails { .. }) { random.below(4) as u32 } else { 0 };
+    let rails = matches!(qp.carrier, Carrier::Rails { .. } | Carrier::Devices { .. });
+    let count = if rails { random.below(4) as u32 } else { 0 };
     let fault = |i| FaultPlan {
         number: 200 + 4 * qp.number + i,
         after: random.within(20, 1000) as u32,

@@ -18,7 +18,7 @@ use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 use super::cluster::Cluster;
 use super::memory::{self, allocate};
 use super::node::{Crash, Doing, Order};
-use super::plan::{MS, S, US};
+use super::plan::{Carrier, MS, S, US};
 use super::qp::bit;
 use super::set_up::{RECOVERY, local_link};
 use super::violation::{Violation, broken};
@@ -68,6 +68,11 @@ impl Cluster<'_> {
     /// Whether the engine of an end of this queue pair may be replaced.
     pub(super) fn goes_on(&self, qp: usize) -> bool {
         self.qps[qp].kept.iter().any(Option::is_some)
+    }
+
+    /// Whether frames for an end that has ended are answered, as a mesh does.
+    pub(super) fn answers(&self, qp: usize) -> bool {
+        self.goes_on(qp) || matches!(self.qps[qp].carrier, Carrier::Devices { .. })
     }
 
     /// A rank's engine is to die: behind so many stores, or soon.

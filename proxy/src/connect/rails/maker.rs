@@ -68,6 +68,17 @@ struct Running {
     jobs: Option<Sender<(usize, Job)>>,
     answers: Receiver<(usize, Answer)>,
     thread: Option<JoinHandle<()>>,
+    /// In the simulator, which has one thread.
+    #[cfg(feature = "sim")]
+    here: Option<Here>,
+}
+
+/// What stands in place of the thread in the simulator.
+#[cfg(feature = "sim")]
+struct Here {
+    jobs: Receiver<(usize, Job)>,
+    answers: Sender<(usize, Answer)>,
+    shop: Shop,
 }
 
 impl Maker {
@@ -96,12 +107,35 @@ impl Maker {
         }
     }
 
+    /// A maker that does its jobs when it is asked for an answer.
+    #[cfg(feature = "sim")]
+    pub(super) fn here(parts: Parts) -> Self {
+        let ((jobs, next), (say, answers)) = (channel(), channel());
+        let here = Here { jobs: next, answers: say, shop: Shop { parts, prepared: Default::default() } };
+        let running = Running { jobs: Some(jobs), answers, thread: None, here: Some(here) };
+        Maker { parts: None, running: Some(running), awaited: 0 }
+    }
+
+    #[cfg(feature = "sim")]
+    fn work_here(&mut self) {
+        let Some(here) = self.running.as_mut().and_then(|running| running.here.as_mut()) else { return };
+        while let Ok((rail, job)) = here.jobs.try_recv() {
+            if let Job::Retire(link) = job {
+                drop(link);
+            } else {
+                let _ = here.answers.send((rail, here.shop.work(rail, job)));
+            }
+        }
+    }
+
     /// The next answer, and its rail.
     pub(super) fn answer(&mut self) -> Option<(usize, Answer)> {
         // Most calls come while nothing is awaited.
         if self.awaited == 0 {
             return None;
         }
+        #[cfg(feature = "sim")]
+        self.work_here();
         let answer = self.running.as_ref()?.answers.try_recv().ok()?;
         self.awaited -= 1;
         Some(answer)
@@ -138,7 +172,13 @@ fn start(parts: Parts) -> std::io::Result<Running> {
             }
         }
     })?;
-    Ok(Running { jobs: Some(jobs), answers, thread: Some(thread) })
+    Ok(Running {
+        jobs: Some(jobs),
+        answers,
+        thread: Some(thread),
+        #[cfg(feature = "sim")]
+        here: None,
+    })
 }
 
 /// What the thread has.

@@ -129,6 +129,30 @@ impl RailsMet {
         recover: Duration,
         jitter: u64,
     ) -> Rails {
+        self.join_with(channel, (reopen, allocate), recover, jitter, Maker::new)
+    }
+
+    /// As [`RailsMet::join`], without a thread: what that thread does is done when the link is asked for it.
+    #[cfg(feature = "sim")]
+    pub(crate) fn join_here(
+        self,
+        channel: RailFrames,
+        reopen: Reopen,
+        allocate: AllocateLater,
+        recover: Duration,
+        jitter: u64,
+    ) -> Rails {
+        self.join_with(channel, (reopen, allocate), recover, jitter, Maker::here)
+    }
+
+    fn join_with(
+        self,
+        channel: RailFrames,
+        (reopen, allocate): (Reopen, AllocateLater),
+        recover: Duration,
+        jitter: u64,
+        maker: impl FnOnce(Parts) -> Maker,
+    ) -> Rails {
         let (peer_geometry, Same { config, geometry, window }) = (self.peer_geometry, self.same);
         let options = Options {
             rules: Rules { window_log: geometry.link_log, shortest: self.shortest },
@@ -140,7 +164,7 @@ impl RailsMet {
         };
         let mirror = self.mirror;
         let parts = Parts { reopen, allocate, config, geometry, window, mirror, peer_geometry };
-        let beside = Frames::new(channel, self.links.len(), Maker::new(parts));
+        let beside = Frames::new(channel, self.links.len(), maker(parts));
         let links = self.links.into_iter().map(|link| Box::new(link) as Box<dyn Rail>).collect();
         Rails::new(links, Box::new(beside), options, 0)
     }

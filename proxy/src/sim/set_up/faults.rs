@@ -72,6 +72,7 @@ impl Cluster<'_> {
     /// An end forges frames. Its queue pair is given up a while later, as programs do whose calls time out.
     fn lie_in_set_up(&mut self, qp: usize, end: usize, seed: u64) -> Result<(), Violation> {
         self.nic.refuses();
+        self.rails.iter().for_each(crate::link::verbs::simulated::Sim::refuses);
         let q = &mut self.qps[qp];
         (q.tainted, q.lied_in_set_up) = (true, true);
         q.expect(self.now, [ANY; 2]);

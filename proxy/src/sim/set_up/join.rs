@@ -1,14 +1,16 @@
 //! The transport of an end, and its link and its endpoint once the ends have met.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pushgate_core::rails::Rules;
 use pushgate_core::recovery::Patience;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::{self, Bell, Ringer};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
+use pushgate_driver_shim::window::Window;
 
-use crate::connect::{LocalMet, LocalOpening, Met, Opening, VerbsOpening};
+use crate::connect::{LocalMet, LocalOpening, Met, Opening, RailFrames, RailsOpening, VerbsOpening};
 use crate::endpoint::{Endpoint, QpOptions};
 use crate::link::Link;
 use crate::link::local::{LocalLink, Processes};
@@ -43,6 +45,14 @@ impl Cluster<'_> {
     pub(super) fn open(&self, qp: usize, end: usize) -> Opening {
         let (q, e) = (&self.qps[qp], &self.plan.qps[qp].ends[end]);
         let (window, posted_receives) = (q.memory[end].window.clone(), e.posts != Posts::Nothing);
+        if let Carrier::Devices { devices } = q.carrier {
+            let devices: Vec<_> =
+                self.rails[..devices as usize].iter().map(|device| device.device.clone()).collect();
+            let config = Config { posted_receives, regions_written: e.regions_written, ..Config::default() };
+            let window: Arc<dyn Window> = window;
+            let opening = RailsOpening::new(&devices, &config, e.geometry, &window, &mut allocate);
+            return Opening::Rails(opening.expect("queue pairs of the simulated devices"));
+        }
         let Carrier::Verbs { imm } = q.carrier else {
             let link = allocate("link", e.geometry.link_bytes()).expect("memory for a link segment");
             write_header(&link, Segment::Link, &e.geometry).expect("a segment of this geometry");
@@ -111,7 +121,19 @@ impl Cluster<'_> {
                 q.sides[end].inbound = met.mirror.as_ptr().as_ptr() as usize;
                 (Box::new(met.link), met.peer_geometry)
             }
-            Met::Rails(_) => unreachable!("the rails of a run are simulated ones"),
+            Met::Rails(mut met) => {
+                met.shortest = 64;
+                q.sides[end].inbound = met.mirror.as_ptr().as_ptr() as usize;
+                let geometry = met.peer_geometry;
+                let devices: Vec<_> = self.rails.iter().map(|device| device.device.clone()).collect();
+                let reopen = Box::new(move |rail: usize| Ok(devices[rail].clone()));
+                let (own, peer) = self.incarnations(qp, end);
+                let q = &self.qps[qp];
+                let mailbox = q.mailboxes[end].clone();
+                let channel = RailFrames { own, peer, mailbox, send: self.way(qp, end) };
+                let recover = Duration::from_secs(10);
+                (Box::new(met.join_here(channel, reopen, Box::new(allocate), recover, 1)), geometry)
+            }
         };
         let mut endpoint = self.endpoint_over(qp, end, link, peer_geometry);
         let regions = self.regions(qp, end);

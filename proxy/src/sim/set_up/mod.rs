@@ -132,8 +132,9 @@ impl Cluster<'_> {
                 // As the mesh does: it looks at what says that an incarnation has ended.
                 let Ok(Some((from, status))) = connect::ended(&frame.bytes) else {
                     if connect::sender(&frame.bytes) == Some(with) {
-                        if let Some(status) = self.qps[qp].ended[end].filter(|_| self.goes_on(qp)) {
-                            // As the mesh does: an engine that took the place of another one may not have heard of the end.
+                        if let Some(status) = self.qps[qp].ended[end].filter(|_| self.answers(qp)) {
+                            // As the mesh does: an engine that took the place of another one may not have heard of the end, and
+                            // rails that are away have no way of their own for it.
                             return self.send_end(qp, end, status);
                         }
                         self.log.event(now, "frame for a live end", who, frame.bytes[0].into());
@@ -383,6 +384,12 @@ impl Cluster<'_> {
             Some(kept) => endpoint.with_journal(&kept.session),
             None => endpoint,
         }
+    }
+
+    /// The incarnations of an end that goes live, its own first.
+    fn incarnations(&mut self, qp: usize, end: usize) -> (Incarnation, Incarnation) {
+        let own = Incarnation::new(self.end(qp, end).incarnation).expect("counted from 1");
+        (own, self.connect(qp, end).peer().expect("it is live with one"))
     }
 
     /// The way of an end's frames about its link.
