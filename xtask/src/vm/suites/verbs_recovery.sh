@@ -21,8 +21,22 @@ PUSHGATE_PATH_TIMEOUT=$(stretched 1000) chaos --seconds 30 --every 500ms --seed 
 for kind in link-down netem cut; do
     case $last in *"\"$kind\":"*) ;; *) fail "its last line has no $kind" ;; esac
 done
-! tc qdisc show | grep netem || fail "a link still loses packets"
-[ "$(cat /sys/class/net/va/operstate)" = up ] || fail "a link is still down"
+is_down() {
+    [ "$(cat /sys/class/net/va/operstate)" = down ]
+}
+is_whole() {
+    ! tc qdisc show | grep netem || fail "a link still loses packets"
+    ! is_down || fail "a link is still down"
+}
+is_whole
+# Ctrl-C in the middle of a fault puts the device right.
+"$BIN_PUSHGATE" chaos --seconds 600 --every 100ms --seed 7620 --device cpu --link va --rank-ib-dev rxea --rank-ib-dev rxeb >/tmp/out 2>/tmp/err &
+chaos=$! code=0
+within 120 "va does not go down" is_down
+kill -INT "$chaos"
+wait "$chaos" || code=$?
+[ "$code" = 130 ] || fail "exit code $code after Ctrl-C"
+is_whole
 
 before=$(counter rxe0 sent_pkts)
 chaos --seconds 30 --every 1s --seed 64 --no-imm
