@@ -258,13 +258,22 @@ impl Context {
         Ok(self.inner.proxy.counters()?)
     }
 
+    /// The names of the RDMA devices of this context's queue pairs over `verbs`, in the order of their links. The first call opens
+    /// them, as the setting `ib-dev` says.
+    ///
+    /// # Errors
+    /// Where there is no such device, or its port is not active; in a child of `fork`.
+    pub fn rdma_devices(&self) -> Result<Vec<String>> {
+        Ok(self.rdma()?.iter().map(|device| device.name().into()).collect())
+    }
+
     /// The RDMA devices that the settings name, one at least; opened on the first call.
     pub(crate) fn rdma(&self) -> Result<Vec<Arc<Device>>> {
         self.here()?;
         let mut rdma = self.inner.rdma.lock().unwrap_or_else(|e| e.into_inner());
         Ok(match &*rdma {
             Some(devices) => devices.clone(),
-            None => rdma.insert(rdma::open(&self.inner.settings)?).clone(),
+            None => rdma.insert(rdma::open(&self.inner.settings, &*self.inner.executor)?).clone(),
         })
     }
 

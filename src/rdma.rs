@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
+use pushgate_gpu_kernels::Executor;
 use pushgate_proxy::connect::Reopen;
 use pushgate_proxy::link::verbs::{Config, Device, VerbsError};
+use pushgate_proxy::rails::MOST_RAILS;
+
+use pushgate_topology::Sysfs;
 
 use crate::error::{Error, Result};
 use crate::settings::{AutoOr, Settings};
@@ -17,19 +21,28 @@ impl From<VerbsError> for Error {
     }
 }
 
-/// Opens the RDMA devices that the settings name, in their order; or the first whose port is active.
-pub(crate) fn open(settings: &Settings) -> Result<Vec<Arc<Device>>> {
-    let (names, port) = (settings.rdma_devices(), settings.ib_port as u8);
+/// Opens the RDMA devices that the settings name, in their order; or those near the GPU; or the first whose port is
+/// active.
+pub(crate) fn open(settings: &Settings, executor: &dyn Executor) -> Result<Vec<Arc<Device>>> {
+    let (mut names, port) = (settings.rdma_devices(), settings.ib_port as u8);
+    let host = settings.near_devices().then(|| Sysfs::host().read());
+    if let Some(host) = &host {
+        // The kernel writes addresses in small letters.
+        let gpu = executor.as_cuda().and_then(|cuda| cuda.pci_bus_id().to_lowercase().parse().ok());
+        names = host.near(gpu, settings.ib_port);
+        names.truncate(MOST_RAILS);
+        tracing::info!("RDMA devices near the GPU: {}", names.join(", "));
+    }
     if names.is_empty() {
         return Ok(vec![Device::open(None, port)?]);
     }
     Ok(names.into_iter().map(|name| Device::open(Some(name), port)).collect::<Result<_, _>>()?)
 }
 
-/// Opens the device of the rail of that number again, from 0: the one that the settings name.
-pub(crate) fn reopen(settings: &Settings) -> Reopen {
-    let names: Vec<String> = settings.rdma_devices().into_iter().map(Into::into).collect();
-    let port = settings.ib_port as u8;
+/// Opens the device of the rail of that number again, from 0, by its name.
+pub(crate) fn reopen(devices: &[Arc<Device>]) -> Reopen {
+    let port = devices.first().map_or(1, |device| device.port());
+    let names: Vec<String> = devices.iter().map(|device| device.name().into()).collect();
     Box::new(move |rail| Device::open(names.get(rail).map(String::as_str), port))
 }
 

@@ -221,8 +221,8 @@ settings! {
     rendezvous: String = "none", rendezvous, "none or HOST:PORT ([ADDRESS]:PORT for IPv6)", "", Ranks;
     /// Address at which this rank listens to others; auto is the one that reaches the rendezvous
     host: String = "auto", host, "auto or an IP address of this host", "", Ranks;
-    /// RDMA device; auto is the first with an active port
-    ib_dev: String = "auto", device_names, "auto, a device's name as in rxe0 or mlx5_0, or up to 4 names with commas between them", "", Rdma;
+    /// RDMA device; auto is the first with an active port, near all of those nearest to the GPU, up to 4
+    ib_dev: String = "auto", device_names, "auto, near, a device's name as in rxe0 or mlx5_0, or up to 4 names with commas between them", "", Rdma;
     /// Port of the RDMA device
     ib_port: u32 = "1", number(1, 255), "1 to 255", "", Rdma;
     /// Entry of the port's GID table; auto takes RoCE v2 first
@@ -326,15 +326,23 @@ impl Settings {
         }
     }
 
-    /// The RDMA devices that are named; none where the setting `ib-dev` is `auto`.
+    /// The RDMA devices that are named; none where the setting `ib-dev` is `auto` or `near`.
     pub fn rdma_devices(&self) -> Vec<&str> {
-        if self.ib_dev == "auto" { Vec::new() } else { self.ib_dev.split(',').collect() }
+        match &*self.ib_dev {
+            "auto" | "near" => Vec::new(),
+            names => names.split(',').collect(),
+        }
+    }
+
+    /// Whether the RDMA devices are those near the GPU.
+    pub fn near_devices(&self) -> bool {
+        self.ib_dev == "near"
     }
 
     /// The RDMA device that is named, where only one may be; `reason` says where. `None`: any.
     pub fn rdma_device(&self, reason: &str) -> Result<Option<&str>> {
         match self.rdma_devices()[..] {
-            [] => Ok(None),
+            [] if !self.near_devices() => Ok(None),
             [one] => Ok(Some(one)),
             _ => Err(self.refused("ib-dev", format!("auto or one device {reason}"))),
         }
@@ -469,7 +477,7 @@ mod tests {
         let good = [
             ("rendezvous", "none node0:7000 10.0.0.1:1 [2001:db8::1]:65535"),
             ("host", "auto 10.0.0.1 2001:db8::1 127.0.0.1"),
-            ("ib-dev", "auto rxe0 mlx5_0 mlx5_0,mlx5_1 a,b,c,d"),
+            ("ib-dev", "auto near rxe0 mlx5_0 mlx5_0,mlx5_1 a,b,c,d"),
             ("ib-port", "1 255"),
             ("gid-index", "auto 0 255"),
             ("ib-mtu", "auto 256 512 1024 2048 4096"),
@@ -494,7 +502,7 @@ mod tests {
                 "node0 :7000 node0: node0:0 node0:65536 2001:db8::1:7000 [node0]:1 http://node0:1 node0:+1",
             ),
             ("host", "none node0 0.0.0.0 :: 10.0.0.1:7000"),
-            ("ib-dev", "../x a/b . , a, ,a a,auto a,a a,b,c,d,e"),
+            ("ib-dev", "../x a/b . , a, ,a a,auto near,a a,a a,b,c,d,e"),
             ("ib-port", "0 256 auto +1"),
             ("gid-index", "none 256 -1"),
             ("ib-mtu", "none 0 1500 8192"),
@@ -580,5 +588,15 @@ mod tests {
         assert!(e.starts_with("invalid rendezvous `node0:7000`: expected none with qp = local"), "{e}");
         s.set("qp", "verbs").unwrap();
         s.check().unwrap();
+    }
+
+    #[test]
+    fn devices_near_the_gpu_are_neither_named_nor_one() {
+        let mut settings = Settings::default();
+        assert!(!settings.near_devices() && settings.rdma_device("here").unwrap().is_none());
+        settings.set("ib-dev", "near").unwrap();
+        assert!(settings.near_devices() && settings.rdma_devices().is_empty());
+        let e = settings.rdma_device("in a test").unwrap_err().to_string();
+        assert!(e.contains("invalid ib-dev `near`") && e.contains("auto or one device in a test"), "{e}");
     }
 }

@@ -238,7 +238,7 @@ pub fn run(
     let verbs = context.settings().transport() == Transport::Verbs;
     let unknown = |why: String| eprintln!("allreduce: rank {rank} can't count RNR: {why}");
     let counts_rnr = verbs && rank == o.share.start;
-    let mut port = if counts_rnr { Rnr::open(context.settings()).map_err(unknown).ok() } else { None };
+    let mut port = if counts_rnr { Rnr::open(context).map_err(unknown).ok() } else { None };
 
     for &bytes in &o.sizes {
         let host = &mut host[..bytes as usize];

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pushgate::Settings;
+use pushgate::Context;
 
 /// Those that a driver has. mlx5 has the last two, soft-RoCE the others.
 const COUNTERS: [&str; 5] =
@@ -19,9 +19,11 @@ pub struct Rnr {
 
 impl Rnr {
     /// Of the ports that queue pairs use. The error is a sentence.
-    pub fn open(settings: &Settings) -> Result<Self, String> {
+    pub fn open(context: &Context) -> Result<Self, String> {
         let class = Path::new("/sys/class/infiniband");
-        let each = settings.ib_dev.split(',').map(|device| Rnr::open_at(class, device, settings.ib_port));
+        let (devices, port) =
+            (context.rdma_devices().map_err(|e| e.to_string())?, context.settings().ib_port);
+        let each = devices.iter().map(|device| Rnr::open_at(class, device, port));
         let mut all = each.collect::<Result<Vec<_>, _>>()?;
         let files = all.iter_mut().flat_map(|one| std::mem::take(&mut one.files)).collect();
         let lifespan = all.iter().map(|one| one.lifespan).max().unwrap_or_default();
@@ -30,21 +32,7 @@ impl Rnr {
     }
 
     fn open_at(class: &Path, device: &str, port: u32) -> Result<Self, String> {
-        let port_of = |device: &Path| device.join("ports").join(port.to_string());
-        let device = if device == "auto" {
-            let entries = class.read_dir().map_err(|e| format!("{}: {e}", class.display()))?;
-            let mut all: Vec<_> = entries.flatten().map(|e| e.path()).collect();
-            all.sort();
-            let active = |d: &PathBuf| {
-                std::fs::read_to_string(port_of(d).join("state")).is_ok_and(|s| s.contains("ACTIVE"))
-            };
-            all.into_iter()
-                .find(active)
-                .ok_or_else(|| format!("no device in {} has an active port {port}", class.display()))?
-        } else {
-            class.join(device)
-        };
-        let folder = port_of(&device).join("hw_counters");
+        let folder = class.join(device).join("ports").join(port.to_string()).join("hw_counters");
         let files: Vec<_> = COUNTERS.iter().map(|c| folder.join(c)).filter(|f| f.is_file()).collect();
         if files.is_empty() {
             return Err(format!("{} has none of {}", folder.display(), COUNTERS.join(", ")));
@@ -82,23 +70,21 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
-        put("a0/ports/1/state", "1: DOWN\n");
-        put("rxe0/ports/1/state", "4: ACTIVE\n");
+        put("a0/ports/1/state", "4: ACTIVE\n");
         put("rxe0/ports/1/hw_counters/lifespan", "1\n");
         put("rxe0/ports/1/hw_counters/rcvd_rnr_err", "5\n");
         put("rxe0/ports/1/hw_counters/send_rnr_err", "7\n");
         put("rxe0/ports/1/hw_counters/sent_pkts", "99\n");
-        let mut rnr = Rnr::open_at(&class, "auto", 1).unwrap();
+        let mut rnr = Rnr::open_at(&class, "rxe0", 1).unwrap();
         assert_eq!(rnr.increase(), Ok(0), "what was there before does not count");
         put("rxe0/ports/1/hw_counters/rcvd_rnr_err", "8\n");
         put("rxe0/ports/1/hw_counters/send_rnr_err", "9\n");
         assert_eq!((rnr.increase(), rnr.increase()), (Ok(5), Ok(0)));
-        Rnr::open_at(&class, "rxe0", 1).unwrap();
-        for (device, port, why) in [("auto", 2, "active port 2"), ("a0", 1, "has none of send_rnr_err")] {
+        for (device, port) in [("rxe0", 2), ("a0", 1)] {
             let e = Rnr::open_at(&class, device, port).err().unwrap();
-            assert!(e.contains(why), "{e}");
+            assert!(e.contains("has none of send_rnr_err"), "{e}");
         }
         std::fs::remove_dir_all(&class).unwrap();
-        assert!(rnr.increase().is_err() && Rnr::open_at(&class, "auto", 1).is_err());
+        assert!(rnr.increase().is_err() && Rnr::open_at(&class, "rxe0", 1).is_err());
     }
 }

@@ -111,7 +111,7 @@ pub(super) fn drive_rails(
     let recover = context.settings().recovery().unwrap_or_default();
     let peers = (met.mirror.clone(), met.peer_geometry);
     let jitter = own.options(context, peer).key_seed as u64;
-    let link = met.join(frames, rdma::reopen(context.settings()), allocator(context), recover, jitter);
+    let link = met.join(frames, rdma::reopen(&context.rdma()?), allocator(context), recover, jitter);
     drive_link(context, own, peer, Box::new(link), peers, false, tell, None)
 }
 

@@ -245,7 +245,7 @@ pub(super) fn host(s: &str) -> Option<String> {
 /// The names of RDMA devices, or `auto`.
 pub(super) fn device_names(s: &str) -> Option<String> {
     let names: Vec<&str> = s.split(',').collect();
-    let each = names.len() == 1 || !names.contains(&"auto");
+    let each = names.len() == 1 || !["auto", "near"].iter().any(|word| names.contains(word));
     let twice = (1..names.len()).any(|i| names[..i].contains(&names[i]));
     let fits = each && !twice && names.len() <= MOST_RAILS && names.iter().all(|name| is_device_name(name));
     fits.then(|| s.into())

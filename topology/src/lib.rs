@@ -17,6 +17,7 @@ mod link;
 mod machine;
 mod merge;
 mod nccl;
+mod near;
 pub mod nvml;
 mod pair;
 mod report;

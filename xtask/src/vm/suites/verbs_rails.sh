@@ -20,6 +20,13 @@ for imm in --no-imm=false --no-imm; do
     [ "$(counter rxer0 sent_pkts)" -gt $((a + 100)) ] || fail "rxer0 carries nothing"
     [ "$(counter rxer1 sent_pkts)" -gt $((b + 100)) ] || fail "rxer1 carries nothing"
 done
+# By their place: on a host without a GPU all devices with an active port, rxe0 among them.
+a=$(counter rxer0 sent_pkts) b=$(counter rxer1 sent_pkts)
+PUSHGATE_LOG=info rails near --ranks 2 --size 1M --iters 2
+verified
+says 'RDMA devices near the GPU: '
+[ "$(counter rxer0 sent_pkts)" -gt $((a + 100)) ] || fail "rxer0 carries nothing"
+[ "$(counter rxer1 sent_pkts)" -gt $((b + 100)) ] || fail "rxer1 carries nothing"
 # Receivers that post late, and then practically one receive at a time.
 rails rxer0,rxer1 --ranks 3 --size 128K --iters 1 --receives 2 --slice 4K --late-ms 30
 verified
