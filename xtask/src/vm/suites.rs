@@ -201,7 +201,7 @@ sleep 1
     Suite {
         name: "verbs-recovery",
         guests: 1,
-        budget: 93,
+        budget: 88,
         default: true,
         about: "links over RDMA that break are replaced, with immediate data and without: a minute of chaos, and the NCCL plugin's caller",
         build: &[PUSHGATE, &["test", "--package", "pushgate-tests", "--test", "nccl"]],
@@ -294,7 +294,7 @@ fi
     Suite {
         name: "driver",
         guests: 1,
-        budget: 75,
+        budget: 65,
         default: true,
         about: "the kernel module on ivshmem functions: windows, slices, staging, doorbells, hostile calls",
         build: &[ALLREDUCE, OUTSIDE, PUSHGATE, DRIVER_TESTS],
