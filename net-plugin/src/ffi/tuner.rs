@@ -3,7 +3,7 @@
 
 #![allow(non_upper_case_globals)] // The symbol's name is NCCL's.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{OsStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use super::tables::{R, call, hot};
@@ -71,30 +71,41 @@ unsafe impl Sync for TunerV6 {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
     ranks: usize,
-    /// No two ranks are on one node, as NCCL sees it, so every connection goes over this plugin.
-    apart: bool,
+    /// LL128 may be taken for any collective of the communicator ([`lands_whole`]).
+    ll128: bool,
 }
 
 impl Known {
     /// As a context, in place of an address. Never zero, because a communicator has a rank.
     fn to_word(self) -> usize {
-        self.ranks << 1 | usize::from(self.apart)
+        self.ranks << 1 | usize::from(self.ll128)
     }
 
     /// The context's meaning; `None` where the network is not ours.
     fn of_word(word: usize) -> Option<Self> {
-        (word != 0).then_some(Known { ranks: word >> 1, apart: word & 1 == 1 })
+        (word != 0).then_some(Known { ranks: word >> 1, ll128: word & 1 == 1 })
     }
 }
 
-/// Makes the context of a communicator.
-fn begin(ranks: usize, nodes: usize, logger: Logger, context: *mut *mut c_void) -> R {
+/// Whether every message of a communicator lands in GPU memory, in lines of 128 bytes that arrive whole.
+///
+/// All connections must go over this plugin, so no two ranks may be on one node: NCCL has reasons of its own against LL128
+/// between GPUs of a node. And NCCL must hand over GPU memory, which it does of its own accord only near the device, so at the
+/// level that the plugin sets (`path.rs`): lines in host memory are two cache lines, and a GPU may see the second one first.
+/// `v5`: NCCL has the tuner interface v5. Earlier releases were also built with CUDA 11, whose LL128 they avoid on some GPUs.
+fn lands_whole(ranks: usize, nodes: usize, v5: bool, gdr_level: Option<&OsStr>) -> bool {
+    v5 && nodes == ranks && gdr_level.is_some_and(|level| level == "SYS")
+}
+
+/// Makes the context of a communicator. `v5`: the interface is v5 or later.
+fn begin(ranks: usize, nodes: usize, v5: bool, logger: Logger, context: *mut *mut c_void) -> R {
     log::set_logger(logger);
     call("tuner init", || {
         // Within one node NCCL uses other transports. A context that is not NULL means that the
         // network is ours.
         let ours = nodes > 1 && plugin::properties().is_ok_and(|p| p.takes_gpu_memory());
-        let known = Known { ranks, apart: nodes == ranks };
+        let level = std::env::var_os("NCCL_NET_GDR_LEVEL");
+        let known = Known { ranks, ll128: lands_whole(ranks, nodes, v5, level.as_deref()) };
         let word = if ours { known.to_word() } else { 0 };
         // SAFETY: NCCL gives a place that can be written.
         unsafe { *context = std::ptr::without_provenance_mut(word) };
@@ -103,7 +114,7 @@ fn begin(ranks: usize, nodes: usize, logger: Logger, context: *mut *mut c_void) 
 }
 
 unsafe extern "C" fn init_v4(ranks: usize, nodes: usize, logger: Logger, context: *mut *mut c_void) -> R {
-    begin(ranks, nodes, logger, context)
+    begin(ranks, nodes, false, logger, context)
 }
 
 unsafe extern "C" fn init_v5(
@@ -115,7 +126,7 @@ unsafe extern "C" fn init_v5(
     _domains: *const c_void,
     _constants: *mut c_void,
 ) -> R {
-    begin(ranks, nodes, logger, context)
+    begin(ranks, nodes, true, logger, context)
 }
 
 unsafe extern "C" fn info(
@@ -138,7 +149,7 @@ unsafe extern "C" fn info(
             // returns.
             let costs = unsafe { std::slice::from_raw_parts_mut(costs, algorithms * protocols) };
             shun_ll(costs, protocols);
-            if choice.protocols == Protocols::Ll128 && known.apart && !pinned() {
+            if choice.protocols == Protocols::Ll128 && known.ll128 && !pinned() {
                 take_ll128(costs, protocols);
             }
         }
@@ -160,8 +171,7 @@ fn shun_ll(costs: &mut [f32], protocols: usize) {
 /// Makes LL128 on the ring the first choice in a table of costs, if the ring is there for the collective.
 ///
 /// NCCL marks LL128 as out, because it is told no place of the device on PCIe (`props.rs`); NCCL 2.31 and later then take no
-/// protocol that is marked, whatever it costs. Only for communicators whose connections all go over this plugin: NCCL has reasons
-/// of its own against LL128 between GPUs of one node. On the ring NCCL has kernels of every
+/// protocol that is marked, whatever it costs. On the ring NCCL has kernels of every
 /// protocol for each collective that has a ring; other algorithms have none of LL128 in part, so they stay as they are.
 fn take_ll128(costs: &mut [f32], protocols: usize) {
     let Some(ring) = costs.chunks_exact_mut(protocols.max(1)).nth(RING) else { return };
@@ -214,11 +224,22 @@ mod tests {
         shun_ll(&mut [], 3);
     }
     #[test]
-    fn a_context_keeps_the_ranks_and_whether_they_are_apart() {
-        for known in [Known { ranks: 2, apart: true }, Known { ranks: 64, apart: false }] {
+    fn a_context_keeps_the_ranks_and_whether_ll128_may_be_taken() {
+        for known in [Known { ranks: 2, ll128: true }, Known { ranks: 64, ll128: false }] {
             assert_eq!(Known::of_word(known.to_word()), Some(known));
         }
         assert_eq!(Known::of_word(0), None);
+    }
+
+    #[test]
+    fn p3_ll128_is_taken_only_where_everything_lands_in_gpu_memory_over_this_plugin() {
+        let level = |name: &'static str| Some(OsStr::new(name));
+        assert!(lands_whole(2, 2, true, level("SYS")));
+        assert!(!lands_whole(4, 2, true, level("SYS")), "two ranks of a node");
+        assert!(!lands_whole(2, 2, false, level("SYS")), "an earlier NCCL");
+        for other in [None, level("LOC"), level("PIX"), level("PHB"), level("")] {
+            assert!(!lands_whole(2, 2, true, other), "{other:?}: host memory");
+        }
     }
 
     #[test]
