@@ -164,8 +164,7 @@ impl Token {
         self.tokens.known().insert(self.place.token, Known::Open(key));
     }
 
-    /// The connection is not watched any more: who dials is to try again.
-    #[cfg(test)]
+    /// The connection is not watched any more, or not yet: who dials is to try again.
     pub fn making(&self) {
         self.tokens.known().insert(self.place.token, Known::Making);
     }

@@ -50,6 +50,10 @@ impl fmt::Display for CommEnd {
 
 impl Drop for CommEnd {
     fn drop(&mut self) {
+        if let Some(renewal) = self.line.renewal() {
+            // A peer that dials from here on is told below how many messages have arrived, and not that nobody knows it.
+            renewal.own.making();
+        }
         self.runtime.watch.remove(self.watched);
         if self.recovers
             && let Ok(counters) = self.lane.engine.counters_of(self.qp)

@@ -187,6 +187,12 @@ impl Line {
         }
     }
 
+    /// Whether [`Line::tell`] would drop a frame.
+    #[cfg(test)]
+    pub fn is_full(&self) -> bool {
+        self.out().is_full()
+    }
+
     /// Tells how many of the peer's frames have come, in a frame that is not counted and not sent again.
     pub fn tell_received(&self, count: u64) {
         let mut out = self.out();
@@ -213,6 +219,11 @@ impl Line {
     /// The peer has received so many of the frames that are counted. An error says why that can't be.
     pub fn received(&self, count: u64) -> Result<(), String> {
         self.out().kept.as_mut().map_or(Ok(()), |kept| kept.received(count))
+    }
+
+    /// Whether the peer has said before that it has more frames than so many.
+    pub fn has_gone_beyond(&self, count: u64) -> bool {
+        self.out().kept.as_ref().is_some_and(|kept| kept.has_gone_beyond(count))
     }
 
     /// Another socket takes the place of the one that broke; the peer has received so many frames.

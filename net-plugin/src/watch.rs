@@ -227,6 +227,8 @@ impl Shared {
         };
         let broken = entry.until().is_some();
         let went_on = match found {
+            // A greeting of an attempt that the other end gave up came late. The socket that took over is whole.
+            Found::Greeted { received, .. } if entry.line.has_gone_beyond(received) => Ok(()),
             Found::Greeted { stream, received, .. } => {
                 if !broken {
                     entry.breaks(&self.epoll, meeting, "the other end dials again");

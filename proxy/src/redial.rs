@@ -27,6 +27,8 @@ pub use kept::Kept;
 
 /// Time for one attempt to connect, and for the answer then.
 const ATTEMPT: Duration = Duration::from_secs(1);
+/// How long a process without descriptors waits before it takes in another one who dials.
+const NOT_NOW: Duration = Duration::from_millis(100);
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time within which one who has connected must say who it is.
@@ -201,7 +203,21 @@ impl<P: Party> Again<P> {
 
     /// Takes those in who have dialled: a thread reads the greeting of each.
     pub fn accept(&self, finder: &Finder<P::Key>) {
-        while let Ok((stream, from)) = self.listener.accept() {
+        loop {
+            let (stream, from) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(e) if e.kind() == ErrorKind::Interrupted || e.kind() == ErrorKind::ConnectionAborted => {
+                    continue;
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                // No descriptor is left, for example. Who dialled still waits, so the listener stays readable: no faster
+                // than this does the caller come back.
+                Err(e) => {
+                    tracing::warn!("taking in one who dials again: {e}");
+                    std::thread::sleep(NOT_NOW);
+                    break;
+                }
+            };
             // Relaxed: a count for a limit; it orders no other memory.
             if self.greetings.load(Ordering::Relaxed) >= self.party.most() {
                 tracing::warn!(%from, "closed a connection: too many others say who they are");

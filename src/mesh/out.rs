@@ -137,6 +137,11 @@ impl Out {
         kept.received(count)
     }
 
+    /// Whether the peer has said before that it has more frames than so many.
+    pub(super) fn has_gone_beyond(&self, count: u64) -> bool {
+        self.kept.as_ref().is_some_and(|kept| kept.has_gone_beyond(count))
+    }
+
     /// Another connection takes the place of the one that broke; the peer has received so many frames.
     pub(super) fn goes_on(&mut self, stream: Arc<Stream>, count: u64) -> Result<(), String> {
         self.received(count)?;

@@ -129,7 +129,9 @@ pub(super) fn run(shared: &Shared, beats: Beats, again: Option<&Again>, events: 
         }
         let mut left: Vec<Option<Leaving>> = Vec::with_capacity(peers.len());
         for (i, p) in peers.iter_mut().enumerate() {
-            if held[i].is_some() && !died[i] {
+            // A hold may have begun while this thread waited.
+            let holds = held[i].is_some() || p.peer.out().held().is_some();
+            if holds && !died[i] {
                 left.push(None);
                 continue;
             }
@@ -197,6 +199,8 @@ fn meet_again(
     };
     let p = &mut peers[i];
     left[i] = match found {
+        // A greeting of an attempt that the other rank gave up came late. The connection that took over is whole.
+        Found::Greeted { received, .. } if p.peer.out().has_gone_beyond(received) => None,
         Found::Greeted { stream, received, .. } => {
             if p.broken.is_none() {
                 p.breaks("the other rank dials again".into(), again, finder);

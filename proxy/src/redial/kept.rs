@@ -31,6 +31,11 @@ impl Kept {
         Ok(())
     }
 
+    /// Whether the peer has said before that it has more frames than so many. One who says so many now is an attempt of earlier.
+    pub fn has_gone_beyond(&self, count: u64) -> bool {
+        count < self.before
+    }
+
     /// The frames, in order.
     pub fn frames(&self) -> impl ExactSizeIterator<Item = &Vec<u8>> {
         self.frames.iter()
@@ -39,5 +44,21 @@ impl Kept {
     /// The bytes of all frames.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p6_frames_are_kept_until_the_peer_has_them_and_a_count_of_earlier_is_known_as_such() {
+        let mut kept = Kept::default();
+        (1..=5u8).for_each(|n| kept.push(&[n; 3]));
+        kept.received(3).unwrap();
+        assert_eq!(kept.frames().map(|frame| frame[0]).collect::<Vec<_>>(), [4, 5]);
+        assert_eq!(kept.bytes(), 6);
+        assert!(kept.has_gone_beyond(2) && !kept.has_gone_beyond(3) && !kept.has_gone_beyond(9));
+        assert!(kept.received(2).is_err() && kept.received(6).is_err());
     }
 }
