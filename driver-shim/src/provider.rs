@@ -173,7 +173,9 @@ impl StagingWindow {
     pub fn create(path: Option<&str>, name: &str, bytes: usize, ttl_ms: u32) -> Result<Self, KmodError> {
         let device = Device::open(path.unwrap_or("/dev/pushgate"))?;
         let area = device.create_staging(name, bytes, ttl_ms)?;
-        let (mapping, view) = (area.map()?, area.export()?);
+        let made = area.map().and_then(|mapping| Ok((mapping, area.export()?)));
+        // Otherwise nobody would know the area's name, and it would count for this user until its time is over.
+        let (mapping, view) = made.inspect_err(|_| _ = device.free_staging())?;
         Ok(StagingWindow { owner: Owner::here(), name: name.into(), mapping, view, device, bytes })
     }
 

@@ -40,6 +40,11 @@ impl Endpoint {
         self.journal.is_some()
     }
 
+    /// Bytes of a session segment that this endpoint can keep its journal in.
+    pub fn session_bytes(&self) -> usize {
+        session_bytes(self.receives_log())
+    }
+
     /// Logarithm to base 2 of the ring of posted receives, if there is one.
     fn receives_log(&self) -> Option<u32> {
         self.options.posted_receives.then_some(self.geometry.rx_log)
@@ -60,7 +65,7 @@ impl Endpoint {
     ) -> Result<Self, Broken> {
         let broken = |why: &str| Broken(why.into());
         let (session, receives) = (session.into(), self.receives_log());
-        if session.bytes() < session_bytes(receives) {
+        if session.bytes() < self.session_bytes() {
             return Err(broken("its session segment has no room for open receives"));
         }
         let (mut journal, kept) = Journal::resumed(session, self.geometry.signals, receives)?;

@@ -208,7 +208,7 @@ mod tests {
         }
         let whole = QpDescriptors::take((0..5).map(|_| sealed(4096)).collect(), [false; 3]).unwrap();
         assert_eq!(whole.bytes(), 5 * 4096);
-        for bytes in [4095, 8192] {
+        for bytes in [4095, MOST_SESSION_BYTES + 4096] {
             let mut fds: Vec<_> = (0..5).map(|_| sealed(4096)).collect();
             fds.push(sealed(bytes));
             let why = sentence(QpDescriptors::take(fds, [true, false, false]));

@@ -110,6 +110,13 @@ impl Sessions {
         offer: &SessionOffer,
         options: &QpOptions,
     ) -> Result<(Endpoint, Mailbox), Refusal> {
+        let (bytes, expected) = (memory.len(), endpoint.session_bytes());
+        if bytes < expected {
+            let why = format!(
+                "session segment: {bytes} bytes, expected at least {expected} for its posted receives"
+            );
+            return Err(Refusal::Why(why));
+        }
         let connect = Connect::joined(offer.own, offer.peer, offer.epoch);
         let connect =
             connect.ok_or_else(|| Refusal::Why(format!("no ends meet in epoch {}", offer.epoch)))?;
