@@ -222,16 +222,16 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "chaos",
-        budget: 30,
+        budget: 65,
         when: When::Default,
         lane: Lane::Main,
         needs: &[Need::Cxx],
-        about: "links of `local` queue pairs break, and ranks are stopped and killed, about 120 times: nothing is lost",
+        about: "links of `local` queue pairs break, and ranks are stopped and killed, for a minute, about 300 times: nothing is lost",
         run: chaos,
     },
     Step {
         name: "vm",
-        budget: 568,
+        budget: 520,
         when: When::Default,
         lane: Lane::Main,
         needs: vm::NEEDS,
@@ -430,7 +430,7 @@ fn chaos(bench: &mut Bench) -> Result<Outcome> {
     let mut command = bench.command();
     command.args(["run", "--release", "--package", "pushgate", "--bin", "pushgate", "--", "chaos"]);
     // The timeout guards against a hang.
-    command.args(["--seconds", "25", "--every", "200ms", "--device", "cpu", "--qp", "local"]);
+    command.args(["--seconds", "60", "--every", "200ms", "--device", "cpu", "--qp", "local"]);
     command.args(["--timeout", "5min", "--json"]);
     let output = process::capture(command, true, bench.guard)?;
     check_chaos(output.lines().last().unwrap_or_default())?;

@@ -149,7 +149,7 @@ sleep 1
     Suite {
         name: "verbs-endpoint",
         guests: 1,
-        budget: 75,
+        budget: 50,
         default: true,
         about: "the suite of queue pairs over RDMA, with immediate data and without",
         build: &[ENDPOINT_TESTS, PROXY_UNIT_TESTS],
@@ -201,7 +201,7 @@ sleep 1
     Suite {
         name: "verbs-recovery",
         guests: 1,
-        budget: 88,
+        budget: 105,
         default: true,
         about: "links over RDMA that break are replaced, with immediate data and without: a minute of chaos, and the NCCL plugin's caller",
         build: &[PUSHGATE, &["test", "--package", "pushgate-tests", "--test", "nccl"]],
@@ -214,7 +214,7 @@ sleep 1
     Suite {
         name: "nccl",
         guests: 1,
-        budget: 170,
+        budget: 120,
         default: true,
         about: "the NCCL plugin over RDMA, under its caller, on host memory: every version, strangers, deaths, many connections; local and verbs by namespace",
         build: &[&["test", "--package", "pushgate-tests", "--test", "nccl"]],
