@@ -227,7 +227,7 @@ fn p3_a_kernel_sees_lines_of_128_bytes_that_are_pulled_whole_or_not_at_all() {
         opened => Arc::new(opened.unwrap()) as Arc<dyn Executor>,
     };
     let module = executor.load_source(&Source::text("lines.cu", include_str!("lines.cu"))).unwrap();
-    // The same function as in lines.cu.
+    // Word `j` of a line, as `line_word` in lines.cu makes it.
     let word = |round: u64, line: usize, j: usize| match j {
         15 => round,
         _ => (round << 32 | line as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ j as u64,

@@ -184,7 +184,7 @@ fn p8_a_view_of_an_area_can_only_be_read_and_keeps_the_area() {
     };
     assert_eq!(more, Err(Errno::ACCESS));
     assert_eq!(rustix::io::write(&view, b"x"), Err(Errno::BADF));
-    // Whoever has the view calls nothing of the module.
+    // A process that holds a view makes no call of the module.
     let other = Device::from_fd(again()).unwrap();
     assert_eq!(errno(other.open_staging("view").map(drop)), Errno::NOTTY);
     assert_eq!(errno(other.create_staging("other", PAGE, 0).map(drop)), Errno::NOTTY);
