@@ -210,8 +210,8 @@ impl<P: Party> Again<P> {
                     continue;
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                // No descriptor is left, for example. Who dialled still waits, so the listener stays readable: no faster
-                // than this does the caller come back.
+                // No descriptor is left, for example. The connection still waits in the listener, which stays readable, so
+                // without this pause the caller would spin.
                 Err(e) => {
                     tracing::warn!("taking in one who dials again: {e}");
                     std::thread::sleep(NOT_NOW);

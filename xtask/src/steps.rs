@@ -226,7 +226,7 @@ pub const STEPS: &[Step] = &[
         when: When::Default,
         lane: Lane::Main,
         needs: &[Need::Cxx],
-        about: "links of `local` queue pairs break, and ranks are stopped and killed, for a minute, about 300 times: nothing is lost",
+        about: "links of `local` queue pairs break, and ranks are stopped and killed, for a minute, about 200 times: nothing is lost",
         run: chaos,
     },
     Step {
