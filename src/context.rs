@@ -1,5 +1,7 @@
 //! A context: one device, one engine, and the settings for both.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -13,12 +15,13 @@ use pushgate_gpu_kernels::{
 };
 use pushgate_proxy::counters::Counters;
 use pushgate_proxy::idle::{Step, Wake};
+use pushgate_proxy::link::tcp::{Host, Tuning};
 use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::proxy::Proxy;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::engine::{self, Doorbell, Started};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::settings::{DriveChoice, Settings};
 use crate::shared::Shared;
 use crate::watch::Watch;
@@ -71,6 +74,7 @@ impl ContextBuilder {
             owner: Owner::here(),
             _watch: watch,
             rdma: Mutex::default(),
+            tcp: Mutex::default(),
             settings,
             executor,
             why,
@@ -98,6 +102,8 @@ pub(crate) struct Inner {
     // Dropped first: its thread has the engine too.
     _watch: Option<Watch>,
     rdma: Mutex<Option<Vec<Arc<Device>>>>,
+    /// Where queue pairs over TCP meet their peers, by the address at which they listen.
+    tcp: Mutex<BTreeMap<IpAddr, Arc<Host>>>,
     pub(crate) settings: Settings,
     pub(crate) executor: Arc<dyn Executor>,
     why: String,
@@ -275,6 +281,20 @@ impl Context {
             Some(devices) => devices.clone(),
             None => rdma.insert(rdma::open(&self.inner.settings, &*self.inner.executor)?).clone(),
         })
+    }
+
+    /// Where queue pairs over TCP meet their peers: listens at `address`, from the first call for that address on.
+    pub(crate) fn tcp(&self, address: IpAddr) -> Result<Arc<Host>> {
+        self.here()?;
+        let mut hosts = self.inner.tcp.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(host) = hosts.get(&address) {
+            return Ok(host.clone());
+        }
+        let s = &self.inner.settings;
+        let tuning = Tuning { path_timeout: (!s.path_timeout.is_zero()).then_some(s.path_timeout) };
+        let host = Host::open(address, tuning).map_err(|e| Error::Tcp(e.to_string()))?;
+        hosts.insert(address, host.clone());
+        Ok(host)
     }
 
     /// Allocates host memory that this process shares with others. `payload`: in huge pages, where the settings allow

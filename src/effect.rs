@@ -18,6 +18,9 @@ impl Settings {
                 }
             )+}};
         }
+        if self.transport() != Transport::Tcp {
+            idle!("queue pairs are not tcp", tcp_streams, tcp_checksum);
+        }
         match self.transport() {
             Transport::Local => {
                 idle!("queue pairs are local, whose ranks are all on this host", host);
@@ -30,6 +33,22 @@ impl Settings {
                     traffic_class,
                     service_level,
                     path_timeout,
+                    ack_timeout,
+                    retry_count,
+                    no_imm,
+                    write_order,
+                    cq_events
+                );
+            }
+            Transport::Tcp => {
+                idle!(
+                    "queue pairs are tcp, which use no RDMA device",
+                    ib_dev,
+                    ib_port,
+                    gid_index,
+                    ib_mtu,
+                    traffic_class,
+                    service_level,
                     ack_timeout,
                     retry_count,
                     no_imm,

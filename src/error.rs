@@ -141,6 +141,9 @@ pub enum Error {
     /// An RDMA device, or what it was asked for.
     #[error(transparent)]
     Rdma(VerbsError),
+    /// Queue pairs over TCP: the listening socket or the connections. The text is a sentence.
+    #[error("qp = tcp: {0}")]
+    Tcp(String),
     /// The kernel module gave no window.
     #[error("a {kind} window of {bytes} bytes: {why}")]
     Window {

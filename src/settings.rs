@@ -48,6 +48,8 @@ pub enum Group {
     Ranks,
     /// RDMA devices and their queue pairs.
     Rdma,
+    /// Queue pairs over TCP.
+    Tcp,
     /// The NCCL plugin alone.
     Nccl,
 }
@@ -178,7 +180,7 @@ settings! {
     /// A staging window outlives a process that was killed by this
     staging_ttl: Duration = "60s", time, "1ms to 24h, as in 500ms, 30s, 2min or 1h; a number alone is milliseconds", "ms", Window;
     /// Transport of the queue pairs; auto: local between ranks of one host, verbs with a rendezvous; the NCCL plugin chooses for each connection
-    qp: QpKind = "auto", choice, "auto, local or verbs", "", QueuePair;
+    qp: QpKind = "auto", choice, "auto, local, verbs or tcp", "", QueuePair;
     /// Where the proxy runs: a thread of this process, or a `pushgate proxy` process
     proxy: ProxyPlace = "thread", choice, "thread or process", "", Proxy;
     /// Socket of the proxy process; a leading @ means an abstract name
@@ -241,6 +243,10 @@ settings! {
     no_imm: bool = "false", switch, "true or false", "", Rdma;
     /// Whether an RDMA record that announces itself follows its payload at once (assume) or when the payload's WRITE has completed (wait); auto: at once where both ends' devices are known to place WRITEs in order
     write_order: WriteOrder = "auto", choice, "auto, assume or wait", "", Rdma;
+    /// TCP connections of a queue pair over tcp; of two ends that differ the lower number counts
+    tcp_streams: u32 = "1", number(1, 16), "1 to 16", "", Tcp;
+    /// Payload over tcp carries a checksum beside TCP's own
+    tcp_checksum: bool = "false", switch, "true or false", "", Tcp;
     /// How the engine hears of RDMA completions; auto: events where it may sleep
     cq_events: CqEvents = "auto", choice, "auto, poll or event", "", Rdma;
 }
@@ -314,6 +320,7 @@ impl Settings {
             QpKind::Local => Transport::Local,
             QpKind::Auto if self.rendezvous == "none" => Transport::Local,
             QpKind::Auto | QpKind::Verbs => Transport::Verbs,
+            QpKind::Tcp => Transport::Tcp,
         }
     }
 
@@ -358,7 +365,7 @@ impl Settings {
             return Err(self.refused("recover", allowed));
         }
         if self.rendezvous != "none" && self.qp == QpKind::Local {
-            let allowed = "none with qp = local (ranks of several hosts need qp = verbs)";
+            let allowed = "none with qp = local (ranks of several hosts need qp = verbs or tcp)";
             return Err(self.refused("rendezvous", allowed));
         }
         let transport = self.transport();
@@ -373,8 +380,16 @@ impl Settings {
         if transport == Transport::Local && self.rings == RingsPlace::Window {
             return Err(self.refused("rings", "host with qp = local (engine and peer map each part alone)"));
         }
-        if transport == Transport::Verbs && self.proxy == ProxyPlace::Process {
-            return Err(self.refused("proxy", "thread with qp = verbs"));
+        if transport != Transport::Local && self.proxy == ProxyPlace::Process {
+            return Err(self.refused("proxy", format!("thread with qp = {transport}")));
+        }
+        if transport == Transport::Tcp && self.window == WindowKind::Bar {
+            let allowed =
+                "memory or staging with qp = tcp (the kernel reads the window; a BAR is read slowly)";
+            return Err(self.refused("window", allowed));
+        }
+        if transport == Transport::Tcp && self.rings == RingsPlace::Window {
+            return Err(self.refused("rings", "host with qp = tcp"));
         }
         if self.drive == DriveChoice::Caller && self.proxy == ProxyPlace::Process {
             return Err(self.refused("proxy", "thread with drive = caller"));

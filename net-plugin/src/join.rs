@@ -369,7 +369,7 @@ impl ReadyEnd {
                 let config = config.expect("an end over RDMA has one");
                 join_verbs(runtime, own, *met, &config, note, reaches, again)
             }
-            Met::Rails(_) => unreachable!("the plugin makes ends over one device"),
+            Met::Rails(_) | Met::Tcp(_) => unreachable!("the plugin makes no such ends"),
         }
     }
 }

@@ -41,6 +41,7 @@ pub fn link_cause(detail: u32) -> String {
         abi::PUSHGATE_DOWN_RETRY => "it does not answer (retries exceeded)".into(),
         abi::PUSHGATE_DOWN_RNR => "it had no receive posted (RNR)".into(),
         abi::PUSHGATE_DOWN_ACCESS => "it refused access to its memory".into(),
+        abi::PUSHGATE_DOWN_STREAM => "it sent over TCP what is no frame".into(),
         n if n >= abi::PUSHGATE_DOWN_WC => {
             format!("work completion status {}", n - abi::PUSHGATE_DOWN_WC)
         }

@@ -25,7 +25,7 @@ mod tcp;
 mod tests;
 mod unix;
 
-use std::net::{IpAddr, Shutdown, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -425,6 +425,15 @@ impl Mesh {
                 IpAddr::V6(_) => Family::V6,
             }),
         }
+    }
+
+    /// The address of this host by which the others reach it; a loopback address if all ranks are on one host.
+    pub(crate) fn address(&self) -> IpAddr {
+        let own = |peer: &Peer| match &*peer.out().stream {
+            Stream::Unix(_) => None,
+            Stream::Tcp(s) => s.local_addr().ok().map(|address| address.ip().to_canonical()),
+        };
+        self.shared.peers.iter().flatten().find_map(own).unwrap_or(Ipv4Addr::LOCALHOST.into())
     }
 
     /// The first rank that was lost, if any.

@@ -1,12 +1,14 @@
 //! One end of a queue pair while it is made: the steps of `pushgate_proxy::connect` with this program's memory, device and
 //! engine.
 
+use std::net::IpAddr;
+
 use pushgate_proxy::connect::{ConnectError, Frame, Met, Opening, Prepared};
 use pushgate_proxy::link::verbs::gid::Family;
 
 use super::memory::{Own, QpConfig, allocator};
 use super::queue_pair::QueuePair;
-use super::{local, verbs};
+use super::{local, tcp, verbs};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mesh::{Call, End, Mesh};
@@ -18,6 +20,8 @@ pub(crate) struct OwnEnd<'a> {
     peer: u32,
     /// The address family by which the hosts reach each other, where they are several.
     family: Option<Family>,
+    /// The address of this host by which others reach it.
+    address: IpAddr,
     /// The peer's process, if it has a number in this PID namespace.
     peer_pid: Option<u32>,
     own: Own,
@@ -36,8 +40,8 @@ impl<'a> OwnEnd<'a> {
     /// Makes the memory of this end.
     pub(crate) fn new(context: &'a Context, mesh: &Mesh, peer: u32, config: QpConfig) -> Result<Self> {
         let own = Own::new(context, mesh.rank, config)?;
-        let (family, peer_pid) = (mesh.family(), mesh.pid(peer));
-        Ok(OwnEnd { context, peer, family, peer_pid, own, step: Step::Closed })
+        let (family, address, peer_pid) = (mesh.family(), mesh.address(), mesh.pid(peer));
+        Ok(OwnEnd { context, peer, family, address, peer_pid, own, step: Step::Closed })
     }
 
     /// Hands both ends to the engine and registers the memory with the device. `places` is what the peer's transport
@@ -54,6 +58,7 @@ impl<'a> OwnEnd<'a> {
                 let tell = call.teller();
                 verbs::drive(context, own, peer, *met, tell, &mut || call.hand_over())?
             }
+            Met::Tcp(met) => tcp::drive(context, own, peer, *met, call)?,
             Met::Rails(met) => verbs::drive_rails(context, own, peer, *met, call)?,
         };
         QueuePair::new(context, peer, driven)
@@ -79,6 +84,7 @@ impl End for OwnEnd<'_> {
         let opening = match self.context.settings().transport() {
             Transport::Local => local::open(self.context, &self.own)?,
             Transport::Verbs => verbs::open(self.context, &self.own, self.family)?,
+            Transport::Tcp => tcp::open(self.context, &self.own, self.address, self.peer)?,
         };
         let offer = opening.offer((), &[]).map_err(|e| self.refused(e))?;
         self.step = Step::Opened(opening);

@@ -1,7 +1,7 @@
 //! Queue pairs as the program sees them.
 //!
 //! `join.rs` makes one out of this end's memory (`memory.rs`) and the other end's offer, over the transport that the
-//! settings name (`local.rs`, `verbs.rs`); `queue_pair.rs` is the handle of the program, and `descriptor.rs` the structure
+//! settings name (`local.rs`, `verbs.rs`, `tcp.rs`); `queue_pair.rs` is the handle of the program, and `descriptor.rs` the structure
 //! that kernels get.
 
 mod descriptor;
@@ -9,6 +9,7 @@ mod join;
 mod local;
 mod memory;
 mod queue_pair;
+mod tcp;
 mod undo;
 #[cfg(test)]
 mod unsettled;

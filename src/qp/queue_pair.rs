@@ -147,7 +147,7 @@ impl QueuePair {
         }
         let exported = match self.context.settings().transport() {
             Transport::Verbs => self.export(buffer),
-            Transport::Local => None,
+            Transport::Local | Transport::Tcp => None,
         };
         // SAFETY: the caller keeps the buffer; the export covers all of it.
         Ok(unsafe { proxy.add_device_region(self.id, buffer.addr(), bytes, exported)? })

@@ -117,8 +117,8 @@ pub(super) fn drive_rails(
 
 /// Hands the link to the engine. `peers`: the copy of the peer's window, and the peer's rings. `again`: the link as a whole is
 /// replaced when it breaks, within this time.
-#[expect(clippy::too_many_arguments, reason = "two callers, which have them apart")]
-fn drive_link(
+#[expect(clippy::too_many_arguments, reason = "three callers, which have them apart")]
+pub(super) fn drive_link(
     context: &Context,
     own: Own,
     peer: u32,

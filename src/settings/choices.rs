@@ -22,6 +22,8 @@ pub enum QpKind {
     Local,
     /// RDMA: InfiniBand, RoCE or soft-RoCE, between ranks anywhere.
     Verbs,
+    /// TCP, between ranks anywhere.
+    Tcp,
 }
 
 /// The transport of a queue pair.
@@ -32,6 +34,8 @@ pub enum Transport {
     Local,
     /// RDMA.
     Verbs,
+    /// TCP.
+    Tcp,
 }
 
 /// How an engine hears of completions of an RDMA device.

@@ -47,7 +47,7 @@ choices! {
     DeviceChoice { "auto" => Auto, "cpu" => Cpu, "cuda" => Cuda }
     WindowKind { "memory" => Memory, "staging" => Staging, "bar" => Bar }
     RingsPlace { "host" => Host, "window" => Window }
-    QpKind { "auto" => Auto, "local" => Local, "verbs" => Verbs }
+    QpKind { "auto" => Auto, "local" => Local, "verbs" => Verbs, "tcp" => Tcp }
     Transport { "local" => Local, "verbs" => Verbs }
     ProxyPlace { "thread" => Thread, "process" => Process }
     DriveChoice { "auto" => Auto, "thread" => Thread, "caller" => Caller }

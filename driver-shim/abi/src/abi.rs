@@ -56,6 +56,7 @@ pub const PUSHGATE_DOWN_DEVICE: u32 = 3;
 pub const PUSHGATE_DOWN_RETRY: u32 = 4;
 pub const PUSHGATE_DOWN_RNR: u32 = 5;
 pub const PUSHGATE_DOWN_ACCESS: u32 = 6;
+pub const PUSHGATE_DOWN_STREAM: u32 = 7;
 pub const PUSHGATE_DOWN_WC: u32 = 256;
 pub const PUSHGATE_STATUS_RANK_SHIFT: u32 = 8;
 pub const PUSHGATE_STATUS_DETAIL_SHIFT: u32 = 32;

@@ -161,6 +161,7 @@ typedef uint64_t pushgate_u64;
 #define PUSHGATE_DOWN_RETRY 4	 /* the peer does not answer */
 #define PUSHGATE_DOWN_RNR 5	 /* the peer had no receive posted (P4: never with a gate) */
 #define PUSHGATE_DOWN_ACCESS 6	 /* the peer's device refused access to its memory */
+#define PUSHGATE_DOWN_STREAM 7	 /* what came over a byte stream was no frame, or not one that may come */
 #define PUSHGATE_DOWN_WC 256	 /* plus the status of a work completion: any other error */
 /*
  * A status word: 7:0 status, 31:8 rank it names (PUSHGATE_NO_RANK: none),

@@ -13,6 +13,7 @@
 
 mod local;
 mod rails;
+mod tcp;
 mod verbs;
 
 use std::io;
@@ -27,11 +28,14 @@ pub use pushgate_core::connect::{
 };
 pub use pushgate_core::recovery::Patience;
 pub use rails::{AllocateLater, RailFrames, RailsMet, RailsOpening, RailsPrepared, Reopen};
+pub use tcp::TcpMet;
 pub use verbs::VerbsMet;
 
 pub use crate::frame::{Fds, Frame, are_memory};
+pub use crate::link::tcp::{TcpOpening, TcpPrepared};
 pub use crate::link::verbs::{VerbsOpening, VerbsPrepared};
 
+use crate::link::tcp::Offer as TcpOffer;
 use crate::link::verbs::{Allocate, Offer, VerbsError};
 
 /// Why an end could not be joined to the other.
@@ -70,6 +74,7 @@ enum TransportOffer {
     Verbs(Offer),
     /// One for each rail.
     Rails(Vec<Offer>),
+    Tcp(Box<TcpOffer>),
 }
 
 impl TransportOffer {
@@ -78,6 +83,7 @@ impl TransportOffer {
             TransportOffer::Local(_) => "local",
             TransportOffer::Verbs(_) => "verbs",
             TransportOffer::Rails(_) => "verbs over several devices",
+            TransportOffer::Tcp(_) => "tcp",
         }
     }
 }
@@ -90,6 +96,8 @@ pub enum Opening {
     Verbs(Box<VerbsOpening>),
     /// Over RDMA, with a link for each of several devices.
     Rails(RailsOpening),
+    /// Over TCP.
+    Tcp(Box<TcpOpening>),
 }
 
 /// This end, ready to receive what the other end sends.
@@ -100,6 +108,8 @@ pub enum Prepared {
     Verbs(Box<VerbsPrepared>),
     /// Over RDMA, with a link for each of several devices.
     Rails(RailsPrepared),
+    /// Over TCP.
+    Tcp(Box<TcpPrepared>),
 }
 
 /// This end, once both ends are ready: what an engine is handed.
@@ -110,6 +120,8 @@ pub enum Met {
     Verbs(Box<VerbsMet>),
     /// Over RDMA, with a link for each of several devices.
     Rails(Box<RailsMet>),
+    /// Over TCP.
+    Tcp(Box<TcpMet>),
 }
 
 impl Opening {
@@ -119,6 +131,7 @@ impl Opening {
             Opening::Local(opening) => (TransportOffer::Local(opening.offer()), opening.fds()),
             Opening::Verbs(opening) => (TransportOffer::Verbs(opening.offer()), Vec::new()),
             Opening::Rails(opening) => (TransportOffer::Rails(opening.offer()), Vec::new()),
+            Opening::Tcp(opening) => (TransportOffer::Tcp(Box::new(opening.offer())), Vec::new()),
         };
         let fds =
             fds.iter().chain(appended).map(|fd| fd.try_clone_to_owned()).collect::<io::Result<Vec<_>>>();
@@ -143,7 +156,7 @@ impl Opening {
         let mut fds = offer.along.into_owned().map_err(ConnectError::Descriptors)?;
         let (n, expected) = match &theirs {
             TransportOffer::Local(offer) => (fds.len(), offer.descriptors() + appended),
-            TransportOffer::Verbs(_) | TransportOffer::Rails(_) => (fds.len(), appended),
+            _ => (fds.len(), appended),
         };
         if n != expected {
             return Err(ConnectError::Peer(format!(
@@ -160,6 +173,9 @@ impl Opening {
             }
             (Opening::Rails(opening), TransportOffer::Rails(offers)) => {
                 Prepared::Rails(opening.prepare(peer, &offers, allocate)?)
+            }
+            (Opening::Tcp(opening), TransportOffer::Tcp(offer)) => {
+                Prepared::Tcp(Box::new(opening.prepare(peer, &offer, allocate).map_err(ConnectError::Peer)?))
             }
             (opening, theirs) => {
                 let (ours, theirs) = (opening.transport(), theirs.transport());
@@ -178,6 +194,7 @@ impl Opening {
             Opening::Local(_) => "local",
             Opening::Verbs(_) => "verbs",
             Opening::Rails(_) => "verbs over several devices",
+            Opening::Tcp(_) => "tcp",
         }
     }
 }
@@ -186,7 +203,7 @@ impl Prepared {
     /// Where the peer may write, for [`Connect::prepared`].
     pub fn places(&self) -> Vec<u8> {
         match self {
-            Prepared::Local(_) => Vec::new(),
+            Prepared::Local(_) | Prepared::Tcp(_) => Vec::new(),
             Prepared::Verbs(prepared) => {
                 serde_json::to_vec(&prepared.places()).expect("places are plain data")
             }
@@ -209,6 +226,7 @@ impl Prepared {
                 let places: Vec<_> = serde_json::from_slice(places).map_err(malformed)?;
                 Met::Rails(Box::new(prepared.meet(places)?))
             }
+            Prepared::Tcp(prepared) => Met::Tcp(Box::new(TcpMet::new(*prepared))),
         })
     }
 }

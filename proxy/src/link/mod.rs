@@ -5,11 +5,14 @@
 //! receives that the sender knows), [`OwnRegions`] (memory of this end), [`PeerMemory`] (payload of the peer),
 //! [`Waking`] (an engine that sleeps).
 
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+mod copies;
 mod forward;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod local;
 mod process_memory;
 mod renew;
+pub mod tcp;
 pub mod verbs;
 
 pub use process_memory::{HostProcess, PeerProcess, callable as process_vm_readv_callable};

@@ -26,8 +26,6 @@
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod chain;
 mod config;
-#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
-mod copies;
 mod device;
 mod device_memory;
 mod error;

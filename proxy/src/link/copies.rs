@@ -22,30 +22,36 @@ struct Copy {
 }
 
 /// Those that the peer does not have yet, in their order.
-pub(super) struct Copies(VecDeque<Copy>);
+pub(in crate::link) struct Copies(VecDeque<Copy>);
 
 impl Copies {
     /// For at most so many messages in flight.
-    pub(super) fn new(messages: usize) -> Self {
+    pub(in crate::link) fn new(messages: usize) -> Self {
         Copies(VecDeque::with_capacity(messages))
     }
 
     /// Message `sequence` was posted so that the peer copies it there.
     #[inline]
-    pub(super) fn posted(&mut self, sequence: u64, to: (u32, u64), length: u32) {
+    pub(in crate::link) fn posted(&mut self, sequence: u64, to: (u32, u64), length: u32) {
         self.written(sequence, u64::MAX, to, length);
     }
 
     /// Message `sequence` was posted, and work request `wr` writes its payload there.
     #[inline]
-    pub(super) fn written(&mut self, sequence: u64, wr: u64, (rkey, begin): (u32, u64), length: u32) {
+    pub(in crate::link) fn written(
+        &mut self,
+        sequence: u64,
+        wr: u64,
+        (rkey, begin): (u32, u64),
+        length: u32,
+    ) {
         self.0.push_back(Copy { sequence, wr, rkey, begin, end: begin.saturating_add(length as u64) });
     }
 
     /// The peer has so many messages, and `done` is the last work request that has completed. What is
     /// there lets go, as far as nothing older is not: so [`Copies::touch`] looks at less.
     #[inline]
-    pub(super) fn received(&mut self, received: u64, done: u64) {
+    pub(in crate::link) fn received(&mut self, received: u64, done: u64) {
         while self.0.front().is_some_and(|c| c.sequence < received || c.wr <= done) {
             self.0.pop_front();
         }
@@ -53,14 +59,14 @@ impl Copies {
 
     /// Another link takes the place of the present one. The peer has accepted the first `accepted` messages, and what the
     /// device wrote of these is there; the others are posted again.
-    pub(super) fn rewind(&mut self, accepted: u64) {
+    pub(in crate::link) fn rewind(&mut self, accepted: u64) {
         self.0.retain(|c| c.sequence < accepted && c.wr == u64::MAX);
     }
 
     /// True if one will be copied to any of these bytes, or is being written there. `done` is the last
     /// work request that has completed.
     #[inline]
-    pub(super) fn touch(&self, (rkey, begin): (u32, u64), length: u32, done: u64) -> bool {
+    pub(in crate::link) fn touch(&self, (rkey, begin): (u32, u64), length: u32, done: u64) -> bool {
         let end = begin.saturating_add(length as u64);
         self.0.iter().any(|c| c.rkey == rkey && c.begin < end && begin < c.end && c.wr > done)
     }

@@ -1,0 +1,300 @@
+//! What an end has heard of its peer over a link: messages that have landed, counts, posted receives, regions.
+//!
+//! The streams of a link bring the parts of a message in any order. A message is there when all of its bytes are, and
+//! messages are taken in the order of their sequence numbers. All that a frame says is checked here (P8): it may name
+//! a place in the mirror or in a region of this end, and nothing else is written.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
+use pushgate_driver_shim::segment::Geometry;
+
+use super::frame::{Head, Kind};
+use super::incoming::Takes;
+use crate::link::{Arrival, PeerCounts};
+use crate::memory::{Mapped, Words};
+use crate::receives::RECEIVE_WORDS;
+use crate::region::MAX_REGIONS;
+
+/// The copy of a peer's window, where the payload arrives that goes to no region.
+pub struct Mirror {
+    address: usize,
+    units: u64,
+    _memory: Arc<SharedMemory>,
+}
+
+impl Mirror {
+    /// The copy of the window of a peer with these rings.
+    ///
+    /// # Panics
+    ///
+    /// If the memory is shorter than the window.
+    pub fn new(memory: Arc<SharedMemory>, peer: &Geometry) -> Self {
+        assert!(memory.len() >= peer.window_bytes());
+        Mirror { address: memory.as_ptr().as_ptr() as usize, units: 1 << peer.window_log, _memory: memory }
+    }
+
+    /// Host address of `units` units at `unit`, if they lie within it.
+    pub fn payload(&self, unit: u32, units: u32) -> Option<usize> {
+        let end = unit as u64 + units as u64;
+        (end <= self.units).then(|| self.address + ((unit as usize) << abi::PUSHGATE_UNIT_LOG))
+    }
+}
+
+/// A region of this end in memory of the host, where the peer's payload may go.
+#[derive(Clone, Copy)]
+pub struct OwnRegion {
+    /// Address of its first byte.
+    pub address: usize,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+impl OwnRegion {
+    /// The address of a stretch, if that lies within the region.
+    fn stretch(&self, offset: u64, length: u32) -> Option<usize> {
+        let inside = offset.checked_add(length as u64).is_some_and(|end| end <= self.bytes);
+        inside.then(|| self.address + offset as usize)
+    }
+}
+
+/// A message of which something has come.
+#[derive(Clone, Copy, Default)]
+struct Arriving {
+    words: RecordWords,
+    /// Bytes of its payload, and those that have landed.
+    length: u32,
+    landed: u32,
+    /// Bytes that frames have brought or announced.
+    announced: u32,
+    /// Something has come of it.
+    known: bool,
+    placed: bool,
+    /// The region that it goes to.
+    key: u32,
+    /// Where its payload belongs.
+    address: usize,
+}
+
+/// What an end has heard of its peer.
+pub struct Inbox {
+    /// The next message that is taken, and by its number modulo the ring's length those behind it.
+    next: u64,
+    ring: Box<[Arriving]>,
+    /// Messages of which something has come and which were not taken.
+    open: usize,
+    pub mirror: Mirror,
+    /// Regions of this end that the peer was told of, by key.
+    pub own: BTreeMap<u32, OwnRegion>,
+    /// The buffers of this end's posted receives, by their numbers modulo the ring's length.
+    posted: Box<[[u64; 4]]>,
+    /// Receives that this end has posted.
+    pub posts: u64,
+    pub counts: PeerCounts,
+    pub status: u64,
+    pub left: bool,
+    /// Regions of this end of which the peer has heard, over this link.
+    pub heard: u64,
+    /// Regions of the peer, by key, and how many frames about them have come over this link.
+    pub regions: BTreeMap<u32, u64>,
+    pub told: u64,
+    /// The ring of the peer's posted receives, if the peer posts any, and its length's logarithm.
+    pub receives: Option<(Words, u32)>,
+    /// Frames that have come, all kinds together.
+    pub frames: u64,
+}
+
+impl Inbox {
+    /// Nothing heard yet. The peer has rings of `peer`; its posted receives, if it posts any, go to `receives`. `rx_log`
+    /// is that of this end.
+    pub fn new(mirror: Mirror, peer: &Geometry, rx_log: u32, receives: Option<Words>) -> Self {
+        Inbox {
+            next: 0,
+            ring: vec![Arriving::default(); 1 << peer.link_log].into(),
+            open: 0,
+            mirror,
+            own: BTreeMap::new(),
+            posted: vec![[0; 4]; 1 << rx_log].into(),
+            posts: 0,
+            counts: PeerCounts::default(),
+            status: 0,
+            left: false,
+            heard: 0,
+            regions: BTreeMap::new(),
+            told: 0,
+            receives: receives.map(|words| (words, peer.rx_log)),
+            frames: 0,
+        }
+    }
+
+    /// Memory for the ring of a peer's posted receives.
+    pub fn receives_of(peer: &Geometry) -> Words {
+        let words = RECEIVE_WORDS << peer.rx_log;
+        Words::writable(Mapped::heap(words * 8), 0, words)
+    }
+
+    /// Another link takes the place of the present one. What has landed of messages that were not taken comes again, and
+    /// the peer tells of its regions anew.
+    pub fn begin(&mut self) {
+        self.ring.fill(Arriving::default());
+        self.open = 0;
+        (self.counts, self.left, self.heard, self.told) = (PeerCounts::default(), false, 0, 0);
+        self.regions.clear();
+    }
+
+    /// A receive of this end was posted.
+    pub fn post(&mut self, number: u64, words: [u64; 4]) {
+        let mask = self.posted.len() - 1;
+        self.posted[number as usize & mask] = words;
+        self.posts = number + 1;
+    }
+
+    /// The words of a posted receive of this end, if its number is one of the latest.
+    pub fn receive(&self, number: u64) -> Option<[u64; 4]> {
+        let recent = number < self.posts && self.posts - number <= self.posted.len() as u64;
+        recent.then(|| self.posted[number as usize & (self.posted.len() - 1)])
+    }
+
+    /// Whether payload that has come in part goes to a region of this end.
+    pub fn lands_in(&self, key: u32) -> bool {
+        // Placed messages stay in use until they are taken; behind that the endpoint knows.
+        self.open > 0 && self.ring.iter().any(|m| m.known && m.placed && m.key == key)
+    }
+
+    /// Whether the next message is there.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        let m = &self.ring[self.next as usize & (self.ring.len() - 1)];
+        m.known && m.landed == m.length
+    }
+
+    /// Takes the next message, if it is there.
+    #[inline]
+    pub fn take(&mut self, words: &mut RecordWords) -> Arrival {
+        if !self.is_ready() {
+            return Arrival::Empty;
+        }
+        let mask = self.ring.len() - 1;
+        let m = &mut self.ring[self.next as usize & mask];
+        m.known = false;
+        *words = m.words;
+        self.next += 1;
+        self.open -= 1;
+        if m.placed { Arrival::Placed } else { Arrival::Record }
+    }
+
+    /// Where the payload of a message belongs.
+    fn place(&self, head: &Head, r: &Record, words: &RecordWords) -> Result<(u32, usize), &'static str> {
+        if !head.placed {
+            if r.has(Record::REGION) {
+                return Err("payload out of a region, which has no place here");
+            }
+            let (unit, units) = (r.place, r.units());
+            if r.length as u64 > units as u64 * abi::PUSHGATE_UNIT as u64 {
+                return Err("a payload longer than the room that it holds");
+            }
+            let at = self.mirror.payload(unit, units).ok_or("a payload outside of its window")?;
+            return Ok((0, at));
+        }
+        let (key, offset) = match r.opcode {
+            Opcode::Put => (r.rkey, r.remote_offset),
+            Opcode::Send => {
+                // Its low 32 bits stand in the record; the ring of posted receives is far shorter.
+                let low = words[5] as u32;
+                let last = self.posts.wrapping_sub(1);
+                let back = (last as u32).wrapping_sub(low) as u64;
+                let number = last.checked_sub(back).ok_or("a payload for a receive that was not posted")?;
+                let posted = self.receive(number).ok_or("a payload for a receive that was not posted")?;
+                if (posted[2] as u32) < r.length {
+                    return Err("a payload longer than the receive that it goes to");
+                }
+                (posted[0] as u32, posted[1] & abi::PUSHGATE_DATA_MASK)
+            }
+            _ => return Err("a payload of a message that has none"),
+        };
+        let region = self.own.get(&key).ok_or("a payload for a region that was not offered")?;
+        let at = region.stretch(offset, r.length).ok_or("a payload that leaves its region")?;
+        Ok((key, at))
+    }
+
+    /// Takes a part of a message in; returns where its payload belongs.
+    #[inline]
+    fn data(&mut self, head: &Head, words: &RecordWords) -> Result<usize, &'static str> {
+        if head.message < self.next || head.message - self.next >= self.ring.len() as u64 {
+            return Err("a message that is not due");
+        }
+        let mask = self.ring.len() - 1;
+        let at = head.message as usize & mask;
+        if !self.ring[at].known {
+            let r = Record::decode(words).map_err(|_| "a malformed record")?;
+            let carries = matches!(r.opcode, Opcode::Send | Opcode::Put) && !r.has(Record::INLINE);
+            let length = if carries { r.length } else { 0 };
+            let placed = head.placed;
+            if placed && length == 0 {
+                return Err("a payload of a message that has none");
+            }
+            let (key, address) = if length > 0 { self.place(head, &r, words)? } else { (0, 0) };
+            self.ring[at] =
+                Arriving { words: *words, length, placed, key, address, known: true, ..Arriving::default() };
+            self.open += 1;
+        }
+        let m = &mut self.ring[at];
+        if m.words != *words || m.placed != head.placed {
+            return Err("parts of one message that differ");
+        }
+        let inside = head.offset.checked_add(head.payload).is_some_and(|end| end <= m.length);
+        let announced = m.announced.checked_add(head.payload).filter(|n| inside && *n <= m.length);
+        m.announced = announced.ok_or("more payload than its message has")?;
+        Ok(m.address + head.offset as usize)
+    }
+}
+
+impl Takes for Inbox {
+    #[inline]
+    fn frame(&mut self, head: &Head, words: &RecordWords) -> Result<usize, &'static str> {
+        self.frames += 1;
+        match head.kind {
+            Kind::Data => return self.data(head, words),
+            Kind::Counts => {
+                self.counts = PeerCounts { released: words[0], received: words[1], granted: words[2] };
+                self.heard = words[3];
+            }
+            // The first one says why.
+            Kind::Status if self.status == 0 => self.status = words[0],
+            Kind::Status | Kind::Beat => {}
+            Kind::Leave => self.left = true,
+            Kind::Receive => {
+                let Some((ring, log)) = &self.receives else {
+                    return Err("a posted receive of an end that posts none");
+                };
+                let first = (words[0] as usize & ((1 << log) - 1)) * RECEIVE_WORDS;
+                for (to, word) in ring[first..first + RECEIVE_WORDS].iter().zip(&words[1..5]) {
+                    // Release: a program that sees the last word on another thread sees those before it as well.
+                    to.store(*word, Ordering::Release);
+                }
+            }
+            Kind::Region => {
+                self.told += 1;
+                let key = u32::try_from(words[0]).map_err(|_| "a region with a key of more than 32 bits")?;
+                if words[1] == 0 {
+                    self.regions.remove(&key);
+                } else if self.regions.len() < MAX_REGIONS || self.regions.contains_key(&key) {
+                    self.regions.insert(key, words[1]);
+                } else {
+                    return Err("more regions than an end may have");
+                }
+            }
+        }
+        Ok(0)
+    }
+
+    #[inline]
+    fn landed(&mut self, message: u64, bytes: u32) {
+        let mask = self.ring.len() - 1;
+        self.ring[message as usize & mask].landed += bytes;
+    }
+}

@@ -1,0 +1,178 @@
+//! One end of a queue pair over TCP on its way up: with the peer's [`Offer`] a [`TcpOpening`] becomes a [`TcpPrepared`] end,
+//! and that the link. The streams come beside that, and the link waits for them.
+
+use std::sync::Arc;
+
+use pushgate_driver_shim::ShimError;
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_driver_shim::versions::{ABI, Versions};
+use pushgate_driver_shim::window::Window;
+use serde::{Deserialize, Serialize};
+
+use super::inbox::{Inbox, Mirror};
+use super::meeting::{Meeting, Place};
+use super::tcp_link::{TcpLink, Terms};
+use crate::receives::PostedReceives;
+
+/// Versions of offers and frames that this build speaks.
+pub const WIRE: Versions = Versions::new(1, 1);
+
+/// The most streams of a link.
+pub const MOST_STREAMS: u32 = 16;
+
+/// How an end sets its link up.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Streams of the link, 1 to 16. Of two ends that differ the lower number counts.
+    pub streams: u32,
+    /// Payloads have checksums. They do if either end asks for it.
+    pub checksum: bool,
+    /// Receives of this end name buffers.
+    pub posted_receives: bool,
+    /// Without anything else under way a beat is sent so often, nanoseconds.
+    pub beat: u64,
+}
+
+/// What an end tells the peer first: who it is, what it can, and where it is met.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Offer {
+    version: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    newest: Option<u32>,
+    abi: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    newest_abi: Option<u32>,
+    rank: u32,
+    rings: [u32; 7],
+    streams: u32,
+    checksum: bool,
+    posted_receives: bool,
+    recovers: bool,
+    place: Place,
+}
+
+/// This end over TCP, before the other end is known.
+pub struct TcpOpening {
+    config: Config,
+    geometry: Geometry,
+    window: Arc<dyn Window>,
+    meeting: Box<dyn Meeting>,
+    place: Place,
+    recovers: bool,
+}
+
+/// This end over TCP, once it knows what the peer offers. Its streams are on their way.
+pub struct TcpPrepared {
+    terms: Terms,
+    window: Arc<dyn Window>,
+    meeting: Box<dyn Meeting>,
+    mirror: Arc<SharedMemory>,
+}
+
+impl TcpOpening {
+    /// An end that `meeting` brings streams. `window` is its payload ring; the geometry is checked. An error is a sentence.
+    pub fn new(
+        config: Config,
+        geometry: Geometry,
+        window: Arc<dyn Window>,
+        mut meeting: Box<dyn Meeting>,
+    ) -> Result<Self, String> {
+        geometry.validate().map_err(|e| e.to_string())?;
+        let place = meeting.offer()?;
+        let config = Config { streams: config.streams.clamp(1, MOST_STREAMS), ..config };
+        Ok(TcpOpening { config, geometry, window, meeting, place, recovers: false })
+    }
+
+    /// The end replaces a link that breaks, if the other end does so too ([`TcpLink::recovers`]).
+    pub fn recovering(self) -> Self {
+        TcpOpening { recovers: true, ..self }
+    }
+
+    /// What the peer is told.
+    pub fn offer(&self) -> Offer {
+        let g = &self.geometry;
+        Offer {
+            version: WIRE.oldest(),
+            newest: WIRE.newest(),
+            abi: ABI.oldest(),
+            newest_abi: ABI.newest(),
+            rank: g.rank,
+            rings: [g.window_log, g.slots_log, g.cq_log, g.rx_log, g.link_log, g.landing_log, g.signals],
+            streams: self.config.streams,
+            checksum: self.config.checksum,
+            posted_receives: self.config.posted_receives,
+            recovers: self.recovers,
+            place: self.place.clone(),
+        }
+    }
+
+    /// Takes the offer of rank `peer`: checks it, makes the copy of the peer's window with `allocate`, and begins to meet
+    /// the peer. An error is a sentence.
+    pub fn prepare(
+        mut self,
+        peer: u32,
+        offer: &Offer,
+        allocate: &mut dyn FnMut(&str, usize) -> Result<SharedMemory, ShimError>,
+    ) -> Result<TcpPrepared, String> {
+        let peer_geometry = offer.check(peer)?;
+        let mirror = Arc::new(allocate("mirror", peer_geometry.window_bytes()).map_err(|e| e.to_string())?);
+        let streams = self.config.streams.min(offer.streams) as usize;
+        self.meeting.begin(&offer.place, streams)?;
+        let terms = Terms {
+            geometry: self.geometry,
+            peer_geometry,
+            streams,
+            posts_receives: self.config.posted_receives,
+            peer_posts_receives: offer.posted_receives,
+            recovers: self.recovers && offer.recovers,
+            sums: self.config.checksum || offer.checksum,
+            beat: self.config.beat,
+        };
+        Ok(TcpPrepared { terms, window: self.window, meeting: self.meeting, mirror })
+    }
+}
+
+impl Offer {
+    /// Checks the offer of rank `peer`: the peer's rings, or a sentence.
+    fn check(&self, peer: u32) -> Result<Geometry, String> {
+        let wire = WIRE.agree(Versions::told(self.version, self.newest));
+        wire.map_err(|e| format!("frames over TCP: {e}"))?;
+        ABI.agree(Versions::told(self.abi, self.newest_abi)).map_err(|e| format!("segments: {e}"))?;
+        if self.rank != peer {
+            return Err(format!("it says that it is rank {}", self.rank));
+        }
+        let [window_log, slots_log, cq_log, rx_log, link_log, landing_log, signals] = self.rings;
+        let geometry =
+            Geometry { window_log, slots_log, cq_log, rx_log, link_log, landing_log, signals, rank: peer };
+        geometry.validate().map_err(|e| format!("its rings: {e}"))?;
+        if !(1..=MOST_STREAMS).contains(&self.streams) {
+            return Err(format!("{} streams, expected 1 to {MOST_STREAMS}", self.streams));
+        }
+        self.place.check()?;
+        Ok(geometry)
+    }
+}
+
+impl TcpPrepared {
+    /// The copy of the peer's window, where its payload arrives.
+    pub fn mirror(&self) -> &Arc<SharedMemory> {
+        &self.mirror
+    }
+
+    /// The peer's rings, checked.
+    pub fn peer_geometry(&self) -> Geometry {
+        self.terms.peer_geometry
+    }
+
+    /// Makes the link, and what the program sees of the peer's posted receives, if the peer posts any.
+    pub fn join(self) -> (TcpLink, Option<PostedReceives>) {
+        let terms = self.terms;
+        let receives = terms.peer_posts_receives.then(|| Inbox::receives_of(&terms.peer_geometry));
+        let log = terms.peer_geometry.rx_log;
+        let posted = receives.clone().map(|ring| PostedReceives::new(ring, log));
+        let mirror = Mirror::new(self.mirror, &terms.peer_geometry);
+        let inbox = Inbox::new(mirror, &terms.peer_geometry, terms.geometry.rx_log, receives);
+        (TcpLink::new(terms, self.window, inbox, self.meeting), posted)
+    }
+}

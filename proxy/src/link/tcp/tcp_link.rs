@@ -1,0 +1,479 @@
+//! The link over byte streams itself, as the endpoint drives it.
+
+mod posting;
+mod regions;
+mod renewing;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{Record, RecordWords};
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_driver_shim::window::Window;
+
+use self::renewing::Next;
+use super::inbox::Inbox;
+use super::incoming::Incoming;
+use super::meeting::Meeting;
+use super::outgoing::Outgoing;
+use super::wire::{MOST_PIECES, Piece, Wire};
+use crate::gate::{Budget, Permit};
+use crate::link::copies::Copies;
+use crate::link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
+use crate::receives::{PeerReceive, PeerReceives};
+
+/// How often bytes are sent and received in a row before other queue pairs have their turn.
+const ROUNDS: u32 = 4;
+/// Passes for which counts wait for a message that they could go along with.
+const PASSES: u32 = 16;
+/// How long an end waits until its last words are out, nanoseconds.
+const LINGER: u64 = 1_000_000_000;
+
+/// A region of this end that messages go out of.
+struct Source {
+    address: usize,
+    bytes: u64,
+    /// Messages of the session up to the last one out of it.
+    last: u64,
+}
+
+/// What the two ends have agreed on, and what this end is.
+pub(super) struct Terms {
+    pub(super) geometry: Geometry,
+    pub(super) peer_geometry: Geometry,
+    /// Streams of the link.
+    pub(super) streams: usize,
+    /// This end's posted receives name buffers; so do the peer's.
+    pub(super) posts_receives: bool,
+    pub(super) peer_posts_receives: bool,
+    /// Both ends replace a link that breaks.
+    pub(super) recovers: bool,
+    /// Payloads have checksums.
+    pub(super) sums: bool,
+    /// Without a frame for so long a beat is sent, nanoseconds.
+    pub(super) beat: u64,
+}
+
+/// How far the link is on its way to its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Open,
+    /// The last words are on their way, since this time.
+    Telling(u64),
+    /// The wire ends.
+    Closing,
+}
+
+/// A queue pair over byte streams, as the folder's module describes it.
+pub struct TcpLink {
+    // The wire goes before the memory that it reads and writes.
+    /// `None` while the streams are still to come.
+    wire: Option<Box<dyn Wire>>,
+    incoming: Vec<Incoming>,
+    outgoing: Outgoing,
+    inbox: Inbox,
+    meeting: Box<dyn Meeting>,
+    next: Next,
+    terms: Terms,
+    window: Arc<dyn Window>,
+    sources: BTreeMap<u32, Source>,
+    copies: Copies,
+    /// The peer's posted receives, if the peer posts any; for each message in flight the receive that it has taken.
+    peer_receives: Option<PeerReceives>,
+    taken: Box<[Option<PeerReceive>]>,
+    /// Messages of the session before the first one over this link; those sent; those that hold no slot any more.
+    base: u64,
+    sent: u64,
+    completed: u64,
+
+    counts: PeerCounts,
+    /// The peer was not told the counts yet: passes since.
+    counts_due: Option<u32>,
+    /// Regions of this end that the peer was not told of: key, and bytes, or 0 for one that went.
+    untold: VecDeque<(u32, u64)>,
+    /// Regions that were told over this link, and those of the peer of which the peer was told that they are known.
+    told: u64,
+    heard: u64,
+    receives_told: u64,
+    /// The status of this end, if the peer is still to be told.
+    status: u64,
+    status_due: bool,
+    leave_due: bool,
+    /// Frames that had come, or gone, when time was looked at last, and since when none has gone.
+    quiet_since: u64,
+    frames_sent: u64,
+    frames_seen: u64,
+
+    failed: Option<LinkDown>,
+    /// The peer has left in order, and its streams have ended.
+    deserted: bool,
+    ending: Ending,
+    /// The time as it was passed in last, nanoseconds.
+    now: u64,
+}
+
+impl TcpLink {
+    /// A link whose streams `meeting` is about to bring. The inbox belongs to the peer that `terms` names.
+    pub(super) fn new(
+        terms: Terms,
+        window: Arc<dyn Window>,
+        inbox: Inbox,
+        meeting: Box<dyn Meeting>,
+    ) -> Self {
+        let slots = 1usize << terms.geometry.link_log;
+        let peer_receives = terms.peer_posts_receives.then(|| PeerReceives::new(terms.peer_geometry.rx_log));
+        let taken = if terms.peer_posts_receives { slots } else { 0 };
+        TcpLink {
+            wire: None,
+            incoming: (0..terms.streams).map(Incoming::new).collect(),
+            outgoing: Outgoing::new(terms.streams, slots, terms.sums),
+            inbox,
+            meeting,
+            next: Next::Nothing,
+            window,
+            sources: BTreeMap::new(),
+            copies: Copies::new(slots),
+            peer_receives,
+            taken: vec![None; taken].into(),
+            base: 0,
+            sent: 0,
+            completed: 0,
+            counts: PeerCounts::default(),
+            counts_due: None,
+            untold: VecDeque::new(),
+            told: 0,
+            heard: 0,
+            receives_told: 0,
+            status: 0,
+            status_due: false,
+            leave_due: false,
+            quiet_since: 0,
+            frames_sent: 0,
+            frames_seen: 0,
+            failed: None,
+            deserted: false,
+            ending: Ending::Open,
+            now: 0,
+            terms,
+        }
+    }
+
+    /// Whether the streams are there. An error says why they will not be.
+    pub fn joined(&mut self) -> Result<bool, String> {
+        if self.wire.is_none() && self.failed.is_none() && matches!(self.next, Next::Nothing) {
+            match self.meeting.met() {
+                Some(Ok(wire)) => self.adopt_wire(wire),
+                Some(Err(why)) => {
+                    self.fail(abi::PUSHGATE_DOWN_RETRY, true);
+                    return Err(why);
+                }
+                None => {}
+            }
+        }
+        Ok(self.wire.is_some())
+    }
+
+    /// Both ends replace the link when it breaks.
+    pub fn recovers(&self) -> bool {
+        self.terms.recovers
+    }
+
+    fn adopt_wire(&mut self, wire: Box<dyn Wire>) {
+        debug_assert_eq!(wire.streams(), self.terms.streams);
+        self.wire = Some(wire);
+    }
+
+    fn healthy(&self) -> Result<(), LinkDown> {
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    #[cold]
+    fn fail(&mut self, cause: u32, by_peer: bool) {
+        self.failed.get_or_insert(LinkDown::Failed { cause, by_peer });
+    }
+
+    /// A stream broke.
+    #[cold]
+    fn broke(&mut self, what: &str, e: &std::io::Error) {
+        // An end that has said that it is done closes its streams.
+        if self.inbox.left || self.inbox.status != 0 {
+            (self.inbox.left, self.deserted) = (true, true);
+            return;
+        }
+        if self.failed.is_none() {
+            let (rank, peer) = (self.terms.geometry.rank, self.terms.peer_geometry.rank);
+            tracing::info!(rank, peer, "{what}: {e}");
+        }
+        self.fail(abi::PUSHGATE_DOWN_RETRY, true);
+    }
+
+    /// Takes in what the streams have brought. True if anything came.
+    fn pump_in(&mut self) -> bool {
+        if self.ending != Ending::Open || self.failed.is_some() || self.deserted || !self.is_joined() {
+            return false;
+        }
+        let Some(wire) = &mut self.wire else { return false };
+        let mut any = false;
+        for stream in 0..self.incoming.len() {
+            let incoming = &mut self.incoming[stream];
+            let (pieces, n) = incoming.pieces();
+            // SAFETY: the pieces lie in the buffer of the stream, or where the inbox has said that a payload belongs: in the
+            // mirror, which the inbox holds, or in a region that is not removed meanwhile (`region_in_use`). All of it
+            // stays until the wire has stopped, which `fence`, `stopped` and `drop` wait for.
+            let received = match unsafe { wire.receive(stream, &pieces[..n]) } {
+                Ok(0) => continue,
+                Ok(received) => received,
+                Err(e) => {
+                    self.broke("a stream of the link ended", &e);
+                    return any;
+                }
+            };
+            any = true;
+            // SAFETY: the inbox answers with places that were checked against the mirror and the regions, as above.
+            if let Err(e) = unsafe { incoming.received(received, &mut self.inbox) } {
+                let (rank, peer) = (self.terms.geometry.rank, self.terms.peer_geometry.rank);
+                tracing::error!(rank, peer, "{e}");
+                self.fail(abi::PUSHGATE_DOWN_STREAM, true);
+                return true;
+            }
+        }
+        any
+    }
+
+    /// Sends what the streams take.
+    fn pump_out(&mut self) {
+        if self.deserted {
+            return;
+        }
+        let Some(wire) = &mut self.wire else { return };
+        let mut pieces = [Piece { address: 0, bytes: 0 }; MOST_PIECES];
+        for _ in 0..ROUNDS {
+            // SAFETY: payloads lie in the window, or in a region that stays until its messages are settled
+            // (`region_in_use`); link and endpoint keep both until the wire has stopped.
+            unsafe { self.outgoing.fill() };
+            let mut any = false;
+            for stream in 0..self.incoming.len() {
+                let n = self.outgoing.pieces(stream, &mut pieces);
+                if n == 0 {
+                    continue;
+                }
+                // SAFETY: as above; the headers lie in frames that stay until the wire has taken them.
+                match unsafe { wire.send(stream, &pieces[..n]) } {
+                    Ok(0) => {}
+                    Ok(taken) => {
+                        any = true;
+                        self.frames_sent += 1;
+                        self.outgoing.taken(stream, taken);
+                    }
+                    Err(e) => return self.broke("sending on a stream of the link", &e),
+                }
+            }
+            if !any {
+                break;
+            }
+        }
+        for stream in 0..self.incoming.len() {
+            self.outgoing.settle(stream, wire.settled(stream));
+        }
+        if let Err(e) = wire.submit() {
+            self.broke("sending on a stream of the link", &e);
+        }
+    }
+
+    /// Whether the streams are there, after a look.
+    #[inline]
+    fn is_joined(&mut self) -> bool {
+        self.wire.is_some() || self.join_now()
+    }
+
+    #[cold]
+    fn join_now(&mut self) -> bool {
+        self.joined().unwrap_or_else(|why| {
+            let (rank, peer) = (self.terms.geometry.rank, self.terms.peer_geometry.rank);
+            tracing::info!(rank, peer, "the link has no streams: {why}");
+            false
+        })
+    }
+
+    /// Gives the last words to the wire, and ends it. True when it reads and writes no memory any more.
+    fn move_to_the_end(&mut self) -> bool {
+        if self.ending == Ending::Open {
+            self.ending = Ending::Telling(self.now);
+            self.outgoing.forget();
+        }
+        if let Ending::Telling(since) = self.ending {
+            let over = self.failed.is_some() || self.wire.is_none() || self.deserted;
+            if !over {
+                self.control();
+                self.pump_out();
+                let untold = self.status_due || self.leave_due || !self.outgoing.is_empty();
+                if untold && self.failed.is_none() && self.now.saturating_sub(since) < LINGER {
+                    return false;
+                }
+            }
+            if let Some(wire) = &mut self.wire {
+                wire.finish();
+            }
+            self.ending = Ending::Closing;
+        }
+        let stopped = self.wire.as_mut().is_none_or(|wire| wire.stopped());
+        if stopped {
+            self.wire = None;
+        }
+        stopped
+    }
+}
+
+impl Link for TcpLink {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn budget(&self) -> Budget {
+        let slots = 1 << self.terms.geometry.link_log;
+        // Nothing is in flight but what the window holds.
+        Budget { send_slots: slots, cq_slots: slots, bytes: u64::MAX / 2 }
+    }
+
+    #[inline]
+    fn post_send(
+        &mut self,
+        permit: Permit<'_>,
+        sequence: u64,
+        r: &Record,
+        words: &RecordWords,
+    ) -> Result<(), LinkDown> {
+        self.post_message(sequence, r, words)?;
+        permit.post();
+        Ok(())
+    }
+
+    #[inline]
+    fn poll_send(&mut self, received: u64) -> Result<u32, LinkDown> {
+        self.healthy()?;
+        self.copies.received(received, 0);
+        let before = self.completed;
+        // A slot is free when the peer has the message and the wire reads it no more, whatever the peer says.
+        let last = received.min(self.base + self.sent);
+        while self.completed < last && self.outgoing.is_settled(self.completed) {
+            self.completed += 1;
+        }
+        Ok((self.completed - before) as u32)
+    }
+
+    #[inline]
+    fn peer_counts(&self) -> PeerCounts {
+        self.inbox.counts
+    }
+
+    fn peer_status(&self) -> u64 {
+        self.inbox.status
+    }
+
+    #[inline]
+    fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
+        let mut rounds = 0;
+        loop {
+            match self.inbox.take(words) {
+                Arrival::Empty if rounds < ROUNDS && self.pump_in() => rounds += 1,
+                found => return found,
+            }
+        }
+    }
+
+    fn has_inbound(&self) -> bool {
+        self.inbox.is_ready()
+    }
+
+    #[inline]
+    fn acknowledge(&mut self, counts: PeerCounts) {
+        self.counts = counts;
+        self.counts_due.get_or_insert(0);
+    }
+
+    fn set_status(&mut self, word: u64) {
+        (self.status, self.status_due) = (word, true);
+        // Nobody waits for these any more.
+        self.outgoing.forget();
+    }
+
+    fn leave(&mut self) {
+        self.leave_due = true;
+    }
+
+    fn stopped(&mut self, now: u64) -> bool {
+        self.now = self.now.max(now);
+        self.give_next_up();
+        self.move_to_the_end()
+    }
+
+    fn renews(&mut self) -> Option<&mut dyn Renew> {
+        self.terms.recovers.then_some(self)
+    }
+
+    #[inline]
+    fn notify(&mut self) -> Result<bool, LinkDown> {
+        self.healthy()?;
+        if self.is_joined() && self.ending == Ending::Open {
+            self.control();
+            self.pump_out();
+        }
+        self.healthy()?;
+        Ok(false)
+    }
+
+    fn check(&mut self, now: u64) -> Result<(), LinkDown> {
+        self.now = self.now.max(now);
+        if self.frames_sent != self.frames_seen {
+            (self.frames_seen, self.quiet_since) = (self.frames_sent, now);
+        } else if now.saturating_sub(self.quiet_since) >= self.terms.beat && self.wire.is_some() {
+            // Something is under way then, and the kernel finds a path that is dead.
+            self.quiet_since = now;
+            self.beat();
+        }
+        self.healthy()
+    }
+}
+
+impl Waking for TcpLink {
+    fn sleeping(&self) -> Option<&AtomicU64> {
+        None
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        if self.deserted {
+            return false;
+        }
+        if self.failed.is_some() || !self.is_joined() {
+            return true;
+        }
+        if self.counts_due.is_some() {
+            self.counts_due = Some(PASSES);
+            let _ = self.notify();
+        }
+        let outgoing = &self.outgoing;
+        let Some(wire) = &mut self.wire else { return true };
+        wire.prepare_sleep(&|stream| outgoing.waits(stream))
+    }
+
+    fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        self.wire.iter().filter(|_| !self.deserted).for_each(|wire| wire.wakes(fds));
+    }
+}
+
+impl Drop for TcpLink {
+    /// Waits until the wire touches no memory any more. An engine has seen to that before, so this waits only where a link
+    /// is dropped without one.
+    fn drop(&mut self) {
+        self.meeting.give_up();
+        if let Some(mut wire) = self.wire.take() {
+            wire.finish();
+            while !wire.stopped() {
+                std::thread::yield_now();
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! How a link over byte streams posts: messages, and what it tells the peer of itself.
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
+
+use super::super::frame::Kind;
+use super::super::outgoing::Leaving;
+use super::super::wire::Piece;
+use super::{PASSES, TcpLink};
+use crate::link::{LinkDown, crossing};
+
+impl TcpLink {
+    /// Posts a message, for which the caller holds a permit. `words` are the record as the producer wrote it.
+    #[inline]
+    pub(super) fn post_message(
+        &mut self,
+        sequence: u64,
+        r: &Record,
+        words: &RecordWords,
+    ) -> Result<(), LinkDown> {
+        self.healthy()?;
+        if self.inbox.left {
+            return Err(LinkDown::PeerLeft);
+        }
+        let receive = match (&mut self.peer_receives, &self.inbox.receives) {
+            (Some(receives), Some((ring, _))) if r.opcode == Opcode::Send => receives.take(ring, r.tag),
+            _ => None,
+        };
+        if !self.taken.is_empty() {
+            let mask = self.taken.len() - 1;
+            self.taken[sequence as usize & mask] = receive;
+        }
+        let target = match receive {
+            None => (r.opcode == Opcode::Put).then_some((r.rkey, r.remote_offset)),
+            // `receive_for` saw that it is long enough.
+            Some(p) => (p.length >= r.length).then_some((p.rkey, p.offset)),
+        };
+        let alone = !(r.opcode == Opcode::Signal || r.has(Record::INLINE) || r.length == 0);
+        let placed = alone && target.is_some_and(|to| self.goes_straight(to, r.length));
+        let payload = match (alone, r.has(Record::REGION)) {
+            (false, _) => Piece { address: 0, bytes: 0 },
+            (true, true) => {
+                // `takes_region` said yes, or the region was taken back meanwhile.
+                let Some(source) = self.sources.get_mut(&r.place).filter(|_| placed) else {
+                    return Err(LinkDown::RegionGone);
+                };
+                source.last = sequence + 1;
+                Piece { address: source.address + r.place_offset as usize, bytes: r.length as usize }
+            }
+            (true, false) => {
+                let offset = (r.place as usize) << abi::PUSHGATE_UNIT_LOG;
+                // The engine checked that it lies in the window.
+                assert!(offset + r.length as usize <= self.window.len());
+                Piece { address: self.window.as_ptr().as_ptr() as usize + offset, bytes: r.length as usize }
+            }
+        };
+        // What the peer copies to a region comes after what goes there straight. Over several streams also what goes
+        // there straight may come in any order.
+        if let Some(target) = target
+            && r.length > 0
+            && (!placed || self.terms.streams > 1)
+        {
+            self.copies.posted(sequence, target, r.length);
+        }
+        let mut w = crossing(words, sequence).map(|word| word & abi::PUSHGATE_DATA_MASK);
+        if placed || r.has(Record::REGION) {
+            // Without the flag these two name a place in the mirror: here none.
+            (w[5], w[6]) = (receive.filter(|_| placed).map_or(0, |p| p.number & 0xffff_ffff), 0);
+        }
+        self.outgoing.message(Leaving { sequence, words: w, payload, placed });
+        self.sent += 1;
+        Ok(())
+    }
+
+    /// Whether payload can go straight to a region of the peer.
+    #[inline]
+    pub(super) fn goes_straight(&self, to: (u32, u64), length: u32) -> bool {
+        self.peer_has(to, length) && !self.copies.touch(to, length, 0)
+    }
+
+    /// Whether the peer has told of a region that has such a stretch.
+    pub(super) fn peer_has(&self, (key, offset): (u32, u64), length: u32) -> bool {
+        let region = self.inbox.regions.get(&key);
+        region.is_some_and(|bytes| offset.checked_add(length as u64).is_some_and(|end| end <= *bytes))
+    }
+
+    /// Makes frames of what the peer is to be told, as far as there is room.
+    #[inline]
+    pub(super) fn control(&mut self) {
+        while self.terms.posts_receives && self.receives_told < self.inbox.posts && self.outgoing.has_room() {
+            let number = self.receives_told;
+            // Those that are older were taken long ago.
+            if let Some(words) = self.inbox.receive(number) {
+                self.outgoing.control(Kind::Receive, &[number, words[0], words[1], words[2], words[3]]);
+            }
+            self.receives_told += 1;
+        }
+        while !self.untold.is_empty() && self.outgoing.has_room() {
+            let (key, bytes) = self.untold.pop_front().expect("there is one");
+            self.outgoing.control(Kind::Region, &[key as u64, bytes]);
+            self.told += 1;
+        }
+        let news = self.heard != self.inbox.told;
+        if (self.counts_due.is_some() || news) && self.outgoing.has_room() {
+            let passes = self.counts_due.unwrap_or(PASSES);
+            if news || passes >= PASSES || !self.outgoing.is_empty() {
+                self.tell_counts();
+            } else {
+                self.counts_due = Some(passes + 1);
+            }
+        }
+        if self.status_due && self.outgoing.has_room() {
+            self.outgoing.control(Kind::Status, &[self.status]);
+            self.status_due = false;
+        }
+        if self.leave_due && self.outgoing.has_room() {
+            self.outgoing.control(Kind::Leave, &[]);
+            self.leave_due = false;
+        }
+    }
+
+    fn tell_counts(&mut self) {
+        let c = self.counts;
+        self.heard = self.inbox.told;
+        self.outgoing.control(Kind::Counts, &[c.released, c.received, c.granted, self.heard]);
+        self.counts_due = None;
+    }
+
+    /// Sends a beat, where nothing else is under way.
+    pub(super) fn beat(&mut self) {
+        if self.outgoing.is_empty() && self.outgoing.has_room() {
+            self.outgoing.control(Kind::Beat, &[]);
+        }
+    }
+}

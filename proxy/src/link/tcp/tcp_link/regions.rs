@@ -1,0 +1,125 @@
+//! Regions of this end, posted receives of both ends, and payload in the mirror, over byte streams.
+
+use pushgate_driver_shim::record::{Opcode, Record};
+
+use super::super::inbox::OwnRegion;
+use super::{Source, TcpLink};
+use crate::link::{OwnRegions, PeerMemory, Receives, RegionSends};
+use crate::region::RegionMemory;
+
+impl Receives for TcpLink {
+    fn offered_receives(&self) -> Option<bool> {
+        Some(self.terms.posts_receives)
+    }
+
+    fn knows_receives(&self) -> bool {
+        self.peer_receives.is_some()
+    }
+
+    fn receive_for(&self, r: &Record) -> Option<u32> {
+        let (ring, _) = self.inbox.receives.as_ref()?;
+        self.peer_receives.as_ref()?.find(ring, r.tag).map(|p| p.length)
+    }
+
+    fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
+        self.inbox.post(number, words);
+    }
+}
+
+impl OwnRegions for TcpLink {
+    fn takes_region(&self, r: &Record) -> RegionSends {
+        if !self.sources.contains_key(&r.place) {
+            return RegionSends::No(
+                "the source region is not memory of the host: push the payload into the window",
+            );
+        }
+        let to = match (r.opcode, &self.peer_receives, &self.inbox.receives) {
+            (Opcode::Put, ..) => (r.rkey, r.remote_offset),
+            (_, Some(receives), Some((ring, _))) => match receives.find(ring, r.tag) {
+                Some(p) => (p.rkey, p.offset),
+                None => return RegionSends::Unknown,
+            },
+            _ => return self.region_sends(),
+        };
+        // Nothing of an empty one has to go anywhere.
+        if r.length == 0 {
+            return RegionSends::Yes;
+        }
+        match self.peer_has(to, r.length) {
+            // It can only go straight there, and what the peer copies there comes first.
+            true if self.copies.touch(to, r.length, 0) => RegionSends::Unknown,
+            true => RegionSends::Yes,
+            false => RegionSends::No(
+                "the peer has no such region in memory of its host, or not so long: push the payload into the window",
+            ),
+        }
+    }
+
+    fn region_sends(&self) -> RegionSends {
+        match self.peer_receives {
+            Some(_) => RegionSends::Yes,
+            None => RegionSends::No(
+                "the peer's receives name no buffers that a region could be written to: push the payload into \
+                 the window",
+            ),
+        }
+    }
+
+    fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
+        // A copy engine brings payload to a device's memory, out of the mirror.
+        if let RegionMemory::Host { address, .. } = memory {
+            self.sources.insert(key, Source { address: *address, bytes, last: 0 });
+            self.inbox.own.insert(key, OwnRegion { address: *address, bytes });
+            self.untold.push_back((key, bytes));
+        }
+    }
+
+    fn region_in_use(&mut self, key: u32, _received: u64) -> bool {
+        // That the peer has the message is not enough: the wire may still read it.
+        self.sources.get(&key).is_some_and(|source| source.last > self.completed) || self.inbox.lands_in(key)
+    }
+
+    fn remove_region(&mut self, key: u32) {
+        if self.sources.remove(&key).is_some() {
+            self.inbox.own.remove(&key);
+            match self.untold.iter().position(|(told, _)| *told == key) {
+                // The peer need not hear of it at all.
+                Some(at) => _ = self.untold.remove(at),
+                None => self.untold.push_back((key, 0)),
+            }
+        }
+    }
+
+    fn offers(&self, key: u32) -> bool {
+        self.inbox.own.contains_key(&key)
+    }
+
+    fn registers(&self, key: u32) -> bool {
+        self.sources.contains_key(&key)
+    }
+
+    fn regions_told(&self) -> bool {
+        // A peer that is gone needs no answer. With the next link the peer is told anew.
+        self.inbox.left
+            || self.failed.is_some() && !self.terms.recovers
+            || self.untold.is_empty() && self.inbox.heard >= self.told
+    }
+}
+
+impl TcpLink {
+    /// The peer is told of all regions anew, over another link.
+    pub(super) fn tell_regions_anew(&mut self) {
+        self.untold = self.sources.iter().map(|(key, source)| (*key, source.bytes)).collect();
+        (self.told, self.heard) = (0, 0);
+    }
+}
+
+impl PeerMemory for TcpLink {
+    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
+        self.inbox.mirror.payload(unit, units)
+    }
+
+    fn in_place(&self) -> bool {
+        true
+    }
+}

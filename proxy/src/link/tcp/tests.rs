@@ -1,0 +1,1 @@
+//! Two ends of a link over streams of memory, and over loopback.

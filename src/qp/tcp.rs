@@ -1,0 +1,62 @@
+//! A queue pair of two ranks over TCP.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use pushgate_proxy::connect::{Opening, TcpMet, TcpOpening};
+use pushgate_proxy::idle::Wake;
+use pushgate_proxy::link::tcp::Config;
+
+use super::local::recovery;
+use super::memory::{DrivenEnd, Own};
+use super::verbs;
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::mesh::Call;
+
+/// Between two looks whether the streams are there.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// Makes what the other end is offered. `address` is that of this host by which the others reach it.
+pub(super) fn open(context: &Context, own: &Own, address: IpAddr, peer: u32) -> Result<Opening> {
+    let s = context.settings();
+    let address = s.host.parse().unwrap_or(address);
+    let rank = own.geometry.rank;
+    let meeting = context.tcp(address)?.meeting(rank < peer);
+    let config = Config {
+        streams: s.tcp_streams,
+        checksum: s.tcp_checksum,
+        posted_receives: own.config.posted_receives,
+        // The kernel finds a dead path only while something is under way.
+        beat: match s.path_timeout.as_nanos() as u64 {
+            0 => 1_000_000_000,
+            limit => limit / 4,
+        },
+    };
+    let opening = TcpOpening::new(config, own.geometry, own.window.clone(), meeting).map_err(Error::Tcp)?;
+    let opening = if recovery(context).is_some() { opening.recovering() } else { opening };
+    Ok(Opening::Tcp(Box::new(opening)))
+}
+
+/// Waits for the streams, then hands both ends to the engine.
+pub(super) fn drive(
+    context: &Context,
+    own: Own,
+    peer: u32,
+    met: TcpMet,
+    call: &mut Call<'_>,
+) -> Result<DrivenEnd> {
+    let TcpMet { mut link, mirror, peer_geometry, .. } = met;
+    let after = context.settings().timeout;
+    let until = Instant::now() + after;
+    while !link.joined().map_err(|why| Error::Tcp(format!("streams to rank {peer}: {why}")))? {
+        if Instant::now() >= until {
+            return Err(Error::TimedOut { what: format!("waiting for streams to rank {peer}"), after });
+        }
+        std::thread::sleep(LOOK);
+    }
+    let tell = call.teller();
+    let again = recovery(context).filter(|_| link.recovers()).map(|limit| (limit, call.hand_over()));
+    let can_wake = context.inner.wake == Wake::Doorbell;
+    verbs::drive_link(context, own, peer, Box::new(link), (mirror, peer_geometry), can_wake, tell, again)
+}
