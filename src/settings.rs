@@ -445,9 +445,9 @@ mod tests {
     fn an_error_names_setting_value_origin_and_what_is_allowed() {
         let mut s = Settings::default();
         let e = s.set("qp", "carrier-pigeon").unwrap_err().to_string();
-        assert_eq!(e, "invalid qp `carrier-pigeon`: expected auto, local or verbs");
+        assert_eq!(e, "invalid qp `carrier-pigeon`: expected auto, local, verbs or tcp");
         let e = s.set_flag("qp", "two\nlines").unwrap_err().to_string();
-        assert_eq!(e, "invalid qp `two\\nlines` (from --qp): expected auto, local or verbs");
+        assert_eq!(e, "invalid qp `two\\nlines` (from --qp): expected auto, local, verbs or tcp");
         for (name, value) in [("window-size", "3M"), ("slots", "100"), ("timeout", "0"), ("timeout", "-1")] {
             assert!(s.set(name, value).is_err(), "{name} {value}");
         }
@@ -542,7 +542,7 @@ mod tests {
         s.apply_toml("no_imm = true\nib_port = 2\nib_mtu = 1024\ngid_index = 3", "test").unwrap();
         assert_eq!((s.no_imm, s.ib_port, s.ib_mtu, s.gid_index), (true, 2, AutoOr::Is(1024), AutoOr::Is(3)));
         let switches: Vec<_> = Settings::KEYS.iter().filter(|k| k.is_switch()).map(|k| k.name).collect();
-        assert_eq!(switches, ["no_imm"]);
+        assert_eq!(switches, ["no_imm", "tcp_checksum"]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
-use pushgate::settings::QpKind;
+use pushgate::settings::{QpKind, Transport};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
@@ -26,12 +26,14 @@ pub struct Here<'a> {
     pub identity: &'a Identity,
     /// Why `verbs` is not possible from here, if it is not.
     pub no_rdma: Option<&'a str>,
+    /// `tcp` is possible from here.
+    pub tcp: bool,
 }
 
 impl<'a> Here<'a> {
     pub fn of(loaded: &'a Loaded) -> Self {
         let Loaded { settings, identity, no_rdma, .. } = loaded;
-        Here { qp: settings.qp, identity, no_rdma: no_rdma.as_deref() }
+        Here { qp: settings.qp, identity, no_rdma: no_rdma.as_deref(), tcp: loaded.tcp.is_some() }
     }
 }
 
@@ -40,8 +42,8 @@ impl<'a> Here<'a> {
 pub enum Dial {
     /// The Unix socket, for a `local` queue pair.
     Unix,
-    /// This address, for a `verbs` queue pair.
-    Tcp(SocketAddr),
+    /// This address, for a queue pair over that transport: `verbs` or `tcp`.
+    Tcp(SocketAddr, Transport),
 }
 
 /// Chooses what to dial, and says why. `not_local`: why the Unix socket led nowhere, once it was dialed. The failure names
@@ -49,8 +51,8 @@ pub enum Dial {
 pub fn choose(here: Here<'_>, handle: &Handle, not_local: Option<&str>) -> Result<(Dial, String)> {
     let peer = &handle.listener;
     let not_local = match not_local {
-        _ if here.qp == QpKind::Verbs => "qp = verbs here".into(),
-        _ if !handle.unix => "qp = verbs there".into(),
+        _ if !matches!(here.qp, QpKind::Auto | QpKind::Local) => format!("qp = {} here", here.qp),
+        _ if !handle.unix => "qp is neither auto nor local there".into(),
         _ if !here.identity.shares_kernel_with(peer) => format!("{} is another host", peer.host()),
         Some(why) => why.into(),
         None => return Ok((Dial::Unix, "it is on this host".into())),
@@ -60,28 +62,23 @@ pub fn choose(here: Here<'_>, handle: &Handle, not_local: Option<&str>) -> Resul
         let remedy = "with qp = local here nothing else is tried; unset PUSHGATE_QP on all ranks";
         return unreachable(Code::Usage, format!("{not_local}; {remedy}"));
     }
-    let remedy = |host: &str| {
-        format!(
-            "give {host} an RDMA device (`pushgate doctor --qp verbs` there says what is missing, soft-RoCE will do), or \
-             leave this connection to NCCL's sockets (NCCL_NET=Socket on all ranks)"
-        )
+    let (own, theirs) = (here.identity.host(), peer.host());
+    let no_rdma = match (here.no_rdma, handle.between.verbs) {
+        (None, true) => None,
+        (Some(why), _) => Some(format!("host {own} has no RDMA device for verbs ({why})")),
+        (_, false) => Some(format!("host {theirs} offers no verbs, as the log of a rank there says")),
     };
-    match (handle.tcp, here.no_rdma) {
-        (Some(to), None) => Ok((Dial::Tcp(to), not_local)),
-        (_, Some(why)) => {
-            let own = here.identity.host();
-            let why = format!(
-                "local queue pairs do not go there ({not_local}), and host {own} has no RDMA device for verbs ({why}); {}",
-                remedy(&own)
-            );
-            unreachable(Code::System, why)
+    match (handle.tcp, no_rdma) {
+        (Some(to), None) => Ok((Dial::Tcp(to, Transport::Verbs), not_local)),
+        (Some(to), Some(why)) if here.tcp && handle.between.tcp => {
+            Ok((Dial::Tcp(to, Transport::Tcp), format!("{not_local}, and {why}")))
         }
-        (None, None) => {
-            let theirs = peer.host();
+        (_, why) => {
+            let why = why.unwrap_or_else(|| format!("host {theirs} listens at no address"));
             let why = format!(
-                "local queue pairs do not go there ({not_local}), and host {theirs} offers no verbs: qp = local there, or \
-                 no RDMA device, as the log of a rank there says; {}",
-                remedy(&theirs)
+                "local queue pairs do not go there ({not_local}), {why}, and both ends do not take tcp; set qp alike on all \
+                 ranks: PUSHGATE_QP=auto takes tcp where there is no RDMA device, verbs needs one on each host \
+                 (`pushgate doctor --qp verbs` says what is missing)"
             );
             unreachable(Code::System, why)
         }
@@ -134,6 +131,7 @@ pub fn dial_tcp(to: SocketAddr) -> Result<TcpStream> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::handle::Between;
     use crate::listening::Sockets;
     use crate::runtime::Runtime;
 
@@ -141,33 +139,39 @@ mod tests {
         "10.1.2.3:4567".parse().unwrap()
     }
 
-    fn handle(unix: bool, tcp: bool, listener: Identity) -> Handle {
-        Handle { nonce: [1; 16], unix, tcp: tcp.then(to), listener }
+    fn handle(unix: bool, verbs: bool, tcp: bool, listener: Identity) -> Handle {
+        let between = Between { verbs, tcp };
+        Handle { nonce: [1; 16], unix, tcp: (verbs || tcp).then(to), between, listener }
     }
 
     /// What is dialed first, and what if that is the Unix socket and leads nowhere.
     fn both(qp: QpKind, no_rdma: Option<&str>, handle: &Handle) -> [Result<Dial, String>; 2] {
         let identity = Identity::here();
+        let tcp = matches!(qp, QpKind::Auto | QpKind::Tcp);
         [None, Some("the socket's name: refused")].map(|not_local| {
-            let chosen = choose(Here { qp, identity: &identity, no_rdma }, handle, not_local);
+            let chosen = choose(Here { qp, identity: &identity, no_rdma, tcp }, handle, not_local);
             chosen.map(|(dial, _)| dial).map_err(|e| e.text)
         })
     }
 
     #[test]
-    fn a_rank_of_this_host_is_reached_by_local_and_any_other_by_verbs() {
+    fn a_rank_is_reached_by_local_on_this_host_then_by_verbs_then_by_tcp() {
         let same = Identity { pid: 1, ..Identity::here() };
         let other = Identity { boot_id: [7; 16], ..same };
-        let auto = |no_rdma, handle: &Handle| both(QpKind::Auto, no_rdma, handle);
-        assert_eq!(auto(None, &handle(true, true, same)), [Ok(Dial::Unix), Ok(Dial::Tcp(to()))]);
-        assert_eq!(auto(None, &handle(true, true, other)), [Ok(Dial::Tcp(to())), Ok(Dial::Tcp(to()))]);
-        assert_eq!(auto(None, &handle(false, true, same)), [Ok(Dial::Tcp(to())), Ok(Dial::Tcp(to()))]);
-        assert_eq!(auto(Some("no device"), &handle(true, true, same))[0], Ok(Dial::Unix));
-        assert_eq!(auto(None, &handle(true, false, same))[0], Ok(Dial::Unix));
+        let auto = |no_rdma, handle: &Handle| both(QpKind::Auto, no_rdma, handle).map(Result::unwrap);
+        let over = |transport| Dial::Tcp(to(), transport);
+        let (verbs, tcp) = (|| over(Transport::Verbs), || over(Transport::Tcp));
+        assert_eq!(auto(None, &handle(true, true, true, same)), [Dial::Unix, verbs()]);
+        assert_eq!(auto(None, &handle(true, true, true, other)), [verbs(), verbs()]);
+        assert_eq!(auto(None, &handle(false, true, false, same)), [verbs(), verbs()]);
+        assert_eq!(auto(Some("no device"), &handle(true, true, true, same)), [Dial::Unix, tcp()]);
+        assert_eq!(auto(None, &handle(true, false, true, other)), [tcp(), tcp()]);
+        assert_eq!(both(QpKind::Auto, None, &handle(true, false, false, same))[0], Ok(Dial::Unix));
         // A setting decides over the place.
-        let verbs = both(QpKind::Verbs, None, &handle(true, true, same));
-        assert_eq!(verbs, [Ok(Dial::Tcp(to())), Ok(Dial::Tcp(to()))]);
-        assert_eq!(both(QpKind::Local, None, &handle(true, true, same))[0], Ok(Dial::Unix));
+        let asked = |qp, no_rdma| both(qp, no_rdma, &handle(true, true, true, same)).map(Result::unwrap);
+        assert_eq!(asked(QpKind::Verbs, None), [verbs(), verbs()]);
+        assert_eq!(asked(QpKind::Tcp, Some("qp = tcp here")), [tcp(), tcp()]);
+        assert_eq!(both(QpKind::Local, None, &handle(true, true, true, same))[0], Ok(Dial::Unix));
     }
 
     #[test]
@@ -184,32 +188,36 @@ mod tests {
             }
         };
         let missing = Some("this host has none");
-        let remedy = format!("give {} an RDMA device", here.host());
         let process = "process 12 of host node7 can't be reached";
+        let lacks = format!("host {} has no RDMA device for verbs (this host has none)", here.host());
+        let remedy = "PUSHGATE_QP=auto";
         refused(
             QpKind::Auto,
             missing,
-            &handle(true, true, other),
-            &[process, "node7 is another host", "for verbs (this host has none)", &remedy, "NCCL_NET=Socket"],
+            &handle(true, true, false, other),
+            &[process, "node7 is another host", &lacks, remedy],
         );
         refused(
             QpKind::Auto,
             None,
-            &handle(true, false, other),
-            &[process, "host node7 offers no verbs", "give node7 an RDMA device"],
+            &handle(true, false, false, other),
+            &[process, "host node7 offers no verbs", remedy],
         );
-        // A container beside this one.
-        let beside = Identity { boot_id: here.boot_id, ..other };
-        refused(QpKind::Auto, missing, &handle(true, true, beside), &["the socket's name: refused", &remedy]);
-        refused(QpKind::Verbs, None, &handle(true, false, other), &["qp = verbs here", "offers no verbs"]);
+        refused(
+            QpKind::Verbs,
+            None,
+            &handle(true, false, true, other),
+            &["qp = verbs here", "offers no verbs"],
+        );
         refused(
             QpKind::Local,
             missing,
-            &handle(true, true, other),
+            &handle(true, true, true, other),
             &["another host", "unset PUSHGATE_QP on all"],
         );
-        refused(QpKind::Local, None, &handle(false, true, here), &["qp = verbs there"]);
-        refused(QpKind::Local, None, &handle(true, true, beside), &["the socket's name: refused"]);
+        refused(QpKind::Local, None, &handle(false, true, false, here), &["neither auto nor local there"]);
+        let beside = Identity { boot_id: here.boot_id, ..other };
+        refused(QpKind::Local, None, &handle(true, true, true, beside), &["the socket's name: refused"]);
     }
 
     #[test]

@@ -4,8 +4,9 @@
 //!
 //! | bytes | content |
 //! | --- | --- |
-//! | 0 to 7 | "PGNCCLH2"; its last character is the version |
-//! | 8 | where it listens: 1, a Unix socket, for `local` queue pairs; 2, TCP, for `verbs`; 3, both |
+//! | 0 to 7 | "PGNCCLH3"; its last character is the version |
+//! | 8 | where it listens: 1, a Unix socket, for `local` queue pairs; 2, TCP; 3, both |
+//! | 9 | for whom it listens over TCP: 1, `verbs` queue pairs; 2, `tcp`; 3, both; 0 without TCP |
 //! | 10 to 11 | TCP: port |
 //! | 12 to 15 | TCP: scope of a link-local address |
 //! | 16 to 31 | nonce: made for this listener; names the Unix socket, and the greeting must repeat it |
@@ -24,14 +25,23 @@ use crate::identity::{Identity, NAME};
 /// The size of a handle, `NCCL_NET_HANDLE_MAXSIZE`.
 pub const BYTES: usize = 128;
 
-const MAGIC: [u8; 8] = *b"PGNCCLH2";
+const MAGIC: [u8; 8] = *b"PGNCCLH3";
 const UNIX: u8 = 1;
 const TCP: u8 = 2;
+const VERBS: u8 = 1;
+const LINKS: u8 = 2;
 const CHECKED: usize = 104;
 const MARK: std::ops::Range<usize> = 112..120;
 
 /// 16 random bytes.
 pub type Nonce = [u8; 16];
+
+/// Which queue pairs a process can make with others of other hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Between {
+    pub verbs: bool,
+    pub tcp: bool,
+}
 
 /// Where a listener listens, and who it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +51,8 @@ pub struct Handle {
     pub unix: bool,
     /// It listens at this address.
     pub tcp: Option<SocketAddr>,
+    /// Queue pairs over RDMA, and those over TCP, can be made there.
+    pub between: Between,
     pub listener: Identity,
 }
 
@@ -59,6 +71,7 @@ impl Handle {
         }
         if let Some(tcp) = self.tcp {
             h[8] |= TCP;
+            h[9] = if self.between.verbs { VERBS } else { 0 } | if self.between.tcp { LINKS } else { 0 };
             h[10..12].copy_from_slice(&tcp.port().to_le_bytes());
             let (ip, scope) = match tcp {
                 SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
@@ -93,6 +106,9 @@ impl Handle {
         if !(UNIX..=UNIX | TCP).contains(&h[8]) {
             return wrong(format!("its kind is {}, known are 1, 2 and 3", h[8]));
         }
+        if h[9] > VERBS | LINKS || (h[9] != 0) != (h[8] & TCP != 0) {
+            return wrong(format!("its kind is {} with queue pairs {}", h[8], h[9]));
+        }
         let sixteen = |at: usize| -> [u8; 16] { h[at..at + 16].try_into().expect("sixteen bytes") };
         let word = |at: usize| u32::from_le_bytes(h[at..at + 4].try_into().expect("four bytes"));
         let port = u16::from_le_bytes([h[10], h[11]]);
@@ -106,6 +122,7 @@ impl Handle {
             nonce: sixteen(16),
             unix: h[8] & UNIX != 0,
             tcp: (h[8] & TCP != 0).then_some(tcp),
+            between: Between { verbs: h[9] & VERBS != 0, tcp: h[9] & LINKS != 0 },
             listener: Identity { boot_id: sixteen(48), pid: word(64), name },
         })
     }
@@ -135,7 +152,8 @@ mod tests {
             (true, Some(address("[2001:db8::5]:1"))),
             (true, Some(link_local)),
         ] {
-            let handle = Handle { nonce: [0xab; 16], unix, tcp, listener: Identity::here() };
+            let between = Between { verbs: tcp.is_some(), tcp: tcp.is_some() && unix };
+            let handle = Handle { nonce: [0xab; 16], unix, tcp, between, listener: Identity::here() };
             let mut bytes = handle.encode();
             assert_eq!(Handle::decode(&bytes).unwrap(), handle);
             set_mark(&mut bytes, 12);

@@ -27,12 +27,12 @@ use crate::again::{Here, Place, Token};
 use crate::comm::Comm;
 use crate::dial::{self, Dial, Dialed};
 use crate::error::{Code, Failure, Result};
-use crate::handle::{self, Handle, Nonce};
+use crate::handle::{self, Between, Handle, Nonce};
 use crate::identity::Identity;
 use crate::join::{Again, Joined, NewEnd, ReadyEnd, Role};
 use crate::listening::Sockets;
 use crate::log;
-use crate::runtime::Runtime;
+use crate::runtime::{Loaded, Runtime};
 use crate::socket::{Channel, Frame, Line, Renewal, Stream};
 
 /// Versions that this build speaks of everything that the two ends say to each other.
@@ -57,6 +57,9 @@ struct Greeting {
     /// Over TCP: where the sender is dialled when the connection broke, if it replaces connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     again: Option<Place>,
+    /// Over TCP: the queue pair is over `tcp`, else over `verbs`. The connector says so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    links: bool,
 }
 
 /// The part that the greetings of all versions have.
@@ -67,8 +70,8 @@ struct Spoken {
 }
 
 /// The bytes of this end's greeting.
-fn greet_with(nonce: Nonce, again: Option<Place>) -> Vec<u8> {
-    let greeting = Greeting { version: VERSIONS.oldest(), newest: VERSIONS.newest(), nonce, again };
+fn greet_with(nonce: Nonce, again: Option<Place>, links: bool) -> Vec<u8> {
+    let greeting = Greeting { version: VERSIONS.oldest(), newest: VERSIONS.newest(), nonce, again, links };
     serde_json::to_vec(&greeting).expect("it is plain data")
 }
 
@@ -76,8 +79,9 @@ fn lost(e: impl std::fmt::Display) -> Failure {
     Failure::new(Code::Remote, format!("making a connection: {e}"))
 }
 
-/// Checks a frame that should be a greeting for `nonce`. Returns where its sender is dialled again.
-fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<Option<Place>> {
+/// Checks a frame that should be a greeting for `nonce`. Returns where its sender is dialled again, and whether the queue
+/// pair is over `tcp`.
+fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<(Option<Place>, bool)> {
     // The versions come first: the rest of a greeting of another version can't be read.
     let Spoken { version, newest } = serde_json::from_slice(bytes).map_err(lost)?;
     VERSIONS.agree(Versions::told(version, newest)).map_err(|e| lost(format!("the other end: {e}")))?;
@@ -85,7 +89,7 @@ fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<Option<Place>> {
     if g.nonce != *nonce {
         return Err(lost("the greeting is for another listener"));
     }
-    Ok(g.again)
+    Ok((g.again, g.links))
 }
 
 /// 16 bytes that nobody can guess.
@@ -121,7 +125,12 @@ impl Listener {
         let nonce = random()?;
         let sockets = Sockets::open(&runtime.loaded, &nonce)?;
         let (unix, tcp) = sockets.addresses()?;
-        let bytes = Handle { nonce, unix, tcp, listener: runtime.loaded.identity }.encode();
+        let Loaded { rdma, tcp: links, identity, .. } = &*runtime.loaded;
+        let between = match tcp {
+            Some(_) => Between { verbs: rdma.is_some(), tcp: links.is_some() },
+            None => Between::default(),
+        };
+        let bytes = Handle { nonce, unix, tcp, between, listener: *identity }.encode();
         Ok((Listener { nonce, sockets, class, state: Mutex::default(), runtime }, bytes))
     }
 
@@ -140,17 +149,19 @@ impl Listener {
                 }
                 let (channel, (bytes, _)) = state.ready.remove(0);
                 // Any process can connect here and send anything.
-                let again = match greeting(&bytes, &self.nonce) {
-                    Ok(again) => again,
+                let heard = greeting(&bytes, &self.nonce).and_then(|(again, links)| {
+                    Ok((again, transport(&self.runtime, channel.stream(), links)?))
+                });
+                let (again, transport) = match heard {
+                    Ok(heard) => heard,
                     Err(e) => {
                         tracing::warn!("refused a connection at the listening socket: {e}");
                         continue;
                     }
                 };
-                let end =
-                    NewEnd::new(&self.runtime, Role::Receive, self.class, channel.stream().transport())?;
+                let end = NewEnd::new(&self.runtime, Role::Receive, self.class, transport)?;
                 let offer = end.offer()?;
-                match Progress::new(&self.runtime, channel, end, offer, self.nonce) {
+                match Progress::new(&self.runtime, channel, end, offer, self.nonce, transport) {
                     Ok(mut progress) => {
                         progress.greeted(again, Role::Receive);
                         state.current = Some(progress);
@@ -206,6 +217,19 @@ impl Listener {
     }
 }
 
+/// The transport of a queue pair whose connector came over `stream`, and asks for `tcp` if `links`.
+fn transport(runtime: &Runtime, stream: &Stream, links: bool) -> Result<Transport> {
+    let loaded = &runtime.loaded;
+    match stream {
+        Stream::Unix(_) => Ok(Transport::Local),
+        Stream::Tcp(_) if links && loaded.tcp.is_some() => Ok(Transport::Tcp),
+        Stream::Tcp(_) if !links && loaded.rdma.is_some() => Ok(Transport::Verbs),
+        Stream::Tcp(_) => {
+            Err(lost("it asks for queue pairs that this end does not make; set qp alike on all ranks"))
+        }
+    }
+}
+
 // ------------------------------------------------------------------ both ends
 
 /// A connection between the greeting and the joined queue pair. NCCL calls as long as it waits, and gives up by closing
@@ -213,6 +237,8 @@ impl Listener {
 struct Progress {
     channel: Channel,
     nonce: Nonce,
+    /// That of the queue pair.
+    transport: Transport,
     /// How many frames of the other end have come. The first is its greeting.
     heard: u32,
     /// `None` once the queue pair's engine has it.
@@ -252,16 +278,20 @@ impl Progress {
         end: NewEnd,
         offer: connect::Frame,
         nonce: Nonce,
+        transport: Transport,
     ) -> Result<Self> {
-        let between_hosts = channel.stream().transport() == Transport::Verbs;
+        let between_hosts = transport != Transport::Local;
         let token = runtime.watch.here().filter(|_| between_hosts).map(Here::token).transpose()?;
-        channel.send(&greet_with(nonce, token.as_ref().map(Token::place)), Vec::new()).map_err(lost)?;
+        let links = transport == Transport::Tcp;
+        channel
+            .send(&greet_with(nonce, token.as_ref().map(Token::place), links), Vec::new())
+            .map_err(lost)?;
         // A connection has one call of each end; none is repeated.
         let own = Incarnation::MIN;
         let connect = Connect::new(own, offer, u64::MAX, Status::new(abi::PUSHGATE_ABORTED), 0);
         let connect = Some(connect);
         let (step, joined) = (Step::New(end), Unclaimed(None));
-        Ok(Progress { channel, nonce, heard: 0, connect, step, joined, token })
+        Ok(Progress { channel, nonce, transport, heard: 0, connect, step, joined, token })
     }
 
     /// The other end has greeted; it is dialled again at `again` if this end dials, and dials this end otherwise.
@@ -280,7 +310,7 @@ impl Progress {
             && let Some((bytes, fds)) = self.channel.receive().map_err(lost)?
         {
             if self.heard == 0 {
-                let again = greeting(&bytes, &self.nonce)?;
+                let (again, _) = greeting(&bytes, &self.nonce)?;
                 self.greeted(again, Role::Send);
                 continue;
             }
@@ -342,6 +372,7 @@ pub struct Attempts {
 struct Connecting {
     handle: Handle,
     stage: Stage,
+    transport: Transport,
     /// Why the transport is what it is.
     why: String,
     /// Why the peer can't be reached by `local`, once that was tried.
@@ -375,7 +406,7 @@ impl Attempts {
         let table = || self.made.lock().unwrap_or_else(|e| e.into_inner());
         let mark = handle::mark(bytes);
         let mut connecting = match mark {
-            0 => Connecting { handle, stage: Stage::Again, why: String::new(), not_local: None },
+            0 => Connecting::new(handle),
             _ => table().remove(&mark).filter(|c| c.handle == handle).ok_or_else(|| {
                 let text = format!("a connection handle that names attempt {mark}, which was never begun");
                 Failure::new(Code::Argument, text)
@@ -384,7 +415,7 @@ impl Attempts {
         handle::set_mark(bytes, 0);
         match connecting.advance(&runtime, class)? {
             Some((joined, line)) => {
-                self.tell(&runtime, &handle.listener, line.stream().transport(), &connecting.why);
+                self.tell(&runtime, &handle.listener, connecting.transport, &connecting.why);
                 Comm::new(runtime, *joined, line, Role::Send).map(Some)
             }
             None => {
@@ -405,13 +436,18 @@ impl Attempts {
             Some(device) if transport == Transport::Verbs => {
                 format!("verbs ({} port {})", device.name(), device.port())
             }
-            _ => "local".into(),
+            _ => transport.to_string(),
         };
         log::init(&format!("queue pairs to {peer} are {by}: {why}"));
     }
 }
 
 impl Connecting {
+    fn new(handle: Handle) -> Self {
+        let transport = Transport::Local;
+        Connecting { handle, stage: Stage::Again, transport, why: String::new(), not_local: None }
+    }
+
     /// Goes as far as it can; the queue pair and its socket once they are there.
     fn advance(&mut self, runtime: &Runtime, class: Option<u8>) -> Result<Option<(Box<Joined>, Arc<Line>)>> {
         loop {
@@ -421,9 +457,15 @@ impl Connecting {
                     let (to, why) = dial::choose(here, &self.handle, self.not_local.as_deref())?;
                     self.why = why;
                     match to {
-                        Dial::Tcp(to) => Stage::Dialing(dial::dial_tcp(to)?),
+                        Dial::Tcp(to, transport) => {
+                            self.transport = transport;
+                            Stage::Dialing(dial::dial_tcp(to)?)
+                        }
                         Dial::Unix => match dial::dial_unix(&self.handle.nonce)? {
-                            Dialed::Connected(stream) => greet(runtime, &self.handle, stream, class)?,
+                            Dialed::Connected(stream) => {
+                                self.transport = Transport::Local;
+                                greet(runtime, &self.handle, stream, class, Transport::Local)?
+                            }
                             Dialed::Later => return Ok(None),
                             Dialed::Nowhere(why) => {
                                 self.not_local = Some(why);
@@ -446,7 +488,7 @@ impl Connecting {
                     sockopt::socket_error(&stream).map_err(unreachable)?.map_err(unreachable)?;
                     let replaced = runtime.loaded.settings.recovery().is_some();
                     let stream = Stream::tcp(stream, replaced).map_err(lost)?;
-                    greet(runtime, &self.handle, stream, class)?
+                    greet(runtime, &self.handle, stream, class, self.transport)?
                 }
                 Stage::Joining(mut progress) => match progress.advance(runtime) {
                     Ok(Some(joined)) => {
@@ -457,10 +499,7 @@ impl Connecting {
                         return Ok(None);
                     }
                     // The listener takes no process of another user, which this end can't always see.
-                    Err(e)
-                        if progress.heard == 0
-                            && progress.channel.stream().transport() == Transport::Local =>
-                    {
+                    Err(e) if progress.heard == 0 && progress.transport == Transport::Local => {
                         self.not_local = Some(format!("its listener turned this process away, {e}"));
                         Stage::Again
                     }
@@ -471,10 +510,16 @@ impl Connecting {
     }
 }
 
-fn greet(runtime: &Runtime, handle: &Handle, stream: Stream, class: Option<u8>) -> Result<Stage> {
-    let end = NewEnd::new(runtime, Role::Send, class, stream.transport())?;
+fn greet(
+    runtime: &Runtime,
+    handle: &Handle,
+    stream: Stream,
+    class: Option<u8>,
+    transport: Transport,
+) -> Result<Stage> {
+    let end = NewEnd::new(runtime, Role::Send, class, transport)?;
     let offer = end.offer()?;
-    let progress = Progress::new(runtime, Channel::new(stream), end, offer, handle.nonce)?;
+    let progress = Progress::new(runtime, Channel::new(stream), end, offer, handle.nonce, transport)?;
     Ok(Stage::Joining(Box::new(progress)))
 }
 
@@ -508,7 +553,8 @@ mod tests {
         let nonce = [0x77; 16];
         let sockets = Sockets::open(&runtime.loaded, &nonce).unwrap();
         let listener = runtime.loaded.identity;
-        let mut bytes = Handle { nonce, unix: true, tcp: None, listener }.encode();
+        let mut bytes =
+            Handle { nonce, unix: true, tcp: None, between: Between::default(), listener }.encode();
         let attempts = Attempts::new();
         assert!(attempts.connect(runtime.clone(), &mut bytes, None).unwrap().is_none());
         // As a listener does with a process of another user.
@@ -525,7 +571,7 @@ mod tests {
         let nonce = Handle::decode(&bytes).unwrap().nonce;
         let Dialed::Connected(stream) = dial::dial_unix(&nonce).unwrap() else { panic!("it listens") };
         let mut channel = Channel::new(stream);
-        channel.send(&greet_with(nonce, None), Vec::new()).unwrap();
+        channel.send(&greet_with(nonce, None, false), Vec::new()).unwrap();
         // They change nothing: they are of an end that has never heard of this one.
         let end = connect::end(Incarnation::MIN, None, Status::new(abi::PUSHGATE_ABORTED));
         for _ in 0..FRAMES {

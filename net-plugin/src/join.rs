@@ -12,12 +12,13 @@ use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 use pushgate_gpu_kernels::Registration;
 use pushgate_proxy::connect::{
-    Connect, ConnectError, Fds, Frame, LocalMet, LocalOpening, Met, Opening, Patience, Prepared, VerbsMet,
-    VerbsOpening,
+    Connect, ConnectError, Fds, Frame, LocalMet, LocalOpening, Met, Opening, Patience, Prepared, TcpMet,
+    TcpOpening, VerbsMet, VerbsOpening,
 };
 use pushgate_proxy::endpoint::{Endpoint, Mailbox, QpOptions, SendFrame};
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::idle::Wake;
+use pushgate_proxy::link::tcp;
 use pushgate_proxy::link::verbs::{Config, Flusher};
 use pushgate_proxy::memory::Keep;
 use pushgate_proxy::producer::Producer;
@@ -264,6 +265,12 @@ impl Own {
         role == Role::Receive && self.transport == Transport::Local
     }
 
+    /// The work segment for the engine, which only reads it: a mapping that can do nothing else.
+    fn work_to_read(&self) -> Result<Arc<ReadOnlyMemory>> {
+        let work = self.work.fd().try_clone_to_owned().map_err(Failure::system("work segment"))?;
+        Ok(Arc::new(ReadOnlyMemory::from_fd(work, self.work.len())?))
+    }
+
     /// What this end does with GPU memory over RDMA.
     fn plan(&self) -> Option<Plan> {
         let rdma = self.lane.rdma.as_ref().filter(|_| self.transport == Transport::Verbs);
@@ -284,6 +291,7 @@ impl NewEnd {
         let settings = &runtime.loaded.settings;
         let device = runtime.loaded.rdma.as_ref().filter(|_| transport == Transport::Verbs);
         let (opening, config) = match device {
+            None if transport == Transport::Tcp => (open_tcp(runtime, &own)?, None),
             None => {
                 if let Some(gpu) = &own.lane.gpu {
                     // Even if an RDMA device is used on the GPU's memory on other connections.
@@ -322,8 +330,13 @@ impl NewEnd {
 
     /// What the other end is told.
     pub fn offer(&self) -> Result<Frame> {
-        let note =
-            Note { gpu: self.own.lane.gpu.is_some(), landing: self.own.plan().map(|plan| plan.landing) };
+        let gpu = self.own.lane.gpu.is_some();
+        let landing = match self.own.transport {
+            // The mirror lies in host memory, and the GPU pulls out of it.
+            Transport::Tcp => gpu.then_some(Landing::Host),
+            _ => self.own.plan().map(|plan| plan.landing),
+        };
+        let note = Note { gpu, landing };
         let appended = self.own.shows_receives(self.own.role).then(|| self.own.work.fd());
         self.opening.offer(note, appended.as_slice()).map_err(failed)
     }
@@ -369,7 +382,8 @@ impl ReadyEnd {
                 let config = config.expect("an end over RDMA has one");
                 join_verbs(runtime, own, *met, &config, note, reaches, again)
             }
-            Met::Rails(_) | Met::Tcp(_) => unreachable!("the plugin makes no such ends"),
+            Met::Tcp(met) => join_tcp(runtime, own, *met, note, again),
+            Met::Rails(_) => unreachable!("the plugin makes ends over one device"),
         }
     }
 }
@@ -455,10 +469,7 @@ fn join_verbs(
     // Where completions can't wake the engine, it must poll.
     let wake = if link.can_wake() { own.lane.wake() } else { Wake::Polled };
     let recovers = link.recovers();
-    // The engine only reads the work segment, so it gets a mapping of its own that can do
-    // nothing else.
-    let work = own.work.fd().try_clone_to_owned().map_err(Failure::system("work segment"))?;
-    let work = Arc::new(ReadOnlyMemory::from_fd(work, own.work.len())?);
+    let work = own.work_to_read()?;
     let options = own.options(runtime);
     let endpoint =
         Endpoint::new(work, own.control.clone(), own.geometry, peer_geometry, Box::new(link), options)?;
@@ -480,6 +491,51 @@ fn join_verbs(
         registrations,
         ..own.joined(qp, bell)
     })
+}
+
+/// An end over TCP.
+fn open_tcp(runtime: &Runtime, own: &Own) -> Result<Opening> {
+    if let Some(gpu) = &own.lane.gpu {
+        // Even if an RDMA device is used on the GPU's memory on other connections.
+        gpu.will_copy()?;
+    }
+    let settings = &runtime.loaded.settings;
+    let posted_receives = own.role == Role::Receive;
+    let config = tcp::Config { posted_receives, ..tcp::Config::from(settings) };
+    let meeting = runtime.tcp()?.meeting(own.role == Role::Send);
+    let opening = TcpOpening::new(config, own.geometry, own.window.clone(), meeting)
+        .map_err(|why| Failure::new(Code::System, why))?;
+    let opening = if settings.recovery().is_some() { opening.recovering() } else { opening };
+    Ok(Opening::Tcp(Box::new(opening)))
+}
+
+fn join_tcp(
+    runtime: &Runtime,
+    own: Own,
+    met: TcpMet,
+    note: Note,
+    again: Option<Again<'_>>,
+) -> Result<Joined> {
+    let TcpMet { link, mirror, peer_geometry, receives } = met;
+    // Register before the engine may copy from there.
+    let registrations = own.register(&PeerWindow::Mirror(&mirror))?;
+    let (wake, recovers) = (own.lane.wake(), link.recovers());
+    let options = own.options(runtime);
+    let endpoint = Endpoint::new(
+        own.work_to_read()?,
+        own.control.clone(),
+        own.geometry,
+        peer_geometry,
+        Box::new(link),
+        options,
+    )?;
+    let (endpoint, mailbox) = with_recovery(runtime, endpoint, recovers, options.key_seed, again);
+    let sends = own.role == Role::Send;
+    let bell = own.bell(wake)?;
+    let qp = own.lane.engine.add_qp(endpoint, wake)?;
+    let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
+    let regions = Some(note.landing != Some(Landing::Host));
+    Ok(Joined { mailbox, window, regions, receives, registrations, ..own.joined(qp, bell) })
 }
 
 /// The receives that the peer has posted, in the work segment that it handed over.

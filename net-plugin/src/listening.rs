@@ -1,5 +1,5 @@
-//! The sockets at which a listener waits for connectors: a Unix socket for `local` queue pairs, TCP for `verbs`. A
-//! listener does not know who will connect, so with `qp = auto` it has both where there is an RDMA device.
+//! The sockets at which a listener waits for connectors: a Unix socket for `local` queue pairs, TCP for `verbs` and `tcp`. A
+//! listener does not know who will connect, so with `qp = auto` it has both.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
@@ -35,8 +35,9 @@ impl Sockets {
     /// Listens wherever the settings let a connector come from.
     pub fn open(loaded: &Loaded, nonce: &Nonce) -> Result<Self> {
         let settings = &loaded.settings;
-        let unix = (settings.qp != QpKind::Verbs).then(|| listen_unix(nonce)).transpose()?;
-        let tcp = match loaded.rdma.as_ref().map(|device| listen_tcp(settings, device)) {
+        let unix =
+            matches!(settings.qp, QpKind::Auto | QpKind::Local).then(|| listen_unix(nonce)).transpose()?;
+        let tcp = match loaded.reaches_others().then(|| listen_tcp(loaded)) {
             None => None,
             Some(Ok(tcp)) => Some(tcp),
             // Ranks of this host come all the same.
@@ -109,8 +110,11 @@ fn listen_unix(nonce: &Nonce) -> Result<UnixListener> {
 }
 
 /// A socket at which other hosts reach this one.
-pub fn listen_tcp(settings: &Settings, device: &Device) -> Result<TcpListener> {
-    let ip = own_address(settings, device)?;
+pub fn listen_tcp(loaded: &Loaded) -> Result<TcpListener> {
+    let ip = match loaded.tcp {
+        Some(ip) => ip,
+        None => own_address(&loaded.settings, loaded.rdma.as_deref())?,
+    };
     let socket = TcpListener::bind((ip, 0)).map_err(Failure::system(format!(
         "listening for connections at {ip}; set PUSHGATE_HOST to another address of this host"
     )))?;
@@ -118,14 +122,14 @@ pub fn listen_tcp(settings: &Settings, device: &Device) -> Result<TcpListener> {
     Ok(socket)
 }
 
-/// The address at which other hosts reach this one: the setting, or else the RDMA device's, or else
+/// The address at which other hosts reach this one: the setting, or else the RDMA device's, if there is one, or else
 /// that of the default route.
-fn own_address(settings: &Settings, device: &Device) -> Result<IpAddr> {
+pub fn own_address(settings: &Settings, device: Option<&Device>) -> Result<IpAddr> {
     if let Ok(ip) = settings.host.parse() {
         return Ok(ip);
     }
     // The address of a RoCE v2 device is an address of its network interface.
-    let gids = device.gids();
+    let gids = device.map(Device::gids).unwrap_or_default();
     let ips = gids.iter().filter(|g| g.netdev.is_some()).map(|g| IpAddr::from(g.gid.0).to_canonical());
     let mut ips: Vec<_> =
         ips.filter(|ip| !matches!(ip, IpAddr::V6(v) if v.is_unicast_link_local())).collect();

@@ -2,7 +2,7 @@
 //! process uses ([`Lane`]), the watch of connections, and the settings that they were started with.
 
 use std::collections::HashMap;
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,13 +14,14 @@ use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_proxy::engine::{Drive, Engine, EngineOptions, QpId, StallReport};
 use pushgate_proxy::idle::Wake;
+use pushgate_proxy::link::tcp::{Host, Tuning};
 use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::memory::Keep;
 
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
 use crate::identity::Identity;
-use crate::listening::listen_tcp;
+use crate::listening::{listen_tcp, own_address};
 use crate::log;
 use crate::path::{self, Choice, Opened, OverRdma, Told};
 use crate::props::Properties;
@@ -35,6 +36,8 @@ pub struct Loaded {
     pub rdma: Option<Arc<Device>>,
     /// Why there is none, where the settings leave it open.
     pub no_rdma: Option<String>,
+    /// Where this process meets others over `tcp` queue pairs, if the settings allow these.
+    pub tcp: Option<IpAddr>,
     pub properties: Properties,
     /// NCCL may hand over memory of GPUs; the first of them, already opened.
     pub gpu: Option<Mutex<Option<Opened>>>,
@@ -47,6 +50,8 @@ pub struct Runtime {
     // Dropped first, because its thread calls the engine.
     pub watch: Watch,
     lanes: Mutex<HashMap<Option<u32>, Arc<Lane>>>,
+    /// Where `tcp` queue pairs meet their other ends, from the first one on.
+    tcp: Mutex<Option<Arc<Host>>>,
     pub loaded: Arc<Loaded>,
     /// What ends with the runtime, for the runtime's owner.
     _keep: Keep,
@@ -108,6 +113,7 @@ impl Loaded {
         }
         let (rdma, no_rdma) = match settings.qp {
             QpKind::Local => (None, None),
+            QpKind::Tcp => (None, Some("qp = tcp here".into())),
             qp => {
                 let name = settings.rdma_device("in the NCCL plugin")?;
                 match Device::open(name, settings.ib_port as u8) {
@@ -117,6 +123,12 @@ impl Loaded {
                     Err(e) => return Err(e.into()),
                 }
             }
+        };
+        let tcp = match settings.qp {
+            QpKind::Tcp => Some(own_address(&settings, None)?),
+            // Ranks of this host need none.
+            QpKind::Auto => own_address(&settings, rdma.as_deref()).ok(),
+            _ => None,
         };
         let path = Choice::of(&settings, rdma.as_ref())?;
         let properties = match (&rdma, path.told) {
@@ -136,7 +148,8 @@ impl Loaded {
             log::init(&format!("over local queue pairs: {}", path::OVER_LOCAL));
         }
         let identity = Identity::here();
-        let loaded = Loaded { settings, identity, rdma, no_rdma, properties, gpu: path.gpu, told: path.told };
+        let loaded =
+            Loaded { settings, identity, rdma, no_rdma, tcp, properties, gpu: path.gpu, told: path.told };
         let window = loaded.settings.net_window_size;
         log::init(&format!("queue pairs are {}; window of {window} bytes a connection", loaded.transports()));
         Ok(loaded)
@@ -146,20 +159,32 @@ impl Loaded {
     fn transports(&self) -> String {
         let Some(device) = &self.rdma else {
             let why = self.no_rdma.as_ref().map(|why| format!(", for lack of an RDMA device ({why})"));
-            return format!("local: ranks of this host only{}", why.unwrap_or_default());
+            let why = why.unwrap_or_default();
+            return match (self.settings.qp, self.tcp) {
+                (QpKind::Tcp, Some(at)) => format!("tcp, at {at}"),
+                (_, Some(at)) => format!("local to ranks of this host, tcp to others, at {at}{why}"),
+                (_, None) => format!("local: ranks of this host only{why}"),
+            };
         };
         let kinds = match self.settings.qp {
-            QpKind::Auto => "local to ranks of this host, verbs to others",
+            QpKind::Auto => {
+                "local to ranks of this host, verbs to others (tcp to those without an RDMA device)"
+            }
             _ => "verbs",
         };
         let speed = self.properties.devices * self.properties.speed;
         format!("{kinds}: {} port {}, {speed} Mbit/s", device.name(), device.port())
     }
 
+    /// Whether there are queue pairs to ranks of other hosts.
+    pub fn reaches_others(&self) -> bool {
+        self.rdma.is_some() || self.tcp.is_some()
+    }
+
     /// The socket at which other hosts dial this process again when a connection broke, and how long a connection may be gone.
     fn dialled_again(&self) -> Option<(TcpListener, Duration)> {
-        let (device, recover) = self.rdma.as_ref().zip(self.settings.recovery())?;
-        match listen_tcp(&self.settings, device) {
+        let recover = self.settings.recovery().filter(|_| self.reaches_others())?;
+        match listen_tcp(self) {
             Ok(listener) => Some((listener, recover)),
             Err(e) => {
                 tracing::warn!("sockets between hosts that break are not replaced: {e}");
@@ -191,7 +216,9 @@ impl Runtime {
         settings.net_window_size = window;
         let properties = Properties::local(false);
         let (identity, no_rdma) = (Identity::here(), Some("a test has none".into()));
-        let loaded = Loaded { settings, identity, rdma: None, no_rdma, properties, gpu: None, told: None };
+        let tcp = None;
+        let loaded =
+            Loaded { settings, identity, rdma: None, no_rdma, tcp, properties, gpu: None, told: None };
         Arc::new(Runtime::start(Arc::new(loaded), Arc::new(())).expect("a thread"))
     }
 }
@@ -202,6 +229,7 @@ impl Runtime {
         Ok(Runtime {
             watch: Watch::start(loaded.dialled_again())?,
             lanes: Mutex::default(),
+            tcp: Mutex::default(),
             loaded,
             _keep: keep,
             next_seed: AtomicU64::new(0),
@@ -243,6 +271,21 @@ impl Runtime {
         let lane = Arc::new(Lane { engine, drive, bell, rdma, gpu });
         lanes.insert(index, lane.clone());
         Ok(lane)
+    }
+
+    /// Where `tcp` queue pairs meet their other ends.
+    pub fn tcp(&self) -> Result<Arc<Host>> {
+        let unset =
+            || Failure::new(Code::System, "no address at which others reach this host; set PUSHGATE_HOST");
+        let address = self.loaded.tcp.ok_or_else(unset)?;
+        let mut host = self.tcp.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(host) = &*host {
+            return Ok(host.clone());
+        }
+        let limit = self.loaded.settings.path_timeout;
+        let tuning = Tuning { path_timeout: (!limit.is_zero()).then_some(limit) };
+        let opened = Host::open(address, tuning).map_err(|e| Failure::new(Code::System, e.to_string()))?;
+        Ok(host.insert(opened).clone())
     }
 
     /// The GPU of a lane that exists.

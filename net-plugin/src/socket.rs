@@ -12,7 +12,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use pushgate::settings::Transport;
 use pushgate_driver_shim::fdpass::drop_elsewhere;
 use pushgate_proxy::redial::Kept;
 use pushgate_proxy::redial::envelope::tune;
@@ -72,14 +71,6 @@ impl Stream {
         stream.set_nonblocking(true)?;
         tune(&stream, replaced)?;
         Ok(Stream::Tcp(stream))
-    }
-
-    /// The transport of the queue pair whose ends meet over this socket.
-    pub fn transport(&self) -> Transport {
-        match self {
-            Stream::Unix(_) => Transport::Local,
-            Stream::Tcp(_) => Transport::Verbs,
-        }
     }
 
     /// The process at the other end, if it is on this host and has a number here.

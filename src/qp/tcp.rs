@@ -13,9 +13,26 @@ use super::verbs;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mesh::Call;
+use crate::settings::Settings;
 
 /// Between two looks whether the streams are there.
 const LOOK: Duration = Duration::from_micros(200);
+
+/// The part of the configuration that the settings determine. The caller fills in posted receives.
+impl From<&Settings> for Config {
+    fn from(s: &Settings) -> Self {
+        Config {
+            streams: s.tcp_streams,
+            checksum: s.tcp_checksum,
+            posted_receives: false,
+            // The kernel finds a dead path only while something is under way.
+            beat: match s.path_timeout.as_nanos() as u64 {
+                0 => 1_000_000_000,
+                limit => limit / 4,
+            },
+        }
+    }
+}
 
 /// Makes what the other end is offered. `address` is that of this host by which the others reach it.
 pub(super) fn open(context: &Context, own: &Own, address: IpAddr, peer: u32) -> Result<Opening> {
@@ -23,16 +40,7 @@ pub(super) fn open(context: &Context, own: &Own, address: IpAddr, peer: u32) -> 
     let address = s.host.parse().unwrap_or(address);
     let rank = own.geometry.rank;
     let meeting = context.tcp(address)?.meeting(rank < peer);
-    let config = Config {
-        streams: s.tcp_streams,
-        checksum: s.tcp_checksum,
-        posted_receives: own.config.posted_receives,
-        // The kernel finds a dead path only while something is under way.
-        beat: match s.path_timeout.as_nanos() as u64 {
-            0 => 1_000_000_000,
-            limit => limit / 4,
-        },
-    };
+    let config = Config { posted_receives: own.config.posted_receives, ..Config::from(s) };
     let opening = TcpOpening::new(config, own.geometry, own.window.clone(), meeting).map_err(Error::Tcp)?;
     let opening = if recovery(context).is_some() { opening.recovering() } else { opening };
     Ok(Opening::Tcp(Box::new(opening)))

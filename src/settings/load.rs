@@ -150,11 +150,11 @@ mod tests {
         for (text, says) in [
             (
                 "qp = \"smoke\"",
-                "invalid qp `smoke` (from /etc/pushgate.toml:1): expected auto, local or verbs",
+                "invalid qp `smoke` (from /etc/pushgate.toml:1): expected auto, local, verbs or tcp",
             ),
             (
                 "\n\nqp = [1,\n 2]",
-                "invalid qp `[1,\\n 2]` (from /etc/pushgate.toml:3): expected auto, local or verbs",
+                "invalid qp `[1,\\n 2]` (from /etc/pushgate.toml:3): expected auto, local, verbs or tcp",
             ),
             (
                 "slots = 0x63",
@@ -210,7 +210,7 @@ mod tests {
         let says = says(b"PUSHGATE_QP", b"lo\xffcal");
         assert_eq!(
             says,
-            "invalid qp `lo\u{fffd}cal` (from PUSHGATE_QP): expected auto, local or verbs, in UTF-8"
+            "invalid qp `lo\u{fffd}cal` (from PUSHGATE_QP): expected auto, local, verbs or tcp, in UTF-8"
         );
         for (name, value) in [("PUSHGATE_LOG", "x"), ("_PUSHGATE_ROLE", "x"), ("PATH", "x")] {
             assert_eq!(variable(name.as_bytes(), value.as_bytes()).unwrap(), Settings::default());

@@ -72,7 +72,7 @@ fn refused(command: &mut Command, lines: &str) {
 #[test]
 fn a_wrong_variable_is_quoted_with_its_name_and_what_is_allowed() {
     for (name, value, says) in [
-        ("PUSHGATE_QP", "smoke", "invalid qp `smoke` (from PUSHGATE_QP): expected auto, local or verbs"),
+        ("PUSHGATE_QP", "smoke", "invalid qp `smoke` (from PUSHGATE_QP): expected auto, local, verbs or tcp"),
         ("PUSHGATE_DEVICE", "", "invalid device `` (from PUSHGATE_DEVICE): expected auto, cpu or cuda"),
         (
             "PUSHGATE_SLOTS",
@@ -138,7 +138,7 @@ fn bytes_that_are_no_utf8_are_refused_in_names_and_values() {
     );
     refused(
         program("pushgate").arg("config").env("PUSHGATE_QP", os(b"lo\xffcal")),
-        "pushgate: invalid qp `lo\u{fffd}cal` (from PUSHGATE_QP): expected auto, local or verbs, in UTF-8",
+        "pushgate: invalid qp `lo\u{fffd}cal` (from PUSHGATE_QP): expected auto, local, verbs or tcp, in UTF-8",
     );
 }
 
@@ -147,7 +147,7 @@ fn a_wrong_flag_is_quoted_with_its_name_and_what_is_allowed() {
     let size = "a power of two, 64 to 512M; bytes, K, M and G are 1024-based";
     let time = "1ms to 24h, as in 500ms, 30s, 2min or 1h; a number alone is milliseconds";
     for (words, name, value, allowed) in [
-        ("config --qp smoke", "qp", "smoke", "auto, local or verbs"),
+        ("config --qp smoke", "qp", "smoke", "auto, local, verbs or tcp"),
         ("config --window-size 3M", "window-size", "3M", size),
         ("devices --window-size 1MB", "window-size", "1MB", size),
         ("config --slots 100", "slots", "100", "a power of two, 2 to 65536"),
@@ -215,9 +215,9 @@ fn a_wrong_settings_file_is_refused_with_its_line() {
     for (content, says) in [
         (
             "slots = 64\n\nqp = \"smoke\"",
-            format!("invalid qp `smoke` (from {name}:3): expected auto, local or verbs"),
+            format!("invalid qp `smoke` (from {name}:3): expected auto, local, verbs or tcp"),
         ),
-        ("qp = [1, 2]", format!("invalid qp `[1, 2]` (from {name}:1): expected auto, local or verbs")),
+        ("qp = [1, 2]", format!("invalid qp `[1, 2]` (from {name}:1): expected auto, local, verbs or tcp")),
         ("ib_port = 1.5", format!("invalid ib-port `1.5` (from {name}:1): expected 1 to 255")),
         (
             "# x\nwindowsize = 1",
@@ -309,7 +309,7 @@ fn the_examples_refuse_wrong_input_alike() {
     for (words, says) in [
         ("--ranks 0", "invalid ranks `0` (from --ranks): expected 1 to 256"),
         ("--op xor", "invalid op `xor` (from --op): expected sum, max, min or prod"),
-        ("--qp smoke", "invalid qp `smoke` (from --qp): expected auto, local or verbs"),
+        ("--qp smoke", "invalid qp `smoke` (from --qp): expected auto, local, verbs or tcp"),
         (
             "--size 13",
             "invalid size `13` (from --size): expected whole f32 elements, at most 64G, as in 4096, 16M or 1K,1M",
@@ -328,7 +328,7 @@ fn the_examples_refuse_wrong_input_alike() {
     );
     refused(
         program("custom_kernel").env("PUSHGATE_QP", "smoke"),
-        "custom_kernel: invalid qp `smoke` (from PUSHGATE_QP): expected auto, local or verbs",
+        "custom_kernel: invalid qp `smoke` (from PUSHGATE_QP): expected auto, local, verbs or tcp",
     );
 }
 

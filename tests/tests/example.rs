@@ -335,7 +335,7 @@ fn bad_input_is_one_sentence_and_starts_nothing() {
         ("--ranks many", "invalid ranks `many`", "1 to 256"),
         ("--device tpu", "invalid device `tpu`", "auto, cpu or cuda"),
         ("--window disk", "invalid window `disk`", "memory"),
-        ("--qp carrier-pigeon", "invalid qp `carrier-pigeon`", "auto, local or verbs"),
+        ("--qp carrier-pigeon", "invalid qp `carrier-pigeon`", "auto, local, verbs or tcp"),
         ("--proxy nobody", "invalid proxy `nobody`", "thread or process"),
         ("--window-size 3M", "invalid window-size `3M`", "power of two"),
         ("--slots 100", "invalid slots `100`", "power of two"),
@@ -393,7 +393,7 @@ fn bad_input_is_one_sentence_and_starts_nothing() {
         }
     }
     for (name, value, what, allowed) in [
-        ("PUSHGATE_QP", "smoke", "invalid qp `smoke` (from PUSHGATE_QP)", "auto, local or verbs"),
+        ("PUSHGATE_QP", "smoke", "invalid qp `smoke` (from PUSHGATE_QP)", "auto, local, verbs or tcp"),
         ("PUSHGATE_NO_IMM", "maybe", "invalid no-imm `maybe` (from PUSHGATE_NO_IMM)", "true or false"),
         ("PUSHGATE_WINDO", "memory", "unknown setting `PUSHGATE_WINDO`", "did you mean `PUSHGATE_WINDOW`?"),
         ("PUSHGATE_DEVICE", "", "invalid device ``", "auto, cpu or cuda"),

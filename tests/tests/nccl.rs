@@ -363,7 +363,7 @@ fn a_wrong_setting_is_refused_by_its_name() {
         (
             "PUSHGATE_QP",
             "carrier-pigeon",
-            "invalid qp `carrier-pigeon` (from PUSHGATE_QP): expected auto, local or verbs",
+            "invalid qp `carrier-pigeon` (from PUSHGATE_QP): expected auto, local, verbs or tcp",
         ),
         ("PUSHGATE_NET_WINDOW_SIZE", "3M", "invalid net-window-size `3M` (from PUSHGATE_NET_WINDOW_SIZE)"),
         ("PUSHGATE_NO_SUCH_THING", "1", "unknown setting `PUSHGATE_NO_SUCH_THING` (from the environment)"),
