@@ -29,7 +29,7 @@ use crate::dial::{self, Dial, Dialed};
 use crate::error::{Code, Failure, Result};
 use crate::handle::{self, Between, Handle, Nonce};
 use crate::identity::Identity;
-use crate::join::{Again, Joined, NewEnd, ReadyEnd, Role};
+use crate::join::{Again, Joined, MetEnd, NewEnd, ReadyEnd, Role};
 use crate::listening::Sockets;
 use crate::log;
 use crate::runtime::{Loaded, Runtime};
@@ -253,6 +253,8 @@ struct Progress {
 enum Step {
     New(NewEnd),
     Ready(ReadyEnd),
+    /// Both ends are ready; the link may still lack its streams.
+    Met(Box<MetEnd>),
     /// Joined, or failed on the way.
     Over,
 }
@@ -305,8 +307,10 @@ impl Progress {
     /// Returns the queue pair once every frame has been sent and received.
     fn advance(&mut self, runtime: &Runtime) -> Result<Option<Joined>> {
         self.perform(runtime)?;
+        self.join(runtime)?;
         // What comes after the last frame is the watch's.
         while self.joined.0.is_none()
+            && !matches!(self.step, Step::Met(_))
             && let Some((bytes, fds)) = self.channel.receive().map_err(lost)?
         {
             if self.heard == 0 {
@@ -329,6 +333,19 @@ impl Progress {
         Ok(if sent { self.joined.0.take() } else { None })
     }
 
+    /// Joins the queue pair, if both ends are ready and the link has all that it needs.
+    fn join(&mut self, runtime: &Runtime) -> Result<()> {
+        if let Step::Met(end) = &mut self.step
+            && end.is_complete()?
+            && let Step::Met(end) = std::mem::replace(&mut self.step, Step::Over)
+        {
+            let pid = self.channel.stream().peer_pid();
+            let again = Again { connect: &mut self.connect, line: self.channel.line() };
+            self.joined.0 = Some(end.join(runtime, pid, Some(again))?);
+        }
+        Ok(())
+    }
+
     /// Does everything that the machine says.
     fn perform(&mut self, runtime: &Runtime) -> Result<()> {
         while let Some(connect) = &mut self.connect
@@ -346,10 +363,8 @@ impl Progress {
                     self.step = Step::Ready(ready);
                 }
                 (Event::Go { places, .. }, Step::Ready(end)) => {
-                    let pid = self.channel.stream().peer_pid();
-                    let again = Again { connect: &mut self.connect, line: self.channel.line() };
-                    let joined = end.join(runtime, &places, pid, Some(again))?;
-                    self.joined.0 = Some(joined);
+                    self.step = Step::Met(Box::new(end.meet(&places)?));
+                    return self.join(runtime);
                 }
                 _ => return Err(lost("the other end gave it up; its log says why")),
             }

@@ -108,6 +108,16 @@ pub struct ReadyEnd {
     reaches: bool,
 }
 
+/// This end with the other end's places, whose link may still lack its streams.
+pub struct MetEnd {
+    own: Own,
+    met: Met,
+    config: Option<Config>,
+    note: Note,
+    work: Option<OwnedFd>,
+    reaches: bool,
+}
+
 /// How an end meets the other end again when a link breaks: the machine by which they met, which the engine takes if both
 /// ends replace links, and the socket that outlives the links.
 pub struct Again<'a> {
@@ -366,17 +376,28 @@ impl ReadyEnd {
         self.prepared.places()
     }
 
-    /// Takes the other end's places and joins the queue pair. `peer_pid` is the other end's process, if that process has
-    /// a number here. Without `again` the end of the link is the queue pair's.
-    pub fn join(
-        self,
-        runtime: &Runtime,
-        places: &[u8],
-        peer_pid: Option<u32>,
-        again: Option<Again<'_>>,
-    ) -> Result<Joined> {
+    /// Takes the other end's places.
+    pub fn meet(self, places: &[u8]) -> Result<MetEnd> {
         let ReadyEnd { own, prepared, config, note, work, reaches } = self;
-        match prepared.meet(places).map_err(failed)? {
+        let met = prepared.meet(places).map_err(failed)?;
+        Ok(MetEnd { own, met, config, note, work, reaches })
+    }
+}
+
+impl MetEnd {
+    /// Whether the link has all that it needs. Asked again and again until then.
+    pub fn is_complete(&mut self) -> Result<bool> {
+        match &mut self.met {
+            Met::Tcp(met) => met.link.joined().map_err(|why| Failure::new(Code::Remote, why)),
+            _ => Ok(true),
+        }
+    }
+
+    /// Joins the queue pair. `peer_pid` is the other end's process, if that process has a number here. Without `again` the
+    /// end of the link is the queue pair's.
+    pub fn join(self, runtime: &Runtime, peer_pid: Option<u32>, again: Option<Again<'_>>) -> Result<Joined> {
+        let MetEnd { own, met, config, note, work, reaches } = self;
+        match met {
             Met::Local(met) => join_local(runtime, own, *met, note, work, peer_pid, again),
             Met::Verbs(met) => {
                 let config = config.expect("an end over RDMA has one");
@@ -591,7 +612,8 @@ mod tests {
             let _ = fcntl_add_seals(fd, SealFlags::SEAL);
         }
         let [end, _] = ends;
-        let joined = end.prepare(&runtime, theirs).unwrap().join(&runtime, &[], None, None).unwrap();
+        let met = end.prepare(&runtime, theirs).unwrap().meet(&[]).unwrap();
+        let joined = met.join(&runtime, None, None).unwrap();
         joined.lane.engine.remove_qp(joined.qp).unwrap();
     }
 

@@ -37,8 +37,9 @@ pub fn pair_of(role: Role, longest: usize, pid: Option<u32>) -> Pair {
     let [own, theirs] =
         [role, other].map(|role| NewEnd::new(&runtime, role, None, Transport::Local).unwrap());
     let [to_them, to_us] = [&own, &theirs].map(|end| end.offer().unwrap());
-    let [own, peer] = [(own, to_us), (theirs, to_them)]
-        .map(|(end, offer)| end.prepare(&runtime, offer).unwrap().join(&runtime, &[], pid, None).unwrap());
+    let [own, peer] = [(own, to_us), (theirs, to_them)].map(|(end, offer)| {
+        end.prepare(&runtime, offer).unwrap().meet(&[]).unwrap().join(&runtime, pid, None).unwrap()
+    });
     let own = Joined { longest, ..own };
     let (stream, socket) = UnixStream::pair().unwrap();
     let comm = Comm::new(runtime, own, Arc::new(Line::new(Stream::Unix(stream))), role).unwrap();

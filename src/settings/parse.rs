@@ -48,7 +48,7 @@ choices! {
     WindowKind { "memory" => Memory, "staging" => Staging, "bar" => Bar }
     RingsPlace { "host" => Host, "window" => Window }
     QpKind { "auto" => Auto, "local" => Local, "verbs" => Verbs, "tcp" => Tcp }
-    Transport { "local" => Local, "verbs" => Verbs }
+    Transport { "local" => Local, "verbs" => Verbs, "tcp" => Tcp }
     ProxyPlace { "thread" => Thread, "process" => Process }
     DriveChoice { "auto" => Auto, "thread" => Thread, "caller" => Caller }
     NetPath { "auto" => Auto, "push" => Push, "pull" => Pull, "bounce" => Bounce }

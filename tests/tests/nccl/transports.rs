@@ -36,26 +36,35 @@ fn a_rank_serves_a_peer_of_its_process_and_one_of_another_at_once() {
 }
 
 #[test]
-fn without_an_rdma_device_a_rank_of_another_host_is_refused_with_host_device_and_remedy() {
-    // No host has a device of this name.
-    let mut elsewhere = auto("traffic --processes --groups 3");
-    elsewhere.env("PUSHGATE_IB_DEV", "none-such");
-    elsewhere.env("NCCL_CALLER_RANK_1", "_PUSHGATE_NET_HOST=elsewhere");
-    let log = output_of(elsewhere);
-    for says in [
-        "queue pairs are local: ranks of this host only, for lack of an RDMA device (",
-        " of host elsewhere can't be reached: local queue pairs do not go there (elsewhere is another host), and host ",
-        " has no RDMA device for verbs (",
-        "an RDMA device (`pushgate doctor --qp verbs` there says what is missing",
-        "NCCL_NET=Socket on all ranks",
-    ] {
-        assert!(log.contains(says), "it does not say {says:?}: {log}");
+fn without_an_rdma_device_a_rank_of_another_host_is_reached_by_tcp_and_the_log_says_why() {
+    for gpu in [&[][..], &GPU] {
+        // No host has a device of this name.
+        let mut elsewhere = auto("traffic --processes --groups 10");
+        elsewhere.env("PUSHGATE_IB_DEV", "none-such").envs(gpu.iter().copied());
+        elsewhere.env("NCCL_CALLER_RANK_1", "_PUSHGATE_NET_HOST=elsewhere");
+        let (_, log) = logged(elsewhere);
+        let said = told(&log);
+        assert_eq!(said.len(), 2, "{log}");
+        for said in said {
+            let why = said.starts_with("tcp: ") && said.contains("is another host, and host ");
+            assert!(why && said.contains(" has no RDMA device for verbs ("), "{log}");
+        }
+        assert!(log.contains("queue pairs are local to ranks of this host, tcp to others, at "), "{log}");
     }
-    // A setting that leaves nothing else is named.
+}
+
+#[test]
+fn a_rank_that_no_setting_lets_this_one_reach_is_refused_with_the_remedy() {
+    let elsewhere = "_PUSHGATE_NET_HOST=elsewhere";
     let mut local = command("traffic --processes --groups 3");
-    local.env("PUSHGATE_QP", "local").env("NCCL_CALLER_RANK_1", "_PUSHGATE_NET_HOST=elsewhere");
+    local.env("PUSHGATE_QP", "local").env("NCCL_CALLER_RANK_1", elsewhere);
     let log = output_of(local);
     assert!(log.contains("elsewhere is another host; with qp = local here nothing else is tried"), "{log}");
+    // One that takes tcp alone, and one that takes none.
+    let mut mixed = command("traffic --processes --groups 3");
+    mixed.env("PUSHGATE_QP", "tcp").env("NCCL_CALLER_RANK_1", "PUSHGATE_QP=local");
+    let log = output_of(mixed);
+    assert!(log.contains("set qp alike on all ranks"), "{log}");
 }
 
 /// The log of a caller that fails.
@@ -123,7 +132,7 @@ fn ranks_in_two_network_namespaces_use_verbs_and_ranks_in_one_use_local() {
         for said in said {
             assert!(said.starts_with("verbs (") && said.contains("in another network namespace"), "{said}");
         }
-        assert!(log.contains("queue pairs are local to ranks of this host, verbs to others: "), "{log}");
+        assert!(log.contains("queue pairs are local to ranks of this host, verbs to others (tcp to those without an RDMA device): "), "{log}");
         let log = traffic(gpu);
         assert_eq!(told(&log), ["local: it is on this host"; 2], "{log}");
     }
@@ -141,9 +150,9 @@ fn ranks_in_two_network_namespaces_use_verbs_and_ranks_in_one_use_local() {
         let log = traffic(&[("NCCL_CALLER_RANK_1", other)]);
         assert!(told(&log).iter().all(|said| said.starts_with("verbs (")) && told(&log).len() == 2, "{log}");
     }
-    // Without the device the namespaces are two hosts that can't reach each other.
+    // Without the device they go over TCP.
     let mut command = auto("traffic --processes --groups 3");
     command.envs(between).env("PUSHGATE_IB_DEV", "none-such");
-    let log = output_of(command);
-    assert!(log.contains("in another network namespace), and host "), "{log}");
+    let (_, log) = logged(command);
+    assert!(told(&log).iter().all(|said| said.starts_with("tcp: ")) && told(&log).len() == 2, "{log}");
 }

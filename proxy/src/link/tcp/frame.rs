@@ -17,12 +17,14 @@
 //! | kind | behind the header |
 //! | --- | --- |
 //! | 1 DATA | the message's record (64 bytes), then a part of the message's payload |
-//! | 2 COUNTS | released, received, granted; regions of the receiver that the sender has heard of (64 bits each) |
+//! | 2 COUNTS | released, received, granted (64 bits each) |
 //! | 3 STATUS | how the sender's end ended (64 bits) |
 //! | 4 LEAVE | the sender leaves in order |
 //! | 5 BEAT | so that something is under way |
 //! | 6 RECEIVE | a posted receive of the sender: its number (64 bits), its four words |
 //! | 7 REGION | a region of the sender: key (64 bits); bytes (64 bits), 0 for one that went |
+//! | 8 ASK | a number (64 bits), which the receiver is to answer behind all that it has told |
+//! | 9 ANSWER | that number (64 bits) |
 
 use pushgate_driver_shim::record::RecordWords;
 
@@ -57,17 +59,23 @@ pub enum Kind {
     Receive,
     /// A region.
     Region,
+    /// A question whether all has been told.
+    Ask,
+    /// The answer to it.
+    Answer,
 }
 
 impl Kind {
-    const ALL: [(u8, Kind, usize); 7] = [
+    const ALL: [(u8, Kind, usize); 9] = [
         (1, Kind::Data, RECORD),
-        (2, Kind::Counts, 32),
+        (2, Kind::Counts, 24),
         (3, Kind::Status, 8),
         (4, Kind::Leave, 0),
         (5, Kind::Beat, 0),
         (6, Kind::Receive, 40),
         (7, Kind::Region, 16),
+        (8, Kind::Ask, 8),
+        (9, Kind::Answer, 8),
     ];
 
     fn of(code: u8) -> Option<(Kind, usize)> {

@@ -84,7 +84,9 @@ pub struct Host {
     shared: Arc<Shared>,
     addresses: Vec<SocketAddr>,
     accepting: Option<JoinHandle<()>>,
-    ending: Sender<Vec<TcpStream>>,
+    /// To the thread that ends streams; `None` once nothing more comes.
+    ending: Option<Sender<Vec<TcpStream>>>,
+    closing: Option<JoinHandle<()>>,
 }
 
 impl Host {
@@ -105,8 +107,8 @@ impl Host {
         let theirs = shared.clone();
         let accepting = spawn("pushgate-accept", move || accept(&theirs, &listener))?;
         let (ending, ends) = channel();
-        spawn("pushgate-close", move || close_all(&ends))?;
-        Ok(Arc::new(Host { shared, addresses, accepting: Some(accepting), ending }))
+        let closing = Some(spawn("pushgate-close", move || close_all(&ends))?);
+        Ok(Arc::new(Host { shared, addresses, accepting: Some(accepting), ending: Some(ending), closing }))
     }
 
     /// How an end of a link meets its peer. `dials`: this end dials, and the peer waits.
@@ -120,7 +122,9 @@ impl Drop for Host {
         // Relaxed: the bell's system calls order it.
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.bell.ring();
-        if let Some(thread) = self.accepting.take() {
+        // The last words are waited for: 2 s at most.
+        self.ending = None;
+        for thread in [self.accepting.take(), self.closing.take()].into_iter().flatten() {
             let _ = thread.join();
         }
     }
@@ -312,7 +316,12 @@ impl Meeting for HostMeeting {
             let streams = std::mem::take(&mut coming.streams).into_iter().flatten().collect();
             self.give_up();
             let ending = self.host.ending.clone();
-            let finish = Box::new(move |streams| _ = ending.send(streams));
+            let finish = Box::new(move |streams| {
+                // A host that is gone waits for nobody's last words.
+                if let Some(ending) = &ending {
+                    let _ = ending.send(streams);
+                }
+            });
             return Some(Ok(Box::new(Sockets::new(streams, finish))));
         }
         if let Ok(why) = coming.failed.try_recv() {

@@ -97,11 +97,11 @@ pub struct Inbox {
     pub counts: PeerCounts,
     pub status: u64,
     pub left: bool,
-    /// Regions of this end of which the peer has heard, over this link.
-    pub heard: u64,
-    /// Regions of the peer, by key, and how many frames about them have come over this link.
+    /// Regions of the peer, by key.
     pub regions: BTreeMap<u32, u64>,
-    pub told: u64,
+    /// The peer's last question, and its last answer.
+    pub asked: u64,
+    pub answered: u64,
     /// The ring of the peer's posted receives, if the peer posts any, and its length's logarithm.
     pub receives: Option<(Words, u32)>,
     /// Frames that have come, all kinds together.
@@ -123,9 +123,9 @@ impl Inbox {
             counts: PeerCounts::default(),
             status: 0,
             left: false,
-            heard: 0,
             regions: BTreeMap::new(),
-            told: 0,
+            asked: 0,
+            answered: 0,
             receives: receives.map(|words| (words, peer.rx_log)),
             frames: 0,
         }
@@ -142,7 +142,7 @@ impl Inbox {
     pub fn begin(&mut self) {
         self.ring.fill(Arriving::default());
         self.open = 0;
-        (self.counts, self.left, self.heard, self.told) = (PeerCounts::default(), false, 0, 0);
+        (self.counts, self.left, self.asked, self.answered) = (PeerCounts::default(), false, 0, 0);
         self.regions.clear();
     }
 
@@ -261,12 +261,13 @@ impl Takes for Inbox {
             Kind::Data => return self.data(head, words),
             Kind::Counts => {
                 self.counts = PeerCounts { released: words[0], received: words[1], granted: words[2] };
-                self.heard = words[3];
             }
             // The first one says why.
             Kind::Status if self.status == 0 => self.status = words[0],
             Kind::Status | Kind::Beat => {}
             Kind::Leave => self.left = true,
+            Kind::Ask => self.asked = words[0],
+            Kind::Answer => self.answered = words[0],
             Kind::Receive => {
                 let Some((ring, log)) = &self.receives else {
                     return Err("a posted receive of an end that posts none");
@@ -278,7 +279,6 @@ impl Takes for Inbox {
                 }
             }
             Kind::Region => {
-                self.told += 1;
                 let key = u32::try_from(words[0]).map_err(|_| "a region with a key of more than 32 bits")?;
                 if words[1] == 0 {
                     self.regions.remove(&key);

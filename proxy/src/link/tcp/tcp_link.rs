@@ -4,6 +4,7 @@ mod posting;
 mod regions;
 mod renewing;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -94,10 +95,14 @@ pub struct TcpLink {
     counts_due: Option<u32>,
     /// Regions of this end that the peer was not told of: key, and bytes, or 0 for one that went.
     untold: VecDeque<(u32, u64)>,
-    /// Regions that were told over this link, and those of the peer of which the peer was told that they are known.
-    told: u64,
-    heard: u64,
     receives_told: u64,
+    /// Questions to the peer: whether it has told of all its regions. The last one that is wanted, the last one that was
+    /// sent, and the key for which the last one is wanted.
+    asks: Cell<u64>,
+    asks_sent: u64,
+    asks_for: Cell<Option<u32>>,
+    /// The last question of the peer that was answered.
+    answers_sent: u64,
     /// The status of this end, if the peer is still to be told.
     status: u64,
     status_due: bool,
@@ -144,9 +149,11 @@ impl TcpLink {
             counts: PeerCounts::default(),
             counts_due: None,
             untold: VecDeque::new(),
-            told: 0,
-            heard: 0,
             receives_told: 0,
+            asks: Cell::new(0),
+            asks_sent: 0,
+            asks_for: Cell::new(None),
+            answers_sent: 0,
             status: 0,
             status_due: false,
             leave_due: false,

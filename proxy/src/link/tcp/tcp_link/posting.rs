@@ -98,13 +98,23 @@ impl TcpLink {
         while !self.untold.is_empty() && self.outgoing.has_room() {
             let (key, bytes) = self.untold.pop_front().expect("there is one");
             self.outgoing.control(Kind::Region, &[key as u64, bytes]);
-            self.told += 1;
         }
-        let news = self.heard != self.inbox.told;
-        if (self.counts_due.is_some() || news) && self.outgoing.has_room() {
-            let passes = self.counts_due.unwrap_or(PASSES);
-            if news || passes >= PASSES || !self.outgoing.is_empty() {
-                self.tell_counts();
+        // Behind all regions that there were when the peer asked.
+        if self.answers_sent != self.inbox.asked && self.untold.is_empty() && self.outgoing.has_room() {
+            self.answers_sent = self.inbox.asked;
+            self.outgoing.control(Kind::Answer, &[self.answers_sent]);
+        }
+        if self.asks_sent != self.asks.get() && self.outgoing.has_room() {
+            self.asks_sent = self.asks.get();
+            self.outgoing.control(Kind::Ask, &[self.asks_sent]);
+        }
+        if let Some(passes) = self.counts_due
+            && self.outgoing.has_room()
+        {
+            if passes >= PASSES || !self.outgoing.is_empty() {
+                let c = self.counts;
+                self.outgoing.control(Kind::Counts, &[c.released, c.received, c.granted]);
+                self.counts_due = None;
             } else {
                 self.counts_due = Some(passes + 1);
             }
@@ -117,13 +127,6 @@ impl TcpLink {
             self.outgoing.control(Kind::Leave, &[]);
             self.leave_due = false;
         }
-    }
-
-    fn tell_counts(&mut self) {
-        let c = self.counts;
-        self.heard = self.inbox.told;
-        self.outgoing.control(Kind::Counts, &[c.released, c.received, c.granted, self.heard]);
-        self.counts_due = None;
     }
 
     /// Sends a beat, where nothing else is under way.

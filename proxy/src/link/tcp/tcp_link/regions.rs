@@ -49,6 +49,10 @@ impl OwnRegions for TcpLink {
             // It can only go straight there, and what the peer copies there comes first.
             true if self.copies.touch(to, r.length, 0) => RegionSends::Unknown,
             true => RegionSends::Yes,
+            // The program may have heard of the region by another way, and sooner than this link.
+            false if !self.inbox.regions.contains_key(&to.0) && !self.was_answered(to.0) => {
+                RegionSends::Unknown
+            }
             false => RegionSends::No(
                 "the peer has no such region in memory of its host, or not so long: push the payload into the window",
             ),
@@ -99,10 +103,8 @@ impl OwnRegions for TcpLink {
     }
 
     fn regions_told(&self) -> bool {
-        // A peer that is gone needs no answer. With the next link the peer is told anew.
-        self.inbox.left
-            || self.failed.is_some() && !self.terms.recovers
-            || self.untold.is_empty() && self.inbox.heard >= self.told
+        // A peer that does not know a region yet asks before it refuses a message that goes there.
+        true
     }
 }
 
@@ -110,7 +112,18 @@ impl TcpLink {
     /// The peer is told of all regions anew, over another link.
     pub(super) fn tell_regions_anew(&mut self) {
         self.untold = self.sources.iter().map(|(key, source)| (*key, source.bytes)).collect();
-        (self.told, self.heard) = (0, 0);
+        self.asks_for.set(None);
+        (self.asks_sent, self.answers_sent) = (self.asks.get(), 0);
+    }
+
+    /// Whether the peer has told of all its regions since a message was to go to region `key` first. Asks the peer if not.
+    fn was_answered(&self, key: u32) -> bool {
+        if self.asks_for.get() != Some(key) {
+            self.asks_for.set(Some(key));
+            self.asks.set(self.asks.get() + 1);
+            return false;
+        }
+        self.inbox.answered == self.asks.get()
     }
 }
 
