@@ -104,6 +104,8 @@ pub struct Inbox {
     pub answered: u64,
     /// The ring of the peer's posted receives, if the peer posts any, and its length's logarithm.
     pub receives: Option<(Words, u32)>,
+    /// Payload of messages that were taken since the peer was told counts, bytes.
+    pub taken: u64,
     /// Frames that have come, all kinds together.
     pub frames: u64,
 }
@@ -127,6 +129,7 @@ impl Inbox {
             asked: 0,
             answered: 0,
             receives: receives.map(|words| (words, peer.rx_log)),
+            taken: 0,
             frames: 0,
         }
     }
@@ -182,6 +185,7 @@ impl Inbox {
         let m = &mut self.ring[self.next as usize & mask];
         m.known = false;
         *words = m.words;
+        self.taken += m.length as u64;
         self.next += 1;
         self.open -= 1;
         if m.placed { Arrival::Placed } else { Arrival::Record }

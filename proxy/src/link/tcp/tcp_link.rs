@@ -28,8 +28,11 @@ use crate::receives::{PeerReceive, PeerReceives};
 
 /// How often bytes are sent and received in a row before other queue pairs have their turn.
 const ROUNDS: u32 = 4;
-/// Passes for which counts wait for a message that they could go along with.
-const PASSES: u32 = 16;
+/// Passes for which counts wait for a message that they could go along with. A pass may be a call of a program that has
+/// many queue pairs, so a few of them are some microseconds.
+const PASSES: u32 = 4;
+/// Counts of so much payload do not wait, bytes: the peer has room for little more, or will soon.
+const MUCH: u64 = 16 << 10;
 /// How long an end waits until its last words are out, nanoseconds.
 const LINGER: u64 = 1_000_000_000;
 

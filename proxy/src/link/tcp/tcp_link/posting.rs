@@ -6,7 +6,7 @@ use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 use super::super::frame::Kind;
 use super::super::outgoing::Leaving;
 use super::super::wire::Piece;
-use super::{PASSES, TcpLink};
+use super::{MUCH, PASSES, TcpLink};
 use crate::link::{LinkDown, crossing};
 
 impl TcpLink {
@@ -111,7 +111,8 @@ impl TcpLink {
         if let Some(passes) = self.counts_due
             && self.outgoing.has_room()
         {
-            if passes >= PASSES || !self.outgoing.is_empty() {
+            if passes >= PASSES || self.inbox.taken >= MUCH || !self.outgoing.is_empty() {
+                self.inbox.taken = 0;
                 let c = self.counts;
                 self.outgoing.control(Kind::Counts, &[c.released, c.received, c.granted]);
                 self.counts_due = None;
