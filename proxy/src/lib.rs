@@ -2,7 +2,7 @@
 //!
 //! `pushgate-core` decides; this crate performs. `ring` holds the few atomics that two parties touch; `connect` makes a
 //! queue pair with the other end; `endpoint` joins ring, core and queue pair; `rails` makes several links one; `engine` drives the endpoints; `recorder`
-//! shows others what the engine does; `producer` is the other side of the rings, for a program whose device is a thread of the host. docs/architecture.md tells the whole
+//! shows others what the engine does; `door` lets TCP connections in whose other end knows the secret; `producer` is the other side of the rings, for a program whose device is a thread of the host. docs/architecture.md tells the whole
 //! path.
 
 /// Whether a planted fault is switched on. Without the feature `sim` there is none.
@@ -43,6 +43,8 @@ pub use pushgate_core::{gate, inbound, outbound, session, staging};
 pub mod connect;
 #[cfg(not(loom))]
 pub mod counters;
+#[cfg(not(loom))]
+pub mod door;
 #[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod endpoint;

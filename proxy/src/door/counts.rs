@@ -1,0 +1,109 @@
+//! How many connections came through a door, and why the others did not.
+
+use std::fmt::Display;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::Refused;
+
+/// The pause between two lines of the log for one reason.
+const QUIET: Duration = Duration::from_secs(5);
+const REASONS: usize = 14;
+
+/// Counters of a door. Any thread may read them.
+#[derive(Debug, Default)]
+pub struct Counts {
+    accepted: AtomicU64,
+    refused: [AtomicU64; REASONS],
+    /// When a line of the log named each reason, and how many connections were refused since.
+    told: Mutex<[Option<(Instant, u64)>; REASONS]>,
+}
+
+/// What a door has counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Connections that came through.
+    pub accepted: u64,
+    /// Connections that did not, by reason; reasons that never were are left out.
+    pub refused: Vec<(&'static str, u64)>,
+}
+
+fn index(why: &Refused) -> usize {
+    match why {
+        Refused::Foreign => 0,
+        Refused::Version(_) => 1,
+        Refused::Purpose { .. } => 2,
+        Refused::Tls { .. } => 3,
+        Refused::Secret { .. } => 4,
+        Refused::Reflected => 5,
+        Refused::Proof => 6,
+        Refused::TurnedAway => 7,
+        Refused::Encryption(_) => 8,
+        Refused::Greeting { .. } => 9,
+        Refused::Closed => 10,
+        Refused::Late => 11,
+        Refused::Crowded => 12,
+        Refused::Io(_) => 13,
+    }
+}
+
+/// The names of the reasons, in the order of [`index`].
+const NAMES: [&str; REASONS] = [
+    "foreign",
+    "version",
+    "purpose",
+    "tls-differs",
+    "secret-missing",
+    "reflected",
+    "proof",
+    "turned-away",
+    "encryption",
+    "greeting",
+    "closed",
+    "late",
+    "crowded",
+    "io",
+];
+
+impl Counts {
+    // Relaxed throughout: each number stands alone.
+    pub(super) fn accepted(&self) {
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a connection that was refused. The log gets a line for each reason at most every few seconds.
+    pub(super) fn refused(&self, from: &dyn Display, why: &Refused) {
+        let i = index(why);
+        self.refused[i].fetch_add(1, Ordering::Relaxed);
+        let mut told = self.told.lock().unwrap_or_else(|e| e.into_inner());
+        let now = Instant::now();
+        match &mut told[i] {
+            Some((at, more)) if now < *at + QUIET => *more += 1,
+            place => {
+                let more = place.replace((now, 0)).map_or(0, |(_, more)| more);
+                drop(told);
+                match more {
+                    0 => tracing::warn!(%from, "refused a connection: {why}"),
+                    _ => {
+                        tracing::warn!(%from, more, "refused a connection, and more of its kind before: {why}")
+                    }
+                }
+            }
+        }
+    }
+
+    /// What was counted so far.
+    pub fn read(&self) -> Counted {
+        let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let refused = NAMES.into_iter().zip(self.refused.iter().map(count)).filter(|(_, n)| *n > 0);
+        Counted { accepted: count(&self.accepted), refused: refused.collect() }
+    }
+}
+
+impl Counted {
+    /// How many were refused for a reason.
+    pub fn of(&self, why: &Refused) -> u64 {
+        self.refused.iter().find(|(reason, _)| *reason == NAMES[index(why)]).map_or(0, |(_, n)| *n)
+    }
+}

@@ -1,0 +1,348 @@
+//! The end that listens.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+
+use super::passage::Passage;
+use super::{Counts, DoorError, PASSAGE, Refused, Stream, Terms};
+
+/// How long a process without descriptors takes in nobody.
+const NOT_NOW: Duration = Duration::from_millis(100);
+/// How many connections, and how many that said something, one look takes.
+const AT_ONCE: usize = 64;
+
+/// What a door spends on connections that are on their way.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How many may be on their way. When one more comes, the oldest makes room.
+    pub places: usize,
+    /// The most bytes of a greeting.
+    pub greeting: usize,
+    /// How long one may take from its arrival to the end of its greeting.
+    pub time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { places: 64, greeting: 1024, time: PASSAGE }
+    }
+}
+
+/// A connection that has come through.
+#[derive(Debug)]
+pub struct Arrival {
+    /// The connection, behind the greeting.
+    pub stream: Stream,
+    /// What the dialer says it wants.
+    pub greeting: Vec<u8>,
+    /// Where the dialer is.
+    pub from: SocketAddr,
+}
+
+/// A listening socket that lets those through who know the secret.
+///
+/// The descriptor ([`AsFd`]) is readable when there is something to do: an owner that polls adds it to its set and calls
+/// [`Door::next`] until there is nothing; nothing in it waits. A thread of its own calls [`Door::wait`].
+pub struct Door {
+    listener: TcpListener,
+    terms: Terms,
+    limits: Limits,
+    /// Has the listener, the timer and all connections that are on their way.
+    epoll: OwnedFd,
+    /// Fires when the oldest connection is late, or the listener may be looked at again.
+    timer: OwnedFd,
+    state: Mutex<State>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Default)]
+struct State {
+    /// In the order of arrival.
+    on_their_way: BTreeMap<u64, OnItsWay>,
+    next: u64,
+    through: VecDeque<Arrival>,
+    /// Until then no descriptor is sought for another connection.
+    paused: Option<Instant>,
+}
+
+struct OnItsWay {
+    passage: Passage,
+    from: SocketAddr,
+    until: Instant,
+    awaits: PollFlags,
+}
+
+const LISTENER: u64 = u64::MAX;
+const TIMER: u64 = u64::MAX - 1;
+
+impl Door {
+    /// Listens at the first free one of these ports; port 0 is any free one. An address that other hosts reach takes a
+    /// secret.
+    pub fn listen(
+        ip: IpAddr,
+        ports: RangeInclusive<u16>,
+        terms: Terms,
+        limits: Limits,
+    ) -> Result<Door, DoorError> {
+        check(ip, &terms)?;
+        let mut last = io::Error::new(ErrorKind::InvalidInput, "an empty range of ports");
+        for port in ports.clone() {
+            match TcpListener::bind((ip, port)) {
+                Ok(listener) => return Door::on(listener, terms, limits),
+                Err(e) => {
+                    let taken = e.kind() == ErrorKind::AddrInUse;
+                    last = e;
+                    if !taken {
+                        break;
+                    }
+                }
+            }
+        }
+        let what = match (*ports.start(), *ports.end()) {
+            (port, end) if port == end => format!("listening at {}", SocketAddr::new(ip, port)),
+            (first, last) => format!("listening at {ip}, ports {first} to {last}"),
+        };
+        Err(DoorError::Listen { what, error: last })
+    }
+
+    /// Listens with a socket that is bound already. An address that other hosts reach takes a secret.
+    pub fn on(listener: TcpListener, terms: Terms, limits: Limits) -> Result<Door, DoorError> {
+        let made = || -> io::Result<(OwnedFd, OwnedFd, IpAddr)> {
+            listener.set_nonblocking(true)?;
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+            let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+            let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+            let into = |fd: BorrowedFd<'_>, number| {
+                epoll::add(&epoll, fd, epoll::EventData::new_u64(number), epoll::EventFlags::IN)
+            };
+            into(listener.as_fd(), LISTENER)?;
+            into(timer.as_fd(), TIMER)?;
+            Ok((epoll, timer, listener.local_addr()?.ip()))
+        };
+        let failed = |error| DoorError::Listen { what: "a listening socket".into(), error };
+        let (epoll, timer, ip) = made().map_err(failed)?;
+        check(ip, &terms)?;
+        let (state, counts) = (Mutex::default(), Arc::default());
+        Ok(Door { listener, terms, limits, epoll, timer, state, counts })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// On what terms connections come through.
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// How many connections came through, and why others did not.
+    pub fn counts(&self) -> &Arc<Counts> {
+        &self.counts
+    }
+
+    /// How many connections are on their way.
+    pub fn on_their_way(&self) -> usize {
+        self.state().on_their_way.len()
+    }
+
+    /// Takes in what has arrived, and returns a connection that has come through, if there is one. Never waits. Call it until
+    /// there is none.
+    pub fn next(&self) -> Option<Arrival> {
+        let mut state = self.state();
+        if state.through.is_empty() {
+            self.look(&mut state);
+        }
+        state.through.pop_front()
+    }
+
+    /// Waits for a connection that has come through; `None` once the time is over, or `bell` is readable.
+    pub fn wait(&self, until: Option<Instant>, bell: Option<BorrowedFd<'_>>) -> io::Result<Option<Arrival>> {
+        loop {
+            if let Some(arrival) = self.next() {
+                return Ok(Some(arrival));
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(None);
+            }
+            let mut fds = vec![PollFd::new(self, PollFlags::IN)];
+            fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
+            match poll(&mut fds, left.map(timespec).as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+            if fds.get(1).is_some_and(|bell| !bell.revents().is_empty()) {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn look(&self, state: &mut State) {
+        let mut events = [const {
+            epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }
+        }; AT_ONCE];
+        let now_is_enough = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let Ok(n) = epoll::wait(&self.epoll, &mut events, Some(&now_is_enough)) else { return };
+        for event in &events[..n] {
+            match event.data.u64() {
+                // The listener comes last: connections that have said something go before those that make them make room.
+                LISTENER | TIMER => {}
+                number => self.advance(state, number),
+            }
+        }
+        for event in &events[..n] {
+            match event.data.u64() {
+                LISTENER => self.accept(state),
+                TIMER => {
+                    let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
+                }
+                _ => {}
+            }
+        }
+        self.tidy(state);
+    }
+
+    /// Lets connections go that are late, and sets the timer for the next one.
+    fn tidy(&self, state: &mut State) {
+        let now = Instant::now();
+        while let Some(oldest) = state.on_their_way.first_entry().filter(|oldest| oldest.get().until <= now) {
+            let late = oldest.remove();
+            self.counts.refused(&late.from, &Refused::Late);
+        }
+        if state.paused.is_some_and(|until| until <= now) {
+            state.paused = None;
+            self.listens(true);
+        }
+        let late = state.on_their_way.first_key_value().map(|(_, oldest)| oldest.until);
+        let next = late.into_iter().chain(state.paused).min();
+        // A zero would switch the timer off.
+        let left = |at: Instant| at.saturating_duration_since(now).max(Duration::from_nanos(1));
+        let it_value = timespec(next.map_or(Duration::ZERO, left));
+        let time = Itimerspec { it_interval: timespec(Duration::ZERO), it_value };
+        let set = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &time);
+        debug_assert!(set.is_ok());
+    }
+
+    /// Whether the descriptor tells of connections that wait to be taken in.
+    fn listens(&self, listens: bool) {
+        let flags = if listens { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        let _ = epoll::modify(&self.epoll, &self.listener, epoll::EventData::new_u64(LISTENER), flags);
+    }
+
+    fn accept(&self, state: &mut State) {
+        for _ in 0..AT_ONCE {
+            match self.listener.accept() {
+                Ok((socket, from)) => {
+                    if state.on_their_way.len() >= self.limits.places.max(1) {
+                        self.make_room(state);
+                    }
+                    let passage = match Passage::listener(socket, &self.terms, self.limits.greeting) {
+                        Ok(passage) => passage,
+                        Err(e) => {
+                            self.counts.refused(&from, &Refused::Io(e.kind()));
+                            continue;
+                        }
+                    };
+                    let number = state.next;
+                    state.next += 1;
+                    let awaits = PollFlags::IN;
+                    let data = epoll::EventData::new_u64(number);
+                    if let Err(e) = epoll::add(&self.epoll, passage.stream(), data, epoll::EventFlags::IN) {
+                        self.counts.refused(&from, &Refused::Io(io::Error::from(e).kind()));
+                        continue;
+                    }
+                    let until = Instant::now() + self.limits.time;
+                    state.on_their_way.insert(number, OnItsWay { passage, from, until, awaits });
+                    // Its first bytes have often come already.
+                    self.advance(state, number);
+                }
+                Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                // No descriptor is left, for example. The oldest stranger's is free now; if there is none, the connection waits
+                // in the listener, which is not looked at for a while.
+                Err(_) if !state.on_their_way.is_empty() => self.make_room(state),
+                Err(e) => {
+                    tracing::warn!("taking in a connection: {e}");
+                    state.paused = Some(Instant::now() + NOT_NOW);
+                    self.listens(false);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn make_room(&self, state: &mut State) {
+        if let Some((_, oldest)) = state.on_their_way.pop_first() {
+            self.counts.refused(&oldest.from, &Refused::Crowded);
+        }
+    }
+
+    fn advance(&self, state: &mut State, number: u64) {
+        let Some(on) = state.on_their_way.get_mut(&number) else { return };
+        match on.passage.advance() {
+            Ok(false) => {
+                let awaits = on.passage.awaits();
+                if awaits != on.awaits {
+                    let flags = match awaits {
+                        PollFlags::OUT => epoll::EventFlags::OUT,
+                        _ => epoll::EventFlags::IN,
+                    };
+                    let data = epoll::EventData::new_u64(number);
+                    let _ = epoll::modify(&self.epoll, on.passage.stream(), data, flags);
+                    on.awaits = awaits;
+                }
+            }
+            Ok(true) => {
+                let on = state.on_their_way.remove(&number).expect("it is there");
+                let _ = epoll::delete(&self.epoll, on.passage.stream());
+                self.counts.accepted();
+                let (stream, greeting) = on.passage.finish();
+                state.through.push_back(Arrival { stream, greeting, from: on.from });
+            }
+            Err(why) => {
+                let on = state.on_their_way.remove(&number).expect("it is there");
+                self.counts.refused(&on.from, &why);
+            }
+        }
+    }
+}
+
+/// Whether a door on these terms may listen at this address.
+fn check(ip: IpAddr, terms: &Terms) -> Result<(), DoorError> {
+    match terms.secret.is_public() && !ip.to_canonical().is_loopback() {
+        true => Err(DoorError::Open(ip)),
+        false => Ok(()),
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl std::fmt::Debug for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Door({:?}, {:?})", self.listener, self.terms)
+    }
+}
