@@ -9,6 +9,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_driver_shim::window::WeakPiece;
 use pushgate_proxy::connect::Incarnation;
+use pushgate_proxy::door::Purpose;
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::recorder;
@@ -108,8 +109,11 @@ impl Comm {
         let s = context.settings();
         let mesh = match s.rendezvous.as_str() {
             "none" => Mesh::connect(job, rank, size, s.timeout)?,
-            place => Mesh::connect_tcp(job, rank, size, place, &s.host, s.timeout, s.recovery())
-                .map_err(|e| s.with_origin(e))?,
+            place => {
+                let terms = s.terms(Purpose::MESH)?;
+                Mesh::connect_tcp(job, rank, size, place, &s.host, s.timeout, s.recovery(), terms)
+                    .map_err(|e| s.with_origin(e))?
+            }
         };
         Comm::new(context.clone(), mesh, recorder::announce(job))
     }

@@ -10,8 +10,10 @@ mod load;
 mod parse;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use pushgate_proxy::door::{Purpose, Secret, SecretError, Terms, VARIABLE};
 
 use self::parse::{
     Value, auto_or_none, choice, device_names, gid_index, host, mtu, number, path, path_timeout,
@@ -223,6 +225,10 @@ settings! {
     rendezvous: String = "none", rendezvous, "none or HOST:PORT ([ADDRESS]:PORT for IPv6)", "", Ranks;
     /// Address at which this rank listens to others; auto is the one that reaches the rendezvous
     host: String = "auto", host, "auto or an IP address of this host", "", Ranks;
+    /// File with the secret that all ranks prove to know before they are let in; the variable PUSHGATE_SECRET, which has a secret itself, comes before it; none: other hosts can't connect
+    secret_file: PathBuf = "none", path, "none or a path", "", Ranks;
+    /// Encrypts the connections over which ranks of several hosts meet, and sockets of the NCCL plugin (TLS 1.3); RDMA is not encrypted
+    tls: bool = "false", switch, "true or false", "", Ranks;
     /// RDMA device; auto is the first with an active port, near all of those nearest to the GPU, up to 4
     ib_dev: String = "auto", device_names, "auto, near, a device's name as in rxe0 or mlx5_0, or up to 4 names with commas between them", "", Rdma;
     /// Port of the RDMA device
@@ -352,6 +358,28 @@ impl Settings {
             [] if !self.near_devices() => Ok(None),
             [one] => Ok(Some(one)),
             _ => Err(self.refused("ib-dev", format!("auto or one device {reason}"))),
+        }
+    }
+
+    /// What the two ends of a TCP connection must agree on. The secret is that of `PUSHGATE_SECRET`, or else of the file; without
+    /// both it is one that everybody knows.
+    pub(crate) fn terms(&self, purpose: Purpose) -> Result<Terms> {
+        let secret = self.secret(Secret::from_environment())?;
+        Ok(Terms { secret, purpose, tls: self.tls })
+    }
+
+    /// `variable`: what `PUSHGATE_SECRET` holds.
+    fn secret(&self, variable: Result<Option<Secret>, SecretError>) -> Result<Secret> {
+        let of_variable = variable.map_err(|e| {
+            Error::config(VARIABLE, "(hidden)", format!("a secret of at least 16 bytes; it {e}"))
+        })?;
+        match of_variable {
+            Some(secret) => Ok(secret),
+            None if self.secret_file == Path::new("none") => Ok(Secret::public()),
+            None => Secret::from_file(&self.secret_file).map_err(|e| {
+                let allowed = format!("none or a file with a secret that others can't read; it {e}");
+                self.refused("secret-file", allowed)
+            }),
         }
     }
 
@@ -492,6 +520,8 @@ mod tests {
         let good = [
             ("rendezvous", "none node0:7000 10.0.0.1:1 [2001:db8::1]:65535"),
             ("host", "auto 10.0.0.1 2001:db8::1 127.0.0.1"),
+            ("secret-file", "none /etc/pushgate.secret"),
+            ("tls", "true false 1 0"),
             ("ib-dev", "auto near rxe0 mlx5_0 mlx5_0,mlx5_1 a,b,c,d"),
             ("ib-port", "1 255"),
             ("gid-index", "auto 0 255"),
@@ -526,6 +556,7 @@ mod tests {
             ("ack-timeout", "0 32"),
             ("retry-count", "8"),
             ("no-imm", "yes TRUE 2"),
+            ("tls", "yes on"),
             ("write-order", "Auto none true"),
             ("cq-events", "none events"),
             ("timeout", "0 0s 25h 86400001 30m s 1.5s -1s"),
@@ -542,7 +573,7 @@ mod tests {
         s.apply_toml("no_imm = true\nib_port = 2\nib_mtu = 1024\ngid_index = 3", "test").unwrap();
         assert_eq!((s.no_imm, s.ib_port, s.ib_mtu, s.gid_index), (true, 2, AutoOr::Is(1024), AutoOr::Is(3)));
         let switches: Vec<_> = Settings::KEYS.iter().filter(|k| k.is_switch()).map(|k| k.name).collect();
-        assert_eq!(switches, ["no_imm", "tcp_checksum"]);
+        assert_eq!(switches, ["tls", "no_imm", "tcp_checksum"]);
     }
 
     #[test]
@@ -603,6 +634,24 @@ mod tests {
         assert!(e.starts_with("invalid rendezvous `node0:7000`: expected none with qp = local"), "{e}");
         s.set("qp", "verbs").unwrap();
         s.check().unwrap();
+    }
+
+    #[test]
+    fn the_secret_is_that_of_the_variable_or_else_of_the_file_and_errors_do_not_show_it() {
+        let mut s = Settings::default();
+        assert!(s.secret(Ok(None)).unwrap().is_public());
+        let short = Secret::new(b"swordfish").unwrap_err();
+        let e = s.secret(Err(short)).unwrap_err().to_string();
+        let says =
+            "invalid PUSHGATE_SECRET `(hidden)`: expected a secret of at least 16 bytes; it has 9 bytes";
+        assert!(e.starts_with(says), "{e}");
+        s.set_flag("secret-file", "/nowhere/secret").unwrap();
+        let e = s.secret(Ok(None)).unwrap_err().to_string();
+        let says = "invalid secret-file `/nowhere/secret` (from --secret-file): expected none or a file with a \
+                    secret that others can't read; it can't be read: No such file";
+        assert!(e.starts_with(says), "{e}");
+        // The file is not looked at.
+        assert!(!s.secret(Ok(Some(Secret::new(&[7; 16]).unwrap()))).unwrap().is_public());
     }
 
     #[test]

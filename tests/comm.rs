@@ -2,9 +2,11 @@
 //! connect, collectives and queue pairs that are tried again, and how the death of a rank is
 //! noticed.
 
+use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -214,6 +216,41 @@ fn p8_garbage_at_the_rendezvous_ends_no_set_up() {
         drop(stranger(&job, 0));
     }
     met(&[first, start(&job, 1, 2)]);
+}
+
+#[test]
+fn ranks_meet_over_tcp_with_a_secret_of_a_file_encrypted_and_a_rank_without_it_is_refused() {
+    let file = std::env::temp_dir().join(format!("pushgate-ranks-secret-{}", std::process::id()));
+    let mut created =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&file).unwrap();
+    created.write_all(b"the secret of these ranks\n").unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let context = |secret: bool| {
+        let mut settings = Settings::default();
+        for (name, value) in [("device", "cpu"), ("rendezvous", &free.to_string()), ("tls", "true")] {
+            settings.set(name, value).unwrap();
+        }
+        settings.set("timeout", &hang().as_millis().to_string()).unwrap();
+        if secret {
+            settings.set("secret-file", file.to_str().unwrap()).unwrap();
+        }
+        Context::builder().settings(settings).build().unwrap()
+    };
+    let job = job("secret");
+    let rank = |rank, context: Context| {
+        let job = job.clone();
+        beside(move || Comm::connect(&context, &job, rank, 3).map(|comm| comm.barrier().unwrap()))
+    };
+    let first = rank(0, context(true));
+    let e = ends(&rank(1, context(false))).unwrap_err().to_string();
+    assert!(
+        e.contains("the other end has a secret, and this end has none: set one secret on all hosts"),
+        "{e}"
+    );
+    let others = [1, 2].map(|number| rank(number, context(true)));
+    ends(&first).unwrap();
+    others.iter().for_each(|other| ends(other).unwrap());
+    std::fs::remove_file(&file).unwrap();
 }
 
 #[test]

@@ -78,6 +78,26 @@ pub fn recv_message(stream: &UnixStream, max_bytes: usize, max_fds: usize) -> io
     }
 }
 
+/// A stream that carries frames: a socket, or something above one, which then carries no descriptors.
+pub trait Carrier {
+    /// Sends what the stream takes now; the first byte carries the descriptors. `None` if the stream takes nothing.
+    fn send_some(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<usize>>;
+
+    /// Receives what is there, at least one byte; 0 if the peer closed, `None` if nothing has arrived. With the number of
+    /// bytes: whether descriptors were lost, because this process may open no more files.
+    fn recv_some(&self, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Option<(usize, bool)>>;
+}
+
+impl<T: AsFd + ?Sized> Carrier for T {
+    fn send_some(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<usize>> {
+        send_some(self.as_fd(), bytes, fds)
+    }
+
+    fn recv_some(&self, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Option<(usize, bool)>> {
+        recv_some(self.as_fd(), bytes, fds)
+    }
+}
+
 /// A frame that is being received piece by piece without waiting. Descriptors that it holds when it
 /// is dropped are closed by a thread ([`drop_elsewhere`]).
 ///
@@ -107,13 +127,12 @@ impl Incoming {
     /// open no more files. That frame is lost; the next call goes on behind it.
     pub fn receive(
         &mut self,
-        socket: impl AsFd,
+        from: &(impl Carrier + ?Sized),
         max_bytes: usize,
         max_fds: usize,
     ) -> io::Result<Option<Frame>> {
-        let socket = socket.as_fd();
         while self.begun < HEADER {
-            match recv_some(socket, &mut self.header[self.begun..], &mut self.fds)? {
+            match from.recv_some(&mut self.header[self.begun..], &mut self.fds)? {
                 None => return Ok(None),
                 Some((0, _)) if self.begun == 0 => {
                     return Err(io::Error::new(ErrorKind::UnexpectedEof, "peer closed the connection"));
@@ -133,7 +152,7 @@ impl Incoming {
         while self.arrived < count {
             let (arrived, before) = (self.arrived, self.fds.len());
             let expected = (count - arrived).min(FDS_AT_ONCE);
-            let lost = match recv_some(socket, &mut [0], &mut self.fds)? {
+            let lost = match from.recv_some(&mut [0], &mut self.fds)? {
                 None => return Ok(None),
                 Some((0, _)) => return Err(cut_off(arrived, count, "descriptors")),
                 Some((_, lost)) => lost,
@@ -148,7 +167,7 @@ impl Incoming {
         while self.bytes.len() < length {
             let mut chunk = [0; 16 << 10];
             let most = (length - self.bytes.len()).min(chunk.len());
-            match recv_some(socket, &mut chunk[..most], &mut self.fds)? {
+            match from.recv_some(&mut chunk[..most], &mut self.fds)? {
                 None => return Ok(None),
                 Some((0, _)) => return Err(cut_off(self.bytes.len(), length, "bytes")),
                 Some((_, lost)) if lost || self.fds.len() > count => {
@@ -234,13 +253,13 @@ impl Outgoing {
         }
     }
 
-    /// Sends what the socket takes now. True when nothing is left. After an error the stream is
+    /// Sends what the stream takes now. True when nothing is left. After an error the stream is
     /// useless.
-    pub fn flush(&mut self, socket: impl AsFd) -> io::Result<bool> {
+    pub fn flush(&mut self, to: &(impl Carrier + ?Sized)) -> io::Result<bool> {
         self.refused = false;
         while let Some(part) = self.parts.front_mut() {
             let fds: Vec<_> = part.fds.iter().map(|fd| fd.as_fd()).collect();
-            let sent = match send_some(socket.as_fd(), &part.bytes[part.sent..], &fds) {
+            let sent = match to.send_some(&part.bytes[part.sent..], &fds) {
                 Ok(Some(sent)) => sent,
                 Ok(None) => return Ok(false),
                 // The frame's header has left, so the frame can't be dropped.

@@ -2,23 +2,27 @@
 //! meant ([`pushgate_proxy::redial`] has the rest).
 //!
 //! One listening socket of the process takes those who dial again, because NCCL may close a listener as soon as its
-//! connections are there. Each end makes a token of 16 random bytes for each connection and tells it to the other end in its greeting, together
-//! with the place of that socket. Who dials names the other end's token. The connector dials. An end that was closed in order
+//! connections are there. Its door has a key of the process. Each end makes a token of 16 random bytes for each connection and tells it to
+//! the other end in its greeting, together with the place of that socket and the key, which is hidden by the connection's own. Who dials
+//! proves to know the key and names the other end's token. The connector dials. An end that was closed in order
 //! leaves the number of messages that it had received, for a peer that dials later.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::versions::Versions;
+use pushgate_proxy::door::{Door, Secret, Terms};
 use pushgate_proxy::redial::envelope::plain;
 use pushgate_proxy::redial::{self, Answer, Party};
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
-use crate::handle::Nonce;
+use crate::error::{Failure, Result};
+use crate::handle::{self, Nonce};
 use crate::handshake::{VERSIONS, random};
+use crate::listening::terms;
 
 /// What this process needs to meet others again.
 pub type Again = redial::Again<Ends>;
@@ -27,16 +31,39 @@ pub type Finder = redial::Finder<Key>;
 /// What a thread found about a connection.
 pub type Found = redial::Found<Key>;
 
-/// The most greetings that are read side by side.
+/// How many of those who dial may be on their way through the door.
 const GREETINGS: usize = 256;
 /// How much longer than `recover` the count of an end that was closed is kept: the peer may notice late.
 const LATE: Duration = Duration::from_secs(10);
 
 /// What an end tells in its greeting, so that the other end can dial it again.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub struct Place {
     pub at: SocketAddr,
     pub token: Nonce,
+    /// What the socket's door asks for.
+    key: [u8; 16],
+}
+
+impl Place {
+    /// What both ends of a socket that is dialled there agree on.
+    pub fn terms(&self, tls: bool) -> Terms {
+        terms(&handle::Key(self.key), tls)
+    }
+
+    /// With the key hidden by a secret that both ends of the connection know, and shown again by a second call. A token belongs to
+    /// one connection, so no two keys are hidden alike.
+    pub fn hidden(mut self, secret: &Secret) -> Place {
+        let mask = secret.bytes::<16>(&[b"again".as_slice(), &self.token].concat());
+        self.key.iter_mut().zip(mask).for_each(|(byte, mask)| *byte ^= mask);
+        self
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Place({})", self.at)
+    }
 }
 
 /// A connection, as the threads that dial and greet know it.
@@ -73,7 +100,10 @@ impl Tokens {
 }
 
 /// This process, for others that dial it again.
-pub struct Ends(Arc<Tokens>);
+pub struct Ends {
+    tokens: Arc<Tokens>,
+    tls: bool,
+}
 
 /// A greeting of one who dials again.
 #[derive(Serialize, Deserialize)]
@@ -91,16 +121,16 @@ impl Party for Ends {
         VERSIONS.oldest()
     }
 
-    fn most(&self) -> usize {
-        GREETINGS
-    }
-
     fn dials(&self, key: Key) -> bool {
         key.dials
     }
 
     fn place(&self, key: Key) -> SocketAddr {
         key.other.at
+    }
+
+    fn terms(&self, key: Key) -> Terms {
+        key.other.terms(self.tls)
     }
 
     fn greeting(&self, key: Key, received: u64) -> impl Serialize {
@@ -112,7 +142,7 @@ impl Party for Ends {
         VERSIONS.agree(Versions::told(version, None)).map_err(|e| refused(e.to_string()))?;
         let hello: Hello = serde_json::from_slice(body)
             .map_err(|e| refused(format!("its greeting: {}", plain(&e.to_string()))))?;
-        match self.0.known().get(&hello.token) {
+        match self.tokens.known().get(&hello.token) {
             Some(Known::Open(key)) => Ok((*key, hello.received)),
             Some(Known::Making) => Err(None),
             Some(Known::Closed { received, .. }) => Err(Some(Answer::Closed { received: *received })),
@@ -121,17 +151,22 @@ impl Party for Ends {
     }
 }
 
-/// Starts to listen for those who dial again.
-pub fn listen(listener: TcpListener, recover: Duration) -> std::io::Result<(Again, Here)> {
-    let at = listener.local_addr()?;
+/// Starts to listen for those who dial again. `tls`: sockets are encrypted.
+pub fn listen(listener: TcpListener, recover: Duration, tls: bool) -> Result<(Again, Here)> {
+    let key = random()?;
+    let listening = Failure::system("listening for those who dial again");
+    let opened = Door::on(listener, terms(&handle::Key(key), tls), redial::limits(GREETINGS));
+    let door = opened.map_err(listening)?;
+    let at = door.local_addr().map_err(Failure::system("listening for those who dial again"))?;
     let tokens = Arc::new(Tokens::default());
-    let again = Again::new(listener, Ends(tokens.clone()), recover)?;
-    Ok((again, Here { at, tokens, recover }))
+    let again = Again::new(door, Ends { tokens: tokens.clone(), tls }, recover);
+    Ok((again, Here { at, key, tokens, recover }))
 }
 
 /// Where this process is dialled again.
 pub struct Here {
     at: SocketAddr,
+    key: [u8; 16],
     tokens: Arc<Tokens>,
     recover: Duration,
 }
@@ -139,7 +174,7 @@ pub struct Here {
 impl Here {
     /// A token for a new connection.
     pub fn token(&self) -> Result<Token> {
-        let place = Place { at: self.at, token: random()? };
+        let place = Place { at: self.at, token: random()?, key: self.key };
         self.tokens.known().insert(place.token, Known::Making);
         Ok(Token { place, tokens: self.tokens.clone(), recover: self.recover })
     }
@@ -183,5 +218,23 @@ impl Drop for Token {
         if !matches!(known.get(&self.place.token), Some(Known::Closed { .. })) {
             known.remove(&self.place.token);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_on_the_wire_shows_its_key_to_those_alone_who_have_the_handle() {
+        let place = Place { at: "127.0.0.1:1".parse().unwrap(), token: [3; 16], key: [9; 16] };
+        let [ours, theirs] = [[1; 16], [2; 16]].map(|bytes| handle::Key(bytes).secret());
+        let wire = place.hidden(&ours);
+        assert!(wire.key != place.key && wire.token == place.token);
+        assert_eq!(wire.hidden(&ours).key, place.key);
+        assert!(wire.hidden(&theirs).key != place.key);
+        let other = Place { token: [4; 16], ..place }.hidden(&ours);
+        assert!(other.key != wire.key);
+        assert!(!format!("{wire:?}{place:?}").contains('9'));
     }
 }

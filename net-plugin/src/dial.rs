@@ -131,7 +131,7 @@ pub fn dial_tcp(to: SocketAddr) -> Result<TcpStream> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handle::Between;
+    use crate::handle::{Between, Key};
     use crate::listening::Sockets;
     use crate::runtime::Runtime;
 
@@ -141,7 +141,7 @@ mod tests {
 
     fn handle(unix: bool, verbs: bool, tcp: bool, listener: Identity) -> Handle {
         let between = Between { verbs, tcp };
-        Handle { nonce: [1; 16], unix, tcp: (verbs || tcp).then(to), between, listener }
+        Handle { key: Key([1; 16]), unix, tcp: (verbs || tcp).then(to), between, listener }
     }
 
     /// What is dialed first, and what if that is the Unix socket and leads nowhere.
@@ -222,14 +222,15 @@ mod tests {
 
     #[test]
     fn a_socket_that_is_closed_leads_nowhere() {
-        let nonce = [0x5a; 16];
+        let key = Key([0x5a; 16]);
+        let nonce = key.nonce();
         let nowhere = || match dial_unix(&nonce).unwrap() {
             Dialed::Nowhere(why) => why,
             _ => panic!("nobody listens there"),
         };
         assert!(nowhere().contains("in another network namespace"));
         let runtime = Runtime::of_a_test(crate::testing::WINDOW);
-        let sockets = Sockets::open(&runtime.loaded, &nonce).unwrap();
+        let sockets = Sockets::open(&runtime.loaded, &key).unwrap();
         assert_eq!(sockets.addresses().unwrap(), (true, None));
         assert!(matches!(dial_unix(&nonce).unwrap(), Dialed::Connected(_)));
         assert!(matches!(sockets.accept().unwrap(), Some(Stream::Unix(_))));

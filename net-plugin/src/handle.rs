@@ -9,7 +9,7 @@
 //! | 9 | for whom it listens over TCP: 1, `verbs` queue pairs; 2, `tcp`; 3, both; 0 without TCP |
 //! | 10 to 11 | TCP: port |
 //! | 12 to 15 | TCP: scope of a link-local address |
-//! | 16 to 31 | nonce: made for this listener; names the Unix socket, and the greeting must repeat it |
+//! | 16 to 31 | key: made for this listener. Over TCP both ends prove that they know the key; what names the Unix socket and stands in greetings follows from the key |
 //! | 32 to 47 | TCP: IPv6 address, or an IPv4 address mapped into it |
 //! | 48 to 63 | boot id of the listener's host |
 //! | 64 to 67 | process number of the listener |
@@ -18,6 +18,8 @@
 //! | 112 to 119 | not carried: the connector's own mark in its copy, 0 at first |
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use pushgate_proxy::door::Secret;
 
 use crate::error::{Code, Failure, Result};
 use crate::identity::{Identity, NAME};
@@ -33,7 +35,7 @@ const LINKS: u8 = 2;
 const CHECKED: usize = 104;
 const MARK: std::ops::Range<usize> = 112..120;
 
-/// 16 random bytes.
+/// 16 random bytes that name something.
 pub type Nonce = [u8; 16];
 
 /// Which queue pairs a process can make with others of other hosts.
@@ -43,11 +45,33 @@ pub struct Between {
     pub tcp: bool,
 }
 
+/// 16 random bytes that those alone know who have the handle. They show in no log.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Key(pub [u8; 16]);
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+impl Key {
+    /// What two ends with the handle prove to know.
+    pub fn secret(&self) -> Secret {
+        Secret::new(&self.0).expect("it is long enough")
+    }
+
+    /// What names the listener where others may read it.
+    pub fn nonce(&self) -> Nonce {
+        self.secret().bytes(b"nonce")
+    }
+}
+
 /// Where a listener listens, and who it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle {
-    pub nonce: Nonce,
-    /// It listens at the Unix socket that is named after the nonce, in its network namespace.
+    pub key: Key,
+    /// It listens at the Unix socket that is named after the key's nonce, in its network namespace.
     pub unix: bool,
     /// It listens at this address.
     pub tcp: Option<SocketAddr>,
@@ -65,7 +89,7 @@ impl Handle {
     pub fn encode(&self) -> [u8; BYTES] {
         let mut h = [0; BYTES];
         h[..8].copy_from_slice(&MAGIC);
-        h[16..32].copy_from_slice(&self.nonce);
+        h[16..32].copy_from_slice(&self.key.0);
         if self.unix {
             h[8] |= UNIX;
         }
@@ -119,7 +143,7 @@ impl Handle {
         };
         let name = h[68..68 + NAME].try_into().expect("as long as a name");
         Ok(Handle {
-            nonce: sixteen(16),
+            key: Key(sixteen(16)),
             unix: h[8] & UNIX != 0,
             tcp: (h[8] & TCP != 0).then_some(tcp),
             between: Between { verbs: h[9] & VERBS != 0, tcp: h[9] & LINKS != 0 },
@@ -153,7 +177,7 @@ mod tests {
             (true, Some(link_local)),
         ] {
             let between = Between { verbs: tcp.is_some(), tcp: tcp.is_some() && unix };
-            let handle = Handle { nonce: [0xab; 16], unix, tcp, between, listener: Identity::here() };
+            let handle = Handle { key: Key([0xab; 16]), unix, tcp, between, listener: Identity::here() };
             let mut bytes = handle.encode();
             assert_eq!(Handle::decode(&bytes).unwrap(), handle);
             set_mark(&mut bytes, 12);

@@ -16,6 +16,7 @@ use pushgate::settings::Transport;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::versions::Versions;
 use pushgate_proxy::connect::{self, Connect, Event, Fds, Incarnation};
+use pushgate_proxy::door::Dialer;
 use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::session::Status;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -27,21 +28,21 @@ use crate::again::{Here, Place, Token};
 use crate::comm::Comm;
 use crate::dial::{self, Dial, Dialed};
 use crate::error::{Code, Failure, Result};
-use crate::handle::{self, Between, Handle, Nonce};
+use crate::handle::{self, Between, Handle, Key, Nonce};
 use crate::identity::Identity;
 use crate::join::{Again, Joined, MetEnd, NewEnd, ReadyEnd, Role};
-use crate::listening::Sockets;
+use crate::listening::{Sockets, terms};
 use crate::log;
 use crate::runtime::{Loaded, Runtime};
 use crate::socket::{Channel, Frame, Line, Renewal, Stream};
 
 /// Versions that this build speaks of everything that the two ends say to each other.
-pub const VERSIONS: Versions = Versions::new(4, 4);
+pub const VERSIONS: Versions = Versions::new(5, 5);
 /// Time within which a connector must greet. It leaves room for a rank whose thread is held up on a
 /// busy machine. A connection that never greets occupies one descriptor for this time.
-const GREETING: Duration = Duration::from_secs(30);
+pub const GREETING: Duration = Duration::from_secs(30);
 /// How many connections may be about to greet.
-const STRANGERS: usize = 256;
+pub const STRANGERS: usize = 256;
 /// The most frames that one end takes from the other. Three are needed: greeting, RESUME, READY.
 const FRAMES: u32 = 8;
 
@@ -70,7 +71,8 @@ struct Spoken {
 }
 
 /// The bytes of this end's greeting.
-fn greet_with(nonce: Nonce, again: Option<Place>, links: bool) -> Vec<u8> {
+fn greet_with(key: &Key, again: Option<Place>, links: bool) -> Vec<u8> {
+    let (nonce, again) = (key.nonce(), again.map(|place| place.hidden(&key.secret())));
     let greeting = Greeting { version: VERSIONS.oldest(), newest: VERSIONS.newest(), nonce, again, links };
     serde_json::to_vec(&greeting).expect("it is plain data")
 }
@@ -79,17 +81,17 @@ fn lost(e: impl std::fmt::Display) -> Failure {
     Failure::new(Code::Remote, format!("making a connection: {e}"))
 }
 
-/// Checks a frame that should be a greeting for `nonce`. Returns where its sender is dialled again, and whether the queue
-/// pair is over `tcp`.
-fn greeting(bytes: &[u8], nonce: &Nonce) -> Result<(Option<Place>, bool)> {
+/// Checks a frame that should be a greeting for the listener with this key. Returns where its sender is dialled again, and
+/// whether the queue pair is over `tcp`.
+fn greeting(bytes: &[u8], key: &Key) -> Result<(Option<Place>, bool)> {
     // The versions come first: the rest of a greeting of another version can't be read.
     let Spoken { version, newest } = serde_json::from_slice(bytes).map_err(lost)?;
     VERSIONS.agree(Versions::told(version, newest)).map_err(|e| lost(format!("the other end: {e}")))?;
     let g: Greeting = serde_json::from_slice(bytes).map_err(lost)?;
-    if g.nonce != *nonce {
+    if g.nonce != key.nonce() {
         return Err(lost("the greeting is for another listener"));
     }
-    Ok((g.again, g.links))
+    Ok((g.again.map(|place| place.hidden(&key.secret())), g.links))
 }
 
 /// 16 bytes that nobody can guess.
@@ -104,7 +106,7 @@ pub fn random() -> Result<Nonce> {
 
 /// What NCCL calls a listenComm. Accepts one connection after the other.
 pub struct Listener {
-    nonce: Nonce,
+    key: Key,
     sockets: Sockets,
     class: Option<u8>,
     state: Mutex<Accepting>,
@@ -122,16 +124,16 @@ struct Accepting {
 impl Listener {
     /// Starts to listen; returns the handle for connectors.
     pub fn new(runtime: Arc<Runtime>, class: Option<u8>) -> Result<(Self, [u8; handle::BYTES])> {
-        let nonce = random()?;
-        let sockets = Sockets::open(&runtime.loaded, &nonce)?;
+        let key = Key(random()?);
+        let sockets = Sockets::open(&runtime.loaded, &key)?;
         let (unix, tcp) = sockets.addresses()?;
         let Loaded { rdma, tcp: links, identity, .. } = &*runtime.loaded;
         let between = match tcp {
             Some(_) => Between { verbs: rdma.is_some(), tcp: links.is_some() },
             None => Between::default(),
         };
-        let bytes = Handle { nonce, unix, tcp, between, listener: *identity }.encode();
-        Ok((Listener { nonce, sockets, class, state: Mutex::default(), runtime }, bytes))
+        let bytes = Handle { key, unix, tcp, between, listener: *identity }.encode();
+        Ok((Listener { key, sockets, class, state: Mutex::default(), runtime }, bytes))
     }
 
     /// Returns the next connection if it is ready.
@@ -149,7 +151,7 @@ impl Listener {
                 }
                 let (channel, (bytes, _)) = state.ready.remove(0);
                 // Any process can connect here and send anything.
-                let heard = greeting(&bytes, &self.nonce).and_then(|(again, links)| {
+                let heard = greeting(&bytes, &self.key).and_then(|(again, links)| {
                     Ok((again, transport(&self.runtime, channel.stream(), links)?))
                 });
                 let (again, transport) = match heard {
@@ -161,7 +163,7 @@ impl Listener {
                 };
                 let end = NewEnd::new(&self.runtime, Role::Receive, self.class, transport)?;
                 let offer = end.offer()?;
-                match Progress::new(&self.runtime, channel, end, offer, self.nonce, transport) {
+                match Progress::new(&self.runtime, channel, end, offer, self.key, transport) {
                     Ok(mut progress) => {
                         progress.greeted(again, Role::Receive);
                         state.current = Some(progress);
@@ -236,7 +238,7 @@ fn transport(runtime: &Runtime, stream: &Stream, links: bool) -> Result<Transpor
 /// the connection, so this end has no limit of its own and no clock.
 struct Progress {
     channel: Channel,
-    nonce: Nonce,
+    key: Key,
     /// That of the queue pair.
     transport: Transport,
     /// How many frames of the other end have come. The first is its greeting.
@@ -279,21 +281,19 @@ impl Progress {
         channel: Channel,
         end: NewEnd,
         offer: connect::Frame,
-        nonce: Nonce,
+        key: Key,
         transport: Transport,
     ) -> Result<Self> {
         let between_hosts = transport != Transport::Local;
         let token = runtime.watch.here().filter(|_| between_hosts).map(Here::token).transpose()?;
         let links = transport == Transport::Tcp;
-        channel
-            .send(&greet_with(nonce, token.as_ref().map(Token::place), links), Vec::new())
-            .map_err(lost)?;
+        channel.send(&greet_with(&key, token.as_ref().map(Token::place), links), Vec::new()).map_err(lost)?;
         // A connection has one call of each end; none is repeated.
         let own = Incarnation::MIN;
         let connect = Connect::new(own, offer, u64::MAX, Status::new(abi::PUSHGATE_ABORTED), 0);
         let connect = Some(connect);
         let (step, joined) = (Step::New(end), Unclaimed(None));
-        Ok(Progress { channel, nonce, transport, heard: 0, connect, step, joined, token })
+        Ok(Progress { channel, key, transport, heard: 0, connect, step, joined, token })
     }
 
     /// The other end has greeted; it is dialled again at `again` if this end dials, and dials this end otherwise.
@@ -314,7 +314,7 @@ impl Progress {
             && let Some((bytes, fds)) = self.channel.receive().map_err(lost)?
         {
             if self.heard == 0 {
-                let (again, _) = greeting(&bytes, &self.nonce)?;
+                let (again, _) = greeting(&bytes, &self.key)?;
                 self.greeted(again, Role::Send);
                 continue;
             }
@@ -399,6 +399,8 @@ enum Stage {
     Again,
     /// The TCP connection is being established.
     Dialing(TcpStream),
+    /// Both ends prove that they have the handle.
+    Proving(Box<Dialer>),
     /// This end has greeted.
     Joining(Box<Progress>),
 }
@@ -476,7 +478,7 @@ impl Connecting {
                             self.transport = transport;
                             Stage::Dialing(dial::dial_tcp(to)?)
                         }
-                        Dial::Unix => match dial::dial_unix(&self.handle.nonce)? {
+                        Dial::Unix => match dial::dial_unix(&self.handle.key.nonce())? {
                             Dialed::Connected(stream) => {
                                 self.transport = Transport::Local;
                                 greet(runtime, &self.handle, stream, class, Transport::Local)?
@@ -501,8 +503,18 @@ impl Connecting {
                         lost(format!("{to} can't be reached: {e}; may the hosts reach each other there?"))
                     };
                     sockopt::socket_error(&stream).map_err(unreachable)?.map_err(unreachable)?;
+                    let terms = terms(&self.handle.key, runtime.loaded.settings.tls);
+                    let dialer = Dialer::new(stream, &terms, &[]).map_err(lost)?;
+                    Stage::Proving(Box::new(dialer))
+                }
+                Stage::Proving(mut dialer) => {
+                    let to = self.handle.tcp.expect("it was dialed");
+                    if !dialer.advance().map_err(|e| lost(format!("{to}: {e}")))? {
+                        self.stage = Stage::Proving(dialer);
+                        return Ok(None);
+                    }
                     let replaced = runtime.loaded.settings.recovery().is_some();
-                    let stream = Stream::tcp(stream, replaced).map_err(lost)?;
+                    let stream = Stream::tcp(dialer.finish(), replaced).map_err(lost)?;
                     greet(runtime, &self.handle, stream, class, self.transport)?
                 }
                 Stage::Joining(mut progress) => match progress.advance(runtime) {
@@ -534,7 +546,7 @@ fn greet(
 ) -> Result<Stage> {
     let end = NewEnd::new(runtime, Role::Send, class, transport)?;
     let offer = end.offer()?;
-    let progress = Progress::new(runtime, Channel::new(stream), end, offer, handle.nonce, transport)?;
+    let progress = Progress::new(runtime, Channel::new(stream), end, offer, handle.key, transport)?;
     Ok(Stage::Joining(Box::new(progress)))
 }
 
@@ -544,32 +556,32 @@ mod tests {
 
     #[test]
     fn a_greeting_of_another_version_is_refused_by_its_version() {
-        let nonce = [7u8; 16];
+        let key = Key([7u8; 16]);
+        let nonce = key.nonce();
         let say = |version: u32, rest: &str| {
             let text = format!(r#"{{"version":{version},{rest}}}"#);
-            greeting(text.as_bytes(), &nonce).map_err(|e| e.text)
+            greeting(text.as_bytes(), &key).map_err(|e| e.text)
         };
         // Version 3 had the offer in its greeting.
         let earlier = format!(r#""nonce":{nonce:?},"offer":{{"Verbs":{{"qp":1}}}}"#);
         for rest in [&earlier[..], r#""Other":null"#] {
-            for version in [1, 3, 5] {
+            for version in [1, 3, 4, 6] {
                 let text = say(version, rest).unwrap_err();
-                assert!(text.contains(&format!("speaks version {version}, expected 4")), "{text}");
+                assert!(text.contains(&format!("speaks version {version}, expected 5")), "{text}");
             }
         }
-        let text = say(4, r#""Other":null"#).unwrap_err();
+        let text = say(5, r#""Other":null"#).unwrap_err();
         assert!(!text.contains("speaks version"), "{text}");
-        say(4, &format!(r#""nonce":{nonce:?}"#)).unwrap();
+        say(5, &format!(r#""nonce":{nonce:?}"#)).unwrap();
     }
 
     #[test]
     fn a_listener_that_turns_a_process_away_is_not_reached_by_local() {
         let runtime = Runtime::of_a_test(crate::testing::WINDOW);
-        let nonce = [0x77; 16];
-        let sockets = Sockets::open(&runtime.loaded, &nonce).unwrap();
+        let key = Key([0x77; 16]);
+        let sockets = Sockets::open(&runtime.loaded, &key).unwrap();
         let listener = runtime.loaded.identity;
-        let mut bytes =
-            Handle { nonce, unix: true, tcp: None, between: Between::default(), listener }.encode();
+        let mut bytes = Handle { key, unix: true, tcp: None, between: Between::default(), listener }.encode();
         let attempts = Attempts::new();
         assert!(attempts.connect(runtime.clone(), &mut bytes, None).unwrap().is_none());
         // As a listener does with a process of another user.
@@ -583,10 +595,10 @@ mod tests {
     fn p8_a_connector_that_greets_and_then_sends_frames_without_end_loses_its_connection() {
         let runtime = Runtime::of_a_test(crate::testing::WINDOW);
         let (listener, bytes) = Listener::new(runtime, None).unwrap();
-        let nonce = Handle::decode(&bytes).unwrap().nonce;
-        let Dialed::Connected(stream) = dial::dial_unix(&nonce).unwrap() else { panic!("it listens") };
+        let key = Handle::decode(&bytes).unwrap().key;
+        let Dialed::Connected(stream) = dial::dial_unix(&key.nonce()).unwrap() else { panic!("it listens") };
         let mut channel = Channel::new(stream);
-        channel.send(&greet_with(nonce, None, false), Vec::new()).unwrap();
+        channel.send(&greet_with(&key, None, false), Vec::new()).unwrap();
         // They change nothing: they are of an end that has never heard of this one.
         let end = connect::end(Incarnation::MIN, None, Status::new(abi::PUSHGATE_ABORTED));
         for _ in 0..FRAMES {

@@ -9,11 +9,13 @@ use std::sync::Once;
 
 use pushgate::Settings;
 use pushgate::settings::QpKind;
+use pushgate_proxy::door::{Door, Limits, Purpose, Terms};
 use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::wire::peer_cred;
 
 use crate::error::{Failure, Result};
-use crate::handle::Nonce;
+use crate::handle::{Key, Nonce};
+use crate::handshake::{GREETING, STRANGERS};
 use crate::log;
 use crate::runtime::Loaded;
 use crate::socket::Stream;
@@ -26,18 +28,19 @@ pub fn name_of(nonce: &Nonce) -> String {
 /// The sockets of a listener; at least one.
 pub struct Sockets {
     unix: Option<UnixListener>,
-    tcp: Option<TcpListener>,
+    tcp: Option<Door>,
     /// TCP connections are replaced when they break.
     replaced: bool,
 }
 
 impl Sockets {
     /// Listens wherever the settings let a connector come from.
-    pub fn open(loaded: &Loaded, nonce: &Nonce) -> Result<Self> {
+    pub fn open(loaded: &Loaded, key: &Key) -> Result<Self> {
         let settings = &loaded.settings;
-        let unix =
-            matches!(settings.qp, QpKind::Auto | QpKind::Local).then(|| listen_unix(nonce)).transpose()?;
-        let tcp = match loaded.reaches_others().then(|| listen_tcp(loaded)) {
+        let unix = matches!(settings.qp, QpKind::Auto | QpKind::Local);
+        let unix = unix.then(|| listen_unix(&key.nonce())).transpose()?;
+        let door = || listen_tcp(loaded).and_then(|tcp| open_door(tcp, key, settings.tls));
+        let tcp = match loaded.reaches_others().then(door) {
             None => None,
             Some(Ok(tcp)) => Some(tcp),
             // Ranks of this host come all the same.
@@ -53,7 +56,7 @@ impl Sockets {
 
     /// Whether it listens at the Unix socket, and where it listens for TCP.
     pub fn addresses(&self) -> Result<(bool, Option<SocketAddr>)> {
-        let tcp = self.tcp.as_ref().map(TcpListener::local_addr).transpose();
+        let tcp = self.tcp.as_ref().map(Door::local_addr).transpose();
         Ok((self.unix.is_some(), tcp.map_err(failed())?))
     }
 
@@ -64,11 +67,22 @@ impl Sockets {
         {
             return Ok(Some(stream));
         }
-        match &self.tcp {
-            Some(tcp) => next(|| tcp.accept().and_then(|(s, _)| Stream::tcp(s, self.replaced))),
-            None => Ok(None),
-        }
+        let arrival = self.tcp.as_ref().and_then(Door::next);
+        let stream = arrival.map(|arrival| Stream::tcp(arrival.stream, self.replaced)).transpose();
+        stream.map_err(Failure::system("accepting a connection"))
     }
+}
+
+/// What the ends of a connection over TCP agree on.
+pub fn terms(key: &Key, tls: bool) -> Terms {
+    Terms { secret: key.secret(), purpose: Purpose::NCCL, tls }
+}
+
+/// Lets connectors in who have the handle.
+fn open_door(tcp: TcpListener, key: &Key, tls: bool) -> Result<Door> {
+    // What a connector says first comes in a frame, as over a Unix socket.
+    let limits = Limits { places: STRANGERS, greeting: 0, time: GREETING };
+    Door::on(tcp, terms(key, tls), limits).map_err(failed())
 }
 
 /// What `accept` of a socket gives, without strangers and connectors that have gone.
@@ -143,4 +157,42 @@ pub fn own_address(settings: &Settings, device: Option<&Device>) -> Result<IpAdd
     routed
         .map(|a| a.ip())
         .map_err(Failure::system("no address at which others reach this host; set PUSHGATE_HOST to one"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use pushgate_proxy::door::{DoorError, Refused, Secret, dial};
+
+    use super::*;
+    use crate::testing::until;
+
+    #[test]
+    fn p8_over_tcp_only_a_connector_with_the_handle_comes_through() {
+        let key = Key([5; 16]);
+        for tls in [false, true] {
+            // At any address: the key is no secret that everybody knows.
+            let door = open_door(TcpListener::bind("0.0.0.0:0").unwrap(), &key, tls).unwrap();
+            let at = SocketAddr::from(([127, 0, 0, 1], door.local_addr().unwrap().port()));
+            let sockets = Sockets { unix: None, tcp: Some(door), replaced: true };
+            let connects = |terms: Terms| {
+                let until = Instant::now() + pushgate_tests::hang();
+                std::thread::spawn(move || dial(at, &terms, &[], until))
+            };
+            for secret in [Key([6; 16]).secret(), Secret::new(&key.nonce()).unwrap()] {
+                let stranger = connects(Terms { secret, ..terms(&key, tls) });
+                until(|| {
+                    assert!(sockets.accept().unwrap().is_none(), "it came through");
+                    stranger.is_finished().then_some(())
+                });
+                let e = stranger.join().unwrap().unwrap_err();
+                assert!(matches!(e, DoorError::Refused(Refused::TurnedAway)), "{e}");
+            }
+            let connector = connects(terms(&key, tls));
+            let Stream::Tcp(stream) = until(|| sockets.accept().unwrap()) else { panic!("it came over TCP") };
+            assert_eq!(stream.is_encrypted(), tls);
+            connector.join().unwrap().unwrap();
+        }
+    }
 }

@@ -181,11 +181,12 @@ impl Loaded {
         self.rdma.is_some() || self.tcp.is_some()
     }
 
-    /// The socket at which other hosts dial this process again when a connection broke, and how long a connection may be gone.
-    fn dialled_again(&self) -> Option<(TcpListener, Duration)> {
+    /// The socket at which other hosts dial this process again when a connection broke, how long a connection may be gone, and
+    /// whether it is encrypted.
+    fn dialled_again(&self) -> Option<(TcpListener, Duration, bool)> {
         let recover = self.settings.recovery().filter(|_| self.reaches_others())?;
         match listen_tcp(self) {
-            Ok(listener) => Some((listener, recover)),
+            Ok(listener) => Some((listener, recover, self.settings.tls)),
             Err(e) => {
                 tracing::warn!("sockets between hosts that break are not replaced: {e}");
                 None

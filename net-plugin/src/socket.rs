@@ -7,12 +7,12 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use pushgate_driver_shim::fdpass::drop_elsewhere;
+use pushgate_proxy::door;
 use pushgate_proxy::redial::Kept;
 use pushgate_proxy::redial::envelope::tune;
 use rustix::cmsg_space;
@@ -52,7 +52,7 @@ pub type Frame = (Vec<u8>, Vec<OwnedFd>);
 /// The socket of a connection.
 pub enum Stream {
     Unix(UnixStream),
-    Tcp(TcpStream),
+    Tcp(door::Stream),
 }
 
 impl AsFd for Stream {
@@ -67,8 +67,7 @@ impl AsFd for Stream {
 impl Stream {
     /// Takes a TCP connection and sets it up so that a host that is gone is noticed in about ten
     /// seconds, or in three where the connection is replaced then.
-    pub fn tcp(stream: TcpStream, replaced: bool) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
+    pub fn tcp(stream: door::Stream, replaced: bool) -> io::Result<Self> {
         tune(&stream, replaced)?;
         Ok(Stream::Tcp(stream))
     }
@@ -83,6 +82,57 @@ impl Stream {
             }
             Stream::Tcp(_) => None,
         }
+    }
+
+    /// Sends what the socket takes now, with descriptors along with the first byte; `WouldBlock` if it takes nothing. Over TCP
+    /// there are no descriptors.
+    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        let s = match self {
+            Stream::Unix(s) => s,
+            Stream::Tcp(s) => return s.send(&[IoSlice::new(bytes)]),
+        };
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "room for {MAX_FDS}");
+        }
+        // NOSIGNAL: the program may have left SIGPIPE deadly.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        Ok(rustix::io::retry_on_intr(|| sendmsg(s, &[IoSlice::new(bytes)], &mut control, flags))?)
+    }
+
+    /// Sends what is encrypted and waits for the socket. True when nothing is left.
+    fn flush(&self) -> io::Result<bool> {
+        match self {
+            Stream::Unix(_) => Ok(true),
+            Stream::Tcp(s) => s.flush(),
+        }
+    }
+
+    /// Receives what is there: how many bytes, 0 at the end, `WouldBlock` if there are none yet, and whether descriptors were
+    /// lost.
+    pub fn receive(&self, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<(usize, bool)> {
+        let s = match self {
+            Stream::Unix(s) => s,
+            // Bytes that were changed on their way end the socket, as a reset would.
+            Stream::Tcp(s) => {
+                let n = s.recv(&mut [IoSliceMut::new(bytes)]).map_err(|e| match e.kind() {
+                    ErrorKind::InvalidData => io::Error::new(ErrorKind::ConnectionAborted, e),
+                    _ => e,
+                });
+                return Ok((n?, false));
+            }
+        };
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let message = recvmsg(s, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+        for m in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = m {
+                fds.extend(more);
+            }
+        }
+        Ok((message.bytes, message.flags.contains(ReturnFlags::CTRUNC)))
     }
 
     /// Shuts down both directions, so that the peer notices even if another process holds the
@@ -286,15 +336,8 @@ impl Out {
 
     fn flush_all(&mut self) -> io::Result<bool> {
         while let Some((bytes, fds)) = self.frames.front_mut() {
-            let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
             let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
-            if !borrowed.is_empty() {
-                assert!(control.push(SendAncillaryMessage::ScmRights(&borrowed)), "room for {MAX_FDS}");
-            }
-            // NOSIGNAL: the program may have left SIGPIPE deadly.
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match sendmsg(&*self.stream, &[IoSlice::new(bytes)], &mut control, flags) {
+            match self.stream.send(bytes, &borrowed) {
                 Ok(n) => {
                     bytes.drain(..n);
                     fds.clear();
@@ -302,21 +345,20 @@ impl Out {
                         self.frames.pop_front();
                     }
                 }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(false),
-                Err(e @ Errno::TOOMANYREFS) if !fds.is_empty() => {
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(e) if is_refused(&e) && !fds.is_empty() => {
                     // Nothing of this frame was sent.
                     self.frames.pop_front();
-                    return Err(e.into());
+                    return Err(e);
                 }
                 Err(e) => {
                     // Nothing behind a frame that was begun can be understood any more.
                     self.frames.clear();
-                    return Err(e.into());
+                    return Err(e);
                 }
             }
         }
-        Ok(true)
+        self.stream.flush()
     }
 }
 
@@ -430,25 +472,17 @@ impl Channel {
 
     /// Reads what is there; `None` if there is nothing now.
     fn receive_some(&mut self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        match recvmsg(&*self.stream, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
-            Ok(message) => {
-                for m in control.drain() {
-                    if let RecvAncillaryMessage::ScmRights(more) = m {
-                        self.in_fds.extend(more);
-                    }
-                }
-                self.lost |= message.flags.contains(ReturnFlags::CTRUNC);
+        match self.stream.receive(bytes, &mut self.in_fds) {
+            Ok((n, lost)) => {
+                self.lost |= lost;
                 if self.in_fds.len() > MAX_FDS {
                     let text = format!("more than {MAX_FDS} descriptors came with a frame");
                     return Err(io::Error::new(ErrorKind::InvalidData, text));
                 }
-                Ok(Some(message.bytes))
+                Ok(Some(n))
             }
-            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(e) => Err(e.into()),
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
+            Err(e) => Err(e),
         }
     }
 }

@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
@@ -25,13 +25,13 @@ use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fdpass::drop_elsewhere;
 use pushgate_driver_shim::process::Process;
 use pushgate_proxy::connect::{Fds, Frame};
+use pushgate_proxy::door;
 use pushgate_proxy::endpoint::Mailbox;
 use pushgate_proxy::engine::{Engine, QpId};
 use pushgate_proxy::redial::Attempts;
 use pushgate_proxy::session::Status;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::again::{self, Again, Finder, Found, Here, Key};
 use crate::error::{Failure, Result};
@@ -85,7 +85,7 @@ pub fn say_goodbye(line: &Line, in_frame: bool, received: u64) {
         line.tell(&bytes, Vec::new());
     } else {
         // An error means that the peer is gone already.
-        let _ = send(&*line.stream(), &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        let _ = line.stream().send(&bytes, &[]);
     }
 }
 
@@ -272,8 +272,8 @@ pub struct Watch {
 
 impl Watch {
     /// Starts the thread. `dialled`: the socket at which other hosts dial this process again when a connection's socket
-    /// broke, and how long that may be gone; without it the end of a socket is the connection's.
-    pub fn start(dialled: Option<(TcpListener, Duration)>) -> Result<Self> {
+    /// broke, how long that may be gone, and whether sockets are encrypted; without it the end of a socket is the connection's.
+    pub fn start(dialled: Option<(TcpListener, Duration, bool)>) -> Result<Self> {
         const WHAT: &str = "starting the watch of connections";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Failure::system(WHAT))?;
         let stop = EventFd::new().map_err(Failure::system(WHAT))?;
@@ -283,8 +283,8 @@ impl Watch {
         let (finder, found) = Finder::new(&bell);
         let meeting = match dialled {
             None => None,
-            Some((listener, recover)) => {
-                let (again, here) = again::listen(listener, recover).map_err(Failure::system(WHAT))?;
+            Some((listener, recover, tls)) => {
+                let (again, here) = again::listen(listener, recover, tls)?;
                 let flags = epoll::EventFlags::IN;
                 epoll::add(&epoll, again.listener(), epoll::EventData::new_u64(DIALLED), flags)
                     .and_then(|()| epoll::add(&epoll, &*bell, epoll::EventData::new_u64(FOUND), flags))
@@ -492,7 +492,7 @@ impl Entry {
     }
 
     /// Another socket takes the place of the one that broke. The peer has received so many of this end's frames.
-    fn goes_on(&mut self, epoll: &OwnedFd, id: u64, stream: TcpStream, received: u64) -> io::Result<()> {
+    fn goes_on(&mut self, epoll: &OwnedFd, id: u64, stream: door::Stream, received: u64) -> io::Result<()> {
         let stream = Stream::tcp(stream, true)?;
         self.stream = self.line.goes_on(stream, received).map_err(invalid)?;
         if let Some(renewed) = &mut self.renewed {
@@ -589,12 +589,19 @@ impl Entry {
     fn hear_farewell(&mut self) -> io::Result<bool> {
         loop {
             let mut bytes = [0; FAREWELL];
-            let n = match recv(&*self.stream, &mut bytes[..], RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return Err(io::Error::other("the peer has closed the connection")),
-                Ok((_, n)) => n,
-                Err(Errno::AGAIN) => return self.process_lives().map(|()| false),
-                Err(Errno::INTR) => continue,
-                Err(e) => return Err(e.into()),
+            let mut fds = Vec::new();
+            let received = self.stream.receive(&mut bytes, &mut fds);
+            if !fds.is_empty() {
+                drop_elsewhere(fds);
+            }
+            let n = match received {
+                Ok((0, _)) => return Err(io::Error::other("the peer has closed the connection")),
+                Ok((n, _)) => n,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    return self.process_lives().map(|()| false);
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                Err(e) => return Err(e),
             };
             let Hears::Farewell(said) = &mut self.hears else { return Ok(false) };
             said.extend_from_slice(&bytes[..n]);

@@ -4,16 +4,16 @@
 //! sees the end of the connection first, tells the one that dials. Both are told how many frames the other end has
 //! received, and send the rest again ([`Kept`]). Where nobody listens any more the process has ended.
 //!
-//! Threads of their own wait for the network, one for each connection that broke, and one for each greeting. They say what
-//! they found to the owner's thread, which never waits. [`Party`] says who the owner is and what its greetings say.
+//! Each connection goes through the [`door`](crate::door). Threads of their own dial, one for each connection that broke, and
+//! say what they found to the owner's thread, which never waits. [`Party`] says who the owner is and what its greetings say.
 
 pub mod envelope;
 mod kept;
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -22,17 +22,14 @@ use pushgate_driver_shim::eventfd::EventFd;
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
-use envelope::{Incoming, close, envelope, plain, send_all, tune, wait};
+use crate::door::{Arrival, Door, DoorError, Limits, PASSAGE, Refused, Stream, Terms, dial as dial_door};
+use envelope::{HEADER, Incoming, envelope, opened, plain, send_all, tune, wait};
 pub use kept::Kept;
 
-/// Time for one attempt to connect, and for the answer then.
+/// Time for one attempt to connect and to prove the secret, and for the answer then.
 const ATTEMPT: Duration = Duration::from_secs(1);
-/// How long a process without descriptors waits before it takes in another one who dials.
-const NOT_NOW: Duration = Duration::from_millis(100);
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time within which one who has connected must say who it is.
-const GREETING: Duration = Duration::from_secs(5);
 /// The most bytes of a greeting of one who dials again.
 const MAX_GREETING: usize = 1024;
 /// The most bytes of the answer.
@@ -46,15 +43,15 @@ pub trait Party: Send + Sync + 'static {
     /// The version in front of greetings and answers.
     fn version(&self) -> u32;
 
-    /// The most greetings that are read side by side.
-    fn most(&self) -> usize;
-
     /// Whether this end of the connection dials. Otherwise the other one does, and this end tells it to, and looks whether
     /// it is still there.
     fn dials(&self, key: Self::Key) -> bool;
 
     /// Where the other end listens.
     fn place(&self, key: Self::Key) -> SocketAddr;
+
+    /// What this end and the one that listens there must agree on.
+    fn terms(&self, key: Self::Key) -> Terms;
 
     /// This end's greeting. It has received so many frames.
     fn greeting(&self, key: Self::Key, received: u64) -> impl Serialize;
@@ -88,7 +85,7 @@ pub enum Found<K> {
         /// The connection.
         key: K,
         /// The next connection's stream.
-        stream: TcpStream,
+        stream: Stream,
         /// How many frames of this end the other end has received.
         received: u64,
     },
@@ -97,7 +94,7 @@ pub enum Found<K> {
         /// The connection.
         key: K,
         /// The next connection's stream.
-        stream: TcpStream,
+        stream: Stream,
         /// How many frames of this end the other end has received.
         received: u64,
     },
@@ -171,19 +168,21 @@ impl Drop for Attempts {
 /// What a process needs to meet others again.
 #[derive(Debug)]
 pub struct Again<P> {
-    listener: TcpListener,
+    door: Door,
     party: Arc<P>,
     /// How long a connection may be gone.
     recover: Duration,
-    /// Greetings that threads are reading.
-    greetings: Arc<AtomicUsize>,
+}
+
+/// What a door for those who dial again spends, with places for so many.
+pub fn limits(places: usize) -> Limits {
+    Limits { places, greeting: HEADER + MAX_GREETING, time: PASSAGE }
 }
 
 impl<P: Party> Again<P> {
-    /// `listener`: where the others dial.
-    pub fn new(listener: TcpListener, party: P, recover: Duration) -> std::io::Result<Self> {
-        listener.set_nonblocking(true)?;
-        Ok(Again { listener, party: Arc::new(party), recover, greetings: Arc::default() })
+    /// `door`: where the others dial.
+    pub fn new(door: Door, party: P, recover: Duration) -> Self {
+        Again { door, party: Arc::new(party), recover }
     }
 
     /// Who meets others here.
@@ -198,45 +197,17 @@ impl<P: Party> Again<P> {
 
     /// Becomes readable when somebody dials.
     pub fn listener(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
+        self.door.as_fd()
     }
 
-    /// Takes those in who have dialled: a thread reads the greeting of each.
+    /// Takes those in who have dialled.
     pub fn accept(&self, finder: &Finder<P::Key>) {
-        loop {
-            let (stream, from) = match self.listener.accept() {
-                Ok(accepted) => accepted,
-                Err(e) if e.kind() == ErrorKind::Interrupted || e.kind() == ErrorKind::ConnectionAborted => {
-                    continue;
-                }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                // No descriptor is left, for example. The connection still waits in the listener, which stays readable, so
-                // without this pause the caller would spin.
-                Err(e) => {
-                    tracing::warn!("taking in one who dials again: {e}");
-                    std::thread::sleep(NOT_NOW);
-                    break;
-                }
-            };
-            // Relaxed: a count for a limit; it orders no other memory.
-            if self.greetings.load(Ordering::Relaxed) >= self.party.most() {
-                tracing::warn!(%from, "closed a connection: too many others say who they are");
-                continue;
-            }
-            self.greetings.fetch_add(1, Ordering::Relaxed);
-            let (party, finder) = (self.party.clone(), finder.clone());
-            let greetings = self.greetings.clone();
-            let read = move || {
-                match hear(&*party, stream) {
-                    Ok(Some(found)) => finder.tell(found),
-                    Ok(None) => {}
-                    Err(why) => tracing::warn!(%from, "refused one who dials again: {why}"),
-                }
-                greetings.fetch_sub(1, Ordering::Relaxed);
-            };
-            if let Err(e) = spawn("pushgate-greet", read) {
-                self.greetings.fetch_sub(1, Ordering::Relaxed);
-                tracing::warn!(%from, "closed a connection: a thread for its greeting: {e}");
+        while let Some(arrival) = self.door.next() {
+            let from = arrival.from;
+            match hear(&*self.party, arrival) {
+                Ok(Some(found)) => finder.tell(found),
+                Ok(None) => {}
+                Err(why) => tracing::warn!(%from, "refused one who dials again: {why}"),
             }
         }
     }
@@ -262,12 +233,12 @@ impl<P: Party> Again<P> {
     }
 
     /// Answers one who has dialled: this end has received so many of its frames.
-    pub fn answer(&self, stream: &TcpStream, received: u64) -> std::io::Result<()> {
+    pub fn answer(&self, stream: &Stream, received: u64) -> std::io::Result<()> {
         say(&*self.party, stream, &Answer::Again { received })
     }
 
     /// Turns one away who has dialled.
-    pub fn refuse(&self, stream: &TcpStream, why: &str) {
+    pub fn refuse(&self, stream: &Stream, why: &str) {
         turn_away(&*self.party, stream, &Answer::Refused(why.into()));
     }
 }
@@ -279,37 +250,42 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()
     std::thread::Builder::new().name(name.into()).spawn(scoped).map(drop)
 }
 
-fn say<P: Party>(party: &P, stream: &TcpStream, answer: &Answer) -> std::io::Result<()> {
-    send_all(stream, &envelope(party.version(), answer), Instant::now() + GREETING)
+/// Sends an answer, as far as the socket takes it: the owner's thread waits for nobody.
+fn say<P: Party>(party: &P, stream: &Stream, answer: &Answer) -> std::io::Result<()> {
+    send_all(stream, &envelope(party.version(), answer), Instant::now())
 }
 
-fn turn_away<P: Party>(party: &P, stream: &TcpStream, answer: &Answer) {
+fn turn_away<P: Party>(party: &P, stream: &Stream, answer: &Answer) {
     // Its sender receives the reason, or finds the connection closed.
     let _ = say(party, stream, answer);
-    close(stream);
+    stream.close();
 }
 
 /// One attempt to meet the other end. `None`: try again.
 fn dial<P: Party>(party: &P, key: P::Key, received: u64) -> Option<Found<P::Key>> {
     let gone = |why: String, closed| Some(Found::Gone { key, why, closed });
     let place = party.place(key);
-    let stream = match TcpStream::connect_timeout(&place, ATTEMPT) {
-        // Where nobody listens, the kernel may connect a socket of this host to itself.
-        Ok(s) if s.local_addr().ok() == s.peer_addr().ok() => {
-            return gone(format!("nobody listens at {place}"), None);
-        }
+    let hello = envelope(party.version(), &party.greeting(key, received));
+    let stream = match dial_door(place, &party.terms(key), &hello, Instant::now() + ATTEMPT) {
         Ok(stream) => stream,
-        Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
+        Err(DoorError::Connect { error, .. }) if error.kind() == ErrorKind::ConnectionRefused => {
             return gone(format!("nobody listens at {place}: its process has ended"), None);
         }
+        Err(DoorError::Refused(
+            why @ (Refused::Version(_)
+            | Refused::Purpose { .. }
+            | Refused::Tls { .. }
+            | Refused::Secret { .. }
+            | Refused::Reflected
+            | Refused::Proof),
+        )) => return gone(format!("another process listens at {place}: {why}"), None),
         Err(e) => {
             tracing::debug!("dialling {place} again: {e}");
             return None;
         }
     };
     let until = Instant::now() + ATTEMPT;
-    let hello = envelope(party.version(), &party.greeting(key, received));
-    tune(&stream, true).and_then(|()| send_all(&stream, &hello, until)).ok()?;
+    tune(&stream, true).ok()?;
     let mut incoming = Incoming::default();
     let answer = loop {
         match incoming.open(&stream, MAX_ANSWER) {
@@ -337,19 +313,11 @@ fn dial<P: Party>(party: &P, key: P::Key, received: u64) -> Option<Found<P::Key>
 }
 
 /// Reads the greeting of one who has dialled. `None`: there is nothing to meet again for now.
-fn hear<P: Party>(party: &P, stream: TcpStream) -> Result<Option<Found<P::Key>>, String> {
+fn hear<P: Party>(party: &P, arrival: Arrival) -> Result<Option<Found<P::Key>>, String> {
+    let Arrival { stream, greeting, .. } = arrival;
     tune(&stream, true).map_err(|e| e.to_string())?;
-    let (until, mut incoming) = (Instant::now() + GREETING, Incoming::default());
-    let (version, body) = loop {
-        match incoming.open(&stream, MAX_GREETING)? {
-            Some(all) => break all,
-            None if !wait(&mut [PollFd::new(&stream, PollFlags::IN)], until) => {
-                return Err("it sent no greeting in time".into());
-            }
-            None => {}
-        }
-    };
-    match party.check(version, &body) {
+    let (version, body) = opened(&greeting)?;
+    match party.check(version, body) {
         Ok((key, _)) if party.dials(key) => Ok(Some(Found::Told { key })),
         Ok((key, received)) => Ok(Some(Found::Greeted { key, stream, received })),
         Err(answer) => {

@@ -12,6 +12,8 @@
 //! hands a pidfd of itself to its peers, and between hosts each rank says now and then that it
 //! lives ([`Beats`]).
 //!
+//! Connections between hosts go through the [`door`]: both ends prove that they know the job's secret before they say anything else.
+//!
 //! Between hosts a connection that breaks is replaced, so that a path may be gone for a while: see `tcp/again.rs`. No frame is
 //! lost then, and none comes twice.
 
@@ -25,8 +27,9 @@ mod tcp;
 mod tests;
 mod unix;
 
-use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, Shutdown};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -34,11 +37,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::eventfd::EventFd;
-use pushgate_driver_shim::fdpass::Frame;
+use pushgate_driver_shim::fdpass::{Carrier, Frame};
 use pushgate_driver_shim::process::Process;
 use pushgate_proxy::connect::{self, Incarnation};
+use pushgate_proxy::door::{self, Terms};
 use pushgate_proxy::link::verbs::gid::Family;
-use pushgate_proxy::redial::envelope::close;
 use pushgate_proxy::session::Status;
 use rustix::io::Errno;
 use rustix::net::connect_unspec;
@@ -116,14 +119,71 @@ const LEAST_SILENCE: Duration = Duration::from_secs(10);
 /// A socket to another rank.
 enum Stream {
     Unix(UnixStream),
-    Tcp(TcpStream),
+    Tcp(door::Stream),
 }
 
-impl AsFd for Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
+impl Stream {
+    /// What to wait for; [`Carrier`] sends and receives.
+    fn fd(&self) -> BorrowedFd<'_> {
         match self {
             Stream::Unix(s) => s.as_fd(),
             Stream::Tcp(s) => s.as_fd(),
+        }
+    }
+
+    /// Whether bytes that were sent wait for the socket.
+    fn wants_write(&self) -> bool {
+        matches!(self, Stream::Tcp(s) if s.wants_write())
+    }
+
+    /// Whether bytes wait of which the socket says nothing.
+    fn has_bytes(&self) -> bool {
+        matches!(self, Stream::Tcp(s) if s.has_bytes())
+    }
+
+    /// Sends what waits for the socket. True when nothing is left.
+    fn flush(&self) -> io::Result<bool> {
+        match self {
+            Stream::Unix(_) => Ok(true),
+            Stream::Tcp(s) => s.flush(),
+        }
+    }
+
+    /// Shuts both directions down.
+    fn shutdown(&self) {
+        match self {
+            Stream::Unix(s) => drop(s.shutdown(Shutdown::Both)),
+            Stream::Tcp(s) => s.shutdown(),
+        }
+    }
+}
+
+/// What a call on a connection that may be encrypted has found; `None` if it would have to wait.
+fn unless_it_waits(n: io::Result<usize>) -> io::Result<Option<usize>> {
+    match n {
+        Ok(n) => Ok(Some(n)),
+        Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(None),
+        // Bytes that were changed on their way end the connection, as a reset would. They are no word of the rank's.
+        Err(e) if e.kind() == ErrorKind::InvalidData => Err(io::Error::new(ErrorKind::ConnectionAborted, e)),
+        Err(e) => Err(e),
+    }
+}
+
+impl Carrier for Stream {
+    fn send_some(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<usize>> {
+        match self {
+            Stream::Unix(s) => s.send_some(bytes, fds),
+            Stream::Tcp(s) => unless_it_waits(s.send(&[IoSlice::new(bytes)])),
+        }
+    }
+
+    fn recv_some(&self, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Option<(usize, bool)>> {
+        match self {
+            Stream::Unix(s) => s.recv_some(bytes, fds),
+            Stream::Tcp(s) => {
+                let n = unless_it_waits(s.recv(&mut [IoSliceMut::new(bytes)]))?;
+                Ok(n.map(|n| (n, false)))
+            }
         }
     }
 }
@@ -141,8 +201,8 @@ impl From<UnixStream> for Link {
     }
 }
 
-impl From<TcpStream> for Link {
-    fn from(stream: TcpStream) -> Self {
+impl From<door::Stream> for Link {
+    fn from(stream: door::Stream) -> Self {
         Link { stream: Stream::Tcp(stream), process: None }
     }
 }
@@ -250,7 +310,8 @@ impl Mesh {
 
     /// Joins as a rank on any host. All ranks meet at `rendezvous`, where rank 0 listens; `host` is
     /// the address at which this rank listens to other ranks, or "auto". A connection that breaks may be gone for `recover`;
-    /// `None`: its rank is lost then.
+    /// `None`: its rank is lost then. `terms`: what all ranks must agree on.
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn connect_tcp(
         job: &str,
         rank: u32,
@@ -259,10 +320,11 @@ impl Mesh {
         host: &str,
         timeout: Duration,
         recover: Option<Duration>,
+        terms: Terms,
     ) -> Result<Mesh> {
-        let me = tcp::Me::new(job, rank, size, timeout, recover)?;
+        let me = tcp::Me::new(job, rank, size, timeout, recover, terms)?;
         let (streams, again) = match rank {
-            0 => me.gather(&tcp::listen_at(rendezvous)?)?,
+            0 => me.gather(&me.listen_at(rendezvous)?)?,
             _ => me.join(rendezvous, host)?,
         };
         Mesh::new(rank, streams, timeout, again)
@@ -506,7 +568,7 @@ impl Drop for Mesh {
             // Shut the socket down, so that the connection ends even if another process still holds
             // this end.
             match &*peer.out().stream {
-                Stream::Tcp(s) => close(s),
+                Stream::Tcp(s) => s.close(),
                 Stream::Unix(s) => drop(s.shutdown(Shutdown::Write)),
             }
         }

@@ -66,7 +66,7 @@ impl Out {
         if self.held().is_some() {
             return Ok(self.has_frames());
         }
-        match self.frames.flush(&*self.stream) {
+        match self.frames.flush(&*self.stream).and_then(|all| Ok(self.stream.flush()? && all)) {
             Ok(all) => Ok(!all),
             // The reader's thread sees the end of the connection too, once it has taken what came before.
             Err(_) if self.kept.is_some() => {
@@ -97,12 +97,12 @@ impl Out {
 
     /// Whether the socket has frames to take.
     pub(super) fn has_frames(&self) -> bool {
-        !self.frames.is_empty()
+        !self.frames.is_empty() || !self.broken && self.stream.wants_write()
     }
 
     /// Whether all frames have left for the peer.
     pub(super) fn has_left(&self) -> bool {
-        self.frames.is_empty() && !self.broken
+        !self.has_frames() && !self.broken
     }
 
     /// Bytes that the socket has not taken, or that the peer has not said to have where frames may be sent again.

@@ -4,17 +4,15 @@
 //! The thread never waits for a single peer: each look at a socket takes what is there.
 
 use std::io::ErrorKind;
-use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::fdpass::{Frame, Incoming, drop_elsewhere};
-use pushgate_proxy::connect;
 use pushgate_proxy::redial::Attempts;
+use pushgate_proxy::{connect, door};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Resource, getrlimit};
 
 use super::inbox::Dropped;
@@ -81,7 +79,9 @@ pub(super) fn run(shared: &Shared, beats: Beats, again: Option<&Again>, events: 
         let mut fds = vec![PollFd::new(&*shared.bell, PollFlags::IN)];
         let mut refused = vec![false; peers.len()];
         let mut held = vec![None; peers.len()];
-        for ((p, refused), held) in peers.iter().zip(&mut refused).zip(&mut held) {
+        let mut has_bytes = vec![false; peers.len()];
+        for (i, p) in peers.iter().enumerate() {
+            let (refused, held, has_bytes) = (&mut refused[i], &mut held[i], &mut has_bytes[i]);
             let out = p.peer.out();
             (*refused, *held) = (out.is_refused(), out.held());
             // A connection that broke has nothing more to say; the bell stands in for it.
@@ -91,7 +91,9 @@ pub(super) fn run(shared: &Shared, beats: Beats, again: Option<&Again>, events: 
                 (false, false) => PollFlags::IN,
                 (true, _) => PollFlags::empty(),
             };
-            let fd = if rests { shared.bell.as_fd() } else { p.stream.as_fd() };
+            // Bytes that are decrypted already do not make the socket readable.
+            *has_bytes = !rests && p.stream.has_bytes();
+            let fd = if rests { shared.bell.as_fd() } else { p.stream.fd() };
             fds.push(PollFd::from_borrowed_fd(fd, flags));
         }
         let with_process = peers.iter().enumerate().filter(|(_, p)| p.peer.process.is_some());
@@ -110,6 +112,7 @@ pub(super) fn run(shared: &Shared, beats: Beats, again: Option<&Again>, events: 
             .chain(ends)
             .chain(beating.then_some(next_beat))
             .chain(once_more)
+            .chain(has_bytes.contains(&true).then_some(now))
             .min();
         let limit = wakes_at.map(|at| timespec(at.saturating_duration_since(now)));
         if poll(&mut fds, limit.as_ref()).is_err() {
@@ -136,7 +139,8 @@ pub(super) fn run(shared: &Shared, beats: Beats, again: Option<&Again>, events: 
                 continue;
             }
             let looks = Looks { shared, beats, most, events, passed, died: died[i], refused: refused[i] };
-            let leaving = match p.look(sockets[i], &looks) {
+            let found = if has_bytes[i] { sockets[i] | PollFlags::IN } else { sockets[i] };
+            let leaving = match p.look(found, &looks) {
                 Ok(leaving) => leaving,
                 // A peer that has heard this rank's farewell sends none, and closes.
                 Err(_) if p.peer.out().farewell => Some(Leaving::Bye),
@@ -175,7 +179,7 @@ pub(super) fn run(shared: &Shared, beats: Beats, again: Option<&Again>, events: 
             shared.inbox.arrived.notify_all();
             if leaving == Leaving::Lost {
                 // A forked child of the dead rank has no use for the socket either.
-                let _ = shutdown(&*gone.stream, Shutdown::Both);
+                gone.stream.shutdown();
                 (events.lost)(first);
             }
         }
@@ -335,13 +339,13 @@ impl<'a> Heard<'a> {
             again.recover()
         );
         self.peer.out().breaks();
-        let _ = shutdown(&*self.stream, Shutdown::Both);
+        self.stream.shutdown();
         let attempts = again.seek(self.rank, self.received, finder);
         self.broken = Some(Broken { why, until: Instant::now() + again.recover(), _attempts: attempts });
     }
 
     /// Another connection takes the place of the one that broke. The peer has received so many of this rank's frames.
-    fn goes_on(&mut self, stream: TcpStream, received: u64) -> Option<Leaving> {
+    fn goes_on(&mut self, stream: door::Stream, received: u64) -> Option<Leaving> {
         let stream = Arc::new(Stream::Tcp(stream));
         if let Err(why) = self.peer.out().goes_on(stream.clone(), received) {
             return Some(self.lost(&why));

@@ -3,9 +3,9 @@
 //! rank 0 tells each where the others listen. Then each rank connects to all lower ranks, except
 //! rank 0, to which it is connected already.
 //!
-//! The port is open to every host that reaches it. So a greeting is limited in bytes and in time,
-//! all greetings are read side by side, and a wrong one costs only its sender the connection. None
-//! of this keeps out a sender that wants to get in: docs/operations.md.
+//! The port is open to every host that reaches it. So each connection goes through the [`door`](pushgate_proxy::door): its
+//! ends prove that they know one secret before the greeting, which is the first that a rank reads. docs/operations.md says
+//! where the secret comes from.
 
 mod again;
 mod greeting;
@@ -18,7 +18,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::versions::ABI;
-use pushgate_proxy::redial::envelope::{Incoming, close, envelope, plain, send_all, tune, wait};
+use pushgate_proxy::door::{Arrival, Dialer, Door, DoorError, Limits, Refused, Stream, Terms, VARIABLE};
+use pushgate_proxy::redial::envelope::{HEADER, Incoming, envelope, opened, plain, tune, wait};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
@@ -28,8 +29,8 @@ use greeting::{Answer, Hello, MAX_ANSWER, MAX_GREETING, RELEASE, VERSIONS, answe
 
 use crate::error::{Error, Result};
 
-/// Time within which a rank that has connected must say who it is.
-const GREETING: Duration = Duration::from_secs(5);
+/// Time for an answer to leave.
+const ANSWER: Duration = Duration::from_secs(5);
 /// How many connections may be about to greet, in addition to one for each rank.
 const STRANGERS: usize = 64;
 /// The longest name of a job: it fits into a greeting, however it is escaped, and into a socket's
@@ -37,29 +38,6 @@ const STRANGERS: usize = 64;
 const MAX_JOB: usize = 80;
 
 // ---------------------------------------------------------------- rendezvous
-
-/// Opens rank 0's listening socket at the rendezvous.
-pub(super) fn listen_at(rendezvous: &str) -> Result<TcpListener> {
-    TcpListener::bind(rendezvous).map_err(|e| match e.kind() {
-        ErrorKind::AddrInUse => Error::io(format!(
-            "listening as rank 0 at {rendezvous}: another program or job has that port, choose another for \
-             `rendezvous`"
-        ))(e),
-        _ => Error::config(
-            "rendezvous",
-            rendezvous,
-            format!("an address and port of the host where rank 0 runs ({e})"),
-        ),
-    })
-}
-
-/// A connection that has not said yet who it is.
-struct Greeting {
-    from: SocketAddr,
-    stream: TcpStream,
-    incoming: Incoming,
-    until: Instant,
-}
 
 /// This rank while it connects to the others.
 pub(super) struct Me<'a> {
@@ -70,9 +48,10 @@ pub(super) struct Me<'a> {
     deadline: Instant,
     /// How long a connection that breaks may be gone; `None`: then its rank is lost.
     recover: Option<Duration>,
+    terms: Terms,
 }
 
-type Streams = Vec<Option<TcpStream>>;
+type Streams = Vec<Option<Stream>>;
 /// The connections to all ranks, and what replaces those that break.
 type Joined = (Streams, Option<Again>);
 
@@ -83,16 +62,49 @@ impl<'a> Me<'a> {
         size: u32,
         timeout: Duration,
         recover: Option<Duration>,
+        terms: Terms,
     ) -> Result<Self> {
         if job.len() > MAX_JOB {
             return Err(Error::config("job", job, format!("a name of at most {MAX_JOB} bytes")));
         }
-        Ok(Me { job, rank, size, timeout, deadline: Instant::now() + timeout, recover })
+        Ok(Me { job, rank, size, timeout, deadline: Instant::now() + timeout, recover, terms })
+    }
+
+    /// Opens rank 0's listening socket at the rendezvous.
+    pub(super) fn listen_at(&self, rendezvous: &str) -> Result<Door> {
+        let listener = TcpListener::bind(rendezvous).map_err(|e| match e.kind() {
+            ErrorKind::AddrInUse => Error::io(format!(
+                "listening as rank 0 at {rendezvous}: another program or job has that port, choose another for \
+                 `rendezvous`"
+            ))(e),
+            _ => Error::config(
+                "rendezvous",
+                rendezvous,
+                format!("an address and port of the host where rank 0 runs ({e})"),
+            ),
+        })?;
+        self.door(listener, |why| Error::config("rendezvous", rendezvous, why))
+    }
+
+    /// Lets ranks in at a socket. `refused`: the error for an address that other hosts reach, where there is no secret.
+    fn door(&self, listener: TcpListener, refused: impl FnOnce(String) -> Error) -> Result<Door> {
+        Door::on(listener, self.terms.clone(), self.limits()).map_err(|e| match e {
+            DoorError::Open(ip) => refused(format!(
+                "an address of the loopback device, or a secret, because other hosts reach {ip}: set secret-file or {VARIABLE} to \
+                 one secret on all hosts"
+            )),
+            e => Error::io("a socket at which other ranks connect")(io::Error::other(e)),
+        })
+    }
+
+    fn limits(&self) -> Limits {
+        let greeting = HEADER + MAX_GREETING;
+        Limits { places: self.size as usize + STRANGERS, greeting, ..Limits::default() }
     }
 
     /// Rank 0: waits for all other ranks and tells each where the others listen.
-    pub(super) fn gather(&self, listener: &TcpListener) -> Result<Joined> {
-        let places = self.accept(listener, None)?;
+    pub(super) fn gather(&self, door: &Door) -> Result<Joined> {
+        let places = self.accept(door, None)?;
         let mut random = [0; 16];
         std::fs::File::open("/dev/urandom")
             .and_then(|mut f| f.read_exact(&mut random))
@@ -101,27 +113,23 @@ impl<'a> Me<'a> {
         let addresses: Vec<_> =
             places.iter().flatten().map(|(hello, _)| hello.listens.expect("checked")).collect();
         // The rendezvous itself is free again for another job.
-        let own = listener.local_addr().map_err(Error::io("local address"))?;
+        let own = door.local_addr().map_err(Error::io("local address"))?;
         let again = self.recover.map(|_| TcpListener::bind((own.ip(), 0))).transpose();
         let again = again.map_err(Error::io("a socket at which other ranks dial again"))?;
+        let refused = |why| Error::config("rendezvous", own, why);
+        let again = again.map(|listener| self.door(listener, refused)).transpose()?;
         let port = again.as_ref().map(|l| l.local_addr().map(|a| a.port())).transpose();
         let port = port.map_err(Error::io("local address"))?.unwrap_or(0);
         let table = Answer::Table { token: token.clone(), addresses: addresses.clone(), port };
         let streams = self.settle(places, &table)?;
         let all = [vec![own], addresses].concat();
-        Ok((streams, self.again(again, token, all)?))
+        Ok((streams, self.again(again, token, all)))
     }
 
-    fn again(
-        &self,
-        listener: Option<TcpListener>,
-        token: String,
-        places: Vec<SocketAddr>,
-    ) -> Result<Option<Again>> {
-        let Some((listener, recover)) = listener.zip(self.recover) else { return Ok(None) };
-        let ranks = Ranks { job: self.job.into(), rank: self.rank, size: self.size, token, places };
-        let again = Again::new(listener, ranks, recover);
-        again.map(Some).map_err(Error::io("the socket at which other ranks dial"))
+    fn again(&self, door: Option<Door>, token: String, places: Vec<SocketAddr>) -> Option<Again> {
+        let (door, recover) = door.zip(self.recover)?;
+        let (job, rank, size, terms) = (self.job.into(), self.rank, self.size, self.terms.clone());
+        Some(Again::new(door, Ranks { job, rank, size, token, places, terms }, recover))
     }
 
     /// Any other rank: meets rank 0, then connects to lower ranks and accepts higher ranks.
@@ -133,8 +141,10 @@ impl<'a> Me<'a> {
             given => given.parse::<IpAddr>().map_err(|e| bad_host(given, e))?,
         };
         let listener = TcpListener::bind((ip, 0)).map_err(|e| bad_host(&ip.to_string(), e))?;
-        let listens = listener.local_addr().map_err(Error::io("local address"))?;
-        let (token, addresses, port) = match self.greet(&first, 0, rendezvous, Some(listens), None)? {
+        let door = self.door(listener, |why| Error::config("host", ip, why))?;
+        let listens = door.local_addr().map_err(Error::io("local address"))?;
+        let (first, answer) = self.greet(first, 0, rendezvous, Some(listens), None)?;
+        let (token, addresses, port) = match answer {
             Answer::Table { token, addresses, port } if addresses.len() == self.size as usize - 1 => {
                 (token, addresses, port)
             }
@@ -146,16 +156,16 @@ impl<'a> Me<'a> {
         for lower in 1..self.rank {
             let place = addresses[lower as usize - 1].to_string();
             let stream = self.dial(lower, &place)?;
-            self.greet(&stream, lower, &place, None, Some(token.clone()))?;
+            let (stream, _) = self.greet(stream, lower, &place, None, Some(token.clone()))?;
             streams[lower as usize] = Some(stream);
         }
         // No deadlock: all wait for rank 1 first, which waits for none of them, then for rank 2,
         // and so on.
-        let higher = self.settle(self.accept(&listener, Some(&token))?, &Answer::Welcome)?;
+        let higher = self.settle(self.accept(&door, Some(&token))?, &Answer::Welcome)?;
         for (place, stream) in streams.iter_mut().zip(higher) {
             *place = place.take().or(stream);
         }
-        Ok((streams, self.again(Some(listener), token, [vec![rank0], addresses].concat())?))
+        Ok((streams, self.again(Some(door), token, [vec![rank0], addresses].concat())))
     }
 
     /// Connects to a rank; repeats until that rank listens or time is up.
@@ -190,41 +200,53 @@ impl<'a> Me<'a> {
         }
     }
 
-    /// Sends our greeting and returns the other rank's answer.
+    /// Goes through the other rank's door, sends our greeting and returns the other rank's answer.
     fn greet(
         &self,
-        stream: &TcpStream,
+        socket: TcpStream,
         to: u32,
         place: &str,
         listens: Option<SocketAddr>,
         token: Option<String>,
-    ) -> Result<Answer> {
+    ) -> Result<(Stream, Answer)> {
         let (job, size, rank) = (self.job.into(), self.size, self.rank);
         let (newest, abi, newest_abi) = (VERSIONS.newest(), ABI.oldest(), ABI.newest());
         let hello = Hello { newest, abi, newest_abi, job, size, rank, to, listens, token, again: None };
-        send_all(stream, &envelope(VERSIONS.oldest(), &hello), self.deadline)
-            .map_err(Error::io(format!("greeting rank {to} at {place}")))?;
+        let late = || {
+            let what = format!("waiting for an answer of rank {to} at {place}");
+            Error::TimedOut { what, after: self.timeout }
+        };
+        let no_answer = |why: String| mismatch(to, format!("no answer at {place}: {why}"));
+        let remedy = "its log says why, if it is ours; else look at `rendezvous`";
+        let refused = |e: DoorError| match e {
+            DoorError::Refused(Refused::Late) => late(),
+            DoorError::Refused(why @ (Refused::Foreign | Refused::Closed)) => {
+                no_answer(format!("{why}; {remedy}"))
+            }
+            e => no_answer(e.to_string()),
+        };
+        let hello = envelope(VERSIONS.oldest(), &hello);
+        let mut dialer = Dialer::new(socket, &self.terms, &hello).map_err(refused)?;
+        while !dialer.advance().map_err(refused)? {
+            if !wait(&mut [PollFd::new(&dialer, dialer.awaits())], self.deadline) {
+                return Err(late());
+            }
+        }
+        let stream = dialer.finish();
         let mut incoming = Incoming::default();
         let (version, body) = loop {
-            match incoming.open(stream, MAX_ANSWER) {
+            match incoming.open(&stream, MAX_ANSWER) {
                 Ok(Some(all)) => break all,
-                Ok(None) => {
-                    if !wait(&mut [PollFd::new(stream, PollFlags::IN)], self.deadline) {
-                        let what = format!("waiting for an answer of rank {to} at {place}");
-                        return Err(Error::TimedOut { what, after: self.timeout });
-                    }
-                }
-                Err(why) => {
-                    let remedy = "its log says why, if it is ours; else look at `rendezvous`";
-                    return Err(mismatch(to, format!("no answer at {place}: {why}; {remedy}")));
-                }
+                Ok(None) if wait(&mut [PollFd::new(&stream, PollFlags::IN)], self.deadline) => {}
+                Ok(None) => return Err(late()),
+                Err(why) => return Err(no_answer(format!("{why}; {remedy}"))),
             }
         };
         match serde_json::from_slice(&body) {
             Ok(Answer::Refused(why)) => {
                 Err(mismatch(to, format!("refused rank {} at {place}: {}", self.rank, plain(&why))))
             }
-            Ok(answer) if VERSIONS.contains(version) => Ok(answer),
+            Ok(answer) if VERSIONS.contains(version) => Ok((stream, answer)),
             _ => Err(mismatch(
                 to,
                 format!(
@@ -236,10 +258,8 @@ impl<'a> Me<'a> {
     }
 
     /// Waits until all higher ranks have greeted. They get no answer yet.
-    fn accept(&self, listener: &TcpListener, token: Option<&str>) -> Result<Vec<Option<(Hello, TcpStream)>>> {
-        listener.set_nonblocking(true).map_err(Error::io("rendezvous socket"))?;
-        let mut places: Vec<Option<(Hello, TcpStream)>> = (0..self.size).map(|_| None).collect();
-        let mut greetings: Vec<Greeting> = Vec::new();
+    fn accept(&self, door: &Door, token: Option<&str>) -> Result<Vec<Option<(Hello, Stream)>>> {
+        let mut places: Vec<Option<(Hello, Stream)>> = (0..self.size).map(|_| None).collect();
         let mut last_refused = String::new();
         loop {
             let missing: Vec<_> = (self.rank + 1..self.size)
@@ -256,18 +276,13 @@ impl<'a> Me<'a> {
                 for (_, stream) in places.iter().flatten() {
                     self.refuse(stream, &why);
                 }
+                if let Some((from, why)) = door.counts().last_refused().filter(|_| last_refused.is_empty()) {
+                    last_refused = format!(" (the last that was refused, {from}: {why})");
+                }
                 let what = format!("waiting for rank {missing}{last_refused}");
                 return Err(Error::TimedOut { what, after: self.timeout });
             }
-            greetings.retain(|g| {
-                if g.until <= now {
-                    tracing::warn!(rank = self.rank, from = %g.from, "closed a connection that sent no greeting in time");
-                }
-                g.until > now
-            });
-            let until = greetings.iter().map(|g| g.until).fold(self.deadline, Instant::min);
-            let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
-            fds.extend(greetings.iter().map(|g| PollFd::new(&g.stream, PollFlags::IN)));
+            let mut fds = vec![PollFd::new(door, PollFlags::IN)];
             let settled: Vec<_> = (0..places.len()).filter(|i| places[*i].is_some()).collect();
             fds.extend(
                 settled
@@ -275,67 +290,33 @@ impl<'a> Me<'a> {
                     .filter_map(|i| places[*i].as_ref())
                     .map(|(_, s)| PollFd::new(s, PollFlags::IN)),
             );
-            if !wait(&mut fds, until) {
+            if !wait(&mut fds, self.deadline) {
                 continue;
             }
             let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
             drop(fds);
-            let (to_greetings, to_settled) = ready[1..].split_at(greetings.len());
             // A rank that waits for its answer sends nothing, so a readable socket means that the
             // rank has gone; it may come back.
-            for (i, _) in settled.into_iter().zip(to_settled).filter(|(_, ready)| **ready) {
+            for (i, _) in settled.into_iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
                 tracing::warn!(rank = self.rank, "rank {i} left before all were there");
                 places[i] = None;
             }
             // In the order of arrival, because the first of two equal ranks is taken.
-            let mut i = 0;
-            for ready in to_greetings {
-                let g = &mut greetings[i];
-                let heard = if *ready { g.incoming.open(&g.stream, MAX_GREETING) } else { Ok(None) };
-                if matches!(heard, Ok(None)) {
-                    i += 1;
-                    continue;
-                }
-                let g = greetings.remove(i);
-                let (version, body) = match heard {
-                    Ok(all) => all.expect("handled above"),
-                    // Not a rank of ours. Its sender could not read an answer of ours, so send
-                    // none.
-                    Err(why) => {
-                        tracing::warn!(rank = self.rank, from = %g.from, "refused a connection at the rendezvous: {why}");
-                        continue;
-                    }
-                };
-                match self.check(version, &body, token, &places) {
+            while let Some(Arrival { stream, greeting, from }) = door.next() {
+                let heard = tune(&stream, self.recover.is_some()).map_err(|e| e.to_string());
+                let checked = heard.and_then(|()| {
+                    let (version, body) = opened(&greeting)?;
+                    self.check(version, body, token, &places)
+                });
+                match checked {
                     Ok(hello) => {
                         let rank = hello.rank as usize;
-                        places[rank] = Some((hello, g.stream));
+                        places[rank] = Some((hello, stream));
                     }
                     Err(why) => {
-                        tracing::warn!(rank = self.rank, from = %g.from, "refused: {why}");
-                        self.refuse(&g.stream, &why);
-                        last_refused = format!(" (the last that was refused, {}: {why})", g.from);
-                    }
-                }
-            }
-            if ready[0] {
-                match listener.accept() {
-                    Ok((stream, from)) => {
-                        // The oldest connection is the least likely to be a rank of ours.
-                        if greetings.len() >= self.size as usize + STRANGERS {
-                            greetings.remove(0);
-                        }
-                        // An error means that the connection is gone already.
-                        if tune(&stream, self.recover.is_some()).is_ok() {
-                            let until = Instant::now() + GREETING;
-                            greetings.push(Greeting { from, stream, incoming: Incoming::default(), until });
-                        }
-                    }
-                    Err(e) if e.kind() == ErrorKind::WouldBlock => {}
-                    Err(e) => {
-                        tracing::warn!(rank = self.rank, "accepting a rank: {e}");
-                        // Perhaps no descriptor is left; some will be free again soon.
-                        std::thread::sleep(Duration::from_millis(10));
+                        tracing::warn!(rank = self.rank, %from, "refused: {why}");
+                        self.refuse(&stream, &why);
+                        last_refused = format!(" (the last that was refused, {from}: {why})");
                     }
                 }
             }
@@ -348,7 +329,7 @@ impl<'a> Me<'a> {
         version: u32,
         body: &[u8],
         token: Option<&str>,
-        places: &[Option<(Hello, TcpStream)>],
+        places: &[Option<(Hello, Stream)>],
     ) -> std::result::Result<Hello, String> {
         let hello = Hello::read(version, body, self.job, self.size)?;
         if hello.rank <= self.rank || hello.rank >= self.size || hello.to != self.rank {
@@ -370,13 +351,13 @@ impl<'a> Me<'a> {
         }
     }
 
-    fn refuse(&self, stream: &TcpStream, why: &str) {
+    fn refuse(&self, stream: &Stream, why: &str) {
         // The sender receives the reason, or finds the connection closed.
         let _ = answer(stream, &Answer::Refused(why.into()));
-        close(stream);
+        stream.close();
     }
 
-    fn settle(&self, places: Vec<Option<(Hello, TcpStream)>>, what: &Answer) -> Result<Streams> {
+    fn settle(&self, places: Vec<Option<(Hello, Stream)>>, what: &Answer) -> Result<Streams> {
         let mut streams: Streams = Vec::with_capacity(places.len());
         for place in places {
             if let Some((hello, stream)) = &place {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -383,7 +384,7 @@ fn over_tcp(beats: [Beats; 2]) -> [(Mesh, Receiver<u32>); 2] {
     let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let here = listener.accept().unwrap().0;
     let mesh = |rank: u32, stream, beats| {
-        let mut links = vec![Some(stream)];
+        let mut links = vec![Some(door::Stream::plain(stream).unwrap())];
         links.insert(rank as usize, None);
         let mut mesh = Mesh::new(rank, links, hang(), None).unwrap();
         mesh.beats = beats;

@@ -180,7 +180,7 @@ impl Me<'_> {
             fds.extend(greetings.iter().map(|g| PollFd::new(&g.stream, PollFlags::IN)));
             let here: Vec<usize> = higher.clone().filter(|r| links[*r].is_some()).collect();
             let settled = || here.iter().filter_map(|r| links[*r].as_ref());
-            fds.extend(settled().map(|link| PollFd::new(&link.stream, PollFlags::IN)));
+            fds.extend(settled().map(|link| PollFd::from_borrowed_fd(link.stream.fd(), PollFlags::IN)));
             if !wait(&mut fds, until) {
                 continue;
             }

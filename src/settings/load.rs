@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 /// What every variable of ours begins with.
 const PREFIX: &str = "PUSHGATE_";
 /// The variables of ours that are no settings.
-const OTHERS: [&str; 7] = ["CONFIG", "LOG", "NVCC", "NVRTC_DIR", "PROBE_FILE", "PYTHON_SITE", "SKIP_LOG"];
+const OTHERS: [&str; 8] =
+    ["CONFIG", "LOG", "NVCC", "NVRTC_DIR", "PROBE_FILE", "PYTHON_SITE", "SECRET", "SKIP_LOG"];
 
 impl Settings {
     /// Defaults, then the TOML file (`PUSHGATE_CONFIG`, else /etc/pushgate.toml if it is there), then the

@@ -1,11 +1,12 @@
 //! Tests of the watch against peers that die, stop reading or break the rules, and of sockets that break.
 
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 use pushgate_proxy::engine::EngineOptions;
 use pushgate_proxy::redial::Answer;
-use pushgate_proxy::redial::envelope::{Incoming, envelope, send_all};
+use pushgate_proxy::redial::envelope::{Incoming, envelope};
 
 use super::*;
 use crate::handshake::VERSIONS;
@@ -107,12 +108,17 @@ struct Far {
 
 /// Two ends over loopback; the first one dials.
 fn far(recover: Duration) -> [Far; 2] {
+    far_with(recover, false)
+}
+
+/// `tls`: sockets that take the place of broken ones are encrypted.
+fn far_with(recover: Duration, tls: bool) -> [Far; 2] {
     let listen = || TcpListener::bind("127.0.0.1:0").unwrap();
-    let watches = [(); 2].map(|()| Watch::start(Some((listen(), recover))).unwrap());
+    let watches = [(); 2].map(|()| Watch::start(Some((listen(), recover, tls))).unwrap());
     let tokens = [0, 1].map(|i: usize| watches[i].here().unwrap().token().unwrap());
     let listener = listen();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let streams = [near, listener.accept().unwrap().0];
+    let streams = [near, listener.accept().unwrap().0].map(|s| door::Stream::plain(s).unwrap());
     let places = [tokens[1].place(), tokens[0].place()];
     let mut dials = true;
     let mut all = Vec::new();
@@ -141,8 +147,12 @@ impl Far {
 
 #[test]
 fn p6_frames_come_once_and_in_order_though_sockets_are_cut_again_and_again() {
-    const FRAMES: u32 = 2000;
-    let ends = far(pushgate_tests::hang());
+    [false, true].into_iter().for_each(frames_come_once_and_in_order);
+}
+
+fn frames_come_once_and_in_order(tls: bool) {
+    const FRAMES: u32 = 1200;
+    let ends = far_with(pushgate_tests::hang(), tls);
     // Of very different lengths, some longer than a socket's buffers.
     let body = |n: u32| {
         let length = (n.wrapping_mul(2654435761) >> 8) as usize % 3000;
@@ -221,9 +231,9 @@ fn p8_who_dials_again_without_a_token_or_with_an_impossible_count_is_turned_away
     let place = dials.line.renewal().unwrap().other;
     let say = |token: [u8; 16], received: u64| {
         let hello = serde_json::json!({ "token": token, "received": received });
-        let stream = TcpStream::connect(place.at).unwrap();
         let until = Instant::now() + pushgate_tests::hang();
-        send_all(&stream, &envelope(VERSIONS.oldest(), &hello), until).unwrap();
+        let hello = envelope(VERSIONS.oldest(), &hello);
+        let stream = door::dial(place.at, &place.terms(false), &hello, until).unwrap();
         let mut incoming = Incoming::default();
         loop {
             if let Some((_, body)) = incoming.open(&stream, 4096).unwrap() {
@@ -234,6 +244,10 @@ fn p8_who_dials_again_without_a_token_or_with_an_impossible_count_is_turned_away
     };
     let mut wrong = place.token;
     wrong[15] ^= 1;
+    // One without the key gets no further than the door.
+    let key = door::Terms { secret: door::Secret::random::<16>().unwrap().0, ..place.terms(false) };
+    let e = door::dial(place.at, &key, b"", Instant::now() + pushgate_tests::hang()).unwrap_err();
+    assert!(matches!(e, door::DoorError::Refused(door::Refused::TurnedAway)), "{e}");
     let Answer::Refused(why) = say(wrong, 0).1 else { panic!("it is taken") };
     assert!(why.contains("its token is that of no connection"), "{why}");
     assert!(other.lives() && !other.is_broken());

@@ -1,6 +1,6 @@
 //! How many connections came through a door, and why the others did not.
 
-use std::fmt::Display;
+use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ pub struct Counts {
     refused: [AtomicU64; REASONS],
     /// When a line of the log named each reason, and how many connections were refused since.
     told: Mutex<[Option<(Instant, u64)>; REASONS]>,
+    last: Mutex<Option<(SocketAddr, Refused)>>,
 }
 
 /// What a door has counted.
@@ -73,8 +74,8 @@ impl Counts {
     }
 
     /// Counts a connection that was refused. The log gets a line for each reason at most every few seconds.
-    pub(super) fn refused(&self, from: &dyn Display, why: &Refused) {
-        let i = index(why);
+    pub(super) fn refused(&self, from: SocketAddr, why: Refused) {
+        let i = index(&why);
         self.refused[i].fetch_add(1, Ordering::Relaxed);
         let mut told = self.told.lock().unwrap_or_else(|e| e.into_inner());
         let now = Instant::now();
@@ -91,6 +92,12 @@ impl Counts {
                 }
             }
         }
+        *self.last.lock().unwrap_or_else(|e| e.into_inner()) = Some((from, why));
+    }
+
+    /// The connection that was refused last, and why.
+    pub fn last_refused(&self) -> Option<(SocketAddr, Refused)> {
+        self.last.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
     /// What was counted so far.

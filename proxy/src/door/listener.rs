@@ -223,7 +223,7 @@ impl Door {
         let now = Instant::now();
         while let Some(oldest) = state.on_their_way.first_entry().filter(|oldest| oldest.get().until <= now) {
             let late = oldest.remove();
-            self.counts.refused(&late.from, &Refused::Late);
+            self.counts.refused(late.from, Refused::Late);
         }
         if state.paused.is_some_and(|until| until <= now) {
             state.paused = None;
@@ -255,7 +255,7 @@ impl Door {
                     let passage = match Passage::listener(socket, &self.terms, self.limits.greeting) {
                         Ok(passage) => passage,
                         Err(e) => {
-                            self.counts.refused(&from, &Refused::Io(e.kind()));
+                            self.counts.refused(from, Refused::Io(e.kind()));
                             continue;
                         }
                     };
@@ -264,7 +264,7 @@ impl Door {
                     let awaits = PollFlags::IN;
                     let data = epoll::EventData::new_u64(number);
                     if let Err(e) = epoll::add(&self.epoll, passage.stream(), data, epoll::EventFlags::IN) {
-                        self.counts.refused(&from, &Refused::Io(io::Error::from(e).kind()));
+                        self.counts.refused(from, Refused::Io(io::Error::from(e).kind()));
                         continue;
                     }
                     let until = Instant::now() + self.limits.time;
@@ -289,7 +289,7 @@ impl Door {
 
     fn make_room(&self, state: &mut State) {
         if let Some((_, oldest)) = state.on_their_way.pop_first() {
-            self.counts.refused(&oldest.from, &Refused::Crowded);
+            self.counts.refused(oldest.from, Refused::Crowded);
         }
     }
 
@@ -317,7 +317,7 @@ impl Door {
             }
             Err(why) => {
                 let on = state.on_their_way.remove(&number).expect("it is there");
-                self.counts.refused(&on.from, &why);
+                self.counts.refused(on.from, why);
             }
         }
     }

@@ -104,6 +104,12 @@ impl Secret {
         Secret { bytes: Arc::new(Zeroizing::new(derived)), public: self.public }
     }
 
+    /// Bytes that follow from this secret and a label, at most 32. Nobody finds the secret by them.
+    pub fn bytes<const N: usize>(&self, label: &[u8]) -> [u8; N] {
+        const { assert!(N <= 32, "as long as an HMAC-SHA256") };
+        hmac::sign(&self.key(), label).as_ref()[..N].try_into().expect("as many")
+    }
+
     pub(super) fn key(&self) -> hmac::Key {
         hmac::Key::new(hmac::HMAC_SHA256, &self.bytes)
     }
@@ -144,6 +150,7 @@ mod tests {
             assert!(all[i + 1..].iter().all(|other| other.bytes != one.bytes));
         }
         assert_eq!(a.derive(b"x").bytes, all[0].bytes);
+        assert_eq!(a.bytes::<16>(b"x"), all[0].bytes[..16]);
         let ((c, bytes), (d, _)) = (Secret::random::<32>().unwrap(), Secret::random::<32>().unwrap());
         assert!(c.bytes != d.bytes && c.bytes[..] == bytes);
     }

@@ -1,13 +1,14 @@
 //! A greeting or an answer over TCP, before there are frames: 16 bytes and JSON.
 
-use std::io::{self, ErrorKind};
-use std::net::{Shutdown, TcpStream};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
+use rustix::net::sockopt;
 use serde::Serialize;
+
+use crate::door::Stream;
 
 /// The first bytes of every greeting and answer. The magic, the version and the length that follow, and
 /// the refusal stay the same in all versions, so that any two versions can tell each other that
@@ -41,25 +42,25 @@ impl Default for Incoming {
 
 impl Incoming {
     /// Reads what is there, never more than is wanted. True when everything is there.
-    fn fill(&mut self, stream: &TcpStream) -> io::Result<bool> {
+    fn fill(&mut self, stream: &Stream) -> io::Result<bool> {
         // Memory grows with what arrived, not with the announced length.
         let mut chunk = [0; 16 << 10];
         let most = (self.want - self.bytes.len()).min(chunk.len());
-        match recv(stream, &mut chunk[..most], RecvFlags::DONTWAIT) {
-            Ok((_, 0)) if self.bytes.is_empty() => {
+        match stream.recv(&mut [IoSliceMut::new(&mut chunk[..most])]) {
+            Ok(0) if self.bytes.is_empty() => {
                 Err(io::Error::new(ErrorKind::UnexpectedEof, "peer closed the connection"))
             }
-            Ok((_, 0)) => {
+            Ok(0) => {
                 let text =
                     format!("peer closed within a frame, after {} of {} bytes", self.bytes.len(), self.want);
                 Err(io::Error::new(ErrorKind::ConnectionReset, text))
             }
-            Ok((_, n)) => {
+            Ok(n) => {
                 self.bytes.extend_from_slice(&chunk[..n]);
                 Ok(self.bytes.len() == self.want)
             }
-            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
-            Err(e) => Err(e.into()),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(false),
+            Err(e) => Err(e),
         }
     }
 
@@ -68,7 +69,7 @@ impl Incoming {
     }
 
     /// Returns version and body, of at most `max` bytes, once all is there.
-    pub fn open(&mut self, stream: &TcpStream, max: usize) -> Result<Option<(u32, Vec<u8>)>, String> {
+    pub fn open(&mut self, stream: &Stream, max: usize) -> Result<Option<(u32, Vec<u8>)>, String> {
         loop {
             let full = self.fill(stream).map_err(|e| e.to_string())?;
             let begun = self.bytes.len().min(MAGIC.len());
@@ -90,6 +91,17 @@ impl Incoming {
     }
 }
 
+/// Version and body of a greeting or an answer that has arrived whole.
+pub fn opened(bytes: &[u8]) -> Result<(u32, &[u8]), String> {
+    let length = |header: &[u8]| u32::from_le_bytes(header[12..].try_into().expect("four bytes")) as usize;
+    match bytes.split_at_checked(HEADER) {
+        Some((header, body)) if header.starts_with(&MAGIC) && length(header) == body.len() => {
+            Ok((u32::from_le_bytes(header[8..12].try_into().expect("four bytes")), body))
+        }
+        _ => Err("it does not speak pushgate's protocol".into()),
+    }
+}
+
 /// Waits until one of the descriptors is ready. False once the time is over.
 pub fn wait(fds: &mut [PollFd<'_>], until: Instant) -> bool {
     let left = until.saturating_duration_since(Instant::now());
@@ -99,33 +111,22 @@ pub fn wait(fds: &mut [PollFd<'_>], until: Instant) -> bool {
 }
 
 /// Sends all bytes, or fails once the time is over.
-pub fn send_all(stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
-    while !bytes.is_empty() {
-        // NOSIGNAL: in a host program in C, SIGPIPE may still end the process.
-        match send(stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+pub fn send_all(stream: &Stream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    loop {
+        let sent = match bytes.is_empty() {
+            true if stream.flush()? => return Ok(()),
+            true => Err(ErrorKind::WouldBlock.into()),
+            false => stream.send(&[IoSlice::new(bytes)]),
+        };
+        match sent {
             Ok(n) => bytes = &bytes[n..],
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
                 if !wait(&mut [PollFd::new(stream, PollFlags::OUT)], deadline) {
                     let text = format!("the peer did not take a frame, {} bytes left", bytes.len());
                     return Err(io::Error::new(ErrorKind::TimedOut, text));
                 }
             }
-            Err(e) => return Err(e.into()),
-        }
-    }
-    Ok(())
-}
-
-/// Closes a connection so that the last bytes we sent still arrive: if unread bytes were left, the
-/// kernel would send a reset and discard what it has not sent yet.
-pub fn close(stream: &TcpStream) {
-    let _ = stream.shutdown(Shutdown::Write);
-    let mut chunk = [0; 16 << 10];
-    for _ in 0..1024 {
-        match recv(stream, &mut chunk[..], RecvFlags::DONTWAIT) {
-            Ok((_, n)) if n > 0 => {}
-            _ => return,
+            Err(e) => return Err(e),
         }
     }
 }
@@ -137,8 +138,9 @@ pub fn plain(text: &str) -> String {
 
 /// Sets keepalive and timeouts, so that a path that is dead is noticed, idle or not: in about ten seconds, or in three where
 /// the connection is replaced. The other host's kernel answers, so a process that is stopped is no dead path.
-pub fn tune(stream: &TcpStream, replaced: bool) -> io::Result<()> {
-    stream.set_nodelay(true)?;
+pub fn tune(stream: impl AsFd, replaced: bool) -> io::Result<()> {
+    let stream = stream.as_fd();
+    sockopt::set_tcp_nodelay(stream, true)?;
     let (idle, between, limit) = if replaced { (1, 1, 3_000) } else { (4, 2, 10_000) };
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(idle))?;

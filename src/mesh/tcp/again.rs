@@ -6,10 +6,11 @@
 use std::net::SocketAddr;
 
 use pushgate_driver_shim::versions::ABI;
+use pushgate_proxy::door::Terms;
 use pushgate_proxy::redial::{self, Party};
 use serde::Serialize;
 
-use super::{Hello, STRANGERS, VERSIONS, differs};
+use super::{Hello, VERSIONS, differs};
 
 /// What a rank needs to meet the others again.
 pub(in crate::mesh) type Again = redial::Again<Ranks>;
@@ -24,10 +25,12 @@ pub(in crate::mesh) struct Ranks {
     pub(super) job: String,
     pub(super) rank: u32,
     pub(super) size: u32,
-    /// The secret of this job's ranks.
+    /// What rank 0 gave to this job's ranks.
     pub(super) token: String,
     /// By rank; that of this one is not used.
     pub(super) places: Vec<SocketAddr>,
+    /// What all ranks must agree on.
+    pub(super) terms: Terms,
 }
 
 impl Party for Ranks {
@@ -37,16 +40,16 @@ impl Party for Ranks {
         VERSIONS.oldest()
     }
 
-    fn most(&self) -> usize {
-        self.size as usize + STRANGERS
-    }
-
     fn dials(&self, rank: u32) -> bool {
         rank < self.rank
     }
 
     fn place(&self, rank: u32) -> SocketAddr {
         self.places[rank as usize]
+    }
+
+    fn terms(&self, _: u32) -> Terms {
+        self.terms.clone()
     }
 
     fn greeting(&self, rank: u32, received: u64) -> impl Serialize {

@@ -2,17 +2,18 @@
 
 use std::fmt::Display;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use pushgate_driver_shim::versions::{ABI, Versions};
+use pushgate_proxy::door::Stream;
 use pushgate_proxy::redial::envelope::{envelope, plain, send_all};
 use serde::{Deserialize, Serialize};
 
-use super::GREETING;
+use super::ANSWER;
 
 /// Versions that this build speaks of everything that goes over these connections.
-pub(super) const VERSIONS: Versions = Versions::new(4, 4);
+pub(super) const VERSIONS: Versions = Versions::new(5, 5);
 pub(super) const MAX_GREETING: usize = 1024;
 pub(super) const MAX_ANSWER: usize = 1 << 16;
 /// A greeting: who connects, and to which rank.
@@ -30,7 +31,7 @@ pub(super) struct Hello {
     pub(super) to: u32,
     /// Sent to rank 0 only: where this rank listens.
     pub(super) listens: Option<SocketAddr>,
-    /// Sent to other ranks, and by a rank that dials again: the secret that rank 0 gave to this job's ranks alone.
+    /// Sent to other ranks, and by a rank that dials again: what rank 0 gave to this job's ranks alone, so that jobs with one secret stay apart.
     pub(super) token: Option<String>,
     /// From a rank whose connection broke: how many frames it has received.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -97,6 +98,6 @@ pub(super) enum Answer {
     Refused(String),
 }
 
-pub(super) fn answer(stream: &TcpStream, answer: &Answer) -> io::Result<()> {
-    send_all(stream, &envelope(VERSIONS.oldest(), answer), Instant::now() + GREETING)
+pub(super) fn answer(stream: &Stream, answer: &Answer) -> io::Result<()> {
+    send_all(stream, &envelope(VERSIONS.oldest(), answer), Instant::now() + ANSWER)
 }

@@ -6,8 +6,9 @@ use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 
+use pushgate_proxy::door::{HELLO, PASSAGE, Purpose, Secret, dial};
 use pushgate_proxy::redial;
-use pushgate_proxy::redial::envelope::{HEADER, MAGIC};
+use pushgate_proxy::redial::envelope::{MAGIC, send_all};
 use pushgate_tests::{hang, patience, wait_until};
 use rustix::net::sockopt::set_socket_linger;
 use serde::de::DeserializeOwned;
@@ -16,8 +17,21 @@ use super::*;
 use crate::mesh::tests::LATER;
 use crate::mesh::{Events, MAX_BYTES, Mesh};
 
+/// What ranks without a secret agree on.
+fn terms() -> Terms {
+    Terms { secret: Secret::public(), purpose: Purpose::MESH, tls: false }
+}
+
+fn with_secret(byte: u8, tls: bool) -> Terms {
+    Terms { secret: Secret::new(&[byte; 32]).unwrap(), tls, ..terms() }
+}
+
+fn me_with(rank: u32, size: u32, terms: Terms) -> Me<'static> {
+    Me::new("red", rank, size, hang(), None, terms).unwrap()
+}
+
 fn me(rank: u32, size: u32) -> Me<'static> {
-    Me::new("red", rank, size, hang(), None).unwrap()
+    me_with(rank, size, terms())
 }
 
 fn mesh(rank: u32, (streams, again): Joined) -> (Mesh, Receiver<u32>) {
@@ -30,9 +44,9 @@ fn mesh(rank: u32, (streams, again): Joined) -> (Mesh, Receiver<u32>) {
 
 /// Starts rank 0 at a port of its own.
 fn rank0(at: &str, size: u32) -> (String, JoinHandle<Result<Joined>>) {
-    let listener = TcpListener::bind(at).unwrap();
-    let place = listener.local_addr().unwrap().to_string();
-    (place, thread::spawn(move || me(0, size).gather(&listener)))
+    let door = me(0, size).listen_at(at).unwrap();
+    let place = door.local_addr().unwrap().to_string();
+    (place, thread::spawn(move || me(0, size).gather(&door)))
 }
 
 fn join(place: &str, rank: u32, size: u32) -> JoinHandle<Result<Joined>> {
@@ -55,7 +69,16 @@ fn hello(rank: u32, size: u32) -> Hello {
     }
 }
 
-/// Makes a client by hand, which sends `bytes`.
+/// Goes through a rank's door by hand, with this greeting.
+fn greets(place: &str, greeting: &[u8]) -> Stream {
+    dial(place.parse().unwrap(), &terms(), greeting, Instant::now() + hang()).unwrap()
+}
+
+fn put(stream: &Stream, bytes: &[u8]) {
+    send_all(stream, bytes, Instant::now() + hang()).unwrap();
+}
+
+/// Makes a client by hand, which sends `bytes` and knows nothing of a door.
 fn raw(place: &str, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(place).unwrap();
     stream.set_read_timeout(Some(hang())).unwrap();
@@ -67,7 +90,7 @@ fn sealed(hello: &Hello) -> Vec<u8> {
     envelope(VERSIONS.oldest(), hello)
 }
 
-fn hear<A: DeserializeOwned>(stream: &TcpStream) -> A {
+fn hear<A: DeserializeOwned>(stream: &Stream) -> A {
     let mut incoming = Incoming::default();
     loop {
         assert!(wait(&mut [PollFd::new(stream, PollFlags::IN)], Instant::now() + hang()));
@@ -79,7 +102,7 @@ fn hear<A: DeserializeOwned>(stream: &TcpStream) -> A {
 
 #[track_caller]
 fn refused(place: &str, bytes: &[u8], expected: &[&str]) {
-    let Answer::Refused(why) = hear(&raw(place, bytes)) else { panic!("taken in: {expected:?}") };
+    let Answer::Refused(why) = hear(&greets(place, bytes)) else { panic!("taken in: {expected:?}") };
     assert!(expected.iter().all(|e| why.contains(e)), "{why}");
 }
 
@@ -131,7 +154,7 @@ fn ranks_that_do_not_fit_are_told_why_and_the_others_meet() {
         bytes
     };
     let good = sealed(&hello(1, 3));
-    refused(&place, &version(&good), &["wire version is 9, expected 4", "one release"]);
+    refused(&place, &version(&good), &["wire version is 9, expected 5", "one release"]);
     // A version that has a different greeting altogether.
     let mut other = version(&good)[..12].to_vec();
     other.extend([3, 0, 0, 0, 1, 2, 3]);
@@ -146,7 +169,7 @@ fn ranks_that_do_not_fit_are_told_why_and_the_others_meet() {
     let e = me(1, 4).join(&place, "auto").unwrap_err().to_string();
     assert!(e.starts_with(&format!("rank 0: refused rank 1 at {place}: its size is 4, expected 3")), "{e}");
 
-    let early = raw(&place, &good);
+    let early = greets(&place, &good);
     refused(&place, &good, &["rank is 1, expected one that is not there yet", "running twice"]);
     // The rank is gone, and comes back.
     drop(early);
@@ -168,6 +191,7 @@ fn p8_slow_connectors_that_are_no_rank_do_not_delay_the_set_up() {
         // A slow connector that is no rank: a correct beginning, then nothing.
         b"PUSH",
         &sealed(&hello(1, 2))[..40],
+        &[MAGIC.as_slice(), &[5, 0, 0, 0, 48, 0, 0, 0, 0, 0]].concat(),
         &huge,
     ];
     // Once while the other connectors stay connected, once without them.
@@ -189,7 +213,7 @@ fn p8_slow_connectors_that_are_no_rank_do_not_delay_the_set_up() {
     // Waiting for one of the slow connectors would cost the whole time limit. The term with
     // `without` leaves room for a slow machine.
     assert!(
-        with < GREETING / 2 + 4 * without,
+        with < PASSAGE / 2 + 4 * without,
         "{with:?} with other connectors that stay connected, {without:?} without"
     );
 }
@@ -198,22 +222,75 @@ fn p8_slow_connectors_that_are_no_rank_do_not_delay_the_set_up() {
 fn p8_ranks_know_each_other_by_the_token() {
     let (place, first) = rank0("127.0.0.1:0", 3);
     let second = join(&place, 1, 3);
-    let third = raw(&place, &sealed(&hello(2, 3)));
+    let third = greets(&place, &sealed(&hello(2, 3)));
     let Answer::Table { token, addresses, port: 0 } = hear(&third) else { panic!("no table") };
     assert_eq!((token.len(), addresses.len()), (32, 2));
     let to_second = |token: Option<String>| sealed(&Hello { to: 1, token, ..hello(2, 3) });
     let at = addresses[0].to_string();
     refused(&at, &to_second(None), &["token is not that of this job"]);
     refused(&at, &to_second(Some("0".repeat(32))), &["token is not that of this job"]);
-    let taken = raw(&at, &to_second(Some(token)));
+    let taken = greets(&at, &to_second(Some(token)));
     assert!(matches!(hear(&taken), Answer::Welcome));
     assert!(first.join().unwrap().is_ok() && second.join().unwrap().is_ok());
 }
 
+#[test]
+fn p8_ranks_meet_with_one_secret_and_a_rank_with_another_is_refused_with_the_remedy() {
+    for tls in [false, true] {
+        let own = with_secret(1, tls);
+        let me0 = me_with(0, 2, own.clone());
+        let door = me0.listen_at("127.0.0.1:0").unwrap();
+        let place = door.local_addr().unwrap().to_string();
+        thread::scope(|s| {
+            let first = s.spawn(|| me0.gather(&door).unwrap());
+            let no = |terms: Terms| me_with(1, 2, terms).join(&place, "auto").unwrap_err().to_string();
+            let e = no(with_secret(2, tls));
+            let begins =
+                format!("rank 0: no answer at {place}: it closed the connection where it should prove");
+            assert!(e.starts_with(&begins) && e.contains("PUSHGATE_SECRET"), "{e}");
+            let e = no(with_secret(1, !tls));
+            assert!(e.contains("for TLS") && e.contains("set tls (PUSHGATE_TLS) alike"), "{e}");
+            let e = no(Terms { tls, ..terms() });
+            assert!(e.contains("this end has none: set one secret on all hosts"), "{e}");
+            let (streams, _) = me_with(1, 2, own).join(&place, "auto").unwrap();
+            let (others, _) = first.join().unwrap();
+            let ends = [streams[0].as_ref().unwrap(), others[1].as_ref().unwrap()];
+            assert_eq!(ends.map(Stream::is_encrypted), [tls; 2]);
+        });
+    }
+}
+
+#[test]
+fn without_a_secret_ranks_listen_at_the_loopback_device_alone() {
+    let e = me(0, 2).listen_at("0.0.0.0:0").unwrap_err().to_string();
+    assert!(
+        e.starts_with(
+            "invalid rendezvous `0.0.0.0:0`: expected an address of the loopback device, or a secret"
+        ),
+        "{e}"
+    );
+    assert!(e.contains("set secret-file or PUSHGATE_SECRET to one secret on all hosts"), "{e}");
+    me_with(0, 2, with_secret(1, false)).listen_at("0.0.0.0:0").unwrap();
+}
+
+#[test]
+fn p7_a_rank_that_waits_in_vain_names_the_last_one_that_did_not_know_the_secret() {
+    let limit = patience(Duration::from_secs(1));
+    let own = with_secret(1, false);
+    let me0 = Me::new("red", 0, 2, limit, None, own).unwrap();
+    let door = me0.listen_at("127.0.0.1:0").unwrap();
+    let place = door.local_addr().unwrap().to_string();
+    let other = thread::spawn(move || me_with(1, 2, with_secret(2, false)).join(&place, "auto").unwrap_err());
+    let e = me0.gather(&door).unwrap_err().to_string();
+    assert!(e.starts_with("waiting for rank 1 (the last that was refused, 127.0.0.1:"), "{e}");
+    assert!(e.contains("it does not know the secret"), "{e}");
+    other.join().unwrap();
+}
+
 /// Makes rank 0's mesh of `size`, and the sockets of ranks 1, 2, ... by hand.
-fn by_hand(size: u32) -> (Mesh, Receiver<u32>, Vec<TcpStream>) {
+fn by_hand(size: u32) -> (Mesh, Receiver<u32>, Vec<Stream>) {
     let (place, first) = rank0("127.0.0.1:0", size);
-    let others: Vec<_> = (1..size).map(|r| raw(&place, &sealed(&hello(r, size)))).collect();
+    let others: Vec<_> = (1..size).map(|r| greets(&place, &sealed(&hello(r, size)))).collect();
     let (mesh, lost) = mesh(0, first.join().unwrap().unwrap());
     for other in &others {
         assert!(matches!(hear(other), Answer::Table { .. }));
@@ -236,8 +313,8 @@ fn p7_p8_a_frame_that_is_wrong_loses_its_rank() {
     ] {
         let (mesh, lost, mut others) = by_hand(3);
         // A peer that stops in the middle of a frame does not keep the others from being heard.
-        others[0].write_all(&[9, 0, 0, 0, 0, 0, 0, 0, 5]).unwrap();
-        others[1].write_all(bytes).unwrap();
+        put(&others[0], &[9, 0, 0, 0, 0, 0, 0, 0, 5]);
+        put(&others[1], bytes);
         assert_eq!(lost.recv_timeout(hang()), Ok(2));
         assert!(matches!(mesh.recv(1, 5), Err(Error::PeerLost { rank: 2 })));
         assert_eq!(mesh.lost(), Some(2));
@@ -278,7 +355,7 @@ fn p7_a_rank_that_dies_is_lost_and_one_that_leaves_is_not() {
 #[test]
 fn a_farewell_counts_though_a_reset_follows() {
     let (mesh, lost, mut others) = by_hand(2);
-    others[0].write_all(&[4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    put(&others[0], &[4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     set_socket_linger(&others[0], Some(Duration::ZERO)).unwrap();
     others.clear();
     assert!(lost.recv_timeout(LATER).is_err());
@@ -300,14 +377,14 @@ fn descriptors_stay_on_their_host() {
 fn p7_ranks_that_never_come_or_answer_end_the_set_up_at_the_timeout() {
     // Within the limit two clients say who they are.
     let limit = patience(Duration::from_secs(2));
-    let short = |rank, size| Me::new("red", rank, size, limit, None).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let place = listener.local_addr().unwrap().to_string();
+    let short = |rank, size| Me::new("red", rank, size, limit, None, terms()).unwrap();
+    let door = me(0, 3).listen_at("127.0.0.1:0").unwrap();
+    let place = door.local_addr().unwrap().to_string();
     let wrong = sealed(&hello(1, 5));
     thread::scope(|s| {
-        let first = s.spawn(|| short(0, 3).gather(&listener).unwrap_err().to_string());
+        let first = s.spawn(|| short(0, 3).gather(&door).unwrap_err().to_string());
         refused(&place, &wrong, &["size is 5"]);
-        let waits = raw(&place, &sealed(&hello(1, 3)));
+        let waits = greets(&place, &sealed(&hello(1, 3)));
         let Answer::Refused(why) = hear(&waits) else { panic!("taken in") };
         assert!(why.starts_with("rank 2 did not come within"), "{why}");
         let e = first.join().unwrap();
@@ -317,7 +394,7 @@ fn p7_ranks_that_never_come_or_answer_end_the_set_up_at_the_timeout() {
     // First a rank 0 that listens and never answers; then one that does not listen.
     let e = short(1, 2).join(&place, "auto").unwrap_err().to_string();
     assert!(e.starts_with(&format!("waiting for an answer of rank 0 at {place} timed out")), "{e}");
-    drop(listener);
+    drop(door);
     let e = short(1, 2).join(&place, "auto").unwrap_err().to_string();
     assert!(e.starts_with(&format!("connecting to rank 0 at {place} (Connection refused")), "{e}");
 }
@@ -325,7 +402,7 @@ fn p7_ranks_that_never_come_or_answer_end_the_set_up_at_the_timeout() {
 #[test]
 fn addresses_of_other_hosts_are_refused_by_name() {
     // 192.0.2.0/24 is reserved for documentation: no host has such an address.
-    let e = listen_at("192.0.2.1:7000").unwrap_err().to_string();
+    let e = me(0, 2).listen_at("192.0.2.1:7000").unwrap_err().to_string();
     assert!(
         e.starts_with("invalid rendezvous `192.0.2.1:7000`: expected an address and port of the host"),
         "{e}"
@@ -334,10 +411,16 @@ fn addresses_of_other_hosts_are_refused_by_name() {
     let e = me(1, 2).join(&place, "192.0.2.1").unwrap_err().to_string();
     assert!(e.starts_with("invalid host `192.0.2.1`: expected auto or an IP address of this host"), "{e}");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let e = listen_at(&taken.local_addr().unwrap().to_string()).unwrap_err().to_string();
+    let e = me(0, 2).listen_at(&taken.local_addr().unwrap().to_string()).unwrap_err().to_string();
     assert!(e.contains("another program or job has that port"), "{e}");
     let long = "x".repeat(MAX_JOB + 1);
-    assert!(Me::new(&long, 0, 2, hang(), None).err().unwrap().to_string().starts_with("invalid job `xxx"));
+    assert!(
+        Me::new(&long, 0, 2, hang(), None, terms())
+            .err()
+            .unwrap()
+            .to_string()
+            .starts_with("invalid job `xxx")
+    );
     me(1, 2).join(&place, "127.0.0.1").unwrap();
 }
 
@@ -351,7 +434,7 @@ fn something_else_at_the_rendezvous_is_named() {
         let error = join(&place, 1, 2);
         let (mut s, _) = listener.accept().unwrap();
         // An unread greeting would turn the close into a reset.
-        s.read_exact(&mut [0; HEADER]).unwrap();
+        s.read_exact(&mut [0; HELLO]).unwrap();
         s.write_all(says).unwrap();
         // The other side may have closed the connection by then.
         let _ = s.shutdown(Shutdown::Write);
@@ -364,14 +447,18 @@ fn something_else_at_the_rendezvous_is_named() {
 
 /// Ranks that replace a connection that breaks, with what each needs for that.
 fn joined(size: u32, recover: Duration) -> Vec<Joined> {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let place = listener.local_addr().unwrap().to_string();
-    let me = move |rank| Me::new("red", rank, size, hang(), Some(recover)).unwrap();
-    let first = thread::spawn(move || me(0).gather(&listener).unwrap());
+    joined_with(size, recover, &terms())
+}
+
+fn joined_with(size: u32, recover: Duration, terms: &Terms) -> Vec<Joined> {
+    let me = |rank| Me::new("red", rank, size, hang(), Some(recover), terms.clone()).unwrap();
+    let (own, door) = (me(0), me(0).listen_at("127.0.0.1:0").unwrap());
+    let place = door.local_addr().unwrap().to_string();
+    let first = thread::spawn(move || own.gather(&door).unwrap());
     let others: Vec<_> = (1..size)
         .map(|rank| {
-            let place = place.clone();
-            thread::spawn(move || me(rank).join(&place, "auto").unwrap())
+            let (me, place) = (me(rank), place.clone());
+            thread::spawn(move || me.join(&place, "auto").unwrap())
         })
         .collect();
     [first].into_iter().chain(others).map(|t| t.join().unwrap()).collect()
@@ -379,8 +466,12 @@ fn joined(size: u32, recover: Duration) -> Vec<Joined> {
 
 #[test]
 fn p6_frames_come_once_and_in_order_though_connections_break_again_and_again() {
+    [terms(), with_secret(1, true)].iter().for_each(frames_come_once_and_in_order);
+}
+
+fn frames_come_once_and_in_order(terms: &Terms) {
     const FRAMES: u32 = 600;
-    let all = joined(3, hang());
+    let all = joined_with(3, hang(), terms);
     let all: Vec<_> = all.into_iter().zip(0..).map(|(joined, rank)| mesh(rank, joined)).collect();
     // Of very different lengths, some longer than a socket's buffers.
     let body = |n: u32| {
@@ -499,12 +590,12 @@ fn p8_ranks_that_dial_again_know_the_token_and_say_what_can_be() {
     refused(&at, &dials(|h| h.again = None), &["all ranks of this job are there already"]);
     // Slow ones, and ones that are no rank, hold up nobody.
     let _slow: Vec<_> = [&b"PUSH"[..], b"GET / HTTP/1.1\r\n\r\n"].map(|bytes| raw(&at, bytes)).into();
-    let taken = raw(&at, &dials(|_| {}));
+    let taken = greets(&at, &dials(|_| {}));
     assert!(matches!(hear(&taken), redial::Answer::Again { received: 0 }));
     assert!(lost.try_recv().is_err());
     mesh.send(1, 5, b"x", &[]).unwrap();
     // More than was sent.
-    let taken = raw(&at, &dials(|h| h.again = Some(2)));
+    let taken = greets(&at, &dials(|h| h.again = Some(2)));
     assert!(matches!(hear(&taken), redial::Answer::Again { received: 0 }));
     assert_eq!(lost.recv_timeout(hang()), Ok(1));
     refused(&at, &dials(|_| {}), &["counts it as lost"]);

@@ -29,6 +29,7 @@ grep -q '^4096 .* Fail$' /tmp/out || fail "a wrong byte was not found"
 says '1 wrong bytes, the first at offset 3 of message 0'
 
 # Each rank started by itself, as on two hosts.
+export PUSHGATE_SECRET='the secret of two ranks'
 alone="--device cpu --qp verbs --ib-dev rxe0 --rendezvous 10.9.0.1:7117 -c -i 4 -m 1K:4K -W 8"
 timeout -k 2 "$(stretched 120)" "$BIN_PUSHGATE" bench osu-bibw $alone --rank 1 >/tmp/other 2>&1 &
 run 120 "$BIN_PUSHGATE" bench osu-bibw $alone --rank 0

@@ -5,6 +5,9 @@ patience=20
 # After how long a path counts as silent. The default, 1 s, passes too where cores are few.
 silence=30s
 
+# The guests reach each other, so their ranks need a secret.
+export PUSHGATE_SECRET='the secret of two guests'
+
 # How much the transport had to send again or received twice.
 again() {
     sleep 0.05
@@ -84,8 +87,14 @@ if [ "$node" = 1 ]; then
         done
     done
 fi
-start --size 64K --iters 1
+start --size 64K --iters 1 --tls
 right_here
+
+# A node with another secret is not let in, and both say so.
+together secrets
+PUSHGATE_SECRET="the secret of guest $VM_GUEST" start --size 64K --iters 1 --timeout "$(stretched 10000)"
+[ "$code" = 1 ] || fail "exit code $code"
+says 'secret'
 
 # A bad cable. Packets are lost and pass each other: soft-RoCE must send again, and if it gives up, the run
 # ends with a status. What the run reports as verified must be right.
