@@ -223,7 +223,7 @@ impl Door {
         let now = Instant::now();
         while let Some(oldest) = state.on_their_way.first_entry().filter(|oldest| oldest.get().until <= now) {
             let late = oldest.remove();
-            self.counts.refused(late.from, Refused::Late);
+            self.let_go(late, Refused::Late);
         }
         if state.paused.is_some_and(|until| until <= now) {
             state.paused = None;
@@ -289,8 +289,16 @@ impl Door {
 
     fn make_room(&self, state: &mut State) {
         if let Some((_, oldest)) = state.on_their_way.pop_first() {
-            self.counts.refused(oldest.from, Refused::Crowded);
+            self.let_go(oldest, Refused::Crowded);
         }
+    }
+
+    /// Ends a connection. A forked child of ours may hold the socket too, so closing it is not enough: it would stay in the set,
+    /// and readable.
+    fn let_go(&self, on: OnItsWay, why: Refused) {
+        let _ = epoll::delete(&self.epoll, on.passage.stream());
+        on.passage.stream().shutdown();
+        self.counts.refused(on.from, why);
     }
 
     fn advance(&self, state: &mut State, number: u64) {
@@ -317,7 +325,7 @@ impl Door {
             }
             Err(why) => {
                 let on = state.on_their_way.remove(&number).expect("it is there");
-                self.counts.refused(on.from, why);
+                self.let_go(on, why);
             }
         }
     }

@@ -37,7 +37,7 @@ pub(super) fn recv_plain(socket: &TcpStream, bytes: &mut [IoSliceMut<'_>]) -> io
 }
 
 impl Stream {
-    /// Takes a connection that is not encrypted. Of a stranger's, [`super::dial`] and [`super::Door`] make streams.
+    /// Takes a connection between ends that know each other already; it is not encrypted.
     pub fn plain(socket: TcpStream) -> io::Result<Stream> {
         socket.set_nonblocking(true)?;
         Ok(Stream { socket, tls: None })

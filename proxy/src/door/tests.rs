@@ -1,8 +1,8 @@
 //! Tests of the door: two handshakes in memory, and sockets of the loopback device.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::Command;
 use std::thread;
 use std::time::Instant;
@@ -240,7 +240,7 @@ fn door(terms: Terms) -> Door {
     Door::listen(HERE, 0..=0, terms, Limits::default()).unwrap()
 }
 
-fn at(door: &Door) -> std::net::SocketAddr {
+fn at(door: &Door) -> SocketAddr {
     door.local_addr().unwrap()
 }
 
@@ -464,6 +464,53 @@ fn p7_one_who_says_a_byte_now_and_then_loses_its_place_though_nobody_calls_in_be
         door.counts().read().of(&Refused::Late) == 2
     });
     assert_eq!((silent.read(&mut [0; 9]).unwrap(), door.on_their_way()), (0, 0));
+}
+
+/// Another descriptor of the socket at whose other end `client` is, as a forked child has one.
+fn held_by_a_child(client: &TcpStream) -> OwnedFd {
+    let theirs = client.local_addr().unwrap();
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let numbers = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let found = numbers.filter_map(|number: i32| {
+        // SAFETY: the number may be closed by another thread meanwhile; then the call fails, or finds another socket and
+        // looks at its address alone.
+        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        let peer = rustix::net::getpeername(fd).ok()??;
+        (SocketAddr::try_from(peer).ok()? == theirs).then(|| fd.try_clone_to_owned().unwrap())
+    });
+    found.last().expect("the door has it")
+}
+
+#[test]
+fn p7_a_connection_that_a_forked_child_holds_ends_and_makes_nobody_spin() {
+    let limits = Limits { places: 1, ..Limits::default() };
+    let one_place = Door::listen(HERE, 0..=0, terms(false), limits).unwrap();
+    // The second one makes the first one go, and is refused.
+    let first = TcpStream::connect(at(&one_place)).unwrap();
+    wait_until("the first one to arrive", || one_place.next().is_none() && one_place.on_their_way() == 1);
+    let first = (held_by_a_child(&first), first);
+    let mut second = TcpStream::connect(at(&one_place)).unwrap();
+    wait_until("the first one to make room", || count(&one_place, &Refused::Crowded) == 1);
+    let held = held_by_a_child(&second);
+    second.write_all(b"GET /").unwrap();
+    wait_until("the second one to be refused", || count(&one_place, &Refused::Foreign) == 1);
+    let limits = Limits { time: Duration::from_millis(50), ..Limits::default() };
+    let short = Door::listen(HERE, 0..=0, terms(false), limits).unwrap();
+    let mut third = TcpStream::connect(at(&short)).unwrap();
+    wait_until("the third one to arrive", || short.next().is_none() && short.on_their_way() == 1);
+    let third_held = held_by_a_child(&third);
+    wait_until("the third one to be late", || count(&short, &Refused::Late) == 1);
+    // No longer watched, though it is open and says something.
+    let _ = third.write_all(b"PUSH");
+    for door in [&one_place, &short] {
+        assert!(door.next().is_none() && door.on_their_way() == 0);
+        let mut fds = [PollFd::new(door, PollFlags::IN)];
+        assert_eq!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap(), 0);
+    }
+    for (_held, mut client) in [first, (held, second), (third_held, third)] {
+        // The end of the connection, although the socket is open.
+        assert_eq!(client.read(&mut [0; 9]).unwrap_or(0), 0);
+    }
 }
 
 #[test]
