@@ -18,7 +18,7 @@ impl Dialer {
     /// Begins with a connection that stands. `greeting` is sent once both ends have proved that they know the secret.
     pub fn new(socket: TcpStream, terms: &Terms, greeting: &[u8]) -> Result<Dialer, DoorError> {
         let begun = Passage::dialer(socket, terms, greeting).map(Dialer);
-        begun.map_err(|error| DoorError::Listen { what: "setting up a connection".into(), error })
+        begun.map_err(|error| DoorError::Io { what: "setting up a connection".into(), error })
     }
 
     /// Goes as far as it can. True once the connection is through and the greeting is sent; then call [`Dialer::finish`].

@@ -113,7 +113,7 @@ impl Door {
             (port, end) if port == end => format!("listening at {}", SocketAddr::new(ip, port)),
             (first, last) => format!("listening at {ip}, ports {first} to {last}"),
         };
-        Err(DoorError::Listen { what, error: last })
+        Err(DoorError::Io { what, error: last })
     }
 
     /// Listens with a socket that is bound already. An address that other hosts reach takes a secret.
@@ -130,7 +130,7 @@ impl Door {
             into(timer.as_fd(), TIMER)?;
             Ok((epoll, timer, listener.local_addr()?.ip()))
         };
-        let failed = |error| DoorError::Listen { what: "a listening socket".into(), error };
+        let failed = |error| DoorError::Io { what: "a listening socket".into(), error };
         let (epoll, timer, ip) = made().map_err(failed)?;
         check(ip, &terms)?;
         let (state, counts) = (Mutex::default(), Arc::default());

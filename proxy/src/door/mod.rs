@@ -13,7 +13,7 @@
 //! 5. The dialer sends a frame that says what it wants, its greeting. Then the connection belongs to its owners.
 //!
 //! A [`Door`] listens. It keeps a bounded number of connections on their way, each for a bounded time and with bounded
-//! memory. When it is full, the oldest one makes room, so strangers that stay never keep a peer out. [`dial`] and [`Dialer`]
+//! memory. When it is full, the oldest one makes room, so strangers that stay never keep a peer out. [`dial()`] and [`Dialer`]
 //! are the other end. A [`Stream`] is what comes out.
 //!
 //! Without TLS the proof protects the set-up alone: one who can change packets on their way can still change what follows.
@@ -113,9 +113,9 @@ pub enum DoorError {
          (PUSHGATE_SECRET_FILE) or {VARIABLE} to one secret on all hosts, or use an address of the loopback device"
     )]
     Open(IpAddr),
-    /// No address to listen at, or no descriptor.
+    /// The kernel refused something, as an address to listen at or another descriptor.
     #[error("{what}: {error}")]
-    Listen {
+    Io {
         /// What was tried.
         what: String,
         /// What the kernel says.

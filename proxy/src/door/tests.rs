@@ -1,13 +1,13 @@
 //! Tests of the door: two handshakes in memory, and sockets of the loopback device.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::Command;
 use std::thread;
 use std::time::Instant;
 
-use pushgate_tests::{hang, wait_until};
+use pushgate_tests::{hang, patience, wait_until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -409,7 +409,7 @@ fn p8_garbage_replayed_and_truncated_handshakes_and_long_greetings_are_refused_a
     for length in 0..recorded.len() {
         let mut socket = TcpStream::connect(at(&door)).unwrap();
         socket.write_all(&recorded[..length]).unwrap();
-        socket.shutdown(std::net::Shutdown::Write).unwrap();
+        socket.shutdown(Shutdown::Write).unwrap();
         wait_until("a truncated handshake", || count(&door, &Refused::Closed) == length as u64 + 1);
     }
     assert_eq!((door.counts().read().accepted, door.on_their_way()), (0, 0));
@@ -552,6 +552,64 @@ fn p8_a_relay_that_encrypts_with_both_ends_gets_neither_in() {
         assert!(matches!(told, DoorError::Refused(Refused::TurnedAway)), "{told}");
     });
     assert_eq!(door.counts().read().accepted, 0);
+}
+
+/// Passes bytes on until one end closes, with one bit of the byte at this place turned.
+fn pass_on(mut from: TcpStream, mut to: TcpStream, turned: usize) {
+    let (mut bytes, mut passed) = ([0; 512], 0);
+    while let Ok(n @ 1..) = from.read(&mut bytes) {
+        if let Some(byte) = turned.checked_sub(passed).and_then(|at| bytes[..n].get_mut(at)) {
+            *byte ^= 0x10;
+        }
+        passed += n;
+        if to.write_all(&bytes[..n]).is_err() {
+            break;
+        }
+    }
+    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+}
+
+#[test]
+fn p8_over_tls_no_bit_can_be_turned_on_the_way_and_nothing_changed_comes_through() {
+    // A length that was changed has its reader wait for more.
+    let limits = Limits { time: patience(Duration::from_secs(1)), ..Limits::default() };
+    let door = Door::listen(HERE, 0..=0, terms(true), limits).unwrap();
+    let mut random = Random(7);
+    let greeting = [0xa5; 200];
+    let (mut whole, mut stopped) = (0, 0);
+    for run in 0..80 {
+        // About as many bytes as a dialer and a listener say; the rest of the places are behind the end.
+        let (place, back) = (random.below(1100), run % 2 == 1);
+        let turned = |direction| if direction == back { place } else { usize::MAX };
+        let relay = TcpListener::bind((HERE, 0)).unwrap();
+        let (near, far) = (relay.local_addr().unwrap(), at(&door));
+        let arrived = thread::scope(|s| {
+            let dials = s.spawn(move || dial(near, &terms(true), &greeting, soon()));
+            let (dialer, _) = relay.accept().unwrap();
+            let listener = TcpStream::connect(far).unwrap();
+            let copies = [&dialer, &listener].map(|socket| socket.try_clone().unwrap());
+            let [dialers, listeners] = copies;
+            s.spawn(move || pass_on(dialer, listener, turned(false)));
+            s.spawn(move || pass_on(listeners, dialers, turned(true)));
+            let mut arrived = None;
+            wait_until("the end of both", || {
+                arrived = arrived.take().or_else(|| door.next());
+                dials.is_finished() && (arrived.is_some() || door.on_their_way() == 0)
+            });
+            // Otherwise the relay would wait for more.
+            let ended = dials.join().unwrap();
+            assert!(arrived.is_none() || ended.is_ok(), "run {run}: the dialer saw {ended:?}");
+            arrived.map(|arrival: Arrival| arrival.greeting)
+        });
+        match arrived {
+            Some(arrived) => {
+                assert_eq!(arrived, greeting, "run {run}, byte {place}");
+                whole += 1;
+            }
+            None => stopped += 1,
+        }
+    }
+    assert!(whole > 0 && stopped > 40, "{whole} came through, {stopped} did not");
 }
 
 #[test]
