@@ -451,8 +451,12 @@ fn joined(size: u32, recover: Duration) -> Vec<Joined> {
 }
 
 fn joined_with(size: u32, recover: Duration, terms: &Terms) -> Vec<Joined> {
+    joined_at("127.0.0.1:0", size, recover, terms)
+}
+
+fn joined_at(at: &str, size: u32, recover: Duration, terms: &Terms) -> Vec<Joined> {
     let me = |rank| Me::new("red", rank, size, hang(), Some(recover), terms.clone()).unwrap();
-    let (own, door) = (me(0), me(0).listen_at("127.0.0.1:0").unwrap());
+    let (own, door) = (me(0), me(0).listen_at(at).unwrap());
     let place = door.local_addr().unwrap().to_string();
     let first = thread::spawn(move || own.gather(&door).unwrap());
     let others: Vec<_> = (1..size)
@@ -505,19 +509,62 @@ fn frames_come_once_and_in_order(terms: &Terms) {
     assert!(all.iter().all(|(mesh, lost)| lost.try_recv().is_err() && mesh.lost().is_none()));
 }
 
+/// Runs `ip` in the calling thread's network.
+fn ip(words: &str) -> bool {
+    let ip = Command::new("ip").args(words.split(' ')).status();
+    ip.is_ok_and(|status| status.success())
+}
+
 /// Sets the loopback device of the calling thread's network up or down.
 fn loopback(state: &str) -> bool {
-    let ip = Command::new("ip").args(["link", "set", "lo", state]).status();
-    ip.is_ok_and(|status| status.success())
+    ip(&format!("link set lo {state}"))
+}
+
+/// Gives the calling thread a network of its own, and those threads that it starts from now on. False if that is not allowed
+/// here.
+fn own_network() -> bool {
+    // SAFETY: only the network of this thread changes, and that of threads which this thread starts later.
+    let own = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) };
+    own.is_ok() && loopback("up")
+}
+
+/// The address is of a network of this test's own.
+#[test]
+fn at_an_address_that_other_hosts_reach_ranks_meet_with_a_secret_and_say_nothing_without() {
+    thread::spawn(|| {
+        // As other hosts would reach it, if there were any.
+        if !own_network() || !ip("address add 10.99.0.1/24 dev lo") {
+            return pushgate_tests::skip(
+                "an address that other hosts reach: no network namespace of the test's own, or no `ip`",
+            );
+        }
+        let e = me(0, 2).listen_at("10.99.0.1:7000").unwrap_err().to_string();
+        assert!(
+            e.starts_with("invalid rendezvous `10.99.0.1:7000`: expected an address of the loopback"),
+            "{e}"
+        );
+        let stranger = TcpListener::bind("10.99.0.1:7000").unwrap();
+        let e = me(1, 2).join("10.99.0.1:7000", "auto").unwrap_err().to_string();
+        assert!(e.starts_with("invalid host `10.99.0.1`: expected an address of the loopback device"), "{e}");
+        assert!(e.contains("set secret-file or PUSHGATE_SECRET to one secret on all hosts"), "{e}");
+        let (mut heard, mut said) = (stranger.accept().unwrap().0, Vec::new());
+        heard.read_to_end(&mut said).unwrap();
+        assert!(said.is_empty(), "it must not greet with the secret that everybody knows");
+        drop((stranger, heard));
+        let all = joined_at("10.99.0.1:0", 2, hang(), &with_secret(1, true)).into_iter().zip(0..);
+        let all: Vec<_> = all.map(|(joined, rank)| mesh(rank, joined)).collect();
+        all[0].0.send(1, 9, b"to 1", &[]).unwrap();
+        assert_eq!(all[1].0.recv(0, 9).unwrap().0, b"to 1");
+    })
+    .join()
+    .unwrap();
 }
 
 /// The network is of this test's own: nothing else uses its loopback device.
 #[test]
 fn p6_frames_come_though_the_path_was_dead_for_longer_than_a_connection_lives() {
     thread::spawn(|| {
-        // SAFETY: only the network of this thread changes, and that of the threads which this thread starts from now on.
-        let own = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) };
-        if own.is_err() || !loopback("up") {
+        if !own_network() {
             return pushgate_tests::skip(
                 "a path that is dead: no network namespace of the test's own, or no `ip`",
             );
