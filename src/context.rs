@@ -15,14 +15,14 @@ use pushgate_gpu_kernels::{
 };
 use pushgate_proxy::counters::Counters;
 use pushgate_proxy::idle::{Step, Wake};
-use pushgate_proxy::link::tcp::{Host, Tuning};
+use pushgate_proxy::link::tcp::{Host, Io, Tuning};
 use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::proxy::Proxy;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::engine::{self, Doorbell, Started};
 use crate::error::{Error, Result};
-use crate::settings::{DriveChoice, Settings};
+use crate::settings::{DriveChoice, Settings, TcpIo};
 use crate::shared::Shared;
 use crate::watch::Watch;
 use crate::{placement, rdma};
@@ -291,7 +291,15 @@ impl Context {
             return Ok(host.clone());
         }
         let s = &self.inner.settings;
-        let tuning = Tuning { path_timeout: (!s.path_timeout.is_zero()).then_some(s.path_timeout) };
+        let tuning = Tuning {
+            path_timeout: (!s.path_timeout.is_zero()).then_some(s.path_timeout),
+            io: match s.tcp_io {
+                TcpIo::Auto => Io::Auto,
+                TcpIo::IoUring => Io::Uring,
+                TcpIo::Socket => Io::Socket,
+            },
+            one_thread: s.drive != DriveChoice::Caller,
+        };
         let host = Host::open(address, tuning).map_err(|e| Error::Tcp(e.to_string()))?;
         hosts.insert(address, host.clone());
         Ok(host)

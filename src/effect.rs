@@ -19,7 +19,7 @@ impl Settings {
             )+}};
         }
         if self.transport() != Transport::Tcp {
-            idle!("queue pairs are not tcp", tcp_streams, tcp_checksum);
+            idle!("queue pairs are not tcp", tcp_streams, tcp_checksum, tcp_io);
         }
         match self.transport() {
             Transport::Local => {

@@ -22,7 +22,8 @@ use self::parse::{
 use crate::error::{Error, Result};
 
 pub use self::choices::{
-    AutoOr, CqEvents, DriveChoice, NetLanding, NetPath, ProxyPlace, QpKind, RingsPlace, Transport, WindowKind,
+    AutoOr, CqEvents, DriveChoice, NetLanding, NetPath, ProxyPlace, QpKind, RingsPlace, TcpIo, Transport,
+    WindowKind,
 };
 pub use self::parse::{parse_size, parse_time};
 pub use crate::origin::Origin;
@@ -253,6 +254,8 @@ settings! {
     tcp_streams: u32 = "1", number(1, 16), "1 to 16", "", Tcp;
     /// Payload over tcp carries a checksum beside TCP's own
     tcp_checksum: bool = "false", switch, "true or false", "", Tcp;
+    /// What moves bytes over tcp; auto: io_uring where it is allowed and a short transfer over loopback was faster with it
+    tcp_io: TcpIo = "auto", choice, "auto, io-uring or socket", "", Tcp;
     /// How the engine hears of RDMA completions; auto: events where it may sleep
     cq_events: CqEvents = "auto", choice, "auto, poll or event", "", Rdma;
 }

@@ -38,6 +38,18 @@ pub enum Transport {
     Tcp,
 }
 
+/// What moves the bytes of queue pairs over TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TcpIo {
+    /// io_uring where it is allowed and faster, else plain sockets.
+    Auto,
+    /// io_uring; an error where the kernel refuses it.
+    IoUring,
+    /// Plain sockets.
+    Socket,
+}
+
 /// How an engine hears of completions of an RDMA device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CqEvents {

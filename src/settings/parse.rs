@@ -10,7 +10,7 @@ use pushgate_proxy::rails::MOST_RAILS;
 
 use super::{
     AutoOr, CqEvents, DeviceChoice, DriveChoice, HugePages, NetLanding, NetPath, ProxyPlace, QpKind,
-    RingsPlace, Transport, WindowKind, WriteOrder,
+    RingsPlace, TcpIo, Transport, WindowKind, WriteOrder,
 };
 
 /// A setting's value. Its text makes the same value again.
@@ -48,7 +48,12 @@ choices! {
     WindowKind { "memory" => Memory, "staging" => Staging, "bar" => Bar }
     RingsPlace { "host" => Host, "window" => Window }
     QpKind { "auto" => Auto, "local" => Local, "verbs" => Verbs, "tcp" => Tcp }
+<<<<<<< HEAD
     Transport { "local" => Local, "verbs" => Verbs, "tcp" => Tcp }
+=======
+    TcpIo { "auto" => Auto, "io-uring" => IoUring, "socket" => Socket }
+    Transport { "local" => Local, "verbs" => Verbs }
+>>>>>>> 05e45ab (tcp: io_uring under the link, and the setting tcp-io)
     ProxyPlace { "thread" => Thread, "process" => Process }
     DriveChoice { "auto" => Auto, "thread" => Thread, "caller" => Caller }
     NetPath { "auto" => Auto, "push" => Push, "pull" => Pull, "bounce" => Bounce }

@@ -18,8 +18,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
 use super::meeting::{Meeting, Place};
-use super::sockets::Sockets;
+use super::uring::RingError;
 use super::wire::Wire;
+use super::wires::{Io, Wires};
 
 /// Time for one attempt to connect.
 const ATTEMPT: Duration = Duration::from_secs(1);
@@ -50,6 +51,9 @@ pub enum HostError {
     /// A thread or what it waits for.
     #[error("a thread for links over TCP: {0}")]
     Thread(io::Error),
+    /// The setting `tcp-io` asks for io_uring.
+    #[error("`tcp-io` is io-uring: {0}")]
+    Ring(#[from] RingError),
 }
 
 /// How the sockets of links are set.
@@ -57,6 +61,10 @@ pub enum HostError {
 pub struct Tuning {
     /// A path that is dead is found within this.
     pub path_timeout: Option<Duration>,
+    /// What moves their bytes.
+    pub io: Io,
+    /// One thread drives the links.
+    pub one_thread: bool,
 }
 
 /// A stream that has said for which link it is.
@@ -87,12 +95,14 @@ pub struct Host {
     /// To the thread that ends streams; `None` once nothing more comes.
     ending: Option<Sender<Vec<TcpStream>>>,
     closing: Option<JoinHandle<()>>,
+    wires: Wires,
 }
 
 impl Host {
     /// Listens at `address`, on a port that is free.
     pub fn open(address: IpAddr, tuning: Tuning) -> Result<Arc<Host>, HostError> {
         let listen = |error| HostError::Listen { address, error };
+        let wires = Wires::choose(tuning.io, tuning.one_thread)?;
         let listener = TcpListener::bind((address, 0)).map_err(listen)?;
         listener.set_nonblocking(true).map_err(listen)?;
         let addresses = vec![listener.local_addr().map_err(listen)?];
@@ -108,7 +118,8 @@ impl Host {
         let accepting = spawn("pushgate-accept", move || accept(&theirs, &listener))?;
         let (ending, ends) = channel();
         let closing = Some(spawn("pushgate-close", move || close_all(&ends))?);
-        Ok(Arc::new(Host { shared, addresses, accepting: Some(accepting), ending: Some(ending), closing }))
+        let (accepting, ending) = (Some(accepting), Some(ending));
+        Ok(Arc::new(Host { shared, addresses, accepting, ending, closing, wires }))
     }
 
     /// How an end of a link meets its peer. `dials`: this end dials, and the peer waits.
@@ -322,7 +333,8 @@ impl Meeting for HostMeeting {
                     let _ = ending.send(streams);
                 }
             });
-            return Some(Ok(Box::new(Sockets::new(streams, finish))));
+            let wire = self.host.wires.wire(streams, finish);
+            return Some(wire.map_err(|e| format!("streams over io_uring: {e}; set `tcp-io` to socket")));
         }
         if let Ok(why) = coming.failed.try_recv() {
             self.give_up();

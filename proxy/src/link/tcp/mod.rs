@@ -11,7 +11,7 @@
 //! | bytes to frames, and payload to its place | `incoming.rs` |
 //! | what was heard of the peer: messages in their order, counts, regions | `inbox.rs` |
 //! | messages to frames of several streams | `outgoing.rs` |
-//! | what moves the bytes: the trait, and plain sockets | `wire.rs`, `sockets.rs` |
+//! | what moves the bytes: the trait, plain sockets, io_uring, and which of the two | `wire.rs`, `sockets.rs`, `uring/`, `wires.rs` |
 //! | how the ends come by their streams | `meeting.rs`, `host.rs`, `setup.rs` |
 //! | the link as an endpoint drives it | `tcp_link.rs` |
 //!
@@ -20,7 +20,8 @@
 //! waits is bounded: messages by the gate's permits, payload by the room in window and mirror, frames by rings of fixed
 //! length. A receiver that has no room leaves bytes in the sockets.
 //!
-//! All files but `host.rs` and `sockets.rs` know no clock and no system call, and the simulator runs them.
+//! `host.rs`, `sockets.rs`, `uring/` and `wires.rs` make system calls. All other files know no clock and no system call, and
+//! the simulator runs them.
 
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod frame;
@@ -40,10 +41,14 @@ mod sockets;
 mod tcp_link;
 #[cfg(test)]
 mod tests;
+mod uring;
 pub mod wire;
+mod wires;
 
 pub use host::{Host, HostError, Tuning};
 pub use meeting::{Meeting, Place};
 pub use setup::{Config, Offer, TcpOpening, TcpPrepared};
 pub use sockets::Sockets;
 pub use tcp_link::TcpLink;
+pub use uring::RingError;
+pub use wires::{Io, Wires};
