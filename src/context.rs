@@ -15,14 +15,14 @@ use pushgate_gpu_kernels::{
 };
 use pushgate_proxy::counters::Counters;
 use pushgate_proxy::idle::{Step, Wake};
-use pushgate_proxy::link::tcp::{Host, Io, Tuning};
+use pushgate_proxy::link::tcp::{Host, Tuning};
 use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::proxy::Proxy;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::engine::{self, Doorbell, Started};
 use crate::error::{Error, Result};
-use crate::settings::{DriveChoice, Settings, TcpIo};
+use crate::settings::{DriveChoice, Settings};
 use crate::shared::Shared;
 use crate::watch::Watch;
 use crate::{placement, rdma};
@@ -293,11 +293,7 @@ impl Context {
         let s = &self.inner.settings;
         let tuning = Tuning {
             path_timeout: (!s.path_timeout.is_zero()).then_some(s.path_timeout),
-            io: match s.tcp_io {
-                TcpIo::Auto => Io::Auto,
-                TcpIo::IoUring => Io::Uring,
-                TcpIo::Socket => Io::Socket,
-            },
+            io: s.tcp_io.into(),
             one_thread: s.drive != DriveChoice::Caller,
         };
         let host = Host::open(address, tuning).map_err(|e| Error::Tcp(e.to_string()))?;

@@ -283,8 +283,14 @@ impl Runtime {
         if let Some(host) = &*host {
             return Ok(host.clone());
         }
-        let limit = self.loaded.settings.path_timeout;
-        let tuning = Tuning { path_timeout: (!limit.is_zero()).then_some(limit) };
+        let s = &self.loaded.settings;
+        let limit = s.path_timeout;
+        let tuning = Tuning {
+            path_timeout: (!limit.is_zero()).then_some(limit),
+            io: s.tcp_io.into(),
+            // NCCL's threads drive, and each GPU has an engine of its own.
+            one_thread: false,
+        };
         let opened = Host::open(address, tuning).map_err(|e| Failure::new(Code::System, e.to_string()))?;
         Ok(host.insert(opened).clone())
     }

@@ -50,6 +50,16 @@ pub enum TcpIo {
     Socket,
 }
 
+impl From<TcpIo> for pushgate_proxy::link::tcp::Io {
+    fn from(io: TcpIo) -> Self {
+        match io {
+            TcpIo::Auto => Self::Auto,
+            TcpIo::IoUring => Self::Uring,
+            TcpIo::Socket => Self::Socket,
+        }
+    }
+}
+
 /// How an engine hears of completions of an RDMA device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CqEvents {

@@ -36,6 +36,10 @@ fn matters(subcommand: &str, key: &Key) -> bool {
         "nccl-check" => matches!(key.group, Group::Nccl | Group::Rdma) || NCCL.contains(&key.name),
         "worker" => matches!(key.group, Group::Device | Group::Waits),
         "rdma" => matches!(key.group, Group::Rdma | Group::Waits) && key.name != "cq_events",
+        "tcp" => {
+            matches!(key.group, Group::Tcp | Group::Waits)
+                || ["huge_pages", "slots", "receives"].contains(&key.name)
+        }
         name if name.starts_with("osu-") || ["allreduce", "chaos"].contains(&name) => {
             key.group != Group::Nccl
         }

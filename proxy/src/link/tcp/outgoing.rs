@@ -235,7 +235,8 @@ impl Outgoing {
         self.streams[stream].waiting > 0
     }
 
-    /// Whether anything is left that the wire has not taken.
+    /// Whether nothing is left that the wire has not taken.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty() && self.streams.iter().all(|s| s.waiting == 0)
     }

@@ -1,14 +1,18 @@
 //! Streams over plain sockets: one system call sends or receives for a stream, and the kernel copies.
 
 use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 
 use super::wire::{Piece, Wire};
+
+/// So many bytes are put together before they are sent: that costs less than to have the kernel read a list of pieces.
+const SHORT: usize = 512;
 
 /// Takes streams that end, so that the last bytes still reach the peer.
 pub type Finish = Box<dyn FnMut(Vec<TcpStream>) + Send>;
@@ -69,23 +73,55 @@ impl Wire for Sockets {
     }
 
     unsafe fn send(&mut self, stream: usize, pieces: &[Piece]) -> io::Result<usize> {
-        // SAFETY: `Piece` has the layout of the kernel's `iovec`, which `IoSlice` has by its documentation; the caller
-        // promises that the bytes are mapped. No reference to the bytes is made: the kernel alone reads them.
-        let slices =
-            unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast::<IoSlice<'_>>(), pieces.len()) };
+        let socket = &self.streams[stream];
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let sent = moved(sendmsg(&self.streams[stream], slices, &mut SendAncillaryBuffer::default(), flags))?;
+        let bytes: usize = pieces.iter().map(|piece| piece.bytes).sum();
+        let result = if bytes <= SHORT {
+            let (mut short, mut n) = ([0; SHORT], 0);
+            for piece in pieces {
+                // SAFETY: the piece is mapped for reading, as the caller promises, and the copy is this function's own and
+                // long enough.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        piece.address as *const u8,
+                        short[n..].as_mut_ptr(),
+                        piece.bytes,
+                    )
+                };
+                n += piece.bytes;
+            }
+            send(socket, &short[..n], flags)
+        } else {
+            // SAFETY: `Piece` has the layout of the kernel's `iovec`, which `IoSlice` has by its documentation; the caller
+            // promises that the bytes are mapped. No reference to the bytes is made: the kernel alone reads them.
+            let slices =
+                unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast::<IoSlice<'_>>(), pieces.len()) };
+            sendmsg(socket, slices, &mut SendAncillaryBuffer::default(), flags)
+        };
+        let sent = moved(result)?;
         self.sent[stream] += sent as u64;
         Ok(sent)
     }
 
     unsafe fn receive(&mut self, stream: usize, pieces: &[Piece]) -> io::Result<usize> {
-        let mut slices: [Piece; 2] = [pieces[0], pieces[pieces.len() - 1]];
-        // SAFETY: as in `send`, for writing; the copy of the pieces is this function's own.
-        let slices = unsafe {
-            std::slice::from_raw_parts_mut(slices.as_mut_ptr().cast::<IoSliceMut<'_>>(), pieces.len().min(2))
+        let socket = &self.streams[stream];
+        let result = if let [one] = pieces {
+            // SAFETY: the bytes are mapped for writing and free of Rust references meanwhile, as the caller promises.
+            let bytes =
+                unsafe { std::slice::from_raw_parts_mut(one.address as *mut MaybeUninit<u8>, one.bytes) };
+            recv(socket, bytes, RecvFlags::DONTWAIT).map(|(_, n)| n)
+        } else {
+            let mut slices: [Piece; 2] = [pieces[0], pieces[pieces.len() - 1]];
+            // SAFETY: as in `send`, for writing; the copy of the pieces is this function's own.
+            let slices = unsafe {
+                std::slice::from_raw_parts_mut(
+                    slices.as_mut_ptr().cast::<IoSliceMut<'_>>(),
+                    pieces.len().min(2),
+                )
+            };
+            rustix::io::readv(socket, slices)
         };
-        match rustix::io::readv(&self.streams[stream], slices) {
+        match result {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             result => moved(result),
         }

@@ -186,6 +186,11 @@ impl TcpLink {
         Ok(self.wire.is_some())
     }
 
+    /// What moves the bytes; nothing while the streams are still to come.
+    pub fn wire(&self) -> &'static str {
+        self.wire.as_ref().map_or("nothing", |wire| wire.name())
+    }
+
     /// Both ends replace the link when it breaks.
     pub fn recovers(&self) -> bool {
         self.terms.recovers
@@ -259,8 +264,12 @@ impl TcpLink {
             return;
         }
         let Some(wire) = &mut self.wire else { return };
-        let mut pieces = [Piece { address: 0, bytes: 0 }; MOST_PIECES];
         for _ in 0..ROUNDS {
+            // Most passes have nothing to send.
+            if self.outgoing.is_empty() {
+                break;
+            }
+            let mut pieces = [Piece { address: 0, bytes: 0 }; MOST_PIECES];
             // SAFETY: payloads lie in the window, or in a region that stays until its messages are settled
             // (`region_in_use`); link and endpoint keep both until the wire has stopped.
             unsafe { self.outgoing.fill() };

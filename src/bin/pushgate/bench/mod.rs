@@ -1,6 +1,7 @@
 //! Benches. Each measures its ceiling in the same run, by the same clock, and
 //! prints both and the ratio: figures of two runs on shared machines say little.
 
+mod ends;
 mod idle;
 mod latency;
 mod local;
@@ -8,6 +9,7 @@ mod osu;
 mod push;
 mod rate;
 mod rdma;
+mod tcp;
 mod worker;
 
 use std::time::Duration;
@@ -100,6 +102,28 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
         )
         .subcommand(
             bench(
+                "tcp",
+                "The tcp queue pair alone, both ends here; ceiling: a bare socket; beside it: iperf3",
+                "",
+            )
+            .arg(Arg::new("mode").value_parser(["bw", "lat"]).help("One way, or to and fro [default: both]"))
+            .arg(
+                Arg::new("size")
+                    .long("size")
+                    .value_name("BYTES,...")
+                    .help("Sizes of a message (1024-based) [default: 64K,256K,1M,4M for bw, 64 for lat]"),
+            )
+            .arg(number("depth", "Messages that the window holds [default: 4 MiB of them, 2 to 16]"))
+            .arg(
+                Arg::new("address")
+                    .long("address")
+                    .value_name("IP")
+                    .default_value("127.0.0.1")
+                    .help("Address of this host that both ends use"),
+            ),
+        )
+        .subcommand(
+            bench(
                 "worker",
                 "The resident worker's copies, each way and both; ceiling: the same loops without commands",
                 "128K,512K,4M",
@@ -181,6 +205,18 @@ pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Er
             };
             let mode = m.get_one::<String>("mode").cloned();
             rdma::run(&bench, &rdma::Options { mode, size, depth: number("depth", 4096)? })
+        }
+        "tcp" => {
+            let mut sizes = Vec::new();
+            for v in m.get_one::<String>("size").iter().flat_map(|list| list.split(',')) {
+                let size = parse_size(v).filter(|n| (8..=64 << 20).contains(n) && n % 8 == 0);
+                sizes.push(size.ok_or_else(|| Error::flag("size", v, "8 to 64M in steps of 8"))?);
+            }
+            let address = m.get_one::<String>("address").expect("has a default");
+            let address =
+                address.parse().map_err(|_| Error::flag("address", address, "an IP address of this host"))?;
+            let mode = m.get_one::<String>("mode").cloned();
+            tcp::run(&bench, &tcp::Options { mode, sizes, depth: number("depth", 4096)?, address })
         }
         _ => gate(&bench),
     }

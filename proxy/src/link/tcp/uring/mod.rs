@@ -34,6 +34,8 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 const NO_SIGNAL: u32 = rustix::net::SendFlags::NOSIGNAL.bits();
 /// `IORING_SEND_ZC_REPORT_USAGE`: the notice says whether the kernel has copied.
 const REPORT_USAGE: u16 = 1 << 3;
+/// `IORING_RECVSEND_POLL_FIRST`: the kernel does not look whether there is anything to read before it waits for it.
+const WAIT_FIRST: u16 = 1 << 0;
 
 /// The pieces of one call, as the kernel takes them. Has the layout of its `msghdr`.
 #[repr(C)]
@@ -283,14 +285,15 @@ impl Stream {
     #[inline]
     unsafe fn begin_receive(&mut self, pieces: &[Piece], queues: &mut Queues) -> io::Result<()> {
         let file = types::Fixed(self.file);
+        let first = if self.more { 0 } else { WAIT_FIRST };
         let entry = match pieces {
             [one] => {
                 let bytes = one.bytes.min(i32::MAX as usize) as u32;
-                opcode::Recv::new(file, one.address as *mut u8, bytes).build()
+                opcode::Recv::new(file, one.address as *mut u8, bytes).ioprio(first).build()
             }
             _ => {
                 self.into.set(pieces);
-                opcode::RecvMsg::new(file, from_mut(&mut self.into.message).cast()).build()
+                opcode::RecvMsg::new(file, from_mut(&mut self.into.message).cast()).ioprio(first).build()
             }
         };
         self.receiving = true;
