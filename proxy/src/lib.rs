@@ -80,6 +80,9 @@ pub mod proxy;
 #[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod rails;
+#[cfg(all(any(test, feature = "sim"), not(loom)))]
+#[cfg_attr(not(feature = "sim"), allow(dead_code, reason = "unit tests need a part of it"))]
+mod random;
 #[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod receives;

@@ -72,7 +72,6 @@ mod plan;
 mod program;
 mod qp;
 mod rails;
-mod random;
 mod replay;
 mod restart;
 mod set_up;
@@ -89,6 +88,7 @@ use self::cluster::{Cluster, RAILS, Sums};
 use self::plan::Plan;
 use self::violation::broken;
 use crate::link::verbs::simulated::Sim;
+use crate::random;
 
 pub use self::plan::{Cut, MOST_RANKS};
 pub(crate) use self::qp::Counts;

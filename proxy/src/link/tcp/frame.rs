@@ -82,6 +82,12 @@ impl Kind {
         Self::ALL.iter().find(|(c, ..)| *c == code).map(|(_, kind, words)| (*kind, *words))
     }
 
+    /// Words that follow its header.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn words(self) -> usize {
+        self.code().1 / 8
+    }
+
     /// Its number, and the bytes that it asks for behind the header.
     fn code(self) -> (u8, usize) {
         let (code, _, bytes) = Self::ALL[self as usize];

@@ -12,6 +12,7 @@
 //! | what was heard of the peer: messages in their order, counts, regions | `inbox.rs` |
 //! | messages to frames of several streams | `outgoing.rs` |
 //! | what moves the bytes: the trait, plain sockets, io_uring, and which of the two | `wire.rs`, `sockets.rs`, `uring/`, `wires.rs` |
+//! | streams of memory, for tests and the simulator | `simulated.rs` |
 //! | how the ends come by their streams | `meeting.rs`, `host.rs`, `setup.rs` |
 //! | the link as an endpoint drives it | `tcp_link.rs` |
 //!
@@ -36,6 +37,13 @@ mod meeting;
 mod outgoing;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod setup;
+#[cfg(any(test, feature = "sim"))]
+#[cfg_attr(
+    not(all(test, feature = "sim")),
+    allow(dead_code, reason = "tests and simulator need a part of it each")
+)]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub(crate) mod simulated;
 mod sockets;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod tcp_link;

@@ -13,8 +13,10 @@ use super::frame::{Head, Kind, MOST_HEAD, MOST_PAYLOAD};
 use super::incoming::sum_of;
 use super::wire::{MOST_PIECES, Piece};
 
-/// Frames that a stream has at a time.
+/// Frames of a stream that the wire has not taken.
 const FRAMES: usize = 32;
+/// Frames of a stream at all: a wire may still read some that it has taken.
+const HELD: usize = 128;
 /// Of these, frames of the first stream that are set aside for what is no message.
 const CONTROL: usize = 8;
 /// Bytes of messages that a stream has at a time, at most, but for the last frame.
@@ -41,38 +43,38 @@ struct Frame {
     payload: Piece,
     /// The message, if it is one.
     message: Option<u64>,
+    /// The stream's bytes up to the end of the frame, once the wire has taken it.
+    end: u64,
 }
 
 /// The sending end of one stream.
 struct Stream {
     frames: VecDeque<Frame>,
-    /// Bytes of the first frame that the wire has taken.
+    /// Frames that the wire has taken and may still read: their headers must not change either.
+    gone: usize,
+    /// Bytes of the first frame behind those that the wire has taken.
     taken: usize,
     /// Bytes of all frames that the wire has not taken.
     waiting: usize,
     /// Bytes that the wire has taken since the stream began.
     total: u64,
     number: u32,
-    /// Messages that the wire has taken and may still read: up to which byte of the stream, and which one.
-    unsettled: VecDeque<(u64, u64)>,
 }
 
 impl Stream {
     fn new() -> Self {
-        Stream {
-            frames: VecDeque::with_capacity(FRAMES),
-            taken: 0,
-            waiting: 0,
-            total: 0,
-            number: 0,
-            unsettled: VecDeque::new(),
-        }
+        Stream { frames: VecDeque::with_capacity(HELD), gone: 0, taken: 0, waiting: 0, total: 0, number: 0 }
+    }
+
+    /// Whether there is room for another frame, but for so many that are set aside.
+    fn has_room(&self, aside: usize) -> bool {
+        self.frames.len() - self.gone + aside < FRAMES && self.frames.len() + aside < HELD
     }
 
     fn push(&mut self, head: Head, words: &[u64], payload: Piece, message: Option<u64>) {
         // Never beyond: the frames must not move.
-        assert!(self.frames.len() < FRAMES);
-        let mut frame = Frame { head: [0; MOST_HEAD], length: 0, payload, message };
+        assert!(self.frames.len() < HELD);
+        let mut frame = Frame { head: [0; MOST_HEAD], length: 0, payload, message, end: 0 };
         let head = Head { number: self.number, ..head };
         self.number = self.number.wrapping_add(1);
         frame.length = head.write(words, &mut frame.head);
@@ -89,18 +91,25 @@ pub struct Outgoing {
     cut: usize,
     /// Payloads have checksums.
     sums: bool,
+    /// The most payload of a frame, bytes.
+    part: usize,
+    /// The first message that the wire may still read, or that waits.
+    settled: u64,
     /// For each message in flight, by its number: frames of it that the wire may still read.
     frames_of: Box<[u32]>,
 }
 
 impl Outgoing {
-    /// For so many streams, and at most so many messages in flight (a power of two).
-    pub fn new(streams: usize, messages: usize, sums: bool) -> Self {
+    /// For so many streams, and at most so many messages in flight (a power of two), beginning with message `first`. Messages
+    /// are cut into parts of `part` bytes.
+    pub fn new(streams: usize, messages: usize, first: u64, sums: bool, part: usize) -> Self {
         Outgoing {
             streams: (0..streams).map(|_| Stream::new()).collect(),
             messages: VecDeque::with_capacity(messages),
             cut: 0,
             sums,
+            part,
+            settled: first,
             frames_of: vec![0; messages].into(),
         }
     }
@@ -115,7 +124,7 @@ impl Outgoing {
     /// Whether there is room for another control frame.
     #[inline]
     pub fn has_room(&self) -> bool {
-        self.streams[0].frames.len() < FRAMES
+        self.streams[0].has_room(0)
     }
 
     /// A control frame is to leave, behind what is in frames already.
@@ -137,16 +146,16 @@ impl Outgoing {
     pub unsafe fn fill(&mut self) {
         while let Some(m) = self.messages.front() {
             // The stream with the least to send. Short messages keep to one stream, so that they come in few packets.
-            let at = match m.payload.bytes <= MOST_PAYLOAD / 8 {
+            let at = match m.payload.bytes <= self.part / 8 {
                 true => 0,
                 false => (0..self.streams.len()).min_by_key(|s| self.streams[*s].waiting).unwrap_or(0),
             };
             let stream = &mut self.streams[at];
-            let most = if at == 0 { FRAMES - CONTROL } else { FRAMES };
-            if stream.frames.len() >= most || stream.waiting > AHEAD {
+            let aside = if at == 0 { CONTROL } else { 0 };
+            if !stream.has_room(aside) || stream.waiting > AHEAD {
                 return;
             }
-            let bytes = (m.payload.bytes - self.cut).min(MOST_PAYLOAD);
+            let bytes = (m.payload.bytes - self.cut).min(self.part);
             let part = Piece { address: m.payload.address + self.cut, bytes };
             // SAFETY: as our caller promises.
             let sum = (self.sums && bytes > 0).then(|| unsafe { sum_of(part.address, bytes) });
@@ -173,7 +182,7 @@ impl Outgoing {
     pub fn pieces(&self, stream: usize, pieces: &mut [Piece; MOST_PIECES]) -> usize {
         let (stream, mut n) = (&self.streams[stream], 0);
         let mut skip = stream.taken;
-        for frame in &stream.frames {
+        for frame in stream.frames.range(stream.gone..) {
             for piece in [Piece { address: frame.head.as_ptr() as usize, bytes: frame.length }, frame.payload]
             {
                 let from = skip.min(piece.bytes);
@@ -198,35 +207,41 @@ impl Outgoing {
         stream.waiting -= bytes;
         stream.total += bytes as u64;
         stream.taken += bytes;
-        while let Some(frame) = stream.frames.front() {
+        while let Some(frame) = stream.frames.get_mut(stream.gone) {
             let length = frame.length + frame.payload.bytes;
             if stream.taken < length {
                 break;
             }
             stream.taken -= length;
-            if let Some(message) = frame.message {
-                stream.unsettled.push_back((stream.total - stream.taken as u64, message));
-            }
-            stream.frames.pop_front();
+            frame.end = stream.total - stream.taken as u64;
+            stream.gone += 1;
         }
     }
 
     /// The wire will not read a stream's first `settled` bytes again.
     #[inline]
     pub fn settle(&mut self, stream: usize, settled: u64) {
-        let unsettled = &mut self.streams[stream].unsettled;
-        while let Some((end, message)) = unsettled.front().copied()
-            && end <= settled
+        let stream = &mut self.streams[stream];
+        while stream.gone > 0
+            && let Some(frame) = stream.frames.pop_front_if(|frame| frame.end <= settled)
         {
-            self.frames_of[message as usize & (self.frames_of.len() - 1)] -= 1;
-            unsettled.pop_front();
+            stream.gone -= 1;
+            if let Some(message) = frame.message {
+                self.frames_of[message as usize & (self.frames_of.len() - 1)] -= 1;
+            }
         }
     }
 
-    /// Whether nothing of a message that was cut into frames can be read any more.
+    /// Messages, of all of the session, up to the first one that waits or that the wire may still read. `sent`: up to the last
+    /// one that was posted.
     #[inline]
-    pub fn is_settled(&self, message: u64) -> bool {
-        self.frames_of[message as usize & (self.frames_of.len() - 1)] == 0
+    pub fn settled(&mut self, sent: u64) -> u64 {
+        let uncut = self.messages.front().map_or(sent, |m| m.sequence);
+        while self.settled < uncut && self.frames_of[self.settled as usize & (self.frames_of.len() - 1)] == 0
+        {
+            self.settled += 1;
+        }
+        self.settled
     }
 
     /// Whether a stream has bytes that the wire has not taken.
@@ -248,11 +263,5 @@ impl Outgoing {
         } else {
             self.messages.truncate(1);
         }
-    }
-
-    /// Bytes that a stream has sent since it began.
-    #[cfg(test)]
-    pub fn total(&self, stream: usize) -> u64 {
-        self.streams[stream].total
     }
 }

@@ -10,6 +10,7 @@ use pushgate_driver_shim::versions::{ABI, Versions};
 use pushgate_driver_shim::window::Window;
 use serde::{Deserialize, Serialize};
 
+use super::frame::MOST_PAYLOAD;
 use super::inbox::{Inbox, Mirror};
 use super::meeting::{Meeting, Place};
 use super::tcp_link::{TcpLink, Terms};
@@ -60,6 +61,7 @@ pub struct TcpOpening {
     meeting: Box<dyn Meeting>,
     place: Place,
     recovers: bool,
+    part: usize,
 }
 
 /// This end over TCP, once it knows what the peer offers. Its streams are on their way.
@@ -81,12 +83,18 @@ impl TcpOpening {
         geometry.validate().map_err(|e| e.to_string())?;
         let place = meeting.offer()?;
         let config = Config { streams: config.streams.clamp(1, MOST_STREAMS), ..config };
-        Ok(TcpOpening { config, geometry, window, meeting, place, recovers: false })
+        Ok(TcpOpening { config, geometry, window, meeting, place, recovers: false, part: MOST_PAYLOAD })
     }
 
     /// The end replaces a link that breaks, if the other end does so too ([`TcpLink::recovers`]).
     pub fn recovering(self) -> Self {
         TcpOpening { recovers: true, ..self }
+    }
+
+    /// Messages are cut into parts of so many bytes, at least 8. Shorter ones show more of how parts travel.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn in_parts(self, bytes: usize) -> Self {
+        TcpOpening { part: bytes.clamp(8, MOST_PAYLOAD), ..self }
     }
 
     /// What the peer is told.
@@ -128,6 +136,7 @@ impl TcpOpening {
             recovers: self.recovers && offer.recovers,
             sums: self.config.checksum || offer.checksum,
             beat: self.config.beat,
+            part: self.part,
         };
         Ok(TcpPrepared { terms, window: self.window, meeting: self.meeting, mirror })
     }

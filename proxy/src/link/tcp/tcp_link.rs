@@ -59,6 +59,8 @@ pub(super) struct Terms {
     pub(super) sums: bool,
     /// Without a frame for so long a beat is sent, nanoseconds.
     pub(super) beat: u64,
+    /// The most payload of a frame, bytes.
+    pub(super) part: usize,
 }
 
 /// How far the link is on its way to its end.
@@ -92,6 +94,8 @@ pub struct TcpLink {
     base: u64,
     sent: u64,
     completed: u64,
+    /// Up to which message the wire reads nothing any more.
+    settled: u64,
 
     counts: PeerCounts,
     /// The peer was not told the counts yet: passes since.
@@ -116,6 +120,11 @@ pub struct TcpLink {
     frames_seen: u64,
 
     failed: Option<LinkDown>,
+    /// Streams that have ended, a bit for each, and since when one has.
+    ended: u32,
+    ended_since: u64,
+    /// The peer takes nothing more.
+    mute: bool,
     /// The peer has left in order, and its streams have ended.
     deserted: bool,
     ending: Ending,
@@ -137,7 +146,7 @@ impl TcpLink {
         TcpLink {
             wire: None,
             incoming: (0..terms.streams).map(Incoming::new).collect(),
-            outgoing: Outgoing::new(terms.streams, slots, terms.sums),
+            outgoing: Outgoing::new(terms.streams, slots, 0, terms.sums, terms.part),
             inbox,
             meeting,
             next: Next::Nothing,
@@ -149,6 +158,7 @@ impl TcpLink {
             base: 0,
             sent: 0,
             completed: 0,
+            settled: 0,
             counts: PeerCounts::default(),
             counts_due: None,
             untold: VecDeque::new(),
@@ -164,6 +174,9 @@ impl TcpLink {
             frames_sent: 0,
             frames_seen: 0,
             failed: None,
+            ended: 0,
+            ended_since: 0,
+            mute: false,
             deserted: false,
             ending: Ending::Open,
             now: 0,
@@ -210,11 +223,30 @@ impl TcpLink {
         self.failed.get_or_insert(LinkDown::Failed { cause, by_peer });
     }
 
+    /// The peer has said that it is done: then it closes its streams.
+    fn peer_is_done(&self) -> bool {
+        self.inbox.left || self.inbox.status != 0
+    }
+
+    /// A stream has ended in order. What the others still bring counts, and the first one may yet bring the peer's last words.
+    #[cold]
+    fn stream_ended(&mut self, stream: usize) {
+        if self.ended == 0 {
+            self.ended_since = self.now;
+        }
+        self.ended |= 1 << stream;
+        let all = self.ended.count_ones() as usize == self.terms.streams;
+        if all && self.peer_is_done() {
+            (self.inbox.left, self.deserted) = (true, true);
+        } else if all || stream == 0 && !self.peer_is_done() {
+            self.broke("a stream of the link ended", &std::io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+
     /// A stream broke.
     #[cold]
     fn broke(&mut self, what: &str, e: &std::io::Error) {
-        // An end that has said that it is done closes its streams.
-        if self.inbox.left || self.inbox.status != 0 {
+        if self.peer_is_done() {
             (self.inbox.left, self.deserted) = (true, true);
             return;
         }
@@ -233,6 +265,9 @@ impl TcpLink {
         let Some(wire) = &mut self.wire else { return false };
         let mut any = false;
         for stream in 0..self.incoming.len() {
+            if self.ended >> stream & 1 != 0 {
+                continue;
+            }
             let incoming = &mut self.incoming[stream];
             let (pieces, n) = incoming.pieces();
             // SAFETY: the pieces lie in the buffer of the stream, or where the inbox has said that a payload belongs: in the
@@ -241,6 +276,11 @@ impl TcpLink {
             let received = match unsafe { wire.receive(stream, &pieces[..n]) } {
                 Ok(0) => continue,
                 Ok(received) => received,
+                Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
+                    self.stream_ended(stream);
+                    // The other streams have their turn in the next round.
+                    return any || self.failed.is_none() && !self.deserted;
+                }
                 Err(e) => {
                     self.broke("a stream of the link ended", &e);
                     return any;
@@ -260,7 +300,7 @@ impl TcpLink {
 
     /// Sends what the streams take.
     fn pump_out(&mut self) {
-        if self.deserted {
+        if self.deserted || self.mute {
             return;
         }
         let Some(wire) = &mut self.wire else { return };
@@ -287,7 +327,7 @@ impl TcpLink {
                         self.frames_sent += 1;
                         self.outgoing.taken(stream, taken);
                     }
-                    Err(e) => return self.broke("sending on a stream of the link", &e),
+                    Err(e) => return self.cannot_send(&e),
                 }
             }
             if !any {
@@ -297,8 +337,18 @@ impl TcpLink {
         for stream in 0..self.incoming.len() {
             self.outgoing.settle(stream, wire.settled(stream));
         }
+        self.settled = self.outgoing.settled(self.base + self.sent);
         if let Err(e) = wire.submit() {
-            self.broke("sending on a stream of the link", &e);
+            self.cannot_send(&e);
+        }
+    }
+
+    /// Nothing can be sent any more. What a peer that is done has sent before may still be read.
+    #[cold]
+    fn cannot_send(&mut self, e: &std::io::Error) {
+        match self.peer_is_done() {
+            true => self.mute = true,
+            false => self.broke("sending on a stream of the link", e),
         }
     }
 
@@ -324,12 +374,12 @@ impl TcpLink {
             self.outgoing.forget();
         }
         if let Ending::Telling(since) = self.ending {
-            let over = self.failed.is_some() || self.wire.is_none() || self.deserted;
+            let over = self.failed.is_some() || self.wire.is_none() || self.deserted || self.mute;
             if !over {
                 self.control();
                 self.pump_out();
                 let untold = self.status_due || self.leave_due || !self.outgoing.is_empty();
-                if untold && self.failed.is_none() && self.now.saturating_sub(since) < LINGER {
+                if untold && !self.mute && self.failed.is_none() && self.now.saturating_sub(since) < LINGER {
                     return false;
                 }
             }
@@ -376,16 +426,24 @@ impl Link for TcpLink {
         self.copies.received(received, 0);
         let before = self.completed;
         // A slot is free when the peer has the message and the wire reads it no more, whatever the peer says.
-        let last = received.min(self.base + self.sent);
-        while self.completed < last && self.outgoing.is_settled(self.completed) {
-            self.completed += 1;
-        }
+        self.completed = self.completed.max(received.min(self.settled));
         Ok((self.completed - before) as u32)
     }
 
     #[inline]
     fn peer_counts(&self) -> PeerCounts {
-        self.inbox.counts
+        // What the peer has counts once the wire reads it no more: the program may write there then. Counts that can't be go by
+        // as they are, and end the session.
+        let PeerCounts { released, received, granted } = self.inbox.counts;
+        let settled = |word: u64| {
+            let count = word & abi::PUSHGATE_COUNT_MASK;
+            if count <= self.base + self.sent && !planted!(P5Settled) {
+                word - count + count.min(self.settled)
+            } else {
+                word
+            }
+        };
+        PeerCounts { released: settled(released), received: settled(received), granted }
     }
 
     fn peer_status(&self) -> u64 {
@@ -452,6 +510,9 @@ impl Link for TcpLink {
             // Something is under way then, and the kernel finds a path that is dead.
             self.quiet_since = now;
             self.beat();
+        }
+        if self.ended != 0 && !self.deserted && now.saturating_sub(self.ended_since) >= LINGER {
+            self.broke("some streams of the link ended", &std::io::ErrorKind::UnexpectedEof.into());
         }
         self.healthy()
     }

@@ -1,1 +1,438 @@
-//! Two ends of a link over streams of memory, and over loopback.
+//! Two ends of a link over streams of memory, which misbehave as a seed says, and one end whose peer is the test.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_driver_shim::window::Window;
+
+use super::frame::{Head, Kind, MOST_HEAD};
+use super::incoming::{Incoming, Takes, sum_of};
+use super::outgoing::{Leaving, Outgoing};
+use super::setup::{Config, TcpOpening};
+use super::simulated::{Habits, Net};
+use super::wire::{Piece, Wire};
+use crate::link::verbs::simulated_tests::{
+    ABORTED, End, GEOMETRY, Random as Xorshift, STRIPES, check_signal, ends, memory, recovering, words,
+};
+use crate::link::{Arrival, Link};
+use crate::random::Random;
+use crate::session::count_word;
+
+/// How the ends of a test are joined.
+#[derive(Clone, Copy)]
+struct Way {
+    streams: u32,
+    /// Bytes of a part.
+    part: usize,
+    checksum: bool,
+    posted_receives: bool,
+}
+
+const WAY: Way = Way { streams: 1, part: 1 << 16, checksum: false, posted_receives: false };
+
+/// Streams, and the time of both ends.
+struct Rig {
+    net: Net,
+    time: Arc<AtomicU64>,
+}
+
+impl Rig {
+    fn new(seed: u64, habits: Option<Habits>) -> Self {
+        Rig { net: Net::new(Random::new(seed, 0), habits), time: Arc::default() }
+    }
+
+    fn links(&self, way: Way) -> ([Box<dyn Link>; 2], [Arc<SharedMemory>; 2], [Arc<SharedMemory>; 2]) {
+        let geometry = |rank| Geometry { rank, ..GEOMETRY };
+        let windows = [0, 1].map(|rank| memory("window", geometry(rank).window_bytes()));
+        let config = Config {
+            streams: way.streams,
+            checksum: way.checksum,
+            posted_receives: way.posted_receives,
+            beat: 10_000_000,
+        };
+        let openings = [0, 1].map(|rank: u32| {
+            let (window, meeting): (Arc<dyn Window>, _) =
+                (windows[rank as usize].clone(), self.net.meeting(rank as usize, &self.time));
+            let opening = TcpOpening::new(config.clone(), geometry(rank), window, meeting).unwrap();
+            opening.recovering().in_parts(way.part)
+        });
+        let [first, second] = [openings[0].offer(), openings[1].offer()];
+        let mut allocate = |name: &str, bytes: usize| SharedMemory::builder(name, bytes).create();
+        let [a, b] = openings;
+        let a = a.prepare(1, &second, &mut allocate).unwrap();
+        let b = b.prepare(0, &first, &mut allocate).unwrap();
+        let mirrors = [a.mirror().clone(), b.mirror().clone()];
+        let links = [a, b].map(|prepared| Box::new(prepared.join().0) as Box<dyn Link>);
+        (links, windows, mirrors)
+    }
+
+    /// Both ends, which know each other's regions.
+    fn pair(&self, way: Way) -> [End; 2] {
+        let (links, windows, mirrors) = self.links(way);
+        let pass = || _ = self.time.fetch_add(1_000, Ordering::Relaxed);
+        let mut pair = ends(links.into(), windows, mirrors, way.posted_receives, pass);
+        self.pass(&mut pair, 0);
+        pair
+    }
+
+    /// Time goes on, nanoseconds.
+    fn pass(&self, ends: &mut [End; 2], time: u64) {
+        let now = self.time.fetch_add(time, Ordering::Relaxed) + time;
+        ends.iter_mut().for_each(|end| end.now = now);
+    }
+
+    /// Both ends act for so many microseconds.
+    fn run(&self, ends: &mut [End; 2], us: u64) {
+        for _ in 0..us {
+            self.pass(ends, 1_000);
+            ends.iter_mut().for_each(End::poll);
+        }
+        assert_eq!(self.net.wrong(), None);
+    }
+}
+
+/// One run. `seed` decides what is posted, which end has its turn, how the streams behave, and with `breaks` where they break.
+/// Returns how many links took the place of one that broke.
+fn any_order(seed: u64, way: Way, breaks: bool) -> u64 {
+    let rig = Rig::new(seed, None);
+    let mut random = Xorshift(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut ends = rig.pair(way);
+    if breaks {
+        ends = recovering(ends);
+    }
+    let keys = [ends[0].key, ends[1].key];
+    let mut puts: [[Vec<(u64, usize)>; STRIPES]; 2] = Default::default();
+    let mut messages = 60;
+    let mut quiet = 0;
+    while quiet < 3_000 {
+        let (i, j) = if random.next().is_multiple_of(2) { (0, 1) } else { (1, 0) };
+        quiet += 1;
+        rig.pass(&mut ends, if breaks { 20_000 } else { 500 });
+        if breaks {
+            ends.iter_mut().for_each(|end| end.endpoint.control());
+            match random.next() % 100 {
+                0 if messages > 0 => rig.net.break_behind(i, random.next() as u64 % 2_000),
+                1 if messages > 0 => rig.net.refuse(1),
+                _ => {}
+            }
+        }
+        match random.next() % 8 {
+            0 if messages > 0 => {
+                let (before, last) = (ends[i].posted, ends[i].last);
+                let state = random.0;
+                ends[i].post(keys[j], &mut random);
+                if ends[i].posted > before {
+                    (messages, quiet) = (messages - 1, 0);
+                    let words = words(state);
+                    let put = (0..STRIPES).find(|s| ends[i].last[*s] != last[*s]);
+                    put.into_iter().for_each(|s| puts[i][s].push((before + 1, words)));
+                }
+            }
+            _ => ends[i].poll(),
+        }
+        let [a, b] = &mut ends;
+        a.take(b);
+        b.take(a);
+        check_signal(a, &puts[1]);
+        check_signal(b, &puts[0]);
+        assert_eq!(rig.net.wrong(), None, "seed {seed}");
+    }
+    for _ in 0..20_000 {
+        rig.pass(&mut ends, 100_000);
+        ends.iter_mut().for_each(|end| {
+            end.endpoint.control();
+            end.poll();
+        });
+        let [a, b] = &mut ends;
+        a.take(b);
+        b.take(a);
+        if ends.iter().all(|end| end.taken == end.sends.len() && end.device.retired() == end.posted) {
+            break;
+        }
+    }
+    for i in [0, 1] {
+        let (end, peer) = (&ends[i], &ends[1 - i]);
+        assert_eq!((end.endpoint.status(), end.device.status()), (None, None), "seed {seed}");
+        assert_eq!(end.taken, end.sends.len(), "seed {seed}: {:?}", end.endpoint.counters());
+        // The bytes of overlapping PUTs are those of the later one.
+        for (stripe, puts) in puts[i].iter().enumerate() {
+            for (at, word) in peer.stripe(stripe).iter().enumerate() {
+                let last = puts.iter().rev().find(|(_, n)| at < *n).map_or(0, |p| p.0);
+                assert_eq!(*word, last, "seed {seed}: stripe {stripe}, word {at} at the end");
+            }
+        }
+    }
+    let links = ends.iter().map(|end| end.endpoint.counters().recovered).sum();
+    drop(ends);
+    assert_eq!(rig.net.wrong(), None, "seed {seed}");
+    links
+}
+
+/// Seeds of a test.
+fn seeds() -> std::ops::Range<u64> {
+    1..if cfg!(debug_assertions) { 12 } else { 120 }
+}
+
+#[test]
+fn p3_p6_messages_arrive_whole_and_in_order_over_one_two_and_four_streams() {
+    for seed in seeds() {
+        let streams = [1, 2, 4][seed as usize % 3];
+        let part = [16, 64, 200, 1 << 16][seed as usize / 3 % 4];
+        any_order(seed, Way { streams, part, checksum: seed % 2 == 0, ..WAY }, false);
+    }
+}
+
+#[test]
+fn p5_p6_streams_that_break_at_any_byte_and_are_replaced_lose_double_and_reorder_nothing() {
+    let mut links = 0;
+    for seed in seeds() {
+        let streams = [1, 2, 4][seed as usize % 3];
+        let part = [16, 64, 200, 1 << 16][seed as usize / 3 % 4];
+        links += any_order(seed, Way { streams, part, checksum: seed % 2 == 0, ..WAY }, true);
+    }
+    assert!(links > 10, "{links} links took the place of one that broke");
+}
+
+/// A PUT of as many bytes as the region has, whose words are all `number`.
+fn put(from: &mut End, key: u32, number: u64) {
+    let payload: Vec<u8> = std::iter::repeat_n(number.to_ne_bytes(), 40).flatten().collect();
+    let put =
+        Record { flags: Record::WITH_SIGNAL, rkey: key, signal_value: number, ..Record::new(Opcode::Put) };
+    assert!(from.device.post(put, &payload));
+}
+
+#[test]
+fn p5_p8_a_region_stays_while_a_frame_lands_in_it_and_while_the_wire_reads_out_of_it() {
+    // 9 bytes in each call, so that a frame of 320 bytes lands over many passes.
+    let rig = Rig::new(1, Some(Habits { most: 9, ..Habits::PLAIN }));
+    let mut pair = rig.pair(WAY);
+    let key = pair[1].key;
+    put(&mut pair[0], key, 7);
+    let (mut landing, mut looks) = (0, 0);
+    while pair[1].device.signal(0) != 7 {
+        rig.run(&mut pair, 1);
+        let words = pair[1].stripe(0);
+        if words[0] == 7 && words[39] != 7 {
+            assert!(!pair[1].endpoint.remove_region(key), "a region is removed while a frame lands in it");
+            landing += 1;
+        }
+        looks += 1;
+        assert!(looks < 10_000);
+    }
+    assert!(landing > 3, "{landing} looks found the frame on its way");
+    assert!(pair[1].endpoint.remove_region(key));
+
+    // The peer has the message long before the wire has settled.
+    let rig = Rig::new(2, Some(Habits { late: true, usual: 1_000_000, ..Habits::PLAIN }));
+    let mut pair = rig.pair(WAY);
+    let (lkey, rkey) = (pair[0].key, pair[1].key);
+    let put = Record {
+        flags: Record::REGION | Record::WITH_SIGNAL,
+        place: lkey,
+        rkey,
+        signal_value: 3,
+        ..Record::new(Opcode::Put)
+    };
+    // SAFETY: a payload in a region is not read here.
+    assert!(unsafe { pair[0].device.post_raw(put, std::ptr::null(), 320) }.is_some());
+    let mut held = 0;
+    for _ in 0..10_000 {
+        rig.run(&mut pair, 1);
+        if pair[1].device.signal(0) == 3 && !pair[0].endpoint.remove_region(lkey) {
+            held += 1;
+        }
+    }
+    assert!(held > 10, "{held} passes in which only the wire had the region");
+    assert!(!pair[0].endpoint.region_in_use(lkey), "it has settled");
+}
+
+#[test]
+fn p5_a_slot_is_given_back_when_the_wire_reads_it_no_more_though_the_peer_has_its_message() {
+    let rig = Rig::new(3, Some(Habits { late: true, usual: 100_000, ..Habits::PLAIN }));
+    let mut pair = rig.pair(WAY);
+    // Each place of the window is written many times; `run` asks the streams whether memory changed that they still read.
+    for number in 1..=200u64 {
+        let payload = [number as u8; 300];
+        while !pair[0].device.post(Record::new(Opcode::Send), &payload) {
+            rig.run(&mut pair, 1);
+            let got = pair[1].device.try_recv().is_some();
+            pair[1].device.release(got as u64);
+        }
+    }
+    assert_eq!(pair[0].device.status(), None);
+}
+
+#[test]
+fn p7_a_status_and_a_farewell_arrive_though_other_streams_end_before_them() {
+    for seed in 1..60 {
+        // Each stream is late by itself, so that the ends of some overtake the last words on the first one.
+        let rig = Rig::new(seed, Some(Habits { usual: 20_000, ..Habits::PLAIN }));
+        let mut pair = rig.pair(Way { streams: 4, ..WAY });
+        pair[0].endpoint.fail(ABORTED);
+        for _ in 0..100 {
+            rig.run(&mut pair, 300);
+            if pair[1].endpoint.status().is_some() {
+                break;
+            }
+        }
+        let statuses = pair.each_ref().map(|end| end.endpoint.status());
+        assert_eq!(statuses, [Some(ABORTED); 2], "seed {seed}");
+    }
+}
+
+#[test]
+fn p7_of_streams_of_which_one_ends_alone_the_link_breaks() {
+    let rig = Rig::new(1, Some(Habits::PLAIN));
+    let (links, ..) = rig.links(Way { streams: 2, ..WAY });
+    let [mut a, b] = links;
+    assert_eq!(a.notify(), Ok(false));
+    let mut bare = rig.net.bare(&rig.time).expect("the first end has dialled");
+    // The peer ends its second stream, and says nothing on the first one.
+    rig.net.end_one(1, 1);
+    let mut record = [0; 8];
+    for ms in 0..5_000u64 {
+        rig.time.store(ms * 1_000_000, Ordering::Relaxed);
+        assert_eq!(a.poll_recv(&mut record), Arrival::Empty);
+        if a.check(ms * 1_000_000).is_err() {
+            assert!(ms >= 500, "the first stream may yet say why");
+            while !bare.stopped() {}
+            drop((a, b));
+            return;
+        }
+        let _ = a.notify();
+    }
+    panic!("a link goes on without one of its streams");
+}
+
+/// Sends a frame that a peer could send, over a stream that nobody else sends over.
+fn say(wire: &mut dyn Wire, kind: Kind, number: u32, words: &[u64]) {
+    let mut bytes = [0; MOST_HEAD];
+    let n = Head::new(kind, number).write(words, &mut bytes);
+    // SAFETY: the streams have no habits that keep the bytes.
+    let sent = unsafe { wire.send(0, &[Piece { address: bytes.as_ptr() as usize, bytes: n }]) };
+    assert_eq!(sent.unwrap(), n);
+}
+
+#[test]
+fn p7_a_peer_that_acknowledges_what_it_did_not_get_fills_no_memory() {
+    // The peer reads nothing, so the streams take 200 bytes, and says that it has all that was posted.
+    let rig = Rig::new(1, Some(Habits { room: 200, ..Habits::PLAIN }));
+    let (links, windows, _) = rig.links(WAY);
+    let [a, b] = links;
+    let mut outgoing = Outgoing::new(1, 8, 0, false, 1 << 16);
+    drop((a, b));
+    let payload = Piece { address: windows[0].as_ptr().as_ptr() as usize, bytes: 64 };
+    for sequence in 0..8 {
+        outgoing.message(Leaving { sequence, words: [0; 8], payload, placed: false });
+    }
+    // SAFETY: the payload lies in the window.
+    unsafe { outgoing.fill() };
+    assert_eq!(outgoing.settled(8), 0);
+    outgoing.taken(0, 3 * (96 + 64) + 20);
+    assert_eq!(outgoing.settled(8), 0, "the wire may still read what it has taken");
+    outgoing.settle(0, 2 * (96 + 64) + 159);
+    assert_eq!(outgoing.settled(8), 2);
+
+    let rig = Rig::new(1, Some(Habits { room: 200, ..Habits::PLAIN }));
+    let (links, windows, mirrors) = rig.links(WAY);
+    let [a, b] = links;
+    let mut pair = unacquainted([a, b], windows, mirrors);
+    pair[0].poll();
+    let mut bare = rig.net.bare(&rig.time).expect("the first end has dialled");
+    let word = |count| count_word(0, count);
+    let (mut posted, mut number) = (0u64, 0);
+    for pass in 0..20_000u64 {
+        posted += pair[0].device.post(Record::new(Opcode::Send), &[1; 64]) as u64;
+        rig.pass(&mut pair, 1_000);
+        pair[0].poll();
+        let sent = pair[0].endpoint.counters().released;
+        if pass % 8 == 0 {
+            say(&mut *bare, Kind::Counts, number, &[word(sent), word(sent), word(sent + 4), 0]);
+            number += 1;
+        }
+    }
+    let slots = pair[0].device.slots();
+    assert!(posted > 1 && posted <= slots + 4, "{posted} messages went to a peer that reads nothing");
+    while !bare.stopped() {}
+}
+
+/// Both ends, of which one may be the test.
+fn unacquainted(
+    links: [Box<dyn Link>; 2],
+    windows: [Arc<SharedMemory>; 2],
+    mirrors: [Arc<SharedMemory>; 2],
+) -> [End; 2] {
+    crate::link::verbs::simulated_tests::ends_alone(links.into(), windows, mirrors, false)
+}
+
+/// What a stream brings is taken down.
+#[derive(Default)]
+struct Down {
+    frames: Vec<Kind>,
+    place: Vec<u8>,
+    landed: u32,
+}
+
+impl Takes for Down {
+    fn frame(&mut self, head: &Head, _: &[u64; 8]) -> Result<usize, &'static str> {
+        self.frames.push(head.kind);
+        self.place.resize(head.payload as usize, 0);
+        Ok(self.place.as_mut_ptr() as usize)
+    }
+
+    fn landed(&mut self, _: u64, bytes: u32) {
+        self.landed += bytes;
+    }
+}
+
+/// A DATA frame of this payload with its checksum.
+fn data(payload: &[u8]) -> Vec<u8> {
+    // SAFETY: a slice can be read.
+    let sum = unsafe { sum_of(payload.as_ptr() as usize, payload.len()) };
+    let head = Head { payload: payload.len() as u32, sum: Some(sum), ..Head::new(Kind::Data, 0) };
+    let mut bytes = [0; MOST_HEAD];
+    let n = head.write(&[0; 8], &mut bytes);
+    [&bytes[..n], payload].concat()
+}
+
+/// Feeds bytes to a stream's end, `step` at a time.
+fn feed(bytes: &[u8], step: usize) -> (Down, Result<(), String>) {
+    let (mut incoming, mut down) = (Incoming::new(0), Down::default());
+    let mut at = 0;
+    while at < bytes.len() {
+        let (pieces, n) = incoming.pieces();
+        let mut moved = 0;
+        for piece in &pieces[..n] {
+            let now = piece.bytes.min(step - moved).min(bytes.len() - at);
+            // SAFETY: the piece is memory of `incoming`, or of `down`, which has so many bytes there.
+            unsafe { std::ptr::copy_nonoverlapping(bytes[at..].as_ptr(), piece.address as *mut u8, now) };
+            (at, moved) = (at + now, moved + now);
+        }
+        // SAFETY: as above.
+        if let Err(e) = unsafe { incoming.received(moved, &mut down) } {
+            return (down, Err(e.to_string()));
+        }
+    }
+    (down, Ok(()))
+}
+
+#[test]
+fn p6_a_payload_that_differs_from_its_checksum_breaks_the_link_however_it_comes() {
+    let payload: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8).collect();
+    for step in [1, 33, 4_096, 70_000] {
+        let right = data(&payload);
+        let (down, result) = feed(&right, step);
+        assert_eq!((result, down.landed, down.place == payload), (Ok(()), 100_000, true), "{step}");
+        for at in [96, 70_000, right.len() - 1] {
+            let mut wrong = right.clone();
+            wrong[at] ^= 4;
+            let (down, result) = feed(&wrong, step);
+            assert_eq!(down.landed, 0);
+            assert!(result.unwrap_err().contains("the checksum of its payload is wrong"));
+        }
+    }
+}
+

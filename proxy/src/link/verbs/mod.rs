@@ -56,7 +56,7 @@ mod setup;
 #[cfg_attr(not(test), allow(dead_code, reason = "the simulator needs a part of it"))]
 pub(crate) mod simulated;
 #[cfg(test)]
-mod simulated_tests;
+pub(super) mod simulated_tests;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod slot;
 mod states;

@@ -22,11 +22,11 @@ use crate::session::Status;
 
 const UNIT: usize = abi::PUSHGATE_UNIT as usize;
 /// Words of a stripe: each is written by one PUT after the other.
-pub(super) const STRIPE: usize = 40;
-pub(super) const STRIPES: usize = 6;
+pub(in crate::link) const STRIPE: usize = 40;
+pub(in crate::link) const STRIPES: usize = 6;
 const REGION: usize = STRIPE * STRIPES * 8;
 
-pub(super) const GEOMETRY: Geometry = Geometry {
+pub(in crate::link) const GEOMETRY: Geometry = Geometry {
     window_log: 6,
     slots_log: 4,
     cq_log: 4,
@@ -38,10 +38,10 @@ pub(super) const GEOMETRY: Geometry = Geometry {
 };
 
 /// Numbers that look random (xorshift64).
-pub(super) struct Random(pub(super) u64);
+pub(in crate::link) struct Random(pub(in crate::link) u64);
 
 impl Random {
-    pub(super) fn next(&mut self) -> usize {
+    pub(in crate::link) fn next(&mut self) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -49,30 +49,30 @@ impl Random {
     }
 }
 
-pub(super) fn memory(name: &str, bytes: usize) -> Arc<SharedMemory> {
+pub(in crate::link) fn memory(name: &str, bytes: usize) -> Arc<SharedMemory> {
     Arc::new(SharedMemory::builder(name, bytes).huge_pages(HugePages::Never).create().unwrap())
 }
 
 /// One end with its program's device.
-pub(super) struct End {
-    pub(super) endpoint: Endpoint,
-    pub(super) device: Producer,
+pub(in crate::link) struct End {
+    pub(in crate::link) endpoint: Endpoint,
+    pub(in crate::link) device: Producer,
     control: Arc<SharedMemory>,
     mirror: Arc<SharedMemory>,
-    region: Arc<SharedMemory>,
-    pub(super) key: u32,
+    pub(in crate::link) region: Arc<SharedMemory>,
+    pub(in crate::link) key: u32,
     /// Messages posted; what the last PUT to each stripe was.
-    pub(super) posted: u64,
-    pub(super) last: [u64; STRIPES],
+    pub(in crate::link) posted: u64,
+    pub(in crate::link) last: [u64; STRIPES],
     /// The simulated time, nanoseconds. It stands still unless a test says otherwise.
-    pub(super) now: u64,
+    pub(in crate::link) now: u64,
     /// Bodies of the SENDs posted, and how many the peer has taken in.
-    pub(super) sends: Vec<u64>,
-    pub(super) taken: usize,
+    pub(in crate::link) sends: Vec<u64>,
+    pub(in crate::link) taken: usize,
 }
 
 /// Both ends of a queue pair on one simulated device.
-pub(super) fn pair(sim: &Sim, config: &Config) -> [End; 2] {
+pub(in crate::link) fn pair(sim: &Sim, config: &Config) -> [End; 2] {
     let geometry = |rank| Geometry { rank, ..GEOMETRY };
     let mut allocate = |name: &str, bytes: usize| SharedMemory::builder(name, bytes).create();
     let windows = [0, 1].map(|rank| memory("window", geometry(rank).window_bytes()));
@@ -93,15 +93,31 @@ pub(super) fn pair(sim: &Sim, config: &Config) -> [End; 2] {
 }
 
 /// Both ends of a queue pair over these links, which know each other's regions. `act` lets the devices work.
-pub(super) fn ends(
+pub(in crate::link) fn ends(
     links: Vec<Box<dyn Link>>,
     windows: [Arc<SharedMemory>; 2],
     mirrors: [Arc<SharedMemory>; 2],
     posted_receives: bool,
     act: impl Fn(),
 ) -> [End; 2] {
+    let mut ends = ends_alone(links, windows, mirrors, posted_receives);
+    // A program has the key of a region when the peer has its entry.
+    while !ends.iter().all(|end| end.endpoint.regions_told()) {
+        ends.iter_mut().for_each(End::poll);
+        act();
+    }
+    ends
+}
+
+/// Both ends of a queue pair over these links, of which one may be another's.
+pub(in crate::link) fn ends_alone(
+    links: Vec<Box<dyn Link>>,
+    windows: [Arc<SharedMemory>; 2],
+    mirrors: [Arc<SharedMemory>; 2],
+    posted_receives: bool,
+) -> [End; 2] {
     let mut all = links.into_iter().zip(windows).zip(mirrors);
-    let mut ends = [0, 1].map(|rank: u32| {
+    [0, 1].map(|rank: u32| {
         let ((qp, window), mirror) = all.next().unwrap();
         let (geometry, peer_geometry) =
             (Geometry { rank, ..GEOMETRY }, Geometry { rank: 1 - rank, ..GEOMETRY });
@@ -128,23 +144,17 @@ pub(super) fn ends(
         let device = Producer::new(geometry, &work, &control, window, None);
         let (last, sends) = ([0; STRIPES], Vec::new());
         End { endpoint, device, control, mirror, region, key, posted: 0, last, now: 0, sends, taken: 0 }
-    });
-    // A program has the key of a region when the peer has its entry.
-    while !ends.iter().all(|end| end.endpoint.regions_told()) {
-        ends.iter_mut().for_each(End::poll);
-        act();
-    }
-    ends
+    })
 }
 
 impl End {
-    pub(super) fn poll(&mut self) {
+    pub(in crate::link) fn poll(&mut self) {
         self.endpoint.poll(&mut None);
         self.endpoint.tick(self.now);
     }
 
     /// Posts one message to `peer`: its payload is its number, again and again.
-    pub(super) fn post(&mut self, peer_key: u32, random: &mut Random) {
+    pub(in crate::link) fn post(&mut self, peer_key: u32, random: &mut Random) {
         let number = self.posted + 1;
         let words = words(random.0);
         random.next();
@@ -167,7 +177,7 @@ impl End {
     }
 
     /// Posts a SEND as the last message. True if there was room, now or before.
-    pub(super) fn posts_its_last(&mut self) -> bool {
+    pub(in crate::link) fn posts_its_last(&mut self) -> bool {
         const LAST: u64 = u64::MAX;
         if self.sends.last() != Some(&LAST)
             && self.device.post(Record::new(Opcode::Send), &LAST.to_ne_bytes())
@@ -178,7 +188,7 @@ impl End {
     }
 
     /// The words of a stripe of our region.
-    pub(super) fn stripe(&self, stripe: usize) -> Vec<u64> {
+    pub(in crate::link) fn stripe(&self, stripe: usize) -> Vec<u64> {
         self.region.words(stripe * STRIPE * 8, STRIPE).iter().map(|w| w.load(Ordering::Relaxed)).collect()
     }
 
@@ -194,7 +204,7 @@ impl End {
     }
 
     /// Takes in what `from` sent: each SEND is whole and the next one.
-    pub(super) fn take(&mut self, from: &mut End) {
+    pub(in crate::link) fn take(&mut self, from: &mut End) {
         while let Some(m) = self.device.try_recv() {
             let number = from.sends[from.taken];
             assert_eq!(self.payload(&m), vec![number; m.length as usize / 8], "SEND {number}, {m:?}");
@@ -205,12 +215,12 @@ impl End {
 }
 
 /// How many words the message has that is posted when the random numbers are in this state.
-pub(super) fn words(state: u64) -> usize {
+pub(in crate::link) fn words(state: u64) -> usize {
     [1, 2, 17, 18, STRIPE][Random(state).next() % 5]
 }
 
 /// Messages of each PUT's first words: which PUT to a stripe was the last that the signal covers.
-pub(super) fn check_signal(receiver: &End, puts: &[Vec<(u64, usize)>; STRIPES]) {
+pub(in crate::link) fn check_signal(receiver: &End, puts: &[Vec<(u64, usize)>; STRIPES]) {
     // What the signal announces was complete when the signal was written: look at the signal first.
     let signal = receiver.device.signal(0);
     for (stripe, puts) in puts.iter().enumerate() {
@@ -248,7 +258,7 @@ fn met() -> [Connect<Fds>; 2] {
 }
 
 /// Has the links of both ends replaced when they break.
-fn recovering(ends: [End; 2]) -> [End; 2] {
+pub(in crate::link) fn recovering(ends: [End; 2]) -> [End; 2] {
     let mailboxes: [Mailbox; 2] = Default::default();
     let mut connects = met().map(Some);
     let mut i = 0;
@@ -403,7 +413,8 @@ fn p7_a_status_is_not_overwritten_by_an_earlier_line_that_a_device_places_later(
     }
 }
 
-const ABORTED: Status = Status { code: abi::PUSHGATE_ABORTED as u8, rank: Some(0), detail: 0 };
+pub(in crate::link) const ABORTED: Status =
+    Status { code: abi::PUSHGATE_ABORTED as u8, rank: Some(0), detail: 0 };
 
 /// Both ends of a queue pair whose first end has a PUT out of its region under way to the second's.
 fn reading(sim: &Sim) -> [End; 2] {

@@ -96,15 +96,16 @@ impl Renew for TcpLink {
         }
         let slots = 1 << self.terms.geometry.link_log;
         self.incoming = (0..self.terms.streams).map(Incoming::new).collect();
-        self.outgoing = Outgoing::new(self.terms.streams, slots, self.terms.sums);
+        self.outgoing = Outgoing::new(self.terms.streams, slots, accepted, self.terms.sums, self.terms.part);
         self.copies.rewind(accepted);
-        (self.base, self.sent, self.completed) = (accepted, 0, accepted);
+        (self.base, self.sent, self.completed, self.settled) = (accepted, 0, accepted, accepted);
         self.inbox.begin();
         self.tell_regions_anew();
         // Receives that the peer was told of before are told again: the words are the same.
         self.receives_told = self.inbox.posts.saturating_sub(1 << self.terms.geometry.rx_log);
         self.counts_due = Some(0);
         (self.failed, self.deserted, self.ending) = (None, false, Ending::Open);
+        (self.ended, self.mute) = (0, false);
         (self.frames_sent, self.frames_seen, self.quiet_since) = (0, 0, self.now);
         self.adopt_wire(wire);
         Ok(())
