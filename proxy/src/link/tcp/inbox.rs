@@ -4,7 +4,7 @@
 //! messages are taken in the order of their sequence numbers. All that a frame says is checked here (P8): it may name
 //! a place in the mirror or in a region of this end, and nothing else is written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -90,8 +90,11 @@ pub struct Inbox {
     pub mirror: Mirror,
     /// Regions of this end that the peer was told of, by key.
     pub own: BTreeMap<u32, OwnRegion>,
-    /// The buffers of this end's posted receives, by their numbers modulo the ring's length.
-    posted: Box<[[u64; 4]]>,
+    /// This end's posted receives that no message has taken: number and words, oldest first. One whose tag no message has may stay
+    /// while the ring goes round many times.
+    posted: VecDeque<(u64, [u64; 4])>,
+    /// The most of them.
+    most_posted: usize,
     /// Receives that this end has posted.
     pub posts: u64,
     pub counts: PeerCounts,
@@ -120,7 +123,8 @@ impl Inbox {
             open: 0,
             mirror,
             own: BTreeMap::new(),
-            posted: vec![[0; 4]; 1 << rx_log].into(),
+            posted: VecDeque::with_capacity(1 << rx_log),
+            most_posted: 1 << rx_log,
             posts: 0,
             counts: PeerCounts::default(),
             status: 0,
@@ -143,23 +147,41 @@ impl Inbox {
     /// Another link takes the place of the present one. What has landed of messages that were not taken comes again, and
     /// the peer tells of its regions anew.
     pub fn begin(&mut self) {
-        self.ring.fill(Arriving::default());
-        self.open = 0;
+        if !planted!(P6Landed) {
+            self.ring.fill(Arriving::default());
+            self.open = 0;
+        }
         (self.counts, self.left, self.asked, self.answered) = (PeerCounts::default(), false, 0, 0);
         self.regions.clear();
     }
 
     /// A receive of this end was posted.
     pub fn post(&mut self, number: u64, words: [u64; 4]) {
-        let mask = self.posted.len() - 1;
-        self.posted[number as usize & mask] = words;
+        if self.posted.len() == self.most_posted {
+            // The program has posted more than it may, and the endpoint refuses that.
+            self.posted.pop_front();
+        }
+        self.posted.push_back((number, words));
         self.posts = number + 1;
     }
 
-    /// The words of a posted receive of this end, if its number is one of the latest.
+    /// The words of a posted receive of this end that no message has taken.
     pub fn receive(&self, number: u64) -> Option<[u64; 4]> {
-        let recent = number < self.posts && self.posts - number <= self.posted.len() as u64;
-        recent.then(|| self.posted[number as usize & (self.posted.len() - 1)])
+        let at = self.posted.binary_search_by_key(&number, |(number, _)| *number).ok()?;
+        Some(self.posted[at].1)
+    }
+
+    /// A message takes the posted receive that it names, or, by the rule of the queue pair, the oldest one of its tag or of any.
+    #[cold]
+    fn take_receive(&mut self, words: &RecordWords, placed: bool) {
+        let Ok(r) = Record::decode(words) else { return };
+        let at = self.posted.iter().position(|(number, receive)| match placed {
+            true => *number as u32 == words[5] as u32,
+            false => [abi::PUSHGATE_ANY_TAG, r.tag].contains(&(receive[3] as u32)),
+        });
+        if let Some(at) = at.filter(|_| r.opcode == Opcode::Send) {
+            self.posted.remove(at);
+        }
     }
 
     /// Whether payload that has come in part goes to a region of this end.
@@ -188,7 +210,11 @@ impl Inbox {
         self.taken += m.length as u64;
         self.next += 1;
         self.open -= 1;
-        if m.placed { Arrival::Placed } else { Arrival::Record }
+        let placed = m.placed;
+        if !self.posted.is_empty() {
+            self.take_receive(words, placed);
+        }
+        if placed { Arrival::Placed } else { Arrival::Record }
     }
 
     /// Where the payload of a message belongs.
@@ -207,12 +233,10 @@ impl Inbox {
         let (key, offset) = match r.opcode {
             Opcode::Put => (r.rkey, r.remote_offset),
             Opcode::Send => {
-                // Its low 32 bits stand in the record; the ring of posted receives is far shorter.
+                // The low 32 bits of its number stand in the record.
                 let low = words[5] as u32;
-                let last = self.posts.wrapping_sub(1);
-                let back = (last as u32).wrapping_sub(low) as u64;
-                let number = last.checked_sub(back).ok_or("a payload for a receive that was not posted")?;
-                let posted = self.receive(number).ok_or("a payload for a receive that was not posted")?;
+                let posted = self.posted.iter().find(|(number, _)| *number as u32 == low);
+                let (_, posted) = posted.ok_or("a payload for a receive that was not posted")?;
                 if (posted[2] as u32) < r.length {
                     return Err("a payload longer than the receive that it goes to");
                 }

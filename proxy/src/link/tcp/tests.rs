@@ -19,6 +19,7 @@ use crate::link::verbs::simulated_tests::{
 };
 use crate::link::{Arrival, Link};
 use crate::random::Random;
+use crate::region::RegionMemory;
 use crate::session::count_word;
 
 /// How the ends of a test are joined.
@@ -266,6 +267,57 @@ fn p5_a_slot_is_given_back_when_the_wire_reads_it_no_more_though_the_peer_has_it
 }
 
 #[test]
+fn p6_a_receive_whose_tag_comes_late_is_found_when_its_ring_went_round_many_times() {
+    let rig = Rig::new(4, Some(Habits::PLAIN));
+    let mut pair = rig.pair(Way { posted_receives: true, ..WAY });
+    let (lkey, key) = (pair[0].key, pair[1].key);
+    assert!(pair[1].device.post_recv(key, 0, 64, 1000));
+    for tag in 0..40u32 {
+        assert!(pair[1].device.post_recv(key, 64, 64, tag));
+        rig.run(&mut pair, 40);
+        assert!(pair[0].device.post(Record { tag, ..Record::new(Opcode::Send) }, &[tag as u8; 64]));
+        rig.run(&mut pair, 40);
+        assert_eq!(pair[1].device.try_recv().map(|m| m.tag), Some(tag));
+        pair[1].device.release(1);
+    }
+    let late = Record { flags: Record::REGION, place: lkey, tag: 1000, ..Record::new(Opcode::Send) };
+    // SAFETY: a payload in a region is not read here.
+    assert!(unsafe { pair[0].device.post_raw(late, std::ptr::null(), 64) }.is_some());
+    rig.run(&mut pair, 80);
+    assert_eq!(pair[1].device.try_recv().map(|m| m.tag), Some(1000));
+    assert_eq!(pair.map(|end| end.endpoint.status()), [None, None]);
+}
+
+#[test]
+fn p6_a_message_out_of_a_region_waits_until_the_peer_has_told_of_its_regions_over_the_next_link() {
+    for seed in 1..20 {
+        let rig = Rig::new(seed, Some(Habits { most: 7, usual: 5_000, ..Habits::PLAIN }));
+        let mut pair = recovering(rig.pair(WAY));
+        let (lkey, rkey) = (pair[0].key, pair[1].key);
+        rig.net.break_behind(1, 0);
+        for n in 0..20_000u64 {
+            rig.run(&mut pair, 1);
+            pair.iter_mut().for_each(|end| end.endpoint.control());
+            // The first one is posted while there is no link.
+            if n == 20 {
+                let put = Record {
+                    flags: Record::REGION | Record::WITH_SIGNAL,
+                    place: lkey,
+                    rkey,
+                    signal_value: 5,
+                    ..Record::new(Opcode::Put)
+                };
+                // SAFETY: a payload in a region is not read here.
+                assert!(unsafe { pair[0].device.post_raw(put, std::ptr::null(), 320) }.is_some());
+            }
+        }
+        assert_eq!(pair.each_ref().map(|end| end.endpoint.status()), [None, None], "seed {seed}");
+        assert_eq!(pair[1].device.signal(0), 5, "seed {seed}");
+        assert!(rig.net.links() > 1);
+    }
+}
+
+#[test]
 fn p7_a_status_and_a_farewell_arrive_though_other_streams_end_before_them() {
     for seed in 1..60 {
         // Each stream is late by itself, so that the ends of some overtake the last words on the first one.
@@ -436,3 +488,36 @@ fn p6_a_payload_that_differs_from_its_checksum_breaks_the_link_however_it_comes(
     }
 }
 
+#[test]
+fn p6_of_the_latest_words_about_a_region_the_last_one_is_withdrawn() {
+    let rig = Rig::new(1, Some(Habits::PLAIN));
+    let (links, ..) = rig.links(WAY);
+    let [mut a, b] = links;
+    let region = memory("region", 4096);
+    let at = RegionMemory::Host { address: region.as_ptr().as_ptr() as usize, keep: None };
+    let pass = |a: &mut Box<dyn Link>, mut b: Option<&mut Box<dyn Link>>| {
+        for _ in 0..100 {
+            rig.time.fetch_add(1_000, Ordering::Relaxed);
+            a.notify().unwrap();
+            let _ = a.poll_recv(&mut [0; 8]);
+            if let Some(b) = &mut b {
+                b.notify().unwrap();
+                let _ = b.poll_recv(&mut [0; 8]);
+            }
+        }
+    };
+    let mut b = b;
+    a.add_region(7, &at, 4096);
+    pass(&mut a, Some(&mut b));
+    // The peer knows of the region. It goes, comes again and goes, before the peer is told of any of that.
+    a.remove_region(7);
+    a.add_region(7, &at, 4096);
+    a.remove_region(7);
+    pass(&mut a, Some(&mut b));
+    let put = Record { flags: Record::REGION, rkey: 7, place: 9, length: 8, ..Record::new(Opcode::Put) };
+    b.add_region(9, &at, 4096);
+    assert!(
+        matches!(b.takes_region(&put), crate::link::RegionSends::No(_)),
+        "the peer has no region any more"
+    );
+}

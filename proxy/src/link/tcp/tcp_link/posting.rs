@@ -89,7 +89,7 @@ impl TcpLink {
     pub(super) fn control(&mut self) {
         while self.terms.posts_receives && self.receives_told < self.inbox.posts && self.outgoing.has_room() {
             let number = self.receives_told;
-            // Those that are older were taken long ago.
+            // Others have been taken.
             if let Some(words) = self.inbox.receive(number) {
                 self.outgoing.control(Kind::Receive, &[number, words[0], words[1], words[2], words[3]]);
             }

@@ -86,7 +86,7 @@ impl OwnRegions for TcpLink {
     fn remove_region(&mut self, key: u32) {
         if self.sources.remove(&key).is_some() {
             self.inbox.own.remove(&key);
-            match self.untold.iter().position(|(told, _)| *told == key) {
+            match self.untold.iter().rposition(|(told, bytes)| *told == key && *bytes > 0) {
                 // The peer need not hear of it at all.
                 Some(at) => _ = self.untold.remove(at),
                 None => self.untold.push_back((key, 0)),
