@@ -45,6 +45,16 @@ fn p5_a_place_that_is_freed_too_early_is_found() {
 }
 
 #[test]
+fn p5_a_slot_that_is_given_back_while_a_stream_reads_it_is_found() {
+    assert_eq!(found(Plant::P5Settled), 5);
+}
+
+#[test]
+fn p6_a_message_that_landed_in_part_over_the_last_link_is_found() {
+    println!("P{}", found(Plant::P6Landed));
+}
+
+#[test]
 fn p6_a_rewind_by_one_too_few_is_found() {
     // Or the next message finds a slot taken that holds no message.
     assert!([4, 6].contains(&found(Plant::P6Rewind)));

@@ -18,6 +18,10 @@ pub enum Plant {
     P4Forged,
     /// P5: a place is given back once its message has arrived, though it is still read there.
     P5Freed,
+    /// P5: over TCP a slot is given back while the stream may still read it.
+    P5Settled,
+    /// P6: over TCP what has landed of a message in part counts over the next link, too.
+    P6Landed,
     /// P6: a rewind begins one message too late.
     P6Rewind,
     /// P6: an end takes frames that were sent to an earlier incarnation of it.
@@ -46,14 +50,16 @@ pub enum Plant {
 
 impl Plant {
     /// All of them with their names on the command line.
-    pub const ALL: [(&'static str, Plant); 18] = [
+    pub const ALL: [(&'static str, Plant); 20] = [
         ("p1", Plant::P1Credit),
         ("p2", Plant::P2Lap),
         ("p3", Plant::P3Signal),
         ("p4", Plant::P4Leaked),
         ("p4-forged", Plant::P4Forged),
         ("p5", Plant::P5Freed),
+        ("p5-settled", Plant::P5Settled),
         ("p6", Plant::P6Rewind),
+        ("p6-landed", Plant::P6Landed),
         ("p6-stale", Plant::P6Stale),
         ("p6-hole", Plant::P6Hole),
         ("p6-overlap", Plant::P6Overlap),

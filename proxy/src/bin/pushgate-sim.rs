@@ -11,16 +11,17 @@ use pushgate_proxy::sim::{Cut, MOST_RANKS, Outcome, Plant, Shrunk, Simulator};
 const USAGE: &str = "\
 Simulates clusters in virtual time, with random workloads and faults, and checks every promise behind each event.
 
-Usage: cargo xtask sim [--seeds N] [--seed S] [--ranks A..B] [--minutes M] [--cpu-minutes M] [--plant NAME] [--jobs N]
+Usage: cargo xtask sim [--seeds N] [--seed S] [--ranks A..B] [--tcp] [--minutes M] [--cpu-minutes M] [--plant NAME] [--jobs N]
                        [--json] [--trace]
 
   --seeds N        run N seeds [default: 1000; without a limit with --minutes or --cpu-minutes;
                    1 with --seed]
   --seed S         the first seed [default: 1]
   --ranks A..B     fewest and most ranks, 2 to 16; or one number [default: 2..16]
+  --tcp            all queue pairs go over TCP
   --minutes M      stop after so many minutes (0.5 is 30 s)
   --cpu-minutes M  stop after so many minutes of CPU time, of all threads together
-  --plant NAME     switch a fault of ours on: p1 p2 p3 p4 p4-forged p5 p6 p6-stale p6-hole p6-overlap p6-fence p6-late p6-early p7 p7-ready p7-attempt
+  --plant NAME     switch a fault of ours on: p1 p2 p3 p4 p4-forged p5 p5-settled p6 p6-landed p6-stale p6-hole p6-overlap p6-fence p6-late p6-early p7 p7-ready p7-attempt
                    p8; `all` tries each and tells after how many seeds it is found
   --jobs N         seeds that run at a time [default: one for each core]
   --json           print one JSON object, and nothing else, on standard output
@@ -111,6 +112,7 @@ impl Options {
                 "--seeds" => o.seeds = Some(number(&value()?)?),
                 "--seed" => o.seed = Some(number(&value()?)?),
                 "--ranks" => o.cut.ranks = ranks(&value()?)?,
+                "--tcp" => o.cut.tcp = true,
                 "--minutes" => o.limit = Some(minutes(&flag, &value()?)?),
                 "--cpu-minutes" => o.cpu_limit = Some(minutes(&flag, &value()?)?),
                 "--plant" => match &*value()? {
@@ -256,6 +258,9 @@ fn command(seed: u64, cut: &Cut, plant: Option<Plant>) -> String {
     };
     if cut.ranks != (2, MOST_RANKS) {
         text += &format!(" --ranks {}..{}", cut.ranks.0, cut.ranks.1);
+    }
+    if cut.tcp {
+        text += " --tcp";
     }
     if let Some(qps) = &cut.qps {
         text += &format!(" --keep-qps {}", list(qps));

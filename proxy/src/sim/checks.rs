@@ -60,6 +60,9 @@ impl Cluster<'_> {
         }
         let mut any = false;
         let q = &mut self.qps[qp];
+        if let Some(wrong) = q.net.as_ref().and_then(|net| net.wrong()) {
+            return Err(broken(5, format!("queue pair {}, over its streams {wrong}", q.number)));
+        }
         if !q.tainted {
             q.check_link(end)?;
             let other = self.nodes[q.nodes[1 - end]].endpoint(qp, 1 - end);
@@ -84,7 +87,7 @@ impl Cluster<'_> {
                 if endpoint.status().is_none() && counts.live && !dies {
                     let gate = outbound.gate();
                     let flight = (gate.in_flight().into(), counts.received.max(counts.resumed));
-                    let exact = !matches!(q.carrier, Carrier::Verbs { .. });
+                    let exact = !matches!(q.carrier, Carrier::Verbs { .. } | Carrier::Tcp { .. });
                     out.see_gate(peer, head, flight, (gate.receives_left(), gate.granted()), exact)?;
                 }
                 self.log.mix(out.credit() << 32 | inward.seen as u64);

@@ -71,6 +71,18 @@ impl Cluster<'_> {
             FaultKind::Device if self.qps[qp].carrier == Carrier::Local => {
                 self.qps[qp].controls[end].breaks_in.store(1, Ordering::Relaxed);
             }
+            FaultKind::Stream { bytes, refused } => {
+                if let Some(net) = &self.qps[qp].net {
+                    net.refuse(refused);
+                    net.break_behind(end, bytes.into());
+                }
+            }
+            FaultKind::Device if let Some(net) = &self.qps[qp].net => {
+                net.break_behind(end, 0);
+                if !self.plan.qps[qp].recovers {
+                    self.qps[qp].expect(now, [LINK; 2]);
+                }
+            }
             FaultKind::Device if let Some(wires) = &self.qps[qp].wires => wires.break_in(0, 1),
             FaultKind::Device if matches!(self.qps[qp].carrier, Carrier::Devices { .. }) => {
                 self.break_device(qp, end, 0);
@@ -149,6 +161,8 @@ impl Cluster<'_> {
             if matches!(q.carrier, Carrier::Verbs { .. }) {
                 self.nic.kill(q.numbers[end]);
             }
+            // The kernel closes what a process leaves behind.
+            q.net.iter().for_each(|net| net.break_behind(end, 0));
             let endpoint = self.nodes[node].endpoint(qp, end);
             for (rail, device) in self.rails.iter().enumerate() {
                 if let Some(number) = endpoint.and_then(|e| e.rdma_number_of(rail)) {
@@ -193,6 +207,10 @@ impl Cluster<'_> {
         let wires = self.qps[qp].wires.clone().filter(|_| engine);
         let (what, blamed) = match (own, inbox) {
             _ if let Some(wires) = wires => wires.lie(end, posted, facts, seed),
+            _ if let Some(net) = self.qps[qp].net.as_ref().filter(|_| engine) => {
+                net.lie(end, seed);
+                ("garbage among the frames of a stream", false)
+            }
             (Some(link), _) if engine => lie_as_engine(&link, log, posted, facts, seed),
             (_, Some(inbox)) if engine => {
                 self.nic.refuses();

@@ -11,6 +11,7 @@ use super::program::{self, Facts, Program};
 use super::qp::{Memory, Qp};
 use super::rails::Wires;
 use super::random::{Random, mix};
+use crate::link::tcp::simulated::Net;
 
 /// Bytes of the region that a peer puts to.
 const REGION: usize = 2048;
@@ -29,6 +30,7 @@ pub(super) fn make(
     let mut random = Random::new(plan.seed, 30_000 + qp.number as u64);
     let memory = [0, 1].map(|end: usize| Memory::new(qp.ends[end].geometry));
     let (local, verbs) = (qp.carrier == Carrier::Local, matches!(qp.carrier, Carrier::Verbs { .. }));
+    let tcp = matches!(qp.carrier, Carrier::Tcp { .. });
     // Longest payload of each end's SENDs and PUTs.
     let longest = [0, 1].map(|end: usize| {
         let (own, peer) = (&qp.ends[end], &qp.ends[1 - end]);
@@ -52,7 +54,7 @@ pub(super) fn make(
     let seed = mix(plan.seed ^ (qp.number as u64) << 20) & !1;
     for end in [0, 1] {
         let (e, peer) = (&qp.ends[end], &qp.ends[1 - end]);
-        let writes = !peer.device && peer.regions_written;
+        let writes = !peer.device && (peer.regions_written || tcp);
         let facts = Facts {
             plan: e.clone(),
             peer_posts: peer.posts,
@@ -60,7 +62,7 @@ pub(super) fn make(
             rkey: 0,
             region: REGION as u32,
             lkey: 0,
-            region_sends: local || verbs && writes && peer.posts != Posts::Nothing,
+            region_sends: local || (verbs || tcp) && writes && peer.posts != Posts::Nothing,
             region_puts: local || writes,
             buffers: 0,
             buffer: buffer[end] as u32,
@@ -99,6 +101,7 @@ pub(super) fn make(
             Carrier::Rails { rails } => Some(Wires::new(rails, schedule(4_000 + qp.number as u64))),
             _ => None,
         },
+        net: tcp.then(|| Net::new(schedule(5_000 + qp.number as u64), None)),
         links: [None, None],
         first_links: [None, None],
         started: false,

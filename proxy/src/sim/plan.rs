@@ -32,11 +32,13 @@ pub struct Cut {
     pub messages: u32,
     /// Another schedule of the same plan.
     pub salt: u64,
+    /// All queue pairs go over TCP, whatever the plan says.
+    pub tcp: bool,
 }
 
 impl Default for Cut {
     fn default() -> Self {
-        Cut { ranks: (2, MOST_RANKS), qps: None, faults: None, messages: u32::MAX, salt: 0 }
+        Cut { ranks: (2, MOST_RANKS), qps: None, faults: None, messages: u32::MAX, salt: 0, tcp: false }
     }
 }
 
@@ -55,6 +57,12 @@ pub(super) enum Carrier {
     /// Links over so many RDMA devices, which carry stripes of messages.
     Devices {
         devices: u8,
+    },
+    /// Over so many streams, in parts of so many bytes, with checksums of payload or without.
+    Tcp {
+        streams: u8,
+        part: u32,
+        checksum: bool,
     },
 }
 
@@ -144,7 +152,9 @@ pub(super) enum FaultKind {
     Lose { frames: u32 },
     /// The link of one rail breaks, at its so-many-th call from now.
     Rail { rail: u8, calls: u32 },
-    /// The queue pair of an end's RDMA device fails. Over `local` the link breaks, over rails the first rail's.
+    /// A stream of the link over TCP breaks behind so many more bytes from this end; of the attempts to meet again some fail.
+    Stream { bytes: u32, refused: u32 },
+    /// The queue pair of an end's RDMA device fails. Over `local` and TCP the link breaks, over rails the first rail's.
     Device,
     /// A rank's engine dies behind its so-many-th store from now, and another one takes its place. So do `again` of those. `both`:
     /// the engine of the other end's rank dies, too. `down`: the stores count from the break of the end's link, which breaks now.
@@ -249,8 +259,11 @@ impl Plan {
         let pairs = pairs(&mut random, ranks);
         let whole = random.within(300, 900) as u32;
         let each = (whole / (2 * pairs.len() as u32)).max(6);
-        let mut qps: Vec<QpPlan> =
-            pairs.iter().enumerate().map(|(i, pair)| qp(seed, i as u32, *pair, rdma, each)).collect();
+        let mut qps: Vec<QpPlan> = pairs
+            .iter()
+            .enumerate()
+            .map(|(i, pair)| qp(seed, i as u32, *pair, (rdma, cut.tcp), each))
+            .collect();
         let faults = match random.below(10) {
             0 => 0,
             1..5 => 1,
@@ -270,7 +283,7 @@ impl Plan {
                     .iter()
                     .any(|qp| qp.carrier != Carrier::Local && qp.ends.iter().any(|end| end.rank == rank));
                 let pace = random.of(&[250, 600, 1_500, 4_000]);
-                // The simulated RDMA device has no completion channel, so it wakes nobody.
+                // The simulated RDMA device and the simulated streams wake nobody.
                 let doorbell = !verbs && !random.one_in(8);
                 // An engine that polls alone on its core spins for 2 ms: thousands of passes in which nothing happens.
                 NodePlan { pace, doorbell, alone: doorbell && random.one_in(2) }
@@ -366,7 +379,7 @@ fn geometry(random: &mut Random, rank: u32) -> Geometry {
     }
 }
 
-fn qp(seed: u64, number: u32, (a, b): (u32, u32), rdma: bool, each: u32) -> QpPlan {
+fn qp(seed: u64, number: u32, (a, b): (u32, u32), (rdma, all_tcp): (bool, bool), each: u32) -> QpPlan {
     let mut random = Random::new(seed, 10_000 + number as u64);
     let carrier = match rdma && random.percent(60) {
         true => {
@@ -375,6 +388,7 @@ fn qp(seed: u64, number: u32, (a, b): (u32, u32), rdma: bool, each: u32) -> QpPl
         }
         false => rails(seed, number).map_or(Carrier::Local, |rails| Carrier::Rails { rails }),
     };
+    let carrier = tcp(seed, number, all_tcp).unwrap_or(carrier);
     let ends = [a, b].map(|rank| {
         let few = random.one_in(12);
         EndPlan {
@@ -406,7 +420,7 @@ fn qp(seed: u64, number: u32, (a, b): (u32, u32), rdma: bool, each: u32) -> QpPl
             longest: random.of(&[64, 256, 700, 8192, 8192]),
         }
     });
-    let replaced = matches!(carrier, Carrier::Local | Carrier::Verbs { .. });
+    let replaced = matches!(carrier, Carrier::Local | Carrier::Verbs { .. } | Carrier::Tcp { .. });
     let recovers = replaced && !Random::new(seed, 60_000 + number as u64).one_in(6);
     QpPlan { number, carrier, recovers, ends }
 }
@@ -421,6 +435,17 @@ fn rails(seed: u64, number: u32) -> Option<u8> {
 fn devices(seed: u64, number: u32) -> Option<u8> {
     let mut random = Random::new(seed, 90_000 + number as u64);
     random.one_in(4).then(|| random.of(&[2, 2, 3]))
+}
+
+/// Whether a queue pair goes over TCP: one in five.
+fn tcp(seed: u64, number: u32, all: bool) -> Option<Carrier> {
+    let mut random = Random::new(seed, 95_000 + number as u64);
+    let carrier = Carrier::Tcp {
+        streams: random.of(&[1, 1, 2, 4]),
+        part: random.of(&[16, 64, 300, 1 << 16]),
+        checksum: random.one_in(2),
+    };
+    (all || random.one_in(5)).then_some(carrier)
 }
 
 /// Rails of a queue pair that break while it carries messages. Their numbers begin behind those of all other faults.
@@ -446,7 +471,12 @@ fn link_faults(seed: u64, qp: &QpPlan) -> Vec<FaultPlan> {
     let fault = |i| {
         let fails = if random.one_in(3) { random.below(256) as u32 } else { 0 };
         let (calls, again) = (random.of(&[1, 3, 10, 60, 200]), random.of(&[0, 0, 1, 3, 10]));
+        let tcp = matches!(qp.carrier, Carrier::Tcp { .. });
         let kind = match random.one_in(3) {
+            _ if tcp && random.one_in(2) => {
+                let refused = if random.one_in(3) { random.below(4) as u32 } else { 0 };
+                FaultKind::Stream { bytes: random.of(&[0, 1, 31, 96, 500, 4_000]), refused }
+            }
             true => FaultKind::Lose { frames: random.below(6) as u32 },
             false => FaultKind::Breaks { calls: random.within(1, calls) as u32, again, fails },
         };

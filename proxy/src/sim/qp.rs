@@ -15,6 +15,7 @@ use super::rails::Wires;
 use super::restart::Kept;
 use super::violation::{Violation, broken};
 use crate::endpoint::Mailbox;
+use crate::link::tcp::simulated::Net;
 use crate::memory::{Mapped, Words};
 use crate::producer::Producer;
 use crate::ring;
@@ -131,6 +132,8 @@ pub(super) struct Qp {
     pub(super) inboxes: [Option<Inbox>; 2],
     /// What lies between the ends of a queue pair over rails.
     pub(super) wires: Option<Wires>,
+    /// What lies between the ends of a queue pair over TCP.
+    pub(super) net: Option<Net>,
     /// The links' own segments, which a lying engine writes.
     pub(super) links: [Option<Mapped>; 2],
     /// Over `local`: each end's first link segment, and what an end's program writes there if its engine is lost.

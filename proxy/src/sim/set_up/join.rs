@@ -10,10 +10,13 @@ use pushgate_driver_shim::bell::{self, Bell, Ringer};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 use pushgate_driver_shim::window::Window;
 
-use crate::connect::{LocalMet, LocalOpening, Met, Opening, RailFrames, RailsOpening, VerbsOpening};
+use crate::connect::{
+    LocalMet, LocalOpening, Met, Opening, RailFrames, RailsOpening, TcpOpening, VerbsOpening,
+};
 use crate::endpoint::{Endpoint, QpOptions};
 use crate::link::Link;
 use crate::link::local::{LocalLink, Processes};
+use crate::link::tcp::Config as TcpConfig;
 use crate::link::verbs::Config;
 use crate::memory::{Mapped, Words};
 use crate::region::RegionMemory;
@@ -52,6 +55,18 @@ impl Cluster<'_> {
             let window: Arc<dyn Window> = window;
             let opening = RailsOpening::new(&devices, &config, e.geometry, &window, &mut allocate);
             return Opening::Rails(opening.expect("queue pairs of the simulated devices"));
+        }
+        if let Carrier::Tcp { streams, part, checksum } = q.carrier {
+            let config = TcpConfig { streams: streams.into(), checksum, posted_receives, beat: 10 * MS };
+            let net = q.net.as_ref().expect("it is made with the queue pair");
+            let meeting = net.meeting(end, &self.nodes[q.nodes[end]].time);
+            let opening =
+                TcpOpening::new(config, e.geometry, window, meeting).expect("a place of the simulation");
+            let opening = opening.in_parts(part as usize);
+            return Opening::Tcp(Box::new(match self.plan.qps[qp].recovers {
+                true => opening.recovering(),
+                false => opening,
+            }));
         }
         let Carrier::Verbs { imm } = q.carrier else {
             let link = allocate("link", e.geometry.link_bytes()).expect("memory for a link segment");
@@ -118,6 +133,10 @@ impl Cluster<'_> {
             Met::Verbs(met) => {
                 q.numbers[end] = met.link.number();
                 q.inboxes[end] = Some(met.link.inbox());
+                q.sides[end].inbound = met.mirror.as_ptr().as_ptr() as usize;
+                (Box::new(met.link), met.peer_geometry)
+            }
+            Met::Tcp(met) => {
                 q.sides[end].inbound = met.mirror.as_ptr().as_ptr() as usize;
                 (Box::new(met.link), met.peer_geometry)
             }
