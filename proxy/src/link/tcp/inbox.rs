@@ -184,6 +184,19 @@ impl Inbox {
         }
     }
 
+    /// Room of all that grows with what the peer says, but for its regions.
+    #[cfg(test)]
+    pub fn footprint(&self) -> [usize; 3] {
+        let receives = self.receives.as_ref().map_or(0, |(ring, _)| ring.len());
+        [self.ring.len(), self.posted.capacity(), receives]
+    }
+
+    /// Posted receives that no message has taken.
+    #[cfg(test)]
+    pub fn open_receives(&self) -> usize {
+        self.posted.len()
+    }
+
     /// Whether payload that has come in part goes to a region of this end.
     pub fn lands_in(&self, key: u32) -> bool {
         // Placed messages stay in use until they are taken; behind that the endpoint knows.

@@ -61,6 +61,7 @@ struct State {
     habits: Option<Habits>,
     /// Attempts to meet that fail, before one succeeds.
     refused: u32,
+    keeps: bool,
     offers: u64,
     /// Ends that wait, by token: the link that was dialled, once it was.
     waiting: BTreeMap<String, Option<Shared>>,
@@ -84,6 +85,7 @@ impl Net {
             random,
             habits,
             refused: 0,
+            keeps: false,
             offers: 0,
             waiting: BTreeMap::new(),
             latest: Weak::new(),
@@ -110,6 +112,21 @@ impl Net {
         let mut net = lock(&self.0);
         let streams = net.waiting.values_mut().find_map(Option::take)?;
         Some(Box::new(NetWire { streams, end: 1, time: time.clone(), wrong: net.wrong.clone() }))
+    }
+
+    /// What goes over links from now on is kept.
+    #[cfg(test)]
+    pub(crate) fn keep_what_is_sent(&self) {
+        lock(&self.0).keeps = true;
+    }
+
+    /// What an end has sent over each stream of the latest link.
+    #[cfg(test)]
+    pub(crate) fn sent<const N: usize>(&self, end: usize) -> [Vec<u8>; N] {
+        let latest = lock(&self.0).latest.upgrade().expect("there is a link");
+        let mut kept =
+            lock(&latest).kept[end].iter().map(|(_, bytes)| bytes.clone()).collect::<Vec<_>>().into_iter();
+        std::array::from_fn(|_| kept.next().unwrap_or_default())
     }
 
     /// One stream of the latest link ends in order.
@@ -225,7 +242,12 @@ impl Meeting for NetMeeting {
             let place = net.waiting.get_mut(&coming.token)?;
             let habits = net.habits.unwrap_or_else(|| Habits::drawn(&mut net.random));
             let random = Random::new(net.random.next(), 0);
-            let shared = Arc::new(Mutex::new(Streams::new(coming.streams, habits, random)));
+            let mut streams = Streams::new(coming.streams, habits, random);
+            if net.keeps {
+                streams.kept =
+                    [(); 2].map(|()| (0..coming.streams).map(|stream| (stream, Vec::new())).collect());
+            }
+            let shared = Arc::new(Mutex::new(streams));
             *place = Some(shared.clone());
             net.latest = Arc::downgrade(&shared);
             net.links += 1;
@@ -381,6 +403,8 @@ struct Streams {
     broken: bool,
     /// An end's wire was asked to stop: calls until it has.
     stopping: [Option<u64>; 2],
+    /// What each end has sent over each stream, if that is kept.
+    kept: [BTreeMap<usize, Vec<u8>>; 2],
     stopped: [bool; 2],
     finished: [bool; 2],
 }
@@ -394,6 +418,7 @@ impl Streams {
             random,
             broken: false,
             stopping: [None; 2],
+            kept: Default::default(),
             stopped: [false; 2],
             finished: [false; 2],
         }
@@ -443,6 +468,9 @@ impl Streams {
     /// Bytes leave.
     fn send(&mut self, end: usize, stream: usize, bytes: Vec<u8>, now: u64) {
         let at = self.later(now);
+        if let Some(kept) = self.kept[end].get_mut(&stream) {
+            kept.extend(&bytes);
+        }
         let way = &mut self.ways[end][stream];
         let at = way.under_way.back().map_or(at, |(last, _)| at.max(*last));
         way.taken += bytes.len() as u64;

@@ -1,5 +1,7 @@
 //! Two ends of a link over streams of memory, which misbehave as a seed says, and one end whose peer is the test.
 
+mod mutated;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
