@@ -19,6 +19,7 @@ use crate::link::{Arrival, PeerCounts};
 use crate::memory::{Mapped, Words};
 use crate::receives::RECEIVE_WORDS;
 use crate::region::MAX_REGIONS;
+use crate::session::Status;
 
 /// The copy of a peer's window, where the payload arrives that goes to no region.
 pub struct Mirror {
@@ -302,6 +303,9 @@ impl Takes for Inbox {
             Kind::Data => return self.data(head, words),
             Kind::Counts => {
                 self.counts = PeerCounts { released: words[0], received: words[1], granted: words[2] };
+            }
+            Kind::Status if Status::from_word(words[0]).is_none() => {
+                return Err("a status that there is not");
             }
             // The first one says why.
             Kind::Status if self.status == 0 => self.status = words[0],

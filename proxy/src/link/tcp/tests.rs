@@ -338,6 +338,22 @@ fn p7_a_status_and_a_farewell_arrive_though_other_streams_end_before_them() {
 }
 
 #[test]
+fn p7_an_end_whose_peer_ended_says_why_though_a_message_is_posted_when_the_streams_have_ended() {
+    let rig = Rig::new(1, Some(Habits::PLAIN));
+    let mut pair = rig.pair(WAY);
+    pair[0].endpoint.fail(ABORTED);
+    // The second end looks when everything has come: the status, and the end of the stream.
+    for _ in 0..100 {
+        rig.pass(&mut pair, 1_000);
+        pair[0].poll();
+    }
+    assert!(pair[1].device.post(Record { flags: Record::INLINE, ..Record::new(Opcode::Send) }, &[1; 8]));
+    pair[1].endpoint.poll(&mut None);
+    rig.run(&mut pair, 10);
+    assert_eq!(pair[1].endpoint.status(), Some(ABORTED));
+}
+
+#[test]
 fn p7_of_streams_of_which_one_ends_alone_the_link_breaks() {
     let rig = Rig::new(1, Some(Habits::PLAIN));
     let (links, ..) = rig.links(Way { streams: 2, ..WAY });

@@ -19,7 +19,8 @@ impl TcpLink {
         words: &RecordWords,
     ) -> Result<(), LinkDown> {
         self.healthy()?;
-        if self.inbox.left {
+        // A peer that has said how it ended has not just left: the endpoint hears that status next.
+        if self.inbox.left && self.inbox.status == 0 {
             return Err(LinkDown::PeerLeft);
         }
         let receive = match (&mut self.peer_receives, &self.inbox.receives) {
