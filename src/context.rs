@@ -15,7 +15,7 @@ use pushgate_gpu_kernels::{
 };
 use pushgate_proxy::counters::Counters;
 use pushgate_proxy::idle::{Step, Wake};
-use pushgate_proxy::link::tcp::{Host, Tuning};
+use pushgate_proxy::link::tcp::{Host, Meeting, Readiness, Tuning};
 use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::proxy::Proxy;
 use zerocopy::{Immutable, IntoBytes};
@@ -75,6 +75,7 @@ impl ContextBuilder {
             _watch: watch,
             rdma: Mutex::default(),
             tcp: Mutex::default(),
+            readiness: Mutex::default(),
             settings,
             executor,
             why,
@@ -104,6 +105,8 @@ pub(crate) struct Inner {
     rdma: Mutex<Option<Vec<Arc<Device>>>>,
     /// Where queue pairs over TCP meet their peers, by the address at which they listen.
     tcp: Mutex<BTreeMap<IpAddr, Arc<Host>>>,
+    /// Which of their streams can go on; made for the first one.
+    readiness: Mutex<Option<Arc<Readiness>>>,
     pub(crate) settings: Settings,
     pub(crate) executor: Arc<dyn Executor>,
     why: String,
@@ -283,22 +286,29 @@ impl Context {
         })
     }
 
-    /// Where queue pairs over TCP meet their peers: listens at `address`, from the first call for that address on.
-    pub(crate) fn tcp(&self, address: IpAddr) -> Result<Arc<Host>> {
+    /// How a queue pair over TCP meets its peer: at `address`, where this process listens from the first call for that address
+    /// on. `dials`: this end dials.
+    pub(crate) fn tcp(&self, address: IpAddr, dials: bool) -> Result<Box<dyn Meeting>> {
         self.here()?;
+        let mut readiness = self.inner.readiness.lock().unwrap_or_else(|e| e.into_inner());
+        let readiness = match &*readiness {
+            Some(readiness) => readiness,
+            None => readiness.insert(Readiness::new().map_err(Error::io("epoll"))?),
+        };
         let mut hosts = self.inner.tcp.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(host) = hosts.get(&address) {
-            return Ok(host.clone());
+            return Ok(host.meeting(dials, readiness));
         }
         let s = &self.inner.settings;
         let tuning = Tuning {
             path_timeout: (!s.path_timeout.is_zero()).then_some(s.path_timeout),
             io: s.tcp_io.into(),
             one_thread: s.drive != DriveChoice::Caller,
+            tls: s.tls,
         };
         let host = Host::open(address, tuning).map_err(|e| Error::Tcp(e.to_string()))?;
         hosts.insert(address, host.clone());
-        Ok(host)
+        Ok(host.meeting(dials, readiness))
     }
 
     /// Allocates host memory that this process shares with others. `payload`: in huge pages, where the settings allow

@@ -523,7 +523,7 @@ fn open_tcp(runtime: &Runtime, own: &Own) -> Result<Opening> {
     let settings = &runtime.loaded.settings;
     let posted_receives = own.role == Role::Receive;
     let config = tcp::Config { posted_receives, ..tcp::Config::from(settings) };
-    let meeting = runtime.tcp()?.meeting(own.role == Role::Send);
+    let meeting = runtime.tcp()?.meeting(own.role == Role::Send, &own.lane.readiness);
     let opening = TcpOpening::new(config, own.geometry, own.window.clone(), meeting)
         .map_err(|why| Failure::new(Code::System, why))?;
     let opening = if settings.recovery().is_some() { opening.recovering() } else { opening };

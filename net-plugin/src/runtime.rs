@@ -14,7 +14,7 @@ use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_proxy::engine::{Drive, Engine, EngineOptions, QpId, StallReport};
 use pushgate_proxy::idle::Wake;
-use pushgate_proxy::link::tcp::{Host, Tuning};
+use pushgate_proxy::link::tcp::{Host, Readiness, Tuning};
 use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::memory::Keep;
 
@@ -65,6 +65,8 @@ pub struct Lane {
     /// What drives the engine.
     drive: Drive,
     pub bell: EventFd,
+    /// Which streams of the lane's connections over TCP can go on.
+    pub readiness: Arc<Readiness>,
     /// Dropped before the GPU, because it holds some of the GPU's memory.
     pub rdma: Option<OverRdma>,
     pub gpu: Option<Arc<Gpu>>,
@@ -269,7 +271,8 @@ impl Runtime {
         let options =
             EngineOptions { drive, alone: cores >= 8, mover, stall_report, ..EngineOptions::default() };
         let engine = Arc::new(log::scoped(|| Engine::start(theirs, options))?);
-        let lane = Arc::new(Lane { engine, drive, bell, rdma, gpu });
+        let readiness = Readiness::new().map_err(Failure::system("epoll"))?;
+        let lane = Arc::new(Lane { engine, drive, bell, readiness, rdma, gpu });
         lanes.insert(index, lane.clone());
         Ok(lane)
     }
@@ -290,6 +293,7 @@ impl Runtime {
             io: s.tcp_io.into(),
             // NCCL's threads drive, and each GPU has an engine of its own.
             one_thread: false,
+            tls: s.tls,
         };
         let opened = Host::open(address, tuning).map_err(|e| Failure::new(Code::System, e.to_string()))?;
         Ok(host.insert(opened).clone())

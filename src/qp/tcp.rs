@@ -39,7 +39,7 @@ pub(super) fn open(context: &Context, own: &Own, address: IpAddr, peer: u32) -> 
     let s = context.settings();
     let address = s.host.parse().unwrap_or(address);
     let rank = own.geometry.rank;
-    let meeting = context.tcp(address)?.meeting(rank < peer);
+    let meeting = context.tcp(address, rank < peer)?;
     let config = Config { posted_receives: own.config.posted_receives, ..Config::from(s) };
     let opening = TcpOpening::new(config, own.geometry, own.window.clone(), meeting).map_err(Error::Tcp)?;
     let opening = if recovery(context).is_some() { opening.recovering() } else { opening };

@@ -48,12 +48,8 @@ choices! {
     WindowKind { "memory" => Memory, "staging" => Staging, "bar" => Bar }
     RingsPlace { "host" => Host, "window" => Window }
     QpKind { "auto" => Auto, "local" => Local, "verbs" => Verbs, "tcp" => Tcp }
-<<<<<<< HEAD
-    Transport { "local" => Local, "verbs" => Verbs, "tcp" => Tcp }
-=======
     TcpIo { "auto" => Auto, "io-uring" => IoUring, "socket" => Socket }
-    Transport { "local" => Local, "verbs" => Verbs }
->>>>>>> 05e45ab (tcp: io_uring under the link, and the setting tcp-io)
+    Transport { "local" => Local, "verbs" => Verbs, "tcp" => Tcp }
     ProxyPlace { "thread" => Thread, "process" => Process }
     DriveChoice { "auto" => Auto, "thread" => Thread, "caller" => Caller }
     NetPath { "auto" => Auto, "push" => Push, "pull" => Pull, "bounce" => Bounce }

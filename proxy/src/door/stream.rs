@@ -49,6 +49,14 @@ impl Stream {
         Ok(Stream { socket, tls: None })
     }
 
+    /// The socket, for an owner that has its own ways with it. Fails for an encrypted connection.
+    pub fn into_plain(self) -> io::Result<TcpStream> {
+        match self.tls {
+            None => Ok(self.socket),
+            Some(_) => Err(io::Error::other("the connection is encrypted")),
+        }
+    }
+
     /// Begins to encrypt.
     pub(super) fn encrypt(&mut self, dials: bool) -> io::Result<()> {
         self.tls = Some(Box::new(Mutex::new(Tls::new(dials)?)));

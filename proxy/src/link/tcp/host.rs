@@ -1,13 +1,14 @@
-//! Where the links of one process meet their peers: a listening socket, and threads that wait for the network beside the
-//! engine.
+//! Where the links of one process meet their peers: a door, and threads that wait for the network beside the engine.
 //!
-//! An end says where it listens, and a token that names the link there. The end with the lower rank dials each stream, and
-//! says the token and the stream's number. A stream that names no link which waits is closed.
+//! An end says where it listens, the secret of its door, and a token that names the link there. The end with the lower rank
+//! dials each stream; behind the proof of the secret it says the token and the stream's number. A stream that names no link
+//! which waits is closed.
 
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -17,10 +18,12 @@ use pushgate_driver_shim::eventfd::EventFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
-use super::meeting::{Meeting, Place};
+use super::meeting::{Meeting, Place, hex};
+use super::sockets::Readiness;
 use super::uring::RingError;
 use super::wire::Wire;
 use super::wires::{Io, Wires};
+use crate::door::{Counted, Door, DoorError, Limits, PASSAGE, Purpose, Secret, Stream, Terms, dial};
 
 /// Time for one attempt to connect.
 const ATTEMPT: Duration = Duration::from_secs(1);
@@ -28,27 +31,24 @@ const ATTEMPT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Time for all of a link's streams.
 const ALL: Duration = Duration::from_secs(10);
-/// Time within which a stream must say which link it is for.
-const GREETING: Duration = Duration::from_secs(5);
-/// Streams that say so at a time.
-const MOST_GREETINGS: usize = 256;
+/// Streams that are on their way through the door at a time.
+const PLACES: usize = 256;
+/// Bytes of a stream's greeting: the link's token, and the stream's number.
+const GREETING: usize = 18;
 /// How long the peer may take to read the last words of a link.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Links whose last words are waited for at a time.
 const MOST_ENDING: usize = 4096;
+/// Between two looks at streams that end.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// Why a process can't be met.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// The listening socket.
-    #[error("listening for links at {address}: {error}; set `host` to an address of this host")]
-    Listen {
-        /// Where.
-        address: IpAddr,
-        /// Why not.
-        error: io::Error,
-    },
-    /// A thread or what it waits for.
+    #[error("{0}; set `host` to an address of this host")]
+    Listen(#[from] DoorError),
+    /// A thread, what it waits for, or random numbers.
     #[error("a thread for links over TCP: {0}")]
     Thread(io::Error),
     /// The setting `tcp-io` asks for io_uring.
@@ -56,7 +56,7 @@ pub enum HostError {
     Ring(#[from] RingError),
 }
 
-/// How the sockets of links are set.
+/// How the streams of links are set up.
 #[derive(Clone, Copy, Debug)]
 pub struct Tuning {
     /// A path that is dead is found within this.
@@ -65,23 +65,25 @@ pub struct Tuning {
     pub io: Io,
     /// One thread drives the links.
     pub one_thread: bool,
+    /// They are encrypted. Both ends must agree.
+    pub tls: bool,
 }
 
 /// A stream that has said for which link it is.
-type Arrived = (usize, TcpStream);
+type Arrived = (usize, Stream);
 
 /// What all threads of a host share.
 struct Shared {
     /// Links that wait for their streams, by token.
-    waiting: Mutex<HashMap<String, Sender<Arrived>>>,
-    greetings: AtomicUsize,
+    waiting: Mutex<HashMap<[u8; 16], Sender<Arrived>>>,
     tuning: Tuning,
     stop: AtomicBool,
     bell: EventFd,
+    door: Door,
 }
 
 impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, HashMap<String, Sender<Arrived>>> {
+    fn waiting(&self) -> MutexGuard<'_, HashMap<[u8; 16], Sender<Arrived>>> {
         // A panic leaves the map whole.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,40 +93,47 @@ impl Shared {
 pub struct Host {
     shared: Arc<Shared>,
     addresses: Vec<SocketAddr>,
+    /// The door's secret, for peers.
+    key: String,
     accepting: Option<JoinHandle<()>>,
     /// To the thread that ends streams; `None` once nothing more comes.
-    ending: Option<Sender<Vec<TcpStream>>>,
+    ending: Option<Sender<Vec<Stream>>>,
     closing: Option<JoinHandle<()>>,
     wires: Wires,
 }
 
 impl Host {
-    /// Listens at `address`, on a port that is free.
+    /// Listens at `address`, on a port that is free. The door has a secret of its own, which peers are told with each link.
     pub fn open(address: IpAddr, tuning: Tuning) -> Result<Arc<Host>, HostError> {
-        let listen = |error| HostError::Listen { address, error };
-        let wires = Wires::choose(tuning.io, tuning.one_thread)?;
-        let listener = TcpListener::bind((address, 0)).map_err(listen)?;
-        listener.set_nonblocking(true).map_err(listen)?;
-        let addresses = vec![listener.local_addr().map_err(listen)?];
+        // An encrypted stream is a plain socket's.
+        let io = if tuning.tls { Io::Socket } else { tuning.io };
+        let wires = Wires::choose(io, tuning.one_thread)?;
+        let (secret, key) = Secret::random::<32>().map_err(HostError::Thread)?;
+        let terms = Terms { secret, purpose: Purpose::LINK, tls: tuning.tls };
+        let limits = Limits { places: PLACES, greeting: GREETING, time: PASSAGE };
+        let door = Door::listen(address, 0..=0, terms, limits)?;
+        let addresses = vec![door.local_addr().map_err(HostError::Thread)?];
         let bell = EventFd::new().map_err(HostError::Thread)?;
-        let shared = Arc::new(Shared {
-            waiting: Mutex::default(),
-            greetings: AtomicUsize::new(0),
-            tuning,
-            stop: AtomicBool::new(false),
-            bell,
-        });
+        let stop = AtomicBool::new(false);
+        let shared = Arc::new(Shared { waiting: Mutex::default(), tuning, stop, bell, door });
         let theirs = shared.clone();
-        let accepting = spawn("pushgate-accept", move || accept(&theirs, &listener))?;
+        let accepting = spawn("pushgate-accept", move || accept(&theirs))?;
         let (ending, ends) = channel();
         let closing = Some(spawn("pushgate-close", move || close_all(&ends))?);
         let (accepting, ending) = (Some(accepting), Some(ending));
-        Ok(Arc::new(Host { shared, addresses, accepting, ending, closing, wires }))
+        Ok(Arc::new(Host { shared, addresses, key: hex(&key), accepting, ending, closing, wires }))
     }
 
-    /// How an end of a link meets its peer. `dials`: this end dials, and the peer waits.
-    pub fn meeting(self: &Arc<Self>, dials: bool) -> Box<dyn Meeting> {
-        Box::new(HostMeeting { host: self.clone(), dials, token: None, coming: None })
+    /// How an end of a link meets its peer. `dials`: this end dials, and the peer waits. `readiness` is that of the engine that
+    /// will drive the link.
+    pub fn meeting(self: &Arc<Self>, dials: bool, readiness: &Arc<Readiness>) -> Box<dyn Meeting> {
+        let (host, readiness) = (self.clone(), readiness.clone());
+        Box::new(HostMeeting { host, readiness, dials, token: None, coming: None })
+    }
+
+    /// How many streams came through the door, and how many did not.
+    pub fn counts(&self) -> Counted {
+        self.shared.door.counts().read()
     }
 }
 
@@ -148,9 +157,8 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 }
 
 /// Sets a stream of a link.
-fn tune(stream: &TcpStream, tuning: Tuning) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    stream.set_nonblocking(true)?;
+fn tune(stream: &Stream, tuning: Tuning) -> io::Result<()> {
+    sockopt::set_tcp_nodelay(stream, true)?;
     if let Some(limit) = tuning.path_timeout {
         // What is sent and not acknowledged for so long ends the connection; beats see that something is sent.
         sockopt::set_tcp_user_timeout(stream, limit.as_millis().try_into().unwrap_or(u32::MAX))?;
@@ -158,57 +166,67 @@ fn tune(stream: &TcpStream, tuning: Tuning) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes streams in, and has a thread read what each of them is for.
-fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
+/// Hands the streams that come through the door to their links.
+fn accept(shared: &Shared) {
     while !shared.stop.load(Ordering::Relaxed) {
-        let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&shared.bell, PollFlags::IN)];
-        let _ = poll(&mut fds, None);
-        let (stream, from) = match listener.accept() {
-            Ok(accepted) => accepted,
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
+        let arrival = match shared.door.wait(None, Some(shared.bell.as_fd())) {
+            Ok(Some(arrival)) => arrival,
+            Ok(None) => continue,
             Err(e) => {
-                tracing::debug!("taking in a stream: {e}");
+                tracing::warn!("waiting for streams of links: {e}");
                 std::thread::sleep(PAUSE);
                 continue;
             }
         };
-        // Relaxed: a count for a limit; it orders no other memory.
-        if shared.greetings.fetch_add(1, Ordering::Relaxed) >= MOST_GREETINGS {
-            shared.greetings.fetch_sub(1, Ordering::Relaxed);
-            continue;
-        }
-        let theirs = shared.clone();
-        let hear = move || {
-            if let Err(e) = hear(&theirs, stream) {
-                tracing::debug!(%from, "refused a stream: {e}");
-            }
-            theirs.greetings.fetch_sub(1, Ordering::Relaxed);
-        };
-        if spawn("pushgate-greet", hear).is_err() {
-            shared.greetings.fetch_sub(1, Ordering::Relaxed);
+        let Some((token, number)) = arrival.greeting.split_first_chunk::<16>() else { continue };
+        let Ok(number) = <[u8; 2]>::try_from(number) else { continue };
+        let to = shared.waiting().get(token).cloned();
+        match (to, tune(&arrival.stream, shared.tuning)) {
+            // An end that has given up needs no stream.
+            (Some(to), Ok(())) => _ = to.send((u16::from_le_bytes(number) as usize, arrival.stream)),
+            (None, _) => tracing::debug!(from = %arrival.from, "a stream for no link that waits"),
+            (_, Err(e)) => tracing::debug!(from = %arrival.from, "setting up a stream: {e}"),
         }
     }
 }
 
-/// Reads for which link a stream is, and hands it over.
-fn hear(shared: &Shared, mut stream: TcpStream) -> io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(GREETING))?;
-    let mut greeting = [0; 34];
-    stream.read_exact(&mut greeting)?;
-    let token = String::from_utf8_lossy(&greeting[..32]).into_owned();
-    let number = u16::from_le_bytes([greeting[32], greeting[33]]) as usize;
-    tune(&stream, shared.tuning)?;
-    let waiting = shared.waiting();
-    let to = waiting.get(&token).ok_or(io::Error::other("it names no link that waits"))?;
-    // An end that has given up needs no stream.
-    let _ = to.send((number, stream));
-    Ok(())
+/// A stream whose last words are on their way.
+struct Last {
+    stream: Stream,
+    until: Instant,
+    /// Nothing more is sent.
+    closed: bool,
+}
+
+impl Last {
+    /// Goes on. True once the stream is over.
+    fn is_over(&mut self) -> bool {
+        if !self.closed {
+            match self.stream.flush() {
+                Ok(true) => {
+                    // Behind this the peer finds the end of the stream.
+                    self.stream.close();
+                    self.closed = true;
+                }
+                Ok(false) => {}
+                Err(_) => return true,
+            }
+        }
+        let mut scrap = [0; 16 << 10];
+        loop {
+            // Were bytes left unread, the kernel would send a reset, which may take the last words from the peer.
+            match self.stream.recv(&mut [IoSliceMut::new(&mut scrap)]) {
+                Ok(n) if n > 0 && Instant::now() < self.until => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Instant::now() >= self.until,
+                _ => return true,
+            }
+        }
+    }
 }
 
 /// Ends streams when their peers have read the last words.
-fn close_all(ends: &Receiver<Vec<TcpStream>>) {
-    let mut ending: Vec<(TcpStream, Instant)> = Vec::new();
+fn close_all(ends: &Receiver<Vec<Stream>>) {
+    let mut ending: Vec<Last> = Vec::new();
     loop {
         let next = match ending.is_empty() {
             true => ends.recv().map_err(|_| TryRecvError::Disconnected),
@@ -216,47 +234,33 @@ fn close_all(ends: &Receiver<Vec<TcpStream>>) {
         };
         match next {
             Ok(streams) => {
-                for stream in streams {
-                    // Behind this the peer finds the end of the stream.
-                    let open = stream.shutdown(Shutdown::Write).is_ok();
-                    if open && ending.len() < MOST_ENDING {
-                        ending.push((stream, Instant::now() + LAST_WORDS));
-                    }
-                }
-                continue;
+                let until = Instant::now() + LAST_WORDS;
+                let room = MOST_ENDING.saturating_sub(ending.len());
+                let streams = streams.into_iter().take(room);
+                ending.extend(streams.map(|stream| Last { stream, until, closed: false }));
             }
             Err(TryRecvError::Disconnected) if ending.is_empty() => return,
-            Err(_) => {}
-        }
-        let mut fds: Vec<_> = ending.iter().map(|(s, _)| PollFd::new(s, PollFlags::IN)).collect();
-        let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 }));
-        drop(fds);
-        let mut scrap = [0; 4096];
-        ending.retain_mut(|(stream, until)| {
-            loop {
-                // Were bytes left unread, the kernel would send a reset, which may take the last words from the peer.
-                match stream.read(&mut scrap) {
-                    Ok(0) => break false,
-                    Ok(_) if Instant::now() < *until => {}
-                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => break Instant::now() < *until,
-                    _ => break false,
-                }
+            Err(_) => {
+                let mut fds: Vec<_> = ending.iter().map(|l| PollFd::new(&l.stream, PollFlags::IN)).collect();
+                let _ = poll(&mut fds, Some(&LOOK));
             }
-        });
+        }
+        ending.retain_mut(|last| !last.is_over());
     }
 }
 
 /// How one end of a link meets its peer.
 struct HostMeeting {
     host: Arc<Host>,
+    readiness: Arc<Readiness>,
     dials: bool,
-    token: Option<String>,
+    token: Option<[u8; 16]>,
     coming: Option<Coming>,
 }
 
 /// Streams on their way.
 struct Coming {
-    streams: Vec<Option<TcpStream>>,
+    streams: Vec<Option<Stream>>,
     arrived: Receiver<Arrived>,
     failed: Receiver<String>,
     until: Instant,
@@ -273,17 +277,15 @@ impl Drop for Coming {
 impl Meeting for HostMeeting {
     fn offer(&mut self) -> Result<Place, String> {
         self.give_up();
-        let mut random = [0; 16];
-        let urandom = std::fs::File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut random));
-        urandom.map_err(|e| format!("/dev/urandom: {e}"))?;
-        let token: String = random.iter().map(|b| format!("{b:02x}")).collect();
+        let (_, token) = Secret::random::<16>().map_err(|e| format!("random numbers: {e}"))?;
         let (to, arrived) = channel();
-        self.host.shared.waiting().insert(token.clone(), to);
-        self.token = Some(token.clone());
+        self.host.shared.waiting().insert(token, to);
+        self.token = Some(token);
         let (_, failed) = channel();
         let until = Instant::now() + ALL;
         self.coming = Some(Coming { streams: Vec::new(), arrived, failed, until, cancelled: Arc::default() });
-        Ok(Place { addresses: self.host.addresses.clone(), token })
+        let host = &self.host;
+        Ok(Place { addresses: host.addresses.clone(), token: hex(&token), key: host.key.clone() })
     }
 
     fn begin(&mut self, peer: &Place, streams: usize) -> Result<(), String> {
@@ -296,14 +298,10 @@ impl Meeting for HostMeeting {
         let (to, arrived) = channel();
         let (tell, failed) = channel();
         (coming.arrived, coming.failed) = (arrived, failed);
-        let (peer, cancelled, tuning) = (peer.clone(), coming.cancelled.clone(), self.host.shared.tuning);
-        let until = coming.until;
+        let dialing = Dialing::new(peer, self.host.shared.tuning, coming.until, &coming.cancelled)?;
         let dial = move || {
             for number in 0..streams {
-                let stream = dial(&peer, number, until, &cancelled).and_then(|stream| {
-                    tune(&stream, tuning).map(|()| stream).map_err(|e| format!("a stream to the peer: {e}"))
-                });
-                match stream {
+                match dialing.stream(number) {
                     // An end that has given up needs no stream.
                     Ok(stream) => _ = to.send((number, stream)),
                     Err(why) => {
@@ -333,8 +331,8 @@ impl Meeting for HostMeeting {
                     let _ = ending.send(streams);
                 }
             });
-            let wire = self.host.wires.wire(streams, finish);
-            return Some(wire.map_err(|e| format!("streams over io_uring: {e}; set `tcp-io` to socket")));
+            let wire = self.host.wires.wire(streams, finish, &self.readiness);
+            return Some(wire.map_err(|e| format!("streams of a link: {e}")));
         }
         if let Ok(why) = coming.failed.try_recv() {
             self.give_up();
@@ -342,10 +340,13 @@ impl Meeting for HostMeeting {
         }
         if Instant::now() >= coming.until {
             let at: Vec<_> = self.host.addresses.iter().map(|a| a.to_string()).collect();
-            let why = format!(
-                "the peer did not connect to {} within {ALL:?}; is the port reachable?",
-                at.join(", ")
-            );
+            let refused = match self.host.shared.door.counts().last_refused() {
+                Some((from, why)) => format!(" (the last that was refused, {from}: {why})"),
+                None => String::new(),
+            };
+            let at = at.join(", ");
+            let why =
+                format!("the peer did not connect to {at} within {ALL:?}{refused}; is the port reachable?");
             self.give_up();
             return Some(Err(why));
         }
@@ -366,30 +367,51 @@ impl Drop for HostMeeting {
     }
 }
 
-/// Dials one stream of a link.
-fn dial(peer: &Place, number: usize, until: Instant, cancelled: &AtomicBool) -> Result<TcpStream, String> {
-    let mut last = String::from("no address");
-    loop {
-        for address in &peer.addresses {
-            if cancelled.load(Ordering::Relaxed) {
-                return Err("given up".into());
-            }
-            match attempt(address, &peer.token, number) {
-                Ok(stream) => return Ok(stream),
-                Err(e) => last = format!("connecting to {address}: {e}"),
-            }
-        }
-        if Instant::now() >= until {
-            return Err(last);
-        }
-        std::thread::sleep(PAUSE);
-    }
+/// How the streams of a link are dialled.
+struct Dialing {
+    addresses: Vec<SocketAddr>,
+    token: [u8; 16],
+    terms: Terms,
+    tuning: Tuning,
+    until: Instant,
+    cancelled: Arc<AtomicBool>,
 }
 
-fn attempt(address: &SocketAddr, token: &str, number: usize) -> io::Result<TcpStream> {
-    let mut stream = TcpStream::connect_timeout(address, ATTEMPT)?;
-    let mut greeting = token.as_bytes().to_vec();
-    greeting.extend((number as u16).to_le_bytes());
-    stream.write_all(&greeting)?;
-    Ok(stream)
+impl Dialing {
+    fn new(
+        peer: &Place,
+        tuning: Tuning,
+        until: Instant,
+        cancelled: &Arc<AtomicBool>,
+    ) -> Result<Dialing, String> {
+        let (token, key) = peer.token_bytes().zip(peer.key_bytes()).ok_or("its place has no token or key")?;
+        let secret = Secret::new(&key).map_err(|e| format!("its key {e}"))?;
+        let terms = Terms { secret, purpose: Purpose::LINK, tls: tuning.tls };
+        let (addresses, cancelled) = (peer.addresses.clone(), cancelled.clone());
+        Ok(Dialing { addresses, token, terms, tuning, until, cancelled })
+    }
+
+    /// Dials one stream, until one stands or the time is over.
+    fn stream(&self, number: usize) -> Result<Stream, String> {
+        let mut greeting = self.token.to_vec();
+        greeting.extend((number as u16).to_le_bytes());
+        let mut last = String::from("no address");
+        loop {
+            for address in &self.addresses {
+                if self.cancelled.load(Ordering::Relaxed) {
+                    return Err("given up".into());
+                }
+                let dialled = dial(*address, &self.terms, &greeting, Instant::now() + ATTEMPT);
+                match dialled.map(|stream| tune(&stream, self.tuning).map(|()| stream)) {
+                    Ok(Ok(stream)) => return Ok(stream),
+                    Ok(Err(e)) => last = format!("a stream to {address}: {e}"),
+                    Err(e) => last = e.to_string(),
+                }
+            }
+            if Instant::now() >= self.until {
+                return Err(last);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
 }

@@ -1,18 +1,43 @@
 //! How the two ends of a link come by its streams. The end with the lower rank dials; the other one waits for it.
 
+use std::fmt;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
 use super::wire::Wire;
 
-/// Where an end waits for the streams of a link.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Where an end waits for the streams of a link, and what opens its door.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Addresses at which it listens, in the order in which they are to be tried.
     pub addresses: Vec<SocketAddr>,
     /// Names the link there: 128 random bits, as hexadecimal digits.
     pub token: String,
+    /// The secret of its door: 256 random bits, as hexadecimal digits.
+    pub key: String,
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Token and key belong in no log.
+        f.debug_struct("Place").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+/// Bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Bytes of so many hexadecimal digits.
+fn bytes_of<const N: usize>(digits: &str) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    let whole = digits.len() == 2 * N && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    for (to, at) in bytes.iter_mut().zip((0..2 * N).step_by(2)).filter(|_| whole) {
+        *to = u8::from_str_radix(&digits[at..at + 2], 16).ok()?;
+    }
+    whole.then_some(bytes)
 }
 
 /// The most addresses that a place may have.
@@ -24,10 +49,20 @@ impl Place {
         if self.addresses.is_empty() || self.addresses.len() > MOST_ADDRESSES {
             return Err(format!("{} addresses, expected 1 to {MOST_ADDRESSES}", self.addresses.len()));
         }
-        if self.token.len() != 32 || !self.token.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err("a token that is not 32 hexadecimal digits".into());
+        if self.token_bytes().is_none() || self.key_bytes().is_none() {
+            return Err("a token that is not 32 hexadecimal digits, or a key that is not 64".into());
         }
         Ok(())
+    }
+
+    /// The token's bytes, if it is one.
+    pub fn token_bytes(&self) -> Option<[u8; 16]> {
+        bytes_of(&self.token)
+    }
+
+    /// The key's bytes, if it is one.
+    pub fn key_bytes(&self) -> Option<[u8; 32]> {
+        bytes_of(&self.key)
     }
 }
 

@@ -56,7 +56,7 @@ mod wires;
 pub use host::{Host, HostError, Tuning};
 pub use meeting::{Meeting, Place};
 pub use setup::{Config, Offer, TcpOpening, TcpPrepared};
-pub use sockets::Sockets;
+pub use sockets::{Readiness, Sockets};
 pub use tcp_link::TcpLink;
 pub use uring::RingError;
 pub use wires::{Io, Wires};

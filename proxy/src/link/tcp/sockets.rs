@@ -2,59 +2,164 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::event::epoll;
+use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 
 use super::wire::{Piece, Wire};
+use crate::door::Stream;
 
 /// So many bytes are put together before they are sent: that costs less than to have the kernel read a list of pieces.
 const SHORT: usize = 512;
+/// The most streams of one engine that are watched. Others are asked one by one.
+const MOST: usize = 1 << 14;
+/// Events that are taken at once.
+const EVENTS: usize = 64;
 
 /// Takes streams that end, so that the last bytes still reach the peer.
-pub type Finish = Box<dyn FnMut(Vec<TcpStream>) + Send>;
+pub type Finish = Box<dyn FnMut(Vec<Stream>) + Send>;
+
+/// Which streams of one engine can go on. One system call asks for all of them, so that links over which nothing comes cost
+/// none. One thread at a time asks, the engine's.
+pub struct Readiness {
+    /// Edge-triggered: says once that a stream can go on again.
+    epoll: OwnedFd,
+    /// How often it was asked.
+    asked: AtomicU64,
+    /// Four bits for each stream.
+    bits: Box<[AtomicU64]>,
+    free: Mutex<Vec<u32>>,
+}
+
+/// Bytes of a stream may be there.
+const BYTES: u64 = 1;
+/// There may be room for bytes.
+const ROOM: u64 = 2;
+/// The stream ends. That is told once, perhaps together with the last bytes, so this bit stays.
+const END: u64 = 4;
+
+impl Readiness {
+    /// No stream yet.
+    pub fn new() -> io::Result<Arc<Self>> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let bits = (0..MOST * 4 / 64).map(|_| AtomicU64::new(0)).collect();
+        let free = Mutex::new((0..MOST as u32).rev().collect());
+        Ok(Arc::new(Readiness { epoll, asked: AtomicU64::new(0), bits, free }))
+    }
+
+    /// Watches a stream. `None`: it can't be, and is asked each time.
+    fn watch(&self, stream: &Stream) -> Option<u32> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = *free.last()?;
+        self.clear(place, END);
+        self.set(place, BYTES | ROOM);
+        use epoll::EventFlags as Flags;
+        let flags = Flags::IN | Flags::RDHUP | Flags::OUT | Flags::ET;
+        epoll::add(&self.epoll, stream, epoll::EventData::new_u64(place as u64), flags).ok()?;
+        free.pop()
+    }
+
+    /// Watches a stream no more.
+    fn forget(&self, stream: &Stream, place: u32) {
+        let _ = epoll::delete(&self.epoll, stream);
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(place);
+    }
+
+    // Relaxed in all of these: the bits are hints, and the sockets' system calls order the bytes.
+
+    fn set(&self, place: u32, bits: u64) {
+        let at = place as usize * 4;
+        self.bits[at / 64].fetch_or(bits << (at % 64), Ordering::Relaxed);
+    }
+
+    fn clear(&self, place: u32, bits: u64) {
+        let at = place as usize * 4;
+        self.bits[at / 64].fetch_and(!(bits << (at % 64)), Ordering::Relaxed);
+    }
+
+    fn has(&self, place: u32, bits: u64) -> bool {
+        let at = place as usize * 4;
+        self.bits[at / 64].load(Ordering::Relaxed) >> (at % 64) & bits != 0
+    }
+
+    /// Asks which streams can go on again. True if any can.
+    fn ask(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let mut any = false;
+        loop {
+            let mut events = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let Ok((events, _)) = epoll::wait(&self.epoll, &mut events[..], Some(&now)) else { return any };
+            for event in events.iter() {
+                let epoll::Event { flags, data } = *event;
+                let (place, out) = (data.u64() as u32, flags.contains(epoll::EventFlags::OUT));
+                let ends = flags.intersects(!(epoll::EventFlags::OUT | epoll::EventFlags::IN));
+                let bytes = if flags.contains(epoll::EventFlags::IN) { BYTES } else { 0 };
+                self.set(place, bytes | if out { ROOM } else { 0 } | if ends { END | ROOM } else { 0 });
+            }
+            any |= !events.is_empty();
+            if events.len() < EVENTS {
+                return any;
+            }
+        }
+    }
+}
 
 /// Streams over plain sockets.
 pub struct Sockets {
-    streams: Vec<TcpStream>,
+    streams: Vec<Stream>,
     sent: Vec<u64>,
     finish: Finish,
-    /// Becomes readable when a stream can go on; made for the first sleep.
-    epoll: Option<OwnedFd>,
-    /// Streams that are watched for room.
-    full: Vec<bool>,
+    readiness: Arc<Readiness>,
+    /// The streams' places there.
+    places: Vec<Option<u32>>,
+    /// How often the readiness had been asked when this link looked last.
+    asked: u64,
 }
 
 impl Sockets {
-    /// Streams over these sockets, which are connected and do not block. `finish` takes them when the link ends in order.
-    pub fn new(streams: Vec<TcpStream>, finish: Finish) -> Self {
-        let n = streams.len();
-        Sockets { streams, sent: vec![0; n], finish, epoll: None, full: vec![false; n] }
+    /// Streams of a link whose engine asks `readiness`. `finish` takes them when the link ends in order.
+    pub fn new(streams: Vec<Stream>, finish: Finish, readiness: &Arc<Readiness>) -> Self {
+        let places = streams.iter().map(|stream| readiness.watch(stream)).collect();
+        let (sent, readiness) = (vec![0; streams.len()], readiness.clone());
+        Sockets { streams, sent, finish, readiness, places, asked: 0 }
     }
 
-    /// Has the streams watched.
-    fn watch(&mut self, full: &dyn Fn(usize) -> bool) -> io::Result<()> {
-        let made = self.epoll.is_none();
-        let epoll = match &self.epoll {
-            Some(epoll) => epoll,
-            None => self.epoll.insert(epoll::create(epoll::CreateFlags::CLOEXEC)?),
-        };
-        for (i, stream) in self.streams.iter().enumerate() {
-            let full = full(i);
-            let mut flags = epoll::EventFlags::IN;
-            flags.set(epoll::EventFlags::OUT, full);
-            let data = epoll::EventData::new_u64(i as u64);
-            if made {
-                epoll::add(epoll, stream, data, flags)?;
-            } else if full != self.full[i] {
-                epoll::modify(epoll, stream, data, flags)?;
-            }
-            self.full[i] = full;
+    /// Whether a stream may go on as one of `bits` says.
+    #[inline]
+    fn may(&mut self, stream: usize, bits: u64) -> bool {
+        let Some(place) = self.places[stream] else { return true };
+        if self.readiness.has(place, bits) {
+            return true;
         }
-        Ok(())
+        // Another link of the engine has asked since, or this one does for all.
+        let asked = self.readiness.asked.load(Ordering::Relaxed);
+        if self.asked == asked {
+            self.readiness.ask();
+        }
+        self.asked = self.readiness.asked.load(Ordering::Relaxed);
+        self.readiness.has(place, bits)
+    }
+
+    /// Lets the streams go.
+    fn take(&mut self) -> Vec<Stream> {
+        for (stream, place) in self.streams.iter().zip(&self.places) {
+            if let Some(place) = place {
+                self.readiness.forget(stream, *place);
+            }
+        }
+        self.places.clear();
+        std::mem::take(&mut self.streams)
+    }
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        self.take();
     }
 }
 
@@ -73,10 +178,23 @@ impl Wire for Sockets {
     }
 
     unsafe fn send(&mut self, stream: usize, pieces: &[Piece]) -> io::Result<usize> {
-        let socket = &self.streams[stream];
+        if !self.may(stream, ROOM) {
+            return Ok(0);
+        }
+        let (socket, place) = (&self.streams[stream], self.places[stream]);
+        if let Some(place) = place {
+            // Before the call: room that comes behind it is told again.
+            self.readiness.clear(place, ROOM);
+        }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let bytes: usize = pieces.iter().map(|piece| piece.bytes).sum();
-        let result = if bytes <= SHORT {
+        let result = if socket.is_encrypted() {
+            // SAFETY: as below. Encrypting reads the bytes in this process; a device that writes there meanwhile spoils its own
+            // message (P1).
+            let slices =
+                unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast::<IoSlice<'_>>(), pieces.len()) };
+            socket.send(slices).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::PIPE))
+        } else if bytes <= SHORT {
             let (mut short, mut n) = ([0; SHORT], 0);
             for piece in pieces {
                 // SAFETY: the piece is mapped for reading, as the caller promises, and the copy is this function's own and
@@ -99,13 +217,36 @@ impl Wire for Sockets {
             sendmsg(socket, slices, &mut SendAncillaryBuffer::default(), flags)
         };
         let sent = moved(result)?;
+        if let Some(place) = place.filter(|_| sent == bytes) {
+            self.readiness.set(place, ROOM);
+        }
         self.sent[stream] += sent as u64;
         Ok(sent)
     }
 
     unsafe fn receive(&mut self, stream: usize, pieces: &[Piece]) -> io::Result<usize> {
-        let socket = &self.streams[stream];
-        let result = if let [one] = pieces {
+        if !self.streams[stream].has_bytes() && !self.may(stream, BYTES | END) {
+            return Ok(0);
+        }
+        let (socket, place) = (&self.streams[stream], self.places[stream]);
+        if let Some(place) = place {
+            // Before the call: bytes that come behind it are told again.
+            self.readiness.clear(place, BYTES);
+        }
+        let result = if socket.is_encrypted() {
+            let mut slices: [Piece; 2] = [pieces[0], pieces[pieces.len() - 1]];
+            // SAFETY: as below; decrypting writes there in this process.
+            let slices = unsafe {
+                std::slice::from_raw_parts_mut(
+                    slices.as_mut_ptr().cast::<IoSliceMut<'_>>(),
+                    pieces.len().min(2),
+                )
+            };
+            socket.recv(slices).map_err(|e| match e.kind() {
+                io::ErrorKind::WouldBlock => Errno::AGAIN,
+                _ => Errno::from_io_error(&e).unwrap_or(Errno::CONNRESET),
+            })
+        } else if let [one] = pieces {
             // SAFETY: the bytes are mapped for writing and free of Rust references meanwhile, as the caller promises.
             let bytes =
                 unsafe { std::slice::from_raw_parts_mut(one.address as *mut MaybeUninit<u8>, one.bytes) };
@@ -121,6 +262,14 @@ impl Wire for Sockets {
             };
             rustix::io::readv(socket, slices)
         };
+        let asked: usize = pieces.iter().map(|piece| piece.bytes).sum();
+        if let Some(place) = place.filter(|_| !matches!(result, Ok(n) if 0 < n && n < asked)) {
+            // Fewer bytes than there was room for were all, and so was none. All else may be told no second time: more bytes,
+            // the end, an error.
+            if result != Err(Errno::AGAIN) {
+                self.readiness.set(place, BYTES);
+            }
+        }
         match result {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             result => moved(result),
@@ -131,33 +280,49 @@ impl Wire for Sockets {
         self.sent[stream]
     }
 
+    fn submit(&mut self) -> io::Result<()> {
+        for stream in &self.streams {
+            // What an encrypted stream could not send at once.
+            if stream.wants_write() {
+                stream.flush()?;
+            }
+        }
+        Ok(())
+    }
+
     fn stopped(&mut self) -> bool {
         // The kernel has copied, and copies no more: nothing else reads from these sockets.
-        for stream in self.streams.drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
+        for stream in self.take() {
+            stream.shutdown();
         }
         true
     }
 
     fn finish(&mut self) {
-        let streams = std::mem::take(&mut self.streams);
+        let streams = self.take();
         if !streams.is_empty() {
             (self.finish)(streams);
         }
     }
 
     fn prepare_sleep(&mut self, full: &dyn Fn(usize) -> bool) -> bool {
-        match self.watch(full) {
-            Ok(()) => false,
-            Err(e) => {
-                tracing::debug!("watching the streams of a link: {e}");
-                true
-            }
+        // Whatever is told now is told once: the engine looks at all its links again.
+        if self.readiness.ask() {
+            return true;
         }
+        let may_go_on = |(i, stream): (usize, &Stream)| match self.places[i] {
+            Some(place) => {
+                self.readiness.has(place, BYTES | END)
+                    || stream.has_bytes()
+                    || full(i) && self.readiness.has(place, ROOM)
+            }
+            None => true,
+        };
+        self.streams.iter().enumerate().any(may_go_on)
     }
 
     fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
-        fds.extend(self.epoll.iter().map(|epoll| epoll.as_fd()));
+        fds.push(self.readiness.epoll.as_fd());
     }
 
     fn name(&self) -> &'static str {

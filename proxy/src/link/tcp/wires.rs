@@ -5,9 +5,10 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::sockets::{Finish, Sockets};
+use super::sockets::{Finish, Readiness, Sockets};
 use super::uring::{Ring, RingError, Uring};
 use super::wire::{Piece, Wire};
+use crate::door::Stream;
 
 /// What moves the bytes of links over TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,12 +80,22 @@ impl Wires {
         }
     }
 
-    /// A wire over these sockets, which are connected. `finish` takes them when the link ends in order.
-    pub fn wire(&self, sockets: Vec<TcpStream>, finish: Finish) -> io::Result<Box<dyn Wire>> {
-        let Some(ring) = &self.ring else { return Ok(Box::new(Sockets::new(sockets, finish))) };
-        if !ring.has_room(sockets.len()) && !self.only {
-            return Ok(Box::new(Sockets::new(sockets, finish)));
+    /// A wire over these streams, whose engine asks `readiness`. `finish` takes them when the link ends in order.
+    pub fn wire(
+        &self,
+        streams: Vec<Stream>,
+        mut finish: Finish,
+        readiness: &Arc<Readiness>,
+    ) -> io::Result<Box<dyn Wire>> {
+        let Some(ring) = &self.ring else { return Ok(Box::new(Sockets::new(streams, finish, readiness))) };
+        if !ring.has_room(streams.len()) && !self.only {
+            return Ok(Box::new(Sockets::new(streams, finish, readiness)));
         }
+        let sockets = streams.into_iter().map(Stream::into_plain).collect::<io::Result<_>>()?;
+        let finish = Box::new(move |sockets: Vec<TcpStream>| {
+            // A socket that can't be set is closed at once.
+            finish(sockets.into_iter().filter_map(|socket| Stream::plain(socket).ok()).collect())
+        });
         Ok(Box::new(Uring::new(ring, sockets, finish)?))
     }
 }
@@ -92,15 +103,14 @@ impl Wires {
 /// How long the transfer takes over io_uring and over sockets, by turns.
 fn compare(ring: &Arc<Ring>) -> io::Result<(Duration, Duration)> {
     let until = Instant::now() + LIMIT;
+    let readiness = Readiness::new()?;
     let make = |uring: bool| -> io::Result<[Box<dyn Wire>; 2]> {
         let (left, right) = loopback()?;
         let wire = |socket: TcpStream| -> io::Result<Box<dyn Wire>> {
-            let finish = Box::new(|_| {});
             Ok(if uring {
-                Box::new(Uring::new(ring, vec![socket], finish)?)
+                Box::new(Uring::new(ring, vec![socket], Box::new(|_| {}))?)
             } else {
-                socket.set_nonblocking(true)?;
-                Box::new(Sockets::new(vec![socket], finish))
+                Box::new(Sockets::new(vec![Stream::plain(socket)?], Box::new(|_| {}), &readiness))
             })
         };
         Ok([wire(left)?, wire(right)?])

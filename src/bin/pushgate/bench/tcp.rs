@@ -13,7 +13,7 @@ use pushgate::{Settings, abi};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::segment::Geometry;
-use pushgate_proxy::link::tcp::{Config, Host, TcpLink, TcpOpening, Tuning};
+use pushgate_proxy::link::tcp::{Config, Host, Readiness, TcpLink, TcpOpening, Tuning};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::time::{ClockId, clock_gettime};
@@ -119,7 +119,7 @@ impl Pair {
         let unit = abi::PUSHGATE_UNIT as u64;
         let need = depth * size.div_ceil(unit) * unit;
         let window = b.window(need, need)?;
-        let tuning = Tuning { path_timeout: None, io: s.tcp_io.into(), one_thread: true };
+        let tuning = Tuning { path_timeout: None, io: s.tcp_io.into(), one_thread: true, tls: s.tls };
         let host = || Host::open(address, tuning);
         let hosts = [host()?, host()?];
         let (links, windows) = connect(s, &hosts, window)?;
@@ -381,7 +381,7 @@ fn connect(
     let says = |why: String| anyhow::anyhow!("the tcp queue pair: {why}");
     let open = |rank: u32| -> Result<_> {
         let window = Arc::new(allocate("bench-window", geometry(rank).window_bytes())?);
-        let meeting = hosts[rank as usize].meeting(rank == 0);
+        let meeting = hosts[rank as usize].meeting(rank == 0, &Readiness::new()?);
         let opening = TcpOpening::new(config.clone(), geometry(rank), window.clone(), meeting);
         Ok((opening.map_err(says)?, window))
     };

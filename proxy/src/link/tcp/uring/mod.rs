@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use self::ring::{OpId, Outcome, Queues};
 pub use self::ring::{Ring, RingError};
 use super::frame::MOST_HEAD;
-use super::sockets::Finish;
+
 use super::wire::{MOST_PIECES, Piece, Wire};
 
 /// From so many bytes on a send asks the kernel to send without a copy. Below that a copy is cheaper than to pin pages and
@@ -78,6 +78,9 @@ impl Pieces {
         self.message.number = pieces.len();
     }
 }
+
+/// Takes sockets that end, so that the last bytes still reach the peer.
+pub type Finish = Box<dyn FnMut(Vec<TcpStream>) + Send>;
 
 /// A send without a copy whose memory the kernel may still read.
 struct Unsettled {

@@ -12,14 +12,19 @@ use super::*;
 struct End {
     wire: Box<dyn Wire>,
     peers: Vec<TcpStream>,
-    finished: Receiver<Vec<TcpStream>>,
+    finished: Receiver<Vec<Stream>>,
+}
+
+/// A wire whose engine has no other one.
+fn made(wires: &Wires, sockets: Vec<TcpStream>, finish: Finish) -> Box<dyn Wire> {
+    let streams = sockets.into_iter().map(|socket| Stream::plain(socket).unwrap()).collect();
+    wires.wire(streams, finish, &Readiness::new().unwrap()).unwrap()
 }
 
 fn end(wires: &Wires, streams: usize) -> End {
     let (own, peers): (Vec<_>, Vec<_>) = (0..streams).map(|_| loopback().unwrap()).unzip();
-    own.iter().for_each(|socket| socket.set_nonblocking(true).unwrap());
     let (to, finished) = channel();
-    let wire = wires.wire(own, Box::new(move |sockets| to.send(sockets).unwrap())).unwrap();
+    let wire = made(wires, own, Box::new(move |streams| to.send(streams).unwrap()));
     End { wire, peers, finished }
 }
 
@@ -185,8 +190,8 @@ fn bytes_of_two_streams_arrive_in_order_out_of_any_pieces() {
         let pairs: Vec<_> = (0..2).map(|_| loopback().unwrap()).collect();
         let (left, right): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
         left.iter().chain(&right).for_each(|socket| socket.set_nonblocking(true).unwrap());
-        let mut left = wires.wire(left, Box::new(|_| {})).unwrap();
-        let mut right = wires.wire(right, Box::new(|_| {})).unwrap();
+        let mut left = made(wires, left, Box::new(|_| {}));
+        let mut right = made(wires, right, Box::new(|_| {}));
         let mut numbers = Numbers(7);
         until(|| {
             for way in &mut ways {
@@ -447,7 +452,7 @@ fn what_was_taken_arrives_although_the_link_ends() {
         let sockets = finished.recv_timeout(pushgate_tests::hang()).unwrap();
         until(|| wire.stopped());
         for socket in sockets {
-            socket.shutdown(std::net::Shutdown::Write).unwrap();
+            rustix::net::shutdown(&socket, rustix::net::Shutdown::Write).unwrap();
         }
         let bytes = reader.join().unwrap();
         assert_eq!(bytes.len(), 200_000);
