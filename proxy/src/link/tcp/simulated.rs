@@ -774,9 +774,12 @@ pub(crate) fn forge(like: Option<(Head, [u64; 8])>, number: u32, random: &mut Ra
         Kind::Beat,
         Kind::Receive,
         Kind::Region,
+        Kind::Ask,
+        Kind::Answer,
     ]);
     let asked = kind.words();
     if kind == Kind::Data {
+        head.kind = kind;
         for _ in 0..random.within(1, 3) {
             let far = edge(random);
             match random.below(8) {
@@ -787,7 +790,7 @@ pub(crate) fn forge(like: Option<(Head, [u64; 8])>, number: u32, random: &mut Ra
                     head.payload =
                         random.of(&[0, 1, 64, head.payload / 2, head.payload + 1, (far & 0x7_ffff) as u32])
                 }
-                4 => head.message += 1,
+                4 => head.message = head.message.wrapping_add(1),
                 _ => {
                     let at = random.below(8) as usize;
                     words[at] = if random.one_in(2) { words[at] ^ 1 << random.below(64) } else { far };

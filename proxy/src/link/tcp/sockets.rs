@@ -265,9 +265,12 @@ impl Wire for Sockets {
         let asked: usize = pieces.iter().map(|piece| piece.bytes).sum();
         if let Some(place) = place.filter(|_| !matches!(result, Ok(n) if 0 < n && n < asked)) {
             // Fewer bytes than there was room for were all, and so was none. All else may be told no second time: more bytes,
-            // the end, an error.
-            if result != Err(Errno::AGAIN) {
-                self.readiness.set(place, BYTES);
+            // an error.
+            match result {
+                Err(Errno::AGAIN) => {}
+                // The end keeps nobody awake.
+                Ok(0) => self.readiness.clear(place, BYTES | END),
+                _ => self.readiness.set(place, BYTES),
             }
         }
         match result {

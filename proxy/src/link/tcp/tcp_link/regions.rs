@@ -103,8 +103,11 @@ impl OwnRegions for TcpLink {
     }
 
     fn regions_told(&self) -> bool {
-        // A peer that does not know a region yet asks before it refuses a message that goes there.
-        true
+        // They are on their way. A peer that does not know one yet asks before it refuses a message that goes there, so this
+        // end does not wait for the peer's answer: the peer's program may wait for this one.
+        self.untold.is_empty() && self.wire.is_some()
+            || self.inbox.left
+            || self.failed.is_some() && !self.terms.recovers
     }
 }
 
