@@ -89,12 +89,22 @@ impl<'a> Me<'a> {
     /// Lets ranks in at a socket. `refused`: the error for an address that other hosts reach, where there is no secret.
     fn door(&self, listener: TcpListener, refused: impl FnOnce(String) -> Error) -> Result<Door> {
         Door::on(listener, self.terms.clone(), self.limits()).map_err(|e| match e {
-            DoorError::Open(ip) => refused(format!(
-                "an address of the loopback device, or a secret, because other hosts reach {ip}: set secret-file or {VARIABLE} to \
-                 one secret on all hosts"
-            )),
+            DoorError::Open(ip) => refused(needs_secret(ip)),
             e => Error::io("a socket at which other ranks connect")(io::Error::other(e)),
         })
+    }
+
+    /// Refuses a rendezvous on another host, where there is no secret: this rank must not try to prove one that everybody knows.
+    fn check_rendezvous(&self, rendezvous: &str) -> Result<()> {
+        if !self.terms.secret.is_public() {
+            return Ok(());
+        }
+        // A name that has no address now may have one later.
+        let Ok(mut addresses) = rendezvous.to_socket_addrs() else { return Ok(()) };
+        match addresses.find(|address| !address.ip().to_canonical().is_loopback()) {
+            Some(other) => Err(Error::config("rendezvous", rendezvous, needs_secret(other.ip()))),
+            None => Ok(()),
+        }
     }
 
     fn limits(&self) -> Limits {
@@ -135,6 +145,7 @@ impl<'a> Me<'a> {
     /// Any other rank: meets rank 0, then connects to lower ranks and accepts higher ranks.
     pub(super) fn join(&self, rendezvous: &str, host: &str) -> Result<Joined> {
         let mut streams: Streams = (0..self.size).map(|_| None).collect();
+        self.check_rendezvous(rendezvous)?;
         let first = self.dial(0, rendezvous)?;
         let ip = match host {
             "auto" => first.local_addr().map_err(Error::io("local address"))?.ip(),
@@ -374,6 +385,13 @@ impl<'a> Me<'a> {
 
 fn mismatch(rank: u32, reason: String) -> Error {
     Error::Mismatch { rank, reason }
+}
+
+fn needs_secret(ip: IpAddr) -> String {
+    format!(
+        "an address of the loopback device, or a secret, because other hosts reach {ip}: set secret-file or {VARIABLE} to one \
+         secret on all hosts"
+    )
 }
 
 fn bad_host(host: &str, why: impl Display) -> Error {
