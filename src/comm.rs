@@ -9,7 +9,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_driver_shim::window::WeakPiece;
 use pushgate_proxy::connect::Incarnation;
-use pushgate_proxy::door::Purpose;
+use pushgate_proxy::door::{Purpose, Secret, Terms};
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::recorder;
@@ -17,8 +17,10 @@ use pushgate_proxy::session::Status;
 
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mesh::{BothReady, Call, Ended, Events, Mesh, QUEUE_PAIRS, TellEngine, meet};
+use crate::mesh::{BothReady, Call, Ended, Events, Mesh, QUEUE_PAIRS, TellEngine, listen_at, meet};
 use crate::qp::{OwnEnd, QpConfig, QueuePair};
+use crate::ranks::{Membership, UniqueId, host_identity};
+use crate::settings::{QpKind, Transport};
 use crate::watch::tell;
 
 /// The mesh's label for the frames of collectives.
@@ -102,10 +104,7 @@ impl Comm {
     /// have the same rendezvous.
     pub fn connect(context: &Context, job: &str, rank: u32, size: u32) -> Result<Comm> {
         context.here()?;
-        check_size(size)?;
-        if rank >= size {
-            return Err(Error::config("rank", rank, format!("0 to {}", size - 1)));
-        }
+        check_rank(rank, size)?;
         let s = context.settings();
         let mesh = match s.rendezvous.as_str() {
             "none" => Mesh::connect(job, rank, size, s.timeout)?,
@@ -116,6 +115,85 @@ impl Comm {
             }
         };
         Comm::new(context.clone(), mesh, recorder::announce(job))
+    }
+
+    /// Joins the job that a launcher started this process for: `pushgate run`, torchrun, mpirun, srun, or variables that are
+    /// set by hand ([`ranks`](crate::ranks) has the rules).
+    ///
+    /// Ranks that are all on one host meet there; ranks of several hosts meet at the setting `rendezvous`, or else where the
+    /// launcher says. A program that does without a launcher asks [`Membership::of_process`] first.
+    pub fn from_environment(context: &Context) -> Result<Comm> {
+        context.here()?;
+        let allowed = "pushgate run, torchrun, mpirun or srun to start this program, or PUSHGATE_RANK and PUSHGATE_RANKS";
+        let found = Membership::of_process(context.settings())?;
+        Comm::join(context, &found.ok_or_else(|| Error::config("launcher", "none", allowed))?)
+    }
+
+    /// Joins the job that this membership describes. The other ranks do so too, each with its own.
+    pub fn join(context: &Context, membership: &Membership) -> Result<Comm> {
+        context.here()?;
+        let Membership { rank, size, ref job, .. } = *membership;
+        check_rank(rank, size)?;
+        let s = context.settings();
+        let mesh = match &membership.rendezvous {
+            _ if size == 1 => alone(s.timeout)?,
+            None => Mesh::connect(job, rank, size, s.timeout)?,
+            Some(place) => {
+                s.check_between(true)?;
+                let (recover, terms) = (s.recovery(), s.terms(Purpose::MESH)?);
+                let mesh = match rank {
+                    0 => {
+                        let at = membership.listens().expect("it has a rendezvous");
+                        let listener = listen_at(&at);
+                        listener.and_then(|listener| {
+                            Mesh::listen_tcp(job, size, (listener, &at), s.timeout, recover, terms)
+                        })
+                    }
+                    _ => Mesh::connect_tcp(job, rank, size, place, &s.host, s.timeout, recover, terms),
+                };
+                mesh.map_err(|e| s.with_origin(e))?
+            }
+        };
+        Comm::new(context.clone(), mesh, recorder::announce(job))
+    }
+
+    /// Joins the communicator of an id as rank `rank` of `size`. Rank 0's process made the id, and the program handed it to
+    /// the other ranks.
+    ///
+    /// The ranks meet at the id's address. If all are on one host and of one user, their queue pairs are `local`, unless
+    /// `qp` is `verbs` or `tcp`, or a rendezvous is set.
+    pub fn connect_with(context: &Context, id: &UniqueId, rank: u32, size: u32) -> Result<Comm> {
+        context.here()?;
+        check_rank(rank, size)?;
+        let s = context.settings();
+        let (job, recover) = (id.name(), s.recovery());
+        let listener = (rank == 0).then(|| context.inner.listeners.take(id)).transpose()?;
+        if size == 1 {
+            return Comm::new(context.clone(), alone(s.timeout)?, recorder::announce(&job));
+        }
+        // The id carries a secret of its own.
+        let secret = Secret::new(&id.key()).expect("32 bytes are enough");
+        let (place, terms) = (id.place().to_string(), Terms { secret, purpose: Purpose::MESH, tls: s.tls });
+        let mesh = match listener {
+            Some(listener) => Mesh::listen_tcp(&job, size, (listener, &place), s.timeout, recover, terms),
+            None => Mesh::connect_tcp(&job, rank, size, &place, &s.host, s.timeout, recover, terms),
+        };
+        let mut comm = Comm::new(context.clone(), mesh.map_err(|e| s.with_origin(e))?, None)?;
+        let may_be_local = matches!(s.qp, QpKind::Auto | QpKind::Local) && s.rendezvous == "none";
+        let all = comm.all_gather(&[vec![may_be_local.into()], host_identity()].concat())?;
+        if may_be_local && all.iter().all(|other| *other == all[0]) {
+            drop(comm);
+            let mesh = Mesh::connect(&job, rank, size, s.timeout)?;
+            return Comm::new(context.clone(), mesh, recorder::announce(&job));
+        }
+        s.check_between(true)?;
+        comm._job = recorder::announce(&job);
+        Ok(comm)
+    }
+
+    /// The transport of this communicator's queue pairs.
+    pub fn transport(&self) -> Transport {
+        self.context.settings().transport_between(self.mesh.family().is_some())
     }
 
     fn new(context: Context, mut mesh: Mesh, job: Option<OwnedFd>) -> Result<Comm> {
@@ -312,6 +390,19 @@ impl Comm {
     pub fn check(&self) -> Result<()> {
         self.mesh.here()?.lost().map_or(Ok(()), |rank| Err(Error::PeerLost { rank }))
     }
+}
+
+/// The mesh of a rank that is the only one.
+fn alone(timeout: Duration) -> Result<Mesh> {
+    Ok(Mesh::local(1, timeout)?.pop().expect("one was asked for"))
+}
+
+fn check_rank(rank: u32, size: u32) -> Result<()> {
+    check_size(size)?;
+    if rank >= size {
+        return Err(Error::config("rank", rank, format!("0 to {}", size - 1)));
+    }
+    Ok(())
 }
 
 fn check_size(size: u32) -> Result<()> {

@@ -11,7 +11,7 @@ use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::window::Window;
 use pushgate_gpu_kernels::{
     Access, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Source, Stream, WaitOutcome,
-    choose_at,
+    choose_at, probe,
 };
 use pushgate_proxy::counters::Counters;
 use pushgate_proxy::idle::{Step, Wake};
@@ -22,7 +22,8 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::engine::{self, Doorbell, Started};
 use crate::error::{Error, Result};
-use crate::settings::{DriveChoice, Settings};
+use crate::ranks::{Listeners, Membership};
+use crate::settings::{DeviceChoice, DriveChoice, Settings};
 use crate::shared::Shared;
 use crate::watch::Watch;
 use crate::{placement, rdma};
@@ -56,6 +57,16 @@ impl ContextBuilder {
         self
     }
 
+    /// Chooses the GPU and the core of the proxy thread by this rank's number among the ranks of its host. With more ranks
+    /// than GPUs several ranks share one.
+    pub fn for_rank(self, membership: &Membership) -> Self {
+        let is_cpu = self.settings.as_ref().is_some_and(|s| s.device == DeviceChoice::Cpu);
+        // Without a driver there is no GPU to choose, and an error of it comes with `build`.
+        let devices = if is_cpu { 0 } else { probe().map_or(0, |found| found.devices) };
+        let (index, of) = (membership.local_rank.unwrap_or(0), membership.local_size.unwrap_or(1));
+        self.device_index(membership.device_index(devices)).share(index as usize, of as usize)
+    }
+
     /// Opens the device and starts the engine, or joins the proxy process.
     pub fn build(self) -> Result<Context> {
         let settings = match self.settings {
@@ -76,6 +87,7 @@ impl ContextBuilder {
             rdma: Mutex::default(),
             tcp: Mutex::default(),
             readiness: Mutex::default(),
+            listeners: Listeners::default(),
             settings,
             executor,
             why,
@@ -107,6 +119,8 @@ pub(crate) struct Inner {
     tcp: Mutex<BTreeMap<IpAddr, Arc<Host>>>,
     /// Which of their streams can go on; made for the first one.
     readiness: Mutex<Option<Arc<Readiness>>>,
+    /// The sockets of unique ids that rank 0 has not joined with yet.
+    pub(crate) listeners: Listeners,
     pub(crate) settings: Settings,
     pub(crate) executor: Arc<dyn Executor>,
     why: String,

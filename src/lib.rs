@@ -31,6 +31,7 @@ mod mesh;
 mod origin;
 mod placement;
 mod qp;
+pub mod ranks;
 mod rdma;
 mod relay;
 pub mod settings;
@@ -52,6 +53,7 @@ pub use pushgate_gpu_kernels::{
 pub use pushgate_proxy::counters::Counters;
 pub use pushgate_proxy::idle::Step;
 pub use qp::{DeviceEnd, QpConfig, QueuePair, RegionKey, upload_descriptors};
+pub use ranks::{Membership, UniqueId};
 pub use relay::RelayStats;
 pub use settings::Settings;
 pub use shared::Shared;

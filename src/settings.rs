@@ -325,9 +325,15 @@ impl Settings {
     /// The transport between the ranks of a communicator. With `qp = auto` that is `local` where all ranks are on this
     /// host, and `verbs` where they have a rendezvous, which ranks of several hosts need.
     pub fn transport(&self) -> Transport {
+        self.transport_between(false)
+    }
+
+    /// The transport of a communicator, as [`Settings::transport`] says. `hosts`: its ranks have met at a rendezvous that
+    /// their launcher or their unique id names.
+    pub(crate) fn transport_between(&self, hosts: bool) -> Transport {
         match self.qp {
             QpKind::Local => Transport::Local,
-            QpKind::Auto if self.rendezvous == "none" => Transport::Local,
+            QpKind::Auto if self.rendezvous == "none" && !hosts => Transport::Local,
             QpKind::Auto | QpKind::Verbs => Transport::Verbs,
             QpKind::Tcp => Transport::Tcp,
         }
@@ -388,6 +394,11 @@ impl Settings {
 
     /// Refuses settings that are each allowed but do not go together.
     pub fn check(&self) -> Result<()> {
+        self.check_between(false)
+    }
+
+    /// Refuses settings that do not go together in a communicator. `hosts` as for [`Settings::transport_between`].
+    pub(crate) fn check_between(&self, hosts: bool) -> Result<()> {
         if let AutoOr::Is(time) = self.recover
             && time >= self.timeout
         {
@@ -399,7 +410,10 @@ impl Settings {
             let allowed = "none with qp = local (ranks of several hosts need qp = verbs or tcp)";
             return Err(self.refused("rendezvous", allowed));
         }
-        let transport = self.transport();
+        if hosts && self.qp == QpKind::Local {
+            return Err(self.refused("qp", "auto or verbs, because the ranks meet at a rendezvous"));
+        }
+        let transport = self.transport_between(hosts);
         if transport == Transport::Local && self.window == WindowKind::Bar {
             let allowed = "memory or staging with qp = local (its peer maps the window; use qp = verbs)";
             return Err(self.refused("window", allowed));

@@ -13,7 +13,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pushgate::{Comm, Context, Error, QpConfig, Result, Settings};
+use pushgate::ranks::{Environment, Given};
+use pushgate::settings::Transport;
+use pushgate::{Comm, Context, Error, Membership, QpConfig, Result, Settings, UniqueId};
 use pushgate_driver_shim::fdpass::recv_message;
 use pushgate_tests::{hang, patience};
 use rustix::io::Errno;
@@ -436,4 +438,131 @@ fn p7_a_rank_that_is_stopped_is_not_lost() {
     rank.tell("barrier");
     comm.barrier().unwrap();
     assert_eq!(rank.answer(), 0);
+}
+
+// ------------------------------------------------------------------------------------ launchers, unique ids
+
+/// Rank `rank` of what the variables in `all` say, which have `@` in the place of its number.
+fn membership(all: &str, rank: u32) -> Membership {
+    let all = all.replace("@", &rank.to_string());
+    let pairs = all.split_whitespace().map(|pair| pair.split_once('=').unwrap());
+    Membership::find(&Environment::new(pairs, 1), &Given::default(), &Settings::default()).unwrap().unwrap()
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn ranks_that_a_launcher_started_meet_where_it_says() {
+    let (one_host, several) = (job("launched"), free_port() - 1);
+    for (variables, transport) in [
+        (
+            format!(
+                "OMPI_COMM_WORLD_RANK=@ OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_LOCAL_RANK=@ \
+                 OMPI_COMM_WORLD_LOCAL_SIZE=3 PMIX_NAMESPACE={one_host}"
+            ),
+            Transport::Local,
+        ),
+        // As on three hosts. The launcher's own port is the one before.
+        (
+            format!(
+                "RANK=@ WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT={several}"
+            ),
+            Transport::Verbs,
+        ),
+    ] {
+        let ranks: Vec<_> = (0..3)
+            .map(|rank| {
+                let membership = membership(&variables, rank);
+                beside(move || {
+                    let comm = Comm::join(&context(hang()), &membership).unwrap();
+                    let all = comm.all_gather(&[comm.rank() as u8]).unwrap();
+                    (all.concat(), comm.size(), comm.transport())
+                })
+            })
+            .collect();
+        for rank in &ranks {
+            assert_eq!(ends(rank), (vec![0, 1, 2], 3, transport), "{variables}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_alone_joins_without_any_other_process() {
+    let membership = membership("PUSHGATE_RANK=@ PUSHGATE_RANKS=1", 0);
+    let context = context(hang());
+    // A name that is not listened at can't be taken twice.
+    let [a, b] = [(); 2].map(|()| Comm::join(&context, &membership).unwrap());
+    assert_eq!((a.size(), b.all_gather(b"x").unwrap()), (1, vec![b"x".to_vec()]));
+    let id = UniqueId::new(&context).unwrap();
+    assert_eq!(Comm::connect_with(&context, &id, 0, 1).unwrap().size(), 1);
+}
+
+#[test]
+fn ranks_that_were_handed_an_id_meet_and_are_local_on_one_host() {
+    let context0 = context(hang());
+    let id = UniqueId::new(&context0).unwrap();
+    // As programs hand it on.
+    let text = id.to_string();
+    let mut ranks = vec![beside(move || {
+        let comm = Comm::connect_with(&context0, &id, 0, 3).unwrap();
+        let qps = comm.queue_pairs(&[(1, 0), (2, 0)], QpConfig::default()).unwrap();
+        comm.barrier().unwrap();
+        (comm.transport(), qps.len())
+    })];
+    for rank in 1..3 {
+        let id: UniqueId = text.parse().unwrap();
+        ranks.push(beside(move || {
+            let comm = Comm::connect_with(&context(hang()), &id, rank, 3).unwrap();
+            let qps = comm.queue_pairs(&[(0, 0)], QpConfig::default()).unwrap();
+            comm.barrier().unwrap();
+            (comm.transport(), qps.len())
+        }));
+    }
+    assert_eq!(ranks.iter().map(ends).collect::<Vec<_>>(), [2, 1, 1].map(|n| (Transport::Local, n)));
+}
+
+#[test]
+fn an_id_serves_for_one_communicator_and_only_its_maker_is_rank_0() {
+    let (maker, other) = (context(hang()), context(hang()));
+    let id = UniqueId::new(&maker).unwrap();
+    let refused = |context: &Context, rank, size| {
+        let e = Comm::connect_with(context, &id, rank, size).err().expect("it joined");
+        assert!(e.is_config(), "{e}");
+        e.to_string()
+    };
+    assert!(refused(&other, 0, 2).contains("an id that this context made"));
+    assert!(refused(&maker, 2, 2).starts_with("invalid rank `2`"));
+    assert!(refused(&maker, 0, 0).starts_with("invalid ranks `0`"));
+    Comm::connect_with(&maker, &id, 0, 1).unwrap();
+    let said = refused(&maker, 0, 1);
+    assert!(said.contains("no rank 0 has joined with") && !said.contains(&id.to_string()[96..]), "{said}");
+}
+
+#[test]
+fn p7_ids_whose_ranks_never_meet_hold_a_bounded_number_of_sockets() {
+    let context = context(hang());
+    let ids: Vec<_> = (0..64).map(|_| UniqueId::new(&context).unwrap()).collect();
+    let e = UniqueId::new(&context).unwrap_err();
+    assert!(e.is_config() && e.to_string().contains("at most 64"), "{e}");
+    Comm::connect_with(&context, &ids[0], 0, 1).unwrap();
+    UniqueId::new(&context).unwrap();
+}
+
+#[test]
+fn p7_every_rank_that_never_came_is_named_to_those_that_did() {
+    let job = job("absent");
+    let limit = patience(Duration::from_secs(1));
+    let start = |rank| {
+        let job = job.clone();
+        beside(move || Comm::connect(&context(limit), &job, rank, 5).err().expect("all came").to_string())
+    };
+    let ranks = [0, 2].map(start);
+    let [first, second] = ranks.each_ref().map(ends);
+    assert!(first.starts_with("waiting for rank 1, 3, 4 timed out"), "{first}");
+    // Rank 0 says so before rank 2 gives up by itself, or rank 1, for which rank 2 waits then, is the one that is missing.
+    let told = second.contains("rank 0: refused rank 2: rank 1, 3, 4 did not come");
+    assert!(told || second.starts_with("waiting for rank 1"), "{second}");
 }

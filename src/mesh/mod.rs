@@ -28,7 +28,7 @@ mod tests;
 mod unix;
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
-use std::net::{IpAddr, Ipv4Addr, Shutdown};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -285,6 +285,11 @@ impl Shared {
     }
 }
 
+/// Opens rank 0's listening socket at a rendezvous.
+pub(crate) fn listen_at(rendezvous: &str) -> Result<TcpListener> {
+    tcp::bind_at(rendezvous)
+}
+
 impl Mesh {
     /// Makes the meshes of all ranks of one process.
     pub(crate) fn local(size: u32, timeout: Duration) -> Result<Vec<Mesh>> {
@@ -328,6 +333,20 @@ impl Mesh {
             _ => me.join(rendezvous, host)?,
         };
         Mesh::new(rank, streams, timeout, again)
+    }
+
+    /// Joins as rank 0, at which all other ranks arrive by a socket that listens already, at `rendezvous`.
+    pub(crate) fn listen_tcp(
+        job: &str,
+        size: u32,
+        (listener, rendezvous): (TcpListener, &str),
+        timeout: Duration,
+        recover: Option<Duration>,
+        terms: Terms,
+    ) -> Result<Mesh> {
+        let me = tcp::Me::new(job, 0, size, timeout, recover, terms)?;
+        let (streams, again) = me.gather(&me.listen_on(listener, rendezvous)?)?;
+        Mesh::new(0, streams, timeout, again)
     }
 
     fn new<L: Into<Link>>(

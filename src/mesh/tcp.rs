@@ -39,6 +39,21 @@ const MAX_JOB: usize = 80;
 
 // ---------------------------------------------------------------- rendezvous
 
+/// Opens rank 0's listening socket at a rendezvous.
+pub(super) fn bind_at(rendezvous: &str) -> Result<TcpListener> {
+    TcpListener::bind(rendezvous).map_err(|e| match e.kind() {
+        ErrorKind::AddrInUse => Error::io(format!(
+            "listening as rank 0 at {rendezvous}: another program or job has that port, choose another for \
+             `rendezvous`"
+        ))(e),
+        _ => Error::config(
+            "rendezvous",
+            rendezvous,
+            format!("an address and port of the host where rank 0 runs ({e})"),
+        ),
+    })
+}
+
 /// This rank while it connects to the others.
 pub(super) struct Me<'a> {
     job: &'a str,
@@ -70,19 +85,13 @@ impl<'a> Me<'a> {
         Ok(Me { job, rank, size, timeout, deadline: Instant::now() + timeout, recover, terms })
     }
 
-    /// Opens rank 0's listening socket at the rendezvous.
+    /// Opens rank 0's door at the rendezvous.
     pub(super) fn listen_at(&self, rendezvous: &str) -> Result<Door> {
-        let listener = TcpListener::bind(rendezvous).map_err(|e| match e.kind() {
-            ErrorKind::AddrInUse => Error::io(format!(
-                "listening as rank 0 at {rendezvous}: another program or job has that port, choose another for \
-                 `rendezvous`"
-            ))(e),
-            _ => Error::config(
-                "rendezvous",
-                rendezvous,
-                format!("an address and port of the host where rank 0 runs ({e})"),
-            ),
-        })?;
+        self.listen_on(bind_at(rendezvous)?, rendezvous)
+    }
+
+    /// Opens rank 0's door with the socket of the rendezvous.
+    pub(super) fn listen_on(&self, listener: TcpListener, rendezvous: &str) -> Result<Door> {
         self.door(listener, |why| Error::config("rendezvous", rendezvous, why))
     }
 

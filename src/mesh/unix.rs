@@ -36,6 +36,9 @@ const REFUSED: u8 = 1;
 const GREETING: Duration = Duration::from_secs(5);
 /// How many connections may be about to greet, in addition to one for each rank.
 const STRANGERS: usize = 64;
+/// How much longer than its own deadline a rank waits for a lower rank's answer. That rank has perhaps begun later, and says
+/// at its deadline which ranks are missing.
+const ANSWER: Duration = Duration::from_secs(2);
 /// Pause between two tries to connect.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -129,8 +132,11 @@ impl Me<'_> {
         let (answer, fds) = loop {
             match incoming.receive(&stream, MAX_ANSWER, 1) {
                 Ok(Some(frame)) => break frame,
-                Ok(None) if wait(&mut [PollFd::new(&stream, PollFlags::IN)], self.deadline) => {}
-                Ok(None) => return Ok(Err(io::Error::new(ErrorKind::TimedOut, "it does not answer"))),
+                Ok(None) if wait(&mut [PollFd::new(&stream, PollFlags::IN)], self.deadline + ANSWER) => {}
+                Ok(None) => {
+                    let why = "it is there and does not answer, perhaps because it waits for other ranks";
+                    return Ok(Err(io::Error::new(ErrorKind::TimedOut, why)));
+                }
                 Err(e) => return Ok(Err(e)),
             }
         };

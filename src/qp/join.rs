@@ -81,7 +81,7 @@ impl End for OwnEnd<'_> {
     fn offer(&mut self) -> Result<Frame> {
         // Released first, so that the older incarnation of the peer can write nothing of it.
         self.step = Step::Closed;
-        let opening = match self.context.settings().transport() {
+        let opening = match self.context.settings().transport_between(self.family.is_some()) {
             Transport::Local => local::open(self.context, &self.own)?,
             Transport::Verbs => verbs::open(self.context, &self.own, self.family)?,
             Transport::Tcp => tcp::open(self.context, &self.own, self.address, self.peer)?,

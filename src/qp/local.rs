@@ -58,7 +58,7 @@ pub(super) fn drive(
     // descriptor, and may have sealed it first so that this call fails.
     link.seal_against_writers()?;
     undo.done();
-    Ok(DrivenEnd { id, own, inbound: InboundPayload::Window(theirs), peer_geometry })
+    Ok(DrivenEnd { id, own, inbound: InboundPayload::Window(theirs), peer_geometry, streams: false })
 }
 
 #[cfg(test)]

@@ -58,6 +58,8 @@ pub(super) struct DrivenEnd {
     pub(super) own: Own,
     pub(super) inbound: InboundPayload,
     pub(super) peer_geometry: Geometry,
+    /// It is over TCP, so that no device writes payload.
+    pub(super) streams: bool,
 }
 
 fn log2(name: &str, value: u64) -> Result<u32> {

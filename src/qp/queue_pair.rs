@@ -18,7 +18,6 @@ use super::undo::Undo;
 use crate::context::Context;
 use crate::engine::Doorbell;
 use crate::error::Result;
-use crate::settings::Transport;
 use crate::shared::Shared;
 
 /// A reliable, ordered connection between two ranks' devices.
@@ -145,9 +144,9 @@ impl QueuePair {
             // buffer, and no references into it exist.
             return Ok(unsafe { proxy.add_host_region(self.id, buffer.addr() as usize, bytes, None)? });
         }
-        let exported = match self.context.settings().transport() {
-            Transport::Verbs => self.export(buffer),
-            Transport::Local | Transport::Tcp => None,
+        let exported = match &self.memory.inbound {
+            InboundPayload::Mirror(_) if !self.memory.streams => self.export(buffer),
+            _ => None,
         };
         // SAFETY: the caller keeps the buffer; the export covers all of it.
         Ok(unsafe { proxy.add_device_region(self.id, buffer.addr(), bytes, exported)? })

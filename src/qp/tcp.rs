@@ -66,5 +66,15 @@ pub(super) fn drive(
     let tell = call.teller();
     let again = recovery(context).filter(|_| link.recovers()).map(|limit| (limit, call.hand_over()));
     let can_wake = context.inner.wake == Wake::Doorbell;
-    verbs::drive_link(context, own, peer, Box::new(link), (mirror, peer_geometry), can_wake, tell, again)
+    let driven = verbs::drive_link(
+        context,
+        own,
+        peer,
+        Box::new(link),
+        (mirror, peer_geometry),
+        can_wake,
+        tell,
+        again,
+    )?;
+    Ok(DrivenEnd { streams: true, ..driven })
 }

@@ -155,7 +155,7 @@ pub(super) fn drive_link(
     }
     let wake = wake(can_wake, rings);
     let id = context.inner.proxy.add_endpoint(endpoint, wake)?;
-    Ok(DrivenEnd { id, own, inbound: InboundPayload::Mirror(mirror), peer_geometry })
+    Ok(DrivenEnd { id, own, inbound: InboundPayload::Mirror(mirror), peer_geometry, streams: false })
 }
 
 #[cfg(test)]

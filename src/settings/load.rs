@@ -13,8 +13,21 @@ use crate::error::{Error, Result};
 /// What every variable of ours begins with.
 const PREFIX: &str = "PUSHGATE_";
 /// The variables of ours that are no settings.
-const OTHERS: [&str; 8] =
-    ["CONFIG", "LOG", "NVCC", "NVRTC_DIR", "PROBE_FILE", "PYTHON_SITE", "SECRET", "SKIP_LOG"];
+const OTHERS: [&str; 13] = [
+    "CONFIG",
+    "JOB",
+    "LOCAL_RANK",
+    "LOCAL_RANKS",
+    "LOG",
+    "NVCC",
+    "NVRTC_DIR",
+    "PROBE_FILE",
+    "PYTHON_SITE",
+    "RANK",
+    "RANKS",
+    "SECRET",
+    "SKIP_LOG",
+];
 
 impl Settings {
     /// Defaults, then the TOML file (`PUSHGATE_CONFIG`, else /etc/pushgate.toml if it is there), then the

@@ -1,0 +1,262 @@
+//! The id of a job whose program hands it to the ranks itself, as NCCL's unique id.
+
+use std::collections::HashMap;
+use std::fmt::{self, Write as _};
+use std::hash::{BuildHasher as _, RandomState};
+use std::io::Read as _;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+
+use crate::context::Context;
+use crate::error::{Error, Result};
+
+/// What every id begins with: four letters and the version of the layout.
+const MAGIC: [u8; 8] = *b"pgid\x01\0\0\0";
+/// The most ids of a context whose ranks have not met yet: each holds a socket open.
+const MOST_OPEN: usize = 64;
+
+/// Names a job and where its ranks meet. 128 bytes, for a program that hands them to its ranks by a way of its own.
+///
+/// Rank 0's process makes the id, and joins with [`Comm::connect_with`](crate::Comm::connect_with) as every other rank
+/// does. An id serves for one communicator. Treat it as a password: who has it can be a rank.
+///
+/// The text of an id is 256 hexadecimal digits (`to_string`, `parse`).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct UniqueId([u8; UniqueId::BYTES]);
+
+impl UniqueId {
+    /// Bytes of an id.
+    pub const BYTES: usize = 128;
+
+    /// Makes an id, and opens the socket at which rank 0 meets the others. Call this in rank 0's process.
+    ///
+    /// The socket's address is that of the setting `rendezvous`, else the setting `host` with a port of the system's choice.
+    /// With neither it is this host's address on the way to other networks, or 127.0.0.1 where there is no such way. The
+    /// socket stays open until rank 0 has joined or the context is gone.
+    pub fn new(context: &Context) -> Result<Self> {
+        context.here()?;
+        let s = context.settings();
+        let listener = match (s.rendezvous.as_str(), s.host.as_str()) {
+            ("none", "auto") => {
+                TcpListener::bind((address(), 0)).map_err(Error::io("a socket for a unique id"))?
+            }
+            ("none", host) => {
+                let refused = |why: &dyn fmt::Display| {
+                    s.refused("host", format!("auto or an IP address of this host ({why})"))
+                };
+                let ip: IpAddr = host.parse().map_err(|e| refused(&e))?;
+                TcpListener::bind((ip, 0)).map_err(|e| refused(&e))?
+            }
+            (place, _) => crate::mesh::listen_at(place).map_err(|e| s.with_origin(e))?,
+        };
+        let place = listener.local_addr().map_err(Error::io("the address of a unique id"))?;
+        if place.ip().is_unspecified() {
+            let allowed = "HOST:PORT with an address of this host alone, which an id can name";
+            return Err(s.refused("rendezvous", allowed));
+        }
+        let mut random = [0; 48];
+        std::fs::File::open("/dev/urandom")
+            .and_then(|mut file| file.read_exact(&mut random))
+            .map_err(Error::io("a key for a unique id from /dev/urandom"))?;
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        let (is_v6, octets) = match place.ip() {
+            IpAddr::V4(ip) => (false, ip.to_ipv6_mapped().octets()),
+            IpAddr::V6(ip) => (true, ip.octets()),
+        };
+        bytes[8..24].copy_from_slice(&octets);
+        bytes[24..26].copy_from_slice(&place.port().to_be_bytes());
+        bytes[26] = is_v6.into();
+        bytes[32..80].copy_from_slice(&random);
+        let id = UniqueId(bytes);
+        context.inner.listeners.keep(id.name(), listener)?;
+        Ok(id)
+    }
+
+    /// The bytes, for a way that carries bytes.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        self.0
+    }
+
+    /// The id of these bytes. Refuses what [`UniqueId::to_bytes`] can't have made.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let wrong = |why: &str| {
+            let allowed = format!("the {} bytes that rank 0's UniqueId::new made, unchanged", Self::BYTES);
+            // Not the id itself: it is a secret.
+            Err(Error::config("unique id", why, allowed))
+        };
+        let Ok(bytes) = <[u8; Self::BYTES]>::try_from(bytes) else {
+            return wrong(&format!("of {} bytes", bytes.len()));
+        };
+        if bytes[..8] != MAGIC {
+            return wrong("with another beginning; run one release of pushgate in all ranks");
+        }
+        let id = UniqueId(bytes);
+        let is_whole = bytes[26] <= 1 && bytes[27..32].iter().chain(&bytes[80..]).all(|byte| *byte == 0);
+        let place = id.place();
+        if !is_whole || place.port() == 0 || place.ip().is_unspecified() || place.ip().is_multicast() {
+            return wrong("that was changed on its way");
+        }
+        Ok(id)
+    }
+
+    /// Where rank 0 listens.
+    pub fn place(&self) -> SocketAddr {
+        let octets: [u8; 16] = self.0[8..24].try_into().expect("16 bytes");
+        let ip = IpAddr::from(octets);
+        let port = u16::from_be_bytes([self.0[24], self.0[25]]);
+        SocketAddr::new(if self.0[26] == 0 { ip.to_canonical() } else { ip }, port)
+    }
+
+    /// The job's name. It tells nothing of the key.
+    pub(crate) fn name(&self) -> String {
+        self.0[32..48].iter().fold("id-".into(), |mut name, byte| {
+            let _ = write!(name, "{byte:02x}");
+            name
+        })
+    }
+
+    /// What the ranks of this job alone know.
+    pub fn key(&self) -> [u8; 32] {
+        self.0[48..80].try_into().expect("32 bytes")
+    }
+}
+
+/// The text of the id, its key among it.
+impl fmt::Display for UniqueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Where the id's ranks meet, without its key: for logs.
+impl fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UniqueId({} at {})", self.name(), self.place())
+    }
+}
+
+impl FromStr for UniqueId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let text = text.trim().as_bytes();
+        let digit = |byte: u8| (byte as char).to_digit(16).map(|digit| digit as u8);
+        let pairs = text.chunks_exact(2).map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?));
+        match pairs.collect::<Option<Vec<u8>>>() {
+            Some(bytes) if text.len() == 2 * Self::BYTES => Self::from_bytes(&bytes),
+            _ => {
+                let allowed = format!("the {} hexadecimal digits that rank 0 printed", 2 * Self::BYTES);
+                Err(Error::config("unique id", format!("of {} characters", text.len()), allowed))
+            }
+        }
+    }
+}
+
+/// The sockets of ids whose ranks have not met yet, by the job's name.
+#[derive(Default)]
+pub(crate) struct Listeners(Mutex<HashMap<String, TcpListener>>);
+
+impl Listeners {
+    fn keep(&self, name: String, listener: TcpListener) -> Result<()> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= MOST_OPEN {
+            let allowed = format!(
+                "at most {MOST_OPEN} of a context whose rank 0 has not joined: join, or drop the context"
+            );
+            return Err(Error::config("unique ids", all.len() + 1, allowed));
+        }
+        all.insert(name, listener);
+        Ok(())
+    }
+
+    /// The socket of an id that this context made, once.
+    pub(crate) fn take(&self, id: &UniqueId) -> Result<TcpListener> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(&id.name()).ok_or_else(|| {
+            let allowed = "an id that this context made and that no rank 0 has joined with: each communicator needs an id \
+                           of its own, made by rank 0";
+            Error::config("unique id", format!("{id:?}"), allowed)
+        })
+    }
+}
+
+/// This host's address on the way to other networks; the loopback address where there is no way.
+fn address() -> IpAddr {
+    // Connecting a datagram socket sends nothing. The address is one of documentation (RFC 5737).
+    let on_the_way = || {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
+        socket.local_addr()
+    };
+    on_the_way().map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip())
+}
+
+/// What ranks that can meet over Unix sockets have in common: the running system, its network namespace and the user.
+pub(crate) fn host_identity() -> Vec<u8> {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    // Of a system that does not tell, each process counts as a host.
+    if boot.is_empty() || network.as_os_str().is_empty() {
+        return RandomState::new().hash_one(std::process::id()).to_le_bytes().to_vec();
+    }
+    let user = rustix::process::geteuid().as_raw();
+    [&boot[..], network.as_os_str().as_encoded_bytes(), &user.to_le_bytes()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> [u8; UniqueId::BYTES] {
+        let mut bytes = [0; UniqueId::BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..24].copy_from_slice(&Ipv4Addr::new(10, 0, 0, 7).to_ipv6_mapped().octets());
+        bytes[24..26].copy_from_slice(&7000u16.to_be_bytes());
+        bytes[32..80].fill(0xab);
+        bytes
+    }
+
+    #[test]
+    fn an_id_as_text_is_the_same_id() {
+        let id = UniqueId::from_bytes(&id()).unwrap();
+        assert_eq!(id.to_string().len(), 256);
+        assert_eq!(format!("{id}\n").parse::<UniqueId>().unwrap(), id);
+        assert_eq!(UniqueId::from_bytes(&id.to_bytes()).unwrap(), id);
+        assert_eq!(id.place(), "10.0.0.7:7000".parse().unwrap());
+        assert_eq!((id.key(), id.name().len()), ([0xab; 32], 35));
+    }
+
+    #[test]
+    fn logs_show_no_key() {
+        let mut bytes = id();
+        bytes[48..80].fill(0x5c);
+        let shown = format!("{:?}", UniqueId(bytes));
+        assert!(shown.contains("10.0.0.7:7000") && !shown.contains("5c5c"), "{shown}");
+    }
+
+    #[test]
+    fn p8_an_id_that_was_changed_is_refused_without_being_shown() {
+        let refused = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = id().to_vec();
+            change(&mut bytes);
+            let e = UniqueId::from_bytes(&bytes).unwrap_err();
+            let (e, said) = (e.is_config(), e.to_string());
+            assert!(e && !said.contains("abab"), "{said}");
+            said
+        };
+        assert!(refused(&|b| b.truncate(127)).contains("of 127 bytes"));
+        assert!(refused(&|b| b.push(0)).contains("of 129 bytes"));
+        assert!(refused(&|b| b[4] = 2).contains("another beginning"));
+        for at in [26, 27, 31, 80, 127] {
+            assert!(refused(&|b| b[at] = 9).contains("changed"), "{at}");
+        }
+        assert!(refused(&|b| b[24..26].fill(0)).contains("changed"));
+        assert!(refused(&|b| b[20..24].fill(0)).contains("changed"));
+        for text in ["", "zz", &"0".repeat(255), &"x".repeat(256), &"0".repeat(258), "é"] {
+            assert!(text.parse::<UniqueId>().unwrap_err().is_config(), "{text}");
+        }
+        assert!("0".repeat(256).parse::<UniqueId>().is_err());
+    }
+}
